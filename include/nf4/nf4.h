@@ -1,0 +1,258 @@
+/* libnf4: 4-bit NormalFloat (NF4) and FP4 weights, on the GPU and the CPU.
+ *
+ * This header is the whole interface and its manual. It needs nothing but
+ * <stddef.h> and <stdint.h>, and compiles as C99 and as C++11.
+ *
+ * THE DATA
+ *   A weight of rows x cols numbers is read in row-major order as one run of
+ *   n = rows * cols elements, cut into blocks of `blocksize` elements (the last
+ *   block may be shorter). Each element is a 4-bit code into a codebook of 16
+ *   floats, times the scale (absmax) of its block. The bytes are those that
+ *   bitsandbytes stores:
+ *     packed          uint8 [ceil(n / 2)]; element 2i is the HIGH nibble of byte
+ *                     i, element 2i + 1 the LOW nibble; an odd n leaves the last
+ *                     low nibble unused (quantize writes 0 there).
+ *     absmax          flat: float [nb], nb = ceil(n / blocksize).
+ *                     nested (double quantization): uint8 [nb], codes into
+ *                     nested_code.
+ *     nested_absmax   float [ceil(nb / nested_blocksize)]
+ *     nested_code     float [256], ascending; bitsandbytes' own is
+ *                     nf4_scale_code()
+ *     nested_offset   float [1], in the same memory as the rest
+ *
+ * THE ARITHMETIC
+ *   scale = RN(RN(nested_code[q] * nested_absmax[b / nested_blocksize])
+ *              + nested_offset)                        (nested)
+ *   value = RN_dtype(RN(codebook[code] * scale))
+ *   RN is IEEE-754 round-to-nearest-even in binary32; a multiply and an add are
+ *   never fused. Dequantize is therefore bit-equal to bitsandbytes' CUDA kernels,
+ *   signed zeros included; a NaN stays a NaN of unspecified payload. The scales
+ *   are used as they are, whether NaN, infinite, negative or subnormal.
+ *
+ * WHICH MEMORY
+ *   nf4_*_launch take device pointers and enqueue on `stream`; nf4_*_cpu take
+ *   host pointers and return when the work is done. The library never keeps a
+ *   pointer: the caller owns all memory and keeps it alive until the work on the
+ *   stream has finished.
+ *   A launch does not synchronise, allocate, print, throw or exit, leaves the
+ *   current device as it was, and can be captured in a CUDA graph. Scratch memory
+ *   comes from the caller.
+ *
+ * ERRORS
+ *   Every function that can fail returns nf4_status. On anything but
+ *   NF4_STATUS_OK nothing was enqueued and no output byte was written, unless the
+ *   status is NF4_STATUS_CUDA_ERROR from a launch of several kernels, after which
+ *   the outputs are unspecified. nf4_last_error() names the argument and the value.
+ *
+ * THREADS
+ *   Every function may be called from any number of threads at once, on outputs
+ *   that do not overlap.
+ *
+ * ALIGNMENT
+ *   packed and uint8 absmax: none. Everything else: that of its element type.
+ *   16-byte aligned outputs and 4-byte aligned packed are the fastest.
+ *
+ * STABILITY
+ *   Values of constants never change; struct fields are only ever appended, and
+ *   struct_size tells which the caller knows. Until 1.0 the SONAME is
+ *   libnf4.so.0 and a minor version may break the interface.
+ */
+#ifndef NF4_NF4_H
+#define NF4_NF4_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define NF4_VERSION_MAJOR 0
+#define NF4_VERSION_MINOR 1
+#define NF4_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define NF4_API __attribute__((visibility("default")))
+#else
+#define NF4_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Status ------------------------------------------------------------- */
+
+typedef int32_t nf4_status;
+#define NF4_STATUS_OK 0
+/* An argument is wrong; nf4_last_error() names it. */
+#define NF4_STATUS_INVALID_ARGUMENT 1
+/* The library was built without CUDA. */
+#define NF4_STATUS_NO_CUDA 2
+/* No usable GPU: no driver, a driver that is too old, or no device. */
+#define NF4_STATUS_NO_DEVICE 3
+/* There is a GPU, but no kernel in this build runs on it. */
+#define NF4_STATUS_UNSUPPORTED_DEVICE 4
+/* The CUDA runtime returned an error, one of an earlier launch included; it is
+ * returned and not cleared. */
+#define NF4_STATUS_CUDA_ERROR 5
+
+/* The name of a status, such as "NF4_STATUS_OK"; never NULL. */
+NF4_API const char *nf4_status_string(nf4_status status);
+
+/* What was wrong in the last call that failed on this thread, in words that name
+ * the argument and its value. Empty before any failure; never NULL. Valid until
+ * the next failure on the same thread. */
+NF4_API const char *nf4_last_error(void);
+
+/* ---- Version and build -------------------------------------------------- */
+
+/* major * 10000 + minor * 100 + patch of the library that is loaded. */
+NF4_API int32_t nf4_version(void);
+
+/* The same as text, such as "0.1.0". */
+NF4_API const char *nf4_version_string(void);
+
+/* How the library was built: lines of "key: value" (compiler, cuda, cuda_archs,
+ * cpu_variants), for reports. */
+NF4_API const char *nf4_build_info(void);
+
+/* ---- Types -------------------------------------------------------------- */
+
+/* The 4-bit format. It chooses the codebook where nf4_tensor.codebook is NULL.
+ * The values are those of bitsandbytes' C library. */
+typedef int32_t nf4_format;
+#define NF4_FORMAT_FP4 1
+#define NF4_FORMAT_NF4 2
+
+/* Element types of dense data. */
+typedef int32_t nf4_dtype;
+#define NF4_DTYPE_FP32 1
+#define NF4_DTYPE_FP16 2
+#define NF4_DTYPE_BF16 3
+
+/* cudaStream_t (and CUstream) without their headers. NULL is the legacy default
+ * stream of the current device. */
+typedef struct CUstream_st *nf4_stream;
+
+/* A quantized weight. It borrows every pointer and owns nothing. Dequantize reads
+ * packed, absmax, nested_absmax and nested_offset; quantize writes them. */
+typedef struct nf4_tensor {
+  size_t struct_size;       /* sizeof(nf4_tensor) */
+  nf4_format format;
+  int32_t blocksize;        /* elements: a power of two, 32..4096 */
+  int32_t nested_blocksize; /* scales: a power of two, 1..2^30; 0 means flat */
+  int32_t reserved;         /* 0 */
+  int64_t rows;             /* >= 0; rows * cols <= 2^60 */
+  int64_t cols;             /* >= 0 */
+  void *packed;
+  void *absmax;             /* float if flat, uint8_t if nested */
+  float *nested_absmax;     /* this and the next two: NULL if and only if flat */
+  const float *nested_code;
+  float *nested_offset;
+  const float *codebook;    /* 16 floats that replace the format's, or NULL */
+} nf4_tensor;
+
+/* Sizes of the parts of a tensor. */
+typedef struct nf4_sizes {
+  size_t struct_size;       /* sizeof(nf4_sizes), set by the caller */
+  int64_t elements;         /* rows * cols */
+  int64_t blocks;           /* elements of absmax */
+  int64_t nested_blocks;    /* elements of nested_absmax; 0 if flat */
+  int64_t packed_bytes;
+  int64_t absmax_bytes;
+} nf4_sizes;
+
+/* ---- Tables (host memory, static, never NULL for a known format) --------- */
+
+/* The 16 floats of a format, by code; NULL if the format is unknown.
+ * NF4: QLoRA (arXiv:2305.14314), appendix E. FP4: a sign bit and the magnitudes
+ * {0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4}, as in bitsandbytes. */
+NF4_API const float *nf4_codebook(nf4_format format);
+
+/* The 256 floats that bitsandbytes quantizes scales to: its signed dynamic map
+ * (create_dynamic_map), ascending. */
+NF4_API const float *nf4_scale_code(void);
+
+/* ---- Sizes --------------------------------------------------------------- */
+
+/* Fills *sizes from the format, blocksizes, rows and cols of *tensor; its
+ * pointers are not looked at. */
+NF4_API nf4_status nf4_tensor_sizes(const nf4_tensor *tensor, nf4_sizes *sizes);
+
+/* Scratch that nf4_quantize_launch and nf4_quantize_cpu need for *tensor, in
+ * bytes; 0 if flat. The pointers of *tensor are not looked at. */
+NF4_API nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t *bytes);
+
+/* ---- Dequantize ---------------------------------------------------------- */
+
+/* out[rows * cols] = the weight, in out_dtype. `out` must not overlap any part of
+ * the weight. A tensor of no elements is fine, with NULL pointers too: nothing is
+ * read or written.
+ *
+ * INVALID_ARGUMENT: weight or a needed pointer is NULL; struct_size, format,
+ * blocksize, nested_blocksize, reserved, rows, cols or out_dtype is out of range;
+ * the nested pointers are partly NULL or contradict nested_blocksize; a pointer
+ * is misaligned for its type; out overlaps an input; a pointer is host memory
+ * that the GPU cannot reach, or memory of another device than the stream's. */
+NF4_API nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
+                                      nf4_stream stream);
+
+/* The same on host memory. threads: how many to use at most, >= 1; 0 means one for
+ * each processor that the process may run on. */
+NF4_API nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
+                                   int32_t threads);
+
+/* ---- Quantize ------------------------------------------------------------ */
+
+/* Quantizes in[rows * cols] into the buffers of *weight (and reads its
+ * nested_code and codebook). Deterministic, and the same bytes from the GPU and
+ * the CPU:
+ *   absmax   the largest finite |x| of the block.
+ *   code     the codebook entry nearest to RN(x * RN(1 / max(absmax, 2^-126))),
+ *            a tie going to the lower entry; equal entries: to the lowest code. A
+ *            codebook of your own should span [-1, 1]. NaN is stored as the code
+ *            nearest to 0, +Inf and -Inf as those nearest to +1 and -1: one bad
+ *            element never spoils its neighbours.
+ *   nested   offset = RN(sum / nb), the sum taken in binary64 over the complete
+ *            binary tree of the block scales; then scales - offset are quantized
+ *            to nested_code in blocks of nested_blocksize by the same rule.
+ *
+ * workspace: scratch of at least nf4_quantize_workspace_size() bytes, 16-byte
+ * aligned, in the same memory as the rest; may be NULL if that size is 0.
+ *
+ * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the workspace is NULL,
+ * misaligned or too small, or if any two of in, workspace and the outputs
+ * overlap. */
+NF4_API nf4_status nf4_quantize_launch(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
+                                       void *workspace, size_t workspace_bytes, nf4_stream stream);
+
+/* The same on host memory; threads as in nf4_dequant_cpu. */
+NF4_API nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
+                                    void *workspace, size_t workspace_bytes, int32_t threads);
+
+/* ---- The machine ---------------------------------------------------------- */
+
+typedef struct nf4_device {
+  size_t struct_size;         /* sizeof(nf4_device), set by the caller */
+  int32_t device_count;       /* GPUs that the CUDA driver shows */
+  int32_t compute_capability; /* major * 10 + minor: 90 for an H200 */
+  int32_t multiprocessors;
+  int32_t driver_version;     /* CUDA version of the driver, 13000 for 13.0; 0: none */
+  int32_t runtime_version;    /* CUDA version that the library was built with */
+  int32_t reserved;
+  int64_t memory_bytes;
+  char name[256];
+  char dequant_variant[32];   /* the kernels that would run, such as "sm90" */
+} nf4_device;
+
+/* Is GPU `device` usable by this library? OK if so, else NO_CUDA, NO_DEVICE,
+ * UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range,
+ * with the reason in nf4_last_error(); what is known of it is filled in either
+ * way. The one function that may initialise CUDA and take long. */
+NF4_API nf4_status nf4_device_info(int32_t device, nf4_device *info);
+
+/* The CPU kernels that this machine runs: "avx512", "avx2" or "scalar". */
+NF4_API const char *nf4_cpu_variant(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

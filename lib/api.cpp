@@ -1,0 +1,112 @@
+// extern "C": check the arguments, then call a backend. The order of the includes is
+// the direction of the house: everything flows from here to the backends.
+#include "core/formats.hpp"
+#include "cpu/backend.hpp"
+#include "cuda/backend.hpp"
+#include "nf4/nf4.h"
+#include "nf4_config.hpp"
+#include "status.hpp"
+#include "validate.hpp"
+
+#define NF4_TEXT_(x) #x
+#define NF4_TEXT(x) NF4_TEXT_(x)
+
+extern "C" {
+
+int32_t nf4_version(void) {
+  return NF4_VERSION_MAJOR * 10000 + NF4_VERSION_MINOR * 100 + NF4_VERSION_PATCH;
+}
+
+const char *nf4_version_string(void) {
+  return NF4_TEXT(NF4_VERSION_MAJOR) "." NF4_TEXT(NF4_VERSION_MINOR) "." NF4_TEXT(
+      NF4_VERSION_PATCH);
+}
+
+const char *nf4_build_info(void) { return NF4_BUILD_INFO; }
+
+const float *nf4_codebook(nf4_format format) {
+  if (format == NF4_FORMAT_NF4) return nf4::kNf4Codebook.data();
+  if (format == NF4_FORMAT_FP4) return nf4::kFp4Codebook.data();
+  return nullptr;
+}
+
+const float *nf4_scale_code(void) { return nf4::kScaleCode.data(); }
+
+nf4_status nf4_tensor_sizes(const nf4_tensor *tensor, nf4_sizes *sizes) {
+  nf4::Weight weight;
+  if (const nf4_status status = nf4::validate_shape(tensor, weight)) return status;
+  if (sizes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "sizes is NULL");
+  if (sizes->struct_size != sizeof(nf4_sizes))
+    return nf4::fail(NF4_STATUS_INVALID_ARGUMENT,
+                     "nf4_sizes.struct_size is %zu; this library knows %zu", sizes->struct_size,
+                     sizeof(nf4_sizes));
+  sizes->elements = weight.elements;
+  sizes->blocks = weight.blocks;
+  sizes->nested_blocks = weight.nested_blocks;
+  sizes->packed_bytes = (weight.elements + 1) / 2;
+  sizes->absmax_bytes = weight.blocks * (weight.nested() ? 1 : 4);
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t *bytes) {
+  nf4::Weight weight;
+  if (const nf4_status status = nf4::validate_shape(tensor, weight)) return status;
+  if (bytes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
+  *bytes = static_cast<size_t>(nf4::QuantizeWorkspace(weight).bytes());
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
+                              nf4_stream stream) {
+  nf4::DequantProblem problem;
+  if (const nf4_status status = nf4::validate_dequant(weight, out, out_dtype, problem))
+    return status;
+  if (problem.weight.elements == 0) return NF4_STATUS_OK;
+  return nf4::cuda::dequant(problem, stream);
+}
+
+nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
+                           int32_t threads) {
+  nf4::DequantProblem problem;
+  if (const nf4_status status = nf4::validate_dequant(weight, out, out_dtype, problem))
+    return status;
+  if (const nf4_status status = nf4::validate_threads(threads)) return status;
+  if (problem.weight.elements != 0) nf4::cpu::dequant(problem, threads);
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_quantize_launch(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
+                               void *workspace, size_t workspace_bytes, nf4_stream stream) {
+  nf4::QuantizeProblem problem;
+  if (const nf4_status status =
+          nf4::validate_quantize(in, in_dtype, weight, workspace, workspace_bytes, problem))
+    return status;
+  if (problem.weight.elements == 0) return NF4_STATUS_OK;
+  return nf4::cuda::quantize(problem, stream);
+}
+
+nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
+                            void *workspace, size_t workspace_bytes, int32_t threads) {
+  nf4::QuantizeProblem problem;
+  if (const nf4_status status =
+          nf4::validate_quantize(in, in_dtype, weight, workspace, workspace_bytes, problem))
+    return status;
+  if (const nf4_status status = nf4::validate_threads(threads)) return status;
+  if (problem.weight.elements != 0) nf4::cpu::quantize(problem, threads);
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_device_info(int32_t device, nf4_device *info) {
+  if (info == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "info is NULL");
+  if (info->struct_size != sizeof(nf4_device))
+    return nf4::fail(NF4_STATUS_INVALID_ARGUMENT,
+                     "nf4_device.struct_size is %zu; this library knows %zu", info->struct_size,
+                     sizeof(nf4_device));
+  *info = nf4_device{};
+  info->struct_size = sizeof(nf4_device);
+  return nf4::cuda::device_info(device, *info);
+}
+
+const char *nf4_cpu_variant(void) { return nf4::cpu::variant_in_use().name; }
+
+}  // extern "C"

@@ -1,0 +1,53 @@
+// What a stored byte means: nibble order, and the scale of double quantization. The
+// one definition, for the CPU reference and for every kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.hpp"
+
+namespace nf4 {
+
+// Binary32 multiply and add, each rounded: never contracted to an FMA, which would
+// change about a quarter of the nested scales by an ulp. Host code is compiled with
+// -ffp-contract=off.
+NF4_HOST_DEVICE float multiply_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+NF4_HOST_DEVICE float add_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+NF4_HOST_DEVICE float divide_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+// The 4-bit code of element i: even elements are in the high nibble.
+NF4_HOST_DEVICE uint32_t unpack_code(const uint8_t *packed, int64_t i) {
+  const uint32_t byte = packed[i / 2];
+  return i % 2 == 0 ? byte >> 4 : byte & 15u;
+}
+
+// The byte of two codes, of an even element and the odd one after it.
+NF4_HOST_DEVICE uint8_t pack_codes(uint32_t even, uint32_t odd) {
+  return static_cast<uint8_t>(even << 4 | odd);
+}
+
+NF4_HOST_DEVICE float nested_scale(float code_value, float nested_absmax, float offset) {
+  return add_rn(multiply_rn(code_value, nested_absmax), offset);
+}
+
+}  // namespace nf4

@@ -1,0 +1,43 @@
+// The CPU backend: what api.cpp calls, and the variant list.
+#pragma once
+
+#include "problem.hpp"
+
+namespace nf4::cpu {
+
+// Quantization blocks [begin, end) of a weight: the unit of work of every kernel.
+// A block starts at an even element, so ranges never share a byte.
+struct BlockRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// `absmax` gets one float per block, wherever the scales go in the end.
+struct Variant {
+  const char *name;
+  bool (*supported)();
+  void (*dequant)(const DequantProblem &problem, BlockRange blocks);
+  void (*quantize)(const QuantizeProblem &problem, float *absmax, BlockRange blocks);
+};
+
+// All variants of this build, best first; the last is the scalar reference, which runs
+// everywhere.
+struct VariantList {
+  const Variant *first;
+  int count;
+  const Variant *begin() const { return first; }
+  const Variant *end() const { return first + count; }
+};
+VariantList variants();
+
+const Variant &variant_in_use();
+
+// For tests: the variant that every later call uses; NULL restores the choice by CPU
+// features. Not thread safe.
+void force_variant(const Variant *variant);
+
+// threads: at most so many; 0: one for each processor the process may run on.
+void dequant(const DequantProblem &problem, int threads);
+void quantize(const QuantizeProblem &problem, int threads);
+
+}  // namespace nf4::cpu

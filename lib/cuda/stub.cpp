@@ -1,0 +1,18 @@
+// A build without CUDA: the same interface, one answer.
+#include "cuda/backend.hpp"
+#include "status.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+nf4_status no_cuda() {
+  return fail(NF4_STATUS_NO_CUDA, "this libnf4 was built without CUDA (-Dcuda=disabled)");
+}
+
+}  // namespace
+
+nf4_status dequant(const DequantProblem &, nf4_stream) { return no_cuda(); }
+nf4_status quantize(const QuantizeProblem &, nf4_stream) { return no_cuda(); }
+nf4_status device_info(int, nf4_device &) { return no_cuda(); }
+
+}  // namespace nf4::cuda

@@ -1,0 +1,83 @@
+// A validated request: what the backends get. No CUDA types, nothing left to check.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nf4/nf4.h"
+
+namespace nf4 {
+
+struct Weight {
+  nf4_format format;
+  int64_t elements;
+  int64_t blocks;
+  int64_t nested_blocks;  // 0 if flat
+  int blocksize_log2;
+  int nested_blocksize_log2;  // -1 if flat
+  uint8_t *packed;
+  void *absmax;  // float if flat, uint8_t if nested
+  float *nested_absmax;
+  const float *nested_code;
+  float *nested_offset;
+  const float *codebook;  // NULL: the format's own
+
+  bool nested() const { return nested_blocksize_log2 >= 0; }
+  int64_t blocksize() const { return int64_t{1} << blocksize_log2; }
+  int64_t nested_blocksize() const { return int64_t{1} << nested_blocksize_log2; }
+};
+
+// One buffer of a request, for the checks that are the same for all of them.
+struct Operand {
+  const char *name;
+  const void *address;
+  int64_t bytes;
+  int alignment;
+  bool written;
+};
+
+constexpr int kMaxOperands = 9;
+
+struct Operands {
+  Operand list[kMaxOperands];
+  int count = 0;
+
+  void add(const char *name, const void *address, int64_t bytes, int alignment, bool written) {
+    list[count++] = {name, address, bytes, alignment, written};
+  }
+  const Operand *begin() const { return list; }
+  const Operand *end() const { return list + count; }
+};
+
+struct DequantProblem {
+  Weight weight;
+  void *out;
+  nf4_dtype dtype;
+  Operands operands;
+};
+
+struct QuantizeProblem {
+  Weight weight;
+  const void *in;
+  nf4_dtype dtype;
+  void *workspace;
+  Operands operands;
+};
+
+// The workspace of quantize, nested: the scales before their own quantization, then
+// the partial sums of their mean.
+constexpr int64_t kScalesPerPartialSum = 1024;
+
+struct QuantizeWorkspace {
+  int64_t scales_bytes;
+  int64_t partial_sums;
+
+  explicit QuantizeWorkspace(const Weight &weight)
+      : scales_bytes(weight.nested() ? (weight.blocks * 4 + 15) / 16 * 16 : 0),
+        partial_sums(weight.nested()
+                         ? (weight.blocks + kScalesPerPartialSum - 1) / kScalesPerPartialSum
+                         : 0) {}
+  int64_t bytes() const { return scales_bytes + partial_sums * 8; }
+};
+
+}  // namespace nf4

@@ -1,0 +1,42 @@
+#include "status.hpp"
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace nf4 {
+namespace {
+
+// A fixed buffer: reporting an error cannot itself fail for want of memory.
+thread_local char last_error[512] = "";
+
+}  // namespace
+
+nf4_status fail(nf4_status status, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(last_error, sizeof last_error, format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+}  // namespace nf4
+
+extern "C" const char *nf4_last_error(void) { return nf4::last_error; }
+
+extern "C" const char *nf4_status_string(nf4_status status) {
+  switch (status) {
+    case NF4_STATUS_OK:
+      return "NF4_STATUS_OK";
+    case NF4_STATUS_INVALID_ARGUMENT:
+      return "NF4_STATUS_INVALID_ARGUMENT";
+    case NF4_STATUS_NO_CUDA:
+      return "NF4_STATUS_NO_CUDA";
+    case NF4_STATUS_NO_DEVICE:
+      return "NF4_STATUS_NO_DEVICE";
+    case NF4_STATUS_UNSUPPORTED_DEVICE:
+      return "NF4_STATUS_UNSUPPORTED_DEVICE";
+    case NF4_STATUS_CUDA_ERROR:
+      return "NF4_STATUS_CUDA_ERROR";
+  }
+  return "unknown nf4_status";
+}

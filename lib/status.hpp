@@ -1,0 +1,11 @@
+// Statuses and the thread's last error detail.
+#pragma once
+
+#include "nf4/nf4.h"
+
+namespace nf4 {
+
+// Records the detail (printf style) for nf4_last_error() and returns `status`.
+[[gnu::format(printf, 2, 3)]] nf4_status fail(nf4_status status, const char *format, ...);
+
+}  // namespace nf4

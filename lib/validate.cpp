@@ -1,0 +1,171 @@
+#include "validate.hpp"
+
+#include <cinttypes>
+
+#include "core/formats.hpp"
+#include "status.hpp"
+
+namespace nf4 {
+namespace {
+
+constexpr int kMinBlocksize = 32;
+constexpr int kMaxBlocksize = 4096;
+constexpr int kMaxNestedBlocksize = 1 << 30;
+// Keeps every byte count of a tensor, and sums of a few of them, far inside int64.
+constexpr int64_t kMaxElements = int64_t{1} << 60;
+
+nf4_status invalid(const char *name, int64_t value, const char *expected) {
+  return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is %" PRId64 "; expected %s", name, value, expected);
+}
+
+bool is_power_of_two(int64_t x) { return x > 0 && (x & (x - 1)) == 0; }
+
+int dtype_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 4 : 2; }
+
+nf4_status validate_dtype(const char *name, nf4_dtype dtype) {
+  if (dtype == NF4_DTYPE_FP32 || dtype == NF4_DTYPE_FP16 || dtype == NF4_DTYPE_BF16)
+    return NF4_STATUS_OK;
+  return invalid(name, dtype, "1 (fp32), 2 (fp16) or 3 (bf16)");
+}
+
+nf4_status validate_pointers_agree(const nf4_tensor &tensor) {
+  const struct {
+    const char *name;
+    const void *address;
+  } parts[] = {{"nested_absmax", tensor.nested_absmax},
+               {"nested_code", tensor.nested_code},
+               {"nested_offset", tensor.nested_offset}};
+  for (const auto &part : parts) {
+    if (tensor.nested_blocksize != 0 && part.address == nullptr)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is NULL, but nested_blocksize is %d", part.name,
+                  tensor.nested_blocksize);
+    if (tensor.nested_blocksize == 0 && part.address != nullptr)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is not NULL, but nested_blocksize is 0 (flat)",
+                  part.name);
+  }
+  return NF4_STATUS_OK;
+}
+
+void add_weight(Operands &operands, const Weight &weight, bool written) {
+  operands.add("packed", weight.packed, (weight.elements + 1) / 2, 1, written);
+  if (weight.nested()) {
+    operands.add("absmax", weight.absmax, weight.blocks, 1, written);
+    operands.add("nested_absmax", weight.nested_absmax, weight.nested_blocks * 4, 4, written);
+    operands.add("nested_code", weight.nested_code, kScaleCodeSize * 4, 4, false);
+    operands.add("nested_offset", weight.nested_offset, 4, 4, written);
+  } else {
+    operands.add("absmax", weight.absmax, weight.blocks * 4, 4, written);
+  }
+  if (weight.codebook != nullptr)
+    operands.add("codebook", weight.codebook, kCodebookSize * 4, 4, false);
+}
+
+bool overlap(const Operand &a, const Operand &b) {
+  const auto a_begin = reinterpret_cast<uintptr_t>(a.address);
+  const auto b_begin = reinterpret_cast<uintptr_t>(b.address);
+  return a_begin < b_begin + static_cast<uintptr_t>(b.bytes) &&
+         b_begin < a_begin + static_cast<uintptr_t>(a.bytes);
+}
+
+nf4_status validate_operands(const Operands &operands) {
+  for (const Operand &operand : operands) {
+    if (operand.address == nullptr)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is NULL", operand.name);
+    if (reinterpret_cast<uintptr_t>(operand.address) % operand.alignment != 0)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is %p; expected a multiple of %d", operand.name,
+                  operand.address, operand.alignment);
+  }
+  for (const Operand &a : operands)
+    for (const Operand *b = &a + 1; b != operands.end(); ++b)
+      if ((a.written || b->written) && overlap(a, *b))
+        return fail(NF4_STATUS_INVALID_ARGUMENT, "%s overlaps %s", a.name, b->name);
+  return NF4_STATUS_OK;
+}
+
+nf4_status validate_weight(const nf4_tensor *tensor, Weight &weight) {
+  if (const nf4_status status = validate_shape(tensor, weight)) return status;
+  weight.packed = static_cast<uint8_t *>(tensor->packed);
+  weight.absmax = tensor->absmax;
+  weight.nested_absmax = tensor->nested_absmax;
+  weight.nested_code = tensor->nested_code;
+  weight.nested_offset = tensor->nested_offset;
+  weight.codebook = tensor->codebook;
+  if (weight.elements == 0) return NF4_STATUS_OK;
+  return validate_pointers_agree(*tensor);
+}
+
+}  // namespace
+
+nf4_status validate_shape(const nf4_tensor *tensor, Weight &weight) {
+  if (tensor == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "the nf4_tensor is NULL");
+  if (tensor->struct_size != sizeof(nf4_tensor))
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "nf4_tensor.struct_size is %zu; this library knows %zu", tensor->struct_size,
+                sizeof(nf4_tensor));
+  if (tensor->format != NF4_FORMAT_NF4 && tensor->format != NF4_FORMAT_FP4)
+    return invalid("format", tensor->format, "1 (FP4) or 2 (NF4)");
+  if (!is_power_of_two(tensor->blocksize) || tensor->blocksize < kMinBlocksize ||
+      tensor->blocksize > kMaxBlocksize)
+    return invalid("blocksize", tensor->blocksize, "a power of two from 32 to 4096");
+  if (tensor->nested_blocksize != 0 && (!is_power_of_two(tensor->nested_blocksize) ||
+                                        tensor->nested_blocksize > kMaxNestedBlocksize))
+    return invalid("nested_blocksize", tensor->nested_blocksize,
+                   "0 (flat) or a power of two up to 2^30");
+  if (tensor->reserved != 0) return invalid("reserved", tensor->reserved, "0");
+  if (tensor->rows < 0) return invalid("rows", tensor->rows, "0 or more");
+  if (tensor->cols < 0) return invalid("cols", tensor->cols, "0 or more");
+  if (tensor->cols != 0 && tensor->rows > kMaxElements / tensor->cols)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "rows * cols is %" PRId64 " * %" PRId64 "; expected at most 2^60", tensor->rows,
+                tensor->cols);
+  weight = {};
+  weight.format = tensor->format;
+  weight.elements = tensor->rows * tensor->cols;
+  weight.blocksize_log2 = __builtin_ctz(static_cast<unsigned>(tensor->blocksize));
+  weight.blocks = (weight.elements + weight.blocksize() - 1) >> weight.blocksize_log2;
+  weight.nested_blocksize_log2 = -1;
+  if (tensor->nested_blocksize != 0) {
+    weight.nested_blocksize_log2 = __builtin_ctz(static_cast<unsigned>(tensor->nested_blocksize));
+    weight.nested_blocks =
+        (weight.blocks + weight.nested_blocksize() - 1) >> weight.nested_blocksize_log2;
+  }
+  return NF4_STATUS_OK;
+}
+
+nf4_status validate_dequant(const nf4_tensor *tensor, void *out, nf4_dtype dtype,
+                            DequantProblem &problem) {
+  if (const nf4_status status = validate_weight(tensor, problem.weight)) return status;
+  if (const nf4_status status = validate_dtype("out_dtype", dtype)) return status;
+  problem.out = out;
+  problem.dtype = dtype;
+  if (problem.weight.elements == 0) return NF4_STATUS_OK;
+  add_weight(problem.operands, problem.weight, false);
+  problem.operands.add("out", out, problem.weight.elements * dtype_bytes(dtype), dtype_bytes(dtype),
+                       true);
+  return validate_operands(problem.operands);
+}
+
+nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_tensor *tensor,
+                             void *workspace, size_t workspace_bytes, QuantizeProblem &problem) {
+  if (const nf4_status status = validate_weight(tensor, problem.weight)) return status;
+  if (const nf4_status status = validate_dtype("in_dtype", dtype)) return status;
+  problem.in = in;
+  problem.dtype = dtype;
+  problem.workspace = workspace;
+  if (problem.weight.elements == 0) return NF4_STATUS_OK;
+  const int64_t needed = QuantizeWorkspace(problem.weight).bytes();
+  if (workspace_bytes < static_cast<size_t>(needed))
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "workspace_bytes is %zu; expected at least %" PRId64,
+                workspace_bytes, needed);
+  problem.operands.add("in", in, problem.weight.elements * dtype_bytes(dtype), dtype_bytes(dtype),
+                       false);
+  if (needed > 0) problem.operands.add("workspace", workspace, needed, 16, true);
+  add_weight(problem.operands, problem.weight, true);
+  return validate_operands(problem.operands);
+}
+
+nf4_status validate_threads(int32_t threads) {
+  return threads >= 0 ? NF4_STATUS_OK : invalid("threads", threads, "0 or more");
+}
+
+}  // namespace nf4
