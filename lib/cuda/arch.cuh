@@ -1,0 +1,38 @@
+// What the GPU architectures differ in, as far as kernels care: one struct each, the
+// template argument of every kernel that uses more than the baseline.
+#pragma once
+
+namespace nf4::cuda {
+
+// The baseline: runs everywhere from Turing on, later GPUs through its PTX.
+struct Sm75 {
+  static constexpr const char *kName = "sm75";
+  static constexpr bool kCachePolicies = false;  // createpolicy and .L2::cache_hint
+  static constexpr bool kBulkPrefetch = false;   // cp.async.bulk.prefetch
+};
+
+struct Sm80 {
+  static constexpr const char *kName = "sm80";
+  static constexpr bool kCachePolicies = true;
+  static constexpr bool kBulkPrefetch = false;
+};
+
+struct Sm90 {
+  static constexpr const char *kName = "sm90";
+  static constexpr bool kCachePolicies = true;
+  static constexpr bool kBulkPrefetch = true;
+};
+
+// Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical
+// specifications per compute capability), for __launch_bounds__.
+#if !defined(__CUDA_ARCH__)
+constexpr int kThreadsPerMultiprocessor = 2048;
+#elif __CUDA_ARCH__ < 800
+constexpr int kThreadsPerMultiprocessor = 1024;
+#elif __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+constexpr int kThreadsPerMultiprocessor = 1536;
+#else
+constexpr int kThreadsPerMultiprocessor = 2048;
+#endif
+
+}  // namespace nf4::cuda

@@ -1,0 +1,95 @@
+// Host side of dequantize: validate locations, choose a kernel, launch.
+#include "cuda/backend.hpp"
+#include "cuda/dequant/select.hpp"
+#include "cuda/device.hpp"
+#include "nf4_gpu_families.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+// The compile matrix of this operation: 3 dtypes x flat/nested x aligned/unaligned each.
+const DequantFamily *const kFamilies[] = {
+#if NF4_HAVE_SM90
+    &kDequantSm90,
+#endif
+#if NF4_HAVE_SM80
+    &kDequantSm80,
+#endif
+#if NF4_HAVE_SM75
+    &kDequantSm75,
+#endif
+    nullptr,
+};
+
+const DequantFamily *forced_family = nullptr;
+
+// Below this many thread blocks the whole grid is in flight at once, so there is nothing
+// to prefetch for; the distance keeps 4 MB of weights on the way (8 MB and more were
+// evicted before use on an H200).
+constexpr int kPrefetchBlocks = 2048;
+
+// A consumer finds an output of up to this size in the L2 of an H200 if it was stored
+// with the normal policy; larger ones only evict what others need.
+constexpr int64_t kKeepOutputBytes = int64_t{34} << 20;
+
+bool is_multiple(const void *address, int alignment) {
+  return reinterpret_cast<uintptr_t>(address) % alignment == 0;
+}
+
+DequantArgs make_args(const DequantProblem &problem) {
+  const Weight &weight = problem.weight;
+  const int element_bytes = problem.dtype == NF4_DTYPE_FP32 ? 4 : 2;
+  DequantArgs args{};
+  args.packed = weight.packed;
+  args.absmax = weight.absmax;
+  args.nested_absmax = weight.nested_absmax;
+  args.nested_code = weight.nested_code;
+  args.nested_offset = weight.nested_offset;
+  args.codebook = weight.codebook;
+  args.out = problem.out;
+  args.elements = weight.elements;
+  args.blocks = weight.blocks;
+  args.format = weight.format;
+  args.blocksize_log2 = weight.blocksize_log2;
+  args.nested_blocksize_log2 = weight.nested_blocksize_log2;
+  args.shift = static_cast<int>(reinterpret_cast<uintptr_t>(problem.out) % 16 / element_bytes);
+  args.keep_output = weight.elements * element_bytes <= kKeepOutputBytes;
+  if (is_multiple(weight.packed, 16) && is_multiple(weight.absmax, 16))
+    args.prefetch_blocks = kPrefetchBlocks;
+  return args;
+}
+
+}  // namespace
+
+const DequantFamily *const *dequant_families() { return kFamilies; }
+
+void force_dequant_family(const DequantFamily *family) { forced_family = family; }
+
+const DequantFamily *dequant_family_for(int compute_capability) {
+  if (forced_family != nullptr) return forced_family;
+  for (const DequantFamily *const *family = kFamilies; *family != nullptr; ++family)
+    if ((*family)->family.runs_on(compute_capability)) return *family;
+  return nullptr;
+}
+
+nf4_status dequant(const DequantProblem &problem, nf4_stream stream) {
+  Device device;
+  if (const nf4_status status = find_device(stream, device)) return status;
+  if (const nf4_status status = validate_locations(problem.operands, device)) return status;
+  const DequantFamily *family = dequant_family_for(device.compute_capability);
+  if (family == nullptr) return no_family(device);
+
+  const DequantArgs args = make_args(problem);
+  const int packed_alignment = problem.dtype == NF4_DTYPE_FP32 ? 2 : 4;
+  const bool aligned = args.shift == 0 && is_multiple(problem.out, 16) &&
+                       is_multiple(args.packed, packed_alignment);
+  const int64_t blocks =
+      (args.elements + args.shift + kDequantElementsPerBlock - 1) / kDequantElementsPerBlock;
+  const CurrentDevice current(device.index);
+  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  const void *kernel = family->kernels[problem.dtype - 1][problem.weight.nested()][aligned];
+  const cudaError_t error = launch(kernel, blocks, kDequantThreads, args, stream);
+  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching dequantize");
+}
+
+}  // namespace nf4::cuda

@@ -1,0 +1,138 @@
+#include "cuda/device.hpp"
+
+#include <cstring>
+#include <mutex>
+
+#include "cuda/backend.hpp"
+#include "cuda/dequant/select.hpp"
+#include "status.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+struct DeviceSlot {
+  std::mutex mutex;
+  bool known = false;
+  Device device;
+};
+DeviceSlot slots[kMaxDevices];
+
+cudaError_t read_device(int index, Device &device) {
+  int major = 0, minor = 0, pageable = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, index);
+  device = {index, major * 10 + minor, pageable != 0};
+  return error;
+}
+
+nf4_status cached_device(int index, Device &device) {
+  if (index >= kMaxDevices)
+    return fail(NF4_STATUS_UNSUPPORTED_DEVICE, "device %d; this library knows up to %d", index,
+                kMaxDevices);
+  DeviceSlot &slot = slots[index];
+  const std::lock_guard<std::mutex> lock(slot.mutex);
+  if (!slot.known) {
+    // Only a success is remembered: a driver may come to life later.
+    const cudaError_t error = read_device(index, slot.device);
+    if (error != cudaSuccess) return fail_cuda(error, "cudaDeviceGetAttribute");
+    slot.known = true;
+  }
+  device = slot.device;
+  return NF4_STATUS_OK;
+}
+
+// The legacy and the per-thread default streams, in both of their spellings.
+bool is_default_stream(cudaStream_t stream) {
+  return stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
+}
+
+cudaError_t device_of_stream(cudaStream_t stream, int &index) {
+#if CUDART_VERSION >= 12080
+  if (!is_default_stream(stream)) return cudaStreamGetDevice(stream, &index);
+#endif
+  return cudaGetDevice(&index);
+}
+
+}  // namespace
+
+nf4_status fail_cuda(cudaError_t error, const char *call) {
+  nf4_status status = NF4_STATUS_CUDA_ERROR;
+  if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
+      error == cudaErrorStubLibrary || error == cudaErrorSystemDriverMismatch)
+    status = NF4_STATUS_NO_DEVICE;
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion)
+    status = NF4_STATUS_UNSUPPORTED_DEVICE;
+  return fail(status, "%s: %s (%s)", call, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+nf4_status find_device(cudaStream_t stream, Device &device) {
+  int index = 0;
+  const cudaError_t error = device_of_stream(stream, index);
+  if (error != cudaSuccess) return fail_cuda(error, "finding the stream's device");
+  return cached_device(index, device);
+}
+
+nf4_status no_family(const Device &device) {
+  return fail(NF4_STATUS_UNSUPPORTED_DEVICE,
+              "device %d has compute capability %d.%d, for which this libnf4 has no kernel",
+              device.index, device.compute_capability / 10, device.compute_capability % 10);
+}
+
+nf4_status validate_locations(const Operands &operands, const Device &device) {
+  for (const Operand &operand : operands) {
+    cudaPointerAttributes attributes;
+    const cudaError_t error = cudaPointerGetAttributes(&attributes, operand.address);
+    if (error != cudaSuccess) return fail_cuda(error, "cudaPointerGetAttributes");
+    if (attributes.type == cudaMemoryTypeUnregistered && !device.reaches_host_memory)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is host memory (%p), which device %d cannot reach",
+                  operand.name, operand.address, device.index);
+    if (attributes.type == cudaMemoryTypeDevice && attributes.device != device.index)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is memory of device %d; the stream is of device %d",
+                  operand.name, attributes.device, device.index);
+  }
+  return NF4_STATUS_OK;
+}
+
+CurrentDevice::CurrentDevice(int device) {
+  error_ = cudaGetDevice(&previous_);
+  if (error_ != cudaSuccess || previous_ == device) return;
+  error_ = cudaSetDevice(device);
+  switched_ = error_ == cudaSuccess;
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (switched_) cudaSetDevice(previous_);
+}
+
+nf4_status device_info(int index, nf4_device &info) {
+  info.runtime_version = CUDART_VERSION;
+  cudaError_t error = cudaDriverGetVersion(&info.driver_version);
+  if (error == cudaSuccess && info.driver_version == 0)
+    return fail(NF4_STATUS_NO_DEVICE, "no CUDA driver is installed");
+  if (error == cudaSuccess) error = cudaGetDeviceCount(&info.device_count);
+  if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceCount");
+  if (index < 0 || index >= info.device_count)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "device is %d; there are %d", index,
+                info.device_count);
+  cudaDeviceProp properties;
+  error = cudaGetDeviceProperties(&properties, index);
+  if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceProperties");
+  info.compute_capability = properties.major * 10 + properties.minor;
+  info.multiprocessors = properties.multiProcessorCount;
+  info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  static_assert(sizeof info.name == sizeof properties.name);
+  std::memcpy(info.name, properties.name, sizeof info.name);
+  Device device;
+  if (const nf4_status status = cached_device(index, device)) return status;
+  const DequantFamily *family = dequant_family_for(info.compute_capability);
+  if (family == nullptr) return no_family(device);
+  std::strncpy(info.dequant_variant, family->family.name, sizeof info.dequant_variant - 1);
+  return NF4_STATUS_OK;
+}
+
+}  // namespace nf4::cuda

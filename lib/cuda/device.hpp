@@ -1,0 +1,53 @@
+// The device behind a stream, what the library knows of it, and CUDA errors as statuses.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "nf4/nf4.h"
+#include "problem.hpp"
+
+namespace nf4::cuda {
+
+// The status and detail of a CUDA call that failed. The error stays with the runtime.
+nf4_status fail_cuda(cudaError_t error, const char *call);
+
+struct Device {
+  int index;
+  int compute_capability;  // major * 10 + minor
+  bool reaches_host_memory;  // pageable memory, through the system's page tables
+};
+
+// The device of `stream`; its facts are read once per device and process.
+nf4_status find_device(cudaStream_t stream, Device &device);
+
+// Is every operand memory that `device` can use?
+nf4_status validate_locations(const Operands &operands, const Device &device);
+
+// Says that this build has no kernel for the device.
+nf4_status no_family(const Device &device);
+
+// Makes a device current and, at the end, the one that was. Costs nothing when they are
+// the same.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice &) = delete;
+  CurrentDevice &operator=(const CurrentDevice &) = delete;
+  cudaError_t error() const { return error_; }
+
+ private:
+  int previous_ = 0;
+  bool switched_ = false;
+  cudaError_t error_;
+};
+
+template <class Args>
+cudaError_t launch(const void *kernel, int64_t blocks, int threads, const Args &args,
+                   cudaStream_t stream) {
+  void *parameters[] = {const_cast<Args *>(&args)};
+  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
+                          dim3(static_cast<unsigned>(threads)), parameters, 0, stream);
+}
+
+}  // namespace nf4::cuda
