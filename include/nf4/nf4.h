@@ -127,8 +127,8 @@ typedef int32_t nf4_dtype;
 #define NF4_DTYPE_FP16 2
 #define NF4_DTYPE_BF16 3
 
-/* cudaStream_t (and CUstream) without their headers. NULL is the legacy default
- * stream of the current device. */
+/* cudaStream_t (and CUstream) without their headers, of the device that the memory
+ * is of. NULL is the legacy default stream of that device. */
 typedef struct CUstream_st *nf4_stream;
 
 /* A quantized weight. It borrows every pointer and owns nothing. Dequantize reads
@@ -190,7 +190,8 @@ NF4_API nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t 
  * blocksize, nested_blocksize, reserved, rows, cols or out_dtype is out of range;
  * the nested pointers are partly NULL or contradict nested_blocksize; a pointer
  * is misaligned for its type; out overlaps an input; a pointer is host memory
- * that the GPU cannot reach, or memory of another device than the stream's. */
+ * that the GPU cannot reach; the pointers are of different devices, or the stream
+ * is of another one. */
 NF4_API nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                                       nf4_stream stream);
 

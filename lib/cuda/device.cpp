@@ -46,18 +46,6 @@ nf4_status cached_device(int index, Device &device) {
   return NF4_STATUS_OK;
 }
 
-// The legacy and the per-thread default streams, in both of their spellings.
-bool is_default_stream(cudaStream_t stream) {
-  return stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
-}
-
-cudaError_t device_of_stream(cudaStream_t stream, int &index) {
-#if CUDART_VERSION >= 12080
-  if (!is_default_stream(stream)) return cudaStreamGetDevice(stream, &index);
-#endif
-  return cudaGetDevice(&index);
-}
-
 }  // namespace
 
 nf4_status fail_cuda(cudaError_t error, const char *call) {
@@ -70,32 +58,48 @@ nf4_status fail_cuda(cudaError_t error, const char *call) {
   return fail(status, "%s: %s (%s)", call, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-nf4_status find_device(cudaStream_t stream, Device &device) {
-  int index = 0;
-  const cudaError_t error = device_of_stream(stream, index);
-  if (error != cudaSuccess) return fail_cuda(error, "finding the stream's device");
-  return cached_device(index, device);
-}
-
 nf4_status no_family(const Device &device) {
   return fail(NF4_STATUS_UNSUPPORTED_DEVICE,
               "device %d has compute capability %d.%d, for which this libnf4 has no kernel",
               device.index, device.compute_capability / 10, device.compute_capability % 10);
 }
 
-nf4_status validate_locations(const Operands &operands, const Device &device) {
-  for (const Operand &operand : operands) {
+nf4_status locate(const Operands &operands, Device &device) {
+  cudaMemoryType types[kMaxOperands];
+  const Operand *decisive = nullptr;
+  int index = -1;
+  for (int i = 0; i < operands.count; ++i) {
+    const Operand &operand = operands.list[i];
     cudaPointerAttributes attributes;
     const cudaError_t error = cudaPointerGetAttributes(&attributes, operand.address);
     if (error != cudaSuccess) return fail_cuda(error, "cudaPointerGetAttributes");
-    if (attributes.type == cudaMemoryTypeUnregistered && !device.reaches_host_memory)
-      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is host memory (%p), which device %d cannot reach",
-                  operand.name, operand.address, device.index);
-    if (attributes.type == cudaMemoryTypeDevice && attributes.device != device.index)
-      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is memory of device %d; the stream is of device %d",
-                  operand.name, attributes.device, device.index);
+    types[i] = attributes.type;
+    if (attributes.type != cudaMemoryTypeDevice) continue;
+    if (decisive != nullptr && attributes.device != index)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is memory of device %d, but %s is of device %d",
+                  operand.name, attributes.device, decisive->name, index);
+    decisive = &operand;
+    index = attributes.device;
   }
+  if (decisive == nullptr) {
+    const cudaError_t error = cudaGetDevice(&index);
+    if (error != cudaSuccess) return fail_cuda(error, "cudaGetDevice");
+  }
+  if (const nf4_status status = cached_device(index, device)) return status;
+  for (int i = 0; i < operands.count; ++i)
+    if (types[i] == cudaMemoryTypeUnregistered && !device.reaches_host_memory)
+      return fail(NF4_STATUS_INVALID_ARGUMENT,
+                  "%s is host memory (%p), which device %d cannot reach", operands.list[i].name,
+                  operands.list[i].address, index);
   return NF4_STATUS_OK;
+}
+
+nf4_status launched(cudaError_t error, const char *what, const Device &device) {
+  if (error == cudaSuccess) return NF4_STATUS_OK;
+  if (error == cudaErrorInvalidResourceHandle)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "stream is not one of device %d, where the memory is",
+                device.index);
+  return fail_cuda(error, what);
 }
 
 CurrentDevice::CurrentDevice(int device) {

@@ -13,15 +13,15 @@ nf4_status fail_cuda(cudaError_t error, const char *call);
 
 struct Device {
   int index;
-  int compute_capability;  // major * 10 + minor
+  int compute_capability;    // major * 10 + minor
   bool reaches_host_memory;  // pageable memory, through the system's page tables
 };
 
-// The device of `stream`; its facts are read once per device and process.
-nf4_status find_device(cudaStream_t stream, Device &device);
-
-// Is every operand memory that `device` can use?
-nf4_status validate_locations(const Operands &operands, const Device &device);
+// The device that the operands are memory of, or the current one if they are all managed
+// or host memory; a failure if they are of different devices or out of its reach. The
+// operands decide, not the stream, because a stream cannot be asked for its device while
+// it is being captured (cudaStreamGetDevice then ends the capture).
+nf4_status locate(const Operands &operands, Device &device);
 
 // Says that this build has no kernel for the device.
 nf4_status no_family(const Device &device);
@@ -42,6 +42,7 @@ class CurrentDevice {
   cudaError_t error_;
 };
 
+// Enqueues a kernel of one argument struct on `stream`, whose device is current.
 template <class Args>
 cudaError_t launch(const void *kernel, int64_t blocks, int threads, const Args &args,
                    cudaStream_t stream) {
@@ -49,5 +50,8 @@ cudaError_t launch(const void *kernel, int64_t blocks, int threads, const Args &
   return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
                           dim3(static_cast<unsigned>(threads)), parameters, 0, stream);
 }
+
+// The answer to what launch() returned.
+nf4_status launched(cudaError_t error, const char *what, const Device &device);
 
 }  // namespace nf4::cuda

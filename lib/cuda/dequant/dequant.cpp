@@ -74,22 +74,21 @@ const DequantFamily *dequant_family_for(int compute_capability) {
 
 nf4_status dequant(const DequantProblem &problem, nf4_stream stream) {
   Device device;
-  if (const nf4_status status = find_device(stream, device)) return status;
-  if (const nf4_status status = validate_locations(problem.operands, device)) return status;
+  if (const nf4_status status = locate(problem.operands, device)) return status;
   const DequantFamily *family = dequant_family_for(device.compute_capability);
   if (family == nullptr) return no_family(device);
 
   const DequantArgs args = make_args(problem);
   const int packed_alignment = problem.dtype == NF4_DTYPE_FP32 ? 2 : 4;
-  const bool aligned = args.shift == 0 && is_multiple(problem.out, 16) &&
-                       is_multiple(args.packed, packed_alignment);
+  const bool aligned =
+      args.shift == 0 && is_multiple(problem.out, 16) && is_multiple(args.packed, packed_alignment);
   const int64_t blocks =
       (args.elements + args.shift + kDequantElementsPerBlock - 1) / kDequantElementsPerBlock;
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
   const void *kernel = family->kernels[problem.dtype - 1][problem.weight.nested()][aligned];
   const cudaError_t error = launch(kernel, blocks, kDequantThreads, args, stream);
-  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching dequantize");
+  return launched(error, "launching dequantize", device);
 }
 
 }  // namespace nf4::cuda

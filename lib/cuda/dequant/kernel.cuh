@@ -24,33 +24,48 @@ namespace {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// The scales of a weight, as a thread block reads them. The 8-bit code is copied to
-// shared memory, where a lookup by 32 lanes is cheap.
+// The scales of a weight, as a thread block reads them: fetch() starts the loads, and
+// scale() finishes the arithmetic once share_code() has brought the 8-bit code to shared
+// memory, where a lookup by 32 lanes is cheap. Apart, so that the latencies overlap.
 template <bool Nested>
 struct Scales {
+  struct Fetched {
+    float value;  // flat: the scale; nested: nested_absmax
+    uint8_t q;
+  };
+
   const DequantArgs &args;
-  const float *code;  // shared, 256
+  float *code;  // shared, 256
   float offset;
 
   __device__ __forceinline__ Scales(const DequantArgs &arguments, float *shared_code)
-      : args(arguments), code(shared_code), offset(0) {
+      : args(arguments), code(shared_code), offset(0) {}
+
+  __device__ __forceinline__ Fetched fetch(int64_t block) const {
+    if constexpr (Nested)
+      return {__ldg(args.nested_absmax + (block >> args.nested_blocksize_log2)),
+              __ldg(static_cast<const uint8_t *>(args.absmax) + block)};
+    else
+      return {__ldg(static_cast<const float *>(args.absmax) + block), 0};
+  }
+
+  // A barrier: all threads of the block call it.
+  __device__ __forceinline__ void share_code() {
     if constexpr (Nested) {
       static_assert(kDequantThreads == kScaleCodeSize);
-      shared_code[threadIdx.x] = __ldg(args.nested_code + threadIdx.x);
       offset = __ldg(args.nested_offset);
+      code[threadIdx.x] = __ldg(args.nested_code + threadIdx.x);
       __syncthreads();
     }
   }
 
-  __device__ __forceinline__ float operator()(int64_t block) const {
-    if constexpr (Nested) {
-      const uint8_t q = __ldg(static_cast<const uint8_t *>(args.absmax) + block);
-      const float nested = __ldg(args.nested_absmax + (block >> args.nested_blocksize_log2));
-      return nested_scale(code[q], nested, offset);
-    } else {
-      return __ldg(static_cast<const float *>(args.absmax) + block);
-    }
+  __device__ __forceinline__ float scale(Fetched fetched) const {
+    if constexpr (Nested)
+      return nested_scale(code[fetched.q], fetched.value, offset);
+    else
+      return fetched.value;
   }
+  __device__ __forceinline__ float operator()(int64_t block) const { return scale(fetch(block)); }
 };
 
 // The codebook, one entry per lane and twice over: a lookup is one shuffle, and a width
@@ -108,86 +123,96 @@ struct PackedVector<__nv_bfloat16> {
 template <class Arch, bool Nested>
 __device__ __forceinline__ void prefetch(const DequantArgs &args) {
   if constexpr (Arch::kBulkPrefetch) {
-    const int64_t block = static_cast<int64_t>(blockIdx.x) + args.prefetch_blocks;
+    const int64_t ahead = int64_t{blockIdx.x} + args.prefetch_blocks;
     // The last thread block may be partial, so its data is left alone.
-    if (args.prefetch_blocks == 0 || threadIdx.x != 0 || block + 1 >= gridDim.x) return;
+    if (args.prefetch_blocks == 0 || threadIdx.x != 0 || ahead + 1 >= gridDim.x) return;
     constexpr int kBytes = kDequantElementsPerBlock / 2;
-    prefetch_l2<Arch>(args.packed + block * kBytes, kBytes);
+    prefetch_l2<Arch>(args.packed + ahead * kBytes, kBytes);
     const int scale_bytes = (kDequantElementsPerBlock >> args.blocksize_log2) * (Nested ? 1 : 4);
     if (scale_bytes % 16 == 0)
-      prefetch_l2<Arch>(static_cast<const uint8_t *>(args.absmax) + block * scale_bytes,
+      prefetch_l2<Arch>(static_cast<const uint8_t *>(args.absmax) + ahead * scale_bytes,
                         scale_bytes);
+  }
+}
+
+// The 4096 elements of one thread block. `Full`: the tensor goes on past their end, so
+// nothing is checked. What the thread block has in common is 64-bit and computed once per
+// warp (the uniform datapath); what a thread adds to it is 32-bit.
+template <class Arch, class T, bool Nested, bool Full>
+__device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Nested> &scales) {
+  constexpr int kVector = kPerVector<T>;
+  constexpr int kStride = 32 * kVector;  // elements that a warp takes in a step
+  constexpr int kSteps = kDequantTile / kStride;
+  using Packed = typename PackedVector<T>::type;
+
+  const int64_t start = int64_t{blockIdx.x} * kDequantElementsPerBlock;
+  const int lane = threadIdx.x % 32;
+  const int tile = threadIdx.x / 32 * kDequantTile;
+  const int first = tile + lane * kVector;
+  const CachePolicy once = evict_first<Arch>();
+  const auto has_vector = [&](int step) {
+    return Full || start + first + step * kStride + kVector <= args.elements;
+  };
+
+  // All loads of the tile, then what turns them into numbers.
+  const Packed *in =
+      reinterpret_cast<const Packed *>(args.packed) + start / kVector + first / kVector;
+  uint32_t words[kSteps];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step)
+    words[step] = has_vector(step) ? load_streamed<Arch>(in + step * 32, once) : 0;
+  const int tile_blocks = max(kDequantTile >> args.blocksize_log2, 1);
+  const int64_t block =
+      (start >> args.blocksize_log2) + ((tile >> args.blocksize_log2) + (lane & (tile_blocks - 1)));
+  const auto fetched = scales.fetch(Full ? block : min(block, args.blocks - 1));
+  const ShuffledCodebook codebook(args);
+  prefetch<Arch, Nested>(args);
+  scales.share_code();
+  const float lane_scale = scales.scale(fetched);
+
+  uint4 *out = reinterpret_cast<uint4 *>(args.out) + start / kVector + first / kVector;
+  const CachePolicy output = args.keep_output ? evict_normal<Arch>() : once;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int in_tile = step * kStride + lane * kVector;
+    const float scale = __shfl_sync(kAllLanes, lane_scale, in_tile >> args.blocksize_log2);
+    float values[kVector];
+    decode(words[step], scale, codebook, values);
+    if (has_vector(step))
+      store_streamed<Arch>(out + step * 32, pack_vector<T>(values), output);
+    else
+      dequant_elements<T>(args, scales, start + tile + in_tile, args.elements);
   }
 }
 
 // For out on a 16-byte boundary and packed on that of PackedVector.
 template <class Arch, class T, bool Nested>
-__global__ void
-__launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / kDequantThreads)
-dequant_aligned(const __grid_constant__ DequantArgs args) {
-  constexpr int kVector = kPerVector<T>;
-  constexpr int kSteps = kDequantTile / 32 / kVector;
-  using Packed = typename PackedVector<T>::type;
+__global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / kDequantThreads)
+    dequant_aligned(const __grid_constant__ DequantArgs args) {
   __shared__ float code[Nested ? kScaleCodeSize : 1];
-
-  const int lane = threadIdx.x % 32;
-  const int64_t tile =
-      static_cast<int64_t>(blockIdx.x) * (kDequantThreads / 32) + threadIdx.x / 32;
-  const int64_t first = tile * kDequantTile + lane * kVector;
-  const CachePolicy once = evict_first<Arch>();
-
-  // The weights' loads first: everything else happens while they fly.
-  uint32_t words[kSteps];
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int64_t i = first + step * 32 * kVector;
-    words[step] = 0;
-    if (i + kVector <= args.elements)
-      words[step] = load_streamed<Arch>(reinterpret_cast<const Packed *>(args.packed + i / 2), once);
-  }
-  prefetch<Arch, Nested>(args);
-  const ShuffledCodebook codebook(args);
-  const Scales<Nested> scales(args, code);
-
-  const int tile_blocks = max(kDequantTile >> args.blocksize_log2, 1);
-  const int64_t block =
-      ((tile * kDequantTile) >> args.blocksize_log2) + (lane & (tile_blocks - 1));
-  const float lane_scale = block < args.blocks ? scales(block) : 0.0f;
-
-  const CachePolicy output = args.keep_output ? evict_normal<Arch>() : once;
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int in_tile = step * 32 * kVector + lane * kVector;
-    const float scale = __shfl_sync(kAllLanes, lane_scale, in_tile >> args.blocksize_log2);
-    float values[kVector];
-    decode(words[step], scale, codebook, values);
-    const int64_t i = tile * kDequantTile + in_tile;
-    if (i + kVector <= args.elements)
-      store_streamed<Arch>(reinterpret_cast<uint4 *>(static_cast<T *>(args.out) + i),
-                           pack_vector<T>(values), output);
-    else
-      dequant_elements<T>(args, scales, i, args.elements);
-  }
+  Scales<Nested> scales(args, code);
+  if ((blockIdx.x + int64_t{1}) * kDequantElementsPerBlock <= args.elements)
+    dequant_block<Arch, T, Nested, true>(args, scales);
+  else
+    dequant_block<Arch, T, Nested, false>(args, scales);
 }
 
 // For any alignment: vectors start at the 16-byte boundaries of out, wherever that is in
 // the weight, so a vector may start at an odd element and straddle two blocks.
 template <class Arch, class T, bool Nested>
-__global__ void
-__launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / kDequantThreads)
-dequant_unaligned(const __grid_constant__ DequantArgs args) {
+__global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / kDequantThreads)
+    dequant_unaligned(const __grid_constant__ DequantArgs args) {
   constexpr int kVector = kPerVector<T>;
   constexpr int kSteps = kDequantTile / 32 / kVector;
   __shared__ float code[Nested ? kScaleCodeSize : 1];
   __shared__ float codebook[kCodebookSize];
   if (threadIdx.x < kCodebookSize)
-    codebook[threadIdx.x] =
-        __ldg(device_codebook(args.codebook, args.format) + threadIdx.x);
+    codebook[threadIdx.x] = __ldg(device_codebook(args.codebook, args.format) + threadIdx.x);
+  Scales<Nested> scales(args, code);
+  scales.share_code();
   __syncthreads();
-  const Scales<Nested> scales(args, code);
 
-  const int64_t start =
-      static_cast<int64_t>(blockIdx.x) * kDequantElementsPerBlock - args.shift;
+  const int64_t start = static_cast<int64_t>(blockIdx.x) * kDequantElementsPerBlock - args.shift;
   for (int step = 0; step < kSteps; ++step) {
     const int64_t i = start + (step * kDequantThreads + threadIdx.x) * kVector;
     if (i < 0 || i + kVector > args.elements) {
@@ -201,8 +226,8 @@ dequant_unaligned(const __grid_constant__ DequantArgs args) {
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
       const bool in_last = (i + k) >> args.blocksize_log2 == last_block;
-      values[k] = multiply_rn(codebook[unpack_code(args.packed, i + k)],
-                              in_last ? last_scale : scale);
+      values[k] =
+          multiply_rn(codebook[unpack_code(args.packed, i + k)], in_last ? last_scale : scale);
     }
     store_streamed<Arch>(reinterpret_cast<uint4 *>(static_cast<T *>(args.out) + i),
                          pack_vector<T>(values), evict_first<Arch>());
@@ -211,11 +236,14 @@ dequant_unaligned(const __grid_constant__ DequantArgs args) {
 
 template <class Arch>
 DequantFamily dequant_family(Family family) {
-#define NF4_ROW(T)                                                         \
-  {{(const void *)dequant_unaligned<Arch, T, false>,                       \
-    (const void *)dequant_aligned<Arch, T, false>},                        \
-   {(const void *)dequant_unaligned<Arch, T, true>,                        \
-    (const void *)dequant_aligned<Arch, T, true>}}
+#define NF4_ROW(T)                                                                                 \
+  {                                                                                                \
+    {(const void *)dequant_unaligned<Arch, T, false>,                                              \
+     (const void *)dequant_aligned<Arch, T, false>},                                               \
+    {                                                                                              \
+      (const void *)dequant_unaligned<Arch, T, true>, (const void *)dequant_aligned<Arch, T, true> \
+    }                                                                                              \
+  }
   return {family, {NF4_ROW(float), NF4_ROW(__half), NF4_ROW(__nv_bfloat16)}};
 #undef NF4_ROW
 }

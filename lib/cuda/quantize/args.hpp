@@ -46,9 +46,9 @@ constexpr int kQuantizeElementsPerBlock = 4096;  // the largest blocksize, so bl
 
 struct QuantizeFamily {
   Family family;
-  const void *weights[3];  // [dtype - 1]: QuantizeArgs
-  const void *sum_scales;  // SumArgs
-  const void *mean_scale;  // SumArgs, one thread block
+  const void *weights[3];       // [dtype - 1]: QuantizeArgs
+  const void *sum_scales;       // SumArgs
+  const void *mean_scale;       // SumArgs, one thread block
   const void *quantize_scales;  // QuantizeScalesArgs
 };
 

@@ -32,8 +32,8 @@ QuantizeArgs weights_args(const QuantizeProblem &problem) {
   args.aligned = is_multiple(problem.in, 16) && is_multiple(weight.packed, 4);
   args.codebook = weight.codebook;
   if (args.codebook == nullptr)
-    args.quantizer = make_quantizer(weight.format == NF4_FORMAT_FP4 ? kFp4Codebook.data()
-                                                                    : kNf4Codebook.data());
+    args.quantizer =
+        make_quantizer(weight.format == NF4_FORMAT_FP4 ? kFp4Codebook.data() : kNf4Codebook.data());
   return args;
 }
 
@@ -64,31 +64,29 @@ cudaError_t launch_scales(const QuantizeProblem &problem, const QuantizeFamily &
   scales.blocks = weight.blocks;
   scales.nested_blocks = weight.nested_blocks;
   scales.nested_blocksize_log2 = weight.nested_blocksize_log2;
-  const int64_t width = weight.nested_blocksize() < kQuantizeThreads ? weight.nested_blocksize()
-                                                                     : kQuantizeThreads;
-  return launch(family.quantize_scales,
-                ceil_divide(weight.nested_blocks, kQuantizeThreads / width), kQuantizeThreads,
-                scales, stream);
+  const int64_t width =
+      weight.nested_blocksize() < kQuantizeThreads ? weight.nested_blocksize() : kQuantizeThreads;
+  return launch(family.quantize_scales, ceil_divide(weight.nested_blocks, kQuantizeThreads / width),
+                kQuantizeThreads, scales, stream);
 }
 
 }  // namespace
 
 nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream) {
   Device device;
-  if (const nf4_status status = find_device(stream, device)) return status;
-  if (const nf4_status status = validate_locations(problem.operands, device)) return status;
+  if (const nf4_status status = locate(problem.operands, device)) return status;
   const QuantizeFamily *family = family_for(device.compute_capability);
   if (family == nullptr) return no_family(device);
 
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
   const QuantizeArgs args = weights_args(problem);
-  cudaError_t error = launch(family->weights[problem.dtype - 1],
-                             ceil_divide(args.elements, kQuantizeElementsPerBlock),
-                             kQuantizeThreads, args, stream);
+  cudaError_t error =
+      launch(family->weights[problem.dtype - 1],
+             ceil_divide(args.elements, kQuantizeElementsPerBlock), kQuantizeThreads, args, stream);
   if (error == cudaSuccess && problem.weight.nested())
     error = launch_scales(problem, *family, stream);
-  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching quantize");
+  return launched(error, "launching quantize", device);
 }
 
 }  // namespace nf4::cuda

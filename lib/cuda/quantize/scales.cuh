@@ -36,16 +36,15 @@ __device__ double tree_sum_run(const T *values, int64_t first, int64_t count) {
 }
 
 __global__ void __launch_bounds__(kQuantizeThreads)
-sum_scales(const __grid_constant__ SumArgs args) {
-  const double sum =
-      tree_sum_run(args.scales, blockIdx.x * kScalesPerPartialSum, args.blocks);
+    sum_scales(const __grid_constant__ SumArgs args) {
+  const double sum = tree_sum_run(args.scales, blockIdx.x * kScalesPerPartialSum, args.blocks);
   if (threadIdx.x == 0) args.partial_sums[blockIdx.x] = sum;
 }
 
 // One thread block. Each level replaces runs of 1024 sums by their sum, in place: run r is
 // written to r, which run 0 has already consumed.
 __global__ void __launch_bounds__(kQuantizeThreads)
-mean_scale(const __grid_constant__ SumArgs args) {
+    mean_scale(const __grid_constant__ SumArgs args) {
   for (int64_t count = args.partials; count > 1;) {
     const int64_t runs = (count + kScalesPerPartialSum - 1) / kScalesPerPartialSum;
     for (int64_t run = 0; run < runs; ++run) {
@@ -76,7 +75,7 @@ __device__ __forceinline__ float group_max(float value, int width) {
 
 // A group of min(nested_blocksize, 256) threads takes one nested block.
 __global__ void __launch_bounds__(kQuantizeThreads)
-quantize_scales(const __grid_constant__ QuantizeScalesArgs args) {
+    quantize_scales(const __grid_constant__ QuantizeScalesArgs args) {
   __shared__ float code[kScaleCodeSize];
   static_assert(kQuantizeThreads == kScaleCodeSize);
   code[threadIdx.x] = __ldg(args.nested_code + threadIdx.x);

@@ -120,13 +120,13 @@ __device__ __forceinline__ void store_codes(const QuantizeArgs &args, int64_t fi
 
 template <class T>
 __global__ void __launch_bounds__(kQuantizeThreads)
-quantize_weights(const __grid_constant__ QuantizeArgs args) {
+    quantize_weights(const __grid_constant__ QuantizeArgs args) {
   __shared__ Quantizer shared_quantizer;
   __shared__ float sorted[kCodebookSize];
   __shared__ float warp_absmax[kWarps];
 
-  const int64_t start = static_cast<int64_t>(blockIdx.x) * kQuantizeElementsPerBlock +
-                        threadIdx.x * kRun;
+  const int64_t start =
+      static_cast<int64_t>(blockIdx.x) * kQuantizeElementsPerBlock + threadIdx.x * kRun;
   float values[kRuns][kRun];
   float absmax[kRuns];
 #pragma unroll
