@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cpu/float_environment.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/reference.hpp"
 
@@ -42,12 +43,14 @@ const Variant &variant_in_use() {
 void force_variant(const Variant *variant) { forced_variant = variant; }
 
 void dequant(const DequantProblem &problem, int threads) {
+  const DefaultFloatEnvironment environment;
   const Variant &variant = variant_in_use();
   parallel_for(problem.weight.blocks, blocks_per_thread(problem.weight), threads,
                [&](int64_t begin, int64_t end) { variant.dequant(problem, {begin, end}); });
 }
 
 void quantize(const QuantizeProblem &problem, int threads) {
+  const DefaultFloatEnvironment environment;
   const Variant &variant = variant_in_use();
   const Weight &weight = problem.weight;
   float *scales = static_cast<float *>(weight.nested() ? problem.workspace : weight.absmax);

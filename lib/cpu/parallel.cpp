@@ -3,29 +3,12 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cfenv>
 #include <thread>
 
 namespace nf4::cpu {
 namespace {
 
 constexpr int kMaxThreads = 256;
-
-// Kernels promise bits, so they run in the default floating-point environment whatever
-// the caller's is (flush-to-zero, say); the caller's comes back afterwards.
-class DefaultFloatEnvironment {
- public:
-  DefaultFloatEnvironment() {
-    std::fegetenv(&saved_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloatEnvironment() { std::fesetenv(&saved_); }
-  DefaultFloatEnvironment(const DefaultFloatEnvironment &) = delete;
-  DefaultFloatEnvironment &operator=(const DefaultFloatEnvironment &) = delete;
-
- private:
-  std::fenv_t saved_;
-};
 
 }  // namespace
 
@@ -36,12 +19,12 @@ int available_processors() {
 }
 
 void detail::run_pieces(int64_t count, int64_t grain, int threads, Piece piece, const void *body) {
+  if (count == 0) return;
   const int64_t grains = (count + grain - 1) / grain;
   const int64_t wanted = threads > 0 ? threads : available_processors();
   const int pieces = static_cast<int>(std::min<int64_t>({wanted, grains, kMaxThreads}));
   const auto boundary = [&](int i) { return std::min(count, grains * i / pieces * grain); };
 
-  const DefaultFloatEnvironment environment;  // threads made below inherit it
   std::thread workers[kMaxThreads];
   for (int i = 1; i < pieces; ++i) {
     try {

@@ -1,0 +1,211 @@
+// Every CPU variant that this machine runs against the scalar reference, bit for bit, with
+// guard pages around every buffer.
+#include <sys/mman.h>
+
+#include <string>
+#include <vector>
+
+#include "cpu/backend.hpp"
+#include "cpu/reference.hpp"
+#include "support/cases.hpp"
+#include "support/catch.hpp"
+#include "support/compare.hpp"
+#include "support/force.hpp"
+#include "support/placed.hpp"
+
+using namespace nf4;
+using namespace nf4::test;
+
+namespace {
+
+// Shapes per dtype, blocksize, flat or nested, and format.
+constexpr int kShapes = 200;
+
+std::vector<const cpu::Variant *> supported_variants() {
+  std::vector<const cpu::Variant *> variants;
+  for (const cpu::Variant &variant : cpu::variants())
+    if (variant.supported()) variants.push_back(&variant);
+  return variants;
+}
+
+enum class Format { kNf4, kFp4, kOwn };
+constexpr Format kFormats[] = {Format::kNf4, Format::kFp4, Format::kOwn};
+
+CodebookKind random_codebook_kind(Rng &rng, Format format) {
+  constexpr CodebookKind kOwnKinds[] = {CodebookKind::kSorted, CodebookKind::kShuffled,
+                                        CodebookKind::kDuplicates, CodebookKind::kWild};
+  if (format == Format::kNf4) return CodebookKind::kNf4;
+  return format == Format::kFp4 ? CodebookKind::kFp4 : rng.pick(kOwnKinds);
+}
+
+// Calls check(rng, stream, kind, codebook) for every case class and format, kShapes times.
+template <class Check>
+void for_every_class(uint64_t stream, const Check &check) {
+  for (const CaseClass &kind : case_classes())
+    for (const Format format : kFormats)
+      for (int i = 0; i < kShapes; ++i) {
+        Rng rng(++stream);
+        check(rng, stream, kind, random_codebook_kind(rng, format));
+      }
+}
+
+// The outputs of quantize, in the order of the parts.
+constexpr Part kOutputs[] = {kPacked, kAbsmax, kNestedAbsmax, kNestedOffset};
+
+struct Dequantized {
+  GuardedBuffer out;
+  nf4_status status;
+};
+
+Dequantized dequantize(const cpu::Variant &variant, const DequantCase &test,
+                       const PlacedWeight &weight, Rng &rng) {
+  const ForcedVariant forced(variant);
+  Dequantized result{random_buffer(rng, test.out_bytes(), dtype_bytes(test.dtype)), 0};
+  result.status = nf4_dequant_cpu(&weight.tensor(), result.out.data(), test.dtype, 1);
+  return result;
+}
+
+void check_dequant(const DequantCase &test, Rng &rng) {
+  const PlacedWeight weight(rng, test.weight);
+  const Dequantized expected = dequantize(scalar_variant(), test, weight, rng);
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name);
+    const Dequantized got = dequantize(*variant, test, weight, rng);
+    REQUIRE(got.status == NF4_STATUS_OK);
+    REQUIRE(first_difference(test.dtype, got.out.data(), expected.out.data(),
+                             test.weight.elements()) == kNoDifference);
+    REQUIRE(got.out.surroundings_intact());
+  }
+  for (int part = 0; part < kPartCount; ++part) REQUIRE(weight.unchanged(Part(part)));
+}
+
+// Quantizes into `weight` between guard pages; the input must be left as it was.
+void quantize(const cpu::Variant &variant, const QuantizeCase &test, PlacedWeight &weight,
+              Rng &rng) {
+  const ForcedVariant forced(variant);
+  const GuardedBuffer in = random_buffer(rng, test.in.size(), dtype_bytes(test.dtype));
+  const GuardedBuffer workspace = random_buffer(rng, test.workspace_bytes, 16);
+  std::copy(test.in.begin(), test.in.end(), in.data());
+  weight.reset();
+  REQUIRE(nf4_quantize_cpu(in.data(), test.dtype, &weight.tensor(), workspace.data(),
+                           test.workspace_bytes, 1) == NF4_STATUS_OK);
+  REQUIRE(in.surroundings_intact());
+  REQUIRE(workspace.surroundings_intact());
+  REQUIRE(weight.surroundings_intact());
+  REQUIRE(std::equal(test.in.begin(), test.in.end(), in.data()));
+}
+
+void check_quantize(const QuantizeCase &test, Rng &rng) {
+  PlacedWeight expected(rng, test.weight);
+  quantize(scalar_variant(), test, expected, rng);
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name);
+    PlacedWeight got(rng, test.weight);
+    quantize(*variant, test, got, rng);
+    for (const Part part : kOutputs) {
+      if (!test.weight.has(part)) continue;
+      INFO(part_name(part));
+      REQUIRE(first_difference(got.data(part), expected.data(part),
+                               static_cast<int64_t>(test.weight.bytes[part].size())) ==
+              kNoDifference);
+    }
+  }
+}
+
+// Address space that costs memory only where it is touched.
+class Reserved {
+ public:
+  explicit Reserved(size_t bytes)
+      : bytes_(bytes),
+        address_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+    REQUIRE(address_ != MAP_FAILED);
+  }
+  ~Reserved() { munmap(address_, bytes_); }
+  Reserved(const Reserved &) = delete;
+  Reserved &operator=(const Reserved &) = delete;
+  template <class T>
+  T *as() const {
+    return static_cast<T *>(address_);
+  }
+
+ private:
+  size_t bytes_;
+  void *address_;
+};
+
+}  // namespace
+
+TEST_CASE("every variant dequantizes to the bits of the reference", "[cpu]") {
+  for_every_class(0x1000000, [](Rng &rng, uint64_t stream, CaseClass kind, CodebookKind codebook) {
+    const DequantCase test =
+        random_dequant_case(rng, kind, codebook, random_elements(rng, kind.blocksize));
+    INFO(describe(test.weight, test.dtype, stream));
+    check_dequant(test, rng);
+  });
+}
+
+TEST_CASE("every variant quantizes to the bytes of the reference", "[cpu]") {
+  for_every_class(0x2000000, [](Rng &rng, uint64_t stream, CaseClass kind, CodebookKind codebook) {
+    const QuantizeCase test =
+        random_quantize_case(rng, kind, codebook, random_elements(rng, kind.blocksize));
+    INFO(describe(test.weight, test.dtype, stream));
+    check_quantize(test, rng);
+  });
+}
+
+TEST_CASE("every variant finds elements beyond 2^33", "[cpu]") {
+  // Only the last blocks are worked on, so only their pages exist.
+  constexpr int64_t kElements = (int64_t{1} << 33) + 1000;
+  const Reserved packed(kElements / 2);
+  const Reserved dense(kElements * 2);
+  const Reserved absmax(kElements / 64 * 4 + 64);
+  Weight weight{};
+  weight.format = NF4_FORMAT_NF4;
+  weight.elements = kElements;
+  weight.blocksize_log2 = 6;
+  weight.blocks = (kElements + 63) / 64;
+  weight.nested_blocksize_log2 = -1;
+  weight.packed = packed.as<uint8_t>();
+  weight.absmax = absmax.as<void>();
+  const DequantProblem there{weight, dense.as<void>(), NF4_DTYPE_BF16, {}};
+  const QuantizeProblem back{weight, dense.as<void>(), NF4_DTYPE_BF16, nullptr, {}};
+
+  const cpu::BlockRange last{weight.blocks - 11, weight.blocks};
+  const int64_t first = last.begin * 64;
+  const int64_t count = kElements - first;
+  const auto values = [&] { return dense.as<uint16_t>() + first; };
+  const auto codes = [&] { return packed.as<uint8_t>() + first / 2; };
+  Rng rng(7);
+  rng.fill(codes(), count / 2);
+  std::fill_n(absmax.as<float>() + last.begin, 11, 1.0f);
+  cpu::dequant_reference(there, last);
+  const std::vector<uint16_t> expected_values(values(), values() + count);
+  cpu::quantize_reference(back, absmax.as<float>(), last);
+  const std::vector<uint8_t> expected_codes(codes(), codes() + count / 2);
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name);
+    std::fill_n(codes(), count / 2, uint8_t{0});
+    variant->quantize(back, absmax.as<float>(), last);
+    CHECK(std::equal(expected_codes.begin(), expected_codes.end(), codes()));
+    std::fill_n(values(), count, uint16_t{0});
+    variant->dequant(there, last);
+    CHECK(std::equal(expected_values.begin(), expected_values.end(), values()));
+  }
+}
+
+TEST_CASE("the choice of a variant", "[cpu]") {
+  const auto variants = supported_variants();
+  REQUIRE(!variants.empty());
+  CHECK(std::string(scalar_variant().name) == "scalar");
+  CHECK(variants.back() == &scalar_variant());
+  CHECK(std::string(nf4_cpu_variant()) == variants.front()->name);
+  for (const cpu::Variant *variant : variants) {
+    const ForcedVariant forced(*variant);
+    CHECK(std::string(nf4_cpu_variant()) == variant->name);
+  }
+  std::string listed;
+  for (const cpu::Variant &variant : cpu::variants())
+    listed += std::string(listed.empty() ? "" : " ") + variant.name;
+  CHECK(std::string(nf4_build_info()).find("cpu_variants: " + listed) != std::string::npos);
+}

@@ -1,0 +1,165 @@
+// Threads: those that the library makes, and those that call it.
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/parallel.hpp"
+#include "cpu/reference.hpp"
+#include "support/cases.hpp"
+#include "support/catch.hpp"
+#include "support/compare.hpp"
+#include "support/force.hpp"
+#include "support/placed.hpp"
+
+using namespace nf4;
+using namespace nf4::test;
+
+namespace {
+
+constexpr int kThreadCounts[] = {1, 2, 3, 7, 300, 0};
+constexpr int kCallers = 64;
+
+struct Quantized {
+  PlacedWeight weight;
+  nf4_status status;
+};
+
+Quantized quantize(const QuantizeCase &test, int threads) {
+  Rng rng(1);
+  Quantized result{PlacedWeight(rng, test.weight), 0};
+  const GuardedBuffer workspace = random_buffer(rng, test.workspace_bytes, 16);
+  result.status = nf4_quantize_cpu(test.in.data(), test.dtype, &result.weight.tensor(),
+                                   workspace.data(), test.workspace_bytes, threads);
+  return result;
+}
+
+bool same_parts(const HostWeight &host, const PlacedWeight &a, const PlacedWeight &b) {
+  for (const Part part : {kPacked, kAbsmax, kNestedAbsmax, kNestedOffset})
+    if (host.has(part) &&
+        first_difference(a.data(part), b.data(part),
+                         static_cast<int64_t>(host.bytes[part].size())) != kNoDifference)
+      return false;
+  return true;
+}
+
+// Weights large enough to be split over several threads, with a partial last block.
+QuantizeCase large_case(Rng &rng, int blocksize, bool nested) {
+  const CaseClass kind{kDtypes[rng.below(3)], blocksize, nested};
+  return random_quantize_case(rng, kind, CodebookKind::kNf4, 1200000 + rng.between(1, 5000));
+}
+
+}  // namespace
+
+TEST_CASE("parallel_for covers a range once, in whole grains", "[threads]") {
+  for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{64}, int64_t{1000}}) {
+    for (const int64_t grain : {int64_t{1}, int64_t{8}, int64_t{5000}}) {
+      for (const int threads : kThreadCounts) {
+        std::vector<std::atomic<int>> visits(count);
+        std::atomic<int> misaligned{0};
+        std::atomic<int> pieces{0};
+        cpu::parallel_for(count, grain, threads, [&](int64_t begin, int64_t end) {
+          misaligned += begin % grain != 0;
+          ++pieces;
+          for (int64_t i = begin; i < end; ++i) ++visits[i];
+        });
+        int wrong = 0;
+        for (const auto &visit : visits) wrong += visit != 1;
+        CHECK(wrong == 0);
+        CHECK(misaligned == 0);
+        if (threads > 0) CHECK(pieces <= threads);
+      }
+    }
+  }
+}
+
+TEST_CASE("the number of threads changes no bit", "[threads]") {
+  Rng rng(11);
+  for (const int blocksize : {32, 64, 4096}) {
+    for (const bool nested : {false, true}) {
+      const QuantizeCase test = large_case(rng, blocksize, nested);
+      INFO(describe(test.weight, test.dtype, 11));
+      const Quantized expected = [&] {
+        const ForcedVariant forced(scalar_variant());
+        return quantize(test, 1);
+      }();
+      const size_t out_bytes = test.in.size();
+      const GuardedBuffer reference = random_buffer(rng, out_bytes, dtype_bytes(test.dtype));
+      {
+        const ForcedVariant forced(scalar_variant());
+        nf4_dequant_cpu(&expected.weight.tensor(), reference.data(), test.dtype, 1);
+      }
+      for (const int threads : kThreadCounts) {
+        INFO("threads " << threads);
+        const Quantized got = quantize(test, threads);
+        CHECK(got.status == NF4_STATUS_OK);
+        CHECK(same_parts(test.weight, got.weight, expected.weight));
+        CHECK(got.weight.surroundings_intact());
+        const GuardedBuffer out = random_buffer(rng, out_bytes, dtype_bytes(test.dtype));
+        CHECK(nf4_dequant_cpu(&got.weight.tensor(), out.data(), test.dtype, threads) ==
+              NF4_STATUS_OK);
+        CHECK(first_difference(test.dtype, out.data(), reference.data(), test.weight.elements()) ==
+              kNoDifference);
+        CHECK(out.surroundings_intact());
+      }
+    }
+  }
+}
+
+TEST_CASE("64 threads may call at once", "[threads]") {
+  Rng rng(12);
+  const QuantizeCase test =
+      random_quantize_case(rng, {NF4_DTYPE_BF16, 64, true}, CodebookKind::kNf4, 200001);
+  const Quantized expected = quantize(test, 1);
+  std::vector<uint8_t> reference(test.in.size());
+  nf4_dequant_cpu(&expected.weight.tensor(), reference.data(), test.dtype, 1);
+
+  std::vector<std::string> faults(kCallers);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&, caller] {
+      // Half of them also fail, each in its own words.
+      const nf4_dtype bad_dtype = 1000 + caller;
+      std::vector<uint8_t> out(test.in.size());
+      if (caller % 2 == 0) nf4_dequant_cpu(&expected.weight.tensor(), out.data(), bad_dtype, 1);
+      const Quantized got = quantize(test, 1 + caller % 3);
+      nf4_dequant_cpu(&got.weight.tensor(), out.data(), test.dtype, 1 + caller % 2);
+      if (!same_parts(test.weight, got.weight, expected.weight)) faults[caller] = "quantize";
+      if (first_difference(test.dtype, out.data(), reference.data(), test.weight.elements()) !=
+          kNoDifference)
+        faults[caller] = "dequantize";
+      const std::string error = nf4_last_error();
+      const bool told = error.find(std::to_string(bad_dtype)) != std::string::npos;
+      if (caller % 2 == 0 ? !told : !error.empty()) faults[caller] = "last error: " + error;
+    });
+  }
+  for (std::thread &caller : callers) caller.join();
+  for (const std::string &fault : faults) CHECK(fault == "");
+}
+
+#if defined(__SSE2__)
+TEST_CASE("the caller's floating-point environment changes no bit and comes back", "[threads]") {
+  constexpr unsigned kFlushAndRoundDown = 0x8040 | 0x2000;
+  Rng rng(13);
+  for (const bool nested : {false, true}) {
+    const QuantizeCase test = large_case(rng, 64, nested);
+    const Quantized expected = quantize(test, 1);
+    for (const cpu::Variant &variant : cpu::variants()) {
+      if (!variant.supported()) continue;
+      INFO("variant " << variant.name);
+      const ForcedVariant forced(variant);
+      const unsigned saved = _mm_getcsr();
+      _mm_setcsr(saved | kFlushAndRoundDown);
+      const Quantized got = quantize(test, 3);
+      const unsigned after = _mm_getcsr();
+      _mm_setcsr(saved);
+      CHECK((after & kFlushAndRoundDown) == kFlushAndRoundDown);
+      CHECK(same_parts(test.weight, got.weight, expected.weight));
+    }
+  }
+}
+#endif

@@ -1,0 +1,147 @@
+#include "support/cases.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <sstream>
+
+#include "support/values.hpp"
+
+namespace nf4::test {
+namespace {
+
+template <class T>
+std::vector<uint8_t> bytes_of(const std::vector<T> &values) {
+  std::vector<uint8_t> bytes(values.size() * sizeof(T));
+  if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+// Rows and columns that multiply to `elements`, a divisor being looked for among small
+// numbers.
+void set_rows_and_cols(Rng &rng, nf4_tensor &shape, int64_t elements) {
+  const int64_t rows = rng.between(1, 16);
+  shape.rows = elements % rows == 0 ? rows : 1;
+  shape.cols = elements / shape.rows;
+}
+
+int random_nested_blocksize(Rng &rng) { return rng.one_in(2) ? 256 : 1 << rng.between(0, 12); }
+
+nf4_sizes sizes_of(const nf4_tensor &shape) {
+  nf4_sizes sizes{};
+  sizes.struct_size = sizeof sizes;
+  nf4_tensor_sizes(&shape, &sizes);
+  return sizes;
+}
+
+}  // namespace
+
+int part_alignment(Part part, bool nested) {
+  return part == kPacked || (part == kAbsmax && nested) ? 1 : 4;
+}
+
+const char *part_name(Part part) {
+  static const char *const names[] = {"packed",      "absmax",        "nested_absmax",
+                                      "nested_code", "nested_offset", "codebook"};
+  return names[part];
+}
+
+nf4_tensor HostWeight::at(const std::array<void *, kPartCount> &addresses) const {
+  nf4_tensor tensor = shape;
+  tensor.packed = addresses[kPacked];
+  tensor.absmax = addresses[kAbsmax];
+  tensor.nested_absmax = static_cast<float *>(addresses[kNestedAbsmax]);
+  tensor.nested_code = static_cast<float *>(addresses[kNestedCode]);
+  tensor.nested_offset = static_cast<float *>(addresses[kNestedOffset]);
+  tensor.codebook = static_cast<float *>(addresses[kCodebook]);
+  return tensor;
+}
+
+std::vector<CaseClass> case_classes() {
+  std::vector<CaseClass> classes;
+  for (const nf4_dtype dtype : kDtypes)
+    for (const int blocksize : kBlocksizes)
+      for (const bool nested : {false, true}) classes.push_back({dtype, blocksize, nested});
+  return classes;
+}
+
+int dtype_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 4 : 2; }
+
+int64_t random_elements(Rng &rng, int blocksize, int64_t limit) {
+  switch (rng.below(8)) {
+    case 0:
+      return rng.between(1, 70);
+    case 1:
+      return rng.between(1, 2) * blocksize;
+    case 2:
+      return std::max<int64_t>(1, rng.between(1, 3) * blocksize + rng.between(-3, 3));
+    case 3:
+      return rng.one_in(6) ? rng.between(1, limit) : rng.between(1, 3 * blocksize);
+    default:
+      return rng.between(1, std::max<int64_t>(1500, 3 * blocksize / 2));
+  }
+}
+
+HostWeight random_shape(Rng &rng, const CaseClass &kind, CodebookKind codebook, int64_t elements) {
+  HostWeight weight{};
+  nf4_tensor &shape = weight.shape;
+  shape.struct_size = sizeof shape;
+  shape.format = codebook == CodebookKind::kFp4 ? NF4_FORMAT_FP4 : NF4_FORMAT_NF4;
+  shape.blocksize = kind.blocksize;
+  shape.nested_blocksize = kind.nested ? random_nested_blocksize(rng) : 0;
+  set_rows_and_cols(rng, shape, elements);
+
+  const nf4_sizes sizes = sizes_of(shape);
+  weight.bytes[kPacked].resize(sizes.packed_bytes);
+  weight.bytes[kAbsmax].resize(sizes.absmax_bytes);
+  if (kind.nested) {
+    weight.bytes[kNestedAbsmax].resize(sizes.nested_blocks * sizeof(float));
+    weight.bytes[kNestedCode] = bytes_of(random_scale_code(rng));
+    weight.bytes[kNestedOffset].resize(sizeof(float));
+  }
+  weight.bytes[kCodebook] = bytes_of(random_codebook(rng, codebook));
+  return weight;
+}
+
+DequantCase random_dequant_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
+                                int64_t elements) {
+  DequantCase result{kind.dtype, random_shape(rng, kind, codebook, elements)};
+  HostWeight &weight = result.weight;
+  rng.fill(weight.bytes[kPacked].data(), weight.bytes[kPacked].size());
+  const auto scales = [&](Part part) {
+    weight.bytes[part] = bytes_of(random_scales(rng, weight.bytes[part].size() / sizeof(float)));
+  };
+  if (kind.nested) {
+    rng.fill(weight.bytes[kAbsmax].data(), weight.bytes[kAbsmax].size());
+    scales(kNestedAbsmax);
+    scales(kNestedOffset);
+  } else {
+    scales(kAbsmax);
+  }
+  return result;
+}
+
+QuantizeCase random_quantize_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
+                                  int64_t elements) {
+  QuantizeCase result{kind.dtype, {}, random_shape(rng, kind, codebook, elements), 0};
+  const auto *entries = reinterpret_cast<const float *>(result.weight.bytes[kCodebook].data());
+  if (!result.weight.has(kCodebook)) entries = nf4_codebook(result.weight.shape.format);
+  result.in = random_input(rng, kind.dtype, kind.blocksize, elements, entries);
+  nf4_quantize_workspace_size(&result.weight.shape, &result.workspace_bytes);
+  return result;
+}
+
+std::string describe(const HostWeight &weight, nf4_dtype dtype, uint64_t stream) {
+  const nf4_tensor &shape = weight.shape;
+  std::ostringstream text;
+  text << "NF4_TEST_SEED=" << run_seed() << " stream " << stream << ": "
+       << (dtype == NF4_DTYPE_FP32   ? "fp32"
+           : dtype == NF4_DTYPE_FP16 ? "fp16"
+                                     : "bf16")
+       << ", " << shape.rows << " x " << shape.cols << ", format " << shape.format << ", blocksize "
+       << shape.blocksize << ", nested_blocksize " << shape.nested_blocksize
+       << (weight.has(kCodebook) ? ", own codebook" : "");
+  return text.str();
+}
+
+}  // namespace nf4::test

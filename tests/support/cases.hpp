@@ -1,0 +1,87 @@
+// Random quantized weights and random inputs to quantize, in plain host memory, so that
+// a test can place them where it wants: between guard pages, or on a GPU.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nf4/nf4.h"
+#include "support/random.hpp"
+
+namespace nf4::test {
+
+enum Part { kPacked, kAbsmax, kNestedAbsmax, kNestedCode, kNestedOffset, kCodebook, kPartCount };
+
+// The type alignment that nf4.h asks of a part.
+int part_alignment(Part part, bool nested);
+const char *part_name(Part part);
+
+// A weight without addresses, and the bytes of its parts: empty where it has none.
+struct HostWeight {
+  nf4_tensor shape;
+  std::array<std::vector<uint8_t>, kPartCount> bytes;
+
+  bool nested() const { return shape.nested_blocksize != 0; }
+  int64_t elements() const { return shape.rows * shape.cols; }
+  bool has(Part part) const { return !bytes[part].empty(); }
+  // The weight whose parts are at `addresses`; NULL for a part that it does not have.
+  nf4_tensor at(const std::array<void *, kPartCount> &addresses) const;
+};
+
+enum class CodebookKind {
+  kNf4,
+  kFp4,
+  kSorted,      // 16 numbers in [-1, 1], ascending
+  kShuffled,    // the same in any order
+  kDuplicates,  // few distinct values, -0 and +0 among them
+  kWild,        // any bits: NaN, infinities, subnormals
+};
+constexpr CodebookKind kCodebookKinds[] = {CodebookKind::kNf4,        CodebookKind::kFp4,
+                                           CodebookKind::kSorted,     CodebookKind::kShuffled,
+                                           CodebookKind::kDuplicates, CodebookKind::kWild};
+constexpr nf4_dtype kDtypes[] = {NF4_DTYPE_FP32, NF4_DTYPE_FP16, NF4_DTYPE_BF16};
+constexpr int kBlocksizes[] = {32, 64, 128, 256, 512, 1024, 2048, 4096};
+
+struct CaseClass {
+  nf4_dtype dtype;
+  int blocksize;
+  bool nested;
+};
+// Every dtype x blocksize x flat/nested.
+std::vector<CaseClass> case_classes();
+
+int dtype_bytes(nf4_dtype dtype);
+
+// Something to dequantize: every part is filled in, specials (NaN, infinite, negative,
+// subnormal scales) in some.
+struct DequantCase {
+  nf4_dtype dtype;
+  HostWeight weight;
+  size_t out_bytes() const { return weight.elements() * dtype_bytes(dtype); }
+};
+
+// Something to quantize: the outputs have their sizes, nested_code and codebook their
+// contents.
+struct QuantizeCase {
+  nf4_dtype dtype;
+  std::vector<uint8_t> in;
+  HostWeight weight;
+  size_t workspace_bytes;
+};
+
+// A number of elements with odd tails around block boundaries, 1..about 6000, and up to
+// `limit` now and then.
+int64_t random_elements(Rng &rng, int blocksize, int64_t limit = 40000);
+
+HostWeight random_shape(Rng &rng, const CaseClass &kind, CodebookKind codebook, int64_t elements);
+DequantCase random_dequant_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
+                                int64_t elements);
+QuantizeCase random_quantize_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
+                                  int64_t elements);
+
+// The case in words, for the message of a failure.
+std::string describe(const HostWeight &weight, nf4_dtype dtype, uint64_t stream);
+
+}  // namespace nf4::test
