@@ -25,9 +25,13 @@ NF4_HOST_DEVICE float midpoint(float low, float high) {
   return multiply_rn(0.5f, add_rn(low, high));
 }
 
-// Sort order of codebook entries. Equal entries (FP4 has +0 and -0) are in order of
-// falling code, so that the last of them, which is the one used, is the lowest.
+// Sort order of codebook entries, NaN last. Equal entries (FP4 has +0 and -0) are in order
+// of falling code, so that the last of them, which is the one used, is the lowest.
 NF4_HOST_DEVICE bool entry_before(float a, int code_a, float b, int code_b) {
+  const bool a_is_nan = a != a;
+  const bool b_is_nan = b != b;
+  if (a_is_nan != b_is_nan) return b_is_nan;
+  if (a_is_nan) return code_a > code_b;
   return a < b || (a == b && code_a > code_b);
 }
 

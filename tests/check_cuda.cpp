@@ -1,0 +1,154 @@
+// Every CUDA kernel that this GPU runs against the scalar reference, bit for bit, on
+// random shapes, tails, alignments, blocksizes and tables.
+#include <cuda_runtime.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "cuda/dequant/select.hpp"
+#include "support/cases.hpp"
+#include "support/catch.hpp"
+#include "support/compare.hpp"
+#include "support/device.hpp"
+#include "support/force.hpp"
+
+using namespace nf4;
+using namespace nf4::test;
+
+namespace {
+
+// Per dtype, blocksize and flat/nested, and kernel family, over all codebooks.
+// compute-sanitizer runs fewer.
+int shapes() {
+  const char *asked = std::getenv("NF4_TEST_SHAPES");
+  return asked != nullptr ? std::atoi(asked) : 60;
+}
+
+CodebookKind codebook_of_shape(int i) {
+  return kCodebookKinds[static_cast<size_t>(i) % std::size(kCodebookKinds)];
+}
+
+int compute_capability() {
+  nf4_device device{};
+  device.struct_size = sizeof device;
+  REQUIRE(nf4_device_info(0, &device) == NF4_STATUS_OK);
+  return device.compute_capability;
+}
+
+std::vector<const cuda::DequantFamily *> runnable_families() {
+  std::vector<const cuda::DequantFamily *> families;
+  for (auto *family = cuda::dequant_families(); *family != nullptr; ++family)
+    if ((*family)->family.runs_on(compute_capability())) families.push_back(*family);
+  return families;
+}
+
+class ForcedFamily {
+ public:
+  explicit ForcedFamily(const cuda::DequantFamily *family) { cuda::force_dequant_family(family); }
+  ~ForcedFamily() { cuda::force_dequant_family(nullptr); }
+  ForcedFamily(const ForcedFamily &) = delete;
+  ForcedFamily &operator=(const ForcedFamily &) = delete;
+};
+
+// The addresses of a host weight's own bytes: std::vector aligns them for any type.
+nf4_tensor in_place(HostWeight &weight) {
+  std::array<void *, kPartCount> addresses{};
+  for (int part = 0; part < kPartCount; ++part)
+    if (weight.has(Part(part))) addresses[part] = weight.bytes[part].data();
+  return weight.at(addresses);
+}
+
+std::vector<uint8_t> expected_output(DequantCase &test) {
+  const ForcedVariant forced(scalar_variant());
+  std::vector<uint8_t> out(test.out_bytes());
+  const nf4_tensor tensor = in_place(test.weight);
+  REQUIRE(nf4_dequant_cpu(&tensor, out.data(), test.dtype, 0) == NF4_STATUS_OK);
+  return out;
+}
+
+void check_dequant(DequantCase &test, Rng &rng, const Stream &stream) {
+  const DeviceWeight weight(rng, test.weight);
+  const std::vector<uint8_t> expected = expected_output(test);
+  const size_t lead = random_lead(rng, dtype_bytes(test.dtype));
+  for (const cuda::DequantFamily *family : runnable_families()) {
+    INFO("family " << family->family.name << ", out " << lead << " bytes past an allocation");
+    const ForcedFamily forced(family);
+    const DeviceBuffer out(test.out_bytes(), lead);
+    REQUIRE(nf4_dequant_launch(&weight.tensor(), out.data(), test.dtype, stream) == NF4_STATUS_OK);
+    stream.synchronize();
+    REQUIRE(first_difference(test.dtype, out.read().data(), expected.data(),
+                             test.weight.elements()) == kNoDifference);
+    REQUIRE(out.lead_intact());
+  }
+  REQUIRE(weight.leads_intact());
+}
+
+constexpr Part kOutputs[] = {kPacked, kAbsmax, kNestedAbsmax, kNestedOffset};
+
+void quantize_on_cpu(QuantizeCase &test) {
+  const ForcedVariant forced(scalar_variant());
+  std::vector<double> workspace(test.workspace_bytes / 8 + 2);  // 16-byte aligned by malloc
+  const nf4_tensor tensor = in_place(test.weight);
+  REQUIRE(nf4_quantize_cpu(test.in.data(), test.dtype, &tensor, workspace.data(),
+                           test.workspace_bytes, 0) == NF4_STATUS_OK);
+}
+
+void check_quantize(QuantizeCase &test, Rng &rng, const Stream &stream) {
+  const DeviceWeight weight(rng, test.weight);
+  DeviceBuffer in(test.in.size(), random_lead(rng, dtype_bytes(test.dtype)));
+  in.write(test.in.data());
+  const DeviceBuffer workspace(test.workspace_bytes);
+  REQUIRE(nf4_quantize_launch(in.data(), test.dtype, &weight.tensor(), workspace.data(),
+                              test.workspace_bytes, stream) == NF4_STATUS_OK);
+  stream.synchronize();
+  quantize_on_cpu(test);
+  for (const Part part : kOutputs) {
+    if (!test.weight.has(part)) continue;
+    INFO(part_name(part));
+    const std::vector<uint8_t> got = weight.read(part);
+    REQUIRE(first_difference(got.data(), test.weight.bytes[part].data(),
+                             static_cast<int64_t>(got.size())) == kNoDifference);
+  }
+  REQUIRE(weight.leads_intact());
+  REQUIRE(in.read() == test.in);
+}
+
+template <class MakeCase, class Check>
+void sweep(uint64_t stream_number, const MakeCase &make_case, const Check &check) {
+  const Stream stream;
+  for (const CaseClass &kind : case_classes()) {
+    for (int i = 0; i < shapes(); ++i) {
+      Rng rng(++stream_number);
+      auto test = make_case(rng, kind, codebook_of_shape(i), random_elements(rng, kind.blocksize));
+      INFO(describe(test.weight, test.dtype, stream_number));
+      check(test, rng, stream);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every kernel dequantizes to the bits of the reference", "[cuda]") {
+  sweep(0x3000000, random_dequant_case, check_dequant);
+}
+
+TEST_CASE("quantize gives the bytes of the reference", "[cuda]") {
+  sweep(0x4000000, random_quantize_case, check_quantize);
+}
+
+// The last of more than 2^31 elements, and everything before.
+TEST_CASE("more than 2^31 elements", "[cuda][large]") {
+  constexpr int64_t kElements = (int64_t{1} << 31) + 4096 * 3 + 77;
+  const CaseClass kind{NF4_DTYPE_BF16, 64, true};
+  const Stream stream;
+  Rng rng(0x5000000);
+  SECTION("dequantize") {
+    DequantCase test = random_dequant_case(rng, kind, CodebookKind::kNf4, kElements);
+    check_dequant(test, rng, stream);
+  }
+  SECTION("quantize") {
+    QuantizeCase test = random_quantize_case(rng, kind, CodebookKind::kNf4, kElements);
+    check_quantize(test, rng, stream);
+  }
+}

@@ -1,0 +1,78 @@
+#include "support/device.hpp"
+
+#include <algorithm>
+
+#include "support/catch.hpp"
+
+namespace nf4::test {
+namespace {
+
+constexpr uint8_t kPoison = 0xa5;
+
+bool all_poison(const uint8_t *device, size_t bytes) {
+  std::vector<uint8_t> host(bytes);
+  if (bytes != 0) REQUIRE_CUDA(cudaMemcpy(host.data(), device, bytes, cudaMemcpyDeviceToHost));
+  return std::all_of(host.begin(), host.end(), [](uint8_t byte) { return byte == kPoison; });
+}
+
+}  // namespace
+
+void require_cuda(cudaError_t error, const char *call) {
+  INFO(call << ": " << cudaGetErrorString(error));
+  REQUIRE(error == cudaSuccess);
+}
+
+DeviceBuffer::DeviceBuffer(size_t bytes, size_t lead) : lead_(lead), bytes_(bytes) {
+  if (lead + bytes == 0) return;
+  REQUIRE_CUDA(cudaMalloc(&allocation_, lead + bytes));
+  REQUIRE_CUDA(cudaMemset(allocation_, kPoison, lead + bytes));
+}
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer &&other) noexcept
+    : allocation_(other.allocation_), lead_(other.lead_), bytes_(other.bytes_) {
+  other.allocation_ = nullptr;
+}
+
+DeviceBuffer::~DeviceBuffer() { cudaFree(allocation_); }
+
+void DeviceBuffer::write(const void *source) {
+  if (bytes_ != 0) REQUIRE_CUDA(cudaMemcpy(data(), source, bytes_, cudaMemcpyHostToDevice));
+}
+
+std::vector<uint8_t> DeviceBuffer::read() const {
+  std::vector<uint8_t> host(bytes_);
+  if (bytes_ != 0) REQUIRE_CUDA(cudaMemcpy(host.data(), data(), bytes_, cudaMemcpyDeviceToHost));
+  return host;
+}
+
+bool DeviceBuffer::lead_intact() const { return all_poison(allocation_, lead_); }
+
+bool DeviceBuffer::untouched() const { return all_poison(allocation_, lead_ + bytes_); }
+
+size_t random_lead(Rng &rng, int alignment) {
+  return rng.one_in(2) ? 0 : rng.below(64 / alignment) * alignment;
+}
+
+DeviceWeight::DeviceWeight(Rng &rng, const HostWeight &weight) {
+  std::array<void *, kPartCount> addresses{};
+  for (int part = 0; part < kPartCount; ++part) {
+    buffer_of_[part] = static_cast<int>(buffers_.size());
+    if (!weight.has(Part(part))) continue;
+    const int alignment = part_alignment(Part(part), weight.nested());
+    buffers_.emplace_back(weight.bytes[part].size(), random_lead(rng, alignment));
+    buffers_.back().write(weight.bytes[part].data());
+    addresses[part] = buffers_.back().data();
+  }
+  tensor_ = weight.at(addresses);
+}
+
+std::vector<uint8_t> DeviceWeight::read(Part part) const {
+  return buffers_[buffer_of_[part]].read();
+}
+
+bool DeviceWeight::leads_intact() const {
+  return std::all_of(buffers_.begin(), buffers_.end(),
+                     [](const DeviceBuffer &buffer) { return buffer.lead_intact(); });
+}
+
+}  // namespace nf4::test

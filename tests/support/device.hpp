@@ -1,0 +1,88 @@
+// Test cases on a GPU: allocations that end where the data ends, so that memcheck finds
+// the first byte read past it, and that start with poison.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <vector>
+
+#include "support/cases.hpp"
+
+namespace nf4::test {
+
+// Ends the test on a CUDA error, which it names.
+void require_cuda(cudaError_t error, const char *call);
+#define REQUIRE_CUDA(call) ::nf4::test::require_cuda(call, #call)
+
+class DeviceBuffer {
+ public:
+  // `bytes` of data after `lead` bytes of poison, and the data poison too at first.
+  explicit DeviceBuffer(size_t bytes, size_t lead = 0);
+  DeviceBuffer(DeviceBuffer &&other) noexcept;
+  DeviceBuffer(const DeviceBuffer &) = delete;
+  DeviceBuffer &operator=(const DeviceBuffer &) = delete;
+  ~DeviceBuffer();
+
+  template <class T = void>
+  T *data() const {
+    return reinterpret_cast<T *>(allocation_ + lead_);
+  }
+  size_t size() const { return bytes_; }
+  void write(const void *source);
+  std::vector<uint8_t> read() const;
+  bool lead_intact() const;
+  // Are the data bytes still poison?
+  bool untouched() const;
+
+ private:
+  uint8_t *allocation_ = nullptr;
+  size_t lead_;
+  size_t bytes_;
+};
+
+// How far data lies from the 256-byte alignment of an allocation: 0 often, so that the
+// aligned kernels are met, else any multiple of `alignment`.
+size_t random_lead(Rng &rng, int alignment);
+
+class DeviceWeight {
+ public:
+  DeviceWeight(Rng &rng, const HostWeight &weight);
+  const nf4_tensor &tensor() const { return tensor_; }
+  std::vector<uint8_t> read(Part part) const;
+  bool leads_intact() const;
+
+ private:
+  std::vector<DeviceBuffer> buffers_;
+  std::array<int, kPartCount> buffer_of_{};
+  nf4_tensor tensor_{};
+};
+
+class Stream {
+ public:
+  Stream() { REQUIRE_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream &) = delete;
+  Stream &operator=(const Stream &) = delete;
+  operator cudaStream_t() const { return stream_; }
+  void synchronize() const { REQUIRE_CUDA(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// What is enqueued on `stream` while `enqueue` runs, as a graph to launch.
+template <class Enqueue>
+cudaGraphExec_t capture(cudaStream_t stream, const Enqueue &enqueue) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  // The strictest mode: what is unsafe in any thread ends the capture.
+  REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  enqueue();
+  REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
+  REQUIRE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  REQUIRE_CUDA(cudaGraphDestroy(graph));
+  return executable;
+}
+
+}  // namespace nf4::test

@@ -1,0 +1,14 @@
+// Kernels that tests need around those under test.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace nf4::test {
+
+// Keeps the stream busy.
+void launch_spin(long long cycles, cudaStream_t stream);
+
+// Puts the context into an error that no call clears.
+void launch_trap(cudaStream_t stream);
+
+}  // namespace nf4::test
