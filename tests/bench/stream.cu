@@ -10,7 +10,15 @@
 namespace {
 
 using nf4::cuda::CachePolicy;
-using nf4::cuda::Sm90;
+
+// What the GPU that this is compiled for has to offer.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+using Arch = nf4::cuda::Sm90;
+#elif __CUDA_ARCH__ >= 800
+using Arch = nf4::cuda::Sm80;
+#else
+using Arch = nf4::cuda::Sm75;
+#endif
 
 struct Stream {
   const uint32_t *in;  // read once: in_words, of which each thread takes `Loads`
@@ -25,28 +33,30 @@ constexpr int kThreads = 256;
 // Each 4-byte word read becomes Stores 16-byte vectors written: 1 for 16-bit dequantize,
 // 2 for 32-bit. A warp's accesses are contiguous.
 template <int Loads, int Stores>
-__global__ void __launch_bounds__(kThreads, 8) stream(const __grid_constant__ Stream args) {
+__global__ void __launch_bounds__(kThreads) stream(const __grid_constant__ Stream args) {
   const int64_t block = int64_t{blockIdx.x} * kThreads * Loads;
   const int warp = threadIdx.x / 32 * 32 * Loads;
   const int lane = threadIdx.x % 32;
-  const CachePolicy first = nf4::cuda::evict_first<Sm90>();
-  const CachePolicy policy = args.evict_first ? first : nf4::cuda::evict_normal<Sm90>();
+  const CachePolicy first = nf4::cuda::evict_first<Arch>();
+  const CachePolicy policy = args.evict_first ? first : nf4::cuda::evict_normal<Arch>();
   uint32_t words[Loads];
 #pragma unroll
   for (int i = 0; i < Loads; ++i) {
     const int64_t word = block + warp + i * 32 + lane;
-    words[i] = word < args.in_words ? nf4::cuda::load_streamed<Sm90>(args.in + word, first) : 0;
+    words[i] = word < args.in_words ? nf4::cuda::load_streamed<Arch>(args.in + word, first) : 0;
   }
-  const int64_t ahead = int64_t{blockIdx.x} + args.prefetch_blocks;
-  if (args.prefetch_blocks != 0 && threadIdx.x == 0 && ahead + 1 < gridDim.x)
-    nf4::cuda::prefetch_l2<Sm90>(args.in + ahead * kThreads * Loads, kThreads * Loads * 4);
+  if constexpr (Arch::kBulkPrefetch) {
+    const int64_t ahead = int64_t{blockIdx.x} + args.prefetch_blocks;
+    if (args.prefetch_blocks != 0 && threadIdx.x == 0 && ahead + 1 < gridDim.x)
+      nf4::cuda::prefetch_l2<Arch>(args.in + ahead * kThreads * Loads, kThreads * Loads * 4);
+  }
 #pragma unroll
   for (int i = 0; i < Loads; ++i)
 #pragma unroll
     for (int j = 0; j < Stores; ++j) {
       const int64_t word = block + warp + i * 32;
       if (word + lane < args.in_words)
-        nf4::cuda::store_streamed<Sm90>(
+        nf4::cuda::store_streamed<Arch>(
             args.out + word * Stores + j * 32 + lane,
             {words[i], words[i] ^ 0x11u, words[i] ^ 0x22u, words[i] ^ 0x33u}, policy);
     }

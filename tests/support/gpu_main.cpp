@@ -1,0 +1,17 @@
+// main() of the GPU tests: with no usable GPU they are skipped as a whole, with the reason.
+#define CATCH_CONFIG_RUNNER
+#include <cstdio>
+
+#include "nf4/nf4.h"
+#include "support/catch.hpp"
+
+int main(int argc, char **argv) {
+  constexpr int kSkipped = 77;  // what Meson takes for a skip
+  nf4_device device{};
+  device.struct_size = sizeof device;
+  if (nf4_device_info(0, &device) != NF4_STATUS_OK) {
+    std::printf("SKIP: %s\n", nf4_last_error());
+    return kSkipped;
+  }
+  return Catch::Session().run(argc, argv);
+}
