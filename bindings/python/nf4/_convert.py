@@ -53,12 +53,12 @@ def format_code(value: Any) -> int:
 
 
 def numpy_dtype_name(dtype: np.dtype) -> str:
-    """"fp32", "fp16", "bf16" or "uint8"; any other dtype by numpy's name for it."""
+    """The name "fp32", "fp16", "bf16" or "uint8"; any other dtype by numpy's name for it."""
     return _NAMES.get(dtype) or str(dtype)
 
 
 def dtype_name(value: Any) -> str:
-    """"fp32", "fp16" or "bf16", from that, from a numpy dtype or from a torch dtype."""
+    """The name "fp32", "fp16" or "bf16", from that, from a numpy dtype or from a torch dtype."""
     if isinstance(value, str) and value in DTYPES:
         return value
     if str(value).startswith("torch."):

@@ -49,7 +49,7 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item
     if strides is None or 0 in shape:
         return True
     expected = item
-    for extent, stride in zip(reversed(shape), reversed(strides)):
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != expected:
             return False
         expected *= extent
@@ -142,7 +142,9 @@ def on_device(buffers: list[Buffer]) -> bool:
     known = [each for each in buffers if each.on_device is not None]
     for each in known:
         if each.on_device != known[0].on_device:
-            places = [f"{b.name} is in {'device' if b.on_device else 'host'} memory"
-                      for b in (known[0], each)]
+            places = [
+                f"{b.name} is in {'device' if b.on_device else 'host'} memory"
+                for b in (known[0], each)
+            ]
             raise InvalidArgument("; ".join(places) + "; expected all of them in one place")
     return known[0].on_device is True if known else True

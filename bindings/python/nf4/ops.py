@@ -15,17 +15,18 @@ from nf4.info import scale_code
 from nf4.tensor import QuantizedTensor, Sizes, sizes
 
 _WORKSPACE_ALIGNMENT = 16
+_DEFAULT_LAYOUT = {"format": "nf4", "blocksize": 64, "nested_blocksize": 256}
 
 
-def _parts(tensor: QuantizedTensor, sizes: Sizes, written: bool) -> list[Buffer]:
+def _parts(tensor: QuantizedTensor, counts: Sizes, written: bool) -> list[Buffer]:
     """The buffers of a weight, each checked for type and size."""
     expected = [
-        ("packed", "uint8", sizes.packed_bytes, written),
-        ("absmax", "uint8" if tensor.nested else "fp32", sizes.blocks, written),
+        ("packed", "uint8", counts.packed_bytes, written),
+        ("absmax", "uint8" if tensor.nested else "fp32", counts.blocks, written),
     ]
     if tensor.nested:
         expected += [
-            ("nested_absmax", "fp32", sizes.nested_blocks, written),
+            ("nested_absmax", "fp32", counts.nested_blocks, written),
             ("nested_code", "fp32", 256, False),
             ("nested_offset", "fp32", 1, written),
         ]
@@ -54,41 +55,38 @@ def _check_resources(on_device: bool, threads: int, stream: Any) -> int:
     return threads
 
 
-def _allocate(
-    shape: tuple[int, ...],
-    dtype: str,
-    format: str,
-    blocksize: int,
-    nested_blocksize: int,
-    codebook: Any,
-) -> QuantizedTensor:
-    """A weight of uninitialised numpy arrays."""
-    sizes_ = sizes(
-        shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize
-    )
-    nested = nested_blocksize != 0
+def _allocate(source: Buffer, layout: dict[str, Any]) -> QuantizedTensor:
+    """A weight of uninitialised numpy arrays for a source in host memory."""
+    if source.on_device is not False:
+        place = "device memory" if source.on_device else "a raw address"
+        raise InvalidArgument(f"out is None; expected a QuantizedTensor for {place}")
+    if source.dtype not in _convert.DTYPES:
+        raise InvalidArgument(f"array is of {source.dtype}; expected fp32, fp16 or bf16")
+    layout = _DEFAULT_LAYOUT | {key: value for key, value in layout.items() if value is not None}
+    codebook = layout.pop("codebook", None)
+    counts = sizes(source.shape, **layout)
+    nested = layout["nested_blocksize"] != 0
     return QuantizedTensor(
-        packed=np.empty(sizes_.packed_bytes, np.uint8),
-        absmax=np.empty(sizes_.blocks, np.uint8 if nested else np.float32),
-        nested_absmax=np.empty(sizes_.nested_blocks, np.float32) if nested else None,
+        packed=np.empty(counts.packed_bytes, np.uint8),
+        absmax=np.empty(counts.blocks, np.uint8 if nested else np.float32),
+        nested_absmax=np.empty(counts.nested_blocks, np.float32) if nested else None,
         nested_code=scale_code() if nested else None,
         nested_offset=np.zeros((), np.float32) if nested else None,
         codebook=codebook,
-        format=format,
-        blocksize=blocksize,
-        nested_blocksize=nested_blocksize,
-        shape=shape,
-        dtype=dtype,
+        shape=source.shape,
+        dtype=source.dtype,
+        **layout,
     )
 
 
-def _require_agreement(out: QuantizedTensor, arguments: dict[str, Any]) -> None:
-    """What is given beside `out` must be what `out` says."""
-    for name, value in arguments.items():
-        given = getattr(out, name)
-        agrees = value is given if name == "codebook" else value == given
+def _require_agreement(out: QuantizedTensor, source: Buffer, layout: dict[str, Any]) -> None:
+    """What is given beside `out`, if anything, must be what `out` says."""
+    given = layout | {"shape": source.shape, "dtype": source.dtype}
+    for name, value in given.items():
+        expected = getattr(out, name)
+        agrees = value is expected if name == "codebook" else value == expected
         if value is not None and not agrees:
-            raise InvalidArgument(f"{name} is {value!r}, but that of out is {given!r}")
+            raise InvalidArgument(f"{name} is {value!r}, but that of out is {expected!r}")
 
 
 def _aligned_scratch(nbytes: int) -> np.ndarray:
@@ -144,37 +142,21 @@ def quantize(
     device memory NoCuda, NoDevice, UnsupportedDevice and CudaError.
     """
     source = _memory.buffer("array", array)
+    layout = {
+        "format": format,
+        "blocksize": blocksize,
+        "nested_blocksize": nested_blocksize,
+        "codebook": codebook,
+    }
     if out is None:
-        if source.dtype is None or source.shape is None:
-            raise InvalidArgument("out is None; expected a QuantizedTensor for a raw address")
-        if source.on_device:
-            raise InvalidArgument("out is None; expected a QuantizedTensor of device memory")
-        dtype = _source_dtype(source)
-        out = _allocate(
-            source.shape,
-            dtype,
-            "nf4" if format is None else format,
-            64 if blocksize is None else blocksize,
-            256 if nested_blocksize is None else nested_blocksize,
-            codebook,
-        )
+        out = _allocate(source, layout)
     else:
-        _require_agreement(
-            out,
-            {
-                "format": format,
-                "blocksize": blocksize,
-                "nested_blocksize": nested_blocksize,
-                "codebook": codebook,
-                "shape": source.shape,
-                "dtype": source.dtype,
-            },
-        )
-    sizes_ = out.sizes
-    parts = _parts(out, sizes_, written=True)
+        _require_agreement(out, source, layout)
+    counts = out.sizes
+    parts = _parts(out, counts, written=True)
     on_device = _memory.on_device([source, *parts])
     threads = _check_resources(on_device, threads, stream)
-    scratch, scratch_bytes = _workspace(workspace, sizes_.workspace_bytes, on_device)
+    scratch, scratch_bytes = _workspace(workspace, counts.workspace_bytes, on_device)
     _memory.on_device([source, *parts, *scratch])
     function = library().nf4_quantize_launch if on_device else library().nf4_quantize_cpu
     check(
@@ -188,12 +170,6 @@ def quantize(
         )
     )
     return out
-
-
-def _source_dtype(source: Buffer) -> str:
-    if source.dtype not in _convert.DTYPES:
-        raise InvalidArgument(f"array is of {source.dtype}; expected fp32, fp16 or bf16")
-    return source.dtype
 
 
 def _output(tensor: QuantizedTensor, dtype: Any, out: Any) -> tuple[Any, Buffer, str]:

@@ -46,18 +46,16 @@ def descriptor(
 
 def sizes_of(tensor: _abi.Tensor) -> Sizes:
     """The sizes of an nf4_tensor; its pointers are not looked at."""
-    sizes = _abi.Sizes(struct_size=ctypes.sizeof(_abi.Sizes))
+    counts = _abi.Sizes(struct_size=ctypes.sizeof(_abi.Sizes))
     workspace = ctypes.c_size_t()
-    check(library().nf4_tensor_sizes(ctypes.byref(tensor), ctypes.byref(sizes)))
-    check(
-        library().nf4_quantize_workspace_size(ctypes.byref(tensor), ctypes.byref(workspace))
-    )
+    check(library().nf4_tensor_sizes(ctypes.byref(tensor), ctypes.byref(counts)))
+    check(library().nf4_quantize_workspace_size(ctypes.byref(tensor), ctypes.byref(workspace)))
     return Sizes(
-        elements=sizes.elements,
-        blocks=sizes.blocks,
-        nested_blocks=sizes.nested_blocks,
-        packed_bytes=sizes.packed_bytes,
-        absmax_bytes=sizes.absmax_bytes,
+        elements=counts.elements,
+        blocks=counts.blocks,
+        nested_blocks=counts.nested_blocks,
+        packed_bytes=counts.packed_bytes,
+        absmax_bytes=counts.absmax_bytes,
         workspace_bytes=workspace.value,
     )
 
@@ -141,9 +139,9 @@ class QuantizedTensor:
     def nbytes(self) -> int:
         """Bytes of packed, absmax, nested_absmax and nested_offset. The tables nested_code
         and codebook, which weights share, are not counted."""
-        sizes = self.sizes
-        nested_bytes = 4 * sizes.nested_blocks + 4 if self.nested else 0
-        return sizes.packed_bytes + sizes.absmax_bytes + nested_bytes
+        counts = self.sizes
+        nested_bytes = 4 * counts.nested_blocks + 4 if self.nested else 0
+        return counts.packed_bytes + counts.absmax_bytes + nested_bytes
 
     @property
     def bits_per_weight(self) -> float:
