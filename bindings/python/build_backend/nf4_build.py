@@ -1,0 +1,112 @@
+"""The build backend of pip: meson-python, and CUDA's compiler from PyPI wheels.
+
+A build uses the nvcc of PATH or CUDACXX. Where there is none, the compiler comes as a build
+requirement. NF4_CUDA=0 in the environment builds for the CPU alone.
+
+    python nf4_build.py               shell lines that put the installed wheels' nvcc to use
+    python nf4_build.py requirements  the wheels
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+# nvcc's own requirements leave out the headers of the last one.
+CUDA_WHEELS = [
+    f"nvidia-{part}==13.0.*"
+    for part in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime", "cuda-cccl")
+]
+_HAVE_WHEELS = ("Linux-x86_64", "Linux-aarch64")
+
+
+def cuda_wanted() -> bool:
+    return os.environ.get("NF4_CUDA", "1") != "0"
+
+
+def system_nvcc() -> str | None:
+    """The nvcc that is installed, wheels aside."""
+    return os.environ.get("CUDACXX") or shutil.which("nvcc")
+
+
+def wheel_root() -> Path | None:
+    """Where the wheels' compiler is installed for this Python."""
+    spec = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cu13")
+    roots = [Path(each) for each in spec.submodule_search_locations or []] if spec else []
+    return next((root for root in roots if (root / "bin" / "nvcc").exists()), None)
+
+
+def cuda_environment() -> dict[str, str]:
+    """The variables by which Meson finds nvcc: it looks on PATH only. The wheels keep the
+    libraries in lib, where nvcc does not look by itself."""
+    path = os.environ.get("PATH", os.defpath)
+    nvcc = system_nvcc()
+    if nvcc:
+        return {"PATH": f"{Path(nvcc).absolute().parent}{os.pathsep}{path}"}
+    root = wheel_root()
+    if root is None:
+        return {}
+    flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -L{root / 'lib'}".strip()
+    return {"PATH": f"{root / 'bin'}{os.pathsep}{path}", "NVCC_APPEND_FLAGS": flags}
+
+
+def _prepared(settings: dict[str, Any] | None) -> dict[str, Any]:
+    """Sets up the environment; returns the settings with the cuda option in front."""
+    environment = cuda_environment() if cuda_wanted() else {}
+    os.environ.update(environment)
+    cuda = "disabled" if not cuda_wanted() else "enabled" if environment else "auto"
+    prepared = dict(settings or {})
+    given = prepared.get("setup-args", [])
+    given = [given] if isinstance(given, str) else list(given)
+    prepared["setup-args"] = [f"-Dcuda={cuda}", *given]
+    return prepared
+
+
+def get_requires_for_build_wheel(config_settings: dict[str, Any] | None = None) -> list[str]:
+    import mesonpy
+
+    requirements = mesonpy.get_requires_for_build_wheel(config_settings)
+    available = f"{platform.system()}-{platform.machine()}" in _HAVE_WHEELS
+    if cuda_wanted() and available and not system_nvcc():
+        requirements = [*requirements, *CUDA_WHEELS]
+    return requirements
+
+
+def build_wheel(
+    wheel_directory: str,
+    config_settings: dict[str, Any] | None = None,
+    metadata_directory: str | None = None,
+) -> str:
+    import mesonpy
+
+    return mesonpy.build_wheel(wheel_directory, _prepared(config_settings), metadata_directory)
+
+
+def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = None) -> str:
+    import mesonpy
+
+    # Nothing is compiled for it, so that no CUDA compiler is needed.
+    settings = {"setup-args": ["-Dcuda=disabled"], **(config_settings or {})}
+    return mesonpy.build_sdist(sdist_directory, settings)
+
+
+def main() -> int:
+    if sys.argv[1:] == ["requirements"]:
+        print("\n".join(CUDA_WHEELS))
+        return 0
+    environment = cuda_environment()
+    for name, value in environment.items():
+        print(f"export {name}={shlex.quote(value)}")
+    if not environment:
+        print("nf4_build: no nvcc on PATH, in CUDACXX or in wheels", file=sys.stderr)
+    return 0 if environment else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""libnf4: 4-bit NormalFloat (NF4) and FP4 weights, on the GPU and the CPU.
+
+    import nf4
+    q = nf4.quantize(weight)           # a numpy array of float32, float16 or bfloat16
+    weight = nf4.dequantize(q)
+
+Every function may be called from any number of threads at once.
+"""
+
+from nf4._load import library_path
+from nf4.errors import (
+    CudaError,
+    Error,
+    InvalidArgument,
+    LibraryNotFound,
+    NoCuda,
+    NoDevice,
+    UnsupportedDevice,
+)
+from nf4.info import (
+    Device,
+    build_info,
+    codebook,
+    cpu_variant,
+    device_info,
+    scale_code,
+    version,
+)
+from nf4.ops import dequantize, quantize
+from nf4.tensor import QuantizedTensor, Sizes, sizes
+
+__all__ = [
+    "CudaError",
+    "Device",
+    "Error",
+    "InvalidArgument",
+    "LibraryNotFound",
+    "NoCuda",
+    "NoDevice",
+    "QuantizedTensor",
+    "Sizes",
+    "UnsupportedDevice",
+    "build_info",
+    "codebook",
+    "cpu_variant",
+    "dequantize",
+    "device_info",
+    "library_path",
+    "quantize",
+    "scale_code",
+    "sizes",
+    "version",
+]

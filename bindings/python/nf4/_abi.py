@@ -1,0 +1,122 @@
+"""include/nf4/nf4.h in ctypes, one to one, and nothing else.
+
+Pointers to the caller's memory are c_void_p, so that an address passes as an int. A test
+compares every name, type, size and value here with the header.
+"""
+
+from __future__ import annotations
+
+from ctypes import (
+    CDLL,
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_float,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_void_p,
+)
+
+VERSION_MAJOR = 0
+VERSION_MINOR = 1
+VERSION_PATCH = 0
+
+STATUS_OK = 0
+STATUS_INVALID_ARGUMENT = 1
+STATUS_NO_CUDA = 2
+STATUS_NO_DEVICE = 3
+STATUS_UNSUPPORTED_DEVICE = 4
+STATUS_CUDA_ERROR = 5
+
+FORMAT_FP4 = 1
+FORMAT_NF4 = 2
+
+DTYPE_FP32 = 1
+DTYPE_FP16 = 2
+DTYPE_BF16 = 3
+
+Status = c_int32
+Format = c_int32
+Dtype = c_int32
+Stream = c_void_p
+
+
+class Tensor(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("format", Format),
+        ("blocksize", c_int32),
+        ("nested_blocksize", c_int32),
+        ("reserved", c_int32),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("packed", c_void_p),
+        ("absmax", c_void_p),
+        ("nested_absmax", c_void_p),
+        ("nested_code", c_void_p),
+        ("nested_offset", c_void_p),
+        ("codebook", c_void_p),
+    ]
+
+
+class Sizes(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("elements", c_int64),
+        ("blocks", c_int64),
+        ("nested_blocks", c_int64),
+        ("packed_bytes", c_int64),
+        ("absmax_bytes", c_int64),
+    ]
+
+
+class Device(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("device_count", c_int32),
+        ("compute_capability", c_int32),
+        ("multiprocessors", c_int32),
+        ("driver_version", c_int32),
+        ("runtime_version", c_int32),
+        ("reserved", c_int32),
+        ("memory_bytes", c_int64),
+        ("name", c_char * 256),
+        ("dequant_variant", c_char * 32),
+    ]
+
+
+# name: (restype, argtypes)
+FUNCTIONS = {
+    "nf4_status_string": (c_char_p, [Status]),
+    "nf4_last_error": (c_char_p, []),
+    "nf4_version": (c_int32, []),
+    "nf4_version_string": (c_char_p, []),
+    "nf4_build_info": (c_char_p, []),
+    "nf4_codebook": (POINTER(c_float), [Format]),
+    "nf4_scale_code": (POINTER(c_float), []),
+    "nf4_tensor_sizes": (Status, [POINTER(Tensor), POINTER(Sizes)]),
+    "nf4_quantize_workspace_size": (Status, [POINTER(Tensor), POINTER(c_size_t)]),
+    "nf4_dequant_launch": (Status, [POINTER(Tensor), c_void_p, Dtype, Stream]),
+    "nf4_dequant_cpu": (Status, [POINTER(Tensor), c_void_p, Dtype, c_int32]),
+    "nf4_quantize_launch": (
+        Status,
+        [c_void_p, Dtype, POINTER(Tensor), c_void_p, c_size_t, Stream],
+    ),
+    "nf4_quantize_cpu": (
+        Status,
+        [c_void_p, Dtype, POINTER(Tensor), c_void_p, c_size_t, c_int32],
+    ),
+    "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
+    "nf4_cpu_variant": (c_char_p, []),
+}
+
+
+def bind(library: CDLL) -> CDLL:
+    """Declares every function on a loaded library; AttributeError names a missing one."""
+    for name, (restype, argtypes) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype = restype
+        function.argtypes = argtypes
+    return library

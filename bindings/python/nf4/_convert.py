@@ -1,0 +1,94 @@
+"""What callers pass, turned into what C takes: integers, formats, dtypes, streams.
+
+ctypes cuts an integer that is too wide without a word; here it is an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from nf4 import _abi
+from nf4.errors import InvalidArgument
+
+FORMATS = {"nf4": _abi.FORMAT_NF4, "fp4": _abi.FORMAT_FP4}
+DTYPES = {"fp32": _abi.DTYPE_FP32, "fp16": _abi.DTYPE_FP16, "bf16": _abi.DTYPE_BF16}
+NUMPY_DTYPES = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "uint8": np.dtype(np.uint8),
+}
+_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
+
+
+def integer(name: str, value: Any, bits: int) -> int:
+    """An int that fits a signed C integer of so many bits."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{name} is {value!r}; expected an integer") from None
+    if not -(1 << bits - 1) <= number < 1 << bits - 1:
+        raise InvalidArgument(f"{name} is {number}; expected a {bits}-bit integer")
+    return number
+
+
+def address(name: str, value: Any) -> int:
+    """An int that fits a pointer."""
+    number = operator.index(value)
+    if not 0 <= number < 1 << 64:
+        raise InvalidArgument(f"{name} is {number}; expected an address")
+    return number
+
+
+def format_code(value: Any) -> int:
+    """The nf4_format of "nf4" or "fp4"."""
+    if value not in FORMATS:
+        raise InvalidArgument(f'format is {value!r}; expected "nf4" or "fp4"')
+    return FORMATS[value]
+
+
+def numpy_dtype_name(dtype: np.dtype) -> str:
+    """The name "fp32", "fp16", "bf16" or "uint8"; any other dtype by numpy's name for it."""
+    return _NAMES.get(dtype) or str(dtype)
+
+
+def dtype_name(value: Any) -> str:
+    """The name "fp32", "fp16" or "bf16", from that, from a numpy dtype or from a torch dtype."""
+    if isinstance(value, str) and value in DTYPES:
+        return value
+    if str(value).startswith("torch."):
+        value = str(value).removeprefix("torch.")
+    try:
+        name = numpy_dtype_name(np.dtype(value))
+    except TypeError:
+        name = ""
+    if value is None or name not in DTYPES:
+        raise InvalidArgument(f'dtype is {value!r}; expected "fp32", "fp16" or "bf16"')
+    return name
+
+
+def stream_address(stream: Any) -> int:
+    """The cudaStream_t of an int, a ctypes.c_void_p, a torch, cupy or cuda.core stream, or
+    None, which is the legacy default stream."""
+    if stream is None:
+        return 0
+    if isinstance(stream, ctypes.c_void_p):
+        return stream.value or 0
+    for attribute in ("cuda_stream", "ptr"):
+        if hasattr(stream, attribute):
+            return address("stream", getattr(stream, attribute))
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        _version, handle = protocol() if callable(protocol) else protocol
+        return address("stream", int(handle))
+    if isinstance(stream, bool) or not hasattr(stream, "__index__"):
+        raise InvalidArgument(
+            f"stream is {stream!r}; expected None, an int, or an object with cuda_stream, ptr "
+            f"or __cuda_stream__"
+        )
+    return address("stream", stream)

@@ -1,0 +1,117 @@
+"""DLPack capsules read with ctypes: dlpack.h, versions 0 and 1.
+
+numpy.from_dlpack cannot read bfloat16 nor device memory, hence this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any
+
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+_ON_DEVICE = {CPU: False, CUDA_HOST: False, CUDA: True, CUDA_MANAGED: True}
+_DTYPES = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (1, 8): "uint8"}
+_READ_ONLY = 1
+# Asks the producer for no synchronisation: ordering is the caller's, by `stream`.
+_NO_SYNCHRONISATION = -1
+
+
+class DLTensor(Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+        ("lanes", c_uint16),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class DLManagedTensor(Structure):
+    _fields_ = [
+        ("dl_tensor", DLTensor),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class DLManagedTensorVersioned(Structure):
+    _fields_ = [
+        ("major", c_uint32),
+        ("minor", c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", c_uint64),
+        ("dl_tensor", DLTensor),
+    ]
+
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype = ctypes.c_void_p
+_get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype = ctypes.c_int
+_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+@dataclass(frozen=True)
+class View:
+    """A DLPack tensor. Its capsule is not consumed but held, and releases the producer's
+    memory when it is collected. on_device is None for neither CPU nor CUDA memory."""
+
+    capsule: Any
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    device_type: int
+    on_device: bool | None
+    writable: bool
+
+
+def _export(value: Any) -> Any:
+    device_type = int(value.__dlpack_device__()[0])
+    arguments = {"stream": _NO_SYNCHRONISATION} if device_type in (CUDA, CUDA_MANAGED) else {}
+    try:
+        return value.__dlpack__(max_version=(1, 0), **arguments)
+    except TypeError:
+        # A producer older than DLPack 1.0 knows no max_version.
+        return value.__dlpack__(**arguments)
+
+
+def _read(capsule: Any) -> tuple[DLTensor, bool]:
+    if _is_valid(capsule, b"dltensor_versioned"):
+        pointer = _get_pointer(capsule, b"dltensor_versioned")
+        managed = DLManagedTensorVersioned.from_address(pointer)
+        if managed.major != 1:
+            raise BufferError(f"DLPack version {managed.major}.{managed.minor}; expected 1")
+        return managed.dl_tensor, not managed.flags & _READ_ONLY
+    if _is_valid(capsule, b"dltensor"):
+        pointer = _get_pointer(capsule, b"dltensor")
+        return DLManagedTensor.from_address(pointer).dl_tensor, True
+    raise BufferError(f"__dlpack__ gave {capsule!r}; expected an unused DLPack capsule")
+
+
+def view(value: Any) -> View:
+    """Reads the tensor that `value.__dlpack__` exports; what that raises is let through.
+    Raises BufferError for a capsule that is not of DLPack 0 or 1."""
+    capsule = _export(value)
+    tensor, writable = _read(capsule)
+    code, bits, lanes = tensor.code, tensor.bits, tensor.lanes
+    name = f"DLPack type code {code}, {bits} bits, {lanes} lanes"
+    return View(
+        capsule=capsule,
+        address=(tensor.data or 0) + tensor.byte_offset,
+        dtype=_DTYPES.get((code, bits), name) if lanes == 1 else name,
+        shape=tuple(tensor.shape[: tensor.ndim]),
+        strides=tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None,
+        device_type=tensor.device_type,
+        on_device=_ON_DEVICE.get(tensor.device_type),
+        writable=writable,
+    )

@@ -1,0 +1,59 @@
+"""Finds libnf4.so and loads it, once, at the first call that needs it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from nf4 import _abi
+from nf4.errors import LibraryNotFound, error_of
+
+_INSTALLED = Path(__file__).resolve().parent / "libnf4.so"
+_SONAME = "libnf4.so.0"
+
+
+def _candidate() -> str:
+    """What to load: $NF4_LIBRARY, else the library inside the package, else the loader's."""
+    chosen = os.environ.get("NF4_LIBRARY")
+    if chosen:
+        return chosen
+    return str(_INSTALLED) if _INSTALLED.exists() else _SONAME
+
+
+def _load(path: str) -> ctypes.CDLL:
+    try:
+        loaded = _abi.bind(ctypes.CDLL(path))
+    except OSError as error:
+        raise LibraryNotFound(
+            f"cannot load {path}: {error}; set NF4_LIBRARY to the path of libnf4.so, or "
+            f"install this package with pip, which builds it"
+        ) from error
+    except AttributeError as error:
+        raise LibraryNotFound(f"{path} is not the libnf4 of this package: {error}") from error
+    found = loaded.nf4_version() // 100
+    expected = _abi.VERSION_MAJOR * 100 + _abi.VERSION_MINOR
+    if found != expected:
+        raise LibraryNotFound(
+            f"{path} is libnf4 {loaded.nf4_version_string().decode()}; "
+            f"this package needs {_abi.VERSION_MAJOR}.{_abi.VERSION_MINOR}"
+        )
+    return loaded
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library, its functions declared. Raises LibraryNotFound."""
+    return _load(_candidate())
+
+
+def library_path() -> str:
+    """The path or name that the library was loaded by. Raises LibraryNotFound."""
+    return str(library()._name)
+
+
+def check(status: int) -> None:
+    """Raises the exception of a status, with the detail that the library gave."""
+    if status != _abi.STATUS_OK:
+        raise error_of(status, library().nf4_last_error().decode(errors="replace"))

@@ -1,0 +1,150 @@
+"""What an object is, as memory: its address, size, element type, and host or device.
+
+Nothing is copied. What is not contiguous, or of the wrong type or size, or read-only where
+it will be written, is an InvalidArgument that names the argument.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nf4 import _convert, _dlpack
+from nf4.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A contiguous run of elements. Of a raw address only `address` is known, and the rest
+    is None. `owner` keeps the memory alive."""
+
+    name: str
+    address: int
+    owner: Any
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    on_device: bool | None = None
+    writable: bool = True
+
+    @property
+    def elements(self) -> int | None:
+        return None if self.shape is None else math.prod(self.shape)
+
+    def expect(self, dtype: str, elements: int, written: bool = False) -> Buffer:
+        """Itself, if it holds so many elements of this dtype. A raw address is trusted."""
+        if self.dtype is not None and self.dtype != dtype:
+            raise InvalidArgument(f"{self.name} is of {self.dtype}; expected {dtype}")
+        if self.elements is not None and self.elements != elements:
+            raise InvalidArgument(f"{self.name} has {self.elements} elements; expected {elements}")
+        if written and not self.writable:
+            raise InvalidArgument(f"{self.name} is read-only")
+        return self
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: int) -> bool:
+    """Row-major, where strides are in units of `item` of an element."""
+    if strides is None or 0 in shape:
+        return True
+    expected = item
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _require_contiguous(name: str, contiguous: bool) -> None:
+    if not contiguous:
+        raise InvalidArgument(f"{name} is not contiguous in row-major order")
+
+
+def _from_numpy(name: str, array: np.ndarray) -> Buffer:
+    _require_contiguous(name, array.flags.c_contiguous)
+    return Buffer(
+        name=name,
+        address=array.ctypes.data,
+        owner=array,
+        dtype=_convert.numpy_dtype_name(array.dtype),
+        shape=array.shape,
+        on_device=False,
+        writable=array.flags.writeable,
+    )
+
+
+def _from_cuda_array_interface(name: str, owner: Any, interface: dict[str, Any]) -> Buffer:
+    if interface.get("mask") is not None:
+        raise InvalidArgument(f"{name} has a mask")
+    typestr = interface["typestr"]
+    # There is no type string for bfloat16; torch writes it as two opaque bytes.
+    dtype = "bf16" if typestr == "<V2" else _convert.numpy_dtype_name(np.dtype(typestr))
+    shape = tuple(interface["shape"])
+    itemsize = np.dtype(typestr).itemsize
+    _require_contiguous(name, _is_contiguous(shape, interface.get("strides"), itemsize))
+    data, read_only = interface["data"]
+    return Buffer(
+        name=name,
+        address=_convert.address(name, data or 0),
+        owner=owner,
+        dtype=dtype,
+        shape=shape,
+        on_device=True,
+        writable=not read_only,
+    )
+
+
+def _from_dlpack(name: str, owner: Any) -> Buffer:
+    view = _dlpack.view(owner)
+    if view.on_device is None:
+        raise InvalidArgument(
+            f"{name} is on DLPack device type {view.device_type}; expected the CPU or CUDA"
+        )
+    _require_contiguous(name, _is_contiguous(view.shape, view.strides, 1))
+    return Buffer(
+        name=name,
+        address=view.address,
+        owner=view,
+        dtype=view.dtype,
+        shape=view.shape,
+        on_device=view.on_device,
+        writable=view.writable,
+    )
+
+
+def buffer(name: str, value: Any) -> Buffer:
+    """The memory of a numpy array, of an object with __cuda_array_interface__ or __dlpack__,
+    or at a raw address. `name` is the argument's, for messages."""
+    if isinstance(value, np.ndarray):
+        return _from_numpy(name, value)
+    try:
+        interface = getattr(value, "__cuda_array_interface__", None)
+        if interface is not None:
+            return _from_cuda_array_interface(name, value, interface)
+        if hasattr(value, "__dlpack__"):
+            return _from_dlpack(name, value)
+    except (RuntimeError, BufferError, TypeError, KeyError, ValueError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(f"{name}: {type(error).__name__}: {error}") from error
+    if hasattr(value, "__index__") and not isinstance(value, bool):
+        return Buffer(name=name, address=_convert.address(name, value), owner=None)
+    raise InvalidArgument(
+        f"{name} is a {type(value).__name__}; expected a numpy array, an object with "
+        f"__cuda_array_interface__ or __dlpack__, or an address"
+    )
+
+
+def on_device(buffers: list[Buffer]) -> bool:
+    """Where the buffers are, all of them; a raw address is where the others are. Addresses
+    alone are device memory: host memory has objects."""
+    known = [each for each in buffers if each.on_device is not None]
+    for each in known:
+        if each.on_device != known[0].on_device:
+            places = [
+                f"{b.name} is in {'device' if b.on_device else 'host'} memory"
+                for b in (known[0], each)
+            ]
+            raise InvalidArgument("; ".join(places) + "; expected all of them in one place")
+    return known[0].on_device is True if known else True

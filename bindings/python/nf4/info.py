@@ -1,0 +1,87 @@
+"""The library, its tables, and the machine."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from nf4 import _abi, _convert
+from nf4._load import check, library
+from nf4.errors import error_of
+
+
+def version() -> str:
+    """The version of the library that is loaded, such as "0.1.0"."""
+    return library().nf4_version_string().decode()
+
+
+def build_info() -> dict[str, str]:
+    """How the library was built: compiler, cuda, cpu_variants ..."""
+    lines = library().nf4_build_info().decode().splitlines()
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def cpu_variant() -> str:
+    """The CPU kernels that this machine runs: "avx512", "avx2" or "scalar"."""
+    return library().nf4_cpu_variant().decode()
+
+
+def codebook(format: str = "nf4") -> np.ndarray:
+    """The codebook of "nf4" or "fp4": float32 [16], by code, a copy."""
+    table = library().nf4_codebook(_convert.format_code(format))
+    return np.ctypeslib.as_array(table, (16,)).copy()
+
+
+def scale_code() -> np.ndarray:
+    """What bitsandbytes quantizes scales to: float32 [256], ascending, a copy."""
+    return np.ctypeslib.as_array(library().nf4_scale_code(), (256,)).copy()
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or why there is none. usable: kernels of this library run on it; if not,
+    `reason` says why, `status` is the status by name, and what is unknown is 0 or ""."""
+
+    index: int
+    usable: bool
+    reason: str
+    status: str
+    device_count: int
+    name: str
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    memory_bytes: int
+    driver_version: int
+    runtime_version: int
+    dequant_variant: str
+
+
+def device_info(device: int = 0) -> Device:
+    """What is known of a GPU, by its index. May initialise CUDA and take long.
+    Raises InvalidArgument for an index out of range."""
+    index = _convert.integer("device", device, 32)
+    info = _abi.Device(struct_size=ctypes.sizeof(_abi.Device))
+    status = library().nf4_device_info(index, ctypes.byref(info))
+    if status == _abi.STATUS_INVALID_ARGUMENT:
+        check(status)
+    usable = status == _abi.STATUS_OK
+    return Device(
+        index=index,
+        usable=usable,
+        reason="" if usable else str(error_of(status, _last_error())),
+        status=library().nf4_status_string(status).decode(),
+        device_count=info.device_count,
+        name=info.name.decode(errors="replace"),
+        compute_capability=divmod(info.compute_capability, 10),
+        multiprocessors=info.multiprocessors,
+        memory_bytes=info.memory_bytes,
+        driver_version=info.driver_version,
+        runtime_version=info.runtime_version,
+        dequant_variant=info.dequant_variant.decode(errors="replace"),
+    )
+
+
+def _last_error() -> str:
+    return library().nf4_last_error().decode(errors="replace")

@@ -1,0 +1,149 @@
+"""A quantized weight, as its parts."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nf4 import _abi, _convert
+from nf4._load import check, library
+from nf4.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the parts of a quantized weight are.
+
+    elements, blocks (of absmax) and nested_blocks (of nested_absmax; 0 if flat) count
+    elements; the others are bytes. workspace_bytes is the scratch that quantize needs.
+    """
+
+    elements: int
+    blocks: int
+    nested_blocks: int
+    packed_bytes: int
+    absmax_bytes: int
+    workspace_bytes: int
+
+
+def descriptor(
+    shape: Iterable[int], format: str, blocksize: int, nested_blocksize: int
+) -> _abi.Tensor:
+    """An nf4_tensor without pointers. rows is the product of all dimensions but the last."""
+    dimensions = tuple(shape)
+    return _abi.Tensor(
+        struct_size=ctypes.sizeof(_abi.Tensor),
+        format=_convert.format_code(format),
+        blocksize=_convert.integer("blocksize", blocksize, 32),
+        nested_blocksize=_convert.integer("nested_blocksize", nested_blocksize, 32),
+        rows=_convert.integer("rows", math.prod(dimensions[:-1]), 64),
+        cols=_convert.integer("cols", dimensions[-1] if dimensions else 1, 64),
+    )
+
+
+def sizes_of(tensor: _abi.Tensor) -> Sizes:
+    """The sizes of an nf4_tensor; its pointers are not looked at."""
+    counts = _abi.Sizes(struct_size=ctypes.sizeof(_abi.Sizes))
+    workspace = ctypes.c_size_t()
+    check(library().nf4_tensor_sizes(ctypes.byref(tensor), ctypes.byref(counts)))
+    check(library().nf4_quantize_workspace_size(ctypes.byref(tensor), ctypes.byref(workspace)))
+    return Sizes(
+        elements=counts.elements,
+        blocks=counts.blocks,
+        nested_blocks=counts.nested_blocks,
+        packed_bytes=counts.packed_bytes,
+        absmax_bytes=counts.absmax_bytes,
+        workspace_bytes=workspace.value,
+    )
+
+
+def sizes(
+    shape: Iterable[int],
+    *,
+    format: str = "nf4",
+    blocksize: int = 64,
+    nested_blocksize: int = 256,
+) -> Sizes:
+    """The sizes to allocate for a weight of this shape. Raises InvalidArgument."""
+    return sizes_of(descriptor(shape, format, blocksize, nested_blocksize))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class QuantizedTensor:
+    """A weight in 4 bits. It holds the objects that it is given and copies none.
+
+    packed         uint8 [ceil(n / 2)], element 2i in the high nibble of byte i
+    absmax         float32 [ceil(n / blocksize)]; uint8 if nested
+    nested_absmax, nested_code, nested_offset
+                   float32 [ceil(blocks / nested_blocksize)], [256] and [1]; None if flat
+    codebook       float32 [16] in place of the format's own, or None
+    dtype          "fp16", "bf16" or "fp32": that of the weight before
+
+    Any part may be of any shape with that many elements. Each is a numpy array, an object
+    with __cuda_array_interface__ or __dlpack__, or a raw address, and all are in host memory
+    or all in device memory.
+    """
+
+    packed: Any = field(repr=False)
+    absmax: Any = field(repr=False)
+    shape: tuple[int, ...]
+    nested_absmax: Any = field(default=None, repr=False)
+    nested_code: Any = field(default=None, repr=False)
+    nested_offset: Any = field(default=None, repr=False)
+    codebook: Any = field(default=None, repr=False)
+    format: str = "nf4"
+    blocksize: int = 64
+    nested_blocksize: int = 0
+    dtype: str = "fp32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "shape", tuple(_convert.integer("shape", extent, 64) for extent in self.shape)
+        )
+        object.__setattr__(self, "dtype", _convert.dtype_name(self.dtype))
+        for name in ("nested_absmax", "nested_code", "nested_offset"):
+            if self.nested != (getattr(self, name) is not None):
+                given = "is None" if self.nested else "is given"
+                raise InvalidArgument(
+                    f"{name} {given}, but nested_blocksize is {self.nested_blocksize}"
+                )
+
+    def descriptor(self) -> _abi.Tensor:
+        """The nf4_tensor of this weight, without its pointers."""
+        return descriptor(self.shape, self.format, self.blocksize, self.nested_blocksize)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes that the parts should have."""
+        return sizes_of(self.descriptor())
+
+    @property
+    def nested(self) -> bool:
+        """Are the scales quantized, too (double quantization)?"""
+        return self.nested_blocksize != 0
+
+    @property
+    def elements(self) -> int:
+        """Numbers in the weight."""
+        return math.prod(self.shape)
+
+    @property
+    def blocks(self) -> int:
+        """Elements of absmax."""
+        return self.sizes.blocks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of packed, absmax, nested_absmax and nested_offset. The tables nested_code
+        and codebook, which weights share, are not counted."""
+        counts = self.sizes
+        nested_bytes = 4 * counts.nested_blocks + 4 if self.nested else 0
+        return counts.packed_bytes + counts.absmax_bytes + nested_bytes
+
+    @property
+    def bits_per_weight(self) -> float:
+        """8 * nbytes / elements; 0 for a weight of no elements."""
+        return 8 * self.nbytes / self.elements if self.elements else 0.0
