@@ -16,7 +16,7 @@ def main() -> None:
     tap = Tap()
     functions = read_header(root / "include/nf4/nf4.h").functions
     bindings = {
-        "Python": (root / "bindings/python/nf4/_abi.py", r"\b(nf4_\w+)\b"),
+        "Python": (root / "bindings/python/nf4/_abi.py", r'"(nf4_\w+)": \(\s*[\w()]+,\s*\['),
         "Rust": (root / "bindings/rust/nf4-sys/src/bindings.rs", r"\bpub fn (nf4_\w+)\s*\("),
     }
     for language, (path, pattern) in bindings.items():

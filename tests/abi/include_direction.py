@@ -16,6 +16,8 @@ MAY_INCLUDE = {
     "cuda": {"cuda", "core", "shared", "header"},
     "api": {"api", "cpu", "cuda", "core", "shared", "header"},
 }
+# What the build generates, and for whom.
+GENERATED = {"nf4_config.hpp": "api", "nf4_gpu_families.hpp": "cuda"}
 # The only rooms whose code nvcc sees.
 CUDA_ROOMS = {"cuda", "core"}
 CUDA_HEADER = re.compile(r"cuda|cooperative_groups|driver_types|vector_types|mma\.h")
@@ -29,7 +31,7 @@ def room(path: str) -> str:
     first, slash, _ = path.partition("/")
     if slash:
         return first
-    return "shared" if path in SHARED else "api"
+    return "shared" if path in SHARED else GENERATED.get(path, "api")
 
 
 def faults(source: Path, lib: Path) -> list[str]:

@@ -32,20 +32,22 @@ def nvcc_complaint(nvcc: str, flags: list[str], source: str) -> str | None:
         unit = Path(folder) / "unit.cu"
         unit.write_text(source)
         command = [nvcc, "-std=c++17", "-arch=sm_75", *flags, "-c", str(unit), "-o", f"{unit}.o"]
-        run = subprocess.run(command, capture_output=True, text=True)
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
     return None if run.returncode == 0 else run.stderr + run.stdout
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--generated", type=Path, required=True, help="lib/ of the build folder")
     parser.add_argument("--cxx", required=True)
     parser.add_argument("--nvcc", default="", help="the CUDA compiler, where the build has one")
     options = parser.parse_args()
 
     tap = Tap()
     lib = options.root / "lib"
-    includes = [f"-I{lib}", f"-I{options.root / 'include'}"]
+    includes = [f"-I{path}" for path in (lib, options.root / "include", options.generated)]
+    includes.append(f"-I{options.generated / 'cuda'}")
     for header in sorted(path for path in lib.rglob("*") if path.suffix in {".hpp", ".cuh"}):
         name = str(header.relative_to(lib))
         source = f'#include "{name}"\n'
