@@ -1,0 +1,76 @@
+"""Includes in lib/ point one way: api -> backends -> problem -> nf4.h, and all of them -> core."""
+
+import argparse
+import re
+from pathlib import Path
+
+from tap import Tap
+
+# Which rooms a file of each room may include. "shared" is what stands beside the rooms and
+# belongs to neither backend; "api" is the rest of lib/.
+SHARED = {"problem.hpp", "status.hpp", "status.cpp"}
+MAY_INCLUDE = {
+    "core": {"core"},
+    "shared": {"shared", "header"},
+    "cpu": {"cpu", "core", "shared", "header"},
+    "cuda": {"cuda", "core", "shared", "header"},
+    "api": {"api", "cpu", "cuda", "core", "shared", "header"},
+}
+# What the build generates, and for whom.
+GENERATED = {"nf4_config.hpp": "api", "nf4_gpu_families.hpp": "cuda"}
+# The only rooms whose code nvcc sees.
+CUDA_ROOMS = {"cuda", "core"}
+CUDA_HEADER = re.compile(r"cuda|cooperative_groups|driver_types|vector_types|mma\.h")
+SOURCES = {".cpp", ".hpp", ".h", ".cu", ".cuh", ".inl"}
+
+
+def room(path: str) -> str:
+    """The room of a path relative to lib/."""
+    if path == "nf4/nf4.h":
+        return "header"
+    first, slash, _ = path.partition("/")
+    if slash:
+        return first
+    return "shared" if path in SHARED else GENERATED.get(path, "api")
+
+
+def faults(source: Path, lib: Path) -> list[str]:
+    home = room(str(source.relative_to(lib)))
+    if home not in MAY_INCLUDE:
+        return [f"lib/{home}/ has no rule here: give it one"]
+    found = []
+    for number, line in enumerate(source.read_text().splitlines(), 1):
+        include = re.match(r'\s*#\s*include\s*([<"])(.*)[>"]', line)
+        if not include:
+            continue
+        bracket, target = include.groups()
+        where = f"{source.relative_to(lib.parent)}:{number}: {target}"
+        if bracket == "<":
+            if CUDA_HEADER.match(target) and home not in CUDA_ROOMS:
+                found.append(f"{where}: a CUDA header outside lib/cuda and lib/core")
+        elif ".." in target or (
+            target.count("/") == 0 and (source.parent / target).exists() and source.parent != lib
+        ):
+            found.append(f"{where}: write the path from lib/")
+        elif room(target) not in MAY_INCLUDE[home]:
+            found.append(f"{where}: {home} may not include {room(target)}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, required=True)
+    lib = parser.parse_args().root / "lib"
+
+    tap = Tap()
+    sources = sorted(path for path in lib.rglob("*") if path.suffix in SOURCES)
+    by_room: dict[str, list[str]] = {}
+    for source in sources:
+        by_room.setdefault(room(str(source.relative_to(lib))), []).extend(faults(source, lib))
+    for name, found in sorted(by_room.items()):
+        tap.check(f"includes of {name}", "\n".join(found))
+    tap.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+/* The ABI of nf4.h on 64-bit machines, pinned: an edit that moves a field, changes a value or
+ * a signature does not compile here. Additions are appended; the rest never changes within
+ * one SONAME. */
+#include <nf4/nf4.h>
+
+#define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), "size of " #type)
+#define FIELD(type, field, offset, bytes)                                           \
+  _Static_assert(offsetof(type, field) == (offset), "offset of " #type "." #field); \
+  _Static_assert(sizeof(((type *)0)->field) == (bytes), "size of " #type "." #field)
+#define VALUE(name, value) _Static_assert((name) == (value), #name)
+#define SIGNED(type) _Static_assert((type) - 1 < (type)0, #type " is signed")
+
+SIZE(size_t, 8);
+SIZE(void *, 8);
+
+SIZE(nf4_status, 4);
+SIGNED(nf4_status);
+VALUE(NF4_STATUS_OK, 0);
+VALUE(NF4_STATUS_INVALID_ARGUMENT, 1);
+VALUE(NF4_STATUS_NO_CUDA, 2);
+VALUE(NF4_STATUS_NO_DEVICE, 3);
+VALUE(NF4_STATUS_UNSUPPORTED_DEVICE, 4);
+VALUE(NF4_STATUS_CUDA_ERROR, 5);
+
+SIZE(nf4_format, 4);
+SIGNED(nf4_format);
+VALUE(NF4_FORMAT_FP4, 1);
+VALUE(NF4_FORMAT_NF4, 2);
+
+SIZE(nf4_dtype, 4);
+SIGNED(nf4_dtype);
+VALUE(NF4_DTYPE_FP32, 1);
+VALUE(NF4_DTYPE_FP16, 2);
+VALUE(NF4_DTYPE_BF16, 3);
+
+SIZE(nf4_stream, 8);
+
+SIZE(nf4_tensor, 88);
+FIELD(nf4_tensor, struct_size, 0, 8);
+FIELD(nf4_tensor, format, 8, 4);
+FIELD(nf4_tensor, blocksize, 12, 4);
+FIELD(nf4_tensor, nested_blocksize, 16, 4);
+FIELD(nf4_tensor, reserved, 20, 4);
+FIELD(nf4_tensor, rows, 24, 8);
+FIELD(nf4_tensor, cols, 32, 8);
+FIELD(nf4_tensor, packed, 40, 8);
+FIELD(nf4_tensor, absmax, 48, 8);
+FIELD(nf4_tensor, nested_absmax, 56, 8);
+FIELD(nf4_tensor, nested_code, 64, 8);
+FIELD(nf4_tensor, nested_offset, 72, 8);
+FIELD(nf4_tensor, codebook, 80, 8);
+
+SIZE(nf4_sizes, 48);
+FIELD(nf4_sizes, struct_size, 0, 8);
+FIELD(nf4_sizes, elements, 8, 8);
+FIELD(nf4_sizes, blocks, 16, 8);
+FIELD(nf4_sizes, nested_blocks, 24, 8);
+FIELD(nf4_sizes, packed_bytes, 32, 8);
+FIELD(nf4_sizes, absmax_bytes, 40, 8);
+
+SIZE(nf4_device, 328);
+FIELD(nf4_device, struct_size, 0, 8);
+FIELD(nf4_device, device_count, 8, 4);
+FIELD(nf4_device, compute_capability, 12, 4);
+FIELD(nf4_device, multiprocessors, 16, 4);
+FIELD(nf4_device, driver_version, 20, 4);
+FIELD(nf4_device, runtime_version, 24, 4);
+FIELD(nf4_device, reserved, 28, 4);
+FIELD(nf4_device, memory_bytes, 32, 8);
+FIELD(nf4_device, name, 40, 256);
+FIELD(nf4_device, dequant_variant, 296, 32);
+
+/* A second declaration that differs from the header's is an error. */
+const char *nf4_status_string(nf4_status status);
+const char *nf4_last_error(void);
+int32_t nf4_version(void);
+const char *nf4_version_string(void);
+const char *nf4_build_info(void);
+const float *nf4_codebook(nf4_format format);
+const float *nf4_scale_code(void);
+nf4_status nf4_tensor_sizes(const nf4_tensor *tensor, nf4_sizes *sizes);
+nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t *bytes);
+nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
+                              nf4_stream stream);
+nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
+                           int32_t threads);
+nf4_status nf4_quantize_launch(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
+                               void *workspace, size_t workspace_bytes, nf4_stream stream);
+nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
+                            void *workspace, size_t workspace_bytes, int32_t threads);
+nf4_status nf4_device_info(int32_t device, nf4_device *info);
+const char *nf4_cpu_variant(void);
