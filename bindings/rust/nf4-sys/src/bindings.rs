@@ -1,0 +1,298 @@
+// Made from include/nf4/nf4.h by bindgen; do not edit. To remake it:
+// NF4_BLESS=1 cargo test -p nf4-sys --test bindings
+
+pub const NF4_VERSION_MAJOR: i32 = 0;
+pub const NF4_VERSION_MINOR: i32 = 1;
+pub const NF4_VERSION_PATCH: i32 = 0;
+pub const NF4_STATUS_OK: i32 = 0;
+pub const NF4_STATUS_INVALID_ARGUMENT: i32 = 1;
+pub const NF4_STATUS_NO_CUDA: i32 = 2;
+pub const NF4_STATUS_NO_DEVICE: i32 = 3;
+pub const NF4_STATUS_UNSUPPORTED_DEVICE: i32 = 4;
+pub const NF4_STATUS_CUDA_ERROR: i32 = 5;
+pub const NF4_FORMAT_FP4: i32 = 1;
+pub const NF4_FORMAT_NF4: i32 = 2;
+pub const NF4_DTYPE_FP32: i32 = 1;
+pub const NF4_DTYPE_FP16: i32 = 2;
+pub const NF4_DTYPE_BF16: i32 = 3;
+/// ---- Status -------------------------------------------------------------
+pub type nf4_status = i32;
+/** The 4-bit format. It chooses the codebook where nf4_tensor.codebook is NULL.
+ The values are those of bitsandbytes' C library.*/
+pub type nf4_format = i32;
+/// Element types of dense data.
+pub type nf4_dtype = i32;
+#[repr(C)]
+#[derive(Debug)]
+pub struct CUstream_st {
+    _unused: [u8; 0],
+}
+/** cudaStream_t (and CUstream) without their headers. NULL is the legacy default
+ stream of the current device.*/
+pub type nf4_stream = *mut CUstream_st;
+/** A quantized weight. It borrows every pointer and owns nothing. Dequantize reads
+ packed, absmax, nested_absmax and nested_offset; quantize writes them.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nf4_tensor {
+    /// sizeof(nf4_tensor)
+    pub struct_size: usize,
+    pub format: nf4_format,
+    /// elements: a power of two, 32..4096
+    pub blocksize: i32,
+    /// scales: a power of two, 1..2^30; 0 means flat
+    pub nested_blocksize: i32,
+    /// 0
+    pub reserved: i32,
+    /// >= 0; rows * cols <= 2^60
+    pub rows: i64,
+    /// >= 0
+    pub cols: i64,
+    pub packed: *mut ::core::ffi::c_void,
+    /// float if flat, uint8_t if nested
+    pub absmax: *mut ::core::ffi::c_void,
+    /// this and the next two: NULL if and only if flat
+    pub nested_absmax: *mut f32,
+    pub nested_code: *const f32,
+    pub nested_offset: *mut f32,
+    /// 16 floats that replace the format's, or NULL
+    pub codebook: *const f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of nf4_tensor"][::core::mem::size_of::<nf4_tensor>() - 88usize];
+    ["Alignment of nf4_tensor"][::core::mem::align_of::<nf4_tensor>() - 8usize];
+    [
+        "Offset of field: nf4_tensor::struct_size",
+    ][::core::mem::offset_of!(nf4_tensor, struct_size) - 0usize];
+    [
+        "Offset of field: nf4_tensor::format",
+    ][::core::mem::offset_of!(nf4_tensor, format) - 8usize];
+    [
+        "Offset of field: nf4_tensor::blocksize",
+    ][::core::mem::offset_of!(nf4_tensor, blocksize) - 12usize];
+    [
+        "Offset of field: nf4_tensor::nested_blocksize",
+    ][::core::mem::offset_of!(nf4_tensor, nested_blocksize) - 16usize];
+    [
+        "Offset of field: nf4_tensor::reserved",
+    ][::core::mem::offset_of!(nf4_tensor, reserved) - 20usize];
+    [
+        "Offset of field: nf4_tensor::rows",
+    ][::core::mem::offset_of!(nf4_tensor, rows) - 24usize];
+    [
+        "Offset of field: nf4_tensor::cols",
+    ][::core::mem::offset_of!(nf4_tensor, cols) - 32usize];
+    [
+        "Offset of field: nf4_tensor::packed",
+    ][::core::mem::offset_of!(nf4_tensor, packed) - 40usize];
+    [
+        "Offset of field: nf4_tensor::absmax",
+    ][::core::mem::offset_of!(nf4_tensor, absmax) - 48usize];
+    [
+        "Offset of field: nf4_tensor::nested_absmax",
+    ][::core::mem::offset_of!(nf4_tensor, nested_absmax) - 56usize];
+    [
+        "Offset of field: nf4_tensor::nested_code",
+    ][::core::mem::offset_of!(nf4_tensor, nested_code) - 64usize];
+    [
+        "Offset of field: nf4_tensor::nested_offset",
+    ][::core::mem::offset_of!(nf4_tensor, nested_offset) - 72usize];
+    [
+        "Offset of field: nf4_tensor::codebook",
+    ][::core::mem::offset_of!(nf4_tensor, codebook) - 80usize];
+};
+/// Sizes of the parts of a tensor.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nf4_sizes {
+    /// sizeof(nf4_sizes), set by the caller
+    pub struct_size: usize,
+    /// rows * cols
+    pub elements: i64,
+    /// elements of absmax
+    pub blocks: i64,
+    /// elements of nested_absmax; 0 if flat
+    pub nested_blocks: i64,
+    pub packed_bytes: i64,
+    pub absmax_bytes: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of nf4_sizes"][::core::mem::size_of::<nf4_sizes>() - 48usize];
+    ["Alignment of nf4_sizes"][::core::mem::align_of::<nf4_sizes>() - 8usize];
+    [
+        "Offset of field: nf4_sizes::struct_size",
+    ][::core::mem::offset_of!(nf4_sizes, struct_size) - 0usize];
+    [
+        "Offset of field: nf4_sizes::elements",
+    ][::core::mem::offset_of!(nf4_sizes, elements) - 8usize];
+    [
+        "Offset of field: nf4_sizes::blocks",
+    ][::core::mem::offset_of!(nf4_sizes, blocks) - 16usize];
+    [
+        "Offset of field: nf4_sizes::nested_blocks",
+    ][::core::mem::offset_of!(nf4_sizes, nested_blocks) - 24usize];
+    [
+        "Offset of field: nf4_sizes::packed_bytes",
+    ][::core::mem::offset_of!(nf4_sizes, packed_bytes) - 32usize];
+    [
+        "Offset of field: nf4_sizes::absmax_bytes",
+    ][::core::mem::offset_of!(nf4_sizes, absmax_bytes) - 40usize];
+};
+/// ---- The machine ----------------------------------------------------------
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nf4_device {
+    /// sizeof(nf4_device), set by the caller
+    pub struct_size: usize,
+    /// GPUs that the CUDA driver shows
+    pub device_count: i32,
+    /// major * 10 + minor: 90 for an H200
+    pub compute_capability: i32,
+    pub multiprocessors: i32,
+    /// CUDA version of the driver, 13000 for 13.0; 0: none
+    pub driver_version: i32,
+    /// CUDA version that the library was built with
+    pub runtime_version: i32,
+    pub reserved: i32,
+    pub memory_bytes: i64,
+    pub name: [::core::ffi::c_char; 256usize],
+    /// the kernels that would run, such as "sm90"
+    pub dequant_variant: [::core::ffi::c_char; 32usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of nf4_device"][::core::mem::size_of::<nf4_device>() - 328usize];
+    ["Alignment of nf4_device"][::core::mem::align_of::<nf4_device>() - 8usize];
+    [
+        "Offset of field: nf4_device::struct_size",
+    ][::core::mem::offset_of!(nf4_device, struct_size) - 0usize];
+    [
+        "Offset of field: nf4_device::device_count",
+    ][::core::mem::offset_of!(nf4_device, device_count) - 8usize];
+    [
+        "Offset of field: nf4_device::compute_capability",
+    ][::core::mem::offset_of!(nf4_device, compute_capability) - 12usize];
+    [
+        "Offset of field: nf4_device::multiprocessors",
+    ][::core::mem::offset_of!(nf4_device, multiprocessors) - 16usize];
+    [
+        "Offset of field: nf4_device::driver_version",
+    ][::core::mem::offset_of!(nf4_device, driver_version) - 20usize];
+    [
+        "Offset of field: nf4_device::runtime_version",
+    ][::core::mem::offset_of!(nf4_device, runtime_version) - 24usize];
+    [
+        "Offset of field: nf4_device::reserved",
+    ][::core::mem::offset_of!(nf4_device, reserved) - 28usize];
+    [
+        "Offset of field: nf4_device::memory_bytes",
+    ][::core::mem::offset_of!(nf4_device, memory_bytes) - 32usize];
+    [
+        "Offset of field: nf4_device::name",
+    ][::core::mem::offset_of!(nf4_device, name) - 40usize];
+    [
+        "Offset of field: nf4_device::dequant_variant",
+    ][::core::mem::offset_of!(nf4_device, dequant_variant) - 296usize];
+};
+extern "C" {
+    /// The name of a status, such as "NF4_STATUS_OK"; never NULL.
+    pub fn nf4_status_string(status: nf4_status) -> *const ::core::ffi::c_char;
+    /** What was wrong in the last call that failed on this thread, in words that name
+ the argument and its value. Empty before any failure; never NULL. Valid until
+ the next failure on the same thread.*/
+    pub fn nf4_last_error() -> *const ::core::ffi::c_char;
+    /// major * 10000 + minor * 100 + patch of the library that is loaded.
+    pub fn nf4_version() -> i32;
+    /// The same as text, such as "0.1.0".
+    pub fn nf4_version_string() -> *const ::core::ffi::c_char;
+    /** How the library was built: lines of "key: value" (compiler, cuda, cuda_archs,
+ cpu_variants), for reports.*/
+    pub fn nf4_build_info() -> *const ::core::ffi::c_char;
+    /** The 16 floats of a format, by code; NULL if the format is unknown.
+ NF4: QLoRA (arXiv:2305.14314), appendix E. FP4: a sign bit and the magnitudes
+ {0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4}, as in bitsandbytes.*/
+    pub fn nf4_codebook(format: nf4_format) -> *const f32;
+    /** The 256 floats that bitsandbytes quantizes scales to: its signed dynamic map
+ (create_dynamic_map), ascending.*/
+    pub fn nf4_scale_code() -> *const f32;
+    /** Fills *sizes from the format, blocksizes, rows and cols of *tensor; its
+ pointers are not looked at.*/
+    pub fn nf4_tensor_sizes(
+        tensor: *const nf4_tensor,
+        sizes: *mut nf4_sizes,
+    ) -> nf4_status;
+    /** Scratch that nf4_quantize_launch and nf4_quantize_cpu need for *tensor, in
+ bytes; 0 if flat. The pointers of *tensor are not looked at.*/
+    pub fn nf4_quantize_workspace_size(
+        tensor: *const nf4_tensor,
+        bytes: *mut usize,
+    ) -> nf4_status;
+    /** out[rows * cols] = the weight, in out_dtype. `out` must not overlap any part of
+ the weight. A tensor of no elements is fine, with NULL pointers too: nothing is
+ read or written.
+
+ INVALID_ARGUMENT: weight or a needed pointer is NULL; struct_size, format,
+ blocksize, nested_blocksize, reserved, rows, cols or out_dtype is out of range;
+ the nested pointers are partly NULL or contradict nested_blocksize; a pointer
+ is misaligned for its type; out overlaps an input; a pointer is host memory
+ that the GPU cannot reach, or memory of another device than the stream's.*/
+    pub fn nf4_dequant_launch(
+        weight: *const nf4_tensor,
+        out: *mut ::core::ffi::c_void,
+        out_dtype: nf4_dtype,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    /** The same on host memory. threads: how many to use at most, >= 1; 0 means one for
+ each processor that the process may run on.*/
+    pub fn nf4_dequant_cpu(
+        weight: *const nf4_tensor,
+        out: *mut ::core::ffi::c_void,
+        out_dtype: nf4_dtype,
+        threads: i32,
+    ) -> nf4_status;
+    /** Quantizes in[rows * cols] into the buffers of *weight (and reads its
+ nested_code and codebook). Deterministic, and the same bytes from the GPU and
+ the CPU:
+   absmax   the largest finite |x| of the block.
+   code     the codebook entry nearest to RN(x * RN(1 / max(absmax, 2^-126))),
+            a tie going to the lower entry; equal entries: to the lowest code. A
+            codebook of your own should span [-1, 1]. NaN is stored as the code
+            nearest to 0, +Inf and -Inf as those nearest to +1 and -1: one bad
+            element never spoils its neighbours.
+   nested   offset = RN(sum / nb), the sum taken in binary64 over the complete
+            binary tree of the block scales; then scales - offset are quantized
+            to nested_code in blocks of nested_blocksize by the same rule.
+
+ workspace: scratch of at least nf4_quantize_workspace_size() bytes, 16-byte
+ aligned, in the same memory as the rest; may be NULL if that size is 0.
+
+ INVALID_ARGUMENT: as for nf4_dequant_launch, and if the workspace is NULL,
+ misaligned or too small, or if any two of in, workspace and the outputs
+ overlap.*/
+    pub fn nf4_quantize_launch(
+        in_: *const ::core::ffi::c_void,
+        in_dtype: nf4_dtype,
+        weight: *const nf4_tensor,
+        workspace: *mut ::core::ffi::c_void,
+        workspace_bytes: usize,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    /// The same on host memory; threads as in nf4_dequant_cpu.
+    pub fn nf4_quantize_cpu(
+        in_: *const ::core::ffi::c_void,
+        in_dtype: nf4_dtype,
+        weight: *const nf4_tensor,
+        workspace: *mut ::core::ffi::c_void,
+        workspace_bytes: usize,
+        threads: i32,
+    ) -> nf4_status;
+    /** Is GPU `device` usable by this library? OK if so, else NO_CUDA, NO_DEVICE,
+ UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range,
+ with the reason in nf4_last_error(); what is known of it is filled in either
+ way. The one function that may initialise CUDA and take long.*/
+    pub fn nf4_device_info(device: i32, info: *mut nf4_device) -> nf4_status;
+    /// The CPU kernels that this machine runs: "avx512", "avx2" or "scalar".
+    pub fn nf4_cpu_variant() -> *const ::core::ffi::c_char;
+}

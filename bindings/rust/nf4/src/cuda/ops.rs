@@ -1,0 +1,150 @@
+//! Quantize and dequantize on the GPU, in the order of a stream.
+
+use cudarc::driver::{
+    CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr as _, DevicePtrMut as _, DeviceSlice,
+    SyncOnDrop,
+};
+
+use super::tensor::{CudaMut, CudaRef, CudaScalesMut, CudaScalesRef};
+use crate::device::{self, DevicePtr, DeviceScales, DeviceTensor, Stream};
+use crate::error::check_length;
+use crate::{Element, Error, Result};
+
+/// Addresses for one launch on a stream. Taking one makes the stream wait for the work of
+/// others on that buffer; dropping this tells others to wait for the launch. So it is
+/// dropped after the launch.
+struct Access<'a> {
+    stream: &'a CudaStream,
+    guards: Vec<SyncOnDrop<'a>>,
+}
+
+impl<'a> Access<'a> {
+    fn new(stream: &'a CudaStream) -> Self {
+        Access {
+            stream,
+            guards: Vec::with_capacity(8),
+        }
+    }
+
+    fn read<T>(&mut self, name: &str, buffer: &'a CudaView<'_, T>) -> Result<DevicePtr<T>> {
+        check_context(name, buffer.stream().context(), self.stream)?;
+        let (address, guard) = buffer.device_ptr(self.stream);
+        self.guards.push(guard);
+        Ok(DevicePtr::from_address(address))
+    }
+
+    fn write<T>(&mut self, name: &str, buffer: &'a mut CudaViewMut<'_, T>) -> Result<DevicePtr<T>> {
+        check_context(name, buffer.stream().context(), self.stream)?;
+        let (address, guard) = buffer.device_ptr_mut(self.stream);
+        self.guards.push(guard);
+        Ok(DevicePtr::from_address(address))
+    }
+
+    fn read_optional<T>(
+        &mut self,
+        name: &str,
+        buffer: &'a Option<CudaView<'_, T>>,
+    ) -> Result<Option<DevicePtr<T>>> {
+        buffer
+            .as_ref()
+            .map(|buffer| self.read(name, buffer))
+            .transpose()
+    }
+
+    /// The stream, with its context current on this thread. A wait that failed above is
+    /// reported here, before anything is enqueued.
+    fn bound_stream(&self) -> Result<Stream> {
+        self.stream.context().bind_to_thread()?;
+        Ok(Stream::from_raw(self.stream.cu_stream().cast()))
+    }
+}
+
+fn check_context(name: &str, context: &CudaContext, stream: &CudaStream) -> Result<()> {
+    if context == stream.context().as_ref() {
+        return Ok(());
+    }
+    let (theirs, ours) = (context.ordinal(), stream.context().ordinal());
+    Err(Error::InvalidArgument(format!(
+        "{name} is memory of another CUDA context (device {theirs}) than the stream's ({ours})"
+    )))
+}
+
+/// Enqueues on `stream` the writing of the `rows * cols` values of `weight` to `out`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if `out` has another length than the weight, or a buffer is of
+/// another context than the stream; what the launch or the driver reports.
+pub fn dequantize_into<T: Element>(
+    weight: &CudaRef<'_>,
+    out: &mut CudaViewMut<'_, T>,
+    stream: &CudaStream,
+) -> Result<()> {
+    check_length("out", DeviceSlice::len(out), weight.elements)?;
+    let mut access = Access::new(stream);
+    let raw = DeviceTensor {
+        spec: weight.spec,
+        packed: access.read("packed", &weight.packed)?,
+        scales: match &weight.scales {
+            CudaScalesRef::Flat(absmax) => DeviceScales::Flat(access.read("absmax", absmax)?),
+            CudaScalesRef::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => DeviceScales::Nested {
+                codes: access.read("absmax", codes)?,
+                absmax: access.read("nested_absmax", absmax)?,
+                code: access.read("nested_code", code)?,
+                offset: access.read("nested_offset", offset)?,
+            },
+        },
+        codebook: access.read_optional("codebook", &weight.codebook)?,
+    };
+    let out = access.write("out", out)?;
+    let stream = access.bound_stream()?;
+    // SAFETY: the lengths were checked when the weight was made and above; cudarc frees or
+    // reuses the buffers only after what `access` records; `out` is borrowed mutably, so it
+    // is no part of the weight.
+    unsafe { device::dequant_launch(&raw, out, stream) }
+}
+
+/// Enqueues on `stream` the quantizing of the `rows * cols` elements of `values` into the
+/// buffers of `weight`. `workspace` has at least
+/// [`Spec::workspace_bytes`](crate::Spec::workspace_bytes) bytes, aligned to 16.
+///
+/// # Errors
+/// As [`dequantize_into`], and [`Error::InvalidArgument`] if the workspace is too small.
+pub fn quantize_into<T: Element>(
+    values: &CudaView<'_, T>,
+    weight: &mut CudaMut<'_>,
+    workspace: &mut CudaViewMut<'_, u8>,
+    stream: &CudaStream,
+) -> Result<()> {
+    check_length("values", DeviceSlice::len(values), weight.elements)?;
+    let workspace_bytes = DeviceSlice::len(workspace);
+    let mut access = Access::new(stream);
+    let raw = DeviceTensor {
+        spec: weight.spec,
+        packed: access.write("packed", &mut weight.packed)?,
+        scales: match &mut weight.scales {
+            CudaScalesMut::Flat(absmax) => DeviceScales::Flat(access.write("absmax", absmax)?),
+            CudaScalesMut::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => DeviceScales::Nested {
+                codes: access.write("absmax", codes)?,
+                absmax: access.write("nested_absmax", absmax)?,
+                code: access.read("nested_code", code)?,
+                offset: access.write("nested_offset", offset)?,
+            },
+        },
+        codebook: access.read_optional("codebook", &weight.codebook)?,
+    };
+    let values = access.read("values", values)?;
+    let workspace = access.write("workspace", workspace)?;
+    let stream = access.bound_stream()?;
+    // SAFETY: as in dequantize_into; libnf4 checks the size of the workspace.
+    unsafe { device::quantize_launch(values, &raw, workspace, workspace_bytes, stream) }
+}

@@ -1,0 +1,326 @@
+//! Quantized weights in buffers of cudarc.
+
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, DeviceSlice, ValidAsZeroBits,
+};
+
+use crate::error::check_length;
+use crate::spec::{ScaleLengths, CODEBOOK_SIZE, SCALE_CODE_SIZE};
+use crate::{QuantizedRef, QuantizedTensor, Result, Scales, ScalesRef, Sizes, Spec};
+
+/// The scales of a weight on the GPU; the parts are those of [`Scales`], the
+/// code 256 floats and the offset one.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub enum CudaScalesRef<'a> {
+    Flat(CudaView<'a, f32>),
+    Nested {
+        codes: CudaView<'a, u8>,
+        absmax: CudaView<'a, f32>,
+        code: CudaView<'a, f32>,
+        offset: CudaView<'a, f32>,
+    },
+}
+
+/// The scales of a weight on the GPU, to be written; the parts are those of
+/// [`CudaScalesRef`]. `code` is read.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub enum CudaScalesMut<'a> {
+    Flat(CudaViewMut<'a, f32>),
+    Nested {
+        codes: CudaViewMut<'a, u8>,
+        absmax: CudaViewMut<'a, f32>,
+        code: CudaView<'a, f32>,
+        offset: CudaViewMut<'a, f32>,
+    },
+}
+
+/// A quantized weight that borrows buffers on the GPU, to be read.
+#[derive(Debug)]
+pub struct CudaRef<'a> {
+    pub(super) spec: Spec,
+    pub(super) elements: usize,
+    pub(super) packed: CudaView<'a, u8>,
+    pub(super) scales: CudaScalesRef<'a>,
+    pub(super) codebook: Option<CudaView<'a, f32>>,
+}
+
+impl<'a> CudaRef<'a> {
+    /// A weight of these parts. `codebook`, 16 floats, replaces that of the format.
+    ///
+    /// # Errors
+    /// As [`QuantizedRef::new`].
+    pub fn new(
+        spec: Spec,
+        packed: CudaView<'a, u8>,
+        scales: CudaScalesRef<'a>,
+        codebook: Option<CudaView<'a, f32>>,
+    ) -> Result<Self> {
+        let lengths = match &scales {
+            CudaScalesRef::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
+            CudaScalesRef::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => ScaleLengths::Nested {
+                codes: codes.len(),
+                absmax: absmax.len(),
+                code: code.len(),
+                offset: offset.len(),
+            },
+        };
+        let elements = check_parts(spec, &packed, lengths, &codebook)?.elements;
+        Ok(CudaRef {
+            spec,
+            elements,
+            packed,
+            scales,
+            codebook,
+        })
+    }
+}
+
+/// A quantized weight that borrows buffers on the GPU, to be written by
+/// [`quantize_into`](super::quantize_into).
+#[derive(Debug)]
+pub struct CudaMut<'a> {
+    pub(super) spec: Spec,
+    pub(super) elements: usize,
+    pub(super) packed: CudaViewMut<'a, u8>,
+    pub(super) scales: CudaScalesMut<'a>,
+    pub(super) codebook: Option<CudaView<'a, f32>>,
+}
+
+impl<'a> CudaMut<'a> {
+    /// A weight of these parts. `codebook`, 16 floats, replaces that of the format.
+    ///
+    /// # Errors
+    /// As [`QuantizedRef::new`].
+    pub fn new(
+        spec: Spec,
+        packed: CudaViewMut<'a, u8>,
+        scales: CudaScalesMut<'a>,
+        codebook: Option<CudaView<'a, f32>>,
+    ) -> Result<Self> {
+        let lengths = match &scales {
+            CudaScalesMut::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
+            CudaScalesMut::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => ScaleLengths::Nested {
+                codes: codes.len(),
+                absmax: absmax.len(),
+                code: code.len(),
+                offset: offset.len(),
+            },
+        };
+        let elements = check_parts(spec, &packed, lengths, &codebook)?.elements;
+        Ok(CudaMut {
+            spec,
+            elements,
+            packed,
+            scales,
+            codebook,
+        })
+    }
+}
+
+fn check_parts(
+    spec: Spec,
+    packed: &impl DeviceSlice<u8>,
+    scales: ScaleLengths,
+    codebook: &Option<CudaView<'_, f32>>,
+) -> Result<Sizes> {
+    if let Some(entries) = codebook {
+        check_length("codebook", entries.len(), CODEBOOK_SIZE)?;
+    }
+    spec.check_parts(packed.len(), scales)
+}
+
+/// A buffer of `length` elements. The allocation has one at least: CUDA has none of 0 bytes.
+#[derive(Debug)]
+struct Buffer<T> {
+    memory: CudaSlice<T>,
+    length: usize,
+}
+
+impl<T: DeviceRepr + ValidAsZeroBits> Buffer<T> {
+    fn zeros(stream: &Arc<CudaStream>, length: usize) -> Result<Self> {
+        Ok(Buffer {
+            memory: stream.alloc_zeros(length.max(1))?,
+            length,
+        })
+    }
+
+    fn upload(stream: &Arc<CudaStream>, values: &[T]) -> Result<Self> {
+        let mut buffer = Self::zeros(stream, values.len())?;
+        if !values.is_empty() {
+            stream.memcpy_htod(values, &mut buffer.memory)?;
+        }
+        Ok(buffer)
+    }
+
+    fn download(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>> {
+        let mut values = stream.clone_dtoh(&self.memory)?;
+        stream.synchronize()?;
+        values.truncate(self.length);
+        Ok(values)
+    }
+
+    fn view(&self) -> CudaView<'_, T> {
+        self.memory.slice(..self.length)
+    }
+
+    fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.memory.slice_mut(..self.length)
+    }
+}
+
+#[derive(Debug)]
+enum BufferScales {
+    Flat(Buffer<f32>),
+    Nested {
+        codes: Buffer<u8>,
+        absmax: Buffer<f32>,
+        code: Buffer<f32>,
+        offset: Buffer<f32>,
+    },
+}
+
+/// A quantized weight that owns its buffers on the GPU.
+#[derive(Debug)]
+pub struct CudaTensor {
+    spec: Spec,
+    elements: usize,
+    packed: Buffer<u8>,
+    scales: BufferScales,
+    codebook: Option<Buffer<f32>>,
+}
+
+impl CudaTensor {
+    /// Copies a weight to the GPU.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver).
+    pub fn upload<'a>(
+        stream: &Arc<CudaStream>,
+        weight: impl Into<QuantizedRef<'a>>,
+    ) -> Result<Self> {
+        let weight = weight.into();
+        let scales = match weight.scales() {
+            ScalesRef::Flat(absmax) => BufferScales::Flat(Buffer::upload(stream, absmax)?),
+            ScalesRef::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => BufferScales::Nested {
+                codes: Buffer::upload(stream, codes)?,
+                absmax: Buffer::upload(stream, absmax)?,
+                code: Buffer::upload(stream, code)?,
+                offset: Buffer::upload(stream, &[*offset])?,
+            },
+        };
+        let codebook = weight
+            .codebook()
+            .map(|entries| Buffer::upload(stream, entries));
+        Ok(CudaTensor {
+            spec: weight.spec(),
+            elements: weight.elements(),
+            packed: Buffer::upload(stream, weight.packed())?,
+            scales,
+            codebook: codebook.transpose()?,
+        })
+    }
+
+    /// Copies a weight from the GPU, and waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver).
+    pub fn download(&self, stream: &Arc<CudaStream>) -> Result<QuantizedTensor> {
+        let scales = match &self.scales {
+            BufferScales::Flat(absmax) => Scales::Flat(absmax.download(stream)?),
+            BufferScales::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => Scales::Nested {
+                codes: codes.download(stream)?,
+                absmax: absmax.download(stream)?,
+                code: Box::new(array::<SCALE_CODE_SIZE>(&code.download(stream)?)?),
+                offset: array::<1>(&offset.download(stream)?)?[0],
+            },
+        };
+        let codebook = self.codebook.as_ref().map(|entries| {
+            let entries = entries.download(stream)?;
+            array::<CODEBOOK_SIZE>(&entries)
+        });
+        let packed = self.packed.download(stream)?;
+        QuantizedTensor::from_parts(self.spec, packed, scales, codebook.transpose()?)
+    }
+
+    /// Borrows it to be read.
+    pub fn view(&self) -> CudaRef<'_> {
+        CudaRef {
+            spec: self.spec,
+            elements: self.elements,
+            packed: self.packed.view(),
+            scales: match &self.scales {
+                BufferScales::Flat(absmax) => CudaScalesRef::Flat(absmax.view()),
+                BufferScales::Nested {
+                    codes,
+                    absmax,
+                    code,
+                    offset,
+                } => CudaScalesRef::Nested {
+                    codes: codes.view(),
+                    absmax: absmax.view(),
+                    code: code.view(),
+                    offset: offset.view(),
+                },
+            },
+            codebook: self.codebook.as_ref().map(Buffer::view),
+        }
+    }
+
+    /// Borrows it to be written.
+    pub fn view_mut(&mut self) -> CudaMut<'_> {
+        CudaMut {
+            spec: self.spec,
+            elements: self.elements,
+            packed: self.packed.view_mut(),
+            scales: match &mut self.scales {
+                BufferScales::Flat(absmax) => CudaScalesMut::Flat(absmax.view_mut()),
+                BufferScales::Nested {
+                    codes,
+                    absmax,
+                    code,
+                    offset,
+                } => CudaScalesMut::Nested {
+                    codes: codes.view_mut(),
+                    absmax: absmax.view_mut(),
+                    code: code.view(),
+                    offset: offset.view_mut(),
+                },
+            },
+            codebook: self.codebook.as_ref().map(Buffer::view),
+        }
+    }
+
+    /// Shape and format.
+    pub fn spec(&self) -> Spec {
+        self.spec
+    }
+}
+
+fn array<const N: usize>(values: &[f32]) -> Result<[f32; N]> {
+    check_length("the table", values.len(), N)?;
+    Ok(std::array::from_fn(|i| values[i]))
+}

@@ -1,0 +1,211 @@
+//! Launches on raw device memory: what CUDA code of any kind can call.
+//!
+//! These functions are unsafe. They know nothing of the memory but its address, and return
+//! when the work is enqueued, not when it is done. With the feature `cudarc`, the module
+//! `cuda` has safe ones for the buffers of that crate.
+
+use std::ffi::c_void;
+use std::fmt;
+
+use nf4_sys as sys;
+
+use crate::error::check;
+use crate::{Element, Result, Spec};
+
+/// An address in the memory of a GPU, of elements of `T`. It owns nothing and the host
+/// cannot look behind it.
+#[repr(transparent)]
+pub struct DevicePtr<T>(*mut T);
+
+impl<T> DevicePtr<T> {
+    /// NULL, good for weights of no elements.
+    pub const NULL: Self = Self::from_raw(std::ptr::null_mut());
+
+    /// Of a pointer that cudaMalloc or the like returned.
+    pub const fn from_raw(address: *mut T) -> Self {
+        DevicePtr(address)
+    }
+
+    /// Of a `CUdeviceptr`.
+    pub const fn from_address(address: u64) -> Self {
+        Self::from_raw(address as usize as *mut T)
+    }
+
+    /// As the C interface has it.
+    pub const fn as_raw(self) -> *mut T {
+        self.0
+    }
+}
+
+// SAFETY: the address is never followed on the host.
+unsafe impl<T> Send for DevicePtr<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for DevicePtr<T> {}
+
+impl<T> Clone for DevicePtr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for DevicePtr<T> {}
+
+impl<T> PartialEq for DevicePtr<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl<T> Eq for DevicePtr<T> {}
+
+impl<T> fmt::Debug for DevicePtr<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "DevicePtr({:p})", self.0)
+    }
+}
+
+/// A CUDA stream: `cudaStream_t` and `CUstream` are the same pointer. It owns nothing.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Stream(sys::nf4_stream);
+
+impl Stream {
+    /// The legacy default stream of the current device.
+    pub const LEGACY_DEFAULT: Self = Stream(std::ptr::null_mut());
+
+    /// Of a `cudaStream_t` or `CUstream`.
+    pub const fn from_raw(stream: *mut c_void) -> Self {
+        Stream(stream.cast())
+    }
+
+    /// As the C interface has it.
+    pub const fn as_raw(self) -> *mut c_void {
+        self.0.cast()
+    }
+}
+
+// SAFETY: a handle; CUDA takes it from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+/// The scales of a weight in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceScales {
+    /// One float for each block.
+    Flat(DevicePtr<f32>),
+    /// One code for each block (double quantization).
+    Nested {
+        /// Codes into `code`, one for each block.
+        codes: DevicePtr<u8>,
+        /// One float for each block of codes.
+        absmax: DevicePtr<f32>,
+        /// What the codes stand for: 256 floats, ascending.
+        code: DevicePtr<f32>,
+        /// One float, added to every scale.
+        offset: DevicePtr<f32>,
+    },
+}
+
+/// A quantized weight in device memory, of which nothing is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceTensor {
+    /// Shape and format; [`Spec::sizes`] gives the sizes of the parts.
+    pub spec: Spec,
+    /// The codes, two in a byte.
+    pub packed: DevicePtr<u8>,
+    /// The scales.
+    pub scales: DeviceScales,
+    /// 16 floats that replace the codebook of the format.
+    pub codebook: Option<DevicePtr<f32>>,
+}
+
+impl DeviceTensor {
+    fn raw(&self) -> Result<sys::nf4_tensor> {
+        let mut raw = self.spec.descriptor()?;
+        raw.packed = self.packed.as_raw().cast();
+        raw.codebook = self
+            .codebook
+            .map_or(std::ptr::null(), |entries| entries.as_raw());
+        match self.scales {
+            DeviceScales::Flat(absmax) => raw.absmax = absmax.as_raw().cast(),
+            DeviceScales::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => {
+                raw.absmax = codes.as_raw().cast();
+                raw.nested_absmax = absmax.as_raw();
+                raw.nested_code = code.as_raw();
+                raw.nested_offset = offset.as_raw();
+            }
+        }
+        Ok(raw)
+    }
+}
+
+/// Enqueues on `stream` the writing of the `rows * cols` values of `weight` to `out`.
+/// It does not wait for them.
+///
+/// # Errors
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for what libnf4 can see to be
+/// wrong, and every other variant; then nothing was enqueued.
+///
+/// # Safety
+/// Until the work on the stream has finished:
+/// - the parts of `weight` are memory that the GPU of `stream` can reach, at least as large
+///   as [`Spec::sizes`] says (and 256 floats of `code`, one of `offset`, 16 of `codebook`),
+///   alive, and written by nothing;
+/// - `out` is such memory for `rows * cols` elements of `T`, used by nothing else, and no
+///   part of the weight;
+/// - `stream` is a live stream, or [`Stream::LEGACY_DEFAULT`].
+pub unsafe fn dequant_launch<T: Element>(
+    weight: &DeviceTensor,
+    out: DevicePtr<T>,
+    stream: Stream,
+) -> Result<()> {
+    let weight = weight.raw()?;
+    // SAFETY: the descriptor lives through the call; the rest is as the caller promises.
+    check(unsafe {
+        sys::nf4_dequant_launch(&weight, out.as_raw().cast(), T::DTYPE.as_raw(), stream.0)
+    })
+}
+
+/// Enqueues on `stream` the quantizing of the `rows * cols` elements of `values` into the
+/// buffers of `weight`. It does not wait for it. The bytes are those that
+/// [`quantize`](crate::quantize) gives.
+///
+/// # Errors
+/// As [`dequant_launch`]; after [`Error::Cuda`](crate::Error::Cuda) the outputs are
+/// unspecified.
+///
+/// # Safety
+/// Until the work on the stream has finished:
+/// - `values`, and `code` and `codebook` of the weight, are memory that the GPU of `stream`
+///   can reach, at least as large as needed, alive, and written by nothing;
+/// - the other parts of `weight`, and `workspace` for `workspace_bytes` bytes, are such
+///   memory, used by nothing else; no two of all these overlap;
+/// - `stream` is a live stream, or [`Stream::LEGACY_DEFAULT`].
+///
+/// [`Spec::workspace_bytes`] says how much workspace is needed; it is aligned to 16 bytes.
+pub unsafe fn quantize_launch<T: Element>(
+    values: DevicePtr<T>,
+    weight: &DeviceTensor,
+    workspace: DevicePtr<u8>,
+    workspace_bytes: usize,
+    stream: Stream,
+) -> Result<()> {
+    let weight = weight.raw()?;
+    // SAFETY: the descriptor lives through the call; the rest is as the caller promises.
+    check(unsafe {
+        sys::nf4_quantize_launch(
+            values.as_raw().cast(),
+            T::DTYPE.as_raw(),
+            &weight,
+            workspace.as_raw().cast(),
+            workspace_bytes,
+            stream.0,
+        )
+    })
+}

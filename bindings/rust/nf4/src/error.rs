@@ -1,0 +1,108 @@
+//! Errors: one variant for each status of libnf4, with its detail.
+
+use std::ffi::CStr;
+
+use nf4_sys as sys;
+
+/// What went wrong. The text names the argument and its value.
+///
+/// Unless it is a [`Error::Cuda`] from a launch, nothing was enqueued and no output was
+/// written.
+///
+/// ```
+/// let spec = nf4::Spec::new(4, 64).blocksize(48);
+/// let error = spec.sizes().unwrap_err();
+/// assert!(matches!(error, nf4::Error::InvalidArgument(_)));
+/// assert_eq!(error.detail(), "blocksize is 48; expected a power of two from 32 to 4096");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument is wrong.
+    #[error("invalid argument: {0}")]
+    InvalidArgument(String),
+    /// The library was built without CUDA.
+    #[error("no CUDA: {0}")]
+    NoCuda(String),
+    /// No usable GPU: no driver, a driver that is too old, or no device.
+    #[error("no usable GPU: {0}")]
+    NoDevice(String),
+    /// There is a GPU, but no kernel in this build runs on it.
+    #[error("unsupported GPU: {0}")]
+    UnsupportedDevice(String),
+    /// The CUDA runtime returned an error, one of an earlier launch included. After a
+    /// launch of several kernels the outputs are unspecified.
+    #[error("CUDA error: {0}")]
+    Cuda(String),
+    /// A status that this crate does not know.
+    #[error("unknown status {status} of libnf4: {detail}")]
+    Unknown {
+        /// The `nf4_status`.
+        status: i32,
+        /// The detail.
+        detail: String,
+    },
+    /// An error of the CUDA driver, met by cudarc.
+    #[cfg(feature = "cudarc")]
+    #[error("CUDA driver error: {0}")]
+    Driver(#[from] cudarc::driver::DriverError),
+}
+
+/// A result whose error is [`enum@Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// The detail: which argument, which value.
+    pub fn detail(&self) -> &str {
+        match self {
+            Error::InvalidArgument(detail)
+            | Error::NoCuda(detail)
+            | Error::NoDevice(detail)
+            | Error::UnsupportedDevice(detail)
+            | Error::Cuda(detail)
+            | Error::Unknown { detail, .. } => detail,
+            #[cfg(feature = "cudarc")]
+            Error::Driver(_) => "an error of the CUDA driver",
+        }
+    }
+}
+
+/// The result of a call, made on this thread just before.
+pub(crate) fn check(status: sys::nf4_status) -> Result<()> {
+    if status == sys::NF4_STATUS_OK {
+        return Ok(());
+    }
+    // SAFETY: never NULL, and valid until the next failure on this thread.
+    let detail = unsafe { CStr::from_ptr(sys::nf4_last_error()) };
+    let detail = detail.to_string_lossy().into_owned();
+    Err(match status {
+        sys::NF4_STATUS_INVALID_ARGUMENT => Error::InvalidArgument(detail),
+        sys::NF4_STATUS_NO_CUDA => Error::NoCuda(detail),
+        sys::NF4_STATUS_NO_DEVICE => Error::NoDevice(detail),
+        sys::NF4_STATUS_UNSUPPORTED_DEVICE => Error::UnsupportedDevice(detail),
+        sys::NF4_STATUS_CUDA_ERROR => Error::Cuda(detail),
+        status => Error::Unknown { status, detail },
+    })
+}
+
+/// A number in the type that the other side wants.
+pub(crate) fn convert<From, To>(name: &str, value: From) -> Result<To>
+where
+    From: Copy + std::fmt::Display,
+    To: TryFrom<From>,
+{
+    To::try_from(value).map_err(|_| {
+        let wanted = std::any::type_name::<To>();
+        Error::InvalidArgument(format!("{name} is {value}; expected what fits {wanted}"))
+    })
+}
+
+/// The length of a buffer has to be what the tensor needs, no less and no more.
+pub(crate) fn check_length(name: &str, length: usize, expected: usize) -> Result<()> {
+    if length == expected {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument(format!(
+        "{name} has {length} elements; expected {expected}"
+    )))
+}

@@ -1,0 +1,80 @@
+//! The 4-bit formats and the element types of dense data.
+
+use half::{bf16, f16};
+use nf4_sys as sys;
+
+/// A 4-bit format: which 16 numbers the codes stand for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Format {
+    /// Quantiles of the normal distribution (QLoRA).
+    #[default]
+    Nf4,
+    /// A sign bit and eight magnitudes.
+    Fp4,
+}
+
+impl Format {
+    /// The `nf4_format` of the C interface.
+    pub const fn as_raw(self) -> sys::nf4_format {
+        match self {
+            Format::Nf4 => sys::NF4_FORMAT_NF4,
+            Format::Fp4 => sys::NF4_FORMAT_FP4,
+        }
+    }
+}
+
+/// An element type of dense data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl DType {
+    /// The `nf4_dtype` of the C interface.
+    pub const fn as_raw(self) -> sys::nf4_dtype {
+        match self {
+            DType::F32 => sys::NF4_DTYPE_FP32,
+            DType::F16 => sys::NF4_DTYPE_FP16,
+            DType::Bf16 => sys::NF4_DTYPE_BF16,
+        }
+    }
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            DType::F32 => 4,
+            DType::F16 | DType::Bf16 => 2,
+        }
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+}
+
+/// A Rust type of dense elements: `f32`, [`half::f16`] or [`half::bf16`]. Every pattern of
+/// bits is a value of it.
+pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
+    /// The type as libnf4 knows it.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+}
+
+impl Element for bf16 {
+    const DTYPE: DType = DType::Bf16;
+}

@@ -1,0 +1,154 @@
+//! The library and the machine: versions, tables, CPU and GPU.
+
+use std::ffi::{c_char, CStr};
+
+use nf4_sys as sys;
+
+use crate::error::check;
+use crate::spec::{CODEBOOK_SIZE, SCALE_CODE_SIZE};
+use crate::{Format, Result};
+
+/// A version of libnf4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs)]
+pub struct Version {
+    pub major: u32,
+    pub minor: u32,
+    pub patch: u32,
+}
+
+/// The version of the library that is loaded.
+pub fn version() -> Version {
+    // SAFETY: no arguments.
+    let number = unsafe { sys::nf4_version() }.unsigned_abs();
+    Version {
+        major: number / 10_000,
+        minor: number / 100 % 100,
+        patch: number % 100,
+    }
+}
+
+/// The same as text, such as `0.1.0`.
+pub fn version_string() -> &'static str {
+    // SAFETY: no arguments; the text is static.
+    unsafe { static_text(sys::nf4_version_string()) }
+}
+
+/// How the library was built, as pairs of key and value.
+///
+/// ```
+/// assert!(nf4::build_info().any(|(key, _)| key == "compiler"));
+/// ```
+pub fn build_info() -> impl Iterator<Item = (&'static str, &'static str)> {
+    // SAFETY: no arguments; the text is static.
+    let text = unsafe { static_text(sys::nf4_build_info()) };
+    text.lines().filter_map(|line| line.split_once(": "))
+}
+
+/// The CPU kernels that this machine runs: `avx512`, `avx2` or `scalar`.
+pub fn cpu_variant() -> &'static str {
+    // SAFETY: no arguments; the text is static.
+    unsafe { static_text(sys::nf4_cpu_variant()) }
+}
+
+/// The 16 numbers of a format, by code.
+///
+/// ```
+/// let nf4 = nf4::codebook(nf4::Format::Nf4);
+/// assert_eq!((nf4[0], nf4[7], nf4[15]), (-1.0, 0.0, 1.0));
+/// ```
+pub fn codebook(format: Format) -> &'static [f32; CODEBOOK_SIZE] {
+    // SAFETY: for a known format the pointer is to 16 static floats.
+    unsafe { &*sys::nf4_codebook(format.as_raw()).cast() }
+}
+
+/// The 256 numbers that bitsandbytes quantizes scales to, ascending.
+pub fn scale_code() -> &'static [f32; SCALE_CODE_SIZE] {
+    // SAFETY: the pointer is to 256 static floats.
+    unsafe { &*sys::nf4_scale_code().cast() }
+}
+
+/// A GPU, and whether this library can use it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Why the GPU cannot be used, if so. What is known of it is there either way.
+    pub status: Result<()>,
+    /// GPUs that the CUDA driver shows.
+    pub device_count: i32,
+    /// Major * 10 + minor: 90 for an H200.
+    pub compute_capability: i32,
+    /// Multiprocessors.
+    pub multiprocessors: i32,
+    /// CUDA version of the driver, 13000 for 13.0; 0: none.
+    pub driver_version: i32,
+    /// CUDA version that the library was built with.
+    pub runtime_version: i32,
+    /// Memory of the GPU.
+    pub memory_bytes: i64,
+    /// Its name.
+    pub name: String,
+    /// The kernels that would run, such as `sm90`.
+    pub dequant_variant: String,
+}
+
+impl DeviceInfo {
+    /// Can this library use it?
+    pub fn usable(&self) -> bool {
+        self.status.is_ok()
+    }
+}
+
+/// Looks at GPU number `device`. It may initialise CUDA and take long.
+///
+/// ```
+/// let gpu = nf4::device_info(0);
+/// match gpu.status {
+///     Ok(()) => println!("{}: {}", gpu.name, gpu.dequant_variant),
+///     Err(reason) => println!("{reason}"),
+/// }
+/// ```
+pub fn device_info(device: i32) -> DeviceInfo {
+    let mut info = sys::nf4_device {
+        struct_size: size_of::<sys::nf4_device>(),
+        device_count: 0,
+        compute_capability: 0,
+        multiprocessors: 0,
+        driver_version: 0,
+        runtime_version: 0,
+        reserved: 0,
+        memory_bytes: 0,
+        name: [0; 256],
+        dequant_variant: [0; 32],
+    };
+    // SAFETY: the struct lives through the call and its struct_size is set.
+    let status = check(unsafe { sys::nf4_device_info(device, &mut info) });
+    DeviceInfo {
+        status,
+        device_count: info.device_count,
+        compute_capability: info.compute_capability,
+        multiprocessors: info.multiprocessors,
+        driver_version: info.driver_version,
+        runtime_version: info.runtime_version,
+        memory_bytes: info.memory_bytes,
+        name: array_text(&info.name),
+        dequant_variant: array_text(&info.dequant_variant),
+    }
+}
+
+/// The text of an array of characters, up to the first 0 or to its end.
+fn array_text(text: &[c_char]) -> String {
+    let bytes: Vec<u8> = text
+        .iter()
+        .map(|c| *c as u8)
+        .take_while(|byte| *byte != 0)
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// # Safety
+/// `text` is a static C string.
+unsafe fn static_text(text: *const c_char) -> &'static str {
+    // SAFETY: as the caller promises.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().expect("the texts of libnf4 are ASCII")
+}

@@ -1,0 +1,50 @@
+//! 4-bit NormalFloat (NF4) and FP4 weights, on the CPU and the GPU: safe Rust over libnf4.
+//!
+//! The bytes are those that bitsandbytes stores, and dequantize gives the bits that its CUDA
+//! kernels give.
+//!
+//! ```
+//! use nf4::{dequantize, quantize, Spec};
+//!
+//! let values: Vec<f32> = (0..4096).map(|i| (i as f32 * 0.1).sin()).collect();
+//! let weight = quantize(&values, Spec::new(64, 64), 0)?;
+//! assert!(weight.bits_per_weight() < 4.2);
+//! let back: Vec<half::f16> = dequantize(&weight, 0)?;
+//! assert_eq!(back.len(), values.len());
+//! # Ok::<(), nf4::Error>(())
+//! ```
+//!
+//! - [`quantize`] and [`dequantize`], and the two that write to buffers of yours:
+//!   [`quantize_into`], [`dequantize_into`].
+//! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
+//!   slices, such as those of a mapped file. [`Spec`] is its shape and format.
+//! - [`device`]: unsafe launches on raw device pointers and a stream. Feature `cudarc`: the
+//!   module `cuda`, safe ones on the buffers of that crate.
+//! - [`device_info`], [`build_info`], [`version`] and others tell about the library and the
+//!   machine.
+//!
+//! # Building
+//! The crate `nf4-sys` links libnf4.so: from the folder in `NF4_LIB_DIR`, else as pkg-config
+//! finds it.
+
+#[cfg(feature = "cudarc")]
+pub mod cuda;
+pub mod device;
+mod error;
+mod format;
+mod info;
+mod ops;
+mod spec;
+mod tensor;
+
+#[cfg(feature = "cudarc")]
+pub use cudarc;
+pub use error::{Error, Result};
+pub use format::{DType, Element, Format};
+pub use info::{
+    build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
+    DeviceInfo, Version,
+};
+pub use ops::{dequantize, dequantize_into, quantize, quantize_into, Workspace};
+pub use spec::{Sizes, Spec, CODEBOOK_SIZE, SCALE_CODE_SIZE};
+pub use tensor::{QuantizedMut, QuantizedRef, QuantizedTensor, Scales, ScalesMut, ScalesRef};

@@ -1,0 +1,196 @@
+//! What a quantized weight looks like, apart from its bytes.
+
+use std::ptr;
+
+use nf4_sys as sys;
+
+use crate::error::{check, check_length, convert};
+use crate::{Format, Result};
+
+/// Entries of a codebook.
+pub const CODEBOOK_SIZE: usize = 16;
+/// Entries of the code that nested scales are quantized to.
+pub const SCALE_CODE_SIZE: usize = 256;
+
+/// The shape and format of a quantized weight.
+///
+/// ```
+/// use nf4::{Format, Spec};
+/// let spec = Spec::new(14336, 4096); // NF4, blocksize 64, scales nested by 256
+/// assert_eq!(spec.sizes()?.packed_bytes, 14336 * 4096 / 2);
+/// let flat = Spec::new(10, 33).format(Format::Fp4).blocksize(128).flat();
+/// assert_eq!(flat.sizes()?.blocks, 3);
+/// # Ok::<(), nf4::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Spec {
+    /// Rows of the weight.
+    pub rows: usize,
+    /// Columns of the weight; `rows * cols` is at most 2^60.
+    pub cols: usize,
+    /// The format, which chooses the codebook where none is given.
+    pub format: Format,
+    /// Elements that share a scale: a power of two from 32 to 4096.
+    pub blocksize: u32,
+    /// Scales that share a scale of their own: a power of two up to 2^30; 0 means flat.
+    pub nested_blocksize: u32,
+}
+
+/// Sizes of the parts of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// `rows * cols`.
+    pub elements: usize,
+    /// Blocks, which is also the number of scales.
+    pub blocks: usize,
+    /// Blocks of scales; 0 if flat.
+    pub nested_blocks: usize,
+    /// Bytes of the packed codes.
+    pub packed_bytes: usize,
+    /// Bytes of the scales: one each if nested, else four.
+    pub absmax_bytes: usize,
+}
+
+/// How many elements the buffers of scales have.
+pub(crate) enum ScaleLengths {
+    Flat(usize),
+    Nested {
+        codes: usize,
+        absmax: usize,
+        code: usize,
+        offset: usize,
+    },
+}
+
+impl Spec {
+    /// NF4 in blocks of 64, nested by 256, as bitsandbytes does by default.
+    pub const fn new(rows: usize, cols: usize) -> Self {
+        Spec {
+            rows,
+            cols,
+            format: Format::Nf4,
+            blocksize: 64,
+            nested_blocksize: 256,
+        }
+    }
+
+    /// The same in another format.
+    pub const fn format(self, format: Format) -> Self {
+        Spec { format, ..self }
+    }
+
+    /// The same with another blocksize.
+    pub const fn blocksize(self, blocksize: u32) -> Self {
+        Spec { blocksize, ..self }
+    }
+
+    /// The same with nested scales (double quantization).
+    pub const fn nested(self, nested_blocksize: u32) -> Self {
+        Spec {
+            nested_blocksize,
+            ..self
+        }
+    }
+
+    /// The same with scales that are floats.
+    pub const fn flat(self) -> Self {
+        self.nested(0)
+    }
+
+    /// Are the scales nested?
+    pub const fn is_nested(&self) -> bool {
+        self.nested_blocksize != 0
+    }
+
+    /// Sizes of the parts.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a blocksize is none or
+    /// the weight is too large.
+    pub fn sizes(&self) -> Result<Sizes> {
+        let mut sizes = sys::nf4_sizes {
+            struct_size: size_of::<sys::nf4_sizes>(),
+            elements: 0,
+            blocks: 0,
+            nested_blocks: 0,
+            packed_bytes: 0,
+            absmax_bytes: 0,
+        };
+        // SAFETY: both live through the call, and their struct_size is set.
+        check(unsafe { sys::nf4_tensor_sizes(&self.descriptor()?, &mut sizes) })?;
+        Ok(Sizes {
+            elements: convert("elements", sizes.elements)?,
+            blocks: convert("blocks", sizes.blocks)?,
+            nested_blocks: convert("nested_blocks", sizes.nested_blocks)?,
+            packed_bytes: convert("packed_bytes", sizes.packed_bytes)?,
+            absmax_bytes: convert("absmax_bytes", sizes.absmax_bytes)?,
+        })
+    }
+
+    /// Scratch that quantizing needs, in bytes; 0 if flat.
+    ///
+    /// # Errors
+    /// As [`Spec::sizes`].
+    pub fn workspace_bytes(&self) -> Result<usize> {
+        let mut bytes = 0;
+        // SAFETY: both live through the call, and the struct_size is set.
+        check(unsafe { sys::nf4_quantize_workspace_size(&self.descriptor()?, &mut bytes) })?;
+        Ok(bytes)
+    }
+
+    /// The C descriptor, with no pointers yet.
+    pub(crate) fn descriptor(&self) -> Result<sys::nf4_tensor> {
+        Ok(sys::nf4_tensor {
+            struct_size: size_of::<sys::nf4_tensor>(),
+            format: self.format.as_raw(),
+            blocksize: convert("blocksize", self.blocksize)?,
+            nested_blocksize: convert("nested_blocksize", self.nested_blocksize)?,
+            reserved: 0,
+            rows: convert("rows", self.rows)?,
+            cols: convert("cols", self.cols)?,
+            packed: ptr::null_mut(),
+            absmax: ptr::null_mut(),
+            nested_absmax: ptr::null_mut(),
+            nested_code: ptr::null(),
+            nested_offset: ptr::null_mut(),
+            codebook: ptr::null(),
+        })
+    }
+
+    /// Do buffers of these lengths make a weight? This is what keeps the C side inside
+    /// the slices that it is given.
+    pub(crate) fn check_parts(&self, packed: usize, scales: ScaleLengths) -> Result<Sizes> {
+        let sizes = self.sizes()?;
+        check_length("packed", packed, sizes.packed_bytes)?;
+        match scales {
+            ScaleLengths::Flat(absmax) => {
+                self.check_nested(false)?;
+                check_length("absmax", absmax, sizes.blocks)?;
+            }
+            ScaleLengths::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => {
+                self.check_nested(true)?;
+                check_length("absmax", codes, sizes.blocks)?;
+                check_length("nested_absmax", absmax, sizes.nested_blocks)?;
+                check_length("nested_code", code, SCALE_CODE_SIZE)?;
+                check_length("nested_offset", offset, 1)?;
+            }
+        }
+        Ok(sizes)
+    }
+
+    fn check_nested(&self, nested: bool) -> Result<()> {
+        if nested == self.is_nested() {
+            return Ok(());
+        }
+        let kind = if nested { "nested" } else { "flat" };
+        let blocksize = self.nested_blocksize;
+        Err(crate::Error::InvalidArgument(format!(
+            "the scales are {kind}, but nested_blocksize is {blocksize}"
+        )))
+    }
+}

@@ -1,0 +1,157 @@
+//! The GPU through cudarc, against the CPU. Skips, and says why, where there is no GPU.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use super::common::{any_values, any_weight, even_codebook, same, Number};
+use half::{bf16, f16};
+use nf4::cuda::{self, CudaRef, CudaScalesRef, CudaTensor};
+use nf4::cudarc::driver::{CudaContext, CudaStream, DeviceRepr, ValidAsZeroBits};
+use nf4::{dequantize, Error, QuantizedTensor, Result, Spec, Workspace};
+use proptest::prelude::*;
+
+/// A stream of its own on the first GPU, or None.
+fn stream() -> Option<Arc<CudaStream>> {
+    if let Err(reason) = nf4::device_info(0).status {
+        // The test harness hides what the print macros write in a test that passes.
+        let line = format!("skipped: {reason}\n");
+        std::io::stderr()
+            .write_all(line.as_bytes())
+            .expect("stderr takes a line");
+        return None;
+    }
+    let context = CudaContext::new(0).expect("a context on the GPU that libnf4 can use");
+    Some(context.new_stream().expect("a stream"))
+}
+
+fn gpu_dequantize<T>(stream: &Arc<CudaStream>, weight: &QuantizedTensor) -> Result<Vec<T>>
+where
+    T: Number + DeviceRepr + ValidAsZeroBits,
+{
+    let on_gpu = CudaTensor::upload(stream, weight)?;
+    let elements = weight.elements();
+    let mut out = stream.alloc_zeros::<T>(elements.max(1))?;
+    cuda::dequantize_into(&on_gpu.view(), &mut out.slice_mut(..elements), stream)?;
+    let mut values = stream.clone_dtoh(&out)?;
+    stream.synchronize()?;
+    values.truncate(elements);
+    Ok(values)
+}
+
+fn agrees<T>(stream: &Arc<CudaStream>, weight: &QuantizedTensor) -> Result<()>
+where
+    T: Number + DeviceRepr + ValidAsZeroBits,
+{
+    let (ours, wanted) = (
+        gpu_dequantize::<T>(stream, weight)?,
+        dequantize::<T>(weight, 0)?,
+    );
+    assert_eq!(ours.len(), wanted.len());
+    for (i, (a, b)) in ours.into_iter().zip(wanted).enumerate() {
+        assert!(
+            same(a, b),
+            "element {i} is {a:?} on the GPU, {b:?} on the CPU"
+        );
+    }
+    Ok(())
+}
+
+fn gpu_quantize<T>(
+    stream: &Arc<CudaStream>,
+    values: &[T],
+    zeros: &QuantizedTensor,
+) -> Result<QuantizedTensor>
+where
+    T: Number + DeviceRepr + ValidAsZeroBits,
+{
+    let mut on_gpu = CudaTensor::upload(stream, zeros)?;
+    let mut dense = stream.alloc_zeros::<T>(values.len().max(1))?;
+    if !values.is_empty() {
+        stream.memcpy_htod(values, &mut dense)?;
+    }
+    let bytes = zeros.spec().workspace_bytes()?;
+    let mut workspace = stream.alloc_zeros::<u8>(bytes.max(1))?;
+    cuda::quantize_into(
+        &dense.slice(..values.len()),
+        &mut on_gpu.view_mut(),
+        &mut workspace.as_view_mut(),
+        stream,
+    )?;
+    on_gpu.download(stream)
+}
+
+#[test]
+fn dequantize_gives_the_bits_of_the_cpu() {
+    let Some(stream) = stream() else { return };
+    proptest!(|(weight in any_weight())| {
+        agrees::<f32>(&stream, &weight)?;
+        agrees::<f16>(&stream, &weight)?;
+        agrees::<bf16>(&stream, &weight)?;
+    });
+}
+
+#[test]
+fn quantize_gives_the_bytes_of_the_cpu() {
+    let Some(stream) = stream() else { return };
+    proptest!(|((spec, values) in any_values(), own in any::<bool>())| {
+        let mut weight = QuantizedTensor::zeros(spec)?;
+        if own {
+            weight = weight.with_codebook(even_codebook());
+        }
+        let narrow: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+        let on_gpu = gpu_quantize(&stream, &narrow, &weight)?;
+        nf4::quantize_into(&narrow, &mut weight.view_mut(), &mut Workspace::new(), 0)?;
+        prop_assert_eq!(on_gpu, weight);
+    });
+}
+
+#[test]
+fn wrong_lengths_are_named() -> Result<()> {
+    let Some(stream) = stream() else {
+        return Ok(());
+    };
+    let spec = Spec::new(2, 64).flat();
+    let packed = stream.alloc_zeros::<u8>(64)?;
+    let absmax = stream.alloc_zeros::<f32>(2)?;
+    let detail = |result: Result<()>| match result {
+        Err(Error::InvalidArgument(detail)) => detail,
+        other => panic!("expected InvalidArgument, not {other:?}"),
+    };
+    let make = |packed, absmax| CudaRef::new(spec, packed, CudaScalesRef::Flat(absmax), None);
+    let short = make(packed.slice(1..), absmax.as_view()).map(|_| ());
+    assert_eq!(detail(short), "packed has 63 elements; expected 64");
+    let short = make(packed.as_view(), absmax.slice(1..)).map(|_| ());
+    assert_eq!(detail(short), "absmax has 1 elements; expected 2");
+
+    let weight = make(packed.as_view(), absmax.as_view())?;
+    let mut out = stream.alloc_zeros::<f32>(127)?;
+    let short = cuda::dequantize_into(&weight, &mut out.as_view_mut(), &stream);
+    assert_eq!(detail(short), "out has 127 elements; expected 128");
+    Ok(())
+}
+
+/// A weight written on one stream and read on another, with no synchronisation between.
+#[test]
+fn streams_wait_for_each_other() -> Result<()> {
+    let Some(first) = stream() else { return Ok(()) };
+    let second = first.context().new_stream()?;
+    let values: Vec<f32> = (0..1 << 20).map(|i| (i as f32 * 0.1).sin()).collect();
+    let spec = Spec::new(1024, 1024);
+    let wanted = nf4::quantize(&values, spec, 0)?;
+    let expected: Vec<f32> = dequantize(&wanted, 0)?;
+
+    let dense = first.clone_htod(&values)?;
+    let mut weight = CudaTensor::upload(&first, &QuantizedTensor::zeros(spec)?)?;
+    let mut workspace = first.alloc_zeros::<u8>(spec.workspace_bytes()?)?;
+    let mut out = second.alloc_zeros::<f32>(values.len())?;
+    for _ in 0..20 {
+        let workspace = &mut workspace.as_view_mut();
+        cuda::quantize_into(&dense.as_view(), &mut weight.view_mut(), workspace, &first)?;
+        cuda::dequantize_into(&weight.view(), &mut out.as_view_mut(), &second)?;
+        let back = second.clone_dtoh(&out)?;
+        second.synchronize()?;
+        assert!(back == expected, "the streams did not wait for each other");
+        second.memset_zeros(&mut out)?;
+    }
+    Ok(())
+}

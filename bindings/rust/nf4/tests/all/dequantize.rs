@@ -1,0 +1,78 @@
+//! Dequantize, bit for bit, against the arithmetic of nf4.h written out in Rust.
+
+use super::common::{any_weight, same, Number};
+use half::{bf16, f16};
+use nf4::{codebook, dequantize, dequantize_into, QuantizedTensor, Scales};
+use proptest::prelude::*;
+
+fn scale(weight: &QuantizedTensor, block: usize) -> f32 {
+    match weight.scales() {
+        Scales::Flat(absmax) => absmax[block],
+        Scales::Nested {
+            codes,
+            absmax,
+            code,
+            offset,
+        } => {
+            let nested_block = block / weight.spec().nested_blocksize as usize;
+            code[usize::from(codes[block])] * absmax[nested_block] + offset
+        }
+    }
+}
+
+fn expected<T: Number>(weight: &QuantizedTensor) -> Vec<T> {
+    let spec = weight.spec();
+    let entries = weight.codebook().unwrap_or(codebook(spec.format));
+    let value = |i: usize| {
+        let pair = weight.packed()[i / 2];
+        let code = if i % 2 == 0 { pair >> 4 } else { pair & 15 };
+        T::of(entries[usize::from(code)] * scale(weight, i / spec.blocksize as usize))
+    };
+    (0..weight.elements()).map(value).collect()
+}
+
+fn agrees<T: Number>(weight: &QuantizedTensor, threads: u32) {
+    let expected = expected::<T>(weight);
+    let out: Vec<T> = dequantize(weight, threads).expect("a weight that fits");
+    let mut borrowed = vec![T::of(7.0); weight.elements()];
+    dequantize_into(weight, &mut borrowed, threads).expect("a weight that fits");
+    assert_eq!(out.len(), expected.len());
+    for (i, want) in expected.into_iter().enumerate() {
+        assert!(
+            same(out[i], want),
+            "element {i} is {:?}; expected {want:?}",
+            out[i]
+        );
+        assert!(
+            same(borrowed[i], want),
+            "element {i} is {:?}; expected {want:?}",
+            borrowed[i]
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn fp32_is_exact(weight in any_weight(), threads in 0u32..4) {
+        agrees::<f32>(&weight, threads);
+    }
+
+    #[test]
+    fn fp16_is_exact(weight in any_weight(), threads in 0u32..4) {
+        agrees::<f16>(&weight, threads);
+    }
+
+    #[test]
+    fn bf16_is_exact(weight in any_weight(), threads in 0u32..4) {
+        agrees::<bf16>(&weight, threads);
+    }
+}
+
+#[test]
+fn parts_survive_a_round_trip() {
+    let spec = nf4::Spec::new(3, 50).blocksize(32);
+    let weight = nf4::quantize(&[0.25f32; 150], spec, 0).expect("a spec in range");
+    let (spec, packed, scales, codebook) = weight.clone().into_parts();
+    let again = QuantizedTensor::from_parts(spec, packed, scales, codebook);
+    assert_eq!(again, Ok(weight));
+}

@@ -1,0 +1,126 @@
+//! Launches on raw pointers, as far as a machine without a GPU can see.
+
+use nf4::device::{dequant_launch, quantize_launch, DevicePtr, DeviceScales, DeviceTensor, Stream};
+use nf4::{device_info, Error, Result, Spec};
+
+/// Never followed: either a check fails, or there is no GPU.
+fn address<T>(n: u64) -> DevicePtr<T> {
+    DevicePtr::from_address(n << 20)
+}
+
+fn nested_weight() -> DeviceTensor {
+    DeviceTensor {
+        spec: Spec::new(8, 64),
+        packed: address(1),
+        scales: DeviceScales::Nested {
+            codes: address(2),
+            absmax: address(3),
+            code: address(4),
+            offset: address(5),
+        },
+        codebook: Some(address(6)),
+    }
+}
+
+fn dequant(weight: &DeviceTensor, out: DevicePtr<f32>) -> Result<()> {
+    // SAFETY: as address() says.
+    unsafe { dequant_launch(weight, out, Stream::LEGACY_DEFAULT) }
+}
+
+fn quantize(weight: &DeviceTensor, workspace_bytes: usize) -> Result<()> {
+    // SAFETY: as address() says.
+    unsafe {
+        quantize_launch::<half::bf16>(
+            address(7),
+            weight,
+            address(8),
+            workspace_bytes,
+            Stream::LEGACY_DEFAULT,
+        )
+    }
+}
+
+#[test]
+fn wrong_arguments_are_named() {
+    let weight = nested_weight();
+    let flat = DeviceTensor {
+        scales: DeviceScales::Flat(address(2)),
+        ..weight
+    };
+    let cases = [
+        (dequant(&weight, DevicePtr::NULL), "out is NULL"),
+        (
+            dequant(&weight, DevicePtr::from_address((7 << 20) + 2)),
+            "out is 0x700002; expected",
+        ),
+        (dequant(&weight, address(1)), "packed overlaps out"),
+        (
+            dequant(
+                &DeviceTensor {
+                    packed: DevicePtr::NULL,
+                    ..weight
+                },
+                address(7),
+            ),
+            "packed is",
+        ),
+        (
+            dequant(&flat, address(7)),
+            "nested_absmax is NULL, but nested_blocksize is 256",
+        ),
+        (
+            quantize(&weight, 8),
+            "workspace_bytes is 8; expected at least",
+        ),
+    ];
+    for (result, start) in cases {
+        let Err(Error::InvalidArgument(detail)) = result else {
+            panic!("expected InvalidArgument: {start}, not {result:?}");
+        };
+        assert!(
+            detail.starts_with(start),
+            "{detail:?} does not start with {start:?}"
+        );
+    }
+}
+
+#[test]
+fn without_a_gpu_the_reason_is_that_of_device_info() {
+    let Err(reason) = device_info(0).status else {
+        return; // What works is tested with the feature cudarc.
+    };
+    let weight = nested_weight();
+    let bytes = weight.spec.workspace_bytes().expect("a spec in range");
+    for result in [dequant(&weight, address(7)), quantize(&weight, bytes)] {
+        let error = result.unwrap_err();
+        assert_eq!(
+            std::mem::discriminant(&error),
+            std::mem::discriminant(&reason),
+            "{error}"
+        );
+        assert!(!error.detail().is_empty());
+    }
+}
+
+#[test]
+fn nothing_is_launched_for_no_elements() {
+    let weight = DeviceTensor {
+        spec: Spec::new(0, 64).flat(),
+        packed: DevicePtr::NULL,
+        scales: DeviceScales::Flat(DevicePtr::NULL),
+        codebook: None,
+    };
+    assert_eq!(dequant(&weight, DevicePtr::NULL), Ok(()));
+    assert_eq!(quantize(&weight, 0), Ok(()));
+}
+
+#[test]
+fn handles_keep_their_value() {
+    let mut place = 0u8;
+    let raw = std::ptr::from_mut(&mut place).cast();
+    assert_eq!(Stream::from_raw(raw).as_raw(), raw);
+    assert_eq!(
+        DevicePtr::<u8>::from_address(raw as u64),
+        DevicePtr::from_raw(raw.cast())
+    );
+}

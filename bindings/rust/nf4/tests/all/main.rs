@@ -1,0 +1,11 @@
+//! The tests of the crate, in one program that can be carried to a machine with a GPU.
+
+mod arguments;
+mod common;
+#[cfg(feature = "cudarc")]
+mod cuda;
+mod dequantize;
+mod device;
+mod info;
+mod quantize;
+mod threads;
