@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 namespace nf4::test {
 
 // Keeps the stream busy.
@@ -10,5 +12,8 @@ void launch_spin(long long cycles, cudaStream_t stream);
 
 // Puts the context into an error that no call clears.
 void launch_trap(cudaStream_t stream);
+
+// Writes one byte, wherever that is.
+void launch_write_byte(uint8_t *address);
 
 }  // namespace nf4::test

@@ -1,0 +1,182 @@
+"""Everything that needs a GPU, in one run: the tests, compute-sanitizer's four tools, and the
+bench. Writes tests/gpu/record.json if, and only if, all of it passed.
+
+    python tests/gpu/run.py [--build DIR] [--ptx-build DIR] [--record FILE] [--no-bench]
+
+`--ptx-build` holds check_cuda of a build with -Dgpu_archs=75-ptx, which shows that the PTX
+for later GPUs gives the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+from pathlib import Path
+
+import nf4
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
+
+import bench_gpu  # noqa: E402
+from sources import source_hash  # noqa: E402
+
+SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# Shapes per dtype, blocksize and flat/nested: 48 such classes, so 96 per kernel family.
+SANITIZER_SHAPES = "2"
+SKIPPED_STATUS = 77
+
+
+class Failure(Exception):
+    """A step did not pass; the message says what to read."""
+
+
+def execute(command: list[str], **environment: str) -> tuple[int, str]:
+    """The status of a command and what it printed."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    return done.returncode, done.stdout
+
+
+def run_junit(command: list[str], junit: Path, **environment: str) -> dict:
+    """Runs tests that write `junit`; their counts. Raises if any failed or none ran."""
+    status, output = execute(command, **environment)
+    if not junit.exists():
+        raise Failure(f"{' '.join(command)} ended with {status} and no results:\n{output}")
+    root = xml.etree.ElementTree.parse(junit).getroot()
+    cases = list(root.iter("testcase"))
+    failed = [case for case in cases if case.find("failure") is not None]
+    failed += [case for case in cases if case.find("error") is not None]
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    passed = len(cases) - len(failed) - len(skipped)
+    if status != 0 or failed or passed == 0:
+        raise Failure(f"{' '.join(command)} ended with {status}:\n{output}")
+    return {"passed": passed, "failed": 0, "skipped": len(skipped)}
+
+
+def catch2(program: Path, tags: str, folder: Path, **environment: str) -> dict:
+    junit = folder / "catch2.xml"
+    junit.unlink(missing_ok=True)
+    command = [str(program), tags, "-r", "junit", "-o", str(junit)]
+    counts = run_junit(command, junit, **environment)
+    suites = xml.etree.ElementTree.parse(junit).getroot().iter("testsuite")
+    return counts | {"assertions": sum(int(suite.get("tests", 0)) for suite in suites)}
+
+
+def pytest(folder: Path) -> dict:
+    junit = folder / "pytest.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "tests/python/test_gpu.py"]
+    return run_junit([*command, f"--junitxml={junit}"], junit)
+
+
+def sanitize(program: Path, tool: str) -> dict:
+    """One of compute-sanitizer's tools over every kernel; raises on the first report."""
+    base = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", str(program)]
+    status, output = execute([*base, "[cuda]~[large]"], NF4_TEST_SHAPES=SANITIZER_SHAPES)
+    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
+    if status != 0 or summary is None or summary[1] != "0":
+        raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
+    if tool == "memcheck" and execute([*base, "[.planted]"])[0] != 9:
+        raise Failure("compute-sanitizer memcheck missed a planted write past the end")
+    return {"reports": 0, "shapes_per_kernel_family": 48 * int(SANITIZER_SHAPES)}
+
+
+def examples(build: Path) -> dict:
+    """The examples on raw device buffers; a program that is not built is named as skipped."""
+    programs = {
+        "C": [str(build / "examples" / "c_device_buffers")],
+        "C++": [str(build / "examples" / "cpp_device_buffers")],
+        "Python": [sys.executable, "examples/python/device_buffers.py"],
+        "Rust": [str(ROOT / ".cache" / "rust" / "debug" / "device_buffers")],
+    }
+    result = {}
+    for language, command in programs.items():
+        if not Path(command[0]).exists():
+            result[language] = "skipped: not built"
+            continue
+        status, output = execute(command, LD_LIBRARY_PATH=str(build / "lib"))
+        if status != 0:
+            raise Failure(f"the {language} example ended with {status}:\n{output}")
+        result[language] = "passed"
+    return result
+
+
+def step(title: str, work, *arguments) -> dict:
+    began = time.monotonic()
+    result = work(*arguments)
+    seconds = round(time.monotonic() - began, 1)
+    print(f"{title}: {json.dumps(result)} in {seconds} s", flush=True)
+    return result | {"seconds": seconds}
+
+
+def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
+    check = arguments.build / "tests" / "check_cuda"
+    check_ptx = arguments.ptx_build / "tests" / "check_cuda"
+    record: dict = {
+        "sources": source_hash(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "device": device.name,
+        "compute_capability": ".".join(map(str, device.compute_capability)),
+        "driver": device.driver_version,
+        "build": nf4.build_info(),
+        "tests": {
+            "kernels and launches": step("check_cuda", catch2, check, "[cuda]", folder),
+            "a sticky error": step("check_cuda sticky", catch2, check, "[.sticky]", folder),
+            "compute_75 PTX alone": step(
+                "check_cuda, PTX",
+                lambda: catch2(check_ptx, "[cuda]~[large]", folder, CUDA_FORCE_PTX_JIT="1"),
+            ),
+            "Python": step("pytest", pytest, folder),
+        },
+        "examples": step("examples", examples, arguments.build),
+        "compute-sanitizer": {
+            tool: step(f"compute-sanitizer {tool}", sanitize, check, tool)
+            for tool in SANITIZER_TOOLS
+        },
+    }
+    if not arguments.no_bench:
+        shapes = [bench_gpu.parse_shape(shape) for shape in bench_gpu.SHAPES]
+        record["bench"] = bench_gpu.run(arguments.build, shapes)
+    return record
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=Path, default=ROOT / "build")
+    parser.add_argument("--ptx-build", type=Path, default=ROOT / "build-ptx")
+    parser.add_argument("--record", type=Path, default=ROOT / "tests" / "gpu" / "record.json")
+    parser.add_argument("--no-bench", action="store_true", help="tests alone; writes no record")
+    arguments = parser.parse_args()
+    device = nf4.device_info(0)
+    if not device.usable:
+        print(f"no usable GPU: {device.reason}", file=sys.stderr)
+        return SKIPPED_STATUS
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            record = record_of(arguments, device, Path(folder))
+    except Failure as failure:
+        print(f"FAILED: {failure}\nno record written", file=sys.stderr)
+        return 1
+    if not arguments.no_bench:
+        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"wrote {arguments.record}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""tests/gpu/record.json is of these sources, and README.md shows its figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
+
+import readme_table  # noqa: E402
+import sources  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def record() -> dict:
+    return json.loads((ROOT / "tests" / "gpu" / "record.json").read_text())
+
+
+def test_record_is_of_these_sources(record: dict) -> None:
+    if "unverified" in record:
+        warnings.warn(f"no GPU has run these kernels: {record['unverified']}", stacklevel=1)
+        return
+    assert record["sources"] == sources.source_hash(), (
+        "sources that run on the GPU have changed since tests/gpu/record.json was written; "
+        "run ./dev gpu on a machine with a GPU"
+    )
+
+
+def test_everything_in_the_record_passed(record: dict) -> None:
+    if "unverified" in record:
+        pytest.skip(f"unverified: {record['unverified']}")
+    for name, counts in record["tests"].items():
+        assert counts["passed"] > 0 and counts["failed"] == 0, name
+    assert {tool: each["reports"] for tool, each in record["compute-sanitizer"].items()} == {
+        "memcheck": 0,
+        "racecheck": 0,
+        "initcheck": 0,
+        "synccheck": 0,
+    }
+
+
+def test_readme_shows_the_record(record: dict) -> None:
+    if "unverified" in record:
+        pytest.skip(f"unverified: {record['unverified']}")
+    readme = (ROOT / "README.md").read_text()
+    assert readme_table.with_table(readme, record) == readme, (
+        "run tests/bench/readme_table.py: README.md is not made from tests/gpu/record.json"
+    )
+
+
+def test_the_hash_sees_every_change(tmp_path: Path) -> None:
+    """A changed, an added and a renamed file each give another hash."""
+    for folder in sources.COVERED:
+        (tmp_path / folder).mkdir(parents=True)
+    for name in (*sources.COVERED_FILES, "lib/cuda/a.cuh"):
+        (tmp_path / name).write_text(name)
+    hashes = [sources.source_hash(tmp_path)]
+    (tmp_path / "lib/cuda/a.cuh").write_text("changed")
+    hashes.append(sources.source_hash(tmp_path))
+    (tmp_path / "lib/cuda/b.cuh").write_text("added")
+    hashes.append(sources.source_hash(tmp_path))
+    (tmp_path / "lib/cuda/b.cuh").rename(tmp_path / "lib/core/b.cuh")
+    hashes.append(sources.source_hash(tmp_path))
+    assert len(set(hashes)) == len(hashes)
