@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "core/encode.hpp"
 #include "cuda/family.hpp"
+#include "cuda/quantize/buckets.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cuda {
@@ -16,24 +16,27 @@ struct QuantizeArgs {
   int64_t elements;
   int64_t blocks;
   int blocksize_log2;
-  bool aligned;           // in on 16 bytes and packed on 4
-  const float *codebook;  // the caller's, in device memory; NULL: `quantizer` is ready
+  bool aligned;  // in on 16 bytes and packed on 4
+  // The caller's, in device memory, or NULL: the format's, of which the rest is made.
+  const float *codebook;
   Quantizer quantizer;
+  Buckets buckets;
 };
 
-// The sum of scales, level by level: each launch sums runs of kScalesPerPartialSum.
+// The sum of the scales, in levels: a launch turns each run of kScalesPerPartialSum into
+// one sum, and further ones reduce those until a thread block can add the rest.
 struct SumArgs {
   const float *scales;
-  double *partial_sums;
-  int64_t blocks;
-  int64_t partials;
-  float *nested_offset;
+  double *sums;
+  int64_t count;  // of scales, or for reduce_sums of sums
 };
 
 struct QuantizeScalesArgs {
   const float *scales;
+  const double *sums;
+  int sums_count;  // at most kScalesPerPartialSum
   const float *nested_code;
-  const float *nested_offset;
+  float *nested_offset;
   float *nested_absmax;
   uint8_t *codes;
   int64_t blocks;
@@ -48,7 +51,7 @@ struct QuantizeFamily {
   Family family;
   const void *weights[3];       // [dtype - 1]: QuantizeArgs
   const void *sum_scales;       // SumArgs
-  const void *mean_scale;       // SumArgs, one thread block
+  const void *reduce_sums;      // SumArgs, one thread block
   const void *quantize_scales;  // QuantizeScalesArgs
 };
 

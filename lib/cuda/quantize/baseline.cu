@@ -11,7 +11,7 @@ const QuantizeFamily kQuantizeBaseline = {
     {(const void *)quantize_weights<float>, (const void *)quantize_weights<__half>,
      (const void *)quantize_weights<__nv_bfloat16>},
     (const void *)sum_scales,
-    (const void *)mean_scale,
+    (const void *)reduce_sums,
     (const void *)quantize_scales,
 };
 }  // namespace nf4::cuda

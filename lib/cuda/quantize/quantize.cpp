@@ -1,4 +1,6 @@
 // Host side of quantize: validate locations, choose the kernels, launch them in order.
+#include <algorithm>
+
 #include "cuda/backend.hpp"
 #include "cuda/device.hpp"
 #include "cuda/quantize/args.hpp"
@@ -31,43 +33,54 @@ QuantizeArgs weights_args(const QuantizeProblem &problem) {
   args.blocksize_log2 = weight.blocksize_log2;
   args.aligned = is_multiple(problem.in, 16) && is_multiple(weight.packed, 4);
   args.codebook = weight.codebook;
-  if (args.codebook == nullptr)
-    args.quantizer =
-        make_quantizer(weight.format == NF4_FORMAT_FP4 ? kFp4Codebook.data() : kNf4Codebook.data());
+  if (args.codebook == nullptr) {
+    const Codebook &codebook = weight.format == NF4_FORMAT_FP4 ? kFp4Codebook : kNf4Codebook;
+    args.quantizer = make_quantizer(codebook.data());
+    args.buckets = make_buckets(args.quantizer);
+  }
   return args;
 }
 
-// The mean of the scales, then their codes: three launches after the weights'.
+// The sum of the scales down to a thread block's worth of partial sums, of which
+// *sums_count are left.
+cudaError_t launch_sums(const QuantizeFamily &family, SumArgs args, int64_t *sums_count,
+                        cudaStream_t stream) {
+  int64_t left = ceil_divide(args.count, kScalesPerPartialSum);
+  cudaError_t error = launch(family.sum_scales, left, kQuantizeThreads, args, stream);
+  while (error == cudaSuccess && left > kScalesPerPartialSum) {
+    args.count = left;
+    error = launch(family.reduce_sums, 1, kQuantizeThreads, args, stream);
+    left = ceil_divide(left, kScalesPerPartialSum);
+  }
+  *sums_count = left;
+  return error;
+}
+
+// The mean of the scales, then their codes.
 cudaError_t launch_scales(const QuantizeProblem &problem, const QuantizeFamily &family,
                           cudaStream_t stream) {
   const Weight &weight = problem.weight;
-  const QuantizeWorkspace workspace(weight);
-  SumArgs sum{};
-  sum.scales = static_cast<const float *>(problem.workspace);
-  sum.partial_sums = reinterpret_cast<double *>(static_cast<uint8_t *>(problem.workspace) +
-                                                workspace.scales_bytes);
-  sum.blocks = weight.blocks;
-  sum.partials = workspace.partial_sums;
-  sum.nested_offset = weight.nested_offset;
-  cudaError_t error =
-      launch(family.sum_scales, workspace.partial_sums, kQuantizeThreads, sum, stream);
-  if (error != cudaSuccess) return error;
-  error = launch(family.mean_scale, 1, kQuantizeThreads, sum, stream);
+  auto *workspace = static_cast<uint8_t *>(problem.workspace);
+  const auto *scales = reinterpret_cast<const float *>(workspace);
+  auto *sums = reinterpret_cast<double *>(workspace + QuantizeWorkspace(weight).scales_bytes);
+  int64_t sums_count = 0;
+  const cudaError_t error = launch_sums(family, {scales, sums, weight.blocks}, &sums_count, stream);
   if (error != cudaSuccess) return error;
 
-  QuantizeScalesArgs scales{};
-  scales.scales = sum.scales;
-  scales.nested_code = weight.nested_code;
-  scales.nested_offset = weight.nested_offset;
-  scales.nested_absmax = weight.nested_absmax;
-  scales.codes = static_cast<uint8_t *>(weight.absmax);
-  scales.blocks = weight.blocks;
-  scales.nested_blocks = weight.nested_blocks;
-  scales.nested_blocksize_log2 = weight.nested_blocksize_log2;
-  const int64_t width =
-      weight.nested_blocksize() < kQuantizeThreads ? weight.nested_blocksize() : kQuantizeThreads;
+  QuantizeScalesArgs args{};
+  args.scales = scales;
+  args.sums = sums;
+  args.sums_count = static_cast<int>(sums_count);
+  args.nested_code = weight.nested_code;
+  args.nested_offset = weight.nested_offset;
+  args.nested_absmax = weight.nested_absmax;
+  args.codes = static_cast<uint8_t *>(weight.absmax);
+  args.blocks = weight.blocks;
+  args.nested_blocks = weight.nested_blocks;
+  args.nested_blocksize_log2 = weight.nested_blocksize_log2;
+  const int64_t width = std::min<int64_t>(weight.nested_blocksize(), kQuantizeThreads);
   return launch(family.quantize_scales, ceil_divide(weight.nested_blocks, kQuantizeThreads / width),
-                kQuantizeThreads, scales, stream);
+                kQuantizeThreads, args, stream);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Quantize, second half: the scales' mean, then their 8-bit codes. One value per block of
-// weights, so a small share of the work; latency and launches bound it.
+// weights, so a small share of the work; latency and launches bound it. Each thread block
+// of the last launch adds up the partial sums for itself, which saves a launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +16,8 @@ constexpr int kScalesPerThread = kScalesPerPartialSum / kQuantizeThreads;
 static_assert(kScalesPerThread == 4);
 
 // The sum of values[first .. first + 1024), zero past `count`, over the complete binary
-// tree: pairs in a thread, then lanes, then warps, always neighbours first. In thread 0.
+// tree: pairs in a thread, then lanes, then warps, always neighbours first. Every thread
+// gets it.
 template <class T>
 __device__ double tree_sum_run(const T *values, int64_t first, int64_t count) {
   __shared__ double warp_sums[kQuantizeThreads / 32];
@@ -37,26 +39,28 @@ __device__ double tree_sum_run(const T *values, int64_t first, int64_t count) {
 
 __global__ void __launch_bounds__(kQuantizeThreads)
     sum_scales(const __grid_constant__ SumArgs args) {
-  const double sum = tree_sum_run(args.scales, blockIdx.x * kScalesPerPartialSum, args.blocks);
-  if (threadIdx.x == 0) args.partial_sums[blockIdx.x] = sum;
+  const double sum = tree_sum_run(args.scales, blockIdx.x * kScalesPerPartialSum, args.count);
+  if (threadIdx.x == 0) args.sums[blockIdx.x] = sum;
 }
 
-// One thread block. Each level replaces runs of 1024 sums by their sum, in place: run r is
-// written to r, which run 0 has already consumed.
+// One level, in place and by one thread block: run r is written to r, which run 0 has
+// consumed. Only weights of more than 2^20 blocks need it.
 __global__ void __launch_bounds__(kQuantizeThreads)
-    mean_scale(const __grid_constant__ SumArgs args) {
-  for (int64_t count = args.partials; count > 1;) {
-    const int64_t runs = (count + kScalesPerPartialSum - 1) / kScalesPerPartialSum;
-    for (int64_t run = 0; run < runs; ++run) {
-      const double sum = tree_sum_run(args.partial_sums, run * kScalesPerPartialSum, count);
-      if (threadIdx.x == 0) args.partial_sums[run] = sum;
-      __syncthreads();
-    }
-    count = runs;
+    reduce_sums(const __grid_constant__ SumArgs args) {
+  for (int64_t run = 0; run * kScalesPerPartialSum < args.count; ++run) {
+    const double sum = tree_sum_run(args.sums, run * kScalesPerPartialSum, args.count);
+    if (threadIdx.x == 0) args.sums[run] = sum;
+    __syncthreads();
   }
-  if (threadIdx.x == 0)
-    *args.nested_offset =
-        static_cast<float>(args.partial_sums[0] / static_cast<double>(args.blocks));
+}
+
+// The mean of the scales, in every thread.
+__device__ __forceinline__ float mean_scale(const QuantizeScalesArgs &args) {
+  __shared__ float mean;
+  const double sum = tree_sum_run(args.sums, 0, args.sums_count);
+  if (threadIdx.x == 0) mean = static_cast<float>(sum / static_cast<double>(args.blocks));
+  __syncthreads();
+  return mean;
 }
 
 // The largest value over groups of `width` threads, a power of two up to the thread block.
@@ -79,7 +83,8 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   __shared__ float code[kScaleCodeSize];
   static_assert(kQuantizeThreads == kScaleCodeSize);
   code[threadIdx.x] = __ldg(args.nested_code + threadIdx.x);
-  const float offset = *args.nested_offset;
+  const float offset = mean_scale(args);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *args.nested_offset = offset;
   const int width = min(1 << args.nested_blocksize_log2, kQuantizeThreads);
   const int64_t nested =
       static_cast<int64_t>(blockIdx.x) * (kQuantizeThreads / width) + threadIdx.x / width;
