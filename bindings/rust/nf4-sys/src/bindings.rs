@@ -27,8 +27,8 @@ pub type nf4_dtype = i32;
 pub struct CUstream_st {
     _unused: [u8; 0],
 }
-/** cudaStream_t (and CUstream) without their headers. NULL is the legacy default
- stream of the current device.*/
+/** cudaStream_t (and CUstream) without their headers, of the device that the memory
+ is of. NULL is the legacy default stream of that device.*/
 pub type nf4_stream = *mut CUstream_st;
 /** A quantized weight. It borrows every pointer and owns nothing. Dequantize reads
  packed, absmax, nested_absmax and nested_offset; quantize writes them.*/
@@ -237,7 +237,8 @@ extern "C" {
  blocksize, nested_blocksize, reserved, rows, cols or out_dtype is out of range;
  the nested pointers are partly NULL or contradict nested_blocksize; a pointer
  is misaligned for its type; out overlaps an input; a pointer is host memory
- that the GPU cannot reach, or memory of another device than the stream's.*/
+ that the GPU cannot reach; the pointers are of different devices, or the stream
+ is of another one.*/
     pub fn nf4_dequant_launch(
         weight: *const nf4_tensor,
         out: *mut ::core::ffi::c_void,

@@ -70,7 +70,7 @@ impl<T> fmt::Debug for DevicePtr<T> {
 pub struct Stream(sys::nf4_stream);
 
 impl Stream {
-    /// The legacy default stream of the current device.
+    /// The legacy default stream of the device that the memory is of.
     pub const LEGACY_DEFAULT: Self = Stream(std::ptr::null_mut());
 
     /// Of a `cudaStream_t` or `CUstream`.

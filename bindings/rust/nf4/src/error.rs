@@ -106,3 +106,31 @@ pub(crate) fn check_length(name: &str, length: usize, expected: usize) -> Result
         "{name} has {length} elements; expected {expected}"
     )))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_has_its_variant() {
+        type Variant = fn(String) -> Error;
+        let variants: [(sys::nf4_status, Variant); 5] = [
+            (sys::NF4_STATUS_INVALID_ARGUMENT, Error::InvalidArgument),
+            (sys::NF4_STATUS_NO_CUDA, Error::NoCuda),
+            (sys::NF4_STATUS_NO_DEVICE, Error::NoDevice),
+            (sys::NF4_STATUS_UNSUPPORTED_DEVICE, Error::UnsupportedDevice),
+            (sys::NF4_STATUS_CUDA_ERROR, Error::Cuda),
+        ];
+        assert_eq!(check(sys::NF4_STATUS_OK), Ok(()));
+        let detail = crate::Spec::new(1, 1)
+            .blocksize(5)
+            .sizes()
+            .unwrap_err()
+            .detail()
+            .to_owned();
+        for (status, variant) in variants {
+            assert_eq!(check(status), Err(variant(detail.clone())));
+        }
+        assert_eq!(check(99), Err(Error::Unknown { status: 99, detail }));
+    }
+}

@@ -34,6 +34,7 @@ mod error;
 mod format;
 mod info;
 mod ops;
+mod scales;
 mod spec;
 mod tensor;
 
@@ -46,5 +47,6 @@ pub use info::{
     DeviceInfo, Version,
 };
 pub use ops::{dequantize, dequantize_into, quantize, quantize_into, Workspace};
+pub use scales::{Scales, ScalesMut, ScalesRef};
 pub use spec::{Sizes, Spec, CODEBOOK_SIZE, SCALE_CODE_SIZE};
-pub use tensor::{QuantizedMut, QuantizedRef, QuantizedTensor, Scales, ScalesMut, ScalesRef};
+pub use tensor::{QuantizedMut, QuantizedRef, QuantizedTensor};

@@ -1,0 +1,64 @@
+"""Tests run against the nf4 that is installed, or else that of this checkout, with the
+library of $NF4_LIBRARY or build/."""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+if importlib.util.find_spec("nf4") is None:
+    sys.path.insert(0, str(ROOT / "bindings" / "python"))
+    os.environ.setdefault("NF4_LIBRARY", str(ROOT / "build" / "lib" / "libnf4.so"))
+
+
+def compile_c(source: Path, output: Path, *arguments: str) -> Path:
+    """Compiles C against nf4.h; the test is skipped where there is no compiler."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("no C compiler")
+    include = ROOT / "include"
+    subprocess.run(
+        [compiler, "-std=c99", f"-I{include}", *arguments, str(source), "-o", str(output)],
+        check=True,
+    )
+    return output
+
+
+@pytest.fixture(scope="session")
+def fake_library_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(__file__).with_name("fake_nf4.c")
+    output = tmp_path_factory.mktemp("fake") / "libnf4.so"
+    return compile_c(source, output, "-shared", "-fPIC")
+
+
+@pytest.fixture
+def use_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """A function that makes nf4 load another library, until the test is over."""
+    from nf4 import _load
+
+    def use(path: Path) -> None:
+        monkeypatch.setenv("NF4_LIBRARY", str(path))
+        _load.library.cache_clear()
+
+    yield use
+    _load.library.cache_clear()
+
+
+@pytest.fixture
+def fake(use_library: Callable[[Path], None], fake_library_path: Path) -> Iterator[ctypes.CDLL]:
+    """fake_nf4.c in place of the library, with what it recorded of the last launch."""
+    use_library(fake_library_path)
+    library = ctypes.CDLL(str(fake_library_path))
+    status = ctypes.c_int32.in_dll(library, "fake_status")
+    version = ctypes.c_int32.in_dll(library, "fake_version")
+    before = status.value, version.value
+    yield library
+    status.value, version.value = before

@@ -1,0 +1,92 @@
+/* A libnf4 that computes nothing: launches return the status that a test chose and record
+ * their arguments, so that what the bindings pass is seen without a GPU. */
+#include <string.h>
+
+#include "nf4/nf4.h"
+
+typedef struct fake_call {
+  int32_t count;
+  nf4_tensor weight;
+  const void *in;
+  void *out;
+  nf4_dtype dtype;
+  void *workspace;
+  size_t workspace_bytes;
+  nf4_stream stream;
+} fake_call;
+
+NF4_API fake_call fake_last;
+NF4_API nf4_status fake_status = NF4_STATUS_OK;
+NF4_API int32_t fake_version = NF4_VERSION_MAJOR * 10000 + NF4_VERSION_MINOR * 100;
+
+static const float table[256];
+
+const char *nf4_status_string(nf4_status status) {
+  return status == NF4_STATUS_OK ? "fake OK" : "fake failure";
+}
+const char *nf4_last_error(void) { return "what the fake says is wrong"; }
+int32_t nf4_version(void) { return fake_version; }
+const char *nf4_version_string(void) { return "9.9.9"; }
+const char *nf4_build_info(void) { return "compiler: none\ncuda: none"; }
+const float *nf4_codebook(nf4_format format) { return format ? table : NULL; }
+const float *nf4_scale_code(void) { return table; }
+const char *nf4_cpu_variant(void) { return "fake"; }
+
+nf4_status nf4_tensor_sizes(const nf4_tensor *tensor, nf4_sizes *sizes) {
+  sizes->elements = tensor->rows * tensor->cols;
+  sizes->blocks = (sizes->elements + tensor->blocksize - 1) / tensor->blocksize;
+  sizes->nested_blocks = 0;
+  if (tensor->nested_blocksize != 0)
+    sizes->nested_blocks =
+        (sizes->blocks + tensor->nested_blocksize - 1) / tensor->nested_blocksize;
+  sizes->packed_bytes = (sizes->elements + 1) / 2;
+  sizes->absmax_bytes = sizes->blocks * (tensor->nested_blocksize ? 1 : 4);
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t *bytes) {
+  *bytes = tensor->nested_blocksize ? 160 : 0;
+  return NF4_STATUS_OK;
+}
+
+static nf4_status record(fake_call call) {
+  call.count = fake_last.count + 1;
+  fake_last = call;
+  return fake_status;
+}
+
+nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
+                              nf4_stream stream) {
+  fake_call call = {0, *weight, NULL, out, out_dtype, NULL, 0, stream};
+  return record(call);
+}
+
+nf4_status nf4_quantize_launch(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
+                               void *workspace, size_t workspace_bytes, nf4_stream stream) {
+  fake_call call = {0, *weight, in, NULL, in_dtype, workspace, workspace_bytes, stream};
+  return record(call);
+}
+
+nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
+                           int32_t threads) {
+  (void)threads;
+  return nf4_dequant_launch(weight, out, out_dtype, NULL);
+}
+
+nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
+                            void *workspace, size_t workspace_bytes, int32_t threads) {
+  (void)threads;
+  return nf4_quantize_launch(in, in_dtype, weight, workspace, workspace_bytes, NULL);
+}
+
+nf4_status nf4_device_info(int32_t device, nf4_device *info) {
+  info->device_count = 3;
+  info->compute_capability = 121;
+  info->multiprocessors = device;
+  info->driver_version = 13000;
+  info->runtime_version = 13010;
+  info->memory_bytes = (int64_t)5 << 32;
+  strcpy(info->name, "A fake GPU");
+  strcpy(info->dequant_variant, "sm90");
+  return fake_status;
+}

@@ -1,0 +1,28 @@
+"""The Python examples run; 77 is their exit code for what this machine lacks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nf4
+import pytest
+from conftest import ROOT
+
+EXAMPLES = sorted((ROOT / "examples" / "python").glob("*.py"))
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 2
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example(example):
+    environment = os.environ | {"PYTHONPATH": str(Path(nf4.__file__).parents[1])}
+    result = subprocess.run(
+        [sys.executable, str(example)], env=environment, capture_output=True, text=True
+    )
+    if result.returncode == 77:
+        pytest.skip(result.stdout.strip())
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout

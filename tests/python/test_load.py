@@ -1,0 +1,67 @@
+"""Finding the library, and what is said where it is not there or of another version."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import nf4
+import pytest
+from conftest import compile_c
+
+
+def test_the_path_of_the_environment_is_used(fake, fake_library_path):
+    assert nf4.library_path() == str(fake_library_path)
+    assert nf4.cpu_variant() == "fake"
+
+
+def test_a_missing_library_is_named(use_library, tmp_path):
+    use_library(tmp_path / "libnf4.so")
+    with pytest.raises(nf4.LibraryNotFound, match="cannot load .*libnf4.so: .*set NF4_LIBRARY"):
+        nf4.version()
+
+
+def test_a_file_that_is_no_library(use_library, tmp_path):
+    path = tmp_path / "libnf4.so"
+    path.write_bytes(b"not an ELF file")
+    use_library(path)
+    with pytest.raises(nf4.LibraryNotFound, match=f"cannot load {path}"):
+        nf4.version()
+
+
+def test_a_library_without_our_functions(use_library, tmp_path):
+    source = tmp_path / "other.c"
+    source.write_text("int other(void) { return 1; }\n")
+    path = compile_c(source, tmp_path / "libnf4.so", "-shared", "-fPIC")
+    use_library(path)
+    with pytest.raises(nf4.LibraryNotFound, match="is not the libnf4 of this package: .*nf4_"):
+        nf4.version()
+
+
+def test_another_version(fake, fake_library_path, use_library):
+    ctypes.c_int32.in_dll(fake, "fake_version").value = 90909
+    use_library(fake_library_path)
+    with pytest.raises(nf4.LibraryNotFound, match="is libnf4 9.9.9; this package needs 0.1"):
+        nf4.version()
+
+
+def test_a_failure_is_not_remembered(use_library, fake_library_path, tmp_path):
+    use_library(tmp_path / "libnf4.so")
+    with pytest.raises(nf4.LibraryNotFound):
+        nf4.version()
+    use_library(fake_library_path)
+    assert nf4.cpu_variant() == "fake"
+
+
+def test_the_package_imports_without_a_library_and_without_torch(tmp_path):
+    """`nf4 doctor` says what is wrong, so the import may not fail."""
+    package = str(Path(nf4.__file__).parents[1])
+    code = "import sys, nf4; assert 'torch' not in sys.modules; print(nf4.__all__)"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"NF4_LIBRARY": str(tmp_path / "none.so"), "PYTHONPATH": package},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "quantize" in result.stdout

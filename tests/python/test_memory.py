@@ -1,0 +1,240 @@
+"""What objects are as memory, and what is refused: _memory, _dlpack."""
+
+import array
+import gc
+import sys
+import weakref
+
+import nf4
+import numpy as np
+import oracle
+import pytest
+from fakes import CudaArray, DlpackArray
+from nf4 import _dlpack, _memory
+
+FLOAT, UINT, BFLOAT = 2, 1, 4
+MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def refused(value, message):
+    with pytest.raises(nf4.InvalidArgument, match=message):
+        _memory.buffer("thing", value)
+
+
+def test_numpy():
+    buffer = _memory.buffer("thing", MATRIX)
+    assert (buffer.address, buffer.dtype, buffer.shape) == (MATRIX.ctypes.data, "fp32", (3, 4))
+    assert (buffer.elements, buffer.on_device, buffer.writable) == (12, False, True)
+    fixed = MATRIX.copy()
+    fixed.flags.writeable = False
+    assert not _memory.buffer("thing", fixed).writable
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_numpy_dtypes(dtype):
+    assert _memory.buffer("thing", np.zeros(3, oracle.DTYPES[dtype])).dtype == dtype
+
+
+@pytest.mark.parametrize("view", [MATRIX.T, MATRIX[:, 1:], MATRIX[::2]])
+def test_numpy_that_is_not_contiguous(view):
+    refused(view, "thing is not contiguous in row-major order")
+
+
+@pytest.mark.parametrize("view", [MATRIX[1:], MATRIX[1:2, 1:], MATRIX[:0].T])
+def test_numpy_that_is_contiguous_all_the_same(view):
+    assert _memory.buffer("thing", view).elements == view.size
+
+
+def test_big_endian_is_another_dtype():
+    assert _memory.buffer("thing", MATRIX.astype(">f4")).dtype == ">f4"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "uint8"])
+def test_cuda_array_interface(dtype):
+    buffer = _memory.buffer("thing", CudaArray(4096, dtype, 5, 7, read_only=True))
+    assert (buffer.address, buffer.dtype, buffer.shape) == (4096, dtype, (5, 7))
+    assert (buffer.on_device, buffer.writable) == (True, False)
+
+
+def test_cuda_array_interface_of_no_elements():
+    assert _memory.buffer("thing", CudaArray(None, "fp32", 0, 3)).address == 0
+
+
+@pytest.mark.parametrize(
+    "shape, strides, contiguous",
+    [
+        ((3, 4), (16, 4), True),
+        ((3, 4), (4, 12), False),
+        ((3, 4), (32, 4), False),
+        ((1, 4), (999, 4), True),
+        ((3, 1), (4, 999), True),
+        ((0, 4), (1, 1), True),
+        ((4,), (-4,), False),
+    ],
+)
+def test_cuda_array_interface_strides(shape, strides, contiguous):
+    value = CudaArray(4096, "fp32", *shape, strides=strides)
+    if contiguous:
+        assert _memory.buffer("thing", value).shape == shape
+    else:
+        refused(value, "thing is not contiguous")
+
+
+def test_cuda_array_interface_faults():
+    refused(CudaArray(4096, "fp32", 3, mask=object()), "thing has a mask")
+    refused(CudaArray(4096, "nonsense", 3), "thing: TypeError")
+    refused(CudaArray(-1, "fp32", 3), "thing is -1; expected an address")
+    incomplete = CudaArray(4096, "fp32", 3)
+    del incomplete.__cuda_array_interface__["data"]
+    refused(incomplete, "thing: KeyError: 'data'")
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize(
+    "dtype, code", [("fp32", FLOAT), ("fp16", FLOAT), ("bf16", BFLOAT), ("uint8", UINT)]
+)
+def test_dlpack(dtype, code, versioned):
+    values = np.zeros((3, 4), oracle.DTYPES.get(dtype, np.uint8))
+    buffer = _memory.buffer("thing", DlpackArray(values, code, versioned))
+    assert (buffer.address, buffer.dtype, buffer.shape) == (values.ctypes.data, dtype, (3, 4))
+    assert (buffer.on_device, buffer.writable) == (False, True)
+
+
+def test_dlpack_details():
+    assert not _memory.buffer("thing", DlpackArray(MATRIX, FLOAT, flags=1)).writable
+    shifted = _memory.buffer("thing", DlpackArray(MATRIX[1:], FLOAT, byte_offset=16))
+    assert shifted.address == MATRIX.ctypes.data + 32
+    assert _memory.buffer("thing", DlpackArray(MATRIX, FLOAT, strides=None)).elements == 12
+    odd = _memory.buffer("thing", DlpackArray(MATRIX, FLOAT, lanes=2))
+    assert odd.dtype == "DLPack type code 2, 32 bits, 2 lanes"
+
+
+@pytest.mark.parametrize(
+    "device_type, on_device, stream",
+    [
+        (_dlpack.CPU, False, None),
+        (_dlpack.CUDA_HOST, False, None),
+        (_dlpack.CUDA, True, -1),
+        (_dlpack.CUDA_MANAGED, True, -1),
+    ],
+)
+def test_dlpack_devices(device_type, on_device, stream):
+    """A CUDA producer is told to synchronise nothing (-1): the order is the caller's."""
+    value = DlpackArray(MATRIX, FLOAT, device_type=device_type)
+    assert _memory.buffer("thing", value).on_device is on_device
+    assert value.streams == [stream]
+
+
+def test_dlpack_faults():
+    refused(DlpackArray(MATRIX.T, FLOAT), "thing is not contiguous")
+    refused(DlpackArray(MATRIX, FLOAT, device_type=10), "thing is on DLPack device type 10")
+    later = DlpackArray(MATRIX, FLOAT)
+    later.managed.major = 2
+    refused(later, "thing: BufferError: DLPack version 2.0; expected 1")
+
+    class Empty:
+        def __dlpack_device__(self):
+            return _dlpack.CPU, 0
+
+        def __dlpack__(self, **_):
+            return "no capsule"
+
+    refused(Empty(), "thing: BufferError: __dlpack__ gave 'no capsule'")
+
+
+def test_what_a_producer_raises_is_named():
+    class Refusing:
+        def __dlpack_device__(self):
+            return _dlpack.CPU, 0
+
+        def __dlpack__(self, **_):
+            raise RuntimeError("it requires grad")
+
+    refused(Refusing(), "thing: RuntimeError: it requires grad")
+
+
+def test_addresses():
+    buffer = _memory.buffer("thing", np.int64(4096))
+    assert (buffer.address, buffer.dtype, buffer.elements) == (4096, None, None)
+    assert buffer.on_device is None
+    refused(-1, "thing is -1; expected an address")
+    refused(1 << 64, "expected an address")
+
+
+@pytest.mark.parametrize("value", [None, True, 1.5, "text", b"bytes", [1.0], array.array("f")])
+def test_other_objects(value):
+    refused(value, f"thing is a {type(value).__name__}; expected a numpy array")
+
+
+def test_expect():
+    buffer = _memory.buffer("thing", MATRIX)
+    assert buffer.expect("fp32", 12, written=True) is buffer
+    for arguments, message in (
+        (("fp16", 12), "thing is of fp32; expected fp16"),
+        (("fp32", 13), "thing has 12 elements; expected 13"),
+    ):
+        with pytest.raises(nf4.InvalidArgument, match=message):
+            buffer.expect(*arguments)
+    fixed = _memory.buffer("thing", CudaArray(4096, "fp32", 12, read_only=True))
+    assert fixed.expect("fp32", 12) is fixed
+    with pytest.raises(nf4.InvalidArgument, match="thing is read-only"):
+        fixed.expect("fp32", 12, written=True)
+    raw = _memory.buffer("thing", 4096)
+    assert raw.expect("fp16", 10**15, written=True) is raw
+
+
+def test_places():
+    host, device, raw = (
+        _memory.buffer(name, value)
+        for name, value in (("a", MATRIX), ("b", CudaArray(4096, "fp32", 3)), ("c", 4096))
+    )
+    assert _memory.on_device([host, raw]) is False
+    assert _memory.on_device([raw, device]) is True
+    assert _memory.on_device([raw]) is True
+    with pytest.raises(
+        nf4.InvalidArgument, match="a is in host memory; b is in device memory; expected all"
+    ):
+        _memory.on_device([host, raw, device])
+
+
+def test_a_buffer_keeps_its_owner_alive():
+    value = MATRIX.copy()
+    finalised = weakref.ref(value)
+    buffer = _memory.buffer("thing", value)
+    del value
+    gc.collect()
+    assert finalised() is buffer.owner
+    del buffer
+    gc.collect()
+    assert finalised() is None
+
+
+def test_a_dlpack_capsule_is_held_and_released():
+    value = DlpackArray(MATRIX, FLOAT)
+    buffer = _memory.buffer("thing", value)
+    capsule = buffer.owner.capsule
+    held = sys.getrefcount(capsule)
+    del buffer
+    gc.collect()
+    assert sys.getrefcount(capsule) == held - 1
+
+
+def test_numpy_through_its_own_dlpack():
+    """numpy's capsule, as a producer other than the fake, with its deleter run on collection."""
+
+    class Wrapped:
+        def __init__(self, values):
+            self.values = values
+
+        def __dlpack_device__(self):
+            return self.values.__dlpack_device__()
+
+        def __dlpack__(self, **arguments):
+            return self.values.__dlpack__(**arguments)
+
+    values = MATRIX.copy()
+    references = sys.getrefcount(values)
+    q = nf4.quantize(Wrapped(values), nested_blocksize=0)
+    assert oracle.differing(q.absmax, np.array([11], np.float32)) == 0
+    gc.collect()
+    assert sys.getrefcount(values) == references
