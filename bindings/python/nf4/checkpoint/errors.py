@@ -22,6 +22,11 @@ class OutputRefused(Exception):
     """The destination cannot be written without harm: it exists, or it is the input."""
 
 
+class OptionError(Exception):
+    """An option asks for what the checkpoint cannot give, such as a pattern that names no
+    tensor."""
+
+
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Give an OSError from a call on a descriptor the name of the file behind it."""

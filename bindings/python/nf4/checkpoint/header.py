@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .dtypes import BITS
-from .errors import FormatError
-from .jsonio import is_count, parse_object
+from nf4.checkpoint.dtypes import BITS
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.jsonio import is_count, parse_object
 
 # What the safetensors library accepts.
 MAX_HEADER_BYTES = 100_000_000

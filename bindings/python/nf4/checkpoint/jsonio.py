@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from .errors import FormatError, naming
+from nf4.checkpoint.errors import FormatError, naming
 
 MAX_JSON_BYTES = 100_000_000
 

@@ -10,9 +10,9 @@ from types import TracebackType
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from .dtypes import NUMPY
-from .errors import FormatError, naming
-from .header import TensorInfo, check_tensor_count, header_length, parse_header
+from nf4.checkpoint.dtypes import NUMPY
+from nf4.checkpoint.errors import FormatError, naming
+from nf4.checkpoint.header import TensorInfo, check_tensor_count, header_length, parse_header
 
 # Pieces in which data is copied: large enough to be fast, small beside any model.
 PIECE_BYTES = 8 << 20
@@ -54,8 +54,13 @@ class SafetensorsFile:
             self.close()
             raise
 
+    @property
+    def size(self) -> int:
+        """The file's bytes."""
+        return self._opened.st_size
+
     def _parse(self) -> None:
-        size = self._opened.st_size
+        size = self.size
         length = header_length(bytes(self._pread(0, min(size, 8))), size, self.path)
         header = bytes(self._pread(8, length))
         check_tensor_count(header, self.path)

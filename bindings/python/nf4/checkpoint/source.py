@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .errors import FormatError
-from .header import TensorInfo
-from .jsonio import read_object
-from .reader import SafetensorsFile, file_kind
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.jsonio import read_object
+from nf4.checkpoint.reader import SafetensorsFile, file_kind
 
 INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_NAME = "model" + INDEX_SUFFIX
@@ -60,11 +60,13 @@ class Checkpoint:
     owner         tensor name -> the SafetensorsFile that holds it
     config        config.json beside the weights of a directory, else {}
 
-    Raises FormatError for a broken file, OSError for one that cannot be read.
+    Raises FormatError for a broken file, OSError for one that cannot be read. With a list for
+    `faults`, what is wrong with single shards goes there instead, and the rest is opened.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], faults: list[FormatError] | None = None):
         self.path = os.fspath(path)
+        self._faults = faults
         self.directory: str | None = None
         self.index_name: str | None = None
         self.config: dict[str, Any] = {}
@@ -98,12 +100,23 @@ class Checkpoint:
         folder = os.path.dirname(index)
         for shard in sorted(set(weight_map.values())):
             path = os.path.join(folder, shard)
-            if not os.path.exists(path):
-                raise FormatError(index, f"its shard {shard} is missing")
-            self._add(path)
+            with self._collecting():
+                if not os.path.exists(path):
+                    raise FormatError(index, f"its shard {shard} is missing")
+                self._add(path)
         for name, shard in weight_map.items():
-            if name not in self.files[shard].tensors:
-                raise FormatError(index, f"it is not in its shard {shard}", name)
+            if shard in self.files and name not in self.files[shard].tensors:
+                with self._collecting():
+                    raise FormatError(index, f"it is not in its shard {shard}", name)
+
+    @contextlib.contextmanager
+    def _collecting(self) -> Iterator[None]:
+        try:
+            yield
+        except FormatError as error:
+            if self._faults is None:
+                raise
+            self._faults.append(error)
 
     def _add(self, path: str) -> None:
         file = SafetensorsFile(path)
@@ -148,3 +161,14 @@ class Checkpoint:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def weight_bytes(path: str) -> int:
+    """The bytes of a checkpoint's weight files, for a progress bar: 0 where that is unclear,
+    which opening it will explain."""
+    try:
+        names = os.listdir(path) if os.path.isdir(path) else []
+        files = [os.path.join(path, n) for n in names if n.endswith(".safetensors")] or [path]
+        return sum(os.path.getsize(file) for file in files)
+    except OSError:
+        return 0

@@ -16,25 +16,38 @@ import secrets
 import shutil
 import signal
 import stat
+import threading
 from collections.abc import Iterator
 
-from .errors import OutputRefused, naming
-from .reader import file_kind
+from nf4.checkpoint.errors import OutputRefused, naming
+from nf4.checkpoint.reader import file_kind
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def signals_deferred() -> Iterator[None]:
     """Hold back SIGINT, SIGTERM and SIGHUP until the block is done, so that cleaning up is not
-    cut short by a second one."""
-    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    cut short by a second one. Off the main thread nothing is needed: handlers run there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    # A handler that is None was not installed from Python and cannot be put back.
+    before = {number: signal.getsignal(number) for number in _INTERRUPTS}
+    before = {number: handler for number, handler in before.items() if handler is not None}
     try:
+        # Not a signal mask: that is per thread, and any other thread could take the signal.
+        for number in before:
+            signal.signal(number, lambda number, frame: held.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in held:
+            signal.raise_signal(number)
 
 
 def sync_directory(path: str) -> None:

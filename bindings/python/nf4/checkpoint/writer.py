@@ -8,8 +8,8 @@ from types import TracebackType
 
 import numpy as np
 
-from .errors import naming
-from .header import TensorSpec, build_header
+from nf4.checkpoint.errors import naming
+from nf4.checkpoint.header import TensorSpec, build_header
 
 
 def write_fully(fd: int, data: memoryview, offset: int) -> None:
