@@ -27,6 +27,7 @@ _STATE_MARK = ".quant_state.bitsandbytes__"
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 # bitsandbytes' own take about 180 bytes.
 _MAX_STATE_BYTES = 65536
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _parse_state(fields: dict[str, Any], format: str) -> State:
     if fields.get("nested_dtype") != "float32":
         raise ValueError(f"nested_dtype {fields.get('nested_dtype')!r} is not float32")
     offset = fields.get("nested_offset")
-    if type(offset) not in (int, float) or not abs(offset) <= np.finfo(np.float32).max:
+    if type(offset) not in (int, float) or not abs(offset) <= _LARGEST:
         raise ValueError(f"nested_offset {offset!r} is not a float32")
     return dataclasses.replace(
         state, nested_blocksize=fields["nested_blocksize"], nested_offset=float(offset)

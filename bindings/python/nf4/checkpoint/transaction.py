@@ -100,6 +100,13 @@ def _temporary(destination: str) -> Iterator[str]:
     path = _temporary_beside(destination)
     try:
         yield path
+    except OSError as error:
+        # Name the destination, which the user knows, and not the temporary.
+        name = error.filename
+        if name is None or isinstance(name, str) and name.startswith(path):
+            error.filename = destination + (name or path)[len(path) :]
+            error.filename2 = None
+        raise
     finally:
         with signals_deferred():
             _remove(path)
