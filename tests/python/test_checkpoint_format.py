@@ -51,7 +51,7 @@ HOSTILE = {
     "bytes after the JSON": (raw_file("{}{}"), "not valid"),
     "a space before the JSON": (raw_file(" {}"), "does not start with '{'"),
     "duplicate tensors": (raw_file('{"a":%s,"a":%s}' % (_ONE_JSON, _ONE_JSON), b"x"), "duplicate"),
-    "duplicate fields": (raw_file('{"a":{"dtype":"U8",%s}' % _ONE_JSON[1:], b"x"), "duplicate"),
+    "duplicate fields": (raw_file('{"a":{"dtype":"U8",%s}' % _ONE_JSON[1:], b"x"), "not valid"),
     "duplicate metadata": (raw_file('{"__metadata__":{"a":"1","a":"2"}}'), "duplicate"),
     "too many tensors": (raw_file("{" + '"":{},' * 500_000 + '"":{}}'), "more than 500000"),
     "metadata of numbers": (raw_file({"__metadata__": {"a": 1}}), "not valid"),

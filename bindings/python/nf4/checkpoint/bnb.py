@@ -289,7 +289,8 @@ class Plan:
         data: dict[str, np.ndarray | bytes] = {
             name: weight.packed,
             f"{name}.absmax": weight.absmax,
-            f"{name}.quant_map": nf4.codebook(state.format),
+            # bitsandbytes writes FP4's code 8 as +0, though its CUDA kernels decode -0, as we do.
+            f"{name}.quant_map": nf4.codebook(state.format) + np.float32(0),
         }
         if weight.nested:
             offset = float(np.asarray(weight.nested_offset).reshape(-1)[0])
