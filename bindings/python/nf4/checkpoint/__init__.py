@@ -1,0 +1,37 @@
+"""Checkpoints: safetensors files in bitsandbytes' 4-bit layout, read, checked and written.
+
+    from nf4.checkpoint import Checkpoint, survey
+    with Checkpoint("model/") as checkpoint:
+        for name, weight in survey(checkpoint).weights.items():
+            array = nf4.dequantize(weight.load(checkpoint))
+"""
+
+from nf4.checkpoint.audit import ErrorStatistics, Finding, audit, error_statistics
+from nf4.checkpoint.bnb import State, Survey, Weight, survey
+from nf4.checkpoint.convert import (
+    QuantizeOptions,
+    Result,
+    dequantize_checkpoint,
+    quantize_checkpoint,
+)
+from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused
+from nf4.checkpoint.source import Checkpoint
+
+__all__ = [
+    "Checkpoint",
+    "ErrorStatistics",
+    "Finding",
+    "FormatError",
+    "OptionError",
+    "OutputRefused",
+    "QuantizeOptions",
+    "Result",
+    "State",
+    "Survey",
+    "Weight",
+    "audit",
+    "dequantize_checkpoint",
+    "error_statistics",
+    "quantize_checkpoint",
+    "survey",
+]

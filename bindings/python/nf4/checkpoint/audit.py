@@ -1,0 +1,167 @@
+"""Judging a 4-bit checkpoint: faults in its values, and its error against the dense one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+import nf4
+from nf4.checkpoint.bnb import Survey, Weight, survey
+from nf4.checkpoint.dtypes import FILE_TO_NF4
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.model_files import config_problems
+from nf4.checkpoint.rules import is_conv1d, module_of
+from nf4.checkpoint.source import Checkpoint
+
+_PIECE_ELEMENTS = 1 << 20
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What verify has to say. severity: "fault", or "warning" for what computes as documented
+    but is unusual. tensor: None if it is about a file."""
+
+    severity: str
+    path: str
+    tensor: str | None
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorStatistics:
+    """The error of a 4-bit weight against the dense one: RMS of the difference over RMS of the
+    dense weight, and the largest absolute difference. NaN where the dense weight has NaN."""
+
+    rms_relative: float
+    max_abs: float
+    elements: int
+    squared_error: float
+    squared_reference: float
+
+
+def _count(bad: np.ndarray, what: str, part: str) -> str | None:
+    """A sentence on how many of a part's elements are bad; None if none is."""
+    number = int(np.count_nonzero(bad))
+    return f"{part}: {number} of {bad.size} {what}, first at {int(bad.argmax())}" if number else None
+
+
+def _scale_problems(scales: np.ndarray, part: str, signed: bool) -> Iterator[tuple[str, str | None]]:
+    """(severity, problem) of float32 scales; `signed`: negative ones are merely unusual."""
+    yield "fault", _count(np.isnan(scales), "are NaN", part)
+    yield "fault", _count(np.isinf(scales), "are infinite", part)
+    yield "warning" if signed else "fault", _count(scales < 0, "are negative", part)
+    tiny = (scales != 0) & (np.abs(scales) < _SMALLEST_NORMAL)
+    yield "warning", _count(tiny, "are subnormal", part)
+
+
+def _decoded_scales(weight: nf4.QuantizedTensor) -> np.ndarray:
+    """float32 [blocks], as the kernels compute them (nf4.h, THE ARITHMETIC)."""
+    outer = np.repeat(weight.nested_absmax, weight.nested_blocksize)[: weight.absmax.size]
+    with np.errstate(all="ignore"):
+        return weight.nested_code[weight.absmax] * outer + weight.nested_offset
+
+
+def value_problems(weight: nf4.QuantizedTensor) -> Iterator[tuple[str, str]]:
+    """(severity, problem) for what is wrong with the values of a weight."""
+    found: list[tuple[str, str | None]] = []
+    if weight.codebook is not None:
+        found.append(("fault", f"quant_map: not the codebook of {weight.format}"))
+    if not weight.nested:
+        found += _scale_problems(weight.absmax, "absmax", signed=False)
+    else:
+        found += _scale_problems(weight.nested_absmax, "nested_absmax", signed=False)
+        if not np.isfinite(weight.nested_code).all():
+            found.append(("fault", "nested_quant_map: not finite"))
+        elif not np.array_equal(weight.nested_code, nf4.scale_code()):
+            found.append(("warning", "nested_quant_map: not the one of bitsandbytes"))
+        # Rounding in the second quantization can take a block of zeros slightly below 0.
+        if not any(severity == "fault" and problem for severity, problem in found):
+            found += _scale_problems(_decoded_scales(weight), "decoded scales", signed=True)
+    for severity, problem in found:
+        if problem is not None:
+            yield severity, problem
+
+
+def _finding(severity: str, error: FormatError) -> Finding:
+    return Finding(severity, error.path, error.tensor, error.reason)
+
+
+def audit(path: str) -> tuple[Survey, list[Finding]]:
+    """Everything that is wrong with a checkpoint. OSError if it cannot be read."""
+    faults: list[FormatError] = []
+    try:
+        with Checkpoint(path, faults) as checkpoint:
+            found = survey(checkpoint)
+            findings = [_finding("fault", error) for error in [*faults, *found.faults]]
+            findings += _config_findings(checkpoint, found) if not findings else []
+            for name, weight in found.weights.items():
+                for severity, problem in value_problems(weight.load(checkpoint)):
+                    findings.append(
+                        Finding(severity, checkpoint.owner[name].path, name, problem)
+                    )
+    except FormatError as error:
+        return Survey(), [_finding("fault", fault) for fault in [*faults, error]]
+    return found, findings
+
+
+def _config_findings(checkpoint: Checkpoint, found: Survey) -> list[Finding]:
+    config = f"{checkpoint.directory}/config.json"
+    try:
+        return [Finding("fault", config, None, p) for p in config_problems(checkpoint, found)]
+    except FormatError as error:
+        return [_finding("fault", error)]
+
+
+def _dense_reference(weight: Weight, dense: Checkpoint, model_type: str | None) -> np.ndarray:
+    """The dense weight that a 4-bit one was made from, in its own dtype."""
+    name = weight.name
+    if name not in dense:
+        raise FormatError(dense.path, "not there to compare with", name)
+    info = dense.info(name)
+    if info.dtype not in FILE_TO_NF4:
+        raise FormatError(dense.path, f"cannot compare with {info.dtype}", name)
+    array = dense.owner[name].array(info)
+    if is_conv1d(module_of(name), model_type):
+        array = array.T
+    if array.shape != weight.shape:
+        raise FormatError(
+            dense.path, f"its shape {list(array.shape)} is not {list(weight.shape)}", name
+        )
+    return array
+
+
+def error_statistics(
+    weight: Weight, checkpoint: Checkpoint, dense: Checkpoint, threads: int = 0
+) -> ErrorStatistics:
+    """How far a 4-bit weight is from its dense original. Sums are taken in float64."""
+    model_type = dense.config.get("model_type")
+    reference = _dense_reference(weight, dense, model_type if isinstance(model_type, str) else None)
+    reference = np.ascontiguousarray(reference).reshape(-1)
+    values = nf4.dequantize(weight.load(checkpoint), "fp32", threads=threads).reshape(-1)
+    squared_error = squared_reference = max_abs = 0.0
+    for start in range(0, values.size, _PIECE_ELEMENTS):
+        piece = slice(start, start + _PIECE_ELEMENTS)
+        exact = reference[piece].astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            difference = values[piece] - exact
+            squared_error += float(difference @ difference)
+            squared_reference += float(exact @ exact)
+            max_abs = float(np.maximum(max_abs, np.abs(difference).max()))
+    return ErrorStatistics(
+        rms_relative=relative(squared_error, squared_reference),
+        max_abs=max_abs,
+        elements=values.size,
+        squared_error=squared_error,
+        squared_reference=squared_reference,
+    )
+
+
+def relative(squared_error: float, squared_reference: float) -> float:
+    """sqrt(squared_error / squared_reference); 0 for no error, inf for one of nothing."""
+    if squared_error == 0:
+        return 0.0
+    return math.sqrt(squared_error / squared_reference) if squared_reference else math.inf

@@ -1,0 +1,301 @@
+"""bitsandbytes' 4-bit layout in a checkpoint: found, checked, read, and planned for writing.
+
+A weight P in 4 bits is several tensors: `P` (packed bytes, perhaps viewed as a float type),
+`P.absmax`, `P.quant_map`, with double quantization `P.nested_absmax` and
+`P.nested_quant_map`, and `P.quant_state.bitsandbytes__nf4` (or `__fp4`): JSON as bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+import nf4
+from nf4.checkpoint.dtypes import BITS, NF4_TO_TORCH, STORAGE, STORAGE_NAMES, TORCH_TO_NF4
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.header import TensorInfo, TensorSpec
+from nf4.checkpoint.jsonio import is_count, parse_object
+from nf4.checkpoint.source import Checkpoint
+
+FORMATS = ("nf4", "fp4")
+NESTED_BLOCKSIZE = 256
+_STATE_MARK = ".quant_state.bitsandbytes__"
+_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+# bitsandbytes' own take about 180 bytes.
+_MAX_STATE_BYTES = 65536
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What quant_state says of a weight. nested_blocksize 0: flat, nested_offset unused."""
+
+    format: str
+    blocksize: int
+    dtype: str
+    shape: tuple[int, ...]
+    nested_blocksize: int = 0
+    nested_offset: float = 0.0
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.elements // self.blocksize)
+
+    def to_json(self) -> bytes:
+        """As bitsandbytes writes it, padded with spaces to a length that does not depend on
+        nested_offset, so that a file's layout is known before its data."""
+        fields: dict[str, Any] = {
+            "quant_type": self.format,
+            "blocksize": self.blocksize,
+            "dtype": NF4_TO_TORCH[self.dtype],
+            "shape": list(self.shape),
+        }
+        if self.nested_blocksize:
+            fields["nested_blocksize"] = self.nested_blocksize
+            fields["nested_dtype"] = "float32"
+            longest = len(json.dumps({**fields, "nested_offset": -1.7976931348623157e308}))
+            return json.dumps({**fields, "nested_offset": self.nested_offset}).ljust(longest).encode()
+        return json.dumps(fields).encode()
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """A 4-bit weight of a checkpoint. `parts` maps "", "absmax", ... to tensors of the file."""
+
+    name: str
+    state: State
+    parts: dict[str, TensorInfo]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.state.shape
+
+    @property
+    def storage(self) -> str:
+        """The dtype that the packed bytes are viewed as, by torch's name."""
+        return STORAGE_NAMES[self.parts[""].dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in the file, tables and quant_state included."""
+        return sum(info.nbytes for info in self.parts.values())
+
+    def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor:
+        """Read it. A quant_map that is not the format's codebook goes along as a codebook of
+        its own: the file's table is what counts."""
+
+        def floats(part: str) -> np.ndarray:
+            return checkpoint.read(self.parts[part].name).view(np.float32)
+
+        state, nested = self.state, self.state.nested_blocksize != 0
+        quant_map = floats("quant_map")
+        own_table = not np.array_equal(quant_map, nf4.codebook(state.format))
+        return nf4.QuantizedTensor(
+            packed=checkpoint.read(self.name),
+            absmax=checkpoint.read(self.parts["absmax"].name) if nested else floats("absmax"),
+            nested_absmax=floats("nested_absmax") if nested else None,
+            nested_code=floats("nested_quant_map") if nested else None,
+            nested_offset=np.array([state.nested_offset], np.float32) if nested else None,
+            codebook=quant_map if own_table else None,
+            format=state.format,
+            blocksize=state.blocksize,
+            nested_blocksize=state.nested_blocksize,
+            shape=state.shape,
+            dtype=state.dtype,
+        )
+
+
+@dataclasses.dataclass
+class Survey:
+    """The tensors of a checkpoint, sorted: 4-bit weights by name, dense ones by name, and what
+    is wrong with those that are neither."""
+
+    weights: dict[str, Weight] = dataclasses.field(default_factory=dict)
+    dense: dict[str, TensorInfo] = dataclasses.field(default_factory=dict)
+    faults: list[FormatError] = dataclasses.field(default_factory=list)
+
+    def require_sound(self) -> None:
+        """Raise the first fault, if any."""
+        if self.faults:
+            raise self.faults[0]
+
+
+def _power_of_two(value: object, low: int, high: int) -> bool:
+    return is_count(value) and low <= value <= high and value & (value - 1) == 0
+
+
+def _parse_state(fields: dict[str, Any], format: str) -> State:
+    """A State from quant_state's JSON; ValueError saying which field is wrong."""
+    if fields.get("quant_type") != format:
+        raise ValueError(f"quant_type {fields.get('quant_type')!r} under a key for {format!r}")
+    if not _power_of_two(fields.get("blocksize"), 32, 4096):
+        raise ValueError(f"blocksize {fields.get('blocksize')!r} is not a power of two, 32..4096")
+    dtype = TORCH_TO_NF4.get(str(fields.get("dtype")))
+    if dtype is None:
+        raise ValueError(f"dtype {fields.get('dtype')!r} is not float32, float16 or bfloat16")
+    shape = fields.get("shape")
+    if not isinstance(shape, list) or not shape or not all(is_count(size) for size in shape):
+        raise ValueError(f"shape {shape!r} is not a list of sizes")
+    if math.prod(size or 1 for size in shape) > 2**60:
+        raise ValueError(f"shape {shape} overflows")
+    state = State(format, fields["blocksize"], dtype, tuple(shape))
+    if not any(key.startswith("nested_") for key in fields):
+        return state
+    if not _power_of_two(fields.get("nested_blocksize"), 1, 2**30):
+        raise ValueError(f"nested_blocksize {fields.get('nested_blocksize')!r} is not a power of two")
+    if fields.get("nested_dtype") != "float32":
+        raise ValueError(f"nested_dtype {fields.get('nested_dtype')!r} is not float32")
+    offset = fields.get("nested_offset")
+    if type(offset) not in (int, float) or not abs(offset) <= _LARGEST:
+        raise ValueError(f"nested_offset {offset!r} is not a float32")
+    return dataclasses.replace(
+        state, nested_blocksize=fields["nested_blocksize"], nested_offset=float(offset)
+    )
+
+
+def _part_problems(state: State, parts: dict[str, TensorInfo]) -> list[str]:
+    """How the tensors of a weight contradict its quant_state."""
+    nested = state.nested_blocksize != 0
+    expected = {"absmax": ("U8" if nested else "F32", state.blocks), "quant_map": ("F32", 16)}
+    if nested:
+        expected["nested_absmax"] = ("F32", -(-state.blocks // state.nested_blocksize))
+        expected["nested_quant_map"] = ("F32", 256)
+    problems = []
+    for part, (dtype, elements) in expected.items():
+        info = parts.get(part)
+        if info is None:
+            problems.append(f"its {part} is missing")
+        elif (info.dtype, info.elements) != (dtype, elements):
+            problems.append(
+                f"its {part} is {info.dtype} of {info.elements}, "
+                f"but its quant_state asks for {dtype} of {elements}"
+            )
+    for part in parts.keys() & set(_PARTS) - expected.keys():
+        problems.append(f"it has a {part}, but its quant_state is not nested")
+    packed = parts[""]
+    if packed.dtype not in STORAGE_NAMES:
+        problems.append(f"packed bytes cannot be stored as {packed.dtype}")
+    elif packed.nbytes != (state.elements + 1) // 2:
+        problems.append(
+            f"{packed.nbytes} packed bytes, but shape {list(state.shape)} "
+            f"takes {(state.elements + 1) // 2}"
+        )
+    elif len(packed.shape) != 2 or packed.shape[1] != 1:
+        problems.append(f"packed bytes of shape {list(packed.shape)}; expected a single column")
+    return problems
+
+
+def _weight(checkpoint: Checkpoint, name: str, keys: list[str]) -> tuple[Weight | None, list[str]]:
+    """The 4-bit weight `name`, whose quant_state tensors are `keys`, or what is wrong."""
+    if len(keys) > 1:
+        return None, [f"it has {len(keys)} quant_states"]
+    if name not in checkpoint:
+        return None, ["it has a quant_state, but its packed bytes are missing"]
+    format = keys[0].removeprefix(name + _STATE_MARK)
+    info = checkpoint.info(keys[0])
+    if format not in FORMATS:
+        return None, [f"its quant_state is for {format!r}, neither nf4 nor fp4"]
+    if info.dtype != "U8" or info.nbytes > _MAX_STATE_BYTES:
+        return None, [f"its quant_state is {info.dtype} of {info.nbytes} bytes, not JSON as U8"]
+    file = checkpoint.owner[keys[0]]
+    try:
+        fields = parse_object(bytes(file.read(info)), file.path, "its quant_state", name)
+        state = _parse_state(fields, format)
+    except FormatError as error:
+        return None, [error.reason]
+    except ValueError as error:
+        return None, [f"its quant_state: {error}"]
+    parts = {"": checkpoint.info(name), "quant_state": info}
+    for part in _PARTS:
+        if f"{name}.{part}" in checkpoint:
+            parts[part] = checkpoint.info(f"{name}.{part}")
+    problems = _part_problems(state, parts)
+    return (None if problems else Weight(name, state, parts)), problems
+
+
+def survey(checkpoint: Checkpoint) -> Survey:
+    """Sort the tensors of a checkpoint. Reads no more than the quant_states."""
+    states: dict[str, list[str]] = {}
+    for name in checkpoint.owner:
+        base, mark, _ = name.rpartition(_STATE_MARK)
+        if mark:
+            states.setdefault(base, []).append(name)
+    result = Survey()
+    taken: set[str] = set()
+    for name, keys in states.items():
+        weight, problems = _weight(checkpoint, name, keys)
+        taken.update(keys, {name}, {f"{name}.{part}" for part in _PARTS})
+        if weight is not None:
+            result.weights[name] = weight
+        path = checkpoint.owner[keys[0]].path
+        result.faults += [FormatError(path, problem, name) for problem in problems]
+    for file, info in checkpoint.tensors():
+        if info.name in taken:
+            continue
+        base, _, part = info.name.rpartition(".")
+        if part in _PARTS and (base in checkpoint or base.endswith(".weight")):
+            result.faults.append(FormatError(file.path, f"it has a {part}, but no quant_state", base))
+            continue
+        result.dense[info.name] = info
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a weight is to be stored: known before it is quantized."""
+
+    name: str
+    state: State
+    storage: str = "uint8"
+
+    def storage_problem(self) -> str | None:
+        """Why the packed bytes cannot be viewed as `storage`, if they cannot."""
+        itemsize = BITS[STORAGE[self.storage]] // 8
+        packed = (self.state.elements + 1) // 2
+        if packed % itemsize:
+            return f"{packed} packed bytes cannot be stored as {self.storage} of {itemsize} bytes"
+        return None
+
+    def specs(self) -> list[TensorSpec]:
+        state, name, dtype = self.state, self.name, STORAGE[self.storage]
+        packed = (state.elements + 1) // 2 // (BITS[dtype] // 8)
+        specs = [
+            TensorSpec(name, dtype, (packed, 1)),
+            TensorSpec(f"{name}.quant_map", "F32", (16,)),
+            TensorSpec(f"{name}{_STATE_MARK}{state.format}", "U8", (len(state.to_json()),)),
+            TensorSpec(
+                f"{name}.absmax", "U8" if state.nested_blocksize else "F32", (state.blocks,)
+            ),
+        ]
+        if state.nested_blocksize:
+            nested_blocks = -(-state.blocks // state.nested_blocksize)
+            specs += [
+                TensorSpec(f"{name}.nested_absmax", "F32", (nested_blocks,)),
+                TensorSpec(f"{name}.nested_quant_map", "F32", (256,)),
+            ]
+        return specs
+
+    def parts(self, weight: nf4.QuantizedTensor) -> dict[str, np.ndarray | bytes]:
+        """The data for `specs`, by tensor name."""
+        name, state = self.name, self.state
+        data: dict[str, np.ndarray | bytes] = {
+            name: weight.packed,
+            f"{name}.absmax": weight.absmax,
+            # bitsandbytes writes FP4's code 8 as +0, though its CUDA kernels decode -0, as we do.
+            f"{name}.quant_map": nf4.codebook(state.format) + np.float32(0),
+        }
+        if weight.nested:
+            offset = float(np.asarray(weight.nested_offset).reshape(-1)[0])
+            state = dataclasses.replace(state, nested_offset=offset)
+            data[f"{name}.nested_absmax"] = weight.nested_absmax
+            data[f"{name}.nested_quant_map"] = weight.nested_code
+        data[f"{name}{_STATE_MARK}{state.format}"] = state.to_json()
+        return data

@@ -1,0 +1,38 @@
+"""What can be wrong with a checkpoint or with where its output should go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+
+class FormatError(ValueError):
+    """A file breaks its format. Names the file, the tensor where there is one, and why."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str, tensor: str | None = None):
+        self.path = os.fspath(path)
+        self.tensor = tensor
+        self.reason = reason
+        where = f"{self.path}: tensor {tensor!r}" if tensor is not None else self.path
+        super().__init__(f"{where}: {reason}")
+
+
+class OutputRefused(Exception):
+    """The destination cannot be written without harm: it exists, or it is the input."""
+
+
+class OptionError(Exception):
+    """An option asks for what the checkpoint cannot give, such as a pattern that names no
+    tensor."""
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Give an OSError from a call on a descriptor the name of the file behind it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise

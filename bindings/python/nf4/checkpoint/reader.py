@@ -1,0 +1,139 @@
+"""Reading safetensors files with pread, one tensor or one piece of it at a time."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from types import TracebackType
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from nf4.checkpoint.dtypes import NUMPY
+from nf4.checkpoint.errors import FormatError, naming
+from nf4.checkpoint.header import TensorInfo, check_tensor_count, header_length, parse_header
+
+# Pieces in which data is copied: large enough to be fast, small beside any model.
+PIECE_BYTES = 8 << 20
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def file_kind(mode: int) -> str:
+    """What a stat mode that is not of a regular file is of, in words."""
+    return _KINDS.get(stat.S_IFMT(mode), "a special file")
+
+
+class SafetensorsFile:
+    """An open safetensors file whose whole structure has been checked.
+
+    Nothing is mapped, so a file that is cut short while it is read gives a FormatError, never
+    a SIGBUS. `tensors` maps names to TensorInfo in the order of the data. A context manager.
+
+    Raises FormatError for a file that breaks the format and OSError, with the file's name,
+    for one that cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = os.fspath(path)
+        # O_NONBLOCK: opening a FIFO must answer, not wait for a writer.
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self._opened = os.fstat(self._fd)
+            if not stat.S_ISREG(self._opened.st_mode):
+                raise FormatError(self.path, f"{file_kind(self._opened.st_mode)}, not a regular file")
+            self._parse()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        """The file's bytes."""
+        return self._opened.st_size
+
+    def _parse(self) -> None:
+        size = self.size
+        length = header_length(bytes(self._pread(0, min(size, 8))), size, self.path)
+        header = bytes(self._pread(8, length))
+        check_tensor_count(header, self.path)
+        self._judge()
+        self._data_start = 8 + length
+        self.tensors, self.metadata = parse_header(header, size - self._data_start, self.path)
+
+    def _judge(self) -> None:
+        """Let the safetensors library, which is fuzzed, reject what it can; ours then looks for
+        what it lets through."""
+        try:
+            try:
+                safe_open(self.path, framework="np", backend="pread")
+            except TypeError:
+                # Before safetensors 0.8 there is mmap alone.
+                safe_open(self.path, framework="np")
+        except SafetensorError as error:
+            reason = str(error).removeprefix("Error while deserializing header: ")
+            raise FormatError(self.path, f"not valid safetensors: {reason}") from None
+
+    def _pread_into(self, view: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(view):
+            with naming(self.path):
+                count = os.preadv(self._fd, [view[done:]], offset + done)
+            if count == 0:
+                raise FormatError(
+                    self.path, f"truncated while it was read: no data at byte {offset + done}"
+                )
+            done += count
+
+    def _pread(self, offset: int, size: int) -> bytearray:
+        data = bytearray(size)
+        self._pread_into(memoryview(data), offset)
+        return data
+
+    def read(self, info: TensorInfo) -> np.ndarray:
+        """The bytes of a tensor: uint8 [nbytes], aligned for any dtype."""
+        data = np.empty(info.nbytes, np.uint8)
+        self._pread_into(memoryview(data), self._data_start + info.begin)
+        return data
+
+    def array(self, info: TensorInfo) -> np.ndarray:
+        """A tensor of U8, F16, BF16 or F32 as an array of its shape."""
+        return self.read(info).view(NUMPY[info.dtype]).reshape(info.shape)
+
+    def pieces(self, info: TensorInfo) -> Iterator[tuple[int, memoryview]]:
+        """The bytes of a tensor as (offset, piece); each piece is valid until the next."""
+        buffer = memoryview(bytearray(min(PIECE_BYTES, info.nbytes)))
+        for offset in range(0, info.nbytes, PIECE_BYTES):
+            piece = buffer[: min(PIECE_BYTES, info.nbytes - offset)]
+            self._pread_into(piece, self._data_start + info.begin + offset)
+            yield offset, piece
+
+    def check_unchanged(self) -> None:
+        """FormatError if the file was written to since it was opened: what was read may then
+        be a mix of old and new bytes."""
+        now = os.fstat(self._fd)
+        if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
+            raise FormatError(self.path, "changed while it was read")
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,174 @@
+"""A checkpoint: one safetensors file, or a directory of shards with an index."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.jsonio import read_object
+from nf4.checkpoint.reader import SafetensorsFile, file_kind
+
+INDEX_SUFFIX = ".safetensors.index.json"
+INDEX_NAME = "model" + INDEX_SUFFIX
+SINGLE_NAME = "model.safetensors"
+
+
+def _shards_of_index(path: str) -> dict[str, str]:
+    """weight_map of an index: tensor name -> file name, which must be a plain name."""
+    weight_map = read_object(path, "the index").get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError(path, "it has no weight_map")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not shard or shard != os.path.basename(shard):
+            raise FormatError(path, f"its shard {shard!r} is not a file name", name)
+        if shard in (".", "..") or "\0" in shard:
+            raise FormatError(path, f"its shard {shard!r} is not a file name", name)
+    return weight_map
+
+
+def _weights_of_directory(path: str) -> str:
+    """The file in a directory that leads to its weights: a safetensors file or an index.
+    model.safetensors goes before an index, as in transformers."""
+    names = sorted(os.listdir(path))
+    for name in (SINGLE_NAME, INDEX_NAME):
+        if name in names:
+            return os.path.join(path, name)
+    found = [n for n in names if n.endswith(INDEX_SUFFIX)]
+    found = found or [n for n in names if n.endswith(".safetensors")]
+    if len(found) == 1:
+        return os.path.join(path, found[0])
+    problem = f"several to choose from: {', '.join(found)}" if found else "none there"
+    raise FormatError(path, f"no {SINGLE_NAME} or {INDEX_NAME}, and {problem}")
+
+
+class Checkpoint:
+    """An open checkpoint. A context manager.
+
+    path          what was given: a .safetensors file, a directory, or an index (which stands
+                  for its directory)
+    directory     the directory of a checkpoint that is one, else None
+    index_name    the name of its index file, else None
+    files         file name -> SafetensorsFile, in the order of their names
+    owner         tensor name -> the SafetensorsFile that holds it
+    config        config.json beside the weights of a directory, else {}
+
+    Raises FormatError for a broken file, OSError for one that cannot be read. With a list for
+    `faults`, what is wrong with single shards goes there instead, and the rest is opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], faults: list[FormatError] | None = None):
+        self.path = os.fspath(path)
+        self._faults = faults
+        self.directory: str | None = None
+        self.index_name: str | None = None
+        self.config: dict[str, Any] = {}
+        self.files: dict[str, SafetensorsFile] = {}
+        self.owner: dict[str, SafetensorsFile] = {}
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            self._open()
+            stack.pop_all()
+
+    def _open(self) -> None:
+        mode = os.stat(self.path).st_mode
+        weights = self.path
+        if stat.S_ISDIR(mode):
+            weights, self.directory = _weights_of_directory(self.path), self.path
+        elif not stat.S_ISREG(mode):
+            raise FormatError(self.path, f"{file_kind(mode)}, not a file or directory")
+        if weights.endswith(INDEX_SUFFIX):
+            self.directory = os.path.dirname(weights) or "."
+            self.index_name = os.path.basename(weights)
+            self._open_shards(weights)
+        else:
+            self._add(weights)
+        if self.directory is not None:
+            config = os.path.join(self.directory, "config.json")
+            if os.path.exists(config):
+                self.config = read_object(config, "the configuration")
+
+    def _open_shards(self, index: str) -> None:
+        weight_map = _shards_of_index(index)
+        folder = os.path.dirname(index)
+        for shard in sorted(set(weight_map.values())):
+            path = os.path.join(folder, shard)
+            with self._collecting():
+                if not os.path.exists(path):
+                    raise FormatError(index, f"its shard {shard} is missing")
+                self._add(path)
+        for name, shard in weight_map.items():
+            if shard in self.files and name not in self.files[shard].tensors:
+                with self._collecting():
+                    raise FormatError(index, f"it is not in its shard {shard}", name)
+
+    @contextlib.contextmanager
+    def _collecting(self) -> Iterator[None]:
+        try:
+            yield
+        except FormatError as error:
+            if self._faults is None:
+                raise
+            self._faults.append(error)
+
+    def _add(self, path: str) -> None:
+        file = SafetensorsFile(path)
+        self.files[os.path.basename(path)] = file
+        for name in file.tensors:
+            if name in self.owner:
+                raise FormatError(path, f"it is in {self.owner[name].path} too", name)
+            self.owner[name] = file
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.owner
+
+    def info(self, name: str) -> TensorInfo:
+        return self.owner[name].tensors[name]
+
+    def tensors(self) -> Iterator[tuple[SafetensorsFile, TensorInfo]]:
+        """Every tensor with its file, file by file in the order of the data."""
+        for file in self.files.values():
+            for info in file.tensors.values():
+                yield file, info
+
+    def read(self, name: str) -> np.ndarray:
+        """The bytes of a tensor, uint8 [nbytes]."""
+        return self.owner[name].read(self.info(name))
+
+    def check_unchanged(self) -> None:
+        """FormatError if a file was written to since it was opened."""
+        for file in self.files.values():
+            file.check_unchanged()
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def weight_bytes(path: str) -> int:
+    """The bytes of a checkpoint's weight files, for a progress bar: 0 where that is unclear,
+    which opening it will explain."""
+    try:
+        names = os.listdir(path) if os.path.isdir(path) else []
+        files = [os.path.join(path, n) for n in names if n.endswith(".safetensors")] or [path]
+        return sum(os.path.getsize(file) for file in files)
+    except OSError:
+        return 0

@@ -1,0 +1,87 @@
+"""Writing safetensors files of known tensors, the data in any order and in pieces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+
+import numpy as np
+
+from nf4.checkpoint.errors import naming
+from nf4.checkpoint.header import TensorSpec, build_header
+
+
+def write_fully(fd: int, data: memoryview, offset: int) -> None:
+    """pwrite until all is written. Python retries EINTR; a short write goes on."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+class SafetensorsWriter:
+    """Creates `path`, which must not exist, with the tensors of `specs`.
+
+    `write` fills them; `finish` checks that every byte was given, and syncs to disk. As a
+    context manager it finishes when the block ends without an error; removing the file after
+    one is the caller's (see transaction.py).
+
+    Raises FormatError for a name given twice or a header that is too long, OSError with the
+    file's name for what the system refuses.
+    """
+
+    def __init__(
+        self, path: str, specs: Iterable[TensorSpec], metadata: Mapping[str, str] | None = None
+    ):
+        self.path = path
+        header, self._tensors = build_header(specs, metadata or {}, path)
+        self._missing = {name: info.nbytes for name, info in self._tensors.items()}
+        self._data_start = len(header)
+        self.nbytes = len(header) + sum(self._missing.values())
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            with naming(path):
+                write_fully(self._fd, memoryview(header), 0)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, name: str, data: np.ndarray | bytes | memoryview, offset: int = 0) -> None:
+        """Write bytes of a tensor, from byte `offset` of it on. Arrays are written as they lie
+        in memory and must be contiguous."""
+        if isinstance(data, np.ndarray):
+            data = memoryview(data.reshape(-1).view(np.uint8))
+        view = memoryview(data)
+        info = self._tensors[name]
+        if offset + len(view) > info.nbytes:
+            raise ValueError(f"{name}: {offset + len(view)} bytes for {info.nbytes}")
+        with naming(self.path):
+            write_fully(self._fd, view, self._data_start + info.begin + offset)
+        self._missing[name] -= len(view)
+
+    def finish(self) -> None:
+        unwritten = [name for name, missing in self._missing.items() if missing]
+        if unwritten:
+            raise ValueError(f"{self.path}: never written in full: {', '.join(unwritten)}")
+        with naming(self.path):
+            os.fsync(self._fd)
+            self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.close()

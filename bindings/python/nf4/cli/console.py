@@ -1,0 +1,147 @@
+"""What the subcommands share: arguments, messages, numbers, tables, JSON and progress."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from nf4.cli.exits import EPILOG
+
+
+def use_any_name(*streams: TextIO) -> None:
+    """Let names of tensors and files that the terminal's encoding lacks be printed escaped."""
+    for stream in streams:
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def printable(value: object) -> str:
+    """Text with control characters escaped: a file's names must not drive the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
+
+
+def note(message: object) -> None:
+    """One line on stderr."""
+    print(f"nf4: {printable(message)}", file=sys.stderr)
+
+
+def complain(message: object, code: int) -> int:
+    """One line on stderr, and the exit code to leave with."""
+    note(message)
+    return int(code)
+
+
+def positive_or_zero(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def add_command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    description: str,
+) -> argparse.ArgumentParser:
+    """A subcommand with what all have: --json and --quiet."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no notes on stderr")
+    return parser
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads",
+        type=positive_or_zero,
+        default=0,
+        metavar="N",
+        help="CPU threads at most (default: one for each processor)",
+    )
+
+
+def add_conversion(parser: argparse.ArgumentParser) -> None:
+    """The arguments of commands that read a checkpoint and write another."""
+    parser.add_argument("source", metavar="SRC", help="a .safetensors file or a model directory")
+    parser.add_argument("destination", metavar="DST", help="a file or a directory, as SRC is")
+    parser.add_argument("--force", action="store_true", help="replace DST if it exists")
+    add_threads(parser)
+
+
+def print_json(document: object) -> None:
+    json.dump(_finite(document), sys.stdout, indent=2, allow_nan=False)
+    print()
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def size_text(count: float) -> str:
+    """Bytes in decimal units: "43.1 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} TB"
+
+
+def rate_text(count: float, seconds: float) -> str:
+    """Bytes for seconds as GB/s."""
+    return f"{count / seconds / 1e9:.2f} GB/s" if seconds > 0 else "-"
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sorts layer.2 before layer.10."""
+    parts = re.findall(r"(\d+)|(\D+)", name)
+    return [(0, int(digits), "") if digits else (1, 0, text) for digits, text in parts]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Lines of aligned columns, the first `left` to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths))
+        ]
+        return "  ".join(padded).rstrip()
+
+    return [line(header), "  ".join("-" * width for width in widths), *map(line, rows)]
+
+
+@contextmanager
+def progress(total: int, what: str, quiet: bool) -> Iterator[Callable[[str, int], None]]:
+    """A bar of bytes on stderr, off where stderr is no terminal. Yields what to call with a
+    tensor's name and its bytes when it is done."""
+    off = quiet or not sys.stderr.isatty()
+    with tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=off, leave=False) as bar:
+
+        def advance(name: str, count: int) -> None:
+            bar.update(count)
+
+        yield advance

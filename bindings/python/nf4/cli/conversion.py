@@ -1,0 +1,66 @@
+"""What quantize and dequantize share: progress, and the report at the end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+from nf4.checkpoint.convert import Progress, Result
+from nf4.checkpoint.source import weight_bytes
+from nf4.cli.console import note, print_json, printable, progress, rate_text, size_text
+from nf4.cli.exits import Exit
+
+
+def run_conversion(
+    args: argparse.Namespace,
+    convert: Callable[[Progress], Result],
+    settings: dict[str, Any],
+    verb: str,
+) -> int:
+    """Convert with a progress bar, then report to stdout."""
+    with progress(weight_bytes(args.source), verb, args.quiet) as advance:
+        result = convert(advance)
+    if args.json:
+        print_json(_document(args, result, settings))
+    else:
+        print("\n".join(_lines(args, result, verb)))
+    if result.left_out and not args.quiet:
+        note(f"not copied: {', '.join(result.left_out)}")
+    return Exit.OK
+
+
+def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "command": args.command,
+        "source": args.source,
+        "destination": args.destination,
+        **settings,
+        "weights": result.weights,
+        "dense_tensors": result.dense,
+        "elements": result.elements,
+        "bytes_in": result.bytes_in,
+        "bytes_out": result.bytes_out,
+        "weight_bytes_in": result.weight_bytes_in,
+        "weight_bytes_out": result.weight_bytes_out,
+        "kernel_bytes": result.kernel_bytes,
+        "kernel_seconds": result.kernel_seconds,
+        "seconds": result.seconds,
+        "not_copied": result.left_out,
+    }
+
+
+def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
+    kernel = rate_text(result.kernel_bytes, result.kernel_seconds)
+    return [
+        f"{verb} {result.weights} weights ({result.elements / 1e6:.1f} million numbers): "
+        f"{size_text(result.weight_bytes_in)} -> {size_text(result.weight_bytes_out)}",
+        f"kept {result.dense} tensors as they are",
+        f"checkpoint: {size_text(result.bytes_in)} -> {size_text(result.bytes_out)} "
+        f"in {result.seconds:.2f} s, of which {result.kernel_seconds:.2f} s {args.command} "
+        f"({kernel})",
+        f"wrote {printable(os.path.join(args.destination, ''))}"
+        if os.path.isdir(args.destination)
+        else f"wrote {printable(args.destination)}",
+    ]

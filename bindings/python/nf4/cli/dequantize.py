@@ -1,0 +1,43 @@
+"""nf4 dequantize: a 4-bit checkpoint back to a dense one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from nf4.checkpoint.convert import dequantize_checkpoint
+from nf4.cli.console import add_command, add_conversion
+from nf4.cli.conversion import run_conversion
+
+_DESCRIPTION = """\
+Turn the 4-bit weights of a checkpoint back into dense ones. SRC and DST are both files or
+both directories; shards stay as they are. Tensors that are dense already are copied bit for
+bit, quantization_config is taken out of config.json, and the files beside the weights are
+copied as by `nf4 quantize`.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands, "dequantize", run, "a 4-bit model back to a dense one", _DESCRIPTION
+    )
+    add_conversion(parser)
+    parser.add_argument(
+        "--dtype",
+        choices=("bf16", "fp16", "fp32"),
+        help="of the dequantized weights (default: what each was before it was quantized)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    def convert(progress: Any) -> Any:
+        return dequantize_checkpoint(
+            args.source,
+            args.destination,
+            dtype=args.dtype,
+            threads=args.threads,
+            replace=args.force,
+            progress=progress,
+        )
+
+    return run_conversion(args, convert, {"dtype": args.dtype or "original"}, "dequantized")

@@ -1,0 +1,150 @@
+"""nf4 doctor: what this machine will run, and why."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import nf4
+from nf4.cli.console import add_command, print_json, printable, size_text
+from nf4.cli.exits import Exit
+
+_DESCRIPTION = """\
+Report the library, the processor and the GPU, which kernels will run and why. Exit code 0 if
+the library can be used at all (on the CPU is enough).
+"""
+# What each CPU variant needs, as /proc/cpuinfo calls it.
+_NEEDS = {"avx512": ("avx512f", "avx512bw", "avx512vl"), "avx2": ("avx2", "fma", "f16c")}
+_PACKAGES = ("numpy", "ml_dtypes", "safetensors", "torch", "bitsandbytes", "transformers")
+
+
+def add_parser(commands: Any) -> None:
+    add_command(commands, "doctor", run, "what will run on this machine, and why", _DESCRIPTION)
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return set(flags.partition(":")[2].split())
+
+
+def _cpu_reason(variant: str, built: str) -> str:
+    """Why this CPU variant and not a faster one."""
+    flags = _cpu_flags()
+    reasons = []
+    for better, needs in _NEEDS.items():
+        if better == variant:
+            break
+        missing = [flag for flag in needs if flag not in flags]
+        if better not in built:
+            reasons.append(f"{better} is not in this build")
+        elif missing:
+            reasons.append(f"{better} needs {', '.join(missing)}, which this processor lacks")
+    return "; ".join(reasons) or "the fastest that this build and this processor have"
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """What is known of each GPU; one entry that says why where there is none."""
+    first = nf4.device_info(0)
+    found = [first, *(nf4.device_info(index) for index in range(1, first.device_count))]
+    return [
+        {
+            "index": device.index,
+            "name": device.name,
+            "usable": device.usable,
+            "reason": device.reason,
+            "compute_capability": ".".join(map(str, device.compute_capability)),
+            "multiprocessors": device.multiprocessors,
+            "memory_bytes": device.memory_bytes,
+            "driver_version": device.driver_version,
+            "runtime_version": device.runtime_version,
+            "kernels": device.dequant_variant,
+        }
+        for device in found
+    ]
+
+
+def _packages() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def diagnose() -> dict[str, Any]:
+    """What `nf4 doctor --json` prints; "usable" says whether the library can be used."""
+    report: dict[str, Any] = {
+        "usable": False,
+        "python": platform.python_version(),
+        "packages": _packages(),
+        "machine": platform.machine(),
+    }
+    try:
+        library = nf4.library_path()
+    except nf4.LibraryNotFound as error:
+        return {**report, "reason": str(error)}
+    build, variant = nf4.build_info(), nf4.cpu_variant()
+    return {
+        **report,
+        "usable": True,
+        "library": library,
+        "version": nf4.version(),
+        "build": build,
+        "cpu": {"kernels": variant, "reason": _cpu_reason(variant, build.get("cpu_variants", ""))},
+        "gpus": _gpus(),
+    }
+
+
+def _cuda_version(number: int) -> str:
+    return f"CUDA {number // 1000}.{number % 1000 // 10}" if number else "none"
+
+
+def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
+    if not gpu["name"]:
+        return [f"GPU        not used: {gpu['reason']}"]
+    lines = [
+        f"GPU {gpu['index']}      {gpu['name']}, sm_{gpu['compute_capability'].replace('.', '')}, "
+        f"{gpu['multiprocessors']} multiprocessors, {size_text(gpu['memory_bytes'])}",
+        f"           driver {_cuda_version(gpu['driver_version'])}, "
+        f"runtime {_cuda_version(gpu['runtime_version'])}",
+    ]
+    used = f"kernels {gpu['kernels']}" if gpu["usable"] else f"not used: {gpu['reason']}"
+    return [*lines, f"           {used}"]
+
+
+def report_lines(report: dict[str, Any]) -> list[str]:
+    """The report that `nf4 doctor` prints."""
+    versions = ", ".join(
+        f"{name} {version or 'not installed'}" for name, version in report["packages"].items()
+    )
+    python = [f"Python     {report['python']} ({versions})"]
+    if not report["usable"]:
+        return [f"library    cannot be used: {report['reason']}", *python]
+    usable = [gpu for gpu in report["gpus"] if gpu["usable"]]
+    lines = [f"library    libnf4 {report['version']}, {report['library']}"]
+    lines += [f"           {key}: {value}" for key, value in report["build"].items()]
+    lines += [f"CPU        {report['machine']}, kernels {report['cpu']['kernels']}"]
+    lines += [f"           {report['cpu']['reason']}"]
+    for gpu in report["gpus"]:
+        lines += _gpu_lines(gpu)
+    on_gpu = f", GPU memory by {usable[0]['kernels']}" if usable else ""
+    lines += [*python]
+    return [*lines, f"usable     host memory by {report['cpu']['kernels']}{on_gpu}"]
+
+
+def run(args: argparse.Namespace) -> int:
+    report = diagnose()
+    if args.json:
+        print_json(report)
+    else:
+        print("\n".join(map(printable, report_lines(report))))
+    return Exit.OK if report["usable"] else Exit.FAULT

@@ -1,0 +1,27 @@
+"""The exit codes of `nf4`."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Exit(enum.IntEnum):
+    OK = 0
+    FAULT = 1
+    USAGE = 2
+    FORMAT = 3
+    IO = 4
+    INTERRUPTED = 130
+    PIPE = 141
+
+
+EPILOG = """exit codes:
+  0    done; nothing is wrong
+  1    verify: faults were found; doctor: the library cannot be used
+  2    wrong usage, or an option that does not fit the checkpoint
+  3    the input breaks its format
+  4    a file cannot be read or written, the destination is in the way, or the
+       library failed; the destination is as it was
+  129, 130, 143   ended by SIGHUP, SIGINT, SIGTERM; the destination is as it was
+  141  whoever read the output closed it
+"""

@@ -1,0 +1,181 @@
+"""nf4 inspect: what a checkpoint holds."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from nf4.checkpoint.audit import ErrorStatistics, error_statistics, relative
+from nf4.checkpoint.bnb import Survey, Weight, survey
+from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.source import Checkpoint
+from nf4.cli.console import (
+    add_command,
+    add_threads,
+    natural_key,
+    print_json,
+    printable,
+    progress,
+    size_text,
+    table,
+)
+from nf4.cli.exits import Exit
+
+_DESCRIPTION = """\
+List the tensors of a checkpoint: shape, format, weights for each scale, bytes in the file
+(scales, tables and quant_state included) and bits for each number.
+
+With --dense, also how far each 4-bit weight is from the dense one that it was made from:
+`rms` is the RMS of the difference over the RMS of the dense weight, `max` the largest
+absolute difference.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(commands, "inspect", run, "list what a checkpoint holds", _DESCRIPTION)
+    parser.add_argument("path", metavar="PATH", help="a .safetensors file or a model directory")
+    parser.add_argument("--dense", metavar="PATH", help="the dense checkpoint to compare with")
+    add_threads(parser)
+
+
+def weight_row(weight: Weight, error: ErrorStatistics | None) -> dict[str, Any]:
+    """One 4-bit weight, as --json shows it."""
+    state = weight.state
+    row = {
+        "name": weight.name,
+        "format": state.format,
+        "shape": list(state.shape),
+        "dtype": state.dtype,
+        "blocksize": state.blocksize,
+        "nested_blocksize": state.nested_blocksize,
+        "quant_storage": weight.storage,
+        "bytes": weight.nbytes,
+        "bits_per_weight": _bits(weight.nbytes, state.elements),
+    }
+    if error is not None:
+        row["rms_relative_error"] = error.rms_relative
+        row["max_abs_error"] = error.max_abs
+    return row
+
+
+def _dense_row(info: TensorInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "format": "dense",
+        "shape": list(info.shape),
+        "dtype": info.dtype,
+        "bytes": info.nbytes,
+        "bits_per_weight": _bits(info.nbytes, info.elements),
+    }
+
+
+def _bits(nbytes: int, elements: int) -> float:
+    return 8 * nbytes / elements if elements else 0.0
+
+
+def _totals(found: Survey, errors: dict[str, ErrorStatistics]) -> dict[str, Any]:
+    weights, dense = found.weights.values(), found.dense.values()
+    elements = sum(weight.state.elements for weight in weights)
+    nbytes = sum(weight.nbytes for weight in weights)
+    dense_elements = sum(info.elements for info in dense)
+    dense_bytes = sum(info.nbytes for info in dense)
+    totals: dict[str, Any] = {
+        "weights": len(weights),
+        "weight_elements": elements,
+        "weight_bytes": nbytes,
+        "weight_bits_per_weight": _bits(nbytes, elements),
+        "dense_tensors": len(dense),
+        "dense_elements": dense_elements,
+        "dense_bytes": dense_bytes,
+        "bytes": nbytes + dense_bytes,
+        "bits_per_weight": _bits(nbytes + dense_bytes, elements + dense_elements),
+    }
+    if errors:
+        totals["rms_relative_error"] = relative(
+            sum(error.squared_error for error in errors.values()),
+            sum(error.squared_reference for error in errors.values()),
+        )
+        totals["max_abs_error"] = max(error.max_abs for error in errors.values())
+    return totals
+
+
+def inspect_checkpoint(
+    path: str, dense_path: str | None = None, *, threads: int = 0, quiet: bool = True
+) -> dict[str, Any]:
+    """What `nf4 inspect --json` prints: {"path", "tensors": [...], "totals": {...}}.
+
+    Raises FormatError for a broken checkpoint, or a dense one that does not fit it."""
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(Checkpoint(path))
+        found = survey(checkpoint)
+        found.require_sound()
+        errors: dict[str, ErrorStatistics] = {}
+        if dense_path is not None:
+            dense = stack.enter_context(Checkpoint(dense_path))
+            total = sum(weight.nbytes for weight in found.weights.values())
+            with progress(total, "comparing", quiet) as advance:
+                for name, weight in found.weights.items():
+                    errors[name] = error_statistics(weight, checkpoint, dense, threads)
+                    advance(name, weight.nbytes)
+        rows = [weight_row(weight, errors.get(name)) for name, weight in found.weights.items()]
+        rows += [_dense_row(info) for info in found.dense.values()]
+        rows.sort(key=lambda row: natural_key(row["name"]))
+        return {"path": path, "tensors": rows, "totals": _totals(found, errors)}
+
+
+def _cells(row: dict[str, Any], compared: bool) -> list[str]:
+    four_bit = row["format"] != "dense"
+    scales = "8-bit" if row.get("nested_blocksize") else "float32"
+    cells = [
+        printable(row["name"]),
+        "x".join(map(str, row["shape"])) or "scalar",
+        f"{row['format']} ({row['dtype']})" if four_bit else row["dtype"],
+        str(row["blocksize"]) if four_bit else "",
+        scales if four_bit else "",
+        size_text(row["bytes"]),
+        f"{row['bits_per_weight']:.2f}",
+    ]
+    if compared:
+        has = "rms_relative_error" in row
+        cells.append(f"{100 * row['rms_relative_error']:.2f} %" if has else "")
+        cells.append(f"{row['max_abs_error']:.4f}" if has else "")
+    return cells
+
+
+def report_lines(document: dict[str, Any]) -> Iterator[str]:
+    """The report that `nf4 inspect` prints, line by line."""
+    totals = document["totals"]
+    compared = "rms_relative_error" in totals
+    header = ["tensor", "shape", "format", "block", "scales", "size", "bits"]
+    header += ["rms", "max"] if compared else []
+    rows = [_cells(row, compared) for row in document["tensors"]]
+    yield from table(header, rows, left=3)
+    yield ""
+    yield (
+        f"4-bit  {totals['weights']} weights, {totals['weight_elements']:,} numbers, "
+        f"{size_text(totals['weight_bytes'])}, {totals['weight_bits_per_weight']:.2f} bits each"
+    )
+    yield (
+        f"dense  {totals['dense_tensors']} tensors, {totals['dense_elements']:,} numbers, "
+        f"{size_text(totals['dense_bytes'])}"
+    )
+    yield f"total  {size_text(totals['bytes'])}, {totals['bits_per_weight']:.2f} bits a number"
+    if compared:
+        yield (
+            f"error  rms {100 * totals['rms_relative_error']:.2f} % of the weights' own, "
+            f"max {totals['max_abs_error']:.4f}"
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    document = inspect_checkpoint(
+        args.path, args.dense, threads=args.threads, quiet=args.quiet
+    )
+    if args.json:
+        print_json(document)
+    else:
+        for line in report_lines(document):
+            print(line)
+    return Exit.OK

@@ -1,0 +1,63 @@
+"""nf4 verify: is a 4-bit checkpoint sound?"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from nf4.checkpoint.audit import Finding, audit
+from nf4.cli.console import add_command, print_json, printable
+from nf4.cli.exits import Exit
+
+_DESCRIPTION = """\
+Check a checkpoint and list every fault: the structure of its files, the parts of each 4-bit
+weight against its shape and blocksize, quant_state, codebooks that are not the format's,
+scales that are NaN, infinite or negative, and a config.json that transformers would not load
+the weights by. Exit code 1 if there is a fault. Warnings (subnormal scales and the like) are
+listed and do not count.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(commands, "verify", run, "check a 4-bit checkpoint", _DESCRIPTION)
+    parser.add_argument("path", metavar="PATH", help="a .safetensors file or a model directory")
+
+
+def _line(finding: Finding) -> str:
+    where = f"{finding.path}: {finding.tensor}" if finding.tensor is not None else finding.path
+    return printable(f"{finding.severity}: {where}: {finding.reason}")
+
+
+def verify_checkpoint(path: str) -> dict[str, Any]:
+    """What `nf4 verify --json` prints: {"path", "ok", "weights", "dense_tensors", "findings"}.
+    OSError if the checkpoint cannot be read."""
+    found, findings = audit(path)
+    return {
+        "path": path,
+        "ok": not any(finding.severity == "fault" for finding in findings),
+        "weights": len(found.weights),
+        "dense_tensors": len(found.dense),
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+
+
+def report_lines(document: dict[str, Any]) -> list[str]:
+    """The report that `nf4 verify` prints."""
+    findings = [Finding(**finding) for finding in document["findings"]]
+    faults = sum(finding.severity == "fault" for finding in findings)
+    warnings = len(findings) - faults
+    verdict = "ok" if document["ok"] else f"{faults} fault{'s' if faults > 1 else ''}"
+    if warnings:
+        verdict += f", {warnings} warning{'s' if warnings > 1 else ''}"
+    checked = f"{document['weights']} 4-bit weights, {document['dense_tensors']} dense tensors"
+    return [*map(_line, findings), printable(f"{document['path']}: {verdict} ({checked})")]
+
+
+def run(args: argparse.Namespace) -> int:
+    document = verify_checkpoint(args.path)
+    if args.json:
+        print_json(document)
+    else:
+        print("\n".join(report_lines(document)))
+    return Exit.OK if document["ok"] else Exit.FAULT

@@ -1,0 +1,446 @@
+"""Output appears whole or not at all: failures of the system, signals, and kill -9."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import checkpoint_helpers as helpers
+import numpy as np
+import pytest
+from checkpoint_helpers import command, listing, run_cli
+
+from nf4.checkpoint import (
+    FormatError,
+    OutputRefused,
+    QuantizeOptions,
+    quantize_checkpoint,
+    transaction,
+)
+from nf4.cli import main
+
+
+def _file(tmp_path: Path) -> Path:
+    path = tmp_path / "in.safetensors"
+    path.write_bytes(helpers.file_bytes(helpers.dense_tensors()))
+    return path
+
+
+def _failing(code: int, after: int = 0):
+    """A system call that works `after` times, and then fails with errno `code`."""
+
+    def make(real):
+        calls = 0
+
+        def call(*arguments, **options):
+            nonlocal calls
+            calls += 1
+            if calls > after:
+                raise OSError(code, os.strerror(code))
+            return real(*arguments, **options)
+
+        return call
+
+    return make
+
+
+FAILURES = {
+    "no space at the header": ("pwrite", errno.ENOSPC, 0),
+    "no space later": ("pwrite", errno.ENOSPC, 5),
+    "quota": ("pwrite", errno.EDQUOT, 3),
+    "I/O error": ("pwrite", errno.EIO, 3),
+    "error at fsync": ("fsync", errno.EIO, 0),
+    "error at close": ("close", errno.EIO, 0),
+    "read error": ("preadv", errno.EIO, 4),
+    "error at rename": ("replace", errno.EACCES, 0),
+}
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("case", FAILURES)
+def test_system_errors_leave_the_destination_as_it_was(case, existing, tmp_path, monkeypatch, capsys):
+    source, destination = _file(tmp_path), tmp_path / "out.safetensors"
+    if existing:
+        destination.write_bytes(b"old")
+    before = listing(tmp_path)
+    name, code, after = FAILURES[case]
+    if name == "close":
+        _fail_close_after_fsync(monkeypatch, code)
+    else:
+        monkeypatch.setattr(os, name, _failing(code, after)(getattr(os, name)))
+    assert main(["quantize", str(source), str(destination), "--force"]) == 4
+    monkeypatch.undo()
+    stderr = capsys.readouterr().err
+    assert os.strerror(code) in stderr and str(tmp_path) in stderr and stderr.count("\n") == 1
+    assert listing(tmp_path) == before
+    assert not existing or destination.read_bytes() == b"old"
+
+
+def _fail_close_after_fsync(monkeypatch, code: int) -> None:
+    """Delayed write errors show at the close of what was synced: that close alone fails."""
+    synced: set[int] = set()
+    fsync, close = os.fsync, os.close
+
+    def record(fd: int) -> None:
+        fsync(fd)
+        synced.add(fd)
+
+    def fail(fd: int) -> None:
+        close(fd)
+        if fd in synced:
+            synced.discard(fd)
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(os, "close", fail)
+
+
+def test_short_writes_go_on(tmp_path, monkeypatch):
+    source = _file(tmp_path)
+    quantize_checkpoint(str(source), str(tmp_path / "whole"), QuantizeOptions())
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:11], at))
+    quantize_checkpoint(str(source), str(tmp_path / "pieces"), QuantizeOptions())
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "pieces").read_bytes()
+
+
+def test_interrupting_timers_do_no_harm(tmp_path):
+    """Signals whose handlers return make system calls end with EINTR: all are retried."""
+    source = _file(tmp_path)
+    quantize_checkpoint(str(source), str(tmp_path / "calm"), QuantizeOptions())
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        for _ in range(20):
+            quantize_checkpoint(
+                str(source), str(tmp_path / "alarmed"), QuantizeOptions(), replace=True
+            )
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert (tmp_path / "calm").read_bytes() == (tmp_path / "alarmed").read_bytes()
+
+
+def test_file_size_limit_is_an_error(tmp_path):
+    """A real refusal by the system (EFBIG), in place of a full disk."""
+    source = _file(tmp_path)
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "from nf4.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = [sys.executable, "-c", script, "quantize", source, tmp_path / "out"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.returncode == 4
+    assert "File too large" in result.stderr and "Traceback" not in result.stderr
+    assert listing(tmp_path) == ["in.safetensors"]
+
+
+def test_changed_input_is_refused_before_output_appears(tmp_path, monkeypatch):
+    source = _file(tmp_path)
+
+    def touch(name: str, count: int) -> None:
+        os.utime(source, ns=(1, 1))
+
+    with pytest.raises(FormatError, match="changed while it was read"):
+        quantize_checkpoint(
+            str(source), str(tmp_path / "out"), QuantizeOptions(), progress=touch
+        )
+    assert listing(tmp_path) == ["in.safetensors"]
+
+
+@pytest.mark.parametrize("how", ["same", "dotted", "symlink", "hard link"])
+def test_output_that_is_the_input_is_refused(how, tmp_path, capsys):
+    source = _file(tmp_path)
+    other = tmp_path / "other.safetensors"
+    if how == "same":
+        other = source
+    elif how == "dotted":
+        other = tmp_path / "." / ".." / tmp_path.name / source.name
+    elif how == "symlink":
+        other.symlink_to(source)
+    else:
+        other.hardlink_to(source)
+    content = source.read_bytes()
+    assert main(["quantize", str(source), str(other), "--force"]) == 4
+    assert "the output is the input" in capsys.readouterr().err
+    assert source.read_bytes() == content
+
+
+def test_directories_in_each_other_are_refused(tmp_path, capsys):
+    source = helpers.write_model(tmp_path / "a" / "model")
+    before = helpers.tree(tmp_path)
+    for destination in (source, source / "out", tmp_path / "a"):
+        assert main(["quantize", str(source), str(destination), "--force"]) == 4
+        assert "output" in capsys.readouterr().err
+    assert helpers.tree(tmp_path) == before
+
+
+def _no_parent(tmp_path: Path) -> Path:
+    return tmp_path / "nowhere" / "out"
+
+
+def _parent_is_file(tmp_path: Path) -> Path:
+    return tmp_path / "in.safetensors" / "out"
+
+
+def _fifo(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+def _directory(tmp_path: Path) -> Path:
+    (tmp_path / "folder").mkdir()
+    return tmp_path / "folder"
+
+
+REFUSED = {
+    "no parent": (_no_parent, "No such file or directory"),
+    "parent is a file": (_parent_is_file, "ot"),
+    "a FIFO": (_fifo, "is a FIFO, not a regular file"),
+    "a directory": (_directory, "is a directory, not a regular file"),
+    "a device": (lambda _: Path("/dev/null"), "is a character device"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_impossible_destinations_are_named(case, tmp_path, capsys):
+    source = _file(tmp_path)
+    make, phrase = REFUSED[case]
+    destination = make(tmp_path)
+    before = listing(tmp_path)
+    assert main(["quantize", str(source), str(destination), "--force"]) == 4
+    stderr = capsys.readouterr().err
+    assert phrase in stderr and stderr.count("\n") == 1
+    assert listing(tmp_path) == before
+
+
+def test_impossible_sources_are_named(tmp_path, capsys):
+    fifo = _fifo(tmp_path)
+    for source, code, phrase in [
+        (tmp_path / "nothing", 4, f"{tmp_path}/nothing: No such file or directory"),
+        (fifo, 3, f"{fifo}: a FIFO, not a file or directory"),
+        (Path("/dev/null"), 3, "/dev/null: a character device"),
+    ]:
+        assert main(["quantize", str(source), str(tmp_path / "out")]) == code
+        assert phrase in capsys.readouterr().err
+        assert main(["verify", str(source)]) == (1 if code == 3 else 4)
+    assert listing(tmp_path) == ["fifo"]
+
+
+def test_read_only_directory_is_named(capsys):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        source, closed = _file(folder), folder / "read-only"
+        closed.mkdir(mode=0o555)
+        root = os.geteuid() == 0
+        if root:
+            # Root may write anywhere, so be somebody else meanwhile.
+            os.seteuid(65534)
+        try:
+            code = main(["quantize", str(source), str(closed / "out")])
+        finally:
+            if root:
+                os.seteuid(0)
+        stderr = capsys.readouterr().err
+        assert code == 4
+        assert f"{closed}/out: Permission denied" in stderr
+        assert listing(closed) == []
+
+
+def test_existing_output_needs_force(tmp_path, capsys):
+    source, destination = _file(tmp_path), tmp_path / "out"
+    destination.write_bytes(b"old")
+    assert main(["quantize", str(source), str(destination)]) == 4
+    assert "exists already" in capsys.readouterr().err
+    assert destination.read_bytes() == b"old"
+    assert main(["quantize", str(source), str(destination), "--force"]) == 0
+    assert main(["verify", str(destination)]) == 0
+
+
+def test_a_link_as_destination_stays_a_link(tmp_path):
+    source, target, link = _file(tmp_path), tmp_path / "target", tmp_path / "link"
+    link.symlink_to(target)
+    assert main(["quantize", str(source), str(link)]) == 0
+    assert link.is_symlink() and not target.is_symlink()
+    assert main(["verify", str(target)]) == 0
+
+
+def test_directory_is_replaced_whole(tmp_path, capsys):
+    source, destination = helpers.write_model(tmp_path / "in"), tmp_path / "out"
+    destination.mkdir()
+    assert main(["quantize", str(source), str(destination)]) == 0
+    (destination / "stray.txt").write_text("from an earlier run")
+    assert main(["quantize", str(source), str(destination)]) == 4
+    assert (destination / "stray.txt").exists()
+    assert main(["quantize", str(source), str(destination), "--force"]) == 0
+    assert not (destination / "stray.txt").exists()
+    assert listing(tmp_path) == ["in", "out"]
+
+
+def test_directory_that_is_no_checkpoint_is_never_replaced(tmp_path, capsys):
+    source, destination = helpers.write_model(tmp_path / "in"), tmp_path / "home"
+    destination.mkdir()
+    (destination / "thesis.tex").write_text("years of work")
+    assert main(["quantize", str(source), str(destination), "--force"]) == 4
+    assert "holds no checkpoint" in capsys.readouterr().err
+    assert listing(destination) == ["thesis.tex"]
+
+
+def test_directory_is_left_alone_where_no_exchange_is_possible(tmp_path, monkeypatch):
+    destination = helpers.write_model(tmp_path / "out")
+    before = helpers.tree(destination)
+
+    class OldKernel:
+        def __init__(self, *arguments: object, **options: object):
+            pass
+
+    monkeypatch.setattr(transaction.ctypes, "CDLL", OldKernel)
+    with pytest.raises(OutputRefused, match="in one step"):
+        with transaction.staged_directory(destination, replace=True) as path:
+            Path(path, "config.json").write_text("{}")
+    assert helpers.tree(destination) == before
+    assert listing(tmp_path) == ["out"]
+
+
+def test_nonfinite_weight_is_refused_by_name(tmp_path, capsys):
+    tensors = helpers.dense_tensors()
+    tensors["model.layers.1.proj.weight"][3, 5] = np.nan
+    source = tmp_path / "in.safetensors"
+    source.write_bytes(helpers.file_bytes(tensors))
+    out = str(tmp_path / "out")
+    assert main(["quantize", str(source), out]) == 3
+    stderr = capsys.readouterr().err
+    assert "tensor 'model.layers.1.proj.weight': NaN at element 38" in stderr
+    assert listing(tmp_path) == ["in.safetensors"]
+    assert main(["quantize", str(source), out, "--allow-nonfinite"]) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_every_nonfinite_value_is_found(dtype, value, tmp_path):
+    tensors = {"a.weight": helpers.random_weight((4, 16), dtype)}
+    tensors["a.weight"][3, 15] = value
+    source = tmp_path / "in.safetensors"
+    source.write_bytes(helpers.file_bytes(tensors))
+    with pytest.raises(FormatError, match="(NaN|Inf) at element 63"):
+        quantize_checkpoint(str(source), str(tmp_path / "out"), QuantizeOptions())
+
+
+def _large_model(folder: Path) -> Path:
+    """About 24 MB, so that there is time to be interrupted in."""
+    tensors = {
+        f"model.layers.{n}.proj.weight": helpers.random_weight((512, 1024), seed=n) for n in range(12)
+    }
+    return helpers.write_model(folder, tensors)
+
+
+def _wait_for_work(process: subprocess.Popen, folder: Path) -> None:
+    """Until a temporary with some data is there."""
+    while process.poll() is None:
+        for temporary in folder.glob(".*.nf4-tmp-*"):
+            if any(p.stat().st_size for p in temporary.glob("*.safetensors")):
+                return
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_signals_clean_up(number, code, tmp_path):
+    source = _large_model(tmp_path / "in")
+    destination = helpers.write_model(tmp_path / "out")
+    before = helpers.tree(destination)
+    for _ in range(20):
+        process = subprocess.Popen(
+            command("quantize", source, destination, "--force", "--threads", 1),
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        _wait_for_work(process, tmp_path)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+        if process.returncode == code:
+            break
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr and stderr.count("\n") == 1
+    assert listing(tmp_path) == ["in", "out"]
+    assert helpers.tree(destination) == before
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_kill_leaves_old_bytes_or_new_bytes(kind, tmp_path):
+    """kill -9 at random moments: the destination is old or new in whole, and whatever else is
+    there is a temporary by its name."""
+    folder = _large_model(tmp_path / "in")
+    source = folder if kind == "directory" else folder / "model.safetensors"
+    work = tmp_path / "work"
+    work.mkdir()
+    destination = work / "out"
+
+    def content() -> object:
+        return helpers.tree(destination) if kind == "directory" else destination.read_bytes()
+
+    quantize_checkpoint(str(source), str(destination), QuantizeOptions(format="fp4"))
+    old = content()
+    started = time.monotonic()
+    reference = tmp_path / "reference"
+    assert run_cli("quantize", source, reference).returncode == 0
+    duration = time.monotonic() - started
+    new = helpers.tree(reference) if kind == "directory" else reference.read_bytes()
+    assert old != new
+    rng = random.Random(4)
+    killed = 0
+    for _ in range(30):
+        process = subprocess.Popen(
+            command("quantize", source, destination, "--force"), stdout=subprocess.DEVNULL
+        )
+        time.sleep(rng.uniform(0.3, 1.1) * duration)
+        process.kill()
+        killed += process.wait() == -signal.SIGKILL
+        assert content() in (old, new)
+        assert all(name == "out" or ".nf4-tmp-" in name for name in listing(work))
+        if content() == new:
+            quantize_checkpoint(
+                str(source), str(destination), QuantizeOptions(format="fp4"), replace=True
+            )
+    assert killed
+    assert run_cli("quantize", source, destination, "--force").returncode == 0
+    assert content() == new
+
+
+def test_memory_is_bounded_by_the_largest_tensor(tmp_path):
+    """80 MB in tensors of 8 MB, and one dense tensor of 64 MB that is only copied:
+    the conversion takes a few tensors' worth of memory."""
+    weights = {
+        f"model.layers.{n}.proj.weight": helpers.random_weight((2048, 1024), seed=n)
+        for n in range(10)
+    }
+    weights["model.embed_tokens.weight"] = np.ones((16384, 1024), np.float32)
+    source = helpers.write_model(tmp_path / "in", weights)
+    largest = 2048 * 1024 * 4
+    script = (
+        "import resource, sys\n"
+        "from nf4.checkpoint import *\n"
+        "import nf4, numpy\n"
+        "nf4.quantize(numpy.ones((64, 64), numpy.float32))\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "start = peak()\n"
+        "quantize_checkpoint(sys.argv[1], sys.argv[2], QuantizeOptions())\n"
+        "print(peak() - start)\n"
+        "dequantize_checkpoint(sys.argv[2], sys.argv[3])\n"
+        "print(peak() - start)\n"
+    )
+    arguments = [sys.executable, "-c", script, source, tmp_path / "q", tmp_path / "back"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert [int(line) < 5 * largest for line in result.stdout.split()] == [True, True], result.stdout
+    back = helpers.load_all(tmp_path / "back")["model.embed_tokens.weight"]
+    assert back[2] == weights["model.embed_tokens.weight"].tobytes()
