@@ -1,7 +1,8 @@
 """Dequantize and quantize on the GPU beside their peers and beside the limit, in one run.
 
 Times are of CUDA-graph replays that rotate over more data than L2 holds, in turns, so that
-all candidates see the same clocks; the median counts. The limit is the fastest of our own
+all candidates see the same clocks; the median counts. (bitsandbytes' quantize cannot be
+captured, so it is timed as its calls.) The limit is the fastest of our own
 stream kernels (stream.cu) that read and write as many bytes and do nothing else. Outputs
 are compared bit for bit before anything is timed.
 
@@ -147,29 +148,42 @@ def rotation(torch, shape, dtype: str, nested: bool) -> list[Weight]:
     return [first] + [Weight(torch, shape, dtype, nested) for _ in range(count - 1)]
 
 
-def measure(torch, candidates: dict[str, list[Launch]]) -> dict[str, dict[str, float]]:
+def prepare(torch, stream, launches: list[Launch], eager: bool) -> Callable[[], None]:
+    """What enqueues all launches at once: a graph's replay, or for what cannot be captured
+    the calls themselves."""
+    with torch.cuda.stream(stream):
+        for launch in launches:
+            launch(stream.cuda_stream)
+    stream.synchronize()
+    if eager:
+        return lambda: [launch(stream.cuda_stream) for launch in launches]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for launch in launches:
+            launch(stream.cuda_stream)
+    return graph.replay
+
+
+def measure(
+    torch, candidates: dict[str, list[Launch]], eager: tuple[str, ...] = ()
+) -> dict[str, dict[str, float]]:
     """Microseconds of one launch of each candidate: the median, and the spread between the
-    first and the last decile. A candidate is one launch for each member of the rotation."""
+    first and the last decile. A candidate is one launch for each member of the rotation;
+    those in `eager` are not captured, so their time may be that of the host."""
     stream = torch.cuda.Stream()
-    graphs = {}
-    for name, launches in candidates.items():
-        repeats = max(1, 16 // len(launches))
-        with torch.cuda.stream(stream):
-            for launch in launches:
-                launch(stream.cuda_stream)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for launch in launches * repeats:
-                launch(stream.cuda_stream)
-        graphs[name] = (graph, len(launches) * repeats)
+    repeats = max(1, 16 // len(candidates["libnf4"]))
+    launches = len(candidates["libnf4"]) * repeats
+    prepared = {
+        name: prepare(torch, stream, each * repeats, name in eager)
+        for name, each in candidates.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in candidates}
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for replay in range(REPLAYS + 2):
-        for name, (graph, launches) in graphs.items():
+        for name, enqueue in prepared.items():
             with torch.cuda.stream(stream):
                 begin.record()
-                graph.replay()
+                enqueue()
                 end.record()
             end.synchronize()
             if replay >= 2:  # the first two warm up
@@ -251,7 +265,8 @@ def bench_quantize(torch, functional, streams: Streams, shape, dtype: str) -> di
             )
             for w in weights
         ]
-    times = measure(torch, candidates)
+    # bitsandbytes copies its codebook from the host in every call, which ends a capture.
+    times = measure(torch, candidates, eager=("bitsandbytes",))
     row = {"work": "quantize", "shape": list(shape), "dtype": dtype, "nested": True}
     row["gb_per_s"] = round(weights[0].bytes() / times["libnf4"]["us"] / 1e3, 1)
     return with_ratios(row, times, "read once")
