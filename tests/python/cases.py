@@ -8,7 +8,6 @@ from typing import Any
 import nf4
 import numpy as np
 import oracle
-from hypothesis import strategies as st
 
 AWKWARD = np.array(
     [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-39, 2.0**-126, 3.4e38, -3.4e38, 65520.0],
@@ -98,20 +97,3 @@ def all_layouts(seed: int, elements: int) -> list[Case]:
         )
         for index, (dtype, format, blocksize, nested, custom) in enumerate(layouts)
     ]
-
-
-def strategy(awkward: bool = True, least: int = 0, **fixed: Any) -> st.SearchStrategy[Case]:
-    """Any case; `fixed` ties fields to a strategy of their own. `least` is the smallest
-    dimension."""
-    dimension = st.integers(least, 70)
-    fields = {
-        "seed": st.integers(0, 2**32),
-        "shape": st.lists(dimension, min_size=0, max_size=3).map(tuple),
-        "dtype": st.sampled_from(list(oracle.DTYPES)),
-        "format": st.sampled_from(["nf4", "fp4"]),
-        "blocksize": st.sampled_from(oracle.BLOCKSIZES),
-        "nested_blocksize": st.sampled_from([0, 1, 2, 64, 256, 4096]),
-        "custom": st.booleans(),
-        "awkward": st.booleans() if awkward else st.just(False),
-    }
-    return st.builds(Case, **fields | fixed)

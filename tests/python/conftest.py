@@ -18,6 +18,25 @@ if importlib.util.find_spec("nf4") is None:
     sys.path.insert(0, str(ROOT / "bindings" / "python"))
     os.environ.setdefault("NF4_LIBRARY", str(ROOT / "build" / "lib" / "libnf4.so"))
 
+_COMPARED: dict[str, list[int]] = {}
+
+
+def record_comparison(kind: str, elements: int, differing: int, case: object) -> None:
+    """Adds a comparison to the counts that are printed at the end, and fails on a difference."""
+    counts = _COMPARED.setdefault(kind, [0, 0, 0])
+    for index, amount in enumerate((1, elements, differing)):
+        counts[index] += amount
+    assert differing == 0, f"{kind}: {differing} of {elements} elements differ in {case}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _COMPARED:
+        terminalreporter.section("compared on the GPU, bit for bit")
+    for kind, (results, elements, differing) in sorted(_COMPARED.items()):
+        terminalreporter.write_line(
+            f"{kind}: {results} results, {elements} elements, {differing} differ"
+        )
+
 
 def compile_c(source: Path, output: Path, *arguments: str) -> Path:
     """Compiles C against nf4.h; the test is skipped where there is no compiler."""

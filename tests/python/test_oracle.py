@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import given, settings
+from strategies import any_case
 
 
 def assert_quantize_is_exact(case: cases.Case) -> nf4.QuantizedTensor:
@@ -33,13 +34,13 @@ def test_every_layout(case):
     assert_dequantize_is_exact(assert_quantize_is_exact(case), case.codebook_in_use)
 
 
-@given(cases.strategy(least=1))
+@given(any_case(least=1))
 @settings(max_examples=300, deadline=None)
 def test_any_case(case):
     assert_dequantize_is_exact(assert_quantize_is_exact(case), case.codebook_in_use)
 
 
-@given(cases.strategy(least=1))
+@given(any_case(least=1))
 @settings(max_examples=150, deadline=None)
 def test_dequantize_of_any_bytes(case):
     """Any packed byte and any scale is a weight: infinities, NaN and subnormals are used as

@@ -1,12 +1,12 @@
 """What holds of any weight: errors bounded, nothing lost on the second way, dtypes, threads."""
 
-import cases
 import nf4
 import numpy as np
 import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import any_case
 
 
 def widest_half_gap(entries: np.ndarray) -> float:
@@ -20,7 +20,7 @@ def per_element(values: np.ndarray, q: nf4.QuantizedTensor) -> np.ndarray:
     return np.repeat(values.astype(np.float64), q.blocksize)[: q.elements].reshape(q.shape)
 
 
-@given(cases.strategy(awkward=False, least=1, nested_blocksize=st.just(0)))
+@given(any_case(awkward=False, least=1, nested_blocksize=st.just(0)))
 @settings(max_examples=200, deadline=None)
 def test_error_is_within_half_a_gap_of_the_codebook(case):
     q = case.quantized()
@@ -29,7 +29,7 @@ def test_error_is_within_half_a_gap_of_the_codebook(case):
     assert (error <= bound).all()
 
 
-@given(cases.strategy(awkward=False, least=1, nested_blocksize=st.sampled_from([1, 64, 256])))
+@given(any_case(awkward=False, least=1, nested_blocksize=st.sampled_from([1, 64, 256])))
 @settings(max_examples=200, deadline=None)
 def test_nesting_keeps_the_codes_and_moves_scales_within_half_a_gap(case):
     q = case.quantized()
@@ -41,7 +41,7 @@ def test_nesting_keeps_the_codes_and_moves_scales_within_half_a_gap(case):
     assert (error <= spread * widest_half_gap(nf4.scale_code()) + rounding).all()
 
 
-@given(cases.strategy(awkward=False, least=1, nested_blocksize=st.just(0), dtype=st.just("fp32")))
+@given(any_case(awkward=False, least=1, nested_blocksize=st.just(0), dtype=st.just("fp32")))
 @settings(max_examples=200, deadline=None)
 def test_quantizing_again_changes_nothing(case):
     q = case.quantized()
@@ -50,7 +50,7 @@ def test_quantizing_again_changes_nothing(case):
     assert oracle.differing(again.absmax, q.absmax) == 0
 
 
-@given(cases.strategy())
+@given(any_case())
 @settings(max_examples=200, deadline=None)
 def test_sixteen_bits_are_the_fp32_result_rounded_once(case):
     q = case.quantized()
@@ -61,7 +61,7 @@ def test_sixteen_bits_are_the_fp32_result_rounded_once(case):
         assert oracle.differing(nf4.dequantize(q, dtype), rounded) == 0
 
 
-@given(cases.strategy(), st.integers(1, 5))
+@given(any_case(), st.integers(1, 5))
 @settings(max_examples=100, deadline=None)
 def test_the_number_of_threads_changes_nothing(case, threads):
     one, many = case.quantized(threads=1), case.quantized(threads=threads)
@@ -71,7 +71,7 @@ def test_the_number_of_threads_changes_nothing(case, threads):
     assert oracle.differing(few, nf4.dequantize(one, threads=threads)) == 0
 
 
-@given(cases.strategy())
+@given(any_case())
 @settings(max_examples=100, deadline=None)
 def test_shapes_and_sizes(case):
     q = case.quantized()
