@@ -24,7 +24,8 @@ CARGO_RESULT = re.compile(
 
 def short_reason(text: str) -> str:
     """The last line of what a skipped test said."""
-    return (text.strip().splitlines() or ["no reason given"])[-1].removeprefix("skipped: ")
+    last = (text.strip().splitlines() or ["no reason given"])[-1]
+    return re.sub(r"^skip(ped)?: ", "", last, flags=re.IGNORECASE)
 
 
 class Tally:
