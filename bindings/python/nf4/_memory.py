@@ -16,7 +16,7 @@ from nf4 import _convert, _dlpack
 from nf4.errors import InvalidArgument
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Buffer:
     """A contiguous run of elements. Of a raw address only `address` is known, and the rest
     is None. `owner` keeps the memory alive."""
@@ -65,7 +65,7 @@ def _from_numpy(name: str, array: np.ndarray) -> Buffer:
     _require_contiguous(name, array.flags.c_contiguous)
     return Buffer(
         name=name,
-        address=array.ctypes.data,
+        address=array.__array_interface__["data"][0],
         owner=array,
         dtype=_convert.numpy_dtype_name(array.dtype),
         shape=array.shape,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -115,7 +116,7 @@ class QuantizedTensor:
         """The nf4_tensor of this weight, without its pointers."""
         return descriptor(self.shape, self.format, self.blocksize, self.nested_blocksize)
 
-    @property
+    @functools.cached_property
     def sizes(self) -> Sizes:
         """The sizes that the parts should have."""
         return sizes_of(self.descriptor())
