@@ -186,3 +186,11 @@ def test_every_exception_is_an_error_and_pickles():
         assert isinstance(again, nf4.Error) and type(again) is type(error)
         assert (str(again), again.status) == ("what", error.status)
     assert issubclass(nf4.LibraryNotFound, ImportError) and nf4.LibraryNotFound.status is None
+
+
+def test_tables_that_are_read_only_are_read():
+    table = read_only(nf4.codebook("fp4"))
+    q = changed(nested_code=read_only(nf4.scale_code()), codebook=table)
+    assert nf4.quantize(SOURCE, out=q) is q
+    expected = nf4.quantize(SOURCE, codebook=table)
+    assert (q.packed == expected.packed).all() and (q.absmax == expected.absmax).all()

@@ -1,5 +1,7 @@
 """Every bit that the library writes, against numpy's reading of nf4.h."""
 
+import dataclasses
+
 import cases
 import nf4
 import numpy as np
@@ -65,3 +67,17 @@ def test_values_between_neighbours(format):
     q = nf4.quantize(blocks, format=format, blocksize=32, nested_blocksize=0)
     found = nf4.dequantize(q)[:, 0]
     assert found.tolist() == np.concatenate([entries[:-1], entries[1:]]).tolist()
+
+
+def test_scales_between_neighbours():
+    """As for values: of scales whose mean is 2, those at 2 +- a midpoint go to the lower entry."""
+    code = ((np.arange(256) - 127) / 128).astype(np.float32)
+    midpoints = (np.arange(1, 120, 7, dtype=np.float32) + 0.5) / 128
+    scales = np.concatenate([[3, 1], 2 + midpoints, 2 - midpoints]).astype(np.float32)
+    source = np.repeat(scales, 32)
+    q = dataclasses.replace(nf4.quantize(source, blocksize=32), nested_code=code)
+    nf4.quantize(source, out=q)
+    assert (q.nested_offset, q.nested_absmax.tolist()) == (2, [1])
+    lower = np.concatenate([[1, -1], midpoints - 1 / 256, -midpoints - 1 / 256])
+    lower = np.maximum(lower, code[0])
+    assert code[q.absmax].tolist() == lower.tolist()
