@@ -7,7 +7,6 @@ import json
 import checkpoint_helpers as helpers
 import numpy as np
 import pytest
-
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.rules import Rules, matches, skip_list, skips
 
