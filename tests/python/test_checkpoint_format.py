@@ -148,6 +148,9 @@ INDEX_FAULTS = {
         lambda index: {"weight_map": {"a": "../model/model-00001-of-00006.safetensors"}},
         "not a file name",
     ),
+    "parent as a shard": (lambda index: {"weight_map": {"a": ".."}}, "not a file name"),
+    "NUL in a shard": (lambda index: {"weight_map": {"a": "b\0c"}}, "not a file name"),
+    "byte order mark": (lambda index: "\ufeff" + json.dumps(index), "byte order mark"),
     "number as shard": (lambda index: {"weight_map": {"a": 1}}, "not a file name"),
     "missing shard": (lambda index: {"weight_map": {"a": "nowhere.safetensors"}}, "missing"),
     "tensor elsewhere": (
@@ -171,6 +174,26 @@ def test_broken_index_is_a_named_error(case, tmp_path, capsys):
     assert main(["quantize", str(folder), str(tmp_path / "out")]) == 3
     assert phrase in capsys.readouterr().err
     assert helpers.listing(tmp_path) == ["model"]
+
+
+def test_huge_index_is_refused_unread(tmp_path):
+    folder, _ = _sharded(tmp_path)
+    os.truncate(folder / "model.safetensors.index.json", 200_000_000)
+    with pytest.raises(FormatError, match="the index is larger than 100000000 bytes"):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a directory"])
+def test_shard_that_is_no_file_is_refused(kind, tmp_path):
+    folder, _ = _sharded(tmp_path)
+    shard = sorted(folder.glob("*.safetensors"))[2]
+    shard.unlink()
+    if kind == "a FIFO":
+        os.mkfifo(shard)
+    else:
+        shard.mkdir()
+    with pytest.raises(FormatError, match=f"{shard.name}: {kind}, not a regular file"):
+        Checkpoint(folder)
 
 
 def test_tensor_in_two_shards_is_refused(tmp_path):

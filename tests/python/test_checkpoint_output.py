@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import checkpoint_helpers as helpers
@@ -21,6 +23,8 @@ from nf4.checkpoint import (
     quantize_checkpoint,
     transaction,
 )
+from nf4.checkpoint.header import TensorSpec
+from nf4.checkpoint.writer import SafetensorsWriter
 from nf4.cli import main
 
 
@@ -179,6 +183,15 @@ def test_directories_in_each_other_are_refused(tmp_path, capsys):
     assert helpers.tree(tmp_path) == before
 
 
+def test_an_index_stands_for_its_directory(tmp_path, capsys):
+    folder = helpers.write_shards(tmp_path / "model")
+    index = folder / "model.safetensors.index.json"
+    for destination in (folder, folder / "out", tmp_path):
+        assert main(["quantize", str(index), str(destination), "--force"]) == 4
+        assert "output" in capsys.readouterr().err
+    assert "out" not in listing(folder)
+
+
 def _no_parent(tmp_path: Path) -> Path:
     return tmp_path / "nowhere" / "out"
 
@@ -305,6 +318,59 @@ def test_directory_is_left_alone_where_no_exchange_is_possible(tmp_path, monkeyp
             Path(path, "config.json").write_text("{}")
     assert helpers.tree(destination) == before
     assert listing(tmp_path) == ["out"]
+
+
+def test_directory_output_over_a_file_is_refused(tmp_path, capsys):
+    source = helpers.write_model(tmp_path / "in")
+    (tmp_path / "out").write_text("a file")
+    assert main(["quantize", str(source), str(tmp_path / "out"), "--force"]) == 4
+    assert "is not a directory, and the output is one" in capsys.readouterr().err
+    assert (tmp_path / "out").read_text() == "a file"
+
+
+def test_file_systems_without_directory_fsync_are_fine(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def no_directories(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(fd)
+
+    source = helpers.write_model(tmp_path / "in")
+    monkeypatch.setattr(os, "fsync", no_directories)
+    assert main(["quantize", str(source), str(tmp_path / "out")]) == 0
+
+
+def test_signal_while_cleaning_up_waits(tmp_path):
+    """A second SIGINT during the removal of the temporary comes after it."""
+    with pytest.raises(KeyboardInterrupt), transaction.signals_deferred():
+        signal.raise_signal(signal.SIGINT)
+        (tmp_path / "done").touch()
+    assert (tmp_path / "done").exists()
+
+
+def test_conversion_off_the_main_thread(tmp_path):
+    """Signal handlers can only be set on the main thread; elsewhere nothing is deferred."""
+    source = _file(tmp_path)
+    with ThreadPoolExecutor() as pool:
+        arguments = ["quantize", str(source), str(tmp_path / "out")]
+        assert pool.submit(main, arguments).result() == 0
+    assert listing(tmp_path) == ["in.safetensors", "out"]
+
+
+def test_writer_keeps_its_own_promises(tmp_path):
+    """Too much data, too little, and a name given twice are errors of the caller."""
+    spec = TensorSpec("a", "F32", (4,))
+    with pytest.raises(FormatError, match="written twice"):
+        SafetensorsWriter(str(tmp_path / "a"), [spec, spec])
+    with pytest.raises(ValueError, match="20 bytes for 16"):
+        with SafetensorsWriter(str(tmp_path / "b"), [spec]) as writer:
+            writer.write("a", bytes(20))
+    with pytest.raises(ValueError, match="never written in full: a"):
+        with SafetensorsWriter(str(tmp_path / "c"), [spec]) as writer:
+            writer.write("a", bytes(12))
+    with pytest.raises(FileExistsError):
+        SafetensorsWriter(str(tmp_path / "c"), [spec])
 
 
 def test_nonfinite_weight_is_refused_by_name(tmp_path, capsys):

@@ -32,6 +32,7 @@ DENSE = {
     "model.embed_tokens.weight": "embedding",
     "transformer.wte.weight": "embedding",
     "shared.weight": "embedding",
+    "model.layers.0.q_norm.weight": "norm",
     "lm_head.weight": "output head",
     "cls.predictions.decoder.weight": "output head",
     "classifier.weight": "output head",

@@ -9,6 +9,7 @@ import checkpoint_helpers as helpers
 import nf4
 import numpy as np
 import pytest
+from nf4.checkpoint.audit import relative
 from nf4.cli import console, doctor, main
 
 
@@ -103,6 +104,28 @@ def test_inspect_with_a_dense_file_that_does_not_fit(quantized, tmp_path, capsys
     other = helpers.write_model(tmp_path / "third", tensors)
     assert main(["inspect", str(quantized), "--dense", str(other)]) == 3
     assert "its shape [32, 24] is not [24, 32]" in capsys.readouterr().err
+
+
+def test_inspect_compares_with_floats_alone(quantized, tmp_path, capsys):
+    tensors = helpers.dense_tensors()
+    tensors["model.layers.0.proj.weight"] = np.ones((24, 32), np.float64)
+    other = helpers.write_model(tmp_path / "other", tensors)
+    assert main(["inspect", str(quantized), "--dense", str(other)]) == 3
+    assert "cannot compare with F64" in capsys.readouterr().err
+
+
+def test_error_of_extremes():
+    assert relative(0, 0) == 0
+    assert relative(4, 0) == np.inf
+    assert relative(4, 16) == 0.5
+
+
+def test_verify_counts_warnings_apart(quantized, capsys):
+    _break_scales(quantized / "model.safetensors", helpers.QUANTIZED[0], 1e-40)
+    assert main(["verify", str(quantized)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("warning: ") and "are subnormal" in lines[0]
+    assert lines[-1].startswith(f"{quantized}: ok, ")
 
 
 def test_json_has_no_nan(tmp_path, capsys):

@@ -110,8 +110,8 @@ def quantize_checkpoint(
     Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is
     then as it was.
     """
-    refuse_overlap(source, destination)
     with Checkpoint(source) as checkpoint:
+        refuse_overlap(checkpoint.directory or source, destination)
         existing_quantization(checkpoint)
         found = survey(checkpoint)
         found.require_sound()
@@ -162,8 +162,8 @@ def dequantize_checkpoint(
 
     Raises FormatError, OutputRefused, OSError and nf4.Error; the destination is then as it was.
     """
-    refuse_overlap(source, destination)
     with Checkpoint(source) as checkpoint:
+        refuse_overlap(checkpoint.directory or source, destination)
         found = survey(checkpoint)
         found.require_sound()
         if not found.weights:
