@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import nf4
 import numpy as np
+
+# For the programs that the tests start: they must find the package that is tested.
+_PACKAGE = str(Path(nf4.__file__).parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGE, os.environ.get("PYTHONPATH")]))
 
 NUMPY_NAMES = {
     "uint8": "U8",

@@ -14,8 +14,6 @@ import pytest
 from checkpoint_helpers import entry, raw_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import SafetensorError, safe_open
-
 from nf4.checkpoint import (
     Checkpoint,
     FormatError,
@@ -27,6 +25,7 @@ from nf4.checkpoint import (
 from nf4.checkpoint import header as header_module
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.cli import main
+from safetensors import SafetensorError, safe_open
 
 ONE = entry("U8", [1], 0, 1)
 _ONE_JSON = json.dumps(ONE)
@@ -50,24 +49,30 @@ HOSTILE = {
     "an array": (raw_file("[]"), "not valid"),
     "bytes after the JSON": (raw_file("{}{}"), "not valid"),
     "a space before the JSON": (raw_file(" {}"), "does not start with '{'"),
-    "duplicate tensors": (raw_file('{"a":%s,"a":%s}' % (_ONE_JSON, _ONE_JSON), b"x"), "duplicate"),
-    "duplicate fields": (raw_file('{"a":{"dtype":"U8",%s}' % _ONE_JSON[1:], b"x"), "not valid"),
+    "duplicate tensors": (
+        raw_file('{"a":' + _ONE_JSON + ',"a":' + _ONE_JSON + "}", b"x"),
+        "duplicate",
+    ),
+    "duplicate fields": (raw_file('{"a":{"dtype":"U8",' + _ONE_JSON[1:] + "}", b"x"), "not valid"),
     "duplicate metadata": (raw_file('{"__metadata__":{"a":"1","a":"2"}}'), "duplicate"),
     "too many tensors": (raw_file("{" + '"":{},' * 500_000 + '"":{}}'), "more than 500000"),
     "metadata of numbers": (raw_file({"__metadata__": {"a": 1}}), "not valid"),
-    "NaN in the JSON": (raw_file('{"a":{"x":NaN,%s}' % _ONE_JSON[1:], b"x"), "not valid"),
-    "half of a surrogate pair": (raw_file('{"\\ud800":%s}' % _ONE_JSON, b"x"), "not valid"),
+    "NaN in the JSON": (raw_file('{"a":{"x":NaN,' + _ONE_JSON[1:] + "}", b"x"), "not valid"),
+    "half of a surrogate pair": (raw_file('{"\\ud800":' + _ONE_JSON + "}", b"x"), "not valid"),
     "entry not an object": (raw_file({"a": 1}), "not valid"),
     "missing fields": (raw_file({"a": {}}), "not valid"),
     "negative size": (_one(shape=[-1]), "not valid"),
     "fractional size": (_one(shape=[1.0]), "not valid"),
     "size of 2^64": (_one(shape=[2**64]), "not valid"),
-    "size of 5000 digits": (raw_file('{"a":{"shape":[%s]}}' % ("9" * 5000)), "not valid"),
+    "size of 5000 digits": (raw_file('{"a":{"shape":[' + "9" * 5000 + "]}}"), "not valid"),
     "negative offset": (_one(data_offsets=[-1, 1]), "not valid"),
     "three offsets": (_one(data_offsets=[0, 1, 1]), "not valid"),
     "end before begin": (_one(data_offsets=[1, 0]), "not valid"),
     "unknown dtype": (_one(dtype="F12"), "not valid"),
-    "overlap": (raw_file({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 1, 3)}, b"xyz"), "not"),
+    "overlap": (
+        raw_file({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 1, 3)}, b"xyz"),
+        "not",
+    ),
     "gap": (raw_file({"a": ONE, "b": entry("U8", [1], 2, 3)}, b"xyz"), "not valid"),
     "trailing data": (raw_file({"a": ONE}, b"xy"), "not valid"),
     "truncated data": (raw_file({"a": entry("U8", [2], 0, 2)}, b"x"), "not valid"),
@@ -143,10 +148,15 @@ INDEX_FAULTS = {
         lambda index: {"weight_map": {"a": "../model/model-00001-of-00006.safetensors"}},
         "not a file name",
     ),
+    "parent as a shard": (lambda index: {"weight_map": {"a": ".."}}, "not a file name"),
+    "NUL in a shard": (lambda index: {"weight_map": {"a": "b\0c"}}, "not a file name"),
+    "byte order mark": (lambda index: "\ufeff" + json.dumps(index), "byte order mark"),
     "number as shard": (lambda index: {"weight_map": {"a": 1}}, "not a file name"),
     "missing shard": (lambda index: {"weight_map": {"a": "nowhere.safetensors"}}, "missing"),
     "tensor elsewhere": (
-        lambda index: {"weight_map": {**index["weight_map"], "a": "model-00001-of-00006.safetensors"}},
+        lambda index: {
+            "weight_map": {**index["weight_map"], "a": "model-00001-of-00006.safetensors"}
+        },
         "not in its shard",
     ),
     "duplicate key": (
@@ -164,6 +174,26 @@ def test_broken_index_is_a_named_error(case, tmp_path, capsys):
     assert main(["quantize", str(folder), str(tmp_path / "out")]) == 3
     assert phrase in capsys.readouterr().err
     assert helpers.listing(tmp_path) == ["model"]
+
+
+def test_huge_index_is_refused_unread(tmp_path):
+    folder, _ = _sharded(tmp_path)
+    os.truncate(folder / "model.safetensors.index.json", 200_000_000)
+    with pytest.raises(FormatError, match="the index is larger than 100000000 bytes"):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a directory"])
+def test_shard_that_is_no_file_is_refused(kind, tmp_path):
+    folder, _ = _sharded(tmp_path)
+    shard = sorted(folder.glob("*.safetensors"))[2]
+    shard.unlink()
+    if kind == "a FIFO":
+        os.mkfifo(shard)
+    else:
+        shard.mkdir()
+    with pytest.raises(FormatError, match=f"{shard.name}: {kind}, not a regular file"):
+        Checkpoint(folder)
 
 
 def test_tensor_in_two_shards_is_refused(tmp_path):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import checkpoint_helpers as helpers
+import nf4
 import numpy as np
 import pytest
-
-import nf4
 from nf4.checkpoint import (
     Checkpoint,
     QuantizeOptions,
@@ -61,7 +60,10 @@ def _raw_state(parts: dict[str, np.ndarray], text: bytes) -> dict[str, np.ndarra
 FAULTS = {
     "no absmax": (lambda p: _without(p, f"{NAME}.absmax"), "its absmax is missing"),
     "no quant_map": (lambda p: _without(p, f"{NAME}.quant_map"), "its quant_map is missing"),
-    "no nested_absmax": (lambda p: _without(p, f"{NAME}.nested_absmax"), "nested_absmax is missing"),
+    "no nested_absmax": (
+        lambda p: _without(p, f"{NAME}.nested_absmax"),
+        "nested_absmax is missing",
+    ),
     "no nested_quant_map": (
         lambda p: _without(p, f"{NAME}.nested_quant_map"),
         "nested_quant_map is missing",
@@ -139,7 +141,10 @@ FAULTS = {
         lambda p: p | {f"{NAME}.absmax": np.ones(5, np.float32)},
         "its absmax is F32 of 5",
     ),
-    "packed as int64": (lambda p: p | {NAME: p[NAME].reshape(-1).view(np.int64)}, "cannot be stored as I64"),
+    "packed as int64": (
+        lambda p: p | {NAME: p[NAME].reshape(-1).view(np.int64)},
+        "cannot be stored as I64",
+    ),
     "packed as a row": (lambda p: p | {NAME: p[NAME].reshape(1, -1)}, "expected a single column"),
 }
 
@@ -163,16 +168,16 @@ def test_faulty_weight_is_refused_and_listed(case, tmp_path, capsys):
 def test_packed_bytes_stored_as_any_dtype_are_never_touched(nested, storage, tmp_path):
     """All 256 byte values, viewed as floats: NaN patterns among them must survive."""
     parts = _parts(nested, (16, 64))
-    parts[NAME] = np.random.default_rng(1).permutation(np.arange(512) % 256).astype(np.uint8)[:, None]
+    parts[NAME] = (
+        np.random.default_rng(1).permutation(np.arange(512) % 256).astype(np.uint8)[:, None]
+    )
     expected = nf4.dequantize(
         nf4.QuantizedTensor(
             packed=parts[NAME],
             absmax=parts[f"{NAME}.absmax"],
             nested_absmax=parts.get(f"{NAME}.nested_absmax"),
             nested_code=parts.get(f"{NAME}.nested_quant_map"),
-            nested_offset=np.float32(
-                [json.loads(parts[STATE].tobytes())["nested_offset"]]
-            )
+            nested_offset=np.float32([json.loads(parts[STATE].tobytes())["nested_offset"]])
             if nested
             else None,
             nested_blocksize=256 if nested else 0,
@@ -211,9 +216,7 @@ def test_float_storage_is_written_as_a_view(storage, tmp_path):
 def test_float_storage_that_does_not_fit_is_refused(tmp_path, capsys):
     source = tmp_path / "in.safetensors"
     source.write_bytes(helpers.file_bytes({NAME: helpers.random_weight((7, 11))}))
-    code = main(
-        ["quantize", str(source), str(tmp_path / "out"), "--quant-storage", "float32"]
-    )
+    code = main(["quantize", str(source), str(tmp_path / "out"), "--quant-storage", "float32"])
     assert code == 2
     assert "39 packed bytes cannot be stored as float32" in capsys.readouterr().err
     assert helpers.listing(tmp_path) == ["in.safetensors"]

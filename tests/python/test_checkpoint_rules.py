@@ -7,7 +7,6 @@ import json
 import checkpoint_helpers as helpers
 import numpy as np
 import pytest
-
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.rules import Rules, matches, skip_list, skips
 
@@ -33,6 +32,7 @@ DENSE = {
     "model.embed_tokens.weight": "embedding",
     "transformer.wte.weight": "embedding",
     "shared.weight": "embedding",
+    "model.layers.0.q_norm.weight": "norm",
     "lm_head.weight": "output head",
     "cls.predictions.decoder.weight": "output head",
     "classifier.weight": "output head",

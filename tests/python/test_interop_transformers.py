@@ -7,10 +7,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import nf4
 import numpy as np
 import pytest
-
-import nf4
 from nf4.checkpoint import (
     Checkpoint,
     QuantizeOptions,
@@ -217,7 +216,9 @@ def test_checkpoints_of_bitsandbytes_are_read_with_the_same_bits(format, nested,
     back = _load(auto, tmp_path / "back")
     for name, module in _linear4bit(model).items():
         ours = back.get_submodule(name).weight.detach()
-        assert torch.equal(ours.view(torch.int16), _reference(module.weight).view(torch.int16)), name
+        assert torch.equal(ours.view(torch.int16), _reference(module.weight).view(torch.int16)), (
+            name
+        )
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])

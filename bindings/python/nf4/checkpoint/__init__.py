@@ -4,18 +4,20 @@
     with Checkpoint("model/") as checkpoint:
         for name, weight in survey(checkpoint).weights.items():
             array = nf4.dequantize(weight.load(checkpoint))
+
+Whatever breaks a format is a FormatError that names the file, the tensor and the reason.
 """
 
 from nf4.checkpoint.audit import ErrorStatistics, Finding, audit, error_statistics
 from nf4.checkpoint.bnb import State, Survey, Weight, survey
 from nf4.checkpoint.convert import (
     QuantizeOptions,
-    Result,
     dequantize_checkpoint,
     quantize_checkpoint,
 )
 from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused
 from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.steps import Result
 
 __all__ = [
     "Checkpoint",

@@ -46,10 +46,14 @@ class ErrorStatistics:
 def _count(bad: np.ndarray, what: str, part: str) -> str | None:
     """A sentence on how many of a part's elements are bad; None if none is."""
     number = int(np.count_nonzero(bad))
-    return f"{part}: {number} of {bad.size} {what}, first at {int(bad.argmax())}" if number else None
+    return (
+        f"{part}: {number} of {bad.size} {what}, first at {int(bad.argmax())}" if number else None
+    )
 
 
-def _scale_problems(scales: np.ndarray, part: str, signed: bool) -> Iterator[tuple[str, str | None]]:
+def _scale_problems(
+    scales: np.ndarray, part: str, signed: bool
+) -> Iterator[tuple[str, str | None]]:
     """(severity, problem) of float32 scales; `signed`: negative ones are merely unusual."""
     yield "fault", _count(np.isnan(scales), "are NaN", part)
     yield "fault", _count(np.isinf(scales), "are infinite", part)
@@ -100,9 +104,7 @@ def audit(path: str) -> tuple[Survey, list[Finding]]:
             findings += _config_findings(checkpoint, found) if not findings else []
             for name, weight in found.weights.items():
                 for severity, problem in value_problems(weight.load(checkpoint)):
-                    findings.append(
-                        Finding(severity, checkpoint.owner[name].path, name, problem)
-                    )
+                    findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
     except FormatError as error:
         return Survey(), [_finding("fault", fault) for fault in [*faults, error]]
     return found, findings
@@ -148,8 +150,9 @@ def error_statistics(
         exact = reference[piece].astype(np.float64)
         with np.errstate(invalid="ignore"):
             difference = values[piece] - exact
-            squared_error += float(difference @ difference)
-            squared_reference += float(exact @ exact)
+            # Not a BLAS dot product: its threads fight over the processors with others.
+            squared_error += float(np.square(difference).sum())
+            squared_reference += float(np.square(exact).sum())
             max_abs = float(np.maximum(max_abs, np.abs(difference).max()))
     return ErrorStatistics(
         rms_relative=relative(squared_error, squared_reference),

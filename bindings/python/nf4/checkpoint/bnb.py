@@ -62,7 +62,9 @@ class State:
             fields["nested_blocksize"] = self.nested_blocksize
             fields["nested_dtype"] = "float32"
             longest = len(json.dumps({**fields, "nested_offset": -1.7976931348623157e308}))
-            return json.dumps({**fields, "nested_offset": self.nested_offset}).ljust(longest).encode()
+            return (
+                json.dumps({**fields, "nested_offset": self.nested_offset}).ljust(longest).encode()
+            )
         return json.dumps(fields).encode()
 
 
@@ -150,7 +152,9 @@ def _parse_state(fields: dict[str, Any], format: str) -> State:
     if not any(key.startswith("nested_") for key in fields):
         return state
     if not _power_of_two(fields.get("nested_blocksize"), 1, 2**30):
-        raise ValueError(f"nested_blocksize {fields.get('nested_blocksize')!r} is not a power of two")
+        raise ValueError(
+            f"nested_blocksize {fields.get('nested_blocksize')!r} is not a power of two"
+        )
     if fields.get("nested_dtype") != "float32":
         raise ValueError(f"nested_dtype {fields.get('nested_dtype')!r} is not float32")
     offset = fields.get("nested_offset")
@@ -242,7 +246,9 @@ def survey(checkpoint: Checkpoint) -> Survey:
             continue
         base, _, part = info.name.rpartition(".")
         if part in _PARTS and (base in checkpoint or base.endswith(".weight")):
-            result.faults.append(FormatError(file.path, f"it has a {part}, but no quant_state", base))
+            result.faults.append(
+                FormatError(file.path, f"it has a {part}, but no quant_state", base)
+            )
             continue
         result.dense[info.name] = info
     return result

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
-
-import nf4
-from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State, Survey, Weight, survey
-from nf4.checkpoint.dtypes import FILE_TO_NF4, NF4_TO_FILE
+from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State, Survey, survey
+from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.errors import FormatError, OptionError
-from nf4.checkpoint.header import TensorInfo, TensorSpec
+from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.model_files import (
     compute_dtype,
     copy_side_files,
@@ -25,161 +22,12 @@ from nf4.checkpoint.model_files import (
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import Rules, is_conv1d, module_of, skip_list
 from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.steps import Copy, Dequantize, Quantize, Result, Step
 from nf4.checkpoint.transaction import refuse_overlap, staged_directory, staged_file
 from nf4.checkpoint.writer import SafetensorsWriter
 
 # Called with a tensor's name and the bytes of it that were read.
 Progress = Callable[[str, int], None]
-
-_EXPONENTS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
-_CHECK_ELEMENTS = 1 << 20
-
-
-@dataclasses.dataclass
-class Result:
-    """What a conversion did. Bytes are those of weight files; kernel_bytes are those that the
-    quantize or dequantize kernels read and wrote, in kernel_seconds."""
-
-    weights: int = 0
-    dense: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    elements: int = 0
-    weight_bytes_in: int = 0
-    weight_bytes_out: int = 0
-    kernel_bytes: int = 0
-    kernel_seconds: float = 0.0
-    seconds: float = 0.0
-    files: list[str] = dataclasses.field(default_factory=list)
-    left_out: list[str] = dataclasses.field(default_factory=list)
-
-    def count(self, array_bytes: int, packed_bytes: int, started: float) -> None:
-        """Add a kernel's run that began at perf_counter() `started`."""
-        self.kernel_seconds += time.perf_counter() - started
-        self.kernel_bytes += array_bytes + packed_bytes
-
-
-class Step(Protocol):
-    """One tensor's way into the output."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def bytes_in(self) -> int: ...
-
-    def specs(self) -> Sequence[TensorSpec]:
-        """The tensors that it writes."""
-
-    def run(self, writer: SafetensorsWriter, result: Result) -> None:
-        """Read, convert, write."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Copy:
-    """A tensor's bytes, unchanged."""
-
-    file: SafetensorsFile
-    info: TensorInfo
-
-    @property
-    def name(self) -> str:
-        return self.info.name
-
-    @property
-    def bytes_in(self) -> int:
-        return self.info.nbytes
-
-    def specs(self) -> Sequence[TensorSpec]:
-        return [TensorSpec(self.info.name, self.info.dtype, self.info.shape)]
-
-    def run(self, writer: SafetensorsWriter, result: Result) -> None:
-        for offset, piece in self.file.pieces(self.info):
-            writer.write(self.info.name, piece, offset)
-
-
-@dataclasses.dataclass(frozen=True)
-class Quantize:
-    """A dense matrix to 4 bits."""
-
-    file: SafetensorsFile
-    info: TensorInfo
-    plan: Plan
-    transposed: bool
-    options: QuantizeOptions
-
-    @property
-    def name(self) -> str:
-        return self.info.name
-
-    @property
-    def bytes_in(self) -> int:
-        return self.info.nbytes
-
-    def specs(self) -> Sequence[TensorSpec]:
-        return self.plan.specs()
-
-    def run(self, writer: SafetensorsWriter, result: Result) -> None:
-        array = self.file.array(self.info)
-        if not self.options.allow_nonfinite:
-            problem = nonfinite(array, self.info.dtype)
-            if problem:
-                raise FormatError(self.file.path, f"{problem} (see --allow-nonfinite)", self.name)
-        if self.transposed:
-            array = np.ascontiguousarray(array.T)
-        state, started = self.plan.state, time.perf_counter()
-        weight = nf4.quantize(
-            array,
-            format=state.format,
-            blocksize=state.blocksize,
-            nested_blocksize=state.nested_blocksize,
-            threads=self.options.threads,
-        )
-        result.count(array.nbytes, weight.nbytes, started)
-        for name, data in self.plan.parts(weight).items():
-            writer.write(name, data)
-        result.weight_bytes_in += self.info.nbytes
-        result.weight_bytes_out += sum(spec.nbytes for spec in self.specs())
-        result.elements += self.info.elements
-        result.weights += 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Dequantize:
-    """A 4-bit weight to a dense matrix of `dtype` (libnf4's name)."""
-
-    checkpoint: Checkpoint
-    weight: Weight
-    dtype: str
-    transposed: bool
-    threads: int
-
-    @property
-    def name(self) -> str:
-        return self.weight.name
-
-    @property
-    def bytes_in(self) -> int:
-        return self.weight.nbytes
-
-    def specs(self) -> Sequence[TensorSpec]:
-        shape = self.weight.shape
-        return [
-            TensorSpec(self.name, NF4_TO_FILE[self.dtype], shape[::-1] if self.transposed else shape)
-        ]
-
-    def run(self, writer: SafetensorsWriter, result: Result) -> None:
-        weight = self.weight.load(self.checkpoint)
-        started = time.perf_counter()
-        array = nf4.dequantize(weight, self.dtype, threads=self.threads)
-        result.count(array.nbytes, weight.nbytes, started)
-        if self.transposed:
-            array = np.ascontiguousarray(array.T)
-        writer.write(self.name, array)
-        result.weight_bytes_in += self.bytes_in
-        result.weight_bytes_out += array.nbytes
-        result.elements += self.weight.state.elements
-        result.weights += 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,19 +44,6 @@ class QuantizeOptions:
     compute: str | None = None
     allow_nonfinite: bool = False
     threads: int = 0
-
-
-def nonfinite(array: np.ndarray, dtype: str) -> str | None:
-    """Where the first NaN or Inf of an array is, in words; None if there is none."""
-    kind, exponent = _EXPONENTS[dtype]
-    bits = array.reshape(-1).view(kind)
-    for start in range(0, bits.size, _CHECK_ELEMENTS):
-        bad = (bits[start : start + _CHECK_ELEMENTS] & exponent) == exponent
-        if bad.any():
-            index = start + int(bad.argmax())
-            value = float(array.reshape(-1)[index])
-            return f"{'NaN' if value != value else 'Inf'} at element {index}"
-    return None
 
 
 def _model_type(checkpoint: Checkpoint) -> str | None:
@@ -239,7 +74,7 @@ def _quantize_step(
     problem = plan.storage_problem()
     if problem:
         raise OptionError(f"{info.name}: {problem}")
-    return Quantize(file, info, plan, transposed, options)
+    return Quantize(file, info, plan, transposed, options.allow_nonfinite, options.threads)
 
 
 def _quantized_config(
@@ -272,10 +107,11 @@ def quantize_checkpoint(
     """Write the 4-bit form of a dense checkpoint. Weights that are 4-bit already, and all that
     the rules leave dense, are copied bit for bit.
 
-    Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is then as it was.
+    Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is
+    then as it was.
     """
-    refuse_overlap(source, destination)
     with Checkpoint(source) as checkpoint:
+        refuse_overlap(checkpoint.directory or source, destination)
         existing_quantization(checkpoint)
         found = survey(checkpoint)
         found.require_sound()
@@ -283,18 +119,33 @@ def quantize_checkpoint(
         unknown = rules.unmatched(module_of(name) for name in found.dense)
         if unknown:
             raise OptionError(f"--skip or --only names no tensor: {', '.join(map(repr, unknown))}")
-        steps: dict[str, list[Step]] = {}
+        steps: dict[str, list[Step]] = {name: [] for name in checkpoint.files}
         quantized: list[Quantize] = []
         for file_name, file in checkpoint.files.items():
-            steps[file_name] = []
             for info in file.tensors.values():
-                step = _quantize_step(file, info, rules, options) if info.name in found.dense else None
+                step = None
+                if info.name in found.dense:
+                    step = _quantize_step(file, info, rules, options)
                 steps[file_name].append(step or Copy(file, info))
                 quantized += [step] if step else []
         if not quantized and not found.weights:
-            raise FormatError(source, "nothing to quantize: no matrix that the rules let become 4-bit")
+            raise FormatError(
+                source, "nothing to quantize: no matrix that the rules let become 4-bit"
+            )
         config = _quantized_config(checkpoint, found, quantized, options)
         return _write(checkpoint, steps, config, destination, replace, progress)
+
+
+def _dense_step(
+    checkpoint: Checkpoint, found: Survey, info: TensorInfo, dtype: str | None, threads: int
+) -> Step | None:
+    """The step for a tensor on the way to a dense file; None for a part of a weight, which
+    goes with it."""
+    weight = found.weights.get(info.name)
+    if weight is not None:
+        transposed = is_conv1d(module_of(info.name), _model_type(checkpoint))
+        return Dequantize(checkpoint, weight, dtype or weight.state.dtype, transposed, threads)
+    return Copy(checkpoint.owner[info.name], info) if info.name in found.dense else None
 
 
 def dequantize_checkpoint(
@@ -311,26 +162,20 @@ def dequantize_checkpoint(
 
     Raises FormatError, OutputRefused, OSError and nf4.Error; the destination is then as it was.
     """
-    refuse_overlap(source, destination)
     with Checkpoint(source) as checkpoint:
+        refuse_overlap(checkpoint.directory or source, destination)
         found = survey(checkpoint)
         found.require_sound()
         if not found.weights:
             raise FormatError(source, "nothing to dequantize: it has no 4-bit weights")
-        model_type = _model_type(checkpoint)
-        steps: dict[str, list[Step]] = {name: [] for name in checkpoint.files}
-        for file_name, file in checkpoint.files.items():
-            for info in file.tensors.values():
-                weight = found.weights.get(info.name)
-                if weight is not None:
-                    transposed = is_conv1d(module_of(info.name), model_type)
-                    steps[file_name].append(
-                        Dequantize(
-                            checkpoint, weight, dtype or weight.state.dtype, transposed, threads
-                        )
-                    )
-                elif info.name in found.dense:
-                    steps[file_name].append(Copy(file, info))
+        steps = {
+            name: [
+                step
+                for info in file.tensors.values()
+                if (step := _dense_step(checkpoint, found, info, dtype, threads))
+            ]
+            for name, file in checkpoint.files.items()
+        }
         config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
         return _write(checkpoint, steps, config, destination, replace, progress)
 
@@ -391,15 +236,16 @@ def _write_directory(
     for name, file_steps in steps.items():
         if not file_steps and checkpoint.files[name].tensors:
             continue
-        _write_file(
-            os.path.join(path, name), checkpoint.files[name], file_steps, result, progress
-        )
+        _write_file(os.path.join(path, name), checkpoint.files[name], file_steps, result, progress)
         result.files.append(name)
         for spec in (spec for step in file_steps for spec in step.specs()):
             weight_map[spec.name] = name
             total_size += spec.nbytes
     if checkpoint.index_name is not None:
-        index = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
+        index = {
+            "metadata": {"total_size": total_size},
+            "weight_map": dict(sorted(weight_map.items())),
+        }
         write_json(os.path.join(path, checkpoint.index_name), index)
     if checkpoint.config:
         write_json(os.path.join(path, "config.json"), config)

@@ -55,7 +55,9 @@ class TensorSpec:
 def header_length(prefix: bytes, file_size: int, path: str) -> int:
     """The header's length from the first 8 bytes of a file of `file_size` bytes."""
     if len(prefix) < _PREFIX_BYTES:
-        raise FormatError(path, f"too short for safetensors: {len(prefix)} bytes, at least 8 needed")
+        raise FormatError(
+            path, f"too short for safetensors: {len(prefix)} bytes, at least 8 needed"
+        )
     length = int.from_bytes(prefix, "little")
     if length == 0:
         raise FormatError(path, "header length 0")
@@ -102,7 +104,9 @@ def _tensor_info(name: str, info: object, path: str) -> TensorInfo:
         raise FormatError(path, f"data_offsets end {end} before they begin {begin}", name)
     if end - begin != size:
         raise FormatError(
-            path, f"{info['dtype']} {info['shape']} takes {size} bytes, its span has {end - begin}", name
+            path,
+            f"{info['dtype']} {info['shape']} takes {size} bytes, its span has {end - begin}",
+            name,
         )
     return TensorInfo(name, info["dtype"], tuple(info["shape"]), begin, end)
 
@@ -113,11 +117,15 @@ def _check_coverage(tensors: Iterable[TensorInfo], data_bytes: int, path: str) -
     for info in tensors:
         if info.begin != reached:
             problem = "overlaps other data" if info.begin < reached else "leaves a gap before it"
-            raise FormatError(path, f"{problem}: begins at {info.begin}, expected {reached}", info.name)
+            raise FormatError(
+                path, f"{problem}: begins at {info.begin}, expected {reached}", info.name
+            )
         reached = info.end
     if reached != data_bytes:
         problem = "truncated" if reached > data_bytes else "trailing bytes"
-        raise FormatError(path, f"{problem}: the tensors take {reached} bytes, the file has {data_bytes}")
+        raise FormatError(
+            path, f"{problem}: the tensors take {reached} bytes, the file has {data_bytes}"
+        )
 
 
 def _check_metadata(metadata: object, path: str) -> dict[str, str]:

@@ -48,7 +48,9 @@ class SafetensorsFile:
         try:
             self._opened = os.fstat(self._fd)
             if not stat.S_ISREG(self._opened.st_mode):
-                raise FormatError(self.path, f"{file_kind(self._opened.st_mode)}, not a regular file")
+                raise FormatError(
+                    self.path, f"{file_kind(self._opened.st_mode)}, not a regular file"
+                )
             self._parse()
         except BaseException:
             self.close()

@@ -1,6 +1,6 @@
 """Output that appears whole or not at all.
 
-Work goes to a temporary beside the destination, named `.NAME.nf4-tmp-XXXXXXXX`; only when it
+Work goes to a temporary beside the destination, named `.NAME.nf4-tmp-0123abcd`; only when it
 is complete and on disk does one rename put it in place. Whatever raises before that, a
 KeyboardInterrupt or the CLI's Terminated included, removes the temporary and leaves the
 destination as it was. kill -9 leaves at most the temporary, which may be deleted.

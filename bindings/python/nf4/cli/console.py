@@ -47,6 +47,13 @@ def positive_or_zero(text: str) -> int:
     return value
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps descriptions as they are written, and options on one line with their help."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=26, width=88)
+
+
 def add_command(
     commands: Any,
     name: str,
@@ -60,7 +67,7 @@ def add_command(
         help=summary,
         description=description,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
@@ -122,12 +129,12 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     """Lines of aligned columns, the first `left` to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
         padded = [
             cell.ljust(width) if index < left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths))
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]
         return "  ".join(padded).rstrip()
 

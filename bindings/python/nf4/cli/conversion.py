@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from nf4.checkpoint.convert import Progress, Result
+from nf4.checkpoint.convert import Progress
 from nf4.checkpoint.source import weight_bytes
+from nf4.checkpoint.steps import Result
 from nf4.cli.console import note, print_json, printable, progress, rate_text, size_text
 from nf4.cli.exits import Exit
 
@@ -20,7 +21,7 @@ def run_conversion(
     verb: str,
 ) -> int:
     """Convert with a progress bar, then report to stdout."""
-    with progress(weight_bytes(args.source), verb, args.quiet) as advance:
+    with progress(weight_bytes(args.source), args.command, args.quiet) as advance:
         result = convert(advance)
     if args.json:
         print_json(_document(args, result, settings))

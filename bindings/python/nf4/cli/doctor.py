@@ -16,8 +16,8 @@ _DESCRIPTION = """\
 Report the library, the processor and the GPU, which kernels will run and why. Exit code 0 if
 the library can be used at all (on the CPU is enough).
 """
-# What each CPU variant needs, as /proc/cpuinfo calls it.
-_NEEDS = {"avx512": ("avx512f", "avx512bw", "avx512vl"), "avx2": ("avx2", "fma", "f16c")}
+# What each CPU variant needs (lib/cpu/backend.cpp), as /proc/cpuinfo calls it.
+_NEEDS = {"avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"), "avx2": ("avx2", "f16c")}
 _PACKAGES = ("numpy", "ml_dtypes", "safetensors", "torch", "bitsandbytes", "transformers")
 
 

@@ -170,9 +170,7 @@ def report_lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    document = inspect_checkpoint(
-        args.path, args.dense, threads=args.threads, quiet=args.quiet
-    )
+    document = inspect_checkpoint(args.path, args.dense, threads=args.threads, quiet=args.quiet)
     if args.json:
         print_json(document)
     else:

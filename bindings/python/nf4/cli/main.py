@@ -14,7 +14,7 @@ from types import FrameType
 import nf4
 from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused
 from nf4.cli import dequantize, doctor, inspect, quantize, verify
-from nf4.cli.console import complain, printable, use_any_name
+from nf4.cli.console import HelpFormatter, complain, printable, use_any_name
 from nf4.cli.exits import EPILOG, Exit
 
 _COMMANDS = (quantize, dequantize, inspect, verify, doctor)
@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="nf4",
         description="4-bit NormalFloat (NF4) and FP4 checkpoints in bitsandbytes' layout.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the library's version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")

@@ -1,0 +1,189 @@
+"""The ways of one tensor into an output file: copied, quantized, dequantized."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+import nf4
+from nf4.checkpoint.bnb import Plan, Weight
+from nf4.checkpoint.dtypes import NF4_TO_FILE
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.header import TensorInfo, TensorSpec
+from nf4.checkpoint.reader import SafetensorsFile
+from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.writer import SafetensorsWriter
+
+_EXPONENTS = {
+    "F32": (np.uint32, 0x7F800000),
+    "F16": (np.uint16, 0x7C00),
+    "BF16": (np.uint16, 0x7F80),
+}
+_CHECK_ELEMENTS = 1 << 20
+
+
+@dataclasses.dataclass
+class Result:
+    """What a conversion did. Bytes are those of weight files; kernel_bytes are those that the
+    quantize or dequantize kernels read and wrote, in kernel_seconds."""
+
+    weights: int = 0
+    dense: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    elements: int = 0
+    weight_bytes_in: int = 0
+    weight_bytes_out: int = 0
+    kernel_bytes: int = 0
+    kernel_seconds: float = 0.0
+    seconds: float = 0.0
+    files: list[str] = dataclasses.field(default_factory=list)
+    left_out: list[str] = dataclasses.field(default_factory=list)
+
+    def count(self, array_bytes: int, packed_bytes: int, started: float) -> None:
+        """Add a kernel's run that began at perf_counter() `started`."""
+        self.kernel_seconds += time.perf_counter() - started
+        self.kernel_bytes += array_bytes + packed_bytes
+
+
+class Step(Protocol):
+    """One tensor's way into the output."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def bytes_in(self) -> int: ...
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """The tensors that it writes."""
+
+    def run(self, writer: SafetensorsWriter, result: Result) -> None:
+        """Read, convert, write."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """A tensor's bytes, unchanged."""
+
+    file: SafetensorsFile
+    info: TensorInfo
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def bytes_in(self) -> int:
+        return self.info.nbytes
+
+    def specs(self) -> Sequence[TensorSpec]:
+        return [TensorSpec(self.info.name, self.info.dtype, self.info.shape)]
+
+    def run(self, writer: SafetensorsWriter, result: Result) -> None:
+        for offset, piece in self.file.pieces(self.info):
+            writer.write(self.info.name, piece, offset)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantize:
+    """A dense matrix to 4 bits."""
+
+    file: SafetensorsFile
+    info: TensorInfo
+    plan: Plan
+    transposed: bool
+    allow_nonfinite: bool
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def bytes_in(self) -> int:
+        return self.info.nbytes
+
+    def specs(self) -> Sequence[TensorSpec]:
+        return self.plan.specs()
+
+    def run(self, writer: SafetensorsWriter, result: Result) -> None:
+        array = self.file.array(self.info)
+        if not self.allow_nonfinite:
+            problem = nonfinite(array, self.info.dtype)
+            if problem:
+                raise FormatError(self.file.path, f"{problem} (see --allow-nonfinite)", self.name)
+        if self.transposed:
+            array = np.ascontiguousarray(array.T)
+        state, started = self.plan.state, time.perf_counter()
+        weight = nf4.quantize(
+            array,
+            format=state.format,
+            blocksize=state.blocksize,
+            nested_blocksize=state.nested_blocksize,
+            threads=self.threads,
+        )
+        result.count(array.nbytes, weight.nbytes, started)
+        for name, data in self.plan.parts(weight).items():
+            writer.write(name, data)
+        result.weight_bytes_in += self.info.nbytes
+        result.weight_bytes_out += sum(spec.nbytes for spec in self.specs())
+        result.elements += self.info.elements
+        result.weights += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Dequantize:
+    """A 4-bit weight to a dense matrix of `dtype` (libnf4's name)."""
+
+    checkpoint: Checkpoint
+    weight: Weight
+    dtype: str
+    transposed: bool
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return self.weight.name
+
+    @property
+    def bytes_in(self) -> int:
+        return self.weight.nbytes
+
+    def specs(self) -> Sequence[TensorSpec]:
+        shape = self.weight.shape
+        return [
+            TensorSpec(
+                self.name, NF4_TO_FILE[self.dtype], shape[::-1] if self.transposed else shape
+            )
+        ]
+
+    def run(self, writer: SafetensorsWriter, result: Result) -> None:
+        weight = self.weight.load(self.checkpoint)
+        started = time.perf_counter()
+        array = nf4.dequantize(weight, self.dtype, threads=self.threads)
+        result.count(array.nbytes, weight.nbytes, started)
+        if self.transposed:
+            array = np.ascontiguousarray(array.T)
+        writer.write(self.name, array)
+        result.weight_bytes_in += self.bytes_in
+        result.weight_bytes_out += array.nbytes
+        result.elements += self.weight.state.elements
+        result.weights += 1
+
+
+def nonfinite(array: np.ndarray, dtype: str) -> str | None:
+    """Where the first NaN or Inf of an array is, in words; None if there is none."""
+    kind, exponent = _EXPONENTS[dtype]
+    bits = array.reshape(-1).view(kind)
+    for start in range(0, bits.size, _CHECK_ELEMENTS):
+        bad = (bits[start : start + _CHECK_ELEMENTS] & exponent) == exponent
+        if bad.any():
+            index = start + int(bad.argmax())
+            value = float(array.reshape(-1)[index])
+            return f"{'NaN' if value != value else 'Inf'} at element {index}"
+    return None

@@ -1,0 +1,292 @@
+"""nf4 inspect, verify and doctor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import checkpoint_helpers as helpers
+import nf4
+import numpy as np
+import pytest
+from nf4.checkpoint.audit import relative
+from nf4.cli import console, doctor, main
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return helpers.write_model(tmp_path / "model")
+
+
+@pytest.fixture
+def quantized(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert main(["quantize", str(model), str(tmp_path / "q")]) == 0
+    capsys.readouterr()
+    return tmp_path / "q"
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict:
+    assert main([*map(str, arguments), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_inspect_describes_every_tensor(quantized, capsys):
+    document = _json(capsys, "inspect", quantized)
+    rows = {row["name"]: row for row in document["tensors"]}
+    assert rows.keys() == helpers.dense_tensors().keys()
+    assert rows["model.layers.0.proj.weight"] == {
+        "name": "model.layers.0.proj.weight",
+        "format": "nf4",
+        "shape": [24, 32],
+        "dtype": "fp32",
+        "blocksize": 64,
+        "nested_blocksize": 256,
+        "quant_storage": "uint8",
+        "bytes": rows["model.layers.0.proj.weight"]["bytes"],
+        "bits_per_weight": rows["model.layers.0.proj.weight"]["bytes"] * 8 / (24 * 32),
+    }
+    assert rows["model.norm.weight"] == {
+        "name": "model.norm.weight",
+        "format": "dense",
+        "shape": [32],
+        "dtype": "F32",
+        "bytes": 128,
+        "bits_per_weight": 32.0,
+    }
+    totals = document["totals"]
+    assert totals["weights"] == 2 and totals["dense_tensors"] == 4
+    assert totals["bytes"] == sum(row["bytes"] for row in rows.values())
+    stored = helpers.load_all(quantized)
+    assert totals["bytes"] == sum(len(data) for _, _, data in stored.values())
+
+
+def test_inspect_measures_the_error(model, quantized, capsys):
+    document = _json(capsys, "inspect", quantized, "--dense", model)
+    rows = {row["name"]: row for row in document["tensors"]}
+    tensors = helpers.dense_tensors()
+    for name in helpers.QUANTIZED:
+        exact = tensors[name].astype(np.float64)
+        difference = nf4.dequantize(nf4.quantize(tensors[name])).astype(np.float64) - exact
+        expected = np.sqrt((difference**2).sum() / (exact**2).sum())
+        assert rows[name]["rms_relative_error"] == pytest.approx(expected, rel=1e-12)
+        assert rows[name]["max_abs_error"] == np.abs(difference).max()
+    assert "rms_relative_error" not in rows["model.norm.weight"]
+    totals = document["totals"]
+    assert totals["max_abs_error"] == max(rows[n]["max_abs_error"] for n in helpers.QUANTIZED)
+    errors = [rows[name]["rms_relative_error"] for name in helpers.QUANTIZED]
+    assert min(errors) <= totals["rms_relative_error"] <= max(errors)
+
+
+def test_inspect_in_words(model, quantized, capsys):
+    assert main(["inspect", str(quantized), "--dense", str(model)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == "tensor shape format block scales size bits rms max".split()
+    row = next(line for line in lines if line.startswith("model.layers.0.proj.weight"))
+    assert row.split()[1:6] == ["24x32", "nf4", "(fp32)", "64", "8-bit"]
+    assert "%" in row
+    assert any(line.startswith("error  rms ") for line in lines)
+
+
+def test_inspect_reads_dense_files_too(model, capsys):
+    document = _json(capsys, "inspect", model)
+    assert document["totals"]["weights"] == 0
+    assert document["totals"]["bits_per_weight"] == 32
+
+
+def test_inspect_with_a_dense_file_that_does_not_fit(quantized, tmp_path, capsys):
+    tensors = helpers.dense_tensors()
+    del tensors["model.layers.0.proj.weight"]
+    other = helpers.write_model(tmp_path / "other", tensors)
+    assert main(["inspect", str(quantized), "--dense", str(other)]) == 3
+    stderr = capsys.readouterr().err
+    assert "tensor 'model.layers.0.proj.weight': not there to compare with" in stderr
+    tensors["model.layers.0.proj.weight"] = helpers.random_weight((32, 24))
+    other = helpers.write_model(tmp_path / "third", tensors)
+    assert main(["inspect", str(quantized), "--dense", str(other)]) == 3
+    assert "its shape [32, 24] is not [24, 32]" in capsys.readouterr().err
+
+
+def test_inspect_compares_with_floats_alone(quantized, tmp_path, capsys):
+    tensors = helpers.dense_tensors()
+    tensors["model.layers.0.proj.weight"] = np.ones((24, 32), np.float64)
+    other = helpers.write_model(tmp_path / "other", tensors)
+    assert main(["inspect", str(quantized), "--dense", str(other)]) == 3
+    assert "cannot compare with F64" in capsys.readouterr().err
+
+
+def test_error_of_extremes():
+    assert relative(0, 0) == 0
+    assert relative(4, 0) == np.inf
+    assert relative(4, 16) == 0.5
+
+
+def test_verify_counts_warnings_apart(quantized, capsys):
+    _break_scales(quantized / "model.safetensors", helpers.QUANTIZED[0], 1e-40)
+    assert main(["verify", str(quantized)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("warning: ") and "are subnormal" in lines[0]
+    assert lines[-1].startswith(f"{quantized}: ok, ")
+
+
+def test_json_has_no_nan(tmp_path, capsys):
+    """A dense reference with NaN gives an error that is no number: null in JSON."""
+    tensors = {"a.weight": helpers.random_weight((4, 16))}
+    tensors["a.weight"][0, 0] = np.nan
+    source = tmp_path / "in.safetensors"
+    source.write_bytes(helpers.file_bytes(tensors))
+    output = tmp_path / "q.safetensors"
+    assert main(["quantize", str(source), str(output), "--allow-nonfinite", "--quiet"]) == 0
+    capsys.readouterr()
+    row = _json(capsys, "inspect", output, "--dense", source)["tensors"][0]
+    assert row["rms_relative_error"] is None and row["max_abs_error"] is None
+
+
+def test_verify_accepts_what_is_sound(model, quantized, capsys):
+    document = _json(capsys, "verify", quantized)
+    assert document == {
+        "path": str(quantized),
+        "ok": True,
+        "weights": 2,
+        "dense_tensors": 4,
+        "findings": [],
+    }
+    assert _json(capsys, "verify", model)["ok"]
+
+
+def _break_scales(path: Path, name: str, value: float) -> None:
+    """Overwrite the first nested scale of a weight in a file."""
+    content = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    info = json.loads(content[8:start])[f"{name}.nested_absmax"]
+    begin = start + info["data_offsets"][0]
+    content[begin : begin + 4] = np.float32(value).tobytes()
+    path.write_bytes(content)
+
+
+def test_verify_lists_every_fault(quantized, capsys):
+    for name, value in zip(helpers.QUANTIZED, (np.nan, -1.0), strict=True):
+        _break_scales(quantized / "model.safetensors", name, value)
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"]["llm_int8_skip_modules"] += ["layers.1.proj"]
+    (quantized / "config.json").write_text(json.dumps(config))
+    document = _json(capsys, "verify", quantized, code=1)
+    reasons = [(finding["tensor"], finding["reason"]) for finding in document["findings"]]
+    assert (helpers.QUANTIZED[0], "nested_absmax: 1 of 1 are NaN, first at 0") in reasons
+    assert (helpers.QUANTIZED[1], "nested_absmax: 1 of 1 are negative, first at 0") in reasons
+    skipped = "llm_int8_skip_modules has 'layers.1.proj', which skips the 4-bit model.layers.1.proj"
+    assert (None, skipped) in reasons
+    assert {finding["severity"] for finding in document["findings"]} == {"fault"}
+    assert main(["verify", str(quantized)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(reasons) + 1
+    assert lines[-1] == f"{quantized}: 3 faults (2 4-bit weights, 4 dense tensors)"
+
+
+def test_verify_lists_the_faults_of_several_shards(tmp_path, capsys):
+    folder = helpers.write_shards(tmp_path / "model")
+    shards = sorted(folder.glob("*.safetensors"))
+    shards[0].write_bytes(b"short")
+    shards[2].unlink()
+    document = _json(capsys, "verify", folder, code=1)
+    assert [finding["reason"] for finding in document["findings"]] == [
+        "too short for safetensors: 5 bytes, at least 8 needed",
+        f"its shard {shards[2].name} is missing",
+    ]
+
+
+def test_verify_reads_the_configuration(quantized, capsys):
+    config = json.loads((quantized / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    (quantized / "config.json").write_text(json.dumps(config))
+    document = _json(capsys, "verify", quantized, code=1)
+    assert document["findings"][0]["reason"] == "it has 4-bit weights, but no quantization_config"
+    config["quantization_config"] = settings | {"quant_method": "gptq"}
+    (quantized / "config.json").write_text(json.dumps(config))
+    document = _json(capsys, "verify", quantized, code=1)
+    assert "quantized by 'gptq'" in document["findings"][0]["reason"]
+    (quantized / "config.json").write_text("{")
+    document = _json(capsys, "verify", quantized, code=1)
+    assert "not valid JSON" in document["findings"][0]["reason"]
+
+
+def test_verify_finds_a_configuration_without_weights(model, capsys):
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (model / "config.json").write_text(json.dumps(config))
+    document = _json(capsys, "verify", model, code=1)
+    assert document["findings"][0]["reason"].endswith("but no 4-bit weights")
+
+
+def test_doctor_reports_the_library(capsys):
+    report = _json(capsys, "doctor")
+    assert report["usable"] is True
+    assert report["version"] == nf4.version()
+    assert report["library"] == nf4.library_path()
+    assert report["build"] == nf4.build_info()
+    assert report["cpu"]["kernels"] == nf4.cpu_variant()
+    assert report["cpu"]["reason"]
+    assert len(report["gpus"]) >= 1
+    for gpu in report["gpus"]:
+        assert gpu["usable"] or gpu["reason"]
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert nf4.library_path() in text and nf4.cpu_variant() in text
+    assert text.splitlines()[-1].startswith("usable")
+
+
+def test_doctor_shows_a_gpu(monkeypatch, capsys):
+    """What a machine with two GPUs, one too old, would be told."""
+
+    def device(index: int) -> nf4.Device:
+        return nf4.Device(
+            index=index,
+            usable=index == 0,
+            reason="" if index == 0 else "no kernel for sm_35",
+            status="NF4_STATUS_OK" if index == 0 else "NF4_STATUS_UNSUPPORTED_DEVICE",
+            device_count=2,
+            name="NVIDIA H200" if index == 0 else "Tesla K40",
+            compute_capability=(9, 0) if index == 0 else (3, 5),
+            multiprocessors=132,
+            memory_bytes=150 * 10**9,
+            driver_version=13010,
+            runtime_version=13000,
+            dequant_variant="sm90" if index == 0 else "",
+        )
+
+    monkeypatch.setattr(nf4, "device_info", device)
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "GPU 0      NVIDIA H200, sm_90, 132 multiprocessors, 150.0 GB" in text
+    assert "driver CUDA 13.1, runtime CUDA 13.0" in text
+    assert "kernels sm90" in text
+    assert "not used: no kernel for sm_35" in text
+    assert "GPU memory by sm90" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("variant", "built", "flags", "expected"),
+    [
+        ("avx512", "avx2 avx512", {"avx2"}, "the fastest"),
+        ("avx2", "avx2 avx512", {"avx2", "f16c"}, "avx512 needs avx512f"),
+        ("scalar", "scalar", set(), "avx512 is not in this build; avx2 is not in this build"),
+    ],
+)
+def test_doctor_says_why_these_cpu_kernels(variant, built, flags, expected, monkeypatch):
+    monkeypatch.setattr(doctor, "_cpu_flags", lambda: flags)
+    assert doctor._cpu_reason(variant, built).startswith(expected)
+
+
+def test_numbers_in_words():
+    assert console.size_text(0) == "0 B"
+    assert console.size_text(999) == "999 B"
+    assert console.size_text(43_057_152) == "43.1 MB"
+    assert console.size_text(1.5e13) == "15.00 TB"
+    assert console.rate_text(3e9, 2) == "1.50 GB/s"
+    assert console.rate_text(3e9, 0) == "-"
+    names = ["layers.10.a", "layers.2.b", "layers.2.a", "embed"]
+    assert sorted(names, key=console.natural_key) == [
+        "embed",
+        "layers.2.a",
+        "layers.2.b",
+        "layers.10.a",
+    ]
