@@ -33,6 +33,7 @@ SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Shapes per dtype, blocksize and flat/nested: 48 such classes, so 96 per kernel family.
 SANITIZER_SHAPES = "2"
 SKIPPED_STATUS = 77
+STEP_SECONDS = 300  # a step that takes longer hangs
 
 
 class Failure(Exception):
@@ -49,6 +50,7 @@ def execute(command: list[str], **environment: str) -> tuple[int, str]:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        timeout=STEP_SECONDS,
     )
     return done.returncode, done.stdout
 
@@ -118,6 +120,7 @@ def examples(build: Path) -> dict:
 
 def step(title: str, work, *arguments) -> dict:
     began = time.monotonic()
+    print(f"{title} ...", flush=True)
     result = work(*arguments)
     seconds = round(time.monotonic() - began, 1)
     print(f"{title}: {json.dumps(result)} in {seconds} s", flush=True)
@@ -169,7 +172,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             record = record_of(arguments, device, Path(folder))
-    except Failure as failure:
+    except (Failure, subprocess.TimeoutExpired) as failure:
         print(f"FAILED: {failure}\nno record written", file=sys.stderr)
         return 1
     if not arguments.no_bench:
