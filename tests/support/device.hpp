@@ -41,6 +41,12 @@ class DeviceBuffer {
   size_t bytes_;
 };
 
+// Equality as one bool: Catch2 would print whole vectors, which some reporters do even where
+// they are equal.
+inline bool same_bytes(const std::vector<uint8_t> &a, const std::vector<uint8_t> &b) {
+  return a == b;
+}
+
 // How far data lies from the 256-byte alignment of an allocation: 0 often, so that the
 // aligned kernels are met, else any multiple of `alignment`.
 size_t random_lead(Rng &rng, int alignment);
