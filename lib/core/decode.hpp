@@ -11,28 +11,19 @@ namespace nf4 {
 // Binary32 multiply and add, each rounded: never contracted to an FMA, which would
 // change about a quarter of the nested scales by an ulp. Host code is compiled with
 // -ffp-contract=off.
-NF4_HOST_DEVICE float multiply_rn(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return __fmul_rn(a, b);
-#else
+NF4_HOST_DEVICE constexpr float multiply_rn(float a, float b) {
+  NF4_DEVICE_ONLY(return __fmul_rn(a, b));
   return a * b;
-#endif
 }
 
-NF4_HOST_DEVICE float add_rn(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return __fadd_rn(a, b);
-#else
+NF4_HOST_DEVICE constexpr float add_rn(float a, float b) {
+  NF4_DEVICE_ONLY(return __fadd_rn(a, b));
   return a + b;
-#endif
 }
 
-NF4_HOST_DEVICE float divide_rn(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return __fdiv_rn(a, b);
-#else
+NF4_HOST_DEVICE constexpr float divide_rn(float a, float b) {
+  NF4_DEVICE_ONLY(return __fdiv_rn(a, b));
   return a / b;
-#endif
 }
 
 // The 4-bit code of element i: even elements are in the high nibble.

@@ -21,13 +21,13 @@ struct Quantizer {
 };
 
 // Halfway between two neighbours, rounded once (the halving is exact).
-NF4_HOST_DEVICE float midpoint(float low, float high) {
+NF4_HOST_DEVICE constexpr float midpoint(float low, float high) {
   return multiply_rn(0.5f, add_rn(low, high));
 }
 
 // Sort order of codebook entries, NaN last. Equal entries (FP4 has +0 and -0) are in order
 // of falling code, so that the last of them, which is the one used, is the lowest.
-NF4_HOST_DEVICE bool entry_before(float a, int code_a, float b, int code_b) {
+NF4_HOST_DEVICE constexpr bool entry_before(float a, int code_a, float b, int code_b) {
   const bool a_is_nan = a != a;
   const bool b_is_nan = b != b;
   if (a_is_nan != b_is_nan) return b_is_nan;
@@ -37,9 +37,9 @@ NF4_HOST_DEVICE bool entry_before(float a, int code_a, float b, int code_b) {
 
 // Sorts the codebook and puts a threshold between neighbours. The threshold above all
 // but the last of equal entries is the one below them, which makes them unreachable.
-NF4_HOST_DEVICE Quantizer make_quantizer(const float *codebook) {
-  Quantizer quantizer;
-  float sorted[kCodebookSize];
+NF4_HOST_DEVICE constexpr Quantizer make_quantizer(const float *codebook) {
+  Quantizer quantizer{};
+  float sorted[kCodebookSize] = {};
   for (int i = 0; i < kCodebookSize; ++i) {
     int slot = i;
     for (; slot > 0 && entry_before(codebook[i], i, sorted[slot - 1], quantizer.codes[slot - 1]);

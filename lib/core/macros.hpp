@@ -6,3 +6,12 @@
 #else
 #define NF4_HOST_DEVICE inline
 #endif
+
+// Code that runs on the device, but not while a compiler evaluates a constant, where the
+// device's intrinsics are unknown.
+#if defined(__CUDA_ARCH__)
+#define NF4_DEVICE_ONLY(statement) \
+  if (!__builtin_is_constant_evaluated()) statement
+#else
+#define NF4_DEVICE_ONLY(statement)
+#endif

@@ -16,11 +16,9 @@ struct QuantizeArgs {
   int64_t elements;
   int64_t blocks;
   int blocksize_log2;
-  bool aligned;  // in on 16 bytes and packed on 4
-  // The caller's, in device memory, or NULL: the format's, of which the rest is made.
-  const float *codebook;
-  Quantizer quantizer;
-  Buckets buckets;
+  bool aligned;           // in on 16 bytes and packed on 8
+  const float *codebook;  // NULL: the format's own
+  nf4_format format;
 };
 
 // The sum of the scales, in levels: a launch turns each run of kScalesPerPartialSum into

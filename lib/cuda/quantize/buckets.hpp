@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "core/encode.hpp"
-#include "core/float16.hpp"
 
 namespace nf4::cuda {
 
@@ -17,9 +16,11 @@ struct alignas(8) Bucket {
   uint32_t codes;
 };
 
-struct Buckets {
-  Bucket entries[kBuckets];
-  bool crowded;  // some bucket has two thresholds, so the table cannot be used
+// All that a thread block needs of a codebook.
+struct Tables {
+  Bucket buckets[kBuckets];
+  Quantizer quantizer;
+  bool crowded;  // some bucket has two thresholds, so only the quantizer can be used
 };
 
 // The byte offset of the entry for x, which is at most a rounding error outside [-1, 1].
@@ -29,26 +30,19 @@ NF4_HOST_DEVICE uint32_t bucket_offset(uint32_t bits_of_x_plus_3) {
   return bits_of_x_plus_3 >> 15 & (kBuckets - 1) * sizeof(Bucket);
 }
 
-NF4_HOST_DEVICE uint32_t bits_of(float x) {
-#if defined(__CUDA_ARCH__)
-  return __float_as_uint(x);
-#else
-  return float_bits(x);
-#endif
-}
-
 // Buckets in the order of x: entry 63 (below -1) first. A threshold outside [-1, 1] gets a
 // place before or after all of them. Rounding is monotonic, so thresholds in buckets
 // before that of x are below x, and those after it are not.
-NF4_HOST_DEVICE int bucket_order(float x) {
+NF4_HOST_DEVICE constexpr int bucket_order(float x) {
   const float shifted = add_rn(x, 3.0f);
   if (shifted < 1.9999f) return -1;
+  if (shifted < 2.0f) return 0;
   if (!(shifted < 4.0625f)) return kBuckets;
-  return static_cast<int>((bucket_offset(bits_of(shifted)) / sizeof(Bucket) + 1) % kBuckets);
+  return 1 + static_cast<int>((shifted - 2.0f) * 16.0f);  // exact, then rounded down
 }
 
 // Entry `index` of the table; sets *crowded if two different thresholds fall into it.
-NF4_HOST_DEVICE Bucket make_bucket(const Quantizer &quantizer, int index, bool *crowded) {
+NF4_HOST_DEVICE constexpr Bucket make_bucket(const Quantizer &quantizer, int index, bool *crowded) {
   const int order = (index + 1) % kBuckets;
   Bucket bucket{kLargestFloat, 0};
   int low = 0;
@@ -66,11 +60,12 @@ NF4_HOST_DEVICE Bucket make_bucket(const Quantizer &quantizer, int index, bool *
   return bucket;
 }
 
-inline Buckets make_buckets(const Quantizer &quantizer) {
-  Buckets buckets{};
+constexpr Tables make_tables(const Codebook &codebook) {
+  Tables tables{};
+  tables.quantizer = make_quantizer(codebook.data());
   for (int i = 0; i < kBuckets; ++i)
-    buckets.entries[i] = make_bucket(quantizer, i, &buckets.crowded);
-  return buckets;
+    tables.buckets[i] = make_bucket(tables.quantizer, i, &tables.crowded);
+  return tables;
 }
 
 }  // namespace nf4::cuda

@@ -31,13 +31,9 @@ QuantizeArgs weights_args(const QuantizeProblem &problem) {
   args.elements = weight.elements;
   args.blocks = weight.blocks;
   args.blocksize_log2 = weight.blocksize_log2;
-  args.aligned = is_multiple(problem.in, 16) && is_multiple(weight.packed, 4);
+  args.aligned = is_multiple(problem.in, 16) && is_multiple(weight.packed, 8);
   args.codebook = weight.codebook;
-  if (args.codebook == nullptr) {
-    const Codebook &codebook = weight.format == NF4_FORMAT_FP4 ? kFp4Codebook : kNf4Codebook;
-    args.quantizer = make_quantizer(codebook.data());
-    args.buckets = make_buckets(args.quantizer);
-  }
+  args.format = weight.format;
   return args;
 }
 

@@ -1,15 +1,24 @@
 // Quantize, first pass: block scales and 4-bit codes, each input read once.
 //
 // Cost, 16-bit input, blocksize 64: 2 bytes read and 0.56 written per weight. About 10
-// instructions per weight to convert, compare, scale, look up and pack, and 4 more as its
+// instructions per weight to convert, compare, scale, look up and pack, and 3 more as its
 // share of the loads, shuffles and the reciprocal; an H200 has about 14 per weight to spend
 // while memory delivers, so issue slots bound it.
 //
-// Tried and lost: a binary search over thresholds in registers, which the compiler turned
-// into branches (95 instructions per weight, 6 times slower).
+// A thread block takes 4096 elements, the largest quantization block, and a thread 16 in a
+// row: 16-bit loads use every byte of a 32-byte sector, and the work that is not per weight
+// (absmax over lanes, reciprocal, addresses) is shared by 16.
 //
-// A thread block takes 4096 elements, the largest quantization block, 16 a thread in two
-// runs of 8: a run is one 16-byte load of a 16-bit type and one 4-byte store.
+// Log, 14336x4096 bf16 nested on an H200, all launches together; a read of the input alone
+// takes 29 us:
+//   189 us  a binary search over thresholds in registers (predicted 25 instructions per
+//           weight; the compiler made it branches, and 95)
+//   108 us  buckets, two runs of 8 a thread, a division for the reciprocal
+//   107 us  one run of 16, a reciprocal (predicted 60; ncu: stores to L2 at 58%, which were
+//           the values, kept in local memory for a slow path that took them by reference)
+//   107 us  the tables from global memory instead of arguments, to no effect
+//    75 us  slow paths that read their elements again; 18 instructions per weight, issue
+//           slots busy half of the time, 18.6 of 26 us in this kernel at 4096x4096
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,8 +30,8 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int kRun = 8;
-constexpr int kRuns = kQuantizeElementsPerBlock / kQuantizeThreads / kRun;
+constexpr int kRun = kQuantizeElementsPerBlock / kQuantizeThreads;
+static_assert(kRun == 16);
 constexpr int kWarps = kQuantizeThreads / 32;
 
 // make_quantizer() by 16 threads: the rank of each entry, then the thresholds. `shared` is
@@ -46,24 +55,20 @@ __device__ __forceinline__ void sort_codebook(const float *codebook, float *sort
   }
 }
 
-// The tables of a thread block, in shared memory.
-struct Tables {
-  Quantizer quantizer;
-  Bucket buckets[kBuckets];
-  bool crowded;
-};
+// Those of the formats, made by the compiler. In global memory, not in the arguments:
+// each thread reads another word, which the constant cache would serve one by one.
+__device__ const Tables kNf4Tables = make_tables(kNf4Codebook);
+__device__ const Tables kFp4Tables = make_tables(kFp4Codebook);
 
 // Copies the format's tables, or makes those of the caller's codebook. Ends in a barrier.
 __device__ __forceinline__ void prepare_tables(const QuantizeArgs &args, float *sorted,
                                                Tables &tables) {
   if (args.codebook == nullptr) {
-    if (threadIdx.x < kBuckets) tables.buckets[threadIdx.x] = args.buckets.entries[threadIdx.x];
-    if (threadIdx.x < kCodebookSize) {
-      tables.quantizer.codes[threadIdx.x] = args.quantizer.codes[threadIdx.x];
-      if (threadIdx.x < kCodebookSize - 1)
-        tables.quantizer.thresholds[threadIdx.x] = args.quantizer.thresholds[threadIdx.x];
-    }
-    if (threadIdx.x == 0) tables.crowded = args.buckets.crowded;
+    const Tables &own = args.format == NF4_FORMAT_FP4 ? kFp4Tables : kNf4Tables;
+    static_assert(sizeof(Tables) % 4 == 0 && sizeof(Tables) / 4 <= kQuantizeThreads);
+    if (threadIdx.x < sizeof(Tables) / 4)
+      reinterpret_cast<uint32_t *>(&tables)[threadIdx.x] =
+          __ldg(reinterpret_cast<const uint32_t *>(&own) + threadIdx.x);
     __syncthreads();
     return;
   }
@@ -78,43 +83,58 @@ __device__ __forceinline__ void prepare_tables(const QuantizeArgs &args, float *
   __syncthreads();
 }
 
-// The codes of a run as it is stored. All of `values` are finite.
-__device__ __forceinline__ uint32_t encode_run(const Tables &tables, const float (&values)[kRun],
-                                               float inverse) {
+// The codes of a run as they are stored, 8 in a word.
+struct Codes {
+  uint32_t words[kRun / 8];
+};
+
+// All of `values` are finite, and no bucket is crowded.
+__device__ __forceinline__ Codes encode_run(const Tables &tables, const float (&values)[kRun],
+                                            float inverse) {
   const auto *buckets = reinterpret_cast<const char *>(tables.buckets);
-  uint32_t word = 0;
+  Codes codes{};
 #pragma unroll
   for (int k = 0; k < kRun; ++k) {
     // The odd element of a pair is in the low nibble, so it comes first.
     const float v = multiply_rn(values[k ^ 1], inverse);
-    const Bucket bucket =
-        *reinterpret_cast<const Bucket *>(buckets + bucket_offset(bits_of(add_rn(v, 3.0f))));
-    uint32_t codes = bucket.codes;
-    if (v > bucket.threshold) codes >>= 4;
-    word = __funnelshift_r(word, codes, 4);  // the low nibble of codes enters at the top
+    const Bucket bucket = *reinterpret_cast<const Bucket *>(
+        buckets + bucket_offset(__float_as_uint(add_rn(v, 3.0f))));
+    const uint32_t code = v > bucket.threshold ? bucket.codes >> 4 : bucket.codes;
+    uint32_t &word = codes.words[k / 8];
+    word = __funnelshift_r(word, code, 4);  // the low nibble of code enters at the top
   }
-  return word;
+  return codes;
 }
 
-// The same for any values and any codebook, by counting thresholds.
-__device__ __noinline__ uint32_t encode_run_slowly(const Quantizer &quantizer,
-                                                   const float (&values)[kRun], float inverse) {
-  uint32_t word = 0;
-  for (int k = 0; k < kRun; k += 2) {
-    const uint32_t even = encode(quantizer, values[k], inverse);
-    const uint32_t odd = encode(quantizer, values[k + 1], inverse);
-    word |= static_cast<uint32_t>(pack_codes(even, odd)) << (4 * k);
+// The slow paths, for what is not finite and for crowded tables, read their elements again.
+// Given `values`, they made the compiler keep those in local memory for every thread.
+
+// The same codes for any values and any codebook, by counting thresholds.
+template <class T>
+__device__ __noinline__ Codes encode_slowly(const Quantizer &quantizer, const T *in, int count,
+                                            float inverse) {
+  Codes codes{};
+  for (int k = 0; k < count; ++k) {
+    const uint32_t code = encode(quantizer, to_float(in[k]), inverse);
+    codes.words[k / 8] |= code << (4 * (k % 8 ^ 1));
   }
-  return word;
+  return codes;
 }
 
-// Elements [first, first + 8) as floats; past the end, zeros, which change no absmax.
+template <class T>
+__device__ __noinline__ float absmax_slowly(const T *in, int count) {
+  float largest = 0;
+  for (int k = 0; k < count; ++k) largest = fmaxf(largest, finite_magnitude(to_float(in[k])));
+  return largest;
+}
+
+// Elements [first, first + 16) as floats; past the end, zeros, which change no absmax.
 template <class T>
 __device__ __forceinline__ void load_run(const QuantizeArgs &args, int64_t first,
                                          float (&values)[kRun]) {
   const T *in = static_cast<const T *>(args.in) + first;
   if (args.aligned && first + kRun <= args.elements) {
-    T raw[kRun];
+    alignas(16) T raw[kRun];
 #pragma unroll
     for (int v = 0; v < kRun / kPerVector<T>; ++v)
       reinterpret_cast<uint4 *>(raw)[v] = __ldcs(reinterpret_cast<const uint4 *>(in) + v);
@@ -122,16 +142,38 @@ __device__ __forceinline__ void load_run(const QuantizeArgs &args, int64_t first
     for (int k = 0; k < kRun; ++k) values[k] = to_float(raw[k]);
     return;
   }
+#pragma unroll
   for (int k = 0; k < kRun; ++k) values[k] = first + k < args.elements ? to_float(in[k]) : 0.0f;
 }
 
-// The largest |x| of each quantization block, for the run of this thread: shuffles up to
-// a warp, shared memory beyond.
+// max(a, |b|), which is NaN if either is.
+__device__ __forceinline__ float max_magnitude(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(fabsf(b)));
+  return result;
+#else
+  // As integers, magnitudes are in order, and NaN is above infinity.
+  return __uint_as_float(max(__float_as_uint(a), __float_as_uint(b) & 0x7fffffffu));
+#endif
+}
+
+// The largest |x| of a run: an infinity or NaN if it has one.
+__device__ __forceinline__ float run_absmax(const float (&values)[kRun]) {
+  float largest = 0;
+#pragma unroll
+  for (int k = 0; k < kRun; ++k) largest = max_magnitude(largest, values[k]);
+  return largest;
+}
+
+// The absmax of each thread's quantization block: shuffles up to a warp, shared memory
+// beyond. A barrier for blocksizes above 512.
 __device__ __forceinline__ float block_absmax(float absmax, int blocksize_log2,
                                               float *warp_absmax) {
-  const int threads = min((1 << blocksize_log2) / kRun, kQuantizeThreads);
-  for (int distance = min(threads, 32) / 2; distance > 0; distance /= 2)
-    absmax = fmaxf(absmax, __shfl_xor_sync(0xffffffffu, absmax, distance));
+  const int threads = (1 << blocksize_log2) / kRun;  // of one quantization block
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2)
+    if (threads > distance) absmax = fmaxf(absmax, __shfl_xor_sync(0xffffffffu, absmax, distance));
   if (threads <= 32) return absmax;
   const int warp = threadIdx.x / 32;
   if (threadIdx.x % 32 == 0) warp_absmax[warp] = absmax;
@@ -139,36 +181,22 @@ __device__ __forceinline__ float block_absmax(float absmax, int blocksize_log2,
   const int warps = threads / 32;
   const int first = warp / warps * warps;
   for (int i = 0; i < warps; ++i) absmax = fmaxf(absmax, warp_absmax[first + i]);
-  __syncthreads();
   return absmax;
 }
 
-// The largest |x| of a run: an infinity or NaN if it has one.
-__device__ __forceinline__ float run_absmax(const float (&values)[kRun]) {
-  uint32_t largest = 0;
-#pragma unroll
-  for (int k = 0; k < kRun; ++k) largest = max(largest, bits_of(values[k]) & 0x7fffffffu);
-  return __uint_as_float(largest);
-}
-
-__device__ __forceinline__ float finite_run_absmax(const float (&values)[kRun]) {
-  float largest = 0;
-  for (int k = 0; k < kRun; ++k) largest = fmaxf(largest, finite_magnitude(values[k]));
-  return largest;
-}
-
-// Stores the codes of elements [first, first + 8), as far as there are any; the low nibble
+// Stores the codes of elements [first, first + 16), as far as there are any; the low nibble
 // after an odd last element is 0.
-__device__ __forceinline__ void store_codes(const QuantizeArgs &args, int64_t first,
-                                            uint32_t word) {
+__device__ __forceinline__ void store_codes(const QuantizeArgs &args, int64_t first, Codes codes) {
   uint8_t *packed = args.packed + first / 2;
   const int64_t left = args.elements - first;
   if (args.aligned && left >= kRun) {
-    *reinterpret_cast<uint32_t *>(packed) = word;
+    *reinterpret_cast<uint2 *>(packed) = {codes.words[0], codes.words[1]};
     return;
   }
-  for (int k = 0; k < kRun && k < left; k += 2) {
-    const uint32_t byte = word >> (4 * k) & 0xffu;
+#pragma unroll
+  for (int k = 0; k < kRun; k += 2) {
+    if (k >= left) break;
+    const uint32_t byte = codes.words[k / 8] >> (4 * (k % 8)) & 0xffu;
     packed[k / 2] = static_cast<uint8_t>(k + 1 < left ? byte : byte & 0xf0u);
   }
 }
@@ -180,37 +208,27 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   __shared__ float sorted[kCodebookSize];
   __shared__ float warp_absmax[kWarps];
 
-  const int64_t start = int64_t{blockIdx.x} * kQuantizeElementsPerBlock + threadIdx.x * kRun;
-  constexpr int kStride = kQuantizeThreads * kRun;
-  float values[kRuns][kRun];
-#pragma unroll
-  for (int run = 0; run < kRuns; ++run) load_run<T>(args, start + run * kStride, values[run]);
+  const int in_block = threadIdx.x * kRun;
+  const int64_t first = int64_t{blockIdx.x} * kQuantizeElementsPerBlock + in_block;
+  float values[kRun];
+  load_run<T>(args, first, values);
   prepare_tables(args, sorted, tables);
 
-  float absmax[kRuns];
-  bool finite[kRuns];
-#pragma unroll
-  for (int run = 0; run < kRuns; ++run) {
-    float largest = run_absmax(values[run]);
-    finite[run] = largest <= kLargestFloat;
-    if (!finite[run]) largest = finite_run_absmax(values[run]);
-    absmax[run] = block_absmax(largest, args.blocksize_log2, warp_absmax);
-  }
-  // A block of 4096 elements spans both runs.
-  if (args.blocksize_log2 == 12) absmax[0] = absmax[1] = fmaxf(absmax[0], absmax[1]);
-#pragma unroll
-  for (int run = 0; run < kRuns; ++run) {
-    const int64_t first = start + run * kStride;
-    if (first >= args.elements) return;
-    const float inverse = inverse_scale(absmax[run]);
-    const uint32_t word = finite[run] && !tables.crowded
-                              ? encode_run(tables, values[run], inverse)
-                              : encode_run_slowly(tables.quantizer, values[run], inverse);
-    store_codes(args, first, word);
-    const int in_block = threadIdx.x * kRun + run * kStride;
-    if ((in_block & ((1 << args.blocksize_log2) - 1)) == 0)
-      args.scales[first >> args.blocksize_log2] = absmax[run];
-  }
+  const T *in = static_cast<const T *>(args.in) + first;
+  const int count = static_cast<int>(min(args.elements - first, int64_t{kRun}));
+  float absmax = run_absmax(values);
+  const bool finite = absmax <= kLargestFloat;
+  if (!finite) absmax = absmax_slowly(in, count);
+  absmax = block_absmax(absmax, args.blocksize_log2, warp_absmax);
+  if (count <= 0) return;
+
+  const float inverse = __frcp_rn(fmaxf(absmax, kSmallestNormal));  // inverse_scale(absmax)
+  const Codes codes = finite && !tables.crowded
+                          ? encode_run(tables, values, inverse)
+                          : encode_slowly(tables.quantizer, in, count, inverse);
+  store_codes(args, first, codes);
+  if ((in_block & ((1 << args.blocksize_log2) - 1)) == 0)
+    args.scales[first >> args.blocksize_log2] = absmax;
 }
 
 }  // namespace
