@@ -5,15 +5,36 @@
 
 #include "cpu/float_environment.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/quantize_scales.hpp"
 #include "cpu/reference.hpp"
+#include "cpu/vector.hpp"
 
 namespace nf4::cpu {
 namespace {
 
 bool always() { return true; }
 
+// Instructions that the files of the variants are compiled for; the operating system's
+// part (saved registers) is in __builtin_cpu_supports.
+#if defined(NF4_AVX512)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+#if defined(NF4_AVX2)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
+#endif
+
 constexpr Variant kVariants[] = {
-    {"scalar", always, dequant_reference, quantize_reference},
+#if defined(NF4_AVX512)
+    {"avx512", has_avx512, dequant_with<kAvx512Kernels>, quantize_with<kAvx512Kernels>,
+     quantize_scales},
+#endif
+#if defined(NF4_AVX2)
+    {"avx2", has_avx2, dequant_with<kAvx2Kernels>, quantize_with<kAvx2Kernels>, quantize_scales},
+#endif
+    {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference},
 };
 
 const Variant *forced_variant = nullptr;
@@ -57,7 +78,10 @@ void quantize(const QuantizeProblem &problem, int threads) {
   parallel_for(weight.blocks, blocks_per_thread(weight), threads, [&](int64_t begin, int64_t end) {
     variant.quantize(problem, scales, {begin, end});
   });
-  if (weight.nested()) quantize_scales_reference(weight, scales);
+  if (!weight.nested()) return;
+  auto *partial_sums = reinterpret_cast<double *>(static_cast<char *>(problem.workspace) +
+                                                  QuantizeWorkspace(weight).scales_bytes);
+  variant.quantize_scales(weight, scales, partial_sums, threads);
 }
 
 }  // namespace nf4::cpu
