@@ -46,11 +46,12 @@ const Variant &best_variant() {
   return *best;
 }
 
-// Work below this many elements is not worth a thread.
-constexpr int64_t kElementsPerThread = 1 << 17;
+// Less work than this, about 50 microseconds for the vector variants, is not worth a thread.
+constexpr int64_t kDequantElementsPerThread = 1 << 20;
+constexpr int64_t kQuantizeElementsPerThread = 1 << 17;
 
-int64_t blocks_per_thread(const Weight &weight) {
-  return std::max<int64_t>(1, kElementsPerThread >> weight.blocksize_log2);
+int64_t blocks_per_thread(const Weight &weight, int64_t elements_per_thread) {
+  return std::max<int64_t>(1, elements_per_thread >> weight.blocksize_log2);
 }
 
 }  // namespace
@@ -66,7 +67,8 @@ void force_variant(const Variant *variant) { forced_variant = variant; }
 void dequant(const DequantProblem &problem, int threads) {
   const DefaultFloatEnvironment environment;
   const Variant &variant = variant_in_use();
-  parallel_for(problem.weight.blocks, blocks_per_thread(problem.weight), threads,
+  parallel_for(problem.weight.blocks, blocks_per_thread(problem.weight, kDequantElementsPerThread),
+               threads,
                [&](int64_t begin, int64_t end) { variant.dequant(problem, {begin, end}); });
 }
 
@@ -75,9 +77,9 @@ void quantize(const QuantizeProblem &problem, int threads) {
   const Variant &variant = variant_in_use();
   const Weight &weight = problem.weight;
   float *scales = static_cast<float *>(weight.nested() ? problem.workspace : weight.absmax);
-  parallel_for(weight.blocks, blocks_per_thread(weight), threads, [&](int64_t begin, int64_t end) {
-    variant.quantize(problem, scales, {begin, end});
-  });
+  parallel_for(
+      weight.blocks, blocks_per_thread(weight, kQuantizeElementsPerThread), threads,
+      [&](int64_t begin, int64_t end) { variant.quantize(problem, scales, {begin, end}); });
   if (!weight.nested()) return;
   auto *partial_sums = reinterpret_cast<double *>(static_cast<char *>(problem.workspace) +
                                                   QuantizeWorkspace(weight).scales_bytes);

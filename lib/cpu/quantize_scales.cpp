@@ -3,6 +3,12 @@
 // compare, bounds it; searches of neighbouring scales overlap in the processor.
 //
 // Tried, for the 262144 scales of 4096 x 4096 on one core of a Zen 4 at 3.7 GHz:
+// - The reference's loops, its midpoints computed once: 8.1 ms. The search was branches.
+// - A search by compare and add: predicted 1 ms for the search; 4.7 in all, its last step
+//   being still a branch.
+// - 8 searches side by side, which leaves the compiler no branch to make: 3.7.
+// - The maximum over integers, which is vectorised: predicted 2.0; 1.9, of which the search
+//   is 1.6 and the sum 0.1.
 #include "cpu/quantize_scales.hpp"
 
 #include <algorithm>

@@ -1,9 +1,16 @@
 // What surrounds a vector kernel: the scales, the padding of tails, the way to memory.
 // Compiled for the baseline of the target.
 //
-// The largest outputs are made in a small buffer and copied from there past the caches,
-// which spares reading the lines that they overwrite.
+// Large outputs are made in a small buffer and copied from there past the caches, which
+// spares reading the lines that they overwrite. On two cores of a Zen 4 with 32 MiB of
+// third-level cache, milliseconds with and without:
+//   2048 x 2048 fp32 (16 MiB) 0.38 0.22    4096 x 4096 bf16 (32 MiB) 0.72 1.23
+//   2896 x 2896 fp32 (32 MiB) 0.68 0.84    14336 x 4096 bf16 (112 MiB) 2.3 3.8
+// A buffer of 16 KiB was 10 % slower than one of 4 KiB, stores of 16 bytes 25 % slower than
+// of 64.
 #include "cpu/vector.hpp"
+
+#include <xmmintrin.h>
 
 #include <algorithm>
 #include <cmath>
@@ -22,11 +29,8 @@ constexpr int64_t kMaxBlocksize = 4096;
 constexpr int64_t kPieceBytes = 4096;
 constexpr int64_t kMaxScales = kPieceBytes / 2 / kMinBlocksize;
 constexpr int64_t kLineBytes = 64;
-int64_t stream_bytes() {
-  static int64_t x = std::getenv("STREAM") ? atoll(std::getenv("STREAM")) : int64_t{64} << 20;
-  return x;
-}
-#define kStreamedBytes stream_bytes()
+// Outputs from this size on, about a third-level cache, go past the caches.
+constexpr int64_t kStreamedBytes = int64_t{32} << 20;
 
 int64_t element_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 4 : 2; }
 
@@ -50,6 +54,8 @@ class Dequantizer {
     const int64_t end = std::min(blocks.end * weight_.blocksize(), weight_.elements);
     for (int64_t i = blocks.begin * weight_.blocksize(); i < end; i += piece)
       dequant_piece(i, std::min(piece, end - i));
+    // Stores past the caches are ordered with no others by themselves.
+    if (streams_) _mm_sfence();
   }
 
  private:
