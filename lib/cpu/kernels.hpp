@@ -25,7 +25,7 @@ struct DequantRun {
 
 // Quantizes blocks of `blocksize` elements each.
 struct QuantizeRun {
-  const float *thresholds;  // 15, ascending, none of them NaN
+  const float *thresholds;  // 15: what exceeds one exceeds all before it
   const uint8_t *codes;     // 16, by rank
   const void *in;
   int64_t blocks;

@@ -18,7 +18,6 @@
 #include <limits>
 
 #include "core/encode.hpp"
-#include "cpu/reference.hpp"
 #include "cpu/scales.hpp"
 
 namespace nf4::cpu {
@@ -131,13 +130,6 @@ void quantize_partial(void (*kernel)(const QuantizeRun &), QuantizeRun run, int6
   std::memcpy(out, packed, (elements + 1) / 2);
 }
 
-// Can the thresholds be searched? NaN, from a strange codebook, cannot.
-bool ascending(const Quantizer &quantizer) {
-  for (int i = 0; i + 2 < kCodebookSize; ++i)
-    if (!(quantizer.thresholds[i] <= quantizer.thresholds[i + 1])) return false;
-  return true;
-}
-
 }  // namespace
 
 void dequant_vector(const KernelSet &kernels, const DequantProblem &problem, BlockRange blocks) {
@@ -148,7 +140,6 @@ void quantize_vector(const KernelSet &kernels, const QuantizeProblem &problem, f
                      BlockRange blocks) {
   const Weight &weight = problem.weight;
   const Quantizer quantizer = make_quantizer(codebook(weight));
-  if (!ascending(quantizer)) return quantize_reference(problem, absmax, blocks);
   const auto kernel = kernels.quantize[problem.dtype - 1];
   const int64_t bytes = element_bytes(problem.dtype);
   const int64_t whole_end = std::min(blocks.end, weight.elements >> weight.blocksize_log2);
