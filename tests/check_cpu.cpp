@@ -58,19 +58,19 @@ struct Dequantized {
 };
 
 Dequantized dequantize(const cpu::Variant &variant, const DequantCase &test,
-                       const PlacedWeight &weight, Rng &rng) {
+                       const PlacedWeight &weight, Rng &rng, int threads) {
   const ForcedVariant forced(variant);
   Dequantized result{random_buffer(rng, test.out_bytes(), dtype_bytes(test.dtype)), 0};
-  result.status = nf4_dequant_cpu(&weight.tensor(), result.out.data(), test.dtype, 1);
+  result.status = nf4_dequant_cpu(&weight.tensor(), result.out.data(), test.dtype, threads);
   return result;
 }
 
-void check_dequant(const DequantCase &test, Rng &rng) {
+void check_dequant(const DequantCase &test, Rng &rng, int threads) {
   const PlacedWeight weight(rng, test.weight);
-  const Dequantized expected = dequantize(scalar_variant(), test, weight, rng);
+  const Dequantized expected = dequantize(scalar_variant(), test, weight, rng, threads);
   for (const cpu::Variant *variant : supported_variants()) {
     INFO("variant " << variant->name);
-    const Dequantized got = dequantize(*variant, test, weight, rng);
+    const Dequantized got = dequantize(*variant, test, weight, rng, threads);
     REQUIRE(got.status == NF4_STATUS_OK);
     REQUIRE(first_difference(test.dtype, got.out.data(), expected.out.data(),
                              test.weight.elements()) == kNoDifference);
@@ -141,7 +141,7 @@ TEST_CASE("every variant dequantizes to the bits of the reference", "[cpu]") {
     const DequantCase test =
         random_dequant_case(rng, kind, codebook, random_elements(rng, kind.blocksize));
     INFO(describe(test.weight, test.dtype, stream));
-    check_dequant(test, rng);
+    check_dequant(test, rng, 1);
   });
 }
 
@@ -152,6 +152,20 @@ TEST_CASE("every variant quantizes to the bytes of the reference", "[cpu]") {
     INFO(describe(test.weight, test.dtype, stream));
     check_quantize(test, rng);
   });
+}
+
+TEST_CASE("every variant dequantizes outputs larger than the caches", "[cpu]") {
+  constexpr int64_t kBytes = int64_t{33} << 20;
+  uint64_t stream = 0x3000000;
+  for (const nf4_dtype dtype : kDtypes) {
+    for (const CaseClass kind : {CaseClass{dtype, 64, true}, CaseClass{dtype, 4096, false}}) {
+      Rng rng(++stream);
+      const DequantCase test = random_dequant_case(
+          rng, kind, CodebookKind::kNf4, kBytes / dtype_bytes(dtype) + rng.between(1, 5000));
+      INFO(describe(test.weight, test.dtype, stream));
+      check_dequant(test, rng, 3);
+    }
+  }
 }
 
 TEST_CASE("every variant finds elements beyond 2^33", "[cpu]") {

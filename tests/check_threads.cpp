@@ -50,7 +50,7 @@ bool same_parts(const HostWeight &host, const PlacedWeight &a, const PlacedWeigh
 // Weights large enough to be split over several threads, with a partial last block.
 QuantizeCase large_case(Rng &rng, int blocksize, bool nested) {
   const CaseClass kind{kDtypes[rng.below(3)], blocksize, nested};
-  return random_quantize_case(rng, kind, CodebookKind::kNf4, 1200000 + rng.between(1, 5000));
+  return random_quantize_case(rng, kind, CodebookKind::kNf4, 2500000 + rng.between(1, 5000));
 }
 
 }  // namespace

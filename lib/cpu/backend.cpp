@@ -5,15 +5,36 @@
 
 #include "cpu/float_environment.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/quantize_scales.hpp"
 #include "cpu/reference.hpp"
+#include "cpu/vector.hpp"
 
 namespace nf4::cpu {
 namespace {
 
 bool always() { return true; }
 
+// Instructions that the files of the variants are compiled for; the operating system's
+// part (saved registers) is in __builtin_cpu_supports.
+#if defined(NF4_AVX512)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+#if defined(NF4_AVX2)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
+#endif
+
 constexpr Variant kVariants[] = {
-    {"scalar", always, dequant_reference, quantize_reference},
+#if defined(NF4_AVX512)
+    {"avx512", has_avx512, dequant_with<kAvx512Kernels>, quantize_with<kAvx512Kernels>,
+     quantize_scales},
+#endif
+#if defined(NF4_AVX2)
+    {"avx2", has_avx2, dequant_with<kAvx2Kernels>, quantize_with<kAvx2Kernels>, quantize_scales},
+#endif
+    {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference},
 };
 
 const Variant *forced_variant = nullptr;
@@ -25,11 +46,12 @@ const Variant &best_variant() {
   return *best;
 }
 
-// Work below this many elements is not worth a thread.
-constexpr int64_t kElementsPerThread = 1 << 17;
+// Less work than this, about 50 microseconds for the vector variants, is not worth a thread.
+constexpr int64_t kDequantElementsPerThread = 1 << 20;
+constexpr int64_t kQuantizeElementsPerThread = 1 << 17;
 
-int64_t blocks_per_thread(const Weight &weight) {
-  return std::max<int64_t>(1, kElementsPerThread >> weight.blocksize_log2);
+int64_t blocks_per_thread(const Weight &weight, int64_t elements_per_thread) {
+  return std::max<int64_t>(1, elements_per_thread >> weight.blocksize_log2);
 }
 
 }  // namespace
@@ -45,7 +67,8 @@ void force_variant(const Variant *variant) { forced_variant = variant; }
 void dequant(const DequantProblem &problem, int threads) {
   const DefaultFloatEnvironment environment;
   const Variant &variant = variant_in_use();
-  parallel_for(problem.weight.blocks, blocks_per_thread(problem.weight), threads,
+  parallel_for(problem.weight.blocks, blocks_per_thread(problem.weight, kDequantElementsPerThread),
+               threads,
                [&](int64_t begin, int64_t end) { variant.dequant(problem, {begin, end}); });
 }
 
@@ -54,10 +77,13 @@ void quantize(const QuantizeProblem &problem, int threads) {
   const Variant &variant = variant_in_use();
   const Weight &weight = problem.weight;
   float *scales = static_cast<float *>(weight.nested() ? problem.workspace : weight.absmax);
-  parallel_for(weight.blocks, blocks_per_thread(weight), threads, [&](int64_t begin, int64_t end) {
-    variant.quantize(problem, scales, {begin, end});
-  });
-  if (weight.nested()) quantize_scales_reference(weight, scales);
+  parallel_for(
+      weight.blocks, blocks_per_thread(weight, kQuantizeElementsPerThread), threads,
+      [&](int64_t begin, int64_t end) { variant.quantize(problem, scales, {begin, end}); });
+  if (!weight.nested()) return;
+  auto *partial_sums = reinterpret_cast<double *>(static_cast<char *>(problem.workspace) +
+                                                  QuantizeWorkspace(weight).scales_bytes);
+  variant.quantize_scales(weight, scales, partial_sums, threads);
 }
 
 }  // namespace nf4::cpu

@@ -18,6 +18,10 @@ struct Variant {
   bool (*supported)();
   void (*dequant)(const DequantProblem &problem, BlockRange blocks);
   void (*quantize)(const QuantizeProblem &problem, float *absmax, BlockRange blocks);
+  // The second half of nested quantization: the scales, one per block, to their mean and
+  // their 8-bit codes. partial_sums: scratch, one for each kScalesPerPartialSum scales.
+  void (*quantize_scales)(const Weight &weight, const float *scales, double *partial_sums,
+                          int threads);
 };
 
 // All variants of this build, best first; the last is the scalar reference, which runs

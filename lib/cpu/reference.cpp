@@ -36,6 +36,15 @@ float quantize_block(const Weight &weight, const Quantizer &quantizer, const T *
   return absmax;
 }
 
+template <class T>
+double sum_of_tree(const T *values, int64_t count) {
+  if (count == 0) return 0;
+  if (count == 1) return values[0];
+  int64_t half = 1;
+  while (half * 2 < count) half *= 2;
+  return sum_of_tree(values, half) + sum_of_tree(values + half, count - half);
+}
+
 }  // namespace
 
 void dequant_reference(const DequantProblem &problem, BlockRange blocks) {
@@ -57,15 +66,10 @@ void quantize_reference(const QuantizeProblem &problem, float *absmax, BlockRang
   });
 }
 
-double tree_sum(const float *values, int64_t count) {
-  if (count == 0) return 0;
-  if (count == 1) return values[0];
-  int64_t half = 1;
-  while (half * 2 < count) half *= 2;
-  return tree_sum(values, half) + tree_sum(values + half, count - half);
-}
+double tree_sum(const float *values, int64_t count) { return sum_of_tree(values, count); }
+double tree_sum(const double *values, int64_t count) { return sum_of_tree(values, count); }
 
-void quantize_scales_reference(const Weight &weight, const float *scales) {
+void quantize_scales_reference(const Weight &weight, const float *scales, double *, int) {
   const float offset =
       static_cast<float>(tree_sum(scales, weight.blocks) / static_cast<double>(weight.blocks));
   *weight.nested_offset = offset;

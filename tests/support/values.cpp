@@ -14,7 +14,7 @@ using Limits = std::numeric_limits<float>;
 
 constexpr float kSpecials[] = {
     Limits::quiet_NaN(),
-    -Limits::quiet_NaN(),
+    __builtin_nanf("0x3fffff"),  // every bit set but the sign
     Limits::infinity(),
     -Limits::infinity(),
     0.0f,

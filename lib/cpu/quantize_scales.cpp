@@ -1,0 +1,116 @@
+// Cost: a scale is read twice and its code written once, 9 bytes for 64 weights, from the
+// second-level cache or the third. The search for a code, 8 dependent steps of a load and a
+// compare, bounds it; searches of neighbouring scales overlap in the processor.
+//
+// Tried, for the 262144 scales of 4096 x 4096 on one core of a Zen 4 at 3.7 GHz:
+// - The reference's loops, its midpoints computed once: 8.1 ms. The search was branches.
+// - A search by compare and add: predicted 1 ms for the search; 4.7 in all, its last step
+//   being still a branch.
+// - 8 searches side by side, which leaves the compiler no branch to make: 3.7.
+// - The maximum over integers, which is vectorised: predicted 2.0; 1.9, of which the search
+//   is 1.6 and the sum 0.1.
+#include "cpu/quantize_scales.hpp"
+
+#include <algorithm>
+
+#include "core/encode.hpp"
+#include "core/float16.hpp"
+#include "cpu/parallel.hpp"
+#include "cpu/reference.hpp"
+
+namespace nf4::cpu {
+namespace {
+
+constexpr int64_t kScalesPerThread = 1 << 14;
+constexpr int64_t kLanes = 8;
+
+// tree_sum of a complete subtree, a level at a time.
+double subtree_sum(const float *values) {
+  constexpr int64_t kHalf = kScalesPerPartialSum / 2;
+  double sums[kHalf];
+  for (int64_t i = 0; i < kHalf; ++i) sums[i] = double{values[2 * i]} + values[2 * i + 1];
+  for (int64_t width = kHalf / 2; width > 0; width /= 2)
+    for (int64_t i = 0; i < width; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  return sums[0];
+}
+
+double parallel_tree_sum(const float *values, int64_t count, double *partial_sums, int threads) {
+  const int64_t partials = (count + kScalesPerPartialSum - 1) / kScalesPerPartialSum;
+  parallel_for(partials, kScalesPerThread / kScalesPerPartialSum, threads,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) {
+                   const float *first = values + i * kScalesPerPartialSum;
+                   const int64_t left = count - i * kScalesPerPartialSum;
+                   partial_sums[i] =
+                       left >= kScalesPerPartialSum ? subtree_sum(first) : tree_sum(first, left);
+                 }
+               });
+  return tree_sum(partial_sums, partials);
+}
+
+// encode_scale with its midpoints computed once.
+class ScaleEncoder {
+ public:
+  explicit ScaleEncoder(const float *code) {
+    for (int i = 1; i < kScaleCodeSize; ++i) below_[i] = midpoint(code[i - 1], code[i]);
+  }
+
+  // kLanes searches side by side, without branches: their loads overlap.
+  void encode(const float *x, uint8_t *codes) const {
+    int low[kLanes] = {};
+    for (int step = kScaleCodeSize / 2; step > 0; step /= 2)
+      for (int lane = 0; lane < kLanes; ++lane)
+        low[lane] += static_cast<int>(x[lane] > below_[low[lane] + step]) * step;
+    for (int lane = 0; lane < kLanes; ++lane) codes[lane] = static_cast<uint8_t>(low[lane]);
+  }
+
+ private:
+  float below_[kScaleCodeSize];  // what must be exceeded to be entry i; none for entry 0
+};
+
+// The largest |scales[i] - offset|. Scales are finite, and so are the differences; the bits
+// of a magnitude are in its order, and compilers vectorise a maximum of integers.
+float largest_difference(const float *scales, int64_t count, float offset) {
+  int32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = float_bits(add_rn(scales[i], -offset)) & 0x7fffffffu;
+    largest = std::max(largest, static_cast<int32_t>(bits));
+  }
+  return bits_float(static_cast<uint32_t>(largest));
+}
+
+void quantize_nested_block(const ScaleEncoder &encoder, const float *scales, int64_t count,
+                           float offset, float &absmax, uint8_t *codes) {
+  absmax = largest_difference(scales, count, offset);
+  const float inverse = inverse_scale(absmax);
+  for (int64_t first = 0; first < count; first += kLanes) {
+    const int64_t lanes = std::min(kLanes, count - first);
+    float x[kLanes] = {};
+    uint8_t found[kLanes];
+    for (int64_t lane = 0; lane < lanes; ++lane)
+      x[lane] = multiply_rn(add_rn(scales[first + lane], -offset), inverse);
+    encoder.encode(x, found);
+    std::copy_n(found, lanes, codes + first);
+  }
+}
+
+}  // namespace
+
+void quantize_scales(const Weight &weight, const float *scales, double *partial_sums, int threads) {
+  const double sum = parallel_tree_sum(scales, weight.blocks, partial_sums, threads);
+  const float offset = static_cast<float>(sum / static_cast<double>(weight.blocks));
+  *weight.nested_offset = offset;
+  const ScaleEncoder encoder(weight.nested_code);
+  uint8_t *codes = static_cast<uint8_t *>(weight.absmax);
+  const int64_t grain = std::max<int64_t>(1, kScalesPerThread >> weight.nested_blocksize_log2);
+  parallel_for(weight.nested_blocks, grain, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t nested = begin; nested < end; ++nested) {
+      const int64_t first = nested << weight.nested_blocksize_log2;
+      const int64_t count = std::min(weight.nested_blocksize(), weight.blocks - first);
+      quantize_nested_block(encoder, scales + first, count, offset, weight.nested_absmax[nested],
+                            codes + first);
+    }
+  });
+}
+
+}  // namespace nf4::cpu
