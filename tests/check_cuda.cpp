@@ -43,12 +43,16 @@ std::vector<const cuda::DequantFamily *> runnable_families() {
   return families;
 }
 
-class ForcedFamily {
+constexpr cuda::DequantShape kShapes[] = {cuda::kUnaligned, cuda::kWide, cuda::kTall};
+
+class ForcedKernel {
  public:
-  explicit ForcedFamily(const cuda::DequantFamily *family) { cuda::force_dequant_family(family); }
-  ~ForcedFamily() { cuda::force_dequant_family(nullptr); }
-  ForcedFamily(const ForcedFamily &) = delete;
-  ForcedFamily &operator=(const ForcedFamily &) = delete;
+  ForcedKernel(const cuda::DequantFamily *family, const cuda::DequantShape &shape) {
+    cuda::force_dequant(family, &shape);
+  }
+  ~ForcedKernel() { cuda::force_dequant(nullptr, nullptr); }
+  ForcedKernel(const ForcedKernel &) = delete;
+  ForcedKernel &operator=(const ForcedKernel &) = delete;
 };
 
 // The addresses of a host weight's own bytes: std::vector aligns them for any type.
@@ -72,14 +76,18 @@ void check_dequant(DequantCase &test, Rng &rng, const Stream &stream) {
   const std::vector<uint8_t> expected = expected_output(test);
   const size_t lead = random_lead(rng, dtype_bytes(test.dtype));
   for (const cuda::DequantFamily *family : runnable_families()) {
-    INFO("family " << family->family.name << ", out " << lead << " bytes past an allocation");
-    const ForcedFamily forced(family);
-    const DeviceBuffer out(test.out_bytes(), lead);
-    REQUIRE(nf4_dequant_launch(&weight.tensor(), out.data(), test.dtype, stream) == NF4_STATUS_OK);
-    stream.synchronize();
-    REQUIRE(first_difference(test.dtype, out.read().data(), expected.data(),
-                             test.weight.elements()) == kNoDifference);
-    REQUIRE(out.lead_intact());
+    for (const cuda::DequantShape &shape : kShapes) {
+      INFO("family " << family->family.name << ", shape " << shape << ", out " << lead
+                     << " bytes past an allocation");
+      const ForcedKernel forced(family, shape);
+      const DeviceBuffer out(test.out_bytes(), lead);
+      REQUIRE(nf4_dequant_launch(&weight.tensor(), out.data(), test.dtype, stream) ==
+              NF4_STATUS_OK);
+      stream.synchronize();
+      REQUIRE(first_difference(test.dtype, out.read().data(), expected.data(),
+                               test.weight.elements()) == kNoDifference);
+      REQUIRE(out.lead_intact());
+    }
   }
   REQUIRE(weight.leads_intact());
 }

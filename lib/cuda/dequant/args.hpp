@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/macros.hpp"
 #include "cuda/family.hpp"
 #include "nf4/nf4.h"
 
@@ -22,19 +23,29 @@ struct DequantArgs {
   nf4_format format;
   int blocksize_log2;
   int nested_blocksize_log2;
-  int shift;            // unaligned kernel: elements that the first vector lacks
-  int prefetch_blocks;  // how many thread blocks ahead to prefetch; 0: not at all
-  bool keep_output;     // leave the output in L2 for whoever reads it next
+  int shift;         // unaligned kernel: elements that the first vector lacks
+  bool prefetch;     // packed and absmax are on 16-byte boundaries
+  bool keep_output;  // leave the output in L2 for whoever reads it next
 };
 
 constexpr int kDequantThreads = 256;
-constexpr int kDequantTile = 512;  // elements of a warp
-constexpr int kDequantElementsPerBlock = kDequantThreads / 32 * kDequantTile;
+
+// Which of a family's kernels suits a problem.
+enum DequantShape {
+  kUnaligned,  // any alignment
+  kWide,       // aligned, tiles of 512 elements a warp: most thread blocks in flight
+  kTall,       // aligned, tiles of 1024: half as many instructions to get going; not fp32
+};
+constexpr int kDequantShapes = 3;
+
+NF4_HOST_DEVICE constexpr int elements_per_block(DequantShape shape) {
+  return kDequantThreads / 32 * (shape == kTall ? 1024 : 512);
+}
 
 struct DequantFamily {
   Family family;
-  // [dtype - 1][nested][aligned]; each a kernel of one DequantArgs.
-  const void *kernels[3][2][2];
+  // [dtype - 1][nested][shape]; each a kernel of one DequantArgs.
+  const void *kernels[3][2][kDequantShapes];
 };
 
 extern const DequantFamily kDequantSm90;

@@ -7,7 +7,7 @@
 namespace nf4::cuda {
 namespace {
 
-// The compile matrix of this operation: 3 dtypes x flat/nested x aligned/unaligned each.
+// The compile matrix of this operation: 3 dtypes x flat/nested x 3 shapes each.
 const DequantFamily *const kFamilies[] = {
 #if NF4_HAVE_SM90
     &kDequantSm90,
@@ -22,11 +22,10 @@ const DequantFamily *const kFamilies[] = {
 };
 
 const DequantFamily *forced_family = nullptr;
+const DequantShape *forced_shape = nullptr;
 
-// Below this many thread blocks the whole grid is in flight at once, so there is nothing
-// to prefetch for; the distance keeps 4 MB of weights on the way (8 MB and more were
-// evicted before use on an H200).
-constexpr int kPrefetchBlocks = 2048;
+// Up to here tall tiles win for 16-bit outputs; above, and for fp32, wide ones (kernel.cuh).
+constexpr int64_t kTallElements = int64_t{32} << 20;
 
 // A consumer finds an output of up to this size in the L2 of an H200 if it was stored
 // with the normal policy; larger ones only evict what others need.
@@ -54,16 +53,27 @@ DequantArgs make_args(const DequantProblem &problem) {
   args.nested_blocksize_log2 = weight.nested_blocksize_log2;
   args.shift = static_cast<int>(reinterpret_cast<uintptr_t>(problem.out) % 16 / element_bytes);
   args.keep_output = weight.elements * element_bytes <= kKeepOutputBytes;
-  if (is_multiple(weight.packed, 16) && is_multiple(weight.absmax, 16))
-    args.prefetch_blocks = kPrefetchBlocks;
+  args.prefetch = is_multiple(weight.packed, 16) && is_multiple(weight.absmax, 16);
   return args;
+}
+
+DequantShape choose_shape(const DequantProblem &problem) {
+  const bool is_fp32 = problem.dtype == NF4_DTYPE_FP32;
+  if (!is_multiple(problem.out, 16) || !is_multiple(problem.weight.packed, is_fp32 ? 2 : 4))
+    return kUnaligned;
+  const DequantShape best = problem.weight.elements <= kTallElements ? kTall : kWide;
+  const DequantShape shape = forced_shape != nullptr ? *forced_shape : best;
+  return is_fp32 && shape == kTall ? kWide : shape;
 }
 
 }  // namespace
 
 const DequantFamily *const *dequant_families() { return kFamilies; }
 
-void force_dequant_family(const DequantFamily *family) { forced_family = family; }
+void force_dequant(const DequantFamily *family, const DequantShape *shape) {
+  forced_family = family;
+  forced_shape = shape;
+}
 
 const DequantFamily *dequant_family_for(int compute_capability) {
   if (forced_family != nullptr) return forced_family;
@@ -79,14 +89,12 @@ nf4_status dequant(const DequantProblem &problem, nf4_stream stream) {
   if (family == nullptr) return no_family(device);
 
   const DequantArgs args = make_args(problem);
-  const int packed_alignment = problem.dtype == NF4_DTYPE_FP32 ? 2 : 4;
-  const bool aligned =
-      args.shift == 0 && is_multiple(problem.out, 16) && is_multiple(args.packed, packed_alignment);
-  const int64_t blocks =
-      (args.elements + args.shift + kDequantElementsPerBlock - 1) / kDequantElementsPerBlock;
+  const DequantShape shape = choose_shape(problem);
+  const int64_t per_block = elements_per_block(shape);
+  const int64_t blocks = (args.elements + args.shift + per_block - 1) / per_block;
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  const void *kernel = family->kernels[problem.dtype - 1][problem.weight.nested()][aligned];
+  const void *kernel = family->kernels[problem.dtype - 1][problem.weight.nested()][shape];
   const cudaError_t error = launch(kernel, blocks, kDequantThreads, args, stream);
   return launched(error, "launching dequantize", device);
 }

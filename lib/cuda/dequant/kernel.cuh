@@ -4,11 +4,23 @@
 // About 5 instructions per weight (shift, shuffle, multiply, half a conversion, and its
 // share of the rest), so memory bounds it.
 //
-// One thread block per 4096 elements and no loop: a persistent or grid-stride grid lets
+// One thread block for each 8 tiles and no loop: a persistent or grid-stride grid lets
 // multiprocessors drift apart, which widens the window of addresses in flight and costs
-// 8-10% at large sizes on an H200. A warp owns 512 elements, so that two (16-bit) or four
-// (32-bit) loads a lane are in flight, each warp-wide access is contiguous, and the
-// scales of the tile, at most 16, are computed one per lane and shared by shuffles.
+// 8-10% at large sizes on an H200. A warp owns a tile of 512 or 1024 elements, so that two
+// or four (16-bit) or four (32-bit) loads a lane are in flight, each warp-wide access is
+// contiguous, and the scales of the tile, at most 32, are computed one per lane and shared
+// by shuffles.
+//
+// Log, bf16 nested on an H200, microseconds at 4096x1024 / 4096x4096 / 14336x4096; the
+// fastest stream of the same bytes 4.26 / 12.0 / 36.8:
+//   5.01 / 14.0 / 41.6   scales loaded after the barrier that publishes the 8-bit code
+//   4.75 / 12.4 / 37.9   all loads before it; what a thread block has in common in uniform
+//                        registers (predicted: one memory latency less, 0.5 us)
+//   4.46 / 12.0 / 37.5   tiles of 1024 with 4 MB of prefetch; at 11008x4096 and above, and
+//                        for fp32, 0.5-2% slower than tiles of 512, hence both
+//   5.01 / 12.4 / 37.4   blocksizes 64 and 256 as constants: lost (predicted 10% fewer
+//                        instructions to matter at the small size)
+//   4.59 / 12.3 / 37.5   no cache policies: no difference
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,6 +35,9 @@ namespace nf4::cuda {
 namespace {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
+
+// 4 MB of weights: 8 MB and more were evicted before use on an H200.
+constexpr int64_t kPrefetchElements = int64_t{8} << 20;
 
 // The scales of a weight, as a thread block reads them: fetch() starts the loads, and
 // scale() finishes the arithmetic once share_code() has brought the 8-bit code to shared
@@ -120,34 +135,36 @@ struct PackedVector<__nv_bfloat16> {
 };
 
 // Thread 0 asks L2 for the weights and scales of a thread block that starts later.
-template <class Arch, bool Nested>
+template <class Arch, bool Nested, DequantShape Shape>
 __device__ __forceinline__ void prefetch(const DequantArgs &args) {
   if constexpr (Arch::kBulkPrefetch) {
-    const int64_t ahead = int64_t{blockIdx.x} + args.prefetch_blocks;
+    constexpr int kElements = elements_per_block(Shape);
+    constexpr int64_t kBlocksAhead = kPrefetchElements / kElements;
+    const int64_t ahead = int64_t{blockIdx.x} + kBlocksAhead;
     // The last thread block may be partial, so its data is left alone.
-    if (args.prefetch_blocks == 0 || threadIdx.x != 0 || ahead + 1 >= gridDim.x) return;
-    constexpr int kBytes = kDequantElementsPerBlock / 2;
-    prefetch_l2<Arch>(args.packed + ahead * kBytes, kBytes);
-    const int scale_bytes = (kDequantElementsPerBlock >> args.blocksize_log2) * (Nested ? 1 : 4);
+    if (!args.prefetch || threadIdx.x != 0 || ahead + 1 >= gridDim.x) return;
+    prefetch_l2<Arch>(args.packed + ahead * (kElements / 2), kElements / 2);
+    const int scale_bytes = (kElements >> args.blocksize_log2) * (Nested ? 1 : 4);
     if (scale_bytes % 16 == 0)
       prefetch_l2<Arch>(static_cast<const uint8_t *>(args.absmax) + ahead * scale_bytes,
                         scale_bytes);
   }
 }
 
-// The 4096 elements of one thread block. `Full`: the tensor goes on past their end, so
+// The elements of one thread block. `Full`: the tensor goes on past their end, so
 // nothing is checked. What the thread block has in common is 64-bit and computed once per
 // warp (the uniform datapath); what a thread adds to it is 32-bit.
-template <class Arch, class T, bool Nested, bool Full>
+template <class Arch, class T, bool Nested, DequantShape Shape, bool Full>
 __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Nested> &scales) {
   constexpr int kVector = kPerVector<T>;
+  constexpr int kTile = elements_per_block(Shape) / (kDequantThreads / 32);
   constexpr int kStride = 32 * kVector;  // elements that a warp takes in a step
-  constexpr int kSteps = kDequantTile / kStride;
+  constexpr int kSteps = kTile / kStride;
   using Packed = typename PackedVector<T>::type;
 
-  const int64_t start = int64_t{blockIdx.x} * kDequantElementsPerBlock;
+  const int64_t start = int64_t{blockIdx.x} * elements_per_block(Shape);
   const int lane = threadIdx.x % 32;
-  const int tile = threadIdx.x / 32 * kDequantTile;
+  const int tile = threadIdx.x / 32 * kTile;
   const int first = tile + lane * kVector;
   const CachePolicy once = evict_first<Arch>();
   const auto has_vector = [&](int step) {
@@ -161,12 +178,12 @@ __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Ne
 #pragma unroll
   for (int step = 0; step < kSteps; ++step)
     words[step] = has_vector(step) ? load_streamed<Arch>(in + step * 32, once) : 0;
-  const int tile_blocks = max(kDequantTile >> args.blocksize_log2, 1);
+  const int tile_blocks = max(kTile >> args.blocksize_log2, 1);
   const int64_t block =
       (start >> args.blocksize_log2) + ((tile >> args.blocksize_log2) + (lane & (tile_blocks - 1)));
   const auto fetched = scales.fetch(Full ? block : min(block, args.blocks - 1));
   const ShuffledCodebook codebook(args);
-  prefetch<Arch, Nested>(args);
+  prefetch<Arch, Nested, Shape>(args);
   scales.share_code();
   const float lane_scale = scales.scale(fetched);
 
@@ -186,15 +203,15 @@ __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Ne
 }
 
 // For out on a 16-byte boundary and packed on that of PackedVector.
-template <class Arch, class T, bool Nested>
+template <class Arch, class T, bool Nested, DequantShape Shape>
 __global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / kDequantThreads)
     dequant_aligned(const __grid_constant__ DequantArgs args) {
   __shared__ float code[Nested ? kScaleCodeSize : 1];
   Scales<Nested> scales(args, code);
-  if ((blockIdx.x + int64_t{1}) * kDequantElementsPerBlock <= args.elements)
-    dequant_block<Arch, T, Nested, true>(args, scales);
+  if ((blockIdx.x + int64_t{1}) * elements_per_block(Shape) <= args.elements)
+    dequant_block<Arch, T, Nested, Shape, true>(args, scales);
   else
-    dequant_block<Arch, T, Nested, false>(args, scales);
+    dequant_block<Arch, T, Nested, Shape, false>(args, scales);
 }
 
 // For any alignment: vectors start at the 16-byte boundaries of out, wherever that is in
@@ -203,7 +220,7 @@ template <class Arch, class T, bool Nested>
 __global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / kDequantThreads)
     dequant_unaligned(const __grid_constant__ DequantArgs args) {
   constexpr int kVector = kPerVector<T>;
-  constexpr int kSteps = kDequantTile / 32 / kVector;
+  constexpr int kSteps = elements_per_block(kUnaligned) / kDequantThreads / kVector;
   __shared__ float code[Nested ? kScaleCodeSize : 1];
   __shared__ float codebook[kCodebookSize];
   if (threadIdx.x < kCodebookSize)
@@ -212,7 +229,7 @@ __global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / k
   scales.share_code();
   __syncthreads();
 
-  const int64_t start = static_cast<int64_t>(blockIdx.x) * kDequantElementsPerBlock - args.shift;
+  const int64_t start = int64_t{blockIdx.x} * elements_per_block(kUnaligned) - args.shift;
   for (int step = 0; step < kSteps; ++step) {
     const int64_t i = start + (step * kDequantThreads + threadIdx.x) * kVector;
     if (i < 0 || i + kVector > args.elements) {
@@ -234,18 +251,28 @@ __global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / k
   }
 }
 
+// Eight 16-byte vectors a lane, which is what a tall tile of fp32 is, spill registers.
+template <class T>
+constexpr bool has_tall = sizeof(T) == 2;
+
+// The kernels of a family for one dtype, flat or nested, by DequantShape.
+template <class Arch, class T, bool Nested>
+void set_kernels(const void *(&kernels)[kDequantShapes]) {
+  kernels[kUnaligned] = (const void *)dequant_unaligned<Arch, T, Nested>;
+  kernels[kWide] = (const void *)dequant_aligned<Arch, T, Nested, kWide>;
+  if constexpr (has_tall<T>) kernels[kTall] = (const void *)dequant_aligned<Arch, T, Nested, kTall>;
+}
+
 template <class Arch>
 DequantFamily dequant_family(Family family) {
-#define NF4_ROW(T)                                                                                 \
-  {                                                                                                \
-    {(const void *)dequant_unaligned<Arch, T, false>,                                              \
-     (const void *)dequant_aligned<Arch, T, false>},                                               \
-    {                                                                                              \
-      (const void *)dequant_unaligned<Arch, T, true>, (const void *)dequant_aligned<Arch, T, true> \
-    }                                                                                              \
-  }
-  return {family, {NF4_ROW(float), NF4_ROW(__half), NF4_ROW(__nv_bfloat16)}};
-#undef NF4_ROW
+  DequantFamily result{family, {}};
+  set_kernels<Arch, float, false>(result.kernels[NF4_DTYPE_FP32 - 1][0]);
+  set_kernels<Arch, float, true>(result.kernels[NF4_DTYPE_FP32 - 1][1]);
+  set_kernels<Arch, __half, false>(result.kernels[NF4_DTYPE_FP16 - 1][0]);
+  set_kernels<Arch, __half, true>(result.kernels[NF4_DTYPE_FP16 - 1][1]);
+  set_kernels<Arch, __nv_bfloat16, false>(result.kernels[NF4_DTYPE_BF16 - 1][0]);
+  set_kernels<Arch, __nv_bfloat16, true>(result.kernels[NF4_DTYPE_BF16 - 1][1]);
+  return result;
 }
 
 }  // namespace

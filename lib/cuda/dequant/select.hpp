@@ -12,8 +12,8 @@ const DequantFamily *const *dequant_families();
 // there is none.
 const DequantFamily *dequant_family_for(int compute_capability);
 
-// For tests: the family that every later launch uses; NULL restores the choice by
-// compute capability. Not thread safe.
-void force_dequant_family(const DequantFamily *family);
+// For tests: the family and the shape that every later launch uses, the shape as far as
+// the alignment allows; NULL restores the library's choice. Not thread safe.
+void force_dequant(const DequantFamily *family, const DequantShape *shape);
 
 }  // namespace nf4::cuda
