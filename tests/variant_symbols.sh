@@ -7,8 +7,9 @@ nm=$1
 shift
 status=0
 for library; do
-  leaked=$("$nm" -C --defined-only --extern-only "$library" 2>/dev/null |
-    grep -E '^[0-9a-f]+ ' | grep -v -E ' (nf4::cpu::kAvx(2|512)Kernels|__odr_asan.*)$' || true)
+  symbols=$("$nm" -C --defined-only --extern-only "$library")
+  leaked=$(printf '%s\n' "$symbols" | grep -E '^[0-9a-f]+ ' |
+    grep -v -E ' (nf4::cpu::kAvx(2|512)Kernels|__odr_asan.*)$' || true)
   if [ -n "$leaked" ]; then
     printf '%s leaks:\n%s\n' "$library" "$leaked"
     status=1
