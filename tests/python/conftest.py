@@ -5,6 +5,7 @@ import ctypes
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 if importlib.util.find_spec("nf4") is None:
     sys.path.insert(0, str(ROOT / "bindings" / "python"))
     os.environ.setdefault("NF4_LIBRARY", str(ROOT / "build" / "lib" / "libnf4.so"))
+
+# Background jobs and nohup start with these ignored, and what a test starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _COMPARED: dict[str, list[int]] = {}
 

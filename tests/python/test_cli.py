@@ -123,13 +123,19 @@ def test_closed_pipe_ends_quietly(model, quantized, tmp_path):
     assert main(["verify", str(tmp_path / "whole")]) == 0
 
 
-def test_full_stdout_is_an_error(model):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_stdout_is_an_error(model, unbuffered):
     with open("/dev/full", "w") as full:
         result = subprocess.run(
-            command("inspect", model), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            command("inspect", model),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )
     assert result.returncode == 4
-    assert "No space left on device" in result.stderr and "Traceback" not in result.stderr
+    assert result.stderr == "nf4: No space left on device\n"
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path):

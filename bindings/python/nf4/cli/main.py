@@ -70,6 +70,14 @@ def _os_error_text(error: OSError) -> str:
     return f"{os.fsdecode(error.filename)}: {reason}" if error.filename else reason
 
 
+def _drop_unwritten_output() -> None:
+    """Where stdout cannot be written, Python would fail again at exit, with a code of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _run(args: argparse.Namespace) -> int:
     """Run a subcommand; expected errors become one line on stderr and an exit code."""
     try:
@@ -78,8 +86,8 @@ def _run(args: argparse.Namespace) -> int:
             sys.stdout.flush()
             return code
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has seen enough.
+        _drop_unwritten_output()
         return Exit.PIPE
     except OptionError as error:
         return complain(error, Exit.USAGE)
@@ -90,6 +98,7 @@ def _run(args: argparse.Namespace) -> int:
     except (OutputRefused, nf4.Error) as error:
         return complain(error, Exit.IO)
     except OSError as error:
+        _drop_unwritten_output()
         return complain(_os_error_text(error), Exit.IO)
     except MemoryError:
         return complain("out of memory", Exit.IO)
