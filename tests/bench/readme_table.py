@@ -28,7 +28,8 @@ def table(record: dict) -> str:
         "medians of CUDA-graph replays over rotating buffers, blocksize 64. The limit is the "
         "fastest of our own kernels that move the same packed and dense bytes and do nothing "
         "else (dequantize), or that read the input once (quantize). bitsandbytes is "
-        f"{bench['peers']['bitsandbytes']}.",
+        f"{bench['peers']['bitsandbytes']}; its quantize cannot be captured, so it is timed as "
+        "calls.",
         "",
         "| work | shape | dtype | scales | µs | GB/s | of the limit | bitsandbytes µs (ratio) |",
         "|---|---|---|---|--:|--:|--:|--:|",
