@@ -1,4 +1,5 @@
-// A validated request: what the backends get. No CUDA types, nothing left to check.
+// A validated request: what the backends get. No CUDA types; all that is left to check is
+// whether a GPU can reach the memory.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,8 @@
 #include "nf4/nf4.h"
 
 namespace nf4 {
+
+constexpr int element_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 4 : 2; }
 
 struct Weight {
   nf4_format format;

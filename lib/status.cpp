@@ -6,7 +6,7 @@
 namespace nf4 {
 namespace {
 
-// A fixed buffer: reporting an error cannot itself fail for want of memory.
+// A fixed buffer: reporting an error asks for no memory of its own.
 thread_local char last_error[512] = "";
 
 }  // namespace

@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kMinBlocksize = 32;
 constexpr int kMaxBlocksize = 4096;
-constexpr int kMaxNestedBlocksize = 1 << 30;
 // Keeps every byte count of a tensor, and sums of a few of them, far inside int64.
 constexpr int64_t kMaxElements = int64_t{1} << 60;
 
@@ -19,8 +18,6 @@ nf4_status invalid(const char *name, int64_t value, const char *expected) {
 }
 
 bool is_power_of_two(int64_t x) { return x > 0 && (x & (x - 1)) == 0; }
-
-int dtype_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 4 : 2; }
 
 nf4_status validate_dtype(const char *name, nf4_dtype dtype) {
   if (dtype == NF4_DTYPE_FP32 || dtype == NF4_DTYPE_FP16 || dtype == NF4_DTYPE_BF16)
@@ -107,8 +104,7 @@ nf4_status validate_shape(const nf4_tensor *tensor, Weight &weight) {
   if (!is_power_of_two(tensor->blocksize) || tensor->blocksize < kMinBlocksize ||
       tensor->blocksize > kMaxBlocksize)
     return invalid("blocksize", tensor->blocksize, "a power of two from 32 to 4096");
-  if (tensor->nested_blocksize != 0 && (!is_power_of_two(tensor->nested_blocksize) ||
-                                        tensor->nested_blocksize > kMaxNestedBlocksize))
+  if (tensor->nested_blocksize != 0 && !is_power_of_two(tensor->nested_blocksize))
     return invalid("nested_blocksize", tensor->nested_blocksize,
                    "0 (flat) or a power of two up to 2^30");
   if (tensor->reserved != 0) return invalid("reserved", tensor->reserved, "0");
@@ -140,8 +136,8 @@ nf4_status validate_dequant(const nf4_tensor *tensor, void *out, nf4_dtype dtype
   problem.dtype = dtype;
   if (problem.weight.elements == 0) return NF4_STATUS_OK;
   add_weight(problem.operands, problem.weight, false);
-  problem.operands.add("out", out, problem.weight.elements * dtype_bytes(dtype), dtype_bytes(dtype),
-                       true);
+  problem.operands.add("out", out, problem.weight.elements * element_bytes(dtype),
+                       element_bytes(dtype), true);
   return validate_operands(problem.operands);
 }
 
@@ -157,8 +153,8 @@ nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_tensor *
   if (workspace_bytes < static_cast<size_t>(needed))
     return fail(NF4_STATUS_INVALID_ARGUMENT, "workspace_bytes is %zu; expected at least %" PRId64,
                 workspace_bytes, needed);
-  problem.operands.add("in", in, problem.weight.elements * dtype_bytes(dtype), dtype_bytes(dtype),
-                       false);
+  problem.operands.add("in", in, problem.weight.elements * element_bytes(dtype),
+                       element_bytes(dtype), false);
   if (needed > 0) problem.operands.add("workspace", workspace, needed, 16, true);
   add_weight(problem.operands, problem.weight, true);
   return validate_operands(problem.operands);

@@ -10,10 +10,14 @@
 #include "core/float16.hpp"
 #include "core/formats.hpp"
 #include "cpu/reference.hpp"
+#include "cuda/quantize/buckets.hpp"
 #include "support/catch.hpp"
 #include "support/values.hpp"
 
 using namespace nf4;
+using nf4::test::CodebookKind;
+using nf4::test::kCodebookKinds;
+using nf4::test::random_codebook;
 using nf4::test::Rng;
 
 namespace {
@@ -285,4 +289,29 @@ TEST_CASE("tree_sum adds whole levels", "[core]") {
     wrong += sum != level_sum({values.begin(), values.end()});
   }
   CHECK(wrong == 0);
+}
+
+TEST_CASE("the GPU's table of buckets finds the code that counting thresholds finds", "[core]") {
+  Rng rng(0x9000000);
+  for (int i = 0; i < 3000; ++i) {
+    const CodebookKind kind = kCodebookKinds[i % std::size(kCodebookKinds)];
+    const std::vector<float> own = random_codebook(rng, kind);
+    Codebook codebook = kind == CodebookKind::kFp4 ? kFp4Codebook : kNf4Codebook;
+    if (!own.empty()) std::copy(own.begin(), own.end(), codebook.begin());
+    const cuda::Tables tables = cuda::make_tables(codebook);
+    if (tables.crowded) continue;
+    for (int probe = 0; probe < 400; ++probe) {
+      float x = rng.uniform() * 2 - 1;
+      if (probe % 4 == 0) x = tables.quantizer.thresholds[probe / 4 % 15];
+      if (probe % 4 == 1) x = static_cast<float>(rng.between(-16, 16)) / 16;
+      if (probe % 8 >= 4) x = std::nextafter(x, rng.one_in(2) ? 2.0f : -2.0f);
+      // What a value times a rounded reciprocal can be.
+      if (!(std::fabs(x) <= 1 + 0x1p-22f)) continue;
+      const cuda::Bucket &bucket =
+          tables.buckets[cuda::bucket_offset(float_bits(x + 3.0f)) / sizeof(cuda::Bucket)];
+      const uint32_t code = (x > bucket.threshold ? bucket.codes >> 4 : bucket.codes) & 15u;
+      INFO("x " << x << ", codebook " << i);
+      REQUIRE(code == encode(tables.quantizer, x, 1.0f));
+    }
+  }
 }

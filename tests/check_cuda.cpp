@@ -18,15 +18,21 @@ using namespace nf4::test;
 
 namespace {
 
-// Per dtype, blocksize and flat/nested, and kernel family, over all codebooks.
+// Per dtype, blocksize and flat/nested: 50 each of NF4, FP4 and codebooks of the caller's.
 // compute-sanitizer runs fewer.
 int shapes() {
   const char *asked = std::getenv("NF4_TEST_SHAPES");
-  return asked != nullptr ? std::atoi(asked) : 60;
+  return asked != nullptr ? std::atoi(asked) : 150;
 }
 
-CodebookKind codebook_of_shape(int i) {
-  return kCodebookKinds[static_cast<size_t>(i) % std::size(kCodebookKinds)];
+// The kinds in turn; the caller's codebooks go on from class to class, so that even three
+// shapes in each class meet all of them.
+CodebookKind codebook_of_shape(int kind, int i) {
+  constexpr CodebookKind kOwn[] = {CodebookKind::kSorted, CodebookKind::kShuffled,
+                                   CodebookKind::kDuplicates, CodebookKind::kWild};
+  if (i % 3 == 0) return CodebookKind::kNf4;
+  if (i % 3 == 1) return CodebookKind::kFp4;
+  return kOwn[(kind + i / 3) % 4];
 }
 
 int compute_capability() {
@@ -124,9 +130,11 @@ void check_quantize(QuantizeCase &test, Rng &rng, const Stream &stream) {
 
 // A case of many elements, made in little time: the same megabyte or so over and over, of
 // a length that shifts it against the blocks each time.
-QuantizeCase repeated_quantize_case(Rng &rng, const CaseClass &kind, int64_t elements) {
+QuantizeCase repeated_quantize_case(Rng &rng, const CaseClass &kind, int64_t elements,
+                                    int nested_blocksize) {
   const auto part = random_quantize_case(rng, kind, CodebookKind::kNf4, (1 << 20) + 13);
-  QuantizeCase result{kind.dtype, {}, random_shape(rng, kind, CodebookKind::kNf4, elements), 0};
+  QuantizeCase result{
+      kind.dtype, {}, random_shape(rng, kind, CodebookKind::kNf4, elements, nested_blocksize), 0};
   REQUIRE(nf4_quantize_workspace_size(&result.weight.shape, &result.workspace_bytes) ==
           NF4_STATUS_OK);
   const size_t bytes = elements * dtype_bytes(kind.dtype);
@@ -140,13 +148,16 @@ QuantizeCase repeated_quantize_case(Rng &rng, const CaseClass &kind, int64_t ele
 template <class MakeCase, class Check>
 void sweep(uint64_t stream_number, const MakeCase &make_case, const Check &check) {
   const Stream stream;
+  int number = 0;
   for (const CaseClass &kind : case_classes()) {
     for (int i = 0; i < shapes(); ++i) {
       Rng rng(++stream_number);
-      auto test = make_case(rng, kind, codebook_of_shape(i), random_elements(rng, kind.blocksize));
+      auto test =
+          make_case(rng, kind, codebook_of_shape(number, i), random_elements(rng, kind.blocksize));
       INFO(describe(test.weight, test.dtype, stream_number));
       check(test, rng, stream);
     }
+    ++number;
   }
 }
 
@@ -160,6 +171,41 @@ TEST_CASE("quantize gives the bytes of the reference", "[cuda]") {
   sweep(0x4000000, random_quantize_case, check_quantize);
 }
 
+// Prefetching begins beyond 8M elements, and outputs from 34 MB on are not kept in L2.
+TEST_CASE("dequantize of enough elements to prefetch", "[cuda]") {
+  const Stream stream;
+  uint64_t number = 0x7000000;
+  for (const nf4_dtype dtype : kDtypes)
+    for (const bool nested : {false, true})
+      for (const int blocksize : {32, 64, 4096}) {
+        Rng rng(++number);
+        const int64_t elements = (blocksize == 64 ? 18'000'000 : 9'000'000) + rng.below(5000);
+        DequantCase test =
+            random_dequant_case(rng, {dtype, blocksize, nested}, CodebookKind::kNf4, elements);
+        INFO(describe(test.weight, test.dtype, number));
+        check_dequant(test, rng, stream);
+      }
+}
+
+// What random shapes seldom meet: several thread blocks of scales, nested blocks larger
+// than a thread block, and partial sums that need a level more.
+TEST_CASE("quantize of many scales", "[cuda]") {
+  const struct {
+    int nested_blocksize;
+    int64_t blocks;
+  } scales[] = {{1, 1500},     {32, 5000},       {512, 1500},         {1024, 3000},
+                {4096, 10000}, {1 << 30, 20000}, {256, (1 << 20) + 5}};
+  const Stream stream;
+  uint64_t number = 0x8000000;
+  for (const auto &[nested_blocksize, blocks] : scales) {
+    Rng rng(++number);
+    QuantizeCase test =
+        repeated_quantize_case(rng, {NF4_DTYPE_FP16, 32, true}, blocks * 32 - 7, nested_blocksize);
+    INFO(describe(test.weight, test.dtype, number));
+    check_quantize(test, rng, stream);
+  }
+}
+
 // The last of more than 2^31 elements, and everything before.
 TEST_CASE("more than 2^31 elements", "[cuda][large]") {
   constexpr int64_t kElements = (int64_t{1} << 31) + 4096 * 3 + 77;
@@ -171,7 +217,7 @@ TEST_CASE("more than 2^31 elements", "[cuda][large]") {
     check_dequant(test, rng, stream);
   }
   SECTION("quantize") {
-    QuantizeCase test = repeated_quantize_case(rng, kind, kElements);
+    QuantizeCase test = repeated_quantize_case(rng, kind, kElements, 256);
     check_quantize(test, rng, stream);
   }
 }

@@ -125,6 +125,13 @@ TEST_CASE("bad launches change nothing", "[cuda]") {
   const Stream stream;
   REQUIRE(trip.quantize(stream) == NF4_STATUS_OK);
   stream.synchronize();
+  const auto parts = [&] {
+    std::vector<std::vector<uint8_t>> read;
+    for (int part = 0; part < kPartCount; ++part)
+      if (trip.test.weight.has(Part(part))) read.push_back(trip.weight.read(Part(part)));
+    return read;
+  };
+  const auto before = parts();
   const auto refused = [&](const nf4_tensor &tensor, void *out, const char *word) {
     INFO(word);
     CHECK(nf4_dequant_launch(&tensor, out, kKind.dtype, stream) == NF4_STATUS_INVALID_ARGUMENT);
@@ -144,6 +151,8 @@ TEST_CASE("bad launches change nothing", "[cuda]") {
                             stream) == NF4_STATUS_INVALID_ARGUMENT);
   CHECK(mentions("workspace_bytes"));
   stream.synchronize();
+  const bool unchanged = parts() == before;
+  CHECK(unchanged);
   CHECK(trip.out.untouched());
   CHECK(cudaGetLastError() == cudaSuccess);
 }
@@ -175,13 +184,8 @@ TEST_CASE("host memory is refused where the GPU cannot reach it, else works", "[
   REQUIRE_CUDA(cudaFreeHost(pinned));
 }
 
-TEST_CASE("a second device: memory decides, and the current device stays", "[cuda]") {
-  int devices = 0;
-  REQUIRE_CUDA(cudaGetDeviceCount(&devices));
-  if (devices < 2) {
-    WARN("skipped: one GPU");
-    return;
-  }
+// Hidden from plain runs: it needs two GPUs.
+TEST_CASE("a second device: memory decides, and the current device stays", "[.two-gpus]") {
   REQUIRE_CUDA(cudaSetDevice(1));
   {
     const RoundTrip trip;
@@ -230,6 +234,21 @@ TEST_CASE("an error of somebody else's kernel is returned, not cleared", "[.stic
     CHECK(nf4_last_error()[0] != '\0');
     CHECK(trip.quantize(stream) == NF4_STATUS_CUDA_ERROR);
   }
+}
+
+// In a process of its own, as the first use of CUDA: kernels are loaded while capturing.
+TEST_CASE("launches that nothing has warmed up are captured", "[.cold]") {
+  const RoundTrip trip;
+  const Stream stream;
+  cudaGraphExec_t graph = capture(stream, [&] { trip.run(stream); });
+  REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
+  stream.synchronize();
+  const std::vector<uint8_t> captured = trip.out.read();
+  trip.poison();
+  trip.run(stream);
+  stream.synchronize();
+  CHECK(same_bytes(trip.out.read(), captured));
+  REQUIRE_CUDA(cudaGraphExecDestroy(graph));
 }
 
 // What memcheck must report, or its silence about everything else means nothing. Hidden

@@ -36,13 +36,17 @@
  *   stream has finished.
  *   A launch does not synchronise, allocate, print, throw or exit, leaves the
  *   current device as it was, and can be captured in a CUDA graph. Scratch memory
- *   comes from the caller.
+ *   comes from the caller. Two costs are CUDA's own: the first use of a kernel in a
+ *   process loads it (nf4_device_info does that beforehand), and where the memory is
+ *   of another device than the current one, a launch makes that one current for its
+ *   duration, which may initialise either.
  *
  * ERRORS
  *   Every function that can fail returns nf4_status. On anything but
- *   NF4_STATUS_OK nothing was enqueued and no output byte was written, unless the
- *   status is NF4_STATUS_CUDA_ERROR from a launch of several kernels, after which
- *   the outputs are unspecified. nf4_last_error() names the argument and the value.
+ *   NF4_STATUS_OK nothing was enqueued and no output byte was written, with two
+ *   exceptions: after NF4_STATUS_CUDA_ERROR from nf4_quantize_launch, which enqueues
+ *   several kernels, the outputs are unspecified; nf4_device_info fills in what it
+ *   knows in any case. nf4_last_error() names the argument and the value.
  *
  * THREADS
  *   Every function may be called from any number of threads at once, on outputs
@@ -128,7 +132,8 @@ typedef int32_t nf4_dtype;
 #define NF4_DTYPE_BF16 3
 
 /* cudaStream_t (and CUstream) without their headers, of the device that the memory
- * is of. NULL is the legacy default stream of that device. */
+ * is of; where all of it is managed or host memory, of the current device. NULL is the
+ * legacy default stream of that device. */
 typedef struct CUstream_st *nf4_stream;
 
 /* A quantized weight. It borrows every pointer and owns nothing. Dequantize reads
@@ -206,14 +211,17 @@ NF4_API nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtyp
  * nested_code and codebook). Deterministic, and the same bytes from the GPU and
  * the CPU:
  *   absmax   the largest finite |x| of the block.
- *   code     the codebook entry nearest to RN(x * RN(1 / max(absmax, 2^-126))),
- *            a tie going to the lower entry; equal entries: to the lowest code. A
- *            codebook of your own should span [-1, 1]. NaN is stored as the code
- *            nearest to 0, +Inf and -Inf as those nearest to +1 and -1: one bad
- *            element never spoils its neighbours.
- *   nested   offset = RN(sum / nb), the sum taken in binary64 over the complete
- *            binary tree of the block scales; then scales - offset are quantized
- *            to nested_code in blocks of nested_blocksize by the same rule.
+ *   code     the codebook entry nearest to v = RN(x * RN(1 / max(absmax, 2^-126))):
+ *            between two neighbours a < b, b if v > RN((a + b) / 2), else a. Of equal
+ *            entries the lowest code is used; a NaN entry never is. A codebook of
+ *            your own should span [-1, 1]. A NaN x is stored as the code nearest to
+ *            0, +Inf and -Inf as those nearest to +1 and -1: one bad element never
+ *            spoils its neighbours.
+ *   nested   offset = the sum of the block scales over nb, both in binary64, then
+ *            rounded to binary32; the sum is taken over the complete binary tree of
+ *            the scales. Then RN(scale - offset) are quantized to nested_code, which
+ *            must be strictly ascending, in blocks of nested_blocksize by the same
+ *            rule.
  *
  * workspace: scratch of at least nf4_quantize_workspace_size() bytes, 16-byte
  * aligned, in the same memory as the rest; may be NULL if that size is 0.
@@ -246,7 +254,8 @@ typedef struct nf4_device {
 /* Is GPU `device` usable by this library? OK if so, else NO_CUDA, NO_DEVICE,
  * UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range,
  * with the reason in nf4_last_error(); what is known of it is filled in either
- * way. The one function that may initialise CUDA and take long. */
+ * way. It initialises CUDA and loads the kernels for the device, which may take long;
+ * what is launched afterwards is ready. */
 NF4_API nf4_status nf4_device_info(int32_t device, nf4_device *info);
 
 /* The CPU kernels that this machine runs: "avx512", "avx2" or "scalar". */

@@ -2,11 +2,18 @@
 // one definition, for the CPU reference and for every kernel.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 
 #include "core/macros.hpp"
 
 namespace nf4 {
+
+// The bits that nf4.h promises need binary32 arithmetic as written.
+#if defined(__FAST_MATH__)
+#error "libnf4 cannot be compiled with -ffast-math"
+#endif
+static_assert(FLT_EVAL_METHOD == 0, "binary32 arithmetic in binary32 (x87 is not supported)");
 
 // Binary32 multiply and add, each rounded: never contracted to an FMA, which would
 // change about a quarter of the nested scales by an ulp. Host code is compiled with

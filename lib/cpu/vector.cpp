@@ -31,8 +31,6 @@ constexpr int64_t kLineBytes = 64;
 // Outputs from this size on, about a third-level cache, go past the caches.
 constexpr int64_t kStreamedBytes = int64_t{32} << 20;
 
-int64_t element_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 4 : 2; }
-
 // A NaN as DequantRun wants it.
 float canonical(float x) { return std::isnan(x) ? std::numeric_limits<float>::quiet_NaN() : x; }
 

@@ -1,10 +1,12 @@
 #include "cuda/device.hpp"
 
+#include <atomic>
 #include <cstring>
 #include <mutex>
 
 #include "cuda/backend.hpp"
 #include "cuda/dequant/select.hpp"
+#include "cuda/quantize/select.hpp"
 #include "status.hpp"
 
 namespace nf4::cuda {
@@ -13,8 +15,8 @@ namespace {
 constexpr int kMaxDevices = 64;
 
 struct DeviceSlot {
-  std::mutex mutex;
-  bool known = false;
+  std::mutex mutex;  // held only while the facts are read
+  std::atomic<bool> known{false};
   Device device;
 };
 DeviceSlot slots[kMaxDevices];
@@ -35,12 +37,14 @@ nf4_status cached_device(int index, Device &device) {
     return fail(NF4_STATUS_UNSUPPORTED_DEVICE, "device %d; this library knows up to %d", index,
                 kMaxDevices);
   DeviceSlot &slot = slots[index];
-  const std::lock_guard<std::mutex> lock(slot.mutex);
-  if (!slot.known) {
+  if (!slot.known.load(std::memory_order_acquire)) {
+    const std::lock_guard<std::mutex> lock(slot.mutex);
+    Device facts;
     // Only a success is remembered: a driver may come to life later.
-    const cudaError_t error = read_device(index, slot.device);
+    const cudaError_t error = read_device(index, facts);
     if (error != cudaSuccess) return fail_cuda(error, "cudaDeviceGetAttribute");
-    slot.known = true;
+    if (!slot.known.load(std::memory_order_relaxed)) slot.device = facts;
+    slot.known.store(true, std::memory_order_release);
   }
   device = slot.device;
   return NF4_STATUS_OK;
@@ -53,6 +57,9 @@ nf4_status fail_cuda(cudaError_t error, const char *call) {
   if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
       error == cudaErrorStubLibrary || error == cudaErrorSystemDriverMismatch)
     status = NF4_STATUS_NO_DEVICE;
+  int driver = 0;
+  if (status == NF4_STATUS_NO_DEVICE && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+    return fail(status, "no CUDA driver is installed");
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion)
     status = NF4_STATUS_UNSUPPORTED_DEVICE;
   return fail(status, "%s: %s (%s)", call, cudaGetErrorString(error), cudaGetErrorName(error));
@@ -102,6 +109,16 @@ nf4_status launched(cudaError_t error, const char *what, const Device &device) {
   return fail_cuda(error, what);
 }
 
+cudaError_t load_kernels(const void *const *kernels, int count) {
+  for (int i = 0; i < count; ++i) {
+    cudaFuncAttributes attributes;
+    if (kernels[i] == nullptr) continue;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernels[i]);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 CurrentDevice::CurrentDevice(int device) {
   error_ = cudaGetDevice(&previous_);
   if (error_ != cudaSuccess || previous_ == device) return;
@@ -116,8 +133,6 @@ CurrentDevice::~CurrentDevice() {
 nf4_status device_info(int index, nf4_device &info) {
   info.runtime_version = CUDART_VERSION;
   cudaError_t error = cudaDriverGetVersion(&info.driver_version);
-  if (error == cudaSuccess && info.driver_version == 0)
-    return fail(NF4_STATUS_NO_DEVICE, "no CUDA driver is installed");
   if (error == cudaSuccess) error = cudaGetDeviceCount(&info.device_count);
   if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceCount");
   if (index < 0 || index >= info.device_count)
@@ -136,7 +151,11 @@ nf4_status device_info(int index, nf4_device &info) {
   const DequantFamily *family = dequant_family_for(info.compute_capability);
   if (family == nullptr) return no_family(device);
   std::strncpy(info.dequant_variant, family->family.name, sizeof info.dequant_variant - 1);
-  return NF4_STATUS_OK;
+  const CurrentDevice current(index);
+  error = current.error();
+  if (error == cudaSuccess) error = load_dequant_kernels(*family);
+  if (error == cudaSuccess) error = load_quantize_kernels(info.compute_capability);
+  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "loading the kernels");
 }
 
 }  // namespace nf4::cuda

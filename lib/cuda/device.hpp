@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "nf4/nf4.h"
 #include "problem.hpp"
 
@@ -42,10 +44,19 @@ class CurrentDevice {
   cudaError_t error_;
 };
 
+inline bool is_multiple(const void *address, int alignment) {
+  return reinterpret_cast<uintptr_t>(address) % alignment == 0;
+}
+
+// Loads kernels before their first launch; NULL entries are passed over. The device is
+// current.
+cudaError_t load_kernels(const void *const *kernels, int count);
+
 // Enqueues a kernel of one argument struct on `stream`, whose device is current.
 template <class Args>
 cudaError_t launch(const void *kernel, int64_t blocks, int threads, const Args &args,
                    cudaStream_t stream) {
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;  // more than any memory holds
   void *parameters[] = {const_cast<Args *>(&args)};
   return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
                           dim3(static_cast<unsigned>(threads)), parameters, 0, stream);

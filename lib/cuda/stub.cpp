@@ -5,9 +5,7 @@
 namespace nf4::cuda {
 namespace {
 
-nf4_status no_cuda() {
-  return fail(NF4_STATUS_NO_CUDA, "this libnf4 was built without CUDA (-Dcuda=disabled)");
-}
+nf4_status no_cuda() { return fail(NF4_STATUS_NO_CUDA, "this libnf4 was built without CUDA"); }
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-"""Every function of nf4.h is bound, with its argument types, in Python and in Rust."""
+"""Every function of nf4.h is bound in Python and in Rust, and nothing else is; the types are
+compared by tests/python/test_abi.py and by bindgen."""
 
 import argparse
 import re
@@ -25,7 +26,7 @@ def main() -> None:
             tap.skip(name, f"{path.relative_to(root)} does not exist yet")
             continue
         bound = set(re.findall(pattern, path.read_text()))
-        tap.same_set(name, bound & functions, functions)
+        tap.same_set(name, bound, functions)
     tap.finish()
 
 

@@ -44,6 +44,8 @@ def faults(source: Path, lib: Path) -> list[str]:
         if not include:
             continue
         bracket, target = include.groups()
+        if (lib / target).exists():
+            bracket = '"'  # ours, however it is written
         where = f"{source.relative_to(lib.parent)}:{number}: {target}"
         if bracket == "<":
             if CUDA_HEADER.match(target) and home not in CUDA_ROOMS:

@@ -58,6 +58,7 @@ def test_the_hash_sees_every_change(tmp_path: Path) -> None:
     for folder in sources.COVERED:
         (tmp_path / folder).mkdir(parents=True)
     for name in (*sources.COVERED_FILES, "lib/cuda/a.cuh"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     hashes = [sources.source_hash(tmp_path)]
     (tmp_path / "lib/cuda/a.cuh").write_text("changed")

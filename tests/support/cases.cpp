@@ -25,7 +25,10 @@ void set_rows_and_cols(Rng &rng, nf4_tensor &shape, int64_t elements) {
   shape.cols = elements / shape.rows;
 }
 
-int random_nested_blocksize(Rng &rng) { return rng.one_in(2) ? 256 : 1 << rng.between(0, 12); }
+int random_nested_blocksize(Rng &rng) {
+  if (rng.one_in(2)) return 256;
+  return 1 << (rng.one_in(4) ? rng.between(13, 30) : rng.between(0, 12));
+}
 
 nf4_sizes sizes_of(const nf4_tensor &shape) {
   nf4_sizes sizes{};
@@ -82,13 +85,16 @@ int64_t random_elements(Rng &rng, int blocksize, int64_t limit) {
   }
 }
 
-HostWeight random_shape(Rng &rng, const CaseClass &kind, CodebookKind codebook, int64_t elements) {
+HostWeight random_shape(Rng &rng, const CaseClass &kind, CodebookKind codebook, int64_t elements,
+                        int nested_blocksize) {
   HostWeight weight{};
   nf4_tensor &shape = weight.shape;
   shape.struct_size = sizeof shape;
   shape.format = codebook == CodebookKind::kFp4 ? NF4_FORMAT_FP4 : NF4_FORMAT_NF4;
   shape.blocksize = kind.blocksize;
-  shape.nested_blocksize = kind.nested ? random_nested_blocksize(rng) : 0;
+  if (kind.nested)
+    shape.nested_blocksize =
+        nested_blocksize != 0 ? nested_blocksize : random_nested_blocksize(rng);
   set_rows_and_cols(rng, shape, elements);
 
   const nf4_sizes sizes = sizes_of(shape);

@@ -75,7 +75,9 @@ struct QuantizeCase {
 // `limit` now and then.
 int64_t random_elements(Rng &rng, int blocksize, int64_t limit = 40000);
 
-HostWeight random_shape(Rng &rng, const CaseClass &kind, CodebookKind codebook, int64_t elements);
+// nested_blocksize: 0 for a random one.
+HostWeight random_shape(Rng &rng, const CaseClass &kind, CodebookKind codebook, int64_t elements,
+                        int nested_blocksize = 0);
 DequantCase random_dequant_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
                                 int64_t elements);
 QuantizeCase random_quantize_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,

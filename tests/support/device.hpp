@@ -32,7 +32,7 @@ class DeviceBuffer {
   void write(const void *source);
   std::vector<uint8_t> read() const;
   bool lead_intact() const;
-  // Are the data bytes still poison?
+  // Are the data bytes, and those before them, still poison?
   bool untouched() const;
 
  private:

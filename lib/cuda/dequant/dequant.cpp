@@ -31,13 +31,9 @@ constexpr int64_t kTallElements = int64_t{32} << 20;
 // with the normal policy; larger ones only evict what others need.
 constexpr int64_t kKeepOutputBytes = int64_t{34} << 20;
 
-bool is_multiple(const void *address, int alignment) {
-  return reinterpret_cast<uintptr_t>(address) % alignment == 0;
-}
-
 DequantArgs make_args(const DequantProblem &problem) {
   const Weight &weight = problem.weight;
-  const int element_bytes = problem.dtype == NF4_DTYPE_FP32 ? 4 : 2;
+  const int item = element_bytes(problem.dtype);
   DequantArgs args{};
   args.packed = weight.packed;
   args.absmax = weight.absmax;
@@ -51,8 +47,8 @@ DequantArgs make_args(const DequantProblem &problem) {
   args.format = weight.format;
   args.blocksize_log2 = weight.blocksize_log2;
   args.nested_blocksize_log2 = weight.nested_blocksize_log2;
-  args.shift = static_cast<int>(reinterpret_cast<uintptr_t>(problem.out) % 16 / element_bytes);
-  args.keep_output = weight.elements * element_bytes <= kKeepOutputBytes;
+  args.shift = static_cast<int>(reinterpret_cast<uintptr_t>(problem.out) % 16 / item);
+  args.keep_output = weight.elements * item <= kKeepOutputBytes;
   args.prefetch = is_multiple(weight.packed, 16) && is_multiple(weight.absmax, 16);
   return args;
 }
@@ -69,6 +65,10 @@ DequantShape choose_shape(const DequantProblem &problem) {
 }  // namespace
 
 const DequantFamily *const *dequant_families() { return kFamilies; }
+
+cudaError_t load_dequant_kernels(const DequantFamily &family) {
+  return load_kernels(&family.kernels[0][0][0], 3 * 2 * kDequantShapes);
+}
 
 void force_dequant(const DequantFamily *family, const DequantShape *shape) {
   forced_family = family;

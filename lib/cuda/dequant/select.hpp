@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/dequant/args.hpp"
+#include "cuda/device.hpp"
 
 namespace nf4::cuda {
 
@@ -11,6 +12,9 @@ const DequantFamily *const *dequant_families();
 // The first that runs on the compute capability, or the one that a test forces; NULL if
 // there is none.
 const DequantFamily *dequant_family_for(int compute_capability);
+
+// Loads the kernels of a family on the current device.
+cudaError_t load_dequant_kernels(const DequantFamily &family);
 
 // For tests: the family and the shape that every later launch uses, the shape as far as
 // the alignment allows; NULL restores the library's choice. Not thread safe.

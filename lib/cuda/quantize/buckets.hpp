@@ -68,4 +68,7 @@ constexpr Tables make_tables(const Codebook &codebook) {
   return tables;
 }
 
+// Else every weight of the format would take the slow path.
+static_assert(!make_tables(kNf4Codebook).crowded && !make_tables(kFp4Codebook).crowded);
+
 }  // namespace nf4::cuda

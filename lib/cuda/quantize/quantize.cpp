@@ -1,9 +1,11 @@
 // Host side of quantize: validate locations, choose the kernels, launch them in order.
 #include <algorithm>
+#include <iterator>
 
 #include "cuda/backend.hpp"
 #include "cuda/device.hpp"
 #include "cuda/quantize/args.hpp"
+#include "cuda/quantize/select.hpp"
 #include "nf4_gpu_families.hpp"
 
 namespace nf4::cuda {
@@ -14,10 +16,6 @@ const QuantizeFamily *family_for(int compute_capability) {
   if (kQuantizeBaseline.family.runs_on(compute_capability)) return &kQuantizeBaseline;
 #endif
   return nullptr;
-}
-
-bool is_multiple(const void *address, int alignment) {
-  return reinterpret_cast<uintptr_t>(address) % alignment == 0;
 }
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -80,6 +78,14 @@ cudaError_t launch_scales(const QuantizeProblem &problem, const QuantizeFamily &
 }
 
 }  // namespace
+
+cudaError_t load_quantize_kernels(int compute_capability) {
+  const QuantizeFamily *family = family_for(compute_capability);
+  if (family == nullptr) return cudaSuccess;
+  const void *const kernels[] = {family->weights[0], family->weights[1],  family->weights[2],
+                                 family->sum_scales, family->reduce_sums, family->quantize_scales};
+  return load_kernels(kernels, static_cast<int>(std::size(kernels)));
+}
 
 nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream) {
   Device device;

@@ -28,7 +28,8 @@ pub struct CUstream_st {
     _unused: [u8; 0],
 }
 /** cudaStream_t (and CUstream) without their headers, of the device that the memory
- is of. NULL is the legacy default stream of that device.*/
+ is of; where all of it is managed or host memory, of the current device. NULL is the
+ legacy default stream of that device.*/
 pub type nf4_stream = *mut CUstream_st;
 /** A quantized weight. It borrows every pointer and owns nothing. Dequantize reads
  packed, absmax, nested_absmax and nested_offset; quantize writes them.*/
@@ -257,14 +258,17 @@ extern "C" {
  nested_code and codebook). Deterministic, and the same bytes from the GPU and
  the CPU:
    absmax   the largest finite |x| of the block.
-   code     the codebook entry nearest to RN(x * RN(1 / max(absmax, 2^-126))),
-            a tie going to the lower entry; equal entries: to the lowest code. A
-            codebook of your own should span [-1, 1]. NaN is stored as the code
-            nearest to 0, +Inf and -Inf as those nearest to +1 and -1: one bad
-            element never spoils its neighbours.
-   nested   offset = RN(sum / nb), the sum taken in binary64 over the complete
-            binary tree of the block scales; then scales - offset are quantized
-            to nested_code in blocks of nested_blocksize by the same rule.
+   code     the codebook entry nearest to v = RN(x * RN(1 / max(absmax, 2^-126))):
+            between two neighbours a < b, b if v > RN((a + b) / 2), else a. Of equal
+            entries the lowest code is used; a NaN entry never is. A codebook of
+            your own should span [-1, 1]. A NaN x is stored as the code nearest to
+            0, +Inf and -Inf as those nearest to +1 and -1: one bad element never
+            spoils its neighbours.
+   nested   offset = the sum of the block scales over nb, both in binary64, then
+            rounded to binary32; the sum is taken over the complete binary tree of
+            the scales. Then RN(scale - offset) are quantized to nested_code, which
+            must be strictly ascending, in blocks of nested_blocksize by the same
+            rule.
 
  workspace: scratch of at least nf4_quantize_workspace_size() bytes, 16-byte
  aligned, in the same memory as the rest; may be NULL if that size is 0.
@@ -292,7 +296,8 @@ extern "C" {
     /** Is GPU `device` usable by this library? OK if so, else NO_CUDA, NO_DEVICE,
  UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range,
  with the reason in nf4_last_error(); what is known of it is filled in either
- way. The one function that may initialise CUDA and take long.*/
+ way. It initialises CUDA and loads the kernels for the device, which may take long;
+ what is launched afterwards is ready.*/
     pub fn nf4_device_info(device: i32, info: *mut nf4_device) -> nf4_status;
     /// The CPU kernels that this machine runs: "avx512", "avx2" or "scalar".
     pub fn nf4_cpu_variant() -> *const ::core::ffi::c_char;
