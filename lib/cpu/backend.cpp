@@ -1,5 +1,9 @@
 #include "cpu/backend.hpp"
 
+#if defined(NF4_AVX2)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <iterator>
 
@@ -23,7 +27,12 @@ bool has_avx512() {
 }
 #endif
 #if defined(NF4_AVX2)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
+bool has_avx2() {
+  // Not every compiler's __builtin_cpu_supports knows "f16c".
+  unsigned a, b, c, d;
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+  return __builtin_cpu_supports("avx2") && f16c;
+}
 #endif
 
 constexpr Variant kVariants[] = {
