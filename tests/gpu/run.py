@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,8 +42,9 @@ class Failure(Exception):
 
 
 def execute(command: list[str], **environment: str) -> tuple[int, str]:
-    """The status of a command and what it printed."""
-    done = subprocess.run(
+    """The status of a command and what it printed. One that takes too long, or is
+    interrupted, is killed with all that it started."""
+    with subprocess.Popen(
         command,
         cwd=ROOT,
         env=os.environ | environment,
@@ -50,9 +52,14 @@ def execute(command: list[str], **environment: str) -> tuple[int, str]:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=STEP_SECONDS,
-    )
-    return done.returncode, done.stdout
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=STEP_SECONDS)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, output
 
 
 def run_junit(command: list[str], junit: Path, **environment: str) -> dict:

@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, compile_c
 
 SOURCE = ROOT / "bindings" / "python" / "build_backend" / "nf4_build.py"
+
+PATH = os.environ["PATH"]
 
 
 @pytest.fixture
@@ -17,7 +19,7 @@ def backend(monkeypatch):
     spec = importlib.util.spec_from_file_location("nf4_build", SOURCE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("CUDACXX", "NF4_CUDA", "NVCC_APPEND_FLAGS"):
+    for name in ("CUDACXX", "NF4_CUDA", "LIBRARY_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(module, "wheel_root", lambda: None)
@@ -40,19 +42,38 @@ def test_the_compiler_of_the_path_comes_first(backend, monkeypatch, tmp_path):
 
 def test_cudacxx_goes_in_front_of_the_path(backend, monkeypatch, tmp_path):
     """Meson looks for nvcc on PATH only."""
-    monkeypatch.setenv("CUDACXX", str(tmp_path / "own" / "nvcc"))
-    assert backend.cuda_environment() == {"PATH": f"{tmp_path / 'own'}:/nowhere"}
+    own = make_executable(tmp_path / "own" / "nvcc")
+    monkeypatch.setenv("CUDACXX", str(own))
+    assert backend.cuda_environment() == {"PATH": f"{own.parent}:/nowhere"}
+
+
+def test_cudacxx_may_be_a_name(backend, monkeypatch, tmp_path):
+    """It is looked up on PATH, not in the working directory."""
+    make_executable(tmp_path / "here" / "nvcc")
+    monkeypatch.chdir(tmp_path / "here")
+    wanted = make_executable(tmp_path / "toolkit" / "nvcc")
+    monkeypatch.setenv("PATH", str(wanted.parent))
+    monkeypatch.setenv("CUDACXX", "nvcc")
+    assert backend.cuda_environment() == {"PATH": f"{wanted.parent}:{wanted.parent}"}
+
+
+def test_a_cudacxx_that_is_not_there(backend, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDACXX", "no-such-nvcc")
+    monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path)
+    with pytest.raises(FileNotFoundError, match="CUDACXX is no-such-nvcc"):
+        backend.cuda_environment()
 
 
 def test_the_wheels_come_last(backend, monkeypatch, tmp_path):
     monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path)
     assert backend.cuda_environment() == {
         "PATH": f"{tmp_path / 'bin'}:/nowhere",
-        "NVCC_APPEND_FLAGS": f"-L{tmp_path / 'lib'}",
+        "LIBRARY_PATH": str(tmp_path / "lib"),
     }
-    monkeypatch.setenv("NVCC_APPEND_FLAGS", "--threads 2")
-    flags = backend.cuda_environment()["NVCC_APPEND_FLAGS"]
-    assert flags == f"--threads 2 -L{tmp_path / 'lib'}"
+    monkeypatch.setenv("LIBRARY_PATH", "/opt/lib")
+    assert backend.cuda_environment()["LIBRARY_PATH"] == f"{tmp_path / 'lib'}:/opt/lib"
+    monkeypatch.setenv("LIBRARY_PATH", "")
+    assert backend.cuda_environment()["LIBRARY_PATH"] == str(tmp_path / "lib")
 
 
 def test_the_cuda_option(backend, monkeypatch, tmp_path):
@@ -93,8 +114,26 @@ def test_the_environment_as_shell_lines(tmp_path):
     assert result.stdout.strip() == str(nvcc)
 
 
-def test_the_requirements_as_lines(backend):
-    result = subprocess.run(
-        [sys.executable, str(SOURCE), "requirements"], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.split() == backend.CUDA_WHEELS
+def test_libraries_of_the_wheels_link_from_a_folder_with_a_space(backend, monkeypatch, tmp_path):
+    root = tmp_path / "with space"
+    make_executable(root / "bin" / "nvcc")
+    (root / "lib").mkdir()
+    library, program = tmp_path / "only.c", tmp_path / "program.c"
+    library.write_text("int answer(void) { return 0; }\n")
+    program.write_text("int answer(void);\nint main(void) { return answer(); }\n")
+    monkeypatch.setenv("PATH", PATH)
+    compile_c(library, root / "lib" / "libonly.so", "-shared", "-fPIC")
+    monkeypatch.setattr(backend, "wheel_root", lambda: root)
+    for name, value in backend.cuda_environment().items():
+        monkeypatch.setenv(name, value)
+    compile_c(program, tmp_path / "program", "-L/nowhere", "-Wl,--no-as-needed", "-lonly")
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "riscv64"])
+def test_the_requirements_as_lines(backend, monkeypatch, capsys, machine):
+    monkeypatch.setattr(backend.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(backend.platform, "machine", lambda: machine)
+    monkeypatch.setattr(sys, "argv", ["nf4_build.py", "requirements"])
+    assert backend.main() == 0
+    wanted = [] if machine == "riscv64" else backend.CUDA_WHEELS
+    assert capsys.readouterr().out.split() == wanted

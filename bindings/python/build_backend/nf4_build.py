@@ -4,7 +4,7 @@ A build uses the nvcc of PATH or CUDACXX. Where there is none, the compiler come
 requirement. NF4_CUDA=0 in the environment builds for the CPU alone.
 
     python nf4_build.py               shell lines that put the installed wheels' nvcc to use
-    python nf4_build.py requirements  the wheels
+    python nf4_build.py requirements  the wheels; nothing where there are none for the machine
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ def cuda_wanted() -> bool:
 
 
 def system_nvcc() -> str | None:
-    """The nvcc that is installed, wheels aside."""
-    return os.environ.get("CUDACXX") or shutil.which("nvcc")
+    """The nvcc that is installed, wheels aside. A CUDACXX that names no program raises, for
+    another compiler is not what was asked for."""
+    chosen = os.environ.get("CUDACXX")
+    found = shutil.which(chosen or "nvcc")
+    if chosen and not found:
+        raise FileNotFoundError(f"CUDACXX is {chosen}, which is no program")
+    return found
 
 
 def wheel_root() -> Path | None:
@@ -42,9 +47,15 @@ def wheel_root() -> Path | None:
     return next((root for root in roots if (root / "bin" / "nvcc").exists()), None)
 
 
+def available_wheels() -> list[str]:
+    """CUDA_WHEELS, or nothing on a machine that they are not made for."""
+    return CUDA_WHEELS if f"{platform.system()}-{platform.machine()}" in _HAVE_WHEELS else []
+
+
 def cuda_environment() -> dict[str, str]:
     """The variables by which Meson finds nvcc: it looks on PATH only. The wheels keep the
-    libraries in lib, where nvcc does not look by itself."""
+    libraries in lib, where nvcc does not look by itself, but the host compiler that links for
+    it does; nvcc's own flags cannot name a folder with a space."""
     path = os.environ.get("PATH", os.defpath)
     nvcc = system_nvcc()
     if nvcc:
@@ -52,8 +63,12 @@ def cuda_environment() -> dict[str, str]:
     root = wheel_root()
     if root is None:
         return {}
-    flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -L{root / 'lib'}".strip()
-    return {"PATH": f"{root / 'bin'}{os.pathsep}{path}", "NVCC_APPEND_FLAGS": flags}
+    # An empty entry would be the working directory.
+    libraries = [str(root / "lib"), *filter(None, [os.environ.get("LIBRARY_PATH")])]
+    return {
+        "PATH": f"{root / 'bin'}{os.pathsep}{path}",
+        "LIBRARY_PATH": os.pathsep.join(libraries),
+    }
 
 
 def _prepared(settings: dict[str, Any] | None) -> dict[str, Any]:
@@ -72,9 +87,8 @@ def get_requires_for_build_wheel(config_settings: dict[str, Any] | None = None) 
     import mesonpy
 
     requirements = mesonpy.get_requires_for_build_wheel(config_settings)
-    available = f"{platform.system()}-{platform.machine()}" in _HAVE_WHEELS
-    if cuda_wanted() and available and not system_nvcc():
-        requirements = [*requirements, *CUDA_WHEELS]
+    if cuda_wanted() and not system_nvcc():
+        requirements = [*requirements, *available_wheels()]
     return requirements
 
 
@@ -98,9 +112,14 @@ def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = N
 
 def main() -> int:
     if sys.argv[1:] == ["requirements"]:
-        print("\n".join(CUDA_WHEELS))
+        for wheel in available_wheels():
+            print(wheel)
         return 0
-    environment = cuda_environment()
+    try:
+        environment = cuda_environment()
+    except FileNotFoundError as error:
+        print(f"nf4_build: {error}", file=sys.stderr)
+        return 1
     for name, value in environment.items():
         print(f"export {name}={shlex.quote(value)}")
     if not environment:

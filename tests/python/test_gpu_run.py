@@ -1,0 +1,41 @@
+"""How tests/gpu/run.py runs its steps."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+sys.path[:0] = [str(ROOT / "tests" / "gpu")]
+
+import run  # noqa: E402
+
+
+def test_status_and_output_of_a_step() -> None:
+    script = "echo out; echo $NF4_SAYS >&2; exit 3"
+    assert run.execute(["sh", "-c", script], NF4_SAYS="err") == (3, "out\nerr\n")
+
+
+def test_a_step_that_hangs_is_killed_with_its_children(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "STEP_SECONDS", 3)
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    # A pipe is readable, and at its end, once the last process that writes to it is gone.
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        script = 'exec 3>"$HELD"; echo started >&3; sleep 1000 & wait'
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.execute(["sh", "-c", script], HELD=str(fifo))
+        assert os.read(reader, 100) == b"started\n"
+        ready, _, _ = select.select([reader], [], [], 60)
+        assert ready, "the child of the step lives on"
+        assert os.read(reader, 100) == b""
+    finally:
+        os.close(reader)
