@@ -3,8 +3,8 @@ bench. Writes tests/gpu/record.json if, and only if, all of it passed.
 
     python tests/gpu/run.py [--build DIR] [--ptx-build DIR] [--record FILE] [--no-bench]
 
-`--ptx-build` holds check_cuda of a build with -Dgpu_archs=75-ptx, which shows that the PTX
-for later GPUs gives the same bits.
+`--ptx-build` holds check_cuda of a build with -Dgpu_archs=75-ptx,80-ptx: the PTX that later
+GPUs compile, and the kernels for GPUs between, which this one may not be.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,8 +32,9 @@ import bench_gpu  # noqa: E402
 from sources import source_hash  # noqa: E402
 
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# Shapes per dtype, blocksize and flat/nested: 48 such classes, so 96 per kernel family.
-SANITIZER_SHAPES = "2"
+# Shapes per dtype, blocksize and flat/nested: NF4, FP4 and a codebook of the caller's. With
+# 48 such classes, 144 for each family and shape of kernel.
+SANITIZER_SHAPES = "3"
 SKIPPED_STATUS = 77
 STEP_SECONDS = 300  # a step that takes longer hangs
 
@@ -102,11 +104,11 @@ def sanitize(program: Path, tool: str) -> dict:
         raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
     if tool == "memcheck" and execute([*base, "[.planted]"])[0] != 9:
         raise Failure("compute-sanitizer memcheck missed a planted write past the end")
-    return {"reports": 0, "shapes_per_kernel_family": 48 * int(SANITIZER_SHAPES)}
+    return {"reports": 0, "shapes_per_kernel": 48 * int(SANITIZER_SHAPES)}
 
 
 def examples(build: Path) -> dict:
-    """The examples on raw device buffers; a program that is not built is named as skipped."""
+    """The examples on raw device buffers. Rust's may be missing where there is no cargo."""
     programs = {
         "C": [str(build / "examples" / "c_device_buffers")],
         "C++": [str(build / "examples" / "cpp_device_buffers")],
@@ -116,13 +118,21 @@ def examples(build: Path) -> dict:
     result = {}
     for language, command in programs.items():
         if not Path(command[0]).exists():
-            result[language] = "skipped: not built"
+            if language != "Rust" or shutil.which("cargo"):
+                raise Failure(f"the {language} example is not built: no {command[0]}")
+            result[language] = "skipped: no cargo"
             continue
         status, output = execute(command, LD_LIBRARY_PATH=str(build / "lib"))
         if status != 0:
             raise Failure(f"the {language} example ended with {status}:\n{output}")
         result[language] = "passed"
     return result
+
+
+def two_gpus(check: Path, devices: int, folder: Path) -> dict:
+    if devices < 2:
+        return {"skipped": "one GPU"}
+    return catch2(check, "[.two-gpus]", folder)
 
 
 def step(title: str, work, *arguments) -> dict:
@@ -147,12 +157,14 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
         "tests": {
             "kernels and launches": step("check_cuda", catch2, check, "[cuda]", folder),
             "a sticky error": step("check_cuda sticky", catch2, check, "[.sticky]", folder),
-            "compute_75 PTX alone": step(
+            "a cold capture": step("check_cuda cold", catch2, check, "[.cold]", folder),
+            "compute_75 and compute_80 PTX": step(
                 "check_cuda, PTX",
                 lambda: catch2(check_ptx, "[cuda]~[large]", folder, CUDA_FORCE_PTX_JIT="1"),
             ),
             "Python": step("pytest", pytest, folder),
         },
+        "two GPUs": step("two GPUs", two_gpus, check, device.device_count, folder),
         "examples": step("examples", examples, arguments.build),
         "compute-sanitizer": {
             tool: step(f"compute-sanitizer {tool}", sanitize, check, tool)
