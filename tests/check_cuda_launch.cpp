@@ -198,7 +198,15 @@ TEST_CASE("a second device: memory decides, and the current device stays", "[.tw
     CHECK(current == 0);
     stream.synchronize();
     CHECK(trip.dequantize(of_device_0) == NF4_STATUS_INVALID_ARGUMENT);
-    CHECK(mentions("stream"));
+    CHECK(mentions("stream is of device 0"));
+    cudaGraphExec_t graph = capture(stream, [&] {
+      trip.run(stream);
+      // A call on another stream does not disturb the capture.
+      CHECK(trip.dequantize(of_device_0) == NF4_STATUS_INVALID_ARGUMENT);
+    });
+    REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
+    stream.synchronize();
+    REQUIRE_CUDA(cudaGraphExecDestroy(graph));
     const DeviceBuffer out_of_device_0(trip.out.size());
     CHECK(nf4_dequant_launch(&trip.weight.tensor(), out_of_device_0.data(), kKind.dtype, stream) ==
           NF4_STATUS_INVALID_ARGUMENT);

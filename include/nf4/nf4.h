@@ -132,8 +132,8 @@ typedef int32_t nf4_dtype;
 #define NF4_DTYPE_BF16 3
 
 /* cudaStream_t (and CUstream) without their headers, of the device that the memory
- * is of; where all of it is managed or host memory, of the current device. NULL is the
- * legacy default stream of that device. */
+ * is of. NULL is the legacy default stream of that device, or of the current one
+ * where all memory is managed or the host's. */
 typedef struct CUstream_st *nf4_stream;
 
 /* A quantized weight. It borrows every pointer and owns nothing. Dequantize reads
@@ -196,7 +196,7 @@ NF4_API nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t 
  * the nested pointers are partly NULL or contradict nested_blocksize; a pointer
  * is misaligned for its type; out overlaps an input; a pointer is host memory
  * that the GPU cannot reach; the pointers are of different devices, or the stream
- * is of another one. */
+ * is of another one (which cannot be told while it is being captured). */
 NF4_API nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                                       nf4_stream stream);
 

@@ -50,6 +50,45 @@ nf4_status cached_device(int index, Device &device) {
   return NF4_STATUS_OK;
 }
 
+constexpr int kUnknownDevice = -1;
+
+bool is_default_stream(cudaStream_t stream) {
+  return stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
+}
+
+// How many devices there are, asked once: a process never gets more.
+cudaError_t count_devices(int &count) {
+  static std::atomic<int> known{0};
+  count = known.load(std::memory_order_relaxed);
+  if (count != 0) return cudaSuccess;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess) known.store(count, std::memory_order_relaxed);
+  return error;
+}
+
+// The device of a stream, as far as it can be told without harm: the question ends a
+// capture of that stream. Where there is one device, there is nothing to ask.
+cudaError_t device_of_stream(cudaStream_t stream, int &index) {
+  index = kUnknownDevice;
+  int devices = 0;
+  cudaError_t error = count_devices(devices);
+  if (error != cudaSuccess || devices == 1 || is_default_stream(stream)) return error;
+#if CUDART_VERSION >= 12080
+  cudaStreamCaptureStatus capture;
+  error = cudaStreamIsCapturing(stream, &capture);
+  if (error != cudaSuccess || capture != cudaStreamCaptureStatusNone) return error;
+  // Other streams may be in the middle of a capture that forbids this thread much.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  error = cudaThreadExchangeStreamCaptureMode(&mode);
+  if (error != cudaSuccess) return error;
+  error = cudaStreamGetDevice(stream, &index);
+  const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
+  return error != cudaSuccess ? error : restored;
+#else
+  return cudaSuccess;
+#endif
+}
+
 }  // namespace
 
 nf4_status fail_cuda(cudaError_t error, const char *call) {
@@ -71,10 +110,10 @@ nf4_status no_family(const Device &device) {
               device.index, device.compute_capability / 10, device.compute_capability % 10);
 }
 
-nf4_status locate(const Operands &operands, Device &device) {
+nf4_status locate(const Operands &operands, cudaStream_t stream, Device &device) {
   cudaMemoryType types[kMaxOperands];
   const Operand *decisive = nullptr;
-  int index = -1;
+  int index = kUnknownDevice;
   for (int i = 0; i < operands.count; ++i) {
     const Operand &operand = operands.list[i];
     cudaPointerAttributes attributes;
@@ -88,10 +127,16 @@ nf4_status locate(const Operands &operands, Device &device) {
     decisive = &operand;
     index = attributes.device;
   }
-  if (decisive == nullptr) {
-    const cudaError_t error = cudaGetDevice(&index);
-    if (error != cudaSuccess) return fail_cuda(error, "cudaGetDevice");
-  }
+  int streams = kUnknownDevice;
+  cudaError_t error = device_of_stream(stream, streams);
+  if (error != cudaSuccess) return fail_cuda(error, "finding the stream's device");
+  if (decisive != nullptr && streams != kUnknownDevice && streams != index)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "stream is of device %d, but %s is memory of device %d", streams, decisive->name,
+                index);
+  if (decisive == nullptr) index = streams;
+  if (index == kUnknownDevice) error = cudaGetDevice(&index);
+  if (error != cudaSuccess) return fail_cuda(error, "cudaGetDevice");
   if (const nf4_status status = cached_device(index, device)) return status;
   for (int i = 0; i < operands.count; ++i)
     if (types[i] == cudaMemoryTypeUnregistered && !device.reaches_host_memory)
@@ -99,14 +144,6 @@ nf4_status locate(const Operands &operands, Device &device) {
                   "%s is host memory (%p), which device %d cannot reach", operands.list[i].name,
                   operands.list[i].address, index);
   return NF4_STATUS_OK;
-}
-
-nf4_status launched(cudaError_t error, const char *what, const Device &device) {
-  if (error == cudaSuccess) return NF4_STATUS_OK;
-  if (error == cudaErrorInvalidResourceHandle)
-    return fail(NF4_STATUS_INVALID_ARGUMENT, "stream is not one of device %d, where the memory is",
-                device.index);
-  return fail_cuda(error, what);
 }
 
 cudaError_t load_kernels(const void *const *kernels, int count) {

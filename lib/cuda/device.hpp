@@ -19,11 +19,12 @@ struct Device {
   bool reaches_host_memory;  // pageable memory, through the system's page tables
 };
 
-// The device that the operands are memory of, or the current one if they are all managed
-// or host memory; a failure if they are of different devices or out of its reach. The
-// operands decide, not the stream, because a stream cannot be asked for its device while
-// it is being captured (cudaStreamGetDevice then ends the capture).
-nf4_status locate(const Operands &operands, Device &device);
+// The device that the operands are memory of, or that of the stream if all of them are
+// managed or host memory; a failure if they are of different devices, out of its reach, or
+// not of the stream's device. A stream cannot be asked for its device while it is being
+// captured, nor a default stream at all: then the memory alone decides, or the current
+// device.
+nf4_status locate(const Operands &operands, cudaStream_t stream, Device &device);
 
 // Says that this build has no kernel for the device.
 nf4_status no_family(const Device &device);
@@ -61,8 +62,5 @@ cudaError_t launch(const void *kernel, int64_t blocks, int threads, const Args &
   return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
                           dim3(static_cast<unsigned>(threads)), parameters, 0, stream);
 }
-
-// The answer to what launch() returned.
-nf4_status launched(cudaError_t error, const char *what, const Device &device);
 
 }  // namespace nf4::cuda

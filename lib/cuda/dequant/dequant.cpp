@@ -84,7 +84,7 @@ const DequantFamily *dequant_family_for(int compute_capability) {
 
 nf4_status dequant(const DequantProblem &problem, nf4_stream stream) {
   Device device;
-  if (const nf4_status status = locate(problem.operands, device)) return status;
+  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
   const DequantFamily *family = dequant_family_for(device.compute_capability);
   if (family == nullptr) return no_family(device);
 
@@ -96,7 +96,7 @@ nf4_status dequant(const DequantProblem &problem, nf4_stream stream) {
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
   const void *kernel = family->kernels[problem.dtype - 1][problem.weight.nested()][shape];
   const cudaError_t error = launch(kernel, blocks, kDequantThreads, args, stream);
-  return launched(error, "launching dequantize", device);
+  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching dequantize");
 }
 
 }  // namespace nf4::cuda

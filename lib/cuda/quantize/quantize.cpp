@@ -89,7 +89,7 @@ cudaError_t load_quantize_kernels(int compute_capability) {
 
 nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream) {
   Device device;
-  if (const nf4_status status = locate(problem.operands, device)) return status;
+  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
   const QuantizeFamily *family = family_for(device.compute_capability);
   if (family == nullptr) return no_family(device);
 
@@ -101,7 +101,7 @@ nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream) {
              ceil_divide(args.elements, kQuantizeElementsPerBlock), kQuantizeThreads, args, stream);
   if (error == cudaSuccess && problem.weight.nested())
     error = launch_scales(problem, *family, stream);
-  return launched(error, "launching quantize", device);
+  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching quantize");
 }
 
 }  // namespace nf4::cuda

@@ -28,8 +28,8 @@ pub struct CUstream_st {
     _unused: [u8; 0],
 }
 /** cudaStream_t (and CUstream) without their headers, of the device that the memory
- is of; where all of it is managed or host memory, of the current device. NULL is the
- legacy default stream of that device.*/
+ is of. NULL is the legacy default stream of that device, or of the current one
+ where all memory is managed or the host's.*/
 pub type nf4_stream = *mut CUstream_st;
 /** A quantized weight. It borrows every pointer and owns nothing. Dequantize reads
  packed, absmax, nested_absmax and nested_offset; quantize writes them.*/
@@ -239,7 +239,7 @@ extern "C" {
  the nested pointers are partly NULL or contradict nested_blocksize; a pointer
  is misaligned for its type; out overlaps an input; a pointer is host memory
  that the GPU cannot reach; the pointers are of different devices, or the stream
- is of another one.*/
+ is of another one (which cannot be told while it is being captured).*/
     pub fn nf4_dequant_launch(
         weight: *const nf4_tensor,
         out: *mut ::core::ffi::c_void,
