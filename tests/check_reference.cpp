@@ -1,4 +1,5 @@
 // The scalar reference against nf4.h, written out naively.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -55,6 +56,13 @@ std::vector<float> absmax_of(const QuantizeCase &input) {
     if (std::isfinite(x) && x > absmax.back()) absmax.back() = x;
   }
   return absmax;
+}
+
+// How far a number in [-1, 1] can be from the nearest of 256 ascending ones.
+double largest_distance(const float *code) {
+  double distance = std::max(code[0] + 1.0, 1.0 - code[255]);
+  for (int i = 1; i < 256; ++i) distance = std::max(distance, (double{code[i]} - code[i - 1]) / 2);
+  return distance;
 }
 
 }  // namespace
@@ -128,10 +136,13 @@ TEST_CASE("nested quantize: the offset is the mean, the scales survive to 8 bits
     for (const float x : absmax) sum += x;
     CHECK(*weight.tensor().nested_offset ==
           Approx(sum / static_cast<double>(absmax.size())).epsilon(1e-6));
-    double worst = 0;
-    for (size_t j = 0; j < absmax.size(); ++j)
-      worst = std::max<double>(
-          worst, std::fabs(scale_of(weight.tensor(), static_cast<int64_t>(j) * 64) - absmax[j]));
-    CHECK(worst < 0.03);
+    const nf4_tensor &tensor = weight.tensor();
+    const double distance = largest_distance(tensor.nested_code);
+    int64_t wrong = 0;
+    for (size_t j = 0; j < absmax.size(); ++j) {
+      const double error = std::fabs(scale_of(tensor, static_cast<int64_t>(j) * 64) - absmax[j]);
+      wrong += error > distance * tensor.nested_absmax[j / tensor.nested_blocksize] + 1e-6;
+    }
+    CHECK(wrong == 0);
   }
 }
