@@ -196,20 +196,31 @@ def round_trip_problems(source: Path, quantized: Path, back: Path) -> list[str]:
     return problems
 
 
-def run(model: Path, name: str, out: Path) -> int:
-    """The demo on the checkpoint `model`, called `name`. Returns the exit code."""
+def is_of_earlier_run(report: Path, quantized: Path) -> bool:
+    """Did a run that finished write `report` and `quantized`, so that both may be replaced?"""
+    try:
+        return json.loads(report.read_text())["path"] == str(quantized)
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return False
+
+
+def run(model: Path, name: str, out: Path, force: bool) -> int:
+    """The demo on the checkpoint `model`, called `name`. Replaces what an earlier run wrote,
+    and anything else only by `force`. Returns the exit code."""
     out.mkdir(parents=True, exist_ok=True)
+    report, plot = out / "inspect.json", out / "demo.png"
     suffix = "" if model.is_dir() else ".safetensors"
     quantized, back = out / f"{name}-nf4{suffix}", out / f"{name}-dense{suffix}"
+    replace = force or is_of_earlier_run(report, quantized)
     threads = len(os.sched_getaffinity(0))
     print(f"libnf4 {nf4.version()}, CPU kernels {nf4.cpu_variant()}, {threads} threads")
     print(f"model  {name}, {model}")
 
     options = QuantizeOptions()
-    quantize = quantize_checkpoint(str(model), str(quantized), options, replace=True)
+    quantize = quantize_checkpoint(str(model), str(quantized), options, replace=replace)
     inspect_seconds, document = timed(lambda: inspect_checkpoint(str(quantized), str(model)))
     verify_seconds, verified = timed(lambda: verify_checkpoint(str(quantized)))
-    dequantize = dequantize_checkpoint(str(quantized), str(back), replace=True)
+    dequantize = dequantize_checkpoint(str(quantized), str(back), replace=replace)
     problems = round_trip_problems(model, quantized, back)
     layers = layers_of(document, dense_tensor_bytes(model))
     totals = document["totals"]
@@ -242,7 +253,6 @@ def run(model: Path, name: str, out: Path) -> int:
     show(report_lines(verified))
     show(problems or ["round trip: every tensor is back, those left dense bit for bit"])
 
-    report, plot = out / "inspect.json", out / "demo.png"
     report.write_text(json.dumps(document, indent=2) + "\n")
     demo_plot.draw(plot, name, layers, totals)
     print(f"\nwrote {quantized}\n      {back}\n      {report}\n      {plot}")
@@ -254,6 +264,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="a directory for what it writes")
     parser.add_argument("--model", type=Path, help="a dense checkpoint: a file or a directory")
+    parser.add_argument("--force", action="store_true", help="replace what lies in its way there")
     args = parser.parse_args()
     model, name = args.model, PACKAGED_NAME
     if model is None:
@@ -261,7 +272,7 @@ def main() -> int:
     else:
         name = model.resolve().name.removesuffix(".safetensors")
     try:
-        return run(model, name, args.out)
+        return run(model, name, args.out, args.force)
     except (FormatError, OptionError, OutputRefused, OSError, nf4.Error) as error:
         sys.exit(f"demo: {error}")
 

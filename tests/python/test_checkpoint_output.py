@@ -314,7 +314,9 @@ def test_directory_is_left_alone_where_no_exchange_is_possible(tmp_path, monkeyp
 
     monkeypatch.setattr(transaction.ctypes, "CDLL", OldKernel)
     with pytest.raises(OutputRefused, match="in one step"):
-        with transaction.staged_directory(destination, replace=True) as path:
+        with transaction.staged_directory(
+            destination, like=str(tmp_path), warnings=[], replace=True
+        ) as path:
             Path(path, "config.json").write_text("{}")
     assert helpers.tree(destination) == before
     assert listing(tmp_path) == ["out"]

@@ -123,6 +123,22 @@ def test_closed_pipe_ends_quietly(model, quantized, tmp_path):
     assert main(["verify", str(tmp_path / "whole")]) == 0
 
 
+@pytest.mark.parametrize("redirections", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(redirections, model, tmp_path):
+    shell = ["sh", "-c", f'exec "$@" {redirections}', "sh"]
+    for code, arguments in (
+        (0, ["quantize", model, tmp_path / "q"]),
+        (0, ["verify", tmp_path / "q"]),
+        (2, ["frobnicate"]),
+        (4, ["verify", tmp_path / "nothing"]),
+    ):
+        result = subprocess.run(
+            [*shell, *command(*arguments)], capture_output=True, text=True, check=False
+        )
+        assert result.returncode == code
+        assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_full_stdout_is_an_error(model, unbuffered):
     with open("/dev/full", "w") as full:

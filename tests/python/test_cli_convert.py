@@ -24,6 +24,7 @@ REPORT = {
     "kernel_seconds": float,
     "seconds": float,
     "not_copied": list,
+    "warnings": list,
 }
 
 

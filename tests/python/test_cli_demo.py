@@ -53,3 +53,15 @@ def test_demo_says_what_is_wrong(tmp_path):
     result = _demo("--out", tmp_path / "out", "--model", tmp_path / "nothing")
     assert result.returncode == 1
     assert "nothing" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_demo_replaces_only_what_it_wrote(tmp_path):
+    model = helpers.write_model(tmp_path / "tiny")
+    other = helpers.write_model(tmp_path / "out" / "tiny-nf4")
+    before = helpers.tree(other)
+    arguments = ("--out", tmp_path / "out", "--model", model)
+    result = _demo(*arguments)
+    assert result.returncode == 1 and "exists already" in result.stderr
+    assert helpers.tree(other) == before
+    assert _demo(*arguments, "--force").returncode == 0
+    assert helpers.tree(other) != before

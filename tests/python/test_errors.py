@@ -194,3 +194,25 @@ def test_tables_that_are_read_only_are_read():
     assert nf4.quantize(SOURCE, out=q) is q
     expected = nf4.quantize(SOURCE, codebook=table)
     assert (q.packed == expected.packed).all() and (q.absmax == expected.absmax).all()
+
+
+@pytest.mark.parametrize(
+    "shape", [(-1, -1, 4), (0, -1, 4), (-2, 4), ("a", "b"), (1.5, 4), (None, None), 5, None]
+)
+def test_shape(shape):
+    with pytest.raises(nf4.InvalidArgument, match="shape is "):
+        nf4.sizes(shape)
+
+
+@pytest.mark.parametrize("format", [["nf4"], {}, None, 4])
+def test_format_of_another_type(format):
+    with pytest.raises(nf4.InvalidArgument, match="format is "):
+        nf4.sizes((4, 4), format=format)
+
+
+def test_shape_of_more_dimensions_than_numpy_has():
+    weight = changed(shape=(1,) * 65 + (6, 64))
+    with pytest.raises(nf4.InvalidArgument, match="shape of 67 dimensions: "):
+        nf4.dequantize(weight)
+    flat = np.empty(6 * 64, np.float32)
+    assert (nf4.dequantize(weight, out=flat) == nf4.dequantize(quantized()).reshape(-1)).all()

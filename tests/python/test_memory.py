@@ -238,3 +238,12 @@ def test_numpy_through_its_own_dlpack():
     assert oracle.differing(q.absmax, np.array([11], np.float32)) == 0
     gc.collect()
     assert sys.getrefcount(values) == references
+
+
+def test_masked_array():
+    refused(np.ma.masked_array(MATRIX, MATRIX > 3), "thing is a masked array")
+
+
+def test_dlpack_copy_is_not_written_to():
+    assert not _memory.buffer("thing", DlpackArray(MATRIX, FLOAT, flags=2)).writable
+    assert _memory.buffer("thing", DlpackArray(MATRIX, FLOAT)).writable

@@ -37,6 +37,15 @@ def integer(name: str, value: Any, bits: int) -> int:
     return number
 
 
+def shape(value: Any) -> tuple[int, ...]:
+    """The dimensions of a weight, each a 64-bit int."""
+    try:
+        dimensions = tuple(value)
+    except TypeError:
+        raise InvalidArgument(f"shape is {value!r}; expected a sequence of integers") from None
+    return tuple(integer("shape", extent, 64) for extent in dimensions)
+
+
 def address(name: str, value: Any) -> int:
     """An int that fits a pointer."""
     number = operator.index(value)
@@ -47,7 +56,7 @@ def address(name: str, value: Any) -> int:
 
 def format_code(value: Any) -> int:
     """The nf4_format of "nf4" or "fp4"."""
-    if value not in FORMATS:
+    if not isinstance(value, str) or value not in FORMATS:
         raise InvalidArgument(f'format is {value!r}; expected "nf4" or "fp4"')
     return FORMATS[value]
 

@@ -13,7 +13,8 @@ from typing import Any
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 _ON_DEVICE = {CPU: False, CUDA_HOST: False, CUDA: True, CUDA_MANAGED: True}
 _DTYPES = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (1, 8): "uint8"}
-_READ_ONLY = 1
+# What is written to a copy that the producer made for us would be lost.
+_READ_ONLY, _IS_COPIED = 1, 2
 # Asks the producer for no synchronisation: ordering is the caller's, by `stream`.
 _NO_SYNCHRONISATION = -1
 
@@ -91,7 +92,7 @@ def _read(capsule: Any) -> tuple[DLTensor, bool]:
         managed = DLManagedTensorVersioned.from_address(pointer)
         if managed.major != 1:
             raise BufferError(f"DLPack version {managed.major}.{managed.minor}; expected 1")
-        return managed.dl_tensor, not managed.flags & _READ_ONLY
+        return managed.dl_tensor, not managed.flags & (_READ_ONLY | _IS_COPIED)
     if _is_valid(capsule, b"dltensor"):
         pointer = _get_pointer(capsule, b"dltensor")
         return DLManagedTensor.from_address(pointer).dl_tensor, True

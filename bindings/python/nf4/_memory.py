@@ -62,6 +62,8 @@ def _require_contiguous(name: str, contiguous: bool) -> None:
 
 
 def _from_numpy(name: str, array: np.ndarray) -> Buffer:
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidArgument(f"{name} is a masked array; expected one without a mask")
     _require_contiguous(name, array.flags.c_contiguous)
     return Buffer(
         name=name,

@@ -177,7 +177,10 @@ def _output(tensor: QuantizedTensor, dtype: Any, out: Any) -> tuple[Any, Buffer,
     wanted = None if dtype is None else _convert.dtype_name(dtype)
     if out is None:
         wanted = wanted or tensor.dtype
-        out = np.empty(tensor.shape, _convert.NUMPY_DTYPES[wanted])
+        try:
+            out = np.empty(tensor.shape, _convert.NUMPY_DTYPES[wanted])
+        except ValueError as error:
+            raise InvalidArgument(f"shape of {len(tensor.shape)} dimensions: {error}") from None
     target = _memory.buffer("out", out)
     if wanted is None:
         wanted = target.dtype if target.dtype in _convert.DTYPES else tensor.dtype

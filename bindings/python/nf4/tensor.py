@@ -34,7 +34,10 @@ def descriptor(
     shape: Iterable[int], format: str, blocksize: int, nested_blocksize: int
 ) -> _abi.Tensor:
     """An nf4_tensor without pointers. rows is the product of all dimensions but the last."""
-    dimensions = tuple(shape)
+    dimensions = _convert.shape(shape)
+    # Two negative ones would make a product that the library takes for sound.
+    if any(extent < 0 for extent in dimensions[:-1]):
+        raise InvalidArgument(f"shape is {dimensions}; expected dimensions of 0 or more")
     return _abi.Tensor(
         struct_size=ctypes.sizeof(_abi.Tensor),
         format=_convert.format_code(format),
@@ -101,9 +104,7 @@ class QuantizedTensor:
     dtype: str = "fp32"
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "shape", tuple(_convert.integer("shape", extent, 64) for extent in self.shape)
-        )
+        object.__setattr__(self, "shape", _convert.shape(self.shape))
         object.__setattr__(self, "dtype", _convert.dtype_name(self.dtype))
         for name in ("nested_absmax", "nested_code", "nested_offset"):
             if self.nested != (getattr(self, name) is not None):

@@ -10,11 +10,12 @@ import numpy as np
 
 import nf4
 from nf4.checkpoint.bnb import Survey, Weight, survey
-from nf4.checkpoint.dtypes import FILE_TO_NF4
+from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.model_files import config_problems
 from nf4.checkpoint.rules import is_conv1d, module_of
 from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.steps import nonfinite
 
 _PIECE_ELEMENTS = 1 << 20
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
@@ -105,15 +106,40 @@ def audit(path: str) -> tuple[Survey, list[Finding]]:
             for name, weight in found.weights.items():
                 for severity, problem in value_problems(weight.load(checkpoint)):
                     findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
+            findings += _dense_findings(checkpoint, found)
+            findings += _changes(checkpoint)
     except FormatError as error:
         return Survey(), [_finding("fault", fault) for fault in [*faults, error]]
     return found, findings
 
 
+def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
+    """NaN and Inf in dense tensors: unusual, but masks hold them."""
+    for name, info in found.dense.items():
+        file = checkpoint.owner[name]
+        for offset, piece in file.pieces(info) if info.dtype in FILE_TO_NF4 else ():
+            values = np.frombuffer(piece, NUMPY[info.dtype])
+            problem = nonfinite(values, info.dtype, offset // values.itemsize)
+            if problem:
+                yield Finding("warning", file.path, name, problem)
+                break
+
+
+def _changes(checkpoint: Checkpoint) -> list[Finding]:
+    try:
+        checkpoint.check_unchanged()
+    except FormatError as error:
+        return [_finding("fault", error)]
+    return []
+
+
 def _config_findings(checkpoint: Checkpoint, found: Survey) -> list[Finding]:
     config = f"{checkpoint.directory}/config.json"
     try:
-        return [Finding("fault", config, None, p) for p in config_problems(checkpoint, found)]
+        return [
+            Finding(severity, config, None, problem)
+            for severity, problem in config_problems(checkpoint, found)
+        ]
     except FormatError as error:
         return [_finding("fault", error)]
 
@@ -140,8 +166,9 @@ def error_statistics(
     weight: Weight, checkpoint: Checkpoint, dense: Checkpoint, threads: int = 0
 ) -> ErrorStatistics:
     """How far a 4-bit weight is from its dense original. Sums are taken in float64."""
-    model_type = dense.config.get("model_type")
-    reference = _dense_reference(weight, dense, model_type if isinstance(model_type, str) else None)
+    # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
+    model_type = dense.model_type or checkpoint.model_type
+    reference = _dense_reference(weight, dense, model_type)
     reference = np.ascontiguousarray(reference).reshape(-1)
     values = nf4.dequantize(weight.load(checkpoint), "fp32", threads=threads).reshape(-1)
     squared_error = squared_reference = max_abs = 0.0

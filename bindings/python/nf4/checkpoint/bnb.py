@@ -17,7 +17,7 @@ import numpy as np
 import nf4
 from nf4.checkpoint.dtypes import BITS, NF4_TO_TORCH, STORAGE, STORAGE_NAMES, TORCH_TO_NF4
 from nf4.checkpoint.errors import FormatError
-from nf4.checkpoint.header import TensorInfo, TensorSpec
+from nf4.checkpoint.header import MAX_RANK, TensorInfo, TensorSpec
 from nf4.checkpoint.jsonio import is_count, parse_object
 from nf4.checkpoint.source import Checkpoint
 
@@ -146,6 +146,8 @@ def _parse_state(fields: dict[str, Any], format: str) -> State:
     shape = fields.get("shape")
     if not isinstance(shape, list) or not shape or not all(is_count(size) for size in shape):
         raise ValueError(f"shape {shape!r} is not a list of sizes")
+    if len(shape) > MAX_RANK:
+        raise ValueError(f"shape of {len(shape)} dimensions; at most {MAX_RANK} are read")
     if math.prod(size or 1 for size in shape) > 2**60:
         raise ValueError(f"shape {shape} overflows")
     state = State(format, fields["blocksize"], dtype, tuple(shape))

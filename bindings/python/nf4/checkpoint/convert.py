@@ -9,21 +9,30 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State, Survey, survey
-from nf4.checkpoint.dtypes import FILE_TO_NF4
+from nf4.checkpoint.dtypes import FILE_TO_NF4, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError, OptionError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.model_files import (
+    DTYPE_KEYS,
     compute_dtype,
     copy_side_files,
     existing_quantization,
+    files_read,
     quantization_config,
+    side_files,
     write_json,
 )
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import Rules, is_conv1d, module_of, skip_list
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Dequantize, Quantize, Result, Step
-from nf4.checkpoint.transaction import refuse_overlap, staged_directory, staged_file
+from nf4.checkpoint.transaction import (
+    creation_mode,
+    refuse_overlap,
+    refuse_reading_from,
+    staged_directory,
+    staged_file,
+)
 from nf4.checkpoint.writer import SafetensorsWriter
 
 # Called with a tensor's name and the bytes of it that were read.
@@ -44,11 +53,6 @@ class QuantizeOptions:
     compute: str | None = None
     allow_nonfinite: bool = False
     threads: int = 0
-
-
-def _model_type(checkpoint: Checkpoint) -> str | None:
-    value = checkpoint.config.get("model_type")
-    return value if isinstance(value, str) else None
 
 
 def _architectures(checkpoint: Checkpoint) -> list[str]:
@@ -80,6 +84,8 @@ def _quantize_step(
 def _quantized_config(
     checkpoint: Checkpoint, found: Survey, steps: list[Quantize], options: QuantizeOptions
 ) -> dict[str, Any]:
+    if not steps and existing_quantization(checkpoint):
+        return checkpoint.config
     quantized = {step.name for step in steps}
     dense = [info for name, info in found.dense.items() if name not in quantized]
     modules = [module_of(name) for name in [*quantized, *found.weights]]
@@ -115,7 +121,7 @@ def quantize_checkpoint(
         existing_quantization(checkpoint)
         found = survey(checkpoint)
         found.require_sound()
-        rules = Rules(_model_type(checkpoint), options.skip, options.only)
+        rules = Rules(checkpoint.model_type, options.skip, options.only)
         unknown = rules.unmatched(module_of(name) for name in found.dense)
         if unknown:
             raise OptionError(f"--skip or --only names no tensor: {', '.join(map(repr, unknown))}")
@@ -126,7 +132,7 @@ def quantize_checkpoint(
                 step = None
                 if info.name in found.dense:
                     step = _quantize_step(file, info, rules, options)
-                steps[file_name].append(step or Copy(file, info))
+                steps[file_name].append(step or Copy(file, info, info.name in found.dense))
                 quantized += [step] if step else []
         if not quantized and not found.weights:
             raise FormatError(
@@ -143,9 +149,9 @@ def _dense_step(
     goes with it."""
     weight = found.weights.get(info.name)
     if weight is not None:
-        transposed = is_conv1d(module_of(info.name), _model_type(checkpoint))
+        transposed = is_conv1d(module_of(info.name), checkpoint.model_type)
         return Dequantize(checkpoint, weight, dtype or weight.state.dtype, transposed, threads)
-    return Copy(checkpoint.owner[info.name], info) if info.name in found.dense else None
+    return Copy(checkpoint.owner[info.name], info, True) if info.name in found.dense else None
 
 
 def dequantize_checkpoint(
@@ -177,6 +183,8 @@ def dequantize_checkpoint(
             for name, file in checkpoint.files.items()
         }
         config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
+        if dtype is not None:
+            config |= {key: NF4_TO_TORCH[dtype] for key in DTYPE_KEYS if key in config}
         return _write(checkpoint, steps, config, destination, replace, progress)
 
 
@@ -189,15 +197,24 @@ def _write(
     progress: Progress | None,
 ) -> Result:
     result = Result()
+    warnings = result.warnings
     started = time.perf_counter()
     if checkpoint.directory is None:
         (only,) = steps
-        with staged_file(destination, replace=replace) as path:
-            _write_file(path, checkpoint.files[only], steps[only], result, progress)
+        source = checkpoint.files[only]
+        refuse_reading_from(destination, files_read(checkpoint, ()))
+        mode = creation_mode(0o666, source.path, destination)
+        with staged_file(destination, replace=replace, warnings=warnings) as path:
+            _write_file(path, mode, source, steps[only], result, progress)
             checkpoint.check_unchanged()
     else:
-        with staged_directory(destination, replace=replace) as path:
+        copied, result.left_out = side_files(checkpoint)
+        refuse_reading_from(destination, files_read(checkpoint, copied))
+        with staged_directory(
+            destination, like=checkpoint.directory, replace=replace, warnings=warnings
+        ) as path:
             _write_directory(path, checkpoint, steps, config, result, progress)
+            copy_side_files(checkpoint.directory, path, copied)
             checkpoint.check_unchanged()
     result.seconds = time.perf_counter() - started
     return result
@@ -205,6 +222,7 @@ def _write(
 
 def _write_file(
     path: str,
+    mode: int,
     source: SafetensorsFile,
     steps: list[Step],
     result: Result,
@@ -213,10 +231,9 @@ def _write_file(
     specs = [spec for step in steps for spec in step.specs()]
     # transformers refuses a file that does not say which framework's it is.
     metadata = {"format": "pt", **source.metadata}
-    with SafetensorsWriter(path, specs, metadata) as writer:
+    with SafetensorsWriter(path, specs, metadata, mode) as writer:
         for step in steps:
             step.run(writer, result)
-            result.dense += isinstance(step, Copy)
             if progress is not None:
                 progress(step.name, step.bytes_in)
     result.bytes_in += source.size
@@ -231,12 +248,15 @@ def _write_directory(
     result: Result,
     progress: Progress | None,
 ) -> None:
+    assert checkpoint.directory is not None
     weight_map: dict[str, str] = {}
     total_size = 0
     for name, file_steps in steps.items():
         if not file_steps and checkpoint.files[name].tensors:
             continue
-        _write_file(os.path.join(path, name), checkpoint.files[name], file_steps, result, progress)
+        source = checkpoint.files[name]
+        mode = creation_mode(0o666, source.path)
+        _write_file(os.path.join(path, name), mode, source, file_steps, result, progress)
         result.files.append(name)
         for spec in (spec for step in file_steps for spec in step.specs()):
             weight_map[spec.name] = name
@@ -246,8 +266,8 @@ def _write_directory(
             "metadata": {"total_size": total_size},
             "weight_map": dict(sorted(weight_map.items())),
         }
-        write_json(os.path.join(path, checkpoint.index_name), index)
+        old = os.path.join(checkpoint.directory, checkpoint.index_name)
+        write_json(os.path.join(path, checkpoint.index_name), index, old)
     if checkpoint.config:
-        write_json(os.path.join(path, "config.json"), config)
-    assert checkpoint.directory is not None
-    result.left_out = copy_side_files(checkpoint.directory, path)
+        old = os.path.join(checkpoint.directory, "config.json")
+        write_json(os.path.join(path, "config.json"), config, old)

@@ -10,13 +10,14 @@ from typing import Any
 
 from nf4.checkpoint.dtypes import BITS
 from nf4.checkpoint.errors import FormatError
-from nf4.checkpoint.jsonio import is_count, parse_object
+from nf4.checkpoint.jsonio import check_marks, is_count, parse_object
 
 # What the safetensors library accepts.
 MAX_HEADER_BYTES = 100_000_000
-# Keeps the memory that a hostile header takes within a few hundred MB. The largest
-# published checkpoints have tens of thousands of tensors over all their shards.
+# The largest published checkpoints have tens of thousands of tensors over all their shards.
 MAX_TENSORS = 500_000
+# The most dimensions that every numpy has.
+MAX_RANK = 32
 _PREFIX_BYTES = 8
 
 
@@ -75,6 +76,8 @@ def _tensor_bytes(info: Mapping[str, Any], path: str, name: str) -> int:
         raise FormatError(path, f"unknown dtype {dtype!r}", name)
     if not isinstance(shape, list) or not all(is_count(size) for size in shape):
         raise FormatError(path, "shape is not a list of sizes", name)
+    if len(shape) > MAX_RANK:
+        raise FormatError(path, f"{len(shape)} dimensions; at most {MAX_RANK} are read", name)
     # Zeros are left out so that a shape such as [2**62, 2**62, 0] does not hide an overflow.
     bits = BITS[dtype]
     for size in shape:
@@ -137,7 +140,9 @@ def _check_metadata(metadata: object, path: str) -> dict[str, str]:
 
 
 def check_tensor_count(header: bytes, path: str) -> None:
-    """Refuse a header of too many tensors before parsing it: each has its own brace."""
+    """Refuse a header of too many tensors, each of which has its own brace, or of too many
+    values before parsing it."""
+    check_marks(header, path, "the header")
     if header.count(b"{") > MAX_TENSORS:
         raise FormatError(path, f"the header lists more than {MAX_TENSORS} tensors")
 

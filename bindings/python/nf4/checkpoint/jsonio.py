@@ -1,14 +1,20 @@
-"""JSON as files hold it, read without Python's leniencies."""
+"""JSON as files hold it, read without Python's leniencies and within bounds."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import Any
 
 from nf4.checkpoint.errors import FormatError, naming
+from nf4.checkpoint.files import open_regular
 
 MAX_JSON_BYTES = 100_000_000
+MAX_CONFIG_BYTES = 16_000_000
+# Each value needs a comma or a bracket of its own, so this bounds the memory that parsing
+# takes to about 1 GB. A header of 500,000 tensors has 3.5 million commas.
+MAX_MARKS = 4_000_000
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -24,33 +30,68 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def parse_object(data: bytes, path: str, what: str, tensor: str | None = None) -> dict[str, Any]:
-    """`data` as a JSON object; FormatError naming `what` for anything else, duplicate keys,
-    NaN, a byte order mark, bad UTF-8 and endless nesting included."""
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:20]} is beyond every float")
+    return value
+
+
+def check_marks(data: bytes, path: str, what: str, tensor: str | None = None) -> None:
+    """FormatError for JSON of more values than are parsed, before parsing it."""
+    for mark in (b",", b"[", b"{"):
+        if data.count(mark) > MAX_MARKS:
+            raise FormatError(path, f"{what} has more than {MAX_MARKS} {mark.decode()!r}", tensor)
+
+
+def parse_value(
+    data: bytes, path: str, what: str, tensor: str | None = None, *, constants: bool = False
+) -> Any:
+    """`data` as JSON; FormatError naming `what` for anything else, duplicate keys, a byte order
+    mark, bad UTF-8 and endless nesting included. NaN and infinities, which Python writes and
+    JSON lacks, are let through with `constants` only."""
+    check_marks(data, path, what, tensor)
+    strict = {} if constants else {"parse_constant": _no_constant, "parse_float": _finite}
     try:
         text = data.decode("utf-8")
         if text.startswith("\ufeff"):
             raise ValueError("it starts with a byte order mark")
-        value = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_no_duplicates, **strict)
     except RecursionError:
         raise FormatError(path, f"{what} is nested too deeply", tensor) from None
     except UnicodeDecodeError as error:
         raise FormatError(path, f"{what} is not UTF-8 ({error.reason})", tensor) from None
     except ValueError as error:
         raise FormatError(path, f"{what} is not valid JSON: {error}", tensor) from None
+
+
+def parse_object(
+    data: bytes, path: str, what: str, tensor: str | None = None, *, constants: bool = False
+) -> dict[str, Any]:
+    """As parse_value, and a FormatError for what is no object."""
+    value = parse_value(data, path, what, tensor, constants=constants)
     if not isinstance(value, dict):
         raise FormatError(path, f"{what} is not a JSON object", tensor)
     return value
 
 
-def read_object(path: str, what: str) -> dict[str, Any]:
-    """The JSON object in a file of at most 100 MB. OSError if it cannot be read."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+def read_bytes(path: str, what: str, limit: int = MAX_JSON_BYTES) -> bytes:
+    """A regular file of at most `limit` bytes. FormatError for any other, OSError for one that
+    cannot be read."""
+    fd, _ = open_regular(path)
     with os.fdopen(fd, "rb") as file, naming(path):
-        data = file.read(MAX_JSON_BYTES + 1)
-    if len(data) > MAX_JSON_BYTES:
-        raise FormatError(path, f"{what} is larger than {MAX_JSON_BYTES} bytes")
-    return parse_object(data, path, what)
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise FormatError(path, f"{what} is larger than {limit} bytes")
+    return data
+
+
+def read_object(
+    path: str, what: str, *, limit: int = MAX_JSON_BYTES, constants: bool = False
+) -> dict[str, Any]:
+    """The JSON object in a file of at most `limit` bytes; errors as of read_bytes and
+    parse_object."""
+    return parse_object(read_bytes(path, what, limit), path, what, constants=constants)
 
 
 def is_count(value: object) -> bool:

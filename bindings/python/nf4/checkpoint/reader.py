@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
-from types import TracebackType
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from nf4.checkpoint.dtypes import NUMPY
 from nf4.checkpoint.errors import FormatError, naming
+from nf4.checkpoint.files import Closing, open_regular
 from nf4.checkpoint.header import TensorInfo, check_tensor_count, header_length, parse_header
 
 # Pieces in which data is copied: large enough to be fast, small beside any model.
 PIECE_BYTES = 8 << 20
 
-_KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-    stat.S_IFSOCK: "a socket",
-}
 
-
-def file_kind(mode: int) -> str:
-    """What a stat mode that is not of a regular file is of, in words."""
-    return _KINDS.get(stat.S_IFMT(mode), "a special file")
-
-
-class SafetensorsFile:
+class SafetensorsFile(Closing):
     """An open safetensors file whose whole structure has been checked.
 
     Nothing is mapped, so a file that is cut short while it is read gives a FormatError, never
@@ -43,14 +29,8 @@ class SafetensorsFile:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
-        # O_NONBLOCK: opening a FIFO must answer, not wait for a writer.
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._fd, self._opened = open_regular(self.path)
         try:
-            self._opened = os.fstat(self._fd)
-            if not stat.S_ISREG(self._opened.st_mode):
-                raise FormatError(
-                    self.path, f"{file_kind(self._opened.st_mode)}, not a regular file"
-                )
             self._parse()
         except BaseException:
             self.close()
@@ -74,11 +54,7 @@ class SafetensorsFile:
         """Let the safetensors library, which is fuzzed, reject what it can; ours then looks for
         what it lets through."""
         try:
-            try:
-                safe_open(self.path, framework="np", backend="pread")
-            except TypeError:
-                # Before safetensors 0.8 there is mmap alone.
-                safe_open(self.path, framework="np")
+            safe_open(self.path, framework="np", backend="pread")
         except SafetensorError as error:
             reason = str(error).removeprefix("Error while deserializing header: ")
             raise FormatError(self.path, f"not valid safetensors: {reason}") from None
@@ -128,14 +104,3 @@ class SafetensorsFile:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
-
-    def __enter__(self) -> SafetensorsFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -140,16 +140,25 @@ class Rules:
         return [p for p in self.skip + self.only if not any(matches(p, name) for name in names)]
 
 
+# The regular expressions that are run, though a file brings them: names, what re.escape makes
+# of names, one ".*" at most, and "$" at the end. None of them takes long or fails to compile.
+_PLAIN = r"(?:[\w .:/-]|\\[^\w])*"
+_SIMPLE = re.compile(rf"{_PLAIN}(?:(?<!\\)\.\*{_PLAIN})?\$?")
+
+
+def is_simple(entry: str) -> bool:
+    """Can an entry of llm_int8_skip_modules be judged in full?"""
+    return _SIMPLE.fullmatch(entry) is not None
+
+
 def _skip_pattern(entry: str) -> re.Pattern[str] | None:
-    try:
-        return re.compile(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))")
-    except re.error:
-        return None
+    return re.compile(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))") if is_simple(entry) else None
 
 
 def skips(entry: str, modules: Iterable[str]) -> list[str]:
     """Which of `modules` an entry of llm_int8_skip_modules keeps transformers from converting:
-    the rule of transformers.quantizers.quantizers_utils.should_convert_module."""
+    the rule of transformers.quantizers.quantizers_utils.should_convert_module. An entry that
+    is not simple is taken for a suffix only."""
     pattern = _skip_pattern(entry)
     return [m for m in modules if m.endswith(entry) or (pattern and pattern.match(m))]
 

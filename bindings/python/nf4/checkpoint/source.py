@@ -6,15 +6,15 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.files import Closing, file_kind
 from nf4.checkpoint.header import TensorInfo
-from nf4.checkpoint.jsonio import read_object
-from nf4.checkpoint.reader import SafetensorsFile, file_kind
+from nf4.checkpoint.jsonio import MAX_CONFIG_BYTES, read_object
+from nf4.checkpoint.reader import SafetensorsFile
 
 INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_NAME = "model" + INDEX_SUFFIX
@@ -48,7 +48,7 @@ def _weights_of_directory(path: str) -> str:
     raise FormatError(path, f"no {SINGLE_NAME} or {INDEX_NAME}, and {problem}")
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """An open checkpoint. A context manager.
 
     path          what was given: a .safetensors file, a directory, or an index (which stands
@@ -92,7 +92,9 @@ class Checkpoint:
         if self.directory is not None:
             config = os.path.join(self.directory, "config.json")
             if os.path.exists(config):
-                self.config = read_object(config, "the configuration")
+                self.config = read_object(
+                    config, "the configuration", limit=MAX_CONFIG_BYTES, constants=True
+                )
 
     def _open_shards(self, index: str) -> None:
         weight_map = _shards_of_index(index)
@@ -125,6 +127,12 @@ class Checkpoint:
                 raise FormatError(path, f"it is in {self.owner[name].path} too", name)
             self.owner[name] = file
 
+    @property
+    def model_type(self) -> str | None:
+        """What config.json calls the kind of model, if it does."""
+        value = self.config.get("model_type")
+        return value if isinstance(value, str) else None
+
     def __contains__(self, name: str) -> bool:
         return name in self.owner
 
@@ -149,17 +157,6 @@ class Checkpoint:
     def close(self) -> None:
         for file in self.files.values():
             file.close()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def weight_bytes(path: str) -> int:

@@ -29,7 +29,8 @@ _CHECK_ELEMENTS = 1 << 20
 @dataclasses.dataclass
 class Result:
     """What a conversion did. Bytes are those of weight files; kernel_bytes are those that the
-    quantize or dequantize kernels read and wrote, in kernel_seconds."""
+    quantize or dequantize kernels read and wrote, in kernel_seconds. warnings: what went wrong
+    once the output was in place."""
 
     weights: int = 0
     dense: int = 0
@@ -43,6 +44,7 @@ class Result:
     seconds: float = 0.0
     files: list[str] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
 
     def count(self, array_bytes: int, packed_bytes: int, started: float) -> None:
         """Add a kernel's run that began at perf_counter() `started`."""
@@ -67,8 +69,8 @@ class Step(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Copy:
-    """A tensor's bytes, unchanged."""
+class _FromTensor:
+    """A step that reads one tensor of a file."""
 
     file: SafetensorsFile
     info: TensorInfo
@@ -80,6 +82,13 @@ class Copy:
     @property
     def bytes_in(self) -> int:
         return self.info.nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy(_FromTensor):
+    """A tensor's bytes, unchanged. dense: it is no part of a 4-bit weight."""
+
+    dense: bool
 
     def specs(self) -> Sequence[TensorSpec]:
         return [TensorSpec(self.info.name, self.info.dtype, self.info.shape)]
@@ -87,26 +96,17 @@ class Copy:
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         for offset, piece in self.file.pieces(self.info):
             writer.write(self.info.name, piece, offset)
+        result.dense += self.dense
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantize:
+class Quantize(_FromTensor):
     """A dense matrix to 4 bits."""
 
-    file: SafetensorsFile
-    info: TensorInfo
     plan: Plan
     transposed: bool
     allow_nonfinite: bool
     threads: int
-
-    @property
-    def name(self) -> str:
-        return self.info.name
-
-    @property
-    def bytes_in(self) -> int:
-        return self.info.nbytes
 
     def specs(self) -> Sequence[TensorSpec]:
         return self.plan.specs()
@@ -176,8 +176,9 @@ class Dequantize:
         result.weights += 1
 
 
-def nonfinite(array: np.ndarray, dtype: str) -> str | None:
-    """Where the first NaN or Inf of an array is, in words; None if there is none."""
+def nonfinite(array: np.ndarray, dtype: str, first: int = 0) -> str | None:
+    """Where the first NaN or Inf of an array is, in words; None if there is none. `first`: the
+    index of its first element in the tensor."""
     kind, exponent = _EXPONENTS[dtype]
     bits = array.reshape(-1).view(kind)
     for start in range(0, bits.size, _CHECK_ELEMENTS):
@@ -185,5 +186,5 @@ def nonfinite(array: np.ndarray, dtype: str) -> str | None:
         if bad.any():
             index = start + int(bad.argmax())
             value = float(array.reshape(-1)[index])
-            return f"{'NaN' if value != value else 'Inf'} at element {index}"
+            return f"{'NaN' if value != value else 'Inf'} at element {first + index}"
     return None

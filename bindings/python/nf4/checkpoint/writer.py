@@ -9,6 +9,7 @@ from types import TracebackType
 import numpy as np
 
 from nf4.checkpoint.errors import naming
+from nf4.checkpoint.files import Closing
 from nf4.checkpoint.header import TensorSpec, build_header
 
 
@@ -19,26 +20,30 @@ def write_fully(fd: int, data: memoryview, offset: int) -> None:
         done += os.pwrite(fd, data[done:], offset + done)
 
 
-class SafetensorsWriter:
+class SafetensorsWriter(Closing):
     """Creates `path`, which must not exist, with the tensors of `specs`.
 
-    `write` fills them; `finish` checks that every byte was given, and syncs to disk. As a
-    context manager it finishes when the block ends without an error; removing the file after
-    one is the caller's (see transaction.py).
+    `mode` is what open(2) takes, less the umask. `write` fills them; `finish` checks that every
+    byte was given, and syncs to disk. As a context manager it finishes when the block ends
+    without an error; removing the file after one is the caller's (see transaction.py).
 
     Raises FormatError for a name given twice or a header that is too long, OSError with the
     file's name for what the system refuses.
     """
 
     def __init__(
-        self, path: str, specs: Iterable[TensorSpec], metadata: Mapping[str, str] | None = None
+        self,
+        path: str,
+        specs: Iterable[TensorSpec],
+        metadata: Mapping[str, str] | None = None,
+        mode: int = 0o666,
     ):
         self.path = path
         header, self._tensors = build_header(specs, metadata or {}, path)
         self._missing = {name: info.nbytes for name, info in self._tensors.items()}
         self._data_start = len(header)
         self.nbytes = len(header) + sum(self._missing.values())
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             with naming(path):
                 write_fully(self._fd, memoryview(header), 0)
@@ -72,16 +77,14 @@ class SafetensorsWriter:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    def __enter__(self) -> SafetensorsWriter:
-        return self
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.finish()
-        else:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
             self.close()

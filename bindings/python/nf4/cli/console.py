@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,14 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from nf4.cli.exits import EPILOG
+
+
+def replace_closed_streams() -> None:
+    """Python has None for a standard stream that was closed when it started. Opened in this
+    order, the replacements also take the descriptors, so that no other file gets them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def use_any_name(*streams: TextIO) -> None:
@@ -89,7 +98,11 @@ def add_conversion(parser: argparse.ArgumentParser) -> None:
     """The arguments of commands that read a checkpoint and write another."""
     parser.add_argument("source", metavar="SRC", help="a .safetensors file or a model directory")
     parser.add_argument("destination", metavar="DST", help="a file or a directory, as SRC is")
-    parser.add_argument("--force", action="store_true", help="replace DST if it exists")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace DST if it exists; a checkpoint directory with everything that is in it",
+    )
     add_threads(parser)
 
 
@@ -123,8 +136,10 @@ def rate_text(count: float, seconds: float) -> str:
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Sorts layer.2 before layer.10."""
-    parts = re.findall(r"(\d+)|(\D+)", name)
-    return [(0, int(digits), "") if digits else (1, 0, text) for digits, text in parts]
+    parts = re.findall(r"([0-9]+)|([^0-9]+)", name)
+    # Numbers without leading zeros compare by length first. int() has a limit on digits.
+    numbers = ((digits.lstrip("0"), text) for digits, text in parts)
+    return [(1, 0, text) if text else (0, len(digits), digits) for digits, text in numbers]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

@@ -27,6 +27,8 @@ def run_conversion(
         print_json(_document(args, result, settings))
     else:
         print("\n".join(_lines(args, result, verb)))
+    for warning in result.warnings:
+        note(f"warning: {warning}")
     if result.left_out and not args.quiet:
         note(f"not copied: {', '.join(result.left_out)}")
     return Exit.OK
@@ -49,6 +51,7 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
         "kernel_seconds": result.kernel_seconds,
         "seconds": result.seconds,
         "not_copied": result.left_out,
+        "warnings": result.warnings,
     }
 
 
@@ -57,7 +60,7 @@ def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
     return [
         f"{verb} {result.weights} weights ({result.elements / 1e6:.1f} million numbers): "
         f"{size_text(result.weight_bytes_in)} -> {size_text(result.weight_bytes_out)}",
-        f"kept {result.dense} tensors as they are",
+        f"kept {result.dense} dense tensors as they are",
         f"checkpoint: {size_text(result.bytes_in)} -> {size_text(result.bytes_out)} "
         f"in {result.seconds:.2f} s, of which {result.kernel_seconds:.2f} s {args.command} "
         f"({kernel})",

@@ -22,6 +22,7 @@ EPILOG = """exit codes:
   3    the input breaks its format
   4    a file cannot be read or written, the destination is in the way, or the
        library failed; the destination is as it was
-  129, 130, 143   ended by SIGHUP, SIGINT, SIGTERM; the destination is as it was
+  129, 130, 143   ended by SIGHUP, SIGINT, SIGTERM; the destination is as it was, or
+       complete if the signal came last of all
   141  whoever read the output closed it
 """

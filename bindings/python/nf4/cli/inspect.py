@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
+
 from nf4.checkpoint.audit import ErrorStatistics, error_statistics, relative
 from nf4.checkpoint.bnb import Survey, Weight, survey
 from nf4.checkpoint.header import TensorInfo
@@ -97,7 +99,7 @@ def _totals(found: Survey, errors: dict[str, ErrorStatistics]) -> dict[str, Any]
             sum(error.squared_error for error in errors.values()),
             sum(error.squared_reference for error in errors.values()),
         )
-        totals["max_abs_error"] = max(error.max_abs for error in errors.values())
+        totals["max_abs_error"] = float(np.max([error.max_abs for error in errors.values()]))
     return totals
 
 

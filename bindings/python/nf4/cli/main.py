@@ -14,7 +14,7 @@ from types import FrameType
 import nf4
 from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused
 from nf4.cli import dequantize, doctor, inspect, quantize, verify
-from nf4.cli.console import HelpFormatter, complain, printable, use_any_name
+from nf4.cli.console import HelpFormatter, complain, printable, replace_closed_streams, use_any_name
 from nf4.cli.exits import EPILOG, Exit
 
 _COMMANDS = (quantize, dequantize, inspect, verify, doctor)
@@ -111,6 +111,7 @@ def _run(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `nf4` with these arguments (those of the process by default). Returns the exit code
     and never raises SystemExit."""
+    replace_closed_streams()
     use_any_name(sys.stdout, sys.stderr)
     parser = build_parser()
     try:

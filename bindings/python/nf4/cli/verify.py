@@ -15,7 +15,7 @@ Check a checkpoint and list every fault: the structure of its files, the parts o
 weight against its shape and blocksize, quant_state, codebooks that are not the format's,
 scales that are NaN, infinite or negative, and a config.json that transformers would not load
 the weights by. Exit code 1 if there is a fault. Warnings (subnormal scales and the like) are
-listed and do not count.
+listed and do not count, as are NaN and Inf in dense tensors.
 """
 
 
