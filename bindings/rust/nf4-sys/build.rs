@@ -14,6 +14,11 @@ or install it where pkg-config finds nf4.pc (see PKG_CONFIG_PATH).";
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=NF4_LIB_DIR");
+    // docs.rs has no libnf4, and links nothing.
+    println!("cargo:rerun-if-env-changed=DOCS_RS");
+    if env::var_os("DOCS_RS").is_some() {
+        return;
+    }
     match env::var_os("NF4_LIB_DIR") {
         Some(folder) => link_folder(Path::new(&folder)),
         None => link_installed(),
@@ -63,14 +68,23 @@ fn link_into(folder: &Path, search: &Path) -> io::Result<()> {
 }
 
 fn link_installed() {
-    let version = env!("CARGO_PKG_VERSION");
+    let next = next_incompatible();
     if let Err(error) = pkg_config::Config::new()
-        .atleast_version(version)
+        .range_version(env!("CARGO_PKG_VERSION")..next.as_str())
         .probe("nf4")
     {
         fail(&format!(
             "NF4_LIB_DIR is not set and pkg-config does not find nf4: {error}"
         ));
+    }
+}
+
+/// The first version whose ABI may be another: until 1.0 a minor version may break it.
+fn next_incompatible() -> String {
+    let number = |text: &str| -> u32 { text.parse().expect("cargo's versions are numbers") };
+    match number(env!("CARGO_PKG_VERSION_MAJOR")) {
+        0 => format!("0.{}.0", number(env!("CARGO_PKG_VERSION_MINOR")) + 1),
+        major => format!("{}.0.0", major + 1),
     }
 }
 

@@ -34,6 +34,10 @@ pub enum Error {
     /// launch of several kernels the outputs are unspecified.
     #[error("CUDA error: {0}")]
     Cuda(String),
+    /// The library that was loaded is of a version with another ABI. Nothing was called but
+    /// what tells its version.
+    #[error("wrong version of libnf4: {0}")]
+    WrongVersion(String),
     /// A status that this crate does not know.
     #[error("unknown status {status} of libnf4: {detail}")]
     Unknown {
@@ -60,9 +64,14 @@ impl Error {
             | Error::NoDevice(detail)
             | Error::UnsupportedDevice(detail)
             | Error::Cuda(detail)
+            | Error::WrongVersion(detail)
             | Error::Unknown { detail, .. } => detail,
             #[cfg(feature = "cudarc")]
-            Error::Driver(_) => "an error of the CUDA driver",
+            Error::Driver(error) => error
+                .error_string()
+                .ok()
+                .and_then(|text| text.to_str().ok())
+                .unwrap_or("an error that the CUDA driver has no text for"),
         }
     }
 }

@@ -1,12 +1,13 @@
 //! The library and the machine: versions, tables, CPU and GPU.
 
 use std::ffi::{c_char, CStr};
+use std::sync::OnceLock;
 
 use nf4_sys as sys;
 
 use crate::error::check;
 use crate::spec::{CODEBOOK_SIZE, SCALE_CODE_SIZE};
-use crate::{Format, Result};
+use crate::{Error, Format, Result};
 
 /// A version of libnf4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,6 +16,47 @@ pub struct Version {
     pub major: u32,
     pub minor: u32,
     pub patch: u32,
+}
+
+impl Version {
+    /// That of the header which this crate was made from.
+    const HEADER: Version = Version {
+        major: sys::NF4_VERSION_MAJOR as u32,
+        minor: sys::NF4_VERSION_MINOR as u32,
+        patch: sys::NF4_VERSION_PATCH as u32,
+    };
+
+    /// Does a library of this version have what a header of version `header` declares? Until
+    /// 1.0 a minor version may break the ABI; from then on it only adds to it.
+    fn serves(self, header: Version) -> bool {
+        self.major == header.major
+            && match header.major {
+                0 => self.minor == header.minor,
+                _ => self.minor >= header.minor,
+            }
+    }
+
+    fn check(self) -> Result<()> {
+        if self.serves(Self::HEADER) {
+            return Ok(());
+        }
+        let Version {
+            major,
+            minor,
+            patch,
+        } = self;
+        Err(Error::WrongVersion(format!(
+            "it is {major}.{minor}.{patch}; this crate needs {}.{}",
+            Self::HEADER.major,
+            Self::HEADER.minor
+        )))
+    }
+}
+
+/// Has the library that was loaded the ABI that this crate calls?
+pub(crate) fn check_version() -> Result<()> {
+    static CHECKED: OnceLock<Result<()>> = OnceLock::new();
+    CHECKED.get_or_init(|| version().check()).clone()
 }
 
 /// The version of the library that is loaded.
@@ -120,8 +162,10 @@ pub fn device_info(device: i32) -> DeviceInfo {
         name: [0; 256],
         dequant_variant: [0; 32],
     };
-    // SAFETY: the struct lives through the call and its struct_size is set.
-    let status = check(unsafe { sys::nf4_device_info(device, &mut info) });
+    let status = check_version().and_then(|()| {
+        // SAFETY: the struct lives through the call and its struct_size is set.
+        check(unsafe { sys::nf4_device_info(device, &mut info) })
+    });
     DeviceInfo {
         status,
         device_count: info.device_count,
@@ -151,4 +195,40 @@ unsafe fn static_text(text: *const c_char) -> &'static str {
     // SAFETY: as the caller promises.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().expect("the texts of libnf4 are ASCII")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn version(major: u32, minor: u32, patch: u32) -> Version {
+        Version {
+            major,
+            minor,
+            patch,
+        }
+    }
+
+    #[test]
+    fn a_library_of_another_abi_is_refused() {
+        let header = version(0, 1, 0);
+        for good in [version(0, 1, 0), version(0, 1, 9)] {
+            assert!(good.serves(header), "{good:?}");
+        }
+        for bad in [version(0, 0, 9), version(0, 2, 0), version(1, 1, 0)] {
+            assert!(!bad.serves(header), "{bad:?}");
+        }
+        let stable = version(1, 2, 0);
+        assert!(version(1, 2, 5).serves(stable) && version(1, 3, 0).serves(stable));
+        assert!(!version(1, 1, 9).serves(stable) && !version(2, 2, 0).serves(stable));
+    }
+
+    #[test]
+    fn the_refusal_names_both_versions() {
+        let Version { major, minor, .. } = Version::HEADER;
+        let detail = format!("it is {}.0.7; this crate needs {major}.{minor}", major + 1);
+        let refused = version(major + 1, 0, 7).check();
+        assert_eq!(refused, Err(Error::WrongVersion(detail)));
+        assert_eq!(check_version(), Ok(()));
+    }
 }

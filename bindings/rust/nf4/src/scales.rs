@@ -1,6 +1,6 @@
 //! The scales of weights on the host: flat or nested, owned or borrowed.
 
-use crate::spec::SCALE_CODE_SIZE;
+use crate::spec::{ScaleLengths, SCALE_CODE_SIZE};
 
 /// The scales of a weight that owns them.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,6 +78,44 @@ impl Scales {
                 absmax,
                 code,
                 offset,
+            },
+        }
+    }
+}
+
+impl ScalesRef<'_> {
+    pub(crate) fn lengths(&self) -> ScaleLengths {
+        match self {
+            ScalesRef::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
+            ScalesRef::Nested {
+                codes,
+                absmax,
+                code,
+                offset: _,
+            } => ScaleLengths::Nested {
+                codes: codes.len(),
+                absmax: absmax.len(),
+                code: code.len(),
+                offset: 1,
+            },
+        }
+    }
+}
+
+impl ScalesMut<'_> {
+    pub(crate) fn lengths(&self) -> ScaleLengths {
+        match self {
+            ScalesMut::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
+            ScalesMut::Nested {
+                codes,
+                absmax,
+                code,
+                offset: _,
+            } => ScaleLengths::Nested {
+                codes: codes.len(),
+                absmax: absmax.len(),
+                code: code.len(),
+                offset: 1,
             },
         }
     }

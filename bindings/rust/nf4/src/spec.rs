@@ -5,6 +5,7 @@ use std::ptr;
 use nf4_sys as sys;
 
 use crate::error::{check, check_length, convert};
+use crate::info::check_version;
 use crate::{Format, Result};
 
 /// Entries of a codebook.
@@ -138,8 +139,9 @@ impl Spec {
         Ok(bytes)
     }
 
-    /// The C descriptor, with no pointers yet.
+    /// The C descriptor, with no pointers yet. Every call on a weight passes through here.
     pub(crate) fn descriptor(&self) -> Result<sys::nf4_tensor> {
+        check_version()?;
         Ok(sys::nf4_tensor {
             struct_size: size_of::<sys::nf4_tensor>(),
             format: self.format.as_raw(),

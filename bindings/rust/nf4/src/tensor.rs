@@ -7,7 +7,7 @@ use std::ptr;
 
 use nf4_sys as sys;
 
-use crate::spec::{ScaleLengths, CODEBOOK_SIZE};
+use crate::spec::CODEBOOK_SIZE;
 use crate::{info, Result, Scales, ScalesMut, ScalesRef, Spec};
 
 /// A quantized weight that borrows its buffers, to be read.
@@ -44,21 +44,7 @@ impl<'a> QuantizedRef<'a> {
         scales: ScalesRef<'a>,
         codebook: Option<&'a [f32; CODEBOOK_SIZE]>,
     ) -> Result<Self> {
-        let lengths = match scales {
-            ScalesRef::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
-            ScalesRef::Nested {
-                codes,
-                absmax,
-                code,
-                offset: _,
-            } => ScaleLengths::Nested {
-                codes: codes.len(),
-                absmax: absmax.len(),
-                code: code.len(),
-                offset: 1,
-            },
-        };
-        let elements = spec.check_parts(packed.len(), lengths)?.elements;
+        let elements = spec.check_parts(packed.len(), scales.lengths())?.elements;
         Ok(QuantizedRef {
             spec,
             elements,
@@ -138,21 +124,7 @@ impl<'a> QuantizedMut<'a> {
         scales: ScalesMut<'a>,
         codebook: Option<&'a [f32; CODEBOOK_SIZE]>,
     ) -> Result<Self> {
-        let lengths = match &scales {
-            ScalesMut::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
-            ScalesMut::Nested {
-                codes,
-                absmax,
-                code,
-                offset: _,
-            } => ScaleLengths::Nested {
-                codes: codes.len(),
-                absmax: absmax.len(),
-                code: code.len(),
-                offset: 1,
-            },
-        };
-        let elements = spec.check_parts(packed.len(), lengths)?.elements;
+        let elements = spec.check_parts(packed.len(), scales.lengths())?.elements;
         Ok(QuantizedMut {
             spec,
             elements,

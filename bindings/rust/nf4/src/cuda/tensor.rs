@@ -38,6 +38,44 @@ pub enum CudaScalesMut<'a> {
     },
 }
 
+impl CudaScalesRef<'_> {
+    fn lengths(&self) -> ScaleLengths {
+        match self {
+            CudaScalesRef::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
+            CudaScalesRef::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => ScaleLengths::Nested {
+                codes: codes.len(),
+                absmax: absmax.len(),
+                code: code.len(),
+                offset: offset.len(),
+            },
+        }
+    }
+}
+
+impl CudaScalesMut<'_> {
+    fn lengths(&self) -> ScaleLengths {
+        match self {
+            CudaScalesMut::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
+            CudaScalesMut::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => ScaleLengths::Nested {
+                codes: codes.len(),
+                absmax: absmax.len(),
+                code: code.len(),
+                offset: offset.len(),
+            },
+        }
+    }
+}
+
 /// A quantized weight that borrows buffers on the GPU, to be read.
 #[derive(Debug)]
 pub struct CudaRef<'a> {
@@ -59,21 +97,7 @@ impl<'a> CudaRef<'a> {
         scales: CudaScalesRef<'a>,
         codebook: Option<CudaView<'a, f32>>,
     ) -> Result<Self> {
-        let lengths = match &scales {
-            CudaScalesRef::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
-            CudaScalesRef::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => ScaleLengths::Nested {
-                codes: codes.len(),
-                absmax: absmax.len(),
-                code: code.len(),
-                offset: offset.len(),
-            },
-        };
-        let elements = check_parts(spec, &packed, lengths, &codebook)?.elements;
+        let elements = check_parts(spec, &packed, scales.lengths(), &codebook)?.elements;
         Ok(CudaRef {
             spec,
             elements,
@@ -106,21 +130,7 @@ impl<'a> CudaMut<'a> {
         scales: CudaScalesMut<'a>,
         codebook: Option<CudaView<'a, f32>>,
     ) -> Result<Self> {
-        let lengths = match &scales {
-            CudaScalesMut::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
-            CudaScalesMut::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => ScaleLengths::Nested {
-                codes: codes.len(),
-                absmax: absmax.len(),
-                code: code.len(),
-                offset: offset.len(),
-            },
-        };
-        let elements = check_parts(spec, &packed, lengths, &codebook)?.elements;
+        let elements = check_parts(spec, &packed, scales.lengths(), &codebook)?.elements;
         Ok(CudaMut {
             spec,
             elements,

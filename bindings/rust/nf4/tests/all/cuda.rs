@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::common::{any_values, any_weight, even_codebook, same, Number};
 use half::{bf16, f16};
 use nf4::cuda::{self, CudaRef, CudaScalesRef, CudaTensor};
-use nf4::cudarc::driver::{CudaContext, CudaStream, DeviceRepr, ValidAsZeroBits};
+use nf4::cudarc::driver::sys::CUresult;
+use nf4::cudarc::driver::{CudaContext, CudaStream, DeviceRepr, DriverError, ValidAsZeroBits};
 use nf4::{dequantize, Error, QuantizedTensor, Result, Spec, Workspace};
 use proptest::prelude::*;
 
@@ -128,6 +129,13 @@ fn wrong_lengths_are_named() -> Result<()> {
     let short = cuda::dequantize_into(&weight, &mut out.as_view_mut(), &stream);
     assert_eq!(detail(short), "out has 127 elements; expected 128");
     Ok(())
+}
+
+#[test]
+fn an_error_of_the_driver_has_its_own_text() {
+    let Some(_) = stream() else { return };
+    let error = Error::from(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    assert_eq!(error.detail(), "out of memory");
 }
 
 /// A weight written on one stream and read on another, with no synchronisation between.

@@ -25,7 +25,11 @@ fn expected<T: Number>(weight: &QuantizedTensor) -> Vec<T> {
     let entries = weight.codebook().unwrap_or(codebook(spec.format));
     let value = |i: usize| {
         let pair = weight.packed()[i / 2];
-        let code = if i % 2 == 0 { pair >> 4 } else { pair & 15 };
+        let code = if i.is_multiple_of(2) {
+            pair >> 4
+        } else {
+            pair & 15
+        };
         T::of(entries[usize::from(code)] * scale(weight, i / spec.blocksize as usize))
     };
     (0..weight.elements()).map(value).collect()

@@ -1,0 +1,202 @@
+"""What ./dev is made of: the files it names, its shell functions, and its counts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEV = ROOT / "dev"
+TALLY = ROOT / "tools" / "tally.py"
+
+
+def _functions(script: str, *, at: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
+    """Runs shell lines with the functions of ./dev."""
+    text = DEV.read_text()
+    assert text.endswith('\nmain "$@"\n')
+    text = text.removesuffix('main "$@"\n').replace('"$(dirname "${BASH_SOURCE[0]}")"', f"'{at}'")
+    return subprocess.run(
+        ["bash", "-c", text + script],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_file_that_dev_names_exists() -> None:
+    text = DEV.read_text().replace("$PACKAGE/", "bindings/python/")
+    names = set(re.findall(r"(?<![\w/$}])(?:bindings|examples|tests|tools)/[\w./-]+\.\w+", text))
+    assert {"tests/bench/bench_cpu.py", "tools/tally.py"} <= names
+    assert "bindings/python/build_backend/nf4_build.py" in names
+    assert [name for name in sorted(names) if not (ROOT / name).is_file()] == []
+
+
+def test_every_step_is_defined() -> None:
+    text = DEV.read_text()
+    steps = set(re.findall(r"^  step (\w+) ", text, re.MULTILINE))
+    assert {"build", "python", "rust"} <= steps
+    assert steps == set(re.findall(r"^step_(\w+)\(\) ", text, re.MULTILINE))
+
+
+def test_requirements_are_those_of_pyproject() -> None:
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [
+        *document["build-system"]["requires"],
+        *document["project"]["dependencies"],
+        *document["project"]["optional-dependencies"]["plot"],
+        *document["project"]["optional-dependencies"]["test"],
+    ]
+    done = _functions("pyproject requires dependencies plot test")
+    assert done.stdout.splitlines() == wanted
+    missing = _functions("pyproject nothing; echo on")
+    assert missing.returncode == 1 and missing.stdout == ""
+    assert "no list 'nothing'" in missing.stderr
+
+
+@pytest.mark.parametrize("content", [None, "", "notes.txt", ".nf4-begun"])
+def test_only_an_environment_of_dev_is_cleared(content: str | None, tmp_path: Path) -> None:
+    place = tmp_path / "environment"
+    if content is not None:
+        place.mkdir()
+    if content:
+        (place / content).touch()
+        (place / "more").mkdir()
+    done = _functions("clear_environment", NF4_VENV=str(place))
+    left = {path.name for path in place.iterdir()}
+    if content == "notes.txt":
+        assert done.returncode == 1 and str(place) in done.stderr
+        assert left == {"notes.txt", "more"}
+    else:
+        assert done.returncode == 0, done.stderr
+        assert left == {".nf4-begun"}
+
+
+@pytest.mark.parametrize(
+    "version, accepted",
+    [("1.9.0", False), ("1.87.5", False), ("1.88.0", True), ("1.100.0", True), ("2.0.0", True)],
+)
+def test_a_cargo_that_is_too_old_is_named(version: str, accepted: bool, tmp_path: Path) -> None:
+    (tmp_path / "Cargo.toml").write_text('[workspace.package]\nrust-version = "1.88"\n')
+    cargo = tmp_path / "cargo"
+    cargo.write_text(f"#!/bin/sh\necho 'cargo {version} (0123abcd 2026-01-01)'\n")
+    cargo.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = _functions("rust_problem", at=tmp_path, PATH=path)
+    assert done.returncode == 0, done.stderr
+    refusal = f"cargo is {version}; 1.88 or later is needed"
+    assert done.stdout.strip() == ("" if accepted else refusal)
+
+
+# What `prepare` would do, said instead of done, on a machine without nvcc.
+STUBS = """
+unset CUDACXX
+virtual_environment() { :; }
+install() { say "install: $*"; }
+have() { [ "$1" != nvcc ]; }
+meson() { :; }
+configure() { echo "configure: ${*:2}"; }
+"""
+
+
+@pytest.mark.parametrize("wheels", ["", "a-wheel another-wheel"])
+def test_a_machine_without_a_cuda_compiler_builds_for_the_cpu(wheels: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    python = f'python() {{ [ -z "${{2:-}}" ] || printf "%s\\n" {wheels}; }}\n'
+    done = _functions(STUBS + python + "prepare -Dgiven=1", at=tmp_path)
+    assert done.returncode == 0, done.stderr
+    if wheels:
+        assert "install: the CUDA compiler a-wheel another-wheel" in done.stderr
+        assert "configure: -Dgiven=1\n" in done.stderr
+    else:
+        assert "this build has no GPU backend" in done.stderr
+        assert "configure: -Dcuda=disabled -Dgiven=1\n" in done.stderr
+
+
+def test_the_library_alone_needs_no_catch2(tmp_path: Path) -> None:
+    stubs = STUBS + "catch2_include() { die 'Catch2 was asked for'; }\nwants_cuda() { false; }\n"
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    done = _functions(stubs + "build_library", at=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "configure: -Dtests=disabled\n" in done.stderr
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "build.ninja").touch()
+    done = _functions(stubs + "build_library", at=tmp_path)
+    assert "configure: \n" in done.stderr
+    assert "Catch2 was asked for" in _functions(stubs + "build", at=tmp_path).stderr
+
+
+def _tally(folder: Path, name: str, status: int) -> tuple[list[int], str]:
+    done = subprocess.run(
+        [sys.executable, str(TALLY), name, str(folder), str(status)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(count) for count in (folder / "counts").read_text().split()], done.stdout
+
+
+CARGO = """\
+running 4 tests
+test info::versions_agree ... ok
+skipped: no CUDA: built without it
+test cuda::one ... ok
+test cuda::two ... skipped: no CUDA: built without it
+ok
+test info::tables ... ok
+
+test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s
+
+running 2 tests
+test one ... FAILED
+test two ... ignored
+
+test result: FAILED. 0 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s
+"""
+
+
+def test_rust_tests_that_skip_are_not_passed(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(CARGO)
+    (tmp_path / "rust.cargo").write_text(CARGO)
+    counts, said = _tally(tmp_path, "rust", 101)
+    assert counts == [2, 1, 3]
+    assert "failed: one" in said
+    assert "skipped 2: no CUDA: built without it" in said
+
+
+JUNIT = """\
+<testsuites><testsuite>
+<testcase classname="a" name="one"/>
+<testcase classname="a" name="two"><skipped message="no GPU"/></testcase>
+<testcase classname="a" name="three"><failure message="differs"/></testcase>
+</testsuite></testsuites>
+"""
+
+
+@pytest.mark.parametrize(
+    "name, status, log, junit, counts",
+    [
+        ("python", 1, "", JUNIT, [1, 1, 1]),
+        ("python", 0, "", "<testsuites/>", [0, 1, 0]),
+        ("python", 139, "", JUNIT.replace("failure", "system-out"), [2, 1, 1]),
+        ("format", 0, "", None, [1, 0, 0]),
+        ("format", 1, "", None, [0, 1, 0]),
+        ("build", 0, "", None, [0, 0, 0]),
+        ("rust", 77, "skipped: no cargo", None, [0, 0, 1]),
+    ],
+)
+def test_counts_of_a_step(name, status, log, junit, counts, tmp_path) -> None:
+    (tmp_path / "log").write_text(log)
+    if junit is not None:
+        (tmp_path / "results.xml").write_text(junit)
+    assert _tally(tmp_path, name, status)[0] == counts
