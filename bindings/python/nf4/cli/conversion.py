@@ -57,6 +57,11 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
 
 def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
     kernel = rate_text(result.kernel_bytes, result.kernel_seconds)
+    if result.weights == 0:
+        return [
+            f"nothing to {args.command}: all {result.dense} dense tensors are kept as they are",
+            f"wrote {printable(args.destination)}",
+        ]
     return [
         f"{verb} {result.weights} weights ({result.elements / 1e6:.1f} million numbers): "
         f"{size_text(result.weight_bytes_in)} -> {size_text(result.weight_bytes_out)}",

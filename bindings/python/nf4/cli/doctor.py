@@ -49,9 +49,10 @@ def _cpu_reason(variant: str, built: str) -> str:
     return "; ".join(reasons) or "the fastest that this build and this processor have"
 
 
-def _gpus() -> list[dict[str, Any]]:
-    """What is known of each GPU; one entry that says why where there is none."""
-    first = nf4.device_info(0)
+def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
+    """What is known of each GPU; `first` is what is known of the first, if there is one."""
+    if first.device_count == 0:
+        return []
     found = [first, *(nf4.device_info(index) for index in range(1, first.device_count))]
     return [
         {
@@ -92,7 +93,7 @@ def diagnose() -> dict[str, Any]:
         library = nf4.library_path()
     except nf4.LibraryNotFound as error:
         return {**report, "reason": str(error)}
-    build, variant = nf4.build_info(), nf4.cpu_variant()
+    build, variant, first = nf4.build_info(), nf4.cpu_variant(), nf4.device_info(0)
     return {
         **report,
         "usable": True,
@@ -100,7 +101,8 @@ def diagnose() -> dict[str, Any]:
         "version": nf4.version(),
         "build": build,
         "cpu": {"kernels": variant, "reason": _cpu_reason(variant, build.get("cpu_variants", ""))},
-        "gpus": _gpus(),
+        "gpus": _gpus(first),
+        "no_gpu": first.reason if first.device_count == 0 else None,
     }
 
 
@@ -109,8 +111,6 @@ def _cuda_version(number: int) -> str:
 
 
 def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
-    if not gpu["name"]:
-        return [f"GPU        not used: {gpu['reason']}"]
     lines = [
         f"GPU {gpu['index']}      {gpu['name']}, sm_{gpu['compute_capability'].replace('.', '')}, "
         f"{gpu['multiprocessors']} multiprocessors, {size_text(gpu['memory_bytes'])}",
@@ -136,6 +136,8 @@ def report_lines(report: dict[str, Any]) -> list[str]:
     lines += [f"           {report['cpu']['reason']}"]
     for gpu in report["gpus"]:
         lines += _gpu_lines(gpu)
+    if report["no_gpu"]:
+        lines += [f"GPU        not used: {report['no_gpu']}"]
     on_gpu = f", GPU memory by {usable[0]['kernels']}" if usable else ""
     lines += [*python]
     return [*lines, f"usable     host memory by {report['cpu']['kernels']}{on_gpu}"]
