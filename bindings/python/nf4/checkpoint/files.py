@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TypeVar
 
@@ -39,11 +40,12 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     return fd, status
 
 
-class Closing:
+class Closing(ABC):
     """A context manager that closes itself at the end of the block."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Gives back what is held; a second call does nothing."""
 
     def __enter__(self: _Self) -> _Self:
         return self
