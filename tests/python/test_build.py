@@ -124,6 +124,7 @@ def test_libraries_of_the_wheels_link_from_a_folder_with_a_space(backend, monkey
     monkeypatch.setenv("PATH", PATH)
     compile_c(library, root / "lib" / "libonly.so", "-shared", "-fPIC")
     monkeypatch.setattr(backend, "wheel_root", lambda: root)
+    monkeypatch.setattr(backend, "system_nvcc", lambda: None)
     for name, value in backend.cuda_environment().items():
         monkeypatch.setenv(name, value)
     compile_c(program, tmp_path / "program", "-L/nowhere", "-Wl,--no-as-needed", "-lonly")
