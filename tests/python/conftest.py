@@ -56,6 +56,24 @@ def compile_c(source: Path, output: Path, *arguments: str) -> Path:
     return output
 
 
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a small dense model."""
+    import checkpoint_helpers
+
+    return checkpoint_helpers.write_model(tmp_path / "model")
+
+
+@pytest.fixture
+def quantized(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The folder that `nf4 quantize` makes of `model`."""
+    from nf4.cli import main
+
+    assert main(["quantize", str(model), str(tmp_path / "q")]) == 0
+    capsys.readouterr()
+    return tmp_path / "q"
+
+
 @pytest.fixture(scope="session")
 def fake_library_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).with_name("fake_nf4.c")

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import termios
-from pathlib import Path
 
 import checkpoint_helpers as helpers
 import nf4
@@ -18,18 +17,6 @@ from checkpoint_helpers import command, run_cli
 from nf4.cli import main
 
 COMMANDS = ("quantize", "dequantize", "inspect", "verify", "doctor")
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return helpers.write_model(tmp_path / "model")
-
-
-@pytest.fixture
-def quantized(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    assert main(["quantize", str(model), str(tmp_path / "q")]) == 0
-    capsys.readouterr()
-    return tmp_path / "q"
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])

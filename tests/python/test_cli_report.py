@@ -13,18 +13,6 @@ from nf4.checkpoint.audit import relative
 from nf4.cli import console, doctor, main
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return helpers.write_model(tmp_path / "model")
-
-
-@pytest.fixture
-def quantized(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    assert main(["quantize", str(model), str(tmp_path / "q")]) == 0
-    capsys.readouterr()
-    return tmp_path / "q"
-
-
 def _json(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict:
     assert main([*map(str, arguments), "--json"]) == code
     return json.loads(capsys.readouterr().out)
