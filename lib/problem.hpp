@@ -67,19 +67,24 @@ struct QuantizeProblem {
   Operands operands;
 };
 
-// The workspace of quantize, nested: the scales before their own quantization, then
-// the partial sums of their mean.
-constexpr int64_t kScalesPerPartialSum = 1024;
+constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The workspace of quantize, nested: the scales before their own quantization, then the
+// partial sums of their mean, level after level: first of all scales of so many elements,
+// then of so many of those, until there is one.
+constexpr int64_t kElementsPerPartialSum = 8192;
+constexpr int64_t kSumsPerSum = 8192;
 
 struct QuantizeWorkspace {
-  int64_t scales_bytes;
-  int64_t partial_sums;
+  int64_t scales_bytes = 0;
+  int64_t partial_sums = 0;
 
-  explicit QuantizeWorkspace(const Weight &weight)
-      : scales_bytes(weight.nested() ? (weight.blocks * 4 + 15) / 16 * 16 : 0),
-        partial_sums(weight.nested()
-                         ? (weight.blocks + kScalesPerPartialSum - 1) / kScalesPerPartialSum
-                         : 0) {}
+  explicit QuantizeWorkspace(const Weight &weight) {
+    if (!weight.nested() || weight.elements == 0) return;
+    scales_bytes = ceil_divide(weight.blocks * 4, 16) * 16;
+    int64_t sums = ceil_divide(weight.elements, kElementsPerPartialSum);
+    for (partial_sums = sums; sums > 1; partial_sums += sums) sums = ceil_divide(sums, kSumsPerSum);
+  }
   int64_t bytes() const { return scales_bytes + partial_sums * 8; }
 };
 

@@ -308,9 +308,8 @@ TEST_CASE("the GPU's table of buckets finds the code that counting thresholds fi
       if (probe % 8 >= 4) x = std::nextafter(x, rng.one_in(2) ? 2.0f : -2.0f);
       // What a value times a rounded reciprocal can be.
       if (!(std::fabs(x) <= 1 + 0x1p-22f)) continue;
-      const cuda::Bucket &bucket =
-          tables.buckets[cuda::bucket_offset(float_bits(x + 3.0f)) / sizeof(cuda::Bucket)];
-      const uint32_t code = (x > bucket.threshold ? bucket.codes >> 4 : bucket.codes) & 15u;
+      const cuda::Bucket &bucket = tables.buckets[cuda::bucket_number(x) & 31];
+      const uint32_t code = (x > bucket.threshold ? bucket.codes >> 24 : bucket.codes >> 28) & 15u;
       INFO("x " << x << ", codebook " << i);
       REQUIRE(code == encode(tables.quantizer, x, 1.0f));
     }

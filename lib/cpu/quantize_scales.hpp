@@ -5,6 +5,10 @@
 
 namespace nf4::cpu {
 
+// One partial sum for so many scales: fewer than QuantizeWorkspace has room for.
+constexpr int64_t kScalesPerPartialSum = 1024;
+static_assert(kScalesPerPartialSum * 32 >= kElementsPerPartialSum, "blocks are 32 or more");
+
 // As Variant::quantize_scales.
 void quantize_scales(const Weight &weight, const float *scales, double *partial_sums, int threads);
 

@@ -2,6 +2,8 @@
 // template argument of every kernel that uses more than the baseline.
 #pragma once
 
+#include "cuda/family.hpp"
+
 namespace nf4::cuda {
 
 // The baseline: runs everywhere from Turing on, later GPUs through its PTX.
@@ -9,18 +11,21 @@ struct Sm75 {
   static constexpr const char *kName = "sm75";
   static constexpr bool kCachePolicies = false;  // createpolicy and .L2::cache_hint
   static constexpr bool kBulkPrefetch = false;   // cp.async.bulk.prefetch
+  static constexpr bool kDependentLaunch = false;  // griddepcontrol
 };
 
 struct Sm80 {
   static constexpr const char *kName = "sm80";
   static constexpr bool kCachePolicies = true;
   static constexpr bool kBulkPrefetch = false;
+  static constexpr bool kDependentLaunch = false;
 };
 
 struct Sm90 {
   static constexpr const char *kName = "sm90";
   static constexpr bool kCachePolicies = true;
   static constexpr bool kBulkPrefetch = true;
+  static constexpr bool kDependentLaunch = true;
 };
 
 // Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical
@@ -34,5 +39,10 @@ constexpr int kThreadsPerMultiprocessor = 1536;
 #else
 constexpr int kThreadsPerMultiprocessor = 2048;
 #endif
+
+template <class Arch>
+constexpr Family family(const int *archs, int ptx) {
+  return {Arch::kName, archs, ptx, Arch::kDependentLaunch};
+}
 
 }  // namespace nf4::cuda

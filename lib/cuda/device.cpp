@@ -22,13 +22,15 @@ struct DeviceSlot {
 DeviceSlot slots[kMaxDevices];
 
 cudaError_t read_device(int index, Device &device) {
-  int major = 0, minor = 0, pageable = 0;
+  int major = 0, minor = 0, multiprocessors = 0, pageable = 0;
   cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, index);
-  device = {index, major * 10 + minor, pageable != 0};
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index);
+  device = {index, major * 10 + minor, multiprocessors, pageable != 0};
   return error;
 }
 
@@ -51,6 +53,8 @@ nf4_status cached_device(int index, Device &device) {
 }
 
 constexpr int kUnknownDevice = -1;
+
+bool plain_launches = false;
 
 bool is_default_stream(cudaStream_t stream) {
   return stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
@@ -154,6 +158,23 @@ cudaError_t load_kernels(const void *const *kernels, int count) {
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
+}
+
+void force_plain_launches(bool plain) { plain_launches = plain; }
+
+cudaError_t detail::launch(const Launch &launch, const void *args) {
+  if (launch.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;  // more than memory holds
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+  config.stream = launch.stream;
+  config.attrs = &early;
+  config.numAttrs = launch.waits && !plain_launches ? 1 : 0;
+  void *parameters[] = {const_cast<void *>(args)};
+  return cudaLaunchKernelExC(&config, launch.kernel, parameters);
 }
 
 CurrentDevice::CurrentDevice(int device) {

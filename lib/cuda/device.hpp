@@ -16,6 +16,7 @@ nf4_status fail_cuda(cudaError_t error, const char *call);
 struct Device {
   int index;
   int compute_capability;    // major * 10 + minor
+  int multiprocessors;
   bool reaches_host_memory;  // pageable memory, through the system's page tables
 };
 
@@ -53,14 +54,26 @@ inline bool is_multiple(const void *address, int alignment) {
 // current.
 cudaError_t load_kernels(const void *const *kernels, int count);
 
-// Enqueues a kernel of one argument struct on `stream`, whose device is current.
+struct Launch {
+  const void *kernel;
+  int64_t blocks;
+  int threads;
+  bool waits;  // the kernel waits for its predecessor, so it may start while that one ends
+  cudaStream_t stream;
+};
+
+// For tests and benchmarks: no kernel starts before its predecessor has ended. Not thread
+// safe.
+void force_plain_launches(bool plain);
+
+namespace detail {
+cudaError_t launch(const Launch &launch, const void *args);
+}
+
+// Enqueues a kernel of one argument struct. The stream's device is current.
 template <class Args>
-cudaError_t launch(const void *kernel, int64_t blocks, int threads, const Args &args,
-                   cudaStream_t stream) {
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;  // more than any memory holds
-  void *parameters[] = {const_cast<Args *>(&args)};
-  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
-                          dim3(static_cast<unsigned>(threads)), parameters, 0, stream);
+cudaError_t launch(const Launch &launch, const Args &args) {
+  return detail::launch(launch, &args);
 }
 
 }  // namespace nf4::cuda

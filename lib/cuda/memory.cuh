@@ -88,4 +88,18 @@ __device__ __forceinline__ void prefetch_l2(const void *address, uint32_t bytes)
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
 }
 
+// Programmatic dependent launch (CUDA C++ Programming Guide): a kernel that was launched
+// with it may start while its predecessor ends, and must wait before it touches memory.
+// Launched without it, neither does anything.
+template <class Arch>
+__device__ __forceinline__ void wait_for_predecessor() {
+  if constexpr (Arch::kDependentLaunch) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Lets the next kernel start, if it was launched so, once all thread blocks said this.
+template <class Arch>
+__device__ __forceinline__ void start_dependents() {
+  if constexpr (Arch::kDependentLaunch) asm volatile("griddepcontrol.launch_dependents;");
+}
+
 }  // namespace nf4::cuda

@@ -91,11 +91,12 @@ nf4_status dequant(const DequantProblem &problem, nf4_stream stream) {
   const DequantArgs args = make_args(problem);
   const DequantShape shape = choose_shape(problem);
   const int64_t per_block = elements_per_block(shape);
-  const int64_t blocks = (args.elements + args.shift + per_block - 1) / per_block;
+  const int64_t blocks = ceil_divide(args.elements + args.shift, per_block);
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
   const void *kernel = family->kernels[problem.dtype - 1][problem.weight.nested()][shape];
-  const cudaError_t error = launch(kernel, blocks, kDequantThreads, args, stream);
+  const cudaError_t error =
+      launch({kernel, blocks, kDequantThreads, family->family.waits, stream}, args);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching dequantize");
 }
 

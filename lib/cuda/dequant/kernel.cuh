@@ -206,6 +206,8 @@ __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Ne
 template <class Arch, class T, bool Nested, DequantShape Shape>
 __global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / kDequantThreads)
     dequant_aligned(const __grid_constant__ DequantArgs args) {
+  wait_for_predecessor<Arch>();
+  start_dependents<Arch>();
   __shared__ float code[Nested ? kScaleCodeSize : 1];
   Scales<Nested> scales(args, code);
   if ((blockIdx.x + int64_t{1}) * elements_per_block(Shape) <= args.elements)
@@ -219,6 +221,8 @@ __global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / k
 template <class Arch, class T, bool Nested>
 __global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / kDequantThreads)
     dequant_unaligned(const __grid_constant__ DequantArgs args) {
+  wait_for_predecessor<Arch>();
+  start_dependents<Arch>();
   constexpr int kVector = kPerVector<T>;
   constexpr int kSteps = elements_per_block(kUnaligned) / kDequantThreads / kVector;
   __shared__ float code[Nested ? kScaleCodeSize : 1];

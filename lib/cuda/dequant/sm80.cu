@@ -5,5 +5,5 @@ namespace nf4::cuda {
 namespace {
 constexpr int kArchs[] = {NF4_ARCHS_SM80};
 }
-const DequantFamily kDequantSm80 = dequant_family<Sm80>({Sm80::kName, kArchs, NF4_PTX_SM80});
+const DequantFamily kDequantSm80 = dequant_family<Sm80>(family<Sm80>(kArchs, NF4_PTX_SM80));
 }  // namespace nf4::cuda

@@ -5,5 +5,5 @@ namespace nf4::cuda {
 namespace {
 constexpr int kArchs[] = {NF4_ARCHS_SM90};
 }
-const DequantFamily kDequantSm90 = dequant_family<Sm90>({Sm90::kName, kArchs, NF4_PTX_SM90});
+const DequantFamily kDequantSm90 = dequant_family<Sm90>(family<Sm90>(kArchs, NF4_PTX_SM90));
 }  // namespace nf4::cuda

@@ -4,35 +4,34 @@
 #include <cstdint>
 
 #include "cuda/family.hpp"
-#include "cuda/quantize/buckets.hpp"
 #include "nf4/nf4.h"
+#include "problem.hpp"
 
 namespace nf4::cuda {
 
 struct QuantizeArgs {
   const void *in;
   uint8_t *packed;
-  float *scales;  // one per block: absmax if flat, scratch if nested
+  float *scales;         // one per block: absmax if flat, scratch if nested
+  double *partial_sums;  // one per thread block, of its scales; NULL if flat
   int64_t elements;
-  int64_t blocks;
   int blocksize_log2;
-  bool aligned;           // in on 16 bytes and packed on 8
+  bool aligned;           // in on 16 bytes and packed on 4
   const float *codebook;  // NULL: the format's own
   nf4_format format;
 };
 
-// The sum of the scales, in levels: a launch turns each run of kScalesPerPartialSum into
-// one sum, and further ones reduce those until a thread block can add the rest.
+// One level of the sum of the scales: each run of kSumsPerSum becomes one.
 struct SumArgs {
-  const float *scales;
-  double *sums;
-  int64_t count;  // of scales, or for reduce_sums of sums
+  const double *sums;
+  double *out;
+  int64_t count;
 };
 
 struct QuantizeScalesArgs {
   const float *scales;
   const double *sums;
-  int sums_count;  // at most kScalesPerPartialSum
+  int64_t sums_count;  // at most kSumsPerSum
   const float *nested_code;
   float *nested_offset;
   float *nested_absmax;
@@ -43,16 +42,21 @@ struct QuantizeScalesArgs {
 };
 
 constexpr int kQuantizeThreads = 256;
-constexpr int kQuantizeElementsPerBlock = 4096;  // the largest blocksize, so blocks are whole
+constexpr int kQuantizeElementsPerBlock = kElementsPerPartialSum;
+static_assert(kQuantizeElementsPerBlock % 4096 == 0, "a thread block has whole blocks");
+
+constexpr int kScalesThreads = 1024;
+constexpr int kChunkLog2 = 8;  // nested blocks of up to 2^8 scales take a warp
 
 struct QuantizeFamily {
   Family family;
-  const void *weights[3];       // [dtype - 1]: QuantizeArgs
-  const void *sum_scales;       // SumArgs
-  const void *reduce_sums;      // SumArgs, one thread block
+  const void *weights[3][2];    // [dtype - 1][own codebook]: QuantizeArgs
+  const void *reduce_sums;      // SumArgs
   const void *quantize_scales;  // QuantizeScalesArgs
 };
 
-extern const QuantizeFamily kQuantizeBaseline;
+extern const QuantizeFamily kQuantizeSm90;
+extern const QuantizeFamily kQuantizeSm80;
+extern const QuantizeFamily kQuantizeSm75;
 
 }  // namespace nf4::cuda

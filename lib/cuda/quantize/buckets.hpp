@@ -1,5 +1,6 @@
-// A codebook's thresholds as a table over [-1, 1]: 32 buckets of 1/16, each with at most
-// one threshold in it, turn the search for a code into one lookup and one comparison.
+// A codebook's thresholds as a table over [-1, 1] with an entry for each lane of a warp:
+// buckets of 1/16, each with at most one threshold in it, turn the search for a code into
+// one lookup and one comparison.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +9,18 @@
 
 namespace nf4::cuda {
 
-constexpr int kBuckets = 64;  // 33 in use, and one for what rounding puts below -1
+// Bucket n is floor(v * 16), -17..16: v may leave [-1, 1] by a rounding error. Entry i is for
+// every n that is i modulo 32, so that a shuffle finds it without a mask; two entries serve
+// both ends.
+constexpr int kBuckets = 32;
+constexpr int kLastBucket = 16;
+constexpr int kFirstBucket = -17;
+constexpr float kBucketsPerUnit = 16.0f;
+// 1.5 * 2^23: added to a small number, it leaves that as an integer in the low bits of the
+// sum, rounded the way the addition rounds.
+constexpr float kIntegerInLowBits = 12582912.0f;
 
-// Codes of a bucket: in the low nibble at or below the threshold, in the next above it.
+// The code at or below the threshold is in the highest nibble, that above it in the next.
 struct alignas(8) Bucket {
   float threshold;
   uint32_t codes;
@@ -20,43 +30,44 @@ struct alignas(8) Bucket {
 struct Tables {
   Bucket buckets[kBuckets];
   Quantizer quantizer;
-  bool crowded;  // some bucket has two thresholds, so only the quantizer can be used
+  bool crowded;  // the buckets cannot tell all codes apart: the quantizer must be used
 };
 
-// The byte offset of the entry for x, which is at most a rounding error outside [-1, 1].
-// x + 3 lies in [2, 4], so the five mantissa bits below its exponent count sixteenths. Just
-// below -1 the offset wraps to that of the last entry, at 1 it is that of entry 32.
-NF4_HOST_DEVICE uint32_t bucket_offset(uint32_t bits_of_x_plus_3) {
-  return bits_of_x_plus_3 >> 15 & (kBuckets - 1) * sizeof(Bucket);
+// The bucket of x, or one that is before or after all. NaN counts as large, because nothing
+// exceeds it. Thresholds in buckets before that of x are below x, and those after it are not.
+NF4_HOST_DEVICE constexpr int bucket_number(float x) {
+  if (!(x < 2.0f)) return kLastBucket + 1;
+  if (x < -2.0f) return kFirstBucket - 1;
+  const float scaled = multiply_rn(x, kBucketsPerUnit);  // exact
+  const int towards_zero = static_cast<int>(scaled);
+  const int number = towards_zero - (static_cast<float>(towards_zero) > scaled);
+  if (number > kLastBucket) return kLastBucket + 1;
+  return number < kFirstBucket ? kFirstBucket - 1 : number;
 }
 
-// Buckets in the order of x: entry 63 (below -1) first. A threshold outside [-1, 1] gets a
-// place before or after all of them. Rounding is monotonic, so thresholds in buckets
-// before that of x are below x, and those after it are not.
-NF4_HOST_DEVICE constexpr int bucket_order(float x) {
-  const float shifted = add_rn(x, 3.0f);
-  if (shifted < 1.9999f) return -1;
-  if (shifted < 2.0f) return 0;
-  if (!(shifted < 4.0625f)) return kBuckets;
-  return 1 + static_cast<int>((shifted - 2.0f) * 16.0f);  // exact, then rounded down
-}
-
-// Entry `index` of the table; sets *crowded if two different thresholds fall into it.
+// Entry `index` of the table; sets *crowded if two different thresholds fall into it, or any
+// into the ends.
 NF4_HOST_DEVICE constexpr Bucket make_bucket(const Quantizer &quantizer, int index, bool *crowded) {
-  const int order = (index + 1) % kBuckets;
-  Bucket bucket{kLargestFloat, 0};
+  const int last = index <= kLastBucket ? index : index - kBuckets;
+  const bool is_end = last >= kFirstBucket + kBuckets;
+  const int first = is_end ? last - kBuckets : last;
+  // What is in an end entry is near -1 or near 1, so any threshold between will do.
+  Bucket bucket{is_end ? 0.0f : kLargestFloat, 0};
   int low = 0;
   int high = 0;
+  bool found = false;
   for (int i = 0; i < kCodebookSize - 1; ++i) {
     const float threshold = quantizer.thresholds[i];
-    const int place = bucket_order(threshold);
-    if (place < order) low = i + 1;
-    if (place <= order) high = i + 1;
-    if (place != order) continue;
-    if (bucket.threshold != kLargestFloat && bucket.threshold != threshold) *crowded = true;
+    const int number = bucket_number(threshold);
+    if (number < first) low = i + 1;
+    if (number <= last) high = i + 1;
+    if (number != first && number != last) continue;
+    if (is_end || (found && bucket.threshold != threshold)) *crowded = true;
     bucket.threshold = threshold;
+    found = true;
   }
-  bucket.codes = quantizer.codes[low] | static_cast<uint32_t>(quantizer.codes[high]) << 4;
+  bucket.codes = static_cast<uint32_t>(quantizer.codes[low]) << 28 |
+                 static_cast<uint32_t>(quantizer.codes[high]) << 24;
   return bucket;
 }
 

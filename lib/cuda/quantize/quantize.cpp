@@ -1,6 +1,5 @@
 // Host side of quantize: validate locations, choose the kernels, launch them in order.
 #include <algorithm>
-#include <iterator>
 
 #include "cuda/backend.hpp"
 #include "cuda/device.hpp"
@@ -11,60 +10,89 @@
 namespace nf4::cuda {
 namespace {
 
-const QuantizeFamily *family_for(int compute_capability) {
-#if NF4_HAVE_BASELINE
-  if (kQuantizeBaseline.family.runs_on(compute_capability)) return &kQuantizeBaseline;
+// The compile matrix of this operation: 3 dtypes x the formats' codebooks or the caller's.
+const QuantizeFamily *const kFamilies[] = {
+#if NF4_HAVE_SM90
+    &kQuantizeSm90,
 #endif
+#if NF4_HAVE_SM80
+    &kQuantizeSm80,
+#endif
+#if NF4_HAVE_SM75
+    &kQuantizeSm75,
+#endif
+    nullptr,
+};
+
+const QuantizeFamily *forced_family = nullptr;
+
+const QuantizeFamily *family_for(int compute_capability) {
+  if (forced_family != nullptr) return forced_family;
+  for (const QuantizeFamily *const *family = kFamilies; *family != nullptr; ++family)
+    if ((*family)->family.runs_on(compute_capability)) return *family;
   return nullptr;
 }
 
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+float *scales_of(const QuantizeProblem &problem) {
+  return static_cast<float *>(problem.weight.nested() ? problem.workspace : problem.weight.absmax);
+}
+
+// The first level of partial sums, in the workspace; NULL if flat.
+double *partial_sums_of(const QuantizeProblem &problem) {
+  if (!problem.weight.nested()) return nullptr;
+  return reinterpret_cast<double *>(static_cast<char *>(problem.workspace) +
+                                    QuantizeWorkspace(problem.weight).scales_bytes);
+}
 
 QuantizeArgs weights_args(const QuantizeProblem &problem) {
   const Weight &weight = problem.weight;
   QuantizeArgs args{};
   args.in = problem.in;
   args.packed = weight.packed;
-  args.scales = static_cast<float *>(weight.nested() ? problem.workspace : weight.absmax);
+  args.scales = scales_of(problem);
+  args.partial_sums = partial_sums_of(problem);
   args.elements = weight.elements;
-  args.blocks = weight.blocks;
   args.blocksize_log2 = weight.blocksize_log2;
-  args.aligned = is_multiple(problem.in, 16) && is_multiple(weight.packed, 8);
+  args.aligned = is_multiple(problem.in, 16) && is_multiple(weight.packed, 4);
   args.codebook = weight.codebook;
   args.format = weight.format;
   return args;
 }
 
-// The sum of the scales down to a thread block's worth of partial sums, of which
-// *sums_count are left.
-cudaError_t launch_sums(const QuantizeFamily &family, SumArgs args, int64_t *sums_count,
-                        cudaStream_t stream) {
-  int64_t left = ceil_divide(args.count, kScalesPerPartialSum);
-  cudaError_t error = launch(family.sum_scales, left, kQuantizeThreads, args, stream);
-  while (error == cudaSuccess && left > kScalesPerPartialSum) {
-    args.count = left;
-    error = launch(family.reduce_sums, 1, kQuantizeThreads, args, stream);
-    left = ceil_divide(left, kScalesPerPartialSum);
+cudaError_t launch_weights(const QuantizeProblem &problem, const QuantizeFamily &family,
+                           cudaStream_t stream) {
+  const bool own_codebook = problem.weight.codebook != nullptr;
+  return launch({family.weights[problem.dtype - 1][own_codebook],
+                 ceil_divide(problem.weight.elements, kQuantizeElementsPerBlock), kQuantizeThreads,
+                 family.family.waits, stream},
+                weights_args(problem));
+}
+
+// Adds up partial sums until a thread block can do the rest: what is left of them.
+cudaError_t launch_sums(const QuantizeFamily &family, cudaStream_t stream, SumArgs &sums) {
+  cudaError_t error = cudaSuccess;
+  while (error == cudaSuccess && sums.count > kSumsPerSum) {
+    const int64_t blocks = ceil_divide(sums.count, kSumsPerSum);
+    error = launch({family.reduce_sums, blocks, kScalesThreads, family.family.waits, stream}, sums);
+    sums = {sums.out, sums.out + blocks, blocks};
   }
-  *sums_count = left;
   return error;
 }
 
 // The mean of the scales, then their codes.
 cudaError_t launch_scales(const QuantizeProblem &problem, const QuantizeFamily &family,
-                          cudaStream_t stream) {
+                          const Device &device, cudaStream_t stream) {
   const Weight &weight = problem.weight;
-  auto *workspace = static_cast<uint8_t *>(problem.workspace);
-  const auto *scales = reinterpret_cast<const float *>(workspace);
-  auto *sums = reinterpret_cast<double *>(workspace + QuantizeWorkspace(weight).scales_bytes);
-  int64_t sums_count = 0;
-  const cudaError_t error = launch_sums(family, {scales, sums, weight.blocks}, &sums_count, stream);
+  double *first = partial_sums_of(problem);
+  const int64_t count = ceil_divide(weight.elements, kQuantizeElementsPerBlock);
+  SumArgs sums{first, first + count, count};
+  const cudaError_t error = launch_sums(family, stream, sums);
   if (error != cudaSuccess) return error;
 
   QuantizeScalesArgs args{};
-  args.scales = scales;
-  args.sums = sums;
-  args.sums_count = static_cast<int>(sums_count);
+  args.scales = scales_of(problem);
+  args.sums = sums.sums;
+  args.sums_count = sums.count;
   args.nested_code = weight.nested_code;
   args.nested_offset = weight.nested_offset;
   args.nested_absmax = weight.nested_absmax;
@@ -72,19 +100,26 @@ cudaError_t launch_scales(const QuantizeProblem &problem, const QuantizeFamily &
   args.blocks = weight.blocks;
   args.nested_blocks = weight.nested_blocks;
   args.nested_blocksize_log2 = weight.nested_blocksize_log2;
-  const int64_t width = std::min<int64_t>(weight.nested_blocksize(), kQuantizeThreads);
-  return launch(family.quantize_scales, ceil_divide(weight.nested_blocks, kQuantizeThreads / width),
-                kQuantizeThreads, args, stream);
+  const int64_t work = weight.nested_blocksize_log2 <= kChunkLog2
+                           ? ceil_divide(weight.blocks, kScalesThreads << (kChunkLog2 - 5))
+                           : weight.nested_blocks;
+  return launch({family.quantize_scales, std::min<int64_t>(work, device.multiprocessors),
+                 kScalesThreads, family.family.waits, stream},
+                args);
 }
 
 }  // namespace
 
+const QuantizeFamily *const *quantize_families() { return kFamilies; }
+
+void force_quantize(const QuantizeFamily *family) { forced_family = family; }
+
 cudaError_t load_quantize_kernels(int compute_capability) {
   const QuantizeFamily *family = family_for(compute_capability);
   if (family == nullptr) return cudaSuccess;
-  const void *const kernels[] = {family->weights[0], family->weights[1],  family->weights[2],
-                                 family->sum_scales, family->reduce_sums, family->quantize_scales};
-  return load_kernels(kernels, static_cast<int>(std::size(kernels)));
+  const void *const rest[] = {family->reduce_sums, family->quantize_scales};
+  const cudaError_t error = load_kernels(&family->weights[0][0], 3 * 2);
+  return error == cudaSuccess ? load_kernels(rest, 2) : error;
 }
 
 nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream) {
@@ -95,12 +130,9 @@ nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream) {
 
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  const QuantizeArgs args = weights_args(problem);
-  cudaError_t error =
-      launch(family->weights[problem.dtype - 1],
-             ceil_divide(args.elements, kQuantizeElementsPerBlock), kQuantizeThreads, args, stream);
+  cudaError_t error = launch_weights(problem, *family, stream);
   if (error == cudaSuccess && problem.weight.nested())
-    error = launch_scales(problem, *family, stream);
+    error = launch_scales(problem, *family, device, stream);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching quantize");
 }
 

@@ -2,8 +2,16 @@
 #pragma once
 
 #include "cuda/device.hpp"
+#include "cuda/quantize/args.hpp"
 
 namespace nf4::cuda {
+
+// All families of this build, best first; the last is the baseline. Ends in NULL.
+const QuantizeFamily *const *quantize_families();
+
+// For tests: the family that every later launch uses; NULL restores the library's choice.
+// Not thread safe.
+void force_quantize(const QuantizeFamily *family);
 
 // Loads the kernels for the compute capability on the current device, if there are any.
 cudaError_t load_quantize_kernels(int compute_capability);

@@ -1,0 +1,41 @@
+// A library of its own for the benchmarks, which call it through ctypes: the limits, and the
+// library's own kernels in any configuration. Functions that enqueue return a CUDA error.
+//
+// `pdl`: launched so that it may start while its predecessor ends (programmatic dependent
+// launch); else plainly.
+#pragma once
+
+#include <cstdint>
+
+#include "nf4/nf4.h"
+
+extern "C" {
+
+// Dequantize's traffic: reads `words` words of 4 bytes and scale_bytes, a multiple of 4;
+// writes `stores` (1 or 2) vectors of 16 bytes for each word.
+NF4_API int nf4_bench_stream_variants(void);
+NF4_API int nf4_bench_stream(int variant, const void *packed, int64_t words, const void *scales,
+                             int64_t scale_bytes, void *out, int stores, int pdl,
+                             nf4_stream stream);
+
+// Quantize's: reads in_bytes, a multiple of 16, and writes out_bytes, a quarter or an eighth.
+NF4_API int nf4_bench_encode_stream_variants(void);
+NF4_API int nf4_bench_encode_stream(int variant, const void *in, int64_t in_bytes, void *out,
+                                    int64_t out_bytes, int pdl, nf4_stream stream);
+
+// Reads alone; `sink` is 4 bytes of scratch.
+NF4_API int nf4_bench_read_variants(void);
+NF4_API int nf4_bench_read(int variant, const void *in, int64_t bytes, void *sink, int pdl,
+                           nf4_stream stream);
+
+NF4_API int nf4_bench_write_variants(void);
+NF4_API int nf4_bench_write(int variant, void *out, int64_t bytes, int pdl, nf4_stream stream);
+
+// nf4_dequant_launch and nf4_quantize_launch, launched plainly or not. Statuses.
+NF4_API nf4_status nf4_bench_dequant(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
+                                     int pdl, nf4_stream stream);
+NF4_API nf4_status nf4_bench_quantize(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
+                                      void *workspace, size_t workspace_bytes, int pdl,
+                                      nf4_stream stream);
+
+}  // extern "C"
