@@ -72,8 +72,8 @@ constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The workspace of quantize, nested: the scales before their own quantization, then the
 // partial sums of their mean, level after level: first of all scales of so many elements,
 // then of so many of those, until there is one.
-constexpr int64_t kElementsPerPartialSum = 8192;
-constexpr int64_t kSumsPerSum = 8192;
+constexpr int64_t kElementsPerPartialSum = 4096;
+constexpr int64_t kSumsPerSum = 1024;
 
 struct QuantizeWorkspace {
   int64_t scales_bytes = 0;

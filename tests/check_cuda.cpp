@@ -49,7 +49,8 @@ std::vector<const cuda::DequantFamily *> runnable_families() {
   return families;
 }
 
-constexpr cuda::DequantShape kShapes[] = {cuda::kUnaligned, cuda::kWide, cuda::kTall};
+constexpr cuda::DequantShape kShapes[] = {cuda::kUnaligned, cuda::kSmall, cuda::kMedium,
+                                          cuda::kLarge};
 
 class ForcedKernel {
  public:

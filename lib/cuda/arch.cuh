@@ -9,8 +9,8 @@ namespace nf4::cuda {
 // The baseline: runs everywhere from Turing on, later GPUs through its PTX.
 struct Sm75 {
   static constexpr const char *kName = "sm75";
-  static constexpr bool kCachePolicies = false;  // createpolicy and .L2::cache_hint
-  static constexpr bool kBulkPrefetch = false;   // cp.async.bulk.prefetch
+  static constexpr bool kCachePolicies = false;    // createpolicy and .L2::cache_hint
+  static constexpr bool kBulkPrefetch = false;     // cp.async.bulk.prefetch
   static constexpr bool kDependentLaunch = false;  // griddepcontrol
 };
 
@@ -39,6 +39,13 @@ constexpr int kThreadsPerMultiprocessor = 1536;
 #else
 constexpr int kThreadsPerMultiprocessor = 2048;
 #endif
+
+// Thread blocks to ask of a multiprocessor: so many threads of it, as far as it holds them.
+constexpr int resident_blocks(int resident_threads, int threads_of_block) {
+  return (resident_threads < kThreadsPerMultiprocessor ? resident_threads
+                                                       : kThreadsPerMultiprocessor) /
+         threads_of_block;
+}
 
 template <class Arch>
 constexpr Family family(const int *archs, int ptx) {

@@ -15,7 +15,7 @@ nf4_status fail_cuda(cudaError_t error, const char *call);
 
 struct Device {
   int index;
-  int compute_capability;    // major * 10 + minor
+  int compute_capability;  // major * 10 + minor
   int multiprocessors;
   bool reaches_host_memory;  // pageable memory, through the system's page tables
 };

@@ -31,9 +31,18 @@ NF4_API int nf4_bench_read(int variant, const void *in, int64_t bytes, void *sin
 NF4_API int nf4_bench_write_variants(void);
 NF4_API int nf4_bench_write(int variant, void *out, int64_t bytes, int pdl, nf4_stream stream);
 
-// nf4_dequant_launch and nf4_quantize_launch, launched plainly or not. Statuses.
-NF4_API nf4_status nf4_bench_dequant(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
-                                     int pdl, nf4_stream stream);
+// The launch configurations of dequantize, for nested weights and aligned buffers; a name has
+// the word "pdl" where it is launched so. Which of them the library itself takes; -1: none.
+NF4_API int nf4_bench_dequant_configurations(void);
+NF4_API const char *nf4_bench_dequant_configuration(int configuration);
+NF4_API int nf4_bench_dequant_chosen(const nf4_tensor *weight, nf4_dtype out_dtype);
+
+// Dequantize in a configuration; -1 is the library's own choice launched plainly, -2 the
+// library's choice with stores that evict first. A status.
+NF4_API nf4_status nf4_bench_dequant(int configuration, const nf4_tensor *weight, void *out,
+                                     nf4_dtype out_dtype, nf4_stream stream);
+
+// nf4_quantize_launch. A status.
 NF4_API nf4_status nf4_bench_quantize(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
                                       void *workspace, size_t workspace_bytes, int pdl,
                                       nf4_stream stream);

@@ -1,27 +1,115 @@
 // The library's own launches, with what a benchmark may force.
+#include <string>
+#include <vector>
+
 #include "bench_library.hpp"
+#include "configurations.hpp"
+#include "cuda/dequant/select.hpp"
 #include "cuda/device.hpp"
+#include "validate.hpp"
 
 namespace {
 
-class Plain {
+using nf4::DequantProblem;
+using nf4::bench::Configuration;
+
+#if NF4_BENCH_CONFIGURATIONS
+using nf4::bench::configurations;
+#else
+const std::vector<Configuration> &configurations() {
+  static const std::vector<Configuration> none;
+  return none;
+}
+#endif
+
+constexpr int kPlain = -1;
+constexpr int kEvictFirst = -2;
+
+class PlainLaunches {
  public:
-  explicit Plain(bool plain) { nf4::cuda::force_plain_launches(plain); }
-  ~Plain() { nf4::cuda::force_plain_launches(false); }
-  Plain(const Plain &) = delete;
-  Plain &operator=(const Plain &) = delete;
+  explicit PlainLaunches(bool plain) { nf4::cuda::force_plain_launches(plain); }
+  ~PlainLaunches() { nf4::cuda::force_plain_launches(false); }
+  PlainLaunches(const PlainLaunches &) = delete;
+  PlainLaunches &operator=(const PlainLaunches &) = delete;
 };
+
+// Each configuration twice: launched plainly, then with programmatic dependent launch.
+std::vector<std::string> make_names() {
+  std::vector<std::string> names;
+  for (const Configuration &each : configurations())
+    for (const char *launch : {"", " pdl"})
+      names.push_back(std::to_string(each.layout.threads) + " threads, tile " +
+                      std::to_string(each.layout.tile) + ", " +
+                      std::to_string(each.layout.resident) + " resident" + launch);
+  return names;
+}
+
+const std::vector<std::string> &names() {
+  static const std::vector<std::string> all = make_names();
+  return all;
+}
+
+// The index of what the library launches, with programmatic dependent launch; -1 if it is
+// none of the configurations.
+int chosen(const DequantProblem &problem) {
+  const nf4::cuda::DequantShape shape = nf4::cuda::dequant_shape(problem);
+  if (shape == nf4::cuda::kUnaligned || !problem.weight.nested()) return -1;
+  const auto layout = nf4::cuda::dequant_layout(shape, nf4::element_bytes(problem.dtype));
+  for (size_t i = 0; i < configurations().size(); ++i) {
+    const auto &other = configurations()[i].layout;
+    if (layout.threads == other.threads && layout.tile == other.tile &&
+        layout.resident == other.resident)
+      return static_cast<int>(2 * i + 1);
+  }
+  return -1;
+}
+
+nf4_status launch(int configuration, const DequantProblem &problem, bool keep_output,
+                  nf4_stream stream) {
+  if (configuration < 0 || configuration >= static_cast<int>(names().size()) ||
+      !problem.weight.nested() || nf4::cuda::dequant_shape(problem) == nf4::cuda::kUnaligned)
+    return NF4_STATUS_INVALID_ARGUMENT;
+  const Configuration &chosen = configurations()[configuration / 2];
+  nf4::cuda::DequantArgs args = nf4::cuda::dequant_args(problem);
+  args.keep_output = args.keep_output && keep_output;
+  const cudaError_t error = nf4::cuda::launch(
+      {chosen.kernels[problem.dtype - 1], nf4::ceil_divide(args.elements, chosen.layout.elements()),
+       chosen.layout.threads, configuration % 2 == 1, stream},
+      args);
+  return error == cudaSuccess ? NF4_STATUS_OK : NF4_STATUS_CUDA_ERROR;
+}
 
 }  // namespace
 
-nf4_status nf4_bench_dequant(const nf4_tensor *weight, void *out, nf4_dtype out_dtype, int pdl,
-                             nf4_stream stream) {
-  const Plain plain(pdl == 0);
-  return nf4_dequant_launch(weight, out, out_dtype, stream);
+int nf4_bench_dequant_configurations(void) { return static_cast<int>(names().size()); }
+
+const char *nf4_bench_dequant_configuration(int configuration) {
+  return names().at(configuration).c_str();
+}
+
+int nf4_bench_dequant_chosen(const nf4_tensor *weight, nf4_dtype out_dtype) {
+  DequantProblem problem;
+  // Any aligned address does: only its alignment counts.
+  alignas(16) static char out[16];
+  if (nf4::validate_dequant(weight, out, out_dtype, problem) != NF4_STATUS_OK) return -1;
+  return chosen(problem);
+}
+
+nf4_status nf4_bench_dequant(int configuration, const nf4_tensor *weight, void *out,
+                             nf4_dtype out_dtype, nf4_stream stream) {
+  if (configuration == kPlain) {
+    const PlainLaunches plain(true);
+    return nf4_dequant_launch(weight, out, out_dtype, stream);
+  }
+  DequantProblem problem;
+  if (const nf4_status status = nf4::validate_dequant(weight, out, out_dtype, problem))
+    return status;
+  if (configuration == kEvictFirst) return launch(chosen(problem), problem, false, stream);
+  return launch(configuration, problem, true, stream);
 }
 
 nf4_status nf4_bench_quantize(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
                               void *workspace, size_t workspace_bytes, int pdl, nf4_stream stream) {
-  const Plain plain(pdl == 0);
+  const PlainLaunches plain(pdl == 0);
   return nf4_quantize_launch(in, in_dtype, weight, workspace, workspace_bytes, stream);
 }

@@ -25,10 +25,10 @@ using Arch = nf4::cuda::Sm75;
 constexpr int kThreads = 256;
 
 struct Stream {
-  const void *in;      // read once
+  const void *in;          // read once
   const uint32_t *scales;  // read once, beside it
-  void *out;           // written once
-  int64_t in_vectors;  // of the unit that a thread loads at a time
+  void *out;               // written once
+  int64_t in_vectors;      // of the unit that a thread loads at a time
   int64_t scale_words;
   int prefetch_blocks;
   bool evict_first;

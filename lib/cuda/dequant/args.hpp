@@ -28,23 +28,32 @@ struct DequantArgs {
   bool keep_output;  // leave the output in L2 for whoever reads it next
 };
 
-constexpr int kDequantThreads = 256;
+// Which of a family's kernels suits a problem: any alignment, or by the size of an aligned
+// one.
+enum DequantShape { kUnaligned, kSmall, kMedium, kLarge };
+constexpr int kDequantShapes = 4;
 
-// Which of a family's kernels suits a problem.
-enum DequantShape {
-  kUnaligned,  // any alignment
-  kWide,       // aligned, tiles of 512 elements a warp: most thread blocks in flight
-  kTall,       // aligned, tiles of 1024: half as many instructions to get going; not fp32
+// How a kernel cuts its work: a tile is what a warp takes.
+struct DequantLayout {
+  int threads;   // of a thread block
+  int tile;      // elements
+  int resident;  // threads that a multiprocessor should hold, which limits their registers
+
+  NF4_HOST_DEVICE constexpr int elements() const { return threads / 32 * tile; }
 };
-constexpr int kDequantShapes = 3;
 
-NF4_HOST_DEVICE constexpr int elements_per_block(DequantShape shape) {
-  return kDequantThreads / 32 * (shape == kTall ? 1024 : 512);
+// The fastest on an H200; the sweep is in tests/bench/NOTES.md. Small outputs gain from tall
+// tiles, which start once and have more loads in flight, large ones from many thread blocks.
+// A tall tile of fp32 spills registers.
+NF4_HOST_DEVICE constexpr DequantLayout dequant_layout(DequantShape shape, int element_bytes) {
+  if (shape == kUnaligned || shape == kLarge || element_bytes == 4) return {256, 512, 2048};
+  if (shape == kMedium) return {256, 1024, 2048};
+  return {128, 1024, 1024};
 }
 
 struct DequantFamily {
   Family family;
-  // [dtype - 1][nested][shape]; each a kernel of one DequantArgs.
+  // [dtype - 1][nested][shape]: DequantArgs
   const void *kernels[3][2][kDequantShapes];
 };
 

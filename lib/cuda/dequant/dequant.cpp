@@ -7,7 +7,7 @@
 namespace nf4::cuda {
 namespace {
 
-// The compile matrix of this operation: 3 dtypes x flat/nested x 3 shapes each.
+// The compile matrix of this operation: 3 dtypes x flat/nested x 4 shapes each.
 const DequantFamily *const kFamilies[] = {
 #if NF4_HAVE_SM90
     &kDequantSm90,
@@ -24,14 +24,17 @@ const DequantFamily *const kFamilies[] = {
 const DequantFamily *forced_family = nullptr;
 const DequantShape *forced_shape = nullptr;
 
-// Up to here tall tiles win for 16-bit outputs; above, and for fp32, wide ones (kernel.cuh).
-constexpr int64_t kTallElements = int64_t{32} << 20;
+// The largest weights of a shape, in elements; the sweep of tests/bench/NOTES.md.
+constexpr int64_t kSmallElements = int64_t{8} << 20;
+constexpr int64_t kMediumElements = int64_t{32} << 20;
 
 // A consumer finds an output of up to this size in the L2 of an H200 if it was stored
 // with the normal policy; larger ones only evict what others need.
 constexpr int64_t kKeepOutputBytes = int64_t{34} << 20;
 
-DequantArgs make_args(const DequantProblem &problem) {
+}  // namespace
+
+DequantArgs dequant_args(const DequantProblem &problem) {
   const Weight &weight = problem.weight;
   const int item = element_bytes(problem.dtype);
   DequantArgs args{};
@@ -53,16 +56,12 @@ DequantArgs make_args(const DequantProblem &problem) {
   return args;
 }
 
-DequantShape choose_shape(const DequantProblem &problem) {
-  const bool is_fp32 = problem.dtype == NF4_DTYPE_FP32;
-  if (!is_multiple(problem.out, 16) || !is_multiple(problem.weight.packed, is_fp32 ? 2 : 4))
-    return kUnaligned;
-  const DequantShape best = problem.weight.elements <= kTallElements ? kTall : kWide;
-  const DequantShape shape = forced_shape != nullptr ? *forced_shape : best;
-  return is_fp32 && shape == kTall ? kWide : shape;
+DequantShape dequant_shape(const DequantProblem &problem) {
+  if (!is_multiple(problem.out, 16) || !is_multiple(problem.weight.packed, 4)) return kUnaligned;
+  if (forced_shape != nullptr) return *forced_shape;
+  if (problem.weight.elements <= kSmallElements) return kSmall;
+  return problem.weight.elements <= kMediumElements ? kMedium : kLarge;
 }
-
-}  // namespace
 
 const DequantFamily *const *dequant_families() { return kFamilies; }
 
@@ -88,15 +87,16 @@ nf4_status dequant(const DequantProblem &problem, nf4_stream stream) {
   const DequantFamily *family = dequant_family_for(device.compute_capability);
   if (family == nullptr) return no_family(device);
 
-  const DequantArgs args = make_args(problem);
-  const DequantShape shape = choose_shape(problem);
-  const int64_t per_block = elements_per_block(shape);
-  const int64_t blocks = ceil_divide(args.elements + args.shift, per_block);
+  const DequantArgs args = dequant_args(problem);
+  const DequantShape shape = dequant_shape(problem);
+  const DequantLayout layout = dequant_layout(shape, element_bytes(problem.dtype));
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  const void *kernel = family->kernels[problem.dtype - 1][problem.weight.nested()][shape];
   const cudaError_t error =
-      launch({kernel, blocks, kDequantThreads, family->family.waits, stream}, args);
+      launch({family->kernels[problem.dtype - 1][problem.weight.nested()][shape],
+              ceil_divide(args.elements + args.shift, layout.elements()), layout.threads,
+              family->family.waits, stream},
+             args);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching dequantize");
 }
 

@@ -64,12 +64,15 @@ struct Scales {
       return {__ldg(static_cast<const float *>(args.absmax) + block), 0};
   }
 
-  // A barrier: all threads of the block call it.
+  // A barrier: all threads of the block, which are `Threads`, call it.
+  template <int Threads>
   __device__ __forceinline__ void share_code() {
     if constexpr (Nested) {
-      static_assert(kDequantThreads == kScaleCodeSize);
       offset = __ldg(args.nested_offset);
-      code[threadIdx.x] = __ldg(args.nested_code + threadIdx.x);
+#pragma unroll
+      for (int i = 0; i < kScaleCodeSize; i += Threads)
+        if (Threads <= kScaleCodeSize || threadIdx.x < kScaleCodeSize)
+          code[i + threadIdx.x] = __ldg(args.nested_code + i + threadIdx.x);
       __syncthreads();
     }
   }
@@ -118,27 +121,42 @@ __device__ void dequant_elements(const DequantArgs &args, const Scales<Nested> &
   }
 }
 
-// The type whose bits hold the codes of one 16-byte vector of output.
-template <class T>
-struct PackedVector;
-template <>
-struct PackedVector<float> {
-  using type = uint16_t;
-};
-template <>
-struct PackedVector<__half> {
-  using type = uint32_t;
-};
-template <>
-struct PackedVector<__nv_bfloat16> {
-  using type = uint32_t;
-};
+// The codes of a lane's vector in each step of a tile, all of it in the tensor.
+template <class Arch, class T, int Steps>
+__device__ __forceinline__ void load_codes(const uint8_t *tile, CachePolicy policy,
+                                           uint32_t (&codes)[Steps]) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t *words = reinterpret_cast<const uint32_t *>(tile);
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int step = 0; step < Steps; ++step)
+      codes[step] = load_streamed<Arch>(words + step * 32 + lane, policy);
+  } else {
+    // A word is two vectors of fp32. Loads of 4 bytes are faster than twice as many of 2.
+    uint32_t loaded[Steps / 2];
+#pragma unroll
+    for (int i = 0; i < Steps / 2; ++i)
+      loaded[i] = load_streamed<Arch>(words + i * 32 + lane, policy);
+#pragma unroll
+    for (int step = 0; step < Steps; ++step)
+      codes[step] =
+          __shfl_sync(kAllLanes, loaded[step / 2], step % 2 * 16 + lane / 2) >> (lane % 2 * 16);
+  }
+}
+
+// The codes of one vector, of which the tensor has all.
+template <class Arch, class T>
+__device__ __forceinline__ uint32_t load_vector_codes(const uint8_t *packed, CachePolicy policy) {
+  if constexpr (sizeof(T) == 2)
+    return load_streamed<Arch>(reinterpret_cast<const uint32_t *>(packed), policy);
+  else
+    return load_streamed<Arch>(reinterpret_cast<const uint16_t *>(packed), policy);
+}
 
 // Thread 0 asks L2 for the weights and scales of a thread block that starts later.
-template <class Arch, bool Nested, DequantShape Shape>
+template <class Arch, bool Nested, int kElements>
 __device__ __forceinline__ void prefetch(const DequantArgs &args) {
   if constexpr (Arch::kBulkPrefetch) {
-    constexpr int kElements = elements_per_block(Shape);
     constexpr int64_t kBlocksAhead = kPrefetchElements / kElements;
     const int64_t ahead = int64_t{blockIdx.x} + kBlocksAhead;
     // The last thread block may be partial, so its data is left alone.
@@ -154,17 +172,16 @@ __device__ __forceinline__ void prefetch(const DequantArgs &args) {
 // The elements of one thread block. `Full`: the tensor goes on past their end, so
 // nothing is checked. What the thread block has in common is 64-bit and computed once per
 // warp (the uniform datapath); what a thread adds to it is 32-bit.
-template <class Arch, class T, bool Nested, DequantShape Shape, bool Full>
+template <class Arch, class T, bool Nested, int Threads, int Tile, bool Full>
 __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Nested> &scales) {
   constexpr int kVector = kPerVector<T>;
-  constexpr int kTile = elements_per_block(Shape) / (kDequantThreads / 32);
   constexpr int kStride = 32 * kVector;  // elements that a warp takes in a step
-  constexpr int kSteps = kTile / kStride;
-  using Packed = typename PackedVector<T>::type;
+  constexpr int kSteps = Tile / kStride;
+  constexpr int kElements = Threads / 32 * Tile;
 
-  const int64_t start = int64_t{blockIdx.x} * elements_per_block(Shape);
+  const int64_t start = int64_t{blockIdx.x} * kElements;
   const int lane = threadIdx.x % 32;
-  const int tile = threadIdx.x / 32 * kTile;
+  const int tile = threadIdx.x / 32 * Tile;
   const int first = tile + lane * kVector;
   const CachePolicy once = evict_first<Arch>();
   const auto has_vector = [&](int step) {
@@ -172,19 +189,23 @@ __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Ne
   };
 
   // All loads of the tile, then what turns them into numbers.
-  const Packed *in =
-      reinterpret_cast<const Packed *>(args.packed) + start / kVector + first / kVector;
   uint32_t words[kSteps];
+  if constexpr (Full) {
+    load_codes<Arch, T>(args.packed + start / 2 + tile / 2, once, words);
+  } else {
+    const uint8_t *in = args.packed + start / 2 + first / 2;
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step)
-    words[step] = has_vector(step) ? load_streamed<Arch>(in + step * 32, once) : 0;
-  const int tile_blocks = max(kTile >> args.blocksize_log2, 1);
+    for (int step = 0; step < kSteps; ++step)
+      words[step] =
+          has_vector(step) ? load_vector_codes<Arch, T>(in + step * kStride / 2, once) : 0;
+  }
+  const int tile_blocks = max(Tile >> args.blocksize_log2, 1);
   const int64_t block =
       (start >> args.blocksize_log2) + ((tile >> args.blocksize_log2) + (lane & (tile_blocks - 1)));
   const auto fetched = scales.fetch(Full ? block : min(block, args.blocks - 1));
   const ShuffledCodebook codebook(args);
-  prefetch<Arch, Nested, Shape>(args);
-  scales.share_code();
+  prefetch<Arch, Nested, kElements>(args);
+  scales.template share_code<Threads>();
   const float lane_scale = scales.scale(fetched);
 
   uint4 *out = reinterpret_cast<uint4 *>(args.out) + start / kVector + first / kVector;
@@ -202,40 +223,44 @@ __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Ne
   }
 }
 
-// For out on a 16-byte boundary and packed on that of PackedVector.
-template <class Arch, class T, bool Nested, DequantShape Shape>
-__global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / kDequantThreads)
+// For out on 16 bytes and packed on 4.
+template <class Arch, class T, bool Nested, int Threads, int Tile, int Resident>
+__global__ void __launch_bounds__(Threads, resident_blocks(Resident, Threads))
     dequant_aligned(const __grid_constant__ DequantArgs args) {
   wait_for_predecessor<Arch>();
   start_dependents<Arch>();
   __shared__ float code[Nested ? kScaleCodeSize : 1];
   Scales<Nested> scales(args, code);
-  if ((blockIdx.x + int64_t{1}) * elements_per_block(Shape) <= args.elements)
-    dequant_block<Arch, T, Nested, Shape, true>(args, scales);
+  if ((blockIdx.x + int64_t{1}) * (Threads / 32 * Tile) <= args.elements)
+    dequant_block<Arch, T, Nested, Threads, Tile, true>(args, scales);
   else
-    dequant_block<Arch, T, Nested, Shape, false>(args, scales);
+    dequant_block<Arch, T, Nested, Threads, Tile, false>(args, scales);
 }
+
+constexpr DequantLayout kUnalignedLayout = dequant_layout(kUnaligned, 0);
+constexpr int kUnalignedThreads = kUnalignedLayout.threads;
 
 // For any alignment: vectors start at the 16-byte boundaries of out, wherever that is in
 // the weight, so a vector may start at an odd element and straddle two blocks.
 template <class Arch, class T, bool Nested>
-__global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / kDequantThreads)
+__global__ void __launch_bounds__(kUnalignedThreads,
+                                  resident_blocks(kUnalignedLayout.resident, kUnalignedThreads))
     dequant_unaligned(const __grid_constant__ DequantArgs args) {
   wait_for_predecessor<Arch>();
   start_dependents<Arch>();
   constexpr int kVector = kPerVector<T>;
-  constexpr int kSteps = elements_per_block(kUnaligned) / kDequantThreads / kVector;
+  constexpr int kSteps = kUnalignedLayout.elements() / kUnalignedThreads / kVector;
   __shared__ float code[Nested ? kScaleCodeSize : 1];
   __shared__ float codebook[kCodebookSize];
   if (threadIdx.x < kCodebookSize)
     codebook[threadIdx.x] = __ldg(device_codebook(args.codebook, args.format) + threadIdx.x);
   Scales<Nested> scales(args, code);
-  scales.share_code();
+  scales.template share_code<kUnalignedThreads>();
   __syncthreads();
 
-  const int64_t start = int64_t{blockIdx.x} * elements_per_block(kUnaligned) - args.shift;
+  const int64_t start = int64_t{blockIdx.x} * kUnalignedLayout.elements() - args.shift;
   for (int step = 0; step < kSteps; ++step) {
-    const int64_t i = start + (step * kDequantThreads + threadIdx.x) * kVector;
+    const int64_t i = start + (step * kUnalignedThreads + threadIdx.x) * kVector;
     if (i < 0 || i + kVector > args.elements) {
       dequant_elements<T>(args, scales, max(i, int64_t{0}), min(i + kVector, args.elements));
       continue;
@@ -255,16 +280,20 @@ __global__ void __launch_bounds__(kDequantThreads, kThreadsPerMultiprocessor / k
   }
 }
 
-// Eight 16-byte vectors a lane, which is what a tall tile of fp32 is, spill registers.
-template <class T>
-constexpr bool has_tall = sizeof(T) == 2;
+template <class Arch, class T, bool Nested, DequantShape Shape>
+const void *aligned_kernel() {
+  constexpr DequantLayout kLayout = dequant_layout(Shape, sizeof(T));
+  return (const void *)
+      dequant_aligned<Arch, T, Nested, kLayout.threads, kLayout.tile, kLayout.resident>;
+}
 
 // The kernels of a family for one dtype, flat or nested, by DequantShape.
 template <class Arch, class T, bool Nested>
 void set_kernels(const void *(&kernels)[kDequantShapes]) {
   kernels[kUnaligned] = (const void *)dequant_unaligned<Arch, T, Nested>;
-  kernels[kWide] = (const void *)dequant_aligned<Arch, T, Nested, kWide>;
-  if constexpr (has_tall<T>) kernels[kTall] = (const void *)dequant_aligned<Arch, T, Nested, kTall>;
+  kernels[kSmall] = aligned_kernel<Arch, T, Nested, kSmall>();
+  kernels[kMedium] = aligned_kernel<Arch, T, Nested, kMedium>();
+  kernels[kLarge] = aligned_kernel<Arch, T, Nested, kLarge>();
 }
 
 template <class Arch>

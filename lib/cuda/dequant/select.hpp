@@ -3,6 +3,7 @@
 
 #include "cuda/dequant/args.hpp"
 #include "cuda/device.hpp"
+#include "problem.hpp"
 
 namespace nf4::cuda {
 
@@ -13,11 +14,16 @@ const DequantFamily *const *dequant_families();
 // there is none.
 const DequantFamily *dequant_family_for(int compute_capability);
 
+// What a problem's kernel gets, and which it is. The shape that a test forces counts as far
+// as the alignment allows.
+DequantArgs dequant_args(const DequantProblem &problem);
+DequantShape dequant_shape(const DequantProblem &problem);
+
 // Loads the kernels of a family on the current device.
 cudaError_t load_dequant_kernels(const DequantFamily &family);
 
-// For tests: the family and the shape that every later launch uses, the shape as far as
-// the alignment allows; NULL restores the library's choice. Not thread safe.
+// For tests: the family and the shape that every later launch uses; NULL restores the library's
+// choice. Not thread safe.
 void force_dequant(const DequantFamily *family, const DequantShape *shape);
 
 }  // namespace nf4::cuda

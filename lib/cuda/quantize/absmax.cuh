@@ -32,23 +32,22 @@ struct Run {
 };
 
 // The larger magnitude, of floats or of pairs of 16-bit elements; not finite if either is
-// not: as integers, magnitudes are in order, infinity and NaN above the others.
+// not: as integers, magnitudes are in order, infinity and NaN above the others. Signs of the
+// result mean nothing.
 template <class T>
 __device__ __forceinline__ uint32_t max_magnitude(uint32_t a, uint32_t b) {
-  if constexpr (sizeof(T) == 4) return max(a & 0x7fffffffu, b & 0x7fffffffu);
-#if __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ >= 860
   // One instruction on these GPUs.
   uint32_t result;
-  if constexpr (std::is_same_v<T, __half>)
-    asm("{.reg .b32 x, y; abs.f16x2 x, %1; abs.f16x2 y, %2; max.NaN.f16x2 %0, x, y;}"
-        : "=r"(result)
-        : "r"(a), "r"(b));
+  if constexpr (sizeof(T) == 4)
+    asm("max.NaN.xorsign.abs.f32 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  else if constexpr (std::is_same_v<T, __half>)
+    asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   else
-    asm("{.reg .b32 x, y; abs.bf16x2 x, %1; abs.bf16x2 y, %2; max.NaN.bf16x2 %0, x, y;}"
-        : "=r"(result)
-        : "r"(a), "r"(b));
+    asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
 #else
+  if constexpr (sizeof(T) == 4) return max(a & 0x7fffffffu, b & 0x7fffffffu);
   return __vmaxu2(a & 0x7fff7fffu, b & 0x7fff7fffu);
 #endif
 }
@@ -56,7 +55,7 @@ __device__ __forceinline__ uint32_t max_magnitude(uint32_t a, uint32_t b) {
 // The larger of the two magnitudes of a pair; a float is alone.
 template <class T>
 __device__ __forceinline__ float pair_max(uint32_t pair) {
-  if constexpr (sizeof(T) == 4) return __uint_as_float(pair);
+  if constexpr (sizeof(T) == 4) return __uint_as_float(pair & 0x7fffffffu);
   const uint32_t larger = max(pair & 0x7fffu, pair >> 16 & 0x7fffu);
   if constexpr (std::is_same_v<T, __half>)
     return __half2float(__ushort_as_half(static_cast<unsigned short>(larger)));
@@ -86,34 +85,35 @@ __device__ __noinline__ uint32_t finite_run_max(const T *in, int64_t count) {
   return largest;
 }
 
-// From each lane's maximum of each step, that of four lanes in a row: lane l of them gets
+// From each lane's maximum of each step, that of kSteps lanes in a row: lane l of them gets
 // step l. Each exchange halves the number of steps that a lane answers for.
 template <class T>
 __device__ __forceinline__ uint32_t scatter_max(const uint32_t (&steps)[kSteps]) {
-  static_assert(kSteps == 4);
-  const bool odd = threadIdx.x & 1;
-  uint32_t halves[2];
+  uint32_t maxima[kSteps];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t keep = odd ? steps[2 * i + 1] : steps[2 * i];
-    const uint32_t give = odd ? steps[2 * i] : steps[2 * i + 1];
-    halves[i] = max_magnitude<T>(keep, __shfl_xor_sync(kFullWarp, give, 1));
+  for (int i = 0; i < kSteps; ++i) maxima[i] = steps[i];
+#pragma unroll
+  for (int left = kSteps / 2, distance = 1; left > 0; left /= 2, distance *= 2) {
+    const bool upper = threadIdx.x & distance;
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const uint32_t keep = upper ? maxima[2 * i + 1] : maxima[2 * i];
+      const uint32_t give = upper ? maxima[2 * i] : maxima[2 * i + 1];
+      maxima[i] = max_magnitude<T>(keep, __shfl_xor_sync(kFullWarp, give, distance));
+    }
   }
-  const bool upper = threadIdx.x & 2;
-  const uint32_t keep = upper ? halves[1] : halves[0];
-  const uint32_t give = upper ? halves[0] : halves[1];
-  return max_magnitude<T>(keep, __shfl_xor_sync(kFullWarp, give, 2));
+  return maxima[0];
 }
 
-// After scatter_max(), lanes this far apart are neighbours in the tensor, at 32, 64, ... 512
-// elements: first of a step, then steps. They share a block from blocksize 64, 128, ... 1024
-// on; up to that, they are neighbouring blocks.
+// After scatter_max(), lanes this far apart are neighbours in the tensor, 32 elements apart
+// at level 0, then 64, 128 and so on: first of a step, then steps. From some blocksize on
+// they share a block; up to that, they are of neighbouring blocks.
 constexpr int kNeighbourLevels = 5;
 __device__ constexpr int neighbour_distance(int level) {
-  return level < 3 ? 4 << level : 1 << (level - 3);
+  return kSteps << level < 32 ? kSteps << level : (kSteps << level) / 32;
 }
 __device__ constexpr bool share_block(int level, int blocksize_log2) {
-  return blocksize_log2 >= 6 + level;
+  return 1 << blocksize_log2 >= kSteps * kRun * 2 << level;
 }
 
 // The absmax of each lane's block, as far as the warp has it.
@@ -133,19 +133,29 @@ __device__ __forceinline__ float across_warps(float absmax, int blocksize_log2) 
   const int warp = threadIdx.x / 32;
   if (threadIdx.x % 32 == 0) warps_absmax[warp] = absmax;
   __syncthreads();
-  const int warps = (1 << blocksize_log2) / kTile;
-  const int first = warp / warps * warps;
+  const int warps = (1 << blocksize_log2) / kTile;  // a power of two
+  const int first = warp & -warps;
   for (int i = 0; i < warps; ++i) absmax = fmaxf(absmax, warps_absmax[first + i]);
   return absmax;
 }
 
-// The sum of the scales of a warp's tile over the complete binary tree, neighbours first.
-__device__ __forceinline__ double warp_sum(float absmax, int blocksize_log2) {
-  double sum = absmax;
+// The sum of a thread block's scales, at most kMaxScales, over the complete binary tree: by
+// one warp, in its lane 0.
+constexpr int kMaxScales = kQuantizeElementsPerBlock / 32;
+__device__ __forceinline__ double sum_scales(const float *scales, int count) {
+  constexpr int kLeaves = kMaxScales / 32;
+  const int first = threadIdx.x % 32 * kLeaves;
+  double v[kLeaves];
 #pragma unroll
-  for (int level = 0; level < kNeighbourLevels; ++level)
-    if (!share_block(level, blocksize_log2))
-      sum += __shfl_xor_sync(kFullWarp, sum, neighbour_distance(level));
+  for (int k = 0; k < kLeaves; ++k) v[k] = first + k < count ? scales[first + k] : 0.0f;
+#pragma unroll
+  for (int left = kLeaves / 2; left > 0; left /= 2)
+#pragma unroll
+    for (int k = 0; k < left; ++k) v[k] = v[2 * k] + v[2 * k + 1];
+  double sum = v[0];
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2)
+    sum += __shfl_xor_sync(kFullWarp, sum, distance);
   return sum;
 }
 

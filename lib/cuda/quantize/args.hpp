@@ -41,7 +41,7 @@ struct QuantizeScalesArgs {
   int nested_blocksize_log2;
 };
 
-constexpr int kQuantizeThreads = 256;
+constexpr int kQuantizeThreads = 128;
 constexpr int kQuantizeElementsPerBlock = kElementsPerPartialSum;
 static_assert(kQuantizeElementsPerBlock % 4096 == 0, "a thread block has whole blocks");
 

@@ -101,7 +101,7 @@ cudaError_t launch_scales(const QuantizeProblem &problem, const QuantizeFamily &
   args.nested_blocks = weight.nested_blocks;
   args.nested_blocksize_log2 = weight.nested_blocksize_log2;
   const int64_t work = weight.nested_blocksize_log2 <= kChunkLog2
-                           ? ceil_divide(weight.blocks, kScalesThreads << (kChunkLog2 - 5))
+                           ? ceil_divide(weight.blocks, int64_t{1} << kChunkLog2)
                            : weight.nested_blocks;
   return launch({family.quantize_scales, std::min<int64_t>(work, device.multiprocessors),
                  kScalesThreads, family.family.waits, stream},

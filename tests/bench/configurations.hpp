@@ -1,0 +1,18 @@
+// The launch configurations that the sweep compares.
+#pragma once
+
+#include <vector>
+
+#include "cuda/dequant/args.hpp"
+
+namespace nf4::bench {
+
+struct Configuration {
+  cuda::DequantLayout layout;
+  const void *kernels[3];  // [dtype - 1], nested: DequantArgs
+};
+
+// None where the sm90 family is not compiled.
+const std::vector<Configuration> &configurations();
+
+}  // namespace nf4::bench
