@@ -6,6 +6,7 @@ ctypes cuts an integer that is too wide without a word; here it is an error.
 from __future__ import annotations
 
 import ctypes
+import functools
 import operator
 from typing import Any
 
@@ -17,6 +18,8 @@ from nf4.errors import InvalidArgument
 
 FORMATS = {"nf4": _abi.FORMAT_NF4, "fp4": _abi.FORMAT_FP4}
 DTYPES = {"fp32": _abi.DTYPE_FP32, "fp16": _abi.DTYPE_FP16, "bf16": _abi.DTYPE_BF16}
+# Of ctypes' own types: an int would be converted at each call.
+DTYPE_ARGUMENTS = {name: _abi.Dtype(code) for name, code in DTYPES.items()}
 NUMPY_DTYPES = {
     "fp32": np.dtype(np.float32),
     "fp16": np.dtype(np.float16),
@@ -68,6 +71,18 @@ def numpy_dtype_name(dtype: np.dtype) -> str:
 
 def dtype_name(value: Any) -> str:
     """The name "fp32", "fp16" or "bf16", from that, from a numpy dtype or from a torch dtype."""
+    try:
+        return _dtype_name(value)
+    except TypeError:  # it cannot be hashed, as all that are a dtype can
+        raise _no_dtype(value) from None
+
+
+def _no_dtype(value: Any) -> InvalidArgument:
+    return InvalidArgument(f'dtype is {value!r}; expected "fp32", "fp16" or "bf16"')
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype_name(value: Any) -> str:
     if isinstance(value, str) and value in DTYPES:
         return value
     if str(value).startswith("torch."):
@@ -77,7 +92,7 @@ def dtype_name(value: Any) -> str:
     except TypeError:
         name = ""
     if value is None or name not in DTYPES:
-        raise InvalidArgument(f'dtype is {value!r}; expected "fp32", "fp16" or "bf16"')
+        raise _no_dtype(value)
     return name
 
 
@@ -86,6 +101,8 @@ def stream_address(stream: Any) -> int:
     None, which is the legacy default stream."""
     if stream is None:
         return 0
+    if type(stream) is int:
+        return address("stream", stream)
     if isinstance(stream, ctypes.c_void_p):
         return stream.value or 0
     for attribute in ("cuda_stream", "ptr"):
