@@ -18,20 +18,16 @@ from nf4.tensor import BOUND, QuantizedTensor
 
 _WRITTEN = ("packed", "absmax", "nested_absmax", "nested_offset")
 
-# Where to dequantize to: an address, an nf4_dtype, whether that is device memory, and the
-# device of torch if the weight or the output is a tensor.
-Target = tuple[int, Any, bool, _torch.Device | None]
-
 
 class Bound:
     """What is known of a weight. Nothing in it changes, so threads may share it."""
 
     __slots__ = (
         "_descriptor",
-        "_moving",
         "argument",
         "dtype",
         "elements",
+        "moving",
         "on_device",
         "parts",
         "shape",
@@ -48,19 +44,13 @@ class Bound:
             setattr(self._descriptor, part.name, part.address)
         # A c_void_p is passed on as it is; byref() would be looked at in each call.
         self.argument = ctypes.c_void_p(ctypes.addressof(self._descriptor))
-        self._moving = tuple(
+        # A torch.nn.Module that is moved gives its tensors other memory. Each part is watched:
+        # a large one may well be back where it was, and the small ones not.
+        self.moving = tuple(
             (part.owner.data_ptr, part.address)
             for part in self.parts
             if _torch.is_tensor(part.owner)
         )
-
-    def moved(self) -> bool:
-        """Is the memory of a part no longer where it was? A torch.nn.Module that is moved
-        gives its tensors other memory."""
-        for address_now, address in self._moving:  # noqa: SIM110 - any() is half as fast
-            if address_now() != address:
-                return True
-        return False
 
     def require_writable(self) -> None:
         """Raises InvalidArgument if a part that quantize writes is read-only."""
@@ -68,17 +58,16 @@ class Bound:
             if part.name in _WRITTEN:
                 part.require_writable()
 
-    def target(self, out: Any, dtype: Any) -> Target:
+    def target(self, out: Any, dtype: Any) -> _torch.Target:
         """An `out` that was given, checked. dtype may be None: that of out, or else of the
         weight."""
-        torch = self.torch
-        if torch is not None:
-            plain = torch.plain_output(out, dtype, self.elements)
+        if self.torch is not None:
+            plain = self.torch.plain_output(out, dtype, self.elements)
             if plain is not None:
-                return *plain, torch.is_cuda, torch
+                return plain
         return self._checked_target(out, dtype)
 
-    def _checked_target(self, out: Any, dtype: Any) -> Target:
+    def _checked_target(self, out: Any, dtype: Any) -> _torch.Target:
         wanted = None if dtype is None else _convert.dtype_name(dtype)
         buffer = _memory.buffer("out", out)
         if wanted is None:
@@ -94,7 +83,7 @@ class Bound:
             self.torch or _torch.device_of(out),
         )
 
-    def new_output(self, dtype: Any, stream: int | None) -> tuple[Any, Target]:
+    def new_output(self, dtype: Any, stream: int | None) -> tuple[Any, _torch.Target]:
         """An output of the weight's shape where the weight lives, for work on `stream`: a torch
         tensor if `packed` is one, or else, in host memory, a numpy array."""
         name = self.dtype if dtype is None else _convert.dtype_name(dtype)
@@ -137,6 +126,11 @@ def bound(weight: QuantizedTensor) -> Bound:
     that come here at once may each make one; they are alike. Raises InvalidArgument for a part
     that is of another type or size than the weight says."""
     found = weight.__dict__.get(BOUND)
-    if found is None or found.moved():
-        found = weight.__dict__[BOUND] = Bound(weight)
+    if found is not None:
+        for address_now, address in found.moving:
+            if address_now() != address:
+                break
+        else:
+            return found
+    found = weight.__dict__[BOUND] = Bound(weight)
     return found

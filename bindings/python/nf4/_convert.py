@@ -26,6 +26,7 @@ NUMPY_DTYPES = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "uint8": np.dtype(np.uint8),
 }
+_ADDRESSES = 1 << 64
 _NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
@@ -52,7 +53,7 @@ def shape(value: Any) -> tuple[int, ...]:
 def address(name: str, value: Any) -> int:
     """An int that fits a pointer."""
     number = operator.index(value)
-    if not 0 <= number < 1 << 64:
+    if not 0 <= number < _ADDRESSES:
         raise InvalidArgument(f"{name} is {number}; expected an address")
     return number
 
@@ -101,8 +102,8 @@ def stream_address(stream: Any) -> int:
     None, which is the legacy default stream."""
     if stream is None:
         return 0
-    if type(stream) is int:
-        return address("stream", stream)
+    if type(stream) is int and 0 <= stream < _ADDRESSES:
+        return stream
     if isinstance(stream, ctypes.c_void_p):
         return stream.value or 0
     for attribute in ("cuda_stream", "ptr"):

@@ -49,6 +49,11 @@ def fault(tensor: Any) -> str | None:
     return None
 
 
+# Where to dequantize to: an address, an nf4_dtype, whether that is device memory, and the
+# device of torch if the weight or the output is a tensor. A tuple, for it is made in each call.
+Target = tuple[int, Any, bool, "Device | None"]
+
+
 class Device:
     """A device of torch: outputs on it, new tensors, its current stream."""
 
@@ -64,10 +69,10 @@ class Device:
             self._codes[name] = self._codes[self.dtypes[name]] = code
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
-    def plain_output(self, out: Any, dtype: Any, elements: int) -> tuple[int, Any] | None:
-        """The address and nf4_dtype of an `out` that is as common and faultless as can be: a
-        tensor of no subclass, here, and of this dtype (None: any) and size. None for all else,
-        for which somebody has to look closer."""
+    def plain_output(self, out: Any, dtype: Any, elements: int) -> Target | None:
+        """The target that `out` is, where it is as common and faultless as can be: a tensor of
+        no subclass, here, and of this dtype (None: any) and size. None for all else, for which
+        somebody has to look closer."""
         if type(out) is not self._tensor:
             return None
         try:
@@ -81,7 +86,7 @@ class Device:
                 and not out.requires_grad
                 and not out.is_neg()
             ):
-                return out.data_ptr(), code
+                return out.data_ptr(), code, self.is_cuda, self
         except (RuntimeError, TypeError):  # no storage; a dtype that cannot be hashed
             pass
         return None

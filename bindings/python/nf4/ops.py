@@ -25,10 +25,6 @@ def _threads(threads: Any) -> int:
     return _convert.integer("threads", threads, 32)
 
 
-def _stream(stream: Any) -> int | None:
-    return None if stream is None else _convert.stream_address(stream)
-
-
 def _launch_stream(stream: int | None, threads: int, torch: _torch.Device | None) -> int:
     """The stream of a call on device memory, where threads mean nothing."""
     if threads != 0:
@@ -162,7 +158,7 @@ def quantize(
         "codebook": codebook,
     }
     threads = _threads(threads)
-    enqueued_on = _stream(stream)
+    enqueued_on = None if stream is None else _convert.stream_address(stream)
     torch = _torch.device_of(array)
     if out is None:
         out = _allocate(source, layout, torch, enqueued_on)
@@ -214,7 +210,7 @@ def dequantize(
     """
     weight = bound(tensor)
     threads = _threads(threads)
-    enqueued_on = _stream(stream)
+    enqueued_on = None if stream is None else _convert.stream_address(stream)
     if out is None:
         out, target = weight.new_output(dtype, enqueued_on)
     else:
