@@ -18,8 +18,6 @@ from nf4.errors import InvalidArgument
 
 FORMATS = {"nf4": _abi.FORMAT_NF4, "fp4": _abi.FORMAT_FP4}
 DTYPES = {"fp32": _abi.DTYPE_FP32, "fp16": _abi.DTYPE_FP16, "bf16": _abi.DTYPE_BF16}
-# Of ctypes' own types: an int would be converted at each call.
-DTYPE_ARGUMENTS = {name: _abi.Dtype(code) for name, code in DTYPES.items()}
 NUMPY_DTYPES = {
     "fp32": np.dtype(np.float32),
     "fp16": np.dtype(np.float16),

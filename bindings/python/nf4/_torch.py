@@ -63,23 +63,23 @@ class Device:
         self.dtypes = {name: getattr(torch, theirs) for name, theirs in _DTYPES.items()}
         self._index = device.index
         self._torch = torch
-        self._tensor = torch.Tensor
-        self._codes: dict[Any, Any] = {}
-        for name, code in _convert.DTYPE_ARGUMENTS.items():
-            self._codes[name] = self._codes[self.dtypes[name]] = code
+        self.tensor_type = torch.Tensor
+        # nf4_dtype by our name and by torch's dtype
+        self.codes = dict(_convert.DTYPES)
+        self.codes |= {self.dtypes[name]: code for name, code in _convert.DTYPES.items()}
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     def plain_output(self, out: Any, dtype: Any, elements: int) -> Target | None:
         """The target that `out` is, where it is as common and faultless as can be: a tensor of
         no subclass, here, and of this dtype (None: any) and size. None for all else, for which
         somebody has to look closer."""
-        if type(out) is not self._tensor:
+        if type(out) is not self.tensor_type:
             return None
         try:
-            code = self._codes.get(out.dtype)
+            code = self.codes.get(out.dtype)
             if (
                 code is not None
-                and (dtype is None or self._codes.get(dtype) is code)
+                and (dtype is None or self.codes.get(dtype) == code)
                 and out.device == self.device
                 and out.numel() == elements
                 and out.is_contiguous()
@@ -98,22 +98,22 @@ class Device:
             return self._raw_stream(self._index)
         return self._torch.cuda.current_stream(self.device).cuda_stream
 
-    def allocating_on(self, stream: int | None) -> contextlib.AbstractContextManager[Any]:
+    def _allocating_on(self, stream: int) -> contextlib.AbstractContextManager[Any]:
         """What is allocated in this context belongs to that stream: torch hands out memory
         that earlier work on the stream may still be using, and takes it back before what is
-        enqueued there has run. None is the current stream."""
-        if stream is None or stream == self.current_stream():
+        enqueued there has run."""
+        if stream == self.current_stream():
             return contextlib.nullcontext()
         # torch knows the legacy default stream by the first of its two names only.
         legacy = 1
         external = self._torch.cuda.ExternalStream(0 if stream == legacy else stream, self.device)
         return self._torch.cuda.stream(external)
 
-    def empty(self, shape: Any, dtype: str, stream: int | None = None) -> Any:
+    def empty(self, shape: Any, dtype: str, stream: Any) -> Any:
         """A new tensor for work on `stream`, which means nothing on the CPU."""
         if stream is None or not self.is_cuda:
             return self._torch.empty(shape, dtype=self.dtypes[dtype], device=self.device)
-        with self.allocating_on(stream):
+        with self._allocating_on(_convert.stream_address(stream)):
             return self._torch.empty(shape, dtype=self.dtypes[dtype], device=self.device)
 
     @functools.cached_property

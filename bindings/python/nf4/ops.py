@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nf4 import _convert, _memory, _torch
-from nf4._bound import bound
+from nf4._bound import Bound, bound
 from nf4._load import check, library
 from nf4._memory import Buffer
 from nf4.errors import InvalidArgument
@@ -18,20 +18,13 @@ _WORKSPACE_ALIGNMENT = 16
 _DEFAULT_LAYOUT = {"format": "nf4", "blocksize": 64, "nested_blocksize": 256}
 
 
-def _threads(threads: Any) -> int:
-    # A 0.0 is as equal to 0 as False is, and is no number of threads.
-    if type(threads) is int and threads == 0:
-        return 0
-    return _convert.integer("threads", threads, 32)
-
-
-def _launch_stream(stream: int | None, threads: int, torch: _torch.Device | None) -> int:
+def _launch_stream(stream: Any, threads: int, torch: _torch.Device | None) -> int:
     """The stream of a call on device memory, where threads mean nothing."""
     if threads != 0:
         raise InvalidArgument(f"threads is {threads}; expected 0 for device memory")
-    if stream is None:
-        return 0 if torch is None else torch.current_stream()
-    return stream
+    if stream is None and torch is not None:
+        return torch.current_stream()
+    return _convert.stream_address(stream)
 
 
 def _require_no_stream(stream: Any) -> None:
@@ -40,14 +33,14 @@ def _require_no_stream(stream: Any) -> None:
         raise InvalidArgument(f"stream is {stream!r}; expected None for host memory")
 
 
-def _empty(shape: Any, dtype: str, torch: _torch.Device | None, stream: int | None) -> Any:
+def _empty(shape: Any, dtype: str, torch: _torch.Device | None, stream: Any) -> Any:
     if torch is None:
         return np.empty(shape, _convert.NUMPY_DTYPES[dtype])
     return torch.empty(shape, dtype, stream)
 
 
 def _allocate(
-    source: Buffer, layout: dict[str, Any], torch: _torch.Device | None, stream: int | None
+    source: Buffer, layout: dict[str, Any], torch: _torch.Device | None, stream: Any
 ) -> QuantizedTensor:
     """An uninitialised weight: of torch tensors for a tensor, of numpy arrays for all else in
     host memory."""
@@ -96,7 +89,7 @@ def _aligned_scratch(nbytes: int) -> np.ndarray:
 
 
 def _workspace(
-    value: Any, needed: int, on_device: bool, torch: _torch.Device | None, stream: int | None
+    value: Any, needed: int, on_device: bool, torch: _torch.Device | None, stream: Any
 ) -> tuple[list[Buffer], int]:
     """The scratch of quantize as a list of at most one buffer, and its size in bytes. What is
     made here may go back to torch before the work is done: to the stream that it is done on."""
@@ -157,11 +150,10 @@ def quantize(
         "nested_blocksize": nested_blocksize,
         "codebook": codebook,
     }
-    threads = _threads(threads)
-    enqueued_on = None if stream is None else _convert.stream_address(stream)
+    threads = _convert.integer("threads", threads, 32)
     torch = _torch.device_of(array)
     if out is None:
-        out = _allocate(source, layout, torch, enqueued_on)
+        out = _allocate(source, layout, torch, stream)
     else:
         _require_agreement(out, source, layout)
     weight = bound(out)
@@ -169,23 +161,34 @@ def quantize(
     torch = torch or weight.torch
     on_device = _memory.on_device([source, *weight.parts])
     needed = out.sizes.workspace_bytes
-    scratch, scratch_bytes = _workspace(workspace, needed, on_device, torch, enqueued_on)
+    scratch, scratch_bytes = _workspace(workspace, needed, on_device, torch, stream)
     _memory.on_device([source, *weight.parts, *scratch])
     arguments = (
         source.address,
-        _convert.DTYPE_ARGUMENTS[out.dtype],
+        _convert.DTYPES[out.dtype],
         weight.argument,
         scratch[0].address if scratch else None,
         scratch_bytes,
     )
     if on_device:
-        enqueued_on = _launch_stream(enqueued_on, threads, torch)
+        enqueued_on = _launch_stream(stream, threads, torch)
         status = library().nf4_quantize_launch(*arguments, enqueued_on)
     else:
         _require_no_stream(stream)
         status = library().nf4_quantize_cpu(*arguments, threads)
     check(status)
     return out
+
+
+def _dequantize(weight: Bound, out: Any, dtype: Any, threads: Any, stream: Any) -> int:
+    """Checks every argument, and gives the status."""
+    threads = _convert.integer("threads", threads, 32)
+    address, code, on_device, torch = weight.target(out, dtype)
+    if on_device:
+        enqueued_on = _launch_stream(stream, threads, torch)
+        return library().nf4_dequant_launch(weight.argument, address, code, enqueued_on)
+    _require_no_stream(stream)
+    return library().nf4_dequant_cpu(weight.argument, address, code, threads)
 
 
 def dequantize(
@@ -209,18 +212,12 @@ def dequantize(
     Returns `out`, or what was made. Raises what quantize raises.
     """
     weight = bound(tensor)
-    threads = _threads(threads)
-    enqueued_on = None if stream is None else _convert.stream_address(stream)
     if out is None:
-        out, target = weight.new_output(dtype, enqueued_on)
-    else:
-        target = weight.target(out, dtype)
-    address, code, on_device, torch = target
-    if on_device:
-        enqueued_on = _launch_stream(enqueued_on, threads, torch)
-        status = library().nf4_dequant_launch(weight.argument, address, code, enqueued_on)
-    else:
-        _require_no_stream(stream)
-        status = library().nf4_dequant_cpu(weight.argument, address, code, threads)
+        out = weight.new_output(dtype, stream)
+    # A 0.0 is as equal to 0 as False is, and is no number of threads.
+    usual = threads == 0 and type(threads) is int
+    status = weight.launch(out, dtype, stream) if usual else None
+    if status is None:
+        status = _dequantize(weight, out, dtype, threads, stream)
     check(status)
     return out
