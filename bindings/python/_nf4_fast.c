@@ -219,10 +219,9 @@ static const dl_exchange *exchange_of(PyObject *type) {
 /* What is known of tensors: how to see them, and which device they are on. */
 static bool learn_of_tensors(weight *self, PyObject *addresses) {
   const Py_ssize_t parts = PyTuple_Size(self->parts);
-  self->exchange = exchange_of(self->type);
-  self->is_neg = PyObject_GetAttrString(self->type, "is_neg");
-  self->requires_grad = PyUnicode_InternFromString("requires_grad");
-  if (self->exchange == NULL || self->is_neg == NULL || self->requires_grad == NULL) return false;
+  if ((self->exchange = exchange_of(self->type)) == NULL) return false;
+  if ((self->is_neg = PyObject_GetAttrString(self->type, "is_neg")) == NULL) return false;
+  if ((self->requires_grad = PyUnicode_InternFromString("requires_grad")) == NULL) return false;
   if (parts < 1 || parts > MAX_PARTS || PyTuple_Size(addresses) != parts) {
     PyErr_SetString(PyExc_ValueError, "parts and addresses do not match");
     return false;

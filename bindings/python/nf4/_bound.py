@@ -85,7 +85,7 @@ class Bound:
                 tuple(part.owner for part in tensors),
                 tuple(part.address for part in tensors),
             )
-        except (AttributeError, BufferError):  # a torch that has no DLPack exchange, or another
+        except (AttributeError, BufferError, RuntimeError):  # torch without DLPack's exchange
             return None
 
     def require_writable(self) -> None:
