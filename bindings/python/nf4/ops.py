@@ -121,8 +121,9 @@ def quantize(
 ) -> QuantizedTensor:
     """Quantizes a weight of fp32, fp16 or bf16, of any shape, to 4 bits.
 
-    array             a contiguous numpy array, an object with __cuda_array_interface__ or
-                      __dlpack__, or, with `out`, the address of such memory
+    array             a contiguous numpy array, a torch tensor, an object with
+                      __cuda_array_interface__ or __dlpack__, or, with `out`, the address of such
+                      memory
     format            "nf4" (the default) or "fp4"
     blocksize         elements for each scale: a power of two, 32..4096; 64 by default
     nested_blocksize  scales for each nested scale, a power of two; 256 by default, 0: flat
