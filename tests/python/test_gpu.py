@@ -273,6 +273,10 @@ def test_what_is_refused():
     for message, call in {
         "expected all of them in one place": lambda: nf4.dequantize(mixed, out=out),
         "out is in host memory": lambda: nf4.dequantize(q, out=host),
+        "packed is in device memory; out is in host": lambda: nf4.dequantize(q, out=out.cpu()),
+        "packed is in host memory; out is in device": lambda: nf4.dequantize(
+            memory.weight_on(expected, "cpu"), out=out
+        ),
         "out is not contiguous": lambda: nf4.dequantize(q, out=out.t()),
         "out is of bf16; expected fp32": lambda: nf4.dequantize(q, "fp32", out=out),
         "out requires grad": lambda: nf4.dequantize(q, out=with_grad),

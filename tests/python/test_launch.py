@@ -59,6 +59,8 @@ def test_raw_addresses_are_device_memory(last):
     assert nf4.dequantize(raw, out=HIGH + 8) == HIGH + 8
     assert [getattr(last.weight, name) - HIGH for name in names] == list(range(6))
     assert (last.out, last.dtype, last.stream) == (HIGH + 8, _abi.DTYPE_BF16, None)
+    nf4.dequantize(raw, "fp16", out=HIGH + 8)
+    assert (last.dtype, last.count) == (_abi.DTYPE_FP16, 2)
     nf4.quantize(HIGH + 9, out=raw, workspace=HIGH + 10)
     assert (last.input, last.workspace) == (HIGH + 9, HIGH + 10)
     assert last.workspace_bytes == raw.sizes.workspace_bytes == 160
