@@ -19,6 +19,10 @@ if importlib.util.find_spec("nf4") is None:
     sys.path.insert(0, str(ROOT / "bindings" / "python"))
     os.environ.setdefault("NF4_LIBRARY", str(ROOT / "build" / "lib" / "libnf4.so"))
 
+# Beside the package of a checkout, the extension module is where Meson put it.
+if importlib.util.find_spec("_nf4_fast") is None:
+    sys.path.append(str(ROOT / "build" / "bindings" / "python"))
+
 # Background jobs and nohup start with these ignored, and what a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -74,6 +78,18 @@ def quantized(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     return tmp_path / "q"
 
 
+@pytest.fixture(params=["extension", "ctypes"])
+def way_to_call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test twice: with calls through the extension module, and without it."""
+    from nf4 import _bound
+
+    if request.param == "ctypes":
+        monkeypatch.setattr(_bound, "_nf4_fast", None)
+    elif _bound._nf4_fast is None:
+        pytest.skip("the extension module _nf4_fast is not built")
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def fake_library_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).with_name("fake_nf4.c")
@@ -104,3 +120,13 @@ def fake(use_library: Callable[[Path], None], fake_library_path: Path) -> Iterat
     before = status.value, version.value
     yield library
     status.value, version.value = before
+
+
+@pytest.fixture
+def last(fake: ctypes.CDLL) -> ctypes.Structure:
+    """The last launch that the fake library got: a fakes.Call."""
+    from fakes import Call
+
+    call = Call.in_dll(fake, "fake_last")
+    ctypes.memset(ctypes.byref(call), 0, ctypes.sizeof(call))
+    return call

@@ -6,9 +6,24 @@ import ctypes
 from typing import Any
 
 import numpy as np
-from nf4 import _dlpack
+from nf4 import _abi, _dlpack
 
 _TYPESTR = {"fp32": "<f4", "fp16": "<f2", "bf16": "<V2", "uint8": "|u1"}
+
+
+class Call(ctypes.Structure):
+    """fake_call of fake_nf4.c: what the last launch got."""
+
+    _fields_ = [
+        ("count", ctypes.c_int32),
+        ("weight", _abi.Tensor),
+        ("input", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+    ]
 
 
 class CudaArray:

@@ -24,6 +24,7 @@ CTYPES = {
     "char *": ctypes.c_char_p,
     "size_t *": ctypes.POINTER(ctypes.c_size_t),
     **{f"{name} *": ctypes.POINTER(struct) for name, struct in STRUCTS.items()},
+    "nf4_tensor *": ctypes.c_void_p,
 }
 
 

@@ -88,6 +88,13 @@ def test_the_cuda_option(backend, monkeypatch, tmp_path):
     assert backend._prepared({"setup-args": ["-Da"]}) == {"setup-args": ["-Dcuda=disabled", "-Da"]}
 
 
+def test_free_threaded_python_has_no_stable_abi(backend, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for disabled, expected in ((1, ["-Dpython.allow_limited_api=false"]), (0, []), (None, [])):
+        monkeypatch.setattr(backend.sysconfig, "get_config_var", {"Py_GIL_DISABLED": disabled}.get)
+        assert backend._prepared(None) == {"setup-args": ["-Dcuda=auto", *expected]}
+
+
 def test_requirements(backend, monkeypatch, tmp_path):
     pytest.importorskip("mesonpy")
     monkeypatch.setattr(backend.platform, "system", lambda: "Linux")

@@ -8,10 +8,12 @@ import numpy as np
 import oracle
 import pytest
 from conftest import record_comparison
+from nf4._bound import bound
 
 _INFO = nf4.device_info(0)
 pytestmark = [
     pytest.mark.interop,
+    pytest.mark.usefixtures("way_to_call"),
     pytest.mark.skipif(not _INFO.usable, reason=f"no usable GPU: {_INFO.reason}"),
 ]
 torch = pytest.importorskip("torch")
@@ -122,16 +124,81 @@ def test_work_goes_to_the_stream_and_waits_for_nothing(which):
     compare("on a stream", out, nf4.dequantize(expected))
 
 
-def test_no_stream_is_the_legacy_default_stream():
+@pytest.mark.parametrize("handed", ["tensors", "addresses and out", "addresses"])
+@pytest.mark.parametrize("default", [True, False], ids=["default", "side"])
+def test_no_stream_is_the_current_one(handed, default):
+    """torch's where anything is a tensor; for addresses alone the legacy default stream."""
     expected = SMALL.quantized()
     q = memory.weight_on(expected, DEVICE)
+    out = torch.zeros(SMALL.shape, dtype=torch.bfloat16, device=DEVICE)
     packed = q.packed.clone()
     q.packed.zero_()
+    borrowed = q if handed == "tensors" else memory.accessed(q, "address")
+    nf4.dequantize(borrowed, out=out)  # loads the kernels
     torch.cuda.synchronize()
-    torch.cuda._sleep(SECOND_IN_CYCLES // 10)
-    q.packed.copy_(packed)
-    result = dequantize_on_device(q, "bf16")
-    compare("on the default stream", result, nf4.dequantize(expected))
+    side = torch.cuda.default_stream() if default else torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(SECOND_IN_CYCLES // 10)
+        q.packed.copy_(packed)
+        nf4.dequantize(borrowed, out=out.data_ptr() if handed == "addresses" else out)
+    if handed == "addresses" and not default:
+        torch.cuda.default_stream().synchronize()
+        assert not side.query() and not out.any(), "it went to the side stream"
+        return
+    side.synchronize()
+    compare("on the current stream", out, nf4.dequantize(expected))
+
+
+@pytest.mark.parametrize("which", ["current", "object", "integer", "default"])
+def test_new_tensors_are_made_where_the_work_is(which):
+    """The memory of a tensor that is still being read by its stream is not handed out again to
+    work on another: what is made for a stream belongs to it."""
+    side = torch.cuda.Stream()
+    stream = {
+        "current": None,
+        "object": side,
+        "integer": side.cuda_stream,
+        "default": torch.cuda.default_stream().cuda_stream,
+    }[which]
+    expected = SMALL.quantized()
+    source = memory.tensor_of(SMALL.source, DEVICE)
+    for _ in range(5):
+        torch.cuda.synchronize()
+        q = nf4.quantize(source, stream=stream)
+        out = nf4.dequantize(q, stream=stream)
+        wide = nf4.dequantize(q, torch.float32, stream=stream)
+        torch.cuda.synchronize()
+        for name in ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset"):
+            compare(f"quantize {name}", getattr(q, name), getattr(expected, name))
+        assert out.dtype is torch.bfloat16 and out.shape == SMALL.shape
+        compare("dequantize bf16", out, nf4.dequantize(expected))
+        compare("dequantize fp32", wide, nf4.dequantize(expected, "fp32"))
+
+
+def test_the_common_call_is_the_extensions(way_to_call):
+    q = memory.weight_on(SMALL.quantized(), DEVICE)
+    out = torch.zeros(SMALL.shape, dtype=torch.float16, device=DEVICE)
+    stream = torch.cuda.current_stream()
+    for arguments in ((out, None, None), (out, "fp16", stream), (out, None, stream.cuda_stream)):
+        status = bound(q).launch(*arguments)
+        assert status == {"extension": 0, "ctypes": None}[way_to_call]
+
+
+def test_tensors_that_move():
+    expected = nf4.dequantize(SMALL.quantized())
+    module = torch.nn.Module()
+    q = memory.weight_on(SMALL.quantized(), DEVICE)
+    parts = {name: getattr(q, name) for name in memory.PARTS if getattr(q, name) is not None}
+    for name, part in parts.items():
+        setattr(module, name, torch.nn.Parameter(part, requires_grad=False))
+    q = dataclasses.replace(q, **dict(module.named_parameters()))
+    compare("before a move", nf4.dequantize(q), expected)
+    module.cpu()
+    compare("moved to the host", nf4.dequantize(q).to(DEVICE), expected)
+    taken = [torch.empty_like(part) for part in parts.values()]
+    module.to(DEVICE)
+    compare("moved back", nf4.dequantize(q), expected)
+    del taken
 
 
 @pytest.mark.parametrize("access", list(memory.ACCESS))
@@ -206,9 +273,13 @@ def test_what_is_refused():
     for message, call in {
         "expected all of them in one place": lambda: nf4.dequantize(mixed, out=out),
         "out is in host memory": lambda: nf4.dequantize(q, out=host),
+        "packed is in device memory; out is in host": lambda: nf4.dequantize(q, out=out.cpu()),
+        "packed is in host memory; out is in device": lambda: nf4.dequantize(
+            memory.weight_on(expected, "cpu"), out=out
+        ),
         "out is not contiguous": lambda: nf4.dequantize(q, out=out.t()),
         "out is of bf16; expected fp32": lambda: nf4.dequantize(q, "fp32", out=out),
-        "out: .*grad": lambda: nf4.dequantize(q, out=with_grad),
+        "out requires grad": lambda: nf4.dequantize(q, out=with_grad),
         "host memory": lambda: nf4.dequantize(expected, out=out),
     }.items():
         with pytest.raises(nf4.InvalidArgument, match=message):

@@ -8,30 +8,8 @@ import pytest
 from fakes import CudaArray, DlpackArray
 from nf4 import _abi, _dlpack
 
+pytestmark = pytest.mark.usefixtures("way_to_call")
 HIGH = 0x7F12_0000_0000_0000
-
-
-class Call(ctypes.Structure):
-    """fake_call of fake_nf4.c."""
-
-    _fields_ = [
-        ("count", ctypes.c_int32),
-        ("weight", _abi.Tensor),
-        ("input", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("dtype", ctypes.c_int32),
-        ("workspace", ctypes.c_void_p),
-        ("workspace_bytes", ctypes.c_size_t),
-        ("stream", ctypes.c_void_p),
-    ]
-
-
-@pytest.fixture
-def last(fake):
-    """The last launch that the fake library got."""
-    call = Call.in_dll(fake, "fake_last")
-    ctypes.memset(ctypes.byref(call), 0, ctypes.sizeof(call))
-    return call
 
 
 def device_weight(shape=(1 << 20, 6 << 12), **changes):
@@ -81,6 +59,8 @@ def test_raw_addresses_are_device_memory(last):
     assert nf4.dequantize(raw, out=HIGH + 8) == HIGH + 8
     assert [getattr(last.weight, name) - HIGH for name in names] == list(range(6))
     assert (last.out, last.dtype, last.stream) == (HIGH + 8, _abi.DTYPE_BF16, None)
+    nf4.dequantize(raw, "fp16", out=HIGH + 8)
+    assert (last.dtype, last.count) == (_abi.DTYPE_FP16, 2)
     nf4.quantize(HIGH + 9, out=raw, workspace=HIGH + 10)
     assert (last.input, last.workspace) == (HIGH + 9, HIGH + 10)
     assert last.workspace_bytes == raw.sizes.workspace_bytes == 160

@@ -1,11 +1,12 @@
-"""torch tensors in host memory, by DLPack, bfloat16 included."""
+"""torch tensors in host memory: in, out, and what is refused of them."""
 
 import nf4
 import numpy as np
 import oracle
 import pytest
+from fakes import CudaArray
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("way_to_call")]
 torch = pytest.importorskip("torch")
 
 import torch_memory as memory  # noqa: E402
@@ -19,10 +20,15 @@ def test_quantize_and_dequantize(dtype):
     expected = nf4.quantize(source)
     q = nf4.quantize(memory.tensor_of(source, "cpu"))
     assert q.dtype == dtype and q.shape == (5, 77)
-    assert oracle.differing(q.packed, expected.packed) == 0
+    for name in memory.PARTS:
+        part = getattr(expected, name)
+        assert part is None or memory.differing(getattr(q, name), torch.from_numpy(part)) == 0
     out = torch.empty(5, 77, dtype=memory.DTYPES[dtype])
     assert nf4.dequantize(q, out=out) is out
     assert memory.differing(out, memory.tensor_of(nf4.dequantize(expected), "cpu")) == 0
+    again = nf4.dequantize(q)
+    assert (again.shape, again.dtype) == ((5, 77), memory.DTYPES[dtype])
+    assert memory.differing(again, out) == 0
 
 
 def test_every_part_a_tensor():
@@ -32,21 +38,108 @@ def test_every_part_a_tensor():
     nf4.quantize(torch.from_numpy(SOURCE), out=q, workspace=workspace)
     for name in memory.PARTS:
         assert oracle.differing(getattr(q, name).numpy(), np.asarray(getattr(expected, name))) == 0
-    assert oracle.differing(nf4.dequantize(q), nf4.dequantize(expected)) == 0
+    assert oracle.differing(nf4.dequantize(q).numpy(), nf4.dequantize(expected)) == 0
 
 
 @pytest.mark.parametrize("dtype", list(memory.DTYPES.values()), ids=str)
 def test_torch_dtypes_are_dtypes(dtype):
     result = nf4.dequantize(nf4.quantize(SOURCE), dtype)
     assert str(result.dtype) == str(dtype).removeprefix("torch.")
+    q = nf4.quantize(torch.from_numpy(SOURCE))
+    assert nf4.dequantize(q, dtype).dtype is dtype
+    out = torch.empty(5, 77, dtype=dtype)
+    assert nf4.dequantize(q, dtype, out=out) is out
 
 
 def test_what_is_refused():
     tensor = torch.from_numpy(SOURCE.copy())
     for message, value in {
         "array is not contiguous": tensor.t(),
-        "array is of DLPack type code 2, 64 bits": tensor.double(),
-        "array: BufferError: .*require": torch.nn.Parameter(tensor),
+        "array is of float64; expected": tensor.double(),
+        "array requires grad; expected it detached": torch.nn.Parameter(tensor),
+        "array is on meta; expected the CPU or CUDA": tensor.to("meta"),
+        "array is of layout torch.sparse_coo": tensor.to_sparse(),
+        "array has its negative bit set": torch._neg_view(tensor),
+        "array is a FakeTensor; expected a tensor with memory": fake_tensor(),
     }.items():
         with pytest.raises(nf4.InvalidArgument, match=message):
             nf4.quantize(value)
+
+
+def fake_tensor():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.empty(5, 77)
+
+
+OUTPUTS = {
+    "out is not contiguous": lambda: torch.zeros(77, 5).t(),
+    "out is of float64; expected fp32": lambda: torch.zeros(5, 77, dtype=torch.float64),
+    "out has 384 elements; expected 385": lambda: torch.zeros(384),
+    "out requires grad": lambda: torch.zeros(5, 77, requires_grad=True),
+    "out is on meta": lambda: torch.zeros(5, 77, device="meta"),
+    "out is of layout torch.sparse_coo": lambda: torch.zeros(5, 77).to_sparse(),
+    "out is of layout torch.sparse_csr": lambda: torch.zeros(5, 77).to_sparse_csr(),
+    "out has its negative bit set": lambda: torch._neg_view(torch.zeros(5, 77)),
+    "out is a FakeTensor": fake_tensor,
+    "out is NULL": lambda: torch._to_functional_tensor(torch.zeros(5, 77)),
+    "out is a list": lambda: [0.0] * 385,
+    "out is in device memory": lambda: CudaArray(4096, "fp32", 385),
+    "out is -8; expected an address": lambda: -8,
+    f"out is {1 << 64}; expected an address": lambda: 1 << 64,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("message", OUTPUTS)
+def test_what_is_refused_as_out(message):
+    q = nf4.quantize(torch.from_numpy(SOURCE))
+    out = OUTPUTS[message]()
+    with pytest.raises(nf4.InvalidArgument, match=message):
+        nf4.dequantize(q, out=out)
+    if type(out) is torch.Tensor and out.device.type == "cpu" and message != "out is NULL":
+        assert out.detach().to_dense().count_nonzero() == 0
+
+
+def test_dtype_and_stream_are_checked_for_a_tensor():
+    q = nf4.quantize(torch.from_numpy(SOURCE))
+    out = torch.zeros(5, 77)
+    for message, arguments in {
+        "out is of fp32; expected fp16": {"dtype": torch.float16},
+        "out is of fp32; expected bf16": {"dtype": "bf16"},
+        "dtype is 'int8'; expected": {"dtype": torch.int8},
+        "dtype is \\[\\]; expected": {"dtype": []},
+        "stream is 0; expected None for host memory": {"stream": 0},
+        "threads is 0.0; expected an integer": {"threads": 0.0},
+    }.items():
+        with pytest.raises(nf4.InvalidArgument, match=message):
+            nf4.dequantize(q, out=out, **arguments)
+    assert not out.any()
+
+
+def test_every_kind_of_plain_output():
+    q = nf4.quantize(torch.from_numpy(SOURCE))
+    expected = nf4.dequantize(q)
+    with torch.inference_mode():
+        outputs = [torch.zeros(5, 77)]
+    outputs += [torch.zeros(385), torch.zeros(3, 5, 77)[1], torch.zeros(1, 5, 77).transpose(0, 1)]
+    outputs += [torch.nn.Parameter(torch.zeros(5, 77), requires_grad=False)]
+    for out in outputs:
+        assert nf4.dequantize(q, out=out) is out
+        assert memory.differing(out.detach(), expected) == 0
+    array = np.zeros(385, np.float32)
+    nf4.dequantize(q, out=array)
+    assert oracle.differing(array, expected.numpy().reshape(-1)) == 0
+    address = np.zeros(385, np.float32)
+    nf4.dequantize(q, out=address.ctypes.data)
+    assert oracle.differing(address, array) == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (1,), (), (2, 3, 65)])
+def test_shapes(shape):
+    source = torch.randn(shape)
+    q = nf4.quantize(source)
+    assert q.shape == shape and q.nested_offset.shape == ()
+    expected = nf4.dequantize(nf4.quantize(source.numpy()))
+    assert oracle.differing(nf4.dequantize(q).numpy(), expected) == 0

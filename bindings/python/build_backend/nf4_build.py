@@ -15,6 +15,7 @@ import platform
 import shlex
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,12 @@ def cuda_environment() -> dict[str, str]:
     }
 
 
+def _interpreter_settings() -> list[str]:
+    """The extension module is built for the stable ABI, which free-threaded Python has not."""
+    free_threaded = sysconfig.get_config_var("Py_GIL_DISABLED")
+    return ["-Dpython.allow_limited_api=false"] if free_threaded else []
+
+
 def _prepared(settings: dict[str, Any] | None) -> dict[str, Any]:
     """Sets up the environment; returns the settings with the cuda option in front."""
     environment = cuda_environment() if cuda_wanted() else {}
@@ -79,7 +86,7 @@ def _prepared(settings: dict[str, Any] | None) -> dict[str, Any]:
     prepared = dict(settings or {})
     given = prepared.get("setup-args", [])
     given = [given] if isinstance(given, str) else list(given)
-    prepared["setup-args"] = [f"-Dcuda={cuda}", *given]
+    prepared["setup-args"] = [f"-Dcuda={cuda}", *_interpreter_settings(), *given]
     return prepared
 
 
@@ -106,7 +113,10 @@ def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = N
     import mesonpy
 
     # Nothing is compiled for it, so that no CUDA compiler is needed.
-    settings = {"setup-args": ["-Dcuda=disabled"], **(config_settings or {})}
+    settings = {
+        "setup-args": ["-Dcuda=disabled", *_interpreter_settings()],
+        **(config_settings or {}),
+    }
     return mesonpy.build_sdist(sdist_directory, settings)
 
 

@@ -1,6 +1,7 @@
 """include/nf4/nf4.h in ctypes, one to one, and nothing else.
 
-Pointers to the caller's memory are c_void_p, so that an address passes as an int. A test
+Pointers to the caller's memory are c_void_p, so that an address passes as an int, and so is
+`const nf4_tensor *`, so that one which is made once passes again and again unconverted. A test
 compares every name, type, size and value here with the header.
 """
 
@@ -96,17 +97,17 @@ FUNCTIONS = {
     "nf4_build_info": (c_char_p, []),
     "nf4_codebook": (POINTER(c_float), [Format]),
     "nf4_scale_code": (POINTER(c_float), []),
-    "nf4_tensor_sizes": (Status, [POINTER(Tensor), POINTER(Sizes)]),
-    "nf4_quantize_workspace_size": (Status, [POINTER(Tensor), POINTER(c_size_t)]),
-    "nf4_dequant_launch": (Status, [POINTER(Tensor), c_void_p, Dtype, Stream]),
-    "nf4_dequant_cpu": (Status, [POINTER(Tensor), c_void_p, Dtype, c_int32]),
+    "nf4_tensor_sizes": (Status, [c_void_p, POINTER(Sizes)]),
+    "nf4_quantize_workspace_size": (Status, [c_void_p, POINTER(c_size_t)]),
+    "nf4_dequant_launch": (Status, [c_void_p, c_void_p, Dtype, Stream]),
+    "nf4_dequant_cpu": (Status, [c_void_p, c_void_p, Dtype, c_int32]),
     "nf4_quantize_launch": (
         Status,
-        [c_void_p, Dtype, POINTER(Tensor), c_void_p, c_size_t, Stream],
+        [c_void_p, Dtype, c_void_p, c_void_p, c_size_t, Stream],
     ),
     "nf4_quantize_cpu": (
         Status,
-        [c_void_p, Dtype, POINTER(Tensor), c_void_p, c_size_t, c_int32],
+        [c_void_p, Dtype, c_void_p, c_void_p, c_size_t, c_int32],
     ),
     "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
     "nf4_cpu_variant": (c_char_p, []),

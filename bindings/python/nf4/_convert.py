@@ -6,6 +6,7 @@ ctypes cuts an integer that is too wide without a word; here it is an error.
 from __future__ import annotations
 
 import ctypes
+import functools
 import operator
 from typing import Any
 
@@ -23,6 +24,7 @@ NUMPY_DTYPES = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "uint8": np.dtype(np.uint8),
 }
+_ADDRESSES = 1 << 64
 _NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
@@ -49,7 +51,7 @@ def shape(value: Any) -> tuple[int, ...]:
 def address(name: str, value: Any) -> int:
     """An int that fits a pointer."""
     number = operator.index(value)
-    if not 0 <= number < 1 << 64:
+    if not 0 <= number < _ADDRESSES:
         raise InvalidArgument(f"{name} is {number}; expected an address")
     return number
 
@@ -68,6 +70,18 @@ def numpy_dtype_name(dtype: np.dtype) -> str:
 
 def dtype_name(value: Any) -> str:
     """The name "fp32", "fp16" or "bf16", from that, from a numpy dtype or from a torch dtype."""
+    try:
+        return _dtype_name(value)
+    except TypeError:  # it cannot be hashed, as all that are a dtype can
+        raise _no_dtype(value) from None
+
+
+def _no_dtype(value: Any) -> InvalidArgument:
+    return InvalidArgument(f'dtype is {value!r}; expected "fp32", "fp16" or "bf16"')
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype_name(value: Any) -> str:
     if isinstance(value, str) and value in DTYPES:
         return value
     if str(value).startswith("torch."):
@@ -77,7 +91,7 @@ def dtype_name(value: Any) -> str:
     except TypeError:
         name = ""
     if value is None or name not in DTYPES:
-        raise InvalidArgument(f'dtype is {value!r}; expected "fp32", "fp16" or "bf16"')
+        raise _no_dtype(value)
     return name
 
 
@@ -86,6 +100,8 @@ def stream_address(stream: Any) -> int:
     None, which is the legacy default stream."""
     if stream is None:
         return 0
+    if type(stream) is int and 0 <= stream < _ADDRESSES:
+        return stream
     if isinstance(stream, ctypes.c_void_p):
         return stream.value or 0
     for attribute in ("cuda_stream", "ptr"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nf4 import _convert, _dlpack
+from nf4 import _convert, _dlpack, _torch
 from nf4.errors import InvalidArgument
 
 
@@ -39,9 +39,15 @@ class Buffer:
             raise InvalidArgument(f"{self.name} is of {self.dtype}; expected {dtype}")
         if self.elements is not None and self.elements != elements:
             raise InvalidArgument(f"{self.name} has {self.elements} elements; expected {elements}")
-        if written and not self.writable:
-            raise InvalidArgument(f"{self.name} is read-only")
+        if written:
+            self.require_writable()
         return self
+
+    def require_writable(self) -> None:
+        # numpy's flag may have been changed since the array was looked at.
+        array = isinstance(self.owner, np.ndarray)
+        if not (self.owner.flags.writeable if array else self.writable):
+            raise InvalidArgument(f"{self.name} is read-only")
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: int) -> bool:
@@ -61,18 +67,39 @@ def _require_contiguous(name: str, contiguous: bool) -> None:
         raise InvalidArgument(f"{name} is not contiguous in row-major order")
 
 
+def numpy_address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
 def _from_numpy(name: str, array: np.ndarray) -> Buffer:
     if isinstance(array, np.ma.MaskedArray):
         raise InvalidArgument(f"{name} is a masked array; expected one without a mask")
     _require_contiguous(name, array.flags.c_contiguous)
     return Buffer(
         name=name,
-        address=array.__array_interface__["data"][0],
+        address=numpy_address(array),
         owner=array,
         dtype=_convert.numpy_dtype_name(array.dtype),
         shape=array.shape,
         on_device=False,
         writable=array.flags.writeable,
+    )
+
+
+def _from_torch(name: str, tensor: Any) -> Buffer:
+    fault = _torch.fault(tensor)
+    address = 0 if fault else tensor.data_ptr()
+    if not fault and address == 0 and tensor.numel() != 0:
+        fault = "has no memory"
+    if fault:
+        raise InvalidArgument(f"{name} {fault}")
+    return Buffer(
+        name=name,
+        address=address,
+        owner=tensor,
+        dtype=_torch.dtype_name(tensor.dtype),
+        shape=tuple(tensor.shape),
+        on_device=tensor.is_cuda,
     )
 
 
@@ -116,11 +143,14 @@ def _from_dlpack(name: str, owner: Any) -> Buffer:
 
 
 def buffer(name: str, value: Any) -> Buffer:
-    """The memory of a numpy array, of an object with __cuda_array_interface__ or __dlpack__,
-    or at a raw address. `name` is the argument's, for messages."""
+    """The memory of a numpy array, of a torch tensor, of an object with
+    __cuda_array_interface__ or __dlpack__, or at a raw address. `name` is the argument's, for
+    messages."""
     if isinstance(value, np.ndarray):
         return _from_numpy(name, value)
     try:
+        if _torch.is_tensor(value):
+            return _from_torch(name, value)
         interface = getattr(value, "__cuda_array_interface__", None)
         if interface is not None:
             return _from_cuda_array_interface(name, value, interface)
@@ -138,9 +168,9 @@ def buffer(name: str, value: Any) -> Buffer:
     )
 
 
-def on_device(buffers: list[Buffer]) -> bool:
-    """Where the buffers are, all of them; a raw address is where the others are. Addresses
-    alone are device memory: host memory has objects."""
+def place(buffers: list[Buffer]) -> bool | None:
+    """Where the buffers are, all of them: True on a device, False on the host, and None if all
+    are raw addresses. A raw address is where the others are."""
     known = [each for each in buffers if each.on_device is not None]
     for each in known:
         if each.on_device != known[0].on_device:
@@ -149,4 +179,9 @@ def on_device(buffers: list[Buffer]) -> bool:
                 for b in (known[0], each)
             ]
             raise InvalidArgument("; ".join(places) + "; expected all of them in one place")
-    return known[0].on_device is True if known else True
+    return known[0].on_device if known else None
+
+
+def on_device(buffers: list[Buffer]) -> bool:
+    """As `place`; addresses alone are device memory, for host memory has objects."""
+    return place(buffers) is not False

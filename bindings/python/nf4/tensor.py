@@ -13,6 +13,9 @@ from nf4 import _abi, _convert
 from nf4._load import check, library
 from nf4.errors import InvalidArgument
 
+# Where _bound keeps what it made of a weight, in the weight's __dict__.
+BOUND = "_bound"
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -86,9 +89,13 @@ class QuantizedTensor:
     codebook       float32 [16] in place of the format's own, or None
     dtype          "fp16", "bf16" or "fp32": that of the weight before
 
-    Any part may be of any shape with that many elements. Each is a numpy array, an object
-    with __cuda_array_interface__ or __dlpack__, or a raw address, and all are in host memory
-    or all in device memory.
+    Any part may be of any shape with that many elements. Each is a numpy array, a torch
+    tensor, an object with __cuda_array_interface__ or __dlpack__, or a raw address, and all are
+    in host memory or all in device memory.
+
+    The parts are looked at when the weight is first used, and must stay what they are: of the
+    same size and, but for torch tensors, at the same address. A torch tensor may be moved, as
+    torch.nn.Module.to() does.
     """
 
     packed: Any = field(repr=False)
@@ -112,6 +119,12 @@ class QuantizedTensor:
                 raise InvalidArgument(
                     f"{name} {given}, but nested_blocksize is {self.nested_blocksize}"
                 )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle holds: all but the addresses, which are not the copy's."""
+        state = self.__dict__.copy()
+        state.pop(BOUND, None)
+        return state
 
     def descriptor(self) -> _abi.Tensor:
         """The nf4_tensor of this weight, without its pointers."""
