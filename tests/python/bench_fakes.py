@@ -23,6 +23,7 @@ class FakeGpu:
     place = "cpu"
     name = "no GPU"
     stream = None
+    has_pdl = True
 
     def __init__(self) -> None:
         self.measured = 0
@@ -93,3 +94,12 @@ class FakeLibrary:
         if configuration == self.wrong:
             first = ctypes.c_uint16.from_address(out)
             first.value ^= 1
+
+    def quantize(
+        self, source: int, dtype: int, tensor: object, workspace: int, workspace_bytes: int,
+        pdl: bool, stream: None,
+    ) -> None:  # fmt: skip
+        check(library().nf4_quantize_cpu(
+            source, dtype, ctypes.byref(tensor), workspace, workspace_bytes, 0
+        ))  # fmt: skip
+        self.launches.append(("quantize", pdl))

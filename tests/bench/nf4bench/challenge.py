@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nf4bench import limits, score, suite, tables
-from nf4bench.check import require_dequantized
+from nf4bench.check import WrongResult, require_dequantized
 from nf4bench.measure import Timing, fastest, in_turns
 from nf4bench.options import ITERATIONS
 from nf4bench.peers import Peer, described, present
@@ -55,7 +55,7 @@ def _own_code(call: Callable) -> Callable:
     )
 
 
-def compiled(weights: Sequence[Weight], calls: Calls) -> Calls | str:
+def compiled(calls: Calls) -> Calls | str:
     """The calls under torch.compile(fullgraph=True), run once; or why they cannot be."""
     made = [torch.compile(_own_code(call), fullgraph=True, dynamic=False) for call in calls]
     try:
@@ -66,21 +66,42 @@ def compiled(weights: Sequence[Weight], calls: Calls) -> Calls | str:
     return made
 
 
-def _require(bench: Bench, mode: str, weights: Sequence[Weight], calls: Mapping[str, Calls]):
-    """Every result of every implementation. Raises WrongResult."""
-    for index, weight in enumerate(weights):
-        expected = bench.expected(weight)
-        for name, each in calls.items():
-            require_dequantized(
-                f"{name}, {mode}", weight, expected,
-                lambda call=each[index]: _waited_for(bench.gpu, call),
-            )  # fmt: skip
+def require(
+    bench: Bench, what: str, weights: Sequence[Weight], calls: Calls, expected: Sequence
+) -> None:
+    """Every result of an implementation. Raises WrongResult."""
+    for weight, call, values in zip(weights, calls, expected, strict=True):
+        require_dequantized(what, weight, values, lambda call=call: _waited_for(bench.gpu, call))
 
 
 def _waited_for(gpu: Any, call: Callable[[], torch.Tensor]) -> torch.Tensor:
     result = call()
     gpu.synchronize()
     return result
+
+
+def compiled_and_equal(
+    bench: Bench,
+    weights: Sequence[Weight],
+    implementations: Mapping[str, Calls],
+    expected: Sequence,
+) -> tuple[dict[str, Calls], dict[str, str]]:
+    """What compiles, and why the rest does not. Raises WrongResult for ours; a peer whose bits
+    the compiler changes is one that does not."""
+    made, refused = {}, {}
+    for name, calls in implementations.items():
+        attempt = compiled(calls)
+        try:
+            if isinstance(attempt, str):
+                refused[name] = attempt
+            else:
+                require(bench, f"{name}, compiled", weights, attempt, expected)
+                made[name] = attempt
+        except WrongResult as error:
+            if name == "libnf4":
+                raise
+            refused[name] = str(error)
+    return made, refused
 
 
 def _stream_us(bench: Bench) -> float:
@@ -94,16 +115,30 @@ def _stream_us(bench: Bench) -> float:
     return total
 
 
-def _best_variant(bench: Bench, name: str, peer: Peer, weight: Weight) -> int:
-    """The launch shape that is fastest for this weight."""
+def _best_variant(bench: Bench, name: str, peer: Peer, weight: Weight, expected: Any) -> int:
+    """The launch shape that is fastest for this weight. Raises WrongResult."""
     if len(peer.variants) == 1:
         return peer.variants[0]
-    times = bench.times([weight], suite.peer_candidates(name, peer, [weight]))
-    return fastest(times, name).variant
+    candidates = suite.peer_candidates(name, peer, [weight])
+    for candidate, launches in candidates.items():
+        bench.require(f"{name}, launch shape {candidate.variant}", weight, expected, launches[0])
+    return fastest(bench.times([weight], candidates), name).variant
 
 
-def _peer_calls(bench: Bench, name: str, peer: Peer, weights: Sequence[Weight]) -> Calls:
-    return [peer.prepare(weight, _best_variant(bench, name, peer, weight)) for weight in weights]
+def _eager(
+    bench: Bench, weights: Sequence[Weight], ours: Calls, expected: Sequence[torch.Tensor]
+) -> dict[str, Calls]:
+    """Every implementation's calls as users make them. Raises WrongResult."""
+    made = {"libnf4": ours}
+    for name, peer in present(bench.peers).items():
+        if name in PEERS and all(peer.supports(weight) for weight in weights):
+            made[name] = [
+                peer.prepare(weight, _best_variant(bench, name, peer, weight, values))
+                for weight, values in zip(weights, expected, strict=True)
+            ]
+    for name, calls in made.items():
+        require(bench, f"{name}, eager", weights, calls, expected)
+    return made
 
 
 def _figures(times: Mapping[str, Timing], refused: Mapping[str, str]) -> dict[str, dict]:
@@ -111,48 +146,42 @@ def _figures(times: Mapping[str, Timing], refused: Mapping[str, str]) -> dict[st
     return figures | {name: {"refused": reason} for name, reason in refused.items()}
 
 
+def _evidence(bench: Bench, weight: Weight, speedup: float | None, refusal: str) -> score.Evidence:
+    return score.Evidence(
+        speedup=speedup,
+        kernels=bench.gpu.kernels(weight.dequantize),
+        compiled_refusal=refusal,
+        dtypes=tuple(mlp.dtype for mlp in score.MLPS),
+        asm=score.source_lines(r"\basm( volatile)?\("),
+        eviction=score.source_lines("evict_first"),
+    )
+
+
 def run(bench: Bench, iterations: int | None, report: Report) -> dict:
-    """All figures. Raises WrongResult before anything is timed."""
+    """All figures. Raises WrongResult before what is wrong is timed."""
     iterations = iterations or ITERATIONS
     torch.manual_seed(0)
-    gpu = bench.gpu
-    weights = [Weight(case, gpu.place) for case in score.cases()]
-    ours = [public_call(gpu, weight) for weight in weights]
-    eager = {"libnf4": ours}
-    for name, peer in present(bench.peers).items():
-        if name in PEERS and all(peer.supports(weight) for weight in weights):
-            eager[name] = _peer_calls(bench, name, peer, weights)
-    _require(bench, "eager", weights, eager)
-
+    weights = [Weight(case, bench.gpu.place) for case in score.cases()]
+    expected = [bench.expected(weight) for weight in weights]
+    ours = [public_call(bench.gpu, weight) for weight in weights]
     # torch.compile takes no ctypes call, so ours is compiled as an operator of torch.
     operated = [
         operator().prepare(weight, call) for weight, call in zip(weights, ours, strict=True)
     ]
-    attempts = {
-        name: compiled(weights, calls) for name, calls in (eager | {"libnf4": operated}).items()
-    }
-    graphs = {name: each for name, each in attempts.items() if not isinstance(each, str)}
-    refused = {name: each for name, each in attempts.items() if isinstance(each, str)}
-    _require(bench, "compiled", weights, graphs)
+    eager = _eager(bench, weights, ours, expected)
+    graphs, refused = compiled_and_equal(bench, weights, eager | {"libnf4": operated}, expected)
+    del expected
 
     stream_us = _stream_us(bench)
-    eager_times = timed(gpu, eager | {"libnf4 as an operator": operated}, iterations)
-    compiled_times = timed(gpu, graphs, iterations)
-    summary = score.summary({name: each.us for name, each in eager_times.items()}, stream_us)
-    evidence = score.Evidence(
-        speedup=summary["score"],
-        kernels=gpu.kernels(lambda stream: weights[0].dequantize(stream)),
-        compiled_refusal=refused.get("libnf4", ""),
-        dtypes=tuple(mlp.dtype for mlp in score.MLPS),
-        asm=score.source_lines(r"\basm( volatile)?\("),
-        eviction=score.source_lines(r"evict_first"),
-    )
+    times = timed(bench.gpu, eager | {"libnf4 as an operator": operated}, iterations)
+    summary = score.summary({name: each.us for name, each in times.items()}, stream_us)
+    evidence = _evidence(bench, weights[0], summary["score"], refused.get("libnf4", ""))
     figures = {
-        "device": gpu.name,
+        "device": bench.gpu.name,
         "peers": described({name: bench.peers[name] for name in PEERS if name in bench.peers}),
         "iterations": iterations,
-        "eager": _figures(eager_times, {}),
-        "compiled": _figures(compiled_times, refused),
+        "eager": _figures(times, {}),
+        "compiled": _figures(timed(bench.gpu, graphs, iterations), refused),
         "summary": summary,
         "points": score.points(evidence),
     }

@@ -29,6 +29,11 @@ class Gpu:
         return torch.cuda.get_device_name()
 
     @property
+    def has_pdl(self) -> bool:
+        """Does it have programmatic dependent launch?"""
+        return torch.cuda.get_device_capability() >= (9, 0)
+
+    @property
     def stream(self) -> int:
         """The address of the bench's stream."""
         return self._stream.cuda_stream

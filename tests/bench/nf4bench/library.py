@@ -1,11 +1,11 @@
 """The C library of the bench through ctypes: the limits, and every launch configuration.
 
-The one place that knows its functions: stream.cu and its neighbours are their manual."""
+The one place that knows its functions; bench_library.hpp is their manual."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "nf4_bench_dequant": (
         _abi.Status,
         [c_int, POINTER(_abi.Tensor), c_void_p, _abi.Dtype, c_void_p],
+    ),
+    "nf4_bench_quantize": (
+        _abi.Status,
+        [c_void_p, _abi.Dtype, POINTER(_abi.Tensor), c_void_p, c_size_t, *_STREAM],
     ),
 }
 # In place of a configuration's index.
@@ -111,6 +115,15 @@ class Library:
         _check("dequant", self._c.nf4_bench_dequant(
             configuration, ctypes.byref(tensor), out, dtype, stream
         ))  # fmt: skip
+
+    def quantize(
+        self, source: int, dtype: int, tensor: _abi.Tensor, workspace: int, workspace_bytes: int,
+        pdl: bool, stream: int,
+    ) -> None:  # fmt: skip
+        status = self._c.nf4_bench_quantize(
+            source, dtype, ctypes.byref(tensor), workspace, workspace_bytes, pdl, stream
+        )
+        _check("quantize", status)
 
 
 def _check(kernel: str, status: int) -> None:

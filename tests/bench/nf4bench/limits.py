@@ -30,29 +30,32 @@ def dequantize_stream(library: Library, weights: Sequence[Weight], launch: str) 
     sizes short of the last word."""
 
     def make(weight: Weight, variant: int, pdl: bool) -> Launch:
-        stores = weight.dense.element_size() // 2
+        stores = weight.dense.itemsize // 2
         packed, scales = weight.packed_room.data_ptr(), weight.quantized.absmax.data_ptr()
-        packed_bytes = weight.case.elements // 8 * 4
+        packed_bytes, scale_bytes = (
+            weight.case.elements // 8 * 4,
+            weight.sizes.absmax_bytes // 4 * 4,
+        )
         out = weight.out_room.data_ptr()
         return lambda stream: library.stream(
-            variant, packed, packed_bytes, scales, weight.sizes.absmax_bytes, out, stores, pdl,
+            variant, packed, packed_bytes, scales, scale_bytes, out, stores, pdl,
             stream,
         )  # fmt: skip
 
     return _each("stream", launch, library, "stream", weights, make)
 
 
-def quantize_stream(library: Library, weights: Sequence[Weight]) -> Candidates:
+def quantize_stream(library: Library, weights: Sequence[Weight], launch: str) -> Candidates:
     """Reads the dense bytes once, writes the packed ones."""
 
     def make(weight: Weight, variant: int, pdl: bool) -> Launch:
-        source, source_bytes = weight.dense.data_ptr(), weight.dense_bytes
-        out, out_bytes = weight.packed_room.data_ptr(), weight.sizes.packed_bytes
+        source, source_bytes = weight.dense.data_ptr(), read_bytes(weight)
+        out, out_bytes = weight.packed_room.data_ptr(), source_bytes // weight.dense.itemsize // 2
         return lambda stream: library.encode_stream(
             variant, source, source_bytes, out, out_bytes, pdl, stream
         )
 
-    return _each("stream", "plain", library, "encode_stream", weights, make)
+    return _each("stream", launch, library, "encode_stream", weights, make)
 
 
 def read(library: Library, weights: Sequence[Weight], sink: torch.Tensor) -> Candidates:

@@ -109,5 +109,7 @@ def summary(totals: Mapping[str, float], stream_us: float) -> dict:
         "budget_us": round(budget, 2),
         "of_budget": round(ours / budget, 4),
     }
-    ratios = {name: round(us / ours, 3) for name, us in totals.items() if name != "libnf4"}
+    ratios = {
+        name: round(us / ours, 3) for name, us in totals.items() if not name.startswith("libnf4")
+    }
     return result | {"score": ratios.get("unsloth"), "ratios": ratios}

@@ -85,7 +85,7 @@ def is_pdl(configuration: str | None) -> bool:
     return configuration is not None and "pdl" in configuration.split()
 
 
-def _ours(bench: Bench, weights: Sequence[Weight]) -> Candidates:
+def _our_dequantize(bench: Bench, weights: Sequence[Weight]) -> Candidates:
     """The public call; where that launches with PDL, also the same kernel launched plainly."""
     shipped = [weight.dequantize for weight in weights]
     if not is_pdl(bench.chosen(weights[0])):
@@ -109,9 +109,7 @@ def peer_candidates(name: str, peer: peers.Peer, weights: Sequence[Weight]) -> C
     }
 
 
-def _row(
-    bench: Bench, weight: Weight, launch: str, times: Mapping[Candidate, Timing]
-) -> dict[str, Any]:
+def _row(weight: Weight, launch: str, times: Mapping[Candidate, Timing]) -> dict[str, Any]:
     """The row of a table: our time, and every other over it."""
     case = weight.case
     ours, limit = fastest(times, "libnf4", launch), fastest(times, "stream", launch)
@@ -143,7 +141,7 @@ def dequantize_rows(bench: Bench, case: Case) -> list[dict]:
     """One row for each way to launch. Raises WrongResult before anything is timed."""
     weights = bench.rotation(case)
     first = weights[0]
-    ours = _ours(bench, weights)
+    ours = _our_dequantize(bench, weights)
     theirs: Candidates = {}
     for name, peer in bench.peers_of(first).items():
         theirs |= peer_candidates(name, peer, weights)
@@ -160,7 +158,7 @@ def dequantize_rows(bench: Bench, case: Case) -> list[dict]:
         candidates |= limits.write(bench.library, weights)
     times = bench.times(weights, candidates)
     configuration = {"configuration": bench.chosen(first)}
-    return [_row(bench, first, each.launch, times) | configuration for each in ours]
+    return [_row(first, each.launch, times) | configuration for each in ours]
 
 
 def _described(candidate: Candidate) -> str:
@@ -168,24 +166,43 @@ def _described(candidate: Candidate) -> str:
     return text if candidate.variant == 0 else f"{text}, launch shape {candidate.variant}"
 
 
+def _our_quantize(bench: Bench, weights: Sequence[Weight]) -> Candidates:
+    def plain(weight: Weight) -> Launch:
+        source, workspace = weight.dense.data_ptr(), weight.workspace
+        return lambda stream: bench.library.quantize(
+            source, CODES[weight.case.dtype], weight.descriptor, workspace.data_ptr(),
+            workspace.numel(), False, stream,
+        )  # fmt: skip
+
+    shipped = [weight.quantize for weight in weights]
+    if not bench.gpu.has_pdl:
+        return {Candidate("libnf4"): shipped}
+    return {
+        Candidate("libnf4"): [plain(weight) for weight in weights],
+        Candidate("libnf4", "pdl"): shipped,
+    }
+
+
 def quantize_rows(bench: Bench, case: Case) -> list[dict]:
     """bitsandbytes copies its codebook from the host in every call, which ends a capture: it
     is timed as its calls. Raises WrongResult before anything is timed."""
     weights = bench.rotation(case)
-    bench.gpu.run(weights[0].quantize)
-    require_quantized(weights[0])
+    first = weights[0]
+    ours = _our_quantize(bench, weights)
     sink = torch.empty(16, dtype=torch.uint8, device=bench.gpu.place)
-    candidates: Candidates = {
-        Candidate("libnf4"): [weight.quantize for weight in weights],
-        **limits.quantize_stream(bench.library, weights),
-        **limits.read(bench.library, weights, sink),
-    }
-    theirs = bench.peers_of(weights[0]).get("bitsandbytes")
+    candidates = ours | limits.read(bench.library, weights, sink)
+    for candidate, launches in ours.items():
+        first.packed_room.fill_(0xA5)
+        bench.gpu.run(launches[0])
+        require_quantized(first)
+        candidates |= limits.quantize_stream(bench.library, weights, candidate.launch)
+    theirs = bench.peers_of(first).get("bitsandbytes")
     peer = Candidate("bitsandbytes")
     if theirs:
         calls = [theirs.quantize(weight) for weight in weights]
         candidates[peer] = [lambda _, call=call: call() for call in calls]
-    return [_row(bench, weights[0], "plain", bench.times(weights, candidates, eager=(peer,)))]
+    times = bench.times(weights, candidates, eager=(peer,))
+    return [_row(first, each.launch, times) for each in ours]
 
 
 def consumer_row(bench: Bench, case: Case) -> dict:

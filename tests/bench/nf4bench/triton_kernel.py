@@ -2,12 +2,12 @@
 
 A program takes a tile of whole blocks: their scales once, then the bytes, a lookup for each
 nibble, and one store of the interleaved values. It is what one writes who knows Triton and
-reads the QLoRA paper: no shared-memory tricks, no cache hints. Bit-equal to bitsandbytes, for
-which the compiler must not fuse the multiply and the add of the scale.
+reads the QLoRA paper: no shared-memory tricks, no cache hints.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -15,6 +15,10 @@ import triton
 import triton.language as tl
 
 from nf4bench.weights import Weight
+
+# Bit-equal to bitsandbytes: the multiply and the add of a scale must not become one. In the
+# environment, because torch.compile takes no such option and compiles in other processes.
+os.environ["TRITON_DEFAULT_FP_FUSION"] = "0"
 
 # Elements a program, and its warps; the fastest counts.
 CONFIGURATIONS = ((1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8))
@@ -58,7 +62,7 @@ def prepare(weight: Weight, configuration: int) -> Callable[[torch.Tensor], None
         _dequantize[grid](
             packed, absmax, nested_absmax, nested_code, nested_offset, codebook, out, elements,
             blocks, BLOCKSIZE=blocksize, NESTED_BLOCKSIZE=nested_blocksize,
-            TILE_BLOCKS=tile_blocks, num_warps=warps, enable_fp_fusion=False,
+            TILE_BLOCKS=tile_blocks, num_warps=warps,
         )  # fmt: skip
 
     return launch
