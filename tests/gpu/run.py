@@ -28,10 +28,6 @@ import nf4
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
-from nf4bench import programs  # noqa: E402
-from nf4bench.check import WrongResult  # noqa: E402
-from nf4bench.library import LibraryMissing  # noqa: E402
-from nf4bench.options import Options  # noqa: E402
 from sources import source_hash  # noqa: E402
 
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -149,7 +145,13 @@ def step(title: str, work, *arguments) -> dict:
 
 
 def figures(build: Path) -> dict:
-    """What the bench measures, the challenge and the cost of a call, by name."""
+    """What the bench measures, the challenge and the cost of a call, by name. It needs torch,
+    which the tests do not."""
+    from nf4bench import programs
+    from nf4bench.check import WrongResult
+    from nf4bench.library import LibraryMissing
+    from nf4bench.options import Options
+
     options = {
         "bench": Options(build=build),
         "challenge": Options(mode="challenge", iterations=CHALLENGE_ITERATIONS, build=build),

@@ -11,6 +11,8 @@ import nf4
 import numpy as np
 import oracle
 import pytest
+import test_abi
+from conftest import compile_c
 
 pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")
@@ -391,19 +393,14 @@ def test_a_library_that_is_not_built_is_named(tmp_path: Path) -> None:
 
 
 def test_a_library_of_other_sources_is_named(tmp_path: Path) -> None:
-    import conftest
-
     source = tmp_path / "empty.c"
     source.write_text("int nf4_bench_stream_variants(void) { return 1; }\n")
     (tmp_path / "tests").mkdir()
-    conftest.compile_c(source, tmp_path / "tests" / "libnf4_bench.so", "-shared", "-fPIC")
+    compile_c(source, tmp_path / "tests" / "libnf4_bench.so", "-shared", "-fPIC")
     with pytest.raises(LibraryMissing, match="is not of these sources.*nf4_bench_stream"):
         Library(tmp_path)
 
 
 def test_functions_are_as_their_header_declares_them() -> None:
-    from test_abi import code_of, functions
-
     header = bench_path.ROOT / "tests" / "bench" / "bench_library.hpp"
-    declared = functions(code_of(header.read_text()))
-    assert declared == FUNCTIONS
+    assert test_abi.functions(test_abi.code_of(header.read_text())) == FUNCTIONS
