@@ -97,8 +97,8 @@ def test_percent_of_the_limit_by_output(axes) -> None:
 def test_the_roofline_is_of_the_limits_own_bytes(axes) -> None:
     plots.roofline(axes, FIGURES)
     found = lines(axes)
-    assert found["read only"] == [(10, 2000), (80, 2000)]
-    assert found["write only"] == [(10, 2000), (80, 2000)]
+    assert found["read only"] == [(2, 2000)]
+    assert found["write only"] == [(8, 2000)]
     assert found["stream of the same bytes"][0] == (10, pytest.approx(10_000 / 9))
     assert found["libnf4, bf16"] == [(10, 1000), (40, 250)]
 

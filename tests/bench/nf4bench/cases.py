@@ -18,6 +18,8 @@ LLAMA: dict[str, tuple[Shape, ...]] = {
     "70B": ((8192, 8192), (1024, 8192), (28672, 8192), (8192, 28672)),
     "3-8B": ((4096, 4096), (1024, 4096), (4096, 1024), (14336, 4096), (4096, 14336)),
 }
+# torch's own operators take as long as all others together.
+FUSED, ALONE = ("bitsandbytes", "unsloth", "triton"), ("bitsandbytes",)
 CLASSES = (("bf16", True), ("fp16", True), ("fp32", True), ("bf16", False))
 DETAIL: tuple[Shape, ...] = ((4096, 4096), (14336, 4096))  # where the rarer cases are measured
 BLOCKSIZES = (32, 128, 256, 1024, 4096)
@@ -42,7 +44,7 @@ class Case:
     blocksize: int = 64
     format: str = "nf4"
     placement: str = "aligned"
-    peers: tuple[str, ...] = ("bitsandbytes",)
+    peers: tuple[str, ...] = ALONE
     bounds: bool = False
 
     @property
@@ -74,19 +76,15 @@ def _area(shape: Shape) -> tuple[int, Shape]:
     return shape[0] * shape[1], shape
 
 
-def _of_shape(shape: Shape, peers: tuple[str, ...]) -> list[Case]:
-    """The four classes of dequantize. torch takes as long as all others together: once."""
+def _of_shape(shape: Shape, peers: tuple[str, ...], others: tuple[str, ...]) -> list[Case]:
+    """The four classes of dequantize: bf16 and nested beside `peers`, the rest beside `others`."""
     return [
         Case(
             shape, dtype, nested, bounds=nested and dtype != "fp16",
-            peers=peers if (dtype, nested) == CLASSES[0] else _without_torch(peers),
+            peers=peers if (dtype, nested) == CLASSES[0] else others,
         )
         for dtype, nested in CLASSES
     ]  # fmt: skip
-
-
-def _without_torch(peers: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in peers if name != "torch")
 
 
 def _details(shape: Shape) -> list[Case]:
@@ -112,12 +110,14 @@ def _quantize(shape: Shape, classes: Sequence[tuple[str, bool]]) -> list[Case]:
 
 
 def full() -> list[Case]:
-    """All: peers on the headline shapes, bitsandbytes alone on the others."""
+    """All: every peer at the headline shapes, fewer for what differs less from those."""
     cases = []
     for shape in llama_shapes():
-        headline = shape in HEADLINE
-        cases += _of_shape(shape, PEERS if headline else ("bitsandbytes",))
-        cases += _quantize(shape, CLASSES if shape in DETAIL else CLASSES[: int(headline)])
+        if shape in HEADLINE:
+            cases += _of_shape(shape, PEERS, FUSED)
+            cases += _quantize(shape, CLASSES if shape in DETAIL else CLASSES[:1])
+        else:
+            cases += _of_shape(shape, FUSED, ALONE)
         cases += _details(shape) if shape in DETAIL else []
     return cases + [Case(shape, work="consumer", peers=()) for shape in CONSUMED]
 
@@ -126,7 +126,7 @@ def quick() -> list[Case]:
     """bf16 and nested, at the headline shapes."""
     cases = []
     for shape in HEADLINE:
-        cases += [_of_shape(shape, PEERS)[0], *_quantize(shape, CLASSES[:1])]
+        cases += [_of_shape(shape, PEERS, FUSED)[0], *_quantize(shape, CLASSES[:1])]
     return cases
 
 
@@ -134,5 +134,5 @@ def of_shapes(shapes: Sequence[Shape]) -> list[Case]:
     """Every class and every peer at these shapes."""
     cases = []
     for shape in shapes:
-        cases += [*_of_shape(shape, PEERS), *_quantize(shape, CLASSES)]
+        cases += [*_of_shape(shape, PEERS, FUSED), *_quantize(shape, CLASSES)]
     return cases

@@ -78,7 +78,8 @@ def readme(record: Row) -> str:
         tables.rows_table(record["bench"], matters, PEERS),
         calls(record),
         f"![{PLOTS['speedup']}](docs/bench/speedup.svg)",
-        "All rows, spreads, limits and plots: [docs/bench](docs/bench/README.md).",
+        "All rows, spreads, limits and plots: [docs/bench](docs/bench/README.md). `./dev bench` "
+        "measures on your machine, GPU or not.",
     ])  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from nf4bench.cases import Case
 from nf4bench.options import PEERS
 from nf4bench.weights import DTYPES, Weight
 
@@ -204,6 +205,8 @@ class TritonKernel:
         return call
 
 
+TRIED = Case((64, 64))  # what every peer can do
+
 FACTORIES: dict[str, Callable[[str], Peer]] = {
     "bitsandbytes": Bitsandbytes,
     "unsloth": UnslothSequence,
@@ -213,14 +216,17 @@ FACTORIES: dict[str, Callable[[str], Peer]] = {
 
 
 def load(names: Iterable[str] | None, place: str) -> dict[str, Peer | Missing]:
-    """Each peer of that name (all: None), or why it is missing."""
+    """Each peer of that name (all: None) that can dequantize here, or why it is missing."""
+    tried = Weight(TRIED, place)
     loaded: dict[str, Peer | Missing] = {}
     for name in PEERS if names is None else names:
         try:
-            loaded[name] = FACTORIES[name](place)
+            peer = FACTORIES[name](place)
+            peer.prepare(tried, 0)()
+            loaded[name] = peer
         except PeerMissing as error:
             loaded[name] = Missing(str(error))
-        except Exception as error:  # what an import fails with is the peer's own affair
+        except Exception as error:  # what an import or a compiler fails with is the peer's affair
             loaded[name] = Missing(f"{type(error).__name__}: {error}")
     return loaded
 

@@ -105,12 +105,12 @@ def of_limit(axes: Any, bench: Row) -> None:
 
 
 def _roof(rows: Iterable[Row], bound: str) -> tuple[list[float], list[float]]:
-    """Megabytes moved, and GB/s, of a limit's kernel, by size."""
+    """Megabytes that a limit's kernel moves, and GB/s, by size."""
     points = set()
     for row in rows:
         limit = row["limit"] | {"bytes": row["bytes"]} if bound == "stream" else row.get(bound)
         if limit:
-            points.add((row["bytes"] / 1e6, limit["bytes"] / limit["us"] / 1e3))
+            points.add((limit["bytes"] / 1e6, limit["bytes"] / limit["us"] / 1e3))
     return tuple(zip(*sorted(points), strict=True)) if points else ((), ())
 
 
@@ -151,7 +151,7 @@ def write(folder: Path, bench: Row) -> list[Path]:
             figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
             globals()[name](axes, bench)
             if axes.get_legend_handles_labels()[0]:
-                axes.legend(ncols=2)
+                figure.legend(loc="outside lower center", ncols=6)
             for each in FORMATS:
                 target = folder / f"{name}.{each}"
                 figure.savefig(target, dpi=120, metadata=metadata[each])

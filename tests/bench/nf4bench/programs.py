@@ -39,7 +39,11 @@ PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
 }
 
 
-def run(options: Options, report: Report = print) -> dict[str, Any]:
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def run(options: Options, report: Report = _say) -> dict[str, Any]:
     """The figures of options.mode. Raises LibraryMissing, and WrongResult before a case is
     timed."""
     return PROGRAMS[options.mode](bench(options), options, report)

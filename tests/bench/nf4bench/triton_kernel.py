@@ -21,7 +21,7 @@ from nf4bench.weights import Weight
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "0"
 
 # Elements a program, and its warps; the fastest counts.
-CONFIGURATIONS = ((1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8))
+CONFIGURATIONS = ((1024, 4), (2048, 4), (4096, 8))
 
 
 @triton.jit
