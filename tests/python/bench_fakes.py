@@ -4,16 +4,16 @@ library that computes by libnf4 on the CPU."""
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
+import bench_path  # noqa: F401  (the path)
+import nf4
+import torch
 from nf4._load import check, library
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "bench")]
-
-from nf4bench.library import LaunchFailed  # noqa: E402
+from nf4bench import cases, peers, suite
+from nf4bench.cases import Case
+from nf4bench.library import LaunchFailed
+from nf4bench.weights import Weight
 
 
 class FakeGpu:
@@ -103,3 +103,51 @@ class FakeLibrary:
             source, dtype, ctypes.byref(tensor), workspace, workspace_bytes, 0
         ))  # fmt: skip
         self.launches.append(("quantize", pdl))
+
+
+class Peer:
+    """A peer that asks libnf4, and then changes `wrong` elements."""
+
+    version, variants = "fake", range(2)
+
+    def __init__(self, wrong: int = 0, supported: bool = True) -> None:
+        self.wrong, self.supported = wrong, supported
+        self.prepared = 0
+
+    def supports(self, weight: Weight) -> bool:
+        return self.supported
+
+    def prepare(self, weight: Weight, variant: int):
+        self.prepared += 1
+
+        def call(out=None):
+            values = torch.empty_like(weight.out) if out is None else out
+            nf4.dequantize(weight.quantized, out=values)
+            values.view(-1)[: self.wrong] += 1
+            return values
+
+        return call
+
+
+SMALL = (64, 256)
+
+
+def bench(library: FakeLibrary | None = None, names=("torch",), **loaded) -> suite.Bench:
+    found = peers.load(names, "cpu") | loaded
+    return suite.Bench(FakeGpu(), library or FakeLibrary(), found, replays=3, rotated_bytes=1e5)
+
+
+def rows(made: suite.Bench, *wanted: Case) -> list[dict]:
+    said: list[str] = []
+    return suite.run(made, wanted, said.append)["rows"]
+
+
+EVERY_KIND = [
+    Case(SMALL, dtype, nested, peers=("torch",)) for dtype, nested in cases.CLASSES
+] + [
+    Case((65, 255)), Case((65, 255), "fp32", nested=False), Case((1, 1)),
+    Case(SMALL, blocksize=32), Case(SMALL, blocksize=4096), Case(SMALL, format="fp4"),
+    Case(SMALL, format="own", peers=()), Case(SMALL, placement="out + 1 element", peers=()),
+    Case(SMALL, "fp32", placement="out + 1 element", peers=()),
+    Case(SMALL, placement="packed + 1 byte", peers=()),
+]  # fmt: skip

@@ -10,12 +10,11 @@ import pytest
 pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")
 
-from bench_fakes import FakeGpu, FakeLibrary  # noqa: E402
+from bench_fakes import FakeGpu, FakeLibrary, Peer  # noqa: E402
 from nf4bench import challenge, check, peers, score, suite, torch_operator  # noqa: E402
 from nf4bench.cases import Case  # noqa: E402
 from nf4bench.measure import Timing  # noqa: E402
 from nf4bench.weights import Weight  # noqa: E402
-from test_bench_suite import Peer  # noqa: E402
 
 MLPS = (score.Mlp(64, 128, "fp16"), score.Mlp(64, 64, "bf16"))
 

@@ -1,16 +1,11 @@
-"""The bench from case to row, on the CPU with fakes: checks before times, who is missing."""
+"""The bench from case to row, on the CPU with fakes: checks before times."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import types
 from pathlib import Path
 
 import bench_path
 import nf4
-import numpy as np
-import oracle
 import pytest
 import test_abi
 from conftest import compile_c
@@ -19,48 +14,11 @@ pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
-from bench_fakes import FakeGpu, FakeLibrary  # noqa: E402
-from nf4bench import call, cases, check, limits, peers, suite, sweep  # noqa: E402
+from bench_fakes import EVERY_KIND, SMALL, FakeGpu, FakeLibrary, Peer, bench, rows  # noqa: E402
+from nf4bench import call, cases, check, limits, suite, sweep  # noqa: E402
 from nf4bench.cases import Case  # noqa: E402
 from nf4bench.library import FUNCTIONS, Library, LibraryMissing  # noqa: E402
-from nf4bench.weights import DTYPES, Weight  # noqa: E402
-
-SMALL = (64, 256)
-
-
-def bench(library: FakeLibrary | None = None, names=("torch",), **loaded) -> suite.Bench:
-    found = peers.load(names, "cpu") | loaded
-    return suite.Bench(FakeGpu(), library or FakeLibrary(), found, replays=3, rotated_bytes=1e5)
-
-
-def rows(made: suite.Bench, *wanted: Case) -> list[dict]:
-    said: list[str] = []
-    return suite.run(made, wanted, said.append)["rows"]
-
-
-class Peer:
-    """A peer that asks libnf4, and then changes `wrong` elements."""
-
-    version, variants = "fake", range(2)
-
-    def __init__(self, wrong: int = 0, supported: bool = True) -> None:
-        self.wrong, self.supported = wrong, supported
-        self.prepared = 0
-
-    def supports(self, weight: Weight) -> bool:
-        return self.supported
-
-    def prepare(self, weight: Weight, variant: int):
-        self.prepared += 1
-
-        def call(out=None):
-            values = torch.empty_like(weight.out) if out is None else out
-            nf4.dequantize(weight.quantized, out=values)
-            values.view(-1)[: self.wrong] += 1
-            return values
-
-        return call
-
+from nf4bench.weights import Weight  # noqa: E402
 
 # ---- Rows -------------------------------------------------------------------------------
 
@@ -90,17 +48,6 @@ def test_a_library_that_launches_plainly_has_one_row() -> None:
     assert (row["launch"], row["configuration"]) == ("plain", "256x2 tile 512")
     (row,) = rows(bench(FakeLibrary(chosen_index=-1)), Case(SMALL, peers=()))
     assert (row["launch"], row["configuration"]) == ("plain", None)
-
-
-EVERY_KIND = [
-    Case(SMALL, dtype, nested, peers=("torch",)) for dtype, nested in cases.CLASSES
-] + [
-    Case((65, 255)), Case((65, 255), "fp32", nested=False), Case((1, 1)),
-    Case(SMALL, blocksize=32), Case(SMALL, blocksize=4096), Case(SMALL, format="fp4"),
-    Case(SMALL, format="own", peers=()), Case(SMALL, placement="out + 1 element", peers=()),
-    Case(SMALL, "fp32", placement="out + 1 element", peers=()),
-    Case(SMALL, placement="packed + 1 byte", peers=()),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", EVERY_KIND, ids=str)
@@ -241,124 +188,6 @@ def test_a_result_of_another_shape_or_dtype_is_wrong() -> None:
         check.require_equal("x", zeros, zeros.half())
     with pytest.raises(check.WrongResult, match="6 of 6"):
         check.require_equal("x", zeros, -zeros)
-
-
-# ---- Peers ------------------------------------------------------------------------------
-
-
-def test_missing_peers_are_named_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
-
-    def broken(place: str):
-        raise OSError("libcudart.so: cannot open shared object file")
-
-    monkeypatch.setitem(peers.FACTORIES, "triton", broken)
-    made = bench(names=None)
-    said: list[str] = []
-    figures = suite.run(made, [Case(SMALL, peers=("bitsandbytes", "torch"))], said.append)
-    assert "ModuleNotFoundError" in figures["peers"]["bitsandbytes"]["missing"]
-    assert figures["peers"]["unsloth"] == {"missing": "its calls are CUDA's alone"}
-    missing = "OSError: libcudart.so: cannot open shared object file"
-    assert figures["peers"]["triton"] == {"missing": missing}
-    assert figures["peers"]["torch"] == {"version": torch.__version__}
-    assert f"triton: missing: {missing}" in said
-    assert list(figures["rows"][0]["peers"]) == ["torch"]
-
-
-@pytest.mark.parametrize("factory", [peers.Bitsandbytes, peers.UnslothSequence])
-def test_a_bitsandbytes_without_cuda_is_missing_on_a_gpu(factory, monkeypatch) -> None:
-    functional = types.SimpleNamespace(lib=types.SimpleNamespace(compiled_with_cuda=False))
-    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", functional)
-    with pytest.raises(peers.PeerMissing, match="found no CUDA library"):
-        factory("cuda")
-
-
-def test_a_peer_that_cannot_run_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Peer):
-        def prepare(self, weight, variant):
-            raise RuntimeError("no C compiler")
-
-    monkeypatch.setitem(peers.FACTORIES, "triton", lambda place: Broken())
-    assert peers.load(("triton",), "cpu") == {
-        "triton": peers.Missing("RuntimeError: no C compiler")
-    }
-
-
-def test_a_peer_is_not_asked_for_what_it_cannot_do() -> None:
-    peer = Peer(supported=False)
-    (row, _) = rows(bench(triton=peer), Case(SMALL, peers=("triton",)))
-    assert row["peers"] == {} and peer.prepared == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "format, blocksize, nested", [("nf4", 64, True), ("nf4", 128, False), ("fp4", 64, True)]
-)
-def test_bitsandbytes_reads_our_bytes(
-    format: str, blocksize: int, nested: bool, dtype: str
-) -> None:
-    case = Case(SMALL, dtype, nested, format=format, blocksize=blocksize)
-    weight = Weight(case, "cpu")
-    theirs = peers.Bitsandbytes("cpu").prepare(weight, 0)()
-    check.require_equal("bitsandbytes", weight.dequantize(None), theirs)
-
-
-@pytest.mark.parametrize("case", EVERY_KIND, ids=str)
-def test_torch_operators_are_the_formulas(case: Case) -> None:
-    """The reference of every check, beside the formulas in numpy."""
-    weight = Weight(case, "cpu")
-    values = peers.TorchOperators("cpu").prepare(weight, 0)()
-    q = weight.quantized
-    parts = {
-        name: None if getattr(q, name) is None else np.asarray(getattr(q, name))
-        for name in ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset")
-    }
-    on_host = nf4.QuantizedTensor(
-        **parts, shape=case.shape, dtype=case.dtype, blocksize=case.blocksize,
-        nested_blocksize=case.nested_blocksize,
-    )  # fmt: skip
-    expected = oracle.dequantize(on_host, weight.codebook.numpy(), case.dtype)
-    bits = {2: torch.int16, 4: torch.int32}[values.itemsize]
-    assert (values.view(bits).numpy() == expected.view(f"i{values.itemsize}")).all()
-
-
-TRITON = """
-import sys
-sys.path[:0] = sys.argv[1:]
-from nf4bench import check, peers
-from nf4bench.cases import Case
-from nf4bench.weights import Weight
-
-kernel = peers.TritonKernel("cpu")
-compared = 0
-# The interpreter truncates to bf16 where the compiler rounds, so bf16 is for GPUs alone.
-for case in (
-    Case((64, 256), "fp32"), Case((64, 256), "fp16"), Case((64, 256), "fp32", nested=False),
-    Case((65, 255), "fp32"), Case((65, 255), "fp16"), Case((1, 1), "fp32"),
-    Case((300, 256), "fp16", blocksize=32), Case((64, 256), "fp32", blocksize=4096),
-    Case((64, 256), "fp32", format="fp4"), Case((64, 256), "fp32", format="own"),
-):
-    weight = Weight(case, "cpu")
-    expected = weight.dequantize(None).clone()
-    for variant in kernel.variants:
-        call = kernel.prepare(weight, variant)
-        check.require_equal(f"{case}, new", expected, call())
-        check.require_dequantized("given", weight, expected, lambda: call(weight.out))
-        compared += 1
-print(compared, "compared")
-"""
-
-
-def test_the_triton_kernel_is_bit_equal() -> None:
-    """In Triton's interpreter, which has to be chosen before Triton is imported."""
-    pytest.importorskip("triton")
-    places = [str(bench_path.ROOT / "tests" / "bench"), str(Path(nf4.__file__).parents[1])]
-    done = subprocess.run(
-        ["env", "TRITON_INTERPRET=1", sys.executable, "-c", TRITON, *places],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "30 compared\n"
 
 
 # ---- The cost of a call -----------------------------------------------------------------

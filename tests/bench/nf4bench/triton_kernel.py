@@ -21,12 +21,13 @@ from nf4bench.weights import Weight
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "0"
 
 # Elements a program, and its warps; the fastest counts.
-CONFIGURATIONS = ((1024, 4), (2048, 4), (4096, 8))
+CONFIGURATIONS = ((1024, 4), (2048, 4), (4096, 4), (4096, 8))
 
 
 @triton.jit
 def _dequantize(
-    packed, absmax, nested_absmax, nested_code, nested_offset, codebook, out, elements, blocks,
+    packed, absmax, nested_absmax, nested_code, nested_offset, codebook, out,
+    elements, packed_bytes, blocks,
     BLOCKSIZE: tl.constexpr, NESTED_BLOCKSIZE: tl.constexpr, TILE_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0).to(tl.int64) * TILE_BLOCKS + tl.arange(0, TILE_BLOCKS)
@@ -36,7 +37,7 @@ def _dequantize(
         scale = tl.load(nested_code + scale.to(tl.int32)) * nested + tl.load(nested_offset)
     half: tl.constexpr = BLOCKSIZE // 2
     byte = block[:, None] * half + tl.arange(0, half)[None, :]
-    both = tl.load(packed + byte, mask=byte < (elements + 1) // 2, other=0).to(tl.int32)
+    both = tl.load(packed + byte, mask=byte < packed_bytes, other=0).to(tl.int32)
     high = tl.load(codebook + (both >> 4)) * scale[:, None]
     low = tl.load(codebook + (both & 15)) * scale[:, None]
     values = tl.interleave(high, low).to(out.dtype.element_ty)
@@ -49,7 +50,7 @@ def prepare(weight: Weight, configuration: int) -> Callable[[torch.Tensor], None
     q, case = weight.quantized, weight.case
     tile, warps = CONFIGURATIONS[configuration]
     tile_blocks = max(1, tile // case.blocksize)
-    blocks, elements = weight.sizes.blocks, case.elements
+    blocks, elements, packed_bytes = weight.sizes.blocks, case.elements, weight.sizes.packed_bytes
     blocksize, nested_blocksize = case.blocksize, case.nested_blocksize
     grid = (triton.cdiv(blocks, tile_blocks),)
     packed, absmax, codebook = q.packed, q.absmax, weight.codebook
@@ -61,7 +62,7 @@ def prepare(weight: Weight, configuration: int) -> Callable[[torch.Tensor], None
     def launch(out: torch.Tensor) -> None:
         _dequantize[grid](
             packed, absmax, nested_absmax, nested_code, nested_offset, codebook, out, elements,
-            blocks, BLOCKSIZE=blocksize, NESTED_BLOCKSIZE=nested_blocksize,
+            packed_bytes, blocks, BLOCKSIZE=blocksize, NESTED_BLOCKSIZE=nested_blocksize,
             TILE_BLOCKS=tile_blocks, num_warps=warps,
         )  # fmt: skip
 
