@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
+import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from bench_path import bench, row, timing
+from bench_path import bench, record, row, timing
 
 if importlib.util.find_spec("matplotlib") is None:
     pytest.skip("matplotlib is not installed", allow_module_level=True)
 
 from matplotlib import pyplot  # noqa: E402
 from nf4bench import plots  # noqa: E402
+
+readme_table = importlib.import_module("readme_table")
 
 BOUNDS = {
     "read": {"variant": 0, "bytes": 2_000_000, **timing(1.0)},
@@ -107,3 +112,36 @@ def test_figures_without_a_row_to_show_make_empty_plots(tmp_path: Path) -> None:
     assert plots.stale(tmp_path, bench()) == plots.paths(tmp_path)
     plots.write(tmp_path, bench())
     assert plots.stale(tmp_path, bench()) == []
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a README and a record, in place of this checkout."""
+    (tmp_path / "README.md").write_text("a\n<!-- bench:begin -->\n<!-- bench:end -->\nb\n")
+    (tmp_path / "tests" / "gpu").mkdir(parents=True)
+    (tmp_path / "tests" / "gpu" / "record.json").write_text(json.dumps(record(*FIGURES["rows"])))
+    folder = tmp_path / "docs" / "bench"
+    places = {"ROOT": tmp_path, "README": tmp_path / "README.md", "FOLDER": folder}
+    for name, place in (places | {"DOCUMENT": folder / "README.md"}).items():
+        monkeypatch.setattr(readme_table, name, place)
+    return tmp_path
+
+
+def make(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["readme_table.py", *arguments])
+    return readme_table.main()
+
+
+def test_everything_shown_is_made_from_the_record_and_checked(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(monkeypatch, "--check") == 1
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(plots.paths(checkout))
+    assert make(monkeypatch) == 0
+    assert make(monkeypatch, "--check") == 0
+    readme = (checkout / "README.md").read_text()
+    assert readme.startswith("a\n<!-- bench:begin -->\nMeasured on") and readme.endswith("b\n")
+    document = checkout / "docs" / "bench" / "README.md"
+    document.write_text(document.read_text() + "more")
+    assert make(monkeypatch, "--check") == 1
+    assert "not made from the record: docs/bench/README.md" in capsys.readouterr().out
