@@ -1,5 +1,5 @@
 """Everything that needs a GPU, in one run: the tests, compute-sanitizer's four tools, and the
-bench. Writes tests/gpu/record.json if, and only if, all of it passed.
+bench with its challenge. Writes tests/gpu/record.json if, and only if, all of it passed.
 
     python tests/gpu/run.py [--build DIR] [--ptx-build DIR] [--record FILE] [--no-bench]
 
@@ -28,13 +28,13 @@ import nf4
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
-import bench_gpu  # noqa: E402
 from sources import source_hash  # noqa: E402
 
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Shapes per dtype, blocksize and flat/nested: NF4, FP4 and a codebook of the caller's. With
 # 48 such classes, 144 for each family and shape of kernel.
 SANITIZER_SHAPES = "3"
+CHALLENGE_ITERATIONS = 200
 SKIPPED_STATUS = 77
 STEP_SECONDS = 300  # a step that takes longer hangs
 
@@ -144,6 +144,25 @@ def step(title: str, work, *arguments) -> dict:
     return result | {"seconds": seconds}
 
 
+def figures(build: Path) -> dict:
+    """What the bench measures, the challenge and the cost of a call, by name. It needs torch,
+    which the tests do not."""
+    from nf4bench import programs
+    from nf4bench.check import WrongResult
+    from nf4bench.library import LibraryMissing
+    from nf4bench.options import Options
+
+    options = {
+        "bench": Options(build=build),
+        "challenge": Options(mode="challenge", iterations=CHALLENGE_ITERATIONS, build=build),
+        "call": Options(mode="call", build=build),
+    }
+    try:
+        return {name: programs.run(each) for name, each in options.items()}
+    except (WrongResult, LibraryMissing) as error:
+        raise Failure(f"the bench: {error}") from error
+
+
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
     check = arguments.build / "tests" / "check_cuda"
     check_ptx = arguments.ptx_build / "tests" / "check_cuda"
@@ -172,8 +191,7 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
         },
     }
     if not arguments.no_bench:
-        shapes = [bench_gpu.parse_shape(shape) for shape in bench_gpu.SHAPES]
-        record["bench"] = bench_gpu.run(arguments.build, shapes)
+        record |= figures(arguments.build)
     return record
 
 

@@ -12,6 +12,7 @@ from nf4 import _abi
 HEADER = ROOT / "include" / "nf4" / "nf4.h"
 STRUCTS = {"nf4_tensor": _abi.Tensor, "nf4_sizes": _abi.Sizes, "nf4_device": _abi.Device}
 CTYPES = {
+    "int": ctypes.c_int,
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
     "size_t": ctypes.c_size_t,
@@ -30,7 +31,7 @@ CTYPES = {
 
 def code_of(header: str) -> str:
     """The text without comments and const, which ctypes does not know."""
-    text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", header, flags=re.DOTALL)
     return re.sub(r"\bconst ", "", text)
 
 
@@ -43,9 +44,9 @@ def ctype_of(declaration: str) -> type:
     return CTYPES[f"{base} *" if star else base]
 
 
-def functions() -> dict[str, tuple[type, list[type]]]:
+def functions(code: str = CODE) -> dict[str, tuple[type, list[type]]]:
     found = {}
-    for result, name, arguments in re.findall(r"NF4_API ([\w *]+?)(nf4_\w+)\((.*?)\);", CODE, re.S):
+    for result, name, arguments in re.findall(r"NF4_API ([\w *]+?)(nf4_\w+)\((.*?)\);", code, re.S):
         types = [] if arguments == "void" else [ctype_of(each) for each in arguments.split(",")]
         found[name] = (ctype_of(f"{result} {name}"), types)
     return found

@@ -37,7 +37,7 @@ def _functions(script: str, *, at: Path = ROOT, **environment: str) -> subproces
 def test_every_file_that_dev_names_exists() -> None:
     text = DEV.read_text().replace("$PACKAGE/", "bindings/python/")
     names = set(re.findall(r"(?<![\w/$}])(?:bindings|examples|tests|tools)/[\w./-]+\.\w+", text))
-    assert {"tests/bench/bench_cpu.py", "tools/tally.py"} <= names
+    assert {"tests/bench/bench.py", "tools/tally.py"} <= names
     assert "bindings/python/build_backend/nf4_build.py" in names
     assert [name for name in sorted(names) if not (ROOT / name).is_file()] == []
 

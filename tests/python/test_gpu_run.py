@@ -39,3 +39,34 @@ def test_a_step_that_hangs_is_killed_with_its_children(
         assert os.read(reader, 100) == b""
     finally:
         os.close(reader)
+
+
+@pytest.mark.interop
+def test_the_bench_its_challenge_and_a_call_are_in_the_record(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    from nf4bench import check, library, programs
+
+    asked = []
+
+    def measured(options):
+        asked.append((options.mode, options.iterations, options.build))
+        return {"of": options.mode}
+
+    monkeypatch.setattr(programs, "run", measured)
+    assert run.figures(tmp_path) == {
+        "bench": {"of": ""},
+        "challenge": {"of": "challenge"},
+        "call": {"of": "call"},
+    }
+    assert asked == [("", None, tmp_path), ("challenge", 200, tmp_path), ("call", None, tmp_path)]
+
+    for error in (check.WrongResult("triton: 3 of 9"), library.LibraryMissing("no such file")):
+
+        def fails(options, error=error):
+            raise error
+
+        monkeypatch.setattr(programs, "run", fails)
+        with pytest.raises(run.Failure, match=f"the bench: {error}"):
+            run.figures(tmp_path)

@@ -1,0 +1,98 @@
+"""libnf4 beside its peers and beside the limit of memory, on the GPU if there is one, else
+on the CPU.
+
+    python tests/bench/bench.py [--quick | --shapes 4096x4096,...] [--json FILE] [--plots DIR]
+    python tests/bench/bench.py --sweep | --challenge | --call
+
+On the GPU, times are of CUDA-graph replays that rotate over more data than L2 holds, in turns;
+the limit is the fastest of our own kernels that move the same bytes and do nothing else. Bits
+are compared before a case is timed: a wrong result ends the program with status 1. Options
+that make no sense end it with status 2. A peer that is not installed is named as missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+
+from nf4bench import options as command_line  # noqa: E402
+from nf4bench import tables  # noqa: E402
+from nf4bench.options import Options  # noqa: E402
+
+
+def no_gpu() -> str | None:
+    """Why nothing can be measured on a GPU here, or None."""
+    import nf4
+
+    device = nf4.device_info(0)
+    if not device.usable:
+        return device.reason
+    try:
+        import torch
+    except ImportError as error:
+        return f"torch is needed on the GPU: {error}"
+    return None if torch.cuda.is_available() else "torch sees no GPU"
+
+
+def on_cpu(options: Options) -> dict:
+    import bench_cpu
+
+    shapes = options.shapes or [
+        bench_cpu.parse_shape(text) for text in bench_cpu.SHAPES[: 1 if options.quick else None]
+    ]
+    for rows, cols in shapes:
+        try:
+            bench_cpu.parse_shape(f"{rows}x{cols}")
+        except argparse.ArgumentTypeError as error:
+            command_line.parser().error(f"argument --shapes: {error}")
+    threads = options.threads or len(os.sched_getaffinity(0))
+    figures = bench_cpu.run(shapes, threads)
+    print(f"libnf4: {figures['cpu_variant']}, {figures['threads']} threads")
+    for peer, version in figures["peers"].items():
+        print(f"{peer}: {version}")
+    return figures
+
+
+def on_gpu(options: Options) -> dict:
+    from nf4bench import programs
+    from nf4bench.check import WrongResult
+    from nf4bench.library import LibraryMissing
+
+    try:
+        return programs.run(options)
+    except WrongResult as error:
+        sys.exit(f"bench: wrong result: {error}; not timed")
+    except LibraryMissing as error:
+        sys.exit(f"bench: {error}")
+
+
+def write(options: Options, figures: dict) -> None:
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if options.notes:
+        body = tables.sweep_tables(figures)
+        text = options.notes.read_text()
+        options.notes.write_text(tables.with_section(text, "sweep", body))
+    if options.plots:
+        from nf4bench import plots
+
+        for path in plots.write(options.plots, figures):
+            print(f"wrote {path}")
+
+
+def main() -> int:
+    options = command_line.parse(sys.argv[1:])
+    device = command_line.settle(options, no_gpu())
+    figures = on_gpu(options) if device == "gpu" else on_cpu(options)
+    write(options, figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

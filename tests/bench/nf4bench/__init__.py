@@ -1,0 +1,13 @@
+"""The bench: libnf4 beside its peers and beside the limit of memory, in one run.
+
+options    what the command line may ask for
+cases      which weights are measured, and beside whom
+device     the GPU: graphs, events, synchronising
+weights    rotating sets of random weights
+library    the C library of limits and launch configurations, through ctypes
+peers      bitsandbytes, Unsloth's sequence, plain torch, Triton
+check      bits compared before anything is timed
+measure    candidates timed in turns
+suite      the rows; sweep, challenge and call are the other programs
+tables     text and markdown; plots the figures
+"""

@@ -1,0 +1,111 @@
+"""What one Python call costs: the host's share, and a call that is waited for."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import nf4
+import torch
+
+from nf4bench import tables
+from nf4bench.cases import Case
+from nf4bench.measure import in_turns
+from nf4bench.peers import described, present
+from nf4bench.suite import Bench, Report
+from nf4bench.torch_operator import public_call
+from nf4bench.weights import DTYPES, PARTS, Weight
+
+# So small that the GPU is done before the host has come to the next.
+HOST_CASE = Case((256, 256))
+QUEUED_CALLS, HOST_TURNS = 200, 30
+EMPTY, NEW = "torch.empty", "torch tensors, a new output"
+WAITED_CASE, WAITED_TURNS = Case((4096, 1024)), 300
+
+
+def queued(gpu: Any, call: Callable, calls: int = QUEUED_CALLS) -> float:
+    """Host microseconds of one call, none of them waited for but the last."""
+    gpu.synchronize()
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    ended = time.perf_counter()
+    gpu.synchronize()
+    return (ended - began) * 1e6 / calls
+
+
+def waited(gpu: Any, call: Callable) -> float:
+    """Microseconds of one call and a device synchronise."""
+    began = time.perf_counter()
+    call()
+    gpu.synchronize()
+    return (time.perf_counter() - began) * 1e6
+
+
+def _by_address(weight: Weight) -> nf4.QuantizedTensor:
+    """The same weight with raw addresses for parts."""
+    parts = {name: getattr(weight.quantized, name) for name in PARTS}
+    addresses = {name: part if part is None else part.data_ptr() for name, part in parts.items()}
+    return dataclasses.replace(weight.quantized, **addresses)
+
+
+def host_work(gpu: Any, weight: Weight) -> dict[str, Callable]:
+    """The calls whose share of the host is measured, by name."""
+    q, out, dtype = weight.quantized, weight.out, DTYPES[weight.case.dtype]
+    shape, device, name = weight.case.shape, weight.out.device, weight.case.dtype
+    by_address, address = _by_address(weight), out.data_ptr()
+    return {
+        EMPTY: lambda: torch.empty(shape, dtype=dtype, device=device),
+        NEW: public_call(gpu, weight),
+        "torch tensors, out given": lambda: nf4.dequantize(q, out=out, stream=gpu.current_stream()),
+        "addresses, out given": lambda: nf4.dequantize(
+            by_address, name, out=address, stream=gpu.current_stream()
+        ),
+    }
+
+
+def _host(gpu: Any) -> dict:
+    work = host_work(gpu, Weight(HOST_CASE, gpu.place))
+    times = in_turns({key: lambda c=each: queued(gpu, c) for key, each in work.items()}, HOST_TURNS)
+    return {
+        "shape": list(HOST_CASE.shape),
+        "calls": {key: timing.figures() for key, timing in times.items()},
+        "beyond_empty_us": round(times[NEW].us - times[EMPTY].us, 3),
+    }
+
+
+def _waited(bench: Bench) -> dict:
+    gpu, weight = bench.gpu, Weight(WAITED_CASE, bench.gpu.place)
+    expected = bench.expected(weight)
+    work = {"libnf4": public_call(gpu, weight)}
+    for name, peer in present(bench.peers).items():
+        if name != "torch" and peer.supports(weight):
+            work[name] = peer.prepare(weight, 0)
+    for name, each in work.items():
+        bench.require(f"{name}, one call", weight, expected, lambda stream, call=each: call())
+    times = in_turns(
+        {key: lambda c=each: waited(gpu, c) for key, each in work.items()}, WAITED_TURNS
+    )
+    ours = times["libnf4"].us
+    return {
+        "shape": list(WAITED_CASE.shape),
+        "calls": {
+            name: each.figures() | {"ratio": round(each.us / ours, 3)}
+            for name, each in times.items()
+        },
+    }
+
+
+def run(bench: Bench, report: Report) -> dict:
+    """All figures. Raises WrongResult before anything is timed."""
+    torch.manual_seed(0)
+    figures = {
+        "device": bench.gpu.name,
+        "peers": described(bench.peers),
+        "waited": _waited(bench),
+        "host": _host(bench.gpu),
+    }
+    report(tables.call_text(figures))
+    return figures

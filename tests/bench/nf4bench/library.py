@@ -1,0 +1,131 @@
+"""The C library of the bench through ctypes: the limits, and every launch configuration.
+
+The one place that knows its functions; bench_library.hpp is their manual."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
+
+from nf4 import _abi
+
+_STREAM = [c_int, c_void_p]  # pdl, stream
+# name: (restype, argtypes)
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "nf4_bench_stream_variants": (c_int, []),
+    "nf4_bench_stream": (
+        c_int,
+        [c_int, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int, *_STREAM],
+    ),
+    "nf4_bench_encode_stream_variants": (c_int, []),
+    "nf4_bench_encode_stream": (c_int, [c_int, c_void_p, c_int64, c_void_p, c_int64, *_STREAM]),
+    "nf4_bench_read_variants": (c_int, []),
+    "nf4_bench_read": (c_int, [c_int, c_void_p, c_int64, c_void_p, *_STREAM]),
+    "nf4_bench_write_variants": (c_int, []),
+    "nf4_bench_write": (c_int, [c_int, c_void_p, c_int64, *_STREAM]),
+    "nf4_bench_dequant_configurations": (c_int, []),
+    "nf4_bench_dequant_configuration": (c_char_p, [c_int]),
+    "nf4_bench_dequant_chosen": (c_int, [POINTER(_abi.Tensor), c_int]),
+    "nf4_bench_dequant": (
+        _abi.Status,
+        [c_int, POINTER(_abi.Tensor), c_void_p, _abi.Dtype, c_void_p],
+    ),
+    "nf4_bench_quantize": (
+        _abi.Status,
+        [c_void_p, _abi.Dtype, POINTER(_abi.Tensor), c_void_p, c_size_t, *_STREAM],
+    ),
+}
+# In place of a configuration's index.
+PLAIN, EVICT_FIRST = -1, -2
+
+
+class LibraryMissing(Exception):
+    """The bench's C library cannot be loaded; the message says from where."""
+
+
+class LaunchFailed(RuntimeError):
+    """A kernel of the bench's C library could not be launched."""
+
+
+def path_in(build: Path) -> Path:
+    return build / "tests" / "libnf4_bench.so"
+
+
+class Library:
+    """Every method that launches takes addresses and the stream's address last; sizes are in
+    bytes. Raises LaunchFailed."""
+
+    def __init__(self, build: Path) -> None:
+        path = path_in(build)
+        try:
+            self._c = ctypes.CDLL(str(path))
+            for name, (restype, argtypes) in FUNCTIONS.items():
+                function = getattr(self._c, name)
+                function.restype, function.argtypes = restype, argtypes
+        except OSError as error:
+            raise LibraryMissing(f"{error}; ./dev build makes it where there is CUDA") from error
+        except AttributeError as error:
+            raise LibraryMissing(f"{path} is not of these sources: {error}") from error
+
+    def variants(self, kernel: str) -> range:
+        """The launch shapes of "stream", "encode_stream", "read" or "write"."""
+        return range(getattr(self._c, f"nf4_bench_{kernel}_variants")())
+
+    def stream(
+        self, variant: int, packed: int, packed_bytes: int, scales: int, scale_bytes: int,
+        out: int, stores: int, pdl: bool, stream: int,
+    ) -> None:  # fmt: skip
+        """Dequantize's traffic: each 4 packed bytes, the scales in between, and 16 * stores
+        bytes of `out` for each 4."""
+        _check("stream", self._c.nf4_bench_stream(
+            variant, packed, packed_bytes // 4, scales, scale_bytes, out, stores, pdl, stream
+        ))  # fmt: skip
+
+    def encode_stream(
+        self, variant: int, source: int, source_bytes: int, out: int, out_bytes: int,
+        pdl: bool, stream: int,
+    ) -> None:  # fmt: skip
+        """Quantize's traffic."""
+        _check("encode_stream", self._c.nf4_bench_encode_stream(
+            variant, source, source_bytes, out, out_bytes, pdl, stream
+        ))  # fmt: skip
+
+    def read(
+        self, variant: int, source: int, nbytes: int, sink: int, pdl: bool, stream: int
+    ) -> None:
+        _check("read", self._c.nf4_bench_read(variant, source, nbytes, sink, pdl, stream))
+
+    def write(self, variant: int, out: int, nbytes: int, pdl: bool, stream: int) -> None:
+        _check("write", self._c.nf4_bench_write(variant, out, nbytes, pdl, stream))
+
+    def configurations(self) -> list[str]:
+        """The names of dequantize's launch configurations, by index."""
+        count = self._c.nf4_bench_dequant_configurations()
+        return [self._c.nf4_bench_dequant_configuration(index).decode() for index in range(count)]
+
+    def chosen(self, tensor: _abi.Tensor, dtype: int) -> int:
+        """The index that libnf4 itself would take; negative if it takes one of none."""
+        return self._c.nf4_bench_dequant_chosen(ctypes.byref(tensor), dtype)
+
+    def dequantize(
+        self, configuration: int, tensor: _abi.Tensor, out: int, dtype: int, stream: int
+    ) -> None:
+        _check("dequant", self._c.nf4_bench_dequant(
+            configuration, ctypes.byref(tensor), out, dtype, stream
+        ))  # fmt: skip
+
+    def quantize(
+        self, source: int, dtype: int, tensor: _abi.Tensor, workspace: int, workspace_bytes: int,
+        pdl: bool, stream: int,
+    ) -> None:  # fmt: skip
+        status = self._c.nf4_bench_quantize(
+            source, dtype, ctypes.byref(tensor), workspace, workspace_bytes, pdl, stream
+        )
+        _check("quantize", status)
+
+
+def _check(kernel: str, status: int) -> None:
+    if status != 0:
+        raise LaunchFailed(f"nf4_bench_{kernel} returned {status}")

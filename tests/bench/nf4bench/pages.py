@@ -1,0 +1,118 @@
+"""What the repository shows of the GPU record: README's section and docs/bench. Needs nothing
+but Python; the plots beside them need matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nf4bench import tables
+from nf4bench.cases import DETAIL, HEADLINE
+
+Row = Mapping[str, Any]
+PEERS = ("bitsandbytes", "unsloth", "triton")
+ALL_PEERS = (*PEERS, "torch")
+PLOTS = {
+    "speedup": "Speed-up over each peer, by shape",
+    "of_limit": "Percent of the limit, by size of the output",
+    "roofline": "GB/s by bytes moved, between the limits",
+}
+_USUAL = {"dtype": "bf16", "nested": True, "blocksize": 64, "format": "nf4", "placement": "aligned"}
+_LARGE = DETAIL[-1]
+
+
+def matters(row: Row) -> bool:
+    """Is it one of the rows that README shows? The usual weight at the headline shapes, and at
+    one of them whatever else is different in one thing."""
+    shape = tuple(row["shape"])
+    different = [name for name, value in _USUAL.items() if row[name] != value]
+    if row["work"] == "quantize":
+        return not different and shape in DETAIL
+    if not different:
+        return shape in HEADLINE
+    if shape != _LARGE or len(different) > 1:
+        return False
+    return row["blocksize"] in (32, 64, 4096)
+
+
+def method(record: Row) -> str:
+    bench = record["bench"]
+    versions = [
+        f"{tables.NAMES[name]} is {each['version']}"
+        for name, each in bench["peers"].items()
+        if "version" in each
+    ]
+    return " ".join([
+        f"Measured on one {record['device']} on {record['date']}, all columns in one run: medians "
+        "of CUDA-graph replays over rotating buffers, bits compared first. The limit is the "
+        "fastest of our own kernels that move the same bytes and do nothing else, launched "
+        "alike: plainly, or with programmatic dependent launch (PDL). bitsandbytes' quantize "
+        "cannot be captured, so it is timed as its calls.",
+        f"{'; '.join(versions)}.", *tables.missing_peers(bench["peers"]),
+    ])  # fmt: skip
+
+
+def _over(ratios: Mapping[str, float]) -> str:
+    named = {tables.NAMES[name]: ratio for name, ratio in ratios.items() if name in tables.NAMES}
+    return ", ".join(f"{name} {ratio:.2f}x" for name, ratio in named.items()) or "no peer is here"
+
+
+def calls(record: Row) -> str:
+    """The challenge and the cost of a call."""
+    summary, call = record["challenge"]["summary"], record["call"]
+    waited = call["waited"]
+    ratios = {name: each["ratio"] for name, each in waited["calls"].items()}
+    return (
+        "[Unsloth's puzzle](docs/bench/README.md#unsloths-puzzle), nine dequantizes from Python, "
+        f"each waited for: {summary['libnf4_us']:.0f} µs; as many times that take: "
+        f"{_over(summary['ratios'])}. One call at {tables.shape_text(waited)} that is waited "
+        f"for: {waited['calls']['libnf4']['us']:.1f} µs; {_over(ratios)}. A call keeps the host "
+        f"{call['host']['beyond_empty_us']:.1f} µs beyond its torch.empty."
+    )
+
+
+def readme(record: Row) -> str:
+    """README's section."""
+    return "\n\n".join([
+        method(record),
+        tables.rows_table(record["bench"], matters, PEERS),
+        calls(record),
+        f"![{PLOTS['speedup']}](docs/bench/speedup.svg)",
+        "All rows, spreads, limits and plots: [docs/bench](docs/bench/README.md). `./dev bench` "
+        "measures on your machine, GPU or not.",
+    ])  # fmt: skip
+
+
+def document(record: Row) -> str:
+    """docs/bench/README.md."""
+    bench, challenge = record["bench"], record["challenge"]
+    parts = [
+        "# The bench, in full",
+        "Made by `tests/bench/readme_table.py` from `tests/gpu/record.json`; "
+        "`./dev bench` measures.",
+        method(record),
+        *(f"![{text}]({name}.svg)" for name, text in PLOTS.items()),
+        "## Beside the limit and the peers",
+        tables.rows_table(bench, lambda row: True, ALL_PEERS),
+        "## A consumer that reads the output next",
+        tables.consumer_table(bench["consumer"]),
+        "## Unsloth's puzzle",
+        f"Nine dequantizes an iteration, each waited for, {challenge['iterations']} iterations; "
+        "microseconds of an iteration. compiled: torch.compile(fullgraph=True).",
+        tables.challenge_table(challenge),
+        _budget(challenge["summary"]),
+        tables.points_table(challenge["points"]),
+        "## A call from Python",
+        tables.call_tables(record["call"]),
+        "## Spreads, limits and configurations",
+        tables.spread_table(bench),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _budget(summary: Row) -> str:
+    return (
+        f"Stream kernels of the same bytes {summary['stream_us']:.1f} µs and 6 µs for each of "
+        f"{summary['calls']} calls: {summary['budget_us']:.1f} µs. libnf4 takes "
+        f"{summary['libnf4_us']:.1f} µs, {summary['of_budget']:.2f} of that."
+    )

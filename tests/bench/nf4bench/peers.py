@@ -1,0 +1,243 @@
+"""Those whom libnf4 is measured beside, each on our bytes, which are bitsandbytes' own.
+
+A peer has a `version`, says what it `supports`, and prepares calls: prepare(weight, variant)
+returns call(out=None), which enqueues on torch's current stream and returns the values. What
+users keep between calls is prepared, what they do in each call is in the call. Every peer
+claims our arithmetic, so its bits are compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from nf4bench.cases import Case
+from nf4bench.options import PEERS
+from nf4bench.weights import DTYPES, Weight
+
+Call = Callable[..., torch.Tensor]
+
+
+class PeerMissing(Exception):
+    """The peer cannot be measured here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    reason: str
+
+
+class Peer(Protocol):
+    version: str
+    variants: range  # launch shapes; the fastest counts
+
+    def supports(self, weight: Weight) -> bool: ...
+
+    def prepare(self, weight: Weight, variant: int) -> Call: ...
+
+
+def _bitsandbytes(place: str) -> Any:
+    """bitsandbytes.functional, able to work in `place`."""
+    functional = importlib.import_module("bitsandbytes.functional")
+    if place == "cuda" and not functional.lib.compiled_with_cuda:
+        raise PeerMissing("bitsandbytes found no CUDA library of its own")
+    return functional
+
+
+def _version(module: str) -> str:
+    return importlib.import_module(module).__version__
+
+
+class Bitsandbytes:
+    """dequantize_4bit and quantize_4bit, called as users call them."""
+
+    variants = range(1)
+
+    def __init__(self, place: str) -> None:
+        self._functional = _bitsandbytes(place)
+        self.version = _version("bitsandbytes")
+
+    def supports(self, weight: Weight) -> bool:
+        return weight.case.format != "own"
+
+    def state(self, weight: Weight) -> Any:
+        """Our bytes as bitsandbytes' QuantState."""
+        case, q = weight.case, weight.quantized
+        inner = None
+        if case.nested:
+            inner = self._functional.QuantState(
+                absmax=q.nested_absmax, blocksize=case.nested_blocksize, code=q.nested_code,
+                dtype=torch.float32,
+            )  # fmt: skip
+        return self._functional.QuantState(
+            absmax=q.absmax, shape=torch.Size(case.shape), dtype=DTYPES[case.dtype],
+            blocksize=case.blocksize, code=weight.codebook, quant_type=case.format,
+            offset=q.nested_offset.view(()) if case.nested else None, state2=inner,
+        )  # fmt: skip
+
+    def prepare(self, weight: Weight, variant: int) -> Call:
+        packed, state = weight.quantized.packed.view(-1, 1), self.state(weight)
+        dequantize = self._functional.dequantize_4bit
+        return lambda out=None: dequantize(packed, state, out=out)
+
+    def quantize(self, weight: Weight) -> Callable[[], Any]:
+        case, quantize = weight.case, self._functional.quantize_4bit
+        return lambda: quantize(
+            weight.dense, blocksize=case.blocksize, compress_statistics=case.nested,
+            quant_type=case.format,
+        )  # fmt: skip
+
+
+class UnslothSequence:
+    """The calls that Unsloth's fast_dequantize makes, on bitsandbytes' C library: the scales
+    into fp32, the offset onto them, then the values."""
+
+    variants = range(1)
+
+    def __init__(self, place: str) -> None:
+        if place != "cuda":
+            raise PeerMissing("its calls are CUDA's alone")
+        self._library = _bitsandbytes(place).lib
+        self.version = f"its calls, on bitsandbytes {_version('bitsandbytes')}"
+
+    def supports(self, weight: Weight) -> bool:
+        case = weight.case
+        return case.nested and case.dtype in ("fp16", "bf16") and case.format == "nf4"
+
+    def prepare(self, weight: Weight, variant: int) -> Call:
+        case, q, library = weight.case, weight.quantized, self._library
+        scales = library.cdequantize_blockwise_fp32
+        values = getattr(library, f"cdequantize_blockwise_{case.dtype}_nf4")
+        shape, device, dtype = case.shape, q.packed.device, DTYPES[case.dtype]
+        nested_blocksize, blocksize, blocks, elements = map(
+            ctypes.c_int,
+            (case.nested_blocksize, case.blocksize, weight.sizes.blocks, case.elements),
+        )
+
+        def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+            return ctypes.c_void_p(tensor.data_ptr())
+
+        def call(out: torch.Tensor | None = None) -> torch.Tensor:
+            if out is None:
+                out = torch.empty(shape, dtype=dtype, device=device)
+            absmax = torch.empty(blocks.value, dtype=torch.float32, device=device)
+            stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device.index))
+            scales(
+                pointer(q.nested_code), pointer(q.absmax), pointer(q.nested_absmax),
+                pointer(absmax), nested_blocksize, blocks, stream,
+            )  # fmt: skip
+            absmax += q.nested_offset
+            values(None, pointer(q.packed), pointer(absmax), pointer(out), blocksize, elements,
+                   stream)  # fmt: skip
+            return out
+
+        return call
+
+
+class TorchOperators:
+    """Dequantize in torch's own operators, eager: unpack, look up, multiply, convert."""
+
+    variants = range(1)
+
+    def __init__(self, place: str) -> None:
+        self.version = torch.__version__
+
+    def supports(self, weight: Weight) -> bool:
+        return True
+
+    def prepare(self, weight: Weight, variant: int) -> Call:
+        def call(out: torch.Tensor | None = None) -> torch.Tensor:
+            values = _dequantized(weight)
+            return values.to(DTYPES[weight.case.dtype]) if out is None else out.copy_(values)
+
+        return call
+
+
+def _times(values: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Tensor:
+    """values [n] by scales [ceil(n / size)], each for `size` values."""
+    if values.numel() % size == 0:
+        return (values.view(-1, size) * scales.view(-1, 1)).view(-1)
+    return values * scales.repeat_interleave(size)[: values.numel()]
+
+
+def _dequantized(weight: Weight) -> torch.Tensor:
+    """The weight in float32, of its shape."""
+    case, q = weight.case, weight.quantized
+    codes = torch.stack((q.packed >> 4, q.packed & 15), dim=-1).view(-1)[: case.elements]
+    scales = q.absmax
+    if case.nested:
+        scales = _times(q.nested_code[scales.int()], q.nested_absmax, case.nested_blocksize)
+        scales = scales + q.nested_offset
+    return _times(weight.codebook[codes.int()], scales, case.blocksize).view(case.shape)
+
+
+class TritonKernel:
+    """triton_kernel.py."""
+
+    def __init__(self, place: str) -> None:
+        self._kernel = importlib.import_module("nf4bench.triton_kernel")
+        interpreted = self._kernel.triton.knobs.runtime.interpret
+        if place != "cuda" and not interpreted:
+            raise PeerMissing("Triton compiles for GPUs alone")
+        self.version = self._kernel.triton.__version__
+        self.variants = range(len(self._kernel.CONFIGURATIONS))
+
+    def supports(self, weight: Weight) -> bool:
+        return True
+
+    def prepare(self, weight: Weight, variant: int) -> Call:
+        case = weight.case
+        shape, dtype = case.shape, DTYPES[case.dtype]
+        place = weight.quantized.packed.device
+        launch = self._kernel.prepare(weight, variant)
+
+        def call(out: torch.Tensor | None = None) -> torch.Tensor:
+            if out is None:
+                out = torch.empty(shape, dtype=dtype, device=place)
+            launch(out)
+            return out
+
+        return call
+
+
+TRIED = Case((64, 64))  # what every peer can do
+
+FACTORIES: dict[str, Callable[[str], Peer]] = {
+    "bitsandbytes": Bitsandbytes,
+    "unsloth": UnslothSequence,
+    "torch": TorchOperators,
+    "triton": TritonKernel,
+}
+
+
+def load(names: Iterable[str] | None, place: str) -> dict[str, Peer | Missing]:
+    """Each peer of that name (all: None) that can dequantize here, or why it is missing."""
+    tried = Weight(TRIED, place)
+    loaded: dict[str, Peer | Missing] = {}
+    for name in PEERS if names is None else names:
+        try:
+            peer = FACTORIES[name](place)
+            peer.prepare(tried, 0)()
+            loaded[name] = peer
+        except PeerMissing as error:
+            loaded[name] = Missing(str(error))
+        except Exception as error:  # what an import or a compiler fails with is the peer's affair
+            loaded[name] = Missing(f"{type(error).__name__}: {error}")
+    return loaded
+
+
+def described(peers: dict[str, Peer | Missing]) -> dict[str, dict[str, str]]:
+    """The peers as the figures hold them."""
+    return {
+        name: {"missing": peer.reason} if isinstance(peer, Missing) else {"version": peer.version}
+        for name, peer in peers.items()
+    }
+
+
+def present(peers: dict[str, Peer | Missing]) -> dict[str, Peer]:
+    return {name: peer for name, peer in peers.items() if not isinstance(peer, Missing)}

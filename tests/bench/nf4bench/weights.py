@@ -1,0 +1,118 @@
+"""Rotating sets of random weights, quantized by us, with room for outputs."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import nf4
+import torch
+from nf4 import _abi
+
+from nf4bench.cases import Case
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+CODES = {"fp32": _abi.DTYPE_FP32, "fp16": _abi.DTYPE_FP16, "bf16": _abi.DTYPE_BF16}
+FORMATS = {"nf4": _abi.FORMAT_NF4, "fp4": _abi.FORMAT_FP4, "own": _abi.FORMAT_NF4}
+ROTATED_BYTES = 200e6  # several times the L2 of an H200
+PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
+
+
+@functools.cache
+def _table(kind: str, place: str) -> torch.Tensor:
+    """The tables that all weights share: "scales", or a format's codebook."""
+    if kind == "scales":
+        return torch.from_numpy(nf4.scale_code().copy()).to(place)
+    if kind == "own":
+        return torch.linspace(-1, 1, 16, device=place) ** 3
+    return torch.from_numpy(nf4.codebook(kind).copy()).to(place)
+
+
+class Weight:
+    """One random weight of normal values: `dense`, `quantized` by us, and `out`, which for
+    dequantize is the memory of `dense` where its placement allows."""
+
+    def __init__(self, case: Case, place: str) -> None:
+        self.case, self.place = case, place
+        self.sizes = nf4.sizes(
+            case.shape, blocksize=case.blocksize, nested_blocksize=case.nested_blocksize
+        )
+        dtype = DTYPES[case.dtype]
+        self.dense = torch.randn(case.shape, device=place, dtype=dtype)
+        self.packed_room = torch.empty(
+            self.sizes.packed_bytes + 16, device=place, dtype=torch.uint8
+        )
+        self.workspace = self._empty(max(self.sizes.workspace_bytes, 16), torch.uint8)
+        self.quantized = self._quantized()
+        self.quantize(None if place == "cpu" else 0)
+        self.out_room = self.dense.view(-1)
+        if case.work == "quantize":
+            self.out_room = torch.empty_like(self.out_room)
+        elif case.placement == "out + 1 element":
+            self.out_room = torch.empty(case.elements + 16, device=place, dtype=dtype)
+        start = int(case.placement == "out + 1 element")
+        self.out = self.out_room[start : start + case.elements].view(case.shape)
+        self.descriptor = self._descriptor()
+
+    def _empty(self, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(count, device=self.place, dtype=dtype)
+
+    def _quantized(self) -> nf4.QuantizedTensor:
+        case, sizes = self.case, self.sizes
+        start = int(case.placement == "packed + 1 byte")
+        return nf4.QuantizedTensor(
+            packed=self.packed_room[start : start + sizes.packed_bytes],
+            absmax=self._empty(sizes.blocks, torch.uint8 if case.nested else torch.float32),
+            nested_absmax=self._empty(sizes.nested_blocks) if case.nested else None,
+            nested_code=_table("scales", self.place) if case.nested else None,
+            nested_offset=self._empty(1) if case.nested else None,
+            codebook=_table("own", self.place) if case.format == "own" else None,
+            format="nf4" if case.format == "own" else case.format,
+            blocksize=case.blocksize,
+            nested_blocksize=case.nested_blocksize,
+            shape=case.shape,
+            dtype=case.dtype,
+        )
+
+    def _descriptor(self) -> _abi.Tensor:
+        case = self.case
+        made = _abi.Tensor(
+            format=FORMATS[case.format], blocksize=case.blocksize,
+            nested_blocksize=case.nested_blocksize, rows=case.shape[0], cols=case.shape[1],
+        )  # fmt: skip
+        made.struct_size = ctypes.sizeof(made)
+        for name in PARTS:
+            part = getattr(self.quantized, name)
+            setattr(made, name, None if part is None else part.data_ptr())
+        return made
+
+    @property
+    def codebook(self) -> torch.Tensor:
+        """The codebook in use, float32 [16]."""
+        return _table(self.case.format, self.place)
+
+    def quantize(self, stream: int | None) -> None:
+        nf4.quantize(self.dense, out=self.quantized, workspace=self.workspace, stream=stream)
+
+    def dequantize(self, stream: int | None) -> torch.Tensor:
+        return nf4.dequantize(self.quantized, self.case.dtype, out=self.out, stream=stream)
+
+    @property
+    def scale_bytes(self) -> int:
+        return self.sizes.absmax_bytes + 4 * self.sizes.nested_blocks
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.dense.numel() * self.dense.element_size()
+
+    @property
+    def moved_bytes(self) -> int:
+        """What dequantize and quantize have to move."""
+        return self.sizes.packed_bytes + self.scale_bytes + self.dense_bytes
+
+
+def rotation(case: Case, place: str, rotated_bytes: float = ROTATED_BYTES) -> list[Weight]:
+    """At least two weights, and so many that all together are `rotated_bytes` or more."""
+    first = Weight(case, place)
+    count = max(2, -(-int(rotated_bytes) // first.moved_bytes))
+    return [first] + [Weight(case, place) for _ in range(count - 1)]

@@ -1,0 +1,153 @@
+"""The bench without a GPU: torch's tensors in host memory, times that are made up, and a C
+library that computes by libnf4 on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import bench_path  # noqa: F401  (the path)
+import nf4
+import torch
+from nf4._load import check, library
+from nf4bench import cases, peers, suite
+from nf4bench.cases import Case
+from nf4bench.library import LaunchFailed
+from nf4bench.weights import Weight
+
+
+class FakeGpu:
+    """Runs what is captured at once, and takes as many microseconds as it was asked for
+    measurements so far: no two alike, and none depends on the machine."""
+
+    place = "cpu"
+    name = "no GPU"
+    stream = None
+    has_pdl = True
+
+    def __init__(self) -> None:
+        self.measured = 0
+        self.synchronized = 0
+
+    def current_stream(self) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+    def release(self) -> None:
+        pass
+
+    def run(self, launch: Callable) -> object:
+        return launch(self.stream)
+
+    def prepare(self, launches: Sequence[Callable], eager: bool) -> Callable[[], object]:
+        return lambda: [launch(self.stream) for launch in launches[:1]]
+
+    def microseconds(self, enqueue: Callable[[], object]) -> float:
+        enqueue()
+        self.measured += 1
+        return 1000.0 + self.measured
+
+    def kernels(self, launch: Callable) -> int:
+        launch(self.stream)
+        return 1
+
+
+class FakeLibrary:
+    """What nf4bench.library.Library offers. `wrong` is a configuration whose first number has
+    another bit, `refused` one that takes no weight; `chosen_index` what the library takes."""
+
+    def __init__(
+        self, chosen_index: int = 1, wrong: int | None = None, refused: int | None = None
+    ) -> None:
+        self.names = ["256x2 tile 512", "256x2 tile 512 pdl", "128x4 tile 256"]
+        self.chosen_index, self.wrong, self.refused = chosen_index, wrong, refused
+        self.launches: list[tuple] = []
+
+    def variants(self, kernel: str) -> range:
+        return range(2)
+
+    def stream(self, *arguments: object) -> None:
+        self.launches.append(("stream", *arguments))
+
+    def encode_stream(self, *arguments: object) -> None:
+        self.launches.append(("encode_stream", *arguments))
+
+    def read(self, *arguments: object) -> None:
+        self.launches.append(("read", *arguments))
+
+    def write(self, *arguments: object) -> None:
+        self.launches.append(("write", *arguments))
+
+    def configurations(self) -> list[str]:
+        return self.names
+
+    def chosen(self, tensor: object, dtype: int) -> int:
+        return self.chosen_index
+
+    def dequantize(self, configuration, tensor, out: int, dtype: int, stream: None) -> None:
+        if configuration == self.refused:
+            raise LaunchFailed(f"nf4_bench_dequant returned 1 for {configuration}")
+        check(library().nf4_dequant_cpu(ctypes.byref(tensor), out, dtype, 0))
+        self.launches.append(("dequantize", configuration))
+        if configuration == self.wrong:
+            first = ctypes.c_uint16.from_address(out)
+            first.value ^= 1
+
+    def quantize(
+        self, source: int, dtype: int, tensor: object, workspace: int, workspace_bytes: int,
+        pdl: bool, stream: None,
+    ) -> None:  # fmt: skip
+        check(library().nf4_quantize_cpu(
+            source, dtype, ctypes.byref(tensor), workspace, workspace_bytes, 0
+        ))  # fmt: skip
+        self.launches.append(("quantize", pdl))
+
+
+class Peer:
+    """A peer that asks libnf4, and then changes `wrong` elements."""
+
+    version, variants = "fake", range(2)
+
+    def __init__(self, wrong: int = 0, supported: bool = True) -> None:
+        self.wrong, self.supported = wrong, supported
+        self.prepared = 0
+
+    def supports(self, weight: Weight) -> bool:
+        return self.supported
+
+    def prepare(self, weight: Weight, variant: int):
+        self.prepared += 1
+
+        def call(out=None):
+            values = torch.empty_like(weight.out) if out is None else out
+            nf4.dequantize(weight.quantized, out=values)
+            values.view(-1)[: self.wrong] += 1
+            return values
+
+        return call
+
+
+SMALL = (64, 256)
+
+
+def bench(library: FakeLibrary | None = None, names=("torch",), **loaded) -> suite.Bench:
+    found = peers.load(names, "cpu") | loaded
+    return suite.Bench(FakeGpu(), library or FakeLibrary(), found, replays=3, rotated_bytes=1e5)
+
+
+def rows(made: suite.Bench, *wanted: Case) -> list[dict]:
+    said: list[str] = []
+    return suite.run(made, wanted, said.append)["rows"]
+
+
+EVERY_KIND = [
+    Case(SMALL, dtype, nested, peers=("torch",)) for dtype, nested in cases.CLASSES
+] + [
+    Case((65, 255)), Case((65, 255), "fp32", nested=False), Case((1, 1)),
+    Case(SMALL, blocksize=32), Case(SMALL, blocksize=4096), Case(SMALL, format="fp4"),
+    Case(SMALL, format="own", peers=()), Case(SMALL, placement="out + 1 element", peers=()),
+    Case(SMALL, "fp32", placement="out + 1 element", peers=()),
+    Case(SMALL, placement="packed + 1 byte", peers=()),
+]  # fmt: skip

@@ -1,0 +1,88 @@
+"""Puts the bench on the path, and figures in it that no GPU has measured."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "bench")]
+
+
+def timing(us: float) -> dict[str, Any]:
+    return {"us": us, "spread": [us - 0.5, us + 0.5]}
+
+
+def row(us: float = 10.0, **changes: Any) -> dict[str, Any]:
+    """A row of the bench: bf16 and nested, at 4096x1024, unless said otherwise."""
+    return {
+        "work": "dequantize", "shape": [4096, 1024], "dtype": "bf16", "nested": True,
+        "blocksize": 64, "format": "nf4", "placement": "aligned", "launch": "plain",
+        "configuration": "256x2 pdl", "bytes": 10_000_000, **timing(us), "gb_per_s": 1e4 / us,
+        "limit": {"variant": 1, **timing(9.0)}, "of_limit": 9.0 / us,
+        "peers": {"bitsandbytes": {"variant": 0, **timing(25.0), "ratio": 25.0 / us}},
+        **changes,
+    }  # fmt: skip
+
+
+def bench(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "device": "GPU of a test", "torch": "2",
+        "peers": {
+            "bitsandbytes": {"version": "0.1"}, "triton": {"version": "3"},
+            "unsloth": {"missing": "no such library"},
+        },
+        "rows": list(rows),
+        "consumer": [
+            {
+                "shape": [4096, 1024], "dtype": "bf16", "default": timing(6.0),
+                "evict_first": timing(7.5), "ratio": 1.25,
+            }
+        ],
+    }  # fmt: skip
+
+
+def challenge() -> dict[str, Any]:
+    return {
+        "device": "GPU of a test", "iterations": 10,
+        "peers": {"unsloth": {"version": "x"}, "triton": {"missing": "no compiler"}},
+        "eager": {
+            "libnf4": timing(100.0), "unsloth": timing(250.0),
+            "libnf4 as an operator": timing(130.0),
+        },
+        "compiled": {"libnf4": timing(110.0), "unsloth": {"refused": "it calls ctypes"}},
+        "summary": {
+            "libnf4_us": 100.0, "stream_us": 60.0, "calls": 9, "budget_us": 114.0,
+            "of_budget": 0.8772, "ratios": {"unsloth": 2.5}, "score": 2.5,
+        },
+        "points": [
+            {"asked": "one kernel", "points": 3, "of": 3, "evidence": "1 in the graph"},
+            {"asked": "compiled", "points": -1, "of": 1, "evidence": "refused"},
+        ],
+    }  # fmt: skip
+
+
+def call() -> dict[str, Any]:
+    return {
+        "device": "GPU of a test",
+        "peers": {"unsloth": {"version": "x"}, "triton": {"missing": "no compiler"}},
+        "waited": {
+            "shape": [4096, 1024],
+            "calls": {
+                "libnf4": timing(16.0) | {"ratio": 1.0}, "unsloth": timing(64.0) | {"ratio": 4.0}
+            },
+        },
+        "host": {
+            "shape": [256, 256],
+            "calls": {"torch.empty": timing(4.5), "torch tensors, a new output": timing(8.25)},
+            "beyond_empty_us": 3.75,
+        },
+    }  # fmt: skip
+
+
+def record(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "device": "GPU of a test", "date": "2026-01-02", "bench": bench(*rows),
+        "challenge": challenge(), "call": call(),
+    }  # fmt: skip

@@ -1,0 +1,161 @@
+"""The challenge's harness on the CPU, with fakes: bits before times, eager and compiled."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+
+pytestmark = pytest.mark.interop
+torch = pytest.importorskip("torch")
+
+from bench_fakes import FakeGpu, FakeLibrary, Peer  # noqa: E402
+from nf4bench import challenge, check, peers, score, suite, torch_operator  # noqa: E402
+from nf4bench.cases import Case  # noqa: E402
+from nf4bench.measure import Timing  # noqa: E402
+from nf4bench.weights import Weight  # noqa: E402
+
+MLPS = (score.Mlp(64, 128, "fp16"), score.Mlp(64, 64, "bf16"))
+
+
+class Once(Peer):
+    """A peer with one launch shape, so that none is chosen by time."""
+
+    variants = range(1)
+
+
+def bench(**loaded) -> suite.Bench:
+    return suite.Bench(FakeGpu(), FakeLibrary(), loaded, replays=3, rotated_bytes=1e5)
+
+
+def run(made: suite.Bench, iterations: int = 2) -> dict:
+    return challenge.run(made, iterations, lambda text: None)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small MLPs, and a compiler that does nothing: what it needs is tested by itself."""
+    monkeypatch.setattr(score, "MLPS", MLPS)
+    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
+
+
+def test_an_iteration_calls_each_weight_and_waits_after_each() -> None:
+    gpu, order = FakeGpu(), []
+    calls = [lambda name=name: order.append((name, gpu.synchronized)) for name in "abc"]
+    assert challenge.iterate(gpu, calls, 2) > 0
+    assert order == [("a", 0), ("b", 1), ("c", 2), ("a", 3), ("b", 4), ("c", 5)]
+    assert gpu.synchronized == 6
+
+
+@pytest.mark.parametrize("iterations, made", [(1000, 1200), (5, 7), (1, 4)])
+def test_turns_make_the_iterations_and_two_warm_up(iterations: int, made: int) -> None:
+    counts = {"a": 0, "b": 0}
+
+    def count(name: str) -> None:
+        counts[name] += 1
+
+    calls = {name: [functools.partial(count, name)] for name in counts}
+    times = challenge.timed(FakeGpu(), calls, iterations)
+    assert set(counts.values()) == {made}
+    assert all(isinstance(each, Timing) for each in times.values())
+
+
+def test_the_figures_of_a_run() -> None:
+    made = bench(unsloth=Once(), triton=peers.Missing("no compiler"))
+    figures = run(made)
+    assert json.loads(json.dumps(figures)) == figures
+    assert list(figures["eager"]) == ["libnf4", "unsloth", "libnf4 as an operator"]
+    assert list(figures["compiled"]) == ["libnf4", "unsloth"]
+    assert figures["peers"] == {
+        "unsloth": {"version": "fake"},
+        "triton": {"missing": "no compiler"},
+    }
+    summary = figures["summary"]
+    # Three weights of an MLP are of one size: its stream kernel is measured once, in two launch
+    # shapes, three replays each and two that warm up.
+    assert made.gpu.measured == len(MLPS) * 2 * (3 + 2)
+    assert summary["calls"] == 6
+    assert summary["budget_us"] == pytest.approx(summary["stream_us"] + 6 * 6)
+    assert summary["score"] == summary["ratios"]["unsloth"]
+    points = {each["asked"]: each["points"] for each in figures["points"]}
+    assert points["works under torch.compile"] == 1
+    assert points["tested in fp16 and bf16"] == 1
+
+
+def test_without_unsloth_there_is_no_score() -> None:
+    figures = run(bench(unsloth=peers.Missing("no CUDA")))
+    assert figures["summary"]["score"] is None
+    assert list(figures["compiled"]) == ["libnf4"]
+
+
+def test_the_fastest_launch_shape_is_taken_after_its_check() -> None:
+    made = bench(triton=Peer(wrong=1))
+    with pytest.raises(check.WrongResult, match="triton, launch shape 0: 1 of 8192"):
+        run(made)
+    assert made.gpu.measured == 0
+
+
+def test_a_wrong_peer_ends_it_before_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(*arguments):
+        raise AssertionError("timed")
+
+    monkeypatch.setattr(challenge, "timed", timed)
+    with pytest.raises(check.WrongResult, match="fp16 nested: unsloth, eager: 2 of 8192"):
+        run(bench(unsloth=Once(wrong=2)))
+
+
+def compiled_to(monkeypatch: pytest.MonkeyPatch, name: str, effect) -> None:
+    """torch.compile makes of the calls of `name` what `effect` makes of their results."""
+
+    def compile(call, **options):
+        assert options == {"fullgraph": True, "dynamic": False}
+        ours = "operation" in call.__code__.co_freevars
+        return (lambda: effect(call())) if ours == (name == "libnf4") else call
+
+    monkeypatch.setattr(torch, "compile", compile)
+
+
+def refuse(values):
+    raise RuntimeError("cannot trace this\nand much more")
+
+
+def test_a_peer_that_does_not_compile_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_to(monkeypatch, "unsloth", refuse)
+    figures = run(bench(unsloth=Once()))
+    assert figures["compiled"]["unsloth"] == {"refused": "RuntimeError: cannot trace this"}
+    assert "us" in figures["compiled"]["libnf4"] and "us" in figures["eager"]["unsloth"]
+
+
+def test_a_peer_that_differs_once_compiled_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_to(monkeypatch, "unsloth", lambda values: values + 1)
+    figures = run(bench(unsloth=Once()))
+    refused = figures["compiled"]["unsloth"]["refused"]
+    assert "unsloth, compiled: " in refused and refused.endswith("of 8192 elements differ")
+
+
+def test_ours_compiled_must_be_right_and_costs_a_point_if_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled_to(monkeypatch, "libnf4", refuse)
+    figures = run(bench(unsloth=Once()))
+    points = {each["asked"]: each for each in figures["points"]}
+    assert points["works under torch.compile"]["points"] == -1
+    assert points["works under torch.compile"]["evidence"] == "RuntimeError: cannot trace this"
+    compiled_to(monkeypatch, "libnf4", lambda values: values + 1)
+    with pytest.raises(check.WrongResult, match="libnf4, compiled"):
+        run(bench(unsloth=Once()))
+
+
+def test_the_operator_is_one_opaque_call_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fullgraph=True, with the tracer alone behind it, so that no C++ compiler is needed."""
+    monkeypatch.undo()
+    weights = [Weight(Case(shape), "cpu") for shape in ((64, 64), (128, 64))]
+    for weight in weights:
+        call = torch_operator.public_call(FakeGpu(), weight)
+        operated = torch_operator.operator().prepare(weight, call)
+        traced = torch.compile(operated, fullgraph=True, dynamic=False, backend="eager")
+        check.require_equal("traced", weight.dequantize(None), traced())
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+            fake = operated()
+        assert (fake.shape, fake.dtype) == (weight.out.shape, weight.out.dtype)

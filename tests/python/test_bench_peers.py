@@ -1,0 +1,174 @@
+"""Those whom the bench measures libnf4 beside: who is missing, and whose bits are ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import bench_path
+import nf4
+import numpy as np
+import oracle
+import pytest
+
+pytestmark = pytest.mark.interop
+torch = pytest.importorskip("torch")
+pytest.importorskip("bitsandbytes")
+
+from bench_fakes import EVERY_KIND, SMALL, Peer, bench, rows  # noqa: E402
+from nf4bench import check, peers, suite  # noqa: E402
+from nf4bench.cases import Case  # noqa: E402
+from nf4bench.weights import DTYPES, Weight  # noqa: E402
+
+
+def test_missing_peers_are_named_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
+
+    def broken(place: str):
+        raise OSError("libcudart.so: cannot open shared object file")
+
+    monkeypatch.setitem(peers.FACTORIES, "triton", broken)
+    made = bench(names=None)
+    said: list[str] = []
+    figures = suite.run(made, [Case(SMALL, peers=("bitsandbytes", "torch"))], said.append)
+    assert "ModuleNotFoundError" in figures["peers"]["bitsandbytes"]["missing"]
+    assert figures["peers"]["unsloth"] == {"missing": "its calls are CUDA's alone"}
+    missing = "OSError: libcudart.so: cannot open shared object file"
+    assert figures["peers"]["triton"] == {"missing": missing}
+    assert figures["peers"]["torch"] == {"version": torch.__version__}
+    assert f"triton: missing: {missing}" in said
+    assert list(figures["rows"][0]["peers"]) == ["torch"]
+
+
+@pytest.mark.parametrize("factory", [peers.Bitsandbytes, peers.UnslothSequence])
+def test_a_bitsandbytes_without_cuda_is_missing_on_a_gpu(factory, monkeypatch) -> None:
+    functional = types.SimpleNamespace(lib=types.SimpleNamespace(compiled_with_cuda=False))
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", functional)
+    with pytest.raises(peers.PeerMissing, match="found no CUDA library"):
+        factory("cuda")
+
+
+def test_a_peer_that_cannot_run_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Peer):
+        def prepare(self, weight, variant):
+            raise RuntimeError("no C compiler")
+
+    monkeypatch.setitem(peers.FACTORIES, "triton", lambda place: Broken())
+    assert peers.load(("triton",), "cpu") == {
+        "triton": peers.Missing("RuntimeError: no C compiler")
+    }
+
+
+def test_a_peer_is_not_asked_for_what_it_cannot_do() -> None:
+    peer = Peer(supported=False)
+    (row, _) = rows(bench(triton=peer), Case(SMALL, peers=("triton",)))
+    assert row["peers"] == {} and peer.prepared == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "format, blocksize, nested", [("nf4", 64, True), ("nf4", 128, False), ("fp4", 64, True)]
+)
+def test_bitsandbytes_reads_our_bytes(
+    format: str, blocksize: int, nested: bool, dtype: str
+) -> None:
+    case = Case(SMALL, dtype, nested, format=format, blocksize=blocksize)
+    weight = Weight(case, "cpu")
+    theirs = peers.Bitsandbytes("cpu").prepare(weight, 0)()
+    check.require_equal("bitsandbytes", weight.dequantize(None), theirs)
+
+
+@pytest.mark.parametrize("case", EVERY_KIND, ids=str)
+def test_torch_operators_are_the_formulas(case: Case) -> None:
+    """The reference of every check, beside the formulas in numpy."""
+    weight = Weight(case, "cpu")
+    values = peers.TorchOperators("cpu").prepare(weight, 0)()
+    q = weight.quantized
+    parts = {
+        name: None if getattr(q, name) is None else np.asarray(getattr(q, name))
+        for name in ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset")
+    }
+    on_host = nf4.QuantizedTensor(
+        **parts, shape=case.shape, dtype=case.dtype, blocksize=case.blocksize,
+        nested_blocksize=case.nested_blocksize,
+    )  # fmt: skip
+    expected = oracle.dequantize(on_host, weight.codebook.numpy(), case.dtype)
+    bits = {2: torch.int16, 4: torch.int32}[values.itemsize]
+    assert (values.view(bits).numpy() == expected.view(f"i{values.itemsize}")).all()
+
+
+INTERPRETED = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from nf4bench import check, peers
+from nf4bench.cases import Case
+from nf4bench.weights import Weight
+
+kernel = peers.TritonKernel("cpu")
+compared = 0
+# The interpreter truncates to bf16 where the compiler rounds, so bf16 is for GPUs alone.
+for case in (
+    Case((64, 256), "fp32"), Case((64, 256), "fp16"), Case((64, 256), "fp32", nested=False),
+    Case((65, 255), "fp32"), Case((65, 255), "fp16"), Case((1, 1), "fp32"),
+    Case((300, 256), "fp16", blocksize=32), Case((64, 256), "fp32", blocksize=4096),
+    Case((64, 256), "fp32", format="fp4"), Case((64, 256), "fp32", format="own"),
+):
+    weight = Weight(case, "cpu")
+    expected = weight.dequantize(None).clone()
+    for variant in kernel.variants:
+        call = kernel.prepare(weight, variant)
+        check.require_equal(f"{case}, new", expected, call())
+        check.require_dequantized("given", weight, expected, lambda: call(weight.out))
+        compared += 1
+print(compared, "compared")
+"""
+
+
+def _in_process(program: str, **environment: str) -> str:
+    """What a program prints that has the bench and nf4 on its path."""
+    places = [str(bench_path.ROOT / "tests" / "bench"), str(Path(nf4.__file__).parents[1])]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *places], env=os.environ | environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_triton_kernel_is_bit_equal() -> None:
+    """In Triton's interpreter, which has to be chosen before Triton is imported."""
+    pytest.importorskip("triton")
+    assert _in_process(INTERPRETED, TRITON_INTERPRET="1") == "40 compared\n"
+
+
+COMPILED = """
+import re, sys
+sys.path[:0] = sys.argv[1:]
+import triton
+from nf4bench import triton_kernel
+from triton.backends.compiler import GPUTarget
+
+POINTERS = "packed absmax nested_absmax nested_code nested_offset codebook out".split()
+NUMBERS = ("elements", "packed_bytes", "blocks")
+for dtype in ("bf16", "fp16", "fp32"):
+    signature = dict.fromkeys(POINTERS, "*fp32") | {"packed": "*u8", "absmax": "*u8"}
+    signature |= {"out": f"*{dtype}"} | dict.fromkeys(NUMBERS, "i32")
+    constants = {"BLOCKSIZE": 64, "NESTED_BLOCKSIZE": 256, "TILE_BLOCKS": 32}
+    multiples = {(index,): [["tt.divisibility", 16]] for index in range(len(signature))}
+    source = triton.compiler.ASTSource(
+        triton_kernel._dequantize, signature | dict.fromkeys(constants, "constexpr"), constants,
+        multiples,
+    )
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    rounding = sorted(set(re.findall(r"cvt\\.r\\w+\\.\\w+", ptx)))
+    print(dtype, len(re.findall(r"\\bfma\\b", ptx)), *rounding)
+"""
+
+
+def test_the_triton_kernel_rounds_as_bitsandbytes_once_compiled() -> None:
+    """For a GPU, without one: no multiply and add became one, and 16 bits round to nearest."""
+    pytest.importorskip("triton")
+    assert _in_process(COMPILED) == "bf16 0 cvt.rn.bf16x2\nfp16 0 cvt.rn.f16x2\nfp32 0\n"

@@ -1,0 +1,147 @@
+"""The bench's plots: what is drawn, and that they say of which figures they are."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from bench_path import bench, record, row, timing
+
+if importlib.util.find_spec("matplotlib") is None:
+    pytest.skip("matplotlib is not installed", allow_module_level=True)
+
+from matplotlib import pyplot  # noqa: E402
+from nf4bench import plots  # noqa: E402
+
+readme_table = importlib.import_module("readme_table")
+
+BOUNDS = {
+    "read": {"variant": 0, "bytes": 2_000_000, **timing(1.0)},
+    "write": {"variant": 0, "bytes": 8_000_000, **timing(4.0)},
+}
+TRITON = {"triton": {"variant": 0, **timing(20.0), "ratio": 2.0}}
+FIGURES = bench(
+    row(**BOUNDS),
+    row(8.0, launch="pdl"),
+    row(40.0, shape=[4096, 4096], bytes=40_000_000, peers=TRITON),
+    row(60.0, shape=[4096, 4096], bytes=80_000_000, dtype="fp32", **BOUNDS),
+    row(nested=False),
+    row(format="fp4"),
+    row(placement="out + 1 element"),
+    row(shape=[4097, 4095]),
+    row(work="quantize"),
+)
+
+
+@pytest.fixture
+def axes():
+    figure, axes = pyplot.subplots()
+    yield axes
+    pyplot.close(figure)
+
+
+def lines(axes) -> dict[str, list[tuple[float, float]]]:
+    return {
+        line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        for line in axes.get_lines()
+        if not line.get_label().startswith("_")
+    }
+
+
+def test_every_plot_is_written_in_both_formats(tmp_path: Path) -> None:
+    written = plots.write(tmp_path, FIGURES)
+    assert sorted(written) == sorted(tmp_path.iterdir()) == sorted(plots.paths(tmp_path))
+    for path in written:
+        if path.suffix == ".svg":
+            assert ElementTree.parse(path).getroot().tag.endswith("svg")
+        else:
+            assert pyplot.imread(path).std() > 0.01
+    assert plots.stale(tmp_path, FIGURES) == []
+
+
+def test_the_same_figures_make_the_same_bytes(tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    again.mkdir()
+    first = {path.name: path.read_bytes() for path in plots.write(tmp_path, FIGURES)}
+    assert first == {path.name: path.read_bytes() for path in plots.write(again, FIGURES)}
+
+
+def test_plots_of_other_figures_and_missing_ones_are_stale(tmp_path: Path) -> None:
+    plots.write(tmp_path, FIGURES)
+    changed = copy.deepcopy(FIGURES)
+    changed["rows"][0]["us"] += 0.001
+    assert plots.stale(tmp_path, changed) == plots.paths(tmp_path)
+    gone = plots.paths(tmp_path)[1]
+    gone.unlink()
+    assert plots.stale(tmp_path, FIGURES) == [gone]
+
+
+def test_speedup_has_a_bar_for_each_peer_that_was_timed(axes) -> None:
+    plots.speedup(axes, FIGURES)
+    bars = {group.get_label(): [bar.get_height() for bar in group] for group in axes.containers}
+    assert bars == {"bitsandbytes": [2.5], "Triton": [2.0]}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["4096×1024", "4096×4096"]
+
+
+def test_percent_of_the_limit_by_output(axes) -> None:
+    plots.of_limit(axes, FIGURES)
+    megabytes = 4096 * 4096 / 1e6
+    assert lines(axes) == {
+        "bf16, plain": [(megabytes / 2, 90), (megabytes * 2, pytest.approx(22.5))],
+        "fp32, plain": [(megabytes * 4, 15)],
+        "bf16, PDL": [(megabytes / 2, pytest.approx(112.5))],
+    }
+
+
+def test_the_roofline_is_of_the_limits_own_bytes(axes) -> None:
+    plots.roofline(axes, FIGURES)
+    found = lines(axes)
+    assert found["read only"] == [(2, 2000)]
+    assert found["write only"] == [(8, 2000)]
+    assert found["stream of the same bytes"][0] == (10, pytest.approx(10_000 / 9))
+    assert found["libnf4, bf16"] == [(10, 1000), (40, 250)]
+
+
+def test_figures_without_a_row_to_show_make_empty_plots(tmp_path: Path) -> None:
+    assert plots.stale(tmp_path, bench()) == plots.paths(tmp_path)
+    plots.write(tmp_path, bench())
+    assert plots.stale(tmp_path, bench()) == []
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a README and a record, in place of this checkout."""
+    (tmp_path / "README.md").write_text("a\n<!-- bench:begin -->\n<!-- bench:end -->\nb\n")
+    (tmp_path / "tests" / "gpu").mkdir(parents=True)
+    (tmp_path / "tests" / "gpu" / "record.json").write_text(json.dumps(record(*FIGURES["rows"])))
+    folder = tmp_path / "docs" / "bench"
+    places = {"ROOT": tmp_path, "README": tmp_path / "README.md", "FOLDER": folder}
+    for name, place in (places | {"DOCUMENT": folder / "README.md"}).items():
+        monkeypatch.setattr(readme_table, name, place)
+    return tmp_path
+
+
+def make(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["readme_table.py", *arguments])
+    return readme_table.main()
+
+
+def test_everything_shown_is_made_from_the_record_and_checked(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(monkeypatch, "--check") == 1
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(plots.paths(checkout))
+    assert make(monkeypatch) == 0
+    assert make(monkeypatch, "--check") == 0
+    readme = (checkout / "README.md").read_text()
+    assert readme.startswith("a\n<!-- bench:begin -->\nMeasured on") and readme.endswith("b\n")
+    document = checkout / "docs" / "bench" / "README.md"
+    document.write_text(document.read_text() + "more")
+    assert make(monkeypatch, "--check") == 1
+    assert "not made from the record: docs/bench/README.md" in capsys.readouterr().out
