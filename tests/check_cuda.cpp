@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/dequant/select.hpp"
+#include "cuda/quantize/select.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/compare.hpp"
@@ -42,9 +43,11 @@ int compute_capability() {
   return device.compute_capability;
 }
 
-std::vector<const cuda::DequantFamily *> runnable_families() {
-  std::vector<const cuda::DequantFamily *> families;
-  for (auto *family = cuda::dequant_families(); *family != nullptr; ++family)
+// Those of a list, which ends in NULL, that this GPU runs.
+template <class Family>
+std::vector<const Family *> runnable(const Family *const *family) {
+  std::vector<const Family *> families;
+  for (; *family != nullptr; ++family)
     if ((*family)->family.runs_on(compute_capability())) families.push_back(*family);
   return families;
 }
@@ -60,6 +63,14 @@ class ForcedKernel {
   ~ForcedKernel() { cuda::force_dequant(nullptr, nullptr); }
   ForcedKernel(const ForcedKernel &) = delete;
   ForcedKernel &operator=(const ForcedKernel &) = delete;
+};
+
+class ForcedQuantize {
+ public:
+  explicit ForcedQuantize(const cuda::QuantizeFamily *family) { cuda::force_quantize(family); }
+  ~ForcedQuantize() { cuda::force_quantize(nullptr); }
+  ForcedQuantize(const ForcedQuantize &) = delete;
+  ForcedQuantize &operator=(const ForcedQuantize &) = delete;
 };
 
 // The addresses of a host weight's own bytes: std::vector aligns them for any type.
@@ -82,7 +93,7 @@ void check_dequant(DequantCase &test, Rng &rng, const Stream &stream) {
   const DeviceWeight weight(rng, test.weight);
   const std::vector<uint8_t> expected = expected_output(test);
   const size_t lead = random_lead(rng, dtype_bytes(test.dtype));
-  for (const cuda::DequantFamily *family : runnable_families()) {
+  for (const cuda::DequantFamily *family : runnable(cuda::dequant_families())) {
     for (const cuda::DequantShape &shape : kShapes) {
       INFO("family " << family->family.name << ", shape " << shape << ", out " << lead
                      << " bytes past an allocation");
@@ -110,22 +121,28 @@ void quantize_on_cpu(QuantizeCase &test) {
 }
 
 void check_quantize(QuantizeCase &test, Rng &rng, const Stream &stream) {
-  const DeviceWeight weight(rng, test.weight);
+  std::vector<DeviceWeight> weights;
+  const auto families = runnable(cuda::quantize_families());
+  for (size_t i = 0; i < families.size(); ++i) weights.emplace_back(rng, test.weight);
   DeviceBuffer in(test.in.size(), random_lead(rng, dtype_bytes(test.dtype)));
   in.write(test.in.data());
   const DeviceBuffer workspace(test.workspace_bytes);
-  REQUIRE(nf4_quantize_launch(in.data(), test.dtype, &weight.tensor(), workspace.data(),
-                              test.workspace_bytes, stream) == NF4_STATUS_OK);
-  stream.synchronize();
   quantize_on_cpu(test);
-  for (const Part part : kOutputs) {
-    if (!test.weight.has(part)) continue;
-    INFO(part_name(part));
-    const std::vector<uint8_t> got = weight.read(part);
-    REQUIRE(first_difference(got.data(), test.weight.bytes[part].data(),
-                             static_cast<int64_t>(got.size())) == kNoDifference);
+  for (size_t i = 0; i < families.size(); ++i) {
+    INFO("family " << families[i]->family.name);
+    const ForcedQuantize forced(families[i]);
+    REQUIRE(nf4_quantize_launch(in.data(), test.dtype, &weights[i].tensor(), workspace.data(),
+                                test.workspace_bytes, stream) == NF4_STATUS_OK);
+    stream.synchronize();
+    for (const Part part : kOutputs) {
+      if (!test.weight.has(part)) continue;
+      INFO(part_name(part));
+      const std::vector<uint8_t> got = weights[i].read(part);
+      REQUIRE(first_difference(got.data(), test.weight.bytes[part].data(),
+                               static_cast<int64_t>(got.size())) == kNoDifference);
+    }
+    REQUIRE(weights[i].leads_intact());
   }
-  REQUIRE(weight.leads_intact());
   REQUIRE(same_bytes(in.read(), test.in));
 }
 
@@ -172,7 +189,8 @@ TEST_CASE("quantize gives the bytes of the reference", "[cuda]") {
   sweep(0x4000000, random_quantize_case, check_quantize);
 }
 
-// Prefetching begins beyond 8M elements, and outputs from 34 MB on are not kept in L2.
+// Prefetching begins beyond 8M elements, other layouts beyond 8M and 32M, and outputs from 34 MB on
+// are not kept in L2.
 TEST_CASE("dequantize of enough elements to prefetch", "[cuda]") {
   const Stream stream;
   uint64_t number = 0x7000000;

@@ -1,6 +1,7 @@
 // How launches behave: streams, capture, devices, bad arguments, errors of others.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <string>
 #include <thread>
 #include <vector>
@@ -90,6 +91,37 @@ TEST_CASE("a launch waits for what is before it on its stream, and does not bloc
   CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
   stream.synchronize();
   CHECK(same_bytes(trip.out.read(), zeros));
+}
+
+// Launches may start while their predecessor runs, which this one invites them to.
+TEST_CASE("launches wait for a predecessor that lets them start early", "[cuda]") {
+  const RoundTrip trip;
+  const Stream stream;
+  trip.run(stream);
+  stream.synchronize();
+  const std::vector<uint8_t> expected = trip.out.read();
+  const std::vector<uint8_t> packed = trip.weight.read(kPacked);
+  auto *packed_address = static_cast<uint8_t *>(trip.weight.tensor().packed);
+  const DeviceBuffer source(std::max(trip.in.size(), packed.size()));
+  constexpr long long kEnoughToStart = 2'000'000;
+
+  SECTION("quantize") {
+    REQUIRE_CUDA(
+        cudaMemcpy(source.data(), trip.test.in.data(), trip.in.size(), cudaMemcpyHostToDevice));
+    REQUIRE_CUDA(cudaMemset(trip.in.data(), 0, trip.in.size()));
+    launch_late_copy(trip.in.data<uint8_t>(), source.data<uint8_t>(), trip.in.size(),
+                     kEnoughToStart, stream);
+    trip.run(stream);
+  }
+  SECTION("dequantize") {
+    REQUIRE_CUDA(cudaMemcpy(source.data(), packed.data(), packed.size(), cudaMemcpyHostToDevice));
+    REQUIRE_CUDA(cudaMemset(packed_address, 0, packed.size()));
+    trip.poison();
+    launch_late_copy(packed_address, source.data<uint8_t>(), packed.size(), kEnoughToStart, stream);
+    REQUIRE(trip.dequantize(stream) == NF4_STATUS_OK);
+  }
+  stream.synchronize();
+  CHECK(same_bytes(trip.out.read(), expected));
 }
 
 TEST_CASE("launches from many threads", "[cuda]") {

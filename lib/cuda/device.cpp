@@ -1,5 +1,7 @@
 #include "cuda/device.hpp"
 
+#include <cuda.h>
+
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -70,16 +72,53 @@ cudaError_t count_devices(int &count) {
   return error;
 }
 
+// What the driver knows of an address.
+struct Memory {
+  unsigned type;     // CUmemorytype; kUnregistered: host memory that CUDA was not told of
+  unsigned managed;  // not 0: moves between the host and devices
+  int device;
+};
+constexpr unsigned kUnregistered = 0;
+
+using PointerGetAttributes = decltype(&cuPointerGetAttributes);
+
+// The driver's function, found at run time like all of the driver; NULL after a failure.
+PointerGetAttributes pointer_get_attributes() {
+  static const PointerGetAttributes function = [] {
+    void *found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    constexpr unsigned kVersion = 12000;
+    if (cudaGetDriverEntryPointByVersion("cuPointerGetAttributes", &found, kVersion,
+                                         cudaEnableDefault, &result) != cudaSuccess)
+      return PointerGetAttributes{nullptr};
+    return reinterpret_cast<PointerGetAttributes>(found);
+  }();
+  return function;
+}
+
+// Half the time of cudaPointerGetAttributes, which asks for more; it is asked of each operand
+// in every launch.
+cudaError_t find_memory(const void *address, Memory &memory) {
+  const PointerGetAttributes get = pointer_get_attributes();
+  if (get == nullptr) return cudaErrorSymbolNotFound;
+  CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                      CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  void *values[] = {&memory.type, &memory.managed, &memory.device};
+  memory = {};
+  // The numbers of the driver's errors are those of the runtime.
+  return static_cast<cudaError_t>(
+      get(3, attributes, values, reinterpret_cast<CUdeviceptr>(address)));
+}
+
 // The device of a stream, as far as it can be told without harm: the question ends a
 // capture of that stream. Where there is one device, there is nothing to ask.
-cudaError_t device_of_stream(cudaStream_t stream, int &index) {
+cudaError_t device_of_stream(cudaStream_t stream, int devices, int &index) {
   index = kUnknownDevice;
-  int devices = 0;
-  cudaError_t error = count_devices(devices);
-  if (error != cudaSuccess || devices == 1 || is_default_stream(stream)) return error;
+  if (devices == 1 || is_default_stream(stream)) return cudaSuccess;
 #if CUDART_VERSION >= 12080
   cudaStreamCaptureStatus capture;
-  error = cudaStreamIsCapturing(stream, &capture);
+  cudaError_t error = cudaStreamIsCapturing(stream, &capture);
   if (error != cudaSuccess || capture != cudaStreamCaptureStatusNone) return error;
   // Other streams may be in the middle of a capture that forbids this thread much.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -115,24 +154,25 @@ nf4_status no_family(const Device &device) {
 }
 
 nf4_status locate(const Operands &operands, cudaStream_t stream, Device &device) {
-  cudaMemoryType types[kMaxOperands];
+  int devices = 0;
+  cudaError_t error = count_devices(devices);  // which initialises CUDA
+  if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceCount");
+  Memory memory[kMaxOperands];
   const Operand *decisive = nullptr;
   int index = kUnknownDevice;
   for (int i = 0; i < operands.count; ++i) {
     const Operand &operand = operands.list[i];
-    cudaPointerAttributes attributes;
-    const cudaError_t error = cudaPointerGetAttributes(&attributes, operand.address);
-    if (error != cudaSuccess) return fail_cuda(error, "cudaPointerGetAttributes");
-    types[i] = attributes.type;
-    if (attributes.type != cudaMemoryTypeDevice) continue;
-    if (decisive != nullptr && attributes.device != index)
+    error = find_memory(operand.address, memory[i]);
+    if (error != cudaSuccess) return fail_cuda(error, "cuPointerGetAttributes");
+    if (memory[i].type != CU_MEMORYTYPE_DEVICE || memory[i].managed) continue;
+    if (decisive != nullptr && memory[i].device != index)
       return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is memory of device %d, but %s is of device %d",
-                  operand.name, attributes.device, decisive->name, index);
+                  operand.name, memory[i].device, decisive->name, index);
     decisive = &operand;
-    index = attributes.device;
+    index = memory[i].device;
   }
   int streams = kUnknownDevice;
-  cudaError_t error = device_of_stream(stream, streams);
+  error = device_of_stream(stream, devices, streams);
   if (error != cudaSuccess) return fail_cuda(error, "finding the stream's device");
   if (decisive != nullptr && streams != kUnknownDevice && streams != index)
     return fail(NF4_STATUS_INVALID_ARGUMENT,
@@ -143,7 +183,7 @@ nf4_status locate(const Operands &operands, cudaStream_t stream, Device &device)
   if (error != cudaSuccess) return fail_cuda(error, "cudaGetDevice");
   if (const nf4_status status = cached_device(index, device)) return status;
   for (int i = 0; i < operands.count; ++i)
-    if (types[i] == cudaMemoryTypeUnregistered && !device.reaches_host_memory)
+    if (memory[i].type == kUnregistered && !device.reaches_host_memory)
       return fail(NF4_STATUS_INVALID_ARGUMENT,
                   "%s is host memory (%p), which device %d cannot reach", operands.list[i].name,
                   operands.list[i].address, index);

@@ -152,7 +152,7 @@ def test_the_operator_is_one_opaque_call_for_the_compiler(monkeypatch: pytest.Mo
     monkeypatch.undo()
     weights = [Weight(Case(shape), "cpu") for shape in ((64, 64), (128, 64))]
     for weight in weights:
-        call = torch_operator.public_call(FakeGpu(), weight)
+        call = torch_operator.public_call(weight)
         operated = torch_operator.operator().prepare(weight, call)
         traced = torch.compile(operated, fullgraph=True, dynamic=False, backend="eager")
         check.require_equal("traced", weight.dequantize(None), traced())

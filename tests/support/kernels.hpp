@@ -10,6 +10,11 @@ namespace nf4::test {
 // Keeps the stream busy.
 void launch_spin(long long cycles, cudaStream_t stream);
 
+// Copies, but late: it lets its dependents start at once, as far as they were launched so,
+// and begins after so many cycles.
+void launch_late_copy(uint8_t *to, const uint8_t *from, size_t bytes, long long cycles,
+                      cudaStream_t stream);
+
 // Puts the context into an error that no call clears.
 void launch_trap(cudaStream_t stream);
 

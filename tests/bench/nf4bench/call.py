@@ -58,7 +58,7 @@ def host_work(gpu: Any, weight: Weight) -> dict[str, Callable]:
     by_address, address = _by_address(weight), out.data_ptr()
     return {
         EMPTY: lambda: torch.empty(shape, dtype=dtype, device=device),
-        NEW: public_call(gpu, weight),
+        NEW: public_call(weight),
         "torch tensors, out given": lambda: nf4.dequantize(q, out=out, stream=gpu.current_stream()),
         "addresses, out given": lambda: nf4.dequantize(
             by_address, name, out=address, stream=gpu.current_stream()
@@ -79,7 +79,7 @@ def _host(gpu: Any) -> dict:
 def _waited(bench: Bench) -> dict:
     gpu, weight = bench.gpu, Weight(WAITED_CASE, bench.gpu.place)
     expected = bench.expected(weight)
-    work = {"libnf4": public_call(gpu, weight)}
+    work = {"libnf4": public_call(weight)}
     for name, peer in present(bench.peers).items():
         if name != "torch" and peer.supports(weight):
             work[name] = peer.prepare(weight, 0)

@@ -163,7 +163,7 @@ def run(bench: Bench, iterations: int | None, report: Report) -> dict:
     torch.manual_seed(0)
     weights = [Weight(case, bench.gpu.place) for case in score.cases()]
     expected = [bench.expected(weight) for weight in weights]
-    ours = [public_call(bench.gpu, weight) for weight in weights]
+    ours = [public_call(weight) for weight in weights]
     # torch.compile takes no ctypes call, so ours is compiled as an operator of torch.
     operated = [
         operator().prepare(weight, call) for weight, call in zip(weights, ours, strict=True)
