@@ -8,8 +8,6 @@
 namespace nf4 {
 namespace {
 
-constexpr int kMinBlocksize = 32;
-constexpr int kMaxBlocksize = 4096;
 // Keeps every byte count of a tensor, and sums of a few of them, far inside int64.
 constexpr int64_t kMaxElements = int64_t{1} << 60;
 

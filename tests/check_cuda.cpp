@@ -52,8 +52,7 @@ std::vector<const Family *> runnable(const Family *const *family) {
   return families;
 }
 
-constexpr cuda::DequantShape kShapes[] = {cuda::kUnaligned, cuda::kSmall, cuda::kMedium,
-                                          cuda::kLarge};
+constexpr cuda::DequantShape kShapes[] = {cuda::kUnaligned, cuda::kWide, cuda::kTall};
 
 class ForcedKernel {
  public:

@@ -7,6 +7,8 @@
 
 namespace nf4 {
 
+constexpr int kMinBlocksize = 32;
+constexpr int kMaxBlocksize = 4096;
 constexpr int kCodebookSize = 16;
 constexpr int kScaleCodeSize = 256;
 using Codebook = std::array<float, kCodebookSize>;

@@ -23,8 +23,6 @@
 namespace nf4::cpu {
 namespace {
 
-constexpr int64_t kMinBlocksize = 32;
-constexpr int64_t kMaxBlocksize = 4096;
 constexpr int64_t kPieceBytes = 4096;
 constexpr int64_t kMaxScales = kPieceBytes / 2 / kMinBlocksize;
 constexpr int64_t kLineBytes = 64;

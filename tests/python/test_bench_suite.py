@@ -207,14 +207,14 @@ def test_the_figures_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "WAITED_CASE", Case(SMALL))
     every = call.host_work
 
-    def on_the_host(gpu, weight):
+    def on_the_host(bench, weight):
         # An address is device memory, of which there is none here.
-        return {name: work for name, work in every(gpu, weight).items() if "address" not in name}
+        return {name: work for name, work in every(bench, weight).items() if "address" not in name}
 
     monkeypatch.setattr(call, "host_work", on_the_host)
     said: list[str] = []
     figures = call.run(bench(triton=Peer()), said.append)
-    assert list(figures["waited"]["calls"]) == ["libnf4", "triton"]
+    assert list(figures["waited"]["calls"]) == ["libnf4", "triton", call.LAUNCH]
     assert figures["waited"]["calls"]["libnf4"]["ratio"] == 1
     host = figures["host"]
     assert host["beyond_empty_us"] == pytest.approx(

@@ -28,10 +28,9 @@ struct DequantArgs {
   bool keep_output;  // leave the output in L2 for whoever reads it next
 };
 
-// Which of a family's kernels suits a problem: any alignment, or by the size of an aligned
-// one.
-enum DequantShape { kUnaligned, kSmall, kMedium, kLarge };
-constexpr int kDequantShapes = 4;
+// Which of a family's kernels: for any alignment, or with two ways to cut aligned ones.
+enum DequantShape { kUnaligned, kWide, kTall };
+constexpr int kDequantShapes = 3;
 
 // How a kernel cuts its work: a tile is what a warp takes.
 struct DequantLayout {
@@ -42,14 +41,18 @@ struct DequantLayout {
   NF4_HOST_DEVICE constexpr int elements() const { return threads / 32 * tile; }
 };
 
-// The fastest on an H200; the sweep is in tests/bench/NOTES.md. Small outputs gain from tall
-// tiles, which start once and have more loads in flight, large ones from many thread blocks.
-// A tall tile of fp32 spills registers.
+// Wide has most thread blocks in flight; tall tiles start half as often for as many elements,
+// but those of fp32 spill registers.
 NF4_HOST_DEVICE constexpr DequantLayout dequant_layout(DequantShape shape, int element_bytes) {
-  if (shape == kUnaligned || shape == kLarge || element_bytes == 4) return {256, 512, 2048};
-  if (shape == kMedium) return {256, 1024, 2048};
-  return {128, 1024, 1024};
+  if (shape == kUnaligned) return {256, 512, 1024};
+  if (shape == kWide || element_bytes == 4) return {256, 512, 2048};
+  return {256, 1024, 2048};
 }
+
+// The weights, in elements, for which tall is the faster on an H200: the sweep of
+// tests/bench/NOTES.md.
+constexpr int64_t kTallAbove = int64_t{6} << 20;
+constexpr int64_t kTallUpTo = int64_t{32} << 20;
 
 struct DequantFamily {
   Family family;

@@ -7,7 +7,7 @@
 namespace nf4::cuda {
 namespace {
 
-// The compile matrix of this operation: 3 dtypes x flat/nested x 4 shapes each.
+// The compile matrix of this operation: 3 dtypes x flat/nested x 3 shapes each.
 const DequantFamily *const kFamilies[] = {
 #if NF4_HAVE_SM90
     &kDequantSm90,
@@ -24,13 +24,10 @@ const DequantFamily *const kFamilies[] = {
 const DequantFamily *forced_family = nullptr;
 const DequantShape *forced_shape = nullptr;
 
-// The largest weights of a shape, in elements; the sweep of tests/bench/NOTES.md.
-constexpr int64_t kSmallElements = int64_t{8} << 20;
-constexpr int64_t kMediumElements = int64_t{32} << 20;
-
-// A consumer finds an output of up to this size in the L2 of an H200 if it was stored
-// with the normal policy; larger ones only evict what others need.
-constexpr int64_t kKeepOutputBytes = int64_t{34} << 20;
+// Outputs that a consumer finds in the L2 of an H200 if, and only if, they were stored with
+// the normal policy: smaller ones stay there anyway, and larger ones evict what others need.
+constexpr int64_t kKeepOutputAbove = int64_t{12} << 20;
+constexpr int64_t kKeepOutputUpTo = int64_t{34} << 20;
 
 }  // namespace
 
@@ -51,7 +48,8 @@ DequantArgs dequant_args(const DequantProblem &problem) {
   args.blocksize_log2 = weight.blocksize_log2;
   args.nested_blocksize_log2 = weight.nested_blocksize_log2;
   args.shift = static_cast<int>(reinterpret_cast<uintptr_t>(problem.out) % 16 / item);
-  args.keep_output = weight.elements * item <= kKeepOutputBytes;
+  const int64_t bytes = weight.elements * item;
+  args.keep_output = bytes > kKeepOutputAbove && bytes <= kKeepOutputUpTo;
   args.prefetch = is_multiple(weight.packed, 16) && is_multiple(weight.absmax, 16);
   return args;
 }
@@ -59,8 +57,8 @@ DequantArgs dequant_args(const DequantProblem &problem) {
 DequantShape dequant_shape(const DequantProblem &problem) {
   if (!is_multiple(problem.out, 16) || !is_multiple(problem.weight.packed, 4)) return kUnaligned;
   if (forced_shape != nullptr) return *forced_shape;
-  if (problem.weight.elements <= kSmallElements) return kSmall;
-  return problem.weight.elements <= kMediumElements ? kMedium : kLarge;
+  const int64_t elements = problem.weight.elements;
+  return elements > kTallAbove && elements <= kTallUpTo ? kTall : kWide;
 }
 
 const DequantFamily *const *dequant_families() { return kFamilies; }

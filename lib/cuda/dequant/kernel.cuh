@@ -4,23 +4,31 @@
 // About 5 instructions per weight (shift, shuffle, multiply, half a conversion, and its
 // share of the rest), so memory bounds it.
 //
-// One thread block for each 8 tiles and no loop: a persistent or grid-stride grid lets
-// multiprocessors drift apart, which widens the window of addresses in flight and costs
-// 8-10% at large sizes on an H200. A warp owns a tile of 512 or 1024 elements, so that two
-// or four (16-bit) or four (32-bit) loads a lane are in flight, each warp-wide access is
+// One thread block for each 8 tiles and no loop: a persistent or
+// grid-stride grid lets multiprocessors drift apart, which widens the window of addresses in
+// flight and costs 8-10% at large sizes on an H200. A warp owns a tile of 512 or 1024
+// elements, so that two or four loads a lane are in flight, each warp-wide access is
 // contiguous, and the scales of the tile, at most 32, are computed one per lane and shared
 // by shuffles.
 //
 // Log, bf16 nested on an H200, microseconds at 4096x1024 / 4096x4096 / 14336x4096; the
-// fastest stream of the same bytes 4.26 / 12.0 / 36.8:
+// fastest stream of the same bytes 3.9-4.3 / 11.6-12.0 / 37.3:
 //   5.01 / 14.0 / 41.6   scales loaded after the barrier that publishes the 8-bit code
 //   4.75 / 12.4 / 37.9   all loads before it; what a thread block has in common in uniform
 //                        registers (predicted: one memory latency less, 0.5 us)
-//   4.46 / 12.0 / 37.5   tiles of 1024 with 4 MB of prefetch; at 11008x4096 and above, and
-//                        for fp32, 0.5-2% slower than tiles of 512, hence both
+//   4.46 / 12.0 / 37.5   tiles of 1024 with 4 MB of prefetch; at 11008x4096 and above 0.5-2%
+//                        slower than tiles of 512, hence both
 //   5.01 / 12.4 / 37.4   blocksizes 64 and 256 as constants: lost (predicted 10% fewer
 //                        instructions to matter at the small size)
 //   4.59 / 12.3 / 37.5   no cache policies: no difference
+//   3.9-4.2/11.5 / 36.9  programmatic dependent launch (predicted 0.5 us of all sizes)
+//   4096x1024 alone: times and the order of layouts change by 10% with where buffers lie, the
+//                        stream's too: 64 to 512 threads, tiles of 512 to 2048, 64 registers
+//                        for 32 were each the best of some run and 8% behind in another
+//   fp32, 4096x1024: 6.58 to 6.36 with 4-byte loads spread by a shuffle, in place of twice as
+//                        many of 2 bytes; 14336x4096 66.9 to 66.6
+//   unaligned, 14336x4096 bf16: 91 us byte by byte, with two scales looked up a vector; 64
+//                        with words shifted into place and scales by shuffles (predicted 45)
 #pragma once
 
 #include <cuda_runtime.h>
@@ -238,46 +246,93 @@ __global__ void __launch_bounds__(Threads, resident_blocks(Resident, Threads))
 }
 
 constexpr DequantLayout kUnalignedLayout = dequant_layout(kUnaligned, 0);
-constexpr int kUnalignedThreads = kUnalignedLayout.threads;
+
+// Eight codes in a row from any nibble on, the first in the highest four bits, from the word
+// that it is in and the next.
+__device__ __forceinline__ uint32_t codes_from(const uint32_t *words, int nibble) {
+  const uint32_t high = __byte_perm(__ldg(words + nibble / 8), 0, 0x0123);
+  const uint32_t low = __byte_perm(__ldg(words + nibble / 8 + 1), 0, 0x0123);
+  return __funnelshift_l(low, high, nibble % 8 * 4);
+}
+
+// The elements of one thread block from `start` on. Nibbles count from the 4-byte boundary
+// before packed. `Full`: the tensor goes on before and after them, so nothing is checked.
+template <class Arch, class T, bool Nested, bool Full>
+__device__ __forceinline__ void dequant_unaligned_block(const DequantArgs &args, int64_t start,
+                                                        Scales<Nested> &scales) {
+  constexpr int kVector = kPerVector<T>;
+  constexpr int kStride = 32 * kVector;
+  constexpr int kSteps = kUnalignedLayout.tile / kStride;
+  const int lane = threadIdx.x % 32;
+  const int tile = threadIdx.x / 32 * kUnalignedLayout.tile;
+  const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(args.packed) % 4);
+  const int64_t start_nibble = 2 * misaligned + start;
+  const uint32_t *words =
+      reinterpret_cast<const uint32_t *>(args.packed - misaligned) + (start_nibble >> 3);
+  // Only bytes of packed are read, so both words must lie in it.
+  const auto is_whole = [&](int64_t i) {
+    const int64_t first_word = (2 * misaligned + i) & ~int64_t{7};
+    return i >= 0 && i + kVector <= args.elements && first_word >= 2 * misaligned &&
+           first_word + 16 <= 2 * misaligned + (args.elements + 1) / 2 * 2;
+  };
+
+  uint32_t codes[kSteps];
+  bool whole[kSteps];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int in_block = tile + step * kStride + lane * kVector;
+    whole[step] = Full || is_whole(start + in_block);
+    codes[step] =
+        whole[step] ? codes_from(words, static_cast<int>(start_nibble & 7) + in_block) : 0;
+  }
+  // A tile is in at most 17 quantization blocks: one lane each.
+  const int mask = (1 << args.blocksize_log2) - 1;
+  const int start_in_block = static_cast<int>(start) & mask;
+  const int tile_block = (start_in_block + tile) >> args.blocksize_log2;
+  const int64_t block = (start >> args.blocksize_log2) + tile_block + lane;
+  const auto fetched = scales.fetch(max(min(block, args.blocks - 1), int64_t{0}));
+  const ShuffledCodebook codebook(args);
+  scales.template share_code<kUnalignedLayout.threads>();
+  const float lane_scale = scales.scale(fetched);
+
+  const CachePolicy output = args.keep_output ? evict_normal<Arch>() : evict_first<Arch>();
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int in_block = tile + step * kStride + lane * kVector;
+    const int element = start_in_block + in_block;
+    const int in_tile = (element >> args.blocksize_log2) - tile_block;
+    const float scale = __shfl_sync(kAllLanes, lane_scale, in_tile);
+    const float next_scale = __shfl_sync(kAllLanes, lane_scale, in_tile + 1);
+    const int left = mask + 1 - (element & mask);  // elements of the first scale
+    float values[kVector];
+#pragma unroll
+    for (int k = 0; k < kVector; ++k)
+      values[k] = multiply_rn(codebook[codes[step] >> (28 - 4 * k)], k < left ? scale : next_scale);
+    const int64_t i = start + in_block;
+    if (whole[step])
+      store_streamed<Arch>(reinterpret_cast<uint4 *>(static_cast<T *>(args.out) + i),
+                           pack_vector<T>(values), output);
+    else
+      dequant_elements<T>(args, scales, max(i, int64_t{0}), min(i + kVector, args.elements));
+  }
+}
 
 // For any alignment: vectors start at the 16-byte boundaries of out, wherever that is in
 // the weight, so a vector may start at an odd element and straddle two blocks.
 template <class Arch, class T, bool Nested>
-__global__ void __launch_bounds__(kUnalignedThreads,
-                                  resident_blocks(kUnalignedLayout.resident, kUnalignedThreads))
+__global__ void __launch_bounds__(kUnalignedLayout.threads,
+                                  resident_blocks(kUnalignedLayout.resident,
+                                                  kUnalignedLayout.threads))
     dequant_unaligned(const __grid_constant__ DequantArgs args) {
   wait_for_predecessor<Arch>();
   start_dependents<Arch>();
-  constexpr int kVector = kPerVector<T>;
-  constexpr int kSteps = kUnalignedLayout.elements() / kUnalignedThreads / kVector;
   __shared__ float code[Nested ? kScaleCodeSize : 1];
-  __shared__ float codebook[kCodebookSize];
-  if (threadIdx.x < kCodebookSize)
-    codebook[threadIdx.x] = __ldg(device_codebook(args.codebook, args.format) + threadIdx.x);
   Scales<Nested> scales(args, code);
-  scales.template share_code<kUnalignedThreads>();
-  __syncthreads();
-
   const int64_t start = int64_t{blockIdx.x} * kUnalignedLayout.elements() - args.shift;
-  for (int step = 0; step < kSteps; ++step) {
-    const int64_t i = start + (step * kUnalignedThreads + threadIdx.x) * kVector;
-    if (i < 0 || i + kVector > args.elements) {
-      dequant_elements<T>(args, scales, max(i, int64_t{0}), min(i + kVector, args.elements));
-      continue;
-    }
-    const int64_t last_block = (i + kVector - 1) >> args.blocksize_log2;
-    const float scale = scales(i >> args.blocksize_log2);
-    const float last_scale = scales(last_block);
-    float values[kVector];
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      const bool in_last = (i + k) >> args.blocksize_log2 == last_block;
-      values[k] =
-          multiply_rn(codebook[unpack_code(args.packed, i + k)], in_last ? last_scale : scale);
-    }
-    store_streamed<Arch>(reinterpret_cast<uint4 *>(static_cast<T *>(args.out) + i),
-                         pack_vector<T>(values), evict_first<Arch>());
-  }
+  if (start >= 8 && start + kUnalignedLayout.elements() + 16 <= args.elements)
+    dequant_unaligned_block<Arch, T, Nested, true>(args, start, scales);
+  else
+    dequant_unaligned_block<Arch, T, Nested, false>(args, start, scales);
 }
 
 template <class Arch, class T, bool Nested, DequantShape Shape>
@@ -291,9 +346,8 @@ const void *aligned_kernel() {
 template <class Arch, class T, bool Nested>
 void set_kernels(const void *(&kernels)[kDequantShapes]) {
   kernels[kUnaligned] = (const void *)dequant_unaligned<Arch, T, Nested>;
-  kernels[kSmall] = aligned_kernel<Arch, T, Nested, kSmall>();
-  kernels[kMedium] = aligned_kernel<Arch, T, Nested, kMedium>();
-  kernels[kLarge] = aligned_kernel<Arch, T, Nested, kLarge>();
+  kernels[kWide] = aligned_kernel<Arch, T, Nested, kWide>();
+  kernels[kTall] = aligned_kernel<Arch, T, Nested, kTall>();
 }
 
 template <class Arch>

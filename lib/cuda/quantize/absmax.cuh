@@ -141,7 +141,7 @@ __device__ __forceinline__ float across_warps(float absmax, int blocksize_log2) 
 
 // The sum of a thread block's scales, at most kMaxScales, over the complete binary tree: by
 // one warp, in its lane 0.
-constexpr int kMaxScales = kQuantizeElementsPerBlock / 32;
+constexpr int kMaxScales = kQuantizeElementsPerBlock / kMinBlocksize;
 __device__ __forceinline__ double sum_scales(const float *scales, int count) {
   constexpr int kLeaves = kMaxScales / 32;
   const int first = threadIdx.x % 32 * kLeaves;

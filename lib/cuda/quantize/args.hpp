@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/formats.hpp"
 #include "cuda/family.hpp"
 #include "nf4/nf4.h"
 #include "problem.hpp"
@@ -36,6 +37,7 @@ struct QuantizeScalesArgs {
   float *nested_offset;
   float *nested_absmax;
   uint8_t *codes;
+  bool codes_aligned;  // on 8 bytes
   int64_t blocks;
   int64_t nested_blocks;
   int nested_blocksize_log2;
@@ -43,7 +45,7 @@ struct QuantizeScalesArgs {
 
 constexpr int kQuantizeThreads = 128;
 constexpr int kQuantizeElementsPerBlock = kElementsPerPartialSum;
-static_assert(kQuantizeElementsPerBlock % 4096 == 0, "a thread block has whole blocks");
+static_assert(kQuantizeElementsPerBlock % kMaxBlocksize == 0, "a thread block has whole blocks");
 
 constexpr int kScalesThreads = 1024;
 constexpr int kChunkLog2 = 8;  // nested blocks of up to 2^8 scales take a warp

@@ -97,9 +97,11 @@ cudaError_t launch_scales(const QuantizeProblem &problem, const QuantizeFamily &
   args.nested_offset = weight.nested_offset;
   args.nested_absmax = weight.nested_absmax;
   args.codes = static_cast<uint8_t *>(weight.absmax);
+  args.codes_aligned = is_multiple(weight.absmax, 8);
   args.blocks = weight.blocks;
   args.nested_blocks = weight.nested_blocks;
   args.nested_blocksize_log2 = weight.nested_blocksize_log2;
+  // Chunks go to different multiprocessors as long as there are any.
   const int64_t work = weight.nested_blocksize_log2 <= kChunkLog2
                            ? ceil_divide(weight.blocks, int64_t{1} << kChunkLog2)
                            : weight.nested_blocks;

@@ -6,8 +6,11 @@
 //    8   scales spread over all multiprocessors, searches in shared memory as a tree
 //    8   sums by exchanges between lanes: 9 of them for 8 values a thread cost what coalesced
 //        loads saved (1.6 times the instructions)
-//    7   reduce_sums first, so that one value a thread is left (predicted 5), the scales
-//        loaded before the mean is known
+//    7.7 reduce_sums first, so that one value a thread is left (predicted 5), the scales
+//        loaded before the mean is known; ncu: 100 instructions for 32 scales
+//    7.9 a lane takes 8 scales in a row: 40 instructions (predicted 6), so latency bounds it
+//    8.0 thread blocks of 256, which start earlier beside quantize_weights (predicted 7); at
+//        4096x1024 3 us slower
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +23,8 @@
 namespace nf4::cuda {
 namespace {
 
-static_assert(kSumsPerSum == kScalesThreads && kScalesThreads == 32 * 32);
+constexpr int kScalesWarps = kScalesThreads / 32;
+static_assert(kSumsPerSum == kScalesThreads && kScalesWarps == 32);
 
 __device__ __forceinline__ double sum_over_lanes(double value) {
 #pragma unroll
@@ -29,10 +33,10 @@ __device__ __forceinline__ double sum_over_lanes(double value) {
   return value;
 }
 
-// The sum of values[0 .. count), at most kSumsPerSum, over the complete binary tree, always
-// neighbours first. Every thread gets it. A barrier.
+// The sum of values[0 .. count), at most kSumsPerSum, over the complete binary tree: lanes,
+// then warps, always neighbours first. Every thread gets it. A barrier.
 __device__ __forceinline__ double tree_sum(const double *values, int64_t count) {
-  __shared__ double warp_sums[32];
+  __shared__ double warp_sums[kScalesWarps];
   const double value = threadIdx.x < count ? values[threadIdx.x] : 0.0;
   const double warp_sum = sum_over_lanes(value);
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = warp_sum;
@@ -87,70 +91,91 @@ __device__ __forceinline__ float inverse_absmax(float absmax) {
   return __frcp_rn(fmaxf(absmax, kSmallestNormal));
 }
 
-constexpr int kRows = 8;
-constexpr int kChunk = kRows * 32;  // scales of a warp: whole nested blocks of up to so many
+constexpr int kRow = 8;            // scales that a lane takes, one after another
+constexpr int kChunk = 32 * kRow;  // of a warp: whole nested blocks of up to so many
+static_assert(kChunk == 1 << kChunkLog2);
 
-// The absmax of the nested block that each of a warp's scales is in.
-__device__ __forceinline__ void chunk_absmax(float (&magnitudes)[kRows], int nested_blocksize) {
+// A lane's scales of a chunk; past the end, zeros.
+__device__ __forceinline__ void load_row(const QuantizeScalesArgs &args, int64_t chunk,
+                                         float (&scales)[kRow]) {
+  const int64_t first = chunk * kChunk + threadIdx.x % 32 * kRow;
+  if (first + kRow <= args.blocks) {
 #pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2)
-    if (nested_blocksize > distance)
+    for (int i = 0; i < kRow; i += 4)
+      *reinterpret_cast<float4 *>(scales + i) =
+          *reinterpret_cast<const float4 *>(args.scales + first + i);
+    return;
+  }
 #pragma unroll
-      for (float &m : magnitudes) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, distance));
-#pragma unroll
-  for (int rows = 1; rows < kRows; rows *= 2)
-    if (nested_blocksize > rows * 32)
-#pragma unroll
-      for (int row = 0; row < kRows; ++row)
-        if ((row & rows) == 0)
-          magnitudes[row] = magnitudes[row + rows] = fmaxf(magnitudes[row], magnitudes[row + rows]);
+  for (int i = 0; i < kRow; ++i)
+    scales[i] = first + i < args.blocks ? args.scales[first + i] : 0.0f;
 }
 
-__device__ __forceinline__ void load_chunk(const QuantizeScalesArgs &args, int64_t chunk,
-                                           float (&scales)[kRows]) {
-  const int64_t first = chunk * kChunk + threadIdx.x % 32;
+// From each scale's magnitude to that of its nested block: over a lane's own, then over
+// lanes, whose rows are of one nested block each by then.
+__device__ __forceinline__ void nested_max(float (&magnitudes)[kRow], int nested_blocksize) {
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    const int64_t i = first + row * 32;
-    scales[row] = i < args.blocks ? args.scales[i] : 0.0f;
+  for (int distance = 1; distance < kRow; distance *= 2)
+    if (nested_blocksize > distance)
+#pragma unroll
+      for (int i = 0; i < kRow; ++i)
+        if ((i & distance) == 0)
+          magnitudes[i] = magnitudes[i + distance] = fmaxf(magnitudes[i], magnitudes[i + distance]);
+  if (nested_blocksize <= kRow) return;
+  float row = magnitudes[0];
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2)
+    if (nested_blocksize > distance * kRow)
+      row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, distance));
+#pragma unroll
+  for (float &magnitude : magnitudes) magnitude = row;
+}
+
+__device__ __forceinline__ void store_row(const QuantizeScalesArgs &args, int64_t first,
+                                          const uint8_t (&codes)[kRow]) {
+  if (args.codes_aligned && first + kRow <= args.blocks) {
+    uint2 words;
+    memcpy(&words, codes, sizeof words);
+    *reinterpret_cast<uint2 *>(args.codes + first) = words;
+    return;
   }
+#pragma unroll
+  for (int i = 0; i < kRow; ++i)
+    if (first + i < args.blocks) args.codes[first + i] = codes[i];
 }
 
 __device__ __forceinline__ void quantize_chunk(const QuantizeScalesArgs &args, const float *tree,
                                                float offset, int64_t chunk,
-                                               const float (&scales)[kRows]) {
-  const int64_t first = chunk * kChunk + threadIdx.x % 32;
-  float x[kRows], absmax[kRows];
+                                               const float (&scales)[kRow]) {
+  const int64_t first = chunk * kChunk + threadIdx.x % 32 * kRow;
+  const int64_t in_nested = (int64_t{1} << args.nested_blocksize_log2) - 1;
+  float x[kRow], absmax[kRow];
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    x[row] = add_rn(scales[row], -offset);
-    absmax[row] = first + row * 32 < args.blocks ? fabsf(x[row]) : 0.0f;
+  for (int i = 0; i < kRow; ++i) {
+    x[i] = add_rn(scales[i], -offset);
+    absmax[i] = first + i < args.blocks ? fabsf(x[i]) : 0.0f;
   }
-  chunk_absmax(absmax, 1 << args.nested_blocksize_log2);
+  nested_max(absmax, 1 << args.nested_blocksize_log2);
   float inverse = inverse_absmax(absmax[0]);
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    // The other rows have the same block, if it is as long as a chunk.
-    if (args.nested_blocksize_log2 < kChunkLog2) inverse = inverse_absmax(absmax[row]);
-    x[row] = multiply_rn(x[row], inverse);
+  for (int i = 0; i < kRow; ++i) {
+    if (args.nested_blocksize_log2 < 3) inverse = inverse_absmax(absmax[i]);
+    x[i] = multiply_rn(x[i], inverse);
   }
-  uint8_t codes[kRows];
+  uint8_t codes[kRow];
   search_codes(tree, x, codes);
+  store_row(args, first, codes);
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    const int64_t i = first + row * 32;
-    if (i >= args.blocks) break;
-    if ((i & ((int64_t{1} << args.nested_blocksize_log2) - 1)) == 0)
-      args.nested_absmax[i >> args.nested_blocksize_log2] = absmax[row];
-    args.codes[i] = codes[row];
-  }
+  for (int i = 0; i < kRow; ++i)
+    if (((first + i) & in_nested) == 0 && first + i < args.blocks)
+      args.nested_absmax[(first + i) >> args.nested_blocksize_log2] = absmax[i];
 }
 
 // A nested block of more than a chunk, by all threads. A barrier at each end.
 __device__ __forceinline__ void quantize_nested_block(const QuantizeScalesArgs &args,
                                                       const float *tree, float offset,
                                                       int64_t nested) {
-  __shared__ float warp_absmax[32];
+  __shared__ float warp_absmax[kScalesWarps];
   const int64_t begin = nested << args.nested_blocksize_log2;
   const int64_t end = min(begin + (int64_t{1} << args.nested_blocksize_log2), args.blocks);
   float absmax = 0;
@@ -160,9 +185,7 @@ __device__ __forceinline__ void quantize_nested_block(const QuantizeScalesArgs &
     absmax = fmaxf(absmax, __shfl_xor_sync(0xffffffffu, absmax, distance));
   if (threadIdx.x % 32 == 0) warp_absmax[threadIdx.x / 32] = absmax;
   __syncthreads();
-  absmax = warp_absmax[threadIdx.x % 32];
-  for (int distance = 1; distance < 32; distance *= 2)
-    absmax = fmaxf(absmax, __shfl_xor_sync(0xffffffffu, absmax, distance));
+  for (const float other : warp_absmax) absmax = fmaxf(absmax, other);
   if (threadIdx.x == 0) args.nested_absmax[nested] = absmax;
   const float inverse = inverse_absmax(absmax);
   for (int64_t i = begin + threadIdx.x; i < end; i += kScalesThreads) {
@@ -184,10 +207,10 @@ __global__ void __launch_bounds__(kScalesThreads)
   wait_for_predecessor<Arch>();
   start_dependents<Arch>();
   // Loads that do not need the mean, before it is there.
-  const int64_t warps = int64_t{gridDim.x} * (kScalesThreads / 32);
+  const int64_t warps = int64_t{gridDim.x} * kScalesWarps;
   int64_t chunk = static_cast<int64_t>(threadIdx.x / 32) * gridDim.x + blockIdx.x;
-  float scales[kRows];
-  load_chunk(args, chunk, scales);
+  float scales[kRow];
+  load_row(args, chunk, scales);
   const double sum = tree_sum(args.sums, args.sums_count);
   const float offset = static_cast<float>(sum / static_cast<double>(args.blocks));
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.nested_offset = offset;
@@ -199,7 +222,7 @@ __global__ void __launch_bounds__(kScalesThreads)
   while (chunk * kChunk < args.blocks) {
     quantize_chunk(args, tree, offset, chunk, scales);
     chunk += warps;
-    load_chunk(args, chunk, scales);
+    load_row(args, chunk, scales);
   }
 }
 

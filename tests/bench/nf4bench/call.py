@@ -21,7 +21,7 @@ from nf4bench.weights import DTYPES, PARTS, Weight
 # So small that the GPU is done before the host has come to the next.
 HOST_CASE = Case((256, 256))
 QUEUED_CALLS, HOST_TURNS = 200, 30
-EMPTY, NEW = "torch.empty", "torch tensors, a new output"
+EMPTY, NEW, LAUNCH = "torch.empty", "torch tensors, a new output", "the smallest launch"
 WAITED_CASE, WAITED_TURNS = Case((4096, 1024)), 300
 
 
@@ -51,8 +51,15 @@ def _by_address(weight: Weight) -> nf4.QuantizedTensor:
     return dataclasses.replace(weight.quantized, **addresses)
 
 
-def host_work(gpu: Any, weight: Weight) -> dict[str, Callable]:
+def smallest_launch(bench: Bench, weight: Weight) -> Callable[[], None]:
+    """What no call can be cheaper than: a kernel that reads 16 bytes, through ctypes."""
+    source, sink, stream = weight.quantized.packed.data_ptr(), weight.out.data_ptr(), 0
+    return lambda: bench.library.read(0, source, 16, sink, True, stream)
+
+
+def host_work(bench: Bench, weight: Weight) -> dict[str, Callable]:
     """The calls whose share of the host is measured, by name."""
+    gpu = bench.gpu
     q, out, dtype = weight.quantized, weight.out, DTYPES[weight.case.dtype]
     shape, device, name = weight.case.shape, weight.out.device, weight.case.dtype
     by_address, address = _by_address(weight), out.data_ptr()
@@ -63,11 +70,13 @@ def host_work(gpu: Any, weight: Weight) -> dict[str, Callable]:
         "addresses, out given": lambda: nf4.dequantize(
             by_address, name, out=address, stream=gpu.current_stream()
         ),
+        LAUNCH: smallest_launch(bench, weight),
     }
 
 
-def _host(gpu: Any) -> dict:
-    work = host_work(gpu, Weight(HOST_CASE, gpu.place))
+def _host(bench: Bench) -> dict:
+    gpu = bench.gpu
+    work = host_work(bench, Weight(HOST_CASE, gpu.place))
     times = in_turns({key: lambda c=each: queued(gpu, c) for key, each in work.items()}, HOST_TURNS)
     return {
         "shape": list(HOST_CASE.shape),
@@ -85,6 +94,7 @@ def _waited(bench: Bench) -> dict:
             work[name] = peer.prepare(weight, 0)
     for name, each in work.items():
         bench.require(f"{name}, one call", weight, expected, lambda stream, call=each: call())
+    work[LAUNCH] = smallest_launch(bench, weight)
     times = in_turns(
         {key: lambda c=each: waited(gpu, c) for key, each in work.items()}, WAITED_TURNS
     )
@@ -105,7 +115,7 @@ def run(bench: Bench, report: Report) -> dict:
         "device": bench.gpu.name,
         "peers": described(bench.peers),
         "waited": _waited(bench),
-        "host": _host(bench.gpu),
+        "host": _host(bench),
     }
     report(tables.call_text(figures))
     return figures
