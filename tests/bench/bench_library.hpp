@@ -35,7 +35,7 @@ NF4_API int nf4_bench_write(int variant, void *out, int64_t bytes, int pdl, nf4_
 // the word "pdl" where it is launched so. Which of them the library itself takes; -1: none.
 NF4_API int nf4_bench_dequant_configurations(void);
 NF4_API const char *nf4_bench_dequant_configuration(int configuration);
-NF4_API int nf4_bench_dequant_chosen(const nf4_tensor *weight, nf4_dtype out_dtype);
+NF4_API int nf4_bench_dequant_chosen(const nf4_tensor *weight, void *out, nf4_dtype out_dtype);
 
 // Dequantize in a configuration; -1 is the library's own choice launched plainly, -2 the
 // library's choice with stores that evict first. A status.

@@ -87,10 +87,8 @@ const char *nf4_bench_dequant_configuration(int configuration) {
   return names().at(configuration).c_str();
 }
 
-int nf4_bench_dequant_chosen(const nf4_tensor *weight, nf4_dtype out_dtype) {
+int nf4_bench_dequant_chosen(const nf4_tensor *weight, void *out, nf4_dtype out_dtype) {
   DequantProblem problem;
-  // Any aligned address does: only its alignment counts.
-  alignas(16) static char out[16];
   if (nf4::validate_dequant(weight, out, out_dtype, problem) != NF4_STATUS_OK) return -1;
   return chosen(problem);
 }

@@ -83,7 +83,7 @@ class FakeLibrary:
     def configurations(self) -> list[str]:
         return self.names
 
-    def chosen(self, tensor: object, dtype: int) -> int:
+    def chosen(self, tensor: object, out: int, dtype: int) -> int:
         return self.chosen_index
 
     def dequantize(self, configuration, tensor, out: int, dtype: int, stream: None) -> None:

@@ -27,7 +27,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "nf4_bench_write": (c_int, [c_int, c_void_p, c_int64, *_STREAM]),
     "nf4_bench_dequant_configurations": (c_int, []),
     "nf4_bench_dequant_configuration": (c_char_p, [c_int]),
-    "nf4_bench_dequant_chosen": (c_int, [POINTER(_abi.Tensor), c_int]),
+    "nf4_bench_dequant_chosen": (c_int, [POINTER(_abi.Tensor), c_void_p, _abi.Dtype]),
     "nf4_bench_dequant": (
         _abi.Status,
         [c_int, POINTER(_abi.Tensor), c_void_p, _abi.Dtype, c_void_p],
@@ -105,9 +105,9 @@ class Library:
         count = self._c.nf4_bench_dequant_configurations()
         return [self._c.nf4_bench_dequant_configuration(index).decode() for index in range(count)]
 
-    def chosen(self, tensor: _abi.Tensor, dtype: int) -> int:
+    def chosen(self, tensor: _abi.Tensor, out: int, dtype: int) -> int:
         """The index that libnf4 itself would take; negative if it takes one of none."""
-        return self._c.nf4_bench_dequant_chosen(ctypes.byref(tensor), dtype)
+        return self._c.nf4_bench_dequant_chosen(ctypes.byref(tensor), out, dtype)
 
     def dequantize(
         self, configuration: int, tensor: _abi.Tensor, out: int, dtype: int, stream: int

@@ -66,7 +66,8 @@ class Bench:
 
     def chosen(self, weight: Weight) -> str | None:
         """The name of the configuration that the library takes; None: one of none."""
-        index = self.library.chosen(weight.descriptor, CODES[weight.case.dtype])
+        address = weight.out.data_ptr()
+        index = self.library.chosen(weight.descriptor, address, CODES[weight.case.dtype])
         return self.configurations[index] if index >= 0 else None
 
 
