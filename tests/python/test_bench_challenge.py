@@ -65,8 +65,9 @@ def test_the_figures_of_a_run() -> None:
     made = bench(unsloth=Once(), triton=peers.Missing("no compiler"))
     figures = run(made)
     assert json.loads(json.dumps(figures)) == figures
-    assert list(figures["eager"]) == ["libnf4", "unsloth", "libnf4 as an operator"]
-    assert list(figures["compiled"]) == ["libnf4", "unsloth"]
+    nothing = challenge.NOTHING
+    assert list(figures["eager"]) == ["libnf4", "unsloth", "libnf4 as an operator", nothing]
+    assert list(figures["compiled"]) == ["libnf4", "unsloth", nothing]
     assert figures["peers"] == {
         "unsloth": {"version": "fake"},
         "triton": {"missing": "no compiler"},
@@ -86,7 +87,7 @@ def test_the_figures_of_a_run() -> None:
 def test_without_unsloth_there_is_no_score() -> None:
     figures = run(bench(unsloth=peers.Missing("no CUDA")))
     assert figures["summary"]["score"] is None
-    assert list(figures["compiled"]) == ["libnf4"]
+    assert list(figures["compiled"]) == ["libnf4", challenge.NOTHING]
 
 
 def test_the_fastest_launch_shape_is_taken_after_its_check() -> None:

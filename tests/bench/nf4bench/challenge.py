@@ -22,7 +22,14 @@ from nf4bench.weights import Weight
 TURNS = 10
 PEERS = ("unsloth", "bitsandbytes", "triton")  # torch's own operators are no contender here
 
+NOTHING = "nothing: a view"  # what waiting costs, and in its compiled form torch.compile
+
 Calls = list[Callable[[], torch.Tensor]]
+
+
+def _nothing(weight: Weight) -> Callable[[], torch.Tensor]:
+    packed = weight.quantized.packed
+    return lambda: packed.view(-1)
 
 
 def iterate(gpu: Any, calls: Sequence[Callable], iterations: int) -> float:
@@ -172,9 +179,16 @@ def run(bench: Bench, iterations: int | None, report: Report) -> dict:
     graphs, refused = compiled_and_equal(bench, weights, eager | {"libnf4": operated}, expected)
     del expected
 
+    idle = [_nothing(weight) for weight in weights]
+    attempt = compiled(idle)
+    if isinstance(attempt, str):
+        refused[NOTHING] = attempt
+    else:
+        graphs[NOTHING] = attempt
+
     stream_us = _stream_us(bench)
-    times = timed(bench.gpu, eager | {"libnf4 as an operator": operated}, iterations)
-    summary = score.summary({name: each.us for name, each in times.items()}, stream_us)
+    times = timed(bench.gpu, eager | {"libnf4 as an operator": operated, NOTHING: idle}, iterations)
+    summary = score.summary({name: times[name].us for name in times if name != NOTHING}, stream_us)
     evidence = _evidence(bench, weights[0], summary["score"], refused.get("libnf4", ""))
     figures = {
         "device": bench.gpu.name,

@@ -5,7 +5,7 @@ The one place that knows its functions; bench_library.hpp is their manual."""
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from ctypes import c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,14 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "nf4_bench_write": (c_int, [c_int, c_void_p, c_int64, *_STREAM]),
     "nf4_bench_dequant_configurations": (c_int, []),
     "nf4_bench_dequant_configuration": (c_char_p, [c_int]),
-    "nf4_bench_dequant_chosen": (c_int, [POINTER(_abi.Tensor), c_void_p, _abi.Dtype]),
+    "nf4_bench_dequant_chosen": (c_int, [c_void_p, c_void_p, _abi.Dtype]),
     "nf4_bench_dequant": (
         _abi.Status,
-        [c_int, POINTER(_abi.Tensor), c_void_p, _abi.Dtype, c_void_p],
+        [c_int, c_void_p, c_void_p, _abi.Dtype, c_void_p],
     ),
     "nf4_bench_quantize": (
         _abi.Status,
-        [c_void_p, _abi.Dtype, POINTER(_abi.Tensor), c_void_p, c_size_t, *_STREAM],
+        [c_void_p, _abi.Dtype, c_void_p, c_void_p, c_size_t, *_STREAM],
     ),
 }
 # In place of a configuration's index.
