@@ -73,7 +73,7 @@ constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // partial sums of their mean, level after level: first of all scales of so many elements,
 // then of so many of those, until there is one.
 constexpr int64_t kElementsPerPartialSum = 4096;
-constexpr int64_t kSumsPerSum = 1024;
+constexpr int64_t kSumsPerSum = 4096;
 
 struct QuantizeWorkspace {
   int64_t scales_bytes = 0;

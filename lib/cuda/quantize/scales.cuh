@@ -11,6 +11,8 @@
 //    7.9 a lane takes 8 scales in a row: 40 instructions (predicted 6), so latency bounds it
 //    8.0 thread blocks of 256, which start earlier beside quantize_weights (predicted 7); at
 //        4096x1024 3 us slower
+//   12.7 clusters of eight thread blocks that add up an eighth of the partial sums each, in
+//        place of reduce_sums (predicted 6): their launch costs 4 us at any size
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,7 +26,8 @@ namespace nf4::cuda {
 namespace {
 
 constexpr int kScalesWarps = kScalesThreads / 32;
-static_assert(kSumsPerSum == kScalesThreads && kScalesWarps == 32);
+constexpr int kSumsPerThread = kSumsPerSum / kScalesThreads;
+static_assert(kScalesWarps == 32 && kSumsPerThread == 4);
 
 __device__ __forceinline__ double sum_over_lanes(double value) {
 #pragma unroll
@@ -33,12 +36,17 @@ __device__ __forceinline__ double sum_over_lanes(double value) {
   return value;
 }
 
-// The sum of values[0 .. count), at most kSumsPerSum, over the complete binary tree: lanes,
-// then warps, always neighbours first. Every thread gets it. A barrier.
+// The sum of values[0 .. count), at most kSumsPerSum, over the complete binary tree: in a
+// thread, then lanes, then warps, always neighbours first. Every thread gets it. A barrier.
 __device__ __forceinline__ double tree_sum(const double *values, int64_t count) {
   __shared__ double warp_sums[kScalesWarps];
-  const double value = threadIdx.x < count ? values[threadIdx.x] : 0.0;
-  const double warp_sum = sum_over_lanes(value);
+  double v[kSumsPerThread];
+#pragma unroll
+  for (int k = 0; k < kSumsPerThread; ++k) {
+    const int i = static_cast<int>(threadIdx.x) * kSumsPerThread + k;
+    v[k] = i < count ? values[i] : 0.0;
+  }
+  const double warp_sum = sum_over_lanes((v[0] + v[1]) + (v[2] + v[3]));
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = warp_sum;
   __syncthreads();
   return sum_over_lanes(warp_sums[threadIdx.x % 32]);
