@@ -281,12 +281,64 @@ void quantize(const QuantizeRun &run) {
   }
 }
 
+// The codes of 8 scales: three levels of the search in a register of every 32nd threshold,
+// five in memory.
+struct ScaleEncoder {
+  const float *thresholds;
+  __m256 by32;
+
+  explicit ScaleEncoder(const float *all)
+      : thresholds(all),
+        by32(_mm256_setr_ps(0, all[32], all[64], all[96], all[128], all[160], all[192], all[224])) {
+  }
+
+  __m256i encode(__m256 x) const {
+    const auto step = [&](__m256i code, __m256i next, __m256 threshold) {
+      const __m256 above = _mm256_cmp_ps(x, threshold, _CMP_GT_OQ);
+      return _mm256_blendv_epi8(code, next, _mm256_castps_si256(above));
+    };
+    __m256i code = _mm256_setzero_si256();
+    for (int by = 4; by > 0; by /= 2) {
+      const __m256i next = _mm256_add_epi32(code, _mm256_set1_epi32(by));
+      code = step(code, next, _mm256_permutevar8x32_ps(by32, next));
+    }
+    code = _mm256_slli_epi32(code, 5);
+    for (int by = 16; by > 0; by /= 2) {
+      const __m256i next = _mm256_add_epi32(code, _mm256_set1_epi32(by));
+      code = step(code, next, _mm256_i32gather_ps(thresholds, next, sizeof(float)));
+    }
+    return code;
+  }
+};
+
+// The low bytes of 8 codes.
+int64_t low_bytes(__m256i codes) {
+  const __m128i words =
+      _mm_packus_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
+  return _mm_cvtsi128_si64(_mm_packus_epi16(words, words));
+}
+
+void encode_scales(const ScaleRun &run) {
+  const ScaleEncoder encoder(run.thresholds);
+  const __m256 offset = _mm256_set1_ps(run.offset);
+  const __m256 inverse = _mm256_set1_ps(run.inverse);
+  for (int64_t i = 0; i < run.count; i += 8) {
+    const int64_t lanes = run.count - i < 8 ? run.count - i : 8;
+    float scales[8] = {};
+    __builtin_memcpy(scales, run.scales + i, lanes * sizeof(float));
+    const __m256 x = _mm256_mul_ps(_mm256_sub_ps(_mm256_loadu_ps(scales), offset), inverse);
+    const int64_t codes = low_bytes(encoder.encode(x));
+    __builtin_memcpy(run.codes + i, &codes, lanes);
+  }
+}
+
 }  // namespace
 
 const KernelSet kAvx2Kernels = {
     {dequant<Table32>, dequant<Table16<Fp16>>, dequant<Table16<Bf16>>},
     stream,
     {quantize<Fp32>, quantize<Fp16>, quantize<Bf16>},
+    encode_scales,
 };
 
 }  // namespace nf4::cpu

@@ -193,13 +193,37 @@ __m512 normalise(__m512 x, __m512 inverse) {
   return _mm512_fixupimm_ps(_mm512_mul_ps(x, inverse), x, fixes, 0);
 }
 
+// Codes by looking up the cell of x. A code is in both nibbles of the low byte, so that
+// either can be taken; what is above that byte is of no meaning.
+struct CellEncoder {
+  __m512 low_thresholds, high_thresholds;
+  __m512i low_codes, high_codes;
+
+  explicit CellEncoder(const QuantizeRun &run)
+      : low_thresholds(_mm512_loadu_ps(run.cells->thresholds)),
+        high_thresholds(_mm512_loadu_ps(run.cells->thresholds + 16)),
+        low_codes(_mm512_loadu_si512(run.cells->codes)),
+        high_codes(_mm512_loadu_si512(run.cells->codes + 16)) {}
+
+  __m512i encode(__m512 x) const {
+    // Beyond 2^23 floats are integers: the sum's low bits are the cell.
+    constexpr float kIntegers = 0x1.8p23f;
+    const __m512i cell = as_integers(
+        _mm512_fmadd_ps(x, _mm512_set1_ps(Cells::kPerUnit), _mm512_set1_ps(kIntegers)));
+    const __m512 threshold = _mm512_permutex2var_ps(low_thresholds, cell, high_thresholds);
+    const __m512i codes = _mm512_permutex2var_epi32(low_codes, cell, high_codes);
+    const __mmask16 above = _mm512_cmp_ps_mask(x, threshold, _CMP_GT_OQ);
+    return _mm512_mask_srli_epi32(codes, above, codes, 8);
+  }
+};
+
 // The thresholds as a search tree. Each table is the thresholds seen from the rank so far:
 // entry r is the one that is asked next.
-struct Encoder {
+struct SearchEncoder {
   __m512 middle, by4, by2, by1;
-  __m512i codes;  // each in both nibbles, so that either can be taken
+  __m512i codes;  // in both nibbles
 
-  explicit Encoder(const QuantizeRun &run) {
+  explicit SearchEncoder(const QuantizeRun &run) {
     by1 = _mm512_maskz_loadu_ps(0x7fff, run.thresholds);
     by2 = _mm512_permutexvar_ps(_mm512_add_epi32(iota(), _mm512_set1_epi32(1)), by1);
     by4 = _mm512_permutexvar_ps(_mm512_add_epi32(iota(), _mm512_set1_epi32(3)), by1);
@@ -249,9 +273,8 @@ void find_scales(const QuantizeRun &run, const char *in, int64_t blocks, float *
   _mm512_store_ps(inverse, _mm512_div_ps(_mm512_set1_ps(1), divisors));
 }
 
-template <class T>
-void quantize(const QuantizeRun &run) {
-  const Encoder encoder(run);
+template <class T, class Encoder>
+void quantize_with(const Encoder &encoder, const QuantizeRun &run) {
   const char *in = static_cast<const char *>(run.in);
   uint8_t *packed = run.packed;
   alignas(64) float inverse[kBatch];
@@ -271,12 +294,62 @@ void quantize(const QuantizeRun &run) {
   }
 }
 
+template <class T>
+void quantize(const QuantizeRun &run) {
+  if (run.cells != nullptr)
+    quantize_with<T>(CellEncoder(run), run);
+  else
+    quantize_with<T>(SearchEncoder(run), run);
+}
+
+// The codes of up to 16 scales: four levels of the search in a register of every 16th
+// threshold, four in memory.
+struct ScaleEncoder {
+  const float *thresholds;
+  __m512 by16;
+
+  explicit ScaleEncoder(const float *all)
+      : thresholds(all),
+        by16(_mm512_i32gather_ps(_mm512_slli_epi32(iota(), 4), all, sizeof(float))) {}
+
+  __m128i encode(__m512 x) const {
+    const auto step = [&](__m512i code, __m512i next, __m512 threshold) {
+      return _mm512_mask_mov_epi32(code, _mm512_cmp_ps_mask(x, threshold, _CMP_GT_OQ), next);
+    };
+    __m512i code = _mm512_setzero_si512();
+    for (int by = 8; by > 0; by /= 2) {
+      const __m512i next = _mm512_add_epi32(code, _mm512_set1_epi32(by));
+      code = step(code, next, _mm512_permutexvar_ps(next, by16));
+    }
+    code = _mm512_slli_epi32(code, 4);
+    for (int by = 8; by > 0; by /= 2) {
+      const __m512i next = _mm512_add_epi32(code, _mm512_set1_epi32(by));
+      code = step(code, next, _mm512_i32gather_ps(next, thresholds, sizeof(float)));
+    }
+    return _mm512_cvtepi32_epi8(code);
+  }
+};
+
+void encode_scales(const ScaleRun &run) {
+  const ScaleEncoder encoder(run.thresholds);
+  const __m512 offset = _mm512_set1_ps(run.offset);
+  const __m512 inverse = _mm512_set1_ps(run.inverse);
+  for (int64_t i = 0; i < run.count; i += 16) {
+    const int64_t left = run.count - i;
+    const auto lanes = static_cast<__mmask16>(left < 16 ? (1 << left) - 1 : 0xffff);
+    const __m512 scale = _mm512_maskz_loadu_ps(lanes, run.scales + i);
+    const __m512 x = _mm512_mul_ps(_mm512_sub_ps(scale, offset), inverse);
+    _mm_mask_storeu_epi8(run.codes + i, lanes, encoder.encode(x));
+  }
+}
+
 }  // namespace
 
 const KernelSet kAvx512Kernels = {
     {dequant<Fp32Table>, dequant<Fp16Table>, dequant<Bf16Table>},
     stream,
     {quantize<Fp32>, quantize<Fp16>, quantize<Bf16>},
+    encode_scales,
 };
 
 }  // namespace nf4::cpu

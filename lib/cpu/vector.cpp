@@ -124,6 +124,29 @@ class Dequantizer {
   alignas(kLineBytes) char stage_[kPieceBytes];
 };
 
+// False if a cell would hold two thresholds. All is compared as 15 x, which is exact in
+// binary64. A threshold that is NaN or beyond [-1, 1] is in no cell.
+bool make_cells(const Quantizer &quantizer, Cells &cells) {
+  cells = {};
+  for (int cell = -Cells::kPerUnit; cell <= Cells::kPerUnit; ++cell) {
+    int below = 0;
+    int inside = 0;
+    float threshold = kLargestFloat;
+    for (const float each : quantizer.thresholds) {
+      const double scaled = double{each} * Cells::kPerUnit;
+      below += scaled < cell - 0.5;
+      if (!(scaled >= cell - 0.5 && scaled <= cell + 0.5)) continue;
+      if (inside > 0 && each != threshold) return false;
+      threshold = each;
+      ++inside;
+    }
+    const int entry = cell & (Cells::kEntries - 1);
+    cells.thresholds[entry] = threshold;
+    cells.codes[entry] = (quantizer.codes[below + inside] << 8 | quantizer.codes[below]) * 0x11u;
+  }
+  return true;
+}
+
 // The last block of a weight where it is partial: through copies padded with zeros, which
 // change no scale.
 void quantize_partial(void (*kernel)(const QuantizeRun &), QuantizeRun run, int64_t elements,
@@ -151,6 +174,8 @@ void quantize_vector(const KernelSet &kernels, const QuantizeProblem &problem, f
                      BlockRange blocks) {
   const Weight &weight = problem.weight;
   const Quantizer quantizer = make_quantizer(codebook(weight));
+  Cells cells;
+  const bool has_cells = make_cells(quantizer, cells);
   const auto kernel = kernels.quantize[problem.dtype - 1];
   const int64_t bytes = element_bytes(problem.dtype);
   const int64_t whole_end = std::min(blocks.end, weight.elements >> weight.blocksize_log2);
@@ -158,6 +183,7 @@ void quantize_vector(const KernelSet &kernels, const QuantizeProblem &problem, f
     const int64_t first = block * weight.blocksize();
     return QuantizeRun{quantizer.thresholds,
                        quantizer.codes,
+                       has_cells ? &cells : nullptr,
                        static_cast<const char *>(problem.in) + first * bytes,
                        count,
                        weight.blocksize(),
