@@ -208,8 +208,8 @@ struct CellEncoder {
   __m512i encode(__m512 x) const {
     // Beyond 2^23 floats are integers: the sum's low bits are the cell.
     constexpr float kIntegers = 0x1.8p23f;
-    const __m512i cell = as_integers(
-        _mm512_fmadd_ps(x, _mm512_set1_ps(Cells::kPerUnit), _mm512_set1_ps(kIntegers)));
+    const __m512i cell =
+        as_integers(_mm512_fmadd_ps(x, _mm512_set1_ps(Cells::kPerUnit), _mm512_set1_ps(kIntegers)));
     const __m512 threshold = _mm512_permutex2var_ps(low_thresholds, cell, high_thresholds);
     const __m512i codes = _mm512_permutex2var_epi32(low_codes, cell, high_codes);
     const __mmask16 above = _mm512_cmp_ps_mask(x, threshold, _CMP_GT_OQ);

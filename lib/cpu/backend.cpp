@@ -41,7 +41,8 @@ constexpr Variant kVariants[] = {
      quantize_scales_with<kAvx512Kernels>},
 #endif
 #if defined(NF4_AVX2)
-    {"avx2", has_avx2, dequant_with<kAvx2Kernels>, quantize_with<kAvx2Kernels>, quantize_scales_with<kAvx2Kernels>},
+    {"avx2", has_avx2, dequant_with<kAvx2Kernels>, quantize_with<kAvx2Kernels>,
+     quantize_scales_with<kAvx2Kernels>},
 #endif
     {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference},
 };

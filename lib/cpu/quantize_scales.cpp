@@ -84,8 +84,8 @@ void quantize_scales(const KernelSet &kernels, const Weight &weight, const float
       const int64_t count = std::min(weight.nested_blocksize(), weight.blocks - first);
       const float absmax = largest_difference(scales + first, count, offset);
       weight.nested_absmax[nested] = absmax;
-      kernels.encode_scales({thresholds.data(), scales + first, count, offset,
-                             inverse_scale(absmax), codes + first});
+      kernels.encode_scales(
+          {thresholds.data(), scales + first, count, offset, inverse_scale(absmax), codes + first});
     }
   });
 }

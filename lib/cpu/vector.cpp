@@ -30,7 +30,9 @@
 namespace nf4::cpu {
 namespace {
 
-constexpr int64_t kPieceBytes = 4096;
+// Of output, dequantized at once: straight to its place, and by way of a buffer.
+constexpr int64_t kPieceBytes = 16384;
+constexpr int64_t kStagedBytes = 4096;
 constexpr int64_t kMaxScales = kPieceBytes / 2 / kMinBlocksize;
 constexpr int64_t kLineBytes = 64;
 
@@ -58,11 +60,11 @@ class Dequantizer {
   }
 
   void operator()(BlockRange blocks) {
-    const int64_t piece = kPieceBytes / element_bytes_;
     const int64_t end = std::min(blocks.end * weight_.blocksize(), weight_.elements);
     const int64_t begin = blocks.begin * weight_.blocksize();
     streams_ = weight_.elements * element_bytes_ > kCachesOfOutput * last_level_cache_bytes() &&
                is_resident(out_ + (begin + end) / 2 * element_bytes_);
+    const int64_t piece = (streams_ ? kStagedBytes : kPieceBytes) / element_bytes_;
     for (int64_t i = begin; i < end; i += piece) dequant_piece(i, std::min(piece, end - i));
     // Stores past the caches are ordered with no others by themselves.
     if (streams_) _mm_sfence();
@@ -121,7 +123,7 @@ class Dequantizer {
   bool streams_ = false;
   float codebook_[kCodebookSize];
   float scales_[kMaxScales];
-  alignas(kLineBytes) char stage_[kPieceBytes];
+  alignas(kLineBytes) char stage_[kStagedBytes];
 };
 
 // False if a cell would hold two thresholds. All is compared as 15 x, which is exact in
