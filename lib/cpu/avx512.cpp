@@ -3,14 +3,15 @@
 // Dequantize. Bytes moved per weight: half a byte in, 2 or 4 out, and the scale. A block
 // has 16 different values, so they are multiplied and rounded once, as one vector, and a
 // weight is then looked up: 3 instructions and a store for 32 weights of 16 bits or for 16
-// of fp32, and per block 1 (fp32), 3 (fp16) or 6 (bf16) more. Memory bounds it: one core of
-// a Zen 4 at 3.7 GHz writes 28 GB/s past its caches, 2.3 ns for 64 bf16 weights, and needs
-// as long to make them.
+// of fp32, and per block 1 (fp32), 3 (fp16) or 6 (bf16) more. Outputs beyond the caches are
+// bound by memory: a chiplet of a Zen 4 takes 28 GB/s of stores from one core or from all,
+// and a core at 3.7 GHz makes 42 GB/s of bf16 and 48 of fp32.
 //
 // Quantize. 2 or 4 bytes in, half a byte out. 2 or 3 instructions for 16 weights find the
-// scale, 14 the code (multiply, fix what is not finite, four levels of a search, each a
-// permute and a compare, and a look-up), 4 pack it. One core is bound by these, two by
-// memory (fp32).
+// scale, 7 the code (multiply, fix what is not finite, find the cell, look up its threshold
+// and its codes, compare, choose; 14 where thresholds are too close for cells and are
+// searched), 4 pack it. One core takes 12 ns for 64 weights (20 with the search): bound by
+// these, two cores by memory (fp32).
 //
 // Tried, on that core; ns for 64 weights in the first-level cache, blocksize 64, unless
 // otherwise said:
@@ -22,7 +23,9 @@
 //   Not kept.
 // - Quantize block by block, infinities and NaN by three vfpclass and masks: 4096 x 4096
 //   fp32 7.4 ms on one core. Batches of scales first, as the latency of a block's maximum and
-//   division stood in the way, and vfixupimm: predicted 5; 5.3 (20 ns for 64 weights).
+//   division stood in the way, and vfixupimm: predicted 5; 5.3 (20 ns for 64 weights). Cells:
+//   predicted 3; 3.3. A maximum that also counts what is not finite, and another pass for
+//   the blocks that have it: 3.1, for twice the code. Not kept.
 #include <immintrin.h>
 
 #include "cpu/kernels.hpp"

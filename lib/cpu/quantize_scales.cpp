@@ -1,6 +1,6 @@
 // Cost: a scale is read twice and its code written once, 9 bytes for 64 weights, from the
 // second-level cache or the third. The search for a code, 8 dependent steps of a load and a
-// compare, bounds it; searches of neighbouring scales overlap in the processor.
+// compare, bounds it.
 //
 // Tried, for the 262144 scales of 4096 x 4096 on one core of a Zen 4 at 3.7 GHz:
 // - The reference's loops, its midpoints computed once: 8.1 ms. The search was branches.
@@ -9,6 +9,8 @@
 // - 8 searches side by side, which leaves the compiler no branch to make: 3.7.
 // - The maximum over integers, which is vectorised: predicted 2.0; 1.9, of which the search
 //   is 1.6 and the sum 0.1.
+// - The search in vectors of 16, half of its steps by vpermps, half by gathers: predicted
+//   0.7; 0.9.
 #include "cpu/quantize_scales.hpp"
 
 #include <algorithm>
