@@ -3,9 +3,12 @@
 #include <xmmintrin.h>
 #endif
 
+#include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <set>
 #include <string>
@@ -28,6 +31,11 @@ namespace {
 
 constexpr int kThreadCounts[] = {1, 2, 3, 7, 300, 0};
 constexpr int kCallers = 64;
+// Far more than a loaded machine takes for what would otherwise wait forever.
+constexpr std::chrono::seconds kDeadline{60};
+
+// Whether a thread that is moved has the time to end meanwhile.
+std::atomic<bool> slow_moves{false};
 
 struct Quantized {
   PlacedWeight weight;
@@ -101,6 +109,15 @@ class RefusedThreads {
 
 }  // namespace
 
+// Stands before the system's, which it calls.
+extern "C" int pthread_setaffinity_np(pthread_t thread, size_t bytes,
+                                      const cpu_set_t *set) noexcept {
+  static const auto systems = reinterpret_cast<decltype(&pthread_setaffinity_np)>(
+      dlsym(RTLD_NEXT, "pthread_setaffinity_np"));
+  if (slow_moves) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return systems(thread, bytes, set);
+}
+
 TEST_CASE("parallel_for covers a range once, on no more threads than it may", "[threads]") {
   for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{64}, int64_t{1000}}) {
     for (const int64_t per_thread : {int64_t{1}, int64_t{8}, int64_t{5000}}) {
@@ -119,12 +136,35 @@ TEST_CASE("a thread that is late holds up no piece but its own", "[threads]") {
   // The first piece ends only when all others have been done, which other threads must do.
   constexpr int64_t kCount = 1000;
   std::atomic<int64_t> done{0};
+  std::atomic<bool> in_time{true};
   cpu::parallel_for(kCount, 1, 2, [&](int64_t begin, int64_t end) {
-    if (begin == 0)
-      while (done < kCount - end) std::this_thread::yield();
+    const auto deadline = std::chrono::steady_clock::now() + kDeadline;
+    while (begin == 0 && done < kCount - end && in_time) {
+      in_time = std::chrono::steady_clock::now() < deadline;
+      std::this_thread::yield();
+    }
     done += end - begin;
   });
+  CHECK(in_time);
   CHECK(done == kCount);
+}
+
+TEST_CASE("the caller may run where it could before", "[threads]") {
+  // A thread that ends while it is moved could be taken for the caller.
+  const auto processors = [] {
+    cpu_set_t set;
+    REQUIRE(sched_getaffinity(0, sizeof set, &set) == 0);
+    return set;
+  };
+  const cpu_set_t before = processors();
+  slow_moves = true;
+  for (int call = 0; call < 20; ++call)
+    cpu::parallel_for(50, 1, 50, [](int64_t, int64_t) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    });
+  slow_moves = false;
+  const cpu_set_t after = processors();
+  CHECK(CPU_EQUAL(&before, &after));
 }
 
 TEST_CASE("where the system refuses threads the caller does their work", "[threads]") {

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <thread>
 
 namespace nf4::cpu {
@@ -76,6 +77,7 @@ class Worker {
       thread_ = std::thread([this, &range, number] {
         state_.store(kWorking, std::memory_order_relaxed);
         range.work(number);
+        const std::lock_guard<std::mutex> lock(leaving_);
         state_.store(kDone, std::memory_order_relaxed);
       });
     } catch (...) {
@@ -86,9 +88,11 @@ class Worker {
   bool waiting() const { return state_.load(std::memory_order_relaxed) == kWaiting; }
   bool done() const { return state_.load(std::memory_order_relaxed) == kDone; }
 
-  // A hint: where the system refuses it, the thread only comes later.
+  // A hint: where the system refuses it, the thread only comes later. One that has exited
+  // has no number any more and must not be moved: the system would move the caller.
   void move(const cpu_set_t &processors) {
-    pthread_setaffinity_np(thread_.native_handle(), sizeof processors, &processors);
+    const std::lock_guard<std::mutex> lock(leaving_);
+    if (!done()) pthread_setaffinity_np(thread_.native_handle(), sizeof processors, &processors);
   }
 
   void join() {
@@ -98,6 +102,7 @@ class Worker {
  private:
   enum State { kWaiting, kWorking, kDone };
   std::atomic<State> state_{kWaiting};
+  std::mutex leaving_;
   std::thread thread_;
 };
 
@@ -109,7 +114,8 @@ void move_off_this_processor(Worker *workers, int count) {
     if (workers[i].waiting()) workers[i].move(elsewhere);
 }
 
-// When the caller has nothing left to do: takes those that have no processor to its own.
+// When the caller has nothing left to do: takes those that have no processor to its own, one
+// after the other, so that none of them waits there for another.
 void finish(Worker *workers, int count) {
   cpu_set_t here;
   CPU_ZERO(&here);
@@ -119,9 +125,9 @@ void finish(Worker *workers, int count) {
     Worker &worker = workers[i];
     while (!worker.done() && !worker.waiting() && std::chrono::steady_clock::now() < patience_ends)
       sched_yield();
-    if (!worker.done()) worker.move(here);
+    worker.move(here);
+    worker.join();
   }
-  for (int i = 0; i < count; ++i) workers[i].join();
 }
 
 }  // namespace
