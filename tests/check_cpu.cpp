@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/backend.hpp"
+#include "cpu/cache.hpp"
 #include "cpu/reference.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
@@ -134,6 +135,21 @@ class Reserved {
   void *address_;
 };
 
+// Into memory that the kernel has yet to provide.
+void check_untouched_output(const DequantCase &test, Rng &rng, int threads) {
+  const PlacedWeight weight(rng, test.weight);
+  const Dequantized expected = dequantize(scalar_variant(), test, weight, rng, threads);
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name);
+    const ForcedVariant forced(*variant);
+    const Reserved out(test.out_bytes());
+    REQUIRE(nf4_dequant_cpu(&weight.tensor(), out.as<void>(), test.dtype, threads) ==
+            NF4_STATUS_OK);
+    REQUIRE(first_difference(test.dtype, out.as<uint8_t>(), expected.out.data(),
+                             test.weight.elements()) == kNoDifference);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("every variant dequantizes to the bits of the reference", "[cpu]") {
@@ -155,15 +171,16 @@ TEST_CASE("every variant quantizes to the bytes of the reference", "[cpu]") {
 }
 
 TEST_CASE("every variant dequantizes outputs larger than the caches", "[cpu]") {
-  constexpr int64_t kBytes = int64_t{33} << 20;
+  const int64_t cached_bytes = cpu::kCachesOfOutput * cpu::last_level_cache_bytes();
   uint64_t stream = 0x3000000;
   for (const nf4_dtype dtype : kDtypes) {
     for (const CaseClass kind : {CaseClass{dtype, 64, true}, CaseClass{dtype, 4096, false}}) {
       Rng rng(++stream);
       const DequantCase test = random_dequant_case(
-          rng, kind, CodebookKind::kNf4, kBytes / dtype_bytes(dtype) + rng.between(1, 5000));
+          rng, kind, CodebookKind::kNf4, cached_bytes / dtype_bytes(dtype) + rng.between(1, 5000));
       INFO(describe(test.weight, test.dtype, stream));
       check_dequant(test, rng, 3);
+      check_untouched_output(test, rng, 3);
     }
   }
 }

@@ -3,8 +3,16 @@
 #include <xmmintrin.h>
 #endif
 
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+
 #include <atomic>
+#include <chrono>
+#include <mutex>
+#include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -23,6 +31,11 @@ namespace {
 
 constexpr int kThreadCounts[] = {1, 2, 3, 7, 300, 0};
 constexpr int kCallers = 64;
+// Far more than a loaded machine takes for what would otherwise wait forever.
+constexpr std::chrono::seconds kDeadline{60};
+
+// Whether a thread that is moved has the time to end meanwhile.
+std::atomic<bool> slow_moves{false};
 
 struct Quantized {
   PlacedWeight weight;
@@ -53,28 +66,113 @@ QuantizeCase large_case(Rng &rng, int blocksize, bool nested) {
   return random_quantize_case(rng, kind, CodebookKind::kNf4, 2500000 + rng.between(1, 5000));
 }
 
+struct Coverage {
+  int64_t wrong_visits;  // indices that were not visited once
+  int64_t threads;       // that visited any
+};
+
+Coverage cover(int64_t count, int64_t per_thread, int threads) {
+  std::vector<std::atomic<int>> visits(count);
+  std::set<std::thread::id> visitors;
+  std::mutex mutex;
+  cpu::parallel_for(count, per_thread, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) ++visits[i];
+    const std::lock_guard<std::mutex> lock(mutex);
+    visitors.insert(std::this_thread::get_id());
+  });
+  Coverage coverage{0, static_cast<int64_t>(visitors.size())};
+  for (const auto &visit : visits) coverage.wrong_visits += visit != 1;
+  return coverage;
+}
+
+// For its lifetime no thread can be made: none has room for its stack.
+class RefusedThreads {
+ public:
+  RefusedThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, size_t{1} << 62);
+    pthread_setattr_default_np(&attributes);
+    pthread_attr_destroy(&attributes);
+  }
+  ~RefusedThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+  RefusedThreads(const RefusedThreads &) = delete;
+  RefusedThreads &operator=(const RefusedThreads &) = delete;
+
+ private:
+  pthread_attr_t before_;
+};
+
 }  // namespace
 
-TEST_CASE("parallel_for covers a range once, in whole grains", "[threads]") {
+// Stands before the system's, which it calls.
+extern "C" int pthread_setaffinity_np(pthread_t thread, size_t bytes,
+                                      const cpu_set_t *set) noexcept {
+  static const auto systems = reinterpret_cast<decltype(&pthread_setaffinity_np)>(
+      dlsym(RTLD_NEXT, "pthread_setaffinity_np"));
+  if (slow_moves) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return systems(thread, bytes, set);
+}
+
+TEST_CASE("parallel_for covers a range once, on no more threads than it may", "[threads]") {
   for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{64}, int64_t{1000}}) {
-    for (const int64_t grain : {int64_t{1}, int64_t{8}, int64_t{5000}}) {
+    for (const int64_t per_thread : {int64_t{1}, int64_t{8}, int64_t{5000}}) {
       for (const int threads : kThreadCounts) {
-        std::vector<std::atomic<int>> visits(count);
-        std::atomic<int> misaligned{0};
-        std::atomic<int> pieces{0};
-        cpu::parallel_for(count, grain, threads, [&](int64_t begin, int64_t end) {
-          misaligned += begin % grain != 0;
-          ++pieces;
-          for (int64_t i = begin; i < end; ++i) ++visits[i];
-        });
-        int wrong = 0;
-        for (const auto &visit : visits) wrong += visit != 1;
-        CHECK(wrong == 0);
-        CHECK(misaligned == 0);
-        if (threads > 0) CHECK(pieces <= threads);
+        INFO("count " << count << ", per thread " << per_thread << ", threads " << threads);
+        const Coverage coverage = cover(count, per_thread, threads);
+        CHECK(coverage.wrong_visits == 0);
+        CHECK(coverage.threads <= (count + per_thread - 1) / per_thread);
+        if (threads > 0) CHECK(coverage.threads <= threads);
       }
     }
   }
+}
+
+TEST_CASE("a thread that is late holds up no piece but its own", "[threads]") {
+  // The first piece ends only when all others have been done, which other threads must do.
+  constexpr int64_t kCount = 1000;
+  std::atomic<int64_t> done{0};
+  std::atomic<bool> in_time{true};
+  cpu::parallel_for(kCount, 1, 2, [&](int64_t begin, int64_t end) {
+    const auto deadline = std::chrono::steady_clock::now() + kDeadline;
+    while (begin == 0 && done < kCount - end && in_time) {
+      in_time = std::chrono::steady_clock::now() < deadline;
+      std::this_thread::yield();
+    }
+    done += end - begin;
+  });
+  CHECK(in_time);
+  CHECK(done == kCount);
+}
+
+TEST_CASE("the caller may run where it could before", "[threads]") {
+  // A thread that ends while it is moved could be taken for the caller.
+  const auto processors = [] {
+    cpu_set_t set;
+    REQUIRE(sched_getaffinity(0, sizeof set, &set) == 0);
+    return set;
+  };
+  const cpu_set_t before = processors();
+  slow_moves = true;
+  for (int call = 0; call < 20; ++call)
+    cpu::parallel_for(50, 1, 50, [](int64_t, int64_t) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    });
+  slow_moves = false;
+  const cpu_set_t after = processors();
+  CHECK(CPU_EQUAL(&before, &after));
+}
+
+TEST_CASE("where the system refuses threads the caller does their work", "[threads]") {
+  const RefusedThreads refused;
+  REQUIRE_THROWS_AS(std::thread([] {}), std::system_error);
+  const Coverage coverage = cover(1000, 1, 7);
+  CHECK(coverage.wrong_visits == 0);
+  CHECK(coverage.threads == 1);
 }
 
 TEST_CASE("the number of threads changes no bit", "[threads]") {

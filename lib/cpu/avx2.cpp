@@ -9,7 +9,9 @@
 // Quantize. About 8 instructions for 8 weights to scale and to fix what is not finite, 14 to
 // search, 3 to pack. Bound by these: 27.5 ns for 64 weights.
 //
-// Tried: what avx512.cpp tells; its lessons were taken over, none measured again here.
+// Tried: what avx512.cpp tells; its lessons were taken over, but for cells, whose tables of
+// 32 entries are four of these registers. Scales searched by gathers, predicted 0.9 ms for
+// those of 4096 x 4096: 1.6, as long as one by one.
 #include <immintrin.h>
 
 #include "cpu/kernels.hpp"
@@ -281,12 +283,30 @@ void quantize(const QuantizeRun &run) {
   }
 }
 
+// 8 searches side by side, without branches: their loads overlap.
+void encode_scales(const ScaleRun &run) {
+  constexpr int kLanes = 8;
+  for (int64_t first = 0; first < run.count; first += kLanes) {
+    const int64_t lanes = run.count - first < kLanes ? run.count - first : kLanes;
+    float x[kLanes] = {};
+    for (int64_t lane = 0; lane < lanes; ++lane)
+      x[lane] = (run.scales[first + lane] - run.offset) * run.inverse;
+    int codes[kLanes] = {};
+    for (int step = 128; step > 0; step /= 2)
+      for (int lane = 0; lane < kLanes; ++lane)
+        codes[lane] += static_cast<int>(x[lane] > run.thresholds[codes[lane] + step]) * step;
+    for (int64_t lane = 0; lane < lanes; ++lane)
+      run.codes[first + lane] = static_cast<uint8_t>(codes[lane]);
+  }
+}
+
 }  // namespace
 
 const KernelSet kAvx2Kernels = {
     {dequant<Table32>, dequant<Table16<Fp16>>, dequant<Table16<Bf16>>},
     stream,
     {quantize<Fp32>, quantize<Fp16>, quantize<Bf16>},
+    encode_scales,
 };
 
 }  // namespace nf4::cpu

@@ -38,10 +38,11 @@ bool has_avx2() {
 constexpr Variant kVariants[] = {
 #if defined(NF4_AVX512)
     {"avx512", has_avx512, dequant_with<kAvx512Kernels>, quantize_with<kAvx512Kernels>,
-     quantize_scales},
+     quantize_scales_with<kAvx512Kernels>},
 #endif
 #if defined(NF4_AVX2)
-    {"avx2", has_avx2, dequant_with<kAvx2Kernels>, quantize_with<kAvx2Kernels>, quantize_scales},
+    {"avx2", has_avx2, dequant_with<kAvx2Kernels>, quantize_with<kAvx2Kernels>,
+     quantize_scales_with<kAvx2Kernels>},
 #endif
     {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference},
 };
@@ -57,7 +58,7 @@ const Variant &best_variant() {
 
 // Less work than this, about 50 microseconds for the vector variants, is not worth a thread.
 constexpr int64_t kDequantElementsPerThread = 1 << 20;
-constexpr int64_t kQuantizeElementsPerThread = 1 << 17;
+constexpr int64_t kQuantizeElementsPerThread = 1 << 18;
 
 int64_t blocks_per_thread(const Weight &weight, int64_t elements_per_thread) {
   return std::max<int64_t>(1, elements_per_thread >> weight.blocksize_log2);

@@ -1,6 +1,7 @@
 // The second half of nested quantization, fast; quantize_scales_reference is its oracle.
 #pragma once
 
+#include "cpu/kernels.hpp"
 #include "problem.hpp"
 
 namespace nf4::cpu {
@@ -9,7 +10,14 @@ namespace nf4::cpu {
 constexpr int64_t kScalesPerPartialSum = 1024;
 static_assert(kScalesPerPartialSum * 32 >= kElementsPerPartialSum, "blocks are 32 or more");
 
-// As Variant::quantize_scales.
-void quantize_scales(const Weight &weight, const float *scales, double *partial_sums, int threads);
+void quantize_scales(const KernelSet &kernels, const Weight &weight, const float *scales,
+                     double *partial_sums, int threads);
+
+// The function of a Variant, for each set of kernels.
+template <const KernelSet &kernels>
+void quantize_scales_with(const Weight &weight, const float *scales, double *partial_sums,
+                          int threads) {
+  quantize_scales(kernels, weight, scales, partial_sums, threads);
+}
 
 }  // namespace nf4::cpu

@@ -1,15 +1,21 @@
 // What surrounds a vector kernel: the scales, the padding of tails, the way to memory.
 // Compiled for the baseline of the target.
 //
-// Large outputs are made in a small buffer and copied from there past the caches, which
-// spares reading the lines that they overwrite. On two cores of a Zen 4 with 32 MiB of
-// third-level cache, milliseconds with and without:
-//   2048 x 2048 fp32 (16 MiB) 0.38 0.22    4096 x 4096 bf16 (32 MiB) 0.72 1.23
-//   2896 x 2896 fp32 (32 MiB) 0.68 0.84    14336 x 4096 bf16 (112 MiB) 2.3 3.8
-// A buffer of 16 KiB was 10 % slower than one of 4 KiB, stores of 16 bytes 25 % slower than
-// of 64.
+// Outputs that the caches cannot hold are made in a small buffer and copied from there past
+// the caches, which spares reading the lines that they overwrite. Where that wins depends on
+// the machine: two cores of a Zen 4 (32 MiB of third-level cache for each chiplet), bf16, in
+// milliseconds past and through the caches, the cores on two chiplets and on one:
+//   32 MiB 0.71 0.67, 1.29 0.87     64 MiB 1.57 1.88, 2.57 2.20
+//   96 MiB 2.22 2.88, 3.79 3.75    112 MiB 2.34 3.10, 4.35 4.39
+// Memory that the kernel has yet to provide is written through the caches in any case: it
+// is zeroed there at the first touch, and going past them would send it to memory twice
+// (112 MiB 8.3 past, 6.8 through). A buffer of 16 KiB was 10 % slower than one of 4 KiB, stores
+// of 16 bytes 25 % slower than of 64; leaving the first 16 or 32 MiB of a large output in the
+// caches gained nothing.
 #include "cpu/vector.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
 #include <xmmintrin.h>
 
 #include <algorithm>
@@ -18,19 +24,29 @@
 #include <limits>
 
 #include "core/encode.hpp"
+#include "cpu/cache.hpp"
 #include "cpu/scales.hpp"
 
 namespace nf4::cpu {
 namespace {
 
-constexpr int64_t kPieceBytes = 4096;
+// Of output, dequantized at once: straight to its place, and by way of a buffer.
+constexpr int64_t kPieceBytes = 16384;
+constexpr int64_t kStagedBytes = 4096;
 constexpr int64_t kMaxScales = kPieceBytes / 2 / kMinBlocksize;
 constexpr int64_t kLineBytes = 64;
-// Outputs from this size on, about a third-level cache, go past the caches.
-constexpr int64_t kStreamedBytes = int64_t{32} << 20;
 
 // A NaN as DequantRun wants it.
 float canonical(float x) { return std::isnan(x) ? std::numeric_limits<float>::quiet_NaN() : x; }
+
+// False where the kernel has yet to provide the page of an address.
+bool is_resident(const char *address) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  unsigned char resident = 1;
+  mincore(reinterpret_cast<void *>(reinterpret_cast<uintptr_t>(address) / page * page), 1,
+          &resident);
+  return resident & 1;
+}
 
 class Dequantizer {
  public:
@@ -39,16 +55,17 @@ class Dequantizer {
         weight_(problem.weight),
         kernel_(kernels.dequant[problem.dtype - 1]),
         out_(static_cast<char *>(problem.out)),
-        element_bytes_(element_bytes(problem.dtype)),
-        streams_(weight_.elements * element_bytes_ >= kStreamedBytes) {
+        element_bytes_(element_bytes(problem.dtype)) {
     std::transform(codebook(weight_), codebook(weight_) + kCodebookSize, codebook_, canonical);
   }
 
   void operator()(BlockRange blocks) {
-    const int64_t piece = kPieceBytes / element_bytes_;
     const int64_t end = std::min(blocks.end * weight_.blocksize(), weight_.elements);
-    for (int64_t i = blocks.begin * weight_.blocksize(); i < end; i += piece)
-      dequant_piece(i, std::min(piece, end - i));
+    const int64_t begin = blocks.begin * weight_.blocksize();
+    streams_ = weight_.elements * element_bytes_ > kCachesOfOutput * last_level_cache_bytes() &&
+               is_resident(out_ + (begin + end) / 2 * element_bytes_);
+    const int64_t piece = (streams_ ? kStagedBytes : kPieceBytes) / element_bytes_;
+    for (int64_t i = begin; i < end; i += piece) dequant_piece(i, std::min(piece, end - i));
     // Stores past the caches are ordered with no others by themselves.
     if (streams_) _mm_sfence();
   }
@@ -103,11 +120,34 @@ class Dequantizer {
   void (*const kernel_)(const DequantRun &);
   char *const out_;
   const int64_t element_bytes_;
-  const bool streams_;
+  bool streams_ = false;
   float codebook_[kCodebookSize];
   float scales_[kMaxScales];
-  alignas(kLineBytes) char stage_[kPieceBytes];
+  alignas(kLineBytes) char stage_[kStagedBytes];
 };
+
+// False if a cell would hold two thresholds. All is compared as 15 x, which is exact in
+// binary64. A threshold that is NaN or beyond [-1, 1] is in no cell.
+bool make_cells(const Quantizer &quantizer, Cells &cells) {
+  cells = {};
+  for (int cell = -Cells::kPerUnit; cell <= Cells::kPerUnit; ++cell) {
+    int below = 0;
+    int inside = 0;
+    float threshold = kLargestFloat;
+    for (const float each : quantizer.thresholds) {
+      const double scaled = double{each} * Cells::kPerUnit;
+      below += scaled < cell - 0.5;
+      if (!(scaled >= cell - 0.5 && scaled <= cell + 0.5)) continue;
+      if (inside > 0 && each != threshold) return false;
+      threshold = each;
+      ++inside;
+    }
+    const int entry = cell & (Cells::kEntries - 1);
+    cells.thresholds[entry] = threshold;
+    cells.codes[entry] = (quantizer.codes[below + inside] << 8 | quantizer.codes[below]) * 0x11u;
+  }
+  return true;
+}
 
 // The last block of a weight where it is partial: through copies padded with zeros, which
 // change no scale.
@@ -136,6 +176,8 @@ void quantize_vector(const KernelSet &kernels, const QuantizeProblem &problem, f
                      BlockRange blocks) {
   const Weight &weight = problem.weight;
   const Quantizer quantizer = make_quantizer(codebook(weight));
+  Cells cells;
+  const bool has_cells = make_cells(quantizer, cells);
   const auto kernel = kernels.quantize[problem.dtype - 1];
   const int64_t bytes = element_bytes(problem.dtype);
   const int64_t whole_end = std::min(blocks.end, weight.elements >> weight.blocksize_log2);
@@ -143,6 +185,7 @@ void quantize_vector(const KernelSet &kernels, const QuantizeProblem &problem, f
     const int64_t first = block * weight.blocksize();
     return QuantizeRun{quantizer.thresholds,
                        quantizer.codes,
+                       has_cells ? &cells : nullptr,
                        static_cast<const char *>(problem.in) + first * bytes,
                        count,
                        weight.blocksize(),

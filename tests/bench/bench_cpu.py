@@ -1,12 +1,21 @@
 """Dequantize and quantize on the CPU beside bitsandbytes and beside memory, in one run.
 
-The candidates take turns, so that all see the same machine, and the median counts. The
-limit is memory alone: filling as many bytes as dequantize writes, copying as many as
-quantize reads and writes, on as many threads. bitsandbytes makes a new output in every
-call, so there are two comparisons: with new memory, where both make their outputs and page
-faults are most of the time, and with kept memory, where we write to the caller's and malloc
-is told to keep what bitsandbytes frees. Outputs are compared bit for bit, with the formulas
-in numpy and with bitsandbytes, before anything is timed.
+Where the output is decides more than who writes it: memory that the kernel has yet to provide
+is zeroed page by page at the first touch. So each is timed with new memory, as a call without
+`out` makes it, and with memory that is kept from call to call: ours in the caller's array,
+bitsandbytes', which always makes its output, with a malloc that keeps what is freed (and has no
+way back, so all that is new comes first). Three ratios follow: both new, both kept, and
+bitsandbytes as it is called against us in the caller's memory.
+
+The limit is memory alone, kept: filling as many bytes as dequantize writes, copying as many as
+quantize reads and writes, on as many threads; the fastest of our own threads and of torch's
+counts.
+
+The candidates take turns, so that all see the same machine, and the median counts. A turn is a
+pause, in which the threads of the last candidate stop spinning (OpenMP's go on for
+milliseconds), some calls untimed, in which its own wake up and its memory enters the caches,
+and then those that count. Outputs are compared bit for bit, with the formulas in numpy and
+with bitsandbytes, before anything is timed.
 
     python tests/bench/bench_cpu.py [--json FILE] [--threads N] [--shapes 4096x4096,...]
 
@@ -22,10 +31,10 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +47,16 @@ import oracle  # noqa: E402
 
 SHAPES = ["4096x4096", "14336x4096"]
 BLOCKSIZE, NESTED_BLOCKSIZE = 64, 256
-TURNS, WARM_UP = 15, 2
+TURNS, LEAD_IN, CALLS = 5, 3, 5
+PAUSE = 0.02  # seconds
+LONG = 0.3  # seconds: a turn ends after as much
 
 Work = Callable[[], Any]
 
 
 def keep_freed_memory() -> None:
-    """glibc's malloc takes nothing by mmap and gives nothing back; others are left alone."""
+    """From here on glibc's malloc takes nothing by mmap and gives nothing back, and there is no
+    way back; others are left alone."""
     m_trim_threshold, m_mmap_max = -1, -4
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -105,7 +117,6 @@ class Case:
     dtype: str
     nested: bool
     threads: int
-    kept: bool  # the memory of the outputs
 
     @cached_property
     def dense(self) -> np.ndarray:
@@ -131,61 +142,81 @@ class Case:
         return self.dense.nbytes + self.quantized.nbytes
 
     def dequantize(self) -> np.ndarray:
-        out = self.out if self.kept else None
-        return nf4.dequantize(self.quantized, out=out, threads=self.threads)
+        return nf4.dequantize(self.quantized, threads=self.threads)
+
+    def dequantize_kept(self) -> np.ndarray:
+        return nf4.dequantize(self.quantized, out=self.out, threads=self.threads)
 
     def quantize(self) -> nf4.QuantizedTensor:
-        if not self.kept:
-            return nf4.quantize(
-                self.dense, blocksize=BLOCKSIZE, threads=self.threads,
-                nested_blocksize=self.quantized.nested_blocksize,
-            )  # fmt: skip
+        return nf4.quantize(
+            self.dense, blocksize=BLOCKSIZE, threads=self.threads,
+            nested_blocksize=self.quantized.nested_blocksize,
+        )  # fmt: skip
+
+    def quantize_kept(self) -> nf4.QuantizedTensor:
         workspace = self.workspace if self.nested else None
         return nf4.quantize(
             self.dense, out=self.quantized, workspace=workspace, threads=self.threads
         )
 
 
-def in_threads(pool: ThreadPoolExecutor, threads: int, nbytes: int, work: Callable) -> Work:
-    """work(begin, bytes) on equal parts of nbytes at once; ctypes leaves the interpreter."""
-    bounds = [nbytes * i // threads for i in range(threads + 1)]
-    parts = [(begin, end - begin) for begin, end in zip(bounds, bounds[1:], strict=False)]
-    return lambda: list(pool.map(lambda part: work(*part), parts))
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
 
 
-def fill(pool: ThreadPoolExecutor, case: Case) -> Work:
-    address = case.out.ctypes.data
-    return in_threads(
-        pool, case.threads, case.out.nbytes,
-        lambda begin, nbytes: ctypes.memset(address + begin, 0x3C, nbytes),
-    )  # fmt: skip
+def fills(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> dict[str, Work]:
+    split = np.array_split(as_bytes(case.out), case.threads)
+    parts = [(part.ctypes.data, 0x3C, part.size) for part in split]
+    limits: dict[str, Work] = {
+        "fill": lambda: list(pool.map(lambda part: ctypes.memset(*part), parts))
+    }
+    if peer.functional is not None:
+        target = peer.tensor(case.out)
+        limits["fill by torch"] = lambda: target.fill_(1)
+    return limits
 
 
-def copy(pool: ThreadPoolExecutor, case: Case) -> Work:
-    source, target = case.dense.ctypes.data, case.out.ctypes.data
-    return in_threads(
-        pool, case.threads, case.bytes // 2,
-        lambda begin, nbytes: ctypes.memmove(target + begin, source + begin, nbytes),
-    )  # fmt: skip
+def copies(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> dict[str, Work]:
+    source, target = (as_bytes(each)[: case.bytes // 2] for each in (case.dense, case.out))
+    split = (np.array_split(each, case.threads) for each in (target, source))
+    parts = [(to.ctypes.data, start.ctypes.data, to.size) for to, start in zip(*split, strict=True)]
+    limits: dict[str, Work] = {
+        "copy": lambda: list(pool.map(lambda part: ctypes.memmove(*part), parts))
+    }
+    if peer.functional is not None:
+        torch_source, torch_target = peer.tensor(source), peer.tensor(target)
+        limits["copy by torch"] = lambda: torch_target.copy_(torch_source)
+    return limits
+
+
+def turn(work: Work) -> list[float]:
+    """Milliseconds of the calls that count."""
+    time.sleep(PAUSE)
+    times: list[float] = []
+    while len(times) < LEAD_IN + CALLS and sum(times) < LONG * 1e3:
+        begin = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times[LEAD_IN:] or times[-1:]
+
+
+def summary(times: list[float]) -> dict[str, Any]:
+    """The median and the outer deciles, in milliseconds."""
+    deciles = statistics.quantiles(times, n=10)
+    return {
+        "ms": round(statistics.median(times), 4),
+        "spread": [round(deciles[0], 4), round(deciles[-1], 4)],
+    }
 
 
 def measure(candidates: dict[str, Work]) -> dict[str, dict]:
-    """The median and the outer deciles of each candidate, in milliseconds, in turns."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    for turn in range(WARM_UP + TURNS):
-        for name, work in candidates.items():
-            begin = time.perf_counter()
-            work()
-            if turn >= WARM_UP:
-                times[name].append((time.perf_counter() - begin) * 1e3)
-    result = {}
-    for name, values in times.items():
-        deciles = statistics.quantiles(values, n=10)
-        result[name] = {
-            "ms": round(statistics.median(values), 4),
-            "spread": [round(deciles[0], 4), round(deciles[-1], 4)],
-        }
-    return result
+    order = list(candidates)
+    for _ in range(TURNS):
+        for name in order:
+            times[name] += turn(candidates[name])
+        order.append(order.pop(0))
+    return {name: summary(values) for name, values in times.items()}
 
 
 def require_equal(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -194,94 +225,139 @@ def require_equal(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
         sys.exit(f"bench_cpu: {what}: {differing} of {ours.size} elements differ; nothing timed")
 
 
-def with_ratios(work: str, case: Case, times: dict[str, dict], limit: str) -> dict:
-    """The row of a table: our time, and every other over it."""
-    ours, memory = times.pop("libnf4"), times.pop(limit)
-    return {
-        "work": work,
-        "shape": list(case.shape),
-        "dtype": case.dtype,
-        "nested": case.nested,
-        "memory": "kept" if case.kept else "new",
-        **ours,
-        "gb_per_s": round(case.bytes / ours["ms"] / 1e6, 1),
-        "limit": {"kernel": limit, **memory},
-        "of_limit": round(memory["ms"] / ours["ms"], 4),
-        "peers": {
-            name: each | {"ratio": round(each["ms"] / ours["ms"], 3)}
-            for name, each in times.items()
-        },
-    }
+@dataclass
+class Contest:
+    """What is timed of a case: ours with new and with kept memory, the limits, the peers."""
+
+    work: str
+    case: Case
+    new: Work
+    kept: Work
+    limits: dict[str, Work]
+    peers: dict[str, Work]
+
+    def measure_new(self) -> dict[str, dict]:
+        return measure({"new": self.new, "kept": self.kept} | self.peers)
+
+    def measure_kept(self) -> dict[str, dict]:
+        return measure({"kept": self.kept} | self.limits | self.peers)
+
+    def row(self, with_new: dict[str, dict], with_kept: dict[str, dict]) -> dict:
+        """Our times, the limit, and the ratios of the peer's time to ours."""
+        new, kept = with_new["new"], with_kept["kept"]
+        limit = min(self.limits, key=lambda name: with_kept[name]["ms"])
+
+        def beside(peer: str) -> dict:
+            theirs_new, theirs_kept = with_new[peer], with_kept[peer]
+            ratios = {
+                "both_new": theirs_new["ms"] / new["ms"],
+                "both_kept": theirs_kept["ms"] / kept["ms"],
+                "theirs_new_ours_kept": theirs_new["ms"] / with_new["kept"]["ms"],
+            }
+            rounded = {name: round(ratio, 2) for name, ratio in ratios.items()}
+            return {"new": theirs_new, "kept": theirs_kept, "ratio": rounded}
+
+        return {
+            "work": self.work,
+            "shape": list(self.case.shape),
+            "dtype": self.case.dtype,
+            "nested": self.case.nested,
+            "new": new,
+            "kept": kept | {"gb_per_s": round(self.case.bytes / kept["ms"] / 1e6, 1)},
+            "limit": {"kernel": limit, **with_kept[limit]},
+            "of_limit": round(with_kept[limit]["ms"] / kept["ms"], 3),
+            "peers": {peer: beside(peer) for peer in self.peers},
+        }
 
 
-def bench_dequantize(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> dict:
+def dequantize_contest(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> Contest:
+    """After the results were found equal."""
     q = case.quantized
-    ours = case.dequantize().copy()
+    ours = case.dequantize()
     expected = oracle.dequantize(q, nf4.codebook("nf4"), case.dtype)
     require_equal(f"dequantize {case.shape} {case.dtype}", ours, expected)
-    candidates = {"libnf4": case.dequantize, "fill": fill(pool, case)}
+    require_equal(f"dequantize to out {case.shape} {case.dtype}", case.dequantize_kept(), expected)
+    peers = {}
     if peer.functional is not None:
         packed, state = peer.tensor(q.packed).view(-1, 1), peer.state(q)
-        dequantize = peer.functional.dequantize_4bit
-        theirs = peer.array(dequantize(packed, state), ours)
+        peers["bitsandbytes"] = partial(peer.functional.dequantize_4bit, packed, state)
+        theirs = peer.array(peers["bitsandbytes"](), ours)
         require_equal(f"bitsandbytes' dequantize {case.shape} {case.dtype}", ours, theirs)
-        candidates["bitsandbytes"] = lambda: dequantize(packed, state)
-    return with_ratios("dequantize", case, measure(candidates), "fill")
+    limits = fills(pool, peer, case)
+    return Contest("dequantize", case, case.dequantize, case.dequantize_kept, limits, peers)
 
 
-def bench_quantize(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> dict:
-    q = case.quantize()
+def quantize_contest(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> Contest:
+    """After ours was found right; bitsandbytes' bytes are its backend's own."""
     expected = oracle.quantize(
-        case.dense, blocksize=BLOCKSIZE, nested_blocksize=q.nested_blocksize,
+        case.dense, blocksize=BLOCKSIZE, nested_blocksize=case.quantized.nested_blocksize,
         codebook=nf4.codebook("nf4"), scale_code=nf4.scale_code(),
     )  # fmt: skip
-    for part in ("packed", "absmax"):
-        require_equal(
-            f"quantize {case.shape} {case.dtype} {part}", getattr(q, part), expected[part]
-        )
-    candidates = {"libnf4": case.quantize, "copy": copy(pool, case)}
+    for q in (case.quantize(), case.quantize_kept()):
+        for part in ("packed", "absmax"):
+            what = f"quantize {case.shape} {case.dtype} {part}"
+            require_equal(what, getattr(q, part), expected[part])
+    peers = {}
     if peer.functional is not None:
-        dense, quantize = peer.tensor(case.dense), peer.functional.quantize_4bit
-        candidates["bitsandbytes"] = lambda: quantize(
-            dense, blocksize=BLOCKSIZE, compress_statistics=case.nested, quant_type="nf4"
-        )
-    return with_ratios("quantize", case, measure(candidates), "copy")
+        peers["bitsandbytes"] = partial(
+            peer.functional.quantize_4bit, peer.tensor(case.dense),
+            blocksize=BLOCKSIZE, compress_statistics=case.nested, quant_type="nf4",
+        )  # fmt: skip
+    limits = copies(pool, peer, case)
+    return Contest("quantize", case, case.quantize, case.quantize_kept, limits, peers)
 
 
-def line(row: dict) -> str:
-    shape = "x".join(map(str, row["shape"]))
+CASES = [
+    (dequantize_contest, "bf16", True),
+    (dequantize_contest, "fp16", True),
+    (dequantize_contest, "fp32", True),
+    (dequantize_contest, "bf16", False),
+    (quantize_contest, "bf16", True),
+    (quantize_contest, "fp32", True),
+    (quantize_contest, "fp32", False),
+]
+
+
+HEADING = (
+    f"{'ms':35} {'new':>7} {'kept':>7} {'limit':>7}  of limit"
+    f"  {'bitsandbytes: new':>19} {'kept':>8}  {'new/new':>7} {'kept/kept':>9} {'new/our kept':>12}"
+)
+
+
+def line(figures: dict) -> str:
+    shape = "x".join(map(str, figures["shape"]))
+    scales = "nested" if figures["nested"] else "flat"
     text = (
-        f"{row['work']:10} {shape:>11} {row['dtype']} "
-        f"{'nested' if row['nested'] else 'flat  '} {row['memory']:4} "
-        f"{row['ms']:8.3f} ms {row['gb_per_s']:6.1f} GB/s  "
-        f"{row['limit']['kernel']} {row['limit']['ms']:8.3f} ms"
+        f"{figures['work']:10} {shape:>10} {figures['dtype']} {scales:6}"
+        f" {figures['new']['ms']:7.3f} {figures['kept']['ms']:7.3f} {figures['limit']['ms']:7.3f}"
+        f"  {figures['of_limit']:8.2f}"
     )
-    for name, each in row["peers"].items():
-        text += f"  {name} {each['ms']:9.3f} ms ({each['ratio']:.1f}x)"
+    for each in figures["peers"].values():
+        ratio = each["ratio"]
+        text += (
+            f"  {each['new']['ms']:19.3f} {each['kept']['ms']:8.3f}  {ratio['both_new']:6.1f}x"
+            f" {ratio['both_kept']:8.2f}x {ratio['theirs_new_ours_kept']:11.1f}x"
+        )
     return text
-
-
-def bench(peer: Peer, shapes: list, threads: int, kept: bool, report: Callable) -> list[dict]:
-    rows = []
-    with ThreadPoolExecutor(threads) as pool:
-        for shape in shapes:
-            for dtype, nested in (("bf16", True), ("fp16", True), ("fp32", True), ("bf16", False)):
-                case = Case(shape, dtype, nested, threads, kept)
-                rows.append(bench_dequantize(pool, peer, case))
-                report(line(rows[-1]))
-            for dtype, nested in (("bf16", True), ("fp32", True), ("fp32", False)):
-                case = Case(shape, dtype, nested, threads, kept)
-                rows.append(bench_quantize(pool, peer, case))
-                report(line(rows[-1]))
-    return rows
 
 
 def run(shapes: list[tuple[int, int]], threads: int, report: Callable[[str], None] = print) -> dict:
     """All figures."""
     peer = Peer(threads)
-    rows = bench(peer, shapes, threads, False, report)
-    keep_freed_memory()
-    rows += bench(peer, shapes, threads, True, report)
+    rows = []
+    with ThreadPoolExecutor(threads) as pool:
+
+        def contests() -> Iterator[Contest]:
+            for shape in shapes:
+                for make, dtype, nested in CASES:
+                    yield make(pool, peer, Case(shape, dtype, nested, threads))
+
+        with_new = [contest.measure_new() for contest in contests()]
+        keep_freed_memory()
+        report(HEADING)
+        for contest, times in zip(contests(), with_new, strict=True):
+            rows.append(contest.row(times, contest.measure_kept()))
+            report(line(rows[-1]))
     return {
         "cpu_variant": nf4.cpu_variant(),
         "threads": threads,
