@@ -113,6 +113,15 @@ TEST_CASE("launches wait for a predecessor that lets them start early", "[cuda]"
                      kEnoughToStart, stream);
     trip.run(stream);
   }
+  SECTION("quantize with an 8-bit code that comes late") {
+    const std::vector<uint8_t> code = trip.weight.read(kNestedCode);
+    auto *code_address =
+        reinterpret_cast<uint8_t *>(const_cast<float *>(trip.weight.tensor().nested_code));
+    REQUIRE_CUDA(cudaMemcpy(source.data(), code.data(), code.size(), cudaMemcpyHostToDevice));
+    REQUIRE_CUDA(cudaMemset(code_address, 0, code.size()));
+    launch_late_copy(code_address, source.data<uint8_t>(), code.size(), kEnoughToStart, stream);
+    trip.run(stream);
+  }
   SECTION("dequantize") {
     REQUIRE_CUDA(cudaMemcpy(source.data(), packed.data(), packed.size(), cudaMemcpyHostToDevice));
     REQUIRE_CUDA(cudaMemset(packed_address, 0, packed.size()));

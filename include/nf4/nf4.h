@@ -40,6 +40,10 @@
  *   process loads it (nf4_device_info does that beforehand), and where the memory is
  *   of another device than the current one, a launch makes that one current for its
  *   duration, which may initialise either.
+ *   A launch waits for all that is before it on the stream. On compute capability 9.0
+ *   and later it lets a successor start early that was itself launched with
+ *   programmatic stream serialization: such a kernel waits (griddepcontrol.wait) before
+ *   it touches the operands, as CUDA asks of it. Nobody else needs to know.
  *
  * ERRORS
  *   Every function that can fail returns nf4_status. On anything but

@@ -82,25 +82,29 @@ constexpr unsigned kUnregistered = 0;
 
 using PointerGetAttributes = decltype(&cuPointerGetAttributes);
 
-// The driver's function, found at run time like all of the driver; NULL after a failure.
-PointerGetAttributes pointer_get_attributes() {
-  static const PointerGetAttributes function = [] {
-    void *found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    constexpr unsigned kVersion = 12000;
-    if (cudaGetDriverEntryPointByVersion("cuPointerGetAttributes", &found, kVersion,
-                                         cudaEnableDefault, &result) != cudaSuccess)
-      return PointerGetAttributes{nullptr};
-    return reinterpret_cast<PointerGetAttributes>(found);
-  }();
-  return function;
+// The driver's function, found at run time like all of the driver.
+cudaError_t find_pointer_get_attributes(PointerGetAttributes &function) {
+  static std::atomic<PointerGetAttributes> known{nullptr};
+  function = known.load(std::memory_order_relaxed);
+  if (function != nullptr) return cudaSuccess;
+  void *found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  constexpr unsigned kVersion = 12000;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuPointerGetAttributes", &found,
+                                                             kVersion, cudaEnableDefault, &result);
+  if (error != cudaSuccess) return error;
+  if (found == nullptr) return cudaErrorSymbolNotFound;
+  function = reinterpret_cast<PointerGetAttributes>(found);
+  known.store(function, std::memory_order_relaxed);
+  return cudaSuccess;
 }
 
 // Half the time of cudaPointerGetAttributes, which asks for more; it is asked of each operand
 // in every launch.
 cudaError_t find_memory(const void *address, Memory &memory) {
-  const PointerGetAttributes get = pointer_get_attributes();
-  if (get == nullptr) return cudaErrorSymbolNotFound;
+  PointerGetAttributes get;
+  const cudaError_t error = find_pointer_get_attributes(get);
+  if (error != cudaSuccess) return error;
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
                                       CU_POINTER_ATTRIBUTE_IS_MANAGED,
                                       CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
@@ -116,7 +120,6 @@ cudaError_t find_memory(const void *address, Memory &memory) {
 cudaError_t device_of_stream(cudaStream_t stream, int devices, int &index) {
   index = kUnknownDevice;
   if (devices == 1 || is_default_stream(stream)) return cudaSuccess;
-#if CUDART_VERSION >= 12080
   cudaStreamCaptureStatus capture;
   cudaError_t error = cudaStreamIsCapturing(stream, &capture);
   if (error != cudaSuccess || capture != cudaStreamCaptureStatusNone) return error;
@@ -127,9 +130,6 @@ cudaError_t device_of_stream(cudaStream_t stream, int devices, int &index) {
   error = cudaStreamGetDevice(stream, &index);
   const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
   return error != cudaSuccess ? error : restored;
-#else
-  return cudaSuccess;
-#endif
 }
 
 }  // namespace

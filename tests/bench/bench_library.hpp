@@ -2,7 +2,7 @@
 // library's own kernels in any configuration. Functions that enqueue return a CUDA error.
 //
 // `pdl`: launched so that it may start while its predecessor ends (programmatic dependent
-// launch); else plainly.
+// launch), which is an error where nf4_bench_has_pdl says 0; else plainly.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,10 @@
 #include "nf4/nf4.h"
 
 extern "C" {
+
+// Do the kernels that this build has for the current device wait for their predecessor? The
+// library launches them with PDL then.
+NF4_API int nf4_bench_has_pdl(void);
 
 // Dequantize's traffic: reads `words` words of 4 bytes and scale_bytes, a multiple of 4;
 // writes `stores` (1 or 2) vectors of 16 bytes for each word.
@@ -37,10 +41,14 @@ NF4_API int nf4_bench_dequant_configurations(void);
 NF4_API const char *nf4_bench_dequant_configuration(int configuration);
 NF4_API int nf4_bench_dequant_chosen(const nf4_tensor *weight, void *out, nf4_dtype out_dtype);
 
-// Dequantize in a configuration; -1 is the library's own choice launched plainly, -2 the
-// library's choice with stores that evict first. A status.
+// Dequantize in a configuration; -1 is the library's own choice launched plainly. A status.
 NF4_API nf4_status nf4_bench_dequant(int configuration, const nf4_tensor *weight, void *out,
                                      nf4_dtype out_dtype, nf4_stream stream);
+
+// The library's own choice launched plainly, with stores that evict first or, `keep`, with
+// normal ones. A status.
+NF4_API nf4_status nf4_bench_dequant_stores(const nf4_tensor *weight, void *out,
+                                            nf4_dtype out_dtype, int keep, nf4_stream stream);
 
 // nf4_quantize_launch. A status.
 NF4_API nf4_status nf4_bench_quantize(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,

@@ -23,7 +23,6 @@ const std::vector<Configuration> &configurations() {
 #endif
 
 constexpr int kPlain = -1;
-constexpr int kEvictFirst = -2;
 
 class PlainLaunches {
  public:
@@ -64,22 +63,40 @@ int chosen(const DequantProblem &problem) {
   return -1;
 }
 
-nf4_status launch(int configuration, const DequantProblem &problem, bool keep_output,
-                  nf4_stream stream) {
-  if (configuration < 0 || configuration >= static_cast<int>(names().size()) ||
-      !problem.weight.nested() || nf4::cuda::dequant_shape(problem) == nf4::cuda::kUnaligned)
-    return NF4_STATUS_INVALID_ARGUMENT;
-  const Configuration &chosen = configurations()[configuration / 2];
-  nf4::cuda::DequantArgs args = nf4::cuda::dequant_args(problem);
-  args.keep_output = args.keep_output && keep_output;
-  const cudaError_t error = nf4::cuda::launch(
-      {chosen.kernels[problem.dtype - 1], nf4::ceil_divide(args.elements, chosen.layout.elements()),
-       chosen.layout.threads, configuration % 2 == 1, stream},
-      args);
+// What this build has for the current device; NULL: nothing.
+const nf4::cuda::DequantFamily *current_family() {
+  int device = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
+    return nullptr;
+  return nf4::cuda::dequant_family_for(major * 10 + minor);
+}
+
+nf4_status status_of(cudaError_t error) {
   return error == cudaSuccess ? NF4_STATUS_OK : NF4_STATUS_CUDA_ERROR;
 }
 
+nf4_status launch(int configuration, const DequantProblem &problem, nf4_stream stream) {
+  if (configuration < 0 || configuration >= static_cast<int>(names().size()) ||
+      !problem.weight.nested() || nf4::cuda::dequant_shape(problem) == nf4::cuda::kUnaligned)
+    return NF4_STATUS_INVALID_ARGUMENT;
+  const bool pdl = configuration % 2 == 1;
+  if (pdl && !nf4_bench_has_pdl()) return NF4_STATUS_UNSUPPORTED_DEVICE;
+  const Configuration &chosen = configurations()[configuration / 2];
+  const nf4::cuda::DequantArgs args = nf4::cuda::dequant_args(problem);
+  return status_of(nf4::cuda::launch(
+      {chosen.kernels[problem.dtype - 1], nf4::ceil_divide(args.elements, chosen.layout.elements()),
+       chosen.layout.threads, pdl, stream},
+      args));
+}
+
 }  // namespace
+
+int nf4_bench_has_pdl(void) {
+  const nf4::cuda::DequantFamily *family = current_family();
+  return family != nullptr && family->family.waits;
+}
 
 int nf4_bench_dequant_configurations(void) { return static_cast<int>(names().size()); }
 
@@ -102,8 +119,25 @@ nf4_status nf4_bench_dequant(int configuration, const nf4_tensor *weight, void *
   DequantProblem problem;
   if (const nf4_status status = nf4::validate_dequant(weight, out, out_dtype, problem))
     return status;
-  if (configuration == kEvictFirst) return launch(chosen(problem), problem, false, stream);
-  return launch(configuration, problem, true, stream);
+  return launch(configuration, problem, stream);
+}
+
+nf4_status nf4_bench_dequant_stores(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
+                                    int keep, nf4_stream stream) {
+  DequantProblem problem;
+  if (const nf4_status status = nf4::validate_dequant(weight, out, out_dtype, problem))
+    return status;
+  const nf4::cuda::DequantFamily *family = current_family();
+  if (family == nullptr) return NF4_STATUS_UNSUPPORTED_DEVICE;
+  nf4::cuda::DequantArgs args = nf4::cuda::dequant_args(problem);
+  args.keep_output = keep != 0;
+  const nf4::cuda::DequantShape shape = nf4::cuda::dequant_shape(problem);
+  const auto layout = nf4::cuda::dequant_layout(shape, nf4::element_bytes(problem.dtype));
+  return status_of(
+      nf4::cuda::launch({family->kernels[problem.dtype - 1][problem.weight.nested()][shape],
+                         nf4::ceil_divide(args.elements + args.shift, layout.elements()),
+                         layout.threads, false, stream},
+                        args));
 }
 
 nf4_status nf4_bench_quantize(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,

@@ -149,6 +149,7 @@ __global__ void __launch_bounds__(kThreads) write(const __grid_constant__ Stream
 
 // `kernel` over args.in_vectors, of which a thread takes `loads`.
 int run(void (*kernel)(Stream), int loads, const Stream &args, int pdl, cudaStream_t stream) {
+  if (pdl != 0 && !nf4_bench_has_pdl()) return cudaErrorNotSupported;
   const int64_t blocks = nf4::ceil_divide(args.in_vectors, int64_t{kThreads} * loads);
   return nf4::cuda::launch(
       {reinterpret_cast<const void *>(kernel), blocks, kThreads, pdl != 0, stream}, args);

@@ -23,7 +23,7 @@ class FakeGpu:
     place = "cpu"
     name = "no GPU"
     stream = None
-    has_pdl = True
+    cache_bytes = 5e4
 
     def __init__(self) -> None:
         self.measured = 0
@@ -56,14 +56,18 @@ class FakeGpu:
 
 class FakeLibrary:
     """What nf4bench.library.Library offers. `wrong` is a configuration whose first number has
-    another bit, `refused` one that takes no weight; `chosen_index` what the library takes."""
+    another bit ("keep", "evict first": those stores), `refused` one that takes no weight;
+    `pdl` whether the library launches so."""
 
     def __init__(
-        self, chosen_index: int = 1, wrong: int | None = None, refused: int | None = None
+        self, wrong: int | str | None = None, refused: int | None = None, pdl: bool = True
     ) -> None:
         self.names = ["256x2 tile 512", "256x2 tile 512 pdl", "128x4 tile 256"]
-        self.chosen_index, self.wrong, self.refused = chosen_index, wrong, refused
+        self.wrong, self.refused, self.pdl = wrong, refused, pdl
         self.launches: list[tuple] = []
+
+    def has_pdl(self) -> bool:
+        return self.pdl
 
     def variants(self, kernel: str) -> range:
         return range(2)
@@ -83,15 +87,22 @@ class FakeLibrary:
     def configurations(self) -> list[str]:
         return self.names
 
-    def chosen(self, tensor: object, out: int, dtype: int) -> int:
-        return self.chosen_index
+    def chosen(self, tensor, out: int, dtype: int) -> int:
+        aligned = out % 16 == 0 and tensor.packed % 4 == 0
+        return 1 if aligned and tensor.nested_blocksize else -1
 
     def dequantize(self, configuration, tensor, out: int, dtype: int, stream: None) -> None:
         if configuration == self.refused:
             raise LaunchFailed(f"nf4_bench_dequant returned 1 for {configuration}")
+        self._dequantize(configuration, tensor, out, dtype)
+
+    def dequantize_stores(self, keep: bool, tensor, out: int, dtype: int, stream: None) -> None:
+        self._dequantize("keep" if keep else "evict first", tensor, out, dtype)
+
+    def _dequantize(self, how: int | str, tensor, out: int, dtype: int) -> None:
         check(library().nf4_dequant_cpu(ctypes.byref(tensor), out, dtype, 0))
-        self.launches.append(("dequantize", configuration))
-        if configuration == self.wrong:
+        self.launches.append(("dequantize", how))
+        if how == self.wrong:
             first = ctypes.c_uint16.from_address(out)
             first.value ^= 1
 
@@ -134,7 +145,7 @@ SMALL = (64, 256)
 
 def bench(library: FakeLibrary | None = None, names=("torch",), **loaded) -> suite.Bench:
     found = peers.load(names, "cpu") | loaded
-    return suite.Bench(FakeGpu(), library or FakeLibrary(), found, replays=3, rotated_bytes=1e5)
+    return suite.Bench(FakeGpu(), library or FakeLibrary(), found, replays=3)
 
 
 def rows(made: suite.Bench, *wanted: Case) -> list[dict]:

@@ -36,8 +36,14 @@ def bench(*rows: dict[str, Any]) -> dict[str, Any]:
         "rows": list(rows),
         "consumer": [
             {
-                "shape": [4096, 1024], "dtype": "bf16", "default": timing(6.0),
-                "evict_first": timing(7.5), "ratio": 1.25,
+                "shape": [4096, 1024], "dtype": "bf16", "bytes": 8 << 20,
+                "then_read": {
+                    "libnf4": timing(6.0), "normal": timing(7.5), "evict_first": timing(6.5),
+                },
+                "alone": {
+                    "libnf4": timing(4.0), "normal": timing(4.5), "evict_first": timing(4.25),
+                },
+                "ratio": 1.25,
             }
         ],
     }  # fmt: skip

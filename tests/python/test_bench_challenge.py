@@ -26,7 +26,7 @@ class Once(Peer):
 
 
 def bench(**loaded) -> suite.Bench:
-    return suite.Bench(FakeGpu(), FakeLibrary(), loaded, replays=3, rotated_bytes=1e5)
+    return suite.Bench(FakeGpu(), FakeLibrary(), loaded, replays=3)
 
 
 def run(made: suite.Bench, iterations: int = 2) -> dict:

@@ -28,7 +28,7 @@ def test_a_row_each_for_plain_and_pdl_beside_a_limit_launched_alike() -> None:
     case = Case(SMALL, peers=("torch", "triton", "bitsandbytes"), bounds=True)
     plain, pdl = rows(made, case)
     assert (plain["launch"], pdl["launch"]) == ("plain", "pdl")
-    assert plain["configuration"] == pdl["configuration"] == "256x2 tile 512 pdl"
+    assert plain["configuration"] == pdl["configuration"] == "256x2 tile 512"
     streams = {each[1:] for each in made.library.launches if each[0] == "stream"}
     assert {each[-2] for each in streams} == {False, True}
     for row in (plain, pdl):
@@ -43,11 +43,24 @@ def test_a_row_each_for_plain_and_pdl_beside_a_limit_launched_alike() -> None:
         assert (row["read"]["bytes"], row["write"]["bytes"]) == (64 * 128, 64 * 256 * 2)
 
 
-def test_a_library_that_launches_plainly_has_one_row() -> None:
-    (row,) = rows(bench(FakeLibrary(chosen_index=0)), Case(SMALL, peers=()))
-    assert (row["launch"], row["configuration"]) == ("plain", "256x2 tile 512")
-    (row,) = rows(bench(FakeLibrary(chosen_index=-1)), Case(SMALL, peers=()))
-    assert (row["launch"], row["configuration"]) == ("plain", None)
+@pytest.mark.parametrize("work", ["dequantize", "quantize"])
+def test_a_library_that_launches_plainly_has_one_row(work: str) -> None:
+    (row,) = rows(bench(FakeLibrary(pdl=False)), Case(SMALL, work=work, peers=()))
+    assert row["launch"] == "plain"
+
+
+def test_a_row_of_none_of_the_configurations_names_none() -> None:
+    for row in rows(bench(), Case(SMALL, nested=False, peers=())):
+        assert row["configuration"] is None
+
+
+def test_inputs_alone_rotate_past_the_cache() -> None:
+    made = bench()
+    for work, read in (("dequantize", 64 * 128 + 256 + 4), ("quantize", 64 * 256 * 2)):
+        weights = made.rotation(Case(SMALL, work=work))
+        assert weights[0].input_bytes == read
+        assert len({weight.packed_room.data_ptr() for weight in weights}) == len(weights)
+        assert len(weights) == -(-2 * FakeGpu.cache_bytes // read)
 
 
 @pytest.mark.parametrize("case", EVERY_KIND, ids=str)
@@ -102,6 +115,8 @@ def test_quantize_is_timed_both_ways_beside_its_own_traffic(dtype: str, nested: 
             assert (each[3], each[5]) == (dense, 64 * 128)
     for row in (plain, pdl):
         assert list(row["peers"]) == ["bitsandbytes"]
+        peer = row["peers"]["bitsandbytes"]
+        assert peer["ratio"] == pytest.approx(peer["us"] / row["as_calls"]["us"], abs=1e-3)
         assert row["read"]["bytes"] == dense and "write" not in row
 
 
@@ -109,8 +124,12 @@ def test_a_consumer_reads_all_of_what_either_policy_wrote() -> None:
     made = bench()
     figures = suite.run(made, [Case(SMALL, work="consumer", peers=())], lambda line: None)
     (row,) = figures["consumer"]
-    assert row["ratio"] == pytest.approx(row["evict_first"]["us"] / row["default"]["us"], abs=1e-3)
-    assert {each[1] for each in made.library.launches if each[0] == "dequantize"} == {-1, -2}
+    read, alone = row["then_read"], row["alone"]
+    assert row["ratio"] == pytest.approx(read["normal"]["us"] / read["libnf4"]["us"], abs=1e-3)
+    assert list(read) == list(alone) == ["libnf4", "normal", "evict_first"]
+    assert {each[1] for each in made.library.launches if each[0] == "dequantize"} == {
+        -1, "keep", "evict first",
+    }  # fmt: skip
     assert {each[3] for each in made.library.launches if each[0] == "read"} == {64 * 256 * 2}
 
 
@@ -143,10 +162,15 @@ def test_a_peer_that_differs_ends_the_bench_before_any_time() -> None:
     assert said == "dequantize 64x256 fp16 nested: triton: 5 of 16384 elements differ"
 
 
-@pytest.mark.parametrize("configuration, what", [(-1, "libnf4"), (-2, "stores: evict first")])
-def test_our_own_wrong_bit_ends_the_bench(configuration: int, what: str) -> None:
-    work = "dequantize" if configuration == -1 else "consumer"
-    said = wrong(bench(FakeLibrary(wrong=configuration)), Case(SMALL, work=work, peers=()))
+@pytest.mark.parametrize(
+    "work, how, what",
+    [
+        ("dequantize", -1, "libnf4"), ("consumer", -1, "stores: libnf4"),
+        ("consumer", "keep", "stores: normal"), ("consumer", "evict first", "stores: evict_first"),
+    ],
+)  # fmt: skip
+def test_our_own_wrong_bit_ends_the_bench(work: str, how: int | str, what: str) -> None:
+    said = wrong(bench(FakeLibrary(wrong=how)), Case(SMALL, work=work, peers=()))
     assert said.endswith(f"64x256 bf16 nested: {what}: 1 of 16384 elements differ")
 
 
@@ -238,7 +262,7 @@ def test_a_library_of_other_sources_is_named(tmp_path: Path) -> None:
     source.write_text("int nf4_bench_stream_variants(void) { return 1; }\n")
     (tmp_path / "tests").mkdir()
     compile_c(source, tmp_path / "tests" / "libnf4_bench.so", "-shared", "-fPIC")
-    with pytest.raises(LibraryMissing, match="is not of these sources.*nf4_bench_stream"):
+    with pytest.raises(LibraryMissing, match="is not of these sources.*nf4_bench_has_pdl"):
         Library(tmp_path)
 
 

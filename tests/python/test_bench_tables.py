@@ -126,7 +126,7 @@ def test_the_document_shows_every_row_once_in_each_table() -> None:
     rows = [row(), row(8.0, launch="pdl"), row(format="own", peers={})]
     text = pages.document(record(*rows))
     assert text.count("own codebook") == 2
-    assert "| 4096×1024 | bf16 | 6.0 | 7.5 | 1.25x |" in text
+    assert "| 4096×1024 | bf16 | 8 | 6.0 (4.0) | 7.5 (4.5) | 6.5 (4.2) | 1.25x |" in text
     assert "it calls ctypes" not in text and "| one kernel | 1 in the graph | 3 of 3 |" in text
     for name in pages.PLOTS:
         assert f"]({name}.svg)" in text

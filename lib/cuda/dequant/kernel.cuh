@@ -28,7 +28,8 @@
 //   fp32, 4096x1024: 6.58 to 6.36 with 4-byte loads spread by a shuffle, in place of twice as
 //                        many of 2 bytes; 14336x4096 66.9 to 66.6
 //   unaligned, 14336x4096 bf16: 91 us byte by byte, with two scales looked up a vector; 64
-//                        with words shifted into place and scales by shuffles (predicted 45)
+//                        with scales by shuffles (predicted 45); 44 with codes loaded as
+//                        whole words, shifted into place in pairs
 #pragma once
 
 #include <cuda_runtime.h>

@@ -23,7 +23,9 @@ FUSED, ALONE = ("bitsandbytes", "unsloth", "triton"), ("bitsandbytes",)
 CLASSES = (("bf16", True), ("fp16", True), ("fp32", True), ("bf16", False))
 DETAIL: tuple[Shape, ...] = ((4096, 4096), (14336, 4096))  # where the rarer cases are measured
 BLOCKSIZES = (32, 128, 256, 1024, 4096)
-CONSUMED: tuple[Shape, ...] = ((4096, 1024), (4096, 4096))
+CONSUMED: tuple[Shape, ...] = (
+    (4096, 1024), (4096, 1536), (4096, 2048), (4096, 3072), (4096, 4096), (5120, 4096),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ class Gpu:
         return torch.cuda.get_device_name()
 
     @property
-    def has_pdl(self) -> bool:
-        """Does it have programmatic dependent launch?"""
-        return torch.cuda.get_device_capability() >= (9, 0)
+    def cache_bytes(self) -> int:
+        """Of its last-level cache."""
+        return torch.cuda.get_device_properties().L2_cache_size
 
     @property
     def stream(self) -> int:

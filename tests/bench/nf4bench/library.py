@@ -14,6 +14,7 @@ from nf4 import _abi
 _STREAM = [c_int, c_void_p]  # pdl, stream
 # name: (restype, argtypes)
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "nf4_bench_has_pdl": (c_int, []),
     "nf4_bench_stream_variants": (c_int, []),
     "nf4_bench_stream": (
         c_int,
@@ -32,13 +33,16 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         _abi.Status,
         [c_int, c_void_p, c_void_p, _abi.Dtype, c_void_p],
     ),
+    "nf4_bench_dequant_stores": (
+        _abi.Status,
+        [c_void_p, c_void_p, _abi.Dtype, c_int, c_void_p],
+    ),
     "nf4_bench_quantize": (
         _abi.Status,
         [c_void_p, _abi.Dtype, c_void_p, c_void_p, c_size_t, *_STREAM],
     ),
 }
-# In place of a configuration's index.
-PLAIN, EVICT_FIRST = -1, -2
+PLAIN = -1  # in place of a configuration's index: the library's choice launched plainly
 
 
 class LibraryMissing(Exception):
@@ -68,6 +72,10 @@ class Library:
             raise LibraryMissing(f"{error}; ./dev build makes it where there is CUDA") from error
         except AttributeError as error:
             raise LibraryMissing(f"{path} is not of these sources: {error}") from error
+
+    def has_pdl(self) -> bool:
+        """Does libnf4 launch with programmatic dependent launch, on the current GPU?"""
+        return bool(self._c.nf4_bench_has_pdl())
 
     def variants(self, kernel: str) -> range:
         """The launch shapes of "stream", "encode_stream", "read" or "write"."""
@@ -114,6 +122,14 @@ class Library:
     ) -> None:
         _check("dequant", self._c.nf4_bench_dequant(
             configuration, ctypes.byref(tensor), out, dtype, stream
+        ))  # fmt: skip
+
+    def dequantize_stores(
+        self, keep: bool, tensor: _abi.Tensor, out: int, dtype: int, stream: int
+    ) -> None:
+        """The library's choice launched plainly; its stores evict first or are normal ones."""
+        _check("dequant_stores", self._c.nf4_bench_dequant_stores(
+            ctypes.byref(tensor), out, dtype, keep, stream
         ))  # fmt: skip
 
     def quantize(

@@ -47,7 +47,7 @@ def method(record: Row) -> str:
         "of CUDA-graph replays over rotating buffers, bits compared first. The limit is the "
         "fastest of our own kernels that move the same bytes and do nothing else, launched "
         "alike: plainly, or with programmatic dependent launch (PDL). bitsandbytes' quantize "
-        "cannot be captured, so it is timed as its calls.",
+        "cannot be captured, so its ratio is that of calls, ours made like its.",
         f"{'; '.join(versions)}.", *tables.missing_peers(bench["peers"]),
     ])  # fmt: skip
 
@@ -95,10 +95,13 @@ def document(record: Row) -> str:
         "## Beside the limit and the peers",
         tables.rows_table(bench, lambda row: True, ALL_PEERS),
         "## A consumer that reads the output next",
+        "Dequantize and a kernel that reads all of its output, both launched plainly; in "
+        "parentheses dequantize alone. libnf4 chooses the stores by the output's size.",
         tables.consumer_table(bench["consumer"]),
         "## Unsloth's puzzle",
         f"Nine dequantizes an iteration, each waited for, {challenge['iterations']} iterations; "
-        "microseconds of an iteration. compiled: torch.compile(fullgraph=True).",
+        "microseconds of an iteration. compiled: torch.compile(fullgraph=True); libnf4, and a peer "
+        "that it refuses, as an operator of torch that the harness registers around the call.",
         tables.challenge_table(challenge),
         _budget(challenge["summary"]),
         tables.points_table(challenge["points"]),

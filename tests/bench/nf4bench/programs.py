@@ -27,7 +27,7 @@ def _rows(made: Bench, options: Options, report: Report) -> dict:
 
 
 def _sweep(made: Bench, options: Options, report: Report) -> dict:
-    shapes = sweep.QUICK_SHAPES if options.quick else cases.HEADLINE
+    shapes = sweep.QUICK_SHAPES if options.quick else sweep.SHAPES
     return sweep.run(made, options.shapes or shapes, report)
 
 

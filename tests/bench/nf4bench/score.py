@@ -82,7 +82,8 @@ def points(evidence: Evidence) -> list[dict]:
         ),
         (
             "works under torch.compile", 1 if compiled else -1, 1,
-            "fullgraph=True, bits compared" if compiled else evidence.compiled_refusal,
+            "fullgraph=True, bits compared, as an operator that the harness registers"
+            if compiled else evidence.compiled_refusal,
         ),
         ("custom asm", 3 * bool(evidence.asm), 3, ", ".join(evidence.asm) or "none"),
         (

@@ -12,14 +12,16 @@ from nf4bench import limits, peers, tables
 from nf4bench.cases import Case
 from nf4bench.check import require_dequantized, require_quantized
 from nf4bench.device import Launch
-from nf4bench.library import EVICT_FIRST, PLAIN, Library
+from nf4bench.library import PLAIN, Library
 from nf4bench.limits import Candidates
 from nf4bench.measure import Candidate, Timing, fastest, measure
 from nf4bench.options import REPLAYS
-from nf4bench.weights import CODES, ROTATED_BYTES, Weight, rotation
+from nf4bench.weights import CODES, Weight, rotation
 
 Report = Callable[[str], None]
 LARGE_BYTES, LARGE_REPLAYS = 300e6, 9  # long launches vary less
+ROTATED_CACHES = 2  # inputs rotate over so many times the last-level cache
+OURS_AS_CALLS = Candidate("libnf4 as calls")  # not captured, like the peer it is beside
 
 
 @dataclass
@@ -30,7 +32,6 @@ class Bench:
     library: Library
     peers: dict[str, peers.Peer | peers.Missing]
     replays: int | None = None
-    rotated_bytes: float = ROTATED_BYTES
     configurations: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -38,7 +39,7 @@ class Bench:
         self.reference = peers.TorchOperators(self.gpu.place)
 
     def rotation(self, case: Case) -> list[Weight]:
-        return rotation(case, self.gpu.place, self.rotated_bytes)
+        return rotation(case, self.gpu.place, ROTATED_CACHES * self.gpu.cache_bytes)
 
     def expected(self, weight: Weight) -> torch.Tensor:
         """The weight by the formulas, in torch's operators."""
@@ -82,19 +83,16 @@ def configured(bench: Bench, weight: Weight, configuration: int) -> Launch:
     return launch
 
 
-def is_pdl(configuration: str | None) -> bool:
-    return configuration is not None and "pdl" in configuration.split()
+def _ours(bench: Bench, shipped: list[Launch], plain: list[Launch]) -> Candidates:
+    """The public call; where that launches with PDL, also the same kernels launched plainly."""
+    if not bench.library.has_pdl():
+        return {Candidate("libnf4"): shipped}
+    return {Candidate("libnf4"): plain, Candidate("libnf4", "pdl"): shipped}
 
 
 def _our_dequantize(bench: Bench, weights: Sequence[Weight]) -> Candidates:
-    """The public call; where that launches with PDL, also the same kernel launched plainly."""
-    shipped = [weight.dequantize for weight in weights]
-    if not is_pdl(bench.chosen(weights[0])):
-        return {Candidate("libnf4"): shipped}
-    return {
-        Candidate("libnf4"): [configured(bench, weight, PLAIN) for weight in weights],
-        Candidate("libnf4", "pdl"): shipped,
-    }
+    plain = [configured(bench, weight, PLAIN) for weight in weights]
+    return _ours(bench, [weight.dequantize for weight in weights], plain)
 
 
 def peer_candidates(name: str, peer: peers.Peer, weights: Sequence[Weight]) -> Candidates:
@@ -113,6 +111,7 @@ def peer_candidates(name: str, peer: peers.Peer, weights: Sequence[Weight]) -> C
 def _row(weight: Weight, launch: str, times: Mapping[Candidate, Timing]) -> dict[str, Any]:
     """The row of a table: our time, and every other over it."""
     case = weight.case
+    as_calls = times.get(OURS_AS_CALLS)
     ours, limit = fastest(times, "libnf4", launch), fastest(times, "stream", launch)
     row: dict[str, Any] = {
         "work": case.work, "shape": list(case.shape), "dtype": case.dtype, "nested": case.nested,
@@ -127,11 +126,14 @@ def _row(weight: Weight, launch: str, times: Mapping[Candidate, Timing]) -> dict
         found = fastest(times, bound)
         if found:
             row[bound] = {"variant": found.variant, "bytes": nbytes, **found.timing.figures()}
+    if as_calls:
+        row["as_calls"] = as_calls.figures()
+    beside_peers = as_calls or ours.timing
     row["peers"] = {}
     for name in case.peers:
         found = fastest(times, name)
         if found:
-            ratio = round(found.timing.us / ours.timing.us, 3)
+            ratio = round(found.timing.us / beside_peers.us, 3)
             row["peers"][name] = {
                 "variant": found.variant, **found.timing.figures(), "ratio": ratio
             }  # fmt: skip
@@ -158,7 +160,8 @@ def dequantize_rows(bench: Bench, case: Case) -> list[dict]:
         candidates |= limits.read(bench.library, weights, sink)
         candidates |= limits.write(bench.library, weights)
     times = bench.times(weights, candidates)
-    configuration = {"configuration": bench.chosen(first)}
+    chosen = bench.chosen(first)
+    configuration = {"configuration": chosen and chosen.removesuffix(" pdl")}
     return [_row(first, each.launch, times) | configuration for each in ours]
 
 
@@ -176,17 +179,13 @@ def _our_quantize(bench: Bench, weights: Sequence[Weight]) -> Candidates:
         )  # fmt: skip
 
     shipped = [weight.quantize for weight in weights]
-    if not bench.gpu.has_pdl:
-        return {Candidate("libnf4"): shipped}
-    return {
-        Candidate("libnf4"): [plain(weight) for weight in weights],
-        Candidate("libnf4", "pdl"): shipped,
-    }
+    return _ours(bench, shipped, [plain(weight) for weight in weights])
 
 
 def quantize_rows(bench: Bench, case: Case) -> list[dict]:
     """bitsandbytes copies its codebook from the host in every call, which ends a capture: it
-    is timed as its calls. Raises WrongResult before anything is timed."""
+    is timed as its calls, and so are ours once more, for the ratio. Raises WrongResult before
+    anything is timed."""
     weights = bench.rotation(case)
     first = weights[0]
     ours = _our_quantize(bench, weights)
@@ -202,32 +201,50 @@ def quantize_rows(bench: Bench, case: Case) -> list[dict]:
     if theirs:
         calls = [theirs.quantize(weight) for weight in weights]
         candidates[peer] = [lambda _, call=call: call() for call in calls]
-    times = bench.times(weights, candidates, eager=(peer,))
+        candidates[OURS_AS_CALLS] = [weight.quantize for weight in weights]
+    times = bench.times(weights, candidates, eager=(peer, OURS_AS_CALLS))
     return [_row(first, each.launch, times) for each in ours]
 
 
 def consumer_row(bench: Bench, case: Case) -> dict:
-    """Dequantize and then read all of the output, with our cache policy and with stores that
-    evict first. Raises WrongResult before anything is timed."""
+    """Dequantize and then read all of the output: with the library's choice of stores, with
+    normal ones and with those that evict first, all launched plainly; and those two alone,
+    without a reader. Raises WrongResult before anything is timed."""
     weights = bench.rotation(case)
     expected = bench.expected(weights[0])
-    policies = {"default": PLAIN, "evict first": EVICT_FIRST}
+    policies = {
+        "libnf4": [configured(bench, weight, PLAIN) for weight in weights],
+        "normal": [_stores(bench, weight, True) for weight in weights],
+        "evict_first": [_stores(bench, weight, False) for weight in weights],
+    }
     candidates: Candidates = {}
     sink = torch.empty(16, dtype=torch.uint8, device=bench.gpu.place)
-    for name, configuration in policies.items():
-        producers = [configured(bench, weight, configuration) for weight in weights]
+    for name, producers in policies.items():
         bench.require(f"stores: {name}", weights[0], expected, producers[0])
+        candidates[Candidate(f"{name} alone")] = producers
         for variant in bench.library.variants("read"):
             candidates[Candidate(name, variant=variant)] = [
                 _then_read(bench, weight, producer, variant, sink)
                 for weight, producer in zip(weights, producers, strict=True)
             ]
     times = bench.times(weights, candidates)
-    ours, other = (fastest(times, name).timing for name in policies)
+    read = {name: fastest(times, name).timing for name in policies}
     return {
-        "shape": list(case.shape), "dtype": case.dtype, "default": ours.figures(),
-        "evict_first": other.figures(), "ratio": round(other.us / ours.us, 3),
+        "shape": list(case.shape), "dtype": case.dtype, "bytes": weights[0].dense_bytes,
+        "then_read": {name: timing.figures() for name, timing in read.items()},
+        "alone": {name: times[Candidate(f"{name} alone")].figures() for name in policies},
+        "ratio": round(read["normal"].us / read["libnf4"].us, 3),
     }  # fmt: skip
+
+
+def _stores(bench: Bench, weight: Weight, keep: bool) -> Launch:
+    out, dtype = weight.out.data_ptr(), CODES[weight.case.dtype]
+
+    def launch(stream: int) -> torch.Tensor:
+        bench.library.dequantize_stores(keep, weight.descriptor, out, dtype, stream)
+        return weight.out
+
+    return launch
 
 
 def _then_read(

@@ -13,7 +13,12 @@ from nf4bench.options import Shape
 from nf4bench.suite import Bench, Report, configured
 from nf4bench.weights import CODES, Weight
 
-DTYPES = ("bf16", "fp16", "fp32")
+DTYPES = ("bf16", "fp32")  # of fp16 everything has the size that it has of bf16
+# Those at which the choice changes are among them.
+SHAPES: tuple[Shape, ...] = (
+    *HEADLINE[:1], (4096, 1536), (4096, 2048), HEADLINE[1], (6144, 4096), (8192, 4096),
+    *HEADLINE[2:],
+)  # fmt: skip
 QUICK_SHAPES = HEADLINE[:2]
 
 

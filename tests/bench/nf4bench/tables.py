@@ -43,16 +43,22 @@ def line(row: Row) -> str:
     for bound in ("read", "write"):
         if bound in row:
             text += f", {bound} {row[bound]['us']:.2f} us"
+    if "as_calls" in row:
+        text += f", as calls {row['as_calls']['us']:.2f} us"
     for name, peer in row["peers"].items():
         text += f", {name} {peer['us']:.2f} us ({peer['ratio']:.2f}x)"
     return text
 
 
 def consumer_line(row: Row) -> str:
+    found = {
+        name: f"{each['us']:.2f} us ({row['alone'][name]['us']:.2f} alone)"
+        for name, each in row["then_read"].items()
+    }
     return (
         f"dequantize, then read all of it, {shape_text(row, 'x')} {row['dtype']}: "
-        f"{row['default']['us']:.2f} us; with stores that evict first "
-        f"{row['evict_first']['us']:.2f} us ({row['ratio']:.2f}x)"
+        f"{found['libnf4']}; normal stores {found['normal']} ({row['ratio']:.2f}x); stores that "
+        f"evict first {found['evict_first']}"
     )
 
 
@@ -187,14 +193,20 @@ def spread_table(bench: Row) -> str:
 
 
 def consumer_table(rows: Iterable[Row]) -> str:
-    head = ["shape", "dtype", "default µs", "stores that evict first µs", "ratio"]
-    return markdown(head, 3, [
-        [
-            shape_text(row), row["dtype"], f"{row['default']['us']:.1f}",
-            f"{row['evict_first']['us']:.1f}", f"{row['ratio']:.2f}x",
+    """Times with a reader, and of dequantize alone behind them."""
+    head = [
+        "shape", "dtype", "output MiB", "libnf4 µs", "normal stores µs",
+        "stores that evict first µs", "normal over libnf4",
+    ]  # fmt: skip
+    lines = []
+    for row in rows:
+        times = [
+            f"{each['us']:.1f} ({row['alone'][name]['us']:.1f})"
+            for name, each in row["then_read"].items()
         ]
-        for row in rows
-    ])  # fmt: skip
+        size = f"{row['bytes'] / 2**20:.0f}"
+        lines.append([shape_text(row), row["dtype"], size, *times, f"{row['ratio']:.2f}x"])
+    return markdown(head, 5, lines)
 
 
 def _sweep_cell(each: Row) -> str:
@@ -230,11 +242,17 @@ def challenge_table(figures: Row) -> str:
     head = ["implementation", "eager µs", "compiled µs", "eager, over libnf4's"]
     ours = figures["eager"]["libnf4"]["us"]
     rows = []
-    for name, each in figures["eager"].items():
-        other = figures["compiled"].get(name, {})
-        cell = f"{other['us']:.1f}" if "us" in other else "refused" if other else NOTHING
-        rows.append([NAMES.get(name, name), f"{each['us']:.1f}", cell, f"{each['us'] / ours:.2f}x"])
+    for name in dict.fromkeys([*figures["eager"], *figures["compiled"]]):
+        eager, compiled = figures["eager"].get(name), figures["compiled"].get(name)
+        cells = [f"{eager['us']:.1f}", f"{eager['us'] / ours:.2f}x"] if eager else [NOTHING] * 2
+        rows.append([NAMES.get(name, name), cells[0], _compiled_cell(compiled), cells[1]])
     return markdown(head, 3, rows)
+
+
+def _compiled_cell(figures: Row | None) -> str:
+    if figures is None:
+        return NOTHING
+    return f"{figures['us']:.1f}" if "us" in figures else "refused"
 
 
 def points_table(points: Iterable[Row]) -> str:

@@ -14,7 +14,6 @@ from nf4bench.cases import Case
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CODES = {"fp32": _abi.DTYPE_FP32, "fp16": _abi.DTYPE_FP16, "bf16": _abi.DTYPE_BF16}
 FORMATS = {"nf4": _abi.FORMAT_NF4, "fp4": _abi.FORMAT_FP4, "own": _abi.FORMAT_NF4}
-ROTATED_BYTES = 200e6  # several times the L2 of an H200
 PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
 
 
@@ -106,13 +105,20 @@ class Weight:
         return self.dense.numel() * self.dense.element_size()
 
     @property
+    def input_bytes(self) -> int:
+        """What the case's work reads."""
+        if self.case.work == "quantize":
+            return self.dense_bytes
+        return self.sizes.packed_bytes + self.scale_bytes
+
+    @property
     def moved_bytes(self) -> int:
         """What dequantize and quantize have to move."""
         return self.sizes.packed_bytes + self.scale_bytes + self.dense_bytes
 
 
-def rotation(case: Case, place: str, rotated_bytes: float = ROTATED_BYTES) -> list[Weight]:
-    """At least two weights, and so many that all together are `rotated_bytes` or more."""
+def rotation(case: Case, place: str, input_bytes: float) -> list[Weight]:
+    """At least two weights, and so many that the inputs of all are `input_bytes` or more."""
     first = Weight(case, place)
-    count = max(2, -(-int(rotated_bytes) // first.moved_bytes))
+    count = max(2, -(-int(input_bytes) // first.input_bytes))
     return [first] + [Weight(case, place) for _ in range(count - 1)]
