@@ -88,11 +88,12 @@ class Bound:
         except (AttributeError, BufferError, RuntimeError):  # torch without DLPack's exchange
             return None
 
-    def require_writable(self) -> None:
-        """Raises InvalidArgument if a part that quantize writes is read-only."""
-        for part in self.parts:
-            if part.name in _WRITTEN:
-                part.require_writable()
+    def written(self) -> list[Buffer]:
+        """The parts that quantize writes. Raises InvalidArgument for one that is read-only."""
+        parts = [part for part in self.parts if part.name in _WRITTEN]
+        for part in parts:
+            part.require_writable()
+        return parts
 
     def target(self, out: Any, dtype: Any) -> _torch.Target:
         """An `out` that was given, checked. dtype may be None: that of out, or else of the

@@ -140,6 +140,9 @@ def quantize(
                       default stream if not. The work is enqueued, and all memory that was
                       given must live until it has finished
 
+    torch is told that what is written to has changed, where that is a tensor: a backward pass
+    that needs it as it was before raises torch's RuntimeError.
+
     Returns `out`, or a new QuantizedTensor. Raises InvalidArgument, and for device memory
     NoCuda, NoDevice, UnsupportedDevice and CudaError; what torch raises where it cannot
     allocate is let through.
@@ -158,7 +161,7 @@ def quantize(
     else:
         _require_agreement(out, source, layout)
     weight = bound(out)
-    weight.require_writable()
+    written = weight.written()
     torch = torch or weight.torch
     on_device = _memory.on_device([source, *weight.parts])
     needed = out.sizes.workspace_bytes
@@ -178,6 +181,7 @@ def quantize(
         _require_no_stream(stream)
         status = library().nf4_quantize_cpu(*arguments, threads)
     check(status)
+    _torch.tell_of_writes(buffer.owner for buffer in (*written, *scratch))
     return out
 
 
@@ -209,6 +213,10 @@ def dequantize(
              array for all else in host memory. Needed for all else in device memory
     threads  on the CPU: how many at most; 0: one for each processor
     stream   for device memory, as for quantize
+
+    torch is not told that an `out` has changed, since telling it takes a sixth of the time of a
+    call. Where autograd may have saved `out` for a backward pass, which would use what is
+    written here, say so: torch.autograd.graph.increment_version(out).
 
     Returns `out`, or what was made. Raises what quantize raises.
     """
