@@ -76,9 +76,16 @@ def _require_agreement(out: QuantizedTensor, source: Buffer, layout: dict[str, A
     """What is given beside `out`, if anything, must be what `out` says."""
     given = layout | {"shape": source.shape, "dtype": source.dtype}
     for name, value in given.items():
+        if value is None:
+            continue
+        # An array that is compared with a number gives another array.
+        if name == "format":
+            _convert.format_code(value)
+        elif name in ("blocksize", "nested_blocksize"):
+            value = _convert.integer(name, value, 32)
         expected = getattr(out, name)
         agrees = value is expected if name == "codebook" else value == expected
-        if value is not None and not agrees:
+        if not agrees:
             raise InvalidArgument(f"{name} is {value!r}, but that of out is {expected!r}")
 
 
@@ -223,8 +230,8 @@ def dequantize(
     weight = bound(tensor)
     if out is None:
         out = weight.new_output(dtype, stream)
-    # A 0.0 is as equal to 0 as False is, and is no number of threads.
-    usual = threads == 0 and type(threads) is int
+    # 0.0 equals 0 and is no number of threads; of an array that cannot even be said.
+    usual = type(threads) is int and threads == 0
     status = weight.launch(out, dtype, stream) if usual else None
     if status is None:
         status = _dequantize(weight, out, dtype, threads, stream)
