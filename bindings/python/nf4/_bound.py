@@ -12,8 +12,6 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from nf4 import _convert, _memory, _torch
 from nf4._load import library
 from nf4._memory import Buffer
@@ -129,7 +127,7 @@ class Bound:
         if self.on_device is not False:
             raise InvalidArgument("out is None; expected an array of device memory")
         try:
-            return np.empty(self.shape, _convert.NUMPY_DTYPES[name])
+            return _memory.new_output(self.shape, _convert.NUMPY_DTYPES[name])
         except ValueError as error:
             raise InvalidArgument(f"shape of {len(self.shape)} dimensions: {error}") from None
 

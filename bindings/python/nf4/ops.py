@@ -89,12 +89,6 @@ def _require_agreement(out: QuantizedTensor, source: Buffer, layout: dict[str, A
             raise InvalidArgument(f"{name} is {value!r}, but that of out is {expected!r}")
 
 
-def _aligned_scratch(nbytes: int) -> np.ndarray:
-    raw = np.empty(nbytes + _WORKSPACE_ALIGNMENT - 1, np.uint8)
-    start = -raw.ctypes.data % _WORKSPACE_ALIGNMENT
-    return raw[start : start + nbytes]
-
-
 def _workspace(
     value: Any, needed: int, on_device: bool, torch: _torch.Device | None, stream: Any
 ) -> tuple[list[Buffer], int]:
@@ -107,7 +101,8 @@ def _workspace(
             return [_memory.buffer("workspace", torch.empty(needed, "uint8", stream))], needed
         if on_device:
             raise InvalidArgument(f"workspace is None; expected {needed} bytes of device memory")
-        return [_memory.buffer("workspace", _aligned_scratch(needed))], needed
+        made = _memory.aligned_array((needed,), np.dtype(np.uint8), _WORKSPACE_ALIGNMENT)
+        return [_memory.buffer("workspace", made)], needed
     scratch = _memory.buffer("workspace", value)
     if scratch.elements is None:
         return [scratch], needed
@@ -217,7 +212,9 @@ def dequantize(
              or else that of the weight before it was quantized
     out      a contiguous array of as many elements, or an address. By default new memory of
              the weight's shape: a torch tensor where `packed` is one, on its device; a numpy
-             array for all else in host memory. Needed for all else in device memory
+             array for all else in host memory (a large one is a view, that begins with a huge
+             page; torch uses those if THP_MEM_ALLOC_ENABLE=1 is in the environment). Needed for
+             all else in device memory
     threads  on the CPU: how many at most; 0: one for each processor
     stream   for device memory, as for quantize
 
