@@ -12,7 +12,7 @@
 
 /* ---- DLPack 1 (dlpack.h): what is read of it ------------------------------- */
 
-enum { DL_CUDA = 2, DL_FLOAT = 2, DL_BFLOAT = 4, DL_MAJOR = 1 };
+enum { DL_FLOAT = 2, DL_BFLOAT = 4, DL_MAJOR = 1 };
 
 typedef struct dl_tensor {
   void *data;
@@ -216,9 +216,15 @@ static const dl_exchange *exchange_of(PyObject *type) {
   return NULL;
 }
 
-/* What is known of tensors: how to see them, and which device they are on. */
+/* What is known of tensors: how to see them, and which device they are on. Without a type of
+ * tensors there is no way to see one, so there must be none. */
 static bool learn_of_tensors(weight *self, PyObject *addresses) {
   const Py_ssize_t parts = PyTuple_Size(self->parts);
+  if (self->type == Py_None) {
+    if (parts == 0 && PyTuple_Size(addresses) == 0) return true;
+    PyErr_SetString(PyExc_ValueError, "type is None; expected no parts and no addresses");
+    return false;
+  }
   if ((self->exchange = exchange_of(self->type)) == NULL) return false;
   if ((self->is_neg = PyObject_GetAttrString(self->type, "is_neg")) == NULL) return false;
   if ((self->requires_grad = PyUnicode_InternFromString("requires_grad")) == NULL) return false;
@@ -265,7 +271,7 @@ static PyObject *weight_new(PyTypeObject *type, PyObject *arguments, PyObject *k
   self->elements = elements;
   self->dtype = dtype;
   self->on_device = on_device;
-  if (tensors != Py_None && !learn_of_tensors(self, addresses)) {
+  if (!learn_of_tensors(self, addresses)) {
     Py_DECREF(self);
     return NULL;
   }

@@ -46,13 +46,17 @@ class Tensor:
     def is_neg(self) -> bool:
         return False
 
+    def is_inference(self) -> bool:
+        return False
+
     def to(self, device: Device) -> Tensor:
         return Tensor(self.shape, self.dtype, device)
 
 
 class Torch:
     """The module. `current` is the current stream of each device by its index, `made` each
-    tensor that `empty` has given. Without `getter` it is a torch that has no raw getter."""
+    tensor that `empty` has given, `written` each that autograd was told of. Without `getter` it
+    is a torch that has no raw getter."""
 
     Tensor = Tensor
     strided = "strided"
@@ -63,6 +67,9 @@ class Torch:
     def __init__(self, getter: bool = True) -> None:
         self.current = {0: 0, 1: 0x1000}
         self.made: list[Tensor] = []
+        self.written: list[Tensor] = []
+        graph = SimpleNamespace(increment_version=self.written.append)
+        self.autograd = SimpleNamespace(graph=graph)
         self.cuda = SimpleNamespace(
             ExternalStream=lambda handle, device: (handle, device),
             stream=self._stream,

@@ -1,6 +1,7 @@
 """What is prepared at a weight's first use stays right: copies, moved memory, threads."""
 
 import copy
+import ctypes
 import dataclasses
 import gc
 import pickle
@@ -12,7 +13,8 @@ import nf4
 import numpy as np
 import oracle
 import pytest
-from nf4._bound import bound
+from nf4._bound import _nf4_fast, bound
+from nf4._load import library
 
 pytestmark = pytest.mark.usefixtures("way_to_call")
 SOURCE = np.random.default_rng(0).standard_normal((6, 640)).astype(np.float32)
@@ -64,6 +66,17 @@ def test_the_common_call_is_the_extensions(way_to_call):
     status = bound(q).launch(out.ctypes.data, None, None)
     assert status == {"extension": 0, "ctypes": None}[way_to_call]
     assert (oracle.differing(out, expected) == 0) is (status == 0)
+
+
+@pytest.mark.skipif(_nf4_fast is None, reason="the extension module _nf4_fast is not built")
+@pytest.mark.parametrize("parts, addresses", [(("packed",), (64,)), (("packed",), ()), ((), (64,))])
+def test_the_extension_refuses_parts_of_no_type(parts, addresses):
+    prepared = bound(used())
+    function = ctypes.cast(library().nf4_dequant_cpu, ctypes.c_void_p).value
+    known = (None, prepared.argument.value, function, prepared.elements, 1, False, {})
+    assert _nf4_fast.Weight(*known, None, (), ()).in_place()
+    with pytest.raises(ValueError, match="type is None; expected no parts and no addresses"):
+        _nf4_fast.Weight(*known, None, parts, addresses)
 
 
 def test_an_array_that_became_read_only_is_not_written():

@@ -17,6 +17,7 @@ else:
     import tomli as tomllib
 
 DEV = ROOT / "dev"
+INSTALL = ROOT / "tools" / "install.sh"
 TALLY = ROOT / "tools" / "tally.py"
 
 
@@ -25,6 +26,7 @@ def _functions(script: str, *, at: Path = ROOT, **environment: str) -> subproces
     text = DEV.read_text()
     assert text.endswith('\nmain "$@"\n')
     text = text.removesuffix('main "$@"\n').replace('"$(dirname "${BASH_SOURCE[0]}")"', f"'{at}'")
+    text = text.replace("source tools/", f"source '{ROOT}'/tools/")
     return subprocess.run(
         ["bash", "-c", text + script],
         env=os.environ | environment,
@@ -35,9 +37,9 @@ def _functions(script: str, *, at: Path = ROOT, **environment: str) -> subproces
 
 
 def test_every_file_that_dev_names_exists() -> None:
-    text = DEV.read_text().replace("$PACKAGE/", "bindings/python/")
+    text = (DEV.read_text() + INSTALL.read_text()).replace("$PACKAGE/", "bindings/python/")
     names = set(re.findall(r"(?<![\w/$}])(?:bindings|examples|tests|tools)/[\w./-]+\.\w+", text))
-    assert {"tests/bench/bench.py", "tools/tally.py"} <= names
+    assert {"tests/bench/bench.py", "tools/tally.py", "tools/install.sh"} <= names
     assert "bindings/python/build_backend/nf4_build.py" in names
     assert [name for name in sorted(names) if not (ROOT / name).is_file()] == []
 
@@ -47,6 +49,13 @@ def test_every_step_is_defined() -> None:
     steps = set(re.findall(r"^  step (\w+) ", text, re.MULTILINE))
     assert {"build", "python", "rust"} <= steps
     assert steps == set(re.findall(r"^step_(\w+)\(\) ", text, re.MULTILINE))
+
+
+def test_it_runs_from_any_directory(tmp_path: Path) -> None:
+    done = subprocess.run([str(DEV)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("./dev build") and done.stderr == ""
+    unknown = subprocess.run([str(DEV), "nothing"], cwd=tmp_path, capture_output=True, text=True)
+    assert unknown.returncode == 1 and "no command 'nothing'" in unknown.stderr
 
 
 def test_requirements_are_those_of_pyproject() -> None:

@@ -12,6 +12,10 @@ RNG = np.random.default_rng(0)
 SOURCE = RNG.standard_normal((6, 64)).astype(np.float32)
 
 
+# Neither equal to a number nor different from it.
+PAIR = np.array([0, 0])
+
+
 def quantized(nested_blocksize=256):
     return nf4.quantize(SOURCE, nested_blocksize=nested_blocksize)
 
@@ -48,6 +52,7 @@ QUANTIZE = {
     "threads is -1; expected 0 or more": (SOURCE, {"threads": -1}),
     f"threads is {2**32 + 1}; expected a 32-bit integer": (SOURCE, {"threads": 2**32 + 1}),
     "stream is 0; expected None for host memory": (SOURCE, {"stream": 0}),
+    "threads is array([0, 0]); expected an integer": (SOURCE, {"threads": PAIR}),
     "workspace is of fp32; expected uint8": (SOURCE, {"workspace": np.zeros(99, np.float32)}),
     "workspace_bytes is 7; expected at least": (SOURCE, {"workspace": np.zeros(7, np.uint8)}),
     "workspace is in device memory": (SOURCE, {"workspace": CudaArray(4096, "uint8", 99)}),
@@ -69,6 +74,10 @@ QUANTIZE_INTO = {
     "blocksize is 128, but that of out is 64": ({}, {"blocksize": 128}),
     "format is 'fp4', but that of out is 'nf4'": ({}, {"format": "fp4"}),
     "nested_blocksize is 64, but that of out is 256": ({}, {"nested_blocksize": 64}),
+    "blocksize is array([0, 0]); expected an integer": ({}, {"blocksize": PAIR}),
+    "blocksize is 64.0; expected an integer": ({}, {"blocksize": 64.0}),
+    "nested_blocksize is array([0, 0]); expected an integer": ({}, {"nested_blocksize": PAIR}),
+    "format is array([0, 0]); expected": ({}, {"format": PAIR}),
     "codebook is array(": ({}, {"codebook": np.zeros(16, np.float32)}),
     "packed is read-only": ({"packed": read_only(np.zeros(192, np.uint8))}, {}),
     "absmax is read-only": ({"absmax": read_only(np.zeros(6, np.uint8))}, {}),
@@ -113,6 +122,7 @@ DEQUANTIZE = {
     "out is not contiguous": ({}, {"out": np.zeros((64, 6), np.float32).T}),
     "out is read-only": ({}, {"out": read_only(np.zeros(384, np.float32))}),
     "out is in device memory": ({}, {"out": CudaArray(4096, "fp32", 384)}),
+    "threads is array([0, 0]); expected an integer": ({}, {"threads": PAIR}),
     "threads is -5;": ({}, {"threads": -5}),
     "stream is 1; expected None for host memory": ({}, {"stream": 1}),
 }
@@ -142,6 +152,13 @@ def test_a_nested_weight_has_all_its_parts(missing):
         changed(**{missing: None})
     with pytest.raises(nf4.InvalidArgument, match="nested_absmax is given, but nested_blocksize"):
         changed(nested_blocksize=0)
+
+
+@pytest.mark.parametrize("name", ["blocksize", "nested_blocksize"])
+@pytest.mark.parametrize("value", [PAIR, 64.0, None, "64"], ids=repr)
+def test_a_weights_blocksizes_are_integers(name, value):
+    with pytest.raises(nf4.InvalidArgument, match=f"{name} is .*; expected an integer"):
+        changed(**{name: value})
 
 
 def test_device_memory_needs_out_and_workspace_and_no_threads():

@@ -111,6 +111,22 @@ def test_a_bad_element_does_not_spoil_its_neighbours():
     assert b[3] == 0 and b[20] == np.abs(clean).max() and b[41] == -np.abs(clean).max()
 
 
+@pytest.mark.parametrize("dtype", list(oracle.DTYPES))
+@pytest.mark.parametrize("shape", [(1024, 2048), (3, 1025, 1031)])
+def test_a_large_result_is_a_plain_array_that_begins_with_a_huge_page(shape, dtype):
+    source = np.random.default_rng(7).standard_normal(shape, np.float32)
+    q = nf4.quantize(source)
+    result = nf4.dequantize(q, dtype)
+    assert type(result) is np.ndarray and result.ctypes.data % (2 << 20) == 0
+    assert (result.shape, result.dtype) == (shape, oracle.DTYPES[dtype])
+    assert result.flags.c_contiguous and result.flags.writeable and result.flags.aligned
+    out = np.empty(shape, oracle.DTYPES[dtype])
+    assert oracle.differing(result, nf4.dequantize(q, out=out)) == 0
+    other = nf4.dequantize(q, dtype)
+    result[...] = 0
+    assert oracle.differing(other, out) == 0 and not result.any()
+
+
 def test_out_and_default_dtypes():
     source = np.random.default_rng(6).standard_normal((5, 33)).astype(np.float16)
     q = nf4.quantize(source)

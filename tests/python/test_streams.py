@@ -103,6 +103,14 @@ def test_quantize_makes_tensors(torch, last):
     assert (flat.absmax.dtype, flat.nested_code) == (torch.float32, None)
 
 
+def test_autograd_hears_of_what_quantize_wrote(torch, last):
+    q = weight(torch)
+    scratch = on(1, torch.uint8, q.sizes.workspace_bytes)
+    nf4.quantize(on(1, torch.bfloat16, *SHAPE), out=q, workspace=scratch)
+    written = [q.packed, q.absmax, q.nested_absmax, q.nested_offset, scratch]
+    assert torch.written == written
+
+
 def test_threads_are_none_of_a_devices(torch, last):
     with pytest.raises(nf4.InvalidArgument, match="threads is 2; expected 0 for device memory"):
         nf4.dequantize(weight(torch), threads=2)

@@ -136,6 +136,47 @@ def test_every_kind_of_plain_output():
     assert oracle.differing(address, array) == 0
 
 
+WRITTEN = ("packed", "absmax", "nested_absmax", "nested_offset")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_backward_pass_never_uses_a_part_that_was_written_over(name):
+    class Save(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, part):
+            context.save_for_backward(part)
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient * context.saved_tensors[0].sum(), None
+
+    source = torch.from_numpy(SOURCE)
+    q = nf4.quantize(source)
+    x = torch.ones(3, requires_grad=True)
+    Save.apply(x, getattr(q, name)).sum().backward()
+    before = Save.apply(x, getattr(q, name)).sum()
+    nf4.quantize(source * 2, out=q)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        before.backward()
+
+
+def test_only_what_quantize_wrote_has_changed_for_torch():
+    source = torch.from_numpy(SOURCE)
+    with torch.inference_mode():
+        inference = nf4.quantize(source)
+    q = nf4.quantize(source, codebook=torch.from_numpy(nf4.codebook()))
+    parts = {name: getattr(q, name) for name in memory.PARTS}
+    before = {name: part._version for name, part in parts.items()}
+    with pytest.raises(nf4.InvalidArgument, match="threads is -1"):
+        nf4.quantize(source, out=q, threads=-1)
+    assert before == {name: part._version for name, part in parts.items()}
+    nf4.quantize(source, out=q)
+    changed = {name for name, part in parts.items() if part._version != before[name]}
+    assert changed == set(WRITTEN)
+    assert nf4.quantize(source, out=inference) is inference
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (1,), (), (2, 3, 65)])
 def test_shapes(shape):
     source = torch.randn(shape)

@@ -12,8 +12,6 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from nf4 import _convert, _memory, _torch
 from nf4._load import library
 from nf4._memory import Buffer
@@ -88,11 +86,12 @@ class Bound:
         except (AttributeError, BufferError, RuntimeError):  # torch without DLPack's exchange
             return None
 
-    def require_writable(self) -> None:
-        """Raises InvalidArgument if a part that quantize writes is read-only."""
-        for part in self.parts:
-            if part.name in _WRITTEN:
-                part.require_writable()
+    def written(self) -> list[Buffer]:
+        """The parts that quantize writes. Raises InvalidArgument for one that is read-only."""
+        parts = [part for part in self.parts if part.name in _WRITTEN]
+        for part in parts:
+            part.require_writable()
+        return parts
 
     def target(self, out: Any, dtype: Any) -> _torch.Target:
         """An `out` that was given, checked. dtype may be None: that of out, or else of the
@@ -128,7 +127,7 @@ class Bound:
         if self.on_device is not False:
             raise InvalidArgument("out is None; expected an array of device memory")
         try:
-            return np.empty(self.shape, _convert.NUMPY_DTYPES[name])
+            return _memory.new_output(self.shape, _convert.NUMPY_DTYPES[name])
         except ValueError as error:
             raise InvalidArgument(f"shape of {len(self.shape)} dimensions: {error}") from None
 

@@ -15,6 +15,10 @@ import numpy as np
 from nf4 import _convert, _dlpack, _torch
 from nf4.errors import InvalidArgument
 
+_HUGE_PAGE = 2 << 20
+# From so many bytes on numpy asks the kernel for huge pages.
+_HUGE_PAGES_FROM = 4 << 20
+
 
 @dataclass(slots=True)
 class Buffer:
@@ -69,6 +73,22 @@ def _require_contiguous(name: str, contiguous: bool) -> None:
 
 def numpy_address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
+
+
+def aligned_array(shape: tuple[int, ...], dtype: np.dtype, alignment: int) -> np.ndarray:
+    """A new array at a multiple of `alignment` bytes: a view of a larger one, for numpy's own are
+    at multiples of 16. Raises ValueError for a shape that numpy cannot have."""
+    raw = np.empty(math.prod(shape) * dtype.itemsize + alignment, np.uint8)
+    return np.ndarray(shape, dtype, raw, offset=-numpy_address(raw) % alignment)
+
+
+def new_output(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new array, for all of it to be written at once: the kernel provides memory fastest in
+    huge pages, and of those an array that begins with one takes no part of another. Raises
+    ValueError for a shape that numpy cannot have."""
+    if math.prod(shape) * dtype.itemsize < _HUGE_PAGES_FROM:
+        return np.empty(shape, dtype)
+    return aligned_array(shape, dtype, _HUGE_PAGE)
 
 
 def _from_numpy(name: str, array: np.ndarray) -> Buffer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,14 @@ def fault(tensor: Any) -> str | None:
     if not tensor.is_contiguous():
         return "is not contiguous in row-major order"
     return None
+
+
+def tell_of_writes(values: Iterable[Any]) -> None:
+    """Lets autograd know that these, where they are tensors, were written to: a backward pass
+    that is to use one of them as it was before is then an error of torch's."""
+    for tensor in filter(is_tensor, values):
+        if not tensor.is_inference():  # which no backward pass ever uses
+            sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 
 # Where to dequantize to: an address, an nf4_dtype, whether that is device memory, and the

