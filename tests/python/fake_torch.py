@@ -49,17 +49,21 @@ class Tensor:
     def is_inference(self) -> bool:
         return False
 
+    def expand(self, shape: Any) -> Tensor:
+        return Tensor(tuple(shape), self.dtype, self.device)
+
     def to(self, device: Device) -> Tensor:
         return Tensor(self.shape, self.dtype, device)
 
 
 class Torch:
     """The module. `current` is the current stream of each device by its index, `made` each
-    tensor that `empty` has given, `written` each that autograd was told of. Without `getter` it
-    is a torch that has no raw getter."""
+    tensor that `empty` has given but for single elements, `written` each that autograd was told
+    of. Without `getter` it is a torch that has no raw getter."""
 
     Tensor = Tensor
     strided = "strided"
+    contiguous_format = "contiguous"
     float32, float16, bfloat16, uint8 = (
         f"torch.{name}" for name in ("float32", "float16", "bfloat16", "uint8")
     )
@@ -88,8 +92,14 @@ class Torch:
 
     def empty(self, shape: Any, *, dtype: str, device: Device) -> Tensor:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self.made.append(Tensor(shape, dtype, device, self.current[device.index]))
-        return self.made[-1]
+        tensor = Tensor(shape, dtype, device, self.current[device.index])
+        if shape:
+            self.made.append(tensor)
+        return tensor
+
+    def empty_like(self, example: Tensor, *, memory_format: str) -> Tensor:
+        assert memory_format == self.contiguous_format
+        return self.empty(example.shape, dtype=example.dtype, device=example.device)
 
     def from_numpy(self, array: Any) -> Tensor:
         return Tensor(array.shape, f"torch.{array.dtype}", Device("cpu", 0))

@@ -1,10 +1,14 @@
 """torch tensors in host memory: in, out, and what is refused of them."""
 
+import dataclasses
+import functools
+
 import nf4
 import numpy as np
 import oracle
 import pytest
 from fakes import CudaArray
+from nf4 import _torch
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("way_to_call")]
 torch = pytest.importorskip("torch")
@@ -184,3 +188,25 @@ def test_shapes(shape):
     assert q.shape == shape and q.nested_offset.shape == ()
     expected = nf4.dequantize(nf4.quantize(source.numpy()))
     assert oracle.differing(nf4.dequantize(q).numpy(), expected) == 0
+
+
+def test_new_outputs_are_as_torch_makes_them(monkeypatch):
+    """Also where the first of them was asked for in a mode that makes others."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    dense = torch.randn(32, 64, dtype=torch.bfloat16)
+    for mode in (torch.inference_mode, FakeTensorMode):
+        monkeypatch.setattr(_torch, "_device", functools.cache(_torch.Device))
+        q = dataclasses.replace(nf4.quantize(dense))  # not used yet
+        _torch._device.cache_clear()
+        with mode():
+            if mode is FakeTensorMode:
+                with pytest.raises(nf4.InvalidArgument, match="out is a FakeTensor"):
+                    nf4.dequantize(q)
+            else:
+                assert nf4.dequantize(q).is_inference()
+        first, second = nf4.dequantize(q), nf4.dequantize(q)
+        assert type(first) is torch.Tensor and not first.is_inference()
+        assert first.is_contiguous() and first.untyped_storage().nbytes() == 32 * 64 * 2
+        assert first.data_ptr() != second.data_ptr()
+        assert torch.equal(first, second)

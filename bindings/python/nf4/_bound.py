@@ -31,6 +31,7 @@ class Bound:
 
     __slots__ = (
         "_descriptor",
+        "_new_usual",
         "argument",
         "dtype",
         "elements",
@@ -47,6 +48,7 @@ class Bound:
         self.on_device = _memory.place(self.parts)
         self.shape, self.dtype, self.elements = weight.shape, weight.dtype, weight.elements
         self.torch = _torch.device_of(weight.packed)
+        self._new_usual = self.torch and self.torch.maker(self.shape, self.dtype)
         self._descriptor = weight.descriptor()
         for part in self.parts:
             setattr(self._descriptor, part.name, part.address)
@@ -121,6 +123,9 @@ class Bound:
     def new_output(self, dtype: Any, stream: Any) -> Any:
         """An output of the weight's shape where the weight lives, for work on `stream`: a torch
         tensor if `packed` is one, or else, in host memory, a numpy array."""
+        if self._new_usual is not None and dtype is None:
+            if stream is None or not self.torch.is_cuda:
+                return self._new_usual()
         name = self.dtype if dtype is None else _convert.dtype_name(dtype)
         if self.torch is not None:
             return self.torch.empty(self.shape, name, stream)

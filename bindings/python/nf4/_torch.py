@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -77,6 +77,7 @@ class Device:
         self.codes = dict(_convert.DTYPES)
         self.codes |= {self.dtypes[name]: code for name, code in _convert.DTYPES.items()}
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self._elements: dict[str, Any] = {}
 
     def plain_output(self, out: Any, dtype: Any, elements: int) -> Target | None:
         """The target that `out` is, where it is as common and faultless as can be: a tensor of
@@ -124,6 +125,23 @@ class Device:
             return self._torch.empty(shape, dtype=self.dtypes[dtype], device=self.device)
         with self._allocating_on(_convert.stream_address(stream)):
             return self._torch.empty(shape, dtype=self.dtypes[dtype], device=self.device)
+
+    def maker(self, shape: Any, dtype: str) -> Callable[[], Any]:
+        """What makes new tensors of one shape and dtype, for work on torch's current stream.
+
+        torch.empty_like has its answers in an example, here one element that is seen as often
+        as needed, and takes half the time of torch.empty, which reads three arguments."""
+        element = self._elements.get(dtype)
+        if element is None:
+            element = self.empty((), dtype, None)
+            if type(element) is not self.tensor_type:  # a mode that gives others for now
+                return functools.partial(self.empty, shape, dtype, None)
+            self._elements[dtype] = element
+        return functools.partial(
+            self._torch.empty_like,
+            element.expand(shape),
+            memory_format=self._torch.contiguous_format,
+        )
 
     @functools.cached_property
     def scale_code(self) -> Any:
