@@ -8,11 +8,13 @@
 #include "cpu/backend.hpp"
 #include "cpu/cache.hpp"
 #include "cpu/reference.hpp"
+#include "cpu/vector.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/compare.hpp"
 #include "support/force.hpp"
 #include "support/placed.hpp"
+#include "validate.hpp"
 
 using namespace nf4;
 using namespace nf4::test;
@@ -150,7 +152,55 @@ void check_untouched_output(const DequantCase &test, Rng &rng, int threads) {
   }
 }
 
+#if defined(NF4_AVX2)
+int64_t lines_past_the_caches = 0;
+
+// avx2's kernels, counting what is stored past the caches.
+const cpu::KernelSet &counting_kernels() {
+  static const cpu::KernelSet counting = [] {
+    cpu::KernelSet kernels = cpu::kAvx2Kernels;
+    kernels.stream = [](char *to, const char *from, int64_t lines) {
+      lines_past_the_caches += lines;
+      cpu::kAvx2Kernels.stream(to, from, lines);
+    };
+    return kernels;
+  }();
+  return counting;
+}
+
+int64_t count_lines_past_the_caches(const PlacedWeight &weight, nf4_dtype dtype, void *out) {
+  DequantProblem problem;
+  REQUIRE(validate_dequant(&weight.tensor(), out, dtype, problem) == NF4_STATUS_OK);
+  lines_past_the_caches = 0;
+  cpu::dequant_vector(counting_kernels(), problem, {0, problem.weight.blocks});
+  return lines_past_the_caches;
+}
+#endif
+
 }  // namespace
+
+#if defined(NF4_AVX2)
+TEST_CASE("only large outputs in memory that is there are stored past the caches", "[cpu]") {
+  if (!__builtin_cpu_supports("avx2")) {
+    WARN("this processor has no AVX2");
+    return;
+  }
+  const int64_t limit = cpu::kCachesOfOutput * cpu::last_level_cache_bytes();
+  for (const int64_t bytes : {limit / 2, limit + 65536}) {
+    Rng rng(14);
+    const DequantCase test =
+        random_dequant_case(rng, {NF4_DTYPE_BF16, 64, false}, CodebookKind::kNf4, bytes / 2);
+    const PlacedWeight weight(rng, test.weight);
+    const Reserved untouched(test.out_bytes());
+    CHECK(count_lines_past_the_caches(weight, test.dtype, untouched.as<void>()) == 0);
+    const int64_t lines = count_lines_past_the_caches(weight, test.dtype, untouched.as<void>());
+    if (bytes < limit)
+      CHECK(lines == 0);
+    else
+      CHECK(lines > bytes / 64 * 9 / 10);
+  }
+}
+#endif
 
 TEST_CASE("every variant dequantizes to the bits of the reference", "[cpu]") {
   for_every_class(0x1000000, [](Rng &rng, uint64_t stream, CaseClass kind, CodebookKind codebook) {

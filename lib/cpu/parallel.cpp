@@ -25,8 +25,9 @@ constexpr int kMaxThreads = 256;
 constexpr int64_t kPieces = 8;
 // The smallest piece, as a part of what is worth a thread.
 constexpr int64_t kSmallestPart = 16;
-// A thread that is still busy so long after all others holds a piece and no processor: the
-// last pieces take a tenth of it.
+// A thread that is still busy so long after all others most likely holds a piece and no
+// processor: the last pieces of a vector variant take a tenth of it. One that has a processor,
+// as the scalar variant's may, loses its caches and little else.
 constexpr std::chrono::microseconds kPatience{100};
 
 // A range in one share for each thread. A thread takes pieces of its own share first, which

@@ -62,13 +62,13 @@ def on_cpu(options: Options) -> dict:
 def on_gpu(options: Options) -> dict:
     from nf4bench import programs
     from nf4bench.check import WrongResult
-    from nf4bench.library import LibraryMissing
+    from nf4bench.library import LaunchFailed, LibraryMissing
 
     try:
         return programs.run(options)
     except WrongResult as error:
         sys.exit(f"bench: wrong result: {error}; not timed")
-    except LibraryMissing as error:
+    except (LibraryMissing, LaunchFailed) as error:
         sys.exit(f"bench: {error}")
 
 

@@ -13,9 +13,9 @@ counts.
 
 The candidates take turns, so that all see the same machine, and the median counts. A turn is a
 pause, in which the threads of the last candidate stop spinning (OpenMP's go on for
-milliseconds), some calls untimed, in which its own wake up and its memory enters the caches,
-and then those that count. Outputs are compared bit for bit, with the formulas in numpy and
-with bitsandbytes, before anything is timed.
+milliseconds), three calls untimed (one, where calls are long), in which its own wake up and its
+memory enters the caches, and then those that count. Outputs are compared bit for bit, with the
+formulas in numpy and with bitsandbytes, before anything is timed.
 
     python tests/bench/bench_cpu.py [--json FILE] [--threads N] [--shapes 4096x4096,...]
 
@@ -42,8 +42,9 @@ import nf4
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "python"))
+sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "tests" / "bench")]
 import oracle  # noqa: E402
+from cpu_peer import Peer  # noqa: E402
 
 SHAPES = ["4096x4096", "14336x4096"]
 BLOCKSIZE, NESTED_BLOCKSIZE = 64, 256
@@ -62,51 +63,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(m_mmap_max, 0)
         mallopt(m_trim_threshold, 2**31 - 1)
-
-
-class Peer:
-    """bitsandbytes on the CPU, or why it is missing."""
-
-    def __init__(self, threads: int) -> None:
-        self.functional = None
-        try:
-            import bitsandbytes
-            import bitsandbytes.functional as functional
-            import torch
-        except Exception as error:  # an import that fails for any reason is a missing peer
-            self.version = f"missing: {error}"
-            return
-        torch.set_num_threads(threads)
-        self.torch, self.functional, self.version = torch, functional, bitsandbytes.__version__
-
-    def tensor(self, array: np.ndarray) -> Any:
-        """The same memory as a torch tensor; torch takes no bfloat16 from numpy."""
-        if array.dtype == oracle.DTYPES["bf16"]:
-            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
-        return self.torch.from_numpy(array)
-
-    def array(self, tensor: Any, like: np.ndarray) -> np.ndarray:
-        """The way back, to the dtype of `like`."""
-        return tensor.view(self.torch.uint8).numpy().view(like.dtype)
-
-    def state(self, q: nf4.QuantizedTensor) -> Any:
-        """The weight as bitsandbytes describes it, borrowing its parts."""
-        layout = {"dtype": self.tensor(np.empty(0, oracle.DTYPES[q.dtype])).dtype}
-        if not q.nested:
-            return self.functional.QuantState(
-                absmax=self.tensor(q.absmax), shape=self.torch.Size(q.shape),
-                code=self.tensor(nf4.codebook("nf4").copy()), blocksize=q.blocksize,
-                quant_type="nf4", **layout,
-            )  # fmt: skip
-        nested = self.functional.QuantState(
-            absmax=self.tensor(q.nested_absmax), blocksize=q.nested_blocksize,
-            code=self.tensor(q.nested_code.copy()), dtype=self.torch.float32,
-        )  # fmt: skip
-        return self.functional.QuantState(
-            absmax=self.tensor(q.absmax), shape=self.torch.Size(q.shape),
-            code=self.tensor(nf4.codebook("nf4").copy()), blocksize=q.blocksize,
-            quant_type="nf4", offset=self.tensor(q.nested_offset), state2=nested, **layout,
-        )  # fmt: skip
 
 
 @dataclass
@@ -193,11 +149,11 @@ def turn(work: Work) -> list[float]:
     """Milliseconds of the calls that count."""
     time.sleep(PAUSE)
     times: list[float] = []
-    while len(times) < LEAD_IN + CALLS and sum(times) < LONG * 1e3:
+    while len(times) < 2 or (len(times) < LEAD_IN + CALLS and sum(times) < LONG * 1e3):
         begin = time.perf_counter()
         work()
         times.append((time.perf_counter() - begin) * 1e3)
-    return times[LEAD_IN:] or times[-1:]
+    return times[LEAD_IN:] or times[1:]
 
 
 def summary(times: list[float]) -> dict[str, Any]:

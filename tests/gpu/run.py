@@ -149,7 +149,7 @@ def figures(build: Path) -> dict:
     which the tests do not."""
     from nf4bench import programs
     from nf4bench.check import WrongResult
-    from nf4bench.library import LibraryMissing
+    from nf4bench.library import LaunchFailed, LibraryMissing
     from nf4bench.options import Options
 
     options = {
@@ -159,7 +159,7 @@ def figures(build: Path) -> dict:
     }
     try:
         return {name: programs.run(each) for name, each in options.items()}
-    except (WrongResult, LibraryMissing) as error:
+    except (WrongResult, LibraryMissing, LaunchFailed) as error:
         raise Failure(f"the bench: {error}") from error
 
 

@@ -72,17 +72,23 @@ class FakeLibrary:
     def variants(self, kernel: str) -> range:
         return range(2)
 
+    def _launch(self, name: str, *arguments: object) -> None:
+        *_, pdl, _ = arguments
+        if pdl and not self.pdl:
+            raise LaunchFailed(f"nf4_bench_{name} returned 801")
+        self.launches.append((name, *arguments))
+
     def stream(self, *arguments: object) -> None:
-        self.launches.append(("stream", *arguments))
+        self._launch("stream", *arguments)
 
     def encode_stream(self, *arguments: object) -> None:
-        self.launches.append(("encode_stream", *arguments))
+        self._launch("encode_stream", *arguments)
 
     def read(self, *arguments: object) -> None:
-        self.launches.append(("read", *arguments))
+        self._launch("read", *arguments)
 
     def write(self, *arguments: object) -> None:
-        self.launches.append(("write", *arguments))
+        self._launch("write", *arguments)
 
     def configurations(self) -> list[str]:
         return self.names

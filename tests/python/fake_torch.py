@@ -72,11 +72,13 @@ class Torch:
         self.current = {0: 0, 1: 0x1000}
         self.made: list[Tensor] = []
         self.written: list[Tensor] = []
+        self.capturing = False
         graph = SimpleNamespace(increment_version=self.written.append)
         self.autograd = SimpleNamespace(graph=graph)
         self.cuda = SimpleNamespace(
             ExternalStream=lambda handle, device: (handle, device),
             stream=self._stream,
+            is_current_stream_capturing=lambda: self.capturing,
             current_stream=lambda device: SimpleNamespace(cuda_stream=self.current[device.index]),
         )
         raw = {"_cuda_getCurrentRawStream": self.current.__getitem__} if getter else {}

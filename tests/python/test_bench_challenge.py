@@ -125,6 +125,7 @@ def test_a_peer_that_does_not_compile_says_why(monkeypatch: pytest.MonkeyPatch) 
     compiled_to(monkeypatch, "unsloth", refuse)
     figures = run(bench(unsloth=Once()))
     assert figures["compiled"]["unsloth"] == {"refused": "RuntimeError: cannot trace this"}
+    assert "us" in figures["compiled"]["unsloth as an operator"]
     assert "us" in figures["compiled"]["libnf4"] and "us" in figures["eager"]["unsloth"]
 
 

@@ -225,7 +225,8 @@ def test_calls_are_made_without_waiting_and_with() -> None:
     assert made[5:] == ["waited"] and gpu.synchronized == 3
 
 
-def test_the_figures_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pdl", [True, False])
+def test_the_figures_of_a_call(monkeypatch: pytest.MonkeyPatch, pdl: bool) -> None:
     monkeypatch.setattr(call, "HOST_TURNS", 2)
     monkeypatch.setattr(call, "WAITED_TURNS", 2)
     monkeypatch.setattr(call, "WAITED_CASE", Case(SMALL))
@@ -237,7 +238,7 @@ def test_the_figures_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(call, "host_work", on_the_host)
     said: list[str] = []
-    figures = call.run(bench(triton=Peer()), said.append)
+    figures = call.run(bench(FakeLibrary(pdl=pdl), triton=Peer()), said.append)
     assert list(figures["waited"]["calls"]) == ["libnf4", "triton", call.LAUNCH]
     assert figures["waited"]["calls"]["libnf4"]["ratio"] == 1
     host = figures["host"]
@@ -245,7 +246,7 @@ def test_the_figures_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
         host["calls"][call.NEW]["us"] - host["calls"][call.EMPTY]["us"], abs=0.01
     )
     assert "beyond torch.empty" in said[0]
-    with pytest.raises(check.WrongResult, match="triton, one call: 3 of 16384"):
+    with pytest.raises(check.WrongResult, match="triton, launch shape 0: 3 of 16384"):
         call.run(bench(triton=Peer(wrong=3)), said.append)
 
 

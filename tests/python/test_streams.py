@@ -115,3 +115,15 @@ def test_threads_are_none_of_a_devices(torch, last):
     with pytest.raises(nf4.InvalidArgument, match="threads is 2; expected 0 for device memory"):
         nf4.dequantize(weight(torch), threads=2)
     assert last.count == 0
+
+
+def test_a_captured_call_keeps_no_memory_of_the_graph(torch, last):
+    """What is allocated in a capture belongs to the graph."""
+    torch.capturing = True
+    captured = weight(torch)
+    nf4.dequantize(captured)
+    torch.capturing = False
+    device = nf4._torch.device_of(captured.packed)
+    assert not device._elements
+    nf4.dequantize(weight(torch))
+    assert list(device._elements) == [captured.dtype]

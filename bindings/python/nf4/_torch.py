@@ -126,6 +126,9 @@ class Device:
         with self._allocating_on(_convert.stream_address(stream)):
             return self._torch.empty(shape, dtype=self.dtypes[dtype], device=self.device)
 
+    def _is_capturing(self) -> bool:
+        return self.is_cuda and self._torch.cuda.is_current_stream_capturing()
+
     def maker(self, shape: Any, dtype: str) -> Callable[[], Any]:
         """What makes new tensors of one shape and dtype, for work on torch's current stream.
 
@@ -134,7 +137,8 @@ class Device:
         element = self._elements.get(dtype)
         if element is None:
             element = self.empty((), dtype, None)
-            if type(element) is not self.tensor_type:  # a mode that gives others for now
+            # Not what a mode gives for now, nor memory that belongs to a graph.
+            if type(element) is not self.tensor_type or self._is_capturing():
                 return functools.partial(self.empty, shape, dtype, None)
             self._elements[dtype] = element
         return functools.partial(

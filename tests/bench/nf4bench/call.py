@@ -14,7 +14,7 @@ from nf4bench import tables
 from nf4bench.cases import Case
 from nf4bench.measure import in_turns
 from nf4bench.peers import described, present
-from nf4bench.suite import Bench, Report
+from nf4bench.suite import Bench, Report, fastest_variant
 from nf4bench.torch_operator import public_call
 from nf4bench.weights import DTYPES, PARTS, Weight
 
@@ -54,7 +54,8 @@ def _by_address(weight: Weight) -> nf4.QuantizedTensor:
 def smallest_launch(bench: Bench, weight: Weight) -> Callable[[], None]:
     """What no call can be cheaper than: a kernel that reads 16 bytes, through ctypes."""
     source, sink, stream = weight.quantized.packed.data_ptr(), weight.out.data_ptr(), 0
-    return lambda: bench.library.read(0, source, 16, sink, True, stream)
+    pdl = bench.library.has_pdl()
+    return lambda: bench.library.read(0, source, 16, sink, pdl, stream)
 
 
 def host_work(bench: Bench, weight: Weight) -> dict[str, Callable]:
@@ -91,7 +92,7 @@ def _waited(bench: Bench) -> dict:
     work = {"libnf4": public_call(weight)}
     for name, peer in present(bench.peers).items():
         if name != "torch" and peer.supports(weight):
-            work[name] = peer.prepare(weight, 0)
+            work[name] = peer.prepare(weight, fastest_variant(bench, name, peer, weight, expected))
     for name, each in work.items():
         bench.require(f"{name}, one call", weight, expected, lambda stream, call=each: call())
     work[LAUNCH] = smallest_launch(bench, weight)

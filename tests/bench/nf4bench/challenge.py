@@ -14,7 +14,7 @@ from nf4bench import limits, score, suite, tables
 from nf4bench.check import WrongResult, require_dequantized
 from nf4bench.measure import Timing, fastest, in_turns
 from nf4bench.options import ITERATIONS
-from nf4bench.peers import Peer, described, present
+from nf4bench.peers import described, present
 from nf4bench.suite import Bench, Report
 from nf4bench.torch_operator import operator, public_call
 from nf4bench.weights import Weight
@@ -23,9 +23,6 @@ TURNS = 10
 PEERS = ("unsloth", "bitsandbytes", "triton")  # torch's own operators are no contender here
 
 NOTHING = "nothing: a view"  # what waiting costs, and in its compiled form torch.compile
-
-# What is compiled of ours, and of a peer that torch.compile refuses.
-AS_OPERATOR = " as an operator"
 
 Calls = list[Callable[[], torch.Tensor]]
 
@@ -129,16 +126,6 @@ def _stream_us(bench: Bench) -> float:
     return total
 
 
-def _best_variant(bench: Bench, name: str, peer: Peer, weight: Weight, expected: Any) -> int:
-    """The launch shape that is fastest for this weight. Raises WrongResult."""
-    if len(peer.variants) == 1:
-        return peer.variants[0]
-    candidates = suite.peer_candidates(name, peer, [weight])
-    for candidate, launches in candidates.items():
-        bench.require(f"{name}, launch shape {candidate.variant}", weight, expected, launches[0])
-    return fastest(bench.times([weight], candidates), name).variant
-
-
 def _eager(
     bench: Bench, weights: Sequence[Weight], ours: Calls, expected: Sequence[torch.Tensor]
 ) -> dict[str, Calls]:
@@ -147,7 +134,7 @@ def _eager(
     for name, peer in present(bench.peers).items():
         if name in PEERS and all(peer.supports(weight) for weight in weights):
             made[name] = [
-                peer.prepare(weight, _best_variant(bench, name, peer, weight, values))
+                peer.prepare(weight, suite.fastest_variant(bench, name, peer, weight, values))
                 for weight, values in zip(weights, expected, strict=True)
             ]
     for name, calls in made.items():
@@ -178,12 +165,13 @@ def run(bench: Bench, iterations: int | None, report: Report) -> dict:
     weights = [Weight(case, bench.gpu.place) for case in score.cases()]
     expected = [bench.expected(weight) for weight in weights]
     ours = [public_call(weight) for weight in weights]
-    # torch.compile takes no ctypes call, so ours is compiled as an operator of torch.
+    # torch.compile takes no ctypes call, so ours is compiled as an operator of torch, and so
+    # is a peer that it refuses.
     operated = as_operator(weights, ours)
     eager = _eager(bench, weights, ours, expected)
     graphs, refused = compiled_and_equal(bench, weights, eager | {"libnf4": operated}, expected)
     alike = {
-        f"{name}{AS_OPERATOR}": as_operator(weights, eager[name])
+        f"{name}{tables.AS_OPERATOR}": as_operator(weights, eager[name])
         for name in refused
         if name != "libnf4"
     }
@@ -201,7 +189,9 @@ def run(bench: Bench, iterations: int | None, report: Report) -> dict:
         graphs[NOTHING] = attempt
 
     stream_us = _stream_us(bench)
-    times = timed(bench.gpu, eager | {f"libnf4{AS_OPERATOR}": operated, NOTHING: idle}, iterations)
+    times = timed(
+        bench.gpu, eager | {f"libnf4{tables.AS_OPERATOR}": operated, NOTHING: idle}, iterations
+    )
     summary = score.summary({name: times[name].us for name in times if name != NOTHING}, stream_us)
     evidence = _evidence(bench, weights[0], summary["score"], refused.get("libnf4", ""))
     figures = {

@@ -140,6 +140,18 @@ def _row(weight: Weight, launch: str, times: Mapping[Candidate, Timing]) -> dict
     return row
 
 
+def fastest_variant(
+    bench: Bench, name: str, peer: peers.Peer, weight: Weight, expected: Any
+) -> int:
+    """A peer's launch shape that is fastest for this weight. Raises WrongResult."""
+    if len(peer.variants) == 1:
+        return peer.variants[0]
+    candidates = peer_candidates(name, peer, [weight])
+    for candidate, launches in candidates.items():
+        bench.require(f"{name}, launch shape {candidate.variant}", weight, expected, launches[0])
+    return fastest(bench.times([weight], candidates), name).variant
+
+
 def dequantize_rows(bench: Bench, case: Case) -> list[dict]:
     """One row for each way to launch. Raises WrongResult before anything is timed."""
     weights = bench.rotation(case)
@@ -184,8 +196,9 @@ def _our_quantize(bench: Bench, weights: Sequence[Weight]) -> Candidates:
 
 def quantize_rows(bench: Bench, case: Case) -> list[dict]:
     """bitsandbytes copies its codebook from the host in every call, which ends a capture: it
-    is timed as its calls, and so are ours once more, for the ratio. Raises WrongResult before
-    anything is timed."""
+    is timed as its calls, and so are ours once more, for the ratio; but ours have their memory
+    from before, as all else here, and its make their own. Raises WrongResult before anything
+    is timed."""
     weights = bench.rotation(case)
     first = weights[0]
     ours = _our_quantize(bench, weights)

@@ -9,6 +9,7 @@ Row = Mapping[str, Any]
 NAMES = {
     "bitsandbytes": "bitsandbytes", "unsloth": "Unsloth", "torch": "torch", "triton": "Triton",
 }  # fmt: skip
+AS_OPERATOR = " as an operator"  # a peer's name with this: its call, made one of torch's
 NOTHING = "–"
 
 
@@ -245,7 +246,9 @@ def challenge_table(figures: Row) -> str:
     for name in dict.fromkeys([*figures["eager"], *figures["compiled"]]):
         eager, compiled = figures["eager"].get(name), figures["compiled"].get(name)
         cells = [f"{eager['us']:.1f}", f"{eager['us'] / ours:.2f}x"] if eager else [NOTHING] * 2
-        rows.append([NAMES.get(name, name), cells[0], _compiled_cell(compiled), cells[1]])
+        bare = name.removesuffix(AS_OPERATOR)
+        title = NAMES.get(bare, bare) + name.removeprefix(bare)
+        rows.append([title, cells[0], _compiled_cell(compiled), cells[1]])
     return markdown(head, 3, rows)
 
 
