@@ -123,8 +123,12 @@ rust_problem() {
     echo 'no cargo on this machine'
     return
   fi
+  if ! found=$(cargo --version 2>&1); then
+    echo "cargo does not run: ${found%%$'\n'*}"
+    return
+  fi
   wanted=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
-  found=$(cargo --version | cut -d' ' -f2)
+  found=$(cut -d' ' -f2 <<<"$found")
   printf '%s\n' "$wanted" "$found" | sort -V -C || echo "cargo is $found; $wanted or later is needed"
 }
 

@@ -71,6 +71,7 @@ REFUSED = {
     "--device cpu --peers none": "--peers needs a GPU",
     "--device cpu --replays 5": "--replays needs a GPU",
     "--device gpu --threads 2": "--threads is for the CPU",
+    "--device cpu --threads 100000": "--threads is 100000, and this process may run on ",
 }
 
 

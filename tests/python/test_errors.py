@@ -138,6 +138,15 @@ def test_dequantize(message):
         assert not arguments["out"].any()
 
 
+@pytest.mark.parametrize("value", [None, 5, "weight", np.ones(4, np.uint8), object(), Exception()])
+def test_what_is_no_weight(value):
+    with pytest.raises(nf4.InvalidArgument, match="the weight is a .*; expected a QuantizedTensor"):
+        nf4.dequantize(value)
+    if value is not None:
+        with pytest.raises(nf4.InvalidArgument, match="expected a QuantizedTensor"):
+            nf4.quantize(np.ones((2, 64), np.float32), out=value)
+
+
 def test_out_that_overlaps_the_weight():
     storage = np.zeros(384 * 4 + 192, np.uint8)
     q = changed(packed=storage[:192])

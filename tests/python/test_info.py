@@ -12,6 +12,12 @@ def test_version():
     assert nf4.version() == f"{_abi.VERSION_MAJOR}.{_abi.VERSION_MINOR}.{_abi.VERSION_PATCH}"
 
 
+def test_the_package_has_the_version_of_the_library():
+    assert nf4.__version__ == nf4.version()
+    with pytest.raises(AttributeError, match="module 'nf4' has no attribute 'nothing'"):
+        nf4.nothing  # noqa: B018
+
+
 def test_build_info():
     info = nf4.build_info()
     assert {"compiler", "cuda"} <= set(info) and all(info.values())

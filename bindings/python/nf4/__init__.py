@@ -51,3 +51,9 @@ __all__ = [
     "sizes",
     "version",
 ]
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":  # the library's, which is loaded when it is first asked
+        return version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

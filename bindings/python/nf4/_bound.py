@@ -172,8 +172,18 @@ def _parts(weight: QuantizedTensor) -> list[Buffer]:
 def bound(weight: QuantizedTensor) -> Bound:
     """The Bound of a weight, made at its first use and anew where its memory has moved. Threads
     that come here at once may each make one; they are alike. Raises InvalidArgument for a part
-    that is of another type or size than the weight says."""
-    found = weight.__dict__.get(BOUND)
+    that is of another type or size than the weight says, and for what is no weight."""
+    try:
+        found = weight.__dict__.get(BOUND)
+    except AttributeError:
+        raise _no_weight(weight) from None
     if found is None or not found.in_place():
+        if not isinstance(weight, QuantizedTensor):
+            raise _no_weight(weight)
         found = weight.__dict__[BOUND] = Bound(weight)
     return found
+
+
+def _no_weight(value: Any) -> InvalidArgument:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return InvalidArgument(f"the weight is a {kind}; expected a QuantizedTensor")

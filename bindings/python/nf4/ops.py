@@ -161,6 +161,7 @@ def quantize(
     if out is None:
         out = _allocate(source, layout, torch, stream)
     else:
+        bound(out)  # or it is no weight at all
         _require_agreement(out, source, layout)
     weight = bound(out)
     written = weight.written()

@@ -9,6 +9,7 @@ before it builds and installs.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -149,6 +150,9 @@ def _contradiction_on(options: Options, device: str) -> str | None:
         return f"--{gpu_only[0]} needs a GPU"
     if device == "gpu" and options.threads is not None:
         return "--threads is for the CPU"
+    processors = len(os.sched_getaffinity(0))
+    if options.threads is not None and options.threads > processors:
+        return f"--threads is {options.threads}, and this process may run on {processors}"
     return None
 
 

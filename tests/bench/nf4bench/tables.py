@@ -126,7 +126,8 @@ def markdown(head: Sequence[str], numeric: int, rows: Iterable[Sequence[str]]) -
 def peer_cell(row: Row, name: str, peers: Mapping[str, Row]) -> str:
     found = row["peers"].get(name)
     if found:
-        return f"{found['us']:.1f} ({found['ratio']:.2f}x)"
+        over = f" of {row['as_calls']['us']:.1f}" if "as_calls" in row else ""
+        return f"{found['us']:.1f} ({found['ratio']:.2f}x{over})"
     return "missing" if "missing" in peers.get(name, {}) else NOTHING
 
 
@@ -217,7 +218,10 @@ def _sweep_cell(each: Row) -> str:
 def sweep_tables(figures: Row) -> str:
     """A table for each dtype: configurations by shapes, each its time over the best one's; the
     best has its microseconds, and the library's choice is bold."""
-    parts = [f"Measured on one {figures['device']}."]
+    parts = [
+        f"Measured on one {figures['device']}: times over the best of each column, which has its "
+        "microseconds; what the library chooses is bold."
+    ]
     for dtype in dict.fromkeys(row["dtype"] for row in figures["rows"]):
         rows = [row for row in figures["rows"] if row["dtype"] == dtype]
         head = [f"{dtype}: configuration", *map(shape_text, rows)]
