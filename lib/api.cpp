@@ -96,6 +96,39 @@ nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_tensor
   return NF4_STATUS_OK;
 }
 
+nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                     size_t *bytes) {
+  nf4::MatmulProblem problem;
+  if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
+  if (bytes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
+  *bytes = static_cast<size_t>(nf4::matmul_workspace_bytes(problem));
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
+                             size_t workspace_bytes, nf4_stream stream) {
+  nf4::MatmulProblem problem;
+  if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
+  const int64_t needed = nf4::matmul_workspace_bytes(problem);
+  if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
+  if (const nf4_status status = nf4::validate_matmul(weight, args, workspace, needed, problem))
+    return status;
+  if (problem.dtype == NF4_DTYPE_FP32)
+    return nf4::fail(NF4_STATUS_INVALID_ARGUMENT,
+                     "dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU");
+  if (problem.empty()) return NF4_STATUS_OK;
+  return nf4::cuda::matmul(problem, stream);
+}
+
+nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t threads) {
+  nf4::MatmulProblem problem;
+  if (const nf4_status status = nf4::validate_matmul(weight, args, nullptr, 0, problem))
+    return status;
+  if (const nf4_status status = nf4::validate_threads(threads)) return status;
+  if (!problem.empty()) nf4::cpu::matmul(problem, threads);
+  return NF4_STATUS_OK;
+}
+
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {
   if (info == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "info is NULL");
   if (info->struct_size != sizeof(nf4_device))

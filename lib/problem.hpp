@@ -13,6 +13,8 @@ constexpr int element_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 
 
 struct Weight {
   nf4_format format;
+  int64_t rows;
+  int64_t cols;
   int64_t elements;
   int64_t blocks;
   int64_t nested_blocks;  // 0 if flat
@@ -39,7 +41,7 @@ struct Operand {
   bool written;
 };
 
-constexpr int kMaxOperands = 9;
+constexpr int kMaxOperands = 10;
 
 struct Operands {
   Operand list[kMaxOperands];
@@ -67,7 +69,25 @@ struct QuantizeProblem {
   Operands operands;
 };
 
+struct MatmulProblem {
+  Weight weight;
+  nf4_dtype dtype;
+  int64_t m;
+  const void *x;
+  int64_t x_stride;
+  const void *bias;  // or NULL
+  void *y;
+  int64_t y_stride;
+  void *workspace;  // NULL on the CPU
+  Operands operands;
+
+  bool empty() const { return m == 0 || weight.rows == 0; }
+};
+
 constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// No kernel needs any so far.
+inline int64_t matmul_workspace_bytes(const MatmulProblem &) { return 0; }
 
 // The workspace of quantize, nested: the scales before their own quantization, then the
 // partial sums of their mean, level after level: first of all scales of so many elements,

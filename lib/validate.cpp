@@ -114,6 +114,8 @@ nf4_status validate_shape(const nf4_tensor *tensor, Weight &weight) {
                 tensor->cols);
   weight = {};
   weight.format = tensor->format;
+  weight.rows = tensor->rows;
+  weight.cols = tensor->cols;
   weight.elements = tensor->rows * tensor->cols;
   weight.blocksize_log2 = __builtin_ctz(static_cast<unsigned>(tensor->blocksize));
   weight.blocks = (weight.elements + weight.blocksize() - 1) >> weight.blocksize_log2;
@@ -148,14 +150,74 @@ nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_tensor *
   problem.workspace = workspace;
   if (problem.weight.elements == 0) return NF4_STATUS_OK;
   const int64_t needed = QuantizeWorkspace(problem.weight).bytes();
-  if (workspace_bytes < static_cast<size_t>(needed))
-    return fail(NF4_STATUS_INVALID_ARGUMENT, "workspace_bytes is %zu; expected at least %" PRId64,
-                workspace_bytes, needed);
+  if (const nf4_status status = validate_workspace(workspace_bytes, needed)) return status;
   problem.operands.add("in", in, problem.weight.elements * element_bytes(dtype),
                        element_bytes(dtype), false);
   if (needed > 0) problem.operands.add("workspace", workspace, needed, 16, true);
   add_weight(problem.operands, problem.weight, true);
   return validate_operands(problem.operands);
+}
+
+nf4_status validate_matmul_shape(const nf4_tensor *tensor, const nf4_matmul_args *args,
+                                 MatmulProblem &problem) {
+  if (const nf4_status status = validate_shape(tensor, problem.weight)) return status;
+  if (args == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "the nf4_matmul_args is NULL");
+  if (args->struct_size != sizeof(nf4_matmul_args))
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "nf4_matmul_args.struct_size is %zu; this library knows %zu", args->struct_size,
+                sizeof(nf4_matmul_args));
+  if (const nf4_status status = validate_dtype("dtype", args->dtype)) return status;
+  if (args->reserved != 0) return invalid("nf4_matmul_args.reserved", args->reserved, "0");
+  if (args->m < 0) return invalid("m", args->m, "0 or more");
+  const struct {
+    const char *name;
+    int64_t stride, columns;
+  } matrices[] = {{"x_stride", args->x_stride, tensor->cols},
+                  {"y_stride", args->y_stride, tensor->rows}};
+  for (const auto &matrix : matrices) {
+    if (matrix.stride < matrix.columns)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is %" PRId64 "; expected at least %" PRId64,
+                  matrix.name, matrix.stride, matrix.columns);
+    if (args->m != 0 && matrix.stride > kMaxElements / args->m)
+      return fail(NF4_STATUS_INVALID_ARGUMENT,
+                  "m * %s is %" PRId64 " * %" PRId64 "; expected at most 2^60", matrix.name,
+                  args->m, matrix.stride);
+  }
+  problem.dtype = args->dtype;
+  problem.m = args->m;
+  problem.x_stride = args->x_stride;
+  problem.y_stride = args->y_stride;
+  return NF4_STATUS_OK;
+}
+
+nf4_status validate_matmul(const nf4_tensor *tensor, const nf4_matmul_args *args, void *workspace,
+                           int64_t workspace_bytes, MatmulProblem &problem) {
+  if (const nf4_status status = validate_matmul_shape(tensor, args, problem)) return status;
+  if (const nf4_status status = validate_weight(tensor, problem.weight)) return status;
+  problem.x = args->x;
+  problem.bias = args->bias;
+  problem.y = args->y;
+  problem.workspace = workspace;
+  if (problem.empty()) return NF4_STATUS_OK;
+  const int item = element_bytes(problem.dtype);
+  const auto bytes = [&](int64_t stride, int64_t columns) {
+    return ((problem.m - 1) * stride + columns) * item;
+  };
+  if (problem.weight.elements != 0) {
+    add_weight(problem.operands, problem.weight, false);
+    problem.operands.add("x", problem.x, bytes(problem.x_stride, tensor->cols), item, false);
+  }
+  if (problem.bias != nullptr)
+    problem.operands.add("bias", problem.bias, tensor->rows * item, item, false);
+  if (workspace_bytes > 0) problem.operands.add("workspace", workspace, workspace_bytes, 16, true);
+  problem.operands.add("y", problem.y, bytes(problem.y_stride, tensor->rows), item, true);
+  return validate_operands(problem.operands);
+}
+
+nf4_status validate_workspace(size_t given, int64_t needed) {
+  if (given >= static_cast<size_t>(needed)) return NF4_STATUS_OK;
+  return fail(NF4_STATUS_INVALID_ARGUMENT, "workspace_bytes is %zu; expected at least %" PRId64,
+              given, needed);
 }
 
 nf4_status validate_threads(int32_t threads) {

@@ -15,6 +15,16 @@ nf4_status validate_dequant(const nf4_tensor *tensor, void *out, nf4_dtype dtype
 nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_tensor *tensor,
                              void *workspace, size_t workspace_bytes, QuantizeProblem &problem);
 
+// All that needs no pointer: fills the sizes of *problem.
+nf4_status validate_matmul_shape(const nf4_tensor *tensor, const nf4_matmul_args *args,
+                                 MatmulProblem &problem);
+
+// workspace_bytes: as many as are used, 0 on the CPU.
+nf4_status validate_matmul(const nf4_tensor *tensor, const nf4_matmul_args *args, void *workspace,
+                           int64_t workspace_bytes, MatmulProblem &problem);
+
+nf4_status validate_workspace(size_t given, int64_t needed);
+
 nf4_status validate_threads(int32_t threads);
 
 }  // namespace nf4

@@ -240,6 +240,51 @@ NF4_API nf4_status nf4_quantize_launch(const void *in, nf4_dtype in_dtype, const
 NF4_API nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
                                     void *workspace, size_t workspace_bytes, int32_t threads);
 
+/* ---- Matmul -------------------------------------------------------------- */
+
+/* y = x W^T + bias, for m rows of x and a weight of `rows` x `cols`: y is m x rows,
+ * x is m x cols, bias has `rows` elements. Matrices are row-major; a stride is the
+ * distance of two rows, in elements. */
+typedef struct nf4_matmul_args {
+  size_t struct_size;         /* sizeof(nf4_matmul_args) */
+  nf4_dtype dtype;            /* of x, bias and y; fp32 on the CPU only */
+  int32_t reserved;           /* 0 */
+  int64_t m;                  /* >= 0 */
+  const void *x;
+  int64_t x_stride;           /* >= cols */
+  const void *bias;           /* or NULL */
+  void *y;
+  int64_t y_stride;           /* >= rows */
+} nf4_matmul_args;
+
+/* Scratch that nf4_matmul_launch needs, in bytes; often 0. No pointer but the
+ * structs' own is looked at. */
+NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                             size_t *bytes);
+
+/* Each y is the sum of the products x * (codebook entry * scale) and the bias, summed
+ * in binary32 and rounded once; products may be formed from a codebook, scales and x
+ * that are rounded to no less than 11 bits. The order of the sum is the library's own,
+ * so bits differ between GPUs, shapes and versions, but not from call to call. An x that
+ * is not finite spoils its own row of y and no other. What lies between the rows of y is
+ * not written. Where y is empty nothing is read or written; where cols is 0, y is the
+ * bias or 0.
+ *
+ * workspace: scratch of at least nf4_matmul_workspace_size() bytes, 16-byte aligned,
+ * in the same memory as the rest; may be NULL if that size is 0.
+ *
+ * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
+ * m or a stride of *args is out of range, m rows are more than 2^60 elements, the
+ * workspace is NULL, misaligned or too small, or y, between its first and its last
+ * element, or the workspace overlaps anything else. */
+NF4_API nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                     void *workspace, size_t workspace_bytes, nf4_stream stream);
+
+/* The same on host memory, without scratch; threads as in nf4_dequant_cpu, and their
+ * number changes no bit. */
+NF4_API nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                  int32_t threads);
+
 /* ---- The machine ---------------------------------------------------------- */
 
 typedef struct nf4_device {

@@ -38,13 +38,14 @@ bool has_avx2() {
 constexpr Variant kVariants[] = {
 #if defined(NF4_AVX512)
     {"avx512", has_avx512, dequant_with<kAvx512Kernels>, quantize_with<kAvx512Kernels>,
-     quantize_scales_with<kAvx512Kernels>},
+     quantize_scales_with<kAvx512Kernels>, matmul_reference},
 #endif
 #if defined(NF4_AVX2)
     {"avx2", has_avx2, dequant_with<kAvx2Kernels>, quantize_with<kAvx2Kernels>,
-     quantize_scales_with<kAvx2Kernels>},
+     quantize_scales_with<kAvx2Kernels>, matmul_reference},
 #endif
-    {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference},
+    {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference,
+     matmul_reference},
 };
 
 const Variant *forced_variant = nullptr;
@@ -59,6 +60,7 @@ const Variant &best_variant() {
 // Less work than this, about 50 microseconds for the vector variants, is not worth a thread.
 constexpr int64_t kDequantElementsPerThread = 1 << 20;
 constexpr int64_t kQuantizeElementsPerThread = 1 << 18;
+constexpr int64_t kMatmulProductsPerThread = 1 << 20;
 
 int64_t blocks_per_thread(const Weight &weight, int64_t elements_per_thread) {
   return std::max<int64_t>(1, elements_per_thread >> weight.blocksize_log2);
@@ -94,6 +96,14 @@ void quantize(const QuantizeProblem &problem, int threads) {
   auto *partial_sums = reinterpret_cast<double *>(static_cast<char *>(problem.workspace) +
                                                   QuantizeWorkspace(weight).scales_bytes);
   variant.quantize_scales(weight, scales, partial_sums, threads);
+}
+
+void matmul(const MatmulProblem &problem, int threads) {
+  const DefaultFloatEnvironment environment;
+  const Variant &variant = variant_in_use();
+  const int64_t products = std::max<int64_t>(1, problem.m * problem.weight.cols);
+  parallel_for(problem.weight.rows, std::max<int64_t>(1, kMatmulProductsPerThread / products),
+               threads, [&](int64_t begin, int64_t end) { variant.matmul(problem, {begin, end}); });
 }
 
 }  // namespace nf4::cpu

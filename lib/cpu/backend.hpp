@@ -12,6 +12,12 @@ struct BlockRange {
   int64_t end;
 };
 
+// Rows [begin, end) of a weight.
+struct RowRange {
+  int64_t begin;
+  int64_t end;
+};
+
 // `absmax` gets one float per block, wherever the scales go in the end.
 struct Variant {
   const char *name;
@@ -22,6 +28,8 @@ struct Variant {
   // their 8-bit codes. partial_sums: scratch, one for each kScalesPerPartialSum scales.
   void (*quantize_scales)(const Weight &weight, const float *scales, double *partial_sums,
                           int threads);
+  // All m of some columns of y, which are rows of the weight.
+  void (*matmul)(const MatmulProblem &problem, RowRange rows);
 };
 
 // All variants of this build, best first; the last is the scalar reference, which runs
@@ -43,5 +51,6 @@ void force_variant(const Variant *variant);
 // threads: at most so many; 0: one for each processor the process may run on.
 void dequant(const DequantProblem &problem, int threads);
 void quantize(const QuantizeProblem &problem, int threads);
+void matmul(const MatmulProblem &problem, int threads);
 
 }  // namespace nf4::cpu

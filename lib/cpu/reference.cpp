@@ -37,6 +37,26 @@ float quantize_block(const Weight &weight, const Quantizer &quantizer, const T *
 }
 
 template <class T>
+void matmul_rows(const MatmulProblem &problem, RowRange rows) {
+  const Weight &weight = problem.weight;
+  const float *entries = codebook(weight);
+  const T *x = static_cast<const T *>(problem.x);
+  const T *bias = static_cast<const T *>(problem.bias);
+  T *y = static_cast<T *>(problem.y);
+  for (int64_t row = rows.begin; row < rows.end; ++row)
+    for (int64_t i = 0; i < problem.m; ++i) {
+      double sum = bias == nullptr ? 0.0 : static_cast<double>(to_float(bias[row]));
+      for (int64_t k = 0; k < weight.cols; ++k) {
+        const int64_t element = row * weight.cols + k;
+        const double value = entries[unpack_code(weight.packed, element)];
+        sum += value * block_scale(weight, element >> weight.blocksize_log2) *
+               static_cast<double>(to_float(x[i * problem.x_stride + k]));
+      }
+      y[i * problem.y_stride + row] = from_float<T>(static_cast<float>(sum));
+    }
+}
+
+template <class T>
 double sum_of_tree(const T *values, int64_t count) {
   if (count == 0) return 0;
   if (count == 1) return values[0];
@@ -64,6 +84,10 @@ void quantize_reference(const QuantizeProblem &problem, float *absmax, BlockRang
                                      static_cast<const decltype(type) *>(problem.in), first, last);
     }
   });
+}
+
+void matmul_reference(const MatmulProblem &problem, RowRange rows) {
+  with_dtype(problem.dtype, [&](auto type) { matmul_rows<decltype(type)>(problem, rows); });
 }
 
 double tree_sum(const float *values, int64_t count) { return sum_of_tree(values, count); }

@@ -11,6 +11,9 @@ void quantize_reference(const QuantizeProblem &problem, float *absmax, BlockRang
 // As Variant::quantize_scales, on one thread and without scratch.
 void quantize_scales_reference(const Weight &weight, const float *scales, double *, int);
 
+// The products of unrounded factors, summed in binary64 in order.
+void matmul_reference(const MatmulProblem &problem, RowRange rows);
+
 // The sum in binary64 over the complete binary tree: neighbours are added first, then
 // neighbouring pairs, and so on, missing leaves being zero. Any aligned power-of-two
 // piece of the data is a subtree, so a parallel reduction gives the same bits.

@@ -8,6 +8,7 @@ namespace nf4::cuda {
 
 nf4_status dequant(const DequantProblem &problem, nf4_stream stream);
 nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream);
+nf4_status matmul(const MatmulProblem &problem, nf4_stream stream);
 nf4_status device_info(int device, nf4_device &info);
 
 }  // namespace nf4::cuda
