@@ -12,6 +12,7 @@ struct Sm75 {
   static constexpr bool kCachePolicies = false;    // createpolicy and .L2::cache_hint
   static constexpr bool kBulkPrefetch = false;     // cp.async.bulk.prefetch
   static constexpr bool kDependentLaunch = false;  // griddepcontrol
+  static constexpr bool kTensorCores = false;      // mma.m16n8k16 of fp16 and of bf16
 };
 
 struct Sm80 {
@@ -19,6 +20,7 @@ struct Sm80 {
   static constexpr bool kCachePolicies = true;
   static constexpr bool kBulkPrefetch = false;
   static constexpr bool kDependentLaunch = false;
+  static constexpr bool kTensorCores = true;
 };
 
 struct Sm90 {
@@ -26,6 +28,7 @@ struct Sm90 {
   static constexpr bool kCachePolicies = true;
   static constexpr bool kBulkPrefetch = true;
   static constexpr bool kDependentLaunch = true;
+  static constexpr bool kTensorCores = true;
 };
 
 // Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical

@@ -8,6 +8,7 @@
 
 #include "cuda/backend.hpp"
 #include "cuda/dequant/select.hpp"
+#include "cuda/matmul/select.hpp"
 #include "cuda/quantize/select.hpp"
 #include "status.hpp"
 
@@ -24,7 +25,7 @@ struct DeviceSlot {
 DeviceSlot slots[kMaxDevices];
 
 cudaError_t read_device(int index, Device &device) {
-  int major = 0, minor = 0, multiprocessors = 0, pageable = 0;
+  int major = 0, minor = 0, multiprocessors = 0, shared = 0, pageable = 0;
   cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
@@ -32,7 +33,9 @@ cudaError_t read_device(int index, Device &device) {
     error = cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, index);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index);
-  device = {index, major * 10 + minor, multiprocessors, pageable != 0};
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+  device = {index, major * 10 + minor, multiprocessors, shared, pageable != 0};
   return error;
 }
 
@@ -210,6 +213,7 @@ cudaError_t detail::launch(const Launch &launch, const void *args) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
   config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
   config.stream = launch.stream;
   config.attrs = &early;
   config.numAttrs = launch.waits && !plain_launches ? 1 : 0;
@@ -253,6 +257,7 @@ nf4_status device_info(int index, nf4_device &info) {
   error = current.error();
   if (error == cudaSuccess) error = load_dequant_kernels(*family);
   if (error == cudaSuccess) error = load_quantize_kernels(info.compute_capability);
+  if (error == cudaSuccess) error = load_matmul_kernels(device);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "loading the kernels");
 }
 

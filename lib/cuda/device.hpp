@@ -17,6 +17,7 @@ struct Device {
   int index;
   int compute_capability;  // major * 10 + minor
   int multiprocessors;
+  int shared_bytes;          // that a thread block may have
   bool reaches_host_memory;  // pageable memory, through the system's page tables
 };
 
@@ -60,6 +61,7 @@ struct Launch {
   int threads;
   bool waits;  // the kernel waits for its predecessor, so it may start while that one ends
   cudaStream_t stream;
+  int shared_bytes = 0;  // dynamic
 };
 
 // For tests and benchmarks: no kernel starts before its predecessor has ended. Not thread

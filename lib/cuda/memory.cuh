@@ -68,6 +68,20 @@ __device__ __forceinline__ uint4 load_streamed(const uint4 *address, CachePolicy
   return v;
 }
 
+template <class Arch>
+__device__ __forceinline__ uint2 load_streamed(const uint2 *address, CachePolicy policy) {
+  uint2 v;
+  if constexpr (Arch::kCachePolicies)
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.b32 {%0, %1}, [%2], %3;"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(address), "l"(policy.bits));
+  else
+    asm volatile("ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(address));
+  return v;
+}
+
 // Writes what this kernel does not read again. Without policies: .cs, evict-first.
 template <class Arch>
 __device__ __forceinline__ void store_streamed(uint4 *address, uint4 v, CachePolicy policy) {

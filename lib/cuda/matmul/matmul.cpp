@@ -1,0 +1,154 @@
+// Host side of matmul: validate locations, choose a kernel, launch.
+#include <algorithm>
+#include <atomic>
+
+#include "cuda/backend.hpp"
+#include "cuda/device.hpp"
+#include "cuda/matmul/select.hpp"
+#include "nf4_gpu_families.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+// The compile matrix of this operation: 2 dtypes x flat/nested x 4 shapes each.
+const MatmulFamily *const kFamilies[] = {
+#if NF4_HAVE_SM90
+    &kMatmulSm90,
+#endif
+#if NF4_HAVE_SM80
+    &kMatmulSm80,
+#endif
+#if NF4_HAVE_SM75
+    &kMatmulSm75,
+#endif
+    nullptr,
+};
+
+const MatmulFamily *forced_family = nullptr;
+const MatmulShape *forced_shape = nullptr;
+
+const MatmulFamily *family_for(int compute_capability) {
+  if (forced_family != nullptr) return forced_family;
+  for (const MatmulFamily *const *family = kFamilies; *family != nullptr; ++family)
+    if ((*family)->family.runs_on(compute_capability)) return *family;
+  return nullptr;
+}
+
+MatmulArgs matmul_args(const MatmulProblem &problem) {
+  const Weight &weight = problem.weight;
+  MatmulArgs args{};
+  args.packed = weight.packed;
+  args.absmax = weight.absmax;
+  args.nested_absmax = weight.nested_absmax;
+  args.nested_code = weight.nested_code;
+  args.nested_offset = weight.nested_offset;
+  args.codebook = weight.codebook;
+  args.x = problem.x;
+  args.bias = problem.bias;
+  args.y = problem.y;
+  args.m = problem.m;
+  args.rows = weight.rows;
+  args.cols = weight.cols;
+  args.x_stride = problem.x_stride;
+  args.y_stride = problem.y_stride;
+  args.format = weight.format;
+  args.blocksize_log2 = weight.blocksize_log2;
+  args.nested_blocksize_log2 = weight.nested_blocksize_log2;
+  args.x_vectors = is_multiple(problem.x, 16) && (problem.m == 1 || problem.x_stride % 8 == 0);
+  args.whole_runs = is_multiple(weight.packed, 16) && weight.cols % 32 == 0;
+  return args;
+}
+
+MatmulShape shape_for(const MatmulProblem &problem, const MatmulFamily &family,
+                      const Device &device) {
+  const auto *kernels = family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()];
+  const auto takes = [&](MatmulShape shape) {
+    return kernels[shape] != nullptr && matmul_takes(problem, shape, device.shared_bytes);
+  };
+  if (forced_shape != nullptr) return takes(*forced_shape) ? *forced_shape : kTiled;
+  for (const MatmulShape shape : {kFew2, kFew8, kFew16})
+    if (takes(shape)) return shape;
+  return kTiled;
+}
+
+// Thread blocks may have more shared memory than by default only after this, once a device.
+cudaError_t allow_shared_memory(const MatmulFamily &family, const Device &device) {
+  constexpr int kKnown = 64;
+  static std::atomic<const MatmulFamily *> known[kKnown];
+  if (device.index < kKnown && known[device.index].load(std::memory_order_acquire) == &family)
+    return cudaSuccess;
+  for (const auto &dtype : family.kernels)
+    for (const auto &nested : dtype)
+      for (int shape = kFew2; shape < kMatmulShapes; ++shape) {
+        if (nested[shape] == nullptr) continue;
+        const cudaError_t error = cudaFuncSetAttribute(
+            nested[shape], cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+        if (error != cudaSuccess) return error;
+      }
+  if (device.index < kKnown) known[device.index].store(&family, std::memory_order_release);
+  return cudaSuccess;
+}
+
+int64_t tiled_blocks(const MatmulProblem &problem) {
+  return ceil_divide(problem.weight.rows, kTiledRows) * ceil_divide(problem.m, kTiledM);
+}
+
+Launch launch_of(const MatmulProblem &problem, const MatmulFamily &family, MatmulShape shape,
+                 const Device &device, cudaStream_t stream, MatmulArgs &args) {
+  const void *kernel =
+      family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][shape];
+  if (shape == kTiled)
+    return {kernel, tiled_blocks(problem), kTiledThreads, family.family.waits, stream};
+  const int64_t blocks = std::min<int64_t>(problem.weight.rows, device.multiprocessors);
+  const int64_t tiles = ceil_divide(ceil_divide(problem.weight.rows, blocks), kTileRows);
+  const int room = (device.shared_bytes - kFewFixedBytes) / few_tile_bytes(shape);
+  args.group_tiles = static_cast<int>(std::min<int64_t>(tiles, room));
+  return {kernel,      blocks,
+          kFewThreads, family.family.waits,
+          stream,      kFewFixedBytes + args.group_tiles * few_tile_bytes(shape)};
+}
+
+}  // namespace
+
+const MatmulFamily *const *matmul_families() { return kFamilies; }
+
+void force_matmul(const MatmulFamily *family, const MatmulShape *shape) {
+  forced_family = family;
+  forced_shape = shape;
+}
+
+bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, int shared_bytes) {
+  if (shape == kTiled) return true;
+  // Runs of 32 columns a lane, or of 64 that four lanes share, must each lie in one block.
+  const int run = shape == kFew2 ? 32 : 64;
+  const Weight &weight = problem.weight;
+  return problem.m <= few_max_m(shape) && weight.cols > 0 && weight.cols % run == 0 &&
+         weight.blocksize() >= run && is_multiple(weight.packed, 16) &&
+         shared_bytes >= kFewFixedBytes + few_tile_bytes(shape);
+}
+
+cudaError_t load_matmul_kernels(const Device &device) {
+  const MatmulFamily *family = family_for(device.compute_capability);
+  if (family == nullptr) return cudaSuccess;
+  const cudaError_t error = load_kernels(&family->kernels[0][0][0], 2 * 2 * kMatmulShapes);
+  return error == cudaSuccess ? allow_shared_memory(*family, device) : error;
+}
+
+nf4_status matmul(const MatmulProblem &problem, nf4_stream stream) {
+  Device device;
+  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
+  const MatmulFamily *family = family_for(device.compute_capability);
+  if (family == nullptr) return no_family(device);
+
+  const CurrentDevice current(device.index);
+  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  const MatmulShape shape = shape_for(problem, *family, device);
+  cudaError_t error = shape == kTiled ? cudaSuccess : allow_shared_memory(*family, device);
+  if (error != cudaSuccess) return fail_cuda(error, "cudaFuncSetAttribute");
+  MatmulArgs args = matmul_args(problem);
+  const Launch matmul = launch_of(problem, *family, shape, device, stream, args);
+  error = launch(matmul, args);
+  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching matmul");
+}
+
+}  // namespace nf4::cuda

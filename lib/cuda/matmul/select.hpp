@@ -1,0 +1,24 @@
+// Which matmul kernels run on a device.
+#pragma once
+
+#include "cuda/device.hpp"
+#include "cuda/matmul/args.hpp"
+#include "problem.hpp"
+
+namespace nf4::cuda {
+
+// All families of this build, best first; the last is the baseline. Ends in NULL.
+const MatmulFamily *const *matmul_families();
+
+// Can a kernel of this shape do the problem, on a device with so much shared memory for a
+// thread block?
+bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, int shared_bytes);
+
+// For tests: the family and the shape that every later launch uses, the latter as far as it
+// takes the problem; NULL restores the library's choice. Not thread safe.
+void force_matmul(const MatmulFamily *family, const MatmulShape *shape);
+
+// Loads the kernels for the compute capability on the current device, if there are any.
+cudaError_t load_matmul_kernels(const Device &device);
+
+}  // namespace nf4::cuda

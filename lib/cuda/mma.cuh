@@ -1,0 +1,34 @@
+// Tensor-core products of fragments: inline PTX (PTX ISA, "Matrix Fragments for
+// mma.m16n8k16").
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace nf4::cuda {
+
+// What a lane holds of D[16][8] += A[16][16] B[16][8]; with g = lane / 4 and t = lane % 4:
+// a[0], a[2]: row g, columns 2t and 2t + 8, each with its right neighbour in the high half;
+// a[1], a[3]: the same of row g + 8. b[0], b[1]: column g, rows 2t and 2t + 8, with the next.
+// d[0], d[1]: row g, columns 2t and 2t + 1; d[2], d[3]: of row g + 8.
+__device__ __forceinline__ void multiply_add(__nv_bfloat16, float (&d)[4], const uint32_t (&a)[4],
+                                             uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void multiply_add(__half, float (&d)[4], const uint32_t (&a)[4],
+                                             uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace nf4::cuda
