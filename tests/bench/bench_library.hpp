@@ -55,4 +55,9 @@ NF4_API nf4_status nf4_bench_quantize(const void *in, nf4_dtype in_dtype, const 
                                       void *workspace, size_t workspace_bytes, int pdl,
                                       nf4_stream stream);
 
+// nf4_matmul_launch. A status.
+NF4_API nf4_status nf4_bench_matmul(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                    void *workspace, size_t workspace_bytes, int pdl,
+                                    nf4_stream stream);
+
 }  // extern "C"

@@ -145,3 +145,9 @@ nf4_status nf4_bench_quantize(const void *in, nf4_dtype in_dtype, const nf4_tens
   const PlainLaunches plain(pdl == 0);
   return nf4_quantize_launch(in, in_dtype, weight, workspace, workspace_bytes, stream);
 }
+
+nf4_status nf4_bench_matmul(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
+                            size_t workspace_bytes, int pdl, nf4_stream stream) {
+  const PlainLaunches plain(pdl == 0);
+  return nf4_matmul_launch(weight, args, workspace, workspace_bytes, stream);
+}

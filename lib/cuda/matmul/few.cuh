@@ -264,51 +264,83 @@ struct WarpShare {
   }
 };
 
-// The sums of the rows [first, first + count), at most group_tiles tiles.
+// Rows of the weight whose partial sums shared memory holds at a time.
+struct RowGroup {
+  int64_t first;
+  int64_t count;
+};
+
+// A warp's way through a group: two tiles are in flight while a third is multiplied.
 template <class Arch, class Runs>
-__device__ __forceinline__ void multiply_group(const MatmulArgs &args, int64_t first, int64_t count,
-                                               PairTable table, const float *code, float offset,
-                                               float *partials) {
-  const WarpShare share(args.cols);
-  const FragmentLane lane;
-  const CachePolicy policy = evict_first<Arch>();
-  const int tiles = tiles_of(count);
-  constexpr int kTilePartials = kTileRows * Runs::kMaxM;
-  float *partial = partials + threadIdx.x / 32 * kTilePartials;
-  const auto load = [&](int tile, int64_t slice, typename Runs::Tile &into) {
-    if (tile >= tiles) return;
-    // Rows past the end are read as the last one, and their sums are not used.
-    const int64_t last = first + count - 1, row = first + tile * kTileRows + lane.group;
-    const int64_t rows[2] = {min(row, last), min(row + 8, last)};
-    Runs::load_tile(args, rows, slice, policy, into);
-  };
-  for (int64_t slice = share.slice; slice < share.slices; slice += kFewWarps) {
-    typename Runs::Tile even, odd;
-    load(share.first_tile, slice, even);
-    load(share.first_tile + share.tile_step, slice, odd);
-    Runs runs;
-    runs.load_slice(args, slice);
+class Walk {
+ public:
+  __device__ __forceinline__ explicit Walk(const MatmulArgs &args)
+      : args_(args), share_(args.cols), policy_(evict_first<Arch>()) {}
+
+  // Starts the loads of the first slice.
+  __device__ __forceinline__ void start(RowGroup group) {
+    group_ = group;
+    tiles_ = tiles_of(group.count);
+    slice_ = share_.slice;
+    if (slice_ < share_.slices) start_slice();
+  }
+
+  // Adds the sums of the group to the warp's partial sums.
+  __device__ __forceinline__ void finish(PairTable table, const float *code, float offset,
+                                         float *partials) {
+    constexpr int kTilePartials = kTileRows * Runs::kMaxM;
+    float *const own = partials + threadIdx.x / 32 * kTilePartials;
+    const auto multiply = [&](int tile, const typename Runs::Tile &of) {
+      if (tile < tiles_)
+        runs_.multiply(of, table, code, offset, own + tile * kFewWarps * kTilePartials);
+    };
+    while (slice_ < share_.slices) {
+      const int step = share_.tile_step;
 #pragma unroll 1
-    for (int tile = share.first_tile; tile < tiles; tile += 2 * share.tile_step) {
-      const auto multiply = [&](int which, const typename Runs::Tile &of) {
-        if (which < tiles)
-          runs.multiply(of, table, code, offset, partial + which * kFewWarps * kTilePartials);
-      };
-      multiply(tile, even);
-      load(tile + 2 * share.tile_step, slice, even);
-      multiply(tile + share.tile_step, odd);
-      load(tile + 3 * share.tile_step, slice, odd);
+      for (int tile = share_.first_tile; tile < tiles_; tile += 2 * step) {
+        multiply(tile, even_);
+        load(tile + 2 * step, even_);
+        multiply(tile + step, odd_);
+        load(tile + 3 * step, odd_);
+      }
+      slice_ += kFewWarps;
+      if (slice_ < share_.slices) start_slice();
     }
   }
-}
+
+ private:
+  __device__ __forceinline__ void start_slice() {
+    load(share_.first_tile, even_);
+    load(share_.first_tile + share_.tile_step, odd_);
+    runs_.load_slice(args_, slice_);
+  }
+
+  __device__ __forceinline__ void load(int tile, typename Runs::Tile &into) {
+    if (tile >= tiles_) return;
+    // Rows past the end are read as the last one, and their sums are not used.
+    const int64_t last = group_.first + group_.count - 1;
+    const int64_t row = group_.first + tile * kTileRows + FragmentLane().group;
+    const int64_t rows[2] = {min(row, last), min(row + 8, last)};
+    Runs::load_tile(args_, rows, slice_, policy_, into);
+  }
+
+  const MatmulArgs &args_;
+  const WarpShare share_;
+  const CachePolicy policy_;
+  RowGroup group_;
+  int tiles_;
+  int64_t slice_;
+  typename Runs::Tile even_, odd_;
+  Runs runs_;
+};
 
 // Adds up what the warps have, always in the same order, and writes y.
 template <class T, int kMaxM>
-__device__ __forceinline__ void write_group(const MatmulArgs &args, int64_t first, int64_t count,
-                                            float factor, const float *partials) {
+__device__ __forceinline__ void write_group(const MatmulArgs &args, RowGroup group, float factor,
+                                            const float *partials) {
   const T *bias = static_cast<const T *>(args.bias);
   const int m = static_cast<int>(args.m);
-  const int rows = static_cast<int>(count);
+  const int rows = static_cast<int>(group.count);
   for (int i = threadIdx.x; i < rows * m; i += kFewThreads) {
     const int row = i % rows, of_x = i / rows;
     const float *partial = partials + row / kTileRows * kFewWarps * kTileRows * kMaxM +
@@ -316,8 +348,8 @@ __device__ __forceinline__ void write_group(const MatmulArgs &args, int64_t firs
     float sum = 0;
 #pragma unroll
     for (int warp = 0; warp < kFewWarps; ++warp) sum += partial[warp * kTileRows * kMaxM];
-    const float start = bias == nullptr ? 0.0f : to_float(bias[first + row]);
-    static_cast<T *>(args.y)[of_x * args.y_stride + first + row] =
+    const float start = bias == nullptr ? 0.0f : to_float(bias[group.first + row]);
+    static_cast<T *>(args.y)[of_x * args.y_stride + group.first + row] =
         from_float<T>(__fmaf_rn(sum, factor, start));
   }
 }
@@ -343,22 +375,26 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   prefetch_rows<Arch>(args, share);
   wait_for_predecessor<Arch>();
   start_dependents<Arch>();
+  const int64_t group_rows = int64_t{args.group_tiles} * kTileRows;
+  Walk<Arch, Runs> walk(args);
+  RowGroup group{share.first, min(group_rows, share.count)};
+  walk.start(group);
+
   float *const code = reinterpret_cast<float *>(shared + kPairTableBytes);
   float *const partials = reinterpret_cast<float *>(shared + kFewFixedBytes);
   const float factor = build_pair_table<T, kFewThreads>(args.codebook, args.format, shared);
   const float offset = share_scale_code<Nested>(args, code);
   const PairTable table(shared);
-  constexpr int kTilePartials = kTileRows * Runs::kMaxM;
-  const int64_t group_rows = int64_t{args.group_tiles} * kTileRows;
-  for (int64_t done = 0; done < share.count; done += group_rows) {
-    const int64_t count = min(group_rows, share.count - done);
-    const int tiles = tiles_of(count);
-    for (int i = threadIdx.x; i < tiles * kFewWarps * kTilePartials; i += kFewThreads)
-      partials[i] = 0.0f;
+  const int group_partials = args.group_tiles * kFewWarps * kTileRows * Runs::kMaxM;
+  for (int64_t left = share.count; left > 0;) {
+    for (int i = threadIdx.x; i < group_partials; i += kFewThreads) partials[i] = 0.0f;
     __syncthreads();
-    multiply_group<Arch, Runs>(args, share.first + done, count, table, code, offset, partials);
+    walk.finish(table, code, offset, partials);
     __syncthreads();
-    write_group<T, Runs::kMaxM>(args, share.first + done, count, factor, partials);
+    write_group<T, Runs::kMaxM>(args, group, factor, partials);
+    left -= group.count;
+    group = {group.first + group.count, min(group_rows, left)};
+    if (left > 0) walk.start(group);
     __syncthreads();
   }
 }

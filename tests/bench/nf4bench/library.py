@@ -37,6 +37,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         _abi.Status,
         [c_void_p, c_void_p, _abi.Dtype, c_int, c_void_p],
     ),
+    "nf4_bench_matmul": (
+        _abi.Status,
+        [c_void_p, c_void_p, c_void_p, c_size_t, *_STREAM],
+    ),
     "nf4_bench_quantize": (
         _abi.Status,
         [c_void_p, _abi.Dtype, c_void_p, c_void_p, c_size_t, *_STREAM],
