@@ -28,7 +28,14 @@ struct MatmulArgs {
   nf4_format format;
   int blocksize_log2;
   int nested_blocksize_log2;
-  int group_tiles;  // few: row tiles whose partial sums shared memory holds at a time
+  // Of the few-row kernels: a thread block's rows, of which the first `more_rows` blocks have
+  // one more; warps that have the slices of a tile; each takes every tile_step-th tile; tiles
+  // whose partial sums shared memory holds at a time.
+  int64_t block_rows;
+  int more_rows;
+  int together;
+  int tile_step;
+  int group_tiles;
   bool x_vectors;   // rows of x are on 16-byte boundaries
   bool whole_runs;  // cols is a multiple of 32, and packed is on a 16-byte boundary
 };
@@ -41,13 +48,14 @@ constexpr int kMatmulShapes = 4;
 // The tiles of kTiled.
 constexpr int kTiledRows = 64;  // of the weight
 constexpr int kTiledM = 64;     // of x
-constexpr int kTiledThreads = 128;
+constexpr int kTiledThreads = 256;
 
 // The few-row kernels: a warp multiplies slices of kSlice columns of tiles of kTileRows rows.
 constexpr int kFewWarps = 16;
 constexpr int kFewThreads = 32 * kFewWarps;
 constexpr int kSlice = 256;
 constexpr int kTileRows = 16;
+constexpr int64_t kFewElements = int64_t{1} << 30;  // of a group of tiles, for 32-bit offsets
 
 constexpr int few_max_m(MatmulShape shape) { return shape == kFew2 ? 2 : shape == kFew8 ? 8 : 16; }
 

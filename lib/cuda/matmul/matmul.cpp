@@ -93,19 +93,33 @@ int64_t tiled_blocks(const MatmulProblem &problem) {
   return ceil_divide(problem.weight.rows, kTiledRows) * ceil_divide(problem.m, kTiledM);
 }
 
-Launch launch_of(const MatmulProblem &problem, const MatmulFamily &family, MatmulShape shape,
-                 const Device &device, cudaStream_t stream, MatmulArgs &args) {
+// How the few-row kernels share the work; returns their number of thread blocks.
+int64_t share_work(MatmulShape shape, const Device &device, MatmulArgs &args) {
+  const int64_t blocks = std::min<int64_t>(args.rows, device.multiprocessors);
+  args.block_rows = args.rows / blocks;
+  args.more_rows = static_cast<int>(args.rows % blocks);
+  args.together = static_cast<int>(std::min<int64_t>(ceil_divide(args.cols, kSlice), kFewWarps));
+  args.tile_step = kFewWarps / args.together;
+  const int64_t tiles = ceil_divide(ceil_divide(args.rows, blocks), kTileRows);
+  const int64_t room = (device.shared_bytes - kFewFixedBytes) / few_tile_bytes(shape);
+  const int64_t addressed = kFewElements / (kTileRows * args.cols);
+  args.group_tiles = static_cast<int>(std::min({tiles, room, addressed}));
+  return blocks;
+}
+
+cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &family,
+                         MatmulShape shape, const Device &device, cudaStream_t stream) {
   const void *kernel =
       family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][shape];
+  const bool waits = family.family.waits;
+  MatmulArgs args = matmul_args(problem);
   if (shape == kTiled)
-    return {kernel, tiled_blocks(problem), kTiledThreads, family.family.waits, stream};
-  const int64_t blocks = std::min<int64_t>(problem.weight.rows, device.multiprocessors);
-  const int64_t tiles = ceil_divide(ceil_divide(problem.weight.rows, blocks), kTileRows);
-  const int room = (device.shared_bytes - kFewFixedBytes) / few_tile_bytes(shape);
-  args.group_tiles = static_cast<int>(std::min<int64_t>(tiles, room));
-  return {kernel,      blocks,
-          kFewThreads, family.family.waits,
-          stream,      kFewFixedBytes + args.group_tiles * few_tile_bytes(shape)};
+    return launch({kernel, tiled_blocks(problem), kTiledThreads, waits, stream}, args);
+  const cudaError_t error = allow_shared_memory(family, device);
+  if (error != cudaSuccess) return error;
+  const int64_t blocks = share_work(shape, device, args);
+  const int shared_bytes = kFewFixedBytes + args.group_tiles * few_tile_bytes(shape);
+  return launch({kernel, blocks, kFewThreads, waits, stream, shared_bytes}, args);
 }
 
 }  // namespace
@@ -119,12 +133,12 @@ void force_matmul(const MatmulFamily *family, const MatmulShape *shape) {
 
 bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, int shared_bytes) {
   if (shape == kTiled) return true;
-  // Runs of 32 columns a lane, or of 64 that four lanes share, must each lie in one block.
-  const int run = shape == kFew2 ? 32 : 64;
+  // A quarter of a slice must lie in one block, and a row in few enough bytes.
+  constexpr int kQuarter = kSlice / 4;
   const Weight &weight = problem.weight;
-  return problem.m <= few_max_m(shape) && weight.cols > 0 && weight.cols % run == 0 &&
-         weight.blocksize() >= run && is_multiple(weight.packed, 16) &&
-         shared_bytes >= kFewFixedBytes + few_tile_bytes(shape);
+  return problem.m <= few_max_m(shape) && weight.cols > 0 && weight.cols % kQuarter == 0 &&
+         weight.cols <= kFewElements / kTileRows && weight.blocksize() >= kQuarter &&
+         is_multiple(weight.packed, 16) && shared_bytes >= kFewFixedBytes + few_tile_bytes(shape);
 }
 
 cudaError_t load_matmul_kernels(const Device &device) {
@@ -143,11 +157,7 @@ nf4_status matmul(const MatmulProblem &problem, nf4_stream stream) {
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
   const MatmulShape shape = shape_for(problem, *family, device);
-  cudaError_t error = shape == kTiled ? cudaSuccess : allow_shared_memory(*family, device);
-  if (error != cudaSuccess) return fail_cuda(error, "cudaFuncSetAttribute");
-  MatmulArgs args = matmul_args(problem);
-  const Launch matmul = launch_of(problem, *family, shape, device, stream, args);
-  error = launch(matmul, args);
+  const cudaError_t error = launch_shape(problem, *family, shape, device, stream);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching matmul");
 }
 

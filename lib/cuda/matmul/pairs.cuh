@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/decode.hpp"
 #include "cuda/element.cuh"
 #include "cuda/matmul/args.hpp"
 #include "cuda/tables.cuh"
@@ -29,16 +30,17 @@ class PairTable {
   uint32_t lane_;
 };
 
-// The power of two that brings the codebook's largest entry to [1, 2), so that 16 bits hold
-// any codebook: the table has the entries over it. 1 for the formats' own.
+// The power of two that brings the codebook's largest entry to [1, 2), or [2, 4) where its
+// inverse would be subnormal, so that 16 bits hold any codebook: the table has the entries
+// over it. 1 for the formats' own.
 __device__ __forceinline__ float codebook_factor(float entry) {
-  constexpr uint32_t kExponent = 0x7f800000u;
+  constexpr uint32_t kExponent = 0x7f800000u, kLargestFactor = 0x7e800000u;
   uint32_t largest = __float_as_uint(entry) & 0x7fffffffu;
   if (largest >= kExponent) largest = 0;
 #pragma unroll
   for (int distance = 1; distance < kCodebookSize; distance *= 2)
     largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-  const uint32_t factor = largest & kExponent;
+  const uint32_t factor = min(largest & kExponent, kLargestFactor);
   return factor == 0 ? 1.0f : __uint_as_float(factor);
 }
 
@@ -48,7 +50,8 @@ __device__ __forceinline__ float build_pair_table(const float *own, nf4_format f
                                                   uint8_t *shared) {
   const float entry = __ldg(device_codebook(own, format) + threadIdx.x % kCodebookSize);
   const float factor = own == nullptr ? 1.0f : codebook_factor(entry);
-  const float scaled = __fdiv_rn(entry, factor);
+  constexpr uint32_t kTwiceOne = 0x7f000000u;  // the exponents of a power and its inverse
+  const float scaled = multiply_rn(entry, __uint_as_float(kTwiceOne - __float_as_uint(factor)));
   constexpr int kPieces = 8;  // of 16 bytes, which are four lanes' copies
 #pragma unroll
   for (int i = 0; i < 256 * kPieces; i += Threads) {

@@ -21,7 +21,8 @@ namespace nf4::cuda {
 namespace {
 
 constexpr int kStep = 64;  // columns
-constexpr int kRunsPerStep = kStep / 32;
+constexpr int kRun = 16;   // of them, what a thread loads
+constexpr int kRunsPerStep = kStep / kRun;
 static_assert(kTiledRows == kTiledM && kTiledThreads == kTiledRows * kRunsPerStep);
 
 // 64 x 64 elements of 16 bits in shared memory, rows of 128 bytes. Pieces of 16 bytes are
@@ -48,42 +49,44 @@ class SharedTile {
 
 // ---- Loads -------------------------------------------------------------------------------
 
-// 32 columns of a row, of one thread: of W as codes and scales, of x as they are.
+// kRun columns of a row of W: codes, and the scales of the blocks that they begin and end in.
+template <bool Nested>
 struct CodeRun {
-  uint32_t words[4];  // high nibble of the lowest byte first
-  int count;          // of them in the matrix
+  uint32_t words[kRun / 8];  // high nibble of the lowest byte first
+  FetchedScale<Nested> first_scale, last_scale;
+  int count;  // of the columns in the matrix
+  int left;   // of the columns in the first block
 };
 
-template <class Arch>
-__device__ __forceinline__ CodeRun load_codes(const MatmulArgs &args, int64_t row, int64_t column) {
-  CodeRun run{};
+template <class Arch, bool Nested>
+__device__ __forceinline__ CodeRun<Nested> load_codes(const MatmulArgs &args, int64_t row,
+                                                      int64_t column) {
+  CodeRun<Nested> run{};
   if (row >= args.rows || column >= args.cols) return run;
   const int64_t first = row * args.cols + column;
-  run.count = static_cast<int>(min(args.cols - column, int64_t{32}));
+  run.count = static_cast<int>(min(args.cols - column, int64_t{kRun}));
+  const int blocksize = 1 << args.blocksize_log2;
+  run.left = blocksize - (static_cast<int>(first) & (blocksize - 1));
+  run.first_scale = fetch_scale<Nested>(args, first >> args.blocksize_log2);
+  run.last_scale = fetch_scale<Nested>(args, (first + run.count - 1) >> args.blocksize_log2);
   if (args.whole_runs) {
-    const uint4 v = load_streamed<Arch>(reinterpret_cast<const uint4 *>(args.packed + first / 2),
+    const uint2 v = load_streamed<Arch>(reinterpret_cast<const uint2 *>(args.packed + first / 2),
                                         evict_normal<Arch>());
     run.words[0] = v.x;
     run.words[1] = v.y;
-    run.words[2] = v.z;
-    run.words[3] = v.w;
     return run;
   }
 #pragma unroll
-  for (int word = 0; word < 4; ++word)
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int k = word * 8 + i;
-      if (k < run.count) run.words[word] |= unpack_code(args.packed, first + k) << (4 * (i ^ 1));
-    }
+  for (int k = 0; k < kRun; ++k)
+    if (k < run.count) run.words[k / 8] |= unpack_code(args.packed, first + k) << (4 * (k % 8 ^ 1));
   return run;
 }
 
 template <class T>
 __device__ __forceinline__ void load_x_run(const MatmulArgs &args, int64_t row, int64_t column,
-                                           uint4 (&run)[4]) {
+                                           uint4 (&run)[kRun / 8]) {
 #pragma unroll
-  for (int piece = 0; piece < 4; ++piece) {
+  for (int piece = 0; piece < kRun / 8; ++piece) {
     run[piece] = {};
     const int64_t k = column + piece * 8;
     if (row >= args.m || k >= args.cols) continue;
@@ -103,31 +106,24 @@ __device__ __forceinline__ void load_x_run(const MatmulArgs &args, int64_t row, 
 
 template <bool Nested>
 struct Dequantizer {
-  const MatmulArgs &args;
   const float *code;      // shared
   const float *codebook;  // shared, 16
   float offset;
 
-  __device__ __forceinline__ float scale(int64_t element) const {
-    return finish_scale(fetch_scale<Nested>(args, element >> args.blocksize_log2), code, offset);
-  }
-
   // As dequantize rounds them; zeros past the end of the row.
   template <class T>
-  __device__ __forceinline__ void store(const CodeRun &run, int64_t first, const SharedTile<T> &to,
+  __device__ __forceinline__ void store(const CodeRun<Nested> &run, const SharedTile<T> &to,
                                         int row, int piece) const {
-    const int in_block = static_cast<int>(first) & ((1 << args.blocksize_log2) - 1);
-    const int left = (1 << args.blocksize_log2) - in_block;  // in the first block
-    const float low = run.count > 0 ? scale(first) : 0.0f;
-    const float high = left < run.count ? scale(first + left) : low;
+    const float first = finish_scale(run.first_scale, code, offset);
+    const float last = finish_scale(run.last_scale, code, offset);
 #pragma unroll
-    for (int word = 0; word < 4; ++word) {
+    for (int word = 0; word < kRun / 8; ++word) {
       float values[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int k = word * 8 + i;
         const float entry = codebook[run.words[word] >> (4 * (i ^ 1)) & 15u];
-        values[i] = k < run.count ? multiply_rn(entry, k < left ? low : high) : 0.0f;
+        values[i] = k < run.count ? multiply_rn(entry, k < run.left ? first : last) : 0.0f;
       }
       to.piece(row, piece + word) = pack_vector<T>(values);
     }
@@ -136,14 +132,14 @@ struct Dequantizer {
 
 // ---- Products ----------------------------------------------------------------------------
 
-// 32 x 32 of y in each of four warps, as tensor cores hold it: W is A, x is B.
+// 32 x 16 of y in each of eight warps, as tensor cores hold it: W is A, x is B.
 template <class T>
 struct TensorProduct {
-  float sums[2][4][4] = {};
+  float sums[2][2][4] = {};
 
   __device__ __forceinline__ void add(const SharedTile<T> &w, const SharedTile<T> &x) {
     const int group = threadIdx.x % 32 / 4, member = threadIdx.x % 4;
-    const int row = threadIdx.x / 32 % 2 * 32, of_x = threadIdx.x / 64 * 32;
+    const int row = threadIdx.x / 32 % 2 * 32, of_x = threadIdx.x / 64 * 16;
 #pragma unroll
     for (int k = 0; k < kStep; k += 16) {
       const int column = k + member * 2;
@@ -154,7 +150,7 @@ struct TensorProduct {
         for (int j = 0; j < 4; ++j)
           a[i][j] = w.pair(row + i * 16 + group + j % 2 * 8, column + j / 2 * 8);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < 2; ++n) {
         const uint32_t b0 = x.pair(of_x + n * 8 + group, column);
         const uint32_t b1 = x.pair(of_x + n * 8 + group, column + 8);
 #pragma unroll
@@ -167,21 +163,21 @@ struct TensorProduct {
   template <class Visit>
   __device__ __forceinline__ void each(Visit visit) const {
     const int group = threadIdx.x % 32 / 4, member = threadIdx.x % 4;
-    const int row = threadIdx.x / 32 % 2 * 32, of_x = threadIdx.x / 64 * 32;
+    const int row = threadIdx.x / 32 % 2 * 32, of_x = threadIdx.x / 64 * 16;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
-      for (int n = 0; n < 4; ++n)
+      for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int k = 0; k < 4; ++k)
           visit(row + i * 16 + group + k / 2 * 8, of_x + n * 8 + member * 2 + k % 2, sums[i][n][k]);
   }
 };
 
-// 8 x 4 of y in each thread, in fp32.
+// 8 x 2 of y in each thread, in fp32.
 template <class T>
 struct ScalarProduct {
-  float sums[8][4] = {};
+  float sums[8][2] = {};
 
   __device__ __forceinline__ void add(const SharedTile<T> &w, const SharedTile<T> &x) {
     const int row = threadIdx.x % 8, of_x = threadIdx.x / 8;
@@ -191,8 +187,8 @@ struct ScalarProduct {
 #pragma unroll
       for (int i = 0; i < 8; ++i) of_w[i] = w.element(row + i * 8, k);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float value = x.element(of_x + j * 16, k);
+      for (int j = 0; j < 2; ++j) {
+        const float value = x.element(of_x + j * 32, k);
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums[i][j] = __fmaf_rn(of_w[i], value, sums[i][j]);
       }
@@ -205,7 +201,7 @@ struct ScalarProduct {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) visit(row + i * 8, of_x + j * 16, sums[i][j]);
+      for (int j = 0; j < 2; ++j) visit(row + i * 8, of_x + j * 32, sums[i][j]);
   }
 };
 
@@ -224,7 +220,7 @@ __global__ void __launch_bounds__(kTiledThreads)
   if (threadIdx.x < kCodebookSize)
     codebook[threadIdx.x] = __ldg(device_codebook(args.codebook, args.format) + threadIdx.x);
   const SharedTile<T> w(pieces[0]), x(pieces[1]);
-  const Dequantizer<Nested> dequantizer{args, code, codebook, offset};
+  const Dequantizer<Nested> dequantizer{code, codebook, offset};
 
   const int64_t row_tiles = (args.rows + kTiledRows - 1) / kTiledRows;
   const int64_t first_row = blockIdx.x % row_tiles * kTiledRows;
@@ -233,18 +229,18 @@ __global__ void __launch_bounds__(kTiledThreads)
 
   Product product;
   const int64_t own_row = first_row + row;
-  CodeRun codes = load_codes<Arch>(args, own_row, run * 32);
-  uint4 values[4];
-  load_x_run<T>(args, first_x + row, run * 32, values);
+  CodeRun<Nested> codes = load_codes<Arch, Nested>(args, own_row, run * kRun);
+  uint4 values[kRun / 8];
+  load_x_run<T>(args, first_x + row, run * kRun, values);
   for (int64_t k = 0; k < args.cols; k += kStep) {
-    const int64_t column = k + run * 32;
+    const int64_t next = k + kStep + run * kRun;
     __syncthreads();
-    dequantizer.store(codes, own_row * args.cols + column, w, row, run * 4);
+    dequantizer.store(codes, w, row, run * (kRun / 8));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x.piece(row, run * 4 + i) = values[i];
+    for (int i = 0; i < kRun / 8; ++i) x.piece(row, run * (kRun / 8) + i) = values[i];
     __syncthreads();
-    codes = load_codes<Arch>(args, own_row, column + kStep);
-    load_x_run<T>(args, first_x + row, column + kStep, values);
+    codes = load_codes<Arch, Nested>(args, own_row, next);
+    load_x_run<T>(args, first_x + row, next, values);
     product.add(w, x);
   }
 
