@@ -13,6 +13,7 @@ struct Sm75 {
   static constexpr bool kBulkPrefetch = false;     // cp.async.bulk.prefetch
   static constexpr bool kDependentLaunch = false;  // griddepcontrol
   static constexpr bool kTensorCores = false;      // mma.m16n8k16 of fp16 and of bf16
+  static constexpr bool kTensorMaps = false;       // cp.async.bulk.tensor
 };
 
 struct Sm80 {
@@ -21,6 +22,7 @@ struct Sm80 {
   static constexpr bool kBulkPrefetch = false;
   static constexpr bool kDependentLaunch = false;
   static constexpr bool kTensorCores = true;
+  static constexpr bool kTensorMaps = false;
 };
 
 struct Sm90 {
@@ -29,6 +31,7 @@ struct Sm90 {
   static constexpr bool kBulkPrefetch = true;
   static constexpr bool kDependentLaunch = true;
   static constexpr bool kTensorCores = true;
+  static constexpr bool kTensorMaps = true;
 };
 
 // Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical

@@ -55,17 +55,28 @@ constexpr int kFewWarps = 16;
 constexpr int kFewThreads = 32 * kFewWarps;
 constexpr int kSlice = 256;
 constexpr int kTileRows = 16;
+constexpr int kQuarter = kSlice / 4;                // columns that lie in one block
 constexpr int64_t kFewElements = int64_t{1} << 30;  // of a group of tiles, for 32-bit offsets
 
 constexpr int few_max_m(MatmulShape shape) { return shape == kFew2 ? 2 : shape == kFew8 ? 8 : 16; }
 
-// Shared memory of the few-row kernels: the table of pairs, the 8-bit code of the scales,
-// and a partial sum of each output of a tile from each warp.
-constexpr int kPairTableBytes = 65536;
-constexpr int kFewFixedBytes = kPairTableBytes + 1024;
+// Shared memory of the few-row kernels: the table of pairs, each warp's ring of tiles, its
+// barriers, the 8-bit code of the scales, and a partial sum of each output of a tile from
+// each warp.
+constexpr int kFewSlots = 3;
+constexpr int kTileBytes = kTileRows * kSlice / 2;
+constexpr int kFewRingOffset = 65536;
+constexpr int kFewBarrierOffset = kFewRingOffset + kFewWarps * kFewSlots * kTileBytes;
+constexpr int kFewCodeOffset = kFewBarrierOffset + 1024;
+constexpr int kFewFixedBytes = kFewCodeOffset + 1024;
 constexpr int few_tile_bytes(MatmulShape shape) {
   return kFewWarps * kTileRows * few_max_m(shape) * 4;
 }
+
+struct FewArgs {
+  MatmulArgs matmul;
+  alignas(64) uint64_t tensor_map[16];  // CUtensorMap: packed as rows of bytes
+};
 
 struct MatmulFamily {
   Family family;

@@ -17,6 +17,7 @@
 #include "cuda/element.cuh"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/pairs.cuh"
+#include "cuda/matmul/ring.cuh"
 #include "cuda/matmul/scales.cuh"
 #include "cuda/memory.cuh"
 #include "cuda/mma.cuh"
@@ -111,23 +112,21 @@ struct RowGroup {
   int64_t count;
 };
 
-// A lane's part of a slice of a group. Offsets from the group's first row have 32 bits.
+// A lane's scales of a slice of a group: those of a quarter of it. Offsets from the group's
+// first row have 32 bits.
 template <bool Nested>
-class Source {
+class ScaleSource {
  public:
-  Source() = default;
-  // `column` is where the lane's weights begin, and it has the scales of a quarter.
-  __device__ __forceinline__ Source(const MatmulArgs &args, RowGroup group, int64_t slice,
-                                    int64_t column)
+  ScaleSource() = default;
+  __device__ __forceinline__ ScaleSource(const MatmulArgs &args, RowGroup group, int64_t slice)
       : row_elements_(static_cast<int>(args.cols)), last_row_(static_cast<int>(group.count) - 1) {
     const int64_t first = group.first * args.cols;
-    weights_ = args.packed + (first + column) / 2;
     const int64_t block = first >> args.blocksize_log2;
-    const int64_t quarter = slice * kSlice + FragmentLane().member * (kSlice / 4);
+    const int64_t quarter = slice * kSlice + FragmentLane().member * kQuarter;
     // Where there is no such column the scale counts for nothing, and must not be a NaN of
     // another row's.
-    scale_column_ = static_cast<int>(first & ((int64_t{1} << args.blocksize_log2) - 1)) +
-                    (quarter < args.cols ? static_cast<int>(quarter) : 0);
+    column_ = static_cast<int>(first & ((int64_t{1} << args.blocksize_log2) - 1)) +
+              (quarter < args.cols ? static_cast<int>(quarter) : 0);
     absmax_ = static_cast<const uint8_t *>(args.absmax) + block * (Nested ? 1 : 4);
     if constexpr (Nested) {
       nested_absmax_ = args.nested_absmax + (block >> args.nested_blocksize_log2);
@@ -135,13 +134,9 @@ class Source {
     }
   }
 
-  // Rows past the end are read as the last one, and their sums are not used.
-  __device__ __forceinline__ int clamped(int row) const { return min(row, last_row_); }
-  __device__ __forceinline__ const uint8_t *weights(int row) const {
-    return weights_ + int64_t{row} * (row_elements_ / 2);
-  }
-  __device__ __forceinline__ FetchedScale<Nested> scale(const MatmulArgs &args, int row) const {
-    const int block = (scale_column_ + row * row_elements_) >> args.blocksize_log2;
+  // Rows past the end have the last one's, and their sums are not used.
+  __device__ __forceinline__ FetchedScale<Nested> fetch(const MatmulArgs &args, int row) const {
+    const int block = (column_ + min(row, last_row_) * row_elements_) >> args.blocksize_log2;
     if constexpr (Nested)
       return {__ldg(nested_absmax_ + ((nested_phase_ + block) >> args.nested_blocksize_log2)),
               __ldg(absmax_ + block)};
@@ -150,74 +145,54 @@ class Source {
   }
 
  private:
-  const uint8_t *weights_;
   const uint8_t *absmax_;
   const float *nested_absmax_;
   int row_elements_;
   int last_row_;
-  int scale_column_;
+  int column_;
   int nested_phase_;
 };
 
 // ---- Up to 2 rows of x -------------------------------------------------------------------
 //
-// Each lane of four has its own 32 columns of a half slice. The 8 columns of B are 2 rows of x
-// for each of the four, zero but in its columns, so that each lane's sums are of one block
-// and it scales them itself.
+// Each lane of four has its own quarter of the slice. The 8 columns of B are 2 rows of x for
+// each of the four, zero but in its columns, so that each lane's sums are of one block and it
+// scales them itself.
 
-template <class Arch, class T, bool Nested>
-struct OwnRuns {
+template <class T>
+struct OwnQuarters {
   static constexpr int kMaxM = 2;
-  static constexpr int kStages = 2;
-  static constexpr int kRuns = 2;  // in a slice
-
-  struct Tile {
-    uint4 words[kRuns][2];  // of rows group and group + 8
-    FetchedScale<Nested> scales[2];
-  };
   uint32_t x[1][32];
 
-  static __device__ __forceinline__ int64_t column(int64_t slice) {
-    return slice * kSlice + FragmentLane().member * 32;
-  }
+  // The row of a tile that a group of lanes has, and the one 8 groups on.
+  static __device__ __forceinline__ int row(int half) { return FragmentLane().group + half * 8; }
 
   __device__ __forceinline__ void load_x(const MatmulArgs &args, int64_t slice) {
     const FragmentLane lane;
     const int64_t row = lane.group / 2 == lane.member ? lane.group % 2 : args.m;
+    const int64_t column = slice * kSlice + lane.member * kQuarter;
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      load_pairs<T>(args, row, column(slice) + i / 4 * (kSlice / kRuns) + i % 4 * 8, x[0] + i * 4);
+    for (int i = 0; i < 8; ++i) load_pairs<T>(args, row, column + i * 8, x[0] + i * 4);
   }
 
-  static __device__ __forceinline__ void load_words(const uint8_t *weights, int half,
-                                                    int64_t columns, CachePolicy policy,
-                                                    Tile &tile) {
-#pragma unroll
-    for (int run = 0; run < kRuns; ++run)
-      if (run * (kSlice / kRuns) < columns)
-        tile.words[run][half] = load_streamed<Arch>(
-            reinterpret_cast<const uint4 *>(weights + run * (kSlice / kRuns / 2)), policy);
-  }
-
-  // The sums of the tile's slice, for write().
-  __device__ __forceinline__ float multiply(const Tile &tile, PairTable table, float scale,
-                                            float scale8) const {
+  // To partial[row][m], where `before` says that there is a sum already.
+  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, float scale,
+                                      float scale8, bool before, float *partial) const {
     const FragmentLane lane;
-    float sums[4] = {};
+    float d[2][1][4] = {};  // two chains of products, which wait less for each other
 #pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-      float d[1][4] = {};
-      const uint4 &w = tile.words[run][0], &w8 = tile.words[run][1];
-      multiply_word<T>(table, w.x, w8.x, x, run * 16, d);
-      multiply_word<T>(table, w.y, w8.y, x, run * 16 + 4, d);
-      multiply_word<T>(table, w.z, w8.z, x, run * 16 + 8, d);
-      multiply_word<T>(table, w.w, w8.w, x, run * 16 + 12, d);
-      const int quarter = run * 2 + lane.member / 2;
-      const float of_row = __shfl_sync(0xffffffffu, scale, quarter, 4);
-      const float of_row8 = __shfl_sync(0xffffffffu, scale8, quarter, 4);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) sums[k] = __fmaf_rn(k < 2 ? of_row : of_row8, d[0][k], sums[k]);
+    for (int i = 0; i < 2; ++i) {
+      const uint4 w = tile.piece(row(0), lane.member * 2 + i);
+      const uint4 w8 = tile.piece(row(1), lane.member * 2 + i);
+      multiply_word<T>(table, w.x, w8.x, x, i * 16, d[0]);
+      multiply_word<T>(table, w.y, w8.y, x, i * 16 + 4, d[1]);
+      multiply_word<T>(table, w.z, w8.z, x, i * 16 + 8, d[0]);
+      multiply_word<T>(table, w.w, w8.w, x, i * 16 + 12, d[1]);
     }
+    float sums[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      sums[k] = multiply_rn(k < 2 ? scale : scale8, d[0][0][k] + d[1][0][k]);
     // Each of the four lanes adds up one: of row group + 8 * (member / 2) and of row
     // member % 2 of x.
     const bool odd = lane.member % 2, upper = lane.member / 2;
@@ -225,15 +200,8 @@ struct OwnRuns {
         (odd ? sums[1] : sums[0]) + __shfl_xor_sync(0xffffffffu, odd ? sums[0] : sums[1], 1);
     const float high =
         (odd ? sums[3] : sums[2]) + __shfl_xor_sync(0xffffffffu, odd ? sums[2] : sums[3], 1);
-    return (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 2);
-  }
-
-  // To partial[row][m], where `before` says that there is a sum already.
-  __device__ __forceinline__ void add(const Tile &tile, PairTable table, float scale, float scale8,
-                                      bool before, float *partial) const {
-    const FragmentLane lane;
-    float &to = partial[(lane.group + lane.member / 2 * 8) * kMaxM + lane.member % 2];
-    const float sum = multiply(tile, table, scale, scale8);
+    const float sum = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 2);
+    float &to = partial[row(lane.member / 2) * kMaxM + lane.member % 2];
     to = before ? to + sum : sum;
   }
 };
@@ -242,65 +210,55 @@ struct OwnRuns {
 //
 // Four lanes share each quarter of a slice: 16 columns a lane.
 
-template <class Arch, class T, bool Nested, int Tiles>
-struct SharedRuns {
+template <class T, int Tiles>
+struct SharedQuarters {
   static constexpr int kMaxM = 8 * Tiles;
-  static constexpr int kStages = Tiles == 1 ? 2 : 1;  // as registers allow
-  static constexpr int kRuns = 4;
-
-  struct Tile {
-    uint2 words[kRuns][2];
-    FetchedScale<Nested> scales[2];
-  };
   uint32_t x[Tiles][32];
 
-  static __device__ __forceinline__ int64_t column(int64_t slice) {
-    return slice * kSlice + FragmentLane().member * 16;
+  // Even rows before odd ones, so that the rows that half a warp reads at a time are in
+  // different banks.
+  static __device__ __forceinline__ int row(int half) {
+    const int group = FragmentLane().group;
+    return (group % 4 * 2 + group / 4) + half * 8;
   }
 
   __device__ __forceinline__ void load_x(const MatmulArgs &args, int64_t slice) {
+    const FragmentLane lane;
+    const int64_t column = slice * kSlice + lane.member * 16;
 #pragma unroll
     for (int of_x = 0; of_x < Tiles; ++of_x)
 #pragma unroll
       for (int i = 0; i < 8; ++i)
-        load_pairs<T>(args, of_x * 8 + FragmentLane().group,
-                      column(slice) + i / 2 * (kSlice / kRuns) + i % 2 * 8, x[of_x] + i * 4);
-  }
-
-  static __device__ __forceinline__ void load_words(const uint8_t *weights, int half,
-                                                    int64_t columns, CachePolicy policy,
-                                                    Tile &tile) {
-#pragma unroll
-    for (int run = 0; run < kRuns; ++run)
-      if (run * (kSlice / kRuns) < columns)
-        tile.words[run][half] = load_streamed<Arch>(
-            reinterpret_cast<const uint2 *>(weights + run * (kSlice / kRuns / 2)), policy);
+        load_pairs<T>(args, of_x * 8 + lane.group, column + i / 2 * kQuarter + i % 2 * 8,
+                      x[of_x] + i * 4);
   }
 
   // To partial[row][m], where `before` says that there is a sum already.
-  __device__ __forceinline__ void add(const Tile &tile, PairTable table, float scale, float scale8,
-                                      bool before, float *partial) const {
+  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, float scale,
+                                      float scale8, bool before, float *partial) const {
+    const FragmentLane lane;
     float sums[Tiles][4] = {};
 #pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
+    for (int quarter = 0; quarter < 4; ++quarter) {
       float d[Tiles][4] = {};
-      multiply_word<T>(table, tile.words[run][0].x, tile.words[run][1].x, x, run * 8, d);
-      multiply_word<T>(table, tile.words[run][0].y, tile.words[run][1].y, x, run * 8 + 4, d);
-      const float of_row = __shfl_sync(0xffffffffu, scale, run, 4);
-      const float of_row8 = __shfl_sync(0xffffffffu, scale8, run, 4);
+      const uint2 w = tile.half_piece(row(0), quarter * 2 + lane.member / 2, lane.member % 2);
+      const uint2 w8 = tile.half_piece(row(1), quarter * 2 + lane.member / 2, lane.member % 2);
+      multiply_word<T>(table, w.x, w8.x, x, quarter * 8, d);
+      multiply_word<T>(table, w.y, w8.y, x, quarter * 8 + 4, d);
+      const float of_row = __shfl_sync(0xffffffffu, scale, quarter, 4);
+      const float of_row8 = __shfl_sync(0xffffffffu, scale8, quarter, 4);
 #pragma unroll
       for (int i = 0; i < Tiles; ++i)
 #pragma unroll
         for (int k = 0; k < 4; ++k)
           sums[i][k] = __fmaf_rn(k < 2 ? of_row : of_row8, d[i][k], sums[i][k]);
     }
-    const FragmentLane lane;
 #pragma unroll
     for (int i = 0; i < Tiles; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float2 &to = *reinterpret_cast<float2 *>(partial + (lane.group + half * 8) * kMaxM + i * 8 +
-                                                 lane.member * 2);
+        float2 &to =
+            *reinterpret_cast<float2 *>(partial + row(half) * kMaxM + i * 8 + lane.member * 2);
         const float2 sum{sums[i][half * 2], sums[i][half * 2 + 1]};
         to = before ? float2{to.x + sum.x, to.y + sum.y} : sum;
       }
@@ -309,69 +267,62 @@ struct SharedRuns {
 
 // ---- The kernel --------------------------------------------------------------------------
 
-// A warp's way through slices of groups: kStages tiles are in flight.
-template <class Arch, bool Nested, class Runs>
+// A warp's way through slices of groups: kFewSlots tiles are on their way or being read.
+template <class Arch, bool Nested, class Quarters>
 class Walk {
  public:
-  __device__ __forceinline__ explicit Walk(const MatmulArgs &args)
-      : args_(args), step_(args.tile_step), policy_(evict_first<Arch>()) {}
+  __device__ __forceinline__ Walk(const FewArgs &args, uint8_t *shared)
+      : args_(args.matmul), ring_(args, shared), step_(args.matmul.tile_step) {}
 
-  // Starts the loads of a slice, from the tile `first_tile` on.
+  // Starts the copies of a slice, from the tile `first_tile` on.
   __device__ __forceinline__ void start(RowGroup group, int64_t slice, int first_tile) {
     tiles_ = tiles_of(group.count);
     tile_ = first_tile;
-    const int64_t column = Runs::column(slice);
-    columns_ = args_.cols - column;
-    source_ = Source<Nested>(args_, group, slice, min(column, args_.cols));
+    ring_.start(group.first, slice);
+    scales_ = ScaleSource<Nested>(args_, group, slice);
 #pragma unroll
-    for (int i = 0; i < Runs::kStages; ++i) {
-      stages_[i] = {};
-      load(tile_ + i * step_, stages_[i]);
-    }
-    runs_.load_x(args_, slice);
+    for (int i = 0; i < kFewSlots; ++i) fill(i, tile_ + i * step_);
+    quarters_.load_x(args_, slice);
   }
 
   // Puts its sums into the warp's partial sums, where `before` says that there are some.
   __device__ __forceinline__ void finish(PairTable table, const float *code, float offset,
                                          bool before, float *partials) {
-    constexpr int kTilePartials = kTileRows * Runs::kMaxM;
+    constexpr int kTilePartials = kTileRows * Quarters::kMaxM;
     float *const own = partials + threadIdx.x / 32 * kTilePartials;
 #pragma unroll 1
-    for (; tile_ < tiles_; tile_ += Runs::kStages * step_) {
+    for (; tile_ < tiles_; tile_ += kFewSlots * step_) {
 #pragma unroll
-      for (int i = 0; i < Runs::kStages; ++i) {
+      for (int i = 0; i < kFewSlots; ++i) {
         const int tile = tile_ + i * step_;
-        if (tile < tiles_) {
-          const auto &scales = stages_[i].scales;
-          runs_.add(stages_[i], table, finish_scale(scales[0], code, offset),
-                    finish_scale(scales[1], code, offset), before,
-                    own + tile * kFewWarps * kTilePartials);
-        }
-        load(tile + Runs::kStages * step_, stages_[i]);
+        if (tile >= tiles_) break;
+        const float scale = finish_scale(fetched_[i][0], code, offset);
+        const float scale8 = finish_scale(fetched_[i][1], code, offset);
+        quarters_.add(ring_.wait(i), table, scale, scale8, before,
+                      own + tile * kFewWarps * kTilePartials);
+        __syncwarp();  // before the slot is written again
+        fill(i, tile + kFewSlots * step_);
       }
     }
   }
 
  private:
-  __device__ __forceinline__ void load(int tile, typename Runs::Tile &into) {
-    if (tile >= tiles_) return;
+  __device__ __forceinline__ void fill(int slot, int tile) {
+    if (tile >= tiles_) return ring_.skip();
+    ring_.fill(slot, tile);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = source_.clamped(tile * kTileRows + FragmentLane().group + half * 8);
-      Runs::load_words(source_.weights(row), half, columns_, policy_, into);
-      into.scales[half] = source_.scale(args_, row);
-    }
+    for (int half = 0; half < 2; ++half)
+      fetched_[slot][half] = scales_.fetch(args_, tile * kTileRows + Quarters::row(half));
   }
 
   const MatmulArgs &args_;
+  TileRing<Arch> ring_;
   const int step_;
-  const CachePolicy policy_;
   int tiles_;
   int tile_;
-  int64_t columns_;  // of the matrix from the lane's first one on
-  Source<Nested> source_;
-  typename Runs::Tile stages_[Runs::kStages];
-  Runs runs_;
+  ScaleSource<Nested> scales_;
+  FetchedScale<Nested> fetched_[kFewSlots][2];
+  Quarters quarters_;
 };
 
 // Adds up what the warps have, always in the same order, and writes y.
@@ -407,20 +358,20 @@ __device__ __forceinline__ void prefetch_rows(const MatmulArgs &args, const RowS
   }
 }
 
-// For cols that are a multiple of a run, rows of the weight on 16-byte boundaries.
-template <class Arch, class T, bool Nested, class Runs>
-__global__ void __launch_bounds__(kFewThreads, 1)
-    matmul_few(const __grid_constant__ MatmulArgs args) {
+// For cols that are a multiple of kQuarter, and rows of the weight on 16-byte boundaries.
+template <class Arch, class T, bool Nested, class Quarters>
+__global__ void __launch_bounds__(kFewThreads, 1) matmul_few(const __grid_constant__ FewArgs few) {
   extern __shared__ __align__(1024) uint8_t shared[];
+  const MatmulArgs &args = few.matmul;
   const RowShare share(args);
   prefetch_rows<Arch>(args, share);
+  Walk<Arch, Nested, Quarters> walk(few, shared);
   wait_for_predecessor<Arch>();
   start_dependents<Arch>();
-  float *const code = reinterpret_cast<float *>(shared + kPairTableBytes);
+  float *const code = reinterpret_cast<float *>(shared + kFewCodeOffset);
   float *const partials = reinterpret_cast<float *>(shared + kFewFixedBytes);
   const PairTable table(shared);
   const WarpShare warp(args);
-  Walk<Arch, Nested, Runs> walk(args);
   bool have_tables = false;
   float factor = 1, offset = 0;
   for (int64_t done = 0; done < share.count; done += int64_t{args.group_tiles} * kTileRows) {
@@ -440,7 +391,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
       if (slice < warp.slices) walk.finish(table, code, offset, turn != 0, partials);
     }
     __syncthreads();
-    write_group<T, Runs::kMaxM>(args, group, factor, partials);
+    write_group<T, Quarters::kMaxM>(args, group, factor, partials);
     __syncthreads();
   }
 }

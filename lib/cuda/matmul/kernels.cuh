@@ -10,10 +10,10 @@ namespace {
 template <class Arch, class T, bool Nested>
 void set_matmul_kernels(const void *(&kernels)[kMatmulShapes]) {
   kernels[kTiled] = (const void *)matmul_tiled<Arch, T, Nested>;
-  if constexpr (Arch::kTensorCores) {
-    kernels[kFew2] = (const void *)matmul_few<Arch, T, Nested, OwnRuns<Arch, T, Nested>>;
-    kernels[kFew8] = (const void *)matmul_few<Arch, T, Nested, SharedRuns<Arch, T, Nested, 1>>;
-    kernels[kFew16] = (const void *)matmul_few<Arch, T, Nested, SharedRuns<Arch, T, Nested, 2>>;
+  if constexpr (Arch::kTensorMaps) {
+    kernels[kFew2] = (const void *)matmul_few<Arch, T, Nested, OwnQuarters<T>>;
+    kernels[kFew8] = (const void *)matmul_few<Arch, T, Nested, SharedQuarters<T, 1>>;
+    kernels[kFew16] = (const void *)matmul_few<Arch, T, Nested, SharedQuarters<T, 2>>;
   }
 }
 
