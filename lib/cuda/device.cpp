@@ -8,6 +8,7 @@
 
 #include "cuda/backend.hpp"
 #include "cuda/dequant/select.hpp"
+#include "cuda/driver.hpp"
 #include "cuda/matmul/select.hpp"
 #include "cuda/quantize/select.hpp"
 #include "status.hpp"
@@ -83,30 +84,14 @@ struct Memory {
 };
 constexpr unsigned kUnregistered = 0;
 
-using PointerGetAttributes = decltype(&cuPointerGetAttributes);
-
-// The driver's function, found at run time like all of the driver.
-cudaError_t find_pointer_get_attributes(PointerGetAttributes &function) {
-  static std::atomic<PointerGetAttributes> known{nullptr};
-  function = known.load(std::memory_order_relaxed);
-  if (function != nullptr) return cudaSuccess;
-  void *found = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  constexpr unsigned kVersion = 12000;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuPointerGetAttributes", &found,
-                                                             kVersion, cudaEnableDefault, &result);
-  if (error != cudaSuccess) return error;
-  if (found == nullptr) return cudaErrorSymbolNotFound;
-  function = reinterpret_cast<PointerGetAttributes>(found);
-  known.store(function, std::memory_order_relaxed);
-  return cudaSuccess;
-}
+DriverFunction<decltype(&cuPointerGetAttributes)> pointer_get_attributes("cuPointerGetAttributes",
+                                                                         12000);
 
 // Half the time of cudaPointerGetAttributes, which asks for more; it is asked of each operand
 // in every launch.
 cudaError_t find_memory(const void *address, Memory &memory) {
-  PointerGetAttributes get;
-  const cudaError_t error = find_pointer_get_attributes(get);
+  decltype(&cuPointerGetAttributes) get;
+  const cudaError_t error = pointer_get_attributes.find(get);
   if (error != cudaSuccess) return error;
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
                                       CU_POINTER_ATTRIBUTE_IS_MANAGED,

@@ -1,4 +1,4 @@
-// What a matmul kernel gets, and how a family of them is described. No CUDA types, so that
+// What a matmul kernel gets, and how a family of them is described. No device code, so that
 // the selection is ordinary C++.
 #pragma once
 
@@ -6,6 +6,7 @@
 
 #include "core/macros.hpp"
 #include "cuda/family.hpp"
+#include "cuda/tensor_map.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cuda {
@@ -75,7 +76,7 @@ constexpr int few_tile_bytes(MatmulShape shape) {
 
 struct FewArgs {
   MatmulArgs matmul;
-  alignas(64) uint64_t tensor_map[16];  // CUtensorMap: packed as rows of bytes
+  TensorMap packed;  // rows of bytes
 };
 
 struct MatmulFamily {

@@ -115,11 +115,14 @@ cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &famil
   MatmulArgs args = matmul_args(problem);
   if (shape == kTiled)
     return launch({kernel, tiled_blocks(problem), kTiledThreads, waits, stream}, args);
-  const cudaError_t error = allow_shared_memory(family, device);
+  cudaError_t error = allow_shared_memory(family, device);
   if (error != cudaSuccess) return error;
   const int64_t blocks = share_work(shape, device, args);
   const int shared_bytes = kFewFixedBytes + args.group_tiles * few_tile_bytes(shape);
-  return launch({kernel, blocks, kFewThreads, waits, stream, shared_bytes}, args);
+  FewArgs few{args, {}};
+  error = make_tensor_map({args.packed, args.rows, args.cols / 2}, kTileRows, few.packed);
+  if (error != cudaSuccess) return error;
+  return launch({kernel, blocks, kFewThreads, waits, stream, shared_bytes}, few);
 }
 
 }  // namespace
@@ -137,8 +140,9 @@ bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, int shared_by
   constexpr int kQuarter = kSlice / 4;
   const Weight &weight = problem.weight;
   return problem.m <= few_max_m(shape) && weight.cols > 0 && weight.cols % kQuarter == 0 &&
-         weight.cols <= kFewElements / kTileRows && weight.blocksize() >= kQuarter &&
-         is_multiple(weight.packed, 16) && shared_bytes >= kFewFixedBytes + few_tile_bytes(shape);
+         weight.cols <= kFewElements / kTileRows && weight.rows <= INT32_MAX &&
+         weight.blocksize() >= kQuarter && is_multiple(weight.packed, 16) &&
+         shared_bytes >= kFewFixedBytes + few_tile_bytes(shape);
 }
 
 cudaError_t load_matmul_kernels(const Device &device) {

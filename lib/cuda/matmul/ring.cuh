@@ -34,8 +34,7 @@ class TileSlot {
 template <class Arch>
 class TileRing {
  public:
-  __device__ __forceinline__ TileRing(const FewArgs &args, uint8_t *shared)
-      : map_(args.tensor_map) {
+  __device__ __forceinline__ TileRing(const FewArgs &args, uint8_t *shared) : map_(&args.packed) {
     const int warp = static_cast<int>(threadIdx.x / 32);
     slots_ = shared + kFewRingOffset + warp * kFewSlots * kTileBytes;
     barriers_ = reinterpret_cast<uint64_t *>(shared + kFewBarrierOffset) + warp * kFewSlots;

@@ -1,0 +1,26 @@
+// Tensor maps, by which a kernel copies boxes of a matrix (CUDA driver API, "Tensor Map Object
+// Management").
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace nf4::cuda {
+
+// A CUtensorMap, which kernels get as an argument.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+
+struct ByteMatrix {
+  const void *address;  // on 16 bytes
+  int64_t rows;
+  int64_t row_bytes;  // a multiple of 16
+};
+
+// Boxes of box_rows rows of 128 bytes, whose pieces of 16 bytes are exchanged by the row
+// (128-byte swizzle). What is read past the matrix is 0.
+cudaError_t make_tensor_map(const ByteMatrix &matrix, int box_rows, TensorMap &map);
+
+}  // namespace nf4::cuda
