@@ -188,8 +188,8 @@ TEST_CASE("quantize gives the bytes of the reference", "[cuda]") {
   sweep(0x4000000, random_quantize_case, check_quantize);
 }
 
-// Prefetching begins beyond 8M elements; of the outputs, those of 16 bits and 9M elements are kept
-// in L2, and larger ones are not.
+// Prefetching begins beyond 8M elements; of the outputs, those of 32 bits and 18M elements are not
+// kept in L2.
 TEST_CASE("dequantize of enough elements to prefetch", "[cuda]") {
   const Stream stream;
   uint64_t number = 0x7000000;

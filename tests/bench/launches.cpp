@@ -53,7 +53,7 @@ const std::vector<std::string> &names() {
 int chosen(const DequantProblem &problem) {
   const nf4::cuda::DequantShape shape = nf4::cuda::dequant_shape(problem);
   if (shape == nf4::cuda::kUnaligned || !problem.weight.nested()) return -1;
-  const auto layout = nf4::cuda::dequant_layout(shape, nf4::element_bytes(problem.dtype));
+  const auto layout = nf4::cuda::dequant_layout(shape);
   for (size_t i = 0; i < configurations().size(); ++i) {
     const auto &other = configurations()[i].layout;
     if (layout.threads == other.threads && layout.tile == other.tile &&
@@ -132,7 +132,7 @@ nf4_status nf4_bench_dequant_stores(const nf4_tensor *weight, void *out, nf4_dty
   nf4::cuda::DequantArgs args = nf4::cuda::dequant_args(problem);
   args.keep_output = keep != 0;
   const nf4::cuda::DequantShape shape = nf4::cuda::dequant_shape(problem);
-  const auto layout = nf4::cuda::dequant_layout(shape, nf4::element_bytes(problem.dtype));
+  const auto layout = nf4::cuda::dequant_layout(shape);
   return status_of(
       nf4::cuda::launch({family->kernels[problem.dtype - 1][problem.weight.nested()][shape],
                          nf4::ceil_divide(args.elements + args.shift, layout.elements()),

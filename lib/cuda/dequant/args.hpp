@@ -41,18 +41,23 @@ struct DequantLayout {
   NF4_HOST_DEVICE constexpr int elements() const { return threads / 32 * tile; }
 };
 
-// Wide has most thread blocks in flight; tall tiles start half as often for as many elements,
-// but those of fp32 spill registers.
-NF4_HOST_DEVICE constexpr DequantLayout dequant_layout(DequantShape shape, int element_bytes) {
+// Wide has most thread blocks in flight; tall tiles start half as often for as many elements.
+NF4_HOST_DEVICE constexpr DequantLayout dequant_layout(DequantShape shape) {
   if (shape == kUnaligned) return {256, 512, 1024};
-  if (shape == kWide || element_bytes == 4) return {256, 512, 2048};
-  return {256, 1024, 2048};
+  if (shape == kWide) return {256, 512, 2048};
+  return {128, 1024, 2048};
 }
 
 // The weights, in elements, for which tall is the faster on an H200: the sweep of
 // tests/bench/NOTES.md.
-constexpr int64_t kTallAbove = int64_t{6} << 20;
-constexpr int64_t kTallUpTo = int64_t{32} << 20;
+struct ElementRange {
+  int64_t above;
+  int64_t up_to;
+};
+constexpr ElementRange tall_range(int element_bytes) {
+  if (element_bytes == 4) return {int64_t{3} << 20, int64_t{16} << 20};
+  return {int64_t{5} << 20, int64_t{32} << 20};
+}
 
 struct DequantFamily {
   Family family;

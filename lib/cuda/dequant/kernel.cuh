@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(Threads, resident_blocks(Resident, Threads))
     dequant_block<Arch, T, Nested, Threads, Tile, false>(args, scales);
 }
 
-constexpr DequantLayout kUnalignedLayout = dequant_layout(kUnaligned, 0);
+constexpr DequantLayout kUnalignedLayout = dequant_layout(kUnaligned);
 
 // Eight codes in a row from any nibble on, the first in the highest four bits, from the word
 // that it is in and the next.
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(kUnalignedLayout.threads,
 
 template <class Arch, class T, bool Nested, DequantShape Shape>
 const void *aligned_kernel() {
-  constexpr DequantLayout kLayout = dequant_layout(Shape, sizeof(T));
+  constexpr DequantLayout kLayout = dequant_layout(Shape);
   return (const void *)
       dequant_aligned<Arch, T, Nested, kLayout.threads, kLayout.tile, kLayout.resident>;
 }

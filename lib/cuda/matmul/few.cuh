@@ -10,6 +10,17 @@
 // are applied to the fp32 sums of each block, which is more exact than a rounded product.
 // Cost per 8 weights and lane: 4 PRMT, 4 LDS and a half to two MMA, of 33 issue slots that
 // memory leaves at 31 weights per clock and multiprocessor of an H200.
+//
+// Log, bf16 nested on an H200, microseconds, plain / with PDL; the weight's bytes alone take
+// 8.4 at 14336x4096 and 3.9 at 4096x4096:
+//   14336x4096, M = 1  17.0 / 15.6  weights from global memory to registers, two tiles in
+//                                   flight: 4.3 and 1.67 for each round of 16 warps
+//                      16.6 / 15.6  the same with 250 instructions a tile in place of 315
+//                                   (predicted 14: issue slots do not bound it; 32 lines
+//                                   asked for a tile beside 64 look-ups may)
+//    4096x4096, M = 1   9.2 / 7.7   to 7.9 / 6.7 by a prologue without divisions and inlined
+//                                   once (predicted 1 less)
+//   14336x4096, M = 8  20.9 / 19.7  to 19.1 / 18.3 by partial sums without bank conflicts
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,21 +28,13 @@
 #include "cuda/element.cuh"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/pairs.cuh"
+#include "cuda/matmul/quarters.cuh"
 #include "cuda/matmul/ring.cuh"
 #include "cuda/matmul/scales.cuh"
 #include "cuda/memory.cuh"
-#include "cuda/mma.cuh"
 
 namespace nf4::cuda {
 namespace {
-
-// Where a lane is in a fragment.
-struct FragmentLane {
-  int group;   // row of A, column of B
-  int member;  // of the four lanes that share them
-  __device__ __forceinline__ FragmentLane()
-      : group(threadIdx.x % 32 / 4), member(threadIdx.x % 4) {}
-};
 
 // The rows of the weight that a thread block owns: shares differ by one row at most.
 struct RowShare {
@@ -44,49 +47,6 @@ struct RowShare {
 
 __device__ __forceinline__ int tiles_of(int64_t rows) {
   return static_cast<int>((rows + kTileRows - 1) / kTileRows);
-}
-
-// 8 elements of x as pairs; zeros where there are none.
-template <class T>
-__device__ __forceinline__ void load_pairs(const MatmulArgs &args, int64_t row, int64_t column,
-                                           uint32_t *pairs) {
-  uint4 v{};
-  if (row < args.m && column < args.cols) {
-    const T *x = static_cast<const T *>(args.x) + row * args.x_stride + column;
-    if (args.x_vectors) {
-      v = __ldg(reinterpret_cast<const uint4 *>(x));
-    } else {
-      const uint16_t *bits = reinterpret_cast<const uint16_t *>(x);
-      // Rolled: code that is seldom needed should be short.
-#pragma unroll 1
-      for (int i = 7; i >= 0; --i) {
-        v.w = v.w << 16 | v.z >> 16;
-        v.z = v.z << 16 | v.y >> 16;
-        v.y = v.y << 16 | v.x >> 16;
-        v.x = v.x << 16 | bits[i];
-      }
-    }
-  }
-  pairs[0] = v.x;
-  pairs[1] = v.y;
-  pairs[2] = v.z;
-  pairs[3] = v.w;
-}
-
-// D += 8 columns of two rows of the weight times x, for each of Tiles tiles of 8 rows of x.
-template <class T, int Tiles>
-__device__ __forceinline__ void multiply_word(PairTable table, uint32_t word, uint32_t word8,
-                                              const uint32_t (&x)[Tiles][32], int first_pair,
-                                              float (&d)[Tiles][4]) {
-  const uint32_t a[4] = {table.pair<0>(word), table.pair<0>(word8), table.pair<1>(word),
-                         table.pair<1>(word8)};
-  const uint32_t b[4] = {table.pair<2>(word), table.pair<2>(word8), table.pair<3>(word),
-                         table.pair<3>(word8)};
-#pragma unroll
-  for (int i = 0; i < Tiles; ++i) {
-    multiply_add(T{}, d[i], a, x[i][first_pair], x[i][first_pair + 1]);
-    multiply_add(T{}, d[i], b, x[i][first_pair + 2], x[i][first_pair + 3]);
-  }
 }
 
 // ---- Where a lane's bytes are ------------------------------------------------------------
@@ -151,118 +111,6 @@ class ScaleSource {
   int last_row_;
   int column_;
   int nested_phase_;
-};
-
-// ---- Up to 2 rows of x -------------------------------------------------------------------
-//
-// Each lane of four has its own quarter of the slice. The 8 columns of B are 2 rows of x for
-// each of the four, zero but in its columns, so that each lane's sums are of one block and it
-// scales them itself.
-
-template <class T>
-struct OwnQuarters {
-  static constexpr int kMaxM = 2;
-  uint32_t x[1][32];
-
-  // The row of a tile that a group of lanes has, and the one 8 groups on.
-  static __device__ __forceinline__ int row(int half) { return FragmentLane().group + half * 8; }
-
-  __device__ __forceinline__ void load_x(const MatmulArgs &args, int64_t slice) {
-    const FragmentLane lane;
-    const int64_t row = lane.group / 2 == lane.member ? lane.group % 2 : args.m;
-    const int64_t column = slice * kSlice + lane.member * kQuarter;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) load_pairs<T>(args, row, column + i * 8, x[0] + i * 4);
-  }
-
-  // To partial[row][m], where `before` says that there is a sum already.
-  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, float scale,
-                                      float scale8, bool before, float *partial) const {
-    const FragmentLane lane;
-    float d[2][1][4] = {};  // two chains of products, which wait less for each other
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 w = tile.piece(row(0), lane.member * 2 + i);
-      const uint4 w8 = tile.piece(row(1), lane.member * 2 + i);
-      multiply_word<T>(table, w.x, w8.x, x, i * 16, d[0]);
-      multiply_word<T>(table, w.y, w8.y, x, i * 16 + 4, d[1]);
-      multiply_word<T>(table, w.z, w8.z, x, i * 16 + 8, d[0]);
-      multiply_word<T>(table, w.w, w8.w, x, i * 16 + 12, d[1]);
-    }
-    float sums[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      sums[k] = multiply_rn(k < 2 ? scale : scale8, d[0][0][k] + d[1][0][k]);
-    // Each of the four lanes adds up one: of row group + 8 * (member / 2) and of row
-    // member % 2 of x.
-    const bool odd = lane.member % 2, upper = lane.member / 2;
-    const float low =
-        (odd ? sums[1] : sums[0]) + __shfl_xor_sync(0xffffffffu, odd ? sums[0] : sums[1], 1);
-    const float high =
-        (odd ? sums[3] : sums[2]) + __shfl_xor_sync(0xffffffffu, odd ? sums[2] : sums[3], 1);
-    const float sum = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 2);
-    float &to = partial[row(lane.member / 2) * kMaxM + lane.member % 2];
-    to = before ? to + sum : sum;
-  }
-};
-
-// ---- Up to 8 or 16 rows of x -------------------------------------------------------------
-//
-// Four lanes share each quarter of a slice: 16 columns a lane.
-
-template <class T, int Tiles>
-struct SharedQuarters {
-  static constexpr int kMaxM = 8 * Tiles;
-  uint32_t x[Tiles][32];
-
-  // Even rows before odd ones, so that the rows that half a warp reads at a time are in
-  // different banks.
-  static __device__ __forceinline__ int row(int half) {
-    const int group = FragmentLane().group;
-    return (group % 4 * 2 + group / 4) + half * 8;
-  }
-
-  __device__ __forceinline__ void load_x(const MatmulArgs &args, int64_t slice) {
-    const FragmentLane lane;
-    const int64_t column = slice * kSlice + lane.member * 16;
-#pragma unroll
-    for (int of_x = 0; of_x < Tiles; ++of_x)
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        load_pairs<T>(args, of_x * 8 + lane.group, column + i / 2 * kQuarter + i % 2 * 8,
-                      x[of_x] + i * 4);
-  }
-
-  // To partial[row][m], where `before` says that there is a sum already.
-  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, float scale,
-                                      float scale8, bool before, float *partial) const {
-    const FragmentLane lane;
-    float sums[Tiles][4] = {};
-#pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      float d[Tiles][4] = {};
-      const uint2 w = tile.half_piece(row(0), quarter * 2 + lane.member / 2, lane.member % 2);
-      const uint2 w8 = tile.half_piece(row(1), quarter * 2 + lane.member / 2, lane.member % 2);
-      multiply_word<T>(table, w.x, w8.x, x, quarter * 8, d);
-      multiply_word<T>(table, w.y, w8.y, x, quarter * 8 + 4, d);
-      const float of_row = __shfl_sync(0xffffffffu, scale, quarter, 4);
-      const float of_row8 = __shfl_sync(0xffffffffu, scale8, quarter, 4);
-#pragma unroll
-      for (int i = 0; i < Tiles; ++i)
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          sums[i][k] = __fmaf_rn(k < 2 ? of_row : of_row8, d[i][k], sums[i][k]);
-    }
-#pragma unroll
-    for (int i = 0; i < Tiles; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float2 &to =
-            *reinterpret_cast<float2 *>(partial + row(half) * kMaxM + i * 8 + lane.member * 2);
-        const float2 sum{sums[i][half * 2], sums[i][half * 2 + 1]};
-        to = before ? float2{to.x + sum.x, to.y + sum.y} : sum;
-      }
-  }
 };
 
 // ---- The kernel --------------------------------------------------------------------------

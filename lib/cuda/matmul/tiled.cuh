@@ -4,6 +4,10 @@
 // in steps of 64 columns; while it multiplies one step, the loads of the next are in flight.
 // What bounds it at many rows of x is the rate of mma.sync; at few, the latency of a step.
 // On GPUs without 16-bit tensor-core products of both dtypes it multiplies in fp32.
+//
+// Log, 14336x4096 bf16 nested on an H200, M = 64: 212 us with 128 threads that each decode 32
+// columns of a step and fetch their scales when they need them, 133 with 256 threads, 16
+// columns, and scales fetched a step ahead.
 #pragma once
 
 #include <cuda_runtime.h>
