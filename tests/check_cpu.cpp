@@ -1,7 +1,5 @@
 // Every CPU variant that this machine runs against the scalar reference, bit for bit, with
 // guard pages around every buffer.
-#include <sys/mman.h>
-
 #include <string>
 #include <vector>
 
@@ -14,6 +12,8 @@
 #include "support/compare.hpp"
 #include "support/force.hpp"
 #include "support/placed.hpp"
+#include "support/reserved.hpp"
+#include "support/variants.hpp"
 #include "validate.hpp"
 
 using namespace nf4;
@@ -23,13 +23,6 @@ namespace {
 
 // Shapes per dtype, blocksize, flat or nested, and format.
 constexpr int kShapes = 200;
-
-std::vector<const cpu::Variant *> supported_variants() {
-  std::vector<const cpu::Variant *> variants;
-  for (const cpu::Variant &variant : cpu::variants())
-    if (variant.supported()) variants.push_back(&variant);
-  return variants;
-}
 
 enum class Format { kNf4, kFp4, kOwn };
 constexpr Format kFormats[] = {Format::kNf4, Format::kFp4, Format::kOwn};
@@ -114,28 +107,6 @@ void check_quantize(const QuantizeCase &test, Rng &rng) {
     }
   }
 }
-
-// Address space that costs memory only where it is touched.
-class Reserved {
- public:
-  explicit Reserved(size_t bytes)
-      : bytes_(bytes),
-        address_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
-    REQUIRE(address_ != MAP_FAILED);
-  }
-  ~Reserved() { munmap(address_, bytes_); }
-  Reserved(const Reserved &) = delete;
-  Reserved &operator=(const Reserved &) = delete;
-  template <class T>
-  T *as() const {
-    return static_cast<T *>(address_);
-  }
-
- private:
-  size_t bytes_;
-  void *address_;
-};
 
 // Into memory that the kernel has yet to provide.
 void check_untouched_output(const DequantCase &test, Rng &rng, int threads) {

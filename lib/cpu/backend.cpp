@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "cpu/float_environment.hpp"
+#include "cpu/matmul.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/quantize_scales.hpp"
 #include "cpu/reference.hpp"
@@ -26,23 +27,31 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 #endif
+#if defined(NF4_AVX512BF16)
+bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
 #if defined(NF4_AVX2)
 bool has_avx2() {
   // Not every compiler's __builtin_cpu_supports knows "f16c".
   unsigned a, b, c, d;
   const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
-  return __builtin_cpu_supports("avx2") && f16c;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
 }
 #endif
 
 constexpr Variant kVariants[] = {
+#if defined(NF4_AVX512BF16)
+    {"avx512bf16", has_avx512bf16, dequant_with<kAvx512Kernels>, quantize_with<kAvx512Kernels>,
+     quantize_scales_with<kAvx512Kernels>,
+     matmul_with<kAvx512Kernels, kAvx512Matmul, &kAvx512Bf16Matmul>},
+#endif
 #if defined(NF4_AVX512)
     {"avx512", has_avx512, dequant_with<kAvx512Kernels>, quantize_with<kAvx512Kernels>,
-     quantize_scales_with<kAvx512Kernels>, matmul_reference},
+     quantize_scales_with<kAvx512Kernels>, matmul_with<kAvx512Kernels, kAvx512Matmul>},
 #endif
 #if defined(NF4_AVX2)
     {"avx2", has_avx2, dequant_with<kAvx2Kernels>, quantize_with<kAvx2Kernels>,
-     quantize_scales_with<kAvx2Kernels>, matmul_reference},
+     quantize_scales_with<kAvx2Kernels>, matmul_with<kAvx2Kernels, kAvx2Matmul>},
 #endif
     {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference,
      matmul_reference},
@@ -61,6 +70,8 @@ const Variant &best_variant() {
 constexpr int64_t kDequantElementsPerThread = 1 << 20;
 constexpr int64_t kQuantizeElementsPerThread = 1 << 18;
 constexpr int64_t kMatmulProductsPerThread = 1 << 20;
+// Pieces of matmul are of so many rows: what a kernel does together.
+constexpr int64_t kRowsOfPiece = 16;
 
 int64_t blocks_per_thread(const Weight &weight, int64_t elements_per_thread) {
   return std::max<int64_t>(1, elements_per_thread >> weight.blocksize_log2);
@@ -101,9 +112,13 @@ void quantize(const QuantizeProblem &problem, int threads) {
 void matmul(const MatmulProblem &problem, int threads) {
   const DefaultFloatEnvironment environment;
   const Variant &variant = variant_in_use();
-  const int64_t products = std::max<int64_t>(1, problem.m * problem.weight.cols);
-  parallel_for(problem.weight.rows, std::max<int64_t>(1, kMatmulProductsPerThread / products),
-               threads, [&](int64_t begin, int64_t end) { variant.matmul(problem, {begin, end}); });
+  const int64_t rows = problem.weight.rows;
+  const int64_t products = std::max<int64_t>(1, problem.m * problem.weight.cols * kRowsOfPiece);
+  parallel_for(
+      ceil_divide(rows, kRowsOfPiece), std::max<int64_t>(1, kMatmulProductsPerThread / products),
+      threads, [&](int64_t begin, int64_t end) {
+        variant.matmul(problem, {begin * kRowsOfPiece, std::min(rows, end * kRowsOfPiece)});
+      });
 }
 
 }  // namespace nf4::cpu

@@ -69,4 +69,60 @@ struct KernelSet {
 extern const KernelSet kAvx2Kernels;
 extern const KernelSet kAvx512Kernels;
 
+// ---- Matmul --------------------------------------------------------------------------
+// A kernel adds sums of products to `sums`. The order of such a sum depends on `elements`
+// alone, not on how many rows and columns are done together.
+
+// Rows of codes times columns of x, which is prepared. All are cut into units.
+struct DotRun {
+  const float *codebook;  // 16, all finite
+  const uint8_t *packed;
+  int64_t row_bytes;  // from one row of codes to the next
+  const float *scales;
+  int64_t scale_stride;  // from one row of scales to the next
+  int scales_per_unit;   // 1, 2 or 4
+  const void *x;         // prepared
+  int64_t x_stride;      // from one column to the next, in elements
+  int64_t elements;      // a multiple of the unit
+  int rows;
+  int m;
+  float *sums;       // [rows][kMaxDotColumns]
+  int64_t prefetch;  // bytes from the codes in work to those that are soon to come
+};
+constexpr int kMaxDotColumns = 4;
+// What is readable beyond the end of the scales.
+constexpr int kScalePadding = 16;
+
+// Dense rows of the weight times columns of x.
+struct TileRun {
+  const void *w;
+  int64_t w_stride;  // in elements
+  const void *x;
+  int64_t x_stride;
+  int64_t elements;  // a multiple of kKernelStep
+  int rows;
+  int m;
+  float *sums;  // [rows][sums_stride]
+  int64_t sums_stride;
+};
+
+// The kernels that form products in one dtype; arrays are by the dtype of x, in the order of
+// nf4.h, with NULL for those that are not for this set.
+struct MatmulKernels {
+  int dtype;         // NF4_DTYPE_FP32 or NF4_DTYPE_BF16
+  int unit;          // elements: 64 or 128
+  int tile_columns;  // of x that are best done together
+  int max_dot_m;     // the largest m for which dot is the faster way
+  // Brings whole units of x into the order in which dot meets the codes.
+  void (*prepare[3])(const void *x, int64_t elements, void *out);
+  void (*dot)(const DotRun &run);
+  // Converts whole steps of x; NULL where x is of this set's dtype.
+  void (*convert[3])(const void *x, int64_t elements, void *out);
+  void (*tile)(const TileRun &run);
+};
+
+extern const MatmulKernels kAvx2Matmul;
+extern const MatmulKernels kAvx512Matmul;
+extern const MatmulKernels kAvx512Bf16Matmul;
+
 }  // namespace nf4::cpu

@@ -1,6 +1,8 @@
 // The scale of a block, read for dequantize.
 #pragma once
 
+#include <algorithm>
+
 #include "core/decode.hpp"
 #include "core/formats.hpp"
 #include "problem.hpp"
@@ -13,6 +15,24 @@ inline float block_scale(const Weight &weight, int64_t block) {
   return nested_scale(weight.nested_code[code],
                       weight.nested_absmax[block >> weight.nested_blocksize_log2],
                       *weight.nested_offset);
+}
+
+// The scales of `count` blocks from `first` on.
+inline void read_scales(const Weight &weight, int64_t first, int64_t count, float *scales) {
+  if (!weight.nested()) {
+    const float *absmax = static_cast<const float *>(weight.absmax) + first;
+    std::copy(absmax, absmax + count, scales);
+    return;
+  }
+  const uint8_t *codes = static_cast<const uint8_t *>(weight.absmax) + first;
+  for (int64_t i = 0; i < count; ++i) scales[i] = weight.nested_code[codes[i]];
+  const float offset = *weight.nested_offset;
+  for (int64_t i = 0; i < count;) {
+    const int64_t nested = (first + i) >> weight.nested_blocksize_log2;
+    const int64_t end = std::min(count, ((nested + 1) << weight.nested_blocksize_log2) - first);
+    const float nested_absmax = weight.nested_absmax[nested];
+    for (; i < end; ++i) scales[i] = add_rn(multiply_rn(scales[i], nested_absmax), offset);
+  }
 }
 
 inline const float *codebook(const Weight &weight) {

@@ -1,0 +1,85 @@
+// AVX-512 matmul: products in fp32.
+#include <immintrin.h>
+
+#include "cpu/matmul_kernels.hpp"
+#include "nf4/nf4.h"
+
+namespace nf4::cpu {
+namespace {
+
+struct Floats {
+  using Item = float;
+  using Operand = __m512;
+  using Sum = __m512;
+  using Codes = __m512i;
+  static constexpr int kLanes = 16;
+  static constexpr int kPieces = 8;
+  static constexpr int kUnit = kLanes * kPieces;
+  static constexpr int kDotRows[] = {1, 2, 2, 2};
+  static constexpr int kTileRows = 4;
+  static constexpr int kTileColumns = 6;
+
+  static __m512 zero() { return _mm512_setzero_ps(); }
+  static __m512 load(const float *x) { return _mm512_loadu_ps(x); }
+  static void store(float *to, __m512 x) { _mm512_storeu_ps(to, x); }
+  static __m512 multiply(__m512 a, __m512 b) { return _mm512_mul_ps(a, b); }
+  static __m512 multiply_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
+  static __m512 scale_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
+  static float sum_of(__m512 x) { return _mm512_reduce_add_ps(x); }
+
+  static __m512 load_table(const float *codebook) { return _mm512_loadu_ps(codebook); }
+  static __m512i load_codes(const uint8_t *packed) { return _mm512_loadu_si512(packed); }
+  // vpermps reads the low 4 bits of each index.
+  static __m512 look_up(__m512 table, __m512i codes) { return _mm512_permutexvar_ps(codes, table); }
+  static __m512i next(__m512i codes) { return _mm512_srli_epi32(codes, 4); }
+
+  // Which of the unit's scales each lane takes.
+  static __m512i load_spread(int scales) {
+    const __m512i quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return _mm512_srlv_epi32(quarter, _mm512_set1_epi32(2 - scales / 2));
+  }
+  static __m512 spread_scales(const float *scales, __m512i spread) {
+    return _mm512_permutexvar_ps(spread, _mm512_loadu_ps(scales));
+  }
+
+  static void take_apart(__m512 a, __m512 b, __m512 &even, __m512 &odd) {
+    const __m512i first =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    even = _mm512_permutex2var_ps(a, first, b);
+    odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
+  }
+};
+
+struct FromFp32 {
+  static constexpr int kBytes = 4;
+  static __m512 load(const char *x) { return _mm512_loadu_ps(x); }
+};
+struct FromFp16 {
+  static constexpr int kBytes = 2;
+  static __m512 load(const char *x) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
+  }
+};
+struct FromBf16 {
+  static constexpr int kBytes = 2;
+  static __m512 load(const char *x) {
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x)), 16));
+  }
+};
+
+}  // namespace
+
+const MatmulKernels kAvx512Matmul = {
+    NF4_DTYPE_FP32,
+    Floats::kUnit,
+    Floats::kTileColumns,
+    8,
+    {prepare_units<Floats, FromFp32>, prepare_units<Floats, FromFp16>,
+     prepare_units<Floats, FromBf16>},
+    dot<Floats>,
+    {nullptr, convert<Floats, FromFp16>, convert<Floats, FromBf16>},
+    tile<Floats>,
+};
+
+}  // namespace nf4::cpu

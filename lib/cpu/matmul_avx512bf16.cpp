@@ -1,0 +1,83 @@
+// AVX-512 matmul: products of bf16 by vdpbf16ps, summed in fp32.
+#include <immintrin.h>
+
+#include "cpu/matmul_kernels.hpp"
+#include "nf4/nf4.h"
+
+namespace nf4::cpu {
+namespace {
+
+__m512bh as_bf16(__m512i x) { return (__m512bh)x; }
+
+struct Bf16 {
+  using Item = uint16_t;
+  using Operand = __m512i;
+  using Sum = __m512;
+  using Codes = __m512i;
+  static constexpr int kLanes = 32;
+  static constexpr int kPieces = 4;
+  static constexpr int kUnit = kLanes * kPieces;
+  static constexpr int kDotRows[] = {1, 2, 2, 2};
+  static constexpr int kTileRows = 4;
+  static constexpr int kTileColumns = 6;
+
+  static __m512 zero() { return _mm512_setzero_ps(); }
+  static __m512i load(const uint16_t *x) { return _mm512_loadu_si512(x); }
+  static void store(uint16_t *to, __m512i x) { _mm512_storeu_si512(to, x); }
+  static __m512 multiply(__m512i a, __m512i b) { return multiply_add(a, b, zero()); }
+  static __m512 multiply_add(__m512i a, __m512i b, __m512 sum) {
+    return _mm512_dpbf16_ps(sum, as_bf16(a), as_bf16(b));
+  }
+  static __m512 scale_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
+  static float sum_of(__m512 x) { return _mm512_reduce_add_ps(x); }
+
+  // Twice over, as vpermw reads the low 5 bits of each index.
+  static __m512i load_table(const float *codebook) {
+    const __m256bh entries = _mm512_cvtneps_pbh(_mm512_loadu_ps(codebook));
+    return _mm512_broadcast_i64x4((__m256i)entries);
+  }
+  static __m512i load_codes(const uint8_t *packed) { return _mm512_loadu_si512(packed); }
+  static __m512i look_up(__m512i table, __m512i codes) {
+    return _mm512_permutexvar_epi16(codes, table);
+  }
+  static __m512i next(__m512i codes) { return _mm512_srli_epi16(codes, 4); }
+
+  // Which of the unit's scales each lane takes.
+  static __m512i load_spread(int scales) {
+    const __m512i quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return _mm512_srlv_epi32(quarter, _mm512_set1_epi32(2 - scales / 2));
+  }
+  static __m512 spread_scales(const float *scales, __m512i spread) {
+    return _mm512_permutexvar_ps(spread, _mm512_loadu_ps(scales));
+  }
+
+  static void take_apart(__m512i a, __m512i b, __m512i &even, __m512i &odd) {
+    const __m512i first =
+        _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                           _mm512_set1_epi32(4));
+    const __m512i words = _mm512_or_si512(
+        first, _mm512_slli_epi32(_mm512_add_epi32(first, _mm512_set1_epi32(2)), 16));
+    even = _mm512_permutex2var_epi16(a, words, b);
+    odd = _mm512_permutex2var_epi16(a, _mm512_add_epi16(words, _mm512_set1_epi16(1)), b);
+  }
+};
+
+struct Words {
+  static constexpr int kBytes = 2;
+  static __m512i load(const char *x) { return _mm512_loadu_si512(x); }
+};
+
+}  // namespace
+
+const MatmulKernels kAvx512Bf16Matmul = {
+    NF4_DTYPE_BF16,
+    Bf16::kUnit,
+    Bf16::kTileColumns,
+    8,
+    {nullptr, nullptr, prepare_units<Bf16, Words>},
+    dot<Bf16>,
+    {nullptr, nullptr, nullptr},
+    tile<Bf16>,
+};
+
+}  // namespace nf4::cpu

@@ -1,0 +1,144 @@
+// Matmul for few columns of x: the codes go from memory to the sums.
+#include <algorithm>
+#include <cstring>
+
+#include "core/formats.hpp"
+#include "cpu/matmul_parts.hpp"
+#include "cpu/scales.hpp"
+
+namespace nf4::cpu {
+namespace {
+
+// Rows whose sums are kept at once, and those that a kernel gets at once.
+constexpr int64_t kBlockRows = 64;
+constexpr int64_t kRunRows = 4;
+// Of prepared x: half of a first-level cache.
+constexpr int64_t kPreparedBytes = 16384;
+constexpr int64_t kMaxUnit = 128;
+constexpr int64_t kMaxScales = kPreparedBytes / 2 / kMinBlocksize + kScalePadding;
+constexpr int64_t kPrefetchBytes = 4096;
+
+class DotMultiplier {
+ public:
+  DotMultiplier(const MatmulKernels &kernels, const MatmulProblem &problem)
+      : kernels_(kernels),
+        problem_(problem),
+        weight_(problem.weight),
+        element_bytes_(element_bytes(kernels.dtype)),
+        prepare_{kernels.prepare[problem.dtype - 1], kernels.unit, element_bytes(problem.dtype),
+                 element_bytes_} {
+    while (per_scale_ < kernels.unit && per_scale_ < weight_.blocksize() &&
+           weight_.cols % (2 * per_scale_) == 0)
+      per_scale_ *= 2;
+  }
+
+  void operator()(RowRange rows) {
+    const int64_t groups = ceil_divide(problem_.m, kMaxDotColumns);
+    for (int64_t row = rows.begin; row < rows.end; row += kBlockRows)
+      for (int64_t group = 0; group < groups; ++group) {
+        const int64_t first = problem_.m * group / groups;
+        const int64_t last = problem_.m * (group + 1) / groups;
+        multiply({row, std::min(rows.end, row + kBlockRows)}, first,
+                 static_cast<int>(last - first));
+      }
+  }
+
+ private:
+  void multiply(RowRange rows, int64_t first_column, int columns) {
+    float sums[kBlockRows * kMaxDotColumns] = {};
+    const int64_t chunk = kPreparedBytes / element_bytes_ / columns / kernels_.unit * kernels_.unit;
+    for (int64_t k = 0; k < weight_.cols; k += chunk) {
+      const int64_t elements = std::min(chunk, weight_.cols - k);
+      prepare(first_column, columns, k, elements);
+      for (int64_t row = rows.begin; row < rows.end; row += kRunRows)
+        add_products({row, std::min(rows.end, row + kRunRows)}, columns, k, elements,
+                     sums + (row - rows.begin) * kMaxDotColumns);
+    }
+    store_sums(problem_, {rows, first_column, columns, sums, kMaxDotColumns});
+  }
+
+  // Does nothing where that part of x is there from the block of rows before.
+  void prepare(int64_t first_column, int columns, int64_t k, int64_t elements) {
+    if (prepared_column_ == first_column && prepared_k_ == k) return;
+    prepared_column_ = first_column;
+    prepared_k_ = k;
+    x_stride_ = ceil_divide(elements, kernels_.unit) * kernels_.unit;
+    for (int column = 0; column < columns; ++column)
+      prepare_(column_of_x(problem_, first_column + column) + k * prepare_.bytes_in, elements,
+               x_ + column * x_stride_ * element_bytes_);
+  }
+
+  void add_products(RowRange rows, int columns, int64_t k, int64_t elements, float *sums) {
+    const int count = static_cast<int>(rows.end - rows.begin);
+    for (int i = 0; i < count; ++i)
+      spread_scales((rows.begin + i) * weight_.cols + k, elements, scales_ + i * kMaxScales);
+    const int64_t row_bytes = weight_.cols / 2;
+    const int64_t tail = elements % kernels_.unit;
+    const bool all_at_once = elements == weight_.cols;
+    DotRun run{codebook(weight_),
+               weight_.packed + rows.begin * row_bytes + k / 2,
+               row_bytes,
+               scales_,
+               kMaxScales,
+               static_cast<int>(kernels_.unit / per_scale_),
+               x_,
+               x_stride_,
+               elements - tail,
+               count,
+               columns,
+               sums,
+               all_at_once ? kPrefetchBytes : 2 * row_bytes};
+    kernels_.dot(run);
+    if (tail > 0) add_tail(run, tail);
+  }
+
+  // The rest of a row, which is less than a unit: through padded copies.
+  void add_tail(DotRun run, int64_t tail) {
+    uint8_t packed[kRunRows][kMaxUnit / 2] = {};
+    for (int i = 0; i < run.rows; ++i)
+      std::memcpy(packed[i], run.packed + i * run.row_bytes + run.elements / 2, tail / 2);
+    run.packed = packed[0];
+    run.row_bytes = kMaxUnit / 2;
+    run.scales += run.elements / per_scale_;
+    run.x = x_ + run.elements * element_bytes_;
+    run.elements = kernels_.unit;
+    run.prefetch = 0;
+    kernels_.dot(run);
+  }
+
+  // One scale for each per_scale_ elements, and zeros after the last.
+  void spread_scales(int64_t first_element, int64_t elements, float *out) const {
+    const int64_t first = first_element >> weight_.blocksize_log2;
+    const int64_t last = (first_element + elements - 1) >> weight_.blocksize_log2;
+    const int64_t count = elements / per_scale_;
+    if (per_scale_ == weight_.blocksize()) {
+      read_scales(weight_, first, count, out);
+    } else {
+      float by_block[kMaxScales];
+      read_scales(weight_, first, last - first + 1, by_block);
+      for (int64_t i = 0; i < count; ++i)
+        out[i] = by_block[((first_element + i * per_scale_) >> weight_.blocksize_log2) - first];
+    }
+    std::fill_n(out + count, kMaxUnit / kMinBlocksize, 0.0f);
+  }
+
+  const MatmulKernels &kernels_;
+  const MatmulProblem &problem_;
+  const Weight &weight_;
+  const int64_t element_bytes_;  // of prepared x
+  const PaddedConversion prepare_;
+  int64_t per_scale_ = kMinBlocksize;  // elements, of which a unit and every row have whole ones
+  int64_t prepared_column_ = -1;
+  int64_t prepared_k_ = -1;
+  int64_t x_stride_ = 0;
+  float scales_[kRunRows * kMaxScales] = {};
+  alignas(64) char x_[kPreparedBytes];
+};
+
+}  // namespace
+
+void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem, RowRange rows) {
+  DotMultiplier(kernels, problem)(rows);
+}
+
+}  // namespace nf4::cpu

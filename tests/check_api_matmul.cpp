@@ -1,0 +1,169 @@
+// The arguments of the matmul functions that others do not have; the rest of their table is in
+// check_api.cpp.
+#include <climits>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nf4/nf4.h"
+#include "support/call.hpp"
+#include "support/catch.hpp"
+
+using namespace nf4::test;
+
+namespace {
+
+const std::vector<BadArgument> kBadArguments = {
+    {"no arguments",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.matmul = nullptr; },
+     {"nf4_matmul_args", "NULL"}},
+    {"args' struct_size 0",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.struct_size = 0; },
+     {"nf4_matmul_args.struct_size", "0"}},
+    {"args' struct_size of a later version",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.struct_size += 8; },
+     {"nf4_matmul_args.struct_size", std::to_string(sizeof(nf4_matmul_args) + 8)}},
+    {"no such dtype", Who::kMatmul, false, [](Call &c) { c.args.dtype = 4; }, {"dtype", "4"}},
+    {"fp32 on a GPU",
+     Who::kMatmulLaunch,
+     false,
+     [](Call &c) { c.args.dtype = NF4_DTYPE_FP32; },
+     {"dtype", "1"}},
+    {"args' reserved 1",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.reserved = 1; },
+     {"nf4_matmul_args.reserved", "1"}},
+    {"m -1", Who::kMatmul, false, [](Call &c) { c.args.m = -1; }, {"m", "-1"}},
+    {"m -2^63",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.m = INT64_MIN; },
+     {"m", "-9223372036854775808"}},
+    {"x_stride too small",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.x_stride = kCols - 1; },
+     {"x_stride", "96", "97"}},
+    {"negative x_stride",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.x_stride = -kCols; },
+     {"x_stride", "-97"}},
+    {"y_stride too small",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.y_stride = kRows - 1; },
+     {"y_stride", "2", "3"}},
+    {"m * x_stride beyond 2^60",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.x_stride = (int64_t{1} << 59) + 1; },
+     {"m * x_stride", "576460752303423489"}},
+    {"m * y_stride beyond 2^60",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.y_stride = INT64_MAX; },
+     {"m * y_stride", "9223372036854775807"}},
+    {"m * x_stride beyond int64",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.m = INT64_MAX; },
+     {"m * x_stride", "9223372036854775807"}},
+    {"no x", Who::kMatmul, false, [](Call &c) { c.args.x = nullptr; }, {"x", "NULL"}},
+    {"no y", Who::kMatmul, false, [](Call &c) { c.args.y = nullptr; }, {"y", "NULL"}},
+    {"misaligned x",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.x = moved(c.args.x, 1); },
+     {"x", "multiple of 2"}},
+    {"misaligned y",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.y = moved(c.args.y, 1); },
+     {"y", "multiple of 2"}},
+    {"misaligned bias",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.bias = moved(c.args.bias, 1); },
+     {"bias", "multiple of 2"}},
+    {"y overlaps x",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.x = c.args.y; },
+     {"overlaps", "x", "y"}},
+    {"y overlaps the end of x",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.y = moved(c.x_buffer.data(), kColumns * kCols * 2 - 2); },
+     {"overlaps", "x", "y"}},
+    {"y overlaps bias",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.args.bias = moved(c.args.y, 2); },
+     {"overlaps", "bias", "y"}},
+    {"y overlaps packed",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.tensor.packed = moved(c.args.y, kColumns * kRows * 2 - 1); },
+     {"overlaps", "packed", "y"}},
+    {"y overlaps absmax",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.tensor.absmax = c.args.y; },
+     {"overlaps", "absmax", "y"}},
+    {"the gap between rows of y overlaps bias",
+     Who::kMatmul,
+     false,
+     [](Call &c) {
+       c.args.y_stride = 8;
+       c.args.bias = moved(c.args.y, 3 * 2);
+     },
+     {"overlaps", "bias", "y"}},
+    {"y overlaps codebook",
+     Who::kMatmul,
+     false,
+     [](Call &c) { c.tensor.codebook = static_cast<float *>(c.args.y); },
+     {"overlaps", "codebook", "y"}},
+    {"y overlaps nested_code",
+     Who::kMatmul,
+     true,
+     [](Call &c) { c.tensor.nested_code = static_cast<float *>(c.args.y); },
+     {"overlaps", "nested_code", "y"}},
+};
+
+}  // namespace
+
+TEST_CASE("a bad argument of matmul is named, and nothing is written", "[api]") {
+  check_bad_arguments(kBadArguments);
+}
+
+TEST_CASE("the workspace of matmul needs no pointer but the structs' own", "[api]") {
+  Call call(true);
+  call.tensor.packed = nullptr;
+  call.tensor.absmax = nullptr;
+  call.args.x = nullptr;
+  call.args.y = nullptr;
+  size_t bytes = SIZE_MAX;
+  CHECK(nf4_matmul_workspace_size(call.weight, call.matmul, &bytes) == NF4_STATUS_OK);
+  CHECK(bytes != SIZE_MAX);
+  CHECK(nf4_matmul_workspace_size(call.weight, call.matmul, nullptr) ==
+        NF4_STATUS_INVALID_ARGUMENT);
+  CHECK(std::string(nf4_last_error()).find("bytes is NULL") != std::string::npos);
+  CHECK(nf4_matmul_workspace_size(nullptr, call.matmul, &bytes) == NF4_STATUS_INVALID_ARGUMENT);
+  CHECK(nf4_matmul_workspace_size(call.weight, nullptr, &bytes) == NF4_STATUS_INVALID_ARGUMENT);
+  call.args.x_stride = kCols - 1;
+  CHECK(nf4_matmul_workspace_size(call.weight, call.matmul, &bytes) == NF4_STATUS_INVALID_ARGUMENT);
+}
+
+TEST_CASE("inputs of matmul may share memory", "[api]") {
+  Call call(false);
+  call.args.bias = call.args.x;
+  CHECK(nf4_matmul_cpu(call.weight, call.matmul, 1) == NF4_STATUS_OK);
+}

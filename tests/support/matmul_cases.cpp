@@ -1,0 +1,106 @@
+#include "support/matmul_cases.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "core/float16.hpp"
+
+namespace nf4::test {
+namespace {
+
+constexpr int64_t kProducts = 400000;
+
+void write_number(nf4_dtype dtype, uint8_t *data, int64_t i, float x) {
+  if (dtype == NF4_DTYPE_FP32) {
+    std::memcpy(data + 4 * i, &x, 4);
+    return;
+  }
+  const uint16_t bits = dtype == NF4_DTYPE_FP16 ? float_to_half(x) : float_to_bf16(x);
+  std::memcpy(data + 2 * i, &bits, 2);
+}
+
+float random_x(Rng &rng, XKind kind, bool spoilt_row) {
+  constexpr float kNotFinite[] = {std::numeric_limits<float>::quiet_NaN(),
+                                  std::numeric_limits<float>::infinity(),
+                                  -std::numeric_limits<float>::infinity()};
+  if (kind == XKind::kNotFinite && spoilt_row && rng.one_in(20)) return rng.pick(kNotFinite);
+  return kind == XKind::kOutliers && rng.one_in(50) ? 1e3f * rng.normal() : rng.normal();
+}
+
+size_t matrix_bytes(int64_t rows, int64_t cols, int64_t stride, nf4_dtype dtype) {
+  return rows == 0 || cols == 0 ? 0 : ((rows - 1) * stride + cols) * dtype_bytes(dtype);
+}
+
+}  // namespace
+
+size_t MatmulCase::y_bytes() const { return matrix_bytes(m, weight.shape.rows, y_stride, dtype); }
+
+nf4_matmul_args MatmulCase::args(const void *x_address, const void *bias_address, void *y) const {
+  nf4_matmul_args args{};
+  args.struct_size = sizeof args;
+  args.dtype = dtype;
+  args.m = m;
+  args.x = x_address;
+  args.x_stride = x_stride;
+  args.bias = bias.empty() ? nullptr : bias_address;
+  args.y = y;
+  args.y_stride = y_stride;
+  return args;
+}
+
+MatmulShape random_matmul_shape(Rng &rng) {
+  MatmulShape shape{rng.between(1, 40), rng.between(1, 700), rng.between(1, 6)};
+  if (rng.one_in(3)) shape.m = rng.between(1, 30);
+  if (rng.one_in(10)) shape.m = rng.between(90, 200);
+  if (rng.one_in(6)) shape.cols = rng.between(1, 12000);
+  if (rng.one_in(2)) shape.cols = (shape.cols + 31) / 32 * 32;
+  if (rng.one_in(8)) shape.rows = rng.between(60, 300);
+  shape.rows = std::min(shape.rows, std::max<int64_t>(1, kProducts / (shape.cols * shape.m)));
+  return shape;
+}
+
+MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
+                              const MatmulShape &shape, XKind x) {
+  MatmulCase test{};
+  test.dtype = kind.dtype;
+  test.weight = random_dequant_case(rng, kind, codebook, shape.rows * shape.cols).weight;
+  test.weight.shape.rows = shape.rows;
+  test.weight.shape.cols = shape.cols;
+  test.m = shape.m;
+  test.x_stride = shape.cols + (rng.one_in(2) ? 0 : rng.below(40));
+  test.y_stride = shape.rows + (rng.one_in(2) ? 0 : rng.below(40));
+  test.x.assign(matrix_bytes(test.m, shape.cols, test.x_stride, test.dtype), 0xff);
+  for (int64_t row = 0; row < test.m; ++row) {
+    const bool spoilt = rng.one_in(3);
+    for (int64_t k = 0; k < shape.cols; ++k)
+      write_number(test.dtype, test.x.data(), row * test.x_stride + k, random_x(rng, x, spoilt));
+  }
+  if (rng.one_in(2)) {
+    test.bias.resize(shape.rows * dtype_bytes(test.dtype));
+    for (int64_t i = 0; i < shape.rows; ++i)
+      write_number(test.dtype, test.bias.data(), i, rng.normal());
+  }
+  return test;
+}
+
+std::string describe(const MatmulCase &test, uint64_t stream) {
+  return describe(test.weight, test.dtype, stream) + ", m " + std::to_string(test.m) +
+         ", strides " + std::to_string(test.x_stride) + " and " + std::to_string(test.y_stride) +
+         (test.bias.empty() ? "" : ", bias");
+}
+
+double read_number(nf4_dtype dtype, const void *data, int64_t i) {
+  if (dtype == NF4_DTYPE_FP32) return static_cast<const float *>(data)[i];
+  const uint16_t bits = static_cast<const uint16_t *>(data)[i];
+  return dtype == NF4_DTYPE_FP16 ? half_to_float(bits) : bf16_to_float(bits);
+}
+
+double round_to(nf4_dtype dtype, double x) {
+  const float single = static_cast<float>(x);
+  if (dtype == NF4_DTYPE_FP32) return single;
+  return dtype == NF4_DTYPE_FP16 ? half_to_float(float_to_half(single))
+                                 : bf16_to_float(float_to_bf16(single));
+}
+
+}  // namespace nf4::test

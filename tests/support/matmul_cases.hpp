@@ -1,0 +1,47 @@
+// Random matmuls: a weight, the columns of x it is multiplied with, and strides.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "support/cases.hpp"
+
+namespace nf4::test {
+
+struct MatmulCase {
+  nf4_dtype dtype;
+  HostWeight weight;
+  int64_t m;
+  int64_t x_stride;
+  int64_t y_stride;
+  std::vector<uint8_t> x;     // from the first to the last element; NaN between the rows
+  std::vector<uint8_t> bias;  // empty: none
+
+  // From the first to the last element; 0 where y is empty.
+  size_t y_bytes() const;
+  nf4_matmul_args args(const void *x_address, const void *bias_address, void *y) const;
+};
+
+// What x holds: numbers of about 1; the same with some of 1e3; the same with NaN and infinities
+// in some of its rows.
+enum class XKind { kOrdinary, kOutliers, kNotFinite };
+
+struct MatmulShape {
+  int64_t rows, cols, m;
+};
+
+// Rows, columns and m from 1 up, cols often a multiple of 32, the whole small enough for a
+// naive reference.
+MatmulShape random_matmul_shape(Rng &rng);
+
+MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
+                              const MatmulShape &shape, XKind x);
+
+std::string describe(const MatmulCase &test, uint64_t stream);
+
+// A number of a dtype in memory, and the nearest one to store.
+double read_number(nf4_dtype dtype, const void *data, int64_t i);
+double round_to(nf4_dtype dtype, double x);
+
+}  // namespace nf4::test
