@@ -86,7 +86,8 @@ struct DotRun {
   int64_t elements;      // a multiple of the unit
   int rows;
   int m;
-  float *sums;       // [rows][kMaxDotColumns]
+  float *sums;  // [m][sums_stride]
+  int64_t sums_stride;
   int64_t prefetch;  // bytes from the codes in work to those that are soon to come
 };
 constexpr int kMaxDotColumns = 4;
@@ -102,17 +103,18 @@ struct TileRun {
   int64_t elements;  // a multiple of kKernelStep
   int rows;
   int m;
-  float *sums;  // [rows][sums_stride]
+  float *sums;  // [m][sums_stride]
   int64_t sums_stride;
 };
 
 // The kernels that form products in one dtype; arrays are by the dtype of x, in the order of
 // nf4.h, with NULL for those that are not for this set.
 struct MatmulKernels {
-  int dtype;         // NF4_DTYPE_FP32 or NF4_DTYPE_BF16
-  int unit;          // elements: 64 or 128
-  int tile_columns;  // of x that are best done together
-  int max_dot_m;     // the largest m for which dot is the faster way
+  int dtype;          // NF4_DTYPE_FP32 or NF4_DTYPE_BF16
+  int unit;           // elements: 64 or 128
+  int tile_columns;   // of x that are best done together: 6 at most
+  int tile_elements;  // of a row that are best done together: 4096 bytes of fp32, 8192 of bf16
+  int max_dot_m;      // the largest m for which dot is the faster way
   // Brings whole units of x into the order in which dot meets the codes.
   void (*prepare[3])(const void *x, int64_t elements, void *out);
   void (*dot)(const DotRun &run);

@@ -39,11 +39,12 @@ void store_sums(const MatmulProblem &problem, const Sums &sums) {
   with_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
     const T *bias = static_cast<const T *>(problem.bias);
-    for (int column = 0; column < sums.columns; ++column) {
-      T *y = static_cast<T *>(problem.y) + (sums.first_column + column) * problem.y_stride;
-      const float *value = sums.values + column;
-      for (int64_t row = sums.rows.begin; row < sums.rows.end; ++row, value += sums.stride)
-        y[row] = from_float<T>(bias == nullptr ? *value : *value + to_float(bias[row]));
+    const float *values = sums.values - sums.rows.begin;
+    for (int64_t column = sums.columns.begin; column < sums.columns.end; ++column) {
+      T *y = static_cast<T *>(problem.y) + column * problem.y_stride;
+      for (int64_t row = sums.rows.begin; row < sums.rows.end; ++row)
+        y[row] = from_float<T>(bias == nullptr ? values[row] : values[row] + to_float(bias[row]));
+      values += sums.stride;
     }
   });
 }

@@ -19,7 +19,6 @@ struct Floats {
   static constexpr int kPieces = 8;
   static constexpr int kUnit = kLanes * kPieces;
   static constexpr int kDotRows[] = {1, 1, 1, 1};
-  static constexpr int kTileRows = 4;
   static constexpr int kTileColumns = 3;
 
   static __m256 zero() { return _mm256_setzero_ps(); }
@@ -32,6 +31,13 @@ struct Floats {
     __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
     return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+  }
+  // The sums of four vectors to four floats.
+  static void add_sums(__m256 a, __m256 b, __m256 c, __m256 d, float *to) {
+    const __m256 by_lane = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    const __m128 sums =
+        _mm_add_ps(_mm256_castps256_ps128(by_lane), _mm256_extractf128_ps(by_lane, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
   }
 
   static Table load_table(const float *codebook) {
@@ -87,6 +93,7 @@ const MatmulKernels kAvx2Matmul = {
     NF4_DTYPE_FP32,
     Floats::kUnit,
     Floats::kTileColumns,
+    1024,
     4,
     {prepare_units<Floats, FromFp32>, prepare_units<Floats, FromFp16>,
      prepare_units<Floats, FromBf16>},

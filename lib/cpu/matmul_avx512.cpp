@@ -16,7 +16,6 @@ struct Floats {
   static constexpr int kPieces = 8;
   static constexpr int kUnit = kLanes * kPieces;
   static constexpr int kDotRows[] = {1, 2, 2, 2};
-  static constexpr int kTileRows = 4;
   static constexpr int kTileColumns = 6;
 
   static __m512 zero() { return _mm512_setzero_ps(); }
@@ -26,6 +25,17 @@ struct Floats {
   static __m512 multiply_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
   static __m512 scale_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
   static float sum_of(__m512 x) { return _mm512_reduce_add_ps(x); }
+  // The sums of four vectors to four floats.
+  static void add_sums(__m512 a, __m512 b, __m512 c, __m512 d, float *to) {
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 by_lane =
+        _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 half =
+        _mm256_add_ps(_mm512_castps512_ps256(by_lane), _mm512_extractf32x8_ps(by_lane, 1));
+    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
+  }
 
   static __m512 load_table(const float *codebook) { return _mm512_loadu_ps(codebook); }
   static __m512i load_codes(const uint8_t *packed) { return _mm512_loadu_si512(packed); }
@@ -74,6 +84,7 @@ const MatmulKernels kAvx512Matmul = {
     NF4_DTYPE_FP32,
     Floats::kUnit,
     Floats::kTileColumns,
+    1024,
     8,
     {prepare_units<Floats, FromFp32>, prepare_units<Floats, FromFp16>,
      prepare_units<Floats, FromBf16>},

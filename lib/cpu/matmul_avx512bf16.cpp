@@ -18,7 +18,6 @@ struct Bf16 {
   static constexpr int kPieces = 4;
   static constexpr int kUnit = kLanes * kPieces;
   static constexpr int kDotRows[] = {1, 2, 2, 2};
-  static constexpr int kTileRows = 4;
   static constexpr int kTileColumns = 6;
 
   static __m512 zero() { return _mm512_setzero_ps(); }
@@ -30,6 +29,17 @@ struct Bf16 {
   }
   static __m512 scale_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
   static float sum_of(__m512 x) { return _mm512_reduce_add_ps(x); }
+  // The sums of four vectors to four floats.
+  static void add_sums(__m512 a, __m512 b, __m512 c, __m512 d, float *to) {
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 by_lane =
+        _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 half =
+        _mm256_add_ps(_mm512_castps512_ps256(by_lane), _mm512_extractf32x8_ps(by_lane, 1));
+    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
+  }
 
   // Twice over, as vpermw reads the low 5 bits of each index.
   static __m512i load_table(const float *codebook) {
@@ -73,6 +83,7 @@ const MatmulKernels kAvx512Bf16Matmul = {
     NF4_DTYPE_BF16,
     Bf16::kUnit,
     Bf16::kTileColumns,
+    4096,
     8,
     {nullptr, nullptr, prepare_units<Bf16, Words>},
     dot<Bf16>,

@@ -52,9 +52,9 @@ class DotMultiplier {
       prepare(first_column, columns, k, elements);
       for (int64_t row = rows.begin; row < rows.end; row += kRunRows)
         add_products({row, std::min(rows.end, row + kRunRows)}, columns, k, elements,
-                     sums + (row - rows.begin) * kMaxDotColumns);
+                     sums + (row - rows.begin));
     }
-    store_sums(problem_, {rows, first_column, columns, sums, kMaxDotColumns});
+    store_sums(problem_, {rows, {first_column, first_column + columns}, sums, kBlockRows});
   }
 
   // Does nothing where that part of x is there from the block of rows before.
@@ -64,7 +64,7 @@ class DotMultiplier {
     prepared_k_ = k;
     x_stride_ = ceil_divide(elements, kernels_.unit) * kernels_.unit;
     for (int column = 0; column < columns; ++column)
-      prepare_(column_of_x(problem_, first_column + column) + k * prepare_.bytes_in, elements,
+      prepare_(address_of_x(problem_, first_column + column, k), elements,
                x_ + column * x_stride_ * element_bytes_);
   }
 
@@ -87,6 +87,7 @@ class DotMultiplier {
                count,
                columns,
                sums,
+               kBlockRows,
                all_at_once ? kPrefetchBytes : 2 * row_bytes};
     kernels_.dot(run);
     if (tail > 0) add_tail(run, tail);

@@ -56,8 +56,10 @@ void dot_rows(const DotRun &run, int row) {
   const Item *x = static_cast<const Item *>(run.x);
   typename T::Sum totals[kRows][kColumns];
   NF4_UNROLL
-  for (int r = 0; r < kRows; ++r) NF4_UNROLL
-  for (int c = 0; c < kColumns; ++c) totals[r][c] = T::zero();
+  for (int r = 0; r < kRows; ++r) {
+    NF4_UNROLL
+    for (int c = 0; c < kColumns; ++c) totals[r][c] = T::zero();
+  }
 
   for (const Item *end = x + run.elements; x < end; packed += T::kUnit / 2) {
     typename T::Codes codes[kRows];
@@ -95,9 +97,11 @@ void dot_rows(const DotRun &run, int row) {
     scales += run.scales_per_unit;
   }
   NF4_UNROLL
-  for (int r = 0; r < kRows; ++r) NF4_UNROLL
-  for (int c = 0; c < kColumns; ++c)
-    run.sums[(row + r) * kMaxDotColumns + c] += T::sum_of(totals[r][c]);
+  for (int r = 0; r < kRows; ++r) {
+    NF4_UNROLL
+    for (int c = 0; c < kColumns; ++c)
+      run.sums[c * run.sums_stride + row + r] += T::sum_of(totals[r][c]);
+  }
 }
 
 // kRows at a time while there are so many.
@@ -125,6 +129,9 @@ void dot(const DotRun &run) {
 
 // ---- Tile ----------------------------------------------------------------------------
 
+// Four rows of the weight or one.
+constexpr int kTileRows = 4;
+
 template <class T, int kRows, int kColumns>
 void tile_block(const TileRun &run, int row, int column) {
   using Item = typename T::Item;
@@ -132,8 +139,10 @@ void tile_block(const TileRun &run, int row, int column) {
   const Item *x = static_cast<const Item *>(run.x) + column * run.x_stride;
   typename T::Sum totals[kRows][kColumns];
   NF4_UNROLL
-  for (int r = 0; r < kRows; ++r) NF4_UNROLL
-  for (int c = 0; c < kColumns; ++c) totals[r][c] = T::zero();
+  for (int r = 0; r < kRows; ++r) {
+    NF4_UNROLL
+    for (int c = 0; c < kColumns; ++c) totals[r][c] = T::zero();
+  }
   for (int64_t k = 0; k < run.elements; k += T::kLanes) {
     typename T::Operand columns[kColumns];
     NF4_UNROLL
@@ -147,9 +156,13 @@ void tile_block(const TileRun &run, int row, int column) {
     }
   }
   NF4_UNROLL
-  for (int r = 0; r < kRows; ++r) NF4_UNROLL
-  for (int c = 0; c < kColumns; ++c)
-    run.sums[(row + r) * run.sums_stride + column + c] += T::sum_of(totals[r][c]);
+  for (int c = 0; c < kColumns; ++c) {
+    float *sums = run.sums + (column + c) * run.sums_stride + row;
+    if constexpr (kRows == kTileRows)
+      T::add_sums(totals[0][c], totals[1][c], totals[2][c], totals[3][c], sums);
+    else
+      *sums += T::sum_of(totals[0][c]);
+  }
 }
 
 template <class T, int kColumns>
@@ -157,8 +170,8 @@ void tile_columns(const TileRun &run, int column, int columns) {
   if constexpr (kColumns > 1)
     if (columns < kColumns) return tile_columns<T, kColumns - 1>(run, column, columns);
   int row = 0;
-  for (; row + T::kTileRows <= run.rows; row += T::kTileRows)
-    tile_block<T, T::kTileRows, kColumns>(run, row, column);
+  for (; row + kTileRows <= run.rows; row += kTileRows)
+    tile_block<T, kTileRows, kColumns>(run, row, column);
   for (; row < run.rows; ++row) tile_block<T, 1, kColumns>(run, row, column);
 }
 

@@ -14,10 +14,15 @@ void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem, RowR
 void matmul_panel(const KernelSet &dense, const MatmulKernels &kernels,
                   const MatmulProblem &problem, RowRange rows);
 
-// A column of x, of which y has one too, is row `column` of the matrix in memory.
-inline const char *column_of_x(const MatmulProblem &problem, int64_t column) {
+// Element k of a column of x, which is a row of the matrix in memory.
+inline const char *address_of_x(const MatmulProblem &problem, int64_t column, int64_t k) {
   return static_cast<const char *>(problem.x) +
-         column * problem.x_stride * element_bytes(problem.dtype);
+         (column * problem.x_stride + k) * element_bytes(problem.dtype);
+}
+
+// Up to a multiple of kKernelStep.
+constexpr int64_t to_steps(int64_t elements) {
+  return ceil_divide(elements, kKernelStep) * kKernelStep;
 }
 
 // Applies a conversion that takes multiples of `step` elements, padding with zeros.
@@ -30,12 +35,11 @@ struct PaddedConversion {
   void operator()(const char *x, int64_t elements, char *out) const;
 };
 
-// What of y has been summed up: rows of the weight times columns of x.
+// What of y has been summed up: rows of the weight times columns of x, of which y has the same.
 struct Sums {
   RowRange rows;
-  int64_t first_column;
-  int columns;
-  const float *values;  // [rows][stride]
+  RowRange columns;
+  const float *values;  // [columns][stride]
   int64_t stride;
 };
 
