@@ -67,7 +67,7 @@ void dot_rows(const DotRun &run, int row) {
     NF4_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const uint8_t *from = packed + r * run.row_bytes;
-      __builtin_prefetch(from + run.prefetch);
+      __builtin_prefetch(from + run.prefetch, 0, 2);
       codes[r] = T::load_codes(from);
     }
     NF4_UNROLL
