@@ -1,4 +1,4 @@
-"""Dequantize and quantize on the CPU beside bitsandbytes and beside memory, in one run.
+"""Dequantize, quantize and matmul on the CPU beside bitsandbytes and memory, in one run.
 
 Where the output is decides more than who writes it: memory that the kernel has yet to provide
 is zeroed page by page at the first touch. So each is timed with new memory, as a call without
@@ -11,11 +11,10 @@ The limit is memory alone, kept: filling as many bytes as dequantize writes, cop
 quantize reads and writes, on as many threads; the fastest of our own threads and of torch's
 counts.
 
-The candidates take turns, so that all see the same machine, and the median counts. A turn is a
-pause, in which the threads of the last candidate stop spinning (OpenMP's go on for
-milliseconds), three calls untimed (one, where calls are long), in which its own wake up and its
-memory enters the caches, and then those that count. Outputs are compared bit for bit, with the
+The candidates take turns (cpu_turns.py). Outputs are compared bit for bit, with the
 formulas in numpy and with bitsandbytes, before anything is timed.
+
+Matmul is another matter: cpu_matmul.py.
 
     python tests/bench/bench_cpu.py [--json FILE] [--threads N] [--shapes 4096x4096,...]
 
@@ -28,31 +27,25 @@ import argparse
 import ctypes
 import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import nf4
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "tests" / "bench")]
+import cpu_matmul  # noqa: E402
 import oracle  # noqa: E402
 from cpu_peer import Peer  # noqa: E402
+from cpu_turns import Work, measure  # noqa: E402
 
 SHAPES = ["4096x4096", "14336x4096"]
 BLOCKSIZE, NESTED_BLOCKSIZE = 64, 256
-TURNS, LEAD_IN, CALLS = 5, 3, 5
-PAUSE = 0.02  # seconds
-LONG = 0.3  # seconds: a turn ends after as much
-
-Work = Callable[[], Any]
 
 
 def keep_freed_memory() -> None:
@@ -143,36 +136,6 @@ def copies(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> dict[str, Work]:
         torch_source, torch_target = peer.tensor(source), peer.tensor(target)
         limits["copy by torch"] = lambda: torch_target.copy_(torch_source)
     return limits
-
-
-def turn(work: Work) -> list[float]:
-    """Milliseconds of the calls that count."""
-    time.sleep(PAUSE)
-    times: list[float] = []
-    while len(times) < 2 or (len(times) < LEAD_IN + CALLS and sum(times) < LONG * 1e3):
-        begin = time.perf_counter()
-        work()
-        times.append((time.perf_counter() - begin) * 1e3)
-    return times[LEAD_IN:] or times[1:]
-
-
-def summary(times: list[float]) -> dict[str, Any]:
-    """The median and the outer deciles, in milliseconds."""
-    deciles = statistics.quantiles(times, n=10)
-    return {
-        "ms": round(statistics.median(times), 4),
-        "spread": [round(deciles[0], 4), round(deciles[-1], 4)],
-    }
-
-
-def measure(candidates: dict[str, Work]) -> dict[str, dict]:
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    order = list(candidates)
-    for _ in range(TURNS):
-        for name in order:
-            times[name] += turn(candidates[name])
-        order.append(order.pop(0))
-    return {name: summary(values) for name, values in times.items()}
 
 
 def require_equal(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -314,11 +277,13 @@ def run(shapes: list[tuple[int, int]], threads: int, report: Callable[[str], Non
         for contest, times in zip(contests(), with_new, strict=True):
             rows.append(contest.row(times, contest.measure_kept()))
             report(line(rows[-1]))
+        matmul = cpu_matmul.run(pool, peer, shapes, threads, report)
     return {
         "cpu_variant": nf4.cpu_variant(),
         "threads": threads,
         "peers": {"bitsandbytes": peer.version},
         "rows": rows,
+        "matmul": matmul,
     }
 
 

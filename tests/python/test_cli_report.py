@@ -251,12 +251,16 @@ def test_doctor_shows_a_gpu(monkeypatch, capsys):
     assert "GPU memory by sm90" in text.splitlines()[-1]
 
 
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+
+
 @pytest.mark.parametrize(
     ("variant", "built", "flags", "expected"),
     [
-        ("avx512", "avx2 avx512", {"avx2"}, "the fastest"),
-        ("avx2", "avx2 avx512", {"avx2", "f16c"}, "avx512 needs avx512f"),
-        ("scalar", "scalar", set(), "avx512 is not in this build; avx2 is not in this build"),
+        ("avx512bf16", "avx2 avx512 avx512bf16", {"avx2"}, "the fastest"),
+        ("avx512", "avx512bf16 avx512", AVX512, "avx512bf16 needs avx512_bf16, which"),
+        ("avx2", "avx2 avx512", {"avx2", "f16c"}, "avx512bf16 is not in this build; avx512 needs"),
+        ("scalar", "scalar avx2", {"avx2", "f16c"}, "avx512bf16 is not in this build; avx512 is "),
     ],
 )
 def test_doctor_says_why_these_cpu_kernels(variant, built, flags, expected, monkeypatch):

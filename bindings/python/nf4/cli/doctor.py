@@ -17,7 +17,12 @@ Report the library, the processor and the GPU, which kernels will run and why. E
 the library can be used at all (on the CPU is enough).
 """
 # What each CPU variant needs (lib/cpu/backend.cpp), as /proc/cpuinfo calls it.
-_NEEDS = {"avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"), "avx2": ("avx2", "f16c")}
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+_NEEDS = {
+    "avx512bf16": (*_AVX512, "avx512_bf16"),
+    "avx512": _AVX512,
+    "avx2": ("avx2", "fma", "f16c"),
+}
 _PACKAGES = ("numpy", "ml_dtypes", "safetensors", "torch", "bitsandbytes", "transformers")
 
 

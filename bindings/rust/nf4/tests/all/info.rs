@@ -18,7 +18,7 @@ fn build_info_has_its_keys() {
             "{wanted}"
         );
     }
-    assert!(["avx512", "avx2", "scalar"].contains(&cpu_variant()));
+    assert!(["avx512bf16", "avx512", "avx2", "scalar"].contains(&cpu_variant()));
 }
 
 #[test]

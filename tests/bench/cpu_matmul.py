@@ -1,0 +1,229 @@
+"""Matmul on the CPU, y = x W^T in bf16, beside bitsandbytes, torch and reading the weight.
+
+Peers: bitsandbytes' matmul_4bit on the same bytes; the kernel to which its Linear4bit turns for
+inference on AVX512-BF16, on bytes that it has rearranged beforehand and scales in bf16; and torch's
+linear with a dense bf16 weight, four times the bytes.
+
+The limit is reading the bytes of the weight once, by as many threads: memcmp of memory with itself,
+or a sum by torch, whichever is faster. Weights take turns, so many that none is in the caches when
+its turn comes again: in a model there are others between.
+
+Before anything is timed, the error of rows of y against a product in binary64 of the unrounded
+weight is found to be within what nf4.h's users may expect: no more than 1.1 times that of a dense
+weight rounded to bf16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import nf4
+import numpy as np
+from cpu_peer import Peer
+from cpu_turns import Work, measure
+from nf4 import _abi, _load
+from nf4._bound import bound
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+import oracle  # noqa: E402
+
+BATCHES = [1, 4, 16, 64]
+BLOCKSIZE = 64
+# Of weights, in sum: several times what caches hold.
+ROTATED_BYTES = 200 << 20
+CHECKED_ROWS = 64
+BF16 = oracle.DTYPES["bf16"]
+
+
+class MatmulArgs(ctypes.Structure):
+    """nf4_matmul_args of nf4.h."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t), ("dtype", ctypes.c_int32), ("reserved", ctypes.c_int32),
+        ("m", ctypes.c_int64), ("x", ctypes.c_void_p), ("x_stride", ctypes.c_int64),
+        ("bias", ctypes.c_void_p), ("y", ctypes.c_void_p), ("y_stride", ctypes.c_int64),
+    ]  # fmt: skip
+
+
+@dataclass
+class Weights:
+    """As many weights of a shape as rotate."""
+
+    shape: tuple[int, int]
+
+    def _rotate(self, bytes_of_one: int) -> int:
+        return max(2, -(-ROTATED_BYTES // bytes_of_one))
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        values = np.random.default_rng(0).standard_normal(self.shape, np.float32)
+        return (values * np.float32(0.02)).astype(BF16)
+
+    @cached_property
+    def quantized(self) -> list[nf4.QuantizedTensor]:
+        first = nf4.quantize(self.first, blocksize=BLOCKSIZE, nested_blocksize=256)
+        count = self._rotate(first.nbytes)
+        return [first] + [
+            nf4.quantize(self.first, blocksize=BLOCKSIZE, nested_blocksize=256)
+            for _ in range(count - 1)
+        ]
+
+    def dense(self, peer: Peer) -> list[Any]:
+        """Dequantized, as torch tensors."""
+        first = peer.tensor(nf4.dequantize(self.quantized[0]))
+        return [first.clone() for _ in range(self._rotate(first.numel() * 2))]
+
+
+def matmul(q: nf4.QuantizedTensor, x: np.ndarray, y: np.ndarray, threads: int) -> None:
+    """y = x W^T, all contiguous bf16."""
+    args = MatmulArgs(
+        struct_size=ctypes.sizeof(MatmulArgs), dtype=_abi.DTYPE_BF16, m=x.shape[0],
+        x=x.ctypes.data, x_stride=x.shape[1], y=y.ctypes.data, y_stride=y.shape[1],
+    )  # fmt: skip
+    _load.check(_load.library().nf4_matmul_cpu(bound(q).argument, ctypes.byref(args), threads))
+
+
+def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(y - expected) / np.linalg.norm(expected))
+
+
+def require_accurate(q: nf4.QuantizedTensor, x: np.ndarray, y: np.ndarray) -> float:
+    """The relative error of rows of y; the program ends where it is too large."""
+    rows = np.linspace(0, q.shape[0] - 1, CHECKED_ROWS).astype(int)
+    unrounded = oracle.dequantize(q, nf4.codebook("nf4"), "fp32")[rows].astype(np.float64)
+    rounded = unrounded.astype(np.float32).astype(BF16).astype(np.float64)
+    wide = x.astype(np.float64)
+    expected = wide @ unrounded.T
+    error = relative_error(y[:, rows].astype(np.float64), expected)
+    dense = relative_error((wide @ rounded.T).astype(BF16).astype(np.float64), expected)
+    if not error <= 1.1 * dense:
+        sys.exit(
+            f"bench_cpu: matmul {q.shape}, M = {len(x)}: error {error:.2e}, of a dense weight "
+            f"{dense:.2e}; nothing timed"
+        )
+    return error
+
+
+def rotating(works: list[Work]) -> Work:
+    turn = itertools.cycle(works)
+    return lambda: next(turn)()
+
+
+def streams(pool: ThreadPoolExecutor, peer: Peer, weights: Weights, threads: int) -> dict:
+    """Works that read the packed bytes and the scales' codes of a weight."""
+    memcmp = ctypes.CDLL(None).memcmp
+    memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+    def read(q: nf4.QuantizedTensor) -> Work:
+        parts = [
+            (part.ctypes.data, part.ctypes.data, part.size)
+            for whole in (q.packed.reshape(-1), q.absmax)
+            for part in np.array_split(whole, threads)
+        ]
+        return lambda: list(pool.map(lambda part: memcmp(*part), parts))
+
+    def total(q: nf4.QuantizedTensor) -> Work:
+        words = [peer.torch.from_numpy(q.packed.reshape(-1).view(np.int64))]
+        return lambda: [each.sum() for each in words]
+
+    found = {"memcmp": rotating([read(q) for q in weights.quantized])}
+    if peer.functional is not None:
+        found["sum by torch"] = rotating([total(q) for q in weights.quantized])
+    return found
+
+
+def peers(peer: Peer, weights: Weights, x: np.ndarray, dense: list[Any]) -> dict[str, Work]:
+    if peer.functional is None:
+        return {}
+    import bitsandbytes
+
+    functional, tensor = peer.functional, peer.tensor(x)
+
+    def on_bytes(q: nf4.QuantizedTensor) -> Work:
+        packed, state = peer.tensor(q.packed).view(-1, 1), peer.state(q)
+        return lambda: bitsandbytes.matmul_4bit(tensor, packed.t(), quant_state=state)
+
+    def rearranged(q: nf4.QuantizedTensor) -> Work:
+        packed, state = functional._convert_weight_packed_for_cpu(
+            peer.tensor(q.packed).view(-1, 1).clone(), peer.state(q)
+        )
+        return lambda: bitsandbytes.matmul_4bit(tensor, packed, quant_state=state)
+
+    found = {"bitsandbytes": rotating([on_bytes(q) for q in weights.quantized])}
+    if getattr(functional, "has_avx512bf16", lambda: False)():
+        found["rearranged"] = rotating([rearranged(q) for q in weights.quantized])
+    linear = peer.torch.nn.functional.linear
+    found["dense"] = rotating([lambda w=w: linear(tensor, w) for w in dense])
+    return found
+
+
+HEADING = (
+    f"{'matmul bf16 nested, ms':24} {'M':>3} {'ours':>8} {'stream':>7} of stream  "
+    f"{'bitsandbytes':>20} {'rearranged':>18} {'dense bf16':>18}  error"
+)
+
+
+def line(figures: dict) -> str:
+    text = (
+        f"{'x'.join(map(str, figures['shape'])):24} {figures['m']:3d} {figures['ours']['ms']:8.3f}"
+        f" {figures['limit']['ms']:7.3f} {figures['of_limit']:9.2f}  "
+    )
+    for name, width in (("bitsandbytes", 12), ("rearranged", 10), ("dense", 10)):
+        each = figures["peers"].get(name)
+        text += f" {each['ms']:{width}.3f} {each['ratio']:5.2f}x " if each else " " * (width + 8)
+    return f"{text} {figures['error']:.1e}"
+
+
+def row(weights: Weights, m: int, error: float, times: dict[str, dict], limits: list[str]) -> dict:
+    ours = times.pop("ours")
+    limit = min(limits, key=lambda name: times[name]["ms"])
+    found = {name: times[name] for name in times if name not in limits}
+    q = weights.quantized[0]
+    return {
+        "work": "matmul",
+        "shape": list(weights.shape),
+        "dtype": "bf16",
+        "nested": True,
+        "m": m,
+        "error": error,
+        "ours": ours | {"gb_per_s": round(q.nbytes / ours["ms"] / 1e6, 1)},
+        "limit": {"kernel": limit, **times[limit]},
+        "of_limit": round(times[limit]["ms"] / ours["ms"], 3),
+        "peers": {
+            name: each | {"ratio": round(each["ms"] / ours["ms"], 2)}
+            for name, each in found.items()
+        },
+    }
+
+
+def run(
+    pool: ThreadPoolExecutor,
+    peer: Peer,
+    shapes: list[tuple[int, int]],
+    threads: int,
+    report: Callable[[str], None],
+) -> list[dict]:
+    report(HEADING)
+    rows = []
+    for shape in shapes:
+        weights = Weights(shape)
+        dense = weights.dense(peer) if peer.functional is not None else []
+        limits = streams(pool, peer, weights, threads)
+        for m in BATCHES:
+            x = np.random.default_rng(m).standard_normal((m, shape[1]), np.float32).astype(BF16)
+            y = np.empty((m, shape[0]), BF16)
+            works = [lambda q=q, x=x, y=y: matmul(q, x, y, threads) for q in weights.quantized]
+            works[0]()
+            error = require_accurate(weights.quantized[0], x, y)
+            times = measure({"ours": rotating(works)} | limits | peers(peer, weights, x, dense))
+            rows.append(row(weights, m, error, times, list(limits)))
+            report(line(rows[-1]))
+    return rows
