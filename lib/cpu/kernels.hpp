@@ -88,11 +88,10 @@ struct DotRun {
   int m;
   float *sums;  // [m][sums_stride]
   int64_t sums_stride;
-  int64_t prefetch;  // bytes from the codes in work to those that are soon to come
 };
 constexpr int kMaxDotColumns = 4;
 // What is readable beyond the end of the scales.
-constexpr int kScalePadding = 16;
+constexpr int kScalePadding = 8;
 
 // Dense rows of the weight times columns of x.
 struct TileRun {

@@ -15,7 +15,7 @@ struct Floats {
   static constexpr int kLanes = 16;
   static constexpr int kPieces = 8;
   static constexpr int kUnit = kLanes * kPieces;
-  static constexpr int kDotRows[] = {1, 2, 2, 2};
+  static constexpr int kDotRows[] = {4, 4, 2, 2};
   static constexpr int kTileColumns = 6;
 
   static __m512 zero() { return _mm512_setzero_ps(); }
@@ -49,7 +49,7 @@ struct Floats {
     return _mm512_srlv_epi32(quarter, _mm512_set1_epi32(2 - scales / 2));
   }
   static __m512 spread_scales(const float *scales, __m512i spread) {
-    return _mm512_permutexvar_ps(spread, _mm512_loadu_ps(scales));
+    return _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(scales)));
   }
 
   static void take_apart(__m512 a, __m512 b, __m512 &even, __m512 &odd) {

@@ -17,7 +17,7 @@ struct Bf16 {
   static constexpr int kLanes = 32;
   static constexpr int kPieces = 4;
   static constexpr int kUnit = kLanes * kPieces;
-  static constexpr int kDotRows[] = {1, 2, 2, 2};
+  static constexpr int kDotRows[] = {4, 2, 2, 2};
   static constexpr int kTileColumns = 6;
 
   static __m512 zero() { return _mm512_setzero_ps(); }
@@ -58,7 +58,7 @@ struct Bf16 {
     return _mm512_srlv_epi32(quarter, _mm512_set1_epi32(2 - scales / 2));
   }
   static __m512 spread_scales(const float *scales, __m512i spread) {
-    return _mm512_permutexvar_ps(spread, _mm512_loadu_ps(scales));
+    return _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(scales)));
   }
 
   static void take_apart(__m512i a, __m512i b, __m512i &even, __m512i &odd) {

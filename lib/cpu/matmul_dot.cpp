@@ -13,10 +13,9 @@ namespace {
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kRunRows = 4;
 // Of prepared x: half of a first-level cache.
-constexpr int64_t kPreparedBytes = 16384;
+constexpr int64_t kPreparedBytes = 32768;
 constexpr int64_t kMaxUnit = 128;
 constexpr int64_t kMaxScales = kPreparedBytes / 2 / kMinBlocksize + kScalePadding;
-constexpr int64_t kPrefetchBytes = 4096;
 
 class DotMultiplier {
  public:
@@ -74,7 +73,6 @@ class DotMultiplier {
       spread_scales((rows.begin + i) * weight_.cols + k, elements, scales_ + i * kMaxScales);
     const int64_t row_bytes = weight_.cols / 2;
     const int64_t tail = elements % kernels_.unit;
-    const bool all_at_once = elements == weight_.cols;
     DotRun run{codebook(weight_),
                weight_.packed + rows.begin * row_bytes + k / 2,
                row_bytes,
@@ -87,8 +85,7 @@ class DotMultiplier {
                count,
                columns,
                sums,
-               kBlockRows,
-               all_at_once ? kPrefetchBytes : 2 * row_bytes};
+               kBlockRows};
     kernels_.dot(run);
     if (tail > 0) add_tail(run, tail);
   }
@@ -103,7 +100,6 @@ class DotMultiplier {
     run.scales += run.elements / per_scale_;
     run.x = x_ + run.elements * element_bytes_;
     run.elements = kernels_.unit;
-    run.prefetch = 0;
     kernels_.dot(run);
   }
 

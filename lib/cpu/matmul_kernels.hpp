@@ -46,6 +46,8 @@ void prepare_units(const void *x, int64_t elements, void *out) {
 
 // ---- Dot -----------------------------------------------------------------------------
 
+constexpr int64_t kPrefetchBytes = 4096;
+
 template <class T, int kRows, int kColumns>
 void dot_rows(const DotRun &run, int row) {
   using Item = typename T::Item;
@@ -54,6 +56,8 @@ void dot_rows(const DotRun &run, int row) {
   const uint8_t *packed = run.packed + row * run.row_bytes;
   const float *scales = run.scales + row * run.scale_stride;
   const Item *x = static_cast<const Item *>(run.x);
+  const int64_t next_rows = kRows * run.row_bytes;
+  const int64_t ahead = next_rows > kPrefetchBytes ? next_rows : kPrefetchBytes;
   typename T::Sum totals[kRows][kColumns];
   NF4_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -67,7 +71,7 @@ void dot_rows(const DotRun &run, int row) {
     NF4_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const uint8_t *from = packed + r * run.row_bytes;
-      __builtin_prefetch(from + run.prefetch, 0, 2);
+      __builtin_prefetch(from + ahead, 0, 2);
       codes[r] = T::load_codes(from);
     }
     NF4_UNROLL
