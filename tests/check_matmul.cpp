@@ -16,6 +16,7 @@
 #include "support/compare.hpp"
 #include "support/force.hpp"
 #include "support/matmul_cases.hpp"
+#include "support/matmul_expected.hpp"
 #include "support/placed.hpp"
 #include "support/reserved.hpp"
 #include "support/variants.hpp"
@@ -32,42 +33,6 @@ constexpr double kBf16Unit = 0x1p-8;
 
 bool in_bf16(const cpu::Variant &variant, nf4_dtype dtype) {
   return std::string(variant.name) == "avx512bf16" && dtype == NF4_DTYPE_BF16;
-}
-
-// A y in binary64, and what an implementation may make of it.
-struct Expected {
-  double value = 0;
-  double magnitude = 0;  // the sum of what is summed, without signs
-  double small = 0;      // the sum of factors that an underflow may be multiplied with
-  double largest = 0;    // of weights
-};
-
-float scale_of(const nf4_tensor &weight, int64_t element) {
-  const int64_t block = element / weight.blocksize;
-  if (weight.nested_blocksize == 0) return static_cast<const float *>(weight.absmax)[block];
-  const float code = weight.nested_code[static_cast<const uint8_t *>(weight.absmax)[block]];
-  // volatile: each operation rounds, whatever the flags of this file.
-  volatile float product = code * weight.nested_absmax[block / weight.nested_blocksize];
-  return product + *weight.nested_offset;
-}
-
-Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column, int64_t row) {
-  const float *codebook = weight.codebook ? weight.codebook : nf4_codebook(weight.format);
-  Expected y;
-  if (!test.bias.empty()) y.value = read_number(test.dtype, test.bias.data(), row);
-  y.magnitude = std::fabs(y.value);
-  for (int64_t k = 0; k < weight.cols; ++k) {
-    const int64_t element = row * weight.cols + k;
-    const int byte = static_cast<const uint8_t *>(weight.packed)[element / 2];
-    const double scale = scale_of(weight, element);
-    const double value = codebook[element % 2 == 0 ? byte / 16 : byte % 16] * scale;
-    const double x = read_number(test.dtype, test.x.data(), column * test.x_stride + k);
-    y.value += value * x;
-    y.magnitude += std::fabs(value * x);
-    y.small += std::fabs(x) + std::fabs(scale) + 1;
-    y.largest = std::max(y.largest, std::fabs(value));
-  }
-  return y;
 }
 
 // The most roundings that any product goes through on its way: the sums of the narrowest
@@ -164,18 +129,6 @@ MatmulCase plain_case(Rng &rng, nf4_dtype dtype, const MatmulShape &shape, XKind
     scales[i] = 0.5f + rng.uniform();
   return test;
 }
-
-// ||y - expected|| / ||expected||
-struct RelativeError {
-  double error = 0;
-  double norm = 0;
-
-  void add(double y, double expected) {
-    error += (y - expected) * (y - expected);
-    norm += expected * expected;
-  }
-  double value() const { return std::sqrt(error / norm); }
-};
 
 // The error of dequantizing to the dtype, multiplying exactly, and rounding.
 double error_of_dense(const MatmulCase &test, const nf4_tensor &weight) {

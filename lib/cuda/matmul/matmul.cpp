@@ -136,9 +136,11 @@ void force_matmul(const MatmulFamily *family, const MatmulShape *shape) {
 
 bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, int shared_bytes) {
   if (shape == kTiled) return true;
-  // A quarter of a slice must lie in one block, and a row in few enough bytes.
-  constexpr int kQuarter = kSlice / 4;
+  // A quarter of a slice must lie in one block, and a row in few enough bytes. Past a row's end
+  // codes are 0 and so is x, whose product is 0 unless a caller's codebook begins with what is
+  // not finite.
   const Weight &weight = problem.weight;
+  if (weight.codebook != nullptr && weight.cols % kSlice != 0) return false;
   return problem.m <= few_max_m(shape) && weight.cols > 0 && weight.cols % kQuarter == 0 &&
          weight.cols <= kFewElements / kTileRows && weight.rows <= INT32_MAX &&
          weight.blocksize() >= kQuarter && is_multiple(weight.packed, 16) &&

@@ -1,0 +1,220 @@
+// Every CUDA matmul kernel that this GPU runs against the product in binary64, on random
+// shapes, strides, tails, alignments, blocksizes and tables.
+#include <cuda_runtime.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "cuda/matmul/select.hpp"
+#include "support/cases.hpp"
+#include "support/catch.hpp"
+#include "support/device.hpp"
+#include "support/matmul_cases.hpp"
+#include "support/matmul_expected.hpp"
+
+using namespace nf4;
+using namespace nf4::test;
+
+namespace {
+
+constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
+constexpr cuda::MatmulShape kShapes[] = {cuda::kTiled, cuda::kFew2, cuda::kFew8, cuda::kFew16};
+
+// Per dtype and flat or nested; compute-sanitizer runs fewer.
+int shapes() {
+  const char *asked = std::getenv("NF4_TEST_SHAPES");
+  return asked != nullptr ? 8 * std::atoi(asked) : 240;
+}
+
+class ForcedMatmul {
+ public:
+  ForcedMatmul(const cuda::MatmulFamily *family, const cuda::MatmulShape &shape) {
+    cuda::force_matmul(family, &shape);
+  }
+  ~ForcedMatmul() { cuda::force_matmul(nullptr, nullptr); }
+  ForcedMatmul(const ForcedMatmul &) = delete;
+  ForcedMatmul &operator=(const ForcedMatmul &) = delete;
+};
+
+std::vector<const cuda::MatmulFamily *> runnable_families() {
+  nf4_device device{};
+  device.struct_size = sizeof device;
+  REQUIRE(nf4_device_info(0, &device) == NF4_STATUS_OK);
+  std::vector<const cuda::MatmulFamily *> families;
+  for (auto family = cuda::matmul_families(); *family != nullptr; ++family)
+    if ((*family)->family.runs_on(device.compute_capability)) families.push_back(*family);
+  return families;
+}
+
+// A case on the GPU. Rows of x are on 16-byte boundaries now and then.
+struct Placed {
+  DeviceWeight weight;
+  DeviceBuffer x, bias, y, workspace;
+
+  Placed(Rng &rng, const MatmulCase &test)
+      : weight(rng, test.weight),
+        x(test.x.size(), random_lead(rng, 2)),
+        bias(test.bias.size(), random_lead(rng, 2)),
+        y(test.y_bytes(), random_lead(rng, 2)),
+        workspace(workspace_bytes(test)) {
+    x.write(test.x.data());
+    bias.write(test.bias.data());
+  }
+
+  nf4_matmul_args args(const MatmulCase &test) const {
+    return test.args(x.data(), bias.data(), y.data());
+  }
+  static size_t workspace_bytes(const MatmulCase &test) {
+    size_t bytes = 0;
+    const nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
+    REQUIRE(nf4_matmul_workspace_size(&test.weight.shape, &args, &bytes) == NF4_STATUS_OK);
+    return bytes;
+  }
+  nf4_status multiply(const MatmulCase &test, cudaStream_t stream) const {
+    const nf4_matmul_args given = args(test);
+    return nf4_matmul_launch(&weight.tensor(), &given, workspace.data(), workspace.size(), stream);
+  }
+};
+
+nf4_tensor in_place(HostWeight &weight) {
+  std::array<void *, kPartCount> addresses{};
+  for (int part = 0; part < kPartCount; ++part)
+    if (weight.has(Part(part))) addresses[part] = weight.bytes[part].data();
+  return weight.at(addresses);
+}
+
+std::vector<Expected> expect_all(MatmulCase &test) {
+  const nf4_tensor weight = in_place(test.weight);
+  std::vector<Expected> expected;
+  for (int64_t column = 0; column < test.m; ++column)
+    for (int64_t row = 0; row < weight.rows; ++row)
+      expected.push_back(expect(test, weight, column, row));
+  return expected;
+}
+
+// Numbers of 16 bits are rounded once before they are multiplied: the codebook's entries over
+// the largest of them, or those times the scale. Sums are in binary32.
+bool is_right(const MatmulCase &test, const Expected &expected, double y) {
+  const bool bf16 = test.dtype == NF4_DTYPE_BF16;
+  if (!std::isfinite(expected.value)) return !std::isfinite(y);
+  const double largest = bf16 ? 0x1p126 : 65000;
+  if (expected.magnitude > 0x1p126 || expected.largest > largest) return true;
+  const double unit = bf16 ? 0x1p-8 : 0x1p-11;
+  const double sums = static_cast<double>(test.weight.shape.cols) / 8 + 64;
+  const double underflow = bf16 ? 0x1p-126 : 0x1p-24;
+  const double error = (unit + sums * 0x1p-24) * expected.magnitude + underflow * expected.coarse;
+  return y >= round_to(test.dtype, expected.value - error) &&
+         y <= round_to(test.dtype, expected.value + error);
+}
+
+// What lies between the rows of y is as it was.
+bool gaps_intact(const MatmulCase &test, const std::vector<uint8_t> &y) {
+  const int64_t stride = test.y_stride * 2, row = test.weight.shape.rows * 2;
+  for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i)
+    if (i % stride >= row && y[i] != 0xa5) return false;
+  return true;
+}
+
+void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream) {
+  const std::vector<Expected> expected = expect_all(test);
+  const int64_t rows = test.weight.shape.rows;
+  for (const cuda::MatmulFamily *family : runnable_families()) {
+    for (const cuda::MatmulShape &shape : kShapes) {
+      INFO("family " << family->family.name << ", shape " << shape);
+      const ForcedMatmul forced(family, shape);
+      const Placed placed(rng, test);
+      REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
+      stream.synchronize();
+      const std::vector<uint8_t> y = placed.y.read();
+      for (int64_t i = 0; i < test.m * rows; ++i) {
+        const double got = read_number(test.dtype, y.data(), i / rows * test.y_stride + i % rows);
+        INFO("y[" << i / rows << "][" << i % rows << "] is " << got << ", expected "
+                  << expected[i].value << ", of the magnitude " << expected[i].magnitude);
+        REQUIRE(is_right(test, expected[i], got));
+      }
+      REQUIRE(gaps_intact(test, y));
+      REQUIRE(placed.y.lead_intact());
+      REQUIRE(placed.weight.leads_intact());
+    }
+  }
+}
+
+// Shapes of which half are those of the few-row kernels.
+MatmulShape random_shape_for_gpu(Rng &rng) {
+  MatmulShape shape = random_matmul_shape(rng);
+  if (rng.one_in(2)) {
+    shape.cols = rng.between(1, 40) * 64;
+    shape.m = rng.between(1, 20);
+    shape.rows = rng.between(1, 400000 / (shape.cols * shape.m) + 1);
+  }
+  return shape;
+}
+
+}  // namespace
+
+TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda]") {
+  constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
+  const Stream stream;
+  uint64_t number = 0xb000000;
+  for (const nf4_dtype dtype : kDtypes16)
+    for (const bool nested : {false, true})
+      for (int i = 0; i < shapes(); ++i) {
+        Rng rng(++number);
+        const CaseClass kind{dtype, rng.pick(kBlocksizes), nested};
+        MatmulCase test = random_matmul_case(rng, kind, rng.pick(kCodebookKinds),
+                                             random_shape_for_gpu(rng), rng.pick(kKinds));
+        INFO(describe(test, number));
+        check_matmul(test, rng, stream);
+      }
+}
+
+TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda]") {
+  const Stream stream;
+  for (const MatmulShape shape : {MatmulShape{1000, 4096, 1}, MatmulShape{1000, 1536, 7},
+                                  MatmulShape{777, 2048, 16}, MatmulShape{300, 1100, 70}}) {
+    Rng rng(0xc000000 + shape.m);
+    const MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, CodebookKind::kNf4,
+                                               shape, XKind::kOutliers);
+    const Placed placed(rng, test);
+    REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
+    stream.synchronize();
+    const std::vector<uint8_t> expected = placed.y.read();
+    cudaGraphExec_t graph =
+        capture(stream, [&] { REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK); });
+    for (int replay = 0; replay < 100; ++replay) {
+      REQUIRE_CUDA(cudaMemset(placed.y.data(), 0xa5, placed.y.size()));
+      REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
+      stream.synchronize();
+      REQUIRE(same_bytes(placed.y.read(), expected));
+    }
+    REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+  }
+}
+
+TEST_CASE("a matmul of fp32 is refused on a GPU, and an empty one is nothing", "[cuda]") {
+  const Stream stream;
+  Rng rng(0xd000000);
+  const CaseClass kind{NF4_DTYPE_BF16, 64, false};
+  for (const MatmulShape shape : {MatmulShape{5, 64, 0}, MatmulShape{0, 64, 3}}) {
+    const MatmulCase test =
+        random_matmul_case(rng, kind, CodebookKind::kNf4, shape, XKind::kOrdinary);
+    CHECK(Placed(rng, test).multiply(test, stream) == NF4_STATUS_OK);
+  }
+  MatmulCase test = random_matmul_case(rng, kind, CodebookKind::kNf4, {5, 64, 2}, XKind::kOrdinary);
+  const Placed placed(rng, test);
+  test.dtype = NF4_DTYPE_FP32;
+  CHECK(placed.multiply(test, stream) == NF4_STATUS_INVALID_ARGUMENT);
+  stream.synchronize();
+  CHECK(placed.y.untouched());
+}
+
+TEST_CASE("a matmul of no columns is the bias", "[cuda]") {
+  const Stream stream;
+  Rng rng(0xe000000);
+  for (int i = 0; i < 4; ++i) {
+    MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_FP16, 64, false}, CodebookKind::kNf4,
+                                         {37, 0, 3}, XKind::kOrdinary);
+    check_matmul(test, rng, stream);
+  }
+}

@@ -1,0 +1,37 @@
+// What a matmul should give, written out naively in binary64.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "support/matmul_cases.hpp"
+
+namespace nf4::test {
+
+// A y in binary64, and what an implementation may make of it.
+struct Expected {
+  double value = 0;
+  double magnitude = 0;  // the sum of what is summed, without signs
+  double small = 0;      // the sum of factors that an underflow may be multiplied with
+  double largest = 0;    // of weights
+  // The sum of |x| (1 + |scale| c), with the codebook's largest finite entry c: what numbers
+  // that underflow on their way to 16 bits may be multiplied with.
+  double coarse = 0;
+};
+
+// y[column][row] of a case whose weight is at these addresses, in host memory.
+Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column, int64_t row);
+
+// ||y - expected|| / ||expected||
+struct RelativeError {
+  double error = 0;
+  double norm = 0;
+
+  void add(double y, double expected) {
+    error += (y - expected) * (y - expected);
+    norm += expected * expected;
+  }
+  double value() const { return std::sqrt(error / norm); }
+};
+
+}  // namespace nf4::test
