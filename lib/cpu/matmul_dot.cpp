@@ -1,4 +1,14 @@
 // Matmul for few columns of x: the codes go from memory to the sums.
+//
+// x is prepared once for a piece of the rows, and so that the codes of a vector need no sorting:
+// what remains per weight is in the kernels. The scales of a row are found here, 0.4 ns for 64
+// weights at blocksize 64, of 1.6 in all for one column on a Zen 4 (matmul_avx512bf16.cpp).
+//
+// Tried, ms for one column and a weight in memory, two cores, bf16, 14336 x 4096 and 4096 x 14336:
+// - Codes prefetched into the first-level cache, where x lies: 1.1, 1.8; into the second: 1.1, 1.3.
+// - Four rows at once, prefetched 4096 bytes ahead: 1.8, 1.5; by as much as the rows
+// take: 1.05, 1.0.
+// - 16 KiB of prepared x, so that four columns of 4096 are done in two halves: 2.2; 32 KiB: 2.0.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +22,7 @@ namespace {
 // Rows whose sums are kept at once, and those that a kernel gets at once.
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kRunRows = 4;
-// Of prepared x: half of a first-level cache.
+// Of prepared x: a first-level cache full, as what is multiplied passes it by.
 constexpr int64_t kPreparedBytes = 32768;
 constexpr int64_t kMaxUnit = 128;
 constexpr int64_t kMaxScales = kPreparedBytes / 2 / kMinBlocksize + kScalePadding;
