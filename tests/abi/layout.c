@@ -58,6 +58,17 @@ FIELD(nf4_sizes, nested_blocks, 24, 8);
 FIELD(nf4_sizes, packed_bytes, 32, 8);
 FIELD(nf4_sizes, absmax_bytes, 40, 8);
 
+SIZE(nf4_matmul_args, 64);
+FIELD(nf4_matmul_args, struct_size, 0, 8);
+FIELD(nf4_matmul_args, dtype, 8, 4);
+FIELD(nf4_matmul_args, reserved, 12, 4);
+FIELD(nf4_matmul_args, m, 16, 8);
+FIELD(nf4_matmul_args, x, 24, 8);
+FIELD(nf4_matmul_args, x_stride, 32, 8);
+FIELD(nf4_matmul_args, bias, 40, 8);
+FIELD(nf4_matmul_args, y, 48, 8);
+FIELD(nf4_matmul_args, y_stride, 56, 8);
+
 SIZE(nf4_device, 328);
 FIELD(nf4_device, struct_size, 0, 8);
 FIELD(nf4_device, device_count, 8, 4);
@@ -88,5 +99,10 @@ nf4_status nf4_quantize_launch(const void *in, nf4_dtype in_dtype, const nf4_ten
                                void *workspace, size_t workspace_bytes, nf4_stream stream);
 nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
                             void *workspace, size_t workspace_bytes, int32_t threads);
+nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                     size_t *bytes);
+nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
+                             size_t workspace_bytes, nf4_stream stream);
+nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t threads);
 nf4_status nf4_device_info(int32_t device, nf4_device *info);
 const char *nf4_cpu_variant(void);

@@ -13,10 +13,13 @@ typedef struct fake_call {
   void *workspace;
   size_t workspace_bytes;
   nf4_stream stream;
+  nf4_matmul_args matmul;
+  int32_t threads;
 } fake_call;
 
 NF4_API fake_call fake_last;
 NF4_API nf4_status fake_status = NF4_STATUS_OK;
+NF4_API size_t fake_workspace_per_row = 0; /* that a matmul needs */
 NF4_API int32_t fake_version = NF4_VERSION_MAJOR * 10000 + NF4_VERSION_MINOR * 100;
 
 static const float table[256];
@@ -57,13 +60,18 @@ static nf4_status record(fake_call call) {
 
 nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                               nf4_stream stream) {
-  fake_call call = {0, *weight, NULL, out, out_dtype, NULL, 0, stream};
+  fake_call call = {.weight = *weight, .out = out, .dtype = out_dtype, .stream = stream};
   return record(call);
 }
 
 nf4_status nf4_quantize_launch(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
                                void *workspace, size_t workspace_bytes, nf4_stream stream) {
-  fake_call call = {0, *weight, in, NULL, in_dtype, workspace, workspace_bytes, stream};
+  fake_call call = {.weight = *weight,
+                    .in = in,
+                    .dtype = in_dtype,
+                    .workspace = workspace,
+                    .workspace_bytes = workspace_bytes,
+                    .stream = stream};
   return record(call);
 }
 
@@ -77,6 +85,28 @@ nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_tensor
                             void *workspace, size_t workspace_bytes, int32_t threads) {
   (void)threads;
   return nf4_quantize_launch(in, in_dtype, weight, workspace, workspace_bytes, NULL);
+}
+
+nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                     size_t *bytes) {
+  (void)weight;
+  *bytes = (size_t)args->m * fake_workspace_per_row;
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
+                             size_t workspace_bytes, nf4_stream stream) {
+  fake_call call = {.weight = *weight,
+                    .matmul = *args,
+                    .workspace = workspace,
+                    .workspace_bytes = workspace_bytes,
+                    .stream = stream};
+  return record(call);
+}
+
+nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t threads) {
+  fake_call call = {.weight = *weight, .matmul = *args, .threads = threads};
+  return record(call);
 }
 
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {

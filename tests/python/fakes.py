@@ -23,6 +23,8 @@ class Call(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_size_t),
         ("stream", ctypes.c_void_p),
+        ("matmul", _abi.MatmulArgs),
+        ("threads", ctypes.c_int32),
     ]
 
 

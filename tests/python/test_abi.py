@@ -10,7 +10,12 @@ from conftest import ROOT, compile_c
 from nf4 import _abi
 
 HEADER = ROOT / "include" / "nf4" / "nf4.h"
-STRUCTS = {"nf4_tensor": _abi.Tensor, "nf4_sizes": _abi.Sizes, "nf4_device": _abi.Device}
+STRUCTS = {
+    "nf4_tensor": _abi.Tensor,
+    "nf4_sizes": _abi.Sizes,
+    "nf4_matmul_args": _abi.MatmulArgs,
+    "nf4_device": _abi.Device,
+}
 CTYPES = {
     "int": ctypes.c_int,
     "int32_t": ctypes.c_int32,
@@ -26,6 +31,7 @@ CTYPES = {
     "size_t *": ctypes.POINTER(ctypes.c_size_t),
     **{f"{name} *": ctypes.POINTER(struct) for name, struct in STRUCTS.items()},
     "nf4_tensor *": ctypes.c_void_p,
+    "nf4_matmul_args *": ctypes.c_void_p,
 }
 
 

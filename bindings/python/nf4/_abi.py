@@ -73,6 +73,20 @@ class Sizes(Structure):
     ]
 
 
+class MatmulArgs(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("dtype", Dtype),
+        ("reserved", c_int32),
+        ("m", c_int64),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+    ]
+
+
 class Device(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -109,6 +123,9 @@ FUNCTIONS = {
         Status,
         [c_void_p, Dtype, c_void_p, c_void_p, c_size_t, c_int32],
     ),
+    "nf4_matmul_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
+    "nf4_matmul_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
+    "nf4_matmul_cpu": (Status, [c_void_p, c_void_p, c_int32]),
     "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
     "nf4_cpu_variant": (c_char_p, []),
 }

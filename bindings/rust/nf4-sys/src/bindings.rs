@@ -141,6 +141,63 @@ const _: () = {
         "Offset of field: nf4_sizes::absmax_bytes",
     ][::core::mem::offset_of!(nf4_sizes, absmax_bytes) - 40usize];
 };
+/** y = x W^T + bias, for m rows of x and a weight of `rows` x `cols`: y is m x rows,
+ x is m x cols, bias has `rows` elements. Matrices are row-major; a stride is the
+ distance of two rows, in elements.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nf4_matmul_args {
+    /// sizeof(nf4_matmul_args)
+    pub struct_size: usize,
+    /// of x, bias and y; fp32 on the CPU only
+    pub dtype: nf4_dtype,
+    /// 0
+    pub reserved: i32,
+    /// >= 0
+    pub m: i64,
+    pub x: *const ::core::ffi::c_void,
+    /// >= cols
+    pub x_stride: i64,
+    /// or NULL
+    pub bias: *const ::core::ffi::c_void,
+    pub y: *mut ::core::ffi::c_void,
+    /// >= rows
+    pub y_stride: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of nf4_matmul_args"][::core::mem::size_of::<nf4_matmul_args>() - 64usize];
+    [
+        "Alignment of nf4_matmul_args",
+    ][::core::mem::align_of::<nf4_matmul_args>() - 8usize];
+    [
+        "Offset of field: nf4_matmul_args::struct_size",
+    ][::core::mem::offset_of!(nf4_matmul_args, struct_size) - 0usize];
+    [
+        "Offset of field: nf4_matmul_args::dtype",
+    ][::core::mem::offset_of!(nf4_matmul_args, dtype) - 8usize];
+    [
+        "Offset of field: nf4_matmul_args::reserved",
+    ][::core::mem::offset_of!(nf4_matmul_args, reserved) - 12usize];
+    [
+        "Offset of field: nf4_matmul_args::m",
+    ][::core::mem::offset_of!(nf4_matmul_args, m) - 16usize];
+    [
+        "Offset of field: nf4_matmul_args::x",
+    ][::core::mem::offset_of!(nf4_matmul_args, x) - 24usize];
+    [
+        "Offset of field: nf4_matmul_args::x_stride",
+    ][::core::mem::offset_of!(nf4_matmul_args, x_stride) - 32usize];
+    [
+        "Offset of field: nf4_matmul_args::bias",
+    ][::core::mem::offset_of!(nf4_matmul_args, bias) - 40usize];
+    [
+        "Offset of field: nf4_matmul_args::y",
+    ][::core::mem::offset_of!(nf4_matmul_args, y) - 48usize];
+    [
+        "Offset of field: nf4_matmul_args::y_stride",
+    ][::core::mem::offset_of!(nf4_matmul_args, y_stride) - 56usize];
+};
 /// ---- The machine ----------------------------------------------------------
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -291,6 +348,42 @@ extern "C" {
         weight: *const nf4_tensor,
         workspace: *mut ::core::ffi::c_void,
         workspace_bytes: usize,
+        threads: i32,
+    ) -> nf4_status;
+    /** Scratch that nf4_matmul_launch needs, in bytes; often 0. No pointer but the
+ structs' own is looked at.*/
+    pub fn nf4_matmul_workspace_size(
+        weight: *const nf4_tensor,
+        args: *const nf4_matmul_args,
+        bytes: *mut usize,
+    ) -> nf4_status;
+    /** Each y is the sum of the products x * (codebook entry * scale) and the bias, summed
+ in binary32 and rounded once; products may be formed from a codebook, scales and x
+ that are rounded to no less than 11 bits. The order of the sum is the library's own,
+ so bits differ between GPUs, shapes and versions, but not from call to call. An x that
+ is not finite spoils its own row of y and no other. What lies between the rows of y is
+ not written. Where y is empty nothing is read or written; where cols is 0, y is the
+ bias or 0.
+
+ workspace: scratch of at least nf4_matmul_workspace_size() bytes, 16-byte aligned,
+ in the same memory as the rest; may be NULL if that size is 0.
+
+ INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
+ m or a stride of *args is out of range, m rows are more than 2^60 elements, the
+ workspace is NULL, misaligned or too small, or y, between its first and its last
+ element, or the workspace overlaps anything else.*/
+    pub fn nf4_matmul_launch(
+        weight: *const nf4_tensor,
+        args: *const nf4_matmul_args,
+        workspace: *mut ::core::ffi::c_void,
+        workspace_bytes: usize,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    /** The same on host memory, without scratch; threads as in nf4_dequant_cpu, and their
+ number changes no bit.*/
+    pub fn nf4_matmul_cpu(
+        weight: *const nf4_tensor,
+        args: *const nf4_matmul_args,
         threads: i32,
     ) -> nf4_status;
     /** Is GPU `device` usable by this library? OK if so, else NO_CUDA, NO_DEVICE,
