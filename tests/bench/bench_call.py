@@ -71,17 +71,23 @@ def addresses():
 def calls(prefix: str) -> dict[str, Callable[[], object]]:
     """The calls to time, by name. Everything is first used here, as device memory."""
     import nf4
+    import torch
     from nf4 import _bound, _memory
 
     place, _memory.place = _memory.place, lambda _buffers: True
     (weight, out), raw = tensors(), addresses()
-    _bound.bound(weight).torch.is_cuda = True
+    device = _bound.bound(weight).torch
+    device.is_cuda, device.current_stream = True, lambda: STREAM
     _bound.bound(raw)
     _memory.place = place
-    dequantize = nf4.dequantize
+    dequantize, matmul = nf4.dequantize, nf4.matmul
+    rows, cols = SHAPE
+    x, y = (torch.empty((1, each), dtype=torch.bfloat16) for each in (cols, rows))
     return {
         f"{prefix}: tensors, out, stream": lambda: dequantize(weight, out=out, stream=STREAM),
         f"{prefix}: addresses, out, stream": lambda: dequantize(raw, out=1 << 41, stream=STREAM),
+        f"{prefix}: matmul, out, stream": lambda: matmul(x, weight, out=y, stream=STREAM),
+        f"{prefix}: matmul, new tensor": lambda: matmul(x, weight),
     }
 
 

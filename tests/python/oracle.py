@@ -5,6 +5,8 @@ Every binary32 operation is a numpy operation of its own, so nothing is fused.
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 
@@ -109,3 +111,21 @@ def differing(a: np.ndarray, b: np.ndarray) -> int:
     """How many elements differ in any bit; NaNs are alike. Shape and dtype must agree."""
     assert a.shape == b.shape and a.dtype == b.dtype, (a.shape, a.dtype, b.shape, b.dtype)
     return int(np.count_nonzero(bits(a) != bits(b)))
+
+
+def matmul(
+    q, codebook: np.ndarray, x: np.ndarray, bias: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """y = x W^T + bias in binary64, of the unrounded codebook * scale; and how far a y may be from
+    it: three factors rounded to 11 bits, a sum in binary32, one rounding to the dtype of x."""
+    codes = codes_of(q.packed, q.elements)
+    scales = np.repeat(scales_of(q), q.blocksize)[: q.elements].astype(np.float64)
+    shape = math.prod(q.shape[:-1]), q.shape[-1]
+    weight = (codebook.astype(np.float64)[codes] * scales).reshape(shape)
+    added = np.float64(0) if bias is None else bias.astype(np.float64)
+    wide = x.astype(np.float64)
+    y = wide @ weight.T + added
+    magnitude = np.abs(wide) @ np.abs(weight).T + np.abs(added)
+    limits = ml_dtypes.finfo(x.dtype)
+    rounding = float(limits.eps) * np.abs(y) + float(limits.smallest_subnormal)
+    return y, magnitude * (3 * 2.0**-11 + (q.shape[-1] + 2) * 2.0**-24) + rounding

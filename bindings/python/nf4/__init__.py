@@ -3,6 +3,7 @@
     import nf4
     q = nf4.quantize(weight)           # a numpy array of float32, float16 or bfloat16
     weight = nf4.dequantize(q)
+    y = nf4.matmul(x, q)               # x W^T
 
 Every function may be called from any number of threads at once.
 """
@@ -26,7 +27,7 @@ from nf4.info import (
     scale_code,
     version,
 )
-from nf4.ops import dequantize, quantize
+from nf4.ops import dequantize, matmul, matmul_workspace_bytes, quantize
 from nf4.tensor import QuantizedTensor, Sizes, sizes
 
 __all__ = [
@@ -46,6 +47,8 @@ __all__ = [
     "dequantize",
     "device_info",
     "library_path",
+    "matmul",
+    "matmul_workspace_bytes",
     "quantize",
     "scale_code",
     "sizes",

@@ -12,9 +12,9 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nf4 import _convert, _memory, _torch
-from nf4._load import library
-from nf4._memory import Buffer
+from nf4 import _abi, _convert, _memory, _torch
+from nf4._load import check, library
+from nf4._memory import Buffer, Matrix
 from nf4.errors import InvalidArgument
 from nf4.tensor import BOUND, QuantizedTensor
 
@@ -33,12 +33,15 @@ class Bound:
         "_descriptor",
         "_new_usual",
         "argument",
+        "cols",
         "dtype",
         "elements",
         "in_place",
         "launch",
         "on_device",
+        "matmul_workspace",
         "parts",
+        "rows",
         "shape",
         "torch",
     )
@@ -54,6 +57,10 @@ class Bound:
             setattr(self._descriptor, part.name, part.address)
         # A c_void_p is passed on as it is; byref() would be looked at in each call.
         self.argument = ctypes.c_void_p(ctypes.addressof(self._descriptor))
+        self.rows, self.cols = self._descriptor.rows, self._descriptor.cols
+        # matmul_workspace(dtype, m, x_stride, y_stride): bytes
+        size_of = functools.partial(_matmul_workspace, self._descriptor)
+        self.matmul_workspace = functools.lru_cache(maxsize=64)(size_of)
         # A torch.nn.Module that is moved gives its tensors other memory. Each part is watched:
         # a large one may well be back where it was, and the small ones not.
         tensors = [part for part in self.parts if _torch.is_tensor(part.owner)]
@@ -120,6 +127,16 @@ class Bound:
             self.torch or _torch.device_of(out),
         )
 
+    def matrix(self, name: str, value: Any, columns: int, written: bool = False) -> Matrix:
+        """As _memory.matrix, in less time for a plain tensor beside the weight."""
+        plain = self.torch and self.torch.plain(value)
+        if plain is not None:
+            (address, dtype), shape = plain, tuple(value.shape)
+            if shape[-1:] == (columns,):
+                torch = self.torch
+                return Matrix(address, dtype, shape, columns, torch.is_cuda, torch, value)
+        return _memory.matrix(name, value, columns, written)
+
     def new_output(self, dtype: Any, stream: Any) -> Any:
         """An output of the weight's shape where the weight lives, for work on `stream`: a torch
         tensor if `packed` is one, or else, in host memory, a numpy array."""
@@ -146,6 +163,23 @@ def _in_place(addresses: Iterable[tuple[Callable[[], int], int]]) -> bool:
 
 def _look_closer(_out: Any, _dtype: Any, _stream: Any) -> None:
     """Bound.launch where there is no faster way than Bound.target."""
+
+
+def _matmul_workspace(
+    descriptor: _abi.Tensor, dtype: str, m: int, x_stride: int, y_stride: int
+) -> int:
+    """Bytes of scratch that nf4_matmul_launch needs."""
+    args = _abi.MatmulArgs(
+        struct_size=ctypes.sizeof(_abi.MatmulArgs),
+        dtype=_convert.DTYPES[dtype],
+        m=m,
+        x_stride=x_stride,
+        y_stride=y_stride,
+    )
+    needed = ctypes.c_size_t()
+    references = [ctypes.byref(each) for each in (descriptor, args, needed)]
+    check(library().nf4_matmul_workspace_size(*references))
+    return needed.value
 
 
 def _parts(weight: QuantizedTensor) -> list[Buffer]:

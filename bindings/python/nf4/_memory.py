@@ -1,14 +1,15 @@
 """What an object is, as memory: its address, size, element type, and host or device.
 
-Nothing is copied. What is not contiguous, or of the wrong type or size, or read-only where
-it will be written, is an InvalidArgument that names the argument.
+Nothing is copied. What does not lie in memory as it should, or is of the wrong type or size, or
+read-only where it will be written, is an InvalidArgument that names the argument.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,9 @@ _HUGE_PAGES_FROM = 4 << 20
 
 @dataclass(slots=True)
 class Buffer:
-    """A contiguous run of elements. Of a raw address only `address` is known, and the rest
-    is None. `owner` keeps the memory alive."""
+    """Elements in row-major order without gaps, or as far apart, in elements, as `strides` says.
+    Of a raw address only `address` is known, and the rest is None. `owner` keeps the memory
+    alive."""
 
     name: str
     address: int
@@ -32,6 +34,7 @@ class Buffer:
     shape: tuple[int, ...] | None = None
     on_device: bool | None = None
     writable: bool = True
+    strides: tuple[int, ...] | None = None
 
     @property
     def elements(self) -> int | None:
@@ -54,6 +57,20 @@ class Buffer:
             raise InvalidArgument(f"{self.name} is read-only")
 
 
+class Matrix(NamedTuple):
+    """Dense rows, each `stride` elements from the next, in an array whose last dimension they
+    are. Of a raw address dtype, shape and on_device are None. `torch` is the device of a tensor,
+    and `owner` keeps the memory alive."""
+
+    address: int
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    stride: int
+    on_device: bool | None
+    torch: _torch.Device | None
+    owner: Any
+
+
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: int) -> bool:
     """Row-major, where strides are in units of `item` of an element."""
     if strides is None or 0 in shape:
@@ -66,9 +83,15 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item
     return True
 
 
-def _require_contiguous(name: str, contiguous: bool) -> None:
-    if not contiguous:
-        raise InvalidArgument(f"{name} is not contiguous in row-major order")
+def _gaps(
+    name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, item: int
+) -> tuple[int, ...] | None:
+    """Buffer.strides, from strides in units of `item` of an element."""
+    if _is_contiguous(shape, strides, item):
+        return None
+    if item == 0 or any(stride % item for stride in strides):
+        raise InvalidArgument(f"{name} has strides of {strides} bytes, for elements of {item}")
+    return tuple(stride // item for stride in strides)
 
 
 def numpy_address(array: np.ndarray) -> int:
@@ -94,7 +117,6 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def _from_numpy(name: str, array: np.ndarray) -> Buffer:
     if isinstance(array, np.ma.MaskedArray):
         raise InvalidArgument(f"{name} is a masked array; expected one without a mask")
-    _require_contiguous(name, array.flags.c_contiguous)
     return Buffer(
         name=name,
         address=numpy_address(array),
@@ -103,6 +125,9 @@ def _from_numpy(name: str, array: np.ndarray) -> Buffer:
         shape=array.shape,
         on_device=False,
         writable=array.flags.writeable,
+        strides=None
+        if array.flags.c_contiguous
+        else _gaps(name, array.shape, array.strides, array.itemsize),
     )
 
 
@@ -120,6 +145,7 @@ def _from_torch(name: str, tensor: Any) -> Buffer:
         dtype=_torch.dtype_name(tensor.dtype),
         shape=tuple(tensor.shape),
         on_device=tensor.is_cuda,
+        strides=None if tensor.is_contiguous() else tuple(tensor.stride()),
     )
 
 
@@ -130,8 +156,6 @@ def _from_cuda_array_interface(name: str, owner: Any, interface: dict[str, Any])
     # There is no type string for bfloat16; torch writes it as two opaque bytes.
     dtype = "bf16" if typestr == "<V2" else _convert.numpy_dtype_name(np.dtype(typestr))
     shape = tuple(interface["shape"])
-    itemsize = np.dtype(typestr).itemsize
-    _require_contiguous(name, _is_contiguous(shape, interface.get("strides"), itemsize))
     data, read_only = interface["data"]
     return Buffer(
         name=name,
@@ -141,6 +165,7 @@ def _from_cuda_array_interface(name: str, owner: Any, interface: dict[str, Any])
         shape=shape,
         on_device=True,
         writable=not read_only,
+        strides=_gaps(name, shape, interface.get("strides"), np.dtype(typestr).itemsize),
     )
 
 
@@ -150,7 +175,6 @@ def _from_dlpack(name: str, owner: Any) -> Buffer:
         raise InvalidArgument(
             f"{name} is on DLPack device type {view.device_type}; expected the CPU or CUDA"
         )
-    _require_contiguous(name, _is_contiguous(view.shape, view.strides, 1))
     return Buffer(
         name=name,
         address=view.address,
@@ -159,13 +183,12 @@ def _from_dlpack(name: str, owner: Any) -> Buffer:
         shape=view.shape,
         on_device=view.on_device,
         writable=view.writable,
+        strides=_gaps(name, view.shape, view.strides, 1),
     )
 
 
-def buffer(name: str, value: Any) -> Buffer:
-    """The memory of a numpy array, of a torch tensor, of an object with
-    __cuda_array_interface__ or __dlpack__, or at a raw address. `name` is the argument's, for
-    messages."""
+def _with_any_strides(name: str, value: Any) -> Buffer:
+    """As `buffer`, and of arrays that are not contiguous as well."""
     if isinstance(value, np.ndarray):
         return _from_numpy(name, value)
     try:
@@ -185,6 +208,57 @@ def buffer(name: str, value: Any) -> Buffer:
     raise InvalidArgument(
         f"{name} is a {type(value).__name__}; expected a numpy array, an object with "
         f"__cuda_array_interface__ or __dlpack__, or an address"
+    )
+
+
+def buffer(name: str, value: Any) -> Buffer:
+    """The memory of a contiguous numpy array, torch tensor or object with
+    __cuda_array_interface__ or __dlpack__, or at a raw address. `name` is the argument's, for
+    messages."""
+    found = _with_any_strides(name, value)
+    if found.strides is not None:
+        raise InvalidArgument(f"{name} is not contiguous in row-major order")
+    return found
+
+
+def _distance(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> int | None:
+    """How far apart rows of the last dimension are, in elements, if they are contiguous and all
+    of them one distance apart; else None. That of a single row is its length."""
+    if strides is None:
+        return shape[-1]
+    if shape[-1] != 1 and strides[-1] != 1:
+        return None
+    leading = [each for each in zip(shape[:-1], strides[:-1], strict=True) if each[0] != 1]
+    if any(outer != extent * inner for (_, outer), (extent, inner) in pairwise(leading)):
+        return None
+    return leading[-1][1] if leading else shape[-1]
+
+
+def _row_stride(found: Buffer, columns: int) -> int:
+    """That of an array of shape [..., columns]; all its numbers fit 64 bits."""
+    name, shape = found.name, found.shape
+    if shape[-1:] != (columns,) or min(shape) < 0:
+        raise InvalidArgument(f"{name} is of shape {shape}; expected [..., {columns}]")
+    stride = _distance(shape, found.strides)
+    if stride is None or stride < columns:
+        raise InvalidArgument(
+            f"{name} is of shape {shape} and strides {found.strides}; expected contiguous rows, "
+            f"each at one distance of {columns} or more from the next"
+        )
+    _convert.integer(f"the number of rows of {name}", math.prod(shape[:-1]), 64)
+    return _convert.integer(f"the stride of {name}", stride, 64)
+
+
+def matrix(name: str, value: Any, columns: int, written: bool = False) -> Matrix:
+    """The rows of an array of shape [..., columns], as `buffer` knows arrays; there may be gaps
+    between them. An address is one of rows without gaps."""
+    found = _with_any_strides(name, value)
+    if written:
+        found.require_writable()
+    stride = columns if found.shape is None else _row_stride(found, columns)
+    torch = _torch.device_of(value)
+    return Matrix(
+        found.address, found.dtype, found.shape, stride, found.on_device, torch, found.owner
     )
 
 

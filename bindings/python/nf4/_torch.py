@@ -33,7 +33,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def fault(tensor: Any) -> str | None:
-    """Why a tensor is not a plain run of elements, as what follows its name; None if it is."""
+    """Why a tensor is not plain memory, as what follows its name; None if it is."""
     torch = sys.modules["torch"]
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return f"is a {type(tensor).__name__}; expected a tensor with memory of its own"
@@ -45,8 +45,6 @@ def fault(tensor: Any) -> str | None:
         return "requires grad; expected it detached, since nothing here is differentiated"
     if tensor.is_neg():
         return "has its negative bit set; expected what resolve_neg() gives"
-    if not tensor.is_contiguous():
-        return "is not contiguous in row-major order"
     return None
 
 
@@ -73,31 +71,45 @@ class Device:
         self._index = device.index
         self._torch = torch
         self.tensor_type = torch.Tensor
-        # nf4_dtype by our name and by torch's dtype
+        # our name by torch's dtype; nf4_dtype by both
+        self._names = {self.dtypes[name]: name for name in _convert.DTYPES}
         self.codes = dict(_convert.DTYPES)
-        self.codes |= {self.dtypes[name]: code for name, code in _convert.DTYPES.items()}
+        self.codes |= {dtype: self.codes[name] for dtype, name in self._names.items()}
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._elements: dict[str, Any] = {}
+        # Products are of a few shapes, again and again.
+        self.known_maker = functools.lru_cache(maxsize=64)(self.maker)
 
-    def plain_output(self, out: Any, dtype: Any, elements: int) -> Target | None:
-        """The target that `out` is, where it is as common and faultless as can be: a tensor of
-        no subclass, here, and of this dtype (None: any) and size. None for all else, for which
-        somebody has to look closer."""
-        if type(out) is not self.tensor_type:
+    def plain(self, tensor: Any) -> tuple[int, str] | None:
+        """The address and the dtype of what is as common and faultless as can be: a contiguous
+        tensor of no subclass, here, and of dense data. None for all else, for which somebody has
+        to look closer."""
+        if type(tensor) is not self.tensor_type:
             return None
         try:
-            code = self.codes.get(out.dtype)
+            name = self._names.get(tensor.dtype)
             if (
-                code is not None
-                and (dtype is None or self.codes.get(dtype) == code)
-                and out.device == self.device
-                and out.numel() == elements
-                and out.is_contiguous()
-                and not out.requires_grad
-                and not out.is_neg()
+                name is not None
+                and tensor.device == self.device
+                and tensor.is_contiguous()
+                and not tensor.requires_grad
+                and not tensor.is_neg()
             ):
-                return out.data_ptr(), code, self.is_cuda, self
-        except (RuntimeError, TypeError):  # no storage; a dtype that cannot be hashed
+                return tensor.data_ptr(), name
+        except RuntimeError:  # no storage
+            pass
+        return None
+
+    def plain_output(self, out: Any, dtype: Any, elements: int) -> Target | None:
+        """The target that `out` is, where it is plain and of this dtype (None: any) and size."""
+        plain = self.plain(out)
+        try:
+            if plain is not None and out.numel() == elements:
+                address, name = plain
+                code = self.codes[name]
+                if dtype is None or self.codes.get(dtype) == code:
+                    return address, code, self.is_cuda, self
+        except TypeError:  # a dtype that cannot be hashed
             pass
         return None
 
