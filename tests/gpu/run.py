@@ -91,7 +91,8 @@ def catch2(program: Path, tags: str, folder: Path, **environment: str) -> dict:
 
 def pytest(folder: Path) -> dict:
     junit = folder / "pytest.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "tests/python/test_gpu.py"]
+    tests = [f"tests/python/{name}.py" for name in ("test_gpu", "test_gpu_matmul")]
+    command = [sys.executable, "-m", "pytest", "-q", *tests]
     return run_junit([*command, f"--junitxml={junit}"], junit)
 
 
