@@ -10,6 +10,7 @@ use std::fmt;
 use nf4_sys as sys;
 
 use crate::error::check;
+use crate::matmul::Operands;
 use crate::{Element, Result, Spec};
 
 /// An address in the memory of a GPU, of elements of `T`. It owns nothing and the host
@@ -203,6 +204,71 @@ pub unsafe fn quantize_launch<T: Element>(
             values.as_raw().cast(),
             T::DTYPE.as_raw(),
             &weight,
+            workspace.as_raw().cast(),
+            workspace_bytes,
+            stream.0,
+        )
+    })
+}
+
+/// What a weight is multiplied with, in device memory; nothing of it is checked. Strides are
+/// how far one row is from the next, in elements.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceMatmul<T> {
+    /// Rows of `x` and of `y`.
+    pub m: usize,
+    /// `m` rows of as many elements as the weight has columns.
+    pub x: DevicePtr<T>,
+    /// At least the columns of the weight.
+    pub x_stride: usize,
+    /// As many elements as the weight has rows.
+    pub bias: Option<DevicePtr<T>>,
+    /// `m` rows of as many elements as the weight has rows.
+    pub y: DevicePtr<T>,
+    /// At least the rows of the weight.
+    pub y_stride: usize,
+}
+
+/// Enqueues on `stream` the writing of `x` times the transpose of `weight`, plus the bias, to
+/// `y`: the product of [`matmul`](crate::matmul). It does not wait for it. `T` is
+/// [`half::f16`] or [`half::bf16`].
+///
+/// # Errors
+/// As [`dequant_launch`].
+///
+/// # Safety
+/// Until the work on the stream has finished:
+/// - the parts of `weight` are as [`dequant_launch`] wants them, and so are the rows of `x` and
+///   the bias;
+/// - the rows of `y`, and `workspace` for `workspace_bytes` bytes, are memory that the GPU of
+///   `stream` can reach, alive, and used by nothing else; no two of all these overlap;
+/// - `stream` is a live stream, or [`Stream::LEGACY_DEFAULT`].
+///
+/// [`Spec::matmul_workspace_bytes`] says how much workspace is needed; it is aligned to 16
+/// bytes, and may be [`DevicePtr::NULL`] where that is 0.
+pub unsafe fn matmul_launch<T: Element>(
+    weight: &DeviceTensor,
+    operands: &DeviceMatmul<T>,
+    workspace: DevicePtr<u8>,
+    workspace_bytes: usize,
+    stream: Stream,
+) -> Result<()> {
+    let weight = weight.raw()?;
+    let args = Operands {
+        m: operands.m,
+        x: operands.x.as_raw().cast_const(),
+        x_stride: operands.x_stride,
+        bias: operands
+            .bias
+            .map_or(std::ptr::null(), |bias| bias.as_raw().cast_const()),
+        y: operands.y.as_raw(),
+        y_stride: operands.y_stride,
+    };
+    // SAFETY: the structs live through the call; the rest is as the caller promises.
+    check(unsafe {
+        sys::nf4_matmul_launch(
+            &weight,
+            &args.raw()?,
             workspace.as_raw().cast(),
             workspace_bytes,
             stream.0,

@@ -16,6 +16,8 @@
 //!
 //! - [`quantize`] and [`dequantize`], and the two that write to buffers of yours:
 //!   [`quantize_into`], [`dequantize_into`].
+//! - [`matmul`] and [`matmul_into`]: x W^T + bias on [`Matrix`] and [`MatrixMut`], which borrow
+//!   slices.
 //! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
 //!   slices, such as those of a mapped file. [`Spec`] is its shape and format.
 //! - [`device`]: unsafe launches on raw device pointers and a stream. Feature `cudarc`: the
@@ -33,6 +35,7 @@ pub mod device;
 mod error;
 mod format;
 mod info;
+mod matmul;
 mod ops;
 mod scales;
 mod spec;
@@ -46,6 +49,7 @@ pub use info::{
     build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
     DeviceInfo, Version,
 };
+pub use matmul::{matmul, matmul_into, Matrix, MatrixMut};
 pub use ops::{dequantize, dequantize_into, quantize, quantize_into, Workspace};
 pub use scales::{Scales, ScalesMut, ScalesRef};
 pub use spec::{Sizes, Spec, CODEBOOK_SIZE, SCALE_CODE_SIZE};

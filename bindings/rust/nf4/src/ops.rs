@@ -31,7 +31,7 @@ impl Workspace {
 }
 
 /// `threads` of the C interface: "at most", so a huge number is as good as the largest.
-fn thread_count(threads: u32) -> i32 {
+pub(crate) fn thread_count(threads: u32) -> i32 {
     i32::try_from(threads).unwrap_or(i32::MAX)
 }
 

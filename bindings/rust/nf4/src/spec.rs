@@ -6,7 +6,8 @@ use nf4_sys as sys;
 
 use crate::error::{check, check_length, convert};
 use crate::info::check_version;
-use crate::{Format, Result};
+use crate::matmul::Operands;
+use crate::{Element, Format, Result};
 
 /// Entries of a codebook.
 pub const CODEBOOK_SIZE: usize = 16;
@@ -136,6 +137,27 @@ impl Spec {
         let mut bytes = 0;
         // SAFETY: both live through the call, and the struct_size is set.
         check(unsafe { sys::nf4_quantize_workspace_size(&self.descriptor()?, &mut bytes) })?;
+        Ok(bytes)
+    }
+
+    /// Scratch that a [`matmul_launch`](crate::device::matmul_launch) of `m` rows without gaps
+    /// needs, in bytes; often 0. On the CPU none is needed.
+    ///
+    /// # Errors
+    /// As [`Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m`
+    /// rows are too many.
+    pub fn matmul_workspace_bytes<T: Element>(&self, m: usize) -> Result<usize> {
+        let args = Operands::<T> {
+            m,
+            x: ptr::null(),
+            x_stride: self.cols,
+            bias: ptr::null(),
+            y: ptr::null_mut(),
+            y_stride: self.rows,
+        };
+        let (weight, args, mut bytes) = (self.descriptor()?, args.raw()?, 0);
+        // SAFETY: all three live through the call, and the struct_size of both is set.
+        check(unsafe { sys::nf4_matmul_workspace_size(&weight, &args, &mut bytes) })?;
         Ok(bytes)
     }
 

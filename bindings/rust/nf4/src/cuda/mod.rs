@@ -30,5 +30,5 @@
 mod ops;
 mod tensor;
 
-pub use ops::{dequantize_into, quantize_into};
+pub use ops::{dequantize_into, matmul_into, quantize_into};
 pub use tensor::{CudaMut, CudaRef, CudaScalesMut, CudaScalesRef, CudaTensor};

@@ -1,4 +1,4 @@
-//! Quantize and dequantize on the GPU, in the order of a stream.
+//! Quantize, dequantize and matmul on the GPU, in the order of a stream.
 
 use cudarc::driver::{
     CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr as _, DevicePtrMut as _, DeviceSlice,
@@ -6,8 +6,9 @@ use cudarc::driver::{
 };
 
 use super::tensor::{CudaMut, CudaRef, CudaScalesMut, CudaScalesRef};
-use crate::device::{self, DevicePtr, DeviceScales, DeviceTensor, Stream};
+use crate::device::{self, DeviceMatmul, DevicePtr, DeviceScales, DeviceTensor, Stream};
 use crate::error::check_length;
+use crate::matmul::product;
 use crate::{Element, Error, Result};
 
 /// Addresses for one launch on a stream. Taking one makes the stream wait for the work of
@@ -51,6 +52,28 @@ impl<'a> Access<'a> {
             .transpose()
     }
 
+    fn read_weight(&mut self, weight: &'a CudaRef<'_>) -> Result<DeviceTensor> {
+        Ok(DeviceTensor {
+            spec: weight.spec,
+            packed: self.read("packed", &weight.packed)?,
+            scales: match &weight.scales {
+                CudaScalesRef::Flat(absmax) => DeviceScales::Flat(self.read("absmax", absmax)?),
+                CudaScalesRef::Nested {
+                    codes,
+                    absmax,
+                    code,
+                    offset,
+                } => DeviceScales::Nested {
+                    codes: self.read("absmax", codes)?,
+                    absmax: self.read("nested_absmax", absmax)?,
+                    code: self.read("nested_code", code)?,
+                    offset: self.read("nested_offset", offset)?,
+                },
+            },
+            codebook: self.read_optional("codebook", &weight.codebook)?,
+        })
+    }
+
     /// The stream, with its context current on this thread. A wait that failed above is
     /// reported here, before anything is enqueued.
     fn bound_stream(&self) -> Result<Stream> {
@@ -81,25 +104,7 @@ pub fn dequantize_into<T: Element>(
 ) -> Result<()> {
     check_length("out", DeviceSlice::len(out), weight.elements)?;
     let mut access = Access::new(stream);
-    let raw = DeviceTensor {
-        spec: weight.spec,
-        packed: access.read("packed", &weight.packed)?,
-        scales: match &weight.scales {
-            CudaScalesRef::Flat(absmax) => DeviceScales::Flat(access.read("absmax", absmax)?),
-            CudaScalesRef::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => DeviceScales::Nested {
-                codes: access.read("absmax", codes)?,
-                absmax: access.read("nested_absmax", absmax)?,
-                code: access.read("nested_code", code)?,
-                offset: access.read("nested_offset", offset)?,
-            },
-        },
-        codebook: access.read_optional("codebook", &weight.codebook)?,
-    };
+    let raw = access.read_weight(weight)?;
     let out = access.write("out", out)?;
     let stream = access.bound_stream()?;
     // SAFETY: the lengths were checked when the weight was made and above; cudarc frees or
@@ -147,4 +152,47 @@ pub fn quantize_into<T: Element>(
     let stream = access.bound_stream()?;
     // SAFETY: as in dequantize_into; libnf4 checks the size of the workspace.
     unsafe { device::quantize_launch(values, &raw, workspace, workspace_bytes, stream) }
+}
+
+/// Enqueues on `stream` the writing of `x`, `m` rows without gaps, times the transpose of
+/// `weight`, plus the bias, to `y`: the product of [`matmul`](crate::matmul). `T` is
+/// [`half::f16`] or [`half::bf16`]. `workspace` has at least
+/// [`Spec::matmul_workspace_bytes`](crate::Spec::matmul_workspace_bytes) bytes, aligned to 16;
+/// `None` will do where that is 0.
+///
+/// # Errors
+/// As [`dequantize_into`], for any of the buffers.
+pub fn matmul_into<T: Element>(
+    x: &CudaView<'_, T>,
+    m: usize,
+    weight: &CudaRef<'_>,
+    bias: Option<&CudaView<'_, T>>,
+    y: &mut CudaViewMut<'_, T>,
+    workspace: Option<&mut CudaViewMut<'_, u8>>,
+    stream: &CudaStream,
+) -> Result<()> {
+    let (rows, cols) = (weight.spec.rows, weight.spec.cols);
+    check_length("x", DeviceSlice::len(x), product("m * cols", m, cols)?)?;
+    check_length("y", DeviceSlice::len(y), product("m * rows", m, rows)?)?;
+    if let Some(bias) = bias {
+        check_length("bias", DeviceSlice::len(bias), rows)?;
+    }
+    let workspace_bytes = workspace.as_ref().map_or(0, |each| DeviceSlice::len(*each));
+    let mut access = Access::new(stream);
+    let raw = access.read_weight(weight)?;
+    let operands = DeviceMatmul {
+        m,
+        x: access.read("x", x)?,
+        x_stride: cols,
+        bias: bias.map(|bias| access.read("bias", bias)).transpose()?,
+        y: access.write("y", y)?,
+        y_stride: rows,
+    };
+    let workspace = workspace
+        .map(|workspace| access.write("workspace", workspace))
+        .transpose()?
+        .unwrap_or(DevicePtr::NULL);
+    let stream = access.bound_stream()?;
+    // SAFETY: as in dequantize_into; libnf4 checks the size of the workspace.
+    unsafe { device::matmul_launch(&raw, &operands, workspace, workspace_bytes, stream) }
 }

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use nf4::cuda::{self, CudaRef, CudaScalesRef, CudaTensor};
 use nf4::cudarc::driver::sys::CUresult;
 use nf4::cudarc::driver::{CudaContext, CudaStream, DeviceRepr, DriverError, ValidAsZeroBits};
-use nf4::{dequantize, Error, QuantizedTensor, Result, Spec, Workspace};
+use nf4::{dequantize, Error, Matrix, QuantizedTensor, Result, Spec, Workspace};
 use proptest::prelude::*;
 
 /// A stream of its own on the first GPU, or None.
@@ -106,6 +106,69 @@ fn quantize_gives_the_bytes_of_the_cpu() {
     });
 }
 
+fn gpu_matmul<T>(
+    stream: &Arc<CudaStream>,
+    weight: &QuantizedTensor,
+    x: &[T],
+    m: usize,
+    bias: &[T],
+) -> Result<Vec<T>>
+where
+    T: Number + DeviceRepr + ValidAsZeroBits,
+{
+    let on_gpu = CudaTensor::upload(stream, weight)?;
+    let (x, bias) = (stream.clone_htod(x)?, stream.clone_htod(bias)?);
+    let mut y = stream.alloc_zeros::<T>(m * weight.spec().rows)?;
+    let bytes = weight.spec().matmul_workspace_bytes::<T>(m)?;
+    let mut workspace = stream.alloc_zeros::<u8>(bytes.max(16))?;
+    cuda::matmul_into(
+        &x.as_view(),
+        m,
+        &on_gpu.view(),
+        Some(&bias.as_view()),
+        &mut y.as_view_mut(),
+        Some(&mut workspace.as_view_mut()),
+        stream,
+    )?;
+    let y = stream.clone_dtoh(&y)?;
+    stream.synchronize()?;
+    Ok(y)
+}
+
+fn products_agree<T>(stream: &Arc<CudaStream>, epsilon: f32) -> Result<()>
+where
+    T: Number + DeviceRepr + ValidAsZeroBits,
+{
+    let numbers = |count: usize| -> Vec<T> {
+        let value = |i| T::of((i as f32 * 0.7).sin());
+        (0..count).map(value).collect()
+    };
+    let (rows, cols) = (130, 320);
+    let weight = nf4::quantize(&numbers(rows * cols), Spec::new(rows, cols), 0)?;
+    for m in [1, 5, 64, 100] {
+        let (x, bias) = (numbers(m * cols), numbers(rows));
+        let ours = gpu_matmul(stream, &weight, &x, m, &bias)?;
+        let wanted = nf4::matmul(Matrix::new(&x, m, cols)?, &weight, Some(&bias), 0)?;
+        let pairs = || ours.iter().zip(&wanted).map(|(a, b)| (a.get(), b.get()));
+        let moved: f32 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
+        let size: f32 = pairs().map(|(_, b)| b * b).sum();
+        assert!(
+            moved.sqrt() <= 3.0 * epsilon * size.sqrt(),
+            "{m} rows: {moved} of {size}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn products_are_those_of_the_cpu() -> Result<()> {
+    let Some(stream) = stream() else {
+        return Ok(());
+    };
+    products_agree::<f16>(&stream, f16::EPSILON.to_f32())?;
+    products_agree::<bf16>(&stream, bf16::EPSILON.to_f32())
+}
+
 #[test]
 fn wrong_lengths_are_named() -> Result<()> {
     let Some(stream) = stream() else {
@@ -128,6 +191,19 @@ fn wrong_lengths_are_named() -> Result<()> {
     let mut out = stream.alloc_zeros::<f32>(127)?;
     let short = cuda::dequantize_into(&weight, &mut out.as_view_mut(), &stream);
     assert_eq!(detail(short), "out has 127 elements; expected 128");
+
+    let numbers = stream.alloc_zeros::<f16>(192)?;
+    let mut y = stream.alloc_zeros::<f16>(6)?;
+    for (x, bias, length, wanted) in [
+        (191, 2, 6, "x has 191 elements; expected 192"),
+        (192, 1, 6, "bias has 1 elements; expected 2"),
+        (192, 2, 5, "y has 5 elements; expected 6"),
+    ] {
+        let (x, bias) = (numbers.slice(..x), numbers.slice(..bias));
+        let mut y = y.slice_mut(..length);
+        let result = cuda::matmul_into(&x, 3, &weight, Some(&bias), &mut y, None, &stream);
+        assert_eq!(detail(result), wanted);
+    }
     Ok(())
 }
 

@@ -1,7 +1,11 @@
 //! Launches on raw pointers, as far as a machine without a GPU can see.
 
-use nf4::device::{dequant_launch, quantize_launch, DevicePtr, DeviceScales, DeviceTensor, Stream};
-use nf4::{device_info, Error, Result, Spec};
+use half::{bf16, f16};
+use nf4::device::{
+    dequant_launch, matmul_launch, quantize_launch, DeviceMatmul, DevicePtr, DeviceScales,
+    DeviceTensor, Stream,
+};
+use nf4::{device_info, Element, Error, Result, Spec};
 
 /// Never followed: either a check fails, or there is no GPU.
 fn address<T>(n: u64) -> DevicePtr<T> {
@@ -30,13 +34,110 @@ fn dequant(weight: &DeviceTensor, out: DevicePtr<f32>) -> Result<()> {
 fn quantize(weight: &DeviceTensor, workspace_bytes: usize) -> Result<()> {
     // SAFETY: as address() says.
     unsafe {
-        quantize_launch::<half::bf16>(
+        quantize_launch::<bf16>(
             address(7),
             weight,
             address(8),
             workspace_bytes,
             Stream::LEGACY_DEFAULT,
         )
+    }
+}
+
+/// Three rows of x for nested_weight().
+fn operands<T>() -> DeviceMatmul<T> {
+    DeviceMatmul {
+        m: 3,
+        x: address(7),
+        x_stride: 64,
+        bias: Some(address(8)),
+        y: address(9),
+        y_stride: 8,
+    }
+}
+
+fn matmul<T: Element>(weight: &DeviceTensor, operands: DeviceMatmul<T>) -> Result<()> {
+    let bytes = weight.spec.matmul_workspace_bytes::<T>(operands.m)?;
+    // SAFETY: as address() says.
+    unsafe {
+        matmul_launch(
+            weight,
+            &operands,
+            address(10),
+            bytes,
+            Stream::LEGACY_DEFAULT,
+        )
+    }
+}
+
+#[test]
+fn wrong_operands_are_named() {
+    let weight = nested_weight();
+    let good = operands::<f16>();
+    let cases = [
+        (
+            matmul(
+                &weight,
+                DeviceMatmul {
+                    x: DevicePtr::NULL,
+                    ..good
+                },
+            ),
+            "x is NULL",
+        ),
+        (
+            matmul(
+                &weight,
+                DeviceMatmul {
+                    x_stride: 63,
+                    ..good
+                },
+            ),
+            "x_stride is 63; expected at least 64",
+        ),
+        (
+            matmul(
+                &weight,
+                DeviceMatmul {
+                    y_stride: 7,
+                    ..good
+                },
+            ),
+            "y_stride is 7; expected at least 8",
+        ),
+        (
+            matmul(
+                &weight,
+                DeviceMatmul {
+                    y: address(7),
+                    ..good
+                },
+            ),
+            "x overlaps y",
+        ),
+        (
+            matmul(
+                &weight,
+                DeviceMatmul {
+                    m: usize::MAX,
+                    ..good
+                },
+            ),
+            "m is 18446744073709551615",
+        ),
+        (
+            matmul(&weight, operands::<f32>()),
+            "dtype is 1 (fp32); expected",
+        ),
+    ];
+    for (result, start) in cases {
+        let Err(Error::InvalidArgument(detail)) = result else {
+            panic!("expected InvalidArgument: {start}, not {result:?}");
+        };
+        assert!(
+            detail.starts_with(start),
+            "{detail:?} does not start with {start:?}"
+        );
     }
 }
 
@@ -91,7 +192,11 @@ fn without_a_gpu_the_reason_is_that_of_device_info() {
     };
     let weight = nested_weight();
     let bytes = weight.spec.workspace_bytes().expect("a spec in range");
-    for result in [dequant(&weight, address(7)), quantize(&weight, bytes)] {
+    for result in [
+        dequant(&weight, address(7)),
+        quantize(&weight, bytes),
+        matmul(&weight, operands::<bf16>()),
+    ] {
         let error = result.unwrap_err();
         assert_eq!(
             std::mem::discriminant(&error),
@@ -112,6 +217,12 @@ fn nothing_is_launched_for_no_elements() {
     };
     assert_eq!(dequant(&weight, DevicePtr::NULL), Ok(()));
     assert_eq!(quantize(&weight, 0), Ok(()));
+    assert_eq!(matmul(&weight, operands::<f16>()), Ok(()));
+    let no_rows = DeviceMatmul {
+        m: 0,
+        ..operands::<f16>()
+    };
+    assert_eq!(matmul(&nested_weight(), no_rows), Ok(()));
 }
 
 #[test]

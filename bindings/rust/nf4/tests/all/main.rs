@@ -7,5 +7,6 @@ mod cuda;
 mod dequantize;
 mod device;
 mod info;
+mod matmul;
 mod quantize;
 mod threads;

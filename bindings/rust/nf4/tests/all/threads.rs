@@ -1,7 +1,7 @@
 //! What may go from thread to thread, and that calls on many threads do not disturb
 //! each other.
 
-use nf4::device::{DevicePtr, DeviceTensor, Stream};
+use nf4::device::{DeviceMatmul, DevicePtr, DeviceTensor, Stream};
 use nf4::{dequantize, quantize, Error, QuantizedMut, QuantizedRef, QuantizedTensor, Spec};
 
 fn sendable<T: Send + Sync>() {}
@@ -16,6 +16,9 @@ fn types_are_send_and_sync() {
     sendable::<Stream>();
     sendable::<DevicePtr<f32>>();
     sendable::<DeviceTensor>();
+    sendable::<DeviceMatmul<half::f16>>();
+    sendable::<nf4::Matrix<'static, f32>>();
+    sendable::<nf4::MatrixMut<'static, f32>>();
 }
 
 #[test]
