@@ -113,6 +113,7 @@ def examples(build: Path) -> dict:
     programs = {
         "C": [str(build / "examples" / "c_device_buffers")],
         "C++": [str(build / "examples" / "cpp_device_buffers")],
+        "C++, an MLP": [str(build / "examples" / "cpp_swiglu_mlp")],
         "Python": [sys.executable, "examples/python/device_buffers.py"],
         "Rust": [str(ROOT / ".cache" / "rust" / "debug" / "device_buffers")],
     }
