@@ -117,7 +117,8 @@ def matmul(
     q, codebook: np.ndarray, x: np.ndarray, bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """y = x W^T + bias in binary64, of the unrounded codebook * scale; and how far a y may be from
-    it: three factors rounded to 11 bits, a sum in binary32, one rounding to the dtype of x."""
+    it: three factors rounded to 11 bits, a weight rounded to the dtype of x, a sum in binary32,
+    and one rounding to that dtype."""
     codes = codes_of(q.packed, q.elements)
     scales = np.repeat(scales_of(q), q.blocksize)[: q.elements].astype(np.float64)
     shape = math.prod(q.shape[:-1]), q.shape[-1]
@@ -127,5 +128,6 @@ def matmul(
     y = wide @ weight.T + added
     magnitude = np.abs(wide) @ np.abs(weight).T + np.abs(added)
     limits = ml_dtypes.finfo(x.dtype)
-    rounding = float(limits.eps) * np.abs(y) + float(limits.smallest_subnormal)
-    return y, magnitude * (3 * 2.0**-11 + (q.shape[-1] + 2) * 2.0**-24) + rounding
+    unit = float(limits.eps) / 2
+    relative = 3 * 2.0**-11 + unit + (q.shape[-1] + 2) * 2.0**-24
+    return y, relative * magnitude + 2 * unit * np.abs(y) + float(limits.smallest_subnormal)
