@@ -140,8 +140,8 @@ typedef int32_t nf4_dtype;
  * where all memory is managed or the host's. */
 typedef struct CUstream_st *nf4_stream;
 
-/* A quantized weight. It borrows every pointer and owns nothing. Dequantize reads
- * packed, absmax, nested_absmax and nested_offset; quantize writes them. */
+/* A quantized weight. It borrows every pointer and owns nothing. Dequantize and
+ * matmul read packed, absmax, nested_absmax and nested_offset; quantize writes them. */
 typedef struct nf4_tensor {
   size_t struct_size;       /* sizeof(nf4_tensor) */
   nf4_format format;
@@ -257,24 +257,24 @@ typedef struct nf4_matmul_args {
   int64_t y_stride;           /* >= rows */
 } nf4_matmul_args;
 
-/* Scratch that nf4_matmul_launch needs, in bytes; often 0. No pointer but the
- * structs' own is looked at. */
+/* Scratch that nf4_matmul_launch needs, in bytes; often 0. It depends on the weight's
+ * shape, m and dtype. No pointer but the structs' own is looked at. */
 NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
                                              size_t *bytes);
 
 /* Each y is the sum of the products x * (codebook entry * scale) and the bias, summed
- * in binary32 and rounded once; products may be formed from a codebook, scales and x
- * that are rounded to no less than 11 bits. The order of the sum is the library's own,
- * so bits differ between GPUs, shapes and versions, but not from call to call. An x that
- * is not finite spoils its own row of y and no other. What lies between the rows of y is
- * not written. Where y is empty nothing is read or written; where cols is 0, y is the
- * bias or 0.
+ * in binary32 and rounded once; a 16-bit dtype's products may be formed from a codebook,
+ * or from its entries times the scale, rounded to that dtype. The order of the sum is
+ * the library's own, so bits differ between GPUs, shapes and versions, but not from call
+ * to call. An x that is not finite spoils its own row of y and no other. What lies
+ * between the rows of y is not written. Where y is empty nothing is read or written;
+ * where cols is 0, y is the bias or 0.
  *
  * workspace: scratch of at least nf4_matmul_workspace_size() bytes, 16-byte aligned,
  * in the same memory as the rest; may be NULL if that size is 0.
  *
  * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
- * m or a stride of *args is out of range, m rows are more than 2^60 elements, the
+ * m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m rows are more than 2^60 elements, the
  * workspace is NULL, misaligned or too small, or y, between its first and its last
  * element, or the workspace overlaps anything else. */
 NF4_API nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
