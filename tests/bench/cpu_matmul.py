@@ -1,6 +1,7 @@
 """Matmul on the CPU, y = x W^T in bf16, beside bitsandbytes, torch and reading the weight.
 
-Peers: bitsandbytes' matmul_4bit on the same bytes; the kernel to which its Linear4bit turns for
+Peers: bitsandbytes' matmul_4bit on the same bytes, which makes a dense weight in new memory for each
+call (with a malloc that keeps what is freed it takes a third of the time); the kernel to which its Linear4bit turns for
 inference on AVX512-BF16, on bytes that it has rearranged beforehand and scales in bf16; and torch's
 linear with a dense bf16 weight, four times the bytes.
 
@@ -21,7 +22,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,6 @@ import nf4
 import numpy as np
 from cpu_peer import Peer
 from cpu_turns import Work, measure
-from nf4 import _abi, _load
-from nf4._bound import bound
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import oracle  # noqa: E402
@@ -41,16 +40,6 @@ BLOCKSIZE = 64
 ROTATED_BYTES = 200 << 20
 CHECKED_ROWS = 64
 BF16 = oracle.DTYPES["bf16"]
-
-
-class MatmulArgs(ctypes.Structure):
-    """nf4_matmul_args of nf4.h."""
-
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t), ("dtype", ctypes.c_int32), ("reserved", ctypes.c_int32),
-        ("m", ctypes.c_int64), ("x", ctypes.c_void_p), ("x_stride", ctypes.c_int64),
-        ("bias", ctypes.c_void_p), ("y", ctypes.c_void_p), ("y_stride", ctypes.c_int64),
-    ]  # fmt: skip
 
 
 @dataclass
@@ -80,15 +69,6 @@ class Weights:
         """Dequantized, as torch tensors."""
         first = peer.tensor(nf4.dequantize(self.quantized[0]))
         return [first.clone() for _ in range(self._rotate(first.numel() * 2))]
-
-
-def matmul(q: nf4.QuantizedTensor, x: np.ndarray, y: np.ndarray, threads: int) -> None:
-    """y = x W^T, all contiguous bf16."""
-    args = MatmulArgs(
-        struct_size=ctypes.sizeof(MatmulArgs), dtype=_abi.DTYPE_BF16, m=x.shape[0],
-        x=x.ctypes.data, x_stride=x.shape[1], y=y.ctypes.data, y_stride=y.shape[1],
-    )  # fmt: skip
-    _load.check(_load.library().nf4_matmul_cpu(bound(q).argument, ctypes.byref(args), threads))
 
 
 def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
@@ -220,7 +200,7 @@ def run(
         for m in BATCHES:
             x = np.random.default_rng(m).standard_normal((m, shape[1]), np.float32).astype(BF16)
             y = np.empty((m, shape[0]), BF16)
-            works = [lambda q=q, x=x, y=y: matmul(q, x, y, threads) for q in weights.quantized]
+            works = [partial(nf4.matmul, x, q, out=y, threads=threads) for q in weights.quantized]
             works[0]()
             error = require_accurate(weights.quantized[0], x, y)
             times = measure({"ours": rotating(works)} | limits | peers(peer, weights, x, dense))
