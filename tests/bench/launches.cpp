@@ -6,6 +6,7 @@
 #include "configurations.hpp"
 #include "cuda/dequant/select.hpp"
 #include "cuda/device.hpp"
+#include "cuda/matmul/select.hpp"
 #include "validate.hpp"
 
 namespace {
@@ -30,6 +31,16 @@ class PlainLaunches {
   ~PlainLaunches() { nf4::cuda::force_plain_launches(false); }
   PlainLaunches(const PlainLaunches &) = delete;
   PlainLaunches &operator=(const PlainLaunches &) = delete;
+};
+
+class ForcedMatmul {
+ public:
+  explicit ForcedMatmul(const nf4::cuda::MatmulShape &shape) {
+    nf4::cuda::force_matmul(nullptr, &shape);
+  }
+  ~ForcedMatmul() { nf4::cuda::force_matmul(nullptr, nullptr); }
+  ForcedMatmul(const ForcedMatmul &) = delete;
+  ForcedMatmul &operator=(const ForcedMatmul &) = delete;
 };
 
 // Each configuration twice: launched plainly, then with programmatic dependent launch.
@@ -150,4 +161,33 @@ nf4_status nf4_bench_matmul(const nf4_tensor *weight, const nf4_matmul_args *arg
                             size_t workspace_bytes, int pdl, nf4_stream stream) {
   const PlainLaunches plain(pdl == 0);
   return nf4_matmul_launch(weight, args, workspace, workspace_bytes, stream);
+}
+
+int nf4_bench_matmul_shapes(void) { return nf4::cuda::kMatmulShapes; }
+
+const char *nf4_bench_matmul_shape(int shape) {
+  return nf4::cuda::matmul_shape_name(static_cast<nf4::cuda::MatmulShape>(shape));
+}
+
+int nf4_bench_matmul_chosen(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
+                            size_t workspace_bytes, nf4_stream stream) {
+  nf4::MatmulProblem problem;
+  nf4::cuda::MatmulShape shape;
+  const auto used = static_cast<int64_t>(workspace_bytes);
+  if (nf4::validate_matmul(weight, args, workspace, used, problem) != NF4_STATUS_OK ||
+      nf4::cuda::matmul_shape(problem, stream, shape) != NF4_STATUS_OK)
+    return -1;
+  return shape;
+}
+
+nf4_status nf4_bench_matmul_as(int shape, const nf4_tensor *weight, const nf4_matmul_args *args,
+                               void *workspace, size_t workspace_bytes, int pdl,
+                               nf4_stream stream) {
+  if (shape < 0 || shape >= nf4::cuda::kMatmulShapes) return NF4_STATUS_INVALID_ARGUMENT;
+  const auto wanted = static_cast<nf4::cuda::MatmulShape>(shape);
+  const ForcedMatmul forced(wanted);
+  // Forced, the library takes another where this one cannot.
+  if (nf4_bench_matmul_chosen(weight, args, workspace, workspace_bytes, stream) != shape)
+    return NF4_STATUS_INVALID_ARGUMENT;
+  return nf4_bench_matmul(weight, args, workspace, workspace_bytes, pdl, stream);
 }

@@ -1,6 +1,7 @@
 // Host side of matmul: validate locations, choose a kernel, launch.
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 
 #include "cuda/backend.hpp"
 #include "cuda/device.hpp"
@@ -107,6 +108,14 @@ int64_t share_work(MatmulShape shape, const Device &device, MatmulArgs &args) {
   return blocks;
 }
 
+// The device of a problem, and the family that runs there.
+nf4_status find_family(const MatmulProblem &problem, nf4_stream stream, Device &device,
+                       const MatmulFamily *&family) {
+  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
+  family = family_for(device.compute_capability);
+  return family != nullptr ? NF4_STATUS_OK : no_family(device);
+}
+
 cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &family,
                          MatmulShape shape, const Device &device, cudaStream_t stream) {
   const void *kernel =
@@ -128,6 +137,20 @@ cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &famil
 }  // namespace
 
 const MatmulFamily *const *matmul_families() { return kFamilies; }
+
+const char *matmul_shape_name(MatmulShape shape) {
+  static constexpr const char *kNames[] = {"tiled", "few2", "few8", "few16"};
+  static_assert(std::size(kNames) == kMatmulShapes, "a name for each shape");
+  return kNames[shape];
+}
+
+nf4_status matmul_shape(const MatmulProblem &problem, nf4_stream stream, MatmulShape &shape) {
+  Device device;
+  const MatmulFamily *family = nullptr;
+  if (const nf4_status status = find_family(problem, stream, device, family)) return status;
+  shape = shape_for(problem, *family, device);
+  return NF4_STATUS_OK;
+}
 
 void force_matmul(const MatmulFamily *family, const MatmulShape *shape) {
   forced_family = family;
@@ -156,9 +179,8 @@ cudaError_t load_matmul_kernels(const Device &device) {
 
 nf4_status matmul(const MatmulProblem &problem, nf4_stream stream) {
   Device device;
-  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
-  const MatmulFamily *family = family_for(device.compute_capability);
-  if (family == nullptr) return no_family(device);
+  const MatmulFamily *family = nullptr;
+  if (const nf4_status status = find_family(problem, stream, device, family)) return status;
 
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");

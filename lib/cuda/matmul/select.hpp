@@ -14,6 +14,12 @@ const MatmulFamily *const *matmul_families();
 // thread block?
 bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, int shared_bytes);
 
+// What tests and benchmarks call a shape.
+const char *matmul_shape_name(MatmulShape shape);
+
+// The shape that a launch on the stream would use, forced or not.
+nf4_status matmul_shape(const MatmulProblem &problem, nf4_stream stream, MatmulShape &shape);
+
 // For tests: the family and the shape that every later launch uses, the latter as far as it
 // takes the problem; NULL restores the library's choice. Not thread safe.
 void force_matmul(const MatmulFamily *family, const MatmulShape *shape);

@@ -41,6 +41,16 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         _abi.Status,
         [c_void_p, c_void_p, c_void_p, c_size_t, *_STREAM],
     ),
+    "nf4_bench_matmul_shapes": (c_int, []),
+    "nf4_bench_matmul_shape": (c_char_p, [c_int]),
+    "nf4_bench_matmul_chosen": (
+        c_int,
+        [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p],
+    ),
+    "nf4_bench_matmul_as": (
+        _abi.Status,
+        [c_int, c_void_p, c_void_p, c_void_p, c_size_t, *_STREAM],
+    ),
     "nf4_bench_quantize": (
         _abi.Status,
         [c_void_p, _abi.Dtype, c_void_p, c_void_p, c_size_t, *_STREAM],
@@ -59,6 +69,10 @@ class LaunchFailed(RuntimeError):
 
 def path_in(build: Path) -> Path:
     return build / "tests" / "libnf4_bench.so"
+
+
+class Refused(LaunchFailed):
+    """A kernel that cannot do what it was asked."""
 
 
 class Library:
@@ -144,6 +158,43 @@ class Library:
             source, dtype, ctypes.byref(tensor), workspace, workspace_bytes, pdl, stream
         )
         _check("quantize", status)
+
+    def matmul(
+        self, tensor: _abi.Tensor, args: _abi.MatmulArgs, workspace: int | None,
+        workspace_bytes: int, pdl: bool, stream: int,
+    ) -> None:  # fmt: skip
+        _check("matmul", self._c.nf4_bench_matmul(
+            ctypes.byref(tensor), ctypes.byref(args), workspace, workspace_bytes, pdl, stream
+        ))  # fmt: skip
+
+    def matmul_shapes(self) -> list[str]:
+        """The names of the shapes of matmul's kernels, by index."""
+        count = self._c.nf4_bench_matmul_shapes()
+        return [self._c.nf4_bench_matmul_shape(index).decode() for index in range(count)]
+
+    def matmul_chosen(
+        self, tensor: _abi.Tensor, args: _abi.MatmulArgs, workspace: int | None,
+        workspace_bytes: int, stream: int,
+    ) -> int:  # fmt: skip
+        """The index of the shape that libnf4 itself would take."""
+        found = self._c.nf4_bench_matmul_chosen(
+            ctypes.byref(tensor), ctypes.byref(args), workspace, workspace_bytes, stream
+        )
+        if found < 0:
+            raise LaunchFailed(f"nf4_bench_matmul_chosen returned {found}")
+        return found
+
+    def matmul_as(
+        self, shape: int, tensor: _abi.Tensor, args: _abi.MatmulArgs, workspace: int | None,
+        workspace_bytes: int, pdl: bool, stream: int,
+    ) -> None:  # fmt: skip
+        """In a shape of kernel. Raises Refused where that cannot do it."""
+        status = self._c.nf4_bench_matmul_as(
+            shape, ctypes.byref(tensor), ctypes.byref(args), workspace, workspace_bytes, pdl, stream
+        )
+        if status == _abi.STATUS_INVALID_ARGUMENT:
+            raise Refused(f"the kernel {shape} of matmul cannot do it")
+        _check("matmul_as", status)
 
 
 def _check(kernel: str, status: int) -> None:
