@@ -1,9 +1,9 @@
 """Matmul on the CPU, y = x W^T in bf16, beside bitsandbytes, torch and reading the weight.
 
-Peers: bitsandbytes' matmul_4bit on the same bytes, which makes a dense weight in new memory for each
-call (with a malloc that keeps what is freed it takes a third of the time); the kernel to which its Linear4bit turns for
-inference on AVX512-BF16, on bytes that it has rearranged beforehand and scales in bf16; and torch's
-linear with a dense bf16 weight, four times the bytes.
+Peers: bitsandbytes' matmul_4bit on the same bytes, which makes a dense weight in new memory for
+each call (with a malloc that keeps what is freed it takes a third of the time); the kernel to which
+its Linear4bit turns for inference on AVX512-BF16, on bytes that it has rearranged beforehand and
+scales in bf16; and torch's linear with a dense bf16 weight, four times the bytes.
 
 The limit is reading the bytes of the weight once, by as many threads: memcmp of memory with itself,
 or a sum by torch, whichever is faster. Weights take turns, so many that none is in the caches when
