@@ -2,7 +2,7 @@
 on the CPU.
 
     python tests/bench/bench.py [--quick | --shapes 4096x4096,...] [--json FILE] [--plots DIR]
-    python tests/bench/bench.py --sweep | --challenge | --call
+    python tests/bench/bench.py --sweep | --challenge | --call | --matmul | --matmul-sweep
 
 On the GPU, times are of CUDA-graph replays that rotate over more data than L2 holds, in turns;
 the limit is the fastest of our own kernels that move the same bytes and do nothing else. Bits
@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
+from nf4bench import matmul_plots, matmul_tables, plots, tables  # noqa: E402
 from nf4bench import options as command_line  # noqa: E402
-from nf4bench import tables  # noqa: E402
 from nf4bench.options import Options  # noqa: E402
 
 
@@ -76,13 +76,13 @@ def write(options: Options, figures: dict) -> None:
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.notes:
-        body = tables.sweep_tables(figures)
+        made = {"sweep": tables.sweep_tables, "matmul-sweep": matmul_tables.sweep_tables}
+        body = made[options.mode](figures)
         text = options.notes.read_text()
-        options.notes.write_text(tables.with_section(text, "sweep", body))
+        options.notes.write_text(tables.with_section(text, options.mode, body))
     if options.plots:
-        from nf4bench import plots
-
-        for path in plots.write(options.plots, figures):
+        drawn = matmul_plots.PLOTS if options.mode == "matmul" else plots.PLOTS
+        for path in drawn.write(options.plots, figures):
             print(f"wrote {path}")
 
 

@@ -2,7 +2,8 @@
 
     python tests/bench/readme_table.py [--check]
 
-With --check, only says what is not up to date. Making the plots needs matplotlib.
+With --check, only says what is not up to date. Making the plots needs matplotlib. What the record
+has no figures of is left out, and named.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
-from nf4bench import pages, plots, tables  # noqa: E402
+from nf4bench import matmul_plots, pages, plots, tables  # noqa: E402
 
 README, FOLDER = ROOT / "README.md", ROOT / "docs" / "bench"
 DOCUMENT = FOLDER / "README.md"
+# By the record's name for the figures.
+PLOTS = {"bench": plots.PLOTS, "matmul": matmul_plots.PLOTS}
 
 
 def texts(record: dict) -> dict[Path, str]:
@@ -32,11 +35,15 @@ def stale(record: dict) -> list[Path]:
     """The files that are missing or of another record."""
     made = texts(record)
     found = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
-    return found + plots.stale(FOLDER, record["bench"])
+    for name, drawn in PLOTS.items():
+        found += drawn.stale(FOLDER, record[name]) if name in record else []
+    return found
 
 
 def main() -> int:
     record = json.loads((ROOT / "tests" / "gpu" / "record.json").read_text())
+    for name in PLOTS.keys() - record.keys():
+        print(f"the record has no figures of {name}, which is left out")
     if "--check" in sys.argv[1:]:
         found = stale(record)
         for path in found:
@@ -45,7 +52,8 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for path, text in texts(record).items():
         path.write_text(text)
-    plots.write(FOLDER, record["bench"])
+    for name in PLOTS.keys() & record.keys():
+        PLOTS[name].write(FOLDER, record[name])
     return 0
 
 

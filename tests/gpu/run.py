@@ -1,5 +1,5 @@
 """Everything that needs a GPU, in one run: the tests, compute-sanitizer's four tools, and the
-bench with its challenge. Writes tests/gpu/record.json if, and only if, all of it passed.
+bench with its challenge and matmul. Writes tests/gpu/record.json if, and only if, all of it passed.
 
     python tests/gpu/run.py [--build DIR] [--ptx-build DIR] [--record FILE] [--no-bench]
 
@@ -147,8 +147,8 @@ def step(title: str, work, *arguments) -> dict:
 
 
 def figures(build: Path) -> dict:
-    """What the bench measures, the challenge and the cost of a call, by name. It needs torch,
-    which the tests do not."""
+    """What the bench measures, the challenge, the cost of a call and matmul, by name. It needs
+    torch, which the tests do not."""
     from nf4bench import programs
     from nf4bench.check import WrongResult
     from nf4bench.library import LaunchFailed, LibraryMissing
@@ -158,6 +158,7 @@ def figures(build: Path) -> dict:
         "bench": Options(build=build),
         "challenge": Options(mode="challenge", iterations=CHALLENGE_ITERATIONS, build=build),
         "call": Options(mode="call", build=build),
+        "matmul": Options(mode="matmul", build=build),
     }
     try:
         return {name: programs.run(each) for name, each in options.items()}

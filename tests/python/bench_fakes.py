@@ -12,8 +12,10 @@ import torch
 from nf4._load import check, library
 from nf4bench import cases, peers, suite
 from nf4bench.cases import Case
-from nf4bench.library import LaunchFailed
+from nf4bench.library import LaunchFailed, Refused
 from nf4bench.weights import Weight
+
+FEW_ROWS = 2  # of x, for the fake library's kernel "few"
 
 
 class FakeGpu:
@@ -56,8 +58,9 @@ class FakeGpu:
 
 class FakeLibrary:
     """What nf4bench.library.Library offers. `wrong` is a configuration whose first number has
-    another bit ("keep", "evict first": those stores), `refused` one that takes no weight;
-    `pdl` whether the library launches so."""
+    another bit ("keep", "evict first": those stores; "matmul" or the name of a kernel: whose
+    first number is another), `refused` one that takes no weight; `pdl` whether the library
+    launches so."""
 
     def __init__(
         self, wrong: int | str | None = None, refused: int | None = None, pdl: bool = True
@@ -120,6 +123,30 @@ class FakeLibrary:
             source, dtype, ctypes.byref(tensor), workspace, workspace_bytes, 0
         ))  # fmt: skip
         self.launches.append(("quantize", pdl))
+
+    def matmul(self, tensor, args, workspace, workspace_bytes: int, pdl: bool, stream) -> None:
+        self._launch("matmul", args.m, pdl, stream)
+        self._matmul("matmul", tensor, args)
+
+    def matmul_shapes(self) -> list[str]:
+        return ["any", "few"]
+
+    def matmul_chosen(self, tensor, args, workspace, workspace_bytes: int, stream) -> int:
+        return int(args.m <= FEW_ROWS)
+
+    def matmul_as(
+        self, shape: int, tensor, args, workspace, workspace_bytes: int, pdl: bool, stream
+    ) -> None:
+        name = self.matmul_shapes()[shape]
+        if name == "few" and args.m > FEW_ROWS:
+            raise Refused("the kernel 1 of matmul cannot do it")
+        self._launch(name, args.m, pdl, stream)
+        self._matmul(name, tensor, args)
+
+    def _matmul(self, how: str, tensor, args) -> None:
+        check(library().nf4_matmul_cpu(ctypes.byref(tensor), ctypes.byref(args), 1))
+        if how == self.wrong:
+            ctypes.c_uint16.from_address(args.y).value = 0x7F7F
 
 
 class Peer:

@@ -87,6 +87,41 @@ def call() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def matmul_row(us: float = 10.0, **changes: Any) -> dict[str, Any]:
+    """A row of matmul: M = 1, bf16 and nested, at 14336x4096, unless said otherwise."""
+    return {
+        "shape": [14336, 4096], "weights": 1, "m": 1, "dtype": "bf16", "nested": True,
+        "launch": "plain", **timing(us), "tflop_per_s": 11.7,
+        "floor": {"variant": 0, "bytes": 30_000_000, **timing(8.0)}, "of_floor": 8.0 / us,
+        "peers": {
+            "bitsandbytes": {"variant": 0, **timing(30.0), "ratio": 30.0 / us},
+            "dense": {"variant": 0, **timing(35.0), "ratio": 35.0 / us},
+        },
+        "kernel": "few2", "error": 2.4e-3, **changes,
+    }  # fmt: skip
+
+
+def matmul_error(ours: float = 2.2e-3, **changes: Any) -> dict[str, Any]:
+    """A row of matmul's errors: M = 1, normal x, bf16 and nested, unless said otherwise."""
+    return {
+        "shape": [14336, 4096], "dtype": "bf16", "nested": True, "x": "normal", "m": 1,
+        "errors": {"libnf4": ours, "bitsandbytes": 2.5e-3, "dense": 2e-3}, **changes,
+    }  # fmt: skip
+
+
+def matmul(*rows: dict[str, Any]) -> dict[str, Any]:
+    calls = {"libnf4": timing(8.0) | {"ratio": 1.0}, "dense": timing(12.0) | {"ratio": 1.5}}
+    return {
+        "device": "GPU of a test", "torch": "2",
+        "peers": {
+            "bitsandbytes": {"version": "0.1"}, "dense": {"version": "2"},
+            "tinygemm": {"missing": "no such operator"},
+        },
+        "rows": list(rows), "errors": [matmul_error()],
+        "call": {"shape": [4096, 4096], "m": 1, "host": calls, "waited": calls},
+    }  # fmt: skip
+
+
 def record(*rows: dict[str, Any]) -> dict[str, Any]:
     return {
         "device": "GPU of a test", "date": "2026-01-02", "bench": bench(*rows),

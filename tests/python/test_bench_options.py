@@ -33,6 +33,8 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert options.parse(["--peers", "triton,torch"]).peers == ("triton", "torch")
     assert options.parse(["--peers", "none"]).peers == ()
     assert options.parse(["--challenge", "--iterations", "1"]).iterations == 1
+    assert options.parse(["--matmul", "--quick"]) == Options(mode="matmul", quick=True)
+    assert options.parse(["--matmul-sweep"]).mode == "matmul-sweep"
 
 
 REFUSED = {
@@ -61,7 +63,14 @@ REFUSED = {
     "--sweep --peers none": "--peers means nothing to --sweep",
     "--call --replays 5": "--replays means nothing to --call",
     "--iterations 5": "--iterations belongs to --challenge",
-    "--notes README.md": "--notes belongs to --sweep",
+    "--matmul --peers none": "--peers means nothing to --matmul",
+    "--matmul-sweep --peers none": "--peers means nothing to --matmul-sweep",
+    "--matmul --sweep": "not allowed with",
+    "--matmul-sweep --plots .": "--plots means nothing to --matmul-sweep",
+    "--device cpu --matmul": "--matmul needs a GPU",
+    "--matmul --notes README.md": "--notes belongs to --sweep and --matmul-sweep",
+    "--matmul-sweep --notes README.md": "is no file with <!-- matmul-sweep:begin -->",
+    "--notes README.md": "--notes belongs to --sweep and --matmul-sweep",
     "--sweep --notes no/such/file": "is no file with",
     "--sweep --notes README.md": "is no file with <!-- sweep:begin -->",
     "--sweep --plots .": "--plots means nothing to --sweep",

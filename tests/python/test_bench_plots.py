@@ -11,13 +11,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from bench_path import bench, record, row, timing
+from bench_path import bench, matmul, matmul_row, record, row, timing
 
 if importlib.util.find_spec("matplotlib") is None:
     pytest.skip("matplotlib is not installed", allow_module_level=True)
 
 from matplotlib import pyplot  # noqa: E402
-from nf4bench import plots  # noqa: E402
+from nf4bench import matmul_plots, plots  # noqa: E402
 
 readme_table = importlib.import_module("readme_table")
 
@@ -55,31 +55,31 @@ def lines(axes) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_every_plot_is_written_in_both_formats(tmp_path: Path) -> None:
-    written = plots.write(tmp_path, FIGURES)
-    assert sorted(written) == sorted(tmp_path.iterdir()) == sorted(plots.paths(tmp_path))
+    written = plots.PLOTS.write(tmp_path, FIGURES)
+    assert sorted(written) == sorted(tmp_path.iterdir()) == sorted(plots.PLOTS.paths(tmp_path))
     for path in written:
         if path.suffix == ".svg":
             assert ElementTree.parse(path).getroot().tag.endswith("svg")
         else:
             assert pyplot.imread(path).std() > 0.01
-    assert plots.stale(tmp_path, FIGURES) == []
+    assert plots.PLOTS.stale(tmp_path, FIGURES) == []
 
 
 def test_the_same_figures_make_the_same_bytes(tmp_path: Path) -> None:
     again = tmp_path / "again"
     again.mkdir()
-    first = {path.name: path.read_bytes() for path in plots.write(tmp_path, FIGURES)}
-    assert first == {path.name: path.read_bytes() for path in plots.write(again, FIGURES)}
+    first = {path.name: path.read_bytes() for path in plots.PLOTS.write(tmp_path, FIGURES)}
+    assert first == {path.name: path.read_bytes() for path in plots.PLOTS.write(again, FIGURES)}
 
 
 def test_plots_of_other_figures_and_missing_ones_are_stale(tmp_path: Path) -> None:
-    plots.write(tmp_path, FIGURES)
+    plots.PLOTS.write(tmp_path, FIGURES)
     changed = copy.deepcopy(FIGURES)
     changed["rows"][0]["us"] += 0.001
-    assert plots.stale(tmp_path, changed) == plots.paths(tmp_path)
-    gone = plots.paths(tmp_path)[1]
+    assert plots.PLOTS.stale(tmp_path, changed) == plots.PLOTS.paths(tmp_path)
+    gone = plots.PLOTS.paths(tmp_path)[1]
     gone.unlink()
-    assert plots.stale(tmp_path, FIGURES) == [gone]
+    assert plots.PLOTS.stale(tmp_path, FIGURES) == [gone]
 
 
 def test_speedup_has_a_bar_for_each_peer_that_was_timed(axes) -> None:
@@ -109,9 +109,46 @@ def test_the_roofline_is_of_the_limits_own_bytes(axes) -> None:
 
 
 def test_figures_without_a_row_to_show_make_empty_plots(tmp_path: Path) -> None:
-    assert plots.stale(tmp_path, bench()) == plots.paths(tmp_path)
-    plots.write(tmp_path, bench())
-    assert plots.stale(tmp_path, bench()) == []
+    assert plots.PLOTS.stale(tmp_path, bench()) == plots.PLOTS.paths(tmp_path)
+    plots.PLOTS.write(tmp_path, bench())
+    assert plots.PLOTS.stale(tmp_path, bench()) == []
+
+
+# ---- Matmul -----------------------------------------------------------------------------
+
+PRODUCTS = matmul(
+    matmul_row(), matmul_row(9.0, launch="pdl"),
+    matmul_row(20.0, m=64, peers={"tinygemm": {"variant": 0, **timing(90.0), "ratio": 4.5}}),
+    matmul_row(7.0, shape=[4096, 4096]),
+    matmul_row(dtype="fp16", m=2), matmul_row(weights=2, m=4),
+)  # fmt: skip
+
+
+def test_matmul_has_a_panel_for_each_weight_in_bf16() -> None:
+    figure, grid = pyplot.subplots(1, 3)
+    matmul_plots.time_by_rows(list(grid), PRODUCTS)
+    large, square, none = grid
+    assert large.get_title() == "14336×4096, bf16, nested"
+    assert lines(large) == {
+        "libnf4": [(1, 10), (64, 20)], "libnf4, PDL": [(1, 9)], "bitsandbytes": [(1, 30)],
+        "dense": [(1, 35)], "int4": [(64, 90)], "reading the weight once": [(1, 8), (64, 8)],
+    }  # fmt: skip
+    assert (large.get_xscale(), large.get_yscale()) == ("log", "log")
+    assert lines(square)["libnf4"] == [(1, 7)]
+    assert not none.axison
+    pyplot.close(figure)
+
+
+@pytest.mark.parametrize("figures", [PRODUCTS, matmul()])
+def test_the_plot_of_matmul_is_written_and_stale_for_others(figures, tmp_path: Path) -> None:
+    drawn = matmul_plots.PLOTS
+    assert drawn.stale(tmp_path, figures) == drawn.paths(tmp_path)
+    assert sorted(drawn.write(tmp_path, figures)) == sorted(tmp_path.iterdir())
+    assert drawn.stale(tmp_path, figures) == []
+    assert drawn.stale(tmp_path, figures | {"torch": "3"}) == drawn.paths(tmp_path)
+
+
+# ---- What the repository shows ----------------------------------------------------------
 
 
 @pytest.fixture
@@ -136,7 +173,9 @@ def test_everything_shown_is_made_from_the_record_and_checked(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert make(monkeypatch, "--check") == 1
-    assert len(capsys.readouterr().out.splitlines()) == 2 + len(plots.paths(checkout))
+    left_out, *stale = capsys.readouterr().out.splitlines()
+    assert left_out == "the record has no figures of matmul, which is left out"
+    assert len(stale) == 2 + len(plots.PLOTS.paths(checkout))
     assert make(monkeypatch) == 0
     assert make(monkeypatch, "--check") == 0
     readme = (checkout / "README.md").read_text()
@@ -145,3 +184,24 @@ def test_everything_shown_is_made_from_the_record_and_checked(
     document.write_text(document.read_text() + "more")
     assert make(monkeypatch, "--check") == 1
     assert "not made from the record: docs/bench/README.md" in capsys.readouterr().out
+
+
+def test_matmul_is_shown_where_the_record_has_it(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its figures all is as it was; with them, README, docs and the plots have them."""
+    assert make(monkeypatch) == 0
+    shown = [checkout / "README.md", checkout / "docs" / "bench" / "README.md"]
+    before = [path.read_text() for path in shown]
+    assert not any("Matmul" in text for text in before)
+    place = checkout / "tests" / "gpu" / "record.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"matmul": PRODUCTS}))
+    capsys.readouterr()
+    assert make(monkeypatch, "--check") == 1
+    said = capsys.readouterr().out
+    assert "docs/bench/matmul.svg" in said and "left out" not in said
+    assert make(monkeypatch) == 0 and make(monkeypatch, "--check") == 0
+    for path, text in zip(shown, before, strict=True):
+        assert "Matmul" in path.read_text()
+        # Nothing that was there is gone.
+        assert set(text.splitlines()) <= set(path.read_text().splitlines())

@@ -12,7 +12,7 @@ from pathlib import Path
 import bench_path
 import nf4
 import pytest
-from nf4bench import plots
+from nf4bench import matmul_plots, plots
 
 # bench_path puts them on the path, and sorts after them.
 program, bench_cpu = importlib.import_module("bench"), importlib.import_module("bench_cpu")
@@ -46,20 +46,31 @@ def test_figures_are_written_where_asked(
     assert written == 0 and gpu[0].quick
     figures = json.loads(json_file.read_text())
     assert figures == bench_path.bench(bench_path.row())
-    assert plots.stale(tmp_path, figures) == []
+    assert plots.PLOTS.stale(tmp_path, figures) == []
 
 
-def test_the_sweep_is_written_between_its_markers(
+def test_the_plots_of_matmul_are_its_own(
     gpu: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    figures = bench_path.matmul(bench_path.matmul_row())
+    monkeypatch.setattr(program, "on_gpu", lambda options: figures)
+    assert start(monkeypatch, "--matmul", "--plots", str(tmp_path)) == 0
+    assert sorted(tmp_path.iterdir()) == sorted(matmul_plots.PLOTS.paths(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["sweep", "matmul-sweep"])
+def test_a_sweep_is_written_between_its_markers(
+    mode: str, gpu: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sweep = {"device": "x", "configurations": ["a"], "rows": []}
     monkeypatch.setattr(program, "on_gpu", lambda options: sweep)
     notes = tmp_path / "NOTES.md"
-    notes.write_text("# Notes\n<!-- sweep:begin -->\nold\n<!-- sweep:end -->\nmore\n")
-    assert start(monkeypatch, "--sweep", "--notes", str(notes)) == 0
-    before, inside, after = re.split("<!-- sweep:(?:begin|end) -->\n", notes.read_text())
+    notes.write_text(f"# Notes\n<!-- {mode}:begin -->\nold\n<!-- {mode}:end -->\nmore\n")
+    assert start(monkeypatch, f"--{mode}", "--notes", str(notes)) == 0
+    before, inside, after = re.split(f"<!-- {mode}:(?:begin|end) -->\n", notes.read_text())
     assert (before, after) == ("# Notes\n", "more\n")
-    assert inside.startswith("Measured on one x: ")
+    assert inside.startswith("Measured on one x")
 
 
 @pytest.mark.interop

@@ -42,7 +42,7 @@ def test_a_step_that_hangs_is_killed_with_its_children(
 
 
 @pytest.mark.interop
-def test_the_bench_its_challenge_and_a_call_are_in_the_record(
+def test_every_program_of_the_bench_is_in_the_record(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
@@ -59,8 +59,12 @@ def test_the_bench_its_challenge_and_a_call_are_in_the_record(
         "bench": {"of": ""},
         "challenge": {"of": "challenge"},
         "call": {"of": "call"},
+        "matmul": {"of": "matmul"},
     }
-    assert asked == [("", None, tmp_path), ("challenge", 200, tmp_path), ("call", None, tmp_path)]
+    assert asked == [
+        ("", None, tmp_path), ("challenge", 200, tmp_path), ("call", None, tmp_path),
+        ("matmul", None, tmp_path),
+    ]  # fmt: skip
 
     for error in (check.WrongResult("triton: 3 of 9"), library.LibraryMissing("no such file")):
 

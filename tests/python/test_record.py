@@ -14,6 +14,7 @@ sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
 import readme_table  # noqa: E402
 import sources  # noqa: E402
+from nf4bench import matmul_cases, matmul_tables  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,15 @@ def test_everything_in_the_record_passed(record: dict) -> None:
         "initcheck": 0,
         "synccheck": 0,
     }
+
+
+def test_errors_of_matmul_are_within_their_bounds(record: dict) -> None:
+    if "matmul" not in record:
+        pytest.skip("the record has no figures of matmul")
+    for row in record["matmul"]["errors"]:
+        said = matmul_tables.error_line(row)
+        assert row["errors"]["libnf4"] <= matmul_cases.MOST_ERROR[row["dtype"]], said
+        assert matmul_tables.over_dense(row) <= matmul_cases.MOST_OF_DENSE, said
 
 
 def test_what_the_repository_shows_is_made_from_the_record(record: dict) -> None:

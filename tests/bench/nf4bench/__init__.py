@@ -9,5 +9,9 @@ peers      bitsandbytes, Unsloth's sequence, plain torch, Triton
 check      bits compared before anything is timed
 measure    candidates timed in turns
 suite      the rows; sweep, challenge and call are the other programs
-tables     text and markdown; plots the figures
+tables     text and markdown; drawing and plots the figures; pages what the repository shows
+
+Matmul has modules of its own, by the same names: matmul_cases, matmul_product (one of them, and how
+wrong it is), matmul_peers, matmul_rows, matmul_error, matmul_call and matmul, which runs these;
+matmul_sweep; matmul_tables, matmul_plots and matmul_pages.
 """

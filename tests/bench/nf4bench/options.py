@@ -18,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PEERS = ("bitsandbytes", "unsloth", "torch", "triton")
-MODES = ("sweep", "challenge", "call")
+MODES = ("sweep", "challenge", "call", "matmul", "matmul-sweep")
+SWEEPS = ("sweep", "matmul-sweep")  # whose tables go between markers of that name
 MAX_ELEMENTS = 2**31 - 1  # bitsandbytes counts elements in 32 bits
 REPLAYS, MIN_REPLAYS = 15, 3
 ITERATIONS = 1000  # of the challenge, as its authors have it
@@ -89,6 +90,8 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--sweep", action="store_true", help="every launch configuration (GPU)")
     modes.add_argument("--challenge", action="store_true", help="Unsloth's puzzle (GPU)")
     modes.add_argument("--call", action="store_true", help="what a Python call costs (GPU)")
+    modes.add_argument("--matmul", action="store_true", help="matmul beside its peers (GPU)")
+    modes.add_argument("--matmul-sweep", action="store_true", help="every kernel of matmul (GPU)")
     which = made.add_mutually_exclusive_group()
     which.add_argument("--shapes", type=_shapes, help="ROWSxCOLS,... instead of LLaMA's")
     which.add_argument("--quick", action="store_true", help="only the shapes that matter most")
@@ -106,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     made.add_argument("--plots", type=Path, metavar="DIR", help="write the plots to this folder")
     made.add_argument(
-        "--notes", type=Path, metavar="FILE", help="write the table of --sweep into this file"
+        "--notes", type=Path, metavar="FILE", help="write a sweep's tables into this file"
     )
     made.add_argument("--build", type=Path, default=Options.build, help="the build directory")
     return made
@@ -122,21 +125,22 @@ def _contradiction(options: Options) -> str | None:
     """Why these options make no sense together on any machine, or None."""
     if options.mode in ("challenge", "call") and (options.shapes or options.quick):
         return f"--{options.mode} has shapes of its own; expected neither --shapes nor --quick"
-    if options.mode in ("sweep", "call") and options.peers is not None:
+    if options.mode not in ("", "challenge") and options.peers is not None:
         return f"--peers means nothing to --{options.mode}"
     if options.mode in ("challenge", "call") and options.replays is not None:
         return f"--replays means nothing to --{options.mode}"
     if options.mode != "challenge" and options.iterations is not None:
         return "--iterations belongs to --challenge"
-    if options.mode != "sweep" and options.notes is not None:
-        return "--notes belongs to --sweep"
-    if options.mode and options.plots is not None:
+    if options.mode not in SWEEPS and options.notes is not None:
+        return f"--notes belongs to --{' and --'.join(SWEEPS)}"
+    if options.mode not in ("", "matmul") and options.plots is not None:
         return f"--plots means nothing to --{options.mode}"
     for name, folder in (("json", options.json and options.json.parent), ("plots", options.plots)):
         if folder is not None and not folder.is_dir():
             return f"--{name}: there is no folder {folder}"
-    if options.notes and not (options.notes.is_file() and has_section(options.notes, "sweep")):
-        return f"--notes: {options.notes} is no file with <!-- sweep:begin --> and its end"
+    section, notes = options.mode, options.notes
+    if notes and not (notes.is_file() and has_section(notes, section)):
+        return f"--notes: {notes} is no file with <!-- {section}:begin --> and its end"
     return _contradiction_on(options, options.device)
 
 
@@ -160,7 +164,7 @@ def parse(arguments: Sequence[str]) -> Options:
     """Exits with status 2 and the usage where the arguments make no sense."""
     made = parser()
     values = vars(made.parse_args(arguments))
-    mode = "".join(name for name in MODES if values.pop(name))
+    mode = "".join(name for name in MODES if values.pop(name.replace("-", "_")))
     options = Options(mode=mode, **values)
     problem = _contradiction(options)
     if problem:

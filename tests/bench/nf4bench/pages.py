@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nf4bench import tables
+from nf4bench import matmul_pages, tables
 from nf4bench.cases import DETAIL, HEADLINE
 
 Row = Mapping[str, Any]
@@ -79,11 +79,12 @@ def calls(record: Row) -> str:
 
 
 def readme(record: Row) -> str:
-    """README's section."""
+    """README's section; matmul is in it where the record has its figures."""
     return "\n\n".join([
         method(record),
         tables.rows_table(record["bench"], matters, PEERS),
         calls(record),
+        *(matmul_pages.readme(record["matmul"]) if "matmul" in record else []),
         f"![{PLOTS['speedup']}](docs/bench/speedup.svg)",
         "All rows, spreads, limits and plots: [docs/bench](docs/bench/README.md). What falls short "
         "and why, the CPU's figures and what was tried: [notes](tests/bench/NOTES.md). `./dev "
@@ -92,7 +93,7 @@ def readme(record: Row) -> str:
 
 
 def document(record: Row) -> str:
-    """docs/bench/README.md."""
+    """docs/bench/README.md; matmul as in `readme`."""
     bench, challenge = record["bench"], record["challenge"]
     parts = [
         "# The bench, in full",
@@ -118,6 +119,7 @@ def document(record: Row) -> str:
         tables.call_tables(record["call"]),
         "## Spreads, limits and configurations",
         tables.spread_table(bench),
+        *(matmul_pages.document(record["matmul"]) if "matmul" in record else []),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -152,7 +152,7 @@ class TorchOperators:
 
     def prepare(self, weight: Weight, variant: int) -> Call:
         def call(out: torch.Tensor | None = None) -> torch.Tensor:
-            values = _dequantized(weight)
+            values = dequantized(weight)
             return values.to(DTYPES[weight.case.dtype]) if out is None else out.copy_(values)
 
         return call
@@ -165,15 +165,26 @@ def _times(values: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Tenso
     return values * scales.repeat_interleave(size)[: values.numel()]
 
 
-def _dequantized(weight: Weight) -> torch.Tensor:
-    """The weight in float32, of its shape."""
+def scales(weight: Weight) -> torch.Tensor:
+    """The scale of each block, float32."""
     case, q = weight.case, weight.quantized
-    codes = torch.stack((q.packed >> 4, q.packed & 15), dim=-1).view(-1)[: case.elements]
-    scales = q.absmax
-    if case.nested:
-        scales = _times(q.nested_code[scales.int()], q.nested_absmax, case.nested_blocksize)
-        scales = scales + q.nested_offset
-    return _times(weight.codebook[codes.int()], scales, case.blocksize).view(case.shape)
+    if not case.nested:
+        return q.absmax
+    found = _times(q.nested_code[q.absmax.int()], q.nested_absmax, case.nested_blocksize)
+    return found + q.nested_offset
+
+
+def codes(weight: Weight) -> torch.Tensor:
+    """Every 4-bit code, uint8 of the weight's shape."""
+    case, packed = weight.case, weight.quantized.packed
+    pairs = torch.stack((packed >> 4, packed & 15), dim=-1)
+    return pairs.view(-1)[: case.elements].view(case.shape)
+
+
+def dequantized(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Codebook times scale, of the weight's shape: rounded to float32, or in float64 not at all."""
+    values = weight.codebook.to(dtype)[codes(weight).view(-1).int()]
+    return _times(values, scales(weight).to(dtype), weight.case.blocksize).view(weight.case.shape)
 
 
 class TritonKernel:

@@ -1,47 +1,17 @@
-"""The plots, PNG and SVG, from the figures of the bench.
-
-Each carries a digest of the figures and of this file in its metadata, by which a test knows
-whether it is up to date: bytes differ between versions of matplotlib.
-"""
+"""The plots of dequantize and quantize."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from nf4bench import tables
+from nf4bench.drawing import Plot, Plots
 
 Row = Mapping[str, Any]
-NAMES = ("speedup", "of_limit", "roofline")
-FORMATS = ("svg", "png")
-STYLE = {
-    "svg.hashsalt": "libnf4", "svg.fonttype": "none", "font.family": "DejaVu Sans",
-    "font.size": 9, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3,
-    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-}  # fmt: skip
 MARKERS = {"bf16": "o", "fp16": "s", "fp32": "^"}
 COLOURS = {"plain": "#0072b2", "pdl": "#d55e00"}
 LIMITS = {"stream": "#333333", "read": "#009e73", "write": "#cc79a7"}
-
-
-def digest(bench: Row) -> str:
-    """SHA-256 of what the plots are made from and of."""
-    made = hashlib.sha256(Path(__file__).read_bytes())
-    made.update(json.dumps(bench, sort_keys=True).encode())
-    return made.hexdigest()
-
-
-def paths(folder: Path) -> list[Path]:
-    return [folder / f"{name}.{each}" for name in NAMES for each in FORMATS]
-
-
-def stale(folder: Path, bench: Row) -> list[Path]:
-    """The plots that are missing or of other figures."""
-    wanted = digest(bench).encode()
-    return [p for p in paths(folder) if not p.is_file() or wanted not in p.read_bytes()]
 
 
 def _plain_nf4(rows: Iterable[Row]) -> list[Row]:
@@ -134,26 +104,7 @@ def roofline(axes: Any, bench: Row) -> None:
     axes.set_title("Dequantize, nested, plain launches: memory speed by size")
 
 
-def write(folder: Path, bench: Row) -> list[Path]:
-    """Makes every plot; the files that were written."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    label = digest(bench)
-    metadata = {
-        "svg": {"Date": None, "Creator": None, "Description": label},
-        "png": {"Software": None, "Description": label},
-    }
-    with pyplot.rc_context(STYLE):
-        for name in NAMES:
-            figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-            globals()[name](axes, bench)
-            if axes.get_legend_handles_labels()[0]:
-                figure.legend(loc="outside lower center", ncols=6)
-            for each in FORMATS:
-                target = folder / f"{name}.{each}"
-                figure.savefig(target, dpi=120, metadata=metadata[each])
-            pyplot.close(figure)
-    return paths(folder)
+PLOTS = Plots(
+    __file__,
+    {"speedup": Plot(speedup), "of_limit": Plot(of_limit), "roofline": Plot(roofline)},
+)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nf4bench import call, cases, challenge, peers, suite, sweep
+from nf4bench import (
+    call,
+    cases,
+    challenge,
+    matmul,
+    matmul_cases,
+    matmul_peers,
+    matmul_sweep,
+    peers,
+    suite,
+    sweep,
+)  # fmt: skip
 from nf4bench.device import Gpu
 from nf4bench.library import Library
 from nf4bench.options import Options
@@ -15,7 +26,9 @@ from nf4bench.suite import Bench, Report
 def bench(options: Options) -> Bench:
     """Everything that measures. Raises LibraryMissing."""
     gpu = Gpu()
-    return Bench(gpu, Library(options.build), peers.load(options.peers, gpu.place), options.replays)
+    # Matmul's are others.
+    names = () if options.mode.startswith("matmul") else options.peers
+    return Bench(gpu, Library(options.build), peers.load(names, gpu.place), options.replays)
 
 
 def _rows(made: Bench, options: Options, report: Report) -> dict:
@@ -31,11 +44,30 @@ def _sweep(made: Bench, options: Options, report: Report) -> dict:
     return sweep.run(made, options.shapes or shapes, report)
 
 
+def _groups(options: Options) -> list[matmul_cases.Group]:
+    if options.shapes:
+        return matmul_cases.of_shapes(options.shapes)
+    return matmul_cases.quick() if options.quick else matmul_cases.full()
+
+
+def _matmul(made: Bench, options: Options, report: Report) -> dict:
+    usual = matmul_cases.QUICK_SHAPES if options.quick else matmul_cases.SHAPES
+    found = matmul_peers.load(made.gpu.place)
+    return matmul.run(made, found, _groups(options), options.shapes or usual, report)
+
+
+def _matmul_sweep(made: Bench, options: Options, report: Report) -> dict:
+    groups = [group for group in _groups(options) if group.together == 1]
+    return matmul_sweep.run(made, groups, report)
+
+
 PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
     "": _rows,
     "sweep": _sweep,
     "challenge": lambda made, options, report: challenge.run(made, options.iterations, report),
     "call": lambda made, options, report: call.run(made, report),
+    "matmul": _matmul,
+    "matmul-sweep": _matmul_sweep,
 }
 
 

@@ -83,7 +83,7 @@ def configured(bench: Bench, weight: Weight, configuration: int) -> Launch:
     return launch
 
 
-def _ours(bench: Bench, shipped: list[Launch], plain: list[Launch]) -> Candidates:
+def both_launches(bench: Bench, shipped: Sequence[Launch], plain: Sequence[Launch]) -> Candidates:
     """The public call; where that launches with PDL, also the same kernels launched plainly."""
     if not bench.library.has_pdl():
         return {Candidate("libnf4"): shipped}
@@ -92,7 +92,7 @@ def _ours(bench: Bench, shipped: list[Launch], plain: list[Launch]) -> Candidate
 
 def _our_dequantize(bench: Bench, weights: Sequence[Weight]) -> Candidates:
     plain = [configured(bench, weight, PLAIN) for weight in weights]
-    return _ours(bench, [weight.dequantize for weight in weights], plain)
+    return both_launches(bench, [weight.dequantize for weight in weights], plain)
 
 
 def peer_candidates(name: str, peer: peers.Peer, weights: Sequence[Weight]) -> Candidates:
@@ -191,7 +191,7 @@ def _our_quantize(bench: Bench, weights: Sequence[Weight]) -> Candidates:
         )  # fmt: skip
 
     shipped = [weight.quantize for weight in weights]
-    return _ours(bench, shipped, [plain(weight) for weight in weights])
+    return both_launches(bench, shipped, [plain(weight) for weight in weights])
 
 
 def quantize_rows(bench: Bench, case: Case) -> list[dict]:

@@ -75,7 +75,7 @@ def sweep_line(figures: Row, row: Row) -> str:
     text += f"{row['times'][best]['us']:.2f} us"
     if chosen < 0:
         return f"{text}; the library takes one of none"
-    return f"{text}; chosen {names[chosen]} {_sweep_cell(row['times'][chosen])}"
+    return f"{text}; chosen {names[chosen]} {sweep_cell(row['times'][chosen])}"
 
 
 def challenge_text(figures: Row) -> str:
@@ -131,10 +131,10 @@ def peer_cell(row: Row, name: str, peers: Mapping[str, Row]) -> str:
     return "missing" if "missing" in peers.get(name, {}) else NOTHING
 
 
-def missing_peers(peers: Mapping[str, Row]) -> list[str]:
+def missing_peers(peers: Mapping[str, Row], names: Mapping[str, str] = NAMES) -> list[str]:
     """A sentence for each peer that is missing."""
     return [
-        f"{NAMES[name]} is missing: {each['missing']}."
+        f"{names[name]} is missing: {each['missing']}."
         for name, each in peers.items()
         if "missing" in each
     ]
@@ -211,7 +211,7 @@ def consumer_table(rows: Iterable[Row]) -> str:
     return markdown(head, 5, lines)
 
 
-def _sweep_cell(each: Row) -> str:
+def sweep_cell(each: Row) -> str:
     return f"{each['us']:.2f} us ({each['ratio']:.3f})" if "us" in each else "refused"
 
 
@@ -226,14 +226,14 @@ def sweep_tables(figures: Row) -> str:
         rows = [row for row in figures["rows"] if row["dtype"] == dtype]
         head = [f"{dtype}: configuration", *map(shape_text, rows)]
         lines = [
-            [name, *(_sweep_mark(row, index) for row in rows)]
+            [name, *(sweep_mark(row, index) for row in rows)]
             for index, name in enumerate(figures["configurations"])
         ]
         parts.append(markdown(head, len(rows), lines))
     return "\n\n".join(parts)
 
 
-def _sweep_mark(row: Row, index: int) -> str:
+def sweep_mark(row: Row, index: int) -> str:
     each = row["times"][index]
     if "us" not in each:
         return "refused"

@@ -1,0 +1,157 @@
+"""Those whom matmul is measured beside. A peer says which products it `supports` and in which
+ways it may be called; prepare(weight, variant) returns call(x), which enqueues on torch's
+current stream and returns a y of its own. What users keep between calls is prepared."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from nf4bench import peers
+from nf4bench.cases import Case
+from nf4bench.matmul_cases import PEERS, TINYGEMM_M, weight_case
+from nf4bench.matmul_product import MOST_PEER_ERROR, exact, require
+from nf4bench.peers import Missing, PeerMissing
+from nf4bench.weights import DTYPES, Weight
+
+Multiply = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Peer(Protocol):
+    version: str
+    variants: range  # ways to call it; the fastest counts
+
+    def supports(self, case: Case, m: int, variant: int) -> bool: ...
+
+    def prepare(self, weight: Weight, variant: int) -> Multiply: ...
+
+    def numbers(self, weight: Weight) -> torch.Tensor | None:
+        """What it multiplies with, float64 [rows, cols]; None: the weight itself."""
+
+
+class Bitsandbytes:
+    """matmul_4bit, as Linear4bit calls it; for one row of x also gemv_4bit, which it used to
+    call, and which takes other bytes on the CPU."""
+
+    def __init__(self, place: str) -> None:
+        self.variants = range(2 if place == "cuda" else 1)
+        self._dequantize = peers.Bitsandbytes(place)
+        self.version = self._dequantize.version
+        self._multiply = importlib.import_module("bitsandbytes").matmul_4bit
+        self._gemv = importlib.import_module("bitsandbytes.functional").gemv_4bit
+
+    def supports(self, case: Case, m: int, variant: int) -> bool:
+        return variant == 0 or m == 1
+
+    def prepare(self, weight: Weight, variant: int) -> Multiply:
+        packed, state = weight.quantized.packed.view(-1, 1), self._dequantize.state(weight)
+        multiply, gemv = self._multiply, self._gemv
+        if variant == 0:
+            return lambda x: multiply(x, packed.t(), quant_state=state)
+        return lambda x: gemv(x, packed, state=state)
+
+    def numbers(self, weight: Weight) -> None:
+        return None
+
+
+class Dense:
+    """torch's linear, which is cuBLAS, with the dequantized weight."""
+
+    variants = range(1)
+
+    def __init__(self, place: str) -> None:
+        self.version = torch.__version__
+
+    def supports(self, case: Case, m: int, variant: int) -> bool:
+        return True
+
+    def prepare(self, weight: Weight, variant: int) -> Multiply:
+        dense = dequantized_once(weight)
+        return lambda x: torch.nn.functional.linear(x, dense)
+
+    def numbers(self, weight: Weight) -> None:
+        return None
+
+
+def dequantized_once(weight: Weight) -> torch.Tensor:
+    """The weight in its dtype, in the memory of the numbers that it was made from."""
+    return weight.dequantize(None if weight.place == "cpu" else 0)
+
+
+class Tinygemm:
+    """torch's int4 kernel, on codes that it has rearranged. They are ours, taken as integers
+    from -8 to 7, so its weights are others of the same size; groups of 64."""
+
+    variants = range(1)
+    GROUP, INNER_TILES = 64, 8
+
+    def __init__(self, place: str) -> None:
+        if place != "cuda":
+            raise PeerMissing("its kernel is CUDA's alone")
+        self.version = torch.__version__
+
+    def supports(self, case: Case, m: int, variant: int) -> bool:
+        rows, cols = case.shape
+        whole = rows % 8 == 0 and cols % (16 * self.INNER_TILES) == 0
+        return case.dtype == "bf16" and case.blocksize == self.GROUP and m <= TINYGEMM_M and whole
+
+    @staticmethod
+    def _steps(weight: Weight) -> torch.Tensor:
+        """What an integer is worth, bf16 [rows, groups of a row]."""
+        rows = weight.case.shape[0]
+        return (peers.scales(weight) / 8).to(torch.bfloat16).view(rows, -1)
+
+    @staticmethod
+    def scales_and_zeros(weight: Weight) -> torch.Tensor:
+        """bf16 [groups of a row, rows, 2]; the zeros are 0."""
+        steps = Tinygemm._steps(weight).t()
+        return torch.stack((steps, torch.zeros_like(steps)), dim=-1).contiguous()
+
+    def prepare(self, weight: Weight, variant: int) -> Multiply:
+        packed = weight.quantized.packed.view(weight.case.shape[0], -1)
+        tiles = torch.ops.aten._convert_weight_to_int4pack(packed, self.INNER_TILES)
+        both, group = self.scales_and_zeros(weight), self.GROUP
+        multiply = torch.ops.aten._weight_int4pack_mm
+        return lambda x: multiply(x, tiles, group, both)
+
+    def numbers(self, weight: Weight) -> torch.Tensor:
+        rows, cols = weight.case.shape
+        integers = (peers.codes(weight).double() - 8).view(rows, -1, self.GROUP)
+        return (integers * self._steps(weight).double().unsqueeze(-1)).view(rows, cols)
+
+
+FACTORIES: dict[str, Callable[[str], Peer]] = {
+    "bitsandbytes": Bitsandbytes, "dense": Dense, "tinygemm": Tinygemm,
+}  # fmt: skip
+TRIED = weight_case((64, 256))  # what every peer can do
+
+
+def try_out(peer: Peer, weight: Weight) -> None:
+    """One product in each way to call it. Raises what that raises, and WrongResult."""
+    numbers = peer.numbers(weight)
+    for variant in peer.variants:
+        x = torch.randn(1, weight.case.shape[1], device=weight.place).to(DTYPES[weight.case.dtype])
+        call = peer.prepare(weight, variant)
+        expected = exact(
+            x, peers.dequantized(weight, torch.float64) if numbers is None else numbers
+        )
+        require(f"call {variant}", MOST_PEER_ERROR, expected, lambda call=call, x=x: call(x))
+
+
+def load(place: str) -> dict[str, Peer | Missing]:
+    """Each peer that can multiply here, or why it is missing."""
+    tried = Weight(TRIED, place)
+    loaded: dict[str, Peer | Missing] = {}
+    for name in PEERS:
+        try:
+            peer = FACTORIES[name](place)
+            try_out(peer, tried)
+            loaded[name] = peer
+        except PeerMissing as error:
+            loaded[name] = Missing(str(error))
+        except Exception as error:  # what an import or a kernel fails with is the peer's affair
+            loaded[name] = Missing(f"{type(error).__name__}: {error}")
+    return loaded

@@ -1,0 +1,97 @@
+"""One product of the bench: its tensors, its launches, and how wrong it is."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import nf4
+import torch
+from nf4 import _abi
+
+from nf4bench.check import WrongResult
+from nf4bench.device import Launch
+from nf4bench.library import Library
+from nf4bench.matmul_cases import MOST_ERROR
+from nf4bench.weights import CODES, DTYPES, Weight
+
+# Of a peer, whose arithmetic is its own affair: beyond it, it computes something else.
+MOST_PEER_ERROR = 2e-2
+
+
+class Product:
+    """x [m, cols] of normal values, or the one that is given; `weight`; and y [m, rows]."""
+
+    def __init__(self, weight: Weight, m: int, x: torch.Tensor | None = None) -> None:
+        rows, cols = weight.case.shape
+        dtype = DTYPES[weight.case.dtype]
+        self.weight, self.m = weight, m
+        self.x = torch.randn(m, cols, device=weight.place, dtype=dtype) if x is None else x
+        self.y = torch.empty(m, rows, device=weight.place, dtype=dtype)
+        nbytes = nf4.matmul_workspace_bytes(weight.quantized, m, weight.case.dtype)
+        self._workspace = torch.empty(nbytes, device=weight.place, dtype=torch.uint8)
+        self._args = _abi.MatmulArgs(
+            ctypes.sizeof(_abi.MatmulArgs), CODES[weight.case.dtype], 0, m,
+            self.x.data_ptr(), cols, None, self.y.data_ptr(), rows,
+        )  # fmt: skip
+
+    def _given(self) -> tuple:
+        room = self._workspace
+        address = room.data_ptr() if room.numel() else None
+        return self.weight.descriptor, self._args, address, room.numel()
+
+    def plain(self, library: Library) -> Launch:
+        given = self._given()
+
+        def launch(stream: int) -> torch.Tensor:
+            library.matmul(*given, False, stream)
+            return self.y
+
+        return launch
+
+    def shipped(self, stream: int | None) -> torch.Tensor:
+        """The public call, a launch."""
+        return nf4.matmul(self.x, self.weight.quantized, out=self.y, stream=stream)
+
+    def forced(self, library: Library, shape: int) -> Launch:
+        """In a shape of kernel, launched as the library launches. Raises Refused where that
+        cannot do it."""
+        given, pdl = self._given(), library.has_pdl()
+
+        def launch(stream: int) -> torch.Tensor:
+            library.matmul_as(shape, *given, pdl, stream)
+            return self.y
+
+        return launch
+
+    def chosen(self, library: Library, stream: int) -> int:
+        """The index of the shape of kernel that the library takes."""
+        return library.matmul_chosen(*self._given(), stream)
+
+
+def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:
+    """||y - expected|| / ||expected||, in float64."""
+    return float((y.double() - expected).norm() / expected.norm())
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x times the transpose of a weight in float64."""
+    return x.double() @ weight.t()
+
+
+def require(
+    what: str, most: float, expected: torch.Tensor, run: Callable[[], torch.Tensor]
+) -> float:
+    """The relative error of what `run` gives. Raises WrongResult above `most`, and for NaN."""
+    y = run()
+    if y.shape != expected.shape:
+        raise WrongResult(f"{what}: {tuple(y.shape)}, expected {tuple(expected.shape)}")
+    error = relative_error(y, expected)
+    if not error <= most:
+        raise WrongResult(f"{what}: off by {error:.2e} of its norm; {most:.1e} at most")
+    return error
+
+
+def most_error(weight: Weight) -> float:
+    """Of ours."""
+    return MOST_ERROR[weight.case.dtype]
