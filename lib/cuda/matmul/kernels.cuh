@@ -10,7 +10,7 @@ namespace {
 template <class Arch, class T, bool Nested>
 void set_matmul_kernels(const void *(&kernels)[kMatmulShapes]) {
   kernels[kTiled] = (const void *)matmul_tiled<Arch, T, Nested>;
-  if constexpr (Arch::kTensorMaps) {
+  if constexpr (Arch::kTensorCores) {
     kernels[kFew2] = (const void *)matmul_few<Arch, T, Nested, OwnQuarters<T>>;
     kernels[kFew8] = (const void *)matmul_few<Arch, T, Nested, SharedQuarters<T, 1>>;
     kernels[kFew16] = (const void *)matmul_few<Arch, T, Nested, SharedQuarters<T, 2>>;
@@ -19,7 +19,7 @@ void set_matmul_kernels(const void *(&kernels)[kMatmulShapes]) {
 
 template <class Arch>
 MatmulFamily matmul_family(Family family) {
-  MatmulFamily result{family, {}};
+  MatmulFamily result{family, Arch::kTensorMaps, {}};
   set_matmul_kernels<Arch, __half, false>(result.kernels[0][0]);
   set_matmul_kernels<Arch, __half, true>(result.kernels[0][1]);
   set_matmul_kernels<Arch, __nv_bfloat16, false>(result.kernels[1][0]);

@@ -1,10 +1,10 @@
 // Host side of matmul: validate locations, choose a kernel, launch.
-#include <algorithm>
 #include <atomic>
 #include <iterator>
 
 #include "cuda/backend.hpp"
 #include "cuda/device.hpp"
+#include "cuda/matmul/few.hpp"
 #include "cuda/matmul/select.hpp"
 #include "nf4_gpu_families.hpp"
 
@@ -64,7 +64,7 @@ MatmulShape shape_for(const MatmulProblem &problem, const MatmulFamily &family,
                       const Device &device) {
   const auto *kernels = family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()];
   const auto takes = [&](MatmulShape shape) {
-    return kernels[shape] != nullptr && matmul_takes(problem, shape, device.shared_bytes);
+    return kernels[shape] != nullptr && matmul_takes(problem, shape, device);
   };
   if (forced_shape != nullptr) return takes(*forced_shape) ? *forced_shape : kTiled;
   for (const MatmulShape shape : {kFew2, kFew8, kFew16})
@@ -94,20 +94,6 @@ int64_t tiled_blocks(const MatmulProblem &problem) {
   return ceil_divide(problem.weight.rows, kTiledRows) * ceil_divide(problem.m, kTiledM);
 }
 
-// How the few-row kernels share the work; returns their number of thread blocks.
-int64_t share_work(MatmulShape shape, const Device &device, MatmulArgs &args) {
-  const int64_t blocks = std::min<int64_t>(args.rows, device.multiprocessors);
-  args.block_rows = args.rows / blocks;
-  args.more_rows = static_cast<int>(args.rows % blocks);
-  args.together = static_cast<int>(std::min<int64_t>(ceil_divide(args.cols, kSlice), kFewWarps));
-  args.tile_step = kFewWarps / args.together;
-  const int64_t tiles = ceil_divide(ceil_divide(args.rows, blocks), kTileRows);
-  const int64_t room = (device.shared_bytes - kFewFixedBytes) / few_tile_bytes(shape);
-  const int64_t addressed = kFewElements / (kTileRows * args.cols);
-  args.group_tiles = static_cast<int>(std::min({tiles, room, addressed}));
-  return blocks;
-}
-
 // The device of a problem, and the family that runs there.
 nf4_status find_family(const MatmulProblem &problem, nf4_stream stream, Device &device,
                        const MatmulFamily *&family) {
@@ -120,18 +106,13 @@ cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &famil
                          MatmulShape shape, const Device &device, cudaStream_t stream) {
   const void *kernel =
       family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][shape];
-  const bool waits = family.family.waits;
-  MatmulArgs args = matmul_args(problem);
+  const MatmulArgs args = matmul_args(problem);
   if (shape == kTiled)
-    return launch({kernel, tiled_blocks(problem), kTiledThreads, waits, stream}, args);
-  cudaError_t error = allow_shared_memory(family, device);
+    return launch({kernel, tiled_blocks(problem), kTiledThreads, family.family.waits, stream},
+                  args);
+  const cudaError_t error = allow_shared_memory(family, device);
   if (error != cudaSuccess) return error;
-  const int64_t blocks = share_work(shape, device, args);
-  const int shared_bytes = kFewFixedBytes + args.group_tiles * few_tile_bytes(shape);
-  FewArgs few{args, {}};
-  error = make_tensor_map({args.packed, args.rows, args.cols / 2}, kTileRows, few.packed);
-  if (error != cudaSuccess) return error;
-  return launch({kernel, blocks, kFewThreads, waits, stream, shared_bytes}, few);
+  return launch_few(family, kernel, args, problem.dtype, shape, device, stream);
 }
 
 }  // namespace
@@ -157,17 +138,8 @@ void force_matmul(const MatmulFamily *family, const MatmulShape *shape) {
   forced_shape = shape;
 }
 
-bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, int shared_bytes) {
-  if (shape == kTiled) return true;
-  // A quarter of a slice must lie in one block, and a row in few enough bytes. Past a row's end
-  // codes are 0 and so is x, whose product is 0 unless a caller's codebook begins with what is
-  // not finite.
-  const Weight &weight = problem.weight;
-  if (weight.codebook != nullptr && weight.cols % kSlice != 0) return false;
-  return problem.m <= few_max_m(shape) && weight.cols > 0 && weight.cols % kQuarter == 0 &&
-         weight.cols <= kFewElements / kTileRows && weight.rows <= INT32_MAX &&
-         weight.blocksize() >= kQuarter && is_multiple(weight.packed, 16) &&
-         shared_bytes >= kFewFixedBytes + few_tile_bytes(shape);
+bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
+  return shape == kTiled || few_takes(problem, shape, device);
 }
 
 cudaError_t load_matmul_kernels(const Device &device) {

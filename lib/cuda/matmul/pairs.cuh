@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "core/decode.hpp"
+#include "core/formats.hpp"
 #include "cuda/element.cuh"
-#include "cuda/matmul/args.hpp"
-#include "cuda/tables.cuh"
+#include "cuda/matmul/few_args.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -44,26 +44,31 @@ __device__ __forceinline__ float codebook_factor(float entry) {
   return factor == 0 ? 1.0f : __uint_as_float(factor);
 }
 
-// All threads of the block call it, and a barrier must follow. Returns the factor.
-template <class T, int Threads>
-__device__ __forceinline__ float build_pair_table(const float *own, nf4_format format,
-                                                  uint8_t *shared) {
-  const float entry = __ldg(device_codebook(own, format) + threadIdx.x % kCodebookSize);
-  const float factor = own == nullptr ? 1.0f : codebook_factor(entry);
-  constexpr uint32_t kTwiceOne = 0x7f000000u;  // the exponents of a power and its inverse
-  const float scaled = multiply_rn(entry, __uint_as_float(kTwiceOne - __float_as_uint(factor)));
+// All threads of the block call it, and a barrier must follow. Returns what a sum of products is
+// to be multiplied by.
+template <class T>
+__device__ __forceinline__ float build_pair_table(const FewArgs &few, uint8_t *shared) {
+  float unit = few.unit;
+  uint32_t code = few.codes[threadIdx.x % kCodebookSize];
+  if (few.matmul.codebook != nullptr) {
+    const float entry = few.matmul.codebook[threadIdx.x % kCodebookSize];
+    unit = codebook_factor(entry);
+    constexpr uint32_t kTwiceOne = 0x7f000000u;  // the exponents of a power and its inverse
+    code = pack_pair(T{}, multiply_rn(entry, __uint_as_float(kTwiceOne - __float_as_uint(unit))),
+                     0.0f);
+  }
   constexpr int kPieces = 8;  // of 16 bytes, which are four lanes' copies
 #pragma unroll
-  for (int i = 0; i < 256 * kPieces; i += Threads) {
-    const int index = i + static_cast<int>(threadIdx.x);
-    const int byte = index / kPieces;
-    const float first = __shfl_sync(0xffffffffu, scaled, byte >> 4, kCodebookSize);
-    const float second = __shfl_sync(0xffffffffu, scaled, byte, kCodebookSize);
-    const uint32_t pair = pack_pair(T{}, first, second);
+  for (int i = 0; i < 256 * kPieces; i += kFewThreads) {
+    const uint32_t index = i + threadIdx.x;
+    const uint32_t byte = index / kPieces;
+    const uint32_t first = __shfl_sync(0xffffffffu, code, byte >> 4, kCodebookSize);
+    const uint32_t second = __shfl_sync(0xffffffffu, code, byte, kCodebookSize);
+    const uint32_t pair = __byte_perm(first, second, 0x5410);
     *reinterpret_cast<uint4 *>(shared + byte * 256 + index % kPieces * 16) = {pair, pair, pair,
                                                                               pair};
   }
-  return factor;
+  return unit;
 }
 
 }  // namespace

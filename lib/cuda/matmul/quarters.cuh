@@ -4,8 +4,9 @@
 
 #include <cuda_runtime.h>
 
+#include "core/decode.hpp"
 #include "cuda/element.cuh"
-#include "cuda/matmul/args.hpp"
+#include "cuda/matmul/few_args.hpp"
 #include "cuda/matmul/pairs.cuh"
 #include "cuda/matmul/ring.cuh"
 #include "cuda/mma.cuh"
@@ -21,27 +22,11 @@ struct FragmentLane {
       : group(threadIdx.x % 32 / 4), member(threadIdx.x % 4) {}
 };
 
-// 8 elements of x as pairs; zeros where there are none.
+// 8 elements of x as pairs, or zeros.
 template <class T>
-__device__ __forceinline__ void load_pairs(const MatmulArgs &args, int64_t row, int64_t column,
-                                           uint32_t *pairs) {
+__device__ __forceinline__ void load_pairs(const T *x, bool there, uint32_t *pairs) {
   uint4 v{};
-  if (row < args.m && column < args.cols) {
-    const T *x = static_cast<const T *>(args.x) + row * args.x_stride + column;
-    if (args.x_vectors) {
-      v = __ldg(reinterpret_cast<const uint4 *>(x));
-    } else {
-      const uint16_t *bits = reinterpret_cast<const uint16_t *>(x);
-      // Rolled: code that is seldom needed should be short.
-#pragma unroll 1
-      for (int i = 7; i >= 0; --i) {
-        v.w = v.w << 16 | v.z >> 16;
-        v.z = v.z << 16 | v.y >> 16;
-        v.y = v.y << 16 | v.x >> 16;
-        v.x = v.x << 16 | bits[i];
-      }
-    }
-  }
+  if (there) v = *reinterpret_cast<const uint4 *>(x);
   pairs[0] = v.x;
   pairs[1] = v.y;
   pairs[2] = v.z;
@@ -77,18 +62,21 @@ struct OwnQuarters {
 
   // The row of a tile that a group of lanes has, and the one 8 groups on.
   static __device__ __forceinline__ int row(int half) { return FragmentLane().group + half * 8; }
+  static __device__ __forceinline__ int row_at(int place) { return place; }
 
-  __device__ __forceinline__ void load_x(const MatmulArgs &args, int64_t slice) {
+  __device__ __forceinline__ void load_x(const MatmulArgs &args, int slice) {
     const FragmentLane lane;
-    const int64_t row = lane.group / 2 == lane.member ? lane.group % 2 : args.m;
-    const int64_t column = slice * kSlice + lane.member * kQuarter;
+    const int column = slice * kSlice + lane.member * kQuarter;
+    const int m = static_cast<int>(args.m), row = lane.group % 2;
+    const bool own = (lane.group / 2 == lane.member) & (row < m) & (column < args.cols);
+    const T *from = static_cast<const T *>(args.x) + (row == 0 ? 0 : args.x_stride) + column;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) load_pairs<T>(args, row, column + i * 8, x[0] + i * 4);
+    for (int i = 0; i < 8; ++i) load_pairs(from + i * 8, own, x[0] + i * 4);
   }
 
   // To partial[row][m], where `before` says that there is a sum already.
-  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, float scale,
-                                      float scale8, bool before, float *partial) const {
+  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, float2 scales,
+                                      bool before, float *partial) const {
     const FragmentLane lane;
     float d[2][1][4] = {};  // two chains of products, which wait less for each other
 #pragma unroll
@@ -103,7 +91,7 @@ struct OwnQuarters {
     float sums[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      sums[k] = multiply_rn(k < 2 ? scale : scale8, d[0][0][k] + d[1][0][k]);
+      sums[k] = multiply_rn(k < 2 ? scales.x : scales.y, d[0][0][k] + d[1][0][k]);
     // Each of the four lanes adds up one: of row group + 8 * (member / 2) and of row
     // member % 2 of x.
     const bool odd = lane.member % 2, upper = lane.member / 2;
@@ -112,7 +100,7 @@ struct OwnQuarters {
     const float high =
         (odd ? sums[3] : sums[2]) + __shfl_xor_sync(0xffffffffu, odd ? sums[2] : sums[3], 1);
     const float sum = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 2);
-    float &to = partial[row(lane.member / 2) * kMaxM + lane.member % 2];
+    float &to = partial[(lane.group + lane.member / 2 * 8) * kMaxM + lane.member % 2];
     to = before ? to + sum : sum;
   }
 };
@@ -129,24 +117,29 @@ struct SharedQuarters {
   // Even rows before odd ones, so that the rows that half a warp reads at a time are in
   // different banks.
   static __device__ __forceinline__ int row(int half) {
-    const int group = FragmentLane().group;
-    return (group % 4 * 2 + group / 4) + half * 8;
+    return row_at(FragmentLane().group + half * 8);
+  }
+  static __device__ __forceinline__ int row_at(int place) {
+    return (place % 4 * 2 + place / 4 % 2) + place / 8 * 8;
   }
 
-  __device__ __forceinline__ void load_x(const MatmulArgs &args, int64_t slice) {
+  __device__ __forceinline__ void load_x(const MatmulArgs &args, int slice) {
     const FragmentLane lane;
-    const int64_t column = slice * kSlice + lane.member * 16;
+    const int column = slice * kSlice + lane.member * 16;
 #pragma unroll
-    for (int of_x = 0; of_x < Tiles; ++of_x)
+    for (int of_x = 0; of_x < Tiles; ++of_x) {
+      const int m = of_x * 8 + lane.group;
+      const T *from = static_cast<const T *>(args.x) + m * args.x_stride + column;
 #pragma unroll
       for (int i = 0; i < 8; ++i)
-        load_pairs<T>(args, of_x * 8 + lane.group, column + i / 2 * kQuarter + i % 2 * 8,
-                      x[of_x] + i * 4);
+        load_pairs(from + i / 2 * kQuarter + i % 2 * 8,
+                   (m < args.m) & (column + i / 2 * kQuarter < args.cols), x[of_x] + i * 4);
+    }
   }
 
   // To partial[row][m], where `before` says that there is a sum already.
-  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, float scale,
-                                      float scale8, bool before, float *partial) const {
+  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, float2 scales,
+                                      bool before, float *partial) const {
     const FragmentLane lane;
     float sums[Tiles][4] = {};
 #pragma unroll
@@ -156,8 +149,8 @@ struct SharedQuarters {
       const uint2 w8 = tile.half_piece(row(1), quarter * 2 + lane.member / 2, lane.member % 2);
       multiply_word<T>(table, w.x, w8.x, x, quarter * 8, d);
       multiply_word<T>(table, w.y, w8.y, x, quarter * 8 + 4, d);
-      const float of_row = __shfl_sync(0xffffffffu, scale, quarter, 4);
-      const float of_row8 = __shfl_sync(0xffffffffu, scale8, quarter, 4);
+      const float of_row = __shfl_sync(0xffffffffu, scales.x, quarter, 4);
+      const float of_row8 = __shfl_sync(0xffffffffu, scales.y, quarter, 4);
 #pragma unroll
       for (int i = 0; i < Tiles; ++i)
 #pragma unroll
@@ -168,8 +161,8 @@ struct SharedQuarters {
     for (int i = 0; i < Tiles; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float2 &to =
-            *reinterpret_cast<float2 *>(partial + row(half) * kMaxM + i * 8 + lane.member * 2);
+        float2 &to = *reinterpret_cast<float2 *>(partial + (lane.group + half * 8) * kMaxM + i * 8 +
+                                                 lane.member * 2);
         const float2 sum{sums[i][half * 2], sums[i][half * 2 + 1]};
         to = before ? float2{to.x + sum.x, to.y + sum.y} : sum;
       }

@@ -3,9 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/async.cuh"
-#include "cuda/matmul/args.hpp"
+#include "cuda/matmul/few_args.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -30,48 +31,177 @@ class TileSlot {
   uint8_t *bytes_;
 };
 
-// The copies are boxes of a tensor map, which one lane asks for.
-template <class Arch>
-class TileRing {
+// The tiles that a warp takes, in its order: of each group of tiles, of each of its slices,
+// every tile_step-th tile.
+class TileWalk {
  public:
-  __device__ __forceinline__ TileRing(const FewArgs &args, uint8_t *shared) : map_(&args.packed) {
-    const int warp = static_cast<int>(threadIdx.x / 32);
-    slots_ = shared + kFewRingOffset + warp * kFewSlots * kTileBytes;
-    barriers_ = reinterpret_cast<uint64_t *>(shared + kFewBarrierOffset) + warp * kFewSlots;
+  __device__ __forceinline__ TileWalk(const FewArgs &few, int tiles, int first_tile,
+                                      int first_slice)
+      : few_(few),
+        tiles_(tiles),
+        first_slice_(first_slice),
+        first_tile_(first_tile),
+        tile_(first_tile_),
+        slice_(first_slice_),
+        group_end_(min(few.group_tiles, tiles)) {
+    if (tile_ >= group_end_) next_slice();
+  }
+  __device__ __forceinline__ bool done() const { return tile_ >= tiles_; }
+  __device__ __forceinline__ int tile() const { return tile_; }
+  __device__ __forceinline__ int slice() const { return slice_; }
+  __device__ __forceinline__ void advance() {
+    tile_ += few_.tile_step;
+    if (tile_ >= group_end_) next_slice();
+  }
+
+ private:
+  __device__ __forceinline__ void next_slice() {
+    slice_ += kFewWarps;
+    if (slice_ >= few_.slices) {
+      slice_ = first_slice_;
+      group_ = group_end_;
+      group_end_ = min(group_end_ + few_.group_tiles, tiles_);
+    }
+    tile_ = group_ + first_tile_;
+  }
+
+  const FewArgs &few_;
+  int tiles_, first_slice_, first_tile_, tile_, slice_;
+  int group_ = 0;
+  int group_end_;
+};
+
+// Where a warp's tiles are, and which of them comes next into which slot.
+template <int kMaxM>
+class TileSlots {
+ public:
+  static constexpr int kSlots = kFewLayout<kMaxM>.slots;
+
+  __device__ __forceinline__ TileSlots(uint8_t *shared, int warp)
+      : slots_(shared + kFewLayout<kMaxM>.ring + warp * kSlots * kTileBytes) {}
+  __device__ __forceinline__ uint8_t *to_fill() const { return slots_ + fill_ * kTileBytes; }
+  __device__ __forceinline__ TileSlot to_read() const {
+    return TileSlot(slots_ + read_ * kTileBytes);
+  }
+  __device__ __forceinline__ int fill_slot() const { return fill_; }
+  __device__ __forceinline__ int read_slot() const { return read_; }
+  __device__ __forceinline__ void filled() { fill_ = fill_ == kSlots - 1 ? 0 : fill_ + 1; }
+  // True where the ring begins anew.
+  __device__ __forceinline__ bool read() {
+    read_ = read_ == kSlots - 1 ? 0 : read_ + 1;
+    return read_ == 0;
+  }
+
+ private:
+  uint8_t *const slots_;
+  int fill_ = 0;
+  int read_ = 0;
+};
+
+// Copies are boxes of a tensor map, which one lane asks for.
+template <int kMaxM>
+class BoxRing {
+ public:
+  __device__ __forceinline__ BoxRing(const FewArgs &few, uint8_t *shared, int warp, int first_row,
+                                     TileWalk walk)
+      : few_(few),
+        walk_(walk),
+        first_row_(first_row),
+        slots_(shared, warp),
+        barriers_(reinterpret_cast<uint64_t *>(shared + kFewLayout<kMaxM>.barriers) +
+                  warp * TileSlots<kMaxM>::kSlots) {}
+
+  // Before all else, by all lanes.
+  __device__ __forceinline__ void init() {
     if (threadIdx.x % 32 == 0) {
-      for (int i = 0; i < kFewSlots; ++i) init_barrier(barriers_ + i);
+#pragma unroll
+      for (int i = 0; i < TileSlots<kMaxM>::kSlots; ++i) init_barrier(barriers_ + i);
       fence_barrier_init();
     }
     __syncwarp();
   }
 
-  __device__ __forceinline__ void start(int64_t first_row, int64_t slice) {
-    first_row_ = static_cast<int>(first_row);
-    column_ = static_cast<int>(slice * (kSlice / 2));
+  // Asks for the next tile, if there is one, in the slot that was read first. All lanes call it
+  // when they have read it.
+  __device__ __forceinline__ void fill() {
+    if (walk_.done()) return;
+    if (threadIdx.x % 32 == 0) {
+      uint64_t *const barrier = barriers_ + slots_.fill_slot();
+      expect_bytes(barrier, kTileBytes);
+      copy_box(slots_.to_fill(), &few_.packed, walk_.slice() * (kSlice / 2),
+               first_row_ + walk_.tile() * kTileRows, barrier);
+    }
+    slots_.filled();
+    walk_.advance();
   }
 
-  __device__ __forceinline__ void fill(int slot, int tile) {
-    if (threadIdx.x % 32 != 0) return;
-    expect_bytes(barriers_ + slot, kTileBytes);
-    copy_box(slots_ + slot * kTileBytes, map_, column_, first_row_ + tile * kTileRows,
-             barriers_ + slot);
-  }
-  __device__ __forceinline__ void skip() {}
-
-  __device__ __forceinline__ TileSlot wait(int slot) {
-    wait_for_phase(barriers_ + slot, parities_ >> slot & 1u);
-    parities_ ^= 1u << slot;
-    return TileSlot(slots_ + slot * kTileBytes);
+  __device__ __forceinline__ TileSlot next() {
+    wait_for_phase(barriers_ + slots_.read_slot(), parity_);
+    const TileSlot tile = slots_.to_read();
+    if (slots_.read()) parity_ ^= 1;
+    return tile;
   }
 
  private:
-  const void *map_;
-  uint8_t *slots_;
-  uint64_t *barriers_;
+  const FewArgs &few_;
+  TileWalk walk_;
   int first_row_;
-  int column_;
-  uint32_t parities_ = 0;
+  TileSlots<kMaxM> slots_;
+  uint64_t *const barriers_;
+  uint32_t parity_ = 0;
 };
+
+// Every lane copies pieces of 16 bytes.
+template <int kMaxM>
+class PieceRing {
+ public:
+  __device__ __forceinline__ PieceRing(const FewArgs &few, uint8_t *shared, int warp, int first_row,
+                                       TileWalk walk)
+      : few_(few), walk_(walk), first_row_(first_row), slots_(shared, warp) {}
+
+  __device__ __forceinline__ void init() {}
+
+  __device__ __forceinline__ void fill() {
+    if (!walk_.done()) {
+      copy_tile();
+      slots_.filled();
+      walk_.advance();
+    }
+    end_copy_group();  // also where there is nothing more, as next counts them
+  }
+
+  __device__ __forceinline__ TileSlot next() {
+    wait_for_copy_groups<TileSlots<kMaxM>::kSlots - 1>();
+    __syncwarp();  // for the other lanes' pieces
+    const TileSlot tile = slots_.to_read();
+    slots_.read();
+    return tile;
+  }
+
+ private:
+  __device__ __forceinline__ void copy_tile() const {
+    constexpr int kRowPieces = kSlice / 2 / 16, kPieces = kTileBytes / 16;
+    const TileSlot to(slots_.to_fill());
+    const int64_t row_bytes = few_.matmul.cols / 2;
+#pragma unroll
+    for (int i = 0; i < kPieces; i += 32) {
+      const int row = (i + threadIdx.x % 32) / kRowPieces, piece = threadIdx.x % kRowPieces;
+      const int64_t of_rows = first_row_ + walk_.tile() * kTileRows + row;
+      const int64_t column = walk_.slice() * (kSlice / 2) + piece * 16;
+      const bool there = of_rows < few_.matmul.rows && column < row_bytes;
+      copy_16(to.address(row, piece),
+              few_.matmul.packed + (there ? of_rows * row_bytes + column : 0), there ? 16 : 0);
+    }
+  }
+
+  const FewArgs &few_;
+  TileWalk walk_;
+  int first_row_;
+  TileSlots<kMaxM> slots_;
+};
+
+template <class Arch, int kMaxM>
+using TileRing = std::conditional_t<Arch::kTensorMaps, BoxRing<kMaxM>, PieceRing<kMaxM>>;
 
 }  // namespace
 }  // namespace nf4::cuda

@@ -18,10 +18,10 @@ struct FetchedScale {
 template <bool Nested>
 __device__ __forceinline__ FetchedScale<Nested> fetch_scale(const MatmulArgs &args, int64_t block) {
   if constexpr (Nested)
-    return {__ldg(args.nested_absmax + (block >> args.nested_blocksize_log2)),
-            __ldg(static_cast<const uint8_t *>(args.absmax) + block)};
+    return {args.nested_absmax[block >> args.nested_blocksize_log2],
+            static_cast<const uint8_t *>(args.absmax)[block]};
   else
-    return {__ldg(static_cast<const float *>(args.absmax) + block), 0};
+    return {static_cast<const float *>(args.absmax)[block], 0};
 }
 
 // `code` is nested_code, in shared memory.
@@ -38,9 +38,8 @@ __device__ __forceinline__ float finish_scale(FetchedScale<Nested> fetched, cons
 template <bool Nested>
 __device__ __forceinline__ float share_scale_code(const MatmulArgs &args, float *code) {
   if constexpr (Nested) {
-    for (int i = threadIdx.x; i < kScaleCodeSize; i += blockDim.x)
-      code[i] = __ldg(args.nested_code + i);
-    return __ldg(args.nested_offset);
+    for (int i = threadIdx.x; i < kScaleCodeSize; i += blockDim.x) code[i] = args.nested_code[i];
+    return *args.nested_offset;
   } else {
     return 0.0f;
   }

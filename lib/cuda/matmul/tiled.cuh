@@ -96,7 +96,7 @@ __device__ __forceinline__ void load_x_run(const MatmulArgs &args, int64_t row, 
     if (row >= args.m || k >= args.cols) continue;
     const T *x = static_cast<const T *>(args.x) + row * args.x_stride + k;
     if (args.x_vectors && k + 8 <= args.cols) {
-      run[piece] = __ldg(reinterpret_cast<const uint4 *>(x));
+      run[piece] = *reinterpret_cast<const uint4 *>(x);
       continue;
     }
     T elements[8];
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kTiledThreads)
   start_dependents<Arch>();
   const float offset = share_scale_code<Nested>(args, code);
   if (threadIdx.x < kCodebookSize)
-    codebook[threadIdx.x] = __ldg(device_codebook(args.codebook, args.format) + threadIdx.x);
+    codebook[threadIdx.x] = device_codebook(args.codebook, args.format)[threadIdx.x];
   const SharedTile<T> w(pieces[0]), x(pieces[1]);
   const Dequantizer<Nested> dequantizer{code, codebook, offset};
 

@@ -1,0 +1,136 @@
+#include "cuda/matmul/few.hpp"
+
+#include <algorithm>
+
+#include "core/float16.hpp"
+#include "core/formats.hpp"
+#include "cuda/matmul/few_args.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+int64_t thread_blocks(int64_t rows, const Device &device) {
+  return std::min<int64_t>(rows, device.multiprocessors);
+}
+
+// Bytes of shared memory: of the scales' code, and of what a tile has beside partial sums.
+struct ScaleRoom {
+  int64_t code;
+  int64_t nested;
+  int64_t items;
+};
+ScaleRoom scale_room(int64_t cols, bool nested, int elements_log2) {
+  const int64_t slices = ceil_divide(cols, kSlice);
+  return {nested ? kScaleCodeSize * kScaleCodeCopies * 4 : 0,
+          nested ? 4 * ceil_divide(kTileRows * cols, int64_t{1} << elements_log2) : 0,
+          slices * (kTileRows + 1) * (nested ? 4 : 16)};
+}
+
+// Tiles of a group, whose sums and scales fit; 0 if not even one does.
+int64_t tiles_that_fit(const FewLayout &layout, const ScaleRoom &room, const Device &device) {
+  // An entry of nested_absmax more than the tiles' own, and what aligning takes.
+  constexpr int64_t kSlack = 4 + 16;
+  const int64_t bytes = device.shared_bytes - layout.partials - room.code - kSlack;
+  return bytes / (layout.tile_partials + room.nested + room.items);
+}
+
+int nested_elements_log2(int blocksize_log2, int nested_blocksize_log2) {
+  return blocksize_log2 + nested_blocksize_log2;
+}
+
+// What L2 is asked for of a thread block's rows before the kernel's own copies, which wait for its
+// first small loads. More delays those; where a share is large there is no use.
+int prefetch_bytes(int64_t share_bytes) {
+  constexpr int64_t kLargeShare = 512 << 10, kAhead = 32 << 10;
+  return share_bytes > kLargeShare ? 0 : static_cast<int>(std::min(share_bytes, kAhead) / 16 * 16);
+}
+
+// Groups of equal size, so that none is nearly empty.
+int even_groups(int64_t tiles, int64_t most) {
+  return static_cast<int>(ceil_divide(tiles, ceil_divide(tiles, std::min(tiles, most))));
+}
+
+// Fills in how the work is shared; returns the bytes of shared memory.
+int share_work(const FewLayout &layout, const Device &device, FewArgs &few) {
+  const MatmulArgs &args = few.matmul;
+  const bool nested = args.nested_absmax != nullptr;
+  const int64_t blocks = thread_blocks(args.rows, device);
+  const int64_t slices = ceil_divide(args.cols, kSlice);
+  few.block_rows = static_cast<int>(args.rows / blocks);
+  few.more_rows = static_cast<int>(args.rows % blocks);
+  few.prefetch_bytes = prefetch_bytes(few.block_rows * args.cols / 2);
+  few.slices = static_cast<int>(slices);
+  few.together = static_cast<int>(std::min<int64_t>(slices, kFewWarps));
+  few.tile_step = kFewWarps / few.together;
+  few.inverse_slices = inverse_of(slices);
+  few.inverse_together = inverse_of(few.together);
+  few.row_step = kFewThreads / few.slices;
+  few.slice_step = kFewThreads % few.slices;
+  few.whole_items = args.blocksize_log2 == 6 && args.cols % kSlice == 0 &&
+                    is_multiple(args.absmax, nested ? 4 : 16);
+
+  const ScaleRoom room = scale_room(
+      args.cols, nested, nested_elements_log2(args.blocksize_log2, args.nested_blocksize_log2));
+  const int64_t tiles = ceil_divide(ceil_divide(args.rows, blocks), kTileRows);
+  few.group_tiles = even_groups(tiles, tiles_that_fit(layout, room, device));
+  few.code_offset = layout.partials + few.group_tiles * layout.tile_partials;
+  few.nested_offset = few.code_offset + static_cast<int>(room.code);
+  few.scales_offset =
+      static_cast<int>(ceil_divide(few.nested_offset + few.group_tiles * room.nested + 4, 16) * 16);
+  return few.scales_offset + static_cast<int>(few.group_tiles * room.items);
+}
+
+// The factors for which the codebooks round well. With x of a mean that is not 0 the mean of the
+// entries' errors adds up, so that it counts for more than their size: over the codes of normal
+// weights in blocks of 64 bf16 leaves 1.0e-3 of the weights' size and a mean of 2.8e-6 of it
+// (times 1: 1.4e-3 and 4.6e-4), fp16 1.2e-4 and 3e-7. FP4's thirds become exact.
+float codebook_factor(nf4_format format, nf4_dtype dtype) {
+  if (format == NF4_FORMAT_FP4) return 1.5f;
+  return dtype == NF4_DTYPE_BF16 ? 1.1884765625f : 1.388671875f;
+}
+
+void round_codebook(nf4_dtype dtype, FewArgs &few) {
+  const Codebook &codebook = few.matmul.format == NF4_FORMAT_FP4 ? kFp4Codebook : kNf4Codebook;
+  const float factor = codebook_factor(few.matmul.format, dtype);
+  for (int i = 0; i < kCodebookSize; ++i)
+    few.codes[i] = dtype == NF4_DTYPE_BF16 ? float_to_bf16(codebook[i] * factor)
+                                           : float_to_half(codebook[i] * factor);
+  few.unit = 1 / factor;
+}
+
+}  // namespace
+
+bool few_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
+  const Weight &weight = problem.weight;
+  // A quarter of a slice must lie in one block, and a thread block's rows in few enough
+  // elements. Past a row's end codes are 0 and so is x, whose product is 0 unless a caller's
+  // codebook begins with what is not finite.
+  if (weight.codebook != nullptr && weight.cols % kSlice != 0) return false;
+  if (problem.m > few_max_m(shape) || weight.cols == 0 || weight.cols % kQuarter != 0) return false;
+  if (weight.cols > kFewElements / kTileRows || weight.rows > INT32_MAX) return false;
+  if (weight.blocksize() < kQuarter || !is_multiple(weight.packed, 16)) return false;
+  if (!is_multiple(problem.x, 16) || (problem.m > 1 && problem.x_stride % 8 != 0)) return false;
+  const int64_t rows = ceil_divide(weight.rows, thread_blocks(weight.rows, device)) + kTileRows;
+  const int log2 = nested_elements_log2(weight.blocksize_log2, weight.nested_blocksize_log2);
+  return rows <= kFewElements / weight.cols &&
+         tiles_that_fit(few_layout(few_max_m(shape)),
+                        scale_room(weight.cols, weight.nested(), log2), device) > 0;
+}
+
+cudaError_t launch_few(const MatmulFamily &family, const void *kernel, const MatmulArgs &args,
+                       nf4_dtype dtype, MatmulShape shape, const Device &device,
+                       cudaStream_t stream) {
+  FewArgs few{};
+  few.matmul = args;
+  round_codebook(dtype, few);
+  const int shared_bytes = share_work(few_layout(few_max_m(shape)), device, few);
+  if (family.tensor_maps) {
+    const cudaError_t error =
+        make_tensor_map({args.packed, args.rows, args.cols / 2}, kTileRows, few.packed);
+    if (error != cudaSuccess) return error;
+  }
+  const int64_t blocks = thread_blocks(args.rows, device);
+  return launch({kernel, blocks, kFewThreads, family.family.waits, stream, shared_bytes}, few);
+}
+
+}  // namespace nf4::cuda
