@@ -2,7 +2,9 @@
 // shapes, strides, tails, alignments, blocksizes and tables.
 #include <cuda_runtime.h>
 
+#include <array>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "support/device.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_expected.hpp"
+#include "validate.hpp"
 
 using namespace nf4;
 using namespace nf4::test;
@@ -19,12 +22,17 @@ using namespace nf4::test;
 namespace {
 
 constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
-constexpr cuda::MatmulShape kShapes[] = {cuda::kTiled, cuda::kFew2, cuda::kFew8, cuda::kFew16};
-
 // Per dtype and flat or nested; compute-sanitizer runs fewer.
 int shapes() {
   const char *asked = std::getenv("NF4_TEST_SHAPES");
-  return asked != nullptr ? 8 * std::atoi(asked) : 240;
+  return asked != nullptr ? 8 * std::atoi(asked) : 480;
+}
+
+// Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
+bool much_shared_memory() {
+  int bytes = 0;
+  REQUIRE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+  return bytes >= 160 << 10;
 }
 
 class ForcedMatmul {
@@ -71,6 +79,16 @@ struct Placed {
     REQUIRE(nf4_matmul_workspace_size(&test.weight.shape, &args, &bytes) == NF4_STATUS_OK);
     return bytes;
   }
+  // The shape of kernel that a launch uses: the forced one, or kTiled where that one cannot.
+  cuda::MatmulShape used(const MatmulCase &test) const {
+    const nf4_matmul_args given = args(test);
+    MatmulProblem problem;
+    REQUIRE(validate_matmul(&weight.tensor(), &given, workspace.data(),
+                            static_cast<int64_t>(workspace.size()), problem) == NF4_STATUS_OK);
+    cuda::MatmulShape shape;
+    REQUIRE(cuda::matmul_shape(problem, nullptr, shape) == NF4_STATUS_OK);
+    return shape;
+  }
   nf4_status multiply(const MatmulCase &test, cudaStream_t stream) const {
     const nf4_matmul_args given = args(test);
     return nf4_matmul_launch(&weight.tensor(), &given, workspace.data(), workspace.size(), stream);
@@ -116,14 +134,20 @@ bool gaps_intact(const MatmulCase &test, const std::vector<uint8_t> &y) {
   return true;
 }
 
-void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream) {
+// How often each shape of kernel of each family did the work.
+using Counts = std::map<const cuda::MatmulFamily *, std::array<int, cuda::kMatmulShapes>>;
+
+void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, Counts &counts) {
   const std::vector<Expected> expected = expect_all(test);
   const int64_t rows = test.weight.shape.rows;
   for (const cuda::MatmulFamily *family : runnable_families()) {
-    for (const cuda::MatmulShape &shape : kShapes) {
-      INFO("family " << family->family.name << ", shape " << shape);
+    for (int i = 0; i < cuda::kMatmulShapes; ++i) {
+      const auto shape = static_cast<cuda::MatmulShape>(i);
+      INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));
       const ForcedMatmul forced(family, shape);
       const Placed placed(rng, test);
+      if (placed.used(test) != shape) continue;
+      ++counts[family][i];
       REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
       stream.synchronize();
       const std::vector<uint8_t> y = placed.y.read();
@@ -140,12 +164,13 @@ void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream) {
   }
 }
 
-// Shapes of which half are those of the few-row kernels.
+// Shapes of which most are those of the few-row kernels.
 MatmulShape random_shape_for_gpu(Rng &rng) {
   MatmulShape shape = random_matmul_shape(rng);
-  if (rng.one_in(2)) {
+  constexpr int64_t kLargestM[] = {2, 8, 20};
+  if (!rng.one_in(3)) {
     shape.cols = rng.between(1, 40) * 64;
-    shape.m = rng.between(1, 20);
+    shape.m = rng.between(1, rng.pick(kLargestM));
     shape.rows = rng.between(1, 400000 / (shape.cols * shape.m) + 1);
   }
   return shape;
@@ -156,6 +181,7 @@ MatmulShape random_shape_for_gpu(Rng &rng) {
 TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda]") {
   constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
   const Stream stream;
+  Counts counts;
   uint64_t number = 0xb000000;
   for (const nf4_dtype dtype : kDtypes16)
     for (const bool nested : {false, true})
@@ -165,8 +191,33 @@ TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda]"
         MatmulCase test = random_matmul_case(rng, kind, rng.pick(kCodebookKinds),
                                              random_shape_for_gpu(rng), rng.pick(kKinds));
         INFO(describe(test, number));
-        check_matmul(test, rng, stream);
+        check_matmul(test, rng, stream, counts);
       }
+  for (const auto &[family, of_shapes] : counts)
+    for (int shape = 0; shape < cuda::kMatmulShapes; ++shape) {
+      INFO("family " << family->family.name << ", shape "
+                     << cuda::matmul_shape_name(static_cast<cuda::MatmulShape>(shape)));
+      if (family->kernels[0][0][shape] != nullptr &&
+          (shape == cuda::kTiled || much_shared_memory()))
+        CHECK(of_shapes[shape] * 8 >= shapes());
+    }
+}
+
+// Shapes in which a thread block's rows or columns take more than one turn.
+TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda]") {
+  const Stream stream;
+  Counts counts;
+  uint64_t number = 0xb800000;
+  for (const bool nested : {false, true})
+    for (const MatmulShape shape :
+         {MatmulShape{13000, 64, 9}, MatmulShape{4300, 320, 2}, MatmulShape{200, 8960, 2},
+          MatmulShape{140, 8192, 8}, MatmulShape{135, 12288, 16}}) {
+      Rng rng(++number);
+      MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_BF16, 64, nested}, CodebookKind::kNf4,
+                                           shape, XKind::kOrdinary);
+      INFO(describe(test, number));
+      check_matmul(test, rng, stream, counts);
+    }
 }
 
 TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda]") {
@@ -211,10 +262,11 @@ TEST_CASE("a matmul of fp32 is refused on a GPU, and an empty one is nothing", "
 
 TEST_CASE("a matmul of no columns is the bias", "[cuda]") {
   const Stream stream;
+  Counts counts;
   Rng rng(0xe000000);
   for (int i = 0; i < 4; ++i) {
     MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_FP16, 64, false}, CodebookKind::kNf4,
                                          {37, 0, 3}, XKind::kOrdinary);
-    check_matmul(test, rng, stream);
+    check_matmul(test, rng, stream, counts);
   }
 }

@@ -69,6 +69,7 @@ MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind code
   test.weight.shape.cols = shape.cols;
   test.m = shape.m;
   test.x_stride = shape.cols + (rng.one_in(2) ? 0 : rng.below(40));
+  if (shape.cols % 8 == 0 && rng.one_in(2)) test.x_stride = test.x_stride / 8 * 8;
   test.y_stride = shape.rows + (rng.one_in(2) ? 0 : rng.below(40));
   test.x.assign(matrix_bytes(test.m, shape.cols, test.x_stride, test.dtype), 0xff);
   for (int64_t row = 0; row < test.m; ++row) {
