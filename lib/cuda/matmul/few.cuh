@@ -33,6 +33,10 @@
 //                      12.0 / 11.2  64 KB of each thread block's rows asked of L2 at once
 //   Without scales the last but three took 1.7 less, without look-ups 1.6, without tiles 3.2, and
 //   tiles alone 10.1: at 28672x8192 tiles alone take 31.5 of 38.
+//   14336x4096, M = 1  12.1 / 11.4  where its outputs go found out while the first tile is on its
+//                                   way rather than at the end; 32 KB ahead
+//   The next slice of x brought to L1 ahead: nothing, 0.4 worse at M = 8. Warps without a slice in
+//   the last turn sharing the others' tiles (4096x14336: 8 of 16, predicted 0.8 less): 0.6 more.
 //   A fraction of the look-ups by 21 PRMT and shifts in place of 4 PRMT and 4 LDS: no change.
 //   14336x4096, M = 8  19.1 / 18.3  to 13.2 / 12.7 by the same steps
 #pragma once
