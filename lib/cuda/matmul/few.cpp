@@ -103,11 +103,12 @@ void round_codebook(nf4_dtype dtype, FewArgs &few) {
 bool few_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
   const Weight &weight = problem.weight;
   // A quarter of a slice must lie in one block, and a thread block's rows in few enough
-  // elements. Past a row's end codes are 0 and so is x, whose product is 0 unless a caller's
-  // codebook begins with what is not finite.
+  // elements, all of which have 32 bits. Past a row's end codes are 0 and so is x, whose product
+  // is 0 unless a caller's codebook begins with what is not finite.
   if (weight.codebook != nullptr && weight.cols % kSlice != 0) return false;
   if (problem.m > few_max_m(shape) || weight.cols == 0 || weight.cols % kQuarter != 0) return false;
-  if (weight.cols > kFewElements / kTileRows || weight.rows > INT32_MAX) return false;
+  if (weight.cols > kFewElements / kTileRows || weight.rows > UINT32_MAX / weight.cols)
+    return false;
   if (weight.blocksize() < kQuarter || !is_multiple(weight.packed, 16)) return false;
   if (!is_multiple(problem.x, 16) || (problem.m > 1 && problem.x_stride % 8 != 0)) return false;
   const int64_t rows = ceil_divide(weight.rows, thread_blocks(weight.rows, device)) + kTileRows;

@@ -57,16 +57,16 @@ __device__ __forceinline__ float build_pair_table(const FewArgs &few, uint8_t *s
     code = pack_pair(T{}, multiply_rn(entry, __uint_as_float(kTwiceOne - __float_as_uint(unit))),
                      0.0f);
   }
-  constexpr int kPieces = 8;  // of 16 bytes, which are four lanes' copies
+  constexpr int kPieces = 8;                         // of 16 bytes, which are four lanes' copies
+  constexpr uint32_t kStep = kFewThreads / kPieces;  // entries on, whose low nibble is the same
+  static_assert(kStep % kCodebookSize == 0);
+  const uint32_t byte = threadIdx.x / kPieces, piece = threadIdx.x % kPieces;
+  const uint32_t second = __shfl_sync(0xffffffffu, code, byte, kCodebookSize);
 #pragma unroll
-  for (int i = 0; i < 256 * kPieces; i += kFewThreads) {
-    const uint32_t index = i + threadIdx.x;
-    const uint32_t byte = index / kPieces;
-    const uint32_t first = __shfl_sync(0xffffffffu, code, byte >> 4, kCodebookSize);
-    const uint32_t second = __shfl_sync(0xffffffffu, code, byte, kCodebookSize);
+  for (uint32_t i = 0; i < 256; i += kStep) {
+    const uint32_t first = __shfl_sync(0xffffffffu, code, (byte + i) >> 4, kCodebookSize);
     const uint32_t pair = __byte_perm(first, second, 0x5410);
-    *reinterpret_cast<uint4 *>(shared + byte * 256 + index % kPieces * 16) = {pair, pair, pair,
-                                                                              pair};
+    reinterpret_cast<uint4 *>(shared)[(byte + i) * 16 + piece] = {pair, pair, pair, pair};
   }
   return unit;
 }

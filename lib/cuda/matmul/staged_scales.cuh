@@ -47,7 +47,7 @@ class StagedScales {
   template <class Meanwhile>
   __device__ __forceinline__ void stage(int first_row, int rows, Meanwhile meanwhile) {
     const MatmulArgs &args = few_.matmul;
-    const int64_t first_element = first_row * args.cols;
+    const uint32_t first_element = first_row * static_cast<uint32_t>(args.cols);
     const Item *from = static_cast<const Item *>(args.absmax) + first_element / kSlice;
     Cursor to(few_, rows);
     Item batch[kBatch];
@@ -67,7 +67,8 @@ class StagedScales {
       }
     } else {
 #pragma unroll 1
-      while (to.item < to.end) put(to, gather(first_element + to.row * args.cols, to.slice));
+      while (to.item < to.end)
+        put(to, gather(first_element + to.row * static_cast<uint32_t>(args.cols), to.slice));
     }
     if (Nested && threadIdx.x < nested.count) nested_[threadIdx.x] = first_nested;
 #pragma unroll 1
@@ -127,11 +128,11 @@ class StagedScales {
     const float *from = nullptr;
     int count = 0;
     int phase = 0;
-    __device__ __forceinline__ NestedRange(const MatmulArgs &args, int64_t first_element,
+    __device__ __forceinline__ NestedRange(const MatmulArgs &args, uint32_t first_element,
                                            int rows) {
       if constexpr (Nested) {
         const int shift = args.blocksize_log2 + args.nested_blocksize_log2;
-        phase = static_cast<int>(first_element & ((int64_t{1} << shift) - 1));
+        phase = static_cast<int>(first_element & ((1u << shift) - 1));
         from = args.nested_absmax + (first_element >> shift);
         count = ((phase + rows * static_cast<int>(args.cols) - 1) >> shift) + 1;
       }
@@ -146,14 +147,14 @@ class StagedScales {
         batch[i] = from[cursor.item + i * kFewThreads];
   }
 
-  __device__ __forceinline__ Item gather(int64_t row_element, int slice) const {
+  __device__ __forceinline__ Item gather(uint32_t row_element, int slice) const {
     const MatmulArgs &args = few_.matmul;
     Item item{};
 #pragma unroll 1
     for (int quarter = 3; quarter >= 0; --quarter) {
       int column = slice * kSlice + quarter * kQuarter;
       if (column >= args.cols) column = slice * kSlice;
-      const int64_t block = (row_element + column) >> args.blocksize_log2;
+      const uint32_t block = (row_element + column) >> args.blocksize_log2;
       if constexpr (Nested)
         item = item << 8 | static_cast<const uint8_t *>(args.absmax)[block];
       else
