@@ -75,7 +75,7 @@ extern const KernelSet kAvx512Kernels;
 
 // Rows of codes times columns of x, which is prepared. All are cut into units.
 struct DotRun {
-  const float *codebook;  // 16, all finite
+  const void *codebook;  // 16 numbers of the kernels' dtype, all finite
   const uint8_t *packed;
   int64_t row_bytes;  // from one row of codes to the next
   const float *scales;

@@ -43,8 +43,9 @@ struct Floats {
     _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
   }
 
-  static Table load_table(const float *codebook) {
-    return {_mm256_loadu_ps(codebook), _mm256_loadu_ps(codebook + 8)};
+  static Table load_table(const void *codebook) {
+    const float *entries = static_cast<const float *>(codebook);
+    return {_mm256_loadu_ps(entries), _mm256_loadu_ps(entries + 8)};
   }
   static __m256i load_codes(const uint8_t *packed) {
     return _mm256_loadu_si256((const __m256i *)packed);

@@ -52,7 +52,7 @@ struct Floats {
     _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
   }
 
-  static __m512 load_table(const float *codebook) { return _mm512_loadu_ps(codebook); }
+  static __m512 load_table(const void *codebook) { return _mm512_loadu_ps(codebook); }
   static __m512i load_codes(const uint8_t *packed) { return _mm512_loadu_si512(packed); }
   // vpermps reads the low 4 bits of each index.
   static __m512 look_up(__m512 table, __m512i codes) { return _mm512_permutexvar_ps(codes, table); }

@@ -13,6 +13,8 @@
 #include <cstring>
 
 #include "core/formats.hpp"
+#include "core/round_codebook.hpp"
+#include "core/rounding.hpp"
 #include "cpu/matmul_parts.hpp"
 #include "cpu/scales.hpp"
 
@@ -27,18 +29,41 @@ constexpr int64_t kPreparedBytes = 32768;
 constexpr int64_t kMaxUnit = 128;
 constexpr int64_t kMaxScales = kPreparedBytes / 2 / kMinBlocksize + kScalePadding;
 
+// A caller's codebook is rounded once for each thread of a call, whatever its pieces.
+const RoundedCodebook &codebook_in_bf16(const Weight &weight) {
+  if (weight.codebook == nullptr) return weight.format == NF4_FORMAT_FP4 ? kFp4InBf16 : kNf4InBf16;
+  struct Last {
+    bool valid;
+    float codebook[kCodebookSize];
+    RoundedCodebook rounded;
+  };
+  thread_local Last last{};
+  if (!last.valid || std::memcmp(last.codebook, weight.codebook, sizeof last.codebook) != 0) {
+    std::memcpy(last.codebook, weight.codebook, sizeof last.codebook);
+    last.rounded = round_codebook<BFloat16>(last.codebook);
+    last.valid = true;
+  }
+  return last.rounded;
+}
+
 class DotMultiplier {
  public:
   DotMultiplier(const MatmulKernels &kernels, const MatmulProblem &problem)
       : kernels_(kernels),
         problem_(problem),
         weight_(problem.weight),
+        codebook_(codebook(problem.weight)),
         element_bytes_(element_bytes(kernels.dtype)),
         prepare_{kernels.prepare[problem.dtype - 1], kernels.unit, element_bytes(problem.dtype),
                  element_bytes_} {
     while (per_scale_ < kernels.unit && per_scale_ < weight_.blocksize() &&
            weight_.cols % (2 * per_scale_) == 0)
       per_scale_ *= 2;
+    if (kernels.dtype == NF4_DTYPE_BF16) {
+      const RoundedCodebook &rounded = codebook_in_bf16(weight_);
+      codebook_ = rounded.entries;
+      unit_ = rounded.unit;
+    }
   }
 
   void operator()(RowRange rows) {
@@ -63,6 +88,7 @@ class DotMultiplier {
         add_products({row, std::min(rows.end, row + kRunRows)}, columns, k, elements,
                      sums + (row - rows.begin));
     }
+    for (float &sum : sums) sum *= unit_;
     store_sums(problem_, {rows, {first_column, first_column + columns}, sums, kBlockRows});
   }
 
@@ -83,7 +109,7 @@ class DotMultiplier {
       spread_scales((rows.begin + i) * weight_.cols + k, elements, scales_ + i * kMaxScales);
     const int64_t row_bytes = weight_.cols / 2;
     const int64_t tail = elements % kernels_.unit;
-    DotRun run{codebook(weight_),
+    DotRun run{codebook_,
                weight_.packed + rows.begin * row_bytes + k / 2,
                row_bytes,
                scales_,
@@ -132,6 +158,8 @@ class DotMultiplier {
   const MatmulKernels &kernels_;
   const MatmulProblem &problem_;
   const Weight &weight_;
+  const void *codebook_;         // in the kernels' dtype
+  float unit_ = 1;               // of its numbers
   const int64_t element_bytes_;  // of prepared x
   const PaddedConversion prepare_;
   int64_t per_scale_ = kMinBlocksize;  // elements, of which a unit and every row have whole ones

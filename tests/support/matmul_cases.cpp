@@ -25,7 +25,10 @@ float random_x(Rng &rng, XKind kind, bool spoilt_row) {
                                   std::numeric_limits<float>::infinity(),
                                   -std::numeric_limits<float>::infinity()};
   if (kind == XKind::kNotFinite && spoilt_row && rng.one_in(20)) return rng.pick(kNotFinite);
-  return kind == XKind::kOutliers && rng.one_in(50) ? 1e3f * rng.normal() : rng.normal();
+  if (kind == XKind::kOutliers && rng.one_in(50)) return 1e3f * rng.normal();
+  if (kind == XKind::kShifted) return 0.5f + rng.normal();
+  if (kind == XKind::kPositive) return 5 + rng.normal();
+  return rng.normal();
 }
 
 size_t matrix_bytes(int64_t rows, int64_t cols, int64_t stride, nf4_dtype dtype) {

@@ -24,8 +24,8 @@ struct MatmulCase {
 };
 
 // What x holds: numbers of about 1; the same with some of 1e3; the same with NaN and infinities
-// in some of its rows.
-enum class XKind { kOrdinary, kOutliers, kNotFinite };
+// in some of its rows; numbers of the mean 0.5; of the mean 5.
+enum class XKind { kOrdinary, kOutliers, kNotFinite, kShifted, kPositive };
 
 struct MatmulShape {
   int64_t rows, cols, m;

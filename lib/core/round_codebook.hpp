@@ -1,0 +1,174 @@
+// Rounds any codebook to 16 bits, as rounding.hpp has done with the formats' own: for a caller's,
+// while a product waits for it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "core/float16.hpp"
+#include "core/formats.hpp"
+#include "core/rounding.hpp"
+
+namespace nf4 {
+
+// Half a unit of a dtype's precision, and its bits of infinity.
+template <class T>
+struct Precision;
+template <>
+struct Precision<Half> {
+  static constexpr double kHalfUnit = 0x1p-11;
+  static constexpr uint16_t kInfinity = 0x7c00;
+};
+template <>
+struct Precision<BFloat16> {
+  static constexpr double kHalfUnit = 0x1p-8;
+  static constexpr uint16_t kInfinity = 0x7f80;
+};
+
+// Finds a factor and at most one entry to be rounded away from the nearest. Not finite entries
+// become NaN and infinities of the dtype, and count for nothing.
+template <class T>
+class CodebookRounding {
+ public:
+  explicit CodebookRounding(const float *codebook) : codebook_(codebook) {
+    for (int i = 0; i < kCodebookSize; ++i)
+      if (std::isfinite(codebook[i])) largest_ = std::max(largest_, std::fabs(codebook[i]));
+    power_ = largest_ == 0 ? 1.0 : std::ldexp(1.0, std::max(std::ilogb(largest_), -125));
+    for (int i = 0; i < kCodebookSize; ++i)
+      values_[i] = std::isfinite(codebook[i]) ? codebook[i] / power_ : 0;
+  }
+
+  RoundedCodebook operator()() {
+    if (largest_ != 0) {
+      weigh();
+      for (int i = 0; i < kFactors; ++i) try_factor(1 + static_cast<double>(i) / kFactors);
+    }
+    const double unit = power_ / best_factor_;
+    RoundedCodebook rounded{static_cast<float>(unit), {}};
+    for (int i = 0; i < kCodebookSize; ++i)
+      rounded.entries[i] = std::isfinite(codebook_[i]) ? nearest(values_[i] * best_factor_)
+                                                       : from_float<T>(codebook_[i]).bits;
+    if (best_moved_ >= 0)
+      rounded.entries[best_moved_] =
+          next_nearest(values_[best_moved_] * best_factor_, rounded.entries[best_moved_]);
+    return rounded;
+  }
+
+ private:
+  static constexpr int kFactors = 128;
+  // The weights for which errors are weighed are normal ones, cut off at so many standard
+  // deviations: the largest of about 32, 1024 and 4096.
+  static constexpr double kTails[] = {2.1, 3.2, 3.7};
+  static constexpr int kKinds = 3;
+  static constexpr double kWeightOfMean = 64;
+
+  // Sums over the weights, relative to their root mean square: of errors for each kind, of their
+  // squares for all.
+  struct Sums {
+    double errors[kKinds] = {};
+    double squares = 0;
+
+    double cost() const {
+      double total = squares;
+      for (const double mean : errors) total += kWeightOfMean * mean * kWeightOfMean * mean;
+      return total;
+    }
+  };
+
+  static double cdf(double x) { return 0.5 * std::erfc(-x * 0.7071067811865476); }
+
+  // By how often the weights of each kind are stored as each entry.
+  void weigh() {
+    int order[kCodebookSize];
+    int count = 0;
+    for (int i = 0; i < kCodebookSize; ++i)
+      if (std::isfinite(codebook_[i])) order[count++] = i;
+    std::sort(order, order + count, [&](int a, int b) { return values_[a] < values_[b]; });
+    const double end = largest_ / power_;
+    for (int kind = 0; kind < kKinds; ++kind) {
+      double below = cdf(-kTails[kind]);
+      double square = 0;
+      for (int i = 0; i < count; ++i) {
+        const double value = values_[order[i]];
+        const double bound = i + 1 < count ? (value + values_[order[i + 1]]) / 2 : end;
+        const double next = cdf(bound / end * kTails[kind]);
+        of_errors_[kind][order[i]] = next - below;
+        square += (next - below) * value * value;
+        below = next;
+      }
+      const double total = below - cdf(-kTails[kind]);
+      for (int i = 0; i < kCodebookSize; ++i) {
+        of_squares_[i] += of_errors_[kind][i] / square;
+        of_errors_[kind][i] /= std::sqrt(total * square);
+      }
+    }
+  }
+
+  void try_factor(double factor) {
+    const double inverse = 1 / factor;
+    double near[kCodebookSize], far[kCodebookSize];
+    Sums sums;
+    for (int i = 0; i < kCodebookSize; ++i) {
+      const double scaled = values_[i] * factor;
+      const uint16_t bits = nearest(scaled);
+      near[i] = number(bits) * inverse - values_[i];
+      add(sums, i, 0, near[i]);
+      far[i] = may_move(scaled, bits) ? number(next_nearest(scaled, bits)) * inverse - values_[i]
+                                      : near[i];
+    }
+    consider(sums, factor, -1);
+    for (int i = 0; i < kCodebookSize; ++i) {
+      if (far[i] == near[i]) continue;
+      Sums moved = sums;
+      add(moved, i, near[i], far[i]);
+      consider(moved, factor, i);
+    }
+  }
+
+  // Entry i errs by `after` instead of `before`.
+  void add(Sums &sums, int i, double before, double after) const {
+    for (int kind = 0; kind < kKinds; ++kind)
+      sums.errors[kind] += of_errors_[kind][i] * (after - before);
+    sums.squares += of_squares_[i] * (after * after - before * before);
+  }
+
+  void consider(const Sums &sums, double factor, int moved) {
+    const double cost = sums.cost();
+    if (cost >= best_cost_) return;
+    best_cost_ = cost;
+    best_factor_ = factor;
+    best_moved_ = moved;
+  }
+
+  static double number(uint16_t bits) { return to_float(T{bits}); }
+  static uint16_t nearest(double x) { return from_float<T>(static_cast<float>(x)).bits; }
+  // On the other side of x.
+  static uint16_t next_nearest(double x, uint16_t bits) {
+    return static_cast<uint16_t>(std::fabs(number(bits)) > std::fabs(x) ? bits - 1 : bits + 1);
+  }
+  static bool may_move(double x, uint16_t bits) {
+    if (x == 0 || number(bits) == x || (bits & 0x7fff) == 0) return false;
+    const uint16_t other = next_nearest(x, bits);
+    return (other & 0x7fff) < Precision<T>::kInfinity &&
+           std::fabs(number(other) - x) <= Precision<T>::kHalfUnit * std::fabs(x);
+  }
+
+  const float *codebook_;
+  float largest_ = 0;
+  double power_;  // of two: brings the largest entry to [1, 2), or the unit to a normal float
+  double values_[kCodebookSize];                  // over it; 0 for those that are not finite
+  double of_errors_[kKinds][kCodebookSize] = {};  // the weights of errors in sums
+  double of_squares_[kCodebookSize] = {};
+  double best_cost_ = INFINITY;
+  double best_factor_ = 1;
+  int best_moved_ = -1;
+};
+
+// T is Half or BFloat16.
+template <class T>
+RoundedCodebook round_codebook(const float *codebook) {
+  return CodebookRounding<T>(codebook)();
+}
+
+}  // namespace nf4

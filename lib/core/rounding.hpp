@@ -1,0 +1,54 @@
+// The formats' codebooks in 16 bits, rounded so that the errors of many weights cancel.
+//
+// Rounded as they are, NF4's entries have errors whose mean is 4.6e-4 of the weights' root mean
+// square in bf16. In a row of x that has a mean of its own it adds up with the columns, where what
+// else there is of error adds up with their square root. So the codebook is multiplied by a factor
+// before it is rounded, and products by its inverse, and a few entries are rounded away from the
+// nearest: of the factors of four digits, and of all ways to round that err by no more than the
+// dtype's half unit, those with the smallest mean square error and mean error. They are weighed for
+// normal weights in blocks of every size, as weights of other distributions are like those of
+// another blocksize. tools/round_codebooks.py finds them and prints the tables below.
+//
+// Error of normal weights in blocks of 64, relative to their root mean square: its root mean
+// square, and its mean, and the largest mean for blocks of 32 to 4096.
+//
+//              rounded as it is             here
+//   NF4, bf16  1.36e-3,  4.6e-4,  4.7e-4    1.00e-3, -8e-6, 1.4e-5
+//   NF4, fp16  1.84e-4, -2.9e-5,  5.9e-5    1.09e-4,  2e-7, 3e-7
+//   FP4, both                               0: times 1.5 the entries are short
+#pragma once
+
+#include <cstdint>
+
+#include "core/formats.hpp"
+
+namespace nf4 {
+
+// Entry i of the codebook is entries[i], as a number of the dtype, times the unit.
+struct RoundedCodebook {
+  float unit;
+  uint16_t entries[kCodebookSize];
+};
+
+constexpr RoundedCodebook kNf4InHalf = {
+    1 / 1.1845703125f,
+    {0xbcbd, 0xba99, 0xb8fa, 0xb77c, 0xb564, 0xb301, 0xaee7, 0x0000, 0x2e09, 0x3219, 0x34aa, 0x3668,
+     0x382d, 0x3955, 0x3ada, 0x3cbd},
+};
+constexpr RoundedCodebook kNf4InBf16 = {
+    1 / 1.7724609375f,
+    {0xbfe3, 0xbf9e, 0xbf6e, 0xbf33, 0xbf01, 0xbea8, 0xbe25, 0x0000, 0x3e10, 0x3e92, 0x3ee0, 0x3f19,
+     0x3f48, 0x3f7f, 0x3fa4, 0x3fe3},
+};
+constexpr RoundedCodebook kFp4InHalf = {
+    1 / 1.5f,
+    {0x0000, 0x2000, 0x3c00, 0x3e00, 0x3800, 0x3a00, 0x3400, 0x3600, 0x8000, 0xa000, 0xbc00, 0xbe00,
+     0xb800, 0xba00, 0xb400, 0xb600},
+};
+constexpr RoundedCodebook kFp4InBf16 = {
+    1 / 1.5f,
+    {0x0000, 0x3c00, 0x3f80, 0x3fc0, 0x3f00, 0x3f40, 0x3e80, 0x3ec0, 0x8000, 0xbc00, 0xbf80, 0xbfc0,
+     0xbf00, 0xbf40, 0xbe80, 0xbec0},
+};
+
+}  // namespace nf4

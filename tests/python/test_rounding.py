@@ -1,0 +1,17 @@
+"""The tables of lib/core/rounding.hpp are what the tool finds that is said to have found them."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import round_codebooks  # noqa: E402
+
+
+def test_tables_are_what_the_tool_finds() -> None:
+    header = (ROOT / "lib" / "core" / "rounding.hpp").read_text()
+    assert round_codebooks.tables() in header
+    assert header.count("constexpr RoundedCodebook") == len(round_codebooks.DTYPES) * len(
+        round_codebooks.FORMATS
+    )

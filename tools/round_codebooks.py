@@ -1,0 +1,135 @@
+"""Rounds the formats' codebooks to 16 bits so that the errors of many weights cancel.
+
+    round_codebooks.py
+
+Prints the tables of lib/core/rounding.hpp, which says what they are for. A table is a factor and 16
+numbers of a dtype, about the codebook times the factor. Every factor 1 + i / 1024 is tried, and for
+each every way to round the entries, up or down, that errs by no more than half a unit of the
+dtype's precision. The best has the smallest mean, over all blocksizes, of
+
+    mean square error + (64 * mean error)^2
+
+relative to the mean square of normal weights. Errors whose mean is 0 add up with the square root of
+a row's elements; 64 is that of 4096.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import ml_dtypes
+import nf4
+import numpy as np
+
+# The shortest first: of factors that leave nothing to speak of, the first is taken.
+FACTORS = sorted((1 + i / 1024 for i in range(1024)), key=lambda x: x.as_integer_ratio()[1])
+NOTHING = 1e-14
+BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+WEIGHT_OF_MEAN = 64
+FORMATS = {"nf4": "Nf4", "fp4": "Fp4"}
+
+normal_cdf = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)))
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A 16-bit float: bits of the mantissa that are stored, the exponent of its least normal."""
+
+    name: str
+    numpy: np.dtype
+    mantissa: int
+    least_exponent: int
+
+    @property
+    def half_unit(self) -> float:
+        return 2.0 ** -(self.mantissa + 1)
+
+
+DTYPES = (
+    Dtype("Half", np.dtype(np.float16), 10, -14),
+    Dtype("Bf16", np.dtype(ml_dtypes.bfloat16), 7, -126),
+)
+
+
+def frequencies(codebook: np.ndarray, blocksize: int) -> np.ndarray:
+    """How often normal weights in such blocks are stored as each entry of an ascending codebook."""
+    absmax = np.linspace(0.005, 8, 1600)
+    within = 2 * normal_cdf(absmax) - 1
+    density = np.exp((blocksize - 1) * np.log(within) - absmax**2 / 2)
+    density /= density.sum()
+    thresholds = np.concatenate([[-1], (codebook[1:] + codebook[:-1]) / 2, [1]])
+    below = normal_cdf(thresholds[:, None] * absmax)
+    others = (np.diff(below, axis=0) / within) @ density
+    ends = np.zeros(codebook.size)
+    ends[[0, -1]] = 0.5  # a block's largest weight is one of them
+    return (others * (blocksize - 1) + ends) / blocksize
+
+
+def both_neighbours(values: np.ndarray, dtype: Dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest numbers of the dtype, and the next nearest."""
+    exponents = np.frexp(values)[1] - 1
+    unit = 2.0 ** (np.maximum(exponents, dtype.least_exponent) - dtype.mantissa)
+    low, high = np.floor(values / unit) * unit, np.ceil(values / unit) * unit
+    is_low = values - low <= high - values
+    return np.where(is_low, low, high), np.where(is_low, high, low)
+
+
+def ways_to_round(values: np.ndarray, dtype: Dtype) -> np.ndarray:
+    """[ways][16] numbers of the dtype; the first has the nearest ones."""
+    near, far = both_neighbours(values, dtype)
+    free = np.flatnonzero((far != near) & (abs(far - values) <= dtype.half_unit * abs(values)))
+    chosen = (np.arange(1 << free.size)[:, None] >> np.arange(free.size)) & 1
+    ways = np.repeat(near[None], len(chosen), axis=0)
+    ways[:, free] = np.where(chosen, far[free], near[free])
+    return ways
+
+
+def errors(ways: np.ndarray, codebook: np.ndarray, weighted: np.ndarray) -> tuple:
+    """Mean square and mean error of [ways][16] numbers by blocksize, relative to the weights."""
+    square = weighted @ codebook**2
+    wrong = ways - codebook
+    return wrong**2 @ weighted.T / square, wrong @ weighted.T / np.sqrt(square)
+
+
+def best_table(codebook: np.ndarray, dtype: Dtype) -> tuple[float, np.ndarray]:
+    """The factor, and the 16 numbers by code."""
+    order = np.argsort(codebook, kind="stable")
+    ascending = codebook[order].astype(np.float64)
+    weighted = np.array([frequencies(ascending, blocksize) for blocksize in BLOCKSIZES])
+
+    def of_factor(factor: float) -> tuple[int, float, np.ndarray]:
+        ways = ways_to_round(ascending * factor, dtype)
+        square, mean = errors(ways / factor, ascending, weighted)
+        cost = (square + (WEIGHT_OF_MEAN * mean) ** 2).mean(axis=1)
+        best = int(cost.argmin())
+        return round(cost[best] / NOTHING), factor, ways[best]
+
+    _, factor, numbers = min((of_factor(factor) for factor in FACTORS), key=lambda found: found[0])
+    by_code = np.empty(codebook.size)
+    by_code[order] = numbers
+    return factor, np.copysign(by_code, codebook).astype(dtype.numpy)
+
+
+def table(format_name: str, dtype: Dtype) -> Iterator[str]:
+    """The lines of C++ of a format in a dtype."""
+    factor, numbers = best_table(nf4.codebook(format_name), dtype)
+    entries = [f"0x{bits:04x}" for bits in numbers.view(np.uint16)]
+    yield f"constexpr RoundedCodebook k{FORMATS[format_name]}In{dtype.name} = {{"
+    yield f"    1 / {factor!r}f,"
+    yield from textwrap.wrap(
+        f"{{{', '.join(entries)}}},", 100, initial_indent=" " * 4, subsequent_indent=" " * 5
+    )
+    yield "};"
+
+
+def tables() -> str:
+    """All of the C++."""
+    each = (table(name, dtype) for name in FORMATS for dtype in DTYPES)
+    return "".join(f"{line}\n" for lines in each for line in lines)
+
+
+if __name__ == "__main__":
+    print(tables(), end="")
