@@ -234,10 +234,9 @@ TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul]") {
             const CaseClass kind{dtype, blocksize, false};
             const MatmulCase test = normal_case(rng, kind, codebook, {64, 14336, m}, x);
             INFO(describe(test, stream));
-            // The errors of a dense bf16 weight, in which panels are, have a mean in each block:
-            // what they sum up to grows with the blocks.
-            const bool as_dense = dtype == NF4_DTYPE_BF16 && m == 10 && blocksize > 64;
-            check_error(test, as_dense ? INFINITY : kLargest[dtype - 1], rng);
+            // The errors of a dense bf16 weight, in which panels are, have a mean in each block.
+            const bool in_panels = dtype == NF4_DTYPE_BF16 && m == 10;
+            check_error(test, in_panels ? INFINITY : kLargest[dtype - 1], rng);
           }
 }
 
@@ -282,8 +281,10 @@ TEST_CASE("empty matmuls: nothing, the bias, or 0", "[matmul]") {
       nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
       args.bias = nullptr;
       const bool y_is_empty = shape.m == 0 || shape.rows == 0;
+      // A nested weight of some elements without pointers contradicts itself, whatever m is.
+      const bool contradicts = kind.nested && test.weight.elements() > 0;
       const nf4_status status = nf4_matmul_cpu(&weight, &args, 1);
-      CHECK(status == (y_is_empty ? NF4_STATUS_OK : NF4_STATUS_INVALID_ARGUMENT));
+      CHECK(status == (y_is_empty && !contradicts ? NF4_STATUS_OK : NF4_STATUS_INVALID_ARGUMENT));
     }
 }
 
