@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "core/float16.hpp"
 #include "core/formats.hpp"
+#include "core/rounding.hpp"
 #include "cuda/matmul/few_args.hpp"
 
 namespace nf4::cuda {
@@ -80,22 +80,9 @@ int share_work(const FewLayout &layout, const Device &device, FewArgs &few) {
   return few.scales_offset + static_cast<int>(few.group_tiles * room.items);
 }
 
-// The factors for which the codebooks round well. With x of a mean that is not 0 the mean of the
-// entries' errors adds up, so that it counts for more than their size: over the codes of normal
-// weights in blocks of 64 bf16 leaves 1.0e-3 of the weights' size and a mean of 2.8e-6 of it
-// (times 1: 1.4e-3 and 4.6e-4), fp16 1.2e-4 and 3e-7. FP4's thirds become exact.
-float codebook_factor(nf4_format format, nf4_dtype dtype) {
-  if (format == NF4_FORMAT_FP4) return 1.5f;
-  return dtype == NF4_DTYPE_BF16 ? 1.1884765625f : 1.388671875f;
-}
-
-void round_codebook(nf4_dtype dtype, FewArgs &few) {
-  const Codebook &codebook = few.matmul.format == NF4_FORMAT_FP4 ? kFp4Codebook : kNf4Codebook;
-  const float factor = codebook_factor(few.matmul.format, dtype);
-  for (int i = 0; i < kCodebookSize; ++i)
-    few.codes[i] = dtype == NF4_DTYPE_BF16 ? float_to_bf16(codebook[i] * factor)
-                                           : float_to_half(codebook[i] * factor);
-  few.unit = 1 / factor;
+const RoundedCodebook &rounded_codebook(nf4_format format, nf4_dtype dtype) {
+  if (format == NF4_FORMAT_FP4) return dtype == NF4_DTYPE_BF16 ? kFp4InBf16 : kFp4InHalf;
+  return dtype == NF4_DTYPE_BF16 ? kNf4InBf16 : kNf4InHalf;
 }
 
 }  // namespace
@@ -123,7 +110,7 @@ cudaError_t launch_few(const MatmulFamily &family, const void *kernel, const Mat
                        cudaStream_t stream) {
   FewArgs few{};
   few.matmul = args;
-  round_codebook(dtype, few);
+  few.codebook = rounded_codebook(args.format, dtype);
   const int shared_bytes = share_work(few_layout(few_max_m(shape)), device, few);
   if (family.tensor_maps) {
     const cudaError_t error =

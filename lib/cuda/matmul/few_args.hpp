@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/rounding.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/tensor_map.hpp"
 
@@ -54,10 +55,9 @@ constexpr uint32_t inverse_of(int64_t divisor) {
 struct FewArgs {
   MatmulArgs matmul;
   TensorMap packed;  // rows of bytes
-  // The codebook in x's dtype, times a factor for which it rounds well; a sum of products is to
-  // be multiplied by `unit`. With a caller's codebook, in the device's memory, unused.
-  uint16_t codes[16];
-  float unit;
+  // In x's dtype; a sum of products is to be multiplied by its unit. With a caller's codebook, in
+  // the device's memory, unused.
+  RoundedCodebook codebook;
   // A thread block's rows, of which the first `more_rows` blocks have one more.
   int block_rows;
   int more_rows;

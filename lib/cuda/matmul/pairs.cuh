@@ -48,8 +48,8 @@ __device__ __forceinline__ float codebook_factor(float entry) {
 // to be multiplied by.
 template <class T>
 __device__ __forceinline__ float build_pair_table(const FewArgs &few, uint8_t *shared) {
-  float unit = few.unit;
-  uint32_t code = few.codes[threadIdx.x % kCodebookSize];
+  float unit = few.codebook.unit;
+  uint32_t code = few.codebook.entries[threadIdx.x % kCodebookSize];
   if (few.matmul.codebook != nullptr) {
     const float entry = few.matmul.codebook[threadIdx.x % kCodebookSize];
     unit = codebook_factor(entry);
