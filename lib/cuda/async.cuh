@@ -12,10 +12,11 @@ __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
 
 // ---- Barriers that count bytes (compute capability 9.0) -----------------------------------
 
-// For one arrival in each phase. A fence, then a barrier of the threads, must follow before
-// others use it.
-__device__ __forceinline__ void init_barrier(uint64_t *barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+// For so many arrivals in each phase. A fence, then a barrier of the threads, must follow
+// before others use it.
+__device__ __forceinline__ void init_barrier(uint64_t *barrier, uint32_t arrivals = 1) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
 }
 
 __device__ __forceinline__ void fence_barrier_init() {
@@ -27,6 +28,10 @@ __device__ __forceinline__ void expect_bytes(uint64_t *barrier, uint32_t bytes) 
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                "r"(bytes)
                : "memory");
+}
+
+__device__ __forceinline__ void arrive(uint64_t *barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 __device__ __forceinline__ void wait_for_phase(uint64_t *barrier, uint32_t parity) {
@@ -49,6 +54,18 @@ __device__ __forceinline__ void copy_box(void *to, const void *tensor_map, int x
       "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
       "l"(tensor_map), "r"(x), "r"(y), "r"(shared_address(barrier))
       : "memory");
+}
+
+// Asks L2 for a box.
+__device__ __forceinline__ void prefetch_box(const void *tensor_map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(tensor_map),
+               "r"(x), "r"(y)
+               : "memory");
+}
+
+// A barrier of so many threads of the block, in whole warps; number 0 is __syncthreads'.
+__device__ __forceinline__ void synchronize_threads(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 // ---- Copies in groups (compute capability 8.0) --------------------------------------------

@@ -42,8 +42,21 @@ struct MatmulArgs {
 };
 
 // Which of a family's kernels: for any problem; or, in thread blocks that own rows of the
-// weight, for up to 2, 8 and 16 rows of x.
-enum MatmulShape { kTiled, kFew2, kFew8, kFew16 };
+// weight, for up to 2, 8 and 16 rows of x. On Hopper also in tiles of so many rows of x, which
+// are no family's (wide.hpp).
+enum MatmulShape {
+  kTiled,
+  kFew2,
+  kFew8,
+  kFew16,
+  kWide32,
+  kWide64,
+  kWide112,
+  kWide128,
+  kWide152,
+  kWide192,
+  kWide256
+};
 constexpr int kMatmulShapes = 4;
 
 // The tiles of kTiled.

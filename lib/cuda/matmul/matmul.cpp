@@ -5,6 +5,7 @@
 #include "cuda/backend.hpp"
 #include "cuda/device.hpp"
 #include "cuda/matmul/select.hpp"
+#include "cuda/matmul/wide.hpp"
 #include "nf4_gpu_families.hpp"
 
 namespace nf4::cuda {
@@ -59,16 +60,27 @@ MatmulArgs matmul_args(const MatmulProblem &problem) {
   return args;
 }
 
+// The wide kernels go with the family that is Hopper's.
+bool has_wide(const MatmulFamily &family) {
+#if NF4_HAVE_SM90
+  return &family == &kMatmulSm90;
+#else
+  return false;
+#endif
+}
+
 MatmulShape shape_for(const MatmulProblem &problem, const MatmulFamily &family,
                       const Device &device) {
   const auto *kernels = family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()];
   const auto takes = [&](MatmulShape shape) {
+    if (is_wide(shape)) return has_wide(family) && wide_takes(problem, shape, device);
     return kernels[shape] != nullptr && matmul_takes(problem, shape, device.shared_bytes);
   };
   if (forced_shape != nullptr) return takes(*forced_shape) ? *forced_shape : kTiled;
   for (const MatmulShape shape : {kFew2, kFew8, kFew16})
     if (takes(shape)) return shape;
-  return kTiled;
+  const MatmulShape wide = best_wide(problem, device);
+  return takes(wide) ? wide : kTiled;
 }
 
 // Thread blocks may have more shared memory than by default only after this, once a device.
@@ -109,6 +121,7 @@ int64_t share_work(MatmulShape shape, const Device &device, MatmulArgs &args) {
 
 cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &family,
                          MatmulShape shape, const Device &device, cudaStream_t stream) {
+  if (is_wide(shape)) return launch_wide(matmul_args(problem), problem.dtype, shape, device, stream);
   const void *kernel =
       family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][shape];
   const bool waits = family.family.waits;
@@ -150,8 +163,10 @@ bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, int shared_by
 cudaError_t load_matmul_kernels(const Device &device) {
   const MatmulFamily *family = family_for(device.compute_capability);
   if (family == nullptr) return cudaSuccess;
-  const cudaError_t error = load_kernels(&family->kernels[0][0][0], 2 * 2 * kMatmulShapes);
-  return error == cudaSuccess ? allow_shared_memory(*family, device) : error;
+  cudaError_t error = load_kernels(&family->kernels[0][0][0], 2 * 2 * kMatmulShapes);
+  if (error == cudaSuccess) error = allow_shared_memory(*family, device);
+  if (error == cudaSuccess && has_wide(*family)) error = load_wide_kernels(device);
+  return error;
 }
 
 nf4_status matmul(const MatmulProblem &problem, nf4_stream stream) {

@@ -1,0 +1,25 @@
+#include "cuda/matmul/wide.cuh"
+#include "cuda/matmul/wide.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Tile>
+WideShape wide_shape() {
+  return {Tile::kColumns,
+          Tile::kRows,
+          128 * (Tile::kWarpgroups + 1),
+          WideLayout<Tile>::kBytes,
+          {(const void *)matmul_wide<__half, Tile>, (const void *)matmul_wide<__nv_bfloat16, Tile>}};
+}
+
+}  // namespace
+
+const WideShape kWideShapes[] = {
+    wide_shape<WideTile<32, 4, 1>>(),  wide_shape<WideTile<64, 4, 1>>(),
+    wide_shape<WideTile<112, 2, 1>>(), wide_shape<WideTile<128, 2, 2>>(),
+    wide_shape<WideTile<152, 2, 1>>(), wide_shape<WideTile<192, 2, 1>>(),
+    wide_shape<WideTile<256, 2, 1>>(),
+};
+
+}  // namespace nf4::cuda

@@ -1,0 +1,142 @@
+#include "cuda/matmul/wide.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <cstdlib>
+
+#include "cuda/matmul/wide_args.hpp"
+#include "nf4_gpu_families.hpp"
+
+namespace nf4::cuda {
+#if NF4_HAVE_SM90A
+namespace {
+
+constexpr int kHopper = 90;
+constexpr int64_t kWideMaxCols = int64_t{1} << 22;   // 256 rows have offsets of 31 bits
+constexpr int64_t kWideMaxRows = int64_t{1} << 30;   // of x or the weight
+constexpr int64_t kWideMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
+constexpr int kMaxSplits = 8;                        // blocks that any GPU allows in a cluster
+constexpr int64_t kMinSlabs = 4;                     // of a split
+
+const WideShape &wide_shape(MatmulShape shape) { return kWideShapes[shape - kWide32]; }
+
+// How the tiles of a shape become clusters.
+struct WidePlan {
+  int64_t row_tiles;  // of clusters
+  int64_t x_tiles;
+  int pair;
+  int splits;
+  double cycles;  // estimated
+};
+
+int64_t tiles_of(const WidePlan &plan) { return plan.row_tiles * plan.x_tiles; }
+
+WidePlan plan_wide(const WideShape &shape, int64_t rows, int64_t cols, int64_t m,
+                   const Device &device) {
+  WidePlan plan{ceil_divide(rows, shape.rows), ceil_divide(m, shape.columns), 1, 1, 0};
+  const int64_t slabs = ceil_divide(cols, kSlabColumns);
+  const int64_t blocks = device.multiprocessors;
+  while (plan.splits < kMaxSplits && tiles_of(plan) * plan.splits * 2 <= blocks &&
+         slabs >= plan.splits * 2 * kMinSlabs)
+    plan.splits *= 2;
+  const auto waves = static_cast<double>(ceil_divide(tiles_of(plan) * plan.splits, blocks));
+  const double products = shape.rows * (shape.columns + 12.0) / 16;
+  plan.cycles = waves * (products * static_cast<double>(slabs) / plan.splits + 2000);
+  if (plan.splits == 1 && shape.columns % 16 == 0 && shape.columns > 128 &&
+      tiles_of(plan) >= 8 * blocks) {
+    plan.pair = 2;
+    plan.row_tiles = ceil_divide(plan.row_tiles, 2);
+  }
+  return plan;
+}
+
+}  // namespace
+
+bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
+  const Weight &weight = problem.weight;
+  // Past a row's end codes are 0 and so is x, whose product is 0 unless a caller's codebook
+  // begins with what is not finite.
+  const int whole = weight.codebook != nullptr ? kSlabColumns : kStepColumns;
+  return device.compute_capability == kHopper &&
+         device.shared_bytes >= wide_shape(shape).shared_bytes && weight.cols > 0 &&
+         weight.cols % whole == 0 && weight.cols <= kWideMaxCols && weight.rows <= kWideMaxRows &&
+         problem.m <= kWideMaxRows && weight.blocksize() >= kStepColumns &&
+         is_multiple(weight.packed, 16) && is_multiple(problem.x, 16) &&
+         (problem.m == 1 || (problem.x_stride % 8 == 0 && problem.x_stride <= kWideMaxPitch)) &&
+         ceil_divide(weight.rows, 128) * ceil_divide(problem.m, 32) <=
+             std::numeric_limits<int>::max() / 2;
+}
+
+MatmulShape best_wide(const MatmulProblem &problem, const Device &device) {
+  if (getenv("NF4_SHAPE")) return MatmulShape(kWide32+atoi(getenv("NF4_SHAPE")));
+  MatmulShape best = kWide32;
+  double least = std::numeric_limits<double>::infinity();
+  for (int shape = kWide32; shape <= kWide256; ++shape) {
+    const WidePlan plan = plan_wide(wide_shape(MatmulShape(shape)), problem.weight.rows,
+                                    problem.weight.cols, problem.m, device);
+    if (plan.cycles >= least) continue;
+    least = plan.cycles;
+    best = MatmulShape(shape);
+  }
+  return best;
+}
+
+cudaError_t load_wide_kernels(const Device &device) {
+  if (device.compute_capability != kHopper) return cudaSuccess;
+  constexpr int kKnown = 64;
+  static std::atomic<bool> known[kKnown];
+  if (device.index < kKnown && known[device.index].load(std::memory_order_acquire))
+    return cudaSuccess;
+  for (const WideShape &shape : kWideShapes)
+    for (const void *kernel : shape.kernels) {
+      const cudaError_t error = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+      if (error != cudaSuccess) return error;
+    }
+  if (device.index < kKnown) known[device.index].store(true, std::memory_order_release);
+  return cudaSuccess;
+}
+
+cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape which,
+                        const Device &device, cudaStream_t stream) {
+  cudaError_t error = load_wide_kernels(device);
+  if (error != cudaSuccess) return error;
+  const WideShape &shape = wide_shape(which);
+  WidePlan plan = plan_wide(shape, args.rows, args.cols, args.m, device);
+  if (getenv("NF4_SPLITS")) { plan.splits = atoi(getenv("NF4_SPLITS")); plan.row_tiles=ceil_divide(args.rows, shape.rows); plan.pair=1; if (plan.splits>100) {plan.splits=1; plan.pair=2; plan.row_tiles=ceil_divide(plan.row_tiles,2);} }
+  WideArgs wide{args, {}, {}, 0, 0, 0, 0, 0, 0, false};
+  wide.tiles = static_cast<int>(tiles_of(plan));
+  wide.row_tiles = static_cast<int>(plan.row_tiles);
+  wide.x_tiles = static_cast<int>(plan.x_tiles);
+  wide.x_group = std::min(wide.x_tiles, 4);
+  wide.pair = plan.pair;
+  wide.splits = plan.splits;
+  wide.y_vectors = is_multiple(args.y, 16) && (args.m == 1 || args.y_stride % 8 == 0);
+  error = make_tensor_map({args.packed, args.rows, args.cols / 2}, args.cols / 2, kSlabColumns / 2,
+                          shape.rows, wide.packed);
+  if (error != cudaSuccess) return error;
+  // One row of x may have any stride.
+  const int64_t pitch = args.m == 1 ? args.cols : args.x_stride;
+  error = make_tensor_map({args.x, args.m, args.cols * 2}, pitch * 2, kStepColumns * 2,
+                          shape.columns / plan.pair, wide.x);
+  if (error != cudaSuccess) return error;
+  const int cluster = plan.pair * plan.splits;
+  const int64_t clusters =
+      plan.splits > 1 ? wide.tiles : std::min(wide.tiles, device.multiprocessors / cluster);
+  return launch({shape.kernels[dtype - NF4_DTYPE_FP16], clusters * cluster, shape.threads, true,
+                 stream, shape.shared_bytes, cluster},
+                wide);
+}
+
+#else
+
+bool wide_takes(const MatmulProblem &, MatmulShape, const Device &) { return false; }
+MatmulShape best_wide(const MatmulProblem &, const Device &) { return kWide32; }
+cudaError_t launch_wide(const MatmulArgs &, nf4_dtype, MatmulShape, const Device &, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+cudaError_t load_wide_kernels(const Device &) { return cudaSuccess; }
+
+#endif
+}  // namespace nf4::cuda

@@ -1,0 +1,35 @@
+// The matmul kernels for many rows of x on Hopper: what they take, and which is the fastest.
+#pragma once
+
+#include "cuda/device.hpp"
+#include "cuda/matmul/args.hpp"
+#include "problem.hpp"
+
+namespace nf4::cuda {
+
+constexpr bool is_wide(MatmulShape shape) { return shape >= kWide32; }
+
+// How a tile's columns and the tiles are shared among thread blocks.
+struct WideShape {
+  int columns;   // of a tile: rows of x
+  int rows;      // of a tile: of the weight
+  int threads;   // of a block
+  int shared_bytes;
+  const void *kernels[2];  // fp16, bf16: WideArgs
+};
+
+// kWide32 and those after it. Only in a build with kernels of sm_90a.
+extern const WideShape kWideShapes[kWide256 - kWide32 + 1];
+
+bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device);
+
+// The shape that takes the least time for a problem of these sizes, whether it takes it or not.
+MatmulShape best_wide(const MatmulProblem &problem, const Device &device);
+
+cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape,
+                        const Device &device, cudaStream_t stream);
+
+// For a device of compute capability 9.0, which is current; nothing for others.
+cudaError_t load_wide_kernels(const Device &device);
+
+}  // namespace nf4::cuda

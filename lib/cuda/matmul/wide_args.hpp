@@ -1,0 +1,72 @@
+// What the kernels for many rows of x get, and where they keep it in shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/args.hpp"
+#include "cuda/tensor_map.hpp"
+
+namespace nf4::cuda {
+
+// A thread block's tile of y: kColumns rows of x by the rows of the weight that its consumer
+// warpgroups have, each kRowBlocks times 64.
+template <int Columns, int Warpgroups, int RowBlocks>
+struct WideTile {
+  static constexpr int kColumns = Columns;
+  static constexpr int kWarpgroups = Warpgroups;
+  static constexpr int kRowBlocks = RowBlocks;
+  static constexpr int kRows = 64 * RowBlocks * Warpgroups;
+};
+
+constexpr int kStepColumns = 64;                // of x and the weight that are multiplied at once
+constexpr int kSlabColumns = 2 * kStepColumns;  // of the weight that come together
+constexpr int kWideSharedBytes = 227 * 1024;    // what Hopper has
+constexpr int kWideMaxSlots = 8;
+
+// Shared memory: the table of pairs; rings of x, of slabs of the weight, and of their scales;
+// each consumer warp's piece of y; the 8-bit code of the scales; barriers. Partial sums of
+// blocks that share a tile lie over the table and the rings, at the end.
+template <class Tile>
+struct WideLayout {
+  static constexpr int kXBytes = Tile::kColumns * kStepColumns * 2;
+  static constexpr int kSlabBytes = Tile::kRows * kSlabColumns / 2;
+  static constexpr int kScaleBytes = Tile::kRows * 2 * 4;  // of a slab: two steps' of each row
+  static constexpr int kPieceBytes = 512;
+  static constexpr int kPiecesBytes = Tile::kWarpgroups * 4 * kPieceBytes;
+  static constexpr int kTableBytes = 65536;
+  static constexpr int kEndBytes = kPiecesBytes + 1024 + 4 * kWideMaxSlots * 8;
+
+  static constexpr int kSlabSlots = Tile::kRows == 128 ? 3 : Tile::kColumns > 64 ? 4 : 5;
+  static constexpr int kRoomForX =
+      kWideSharedBytes - kTableBytes - kEndBytes - kSlabSlots * (kSlabBytes + kScaleBytes);
+  static constexpr int kXSlots =
+      kRoomForX / kXBytes < kWideMaxSlots ? kRoomForX / kXBytes : kWideMaxSlots;
+  static_assert(kXSlots >= 4);
+
+  static constexpr int kX = kTableBytes;
+  static constexpr int kSlabs = kX + kXSlots * kXBytes;
+  static constexpr int kScales = kSlabs + kSlabSlots * kSlabBytes;
+  static constexpr int kPieces = kScales + kSlabSlots * kScaleBytes;
+  static constexpr int kCode = kPieces + kPiecesBytes;
+  static constexpr int kBarriers = kCode + 1024;
+  static constexpr int kBytes = kBarriers + 4 * kWideMaxSlots * 8;
+  static_assert(kBytes <= kWideSharedBytes);
+  static_assert(kXBytes % 1024 == 0 && kSlabBytes % 512 == 0);
+};
+
+struct WideArgs {
+  MatmulArgs matmul;
+  TensorMap packed;  // slabs
+  TensorMap x;       // steps
+  // Clusters take every so many tiles; a cluster is one block, `pair` blocks whose tiles lie
+  // below each other and share x, or `splits` blocks that each have a part of a tile's columns.
+  int tiles;
+  int row_tiles;  // of clusters
+  int x_tiles;
+  int x_group;  // of them are multiplied with a row tile before the next one is
+  int pair;
+  int splits;
+  bool y_vectors;  // rows of y are on 16-byte boundaries
+};
+
+}  // namespace nf4::cuda

@@ -1,0 +1,86 @@
+// Which tiles a thread block makes, and the shared memory through which its warps work on them.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/async.cuh"
+#include "cuda/cluster.cuh"
+#include "cuda/matmul/wide_args.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+// A tile of y and the part of its columns that this block multiplies, in slabs.
+struct WidePlace {
+  int row;   // of the weight, the first
+  int of_x;  // its row of x, the first
+  int first_slab;
+  int end_slab;
+};
+
+// Calls visit(place) for each tile of this block. All warps of a cluster take the same way.
+template <class Tile, class Visit>
+__device__ __forceinline__ void each_tile(const WideArgs &wide, Visit visit) {
+  const int size = wide.pair * wide.splits;
+  const int rank = static_cast<int>(blockIdx.x) % size;
+  const int slabs = static_cast<int>((wide.matmul.cols + kSlabColumns - 1) / kSlabColumns);
+  const int part = wide.splits > 1 ? rank : 0;
+  WidePlace place;
+  place.first_slab = slabs * part / wide.splits;
+  place.end_slab = slabs * (part + 1) / wide.splits;
+  for (int tile = static_cast<int>(blockIdx.x) / size; tile < wide.tiles;
+       tile += static_cast<int>(gridDim.x) / size) {
+    const int group = tile / (wide.x_group * wide.row_tiles);
+    const int in_group = tile - group * wide.x_group * wide.row_tiles;
+    const int first_x = group * wide.x_group;
+    const int x_tiles = min(wide.x_group, wide.x_tiles - first_x);
+    const int row_tile = in_group / x_tiles;
+    place.of_x = (first_x + in_group - row_tile * x_tiles) * Tile::kColumns;
+    place.row = (row_tile * wide.pair + (wide.pair > 1 ? rank : 0)) * Tile::kRows;
+    visit(place);
+  }
+}
+
+enum WideBarrier { kXFull, kXEmpty, kSlabFull, kSlabEmpty };
+
+template <class Tile>
+struct WideShared {
+  using Layout = WideLayout<Tile>;
+  uint8_t *base;
+
+  __device__ __forceinline__ uint8_t *x(int slot) const {
+    return base + Layout::kX + slot * Layout::kXBytes;
+  }
+  __device__ __forceinline__ uint8_t *slab(int slot) const {
+    return base + Layout::kSlabs + slot * Layout::kSlabBytes;
+  }
+  // Of each row the scales of a slab's two steps.
+  __device__ __forceinline__ uint2 *scales(int slot) const {
+    return reinterpret_cast<uint2 *>(base + Layout::kScales + slot * Layout::kScaleBytes);
+  }
+  __device__ __forceinline__ float *code() const {
+    return reinterpret_cast<float *>(base + Layout::kCode);
+  }
+  __device__ __forceinline__ uint64_t *barrier(WideBarrier kind, int slot) const {
+    return reinterpret_cast<uint64_t *>(base + Layout::kBarriers) + kind * kWideMaxSlots + slot;
+  }
+};
+
+// Where in a ring a warp is.
+template <int Slots>
+struct RingTurn {
+  int slot = 0;
+  uint32_t parity = 0;  // of the phase that fills the slot
+  __device__ __forceinline__ void advance() {
+    if (++slot < Slots) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+template <class Tile>
+using XTurn = RingTurn<WideLayout<Tile>::kXSlots>;
+template <class Tile>
+using SlabTurn = RingTurn<WideLayout<Tile>::kSlabSlots>;
+
+}  // namespace
+}  // namespace nf4::cuda
