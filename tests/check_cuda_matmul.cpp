@@ -19,7 +19,9 @@ using namespace nf4::test;
 namespace {
 
 constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
-constexpr cuda::MatmulShape kShapes[] = {cuda::kTiled, cuda::kFew2, cuda::kFew8, cuda::kFew16};
+constexpr cuda::MatmulShape kShapes[] = {
+    cuda::kTiled,      cuda::kFew2,   cuda::kFew8,    cuda::kFew16,   cuda::kWide32Tall, cuda::kWide64Tall,
+    cuda::kWide64, cuda::kWide112, cuda::kWide128, cuda::kWide152, cuda::kWide192, cuda::kWide256};
 
 // Per dtype and flat or nested; compute-sanitizer runs fewer.
 int shapes() {

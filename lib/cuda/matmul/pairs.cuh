@@ -44,22 +44,18 @@ __device__ __forceinline__ float codebook_factor(float entry) {
   return factor == 0 ? 1.0f : __uint_as_float(factor);
 }
 
-// Threads threads call it, numbered by `thread` in whole warps, and a barrier must follow. The
-// table has the entries times `stretch` over the factor that it returns.
+// All threads of the block call it, and a barrier must follow. Returns the factor.
 template <class T, int Threads>
 __device__ __forceinline__ float build_pair_table(const float *own, nf4_format format,
-                                                  uint8_t *shared,
-                                                  int thread = static_cast<int>(threadIdx.x),
-                                                  float stretch = 1.0f) {
+                                                  uint8_t *shared) {
   const float entry = __ldg(device_codebook(own, format) + threadIdx.x % kCodebookSize);
   const float factor = own == nullptr ? 1.0f : codebook_factor(entry);
   constexpr uint32_t kTwiceOne = 0x7f000000u;  // the exponents of a power and its inverse
-  const float inverse = __uint_as_float(kTwiceOne - __float_as_uint(factor));
-  const float scaled = multiply_rn(multiply_rn(entry, inverse), stretch);
+  const float scaled = multiply_rn(entry, __uint_as_float(kTwiceOne - __float_as_uint(factor)));
   constexpr int kPieces = 8;  // of 16 bytes, which are four lanes' copies
 #pragma unroll
   for (int i = 0; i < 256 * kPieces; i += Threads) {
-    const int index = i + thread;
+    const int index = i + static_cast<int>(threadIdx.x);
     const int byte = index / kPieces;
     const float first = __shfl_sync(0xffffffffu, scaled, byte >> 4, kCodebookSize);
     const float second = __shfl_sync(0xffffffffu, scaled, byte, kCodebookSize);

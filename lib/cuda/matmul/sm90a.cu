@@ -16,10 +16,9 @@ WideShape wide_shape() {
 }  // namespace
 
 const WideShape kWideShapes[] = {
-    wide_shape<WideTile<32, 4, 1>>(),  wide_shape<WideTile<64, 4, 1>>(),
-    wide_shape<WideTile<112, 2, 1>>(), wide_shape<WideTile<128, 2, 2>>(),
-    wide_shape<WideTile<152, 2, 1>>(), wide_shape<WideTile<192, 2, 1>>(),
-    wide_shape<WideTile<256, 2, 1>>(),
+    wide_shape<WideTile<32, 4>>(),  wide_shape<WideTile<64, 4>>(),  wide_shape<WideTile<64, 2>>(),
+    wide_shape<WideTile<112, 2>>(), wide_shape<WideTile<128, 2>>(), wide_shape<WideTile<152, 2>>(),
+    wide_shape<WideTile<192, 2>>(), wide_shape<WideTile<256, 2>>(),
 };
 
 }  // namespace nf4::cuda

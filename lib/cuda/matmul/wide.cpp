@@ -19,7 +19,7 @@ constexpr int64_t kWideMaxPitch = int64_t{1} << 39;  // elements: a tensor map's
 constexpr int kMaxSplits = 8;                        // blocks that any GPU allows in a cluster
 constexpr int64_t kMinSlabs = 4;                     // of a split
 
-const WideShape &wide_shape(MatmulShape shape) { return kWideShapes[shape - kWide32]; }
+const WideShape &wide_shape(MatmulShape shape) { return kWideShapes[shape - kWide32Tall]; }
 
 // How the tiles of a shape become clusters.
 struct WidePlan {
@@ -69,10 +69,10 @@ bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &d
 }
 
 MatmulShape best_wide(const MatmulProblem &problem, const Device &device) {
-  if (getenv("NF4_SHAPE")) return MatmulShape(kWide32+atoi(getenv("NF4_SHAPE")));
-  MatmulShape best = kWide32;
+  if (getenv("NF4_SHAPE")) return MatmulShape(kWide32Tall+atoi(getenv("NF4_SHAPE")));
+  MatmulShape best = kWide32Tall;
   double least = std::numeric_limits<double>::infinity();
-  for (int shape = kWide32; shape <= kWide256; ++shape) {
+  for (int shape = kWide32Tall; shape <= kWide256; ++shape) {
     const WidePlan plan = plan_wide(wide_shape(MatmulShape(shape)), problem.weight.rows,
                                     problem.weight.cols, problem.m, device);
     if (plan.cycles >= least) continue;
@@ -105,13 +105,18 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   const WideShape &shape = wide_shape(which);
   WidePlan plan = plan_wide(shape, args.rows, args.cols, args.m, device);
   if (getenv("NF4_SPLITS")) { plan.splits = atoi(getenv("NF4_SPLITS")); plan.row_tiles=ceil_divide(args.rows, shape.rows); plan.pair=1; if (plan.splits>100) {plan.splits=1; plan.pair=2; plan.row_tiles=ceil_divide(plan.row_tiles,2);} }
-  WideArgs wide{args, {}, {}, 0, 0, 0, 0, 0, 0, false};
+  WideArgs wide{};
+  wide.matmul = args;
+  std::copy_n(nf4_codebook(args.format), 16, wide.codebook);
   wide.tiles = static_cast<int>(tiles_of(plan));
   wide.row_tiles = static_cast<int>(plan.row_tiles);
   wide.x_tiles = static_cast<int>(plan.x_tiles);
   wide.x_group = std::min(wide.x_tiles, 4);
   wide.pair = plan.pair;
   wide.splits = plan.splits;
+  wide.scale_groups = args.blocksize_log2 == 6 && args.cols % 512 == 0 &&
+                      is_multiple(args.absmax, args.nested_absmax == nullptr ? 16 : 8) &&
+                      (args.nested_absmax == nullptr || args.nested_blocksize_log2 >= 3);
   wide.y_vectors = is_multiple(args.y, 16) && (args.m == 1 || args.y_stride % 8 == 0);
   error = make_tensor_map({args.packed, args.rows, args.cols / 2}, args.cols / 2, kSlabColumns / 2,
                           shape.rows, wide.packed);
@@ -132,7 +137,7 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
 #else
 
 bool wide_takes(const MatmulProblem &, MatmulShape, const Device &) { return false; }
-MatmulShape best_wide(const MatmulProblem &, const Device &) { return kWide32; }
+MatmulShape best_wide(const MatmulProblem &, const Device &) { return kWide32Tall; }
 cudaError_t launch_wide(const MatmulArgs &, nf4_dtype, MatmulShape, const Device &, cudaStream_t) {
   return cudaErrorNotSupported;
 }

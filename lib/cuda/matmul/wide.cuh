@@ -47,18 +47,18 @@ __global__ void __launch_bounds__(128 * (Tile::kWarpgroups + 1), 1)
   start_dependents<Sm90>();
   if (threadIdx.x < 128) {
     give_registers<WideRegisters<Tile>::kProducer>();
-    feed<T>(wide, shared);
+    feed(wide, shared);
     // The consumers' barriers, or that at the end.
     if (wide.splits > 1) synchronize_cluster();
     if (together) synchronize_cluster();
   } else {
     take_registers<WideRegisters<Tile>::kConsumer>();
     using Consumer = WideConsumer<T, Tile>;
-    build_pair_table<T, Consumer::kThreads>(wide.matmul.codebook, wide.matmul.format, dynamic,
-                                            static_cast<int>(threadIdx.x) - 128,
-                                            table_stretch<T>(wide.matmul));
+    const float factor = WideWeights<T>::template build<Consumer::kThreads>(
+        wide, dynamic, static_cast<int>(threadIdx.x) - 128);
     synchronize_threads(1, Consumer::kThreads);
-    Consumer consumer(wide, shared);
+    Consumer consumer(wide, shared, factor);
+    consumer.start_turns();
     each_tile<Tile>(wide, [&](const WidePlace &place) {
       consumer.multiply(place);
       consumer.finish(place);

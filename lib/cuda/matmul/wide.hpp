@@ -7,7 +7,7 @@
 
 namespace nf4::cuda {
 
-constexpr bool is_wide(MatmulShape shape) { return shape >= kWide32; }
+constexpr bool is_wide(MatmulShape shape) { return shape >= kWide32Tall; }
 
 // How a tile's columns and the tiles are shared among thread blocks.
 struct WideShape {
@@ -18,8 +18,8 @@ struct WideShape {
   const void *kernels[2];  // fp16, bf16: WideArgs
 };
 
-// kWide32 and those after it. Only in a build with kernels of sm_90a.
-extern const WideShape kWideShapes[kWide256 - kWide32 + 1];
+// kWide32Tall and those after it. Only in a build with kernels of sm_90a.
+extern const WideShape kWideShapes[kWide256 - kWide32Tall + 1];
 
 bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device);
 

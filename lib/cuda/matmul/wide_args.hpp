@@ -8,14 +8,13 @@
 
 namespace nf4::cuda {
 
-// A thread block's tile of y: kColumns rows of x by the rows of the weight that its consumer
-// warpgroups have, each kRowBlocks times 64.
-template <int Columns, int Warpgroups, int RowBlocks>
+// A thread block's tile of y: kColumns rows of x by 64 rows of the weight for each of its
+// consumer warpgroups.
+template <int Columns, int Warpgroups>
 struct WideTile {
   static constexpr int kColumns = Columns;
   static constexpr int kWarpgroups = Warpgroups;
-  static constexpr int kRowBlocks = RowBlocks;
-  static constexpr int kRows = 64 * RowBlocks * Warpgroups;
+  static constexpr int kRows = 64 * Warpgroups;
 };
 
 constexpr int kStepColumns = 64;                // of x and the weight that are multiplied at once
@@ -31,12 +30,14 @@ struct WideLayout {
   static constexpr int kXBytes = Tile::kColumns * kStepColumns * 2;
   static constexpr int kSlabBytes = Tile::kRows * kSlabColumns / 2;
   static constexpr int kScaleBytes = Tile::kRows * 2 * 4;  // of a slab: two steps' of each row
-  static constexpr int kPieceBytes = 512;
+  static constexpr int kPieceBytes = 1024;
   static constexpr int kPiecesBytes = Tile::kWarpgroups * 4 * kPieceBytes;
   static constexpr int kTableBytes = 65536;
   static constexpr int kEndBytes = kPiecesBytes + 1024 + 4 * kWideMaxSlots * 8;
 
-  static constexpr int kSlabSlots = Tile::kRows == 128 ? 3 : Tile::kColumns > 64 ? 4 : 5;
+  // Wide tiles take long for a slab, and leave little room.
+  static constexpr int kSlabSlots =
+      Tile::kColumns > 192 ? 2 : Tile::kColumns > 128 ? 3 : Tile::kRows == 128 ? 6 : 5;
   static constexpr int kRoomForX =
       kWideSharedBytes - kTableBytes - kEndBytes - kSlabSlots * (kSlabBytes + kScaleBytes);
   static constexpr int kXSlots =
@@ -58,6 +59,7 @@ struct WideArgs {
   MatmulArgs matmul;
   TensorMap packed;  // slabs
   TensorMap x;       // steps
+  float codebook[16];  // the format's own
   // Clusters take every so many tiles; a cluster is one block, `pair` blocks whose tiles lie
   // below each other and share x, or `splits` blocks that each have a part of a tile's columns.
   int tiles;
@@ -66,7 +68,8 @@ struct WideArgs {
   int x_group;  // of them are multiplied with a row tile before the next one is
   int pair;
   int splits;
-  bool y_vectors;  // rows of y are on 16-byte boundaries
+  bool scale_groups;  // scales lie in whole groups of eight steps (wide_producers.cuh)
+  bool y_vectors;     // rows of y are on 16-byte boundaries
 };
 
 }  // namespace nf4::cuda

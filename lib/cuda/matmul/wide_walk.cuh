@@ -55,8 +55,8 @@ struct WideShared {
     return base + Layout::kSlabs + slot * Layout::kSlabBytes;
   }
   // Of each row the scales of a slab's two steps.
-  __device__ __forceinline__ uint2 *scales(int slot) const {
-    return reinterpret_cast<uint2 *>(base + Layout::kScales + slot * Layout::kScaleBytes);
+  __device__ __forceinline__ float2 *scales(int slot) const {
+    return reinterpret_cast<float2 *>(base + Layout::kScales + slot * Layout::kScaleBytes);
   }
   __device__ __forceinline__ float *code() const {
     return reinterpret_cast<float *>(base + Layout::kCode);
