@@ -23,6 +23,14 @@ __device__ __forceinline__ void synchronize_cluster() {
           : "memory");
 }
 
+// The same, but for writes, which nobody waits for.
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed;\n"
+      "barrier.cluster.wait;" ::
+          : "memory");
+}
+
 // The address of another block's shared memory at the same place.
 __device__ __forceinline__ uint32_t address_in_cluster(const void *own, uint32_t rank) {
   uint32_t address;

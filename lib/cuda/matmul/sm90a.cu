@@ -10,7 +10,10 @@ WideShape wide_shape() {
           Tile::kRows,
           128 * (Tile::kWarpgroups + 1),
           WideLayout<Tile>::kBytes,
-          {(const void *)matmul_wide<__half, Tile>, (const void *)matmul_wide<__nv_bfloat16, Tile>}};
+          Tile::kHalves,
+          {(const void *)matmul_wide<ExactWeights, Tile>,
+           (const void *)matmul_wide<NearWeights, Tile>},
+          (const void *)matmul_wide<FastWeights, Tile>};
 }
 
 }  // namespace

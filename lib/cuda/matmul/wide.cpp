@@ -25,6 +25,7 @@ const WideShape &wide_shape(MatmulShape shape) { return kWideShapes[shape - kWid
 struct WidePlan {
   int64_t row_tiles;  // of clusters
   int64_t x_tiles;
+  int64_t whole_tiles;
   int pair;
   int splits;
   double cycles;  // estimated
@@ -34,21 +35,27 @@ int64_t tiles_of(const WidePlan &plan) { return plan.row_tiles * plan.x_tiles; }
 
 WidePlan plan_wide(const WideShape &shape, int64_t rows, int64_t cols, int64_t m,
                    const Device &device) {
-  WidePlan plan{ceil_divide(rows, shape.rows), ceil_divide(m, shape.columns), 1, 1, 0};
+  WidePlan plan{ceil_divide(rows, shape.rows), ceil_divide(m, shape.columns), 0, 1, 1, 0};
   const int64_t slabs = ceil_divide(cols, kSlabColumns);
-  const int64_t blocks = device.multiprocessors;
-  while (plan.splits < kMaxSplits && tiles_of(plan) * plan.splits * 2 <= blocks &&
-         slabs >= plan.splits * 2 * kMinSlabs)
-    plan.splits *= 2;
-  const auto waves = static_cast<double>(ceil_divide(tiles_of(plan) * plan.splits, blocks));
-  const double products = shape.rows * (shape.columns + 12.0) / 16;
-  plan.cycles = waves * (products * static_cast<double>(slabs) / plan.splits + 2000);
-  if (plan.splits == 1 && shape.columns % 16 == 0 && shape.columns > 128 &&
-      tiles_of(plan) >= 8 * blocks) {
-    plan.pair = 2;
-    plan.row_tiles = ceil_divide(plan.row_tiles, 2);
-  }
+  const int64_t blocks = device.multiprocessors, tiles = tiles_of(plan);
+  while (plan.splits < kMaxSplits && tiles * (plan.splits + 1) <= blocks &&
+         slabs >= (plan.splits + 1) * kMinSlabs)
+    ++plan.splits;
+  const double slab_cycles = shape.rows == 256 ? 1250 + 17.0 * shape.columns
+                                               : 850 + 6.5 * shape.columns;
+  const double slabs_of_tile = static_cast<double>(ceil_divide(slabs, plan.splits));
+  const int64_t rest = plan.splits == 1 ? tiles % blocks : 0;
+  plan.whole_tiles = shape.halves && tiles > blocks && 2 * rest <= blocks ? tiles - rest : tiles;
+  const double waves = static_cast<double>(ceil_divide(plan.whole_tiles * plan.splits, blocks)) +
+                       (plan.whole_tiles < tiles ? 0.62 : 0);
+  plan.cycles = waves * (slab_cycles * slabs_of_tile + 3000) + (plan.splits > 1 ? 3000 : 0);
   return plan;
+}
+
+const void *kernel_for(const WideShape &shape, const MatmulArgs &args, nf4_dtype dtype) {
+  if (dtype == NF4_DTYPE_BF16 && args.codebook == nullptr && args.nested_absmax != nullptr && !getenv("NF4_NEAR"))
+    return shape.fast;
+  return shape.exact[dtype - NF4_DTYPE_FP16];
 }
 
 }  // namespace
@@ -89,7 +96,7 @@ cudaError_t load_wide_kernels(const Device &device) {
   if (device.index < kKnown && known[device.index].load(std::memory_order_acquire))
     return cudaSuccess;
   for (const WideShape &shape : kWideShapes)
-    for (const void *kernel : shape.kernels) {
+    for (const void *kernel : {shape.exact[0], shape.exact[1], shape.fast}) {
       const cudaError_t error = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
       if (error != cudaSuccess) return error;
@@ -104,11 +111,12 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   if (error != cudaSuccess) return error;
   const WideShape &shape = wide_shape(which);
   WidePlan plan = plan_wide(shape, args.rows, args.cols, args.m, device);
-  if (getenv("NF4_SPLITS")) { plan.splits = atoi(getenv("NF4_SPLITS")); plan.row_tiles=ceil_divide(args.rows, shape.rows); plan.pair=1; if (plan.splits>100) {plan.splits=1; plan.pair=2; plan.row_tiles=ceil_divide(plan.row_tiles,2);} }
+  if (getenv("NF4_SPLITS")) { plan.splits = atoi(getenv("NF4_SPLITS")); plan.row_tiles=ceil_divide(args.rows, shape.rows); plan.pair=1; if (plan.splits>200) {plan.splits=1; plan.whole_tiles=tiles_of(plan);} else if (plan.splits>100) {plan.splits=1; plan.pair=2; plan.row_tiles=ceil_divide(plan.row_tiles,2);plan.whole_tiles=tiles_of(plan);} else if (plan.splits>1) plan.whole_tiles=tiles_of(plan); }
   WideArgs wide{};
   wide.matmul = args;
   std::copy_n(nf4_codebook(args.format), 16, wide.codebook);
   wide.tiles = static_cast<int>(tiles_of(plan));
+  wide.whole_tiles = static_cast<int>(plan.whole_tiles);
   wide.row_tiles = static_cast<int>(plan.row_tiles);
   wide.x_tiles = static_cast<int>(plan.x_tiles);
   wide.x_group = std::min(wide.x_tiles, 4);
@@ -124,12 +132,13 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   // One row of x may have any stride.
   const int64_t pitch = args.m == 1 ? args.cols : args.x_stride;
   error = make_tensor_map({args.x, args.m, args.cols * 2}, pitch * 2, kStepColumns * 2,
-                          shape.columns / plan.pair, wide.x);
+                          shape.columns / (shape.halves ? 2 : 1), wide.x);
   if (error != cudaSuccess) return error;
   const int cluster = plan.pair * plan.splits;
+  const int work = 2 * wide.tiles - wide.whole_tiles;
   const int64_t clusters =
-      plan.splits > 1 ? wide.tiles : std::min(wide.tiles, device.multiprocessors / cluster);
-  return launch({shape.kernels[dtype - NF4_DTYPE_FP16], clusters * cluster, shape.threads, true,
+      plan.splits > 1 ? wide.tiles : std::min(work, device.multiprocessors / cluster);
+  return launch({kernel_for(shape, args, dtype), clusters * cluster, shape.threads, true,
                  stream, shape.shared_bytes, cluster},
                 wide);
 }

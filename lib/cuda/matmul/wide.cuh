@@ -31,7 +31,7 @@ struct WideRegisters {
   static constexpr int kConsumer = Tile::kWarpgroups == 2 ? 224 : 104;
 };
 
-template <class T, class Tile>
+template <class Weights, class Tile>
 __global__ void __launch_bounds__(128 * (Tile::kWarpgroups + 1), 1)
     matmul_wide(const __grid_constant__ WideArgs wide) {
   extern __shared__ __align__(1024) uint8_t dynamic[];
@@ -39,32 +39,35 @@ __global__ void __launch_bounds__(128 * (Tile::kWarpgroups + 1), 1)
   const bool together = wide.pair * wide.splits > 1;
   if (threadIdx.x == 0) init_barriers(wide, shared);
   if (threadIdx.x == 32) prefetch_slabs<Tile>(wide);
-  if (together)
-    synchronize_cluster();
-  else
-    __syncthreads();
+  __syncthreads();
+  if (together) meet_cluster();
   wait_for_predecessor<Sm90>();
   start_dependents<Sm90>();
   if (threadIdx.x < 128) {
     give_registers<WideRegisters<Tile>::kProducer>();
     feed(wide, shared);
-    // The consumers' barriers, or that at the end.
+    // The consumers' meetings.
+    if (together) meet_cluster();
     if (wide.splits > 1) synchronize_cluster();
-    if (together) synchronize_cluster();
   } else {
     take_registers<WideRegisters<Tile>::kConsumer>();
-    using Consumer = WideConsumer<T, Tile>;
-    const float factor = WideWeights<T>::template build<Consumer::kThreads>(
+    using Consumer = WideConsumer<Weights, Tile>;
+    const float factor = Weights::template build<Consumer::kThreads>(
         wide, dynamic, static_cast<int>(threadIdx.x) - 128);
     synchronize_threads(1, Consumer::kThreads);
     Consumer consumer(wide, shared, factor);
-    consumer.start_turns();
-    each_tile<Tile>(wide, [&](const WidePlace &place) {
-      consumer.multiply(place);
-      consumer.finish(place);
+    each_whole_tile<Tile>(wide, [&](const WidePlace &place) {
+      consumer.template multiply<Tile::kColumns>(place);
+      consumer.template finish<Tile::kColumns>(place);
     });
+    // In a loop of its own: products of two widths in one would wait for each other.
+    if constexpr (Tile::kHalves)
+      each_half_tile<Tile>(wide, [&](const WidePlace &place) {
+        consumer.template multiply<Tile::kColumns / 2>(place);
+        consumer.template finish<Tile::kColumns / 2>(place);
+      });
     // A block of a pair must not end before the other has done with its barriers.
-    if (wide.pair > 1) synchronize_cluster();
+    if (wide.pair > 1) meet_cluster();
   }
 }
 

@@ -15,6 +15,8 @@ struct WideTile {
   static constexpr int kColumns = Columns;
   static constexpr int kWarpgroups = Warpgroups;
   static constexpr int kRows = 64 * Warpgroups;
+  // The last tiles may be halves, so that what does not fill the GPU takes half as long.
+  static constexpr bool kHalves = Columns == 256;
 };
 
 constexpr int kStepColumns = 64;                // of x and the weight that are multiplied at once
@@ -27,6 +29,7 @@ constexpr int kWideMaxSlots = 8;
 // blocks that share a tile lie over the table and the rings, at the end.
 template <class Tile>
 struct WideLayout {
+  static constexpr int kXBox = Tile::kHalves ? Tile::kColumns / 2 : Tile::kColumns;
   static constexpr int kXBytes = Tile::kColumns * kStepColumns * 2;
   static constexpr int kSlabBytes = Tile::kRows * kSlabColumns / 2;
   static constexpr int kScaleBytes = Tile::kRows * 2 * 4;  // of a slab: two steps' of each row
@@ -63,7 +66,8 @@ struct WideArgs {
   // Clusters take every so many tiles; a cluster is one block, `pair` blocks whose tiles lie
   // below each other and share x, or `splits` blocks that each have a part of a tile's columns.
   int tiles;
-  int row_tiles;  // of clusters
+  int whole_tiles;  // of them; the rest become two halves each
+  int row_tiles;    // of clusters
   int x_tiles;
   int x_group;  // of them are multiplied with a row tile before the next one is
   int pair;

@@ -12,9 +12,12 @@
 namespace nf4::cuda {
 namespace {
 
-template <class T, class Tile>
+// Weights says how bytes and scales become weights (wide_weights.cuh). A tile's multiply and
+// finish have the same Columns, which are the tile's or half of them.
+template <class Weights, class Tile>
 class WideConsumer {
  public:
+  using T = typename Weights::Element;
   static constexpr int kThreads = 128 * Tile::kWarpgroups;
 
   __device__ __forceinline__ WideConsumer(const WideArgs &wide, WideShared<Tile> shared,
@@ -31,14 +34,9 @@ class WideConsumer {
       pieces_[piece] = row() * kSlabPitch + (piece ^ swizzle) * 16;
   }
 
-  // Two warpgroups start their products by turns, so that one decodes while the tensor cores
-  // work for the other. Call it once, before the first tile.
-  __device__ __forceinline__ void start_turns() {
-    if (kTurns && thread() / 128 == 1) pass_turn();
-  }
-
   // The sums of a tile. While the tensor cores work on a step of 64 columns, the threads make
   // the weights of the next.
+  template <int Columns>
   __device__ __forceinline__ void multiply(const WidePlace &place) {
 #pragma unroll
     for (float &sum : sums_) sum = 0;
@@ -46,25 +44,25 @@ class WideConsumer {
     start_slab();
 #pragma unroll 1
     for (int left = place.end_slab - place.first_slab; left > 0; --left) {
-      step<0>(left > 1);
-      step<1>(left > 1);
+      step<0, Columns>(left > 1);
+      step<1, Columns>(left > 1);
     }
     wgmma_wait<0>();
     release_x();
   }
 
   // Writes the tile's y.
+  template <int Columns>
   __device__ __forceinline__ void finish(const WidePlace &place) {
-    if (wide_.splits > 1) return finish_together(place);
-    const int count = min(static_cast<int>(min(wide_.matmul.m - place.of_x, int64_t{INT32_MAX})),
-                          Tile::kColumns);
+    if (Columns == Tile::kColumns && wide_.splits > 1) return finish_together(place);
+    const int count = static_cast<int>(min(wide_.matmul.m - place.of_x, int64_t{Columns}));
     const Bias bias(wide_.matmul, place.row + row());
 #pragma unroll
-    for (int column = 0; column < Tile::kColumns; column += kPieceColumns) {
+    for (int column = 0; column < Columns; column += kPieceColumns) {
       float sums[kPieceColumns / 2];
 #pragma unroll
       for (int i = 0; i < kPieceColumns / 2; ++i)
-        sums[i] = column / 2 + i < Tile::kColumns / 2 ? sums_[column / 2 + i] : 0.0f;
+        sums[i] = column / 2 + i < Columns / 2 ? sums_[column / 2 + i] : 0.0f;
       store_piece(place.row + row(), place.of_x + column, count - column, bias, sums);
     }
   }
@@ -78,18 +76,6 @@ class WideConsumer {
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x) - 128; }
   // The first of this lane's two rows of the tile, which are 8 apart.
   static __device__ __forceinline__ int row() { return thread() / 32 * 16 + lane() / 4; }
-
-  // ---- Turns ----
-
-  static constexpr bool kTurns = Tile::kWarpgroups == 2;
-  static constexpr int kTurnBarrier = 3;  // and the next
-
-  static __device__ __forceinline__ void wait_for_turn() {
-    if constexpr (kTurns) synchronize_threads(kTurnBarrier + thread() / 128, kThreads);
-  }
-  static __device__ __forceinline__ void pass_turn() {
-    if constexpr (kTurns) arrive_threads(kTurnBarrier + 1 - thread() / 128, kThreads);
-  }
 
   // ---- Steps ----
 
@@ -117,7 +103,7 @@ class WideConsumer {
   __device__ __forceinline__ void decode() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float scale = Step == 0 ? scales_[half].x : scales_[half].y;
+      const typename Weights::Scale scale(Step == 0 ? scales_[half].x : scales_[half].y);
 #pragma unroll
       for (int piece = 0; piece < 2; ++piece) {
         const uint4 words = words_[half][piece];
@@ -131,18 +117,16 @@ class WideConsumer {
     }
   }
 
-  template <int Step>
+  template <int Step, int Columns>
   __device__ __forceinline__ void step(bool more) {
     decode<Step>();
     wait_for_phase(shared_.barrier(kXFull, x_.slot), x_.parity);
-    wait_for_turn();
     wgmma_fence();
     const uint64_t x = wgmma_descriptor(shared_.x(x_.slot));
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      Wgmma<Tile::kColumns>::add(T{}, sums_, a_[Step][k], x + 2 * k);
+      Wgmma<Columns>::add(T{}, reinterpret_cast<float(&)[Columns / 2]>(sums_), a_[Step][k], x + 2 * k);
     wgmma_commit();
-    pass_turn();
     if constexpr (Step == 1) {
       __syncwarp();
       if (lane() == 0) arrive(shared_.barrier(kSlabEmpty, slab_.slot));
@@ -228,7 +212,7 @@ class WideConsumer {
     const auto offset = [&](int source, int column_block) {
       return ((source * share + column_block) * kThreads + thread()) * 16;
     };
-    synchronize_cluster();  // nobody reads the rings any more
+    meet_cluster();  // nobody reads the rings any more
 #pragma unroll
     for (int column = 0; column < kColumnBlocks; ++column) {
       const int owner = column / share;
@@ -265,7 +249,7 @@ class WideConsumer {
 
   const WideArgs &wide_;
   const WideShared<Tile> shared_;
-  const WideWeights<T> weights_;
+  const Weights weights_;
   const float factor_;
   const uint32_t x_empty_;  // this lane's block of the pair's
   int pieces_[4];           // of a row of a slab, from the slab on

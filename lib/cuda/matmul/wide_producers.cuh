@@ -12,24 +12,28 @@ namespace {
 
 constexpr int kScaleThreads = 64;
 
-// One thread. In a pair each block asks for half of the rows, for both.
+// One thread. A box is half of a tile's rows of x; in a pair each block asks for one of the
+// halves, for both.
 template <class Tile>
 __device__ __forceinline__ void feed_x(const WideArgs &wide, WideShared<Tile> shared) {
-  constexpr int kHalf = Tile::kColumns / 2;
+  constexpr int kBox = WideLayout<Tile>::kXBox, kBoxes = Tile::kColumns / kBox;
   const int rank = wide.pair > 1 ? static_cast<int>(cluster_rank()) : 0;
   XTurn<Tile> turn;
-  each_tile<Tile>(wide, [&](const WidePlace &place) {
+  each_tile<Tile>(wide, [&](const WidePlace &place, bool whole) {
     for (int step = place.first_slab * 2; step < place.end_slab * 2; ++step) {
       uint64_t *const full = shared.barrier(kXFull, turn.slot);
       wait_for_phase(shared.barrier(kXEmpty, turn.slot), turn.parity ^ 1);
-      expect_bytes(full, WideLayout<Tile>::kXBytes);
+      expect_bytes(full, WideLayout<Tile>::kXBytes / (whole ? 1 : kBoxes));
       uint8_t *const to = shared.x(turn.slot);
       const int column = step * kStepColumns * 2;
-      if (wide.pair > 1)
-        copy_box_to_cluster(to + rank * kHalf * 128, &wide.x, column, place.of_x + rank * kHalf,
+      if (kBoxes == 2 && wide.pair > 1) {
+        copy_box_to_cluster(to + rank * kBox * 128, &wide.x, column, place.of_x + rank * kBox,
                             full, 3);
-      else
+      } else {
         copy_box(to, &wide.x, column, place.of_x, full);
+        if (kBoxes == 2 && whole)
+          copy_box(to + kBox * 128, &wide.x, column, place.of_x + kBox, full);
+      }
       turn.advance();
     }
   });
@@ -39,7 +43,7 @@ __device__ __forceinline__ void feed_x(const WideArgs &wide, WideShared<Tile> sh
 template <class Tile>
 __device__ __forceinline__ void feed_slabs(const WideArgs &wide, WideShared<Tile> shared) {
   SlabTurn<Tile> turn;
-  each_tile<Tile>(wide, [&](const WidePlace &place) {
+  each_tile<Tile>(wide, [&](const WidePlace &place, bool) {
     for (int slab = place.first_slab; slab < place.end_slab; ++slab) {
       uint64_t *const full = shared.barrier(kSlabFull, turn.slot);
       wait_for_phase(shared.barrier(kSlabEmpty, turn.slot), turn.parity ^ 1);
@@ -54,7 +58,7 @@ __device__ __forceinline__ void feed_slabs(const WideArgs &wide, WideShared<Tile
 template <class Tile>
 __device__ __forceinline__ void prefetch_slabs(const WideArgs &wide) {
   bool first = true;
-  each_tile<Tile>(wide, [&](const WidePlace &place) {
+  each_tile<Tile>(wide, [&](const WidePlace &place, bool) {
     const int end = min(place.first_slab + WideLayout<Tile>::kSlabSlots, place.end_slab);
     for (int slab = place.first_slab; first && slab < end; ++slab)
       prefetch_box(&wide.packed, slab * (kSlabColumns / 2), place.row);
@@ -246,9 +250,9 @@ __device__ __forceinline__ void feed_scales(const WideArgs &wide, WideShared<Til
                                             int thread) {
   ScaleFeed<Nested, Tile> feed(wide, shared, thread);
   if (wide.scale_groups)
-    each_tile<Tile>(wide, [&](const WidePlace &place) { feed.feed_groups(place); });
+    each_tile<Tile>(wide, [&](const WidePlace &place, bool) { feed.feed_groups(place); });
   else
-    each_tile<Tile>(wide, [&](const WidePlace &place) { feed.feed_steps(place); });
+    each_tile<Tile>(wide, [&](const WidePlace &place, bool) { feed.feed_steps(place); });
 }
 
 // The producer warpgroup, by warp.
