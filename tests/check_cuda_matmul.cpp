@@ -20,8 +20,10 @@ namespace {
 
 constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
 constexpr cuda::MatmulShape kShapes[] = {
-    cuda::kTiled,      cuda::kFew2,   cuda::kFew8,    cuda::kFew16,   cuda::kWide32Tall, cuda::kWide64Tall,
-    cuda::kWide64, cuda::kWide112, cuda::kWide128, cuda::kWide152, cuda::kWide192, cuda::kWide256};
+    cuda::kTiled,      cuda::kFew2,       cuda::kFew8,    cuda::kFew16,
+    cuda::kWide32Tall, cuda::kWide64Tall, cuda::kWide64,  cuda::kWide128,
+    cuda::kWide152,    cuda::kWide176,    cuda::kWide208, cuda::kWide256,
+};
 
 // Per dtype and flat or nested; compute-sanitizer runs fewer.
 int shapes() {
@@ -142,9 +144,15 @@ void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream) {
   }
 }
 
-// Shapes of which half are those of the few-row kernels.
+// Shapes of which half are those of the few-row kernels or of the wide ones.
 MatmulShape random_shape_for_gpu(Rng &rng) {
   MatmulShape shape = random_matmul_shape(rng);
+  if (rng.one_in(4)) {
+    shape.cols = rng.between(1, rng.one_in(4) ? 60 : 10) * 64;
+    shape.m = rng.between(17, rng.one_in(4) ? 600 : 150);
+    shape.rows = rng.between(1, 1500000 / (shape.cols * shape.m) + 1);
+    return shape;
+  }
   if (rng.one_in(2)) {
     shape.cols = rng.between(1, 40) * 64;
     shape.m = rng.between(1, 20);
@@ -171,10 +179,20 @@ TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda]"
       }
 }
 
+TEST_CASE("tiles that do not fill the GPU become halves", "[cuda]") {
+  const Stream stream;
+  Rng rng(0xf000000);
+  // One tile more than an H100 or H200 has multiprocessors, and rows of x in both of its halves.
+  MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, CodebookKind::kNf4,
+                                       {133 * 128 - 5, 64, 140}, XKind::kOrdinary);
+  check_matmul(test, rng, stream);
+}
+
 TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda]") {
   const Stream stream;
-  for (const MatmulShape shape : {MatmulShape{1000, 4096, 1}, MatmulShape{1000, 1536, 7},
-                                  MatmulShape{777, 2048, 16}, MatmulShape{300, 1100, 70}}) {
+  for (const MatmulShape shape :
+       {MatmulShape{1000, 4096, 1}, MatmulShape{1000, 1536, 7}, MatmulShape{777, 2048, 16},
+        MatmulShape{300, 1100, 70}, MatmulShape{520, 4096, 64}, MatmulShape{8500, 256, 513}}) {
     Rng rng(0xc000000 + shape.m);
     const MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, CodebookKind::kNf4,
                                                shape, XKind::kOutliers);

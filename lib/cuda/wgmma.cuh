@@ -12,7 +12,9 @@
 namespace nf4::cuda {
 
 // Before the first product of a group: registers that threads wrote are seen by it.
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 
 // Ends a group of products.
 __device__ __forceinline__ void wgmma_commit() {
@@ -56,32 +58,36 @@ struct Wgmma;
 #define NF4_D64(i) NF4_D32(i), NF4_D32(i + 32)
 
 // `sums` names the operands of D, `a` and `b` those after them, and `...` lists D's.
-#define NF4_WGMMA_OF(type, name, n, sums, a, b, ...)                                              \
-  static __device__ __forceinline__ void add(type, float(&d)[n / 2], const uint32_t(&of_a)[4],    \
-                                             uint64_t of_b) {                                     \
-    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #n   \
-                 "k16.f32." name "." name " {" sums "}, {" a "}, " b ", p, 1, 1, 0;\n}"           \
-                 : __VA_ARGS__                                                                    \
-                 : "r"(of_a[0]), "r"(of_a[1]), "r"(of_a[2]), "r"(of_a[3]), "l"(of_b));            \
+#define NF4_WGMMA_OF(type, name, n, sums, a, b, ...)                                             \
+  static __device__ __forceinline__ void add(type, float (&d)[n / 2], const uint32_t (&of_a)[4], \
+                                             uint64_t of_b) {                                    \
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #n  \
+                 "k16.f32." name "." name " {" sums "}, {" a "}, " b ", p, 1, 1, 0;\n}"          \
+                 : __VA_ARGS__                                                                   \
+                 : "r"(of_a[0]), "r"(of_a[1]), "r"(of_a[2]), "r"(of_a[3]), "l"(of_b));           \
   }
-#define NF4_WGMMA(n, sums, a, b, ...)                                   \
-  template <>                                                           \
-  struct Wgmma<n> {                                                     \
-    NF4_WGMMA_OF(__nv_bfloat16, "bf16", n, sums, a, b, __VA_ARGS__)     \
-    NF4_WGMMA_OF(__half, "f16", n, sums, a, b, __VA_ARGS__)             \
+#define NF4_WGMMA(n, sums, a, b, ...)                               \
+  template <>                                                       \
+  struct Wgmma<n> {                                                 \
+    NF4_WGMMA_OF(__nv_bfloat16, "bf16", n, sums, a, b, __VA_ARGS__) \
+    NF4_WGMMA_OF(__half, "f16", n, sums, a, b, __VA_ARGS__)         \
   };
 
 NF4_WGMMA(32, NF4_TEN("") ", " NF4_SIX("1"), "%16, %17, %18, %19", "%20", NF4_D16(0))
 NF4_WGMMA(64, NF4_THIRTY ", " NF4_TWO("3"), "%32, %33, %34, %35", "%36", NF4_D32(0))
-NF4_WGMMA(112, NF4_FIFTY ", " NF4_SIX("5"), "%56, %57, %58, %59", "%60", NF4_D32(0), NF4_D16(32),
-          NF4_D8(48))
+NF4_WGMMA(104, NF4_FIFTY ", " NF4_TWO("5"), "%52, %53, %54, %55", "%56", NF4_D32(0), NF4_D16(32),
+          NF4_D4(48))
 NF4_WGMMA(128, NF4_FIFTY ", " NF4_TEN("5") ", " NF4_FOUR("6"), "%64, %65, %66, %67", "%68",
           NF4_D64(0))
 NF4_WGMMA(152, NF4_SEVENTY ", " NF4_SIX("7"), "%76, %77, %78, %79", "%80", NF4_D64(0), NF4_D8(64),
           NF4_D4(72))
-NF4_WGMMA(192, NF4_NINETY ", " NF4_SIX("9"), "%96, %97, %98, %99", "%100", NF4_D64(0), NF4_D32(64))
-NF4_WGMMA(256, NF4_NINETY ", " NF4_TEN("9") ", " NF4_TEN("10") ", " NF4_TEN("11") ", "
-          NF4_EIGHT("12"), "%128, %129, %130, %131", "%132", NF4_D64(0), NF4_D64(64))
+NF4_WGMMA(176, NF4_SEVENTY ", " NF4_TEN("7") ", " NF4_EIGHT("8"), "%88, %89, %90, %91", "%92",
+          NF4_D64(0), NF4_D16(64), NF4_D8(80))
+NF4_WGMMA(208, NF4_NINETY ", " NF4_TEN("9") ", " NF4_FOUR("10"), "%104, %105, %106, %107", "%108",
+          NF4_D64(0), NF4_D32(64), NF4_D8(96))
+NF4_WGMMA(256,
+          NF4_NINETY ", " NF4_TEN("9") ", " NF4_TEN("10") ", " NF4_TEN("11") ", " NF4_EIGHT("12"),
+          "%128, %129, %130, %131", "%132", NF4_D64(0), NF4_D64(64))
 
 #undef NF4_WGMMA
 #undef NF4_WGMMA_OF

@@ -52,10 +52,10 @@ enum MatmulShape {
   kWide32Tall,
   kWide64Tall,
   kWide64,
-  kWide112,
   kWide128,
   kWide152,
-  kWide192,
+  kWide176,
+  kWide208,
   kWide256
 };
 constexpr int kMatmulShapes = 4;

@@ -121,7 +121,8 @@ int64_t share_work(MatmulShape shape, const Device &device, MatmulArgs &args) {
 
 cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &family,
                          MatmulShape shape, const Device &device, cudaStream_t stream) {
-  if (is_wide(shape)) return launch_wide(matmul_args(problem), problem.dtype, shape, device, stream);
+  if (is_wide(shape))
+    return launch_wide(matmul_args(problem), problem.dtype, shape, device, stream);
   const void *kernel =
       family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][shape];
   const bool waits = family.family.waits;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <cstdlib>
 
 #include "cuda/matmul/wide_args.hpp"
 #include "nf4_gpu_families.hpp"
@@ -12,50 +11,61 @@ namespace nf4::cuda {
 #if NF4_HAVE_SM90A
 namespace {
 
-constexpr int kHopper = 90;
+constexpr int kHopper = 90;                          // the compute capability
 constexpr int64_t kWideMaxCols = int64_t{1} << 22;   // 256 rows have offsets of 31 bits
 constexpr int64_t kWideMaxRows = int64_t{1} << 30;   // of x or the weight
 constexpr int64_t kWideMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
 constexpr int kMaxSplits = 8;                        // blocks that any GPU allows in a cluster
 constexpr int64_t kMinSlabs = 4;                     // of a split
+constexpr int64_t kKeptBytes = 32 << 20;             // in L2, beside x and y
 
 const WideShape &wide_shape(MatmulShape shape) { return kWideShapes[shape - kWide32Tall]; }
 
-// How the tiles of a shape become clusters.
+// How the tiles of a shape become work of clusters.
 struct WidePlan {
-  int64_t row_tiles;  // of clusters
+  int64_t row_tiles;
   int64_t x_tiles;
   int64_t whole_tiles;
-  int pair;
   int splits;
   double cycles;  // estimated
 };
 
-int64_t tiles_of(const WidePlan &plan) { return plan.row_tiles * plan.x_tiles; }
+// Clusters of so many blocks that the device holds at a time: its groups of multiprocessors
+// have 16 or 18, or fewer where some are switched off. 32 of 3 and 16 of 6 were seen to run
+// together on an H200, 32 of 4 and 16 of 7 or 8 not.
+int64_t resident_clusters(int blocks, const Device &device) {
+  constexpr int kGroup = 16;
+  return blocks <= 2 ? device.multiprocessors / blocks
+                     : device.multiprocessors / kGroup * ((kGroup - 4) / blocks);
+}
 
+// Cycles were measured on an H200 (wide.cuh).
 WidePlan plan_wide(const WideShape &shape, int64_t rows, int64_t cols, int64_t m,
                    const Device &device) {
-  WidePlan plan{ceil_divide(rows, shape.rows), ceil_divide(m, shape.columns), 0, 1, 1, 0};
+  WidePlan plan{ceil_divide(rows, shape.rows), ceil_divide(m, shape.columns), 0, 1, 0};
   const int64_t slabs = ceil_divide(cols, kSlabColumns);
-  const int64_t blocks = device.multiprocessors, tiles = tiles_of(plan);
-  while (plan.splits < kMaxSplits && tiles * (plan.splits + 1) <= blocks &&
-         slabs >= (plan.splits + 1) * kMinSlabs)
-    ++plan.splits;
-  const double slab_cycles = shape.rows == 256 ? 1250 + 17.0 * shape.columns
-                                               : 850 + 6.5 * shape.columns;
-  const double slabs_of_tile = static_cast<double>(ceil_divide(slabs, plan.splits));
-  const int64_t rest = plan.splits == 1 ? tiles % blocks : 0;
+  const int64_t tiles = plan.row_tiles * plan.x_tiles;
+  for (int splits = 2; splits <= kMaxSplits; ++splits)
+    if (tiles <= resident_clusters(splits, device) && slabs >= splits * kMinSlabs)
+      plan.splits = splits;
+  const int64_t blocks = device.multiprocessors;
+  const int64_t rest = tiles % blocks;
   plan.whole_tiles = shape.halves && tiles > blocks && 2 * rest <= blocks ? tiles - rest : tiles;
-  const double waves = static_cast<double>(ceil_divide(plan.whole_tiles * plan.splits, blocks)) +
-                       (plan.whole_tiles < tiles ? 0.62 : 0);
-  plan.cycles = waves * (slab_cycles * slabs_of_tile + 3000) + (plan.splits > 1 ? 3000 : 0);
+  constexpr double kStart = 6000, kTile = 1500, kExchange = 2000, kHalf = 0.65;
+  const double turns = static_cast<double>(ceil_divide(plan.whole_tiles, blocks)) +
+                       (plan.whole_tiles < tiles ? kHalf : 0);
+  const auto slabs_of_block = static_cast<double>(ceil_divide(slabs, plan.splits));
+  plan.cycles = kStart + turns * (kTile + slabs_of_block * shape.slab_cycles);
+  if (plan.splits > 1) plan.cycles += kExchange + 0.35 * shape.columns * shape.rows;
   return plan;
 }
 
 const void *kernel_for(const WideShape &shape, const MatmulArgs &args, nf4_dtype dtype) {
-  if (dtype == NF4_DTYPE_BF16 && args.codebook == nullptr && args.nested_absmax != nullptr && !getenv("NF4_NEAR"))
-    return shape.fast;
-  return shape.exact[dtype - NF4_DTYPE_FP16];
+  // The fast weights are for codes as normal weights have them in small blocks, whose scales
+  // are sums: flat scales of weights that were bf16 make the largest of a block exact.
+  const bool fast = dtype == NF4_DTYPE_BF16 && args.codebook == nullptr &&
+                    args.nested_absmax != nullptr && args.blocksize_log2 == 6;
+  return fast ? shape.fast : shape.exact[dtype - NF4_DTYPE_FP16];
 }
 
 }  // namespace
@@ -76,7 +86,6 @@ bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &d
 }
 
 MatmulShape best_wide(const MatmulProblem &problem, const Device &device) {
-  if (getenv("NF4_SHAPE")) return MatmulShape(kWide32Tall+atoi(getenv("NF4_SHAPE")));
   MatmulShape best = kWide32Tall;
   double least = std::numeric_limits<double>::infinity();
   for (int shape = kWide32Tall; shape <= kWide256; ++shape) {
@@ -110,17 +119,16 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   cudaError_t error = load_wide_kernels(device);
   if (error != cudaSuccess) return error;
   const WideShape &shape = wide_shape(which);
-  WidePlan plan = plan_wide(shape, args.rows, args.cols, args.m, device);
-  if (getenv("NF4_SPLITS")) { plan.splits = atoi(getenv("NF4_SPLITS")); plan.row_tiles=ceil_divide(args.rows, shape.rows); plan.pair=1; if (plan.splits>200) {plan.splits=1; plan.whole_tiles=tiles_of(plan);} else if (plan.splits>100) {plan.splits=1; plan.pair=2; plan.row_tiles=ceil_divide(plan.row_tiles,2);plan.whole_tiles=tiles_of(plan);} else if (plan.splits>1) plan.whole_tiles=tiles_of(plan); }
+  const WidePlan plan = plan_wide(shape, args.rows, args.cols, args.m, device);
   WideArgs wide{};
   wide.matmul = args;
-  std::copy_n(nf4_codebook(args.format), 16, wide.codebook);
-  wide.tiles = static_cast<int>(tiles_of(plan));
+  std::copy_n(nf4_codebook(args.format), kCodebookSize, wide.codebook);
+  wide.tiles = static_cast<int>(plan.row_tiles * plan.x_tiles);
   wide.whole_tiles = static_cast<int>(plan.whole_tiles);
   wide.row_tiles = static_cast<int>(plan.row_tiles);
   wide.x_tiles = static_cast<int>(plan.x_tiles);
-  wide.x_group = std::min(wide.x_tiles, 4);
-  wide.pair = plan.pair;
+  // A weight that stays in L2 is read again for each tile of x.
+  wide.x_group = args.rows * args.cols / 2 <= kKeptBytes ? 1 : std::min(wide.x_tiles, 4);
   wide.splits = plan.splits;
   wide.scale_groups = args.blocksize_log2 == 6 && args.cols % 512 == 0 &&
                       is_multiple(args.absmax, args.nested_absmax == nullptr ? 16 : 8) &&
@@ -134,12 +142,10 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   error = make_tensor_map({args.x, args.m, args.cols * 2}, pitch * 2, kStepColumns * 2,
                           shape.columns / (shape.halves ? 2 : 1), wide.x);
   if (error != cudaSuccess) return error;
-  const int cluster = plan.pair * plan.splits;
   const int work = 2 * wide.tiles - wide.whole_tiles;
-  const int64_t clusters =
-      plan.splits > 1 ? wide.tiles : std::min(work, device.multiprocessors / cluster);
-  return launch({kernel_for(shape, args, dtype), clusters * cluster, shape.threads, true,
-                 stream, shape.shared_bytes, cluster},
+  const int clusters = plan.splits > 1 ? wide.tiles : std::min(work, device.multiprocessors);
+  return launch({kernel_for(shape, args, dtype), int64_t{clusters} * plan.splits, shape.threads,
+                 true, stream, shape.shared_bytes, plan.splits},
                 wide);
 }
 

@@ -11,13 +11,14 @@ constexpr bool is_wide(MatmulShape shape) { return shape >= kWide32Tall; }
 
 // How a tile's columns and the tiles are shared among thread blocks.
 struct WideShape {
-  int columns;   // of a tile: rows of x
-  int rows;      // of a tile: of the weight
-  int threads;   // of a block
+  int columns;  // of a tile: rows of x
+  int rows;     // of a tile: of the weight
+  int threads;  // of a block
   int shared_bytes;
-  bool halves;             // the last tiles may be halves, and x comes in halves
-  const void *exact[2];    // fp16, bf16: WideArgs
-  const void *fast;        // bf16 of a format's own codebook, less exact
+  double slab_cycles;    // what 128 columns of a tile take, estimated
+  bool halves;           // the last tiles may be halves, and x comes in halves
+  const void *exact[2];  // fp16, bf16: WideArgs
+  const void *fast;      // bf16 of a format's own codebook, less exact
 };
 
 // kWide32Tall and those after it. Only in a build with kernels of sm_90a.

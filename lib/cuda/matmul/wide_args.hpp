@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/formats.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/tensor_map.hpp"
 
@@ -16,7 +17,7 @@ struct WideTile {
   static constexpr int kWarpgroups = Warpgroups;
   static constexpr int kRows = 64 * Warpgroups;
   // The last tiles may be halves, so that what does not fill the GPU takes half as long.
-  static constexpr bool kHalves = Columns == 256;
+  static constexpr bool kHalves = Columns > 192;
 };
 
 constexpr int kStepColumns = 64;                // of x and the weight that are multiplied at once
@@ -39,8 +40,10 @@ struct WideLayout {
   static constexpr int kEndBytes = kPiecesBytes + 1024 + 4 * kWideMaxSlots * 8;
 
   // Wide tiles take long for a slab, and leave little room.
-  static constexpr int kSlabSlots =
-      Tile::kColumns > 192 ? 2 : Tile::kColumns > 128 ? 3 : Tile::kRows == 128 ? 6 : 5;
+  static constexpr int kSlabSlots = Tile::kColumns > 192   ? 2
+                                    : Tile::kColumns > 128 ? 3
+                                    : Tile::kRows == 128   ? 6
+                                                           : 5;
   static constexpr int kRoomForX =
       kWideSharedBytes - kTableBytes - kEndBytes - kSlabSlots * (kSlabBytes + kScaleBytes);
   static constexpr int kXSlots =
@@ -60,19 +63,18 @@ struct WideLayout {
 
 struct WideArgs {
   MatmulArgs matmul;
-  TensorMap packed;  // slabs
-  TensorMap x;       // steps
-  float codebook[16];  // the format's own
-  // Clusters take every so many tiles; a cluster is one block, `pair` blocks whose tiles lie
-  // below each other and share x, or `splits` blocks that each have a part of a tile's columns.
+  TensorMap packed;               // slabs
+  TensorMap x;                    // steps
+  float codebook[kCodebookSize];  // the format's own
+  // A cluster of `splits` blocks makes a tile, each from its part of the columns. Clusters take
+  // every so many tiles.
   int tiles;
   int whole_tiles;  // of them; the rest become two halves each
-  int row_tiles;    // of clusters
+  int row_tiles;
   int x_tiles;
   int x_group;  // of them are multiplied with a row tile before the next one is
-  int pair;
   int splits;
-  bool scale_groups;  // scales lie in whole groups of eight steps (wide_producers.cuh)
+  bool scale_groups;  // scales may be loaded several steps at once (wide_producers.cuh)
   bool y_vectors;     // rows of y are on 16-byte boundaries
 };
 

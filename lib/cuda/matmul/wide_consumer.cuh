@@ -22,12 +22,7 @@ class WideConsumer {
 
   __device__ __forceinline__ WideConsumer(const WideArgs &wide, WideShared<Tile> shared,
                                           float factor)
-      : wide_(wide),
-        shared_(shared),
-        weights_(shared.base),
-        factor_(factor),
-        x_empty_(address_in_cluster(shared.barrier(kXEmpty, 0),
-                                    wide.pair > 1 ? min(lane(), 1) : cluster_rank())) {
+      : wide_(wide), shared_(shared), weights_(shared.base), factor_(factor) {
     const int swizzle = row() / 2 % 4;
 #pragma unroll
     for (int piece = 0; piece < 4; ++piece)
@@ -107,8 +102,8 @@ class WideConsumer {
 #pragma unroll
       for (int piece = 0; piece < 2; ++piece) {
         const uint4 words = words_[half][piece];
-        uint32_t(&first)[4] = a_[Step][piece * 2];
-        uint32_t(&second)[4] = a_[Step][piece * 2 + 1];
+        uint32_t (&first)[4] = a_[Step][piece * 2];
+        uint32_t (&second)[4] = a_[Step][piece * 2 + 1];
         first[half] = weights_(words.x, scale);
         first[half + 2] = weights_(words.y, scale);
         second[half] = weights_(words.z, scale);
@@ -117,16 +112,11 @@ class WideConsumer {
     }
   }
 
+  // The bytes of the next step are on their way before the products start, whose issue takes
+  // long.
   template <int Step, int Columns>
   __device__ __forceinline__ void step(bool more) {
     decode<Step>();
-    wait_for_phase(shared_.barrier(kXFull, x_.slot), x_.parity);
-    wgmma_fence();
-    const uint64_t x = wgmma_descriptor(shared_.x(x_.slot));
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      Wgmma<Columns>::add(T{}, reinterpret_cast<float(&)[Columns / 2]>(sums_), a_[Step][k], x + 2 * k);
-    wgmma_commit();
     if constexpr (Step == 1) {
       __syncwarp();
       if (lane() == 0) arrive(shared_.barrier(kSlabEmpty, slab_.slot));
@@ -135,6 +125,14 @@ class WideConsumer {
     } else {
       load_words<1>();
     }
+    wait_for_phase(shared_.barrier(kXFull, x_.slot), x_.parity);
+    wgmma_fence();
+    const uint64_t x = wgmma_descriptor(shared_.x(x_.slot));
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      Wgmma<Columns>::add(T{}, reinterpret_cast<float (&)[Columns / 2]>(sums_), a_[Step][k],
+                          x + 2 * k);
+    wgmma_commit();
     wgmma_wait<1>();
     if (held_ != kNone) release_x();
     held_ = x_.slot;
@@ -142,7 +140,7 @@ class WideConsumer {
   }
 
   __device__ __forceinline__ void release_x() {
-    if (lane() < wide_.pair) arrive_in_cluster(x_empty_ + held_ * 8);
+    if (lane() == 0) arrive(shared_.barrier(kXEmpty, held_));
   }
 
   // ---- Results ----
@@ -153,8 +151,8 @@ class WideConsumer {
       const T *bias = static_cast<const T *>(args.bias);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        of[half] = bias != nullptr && row + half * 8 < args.rows ? to_float(bias[row + half * 8])
-                                                                  : 0.0f;
+        of[half] =
+            bias != nullptr && row + half * 8 < args.rows ? to_float(bias[row + half * 8]) : 0.0f;
     }
   };
 
@@ -163,8 +161,8 @@ class WideConsumer {
   __device__ __forceinline__ void store_piece(int row, int of_x, int count, const Bias &bias,
                                               const float (&sums)[kPieceColumns / 2]) {
     if (count <= 0) return;
-    uint8_t *const piece = shared_.base + WideLayout<Tile>::kPieces +
-                           thread() / 32 * WideLayout<Tile>::kPieceBytes;
+    uint8_t *const piece =
+        shared_.base + WideLayout<Tile>::kPieces + thread() / 32 * WideLayout<Tile>::kPieceBytes;
     // Rows of 32 bytes, whose halves change places every four rows.
     const auto half_row = [&](int m, int half) { return piece + m * 32 + (half ^ m / 4 % 2) * 16; };
     __syncwarp();
@@ -223,9 +221,8 @@ class WideConsumer {
     }
     synchronize_cluster();
     const int first = rank * share;
-    const int count = static_cast<int>(
-        min(min(int64_t{share}, int64_t{kColumnBlocks - first}) * 8,
-            wide_.matmul.m - place.of_x - first * 8));
+    const int count = static_cast<int>(min(min(int64_t{share}, int64_t{kColumnBlocks - first}) * 8,
+                                           wide_.matmul.m - place.of_x - first * 8));
     const Bias bias(wide_.matmul, place.row + row());
     for (int column = 0; column * 8 < count; column += kPieceColumns / 8) {
       float sums[kPieceColumns / 2] = {};
@@ -251,15 +248,14 @@ class WideConsumer {
   const WideShared<Tile> shared_;
   const Weights weights_;
   const float factor_;
-  const uint32_t x_empty_;  // this lane's block of the pair's
-  int pieces_[4];           // of a row of a slab, from the slab on
+  int pieces_[4];  // of a row of a slab, from the slab on
   XTurn<Tile> x_;
   SlabTurn<Tile> slab_;
   int held_;  // the slot of x that products under way read
   float sums_[Tile::kColumns / 2];
   uint32_t a_[2][4][4];  // of two steps, of each the A operands of its four products
   uint4 words_[2][2];    // [row][piece]
-  float2 scales_[2];     // of two rows, of a slab's steps
+  uint2 scales_[2];      // of two rows, of a slab's steps
 };
 
 }  // namespace

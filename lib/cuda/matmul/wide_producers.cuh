@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/cluster.cuh"
+#include "cuda/async.cuh"
 #include "cuda/matmul/scales.cuh"
 #include "cuda/matmul/wide_walk.cuh"
 
@@ -12,28 +12,20 @@ namespace {
 
 constexpr int kScaleThreads = 64;
 
-// One thread. A box is half of a tile's rows of x; in a pair each block asks for one of the
-// halves, for both.
+// One thread. Where tiles may be halves, a box is one.
 template <class Tile>
 __device__ __forceinline__ void feed_x(const WideArgs &wide, WideShared<Tile> shared) {
-  constexpr int kBox = WideLayout<Tile>::kXBox, kBoxes = Tile::kColumns / kBox;
-  const int rank = wide.pair > 1 ? static_cast<int>(cluster_rank()) : 0;
+  constexpr int kBox = WideLayout<Tile>::kXBox;
   XTurn<Tile> turn;
   each_tile<Tile>(wide, [&](const WidePlace &place, bool whole) {
+    const int rows = whole ? Tile::kColumns : kBox;
     for (int step = place.first_slab * 2; step < place.end_slab * 2; ++step) {
       uint64_t *const full = shared.barrier(kXFull, turn.slot);
       wait_for_phase(shared.barrier(kXEmpty, turn.slot), turn.parity ^ 1);
-      expect_bytes(full, WideLayout<Tile>::kXBytes / (whole ? 1 : kBoxes));
-      uint8_t *const to = shared.x(turn.slot);
-      const int column = step * kStepColumns * 2;
-      if (kBoxes == 2 && wide.pair > 1) {
-        copy_box_to_cluster(to + rank * kBox * 128, &wide.x, column, place.of_x + rank * kBox,
-                            full, 3);
-      } else {
-        copy_box(to, &wide.x, column, place.of_x, full);
-        if (kBoxes == 2 && whole)
-          copy_box(to + kBox * 128, &wide.x, column, place.of_x + kBox, full);
-      }
+      expect_bytes(full, rows * kStepColumns * 2);
+      for (int row = 0; row < rows; row += kBox)
+        copy_box(shared.x(turn.slot) + row * kStepColumns * 2, &wide.x, step * kStepColumns * 2,
+                 place.of_x + row, full);
       turn.advance();
     }
   });
@@ -138,7 +130,8 @@ struct ScaleGroup<false> {
   static constexpr int kSlabs = 2;
   float4 values;
   __device__ __forceinline__ void load(const MatmulArgs &args, int64_t block) {
-    values = __ldg(reinterpret_cast<const float4 *>(static_cast<const float *>(args.absmax) + block));
+    values =
+        __ldg(reinterpret_cast<const float4 *>(static_cast<const float *>(args.absmax) + block));
   }
   __device__ __forceinline__ float2 scales(int slab, const float *, float) const {
     return slab == 0 ? float2{values.x, values.y} : float2{values.z, values.w};
@@ -146,7 +139,7 @@ struct ScaleGroup<false> {
 };
 
 // kScaleThreads threads, numbered by `thread`.
-template <bool Nested, class Tile>
+template <class Weights, bool Nested, class Tile>
 class ScaleFeed {
  public:
   __device__ __forceinline__ ScaleFeed(const WideArgs &wide, WideShared<Tile> shared, int thread)
@@ -166,10 +159,11 @@ class ScaleFeed {
     load_group(place, place.first_slab / kSlabs, group);
     share_code();
     for (int slab = place.first_slab; slab < place.end_slab; ++slab) {
-      float2 *const to = start_slab();
+      uint2 *const to = start_slab();
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        to[thread_ + i * kScaleThreads] = group[i].scales(slab % kSlabs, shared_.code(), offset_);
+        to[thread_ + i * kScaleThreads] =
+            pack_scales(group[i].scales(slab % kSlabs, shared_.code(), offset_));
       if ((slab + 1) % kSlabs == 0 && slab + 1 < place.end_slab)
         load_group(place, (slab + 1) / kSlabs, group);
       end_slab();
@@ -188,12 +182,12 @@ class ScaleFeed {
     }
     share_code();
     for (int slab = place.first_slab; slab < place.end_slab; ++slab) {
-      float2 *const to = start_slab();
+      uint2 *const to = start_slab();
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        to[thread_ + i * kScaleThreads] = {
-            finish_scale(fetched[i][0], shared_.code(), offset_),
-            finish_scale(fetched[i][1], shared_.code(), offset_)};
+        to[thread_ + i * kScaleThreads] =
+            pack_scales({finish_scale(fetched[i][0], shared_.code(), offset_),
+                         finish_scale(fetched[i][1], shared_.code(), offset_)});
         source.fetch(elements[i], min(slab + 1, place.end_slab - 1) * 2, fetched[i]);
       }
       end_slab();
@@ -220,13 +214,17 @@ class ScaleFeed {
     const int64_t row_blocks = wide_.matmul.cols / kStepColumns;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const int64_t row = min(int64_t{place.row} + thread_ + i * kScaleThreads,
-                              wide_.matmul.rows - 1);
+      const int64_t row =
+          min(int64_t{place.row} + thread_ + i * kScaleThreads, wide_.matmul.rows - 1);
       to[i].load(wide_.matmul, row * row_blocks + group * 2 * ScaleGroup<Nested>::kSlabs);
     }
   }
 
-  __device__ __forceinline__ float2 *start_slab() const {
+  static __device__ __forceinline__ uint2 pack_scales(float2 scales) {
+    return {Weights::pack_scale(scales.x), Weights::pack_scale(scales.y)};
+  }
+
+  __device__ __forceinline__ uint2 *start_slab() const {
     wait_for_phase(shared_.barrier(kSlabEmpty, turn_.slot), turn_.parity ^ 1);
     return shared_.scales(turn_.slot);
   }
@@ -245,10 +243,10 @@ class ScaleFeed {
   SlabTurn<Tile> turn_;
 };
 
-template <bool Nested, class Tile>
+template <class Weights, bool Nested, class Tile>
 __device__ __forceinline__ void feed_scales(const WideArgs &wide, WideShared<Tile> shared,
                                             int thread) {
-  ScaleFeed<Nested, Tile> feed(wide, shared, thread);
+  ScaleFeed<Weights, Nested, Tile> feed(wide, shared, thread);
   if (wide.scale_groups)
     each_tile<Tile>(wide, [&](const WidePlace &place, bool) { feed.feed_groups(place); });
   else
@@ -256,7 +254,7 @@ __device__ __forceinline__ void feed_scales(const WideArgs &wide, WideShared<Til
 }
 
 // The producer warpgroup, by warp.
-template <class Tile>
+template <class Weights, class Tile>
 __device__ __forceinline__ void feed(const WideArgs &wide, WideShared<Tile> shared) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (warp == 0 && lane == 0) feed_x(wide, shared);
@@ -264,9 +262,9 @@ __device__ __forceinline__ void feed(const WideArgs &wide, WideShared<Tile> shar
   if (warp < 2) return;
   const int thread = static_cast<int>(threadIdx.x) - 64;
   if (wide.matmul.nested_absmax != nullptr)
-    feed_scales<true>(wide, shared, thread);
+    feed_scales<Weights, true>(wide, shared, thread);
   else
-    feed_scales<false>(wide, shared, thread);
+    feed_scales<Weights, false>(wide, shared, thread);
 }
 
 }  // namespace

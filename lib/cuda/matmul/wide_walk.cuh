@@ -21,34 +21,31 @@ struct WidePlace {
 // The place of a whole tile, or of half `half` of one.
 template <class Tile>
 __device__ __forceinline__ WidePlace place_of(const WideArgs &wide, int tile, int half) {
-  const int rank = static_cast<int>(blockIdx.x) % (wide.pair * wide.splits);
+  const int rank = static_cast<int>(blockIdx.x) % wide.splits;
   const int slabs = static_cast<int>((wide.matmul.cols + kSlabColumns - 1) / kSlabColumns);
-  const int part = wide.splits > 1 ? rank : 0;
   const int group = tile / (wide.x_group * wide.row_tiles);
   const int in_group = tile - group * wide.x_group * wide.row_tiles;
   const int first_x = group * wide.x_group;
   const int x_tiles = min(wide.x_group, wide.x_tiles - first_x);
   const int row_tile = in_group / x_tiles;
-  return {(row_tile * wide.pair + (wide.pair > 1 ? rank : 0)) * Tile::kRows,
+  return {row_tile * Tile::kRows,
           (first_x + in_group - row_tile * x_tiles) * Tile::kColumns + half * Tile::kColumns / 2,
-          slabs * part / wide.splits, slabs * (part + 1) / wide.splits};
+          slabs * rank / wide.splits, slabs * (rank + 1) / wide.splits};
 }
 
 // Call visit(place) for each whole tile of this block, and then for each half of one. All warps
 // of a cluster take the same way.
 template <class Tile, class Visit>
 __device__ __forceinline__ void each_whole_tile(const WideArgs &wide, Visit visit) {
-  const int size = wide.pair * wide.splits;
-  for (int tile = static_cast<int>(blockIdx.x) / size; tile < wide.whole_tiles;
-       tile += static_cast<int>(gridDim.x) / size)
+  for (int tile = static_cast<int>(blockIdx.x) / wide.splits; tile < wide.whole_tiles;
+       tile += static_cast<int>(gridDim.x) / wide.splits)
     visit(place_of<Tile>(wide, tile, 0));
 }
 template <class Tile, class Visit>
 __device__ __forceinline__ void each_half_tile(const WideArgs &wide, Visit visit) {
-  const int size = wide.pair * wide.splits;
   const int halves = 2 * (wide.tiles - wide.whole_tiles);
-  for (int half = static_cast<int>(blockIdx.x) / size; half < halves;
-       half += static_cast<int>(gridDim.x) / size)
+  for (int half = static_cast<int>(blockIdx.x) / wide.splits; half < halves;
+       half += static_cast<int>(gridDim.x) / wide.splits)
     visit(place_of<Tile>(wide, wide.whole_tiles + half / 2, half % 2));
 }
 // The same for what does not depend on a tile's width but by `whole`: visit(place, whole).
@@ -72,9 +69,9 @@ struct WideShared {
   __device__ __forceinline__ uint8_t *slab(int slot) const {
     return base + Layout::kSlabs + slot * Layout::kSlabBytes;
   }
-  // Of each row the scales of a slab's two steps.
-  __device__ __forceinline__ float2 *scales(int slot) const {
-    return reinterpret_cast<float2 *>(base + Layout::kScales + slot * Layout::kScaleBytes);
+  // Of each row the scales of a slab's two steps, as the kernel's Weights keep them.
+  __device__ __forceinline__ uint2 *scales(int slot) const {
+    return reinterpret_cast<uint2 *>(base + Layout::kScales + slot * Layout::kScaleBytes);
   }
   __device__ __forceinline__ float *code() const {
     return reinterpret_cast<float *>(base + Layout::kCode);

@@ -20,9 +20,7 @@ template <int Bytes>
 class QuadTable {
  public:
   __device__ __forceinline__ explicit QuadTable(const uint8_t *table)
-      : table_(table),
-        lane_(threadIdx.x % 32 * Bytes),
-        selector_(0x5504 | threadIdx.x % 4 << 4) {}
+      : table_(table), lane_(threadIdx.x % 32 * Bytes), selector_(0x5504 | threadIdx.x % 4 << 4) {}
   __device__ __forceinline__ const uint8_t *address(uint32_t word) const {
     return table_ + __byte_perm(word, lane_, selector_);
   }
@@ -81,9 +79,13 @@ class NearWeights {
 
   __device__ __forceinline__ explicit NearWeights(const uint8_t *table) : table_(table) {}
 
+  // As it lies in shared memory, and as it is used.
+  static __device__ __forceinline__ uint32_t pack_scale(float scale) {
+    return __float_as_uint(scale);
+  }
   struct Scale {
     float value;
-    __device__ __forceinline__ explicit Scale(float scale) { value = scale; }
+    __device__ __forceinline__ explicit Scale(uint32_t packed) { value = __uint_as_float(packed); }
   };
 
   // The two weights of this lane's byte of the word.
@@ -118,17 +120,21 @@ class FastWeights {
 
   __device__ __forceinline__ explicit FastWeights(const uint8_t *table) : table_(table) {}
 
+  static __device__ __forceinline__ uint32_t pack_scale(float scale) {
+    const float high = __bfloat162float(__float2bfloat16_rn(scale));
+    return pack_pair(__nv_bfloat16{}, scale - high, high);
+  }
   struct Scale {
     __nv_bfloat162 high, low;
-    __device__ __forceinline__ explicit Scale(float scale) {
-      high = __float2bfloat162_rn(scale);
-      low = __float2bfloat162_rn(scale - __low2float(high));
+    __device__ __forceinline__ explicit Scale(uint32_t packed) {
+      const __nv_bfloat162 both = *reinterpret_cast<const __nv_bfloat162 *>(&packed);
+      high = __high2bfloat162(both);
+      low = __low2bfloat162(both);
     }
   };
 
   __device__ __forceinline__ uint32_t operator()(uint32_t word, Scale scale) const {
-    const __nv_bfloat162 entries =
-        *reinterpret_cast<const __nv_bfloat162 *>(table_.address(word));
+    const __nv_bfloat162 entries = *reinterpret_cast<const __nv_bfloat162 *>(table_.address(word));
     const __nv_bfloat162 weights = __hfma2(entries, scale.high, __hmul2_rn(entries, scale.low));
     return *reinterpret_cast<const uint32_t *>(&weights);
   }
@@ -153,11 +159,15 @@ class ExactWeights {
 
   __device__ __forceinline__ explicit ExactWeights(const uint8_t *table) : table_(table) {}
 
-  using Scale = float;
+  static __device__ __forceinline__ uint32_t pack_scale(float scale) {
+    return __float_as_uint(scale);
+  }
+  using Scale = NearWeights::Scale;
 
   __device__ __forceinline__ uint32_t operator()(uint32_t word, Scale scale) const {
     const float2 entries = *reinterpret_cast<const float2 *>(table_.address(word));
-    return pack_pair(__half{}, multiply_rn(entries.x, scale), multiply_rn(entries.y, scale));
+    return pack_pair(__half{}, multiply_rn(entries.x, scale.value),
+                     multiply_rn(entries.y, scale.value));
   }
 
  private:
