@@ -120,11 +120,13 @@ bool gaps_intact(const MatmulCase &test, const std::vector<uint8_t> &y) {
   return true;
 }
 
-void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream) {
+void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream,
+                  const std::vector<cuda::MatmulShape> &shapes = {std::begin(kShapes),
+                                                                  std::end(kShapes)}) {
   const std::vector<Expected> expected = expect_all(test);
   const int64_t rows = test.weight.shape.rows;
   for (const cuda::MatmulFamily *family : runnable_families()) {
-    for (const cuda::MatmulShape &shape : kShapes) {
+    for (const cuda::MatmulShape &shape : shapes) {
       INFO("family " << family->family.name << ", shape " << shape);
       const ForcedMatmul forced(family, shape);
       const Placed placed(rng, test);
@@ -185,7 +187,7 @@ TEST_CASE("tiles that do not fill the GPU become halves", "[cuda]") {
   // One tile more than an H100 or H200 has multiprocessors, and rows of x in both of its halves.
   MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, CodebookKind::kNf4,
                                        {133 * 128 - 5, 64, 140}, XKind::kOrdinary);
-  check_matmul(test, rng, stream);
+  check_matmul(test, rng, stream, {cuda::kWide208, cuda::kWide256});
 }
 
 TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda]") {

@@ -73,14 +73,13 @@ MatmulShape shape_for(const MatmulProblem &problem, const MatmulFamily &family,
                       const Device &device) {
   const auto *kernels = family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()];
   const auto takes = [&](MatmulShape shape) {
-    if (is_wide(shape)) return has_wide(family) && wide_takes(problem, shape, device);
+    if (is_wide(shape)) return has_wide(family) && wide_takes(problem, device);
     return kernels[shape] != nullptr && matmul_takes(problem, shape, device.shared_bytes);
   };
   if (forced_shape != nullptr) return takes(*forced_shape) ? *forced_shape : kTiled;
   for (const MatmulShape shape : {kFew2, kFew8, kFew16})
     if (takes(shape)) return shape;
-  const MatmulShape wide = best_wide(problem, device);
-  return takes(wide) ? wide : kTiled;
+  return takes(kWide256) ? best_wide(problem, device) : kTiled;
 }
 
 // Thread blocks may have more shared memory than by default only after this, once a device.

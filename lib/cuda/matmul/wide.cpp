@@ -30,13 +30,30 @@ struct WidePlan {
   double cycles;  // estimated
 };
 
-// Clusters of so many blocks that the device holds at a time: its groups of multiprocessors
-// have 16 or 18, or fewer where some are switched off. 32 of 3 and 16 of 6 were seen to run
-// together on an H200, 32 of 4 and 16 of 7 or 8 not.
+constexpr int kKnownDevices = 64;
+
+// Clusters of so many blocks that the device holds at a time, which differs from one H200 to
+// another: their groups of multiprocessors are not of one size. The device is current, and its
+// kernels are loaded. 0 if it cannot be told.
 int64_t resident_clusters(int blocks, const Device &device) {
-  constexpr int kGroup = 16;
-  return blocks <= 2 ? device.multiprocessors / blocks
-                     : device.multiprocessors / kGroup * ((kGroup - 4) / blocks);
+  static std::atomic<int> known[kKnownDevices][kMaxSplits + 1];
+  if (device.index >= kKnownDevices) return 0;
+  std::atomic<int> &remembered = known[device.index][blocks];  // one more, so that 0 is none
+  if (const int count = remembered.load(std::memory_order_relaxed)) return count - 1;
+  const WideShape &shape = wide_shape(kWide32Tall);  // each has a multiprocessor to itself
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int count = 0;
+  if (cudaOccupancyMaxActiveClusters(&count, shape.exact[0], &config) != cudaSuccess) return 0;
+  remembered.store(count + 1, std::memory_order_relaxed);
+  return count;
 }
 
 // Cycles were measured on an H200 (wide.cuh).
@@ -70,13 +87,13 @@ const void *kernel_for(const WideShape &shape, const MatmulArgs &args, nf4_dtype
 
 }  // namespace
 
-bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
+bool wide_takes(const MatmulProblem &problem, const Device &device) {
   const Weight &weight = problem.weight;
   // Past a row's end codes are 0 and so is x, whose product is 0 unless a caller's codebook
   // begins with what is not finite.
   const int whole = weight.codebook != nullptr ? kSlabColumns : kStepColumns;
   return device.compute_capability == kHopper &&
-         device.shared_bytes >= wide_shape(shape).shared_bytes && weight.cols > 0 &&
+         device.shared_bytes >= kWideSharedBytes && weight.cols > 0 &&
          weight.cols % whole == 0 && weight.cols <= kWideMaxCols && weight.rows <= kWideMaxRows &&
          problem.m <= kWideMaxRows && weight.blocksize() >= kStepColumns &&
          is_multiple(weight.packed, 16) && is_multiple(problem.x, 16) &&
@@ -86,7 +103,8 @@ bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &d
 }
 
 MatmulShape best_wide(const MatmulProblem &problem, const Device &device) {
-  MatmulShape best = kWide32Tall;
+  if (load_wide_kernels(device) != cudaSuccess) return kTiled;
+  MatmulShape best = kTiled;
   double least = std::numeric_limits<double>::infinity();
   for (int shape = kWide32Tall; shape <= kWide256; ++shape) {
     const WidePlan plan = plan_wide(wide_shape(MatmulShape(shape)), problem.weight.rows,
@@ -100,9 +118,8 @@ MatmulShape best_wide(const MatmulProblem &problem, const Device &device) {
 
 cudaError_t load_wide_kernels(const Device &device) {
   if (device.compute_capability != kHopper) return cudaSuccess;
-  constexpr int kKnown = 64;
-  static std::atomic<bool> known[kKnown];
-  if (device.index < kKnown && known[device.index].load(std::memory_order_acquire))
+  static std::atomic<bool> known[kKnownDevices];
+  if (device.index < kKnownDevices && known[device.index].load(std::memory_order_acquire))
     return cudaSuccess;
   for (const WideShape &shape : kWideShapes)
     for (const void *kernel : {shape.exact[0], shape.exact[1], shape.fast}) {
@@ -110,7 +127,7 @@ cudaError_t load_wide_kernels(const Device &device) {
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
       if (error != cudaSuccess) return error;
     }
-  if (device.index < kKnown) known[device.index].store(true, std::memory_order_release);
+  if (device.index < kKnownDevices) known[device.index].store(true, std::memory_order_release);
   return cudaSuccess;
 }
 
@@ -151,8 +168,8 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
 
 #else
 
-bool wide_takes(const MatmulProblem &, MatmulShape, const Device &) { return false; }
-MatmulShape best_wide(const MatmulProblem &, const Device &) { return kWide32Tall; }
+bool wide_takes(const MatmulProblem &, const Device &) { return false; }
+MatmulShape best_wide(const MatmulProblem &, const Device &) { return kTiled; }
 cudaError_t launch_wide(const MatmulArgs &, nf4_dtype, MatmulShape, const Device &, cudaStream_t) {
   return cudaErrorNotSupported;
 }

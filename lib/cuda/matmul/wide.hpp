@@ -24,9 +24,10 @@ struct WideShape {
 // kWide32Tall and those after it. Only in a build with kernels of sm_90a.
 extern const WideShape kWideShapes[kWide256 - kWide32Tall + 1];
 
-bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device);
+// Can the wide kernels, each of them, do the problem on this device?
+bool wide_takes(const MatmulProblem &problem, const Device &device);
 
-// The shape that takes the least time for a problem of these sizes, whether it takes it or not.
+// The shape that takes the least time for a problem that they take. The device is current.
 MatmulShape best_wide(const MatmulProblem &problem, const Device &device);
 
 cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape,
