@@ -164,10 +164,16 @@ void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, Counts &coun
   }
 }
 
-// Shapes of which most are those of the few-row kernels.
+// Shapes of which most are those of the few-row kernels or of the wide ones.
 MatmulShape random_shape_for_gpu(Rng &rng) {
   MatmulShape shape = random_matmul_shape(rng);
   constexpr int64_t kLargestM[] = {2, 8, 20};
+  if (rng.one_in(4)) {
+    shape.cols = rng.between(1, rng.one_in(4) ? 60 : 10) * 64;
+    shape.m = rng.between(17, rng.one_in(4) ? 600 : 150);
+    shape.rows = rng.between(1, 1500000 / (shape.cols * shape.m) + 1);
+    return shape;
+  }
   if (!rng.one_in(3)) {
     shape.cols = rng.between(1, 40) * 64;
     shape.m = rng.between(1, rng.pick(kLargestM));
@@ -197,7 +203,7 @@ TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda]"
     for (int shape = 0; shape < cuda::kMatmulShapes; ++shape) {
       INFO("family " << family->family.name << ", shape "
                      << cuda::matmul_shape_name(static_cast<cuda::MatmulShape>(shape)));
-      if (family->kernels[0][0][shape] != nullptr &&
+      if (cuda::matmul_has(*family, static_cast<cuda::MatmulShape>(shape)) &&
           (shape == cuda::kTiled || much_shared_memory()))
         CHECK(of_shapes[shape] * 8 >= shapes());
     }
@@ -220,10 +226,21 @@ TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda]") {
     }
 }
 
+TEST_CASE("tiles that do not fill the GPU become halves", "[cuda]") {
+  const Stream stream;
+  Counts counts;
+  Rng rng(0xf000000);
+  // One tile more than an H100 or H200 has multiprocessors, and rows of x in both of its halves.
+  MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, CodebookKind::kNf4,
+                                       {133 * 128 - 5, 64, 140}, XKind::kOrdinary);
+  check_matmul(test, rng, stream, counts);
+}
+
 TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda]") {
   const Stream stream;
-  for (const MatmulShape shape : {MatmulShape{1000, 4096, 1}, MatmulShape{1000, 1536, 7},
-                                  MatmulShape{777, 2048, 16}, MatmulShape{300, 1100, 70}}) {
+  for (const MatmulShape shape :
+       {MatmulShape{1000, 4096, 1}, MatmulShape{1000, 1536, 7}, MatmulShape{777, 2048, 16},
+        MatmulShape{300, 1100, 70}, MatmulShape{520, 4096, 64}, MatmulShape{8500, 256, 513}}) {
     Rng rng(0xc000000 + shape.m);
     const MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, CodebookKind::kNf4,
                                                shape, XKind::kOutliers);

@@ -192,16 +192,23 @@ void force_plain_launches(bool plain) { plain_launches = plain; }
 
 cudaError_t detail::launch(const Launch &launch, const void *args) {
   if (launch.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;  // more than memory holds
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (launch.waits && !plain_launches) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (launch.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(launch.cluster), 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
   config.blockDim = dim3(static_cast<unsigned>(launch.threads));
   config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
   config.stream = launch.stream;
-  config.attrs = &early;
-  config.numAttrs = launch.waits && !plain_launches ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   void *parameters[] = {const_cast<void *>(args)};
   return cudaLaunchKernelExC(&config, launch.kernel, parameters);
 }

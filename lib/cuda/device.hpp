@@ -62,6 +62,7 @@ struct Launch {
   bool waits;  // the kernel waits for its predecessor, so it may start while that one ends
   cudaStream_t stream;
   int shared_bytes = 0;  // dynamic
+  int cluster = 1;       // so many blocks reach each other's shared memory
 };
 
 // For tests and benchmarks: no kernel starts before its predecessor has ended. Not thread

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "cuda/async.cuh"
+
 namespace nf4::cuda {
 
 // What a lane holds of D[16][8] += A[16][16] B[16][8]; with g = lane / 4 and t = lane % 4:
@@ -29,6 +31,16 @@ __device__ __forceinline__ void multiply_add(__half, float (&d)[4], const uint32
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices, of each of which a lane holds a piece of row lane / 4 as in d[] above, to
+// shared memory, each transposed: lane 8i + j gives the address of 16 bytes for column j of
+// matrix i. Compute capability 9.0.
+__device__ __forceinline__ void store_transposed(void *to, const uint32_t (&matrices)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(to)),
+               "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+               : "memory");
 }
 
 }  // namespace nf4::cuda

@@ -19,6 +19,12 @@ struct ByteMatrix {
   int64_t row_bytes;  // a multiple of 16
 };
 
+// Boxes of box_rows rows of box_bytes bytes, 64 or 128, of a matrix whose rows are at a distance
+// of `pitch` bytes, a multiple of 16. Pieces of 16 bytes are exchanged by the row (64-byte or
+// 128-byte swizzle). What is read past the matrix is 0.
+cudaError_t make_tensor_map(const ByteMatrix &matrix, int64_t pitch, int box_bytes, int box_rows,
+                            TensorMap &map);
+
 // Boxes of box_rows rows of 128 bytes, whose pieces of 16 bytes are exchanged by the row
 // (128-byte swizzle). What is read past the matrix is 0.
 cudaError_t make_tensor_map(const ByteMatrix &matrix, int box_rows, TensorMap &map);

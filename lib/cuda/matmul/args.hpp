@@ -33,9 +33,24 @@ struct MatmulArgs {
 };
 
 // Which of a family's kernels: for any problem; or, in thread blocks that own rows of the
-// weight, for up to 2, 8 and 16 rows of x.
-enum MatmulShape { kTiled, kFew2, kFew8, kFew16 };
-constexpr int kMatmulShapes = 4;
+// weight, for up to 2, 8 and 16 rows of x. On Hopper also in tiles of so many rows of x, which
+// are no family's (wide.hpp).
+enum MatmulShape {
+  kTiled,
+  kFew2,
+  kFew8,
+  kFew16,
+  kWide32Tall,
+  kWide64Tall,
+  kWide64,
+  kWide128,
+  kWide152,
+  kWide176,
+  kWide208,
+  kWide256
+};
+constexpr int kMatmulShapes = kWide256 + 1;
+constexpr int kFamilyShapes = kFew16 + 1;
 
 // The tiles of kTiled.
 constexpr int kTiledRows = 64;  // of the weight
@@ -47,7 +62,7 @@ struct MatmulFamily {
   bool tensor_maps;  // the few-row kernels copy by them
   // [fp16, bf16][nested][shape]; NULL: the family has none. kTiled gets a MatmulArgs, the few-row
   // kernels a FewArgs.
-  const void *kernels[2][2][kMatmulShapes];
+  const void *kernels[2][2][kFamilyShapes];
 };
 
 extern const MatmulFamily kMatmulSm90;

@@ -8,7 +8,7 @@ namespace nf4::cuda {
 namespace {
 
 template <class Arch, class T, bool Nested>
-void set_matmul_kernels(const void *(&kernels)[kMatmulShapes]) {
+void set_matmul_kernels(const void *(&kernels)[kFamilyShapes]) {
   kernels[kTiled] = (const void *)matmul_tiled<Arch, T, Nested>;
   if constexpr (Arch::kTensorCores) {
     kernels[kFew2] = (const void *)matmul_few<Arch, T, Nested, OwnQuarters<T>>;

@@ -6,6 +6,7 @@
 #include "cuda/device.hpp"
 #include "cuda/matmul/few.hpp"
 #include "cuda/matmul/select.hpp"
+#include "cuda/matmul/wide.hpp"
 #include "nf4_gpu_families.hpp"
 
 namespace nf4::cuda {
@@ -60,16 +61,26 @@ MatmulArgs matmul_args(const MatmulProblem &problem) {
   return args;
 }
 
+// The wide kernels go with the family that is Hopper's.
+bool has_wide(const MatmulFamily &family) {
+#if NF4_HAVE_SM90
+  return &family == &kMatmulSm90;
+#else
+  return false;
+#endif
+}
+
 MatmulShape shape_for(const MatmulProblem &problem, const MatmulFamily &family,
                       const Device &device) {
-  const auto *kernels = family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()];
   const auto takes = [&](MatmulShape shape) {
-    return kernels[shape] != nullptr && matmul_takes(problem, shape, device);
+    if (!matmul_has(family, shape)) return false;
+    if (is_wide(shape)) return wide_takes(problem, device);
+    return shape == kTiled || few_takes(problem, shape, device);
   };
   if (forced_shape != nullptr) return takes(*forced_shape) ? *forced_shape : kTiled;
   for (const MatmulShape shape : {kFew2, kFew8, kFew16})
     if (takes(shape)) return shape;
-  return kTiled;
+  return takes(kWide256) ? best_wide(problem, device) : kTiled;
 }
 
 // Thread blocks may have more shared memory than by default only after this, once a device.
@@ -80,7 +91,7 @@ cudaError_t allow_shared_memory(const MatmulFamily &family, const Device &device
     return cudaSuccess;
   for (const auto &dtype : family.kernels)
     for (const auto &nested : dtype)
-      for (int shape = kFew2; shape < kMatmulShapes; ++shape) {
+      for (int shape = kFew2; shape < kFamilyShapes; ++shape) {
         if (nested[shape] == nullptr) continue;
         const cudaError_t error = cudaFuncSetAttribute(
             nested[shape], cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
@@ -104,6 +115,8 @@ nf4_status find_family(const MatmulProblem &problem, nf4_stream stream, Device &
 
 cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &family,
                          MatmulShape shape, const Device &device, cudaStream_t stream) {
+  if (is_wide(shape))
+    return launch_wide(matmul_args(problem), problem.dtype, shape, device, stream);
   const void *kernel =
       family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][shape];
   const MatmulArgs args = matmul_args(problem);
@@ -120,7 +133,9 @@ cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &famil
 const MatmulFamily *const *matmul_families() { return kFamilies; }
 
 const char *matmul_shape_name(MatmulShape shape) {
-  static constexpr const char *kNames[] = {"tiled", "few2", "few8", "few16"};
+  static constexpr const char *kNames[] = {"tiled",       "few2",        "few8",    "few16",
+                                           "wide32 tall", "wide64 tall", "wide64",  "wide128",
+                                           "wide152",     "wide176",     "wide208", "wide256"};
   static_assert(std::size(kNames) == kMatmulShapes, "a name for each shape");
   return kNames[shape];
 }
@@ -138,15 +153,17 @@ void force_matmul(const MatmulFamily *family, const MatmulShape *shape) {
   forced_shape = shape;
 }
 
-bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
-  return shape == kTiled || few_takes(problem, shape, device);
+bool matmul_has(const MatmulFamily &family, MatmulShape shape) {
+  return is_wide(shape) ? has_wide(family) : family.kernels[0][0][shape] != nullptr;
 }
 
 cudaError_t load_matmul_kernels(const Device &device) {
   const MatmulFamily *family = family_for(device.compute_capability);
   if (family == nullptr) return cudaSuccess;
-  const cudaError_t error = load_kernels(&family->kernels[0][0][0], 2 * 2 * kMatmulShapes);
-  return error == cudaSuccess ? allow_shared_memory(*family, device) : error;
+  cudaError_t error = load_kernels(&family->kernels[0][0][0], 2 * 2 * kFamilyShapes);
+  if (error == cudaSuccess) error = allow_shared_memory(*family, device);
+  if (error == cudaSuccess && has_wide(*family)) error = load_wide_kernels(device);
+  return error;
 }
 
 nf4_status matmul(const MatmulProblem &problem, nf4_stream stream) {

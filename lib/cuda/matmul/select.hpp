@@ -10,8 +10,8 @@ namespace nf4::cuda {
 // All families of this build, best first; the last is the baseline. Ends in NULL.
 const MatmulFamily *const *matmul_families();
 
-// Can a kernel of this shape do the problem on the device?
-bool matmul_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device);
+// Are there kernels of this shape for the GPUs of the family?
+bool matmul_has(const MatmulFamily &family, MatmulShape shape);
 
 // What tests and benchmarks call a shape.
 const char *matmul_shape_name(MatmulShape shape);

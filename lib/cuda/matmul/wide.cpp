@@ -1,0 +1,179 @@
+#include "cuda/matmul/wide.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+#include "cuda/matmul/wide_args.hpp"
+#include "nf4_gpu_families.hpp"
+
+namespace nf4::cuda {
+#if NF4_HAVE_SM90A
+namespace {
+
+constexpr int kHopper = 90;                          // the compute capability
+constexpr int64_t kWideMaxCols = int64_t{1} << 22;   // 256 rows have offsets of 31 bits
+constexpr int64_t kWideMaxRows = int64_t{1} << 30;   // of x or the weight
+constexpr int64_t kWideMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
+constexpr int kMaxSplits = 8;                        // blocks that any GPU allows in a cluster
+constexpr int64_t kMinSlabs = 4;                     // of a split
+constexpr int64_t kKeptBytes = 32 << 20;             // in L2, beside x and y
+
+const WideShape &wide_shape(MatmulShape shape) { return kWideShapes[shape - kWide32Tall]; }
+
+// How the tiles of a shape become work of clusters.
+struct WidePlan {
+  int64_t row_tiles;
+  int64_t x_tiles;
+  int64_t whole_tiles;
+  int splits;
+  double cycles;  // estimated
+};
+
+constexpr int kKnownDevices = 64;
+
+// Clusters of so many blocks that the device holds at a time, which differs from one H200 to
+// another: their groups of multiprocessors are not of one size. The device is current, and its
+// kernels are loaded. 0 if it cannot be told.
+int64_t resident_clusters(int blocks, const Device &device) {
+  static std::atomic<int> known[kKnownDevices][kMaxSplits + 1];
+  if (device.index >= kKnownDevices) return 0;
+  std::atomic<int> &remembered = known[device.index][blocks];  // one more, so that 0 is none
+  if (const int count = remembered.load(std::memory_order_relaxed)) return count - 1;
+  const WideShape &shape = wide_shape(kWide32Tall);  // each has a multiprocessor to itself
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int count = 0;
+  if (cudaOccupancyMaxActiveClusters(&count, shape.exact[0], &config) != cudaSuccess) return 0;
+  remembered.store(count + 1, std::memory_order_relaxed);
+  return count;
+}
+
+// Cycles were measured on an H200 (wide.cuh).
+WidePlan plan_wide(const WideShape &shape, int64_t rows, int64_t cols, int64_t m,
+                   const Device &device) {
+  WidePlan plan{ceil_divide(rows, shape.rows), ceil_divide(m, shape.columns), 0, 1, 0};
+  const int64_t slabs = ceil_divide(cols, kSlabColumns);
+  const int64_t tiles = plan.row_tiles * plan.x_tiles;
+  for (int splits = 2; splits <= kMaxSplits; ++splits)
+    if (tiles <= resident_clusters(splits, device) && slabs >= splits * kMinSlabs)
+      plan.splits = splits;
+  const int64_t blocks = device.multiprocessors;
+  const int64_t rest = tiles % blocks;
+  plan.whole_tiles = shape.halves && tiles > blocks && 2 * rest <= blocks ? tiles - rest : tiles;
+  constexpr double kStart = 6000, kTile = 1500, kExchange = 2000, kHalf = 0.65;
+  const double turns = static_cast<double>(ceil_divide(plan.whole_tiles, blocks)) +
+                       (plan.whole_tiles < tiles ? kHalf : 0);
+  const auto slabs_of_block = static_cast<double>(ceil_divide(slabs, plan.splits));
+  plan.cycles = kStart + turns * (kTile + slabs_of_block * shape.slab_cycles);
+  if (plan.splits > 1) plan.cycles += kExchange + 0.35 * shape.columns * shape.rows;
+  return plan;
+}
+
+const void *kernel_for(const WideShape &shape, const MatmulArgs &args, nf4_dtype dtype) {
+  // The fast weights are for codes as normal weights have them in small blocks, whose scales
+  // are sums: flat scales of weights that were bf16 make the largest of a block exact.
+  const bool fast = dtype == NF4_DTYPE_BF16 && args.codebook == nullptr &&
+                    args.nested_absmax != nullptr && args.blocksize_log2 == 6;
+  return fast ? shape.fast : shape.exact[dtype - NF4_DTYPE_FP16];
+}
+
+}  // namespace
+
+bool wide_takes(const MatmulProblem &problem, const Device &device) {
+  const Weight &weight = problem.weight;
+  // Past a row's end codes are 0 and so is x, whose product is 0 unless a caller's codebook
+  // begins with what is not finite.
+  const int whole = weight.codebook != nullptr ? kSlabColumns : kStepColumns;
+  return device.compute_capability == kHopper && device.shared_bytes >= kWideSharedBytes &&
+         weight.cols > 0 && weight.cols % whole == 0 && weight.cols <= kWideMaxCols &&
+         weight.rows <= kWideMaxRows && problem.m <= kWideMaxRows &&
+         weight.blocksize() >= kStepColumns && is_multiple(weight.packed, 16) &&
+         is_multiple(problem.x, 16) &&
+         (problem.m == 1 || (problem.x_stride % 8 == 0 && problem.x_stride <= kWideMaxPitch)) &&
+         ceil_divide(weight.rows, 128) * ceil_divide(problem.m, 32) <=
+             std::numeric_limits<int>::max() / 2;
+}
+
+MatmulShape best_wide(const MatmulProblem &problem, const Device &device) {
+  if (load_wide_kernels(device) != cudaSuccess) return kTiled;
+  MatmulShape best = kTiled;
+  double least = std::numeric_limits<double>::infinity();
+  for (int shape = kWide32Tall; shape <= kWide256; ++shape) {
+    const WidePlan plan = plan_wide(wide_shape(MatmulShape(shape)), problem.weight.rows,
+                                    problem.weight.cols, problem.m, device);
+    if (plan.cycles >= least) continue;
+    least = plan.cycles;
+    best = MatmulShape(shape);
+  }
+  return best;
+}
+
+cudaError_t load_wide_kernels(const Device &device) {
+  if (device.compute_capability != kHopper) return cudaSuccess;
+  static std::atomic<bool> known[kKnownDevices];
+  if (device.index < kKnownDevices && known[device.index].load(std::memory_order_acquire))
+    return cudaSuccess;
+  for (const WideShape &shape : kWideShapes)
+    for (const void *kernel : {shape.exact[0], shape.exact[1], shape.fast}) {
+      const cudaError_t error = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+      if (error != cudaSuccess) return error;
+    }
+  if (device.index < kKnownDevices) known[device.index].store(true, std::memory_order_release);
+  return cudaSuccess;
+}
+
+cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape which,
+                        const Device &device, cudaStream_t stream) {
+  cudaError_t error = load_wide_kernels(device);
+  if (error != cudaSuccess) return error;
+  const WideShape &shape = wide_shape(which);
+  const WidePlan plan = plan_wide(shape, args.rows, args.cols, args.m, device);
+  WideArgs wide{};
+  wide.matmul = args;
+  std::copy_n(nf4_codebook(args.format), kCodebookSize, wide.codebook);
+  wide.tiles = static_cast<int>(plan.row_tiles * plan.x_tiles);
+  wide.whole_tiles = static_cast<int>(plan.whole_tiles);
+  wide.row_tiles = static_cast<int>(plan.row_tiles);
+  wide.x_tiles = static_cast<int>(plan.x_tiles);
+  // A weight that stays in L2 is read again for each tile of x.
+  wide.x_group = args.rows * args.cols / 2 <= kKeptBytes ? 1 : std::min(wide.x_tiles, 4);
+  wide.splits = plan.splits;
+  wide.scale_groups = args.blocksize_log2 == 6 && args.cols % 512 == 0 &&
+                      is_multiple(args.absmax, args.nested_absmax == nullptr ? 16 : 8) &&
+                      (args.nested_absmax == nullptr || args.nested_blocksize_log2 >= 3);
+  wide.y_vectors = is_multiple(args.y, 16) && (args.m == 1 || args.y_stride % 8 == 0);
+  error = make_tensor_map({args.packed, args.rows, args.cols / 2}, args.cols / 2, kSlabColumns / 2,
+                          shape.rows, wide.packed);
+  if (error != cudaSuccess) return error;
+  // One row of x may have any stride.
+  const int64_t pitch = args.m == 1 ? args.cols : args.x_stride;
+  error = make_tensor_map({args.x, args.m, args.cols * 2}, pitch * 2, kStepColumns * 2,
+                          shape.columns / (shape.halves ? 2 : 1), wide.x);
+  if (error != cudaSuccess) return error;
+  const int work = 2 * wide.tiles - wide.whole_tiles;
+  const int clusters = plan.splits > 1 ? wide.tiles : std::min(work, device.multiprocessors);
+  return launch({kernel_for(shape, args, dtype), int64_t{clusters} * plan.splits, shape.threads,
+                 true, stream, shape.shared_bytes, plan.splits},
+                wide);
+}
+
+#else
+
+bool wide_takes(const MatmulProblem &, const Device &) { return false; }
+MatmulShape best_wide(const MatmulProblem &, const Device &) { return kTiled; }
+cudaError_t launch_wide(const MatmulArgs &, nf4_dtype, MatmulShape, const Device &, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+cudaError_t load_wide_kernels(const Device &) { return cudaSuccess; }
+
+#endif
+}  // namespace nf4::cuda

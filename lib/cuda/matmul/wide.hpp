@@ -1,0 +1,39 @@
+// The matmul kernels for many rows of x on Hopper: what they take, and which is the fastest.
+#pragma once
+
+#include "cuda/device.hpp"
+#include "cuda/matmul/args.hpp"
+#include "problem.hpp"
+
+namespace nf4::cuda {
+
+constexpr bool is_wide(MatmulShape shape) { return shape >= kWide32Tall; }
+
+// How a tile's columns and the tiles are shared among thread blocks.
+struct WideShape {
+  int columns;  // of a tile: rows of x
+  int rows;     // of a tile: of the weight
+  int threads;  // of a block
+  int shared_bytes;
+  double slab_cycles;    // what 128 columns of a tile take, estimated
+  bool halves;           // the last tiles may be halves, and x comes in halves
+  const void *exact[2];  // fp16, bf16: WideArgs
+  const void *fast;      // bf16 of a format's own codebook, less exact
+};
+
+// kWide32Tall and those after it. Only in a build with kernels of sm_90a.
+extern const WideShape kWideShapes[kWide256 - kWide32Tall + 1];
+
+// Can the wide kernels, each of them, do the problem on this device?
+bool wide_takes(const MatmulProblem &problem, const Device &device);
+
+// The shape that takes the least time for a problem that they take. The device is current.
+MatmulShape best_wide(const MatmulProblem &problem, const Device &device);
+
+cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape,
+                        const Device &device, cudaStream_t stream);
+
+// For a device of compute capability 9.0, which is current; nothing for others.
+cudaError_t load_wide_kernels(const Device &device);
+
+}  // namespace nf4::cuda

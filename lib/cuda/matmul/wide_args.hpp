@@ -1,0 +1,81 @@
+// What the kernels for many rows of x get, and where they keep it in shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "core/formats.hpp"
+#include "cuda/matmul/args.hpp"
+#include "cuda/tensor_map.hpp"
+
+namespace nf4::cuda {
+
+// A thread block's tile of y: kColumns rows of x by 64 rows of the weight for each of its
+// consumer warpgroups.
+template <int Columns, int Warpgroups>
+struct WideTile {
+  static constexpr int kColumns = Columns;
+  static constexpr int kWarpgroups = Warpgroups;
+  static constexpr int kRows = 64 * Warpgroups;
+  // The last tiles may be halves, so that what does not fill the GPU takes half as long.
+  static constexpr bool kHalves = Columns > 192;
+};
+
+constexpr int kStepColumns = 64;                // of x and the weight that are multiplied at once
+constexpr int kSlabColumns = 2 * kStepColumns;  // of the weight that come together
+constexpr int kWideSharedBytes = 227 * 1024;    // what Hopper has
+constexpr int kWideMaxSlots = 8;
+
+// Shared memory: the table of pairs; rings of x, of slabs of the weight, and of their scales;
+// each consumer warp's piece of y; the 8-bit code of the scales; barriers. Partial sums of
+// blocks that share a tile lie over the table and the rings, at the end.
+template <class Tile>
+struct WideLayout {
+  static constexpr int kXBox = Tile::kHalves ? Tile::kColumns / 2 : Tile::kColumns;
+  static constexpr int kXBytes = Tile::kColumns * kStepColumns * 2;
+  static constexpr int kSlabBytes = Tile::kRows * kSlabColumns / 2;
+  static constexpr int kScaleBytes = Tile::kRows * 2 * 4;  // of a slab: two steps' of each row
+  static constexpr int kPieceBytes = 1024;
+  static constexpr int kPiecesBytes = Tile::kWarpgroups * 4 * kPieceBytes;
+  static constexpr int kTableBytes = 65536;
+  static constexpr int kEndBytes = kPiecesBytes + 1024 + 4 * kWideMaxSlots * 8;
+
+  // Wide tiles take long for a slab, and leave little room.
+  static constexpr int kSlabSlots = Tile::kColumns > 192   ? 2
+                                    : Tile::kColumns > 128 ? 3
+                                    : Tile::kRows == 128   ? 6
+                                                           : 5;
+  static constexpr int kRoomForX =
+      kWideSharedBytes - kTableBytes - kEndBytes - kSlabSlots * (kSlabBytes + kScaleBytes);
+  static constexpr int kXSlots =
+      kRoomForX / kXBytes < kWideMaxSlots ? kRoomForX / kXBytes : kWideMaxSlots;
+  static_assert(kXSlots >= 4);
+
+  static constexpr int kX = kTableBytes;
+  static constexpr int kSlabs = kX + kXSlots * kXBytes;
+  static constexpr int kScales = kSlabs + kSlabSlots * kSlabBytes;
+  static constexpr int kPieces = kScales + kSlabSlots * kScaleBytes;
+  static constexpr int kCode = kPieces + kPiecesBytes;
+  static constexpr int kBarriers = kCode + 1024;
+  static constexpr int kBytes = kBarriers + 4 * kWideMaxSlots * 8;
+  static_assert(kBytes <= kWideSharedBytes);
+  static_assert(kXBytes % 1024 == 0 && kSlabBytes % 512 == 0);
+};
+
+struct WideArgs {
+  MatmulArgs matmul;
+  TensorMap packed;               // slabs
+  TensorMap x;                    // steps
+  float codebook[kCodebookSize];  // the format's own
+  // A cluster of `splits` blocks makes a tile, each from its part of the columns. Clusters take
+  // every so many tiles.
+  int tiles;
+  int whole_tiles;  // of them; the rest become two halves each
+  int row_tiles;
+  int x_tiles;
+  int x_group;  // of them are multiplied with a row tile before the next one is
+  int splits;
+  bool scale_groups;  // scales may be loaded several steps at once (wide_producers.cuh)
+  bool y_vectors;     // rows of y are on 16-byte boundaries
+};
+
+}  // namespace nf4::cuda
