@@ -1,6 +1,8 @@
 #include "cuda/matmul/few.hpp"
 
 #include <algorithm>
+#include <climits>
+#include <numeric>
 
 #include "core/float16.hpp"
 #include "core/formats.hpp"
@@ -50,11 +52,10 @@ int even_groups(int64_t tiles, int64_t most) {
   return static_cast<int>(ceil_divide(tiles, ceil_divide(tiles, std::min(tiles, most))));
 }
 
-// Fills in how the work is shared; returns the bytes of shared memory.
-int share_work(const FewLayout &layout, const Device &device, FewArgs &few) {
+// Fills in how so many thread blocks share the work; returns the bytes of shared memory.
+int share_work(const FewLayout &layout, int64_t blocks, const Device &device, FewArgs &few) {
   const MatmulArgs &args = few.matmul;
   const bool nested = args.nested_absmax != nullptr;
-  const int64_t blocks = thread_blocks(args.rows, device);
   const int64_t slices = ceil_divide(args.cols, kSlice);
   few.block_rows = static_cast<int>(args.rows / blocks);
   few.more_rows = static_cast<int>(args.rows % blocks);
@@ -98,6 +99,35 @@ void round_codebook(nf4_dtype dtype, FewArgs &few) {
   few.unit = 1 / factor;
 }
 
+cudaError_t fill_in(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape, int64_t blocks,
+                    bool tensor_map, const Device &device, FewArgs &few, int &shared_bytes) {
+  few.matmul = args;
+  round_codebook(dtype, few);
+  shared_bytes = share_work(few_layout(few_max_m(shape)), blocks, device, few);
+  if (!tensor_map) return cudaSuccess;
+  return make_tensor_map({args.packed, args.rows, args.cols / 2}, kTileRows, few.packed);
+}
+
+// Divides thread blocks between weights, so that the most that any of them has to do is least.
+void deal_blocks(const MatmulArgs *args, int count, int64_t blocks, int64_t *dealt) {
+  int64_t elements = 0;
+  for (int i = 0; i < count; ++i) elements += args[i].rows * args[i].cols;
+  // The best dealing gives none fewer than these. They are what shares of at most
+  // 1 / (blocks - count) of all need, and rounding them up took no more than `count` blocks.
+  for (int i = 0; i < count; ++i)
+    dealt[i] = std::min(args[i].rows,
+                        ceil_divide((blocks - count) * (args[i].rows * args[i].cols), elements));
+  const auto share = [&](int i) { return ceil_divide(args[i].rows, dealt[i]) * args[i].cols; };
+  for (int64_t left = blocks - std::accumulate(dealt, dealt + count, int64_t{0}); left > 0;
+       --left) {
+    int most = -1;
+    for (int i = 0; i < count; ++i)
+      if (dealt[i] < args[i].rows && (most < 0 || share(i) > share(most))) most = i;
+    if (most < 0) return;
+    ++dealt[most];
+  }
+}
+
 }  // namespace
 
 bool few_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
@@ -121,16 +151,41 @@ cudaError_t launch_few(const MatmulFamily &family, const void *kernel, const Mat
                        nf4_dtype dtype, MatmulShape shape, const Device &device,
                        cudaStream_t stream) {
   FewArgs few{};
-  few.matmul = args;
-  round_codebook(dtype, few);
-  const int shared_bytes = share_work(few_layout(few_max_m(shape)), device, few);
-  if (family.tensor_maps) {
-    const cudaError_t error =
-        make_tensor_map({args.packed, args.rows, args.cols / 2}, kTileRows, few.packed);
-    if (error != cudaSuccess) return error;
-  }
   const int64_t blocks = thread_blocks(args.rows, device);
+  int shared_bytes = 0;
+  const cudaError_t error =
+      fill_in(args, dtype, shape, blocks, family.tensor_maps, device, few, shared_bytes);
+  if (error != cudaSuccess) return error;
   return launch({kernel, blocks, kFewThreads, family.family.waits, stream, shared_bytes}, few);
+}
+
+bool few_joins(const FewProducts &products, const MatmulProblem &problem, const Device &device) {
+  if (products.count == kFewBatch || device.multiprocessors <= kFewBatch) return false;
+  int64_t elements = problem.weight.elements;
+  for (int i = 0; i < products.count; ++i) elements += products.list[i]->weight.elements;
+  // Half of what a thread block may have, since no share is exactly the mean.
+  return elements <= (device.multiprocessors - kFewBatch) * (kFewElements / 2);
+}
+
+cudaError_t launch_few_batch(const MatmulFamily &family, const void *kernel, const MatmulArgs *args,
+                             int count, nf4_dtype dtype, MatmulShape shape, const Device &device,
+                             cudaStream_t stream) {
+  FewBatch batch{};
+  int64_t blocks[kFewBatch], first_block = 0;
+  int shared_bytes = 0;
+  deal_blocks(args, count, device.multiprocessors, blocks);
+  for (int i = 0; i < count; ++i) {
+    int own_bytes = 0;
+    const cudaError_t error = fill_in(args[i], dtype, shape, blocks[i], family.tensor_maps, device,
+                                      batch.of[i], own_bytes);
+    if (error != cudaSuccess) return error;
+    shared_bytes = std::max(shared_bytes, own_bytes);
+    batch.first_block[i] = static_cast<int>(first_block);
+    first_block += blocks[i];
+  }
+  std::fill(batch.first_block + count, batch.first_block + kFewBatch, INT_MAX);
+  return launch({kernel, first_block, kFewThreads, family.family.waits, stream, shared_bytes},
+                batch);
 }
 
 }  // namespace nf4::cuda
