@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/matmul/deal.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/force.hpp"
@@ -111,6 +112,49 @@ TEST_CASE("the number of threads changes no bit of products in one call", "[matm
     INFO("threads " << threads);
     batch.multiply_together(threads);
     CHECK(batch.same());
+  }
+}
+
+TEST_CASE("thread blocks are dealt so that the largest share is least", "[matmul]") {
+  using cuda::WeightSize;
+  constexpr int64_t kBlocks[] = {5, 8, 16, 108, 132};
+  constexpr int64_t kCols[] = {64, 256, 4096, 14336};
+  Rng rng(0xfa00000);
+  for (int i = 0; i < 2000; ++i) {
+    const int64_t blocks = rng.pick(kBlocks);
+    const int count = static_cast<int>(rng.between(2, 4));
+    WeightSize weights[4];
+    int64_t dealt[4], slowly[4] = {1, 1, 1, 1};
+    for (int w = 0; w < count; ++w)
+      weights[w] = {rng.between(1, rng.one_in(3) ? 20 : 20000), rng.pick(kCols)};
+    cuda::deal_blocks(weights, count, blocks, dealt);
+
+    const auto most = [&](const int64_t *of) {
+      return std::max_element(weights, weights + count,
+                              [&](const auto &a, const auto &b) {
+                                return ceil_divide(a.rows, of[&a - weights]) * a.cols <
+                                       ceil_divide(b.rows, of[&b - weights]) * b.cols;
+                              }) -
+             weights;
+    };
+    const auto largest_share = [&](const int64_t *of) {
+      const auto w = most(of);
+      return ceil_divide(weights[w].rows, of[w]) * weights[w].cols;
+    };
+    // One at a time to whoever has most, until that one cannot be divided any further.
+    for (int64_t left = blocks - count; left > 0; --left) {
+      const auto w = most(slowly);
+      if (slowly[w] == weights[w].rows) break;
+      ++slowly[w];
+    }
+    CHECK(largest_share(dealt) == largest_share(slowly));
+    int64_t sum = 0, rows = 0;
+    for (int w = 0; w < count; ++w) {
+      CHECK((dealt[w] >= 1 && dealt[w] <= weights[w].rows));
+      sum += dealt[w];
+      rows += weights[w].rows;
+    }
+    CHECK(sum == std::min(blocks, rows));
   }
 }
 

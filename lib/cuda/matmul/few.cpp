@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <climits>
-#include <numeric>
 
 #include "core/float16.hpp"
 #include "core/formats.hpp"
+#include "cuda/matmul/deal.hpp"
 #include "cuda/matmul/few_args.hpp"
 
 namespace nf4::cuda {
@@ -108,26 +108,6 @@ cudaError_t fill_in(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape, 
   return make_tensor_map({args.packed, args.rows, args.cols / 2}, kTileRows, few.packed);
 }
 
-// Divides thread blocks between weights, so that the most that any of them has to do is least.
-void deal_blocks(const MatmulArgs *args, int count, int64_t blocks, int64_t *dealt) {
-  int64_t elements = 0;
-  for (int i = 0; i < count; ++i) elements += args[i].rows * args[i].cols;
-  // The best dealing gives none fewer than these. They are what shares of at most
-  // 1 / (blocks - count) of all need, and rounding them up took no more than `count` blocks.
-  for (int i = 0; i < count; ++i)
-    dealt[i] = std::min(args[i].rows,
-                        ceil_divide((blocks - count) * (args[i].rows * args[i].cols), elements));
-  const auto share = [&](int i) { return ceil_divide(args[i].rows, dealt[i]) * args[i].cols; };
-  for (int64_t left = blocks - std::accumulate(dealt, dealt + count, int64_t{0}); left > 0;
-       --left) {
-    int most = -1;
-    for (int i = 0; i < count; ++i)
-      if (dealt[i] < args[i].rows && (most < 0 || share(i) > share(most))) most = i;
-    if (most < 0) return;
-    ++dealt[most];
-  }
-}
-
 }  // namespace
 
 bool few_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
@@ -173,7 +153,9 @@ cudaError_t launch_few_batch(const MatmulFamily &family, const void *kernel, con
   FewBatch batch{};
   int64_t blocks[kFewBatch], first_block = 0;
   int shared_bytes = 0;
-  deal_blocks(args, count, device.multiprocessors, blocks);
+  WeightSize sizes[kFewBatch];
+  for (int i = 0; i < count; ++i) sizes[i] = {args[i].rows, args[i].cols};
+  deal_blocks(sizes, count, device.multiprocessors, blocks);
   for (int i = 0; i < count; ++i) {
     int own_bytes = 0;
     const cudaError_t error = fill_in(args[i], dtype, shape, blocks[i], family.tensor_maps, device,
