@@ -113,11 +113,9 @@ nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *ar
   if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
   if (const nf4_status status = nf4::validate_matmul(weight, args, workspace, needed, problem))
     return status;
-  if (problem.dtype == NF4_DTYPE_FP32)
-    return nf4::fail(NF4_STATUS_INVALID_ARGUMENT,
-                     "dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU");
+  if (const nf4_status status = nf4::validate_matmul_dtype(problem)) return status;
   if (problem.empty()) return NF4_STATUS_OK;
-  return nf4::cuda::matmul(problem, stream);
+  return nf4::cuda::matmul(&problem, 1, stream);
 }
 
 nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t threads) {
@@ -125,7 +123,46 @@ nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
   if (const nf4_status status = nf4::validate_matmul(weight, args, nullptr, 0, problem))
     return status;
   if (const nf4_status status = nf4::validate_threads(threads)) return status;
-  if (!problem.empty()) nf4::cpu::matmul(problem, threads);
+  if (!problem.empty()) nf4::cpu::matmul(&problem, 1, threads);
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
+                                           const nf4_matmul_args *args, size_t count,
+                                           size_t *bytes) {
+  nf4::MatmulBatch batch;
+  if (const nf4_status status = nf4::validate_matmul_batch_shapes(weights, args, count, batch))
+    return status;
+  if (bytes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
+  *bytes = static_cast<size_t>(nf4::matmul_workspace_bytes(batch));
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                                   size_t count, void *workspace, size_t workspace_bytes,
+                                   nf4_stream stream) {
+  nf4::MatmulBatch batch;
+  if (const nf4_status status = nf4::validate_matmul_batch_shapes(weights, args, count, batch))
+    return status;
+  const int64_t needed = nf4::matmul_workspace_bytes(batch);
+  if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
+  if (const nf4_status status =
+          nf4::validate_matmul_batch(weights, args, count, workspace, needed, batch))
+    return status;
+  for (int i = 0; i < batch.count; ++i)
+    if (const nf4_status status = nf4::validate_matmul_dtype(batch.list[i]))
+      return nf4::of_product(status, i);
+  if (batch.empty()) return NF4_STATUS_OK;
+  return nf4::cuda::matmul(batch.list, batch.count, stream);
+}
+
+nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                                size_t count, int32_t threads) {
+  nf4::MatmulBatch batch;
+  if (const nf4_status status = nf4::validate_matmul_batch(weights, args, count, nullptr, 0, batch))
+    return status;
+  if (const nf4_status status = nf4::validate_threads(threads)) return status;
+  if (!batch.empty()) nf4::cpu::matmul(batch.list, batch.count, threads);
   return NF4_STATUS_OK;
 }
 

@@ -84,10 +84,34 @@ struct MatmulProblem {
   bool empty() const { return m == 0 || weight.rows == 0; }
 };
 
+// Products of one call, each checked, and against each other. Of some there may be nothing to do.
+struct MatmulBatch {
+  MatmulProblem list[NF4_MATMUL_BATCH_MAX];
+  int count = 0;
+
+  const MatmulProblem *begin() const { return list; }
+  const MatmulProblem *end() const { return list + count; }
+  bool empty() const {
+    for (const MatmulProblem &problem : *this)
+      if (!problem.empty()) return false;
+    return true;
+  }
+};
+
 constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // No kernel needs any so far.
 inline int64_t matmul_workspace_bytes(const MatmulProblem &) { return 0; }
+
+// Launches of a batch follow one another, so they use the same.
+inline int64_t matmul_workspace_bytes(const MatmulBatch &batch) {
+  int64_t most = 0;
+  for (const MatmulProblem &problem : batch) {
+    const int64_t bytes = matmul_workspace_bytes(problem);
+    most = bytes > most ? bytes : most;
+  }
+  return most;
+}
 
 // The workspace of quantize, nested: the scales before their own quantization, then the
 // partial sums of their mean, level after level: first of all scales of so many elements,

@@ -2,6 +2,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 
 namespace nf4 {
 namespace {
@@ -17,6 +18,12 @@ nf4_status fail(nf4_status status, const char *format, ...) {
   std::vsnprintf(last_error, sizeof last_error, format, arguments);
   va_end(arguments);
   return status;
+}
+
+nf4_status of_product(nf4_status status, int product) {
+  char detail[sizeof last_error];
+  std::memcpy(detail, last_error, sizeof detail);
+  return fail(status, "product %d: %s", product, detail);
 }
 
 }  // namespace nf4

@@ -89,6 +89,65 @@ nf4_status validate_weight(const nf4_tensor *tensor, Weight &weight) {
   return validate_pointers_agree(*tensor);
 }
 
+// Calls validate(tensor, args, problem) for every product; a failure says which it is of.
+template <class Validate>
+nf4_status for_each_product(const nf4_tensor *const *tensors, const nf4_matmul_args *args,
+                            size_t count, MatmulBatch &batch, const Validate &validate) {
+  if (count > NF4_MATMUL_BATCH_MAX)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "count is %zu; expected at most %d", count,
+                NF4_MATMUL_BATCH_MAX);
+  batch.count = static_cast<int>(count);
+  if (count == 0) return NF4_STATUS_OK;
+  if (tensors == nullptr)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of nf4_tensor is NULL");
+  if (args == nullptr)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of nf4_matmul_args is NULL");
+  const auto *const first = reinterpret_cast<const char *>(args);
+  for (int i = 0; i < batch.count; ++i) {
+    // The first product's has been found to be right by the time that another is looked for.
+    const size_t offset = i == 0 ? 0 : i * args->struct_size;
+    const auto *const own = reinterpret_cast<const nf4_matmul_args *>(first + offset);
+    if (const nf4_status status = validate(tensors[i], own, batch.list[i]))
+      return of_product(status, i);
+  }
+  return NF4_STATUS_OK;
+}
+
+// The y of a product, whose operand comes last.
+const Operand &output(const MatmulProblem &problem) {
+  return problem.operands.list[problem.operands.count - 1];
+}
+
+// Do rows of one lie between rows of the other?
+bool interleaved(const MatmulProblem &a, const MatmulProblem &b) {
+  const int64_t a_item = element_bytes(a.dtype), b_item = element_bytes(b.dtype);
+  const int64_t stride = a.y_stride * a_item;
+  if (stride != b.y_stride * b_item) return false;
+  const auto distance =
+      static_cast<int64_t>(reinterpret_cast<uintptr_t>(b.y) - reinterpret_cast<uintptr_t>(a.y));
+  const int64_t from_row = (distance % stride + stride) % stride;
+  return from_row >= a.weight.rows * a_item && from_row + b.weight.rows * b_item <= stride;
+}
+
+// That no product's y is what another reads or writes. The workspace, which they share, is none of
+// their y: that was checked with each.
+nf4_status validate_apart(const MatmulBatch &batch) {
+  for (const MatmulProblem &a : batch) {
+    if (a.empty()) continue;
+    for (const MatmulProblem &b : batch) {
+      if (b.empty() || &a == &b) continue;
+      for (const Operand &operand : b.operands) {
+        if (!overlap(output(a), operand)) continue;
+        if (&operand == &output(b) && interleaved(a, b)) continue;
+        return fail(NF4_STATUS_INVALID_ARGUMENT, "y of product %d overlaps %s of product %d",
+                    static_cast<int>(&a - batch.begin()), operand.name,
+                    static_cast<int>(&b - batch.begin()));
+      }
+    }
+  }
+  return NF4_STATUS_OK;
+}
+
 }  // namespace
 
 nf4_status validate_shape(const nf4_tensor *tensor, Weight &weight) {
@@ -212,6 +271,30 @@ nf4_status validate_matmul(const nf4_tensor *tensor, const nf4_matmul_args *args
   if (workspace_bytes > 0) problem.operands.add("workspace", workspace, workspace_bytes, 16, true);
   problem.operands.add("y", problem.y, bytes(problem.y_stride, tensor->rows), item, true);
   return validate_operands(problem.operands);
+}
+
+nf4_status validate_matmul_dtype(const MatmulProblem &problem) {
+  if (problem.dtype != NF4_DTYPE_FP32) return NF4_STATUS_OK;
+  return fail(NF4_STATUS_INVALID_ARGUMENT,
+              "dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU");
+}
+
+nf4_status validate_matmul_batch_shapes(const nf4_tensor *const *tensors,
+                                        const nf4_matmul_args *args, size_t count,
+                                        MatmulBatch &batch) {
+  return for_each_product(tensors, args, count, batch, validate_matmul_shape);
+}
+
+nf4_status validate_matmul_batch(const nf4_tensor *const *tensors, const nf4_matmul_args *args,
+                                 size_t count, void *workspace, int64_t workspace_bytes,
+                                 MatmulBatch &batch) {
+  const auto validate = [&](const nf4_tensor *tensor, const nf4_matmul_args *of_product,
+                            MatmulProblem &problem) {
+    return validate_matmul(tensor, of_product, workspace, workspace_bytes, problem);
+  };
+  if (const nf4_status status = for_each_product(tensors, args, count, batch, validate))
+    return status;
+  return validate_apart(batch);
 }
 
 nf4_status validate_workspace(size_t given, int64_t needed) {

@@ -12,6 +12,7 @@
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
+#include "support/force_matmul.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_expected.hpp"
 #include "validate.hpp"
@@ -33,26 +34,6 @@ bool much_shared_memory() {
   int bytes = 0;
   REQUIRE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
   return bytes >= 160 << 10;
-}
-
-class ForcedMatmul {
- public:
-  ForcedMatmul(const cuda::MatmulFamily *family, const cuda::MatmulShape &shape) {
-    cuda::force_matmul(family, &shape);
-  }
-  ~ForcedMatmul() { cuda::force_matmul(nullptr, nullptr); }
-  ForcedMatmul(const ForcedMatmul &) = delete;
-  ForcedMatmul &operator=(const ForcedMatmul &) = delete;
-};
-
-std::vector<const cuda::MatmulFamily *> runnable_families() {
-  nf4_device device{};
-  device.struct_size = sizeof device;
-  REQUIRE(nf4_device_info(0, &device) == NF4_STATUS_OK);
-  std::vector<const cuda::MatmulFamily *> families;
-  for (auto family = cuda::matmul_families(); *family != nullptr; ++family)
-    if ((*family)->family.runs_on(device.compute_capability)) families.push_back(*family);
-  return families;
 }
 
 // A case on the GPU. Rows of x are on 16-byte boundaries now and then.

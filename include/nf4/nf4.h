@@ -48,9 +48,10 @@
  * ERRORS
  *   Every function that can fail returns nf4_status. On anything but
  *   NF4_STATUS_OK nothing was enqueued and no output byte was written, with two
- *   exceptions: after NF4_STATUS_CUDA_ERROR from nf4_quantize_launch, which enqueues
- *   several kernels, the outputs are unspecified; nf4_device_info fills in what it
- *   knows in any case. nf4_last_error() names the argument and the value.
+ *   exceptions: after NF4_STATUS_CUDA_ERROR from nf4_quantize_launch or
+ *   nf4_matmul_batch_launch, which enqueue several kernels, the outputs are
+ *   unspecified; nf4_device_info fills in what it knows in any case. nf4_last_error()
+ *   names the argument and the value.
  *
  * THREADS
  *   Every function may be called from any number of threads at once, on outputs
@@ -284,6 +285,46 @@ NF4_API nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_
  * number changes no bit. */
 NF4_API nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
                                   int32_t threads);
+
+/* ---- Matmul of several weights -------------------------------------------- */
+
+/* The most products of one call. */
+#define NF4_MATMUL_BATCH_MAX 64
+
+/* The functions below do `count` products, weights[i] with args[i], such as those of q, k
+ * and v, or of gate and up: what as many calls of their namesakes without "batch" do, to
+ * the bit. Elements of args are args[0].struct_size bytes apart, and have that struct_size,
+ * all of them. Neither array is kept. Where count is 0 both may be NULL and nothing is done.
+ *
+ * Products may share what they read: x, a weight, a bias. A y overlaps nothing that another
+ * product reads or writes; but if two y have strides of as many bytes, the rows of one may
+ * lie between those of the other, as where y are columns of one matrix.
+ *
+ * INVALID_ARGUMENT: as for the namesakes, for any product; count is more than
+ * NF4_MATMUL_BATCH_MAX; weights or args is NULL; products overlap, or are memory of different
+ * devices. nf4_last_error() counts products from 0. All products are checked before any is
+ * enqueued. */
+
+/* Scratch that nf4_matmul_batch_launch needs, in bytes; often 0. */
+NF4_API nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
+                                                   const nf4_matmul_args *args, size_t count,
+                                                   size_t *bytes);
+
+/* Up to 4 products go in one launch, which saves about 3 microseconds for each but the
+ * first, where they are of one dtype, all nested or all flat, and all of 1 or 2, of 3 to 8, or
+ * of 9 to 16 rows of x. Such a weight has cols and a blocksize that are multiples of 64 (of
+ * 256, cols, with a codebook of its own); packed and every row of x are 16-byte aligned; the
+ * GPU is of compute capability 8.0 or later. All others are launched one by one, as separate
+ * calls would be. The order of launches is the library's own. */
+NF4_API nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights,
+                                           const nf4_matmul_args *args, size_t count,
+                                           void *workspace, size_t workspace_bytes,
+                                           nf4_stream stream);
+
+/* On host memory; the threads share the rows of all products. */
+NF4_API nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights,
+                                        const nf4_matmul_args *args, size_t count,
+                                        int32_t threads);
 
 /* ---- The machine ---------------------------------------------------------- */
 

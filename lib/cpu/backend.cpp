@@ -77,6 +77,45 @@ int64_t blocks_per_thread(const Weight &weight, int64_t elements_per_thread) {
   return std::max<int64_t>(1, elements_per_thread >> weight.blocksize_log2);
 }
 
+// The rows of several matmuls' weights, one after the other, in pieces.
+class Pieces {
+ public:
+  Pieces(const MatmulProblem *problems, int count) : problems_(problems) {
+    for (int i = 0; i < count; ++i) {
+      const MatmulProblem &problem = problems[i];
+      const int64_t pieces = problem.empty() ? 0 : ceil_divide(problem.weight.rows, kRowsOfPiece);
+      const double of_piece = static_cast<double>(problem.m) * problem.weight.cols * kRowsOfPiece;
+      products_ += static_cast<double>(pieces) * of_piece;
+      ends_[i] = (i == 0 ? 0 : ends_[i - 1]) + pieces;
+    }
+    count_ = ends_[count - 1];
+  }
+
+  int64_t count() const { return count_; }
+  // How many are worth a thread, of pieces of the mean size.
+  int64_t per_thread() const {
+    const double of_piece = std::max(1.0, products_ / static_cast<double>(count_));
+    return std::max<int64_t>(1, static_cast<int64_t>(kMatmulProductsPerThread / of_piece));
+  }
+
+  void for_each(int64_t begin, int64_t end, decltype(Variant::matmul) matmul) const {
+    for (int i = 0; begin < end; ++i) {
+      const int64_t first = i == 0 ? 0 : ends_[i - 1], last = std::min(end, ends_[i]);
+      if (begin >= last) continue;
+      const int64_t rows = problems_[i].weight.rows;
+      matmul(problems_[i],
+             {(begin - first) * kRowsOfPiece, std::min(rows, (last - first) * kRowsOfPiece)});
+      begin = last;
+    }
+  }
+
+ private:
+  const MatmulProblem *problems_;
+  int64_t ends_[NF4_MATMUL_BATCH_MAX];
+  int64_t count_;
+  double products_ = 0;
+};
+
 }  // namespace
 
 VariantList variants() { return {kVariants, static_cast<int>(std::size(kVariants))}; }
@@ -109,16 +148,12 @@ void quantize(const QuantizeProblem &problem, int threads) {
   variant.quantize_scales(weight, scales, partial_sums, threads);
 }
 
-void matmul(const MatmulProblem &problem, int threads) {
+void matmul(const MatmulProblem *problems, int count, int threads) {
   const DefaultFloatEnvironment environment;
   const Variant &variant = variant_in_use();
-  const int64_t rows = problem.weight.rows;
-  const int64_t products = std::max<int64_t>(1, problem.m * problem.weight.cols * kRowsOfPiece);
-  parallel_for(
-      ceil_divide(rows, kRowsOfPiece), std::max<int64_t>(1, kMatmulProductsPerThread / products),
-      threads, [&](int64_t begin, int64_t end) {
-        variant.matmul(problem, {begin * kRowsOfPiece, std::min(rows, end * kRowsOfPiece)});
-      });
+  const Pieces pieces(problems, count);
+  parallel_for(pieces.count(), pieces.per_thread(), threads,
+               [&](int64_t begin, int64_t end) { pieces.for_each(begin, end, variant.matmul); });
 }
 
 }  // namespace nf4::cpu

@@ -51,6 +51,7 @@ void force_variant(const Variant *variant);
 // threads: at most so many; 0: one for each processor the process may run on.
 void dequant(const DequantProblem &problem, int threads);
 void quantize(const QuantizeProblem &problem, int threads);
-void matmul(const MatmulProblem &problem, int threads);
+// One product or several, which write nothing that others read or write.
+void matmul(const MatmulProblem *problems, int count, int threads);
 
 }  // namespace nf4::cpu

@@ -8,7 +8,9 @@ namespace nf4::cuda {
 
 nf4_status dequant(const DequantProblem &problem, nf4_stream stream);
 nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream);
-nf4_status matmul(const MatmulProblem &problem, nf4_stream stream);
+// One product or several, which write nothing that others read or write. Where there is nothing to
+// do for one of several, it is passed over.
+nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream);
 nf4_status device_info(int device, nf4_device &info);
 
 }  // namespace nf4::cuda

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 
@@ -103,6 +104,48 @@ cudaError_t find_memory(const void *address, Memory &memory) {
       get(3, attributes, values, reinterpret_cast<CUdeviceptr>(address)));
 }
 
+// An operand, and of which product where there are several.
+constexpr int kOnlyProduct = -1;
+struct Named {
+  const Operand *operand = nullptr;
+  int product = kOnlyProduct;
+
+  struct Text {
+    char text[48];
+  };
+  Text text() const {
+    Text named;
+    const char *format = product == kOnlyProduct ? "%s" : "%s of product %d";
+    std::snprintf(named.text, sizeof named.text, format, operand->name, product);
+    return named;
+  }
+};
+
+// What decides where a launch goes: the last operand in a device's memory, and that device; the
+// first one in memory that CUDA was not told of.
+struct Located {
+  Named decisive;
+  int device = kUnknownDevice;
+  Named on_host;
+};
+
+nf4_status look_at(const Operands &operands, int product, Located &found) {
+  for (const Operand &operand : operands) {
+    Memory memory;
+    const cudaError_t error = find_memory(operand.address, memory);
+    if (error != cudaSuccess) return fail_cuda(error, "cuPointerGetAttributes");
+    const Named named{&operand, product};
+    if (memory.type == kUnregistered && found.on_host.operand == nullptr) found.on_host = named;
+    if (memory.type != CU_MEMORYTYPE_DEVICE || memory.managed) continue;
+    if (found.decisive.operand != nullptr && memory.device != found.device)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is memory of device %d, but %s is of device %d",
+                  named.text().text, memory.device, found.decisive.text().text, found.device);
+    found.decisive = named;
+    found.device = memory.device;
+  }
+  return NF4_STATUS_OK;
+}
+
 // The device of a stream, as far as it can be told without harm: the question ends a
 // capture of that stream. Where there is one device, there is nothing to ask.
 cudaError_t device_of_stream(cudaStream_t stream, int devices, int &index) {
@@ -142,39 +185,33 @@ nf4_status no_family(const Device &device) {
 }
 
 nf4_status locate(const Operands &operands, cudaStream_t stream, Device &device) {
+  const Operands *const only = &operands;
+  return locate(&only, 1, stream, device);
+}
+
+nf4_status locate(const Operands *const *products, int count, cudaStream_t stream, Device &device) {
   int devices = 0;
   cudaError_t error = count_devices(devices);  // which initialises CUDA
   if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceCount");
-  Memory memory[kMaxOperands];
-  const Operand *decisive = nullptr;
-  int index = kUnknownDevice;
-  for (int i = 0; i < operands.count; ++i) {
-    const Operand &operand = operands.list[i];
-    error = find_memory(operand.address, memory[i]);
-    if (error != cudaSuccess) return fail_cuda(error, "cuPointerGetAttributes");
-    if (memory[i].type != CU_MEMORYTYPE_DEVICE || memory[i].managed) continue;
-    if (decisive != nullptr && memory[i].device != index)
-      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is memory of device %d, but %s is of device %d",
-                  operand.name, memory[i].device, decisive->name, index);
-    decisive = &operand;
-    index = memory[i].device;
-  }
+  Located found;
+  for (int i = 0; i < count; ++i)
+    if (const nf4_status status = look_at(*products[i], count > 1 ? i : kOnlyProduct, found))
+      return status;
   int streams = kUnknownDevice;
   error = device_of_stream(stream, devices, streams);
   if (error != cudaSuccess) return fail_cuda(error, "finding the stream's device");
-  if (decisive != nullptr && streams != kUnknownDevice && streams != index)
+  const Named &decisive = found.decisive;
+  if (decisive.operand != nullptr && streams != kUnknownDevice && streams != found.device)
     return fail(NF4_STATUS_INVALID_ARGUMENT,
-                "stream is of device %d, but %s is memory of device %d", streams, decisive->name,
-                index);
-  if (decisive == nullptr) index = streams;
+                "stream is of device %d, but %s is memory of device %d", streams,
+                decisive.text().text, found.device);
+  int index = decisive.operand != nullptr ? found.device : streams;
   if (index == kUnknownDevice) error = cudaGetDevice(&index);
   if (error != cudaSuccess) return fail_cuda(error, "cudaGetDevice");
   if (const nf4_status status = cached_device(index, device)) return status;
-  for (int i = 0; i < operands.count; ++i)
-    if (memory[i].type == kUnregistered && !device.reaches_host_memory)
-      return fail(NF4_STATUS_INVALID_ARGUMENT,
-                  "%s is host memory (%p), which device %d cannot reach", operands.list[i].name,
-                  operands.list[i].address, index);
+  if (found.on_host.operand != nullptr && !device.reaches_host_memory)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is host memory (%p), which device %d cannot reach",
+                found.on_host.text().text, found.on_host.operand->address, index);
   return NF4_STATUS_OK;
 }
 

@@ -28,6 +28,9 @@ struct Device {
 // device.
 nf4_status locate(const Operands &operands, cudaStream_t stream, Device &device);
 
+// The same for the operands of several products, which a failure counts from 0.
+nf4_status locate(const Operands *const *products, int count, cudaStream_t stream, Device &device);
+
 // Says that this build has no kernel for the device.
 nf4_status no_family(const Device &device);
 

@@ -69,6 +69,8 @@ FIELD(nf4_matmul_args, bias, 40, 8);
 FIELD(nf4_matmul_args, y, 48, 8);
 FIELD(nf4_matmul_args, y_stride, 56, 8);
 
+VALUE(NF4_MATMUL_BATCH_MAX, 64);
+
 SIZE(nf4_device, 328);
 FIELD(nf4_device, struct_size, 0, 8);
 FIELD(nf4_device, device_count, 8, 4);
@@ -104,5 +106,13 @@ nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_
 nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
                              size_t workspace_bytes, nf4_stream stream);
 nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t threads);
+nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
+                                           const nf4_matmul_args *args, size_t count,
+                                           size_t *bytes);
+nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                                   size_t count, void *workspace, size_t workspace_bytes,
+                                   nf4_stream stream);
+nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                                size_t count, int32_t threads);
 nf4_status nf4_device_info(int32_t device, nf4_device *info);
 const char *nf4_cpu_variant(void);

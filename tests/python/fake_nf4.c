@@ -4,6 +4,8 @@
 
 #include "nf4/nf4.h"
 
+enum { FAKE_PRODUCTS = 4 };
+
 typedef struct fake_call {
   int32_t count;
   nf4_tensor weight;
@@ -15,6 +17,9 @@ typedef struct fake_call {
   nf4_stream stream;
   nf4_matmul_args matmul;
   int32_t threads;
+  size_t products; /* of a batch, and the first of them */
+  nf4_tensor weights[FAKE_PRODUCTS];
+  nf4_matmul_args matmuls[FAKE_PRODUCTS];
 } fake_call;
 
 NF4_API fake_call fake_last;
@@ -106,6 +111,42 @@ nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *ar
 
 nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t threads) {
   fake_call call = {.weight = *weight, .matmul = *args, .threads = threads};
+  return record(call);
+}
+
+nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
+                                           const nf4_matmul_args *args, size_t count,
+                                           size_t *bytes) {
+  (void)weights;
+  *bytes = 0;
+  for (size_t i = 0; i < count; i++) *bytes += (size_t)args[i].m * fake_workspace_per_row;
+  return NF4_STATUS_OK;
+}
+
+static fake_call batch_call(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                            size_t count) {
+  fake_call call = {.products = count};
+  for (size_t i = 0; i < count && i < FAKE_PRODUCTS; i++) {
+    call.weights[i] = *weights[i];
+    call.matmuls[i] = args[i];
+  }
+  return call;
+}
+
+nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                                   size_t count, void *workspace, size_t workspace_bytes,
+                                   nf4_stream stream) {
+  fake_call call = batch_call(weights, args, count);
+  call.workspace = workspace;
+  call.workspace_bytes = workspace_bytes;
+  call.stream = stream;
+  return record(call);
+}
+
+nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                                size_t count, int32_t threads) {
+  fake_call call = batch_call(weights, args, count);
+  call.threads = threads;
   return record(call);
 }
 

@@ -31,6 +31,7 @@ CTYPES = {
     "size_t *": ctypes.POINTER(ctypes.c_size_t),
     **{f"{name} *": ctypes.POINTER(struct) for name, struct in STRUCTS.items()},
     "nf4_tensor *": ctypes.c_void_p,
+    "nf4_tensor **": ctypes.c_void_p,
     "nf4_matmul_args *": ctypes.c_void_p,
 }
 
@@ -46,8 +47,8 @@ CODE = code_of(HEADER.read_text())
 
 def ctype_of(declaration: str) -> type:
     """The ctypes type of "int32_t threads" or "void *out"."""
-    base, star = re.fullmatch(r"(\w+)\s*(\*?)\s*\w+", declaration.strip()).groups()
-    return CTYPES[f"{base} *" if star else base]
+    base, stars = re.fullmatch(r"(\w+)\s*(\**)\s*\w+", declaration.strip()).groups()
+    return CTYPES[f"{base} {stars}" if stars else base]
 
 
 def functions(code: str = CODE) -> dict[str, tuple[type, list[type]]]:

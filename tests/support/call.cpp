@@ -23,6 +23,24 @@ bool concerns(Who who, const Function &function) {
   return false;
 }
 
+// Two products, as the functions of a batch take them.
+struct Products {
+  const nf4_tensor *const *weights;
+  const nf4_matmul_args *args;
+};
+
+// The product of a call as the second of two, of which the first is right and is not done either
+// where the second is not.
+template <class Multiply>
+nf4_status after_another(const Call &call, const Multiply &multiply) {
+  const Call right(false);
+  const nf4_tensor *const weights[] = {right.weight, call.weight};
+  const nf4_matmul_args args[] = {right.args, call.matmul ? *call.matmul : nf4_matmul_args{}};
+  const nf4_status status = multiply({weights, call.matmul ? args : nullptr});
+  if (status != NF4_STATUS_OK) CHECK(right.untouched());
+  return status;
+}
+
 void check(const BadArgument &bad, const Function &function) {
   INFO(function.name << ": " << bad.what);
   Call call(bad.nested);
@@ -61,6 +79,19 @@ const std::vector<Function> &functions() {
       {"nf4_matmul_launch", Work::kMatmul, true,
        [](const Call &c) {
          return nf4_matmul_launch(c.weight, c.matmul, c.workspace, c.workspace_bytes, nullptr);
+       }},
+      {"nf4_matmul_batch_cpu", Work::kMatmul, false,
+       [](const Call &c) {
+         return after_another(c, [&](const Products &products) {
+           return nf4_matmul_batch_cpu(products.weights, products.args, 2, c.threads);
+         });
+       }},
+      {"nf4_matmul_batch_launch", Work::kMatmul, true,
+       [](const Call &c) {
+         return after_another(c, [&](const Products &products) {
+           return nf4_matmul_batch_launch(products.weights, products.args, 2, c.workspace,
+                                          c.workspace_bytes, nullptr);
+         });
        }},
   };
   return list;

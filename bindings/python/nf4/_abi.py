@@ -38,6 +38,8 @@ DTYPE_FP32 = 1
 DTYPE_FP16 = 2
 DTYPE_BF16 = 3
 
+MATMUL_BATCH_MAX = 64
+
 Status = c_int32
 Format = c_int32
 Dtype = c_int32
@@ -126,6 +128,15 @@ FUNCTIONS = {
     "nf4_matmul_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
     "nf4_matmul_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
     "nf4_matmul_cpu": (Status, [c_void_p, c_void_p, c_int32]),
+    "nf4_matmul_batch_workspace_size": (
+        Status,
+        [c_void_p, c_void_p, c_size_t, POINTER(c_size_t)],
+    ),
+    "nf4_matmul_batch_launch": (
+        Status,
+        [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, Stream],
+    ),
+    "nf4_matmul_batch_cpu": (Status, [c_void_p, c_void_p, c_size_t, c_int32]),
     "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
     "nf4_cpu_variant": (c_char_p, []),
 }

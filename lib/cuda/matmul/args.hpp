@@ -63,6 +63,8 @@ struct MatmulFamily {
   // [fp16, bf16][nested][shape]; NULL: the family has none. kTiled gets a MatmulArgs, the few-row
   // kernels a FewArgs.
   const void *kernels[2][2][kFamilyShapes];
+  // The same for several weights in one launch, each a FewBatch; NULL for kTiled.
+  const void *batches[2][2][kFamilyShapes];
 };
 
 extern const MatmulFamily kMatmulSm90;

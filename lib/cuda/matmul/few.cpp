@@ -1,9 +1,11 @@
 #include "cuda/matmul/few.hpp"
 
 #include <algorithm>
+#include <climits>
 
 #include "core/formats.hpp"
 #include "core/rounding.hpp"
+#include "cuda/matmul/deal.hpp"
 #include "cuda/matmul/few_args.hpp"
 
 namespace nf4::cuda {
@@ -50,11 +52,10 @@ int even_groups(int64_t tiles, int64_t most) {
   return static_cast<int>(ceil_divide(tiles, ceil_divide(tiles, std::min(tiles, most))));
 }
 
-// Fills in how the work is shared; returns the bytes of shared memory.
-int share_work(const FewLayout &layout, const Device &device, FewArgs &few) {
+// Fills in how so many thread blocks share the work; returns the bytes of shared memory.
+int share_work(const FewLayout &layout, int64_t blocks, const Device &device, FewArgs &few) {
   const MatmulArgs &args = few.matmul;
   const bool nested = args.nested_absmax != nullptr;
-  const int64_t blocks = thread_blocks(args.rows, device);
   const int64_t slices = ceil_divide(args.cols, kSlice);
   few.block_rows = static_cast<int>(args.rows / blocks);
   few.more_rows = static_cast<int>(args.rows % blocks);
@@ -85,6 +86,15 @@ const RoundedCodebook &rounded_codebook(nf4_format format, nf4_dtype dtype) {
   return dtype == NF4_DTYPE_BF16 ? kNf4InBf16 : kNf4InHalf;
 }
 
+cudaError_t fill_in(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape, int64_t blocks,
+                    bool tensor_map, const Device &device, FewArgs &few, int &shared_bytes) {
+  few.matmul = args;
+  few.codebook = rounded_codebook(args.format, dtype);
+  shared_bytes = share_work(few_layout(few_max_m(shape)), blocks, device, few);
+  if (!tensor_map) return cudaSuccess;
+  return make_tensor_map({args.packed, args.rows, args.cols / 2}, kTileRows, few.packed);
+}
+
 }  // namespace
 
 bool few_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
@@ -109,16 +119,43 @@ cudaError_t launch_few(const MatmulFamily &family, const void *kernel, const Mat
                        nf4_dtype dtype, MatmulShape shape, const Device &device,
                        cudaStream_t stream) {
   FewArgs few{};
-  few.matmul = args;
-  few.codebook = rounded_codebook(args.format, dtype);
-  const int shared_bytes = share_work(few_layout(few_max_m(shape)), device, few);
-  if (family.tensor_maps) {
-    const cudaError_t error =
-        make_tensor_map({args.packed, args.rows, args.cols / 2}, kTileRows, few.packed);
-    if (error != cudaSuccess) return error;
-  }
   const int64_t blocks = thread_blocks(args.rows, device);
+  int shared_bytes = 0;
+  const cudaError_t error =
+      fill_in(args, dtype, shape, blocks, family.tensor_maps, device, few, shared_bytes);
+  if (error != cudaSuccess) return error;
   return launch({kernel, blocks, kFewThreads, family.family.waits, stream, shared_bytes}, few);
+}
+
+bool few_joins(const FewProducts &products, const MatmulProblem &problem, const Device &device) {
+  if (products.count == kFewBatch || device.multiprocessors <= kFewBatch) return false;
+  int64_t elements = problem.weight.elements;
+  for (int i = 0; i < products.count; ++i) elements += products.list[i]->weight.elements;
+  // Half of what a thread block may have, since no share is exactly the mean.
+  return elements <= (device.multiprocessors - kFewBatch) * (kFewElements / 2);
+}
+
+cudaError_t launch_few_batch(const MatmulFamily &family, const void *kernel, const MatmulArgs *args,
+                             int count, nf4_dtype dtype, MatmulShape shape, const Device &device,
+                             cudaStream_t stream) {
+  FewBatch batch{};
+  int64_t blocks[kFewBatch], first_block = 0;
+  int shared_bytes = 0;
+  WeightSize sizes[kFewBatch];
+  for (int i = 0; i < count; ++i) sizes[i] = {args[i].rows, args[i].cols};
+  deal_blocks(sizes, count, device.multiprocessors, blocks);
+  for (int i = 0; i < count; ++i) {
+    int own_bytes = 0;
+    const cudaError_t error = fill_in(args[i], dtype, shape, blocks[i], family.tensor_maps, device,
+                                      batch.of[i], own_bytes);
+    if (error != cudaSuccess) return error;
+    shared_bytes = std::max(shared_bytes, own_bytes);
+    batch.first_block[i] = static_cast<int>(first_block);
+    first_block += blocks[i];
+  }
+  std::fill(batch.first_block + count, batch.first_block + kFewBatch, INT_MAX);
+  return launch({kernel, first_block, kFewThreads, family.family.waits, stream, shared_bytes},
+                batch);
 }
 
 }  // namespace nf4::cuda

@@ -58,9 +58,9 @@ namespace {
 struct RowShare {
   int first;
   int count;
-  __device__ __forceinline__ explicit RowShare(const FewArgs &few)
-      : first(blockIdx.x * few.block_rows + min(static_cast<int>(blockIdx.x), few.more_rows)),
-        count(few.block_rows + (static_cast<int>(blockIdx.x) < few.more_rows)) {}
+  __device__ __forceinline__ RowShare(const FewArgs &few, int block)
+      : first(block * few.block_rows + min(block, few.more_rows)),
+        count(few.block_rows + (block < few.more_rows)) {}
   __device__ __forceinline__ int tiles() const { return (count + kTileRows - 1) / kTileRows; }
 };
 
@@ -132,13 +132,13 @@ class Output {
   bool there_;
 };
 
-// For cols that are a multiple of kQuarter, the weight and rows of x on 16-byte boundaries.
+// What one of a weight's thread blocks does.
 template <class Arch, class T, bool Nested, class Quarters>
-__global__ void __launch_bounds__(kFewThreads, 1) matmul_few(const __grid_constant__ FewArgs few) {
+__device__ __forceinline__ void multiply_share(const FewArgs &few, int block) {
   constexpr int kMaxM = Quarters::kMaxM;
   extern __shared__ __align__(1024) uint8_t shared[];
   const MatmulArgs &args = few.matmul;
-  const RowShare share(few);
+  const RowShare share(few, block);
   const int tiles = share.tiles();
   prefetch_rows<Arch>(few, share);
   wait_for_predecessor<Arch>();
@@ -205,6 +205,23 @@ __global__ void __launch_bounds__(kFewThreads, 1) matmul_few(const __grid_consta
     }
     if (group.end < tiles) __syncthreads();
   }
+}
+
+// For cols that are a multiple of kQuarter, the weight and rows of x on 16-byte boundaries.
+template <class Arch, class T, bool Nested, class Quarters>
+__global__ void __launch_bounds__(kFewThreads, 1) matmul_few(const __grid_constant__ FewArgs few) {
+  multiply_share<Arch, T, Nested, Quarters>(few, static_cast<int>(blockIdx.x));
+}
+
+// The same for several weights at once.
+template <class Arch, class T, bool Nested, class Quarters>
+__global__ void __launch_bounds__(kFewThreads, 1)
+    matmul_few_batch(const __grid_constant__ FewBatch batch) {
+  const int block = static_cast<int>(blockIdx.x);
+  int weight = 0;
+#pragma unroll
+  for (int i = 1; i < kFewBatch; ++i) weight += block >= batch.first_block[i];
+  multiply_share<Arch, T, Nested, Quarters>(batch.of[weight], block - batch.first_block[weight]);
 }
 
 }  // namespace

@@ -78,4 +78,11 @@ struct FewArgs {
   int slice_step;
 };
 
+// Several weights, between which the thread blocks are divided.
+constexpr int kFewBatch = 4;
+struct FewBatch {
+  FewArgs of[kFewBatch];
+  int first_block[kFewBatch];  // where there is no weight, beyond all blocks
+};
+
 }  // namespace nf4::cuda

@@ -12,7 +12,8 @@
 namespace nf4::cuda {
 namespace {
 
-// The compile matrix of this operation: 2 dtypes x flat/nested x 4 shapes each.
+// The compile matrix of this operation: 2 dtypes x flat/nested x 4 shapes each, and all but kTiled
+// for several weights too.
 const MatmulFamily *const kFamilies[] = {
 #if NF4_HAVE_SM90
     &kMatmulSm90,
@@ -83,20 +84,28 @@ MatmulShape shape_for(const MatmulProblem &problem, const MatmulFamily &family,
   return takes(kWide256) ? best_wide(problem, device) : kTiled;
 }
 
+// For several weights in one launch; NULL if there is none of that shape.
+const void *batch_kernel(const MatmulProblem &problem, const MatmulFamily &family,
+                         MatmulShape shape) {
+  if (shape >= kFamilyShapes) return nullptr;
+  return family.batches[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][shape];
+}
+
 // Thread blocks may have more shared memory than by default only after this, once a device.
 cudaError_t allow_shared_memory(const MatmulFamily &family, const Device &device) {
   constexpr int kKnown = 64;
   static std::atomic<const MatmulFamily *> known[kKnown];
   if (device.index < kKnown && known[device.index].load(std::memory_order_acquire) == &family)
     return cudaSuccess;
-  for (const auto &dtype : family.kernels)
-    for (const auto &nested : dtype)
-      for (int shape = kFew2; shape < kFamilyShapes; ++shape) {
-        if (nested[shape] == nullptr) continue;
-        const cudaError_t error = cudaFuncSetAttribute(
-            nested[shape], cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
-        if (error != cudaSuccess) return error;
-      }
+  for (const auto *kernels : {&family.kernels, &family.batches})
+    for (const auto &dtype : *kernels)
+      for (const auto &nested : dtype)
+        for (int shape = kFew2; shape < kFamilyShapes; ++shape) {
+          if (nested[shape] == nullptr) continue;
+          const cudaError_t error = cudaFuncSetAttribute(
+              nested[shape], cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+          if (error != cudaSuccess) return error;
+        }
   if (device.index < kKnown) known[device.index].store(&family, std::memory_order_release);
   return cudaSuccess;
 }
@@ -105,10 +114,12 @@ int64_t tiled_blocks(const MatmulProblem &problem) {
   return ceil_divide(problem.weight.rows, kTiledRows) * ceil_divide(problem.m, kTiledM);
 }
 
-// The device of a problem, and the family that runs there.
-nf4_status find_family(const MatmulProblem &problem, nf4_stream stream, Device &device,
+// The device of the problems, and the family that runs there.
+nf4_status find_family(const MatmulProblem *problems, int count, nf4_stream stream, Device &device,
                        const MatmulFamily *&family) {
-  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
+  const Operands *operands[NF4_MATMUL_BATCH_MAX];
+  for (int i = 0; i < count; ++i) operands[i] = &problems[i].operands;
+  if (const nf4_status status = locate(operands, count, stream, device)) return status;
   family = family_for(device.compute_capability);
   return family != nullptr ? NF4_STATUS_OK : no_family(device);
 }
@@ -128,6 +139,65 @@ cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &famil
   return launch_few(family, kernel, args, problem.dtype, shape, device, stream);
 }
 
+// The problems that are still to be launched.
+class Waiting {
+ public:
+  Waiting(const MatmulProblem *problems, int count, const MatmulFamily &family,
+          const Device &device)
+      : problems_(problems), count_(count), family_(family), device_(device) {
+    for (int i = 0; i < count; ++i) {
+      waits_[i] = !problems[i].empty();
+      if (waits_[i]) shapes_[i] = shape_for(problems[i], family, device);
+    }
+  }
+
+  // The first of them, or NULL.
+  const MatmulProblem *next() {
+    while (first_ < count_ && !waits_[first_]) ++first_;
+    return first_ < count_ ? problems_ + first_ : nullptr;
+  }
+  MatmulShape shape() const { return shapes_[first_]; }
+
+  // Takes the first, and those that can go into one launch with it.
+  FewProducts take_together() {
+    FewProducts taken;
+    for (int i = first_; i < count_; ++i) {
+      if (!waits_[i] || (i != first_ && !joins(taken, i))) continue;
+      taken.list[taken.count++] = problems_ + i;
+      waits_[i] = false;
+    }
+    return taken;
+  }
+
+ private:
+  bool joins(const FewProducts &taken, int i) const {
+    const MatmulProblem &first = problems_[first_], &problem = problems_[i];
+    return shapes_[i] == shapes_[first_] && problem.dtype == first.dtype &&
+           problem.weight.nested() == first.weight.nested() &&
+           batch_kernel(first, family_, shapes_[first_]) != nullptr &&
+           few_joins(taken, problem, device_);
+  }
+
+  const MatmulProblem *problems_;
+  int count_;
+  const MatmulFamily &family_;
+  const Device &device_;
+  int first_ = 0;
+  bool waits_[NF4_MATMUL_BATCH_MAX];
+  MatmulShape shapes_[NF4_MATMUL_BATCH_MAX];
+};
+
+cudaError_t launch_together(const FewProducts &products, const MatmulFamily &family,
+                            MatmulShape shape, const Device &device, cudaStream_t stream) {
+  const cudaError_t error = allow_shared_memory(family, device);
+  if (error != cudaSuccess) return error;
+  MatmulArgs args[kFewBatch];
+  for (int i = 0; i < products.count; ++i) args[i] = matmul_args(*products.list[i]);
+  const MatmulProblem &first = *products.list[0];
+  return launch_few_batch(family, batch_kernel(first, family, shape), args, products.count,
+                          first.dtype, shape, device, stream);
+}
+
 }  // namespace
 
 const MatmulFamily *const *matmul_families() { return kFamilies; }
@@ -143,7 +213,7 @@ const char *matmul_shape_name(MatmulShape shape) {
 nf4_status matmul_shape(const MatmulProblem &problem, nf4_stream stream, MatmulShape &shape) {
   Device device;
   const MatmulFamily *family = nullptr;
-  if (const nf4_status status = find_family(problem, stream, device, family)) return status;
+  if (const nf4_status status = find_family(&problem, 1, stream, device, family)) return status;
   shape = shape_for(problem, *family, device);
   return NF4_STATUS_OK;
 }
@@ -161,21 +231,29 @@ cudaError_t load_matmul_kernels(const Device &device) {
   const MatmulFamily *family = family_for(device.compute_capability);
   if (family == nullptr) return cudaSuccess;
   cudaError_t error = load_kernels(&family->kernels[0][0][0], 2 * 2 * kFamilyShapes);
+  if (error == cudaSuccess) error = load_kernels(&family->batches[0][0][0], 2 * 2 * kFamilyShapes);
   if (error == cudaSuccess) error = allow_shared_memory(*family, device);
   if (error == cudaSuccess && has_wide(*family)) error = load_wide_kernels(device);
   return error;
 }
 
-nf4_status matmul(const MatmulProblem &problem, nf4_stream stream) {
+nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream) {
   Device device;
   const MatmulFamily *family = nullptr;
-  if (const nf4_status status = find_family(problem, stream, device, family)) return status;
+  if (const nf4_status status = find_family(problems, count, stream, device, family)) return status;
 
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  const MatmulShape shape = shape_for(problem, *family, device);
-  const cudaError_t error = launch_shape(problem, *family, shape, device, stream);
-  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching matmul");
+  Waiting waiting(problems, count, *family, device);
+  while (const MatmulProblem *problem = waiting.next()) {
+    const MatmulShape shape = waiting.shape();
+    const FewProducts products = waiting.take_together();
+    const cudaError_t error = products.count > 1
+                                  ? launch_together(products, *family, shape, device, stream)
+                                  : launch_shape(*problem, *family, shape, device, stream);
+    if (error != cudaSuccess) return fail_cuda(error, "launching matmul");
+  }
+  return NF4_STATUS_OK;
 }
 
 }  // namespace nf4::cuda
