@@ -31,8 +31,8 @@
 //   14336x4096, M = 1024 208 in four turns of the blocks, 170-187 with the last turn's tiles
 //                        in halves (dense 154-166)
 //    4096x4096, M = 64   18.0 in 16 clusters of 4 (tiles of 256 rows), 13.9 in 32 of 3 (of 128);
-//                        22 to 26 where not all clusters run together, which is a matter of the
-//                        GPU: 32 of 3 were one wave on most H200, two on one of them
+//                        22 to 26 where not all clusters run together; 19 for the latter on one
+//                        of several H200, so the device is asked how many it holds
 //   Lost: warpgroups that start their products by turns (named barriers; M = 256 49.7, M = 777
 //   228 in place of 197: the compiler moves decoding between the barrier and the products); 128
 //   rows of the weight in each of two warpgroups (M = 128 38.0 in place of 35.3); pairs of
