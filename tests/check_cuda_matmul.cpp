@@ -152,7 +152,7 @@ MatmulShape random_shape_for_gpu(Rng &rng) {
   if (rng.one_in(4)) {
     shape.cols = rng.between(1, rng.one_in(4) ? 60 : 10) * 64;
     shape.m = rng.between(17, rng.one_in(4) ? 600 : 150);
-    shape.rows = rng.between(1, 1500000 / (shape.cols * shape.m) + 1);
+    shape.rows = rng.between(1, 500000 / (shape.cols * shape.m) + 1);
     return shape;
   }
   if (!rng.one_in(3)) {

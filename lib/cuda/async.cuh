@@ -68,11 +68,6 @@ __device__ __forceinline__ void synchronize_threads(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// The arrival at one that other threads wait for.
-__device__ __forceinline__ void arrive_threads(int number, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 // ---- Copies in groups (compute capability 8.0) --------------------------------------------
 
 // 16 bytes, of which `bytes` are read and the rest becomes 0.

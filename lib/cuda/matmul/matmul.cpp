@@ -63,7 +63,7 @@ MatmulArgs matmul_args(const MatmulProblem &problem) {
 }
 
 // The wide kernels go with the family that is Hopper's.
-bool has_wide(const MatmulFamily &family) {
+bool has_wide([[maybe_unused]] const MatmulFamily &family) {
 #if NF4_HAVE_SM90
   return &family == &kMatmulSm90;
 #else

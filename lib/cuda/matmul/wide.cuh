@@ -12,8 +12,8 @@
 //
 // What bounds it: what a warpgroup does between two products, about 1200 cycles a step for
 // tiles of 256 rows of x, where the two warpgroups' products take 1024. At more than about
-// 1000 rows of x, power too: 1.55 GHz at 663 W (dense: 1.44 GHz at 728 W). Few rows of x:
-// start and end are 10000 of the 40000 cycles.
+// 1000 rows of x, power too: 1.55 GHz at 663 W (dense: 1.44 GHz at 728 W). At few, start and end:
+// 10000 of 40000 cycles at 64.
 //
 // Log, bf16 nested on an H200, us (dense: cuBLAS on a bf16 weight, in the same turns):
 //   14336x4096, M = 256  47.0 (dense 44.8)  scales by steps, each from its own loads
@@ -30,8 +30,9 @@
 //                        latter two (predicted 1 less)
 //   14336x4096, M = 1024 208 in four turns of the blocks, 170-187 with the last turn's tiles
 //                        in halves (dense 154-166)
-//    4096x4096, M = 64   18.0 in 16 clusters of 4, 13.9 in 32 of 3; 22 to 26 where not all
-//                        clusters run together
+//    4096x4096, M = 64   18.0 in 16 clusters of 4 (tiles of 256 rows), 13.9 in 32 of 3 (of 128);
+//                        22 to 26 where not all clusters run together; 19 for the latter on one
+//                        of several H200, so the device is asked how many it holds
 //   Lost: warpgroups that start their products by turns (named barriers; M = 256 49.7, M = 777
 //   228 in place of 197: the compiler moves decoding between the barrier and the products); 128
 //   rows of the weight in each of two warpgroups (M = 128 38.0 in place of 35.3); pairs of
