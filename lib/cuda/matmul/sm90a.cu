@@ -6,15 +6,14 @@ namespace {
 
 template <class Tile>
 WideShape wide_shape(double slab_cycles) {
-  return {
-      Tile::kColumns,
-      Tile::kRows,
-      128 * (Tile::kWarpgroups + 1),
-      WideLayout<Tile>::kBytes,
-      slab_cycles,
-      Tile::kHalves,
-      {(const void *)matmul_wide<ExactWeights, Tile>, (const void *)matmul_wide<NearWeights, Tile>},
-      (const void *)matmul_wide<FastWeights, Tile>};
+  return {Tile::kColumns,
+          Tile::kRows,
+          128 * (Tile::kWarpgroups + 1),
+          WideLayout<Tile>::kBytes,
+          slab_cycles,
+          Tile::kHalves,
+          {(const void *)matmul_wide<ExactWeights, Tile>,
+           (const void *)matmul_wide<NearWeights, Tile>}};
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ int64_t resident_clusters(int blocks, const Device &device) {
   config.attrs = &cluster;
   config.numAttrs = 1;
   int count = 0;
-  if (cudaOccupancyMaxActiveClusters(&count, shape.exact[0], &config) != cudaSuccess) return 0;
+  if (cudaOccupancyMaxActiveClusters(&count, shape.kernels[0], &config) != cudaSuccess) return 0;
   remembered.store(count + 1, std::memory_order_relaxed);
   return count;
 }
@@ -75,14 +75,6 @@ WidePlan plan_wide(const WideShape &shape, int64_t rows, int64_t cols, int64_t m
   plan.cycles = kStart + turns * (kTile + slabs_of_block * shape.slab_cycles);
   if (plan.splits > 1) plan.cycles += kExchange + 0.35 * shape.columns * shape.rows;
   return plan;
-}
-
-const void *kernel_for(const WideShape &shape, const MatmulArgs &args, nf4_dtype dtype) {
-  // The fast weights are for codes as normal weights have them in small blocks, whose scales
-  // are sums: flat scales of weights that were bf16 make the largest of a block exact.
-  const bool fast = dtype == NF4_DTYPE_BF16 && args.codebook == nullptr &&
-                    args.nested_absmax != nullptr && args.blocksize_log2 == 6;
-  return fast ? shape.fast : shape.exact[dtype - NF4_DTYPE_FP16];
 }
 
 }  // namespace
@@ -122,7 +114,7 @@ cudaError_t load_wide_kernels(const Device &device) {
   if (device.index < kKnownDevices && known[device.index].load(std::memory_order_acquire))
     return cudaSuccess;
   for (const WideShape &shape : kWideShapes)
-    for (const void *kernel : {shape.exact[0], shape.exact[1], shape.fast}) {
+    for (const void *kernel : shape.kernels) {
       const cudaError_t error = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
       if (error != cudaSuccess) return error;
@@ -161,8 +153,8 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   if (error != cudaSuccess) return error;
   const int work = 2 * wide.tiles - wide.whole_tiles;
   const int clusters = plan.splits > 1 ? wide.tiles : std::min(work, device.multiprocessors);
-  return launch({kernel_for(shape, args, dtype), int64_t{clusters} * plan.splits, shape.threads,
-                 true, stream, shape.shared_bytes, plan.splits},
+  return launch({shape.kernels[dtype - NF4_DTYPE_FP16], int64_t{clusters} * plan.splits,
+                 shape.threads, true, stream, shape.shared_bytes, plan.splits},
                 wide);
 }
 

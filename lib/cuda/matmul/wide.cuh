@@ -16,16 +16,19 @@
 // 10000 of 40000 cycles at 64.
 //
 // Log, bf16 nested on an H200, us (dense: cuBLAS on a bf16 weight, in the same turns):
-//   14336x4096, M = 256  47.0 (dense 44.8)  scales by steps, each from its own loads
+//   14336x4096, M = 256  47.0 (dense 44.8)  a table of bf16 and a scale that is the sum of two
+//                                     numbers of 16 bits: 4 instructions for two weights; scales
+//                                     by steps, each from its own loads
 //                        48.4 (44.5)  the same as dequantize rounds (NearWeights), which is
-//                                     7 instructions for two weights in place of 4; scales in
-//                                     groups: predicted 46, decoding bounds it
+//                                     7 instructions; scales in groups: predicted 46, decoding
+//                                     bounds it
 //                        53.0 (44.5)  a table of binary32 (ExactWeights): 5 instructions, but
 //                                     look-ups of 8 bytes, which take shared memory's time
 //                        45.0 (44.8)  without decoding and scales, for comparison
-//                        46.5 (44.5)  FastWeights, codebook with the arguments
-//                        46.0 (43.3)  scales split by the producers, the next step's bytes
-//                                     asked for before the products start
+//                        46.0 (43.3)  the first again, scales split by the producers, the next
+//                                     step's bytes asked for before the products start
+//   The scale in two numbers is not used: its error is 1.08 to 1.13 of what dequantize's weights
+//   have, and 1.3 where x has a mean as large as its deviation. What follows was measured with it.
 //   14336x4096, M = 128  35.1 -> 31.7, 64: 26.7 -> 24.4, 32: 22.3 -> 20.5 (with PDL) by the
 //                        latter two (predicted 1 less)
 //   14336x4096, M = 1024 208 in four turns of the blocks, 170-187 with the last turn's tiles

@@ -15,10 +15,9 @@ struct WideShape {
   int rows;     // of a tile: of the weight
   int threads;  // of a block
   int shared_bytes;
-  double slab_cycles;    // what 128 columns of a tile take, estimated
-  bool halves;           // the last tiles may be halves, and x comes in halves
-  const void *exact[2];  // fp16, bf16: WideArgs
-  const void *fast;      // bf16 of a format's own codebook, less exact
+  double slab_cycles;      // what 128 columns of a tile take, estimated
+  bool halves;             // the last tiles may be halves, and x comes in halves
+  const void *kernels[2];  // fp16, bf16: WideArgs
 };
 
 // kWide32Tall and those after it. Only in a build with kernels of sm_90a.

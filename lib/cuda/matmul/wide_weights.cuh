@@ -50,17 +50,15 @@ __device__ __forceinline__ float codebook_entry(const WideArgs &wide) {
   return wide.matmul.codebook == nullptr ? wide.codebook[index] : wide.matmul.codebook[index];
 }
 
-// A table of codebook entries, over the factor that is returned and times `stretch`.
+// A table of codebook entries, over the factor that is returned.
 template <class Element, int Threads>
-__device__ __forceinline__ float fill_pair_table(const WideArgs &wide, uint8_t *table, int thread,
-                                                 float stretch) {
+__device__ __forceinline__ float fill_pair_table(const WideArgs &wide, uint8_t *table, int thread) {
   const float entry = codebook_entry(wide);
   const float factor = wide.matmul.codebook == nullptr ? 1.0f : codebook_factor(entry);
-  fill_table<4, Threads>(table, thread, multiply_rn(__fdiv_rn(entry, factor), stretch),
-                         [](float first, float second) {
-                           const uint32_t pair = pack_pair(Element{}, first, second);
-                           return uint4{pair, pair, pair, pair};
-                         });
+  fill_table<4, Threads>(table, thread, __fdiv_rn(entry, factor), [](float first, float second) {
+    const uint32_t pair = pack_pair(Element{}, first, second);
+    return uint4{pair, pair, pair, pair};
+  });
   return factor;
 }
 
@@ -73,7 +71,7 @@ class NearWeights {
   // Returns the factor of the sums.
   template <int Threads>
   static __device__ __forceinline__ float build(const WideArgs &wide, uint8_t *table, int thread) {
-    return fill_pair_table<__half, Threads>(wide, table, thread, 1.0f);
+    return fill_pair_table<__half, Threads>(wide, table, thread);
   }
 
   __device__ __forceinline__ explicit NearWeights(const uint8_t *table) : table_(table) {}
@@ -92,50 +90,6 @@ class NearWeights {
     const float2 entries = __half22float2(*reinterpret_cast<const __half2 *>(table_.address(word)));
     return pack_pair(__nv_bfloat16{}, multiply_rn(entries.x, scale.value),
                      multiply_rn(entries.y, scale.value));
-  }
-
- private:
-  QuadTable<4> table_;
-};
-
-// bf16, faster: a table of bf16 and a scale that is the sum of two numbers of 16 bits, so that
-// the product is rounded once but the entry before it. The table's entries are the codebook's
-// times a stretch for which their rounding is small and, weighted by how often normal weights
-// have them, about 0 on average: where x is not 0 on average, an error of all weights in one
-// direction would grow with the number of columns. Root mean square and mean of it over the
-// weights' root mean square, for NF4: 0.95e-3 and -1.5e-5 (unstretched 1.36e-3 and 4.6e-4; 0.78e-3
-// and 3.4e-4 at the stretch that is best for the former alone). FP4's entries are thirds, which
-// three halves make exact.
-class FastWeights {
- public:
-  using Element = __nv_bfloat16;
-
-  template <int Threads>
-  static __device__ __forceinline__ float build(const WideArgs &wide, uint8_t *table, int thread) {
-    const float stretch = wide.matmul.format == NF4_FORMAT_FP4 ? 1.5f : 1.241835f;
-    return __fdiv_rn(fill_pair_table<__nv_bfloat16, Threads>(wide, table, thread, stretch),
-                     stretch);
-  }
-
-  __device__ __forceinline__ explicit FastWeights(const uint8_t *table) : table_(table) {}
-
-  static __device__ __forceinline__ uint32_t pack_scale(float scale) {
-    const float high = __bfloat162float(__float2bfloat16_rn(scale));
-    return pack_pair(__nv_bfloat16{}, scale - high, high);
-  }
-  struct Scale {
-    __nv_bfloat162 high, low;
-    __device__ __forceinline__ explicit Scale(uint32_t packed) {
-      const __nv_bfloat162 both = *reinterpret_cast<const __nv_bfloat162 *>(&packed);
-      high = __high2bfloat162(both);
-      low = __low2bfloat162(both);
-    }
-  };
-
-  __device__ __forceinline__ uint32_t operator()(uint32_t word, Scale scale) const {
-    const __nv_bfloat162 entries = *reinterpret_cast<const __nv_bfloat162 *>(table_.address(word));
-    const __nv_bfloat162 weights = __hfma2(entries, scale.high, __hmul2_rn(entries, scale.low));
-    return *reinterpret_cast<const uint32_t *>(&weights);
   }
 
  private:
