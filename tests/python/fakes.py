@@ -25,6 +25,9 @@ class Call(ctypes.Structure):
         ("stream", ctypes.c_void_p),
         ("matmul", _abi.MatmulArgs),
         ("threads", ctypes.c_int32),
+        ("products", ctypes.c_size_t),
+        ("weights", _abi.Tensor * 4),
+        ("matmuls", _abi.MatmulArgs * 4),
     ]
 
 

@@ -91,6 +91,42 @@ def test_matmul_on_a_stream_and_in_a_graph():
         assert torch.equal(captured, y)
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("m", [1, 2, 7, 16, 40])
+def test_matmul_batch(dtype, m):
+    weights = [dataclasses.replace(NESTED, shape=(rows, 320)) for rows in (200, 48, 48, 7, 130)]
+    found = [operands(case, dtype, m) for case in weights]
+    x, on_device = found[0][1], [memory.weight_on(q, DEVICE) for q, *_ in found]
+    ys = nf4.matmul_batch(x, on_device)
+    assert [y.shape for y in ys] == [(m, case.shape[0]) for case in weights]
+    for y, q in zip(ys, on_device, strict=True):
+        assert torch.equal(y, nf4.matmul(x, q))
+    biases = [bias for _, _, bias, _, _ in found]
+    columns = torch.full((m, 440), 7, dtype=x.dtype, device=DEVICE).split([200, 48, 48, 7, 137], 1)
+    outs = [*columns[:-1], columns[-1][:, :-7]]
+    nf4.matmul_batch([x for _, x, *_ in found], on_device, bias=biases, out=outs)
+    for y, (_, _, _, expected, allowed) in zip(outs, found, strict=True):
+        require_close(y, expected, allowed)
+    assert bool((columns[-1][:, -7:] == 7).all())
+
+
+def test_matmul_batch_in_a_graph():
+    found = [operands(dataclasses.replace(NESTED, seed=seed), "bf16", 2) for seed in (3, 4)]
+    x, on_device = found[0][1], [memory.weight_on(q, DEVICE) for q, *_ in found]
+    expected = nf4.matmul_batch(x, on_device)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = nf4.matmul_batch(x, on_device)
+    for _ in range(3):
+        for y in captured:
+            y.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        for y, wanted in zip(captured, expected, strict=True):
+            assert torch.equal(y, wanted)
+
+
 def test_what_matmul_refuses():
     q, x, _, _, _ = operands(NESTED, "fp16", 4)
     on_device = memory.weight_on(q, DEVICE)

@@ -27,7 +27,13 @@ from nf4.info import (
     scale_code,
     version,
 )
-from nf4.ops import dequantize, matmul, matmul_workspace_bytes, quantize
+from nf4.ops import dequantize, quantize
+from nf4.products import (
+    matmul,
+    matmul_batch,
+    matmul_batch_workspace_bytes,
+    matmul_workspace_bytes,
+)
 from nf4.tensor import QuantizedTensor, Sizes, sizes
 
 __all__ = [
@@ -48,6 +54,8 @@ __all__ = [
     "device_info",
     "library_path",
     "matmul",
+    "matmul_batch",
+    "matmul_batch_workspace_bytes",
     "matmul_workspace_bytes",
     "quantize",
     "scale_code",

@@ -166,12 +166,12 @@ def _look_closer(_out: Any, _dtype: Any, _stream: Any) -> None:
 
 
 def _matmul_workspace(
-    descriptor: _abi.Tensor, dtype: str, m: int, x_stride: int, y_stride: int
+    descriptor: _abi.Tensor, dtype: int, m: int, x_stride: int, y_stride: int
 ) -> int:
     """Bytes of scratch that nf4_matmul_launch needs."""
     args = _abi.MatmulArgs(
         struct_size=ctypes.sizeof(_abi.MatmulArgs),
-        dtype=_convert.DTYPES[dtype],
+        dtype=dtype,
         m=m,
         x_stride=x_stride,
         y_stride=y_stride,

@@ -9,6 +9,7 @@ use std::fmt;
 
 use nf4_sys as sys;
 
+use crate::batch::RawBatch;
 use crate::error::check;
 use crate::matmul::Operands;
 use crate::{Element, Result, Spec};
@@ -229,6 +230,21 @@ pub struct DeviceMatmul<T> {
     pub y_stride: usize,
 }
 
+impl<T: Element> DeviceMatmul<T> {
+    fn raw(&self) -> Operands<T> {
+        Operands {
+            m: self.m,
+            x: self.x.as_raw().cast_const(),
+            x_stride: self.x_stride,
+            bias: self
+                .bias
+                .map_or(std::ptr::null(), |bias| bias.as_raw().cast_const()),
+            y: self.y.as_raw(),
+            y_stride: self.y_stride,
+        }
+    }
+}
+
 /// Enqueues on `stream` the writing of `x` times the transpose of `weight`, plus the bias, to
 /// `y`: the product of [`matmul`](crate::matmul). It does not wait for it. `T` is
 /// [`half::f16`] or [`half::bf16`].
@@ -254,24 +270,73 @@ pub unsafe fn matmul_launch<T: Element>(
     stream: Stream,
 ) -> Result<()> {
     let weight = weight.raw()?;
-    let args = Operands {
-        m: operands.m,
-        x: operands.x.as_raw().cast_const(),
-        x_stride: operands.x_stride,
-        bias: operands
-            .bias
-            .map_or(std::ptr::null(), |bias| bias.as_raw().cast_const()),
-        y: operands.y.as_raw(),
-        y_stride: operands.y_stride,
-    };
     // SAFETY: the structs live through the call; the rest is as the caller promises.
     check(unsafe {
         sys::nf4_matmul_launch(
             &weight,
-            &args.raw()?,
+            &operands.raw().raw()?,
             workspace.as_raw().cast(),
             workspace_bytes,
             stream.0,
         )
     })
+}
+
+/// Scratch that a [`matmul_batch_launch`] of these products needs, in bytes; often 0. No pointer is
+/// looked at.
+///
+/// # Errors
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are too many, or a number of
+/// one is out of range.
+pub fn matmul_batch_workspace_bytes<T: Element>(
+    products: &[(DeviceTensor, DeviceMatmul<T>)],
+) -> Result<usize> {
+    let batch = raw_batch(products)?;
+    let (weights, mut bytes) = (batch.weights(), 0);
+    // SAFETY: the arrays and what they point at live through the call.
+    check(unsafe {
+        let (weights, args) = (weights.as_ptr(), batch.args.as_ptr());
+        sys::nf4_matmul_batch_workspace_size(weights, args, batch.args.len(), &mut bytes)
+    })?;
+    Ok(bytes)
+}
+
+/// Enqueues on `stream` what as many calls of [`matmul_launch`] would, to the bit, in fewer
+/// launches where the products are alike and of few rows: up to four share one. At most 64.
+///
+/// # Errors
+/// As [`dequant_launch`], for any of the products; after [`Error::Cuda`](crate::Error::Cuda) the
+/// outputs are unspecified.
+///
+/// # Safety
+/// As for [`matmul_launch`], for all of the products at once: no `y` overlaps what another product
+/// reads or writes, but that rows of one may lie between rows of another. `workspace` is of
+/// [`matmul_batch_workspace_bytes`] or more.
+pub unsafe fn matmul_batch_launch<T: Element>(
+    products: &[(DeviceTensor, DeviceMatmul<T>)],
+    workspace: DevicePtr<u8>,
+    workspace_bytes: usize,
+    stream: Stream,
+) -> Result<()> {
+    let batch = raw_batch(products)?;
+    let weights = batch.weights();
+    // SAFETY: the arrays and what they point at live through the call; the rest is as the caller
+    // promises.
+    check(unsafe {
+        sys::nf4_matmul_batch_launch(
+            weights.as_ptr(),
+            batch.args.as_ptr(),
+            batch.args.len(),
+            workspace.as_raw().cast(),
+            workspace_bytes,
+            stream.0,
+        )
+    })
+}
+
+fn raw_batch<T: Element>(products: &[(DeviceTensor, DeviceMatmul<T>)]) -> Result<RawBatch> {
+    RawBatch::new(
+        products.iter().map(|(weight, _)| weight.raw()),
+        products.iter().map(|(_, operands)| operands.raw()),
+    )
 }

@@ -94,6 +94,16 @@ pub(crate) fn check(status: sys::nf4_status) -> Result<()> {
     })
 }
 
+/// An error of one of several products says which, counted from 0, as libnf4 does.
+pub(crate) fn of_product(index: usize, error: Error) -> Error {
+    match error {
+        Error::InvalidArgument(detail) => {
+            Error::InvalidArgument(format!("product {index}: {detail}"))
+        }
+        other => other,
+    }
+}
+
 /// A number in the type that the other side wants.
 pub(crate) fn convert<From, To>(name: &str, value: From) -> Result<To>
 where

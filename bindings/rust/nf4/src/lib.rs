@@ -17,7 +17,7 @@
 //! - [`quantize`] and [`dequantize`], and the two that write to buffers of yours:
 //!   [`quantize_into`], [`dequantize_into`].
 //! - [`matmul`] and [`matmul_into`]: x W^T + bias on [`Matrix`] and [`MatrixMut`], which borrow
-//!   slices.
+//!   slices. [`matmul_batch`] and [`matmul_batch_into`]: several in one call.
 //! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
 //!   slices, such as those of a mapped file. [`Spec`] is its shape and format.
 //! - [`device`]: unsafe launches on raw device pointers and a stream. Feature `cudarc`: the
@@ -29,6 +29,7 @@
 //! The crate `nf4-sys` links libnf4.so: from the folder in `NF4_LIB_DIR`, else as pkg-config
 //! finds it.
 
+mod batch;
 #[cfg(feature = "cudarc")]
 pub mod cuda;
 pub mod device;
@@ -41,6 +42,7 @@ mod scales;
 mod spec;
 mod tensor;
 
+pub use batch::{matmul_batch, matmul_batch_into, Product};
 #[cfg(feature = "cudarc")]
 pub use cudarc;
 pub use error::{Error, Result};

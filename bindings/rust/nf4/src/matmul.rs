@@ -21,16 +21,16 @@ use crate::{Element, Error, QuantizedRef, Result};
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a, T> {
-    values: &'a [T],
-    shape: Shape,
+    pub(crate) values: &'a [T],
+    pub(crate) shape: Shape,
 }
 
 /// A matrix in row-major order that borrows its elements, to be written. What is between its
 /// rows is left as it is.
 #[derive(Debug)]
 pub struct MatrixMut<'a, T> {
-    values: &'a mut [T],
-    shape: Shape,
+    pub(crate) values: &'a mut [T],
+    pub(crate) shape: Shape,
 }
 
 impl<'a, T: Element> Matrix<'a, T> {
@@ -80,10 +80,10 @@ impl<'a, T: Element> MatrixMut<'a, T> {
 /// The shape of a matrix that was checked against the length of its slice. This is what keeps
 /// the C side inside of it.
 #[derive(Debug, Clone, Copy)]
-struct Shape {
-    rows: usize,
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
     cols: usize,
-    stride: usize,
+    pub(crate) stride: usize,
 }
 
 impl Shape {
@@ -106,7 +106,7 @@ impl Shape {
         )))
     }
 
-    fn check(&self, name: &str, rows: usize, cols: usize) -> Result<()> {
+    pub(crate) fn check(&self, name: &str, rows: usize, cols: usize) -> Result<()> {
         if (self.rows, self.cols) == (rows, cols) {
             return Ok(());
         }
@@ -175,14 +175,20 @@ pub fn matmul<'a, T: Element>(
     let weight = weight.into();
     check_operands(&weight, &x, bias)?;
     let rows = weight.spec().rows;
-    let length = product("m * rows", x.shape.rows, rows)?;
-    let mut y = Vec::new();
-    y.try_reserve_exact(length)
-        .map_err(|error| Error::InvalidArgument(format!("y has {length} elements: {error}")))?;
+    let mut y = reserve_y(x.shape.rows, rows)?;
     // SAFETY: the vector has room for that many elements, and nobody else has it.
     unsafe { matmul_raw(&weight, &x, bias, y.as_mut_ptr(), rows, threads) }?;
     // SAFETY: libnf4 has written every element.
-    unsafe { y.set_len(length) };
+    unsafe { y.set_len(x.shape.rows * rows) };
+    Ok(y)
+}
+
+/// An empty vector with room for `m * rows` elements.
+pub(crate) fn reserve_y<T>(m: usize, rows: usize) -> Result<Vec<T>> {
+    let length = product("m * rows", m, rows)?;
+    let mut y = Vec::new();
+    y.try_reserve_exact(length)
+        .map_err(|error| Error::InvalidArgument(format!("y has {length} elements: {error}")))?;
     Ok(y)
 }
 
@@ -219,7 +225,7 @@ pub fn matmul_into<'a, T: Element>(
     }
 }
 
-fn check_operands<T: Element>(
+pub(crate) fn check_operands<T: Element>(
     weight: &QuantizedRef<'_>,
     x: &Matrix<'_, T>,
     bias: Option<&[T]>,

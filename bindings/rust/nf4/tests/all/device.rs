@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use nf4::device::{
-    dequant_launch, matmul_launch, quantize_launch, DeviceMatmul, DevicePtr, DeviceScales,
-    DeviceTensor, Stream,
+    dequant_launch, matmul_batch_launch, matmul_batch_workspace_bytes, matmul_launch,
+    quantize_launch, DeviceMatmul, DevicePtr, DeviceScales, DeviceTensor, Stream,
 };
 use nf4::{device_info, Element, Error, Result, Spec};
 
@@ -68,6 +68,65 @@ fn matmul<T: Element>(weight: &DeviceTensor, operands: DeviceMatmul<T>) -> Resul
             Stream::LEGACY_DEFAULT,
         )
     }
+}
+
+fn matmul_batch<T: Element>(products: &[(DeviceTensor, DeviceMatmul<T>)]) -> Result<()> {
+    let bytes = matmul_batch_workspace_bytes(products)?;
+    // SAFETY: as address() says.
+    unsafe { matmul_batch_launch(products, address(20), bytes, Stream::LEGACY_DEFAULT) }
+}
+
+#[test]
+fn wrong_products_are_named() {
+    let (weight, good) = (nested_weight(), operands::<f16>());
+    let other = DeviceMatmul {
+        y: address(11),
+        ..good
+    };
+    let cases = [
+        (
+            vec![(weight, good), (weight, good)],
+            "y of product 0 overlaps y of product 1",
+        ),
+        (
+            vec![
+                (weight, good),
+                (
+                    weight,
+                    DeviceMatmul {
+                        x_stride: 63,
+                        ..other
+                    },
+                ),
+            ],
+            "product 1: x_stride is 63; expected at least 64",
+        ),
+        (
+            vec![
+                (weight, good),
+                (
+                    weight,
+                    DeviceMatmul {
+                        m: usize::MAX,
+                        ..other
+                    },
+                ),
+            ],
+            "product 1: m is 18446744073709551615",
+        ),
+        (vec![(weight, good); 65], "count is 65; expected at most 64"),
+    ];
+    for (products, start) in cases {
+        let result = matmul_batch(&products);
+        let Err(Error::InvalidArgument(detail)) = result else {
+            panic!("expected InvalidArgument: {start}, not {result:?}");
+        };
+        assert!(
+            detail.starts_with(start),
+            "{detail:?} does not start with {start:?}"
+        );
+    }
+    assert_eq!(matmul_batch::<f16>(&[]), Ok(()));
 }
 
 #[test]
@@ -196,6 +255,7 @@ fn without_a_gpu_the_reason_is_that_of_device_info() {
         dequant(&weight, address(7)),
         quantize(&weight, bytes),
         matmul(&weight, operands::<bf16>()),
+        matmul_batch(&[(weight, operands::<bf16>())]),
     ] {
         let error = result.unwrap_err();
         assert_eq!(
