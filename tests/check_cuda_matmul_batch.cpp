@@ -210,7 +210,8 @@ bool has_few_kernels() {
 
 }  // namespace
 
-TEST_CASE("products in one call have the bits of one call each, on every family", "[cuda]") {
+TEST_CASE("products in one call have the bits of one call each, on every family",
+          "[cuda][matmul]") {
   const Stream stream;
   int fewer_launches = 0;
   for (int i = 0; i < batches(); ++i) {
@@ -229,10 +230,11 @@ TEST_CASE("products in one call have the bits of one call each, on every family"
         fewer_launches += launches < cases.size();
       }
   }
-  if (has_few_kernels()) CHECK(fewer_launches > batches() / 2);
+  if (has_few_kernels() && std::getenv("NF4_TEST_SHAPES") == nullptr)
+    CHECK(fewer_launches > batches() / 2);
 }
 
-TEST_CASE("products in one call are those of binary64", "[cuda]") {
+TEST_CASE("products in one call are those of binary64", "[cuda][matmul]") {
   const Stream stream;
   Rng rng(0xfc00000);
   for (const nf4_dtype dtype : kDtypes16)
@@ -251,7 +253,7 @@ TEST_CASE("products in one call are those of binary64", "[cuda]") {
       }
 }
 
-TEST_CASE("products that are alike share a launch", "[cuda]") {
+TEST_CASE("products that are alike share a launch", "[cuda][matmul]") {
   if (!has_few_kernels()) return;
   constexpr Kind kOne{NF4_DTYPE_BF16, true, {96, 256, 1}}, kTwo{NF4_DTYPE_BF16, true, {40, 64, 2}};
   constexpr Kind kThree{NF4_DTYPE_BF16, true, {96, 256, 3}};
@@ -282,7 +284,8 @@ TEST_CASE("products that are alike share a launch", "[cuda]") {
   }
 }
 
-TEST_CASE("products in one call give the same bits 100 times, and from a graph", "[cuda]") {
+TEST_CASE("products in one call give the same bits 100 times, and from a graph",
+          "[cuda][matmul][long]") {
   const Stream stream;
   Rng rng(0xfe00000);
   for (const int64_t m : {1, 7, 16}) {
@@ -303,7 +306,7 @@ TEST_CASE("products in one call give the same bits 100 times, and from a graph",
   }
 }
 
-TEST_CASE("one product that a GPU cannot do keeps all from being launched", "[cuda]") {
+TEST_CASE("one product that a GPU cannot do keeps all from being launched", "[cuda][matmul]") {
   const Stream stream;
   Rng rng(0xff00000);
   const Kind kind{NF4_DTYPE_BF16, true, {96, 256, 1}};

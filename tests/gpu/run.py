@@ -10,7 +10,10 @@ GPUs compile, and the kernels for GPUs between, which this one may not be.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import contextlib
 import datetime
+import functools
 import json
 import os
 import re
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree
+from collections.abc import Callable
 from pathlib import Path
 
 import nf4
@@ -43,6 +47,9 @@ class Failure(Exception):
     """A step did not pass; the message says what to read."""
 
 
+_running: set[subprocess.Popen] = set()
+
+
 def execute(command: list[str], **environment: str) -> tuple[int, str]:
     """The status of a command and what it printed. One that takes too long, or is
     interrupted, is killed with all that it started."""
@@ -56,12 +63,34 @@ def execute(command: list[str], **environment: str) -> tuple[int, str]:
         errors="replace",
         start_new_session=True,
     ) as process:
+        _running.add(process)
         try:
             output, _ = process.communicate(timeout=STEP_SECONDS)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
+        finally:
+            _running.discard(process)
     return process.returncode, output
+
+
+def at_once(steps: dict[str, Callable[[], dict]]) -> dict[str, dict]:
+    """What the steps return, by name. They run side by side, as most of their time is a
+    processor's; the first that fails ends the others."""
+    results = {}
+    with concurrent.futures.ThreadPoolExecutor(len(steps)) as pool:
+        futures = {pool.submit(step, name, work): name for name, work in steps.items()}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                results[futures[future]] = future.result()
+        except BaseException:
+            # Again and again, as a step may be about to start a program.
+            while concurrent.futures.wait(futures, timeout=0.1).not_done:
+                for process in list(_running):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return {name: results[name] for name in steps}
 
 
 def run_junit(command: list[str], junit: Path, **environment: str) -> dict:
@@ -81,8 +110,8 @@ def run_junit(command: list[str], junit: Path, **environment: str) -> dict:
 
 
 def catch2(program: Path, tags: str, folder: Path, **environment: str) -> dict:
-    junit = folder / "catch2.xml"
-    junit.unlink(missing_ok=True)
+    with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as file:
+        junit = Path(file.name)
     command = [str(program), tags, "-r", "junit", "-o", str(junit)]
     counts = run_junit(command, junit, **environment)
     suites = xml.etree.ElementTree.parse(junit).getroot().iter("testsuite")
@@ -99,7 +128,7 @@ def pytest(folder: Path) -> dict:
 def sanitize(program: Path, tool: str) -> dict:
     """One of compute-sanitizer's tools over every kernel; raises on the first report."""
     base = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", str(program)]
-    status, output = execute([*base, "[cuda]~[large]"], NF4_TEST_SHAPES=SANITIZER_SHAPES)
+    status, output = execute([*base, "[cuda]~[large]~[long]"], NF4_TEST_SHAPES=SANITIZER_SHAPES)
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
     if status != 0 or summary is None or summary[1] != "0":
         raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
@@ -137,10 +166,10 @@ def two_gpus(check: Path, devices: int, folder: Path) -> dict:
     return catch2(check, "[.two-gpus]", folder)
 
 
-def step(title: str, work, *arguments) -> dict:
+def step(title: str, work: Callable[[], dict]) -> dict:
     began = time.monotonic()
     print(f"{title} ...", flush=True)
-    result = work(*arguments)
+    result = work()
     seconds = round(time.monotonic() - began, 1)
     print(f"{title}: {json.dumps(result)} in {seconds} s", flush=True)
     return result | {"seconds": seconds}
@@ -166,9 +195,26 @@ def figures(build: Path) -> dict:
         raise Failure(f"the bench: {error}") from error
 
 
-def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
+def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Callable[[], dict]]:
     check = arguments.build / "tests" / "check_cuda"
     check_ptx = arguments.ptx_build / "tests" / "check_cuda"
+    ptx = {"CUDA_FORCE_PTX_JIT": "1"}
+    return {
+        "kernels and launches": lambda: catch2(check, "[cuda]~[matmul]", folder),
+        "matmul": lambda: catch2(check, "[cuda][matmul]", folder),
+        "a sticky error": lambda: catch2(check, "[.sticky]", folder),
+        "a cold capture": lambda: catch2(check, "[.cold]", folder),
+        "compute_75 and compute_80 PTX": lambda: catch2(check_ptx, "[cuda]~[large]", folder, **ptx),
+        "Python": lambda: pytest(folder),
+    }
+
+
+def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
+    check = arguments.build / "tests" / "check_cuda"
+    of_tests = tests(arguments, folder)
+    of_sanitizer = {tool: functools.partial(sanitize, check, tool) for tool in SANITIZER_TOOLS}
+    two = functools.partial(two_gpus, check, device.device_count, folder)
+    results = at_once(of_tests | of_sanitizer | {"two GPUs": two})
     record: dict = {
         "sources": source_hash(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
@@ -176,22 +222,10 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
         "compute_capability": ".".join(map(str, device.compute_capability)),
         "driver": device.driver_version,
         "build": nf4.build_info(),
-        "tests": {
-            "kernels and launches": step("check_cuda", catch2, check, "[cuda]", folder),
-            "a sticky error": step("check_cuda sticky", catch2, check, "[.sticky]", folder),
-            "a cold capture": step("check_cuda cold", catch2, check, "[.cold]", folder),
-            "compute_75 and compute_80 PTX": step(
-                "check_cuda, PTX",
-                lambda: catch2(check_ptx, "[cuda]~[large]", folder, CUDA_FORCE_PTX_JIT="1"),
-            ),
-            "Python": step("pytest", pytest, folder),
-        },
-        "two GPUs": step("two GPUs", two_gpus, check, device.device_count, folder),
-        "examples": step("examples", examples, arguments.build),
-        "compute-sanitizer": {
-            tool: step(f"compute-sanitizer {tool}", sanitize, check, tool)
-            for tool in SANITIZER_TOOLS
-        },
+        "tests": {name: results[name] for name in of_tests},
+        "two GPUs": results["two GPUs"],
+        "examples": step("examples", lambda: examples(arguments.build)),
+        "compute-sanitizer": {tool: results[tool] for tool in of_sanitizer},
     }
     if not arguments.no_bench:
         record |= figures(arguments.build)

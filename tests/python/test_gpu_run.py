@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,37 @@ def test_a_step_that_hangs_is_killed_with_its_children(
         assert os.read(reader, 100) == b""
     finally:
         os.close(reader)
+
+
+def test_steps_run_side_by_side() -> None:
+    # Each waits for the other.
+    meeting = threading.Barrier(2, timeout=60)
+
+    def meet(name: str) -> dict:
+        meeting.wait()
+        return {"of": name}
+
+    steps = {name: functools.partial(meet, name) for name in ("late", "early")}
+    results = run.at_once(steps)
+    assert list(results) == ["late", "early"]
+    assert {name: result["of"] for name, result in results.items()} == {
+        "late": "late",
+        "early": "early",
+    }
+
+
+def test_the_first_step_that_fails_ends_the_others() -> None:
+    def fails() -> dict:
+        raise run.Failure("broken")
+
+    def hangs() -> dict:
+        run.execute(["sleep", "1000"])
+        return {}
+
+    began = time.monotonic()
+    with pytest.raises(run.Failure, match="broken"):
+        run.at_once({"hangs": hangs, "fails": fails})
+    assert time.monotonic() - began < run.STEP_SECONDS / 2
 
 
 @pytest.mark.interop
