@@ -60,6 +60,12 @@ NF4_API nf4_status nf4_bench_matmul(const nf4_tensor *weight, const nf4_matmul_a
                                     void *workspace, size_t workspace_bytes, int pdl,
                                     nf4_stream stream);
 
+// nf4_matmul_batch_launch. A status.
+NF4_API nf4_status nf4_bench_matmul_batch(const nf4_tensor *const *weights,
+                                          const nf4_matmul_args *args, size_t count,
+                                          void *workspace, size_t workspace_bytes, int pdl,
+                                          nf4_stream stream);
+
 // The shapes of matmul's kernels. Which of them the library itself takes; -1: the arguments are
 // wrong. workspace_bytes: as many as nf4_matmul_workspace_size says.
 NF4_API int nf4_bench_matmul_shapes(void);

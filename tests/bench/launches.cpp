@@ -163,6 +163,13 @@ nf4_status nf4_bench_matmul(const nf4_tensor *weight, const nf4_matmul_args *arg
   return nf4_matmul_launch(weight, args, workspace, workspace_bytes, stream);
 }
 
+nf4_status nf4_bench_matmul_batch(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                                  size_t count, void *workspace, size_t workspace_bytes, int pdl,
+                                  nf4_stream stream) {
+  const PlainLaunches plain(pdl == 0);
+  return nf4_matmul_batch_launch(weights, args, count, workspace, workspace_bytes, stream);
+}
+
 int nf4_bench_matmul_shapes(void) { return nf4::cuda::kMatmulShapes; }
 
 const char *nf4_bench_matmul_shape(int shape) {

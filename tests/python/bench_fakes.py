@@ -128,6 +128,13 @@ class FakeLibrary:
         self._launch("matmul", args.m, pdl, stream)
         self._matmul("matmul", tensor, args)
 
+    def matmul_batch(
+        self, tensors, args, workspace, workspace_bytes: int, pdl: bool, stream
+    ) -> None:
+        self._launch("matmul_batch", len(tensors), pdl, stream)
+        for tensor, each in zip(tensors, args, strict=True):
+            self._matmul("matmul_batch", tensor, each)
+
     def matmul_shapes(self) -> list[str]:
         return ["any", "few"]
 

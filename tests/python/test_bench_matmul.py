@@ -144,15 +144,35 @@ def test_an_odd_rotation_is_made_even_for_pairs() -> None:
 def test_weights_that_share_x_are_one_row() -> None:
     of, peer = made(), Fake()
     both = Group(CASE, (2,), together=2)
-    plain, _ = rows(of, both, dense=peer)
+    plain, pdl = rows(of, both, dense=peer)
+    assert {each[:3] for each in of.library.launches if each[0] == "matmul_batch"} == {
+        ("matmul_batch", 2, False)
+    }
+    for row in (plain, pdl):
+        assert row["apart"]["ratio"] == pytest.approx(row["apart"]["us"] / row["us"], abs=1e-3)
     assert plain["weights"] == 2 and plain["floor"]["bytes"] == 2 * (64 * 128 + 260) // 16 * 16
     setting = matmul_rows.setting(of, both, {"dense": peer})
     gate, up = matmul_rows._products(setting, 2)[0]
     assert gate.x is up.x and gate.y is not up.y and gate.weight is not up.weight
-    of.gpu.run(matmul_rows._together([gate.shipped, up.shipped]))
-    for each in (gate, up):
-        expected = matmul_product.exact(each.x, peers.dequantized(each.weight, torch.float64))
-        assert matmul_product.relative_error(each.y, expected) < 4e-3
+    batch = matmul_product.Batch([gate, up])
+    for launch in (
+        matmul_rows._together([gate.shipped, up.shipped]), batch.shipped, batch.plain(of.library)
+    ):  # fmt: skip
+        gate.y.zero_()
+        up.y.zero_()
+        assert of.gpu.run(launch) is gate.y
+        for each in (gate, up):
+            expected = matmul_product.exact(each.x, peers.dequantized(each.weight, torch.float64))
+            assert matmul_product.relative_error(each.y, expected) < 4e-3
+
+
+def test_a_batch_that_is_wrong_ends_the_bench() -> None:
+    of = made(FakeLibrary(wrong="matmul_batch"))
+    with pytest.raises(WrongResult, match="libnf4 plain 0: off by "):
+        rows(of, Group(CASE, (2,), together=2))
+    with pytest.raises(WrongResult, match="apart plain 0: off by "):
+        rows(made(FakeLibrary(wrong="matmul")), Group(CASE, (2,), together=2))
+    assert of.gpu.measured == 0
 
 
 def test_a_peer_is_not_asked_for_what_it_cannot_do() -> None:

@@ -20,6 +20,16 @@ def test_a_line_says_everything() -> None:
     )
 
 
+def test_weights_in_one_call_are_beside_a_call_each() -> None:
+    apart = {"apart": timing(12.0) | {"ratio": 1.2}, "weights": 2}
+    row = matmul_row(**apart)
+    assert "error 2.40e-03, a call each 12.00 us (1.20x), bits" in matmul_tables.line(row)
+    figures = matmul(row, matmul_row(8.0, launch="pdl", **apart), matmul_row(weights=3))
+    table = cells(matmul_tables.rows_table(figures, lambda row: True, several=True))
+    assert table[0][7:9] == ["a call each µs (ratio)", "with PDL µs (ratio)"]
+    assert [line[7:9] for line in table[2:]] == [["12.0 (1.20x)", "12.0 (1.20x)"], ["–", "–"]]
+
+
 def test_both_ways_to_launch_are_in_one_line_and_a_missing_peer_is_named() -> None:
     figures = matmul(matmul_row(), matmul_row(8.0, launch="pdl"), matmul_row(20.0, m=128, peers={}))
     table = cells(matmul_tables.rows_table(figures, lambda row: True))

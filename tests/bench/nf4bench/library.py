@@ -5,6 +5,7 @@ The one place that knows its functions; bench_library.hpp is their manual."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "nf4_bench_matmul": (
         _abi.Status,
         [c_void_p, c_void_p, c_void_p, c_size_t, *_STREAM],
+    ),
+    "nf4_bench_matmul_batch": (
+        _abi.Status,
+        [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, *_STREAM],
     ),
     "nf4_bench_matmul_shapes": (c_int, []),
     "nf4_bench_matmul_shape": (c_char_p, [c_int]),
@@ -165,6 +170,18 @@ class Library:
     ) -> None:  # fmt: skip
         _check("matmul", self._c.nf4_bench_matmul(
             ctypes.byref(tensor), ctypes.byref(args), workspace, workspace_bytes, pdl, stream
+        ))  # fmt: skip
+
+    def matmul_batch(
+        self, tensors: Sequence[_abi.Tensor], args: Sequence[_abi.MatmulArgs],
+        workspace: int | None, workspace_bytes: int, pdl: bool, stream: int,
+    ) -> None:  # fmt: skip
+        """Several products in one call."""
+        count = len(tensors)
+        addresses = (c_void_p * count)(*map(ctypes.addressof, tensors))
+        _check("matmul_batch", self._c.nf4_bench_matmul_batch(
+            addresses, (_abi.MatmulArgs * count)(*args), count, workspace, workspace_bytes, pdl,
+            stream,
         ))  # fmt: skip
 
     def matmul_shapes(self) -> list[str]:

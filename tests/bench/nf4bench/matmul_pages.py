@@ -74,9 +74,9 @@ def document(figures: Row) -> list[str]:
         f"![{TITLE}]({PLOT}.svg)",
         matmul_tables.rows_table(figures, alone),
         "### Two weights that share x",
-        "As gate and up of an MLP do: two launches, of ours and of each peer, and the floor of "
-        "both weights in one.",
-        matmul_tables.rows_table(figures, lambda row: not alone(row)),
+        "As gate and up of an MLP do: one call of ours, beside a call for each weight, of ours and "
+        "of each peer, and the floor of both weights in one.",
+        matmul_tables.rows_table(figures, lambda row: not alone(row), several=True),
         "### Errors of matmul",
         "Exact is the product in float64 with the unrounded weight; the table has the largest over "
         f"the shapes above. {errors(figures)}".rstrip(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import nf4
 import torch
@@ -30,7 +30,7 @@ class Product:
         self.y = torch.empty(m, rows, device=weight.place, dtype=dtype)
         nbytes = nf4.matmul_workspace_bytes(weight.quantized, m, weight.case.dtype)
         self._workspace = torch.empty(nbytes, device=weight.place, dtype=torch.uint8)
-        self._args = _abi.MatmulArgs(
+        self.args = _abi.MatmulArgs(
             ctypes.sizeof(_abi.MatmulArgs), CODES[weight.case.dtype], 0, m,
             self.x.data_ptr(), cols, None, self.y.data_ptr(), rows,
         )  # fmt: skip
@@ -38,7 +38,7 @@ class Product:
     def _given(self) -> tuple:
         room = self._workspace
         address = room.data_ptr() if room.numel() else None
-        return self.weight.descriptor, self._args, address, room.numel()
+        return self.weight.descriptor, self.args, address, room.numel()
 
     def plain(self, library: Library) -> Launch:
         given = self._given()
@@ -67,6 +67,35 @@ class Product:
     def chosen(self, library: Library, stream: int) -> int:
         """The index of the shape of kernel that the library takes."""
         return library.matmul_chosen(*self._given(), stream)
+
+
+class Batch:
+    """Products that share an x, in one call. Each launch gives the first one's y."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self._products = products
+        weights = [each.weight.quantized for each in products]
+        first = products[0]
+        nbytes = nf4.matmul_batch_workspace_bytes(weights, first.m, first.weight.case.dtype)
+        self._workspace = torch.empty(nbytes, device=first.x.device, dtype=torch.uint8)
+
+    def plain(self, library: Library) -> Launch:
+        tensors = [each.weight.descriptor for each in self._products]
+        args = [each.args for each in self._products]
+        room = self._workspace
+        address = room.data_ptr() if room.numel() else None
+
+        def launch(stream: int) -> torch.Tensor:
+            library.matmul_batch(tensors, args, address, room.numel(), False, stream)
+            return self._products[0].y
+
+        return launch
+
+    def shipped(self, stream: int | None) -> torch.Tensor:
+        """The public call."""
+        weights = [each.weight.quantized for each in self._products]
+        outs = [each.y for each in self._products]
+        return nf4.matmul_batch(self._products[0].x, weights, out=outs, stream=stream)[0]
 
 
 def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:

@@ -16,13 +16,21 @@ from nf4bench.library import Library
 from nf4bench.limits import Candidates
 from nf4bench.matmul_cases import PDL_M, Group
 from nf4bench.matmul_peers import Multiply, Peer
-from nf4bench.matmul_product import MOST_PEER_ERROR, Product, exact, most_error, require
+from nf4bench.matmul_product import (
+    MOST_PEER_ERROR,
+    Batch,
+    Product,
+    exact,
+    most_error,
+    require,
+)
 from nf4bench.measure import Candidate, Timing, fastest
 from nf4bench.peers import dequantized, present
 from nf4bench.suite import Bench, Report, both_launches
 from nf4bench.weights import Weight
 
 Turn = Sequence[Product]  # the weights that share an x
+APART = "apart"  # ours, in a call for each weight
 
 
 class Floor:
@@ -97,11 +105,28 @@ def _products(of: Setting, m: int) -> list[list[Product]]:
     return found
 
 
-def _ours(bench: Bench, turns: Sequence[Turn], m: int) -> Candidates:
-    plain = [_together([each.plain(bench.library) for each in turn]) for turn in turns]
-    shipped = [_together([each.shipped for each in turn]) for turn in turns]
+def _launched(
+    bench: Bench, m: int, shipped: Sequence[Launch], plain: Sequence[Launch]
+) -> Candidates:
     found = both_launches(bench, shipped, plain)
     return found if m <= PDL_M else {Candidate("libnf4"): found[Candidate("libnf4")]}
+
+
+def _ours(bench: Bench, turns: Sequence[Turn], m: int) -> Candidates:
+    """A turn is one call, of several weights if it has as many."""
+    calls = [Batch(turn) if len(turn) > 1 else turn[0] for turn in turns]
+    plain = [each.plain(bench.library) for each in calls]
+    return _launched(bench, m, [each.shipped for each in calls], plain)
+
+
+def _apart(bench: Bench, turns: Sequence[Turn], m: int) -> Candidates:
+    """A call for each of several weights, to compare one call with."""
+    if len(turns[0]) == 1:
+        return {}
+    plain = [_together([each.plain(bench.library) for each in turn]) for turn in turns]
+    shipped = [_together([each.shipped for each in turn]) for turn in turns]
+    found = _launched(bench, m, shipped, plain)
+    return {each._replace(name=APART): launches for each, launches in found.items()}
 
 
 def _theirs(of: Setting, turns: Sequence[Turn], m: int) -> Candidates:
@@ -138,7 +163,7 @@ def _checked(
     """The relative error of each candidate's first launch. Raises WrongResult."""
     errors, expected = {}, {}
     for candidate, launches in candidates.items():
-        ours = candidate.name == "libnf4"
+        ours = candidate.name in ("libnf4", APART)
         key = "" if ours else candidate.name
         numbers = of.numbers[key]
         if id(numbers) not in expected:
@@ -168,6 +193,10 @@ def _row(of: Setting, m: int, launch: str, times: Mapping[Candidate, Timing]) ->
         "of_floor": round(floor.timing.us / ours.timing.us, 4),
         "peers": {},
     }  # fmt: skip
+    apart = fastest(times, APART, launch)
+    if apart:
+        ratio = round(apart.timing.us / ours.timing.us, 3)
+        row["apart"] = {**apart.timing.figures(), "ratio": ratio}
     for name in of.peers:
         found = fastest(times, name)
         if found:
@@ -185,7 +214,7 @@ def rows_of(bench: Bench, of: Setting, m: int, known: dict[str, int]) -> list[di
     products = _products(of, m)
     first = products[0][0]
     ours = _ours(bench, products, m)
-    candidates = ours | _theirs(of, products, m)
+    candidates = ours | _apart(bench, products, m) | _theirs(of, products, m)
     errors = _checked(bench, of, first, candidates, m)
     launches = [candidate.launch for candidate in ours]
     candidates |= _floors(bench, of, launches, known)

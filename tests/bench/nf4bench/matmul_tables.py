@@ -29,6 +29,8 @@ def line(row: Row) -> str:
         f"({low:.2f}..{high:.2f}) {row['tflop_per_s']:.0f} TFLOP/s, {row['of_floor']:.1%} of "
         f"reading {row['floor']['us']:.2f} us, error {row['error']:.2e}"
     )
+    if "apart" in row:
+        text += f", a call each {row['apart']['us']:.2f} us ({row['apart']['ratio']:.2f}x)"
     for name, peer in row["peers"].items():
         text += f", {name} {peer['us']:.2f} us ({peer['ratio']:.2f}x)"
     return text
@@ -78,15 +80,25 @@ def _peer_cell(row: Row, name: str, peers: Mapping[str, Row]) -> str:
     return "missing" if "missing" in peers.get(name, {}) else NOTHING
 
 
+def _apart_cell(row: Row | None) -> str:
+    if row is None or "apart" not in row:
+        return NOTHING
+    return f"{row['apart']['us']:.1f} ({row['apart']['ratio']:.2f}x)"
+
+
 def _with_pdl(product: Mapping[str, Row]) -> list[str]:
     row = product.get("pdl")
     return [f"{row['us']:.1f}", f"{row['of_floor']:.0%}"] if row else [NOTHING, NOTHING]
 
 
-def rows_table(figures: Row, keep: Callable[[Row], bool]) -> str:
-    """A line for each product that is wanted, both ways to launch in it."""
+def rows_table(figures: Row, keep: Callable[[Row], bool], several: bool = False) -> str:
+    """A line for each product that is wanted, both ways to launch in it. several: of several
+    weights, so that there are calls for each to compare with."""
     peers = [f"{NAMES[name]} µs (ratio)" for name in figures["peers"]]
-    head = ["shape", "weight", "M", "µs", "of the floor", "with PDL µs", "of its floor", *peers]
+    apart = ["a call each µs (ratio)", "with PDL µs (ratio)"] if several else []
+    head = [
+        "shape", "weight", "M", "µs", "of the floor", "with PDL µs", "of its floor", *apart, *peers,
+    ]  # fmt: skip
     lines = []
     for product in by_launch(figures["rows"]):
         row = product["plain"]
@@ -94,6 +106,7 @@ def rows_table(figures: Row, keep: Callable[[Row], bool]) -> str:
             lines.append([
                 shape_text(row), kind_text(row), str(row["m"]), f"{row['us']:.1f}",
                 f"{row['of_floor']:.0%}", *_with_pdl(product),
+                *([_apart_cell(row), _apart_cell(product.get("pdl"))] if several else []),
                 *(_peer_cell(row, name, figures["peers"]) for name in figures["peers"]),
             ])  # fmt: skip
     return markdown(head, len(head) - 2, lines)
