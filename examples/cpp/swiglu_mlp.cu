@@ -1,6 +1,7 @@
 // The MLP of a LLaMA-shaped model, y = down(silu(gate(x)) * up(x)), on weights that stay in 4 bits:
-// three matmuls of libnf4 and a kernel of one's own, in order on one stream, for a prompt and then
-// for single tokens. Compares the results with the CPU's. Exits 77 where there is no GPU.
+// gate and up in one call of libnf4, which is one launch where there are few rows, a kernel of
+// one's own, and down, in order on one stream, for a prompt and then for single tokens. Compares
+// the results with the CPU's. Exits 77 where there is no GPU.
 #include <cuda_fp16.h>
 
 #include <algorithm>
@@ -47,19 +48,15 @@ struct HostMlp {
   std::vector<__half> operator()(const std::vector<__half> &x) const {
     const int64_t m = static_cast<int64_t>(x.size()) / kHidden;
     std::vector<__half> hidden(m * kIntermediate), upper(m * kIntermediate), y(x.size());
-    multiply(gate, x, m, hidden);
-    multiply(up, x, m, upper);
+    const nf4_tensor *const weights[] = {&gate.tensor, &up.tensor};
+    const nf4_matmul_args args[] = {product(gate.tensor, x.data(), m, hidden.data()),
+                                    product(up.tensor, x.data(), m, upper.data())};
+    check(nf4_matmul_batch_cpu(weights, args, 2, 0));
     for (size_t i = 0; i < hidden.size(); ++i)
       hidden[i] = __float2half(swiglu(__half2float(hidden[i]), __half2float(upper[i])));
-    multiply(down, hidden, m, y);
+    const nf4_matmul_args last = product(down.tensor, hidden.data(), m, y.data());
+    check(nf4_matmul_cpu(&down.tensor, &last, 0));
     return y;
-  }
-
- private:
-  static void multiply(const HostWeight &weight, const std::vector<__half> &x, int64_t m,
-                       std::vector<__half> &y) {
-    const nf4_matmul_args args = product(weight.tensor, x.data(), m, y.data());
-    check(nf4_matmul_cpu(&weight.tensor, &args, 0));
   }
 };
 
@@ -75,35 +72,35 @@ class DeviceMlp {
         workspace_(workspace_bytes(max_m)) {}
 
   void operator()(const __half *x, int64_t m, __half *y, nf4_stream stream) const {
-    multiply(gate_, x, m, hidden_.data(), stream);
-    multiply(up_, x, m, upper_.data(), stream);
+    const nf4_tensor *const weights[] = {&gate_.tensor, &up_.tensor};
+    const nf4_matmul_args args[] = {product(gate_.tensor, x, m, hidden_.data()),
+                                    product(up_.tensor, x, m, upper_.data())};
+    check(nf4_matmul_batch_launch(weights, args, 2, workspace_.data(), workspace_.count(), stream));
     const int64_t count = m * kIntermediate;
     const int threads = 256;
     const auto blocks = static_cast<unsigned>((count + threads - 1) / threads);
     swiglu_kernel<<<blocks, threads, 0, stream>>>(hidden_.data(), upper_.data(), count);
     check(cudaGetLastError());
-    multiply(down_, hidden_.data(), m, y, stream);
+    const nf4_matmul_args last = product(down_.tensor, hidden_.data(), m, y);
+    check(nf4_matmul_launch(&down_.tensor, &last, workspace_.data(), workspace_.count(), stream));
   }
 
  private:
-  // One workspace for all three, which the stream runs one after the other. It need not be that
+  // One workspace for both calls, which the stream runs one after the other. It need not be that
   // more rows need more of it.
   size_t workspace_bytes(int64_t max_m) const {
+    const nf4_tensor *const weights[] = {&gate_.tensor, &up_.tensor};
     size_t most = 0;
-    for (const DeviceWeight *weight : {&gate_, &up_, &down_})
-      for (int64_t m = 1; m <= max_m; ++m) {
-        size_t bytes = 0;
-        const nf4_matmul_args args = product(weight->tensor, nullptr, m, nullptr);
-        check(nf4_matmul_workspace_size(&weight->tensor, &args, &bytes));
-        most = std::max(most, bytes);
-      }
+    for (int64_t m = 1; m <= max_m; ++m) {
+      size_t first = 0, second = 0;
+      const nf4_matmul_args args[] = {product(gate_.tensor, nullptr, m, nullptr),
+                                      product(up_.tensor, nullptr, m, nullptr)};
+      const nf4_matmul_args last = product(down_.tensor, nullptr, m, nullptr);
+      check(nf4_matmul_batch_workspace_size(weights, args, 2, &first));
+      check(nf4_matmul_workspace_size(&down_.tensor, &last, &second));
+      most = std::max({most, first, second});
+    }
     return most;
-  }
-
-  void multiply(const DeviceWeight &weight, const __half *x, int64_t m, __half *y,
-                nf4_stream stream) const {
-    const nf4_matmul_args args = product(weight.tensor, x, m, y);
-    check(nf4_matmul_launch(&weight.tensor, &args, workspace_.data(), workspace_.count(), stream));
   }
 
   DeviceWeight gate_, up_, down_;
