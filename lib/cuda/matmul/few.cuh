@@ -213,7 +213,8 @@ __global__ void __launch_bounds__(kFewThreads, 1) matmul_few(const __grid_consta
   multiply_share<Arch, T, Nested, Quarters>(few, static_cast<int>(blockIdx.x));
 }
 
-// The same for several weights at once.
+// The same for several weights at once. Which of them is the same for a whole thread block, so that
+// arguments are found through uniform registers and a thread needs none more.
 template <class Arch, class T, bool Nested, class Quarters>
 __global__ void __launch_bounds__(kFewThreads, 1)
     matmul_few_batch(const __grid_constant__ FewBatch batch) {
