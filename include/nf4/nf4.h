@@ -310,9 +310,9 @@ NF4_API nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weig
                                                    const nf4_matmul_args *args, size_t count,
                                                    size_t *bytes);
 
-/* Up to 4 products go in one launch, which saves about 3 microseconds for each but the
- * first, where they are of one dtype, all nested or all flat, and all of 1 or 2, of 3 to 8, or
- * of 9 to 16 rows of x. Such a weight has cols and a blocksize that are multiples of 64 (of
+/* Up to 4 products go in one launch, which saves the fixed cost of the others', where they
+ * are of one dtype, all nested or all flat, and all of 1 or 2, of 3 to 8, or of 9 to 16 rows
+ * of x. Such a weight has cols and a blocksize that are multiples of 64 (of
  * 256, cols, with a codebook of its own); packed and every row of x are 16-byte aligned; the
  * GPU lets a thread block have 160 KiB of shared memory, as compute capabilities 8.0, 9.0 and
  * 10.0 do. All others are launched one by one, as separate calls would be. The order of

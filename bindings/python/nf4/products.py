@@ -260,7 +260,7 @@ def matmul_batch(
 ) -> list[Any]:
     """What `matmul` gives for each of several weights, to the bit, in one call: the products of q,
     k and v, say, or of gate and up. For few rows of x on a GPU weights share launches, which saves
-    microseconds for each.
+    the fixed cost of the others'.
 
         gate, up = nf4.matmul_batch(x, [gate_weight, up_weight])
 
