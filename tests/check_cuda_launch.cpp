@@ -42,7 +42,7 @@ struct RoundTrip {
     REQUIRE(quantize(stream) == NF4_STATUS_OK);
     REQUIRE(dequantize(stream) == NF4_STATUS_OK);
   }
-  void poison() const { REQUIRE_CUDA(cudaMemset(out.data(), 0xa5, out.size())); }
+  void poison() const { fill_bytes(out.data(), 0xa5, out.size()); }
 };
 
 bool mentions(const char *word) {
@@ -108,7 +108,7 @@ TEST_CASE("launches wait for a predecessor that lets them start early", "[cuda]"
   SECTION("quantize") {
     REQUIRE_CUDA(
         cudaMemcpy(source.data(), trip.test.in.data(), trip.in.size(), cudaMemcpyHostToDevice));
-    REQUIRE_CUDA(cudaMemset(trip.in.data(), 0, trip.in.size()));
+    fill_bytes(trip.in.data(), 0, trip.in.size());
     launch_late_copy(trip.in.data<uint8_t>(), source.data<uint8_t>(), trip.in.size(),
                      kEnoughToStart, stream);
     trip.run(stream);
@@ -118,13 +118,13 @@ TEST_CASE("launches wait for a predecessor that lets them start early", "[cuda]"
     auto *code_address =
         reinterpret_cast<uint8_t *>(const_cast<float *>(trip.weight.tensor().nested_code));
     REQUIRE_CUDA(cudaMemcpy(source.data(), code.data(), code.size(), cudaMemcpyHostToDevice));
-    REQUIRE_CUDA(cudaMemset(code_address, 0, code.size()));
+    fill_bytes(code_address, 0, code.size());
     launch_late_copy(code_address, source.data<uint8_t>(), code.size(), kEnoughToStart, stream);
     trip.run(stream);
   }
   SECTION("dequantize") {
     REQUIRE_CUDA(cudaMemcpy(source.data(), packed.data(), packed.size(), cudaMemcpyHostToDevice));
-    REQUIRE_CUDA(cudaMemset(packed_address, 0, packed.size()));
+    fill_bytes(packed_address, 0, packed.size());
     trip.poison();
     launch_late_copy(packed_address, source.data<uint8_t>(), packed.size(), kEnoughToStart, stream);
     REQUIRE(trip.dequantize(stream) == NF4_STATUS_OK);

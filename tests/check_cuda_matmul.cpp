@@ -84,15 +84,6 @@ nf4_tensor in_place(HostWeight &weight) {
   return weight.at(addresses);
 }
 
-std::vector<Expected> expect_all(MatmulCase &test) {
-  const nf4_tensor weight = in_place(test.weight);
-  std::vector<Expected> expected;
-  for (int64_t column = 0; column < test.m; ++column)
-    for (int64_t row = 0; row < weight.rows; ++row)
-      expected.push_back(expect(test, weight, column, row));
-  return expected;
-}
-
 // Numbers of 16 bits are rounded once before they are multiplied: the codebook's entries over
 // the largest of them, or those times the scale. Sums are in binary32.
 bool is_right(const MatmulCase &test, const Expected &expected, double y) {
@@ -120,7 +111,7 @@ bool gaps_intact(const MatmulCase &test, const std::vector<uint8_t> &y) {
 using Counts = std::map<const cuda::MatmulFamily *, std::array<int, cuda::kMatmulShapes>>;
 
 void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, Counts &counts) {
-  const std::vector<Expected> expected = expect_all(test);
+  const std::vector<Expected> expected = expect_all(test, in_place(test.weight));
   const int64_t rows = test.weight.shape.rows;
   for (const cuda::MatmulFamily *family : runnable_families()) {
     for (int i = 0; i < cuda::kMatmulShapes; ++i) {
@@ -234,7 +225,7 @@ TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda][ma
     cudaGraphExec_t graph =
         capture(stream, [&] { REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK); });
     for (int replay = 0; replay < 100; ++replay) {
-      REQUIRE_CUDA(cudaMemset(placed.y.data(), 0xa5, placed.y.size()));
+      fill_bytes(placed.y.data(), 0xa5, placed.y.size());
       REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
       stream.synchronize();
       REQUIRE(same_bytes(placed.y.read(), expected));
@@ -275,8 +266,8 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul]")
       auto *const address = static_cast<uint8_t *>(const_cast<void *>(part.address));
       const DeviceBuffer source(part.bytes);
       REQUIRE_CUDA(cudaMemcpy(source.data(), address, part.bytes, cudaMemcpyDeviceToDevice));
-      REQUIRE_CUDA(cudaMemset(address, 0, part.bytes));
-      REQUIRE_CUDA(cudaMemset(placed.y.data(), 0xa5, placed.y.size()));
+      fill_bytes(address, 0, part.bytes);
+      fill_bytes(placed.y.data(), 0xa5, placed.y.size());
       REQUIRE_CUDA(cudaDeviceSynchronize());
       launch_late_copy(address, source.data<uint8_t>(), part.bytes, kEnoughToStart, stream);
       REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);

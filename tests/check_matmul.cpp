@@ -98,9 +98,7 @@ void check_matmul(const MatmulCase &test, Rng &rng) {
   std::vector<Expected> expected;
   {
     const PlacedWeight weight(rng, test.weight);
-    for (int64_t column = 0; column < test.m; ++column)
-      for (int64_t row = 0; row < rows; ++row)
-        expected.push_back(expect(test, weight.tensor(), column, row));
+    expected = expect_all(test, weight.tensor());
   }
   for (const cpu::Variant *variant : supported_variants()) {
     INFO("variant " << variant->name);
@@ -172,10 +170,7 @@ void check_error(const MatmulCase &test, double largest, Rng &rng) {
   const int64_t rows = test.weight.shape.rows;
   const Placed placed(rng, test);
   const double dense = error_of_dense(test, placed.weight.tensor());
-  std::vector<double> expected;
-  for (int64_t column = 0; column < test.m; ++column)
-    for (int64_t row = 0; row < rows; ++row)
-      expected.push_back(expect(test, placed.weight.tensor(), column, row).value);
+  const std::vector<Expected> expected = expect_all(test, placed.weight.tensor());
   for (const cpu::Variant *variant : supported_variants()) {
     INFO("variant " << variant->name);
     const ForcedVariant forced(*variant);
@@ -183,7 +178,7 @@ void check_error(const MatmulCase &test, double largest, Rng &rng) {
     RelativeError error;
     for (int64_t i = 0; i < test.m * rows; ++i) {
       const int64_t place = i / rows * test.y_stride + i % rows;
-      error.add(read_number(test.dtype, placed.y.data(), place), expected[i]);
+      error.add(read_number(test.dtype, placed.y.data(), place), expected[i].value);
     }
     CHECK(error.value() <= largest);
     // In fp32 the dense product, in binary64, has none of the sum's roundings.

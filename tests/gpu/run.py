@@ -41,6 +41,8 @@ SANITIZER_SHAPES = "3"
 CHALLENGE_ITERATIONS = 200
 SKIPPED_STATUS = 77
 STEP_SECONDS = 300  # a step that takes longer hangs
+# Steps side by side: most of their time is a processor's, but a GPU serves many programs slowly.
+LANES = 3
 
 
 class Failure(Exception):
@@ -75,15 +77,16 @@ def execute(command: list[str], **environment: str) -> tuple[int, str]:
 
 
 def at_once(steps: dict[str, Callable[[], dict]]) -> dict[str, dict]:
-    """What the steps return, by name. They run side by side, as most of their time is a
-    processor's; the first that fails ends the others."""
+    """What the steps return, by name. LANES of them run at a time; the first that fails ends
+    the others."""
     results = {}
-    with concurrent.futures.ThreadPoolExecutor(len(steps)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(LANES) as pool:
         futures = {pool.submit(step, name, work): name for name, work in steps.items()}
         try:
             for future in concurrent.futures.as_completed(futures):
                 results[futures[future]] = future.result()
         except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
             # Again and again, as a step may be about to start a program.
             while concurrent.futures.wait(futures, timeout=0.1).not_done:
                 for process in list(_running):

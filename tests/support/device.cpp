@@ -22,10 +22,15 @@ void require_cuda(cudaError_t error, const char *call) {
   REQUIRE(error == cudaSuccess);
 }
 
+void fill_bytes(void *address, uint8_t byte, size_t bytes) {
+  REQUIRE_CUDA(cudaMemset(address, byte, bytes));
+  REQUIRE_CUDA(cudaStreamSynchronize(cudaStreamLegacy));
+}
+
 DeviceBuffer::DeviceBuffer(size_t bytes, size_t lead) : lead_(lead), bytes_(bytes) {
   if (lead + bytes == 0) return;
   REQUIRE_CUDA(cudaMalloc(&allocation_, lead + bytes));
-  REQUIRE_CUDA(cudaMemset(allocation_, kPoison, lead + bytes));
+  fill_bytes(allocation_, kPoison, lead + bytes);
 }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer &&other) noexcept

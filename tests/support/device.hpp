@@ -15,6 +15,10 @@ namespace nf4::test {
 void require_cuda(cudaError_t error, const char *call);
 #define REQUIRE_CUDA(call) ::nf4::test::require_cuda(call, #call)
 
+// Sets bytes, and waits: the tests' streams do not wait for the legacy stream, on which
+// cudaMemset works on.
+void fill_bytes(void *address, uint8_t byte, size_t bytes);
+
 class DeviceBuffer {
  public:
   // `bytes` of data after `lead` bytes of poison, and the data poison too at first.

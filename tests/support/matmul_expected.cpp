@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cpu/parallel.hpp"
+
 namespace nf4::test {
 namespace {
 
@@ -38,6 +40,16 @@ Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column
     y.largest = std::max(y.largest, std::fabs(value));
   }
   return y;
+}
+
+std::vector<Expected> expect_all(const MatmulCase &test, const nf4_tensor &weight) {
+  std::vector<Expected> expected(test.m * weight.rows);
+  const int64_t worth_a_thread = 20000 / (weight.cols + 1) + 1;
+  cpu::parallel_for(test.m * weight.rows, worth_a_thread, 0, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      expected[i] = expect(test, weight, i / weight.rows, i % weight.rows);
+  });
+  return expected;
 }
 
 }  // namespace nf4::test

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "support/matmul_cases.hpp"
 
@@ -21,6 +22,9 @@ struct Expected {
 
 // y[column][row] of a case whose weight is at these addresses, in host memory.
 Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column, int64_t row);
+
+// All of y, [m][rows].
+std::vector<Expected> expect_all(const MatmulCase &test, const nf4_tensor &weight);
 
 // ||y - expected|| / ||expected||
 struct RelativeError {
