@@ -115,6 +115,17 @@ bool few_takes(const MatmulProblem &problem, MatmulShape shape, const Device &de
                         scale_room(weight.cols, weight.nested(), log2), device) > 0;
 }
 
+MatmulShape best_few(const MatmulProblem &problem, const Device &device) {
+  // kFew2 does a tile in less time, kFew8 begins and ends sooner: 6.1 us instead of 5.3 with 31
+  // rows of 4096 columns a thread block, 11.5 instead of 12.2 with 109 (NOTES.md, "Kernels of
+  // matmul").
+  constexpr int64_t kManyRows = 64;
+  const bool many = problem.weight.rows >= kManyRows * device.multiprocessors;
+  for (const MatmulShape shape : {kFew2, kFew8, kFew16})
+    if ((shape != kFew2 || many) && few_takes(problem, shape, device)) return shape;
+  return kTiled;
+}
+
 cudaError_t launch_few(const MatmulFamily &family, const void *kernel, const MatmulArgs &args,
                        nf4_dtype dtype, MatmulShape shape, const Device &device,
                        cudaStream_t stream) {

@@ -79,8 +79,8 @@ MatmulShape shape_for(const MatmulProblem &problem, const MatmulFamily &family,
     return shape == kTiled || few_takes(problem, shape, device);
   };
   if (forced_shape != nullptr) return takes(*forced_shape) ? *forced_shape : kTiled;
-  for (const MatmulShape shape : {kFew2, kFew8, kFew16})
-    if (takes(shape)) return shape;
+  const MatmulShape few = matmul_has(family, kFew8) ? best_few(problem, device) : kTiled;
+  if (few != kTiled) return few;
   return takes(kWide256) ? best_wide(problem, device) : kTiled;
 }
 
