@@ -17,7 +17,15 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int kMaxDevices = 64;
+DriverFunction<decltype(&cuCtxGetId)> get_context_id("cuCtxGetId", 12000);
+
+// A number that no other context of this process ever has; 0 if none is current.
+uint64_t current_context() {
+  decltype(&cuCtxGetId) get_id;
+  unsigned long long id = 0;
+  if (get_context_id.find(get_id) != cudaSuccess || get_id(nullptr, &id) != CUDA_SUCCESS) return 0;
+  return id;
+}
 
 struct DeviceSlot {
   std::mutex mutex;  // held only while the facts are read
@@ -213,6 +221,15 @@ nf4_status locate(const Operands *const *products, int count, cudaStream_t strea
     return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is host memory (%p), which device %d cannot reach",
                 found.on_host.text().text, found.on_host.operand->address, index);
   return NF4_STATUS_OK;
+}
+
+bool SetInContext::has(int device) const {
+  const uint64_t context = current_context();
+  return context != 0 && contexts_[device].load(std::memory_order_acquire) == context;
+}
+
+void SetInContext::set(int device) {
+  contexts_[device].store(current_context(), std::memory_order_release);
 }
 
 cudaError_t load_kernels(const void *const *kernels, int count) {

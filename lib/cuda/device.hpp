@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "nf4/nf4.h"
@@ -13,8 +14,10 @@ namespace nf4::cuda {
 // The status and detail of a CUDA call that failed. The error stays with the runtime.
 nf4_status fail_cuda(cudaError_t error, const char *call);
 
+constexpr int kMaxDevices = 64;
+
 struct Device {
-  int index;
+  int index;               // below kMaxDevices
   int compute_capability;  // major * 10 + minor
   int multiprocessors;
   int shared_bytes;          // that a thread block may have
@@ -53,6 +56,18 @@ class CurrentDevice {
 inline bool is_multiple(const void *address, int alignment) {
   return reinterpret_cast<uintptr_t>(address) % alignment == 0;
 }
+
+// What has been set in a device's context, as kernels' attributes are: a device gets another
+// context where it is reset, or where a program makes one of its own.
+class SetInContext {
+ public:
+  // In the current one of the device?
+  bool has(int device) const;
+  void set(int device);
+
+ private:
+  std::atomic<uint64_t> contexts_[kMaxDevices] = {};
+};
 
 // Loads kernels before their first launch; NULL entries are passed over. The device is
 // current.

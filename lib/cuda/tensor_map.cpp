@@ -13,10 +13,6 @@ DriverFunction<decltype(&cuTensorMapEncodeTiled)> encode_tiled("cuTensorMapEncod
 
 }  // namespace
 
-cudaError_t make_tensor_map(const ByteMatrix &matrix, int box_rows, TensorMap &map) {
-  return make_tensor_map(matrix, matrix.row_bytes, 128, box_rows, map);
-}
-
 cudaError_t make_tensor_map(const ByteMatrix &matrix, int64_t pitch, int box_bytes, int box_rows,
                             TensorMap &map) {
   decltype(&cuTensorMapEncodeTiled) encode;

@@ -25,8 +25,4 @@ struct ByteMatrix {
 cudaError_t make_tensor_map(const ByteMatrix &matrix, int64_t pitch, int box_bytes, int box_rows,
                             TensorMap &map);
 
-// Boxes of box_rows rows of 128 bytes, whose pieces of 16 bytes are exchanged by the row
-// (128-byte swizzle). What is read past the matrix is 0.
-cudaError_t make_tensor_map(const ByteMatrix &matrix, int box_rows, TensorMap &map);
-
 }  // namespace nf4::cuda

@@ -35,10 +35,10 @@ class PlainLaunches {
 
 class ForcedMatmul {
  public:
-  explicit ForcedMatmul(const nf4::cuda::MatmulShape &shape) {
-    nf4::cuda::force_matmul(nullptr, &shape);
+  explicit ForcedMatmul(nf4::cuda::MatmulShape shape) {
+    nf4::cuda::force_matmul(nullptr, shape);
   }
-  ~ForcedMatmul() { nf4::cuda::force_matmul(nullptr, nullptr); }
+  ~ForcedMatmul() { nf4::cuda::force_matmul(nullptr, std::nullopt); }
   ForcedMatmul(const ForcedMatmul &) = delete;
   ForcedMatmul &operator=(const ForcedMatmul &) = delete;
 };

@@ -36,7 +36,8 @@ from sources import source_hash  # noqa: E402
 
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Shapes per dtype, blocksize and flat/nested: NF4, FP4 and a codebook of the caller's. With
-# 48 such classes, 144 for each family and shape of kernel.
+# 48 such classes, 144 for each family and shape of a kernel that dequantizes or quantizes; of
+# matmul's each has one or more, which the tests see to.
 SANITIZER_SHAPES = "3"
 CHALLENGE_ITERATIONS = 200
 SKIPPED_STATUS = 77

@@ -15,11 +15,13 @@ COVERED_FILES = (
     "lib/status.hpp",
     "lib/validate.cpp",
     "lib/validate.hpp",
-    "tests/check_cuda.cpp",
-    "tests/check_cuda_launch.cpp",
-    "tests/support/device.cpp",
-    "tests/support/device.hpp",
-    "tests/support/kernels.cu",
+)
+COVERED_PATTERNS = (
+    "tests/check_cuda*.cpp",
+    "tests/support/device.*",
+    "tests/support/force*.hpp",
+    "tests/support/kernels.*",
+    "tests/support/matmul_*",
 )
 
 
@@ -27,6 +29,7 @@ def source_hash(root: Path = ROOT) -> str:
     """SHA-256 over the paths and contents of the covered files, in the order of the paths."""
     files = [path for folder in COVERED for path in (root / folder).rglob("*") if path.is_file()]
     files += [root / name for name in COVERED_FILES]
+    files += [path for pattern in COVERED_PATTERNS for path in root.glob(pattern)]
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(f"{path.relative_to(root).as_posix()}\n".encode())

@@ -10,10 +10,10 @@ namespace nf4::test {
 
 class ForcedMatmul {
  public:
-  ForcedMatmul(const cuda::MatmulFamily *family, const cuda::MatmulShape &shape) {
-    cuda::force_matmul(family, &shape);
+  ForcedMatmul(const cuda::MatmulFamily *family, cuda::MatmulShape shape) {
+    cuda::force_matmul(family, shape);
   }
-  ~ForcedMatmul() { cuda::force_matmul(nullptr, nullptr); }
+  ~ForcedMatmul() { cuda::force_matmul(nullptr, std::nullopt); }
   ForcedMatmul(const ForcedMatmul &) = delete;
   ForcedMatmul &operator=(const ForcedMatmul &) = delete;
 };

@@ -27,6 +27,7 @@ Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column
   Expected y;
   if (!test.bias.empty()) y.value = read_number(test.dtype, test.bias.data(), row);
   y.magnitude = std::fabs(y.value);
+  y.energy = y.value * y.value;
   for (int64_t k = 0; k < weight.cols; ++k) {
     const int64_t element = row * weight.cols + k;
     const int byte = static_cast<const uint8_t *>(weight.packed)[element / 2];
@@ -35,6 +36,7 @@ Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column
     const double x = read_number(test.dtype, test.x.data(), column * test.x_stride + k);
     y.value += value * x;
     y.magnitude += std::fabs(value * x);
+    y.energy += value * x * value * x;
     y.small += std::fabs(x) + std::fabs(scale) + 1;
     y.coarse += std::fabs(x) * (1 + std::fabs(scale) * largest_entry);
     y.largest = std::max(y.largest, std::fabs(value));

@@ -13,6 +13,7 @@ namespace nf4::test {
 struct Expected {
   double value = 0;
   double magnitude = 0;  // the sum of what is summed, without signs
+  double energy = 0;     // the sum of the squares of what is summed
   double small = 0;      // the sum of factors that an underflow may be multiplied with
   double largest = 0;    // of weights
   // The sum of |x| (1 + |scale| c), with the codebook's largest finite entry c: what numbers

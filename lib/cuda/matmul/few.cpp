@@ -36,10 +36,6 @@ int64_t tiles_that_fit(const FewLayout &layout, const ScaleRoom &room, const Dev
   return bytes / (layout.tile_partials + room.nested + room.items);
 }
 
-int nested_elements_log2(int blocksize_log2, int nested_blocksize_log2) {
-  return blocksize_log2 + nested_blocksize_log2;
-}
-
 // What L2 is asked for of a thread block's rows before the kernel's own copies, which wait for its
 // first small loads. More delays those; where a share is large there is no use.
 int prefetch_bytes(int64_t share_bytes) {
@@ -70,15 +66,15 @@ int share_work(const FewLayout &layout, int64_t blocks, const Device &device, Fe
   few.whole_items = args.blocksize_log2 == 6 && args.cols % kSlice == 0 &&
                     is_multiple(args.absmax, nested ? 4 : 16);
 
-  const ScaleRoom room = scale_room(
-      args.cols, nested, nested_elements_log2(args.blocksize_log2, args.nested_blocksize_log2));
+  const ScaleRoom room =
+      scale_room(args.cols, nested, args.blocksize_log2 + args.nested_blocksize_log2);
   const int64_t tiles = ceil_divide(ceil_divide(args.rows, blocks), kTileRows);
   few.group_tiles = even_groups(tiles, tiles_that_fit(layout, room, device));
-  few.code_offset = layout.partials + few.group_tiles * layout.tile_partials;
-  few.nested_offset = few.code_offset + static_cast<int>(room.code);
-  few.scales_offset =
-      static_cast<int>(ceil_divide(few.nested_offset + few.group_tiles * room.nested + 4, 16) * 16);
-  return few.scales_offset + static_cast<int>(few.group_tiles * room.items);
+  few.shared_code = layout.partials + few.group_tiles * layout.tile_partials;
+  few.shared_nested = few.shared_code + static_cast<int>(room.code);
+  few.shared_scales =
+      static_cast<int>(ceil_divide(few.shared_nested + few.group_tiles * room.nested + 4, 16) * 16);
+  return few.shared_scales + static_cast<int>(few.group_tiles * room.items);
 }
 
 const RoundedCodebook &rounded_codebook(nf4_format format, nf4_dtype dtype) {
@@ -90,14 +86,17 @@ cudaError_t fill_in(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape, 
                     bool tensor_map, const Device &device, FewArgs &few, int &shared_bytes) {
   few.matmul = args;
   few.codebook = rounded_codebook(args.format, dtype);
-  shared_bytes = share_work(few_layout(few_max_m(shape)), blocks, device, few);
+  shared_bytes = share_work(few_layout(few_max_m(shape), tensor_map), blocks, device, few);
   if (!tensor_map) return cudaSuccess;
-  return make_tensor_map({args.packed, args.rows, args.cols / 2}, kTileRows, few.packed);
+  return make_tensor_map({args.packed, args.rows, args.cols / 2}, args.cols / 2, kSlice / 2,
+                         kTileRows, few.packed);
 }
 
 }  // namespace
 
-bool few_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
+bool few_takes(const MatmulFamily &family, const MatmulProblem &problem, MatmulShape shape,
+               const Device &device) {
+  if (family.kernels[0][0][shape] == nullptr) return false;
   const Weight &weight = problem.weight;
   // A quarter of a slice must lie in one block, and a thread block's rows in few enough
   // elements, all of which have 32 bits. Past a row's end codes are 0 and so is x, whose product
@@ -109,20 +108,23 @@ bool few_takes(const MatmulProblem &problem, MatmulShape shape, const Device &de
   if (weight.blocksize() < kQuarter || !is_multiple(weight.packed, 16)) return false;
   if (!is_multiple(problem.x, 16) || (problem.m > 1 && problem.x_stride % 8 != 0)) return false;
   const int64_t rows = ceil_divide(weight.rows, thread_blocks(weight.rows, device)) + kTileRows;
-  const int log2 = nested_elements_log2(weight.blocksize_log2, weight.nested_blocksize_log2);
+  // Elements of a nested block have 31 bits.
+  const int log2 = weight.nested() ? weight.blocksize_log2 + weight.nested_blocksize_log2 : 0;
+  if (log2 > 30) return false;
   return rows <= kFewElements / weight.cols &&
-         tiles_that_fit(few_layout(few_max_m(shape)),
+         tiles_that_fit(few_layout(few_max_m(shape), family.tensor_maps),
                         scale_room(weight.cols, weight.nested(), log2), device) > 0;
 }
 
-MatmulShape best_few(const MatmulProblem &problem, const Device &device) {
+MatmulShape best_few(const MatmulFamily &family, const MatmulProblem &problem,
+                     const Device &device) {
   // kFew2 does a tile in less time, kFew8 begins and ends sooner: 6.1 us instead of 5.3 with 31
   // rows of 4096 columns a thread block, 11.5 instead of 12.2 with 109 (NOTES.md, "Kernels of
   // matmul").
   constexpr int64_t kManyRows = 64;
   const bool many = problem.weight.rows >= kManyRows * device.multiprocessors;
   for (const MatmulShape shape : {kFew2, kFew8, kFew16})
-    if ((shape != kFew2 || many) && few_takes(problem, shape, device)) return shape;
+    if ((shape != kFew2 || many) && few_takes(family, problem, shape, device)) return shape;
   return kTiled;
 }
 

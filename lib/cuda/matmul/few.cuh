@@ -35,6 +35,7 @@
 //   tiles alone 10.1: at 28672x8192 tiles alone take 31.5 of 38.
 //   14336x4096, M = 1  12.1 / 11.4  where its outputs go found out while the first tile is on its
 //                                   way rather than at the end; 32 KB ahead
+//   28672x8192, M = 1  34.3 / 33.9  to 35.2 / 34.7 with 32 KB ahead: not where shares are large
 //   The next slice of x brought to L1 ahead: nothing, 0.4 worse at M = 8. Warps without a slice in
 //   the last turn sharing the others' tiles (4096x14336: 8 of 16, predicted 0.8 less): 0.6 more.
 //   A fraction of the look-ups by 21 PRMT and shifts in place of 4 PRMT and 4 LDS: no change.
@@ -164,8 +165,9 @@ __device__ __forceinline__ void multiply_share(const FewArgs &few, int block) {
   float unit = 1;
 #pragma unroll 1
   for (int first = 0; first < tiles; first += few.group_tiles) {
-    const TileGroup<Quarters> group{first, min(first + few.group_tiles, tiles),
-                                    reinterpret_cast<float *>(shared + kFewLayout<kMaxM>.partials)};
+    const TileGroup<Quarters> group{
+        first, min(first + few.group_tiles, tiles),
+        reinterpret_cast<float *>(shared + kFewLayout<Arch, kMaxM>.partials)};
     const int first_row = first * kTileRows;
     scales.stage(share.first + first_row, min(few.group_tiles * kTileRows, share.count - first_row),
                  [&] {
@@ -178,7 +180,7 @@ __device__ __forceinline__ void multiply_share(const FewArgs &few, int block) {
                  });
     __syncthreads();
 #pragma unroll 1
-    for (int slot = 1; slot < kFewLayout<kMaxM>.slots && first == 0; ++slot) ring.fill();
+    for (int slot = 1; slot < kFewLayout<Arch, kMaxM>.slots && first == 0; ++slot) ring.fill();
     // Now, while the first tile is on its way, and not when the last sums are there.
     Output<T, Quarters> output(few, share, group, threadIdx.x);
 #pragma unroll 1

@@ -7,11 +7,13 @@
 
 namespace nf4::cuda {
 
-// Can a few-row kernel of this shape do the problem on the device?
-bool few_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device);
+// Can the family's few-row kernel of this shape do the problem on the device?
+bool few_takes(const MatmulFamily &family, const MatmulProblem &problem, MatmulShape shape,
+               const Device &device);
 
-// The fastest few-row shape for a problem; kTiled if none takes it.
-MatmulShape best_few(const MatmulProblem &problem, const Device &device);
+// The family's fastest few-row shape for a problem; kTiled if none takes it.
+MatmulShape best_few(const MatmulFamily &family, const MatmulProblem &problem,
+                     const Device &device);
 
 // With a kernel of the family, which may have all the shared memory of a thread block.
 cudaError_t launch_few(const MatmulFamily &family, const void *kernel, const MatmulArgs &args,

@@ -31,17 +31,18 @@ struct FewLayout {
   int partials;
   int tile_partials;  // bytes of a tile's
 };
-constexpr FewLayout few_layout(int max_m) {
+constexpr FewLayout few_layout(int max_m, bool tensor_maps) {
   FewLayout layout{};
-  layout.slots = max_m == 2 ? 3 : 2;
+  // Three do not fit before Hopper.
+  layout.slots = max_m == 2 && tensor_maps ? 3 : 2;
   layout.ring = 65536;
   layout.barriers = layout.ring + kFewWarps * layout.slots * kTileBytes;
   layout.partials = layout.barriers + 512;
   layout.tile_partials = kFewWarps * kTileRows * max_m * 4;
   return layout;
 }
-template <int kMaxM>
-constexpr FewLayout kFewLayout = few_layout(kMaxM);
+template <class Arch, int kMaxM>
+constexpr FewLayout kFewLayout = few_layout(kMaxM, Arch::kTensorMaps);
 
 // The 8-bit code of the scales is there so often, for fewer bank conflicts.
 constexpr int kScaleCodeCopies = 4;
@@ -69,9 +70,9 @@ struct FewArgs {
   uint32_t inverse_slices;
   uint32_t inverse_together;
   // Offsets in shared memory.
-  int code_offset;
-  int nested_offset;
-  int scales_offset;
+  int shared_code;
+  int shared_nested;
+  int shared_scales;
   bool whole_items;  // the scales of a slice of a row lie side by side, aligned
   // kFewThreads items on: so many rows and slices.
   int row_step;

@@ -1,6 +1,7 @@
 // Host side of matmul: validate locations, choose a kernel, launch.
-#include <atomic>
+#include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "cuda/backend.hpp"
 #include "cuda/device.hpp"
@@ -28,7 +29,7 @@ const MatmulFamily *const kFamilies[] = {
 };
 
 const MatmulFamily *forced_family = nullptr;
-const MatmulShape *forced_shape = nullptr;
+std::optional<MatmulShape> forced_shape;
 
 const MatmulFamily *family_for(int compute_capability) {
   if (forced_family != nullptr) return forced_family;
@@ -40,12 +41,14 @@ const MatmulFamily *family_for(int compute_capability) {
 MatmulArgs matmul_args(const MatmulProblem &problem) {
   const Weight &weight = problem.weight;
   MatmulArgs args{};
-  args.packed = weight.packed;
-  args.absmax = weight.absmax;
-  args.nested_absmax = weight.nested_absmax;
-  args.nested_code = weight.nested_code;
-  args.nested_offset = weight.nested_offset;
-  args.codebook = weight.codebook;
+  if (weight.elements != 0) {  // else there may be no such memory
+    args.packed = weight.packed;
+    args.absmax = weight.absmax;
+    args.nested_absmax = weight.nested_absmax;
+    args.nested_code = weight.nested_code;
+    args.nested_offset = weight.nested_offset;
+    args.codebook = weight.codebook;
+  }
   args.x = problem.x;
   args.bias = problem.bias;
   args.y = problem.y;
@@ -62,10 +65,11 @@ MatmulArgs matmul_args(const MatmulProblem &problem) {
   return args;
 }
 
-// The wide kernels go with the family that is Hopper's.
-bool has_wide([[maybe_unused]] const MatmulFamily &family) {
-#if NF4_HAVE_SM90
-  return &family == &kMatmulSm90;
+// The wide kernels are Hopper's, and go with the family that is.
+bool has_wide([[maybe_unused]] const MatmulFamily &family,
+              [[maybe_unused]] int compute_capability) {
+#if NF4_HAVE_SM90A
+  return &family == &kMatmulSm90 && compute_capability == 90;
 #else
   return false;
 #endif
@@ -74,12 +78,12 @@ bool has_wide([[maybe_unused]] const MatmulFamily &family) {
 MatmulShape shape_for(const MatmulProblem &problem, const MatmulFamily &family,
                       const Device &device) {
   const auto takes = [&](MatmulShape shape) {
-    if (!matmul_has(family, shape)) return false;
-    if (is_wide(shape)) return wide_takes(problem, device);
-    return shape == kTiled || few_takes(problem, shape, device);
+    if (is_wide(shape))
+      return has_wide(family, device.compute_capability) && wide_takes(problem, device);
+    return shape == kTiled || few_takes(family, problem, shape, device);
   };
-  if (forced_shape != nullptr) return takes(*forced_shape) ? *forced_shape : kTiled;
-  const MatmulShape few = matmul_has(family, kFew8) ? best_few(problem, device) : kTiled;
+  if (forced_shape) return takes(*forced_shape) ? *forced_shape : kTiled;
+  const MatmulShape few = best_few(family, problem, device);
   if (few != kTiled) return few;
   return takes(kWide256) ? best_wide(problem, device) : kTiled;
 }
@@ -93,10 +97,9 @@ const void *batch_kernel(const MatmulProblem &problem, const MatmulFamily &famil
 
 // Thread blocks may have more shared memory than by default only after this, once a device.
 cudaError_t allow_shared_memory(const MatmulFamily &family, const Device &device) {
-  constexpr int kKnown = 64;
-  static std::atomic<const MatmulFamily *> known[kKnown];
-  if (device.index < kKnown && known[device.index].load(std::memory_order_acquire) == &family)
-    return cudaSuccess;
+  static SetInContext known[std::size(kFamilies)];
+  SetInContext &of_family = known[std::find(kFamilies, std::end(kFamilies), &family) - kFamilies];
+  if (of_family.has(device.index)) return cudaSuccess;
   for (const auto *kernels : {&family.kernels, &family.batches})
     for (const auto &dtype : *kernels)
       for (const auto &nested : dtype)
@@ -106,7 +109,7 @@ cudaError_t allow_shared_memory(const MatmulFamily &family, const Device &device
               nested[shape], cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
           if (error != cudaSuccess) return error;
         }
-  if (device.index < kKnown) known[device.index].store(&family, std::memory_order_release);
+  of_family.set(device.index);
   return cudaSuccess;
 }
 
@@ -128,8 +131,8 @@ cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &famil
                          MatmulShape shape, const Device &device, cudaStream_t stream) {
   if (is_wide(shape))
     return launch_wide(matmul_args(problem), problem.dtype, shape, device, stream);
-  const void *kernel =
-      family.kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][shape];
+  const bool nested = problem.weight.nested() && problem.weight.elements != 0;
+  const void *kernel = family.kernels[problem.dtype - NF4_DTYPE_FP16][nested][shape];
   const MatmulArgs args = matmul_args(problem);
   if (shape == kTiled)
     return launch({kernel, tiled_blocks(problem), kTiledThreads, family.family.waits, stream},
@@ -214,17 +217,20 @@ nf4_status matmul_shape(const MatmulProblem &problem, nf4_stream stream, MatmulS
   Device device;
   const MatmulFamily *family = nullptr;
   if (const nf4_status status = find_family(&problem, 1, stream, device, family)) return status;
+  const CurrentDevice current(device.index);
+  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
   shape = shape_for(problem, *family, device);
   return NF4_STATUS_OK;
 }
 
-void force_matmul(const MatmulFamily *family, const MatmulShape *shape) {
+void force_matmul(const MatmulFamily *family, std::optional<MatmulShape> shape) {
   forced_family = family;
   forced_shape = shape;
 }
 
-bool matmul_has(const MatmulFamily &family, MatmulShape shape) {
-  return is_wide(shape) ? has_wide(family) : family.kernels[0][0][shape] != nullptr;
+bool matmul_has(const MatmulFamily &family, MatmulShape shape, int compute_capability) {
+  return is_wide(shape) ? has_wide(family, compute_capability)
+                        : family.kernels[0][0][shape] != nullptr;
 }
 
 cudaError_t load_matmul_kernels(const Device &device) {
@@ -233,7 +239,8 @@ cudaError_t load_matmul_kernels(const Device &device) {
   cudaError_t error = load_kernels(&family->kernels[0][0][0], 2 * 2 * kFamilyShapes);
   if (error == cudaSuccess) error = load_kernels(&family->batches[0][0][0], 2 * 2 * kFamilyShapes);
   if (error == cudaSuccess) error = allow_shared_memory(*family, device);
-  if (error == cudaSuccess && has_wide(*family)) error = load_wide_kernels(device);
+  if (error == cudaSuccess && has_wide(*family, device.compute_capability))
+    error = load_wide_kernels(device);
   return error;
 }
 

@@ -38,7 +38,8 @@ class TileWalk {
   __device__ __forceinline__ TileWalk(const FewArgs &few, int tiles, int first_tile,
                                       int first_slice)
       : few_(few),
-        tiles_(tiles),
+        // Beyond the tiles of a group there is none for this warp.
+        tiles_(first_tile < few.group_tiles ? tiles : 0),
         first_slice_(first_slice),
         first_tile_(first_tile),
         tile_(first_tile_),
@@ -72,13 +73,13 @@ class TileWalk {
 };
 
 // Where a warp's tiles are, and which of them comes next into which slot.
-template <int kMaxM>
+template <class Arch, int kMaxM>
 class TileSlots {
  public:
-  static constexpr int kSlots = kFewLayout<kMaxM>.slots;
+  static constexpr int kSlots = kFewLayout<Arch, kMaxM>.slots;
 
   __device__ __forceinline__ TileSlots(uint8_t *shared, int warp)
-      : slots_(shared + kFewLayout<kMaxM>.ring + warp * kSlots * kTileBytes) {}
+      : slots_(shared + kFewLayout<Arch, kMaxM>.ring + warp * kSlots * kTileBytes) {}
   __device__ __forceinline__ uint8_t *to_fill() const { return slots_ + fill_ * kTileBytes; }
   __device__ __forceinline__ TileSlot to_read() const {
     return TileSlot(slots_ + read_ * kTileBytes);
@@ -99,7 +100,7 @@ class TileSlots {
 };
 
 // Copies are boxes of a tensor map, which one lane asks for.
-template <int kMaxM>
+template <class Arch, int kMaxM>
 class BoxRing {
  public:
   __device__ __forceinline__ BoxRing(const FewArgs &few, uint8_t *shared, int warp, int first_row,
@@ -108,14 +109,14 @@ class BoxRing {
         walk_(walk),
         first_row_(first_row),
         slots_(shared, warp),
-        barriers_(reinterpret_cast<uint64_t *>(shared + kFewLayout<kMaxM>.barriers) +
-                  warp * TileSlots<kMaxM>::kSlots) {}
+        barriers_(reinterpret_cast<uint64_t *>(shared + kFewLayout<Arch, kMaxM>.barriers) +
+                  warp * TileSlots<Arch, kMaxM>::kSlots) {}
 
   // Before all else, by all lanes.
   __device__ __forceinline__ void init() {
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
-      for (int i = 0; i < TileSlots<kMaxM>::kSlots; ++i) init_barrier(barriers_ + i);
+      for (int i = 0; i < TileSlots<Arch, kMaxM>::kSlots; ++i) init_barrier(barriers_ + i);
       fence_barrier_init();
     }
     __syncwarp();
@@ -146,13 +147,13 @@ class BoxRing {
   const FewArgs &few_;
   TileWalk walk_;
   int first_row_;
-  TileSlots<kMaxM> slots_;
+  TileSlots<Arch, kMaxM> slots_;
   uint64_t *const barriers_;
   uint32_t parity_ = 0;
 };
 
 // Every lane copies pieces of 16 bytes.
-template <int kMaxM>
+template <class Arch, int kMaxM>
 class PieceRing {
  public:
   __device__ __forceinline__ PieceRing(const FewArgs &few, uint8_t *shared, int warp, int first_row,
@@ -171,7 +172,7 @@ class PieceRing {
   }
 
   __device__ __forceinline__ TileSlot next() {
-    wait_for_copy_groups<TileSlots<kMaxM>::kSlots - 1>();
+    wait_for_copy_groups<TileSlots<Arch, kMaxM>::kSlots - 1>();
     __syncwarp();  // for the other lanes' pieces
     const TileSlot tile = slots_.to_read();
     slots_.read();
@@ -197,11 +198,12 @@ class PieceRing {
   const FewArgs &few_;
   TileWalk walk_;
   int first_row_;
-  TileSlots<kMaxM> slots_;
+  TileSlots<Arch, kMaxM> slots_;
 };
 
 template <class Arch, int kMaxM>
-using TileRing = std::conditional_t<Arch::kTensorMaps, BoxRing<kMaxM>, PieceRing<kMaxM>>;
+using TileRing =
+    std::conditional_t<Arch::kTensorMaps, BoxRing<Arch, kMaxM>, PieceRing<Arch, kMaxM>>;
 
 }  // namespace
 }  // namespace nf4::cuda

@@ -29,9 +29,9 @@ class StagedScales {
 
   __device__ __forceinline__ StagedScales(const FewArgs &few, uint8_t *shared)
       : few_(few),
-        code_(reinterpret_cast<float *>(shared + few.code_offset)),
-        nested_(reinterpret_cast<float *>(shared + few.nested_offset)),
-        items_(reinterpret_cast<Item *>(shared + few.scales_offset)) {}
+        code_(reinterpret_cast<float *>(shared + few.shared_code)),
+        nested_(reinterpret_cast<float *>(shared + few.shared_nested)),
+        items_(reinterpret_cast<Item *>(shared + few.shared_scales)) {}
 
   // The 8-bit code, once; a barrier must follow.
   __device__ __forceinline__ void put_code(float entry) const {

@@ -81,15 +81,17 @@ WidePlan plan_wide(const WideShape &shape, int64_t rows, int64_t cols, int64_t m
 
 bool wide_takes(const MatmulProblem &problem, const Device &device) {
   const Weight &weight = problem.weight;
-  // Past a row's end codes are 0 and so is x, whose product is 0 unless a caller's codebook
+  // Past a row's end codes, scales and x are 0, whose product is 0 unless a caller's codebook
   // begins with what is not finite.
   const int whole = weight.codebook != nullptr ? kSlabColumns : kStepColumns;
+  // bf16 has a table of fp16, which would lose a caller's small entries beside large ones.
+  if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16) return false;
   return device.compute_capability == kHopper && device.shared_bytes >= kWideSharedBytes &&
          weight.cols > 0 && weight.cols % whole == 0 && weight.cols <= kWideMaxCols &&
          weight.rows <= kWideMaxRows && problem.m <= kWideMaxRows &&
          weight.blocksize() >= kStepColumns && is_multiple(weight.packed, 16) &&
          is_multiple(problem.x, 16) &&
-         (problem.m == 1 || (problem.x_stride % 8 == 0 && problem.x_stride <= kWideMaxPitch)) &&
+         (problem.m == 1 || (problem.x_stride % 8 == 0 && problem.x_stride < kWideMaxPitch)) &&
          ceil_divide(weight.rows, 128) * ceil_divide(problem.m, 32) <=
              std::numeric_limits<int>::max() / 2;
 }

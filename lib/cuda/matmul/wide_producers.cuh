@@ -184,9 +184,11 @@ class ScaleFeed {
       uint2 *const to = start_slab();
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        to[thread_ + i * kScaleThreads] =
-            pack_scales({finish_scale(fetched[i][0], shared_.code(), offset_),
-                         finish_scale(fetched[i][1], shared_.code(), offset_)});
+        const float first = finish_scale(fetched[i][0], shared_.code(), offset_);
+        const float second = finish_scale(fetched[i][1], shared_.code(), offset_);
+        // Of a step that there is not, where another row's might make an infinity.
+        const bool there = (slab * 2 + 1) * kStepColumns < wide_.matmul.cols;
+        to[thread_ + i * kScaleThreads] = pack_scales({first, there ? second : 0.0f});
         source.fetch(elements[i], min(slab + 1, place.end_slab - 1) * 2, fetched[i]);
       }
       end_slab();
