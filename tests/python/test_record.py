@@ -75,4 +75,7 @@ def test_the_hash_sees_every_change(tmp_path: Path) -> None:
     hashes.append(sources.source_hash(tmp_path))
     (tmp_path / "lib/cuda/b.cuh").rename(tmp_path / "lib/core/b.cuh")
     hashes.append(sources.source_hash(tmp_path))
+    (tmp_path / "tests").mkdir(exist_ok=True)
+    (tmp_path / "tests/check_cuda_more.cpp").write_text("of a pattern")
+    hashes.append(sources.source_hash(tmp_path))
     assert len(set(hashes)) == len(hashes)

@@ -75,17 +75,19 @@ bool has_wide([[maybe_unused]] const MatmulFamily &family,
 #endif
 }
 
-MatmulShape shape_for(const MatmulProblem &problem, const MatmulFamily &family,
-                      const Device &device) {
-  const auto takes = [&](MatmulShape shape) {
-    if (is_wide(shape))
-      return has_wide(family, device.compute_capability) && wide_takes(problem, device);
-    return shape == kTiled || few_takes(family, problem, shape, device);
-  };
-  if (forced_shape) return takes(*forced_shape) ? *forced_shape : kTiled;
-  const MatmulShape few = best_few(family, problem, device);
-  if (few != kTiled) return few;
-  return takes(kWide256) ? best_wide(problem, device) : kTiled;
+cudaError_t shape_for(const MatmulProblem &problem, const MatmulFamily &family,
+                      const Device &device, MatmulShape &shape) {
+  const bool wide = has_wide(family, device.compute_capability) && wide_takes(problem, device);
+  if (forced_shape) {
+    const MatmulShape forced = *forced_shape;
+    const bool takes = is_wide(forced)    ? wide
+                       : forced == kTiled ? true
+                                          : few_takes(family, problem, forced, device);
+    shape = takes ? forced : kTiled;
+    return cudaSuccess;
+  }
+  shape = best_few(family, problem, device);
+  return shape == kTiled && wide ? best_wide(problem, device, shape) : cudaSuccess;
 }
 
 // For several weights in one launch; NULL if there is none of that shape.
@@ -147,11 +149,17 @@ class Waiting {
  public:
   Waiting(const MatmulProblem *problems, int count, const MatmulFamily &family,
           const Device &device)
-      : problems_(problems), count_(count), family_(family), device_(device) {
-    for (int i = 0; i < count; ++i) {
-      waits_[i] = !problems[i].empty();
-      if (waits_[i]) shapes_[i] = shape_for(problems[i], family, device);
+      : problems_(problems), count_(count), family_(family), device_(device) {}
+
+  // First of all. The device is current.
+  cudaError_t choose_shapes() {
+    for (int i = 0; i < count_; ++i) {
+      waits_[i] = !problems_[i].empty();
+      if (!waits_[i]) continue;
+      const cudaError_t error = shape_for(problems_[i], family_, device_, shapes_[i]);
+      if (error != cudaSuccess) return error;
     }
+    return cudaSuccess;
   }
 
   // The first of them, or NULL.
@@ -219,8 +227,8 @@ nf4_status matmul_shape(const MatmulProblem &problem, nf4_stream stream, MatmulS
   if (const nf4_status status = find_family(&problem, 1, stream, device, family)) return status;
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  shape = shape_for(problem, *family, device);
-  return NF4_STATUS_OK;
+  const cudaError_t error = shape_for(problem, *family, device, shape);
+  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "loading matmul's kernels");
 }
 
 void force_matmul(const MatmulFamily *family, std::optional<MatmulShape> shape) {
@@ -252,12 +260,13 @@ nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream) {
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
   Waiting waiting(problems, count, *family, device);
+  cudaError_t error = waiting.choose_shapes();
+  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
   while (const MatmulProblem *problem = waiting.next()) {
     const MatmulShape shape = waiting.shape();
     const FewProducts products = waiting.take_together();
-    const cudaError_t error = products.count > 1
-                                  ? launch_together(products, *family, shape, device, stream)
-                                  : launch_shape(*problem, *family, shape, device, stream);
+    error = products.count > 1 ? launch_together(products, *family, shape, device, stream)
+                               : launch_shape(*problem, *family, shape, device, stream);
     if (error != cudaSuccess) return fail_cuda(error, "launching matmul");
   }
   return NF4_STATUS_OK;

@@ -30,30 +30,29 @@ struct WidePlan {
   double cycles;  // estimated
 };
 
-constexpr int kKnownDevices = 64;
+// Of a device, once its kernels are loaded: how many clusters of so many blocks it holds at a
+// time, which differs from one H200 to another, as their groups of multiprocessors are not of one
+// size.
+std::atomic<int> resident_clusters[kMaxDevices][kMaxSplits + 1];
 
-// Clusters of so many blocks that the device holds at a time, which differs from one H200 to
-// another: their groups of multiprocessors are not of one size. The device is current, and its
-// kernels are loaded. 0 if it cannot be told.
-int64_t resident_clusters(int blocks, const Device &device) {
-  static std::atomic<int> known[kKnownDevices][kMaxSplits + 1];
-  if (device.index >= kKnownDevices) return 0;
-  std::atomic<int> &remembered = known[device.index][blocks];  // one more, so that 0 is none
-  if (const int count = remembered.load(std::memory_order_relaxed)) return count - 1;
+cudaError_t count_clusters(const Device &device) {
   const WideShape &shape = wide_shape(kWide32Tall);  // each has a multiprocessor to itself
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  int count = 0;
-  if (cudaOccupancyMaxActiveClusters(&count, shape.kernels[0], &config) != cudaSuccess) return 0;
-  remembered.store(count + 1, std::memory_order_relaxed);
-  return count;
+  for (int blocks = 2; blocks <= kMaxSplits; ++blocks) {
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int count = 0;
+    const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, shape.kernels[0], &config);
+    if (error != cudaSuccess) return error;
+    resident_clusters[device.index][blocks].store(count, std::memory_order_relaxed);
+  }
+  return cudaSuccess;
 }
 
 // Cycles were measured on an H200 (wide.cuh).
@@ -63,7 +62,8 @@ WidePlan plan_wide(const WideShape &shape, int64_t rows, int64_t cols, int64_t m
   const int64_t slabs = ceil_divide(cols, kSlabColumns);
   const int64_t tiles = plan.row_tiles * plan.x_tiles;
   for (int splits = 2; splits <= kMaxSplits; ++splits)
-    if (tiles <= resident_clusters(splits, device) && slabs >= splits * kMinSlabs)
+    if (slabs >= splits * kMinSlabs &&
+        tiles <= resident_clusters[device.index][splits].load(std::memory_order_relaxed))
       plan.splits = splits;
   const int64_t blocks = device.multiprocessors;
   const int64_t rest = tiles % blocks;
@@ -96,9 +96,9 @@ bool wide_takes(const MatmulProblem &problem, const Device &device) {
              std::numeric_limits<int>::max() / 2;
 }
 
-MatmulShape best_wide(const MatmulProblem &problem, const Device &device) {
-  if (load_wide_kernels(device) != cudaSuccess) return kTiled;
-  MatmulShape best = kTiled;
+cudaError_t best_wide(const MatmulProblem &problem, const Device &device, MatmulShape &best) {
+  const cudaError_t error = load_wide_kernels(device);
+  if (error != cudaSuccess) return error;
   double least = std::numeric_limits<double>::infinity();
   for (int shape = kWide32Tall; shape <= kWide256; ++shape) {
     const WidePlan plan = plan_wide(wide_shape(MatmulShape(shape)), problem.weight.rows,
@@ -107,21 +107,22 @@ MatmulShape best_wide(const MatmulProblem &problem, const Device &device) {
     least = plan.cycles;
     best = MatmulShape(shape);
   }
-  return best;
+  return cudaSuccess;
 }
 
 cudaError_t load_wide_kernels(const Device &device) {
   if (device.compute_capability != kHopper) return cudaSuccess;
-  static std::atomic<bool> known[kKnownDevices];
-  if (device.index < kKnownDevices && known[device.index].load(std::memory_order_acquire))
-    return cudaSuccess;
+  static SetInContext known;
+  if (known.has(device.index)) return cudaSuccess;
   for (const WideShape &shape : kWideShapes)
     for (const void *kernel : shape.kernels) {
       const cudaError_t error = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
       if (error != cudaSuccess) return error;
     }
-  if (device.index < kKnownDevices) known[device.index].store(true, std::memory_order_release);
+  const cudaError_t error = count_clusters(device);
+  if (error != cudaSuccess) return error;
+  known.set(device.index);
   return cudaSuccess;
 }
 
@@ -163,7 +164,9 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
 #else
 
 bool wide_takes(const MatmulProblem &, const Device &) { return false; }
-MatmulShape best_wide(const MatmulProblem &, const Device &) { return kTiled; }
+cudaError_t best_wide(const MatmulProblem &, const Device &, MatmulShape &) {
+  return cudaErrorNotSupported;
+}
 cudaError_t launch_wide(const MatmulArgs &, nf4_dtype, MatmulShape, const Device &, cudaStream_t) {
   return cudaErrorNotSupported;
 }

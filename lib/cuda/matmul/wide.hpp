@@ -27,7 +27,7 @@ extern const WideShape kWideShapes[kWide256 - kWide32Tall + 1];
 bool wide_takes(const MatmulProblem &problem, const Device &device);
 
 // The shape that takes the least time for a problem that they take. The device is current.
-MatmulShape best_wide(const MatmulProblem &problem, const Device &device);
+cudaError_t best_wide(const MatmulProblem &problem, const Device &device, MatmulShape &best);
 
 cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape,
                         const Device &device, cudaStream_t stream);
