@@ -35,9 +35,7 @@ class PlainLaunches {
 
 class ForcedMatmul {
  public:
-  explicit ForcedMatmul(nf4::cuda::MatmulShape shape) {
-    nf4::cuda::force_matmul(nullptr, shape);
-  }
+  explicit ForcedMatmul(nf4::cuda::MatmulShape shape) { nf4::cuda::force_matmul(nullptr, shape); }
   ~ForcedMatmul() { nf4::cuda::force_matmul(nullptr, std::nullopt); }
   ForcedMatmul(const ForcedMatmul &) = delete;
   ForcedMatmul &operator=(const ForcedMatmul &) = delete;
