@@ -56,6 +56,11 @@ __device__ __forceinline__ void copy_box(void *to, const void *tensor_map, int x
       : "memory");
 }
 
+// Brings a tensor map, an argument of the kernel, to where copies look for it.
+__device__ __forceinline__ void prefetch_tensor_map(const void *tensor_map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_map) : "memory");
+}
+
 // Asks L2 for a box.
 __device__ __forceinline__ void prefetch_box(const void *tensor_map, int x, int y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(tensor_map),

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/macros.hpp"
+#include "core/rounding.hpp"
 #include "cuda/family.hpp"
 #include "nf4/nf4.h"
 
@@ -32,6 +33,12 @@ struct MatmulArgs {
   bool whole_runs;  // cols is a multiple of 32, and packed is on a 16-byte boundary
 };
 
+// A format's own codebook in x's dtype.
+inline RoundedCodebook rounded_codebook(nf4_format format, nf4_dtype dtype) {
+  if (format == NF4_FORMAT_FP4) return dtype == NF4_DTYPE_BF16 ? kFp4InBf16 : kFp4InHalf;
+  return dtype == NF4_DTYPE_BF16 ? kNf4InBf16 : kNf4InHalf;
+}
+
 // Which of a family's kernels: for any problem; or, in thread blocks that own rows of the
 // weight, for up to 2, 8 and 16 rows of x. On Hopper also in tiles of so many rows of x, which
 // are no family's (wide.hpp).
@@ -40,6 +47,7 @@ enum MatmulShape {
   kFew2,
   kFew8,
   kFew16,
+  kWide16Tall,
   kWide32Tall,
   kWide64Tall,
   kWide64,

@@ -77,11 +77,6 @@ int share_work(const FewLayout &layout, int64_t blocks, const Device &device, Fe
   return few.shared_scales + static_cast<int>(few.group_tiles * room.items);
 }
 
-const RoundedCodebook &rounded_codebook(nf4_format format, nf4_dtype dtype) {
-  if (format == NF4_FORMAT_FP4) return dtype == NF4_DTYPE_BF16 ? kFp4InBf16 : kFp4InHalf;
-  return dtype == NF4_DTYPE_BF16 ? kNf4InBf16 : kNf4InHalf;
-}
-
 cudaError_t fill_in(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape, int64_t blocks,
                     bool tensor_map, const Device &device, FewArgs &few, int &shared_bytes) {
   few.matmul = args;

@@ -77,17 +77,18 @@ bool has_wide([[maybe_unused]] const MatmulFamily &family,
 
 cudaError_t shape_for(const MatmulProblem &problem, const MatmulFamily &family,
                       const Device &device, MatmulShape &shape) {
-  const bool wide = has_wide(family, device.compute_capability) && wide_takes(problem, device);
+  const bool wide = has_wide(family, device.compute_capability);
   if (forced_shape) {
     const MatmulShape forced = *forced_shape;
-    const bool takes = is_wide(forced)    ? wide
+    const bool takes = is_wide(forced)    ? wide && wide_takes(problem, forced, device)
                        : forced == kTiled ? true
                                           : few_takes(family, problem, forced, device);
     shape = takes ? forced : kTiled;
     return cudaSuccess;
   }
   shape = best_few(family, problem, device);
-  return shape == kTiled && wide ? best_wide(problem, device, shape) : cudaSuccess;
+  if (shape != kTiled || !wide || !wide_takes(problem, kWide128, device)) return cudaSuccess;
+  return best_wide(problem, device, shape);
 }
 
 // For several weights in one launch; NULL if there is none of that shape.
@@ -214,9 +215,9 @@ cudaError_t launch_together(const FewProducts &products, const MatmulFamily &fam
 const MatmulFamily *const *matmul_families() { return kFamilies; }
 
 const char *matmul_shape_name(MatmulShape shape) {
-  static constexpr const char *kNames[] = {"tiled",       "few2",        "few8",    "few16",
-                                           "wide32 tall", "wide64 tall", "wide64",  "wide128",
-                                           "wide152",     "wide176",     "wide208", "wide256"};
+  static constexpr const char *kNames[] = {
+      "tiled",  "few2",    "few8",    "few16",   "wide16 tall", "wide32 tall", "wide64 tall",
+      "wide64", "wide128", "wide152", "wide176", "wide208",     "wide256"};
   static_assert(std::size(kNames) == kMatmulShapes, "a name for each shape");
   return kNames[shape];
 }

@@ -44,19 +44,29 @@ __device__ __forceinline__ float codebook_factor(float entry) {
   return factor == 0 ? 1.0f : __uint_as_float(factor);
 }
 
-// All threads of the block call it, and a barrier must follow. Returns what a sum of products is
-// to be multiplied by.
+// The codebook's entry of this lane as a number of T, and the unit of entries. `rounded` is the
+// format's own codebook, `codebook` a caller's or NULL.
 template <class T>
-__device__ __forceinline__ float build_pair_table(const FewArgs &few, uint8_t *shared) {
-  float unit = few.codebook.unit;
-  uint32_t code = few.codebook.entries[threadIdx.x % kCodebookSize];
-  if (few.matmul.codebook != nullptr) {
-    const float entry = few.matmul.codebook[threadIdx.x % kCodebookSize];
+__device__ __forceinline__ uint32_t lane_entry(const RoundedCodebook &rounded,
+                                               const float *codebook, float &unit) {
+  unit = rounded.unit;
+  uint32_t code = rounded.entries[threadIdx.x % kCodebookSize];
+  if (codebook != nullptr) {
+    const float entry = codebook[threadIdx.x % kCodebookSize];
     unit = codebook_factor(entry);
     constexpr uint32_t kTwiceOne = 0x7f000000u;  // the exponents of a power and its inverse
     code = pack_pair(T{}, multiply_rn(entry, __uint_as_float(kTwiceOne - __float_as_uint(unit))),
                      0.0f);
   }
+  return code;
+}
+
+// All threads of the block call it, and a barrier must follow. Returns what a sum of products is
+// to be multiplied by.
+template <class T>
+__device__ __forceinline__ float build_pair_table(const FewArgs &few, uint8_t *shared) {
+  float unit;
+  const uint32_t code = lane_entry<T>(few.codebook, few.matmul.codebook, unit);
   constexpr int kPieces = 8;                         // of 16 bytes, which are four lanes' copies
   constexpr uint32_t kStep = kFewThreads / kPieces;  // entries on, whose low nibble is the same
   static_assert(kStep % kCodebookSize == 0);

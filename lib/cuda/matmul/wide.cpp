@@ -19,7 +19,7 @@ constexpr int kMaxSplits = 8;                        // blocks that any GPU allo
 constexpr int64_t kMinSlabs = 4;                     // of a split
 constexpr int64_t kKeptBytes = 32 << 20;             // in L2, beside x and y
 
-const WideShape &wide_shape(MatmulShape shape) { return kWideShapes[shape - kWide32Tall]; }
+const WideShape &wide_shape(MatmulShape shape) { return kWideShapes[shape - kWide16Tall]; }
 
 // How the tiles of a shape become work of clusters.
 struct WidePlan {
@@ -55,7 +55,7 @@ cudaError_t count_clusters(const Device &device) {
   return cudaSuccess;
 }
 
-// Cycles were measured on an H200 (wide.cuh).
+// Cycles are those of an H200 (sm90a.cu).
 WidePlan plan_wide(const WideShape &shape, int64_t rows, int64_t cols, int64_t m,
                    const Device &device) {
   WidePlan plan{ceil_divide(rows, shape.rows), ceil_divide(m, shape.columns), 0, 1, 0};
@@ -79,20 +79,21 @@ WidePlan plan_wide(const WideShape &shape, int64_t rows, int64_t cols, int64_t m
 
 }  // namespace
 
-bool wide_takes(const MatmulProblem &problem, const Device &device) {
+bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
   const Weight &weight = problem.weight;
   // Past a row's end codes, scales and x are 0, whose product is 0 unless a caller's codebook
   // begins with what is not finite.
   const int whole = weight.codebook != nullptr ? kSlabColumns : kStepColumns;
-  // bf16 has a table of fp16, which would lose a caller's small entries beside large ones.
-  if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16) return false;
+  if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16 &&
+      !wide_shape(shape).any_codebook)
+    return false;
   return device.compute_capability == kHopper && device.shared_bytes >= kWideSharedBytes &&
          weight.cols > 0 && weight.cols % whole == 0 && weight.cols <= kWideMaxCols &&
          weight.rows <= kWideMaxRows && problem.m <= kWideMaxRows &&
          weight.blocksize() >= kStepColumns && is_multiple(weight.packed, 16) &&
          is_multiple(problem.x, 16) &&
          (problem.m == 1 || (problem.x_stride % 8 == 0 && problem.x_stride < kWideMaxPitch)) &&
-         ceil_divide(weight.rows, 128) * ceil_divide(problem.m, 32) <=
+         ceil_divide(weight.rows, 128) * ceil_divide(problem.m, 16) <=
              std::numeric_limits<int>::max() / 2;
 }
 
@@ -100,12 +101,14 @@ cudaError_t best_wide(const MatmulProblem &problem, const Device &device, Matmul
   const cudaError_t error = load_wide_kernels(device);
   if (error != cudaSuccess) return error;
   double least = std::numeric_limits<double>::infinity();
-  for (int shape = kWide32Tall; shape <= kWide256; ++shape) {
-    const WidePlan plan = plan_wide(wide_shape(MatmulShape(shape)), problem.weight.rows,
-                                    problem.weight.cols, problem.m, device);
+  for (int i = kWide16Tall; i <= kWide256; ++i) {
+    const auto shape = static_cast<MatmulShape>(i);
+    if (!wide_takes(problem, shape, device)) continue;
+    const WidePlan plan =
+        plan_wide(wide_shape(shape), problem.weight.rows, problem.weight.cols, problem.m, device);
     if (plan.cycles >= least) continue;
     least = plan.cycles;
-    best = MatmulShape(shape);
+    best = shape;
   }
   return cudaSuccess;
 }
@@ -135,13 +138,20 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   WideArgs wide{};
   wide.matmul = args;
   std::copy_n(nf4_codebook(args.format), kCodebookSize, wide.codebook);
+  wide.rounded = rounded_codebook(args.format, dtype);
   wide.tiles = static_cast<int>(plan.row_tiles * plan.x_tiles);
   wide.whole_tiles = static_cast<int>(plan.whole_tiles);
   wide.row_tiles = static_cast<int>(plan.row_tiles);
   wide.x_tiles = static_cast<int>(plan.x_tiles);
   // A weight that stays in L2 is read again for each tile of x.
   wide.x_group = args.rows * args.cols / 2 <= kKeptBytes ? 1 : std::min(wide.x_tiles, 4);
+  const int slabs = static_cast<int>(ceil_divide(args.cols, kSlabColumns));
+  const int work = 2 * wide.tiles - wide.whole_tiles;
+  wide.clusters = plan.splits > 1 ? wide.tiles : std::min(work, device.multiprocessors);
   wide.splits = plan.splits;
+  wide.inverse_splits = inverse_of(plan.splits);
+  wide.block_slabs = slabs / plan.splits;
+  wide.more_slabs = slabs % plan.splits;
   wide.scale_groups = args.blocksize_log2 == 6 && args.cols % 512 == 0 &&
                       is_multiple(args.absmax, args.nested_absmax == nullptr ? 16 : 8) &&
                       (args.nested_absmax == nullptr || args.nested_blocksize_log2 >= 3);
@@ -154,16 +164,14 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   error = make_tensor_map({args.x, args.m, args.cols * 2}, pitch * 2, kStepColumns * 2,
                           shape.columns / (shape.halves ? 2 : 1), wide.x);
   if (error != cudaSuccess) return error;
-  const int work = 2 * wide.tiles - wide.whole_tiles;
-  const int clusters = plan.splits > 1 ? wide.tiles : std::min(work, device.multiprocessors);
-  return launch({shape.kernels[dtype - NF4_DTYPE_FP16], int64_t{clusters} * plan.splits,
+  return launch({shape.kernels[dtype - NF4_DTYPE_FP16], int64_t{wide.clusters} * plan.splits,
                  shape.threads, true, stream, shape.shared_bytes, plan.splits},
                 wide);
 }
 
 #else
 
-bool wide_takes(const MatmulProblem &, const Device &) { return false; }
+bool wide_takes(const MatmulProblem &, MatmulShape, const Device &) { return false; }
 cudaError_t best_wide(const MatmulProblem &, const Device &, MatmulShape &) {
   return cudaErrorNotSupported;
 }

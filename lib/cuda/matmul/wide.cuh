@@ -4,16 +4,34 @@
 // A thread block has one multiprocessor and goes through tiles of y. Its first warpgroup brings
 // what the others multiply (wide_producers.cuh): one thread x, by steps of 64 columns, one
 // thread the weight's bytes, by slabs of 128 columns, and two warps the scales of the slabs.
-// Each other warpgroup multiplies 64 rows of the weight (wide_consumer.cuh): a lane of a quad
-// uses byte lane % 4 of each word of a row, which is the order in which wgmma wants A, looks two
-// weights up in a table and multiplies them with their scale (wide_weights.cuh). While the
-// tensor cores work on one step the threads decode the next. Where tiles are few, clusters
-// split their columns, and add up through each other's shared memory in a fixed order.
+// Each other warpgroup multiplies 64 rows of the weight: a lane of a quad uses byte lane % 4 of
+// each word of a row, which is the order in which wgmma wants A, and looks two weights up in a
+// table. In tiles of up to 128 rows of x those are entries of the codebook, and the sums of each
+// step are multiplied by its scale (wide_sums.cuh); in wider ones, whose sums fill the registers,
+// the weights are (wide_consumer.cuh). While the tensor cores work on one step the threads decode
+// the next. Where tiles are few, clusters split their columns, and add up through each other's
+// shared memory in a fixed order.
 //
-// What bounds it: what a warpgroup does between two products, about 1200 cycles a step for
-// tiles of 256 rows of x, where the two warpgroups' products take 1024. At more than about
-// 1000 rows of x, power too: 1.55 GHz at 663 W (dense: 1.44 GHz at 728 W). At few, start and end:
-// 10000 of 40000 cycles at 64.
+// What bounds it: in tiles of up to 128 rows of x the path to shared memory, by what follows. In
+// tiles of 256 what a warpgroup does between two products, about 1200 cycles a step where the two
+// warpgroups' products take 1024. At more than about 1000 rows of x, power too: 1.55 GHz at 663 W
+// (dense: 1.44 GHz at 728 W). At few, start and end: 10000 of 40000 cycles at 64.
+//
+// Cycles of shared memory for a warp's 16 rows in a step: 16 look-ups, 8 for the bytes (a quad
+// reads the same 16, which packs two registers of the four into one cycle), 1 for the scales, and
+// for N rows of x N / 4, a quarter of what its warpgroup's products read. Beside them a block's
+// copies write N for x, rows / 4 for the weight and rows / 32 for its scales. A slab of two steps:
+//   tile (x by rows)            16x256  32x256  64x256  64x128  128x128  256x128
+//   shared memory                 1100    1260    1580     860     1240     2010
+//   tensor cores                   256     512    1024     512     1024     2048
+//   instructions of a scheduler:
+//     scales on the weights       1352    1352    1352     664      676      696
+//     scales on the sums           732     828    1064     462      590
+//   measured, on the weights              1650    1950    1175     1590     2290
+//   predicted, on the sums        1180    1320    1680    1090     1530
+//   What was measured differs between shapes as shared memory's cycles do, and is 280 to 390
+//   more. In tiles of 32 a decoding by 4 instructions in place of 7 took 300 of those away, in
+//   tiles of 64x128 about 40: there are two warps for a scheduler, and latency takes the rest.
 //
 // Log, bf16 nested on an H200, us (dense: cuBLAS on a bf16 weight, in the same turns):
 //   14336x4096, M = 256  47.0 (dense 44.8)  a table of bf16 and a scale that is the sum of two
@@ -36,6 +54,14 @@
 //    4096x4096, M = 64   18.0 in 16 clusters of 4 (tiles of 256 rows), 13.9 in 32 of 3 (of 128);
 //                        22 to 26 where not all clusters run together; 19 for the latter on one
 //                        of several H200, so the device is asked how many it holds
+//   Predicted and not measured yet, with scales on the sums: 14336x4096, M = 16 16.5, 32 21.8, 64
+//   25.0, 128 32.5; and 0.8 less with a start that is 1500 cycles shorter: the table before the
+//   predecessor is waited for, barriers by two threads, no cluster barrier, no divisions where x
+//   is one tile, what comes after the first slab only when the first scales are there.
+//   Two sets of products, so that one is added up while the next is made: the compiler cannot
+//   tell across a loop's end which of them are done, and serializes them all (C7514). One set
+//   and the next step's operands while it is made: 64 of 4 warpgroups has no registers for that
+//   (24 spilled), and makes its products by halves.
 //   Lost: warpgroups that start their products by turns (named barriers; M = 256 49.7, M = 777
 //   228 in place of 197: the compiler moves decoding between the barrier and the products); 128
 //   rows of the weight in each of two warpgroups (M = 128 38.0 in place of 35.3); pairs of
@@ -46,24 +72,33 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "cuda/cluster.cuh"
 #include "cuda/matmul/wide_consumer.cuh"
 #include "cuda/matmul/wide_producers.cuh"
+#include "cuda/matmul/wide_results.cuh"
+#include "cuda/matmul/wide_sums.cuh"
 #include "cuda/memory.cuh"
 #include "cuda/wgmma.cuh"
 
 namespace nf4::cuda {
 namespace {
 
+// Two threads of different warps, one for x.
 template <class Tile>
-__device__ __forceinline__ void init_barriers(WideShared<Tile> shared) {
+__device__ __forceinline__ void init_barriers(WideShared<Tile> shared, bool of_x) {
+  using Layout = WideLayout<Tile>;
   constexpr int kConsumerWarps = Tile::kWarpgroups * 4;
+  const int slots = of_x ? Layout::kXSlots : Layout::kSlabSlots;
+#pragma unroll
   for (int slot = 0; slot < kWideMaxSlots; ++slot) {
-    init_barrier(shared.barrier(kXFull, slot));
-    init_barrier(shared.barrier(kXEmpty, slot), kConsumerWarps);
-    init_barrier(shared.barrier(kSlabFull, slot), 1 + kScaleThreads / 32);
-    init_barrier(shared.barrier(kSlabEmpty, slot), kConsumerWarps);
+    if (slot >= slots) break;
+    init_barrier(shared.barrier(of_x ? kXFull : kSlabFull, slot),
+                 of_x ? 1 : 1 + kScaleThreads / 32);
+    init_barrier(shared.barrier(of_x ? kXEmpty : kSlabEmpty, slot), kConsumerWarps);
   }
+  if (of_x) init_barrier(shared.first_scales(), kScaleThreads / 32);
   fence_barrier_init();
 }
 
@@ -74,40 +109,52 @@ struct WideRegisters {
   static constexpr int kConsumer = Tile::kWarpgroups == 2 ? 224 : 104;
 };
 
+// The table, from arguments as long as the predecessor may still write; a caller's codebook is
+// waited for. Returns the unit of the sums.
+template <class Weights, class Tile>
+__device__ __forceinline__ float build_table(const WideArgs &wide, WideShared<Tile> shared) {
+  constexpr int kThreads = 128 * Tile::kWarpgroups;
+  if (wide.matmul.codebook != nullptr) wait_for_predecessor<Sm90>();
+  const float unit = Weights::template build<kThreads>(wide, shared.base, multiplier_index());
+  wait_for_predecessor<Sm90>();
+  start_dependents<Sm90>();
+  synchronize_threads(1, kThreads);
+  return unit;
+}
+
+// Weights are CodebookEntries where sums are scaled.
 template <class Weights, class Tile>
 __global__ void __launch_bounds__(128 * (Tile::kWarpgroups + 1), 1)
     matmul_wide(const __grid_constant__ WideArgs wide) {
+  using T = typename Weights::Element;
+  using Consumer =
+      std::conditional_t<Tile::kScaledSums, WideSums<T, Tile>, WideConsumer<Weights, Tile>>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   const WideShared<Tile> shared{dynamic};
-  const bool together = wide.splits > 1;
-  if (threadIdx.x == 0) init_barriers(shared);
-  if (threadIdx.x == 32) prefetch_slabs<Tile>(wide);
+  if (threadIdx.x == 0) init_barriers(shared, true);
+  if (threadIdx.x == 32) init_barriers(shared, false);
   __syncthreads();
-  if (together) meet_cluster();
-  wait_for_predecessor<Sm90>();
-  start_dependents<Sm90>();
   if (threadIdx.x < 128) {
     give_registers<WideRegisters<Tile>::kProducer>();
-    feed<Weights>(wide, shared);
+    feed(wide, shared);
     // As the consumers do when they add up.
-    if (together) meet_cluster();
-    if (together) synchronize_cluster();
+    if (wide.splits > 1) {
+      meet_cluster();
+      synchronize_cluster();
+    }
   } else {
     take_registers<WideRegisters<Tile>::kConsumer>();
-    using Consumer = WideConsumer<Weights, Tile>;
-    const float factor = Weights::template build<Consumer::kThreads>(
-        wide, dynamic, static_cast<int>(threadIdx.x) - 128);
-    synchronize_threads(1, Consumer::kThreads);
-    Consumer consumer(wide, shared, factor);
+    WideResults<T, Tile> results(wide, shared, build_table<Weights>(wide, shared));
+    Consumer consumer(shared);
     each_whole_tile<Tile>(wide, [&](const WidePlace &place) {
       consumer.template multiply<Tile::kColumns>(place);
-      consumer.template finish<Tile::kColumns>(place);
+      results.template write<Tile::kColumns>(place, consumer.sums());
     });
     // In a loop of its own: products of two widths in one would wait for each other.
     if constexpr (Tile::kHalves)
       each_half_tile<Tile>(wide, [&](const WidePlace &place) {
         consumer.template multiply<Tile::kColumns / 2>(place);
-        consumer.template finish<Tile::kColumns / 2>(place);
+        results.template write<Tile::kColumns / 2>(place, consumer.sums());
       });
   }
 }

@@ -7,7 +7,7 @@
 
 namespace nf4::cuda {
 
-constexpr bool is_wide(MatmulShape shape) { return shape >= kWide32Tall; }
+constexpr bool is_wide(MatmulShape shape) { return shape >= kWide16Tall; }
 
 // How a tile's columns and the tiles are shared among thread blocks.
 struct WideShape {
@@ -17,14 +17,15 @@ struct WideShape {
   int shared_bytes;
   double slab_cycles;      // what 128 columns of a tile take, estimated
   bool halves;             // the last tiles may be halves, and x comes in halves
+  bool any_codebook;       // a caller's too in bf16
   const void *kernels[2];  // fp16, bf16: WideArgs
 };
 
-// kWide32Tall and those after it. Only in a build with kernels of sm_90a.
-extern const WideShape kWideShapes[kWide256 - kWide32Tall + 1];
+// kWide16Tall and those after it. Only in a build with kernels of sm_90a.
+extern const WideShape kWideShapes[kWide256 - kWide16Tall + 1];
 
-// Can the wide kernels, each of them, do the problem on this device?
-bool wide_takes(const MatmulProblem &problem, const Device &device);
+// Can the wide kernel of this shape do the problem on the device? kWide128 can if any can.
+bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device);
 
 // The shape that takes the least time for a problem that they take. The device is current.
 cudaError_t best_wide(const MatmulProblem &problem, const Device &device, MatmulShape &best);

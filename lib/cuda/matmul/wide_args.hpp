@@ -4,7 +4,9 @@
 #include <cstdint>
 
 #include "core/formats.hpp"
+#include "core/rounding.hpp"
 #include "cuda/matmul/args.hpp"
+#include "cuda/matmul/few_args.hpp"
 #include "cuda/tensor_map.hpp"
 
 namespace nf4::cuda {
@@ -16,6 +18,9 @@ struct WideTile {
   static constexpr int kColumns = Columns;
   static constexpr int kWarpgroups = Warpgroups;
   static constexpr int kRows = 64 * Warpgroups;
+  // Each step's sums are multiplied by the scale, not the weights: a multiplication of each sum
+  // takes more than one of each weight where there are many rows of x, and as many registers more.
+  static constexpr bool kScaledSums = Columns <= 128;
   // The last tiles may be halves, so that what does not fill the GPU takes half as long.
   static constexpr bool kHalves = Columns > 192;
 };
@@ -37,7 +42,8 @@ struct WideLayout {
   static constexpr int kPieceBytes = 1024;
   static constexpr int kPiecesBytes = Tile::kWarpgroups * 4 * kPieceBytes;
   static constexpr int kTableBytes = 65536;
-  static constexpr int kEndBytes = kPiecesBytes + 1024 + 4 * kWideMaxSlots * 8;
+  static constexpr int kBarriersBytes = (4 * kWideMaxSlots + 1) * 8;
+  static constexpr int kEndBytes = kPiecesBytes + 1024 + kBarriersBytes;
 
   // Wide tiles take long for a slab, and leave little room.
   static constexpr int kSlabSlots = Tile::kColumns > 192   ? 2
@@ -56,7 +62,7 @@ struct WideLayout {
   static constexpr int kPieces = kScales + kSlabSlots * kScaleBytes;
   static constexpr int kCode = kPieces + kPiecesBytes;
   static constexpr int kBarriers = kCode + 1024;
-  static constexpr int kBytes = kBarriers + 4 * kWideMaxSlots * 8;
+  static constexpr int kBytes = kBarriers + kBarriersBytes;
   static_assert(kBytes <= kWideSharedBytes);
   static_assert(kXBytes % 1024 == 0 && kSlabBytes % 512 == 0);
 };
@@ -65,15 +71,20 @@ struct WideArgs {
   MatmulArgs matmul;
   TensorMap packed;               // slabs
   TensorMap x;                    // steps
-  float codebook[kCodebookSize];  // the format's own
-  // A cluster of `splits` blocks makes a tile, each from its part of the columns. Clusters take
-  // every so many tiles.
+  float codebook[kCodebookSize];  // the format's own, and in x's dtype
+  RoundedCodebook rounded;
+  // A cluster of `splits` blocks makes a tile, each from its part of the columns: block_slabs of
+  // them, and one more in the first more_slabs blocks. Each takes every `clusters`th tile.
   int tiles;
   int whole_tiles;  // of them; the rest become two halves each
   int row_tiles;
   int x_tiles;
   int x_group;  // of them are multiplied with a row tile before the next one is
   int splits;
+  int clusters;
+  uint32_t inverse_splits;  // for fewer than 1024 blocks
+  int block_slabs;
+  int more_slabs;
   bool scale_groups;  // scales may be loaded several steps at once (wide_producers.cuh)
   bool y_vectors;     // rows of y are on 16-byte boundaries
 };

@@ -6,20 +6,24 @@
 #include "cuda/async.cuh"
 #include "cuda/matmul/scales.cuh"
 #include "cuda/matmul/wide_walk.cuh"
+#include "cuda/memory.cuh"
 
 namespace nf4::cuda {
 namespace {
 
 constexpr int kScaleThreads = 64;
 
-// One thread. Where tiles may be halves, a box is one.
+// One thread. Where tiles may be halves, a box is one. Loads are answered in turn, and those of the
+// scales are small: what is not of the first slab is asked for when the first scales are there.
 template <class Tile>
 __device__ __forceinline__ void feed_x(const WideArgs &wide, WideShared<Tile> shared) {
   constexpr int kBox = WideLayout<Tile>::kXBox;
   XTurn<Tile> turn;
+  int asked = 0;
   each_tile<Tile>(wide, [&](const WidePlace &place, bool whole) {
     const int rows = whole ? Tile::kColumns : kBox;
     for (int step = place.first_slab * 2; step < place.end_slab * 2; ++step) {
+      if (asked++ == 2) wait_for_phase(shared.first_scales(), 0);
       uint64_t *const full = shared.barrier(kXFull, turn.slot);
       wait_for_phase(shared.barrier(kXEmpty, turn.slot), turn.parity ^ 1);
       expect_bytes(full, rows * kStepColumns * 2);
@@ -31,12 +35,14 @@ __device__ __forceinline__ void feed_x(const WideArgs &wide, WideShared<Tile> sh
   });
 }
 
-// One thread.
+// One thread, in the same order.
 template <class Tile>
 __device__ __forceinline__ void feed_slabs(const WideArgs &wide, WideShared<Tile> shared) {
   SlabTurn<Tile> turn;
+  int asked = 0;
   each_tile<Tile>(wide, [&](const WidePlace &place, bool) {
     for (int slab = place.first_slab; slab < place.end_slab; ++slab) {
+      if (asked++ == 1) wait_for_phase(shared.first_scales(), 0);
       uint64_t *const full = shared.barrier(kSlabFull, turn.slot);
       wait_for_phase(shared.barrier(kSlabEmpty, turn.slot), turn.parity ^ 1);
       expect_bytes(full, WideLayout<Tile>::kSlabBytes);
@@ -46,16 +52,17 @@ __device__ __forceinline__ void feed_slabs(const WideArgs &wide, WideShared<Tile
   });
 }
 
-// Asks L2 for the first slabs, which may be done while the predecessor still writes.
+// Asks L2 for the first slabs, which may be done while the predecessor still writes. More than
+// this would delay the first small loads.
 template <class Tile>
 __device__ __forceinline__ void prefetch_slabs(const WideArgs &wide) {
-  bool first = true;
-  each_tile<Tile>(wide, [&](const WidePlace &place, bool) {
-    const int end = min(place.first_slab + WideLayout<Tile>::kSlabSlots, place.end_slab);
-    for (int slab = place.first_slab; first && slab < end; ++slab)
-      prefetch_box(&wide.packed, slab * (kSlabColumns / 2), place.row);
-    first = false;
-  });
+  constexpr int kSlabs = (32 << 10) / WideLayout<Tile>::kSlabBytes;
+  const int tile = cluster_index(wide);
+  if (tile >= wide.whole_tiles) return;
+  const WidePlace place = place_of<Tile>(wide, tile, 0);
+  const int end = min(place.first_slab + kSlabs, place.end_slab);
+  for (int slab = place.first_slab; slab < end; ++slab)
+    prefetch_box(&wide.packed, slab * (kSlabColumns / 2), place.row);
 }
 
 // The scales of a group of slabs of a row. Offsets from the tile's first row have 32 bits. What
@@ -138,7 +145,7 @@ struct ScaleGroup<false> {
 };
 
 // kScaleThreads threads, numbered by `thread`.
-template <class Weights, bool Nested, class Tile>
+template <bool Nested, class Tile>
 class ScaleFeed {
  public:
   __device__ __forceinline__ ScaleFeed(const WideArgs &wide, WideShared<Tile> shared, int thread)
@@ -158,11 +165,10 @@ class ScaleFeed {
     load_group(place, place.first_slab / kSlabs, group);
     share_code();
     for (int slab = place.first_slab; slab < place.end_slab; ++slab) {
-      uint2 *const to = start_slab();
+      float2 *const to = start_slab();
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        to[thread_ + i * kScaleThreads] =
-            pack_scales(group[i].scales(slab % kSlabs, shared_.code(), offset_));
+        to[thread_ + i * kScaleThreads] = group[i].scales(slab % kSlabs, shared_.code(), offset_);
       if ((slab + 1) % kSlabs == 0 && slab + 1 < place.end_slab)
         load_group(place, (slab + 1) / kSlabs, group);
       end_slab();
@@ -181,14 +187,14 @@ class ScaleFeed {
     }
     share_code();
     for (int slab = place.first_slab; slab < place.end_slab; ++slab) {
-      uint2 *const to = start_slab();
+      float2 *const to = start_slab();
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const float first = finish_scale(fetched[i][0], shared_.code(), offset_);
         const float second = finish_scale(fetched[i][1], shared_.code(), offset_);
         // Of a step that there is not, where another row's might make an infinity.
         const bool there = (slab * 2 + 1) * kStepColumns < wide_.matmul.cols;
-        to[thread_ + i * kScaleThreads] = pack_scales({first, there ? second : 0.0f});
+        to[thread_ + i * kScaleThreads] = {first, there ? second : 0.0f};
         source.fetch(elements[i], min(slab + 1, place.end_slab - 1) * 2, fetched[i]);
       }
       end_slab();
@@ -221,17 +227,17 @@ class ScaleFeed {
     }
   }
 
-  static __device__ __forceinline__ uint2 pack_scales(float2 scales) {
-    return {Weights::pack_scale(scales.x), Weights::pack_scale(scales.y)};
-  }
-
-  __device__ __forceinline__ uint2 *start_slab() const {
+  __device__ __forceinline__ float2 *start_slab() const {
     wait_for_phase(shared_.barrier(kSlabEmpty, turn_.slot), turn_.parity ^ 1);
     return shared_.scales(turn_.slot);
   }
   __device__ __forceinline__ void end_slab() {
     __syncwarp();
-    if (thread_ % 32 == 0) arrive(shared_.barrier(kSlabFull, turn_.slot));
+    if (thread_ % 32 == 0) {
+      arrive(shared_.barrier(kSlabFull, turn_.slot));
+      if (first_) arrive(shared_.first_scales());
+    }
+    first_ = false;
     turn_.advance();
   }
 
@@ -241,13 +247,14 @@ class ScaleFeed {
   float offset_;
   float code_[kScaleCodeSize / kScaleThreads];
   bool have_code_ = false;
+  bool first_ = true;
   SlabTurn<Tile> turn_;
 };
 
-template <class Weights, bool Nested, class Tile>
+template <bool Nested, class Tile>
 __device__ __forceinline__ void feed_scales(const WideArgs &wide, WideShared<Tile> shared,
                                             int thread) {
-  ScaleFeed<Weights, Nested, Tile> feed(wide, shared, thread);
+  ScaleFeed<Nested, Tile> feed(wide, shared, thread);
   if (wide.scale_groups)
     each_tile<Tile>(wide, [&](const WidePlace &place, bool) { feed.feed_groups(place); });
   else
@@ -255,17 +262,21 @@ __device__ __forceinline__ void feed_scales(const WideArgs &wide, WideShared<Til
 }
 
 // The producer warpgroup, by warp.
-template <class Weights, class Tile>
+template <class Tile>
 __device__ __forceinline__ void feed(const WideArgs &wide, WideShared<Tile> shared) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  if (warp == 0 && lane == 0) prefetch_tensor_map(&wide.x);
+  if (warp == 1 && lane == 0) prefetch_slabs<Tile>(wide);
+  wait_for_predecessor<Sm90>();
+  start_dependents<Sm90>();
   if (warp == 0 && lane == 0) feed_x(wide, shared);
   if (warp == 1 && lane == 0) feed_slabs(wide, shared);
   if (warp < 2) return;
   const int thread = static_cast<int>(threadIdx.x) - 64;
   if (wide.matmul.nested_absmax != nullptr)
-    feed_scales<Weights, true>(wide, shared, thread);
+    feed_scales<true>(wide, shared, thread);
   else
-    feed_scales<Weights, false>(wide, shared, thread);
+    feed_scales<false>(wide, shared, thread);
 }
 
 }  // namespace

@@ -1,0 +1,151 @@
+// Writes the y of tiles.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/cluster.cuh"
+#include "cuda/element.cuh"
+#include "cuda/matmul/wide_slabs.cuh"
+#include "cuda/mma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// A thread's part of it, from the sums that it has, over `unit`.
+template <class T, class Tile>
+class WideResults {
+ public:
+  static constexpr int kThreads = 128 * Tile::kWarpgroups;
+
+  __device__ __forceinline__ WideResults(const WideArgs &wide, WideShared<Tile> shared, float unit)
+      : wide_(wide), shared_(shared), unit_(unit) {}
+
+  // A tile whose columns are Columns: the tile's, or half of them.
+  template <int Columns>
+  __device__ __forceinline__ void write(const WidePlace &place,
+                                        const float (&all)[Tile::kColumns / 2]) {
+    if (Columns == Tile::kColumns && wide_.splits > 1) return write_together(place, all);
+    const int count = static_cast<int>(min(wide_.matmul.m - place.of_x, int64_t{Columns}));
+    const Bias bias(wide_.matmul, place.row + first_row());
+#pragma unroll
+    for (int column = 0; column < Columns; column += kPieceColumns) {
+      float sums[kPieceColumns / 2];
+#pragma unroll
+      for (int i = 0; i < kPieceColumns / 2; ++i)
+        sums[i] = column / 2 + i < Columns / 2 ? all[column / 2 + i] : 0.0f;
+      store_piece(place.row + first_row(), place.of_x + column, count - column, bias, sums);
+    }
+  }
+
+ private:
+  static constexpr int kPieceColumns = WideLayout<Tile>::kPieceBytes / 32;
+
+  struct Bias {
+    float of[2];
+    __device__ __forceinline__ Bias(const MatmulArgs &args, int row) {
+      const T *bias = static_cast<const T *>(args.bias);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        of[half] =
+            bias != nullptr && row + half * 8 < args.rows ? to_float(bias[row + half * 8]) : 0.0f;
+    }
+  };
+
+  // y of 16 rows of the weight, this lane's being `row` and that after 8, by kPieceColumns rows
+  // of x of which `count` exist.
+  __device__ __forceinline__ void store_piece(int row, int of_x, int count, const Bias &bias,
+                                              const float (&sums)[kPieceColumns / 2]) {
+    if (count <= 0) return;
+    uint8_t *const piece = shared_.base + WideLayout<Tile>::kPieces +
+                           multiplier_index() / 32 * WideLayout<Tile>::kPieceBytes;
+    // Rows of 32 bytes, whose halves change places every four rows.
+    const auto half_row = [&](int m, int half) { return piece + m * 32 + (half ^ m / 4 % 2) * 16; };
+    __syncwarp();
+#pragma unroll
+    for (int part = 0; part < kPieceColumns / 16; ++part) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        packed[i] = pack_pair(T{}, __fmaf_rn(sums[part * 8 + 2 * i], unit_, bias.of[i % 2]),
+                              __fmaf_rn(sums[part * 8 + 2 * i + 1], unit_, bias.of[i % 2]));
+      store_transposed(
+          half_row(part * 16 + lane_index() / 16 * 8 + lane_index() % 8, lane_index() / 8 % 2),
+          packed);
+    }
+    __syncwarp();
+    const int first = row - lane_index() / 4 + lane_index() % 2 * 8;
+#pragma unroll
+    for (int part = 0; part < kPieceColumns / 16; ++part) {
+      const int m = part * 16 + lane_index() / 2;
+      const uint4 values = *reinterpret_cast<const uint4 *>(half_row(m, lane_index() % 2));
+      if (m < count) store_row(first, of_x + m, values);
+    }
+  }
+
+  // Eight neighbours in a row of y, as far as they exist.
+  __device__ __forceinline__ void store_row(int row, int of_x, uint4 values) {
+    const MatmulArgs &args = wide_.matmul;
+    T *const y = static_cast<T *>(args.y) + of_x * args.y_stride + row;
+    if (wide_.y_vectors && row + 8 <= args.rows) {
+      *reinterpret_cast<uint4 *>(y) = values;
+      return;
+    }
+    const uint32_t words[] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const auto bits = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+      if (row + i < args.rows) reinterpret_cast<uint16_t *>(y)[i] = bits;
+    }
+  }
+
+  // Each block of the cluster gets an equal share of the tile's columns from all of them and
+  // adds them in the order of the blocks.
+  __device__ __forceinline__ void write_together(const WidePlace &place,
+                                                 const float (&all)[Tile::kColumns / 2]) {
+    constexpr int kColumnBlocks = Tile::kColumns / 8;
+    const int share = (kColumnBlocks + wide_.splits - 1) / wide_.splits;
+    const int rank = static_cast<int>(cluster_rank());
+    const auto offset = [&](int source, int column_block) {
+      return ((source * share + column_block) * kThreads + multiplier_index()) * 16;
+    };
+    meet_cluster();  // nobody reads the rings any more
+#pragma unroll
+    for (int column = 0; column < kColumnBlocks; ++column) {
+      const int owner = column / share;
+      const float *const sums = all + column * 4;
+      store_in_cluster(
+          address_in_cluster(shared_.base, owner) + offset(rank, column - owner * share),
+          {sums[0], sums[1], sums[2], sums[3]});
+    }
+    synchronize_cluster();
+    const int first = rank * share;
+    const int count = static_cast<int>(min(min(int64_t{share}, int64_t{kColumnBlocks - first}) * 8,
+                                           wide_.matmul.m - place.of_x - first * 8));
+    const Bias bias(wide_.matmul, place.row + first_row());
+    for (int column = 0; column * 8 < count; column += kPieceColumns / 8) {
+      float sums[kPieceColumns / 2] = {};
+      for (int source = 0; source < wide_.splits; ++source)
+#pragma unroll
+        for (int i = 0; i < kPieceColumns / 8; ++i)
+          if (column + i < share) add_partial(sums, i, offset(source, column + i));
+      store_piece(place.row + first_row(), place.of_x + (first + column) * 8, count - column * 8,
+                  bias, sums);
+    }
+  }
+
+  __device__ __forceinline__ void add_partial(float (&sums)[kPieceColumns / 2], int column,
+                                              int offset) {
+    const float4 partial = *reinterpret_cast<const float4 *>(shared_.base + offset);
+    sums[column * 4] += partial.x;
+    sums[column * 4 + 1] += partial.y;
+    sums[column * 4 + 2] += partial.z;
+    sums[column * 4 + 3] += partial.w;
+  }
+
+  const WideArgs &wide_;
+  const WideShared<Tile> shared_;
+  const float unit_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda
