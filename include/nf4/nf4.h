@@ -315,7 +315,8 @@ NF4_API nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weig
  * of x. Such a weight has cols and a blocksize that are multiples of 64 (of
  * 256, cols, with a codebook of its own); packed and every row of x are 16-byte aligned; the
  * GPU lets a thread block have 160 KiB of shared memory, as compute capabilities 8.0, 9.0 and
- * 10.0 do. All others are launched one by one, as separate calls would be. The order of
+ * 10.0 do. All others are launched one by one, as separate calls would be, and so are large
+ * weights with 9 to 16 rows of x on compute capability 9.0, which is faster. The order of
  * launches is the library's own. */
 NF4_API nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights,
                                            const nf4_matmul_args *args, size_t count,

@@ -87,7 +87,8 @@ cudaError_t shape_for(const MatmulProblem &problem, const MatmulFamily &family,
     return cudaSuccess;
   }
   shape = best_few(family, problem, device);
-  if (shape != kTiled || !wide || !wide_takes(problem, kWide128, device)) return cudaSuccess;
+  if (shape == kFew2 || shape == kFew8) return cudaSuccess;
+  if (!wide || !wide_takes(problem, kWide128, device)) return cudaSuccess;
   return best_wide(problem, device, shape);
 }
 

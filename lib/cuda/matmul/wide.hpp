@@ -27,7 +27,8 @@ extern const WideShape kWideShapes[kWide256 - kWide16Tall + 1];
 // Can the wide kernel of this shape do the problem on the device? kWide128 can if any can.
 bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device);
 
-// The shape that takes the least time for a problem that they take. The device is current.
+// The shape that takes the least time for a problem that kWide128 can do; `best` may be kFew16,
+// which stays if it takes the least. The device is current.
 cudaError_t best_wide(const MatmulProblem &problem, const Device &device, MatmulShape &best);
 
 cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape,
