@@ -21,8 +21,7 @@
 //   cycle: predicted 1.5; 1.6. Three rows: 1.9.
 // - Scales loaded by 64 bytes, which cross a line: 1.94 for one row; by 16: 1.89.
 // - A codebook in two parts of bf16, 16 bits in all: twice the look-ups and products: 2.2 in place
-// of
-//   1.3 without the scales, no better than fp32.
+//   of 1.3 without the scales, no better than fp32.
 // - Codes shifted by vpmulhuw, for other pipes: 1.5; by vpsrlw: 1.3, without the scales.
 // - A dequantize of its own for tile, rounded by vcvtneps2bf16: predicted 0.7 less for 64 weights;
 //   nothing. What is decoded is stored past the first-level cache, which bounds it.
