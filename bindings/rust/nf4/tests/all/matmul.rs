@@ -18,7 +18,11 @@ fn expected(x: &[f64], weight: &[f32], bias: f64, epsilon: f64) -> (f64, f64) {
     let magnitude = products.map(f64::abs).sum::<f64>() + bias.abs();
     let sum = (x.len() + 3) as f64 * f64::powi(2.0, -24);
     let in_16_bits = epsilon > f64::from(f32::EPSILON);
-    let factors = if in_16_bits { 3.0 * f64::powi(2.0, -11) } else { 0.0 };
+    let factors = if in_16_bits {
+        3.0 * f64::powi(2.0, -11)
+    } else {
+        0.0
+    };
     let relative = factors + epsilon / 2.0 + sum;
     (y, magnitude * relative + y.abs() * epsilon + 1e-7)
 }
