@@ -72,8 +72,9 @@ struct Placed {
   cuda::MatmulShape used(const MatmulCase &test) const {
     const nf4_matmul_args given = args(test);
     MatmulProblem problem;
-    REQUIRE(validate_matmul(&weight.tensor(), &given, workspace.data(),
-                            static_cast<int64_t>(workspace.size()), problem) == NF4_STATUS_OK);
+    REQUIRE(validate_matmul_shape(&weight.tensor(), &given, problem) == NF4_STATUS_OK);
+    REQUIRE(validate_matmul_operands(&weight.tensor(), &given, nullptr, 0, problem) ==
+            NF4_STATUS_OK);
     cuda::MatmulShape shape;
     REQUIRE(cuda::matmul_shape(problem, nullptr, shape) == NF4_STATUS_OK);
     return shape;

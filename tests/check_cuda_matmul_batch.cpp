@@ -105,7 +105,9 @@ class Batch {
     for (size_t i = 0; i < args_.size(); ++i) {
       MatmulProblem problem;
       cuda::MatmulShape shape;
-      REQUIRE(validate_matmul(weights_[i], &args_[i], nullptr, 0, problem) == NF4_STATUS_OK);
+      REQUIRE(validate_matmul_shape(weights_[i], &args_[i], problem) == NF4_STATUS_OK);
+      REQUIRE(validate_matmul_operands(weights_[i], &args_[i], nullptr, 0, problem) ==
+              NF4_STATUS_OK);
       if (problem.empty()) continue;
       REQUIRE(cuda::matmul_shape(problem, nullptr, shape) == NF4_STATUS_OK);
       const bool few = shape == cuda::kFew2 || shape == cuda::kFew8 || shape == cuda::kFew16;

@@ -179,7 +179,8 @@ int nf4_bench_matmul_chosen(const nf4_tensor *weight, const nf4_matmul_args *arg
   nf4::MatmulProblem problem;
   nf4::cuda::MatmulShape shape;
   const auto used = static_cast<int64_t>(workspace_bytes);
-  if (nf4::validate_matmul(weight, args, workspace, used, problem) != NF4_STATUS_OK ||
+  if (nf4::validate_matmul_shape(weight, args, problem) != NF4_STATUS_OK ||
+      nf4::validate_matmul_operands(weight, args, workspace, used, problem) != NF4_STATUS_OK ||
       nf4::cuda::matmul_shape(problem, stream, shape) != NF4_STATUS_OK)
     return -1;
   return shape;
