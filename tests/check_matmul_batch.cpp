@@ -94,6 +94,16 @@ void record(const MatmulProblem &problem, cpu::RowRange rows) {
   asked.emplace_back(problem.m, rows);
 }
 
+// One call gives the bits of one call each, on any number of threads.
+void check_thread_counts(Batch &batch) {
+  batch.multiply_alone();
+  for (const int threads : kThreadCounts) {
+    INFO("threads " << threads);
+    batch.multiply_together(threads);
+    CHECK(batch.same());
+  }
+}
+
 }  // namespace
 
 TEST_CASE("products in one call have the bits of one call each", "[matmul]") {
@@ -120,12 +130,7 @@ TEST_CASE("as many products as a call takes have the bits of one call each", "[m
     for (const MatmulCase &test : random_cases(rng))
       if (cases.size() < NF4_MATMUL_BATCH_MAX) cases.push_back(test);
   Batch batch(rng, cases);
-  batch.multiply_alone();
-  for (const int threads : kThreadCounts) {
-    INFO("threads " << threads);
-    batch.multiply_together(threads);
-    CHECK(batch.same());
-  }
+  check_thread_counts(batch);
 }
 
 TEST_CASE("threads share the rows of a large product beside a small one", "[matmul]") {
@@ -166,12 +171,7 @@ TEST_CASE("the number of threads changes no bit of products in one call", "[matm
     cases.push_back(random_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, CodebookKind::kNf4, shape,
                                        XKind::kOutliers));
   Batch batch(rng, cases);
-  batch.multiply_alone();
-  for (const int threads : kThreadCounts) {
-    INFO("threads " << threads);
-    batch.multiply_together(threads);
-    CHECK(batch.same());
-  }
+  check_thread_counts(batch);
 }
 
 TEST_CASE("thread blocks are dealt so that the largest share is least", "[matmul]") {
