@@ -111,7 +111,8 @@ nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *ar
   if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
   const int64_t needed = nf4::matmul_workspace_bytes(problem);
   if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
-  if (const nf4_status status = nf4::validate_matmul(weight, args, workspace, needed, problem))
+  if (const nf4_status status =
+          nf4::validate_matmul_operands(weight, args, workspace, needed, problem))
     return status;
   if (const nf4_status status = nf4::validate_matmul_dtype(problem)) return status;
   if (problem.empty()) return NF4_STATUS_OK;
@@ -120,7 +121,8 @@ nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *ar
 
 nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t threads) {
   nf4::MatmulProblem problem;
-  if (const nf4_status status = nf4::validate_matmul(weight, args, nullptr, 0, problem))
+  if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
+  if (const nf4_status status = nf4::validate_matmul_operands(weight, args, nullptr, 0, problem))
     return status;
   if (const nf4_status status = nf4::validate_threads(threads)) return status;
   if (!problem.empty()) nf4::cpu::matmul(&problem, 1, threads);
@@ -147,7 +149,7 @@ nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights, const nf4_m
   const int64_t needed = nf4::matmul_workspace_bytes(batch);
   if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
   if (const nf4_status status =
-          nf4::validate_matmul_batch(weights, args, count, workspace, needed, batch))
+          nf4::validate_matmul_batch_operands(weights, args, workspace, needed, batch))
     return status;
   for (int i = 0; i < batch.count; ++i)
     if (const nf4_status status = nf4::validate_matmul_dtype(batch.list[i]))
@@ -159,7 +161,10 @@ nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights, const nf4_m
 nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                                 size_t count, int32_t threads) {
   nf4::MatmulBatch batch;
-  if (const nf4_status status = nf4::validate_matmul_batch(weights, args, count, nullptr, 0, batch))
+  if (const nf4_status status = nf4::validate_matmul_batch_shapes(weights, args, count, batch))
+    return status;
+  if (const nf4_status status =
+          nf4::validate_matmul_batch_operands(weights, args, nullptr, 0, batch))
     return status;
   if (const nf4_status status = nf4::validate_threads(threads)) return status;
   if (!batch.empty()) nf4::cpu::matmul(batch.list, batch.count, threads);

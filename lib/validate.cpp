@@ -1,5 +1,6 @@
 #include "validate.hpp"
 
+#include <algorithm>
 #include <cinttypes>
 
 #include "core/formats.hpp"
@@ -55,11 +56,18 @@ void add_weight(Operands &operands, const Weight &weight, bool written) {
     operands.add("codebook", weight.codebook, kCodebookSize * 4, 4, false);
 }
 
+struct Extent {
+  uintptr_t begin, end;
+};
+
+Extent extent(const Operand &operand) {
+  const auto begin = reinterpret_cast<uintptr_t>(operand.address);
+  return {begin, begin + static_cast<uintptr_t>(operand.bytes)};
+}
+
 bool overlap(const Operand &a, const Operand &b) {
-  const auto a_begin = reinterpret_cast<uintptr_t>(a.address);
-  const auto b_begin = reinterpret_cast<uintptr_t>(b.address);
-  return a_begin < b_begin + static_cast<uintptr_t>(b.bytes) &&
-         b_begin < a_begin + static_cast<uintptr_t>(a.bytes);
+  const Extent of_a = extent(a), of_b = extent(b);
+  return of_a.begin < of_b.end && of_b.begin < of_a.end;
 }
 
 nf4_status validate_operands(const Operands &operands) {
@@ -77,40 +85,29 @@ nf4_status validate_operands(const Operands &operands) {
   return NF4_STATUS_OK;
 }
 
-nf4_status validate_weight(const nf4_tensor *tensor, Weight &weight) {
-  if (const nf4_status status = validate_shape(tensor, weight)) return status;
-  weight.packed = static_cast<uint8_t *>(tensor->packed);
-  weight.absmax = tensor->absmax;
-  weight.nested_absmax = tensor->nested_absmax;
-  weight.nested_code = tensor->nested_code;
-  weight.nested_offset = tensor->nested_offset;
-  weight.codebook = tensor->codebook;
+// Gives a weight whose shape is known its pointers. Where there are no elements they stay NULL: a
+// caller may have left anything there, and nothing is to be read.
+nf4_status validate_pointers(const nf4_tensor &tensor, Weight &weight) {
   if (weight.elements == 0) return NF4_STATUS_OK;
-  return validate_pointers_agree(*tensor);
+  weight.packed = static_cast<uint8_t *>(tensor.packed);
+  weight.absmax = tensor.absmax;
+  weight.nested_absmax = tensor.nested_absmax;
+  weight.nested_code = tensor.nested_code;
+  weight.nested_offset = tensor.nested_offset;
+  weight.codebook = tensor.codebook;
+  return validate_pointers_agree(tensor);
 }
 
-// Calls validate(tensor, args, problem) for every product; a failure says which it is of.
-template <class Validate>
-nf4_status for_each_product(const nf4_tensor *const *tensors, const nf4_matmul_args *args,
-                            size_t count, MatmulBatch &batch, const Validate &validate) {
-  if (count > NF4_MATMUL_BATCH_MAX)
-    return fail(NF4_STATUS_INVALID_ARGUMENT, "count is %zu; expected at most %d", count,
-                NF4_MATMUL_BATCH_MAX);
-  batch.count = static_cast<int>(count);
-  if (count == 0) return NF4_STATUS_OK;
-  if (tensors == nullptr)
-    return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of nf4_tensor is NULL");
-  if (args == nullptr)
-    return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of nf4_matmul_args is NULL");
-  const auto *const first = reinterpret_cast<const char *>(args);
-  for (int i = 0; i < batch.count; ++i) {
-    // The first product's has been found to be right by the time that another is looked for.
-    const size_t offset = i == 0 ? 0 : i * args->struct_size;
-    const auto *const own = reinterpret_cast<const nf4_matmul_args *>(first + offset);
-    if (const nf4_status status = validate(tensors[i], own, batch.list[i]))
-      return of_product(status, i);
-  }
-  return NF4_STATUS_OK;
+nf4_status validate_weight(const nf4_tensor *tensor, Weight &weight) {
+  if (const nf4_status status = validate_shape(tensor, weight)) return status;
+  return validate_pointers(*tensor, weight);
+}
+
+// The args of a product. Those of the first have been found to be right by the time that another's
+// are looked for.
+const nf4_matmul_args *args_of(const nf4_matmul_args *args, int product) {
+  const size_t offset = product == 0 ? 0 : product * args->struct_size;
+  return reinterpret_cast<const nf4_matmul_args *>(reinterpret_cast<const char *>(args) + offset);
 }
 
 // The y of a product, whose operand comes last.
@@ -129,9 +126,35 @@ bool interleaved(const MatmulProblem &a, const MatmulProblem &b) {
   return from_row >= a.weight.rows * a_item && from_row + b.weight.rows * b_item <= stride;
 }
 
+// Is every y apart from all else, from its first element to its last? Cheaper than to find out
+// what overlaps what, and nearly always so.
+bool all_apart(const MatmulBatch &batch) {
+  Extent outputs[NF4_MATMUL_BATCH_MAX];
+  int count = 0;
+  for (const MatmulProblem &problem : batch)
+    if (!problem.empty()) outputs[count++] = extent(output(problem));
+  std::sort(outputs, outputs + count,
+            [](const Extent &a, const Extent &b) { return a.begin < b.begin; });
+  for (int i = 1; i < count; ++i)
+    if (outputs[i].begin < outputs[i - 1].end) return false;
+  for (const MatmulProblem &problem : batch) {
+    if (problem.empty()) continue;
+    for (const Operand &operand : problem.operands) {
+      if (&operand == &output(problem)) continue;
+      const auto [begin, end] = extent(operand);
+      const Extent *const next =
+          std::upper_bound(outputs, outputs + count, begin,
+                           [](uintptr_t address, const Extent &of) { return address < of.end; });
+      if (next != outputs + count && next->begin < end) return false;
+    }
+  }
+  return true;
+}
+
 // That no product's y is what another reads or writes. The workspace, which they share, is none of
 // their y: that was checked with each.
 nf4_status validate_apart(const MatmulBatch &batch) {
+  if (all_apart(batch)) return NF4_STATUS_OK;
   for (const MatmulProblem &a : batch) {
     if (a.empty()) continue;
     for (const MatmulProblem &b : batch) {
@@ -249,15 +272,15 @@ nf4_status validate_matmul_shape(const nf4_tensor *tensor, const nf4_matmul_args
   return NF4_STATUS_OK;
 }
 
-nf4_status validate_matmul(const nf4_tensor *tensor, const nf4_matmul_args *args, void *workspace,
-                           int64_t workspace_bytes, MatmulProblem &problem) {
-  if (const nf4_status status = validate_matmul_shape(tensor, args, problem)) return status;
-  if (const nf4_status status = validate_weight(tensor, problem.weight)) return status;
+nf4_status validate_matmul_operands(const nf4_tensor *tensor, const nf4_matmul_args *args,
+                                    void *workspace, int64_t workspace_bytes,
+                                    MatmulProblem &problem) {
+  if (problem.empty()) return NF4_STATUS_OK;
+  if (const nf4_status status = validate_pointers(*tensor, problem.weight)) return status;
   problem.x = args->x;
   problem.bias = args->bias;
   problem.y = args->y;
   problem.workspace = workspace;
-  if (problem.empty()) return NF4_STATUS_OK;
   const int item = element_bytes(problem.dtype);
   const auto bytes = [&](int64_t stride, int64_t columns) {
     return ((problem.m - 1) * stride + columns) * item;
@@ -282,18 +305,29 @@ nf4_status validate_matmul_dtype(const MatmulProblem &problem) {
 nf4_status validate_matmul_batch_shapes(const nf4_tensor *const *tensors,
                                         const nf4_matmul_args *args, size_t count,
                                         MatmulBatch &batch) {
-  return for_each_product(tensors, args, count, batch, validate_matmul_shape);
+  if (count > NF4_MATMUL_BATCH_MAX)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "count is %zu; expected at most %d", count,
+                NF4_MATMUL_BATCH_MAX);
+  batch.count = static_cast<int>(count);
+  if (count == 0) return NF4_STATUS_OK;
+  if (tensors == nullptr)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of nf4_tensor is NULL");
+  if (args == nullptr)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of nf4_matmul_args is NULL");
+  for (int i = 0; i < batch.count; ++i)
+    if (const nf4_status status =
+            validate_matmul_shape(tensors[i], args_of(args, i), batch.list[i]))
+      return of_product(status, i);
+  return NF4_STATUS_OK;
 }
 
-nf4_status validate_matmul_batch(const nf4_tensor *const *tensors, const nf4_matmul_args *args,
-                                 size_t count, void *workspace, int64_t workspace_bytes,
-                                 MatmulBatch &batch) {
-  const auto validate = [&](const nf4_tensor *tensor, const nf4_matmul_args *of_product,
-                            MatmulProblem &problem) {
-    return validate_matmul(tensor, of_product, workspace, workspace_bytes, problem);
-  };
-  if (const nf4_status status = for_each_product(tensors, args, count, batch, validate))
-    return status;
+nf4_status validate_matmul_batch_operands(const nf4_tensor *const *tensors,
+                                          const nf4_matmul_args *args, void *workspace,
+                                          int64_t workspace_bytes, MatmulBatch &batch) {
+  for (int i = 0; i < batch.count; ++i)
+    if (const nf4_status status = validate_matmul_operands(tensors[i], args_of(args, i), workspace,
+                                                           workspace_bytes, batch.list[i]))
+      return of_product(status, i);
   return validate_apart(batch);
 }
 

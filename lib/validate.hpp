@@ -19,17 +19,18 @@ nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_tensor *
 nf4_status validate_matmul_shape(const nf4_tensor *tensor, const nf4_matmul_args *args,
                                  MatmulProblem &problem);
 
-// workspace_bytes: as many as are used, 0 on the CPU.
-nf4_status validate_matmul(const nf4_tensor *tensor, const nf4_matmul_args *args, void *workspace,
-                           int64_t workspace_bytes, MatmulProblem &problem);
+// The rest, of a problem that has its sizes. workspace_bytes: as many as are used, 0 on the CPU.
+nf4_status validate_matmul_operands(const nf4_tensor *tensor, const nf4_matmul_args *args,
+                                    void *workspace, int64_t workspace_bytes,
+                                    MatmulProblem &problem);
 
 // The same for each product of a batch, and, in the second, against each other.
 nf4_status validate_matmul_batch_shapes(const nf4_tensor *const *tensors,
                                         const nf4_matmul_args *args, size_t count,
                                         MatmulBatch &batch);
-nf4_status validate_matmul_batch(const nf4_tensor *const *tensors, const nf4_matmul_args *args,
-                                 size_t count, void *workspace, int64_t workspace_bytes,
-                                 MatmulBatch &batch);
+nf4_status validate_matmul_batch_operands(const nf4_tensor *const *tensors,
+                                          const nf4_matmul_args *args, void *workspace,
+                                          int64_t workspace_bytes, MatmulBatch &batch);
 
 // That a GPU multiplies numbers of its dtype.
 nf4_status validate_matmul_dtype(const MatmulProblem &problem);

@@ -1,5 +1,6 @@
 // The arguments of the matmul functions for several weights, as far as they are not those of the
 // others: the count, the arrays, which product a failure is of, and products that overlap.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -157,6 +158,45 @@ TEST_CASE("the batches that the table spoils are right", "[api]") {
       CHECK((status == NF4_STATUS_OK) == !function.launches);
       CHECK(products.untouched() == function.launches);
     }
+}
+
+TEST_CASE("an overlap is found wherever it is among many products", "[api]") {
+  constexpr int kCount = NF4_MATMUL_BATCH_MAX;
+  constexpr int64_t kY = kColumns * kRows, kPlace = kY + kRows;
+  const Call call(false);
+  std::vector<uint16_t> memory(kCount * kPlace);
+  const nf4_tensor *weights[kCount];
+  nf4_matmul_args args[kCount];
+  // In no order of memory; behind each y is room for a bias.
+  for (int i = 0; i < kCount; ++i) {
+    weights[i] = &call.tensor;
+    args[i] = call.args;
+    args[i].bias = nullptr;
+    args[i].y = memory.data() + (i * 37 + 5) % kCount * kPlace;
+  }
+  const auto multiply = [&] { return nf4_matmul_batch_cpu(weights, args, kCount, 1); };
+  REQUIRE(multiply() == NF4_STATUS_OK);
+  for (int i = 0; i < kCount; ++i) {
+    const nf4_matmul_args right = args[i];
+    const int other = (i + 11) % kCount;
+    auto *const others_y = static_cast<uint16_t *>(args[other].y);
+    args[i].y = others_y;
+    CHECK(multiply() == NF4_STATUS_INVALID_ARGUMENT);
+    CHECK(nf4_last_error() == "y of product " + std::to_string(std::min(i, other)) +
+                                  " overlaps y of product " + std::to_string(std::max(i, other)));
+    args[i] = right;
+    args[i].bias = others_y + kY;
+    CHECK(multiply() == NF4_STATUS_OK);
+    args[i].bias = others_y + kY - 1;
+    CHECK(multiply() == NF4_STATUS_INVALID_ARGUMENT);
+    CHECK(nf4_last_error() == "y of product " + std::to_string(other) +
+                                  " overlaps bias of product " + std::to_string(i));
+    if (others_y != memory.data()) {
+      args[i].bias = others_y - kRows + 1;
+      CHECK(multiply() == NF4_STATUS_INVALID_ARGUMENT);
+    }
+    args[i] = right;
+  }
 }
 
 TEST_CASE("no products are no work", "[api]") {

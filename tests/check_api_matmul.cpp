@@ -162,6 +162,24 @@ TEST_CASE("the workspace of matmul needs no pointer but the structs' own", "[api
   CHECK(nf4_matmul_workspace_size(call.weight, call.matmul, &bytes) == NF4_STATUS_INVALID_ARGUMENT);
 }
 
+TEST_CASE("more rows of x never need less workspace", "[api]") {
+  Call call(true);
+  for (const nf4_dtype dtype : {NF4_DTYPE_FP16, NF4_DTYPE_BF16})
+    for (const int64_t rows : {1, 97, 4096, 14336})
+      for (const int64_t cols : {0, 64, 97, 4096, 14336}) {
+        call.tensor.rows = call.args.y_stride = rows;
+        call.tensor.cols = call.args.x_stride = cols;
+        call.args.dtype = dtype;
+        size_t before = 0;
+        for (call.args.m = 0; call.args.m < 5000; call.args.m += 1 + call.args.m / 40) {
+          size_t bytes = SIZE_MAX;
+          REQUIRE(nf4_matmul_workspace_size(call.weight, call.matmul, &bytes) == NF4_STATUS_OK);
+          CHECK(bytes >= before);
+          before = bytes;
+        }
+      }
+}
+
 TEST_CASE("inputs of matmul may share memory", "[api]") {
   Call call(false);
   call.args.bias = call.args.x;

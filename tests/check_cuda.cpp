@@ -12,6 +12,7 @@
 #include "support/catch.hpp"
 #include "support/compare.hpp"
 #include "support/device.hpp"
+#include "support/families.hpp"
 #include "support/force.hpp"
 
 using namespace nf4;
@@ -34,22 +35,6 @@ CodebookKind codebook_of_shape(int kind, int i) {
   if (i % 3 == 0) return CodebookKind::kNf4;
   if (i % 3 == 1) return CodebookKind::kFp4;
   return kOwn[(kind + i / 3) % 4];
-}
-
-int compute_capability() {
-  nf4_device device{};
-  device.struct_size = sizeof device;
-  REQUIRE(nf4_device_info(0, &device) == NF4_STATUS_OK);
-  return device.compute_capability;
-}
-
-// Those of a list, which ends in NULL, that this GPU runs.
-template <class Family>
-std::vector<const Family *> runnable(const Family *const *family) {
-  std::vector<const Family *> families;
-  for (; *family != nullptr; ++family)
-    if ((*family)->family.runs_on(compute_capability())) families.push_back(*family);
-  return families;
 }
 
 constexpr cuda::DequantShape kShapes[] = {cuda::kUnaligned, cuda::kWide, cuda::kTall};

@@ -12,6 +12,7 @@
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
+#include "support/families.hpp"
 #include "support/force_matmul.hpp"
 #include "support/kernels.hpp"
 #include "support/matmul_cases.hpp"
@@ -28,13 +29,6 @@ constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
 int shapes() {
   const char *asked = std::getenv("NF4_TEST_SHAPES");
   return asked != nullptr ? 8 * std::atoi(asked) : 480;
-}
-
-int compute_capability() {
-  nf4_device device{};
-  device.struct_size = sizeof device;
-  REQUIRE(nf4_device_info(0, &device) == NF4_STATUS_OK);
-  return device.compute_capability;
 }
 
 // Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
@@ -72,8 +66,9 @@ struct Placed {
   cuda::MatmulShape used(const MatmulCase &test) const {
     const nf4_matmul_args given = args(test);
     MatmulProblem problem;
-    REQUIRE(validate_matmul(&weight.tensor(), &given, workspace.data(),
-                            static_cast<int64_t>(workspace.size()), problem) == NF4_STATUS_OK);
+    REQUIRE(validate_matmul_shape(&weight.tensor(), &given, problem) == NF4_STATUS_OK);
+    REQUIRE(validate_matmul_operands(&weight.tensor(), &given, nullptr, 0, problem) ==
+            NF4_STATUS_OK);
     cuda::MatmulShape shape;
     REQUIRE(cuda::matmul_shape(problem, nullptr, shape) == NF4_STATUS_OK);
     return shape;
@@ -138,7 +133,7 @@ void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, Counts &coun
                   Judged judged = Judged::kEach) {
   const std::vector<Expected> expected = expect_all(test, in_place(test.weight));
   const int64_t rows = test.weight.shape.rows;
-  for (const cuda::MatmulFamily *family : runnable_families()) {
+  for (const cuda::MatmulFamily *family : runnable(cuda::matmul_families())) {
     for (int i = 0; i < cuda::kMatmulShapes; ++i) {
       const auto shape = static_cast<cuda::MatmulShape>(i);
       INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));

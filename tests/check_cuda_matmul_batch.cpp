@@ -14,6 +14,7 @@
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
+#include "support/families.hpp"
 #include "support/force_matmul.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_expected.hpp"
@@ -105,7 +106,9 @@ class Batch {
     for (size_t i = 0; i < args_.size(); ++i) {
       MatmulProblem problem;
       cuda::MatmulShape shape;
-      REQUIRE(validate_matmul(weights_[i], &args_[i], nullptr, 0, problem) == NF4_STATUS_OK);
+      REQUIRE(validate_matmul_shape(weights_[i], &args_[i], problem) == NF4_STATUS_OK);
+      REQUIRE(validate_matmul_operands(weights_[i], &args_[i], nullptr, 0, problem) ==
+              NF4_STATUS_OK);
       if (problem.empty()) continue;
       REQUIRE(cuda::matmul_shape(problem, nullptr, shape) == NF4_STATUS_OK);
       const bool few = shape == cuda::kFew2 || shape == cuda::kFew8 || shape == cuda::kFew16;
@@ -202,7 +205,7 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
 
 // Whether this GPU has few-row kernels, and the shared memory of the data-centre ones.
 bool has_few_kernels() {
-  const std::vector<const cuda::MatmulFamily *> families = runnable_families();
+  const std::vector<const cuda::MatmulFamily *> families = runnable(cuda::matmul_families());
   int bytes = 0;
   REQUIRE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
   return families[0]->kernels[0][0][cuda::kFew2] != nullptr && bytes >= 160 << 10;
@@ -218,7 +221,7 @@ TEST_CASE("products in one call have the bits of one call each, on every family"
     Rng rng(0xfb00000 + i);
     const std::vector<MatmulCase> cases = random_cases(rng);
     const Batch batch(rng, cases, !rng.one_in(4));
-    for (const cuda::MatmulFamily *family : runnable_families())
+    for (const cuda::MatmulFamily *family : runnable(cuda::matmul_families()))
       for (const cuda::MatmulShape shape : {cuda::kTiled, cuda::kFew2, cuda::kFew8, cuda::kFew16}) {
         INFO("batch " << i << ", family " << family->family.name << ", shape "
                       << cuda::matmul_shape_name(shape));

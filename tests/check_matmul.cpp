@@ -276,11 +276,28 @@ TEST_CASE("empty matmuls: nothing, the bias, or 0", "[matmul]") {
       nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
       args.bias = nullptr;
       const bool y_is_empty = shape.m == 0 || shape.rows == 0;
-      // A nested weight of some elements without pointers contradicts itself, whatever m is.
-      const bool contradicts = kind.nested && test.weight.elements() > 0;
       const nf4_status status = nf4_matmul_cpu(&weight, &args, 1);
-      CHECK(status == (y_is_empty && !contradicts ? NF4_STATUS_OK : NF4_STATUS_INVALID_ARGUMENT));
+      CHECK(status == (y_is_empty ? NF4_STATUS_OK : NF4_STATUS_INVALID_ARGUMENT));
     }
+}
+
+TEST_CASE("of a weight without columns no pointer is looked at", "[matmul]") {
+  float *const nowhere = reinterpret_cast<float *>(uintptr_t{9});
+  constexpr uint16_t kBias[] = {0x3f80, 0xc000, 0x7f80};
+  for (const bool nested : {false, true})
+    for (const int64_t m : {1, 4, 20})
+      for (const cpu::Variant *variant : supported_variants()) {
+        INFO("variant " << variant->name << ", m " << m << (nested ? ", nested" : ", flat"));
+        const ForcedVariant forced(*variant);
+        const nf4_tensor weight{
+            sizeof weight, NF4_FORMAT_NF4, 64,      nested ? 256 : 0, 0,       3,      0,
+            nowhere,       nowhere,        nowhere, nowhere,          nowhere, nowhere};
+        std::vector<uint16_t> y(m * 3);
+        const nf4_matmul_args args{sizeof args, NF4_DTYPE_BF16, 0,        m, nowhere,
+                                   0,           kBias,          y.data(), 3};
+        REQUIRE(nf4_matmul_cpu(&weight, &args, 1) == NF4_STATUS_OK);
+        for (int64_t i = 0; i < m * 3; ++i) CHECK(y[i] == kBias[i % 3]);
+      }
 }
 
 TEST_CASE("the number of threads changes no bit of a matmul", "[matmul]") {
@@ -300,6 +317,31 @@ TEST_CASE("the number of threads changes no bit of a matmul", "[matmul]") {
             REQUIRE(got.multiply(test, threads) == NF4_STATUS_OK);
             CHECK(bytes_of(got.y) == bytes_of(expected.y));
           }
+        }
+      }
+}
+
+TEST_CASE("a caller's codebook that is a format's own changes no bit of a matmul", "[matmul]") {
+  Rng rng(0xc000000);
+  for (const nf4_dtype dtype : kDtypes)
+    for (const nf4_format format : {NF4_FORMAT_NF4, NF4_FORMAT_FP4})
+      for (const int64_t m : {1, 12}) {
+        const CodebookKind kind =
+            format == NF4_FORMAT_NF4 ? CodebookKind::kNf4 : CodebookKind::kFp4;
+        MatmulCase test = plain_case(rng, dtype, {21, 512, m}, XKind::kShifted, kind);
+        MatmulCase given = test;
+        const auto *own = reinterpret_cast<const uint8_t *>(nf4_codebook(format));
+        given.weight.bytes[kCodebook].assign(own, own + 16 * sizeof(float));
+        // Which of the two formats is said means nothing beside a codebook.
+        given.weight.shape.format = NF4_FORMAT_NF4;
+        for (const cpu::Variant *variant : supported_variants()) {
+          INFO("variant " << variant->name << ", dtype " << dtype << ", format " << format);
+          const ForcedVariant forced(*variant);
+          const Placed expected(rng, test), got(rng, given);
+          REQUIRE(expected.multiply(test, 1) == NF4_STATUS_OK);
+          REQUIRE(got.weight.tensor().codebook != nullptr);
+          REQUIRE(got.multiply(given, 1) == NF4_STATUS_OK);
+          CHECK(bytes_of(got.y) == bytes_of(expected.y));
         }
       }
 }

@@ -1,7 +1,9 @@
 // Several matmuls in one call on the CPU: what as many calls give, to the bit.
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/matmul/deal.hpp"
@@ -18,6 +20,7 @@ using namespace nf4::test;
 namespace {
 
 constexpr int kBatches = 150;
+constexpr int kThreadCounts[] = {1, 2, 3, 7, 300, 0};
 
 // Products on guarded memory, with a y for one call each and one for the call of all.
 class Batch {
@@ -82,6 +85,25 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
   return cases;
 }
 
+// Multiplies nothing, but says what it is asked for.
+std::mutex asked_mutex;
+std::vector<std::pair<int64_t, cpu::RowRange>> asked;  // m, rows
+
+void record(const MatmulProblem &problem, cpu::RowRange rows) {
+  const std::lock_guard<std::mutex> lock(asked_mutex);
+  asked.emplace_back(problem.m, rows);
+}
+
+// One call gives the bits of one call each, on any number of threads.
+void check_thread_counts(Batch &batch) {
+  batch.multiply_alone();
+  for (const int threads : kThreadCounts) {
+    INFO("threads " << threads);
+    batch.multiply_together(threads);
+    CHECK(batch.same());
+  }
+}
+
 }  // namespace
 
 TEST_CASE("products in one call have the bits of one call each", "[matmul]") {
@@ -89,12 +111,54 @@ TEST_CASE("products in one call have the bits of one call each", "[matmul]") {
     Rng rng(0xf000000 + i);
     const std::vector<MatmulCase> cases = random_cases(rng);
     for (const cpu::Variant *variant : supported_variants()) {
-      INFO("variant " << variant->name << ", stream " << i << ", " << cases.size() << " products");
+      const int threads = rng.pick(kThreadCounts);
+      INFO("variant " << variant->name << ", stream " << i << ", " << cases.size()
+                      << " products, threads " << threads);
       const ForcedVariant forced(*variant);
       Batch batch(rng, cases);
       batch.multiply_alone();
-      batch.multiply_together(1);
+      batch.multiply_together(threads);
       REQUIRE(batch.same());
+    }
+  }
+}
+
+TEST_CASE("as many products as a call takes have the bits of one call each", "[matmul]") {
+  Rng rng(0xfb00000);
+  std::vector<MatmulCase> cases;
+  while (cases.size() < NF4_MATMUL_BATCH_MAX)
+    for (const MatmulCase &test : random_cases(rng))
+      if (cases.size() < NF4_MATMUL_BATCH_MAX) cases.push_back(test);
+  Batch batch(rng, cases);
+  check_thread_counts(batch);
+}
+
+TEST_CASE("threads share the rows of a large product beside a small one", "[matmul]") {
+  constexpr int64_t kLargeRows = 64, kLargeM = 4096, kSmallRows = 1 << 19, kSmallM = 1;
+  cpu::Variant recording = scalar_variant();
+  recording.matmul = record;
+  const ForcedVariant forced(recording);
+  for (const bool large_first : {false, true}) {
+    MatmulProblem problems[2]{};
+    problems[0].m = kSmallM;
+    problems[0].weight.rows = kSmallRows;
+    problems[1].m = kLargeM;
+    problems[1].weight.rows = kLargeRows;
+    for (MatmulProblem &problem : problems) problem.weight.cols = 64;
+    if (large_first) std::swap(problems[0], problems[1]);
+    for (const int threads : {1, 2, 3, 300}) {
+      INFO("threads " << threads << ", the large one " << (large_first ? "first" : "last"));
+      asked.clear();
+      cpu::matmul(problems, 2, threads);
+      std::vector<int> large(kLargeRows), small(kSmallRows);
+      int64_t most = 0;
+      for (const auto &[m, rows] : asked) {
+        if (m == kLargeM) most = std::max(most, rows.end - rows.begin);
+        for (int64_t row = rows.begin; row < rows.end; ++row) ++(m == kLargeM ? large : small)[row];
+      }
+      CHECK(std::count(large.begin(), large.end(), 1) == kLargeRows);
+      CHECK(std::count(small.begin(), small.end(), 1) == kSmallRows);
+      CHECK(most <= (threads == 1 ? kLargeRows : kLargeRows / 4));
     }
   }
 }
@@ -107,12 +171,7 @@ TEST_CASE("the number of threads changes no bit of products in one call", "[matm
     cases.push_back(random_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, CodebookKind::kNf4, shape,
                                        XKind::kOutliers));
   Batch batch(rng, cases);
-  batch.multiply_alone();
-  for (const int threads : {1, 2, 3, 7, 300, 0}) {
-    INFO("threads " << threads);
-    batch.multiply_together(threads);
-    CHECK(batch.same());
-  }
+  check_thread_counts(batch);
 }
 
 TEST_CASE("thread blocks are dealt so that the largest share is least", "[matmul]") {

@@ -2,10 +2,11 @@
 
     round_codebooks.py
 
-Prints the tables of lib/core/rounding.hpp, which says what they are for. A table is a factor and 16
-numbers of a dtype, about the codebook times the factor. Every factor 1 + i / 1024 is tried, and for
-each every way to round the entries, up or down, that errs by no more than half a unit of the
-dtype's precision. The best has the smallest mean, over all blocksizes, of
+Prints the tables of lib/core/rounding.hpp, which says what they are for, and the figures of its
+comment. A table is a factor and 16 numbers of a dtype, about the codebook times the factor. Every
+factor 1 + i / 1024 is tried, and for each every way to round the entries, up or down, that errs by
+no more than half a unit of the dtype's precision. The best has the smallest mean, over all
+blocksizes, of
 
     mean square error + (64 * mean error)^2
 
@@ -15,6 +16,7 @@ a row's elements; 64 is that of 4096.
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
 from collections.abc import Iterator
@@ -27,9 +29,11 @@ import numpy as np
 # The shortest first: of factors that leave nothing to speak of, the first is taken.
 FACTORS = sorted((1 + i / 1024 for i in range(1024)), key=lambda x: x.as_integer_ratio()[1])
 NOTHING = 1e-14
+NO_ERROR = 1e-10  # of a mean; less is what binary64 leaves of it
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 WEIGHT_OF_MEAN = 64
 FORMATS = {"nf4": "Nf4", "fp4": "Fp4"}
+LABELS = {"Half": "fp16", "Bf16": "bf16"}
 
 normal_cdf = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)))
 
@@ -94,11 +98,18 @@ def errors(ways: np.ndarray, codebook: np.ndarray, weighted: np.ndarray) -> tupl
     return wrong**2 @ weighted.T / square, wrong @ weighted.T / np.sqrt(square)
 
 
-def best_table(codebook: np.ndarray, dtype: Dtype) -> tuple[float, np.ndarray]:
-    """The factor, and the 16 numbers by code."""
+def in_order(codebook: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The codes by ascending entries, these, and how often each is stored, by blocksize."""
     order = np.argsort(codebook, kind="stable")
     ascending = codebook[order].astype(np.float64)
-    weighted = np.array([frequencies(ascending, blocksize) for blocksize in BLOCKSIZES])
+    return order, ascending, np.array([frequencies(ascending, size) for size in BLOCKSIZES])
+
+
+@functools.cache
+def best_table(format_name: str, dtype: Dtype) -> tuple[float, np.ndarray]:
+    """The factor, and the 16 numbers by code."""
+    codebook = nf4.codebook(format_name)
+    order, ascending, weighted = in_order(codebook)
 
     def of_factor(factor: float) -> tuple[int, float, np.ndarray]:
         ways = ways_to_round(ascending * factor, dtype)
@@ -115,7 +126,7 @@ def best_table(codebook: np.ndarray, dtype: Dtype) -> tuple[float, np.ndarray]:
 
 def table(format_name: str, dtype: Dtype) -> Iterator[str]:
     """The lines of C++ of a format in a dtype."""
-    factor, numbers = best_table(nf4.codebook(format_name), dtype)
+    factor, numbers = best_table(format_name, dtype)
     entries = [f"0x{bits:04x}" for bits in numbers.view(np.uint16)]
     yield f"constexpr RoundedCodebook k{FORMATS[format_name]}In{dtype.name} = {{"
     yield f"    1 / {factor!r}f,"
@@ -131,5 +142,32 @@ def tables() -> str:
     return "".join(f"{line}\n" for lines in each for line in lines)
 
 
+def figures_of(format_name: str, dtype: Dtype) -> str:
+    """Of the codebook rounded as it is, and of the table: in blocks of 64 the root mean square
+    error and the mean error, and the largest mean error for any blocksize."""
+    order, ascending, weighted = in_order(nf4.codebook(format_name))
+    factor, numbers = best_table(format_name, dtype)
+    as_it_is = ascending.astype(dtype.numpy).astype(np.float64)
+    ways = np.stack([as_it_is, numbers[order].astype(np.float64) / factor])
+    square, mean = errors(ways, ascending, weighted)
+    at_64 = BLOCKSIZES.index(64)
+    return "   ".join(
+        " ".join(
+            f"{figure if abs(figure) > NO_ERROR else 0:8.1e}"
+            for figure in (math.sqrt(square[way, at_64]), mean[way, at_64], abs(mean[way]).max())
+        )
+        for way in range(len(ways))
+    )
+
+
+def figures() -> str:
+    """The lines of the comment."""
+    return "".join(
+        f"//   {name.upper()}, {LABELS[dtype.name]}  {figures_of(name, dtype)}\n"
+        for name in FORMATS
+        for dtype in reversed(DTYPES)
+    )
+
+
 if __name__ == "__main__":
-    print(tables(), end="")
+    print(figures(), tables(), sep="\n", end="")

@@ -25,12 +25,13 @@ inline void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-// Is there a GPU? Says which, or why not.
+// Is there a GPU that the library can use? Says which, or why not.
 inline bool have_gpu() {
   nf4_device info{};
   info.struct_size = sizeof info;
   const nf4_status usable = nf4_device_info(0, &info);
-  if (usable == NF4_STATUS_NO_DEVICE || usable == NF4_STATUS_UNSUPPORTED_DEVICE) {
+  if (usable == NF4_STATUS_NO_CUDA || usable == NF4_STATUS_NO_DEVICE ||
+      usable == NF4_STATUS_UNSUPPORTED_DEVICE) {
     std::printf("skipped: %s\n", nf4_last_error());
     return false;
   }

@@ -55,7 +55,8 @@
  *
  * THREADS
  *   Every function may be called from any number of threads at once, on outputs
- *   that do not overlap.
+ *   that do not overlap. nf4_*_cpu take up to 192 KiB of the calling thread's stack;
+ *   the threads that they start have ended when they return.
  *
  * ALIGNMENT
  *   packed and uint8 absmax: none. Everything else: that of its element type.
@@ -258,26 +259,39 @@ typedef struct nf4_matmul_args {
   int64_t y_stride;           /* >= rows */
 } nf4_matmul_args;
 
-/* Scratch that nf4_matmul_launch needs, in bytes; often 0. It depends on the weight's
- * shape, m and dtype. No pointer but the structs' own is looked at. */
+/* Scratch that nf4_matmul_launch needs, in bytes; 0 in this version. It depends on the
+ * weight's shape, m and dtype, and does not fall as m rises: what is enough for the most
+ * rows of x is enough for fewer. No pointer but the structs' own is looked at. */
 NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
                                              size_t *bytes);
 
 /* Each y is the sum of the products x * (codebook entry * scale) and the bias, summed
- * in binary32 and rounded once; a 16-bit dtype's products may be formed from a codebook,
- * or from its entries times the scale, rounded to that dtype. The order of the sum is
- * the library's own, so bits differ between GPUs, shapes and versions, but not from call
+ * in binary32 and rounded once. The order of the sum is the library's own, so bits differ
+ * between the GPU and the CPU, between machines, shapes and versions, but not from call
  * to call. An x that is not finite spoils its own row of y and no other. What lies
- * between the rows of y is not written. Where y is empty nothing is read or written;
- * where cols is 0, y is the bias or 0.
+ * between the rows of y is not written. Where y is empty nothing is read or written, and
+ * pointers may be NULL; where cols is 0, y is the bias or 0, and no other pointer is
+ * looked at.
+ *
+ * What else y may differ by from exact numbers:
+ *   16 bits     the entries, or the entries times the scale, may be rounded to the dtype
+ *               first. The errors of the latter, a dense weight's of that dtype, have a
+ *               mean in each block; where a row of x has one, too, they add up, the more
+ *               the larger the blocks.
+ *   the range   few rows of x may be multiplied with the entries (in 16 bits with up to
+ *               twice the entries) and summed before the scale: such a sum is infinite
+ *               beyond binary32, even if the scale would bring it back, as 1e-3 does
+ *               2e38 and 2e38.
+ *   subnormals  bf16 by AVX512-BF16 instructions takes numbers, products and sums below
+ *               2^-126 for 0.
  *
  * workspace: scratch of at least nf4_matmul_workspace_size() bytes, 16-byte aligned,
  * in the same memory as the rest; may be NULL if that size is 0.
  *
  * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
- * m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m rows are more than 2^60 elements, the
- * workspace is NULL, misaligned or too small, or y, between its first and its last
- * element, or the workspace overlaps anything else. */
+ * m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m times
+ * a stride is more than 2^60, the workspace is NULL, misaligned or too small, or y,
+ * between its first and its last element, or the workspace overlaps anything else. */
 NF4_API nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
                                      void *workspace, size_t workspace_bytes, nf4_stream stream);
 
@@ -305,19 +319,20 @@ NF4_API nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_arg
  * devices. nf4_last_error() counts products from 0. All products are checked before any is
  * enqueued. */
 
-/* Scratch that nf4_matmul_batch_launch needs, in bytes; often 0. */
+/* Scratch that nf4_matmul_batch_launch needs, in bytes; 0 in this version. It does not
+ * fall as the m of any product rises. */
 NF4_API nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
                                                    const nf4_matmul_args *args, size_t count,
                                                    size_t *bytes);
 
 /* Up to 4 products go in one launch, which saves the fixed cost of the others', where they
  * are of one dtype, all nested or all flat, and all of 1 or 2, of 3 to 8, or of 9 to 16 rows
- * of x. Such a weight has cols and a blocksize that are multiples of 64 (of
- * 256, cols, with a codebook of its own); packed and every row of x are 16-byte aligned; the
- * GPU lets a thread block have 160 KiB of shared memory, as compute capabilities 8.0, 9.0 and
- * 10.0 do. All others are launched one by one, as separate calls would be, and so are large
- * weights with 9 to 16 rows of x on compute capability 9.0, which is faster. The order of
- * launches is the library's own. */
+ * of x. Such a weight has cols and a blocksize that are multiples of 64 (of 256, cols, with a
+ * codebook of its own); packed and every row of x are 16-byte aligned; the GPU lets a thread
+ * block have 160 KiB of shared memory, as compute capabilities 8.0, 9.0 and 10.0 do. All
+ * others are launched one by one, as separate calls would be, and so are large weights with
+ * 9 to 16 rows of x on compute capability 9.0, which is faster. The order of launches is the
+ * library's own. */
 NF4_API nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights,
                                            const nf4_matmul_args *args, size_t count,
                                            void *workspace, size_t workspace_bytes,
@@ -350,7 +365,8 @@ typedef struct nf4_device {
  * what is launched afterwards is ready. */
 NF4_API nf4_status nf4_device_info(int32_t device, nf4_device *info);
 
-/* The CPU kernels that this machine runs: "avx512", "avx2" or "scalar". */
+/* The CPU kernels that this machine runs: "avx512bf16", "avx512", "avx2" or "scalar"; later
+ * versions may have others. */
 NF4_API const char *nf4_cpu_variant(void);
 
 #ifdef __cplusplus

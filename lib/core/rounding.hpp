@@ -7,15 +7,18 @@
 // nearest: of the factors of four digits, and of all ways to round that err by no more than the
 // dtype's half unit, those with the smallest mean square error and mean error. They are weighed for
 // normal weights in blocks of every size, as weights of other distributions are like those of
-// another blocksize. tools/round_codebooks.py finds them and prints the tables below.
+// another blocksize. tools/round_codebooks.py finds them and prints the figures and tables below.
 //
 // Error of normal weights in blocks of 64, relative to their root mean square: its root mean
 // square, and its mean, and the largest mean for blocks of 32 to 4096.
 //
-//              rounded as it is             here
-//   NF4, bf16  1.36e-3,  4.6e-4,  4.7e-4    1.00e-3, -8e-6, 1.4e-5
-//   NF4, fp16  1.84e-4, -2.9e-5,  5.9e-5    1.09e-4,  2e-7, 3e-7
-//   FP4, both                               0: times 1.5 the entries are short
+//              rounded as it is              here
+//   NF4, bf16   1.4e-03  4.6e-04  4.7e-04    1.0e-03 -8.0e-06  1.4e-05
+//   NF4, fp16   1.8e-04 -2.9e-05  5.9e-05    1.1e-04  1.5e-07  3.0e-07
+//   FP4, bf16   1.3e-03  0.0e+00  0.0e+00    2.0e-08  0.0e+00  0.0e+00
+//   FP4, fp16   1.6e-04  0.0e+00  0.0e+00    2.0e-08  0.0e+00  0.0e+00
+//
+// FP4's entries times 1.5 are short: what is left is the rounding of the codebook itself.
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "cpu/float_environment.hpp"
@@ -77,43 +78,68 @@ int64_t blocks_per_thread(const Weight &weight, int64_t elements_per_thread) {
   return std::max<int64_t>(1, elements_per_thread >> weight.blocksize_log2);
 }
 
-// The rows of several matmuls' weights, one after the other, in pieces.
+// The rows of several matmuls' weights, one after the other, in pieces: a range to be split in
+// units of work, of which a piece of a large product has more than one of a small.
 class Pieces {
  public:
-  Pieces(const MatmulProblem *problems, int count) : problems_(problems) {
+  Pieces(const MatmulProblem *problems, int count) : problems_(problems), count_(count) {
+    double all = 0, least = INFINITY;
+    for (int i = 0; i < count; ++i) {
+      if (problems[i].empty()) continue;
+      all += work_of_piece(problems[i]) * static_cast<double>(pieces_of(problems[i]));
+      least = std::min(least, work_of_piece(problems[i]));
+    }
+    // Not so fine that 64 bits would not hold all units.
+    work_of_unit_ = std::max(least, all * 0x1p-50);
     for (int i = 0; i < count; ++i) {
       const MatmulProblem &problem = problems[i];
-      const int64_t pieces = problem.empty() ? 0 : ceil_divide(problem.weight.rows, kRowsOfPiece);
-      const double of_piece = static_cast<double>(problem.m) * problem.weight.cols * kRowsOfPiece;
-      products_ += static_cast<double>(pieces) * of_piece;
-      ends_[i] = (i == 0 ? 0 : ends_[i - 1]) + pieces;
+      Product &product = products_[i];
+      product.first = i == 0 ? 0 : products_[i - 1].last;
+      product.units_of_piece = std::max<int64_t>(
+          1, problem.empty() ? 1 : static_cast<int64_t>(work_of_piece(problem) / work_of_unit_));
+      product.last = product.first + pieces_of(problem) * product.units_of_piece;
     }
-    count_ = ends_[count - 1];
   }
 
-  int64_t count() const { return count_; }
-  // How many are worth a thread, of pieces of the mean size.
-  int64_t per_thread() const {
-    const double of_piece = std::max(1.0, products_ / static_cast<double>(count_));
-    return std::max<int64_t>(1, static_cast<int64_t>(kMatmulProductsPerThread / of_piece));
+  int64_t units() const { return products_[count_ - 1].last; }
+  int64_t units_per_thread() const {
+    return std::max<int64_t>(1, static_cast<int64_t>(kMatmulProductsPerThread / work_of_unit_));
   }
 
+  // The pieces whose first unit is among these.
   void for_each(int64_t begin, int64_t end, decltype(Variant::matmul) matmul) const {
-    for (int i = 0; begin < end; ++i) {
-      const int64_t first = i == 0 ? 0 : ends_[i - 1], last = std::min(end, ends_[i]);
-      if (begin >= last) continue;
+    for (int i = 0; i < count_ && products_[i].first < end; ++i) {
+      const int64_t first = products_[i].piece_at(begin), last = products_[i].piece_at(end);
+      if (first == last) continue;
       const int64_t rows = problems_[i].weight.rows;
-      matmul(problems_[i],
-             {(begin - first) * kRowsOfPiece, std::min(rows, (last - first) * kRowsOfPiece)});
-      begin = last;
+      matmul(problems_[i], {first * kRowsOfPiece, std::min(rows, last * kRowsOfPiece)});
     }
   }
 
  private:
+  struct Product {
+    int64_t first, last;  // of its units
+    int64_t units_of_piece;
+
+    // The first piece that begins at a unit or after it.
+    int64_t piece_at(int64_t unit) const {
+      return ceil_divide(std::clamp(unit, first, last) - first, units_of_piece);
+    }
+  };
+
+  static int64_t pieces_of(const MatmulProblem &problem) {
+    return problem.empty() ? 0 : ceil_divide(problem.weight.rows, kRowsOfPiece);
+  }
+  // Multiplications; where there are no columns, what is stored.
+  static double work_of_piece(const MatmulProblem &problem) {
+    return static_cast<double>(problem.m) * std::max<int64_t>(1, problem.weight.cols) *
+           kRowsOfPiece;
+  }
+
   const MatmulProblem *problems_;
-  int64_t ends_[NF4_MATMUL_BATCH_MAX];
-  int64_t count_;
-  double products_ = 0;
+  int count_;
+  double work_of_unit_;
+  Product products_[NF4_MATMUL_BATCH_MAX];
 };
 
 }  // namespace
@@ -152,7 +178,7 @@ void matmul(const MatmulProblem *problems, int count, int threads) {
   const DefaultFloatEnvironment environment;
   const Variant &variant = variant_in_use();
   const Pieces pieces(problems, count);
-  parallel_for(pieces.count(), pieces.per_thread(), threads,
+  parallel_for(pieces.units(), pieces.units_per_thread(), threads,
                [&](int64_t begin, int64_t end) { pieces.for_each(begin, end, variant.matmul); });
 }
 

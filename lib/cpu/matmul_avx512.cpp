@@ -14,6 +14,8 @@
 // - Up to six of the seven shifts by vpmulhuw, for other pipes: predicted 1.7; 2.4.
 // - Scales spread by a broadcast and vpermilps: 2.2; by vpermps alone: 2.1.
 // - No prefetch: 14336 x 4096 from memory 2.2 ms in place of 1.5.
+#include "cpu/matmul_avx512.hpp"
+
 #include <immintrin.h>
 
 #include "cpu/matmul_kernels.hpp"
@@ -22,10 +24,9 @@
 namespace nf4::cpu {
 namespace {
 
-struct Floats {
+struct Floats : Avx512Sums {
   using Item = float;
   using Operand = __m512;
-  using Sum = __m512;
   using Codes = __m512i;
   static constexpr int kLanes = 16;
   static constexpr int kPieces = 8;
@@ -33,39 +34,16 @@ struct Floats {
   static constexpr int kDotRows[] = {4, 4, 2, 2};
   static constexpr int kTileColumns = 6;
 
-  static __m512 zero() { return _mm512_setzero_ps(); }
   static __m512 load(const float *x) { return _mm512_loadu_ps(x); }
   static void store(float *to, __m512 x) { _mm512_storeu_ps(to, x); }
   static __m512 multiply(__m512 a, __m512 b) { return _mm512_mul_ps(a, b); }
   static __m512 multiply_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
-  static __m512 scale_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
-  static float sum_of(__m512 x) { return _mm512_reduce_add_ps(x); }
-  // The sums of four vectors to four floats.
-  static void add_sums(__m512 a, __m512 b, __m512 c, __m512 d, float *to) {
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512 by_lane =
-        _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
-    const __m256 half =
-        _mm256_add_ps(_mm512_castps512_ps256(by_lane), _mm512_extractf32x8_ps(by_lane, 1));
-    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
-  }
 
   static __m512 load_table(const void *codebook) { return _mm512_loadu_ps(codebook); }
   static __m512i load_codes(const uint8_t *packed) { return _mm512_loadu_si512(packed); }
   // vpermps reads the low 4 bits of each index.
   static __m512 look_up(__m512 table, __m512i codes) { return _mm512_permutexvar_ps(codes, table); }
   static __m512i next(__m512i codes) { return _mm512_srli_epi32(codes, 4); }
-
-  // Which of the unit's scales each lane takes.
-  static __m512i load_spread(int scales) {
-    const __m512i quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    return _mm512_srlv_epi32(quarter, _mm512_set1_epi32(2 - scales / 2));
-  }
-  static __m512 spread_scales(const float *scales, __m512i spread) {
-    return _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(scales)));
-  }
 
   static void take_apart(__m512 a, __m512 b, __m512 &even, __m512 &odd) {
     const __m512i first =

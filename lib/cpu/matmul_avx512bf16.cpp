@@ -21,13 +21,13 @@
 //   cycle: predicted 1.5; 1.6. Three rows: 1.9.
 // - Scales loaded by 64 bytes, which cross a line: 1.94 for one row; by 16: 1.89.
 // - A codebook in two parts of bf16, 16 bits in all: twice the look-ups and products: 2.2 in place
-// of
-//   1.3 without the scales, no better than fp32.
+//   of 1.3 without the scales, no better than fp32.
 // - Codes shifted by vpmulhuw, for other pipes: 1.5; by vpsrlw: 1.3, without the scales.
 // - A dequantize of its own for tile, rounded by vcvtneps2bf16: predicted 0.7 less for 64 weights;
 //   nothing. What is decoded is stored past the first-level cache, which bounds it.
 #include <immintrin.h>
 
+#include "cpu/matmul_avx512.hpp"
 #include "cpu/matmul_kernels.hpp"
 #include "nf4/nf4.h"
 
@@ -36,10 +36,9 @@ namespace {
 
 __m512bh as_bf16(__m512i x) { return (__m512bh)x; }
 
-struct Bf16 {
+struct Bf16 : Avx512Sums {
   using Item = uint16_t;
   using Operand = __m512i;
-  using Sum = __m512;
   using Codes = __m512i;
   static constexpr int kLanes = 32;
   static constexpr int kPieces = 4;
@@ -47,25 +46,11 @@ struct Bf16 {
   static constexpr int kDotRows[] = {4, 2, 2, 2};
   static constexpr int kTileColumns = 6;
 
-  static __m512 zero() { return _mm512_setzero_ps(); }
   static __m512i load(const uint16_t *x) { return _mm512_loadu_si512(x); }
   static void store(uint16_t *to, __m512i x) { _mm512_storeu_si512(to, x); }
   static __m512 multiply(__m512i a, __m512i b) { return multiply_add(a, b, zero()); }
   static __m512 multiply_add(__m512i a, __m512i b, __m512 sum) {
     return _mm512_dpbf16_ps(sum, as_bf16(a), as_bf16(b));
-  }
-  static __m512 scale_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
-  static float sum_of(__m512 x) { return _mm512_reduce_add_ps(x); }
-  // The sums of four vectors to four floats.
-  static void add_sums(__m512 a, __m512 b, __m512 c, __m512 d, float *to) {
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512 by_lane =
-        _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
-    const __m256 half =
-        _mm256_add_ps(_mm512_castps512_ps256(by_lane), _mm512_extractf32x8_ps(by_lane, 1));
-    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
   }
 
   // Twice over, as vpermw reads the low 5 bits of each index.
@@ -77,15 +62,6 @@ struct Bf16 {
     return _mm512_permutexvar_epi16(codes, table);
   }
   static __m512i next(__m512i codes) { return _mm512_srli_epi16(codes, 4); }
-
-  // Which of the unit's scales each lane takes.
-  static __m512i load_spread(int scales) {
-    const __m512i quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    return _mm512_srlv_epi32(quarter, _mm512_set1_epi32(2 - scales / 2));
-  }
-  static __m512 spread_scales(const float *scales, __m512i spread) {
-    return _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(scales)));
-  }
 
   static void take_apart(__m512i a, __m512i b, __m512i &even, __m512i &odd) {
     const __m512i first =

@@ -6,8 +6,8 @@
 //
 // Tried, ms for one column and a weight in memory, two cores, bf16, 14336 x 4096 and 4096 x 14336:
 // - Codes prefetched into the first-level cache, where x lies: 1.1, 1.8; into the second: 1.1, 1.3.
-// - Four rows at once, prefetched 4096 bytes ahead: 1.8, 1.5; by as much as the rows
-// take: 1.05, 1.0.
+// - Four rows at once, prefetched 4096 bytes ahead: 1.8, 1.5; by as much as the rows take: 1.05,
+//   1.0.
 // - 16 KiB of prepared x, so that four columns of 4096 are done in two halves: 2.2; 32 KiB: 2.0.
 #include <algorithm>
 #include <cstring>
@@ -29,18 +29,26 @@ constexpr int64_t kPreparedBytes = 32768;
 constexpr int64_t kMaxUnit = 128;
 constexpr int64_t kMaxScales = kPreparedBytes / 2 / kMinBlocksize + kScalePadding;
 
-// A caller's codebook is rounded once for each thread of a call, whatever its pieces.
+bool same_entries(const float *a, const Codebook &b) {
+  return std::memcmp(a, b.data(), sizeof b) == 0;
+}
+
+// A caller's codebook is rounded once for each thread, which keeps the last: doing so before the
+// threads start would be 12 us that all of them wait for. bitsandbytes passes its formats' along,
+// whose roundings are better.
 const RoundedCodebook &codebook_in_bf16(const Weight &weight) {
-  if (weight.codebook == nullptr) return weight.format == NF4_FORMAT_FP4 ? kFp4InBf16 : kNf4InBf16;
+  const float *entries = codebook(weight);
+  if (same_entries(entries, kNf4Codebook)) return kNf4InBf16;
+  if (same_entries(entries, kFp4Codebook)) return kFp4InBf16;
   struct Last {
     bool valid;
-    float codebook[kCodebookSize];
+    Codebook codebook;
     RoundedCodebook rounded;
   };
   thread_local Last last{};
-  if (!last.valid || std::memcmp(last.codebook, weight.codebook, sizeof last.codebook) != 0) {
-    std::memcpy(last.codebook, weight.codebook, sizeof last.codebook);
-    last.rounded = round_codebook<BFloat16>(last.codebook);
+  if (!last.valid || !same_entries(entries, last.codebook)) {
+    std::copy_n(entries, kCodebookSize, last.codebook.begin());
+    last.rounded = round_codebook<BFloat16>(entries);
     last.valid = true;
   }
   return last.rounded;

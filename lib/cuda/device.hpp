@@ -57,6 +57,11 @@ inline bool is_multiple(const void *address, int alignment) {
   return reinterpret_cast<uintptr_t>(address) % alignment == 0;
 }
 
+// Are rows of x, of numbers of 16 bits, on 16-byte boundaries?
+inline bool has_x_vectors(const MatmulProblem &problem) {
+  return is_multiple(problem.x, 16) && (problem.m == 1 || problem.x_stride % 8 == 0);
+}
+
 // What has been set in a device's context, as kernels' attributes are: a device gets another
 // context where it is reset, or where a program makes one of its own.
 class SetInContext {

@@ -7,6 +7,7 @@
 #include "cuda/dequant/select.hpp"
 #include "cuda/device.hpp"
 #include "cuda/matmul/select.hpp"
+#include "support/force_matmul.hpp"
 #include "validate.hpp"
 
 namespace {
@@ -31,14 +32,6 @@ class PlainLaunches {
   ~PlainLaunches() { nf4::cuda::force_plain_launches(false); }
   PlainLaunches(const PlainLaunches &) = delete;
   PlainLaunches &operator=(const PlainLaunches &) = delete;
-};
-
-class ForcedMatmul {
- public:
-  explicit ForcedMatmul(nf4::cuda::MatmulShape shape) { nf4::cuda::force_matmul(nullptr, shape); }
-  ~ForcedMatmul() { nf4::cuda::force_matmul(nullptr, std::nullopt); }
-  ForcedMatmul(const ForcedMatmul &) = delete;
-  ForcedMatmul &operator=(const ForcedMatmul &) = delete;
 };
 
 // Each configuration twice: launched plainly, then with programmatic dependent launch.
@@ -179,7 +172,8 @@ int nf4_bench_matmul_chosen(const nf4_tensor *weight, const nf4_matmul_args *arg
   nf4::MatmulProblem problem;
   nf4::cuda::MatmulShape shape;
   const auto used = static_cast<int64_t>(workspace_bytes);
-  if (nf4::validate_matmul(weight, args, workspace, used, problem) != NF4_STATUS_OK ||
+  if (nf4::validate_matmul_shape(weight, args, problem) != NF4_STATUS_OK ||
+      nf4::validate_matmul_operands(weight, args, workspace, used, problem) != NF4_STATUS_OK ||
       nf4::cuda::matmul_shape(problem, stream, shape) != NF4_STATUS_OK)
     return -1;
   return shape;
@@ -190,7 +184,7 @@ nf4_status nf4_bench_matmul_as(int shape, const nf4_tensor *weight, const nf4_ma
                                nf4_stream stream) {
   if (shape < 0 || shape >= nf4::cuda::kMatmulShapes) return NF4_STATUS_INVALID_ARGUMENT;
   const auto wanted = static_cast<nf4::cuda::MatmulShape>(shape);
-  const ForcedMatmul forced(wanted);
+  const nf4::test::ForcedMatmul forced(nullptr, wanted);
   // Forced, the library takes another where this one cannot.
   if (nf4_bench_matmul_chosen(weight, args, workspace, workspace_bytes, stream) != shape)
     return NF4_STATUS_INVALID_ARGUMENT;

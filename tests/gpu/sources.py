@@ -19,6 +19,7 @@ COVERED_FILES = (
 COVERED_PATTERNS = (
     "tests/check_cuda*.cpp",
     "tests/support/device.*",
+    "tests/support/families.hpp",
     "tests/support/force*.hpp",
     "tests/support/kernels.*",
     "tests/support/matmul_*",

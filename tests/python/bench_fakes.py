@@ -58,9 +58,9 @@ class FakeGpu:
 
 class FakeLibrary:
     """What nf4bench.library.Library offers. `wrong` is a configuration whose first number has
-    another bit ("keep", "evict first": those stores; "matmul" or the name of a kernel: whose
-    first number is another), `refused` one that takes no weight; `pdl` whether the library
-    launches so."""
+    another bit ("keep", "evict first": those stores; "matmul", the name of a kernel, or
+    "matmul_batch" and which product of it: whose first number is another), `refused` one that
+    takes no weight; `pdl` whether the library launches so."""
 
     def __init__(
         self, wrong: int | str | None = None, refused: int | None = None, pdl: bool = True
@@ -132,8 +132,8 @@ class FakeLibrary:
         self, tensors, args, workspace, workspace_bytes: int, pdl: bool, stream
     ) -> None:
         self._launch("matmul_batch", len(tensors), pdl, stream)
-        for tensor, each in zip(tensors, args, strict=True):
-            self._matmul("matmul_batch", tensor, each)
+        for i, (tensor, each) in enumerate(zip(tensors, args, strict=True)):
+            self._matmul(f"matmul_batch {i}", tensor, each)
 
     def matmul_shapes(self) -> list[str]:
         return ["any", "few"]

@@ -15,6 +15,12 @@ AWKWARD = np.array(
 )
 
 
+def numbers(seed: int, shape: Any, dtype: str = "fp32") -> np.ndarray:
+    """Normal ones."""
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return np.asarray(values, np.float32).astype(oracle.DTYPES[dtype])
+
+
 @dataclass(frozen=True)
 class Case:
     """The arguments of one quantize, and its source."""

@@ -117,8 +117,8 @@ def matmul(
     q, codebook: np.ndarray, x: np.ndarray, bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """y = x W^T + bias in binary64, of the unrounded codebook * scale; and how far a y may be from
-    it: three factors rounded to 11 bits, a weight rounded to the dtype of x, a sum in binary32,
-    and one rounding to that dtype."""
+    it: a weight rounded to the dtype of x, a sum in binary32, one rounding to that dtype, and for
+    16 bits three factors rounded to 11 bits."""
     codes = codes_of(q.packed, q.elements)
     scales = np.repeat(scales_of(q), q.blocksize)[: q.elements].astype(np.float64)
     shape = math.prod(q.shape[:-1]), q.shape[-1]
@@ -129,5 +129,6 @@ def matmul(
     magnitude = np.abs(wide) @ np.abs(weight).T + np.abs(added)
     limits = ml_dtypes.finfo(x.dtype)
     unit = float(limits.eps) / 2
-    relative = 3 * 2.0**-11 + unit + (q.shape[-1] + 2) * 2.0**-24
+    factors = 0 if x.dtype == np.float32 else 3 * 2.0**-11
+    relative = factors + unit + (q.shape[-1] + 2) * 2.0**-24
     return y, relative * magnitude + 2 * unit * np.abs(y) + float(limits.smallest_subnormal)

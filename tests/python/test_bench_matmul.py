@@ -160,19 +160,41 @@ def test_weights_that_share_x_are_one_row() -> None:
     ):  # fmt: skip
         gate.y.zero_()
         up.y.zero_()
-        assert of.gpu.run(launch) is gate.y
+        assert [id(y) for y in of.gpu.run(launch)] == [id(gate.y), id(up.y)]
         for each in (gate, up):
             expected = matmul_product.exact(each.x, peers.dequantized(each.weight, torch.float64))
             assert matmul_product.relative_error(each.y, expected) < 4e-3
 
 
-def test_a_batch_that_is_wrong_ends_the_bench() -> None:
-    of = made(FakeLibrary(wrong="matmul_batch"))
-    with pytest.raises(WrongResult, match="libnf4 plain 0: off by "):
+@pytest.mark.parametrize("product", [0, 1])
+def test_a_batch_that_is_wrong_anywhere_ends_the_bench(product: int) -> None:
+    of = made(FakeLibrary(wrong=f"matmul_batch {product}"))
+    with pytest.raises(WrongResult, match=f"libnf4 plain 0, product {product}: off by "):
         rows(of, Group(CASE, (2,), together=2))
-    with pytest.raises(WrongResult, match="apart plain 0: off by "):
-        rows(made(FakeLibrary(wrong="matmul")), Group(CASE, (2,), together=2))
     assert of.gpu.measured == 0
+
+
+def test_separate_calls_beside_a_batch_are_checked() -> None:
+    with pytest.raises(WrongResult, match="apart plain 0, product 0: off by "):
+        rows(made(FakeLibrary(wrong="matmul")), Group(CASE, (2,), together=2))
+
+
+def test_a_second_product_that_is_not_written_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = made()
+    one = of.library.matmul_batch
+    monkeypatch.setattr(of.library, "matmul_batch", lambda t, a, *rest: one(t[:1], a[:1], *rest))
+    with pytest.raises(WrongResult, match="libnf4 plain 0, product 1: off by nan"):
+        rows(of, Group(CASE, (2,), together=2))
+
+
+def test_a_peer_that_is_wrong_for_the_second_weight_ends_the_bench() -> None:
+    class WrongEverySecondTime(Fake):
+        def prepare(self, weight, variant):
+            self.factor = 1.055 if self.factor == 1 else 1
+            return Fake(1.055 if self.factor == 1 else 1).prepare(weight, variant)
+
+    with pytest.raises(WrongResult, match="dense plain 0, product 1: off by 5."):
+        rows(made(), Group(CASE, (2,), together=2), dense=WrongEverySecondTime())
 
 
 def test_a_peer_is_not_asked_for_what_it_cannot_do() -> None:
@@ -220,8 +242,8 @@ def test_a_product_that_is_not_written_is_wrong(monkeypatch: pytest.MonkeyPatch)
 def test_a_product_of_another_shape_is_wrong() -> None:
     expected = torch.ones(2, 3, dtype=torch.float64)
     with pytest.raises(WrongResult, match=r"x: \(3, 2\), expected \(2, 3\)"):
-        matmul_product.require("x", 1, expected, lambda: torch.ones(3, 2))
-    assert matmul_product.require("x", 0, expected, lambda: torch.ones(2, 3)) == 0
+        matmul_product.require("x", 1, expected, torch.ones(3, 2))
+    assert matmul_product.require("x", 0, expected, torch.ones(2, 3)) == 0
 
 
 # ---- Peers ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import nf4
 import numpy as np
 import oracle
 import pytest
+from cases import numbers
 from fakes import CudaArray
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,11 +19,6 @@ from strategies import any_case
 HIGH = 0x7F12_0000_0000_0000
 COLS = 64
 DTYPES = list(oracle.DTYPES)
-
-
-def numbers(seed, shape, dtype="fp32"):
-    values = np.random.default_rng(seed).standard_normal(shape)
-    return np.asarray(values, np.float32).astype(oracle.DTYPES[dtype])
 
 
 def same(ys, expected):
@@ -98,6 +94,7 @@ FAULTS = {
     "product 1: the weight is a int; expected a QuantizedTensor": {
         "weights": [nf4.quantize(WEIGHT), 5]
     },
+    "weights is a QuantizedTensor; expected a list of them": {"weights": nf4.quantize(WEIGHT)},
     "count is 65; expected at most 64": {"weights": [nf4.quantize(WEIGHT)] * 65, "out": None},
     "workspace is given; expected None for host memory": {"workspace": np.zeros(64, np.uint8)},
     "threads is -1; expected 0 or more": {"threads": -1},
@@ -130,12 +127,14 @@ def test_outs_that_overlap():
 
 def test_workspace_bytes():
     weights = [nf4.quantize(numbers(rows, (rows, COLS))) for rows in (6, 17)]
-    for dtype in (None, "bf16", np.float16):
+    for dtype in ("bf16", np.float16):
         most = max(nf4.matmul_workspace_bytes(q, 3, dtype) for q in weights)
         assert nf4.matmul_batch_workspace_bytes(weights, 3, dtype) == most
-    assert nf4.matmul_batch_workspace_bytes([], 3) == 0
+    assert nf4.matmul_batch_workspace_bytes([], 3, "bf16") == 0
+    with pytest.raises(nf4.InvalidArgument, match="weights is a QuantizedTensor; expected a list"):
+        nf4.matmul_batch_workspace_bytes(weights[0], 3, "bf16")
     with pytest.raises(nf4.InvalidArgument, match="product 0: m is -1; expected 0 or more"):
-        nf4.matmul_batch_workspace_bytes(weights, -1)
+        nf4.matmul_batch_workspace_bytes(weights, -1, "bf16")
 
 
 class TestLaunches:
@@ -174,7 +173,7 @@ class TestLaunches:
 
     def test_a_workspace_is_asked_for(self, last, weights, scratch_needed):
         x, outs = CudaArray(HIGH, "fp16", 3, COLS), [HIGH + 48, HIGH + 64]
-        assert nf4.matmul_batch_workspace_bytes(weights, 3) == 1536
+        assert nf4.matmul_batch_workspace_bytes(weights, 3, "fp16") == 1536
         with pytest.raises(nf4.InvalidArgument, match="workspace is None; expected 1536 bytes"):
             nf4.matmul_batch(x, weights, out=outs)
         with pytest.raises(nf4.InvalidArgument, match="workspace is in host memory"):

@@ -74,7 +74,7 @@ def test_addresses_and_what_is_left_out(last, raw):
 
 def test_a_workspace_is_asked_for(last, raw, scratch_needed):
     scratch_needed(1 << 33)
-    assert nf4.matmul_workspace_bytes(raw, 3) == 3 << 33
+    assert nf4.matmul_workspace_bytes(raw, 3, "bf16") == 3 << 33
     x, out = array(32, 2, COLS), array(48, 2, ROWS)
     with pytest.raises(nf4.InvalidArgument, match="workspace is None; expected 17179869184 bytes"):
         nf4.matmul(x, raw, out=out)
@@ -87,7 +87,7 @@ def test_the_size_of_a_workspace_is_asked_for_once(last, raw, scratch_needed):
     sizes = []
     for needed in (32, 64):
         scratch_needed(needed)
-        sizes.append(nf4.matmul_workspace_bytes(raw, 5))
+        sizes.append(nf4.matmul_workspace_bytes(raw, 5, "bf16"))
     assert sizes == [160, 160]
 
 

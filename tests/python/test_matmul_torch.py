@@ -4,6 +4,7 @@ import nf4
 import numpy as np
 import oracle
 import pytest
+from nf4 import _torch
 
 pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")
@@ -81,6 +82,17 @@ def fake_tensor(*shape):
 
     with FakeTensorMode():
         return torch.empty(*shape)
+
+
+def test_a_mode_at_the_first_call_slows_none_after_it():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    device = _torch.Device(torch, torch.device("cpu"))
+    with FakeTensorMode():
+        assert type(device.known_maker((3, 2), "fp32")()) is not torch.Tensor
+    assert type(device.known_maker((3, 2), "fp32")()) is torch.Tensor
+    maker = device.known_maker((3, 2), "fp32")
+    assert maker is device.known_maker((3, 2), "fp32") and maker.func is torch.empty_like
 
 
 FAULTS = {

@@ -1,10 +1,9 @@
 // One family and shape of CUDA matmul kernels for the length of a scope.
 #pragma once
 
-#include <vector>
+#include <optional>
 
 #include "cuda/matmul/select.hpp"
-#include "support/catch.hpp"
 
 namespace nf4::test {
 
@@ -17,16 +16,5 @@ class ForcedMatmul {
   ForcedMatmul(const ForcedMatmul &) = delete;
   ForcedMatmul &operator=(const ForcedMatmul &) = delete;
 };
-
-// The families that have kernels for this GPU.
-inline std::vector<const cuda::MatmulFamily *> runnable_families() {
-  nf4_device device{};
-  device.struct_size = sizeof device;
-  REQUIRE(nf4_device_info(0, &device) == NF4_STATUS_OK);
-  std::vector<const cuda::MatmulFamily *> families;
-  for (auto family = cuda::matmul_families(); *family != nullptr; ++family)
-    if ((*family)->family.runs_on(device.compute_capability)) families.push_back(*family);
-  return families;
-}
 
 }  // namespace nf4::test

@@ -78,7 +78,7 @@ class Device:
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._elements: dict[str, Any] = {}
         # Products are of a few shapes, again and again.
-        self.known_maker = functools.lru_cache(maxsize=64)(self.maker)
+        self._known_maker = functools.lru_cache(maxsize=64)(self.maker)
 
     def plain(self, tensor: Any) -> tuple[int, str] | None:
         """The address and the dtype of what is as common and faultless as can be: a contiguous
@@ -158,6 +158,10 @@ class Device:
             element.expand(shape),
             memory_format=self._torch.contiguous_format,
         )
+
+    def known_maker(self, shape: Any, dtype: str) -> Callable[[], Any]:
+        """The same, kept for the last shapes once there is an example to keep it for."""
+        return (self._known_maker if dtype in self._elements else self.maker)(shape, dtype)
 
     @functools.cached_property
     def scale_code(self) -> Any:

@@ -119,17 +119,17 @@ def _require_host_arguments(workspace: Any, stream: Any) -> None:
         raise InvalidArgument("workspace is given; expected None for host memory")
 
 
-def matmul_workspace_bytes(weight: QuantizedTensor, m: int, dtype: Any = None) -> int:
-    """Bytes of scratch that `matmul` needs for m rows of x in device memory, often 0.
+def matmul_workspace_bytes(weight: QuantizedTensor, m: int, dtype: Any) -> int:
+    """Bytes of scratch that `matmul` needs for m rows of x in device memory; 0 in this version.
+    Never more for fewer rows.
 
-    dtype  "fp16", "bf16", or a numpy or torch dtype: that of x; that of the weight by default
+    dtype  of x: "fp16", "bf16", or a numpy or torch dtype
 
     Raises InvalidArgument.
     """
     found = bound(weight)
-    name = weight.dtype if dtype is None else _convert.dtype_name(dtype)
-    rows = _convert.integer("m", m, 64)
-    return found.matmul_workspace(_convert.DTYPES[name], rows, found.cols, found.rows)
+    code = _convert.DTYPES[_convert.dtype_name(dtype)]
+    return found.matmul_workspace(code, _convert.integer("m", m, 64), found.cols, found.rows)
 
 
 def matmul(
@@ -146,8 +146,8 @@ def matmul(
     being dequantized as a whole. Sums are in binary32, each is rounded once.
 
     x          an array [..., cols] of fp16 or bf16, or of fp32 on the CPU: a numpy array, a torch
-               tensor, or an object with __cuda_array_interface__ or __dlpack__. Its rows are
-               contiguous, and each is at the same distance from the next, cols elements or more
+               tensor, or an object with __cuda_array_interface__ or __dlpack__. The elements of a
+               row are contiguous, and rows follow each other at one distance, of cols or more
     weight     of shape [..., rows, cols]: the leading dimensions are rows as well, as many as
                their product
     bias       an array of as many elements as the weight has rows, in the dtype of x; contiguous
@@ -164,7 +164,8 @@ def matmul(
     An x that is not finite spoils its own row of y only. torch is told that an `out` has changed,
     as quantize tells it.
 
-    Returns `out`, or what was made. Raises what quantize raises; then `out` is as it was.
+    Returns `out`, or what was made. Raises what quantize raises; then `out` is as it was. What the
+    library finds wrong with `out` it says of "y".
     """
     threads = _convert.integer("threads", threads, 32)
     product = _prepare(weight, x, bias, out, stream)
@@ -180,6 +181,14 @@ def matmul(
     if out is not None or workspace is not None:
         _torch.tell_of_writes((out, workspace))
     return product.result
+
+
+def _listed(weights: Any) -> list[Any]:
+    try:
+        return list(weights)
+    except TypeError:
+        kind = type(weights).__name__
+        raise InvalidArgument(f"weights is a {kind}; expected a list of them") from None
 
 
 def _for_each(name: str, values: Any, count: int) -> list[Any]:
@@ -224,21 +233,19 @@ def _batch_workspace(batch: tuple[ctypes.Array, ctypes.Array, int]) -> int:
     return needed.value
 
 
-def matmul_batch_workspace_bytes(
-    weights: Sequence[QuantizedTensor], m: int, dtype: Any = None
-) -> int:
+def matmul_batch_workspace_bytes(weights: Iterable[QuantizedTensor], m: int, dtype: Any) -> int:
     """Bytes of scratch that `matmul_batch` needs for m rows of x in device memory, the same for
-    all weights; often 0. dtype: as for `matmul_workspace_bytes`, that of each weight by default.
+    all weights; 0 in this version. m and dtype: as for `matmul_workspace_bytes`.
 
     Raises InvalidArgument.
     """
     rows = _convert.integer("m", m, 64)
-    given = None if dtype is None else _convert.dtype_name(dtype)
-    prepared = [bound(weight) for weight in weights]
+    code = _convert.DTYPES[_convert.dtype_name(dtype)]
+    prepared = [bound(weight) for weight in _listed(weights)]
     args = [
         _abi.MatmulArgs(
             struct_size=ctypes.sizeof(_abi.MatmulArgs),
-            dtype=_convert.DTYPES[given or weight.dtype],
+            dtype=code,
             m=rows,
             x_stride=weight.cols,
             y_stride=weight.rows,
@@ -250,7 +257,7 @@ def matmul_batch_workspace_bytes(
 
 def matmul_batch(
     x: Any,
-    weights: Sequence[QuantizedTensor],
+    weights: Iterable[QuantizedTensor],
     *,
     bias: Sequence[Any] | None = None,
     out: Sequence[Any] | None = None,
@@ -274,10 +281,11 @@ def matmul_batch(
     stream     as for quantize
 
     Returns a list of what matmul returns. Raises what quantize raises, of a product of those that
-    are counted from 0; then every `out` is as it was, unless it is CudaError.
+    are counted from 0, whose `out` is "y" there; then every `out` is as it was, unless it is
+    CudaError.
     """
     threads = _convert.integer("threads", threads, 32)
-    weights = list(weights)
+    weights = _listed(weights)
     count = len(weights)
     each_x = _for_each("x", x, count) if isinstance(x, (list, tuple)) else [x] * count
     each_out = _for_each("out", out, count)

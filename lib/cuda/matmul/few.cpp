@@ -101,7 +101,7 @@ bool few_takes(const MatmulFamily &family, const MatmulProblem &problem, MatmulS
   if (weight.cols > kFewElements / kTileRows || weight.rows > UINT32_MAX / weight.cols)
     return false;
   if (weight.blocksize() < kQuarter || !is_multiple(weight.packed, 16)) return false;
-  if (!is_multiple(problem.x, 16) || (problem.m > 1 && problem.x_stride % 8 != 0)) return false;
+  if (!has_x_vectors(problem)) return false;
   const int64_t rows = ceil_divide(weight.rows, thread_blocks(weight.rows, device)) + kTileRows;
   // Elements of a nested block have 31 bits.
   const int log2 = weight.nested() ? weight.blocksize_log2 + weight.nested_blocksize_log2 : 0;

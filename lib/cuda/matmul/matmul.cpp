@@ -41,14 +41,12 @@ const MatmulFamily *family_for(int compute_capability) {
 MatmulArgs matmul_args(const MatmulProblem &problem) {
   const Weight &weight = problem.weight;
   MatmulArgs args{};
-  if (weight.elements != 0) {  // else there may be no such memory
-    args.packed = weight.packed;
-    args.absmax = weight.absmax;
-    args.nested_absmax = weight.nested_absmax;
-    args.nested_code = weight.nested_code;
-    args.nested_offset = weight.nested_offset;
-    args.codebook = weight.codebook;
-  }
+  args.packed = weight.packed;
+  args.absmax = weight.absmax;
+  args.nested_absmax = weight.nested_absmax;
+  args.nested_code = weight.nested_code;
+  args.nested_offset = weight.nested_offset;
+  args.codebook = weight.codebook;
   args.x = problem.x;
   args.bias = problem.bias;
   args.y = problem.y;
@@ -60,7 +58,7 @@ MatmulArgs matmul_args(const MatmulProblem &problem) {
   args.format = weight.format;
   args.blocksize_log2 = weight.blocksize_log2;
   args.nested_blocksize_log2 = weight.nested_blocksize_log2;
-  args.x_vectors = is_multiple(problem.x, 16) && (problem.m == 1 || problem.x_stride % 8 == 0);
+  args.x_vectors = has_x_vectors(problem);
   args.whole_runs = is_multiple(weight.packed, 16) && weight.cols % 32 == 0;
   return args;
 }
@@ -135,6 +133,7 @@ cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &famil
                          MatmulShape shape, const Device &device, cudaStream_t stream) {
   if (is_wide(shape))
     return launch_wide(matmul_args(problem), problem.dtype, shape, device, stream);
+  // A weight without elements has no scales to be told of.
   const bool nested = problem.weight.nested() && problem.weight.elements != 0;
   const void *kernel = family.kernels[problem.dtype - NF4_DTYPE_FP16][nested][shape];
   const MatmulArgs args = matmul_args(problem);

@@ -98,8 +98,7 @@ bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &d
          weight.cols > 0 && weight.cols % whole == 0 && weight.cols <= kWideMaxCols &&
          weight.rows <= kWideMaxRows && problem.m <= kWideMaxRows &&
          weight.blocksize() >= kStepColumns && is_multiple(weight.packed, 16) &&
-         is_multiple(problem.x, 16) &&
-         (problem.m == 1 || (problem.x_stride % 8 == 0 && problem.x_stride < kWideMaxPitch)) &&
+         has_x_vectors(problem) && (problem.m == 1 || problem.x_stride < kWideMaxPitch) &&
          ceil_divide(weight.rows, 128) * ceil_divide(problem.m, 16) <=
              std::numeric_limits<int>::max() / 2;
 }

@@ -138,7 +138,7 @@ def try_out(peer: Peer, weight: Weight) -> None:
         expected = exact(
             x, peers.dequantized(weight, torch.float64) if numbers is None else numbers
         )
-        require(f"call {variant}", MOST_PEER_ERROR, expected, lambda call=call, x=x: call(x))
+        require(f"call {variant}", MOST_PEER_ERROR, expected, call(x))
 
 
 def load(place: str) -> dict[str, Peer | Missing]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import nf4
 import torch
@@ -19,6 +19,14 @@ from nf4bench.weights import CODES, DTYPES, Weight
 MOST_PEER_ERROR = 2e-2
 
 
+class Scratch:
+    """Memory for a launch; `given` is what C gets of it."""
+
+    def __init__(self, nbytes: int, place: object) -> None:
+        self._room = torch.empty(nbytes, device=place, dtype=torch.uint8)
+        self.given = (self._room.data_ptr() if nbytes else None, nbytes)
+
+
 class Product:
     """x [m, cols] of normal values, or the one that is given; `weight`; and y [m, rows]."""
 
@@ -29,16 +37,14 @@ class Product:
         self.x = torch.randn(m, cols, device=weight.place, dtype=dtype) if x is None else x
         self.y = torch.empty(m, rows, device=weight.place, dtype=dtype)
         nbytes = nf4.matmul_workspace_bytes(weight.quantized, m, weight.case.dtype)
-        self._workspace = torch.empty(nbytes, device=weight.place, dtype=torch.uint8)
+        self._scratch = Scratch(nbytes, weight.place)
         self.args = _abi.MatmulArgs(
             ctypes.sizeof(_abi.MatmulArgs), CODES[weight.case.dtype], 0, m,
             self.x.data_ptr(), cols, None, self.y.data_ptr(), rows,
         )  # fmt: skip
 
     def _given(self) -> tuple:
-        room = self._workspace
-        address = room.data_ptr() if room.numel() else None
-        return self.weight.descriptor, self.args, address, room.numel()
+        return self.weight.descriptor, self.args, *self._scratch.given
 
     def plain(self, library: Library) -> Launch:
         given = self._given()
@@ -70,32 +76,30 @@ class Product:
 
 
 class Batch:
-    """Products that share an x, in one call. Each launch gives the first one's y."""
+    """Products that share an x, in one call. Each launch gives every y."""
 
     def __init__(self, products: Sequence[Product]) -> None:
         self._products = products
         weights = [each.weight.quantized for each in products]
         first = products[0]
         nbytes = nf4.matmul_batch_workspace_bytes(weights, first.m, first.weight.case.dtype)
-        self._workspace = torch.empty(nbytes, device=first.x.device, dtype=torch.uint8)
+        self._scratch = Scratch(nbytes, first.x.device)
 
     def plain(self, library: Library) -> Launch:
         tensors = [each.weight.descriptor for each in self._products]
         args = [each.args for each in self._products]
-        room = self._workspace
-        address = room.data_ptr() if room.numel() else None
 
-        def launch(stream: int) -> torch.Tensor:
-            library.matmul_batch(tensors, args, address, room.numel(), False, stream)
-            return self._products[0].y
+        def launch(stream: int) -> list[torch.Tensor]:
+            library.matmul_batch(tensors, args, *self._scratch.given, False, stream)
+            return [each.y for each in self._products]
 
         return launch
 
-    def shipped(self, stream: int | None) -> torch.Tensor:
+    def shipped(self, stream: int | None) -> list[torch.Tensor]:
         """The public call."""
         weights = [each.weight.quantized for each in self._products]
         outs = [each.y for each in self._products]
-        return nf4.matmul_batch(self._products[0].x, weights, out=outs, stream=stream)[0]
+        return nf4.matmul_batch(self._products[0].x, weights, out=outs, stream=stream)
 
 
 def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:
@@ -108,11 +112,8 @@ def exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x.double() @ weight.t()
 
 
-def require(
-    what: str, most: float, expected: torch.Tensor, run: Callable[[], torch.Tensor]
-) -> float:
-    """The relative error of what `run` gives. Raises WrongResult above `most`, and for NaN."""
-    y = run()
+def require(what: str, most: float, expected: torch.Tensor, y: torch.Tensor) -> float:
+    """The relative error of y. Raises WrongResult above `most`, and for NaN."""
     if y.shape != expected.shape:
         raise WrongResult(f"{what}: {tuple(y.shape)}, expected {tuple(expected.shape)}")
     error = relative_error(y, expected)

@@ -52,15 +52,15 @@ class Floor:
 @dataclass
 class Setting:
     """What all products of a group share. turns: the rotation's weights, as many at a time as
-    share an x; calls: each peer's, by name and way to call it, as turns are; numbers: what is
-    multiplied with in float64, by peer, and "" for us."""
+    share an x; calls: each peer's, by name and way to call it, as turns are; numbers: what the
+    first turn's weights are in float64, by peer, and "" for us."""
 
     group: Group
     turns: list[list[Weight]]
     floors: list[Floor]
     peers: Mapping[str, Peer]
     calls: dict[tuple[str, int], list[list[Multiply]]]
-    numbers: dict[str, torch.Tensor]
+    numbers: dict[str, list[torch.Tensor]]
 
 
 def _turns(bench: Bench, group: Group) -> list[list[Weight]]:
@@ -73,14 +73,13 @@ def _turns(bench: Bench, group: Group) -> list[list[Weight]]:
 
 def setting(bench: Bench, group: Group, peers: Mapping[str, Any]) -> Setting:
     turns, usable = _turns(bench, group), present(peers)
-    first = turns[0][0]
-    numbers, calls = {"": dequantized(first, torch.float64)}, {}
+    numbers, calls = {"": [dequantized(each, torch.float64) for each in turns[0]]}, {}
     for name, peer in usable.items():
         ways = [way for way in peer.variants if _supported(peer, group, way)]
         for way in ways:
             calls[name, way] = [[peer.prepare(each, way) for each in turn] for turn in turns]
-        own = peer.numbers(first) if ways else None
-        numbers[name] = numbers[""] if own is None else own
+        own = [peer.numbers(each) if ways else None for each in turns[0]]
+        numbers[name] = numbers[""] if own[0] is None else own
     return Setting(group, turns, [Floor(turn) for turn in turns], usable, calls, numbers)
 
 
@@ -89,10 +88,10 @@ def _supported(peer: Peer, group: Group, way: int) -> bool:
 
 
 def _together(launches: Sequence[Launch]) -> Launch:
-    """One after the other; gives what the first gives."""
+    """One after the other; gives what each gives, which is its y."""
 
     def launch(stream: int) -> object:
-        return [each(stream) for each in launches][0]
+        return [each(stream) for each in launches]
 
     return launch
 
@@ -112,9 +111,18 @@ def _launched(
     return found if m <= PDL_M else {Candidate("libnf4"): found[Candidate("libnf4")]}
 
 
+def _one_by_one(bench: Bench, turns: Sequence[Turn], m: int) -> Candidates:
+    """A call for each weight."""
+    plain = [_together([each.plain(bench.library) for each in turn]) for turn in turns]
+    shipped = [_together([each.shipped for each in turn]) for turn in turns]
+    return _launched(bench, m, shipped, plain)
+
+
 def _ours(bench: Bench, turns: Sequence[Turn], m: int) -> Candidates:
     """A turn is one call, of several weights if it has as many."""
-    calls = [Batch(turn) if len(turn) > 1 else turn[0] for turn in turns]
+    if len(turns[0]) == 1:
+        return _one_by_one(bench, turns, m)
+    calls = [Batch(turn) for turn in turns]
     plain = [each.plain(bench.library) for each in calls]
     return _launched(bench, m, [each.shipped for each in calls], plain)
 
@@ -123,9 +131,7 @@ def _apart(bench: Bench, turns: Sequence[Turn], m: int) -> Candidates:
     """A call for each of several weights, to compare one call with."""
     if len(turns[0]) == 1:
         return {}
-    plain = [_together([each.plain(bench.library) for each in turn]) for turn in turns]
-    shipped = [_together([each.shipped for each in turn]) for turn in turns]
-    found = _launched(bench, m, shipped, plain)
+    found = _one_by_one(bench, turns, m)
     return {each._replace(name=APART): launches for each, launches in found.items()}
 
 
@@ -158,23 +164,25 @@ def _floors(
 
 
 def _checked(
-    bench: Bench, of: Setting, first: Product, candidates: Candidates, m: int
+    bench: Bench, of: Setting, turn: Turn, candidates: Candidates, m: int
 ) -> dict[Candidate, float]:
-    """The relative error of each candidate's first launch. Raises WrongResult."""
+    """The largest relative error of each candidate's first launch, which is of this turn. Raises
+    WrongResult."""
     errors, expected = {}, {}
     for candidate, launches in candidates.items():
         ours = candidate.name in ("libnf4", APART)
-        key = "" if ours else candidate.name
-        numbers = of.numbers[key]
+        numbers = of.numbers["" if ours else candidate.name]
         if id(numbers) not in expected:
-            expected[id(numbers)] = exact(first.x, numbers)
+            expected[id(numbers)] = [exact(turn[0].x, each) for each in numbers]
         # NaN, so that what is not written is wrong.
-        first.y.fill_(torch.nan)
-        errors[candidate] = require(
-            f"{of.group.case}, M = {m}: {candidate.name} {candidate.launch} {candidate.variant}",
-            most_error(first.weight) if ours else MOST_PEER_ERROR,
-            expected[id(numbers)],
-            lambda launch=launches[0]: bench.gpu.run(launch),
+        for product in turn:
+            product.y.fill_(torch.nan)
+        ys = bench.gpu.run(launches[0])
+        what = f"{of.group.case}, M = {m}: {candidate.name} {candidate.launch} {candidate.variant}"
+        most = most_error(turn[0].weight) if ours else MOST_PEER_ERROR
+        errors[candidate] = max(
+            require(f"{what}, product {i}" if len(turn) > 1 else what, most, wanted, y)
+            for i, (wanted, y) in enumerate(zip(expected[id(numbers)], ys, strict=True))
         )
     return errors
 
@@ -215,7 +223,7 @@ def rows_of(bench: Bench, of: Setting, m: int, known: dict[str, int]) -> list[di
     first = products[0][0]
     ours = _ours(bench, products, m)
     candidates = ours | _apart(bench, products, m) | _theirs(of, products, m)
-    errors = _checked(bench, of, first, candidates, m)
+    errors = _checked(bench, of, products[0], candidates, m)
     launches = [candidate.launch for candidate in ours]
     candidates |= _floors(bench, of, launches, known)
     times = bench.times([first.weight], candidates)

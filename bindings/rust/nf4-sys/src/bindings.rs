@@ -351,28 +351,41 @@ extern "C" {
         workspace_bytes: usize,
         threads: i32,
     ) -> nf4_status;
-    /** Scratch that nf4_matmul_launch needs, in bytes; often 0. It depends on the weight's
- shape, m and dtype. No pointer but the structs' own is looked at.*/
+    /** Scratch that nf4_matmul_launch needs, in bytes; 0 in this version. It depends on the
+ weight's shape, m and dtype, and does not fall as m rises: what is enough for the most
+ rows of x is enough for fewer. No pointer but the structs' own is looked at.*/
     pub fn nf4_matmul_workspace_size(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
         bytes: *mut usize,
     ) -> nf4_status;
     /** Each y is the sum of the products x * (codebook entry * scale) and the bias, summed
- in binary32 and rounded once; a 16-bit dtype's products may be formed from a codebook,
- or from its entries times the scale, rounded to that dtype. The order of the sum is
- the library's own, so bits differ between GPUs, shapes and versions, but not from call
+ in binary32 and rounded once. The order of the sum is the library's own, so bits differ
+ between the GPU and the CPU, between machines, shapes and versions, but not from call
  to call. An x that is not finite spoils its own row of y and no other. What lies
- between the rows of y is not written. Where y is empty nothing is read or written;
- where cols is 0, y is the bias or 0.
+ between the rows of y is not written. Where y is empty nothing is read or written, and
+ pointers may be NULL; where cols is 0, y is the bias or 0, and no other pointer is
+ looked at.
+
+ What else y may differ by from exact numbers:
+   16 bits     the entries, or the entries times the scale, may be rounded to the dtype
+               first. The errors of the latter, a dense weight's of that dtype, have a
+               mean in each block; where a row of x has one, too, they add up, the more
+               the larger the blocks.
+   the range   few rows of x may be multiplied with the entries (in 16 bits with up to
+               twice the entries) and summed before the scale: such a sum is infinite
+               beyond binary32, even if the scale would bring it back, as 1e-3 does
+               2e38 and 2e38.
+   subnormals  bf16 by AVX512-BF16 instructions takes numbers, products and sums below
+               2^-126 for 0.
 
  workspace: scratch of at least nf4_matmul_workspace_size() bytes, 16-byte aligned,
  in the same memory as the rest; may be NULL if that size is 0.
 
  INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
- m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m rows are more than 2^60 elements, the
- workspace is NULL, misaligned or too small, or y, between its first and its last
- element, or the workspace overlaps anything else.*/
+ m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m times
+ a stride is more than 2^60, the workspace is NULL, misaligned or too small, or y,
+ between its first and its last element, or the workspace overlaps anything else.*/
     pub fn nf4_matmul_launch(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
@@ -387,7 +400,8 @@ extern "C" {
         args: *const nf4_matmul_args,
         threads: i32,
     ) -> nf4_status;
-    /// Scratch that nf4_matmul_batch_launch needs, in bytes; often 0.
+    /** Scratch that nf4_matmul_batch_launch needs, in bytes; 0 in this version. It does not
+ fall as the m of any product rises.*/
     pub fn nf4_matmul_batch_workspace_size(
         weights: *const *const nf4_tensor,
         args: *const nf4_matmul_args,
@@ -396,11 +410,11 @@ extern "C" {
     ) -> nf4_status;
     /** Up to 4 products go in one launch, which saves the fixed cost of the others', where they
  are of one dtype, all nested or all flat, and all of 1 or 2, of 3 to 8, or of 9 to 16 rows
- of x. Such a weight has cols and a blocksize that are multiples of 64 (of
- 256, cols, with a codebook of its own); packed and every row of x are 16-byte aligned; the
- GPU lets a thread block have 160 KiB of shared memory, as compute capabilities 8.0, 9.0 and
- 10.0 do. All others are launched one by one, as separate calls would be. The order of
- launches is the library's own.*/
+ of x. Such a weight has cols and a blocksize that are multiples of 64 (of 256, cols, with a
+ codebook of its own); packed and every row of x are 16-byte aligned; the GPU lets a thread
+ block have 160 KiB of shared memory, as compute capabilities 8.0, 9.0 and 10.0 do. All
+ others are launched one by one, as separate calls would be. The order of launches is the
+ library's own.*/
     pub fn nf4_matmul_batch_launch(
         weights: *const *const nf4_tensor,
         args: *const nf4_matmul_args,
@@ -422,6 +436,7 @@ extern "C" {
  way. It initialises CUDA and loads the kernels for the device, which may take long;
  what is launched afterwards is ready.*/
     pub fn nf4_device_info(device: i32, info: *mut nf4_device) -> nf4_status;
-    /// The CPU kernels that this machine runs: "avx512", "avx2" or "scalar".
+    /** The CPU kernels that this machine runs: "avx512bf16", "avx512", "avx2" or "scalar"; later
+ versions may have others.*/
     pub fn nf4_cpu_variant() -> *const ::core::ffi::c_char;
 }

@@ -257,7 +257,8 @@ impl<T: Element> DeviceMatmul<T> {
 /// - the parts of `weight` are as [`dequant_launch`] wants them, and so are the rows of `x` and
 ///   the bias;
 /// - the rows of `y`, and `workspace` for `workspace_bytes` bytes, are memory that the GPU of
-///   `stream` can reach, alive, and used by nothing else; no two of all these overlap;
+///   `stream` can reach, alive, and used by nothing else; `y`, from its first element to its last,
+///   and `workspace` overlap nothing of all this, nor each other, while inputs may;
 /// - `stream` is a live stream, or [`Stream::LEGACY_DEFAULT`].
 ///
 /// [`Spec::matmul_workspace_bytes`] says how much workspace is needed; it is aligned to 16
@@ -282,8 +283,8 @@ pub unsafe fn matmul_launch<T: Element>(
     })
 }
 
-/// Scratch that a [`matmul_batch_launch`] of these products needs, in bytes; often 0. No pointer is
-/// looked at.
+/// Scratch that a [`matmul_batch_launch`] of these products needs, in bytes; 0 in this version. No
+/// pointer is looked at.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are too many, or a number of

@@ -10,15 +10,21 @@ fn numbers<T: Number>(count: usize, step: f32) -> Vec<T> {
     (0..count).map(|i| T::of((i as f32 * step).sin())).collect()
 }
 
-/// y = x W^T + bias in binary64, and how far a y may be from it: three factors rounded to 11
-/// bits, a weight rounded to the type of y, a sum in binary32, and one rounding to that type.
+/// y = x W^T + bias in binary64, and how far a y may be from it: a weight rounded to the type of
+/// y, a sum in binary32, one rounding to that type, and for 16 bits three factors rounded to 11.
 fn expected(x: &[f64], weight: &[f32], bias: f64, epsilon: f64) -> (f64, f64) {
     let products = x.iter().zip(weight).map(|(x, w)| x * f64::from(*w));
     let y = products.clone().sum::<f64>() + bias;
     let magnitude = products.map(f64::abs).sum::<f64>() + bias.abs();
     let sum = (x.len() + 3) as f64 * f64::powi(2.0, -24);
-    let factors = 3.0 * f64::powi(2.0, -11) + epsilon / 2.0 + sum;
-    (y, magnitude * factors + y.abs() * epsilon + 1e-7)
+    let in_16_bits = epsilon > f64::from(f32::EPSILON);
+    let factors = if in_16_bits {
+        3.0 * f64::powi(2.0, -11)
+    } else {
+        0.0
+    };
+    let relative = factors + epsilon / 2.0 + sum;
+    (y, magnitude * relative + y.abs() * epsilon + 1e-7)
 }
 
 fn is_close<T: Number>(spec: Spec, values: &[f32], m: usize, gap: usize, epsilon: f64) {
