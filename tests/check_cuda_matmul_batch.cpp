@@ -143,30 +143,10 @@ struct Kind {
   MatmulShape shape;
 };
 
-// Scales of about 1, so that errors by norm mean something, and rows of x that vectors can load.
-MatmulCase plain_case(Rng &rng, const Kind &kind) {
-  MatmulCase test;
-  do
-    test = random_matmul_case(rng, {kind.dtype, 64, kind.nested}, CodebookKind::kNf4, kind.shape,
-                              XKind::kOrdinary);
-  while (test.x_stride % 8 != 0);
-  const auto fill = [&](Part part, float least) {
-    std::vector<uint8_t> &bytes = test.weight.bytes[part];
-    for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {
-      const float number = least + rng.uniform();
-      std::memcpy(&bytes[i], &number, sizeof number);
-    }
-  };
-  fill(kind.nested ? kNestedAbsmax : kAbsmax, 0.5f);
-  if (!kind.nested) return test;
-  fill(kNestedOffset, 2.0f);
-  std::memcpy(test.weight.bytes[kNestedCode].data(), nf4_scale_code(), 256 * sizeof(float));
-  return test;
-}
-
 std::vector<MatmulCase> plain_cases(Rng &rng, const std::vector<Kind> &kinds) {
   std::vector<MatmulCase> cases;
-  for (const Kind &kind : kinds) cases.push_back(plain_case(rng, kind));
+  for (const Kind &kind : kinds)
+    cases.push_back(plain_matmul_case(rng, {kind.dtype, 64, kind.nested}, kind.shape));
   return cases;
 }
 
@@ -259,7 +239,8 @@ TEST_CASE("products in one call are those of binary64", "[cuda][matmul]") {
 TEST_CASE("products that are alike share a launch", "[cuda][matmul]") {
   if (!has_few_kernels()) return;
   constexpr Kind kOne{NF4_DTYPE_BF16, true, {96, 256, 1}}, kTwo{NF4_DTYPE_BF16, true, {40, 64, 2}};
-  constexpr Kind kThree{NF4_DTYPE_BF16, true, {96, 256, 3}};
+  constexpr Kind kThree{NF4_DTYPE_BF16, true, {96, 256, 3}},
+      kNine{NF4_DTYPE_BF16, true, {96, 256, 9}};
   constexpr Kind kHalf{NF4_DTYPE_FP16, true, {96, 256, 1}};
   constexpr Kind kFlat{NF4_DTYPE_BF16, false, {96, 256, 1}};
   constexpr Kind kOdd{NF4_DTYPE_BF16, true, {96, 250, 1}};
@@ -272,7 +253,8 @@ TEST_CASE("products that are alike share a launch", "[cuda][matmul]") {
       {{kOne, kTwo}, 1},
       {{kOne, kTwo, kOne, kOne}, 1},
       {{kOne, kTwo, kOne, kOne, kOne}, 2},
-      {{kOne, kThree, kOne, kThree}, 2},
+      {{kOne, kThree, kOne, kThree}, 1},
+      {{kOne, kNine, kOne, kNine}, 2},
       {{kOne, kHalf, kFlat, kOne}, 3},
       {{kOdd, kOne, kNone, kOdd, kOne}, 3},
       {{kNone, kNone}, 0},

@@ -34,6 +34,18 @@ __device__ __forceinline__ void arrive(uint64_t *barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// How often a warp arrives: once, for all of its lanes have met. Racecheck follows each thread by
+// itself and not what a warp's meeting orders, so in a build for it each lane arrives.
+#ifdef NF4_RACECHECK
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
+__device__ __forceinline__ void arrive_as_warp(uint64_t *barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 < kWarpArrivals) arrive(barrier);
+}
+
 __device__ __forceinline__ void wait_for_phase(uint64_t *barrier, uint32_t parity) {
   asm volatile(
       "{\n"

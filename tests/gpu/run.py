@@ -1,10 +1,12 @@
 """Everything that needs a GPU, in one run: the tests, compute-sanitizer's four tools, and the
 bench with its challenge and matmul. Writes tests/gpu/record.json if, and only if, all of it passed.
 
-    python tests/gpu/run.py [--build DIR] [--ptx-build DIR] [--record FILE] [--no-bench]
+    python tests/gpu/run.py [--build DIR] [--ptx-build DIR] [--race-build DIR]
+                             [--record FILE] [--no-bench]
 
 `--ptx-build` holds check_cuda of a build with -Dgpu_archs=75-ptx,80-ptx: the PTX that later
-GPUs compile, and the kernels for GPUs between, which this one may not be.
+GPUs compile, and the kernels for GPUs between, which this one may not be. `--race-build` holds
+the one for racecheck, of a build with -Dcuda_args=-DNF4_RACECHECK (lib/cuda/async.cuh).
 """
 
 from __future__ import annotations
@@ -216,7 +218,11 @@ def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Callable[[],
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
     check = arguments.build / "tests" / "check_cuda"
     of_tests = tests(arguments, folder)
-    of_sanitizer = {tool: functools.partial(sanitize, check, tool) for tool in SANITIZER_TOOLS}
+    race = arguments.race_build / "tests" / "check_cuda"
+    of_sanitizer = {
+        tool: functools.partial(sanitize, race if tool == "racecheck" else check, tool)
+        for tool in SANITIZER_TOOLS
+    }
     two = functools.partial(two_gpus, check, device.device_count, folder)
     results = at_once(of_tests | of_sanitizer | {"two GPUs": two})
     record: dict = {
@@ -240,6 +246,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--ptx-build", type=Path, default=ROOT / "build-ptx")
+    parser.add_argument("--race-build", type=Path, default=ROOT / "build-race")
     parser.add_argument("--record", type=Path, default=ROOT / "tests" / "gpu" / "record.json")
     parser.add_argument("--no-bench", action="store_true", help="tests alone; writes no record")
     arguments = parser.parse_args()

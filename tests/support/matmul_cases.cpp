@@ -88,6 +88,25 @@ MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind code
   return test;
 }
 
+MatmulCase plain_matmul_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape) {
+  constexpr int kMostNestedBlocksize = 4096;
+  MatmulCase test;
+  do test = random_matmul_case(rng, kind, CodebookKind::kNf4, shape, XKind::kOrdinary);
+  while (test.x_stride % 8 != 0 || test.weight.shape.nested_blocksize > kMostNestedBlocksize);
+  const auto fill = [&](Part part, float least) {
+    std::vector<uint8_t> &bytes = test.weight.bytes[part];
+    for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {
+      const float number = least + rng.uniform();
+      std::memcpy(&bytes[i], &number, sizeof number);
+    }
+  };
+  fill(kind.nested ? kNestedAbsmax : kAbsmax, 0.5f);
+  if (!kind.nested) return test;
+  fill(kNestedOffset, 2.0f);
+  std::memcpy(test.weight.bytes[kNestedCode].data(), nf4_scale_code(), 256 * sizeof(float));
+  return test;
+}
+
 std::string describe(const MatmulCase &test, uint64_t stream) {
   return describe(test.weight, test.dtype, stream) + ", m " + std::to_string(test.m) +
          ", strides " + std::to_string(test.x_stride) + " and " + std::to_string(test.y_stride) +

@@ -38,6 +38,10 @@ MatmulShape random_matmul_shape(Rng &rng);
 MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
                               const MatmulShape &shape, XKind x);
 
+// NF4 with scales of about 1, so that errors by norm mean something, and rows of x that vectors
+// can load: what every kernel takes, where its columns suit it.
+MatmulCase plain_matmul_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape);
+
 std::string describe(const MatmulCase &test, uint64_t stream);
 
 // A number of a dtype in memory, and the nearest one to store.

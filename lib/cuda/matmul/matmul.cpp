@@ -86,8 +86,7 @@ cudaError_t shape_for(const MatmulProblem &problem, const MatmulFamily &family,
   }
   shape = best_few(family, problem, device);
   if (shape == kFew2 || shape == kFew8) return cudaSuccess;
-  if (!wide || !wide_takes(problem, kWide128, device)) return cudaSuccess;
-  return best_wide(problem, device, shape);
+  return wide ? best_wide(problem, device, shape) : cudaSuccess;
 }
 
 // For several weights in one launch; NULL if there is none of that shape.

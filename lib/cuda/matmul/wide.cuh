@@ -6,13 +6,13 @@
 // thread the weight's bytes, by slabs of 128 columns, and two warps the scales of the slabs.
 // Each other warpgroup multiplies 64 rows of the weight: a lane of a quad uses byte lane % 4 of
 // each word of a row, which is the order in which wgmma wants A, and looks two weights up in a
-// table. In tiles of up to 128 rows of x those are entries of the codebook, and the sums of each
+// table. In tiles of up to 64 rows of x those are entries of the codebook, and the sums of each
 // step are multiplied by its scale (wide_sums.cuh); in wider ones, whose sums fill the registers,
 // the weights are (wide_consumer.cuh). While the tensor cores work on one step the threads decode
 // the next. Where tiles are few, clusters split their columns, and add up through each other's
 // shared memory in a fixed order.
 //
-// What bounds it: in tiles of up to 128 rows of x the path to shared memory, by what follows. In
+// What bounds it: in tiles of up to 128 rows of x the path to shared memory, as follows. In
 // tiles of 256 what a warpgroup does between two products, about 1200 cycles a step where the two
 // warpgroups' products take 1024. At more than about 1000 rows of x, power too: 1.55 GHz at 663 W
 // (dense: 1.44 GHz at 728 W). At few, start and end: 10000 of 40000 cycles at 64.
@@ -28,10 +28,12 @@
 //     scales on the weights       1352    1352    1352     664      676      696
 //     scales on the sums           732     828    1064     462      590
 //   measured, on the weights              1650    1950    1175     1590     2290
-//   predicted, on the sums        1180    1320    1680    1090     1530
-//   What was measured differs between shapes as shared memory's cycles do, and is 280 to 390
-//   more. In tiles of 32 a decoding by 4 instructions in place of 7 took 300 of those away, in
-//   tiles of 64x128 about 40: there are two warps for a scheduler, and latency takes the rest.
+//     on the sums                 1200    1440    2040    1065     1670
+//   What was measured on the weights differs between shapes as shared memory's cycles do, and is
+//   280 to 390 more. In tiles of 32 a decoding by 4 instructions in place of 7 took 300 of those
+//   away, in tiles of 64x128 about 40: there are two warps for a scheduler, and latency takes the
+//   rest. Scales on the sums were predicted at 1180, 1320, 1680, 1090 and 1530; tiles of
+//   64x256 make their products by halves and wait for each. What tiles of 128 miss was not found.
 //
 // Log, bf16 nested on an H200, us (dense: cuBLAS on a bf16 weight, in the same turns):
 //   14336x4096, M = 256  47.0 (dense 44.8)  a table of bf16 and a scale that is the sum of two
@@ -54,10 +56,14 @@
 //    4096x4096, M = 64   18.0 in 16 clusters of 4 (tiles of 256 rows), 13.9 in 32 of 3 (of 128);
 //                        22 to 26 where not all clusters run together; 19 for the latter on one
 //                        of several H200, so the device is asked how many it holds
-//   Predicted and not measured yet, with scales on the sums: 14336x4096, M = 16 16.5, 32 21.8, 64
-//   25.0, 128 32.5; and 0.8 less with a start that is 1500 cycles shorter: the table before the
+//   14336x4096, scales on the sums and a start that is 1500 cycles shorter (the table before the
 //   predecessor is waited for, barriers by two threads, no cluster barrier, no divisions where x
-//   is one tile, what comes after the first slab only when the first scales are there.
+//   is one tile, what comes after the first slab only when the first scales are there), with PDL:
+//   M = 16 16.2 (kFew16 20.7), M = 32 23.7 -> 18.9, M = 64 25.3 -> 23.3 in tiles of 64x128 (25.1
+//   of 64x256, which win where those would take two turns: 28672x8192 84.4 -> 78.6, 82.8), M = 128
+//   32.0 -> 33.0 (dense 34.8; so there the weights are scaled). Predicted 16.5, 21.8, 25.0, 32.5
+//   and 0.8 less. Columns of 14336 cost 300 cycles a slab more than these counts, whatever the
+//   tile: 4096x14336, M = 32 27.2 -> 21.8, 64 31.1 -> 27.8.
 //   Two sets of products, so that one is added up while the next is made: the compiler cannot
 //   tell across a loop's end which of them are done, and serializes them all (C7514). One set
 //   and the next step's operands while it is made: 64 of 4 warpgroups has no registers for that
@@ -89,16 +95,16 @@ namespace {
 template <class Tile>
 __device__ __forceinline__ void init_barriers(WideShared<Tile> shared, bool of_x) {
   using Layout = WideLayout<Tile>;
-  constexpr int kConsumerWarps = Tile::kWarpgroups * 4;
+  constexpr int kConsumers = Tile::kWarpgroups * 4 * kWarpArrivals;
+  constexpr int kScalers = kScaleThreads / 32 * kWarpArrivals;
   const int slots = of_x ? Layout::kXSlots : Layout::kSlabSlots;
 #pragma unroll
   for (int slot = 0; slot < kWideMaxSlots; ++slot) {
     if (slot >= slots) break;
-    init_barrier(shared.barrier(of_x ? kXFull : kSlabFull, slot),
-                 of_x ? 1 : 1 + kScaleThreads / 32);
-    init_barrier(shared.barrier(of_x ? kXEmpty : kSlabEmpty, slot), kConsumerWarps);
+    init_barrier(shared.barrier(of_x ? kXFull : kSlabFull, slot), of_x ? 1 : 1 + kScalers);
+    init_barrier(shared.barrier(of_x ? kXEmpty : kSlabEmpty, slot), kConsumers);
   }
-  if (of_x) init_barrier(shared.first_scales(), kScaleThreads / 32);
+  if (of_x) init_barrier(shared.first_scales(), kScalers);
   fence_barrier_init();
 }
 

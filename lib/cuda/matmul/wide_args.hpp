@@ -20,7 +20,7 @@ struct WideTile {
   static constexpr int kRows = 64 * Warpgroups;
   // Each step's sums are multiplied by the scale, not the weights: a multiplication of each sum
   // takes more than one of each weight where there are many rows of x, and as many registers more.
-  static constexpr bool kScaledSums = Columns <= 128;
+  static constexpr bool kScaledSums = Columns <= 64;
   // The last tiles may be halves, so that what does not fill the GPU takes half as long.
   static constexpr bool kHalves = Columns > 192;
 };

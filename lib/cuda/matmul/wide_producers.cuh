@@ -232,11 +232,8 @@ class ScaleFeed {
     return shared_.scales(turn_.slot);
   }
   __device__ __forceinline__ void end_slab() {
-    __syncwarp();
-    if (thread_ % 32 == 0) {
-      arrive(shared_.barrier(kSlabFull, turn_.slot));
-      if (first_) arrive(shared_.first_scales());
-    }
+    arrive_as_warp(shared_.barrier(kSlabFull, turn_.slot));
+    if (first_) arrive_as_warp(shared_.first_scales());
     first_ = false;
     turn_.advance();
   }

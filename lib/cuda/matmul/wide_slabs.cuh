@@ -44,8 +44,7 @@ class SlabReader {
 
   // The slab may be written again, once the whole warp has its scales and bytes.
   __device__ __forceinline__ void release() {
-    __syncwarp();
-    if (lane_index() == 0) arrive(shared_.barrier(kSlabEmpty, turn_.slot));
+    arrive_as_warp(shared_.barrier(kSlabEmpty, turn_.slot));
     turn_.advance();
   }
 
@@ -113,7 +112,7 @@ class XReader {
   static constexpr int kNone = -1;
 
   __device__ __forceinline__ void release(int slot) const {
-    if (lane_index() == 0) arrive(shared_.barrier(kXEmpty, slot));
+    arrive_as_warp(shared_.barrier(kXEmpty, slot));
   }
 
   const WideShared<Tile> shared_;

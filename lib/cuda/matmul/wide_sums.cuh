@@ -1,4 +1,4 @@
-// A thread of a warpgroup that multiplies, for tiles of up to 128 rows of x: entries of the
+// A thread of a warpgroup that multiplies, for tiles of up to 64 rows of x: entries of the
 // codebook from bytes into registers, which are the A operand of wgmma, x as the B operand, and
 // the sums of each step of 64 columns, which lie in one block of the weight, times its scale.
 #pragma once
