@@ -98,7 +98,7 @@ bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &d
   // begins with what is not finite.
   const int whole = weight.codebook != nullptr ? kSlabColumns : kStepColumns;
   if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16 &&
-      !wide_shape(shape).any_codebook)
+      !wide_shape(shape).scaled_sums)
     return false;
   return device.compute_capability == kHopper && device.shared_bytes >= kWideSharedBytes &&
          weight.cols > 0 && weight.cols % whole == 0 && weight.cols <= kWideMaxCols &&
@@ -154,7 +154,7 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   WideArgs wide{};
   wide.matmul = args;
   std::copy_n(nf4_codebook(args.format), kCodebookSize, wide.codebook);
-  wide.rounded = rounded_codebook(args.format, dtype);
+  wide.rounded = rounded_codebook(args.format, shape.scaled_sums ? dtype : NF4_DTYPE_FP16);
   wide.tiles = static_cast<int>(plan.row_tiles * plan.x_tiles);
   wide.whole_tiles = static_cast<int>(plan.whole_tiles);
   wide.row_tiles = static_cast<int>(plan.row_tiles);

@@ -17,7 +17,7 @@ struct WideShape {
   int shared_bytes;
   double slab_cycles;      // what 128 columns of a tile take, estimated
   bool halves;             // the last tiles may be halves, and x comes in halves
-  bool any_codebook;       // a caller's too in bf16
+  bool scaled_sums;        // and so entries in x's dtype, a caller's too in bf16
   const void *kernels[2];  // fp16, bf16: WideArgs
 };
 

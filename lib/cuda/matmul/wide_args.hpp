@@ -71,8 +71,8 @@ struct WideArgs {
   MatmulArgs matmul;
   TensorMap packed;               // slabs
   TensorMap x;                    // steps
-  float codebook[kCodebookSize];  // the format's own, and in x's dtype
-  RoundedCodebook rounded;
+  float codebook[kCodebookSize];  // the format's own
+  RoundedCodebook rounded;        // that in fp16, or in x's dtype where sums are scaled
   // A cluster of `splits` blocks makes a tile, each from its part of the columns: block_slabs of
   // them, and one more in the first more_slabs blocks. Each takes every `clusters`th tile.
   int tiles;

@@ -54,33 +54,57 @@ __device__ __forceinline__ void fill_table(uint8_t *table, int thread, Entry ent
 // A lane's part of a table, and what makes it: build<Threads>(wide, table, thread), of all
 // threads that multiply, returns the unit of the sums.
 
-// bf16, nearly as dequantize rounds: a table of fp16, whose entries are exact to an eighth of
-// what the weights are rounded to. The formats' own codebooks alone: a caller's may have small
-// entries beside large ones.
+// Entries of the codebook in T, whose scale is not in them: the few-row kernels' table.
+template <class T>
+class CodebookEntries {
+ public:
+  using Element = T;
+
+  template <int Threads>
+  static __device__ __forceinline__ float build(const WideArgs &wide, uint8_t *table, int thread) {
+    float unit;
+    const uint32_t entry = lane_entry<T>(wide.rounded, wide.matmul.codebook, unit);
+    fill_table<4, Threads>(table, thread, entry, [](uint32_t first, uint32_t second) {
+      const uint32_t pair = __byte_perm(first, second, 0x5410);
+      return uint4{pair, pair, pair, pair};
+    });
+    return unit;
+  }
+
+  __device__ __forceinline__ explicit CodebookEntries(const uint8_t *table) : table_(table) {}
+
+  // The two entries of this lane's byte of the word.
+  __device__ __forceinline__ uint32_t operator()(uint32_t word) const {
+    return *reinterpret_cast<const uint32_t *>(table_.address(word));
+  }
+
+ private:
+  QuadTable<4> table_;
+};
+
+// bf16, nearly as dequantize rounds: entries of fp16, which are exact to an eighth of what the
+// weights are rounded to, and whose errors cancel. The formats' own codebooks alone: a caller's
+// may have small entries beside large ones.
 class NearWeights {
  public:
   using Element = __nv_bfloat16;
 
   template <int Threads>
   static __device__ __forceinline__ float build(const WideArgs &wide, uint8_t *table, int thread) {
-    fill_table<4, Threads>(table, thread, wide.codebook[threadIdx.x % kCodebookSize],
-                           [](float first, float second) {
-                             const uint32_t pair = pack_pair(__half{}, first, second);
-                             return uint4{pair, pair, pair, pair};
-                           });
-    return 1.0f;
+    return CodebookEntries<__half>::build<Threads>(wide, table, thread);
   }
 
-  __device__ __forceinline__ explicit NearWeights(const uint8_t *table) : table_(table) {}
+  __device__ __forceinline__ explicit NearWeights(const uint8_t *table) : entries_(table) {}
 
   // The two weights of this lane's byte of the word.
   __device__ __forceinline__ uint32_t operator()(uint32_t word, float scale) const {
-    const float2 entries = __half22float2(*reinterpret_cast<const __half2 *>(table_.address(word)));
+    const uint32_t pair = entries_(word);
+    const float2 entries = __half22float2(*reinterpret_cast<const __half2 *>(&pair));
     return pack_pair(__nv_bfloat16{}, multiply_rn(entries.x, scale), multiply_rn(entries.y, scale));
   }
 
  private:
-  QuadTable<4> table_;
+  CodebookEntries<__half> entries_;
 };
 
 // fp16, as dequantize rounds: a table of binary32.
@@ -109,34 +133,6 @@ class ExactWeights {
 
  private:
   QuadTable<8> table_;
-};
-
-// Entries of the codebook in T, whose scale is not in them: the few-row kernels' table.
-template <class T>
-class CodebookEntries {
- public:
-  using Element = T;
-
-  template <int Threads>
-  static __device__ __forceinline__ float build(const WideArgs &wide, uint8_t *table, int thread) {
-    float unit;
-    const uint32_t entry = lane_entry<T>(wide.rounded, wide.matmul.codebook, unit);
-    fill_table<4, Threads>(table, thread, entry, [](uint32_t first, uint32_t second) {
-      const uint32_t pair = __byte_perm(first, second, 0x5410);
-      return uint4{pair, pair, pair, pair};
-    });
-    return unit;
-  }
-
-  __device__ __forceinline__ explicit CodebookEntries(const uint8_t *table) : table_(table) {}
-
-  // The two entries of this lane's byte of the word.
-  __device__ __forceinline__ uint32_t operator()(uint32_t word) const {
-    return *reinterpret_cast<const uint32_t *>(table_.address(word));
-  }
-
- private:
-  QuadTable<4> table_;
 };
 
 }  // namespace
