@@ -68,7 +68,12 @@
 //   tell across a loop's end which of them are done, and serializes them all (C7514). One set
 //   and the next step's operands while it is made: 64 of 4 warpgroups has no registers for that
 //   (24 spilled), and makes its products by halves.
-//   Lost: warpgroups that start their products by turns (named barriers; M = 256 49.7, M = 777
+//   Lost, from 46.2 at M = 256 and 181 at 1024: no table, but entries from registers by three PRMT
+//   for four bytes of them (predicted 13 % less, since the table takes 128 of the 1005 cycles that
+//   shared memory is busy in a step): 53.6 and 221, by what the PRMT take, so two warps' decoding
+//   is in the way of the products, and not shared memory; each of a step's products started as
+//   soon as its weights are made (predicted that more of the decoding is hidden): 48.5 and 201.
+//   Lost too: warpgroups that start their products by turns (named barriers; M = 256 49.7, M = 777
 //   228 in place of 197: the compiler moves decoding between the barrier and the products); 128
 //   rows of the weight in each of two warpgroups (M = 128 38.0 in place of 35.3); pairs of
 //   blocks that get x by multicast (M = 4096 709 in place of 695); 256-byte promotion into L2
