@@ -55,9 +55,11 @@ enum MatmulShape {
   kWide152,
   kWide176,
   kWide208,
-  kWide256
+  kWide256,
+  kWide272,
+  kWide304
 };
-constexpr int kMatmulShapes = kWide256 + 1;
+constexpr int kMatmulShapes = kWide304 + 1;
 constexpr int kFamilyShapes = kFew16 + 1;
 
 // The tiles of kTiled.

@@ -214,9 +214,10 @@ cudaError_t launch_together(const FewProducts &products, const MatmulFamily &fam
 const MatmulFamily *const *matmul_families() { return kFamilies; }
 
 const char *matmul_shape_name(MatmulShape shape) {
-  static constexpr const char *kNames[] = {
-      "tiled",  "few2",    "few8",    "few16",   "wide16 tall", "wide32 tall", "wide64 tall",
-      "wide64", "wide128", "wide152", "wide176", "wide208",     "wide256"};
+  static constexpr const char *kNames[] = {"tiled",       "few2",        "few8",        "few16",
+                                           "wide16 tall", "wide32 tall", "wide64 tall", "wide64",
+                                           "wide128",     "wide152",     "wide176",     "wide208",
+                                           "wide256",     "wide272",     "wide304"};
   static_assert(std::size(kNames) == kMatmulShapes, "a name for each shape");
   return kNames[shape];
 }

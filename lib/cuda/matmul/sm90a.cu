@@ -27,7 +27,8 @@ const WideShape kWideShapes[] = {
     wide_shape<WideTile<64, 4>>(2040),  wide_shape<WideTile<64, 2>>(1065),
     wide_shape<WideTile<128, 2>>(1590), wide_shape<WideTile<152, 2>>(1780),
     wide_shape<WideTile<176, 2>>(1930), wide_shape<WideTile<208, 2>>(2090),
-    wide_shape<WideTile<256, 2>>(2290),
+    wide_shape<WideTile<256, 2>>(2290), wide_shape<WideTile<272, 2>>(2430),
+    wide_shape<WideTile<304, 2>>(2650),
 };
 
 }  // namespace nf4::cuda

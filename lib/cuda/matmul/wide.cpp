@@ -117,7 +117,7 @@ cudaError_t best_wide(const MatmulProblem &problem, const Device &device, Matmul
     constexpr double kMargin = 0.85;  // for what both estimates may be wrong by
     least = kMargin * few16_cycles(problem.weight, device);
   }
-  for (int i = kWide16Tall; i <= kWide256; ++i) {
+  for (int i = kWide16Tall; i < kMatmulShapes; ++i) {
     const auto shape = static_cast<MatmulShape>(i);
     if (!wide_takes(problem, shape, device)) continue;
     const WidePlan plan =

@@ -22,7 +22,7 @@ struct WideShape {
 };
 
 // kWide16Tall and those after it. Only in a build with kernels of sm_90a.
-extern const WideShape kWideShapes[kWide256 - kWide16Tall + 1];
+extern const WideShape kWideShapes[kMatmulShapes - kWide16Tall];
 
 // Can the wide kernel of this shape do the problem on the device? kWide128 can if any can.
 bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device);

@@ -54,7 +54,7 @@ struct WideLayout {
       kWideSharedBytes - kTableBytes - kEndBytes - kSlabSlots * (kSlabBytes + kScaleBytes);
   static constexpr int kXSlots =
       kRoomForX / kXBytes < kWideMaxSlots ? kRoomForX / kXBytes : kWideMaxSlots;
-  static_assert(kXSlots >= 4);
+  static_assert(kXSlots >= 3);
 
   static constexpr int kX = kTableBytes;
   static constexpr int kSlabs = kX + kXSlots * kXBytes;

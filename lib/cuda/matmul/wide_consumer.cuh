@@ -63,12 +63,21 @@ class WideConsumer {
     const uint64_t x = x_.next();
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      Wgmma<Columns>::template multiply<true>(T{}, reinterpret_cast<float (&)[Columns / 2]>(sums_),
-                                              a_[Step][k], x + 2 * k);
+    for (int k = 0; k < 4; ++k) add_product<Columns>(a_[Step][k], x + 2 * k);
     wgmma_commit();
     wgmma_wait<1>();
     x_.hold();
+  }
+
+  // A product has 256 columns at most.
+  template <int Columns>
+  __device__ __forceinline__ void add_product(const uint32_t (&a)[4], uint64_t x) {
+    constexpr int kParts = Columns > 256 ? 2 : 1, kColumns = Columns / kParts;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      Wgmma<kColumns>::template multiply<true>(
+          T{}, reinterpret_cast<float (&)[kColumns / 2]>(sums_[part * kColumns / 2]), a,
+          x + part * kColumns * kStepColumns * 2 / 16);
   }
 
   const Weights weights_;
