@@ -1,0 +1,183 @@
+"""What the operators do on real tensors, each as one call of the library.
+
+A weight is ten arguments here, as it is in the operators: packed, absmax, nested_absmax,
+nested_code, nested_offset and codebook, which are tensors or None, then shape, format, blocksize
+and nested_blocksize. They mean what they mean in nf4.QuantizedTensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nf4
+from nf4 import _convert
+from nf4._bound import _nf4_fast
+from nf4._load import check, library
+from nf4.errors import InvalidArgument
+
+PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_FUNCTIONS = (
+    "nf4_dequant_launch",
+    "nf4_dequant_cpu",
+    "nf4_matmul_launch",
+    "nf4_matmul_cpu",
+    "nf4_matmul_workspace_size",
+)
+
+
+def _look_closer(*_arguments: Any) -> None:
+    """Where there is no faster way than through a QuantizedTensor."""
+
+
+@functools.cache
+def _calls() -> tuple[Callable[..., int | None], Callable[..., int | None]]:
+    """matmul and dequantize without ctypes: each gives the status, or None if it did nothing."""
+    if _nf4_fast is None:
+        return _look_closer, _look_closer
+    functions = [getattr(library(), name) for name in _FUNCTIONS]
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    try:
+        calls = _nf4_fast.Calls(Tensor, *addresses)
+    except (AttributeError, BufferError):  # torch without DLPack's exchange
+        return _look_closer, _look_closer
+    return calls.matmul, calls.dequantize
+
+
+def rows_and_cols(shape: Sequence[int]) -> tuple[int, int]:
+    """Those of the matrix that a weight of this shape is."""
+    if len(shape) == 2:
+        return shape[0], shape[1]
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def _format_code(format: str) -> int:
+    return _convert.FORMATS.get(format) or _convert.format_code(format)
+
+
+def quantized_tensor(*weight: Any) -> nf4.QuantizedTensor:
+    """The weight as the core package knows it; tensors are shared."""
+    shape, format, blocksize, nested_blocksize = weight[6:]
+    parts = {
+        name: part if part is None else part.detach()
+        for name, part in zip(PARTS, weight, strict=False)
+    }
+    return nf4.QuantizedTensor(
+        **parts,
+        shape=tuple(shape),
+        format=format,
+        blocksize=blocksize,
+        nested_blocksize=nested_blocksize,
+    )
+
+
+def require_device(device: torch.device, beside: str, tensors: dict[str, Tensor | None]) -> None:
+    """Each tensor is on this device, where the tensor named `beside` is."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise InvalidArgument(
+                f"{name} is on {tensor.device}; expected {device}, where {beside} is: move one "
+                f"with .to()"
+            )
+
+
+def parts_of(weight: Sequence[Any]) -> dict[str, Tensor | None]:
+    return dict(zip(PARTS, weight, strict=False))
+
+
+def try_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor | None:
+    """y = x W^T + bias; None if something has to be looked at more closely."""
+    packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
+    rows, cols = rows_and_cols(shape)
+    y = x.new_empty((*x.shape[:-1], rows))
+    status = _calls()[0](
+        x, y, bias, packed, absmax, nested_absmax, code, offset, codebook,
+        _format_code(format), block, nested, rows, cols,
+    )  # fmt: skip
+    if status is None:
+        return None
+    check(status)
+    return y
+
+
+def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    """y = x W^T + bias, in the dtype of x."""
+    y = try_linear(x, bias, *weight)
+    return _checked_linear(x, bias, *weight) if y is None else y
+
+
+def _checked_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
+    if x.is_cuda and x.dtype == torch.float32:
+        # The library's products are of 16 bits on a GPU.
+        return torch.nn.functional.linear(x, dequantize(*weight, x.dtype), bias)
+    if x.dim() > 0 and not _has_row_stride(x):
+        x = x.contiguous()
+    bias = None if bias is None else bias.detach().contiguous()
+    return nf4.matmul(x.detach(), quantized_tensor(*weight), bias=bias)
+
+
+def _has_row_stride(x: Tensor) -> bool:
+    """Are the rows of x contiguous, and one distance apart that is no less than their length?"""
+    cols = x.shape[-1]
+    rows = x.shape[:-1].numel()
+    if rows <= 1 or cols <= 1:
+        return x.is_contiguous()
+    try:
+        stride = x.view(rows, cols).stride()
+    except RuntimeError:
+        return False
+    return stride[1] == 1 and stride[0] >= cols
+
+
+def dequantize(*arguments: Any) -> Tensor:
+    """The numbers of a weight, whose ten arguments come first, in a dtype, which is the last."""
+    *weight, dtype = arguments
+    out = torch.empty(weight[6], dtype=dtype, device=weight[0].device)
+    dequantize_into(out, *weight)
+    return out
+
+
+def dequantize_into(out: Tensor, *weight: Any) -> None:
+    """Writes the numbers of a weight to a contiguous tensor."""
+    packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
+    rows, cols = rows_and_cols(shape)
+    status = _calls()[1](
+        out, packed, absmax, nested_absmax, code, offset, codebook,
+        _format_code(format), block, nested, rows, cols,
+    )  # fmt: skip
+    if status is None:
+        require_device(packed.device, "packed", {"out": out, **parts_of(weight)})
+        nf4.dequantize(quantized_tensor(*weight), out=out.detach())
+    else:
+        check(status)
+
+
+def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
+    """The gradient of x: grad_y times the weight, dense for as long as this takes. Its memory is
+    torch's allocator's, which hands the same to one layer after the other."""
+    return torch.matmul(grad_y, dequantize(*weight, grad_y.dtype).view(rows_and_cols(weight[6])))
+
+
+def quantize(
+    weight: Tensor, codebook: Tensor | None, format: str, blocksize: int, nested_blocksize: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """packed, absmax, nested_absmax and nested_offset; the last two are empty if flat."""
+    require_device(weight.device, "weight", {"codebook": codebook})
+    made = nf4.quantize(
+        weight.detach().contiguous(),
+        format=format,
+        blocksize=blocksize,
+        nested_blocksize=nested_blocksize,
+        codebook=codebook,
+    )
+    if made.nested:
+        return made.packed, made.absmax, made.nested_absmax, made.nested_offset
+    return made.packed, made.absmax, made.absmax.new_empty(0), made.absmax.new_empty(0)
