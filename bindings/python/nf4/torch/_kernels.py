@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _convert
-from nf4._bound import _nf4_fast
+from nf4 import _bound, _convert
 from nf4._load import check, library
 from nf4.errors import InvalidArgument
 
@@ -40,12 +39,12 @@ def _look_closer(*_arguments: Any) -> None:
 @functools.cache
 def _calls() -> tuple[Callable[..., int | None], Callable[..., int | None]]:
     """matmul and dequantize without ctypes: each gives the status, or None if it did nothing."""
-    if _nf4_fast is None:
+    if _bound._nf4_fast is None:
         return _look_closer, _look_closer
     functions = [getattr(library(), name) for name in _FUNCTIONS]
     addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
     try:
-        calls = _nf4_fast.Calls(Tensor, *addresses)
+        calls = _bound._nf4_fast.Calls(Tensor, *addresses)
     except (AttributeError, BufferError):  # torch without DLPack's exchange
         return _look_closer, _look_closer
     return calls.matmul, calls.dequantize
@@ -168,8 +167,9 @@ def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
 
 def quantize(
     weight: Tensor, codebook: Tensor | None, format: str, blocksize: int, nested_blocksize: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """packed, absmax, nested_absmax and nested_offset; the last two are empty if flat."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """packed, absmax, nested_absmax, nested_code and nested_offset; the last three are empty if
+    flat."""
     require_device(weight.device, "weight", {"codebook": codebook})
     made = nf4.quantize(
         weight.detach().contiguous(),
@@ -178,6 +178,8 @@ def quantize(
         nested_blocksize=nested_blocksize,
         codebook=codebook,
     )
-    if made.nested:
-        return made.packed, made.absmax, made.nested_absmax, made.nested_offset
-    return made.packed, made.absmax, made.absmax.new_empty(0), made.absmax.new_empty(0)
+    if not made.nested:
+        return made.packed, made.absmax, *(made.absmax.new_empty(0) for _ in range(3))
+    # What an operator returns is nobody else's, and the code is everybody's.
+    code = made.nested_code.clone()
+    return made.packed, made.absmax, made.nested_absmax, code, made.nested_offset

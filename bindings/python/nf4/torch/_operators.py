@@ -1,7 +1,8 @@
 """The operators torch.ops.nf4.*, registered by importing this.
 
     quantize(Tensor weight, Tensor? codebook, str format, int blocksize, int nested_blocksize)
-        -> (Tensor packed, Tensor absmax, Tensor nested_absmax, Tensor nested_offset)
+        -> (Tensor packed, Tensor absmax, Tensor nested_absmax, Tensor nested_code,
+            Tensor nested_offset)
     dequantize(WEIGHT, ScalarType dtype) -> Tensor
     linear(Tensor x, Tensor? bias, WEIGHT) -> Tensor
     linear_backward(Tensor grad_y, WEIGHT) -> Tensor
@@ -35,7 +36,7 @@ _WEIGHT = (
 _SCHEMAS = {
     "quantize": "(Tensor weight, Tensor? codebook, str format, int blocksize, "
     "int nested_blocksize) -> (Tensor packed, Tensor absmax, Tensor nested_absmax, "
-    "Tensor nested_offset)",
+    "Tensor nested_code, Tensor nested_offset)",
     "dequantize": f"({_WEIGHT}, ScalarType dtype) -> Tensor",
     "linear": f"(Tensor x, Tensor? bias, {_WEIGHT}) -> Tensor",
     "linear_backward": f"(Tensor grad_y, {_WEIGHT}) -> Tensor",
@@ -63,7 +64,7 @@ def _require_float(name: str, dtype: torch.dtype) -> None:
 @torch.library.register_fake("nf4::quantize", lib=_library)
 def _fake_quantize(
     weight: Tensor, codebook: Tensor | None, format: str, blocksize: int, nested_blocksize: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     _require_float("weight", weight.dtype)
     counts = sizes(
         weight.shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize
@@ -73,6 +74,7 @@ def _fake_quantize(
         weight.new_empty(counts.packed_bytes, dtype=torch.uint8),
         weight.new_empty(counts.blocks, dtype=torch.uint8 if nested else torch.float32),
         weight.new_empty(counts.nested_blocks if nested else 0, dtype=torch.float32),
+        weight.new_empty(256 if nested else 0, dtype=torch.float32),
         weight.new_empty(() if nested else 0, dtype=torch.float32),
     )
 
@@ -117,13 +119,17 @@ def _refuse_grad(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None
 
 
 class _Linear(torch.autograd.Function):
-    """y is linear in x and in bias, so this can be differentiated as often as one likes."""
+    """y is linear in x and in bias, so this can be differentiated as often as one likes. keyset is
+    None where the dispatcher was not asked."""
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
         _refuse_grad(PARTS, weight)
         ctx.save_for_backward(*weight[:6])
         ctx.layout = weight[6:]
+        if keyset is None:
+            y = _kernels.try_linear(x, bias, *weight)
+            return _ops.linear.default(x, bias, *weight) if y is None else y
         return _below_autograd(_ops.linear.default, keyset, x, bias, *weight)
 
     @staticmethod
@@ -208,12 +214,10 @@ for _device in _DEVICES:
 # ---- The way there ----------------------------------------------------------------
 
 
-def _is_bare(x: Tensor, bias: Tensor | None) -> bool:
-    """Is there nothing between x and the kernel that the dispatcher would have to see to: no
-    gradient, mode, transform, trace, or subclass?"""
+def _is_bare(x: Tensor) -> bool:
+    """Is there nothing between x and the kernel that the dispatcher would have to see to, but for
+    a gradient: no mode, transform, trace, or subclass?"""
     if type(x) is not Tensor or x.is_neg():
-        return False
-    if _C.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return False
     return not (
         _C._len_torch_dispatch_stack()
@@ -225,8 +229,10 @@ def _is_bare(x: Tensor, bias: Tensor | None) -> bool:
 
 
 def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    """torch.ops.nf4.linear, in a third of its time where the dispatcher has nothing to do."""
-    if not torch.compiler.is_compiling() and _is_bare(x, bias):
+    """torch.ops.nf4.linear, in half of its time where the dispatcher has nothing to do."""
+    if not torch.compiler.is_compiling() and _is_bare(x):
+        if _C.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+            return _Linear.apply(None, x, bias, *weight)
         y = _kernels.try_linear(x, bias, *weight)
         if y is not None:
             return y

@@ -64,7 +64,7 @@ def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
 
 def _parse(blob: Tensor, format: str) -> State:
     try:
-        fields = json.loads(bytes(blob.detach().cpu().to(torch.uint8).tolist()))
+        fields = json.loads(bytes(blob.detach().cpu().to(torch.uint8).tolist()).decode())
         if not isinstance(fields, dict):
             raise ValueError("no JSON object")
         return parse_state(fields, format)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_OLDEST = (2, 6)
+_OLDEST = (2, 10)
 _INSTALL = "pip install 'libnf4[torch]' gets one"
 
 try:

@@ -40,7 +40,7 @@ def convert(model: nn.Module) -> list[str]:
     made: dict[int, NF4Linear] = {}
     places: list[tuple[nn.Module, str, str, int]] = []
     for path, parent in model.named_modules():
-        for name, child in parent.named_children():
+        for name, child in parent._modules.items():  # named_children() leaves out repetitions
             if type(child) not in kinds:
                 continue
             full = f"{path}.{name}".lstrip(".")

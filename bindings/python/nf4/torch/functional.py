@@ -13,10 +13,15 @@ from nf4.errors import InvalidArgument
 from nf4.torch import _kernels, _operators  # noqa: F401  the import registers the operators
 
 _DTYPES = dict(zip(("fp32", "fp16", "bf16"), _kernels.DTYPES, strict=True))
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
     """torch's dtype for "fp32", "fp16", "bf16", or a numpy or torch dtype."""
+    if isinstance(dtype, torch.dtype) and dtype in _NAMES:
+        return dtype
+    if isinstance(dtype, str) and dtype in _DTYPES:  # which a compiler can follow
+        return _DTYPES[dtype]
     return _DTYPES[_convert.dtype_name(dtype)]
 
 
@@ -49,7 +54,7 @@ def quantize(
 
     Raises what nf4.quantize raises.
     """
-    packed, absmax, nested_absmax, nested_offset = torch.ops.nf4.quantize.default(
+    packed, absmax, nested_absmax, nested_code, nested_offset = torch.ops.nf4.quantize.default(
         weight, codebook, format, blocksize, nested_blocksize
     )
     nested = nested_blocksize != 0
@@ -57,7 +62,7 @@ def quantize(
         packed=packed,
         absmax=absmax,
         nested_absmax=nested_absmax if nested else None,
-        nested_code=_scale_code(weight.device) if nested else None,
+        nested_code=nested_code if nested else None,
         nested_offset=nested_offset if nested else None,
         codebook=codebook,
         format=format,
@@ -66,10 +71,6 @@ def quantize(
         shape=tuple(weight.shape),
         dtype=_torch.dtype_name(weight.dtype),
     )
-
-
-def _scale_code(device: torch.device) -> Tensor:
-    return torch.from_numpy(nf4.scale_code().copy()).to(device)
 
 
 def dequantize(weight: nf4.QuantizedTensor, dtype: Any = None) -> Tensor:

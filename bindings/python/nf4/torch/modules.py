@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import nf4
 from nf4 import _torch
+from nf4._bound import bound
 from nf4.errors import InvalidArgument
 from nf4.torch import _operators, _state, functional
 
@@ -20,9 +21,7 @@ def _no_scales(
     shape: tuple[int, int], format: str, blocksize: int, nested_blocksize: int, dtype: str, device
 ) -> nf4.QuantizedTensor:
     """A weight of zeros."""
-    counts = nf4.sizes(
-        shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize
-    )
+    counts = nf4.sizes(shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize)
     nested = nested_blocksize != 0
 
     def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -100,6 +99,8 @@ class NF4Linear(nn.Linear):
         if weight.codebook is not None:
             raise InvalidArgument("codebook is given; a layer has its format's own")
         functional.arguments(weight)  # or it is not of tensors
+        if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
+            bound(weight)  # or a part is of the wrong size or type
         self.out_features, self.in_features = weight.shape
         self.format, self.dtype_before = weight.format, weight.dtype
         self.blocksize, self.nested_blocksize = weight.blocksize, weight.nested_blocksize
