@@ -225,10 +225,10 @@ def test_a_gpu_that_libnf4_cannot_use_stays_with_bitsandbytes(monkeypatch):
     found = nf4.device_info(0)
     unusable = dataclasses.replace(found, usable=False, reason="no kernel for sm_70")
     monkeypatch.setattr(nf4, "device_info", lambda index: unusable)
-    backend._usable_gpu.cache_clear()
+    monkeypatch.setattr(backend, "_usable_gpus", {})
     with pytest.warns(UserWarning, match="GPU 0 to bitsandbytes' own kernels: no kernel for sm_70"):
         assert not backend._usable_gpu(0)
-    backend._usable_gpu.cache_clear()
+    assert not backend._usable_gpu(0) and backend._usable_gpus == {0: False}
 
 
 # ---- The entry point and nf4 doctor -----------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,21 @@ def _calls() -> tuple[Callable[..., int | None], Callable[..., int | None]]:
     except (AttributeError, BufferError):  # torch without DLPack's exchange
         return _look_closer, _look_closer
     return calls.matmul, calls.dequantize
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that torch.compile does not look into, which it would in a frame that it gave up.
+    torch._dynamo takes a second to import; without it nothing is compiled."""
+    disabled: list[Callable[..., Any]] = []
+
+    def kernel(*arguments: Any) -> Any:
+        if not disabled:
+            if "torch._dynamo" not in sys.modules:
+                return function(*arguments)
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*arguments)
+
+    return kernel
 
 
 def rows_and_cols(shape: Sequence[int]) -> tuple[int, int]:

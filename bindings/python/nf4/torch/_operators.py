@@ -47,8 +47,7 @@ _library = torch.library.Library("nf4", "DEF")
 for _name, _schema in _SCHEMAS.items():
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
     for _device in _DEVICES:
-        # In a frame that torch.compile gave up, it would look into what is called there.
-        _library.impl(_name, torch.compiler.disable(getattr(_kernels, _name)), _device)
+        _library.impl(_name, _kernels.uncompiled(getattr(_kernels, _name)), _device)
 
 _ops = torch.ops.nf4
 

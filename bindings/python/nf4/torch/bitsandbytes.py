@@ -58,15 +58,22 @@ class Served(NamedTuple):
 # ---- Where libnf4 can run ---------------------------------------------------------
 
 
-@functools.cache
+_usable_gpus: dict[int, bool] = {}
+
+
 def _usable_gpu(index: int) -> bool:
     """Has libnf4 kernels for this GPU, and does its driver take them? Asked at the first call
     and not when bitsandbytes is imported, since CUDA is initialised for the answer."""
+    known = _usable_gpus.get(index)
+    # A compiler cannot ask: what it compiles before any call goes bitsandbytes' way.
+    if known is not None or torch.compiler.is_compiling():
+        return bool(known)
     found = nf4.device_info(index)
     if not found.usable:
         warnings.warn(
             f"libnf4 leaves GPU {index} to bitsandbytes' own kernels: {found.reason}", stacklevel=2
         )
+    _usable_gpus[index] = found.usable
     return found.usable
 
 
@@ -206,7 +213,7 @@ def _serve(library: torch.library.Library, name: str, device: str) -> None:
     with warnings.catch_warnings():
         # torch tells of every kernel that takes another's place, as these do on purpose.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
-        library.impl(name, torch.compiler.disable(kernel), key, allow_override=True)
+        library.impl(name, _kernels.uncompiled(kernel), key, allow_override=True)
 
 
 # ---- The functions ------------------------------------------------------------------
