@@ -271,6 +271,9 @@ def test_doctor_says_why_nothing_is_served(monkeypatch):
     monkeypatch.setattr(doctor_bitsandbytes, "_PROBE", "raise ImportError('no such GPU')")
     report = doctor_bitsandbytes.diagnose("0.50.2")
     assert report["reason"] == "it cannot be imported: ImportError: no such GPU"
+    monkeypatch.setattr(doctor_bitsandbytes, "_asked", lambda: (None, ""))
+    old = doctor_bitsandbytes.diagnose("0.44.1")["reason"]
+    assert old == "0.44.1 did not load libnf4; 0.50 and later do"
     (line,) = doctor_bitsandbytes.lines(report)
     assert line == f"bitsandbytes on its own kernels: {report['reason']}"
 

@@ -8,6 +8,7 @@ import os
 import warnings
 
 SWITCH = "NF4_BITSANDBYTES"
+OLDEST = "0.50"  # which has the operators that are served
 
 
 def switched_off() -> bool:

@@ -59,7 +59,8 @@ def diagnose(version: str | None) -> dict[str, Any]:
         }
     served, said = _asked()
     if served is None:
-        return {**report, "reason": said or "bitsandbytes did not load it"}
+        too_old = f"{version} did not load libnf4; {_bitsandbytes.OLDEST} and later do"
+        return {**report, "reason": said or too_old}
     return {"active": bool(served["operators"]), "reason": said or None, **served}
 
 

@@ -138,7 +138,9 @@ class _Linear(torch.autograd.Function):
         if of_x:
             grad_x = _ops.linear_backward.default(grad_y, *ctx.saved_tensors, *ctx.layout)
         if of_bias:
-            grad_bias = grad_y.sum(dim=tuple(range(grad_y.dim() - 1)))
+            # Without dimensions to sum over, torch sums over all.
+            leading = tuple(range(grad_y.dim() - 1))
+            grad_bias = grad_y.sum(dim=leading) if leading else grad_y
         return None, grad_x, grad_bias, *(None,) * 10
 
 
