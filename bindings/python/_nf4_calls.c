@@ -63,6 +63,7 @@ static int64_t divide_up(int64_t count, int64_t by) { return count / by + (count
 
 /* Arguments of every call, from the first of these on. */
 enum {
+  THREADS, /* on the CPU: how many at most */
   PACKED,
   ABSMAX,
   NESTED_ABSMAX,
@@ -76,6 +77,12 @@ enum {
   COLS,
   WEIGHT_ARGUMENTS
 };
+
+static bool threads_of(PyObject *const *arguments, int32_t *threads) {
+  const long given = PyLong_AsLong(arguments[THREADS]);
+  *threads = (int32_t)given;
+  return !PyErr_Occurred() && given >= 0 && given <= INT32_MAX;
+}
 
 static bool integers(PyObject *const *arguments, nf4_tensor *weight) {
   weight->struct_size = sizeof *weight;
@@ -194,11 +201,12 @@ static bool operands(const calls *self, PyObject *const *arguments, place *where
   return dtype == args->dtype;
 }
 
-PyDoc_STRVAR(matmul_doc,
-             "matmul(x, y, bias, packed, absmax, nested_absmax, nested_code, nested_offset, "
-             "codebook, format, blocksize, nested_blocksize, rows, cols)\n--\n\n"
-             "y = x W^T + bias on torch's current stream, and the nf4_status; None if nothing was "
-             "done, and the arguments have to be looked at more closely.");
+PyDoc_STRVAR(
+    matmul_doc,
+    "matmul(x, y, bias, threads, packed, absmax, nested_absmax, nested_code, nested_offset, "
+    "codebook, format, blocksize, nested_blocksize, rows, cols)\n--\n\n"
+    "y = x W^T + bias on torch's current stream, and the nf4_status; None if nothing was "
+    "done, and the arguments have to be looked at more closely.");
 static PyObject *matmul(calls *self, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, 3 + WEIGHT_ARGUMENTS)) return NULL;
   place where;
@@ -207,7 +215,9 @@ static PyObject *matmul(calls *self, PyObject *const *arguments, Py_ssize_t coun
   if (!operands(self, arguments, &where, &weight, &args)) return none();
   nf4_status status;
   if (where.device_type == DL_CPU) {
-    Py_BEGIN_ALLOW_THREADS status = self->matmul_cpu(&weight, &args, 0);
+    int32_t threads;
+    if (!threads_of(arguments + 3, &threads)) return none();
+    Py_BEGIN_ALLOW_THREADS status = self->matmul_cpu(&weight, &args, threads);
     Py_END_ALLOW_THREADS return PyLong_FromLong(status);
   }
   if (args.dtype == NF4_DTYPE_FP32) return none();
@@ -220,10 +230,11 @@ static PyObject *matmul(calls *self, PyObject *const *arguments, Py_ssize_t coun
   Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
-PyDoc_STRVAR(dequantize_doc,
-             "dequantize(out, packed, absmax, nested_absmax, nested_code, nested_offset, codebook, "
-             "format, blocksize, nested_blocksize, rows, cols)\n--\n\n"
-             "Writes the numbers to `out` on torch's current stream, and gives what matmul gives.");
+PyDoc_STRVAR(
+    dequantize_doc,
+    "dequantize(out, threads, packed, absmax, nested_absmax, nested_code, nested_offset, codebook, "
+    "format, blocksize, nested_blocksize, rows, cols)\n--\n\n"
+    "Writes the numbers to `out` on torch's current stream, and gives what matmul gives.");
 static PyObject *dequantize(calls *self, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, 1 + WEIGHT_ARGUMENTS)) return NULL;
   place where;
@@ -236,7 +247,9 @@ static PyObject *dequantize(calls *self, PyObject *const *arguments, Py_ssize_t 
   if (!output(&where, arguments[0], weight.rows * weight.cols, &out, &dtype)) return none();
   nf4_status status;
   if (where.device_type == DL_CPU) {
-    Py_BEGIN_ALLOW_THREADS status = self->dequant_cpu(&weight, out, dtype, 0);
+    int32_t threads;
+    if (!threads_of(arguments + 1, &threads)) return none();
+    Py_BEGIN_ALLOW_THREADS status = self->dequant_cpu(&weight, out, dtype, threads);
     Py_END_ALLOW_THREADS return PyLong_FromLong(status);
   }
   nf4_stream stream;

@@ -166,14 +166,14 @@ def test_inference_in_a_graph():
     require_replays(layer_of())
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled_without_a_break(mode):
+@pytest.mark.parametrize("options", [{"backend": "aot_eager"}, {"mode": "reduce-overhead"}])
+def test_compiled_without_a_break(options):
     layer = layer_of()
 
     def run(x):
         return torch.nn.functional.silu(layer(x))
 
-    compiled = torch.compile(run, fullgraph=True, mode=mode)
+    compiled = torch.compile(run, fullgraph=True, **options)
     for _ in range(3):
         x = x_of(5, COLS, grad=True)
         expected = run(x)

@@ -34,6 +34,7 @@ def operands() -> dict:
         "x": torch.randn(M, COLS),
         "y": torch.full((M, ROWS), 7.0),
         "bias": torch.randn(ROWS),
+        "threads": 2,
         **parts,
         **dict(zip(INTEGERS, (FORMAT, 64, 256, ROWS, COLS), strict=True)),
     }
@@ -42,7 +43,7 @@ def operands() -> dict:
 def test_what_is_faultless(calls):
     matmul, dequantize = calls
     given = operands()
-    weight = _kernels.quantized_tensor(*list(given.values())[3:9], (ROWS, COLS), "nf4", 64, 256)
+    weight = _kernels.quantized_tensor(*list(given.values())[4:10], (ROWS, COLS), "nf4", 64, 256)
     assert matmul(*given.values()) == 0
     assert torch.equal(given["y"], nf4.matmul(given["x"], weight, bias=given["bias"]))
     out = torch.empty(ROWS, COLS, dtype=torch.float16)
@@ -92,6 +93,8 @@ FAULTS = {
     "too many elements": {"rows": 1 << 62},
     "rows of 65 bits": {"rows": 1 << 64},
     "no columns": {"cols": 0},
+    "threads -1": {"threads": -1},
+    "threads of 33 bits": {"threads": 1 << 32},
 }
 
 
@@ -125,5 +128,5 @@ def test_what_the_library_refuses_is_a_status(calls):
 
 @pytest.mark.parametrize("way", [0, 1])
 def test_another_number_of_arguments(way, calls):
-    with pytest.raises(TypeError, match="13 arguments; expected 1[24]"):
-        calls[way](*range(13))
+    with pytest.raises(TypeError, match="14 arguments; expected 1[35]"):
+        calls[way](*range(14))

@@ -132,6 +132,23 @@ def test_the_quick_way_and_the_dispatched_one_agree(way):
     assert torch.equal(layer(x), expected)
 
 
+def test_as_many_threads_as_torch_takes(monkeypatch):
+    given = []
+    for original in (nf4.matmul, nf4.dequantize, nf4.quantize):
+
+        def noted(*arguments, original=original, **options):
+            given.append(options["threads"])
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(nf4, original.__name__, noted)
+    monkeypatch.setattr(_kernels, "_calls", lambda: (_kernels._look_closer,) * 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    weight = weight_of()
+    nf4.torch.linear(torch.randn(2, COLS), weight)
+    nf4.torch.dequantize(weight)
+    assert given == [3, 3, 3]
+
+
 # ---- What torch asks of an operator -------------------------------------------------
 
 

@@ -5,7 +5,8 @@
     nf4.torch.convert(model)                         # every Linear4bit of bitsandbytes
 
 Importing this registers torch.ops.nf4.quantize, .dequantize, .linear and .linear_backward. The
-core package, nf4, never imports torch, and neither does importing it import this.
+work is done on torch's current stream, or on the CPU by as many threads as torch takes for its
+own. The core package, nf4, never imports torch, and neither does importing it import this.
 """
 
 # isort: off

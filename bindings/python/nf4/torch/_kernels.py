@@ -103,6 +103,11 @@ def require_device(device: torch.device, beside: str, tensors: dict[str, Tensor 
             )
 
 
+def _threads(tensor: Tensor) -> int:
+    """As many as torch's own kernels take; on a GPU they mean nothing."""
+    return 0 if tensor.is_cuda else torch.get_num_threads()
+
+
 def parts_of(weight: Sequence[Any]) -> dict[str, Tensor | None]:
     return dict(zip(PARTS, weight, strict=False))
 
@@ -113,7 +118,7 @@ def try_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor | None:
     rows, cols = rows_and_cols(shape)
     y = x.new_empty((*x.shape[:-1], rows))
     status = _calls()[0](
-        x, y, bias, packed, absmax, nested_absmax, code, offset, codebook,
+        x, y, bias, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset, codebook,
         _format_code(format), block, nested, rows, cols,
     )  # fmt: skip
     if status is None:
@@ -136,7 +141,7 @@ def _checked_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     if x.dim() > 0 and not _has_row_stride(x):
         x = x.contiguous()
     bias = None if bias is None else bias.detach().contiguous()
-    return nf4.matmul(x.detach(), quantized_tensor(*weight), bias=bias)
+    return nf4.matmul(x.detach(), quantized_tensor(*weight), bias=bias, threads=_threads(x))
 
 
 def _has_row_stride(x: Tensor) -> bool:
@@ -165,12 +170,12 @@ def dequantize_into(out: Tensor, *weight: Any) -> None:
     packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
     rows, cols = rows_and_cols(shape)
     status = _calls()[1](
-        out, packed, absmax, nested_absmax, code, offset, codebook,
+        out, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset, codebook,
         _format_code(format), block, nested, rows, cols,
     )  # fmt: skip
     if status is None:
         require_device(packed.device, "packed", {"out": out, **parts_of(weight)})
-        nf4.dequantize(quantized_tensor(*weight), out=out.detach())
+        nf4.dequantize(quantized_tensor(*weight), out=out.detach(), threads=_threads(out))
     else:
         check(status)
 
@@ -193,6 +198,7 @@ def quantize(
         blocksize=blocksize,
         nested_blocksize=nested_blocksize,
         codebook=codebook,
+        threads=_threads(weight),
     )
     if not made.nested:
         return made.packed, made.absmax, *(made.absmax.new_empty(0) for _ in range(3))
