@@ -186,6 +186,22 @@ def test_gradients_of_any_order(with_bias, leading, way):
     assert error(second, again.double() @ dense.T) <= ALLOWED["fp32"]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_backward_passes_do_not_disturb_each_other(dtype, way):
+    """The memory of the dense weight is used again, by larger and by smaller ones."""
+    layers, grads = [], []
+    for shape in [(ROWS, COLS), (2 * ROWS, COLS), (7, COLS)]:
+        weight = weight_of("nested", shape)
+        layers.append((functional.arguments(weight), nf4.dequantize(weight, dtype)))
+        grads.append(torch.randn(3, shape[0]).to(DTYPES[dtype]))
+    found = [
+        torch.ops.nf4.linear_backward.default(grad, *arguments)
+        for grad, (arguments, _) in zip(grads, layers, strict=True)
+    ]
+    for grad, (_, dense), each in zip(grads, layers, found, strict=True):
+        assert torch.equal(each, grad @ dense)
+
+
 def test_only_the_bias_is_trained():
     layer = nf4.torch.NF4Linear.from_linear(torch.nn.Linear(COLS, ROWS))
     layer(torch.randn(7, COLS)).sum().backward()

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import math
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -180,10 +181,29 @@ def dequantize_into(out: Tensor, *weight: Any) -> None:
         check(status)
 
 
+_scratch = threading.local()
+
+
+def _dense(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for one dense weight, until the next is asked for. torch's allocator for GPUs hands
+    the same to one layer after the other; that for CPUs gives it back to the system, which takes
+    longer to provide it anew than a weight takes to be dequantized."""
+    if device.type != "cpu":
+        return torch.empty(elements, dtype=dtype, device=device)
+    needed = elements * dtype.itemsize
+    buffer = getattr(_scratch, "buffer", None)
+    if buffer is None or buffer.numel() < needed:
+        _scratch.buffer = None  # the smaller one need not be there beside the larger
+        buffer = _scratch.buffer = torch.empty(needed, dtype=torch.uint8)
+    return buffer[:needed].view(dtype)
+
+
 def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
-    """The gradient of x: grad_y times the weight, dense for as long as this takes. Its memory is
-    torch's allocator's, which hands the same to one layer after the other."""
-    return torch.matmul(grad_y, dequantize(*weight, grad_y.dtype).view(rows_and_cols(weight[6])))
+    """The gradient of x: grad_y times the weight, dense for as long as this takes."""
+    rows, cols = rows_and_cols(weight[6])
+    dense = _dense(rows * cols, grad_y.dtype, grad_y.device).view(rows, cols)
+    dequantize_into(dense, *weight)
+    return torch.matmul(grad_y, dense)
 
 
 def quantize(

@@ -18,7 +18,7 @@ Served, on the CPU and on GPUs that libnf4 has kernels for:
 Left alone:
     quantize_4bit       which codes ties and zero blocks get differs from backend to backend in
                         bitsandbytes, and so would the bytes
-    gemv_4bit           on CPUs it takes that other layout; on GPUs nothing calls it any more
+    gemv_4bit           on CPUs it takes that other layout; on GPUs no layer calls it any more
     the 8-bit operators, optimizers and quantize_blockwise, which are not of 4 bits
 """
 
