@@ -1,36 +1,14 @@
-/* _nf4_fast: nf4_dequant_launch and nf4_dequant_cpu called without ctypes.
+/* _nf4_fast: the library called without ctypes. Here is Weight, which dequantizes what is kept
+ * as a QuantizedTensor; Calls, in _nf4_calls.c, takes the parts of a weight anew in each call.
  *
  * For what is common and faultless, namely tensors of a library that has DLPack's C exchange
  * (torch from 2.10 on) and raw addresses. Everything else, faults included, gets None for an
  * answer, and package nf4 does the same in Python and finds the words. It is complete without
  * this module, which is not built where Python's headers are missing.
  */
-#include <Python.h>
-#include <stdbool.h>
+#include "_nf4_fast.h"
 
-#include "nf4/nf4.h"
-
-/* ---- DLPack 1 (dlpack.h): what is read of it ------------------------------- */
-
-enum { DL_FLOAT = 2, DL_BFLOAT = 4, DL_MAJOR = 1 };
-
-typedef struct dl_tensor {
-  void *data;
-  int32_t device_type, device_id;
-  int32_t ndim;
-  uint8_t code, bits;
-  uint16_t lanes;
-  int64_t *shape, *strides; /* strides in elements; NULL is row-major */
-  uint64_t byte_offset;
-} dl_tensor;
-
-typedef struct dl_exchange {
-  uint32_t major, minor;
-  struct dl_exchange *previous;
-  void *allocate, *export_owned, *import_owned;
-  int (*view)(void *object, dl_tensor *out); /* borrowed; 0, or -1 and an exception */
-  int (*current_stream)(int32_t device_type, int32_t device_id, void **stream);
-} dl_exchange;
+#include "_nf4_dlpack.h"
 
 /* ---- A weight --------------------------------------------------------------- */
 
@@ -61,35 +39,6 @@ typedef struct weight {
 static PyObject *look_closer(void) {
   PyErr_Clear();
   Py_RETURN_NONE;
-}
-
-static const char *address_of(const dl_tensor *view) {
-  return (const char *)view->data + view->byte_offset;
-}
-
-static bool is_contiguous(const dl_tensor *view, int64_t elements) {
-  if (view->strides == NULL || elements == 0) return true;
-  int64_t expected = 1;
-  for (int32_t i = view->ndim; i-- > 0;) {
-    if (view->shape[i] != 1 && view->strides[i] != expected) return false;
-    expected *= view->shape[i];
-  }
-  return true;
-}
-
-static int64_t elements_of(const dl_tensor *view) {
-  int64_t elements = 1;
-  for (int32_t i = 0; i < view->ndim; i++) elements *= view->shape[i];
-  return elements;
-}
-
-/* 0 if it is no dtype of dense data. */
-static nf4_dtype dtype_of(const dl_tensor *view) {
-  if (view->lanes != 1) return 0;
-  if (view->code == DL_FLOAT && view->bits == 32) return NF4_DTYPE_FP32;
-  if (view->code == DL_FLOAT && view->bits == 16) return NF4_DTYPE_FP16;
-  if (view->code == DL_BFLOAT && view->bits == 16) return NF4_DTYPE_BF16;
-  return 0;
 }
 
 /* What is not in a dl_tensor: writing to it would be against autograd, or of the wrong sign. */
@@ -202,20 +151,6 @@ static void deallocate(weight *self) {
   Py_DECREF(type);
 }
 
-/* The exchange of a type of tensors, of the version that is known here; or NULL, with an
- * exception. */
-static const dl_exchange *exchange_of(PyObject *type) {
-  PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
-  if (capsule == NULL) return NULL;
-  const dl_exchange *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-  Py_DECREF(capsule);
-  if (PyErr_Occurred()) return NULL;
-  while (found != NULL && found->major != DL_MAJOR) found = found->previous;
-  if (found != NULL && found->view != NULL) return found;
-  PyErr_SetString(PyExc_BufferError, "no DLPack exchange of version 1 that lends tensors");
-  return NULL;
-}
-
 /* What is known of tensors: how to see them, and which device they are on. Without a type of
  * tensors there is no way to see one, so there must be none. */
 static bool learn_of_tensors(weight *self, PyObject *addresses) {
@@ -297,12 +232,17 @@ static PyType_Spec weight_spec = {
     .slots = weight_slots,
 };
 
-static int execute(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&weight_spec);
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
+  PyObject *type = PyType_FromSpec(spec);
   if (type == NULL) return -1;
-  const int failed = PyModule_AddObjectRef(module, "Weight", type);
+  const int failed = PyModule_AddObjectRef(module, name, type);
   Py_DECREF(type);
   return failed;
+}
+
+static int execute(PyObject *module) {
+  if (add_type(module, "Weight", &weight_spec) != 0) return -1;
+  return add_type(module, "Calls", &nf4_calls_spec);
 }
 
 static PyModuleDef_Slot module_slots[] = {

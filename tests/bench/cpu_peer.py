@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import nf4
 import numpy as np
 
+# A libnf4 that pip installed would serve it, and be measured beside itself.
+os.environ["NF4_BITSANDBYTES"] = "0"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import oracle  # noqa: E402
 

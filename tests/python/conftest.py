@@ -15,6 +15,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# bitsandbytes is what libnf4 is compared with, on kernels of its own.
+os.environ["NF4_BITSANDBYTES"] = "0"
+
 if importlib.util.find_spec("nf4") is None:
     sys.path.insert(0, str(ROOT / "bindings" / "python"))
     os.environ.setdefault("NF4_LIBRARY", str(ROOT / "build" / "lib" / "libnf4.so"))

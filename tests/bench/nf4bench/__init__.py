@@ -15,3 +15,8 @@ Matmul has modules of its own, by the same names: matmul_cases, matmul_product (
 wrong it is), matmul_peers, matmul_rows, matmul_error, matmul_call and matmul, which runs these;
 matmul_sweep; matmul_tables, matmul_plots and matmul_pages.
 """
+
+import os
+
+# A libnf4 that pip installed would serve bitsandbytes, and be measured beside itself.
+os.environ["NF4_BITSANDBYTES"] = "0"

@@ -134,7 +134,7 @@ def _power_of_two(value: object, low: int, high: int) -> bool:
     return is_count(value) and low <= value <= high and value & (value - 1) == 0
 
 
-def _parse_state(fields: dict[str, Any], format: str) -> State:
+def parse_state(fields: dict[str, Any], format: str) -> State:
     """A State from quant_state's JSON; ValueError saying which field is wrong."""
     if fields.get("quant_type") != format:
         raise ValueError(f"quant_type {fields.get('quant_type')!r} under a key for {format!r}")
@@ -214,7 +214,7 @@ def _weight(checkpoint: Checkpoint, name: str, keys: list[str]) -> tuple[Weight 
     file = checkpoint.owner[keys[0]]
     try:
         fields = parse_object(bytes(file.read(info)), file.path, "its quant_state", name)
-        state = _parse_state(fields, format)
+        state = parse_state(fields, format)
     except FormatError as error:
         return None, [error.reason]
     except ValueError as error:

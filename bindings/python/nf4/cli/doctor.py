@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import nf4
+from nf4.cli import doctor_bitsandbytes
 from nf4.cli.console import add_command, print_json, printable, size_text
 from nf4.cli.exits import Exit
 
@@ -88,10 +89,11 @@ def _packages() -> dict[str, str | None]:
 
 def diagnose() -> dict[str, Any]:
     """What `nf4 doctor --json` prints; "usable" says whether the library can be used."""
+    packages = _packages()
     report: dict[str, Any] = {
         "usable": False,
         "python": platform.python_version(),
-        "packages": _packages(),
+        "packages": packages,
         "machine": platform.machine(),
     }
     try:
@@ -108,6 +110,7 @@ def diagnose() -> dict[str, Any]:
         "cpu": {"kernels": variant, "reason": _cpu_reason(variant, build.get("cpu_variants", ""))},
         "gpus": _gpus(first),
         "no_gpu": first.reason if first.device_count == 0 else None,
+        "bitsandbytes": doctor_bitsandbytes.diagnose(packages["bitsandbytes"]),
     }
 
 
@@ -144,7 +147,8 @@ def report_lines(report: dict[str, Any]) -> list[str]:
     if report["no_gpu"]:
         lines += [f"GPU        not used: {report['no_gpu']}"]
     on_gpu = f", GPU memory by {usable[0]['kernels']}" if usable else ""
-    lines += [*python]
+    served = doctor_bitsandbytes.lines(report["bitsandbytes"])
+    lines += [*python, *(f"           {line}" for line in served)]
     return [*lines, f"usable     host memory by {report['cpu']['kernels']}{on_gpu}"]
 
 

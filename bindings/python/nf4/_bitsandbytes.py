@@ -1,0 +1,33 @@
+"""What bitsandbytes calls when it is imported, by the entry point bitsandbytes.backends of this
+package. An exception here would keep it from being imported at all, so there is none: what keeps
+libnf4 from serving it is a warning."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+SWITCH = "NF4_BITSANDBYTES"
+OLDEST = "0.50"  # which has the operators that are served
+
+
+def switched_off() -> bool:
+    """Does the environment say that bitsandbytes is to run on its own kernels?"""
+    return os.environ.get(SWITCH, "") == "0"
+
+
+def activate() -> None:
+    """Puts libnf4's kernels behind bitsandbytes' operators, unless NF4_BITSANDBYTES=0."""
+    if switched_off():
+        return
+    try:
+        # Not before it is asked for: this imports torch.
+        from nf4.torch.bitsandbytes import register
+
+        register()
+    except ImportError as error:  # of torch, or of the library, that is missing or too old
+        warnings.warn(
+            f"libnf4 does not serve bitsandbytes, which runs on its own kernels: {error}; "
+            f"{SWITCH}=0 says that it is not to",
+            stacklevel=2,
+        )

@@ -1,0 +1,78 @@
+"""nf4 doctor on bitsandbytes: does it run on libnf4's kernels when it is imported?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from typing import Any
+
+from nf4 import _bitsandbytes
+
+_GROUP = "bitsandbytes.backends"
+_SECONDS = 300
+# Another process imports it: it brings torch along, and takes its kernels once and for all.
+_PROBE = """
+import json, sys, warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import bitsandbytes
+backend = sys.modules.get("nf4.torch.bitsandbytes")
+served = backend and backend.served()
+said = [str(each.message) for each in caught if "libnf4" in str(each.message)]
+print(json.dumps({"served": served and served._asdict(), "said": said}))
+"""
+
+
+def _is_found() -> bool:
+    return any(each.name == "nf4" for each in metadata.entry_points(group=_GROUP))
+
+
+def _asked() -> tuple[dict[str, Any] | None, str]:
+    """What a process that imports bitsandbytes has served, and what it said about it."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    if result.returncode != 0:
+        last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
+        return None, f"it cannot be imported: {last}"
+    answer = json.loads(result.stdout.strip().splitlines()[-1])
+    return answer["served"], "; ".join(answer["said"])
+
+
+def diagnose(version: str | None) -> dict[str, Any]:
+    """For the bitsandbytes that is installed: "active", what is served, or why nothing is."""
+    report: dict[str, Any] = {"active": False, "reason": None}
+    if version is None:
+        return {**report, "reason": "not installed"}
+    if _bitsandbytes.switched_off():
+        return {**report, "reason": f"{_bitsandbytes.SWITCH}=0 is set"}
+    if not _is_found():
+        return {
+            **report,
+            "reason": "this nf4 was not installed by pip, and bitsandbytes finds it by what pip "
+            "notes; nf4.torch.register_bitsandbytes() does the same by hand",
+        }
+    served, said = _asked()
+    if served is None:
+        too_old = f"{version} did not load libnf4; {_bitsandbytes.OLDEST} and later do"
+        return {**report, "reason": said or too_old}
+    return {"active": bool(served["operators"]), "reason": said or None, **served}
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """What `nf4 doctor` prints of it."""
+    if not report["active"]:
+        return [f"bitsandbytes on its own kernels: {report['reason']}"]
+    by_devices: dict[str, list[str]] = {}
+    for name, devices in report["operators"].items():
+        by_devices.setdefault(" and ".join(devices), []).append(name)
+    served = [f"on {devices}: {', '.join(names)}" for devices, names in by_devices.items()]
+    more = [f"{', '.join(report['functions'])} replaced"] if report["functions"] else []
+    alone = [f"{name} left alone: {why}" for name, why in report["left_alone"].items()]
+    first, *rest = [*served, *more, *alone]
+    return [f"bitsandbytes on libnf4's kernels {first}", *rest]

@@ -1,0 +1,32 @@
+"""libnf4 for PyTorch: operators that autograd and torch.compile know, and a linear layer.
+
+    import nf4.torch
+    layer = nf4.torch.NF4Linear.from_linear(linear)  # quantizes it
+    nf4.torch.convert(model)                         # every Linear4bit of bitsandbytes
+
+Importing this registers torch.ops.nf4.quantize, .dequantize, .linear and .linear_backward. The
+work is done on torch's current stream, or on the CPU by as many threads as torch takes for its
+own. The core package, nf4, never imports torch, and neither does importing it import this.
+"""
+
+# isort: off
+from nf4.torch import _torch_version  # noqa: F401  first: it says what is missing
+
+# isort: on
+from nf4.torch.bitsandbytes import register as register_bitsandbytes
+from nf4.torch.conversion import convert
+from nf4.torch.functional import dequantize, linear, quantize
+from nf4.torch.modules import NF4Linear
+from nf4.torch.unsloth import fast_dequantize as unsloth_fast_dequantize
+from nf4.torch.unsloth import patch_unsloth
+
+__all__ = [
+    "NF4Linear",
+    "convert",
+    "dequantize",
+    "linear",
+    "patch_unsloth",
+    "quantize",
+    "register_bitsandbytes",
+    "unsloth_fast_dequantize",
+]

@@ -1,0 +1,227 @@
+"""What the operators do on real tensors, each as one call of the library.
+
+A weight is ten arguments here, as it is in the operators: packed, absmax, nested_absmax,
+nested_code, nested_offset and codebook, which are tensors or None, then shape, format, blocksize
+and nested_blocksize. They mean what they mean in nf4.QuantizedTensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nf4
+from nf4 import _bound, _convert
+from nf4._load import check, library
+from nf4.errors import InvalidArgument
+
+PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_FUNCTIONS = (
+    "nf4_dequant_launch",
+    "nf4_dequant_cpu",
+    "nf4_matmul_launch",
+    "nf4_matmul_cpu",
+    "nf4_matmul_workspace_size",
+)
+
+
+def _look_closer(*_arguments: Any) -> None:
+    """Where there is no faster way than through a QuantizedTensor."""
+
+
+@functools.cache
+def _calls() -> tuple[Callable[..., int | None], Callable[..., int | None]]:
+    """matmul and dequantize without ctypes: each gives the status, or None if it did nothing."""
+    if _bound._nf4_fast is None:
+        return _look_closer, _look_closer
+    functions = [getattr(library(), name) for name in _FUNCTIONS]
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    try:
+        calls = _bound._nf4_fast.Calls(Tensor, *addresses)
+    except (AttributeError, BufferError):  # torch without DLPack's exchange
+        return _look_closer, _look_closer
+    return calls.matmul, calls.dequantize
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that torch.compile does not look into, which it would in a frame that it gave up.
+    torch._dynamo takes a second to import; without it nothing is compiled."""
+    disabled: list[Callable[..., Any]] = []
+
+    def kernel(*arguments: Any) -> Any:
+        if not disabled:
+            if "torch._dynamo" not in sys.modules:
+                return function(*arguments)
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*arguments)
+
+    return kernel
+
+
+def rows_and_cols(shape: Sequence[int]) -> tuple[int, int]:
+    """Those of the matrix that a weight of this shape is."""
+    if len(shape) == 2:
+        return shape[0], shape[1]
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def _format_code(format: str) -> int:
+    return _convert.FORMATS.get(format) or _convert.format_code(format)
+
+
+def quantized_tensor(*weight: Any) -> nf4.QuantizedTensor:
+    """The weight as the core package knows it; tensors are shared."""
+    shape, format, blocksize, nested_blocksize = weight[6:]
+    parts = {
+        name: part if part is None else part.detach()
+        for name, part in zip(PARTS, weight, strict=False)
+    }
+    return nf4.QuantizedTensor(
+        **parts,
+        shape=tuple(shape),
+        format=format,
+        blocksize=blocksize,
+        nested_blocksize=nested_blocksize,
+    )
+
+
+def require_device(device: torch.device, beside: str, tensors: dict[str, Tensor | None]) -> None:
+    """Each tensor is on this device, where the tensor named `beside` is."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise InvalidArgument(
+                f"{name} is on {tensor.device}; expected {device}, where {beside} is: move one "
+                f"with .to()"
+            )
+
+
+def _threads(tensor: Tensor) -> int:
+    """As many as torch's own kernels take; on a GPU they mean nothing."""
+    return 0 if tensor.is_cuda else torch.get_num_threads()
+
+
+def parts_of(weight: Sequence[Any]) -> dict[str, Tensor | None]:
+    return dict(zip(PARTS, weight, strict=False))
+
+
+def try_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor | None:
+    """y = x W^T + bias; None if something has to be looked at more closely."""
+    packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
+    rows, cols = rows_and_cols(shape)
+    y = x.new_empty((*x.shape[:-1], rows))
+    status = _calls()[0](
+        x, y, bias, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset, codebook,
+        _format_code(format), block, nested, rows, cols,
+    )  # fmt: skip
+    if status is None:
+        return None
+    check(status)
+    return y
+
+
+def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    """y = x W^T + bias, in the dtype of x."""
+    y = try_linear(x, bias, *weight)
+    return _checked_linear(x, bias, *weight) if y is None else y
+
+
+def _checked_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
+    if x.is_cuda and x.dtype == torch.float32:
+        # The library's products are of 16 bits on a GPU.
+        return torch.nn.functional.linear(x, dequantize(*weight, x.dtype), bias)
+    if x.dim() > 0 and not _has_row_stride(x):
+        x = x.contiguous()
+    bias = None if bias is None else bias.detach().contiguous()
+    return nf4.matmul(x.detach(), quantized_tensor(*weight), bias=bias, threads=_threads(x))
+
+
+def _has_row_stride(x: Tensor) -> bool:
+    """Are the rows of x contiguous, and one distance apart that is no less than their length?"""
+    cols = x.shape[-1]
+    rows = x.shape[:-1].numel()
+    if rows <= 1 or cols <= 1:
+        return x.is_contiguous()
+    try:
+        stride = x.view(rows, cols).stride()
+    except RuntimeError:
+        return False
+    return stride[1] == 1 and stride[0] >= cols
+
+
+def dequantize(*arguments: Any) -> Tensor:
+    """The numbers of a weight, whose ten arguments come first, in a dtype, which is the last."""
+    *weight, dtype = arguments
+    out = torch.empty(weight[6], dtype=dtype, device=weight[0].device)
+    dequantize_into(out, *weight)
+    return out
+
+
+def dequantize_into(out: Tensor, *weight: Any) -> None:
+    """Writes the numbers of a weight to a contiguous tensor."""
+    packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
+    rows, cols = rows_and_cols(shape)
+    status = _calls()[1](
+        out, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset, codebook,
+        _format_code(format), block, nested, rows, cols,
+    )  # fmt: skip
+    if status is None:
+        require_device(packed.device, "packed", {"out": out, **parts_of(weight)})
+        nf4.dequantize(quantized_tensor(*weight), out=out.detach(), threads=_threads(out))
+    else:
+        check(status)
+
+
+_scratch = threading.local()
+
+
+def _dense(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for one dense weight, until the next is asked for. torch's allocator for GPUs hands
+    the same to one layer after the other; that for CPUs gives it back to the system, which takes
+    longer to provide it anew than a weight takes to be dequantized."""
+    if device.type != "cpu":
+        return torch.empty(elements, dtype=dtype, device=device)
+    needed = elements * dtype.itemsize
+    buffer = getattr(_scratch, "buffer", None)
+    if buffer is None or buffer.numel() < needed:
+        _scratch.buffer = None  # the smaller one need not be there beside the larger
+        buffer = _scratch.buffer = torch.empty(needed, dtype=torch.uint8)
+    return buffer[:needed].view(dtype)
+
+
+def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
+    """The gradient of x: grad_y times the weight, dense for as long as this takes."""
+    rows, cols = rows_and_cols(weight[6])
+    dense = _dense(rows * cols, grad_y.dtype, grad_y.device).view(rows, cols)
+    dequantize_into(dense, *weight)
+    return torch.matmul(grad_y, dense)
+
+
+def quantize(
+    weight: Tensor, codebook: Tensor | None, format: str, blocksize: int, nested_blocksize: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """packed, absmax, nested_absmax, nested_code and nested_offset; the last three are empty if
+    flat."""
+    require_device(weight.device, "weight", {"codebook": codebook})
+    made = nf4.quantize(
+        weight.detach().contiguous(),
+        format=format,
+        blocksize=blocksize,
+        nested_blocksize=nested_blocksize,
+        codebook=codebook,
+        threads=_threads(weight),
+    )
+    if not made.nested:
+        return made.packed, made.absmax, *(made.absmax.new_empty(0) for _ in range(3))
+    # What an operator returns is nobody else's, and the code is everybody's.
+    code = made.nested_code.clone()
+    return made.packed, made.absmax, made.nested_absmax, code, made.nested_offset

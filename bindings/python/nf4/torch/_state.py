@@ -1,0 +1,131 @@
+"""A 4-bit weight in a state_dict, under the keys that bitsandbytes gives its parts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import nf4
+from nf4.checkpoint.bnb import State, parse_state
+from nf4.errors import InvalidArgument
+
+_MARK = "quant_state.bitsandbytes__"
+_NAMES = {"absmax": "absmax", "nested_absmax": "nested_absmax", "nested_code": "nested_quant_map"}
+_TABLES = ("quant_map", "nested_quant_map")
+
+
+class Loaded(NamedTuple):
+    """What a state_dict holds of a weight: the keys, without the prefix, and the weight."""
+
+    keys: set[str]
+    weight: nf4.QuantizedTensor | None
+
+
+def standard_table(format: str, device: torch.device) -> Tensor:
+    """The codebook as bitsandbytes writes it: FP4's code 8 is +0 there, though its CUDA kernels
+    decode -0, as libnf4 does."""
+    return (torch.from_numpy(nf4.codebook(format).copy()) + 0.0).to(device)
+
+
+def require_standard_table(name: str, table: Tensor | None, format: str) -> None:
+    """A layer computes with its format's table, and so does bitsandbytes whatever it is given."""
+    if table is None:
+        return
+    expected = standard_table(format, table.device)
+    if table.shape != expected.shape or not torch.equal(table.float(), expected):
+        raise InvalidArgument(f"{name} is not the table of {format}; no other is computed with")
+
+
+def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
+    """Every part but packed, by its key after "weight."."""
+    parts = {
+        key: getattr(weight, name)
+        for name, key in _NAMES.items()
+        if getattr(weight, name) is not None
+    }
+    if weight.nested:
+        # Layers may share the table, and safetensors refuses tensors that share memory.
+        parts["nested_quant_map"] = weight.nested_code.clone()
+    parts["quant_map"] = standard_table(weight.format, weight.packed.device)
+    state = State(
+        weight.format,
+        weight.blocksize,
+        weight.dtype,
+        weight.shape,
+        weight.nested_blocksize,
+        weight.nested_offset.item() if weight.nested else 0.0,
+    )
+    parts[_MARK + weight.format] = torch.frombuffer(bytearray(state.to_json()), dtype=torch.uint8)
+    return parts
+
+
+def _parse(blob: Tensor, format: str) -> State:
+    try:
+        fields = json.loads(bytes(blob.detach().cpu().to(torch.uint8).tolist()).decode())
+        if not isinstance(fields, dict):
+            raise ValueError("no JSON object")
+        return parse_state(fields, format)
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError, too
+        raise InvalidArgument(f"weight.{_MARK}{format}: {error}") from None
+
+
+def bytes_of(packed: Tensor) -> Tensor:
+    """Packed bytes as [n, 1] of uint8, whatever they are stored as. Memory is shared."""
+    return packed.detach().contiguous().view(torch.uint8).view(-1, 1)
+
+
+def load(parts: dict[str, Tensor]) -> Loaded:
+    """The weight of a layer, from what a state_dict has under "weight" and "weight.*", less that
+    prefix; `weight` is None where there is no quant_state. Raises InvalidArgument for one that is
+    incomplete or contradicts itself."""
+    marks = [key for key in parts if key.startswith(_MARK)]
+    if not marks or "" not in parts:
+        return Loaded(set(), None)
+    format = marks[0].removeprefix(_MARK)
+    state = _parse(parts[marks[0]], format)
+    nested = state.nested_blocksize != 0
+    needed = ["absmax", "quant_map", *(("nested_absmax", "nested_quant_map") if nested else ())]
+    missing = [key for key in needed if key not in parts]
+    if missing:
+        raise InvalidArgument(f"weight.{missing[0]} is missing beside weight.{marks[0]}")
+    require_standard_table("weight.quant_map", parts["quant_map"], format)
+    offset = torch.tensor(state.nested_offset, dtype=torch.float32, device=parts[""].device)
+    weight = nf4.QuantizedTensor(
+        packed=bytes_of(parts[""]),
+        absmax=parts["absmax"],
+        nested_absmax=parts["nested_absmax"] if nested else None,
+        nested_code=parts["nested_quant_map"] if nested else None,
+        nested_offset=offset if nested else None,
+        format=format,
+        blocksize=state.blocksize,
+        nested_blocksize=state.nested_blocksize,
+        shape=state.shape,
+        dtype=state.dtype,
+    )
+    return Loaded({"", *marks, *needed}, weight)
+
+
+def of_bitsandbytes(data: Tensor, state: Any) -> nf4.QuantizedTensor:
+    """A weight of bitsandbytes, by its packed bytes and its QuantState. Memory is shared."""
+    if getattr(state, "packing_format_for_cpu", False):
+        raise InvalidArgument(
+            "the weight is in bitsandbytes' layout for CPUs, which its Linear4bit changes to when "
+            "it is first used in eval mode; expected it as it was loaded"
+        )
+    require_standard_table("quant_state.code", state.code, state.quant_type)
+    outer = state.state2 if state.nested else None
+    return nf4.QuantizedTensor(
+        packed=bytes_of(data),
+        absmax=state.absmax.detach(),
+        nested_absmax=outer.absmax.detach() if outer else None,
+        nested_code=outer.code.detach() if outer else None,
+        nested_offset=state.offset.detach() if outer else None,
+        format=state.quant_type,
+        blocksize=state.blocksize,
+        nested_blocksize=outer.blocksize if outer else 0,
+        shape=tuple(state.shape),
+        dtype=state.dtype,
+    )

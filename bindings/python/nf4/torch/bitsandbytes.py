@@ -1,0 +1,349 @@
+"""libnf4's kernels behind bitsandbytes' own operators, so that what is built on bitsandbytes
+(transformers' load_in_4bit, PEFT, TRL) runs on them as it stands.
+
+bitsandbytes calls `activate` in package nf4 when it is imported, by the entry point
+bitsandbytes.backends, and that calls `register` here.
+
+Served, on the CPU and on GPUs that libnf4 has kernels for:
+    gemm_4bit           x W^T + bias, flat or nested. fp32 on a GPU stays with bitsandbytes
+    dequantize_4bit     and its .out, of scales that are float32: bit-equal to bitsandbytes' CUDA
+                        kernels
+    functional.dequantize_4bit
+                        the function that sees the QuantState, for nested scales, which it would
+                        undo in two launches before it comes to the operator. The result is the
+                        same to the bit
+    nn.modules.has_avx512bf16
+                        answers no, so that a Linear4bit in eval mode on the CPU keeps its bytes;
+                        it would change them to another layout, and round the scales to bf16
+Left alone:
+    quantize_4bit       which codes ties and zero blocks get differs from backend to backend in
+                        bitsandbytes, and so would the bytes
+    gemv_4bit           on CPUs it takes that other layout; on GPUs no layer calls it any more
+    the 8-bit operators, optimizers and quantize_blockwise, which are not of 4 bits
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import nf4
+from nf4 import _bitsandbytes
+from nf4.torch import _kernels, _operators  # noqa: F401  the import registers torch.ops.nf4
+
+_NESTED_BLOCKSIZE = 256
+_DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+_GEMM = (
+    "A", "B", "shapeB", "absmax", "blocksize", "quant_type",
+    "bias", "absmax_8bit", "absmax_code", "absmax_offset",
+)  # fmt: skip
+_DEQUANTIZE = ("A", "absmax", "blocksize", "quant_type", "shape", "dtype")
+
+
+class Served(NamedTuple):
+    """What libnf4 does for bitsandbytes in this process. operators: by name, the devices;
+    left_alone: by name, why; functions: of its Python that were replaced."""
+
+    operators: dict[str, list[str]]
+    left_alone: dict[str, str]
+    functions: list[str]
+
+
+# ---- Where libnf4 can run ---------------------------------------------------------
+
+
+_usable_gpus: dict[int, bool] = {}
+
+
+def _usable_gpu(index: int) -> bool:
+    """Has libnf4 kernels for this GPU, and does its driver take them? Asked at the first call
+    and not when bitsandbytes is imported, since CUDA is initialised for the answer."""
+    known = _usable_gpus.get(index)
+    # A compiler cannot ask: what it compiles before any call goes bitsandbytes' way.
+    if known is not None or torch.compiler.is_compiling():
+        return bool(known)
+    found = nf4.device_info(index)
+    if not found.usable:
+        warnings.warn(
+            f"libnf4 leaves GPU {index} to bitsandbytes' own kernels: {found.reason}", stacklevel=2
+        )
+    _usable_gpus[index] = found.usable
+    return found.usable
+
+
+def _is_ours(tensor: Tensor) -> bool:
+    device = tensor.device
+    return device.type == "cpu" or (device.type == "cuda" and _usable_gpu(device.index))
+
+
+def _device_types() -> list[str]:
+    has_cuda = nf4.build_info().get("cuda", "none") != "none" and torch.version.hip is None
+    return ["cpu", "cuda"] if has_cuda and torch.cuda.is_available() else ["cpu"]
+
+
+# ---- The operators ------------------------------------------------------------------
+
+
+def _bytes(packed: Tensor) -> Tensor:
+    return packed if packed.dtype == torch.uint8 else packed.contiguous().view(torch.uint8)
+
+
+def _floats(absmax: Tensor) -> Tensor:
+    return absmax if absmax.dtype == torch.float32 else absmax.float()
+
+
+def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
+    def gemm_4bit(
+        A: Tensor,
+        B: Tensor,
+        shapeB: Sequence[int],
+        absmax: Tensor,
+        blocksize: int,
+        quant_type: str,
+        bias: Tensor | None = None,
+        absmax_8bit: Tensor | None = None,
+        absmax_code: Tensor | None = None,
+        absmax_offset: Tensor | None = None,
+    ) -> Tensor:
+        if not _is_ours(A) or (A.is_cuda and A.dtype == torch.float32):
+            return original(
+                A, B, shapeB, absmax, blocksize, quant_type,
+                bias, absmax_8bit, absmax_code, absmax_offset,
+            )  # fmt: skip
+        if absmax_8bit is None:
+            scales = (_floats(absmax), None, None, None)
+        else:
+            scales = (absmax_8bit, absmax, absmax_code, absmax_offset)
+        nested_blocksize = 0 if absmax_8bit is None else _NESTED_BLOCKSIZE
+        return _kernels.linear(
+            A, bias, _bytes(B), *scales, None, shapeB, quant_type, blocksize, nested_blocksize
+        )
+
+    return gemm_4bit
+
+
+def _flat(
+    A: Tensor, absmax: Tensor, blocksize: int, quant_type: str, shape: Sequence[int]
+) -> tuple[Any, ...]:
+    return (
+        _bytes(A), _floats(absmax), None, None, None, None, shape, quant_type, blocksize, 0,
+    )  # fmt: skip
+
+
+def _dequantize_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
+    def dequantize_4bit(
+        A: Tensor,
+        absmax: Tensor,
+        blocksize: int,
+        quant_type: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        if not _is_ours(A):
+            return original(A, absmax, blocksize, quant_type, shape, dtype)
+        return _kernels.dequantize(*_flat(A, absmax, blocksize, quant_type, shape), dtype)
+
+    return dequantize_4bit
+
+
+def _dequantize_4bit_out(original: Callable[..., Any]) -> Callable[..., None]:
+    def dequantize_4bit_out(
+        A: Tensor,
+        absmax: Tensor,
+        blocksize: int,
+        quant_type: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        out: Tensor,
+    ) -> None:
+        if not _is_ours(A):
+            original(A, absmax, blocksize, quant_type, shape, dtype, out)
+            return
+        if tuple(out.shape) != tuple(shape) or out.dtype != dtype:
+            raise nf4.InvalidArgument(
+                f"out is {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of "
+                f"{tuple(shape)}"
+            )
+        _kernels.dequantize_into(out, *_flat(A, absmax, blocksize, quant_type, shape))
+
+    return dequantize_4bit_out
+
+
+_OPERATORS = {
+    "gemm_4bit": (_GEMM, _gemm_4bit),
+    "dequantize_4bit": (_DEQUANTIZE, _dequantize_4bit),
+    "dequantize_4bit.out": ((*_DEQUANTIZE, "out"), _dequantize_4bit_out),
+}
+
+
+def _problem(name: str, expected: Sequence[str], version: str) -> str | None:
+    """Why an operator of the bitsandbytes that is loaded cannot be served."""
+    base, _, overload = name.partition(".")
+    packet = getattr(torch.ops.bitsandbytes, base, None)
+    if packet is None or (overload or "default") not in packet.overloads():
+        return f"bitsandbytes {version} has none; {_bitsandbytes.OLDEST} and later have"
+    found = [each.name for each in getattr(packet, overload or "default")._schema.arguments]
+    if found != list(expected):
+        return f"that of bitsandbytes {version} takes other arguments: {', '.join(found)}"
+    return None
+
+
+def _no_kernel(*_arguments: Any) -> None:
+    raise NotImplementedError("bitsandbytes has no kernel of its own here")
+
+
+def _original(name: str, key: str) -> Callable[..., Any]:
+    """The kernel that was there before."""
+    name = f"bitsandbytes::{name}"
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key):
+        return _no_kernel
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return functools.partial(torch.library.get_kernel(name, key).call_boxed, keys)
+
+
+def _serve(library: torch.library.Library, name: str, device: str) -> None:
+    key = _DISPATCH_KEYS[device]
+    kernel = _OPERATORS[name][1](_original(name, key))
+    with warnings.catch_warnings():
+        # torch tells of every kernel that takes another's place, as these do on purpose.
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+        library.impl(name, _kernels.uncompiled(kernel), key, allow_override=True)
+
+
+# ---- The functions ------------------------------------------------------------------
+
+
+def _is_nested(state: Any) -> bool:
+    """Is this a double-quantized QuantState as bitsandbytes makes them?"""
+    return (
+        getattr(state, "nested", False)
+        and state.quant_type in ("nf4", "fp4")
+        and state.dtype in _kernels.DTYPES
+        and state.absmax.dtype == torch.uint8
+        and state.offset.dtype == torch.float32
+        and state.state2.absmax.dtype == torch.float32
+        and state.state2.code.dtype == torch.float32
+    )
+
+
+def _dequantize_function(original: Callable[..., Any]) -> Callable[..., Tensor]:
+    @functools.wraps(original)
+    def dequantize_4bit(
+        A: Tensor, quant_state: Any = None, absmax: Any = None, out: Any = None, *rest: Any, **more
+    ) -> Tensor:
+        if out is not None or not _is_nested(quant_state) or not _is_ours(A):
+            return original(A, quant_state, absmax, out, *rest, **more)
+        outer = quant_state.state2
+        result = torch.ops.nf4.dequantize.default(
+            _bytes(A), quant_state.absmax, outer.absmax, outer.code, quant_state.offset, None,
+            quant_state.shape, quant_state.quant_type, quant_state.blocksize, outer.blocksize,
+            quant_state.dtype,
+        )  # fmt: skip
+        return result.t() if A.shape[0] == 1 else result
+
+    return dequantize_4bit
+
+
+def _keeps_its_bytes() -> bool:
+    """In place of has_avx512bf16 where a Linear4bit asks whether to change its layout."""
+    return False
+
+
+class _Replaced(NamedTuple):
+    """A function of bitsandbytes' Python: where it is, its name, and what was there."""
+
+    module: Any
+    name: str
+    original: Any
+
+    @classmethod
+    def by(cls, module: Any, name: str, ours: Callable[..., Any]) -> _Replaced:
+        original = getattr(module, name)
+        setattr(module, name, ours)
+        return cls(module, name, original)
+
+    def full_name(self) -> str:
+        return f"{self.module.__name__.removeprefix('bitsandbytes.')}.{self.name}"
+
+
+def _replace_functions(bitsandbytes: Any) -> list[_Replaced]:
+    functional, modules = bitsandbytes.functional, bitsandbytes.nn.modules
+    dequantize = _dequantize_function(functional.dequantize_4bit)
+    replaced = [_Replaced.by(functional, "dequantize_4bit", dequantize)]
+    if hasattr(modules, "has_avx512bf16"):
+        replaced.append(_Replaced.by(modules, "has_avx512bf16", _keeps_its_bytes))
+    return replaced
+
+
+# ---- Registration ---------------------------------------------------------------------
+
+
+class _Active(NamedTuple):
+    library: torch.library.Library  # takes its registrations along when it goes
+    served: Served
+    replaced: list[_Replaced]
+
+
+_active: _Active | None = None
+
+
+def served() -> Served | None:
+    """None where bitsandbytes runs on its own kernels."""
+    return None if _active is None else _active.served
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("bitsandbytes")
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def register() -> Served:
+    """Puts libnf4's kernels behind the operators of bitsandbytes in this process, and says which.
+    A second call changes nothing. Operators that this bitsandbytes has not, or has otherwise, are
+    left alone, with a warning.
+
+    Raises LibraryNotFound, and ImportError where there is no bitsandbytes.
+    """
+    global _active
+    if _active is not None:
+        return _active.served
+    import bitsandbytes
+
+    version = _version()
+    devices = _device_types()
+    library = torch.library.Library("bitsandbytes", "IMPL")
+    operators: dict[str, list[str]] = {}
+    left_alone: dict[str, str] = {}
+    for name, (expected, _) in _OPERATORS.items():
+        problem = _problem(name, expected, version)
+        if problem is not None:
+            left_alone[name] = problem
+            warnings.warn(f"libnf4 does not serve {name}: {problem}", stacklevel=2)
+            continue
+        for device in devices:
+            _serve(library, name, device)
+        operators[name] = devices
+    replaced = _replace_functions(bitsandbytes) if "gemm_4bit" in operators else []
+    names = [each.full_name() for each in replaced]
+    _active = _Active(library, Served(operators, left_alone, names), replaced)
+    return _active.served
+
+
+def unregister() -> None:
+    """Gives bitsandbytes its own kernels back, for a comparison say. Layers that were made
+    meanwhile keep their bytes."""
+    global _active
+    if _active is None:
+        return
+    for each in _active.replaced:
+        setattr(each.module, each.name, each.original)
+    _active.library._destroy()
+    _active = None

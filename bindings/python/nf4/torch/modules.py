@@ -1,0 +1,303 @@
+"""NF4Linear: a linear layer with a weight in 4 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nf4
+from nf4 import _torch
+from nf4._bound import bound
+from nf4.errors import InvalidArgument
+from nf4.torch import _operators, _state, functional
+
+_SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
+
+
+def _no_scales(
+    shape: tuple[int, int], format: str, blocksize: int, nested_blocksize: int, dtype: str, device
+) -> nf4.QuantizedTensor:
+    """A weight of zeros."""
+    counts = nf4.sizes(shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize)
+    nested = nested_blocksize != 0
+
+    def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(size, dtype=dtype, device=device)
+
+    return nf4.QuantizedTensor(
+        packed=zeros(counts.packed_bytes, 1, dtype=torch.uint8),
+        absmax=zeros(counts.blocks, dtype=torch.uint8 if nested else torch.float32),
+        nested_absmax=zeros(counts.nested_blocks) if nested else None,
+        nested_code=zeros(256) if nested else None,
+        nested_offset=zeros() if nested else None,
+        shape=shape,
+        format=format,
+        blocksize=blocksize,
+        nested_blocksize=nested_blocksize,
+        dtype=dtype,
+    )
+
+
+class NF4Linear(nn.Linear):
+    """y = x W^T + bias, with W in 4 bits, frozen, and never dense in the forward pass.
+
+    weight    the packed bytes, a Parameter uint8 [ceil(out_features * in_features / 2), 1]
+    absmax, nested_absmax, nested_code, nested_offset
+              the scales, as in nf4.QuantizedTensor; None where the weight is flat. No cast
+              reaches them: .half() changes the bias alone
+    bias      a Parameter [out_features], or None. It may be trained
+    compute_dtype
+              what x and bias are cast to, and y from; None: the dtype of x, or autocast's.
+              Autocast's goes before either
+
+    Made by from_linear, from_quantized or from_bitsandbytes; one that is made by its sizes is of
+    zeros, for load_state_dict. Its state_dict has the keys of bitsandbytes' Linear4bit, and each
+    loads what the other saved.
+
+    PEFT puts its adapters beside it as beside any torch.nn.Linear; they cannot be merged into it.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        format: str = "nf4",
+        blocksize: int = 64,
+        nested_blocksize: int = 256,
+        compute_dtype: torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        dtype = dtype or torch.get_default_dtype()
+        made = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
+        shape, name = (out_features, in_features), _torch.dtype_name(dtype)
+        self._take(
+            _no_scales(shape, format, blocksize, nested_blocksize, name, device),
+            nn.Parameter(made) if bias else None,
+            compute_dtype,
+        )
+
+    def _take(
+        self,
+        weight: nf4.QuantizedTensor,
+        bias: nn.Parameter | None,
+        compute_dtype: torch.dtype | None,
+    ) -> None:
+        self.compute_dtype = compute_dtype
+        self.register_parameter("bias", bias)
+        self._take_weight(weight)
+
+    def _take_weight(self, weight: nf4.QuantizedTensor) -> None:
+        if len(weight.shape) != 2:
+            raise InvalidArgument(f"weight is of shape {weight.shape}; expected two dimensions")
+        if weight.codebook is not None:
+            raise InvalidArgument("codebook is given; a layer has its format's own")
+        functional.arguments(weight)  # or it is not of tensors
+        if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
+            bound(weight)  # or a part is of the wrong size or type
+        self.out_features, self.in_features = weight.shape
+        self.format, self.dtype_before = weight.format, weight.dtype
+        self.blocksize, self.nested_blocksize = weight.blocksize, weight.nested_blocksize
+        packed = _state.bytes_of(weight.packed)
+        self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
+        for name in _SCALES:
+            self.register_buffer(name, getattr(weight, name), persistent=False)
+
+    @classmethod
+    def _of(
+        cls,
+        weight: nf4.QuantizedTensor,
+        bias: nn.Parameter | None,
+        compute_dtype: torch.dtype | None,
+    ) -> NF4Linear:
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._take(weight, bias, compute_dtype)
+        return layer
+
+    @classmethod
+    def from_quantized(
+        cls,
+        weight: nf4.QuantizedTensor,
+        bias: nn.Parameter | None = None,
+        *,
+        compute_dtype: torch.dtype | None = None,
+    ) -> NF4Linear:
+        """Around a weight whose parts are tensors, which are shared. Raises InvalidArgument."""
+        return cls._of(weight, bias, compute_dtype)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        format: str = "nf4",
+        blocksize: int = 64,
+        nested_blocksize: int = 256,
+        compute_dtype: torch.dtype | None = None,
+    ) -> NF4Linear:
+        """Quantizes the weight of a dense layer where it is, and shares its bias. Raises what
+        nf4.quantize raises."""
+        if type(linear) is not nn.Linear:
+            raise InvalidArgument(
+                f"linear is a {type(linear).__name__}; expected a torch.nn.Linear, whose weight "
+                f"is dense"
+            )
+        weight = functional.quantize(
+            linear.weight.detach(),
+            format=format,
+            blocksize=blocksize,
+            nested_blocksize=nested_blocksize,
+        )
+        return cls._of(weight, linear.bias, compute_dtype).train(linear.training)
+
+    @classmethod
+    def from_bitsandbytes(cls, layer: nn.Linear) -> NF4Linear:
+        """Around the memory of a bitsandbytes Linear4bit that is quantized; nothing is copied.
+        Raises InvalidArgument."""
+        state = getattr(layer.weight, "quant_state", None) or getattr(layer, "quant_state", None)
+        if state is None:
+            raise InvalidArgument(
+                f"layer is a {type(layer).__name__} without a quant_state; expected a Linear4bit "
+                f"that .to(device) or a checkpoint has quantized"
+            )
+        weight = _state.of_bitsandbytes(layer.weight.data, state)
+        return cls._of(weight, layer.bias, layer.compute_dtype).train(layer.training)
+
+    @property
+    def quantized(self) -> nf4.QuantizedTensor:
+        """The weight for the functions of nf4 and nf4.torch. Its parts are the layer's own."""
+        return nf4.QuantizedTensor(
+            packed=self.weight.detach(),
+            **{name: getattr(self, name) for name in _SCALES},
+            shape=(self.out_features, self.in_features),
+            format=self.format,
+            blocksize=self.blocksize,
+            nested_blocksize=self.nested_blocksize,
+            dtype=self.dtype_before,
+        )
+
+    def dequantize(self, dtype: Any = None) -> Tensor:
+        """The weight, dense: [out_features, in_features]."""
+        return functional.dequantize(self.quantized, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x is [..., in_features]; y is [..., out_features] in its dtype, but for autocast's."""
+        dtype, wanted = x.dtype, self.compute_dtype
+        if wanted is not None and wanted != dtype:
+            x = x.to(wanted)
+        # torch.nn.Module looks for an attribute in three places before it comes to these.
+        parameters, scales = self._parameters, self._buffers
+        bias = parameters["bias"]
+        if bias is not None and bias.dtype != x.dtype:
+            bias = bias.to(x.dtype)
+        y = _operators.linear(
+            x,
+            bias,
+            parameters["weight"],
+            scales["absmax"],
+            scales["nested_absmax"],
+            scales["nested_code"],
+            scales["nested_offset"],
+            None,
+            (self.out_features, self.in_features),
+            self.format,
+            self.blocksize,
+            self.nested_blocksize,
+        )
+        return y if wanted is None or wanted == dtype else y.to(dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NF4Linear:
+        scales = {id(scale) for scale in self._buffers.values() if scale is not None}
+
+        def moved(tensor: Tensor) -> Tensor:
+            if id(tensor) not in scales:
+                return fn(tensor)
+            # Bytes are moved as floats are, and cast by nothing.
+            result = fn(tensor.reshape(-1).view(torch.uint8))
+            return result.view(tensor.dtype).view(tensor.shape)
+
+        return super()._apply(moved, recurse)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for key, part in _state.save(self.quantized).items():
+            destination[f"{prefix}weight.{key}"] = part
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        name = f"{prefix}weight"
+        parts = {
+            key.removeprefix(name).removeprefix("."): value
+            for key, value in state_dict.items()
+            if key == name or key.startswith(f"{name}.")
+        }
+        try:
+            loaded = _state.load(parts)
+            if loaded.weight is not None:
+                self._load_weight(loaded.weight, local_metadata.get("assign_to_params_buffers"))
+            elif "" in parts:
+                raise InvalidArgument(
+                    f"weight is of {parts[''].dtype} and has no quant_state beside it; expected "
+                    f"the keys of bitsandbytes: NF4Linear.from_linear quantizes a dense weight"
+                )
+        except InvalidArgument as error:
+            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
+            return
+        consumed = {f"{name}.{key}".rstrip(".") for key in loaded.keys}
+        rest = {key: value for key, value in state_dict.items() if key not in consumed}
+        absent: list[str] = []
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, absent, unexpected_keys, error_msgs
+        )
+        missing_keys += [key for key in absent if key != name or loaded.weight is None]
+
+    def _load_weight(self, weight: nf4.QuantizedTensor, assign: bool | None) -> None:
+        """Takes a weight over: as it is, or a copy on this layer's device."""
+        shape = (self.out_features, self.in_features)
+        if weight.shape != shape:
+            raise InvalidArgument(f"weight is of shape {weight.shape}; expected {shape}")
+        if not assign:
+            device = self.weight.device
+            parts = {
+                name: part.to(device, copy=True)
+                for name in ("packed", *_SCALES)
+                if (part := getattr(weight, name)) is not None
+            }
+            weight = _with_parts(weight, parts)
+        self._take_weight(weight)
+
+    def extra_repr(self) -> str:
+        nested = f", nested_blocksize={self.nested_blocksize}" if self.nested_blocksize else ""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, format={self.format}, "
+            f"blocksize={self.blocksize}{nested}"
+        )
+
+
+def _with_parts(weight: nf4.QuantizedTensor, parts: dict[str, Tensor]) -> nf4.QuantizedTensor:
+    return nf4.QuantizedTensor(
+        **parts,
+        shape=weight.shape,
+        format=weight.format,
+        blocksize=weight.blocksize,
+        nested_blocksize=weight.nested_blocksize,
+        dtype=weight.dtype,
+    )

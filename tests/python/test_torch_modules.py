@@ -1,0 +1,372 @@
+"""NF4Linear and convert: copies, moves, state_dicts both ways with bitsandbytes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+
+import nf4
+import pytest
+import torch_cases
+from torch_cases import ALLOWED, error, reference
+
+pytestmark = pytest.mark.interop
+torch_cases.require("torch", "bitsandbytes")
+
+import bitsandbytes as bnb  # noqa: E402
+import nf4.torch  # noqa: E402
+import torch  # noqa: E402
+from nf4.torch import NF4Linear  # noqa: E402
+
+IN, OUT = 64, 24
+LAYOUTS = {"nested": {}, "flat": {"nested_blocksize": 0}, "fp4": {"format": "fp4"}}
+PARTS = ("weight", "absmax", "nested_absmax", "nested_code", "nested_offset")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def layer_of(layout: str = "nested", bias: bool = True, **options) -> NF4Linear:
+    return NF4Linear.from_linear(torch.nn.Linear(IN, OUT, bias=bias), **LAYOUTS[layout], **options)
+
+
+def linear4bit(
+    format: str = "nf4", nested: bool = True, storage=torch.uint8, bias: bool = True, **options
+) -> torch.nn.Module:
+    """A bitsandbytes layer on the CPU, quantized."""
+    made = bnb.nn.Linear4bit(
+        IN, OUT, bias=bias, quant_type=format, compress_statistics=nested, quant_storage=storage,
+        **options,
+    )  # fmt: skip
+    made.weight.data = torch.randn(OUT, IN)
+    return made.to("cpu")
+
+
+def same_parts(one: NF4Linear, other: NF4Linear) -> bool:
+    for name in PARTS:
+        first, second = getattr(one, name), getattr(other, name)
+        if (first is None) != (second is None):
+            return False
+        if first is not None and not torch.equal(first, second):
+            return False
+    return True
+
+
+X = torch.randn(3, IN)
+
+# ---- Made from ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_from_a_dense_layer(layout, bias):
+    linear = torch.nn.Linear(IN, OUT, bias=bias).eval()
+    layer = NF4Linear.from_linear(linear, **LAYOUTS[layout])
+    expected = nf4.quantize(linear.weight.detach(), **LAYOUTS[layout])
+    assert torch.equal(layer.dequantize(), nf4.dequantize(expected))
+    assert layer.bias is linear.bias and not layer.training
+    assert not layer.weight.requires_grad and layer.weight.shape == (OUT * IN // 2, 1)
+    assert error(layer(X), reference(X, expected, linear.bias)) <= ALLOWED["fp32"]
+
+
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16, torch.float32])
+def test_from_bitsandbytes_the_bytes_are_shared(format, nested, storage):
+    theirs = linear4bit(format, nested, storage)
+    layer = NF4Linear.from_bitsandbytes(theirs)
+    state = theirs.weight.quant_state
+    assert layer.weight.data_ptr() == theirs.weight.data_ptr()
+    assert layer.absmax.data_ptr() == state.absmax.data_ptr()
+    assert layer.bias is theirs.bias and layer.weight.dtype == torch.uint8
+    if nested:
+        assert layer.nested_absmax.data_ptr() == state.state2.absmax.data_ptr()
+        assert layer.nested_offset.data_ptr() == state.offset.data_ptr()
+    assert torch.equal(layer.dequantize(), bnb.functional.dequantize_4bit(theirs.weight, state))
+    assert error(layer(X), theirs(X)) <= ALLOWED["fp32"]
+
+
+def test_the_compute_dtype_is_that_of_the_layer_before():
+    theirs = linear4bit(compute_dtype=torch.bfloat16)
+    layer = NF4Linear.from_bitsandbytes(theirs)
+    assert layer.compute_dtype == torch.bfloat16
+    y = layer(X)
+    assert y.dtype == torch.float32
+    assert error(y, theirs(X)) <= 2 * ALLOWED["bf16"]
+
+
+def test_a_layer_around_a_weight_of_ones_own():
+    weight = nf4.torch.quantize(torch.randn(OUT, IN))
+    layer = NF4Linear.from_quantized(weight)
+    assert layer.weight.data_ptr() == weight.packed.data_ptr()
+    assert (layer.in_features, layer.out_features, layer.bias) == (IN, OUT, None)
+
+
+REFUSED = {
+    "linear is a Linear4bit; expected a torch.nn.Linear": lambda: NF4Linear.from_linear(
+        linear4bit()
+    ),
+    "layer is a Linear4bit without a quant_state": lambda: NF4Linear.from_bitsandbytes(
+        bnb.nn.Linear4bit(IN, OUT)
+    ),
+    "in bitsandbytes' layout for CPUs": lambda: NF4Linear.from_bitsandbytes(repacked()),
+    "quant_state.code is not the table of nf4": lambda: NF4Linear.from_bitsandbytes(
+        with_another_table()
+    ),
+    "weight is of shape (2, 3, 64); expected two": lambda: NF4Linear.from_quantized(
+        nf4.torch.quantize(torch.randn(2, 3, 64))
+    ),
+    "codebook is given": lambda: NF4Linear.from_quantized(
+        nf4.torch.quantize(torch.randn(2, 64), codebook=torch.linspace(-1, 1, 16))
+    ),
+}
+
+
+def repacked():
+    layer = linear4bit()
+    layer.weight.quant_state.packing_format_for_cpu = True
+    return layer
+
+
+def with_another_table():
+    layer = linear4bit()
+    layer.weight.quant_state.code = torch.linspace(-1, 1, 16)
+    return layer
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_no_layer_is_made_from(message):
+    with pytest.raises(nf4.InvalidArgument) as caught:
+        REFUSED[message]()
+    assert message in str(caught.value)
+
+
+# ---- Moved, copied, cast ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
+def test_copies_are_equal_and_their_own(layout, copied):
+    layer = layer_of(layout)
+    expected = layer(X)
+    if copied == "deepcopy":
+        other = copy.deepcopy(layer)
+    elif copied == "pickle":
+        other = pickle.loads(pickle.dumps(layer))
+    else:
+        file = io.BytesIO()
+        torch.save(layer, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    assert same_parts(layer, other) and torch.equal(other(X), expected)
+    layer.weight.zero_()
+    assert torch.equal(other(X), expected)
+
+
+CASTS = {
+    "half": lambda layer: layer.half(),
+    "bfloat16": lambda layer: layer.bfloat16(),
+    "double, float": lambda layer: layer.double().float(),
+    "to cpu as fp16": lambda layer: layer.to("cpu", torch.float16),
+    "to bf16": lambda layer: layer.to(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_a_cast_is_of_the_bias_alone(cast):
+    layer = layer_of()
+    before = copy.deepcopy(layer)
+    CASTS[cast](layer)
+    assert same_parts(layer, before)
+    assert layer.absmax.dtype == torch.uint8 and layer.nested_absmax.dtype == torch.float32
+    x = X.to(layer.bias.dtype)
+    expected = reference(x, before.quantized, layer.bias)
+    assert error(layer(x), expected) <= ALLOWED["bf16"]
+
+
+def test_moved_to_meta_and_back_to_memory():
+    layer = layer_of().to("meta")
+    assert {getattr(layer, name).device.type for name in PARTS} == {"meta"}
+    assert layer(X.to("meta")).shape == (3, OUT)
+    layer = layer.to_empty(device="cpu")
+    assert layer.nested_offset.shape == () and layer.nested_offset.dtype == torch.float32
+
+
+def test_shared_memory_for_other_processes():
+    layer = layer_of().share_memory()
+    assert layer.weight.is_shared() and layer.nested_absmax.is_shared()
+
+
+def test_a_bias_in_another_dtype_is_cast_for_the_call():
+    layer = layer_of()
+    y = layer(X.bfloat16())
+    assert y.dtype == torch.bfloat16 and layer.bias.dtype == torch.float32
+
+
+def test_what_it_says_of_itself():
+    assert repr(layer_of()) == (
+        "NF4Linear(in_features=64, out_features=24, bias=True, format=nf4, blocksize=64, "
+        "nested_blocksize=256)"
+    )
+
+
+# ---- state_dict ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_bitsandbytes_and_we_save_the_same(format, nested, bias):
+    theirs = linear4bit(format, nested, bias=bias)
+    saved = theirs.state_dict()
+    ours = NF4Linear.from_bitsandbytes(theirs).state_dict()
+    assert ours.keys() == saved.keys()
+    for key, value in saved.items():
+        if "quant_state" in key:
+            fields = [json.loads(bytes(each.tolist())) for each in (ours[key], value)]
+            assert fields[0] == fields[1]
+        else:
+            assert torch.equal(ours[key], value), key
+
+
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
+@pytest.mark.parametrize("assign", [False, True])
+def test_we_load_what_bitsandbytes_saved(format, nested, storage, assign):
+    theirs = linear4bit(format, nested, storage)
+    saved = {f"model.{key}": value for key, value in theirs.state_dict().items()}
+    model = torch.nn.ModuleDict({"model": NF4Linear(IN, OUT)})
+    result = model.load_state_dict(saved, assign=assign)
+    assert not result.missing_keys and not result.unexpected_keys
+    layer = model["model"]
+    assert same_parts(layer, NF4Linear.from_bitsandbytes(theirs))
+    assert torch.equal(layer.bias, theirs.bias)
+    assert (layer.weight.data_ptr() == theirs.weight.data_ptr()) == assign
+    assert torch.equal(layer(X), NF4Linear.from_bitsandbytes(theirs)(X))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bitsandbytes_loads_what_we_saved(layout):
+    layer = layer_of(layout)
+    saved = layer.state_dict()
+    stats = {key.removeprefix("weight."): v for key, v in saved.items() if "weight." in key}
+    loaded = bnb.nn.Params4bit.from_prequantized(saved["weight"], stats, device="cpu")
+    dense = bnb.functional.dequantize_4bit(loaded.data, loaded.quant_state)
+    assert torch.equal(dense, layer.dequantize())
+
+
+def test_a_state_dict_through_safetensors(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    layers = torch.nn.Sequential(layer_of(), NF4Linear.from_linear(torch.nn.Linear(OUT, IN)))
+    save_file(layers.state_dict(), tmp_path / "model.safetensors")
+    other = torch.nn.Sequential(NF4Linear(IN, OUT), NF4Linear(OUT, IN))
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(other(X), layers(X))
+
+
+def _without(key):
+    return lambda saved: saved.pop(key)
+
+
+def _changed(key, value):
+    return lambda saved: saved.update({key: value})
+
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
+FAULTS = {
+    "weight.absmax is missing beside weight.quant_state": _without("weight.absmax"),
+    "weight.nested_quant_map is missing": _without("weight.nested_quant_map"),
+    "weight is of torch.uint8 and has no quant_state": _without(STATE),
+    "NF4Linear.from_linear quantizes a dense weight": lambda saved: (
+        saved.clear(), saved.update(torch.nn.Linear(IN, OUT).state_dict())
+    ),
+    "weight.quant_map is not the table of nf4": _changed("weight.quant_map", torch.zeros(16)),
+    "Expecting value": _changed(STATE, torch.zeros(7, dtype=torch.uint8)),
+    "weight is of shape (64, 24); expected (24, 64)": lambda saved: saved.update(
+        NF4Linear.from_linear(torch.nn.Linear(OUT, IN, bias=False)).state_dict()
+    ),
+    'Missing key(s) in state_dict: "weight"': lambda saved: [
+        saved.pop(key) for key in list(saved) if key.startswith("weight")
+    ],
+    'Unexpected key(s) in state_dict: "weight.more"': _changed("weight.more", torch.zeros(1)),
+    "absmax has 3 elements; expected 24": _changed(
+        "weight.absmax", torch.zeros(3, dtype=torch.uint8)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_state_dict_that_is_refused(message):
+    saved = layer_of().state_dict()
+    FAULTS[message](saved)
+    layer = layer_of()
+    before = copy.deepcopy(layer)
+    with pytest.raises(RuntimeError) as caught:
+        layer.load_state_dict(saved)
+    assert message in str(caught.value)
+    if "Unexpected" not in message:
+        assert same_parts(layer, before)
+
+
+# ---- convert --------------------------------------------------------------------------------
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = linear4bit(compute_dtype=torch.float32)
+        self.nested = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(OUT, IN))
+        self.nested.append(bnb.nn.LinearNF4(IN, OUT))
+        self.again = self.first
+        self.nested.to("cpu")
+
+    def forward(self, x):
+        return self.nested(self.first(x)) + self.again(x)
+
+
+def test_convert_swaps_every_layer_in_place():
+    block = Block()
+    expected = block(X)
+    assert nf4.torch.convert(block) == ["first", "again", "nested.2"]
+    assert type(block.first) is NF4Linear and block.again is block.first
+    assert type(block.nested[2]) is NF4Linear and type(block.nested[1]) is torch.nn.Linear
+    assert error(block(X), expected) <= 4 * ALLOWED["fp32"]
+    assert nf4.torch.convert(block) == []
+
+
+def test_convert_keeps_hooks_and_mode():
+    block = Block()
+    calls = []
+    block.first.register_forward_hook(lambda *_: calls.append(1))
+    nf4.torch.convert(block.eval())
+    block(X)
+    assert len(calls) == 2 and not block.first.training
+
+
+def test_convert_leaves_other_classes_alone():
+    class Scaled(bnb.nn.Linear4bit):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    made = Scaled(IN, OUT, quant_type="nf4").to("cpu")
+    assert nf4.torch.convert(torch.nn.Sequential(made)) == []
+
+
+def test_convert_swaps_all_or_nothing():
+    model = torch.nn.Sequential(linear4bit(), bnb.nn.Linear4bit(IN, OUT))
+    with pytest.raises(nf4.InvalidArgument, match="^1: layer is a Linear4bit without"):
+        nf4.torch.convert(model)
+    assert type(model[0]) is bnb.nn.Linear4bit
+
+
+def test_what_convert_refuses():
+    with pytest.raises(nf4.InvalidArgument, match="model is a Linear4bit itself"):
+        nf4.torch.convert(linear4bit())
+    with pytest.raises(nf4.InvalidArgument, match="model is a str; expected a torch.nn.Module"):
+        nf4.torch.convert("model")

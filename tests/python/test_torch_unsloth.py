@@ -1,0 +1,81 @@
+"""Unsloth's fast_dequantize served by libnf4, against modules that are laid out as Unsloth's."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import nf4
+import pytest
+import torch_cases
+
+pytestmark = pytest.mark.interop
+torch_cases.require("torch", "bitsandbytes")
+
+import bitsandbytes as bnb  # noqa: E402
+import nf4.torch  # noqa: E402
+import torch  # noqa: E402
+from nf4.torch import _state, unsloth_fast_dequantize  # noqa: E402
+
+
+def quantized(format="nf4", nested=True):
+    torch.manual_seed(0)
+    return bnb.functional.quantize_4bit(
+        torch.randn(24, 64).bfloat16(), quant_type=format, compress_statistics=nested
+    )
+
+
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_numbers_and_the_orientation(format, nested):
+    packed, state = quantized(format, nested)
+    expected = nf4.dequantize(_state.of_bitsandbytes(packed, state))
+    found = unsloth_fast_dequantize(packed, state)
+    assert found.dtype == torch.bfloat16 and torch.equal(found, expected)
+    assert torch.equal(unsloth_fast_dequantize(packed.t(), state), expected.t())
+    out = torch.empty(24, 64, dtype=torch.bfloat16)
+    again = unsloth_fast_dequantize(packed, state, out=out, use_global_buffer=True)
+    assert again is out and torch.equal(out, expected)
+
+
+def test_a_dense_weight_is_returned():
+    dense = torch.randn(3, 4)
+    assert unsloth_fast_dequantize(dense) is dense
+
+
+@pytest.mark.parametrize("out", [torch.empty(24, 64), torch.empty(64, 24, dtype=torch.bfloat16)])
+def test_another_out_is_refused(out):
+    packed, state = quantized()
+    with pytest.raises(nf4.InvalidArgument, match="out is torch"):
+        unsloth_fast_dequantize(packed, state, out=out)
+
+
+@pytest.fixture
+def unsloth(monkeypatch):
+    """Two modules that share a function, one of which imported it by its name."""
+
+    def fast_dequantize(W, quant_state=None, out=None, use_global_buffer=False):
+        return "Unsloth's own"
+
+    utils = types.ModuleType("unsloth.kernels.utils")
+    lora = types.ModuleType("unsloth.kernels.fast_lora")
+    for module in (utils, lora):
+        module.fast_dequantize = fast_dequantize
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return utils, lora
+
+
+def test_the_patch_reaches_every_module(unsloth):
+    names = ["unsloth.kernels.fast_lora", "unsloth.kernels.utils"]
+    assert nf4.torch.patch_unsloth() == names
+    assert nf4.torch.patch_unsloth() == []
+    packed, state = quantized()
+    expected = nf4.dequantize(_state.of_bitsandbytes(packed, state))
+    for module in unsloth:
+        assert torch.equal(module.fast_dequantize(packed.t(), state), expected.t())
+        assert module.fast_dequantize(packed, quant_state=torch.ones(1)) == "Unsloth's own"
+
+
+def test_without_unsloth_there_is_nothing_to_patch():
+    with pytest.raises(nf4.InvalidArgument, match="expected that unsloth is imported first"):
+        nf4.torch.patch_unsloth()
