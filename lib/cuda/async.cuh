@@ -94,6 +94,12 @@ __device__ __forceinline__ void copy_16(void *to, const void *from, int bytes) {
                : "memory");
 }
 
+// The same of 4 bytes.
+__device__ __forceinline__ void copy_4(void *to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
+}
+
 __device__ __forceinline__ void end_copy_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -102,6 +108,18 @@ __device__ __forceinline__ void end_copy_group() {
 template <int Pending>
 __device__ __forceinline__ void wait_for_copy_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+// All copies of this thread are there.
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// This thread's arrival at a barrier that counts bytes, too, once all of its copies are there; it
+// does not wait for that. Compute capability 9.0.
+__device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 }
 
 }  // namespace nf4::cuda

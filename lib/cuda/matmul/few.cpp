@@ -15,6 +15,9 @@ int64_t thread_blocks(int64_t rows, const Device &device) {
   return std::min<int64_t>(rows, device.multiprocessors);
 }
 
+// Odd, for which the scales of 8 rows are in different banks.
+int64_t scale_pitch(int64_t slices) { return slices | 1; }
+
 // Bytes of shared memory: of the scales' code, and of what a tile has beside partial sums.
 struct ScaleRoom {
   int64_t code;
@@ -25,7 +28,7 @@ ScaleRoom scale_room(int64_t cols, bool nested, int elements_log2) {
   const int64_t slices = ceil_divide(cols, kSlice);
   return {nested ? kScaleCodeSize * kScaleCodeCopies * 4 : 0,
           nested ? 4 * ceil_divide(kTileRows * cols, int64_t{1} << elements_log2) : 0,
-          slices * (kTileRows + 1) * (nested ? 4 : 16)};
+          kTileRows * scale_pitch(slices) * (nested ? 4 : 16)};
 }
 
 // Tiles of a group, whose sums and scales fit; 0 if not even one does.
@@ -57,8 +60,11 @@ int share_work(const FewLayout &layout, int64_t blocks, const Device &device, Fe
   few.more_rows = static_cast<int>(args.rows % blocks);
   few.prefetch_bytes = prefetch_bytes(few.block_rows * args.cols / 2);
   few.slices = static_cast<int>(slices);
+  few.scale_pitch = static_cast<int>(scale_pitch(slices));
   few.together = static_cast<int>(std::min<int64_t>(slices, kFewWarps));
   few.tile_step = kFewWarps / few.together;
+  few.item_step = few.tile_step * kTileRows * few.scale_pitch;
+  few.element_step = few.tile_step * kTileRows * static_cast<int>(args.cols);
   few.inverse_slices = inverse_of(slices);
   few.inverse_together = inverse_of(few.together);
   few.row_step = kFewThreads / few.slices;

@@ -9,9 +9,10 @@
 // lane has its own copy in its own bank: one PRMT makes the address, one LDS reads. The scales
 // are applied to the fp32 sums of each block, which is more exact than a rounded product.
 //
-// What a warp costs the path to shared memory, which is the busiest, in cycles for each tile of
-// 2 KB: 64 look-ups, 16 to write and 16 to read the tile, 10 for the scales, 5 for the sums;
-// with 16 warps 1780, where memory takes 1800 at 4.3 TB/s.
+// What a warp costs the path to shared memory, in cycles for each tile of 2 KB: 64 look-ups, 16
+// to write and 16 to read the tile, 10 for the scales, 5 for the sums; with 16 warps 1780, where
+// memory takes 1800 at 4.3 TB/s. A scheduler's four warps issue 1100 instructions for theirs.
+// Measured: 2000, and as many where all tiles are the same, which L2 has.
 //
 // Log, bf16 nested on an H200, microseconds, plain / with PDL; reading takes 7.9 at 14336x4096,
 // 3.3 at 4096x4096, 26.8 at 28672x8192. The first rows are of another machine:
@@ -40,6 +41,30 @@
 //   the last turn sharing the others' tiles (4096x14336: 8 of 16, predicted 0.8 less): 0.6 more.
 //   A fraction of the look-ups by 21 PRMT and shifts in place of 4 PRMT and 4 LDS: no change.
 //   14336x4096, M = 8  19.1 / 18.3  to 13.2 / 12.7 by the same steps
+//   From here on in turns with the state above, which is in brackets, on one machine:
+//   14336x4096, M = 1  11.9 / 11.0  (12.6 / 11.5) scales copied without registers, and waited for
+//                                   when the first tile is multiplied (predicted 0.6 less)
+//               M = 8  12.8 / 11.9  (13.6 / 12.8)
+//   28672x8192, M = 1  34.8 / 34.5  (35.8 / 35.1), M = 8 40.5 / 40.2 (42.8 / 42.3)
+//   28672x8192, M = 1  34.6 / 34.2  what depends on the lane kept: 5 instructions of 281 less; 0.7
+//                                   more at M = 8, where registers are spilled for it
+//   Without multiplying that takes 9.2 / 8.7 at 14336x4096, with all tiles the same 11.3 / 11.6.
+//   At 1.77 GHz the first tile was asked for at 2900 cycles, and came at 4700 to 6900: code that
+//   runs for the first time takes about 10 cycles an instruction. The end takes 600.
+//   Lost, beside 12.1 to 12.5 / 11.0 to 11.5: the rest of a share asked of L2 when the first small
+//   loads are on their way 14.9 / 13.8 (predicted 0.4 less; tiles wait behind it); 64 KB ahead 13.0
+//   / 11.9, none 12.2 / 12.3; the table before the predecessor is waited for 12.1 / 11.6; all slots
+//   asked for at once 12.2 / 12.0, or when the first scales are there 12.7 / 11.7; an eighth of the
+//   look-ups by PRMT 12.5 / 11.8 (predicted 1 less: instructions bound it as look-ups do).
+//   The first tile asked for before the scales: 4096x4096, M = 1 5.7 / 5.1 for 5.8 / 5.4, but
+//   14336x4096 12.2 / 11.1 and 4096x14336, M = 8 0.4 more.
+//   A warpgroup that feeds the 16 warps (640 threads of 96 registers; one thread copies stages of
+//   32 KB by a 3-D tensor map, two warps the scales, one adds up; predicted 10.5 / 9.8): 12.2 to
+//   13.3 / 11.7 to 12.9, and 12.9 to 17.1 at M = 8. Rounds of 1600 to 2000 cycles with 220 to 240
+//   instructions a tile, but the first stage is full at 4700 to 6400, as every role has code of its
+//   own to be fetched and all warps wait for a stage's last tile; a warp that made scales took up
+//   to 2200 cycles a stage, the one that added up 2700 at M = 8. Boxes of 1, 4 or 16 slices: the
+//   same.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -148,37 +173,37 @@ __device__ __forceinline__ void multiply_share(const FewArgs &few, int block) {
   const int pass = static_cast<int>(warp * few.inverse_together >> kInverseShift);
   const int first_slice = warp - pass * few.together;
   const int first_tile = pass < few.tile_step ? pass : tiles;
-  // The small loads before the large ones, which delay them. All of them are ordinary loads:
-  // the compiler may move a __ldg to before the wait.
-  float code_entry = 0, offset = 0;
-  if constexpr (Nested) {
-    if (threadIdx.x < kScaleCodeSize) code_entry = args.nested_code[threadIdx.x];
-    offset = *args.nested_offset;
-  }
-  Quarters quarters;
-  quarters.load_x(args, first_slice);
   TileRing<Arch, kMaxM> ring(few, shared, warp, share.first,
                              TileWalk(few, tiles, first_tile, first_slice));
-  StagedScales<Nested> scales(few, shared);
-  const PairTable table(shared);
-  const int member = FragmentLane().member;
+  StagedScales<Arch, Nested> scales(few, shared, kFewLayout<Arch, kMaxM>.scale_barrier);
+  ring.init();
+  scales.init();
+  // The small loads before the large ones, which delay them. All of them are ordinary loads:
+  // the compiler may move a __ldg to before the wait.
+  float offset = 0;
+  if constexpr (Nested) offset = *args.nested_offset;
+  Quarters quarters;
+  quarters.load_x(args, first_slice);
+  scales.stage_code();
+  constexpr bool kKeep = Quarters::kKeepsLane;
+  const PairTable table(shared, of_lane<kKeep>(threadIdx.x % 32 * 4));
+  const int member = static_cast<int>(of_lane<kKeep>(threadIdx.x % 4));
   float unit = 1;
+  uint32_t parity = 0;
 #pragma unroll 1
-  for (int first = 0; first < tiles; first += few.group_tiles) {
+  for (int first = 0; first < tiles; first += few.group_tiles, parity ^= 1) {
     const TileGroup<Quarters> group{
         first, min(first + few.group_tiles, tiles),
         reinterpret_cast<float *>(shared + kFewLayout<Arch, kMaxM>.partials)};
     const int first_row = first * kTileRows;
-    scales.stage(share.first + first_row, min(few.group_tiles * kTileRows, share.count - first_row),
-                 [&] {
-                   if (first != 0) return;
-                   ring.init();
-                   ring.fill();
-                   start_dependents<Arch>();
-                   unit = build_pair_table<T>(few, shared);
-                   scales.put_code(code_entry);
-                 });
-    __syncthreads();
+    scales.stage(share.first + first_row,
+                 min(few.group_tiles * kTileRows, share.count - first_row));
+    if (first == 0) {
+      ring.fill();
+      start_dependents<Arch>();
+      unit = build_pair_table<T>(few, shared);
+    }
+    scales.meet();
 #pragma unroll 1
     for (int slot = 1; slot < kFewLayout<Arch, kMaxM>.slots && first == 0; ++slot) ring.fill();
     // Now, while the first tile is on its way, and not when the last sums are there.
@@ -190,8 +215,12 @@ __device__ __forceinline__ void multiply_share(const FewArgs &few, int block) {
       float *partial = group.of_warp(first_tile, warp);
 #pragma unroll 1
       for (int tile = first_tile; first + tile < group.end; tile += few.tile_step) {
-        const float2 pair = scales.get(place, member, offset);
-        scales.advance(place);
+        const auto pair = [&] {
+          scales.wait(parity);
+          const float2 found = scales.get(place, member, offset);
+          scales.advance(place);
+          return found;
+        };
         quarters.add(ring.next(), table, pair, slice != first_slice, partial);
         __syncwarp();  // before the slot is written again
         ring.fill();

@@ -22,12 +22,13 @@ constexpr int64_t kFewElements = int64_t{1} << 30;  // of a thread block, for 32
 constexpr int few_max_m(MatmulShape shape) { return shape == kFew2 ? 2 : shape == kFew8 ? 8 : 16; }
 
 // Shared memory of the kernel for up to max_m rows of x, offsets in bytes: the table of pairs,
-// each warp's ring of tiles, the barriers of the rings; then, for each tile of a group, a
-// partial sum of each output from each warp. What the scales take comes after that.
+// each warp's ring of tiles, the barriers of the rings and of the scales; then, for each tile of a
+// group, a partial sum of each output from each warp. What the scales take comes after that.
 struct FewLayout {
   int slots;  // of a ring
   int ring;
   int barriers;
+  int scale_barrier;
   int partials;
   int tile_partials;  // bytes of a tile's
 };
@@ -37,6 +38,7 @@ constexpr FewLayout few_layout(int max_m, bool tensor_maps) {
   layout.slots = max_m == 2 && tensor_maps ? 3 : 2;
   layout.ring = 65536;
   layout.barriers = layout.ring + kFewWarps * layout.slots * kTileBytes;
+  layout.scale_barrier = layout.barriers + kFewWarps * layout.slots * 8;
   layout.partials = layout.barriers + 512;
   layout.tile_partials = kFewWarps * kTileRows * max_m * 4;
   return layout;
@@ -73,6 +75,10 @@ struct FewArgs {
   int shared_code;
   int shared_nested;
   int shared_scales;
+  int scale_pitch;  // items from a row's scales to the next row's
+  // tile_step tiles on: so many items of scales, and elements.
+  int item_step;
+  int element_step;
   bool whole_items;  // the scales of a slice of a row lie side by side, aligned
   // kFewThreads items on: so many rows and slices.
   int row_step;

@@ -15,8 +15,9 @@ namespace {
 // own bank, and its address is the byte and the lane's, side by side.
 class PairTable {
  public:
-  __device__ __forceinline__ explicit PairTable(const uint8_t *shared)
-      : table_(shared), lane_(threadIdx.x % 32 * 4) {}
+  // lane_bytes is 4 times the lane.
+  __device__ __forceinline__ PairTable(const uint8_t *shared, uint32_t lane_bytes)
+      : table_(shared), lane_(lane_bytes) {}
 
   // The numbers of byte Byte of a word: of the high nibble, which comes first, in the low half.
   template <int Byte>

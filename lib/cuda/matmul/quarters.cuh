@@ -22,6 +22,14 @@ struct FragmentLane {
       : group(threadIdx.x % 32 / 4), member(threadIdx.x % 4) {}
 };
 
+// A number that depends on the lane alone. The compiler would find it anew for each tile; where
+// there are registers it has to keep it.
+template <bool Keep>
+__device__ __forceinline__ uint32_t of_lane(uint32_t number) {
+  if constexpr (Keep) asm volatile("" : "+r"(number));
+  return number;
+}
+
 // 8 elements of x as pairs, or zeros.
 template <class T>
 __device__ __forceinline__ void load_pairs(const T *x, bool there, uint32_t *pairs) {
@@ -58,7 +66,12 @@ __device__ __forceinline__ void multiply_word(PairTable table, uint32_t word, ui
 template <class T>
 struct OwnQuarters {
   static constexpr int kMaxM = 2;
+  static constexpr bool kKeepsLane = true;  // there are registers for what depends on the lane
   uint32_t x[1][32];
+  uint32_t place;  // in a tile, of the lane's first piece
+
+  __device__ __forceinline__ OwnQuarters()
+      : place(of_lane<kKeepsLane>(TileSlot::offset(row(0), FragmentLane().member * 2))) {}
 
   // The row of a tile that a group of lanes has, and the one 8 groups on.
   static __device__ __forceinline__ int row(int half) { return FragmentLane().group + half * 8; }
@@ -74,20 +87,24 @@ struct OwnQuarters {
     for (int i = 0; i < 8; ++i) load_pairs(from + i * 8, own, x[0] + i * 4);
   }
 
-  // To partial[row][m], where `before` says that there is a sum already.
-  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, float2 scales,
+  // To partial[row][m], where `before` says that there is a sum already. `find_scales` gives the
+  // scales of the lane's rows.
+  template <class FindScales>
+  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, FindScales find_scales,
                                       bool before, float *partial) const {
     const FragmentLane lane;
     float d[2][1][4] = {};  // two chains of products, which wait less for each other
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint4 w = tile.piece(row(0), lane.member * 2 + i);
-      const uint4 w8 = tile.piece(row(1), lane.member * 2 + i);
+      // The number of the second piece differs in its lowest bit.
+      const uint4 w = tile.piece(place ^ i * 16);
+      const uint4 w8 = tile.piece((place ^ i * 16) + 8 * (kSlice / 2));
       multiply_word<T>(table, w.x, w8.x, x, i * 16, d[0]);
       multiply_word<T>(table, w.y, w8.y, x, i * 16 + 4, d[1]);
       multiply_word<T>(table, w.z, w8.z, x, i * 16 + 8, d[0]);
       multiply_word<T>(table, w.w, w8.w, x, i * 16 + 12, d[1]);
     }
+    const float2 scales = find_scales();
     float sums[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k)
@@ -112,6 +129,7 @@ struct OwnQuarters {
 template <class T, int Tiles>
 struct SharedQuarters {
   static constexpr int kMaxM = 8 * Tiles;
+  static constexpr bool kKeepsLane = false;
   uint32_t x[Tiles][32];
 
   // Even rows before odd ones, so that the rows that half a warp reads at a time are in
@@ -137,10 +155,13 @@ struct SharedQuarters {
     }
   }
 
-  // To partial[row][m], where `before` says that there is a sum already.
-  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, float2 scales,
+  // To partial[row][m], where `before` says that there is a sum already. `find_scales` gives the
+  // scales of the lane's rows.
+  template <class FindScales>
+  __device__ __forceinline__ void add(const TileSlot &tile, PairTable table, FindScales find_scales,
                                       bool before, float *partial) const {
     const FragmentLane lane;
+    const float2 scales = find_scales();
     float sums[Tiles][4] = {};
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {

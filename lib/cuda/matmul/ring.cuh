@@ -17,11 +17,14 @@ namespace {
 class TileSlot {
  public:
   __device__ __forceinline__ explicit TileSlot(uint8_t *bytes) : bytes_(bytes) {}
-  __device__ __forceinline__ uint8_t *address(int row, int piece) const {
-    return bytes_ + row * (kSlice / 2) + (piece ^ row % 8) * 16;
+  static __device__ __forceinline__ uint32_t offset(int row, int piece) {
+    return row * (kSlice / 2) + (piece ^ row % 8) * 16;
   }
-  __device__ __forceinline__ uint4 piece(int row, int index) const {
-    return *reinterpret_cast<const uint4 *>(address(row, index));
+  __device__ __forceinline__ uint8_t *address(int row, int piece) const {
+    return bytes_ + offset(row, piece);
+  }
+  __device__ __forceinline__ uint4 piece(uint32_t offset) const {
+    return *reinterpret_cast<const uint4 *>(bytes_ + offset);
   }
   __device__ __forceinline__ uint2 half_piece(int row, int index, int half) const {
     return *reinterpret_cast<const uint2 *>(address(row, index) + half * 8);

@@ -1,9 +1,10 @@
 // The scales of a thread block's rows in shared memory: what they are made of is copied at once,
-// and made into scales where they are used.
+// by copies that no thread waits in, and made into scales where they are used.
 #pragma once
 
 #include "core/decode.hpp"
 #include "core/formats.hpp"
+#include "cuda/async.cuh"
 #include "cuda/matmul/few_args.hpp"
 
 namespace nf4::cuda {
@@ -19,61 +20,94 @@ struct RawScales<false> {
   using Item = float4;
 };
 
-// Shared memory has, for each slice of each tile, the items of 16 rows and room for one more, so
-// that neither writing nor reading meets bank conflicts.
-template <bool Nested>
+__device__ __forceinline__ void copy_item(uint32_t *to, const uint32_t *from) { copy_4(to, from); }
+__device__ __forceinline__ void copy_item(float4 *to, const float4 *from) { copy_16(to, from, 16); }
+
+// Shared memory has the items of each row at an odd distance from those of the next, so that
+// reading those of 8 rows meets no bank conflicts.
+template <class Arch, bool Nested>
 class StagedScales {
  public:
   using Item = typename RawScales<Nested>::Item;
-  static constexpr int kStride = kTileRows + 1;
 
-  __device__ __forceinline__ StagedScales(const FewArgs &few, uint8_t *shared)
+  __device__ __forceinline__ StagedScales(const FewArgs &few, uint8_t *shared, int barrier)
       : few_(few),
+        barrier_(reinterpret_cast<uint64_t *>(shared + barrier)),
         code_(reinterpret_cast<float *>(shared + few.shared_code)),
         nested_(reinterpret_cast<float *>(shared + few.shared_nested)),
         items_(reinterpret_cast<Item *>(shared + few.shared_scales)) {}
 
-  // The 8-bit code, once; a barrier must follow.
-  __device__ __forceinline__ void put_code(float entry) const {
-    if constexpr (Nested) {
-      if (threadIdx.x >= kScaleCodeSize) return;
-      static_assert(kScaleCodeCopies == 4);
-      reinterpret_cast<float4 *>(code_)[threadIdx.x] = {entry, entry, entry, entry};
+  // Before all else, by all threads.
+  __device__ __forceinline__ void init() const {
+    if constexpr (Arch::kTensorMaps) {
+      if (threadIdx.x != 0) return;
+      init_barrier(barrier_, kFewThreads);
+      fence_barrier_init();
     }
   }
 
-  // Copies what `rows` rows from first_row on have, and calls `meanwhile` while the first of it
-  // is on its way; a barrier must follow.
-  template <class Meanwhile>
-  __device__ __forceinline__ void stage(int first_row, int rows, Meanwhile meanwhile) {
+  // Asks for the 8-bit code, once.
+  __device__ __forceinline__ void stage_code() const {
+    if constexpr (Nested) {
+      if (threadIdx.x >= kScaleCodeSize) return;
+#pragma unroll
+      for (int i = 0; i < kScaleCodeCopies; ++i)
+        copy_4(code_ + threadIdx.x * kScaleCodeCopies + i, few_.matmul.nested_code + threadIdx.x);
+    }
+  }
+
+  // Asks for what `rows` rows from first_row on have.
+  __device__ __forceinline__ void stage(int first_row, int rows) {
     const MatmulArgs &args = few_.matmul;
     const uint32_t first_element = first_row * static_cast<uint32_t>(args.cols);
-    const Item *from = static_cast<const Item *>(args.absmax) + first_element / kSlice;
-    Cursor to(few_, rows);
-    Item batch[kBatch];
-    if (few_.whole_items) fetch(from, to, batch);
-    const NestedRange nested(args, first_element, rows);
-    float first_nested = 0;
-    if (Nested && threadIdx.x < nested.count) first_nested = nested.from[threadIdx.x];
-    nested_phase_ = nested.phase;
-    meanwhile();
-    if (few_.whole_items) {
+    if constexpr (Nested) {
+      const int shift = args.blocksize_log2 + args.nested_blocksize_log2;
+      nested_phase_ = static_cast<int>(first_element & ((1u << shift) - 1));
+      const int last = (nested_phase_ + rows * static_cast<int>(args.cols) - 1) >> shift;
+      const float *const from = args.nested_absmax + (first_element >> shift);
 #pragma unroll 1
-      while (true) {
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) put(to, batch[i]);
-        if (to.item >= to.end) break;
-        fetch(from, to, batch);
+      for (int i = threadIdx.x; i <= last; i += kFewThreads) copy_4(nested_ + i, from + i);
+    }
+    const Item *const from = static_cast<const Item *>(args.absmax) + first_element / kSlice;
+    const int items = rows * few_.slices;
+    uint32_t row = threadIdx.x * few_.inverse_slices >> kInverseShift;
+    int slice = static_cast<int>(threadIdx.x - row * few_.slices);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < items; i += kFewThreads) {
+      Item *const to = items_ + row * few_.scale_pitch + slice;
+      if (few_.whole_items)
+        copy_item(to, from + i);
+      else
+        *to = gather(first_element + row * static_cast<uint32_t>(args.cols), slice);
+      row += few_.row_step;
+      slice += few_.slice_step;
+      if (slice >= few_.slices) {
+        slice -= few_.slices;
+        ++row;
+      }
+    }
+  }
+
+  // All threads, whose stores to shared memory all see when it returns. What was staged is there
+  // after wait().
+  __device__ __forceinline__ void meet() const {
+    if constexpr (Arch::kTensorMaps) {
+      __syncthreads();
+      if (few_.whole_items) {
+        arrive_after_copies(barrier_);
+      } else {
+        wait_for_copies();
+        arrive(barrier_);
       }
     } else {
-#pragma unroll 1
-      while (to.item < to.end)
-        put(to, gather(first_element + to.row * static_cast<uint32_t>(args.cols), to.slice));
+      wait_for_copies();
+      __syncthreads();
     }
-    if (Nested && threadIdx.x < nested.count) nested_[threadIdx.x] = first_nested;
-#pragma unroll 1
-    for (int i = threadIdx.x + kFewThreads; i < nested.count; i += kFewThreads)
-      nested_[i] = nested.from[i];
+  }
+
+  // `parity` is that of the groups which were staged before.
+  __device__ __forceinline__ void wait(uint32_t parity) const {
+    if constexpr (Arch::kTensorMaps) wait_for_phase(barrier_, parity);
   }
 
   // Where a lane finds the scales of its rows `row` and row + 8 of a tile: of quarter `member`.
@@ -87,66 +121,28 @@ class StagedScales {
     // another row's.
     int column = slice * kSlice + member * kQuarter;
     if (column >= cols) column = slice * kSlice;
-    return {items_ + (tile * few_.slices + slice) * kStride + row,
-            nested_phase_ + (tile * kTileRows + row) * cols + column};
+    const int first = tile * kTileRows + row;
+    return {items_ + first * few_.scale_pitch + slice, nested_phase_ + first * cols + column};
   }
   __device__ __forceinline__ void advance(Place &place) const {
-    place.item += few_.tile_step * few_.slices * kStride;
-    place.element += few_.tile_step * kTileRows * static_cast<int>(few_.matmul.cols);
+    place.item += few_.item_step;
+    place.element += few_.element_step;
   }
   __device__ __forceinline__ float2 get(const Place &place, int member, float offset) const {
     const MatmulArgs &args = few_.matmul;
+    const Item *const below_item = place.item + 8 * few_.scale_pitch;
     if constexpr (Nested) {
       const int shift = args.blocksize_log2 + args.nested_blocksize_log2;
       const int below = place.element + 8 * static_cast<int>(args.cols);
-      return {nested_scale(code(place.item[0], member), nested_[place.element >> shift], offset),
-              nested_scale(code(place.item[8], member), nested_[below >> shift], offset)};
+      return {nested_scale(code(*place.item, member), nested_[place.element >> shift], offset),
+              nested_scale(code(*below_item, member), nested_[below >> shift], offset)};
     } else {
       return {reinterpret_cast<const float *>(place.item)[member],
-              reinterpret_cast<const float *>(place.item + 8)[member]};
+              reinterpret_cast<const float *>(below_item)[member]};
     }
   }
 
  private:
-  static constexpr int kBatch = 4;
-
-  // This thread's share of the items: every kFewThreads-th.
-  struct Cursor {
-    int item;
-    int end;
-    uint32_t row;
-    int slice;
-    __device__ __forceinline__ Cursor(const FewArgs &few, int rows)
-        : item(threadIdx.x),
-          end(rows * few.slices),
-          row(threadIdx.x * few.inverse_slices >> kInverseShift),
-          slice(static_cast<int>(threadIdx.x - row * few.slices)) {}
-  };
-
-  // The entries of nested_absmax that rows need, and where in a nested block they begin.
-  struct NestedRange {
-    const float *from = nullptr;
-    int count = 0;
-    int phase = 0;
-    __device__ __forceinline__ NestedRange(const MatmulArgs &args, uint32_t first_element,
-                                           int rows) {
-      if constexpr (Nested) {
-        const int shift = args.blocksize_log2 + args.nested_blocksize_log2;
-        phase = static_cast<int>(first_element & ((1u << shift) - 1));
-        from = args.nested_absmax + (first_element >> shift);
-        count = ((phase + rows * static_cast<int>(args.cols) - 1) >> shift) + 1;
-      }
-    }
-  };
-
-  static __device__ __forceinline__ void fetch(const Item *from, const Cursor &cursor,
-                                               Item (&batch)[kBatch]) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      if (cursor.item + i * kFewThreads < cursor.end)
-        batch[i] = from[cursor.item + i * kFewThreads];
-  }
-
   __device__ __forceinline__ Item gather(uint32_t row_element, int slice) const {
     const MatmulArgs &args = few_.matmul;
     Item item{};
@@ -163,25 +159,13 @@ class StagedScales {
     return item;
   }
 
-  __device__ __forceinline__ void put(Cursor &to, Item item) const {
-    Item *const address =
-        items_ + ((to.row / kTileRows * few_.slices + to.slice) * kStride + to.row % kTileRows);
-    if (to.item < to.end) *address = item;
-    to.item += kFewThreads;
-    to.row += few_.row_step;
-    to.slice += few_.slice_step;
-    if (to.slice >= few_.slices) {
-      to.slice -= few_.slices;
-      ++to.row;
-    }
-  }
-
   __device__ __forceinline__ float code(uint32_t item, int member) const {
     const uint32_t q = __byte_perm(item, 0, 0x4440 | member);
     return code_[q * kScaleCodeCopies + threadIdx.x % kScaleCodeCopies];
   }
 
   const FewArgs &few_;
+  uint64_t *const barrier_;
   float *const code_;
   float *const nested_;
   Item *const items_;
