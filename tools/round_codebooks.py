@@ -11,7 +11,7 @@ blocksizes, of
     mean square error + (64 * mean error)^2
 
 relative to the mean square of normal weights. Errors whose mean is 0 add up with the square root of
-a row's elements; 64 is that of 4096.
+a row's elements; 64 is that of 4096. Tables in which 1 is kept have the factor 1.
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ DTYPES = (
     Dtype("Half", np.dtype(np.float16), 10, -14),
     Dtype("Bf16", np.dtype(ml_dtypes.bfloat16), 7, -126),
 )
+
+
+# Of which there are tables: format, dtype, whether 1 is kept.
+KINDS = [
+    (name, dtype, keep_one)
+    for name in FORMATS
+    for dtype, keep_one in ((DTYPES[1], False), (DTYPES[0], False), (DTYPES[0], True))
+]
 
 
 def frequencies(codebook: np.ndarray, blocksize: int) -> np.ndarray:
@@ -106,7 +114,7 @@ def in_order(codebook: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @functools.cache
-def best_table(format_name: str, dtype: Dtype) -> tuple[float, np.ndarray]:
+def best_table(format_name: str, dtype: Dtype, keep_one: bool) -> tuple[float, np.ndarray]:
     """The factor, and the 16 numbers by code."""
     codebook = nf4.codebook(format_name)
     order, ascending, weighted = in_order(codebook)
@@ -118,17 +126,19 @@ def best_table(format_name: str, dtype: Dtype) -> tuple[float, np.ndarray]:
         best = int(cost.argmin())
         return round(cost[best] / NOTHING), factor, ways[best]
 
-    _, factor, numbers = min((of_factor(factor) for factor in FACTORS), key=lambda found: found[0])
+    factors = [1.0] if keep_one else FACTORS
+    _, factor, numbers = min((of_factor(factor) for factor in factors), key=lambda found: found[0])
     by_code = np.empty(codebook.size)
     by_code[order] = numbers
     return factor, np.copysign(by_code, codebook).astype(dtype.numpy)
 
 
-def table(format_name: str, dtype: Dtype) -> Iterator[str]:
+def table(format_name: str, dtype: Dtype, keep_one: bool) -> Iterator[str]:
     """The lines of C++ of a format in a dtype."""
-    factor, numbers = best_table(format_name, dtype)
+    factor, numbers = best_table(format_name, dtype, keep_one)
     entries = [f"0x{bits:04x}" for bits in numbers.view(np.uint16)]
-    yield f"constexpr RoundedCodebook k{FORMATS[format_name]}In{dtype.name} = {{"
+    name = f"k{FORMATS[format_name]}In{dtype.name}{'WithOne' if keep_one else ''}"
+    yield f"constexpr RoundedCodebook {name} = {{"
     yield f"    1 / {factor!r}f,"
     yield from textwrap.wrap(
         f"{{{', '.join(entries)}}},", 100, initial_indent=" " * 4, subsequent_indent=" " * 5
@@ -138,15 +148,15 @@ def table(format_name: str, dtype: Dtype) -> Iterator[str]:
 
 def tables() -> str:
     """All of the C++."""
-    each = (table(name, dtype) for name in FORMATS for dtype in DTYPES)
+    each = (table(*kind) for kind in KINDS)
     return "".join(f"{line}\n" for lines in each for line in lines)
 
 
-def figures_of(format_name: str, dtype: Dtype) -> str:
+def figures_of(format_name: str, dtype: Dtype, keep_one: bool) -> str:
     """Of the codebook rounded as it is, and of the table: in blocks of 64 the root mean square
     error and the mean error, and the largest mean error for any blocksize."""
     order, ascending, weighted = in_order(nf4.codebook(format_name))
-    factor, numbers = best_table(format_name, dtype)
+    factor, numbers = best_table(format_name, dtype, keep_one)
     as_it_is = ascending.astype(dtype.numpy).astype(np.float64)
     ways = np.stack([as_it_is, numbers[order].astype(np.float64) / factor])
     square, mean = errors(ways, ascending, weighted)
@@ -163,9 +173,9 @@ def figures_of(format_name: str, dtype: Dtype) -> str:
 def figures() -> str:
     """The lines of the comment."""
     return "".join(
-        f"//   {name.upper()}, {LABELS[dtype.name]}  {figures_of(name, dtype)}\n"
-        for name in FORMATS
-        for dtype in reversed(DTYPES)
+        f"//   {name.upper()}, {LABELS[dtype.name]}{', 1 kept' if keep_one else '        '}"
+        f"  {figures_of(name, dtype, keep_one)}\n"
+        for name, dtype, keep_one in KINDS
     )
 
 

@@ -39,6 +39,11 @@ inline RoundedCodebook rounded_codebook(nf4_format format, nf4_dtype dtype) {
   return dtype == NF4_DTYPE_BF16 ? kNf4InBf16 : kNf4InHalf;
 }
 
+// The same in fp16, for weights that are rounded after they are multiplied by their scale.
+inline RoundedCodebook codebook_with_one(nf4_format format) {
+  return format == NF4_FORMAT_FP4 ? kFp4InHalfWithOne : kNf4InHalfWithOne;
+}
+
 // Which of a family's kernels: for any problem; or, in thread blocks that own rows of the
 // weight, for up to 2, 8 and 16 rows of x. On Hopper also in tiles of so many rows of x, which
 // are no family's (wide.hpp).

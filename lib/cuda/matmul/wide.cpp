@@ -154,7 +154,8 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   WideArgs wide{};
   wide.matmul = args;
   std::copy_n(nf4_codebook(args.format), kCodebookSize, wide.codebook);
-  wide.rounded = rounded_codebook(args.format, shape.scaled_sums ? dtype : NF4_DTYPE_FP16);
+  wide.rounded =
+      shape.scaled_sums ? rounded_codebook(args.format, dtype) : codebook_with_one(args.format);
   wide.tiles = static_cast<int>(plan.row_tiles * plan.x_tiles);
   wide.whole_tiles = static_cast<int>(plan.whole_tiles);
   wide.row_tiles = static_cast<int>(plan.row_tiles);
