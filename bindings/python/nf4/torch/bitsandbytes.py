@@ -313,28 +313,42 @@ def register() -> Served:
     Raises LibraryNotFound, and ImportError where there is no bitsandbytes.
     """
     global _active
-    if _active is not None:
-        return _active.served
-    import bitsandbytes
+    if _active is None:
+        import bitsandbytes
 
-    version = _version()
-    devices = _device_types()
-    library = torch.library.Library("bitsandbytes", "IMPL")
-    operators: dict[str, list[str]] = {}
-    left_alone: dict[str, str] = {}
-    for name, (expected, _) in _OPERATORS.items():
-        problem = _problem(name, expected, version)
-        if problem is not None:
-            left_alone[name] = problem
-            warnings.warn(f"libnf4 does not serve {name}: {problem}", stacklevel=2)
-            continue
-        for device in devices:
-            _serve(library, name, device)
-        operators[name] = devices
-    replaced = _replace_functions(bitsandbytes) if "gemm_4bit" in operators else []
-    names = [each.full_name() for each in replaced]
-    _active = _Active(library, Served(operators, left_alone, names), replaced)
+        # The import of it may have come here already, by the entry point.
+        if _active is None:
+            _active = _activated(bitsandbytes)
     return _active.served
+
+
+def _activated(bitsandbytes: Any) -> _Active:
+    devices = _device_types()
+    left_alone = _left_alone()
+    operators = {name: devices for name in _OPERATORS if name not in left_alone}
+    library = torch.library.Library("bitsandbytes", "IMPL")
+    try:
+        for name in operators:
+            for device in devices:
+                _serve(library, name, device)
+        replaced = _replace_functions(bitsandbytes) if "gemm_4bit" in operators else []
+    except BaseException:
+        library._destroy()  # all of it or nothing
+        raise
+    names = [each.full_name() for each in replaced]
+    return _Active(library, Served(operators, left_alone, names), replaced)
+
+
+def _left_alone() -> dict[str, str]:
+    """The operators that cannot be served, and why, with a warning for each."""
+    version = _version()
+    problems = {
+        name: _problem(name, expected, version) for name, (expected, _) in _OPERATORS.items()
+    }
+    found = {name: problem for name, problem in problems.items() if problem is not None}
+    for name, problem in found.items():
+        warnings.warn(f"libnf4 does not serve {name}: {problem}", stacklevel=4)
+    return found
 
 
 def unregister() -> None:
