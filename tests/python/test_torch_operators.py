@@ -103,6 +103,24 @@ VIEWS = {
 }
 
 
+def test_a_bias_that_is_negated_lazily(way):
+    weight, x, bias = weight_of(), torch.randn(3, COLS), torch.randn(ROWS)
+    expected = nf4.matmul(x, weight, bias=-bias)
+    lazily = torch.nn.Parameter(torch._neg_view(bias), requires_grad=False)
+    assert torch.equal(nf4.torch.linear(x, weight, lazily), expected)
+    assert torch.equal(nf4.torch.NF4Linear.from_quantized(weight, lazily)(x), expected)
+
+
+@pytest.mark.parametrize("shape", [(ROWS, COLS), (2, ROWS // 2, COLS)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_way_of_fp32_on_a_gpu(shape, with_bias):
+    weight, x = weight_of("nested", shape), torch.randn(2, 3, COLS)
+    bias = torch.randn(ROWS) if with_bias else None
+    y = _kernels.dense_linear(x, bias, *functional.arguments(weight))
+    assert y.shape == (2, 3, ROWS)
+    assert error(y, reference(x, weight, bias)) <= ALLOWED["fp32"]
+
+
 def in_inference_mode(x):
     with torch.inference_mode():
         return x.clone()
@@ -387,13 +405,40 @@ def test_a_tensor_on_another_device_is_named(way):
         _kernels.linear(X, torch.zeros(ROWS, device="meta"), *_with(weight))
 
 
-@pytest.mark.parametrize("operator", ["linear", "dequantize"])
+@pytest.mark.parametrize(
+    ("x", "bias", "message"),
+    [
+        (X[:, ::2], None, "x is of shape (3, 40); expected [..., 80]"),
+        (X, torch.zeros(1), "bias is torch.float32 of shape (1,); expected torch.float32 of (48,)"),
+        (X, torch.zeros(ROWS).half(), "bias is torch.float16 of shape (48,); expected torch.floa"),
+    ],
+)
+def test_what_fp32_on_a_gpu_refuses(x, bias, message):
+    with pytest.raises(nf4.InvalidArgument) as caught:
+        _kernels.dense_linear(x, bias, *functional.arguments(weight_of()))
+    assert message in str(caught.value)
+
+
+def test_a_gradient_that_is_refused():
+    arguments = functional.arguments(weight_of())
+    with pytest.raises(nf4.InvalidArgument, match="grad_y is of torch.float64; expected float32"):
+        torch.ops.nf4.linear_backward.default(torch.zeros(3, ROWS).double(), *arguments)
+    elsewhere = _with(weight_of(), packed=arguments[0].to("meta"))
+    with pytest.raises(nf4.InvalidArgument, match="packed is on meta; expected cpu, where grad_y"):
+        _kernels.linear_backward(torch.zeros(3, ROWS), *elsewhere)
+
+
+@pytest.mark.parametrize("operator", ["linear", "layer", "dequantize"])
 def test_a_weight_that_requires_grad_is_refused(operator):
     weight = weight_of("flat")
     arguments = _with(weight, absmax=weight.absmax.clone().requires_grad_())
     with pytest.raises(nf4.InvalidArgument, match="absmax requires grad, and 4-bit weights are"):
         if operator == "linear":
             torch.ops.nf4.linear.default(X, None, *arguments)
+        elif operator == "layer":
+            layer = nf4.torch.NF4Linear.from_quantized(weight)
+            layer.absmax.requires_grad_()
+            layer(X)
         else:
             torch.ops.nf4.dequantize.default(*arguments, torch.float32)
 
