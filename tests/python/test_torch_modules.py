@@ -251,6 +251,42 @@ def test_we_load_what_bitsandbytes_saved(format, nested, storage, assign):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_loaded_goes_to_the_memory_that_is_there(layout):
+    """CUDA graphs and optimizers know where that is."""
+    layer, other = layer_of(layout), layer_of(layout)
+    before = {name: getattr(layer, name) for name in PARTS}
+    layer.load_state_dict(other.state_dict())
+    assert all(getattr(layer, name) is part for name, part in before.items())
+    assert same_parts(layer, other) and torch.equal(layer(X), other(X))
+    other.weight.zero_()
+    assert not same_parts(layer, other)
+
+
+def test_a_table_that_weights_share_is_not_written_to():
+    first, second = (NF4Linear.from_quantized(nf4.quantize(torch.randn(OUT, IN))) for _ in range(2))
+    assert first.nested_code.data_ptr() == second.nested_code.data_ptr()
+    expected = second(X)
+    saved = first.state_dict()
+    saved["weight.nested_quant_map"] = saved["weight.nested_quant_map"] / 2
+    first.load_state_dict(saved)
+    assert torch.equal(first.nested_code, second.nested_code / 2)
+    assert torch.equal(second(X), expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_on_meta_there_are_keys_and_no_numbers(bias):
+    layer = layer_of(bias=bias)
+    saved = layer.state_dict()
+    empty = NF4Linear(IN, OUT, bias, device="meta")
+    assert empty.state_dict().keys() == saved.keys()
+    assert all(part.is_meta for part in empty.state_dict().values())
+    with pytest.raises(RuntimeError, match="the layer is on meta, where nothing can be copied to"):
+        empty.load_state_dict(saved)
+    empty.load_state_dict(saved, assign=True)
+    assert torch.equal(empty(X), layer(X))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_bitsandbytes_loads_what_we_saved(layout):
     layer = layer_of(layout)
     saved = layer.state_dict()

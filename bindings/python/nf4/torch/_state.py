@@ -41,7 +41,9 @@ def require_standard_table(name: str, table: Tensor | None, format: str) -> None
 
 
 def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
-    """Every part but packed, by its key after "weight."."""
+    """Every part but packed, by its key after "weight.". What is on meta has no numbers, nor has
+    what this gives for it."""
+    device = weight.packed.device
     parts = {
         key: getattr(weight, name)
         for name, key in _NAMES.items()
@@ -50,16 +52,18 @@ def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
     if weight.nested:
         # Layers may share the table, and safetensors refuses tensors that share memory.
         parts["nested_quant_map"] = weight.nested_code.clone()
-    parts["quant_map"] = standard_table(weight.format, weight.packed.device)
+    parts["quant_map"] = standard_table(weight.format, device)
+    has_offset = weight.nested and device.type != "meta"
     state = State(
         weight.format,
         weight.blocksize,
         weight.dtype,
         weight.shape,
         weight.nested_blocksize,
-        weight.nested_offset.item() if weight.nested else 0.0,
+        weight.nested_offset.item() if has_offset else 0.0,
     )
-    parts[_MARK + weight.format] = torch.frombuffer(bytearray(state.to_json()), dtype=torch.uint8)
+    blob = torch.frombuffer(bytearray(state.to_json()), dtype=torch.uint8)
+    parts[_MARK + weight.format] = blob.to(device) if device.type == "meta" else blob
     return parts
 
 

@@ -269,19 +269,39 @@ class NF4Linear(nn.Linear):
         missing_keys += [key for key in absent if key != name or loaded.weight is None]
 
     def _load_weight(self, weight: nf4.QuantizedTensor, assign: bool | None) -> None:
-        """Takes a weight over: as it is, or a copy on this layer's device."""
+        """Takes a weight over: as it is, or copied to this layer's memory, which CUDA graphs and
+        other layers may know, or to new memory on its device where that does not fit."""
         shape = (self.out_features, self.in_features)
         if weight.shape != shape:
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected {shape}")
-        if not assign:
-            device = self.weight.device
-            parts = {
-                name: part.to(device, copy=True)
-                for name in ("packed", *_SCALES)
-                if (part := getattr(weight, name)) is not None
-            }
-            weight = _with_parts(weight, parts)
-        self._take_weight(weight)
+        if assign:
+            self._take_weight(weight)
+            return
+        if self.weight.is_meta and not weight.packed.is_meta:
+            raise InvalidArgument(
+                "the layer is on meta, where nothing can be copied to; expected "
+                "load_state_dict(..., assign=True), or a layer that to_empty() gave memory"
+            )
+        parts = _tensors(weight)
+        if self._has_memory_for(weight):
+            bound(weight)
+            own = _tensors(self.quantized)
+            for name in parts.keys() - {"nested_code"}:
+                own[name].copy_(parts[name].view(own[name].shape))
+            self.dtype_before = weight.dtype
+        else:
+            moved = {name: part.to(self.weight.device, copy=True) for name, part in parts.items()}
+            self._take_weight(_with_parts(weight, moved))
+
+    def _has_memory_for(self, weight: nf4.QuantizedTensor) -> bool:
+        """Was the weight quantized as this layer's was, with its table of scales? Other weights
+        may share that, so nothing is written to it."""
+        layout = (weight.format, weight.blocksize, weight.nested_blocksize)
+        if self.weight.is_meta or layout != (self.format, self.blocksize, self.nested_blocksize):
+            return False
+        return not weight.nested or torch.equal(
+            self.nested_code, weight.nested_code.to(self.nested_code)
+        )
 
     def extra_repr(self) -> str:
         nested = f", nested_blocksize={self.nested_blocksize}" if self.nested_blocksize else ""
@@ -290,6 +310,12 @@ class NF4Linear(nn.Linear):
             f"bias={self.bias is not None}, format={self.format}, "
             f"blocksize={self.blocksize}{nested}"
         )
+
+
+def _tensors(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
+    """Those that the weight has, by their names."""
+    parts = {name: getattr(weight, name) for name in ("packed", *_SCALES)}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _with_parts(weight: nf4.QuantizedTensor, parts: dict[str, Tensor]) -> nf4.QuantizedTensor:
