@@ -401,6 +401,29 @@ def test_convert_swaps_all_or_nothing():
     assert type(model[0]) is bnb.nn.Linear4bit
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.float32, "bf16"])
+def test_dense_again(bias, dtype):
+    linear = torch.nn.Linear(IN, OUT, bias).half().eval()
+    model = torch.nn.Sequential(NF4Linear.from_linear(linear))
+    expected = model[0].dequantize(dtype)
+    assert nf4.torch.to_dense(model, dtype) == ["0"] and type(model[0]) is torch.nn.Linear
+    assert torch.equal(model[0].weight, expected) and not model[0].weight.requires_grad
+    assert model[0].extra_repr() == linear.extra_repr() and not model[0].training
+    if bias:
+        assert torch.equal(model[0].bias, linear.bias.to(expected.dtype))
+        assert (model[0].bias is linear.bias) == (dtype is None)
+    assert model(X.to(expected.dtype)).dtype == expected.dtype
+    assert nf4.torch.to_dense(model) == []
+
+
+def test_a_forward_of_its_own_is_not_lost():
+    layer = linear4bit()
+    layer.forward = lambda x: x
+    with pytest.raises(nf4.InvalidArgument, match="^0: the layer has a forward of its own"):
+        nf4.torch.convert(torch.nn.Sequential(layer))
+
+
 def test_what_convert_refuses():
     with pytest.raises(nf4.InvalidArgument, match="model is a Linear4bit itself"):
         nf4.torch.convert(linear4bit())

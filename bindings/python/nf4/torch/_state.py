@@ -140,6 +140,10 @@ def arguments_of(data: Tensor, state: Any) -> tuple[Any, ...]:
 
 def of_bitsandbytes(data: Tensor, state: Any) -> nf4.QuantizedTensor:
     """The same as a weight of its own, which is what the QuantState says it is."""
+    if data.is_meta:
+        raise InvalidArgument(
+            "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
+        )
     require_layout(state)
     require_standard_table("quant_state.code", state.code, state.quant_type)
     *parts, shape, format, blocksize, nested_blocksize = arguments_of(data.detach(), state)

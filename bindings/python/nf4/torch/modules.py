@@ -57,7 +57,8 @@ class NF4Linear(nn.Linear):
     zeros, for load_state_dict. Its state_dict has the keys of bitsandbytes' Linear4bit, and each
     loads what the other saved.
 
-    PEFT puts its adapters beside it as beside any torch.nn.Linear; they cannot be merged into it.
+    PEFT puts its adapters beside it as beside any torch.nn.Linear. They cannot be merged into it,
+    nor can DoRA's be put there, which read the weight: nf4.torch.to_dense comes first.
     """
 
     def __init__(
@@ -169,6 +170,18 @@ class NF4Linear(nn.Linear):
             )
         weight = _state.of_bitsandbytes(layer.weight.data, state)
         return cls._of(weight, layer.bias, layer.compute_dtype).train(layer.training)
+
+    def to_linear(self, dtype: Any = None) -> nn.Linear:
+        """A dense layer of the numbers, in a dtype, by default that of the weight before it was
+        quantized. It has the bias itself, or one that is cast."""
+        weight = nn.Parameter(self.dequantize(dtype), requires_grad=False)
+        made = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        made.weight = weight
+        if self.bias is not None and self.bias.dtype != weight.dtype:
+            made.bias = nn.Parameter(self.bias.detach().to(weight.dtype), self.bias.requires_grad)
+        else:
+            made.bias = self.bias
+        return made.train(self.training)
 
     @property
     def quantized(self) -> nf4.QuantizedTensor:
