@@ -307,7 +307,7 @@ def test_functions_are_compiled_without_a_break():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("compute_dtype", [None, torch.float32])
+@pytest.mark.parametrize("compute_dtype", [None, torch.float32, torch.float16])
 def test_autocast_goes_first(compiled, compute_dtype):
     linear = torch.nn.Linear(COLS, ROWS)
     layer = nf4.torch.NF4Linear.from_linear(linear, compute_dtype=compute_dtype)

@@ -203,7 +203,10 @@ class NF4Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x is [..., in_features]; y is [..., out_features] in its dtype, but for autocast's."""
         dtype, wanted = x.dtype, self.compute_dtype
-        if wanted is not None and wanted != dtype:
+        casts = (
+            wanted is not None and wanted != dtype and not torch.is_autocast_enabled(x.device.type)
+        )
+        if casts:
             x = x.to(wanted)
         # torch.nn.Module looks for an attribute in three places before it comes to these.
         parameters, scales = self._parameters, self._buffers
@@ -224,7 +227,7 @@ class NF4Linear(nn.Linear):
             self.blocksize,
             self.nested_blocksize,
         )
-        return y if wanted is None or wanted == dtype else y.to(dtype)
+        return y.to(dtype) if casts else y
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NF4Linear:
         scales = {id(scale) for scale in self._buffers.values() if scale is not None}
