@@ -218,7 +218,7 @@ def _dense(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
     """The gradient of x: grad_y times the weight, dense for as long as this takes."""
     require_float("grad_y", grad_y.dtype)
-    require_device(grad_y.device, "grad_y", parts_of(weight))
+    require_device(grad_y.device, "grad_y", {"packed": weight[0]})
     rows, cols = rows_and_cols(weight[6])
     dense = _dense(rows * cols, grad_y.dtype, grad_y.device).view(rows, cols)
     dequantize_into(dense, *weight)
