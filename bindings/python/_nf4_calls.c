@@ -144,12 +144,13 @@ static bool rows_of(const dl_tensor *view, int64_t cols, int64_t *rows, int64_t 
     if (view->shape[i] == 1) continue;
     if (expected == 0) {
       *stride = expected = view->strides[i];
+      if (*stride < cols) return false; /* one row that is seen several times, for instance */
     } else if (view->strides[i] != expected) {
       return false;
     }
     expected *= view->shape[i];
   }
-  return *stride >= cols;
+  return true;
 }
 
 static bool stream_of(const place *where, nf4_stream *stream) {

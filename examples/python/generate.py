@@ -53,12 +53,7 @@ def quantize_layers(model: torch.nn.Module) -> int:
 def dequantized(model: torch.nn.Module) -> torch.nn.Module:
     """A copy whose linear layers are dense, with the same numbers."""
     model = copy.deepcopy(model)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nf4.torch.NF4Linear):
-                linear = torch.nn.Linear(child.in_features, child.out_features, bias=False)
-                linear.weight = torch.nn.Parameter(child.dequantize())
-                setattr(parent, name, linear)
+    nf4.torch.to_dense(model)
     return model
 
 

@@ -133,3 +133,15 @@ def last(fake: ctypes.CDLL) -> ctypes.Structure:
     call = Call.in_dll(fake, "fake_last")
     ctypes.memset(ctypes.byref(call), 0, ctypes.sizeof(call))
     return call
+
+
+@pytest.fixture(params=["extension", "ctypes"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test of nf4.torch with the extension module, and without it."""
+    from nf4.torch import _kernels
+
+    if request.param == "ctypes":
+        monkeypatch.setattr(_kernels, "_calls", lambda: (_kernels._look_closer,) * 2)
+    elif _kernels._calls()[0] is _kernels._look_closer:
+        pytest.skip("the extension module _nf4_fast is not built")
+    return request.param

@@ -73,6 +73,7 @@ VIEWS = {
     "columns of a wider one": lambda x: torch.nn.functional.pad(x, (0, 8))[..., :COLS],
     "transposed": lambda x: x.mT.contiguous().mT,
     "one row for all": lambda x: x[:1, :1].expand(4, 6, COLS),
+    "each row several times": lambda x: x[:, :1].expand(4, 6, COLS),
     "of no rows": lambda x: x[:0],
 }
 
@@ -306,3 +307,15 @@ def test_bitsandbytes_in_a_graph(bnb, backend):
     backend.register()
     layer = bnb.nn.Linear4bit(COLS, ROWS, quant_type="nf4", compute_dtype=torch.bfloat16)
     require_replays(layer.to(DEVICE))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_unsloths_function_in_a_graph(nested, bnb):
+    packed, state = quantized(bnb, nested=nested)
+    expected = nf4.torch.unsloth_fast_dequantize(packed, state)
+    out, graph = torch.zeros_like(expected), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = nf4.torch.unsloth_fast_dequantize(packed, state)
+        nf4.torch.unsloth_fast_dequantize(packed, state, out=out)
+    graph.replay()
+    assert torch.equal(made, expected) and torch.equal(out, expected)

@@ -262,6 +262,55 @@ def doctor(environment) -> dict:
     return json.loads(result.stdout)["bitsandbytes"]
 
 
+REGISTERED_FIRST = """
+from nf4.torch import bitsandbytes as backend
+backend.register()
+import bitsandbytes
+assert "nf4" in bitsandbytes.functional.dequantize_4bit.__code__.co_filename
+backend.unregister()
+assert "nf4" not in bitsandbytes.functional.dequantize_4bit.__code__.co_filename
+"""
+FAILING = """
+from nf4.torch import bitsandbytes as backend
+backend._replace_functions = lambda module: module.no_such_name
+import bitsandbytes
+assert backend.served() is None
+"""
+
+
+def run(code, environment) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+
+
+def test_registered_before_bitsandbytes_is_imported(installed):
+    """The entry point registers, too, in the middle of the import; once is enough."""
+    result = run(REGISTERED_FIRST, installed)
+    assert result.returncode == 0, result.stderr
+
+
+def test_whatever_goes_wrong_bitsandbytes_is_imported(installed):
+    result = run(FAILING, installed)
+    assert result.returncode == 0, result.stderr
+    assert "libnf4 does not serve bitsandbytes" in result.stderr
+    assert "AttributeError" in result.stderr and "no_such_name" in result.stderr
+
+
+def test_what_cannot_be_done_is_undone(monkeypatch):
+    def fail(_bitsandbytes):
+        raise RuntimeError("no functions today")
+
+    monkeypatch.setattr(backend, "_replace_functions", fail)
+    with pytest.raises(RuntimeError, match="no functions today") as caught:
+        backend.register()
+    made = calls_of(monkeypatch)
+    assert backend.served() is None
+    packed, state = quantized((8, 64), nested=False)
+    assert bnb.functional.dequantize_4bit(packed, state).shape == (8, 64) and made == []
+    assert caught.tb  # which keeps what was registered, unless it was undone
+
+
 def test_doctor_says_what_is_served(installed):
     report = doctor(installed)
     assert report["active"] and report["reason"] is None

@@ -70,6 +70,10 @@ FAULTS = {
     "x of float64": {"x": torch.zeros(M, COLS).double()},
     "x in columns": {"x": torch.zeros(COLS, M).t()},
     "x of one row for all": {"x": torch.zeros(1, COLS).expand(M, COLS)},
+    "x of rows that are seen twice": {
+        "x": torch.zeros(M, 1, COLS).expand(M, 2, COLS), "y": torch.full((M, 2, ROWS), 7.0)
+    },
+    "x of rows that overlap": {"x": torch.zeros(M * COLS).as_strided((M, COLS), (COLS - 1, 1))},
     "x on meta": {"x": torch.zeros(M, COLS, device="meta")},
     "x sparse": {"x": torch.zeros(M, COLS).to_sparse()},
     "bias on meta": {"bias": torch.zeros(ROWS, device="meta")},
@@ -95,7 +99,7 @@ FAULTS = {
     "no columns": {"cols": 0},
     "threads -1": {"threads": -1},
     "threads of 33 bits": {"threads": 1 << 32},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -157,3 +157,51 @@ def test_a_model_with_adapters_is_copied(dense):
     nf4.torch.convert(base)
     model = with_lora(base)
     assert torch.equal(logits(copy.deepcopy(model)), logits(model))
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_adapters_are_merged_into_what_is_dense_again(safe, dense):
+    base = in_4bit(dense)
+    reference = dequantized(dense, base)
+    nf4.torch.convert(base)
+    model = with_lora(base)
+    trained(model)
+    found = logits(model)
+    with pytest.raises(RuntimeError):
+        model.merge_and_unload(safe_merge=safe)
+    assert len(nf4.torch.to_dense(model, "fp32")) == LINEARS
+    assert error(logits(model), found) <= CLOSE
+    merged = model.merge_and_unload(safe_merge=safe)
+    assert error(logits(merged), found) <= CLOSE
+    assert error(logits(reference), found) > CLOSE
+
+
+def test_hooks_of_accelerate_go_along():
+    """As they are where a device_map names several devices."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    class Noted(AlignDevicesHook):
+        calls = 0
+
+        def pre_forward(self, module, *args, **kwargs):
+            self.calls += 1
+            return super().pre_forward(module, *args, **kwargs)
+
+    layer = bnb.nn.Linear4bit(64, 24, quant_type="nf4", compute_dtype=torch.float32).to("cpu")
+    hook = Noted(execution_device="cpu", io_same_device=True)
+    model = torch.nn.Sequential(add_hook_to_module(layer, hook))
+    x = torch.randn(3, 64)
+    expected = model(x)
+    assert nf4.torch.convert(model) == ["0"]
+    assert type(model[0]) is nf4.torch.NF4Linear and error(model(x), expected) <= CLOSE
+    assert hook.calls == 2
+
+
+def test_an_offloaded_layer_is_refused():
+    from accelerate import cpu_offload
+
+    layer = bnb.nn.Linear4bit(64, 24, quant_type="nf4").to("cpu")
+    model = cpu_offload(torch.nn.Sequential(layer), execution_device=torch.device("cpu"))
+    with pytest.raises(nf4.InvalidArgument, match="^0: the weight is on meta, where accelerate"):
+        nf4.torch.convert(model)
+    assert model[0] is layer

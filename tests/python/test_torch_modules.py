@@ -10,7 +10,7 @@ import pickle
 import nf4
 import pytest
 import torch_cases
-from torch_cases import ALLOWED, error, reference
+from torch_cases import ALLOWED, IN, OUT, error, linear4bit, reference
 
 pytestmark = pytest.mark.interop
 torch_cases.require("torch", "bitsandbytes")
@@ -20,7 +20,6 @@ import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from nf4.torch import NF4Linear  # noqa: E402
 
-IN, OUT = 64, 24
 LAYOUTS = {"nested": {}, "flat": {"nested_blocksize": 0}, "fp4": {"format": "fp4"}}
 PARTS = ("weight", "absmax", "nested_absmax", "nested_code", "nested_offset")
 
@@ -32,18 +31,6 @@ def seeded():
 
 def layer_of(layout: str = "nested", bias: bool = True, **options) -> NF4Linear:
     return NF4Linear.from_linear(torch.nn.Linear(IN, OUT, bias=bias), **LAYOUTS[layout], **options)
-
-
-def linear4bit(
-    format: str = "nf4", nested: bool = True, storage=torch.uint8, bias: bool = True, **options
-) -> torch.nn.Module:
-    """A bitsandbytes layer on the CPU, quantized."""
-    made = bnb.nn.Linear4bit(
-        IN, OUT, bias=bias, quant_type=format, compress_statistics=nested, quant_storage=storage,
-        **options,
-    )  # fmt: skip
-    made.weight.data = torch.randn(OUT, IN)
-    return made.to("cpu")
 
 
 def same_parts(one: NF4Linear, other: NF4Linear) -> bool:
@@ -201,6 +188,26 @@ def test_shared_memory_for_other_processes():
     assert layer.weight.is_shared() and layer.nested_absmax.is_shared()
 
 
+def _in_parallel(rank, store, found):
+    from torch import distributed
+
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    layer = layer_of()
+    x = torch.ones(3, IN, requires_grad=True)
+    wrapped = torch.nn.parallel.DistributedDataParallel(layer, broadcast_buffers=False)
+    (wrapped(x).sum() + wrapped(x).sum()).backward()
+    assert torch.equal(layer.bias.grad, torch.full((OUT,), 6.0))
+    distributed.destroy_process_group()
+    (found / str(rank)).touch()
+
+
+def test_under_distributed_data_parallel(tmp_path):
+    """Two forward passes come before a backward pass, which needs the scales as they were."""
+    arguments = (f"file://{tmp_path}/store", tmp_path)
+    torch.multiprocessing.spawn(_in_parallel, arguments, nprocs=2)
+    assert (tmp_path / "0").exists() and (tmp_path / "1").exists()
+
+
 def test_a_bias_in_another_dtype_is_cast_for_the_call():
     layer = layer_of()
     y = layer(X.bfloat16())
@@ -248,6 +255,42 @@ def test_we_load_what_bitsandbytes_saved(format, nested, storage, assign):
     assert torch.equal(layer.bias, theirs.bias)
     assert (layer.weight.data_ptr() == theirs.weight.data_ptr()) == assign
     assert torch.equal(layer(X), NF4Linear.from_bitsandbytes(theirs)(X))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_loaded_goes_to_the_memory_that_is_there(layout):
+    """CUDA graphs and optimizers know where that is."""
+    layer, other = layer_of(layout), layer_of(layout)
+    before = {name: getattr(layer, name) for name in PARTS}
+    layer.load_state_dict(other.state_dict())
+    assert all(getattr(layer, name) is part for name, part in before.items())
+    assert same_parts(layer, other) and torch.equal(layer(X), other(X))
+    other.weight.zero_()
+    assert not same_parts(layer, other)
+
+
+def test_a_table_that_weights_share_is_not_written_to():
+    first, second = (NF4Linear.from_quantized(nf4.quantize(torch.randn(OUT, IN))) for _ in range(2))
+    assert first.nested_code.data_ptr() == second.nested_code.data_ptr()
+    expected = second(X)
+    saved = first.state_dict()
+    saved["weight.nested_quant_map"] = saved["weight.nested_quant_map"] / 2
+    first.load_state_dict(saved)
+    assert torch.equal(first.nested_code, second.nested_code / 2)
+    assert torch.equal(second(X), expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_on_meta_there_are_keys_and_no_numbers(bias):
+    layer = layer_of(bias=bias)
+    saved = layer.state_dict()
+    empty = NF4Linear(IN, OUT, bias, device="meta")
+    assert empty.state_dict().keys() == saved.keys()
+    assert all(part.is_meta for part in empty.state_dict().values())
+    with pytest.raises(RuntimeError, match="the layer is on meta, where nothing can be copied to"):
+        empty.load_state_dict(saved)
+    empty.load_state_dict(saved, assign=True)
+    assert torch.equal(empty(X), layer(X))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -312,61 +355,3 @@ def test_a_state_dict_that_is_refused(message):
     assert message in str(caught.value)
     if "Unexpected" not in message:
         assert same_parts(layer, before)
-
-
-# ---- convert --------------------------------------------------------------------------------
-
-
-class Block(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = linear4bit(compute_dtype=torch.float32)
-        self.nested = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(OUT, IN))
-        self.nested.append(bnb.nn.LinearNF4(IN, OUT))
-        self.again = self.first
-        self.nested.to("cpu")
-
-    def forward(self, x):
-        return self.nested(self.first(x)) + self.again(x)
-
-
-def test_convert_swaps_every_layer_in_place():
-    block = Block()
-    expected = block(X)
-    assert nf4.torch.convert(block) == ["first", "again", "nested.2"]
-    assert type(block.first) is NF4Linear and block.again is block.first
-    assert type(block.nested[2]) is NF4Linear and type(block.nested[1]) is torch.nn.Linear
-    assert error(block(X), expected) <= 4 * ALLOWED["fp32"]
-    assert nf4.torch.convert(block) == []
-
-
-def test_convert_keeps_hooks_and_mode():
-    block = Block()
-    calls = []
-    block.first.register_forward_hook(lambda *_: calls.append(1))
-    nf4.torch.convert(block.eval())
-    block(X)
-    assert len(calls) == 2 and not block.first.training
-
-
-def test_convert_leaves_other_classes_alone():
-    class Scaled(bnb.nn.Linear4bit):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    made = Scaled(IN, OUT, quant_type="nf4").to("cpu")
-    assert nf4.torch.convert(torch.nn.Sequential(made)) == []
-
-
-def test_convert_swaps_all_or_nothing():
-    model = torch.nn.Sequential(linear4bit(), bnb.nn.Linear4bit(IN, OUT))
-    with pytest.raises(nf4.InvalidArgument, match="^1: layer is a Linear4bit without"):
-        nf4.torch.convert(model)
-    assert type(model[0]) is bnb.nn.Linear4bit
-
-
-def test_what_convert_refuses():
-    with pytest.raises(nf4.InvalidArgument, match="model is a Linear4bit itself"):
-        nf4.torch.convert(linear4bit())
-    with pytest.raises(nf4.InvalidArgument, match="model is a str; expected a torch.nn.Module"):
-        nf4.torch.convert("model")

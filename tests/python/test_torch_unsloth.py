@@ -38,6 +38,34 @@ def test_the_numbers_and_the_orientation(format, nested):
     assert again is out and torch.equal(out, expected)
 
 
+def test_no_number_is_looked_at(monkeypatch):
+    """A GPU would have to be waited for, at every call."""
+    packed, state = quantized()
+    expected = unsloth_fast_dequantize(packed, state)
+    monkeypatch.setattr(torch, "equal", None)
+    monkeypatch.setattr(torch.Tensor, "item", None)
+    found = unsloth_fast_dequantize(packed, state)
+    monkeypatch.undo()
+    assert torch.equal(found, expected)
+
+
+def test_autograd_knows_of_what_is_written():
+    packed, state = quantized()
+    out = torch.zeros(24, 64, dtype=torch.bfloat16)
+    x = torch.ones(24, 64, dtype=torch.bfloat16, requires_grad=True)
+    y = x * out
+    unsloth_fast_dequantize(packed, state, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_the_layout_for_cpus_is_refused():
+    packed, state = quantized()
+    state.packing_format_for_cpu = True
+    with pytest.raises(nf4.InvalidArgument, match="in bitsandbytes' layout for CPUs"):
+        unsloth_fast_dequantize(packed, state)
+
+
 def test_a_dense_weight_is_returned():
     dense = torch.randn(3, 4)
     assert unsloth_fast_dequantize(dense) is dense

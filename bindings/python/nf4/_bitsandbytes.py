@@ -25,9 +25,10 @@ def activate() -> None:
         from nf4.torch.bitsandbytes import register
 
         register()
-    except ImportError as error:  # of torch, or of the library, that is missing or too old
+    except Exception as error:  # such as of torch, or of the library, that is missing or too old
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         warnings.warn(
-            f"libnf4 does not serve bitsandbytes, which runs on its own kernels: {error}; "
+            f"libnf4 does not serve bitsandbytes, which runs on its own kernels: {kind}{error}; "
             f"{SWITCH}=0 says that it is not to",
             stacklevel=2,
         )

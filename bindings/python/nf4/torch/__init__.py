@@ -14,7 +14,7 @@ from nf4.torch import _torch_version  # noqa: F401  first: it says what is missi
 
 # isort: on
 from nf4.torch.bitsandbytes import register as register_bitsandbytes
-from nf4.torch.conversion import convert
+from nf4.torch.conversion import convert, to_dense
 from nf4.torch.functional import dequantize, linear, quantize
 from nf4.torch.modules import NF4Linear
 from nf4.torch.unsloth import fast_dequantize as unsloth_fast_dequantize
@@ -28,5 +28,6 @@ __all__ = [
     "patch_unsloth",
     "quantize",
     "register_bitsandbytes",
+    "to_dense",
     "unsloth_fast_dequantize",
 ]

@@ -104,6 +104,11 @@ def require_device(device: torch.device, beside: str, tensors: dict[str, Tensor 
             )
 
 
+def require_float(name: str, dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise InvalidArgument(f"{name} is of {dtype}; expected float32, float16 or bfloat16")
+
+
 def _threads(tensor: Tensor) -> int:
     """As many as torch's own kernels take; on a GPU they mean nothing."""
     return 0 if tensor.is_cuda else torch.get_num_threads()
@@ -138,11 +143,23 @@ def _checked_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
     if x.is_cuda and x.dtype == torch.float32:
         # The library's products are of 16 bits on a GPU.
-        return torch.nn.functional.linear(x, dequantize(*weight, x.dtype), bias)
+        return dense_linear(x, bias, *weight)
     if x.dim() > 0 and not _has_row_stride(x):
         x = x.contiguous()
     bias = None if bias is None else bias.detach().contiguous()
     return nf4.matmul(x.detach(), quantized_tensor(*weight), bias=bias, threads=_threads(x))
+
+
+def dense_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    """The same by torch's product with a dense weight."""
+    rows, cols = rows_and_cols(weight[6])
+    if x.shape[-1:] != (cols,):
+        raise InvalidArgument(f"x is of shape {tuple(x.shape)}; expected [..., {cols}]")
+    if bias is not None and (bias.dtype != x.dtype or bias.shape != (rows,)):
+        raise InvalidArgument(
+            f"bias is {bias.dtype} of shape {tuple(bias.shape)}; expected {x.dtype} of ({rows},)"
+        )
+    return torch.nn.functional.linear(x, dequantize(*weight, x.dtype).view(rows, cols), bias)
 
 
 def _has_row_stride(x: Tensor) -> bool:
@@ -200,6 +217,8 @@ def _dense(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
     """The gradient of x: grad_y times the weight, dense for as long as this takes."""
+    require_float("grad_y", grad_y.dtype)
+    require_device(grad_y.device, "grad_y", {"packed": weight[0]})
     rows, cols = rows_and_cols(weight[6])
     dense = _dense(rows * cols, grad_y.dtype, grad_y.device).view(rows, cols)
     dequantize_into(dense, *weight)

@@ -55,16 +55,11 @@ _ops = torch.ops.nf4
 # ---- What comes out, without computing it -------------------------------------
 
 
-def _require_float(name: str, dtype: torch.dtype) -> None:
-    if dtype not in _kernels.DTYPES:
-        raise InvalidArgument(f"{name} is of {dtype}; expected float32, float16 or bfloat16")
-
-
 @torch.library.register_fake("nf4::quantize", lib=_library)
 def _fake_quantize(
     weight: Tensor, codebook: Tensor | None, format: str, blocksize: int, nested_blocksize: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _require_float("weight", weight.dtype)
+    _kernels.require_float("weight", weight.dtype)
     counts = sizes(
         weight.shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize
     )
@@ -81,13 +76,13 @@ def _fake_quantize(
 @torch.library.register_fake("nf4::dequantize", lib=_library)
 def _fake_dequantize(*arguments: Any) -> Tensor:
     *weight, dtype = arguments
-    _require_float("dtype", dtype)
+    _kernels.require_float("dtype", dtype)
     return weight[0].new_empty(weight[6], dtype=dtype)
 
 
 @torch.library.register_fake("nf4::linear", lib=_library)
 def _fake_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    _require_float("x", x.dtype)
+    _kernels.require_float("x", x.dtype)
     rows, cols = _kernels.rows_and_cols(weight[6])
     if x.dim() == 0 or x.shape[-1] != cols:
         raise InvalidArgument(f"x is of shape {tuple(x.shape)}; expected [..., {cols}]")
@@ -97,7 +92,7 @@ def _fake_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
 
 @torch.library.register_fake("nf4::linear_backward", lib=_library)
 def _fake_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
-    _require_float("grad_y", grad_y.dtype)
+    _kernels.require_float("grad_y", grad_y.dtype)
     return grad_y.new_empty((*grad_y.shape[:-1], _kernels.rows_and_cols(weight[6])[1]))
 
 
@@ -215,10 +210,10 @@ for _device in _DEVICES:
 # ---- The way there ----------------------------------------------------------------
 
 
-def _is_bare(x: Tensor) -> bool:
-    """Is there nothing between x and the kernel that the dispatcher would have to see to, but for
-    a gradient: no mode, transform, trace, or subclass?"""
-    if type(x) is not Tensor or x.is_neg():
+def _is_bare(x: Tensor, bias: Tensor | None) -> bool:
+    """Is there nothing between these and the kernel that the dispatcher would have to see to, but
+    for a gradient: no mode, transform, trace, or subclass?"""
+    if type(x) is not Tensor or x.is_neg() or (bias is not None and bias.is_neg()):
         return False
     return not (
         _C._len_torch_dispatch_stack()
@@ -231,8 +226,8 @@ def _is_bare(x: Tensor) -> bool:
 
 def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     """torch.ops.nf4.linear, in half of its time where the dispatcher has nothing to do."""
-    if not torch.compiler.is_compiling() and _is_bare(x):
-        if _C.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+    if not torch.compiler.is_compiling() and _is_bare(x, bias):
+        if _C.is_grad_enabled() and _C._any_requires_grad(x, bias, *weight):
             return _Linear.apply(None, x, bias, *weight)
         y = _kernels.try_linear(x, bias, *weight)
         if y is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 import nf4
 from nf4.checkpoint.bnb import State, parse_state
 from nf4.errors import InvalidArgument
+from nf4.torch._kernels import PARTS
 
 _MARK = "quant_state.bitsandbytes__"
 _NAMES = {"absmax": "absmax", "nested_absmax": "nested_absmax", "nested_code": "nested_quant_map"}
@@ -40,7 +41,9 @@ def require_standard_table(name: str, table: Tensor | None, format: str) -> None
 
 
 def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
-    """Every part but packed, by its key after "weight."."""
+    """Every part but packed, by its key after "weight.". What is on meta has no numbers, nor has
+    what this gives for it."""
+    device = weight.packed.device
     parts = {
         key: getattr(weight, name)
         for name, key in _NAMES.items()
@@ -49,16 +52,18 @@ def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
     if weight.nested:
         # Layers may share the table, and safetensors refuses tensors that share memory.
         parts["nested_quant_map"] = weight.nested_code.clone()
-    parts["quant_map"] = standard_table(weight.format, weight.packed.device)
+    parts["quant_map"] = standard_table(weight.format, device)
+    has_offset = weight.nested and device.type != "meta"
     state = State(
         weight.format,
         weight.blocksize,
         weight.dtype,
         weight.shape,
         weight.nested_blocksize,
-        weight.nested_offset.item() if weight.nested else 0.0,
+        weight.nested_offset.item() if has_offset else 0.0,
     )
-    parts[_MARK + weight.format] = torch.frombuffer(bytearray(state.to_json()), dtype=torch.uint8)
+    blob = torch.frombuffer(bytearray(state.to_json()), dtype=torch.uint8)
+    parts[_MARK + weight.format] = blob.to(device) if device.type == "meta" else blob
     return parts
 
 
@@ -72,9 +77,14 @@ def _parse(blob: Tensor, format: str) -> State:
         raise InvalidArgument(f"weight.{_MARK}{format}: {error}") from None
 
 
+def as_bytes(packed: Tensor) -> Tensor:
+    """Packed bytes as uint8, whatever they are stored as. Memory is shared."""
+    return packed if packed.dtype == torch.uint8 else packed.contiguous().view(torch.uint8)
+
+
 def bytes_of(packed: Tensor) -> Tensor:
-    """Packed bytes as [n, 1] of uint8, whatever they are stored as. Memory is shared."""
-    return packed.detach().contiguous().view(torch.uint8).view(-1, 1)
+    """The same as [n, 1], which is how layers hold them."""
+    return as_bytes(packed.detach()).contiguous().view(-1, 1)
 
 
 def load(parts: dict[str, Tensor]) -> Loaded:
@@ -108,24 +118,42 @@ def load(parts: dict[str, Tensor]) -> Loaded:
     return Loaded({"", *marks, *needed}, weight)
 
 
-def of_bitsandbytes(data: Tensor, state: Any) -> nf4.QuantizedTensor:
-    """A weight of bitsandbytes, by its packed bytes and its QuantState. Memory is shared."""
+def require_layout(state: Any) -> None:
     if getattr(state, "packing_format_for_cpu", False):
         raise InvalidArgument(
             "the weight is in bitsandbytes' layout for CPUs, which its Linear4bit changes to when "
             "it is first used in eval mode; expected it as it was loaded"
         )
-    require_standard_table("quant_state.code", state.code, state.quant_type)
+
+
+def arguments_of(data: Tensor, state: Any) -> tuple[Any, ...]:
+    """A weight of bitsandbytes as the ten arguments of the operators, by its packed bytes and its
+    QuantState. Memory is shared, and no number is looked at: a GPU need not be waited for."""
     outer = state.state2 if state.nested else None
+    scales = (outer.absmax, outer.code, state.offset) if outer else (None, None, None)
+    nested_blocksize = outer.blocksize if outer else 0
+    return (
+        as_bytes(data), state.absmax, *scales, None,
+        state.shape, state.quant_type, state.blocksize, nested_blocksize,
+    )  # fmt: skip
+
+
+def of_bitsandbytes(data: Tensor, state: Any) -> nf4.QuantizedTensor:
+    """The same as a weight of its own, which is what the QuantState says it is."""
+    if data.is_meta:
+        raise InvalidArgument(
+            "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
+        )
+    require_layout(state)
+    require_standard_table("quant_state.code", state.code, state.quant_type)
+    *parts, shape, format, blocksize, nested_blocksize = arguments_of(data.detach(), state)
+    packed, *scales = (part if part is None else part.detach() for part in parts)
     return nf4.QuantizedTensor(
-        packed=bytes_of(data),
-        absmax=state.absmax.detach(),
-        nested_absmax=outer.absmax.detach() if outer else None,
-        nested_code=outer.code.detach() if outer else None,
-        nested_offset=state.offset.detach() if outer else None,
-        format=state.quant_type,
-        blocksize=state.blocksize,
-        nested_blocksize=outer.blocksize if outer else 0,
-        shape=tuple(state.shape),
+        packed=bytes_of(packed),
+        **dict(zip(PARTS[1:], scales, strict=True)),
+        format=format,
+        blocksize=blocksize,
+        nested_blocksize=nested_blocksize,
+        shape=tuple(shape),
         dtype=state.dtype,
     )

@@ -34,8 +34,9 @@ import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _bitsandbytes
-from nf4.torch import _kernels, _operators  # noqa: F401  the import registers torch.ops.nf4
+from nf4 import _bitsandbytes, _torch
+from nf4.torch import _kernels, _operators, _state  # noqa: F401  the import registers the operators
+from nf4.torch._state import as_bytes
 
 _NESTED_BLOCKSIZE = 256
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
@@ -90,10 +91,6 @@ def _device_types() -> list[str]:
 # ---- The operators ------------------------------------------------------------------
 
 
-def _bytes(packed: Tensor) -> Tensor:
-    return packed if packed.dtype == torch.uint8 else packed.contiguous().view(torch.uint8)
-
-
 def _floats(absmax: Tensor) -> Tensor:
     return absmax if absmax.dtype == torch.float32 else absmax.float()
 
@@ -122,7 +119,7 @@ def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
             scales = (absmax_8bit, absmax, absmax_code, absmax_offset)
         nested_blocksize = 0 if absmax_8bit is None else _NESTED_BLOCKSIZE
         return _kernels.linear(
-            A, bias, _bytes(B), *scales, None, shapeB, quant_type, blocksize, nested_blocksize
+            A, bias, as_bytes(B), *scales, None, shapeB, quant_type, blocksize, nested_blocksize
         )
 
     return gemm_4bit
@@ -132,7 +129,7 @@ def _flat(
     A: Tensor, absmax: Tensor, blocksize: int, quant_type: str, shape: Sequence[int]
 ) -> tuple[Any, ...]:
     return (
-        _bytes(A), _floats(absmax), None, None, None, None, shape, quant_type, blocksize, 0,
+        as_bytes(A), _floats(absmax), None, None, None, None, shape, quant_type, blocksize, 0,
     )  # fmt: skip
 
 
@@ -171,6 +168,7 @@ def _dequantize_4bit_out(original: Callable[..., Any]) -> Callable[..., None]:
                 f"{tuple(shape)}"
             )
         _kernels.dequantize_into(out, *_flat(A, absmax, blocksize, quant_type, shape))
+        _torch.tell_of_writes([out])
 
     return dequantize_4bit_out
 
@@ -239,12 +237,8 @@ def _dequantize_function(original: Callable[..., Any]) -> Callable[..., Tensor]:
     ) -> Tensor:
         if out is not None or not _is_nested(quant_state) or not _is_ours(A):
             return original(A, quant_state, absmax, out, *rest, **more)
-        outer = quant_state.state2
-        result = torch.ops.nf4.dequantize.default(
-            _bytes(A), quant_state.absmax, outer.absmax, outer.code, quant_state.offset, None,
-            quant_state.shape, quant_state.quant_type, quant_state.blocksize, outer.blocksize,
-            quant_state.dtype,
-        )  # fmt: skip
+        weight = _state.arguments_of(A, quant_state)
+        result = torch.ops.nf4.dequantize.default(*weight, quant_state.dtype)
         return result.t() if A.shape[0] == 1 else result
 
     return dequantize_4bit
@@ -313,28 +307,42 @@ def register() -> Served:
     Raises LibraryNotFound, and ImportError where there is no bitsandbytes.
     """
     global _active
-    if _active is not None:
-        return _active.served
-    import bitsandbytes
+    if _active is None:
+        import bitsandbytes
 
-    version = _version()
-    devices = _device_types()
-    library = torch.library.Library("bitsandbytes", "IMPL")
-    operators: dict[str, list[str]] = {}
-    left_alone: dict[str, str] = {}
-    for name, (expected, _) in _OPERATORS.items():
-        problem = _problem(name, expected, version)
-        if problem is not None:
-            left_alone[name] = problem
-            warnings.warn(f"libnf4 does not serve {name}: {problem}", stacklevel=2)
-            continue
-        for device in devices:
-            _serve(library, name, device)
-        operators[name] = devices
-    replaced = _replace_functions(bitsandbytes) if "gemm_4bit" in operators else []
-    names = [each.full_name() for each in replaced]
-    _active = _Active(library, Served(operators, left_alone, names), replaced)
+        # The import of it may have come here already, by the entry point.
+        if _active is None:
+            _active = _activated(bitsandbytes)
     return _active.served
+
+
+def _activated(bitsandbytes: Any) -> _Active:
+    devices = _device_types()
+    left_alone = _left_alone()
+    operators = {name: devices for name in _OPERATORS if name not in left_alone}
+    library = torch.library.Library("bitsandbytes", "IMPL")
+    try:
+        for name in operators:
+            for device in devices:
+                _serve(library, name, device)
+        replaced = _replace_functions(bitsandbytes) if "gemm_4bit" in operators else []
+    except BaseException:
+        library._destroy()  # all of it or nothing
+        raise
+    names = [each.full_name() for each in replaced]
+    return _Active(library, Served(operators, left_alone, names), replaced)
+
+
+def _left_alone() -> dict[str, str]:
+    """The operators that cannot be served, and why, with a warning for each."""
+    version = _version()
+    problems = {
+        name: _problem(name, expected, version) for name, (expected, _) in _OPERATORS.items()
+    }
+    found = {name: problem for name, problem in problems.items() if problem is not None}
+    for name, problem in found.items():
+        warnings.warn(f"libnf4 does not serve {name}: {problem}", stacklevel=4)
+    return found
 
 
 def unregister() -> None:

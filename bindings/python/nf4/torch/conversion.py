@@ -1,13 +1,18 @@
-"""convert: every Linear4bit of bitsandbytes in a model becomes an NF4Linear, in place."""
+"""convert: every Linear4bit of bitsandbytes in a model becomes an NF4Linear, in place; and
+to_dense: every NF4Linear a torch.nn.Linear."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
 from nf4.errors import InvalidArgument
 from nf4.torch.modules import NF4Linear
+
+_ACCELERATE = "_hf_hook"
 
 
 def _linear4bit() -> tuple[type, ...]:
@@ -23,42 +28,70 @@ def convert(model: nn.Module) -> list[str]:
 
     A layer that is in several places stays one layer. What is converted already is left alone,
     and so are classes derived from Linear4bit elsewhere, which may compute something else; the
-    base layers within PEFT's adapters are swapped too. Forward hooks of torch go along. The
-    model itself must not be a Linear4bit: there is nowhere to put another.
+    base layers within PEFT's adapters are swapped too. Forward hooks of torch go along, and those
+    by which accelerate moves what a layer is given to its device. The model itself must not be a
+    Linear4bit: there is nowhere to put another.
 
     Returns the names of what was swapped. Raises InvalidArgument for a layer that is not
-    quantized yet or is in bitsandbytes' layout for CPUs; then nothing was swapped.
+    quantized yet, is in bitsandbytes' layout for CPUs, is offloaded, or has a forward of its own;
+    then nothing was swapped.
     """
+    return _swap(model, _linear4bit(), NF4Linear.from_bitsandbytes, "NF4Linear.from_bitsandbytes")
+
+
+def to_dense(model: nn.Module, dtype: Any = None) -> list[str]:
+    """Swaps every NF4Linear in a model for a torch.nn.Linear of its numbers, as adapters need that
+    are to be merged: to_dense(model), then PEFT's model.merge_and_unload().
+
+    dtype  "fp32", "fp16", "bf16" or torch's; by default that of each weight before it was quantized
+
+    What is kept, returned and refused is as in convert.
+    """
+    return _swap(model, (NF4Linear,), lambda layer: layer.to_linear(dtype), "NF4Linear.to_linear")
+
+
+def _swap(
+    model: nn.Module, kinds: tuple[type, ...], make: Callable[[Any], nn.Module], instead: str
+) -> list[str]:
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    kinds = _linear4bit()
     if type(model) in kinds:
         raise InvalidArgument(
-            f"model is a {type(model).__name__} itself; expected what holds it, or use "
-            f"NF4Linear.from_bitsandbytes"
+            f"model is a {type(model).__name__} itself; expected what holds it, or use {instead}"
         )
-    made: dict[int, NF4Linear] = {}
-    places: list[tuple[nn.Module, str, str, int]] = []
+    made: dict[int, nn.Module] = {}
+    places: list[tuple[nn.Module, str, str, nn.Module]] = []
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():  # named_children() leaves out repetitions
             if type(child) not in kinds:
                 continue
             full = f"{path}.{name}".lstrip(".")
             if id(child) not in made:
-                made[id(child)] = _converted(full, child)
-            places.append((parent, name, full, id(child)))
-    for parent, name, _, key in places:
-        setattr(parent, name, made[key])
+                made[id(child)] = _made(full, child, make)
+            places.append((parent, name, full, child))
+    for layer in {id(child): child for *_, child in places}.values():
+        _take_along(layer, made[id(layer)])
+    for parent, name, _, child in places:
+        setattr(parent, name, made[id(child)])
     return [full for _, _, full, _ in places]
 
 
-def _converted(name: str, layer: nn.Module) -> NF4Linear:
+def _made(name: str, layer: nn.Module, make: Callable[[Any], nn.Module]) -> nn.Module:
     try:
-        made = NF4Linear.from_bitsandbytes(layer)
+        if "forward" in vars(layer) and not hasattr(layer, _ACCELERATE):
+            raise InvalidArgument("the layer has a forward of its own, which would be lost")
+        return make(layer)
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None
+
+
+def _take_along(layer: nn.Module, made: nn.Module) -> None:
+    """Gives another layer the hooks of one that it takes the place of."""
     for hooks in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
                   "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
                   "_backward_hooks", "_backward_pre_hooks"):  # fmt: skip
         getattr(made, hooks).update(getattr(layer, hooks))
-    return made
+    if hasattr(layer, _ACCELERATE):
+        from accelerate.hooks import add_hook_to_module  # which put it there
+
+        add_hook_to_module(made, getattr(layer, _ACCELERATE))

@@ -57,7 +57,8 @@ class NF4Linear(nn.Linear):
     zeros, for load_state_dict. Its state_dict has the keys of bitsandbytes' Linear4bit, and each
     loads what the other saved.
 
-    PEFT puts its adapters beside it as beside any torch.nn.Linear; they cannot be merged into it.
+    PEFT puts its adapters beside it as beside any torch.nn.Linear. They cannot be merged into it,
+    nor can DoRA's be put there, which read the weight: nf4.torch.to_dense comes first.
     """
 
     def __init__(
@@ -170,6 +171,18 @@ class NF4Linear(nn.Linear):
         weight = _state.of_bitsandbytes(layer.weight.data, state)
         return cls._of(weight, layer.bias, layer.compute_dtype).train(layer.training)
 
+    def to_linear(self, dtype: Any = None) -> nn.Linear:
+        """A dense layer of the numbers, in a dtype, by default that of the weight before it was
+        quantized. It has the bias itself, or one that is cast."""
+        weight = nn.Parameter(self.dequantize(dtype), requires_grad=False)
+        made = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        made.weight = weight
+        if self.bias is not None and self.bias.dtype != weight.dtype:
+            made.bias = nn.Parameter(self.bias.detach().to(weight.dtype), self.bias.requires_grad)
+        else:
+            made.bias = self.bias
+        return made.train(self.training)
+
     @property
     def quantized(self) -> nf4.QuantizedTensor:
         """The weight for the functions of nf4 and nf4.torch. Its parts are the layer's own."""
@@ -190,7 +203,10 @@ class NF4Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x is [..., in_features]; y is [..., out_features] in its dtype, but for autocast's."""
         dtype, wanted = x.dtype, self.compute_dtype
-        if wanted is not None and wanted != dtype:
+        casts = (
+            wanted is not None and wanted != dtype and not torch.is_autocast_enabled(x.device.type)
+        )
+        if casts:
             x = x.to(wanted)
         # torch.nn.Module looks for an attribute in three places before it comes to these.
         parameters, scales = self._parameters, self._buffers
@@ -211,7 +227,7 @@ class NF4Linear(nn.Linear):
             self.blocksize,
             self.nested_blocksize,
         )
-        return y if wanted is None or wanted == dtype else y.to(dtype)
+        return y.to(dtype) if casts else y
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NF4Linear:
         scales = {id(scale) for scale in self._buffers.values() if scale is not None}
@@ -269,19 +285,39 @@ class NF4Linear(nn.Linear):
         missing_keys += [key for key in absent if key != name or loaded.weight is None]
 
     def _load_weight(self, weight: nf4.QuantizedTensor, assign: bool | None) -> None:
-        """Takes a weight over: as it is, or a copy on this layer's device."""
+        """Takes a weight over: as it is, or copied to this layer's memory, which CUDA graphs and
+        other layers may know, or to new memory on its device where that does not fit."""
         shape = (self.out_features, self.in_features)
         if weight.shape != shape:
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected {shape}")
-        if not assign:
-            device = self.weight.device
-            parts = {
-                name: part.to(device, copy=True)
-                for name in ("packed", *_SCALES)
-                if (part := getattr(weight, name)) is not None
-            }
-            weight = _with_parts(weight, parts)
-        self._take_weight(weight)
+        if assign:
+            self._take_weight(weight)
+            return
+        if self.weight.is_meta and not weight.packed.is_meta:
+            raise InvalidArgument(
+                "the layer is on meta, where nothing can be copied to; expected "
+                "load_state_dict(..., assign=True), or a layer that to_empty() gave memory"
+            )
+        parts = _tensors(weight)
+        if self._has_memory_for(weight):
+            bound(weight)
+            own = _tensors(self.quantized)
+            for name in parts.keys() - {"nested_code"}:
+                own[name].copy_(parts[name].view(own[name].shape))
+            self.dtype_before = weight.dtype
+        else:
+            moved = {name: part.to(self.weight.device, copy=True) for name, part in parts.items()}
+            self._take_weight(_with_parts(weight, moved))
+
+    def _has_memory_for(self, weight: nf4.QuantizedTensor) -> bool:
+        """Was the weight quantized as this layer's was, with its table of scales? Other weights
+        may share that, so nothing is written to it."""
+        layout = (weight.format, weight.blocksize, weight.nested_blocksize)
+        if self.weight.is_meta or layout != (self.format, self.blocksize, self.nested_blocksize):
+            return False
+        return not weight.nested or torch.equal(
+            self.nested_code, weight.nested_code.to(self.nested_code)
+        )
 
     def extra_repr(self) -> str:
         nested = f", nested_blocksize={self.nested_blocksize}" if self.nested_blocksize else ""
@@ -290,6 +326,12 @@ class NF4Linear(nn.Linear):
             f"bias={self.bias is not None}, format={self.format}, "
             f"blocksize={self.blocksize}{nested}"
         )
+
+
+def _tensors(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
+    """Those that the weight has, by their names."""
+    parts = {name: getattr(weight, name) for name in ("packed", *_SCALES)}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _with_parts(weight: nf4.QuantizedTensor, parts: dict[str, Tensor]) -> nf4.QuantizedTensor:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nf4 import _torch
 from nf4.errors import InvalidArgument
-from nf4.torch import _kernels, _state, functional
+from nf4.torch import _kernels, _operators, _state  # noqa: F401  the import registers the operators
 
 _NAME = "fast_dequantize"
 
@@ -31,12 +32,14 @@ def fast_dequantize(
     """
     if quant_state is None:
         return W
-    weight = _state.of_bitsandbytes(W, quant_state)
+    _state.require_layout(quant_state)
+    weight = _state.arguments_of(W, quant_state)
     if out is None:
-        result = functional.dequantize(weight)
+        result = torch.ops.nf4.dequantize.default(*weight, quant_state.dtype)
     else:
-        _require_output(out, weight.shape, functional.torch_dtype(weight.dtype))
-        _kernels.dequantize_into(out, *functional.arguments(weight))
+        _require_output(out, tuple(quant_state.shape), quant_state.dtype)
+        _kernels.dequantize_into(out, *weight)
+        _torch.tell_of_writes([out])
         result = out
     return result.t() if W.shape[0] == 1 else result
 

@@ -1,0 +1,101 @@
+"""convert and to_dense: layers of a model swapped in place, with their hooks."""
+
+from __future__ import annotations
+
+import nf4
+import pytest
+import torch_cases
+from torch_cases import ALLOWED, IN, OUT, error, linear4bit
+
+pytestmark = pytest.mark.interop
+torch_cases.require("torch", "bitsandbytes")
+
+import bitsandbytes as bnb  # noqa: E402
+import nf4.torch  # noqa: E402
+import torch  # noqa: E402
+from nf4.torch import NF4Linear  # noqa: E402
+
+X = torch.randn(3, IN)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = linear4bit(compute_dtype=torch.float32)
+        self.nested = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(OUT, IN))
+        self.nested.append(bnb.nn.LinearNF4(IN, OUT))
+        self.again = self.first
+        self.nested.to("cpu")
+
+    def forward(self, x):
+        return self.nested(self.first(x)) + self.again(x)
+
+
+def test_convert_swaps_every_layer_in_place():
+    block = Block()
+    expected = block(X)
+    assert nf4.torch.convert(block) == ["first", "again", "nested.2"]
+    assert type(block.first) is NF4Linear and block.again is block.first
+    assert type(block.nested[2]) is NF4Linear and type(block.nested[1]) is torch.nn.Linear
+    assert error(block(X), expected) <= 4 * ALLOWED["fp32"]
+    assert nf4.torch.convert(block) == []
+
+
+def test_convert_keeps_hooks_and_mode():
+    block = Block()
+    calls = []
+    block.first.register_forward_hook(lambda *_: calls.append(1))
+    nf4.torch.convert(block.eval())
+    block(X)
+    assert len(calls) == 2 and not block.first.training
+
+
+def test_convert_leaves_other_classes_alone():
+    class Scaled(bnb.nn.Linear4bit):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    made = Scaled(IN, OUT, quant_type="nf4").to("cpu")
+    assert nf4.torch.convert(torch.nn.Sequential(made)) == []
+
+
+def test_convert_swaps_all_or_nothing():
+    model = torch.nn.Sequential(linear4bit(), bnb.nn.Linear4bit(IN, OUT))
+    with pytest.raises(nf4.InvalidArgument, match="^1: layer is a Linear4bit without"):
+        nf4.torch.convert(model)
+    assert type(model[0]) is bnb.nn.Linear4bit
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.float32, "bf16"])
+def test_dense_again(bias, dtype):
+    linear = torch.nn.Linear(IN, OUT, bias).half().eval()
+    model = torch.nn.Sequential(NF4Linear.from_linear(linear))
+    expected = model[0].dequantize(dtype)
+    assert nf4.torch.to_dense(model, dtype) == ["0"] and type(model[0]) is torch.nn.Linear
+    assert torch.equal(model[0].weight, expected) and not model[0].weight.requires_grad
+    assert model[0].extra_repr() == linear.extra_repr() and not model[0].training
+    if bias:
+        assert torch.equal(model[0].bias, linear.bias.to(expected.dtype))
+        assert (model[0].bias is linear.bias) == (dtype is None)
+    assert model(X.to(expected.dtype)).dtype == expected.dtype
+    assert nf4.torch.to_dense(model) == []
+
+
+def test_a_forward_of_its_own_is_not_lost():
+    layer = linear4bit()
+    layer.forward = lambda x: x
+    with pytest.raises(nf4.InvalidArgument, match="^0: the layer has a forward of its own"):
+        nf4.torch.convert(torch.nn.Sequential(layer))
+
+
+def test_what_convert_refuses():
+    with pytest.raises(nf4.InvalidArgument, match="model is a Linear4bit itself"):
+        nf4.torch.convert(linear4bit())
+    with pytest.raises(nf4.InvalidArgument, match="model is a str; expected a torch.nn.Module"):
+        nf4.torch.convert("model")
