@@ -1,5 +1,6 @@
 """Everything that needs a GPU, in one run: the tests, compute-sanitizer's four tools, and the
-bench with its challenge and matmul. Writes tests/gpu/record.json if, and only if, all of it passed.
+bench with its challenge, matmul and models. Writes tests/gpu/record.json if, and only if, all of
+it passed.
 
     python tests/gpu/run.py [--build DIR] [--ptx-build DIR] [--race-build DIR]
                              [--record FILE] [--no-bench]
@@ -184,8 +185,8 @@ def step(title: str, work: Callable[[], dict]) -> dict:
 
 
 def figures(build: Path) -> dict:
-    """What the bench measures, the challenge, the cost of a call and matmul, by name. It needs
-    torch, which the tests do not."""
+    """What the bench measures, the challenge, the cost of a call, matmul and whole models, by
+    name. It needs torch, which the tests do not."""
     from nf4bench import programs
     from nf4bench.check import WrongResult
     from nf4bench.library import LaunchFailed, LibraryMissing
@@ -196,6 +197,7 @@ def figures(build: Path) -> dict:
         "challenge": Options(mode="challenge", iterations=CHALLENGE_ITERATIONS, build=build),
         "call": Options(mode="call", build=build),
         "matmul": Options(mode="matmul", build=build),
+        "models": Options(mode="models", build=build),
     }
     try:
         return {name: programs.run(each) for name, each in options.items()}

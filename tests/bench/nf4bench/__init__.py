@@ -14,6 +14,10 @@ tables     text and markdown; drawing and plots the figures; pages what the repo
 Matmul has modules of its own, by the same names: matmul_cases, matmul_product (one of them, and how
 wrong it is), matmul_peers, matmul_rows, matmul_error, matmul_call and matmul, which runs these;
 matmul_sweep; matmul_tables, matmul_plots and matmul_pages.
+
+So have whole models: models_cases, models_llama (the model), models_forms (its linear layers),
+models_steps (what is timed), models_rows, models_call and models, which runs these; models_tables
+and models_pages.
 """
 
 import os

@@ -57,6 +57,14 @@ class Gpu:
         self.synchronize()
         return result
 
+    def peak_bytes(self, launch: Launch) -> int:
+        """The most memory that one launch takes beyond what tensors hold when it begins."""
+        self.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self.run(launch)
+        return torch.cuda.max_memory_allocated() - before
+
     def _capture(self, launches: Sequence[Launch], **options: bool) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph(**options)
         with torch.cuda.graph(graph, stream=self._stream):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PEERS = ("bitsandbytes", "unsloth", "torch", "triton")
-MODES = ("sweep", "challenge", "call", "matmul", "matmul-sweep")
+MODES = ("sweep", "challenge", "call", "matmul", "matmul-sweep", "models")
 SWEEPS = ("sweep", "matmul-sweep")  # whose tables go between markers of that name
 MAX_ELEMENTS = 2**31 - 1  # bitsandbytes counts elements in 32 bits
 REPLAYS, MIN_REPLAYS = 15, 3
@@ -92,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--call", action="store_true", help="what a Python call costs (GPU)")
     modes.add_argument("--matmul", action="store_true", help="matmul beside its peers (GPU)")
     modes.add_argument("--matmul-sweep", action="store_true", help="every kernel of matmul (GPU)")
+    modes.add_argument("--models", action="store_true", help="LLaMA-7B beside its peers (GPU)")
     which = made.add_mutually_exclusive_group()
     which.add_argument("--shapes", type=_shapes, help="ROWSxCOLS,... instead of LLaMA's")
     which.add_argument("--quick", action="store_true", help="only the shapes that matter most")
@@ -125,6 +126,8 @@ def _contradiction(options: Options) -> str | None:
     """Why these options make no sense together on any machine, or None."""
     if options.mode in ("challenge", "call") and (options.shapes or options.quick):
         return f"--{options.mode} has shapes of its own; expected neither --shapes nor --quick"
+    if options.mode == "models" and options.shapes:
+        return "--models has shapes of its own; expected no --shapes"
     if options.mode not in ("", "challenge") and options.peers is not None:
         return f"--peers means nothing to --{options.mode}"
     if options.mode in ("challenge", "call") and options.replays is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nf4bench import matmul_pages, tables
+from nf4bench import matmul_pages, models_pages, tables
 from nf4bench.cases import DETAIL, HEADLINE
 
 Row = Mapping[str, Any]
@@ -79,12 +79,13 @@ def calls(record: Row) -> str:
 
 
 def readme(record: Row) -> str:
-    """README's section; matmul is in it where the record has its figures."""
+    """README's section; matmul and models are in it where the record has their figures."""
     return "\n\n".join([
         method(record),
         tables.rows_table(record["bench"], matters, PEERS),
         calls(record),
         *(matmul_pages.readme(record["matmul"]) if "matmul" in record else []),
+        *(models_pages.readme(record["models"]) if "models" in record else []),
         f"![{PLOTS['speedup']}](docs/bench/speedup.svg)",
         "All rows, spreads, limits and plots: [docs/bench](docs/bench/README.md). What falls short "
         "and why, the CPU's figures and what was tried: [notes](tests/bench/NOTES.md). `./dev "
@@ -93,7 +94,7 @@ def readme(record: Row) -> str:
 
 
 def document(record: Row) -> str:
-    """docs/bench/README.md; matmul as in `readme`."""
+    """docs/bench/README.md; matmul and models as in `readme`."""
     bench, challenge = record["bench"], record["challenge"]
     parts = [
         "# The bench, in full",
@@ -120,6 +121,7 @@ def document(record: Row) -> str:
         "## Spreads, limits and configurations",
         tables.spread_table(bench),
         *(matmul_pages.document(record["matmul"]) if "matmul" in record else []),
+        *(models_pages.document(record["models"]) if "models" in record else []),
     ]
     return "\n\n".join(parts) + "\n"
 

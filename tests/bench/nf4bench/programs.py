@@ -13,6 +13,9 @@ from nf4bench import (
     matmul_cases,
     matmul_peers,
     matmul_sweep,
+    models,
+    models_cases,
+    models_forms,
     peers,
     suite,
     sweep,
@@ -26,8 +29,8 @@ from nf4bench.suite import Bench, Report
 def bench(options: Options) -> Bench:
     """Everything that measures. Raises LibraryMissing."""
     gpu = Gpu()
-    # Matmul's are others.
-    names = () if options.mode.startswith("matmul") else options.peers
+    # Those of matmul and of models are others.
+    names = () if options.mode.startswith(("matmul", "models")) else options.peers
     return Bench(gpu, Library(options.build), peers.load(names, gpu.place), options.replays)
 
 
@@ -61,6 +64,12 @@ def _matmul_sweep(made: Bench, options: Options, report: Report) -> dict:
     return matmul_sweep.run(made, groups, report)
 
 
+def _models(made: Bench, options: Options, report: Report) -> dict:
+    groups = models_cases.quick() if options.quick else models_cases.full()
+    limit = models_cases.QUICK_SECONDS if options.quick else models_cases.SECONDS
+    return models.run(made, models_forms.load(made.gpu.place), groups, limit, report)
+
+
 PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
     "": _rows,
     "sweep": _sweep,
@@ -68,6 +77,7 @@ PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
     "call": lambda made, options, report: call.run(made, report),
     "matmul": _matmul,
     "matmul-sweep": _matmul_sweep,
+    "models": _models,
 }
 
 

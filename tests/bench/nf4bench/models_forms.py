@@ -1,0 +1,119 @@
+"""The forms of a linear layer: dense, bitsandbytes' Linear4bit, and NF4Linear around the bytes of
+that. Each is made from one dense weight in bf16 [rows, cols], without a bias, and frozen."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from nf4.torch import NF4Linear
+from torch import Tensor, nn
+
+from nf4bench import peers
+from nf4bench.models_cases import PEERS
+from nf4bench.models_llama import random_weight
+from nf4bench.peers import Missing, PeerMissing
+
+
+class Peer(Protocol):
+    version: str
+
+    def linear(self, weight: Tensor) -> nn.Module: ...
+
+
+class Dense:
+    """torch.nn.Linear, which is cuBLAS, on the weight itself."""
+
+    def __init__(self, place: str) -> None:
+        self.version = torch.__version__
+
+    def linear(self, weight: Tensor) -> nn.Linear:
+        rows, cols = weight.shape
+        made = nn.Linear(cols, rows, bias=False, device="meta")
+        made.weight = nn.Parameter(weight, requires_grad=False)
+        return made
+
+
+class Bitsandbytes:
+    """Linear4bit: NF4, doubly quantized, computing in the dtype of the weight, on its own
+    kernels."""
+
+    def __init__(self, place: str) -> None:
+        self.version = peers.Bitsandbytes(place).version
+        self._nn = importlib.import_module("bitsandbytes.nn")
+        if importlib.import_module("nf4.torch.bitsandbytes").served() is not None:
+            raise PeerMissing("libnf4 serves it; nf4.torch.bitsandbytes.unregister() ends that")
+
+    def linear(self, weight: Tensor) -> nn.Module:
+        """It stays in training mode, in which it keeps its bytes on CPUs, too."""
+        rows, cols = weight.shape
+        made = self._nn.Linear4bit(
+            cols, rows, bias=False, compute_dtype=weight.dtype, quant_type="nf4", device="meta"
+        )
+        dense = self._nn.Params4bit(
+            weight, requires_grad=False, compress_statistics=True, quant_type="nf4", module=made
+        )
+        made.weight = dense.to(weight.device)  # quantizes it
+        return made
+
+
+FACTORIES: dict[str, Any] = {"bitsandbytes": Bitsandbytes, "dense": Dense}
+
+
+def load(place: str) -> dict[str, Peer | Missing]:
+    """Each peer that can multiply and go backward here, or why it is missing."""
+    loaded: dict[str, Peer | Missing] = {}
+    for name in PEERS:
+        try:
+            peer = FACTORIES[name](place)
+            _try_out(peer, place)
+            loaded[name] = peer
+        except PeerMissing as error:
+            loaded[name] = Missing(str(error))
+        except Exception as error:  # what an import or a kernel fails with is the peer's affair
+            loaded[name] = Missing(f"{type(error).__name__}: {error}")
+    return loaded
+
+
+def _try_out(peer: Peer, place: str) -> None:
+    weight = random_weight(64, 256, place)
+    x = torch.randn(2, 256, device=place, dtype=weight.dtype, requires_grad=True)
+    peer.linear(weight)(x).sum().backward()
+
+
+def of(weight: Tensor, present: Mapping[str, Peer]) -> dict[str, nn.Module]:
+    """The weight in every form that is here, ours first. Ours has bitsandbytes' bytes, or where
+    that is missing its own."""
+    theirs = {name: peer.linear(weight) for name, peer in present.items()}
+    if "bitsandbytes" in theirs:
+        ours = NF4Linear.from_bitsandbytes(theirs["bitsandbytes"])
+    else:
+        ours = NF4Linear.from_linear(Dense(weight.device.type).linear(weight))
+    return {"libnf4": ours, **theirs}
+
+
+def _of_quant_state(state: Any) -> Iterator[Tensor]:
+    """The tensors of bitsandbytes' QuantState, which are no parameters of its layer."""
+    for each in vars(state).values():
+        if isinstance(each, Tensor):
+            yield each
+        elif type(each) is type(state):
+            yield from _of_quant_state(each)
+
+
+def bytes_of(module: nn.Module) -> int:
+    """Of all tensors that a model holds, each counted once."""
+    found: dict[int, int] = {}
+
+    def count(tensors: Iterable[Tensor]) -> None:
+        found.update((each.data_ptr(), each.numel() * each.element_size()) for each in tensors)
+
+    count(module.parameters())
+    count(module.buffers())
+    for parameter in module.parameters():
+        state = getattr(parameter, "quant_state", None)
+        if state is not None:
+            count(_of_quant_state(state))
+    return sum(found.values())

@@ -1,0 +1,153 @@
+"""What is timed: one step of a model in each form. A step is a launch that returns what is compared
+before anything is timed; weights, inputs, caches and adapters are made once and shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nf4bench import models_forms, models_llama
+from nf4bench.device import Launch
+from nf4bench.models_cases import ADAPTED, CONTEXT, LORA_RANK, Group, Size
+from nf4bench.models_llama import DTYPE, Cache, Ends, Linears, Llama, Lora, Mlp
+
+COMPILER: Mapping[str, Any] = {"fullgraph": True, "dynamic": False}  # no autotuning
+
+Run = Callable[..., Tensor]
+Made = Mapping[str, tuple[nn.Module, Launch]]  # by form: the model, and its step
+
+
+class Weights:
+    """The linear layers of a size in every form, by form and layer: each has weights of its own, so
+    that a step finds none in the caches."""
+
+    def __init__(
+        self, size: Size, names: Sequence[str], present: Mapping[str, models_forms.Peer], place: str
+    ) -> None:
+        self.size, self.place = size, place
+        self.forms: dict[str, list[Linears]] = {name: [] for name in ("libnf4", *present)}
+        for _ in range(size.layers):
+            layer = {
+                name: models_forms.of(models_llama.random_weight(*shape, place), present)
+                for name, shape in size.linears().items()
+                if name in names
+            }
+            for form, layers in self.forms.items():
+                layers.append({name: each[form] for name, each in layer.items()})
+
+
+class Models:
+    """A model of the largest size, of which smaller ones take the first layers."""
+
+    def __init__(self, size: Size, present: Mapping[str, models_forms.Peer], place: str) -> None:
+        self.place = place
+        self.weights = Weights(size, tuple(size.linears()), present, place)
+        self._ends = Ends.random(size, place)
+        self._adapters = [_adapters(size, place) for _ in range(size.layers)]
+
+    def _llamas(self, size: Size) -> dict[str, Llama]:
+        return {
+            form: Llama(size, self._ends, layers) for form, layers in self.weights.forms.items()
+        }
+
+    def _adapted(self, size: Size) -> tuple[dict[str, Llama], list[nn.Parameter]]:
+        """The models with adapters, and the parameters of these, which all share."""
+        found = {
+            form: Llama(size, self._ends, list(map(_with, layers, self._adapters)))
+            for form, layers in self.weights.forms.items()
+        }
+        used = self._adapters[: size.layers]
+        return found, [part for layer in used for pair in layer.values() for part in pair]
+
+    def _tokens(self, group: Group) -> Tensor:
+        shape = (group.batch, group.tokens)
+        return torch.randint(group.size.vocabulary, shape, device=self.place)
+
+    def _positions(self, group: Group) -> Tensor:
+        """The last of the context for one token, the first ones for several."""
+        first = CONTEXT - 1 if group.tokens == 1 else 0
+        return torch.arange(first, first + group.tokens, device=self.place)
+
+    def inference(self, group: Group, run: Run) -> Made:
+        """Logits of the last token, with a cache that is full."""
+        tokens, positions = self._tokens(group), self._positions(group)
+        caches = [_cache(group, positions, self.place) for _ in range(group.size.layers)]
+
+        def step(model: Llama) -> Launch:
+            @torch.no_grad()
+            def launch(stream: int) -> Tensor:
+                return model(tokens, positions, caches, run=run)
+
+            return launch
+
+        return {form: (each, step(each)) for form, each in self._llamas(group.size).items()}
+
+    def training(self, group: Group, run: Run) -> Made:
+        """The gradients of the adapters, of the loss in predicting random tokens."""
+        tokens, targets = self._tokens(group), self._tokens(group).view(-1)
+        positions = self._positions(group)
+        models, parameters = self._adapted(group.size)
+
+        def step(model: Llama) -> Launch:
+            def launch(stream: int) -> tuple[Tensor, ...]:
+                logits = model(tokens, positions, last_alone=False, run=run)
+                loss = nn.functional.cross_entropy(logits.view(len(targets), -1).float(), targets)
+                return torch.autograd.grad(loss, parameters)
+
+            return launch
+
+        return {form: (each, step(each)) for form, each in models.items()}
+
+
+def _adapters(size: Size, place: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
+    """down and up of one layer's adapters, by name. None is zero, so that no gradient is."""
+    shapes = size.linears()
+
+    def parameter(rows: int, cols: int) -> nn.Parameter:
+        return nn.Parameter(models_llama.random_weight(rows, cols, place))
+
+    return {
+        name: (parameter(LORA_RANK, shapes[name][1]), parameter(shapes[name][0], LORA_RANK))
+        for name in ADAPTED
+    }
+
+
+def _with(
+    linears: Linears, adapters: Mapping[str, tuple[nn.Parameter, nn.Parameter]]
+) -> dict[str, nn.Module]:
+    return {**linears, **{name: Lora(linears[name], *pair) for name, pair in adapters.items()}}
+
+
+def _cache(group: Group, positions: Tensor, place: str) -> Cache:
+    shape = (group.batch, group.size.heads, CONTEXT, group.size.hidden // group.size.heads)
+    keys, values = (torch.randn(shape, dtype=DTYPE, device=place) for _ in range(2))
+    return Cache(keys, values, positions)
+
+
+def mlp(group: Group, present: Mapping[str, models_forms.Peer], run: Run, place: str) -> Made:
+    """The MLP of a layer of its own, on normal values."""
+    names = ("gate_proj", "up_proj", "down_proj")
+    weights = Weights(group.size, names, present, place)
+    x = torch.randn(group.batch, group.tokens, group.size.hidden, dtype=DTYPE, device=place)
+
+    def step(module: Mlp) -> Launch:
+        @torch.no_grad()
+        def launch(stream: int) -> Tensor:
+            return run(module, x)
+
+        return launch
+
+    found = {form: Mlp(layers[0]) for form, layers in weights.forms.items()}
+    return {form: (each, step(each)) for form, each in found.items()}
+
+
+def runner(compiled: bool) -> Run:
+    """What runs a layer: a call, or a compiled one, of which nothing is left from before."""
+    if not compiled:
+        return models_llama.call
+    torch.compiler.reset()
+    return torch.compile(models_llama.call, **COMPILER)
+
