@@ -2,7 +2,8 @@
 on the CPU.
 
     python tests/bench/bench.py [--quick | --shapes 4096x4096,...] [--json FILE] [--plots DIR]
-    python tests/bench/bench.py --sweep | --challenge | --call | --matmul | --matmul-sweep | --models
+    python tests/bench/bench.py --sweep | --challenge | --call | --matmul | --matmul-sweep
+    python tests/bench/bench.py --models [--quick]
 
 On the GPU, times are of CUDA-graph replays that rotate over more data than L2 holds, in turns;
 the limit is the fastest of our own kernels that move the same bytes and do nothing else. Bits

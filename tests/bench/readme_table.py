@@ -21,7 +21,7 @@ README, FOLDER = ROOT / "README.md", ROOT / "docs" / "bench"
 DOCUMENT = FOLDER / "README.md"
 # By the record's name for the figures.
 PLOTS = {"bench": plots.PLOTS, "matmul": matmul_plots.PLOTS}
-FIGURES = {*PLOTS, "models"}
+FIGURES = {*PLOTS, "models"}  # all that may be shown
 
 
 def texts(record: dict) -> dict[Path, str]:
@@ -43,7 +43,7 @@ def stale(record: dict) -> list[Path]:
 
 def main() -> int:
     record = json.loads((ROOT / "tests" / "gpu" / "record.json").read_text())
-    for name in FIGURES - record.keys():
+    for name in sorted(FIGURES - record.keys()):
         print(f"the record has no figures of {name}, which is left out")
     if "--check" in sys.argv[1:]:
         found = stale(record)

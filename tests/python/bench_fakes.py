@@ -51,6 +51,10 @@ class FakeGpu:
         self.measured += 1
         return 1000.0 + self.measured
 
+    def peak_bytes(self, launch: Callable) -> int:
+        launch(self.stream)
+        return 1_000_000
+
     def kernels(self, launch: Callable) -> int:
         launch(self.stream)
         return 1

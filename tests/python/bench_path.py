@@ -122,6 +122,32 @@ def matmul(*rows: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def models_row(us: float = 3000.0, **changes: Any) -> dict[str, Any]:
+    """A row of whole models: LLaMA-7B decoding for one sequence in a graph, unless said
+    otherwise."""
+    memory = {"weights": 4_000_000_000, "step": 20_000_000}
+    return {
+        "work": "decode", "batch": 1, "tokens": 1, "layers": 32, "hidden": 4096,
+        "intermediate": 11008, "compiled": False, "launch": "graph", "error": 1.2e-2,
+        "forms": {
+            "libnf4": timing(us) | memory,
+            "bitsandbytes": timing(6000.0) | {"ratio": 6000.0 / us} | memory,
+            "dense": timing(6600.0) | {"ratio": 6600.0 / us, "weights": 13_500_000_000, "step": 0},
+        },
+        "failed": {}, **changes,
+    }  # fmt: skip
+
+
+def models(*rows: dict[str, Any]) -> dict[str, Any]:
+    calls = {"libnf4": timing(8.0), "bitsandbytes": timing(20.0) | {"ratio": 2.5}}
+    return {
+        "device": "GPU of a test", "torch": "2",
+        "peers": {"bitsandbytes": {"version": "0.1"}, "dense": {"missing": "no such library"}},
+        "rows": list(rows), "left_out": [], "build_seconds": 2.0, "seconds": 40.0,
+        "call": {"shape": [4096, 4096], "forms": calls, "failed": {"dense": "no kernel"}},
+    }  # fmt: skip
+
+
 def record(*rows: dict[str, Any]) -> dict[str, Any]:
     return {
         "device": "GPU of a test", "date": "2026-01-02", "bench": bench(*rows),

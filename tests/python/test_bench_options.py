@@ -35,6 +35,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert options.parse(["--challenge", "--iterations", "1"]).iterations == 1
     assert options.parse(["--matmul", "--quick"]) == Options(mode="matmul", quick=True)
     assert options.parse(["--matmul-sweep"]).mode == "matmul-sweep"
+    assert options.parse(["--models", "--quick"]) == Options(mode="models", quick=True)
 
 
 REFUSED = {
@@ -68,6 +69,11 @@ REFUSED = {
     "--matmul --sweep": "not allowed with",
     "--matmul-sweep --plots .": "--plots means nothing to --matmul-sweep",
     "--device cpu --matmul": "--matmul needs a GPU",
+    "--models --matmul": "not allowed with",
+    "--models --shapes 64x64": "--models has shapes of its own; expected no --shapes",
+    "--models --peers none": "--peers means nothing to --models",
+    "--models --plots .": "--plots means nothing to --models",
+    "--device cpu --models": "--models needs a GPU",
     "--matmul --notes README.md": "--notes belongs to --sweep and --matmul-sweep",
     "--matmul-sweep --notes README.md": "is no file with <!-- matmul-sweep:begin -->",
     "--notes README.md": "--notes belongs to --sweep and --matmul-sweep",

@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from bench_path import bench, matmul, matmul_row, record, row, timing
+from bench_path import bench, matmul, matmul_row, models, models_row, record, row, timing
 
 if importlib.util.find_spec("matplotlib") is None:
     pytest.skip("matplotlib is not installed", allow_module_level=True)
@@ -173,8 +173,11 @@ def test_everything_shown_is_made_from_the_record_and_checked(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert make(monkeypatch, "--check") == 1
-    left_out, *stale = capsys.readouterr().out.splitlines()
-    assert left_out == "the record has no figures of matmul, which is left out"
+    said = capsys.readouterr().out.splitlines()
+    left_out, stale = said[:2], said[2:]
+    assert left_out == [
+        f"the record has no figures of {name}, which is left out" for name in ("matmul", "models")
+    ]
     assert len(stale) == 2 + len(plots.PLOTS.paths(checkout))
     assert make(monkeypatch) == 0
     assert make(monkeypatch, "--check") == 0
@@ -186,22 +189,30 @@ def test_everything_shown_is_made_from_the_record_and_checked(
     assert "not made from the record: docs/bench/README.md" in capsys.readouterr().out
 
 
-def test_matmul_is_shown_where_the_record_has_it(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    "name, figures, title, plotted",
+    [
+        ("matmul", PRODUCTS, "Matmul", ["docs/bench/matmul.svg"]),
+        ("models", models(models_row()), "Whole models", []),
+    ],
+)
+def test_what_came_later_is_shown_where_the_record_has_it(
+    name: str, figures: dict, title: str, plotted: list[str],
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """Without its figures all is as it was; with them, README, docs and the plots have them."""
     assert make(monkeypatch) == 0
     shown = [checkout / "README.md", checkout / "docs" / "bench" / "README.md"]
     before = [path.read_text() for path in shown]
-    assert not any("Matmul" in text for text in before)
+    assert not any(title in text for text in before)
     place = checkout / "tests" / "gpu" / "record.json"
-    place.write_text(json.dumps(json.loads(place.read_text()) | {"matmul": PRODUCTS}))
+    place.write_text(json.dumps(json.loads(place.read_text()) | {name: figures}))
     capsys.readouterr()
     assert make(monkeypatch, "--check") == 1
     said = capsys.readouterr().out
-    assert "docs/bench/matmul.svg" in said and "left out" not in said
+    assert all(path in said for path in plotted) and f"no figures of {name}" not in said
     assert make(monkeypatch) == 0 and make(monkeypatch, "--check") == 0
     for path, text in zip(shown, before, strict=True):
-        assert "Matmul" in path.read_text()
+        assert title in path.read_text()
         # Nothing that was there is gone.
         assert set(text.splitlines()) <= set(path.read_text().splitlines())

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from nf4bench import models_call, models_forms, models_rows, models_steps, models_tables
+from nf4bench import models_call, models_rows, models_steps, models_tables
+from nf4bench.check import WrongResult
 from nf4bench.models_cases import Group
 from nf4bench.models_forms import Peer
+from nf4bench.models_rows import Attempt
 from nf4bench.models_steps import Made, Models
 from nf4bench.peers import described, present
 from nf4bench.suite import Bench, Report
@@ -39,14 +41,15 @@ def _made(bench: Bench, models: Models, peers: Mapping[str, Peer], group: Group)
 
 def _rows(bench: Bench, models: Models, peers: Mapping[str, Peer], group: Group) -> list[dict]:
     """Those of a group; where all of it fails, one that says why. Raises WrongResult."""
-    attempt = models_rows.Attempt()
-    found = attempt.each(
-        {"": lambda: models_rows.rows_of(bench, group, _made(bench, models, peers, group))}
-    )
-    if found:
-        return found[""]
-    failure = {"launch": group.launches[0], "error": None, "forms": {}, "failed": attempt.failed}
-    return [models_rows.described(group) | failure]
+    try:
+        return models_rows.rows_of(bench, group, _made(bench, models, peers, group))
+    except WrongResult:
+        raise
+    except Exception as error:  # the other groups go on
+        failed = dict.fromkeys(models.weights.forms, models_rows.reason(error))
+    return [
+        models_rows.row(group, each, {}, Attempt(failed=failed), None) for each in group.launches
+    ]
 
 
 def run(

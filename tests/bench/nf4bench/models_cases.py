@@ -13,8 +13,9 @@ SECONDS, QUICK_SECONDS = 45, 15  # no group begins when so many are over
 TURNS, LONG_TURNS = 9, 5
 
 # ||y - y'|| / ||y'||, y of NF4Linear and y' of bitsandbytes on the same bytes. Both round to bf16
-# after each product, and the layers of a model carry that on.
-MOST_ERROR = {"decode": 5e-2, "prefill": 5e-2, "training": 1e-1, "mlp": 1e-2}
+# after each product, and the layers of a model carry that on: 1.2e-2 after 32 of them on the CPU,
+# where the weights before they were quantized give 0.1.
+MOST_ERROR = {"decode": 3e-2, "prefill": 3e-2, "training": 3e-2, "mlp": 1e-2}
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def full(size: Size = LLAMA_7B, few: Size = FEW_LAYERS) -> list[Group]:
         replace(training, size=few),
         *mlps,
         Group("decode", 1, 1, few, BOTH, compiled=True),
-        replace(training, size=few, compiled=True),
         *(replace(each, compiled=True) for each in mlps),
+        replace(training, size=few, compiled=True),
         Group("decode", 8, 1, few, BOTH, compiled=True),
     ]
 

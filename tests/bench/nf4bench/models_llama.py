@@ -15,7 +15,7 @@ from torch.nn import functional
 from nf4bench.models_cases import CONTEXT, Size
 
 DTYPE = torch.bfloat16
-STD = 0.02  # of the weights, as LLaMA's are initialised
+GAIN = 0.5  # of a linear layer with random weights
 EPSILON, THETA = 1e-5, 10000.0
 
 Linears = Mapping[str, nn.Module]  # of one layer, by name
@@ -39,7 +39,9 @@ class Cache(NamedTuple):
 
 
 def random_weight(rows: int, cols: int, place: str) -> Tensor:
-    return torch.empty(rows, cols, dtype=DTYPE, device=place).normal_(std=STD)
+    """Its y is GAIN times as large as x at any size: what rounding does to a model is then alike
+    in a large and in a small one."""
+    return torch.empty(rows, cols, dtype=DTYPE, device=place).normal_(std=GAIN * cols**-0.5)
 
 
 @dataclass
@@ -132,9 +134,7 @@ def call(module: nn.Module, *arguments: Any) -> Tensor:
 class Llama(nn.Module):
     def __init__(self, size: Size, ends: Ends, linears: Sequence[Linears]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            Layer(size, ends.norm, each) for each in linears[: size.layers]
-        )
+        self.layers = nn.ModuleList(Layer(size, ends.norm, each) for each in linears[: size.layers])
         for name in ("embedding", "head", "norm"):
             self.register_buffer(name, getattr(ends, name))
         self.turns = ends.turns
@@ -144,16 +144,19 @@ class Llama(nn.Module):
         tokens: Tensor,
         positions: Tensor,
         caches: Sequence[Cache] | None = None,
-        last_alone: bool = True,
+        training: bool = False,
         run: Callable[..., Tensor] = call,
     ) -> Tensor:
-        """Logits [batch, vocabulary] of the last of the tokens [batch, tokens], or [batch, tokens,
-        vocabulary] of all. `run` runs a layer."""
+        """Logits [batch, vocabulary] of the last of the tokens [batch, tokens]; in training of all,
+        [batch, tokens, vocabulary]. `run` runs a layer."""
         x = functional.embedding(tokens, self.embedding)
+        if training:
+            # As PEFT prepares 4-bit models; all layers are alike then, and compiled once.
+            x.requires_grad_()
         turns = Turns(self.turns.cos[positions], self.turns.sin[positions])
         for i, layer in enumerate(self.layers):
             x = run(layer, x, turns, None if caches is None else caches[i])
-        if last_alone:
+        if not training:
             x = x[:, -1]
         return functional.linear(
             functional.rms_norm(x, self.norm.shape, self.norm, EPSILON), self.head

@@ -40,7 +40,7 @@ def method(figures: Row) -> str:
 def failures(figures: Row) -> list[str]:
     """A sentence for each form that failed, and one for what time left out."""
     found = [
-        f"{name or 'All of it'} failed in {models_tables.work_text(row)}, "
+        f"{name} failed in {models_tables.work_text(row)}, "
         f"{models_tables.layers_text(row)}, {models_tables.launch_text(row)}: {reason}."
         for row in figures["rows"]
         for name, reason in row["failed"].items()

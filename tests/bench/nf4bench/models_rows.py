@@ -1,5 +1,6 @@
-"""The rows of a group: every form checked, its memory measured, then all timed in turns. A form that
-fails is left out of the row, which says why; one that computes something else ends the bench."""
+"""The rows of a group: every form checked, its memory measured, then all timed in turns. A form
+that fails is left out of the row, which says why; one that computes something else ends the
+bench."""
 
 from __future__ import annotations
 
@@ -84,15 +85,7 @@ def _times(
     return in_turns(work, bench.replays or group.turns)
 
 
-def described(group: Group) -> Row:
-    return {
-        "work": group.work, "batch": group.batch, "tokens": group.tokens,
-        "layers": group.size.layers, "hidden": group.size.hidden,
-        "intermediate": group.size.intermediate, "compiled": group.compiled,
-    }  # fmt: skip
-
-
-def _row(
+def row(
     group: Group, launch: str, times: Mapping[str, Timing], attempt: Attempt, error: float | None
 ) -> Row:
     """Each form's time, ratio to ours, and memory."""
@@ -104,8 +97,11 @@ def _row(
                 figures["ratio"] = round(times[form].us / times["libnf4"].us, 3)
             forms[form] = figures | attempt.memory[form]
     rounded = None if error is None else float(f"{error:.3e}")
-    return described(group) | {
-        "launch": launch, "error": rounded, "forms": forms, "failed": dict(attempt.failed),
+    return {
+        "work": group.work, "batch": group.batch, "tokens": group.tokens,
+        "layers": group.size.layers, "hidden": group.size.hidden,
+        "intermediate": group.size.intermediate, "compiled": group.compiled, "launch": launch,
+        "error": rounded, "forms": forms, "failed": dict(attempt.failed),
     }  # fmt: skip
 
 
@@ -118,5 +114,5 @@ def rows_of(bench: Bench, group: Group, made: Made) -> list[Row]:
     for launch in group.launches:
         here = Attempt(attempt.memory, dict(attempt.failed))
         times = _times(bench, group, launch, made, here)
-        rows.append(_row(group, launch, times, here, error))
+        rows.append(row(group, launch, times, here, error))
     return rows

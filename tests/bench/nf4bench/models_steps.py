@@ -4,6 +4,7 @@ before anything is timed; weights, inputs, caches and adapters are made once and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,9 +73,12 @@ class Models:
         return torch.arange(first, first + group.tokens, device=self.place)
 
     def inference(self, group: Group, run: Run) -> Made:
-        """Logits of the last token, with a cache that is full."""
+        """Logits of the last token."""
         tokens, positions = self._tokens(group), self._positions(group)
+        models = self._llamas(group.size)
         caches = [_cache(group, positions, self.place) for _ in range(group.size.layers)]
+        if group.tokens == 1:
+            self._read_prompt(list(models.values())[-1], group, caches)
 
         def step(model: Llama) -> Launch:
             @torch.no_grad()
@@ -83,7 +87,16 @@ class Models:
 
             return launch
 
-        return {form: (each, step(each)) for form, each in self._llamas(group.size).items()}
+        return {form: (each, step(each)) for form, each in models.items()}
+
+    @torch.no_grad()
+    def _read_prompt(self, model: Llama, group: Group, caches: Sequence[Cache]) -> None:
+        """Fills the caches with the keys and values of one model for a prompt as long as they."""
+        prompt = replace(group, tokens=CONTEXT)
+        positions = self._positions(prompt)
+        model(
+            self._tokens(prompt), positions, [each._replace(positions=positions) for each in caches]
+        )
 
     def training(self, group: Group, run: Run) -> Made:
         """The gradients of the adapters, of the loss in predicting random tokens."""
@@ -93,7 +106,7 @@ class Models:
 
         def step(model: Llama) -> Launch:
             def launch(stream: int) -> tuple[Tensor, ...]:
-                logits = model(tokens, positions, last_alone=False, run=run)
+                logits = model(tokens, positions, training=True, run=run)
                 loss = nn.functional.cross_entropy(logits.view(len(targets), -1).float(), targets)
                 return torch.autograd.grad(loss, parameters)
 
@@ -123,7 +136,7 @@ def _with(
 
 def _cache(group: Group, positions: Tensor, place: str) -> Cache:
     shape = (group.batch, group.size.heads, CONTEXT, group.size.hidden // group.size.heads)
-    keys, values = (torch.randn(shape, dtype=DTYPE, device=place) for _ in range(2))
+    keys, values = (torch.zeros(shape, dtype=DTYPE, device=place) for _ in range(2))
     return Cache(keys, values, positions)
 
 
@@ -150,4 +163,3 @@ def runner(compiled: bool) -> Run:
         return models_llama.call
     torch.compiler.reset()
     return torch.compile(models_llama.call, **COMPILER)
-

@@ -11,8 +11,11 @@ from nf4bench.tables import NOTHING, markdown, shape_text
 Row = Mapping[str, Any]
 NAMES = {"bitsandbytes": "bitsandbytes", "dense": "dense"}
 WORKS = {
-    "decode": "decode", "prefill": "prefill", "training": "forward + backward", "mlp": "MLP, forward",
-}  # fmt: skip
+    "decode": "decode",
+    "prefill": "prefill",
+    "training": "forward + backward",
+    "mlp": "MLP, forward",
+}
 
 
 def layers_text(row: Row) -> str:
@@ -57,8 +60,7 @@ def _form_text(name: str, figures: Row) -> str:
 
 def line(row: Row) -> str:
     parts = [_form_text(name, figures) for name, figures in row["forms"].items()]
-    parts += [f"{name} failed: {reason}" for name, reason in row["failed"].items() if name]
-    parts += [reason for name, reason in row["failed"].items() if not name]
+    parts += [f"{name} failed: {reason}" for name, reason in row["failed"].items()]
     if row["error"] is not None:
         parts.append(f"error {row['error']:.2e}")
     what = f"{work_text(row, 'x')}, {layers_text(row)}, {launch_text(row)}"
@@ -78,7 +80,7 @@ def call_text(figures: Row) -> str:
 
 def _time_cell(row: Row, name: str) -> str:
     if name not in row["forms"]:
-        return "failed" if name in row["failed"] or "" in row["failed"] else NOTHING
+        return "failed" if name in row["failed"] else NOTHING
     figures = row["forms"][name]
     ratio = f" ({figures['ratio']:.2f}x)" if "ratio" in figures else ""
     return _milliseconds(figures["us"]) + ratio
