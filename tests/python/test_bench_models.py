@@ -256,6 +256,24 @@ def test_a_capture_that_fails_leaves_the_eager_row(
     assert graph["forms"] == {} and list(graph["failed"]) == list(FORMS)
 
 
+def test_turns_that_fail_leave_the_rows_before_them(
+    tiny: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = models_rows.in_turns
+
+    def once(work, turns):
+        monkeypatch.setattr(models_rows, "in_turns", fails)
+        return eager(work, turns)
+
+    def fails(work, turns):
+        raise RuntimeError("the GPU is gone")
+
+    monkeypatch.setattr(models_rows, "in_turns", once)
+    eager_row, graph_row = rows(made(tiny, DECODE), DECODE)
+    assert list(eager_row["forms"]) == list(FORMS) and eager_row["failed"] == {}
+    assert graph_row["failed"] == dict.fromkeys(FORMS, "RuntimeError: the GPU is gone")
+
+
 def test_a_wrong_result_ends_it_before_anything_is_timed(tiny: Models) -> None:
     found, of = dict(made(tiny, DECODE)), bench(names=())
     model, step = found["libnf4"]

@@ -112,7 +112,10 @@ def rows_of(bench: Bench, group: Group, made: Made) -> list[Row]:
     _measured_memory(bench, made, attempt)
     rows = []
     for launch in group.launches:
-        here = Attempt(attempt.memory, dict(attempt.failed))
-        times = _times(bench, group, launch, made, here)
+        here, times = Attempt(attempt.memory, dict(attempt.failed)), {}
+        try:
+            times = _times(bench, group, launch, made, here)
+        except Exception as problem:  # in turns, where it is nobody's in particular
+            here.failed = dict.fromkeys(made, reason(problem)) | here.failed
         rows.append(row(group, launch, times, here, error))
     return rows
