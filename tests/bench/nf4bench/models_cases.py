@@ -15,7 +15,7 @@ TURNS, LONG_TURNS = 9, 5
 # ||y - y'|| / ||y'||, y of NF4Linear and y' of bitsandbytes on the same bytes. Both round to bf16
 # after each product, and the layers of a model carry that on: 1.2e-2 after 32 of them on the CPU,
 # where the weights before they were quantized give 0.1.
-MOST_ERROR = {"decode": 3e-2, "prefill": 3e-2, "training": 3e-2, "mlp": 1e-2}
+MOST_ERROR = {"decode": 3e-2, "prefill": 3e-2, "training": 3e-2, "mlp": 1.5e-2}
 
 
 @dataclass(frozen=True)
