@@ -131,7 +131,7 @@ class _Linear(torch.autograd.Function):
         _, of_x, of_bias, *_ = ctx.needs_input_grad
         grad_x = grad_bias = None
         if of_x:
-            grad_x = _ops.linear_backward.default(grad_y, *ctx.saved_tensors, *ctx.layout)
+            grad_x = _linear_backward(grad_y, *ctx.saved_tensors, *ctx.layout)
         if of_bias:
             # Without dimensions to sum over, torch sums over all.
             leading = tuple(range(grad_y.dim() - 1))
@@ -233,3 +233,10 @@ def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
         if y is not None:
             return y
     return _ops.linear.default(x, bias, *weight)
+
+
+def _linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
+    """torch.ops.nf4.linear_backward, likewise. Gradients of gradients are the dispatcher's."""
+    if not torch.compiler.is_compiling() and not _C.is_grad_enabled() and _is_bare(grad_y, None):
+        return _kernels.linear_backward(grad_y, *weight)
+    return _ops.linear_backward.default(grad_y, *weight)
