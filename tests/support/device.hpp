@@ -57,8 +57,7 @@ size_t random_lead(Rng &rng, int alignment);
 
 class DeviceWeight {
  public:
-  // aligned: no part lies behind a lead.
-  DeviceWeight(Rng &rng, const HostWeight &weight, bool aligned = false);
+  DeviceWeight(Rng &rng, const HostWeight &weight);
   const nf4_tensor &tensor() const { return tensor_; }
   std::vector<uint8_t> read(Part part) const;
   bool leads_intact() const;
