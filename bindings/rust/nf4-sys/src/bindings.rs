@@ -409,12 +409,14 @@ extern "C" {
         bytes: *mut usize,
     ) -> nf4_status;
     /** Up to 4 products go in one launch, which saves the fixed cost of the others', where they
- are of one dtype, all nested or all flat, and all of 1 or 2, of 3 to 8, or of 9 to 16 rows
- of x. Such a weight has cols and a blocksize that are multiples of 64 (of 256, cols, with a
- codebook of its own); packed and every row of x are 16-byte aligned; the GPU lets a thread
- block have 160 KiB of shared memory, as compute capabilities 8.0, 9.0 and 10.0 do. All
- others are launched one by one, as separate calls would be. The order of launches is the
- library's own.*/
+ are of one dtype, all nested or all flat, and all of 1 to 8 or all of 9 to 16 rows of x; where
+ rows are 64 times the GPU's multiprocessors or more, of 1 or 2, or of 3 to 8. Such a weight
+ has cols and a blocksize that are multiples of 64 (of 256, cols, with a codebook of its own),
+ and blocks of scales of up to 2^30 elements; packed and every row of x are 16-byte aligned;
+ the GPU lets a thread block have 160 KiB of shared memory, as compute capabilities 8.0, 9.0
+ and 10.0 do. All others are launched one by one, as separate calls would be, and so are large
+ weights with 9 to 16 rows of x on compute capability 9.0, which is faster. The order of
+ launches is the library's own.*/
     pub fn nf4_matmul_batch_launch(
         weights: *const *const nf4_tensor,
         args: *const nf4_matmul_args,
