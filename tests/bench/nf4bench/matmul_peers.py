@@ -144,14 +144,10 @@ def try_out(peer: Peer, weight: Weight) -> None:
 def load(place: str) -> dict[str, Peer | Missing]:
     """Each peer that can multiply here, or why it is missing."""
     tried = Weight(TRIED, place)
-    loaded: dict[str, Peer | Missing] = {}
-    for name in PEERS:
-        try:
-            peer = FACTORIES[name](place)
-            try_out(peer, tried)
-            loaded[name] = peer
-        except PeerMissing as error:
-            loaded[name] = Missing(str(error))
-        except Exception as error:  # what an import or a kernel fails with is the peer's affair
-            loaded[name] = Missing(f"{type(error).__name__}: {error}")
-    return loaded
+
+    def make(name: str) -> Peer:
+        peer = FACTORIES[name](place)
+        try_out(peer, tried)
+        return peer
+
+    return peers.load_each(PEERS, make)

@@ -64,17 +64,13 @@ FACTORIES: dict[str, Any] = {"bitsandbytes": Bitsandbytes, "dense": Dense}
 
 def load(place: str) -> dict[str, Peer | Missing]:
     """Each peer that can multiply and go backward here, or why it is missing."""
-    loaded: dict[str, Peer | Missing] = {}
-    for name in PEERS:
-        try:
-            peer = FACTORIES[name](place)
-            _try_out(peer, place)
-            loaded[name] = peer
-        except PeerMissing as error:
-            loaded[name] = Missing(str(error))
-        except Exception as error:  # what an import or a kernel fails with is the peer's affair
-            loaded[name] = Missing(f"{type(error).__name__}: {error}")
-    return loaded
+
+    def make(name: str) -> Peer:
+        peer = FACTORIES[name](place)
+        _try_out(peer, place)
+        return peer
+
+    return peers.load_each(PEERS, make)
 
 
 def _try_out(peer: Peer, place: str) -> None:

@@ -226,20 +226,29 @@ FACTORIES: dict[str, Callable[[str], Peer]] = {
 }
 
 
-def load(names: Iterable[str] | None, place: str) -> dict[str, Peer | Missing]:
-    """Each peer of that name (all: None) that can dequantize here, or why it is missing."""
-    tried = Weight(TRIED, place)
-    loaded: dict[str, Peer | Missing] = {}
-    for name in PEERS if names is None else names:
+def load_each(names: Iterable[str], make: Callable[[str], Any]) -> dict[str, Any]:
+    """What make(name) gives for each name, or the Missing that says why it failed."""
+    loaded: dict[str, Any] = {}
+    for name in names:
         try:
-            peer = FACTORIES[name](place)
-            peer.prepare(tried, 0)()
-            loaded[name] = peer
+            loaded[name] = make(name)
         except PeerMissing as error:
             loaded[name] = Missing(str(error))
         except Exception as error:  # what an import or a compiler fails with is the peer's affair
             loaded[name] = Missing(f"{type(error).__name__}: {error}")
     return loaded
+
+
+def load(names: Iterable[str] | None, place: str) -> dict[str, Peer | Missing]:
+    """Each peer of that name (all: None) that can dequantize here, or why it is missing."""
+    tried = Weight(TRIED, place)
+
+    def make(name: str) -> Peer:
+        peer = FACTORIES[name](place)
+        peer.prepare(tried, 0)()
+        return peer
+
+    return load_each(PEERS if names is None else names, make)
 
 
 def described(peers: dict[str, Peer | Missing]) -> dict[str, dict[str, str]]:
