@@ -99,3 +99,33 @@ def test_what_convert_refuses():
         nf4.torch.convert(linear4bit())
     with pytest.raises(nf4.InvalidArgument, match="model is a str; expected a torch.nn.Module"):
         nf4.torch.convert("model")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"compute_dtype": "cpu"}, "'cpu'"),
+        ({"compute_dtype": torch.float64}, "float64"),
+    ],
+)
+def test_a_compute_dtype_that_is_none_is_refused_at_once(options, said):
+    with pytest.raises(nf4.InvalidArgument, match=said):
+        NF4Linear.from_linear(torch.nn.Linear(64, 8), **options)
+
+
+def test_a_compute_dtype_may_be_a_name():
+    layer = NF4Linear.from_linear(torch.nn.Linear(64, 8), compute_dtype="bf16")
+    assert layer.compute_dtype is torch.bfloat16
+    assert layer(torch.zeros(2, 64)).dtype == torch.float32
+
+
+def test_a_weight_or_bias_of_another_kind_is_named():
+    weight = nf4.torch.quantize(torch.ones(8, 64))
+    for bias, said in (
+        (torch.zeros(8), "bias is a Tensor"),
+        (torch.nn.Parameter(torch.zeros(5)), r"bias is of shape \(5,\)"),
+    ):
+        with pytest.raises(nf4.InvalidArgument, match=said):
+            NF4Linear.from_quantized(weight, bias)
+    with pytest.raises(nf4.InvalidArgument, match="weight is a Linear; expected a QuantizedTensor"):
+        NF4Linear.from_quantized(torch.nn.Linear(64, 8))

@@ -72,8 +72,9 @@ def test_a_library_that_is_missing_is_a_warning(tmp_path, monkeypatch):
     assert result.returncode == 0 and "cannot load" in result.stderr
 
 
-def test_switched_off_nothing_is_imported(tmp_path, monkeypatch):
-    monkeypatch.setenv("NF4_BITSANDBYTES", "0")
+@pytest.mark.parametrize("value", ["0", "false", "OFF", "no"])
+def test_switched_off_nothing_is_imported(value, tmp_path, monkeypatch):
+    monkeypatch.setenv("NF4_BITSANDBYTES", value)
     stub = stub_of_torch(tmp_path, "raise SystemExit('torch was imported')")
     result = run("from nf4._bitsandbytes import activate; activate()", stub)
     assert (result.returncode, result.stderr) == (0, "")

@@ -99,6 +99,19 @@ def test_a_converted_model_computes_and_saves_the_same(dense, tmp_path):
     assert torch.equal(logits(again), found)
 
 
+def test_what_is_dense_again_is_saved_as_such(dense, tmp_path):
+    model = in_4bit(dense)
+    found = logits(model)
+    nf4.torch.convert(model)
+    nf4.torch.to_dense(model, "fp32")
+    model.save_pretrained(tmp_path / "d")
+    again = load(tmp_path / "d", dtype=torch.float32)
+    kinds = {type(each) for each in again.modules() if isinstance(each, torch.nn.Linear)}
+    assert kinds == {torch.nn.Linear}
+    assert error(logits(again), found) <= CLOSE
+    assert next(model.half().parameters()).dtype == torch.float16
+
+
 @pytest.mark.parametrize("converted", [False, True])
 def test_generation_is_that_of_the_dense_model(converted, dense):
     model = in_4bit(dense)

@@ -13,7 +13,7 @@ OLDEST = "0.50"  # which has the operators that are served
 
 def switched_off() -> bool:
     """Does the environment say that bitsandbytes is to run on its own kernels?"""
-    return os.environ.get(SWITCH, "") == "0"
+    return os.environ.get(SWITCH, "").strip().lower() in ("0", "false", "off", "no")
 
 
 def activate() -> None:

@@ -45,9 +45,29 @@ def to_dense(model: nn.Module, dtype: Any = None) -> list[str]:
 
     dtype  "fp32", "fp16", "bf16" or torch's; by default that of each weight before it was quantized
 
-    What is kept, returned and refused is as in convert.
+    What is kept, returned and refused is as in convert. A model of transformers in which no 4-bit
+    layer is left is no longer said to be quantized, so that what it saves is loaded as it is.
     """
-    return _swap(model, (NF4Linear,), lambda layer: layer.to_linear(dtype), "NF4Linear.to_linear")
+    swapped = _swap(
+        model, (NF4Linear,), lambda layer: layer.to_linear(dtype), "NF4Linear.to_linear"
+    )
+    if swapped and not any(type(each) in _linear4bit() for each in model.modules()):
+        _forget_quantization(model)
+    return swapped
+
+
+def _forget_quantization(model: nn.Module) -> None:
+    """Takes away what transformers notes on a model that it loads in 4 bits, as its own
+    dequantize() does."""
+    for each in model.modules():
+        config = getattr(each, "config", None)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        notes = vars(each)
+        notes.pop("hf_quantizer", None)
+        for flag in ("is_quantized", "is_loaded_in_4bit"):
+            if flag in notes:
+                notes[flag] = False
 
 
 def _swap(

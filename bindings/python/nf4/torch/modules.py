@@ -50,12 +50,14 @@ class NF4Linear(nn.Linear):
               reaches them: .half() changes the bias alone
     bias      a Parameter [out_features], or None. It may be trained
     compute_dtype
-              what x and bias are cast to, and y from; None: the dtype of x, or autocast's.
+              "fp32", "fp16", "bf16" or torch's: what x and bias are cast to, and y from. None: the
+              dtype of x, or autocast's.
               Autocast's goes before either
 
     Made by from_linear, from_quantized or from_bitsandbytes; one that is made by its sizes is of
-    zeros, for load_state_dict. Its state_dict has the keys of bitsandbytes' Linear4bit, and each
-    loads what the other saved.
+    zeros, for load_state_dict. Its state_dict has the keys of bitsandbytes' Linear4bit, and it
+    loads one's. A Linear4bit's own load_state_dict takes no quantized weight, not even its own;
+    from_pretrained of transformers does.
 
     PEFT puts its adapters beside it as beside any torch.nn.Linear. They cannot be merged into it,
     nor can DoRA's be put there, which read the weight: nf4.torch.to_dense comes first.
@@ -70,7 +72,7 @@ class NF4Linear(nn.Linear):
         format: str = "nf4",
         blocksize: int = 64,
         nested_blocksize: int = 256,
-        compute_dtype: torch.dtype | None = None,
+        compute_dtype: Any = None,
         dtype: torch.dtype | None = None,
         device: Any = None,
     ) -> None:
@@ -88,13 +90,25 @@ class NF4Linear(nn.Linear):
         self,
         weight: nf4.QuantizedTensor,
         bias: nn.Parameter | None,
-        compute_dtype: torch.dtype | None,
+        compute_dtype: Any,
     ) -> None:
-        self.compute_dtype = compute_dtype
-        self.register_parameter("bias", bias)
+        self.compute_dtype = (
+            None if compute_dtype is None else functional.torch_dtype(compute_dtype)
+        )
         self._take_weight(weight)
+        if bias is not None and not isinstance(bias, nn.Parameter):
+            raise InvalidArgument(f"bias is a {type(bias).__name__}; expected a torch.nn.Parameter")
+        if bias is not None and bias.shape != (self.out_features,):
+            raise InvalidArgument(
+                f"bias is of shape {tuple(bias.shape)}; expected ({self.out_features},)"
+            )
+        self.register_parameter("bias", bias)
 
     def _take_weight(self, weight: nf4.QuantizedTensor) -> None:
+        if not isinstance(weight, nf4.QuantizedTensor):
+            raise InvalidArgument(
+                f"weight is a {type(weight).__name__}; expected a QuantizedTensor"
+            )
         if len(weight.shape) != 2:
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected two dimensions")
         if weight.codebook is not None:
@@ -115,7 +129,7 @@ class NF4Linear(nn.Linear):
         cls,
         weight: nf4.QuantizedTensor,
         bias: nn.Parameter | None,
-        compute_dtype: torch.dtype | None,
+        compute_dtype: Any,
     ) -> NF4Linear:
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
@@ -128,7 +142,7 @@ class NF4Linear(nn.Linear):
         weight: nf4.QuantizedTensor,
         bias: nn.Parameter | None = None,
         *,
-        compute_dtype: torch.dtype | None = None,
+        compute_dtype: Any = None,
     ) -> NF4Linear:
         """Around a weight whose parts are tensors, which are shared. Raises InvalidArgument."""
         return cls._of(weight, bias, compute_dtype)
@@ -141,7 +155,7 @@ class NF4Linear(nn.Linear):
         format: str = "nf4",
         blocksize: int = 64,
         nested_blocksize: int = 256,
-        compute_dtype: torch.dtype | None = None,
+        compute_dtype: Any = None,
     ) -> NF4Linear:
         """Quantizes the weight of a dense layer where it is, and shares its bias. Raises what
         nf4.quantize raises."""
