@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import nf4
 import pytest
 import torch_cases
@@ -129,3 +131,15 @@ def test_a_weight_or_bias_of_another_kind_is_named():
             NF4Linear.from_quantized(weight, bias)
     with pytest.raises(nf4.InvalidArgument, match="weight is a Linear; expected a QuantizedTensor"):
         NF4Linear.from_quantized(torch.nn.Linear(64, 8))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_model_is_in_4_bits_as_long_as_one_of_its_layers_is(kept):
+    class Derived(NF4Linear):
+        pass
+
+    last = (Derived if kept else NF4Linear).from_linear(torch.nn.Linear(8, 8))
+    model = torch.nn.Sequential(NF4Linear.from_linear(torch.nn.Linear(64, 8)), last)
+    model.config = types.SimpleNamespace(quantization_config={})
+    assert nf4.torch.to_dense(model) == (["0"] if kept else ["0", "1"])
+    assert hasattr(model.config, "quantization_config") == kept

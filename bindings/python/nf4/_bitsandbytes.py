@@ -17,7 +17,7 @@ def switched_off() -> bool:
 
 
 def activate() -> None:
-    """Puts libnf4's kernels behind bitsandbytes' operators, unless NF4_BITSANDBYTES=0."""
+    """Puts libnf4's kernels behind bitsandbytes' operators, unless that is switched off."""
     if switched_off():
         return
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -50,7 +51,10 @@ def diagnose(version: str | None) -> dict[str, Any]:
     if version is None:
         return {**report, "reason": "not installed"}
     if _bitsandbytes.switched_off():
-        return {**report, "reason": f"{_bitsandbytes.SWITCH}=0 is set"}
+        return {
+            **report,
+            "reason": f"{_bitsandbytes.SWITCH}={os.environ[_bitsandbytes.SWITCH]} is set",
+        }
     if not _is_found():
         return {
             **report,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _bound, _convert
+from nf4 import _bound, _convert, _torch
 from nf4._load import check, library
 from nf4.errors import InvalidArgument
 
@@ -196,6 +196,17 @@ def dequantize_into(out: Tensor, *weight: Any) -> None:
         nf4.dequantize(quantized_tensor(*weight), out=out.detach(), threads=_threads(out))
     else:
         check(status)
+
+
+def dequantize_to(out: Tensor, dtype: torch.dtype, *weight: Any) -> None:
+    """The same to what a caller gave, which has to be of this dtype and of the weight's shape."""
+    shape = tuple(weight[6])
+    if tuple(out.shape) != shape or out.dtype != dtype:
+        raise InvalidArgument(
+            f"out is {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of {shape}"
+        )
+    dequantize_into(out, *weight)
+    _torch.tell_of_writes([out])
 
 
 _scratch = threading.local()

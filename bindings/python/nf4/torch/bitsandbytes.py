@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _bitsandbytes, _torch
+from nf4 import _bitsandbytes
 from nf4.torch import _kernels, _operators, _state  # noqa: F401  the import registers the operators
 from nf4.torch._state import as_bytes
 
@@ -162,13 +162,7 @@ def _dequantize_4bit_out(original: Callable[..., Any]) -> Callable[..., None]:
         if not _is_ours(A):
             original(A, absmax, blocksize, quant_type, shape, dtype, out)
             return
-        if tuple(out.shape) != tuple(shape) or out.dtype != dtype:
-            raise nf4.InvalidArgument(
-                f"out is {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of "
-                f"{tuple(shape)}"
-            )
-        _kernels.dequantize_into(out, *_flat(A, absmax, blocksize, quant_type, shape))
-        _torch.tell_of_writes([out])
+        _kernels.dequantize_to(out, dtype, *_flat(A, absmax, blocksize, quant_type, shape))
 
     return dequantize_4bit_out
 

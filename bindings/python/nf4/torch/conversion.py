@@ -51,7 +51,8 @@ def to_dense(model: nn.Module, dtype: Any = None) -> list[str]:
     swapped = _swap(
         model, (NF4Linear,), lambda layer: layer.to_linear(dtype), "NF4Linear.to_linear"
     )
-    if swapped and not any(type(each) in _linear4bit() for each in model.modules()):
+    in_4bit = (NF4Linear, *_linear4bit())  # and what is derived from them, which is not swapped
+    if swapped and not any(isinstance(each, in_4bit) for each in model.modules()):
         _forget_quantization(model)
     return swapped
 

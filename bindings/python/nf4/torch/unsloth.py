@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nf4 import _torch
 from nf4.errors import InvalidArgument
 from nf4.torch import _kernels, _operators, _state  # noqa: F401  the import registers the operators
 
@@ -37,18 +36,9 @@ def fast_dequantize(
     if out is None:
         result = torch.ops.nf4.dequantize.default(*weight, quant_state.dtype)
     else:
-        _require_output(out, tuple(quant_state.shape), quant_state.dtype)
-        _kernels.dequantize_into(out, *weight)
-        _torch.tell_of_writes([out])
+        _kernels.dequantize_to(out, quant_state.dtype, *weight)
         result = out
     return result.t() if W.shape[0] == 1 else result
-
-
-def _require_output(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if tuple(out.shape) != shape or out.dtype != dtype:
-        raise InvalidArgument(
-            f"out is {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of {shape}"
-        )
 
 
 def _or_original(original: Callable[..., Any]) -> Callable[..., Any]:
