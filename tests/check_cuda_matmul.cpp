@@ -16,8 +16,7 @@
 #include "support/force_matmul.hpp"
 #include "support/kernels.hpp"
 #include "support/matmul_cases.hpp"
-#include "support/matmul_expected.hpp"
-#include "validate.hpp"
+#include "support/matmul_placed.hpp"
 
 using namespace nf4;
 using namespace nf4::test;
@@ -28,7 +27,7 @@ constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
 // Per dtype and flat or nested; compute-sanitizer runs fewer.
 int shapes() {
   const char *asked = std::getenv("NF4_TEST_SHAPES");
-  return asked != nullptr ? 8 * std::atoi(asked) : 480;
+  return asked != nullptr ? 8 * std::atoi(asked) : 240;
 }
 
 // Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
@@ -36,137 +35,6 @@ bool much_shared_memory() {
   int bytes = 0;
   REQUIRE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
   return bytes >= 160 << 10;
-}
-
-// A case on the GPU. Rows of x are on 16-byte boundaries now and then.
-struct Placed {
-  DeviceWeight weight;
-  DeviceBuffer x, bias, y, workspace;
-
-  Placed(Rng &rng, const MatmulCase &test)
-      : weight(rng, test.weight),
-        x(test.x.size(), random_lead(rng, 2)),
-        bias(test.bias.size(), random_lead(rng, 2)),
-        y(test.y_bytes(), random_lead(rng, 2)),
-        workspace(workspace_bytes(test)) {
-    x.write(test.x.data());
-    bias.write(test.bias.data());
-  }
-
-  nf4_matmul_args args(const MatmulCase &test) const {
-    return test.args(x.data(), bias.data(), y.data());
-  }
-  static size_t workspace_bytes(const MatmulCase &test) {
-    size_t bytes = 0;
-    const nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
-    REQUIRE(nf4_matmul_workspace_size(&test.weight.shape, &args, &bytes) == NF4_STATUS_OK);
-    return bytes;
-  }
-  // The shape of kernel that a launch uses: the forced one, or kTiled where that one cannot.
-  cuda::MatmulShape used(const MatmulCase &test) const {
-    const nf4_matmul_args given = args(test);
-    MatmulProblem problem;
-    REQUIRE(validate_matmul_shape(&weight.tensor(), &given, problem) == NF4_STATUS_OK);
-    REQUIRE(validate_matmul_operands(&weight.tensor(), &given, nullptr, 0, problem) ==
-            NF4_STATUS_OK);
-    cuda::MatmulShape shape;
-    REQUIRE(cuda::matmul_shape(problem, nullptr, shape) == NF4_STATUS_OK);
-    return shape;
-  }
-  nf4_status multiply(const MatmulCase &test, cudaStream_t stream) const {
-    const nf4_matmul_args given = args(test);
-    return nf4_matmul_launch(&weight.tensor(), &given, workspace.data(), workspace.size(), stream);
-  }
-};
-
-nf4_tensor in_place(HostWeight &weight) {
-  std::array<void *, kPartCount> addresses{};
-  for (int part = 0; part < kPartCount; ++part)
-    if (weight.has(Part(part))) addresses[part] = weight.bytes[part].data();
-  return weight.at(addresses);
-}
-
-// Numbers of 16 bits are rounded once before they are multiplied: the codebook's entries over
-// the largest of them, or those times the scale. Sums are in binary32.
-bool is_right(const MatmulCase &test, const Expected &expected, double y) {
-  const bool bf16 = test.dtype == NF4_DTYPE_BF16;
-  if (!std::isfinite(expected.value)) return !std::isfinite(y);
-  const double largest = bf16 ? 0x1p126 : 65000;
-  if (expected.magnitude > 0x1p126 || expected.largest > largest) return true;
-  const double unit = bf16 ? 0x1p-8 : 0x1p-11;
-  const double sums = static_cast<double>(test.weight.shape.cols) / 8 + 64;
-  const double underflow = bf16 ? 0x1p-126 : 0x1p-24;
-  const double error = (unit + sums * 0x1p-24) * expected.magnitude + underflow * expected.coarse;
-  return y >= round_to(test.dtype, expected.value - error) &&
-         y <= round_to(test.dtype, expected.value + error);
-}
-
-// What lies between the rows of y is as it was.
-bool gaps_intact(const MatmulCase &test, const std::vector<uint8_t> &y) {
-  const int64_t stride = test.y_stride * 2, row = test.weight.shape.rows * 2;
-  for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i)
-    if (i % stride >= row && y[i] != 0xa5) return false;
-  return true;
-}
-
-// How often each shape of kernel of each family did the work.
-using Counts = std::map<const cuda::MatmulFamily *, std::array<int, cuda::kMatmulShapes>>;
-
-// The whole of y, as is_right alone would not miss a column of thousands. Sums of so many numbers
-// of either sign are about as large as the root of the sum of their squares.
-bool is_right_on_average(const MatmulCase &test, const std::vector<Expected> &expected,
-                         const std::vector<uint8_t> &y) {
-  const int64_t rows = test.weight.shape.rows;
-  double squares = 0, energy = 0;
-  for (int64_t i = 0; i < test.m * rows; ++i) {
-    const double got = read_number(test.dtype, y.data(), i / rows * test.y_stride + i % rows);
-    squares += (got - expected[i].value) * (got - expected[i].value);
-    energy += expected[i].energy;
-  }
-  const double most = test.dtype == NF4_DTYPE_BF16 ? 4e-3 : 5e-4;
-  return squares <= most * most * energy;
-}
-
-enum class Judged { kEach, kEachAndAll };
-
-// The first number of y that is wrong, or -1. An assertion for each would take most of the time.
-int64_t first_wrong(const MatmulCase &test, const std::vector<Expected> &expected,
-                    const std::vector<uint8_t> &y, double &got) {
-  const int64_t rows = test.weight.shape.rows;
-  for (int64_t i = 0; i < test.m * rows; ++i) {
-    got = read_number(test.dtype, y.data(), i / rows * test.y_stride + i % rows);
-    if (!is_right(test, expected[i], got)) return i;
-  }
-  return -1;
-}
-
-void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, Counts &counts,
-                  Judged judged = Judged::kEach) {
-  const std::vector<Expected> expected = expect_all(test, in_place(test.weight));
-  const int64_t rows = test.weight.shape.rows;
-  const Placed placed(rng, test);
-  for (const cuda::MatmulFamily *family : runnable(cuda::matmul_families())) {
-    for (int i = 0; i < cuda::kMatmulShapes; ++i) {
-      const auto shape = static_cast<cuda::MatmulShape>(i);
-      INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));
-      const ForcedMatmul forced(family, shape);
-      if (placed.used(test) != shape) continue;
-      ++counts[family][i];
-      if (placed.y.size() != 0) fill_bytes(placed.y.data(), 0xa5, placed.y.size());
-      REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
-      stream.synchronize();
-      const std::vector<uint8_t> y = placed.y.read();
-      double got = 0;
-      const int64_t wrong = first_wrong(test, expected, y, got);
-      if (wrong >= 0)
-        FAIL("y[" << wrong / rows << "][" << wrong % rows << "] is " << got << ", expected "
-                  << expected[wrong].value << ", of the magnitude " << expected[wrong].magnitude);
-      if (judged == Judged::kEachAndAll) REQUIRE(is_right_on_average(test, expected, y));
-      REQUIRE(gaps_intact(test, y));
-      REQUIRE(placed.y.lead_intact());
-      REQUIRE(placed.weight.leads_intact());
-    }
-  }
 }
 
 // Shapes of which most are those of the few-row kernels or of the wide ones.
@@ -187,12 +55,40 @@ MatmulShape random_shape_for_gpu(Rng &rng) {
   return shape;
 }
 
+// Each kernel that this GPU has, of those from `first` on, was met so often.
+void check_counts(const MatmulCounts &counts, cuda::MatmulShape first, int least) {
+  for (const auto &[family, of_shapes] : counts)
+    for (int i = first; i < cuda::kMatmulShapes; ++i) {
+      const auto shape = static_cast<cuda::MatmulShape>(i);
+      INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));
+      if (cuda::matmul_has(*family, shape, compute_capability()) &&
+          (shape == cuda::kTiled || much_shared_memory()))
+        CHECK(of_shapes[i] >= least);
+    }
+}
+
+// With a codebook of the caller's, and rows of x that vectors can load.
+MatmulCase sorted_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape) {
+  MatmulCase test;
+  do test = random_matmul_case(rng, kind, CodebookKind::kSorted, shape, XKind::kOrdinary);
+  while (test.x_stride % 8 != 0);
+  return test;
+}
+
+// A case that is aligned, in memory and in its columns, is not kTiled's where there are others.
+void check_not_tiled(const PlacedMatmul &placed, const MatmulCase &test) {
+  const cuda::MatmulFamily *const family = runnable(cuda::matmul_families())[0];
+  if (much_shared_memory() && cuda::matmul_has(*family, cuda::kFew2, compute_capability()) &&
+      (test.m <= 16 || cuda::matmul_has(*family, cuda::kWide256, compute_capability())))
+    CHECK(placed.used(test) != cuda::kTiled);
+}
+
 }  // namespace
 
 TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda][matmul]") {
   constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
   const Stream stream;
-  Counts counts;
+  MatmulCounts counts;
   uint64_t number = 0xb000000;
   for (const nf4_dtype dtype : kDtypes16)
     for (const bool nested : {false, true})
@@ -204,21 +100,32 @@ TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda][
         INFO(describe(test, number));
         check_matmul(test, rng, stream, counts);
       }
-  const int least = std::getenv("NF4_TEST_SHAPES") != nullptr ? 1 : shapes() / 8;
-  for (const auto &[family, of_shapes] : counts)
-    for (int shape = 0; shape < cuda::kMatmulShapes; ++shape) {
-      INFO("family " << family->family.name << ", shape "
-                     << cuda::matmul_shape_name(static_cast<cuda::MatmulShape>(shape)));
-      if (cuda::matmul_has(*family, static_cast<cuda::MatmulShape>(shape), compute_capability()) &&
-          (shape == cuda::kTiled || much_shared_memory()))
-        CHECK(of_shapes[shape] >= least);
-    }
+  check_counts(counts, cuda::kTiled, std::getenv("NF4_TEST_SHAPES") != nullptr ? 1 : shapes() / 4);
+}
+
+// Scales that are loaded several steps at once, as those of blocks of 64 are; columns that clusters
+// share; tiles that are nearly empty, and nearly full.
+TEST_CASE("every kernel multiplies blocks of 64 in rows of many blocks", "[cuda][matmul]") {
+  const Stream stream;
+  MatmulCounts counts;
+  uint64_t number = 0xb400000;
+  for (const nf4_dtype dtype : kDtypes16)
+    for (const bool nested : {false, true})
+      for (const MatmulShape shape :
+           {MatmulShape{130, 1536, 2}, MatmulShape{140, 3072, 9}, MatmulShape{130, 1536, 17},
+            MatmulShape{130, 3072, 70}, MatmulShape{70, 512, 160}, MatmulShape{200, 1024, 310}}) {
+        Rng rng(++number);
+        MatmulCase test = plain_matmul_case(rng, {dtype, 64, nested}, shape);
+        INFO(describe(test, number));
+        check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+      }
+  check_counts(counts, cuda::kTiled, 4);
 }
 
 // Shapes in which a thread block's rows or columns take more than one turn.
 TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda][matmul][long]") {
   const Stream stream;
-  Counts counts;
+  MatmulCounts counts;
   uint64_t number = 0xb800000;
   for (const bool nested : {false, true})
     for (const MatmulShape shape :
@@ -229,26 +136,29 @@ TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda][mat
       INFO(describe(test, number));
       check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
     }
+  check_counts(counts, cuda::kTiled, 2);
 }
 
 TEST_CASE("tiles that do not fill the GPU become halves", "[cuda][matmul][long]") {
   const Stream stream;
-  Counts counts;
+  MatmulCounts counts;
   Rng rng(0xf000000);
-  // One tile more than an H100 or H200 has multiprocessors, and rows of x in both of its halves.
-  MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, {133 * 128 - 5, 64, 140});
+  // One tile more than an H100 or H200 has multiprocessors, and rows of x in both of the halves of
+  // the widest.
+  MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, {133 * 128 - 5, 64, 160});
   check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+  check_counts(counts, cuda::kWide208, 1);
 }
 
 TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda][matmul][long]") {
   const Stream stream;
   for (const MatmulShape shape :
        {MatmulShape{1000, 4096, 1}, MatmulShape{1000, 1536, 7}, MatmulShape{777, 2048, 16},
-        MatmulShape{300, 1100, 70}, MatmulShape{520, 4096, 64}, MatmulShape{8500, 256, 513}}) {
+        MatmulShape{300, 1088, 70}, MatmulShape{520, 4096, 64}, MatmulShape{8500, 256, 513}}) {
     Rng rng(0xc000000 + shape.m);
-    const MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, CodebookKind::kNf4,
-                                               shape, XKind::kOutliers);
-    const Placed placed(rng, test);
+    const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
+    const PlacedMatmul placed(rng, test, true);
+    check_not_tiled(placed, test);
     REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
     stream.synchronize();
     const std::vector<uint8_t> expected = placed.y.read();
@@ -269,11 +179,9 @@ TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda][ma
 TEST_CASE("matmuls that nothing has warmed up are captured", "[.cold]") {
   Rng rng(0xda00000);
   const CaseClass kind{NF4_DTYPE_BF16, 64, true};
-  const MatmulCase few =
-      random_matmul_case(rng, kind, CodebookKind::kNf4, {300, 1024, 1}, XKind::kOrdinary);
-  const MatmulCase many =
-      random_matmul_case(rng, kind, CodebookKind::kNf4, {300, 1024, 64}, XKind::kOrdinary);
-  const Placed placed_few(rng, few), placed_many(rng, many);
+  const MatmulCase few = plain_matmul_case(rng, kind, {300, 1024, 1});
+  const MatmulCase many = plain_matmul_case(rng, kind, {300, 1024, 64});
+  const PlacedMatmul placed_few(rng, few, true), placed_many(rng, many, true);
   const Stream stream;
   cudaGraphExec_t graph = capture(stream, [&] {
     REQUIRE(placed_few.multiply(few, stream) == NF4_STATUS_OK);
@@ -289,6 +197,8 @@ TEST_CASE("matmuls that nothing has warmed up are captured", "[.cold]") {
   stream.synchronize();
   CHECK(same_bytes(placed_few.y.read(), of_few));
   CHECK(same_bytes(placed_many.y.read(), of_many));
+  check_not_tiled(placed_few, few);
+  check_not_tiled(placed_many, many);
   REQUIRE_CUDA(cudaGraphExecDestroy(graph));
 }
 
@@ -297,15 +207,16 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
   const Stream stream;
   constexpr long long kEnoughToStart = 2'000'000;
   uint64_t number = 0xd800000;
-  for (const int64_t m : {1, 8, 16, 40, 200, 1, 8, 16, 40, 200})  // some are where vectors load
+  for (const int64_t m : {1, 8, 16, 40, 70, 130, 200, 300})
     for (const CaseClass &kind :
          {CaseClass{NF4_DTYPE_BF16, 64, true}, CaseClass{NF4_DTYPE_FP16, 64, false}}) {
       Rng rng(++number);
+      const MatmulShape shape{300, 2048, m};
       MatmulCase test =
-          random_matmul_case(rng, kind, kind.nested ? CodebookKind::kNf4 : CodebookKind::kSorted,
-                             {300, 2048, m}, XKind::kOrdinary);
+          kind.nested ? plain_matmul_case(rng, kind, shape) : sorted_case(rng, kind, shape);
       test.bias.assign(300 * 2, 0x3c);
-      const Placed placed(rng, test);
+      const PlacedMatmul placed(rng, test, true);
+      check_not_tiled(placed, test);
       REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
       stream.synchronize();
       const std::vector<uint8_t> expected = placed.y.read();
@@ -348,10 +259,10 @@ TEST_CASE("a matmul of fp32 is refused on a GPU, and an empty one is nothing", "
   for (const MatmulShape shape : {MatmulShape{5, 64, 0}, MatmulShape{0, 64, 3}}) {
     const MatmulCase test =
         random_matmul_case(rng, kind, CodebookKind::kNf4, shape, XKind::kOrdinary);
-    CHECK(Placed(rng, test).multiply(test, stream) == NF4_STATUS_OK);
+    CHECK(PlacedMatmul(rng, test, false).multiply(test, stream) == NF4_STATUS_OK);
   }
   MatmulCase test = random_matmul_case(rng, kind, CodebookKind::kNf4, {5, 64, 2}, XKind::kOrdinary);
-  const Placed placed(rng, test);
+  const PlacedMatmul placed(rng, test, false);
   test.dtype = NF4_DTYPE_FP32;
   CHECK(placed.multiply(test, stream) == NF4_STATUS_INVALID_ARGUMENT);
   stream.synchronize();
@@ -386,7 +297,7 @@ TEST_CASE("a matmul of a nested weight of no columns, without pointers, is the b
 
 TEST_CASE("a matmul of no columns is the bias", "[cuda][matmul]") {
   const Stream stream;
-  Counts counts;
+  MatmulCounts counts;
   Rng rng(0xe000000);
   for (int i = 0; i < 4; ++i) {
     MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_FP16, 64, false}, CodebookKind::kNf4,

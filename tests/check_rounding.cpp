@@ -157,6 +157,7 @@ void check_any(const Codebook &codebook) {
 TEST_CASE("the formats' codebooks in 16 bits have errors that cancel", "[core]") {
   check_format<BFloat16>(kNf4Codebook, kNf4InBf16, {1.4e-3, 1.8e-5});
   check_format<Half>(kNf4Codebook, kNf4InHalf, {1.6e-4, 1e-6});
+  check_format<Half>(kNf4Codebook, kNf4InHalfWithOne, {2.5e-4, 1e-5});
   check_format<BFloat16>(kFp4Codebook, kFp4InBf16, {5e-8, 5e-8});
   check_format<Half>(kFp4Codebook, kFp4InHalf, {5e-8, 5e-8});
 }

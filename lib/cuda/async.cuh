@@ -115,8 +115,8 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// This thread's arrival at a barrier that counts bytes, too, once all of its copies are there; it
-// does not wait for that. Compute capability 9.0.
+// This thread's arrival at a barrier, which happens when all of its copies are there; the thread
+// does not wait for that.
 __device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
                : "memory");

@@ -18,11 +18,14 @@ COVERED_FILES = (
 )
 COVERED_PATTERNS = (
     "tests/check_cuda*.cpp",
+    "tests/support/cases.*",
     "tests/support/device.*",
     "tests/support/families.hpp",
     "tests/support/force*.hpp",
     "tests/support/kernels.*",
     "tests/support/matmul_*",
+    "tests/support/random.*",
+    "tests/support/values.*",
 )
 
 

@@ -62,13 +62,13 @@ size_t random_lead(Rng &rng, int alignment) {
   return rng.one_in(2) ? 0 : rng.below(64 / alignment) * alignment;
 }
 
-DeviceWeight::DeviceWeight(Rng &rng, const HostWeight &weight) {
+DeviceWeight::DeviceWeight(Rng &rng, const HostWeight &weight, bool aligned) {
   std::array<void *, kPartCount> addresses{};
   for (int part = 0; part < kPartCount; ++part) {
     buffer_of_[part] = static_cast<int>(buffers_.size());
     if (!weight.has(Part(part))) continue;
     const int alignment = part_alignment(Part(part), weight.nested());
-    buffers_.emplace_back(weight.bytes[part].size(), random_lead(rng, alignment));
+    buffers_.emplace_back(weight.bytes[part].size(), aligned ? 0 : random_lead(rng, alignment));
     buffers_.back().write(weight.bytes[part].data());
     addresses[part] = buffers_.back().data();
   }

@@ -57,7 +57,8 @@ size_t random_lead(Rng &rng, int alignment);
 
 class DeviceWeight {
  public:
-  DeviceWeight(Rng &rng, const HostWeight &weight);
+  // aligned: no part lies behind a lead.
+  DeviceWeight(Rng &rng, const HostWeight &weight, bool aligned = false);
   const nf4_tensor &tensor() const { return tensor_; }
   std::vector<uint8_t> read(Part part) const;
   bool leads_intact() const;

@@ -33,6 +33,12 @@ struct MatmulArgs {
   bool whole_runs;  // cols is a multiple of 32, and packed is on a 16-byte boundary
 };
 
+// Quotients of numbers below 1024 by one that the host knows: a product and a shift.
+constexpr int kInverseShift = 22;
+constexpr uint32_t inverse_of(int64_t divisor) {
+  return static_cast<uint32_t>(((int64_t{1} << kInverseShift) + divisor - 1) / divisor);
+}
+
 // A format's own codebook in x's dtype.
 inline RoundedCodebook rounded_codebook(nf4_format format, nf4_dtype dtype) {
   if (format == NF4_FORMAT_FP4) return dtype == NF4_DTYPE_BF16 ? kFp4InBf16 : kFp4InHalf;

@@ -126,7 +126,8 @@ MatmulShape best_few(const MatmulFamily &family, const MatmulProblem &problem,
   const bool many = problem.weight.rows >= kManyRows * device.multiprocessors;
   for (const MatmulShape shape : {kFew2, kFew8, kFew16})
     if ((shape != kFew2 || many) && few_takes(family, problem, shape, device)) return shape;
-  return kTiled;
+  // Its sums take least room, where rows are very long.
+  return few_takes(family, problem, kFew2, device) ? kFew2 : kTiled;
 }
 
 cudaError_t launch_few(const MatmulFamily &family, const void *kernel, const MatmulArgs &args,

@@ -49,12 +49,6 @@ constexpr FewLayout kFewLayout = few_layout(kMaxM, Arch::kTensorMaps);
 // The 8-bit code of the scales is there so often, for fewer bank conflicts.
 constexpr int kScaleCodeCopies = 4;
 
-// Quotients of numbers below kFewThreads by one that the host knows: a product and a shift.
-constexpr int kInverseShift = 22;
-constexpr uint32_t inverse_of(int64_t divisor) {
-  return static_cast<uint32_t>(((int64_t{1} << kInverseShift) + divisor - 1) / divisor);
-}
-
 struct FewArgs {
   MatmulArgs matmul;
   TensorMap packed;  // rows of bytes

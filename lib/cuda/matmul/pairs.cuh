@@ -62,23 +62,35 @@ __device__ __forceinline__ uint32_t lane_entry(const RoundedCodebook &rounded,
   return code;
 }
 
+// A table of bytes, 16 at a time: Threads threads in whole warps call it, numbered by `thread`,
+// each with entry threadIdx.x % 16 of the codebook. make(first, second) is four words of a byte.
+template <int Bytes, int Threads, class Entry, class Make>
+__device__ __forceinline__ void fill_table(uint8_t *table, int thread, Entry entry, Make make) {
+  constexpr int kPieces = 2 * Bytes;        // of 16 bytes, which are the copies of a byte
+  constexpr int kStep = Threads / kPieces;  // bytes on, whose low nibble is the same
+  static_assert(kStep % kCodebookSize == 0);
+  const int byte = thread / kPieces, piece = thread % kPieces;
+  const Entry second = __shfl_sync(0xffffffffu, entry, byte, kCodebookSize);
+#pragma unroll
+  for (int i = 0; i < 256; i += kStep) {
+    const Entry first = __shfl_sync(0xffffffffu, entry, (byte + i) >> 4, kCodebookSize);
+    reinterpret_cast<uint4 *>(table)[(byte + i) * 16 + piece] = make(first, second);
+  }
+}
+
+// Four lanes' copies of two entries of 16 bits.
+__device__ __forceinline__ uint4 both_entries(uint32_t first, uint32_t second) {
+  const uint32_t pair = __byte_perm(first, second, 0x5410);
+  return {pair, pair, pair, pair};
+}
+
 // All threads of the block call it, and a barrier must follow. Returns what a sum of products is
 // to be multiplied by.
 template <class T>
 __device__ __forceinline__ float build_pair_table(const FewArgs &few, uint8_t *shared) {
   float unit;
   const uint32_t code = lane_entry<T>(few.codebook, few.matmul.codebook, unit);
-  constexpr int kPieces = 8;                         // of 16 bytes, which are four lanes' copies
-  constexpr uint32_t kStep = kFewThreads / kPieces;  // entries on, whose low nibble is the same
-  static_assert(kStep % kCodebookSize == 0);
-  const uint32_t byte = threadIdx.x / kPieces, piece = threadIdx.x % kPieces;
-  const uint32_t second = __shfl_sync(0xffffffffu, code, byte, kCodebookSize);
-#pragma unroll
-  for (uint32_t i = 0; i < 256; i += kStep) {
-    const uint32_t first = __shfl_sync(0xffffffffu, code, (byte + i) >> 4, kCodebookSize);
-    const uint32_t pair = __byte_perm(first, second, 0x5410);
-    reinterpret_cast<uint4 *>(shared)[(byte + i) * 16 + piece] = {pair, pair, pair, pair};
-  }
+  fill_table<4, kFewThreads>(shared, static_cast<int>(threadIdx.x), code, both_entries);
   return unit;
 }
 

@@ -24,11 +24,11 @@ struct WideShape {
 // kWide16Tall and those after it. Only in a build with kernels of sm_90a.
 extern const WideShape kWideShapes[kMatmulShapes - kWide16Tall];
 
-// Can the wide kernel of this shape do the problem on the device? kWide128 can if any can.
+// Can the wide kernel of this shape do the problem on the device?
 bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device);
 
-// The shape that takes the least time for a problem that kWide128 can do; `best` may be kFew16,
-// which stays if it takes the least. The device is current.
+// The shape that takes the least time, of those that can do the problem. `best` stays if there is
+// none, or if it is kFew16 and that takes less. The device is current.
 cudaError_t best_wide(const MatmulProblem &problem, const Device &device, MatmulShape &best);
 
 cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape,

@@ -29,6 +29,7 @@ constexpr int kStepColumns = 64;                // of x and the weight that are 
 constexpr int kSlabColumns = 2 * kStepColumns;  // of the weight that come together
 constexpr int kWideSharedBytes = 227 * 1024;    // what Hopper has
 constexpr int kWideMaxSlots = 8;
+constexpr int kMaxSplits = 8;  // blocks that any GPU allows in a cluster
 
 // Shared memory: the table of pairs; rings of x, of slabs of the weight, and of their scales;
 // each consumer warp's piece of y; the 8-bit code of the scales; barriers. Partial sums of
@@ -64,6 +65,8 @@ struct WideLayout {
   static constexpr int kBarriers = kCode + 1024;
   static constexpr int kBytes = kBarriers + kBarriersBytes;
   static_assert(kBytes <= kWideSharedBytes);
+  // Partial sums, of shares that are whole columns of 8.
+  static_assert((kXBytes / 1024 + kMaxSplits - 1) * 128 * Tile::kWarpgroups * 16 <= kPieces);
   static_assert(kXBytes % 1024 == 0 && kSlabBytes % 512 == 0);
 };
 

@@ -35,24 +35,8 @@ class QuadTable {
   uint32_t lane_;
 };
 
-// A table of bytes, 16 at a time: Threads threads in whole warps call it, numbered by `thread`,
-// each with entry threadIdx.x % 16 of the codebook. make(first, second) is four words of a byte.
-template <int Bytes, int Threads, class Entry, class Make>
-__device__ __forceinline__ void fill_table(uint8_t *table, int thread, Entry entry, Make make) {
-  constexpr int kPieces = 2 * Bytes;        // of 16 bytes, which are the copies of a byte
-  constexpr int kStep = Threads / kPieces;  // bytes on, whose low nibble is the same
-  static_assert(kStep % kCodebookSize == 0);
-  const int byte = thread / kPieces, piece = thread % kPieces;
-  const Entry second = __shfl_sync(0xffffffffu, entry, byte, kCodebookSize);
-#pragma unroll
-  for (int i = 0; i < 256; i += kStep) {
-    const Entry first = __shfl_sync(0xffffffffu, entry, (byte + i) >> 4, kCodebookSize);
-    reinterpret_cast<uint4 *>(table)[(byte + i) * 16 + piece] = make(first, second);
-  }
-}
-
-// A lane's part of a table, and what makes it: build<Threads>(wide, table, thread), of all
-// threads that multiply, returns the unit of the sums.
+// Each of these is a lane's part of a table. build<Threads>(wide, table, thread), of all threads
+// that multiply, makes it and returns the unit of the sums.
 
 // Entries of the codebook in T, whose scale is not in them: the few-row kernels' table.
 template <class T>
@@ -64,10 +48,7 @@ class CodebookEntries {
   static __device__ __forceinline__ float build(const WideArgs &wide, uint8_t *table, int thread) {
     float unit;
     const uint32_t entry = lane_entry<T>(wide.rounded, wide.matmul.codebook, unit);
-    fill_table<4, Threads>(table, thread, entry, [](uint32_t first, uint32_t second) {
-      const uint32_t pair = __byte_perm(first, second, 0x5410);
-      return uint4{pair, pair, pair, pair};
-    });
+    fill_table<4, Threads>(table, thread, entry, both_entries);
     return unit;
   }
 

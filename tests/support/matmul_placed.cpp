@@ -1,0 +1,148 @@
+#include "support/matmul_placed.hpp"
+
+#include <cmath>
+#include <vector>
+
+#include "support/cases.hpp"
+#include "support/catch.hpp"
+#include "support/families.hpp"
+#include "support/force_matmul.hpp"
+#include "support/matmul_expected.hpp"
+#include "validate.hpp"
+
+namespace nf4::test {
+namespace {
+
+size_t workspace_bytes(const MatmulCase &test) {
+  size_t bytes = 0;
+  const nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
+  REQUIRE(nf4_matmul_workspace_size(&test.weight.shape, &args, &bytes) == NF4_STATUS_OK);
+  return bytes;
+}
+
+nf4_tensor in_place(HostWeight &weight) {
+  std::array<void *, kPartCount> addresses{};
+  for (int part = 0; part < kPartCount; ++part)
+    if (weight.has(Part(part))) addresses[part] = weight.bytes[part].data();
+  return weight.at(addresses);
+}
+
+// Numbers of 16 bits are rounded once before they are multiplied: the codebook's entries over
+// the largest of them, or those times the scale. Sums are in binary32.
+bool is_right(const MatmulCase &test, const Expected &expected, double y) {
+  const bool bf16 = test.dtype == NF4_DTYPE_BF16;
+  if (!std::isfinite(expected.value)) return !std::isfinite(y);
+  const double largest = bf16 ? 0x1p126 : 65000;
+  if (expected.magnitude > 0x1p126 || expected.largest > largest) return true;
+  const double unit = bf16 ? 0x1p-8 : 0x1p-11;
+  const double sums = static_cast<double>(test.weight.shape.cols) / 8 + 64;
+  const double underflow = bf16 ? 0x1p-126 : 0x1p-24;
+  const double error = (unit + sums * 0x1p-24) * expected.magnitude + underflow * expected.coarse;
+  return y >= round_to(test.dtype, expected.value - error) &&
+         y <= round_to(test.dtype, expected.value + error);
+}
+
+// What lies between the rows of y is as it was.
+bool gaps_intact(const MatmulCase &test, const std::vector<uint8_t> &y) {
+  const int64_t stride = test.y_stride * 2, row = test.weight.shape.rows * 2;
+  for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i)
+    if (i % stride >= row && y[i] != 0xa5) return false;
+  return true;
+}
+
+// The whole of y, as is_right alone would not miss a column of thousands. Sums of so many numbers
+// of either sign are about as large as the root of the sum of their squares.
+bool is_right_on_average(const MatmulCase &test, const std::vector<Expected> &expected,
+                         const std::vector<uint8_t> &y) {
+  const int64_t rows = test.weight.shape.rows;
+  double squares = 0, energy = 0;
+  for (int64_t i = 0; i < test.m * rows; ++i) {
+    const double got = read_number(test.dtype, y.data(), i / rows * test.y_stride + i % rows);
+    squares += (got - expected[i].value) * (got - expected[i].value);
+    energy += expected[i].energy;
+  }
+  const double most = test.dtype == NF4_DTYPE_BF16 ? 4e-3 : 5e-4;
+  return squares <= most * most * energy;
+}
+
+// The first number of y that is wrong, or -1. An assertion for each would take most of the time.
+int64_t first_wrong(const MatmulCase &test, const std::vector<Expected> &expected,
+                    const std::vector<uint8_t> &y, double &got) {
+  const int64_t rows = test.weight.shape.rows;
+  for (int64_t i = 0; i < test.m * rows; ++i) {
+    got = read_number(test.dtype, y.data(), i / rows * test.y_stride + i % rows);
+    if (!is_right(test, expected[i], got)) return i;
+  }
+  return -1;
+}
+
+// The kernels of all families on one placing of a case.
+void check_placed(const MatmulCase &test, const PlacedMatmul &placed,
+                  const std::vector<Expected> &expected, const Stream &stream, MatmulCounts &counts,
+                  Judged judged) {
+  const int64_t rows = test.weight.shape.rows;
+  for (const cuda::MatmulFamily *family : runnable(cuda::matmul_families())) {
+    for (int i = 0; i < cuda::kMatmulShapes; ++i) {
+      const auto shape = static_cast<cuda::MatmulShape>(i);
+      INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));
+      const ForcedMatmul forced(family, shape);
+      if (placed.used(test) != shape) continue;
+      ++counts[family][i];
+      if (placed.y.size() != 0) fill_bytes(placed.y.data(), 0xa5, placed.y.size());
+      REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
+      stream.synchronize();
+      const std::vector<uint8_t> y = placed.y.read();
+      double got = 0;
+      const int64_t wrong = first_wrong(test, expected, y, got);
+      if (wrong >= 0)
+        FAIL("y[" << wrong / rows << "][" << wrong % rows << "] is " << got << ", expected "
+                  << expected[wrong].value << ", of the magnitude " << expected[wrong].magnitude);
+      if (judged == Judged::kEachAndAll) REQUIRE(is_right_on_average(test, expected, y));
+      REQUIRE(gaps_intact(test, y));
+      REQUIRE(placed.y.lead_intact());
+      REQUIRE(placed.weight.leads_intact());
+    }
+  }
+}
+
+}  // namespace
+
+PlacedMatmul::PlacedMatmul(Rng &rng, const MatmulCase &test, bool aligned)
+    : weight(rng, test.weight, aligned),
+      x(test.x.size(), aligned ? 0 : random_lead(rng, 2)),
+      bias(test.bias.size(), aligned ? 0 : random_lead(rng, 2)),
+      y(test.y_bytes(), aligned ? 0 : random_lead(rng, 2)),
+      workspace(workspace_bytes(test)) {
+  x.write(test.x.data());
+  bias.write(test.bias.data());
+}
+
+nf4_matmul_args PlacedMatmul::args(const MatmulCase &test) const {
+  return test.args(x.data(), bias.data(), y.data());
+}
+
+cuda::MatmulShape PlacedMatmul::used(const MatmulCase &test) const {
+  const nf4_matmul_args given = args(test);
+  MatmulProblem problem;
+  REQUIRE(validate_matmul_shape(&weight.tensor(), &given, problem) == NF4_STATUS_OK);
+  REQUIRE(validate_matmul_operands(&weight.tensor(), &given, nullptr, 0, problem) == NF4_STATUS_OK);
+  cuda::MatmulShape shape;
+  REQUIRE(cuda::matmul_shape(problem, nullptr, shape) == NF4_STATUS_OK);
+  return shape;
+}
+
+nf4_status PlacedMatmul::multiply(const MatmulCase &test, cudaStream_t stream) const {
+  const nf4_matmul_args given = args(test);
+  return nf4_matmul_launch(&weight.tensor(), &given, workspace.data(), workspace.size(), stream);
+}
+
+void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, MatmulCounts &counts,
+                  Judged judged) {
+  const std::vector<Expected> expected = expect_all(test, in_place(test.weight));
+  for (const bool aligned : {false, true}) {
+    INFO((aligned ? "aligned" : "as it comes"));
+    check_placed(test, PlacedMatmul(rng, test, aligned), expected, stream, counts, judged);
+  }
+}
+
+}  // namespace nf4::test

@@ -1,0 +1,36 @@
+// A random matmul in a GPU's memory, and the check of every kernel on it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+
+#include "cuda/matmul/select.hpp"
+#include "support/device.hpp"
+#include "support/matmul_cases.hpp"
+
+namespace nf4::test {
+
+struct PlacedMatmul {
+  DeviceWeight weight;
+  DeviceBuffer x, bias, y, workspace;
+
+  // aligned: all of it on 256-byte boundaries, where all kernels' loads may be; else now and then.
+  PlacedMatmul(Rng &rng, const MatmulCase &test, bool aligned);
+
+  nf4_matmul_args args(const MatmulCase &test) const;
+  // The shape of kernel that a launch uses: the forced one, or kTiled where that one cannot.
+  cuda::MatmulShape used(const MatmulCase &test) const;
+  nf4_status multiply(const MatmulCase &test, cudaStream_t stream) const;
+};
+
+// How often each shape of kernel of each family did the work.
+using MatmulCounts = std::map<const cuda::MatmulFamily *, std::array<int, cuda::kMatmulShapes>>;
+
+enum class Judged { kEach, kEachAndAll };
+
+// Every kernel of every family that takes the case, each with it aligned and as it comes.
+void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, MatmulCounts &counts,
+                  Judged judged = Judged::kEach);
+
+}  // namespace nf4::test
