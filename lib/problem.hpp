@@ -2,6 +2,7 @@
 // whether a GPU can reach the memory.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -100,8 +101,38 @@ struct MatmulBatch {
 
 constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// No kernel needs any so far.
-inline int64_t matmul_workspace_bytes(const MatmulProblem &) { return 0; }
+// The workspace of matmul, for many rows of x: what thread blocks that share a tile of y have
+// summed, each in a slot of its own, and before the slots their flags. Which GPU it will be is not
+// known here, so this is for the largest Hopper, whose kernels use it (cuda/matmul/wide.hpp).
+struct MatmulWorkspace {
+  static constexpr int64_t kMaxSlots = 144;
+  static constexpr int64_t kFlags = 16;  // of a slot, of 8 bytes: one of each warp
+  static constexpr int64_t kTileRows = 128;
+  static constexpr int64_t kSlabColumns = 128;
+  static constexpr int64_t kMinSlabs = 4;  // of a thread block, at least
+
+  int64_t slots = 0;
+  int64_t slot_bytes = 0;
+
+  explicit MatmulWorkspace(const MatmulProblem &problem) {
+    const Weight &weight = problem.weight;
+    if (problem.dtype == NF4_DTYPE_FP32 || problem.m <= 64 || weight.cols % 64 != 0 ||
+        weight.blocksize() < 64)
+      return;
+    const int64_t tiles = ceil_divide(weight.rows, kTileRows) * ceil_divide(problem.m, 128);
+    slots = std::min(kMaxSlots, tiles * ceil_divide(weight.cols, kSlabColumns) / kMinSlabs);
+    int64_t columns = 304;  // of the widest tile that all blocks may share
+    for (const int64_t fewer : {272, 256, 208, 176, 152, 128})
+      if (problem.m <= fewer) columns = fewer;
+    slot_bytes = columns * kTileRows * 4;
+  }
+  int64_t flags_bytes() const { return slots * kFlags * 8; }
+  int64_t bytes() const { return flags_bytes() + slots * slot_bytes; }
+};
+
+inline int64_t matmul_workspace_bytes(const MatmulProblem &problem) {
+  return MatmulWorkspace(problem).bytes();
+}
 
 // Launches of a batch follow one another, so they use the same.
 inline int64_t matmul_workspace_bytes(const MatmulBatch &batch) {

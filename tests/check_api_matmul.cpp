@@ -1,5 +1,6 @@
 // The arguments of the matmul functions that others do not have; the rest of their table is in
 // check_api.cpp.
+#include <algorithm>
 #include <climits>
 #include <cstdint>
 #include <string>
@@ -162,6 +163,29 @@ TEST_CASE("the workspace of matmul needs no pointer but the structs' own", "[api
   CHECK(nf4_matmul_workspace_size(call.weight, call.matmul, &bytes) == NF4_STATUS_INVALID_ARGUMENT);
 }
 
+TEST_CASE("many rows of x need workspace, and few do not", "[api]") {
+  Call call(true);
+  call.tensor.rows = call.args.y_stride = 4096;
+  call.tensor.cols = call.args.x_stride = 4096;
+  const auto bytes = [&](int64_t m, int64_t cols, int64_t blocksize, nf4_dtype dtype) {
+    call.args.m = m;
+    call.args.dtype = dtype;
+    call.tensor.blocksize = blocksize;
+    call.tensor.cols = call.args.x_stride = cols;
+    size_t found = SIZE_MAX;
+    REQUIRE(nf4_matmul_workspace_size(call.weight, call.matmul, &found) == NF4_STATUS_OK);
+    return found;
+  };
+  CHECK(bytes(64, 4096, 64, NF4_DTYPE_BF16) == 0);
+  CHECK(bytes(65, 4096, 64, NF4_DTYPE_BF16) > 0);
+  CHECK(bytes(65, 4096, 64, NF4_DTYPE_FP16) > 0);
+  CHECK(bytes(1 << 20, 4096, 64, NF4_DTYPE_BF16) > 0);
+  CHECK(bytes(1 << 20, 4096, 64, NF4_DTYPE_BF16) < 22'500'000);
+  CHECK(bytes(65, 4096, 64, NF4_DTYPE_FP32) == 0);
+  CHECK(bytes(65, 4096 - 32, 64, NF4_DTYPE_BF16) == 0);
+  CHECK(bytes(65, 4096, 32, NF4_DTYPE_BF16) == 0);
+}
+
 TEST_CASE("more rows of x never need less workspace", "[api]") {
   Call call(true);
   for (const nf4_dtype dtype : {NF4_DTYPE_FP16, NF4_DTYPE_BF16})
@@ -178,6 +202,58 @@ TEST_CASE("more rows of x never need less workspace", "[api]") {
           before = bytes;
         }
       }
+}
+
+// A product that needs workspace: all that it takes is in one allocation, one part after the other.
+TEST_CASE("a bad workspace of matmul is named, and nothing is written", "[api]") {
+  constexpr int64_t kSide = 512, kMany = 65;
+  constexpr size_t kPart = kSide * kSide, kWorkspaceAt = 4 * kPart;
+  std::vector<uint8_t> memory(kWorkspaceAt + (1 << 20), 0xa5);
+  nf4_tensor tensor{};
+  tensor.struct_size = sizeof tensor;
+  tensor.format = NF4_FORMAT_NF4;
+  tensor.blocksize = 64;
+  tensor.rows = tensor.cols = kSide;
+  tensor.packed = memory.data();
+  tensor.absmax = memory.data() + kPart;
+  nf4_matmul_args args{};
+  args.struct_size = sizeof args;
+  args.dtype = NF4_DTYPE_BF16;
+  args.m = kMany;
+  args.x = memory.data() + 2 * kPart;
+  args.y = memory.data() + 3 * kPart;
+  args.x_stride = args.y_stride = kSide;
+  size_t needed = 0;
+  REQUIRE(nf4_matmul_workspace_size(&tensor, &args, &needed) == NF4_STATUS_OK);
+  REQUIRE(needed > 0);
+  REQUIRE(needed <= 1 << 20);
+  uint8_t *const right = memory.data() + kWorkspaceAt;
+  const struct {
+    void *workspace;
+    size_t bytes;
+    std::vector<std::string> named;
+  } bad[] = {
+      {nullptr, needed, {"workspace", "NULL"}},
+      {right, 0, {"workspace_bytes is 0", std::to_string(needed)}},
+      {right, needed - 1, {"workspace_bytes is", std::to_string(needed - 1)}},
+      {right + 8, needed, {"workspace", "16"}},
+      {memory.data(), needed, {"overlaps", "workspace", "packed"}},
+      {memory.data() + kPart, needed, {"overlaps", "workspace", "absmax"}},
+      {memory.data() + 2 * kPart, needed, {"overlaps", "workspace", "x"}},
+      {memory.data() + 3 * kPart, needed, {"overlaps", "workspace", "y"}},
+  };
+  const nf4_tensor *const weights[] = {&tensor};
+  for (const auto &each : bad) {
+    const auto check = [&](nf4_status status) {
+      CHECK(status == NF4_STATUS_INVALID_ARGUMENT);
+      const std::string error = nf4_last_error();
+      INFO("nf4_last_error(): " << error);
+      for (const std::string &word : each.named) CHECK(error.find(word) != std::string::npos);
+    };
+    check(nf4_matmul_launch(&tensor, &args, each.workspace, each.bytes, nullptr));
+    check(nf4_matmul_batch_launch(weights, &args, 1, each.workspace, each.bytes, nullptr));
+  }
+  CHECK(std::all_of(memory.begin(), memory.end(), [](uint8_t byte) { return byte == 0xa5; }));
 }
 
 TEST_CASE("inputs of matmul may share memory", "[api]") {

@@ -55,10 +55,14 @@ MatmulShape random_shape_for_gpu(Rng &rng) {
   return shape;
 }
 
-// Each kernel that this GPU has, of those from `first` on, was met so often.
-void check_counts(const MatmulCounts &counts, cuda::MatmulShape first, int least) {
+// Kernels whose thread blocks share tiles, of weights that are large for the GPU, are the last.
+constexpr int kFirstStreamed = cuda::kStream128;
+
+// Each kernel that this GPU has, of those from `first` up to `end`, was met so often.
+void check_counts(const MatmulCounts &counts, int least, int first = cuda::kTiled,
+                  int end = kFirstStreamed) {
   for (const auto &[family, of_shapes] : counts)
-    for (int i = first; i < cuda::kMatmulShapes; ++i) {
+    for (int i = first; i < end; ++i) {
       const auto shape = static_cast<cuda::MatmulShape>(i);
       INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));
       if (cuda::matmul_has(*family, shape, compute_capability()) &&
@@ -100,7 +104,7 @@ TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda][
         INFO(describe(test, number));
         check_matmul(test, rng, stream, counts);
       }
-  check_counts(counts, cuda::kTiled, std::getenv("NF4_TEST_SHAPES") != nullptr ? 1 : shapes() / 4);
+  check_counts(counts, std::getenv("NF4_TEST_SHAPES") != nullptr ? 1 : shapes() / 4);
 }
 
 // Scales that are loaded several steps at once, as those of blocks of 64 are; columns that clusters
@@ -119,7 +123,7 @@ TEST_CASE("every kernel multiplies blocks of 64 in rows of many blocks", "[cuda]
         INFO(describe(test, number));
         check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
       }
-  check_counts(counts, cuda::kTiled, 4);
+  check_counts(counts, 4);
 }
 
 // Shapes in which a thread block's rows or columns take more than one turn.
@@ -136,29 +140,44 @@ TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda][mat
       INFO(describe(test, number));
       check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
     }
-  check_counts(counts, cuda::kTiled, 2);
+  check_counts(counts, 2);
 }
 
-TEST_CASE("tiles that do not fill the GPU become halves", "[cuda][matmul][long]") {
+// Tiles of 128 rows, so many that each thread block has at least four slabs of 128 columns to
+// share: fewer tiles than blocks, then more, of which some are whole; and a last slab that is half.
+TEST_CASE("thread blocks share the tiles that do not fill the GPU", "[cuda][matmul]") {
   const Stream stream;
   MatmulCounts counts;
-  Rng rng(0xf000000);
-  // One tile more than an H100 or H200 has multiprocessors, and rows of x in both of the halves of
-  // the widest.
-  MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, {133 * 128 - 5, 64, 160});
-  check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
-  check_counts(counts, cuda::kWide208, 1);
+  int blocks = 0;
+  REQUIRE_CUDA(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0));
+  const struct {
+    CaseClass kind;
+    int64_t tiles, slabs;
+  } cases[] = {
+      {{NF4_DTYPE_BF16, 64, true}, blocks / 2 + 1, 8},
+      {{NF4_DTYPE_FP16, 256, false}, blocks + 2, 4},
+  };
+  uint64_t number = 0xf000000;
+  for (const auto &each : cases) {
+    Rng rng(++number);
+    MatmulCase test =
+        plain_matmul_case(rng, each.kind, {each.tiles * 128 - 5, each.slabs * 128 - 64, 290});
+    INFO(describe(test, number));
+    check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+  }
+  check_counts(counts, 2, kFirstStreamed, cuda::kMatmulShapes);
 }
 
 TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda][matmul][long]") {
   const Stream stream;
   for (const MatmulShape shape :
        {MatmulShape{1000, 4096, 1}, MatmulShape{1000, 1536, 7}, MatmulShape{777, 2048, 16},
-        MatmulShape{300, 1088, 70}, MatmulShape{520, 4096, 64}, MatmulShape{8500, 256, 513}}) {
+        MatmulShape{300, 1088, 70}, MatmulShape{520, 4096, 64}, MatmulShape{8500, 4096, 300}}) {
     Rng rng(0xc000000 + shape.m);
     const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
     const PlacedMatmul placed(rng, test, true);
     check_not_tiled(placed, test);
+    if (compute_capability() == 90 && shape.rows > 8000) CHECK(placed.used(test) >= kFirstStreamed);
     REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
     stream.synchronize();
     const std::vector<uint8_t> expected = placed.y.read();

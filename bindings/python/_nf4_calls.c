@@ -181,11 +181,14 @@ static bool output(const place *where, PyObject *object, int64_t elements, void 
   return *dtype != 0 && is_contiguous(&view, elements);
 }
 
+/* Arguments of a product, before those of every call. */
+enum { X, Y, BIAS, SCRATCH, PRODUCT_ARGUMENTS };
+
 static bool operands(const calls *self, PyObject *const *arguments, place *where,
                      nf4_tensor *weight, nf4_matmul_args *args) {
   dl_tensor x;
-  if (!begin(self, arguments[0], &x, where)) return false;
-  if (!weight_of(where, arguments + 3, weight)) return false;
+  if (!begin(self, arguments[X], &x, where)) return false;
+  if (!weight_of(where, arguments + PRODUCT_ARGUMENTS, weight)) return false;
   args->struct_size = sizeof *args;
   args->dtype = dtype_of(&x);
   args->x = address_of(&x);
@@ -194,40 +197,58 @@ static bool operands(const calls *self, PyObject *const *arguments, place *where
   if (weight->rows > 0 && args->m > INT64_MAX / weight->rows) return false;
   nf4_dtype dtype;
   void *bias;
-  if (!output(where, arguments[1], args->m * weight->rows, &args->y, &dtype)) return false;
+  if (!output(where, arguments[Y], args->m * weight->rows, &args->y, &dtype)) return false;
   if (dtype != args->dtype) return false;
-  if (arguments[2] == Py_None) return true;
-  if (!output(where, arguments[2], weight->rows, &bias, &dtype)) return false;
+  if (arguments[BIAS] == Py_None) return true;
+  if (!output(where, arguments[BIAS], weight->rows, &bias, &dtype)) return false;
   args->bias = bias;
   return dtype == args->dtype;
 }
 
+/* Enqueues the product on torch's current stream; NULL with an error if there is no memory for
+ * the scratch, which is the stream's as soon as torch has it back. */
+static PyObject *launch_matmul(const calls *self, PyObject *const *arguments, const place *where,
+                               const nf4_tensor *weight, const nf4_matmul_args *args) {
+  nf4_stream stream;
+  size_t needed = 0;
+  nf4_status status;
+  PyObject *scratch = NULL;
+  dl_tensor view = {0};
+  if (args->dtype == NF4_DTYPE_FP32 || !stream_of(where, &stream)) return none();
+  if (self->matmul_workspace_size(weight, args, &needed) != NF4_STATUS_OK) return none();
+  if (needed != 0) {
+    scratch = PyObject_CallFunction(arguments[SCRATCH], "On", arguments[X], (Py_ssize_t)needed);
+    if (scratch == NULL) return NULL;
+    if (!borrow(where, scratch, &view)) {
+      Py_DECREF(scratch);
+      return none();
+    }
+  }
+  void *const workspace = needed != 0 ? (void *)address_of(&view) : NULL;
+  Py_BEGIN_ALLOW_THREADS status = self->matmul_launch(weight, args, workspace, needed, stream);
+  Py_END_ALLOW_THREADS Py_XDECREF(scratch);
+  return PyLong_FromLong(status);
+}
+
 PyDoc_STRVAR(
     matmul_doc,
-    "matmul(x, y, bias, threads, packed, absmax, nested_absmax, nested_code, nested_offset, "
+    "matmul(x, y, bias, scratch, threads, packed, absmax, nested_absmax, nested_code, nested_offset, "
     "codebook, format, blocksize, nested_blocksize, rows, cols)\n--\n\n"
     "y = x W^T + bias on torch's current stream, and the nf4_status; None if nothing was "
-    "done, and the arguments have to be looked at more closely.");
+    "done, and the arguments have to be looked at more closely. Where scratch is needed, "
+    "scratch(x, nbytes) is a tensor of so many bytes beside x.");
 static PyObject *matmul(calls *self, PyObject *const *arguments, Py_ssize_t count) {
-  if (!count_is(count, 3 + WEIGHT_ARGUMENTS)) return NULL;
+  if (!count_is(count, PRODUCT_ARGUMENTS + WEIGHT_ARGUMENTS)) return NULL;
   place where;
   nf4_tensor weight = {0};
   nf4_matmul_args args = {0};
   if (!operands(self, arguments, &where, &weight, &args)) return none();
+  if (where.device_type == DL_CUDA)
+    return launch_matmul(self, arguments, &where, &weight, &args);
   nf4_status status;
-  if (where.device_type == DL_CPU) {
-    int32_t threads;
-    if (!threads_of(arguments + 3, &threads)) return none();
-    Py_BEGIN_ALLOW_THREADS status = self->matmul_cpu(&weight, &args, threads);
-    Py_END_ALLOW_THREADS return PyLong_FromLong(status);
-  }
-  if (args.dtype == NF4_DTYPE_FP32) return none();
-  nf4_stream stream;
-  size_t needed = 0;
-  if (!stream_of(&where, &stream)) return none();
-  if (self->matmul_workspace_size(&weight, &args, &needed) != NF4_STATUS_OK || needed != 0)
-    return none();
-  Py_BEGIN_ALLOW_THREADS status = self->matmul_launch(&weight, &args, NULL, 0, stream);
+  int32_t threads;
+  if (!threads_of(arguments + PRODUCT_ARGUMENTS, &threads)) return none();
+  Py_BEGIN_ALLOW_THREADS status = self->matmul_cpu(&weight, &args, threads);
   Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 

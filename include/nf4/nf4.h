@@ -259,9 +259,11 @@ typedef struct nf4_matmul_args {
   int64_t y_stride;           /* >= rows */
 } nf4_matmul_args;
 
-/* Scratch that nf4_matmul_launch needs, in bytes; 0 in this version. It depends on the
- * weight's shape, m and dtype, and does not fall as m rises: what is enough for the most
- * rows of x is enough for fewer. No pointer but the structs' own is looked at. */
+/* Scratch that nf4_matmul_launch needs, in bytes: 0 for up to 64 rows of x, for cols that
+ * are no multiple of 64 and for blocksize 32, else up to 22.5 MB, whatever the GPU. It
+ * depends on the weight's shape, blocksize, m and dtype, and does not fall as m rises: what
+ * is enough for the most rows of x is enough for fewer. No pointer but the structs' own is
+ * looked at. */
 NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
                                              size_t *bytes);
 
@@ -286,7 +288,8 @@ NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4
  *               2^-126 for 0.
  *
  * workspace: scratch of at least nf4_matmul_workspace_size() bytes, 16-byte aligned,
- * in the same memory as the rest; may be NULL if that size is 0.
+ * in the same memory as the rest; may be NULL if that size is 0. What it holds does not
+ * matter, and calls in one stream may share it.
  *
  * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
  * m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m times
@@ -319,8 +322,8 @@ NF4_API nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_arg
  * devices. nf4_last_error() counts products from 0. All products are checked before any is
  * enqueued. */
 
-/* Scratch that nf4_matmul_batch_launch needs, in bytes; 0 in this version. It does not
- * fall as the m of any product rises. */
+/* Scratch that nf4_matmul_batch_launch needs, in bytes: as much as the product that needs
+ * most. It does not fall as the m of any product rises. */
 NF4_API nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
                                                    const nf4_matmul_args *args, size_t count,
                                                    size_t *bytes);

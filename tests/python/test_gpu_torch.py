@@ -15,7 +15,7 @@ pytestmark = [
 torch = pytest.importorskip("torch")
 
 import nf4.torch  # noqa: E402
-from nf4.torch import NF4Linear, functional  # noqa: E402
+from nf4.torch import NF4Linear, _kernels, functional  # noqa: E402
 from torch_cases import ALLOWED, error, reference  # noqa: E402
 
 DEVICE = "cuda"
@@ -67,6 +67,49 @@ def test_linear_and_its_gradients(dtype, layout, rows):
     # The dense weight of the backward pass is rounded to the dtype.
     assert error(x.grad, grad.double() @ dense) <= 2 * max(ALLOWED[dtype], 1e-5)
     assert error(layer.bias.grad, grad.double().sum((0, 1))) <= 2 * max(ALLOWED[dtype], 1e-5)
+
+
+@pytest.fixture
+def many():
+    """A layer and an x whose rows are so many that thread blocks share tiles through scratch."""
+    layer, x = layer_of(shape=(6000, 2048)), x_of(300, 2048)
+    assert nf4.matmul_workspace_bytes(layer.quantized, 300, "bf16") > 0
+    return layer, x, _kernels.linear(x, layer.bias, *functional.arguments(layer.quantized))
+
+
+def test_scratch_is_torch_memory(many, monkeypatch):
+    layer, x, expected = many
+    assert error(expected, reference(x, layer.quantized, layer.bias)) <= ALLOWED["bf16"]
+    made = []
+    real = _kernels._scratch
+    monkeypatch.setattr(_kernels, "_scratch", lambda *given: made.append(given) or real(*given))
+    with torch.no_grad():
+        assert torch.equal(layer(x), expected)
+    assert [(each is x, nbytes) for each, nbytes in made] == [
+        (True, nf4.matmul_workspace_bytes(layer.quantized, 300, "bf16"))
+    ]
+
+
+def test_no_memory_for_scratch_is_an_error(many, monkeypatch):
+    layer, x, _ = many
+
+    def fail(*_given):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(_kernels, "_scratch", fail)
+    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError, match="none left"):
+        layer(x)
+
+
+def test_many_rows_in_a_graph(many):
+    layer, x, expected = many
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        y = layer(x)
+    for _ in range(3):
+        y.zero_()
+        graph.replay()
+        assert torch.equal(y, expected)
 
 
 VIEWS = {

@@ -100,6 +100,7 @@ void check_placed(const MatmulCase &test, const PlacedMatmul &placed,
       if (judged == Judged::kEachAndAll) REQUIRE(is_right_on_average(test, expected, y));
       REQUIRE(gaps_intact(test, y));
       REQUIRE(placed.y.lead_intact());
+      REQUIRE(placed.workspace.lead_intact());
       REQUIRE(placed.weight.leads_intact());
     }
   }
@@ -112,7 +113,7 @@ PlacedMatmul::PlacedMatmul(Rng &rng, const MatmulCase &test, bool aligned)
       x(test.x.size(), aligned ? 0 : random_lead(rng, 2)),
       bias(test.bias.size(), aligned ? 0 : random_lead(rng, 2)),
       y(test.y_bytes(), aligned ? 0 : random_lead(rng, 2)),
-      workspace(workspace_bytes(test)) {
+      workspace(workspace_bytes(test), 64) {
   x.write(test.x.data());
   bias.write(test.bias.data());
 }

@@ -120,8 +120,8 @@ def _require_host_arguments(workspace: Any, stream: Any) -> None:
 
 
 def matmul_workspace_bytes(weight: QuantizedTensor, m: int, dtype: Any) -> int:
-    """Bytes of scratch that `matmul` needs for m rows of x in device memory; 0 in this version.
-    Never more for fewer rows.
+    """Bytes of scratch that `matmul` needs for m rows of x in device memory: 0 for up to 64, and
+    never more for fewer rows.
 
     dtype  of x: "fp16", "bf16", or a numpy or torch dtype
 
@@ -235,7 +235,8 @@ def _batch_workspace(batch: tuple[ctypes.Array, ctypes.Array, int]) -> int:
 
 def matmul_batch_workspace_bytes(weights: Iterable[QuantizedTensor], m: int, dtype: Any) -> int:
     """Bytes of scratch that `matmul_batch` needs for m rows of x in device memory, the same for
-    all weights; 0 in this version. m and dtype: as for `matmul_workspace_bytes`.
+    all weights: what the weight that needs most does. m and dtype: as for
+    `matmul_workspace_bytes`.
 
     Raises InvalidArgument.
     """

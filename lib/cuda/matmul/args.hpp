@@ -52,7 +52,7 @@ inline RoundedCodebook codebook_with_one(nf4_format format) {
 
 // Which of a family's kernels: for any problem; or, in thread blocks that own rows of the
 // weight, for up to 2, 8 and 16 rows of x. On Hopper also in tiles of so many rows of x, which
-// are no family's (wide.hpp).
+// are no family's (wide.hpp); kStream... are those whose last tiles all blocks share.
 enum MatmulShape {
   kTiled,
   kFew2,
@@ -68,9 +68,16 @@ enum MatmulShape {
   kWide208,
   kWide256,
   kWide272,
-  kWide304
+  kWide304,
+  kStream128,
+  kStream152,
+  kStream176,
+  kStream208,
+  kStream256,
+  kStream272,
+  kStream304
 };
-constexpr int kMatmulShapes = kWide304 + 1;
+constexpr int kMatmulShapes = kStream304 + 1;
 constexpr int kFamilyShapes = kFew16 + 1;
 
 // The tiles of kTiled.

@@ -203,7 +203,7 @@ __device__ __forceinline__ void multiply_share(const FewArgs &few, int block) {
       start_dependents<Arch>();
       unit = build_pair_table<T>(few, shared);
     }
-    scales.meet();
+    scales.meet(first == 0);
 #pragma unroll 1
     for (int slot = 1; slot < kFewLayout<Arch, kMaxM>.slots && first == 0; ++slot) ring.fill();
     // Now, while the first tile is on its way, and not when the last sums are there.

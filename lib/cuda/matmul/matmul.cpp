@@ -130,8 +130,7 @@ nf4_status find_family(const MatmulProblem *problems, int count, nf4_stream stre
 
 cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &family,
                          MatmulShape shape, const Device &device, cudaStream_t stream) {
-  if (is_wide(shape))
-    return launch_wide(matmul_args(problem), problem.dtype, shape, device, stream);
+  if (is_wide(shape)) return launch_wide(problem, matmul_args(problem), shape, device, stream);
   // A weight without elements has no scales to be told of.
   const bool nested = problem.weight.nested() && problem.weight.elements != 0;
   const void *kernel = family.kernels[problem.dtype - NF4_DTYPE_FP16][nested][shape];
@@ -214,10 +213,11 @@ cudaError_t launch_together(const FewProducts &products, const MatmulFamily &fam
 const MatmulFamily *const *matmul_families() { return kFamilies; }
 
 const char *matmul_shape_name(MatmulShape shape) {
-  static constexpr const char *kNames[] = {"tiled",       "few2",        "few8",        "few16",
-                                           "wide16 tall", "wide32 tall", "wide64 tall", "wide64",
-                                           "wide128",     "wide152",     "wide176",     "wide208",
-                                           "wide256",     "wide272",     "wide304"};
+  static constexpr const char *kNames[] = {
+      "tiled",       "few2",      "few8",      "few16",     "wide16 tall", "wide32 tall",
+      "wide64 tall", "wide64",    "wide128",   "wide152",   "wide176",     "wide208",
+      "wide256",     "wide272",   "wide304",   "stream128", "stream152",   "stream176",
+      "stream208",   "stream256", "stream272", "stream304"};
   static_assert(std::size(kNames) == kMatmulShapes, "a name for each shape");
   return kNames[shape];
 }

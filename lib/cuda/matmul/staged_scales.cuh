@@ -56,7 +56,8 @@ class StagedScales {
     }
   }
 
-  // Asks for what `rows` rows from first_row on have.
+  // Asks for what `rows` rows from first_row on have, and ends a group of copies if they come in
+  // groups.
   __device__ __forceinline__ void stage(int first_row, int rows) {
     const MatmulArgs &args = few_.matmul;
     const uint32_t first_element = first_row * static_cast<uint32_t>(args.cols);
@@ -86,11 +87,12 @@ class StagedScales {
         ++row;
       }
     }
+    if constexpr (!Arch::kTensorMaps) end_copy_group();
   }
 
   // All threads, whose stores to shared memory all see when it returns. What was staged is there
-  // after wait().
-  __device__ __forceinline__ void meet() const {
+  // after wait(). If `one_later`, one group of copies that was begun later need not be.
+  __device__ __forceinline__ void meet(bool one_later) const {
     if constexpr (Arch::kTensorMaps) {
       __syncthreads();
       if (few_.whole_items) {
@@ -100,7 +102,10 @@ class StagedScales {
         arrive(barrier_);
       }
     } else {
-      wait_for_copies();
+      if (one_later)
+        wait_for_copy_groups<1>();
+      else
+        wait_for_copies();
       __syncthreads();
     }
   }

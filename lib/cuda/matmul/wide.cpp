@@ -15,7 +15,6 @@ constexpr int kHopper = 90;                          // the compute capability
 constexpr int64_t kWideMaxCols = int64_t{1} << 22;   // 256 rows have offsets of 31 bits
 constexpr int64_t kWideMaxRows = int64_t{1} << 30;   // of x or the weight
 constexpr int64_t kWideMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
-constexpr int64_t kMinSlabs = 4;                     // of a split
 constexpr int64_t kKeptBytes = 32 << 20;             // in L2, beside x and y
 
 const WideShape &wide_shape(MatmulShape shape) { return kWideShapes[shape - kWide16Tall]; }
@@ -24,8 +23,9 @@ const WideShape &wide_shape(MatmulShape shape) { return kWideShapes[shape - kWid
 struct WidePlan {
   int64_t row_tiles;
   int64_t x_tiles;
-  int64_t whole_tiles;
-  int splits;
+  int64_t streamed_tiles;  // 0 if the shape is not streamed
+  int64_t clusters;
+  int splits;     // the blocks of a cluster
   double cycles;  // estimated
 };
 
@@ -56,30 +56,87 @@ cudaError_t count_clusters(const Device &device) {
 
 // Cycles are those of an H200 (sm90a.cu). With these constants the shape of least cycles was, of
 // all that were timed for 24 products, within 4 % of the fastest.
-WidePlan plan_wide(const WideShape &shape, int64_t rows, int64_t cols, int64_t m,
-                   const Device &device) {
-  WidePlan plan{ceil_divide(rows, shape.rows), ceil_divide(m, shape.columns), 0, 1, 0};
-  const int64_t slabs = ceil_divide(cols, kSlabColumns);
-  const int64_t tiles = plan.row_tiles * plan.x_tiles;
-  for (int splits = 2; splits <= kMaxSplits; ++splits)
-    if (slabs >= splits * kMinSlabs &&
-        tiles <= resident_clusters[device.index][splits].load(std::memory_order_relaxed))
-      plan.splits = splits;
-  const int64_t blocks = device.multiprocessors;
-  const int64_t rest = tiles % blocks;
-  plan.whole_tiles = shape.halves && tiles > blocks && 2 * rest <= blocks ? tiles - rest : tiles;
-  constexpr double kStart = 6000, kTile = 1500, kHalf = 0.65;
-  const double turns = static_cast<double>(ceil_divide(plan.whole_tiles, blocks)) +
-                       (plan.whole_tiles < tiles ? kHalf : 0);
-  const auto slabs_of_block = static_cast<double>(ceil_divide(slabs, plan.splits));
-  plan.cycles = kStart + turns * (kTile + slabs_of_block * shape.slab_cycles);
-  if (plan.splits > 1) {
+constexpr double kStart = 6000, kTile = 1500;
+
+int64_t slabs_of(const MatmulProblem &problem) {
+  return ceil_divide(problem.weight.cols, kSlabColumns);
+}
+
+// Does the workspace have a slot for each of so many blocks?
+bool has_slots(const WideShape &shape, const MatmulProblem &problem, int64_t blocks) {
+  const MatmulWorkspace workspace(problem);
+  return workspace.slots >= blocks &&
+         workspace.slot_bytes >= int64_t{shape.rows} * shape.columns * int64_t{sizeof(float)};
+}
+
+// Each block makes whole tiles; clusters of blocks do, where tiles are few.
+void plan_whole_tiles(const WideShape &shape, const MatmulProblem &problem, const Device &device,
+                      WidePlan &plan) {
+  const int64_t tiles = plan.row_tiles * plan.x_tiles, slabs = slabs_of(problem);
+  plan.clusters = std::min(tiles, int64_t{device.multiprocessors});
+  plan.cycles = kStart + static_cast<double>(ceil_divide(tiles, plan.clusters)) *
+                             (kTile + static_cast<double>(slabs) * shape.slab_cycles);
+  for (int splits = 2; splits <= kMaxSplits; ++splits) {
+    if (slabs < splits * MatmulWorkspace::kMinSlabs ||
+        tiles > resident_clusters[device.index][splits].load(std::memory_order_relaxed))
+      continue;
     // A block sends all of its sums but a share, and there are more to wait for.
     constexpr double kExchange = 1000, kBlock = 200, kSum = 0.5;
-    const double sent = static_cast<double>(shape.columns) * shape.rows * (1 - 1.0 / plan.splits);
-    plan.cycles += kExchange + kBlock * plan.splits + kSum * sent;
+    const double sent = static_cast<double>(shape.columns) * shape.rows * (1 - 1.0 / splits);
+    const double cycles = kStart + kTile +
+                          static_cast<double>(ceil_divide(slabs, splits)) * shape.slab_cycles +
+                          kExchange + kBlock * splits + kSum * sent;
+    if (cycles >= plan.cycles) continue;
+    plan.clusters = tiles;
+    plan.splits = splits;
+    plan.cycles = cycles;
   }
+}
+
+// All blocks share the tiles of the last turn, and of the turn before it: what blocks leave for
+// others is there long before it is wanted.
+void plan_streamed_tiles(const WideShape &shape, const MatmulProblem &problem, const Device &device,
+                         WidePlan &plan) {
+  const int64_t tiles = plan.row_tiles * plan.x_tiles, slabs = slabs_of(problem);
+  plan.clusters = device.multiprocessors;
+  plan.streamed_tiles = std::min(tiles, plan.clusters + tiles % plan.clusters);
+  const auto share = static_cast<double>(ceil_divide(plan.streamed_tiles * slabs, plan.clusters));
+  const auto whole = static_cast<double>((tiles - plan.streamed_tiles) / plan.clusters);
+  // A block leaves its sums once, and takes others' once, or for each block that has a part.
+  constexpr double kExchange = 1500, kSum = 0.28, kMore = 0.06;
+  const auto more = static_cast<double>(ceil_divide(plan.clusters, plan.streamed_tiles) - 1);
+  const double sums = static_cast<double>(shape.columns) * shape.rows;
+  plan.cycles = kStart + kExchange + (kSum + kMore * more) * sums + (whole + 2) * kTile +
+                (whole * static_cast<double>(slabs) + share) * shape.slab_cycles;
+}
+
+WidePlan plan_wide(const WideShape &shape, const MatmulProblem &problem, const Device &device) {
+  WidePlan plan{};
+  plan.row_tiles = ceil_divide(problem.weight.rows, shape.rows);
+  plan.x_tiles = ceil_divide(problem.m, shape.columns);
+  plan.splits = 1;
+  if (shape.streamed)
+    plan_streamed_tiles(shape, problem, device, plan);
+  else
+    plan_whole_tiles(shape, problem, device, plan);
   return plan;
+}
+
+// Is there enough for each block to share?
+bool can_stream(const WideShape &shape, const MatmulProblem &problem, const Device &device) {
+  const int64_t tiles =
+      ceil_divide(problem.weight.rows, shape.rows) * ceil_divide(problem.m, shape.columns);
+  const int64_t blocks = device.multiprocessors;
+  return tiles % blocks != 0 && tiles * slabs_of(problem) >= blocks * MatmulWorkspace::kMinSlabs &&
+         has_slots(shape, problem, blocks);
+}
+
+// Flags of a launch's blocks are this, and of no other launch of the process. Those that memory
+// has by chance are other numbers.
+uint64_t next_signature() {
+  constexpr uint64_t kFirst = 0x9e3779b97f4a7c15;
+  static std::atomic<uint64_t> next{kFirst};
+  return next.fetch_add(1, std::memory_order_relaxed);
 }
 
 // Of kFew16, from 19.1 us at 14336x4096, 7.4 at 4096x4096, 18.9 at 4096x14336 and 59.5 at
@@ -92,14 +149,15 @@ double few16_cycles(const Weight &weight, const Device &device) {
 
 }  // namespace
 
-bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &device) {
+bool wide_takes(const MatmulProblem &problem, MatmulShape which, const Device &device) {
   const Weight &weight = problem.weight;
+  const WideShape &shape = wide_shape(which);
   // Past a row's end codes, scales and x are 0, whose product is 0 unless a caller's codebook
   // begins with what is not finite.
   const int whole = weight.codebook != nullptr ? kSlabColumns : kStepColumns;
-  if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16 &&
-      !wide_shape(shape).scaled_sums)
+  if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16 && !shape.scaled_sums)
     return false;
+  if (shape.streamed && !can_stream(shape, problem, device)) return false;
   return device.compute_capability == kHopper && device.shared_bytes >= kWideSharedBytes &&
          weight.cols > 0 && weight.cols % whole == 0 && weight.cols <= kWideMaxCols &&
          weight.rows <= kWideMaxRows && problem.m <= kWideMaxRows &&
@@ -120,8 +178,7 @@ cudaError_t best_wide(const MatmulProblem &problem, const Device &device, Matmul
   for (int i = kWide16Tall; i < kMatmulShapes; ++i) {
     const auto shape = static_cast<MatmulShape>(i);
     if (!wide_takes(problem, shape, device)) continue;
-    const WidePlan plan =
-        plan_wide(wide_shape(shape), problem.weight.rows, problem.weight.cols, problem.m, device);
+    const WidePlan plan = plan_wide(wide_shape(shape), problem, device);
     if (plan.cycles >= least) continue;
     least = plan.cycles;
     best = shape;
@@ -145,30 +202,36 @@ cudaError_t load_wide_kernels(const Device &device) {
   return cudaSuccess;
 }
 
-cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape which,
+cudaError_t launch_wide(const MatmulProblem &problem, const MatmulArgs &args, MatmulShape which,
                         const Device &device, cudaStream_t stream) {
   cudaError_t error = load_wide_kernels(device);
   if (error != cudaSuccess) return error;
   const WideShape &shape = wide_shape(which);
-  const WidePlan plan = plan_wide(shape, args.rows, args.cols, args.m, device);
+  const WidePlan plan = plan_wide(shape, problem, device);
   WideArgs wide{};
   wide.matmul = args;
   std::copy_n(nf4_codebook(args.format), kCodebookSize, wide.codebook);
-  wide.rounded =
-      shape.scaled_sums ? rounded_codebook(args.format, dtype) : codebook_with_one(args.format);
+  wide.rounded = shape.scaled_sums ? rounded_codebook(args.format, problem.dtype)
+                                   : codebook_with_one(args.format);
   wide.tiles = static_cast<int>(plan.row_tiles * plan.x_tiles);
-  wide.whole_tiles = static_cast<int>(plan.whole_tiles);
   wide.row_tiles = static_cast<int>(plan.row_tiles);
   wide.x_tiles = static_cast<int>(plan.x_tiles);
   // A weight that stays in L2 is read again for each tile of x.
   wide.x_group = args.rows * args.cols / 2 <= kKeptBytes ? 1 : std::min(wide.x_tiles, 4);
   const int slabs = static_cast<int>(ceil_divide(args.cols, kSlabColumns));
-  const int work = 2 * wide.tiles - wide.whole_tiles;
-  wide.clusters = plan.splits > 1 ? wide.tiles : std::min(work, device.multiprocessors);
+  wide.clusters = static_cast<int>(plan.clusters);
   wide.splits = plan.splits;
   wide.inverse_splits = inverse_of(plan.splits);
   wide.block_slabs = slabs / plan.splits;
   wide.more_slabs = slabs % plan.splits;
+  wide.streamed_tiles = static_cast<int>(plan.streamed_tiles);
+  wide.slabs = slabs;
+  wide.stream_slabs = static_cast<int>(plan.streamed_tiles * slabs / plan.clusters);
+  wide.more_streams = static_cast<int>(plan.streamed_tiles * slabs % plan.clusters);
+  wide.flags = static_cast<uint64_t *>(problem.workspace);
+  wide.signature = next_signature();
+  wide.partials = reinterpret_cast<float4 *>(static_cast<uint8_t *>(problem.workspace) +
+                                             MatmulWorkspace(problem).flags_bytes());
   wide.scale_groups = args.blocksize_log2 == 6 && args.cols % 512 == 0 &&
                       is_multiple(args.absmax, args.nested_absmax == nullptr ? 16 : 8) &&
                       (args.nested_absmax == nullptr || args.nested_blocksize_log2 >= 3);
@@ -179,11 +242,12 @@ cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape whi
   // One row of x may have any stride.
   const int64_t pitch = args.m == 1 ? args.cols : args.x_stride;
   error = make_tensor_map({args.x, args.m, args.cols * 2}, pitch * 2, kStepColumns * 2,
-                          shape.columns / (shape.halves ? 2 : 1), wide.x);
+                          shape.columns / shape.boxes, wide.x);
   if (error != cudaSuccess) return error;
-  return launch({shape.kernels[dtype - NF4_DTYPE_FP16], int64_t{wide.clusters} * plan.splits,
-                 shape.threads, true, stream, shape.shared_bytes, plan.splits},
-                wide);
+  return launch(
+      {shape.kernels[problem.dtype - NF4_DTYPE_FP16], int64_t{wide.clusters} * plan.splits,
+       shape.threads, true, stream, shape.shared_bytes, plan.splits},
+      wide);
 }
 
 #else

@@ -7,10 +7,11 @@
 // Each other warpgroup multiplies 64 rows of the weight: a lane of a quad uses byte lane % 4 of
 // each word of a row, which is the order in which wgmma wants A, and looks two weights up in a
 // table. In tiles of up to 64 rows of x those are entries of the codebook, and the sums of each
-// step are multiplied by its scale (wide_sums.cuh); in wider ones, whose sums fill the registers,
-// the weights are (wide_consumer.cuh). While the tensor cores work on one step the threads decode
-// the next. Where tiles are few, clusters split their columns, and add up through each other's
-// shared memory in a fixed order.
+// step are multiplied by its scale (wide_scaled_sums.cuh); in wider ones, whose sums fill the
+// registers, the weights are (wide_scaled_weights.cuh). While the tensor cores work on one step the
+// threads decode the next. Where tiles are few, clusters split their columns, and add up through
+// each other's shared memory in a fixed order. Where tiles do not fill the last turn, kernels of
+// their own (kStream...) share them among all blocks, and add up through L2, in a fixed order too.
 //
 // What bounds it: in tiles of up to 128 rows of x the path to shared memory, as follows. In
 // tiles of 256 what a warpgroup does between two products, about 1200 cycles a step where the two
@@ -52,7 +53,7 @@
 //   14336x4096, M = 128  35.1 -> 31.7, 64: 26.7 -> 24.4, 32: 22.3 -> 20.5 (with PDL) by the
 //                        latter two (predicted 1 less)
 //   14336x4096, M = 1024 208 in four turns of the blocks, 170-187 with the last turn's tiles
-//                        in halves (dense 154-166)
+//                        in halves (dense 154-166), which shared tiles replaced
 //    4096x4096, M = 64   18.0 in 16 clusters of 4 (tiles of 256 rows), 13.9 in 32 of 3 (of 128);
 //                        22 to 26 where not all clusters run together; 19 for the latter on one
 //                        of several H200, so the device is asked how many it holds
@@ -73,6 +74,18 @@
 //                        are as few turns as of tiles of 256, and more products for what is
 //                        decoded. Of what 777 lacks, 15 % is the last turn, in which 72 of 132
 //                        blocks work
+//   Shared tiles, with PDL (before, dense): 14336x4096, M = 512 93 (97, 92), 777 140 (151, 128),
+//   1024 192 (halves 190, dense 166); 28672x8192, M = 128 109 (127, 129), 256 174 (195, 190);
+//   11008x4096, M = 128 26.8 (32.7, 26.8), 256 40.3 (44.0, 34.0), 1024 140 (149, 124). Predicted
+//   6 us for the exchange. Sums of 256 columns take 2.5 us to leave and 3 to take, and one more
+//   tile's start and end 2.8; there where power bounds, a full last turn is at a lower clock.
+//   They have kernels of their own because a loop with whole and shared tiles is 1 to 3 % slower
+//   for whole ones; and 10 % where one lane waits for a flag in place of all, as the compiler then
+//   takes warps for parted and keeps what is the same for all lanes in registers of each. Sums that
+//   are taken before the products instead of after (predicted 1.5 us less): the compiler
+//   serializes all products (C7515). Clusters that add up through L2, too: 4096x4096, M = 256
+//   23.5 -> 26.1, 512 29.2 -> 32.4 (predicted 18 and 28, from 12000 cycles for 96 KB by way of
+//   each other's shared memory).
 //   Lost, from 46.2 at M = 256 and 181 at 1024: no table, but entries from registers by three PRMT
 //   for four bytes of them (predicted 13 % less, since the table takes 128 of the 1005 cycles that
 //   shared memory is busy in a step): 53.6 and 221, by what the PRMT take, so two warps' decoding
@@ -91,10 +104,10 @@
 #include <type_traits>
 
 #include "cuda/cluster.cuh"
-#include "cuda/matmul/wide_consumer.cuh"
 #include "cuda/matmul/wide_producers.cuh"
 #include "cuda/matmul/wide_results.cuh"
-#include "cuda/matmul/wide_sums.cuh"
+#include "cuda/matmul/wide_scaled_sums.cuh"
+#include "cuda/matmul/wide_scaled_weights.cuh"
 #include "cuda/memory.cuh"
 #include "cuda/wgmma.cuh"
 
@@ -143,8 +156,8 @@ template <class Weights, class Tile>
 __global__ void __launch_bounds__(128 * (Tile::kWarpgroups + 1), 1)
     matmul_wide(const __grid_constant__ WideArgs wide) {
   using T = typename Weights::Element;
-  using Consumer =
-      std::conditional_t<Tile::kScaledSums, WideSums<T, Tile>, WideConsumer<Weights, Tile>>;
+  using Consumer = std::conditional_t<Tile::kScaledSums, WideScaledSums<T, Tile>,
+                                      WideScaledWeights<Weights, Tile>>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   const WideShared<Tile> shared{dynamic};
   if (threadIdx.x == 0) init_barriers(shared, true);
@@ -162,16 +175,10 @@ __global__ void __launch_bounds__(128 * (Tile::kWarpgroups + 1), 1)
     take_registers<WideRegisters<Tile>::kConsumer>();
     WideResults<T, Tile> results(wide, shared, build_table<Weights>(wide, shared));
     Consumer consumer(shared);
-    each_whole_tile<Tile>(wide, [&](const WidePlace &place) {
-      consumer.template multiply<Tile::kColumns>(place);
-      results.template write<Tile::kColumns>(place, consumer.sums());
-    });
-    // In a loop of its own: products of two widths in one would wait for each other.
-    if constexpr (Tile::kHalves)
-      each_half_tile<Tile>(wide, [&](const WidePlace &place) {
-        consumer.template multiply<Tile::kColumns / 2>(place);
-        results.template write<Tile::kColumns / 2>(place, consumer.sums());
-      });
+    for (WideWalk<Tile> walk(wide); walk.more(); walk.advance()) {
+      consumer.multiply(walk.place());
+      results.write(walk.place(), consumer.sums());
+    }
   }
 }
 

@@ -16,7 +16,8 @@ struct WideShape {
   int threads;  // of a block
   int shared_bytes;
   double slab_cycles;      // what 128 columns of a tile take, estimated
-  bool halves;             // the last tiles may be halves, and x comes in halves
+  int boxes;               // in which x comes
+  bool streamed;           // all blocks share the last tiles
   bool scaled_sums;        // and so entries in x's dtype, a caller's too in bf16
   const void *kernels[2];  // fp16, bf16: WideArgs
 };
@@ -31,7 +32,7 @@ bool wide_takes(const MatmulProblem &problem, MatmulShape shape, const Device &d
 // none, or if it is kFew16 and that takes less. The device is current.
 cudaError_t best_wide(const MatmulProblem &problem, const Device &device, MatmulShape &best);
 
-cudaError_t launch_wide(const MatmulArgs &args, nf4_dtype dtype, MatmulShape shape,
+cudaError_t launch_wide(const MatmulProblem &problem, const MatmulArgs &args, MatmulShape shape,
                         const Device &device, cudaStream_t stream);
 
 // For a device of compute capability 9.0, which is current; nothing for others.

@@ -12,8 +12,8 @@
 namespace nf4::cuda {
 
 // A thread block's tile of y: kColumns rows of x by 64 rows of the weight for each of its
-// consumer warpgroups.
-template <int Columns, int Warpgroups>
+// consumer warpgroups. All blocks share the last tiles if Streamed.
+template <int Columns, int Warpgroups, bool Streamed = false>
 struct WideTile {
   static constexpr int kColumns = Columns;
   static constexpr int kWarpgroups = Warpgroups;
@@ -21,8 +21,9 @@ struct WideTile {
   // Each step's sums are multiplied by the scale, not the weights: a multiplication of each sum
   // takes more than one of each weight where there are many rows of x, and as many registers more.
   static constexpr bool kScaledSums = Columns <= 64;
-  // The last tiles may be halves, so that what does not fill the GPU takes half as long.
-  static constexpr bool kHalves = Columns > 192;
+  static constexpr bool kStreamed = Streamed;
+  // In which x comes: a copy has 256 rows at most.
+  static constexpr int kBoxes = Columns > 256 ? 2 : 1;
 };
 
 constexpr int kStepColumns = 64;                // of x and the weight that are multiplied at once
@@ -36,7 +37,7 @@ constexpr int kMaxSplits = 8;  // blocks that any GPU allows in a cluster
 // blocks that share a tile lie over the table and the rings, at the end.
 template <class Tile>
 struct WideLayout {
-  static constexpr int kXBox = Tile::kHalves ? Tile::kColumns / 2 : Tile::kColumns;
+  static constexpr int kXBox = Tile::kColumns / Tile::kBoxes;
   static constexpr int kXBytes = Tile::kColumns * kStepColumns * 2;
   static constexpr int kSlabBytes = Tile::kRows * kSlabColumns / 2;
   static constexpr int kScaleBytes = Tile::kRows * 2 * 4;  // of a slab: two steps' of each row
@@ -79,7 +80,6 @@ struct WideArgs {
   // A cluster of `splits` blocks makes a tile, each from its part of the columns: block_slabs of
   // them, and one more in the first more_slabs blocks. Each takes every `clusters`th tile.
   int tiles;
-  int whole_tiles;  // of them; the rest become two halves each
   int row_tiles;
   int x_tiles;
   int x_group;  // of them are multiplied with a row tile before the next one is
@@ -88,8 +88,18 @@ struct WideArgs {
   uint32_t inverse_splits;  // for fewer than 1024 blocks
   int block_slabs;
   int more_slabs;
-  bool scale_groups;  // scales may be loaded several steps at once (wide_producers.cuh)
-  bool y_vectors;     // rows of y are on 16-byte boundaries
+  // Of streamed kernels, in which clusters are single blocks: all of them share the first tiles,
+  // whose slabs lie one tile's after the other's. A block has stream_slabs of those, and one more
+  // if it is of the first more_streams.
+  int streamed_tiles;
+  int slabs;  // of a tile
+  int stream_slabs;
+  int more_streams;
+  uint64_t *flags;     // of each block and warp: the signature if its partial sums are there
+  uint64_t signature;  // this launch's own
+  float4 *partials;    // the partial sums that blocks leave for others, in a slot each
+  bool scale_groups;   // scales may be loaded several steps at once (wide_producers.cuh)
+  bool y_vectors;      // rows of y are on 16-byte boundaries
 };
 
 }  // namespace nf4::cuda

@@ -13,21 +13,20 @@ namespace {
 
 constexpr int kScaleThreads = 64;
 
-// One thread. Where tiles may be halves, a box is one. Loads are answered in turn, and those of the
+// One thread. Loads are answered in turn, and those of the
 // scales are small: what is not of the first slab is asked for when the first scales are there.
 template <class Tile>
 __device__ __forceinline__ void feed_x(const WideArgs &wide, WideShared<Tile> shared) {
   constexpr int kBox = WideLayout<Tile>::kXBox;
   XTurn<Tile> turn;
   int asked = 0;
-  each_tile<Tile>(wide, [&](const WidePlace &place, bool whole) {
-    const int rows = whole ? Tile::kColumns : kBox;
+  each_place<Tile>(wide, [&](const WidePlace &place) {
     for (int step = place.first_slab * 2; step < place.end_slab * 2; ++step) {
       if (asked++ == 2) wait_for_phase(shared.first_scales(), 0);
       uint64_t *const full = shared.barrier(kXFull, turn.slot);
       wait_for_phase(shared.barrier(kXEmpty, turn.slot), turn.parity ^ 1);
-      expect_bytes(full, rows * kStepColumns * 2);
-      for (int row = 0; row < rows; row += kBox)
+      expect_bytes(full, WideLayout<Tile>::kXBytes);
+      for (int row = 0; row < Tile::kColumns; row += kBox)
         copy_box(shared.x(turn.slot) + row * kStepColumns * 2, &wide.x, step * kStepColumns * 2,
                  place.of_x + row, full);
       turn.advance();
@@ -40,7 +39,7 @@ template <class Tile>
 __device__ __forceinline__ void feed_slabs(const WideArgs &wide, WideShared<Tile> shared) {
   SlabTurn<Tile> turn;
   int asked = 0;
-  each_tile<Tile>(wide, [&](const WidePlace &place, bool) {
+  each_place<Tile>(wide, [&](const WidePlace &place) {
     for (int slab = place.first_slab; slab < place.end_slab; ++slab) {
       if (asked++ == 1) wait_for_phase(shared.first_scales(), 0);
       uint64_t *const full = shared.barrier(kSlabFull, turn.slot);
@@ -57,9 +56,9 @@ __device__ __forceinline__ void feed_slabs(const WideArgs &wide, WideShared<Tile
 template <class Tile>
 __device__ __forceinline__ void prefetch_slabs(const WideArgs &wide) {
   constexpr int kSlabs = (32 << 10) / WideLayout<Tile>::kSlabBytes;
-  const int tile = cluster_index(wide);
-  if (tile >= wide.whole_tiles) return;
-  const WidePlace place = place_of<Tile>(wide, tile, 0);
+  const WideWalk<Tile> walk(wide);
+  if (!walk.more()) return;
+  const WidePlace place = walk.place();
   const int end = min(place.first_slab + kSlabs, place.end_slab);
   for (int slab = place.first_slab; slab < end; ++slab)
     prefetch_box(&wide.packed, slab * (kSlabColumns / 2), place.row);
@@ -253,9 +252,9 @@ __device__ __forceinline__ void feed_scales(const WideArgs &wide, WideShared<Til
                                             int thread) {
   ScaleFeed<Nested, Tile> feed(wide, shared, thread);
   if (wide.scale_groups)
-    each_tile<Tile>(wide, [&](const WidePlace &place, bool) { feed.feed_groups(place); });
+    each_place<Tile>(wide, [&](const WidePlace &place) { feed.feed_groups(place); });
   else
-    each_tile<Tile>(wide, [&](const WidePlace &place, bool) { feed.feed_steps(place); });
+    each_place<Tile>(wide, [&](const WidePlace &place) { feed.feed_steps(place); });
 }
 
 // The producer warpgroup, by warp.

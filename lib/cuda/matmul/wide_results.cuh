@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <cuda/atomic>
 
 #include "cuda/cluster.cuh"
 #include "cuda/element.cuh"
 #include "cuda/matmul/wide_slabs.cuh"
 #include "cuda/mma.cuh"
+#include "problem.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -20,25 +22,30 @@ class WideResults {
   __device__ __forceinline__ WideResults(const WideArgs &wide, WideShared<Tile> shared, float unit)
       : wide_(wide), shared_(shared), unit_(unit) {}
 
-  // A tile whose columns are Columns: the tile's, or half of them.
-  template <int Columns>
-  __device__ __forceinline__ void write(const WidePlace &place,
-                                        const float (&all)[Tile::kColumns / 2]) {
-    if (Columns == Tile::kColumns && wide_.splits > 1) return write_together(place, all);
-    const int count = static_cast<int>(min(wide_.matmul.m - place.of_x, int64_t{Columns}));
+  __device__ __forceinline__ void write(const WidePlace &place, float (&all)[Tile::kColumns / 2]) {
+    if constexpr (Tile::kStreamed) {
+      if (!place.writes) return leave(all);
+#pragma unroll 1
+      for (int block = place.first_block; block < block_index(); ++block) take(block, all);
+    } else if (wide_.splits > 1) {
+      return write_together(place, all);
+    }
+    const int count = static_cast<int>(min(wide_.matmul.m - place.of_x, int64_t{Tile::kColumns}));
     const Bias bias(wide_.matmul, place.row + first_row());
 #pragma unroll
-    for (int column = 0; column < Columns; column += kPieceColumns) {
+    for (int column = 0; column < Tile::kColumns; column += kPieceColumns) {
       float sums[kPieceColumns / 2];
 #pragma unroll
       for (int i = 0; i < kPieceColumns / 2; ++i)
-        sums[i] = column / 2 + i < Columns / 2 ? all[column / 2 + i] : 0.0f;
+        sums[i] = column / 2 + i < Tile::kColumns / 2 ? all[column / 2 + i] : 0.0f;
       store_piece(place.row + first_row(), place.of_x + column, count - column, bias, sums);
     }
   }
 
  private:
   static constexpr int kPieceColumns = WideLayout<Tile>::kPieceBytes / 32;
+  static constexpr int kColumnBlocks = Tile::kColumns / 8;
+  static constexpr uint32_t kAllLanes = 0xffffffff;
 
   struct Bias {
     float of[2];
@@ -98,11 +105,56 @@ class WideResults {
     }
   }
 
+  static __device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
+
+  // ---- Streamed tiles ----
+
+  using Flag = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>;
+
+  __device__ __forceinline__ Flag flag(int block) const {
+    return Flag(wide_.flags[block * MatmulWorkspace::kFlags + multiplier_index() / 32]);
+  }
+
+  // What a block leaves of 8 columns to this thread's namesake: where it is.
+  __device__ __forceinline__ float4 *partials(int block, int column_block) const {
+    return wide_.partials + (block * kColumnBlocks + column_block) * kThreads + multiplier_index();
+  }
+
+  // Leaves the sums to the block that writes y.
+  __device__ __forceinline__ void leave(const float (&sums)[Tile::kColumns / 2]) const {
+#pragma unroll
+    for (int i = 0; i < kColumnBlocks; ++i)
+      __stcg(partials(block_index(), i),
+             float4{sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]});
+    // In this order: a fence is for what its own thread has seen, which is all lanes' after the
+    // warp has met.
+    __syncwarp();
+    __threadfence();
+    if (lane_index() == 0) flag(block_index()).store(wide_.signature, ::cuda::memory_order_relaxed);
+  }
+
+  // Adds what a block left. The flag is as good as new for the next launch with these arguments.
+  __device__ __forceinline__ void take(int block, float (&sums)[Tile::kColumns / 2]) const {
+    // All lanes look, so that the compiler sees that they stay together.
+    while (__any_sync(kAllLanes, flag(block).load(::cuda::memory_order_acquire) != wide_.signature))
+      continue;
+    if (lane_index() == 0) flag(block).store(0, ::cuda::memory_order_relaxed);
+#pragma unroll
+    for (int i = 0; i < kColumnBlocks; ++i) {
+      const float4 partial = __ldcg(partials(block, i));
+      sums[4 * i] += partial.x;
+      sums[4 * i + 1] += partial.y;
+      sums[4 * i + 2] += partial.z;
+      sums[4 * i + 3] += partial.w;
+    }
+  }
+
+  // ---- Clusters ----
+
   // Each block of the cluster gets an equal share of the tile's columns from all of them and
   // adds them in the order of the blocks.
   __device__ __forceinline__ void write_together(const WidePlace &place,
                                                  const float (&all)[Tile::kColumns / 2]) {
-    constexpr int kColumnBlocks = Tile::kColumns / 8;
     const int share = (kColumnBlocks + wide_.splits - 1) / wide_.splits;
     const int rank = static_cast<int>(cluster_rank());
     const auto offset = [&](int source, int column_block) {
@@ -118,23 +170,23 @@ class WideResults {
           {sums[0], sums[1], sums[2], sums[3]});
     }
     synchronize_cluster();
-    const int first = rank * share;
-    const int count = static_cast<int>(min(min(int64_t{share}, int64_t{kColumnBlocks - first}) * 8,
-                                           wide_.matmul.m - place.of_x - first * 8));
+    const int first = rank * share, own = min(share, kColumnBlocks - first);
+    const int count =
+        static_cast<int>(min(int64_t{own} * 8, wide_.matmul.m - place.of_x - first * 8));
     const Bias bias(wide_.matmul, place.row + first_row());
     for (int column = 0; column * 8 < count; column += kPieceColumns / 8) {
       float sums[kPieceColumns / 2] = {};
       for (int source = 0; source < wide_.splits; ++source)
 #pragma unroll
         for (int i = 0; i < kPieceColumns / 8; ++i)
-          if (column + i < share) add_partial(sums, i, offset(source, column + i));
+          if (column + i < own) add_partial(sums, i, offset(source, column + i));
       store_piece(place.row + first_row(), place.of_x + (first + column) * 8, count - column * 8,
                   bias, sums);
     }
   }
 
   __device__ __forceinline__ void add_partial(float (&sums)[kPieceColumns / 2], int column,
-                                              int offset) {
+                                              int offset) const {
     const float4 partial = *reinterpret_cast<const float4 *>(shared_.base + offset);
     sums[column * 4] += partial.x;
     sums[column * 4 + 1] += partial.y;

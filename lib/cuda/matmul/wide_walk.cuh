@@ -15,6 +15,8 @@ struct WidePlace {
   int of_x;  // its row of x, the first
   int first_slab;
   int end_slab;
+  bool writes;      // y; or leaves its sums to the block that does
+  int first_block;  // from which on blocks up to this one leave this one their sums
 };
 
 // Of this block's cluster in the grid.
@@ -22,44 +24,91 @@ __device__ __forceinline__ int cluster_index(const WideArgs &wide) {
   return static_cast<int>(blockIdx.x * wide.inverse_splits >> kInverseShift);
 }
 
-// The place of a whole tile, or of half `half` of one.
-template <class Tile>
-__device__ __forceinline__ WidePlace place_of(const WideArgs &wide, int tile, int half) {
-  const int rank = static_cast<int>(blockIdx.x) - cluster_index(wide) * wide.splits;
-  const int first_slab = rank * wide.block_slabs + min(rank, wide.more_slabs);
-  const int end_slab = first_slab + wide.block_slabs + (rank < wide.more_slabs);
-  int row_tile = tile, x_tile = 0;
-  if (wide.x_tiles > 1) {  // divisions take long
-    const int group = tile / (wide.x_group * wide.row_tiles);
-    const int in_group = tile - group * wide.x_group * wide.row_tiles;
-    const int first_x = group * wide.x_group;
-    const int x_tiles = min(wide.x_group, wide.x_tiles - first_x);
-    row_tile = in_group / x_tiles;
-    x_tile = first_x + in_group - row_tile * x_tiles;
-  }
-  return {row_tile * Tile::kRows, x_tile * Tile::kColumns + half * Tile::kColumns / 2, first_slab,
-          end_slab};
+// Where the slabs of a block begin among those of the streamed tiles.
+__device__ __forceinline__ int stream_first(const WideArgs &wide, int block) {
+  return block * wide.stream_slabs + min(block, wide.more_streams);
+}
+// The block that has a slab of them.
+__device__ __forceinline__ int stream_block(const WideArgs &wide, int slab) {
+  const int more = wide.more_streams * (wide.stream_slabs + 1);
+  return slab < more ? slab / (wide.stream_slabs + 1)
+                     : wide.more_streams + (slab - more) / wide.stream_slabs;
 }
 
-// Call visit(place) for each whole tile of this block, and then for each half of one. All warps
-// of a cluster take the same way.
+// This block's places in turn, first those in streamed tiles, of which the last is the first: its
+// sums are another block's, which may wait for them. Blocks wait for those before them alone, which
+// the GPU starts before them, and those leave their sums without waiting for anybody: where the
+// GPU has no room for all blocks at a time they do not wait for ever. All warps of a cluster take
+// the same way.
+template <class Tile>
+class WideWalk {
+ public:
+  __device__ __forceinline__ explicit WideWalk(const WideArgs &wide) : wide_(wide) {}
+
+  __device__ __forceinline__ bool more() const {
+    return turn_ < streamed_places() || whole_tile() < wide_.tiles;
+  }
+
+  __device__ __forceinline__ WidePlace place() const {
+    return turn_ < streamed_places() ? streamed_place() : whole_place();
+  }
+
+  __device__ __forceinline__ void advance() { ++turn_; }
+
+ private:
+  __device__ __forceinline__ int block() const { return static_cast<int>(blockIdx.x); }
+
+  __device__ __forceinline__ int streamed_places() const {
+    if (!Tile::kStreamed) return 0;
+    return last_streamed() - stream_first(wide_, block()) / wide_.slabs + 1;
+  }
+  __device__ __forceinline__ int last_streamed() const {
+    return (stream_first(wide_, block() + 1) - 1) / wide_.slabs;
+  }
+
+  __device__ __forceinline__ WidePlace streamed_place() const {
+    const int tile = last_streamed() - turn_, first = tile * wide_.slabs;
+    WidePlace place = of_tile(tile);
+    place.first_slab = max(stream_first(wide_, block()) - first, 0);
+    place.end_slab = min(stream_first(wide_, block() + 1) - first, wide_.slabs);
+    place.writes = place.end_slab == wide_.slabs;
+    if (place.writes && place.first_slab > 0) place.first_block = stream_block(wide_, first);
+    return place;
+  }
+
+  __device__ __forceinline__ int whole_tile() const {
+    return wide_.streamed_tiles + cluster_index(wide_) +
+           (turn_ - streamed_places()) * wide_.clusters;
+  }
+  __device__ __forceinline__ WidePlace whole_place() const {
+    WidePlace place = of_tile(whole_tile());
+    const int rank = block() - cluster_index(wide_) * wide_.splits;
+    place.first_slab = rank * wide_.block_slabs + min(rank, wide_.more_slabs);
+    place.end_slab = place.first_slab + wide_.block_slabs + (rank < wide_.more_slabs);
+    return place;
+  }
+
+  __device__ __forceinline__ WidePlace of_tile(int tile) const {
+    int row_tile = tile, x_tile = 0;
+    if (wide_.x_tiles > 1) {  // divisions take long
+      const int group = tile / (wide_.x_group * wide_.row_tiles);
+      const int in_group = tile - group * wide_.x_group * wide_.row_tiles;
+      const int first_x = group * wide_.x_group;
+      const int x_tiles = min(wide_.x_group, wide_.x_tiles - first_x);
+      row_tile = in_group / x_tiles;
+      x_tile = first_x + in_group - row_tile * x_tiles;
+    }
+    return {row_tile * Tile::kRows, x_tile * Tile::kColumns, 0, 0, true, block()};
+  }
+
+  const WideArgs &wide_;
+  int turn_ = 0;
+};
+
+// Calls visit(place) for each.
 template <class Tile, class Visit>
-__device__ __forceinline__ void each_whole_tile(const WideArgs &wide, Visit visit) {
-  for (int tile = cluster_index(wide); tile < wide.whole_tiles; tile += wide.clusters)
-    visit(place_of<Tile>(wide, tile, 0));
-}
-template <class Tile, class Visit>
-__device__ __forceinline__ void each_half_tile(const WideArgs &wide, Visit visit) {
-  const int halves = 2 * (wide.tiles - wide.whole_tiles);
-  for (int half = cluster_index(wide); half < halves; half += wide.clusters)
-    visit(place_of<Tile>(wide, wide.whole_tiles + half / 2, half % 2));
-}
-// The same for what does not depend on a tile's width but by `whole`: visit(place, whole).
-template <class Tile, class Visit>
-__device__ __forceinline__ void each_tile(const WideArgs &wide, Visit visit) {
-  each_whole_tile<Tile>(wide, [&](const WidePlace &place) { visit(place, true); });
-  if constexpr (Tile::kHalves)
-    each_half_tile<Tile>(wide, [&](const WidePlace &place) { visit(place, false); });
+__device__ __forceinline__ void each_place(const WideArgs &wide, Visit visit) {
+  for (WideWalk<Tile> walk(wide); walk.more(); walk.advance()) visit(walk.place());
 }
 
 enum WideBarrier { kXFull, kXEmpty, kSlabFull, kSlabEmpty, kBarrierKinds };

@@ -118,14 +118,18 @@ def parts_of(weight: Sequence[Any]) -> dict[str, Tensor | None]:
     return dict(zip(PARTS, weight, strict=False))
 
 
+def _scratch(x: Tensor, nbytes: int) -> Tensor:
+    return x.new_empty(nbytes, dtype=torch.uint8)
+
+
 def try_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor | None:
     """y = x W^T + bias; None if something has to be looked at more closely."""
     packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
     rows, cols = rows_and_cols(shape)
     y = x.new_empty((*x.shape[:-1], rows))
     status = _calls()[0](
-        x, y, bias, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset, codebook,
-        _format_code(format), block, nested, rows, cols,
+        x, y, bias, _scratch, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset,
+        codebook, _format_code(format), block, nested, rows, cols,
     )  # fmt: skip
     if status is None:
         return None
@@ -209,7 +213,7 @@ def dequantize_to(out: Tensor, dtype: torch.dtype, *weight: Any) -> None:
     _torch.tell_of_writes([out])
 
 
-_scratch = threading.local()
+_kept = threading.local()
 
 
 def _dense(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -219,10 +223,10 @@ def _dense(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.empty(elements, dtype=dtype, device=device)
     needed = elements * dtype.itemsize
-    buffer = getattr(_scratch, "buffer", None)
+    buffer = getattr(_kept, "buffer", None)
     if buffer is None or buffer.numel() < needed:
-        _scratch.buffer = None  # the smaller one need not be there beside the larger
-        buffer = _scratch.buffer = torch.empty(needed, dtype=torch.uint8)
+        _kept.buffer = None  # the smaller one need not be there beside the larger
+        buffer = _kept.buffer = torch.empty(needed, dtype=torch.uint8)
     return buffer[:needed].view(dtype)
 
 

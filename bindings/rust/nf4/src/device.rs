@@ -283,8 +283,8 @@ pub unsafe fn matmul_launch<T: Element>(
     })
 }
 
-/// Scratch that a [`matmul_batch_launch`] of these products needs, in bytes; 0 in this version. No
-/// pointer is looked at.
+/// Scratch that a [`matmul_batch_launch`] of these products needs, in bytes: what the product that
+/// needs most does. No pointer is looked at.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are too many, or a number of

@@ -141,8 +141,7 @@ impl Spec {
     }
 
     /// Scratch that a [`matmul_launch`](crate::device::matmul_launch) of `m` rows without gaps
-    /// needs, in bytes; 0 in this version, and never more for fewer rows. On the CPU none is
-    /// needed.
+    /// needs, in bytes: 0 for up to 64, and never more for fewer rows. On the CPU none is needed.
     ///
     /// # Errors
     /// As [`Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m`

@@ -13,34 +13,32 @@ namespace {
 
 // Weights says how bytes and scales become weights (wide_weights.cuh).
 template <class Weights, class Tile>
-class WideConsumer {
+class WideScaledWeights {
  public:
   using T = typename Weights::Element;
 
-  __device__ __forceinline__ explicit WideConsumer(WideShared<Tile> shared)
+  __device__ __forceinline__ explicit WideScaledWeights(WideShared<Tile> shared)
       : weights_(shared.base), slab_(shared), x_(shared) {}
 
-  // The sums of a tile, whose columns are Columns: the tile's, or half of them. While the tensor
-  // cores work on a step of 64 columns, the threads make the weights of the next.
-  template <int Columns>
+  // The sums of a tile. While the tensor cores work on a step of 64 columns, the threads make the
+  // weights of the next.
   __device__ __forceinline__ void multiply(const WidePlace &place) {
 #pragma unroll
     for (float &sum : sums_) sum = 0;
     start_slab();
 #pragma unroll 1
     for (int left = place.end_slab - place.first_slab; left > 0; --left) {
-      step<0, Columns>(left > 1);
-      step<1, Columns>(left > 1);
+      step<0>(left > 1);
+      step<1>(left > 1);
     }
     wgmma_wait<0>();
     wgmma_results(sums_);
     x_.release_held();
   }
 
-  __device__ __forceinline__ const float (&sums() const)[Tile::kColumns / 2] { return sums_; }
+ __device__ __forceinline__ float (&sums()) [Tile::kColumns / 2] { return sums_; }
 
- private:
-  __device__ __forceinline__ void start_slab() {
+ private : __device__ __forceinline__ void start_slab() {
     slab_.start();
     scales_[0] = slab_.template scales<0>();
     scales_[1] = slab_.template scales<1>();
@@ -48,7 +46,7 @@ class WideConsumer {
 
   // The bytes of the next step are on their way before the products start, whose issue takes
   // long.
-  template <int Step, int Columns>
+  template <int Step>
   __device__ __forceinline__ void step(bool more) {
     const float2 scales = scales_[Step];
     slab_.decode(a_[Step], [&](uint32_t word, int half) {
@@ -63,16 +61,15 @@ class WideConsumer {
     const uint64_t x = x_.next();
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) add_product<Columns>(a_[Step][k], x + 2 * k);
+    for (int k = 0; k < 4; ++k) add_product(a_[Step][k], x + 2 * k);
     wgmma_commit();
     wgmma_wait<1>();
     x_.hold();
   }
 
   // A product has 256 columns at most.
-  template <int Columns>
   __device__ __forceinline__ void add_product(const uint32_t (&a)[4], uint64_t x) {
-    constexpr int kParts = Columns > 256 ? 2 : 1, kColumns = Columns / kParts;
+    constexpr int kParts = Tile::kColumns > 256 ? 2 : 1, kColumns = Tile::kColumns / kParts;
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
       Wgmma<kColumns>::template multiply<true>(

@@ -13,15 +13,13 @@ namespace nf4::cuda {
 namespace {
 
 template <class T, class Tile>
-class WideSums {
+class WideScaledSums {
  public:
-  __device__ __forceinline__ explicit WideSums(WideShared<Tile> shared)
+  __device__ __forceinline__ explicit WideScaledSums(WideShared<Tile> shared)
       : entries_(shared.base), slab_(shared), x_(shared) {}
 
   // The sums of a tile, over the codebook's unit.
-  template <int Columns>
   __device__ __forceinline__ void multiply(const WidePlace &place) {
-    static_assert(Columns == Tile::kColumns);
 #pragma unroll
     for (float &sum : sums_) sum = 0;
     slab_.start();
@@ -37,12 +35,12 @@ class WideSums {
         multiply_in_turn(left > 1);
   }
 
-  __device__ __forceinline__ const float (&sums() const)[Tile::kColumns / 2] { return sums_; }
+ __device__ __forceinline__ float (&sums()) [Tile::kColumns / 2] { return sums_; }
 
- private:
-  // Registers hold operands of two steps, but where four warpgroups have sums of 64 columns, whose
-  // products come by halves.
-  static constexpr bool kAhead = Tile::kWarpgroups == 2 || Tile::kColumns < 64;
+ private :
+     // Registers hold operands of two steps, but where four warpgroups have sums of 64 columns,
+     // whose products come by halves.
+     static constexpr bool kAhead = Tile::kWarpgroups == 2 || Tile::kColumns < 64;
   static constexpr int kPart = kAhead ? Tile::kColumns : Tile::kColumns / 2;
 
   // A slab. While the tensor cores work on a step, the threads make the next one's operands.
