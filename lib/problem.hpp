@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "nf4/nf4.h"
 
@@ -106,7 +107,8 @@ constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // known here, so this is for the largest Hopper, whose kernels use it (cuda/matmul/wide.hpp).
 struct MatmulWorkspace {
   static constexpr int64_t kMaxSlots = 144;
-  static constexpr int64_t kFlags = 16;  // of a slot, of 8 bytes: one of each warp
+  static constexpr int64_t kFlags = 16;  // of a slot, of 8 bytes: one of each warp, up to 128 bytes
+  static constexpr int64_t kTileColumns[] = {128, 152, 176, 208, 256, 272, 304};  // rows of x
   static constexpr int64_t kTileRows = 128;
   static constexpr int64_t kSlabColumns = 128;
   static constexpr int64_t kMinSlabs = 4;  // of a thread block, at least
@@ -119,12 +121,21 @@ struct MatmulWorkspace {
     if (problem.dtype == NF4_DTYPE_FP32 || problem.m <= 64 || weight.cols % 64 != 0 ||
         weight.blocksize() < 64)
       return;
-    const int64_t tiles = ceil_divide(weight.rows, kTileRows) * ceil_divide(problem.m, 128);
-    slots = std::min(kMaxSlots, tiles * ceil_divide(weight.cols, kSlabColumns) / kMinSlabs);
-    int64_t columns = 304;  // of the widest tile that all blocks may share
-    for (const int64_t fewer : {272, 256, 208, 176, 152, 128})
-      if (problem.m <= fewer) columns = fewer;
-    slot_bytes = columns * kTileRows * 4;
+    // Each as many as fill all slots, at most, so that their product is no large number.
+    const auto count = [](int64_t size, int64_t of_each) {
+      return std::min(ceil_divide(size, of_each), kMaxSlots * kMinSlabs);
+    };
+    const int64_t slabs = count(weight.rows, kTileRows) * count(problem.m, kTileColumns[0]) *
+                          count(weight.cols, kSlabColumns);
+    slots = std::min(kMaxSlots, slabs / kMinSlabs);
+    const auto *columns = std::lower_bound(std::begin(kTileColumns), std::end(kTileColumns),
+                                           std::min(problem.m, *(std::end(kTileColumns) - 1)));
+    slot_bytes = *columns * kTileRows * 4;
+  }
+  static constexpr bool has_columns(int64_t columns) {
+    for (const int64_t each : kTileColumns)
+      if (each == columns) return true;
+    return false;
   }
   int64_t flags_bytes() const { return slots * kFlags * 8; }
   int64_t bytes() const { return flags_bytes() + slots * slot_bytes; }

@@ -181,6 +181,10 @@ TEST_CASE("many rows of x need workspace, and few do not", "[api]") {
   CHECK(bytes(65, 4096, 64, NF4_DTYPE_FP16) > 0);
   CHECK(bytes(1 << 20, 4096, 64, NF4_DTYPE_BF16) > 0);
   CHECK(bytes(1 << 20, 4096, 64, NF4_DTYPE_BF16) < 22'500'000);
+  // Their product is more than 64 bits have.
+  call.tensor.rows = call.args.y_stride = int64_t{1} << 29;
+  CHECK(bytes(int64_t{1} << 29, int64_t{1} << 29, 64, NF4_DTYPE_BF16) ==
+        bytes(1 << 20, 4096, 64, NF4_DTYPE_BF16));
   CHECK(bytes(65, 4096, 64, NF4_DTYPE_FP32) == 0);
   CHECK(bytes(65, 4096 - 32, 64, NF4_DTYPE_BF16) == 0);
   CHECK(bytes(65, 4096, 32, NF4_DTYPE_BF16) == 0);
@@ -239,8 +243,8 @@ TEST_CASE("a bad workspace of matmul is named, and nothing is written", "[api]")
       {right + 8, needed, {"workspace", "16"}},
       {memory.data(), needed, {"overlaps", "workspace", "packed"}},
       {memory.data() + kPart, needed, {"overlaps", "workspace", "absmax"}},
-      {memory.data() + 2 * kPart, needed, {"overlaps", "workspace", "x"}},
-      {memory.data() + 3 * kPart, needed, {"overlaps", "workspace", "y"}},
+      {memory.data() + 2 * kPart, needed, {"x overlaps workspace"}},
+      {memory.data() + 3 * kPart, needed, {"workspace overlaps y"}},
   };
   const nf4_tensor *const weights[] = {&tensor};
   for (const auto &each : bad) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -25,10 +26,8 @@ namespace {
 
 constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
 // Per dtype and flat or nested; compute-sanitizer runs fewer.
-int shapes() {
-  const char *asked = std::getenv("NF4_TEST_SHAPES");
-  return asked != nullptr ? 8 * std::atoi(asked) : 240;
-}
+bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
+int shapes() { return few_shapes() ? 8 * std::atoi(std::getenv("NF4_TEST_SHAPES")) : 240; }
 
 // Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
 bool much_shared_memory() {
@@ -56,13 +55,13 @@ MatmulShape random_shape_for_gpu(Rng &rng) {
 }
 
 // Kernels whose thread blocks share tiles, of weights that are large for the GPU, are the last.
-constexpr int kFirstStreamed = cuda::kStream128;
+constexpr cuda::MatmulShape kFirstStreamed = cuda::kStream128;
 
-// Each kernel that this GPU has, of those from `first` up to `end`, was met so often.
-void check_counts(const MatmulCounts &counts, int least, int first = cuda::kTiled,
-                  int end = kFirstStreamed) {
+// Each kernel that this GPU has, of these shapes, was met so often.
+void check_counts(const MatmulCounts &counts, int least,
+                  ShapeRange shapes = {cuda::kTiled, kFirstStreamed}) {
   for (const auto &[family, of_shapes] : counts)
-    for (int i = first; i < end; ++i) {
+    for (int i = shapes.first; i < shapes.end; ++i) {
       const auto shape = static_cast<cuda::MatmulShape>(i);
       INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));
       if (cuda::matmul_has(*family, shape, compute_capability()) &&
@@ -87,9 +86,25 @@ void check_not_tiled(const PlacedMatmul &placed, const MatmulCase &test) {
     CHECK(placed.used(test) != cuda::kTiled);
 }
 
+int multiprocessors() {
+  int count = 0;
+  REQUIRE_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+
+// Rows of the weight whose tiles of 128 rows fill half of a turn: blocks share them where columns
+// are many.
+int64_t rows_to_share() { return (multiprocessors() / 2 + 1) * 128 - 5; }
+
+// So they do where the library chooses.
+void check_shared(const PlacedMatmul &placed, const MatmulCase &test) {
+  if (compute_capability() == 90 && test.weight.shape.rows == rows_to_share())
+    CHECK(placed.used(test) >= kFirstStreamed);
+}
+
 }  // namespace
 
-TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda][matmul]") {
+TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda][matmul][random]") {
   constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
   const Stream stream;
   MatmulCounts counts;
@@ -104,7 +119,7 @@ TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda][
         INFO(describe(test, number));
         check_matmul(test, rng, stream, counts);
       }
-  check_counts(counts, std::getenv("NF4_TEST_SHAPES") != nullptr ? 1 : shapes() / 4);
+  check_counts(counts, few_shapes() ? 1 : shapes() / 4);
 }
 
 // Scales that are loaded several steps at once, as those of blocks of 64 are; columns that clusters
@@ -112,18 +127,19 @@ TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda][
 TEST_CASE("every kernel multiplies blocks of 64 in rows of many blocks", "[cuda][matmul]") {
   const Stream stream;
   MatmulCounts counts;
+  constexpr MatmulShape kShapes[] = {{130, 1536, 2},  {140, 3072, 9}, {130, 1536, 17},
+                                     {130, 3072, 70}, {70, 512, 160}, {200, 1024, 310}};
   uint64_t number = 0xb400000;
-  for (const nf4_dtype dtype : kDtypes16)
-    for (const bool nested : {false, true})
-      for (const MatmulShape shape :
-           {MatmulShape{130, 1536, 2}, MatmulShape{140, 3072, 9}, MatmulShape{130, 1536, 17},
-            MatmulShape{130, 3072, 70}, MatmulShape{70, 512, 160}, MatmulShape{200, 1024, 310}}) {
-        Rng rng(++number);
-        MatmulCase test = plain_matmul_case(rng, {dtype, 64, nested}, shape);
-        INFO(describe(test, number));
-        check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
-      }
-  check_counts(counts, 4);
+  for (int kind = 0; kind < 4; ++kind)
+    for (int i = 0; i < static_cast<int>(std::size(kShapes)); ++i) {
+      Rng rng(++number);
+      if (few_shapes() && i % 4 != kind) continue;
+      MatmulCase test =
+          plain_matmul_case(rng, {kDtypes16[kind / 2], 64, kind % 2 == 1}, kShapes[i]);
+      INFO(describe(test, number));
+      check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+    }
+  check_counts(counts, few_shapes() ? 1 : 4);
 }
 
 // Shapes in which a thread block's rows or columns take more than one turn.
@@ -143,36 +159,88 @@ TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda][mat
   check_counts(counts, 2);
 }
 
-// Tiles of 128 rows, so many that each thread block has at least four slabs of 128 columns to
-// share: fewer tiles than blocks, then more, of which some are whole; and a last slab that is half.
+// Each with tiles that several blocks have a part of, and with tiles that are shared beside such as
+// are not. Of rows of 512 columns and more, in blocks of 64, scales come in groups; blocks begin
+// and end in the middle of those.
 TEST_CASE("thread blocks share the tiles that do not fill the GPU", "[cuda][matmul]") {
+  const int blocks = multiprocessors();
   const Stream stream;
-  MatmulCounts counts;
-  int blocks = 0;
-  REQUIRE_CUDA(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0));
-  const struct {
-    CaseClass kind;
-    int64_t tiles, slabs;
-  } cases[] = {
-      {{NF4_DTYPE_BF16, 64, true}, blocks / 2 + 1, 8},
-      {{NF4_DTYPE_FP16, 256, false}, blocks + 2, 4},
-  };
   uint64_t number = 0xf000000;
-  for (const auto &each : cases) {
-    Rng rng(++number);
-    MatmulCase test =
-        plain_matmul_case(rng, each.kind, {each.tiles * 128 - 5, each.slabs * 128 - 64, 290});
-    INFO(describe(test, number));
-    check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+  const struct {
+    cuda::MatmulShape shape;
+    int64_t columns;
+  } kernels[] = {{cuda::kStream128, 128}, {cuda::kStream152, 152}, {cuda::kStream176, 176},
+                 {cuda::kStream208, 208}, {cuda::kStream256, 256}, {cuda::kStream272, 272},
+                 {cuda::kStream304, 304}};
+  const struct {
+    int64_t tiles, slabs;
+  } sizes[] = {{blocks / 3 + 1, 16}, {2 * blocks + 3, 4}};
+  static_assert(std::size(kernels) == cuda::kMatmulShapes - kFirstStreamed);
+  for (const auto &[shape, columns] : kernels)
+    for (const nf4_dtype dtype : kDtypes16)
+      for (const auto &[tiles, slabs] : sizes) {
+        Rng rng(++number);
+        if (few_shapes() && number / 2 % 2 != number % 2) continue;
+        const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};
+        const MatmulShape size{tiles * 128 - rng.between(0, 100),
+                               slabs * 128 - (rng.one_in(4) ? 64 : 0), columns - 3};
+        MatmulCase test = plain_matmul_case(rng, kind, size);
+        repeat_rows(test, rng, 8);
+        INFO(describe(test, number));
+        MatmulCounts counts;
+        check_matmul(test, rng, stream, counts, Judged::kEachAndAll, {shape, shape + 1});
+        check_counts(counts, 1, {shape, shape + 1});
+      }
+}
+
+// Launches that follow one another share a workspace, in which the one's flags lie among the
+// other's sums; the next may begin before the last has ended.
+TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
+  if (compute_capability() != 90) return;  // no kernel of another GPU needs one
+  constexpr int kLaunches = 60;
+  const Stream stream;
+  const CaseClass kind{NF4_DTYPE_BF16, 64, true};
+  Rng rng(0xf800000);
+  const struct {
+    cuda::MatmulShape shape;
+    MatmulCase test;
+  } products[] = {
+      {cuda::kStream304, plain_matmul_case(rng, kind, {rows_to_share(), 4096, 300})},
+      {cuda::kStream128, plain_matmul_case(rng, kind, {rows_to_share(), 1024, 100})},
+  };
+  std::vector<PlacedMatmul> placed;
+  std::vector<std::vector<uint8_t>> expected;
+  for (const auto &[shape, test] : products) {
+    const ForcedMatmul forced(runnable(cuda::matmul_families())[0], shape);
+    placed.emplace_back(rng, test, true);
+    REQUIRE(placed.back().used(test) == shape);
+    REQUIRE(placed.back().multiply(test, stream) == NF4_STATUS_OK);
+    stream.synchronize();
+    expected.push_back(placed.back().y.read());
   }
-  check_counts(counts, 2, kFirstStreamed, cuda::kMatmulShapes);
+  REQUIRE(placed[0].workspace.size() > placed[1].workspace.size());
+  std::vector<DeviceBuffer> y;
+  for (int i = 0; i < kLaunches; ++i) y.emplace_back(placed[i % 2].y.size());
+  for (int i = 0; i < kLaunches; ++i) {
+    const auto &[shape, test] = products[i % 2];
+    const ForcedMatmul forced(runnable(cuda::matmul_families())[0], shape);
+    nf4_matmul_args args = placed[i % 2].args(test);
+    args.y = y[i].data();
+    const DeviceBuffer &workspace = placed[0].workspace;
+    REQUIRE(nf4_matmul_launch(&placed[i % 2].weight.tensor(), &args, workspace.data(),
+                              workspace.size(), stream) == NF4_STATUS_OK);
+  }
+  stream.synchronize();
+  // Poison lies between the rows of y in all of them.
+  for (int i = 0; i < kLaunches; ++i) CHECK(same_bytes(y[i].read(), expected[i % 2]));
 }
 
 TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda][matmul][long]") {
   const Stream stream;
   for (const MatmulShape shape :
        {MatmulShape{1000, 4096, 1}, MatmulShape{1000, 1536, 7}, MatmulShape{777, 2048, 16},
-        MatmulShape{300, 1088, 70}, MatmulShape{520, 4096, 64}, MatmulShape{8500, 4096, 300}}) {
+        MatmulShape{300, 1088, 70}, MatmulShape{520, 4096, 64},
+        MatmulShape{rows_to_share(), 4096, 300}}) {
     Rng rng(0xc000000 + shape.m);
     const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
     const PlacedMatmul placed(rng, test, true);
@@ -226,16 +294,20 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
   const Stream stream;
   constexpr long long kEnoughToStart = 2'000'000;
   uint64_t number = 0xd800000;
-  for (const int64_t m : {1, 8, 16, 40, 70, 130, 200, 300})
+  for (const MatmulShape shape :
+       {MatmulShape{300, 2048, 1}, MatmulShape{300, 2048, 8}, MatmulShape{300, 2048, 16},
+        MatmulShape{300, 2048, 40}, MatmulShape{300, 2048, 70}, MatmulShape{300, 2048, 130},
+        MatmulShape{300, 2048, 200}, MatmulShape{300, 2048, 300},
+        MatmulShape{rows_to_share(), 4096, 300}})
     for (const CaseClass &kind :
          {CaseClass{NF4_DTYPE_BF16, 64, true}, CaseClass{NF4_DTYPE_FP16, 64, false}}) {
       Rng rng(++number);
-      const MatmulShape shape{300, 2048, m};
       MatmulCase test =
           kind.nested ? plain_matmul_case(rng, kind, shape) : sorted_case(rng, kind, shape);
-      test.bias.assign(300 * 2, 0x3c);
+      test.bias.assign(shape.rows * 2, 0x3c);
       const PlacedMatmul placed(rng, test, true);
       check_not_tiled(placed, test);
+      check_shared(placed, test);
       REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
       stream.synchronize();
       const std::vector<uint8_t> expected = placed.y.read();
@@ -256,7 +328,7 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
       };
       for (const auto &part : parts) {
         if (part.address == nullptr) continue;
-        INFO("m " << m << ", " << part.name);
+        INFO("m " << shape.m << ", " << part.name);
         auto *const address = static_cast<uint8_t *>(const_cast<void *>(part.address));
         const DeviceBuffer source(part.bytes);
         REQUIRE_CUDA(cudaMemcpy(source.data(), address, part.bytes, cudaMemcpyDeviceToDevice));

@@ -95,11 +95,7 @@ bool gaps_intact(const MatmulCase &test, const GuardedBuffer &y) {
 
 void check_matmul(const MatmulCase &test, Rng &rng) {
   const int64_t rows = test.weight.shape.rows;
-  std::vector<Expected> expected;
-  {
-    const PlacedWeight weight(rng, test.weight);
-    expected = expect_all(test, weight.tensor());
-  }
+  const ExpectedProduct expected(test, PlacedWeight(rng, test.weight).tensor());
   for (const cpu::Variant *variant : supported_variants()) {
     INFO("variant " << variant->name);
     const ForcedVariant forced(*variant);
@@ -170,7 +166,7 @@ void check_error(const MatmulCase &test, double largest, Rng &rng) {
   const int64_t rows = test.weight.shape.rows;
   const Placed placed(rng, test);
   const double dense = error_of_dense(test, placed.weight.tensor());
-  const std::vector<Expected> expected = expect_all(test, placed.weight.tensor());
+  const ExpectedProduct expected(test, placed.weight.tensor());
   for (const cpu::Variant *variant : supported_variants()) {
     INFO("variant " << variant->name);
     const ForcedVariant forced(*variant);

@@ -213,27 +213,27 @@ static PyObject *launch_matmul(const calls *self, PyObject *const *arguments, co
   size_t needed = 0;
   nf4_status status;
   PyObject *scratch = NULL;
-  dl_tensor view = {0};
+  const void *workspace = NULL;
   if (args->dtype == NF4_DTYPE_FP32 || !stream_of(where, &stream)) return none();
   if (self->matmul_workspace_size(weight, args, &needed) != NF4_STATUS_OK) return none();
   if (needed != 0) {
     scratch = PyObject_CallFunction(arguments[SCRATCH], "On", arguments[X], (Py_ssize_t)needed);
     if (scratch == NULL) return NULL;
-    if (!borrow(where, scratch, &view)) {
+    if (!part(where, scratch, (int64_t)needed, true, &workspace)) {
       Py_DECREF(scratch);
       return none();
     }
   }
-  void *const workspace = needed != 0 ? (void *)address_of(&view) : NULL;
-  Py_BEGIN_ALLOW_THREADS status = self->matmul_launch(weight, args, workspace, needed, stream);
+  Py_BEGIN_ALLOW_THREADS status =
+      self->matmul_launch(weight, args, (void *)workspace, needed, stream);
   Py_END_ALLOW_THREADS Py_XDECREF(scratch);
   return PyLong_FromLong(status);
 }
 
 PyDoc_STRVAR(
     matmul_doc,
-    "matmul(x, y, bias, scratch, threads, packed, absmax, nested_absmax, nested_code, nested_offset, "
-    "codebook, format, blocksize, nested_blocksize, rows, cols)\n--\n\n"
+    "matmul(x, y, bias, scratch, threads, packed, absmax, nested_absmax, nested_code, "
+    "nested_offset, codebook, format, blocksize, nested_blocksize, rows, cols)\n--\n\n"
     "y = x W^T + bias on torch's current stream, and the nf4_status; None if nothing was "
     "done, and the arguments have to be looked at more closely. Where scratch is needed, "
     "scratch(x, nbytes) is a tensor of so many bytes beside x.");

@@ -72,7 +72,8 @@ def test_linear_and_its_gradients(dtype, layout, rows):
 @pytest.fixture
 def many():
     """A layer and an x whose rows are so many that thread blocks share tiles through scratch."""
-    layer, x = layer_of(shape=(6000, 2048)), x_of(300, 2048)
+    tiles = torch.cuda.get_device_properties(0).multi_processor_count // 2 + 1
+    layer, x = layer_of(shape=(tiles * 128, 4096)), x_of(300, 4096)
     assert nf4.matmul_workspace_bytes(layer.quantized, 300, "bf16") > 0
     return layer, x, _kernels.linear(x, layer.bias, *functional.arguments(layer.quantized))
 
@@ -99,6 +100,14 @@ def test_no_memory_for_scratch_is_an_error(many, monkeypatch):
     monkeypatch.setattr(_kernels, "_scratch", fail)
     with torch.no_grad(), pytest.raises(torch.OutOfMemoryError, match="none left"):
         layer(x)
+
+
+def test_scratch_that_is_too_short_is_not_used(many, monkeypatch):
+    layer, x, expected = many
+    monkeypatch.setattr(_kernels, "_scratch", lambda x, nbytes: x.new_empty(16, dtype=torch.uint8))
+    assert _kernels.try_linear(x, layer.bias, *functional.arguments(layer.quantized)) is None
+    with torch.no_grad():
+        assert torch.equal(layer(x), expected)
 
 
 def test_many_rows_in_a_graph(many):

@@ -107,6 +107,13 @@ MatmulCase plain_matmul_case(Rng &rng, const CaseClass &kind, const MatmulShape 
   return test;
 }
 
+void repeat_rows(MatmulCase &test, Rng &rng, int64_t distinct) {
+  const int bytes = dtype_bytes(test.dtype);
+  const auto row = [&](int64_t i) { return test.x.data() + i * test.x_stride * bytes; };
+  for (int64_t i = distinct; i < test.m; ++i)
+    std::memcpy(row(i), row(rng.below(distinct)), test.weight.shape.cols * bytes);
+}
+
 std::string describe(const MatmulCase &test, uint64_t stream) {
   return describe(test.weight, test.dtype, stream) + ", m " + std::to_string(test.m) +
          ", strides " + std::to_string(test.x_stride) + " and " + std::to_string(test.y_stride) +

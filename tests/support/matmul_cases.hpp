@@ -42,6 +42,10 @@ MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind code
 // can load: what every kernel takes, where its columns suit it.
 MatmulCase plain_matmul_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape);
 
+// Makes every row of x one of its first `distinct`, at random, which makes a large case's reference
+// small.
+void repeat_rows(MatmulCase &test, Rng &rng, int64_t distinct);
+
 std::string describe(const MatmulCase &test, uint64_t stream);
 
 // A number of a dtype in memory, and the nearest one to store.

@@ -1,6 +1,7 @@
 #include "support/matmul_expected.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "cpu/parallel.hpp"
 
@@ -44,14 +45,25 @@ Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column
   return y;
 }
 
-std::vector<Expected> expect_all(const MatmulCase &test, const nf4_tensor &weight) {
-  std::vector<Expected> expected(test.m * weight.rows);
+ExpectedProduct::ExpectedProduct(const MatmulCase &test, const nf4_tensor &weight)
+    : rows_(weight.rows) {
+  const int bytes = dtype_bytes(test.dtype);
+  const auto row = [&](int64_t i) { return test.x.data() + i * test.x_stride * bytes; };
+  std::vector<int64_t> firsts;  // of rows that are the same
+  for (int64_t i = 0; i < test.m; ++i) {
+    const auto same = std::find_if(firsts.begin(), firsts.end(), [&](int64_t first) {
+      return std::memcmp(row(first), row(i), weight.cols * bytes) == 0;
+    });
+    row_of_.push_back(same - firsts.begin());
+    if (same == firsts.end()) firsts.push_back(i);
+  }
+  distinct_.resize(firsts.size() * rows_);
   const int64_t worth_a_thread = 20000 / (weight.cols + 1) + 1;
-  cpu::parallel_for(test.m * weight.rows, worth_a_thread, 0, [&](int64_t begin, int64_t end) {
+  const auto count = static_cast<int64_t>(distinct_.size());
+  cpu::parallel_for(count, worth_a_thread, 0, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      expected[i] = expect(test, weight, i / weight.rows, i % weight.rows);
+      distinct_[i] = expect(test, weight, firsts[i / rows_], i % rows_);
   });
-  return expected;
 }
 
 }  // namespace nf4::test

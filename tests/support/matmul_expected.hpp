@@ -24,8 +24,20 @@ struct Expected {
 // y[column][row] of a case whose weight is at these addresses, in host memory.
 Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column, int64_t row);
 
-// All of y, [m][rows].
-std::vector<Expected> expect_all(const MatmulCase &test, const nf4_tensor &weight);
+// All of y, [m][rows]. Rows of x that are the same bytes have their numbers in common.
+class ExpectedProduct {
+ public:
+  ExpectedProduct(const MatmulCase &test, const nf4_tensor &weight);
+  // Of element i.
+  const Expected &operator[](int64_t i) const {
+    return distinct_[row_of_[i / rows_] * rows_ + i % rows_];
+  }
+
+ private:
+  int64_t rows_;
+  std::vector<int64_t> row_of_;  // of each row of x, in distinct_
+  std::vector<Expected> distinct_;
+};
 
 // ||y - expected|| / ||expected||
 struct RelativeError {

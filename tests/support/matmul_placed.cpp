@@ -52,7 +52,7 @@ bool gaps_intact(const MatmulCase &test, const std::vector<uint8_t> &y) {
 
 // The whole of y, as is_right alone would not miss a column of thousands. Sums of so many numbers
 // of either sign are about as large as the root of the sum of their squares.
-bool is_right_on_average(const MatmulCase &test, const std::vector<Expected> &expected,
+bool is_right_on_average(const MatmulCase &test, const ExpectedProduct &expected,
                          const std::vector<uint8_t> &y) {
   const int64_t rows = test.weight.shape.rows;
   double squares = 0, energy = 0;
@@ -66,7 +66,7 @@ bool is_right_on_average(const MatmulCase &test, const std::vector<Expected> &ex
 }
 
 // The first number of y that is wrong, or -1. An assertion for each would take most of the time.
-int64_t first_wrong(const MatmulCase &test, const std::vector<Expected> &expected,
+int64_t first_wrong(const MatmulCase &test, const ExpectedProduct &expected,
                     const std::vector<uint8_t> &y, double &got) {
   const int64_t rows = test.weight.shape.rows;
   for (int64_t i = 0; i < test.m * rows; ++i) {
@@ -78,11 +78,11 @@ int64_t first_wrong(const MatmulCase &test, const std::vector<Expected> &expecte
 
 // The kernels of all families on one placing of a case.
 void check_placed(const MatmulCase &test, const PlacedMatmul &placed,
-                  const std::vector<Expected> &expected, const Stream &stream, MatmulCounts &counts,
-                  Judged judged) {
+                  const ExpectedProduct &expected, const Stream &stream, MatmulCounts &counts,
+                  Judged judged, ShapeRange shapes) {
   const int64_t rows = test.weight.shape.rows;
   for (const cuda::MatmulFamily *family : runnable(cuda::matmul_families())) {
-    for (int i = 0; i < cuda::kMatmulShapes; ++i) {
+    for (int i = shapes.first; i < shapes.end; ++i) {
       const auto shape = static_cast<cuda::MatmulShape>(i);
       INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));
       const ForcedMatmul forced(family, shape);
@@ -138,11 +138,11 @@ nf4_status PlacedMatmul::multiply(const MatmulCase &test, cudaStream_t stream) c
 }
 
 void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, MatmulCounts &counts,
-                  Judged judged) {
-  const std::vector<Expected> expected = expect_all(test, in_place(test.weight));
+                  Judged judged, ShapeRange shapes) {
+  const ExpectedProduct expected(test, in_place(test.weight));
   for (const bool aligned : {false, true}) {
     INFO((aligned ? "aligned" : "as it comes"));
-    check_placed(test, PlacedMatmul(rng, test, aligned), expected, stream, counts, judged);
+    check_placed(test, PlacedMatmul(rng, test, aligned), expected, stream, counts, judged, shapes);
   }
 }
 

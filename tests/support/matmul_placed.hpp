@@ -29,8 +29,15 @@ using MatmulCounts = std::map<const cuda::MatmulFamily *, std::array<int, cuda::
 
 enum class Judged { kEach, kEachAndAll };
 
-// Every kernel of every family that takes the case, each with it aligned and as it comes.
+// Of the MatmulShapes.
+struct ShapeRange {
+  int first = cuda::kTiled;
+  int end = cuda::kMatmulShapes;
+};
+
+// Every kernel of every family that takes the case, of these shapes, each with it aligned and as it
+// comes.
 void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, MatmulCounts &counts,
-                  Judged judged = Judged::kEach);
+                  Judged judged = Judged::kEach, ShapeRange shapes = {});
 
 }  // namespace nf4::test

@@ -157,7 +157,9 @@ def matmul(
                its device, and a numpy array for all else in host memory. Needed for all else in
                device memory
     workspace  uint8 scratch in device memory, of `matmul_workspace_bytes()` or more, 16-byte
-               aligned. Made for torch tensors; else needed unless that is 0
+               aligned. Made for torch tensors; else needed unless that is 0, as it is for up to
+               64 rows of x. Calls that may run at the same time must not share it: they may
+               never end
     threads    on the CPU: how many at most; 0: one for each processor. No bit depends on it
     stream     for device memory, as for quantize
 

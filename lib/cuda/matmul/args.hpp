@@ -52,7 +52,7 @@ inline RoundedCodebook codebook_with_one(nf4_format format) {
 
 // Which of a family's kernels: for any problem; or, in thread blocks that own rows of the
 // weight, for up to 2, 8 and 16 rows of x. On Hopper also in tiles of so many rows of x, which
-// are no family's (wide.hpp); kStream... are those whose last tiles all blocks share.
+// are no family's (wide.hpp); kStream... are those in which all blocks share some of the tiles.
 enum MatmulShape {
   kTiled,
   kFew2,

@@ -73,7 +73,7 @@ bool has_slots(const WideShape &shape, const MatmulProblem &problem, int64_t blo
 void plan_whole_tiles(const WideShape &shape, const MatmulProblem &problem, const Device &device,
                       WidePlan &plan) {
   const int64_t tiles = plan.row_tiles * plan.x_tiles, slabs = slabs_of(problem);
-  plan.clusters = std::min(tiles, int64_t{device.multiprocessors});
+  plan.clusters = std::clamp(tiles, int64_t{1}, int64_t{device.multiprocessors});
   plan.cycles = kStart + static_cast<double>(ceil_divide(tiles, plan.clusters)) *
                              (kTile + static_cast<double>(slabs) * shape.slab_cycles);
   for (int splits = 2; splits <= kMaxSplits; ++splits) {
@@ -93,8 +93,8 @@ void plan_whole_tiles(const WideShape &shape, const MatmulProblem &problem, cons
   }
 }
 
-// All blocks share the tiles of the last turn, and of the turn before it: what blocks leave for
-// others is there long before it is wanted.
+// All blocks share the tiles of the last turn, and of the turn before it if there is one: what
+// blocks leave for others is there long before it is wanted then.
 void plan_streamed_tiles(const WideShape &shape, const MatmulProblem &problem, const Device &device,
                          WidePlan &plan) {
   const int64_t tiles = plan.row_tiles * plan.x_tiles, slabs = slabs_of(problem);
@@ -139,6 +139,17 @@ uint64_t next_signature() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
+void share_tiles(const MatmulProblem &problem, const WidePlan &plan, int slabs, WideArgs &wide) {
+  wide.streamed_tiles = static_cast<int>(plan.streamed_tiles);
+  wide.slabs = slabs;
+  wide.stream_slabs = static_cast<int>(plan.streamed_tiles * slabs / plan.clusters);
+  wide.more_streams = static_cast<int>(plan.streamed_tiles * slabs % plan.clusters);
+  wide.flags = static_cast<uint64_t *>(problem.workspace);
+  wide.signature = next_signature();
+  wide.partials = reinterpret_cast<float4 *>(static_cast<uint8_t *>(problem.workspace) +
+                                             MatmulWorkspace(problem).flags_bytes());
+}
+
 // Of kFew16, from 19.1 us at 14336x4096, 7.4 at 4096x4096, 18.9 at 4096x14336 and 59.5 at
 // 28672x8192, within 7 %.
 double few16_cycles(const Weight &weight, const Device &device) {
@@ -157,14 +168,14 @@ bool wide_takes(const MatmulProblem &problem, MatmulShape which, const Device &d
   const int whole = weight.codebook != nullptr ? kSlabColumns : kStepColumns;
   if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16 && !shape.scaled_sums)
     return false;
-  if (shape.streamed && !can_stream(shape, problem, device)) return false;
   return device.compute_capability == kHopper && device.shared_bytes >= kWideSharedBytes &&
          weight.cols > 0 && weight.cols % whole == 0 && weight.cols <= kWideMaxCols &&
          weight.rows <= kWideMaxRows && problem.m <= kWideMaxRows &&
          weight.blocksize() >= kStepColumns && is_multiple(weight.packed, 16) &&
          has_x_vectors(problem) && (problem.m == 1 || problem.x_stride < kWideMaxPitch) &&
          ceil_divide(weight.rows, 128) * ceil_divide(problem.m, 16) <=
-             std::numeric_limits<int>::max() / 2;
+             std::numeric_limits<int>::max() / 2 &&
+         (!shape.streamed || can_stream(shape, problem, device));
 }
 
 cudaError_t best_wide(const MatmulProblem &problem, const Device &device, MatmulShape &best) {
@@ -224,14 +235,7 @@ cudaError_t launch_wide(const MatmulProblem &problem, const MatmulArgs &args, Ma
   wide.inverse_splits = inverse_of(plan.splits);
   wide.block_slabs = slabs / plan.splits;
   wide.more_slabs = slabs % plan.splits;
-  wide.streamed_tiles = static_cast<int>(plan.streamed_tiles);
-  wide.slabs = slabs;
-  wide.stream_slabs = static_cast<int>(plan.streamed_tiles * slabs / plan.clusters);
-  wide.more_streams = static_cast<int>(plan.streamed_tiles * slabs % plan.clusters);
-  wide.flags = static_cast<uint64_t *>(problem.workspace);
-  wide.signature = next_signature();
-  wide.partials = reinterpret_cast<float4 *>(static_cast<uint8_t *>(problem.workspace) +
-                                             MatmulWorkspace(problem).flags_bytes());
+  if (shape.streamed) share_tiles(problem, plan, slabs, wide);
   wide.scale_groups = args.blocksize_log2 == 6 && args.cols % 512 == 0 &&
                       is_multiple(args.absmax, args.nested_absmax == nullptr ? 16 : 8) &&
                       (args.nested_absmax == nullptr || args.nested_blocksize_log2 >= 3);
@@ -256,7 +260,8 @@ bool wide_takes(const MatmulProblem &, MatmulShape, const Device &) { return fal
 cudaError_t best_wide(const MatmulProblem &, const Device &, MatmulShape &) {
   return cudaErrorNotSupported;
 }
-cudaError_t launch_wide(const MatmulArgs &, nf4_dtype, MatmulShape, const Device &, cudaStream_t) {
+cudaError_t launch_wide(const MatmulProblem &, const MatmulArgs &, MatmulShape, const Device &,
+                        cudaStream_t) {
   return cudaErrorNotSupported;
 }
 cudaError_t load_wide_kernels(const Device &) { return cudaSuccess; }

@@ -17,7 +17,7 @@ struct WideShape {
   int shared_bytes;
   double slab_cycles;      // what 128 columns of a tile take, estimated
   int boxes;               // in which x comes
-  bool streamed;           // all blocks share the last tiles
+  bool streamed;           // all blocks share some of the tiles
   bool scaled_sums;        // and so entries in x's dtype, a caller's too in bf16
   const void *kernels[2];  // fp16, bf16: WideArgs
 };

@@ -8,27 +8,34 @@
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/few_args.hpp"
 #include "cuda/tensor_map.hpp"
+#include "problem.hpp"
 
 namespace nf4::cuda {
 
 // A thread block's tile of y: kColumns rows of x by 64 rows of the weight for each of its
-// consumer warpgroups. All blocks share the last tiles if Streamed.
+// consumer warpgroups. All blocks share some tiles if Streamed.
 template <int Columns, int Warpgroups, bool Streamed = false>
 struct WideTile {
   static constexpr int kColumns = Columns;
   static constexpr int kWarpgroups = Warpgroups;
   static constexpr int kRows = 64 * Warpgroups;
+  using Sums = float[Columns / 2];  // of a thread
   // Each step's sums are multiplied by the scale, not the weights: a multiplication of each sum
   // takes more than one of each weight where there are many rows of x, and as many registers more.
   static constexpr bool kScaledSums = Columns <= 64;
   static constexpr bool kStreamed = Streamed;
   // In which x comes: a copy has 256 rows at most.
   static constexpr int kBoxes = Columns > 256 ? 2 : 1;
+  // The workspace is for these.
+  static_assert(!Streamed ||
+                (kRows == MatmulWorkspace::kTileRows && MatmulWorkspace::has_columns(Columns) &&
+                 4 * Warpgroups <= MatmulWorkspace::kFlags));
 };
 
 constexpr int kStepColumns = 64;                // of x and the weight that are multiplied at once
 constexpr int kSlabColumns = 2 * kStepColumns;  // of the weight that come together
-constexpr int kWideSharedBytes = 227 * 1024;    // what Hopper has
+static_assert(kSlabColumns == MatmulWorkspace::kSlabColumns);
+constexpr int kWideSharedBytes = 227 * 1024;  // what Hopper has
 constexpr int kWideMaxSlots = 8;
 constexpr int kMaxSplits = 8;  // blocks that any GPU allows in a cluster
 
@@ -88,9 +95,9 @@ struct WideArgs {
   uint32_t inverse_splits;  // for fewer than 1024 blocks
   int block_slabs;
   int more_slabs;
-  // Of streamed kernels, in which clusters are single blocks: all of them share the first tiles,
-  // whose slabs lie one tile's after the other's. A block has stream_slabs of those, and one more
-  // if it is of the first more_streams.
+  // Of streamed kernels, in which clusters are single blocks: all of them share the first tiles, as
+  // many as the last turns of whole ones would have. Their slabs lie one tile's after the other's;
+  // a block has stream_slabs of them, and one more if it is of the first more_streams.
   int streamed_tiles;
   int slabs;  // of a tile
   int stream_slabs;

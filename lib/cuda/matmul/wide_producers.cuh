@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kScaleThreads = 64;
 
-// One thread. Loads are answered in turn, and those of the
-// scales are small: what is not of the first slab is asked for when the first scales are there.
+// One thread. Loads are answered in turn, and those of the scales are small: what is not of the
+// first slab is asked for when the first scales are there.
 template <class Tile>
 __device__ __forceinline__ void feed_x(const WideArgs &wide, WideShared<Tile> shared) {
   constexpr int kBox = WideLayout<Tile>::kXBox;

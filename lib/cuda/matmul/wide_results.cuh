@@ -22,7 +22,7 @@ class WideResults {
   __device__ __forceinline__ WideResults(const WideArgs &wide, WideShared<Tile> shared, float unit)
       : wide_(wide), shared_(shared), unit_(unit) {}
 
-  __device__ __forceinline__ void write(const WidePlace &place, float (&all)[Tile::kColumns / 2]) {
+  __device__ __forceinline__ void write(const WidePlace &place, typename Tile::Sums &all) {
     if constexpr (Tile::kStreamed) {
       if (!place.writes) return leave(all);
 #pragma unroll 1
@@ -121,7 +121,7 @@ class WideResults {
   }
 
   // Leaves the sums to the block that writes y.
-  __device__ __forceinline__ void leave(const float (&sums)[Tile::kColumns / 2]) const {
+  __device__ __forceinline__ void leave(const typename Tile::Sums &sums) const {
 #pragma unroll
     for (int i = 0; i < kColumnBlocks; ++i)
       __stcg(partials(block_index(), i),
@@ -134,7 +134,7 @@ class WideResults {
   }
 
   // Adds what a block left. The flag is as good as new for the next launch with these arguments.
-  __device__ __forceinline__ void take(int block, float (&sums)[Tile::kColumns / 2]) const {
+  __device__ __forceinline__ void take(int block, typename Tile::Sums &sums) const {
     // All lanes look, so that the compiler sees that they stay together.
     while (__any_sync(kAllLanes, flag(block).load(::cuda::memory_order_acquire) != wide_.signature))
       continue;
@@ -154,7 +154,7 @@ class WideResults {
   // Each block of the cluster gets an equal share of the tile's columns from all of them and
   // adds them in the order of the blocks.
   __device__ __forceinline__ void write_together(const WidePlace &place,
-                                                 const float (&all)[Tile::kColumns / 2]) {
+                                                 const typename Tile::Sums &all) {
     const int share = (kColumnBlocks + wide_.splits - 1) / wide_.splits;
     const int rank = static_cast<int>(cluster_rank());
     const auto offset = [&](int source, int column_block) {

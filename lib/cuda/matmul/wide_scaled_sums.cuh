@@ -35,12 +35,12 @@ class WideScaledSums {
         multiply_in_turn(left > 1);
   }
 
- __device__ __forceinline__ float (&sums()) [Tile::kColumns / 2] { return sums_; }
+  __device__ __forceinline__ typename Tile::Sums &sums() { return sums_; }
 
- private :
-     // Registers hold operands of two steps, but where four warpgroups have sums of 64 columns,
-     // whose products come by halves.
-     static constexpr bool kAhead = Tile::kWarpgroups == 2 || Tile::kColumns < 64;
+ private:
+  // Registers hold operands of two steps, but where four warpgroups have sums of 64 columns, whose
+  // products come by halves.
+  static constexpr bool kAhead = Tile::kWarpgroups == 2 || Tile::kColumns < 64;
   static constexpr int kPart = kAhead ? Tile::kColumns : Tile::kColumns / 2;
 
   // A slab. While the tensor cores work on a step, the threads make the next one's operands.
@@ -123,7 +123,7 @@ class WideScaledSums {
   const CodebookEntries<T> entries_;
   SlabReader<Tile> slab_;
   XReader<Tile> x_;
-  float sums_[Tile::kColumns / 2];
+  typename Tile::Sums sums_;
   float products_[kPart / 2];         // of a step
   uint32_t a_[kAhead ? 2 : 1][4][4];  // of steps, of each the A operands of its four products
 };

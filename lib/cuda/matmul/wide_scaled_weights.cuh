@@ -36,9 +36,10 @@ class WideScaledWeights {
     x_.release_held();
   }
 
- __device__ __forceinline__ float (&sums()) [Tile::kColumns / 2] { return sums_; }
+  __device__ __forceinline__ typename Tile::Sums &sums() { return sums_; }
 
- private : __device__ __forceinline__ void start_slab() {
+ private:
+  __device__ __forceinline__ void start_slab() {
     slab_.start();
     scales_[0] = slab_.template scales<0>();
     scales_[1] = slab_.template scales<1>();
@@ -81,7 +82,7 @@ class WideScaledWeights {
   SlabReader<Tile> slab_;
   XReader<Tile> x_;
   float2 scales_[2];  // of the slab's steps, of this lane's two rows
-  float sums_[Tile::kColumns / 2];
+  typename Tile::Sums sums_;
   uint32_t a_[2][4][4];  // of two steps, of each the A operands of its four products
 };
 

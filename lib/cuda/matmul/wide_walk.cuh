@@ -16,7 +16,7 @@ struct WidePlace {
   int first_slab;
   int end_slab;
   bool writes;      // y; or leaves its sums to the block that does
-  int first_block;  // from which on blocks up to this one leave this one their sums
+  int first_block;  // this one and those before it, from first_block on, have a part of the tile
 };
 
 // Of this block's cluster in the grid.
@@ -35,11 +35,11 @@ __device__ __forceinline__ int stream_block(const WideArgs &wide, int slab) {
                      : wide.more_streams + (slab - more) / wide.stream_slabs;
 }
 
-// This block's places in turn, first those in streamed tiles, of which the last is the first: its
-// sums are another block's, which may wait for them. Blocks wait for those before them alone, which
-// the GPU starts before them, and those leave their sums without waiting for anybody: where the
-// GPU has no room for all blocks at a time they do not wait for ever. All warps of a cluster take
-// the same way.
+// This block's places, one after the other: first those in streamed tiles, from the last to the
+// first, since of the last one another block has the end, and may wait for the sums. Blocks wait
+// for those before them alone, and leave their own sums before they wait: where the GPU has no room
+// for all of them at a time none waits for ever, as long as the GPU starts them in their order. All
+// warps of a cluster take the same way.
 template <class Tile>
 class WideWalk {
  public:
