@@ -180,7 +180,7 @@ TEST_CASE("thread blocks share the tiles that do not fill the GPU", "[cuda][matm
     for (const nf4_dtype dtype : kDtypes16)
       for (const auto &[tiles, slabs] : sizes) {
         Rng rng(++number);
-        if (few_shapes() && number / 2 % 2 != number % 2) continue;
+        if (few_shapes() && number % 4 > 1) continue;  // each size once
         const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};
         const MatmulShape size{tiles * 128 - rng.between(0, 100),
                                slabs * 128 - (rng.one_in(4) ? 64 : 0), columns - 3};
