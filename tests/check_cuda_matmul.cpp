@@ -60,13 +60,13 @@ constexpr cuda::MatmulShape kFirstStreamed = cuda::kStream128;
 // Each kernel that this GPU has, of these shapes, was met so often.
 void check_counts(const MatmulCounts &counts, int least,
                   ShapeRange shapes = {cuda::kTiled, kFirstStreamed}) {
-  for (const auto &[family, of_shapes] : counts)
+  for (const cuda::MatmulFamily *family : runnable(cuda::matmul_families()))
     for (int i = shapes.first; i < shapes.end; ++i) {
       const auto shape = static_cast<cuda::MatmulShape>(i);
       INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));
       if (cuda::matmul_has(*family, shape, compute_capability()) &&
           (shape == cuda::kTiled || much_shared_memory()))
-        CHECK(of_shapes[i] >= least);
+        CHECK((counts.count(family) != 0 ? counts.at(family)[i] : 0) >= least);
     }
 }
 
@@ -92,13 +92,16 @@ int multiprocessors() {
   return count;
 }
 
-// Rows of the weight whose tiles of 128 rows fill half of a turn: blocks share them where columns
-// are many.
+// Rows of the weight whose tiles of 128 fill half of a turn: blocks share them if columns are many.
 int64_t rows_to_share() { return (multiprocessors() / 2 + 1) * 128 - 5; }
 
+bool can_share() {
+  return cuda::matmul_has(*runnable(cuda::matmul_families())[0], kFirstStreamed,
+                          compute_capability());
+}
 // So they do where the library chooses.
 void check_shared(const PlacedMatmul &placed, const MatmulCase &test) {
-  if (compute_capability() == 90 && test.weight.shape.rows == rows_to_share())
+  if (can_share() && test.weight.shape.rows == rows_to_share())
     CHECK(placed.used(test) >= kFirstStreamed);
 }
 
@@ -196,7 +199,7 @@ TEST_CASE("thread blocks share the tiles that do not fill the GPU", "[cuda][matm
 // Launches that follow one another share a workspace, in which the one's flags lie among the
 // other's sums; the next may begin before the last has ended.
 TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
-  if (compute_capability() != 90) return;  // no kernel of another GPU needs one
+  if (!can_share()) return;  // no other kernel needs one
   constexpr int kLaunches = 60;
   const Stream stream;
   const CaseClass kind{NF4_DTYPE_BF16, 64, true};
@@ -231,7 +234,6 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
                               workspace.size(), stream) == NF4_STATUS_OK);
   }
   stream.synchronize();
-  // Poison lies between the rows of y in all of them.
   for (int i = 0; i < kLaunches; ++i) CHECK(same_bytes(y[i].read(), expected[i % 2]));
 }
 
@@ -245,7 +247,7 @@ TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda][ma
     const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
     const PlacedMatmul placed(rng, test, true);
     check_not_tiled(placed, test);
-    if (compute_capability() == 90 && shape.rows > 8000) CHECK(placed.used(test) >= kFirstStreamed);
+    check_shared(placed, test);
     REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
     stream.synchronize();
     const std::vector<uint8_t> expected = placed.y.read();

@@ -92,7 +92,8 @@ def at_once(steps: dict[str, Callable[[], dict]]) -> dict[str, dict]:
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             # Again and again, as a step may be about to start a program.
-            while concurrent.futures.wait(futures, timeout=0.1).not_done:
+            begun = [future for future in futures if not future.cancelled()]
+            while concurrent.futures.wait(begun, timeout=0.1).not_done:
                 for process in list(_running):
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)

@@ -70,8 +70,9 @@ def test_the_first_step_that_fails_ends_the_others() -> None:
         return {}
 
     began = time.monotonic()
+    waiting = {f"waiting {i}": hangs for i in range(run.LANES)}  # some of them never begin
     with pytest.raises(run.Failure, match="broken"):
-        run.at_once({"hangs": hangs, "fails": fails})
+        run.at_once({"hangs": hangs, "fails": fails, **waiting})
     assert time.monotonic() - began < run.STEP_SECONDS / 2
 
 
