@@ -110,6 +110,28 @@ def test_quantize_of_what_requires_grad_is_refused():
         assert nf4.torch.quantize(dense).shape == (4, 64)
 
 
+NOT_TENSORS = {
+    "x is a ndarray; expected a torch tensor": lambda layer: layer(X.numpy()),
+    "x is a list; expected a torch tensor": lambda layer: layer([1.0] * COLS),
+    "x is a ndarray; expected": lambda layer: nf4.torch.linear(X.numpy(), layer.quantized),
+    "bias is a ndarray; expected a torch tensor": lambda layer: nf4.torch.linear(
+        X, layer.quantized, np.zeros(ROWS, np.float32)
+    ),
+    "weight is a NF4Linear; expected its .quantized": nf4.torch.dequantize,
+    "weight is a ndarray; expected a torch tensor": lambda layer: nf4.torch.quantize(X.numpy()),
+    "codebook is a list; expected a torch tensor": lambda layer: nf4.torch.quantize(
+        X, codebook=[0.0] * 16
+    ),
+}
+
+
+@pytest.mark.parametrize("message", NOT_TENSORS)
+def test_what_is_no_tensor_is_refused(message):
+    with pytest.raises(nf4.InvalidArgument) as caught:
+        NOT_TENSORS[message](nf4.torch.NF4Linear.from_quantized(weight_of()))
+    assert message in str(caught.value)
+
+
 def test_a_weight_of_arrays_is_refused():
     weight = nf4.quantize(np.ones((4, 64), np.float32))
     with pytest.raises(nf4.InvalidArgument, match="packed is a ndarray; expected a torch tensor"):

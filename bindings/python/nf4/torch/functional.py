@@ -25,14 +25,21 @@ def torch_dtype(dtype: Any) -> torch.dtype:
     return _DTYPES[_convert.dtype_name(dtype)]
 
 
+def require_tensor(name: str, given: Any) -> None:
+    if not isinstance(given, Tensor):
+        raise InvalidArgument(f"{name} is a {type(given).__name__}; expected a torch tensor")
+
+
 def arguments(weight: nf4.QuantizedTensor) -> tuple[Any, ...]:
     """The ten arguments by which the operators know a weight."""
     if not isinstance(weight, nf4.QuantizedTensor):
-        raise InvalidArgument(f"weight is a {type(weight).__name__}; expected a QuantizedTensor")
+        layer = isinstance(weight, torch.nn.Module) and hasattr(weight, "quantized")
+        expected = "its .quantized" if layer else "a QuantizedTensor"
+        raise InvalidArgument(f"weight is a {type(weight).__name__}; expected {expected}")
     parts = tuple(getattr(weight, name) for name in _kernels.PARTS)
     for name, part in zip(_kernels.PARTS, parts, strict=True):
-        if part is not None and not isinstance(part, Tensor):
-            raise InvalidArgument(f"{name} is a {type(part).__name__}; expected a torch tensor")
+        if part is not None:
+            require_tensor(name, part)
     return (
         *parts,
         list(weight.shape),
@@ -54,6 +61,9 @@ def quantize(
 
     Raises what nf4.quantize raises.
     """
+    require_tensor("weight", weight)
+    if codebook is not None:
+        require_tensor("codebook", codebook)
     packed, absmax, nested_absmax, nested_code, nested_offset = torch.ops.nf4.quantize.default(
         weight, codebook, format, blocksize, nested_blocksize
     )
@@ -80,8 +90,9 @@ def dequantize(weight: nf4.QuantizedTensor, dtype: Any = None) -> Tensor:
 
     Raises what nf4.dequantize raises.
     """
+    given = arguments(weight)
     wanted = torch_dtype(weight.dtype if dtype is None else dtype)
-    return torch.ops.nf4.dequantize.default(*arguments(weight), wanted)
+    return torch.ops.nf4.dequantize.default(*given, wanted)
 
 
 def linear(x: Tensor, weight: nf4.QuantizedTensor, bias: Tensor | None = None) -> Tensor:
@@ -98,4 +109,7 @@ def linear(x: Tensor, weight: nf4.QuantizedTensor, bias: Tensor | None = None) -
 
     Raises what nf4.matmul raises.
     """
+    require_tensor("x", x)
+    if bias is not None:
+        require_tensor("bias", bias)
     return torch.ops.nf4.linear.default(x, bias, *arguments(weight))

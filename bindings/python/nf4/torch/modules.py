@@ -216,6 +216,7 @@ class NF4Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x is [..., in_features]; y is [..., out_features] in its dtype, but for autocast's."""
+        functional.require_tensor("x", x)
         dtype, wanted = x.dtype, self.compute_dtype
         casts = (
             wanted is not None and wanted != dtype and not torch.is_autocast_enabled(x.device.type)
