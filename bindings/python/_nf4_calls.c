@@ -230,21 +230,19 @@ static PyObject *launch_matmul(const calls *self, PyObject *const *arguments, co
   return PyLong_FromLong(status);
 }
 
-PyDoc_STRVAR(
-    matmul_doc,
-    "matmul(x, y, bias, scratch, threads, packed, absmax, nested_absmax, nested_code, "
-    "nested_offset, codebook, format, blocksize, nested_blocksize, rows, cols)\n--\n\n"
-    "y = x W^T + bias on torch's current stream, and the nf4_status; None if nothing was "
-    "done, and the arguments have to be looked at more closely. Where scratch is needed, "
-    "scratch(x, nbytes) is a tensor of so many bytes beside x.");
+PyDoc_STRVAR(matmul_doc,
+             "matmul(x, y, bias, scratch, threads, packed, absmax, nested_absmax, nested_code, "
+             "nested_offset, codebook, format, blocksize, nested_blocksize, rows, cols)\n--\n\n"
+             "y = x W^T + bias on torch's current stream, and the nf4_status; None if nothing was "
+             "done, and the arguments have to be looked at more closely. Where scratch is needed, "
+             "scratch(x, nbytes) is a tensor of so many bytes beside x.");
 static PyObject *matmul(calls *self, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, PRODUCT_ARGUMENTS + WEIGHT_ARGUMENTS)) return NULL;
   place where;
   nf4_tensor weight = {0};
   nf4_matmul_args args = {0};
   if (!operands(self, arguments, &where, &weight, &args)) return none();
-  if (where.device_type == DL_CUDA)
-    return launch_matmul(self, arguments, &where, &weight, &args);
+  if (where.device_type == DL_CUDA) return launch_matmul(self, arguments, &where, &weight, &args);
   nf4_status status;
   int32_t threads;
   if (!threads_of(arguments + PRODUCT_ARGUMENTS, &threads)) return none();

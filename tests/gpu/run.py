@@ -138,7 +138,8 @@ def pytest(folder: Path) -> dict:
 def sanitize(program: Path, tool: str) -> dict:
     """One of compute-sanitizer's tools over every kernel; raises on the first report."""
     base = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", str(program)]
-    # Racecheck takes seconds for a random product, in all of its kernels.
+    # Racecheck takes seconds for a random product in all of its kernels. What is left meets each
+    # kernel, if not with each dtype.
     tags = "[cuda]~[large]~[long]" + ("~[random]" if tool == "racecheck" else "")
     status, output = execute([*base, tags], NF4_TEST_SHAPES=SANITIZER_SHAPES)
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)

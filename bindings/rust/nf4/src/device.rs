@@ -258,11 +258,11 @@ impl<T: Element> DeviceMatmul<T> {
 ///   the bias;
 /// - the rows of `y`, and `workspace` for `workspace_bytes` bytes, are memory that the GPU of
 ///   `stream` can reach, alive, and used by nothing else but what is enqueued on `stream` before
-///   or after this; `y`, from its first element to its last, and `workspace` overlap nothing of
-///   all this, nor each other, while inputs may;
+///   or after this: calls that share a `workspace` and run at the same time may never end; `y`,
+///   from its first element to its last, and `workspace` overlap nothing of all this, nor each
+///   other, while inputs may;
 /// - `stream` is a live stream, or [`Stream::LEGACY_DEFAULT`].
 ///
-/// Calls that share a `workspace` and run at the same time may never end.
 /// [`Spec::matmul_workspace_bytes`] says how much workspace is needed; it is aligned to 16
 /// bytes, and may be [`DevicePtr::NULL`] where that is 0.
 pub unsafe fn matmul_launch<T: Element>(
