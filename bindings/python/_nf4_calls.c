@@ -12,9 +12,6 @@ typedef nf4_status (*matmul_launch)(const nf4_tensor *, const nf4_matmul_args *,
 typedef nf4_status (*matmul_cpu)(const nf4_tensor *, const nf4_matmul_args *, int32_t);
 typedef nf4_status (*workspace_size)(const nf4_tensor *, const nf4_matmul_args *, size_t *);
 
-/* Of dlpack.h. */
-enum { DL_CPU = 1, DL_CUDA = 2 };
-
 typedef struct calls {
   PyObject_HEAD const dl_exchange *exchange;
   dequant_launch dequant_launch;
@@ -45,21 +42,14 @@ static bool begin(const calls *self, PyObject *object, dl_tensor *view, place *w
          (view->data != NULL || elements_of(view) == 0);
 }
 
-static int32_t bits_of(const dl_tensor *view, uint8_t code) {
-  return view->lanes == 1 && view->code == code ? view->bits : 0;
-}
-
 /* A part of a weight: so many contiguous elements, of uint8 or float32. */
 static bool part(const place *where, PyObject *object, int64_t elements, bool bytes,
                  const void **address) {
   dl_tensor view;
-  if (!borrow(where, object, &view) || elements_of(&view) != elements) return false;
+  if (!borrow(where, object, &view)) return false;
   *address = address_of(&view);
-  return (bytes ? bits_of(&view, DL_UINT) == 8 : bits_of(&view, DL_FLOAT) == 32) &&
-         is_contiguous(&view, elements);
+  return is_part(&view, elements, bytes);
 }
-
-static int64_t divide_up(int64_t count, int64_t by) { return count / by + (count % by != 0); }
 
 /* Arguments of every call, from the first of these on. */
 enum {
@@ -128,29 +118,6 @@ static bool weight_of(const place *where, PyObject *const *arguments, nf4_tensor
   weight->absmax = (void *)absmax;
   weight->codebook = codebook;
   return !nested || nested_parts(where, arguments, blocks, weight);
-}
-
-/* How many rows of `cols` elements there are, and how far apart, if it is one distance. */
-static bool rows_of(const dl_tensor *view, int64_t cols, int64_t *rows, int64_t *stride) {
-  const int32_t last = view->ndim - 1;
-  if (last < 0 || view->shape[last] != cols) return false;
-  *rows = elements_of(view) / (cols != 0 ? cols : 1);
-  *stride = cols;
-  if (cols == 0) return false;
-  if (view->strides == NULL || *rows == 0) return true;
-  if (cols != 1 && view->strides[last] != 1) return false;
-  int64_t expected = 0;
-  for (int32_t i = last; i-- > 0;) {
-    if (view->shape[i] == 1) continue;
-    if (expected == 0) {
-      *stride = expected = view->strides[i];
-      if (*stride < cols) return false; /* one row that is seen several times, for instance */
-    } else if (view->strides[i] != expected) {
-      return false;
-    }
-    expected *= view->shape[i];
-  }
-  return true;
 }
 
 static bool stream_of(const place *where, nf4_stream *stream) {

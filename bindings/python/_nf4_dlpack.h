@@ -9,7 +9,7 @@
 
 /* ---- DLPack 1 (dlpack.h): what is read of it ------------------------------- */
 
-enum { DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_MAJOR = 1 };
+enum { DL_CPU = 1, DL_CUDA = 2, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_MAJOR = 1 };
 
 typedef struct dl_tensor {
   void *data;
@@ -58,12 +58,47 @@ static inline nf4_dtype dtype_of(const dl_tensor *view) {
   return 0;
 }
 
+/* Is it a part of a weight: so many contiguous elements, of uint8 or float32? */
+static inline bool is_part(const dl_tensor *view, int64_t elements, bool bytes) {
+  const uint8_t code = bytes ? DL_UINT : DL_FLOAT, bits = bytes ? 8 : 32;
+  return view->lanes == 1 && view->code == code && view->bits == bits &&
+         elements_of(view) == elements && is_contiguous(view, elements);
+}
+
+/* How many rows of `cols` elements there are, and how far apart, if it is one distance. */
+static inline bool rows_of(const dl_tensor *view, int64_t cols, int64_t *rows, int64_t *stride) {
+  const int32_t last = view->ndim - 1;
+  if (last < 0 || view->shape[last] != cols) return false;
+  *rows = 1;
+  for (int32_t i = 0; i < last; i++) *rows *= view->shape[i];
+  *stride = cols;
+  if (view->strides == NULL || *rows == 0 || cols == 0) return true;
+  if (cols != 1 && view->strides[last] != 1) return false;
+  int64_t expected = 0;
+  for (int32_t i = last; i-- > 0;) {
+    if (view->shape[i] == 1) continue;
+    if (expected == 0) {
+      *stride = expected = view->strides[i];
+      if (*stride < cols) return false; /* one row that is seen several times, for instance */
+    } else if (view->strides[i] != expected) {
+      return false;
+    }
+    expected *= view->shape[i];
+  }
+  return true;
+}
+
+static inline int64_t divide_up(int64_t count, int64_t by) {
+  return count / by + (count % by != 0);
+}
+
 /* The exchange of a type of tensors, of the version that is known here; or NULL, with an
  * exception. */
 static inline const dl_exchange *exchange_of(PyObject *type) {
   PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
   if (capsule == NULL) return NULL;
-  const dl_exchange *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  const dl_exchange *found =
+      (const dl_exchange *)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   Py_DECREF(capsule);
   if (PyErr_Occurred()) return NULL;
   while (found != NULL && found->major != DL_MAJOR) found = found->previous;

@@ -1,5 +1,6 @@
 /* _nf4_fast: the library called without ctypes. Here is Weight, which dequantizes what is kept
- * as a QuantizedTensor; Calls, in _nf4_calls.c, takes the parts of a weight anew in each call.
+ * as a QuantizedTensor; Calls, in _nf4_calls.c, takes the parts of a weight anew in each call;
+ * _nf4_operators.cpp has kernels for torch's dispatcher.
  *
  * For what is common and faultless, namely tensors of a library that has DLPack's C exchange
  * (torch from 2.10 on) and raw addresses. Everything else, faults included, gets None for an
@@ -256,6 +257,7 @@ static PyModuleDef_Slot module_slots[] = {
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_nf4_fast",
+    .m_methods = nf4_operator_methods,
     .m_slots = module_slots,
 };
 

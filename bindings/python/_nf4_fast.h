@@ -4,6 +4,13 @@
 
 #include <Python.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
 extern PyType_Spec nf4_calls_spec;
+extern PyMethodDef nf4_operator_methods[];
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -128,9 +128,7 @@ def catch2(program: Path, tags: str, folder: Path, **environment: str) -> dict:
 
 def pytest(folder: Path) -> dict:
     junit = folder / "pytest.xml"
-    tests = [
-        f"tests/python/{name}.py" for name in ("test_gpu", "test_gpu_matmul", "test_gpu_torch")
-    ]
+    tests = [f"tests/python/test_gpu{name}.py" for name in ("", "_matmul", "_torch", "_compiled")]
     command = [sys.executable, "-m", "pytest", "-q", *tests]
     return run_junit([*command, f"--junitxml={junit}"], junit)
 

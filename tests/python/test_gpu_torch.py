@@ -220,23 +220,6 @@ def test_inference_in_a_graph():
     require_replays(layer_of())
 
 
-@pytest.mark.parametrize("options", [{"backend": "aot_eager"}, {"mode": "reduce-overhead"}])
-def test_compiled_without_a_break(options):
-    layer = layer_of()
-
-    def run(x):
-        return torch.nn.functional.silu(layer(x))
-
-    compiled = torch.compile(run, fullgraph=True, **options)
-    for _ in range(3):
-        x = x_of(5, COLS, grad=True)
-        expected = run(x)
-        (grad,) = torch.autograd.grad(expected.sum(), x)
-        y = compiled(x)
-        assert error(y, expected) <= ALLOWED["bf16"]
-        assert error(torch.autograd.grad(y.sum(), x)[0], grad) <= 2 * ALLOWED["bf16"]
-
-
 def test_tensors_on_several_devices_are_refused():
     layer = NF4Linear.from_quantized(weight_of(device="cpu"))
     with pytest.raises(nf4.InvalidArgument, match="packed is on cpu; expected cuda:0, where x is"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ import nf4
 from nf4 import _bound, _convert, _torch
 from nf4._load import check, library
 from nf4.errors import InvalidArgument
+from nf4.torch import _native
 
 PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -65,13 +65,6 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return disabled[0](*arguments)
 
     return kernel
-
-
-def rows_and_cols(shape: Sequence[int]) -> tuple[int, int]:
-    """Those of the matrix that a weight of this shape is."""
-    if len(shape) == 2:
-        return shape[0], shape[1]
-    return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
 def _format_code(format: str) -> int:
@@ -125,7 +118,7 @@ def _scratch(x: Tensor, nbytes: int) -> Tensor:
 def try_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor | None:
     """y = x W^T + bias; None if something has to be looked at more closely."""
     packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
-    rows, cols = rows_and_cols(shape)
+    rows, cols = _native.rows_and_cols(shape)
     y = x.new_empty((*x.shape[:-1], rows))
     status = _calls()[0](
         x, y, bias, _scratch, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset,
@@ -143,10 +136,22 @@ def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     return _checked_linear(x, bias, *weight) if y is None else y
 
 
+def require_operands(x: Tensor, bias: Tensor | None, weight: Sequence[Any]) -> None:
+    """x and bias fit the weight, and all is on one device."""
+    rows, cols = _native.rows_and_cols(weight[6])
+    require_float("x", x.dtype)
+    if x.dim() == 0 or x.shape[-1] != cols:
+        raise InvalidArgument(f"x is of shape {tuple(x.shape)}; expected [..., {cols}]")
+    if bias is not None and (bias.dtype != x.dtype or bias.shape != (rows,)):
+        raise InvalidArgument(
+            f"bias is {bias.dtype} of shape {tuple(bias.shape)}; expected {x.dtype} of ({rows},)"
+        )
+    require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
+
+
 def _checked_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
-    if x.is_cuda and x.dtype == torch.float32:
-        # The library's products are of 16 bits on a GPU.
+    if needs_dense(x):
         return dense_linear(x, bias, *weight)
     if x.dim() > 0 and not _has_row_stride(x):
         x = x.contiguous()
@@ -154,16 +159,16 @@ def _checked_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     return nf4.matmul(x.detach(), quantized_tensor(*weight), bias=bias, threads=_threads(x))
 
 
+def needs_dense(x: Tensor) -> bool:
+    """The library's products are of 16 bits on a GPU."""
+    return x.is_cuda and x.dtype == torch.float32
+
+
 def dense_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     """The same by torch's product with a dense weight."""
-    rows, cols = rows_and_cols(weight[6])
-    if x.shape[-1:] != (cols,):
-        raise InvalidArgument(f"x is of shape {tuple(x.shape)}; expected [..., {cols}]")
-    if bias is not None and (bias.dtype != x.dtype or bias.shape != (rows,)):
-        raise InvalidArgument(
-            f"bias is {bias.dtype} of shape {tuple(bias.shape)}; expected {x.dtype} of ({rows},)"
-        )
-    return torch.nn.functional.linear(x, dequantize(*weight, x.dtype).view(rows, cols), bias)
+    require_operands(x, bias, weight)
+    dense = dequantize(*weight, x.dtype).view(_native.rows_and_cols(weight[6]))
+    return torch.nn.functional.linear(x, dense, bias)
 
 
 def _has_row_stride(x: Tensor) -> bool:
@@ -190,7 +195,7 @@ def dequantize(*arguments: Any) -> Tensor:
 def dequantize_into(out: Tensor, *weight: Any) -> None:
     """Writes the numbers of a weight to a contiguous tensor."""
     packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
-    rows, cols = rows_and_cols(shape)
+    rows, cols = _native.rows_and_cols(shape)
     status = _calls()[1](
         out, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset, codebook,
         _format_code(format), block, nested, rows, cols,
@@ -216,28 +221,39 @@ def dequantize_to(out: Tensor, dtype: torch.dtype, *weight: Any) -> None:
 _kept = threading.local()
 
 
-def _dense(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory for one dense weight, until the next is asked for. torch's allocator for GPUs hands
     the same to one layer after the other; that for CPUs gives it back to the system, which takes
     longer to provide it anew than a weight takes to be dequantized."""
     if device.type != "cpu":
-        return torch.empty(elements, dtype=dtype, device=device)
-    needed = elements * dtype.itemsize
+        return torch.empty((rows, cols), dtype=dtype, device=device)
+    needed = rows * cols * dtype.itemsize
     buffer = getattr(_kept, "buffer", None)
     if buffer is None or buffer.numel() < needed:
         _kept.buffer = None  # the smaller one need not be there beside the larger
         buffer = _kept.buffer = torch.empty(needed, dtype=torch.uint8)
-    return buffer[:needed].view(dtype)
+    return buffer[:needed].view(dtype).view(rows, cols)
 
 
 def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
     """The gradient of x: grad_y times the weight, dense for as long as this takes."""
-    require_float("grad_y", grad_y.dtype)
-    require_device(grad_y.device, "grad_y", {"packed": weight[0]})
-    rows, cols = rows_and_cols(weight[6])
-    dense = _dense(rows * cols, grad_y.dtype, grad_y.device).view(rows, cols)
+    dtype, device = grad_y.dtype, grad_y.device
+    require_float("grad_y", dtype)
+    require_device(device, "grad_y", {"packed": weight[0]})
+    dense = _dense(*_native.rows_and_cols(weight[6]), dtype, device)
     dequantize_into(dense, *weight)
     return torch.matmul(grad_y, dense)
+
+
+# ---- For the operators of _native where that has no kernels ---------------------------
+
+
+def numbered_linear(x: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+    return _checked_linear(x, bias, *_native.words(numbers))
+
+
+def numbered_dense_like(like: Tensor, *numbers: Any) -> Tensor:
+    return dequantize(*_native.words(numbers), like.dtype)
 
 
 def quantize(

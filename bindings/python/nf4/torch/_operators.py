@@ -10,6 +10,8 @@
 WEIGHT is the ten arguments of _kernels. The weight is frozen: no gradient goes to it. The
 gradient of x is an operator of its own, so that a compiler's graph of the backward pass holds
 the four bits and nowhere a dense weight that the forward pass left.
+
+Below autograd they come down to those of _native, which is what a compiler's graph has.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torch.autograd import forward_ad
 
 from nf4.errors import InvalidArgument
 from nf4.tensor import sizes
-from nf4.torch import _kernels
+from nf4.torch import _kernels, _native
 from nf4.torch._kernels import PARTS
 
 _C = torch._C
@@ -48,6 +50,11 @@ for _name, _schema in _SCHEMAS.items():
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
     for _device in _DEVICES:
         _library.impl(_name, _kernels.uncompiled(getattr(_kernels, _name)), _device)
+if not _native.registered:
+    for _device in _DEVICES:
+        for _name in ("linear", "dense_like"):
+            _kernel = _kernels.uncompiled(getattr(_kernels, f"numbered_{_name}"))
+            _library.impl(f"_{_name}", _kernel, _device)
 
 _ops = torch.ops.nf4
 
@@ -82,53 +89,100 @@ def _fake_dequantize(*arguments: Any) -> Tensor:
 
 @torch.library.register_fake("nf4::linear", lib=_library)
 def _fake_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    _kernels.require_float("x", x.dtype)
-    rows, cols = _kernels.rows_and_cols(weight[6])
-    if x.dim() == 0 or x.shape[-1] != cols:
-        raise InvalidArgument(f"x is of shape {tuple(x.shape)}; expected [..., {cols}]")
-    _kernels.require_device(x.device, "x", {"bias": bias, **_kernels.parts_of(weight)})
-    return x.new_empty((*x.shape[:-1], rows))
+    _kernels.require_operands(x, bias, weight)
+    return x.new_empty((*x.shape[:-1], _native.rows_and_cols(weight[6])[0]))
 
 
 @torch.library.register_fake("nf4::linear_backward", lib=_library)
 def _fake_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
     _kernels.require_float("grad_y", grad_y.dtype)
-    return grad_y.new_empty((*grad_y.shape[:-1], _kernels.rows_and_cols(weight[6])[1]))
+    return grad_y.new_empty((*grad_y.shape[:-1], _native.rows_and_cols(weight[6])[1]))
+
+
+@torch.library.register_fake("nf4::_linear", lib=_library)
+def _fake_native_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight[6]))
+
+
+@torch.library.register_fake("nf4::_dense_like", lib=_library)
+def _fake_dense_like(like: Tensor, *weight: Any) -> Tensor:
+    return like.new_empty(weight[6:8])
 
 
 # ---- Gradients ------------------------------------------------------------------
 
 
-def _below_autograd(op: Any, keyset: Any, *arguments: Any) -> Any:
-    with _C._AutoDispatchBelowAutograd():
-        return op.redispatch(keyset & _C._after_autograd_keyset, *arguments)
-
-
 def _refuse_grad(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
     for name, tensor in zip(names, tensors, strict=False):
-        if tensor is not None and tensor.requires_grad:
+        if tensor is None:
+            continue
+        dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+        if tensor.requires_grad or dual:
             raise InvalidArgument(
                 f"{name} requires grad, and 4-bit weights are frozen; expected it detached"
             )
 
 
-class _Linear(torch.autograd.Function):
-    """y is linear in x and in bias, so this can be differentiated as often as one likes. keyset is
-    None where the dispatcher was not asked."""
+def _may_differentiate_weight(weight: Sequence[Any]) -> bool:
+    return forward_ad._current_level >= 0 or _C._any_requires_grad(*weight[: len(PARTS)])
+
+
+def _is_bare(x: Tensor, bias: Tensor | None) -> bool:
+    """Is there nothing between these and the kernel that the dispatcher would have to see to, but
+    for a gradient: no mode, transform, trace, or subclass?"""
+    if type(x) is not Tensor or x.is_neg() or (bias is not None and bias.is_neg()):
+        return False
+    return not (
+        _C._len_torch_dispatch_stack()
+        or _C._is_any_autocast_enabled()
+        or _C._are_functorch_transforms_active()
+        or _C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def _linear_below(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    if _is_bare(x, bias) and not x.is_meta:
+        return _kernels.linear(x, bias, *weight)
+    _kernels.require_operands(x, bias, weight)
+    numbers = _native.numbers(weight)
+    if _kernels.needs_dense(x):
+        return torch.nn.functional.linear(x, _native.dense_like(x, *numbers), bias)
+    bias = None if bias is None else bias.contiguous()
+    # Strides that _native takes as they are cannot be told from others without fixing the sizes of
+    # a graph.
+    return _native.linear(x.contiguous(), bias, *numbers)
+
+
+def _linear_backward_below(grad_y: Tensor, *weight: Any) -> Tensor:
+    if _is_bare(grad_y, None) and not grad_y.is_meta:
+        return _kernels.linear_backward(grad_y, *weight)
+    _kernels.require_float("grad_y", grad_y.dtype)
+    return torch.matmul(grad_y, _native.dense_like(grad_y, *_native.numbers(weight)))
+
+
+class _Function(torch.autograd.Function):
+    """Arguments are tensors that may be differentiated, and the ten of a weight as one."""
 
     @staticmethod
-    def forward(ctx: Any, keyset: Any, x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-        _refuse_grad(PARTS, weight)
-        ctx.save_for_backward(*weight[:6])
-        ctx.layout = weight[6:]
-        if keyset is None:
-            y = _kernels.try_linear(x, bias, *weight)
-            return _ops.linear.default(x, bias, *weight) if y is None else y
-        return _below_autograd(_ops.linear.default, keyset, x, bias, *weight)
+    def keep(ctx: Any, weight: Sequence[Any]) -> None:
+        if _may_differentiate_weight(weight):
+            _refuse_grad(PARTS, weight)
+        ctx.save_for_backward(*weight[: len(PARTS)])
+        ctx.layout = weight[len(PARTS) :]
+
+
+class _Linear(_Function):
+    """y is linear in x and in bias, so this can be differentiated as often as one likes."""
 
     @staticmethod
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
-        _, of_x, of_bias, *_ = ctx.needs_input_grad
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, weight: Sequence[Any]) -> Tensor:
+        _Linear.keep(ctx, weight)
+        return _linear_below(x, bias, *weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        of_x, of_bias, _ = ctx.needs_input_grad
         grad_x = grad_bias = None
         if of_x:
             grad_x = _linear_backward(grad_y, *ctx.saved_tensors, *ctx.layout)
@@ -136,21 +190,18 @@ class _Linear(torch.autograd.Function):
             # Without dimensions to sum over, torch sums over all.
             leading = tuple(range(grad_y.dim() - 1))
             grad_bias = grad_y.sum(dim=leading) if leading else grad_y
-        return None, grad_x, grad_bias, *(None,) * 10
+        return grad_x, grad_bias, None
 
 
-class _LinearBackward(torch.autograd.Function):
+class _LinearBackward(_Function):
     @staticmethod
-    def forward(ctx: Any, keyset: Any, grad_y: Tensor, *weight: Any) -> Tensor:
-        _refuse_grad(PARTS, weight)
-        ctx.save_for_backward(*weight[:6])
-        ctx.layout = weight[6:]
-        return _below_autograd(_ops.linear_backward.default, keyset, grad_y, *weight)
+    def forward(ctx: Any, grad_y: Tensor, weight: Sequence[Any]) -> Tensor:
+        _LinearBackward.keep(ctx, weight)
+        return _linear_backward_below(grad_y, *weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        of_grad_y = _ops.linear.default(grad, None, *ctx.saved_tensors, *ctx.layout)
-        return None, of_grad_y, *(None,) * 10
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _ops.linear.default(grad, None, *ctx.saved_tensors, *ctx.layout), None
 
 
 def _is_differentiated(*arguments: Any) -> bool:
@@ -159,30 +210,32 @@ def _is_differentiated(*arguments: Any) -> bool:
     return reverse or forward_ad._current_level >= 0
 
 
-def _differentiable(op: Any, function: type[torch.autograd.Function]) -> Any:
-    def kernel(keyset: Any, *arguments: Any) -> Any:
-        if _is_differentiated(*arguments):
-            return function.apply(keyset, *arguments)
-        return _below_autograd(op, keyset, *arguments)
+def _autograd_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    if _is_differentiated(x, bias, *weight):
+        return _Linear.apply(x, bias, weight)
+    return _linear_below(x, bias, *weight)
 
-    return kernel
+
+def _autograd_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
+    if _is_differentiated(grad_y, *weight):
+        return _LinearBackward.apply(grad_y, weight)
+    return _linear_backward_below(grad_y, *weight)
 
 
 def _not_differentiable(op: Any, names: Sequence[str]) -> Any:
     def kernel(keyset: Any, *arguments: Any) -> Any:
         if _C.is_grad_enabled():
             _refuse_grad(names, arguments[: len(names)])
-        return _below_autograd(op, keyset, *arguments)
+        with _C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & _C._after_autograd_keyset, *arguments)
 
     return kernel
 
 
-for _name, _kernel in {
-    "linear": _differentiable(_ops.linear.default, _Linear),
-    "linear_backward": _differentiable(_ops.linear_backward.default, _LinearBackward),
-    "dequantize": _not_differentiable(_ops.dequantize.default, PARTS),
-    "quantize": _not_differentiable(_ops.quantize.default, ("weight", "codebook")),
-}.items():
+_library.impl("linear", _autograd_linear, "Autograd")
+_library.impl("linear_backward", _autograd_linear_backward, "Autograd")
+for _name, _names in {"dequantize": PARTS, "quantize": ("weight", "codebook")}.items():
+    _kernel = _not_differentiable(getattr(_ops, _name).default, _names)
     _library.impl(_name, _kernel, "Autograd", with_keyset=True)
 
 
@@ -209,26 +262,15 @@ for _device in _DEVICES:
 
 # ---- The way there ----------------------------------------------------------------
 
-
-def _is_bare(x: Tensor, bias: Tensor | None) -> bool:
-    """Is there nothing between these and the kernel that the dispatcher would have to see to, but
-    for a gradient: no mode, transform, trace, or subclass?"""
-    if type(x) is not Tensor or x.is_neg() or (bias is not None and bias.is_neg()):
-        return False
-    return not (
-        _C._len_torch_dispatch_stack()
-        or _C._is_any_autocast_enabled()
-        or _C._are_functorch_transforms_active()
-        or _C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-    )
+# torch.autograd.Function.apply without what that does for torch.func.
+_apply_linear = super(torch.autograd.Function, _Linear).apply
 
 
 def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     """torch.ops.nf4.linear, in half of its time where the dispatcher has nothing to do."""
     if not torch.compiler.is_compiling() and _is_bare(x, bias):
         if _C.is_grad_enabled() and _C._any_requires_grad(x, bias, *weight):
-            return _Linear.apply(None, x, bias, *weight)
+            return _apply_linear(x, bias, weight)
         y = _kernels.try_linear(x, bias, *weight)
         if y is not None:
             return y

@@ -1,0 +1,241 @@
+"""torch.ops.nf4._linear and ._dense_like, which compiled graphs have: from C++, and without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import nf4
+import pytest
+import torch_cases
+
+pytestmark = pytest.mark.interop
+torch_cases.require("torch")
+
+import nf4.torch  # noqa: E402
+import torch  # noqa: E402
+from nf4.torch import _kernels, _native, functional  # noqa: E402
+
+ROWS, COLS, M = 6, 80, 3
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LAYOUTS = {
+    "nested": {},
+    "flat": {"nested_blocksize": 0},
+    "fp4": {"format": "fp4", "blocksize": 32},
+    "a codebook": {"codebook": torch.linspace(-1, 1, 16)},
+    "of an odd size": {"blocksize": 64, "nested_blocksize": 64},
+}
+NAMES = (*_kernels.PARTS, "rows", "cols", "format", "blocksize", "nested_blocksize")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def weight_of(layout="nested", shape=(ROWS, COLS)):
+    return functional.arguments(nf4.torch.quantize(torch.randn(shape), **LAYOUTS[layout]))
+
+
+# ---- Results --------------------------------------------------------------------------
+
+
+def test_they_are_of_cpp_where_the_extension_is():
+    from nf4._bound import _nf4_fast
+
+    assert _native.registered == (_nf4_fast is not None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_linear_is_that_of_the_core(dtype, layout):
+    weight = weight_of(layout, (5, 33) if layout == "of an odd size" else (ROWS, COLS))
+    rows, cols = weight[6]
+    x, bias = torch.randn(2, M, cols).to(dtype), torch.randn(rows).to(dtype)
+    quantized = _kernels.quantized_tensor(*weight)
+    for given in (None, bias):
+        y = _native.linear(x, given, *_native.numbers(weight))
+        assert torch.equal(y, nf4.matmul(x, quantized, bias=given)) and y.is_contiguous()
+    dense = _native.dense_like(x, *_native.numbers(weight))
+    assert torch.equal(dense, _kernels.dequantize(*weight, dtype))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(1, 2 * M, COLS + 3)[:, ::2, :COLS],
+        torch.randn(COLS),
+        torch.randn(1, COLS)[:, None].expand(1, 1, COLS),
+        torch.randn(0, 4, COLS),
+        torch.randn(4, 0, COLS),
+        torch.randn(M, COLS, device="cpu:0"),
+    ],
+    ids=[
+        "with gaps",
+        "a row",
+        "of size 1",
+        "of no rows",
+        "of no rows inside",
+        "on the CPU by number",
+    ],
+)
+def test_x_of_any_rows(x):
+    weight = weight_of()
+    y = _native.linear(x, None, *_native.numbers(weight))
+    assert torch.equal(y, _kernels.linear(x.contiguous(), None, *weight))
+    assert y.shape == (*x.shape[:-1], ROWS)
+
+
+@pytest.mark.parametrize("shape", [(ROWS, 0), (0, COLS), (0, 0)])
+def test_empty_weights(shape):
+    rows, cols = shape
+    numbers = _native.numbers(weight_of(shape=shape))
+    bias = torch.randn(rows)
+    assert torch.equal(_native.linear(torch.randn(M, cols), bias, *numbers), bias.expand(M, rows))
+    assert _native.dense_like(torch.zeros(()), *numbers).shape == shape
+
+
+def test_numbers_and_words():
+    weight = weight_of("fp4", (2, 3, 40))
+    assert _native.numbers(weight)[6:] == (6, 40, 1, 32, 256)
+    assert _native.words(_native.numbers(weight))[6:] == ((6, 40), "fp4", 32, 256)
+
+
+# ---- What they refuse -------------------------------------------------------------------
+
+FAULTS = {
+    "x of other columns": {"x": torch.zeros(M, COLS - 1)},
+    "x of no dimensions": {"x": torch.zeros(())},
+    "x of float64": {"x": torch.zeros(M, COLS).double()},
+    "x in columns": {"x": torch.zeros(COLS, M).t()},
+    "x of one row for all": {"x": torch.zeros(1, COLS).expand(M, COLS)},
+    "x of rows that overlap": {"x": torch.zeros(M * COLS).as_strided((M, COLS), (COLS - 1, 1))},
+    "bias of another dtype": {"bias": torch.zeros(ROWS).half()},
+    "bias too short": {"bias": torch.zeros(ROWS - 1)},
+    "bias with gaps": {"bias": torch.zeros(2 * ROWS)[::2]},
+    "packed too short": {"packed": torch.zeros(3, dtype=torch.uint8)},
+    "packed of int8": {"packed": torch.zeros(ROWS * COLS // 2, dtype=torch.int8)},
+    "packed with gaps": {"packed": torch.zeros(ROWS * COLS, dtype=torch.uint8)[::2]},
+    "absmax of float32": {"absmax": torch.zeros(8)},
+    "nested_absmax too long": {"nested_absmax": torch.zeros(2)},
+    "nested_absmax missing": {"nested_absmax": None},
+    "nested_code too short": {"nested_code": torch.zeros(255)},
+    "nested_offset of float16": {"nested_offset": torch.zeros(()).half()},
+    "codebook too long": {"codebook": torch.zeros(17)},
+    "format of 3": {"format": 3},
+    "format of -1": {"format": -1},
+    "blocksize 0": {"blocksize": 0},
+    "blocksize of 33 bits": {"blocksize": 1 << 32},
+    "blocksize of 65": {"blocksize": 65},
+    "nested_blocksize -1": {"nested_blocksize": -1},
+    "shape of -1 rows": {"rows": -1},
+    "shape of too many elements": {"rows": 1 << 62},
+}
+
+
+@pytest.mark.skipif(not _native.registered, reason="not of C++ here")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_and_nothing_is_kept(fault):
+    given = {"x": torch.randn(M, COLS), "bias": torch.randn(ROWS)}
+    given |= dict(zip(NAMES, _native.numbers(weight_of()), strict=True)) | FAULTS[fault]
+    tensors = [each for each in given.values() if isinstance(each, torch.Tensor)]
+    before = [each._use_count() for each in tensors]
+    with pytest.raises(ValueError, match=fault.split()[0]):
+        _native.linear(*given.values())
+    assert [each._use_count() for each in tensors] == before
+
+
+@pytest.mark.skipif(not _native.registered, reason="not of C++ here")
+def test_a_weight_is_not_made_of_integers():
+    with pytest.raises(ValueError, match="like"):
+        like = torch.zeros(3, dtype=torch.int32)
+        _native.dense_like(like, *_native.numbers(weight_of()))
+
+
+def test_nothing_is_kept():
+    given = [torch.randn(M, COLS), torch.randn(ROWS), *_native.numbers(weight_of("a codebook"))]
+    tensors = [each for each in given if isinstance(each, torch.Tensor)]
+    before = [each._use_count() for each in tensors]
+    for _ in range(3):
+        _native.linear(*given)
+        _native.dense_like(given[0], *given[2:])
+    assert [each._use_count() for each in tensors] == before
+
+
+# ---- In graphs -----------------------------------------------------------------------------
+
+
+def _targets(graphs):
+    return [[str(node.target) for node in graph.graph.nodes] for graph in graphs]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_compiled_for_inference_has_them(mode):
+    graphs = []
+
+    def kept(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    layer = nf4.torch.NF4Linear.from_linear(torch.nn.Linear(COLS, ROWS))
+    compiled = torch.compile(layer, backend=aot_autograd(fw_compiler=kept), fullgraph=True)
+    x = torch.randn(M, COLS)
+    with mode():
+        assert torch.equal(compiled(x), layer(x))
+    assert "nf4._linear.default" in _targets(graphs)[0]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(COLS, M).t(), torch.randn(1, COLS).expand(M, COLS), torch.randn(M, 1, 2 * COLS)],
+    ids=["in columns", "one row for all", "the half of longer rows"],
+)
+def test_compiled_with_x_of_other_strides(x):
+    layer = nf4.torch.NF4Linear.from_linear(torch.nn.Linear(COLS, ROWS))
+    compiled = torch.compile(
+        lambda x: layer(x[..., :COLS]), fullgraph=True, backend="aot_eager", dynamic=False
+    )
+    x = x.detach().requires_grad_()
+    expected = layer(x[..., :COLS])
+    (grad,) = torch.autograd.grad(expected.sum(), x)
+    y = compiled(x)
+    assert torch.equal(y, expected)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], grad)
+
+
+def test_a_fault_is_found_when_a_graph_is_made():
+    layer = nf4.torch.NF4Linear.from_linear(torch.nn.Linear(COLS, ROWS))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=rf"x is of shape .*; expected \[\.\.\., {COLS}\]"):
+        compiled(torch.randn(M, COLS + 1))
+    layer.bias = torch.nn.Parameter(torch.zeros(ROWS - 1))
+    with pytest.raises(Exception, match=rf"bias is torch.float32 .*; expected .* of \({ROWS},\)"):
+        torch.compile(layer, fullgraph=True, backend="aot_eager")(torch.randn(M, COLS))
+
+
+WITHOUT = """
+import sys
+sys.modules["_nf4_fast"] = None
+import torch, nf4.torch
+from nf4.torch import _native
+assert not _native.registered
+torch.manual_seed(0)
+layer = nf4.torch.NF4Linear.from_linear(torch.nn.Linear(80, 6), format="fp4")
+run = torch.compile(layer, fullgraph=True, backend="aot_eager")
+x = torch.randn(3, 80, requires_grad=True)
+expected = layer(x)
+(grad,) = torch.autograd.grad(expected.sum(), x)
+y = run(x)
+assert torch.equal(y, expected) and torch.equal(torch.autograd.grad(y.sum(), x)[0], grad)
+print("as without a compiler")
+"""
+
+
+def test_the_same_without_the_extension():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.stdout.strip() == "as without a compiler", done.stderr
