@@ -118,7 +118,7 @@ struct MatmulWorkspace {
 
   explicit MatmulWorkspace(const MatmulProblem &problem) {
     const Weight &weight = problem.weight;
-    if (problem.dtype == NF4_DTYPE_FP32 || problem.m <= 64 || weight.cols % 64 != 0 ||
+    if (problem.empty() || problem.dtype == NF4_DTYPE_FP32 || problem.m <= 64 || weight.cols % 64 != 0 ||
         weight.blocksize() < 64)
       return;
     // Each as many as fill all slots, at most, so that their product is no large number.
