@@ -383,7 +383,8 @@ extern "C" {
 
  workspace: scratch of at least nf4_matmul_workspace_size() bytes, 16-byte aligned,
  in the same memory as the rest; may be NULL if that size is 0. What it holds does not
- matter, and calls in one stream may share it.
+ matter, and calls in one stream may share it. Calls that may run at the same time must
+ not: they may never end.
 
  INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
  m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m times
