@@ -118,8 +118,8 @@ struct MatmulWorkspace {
 
   explicit MatmulWorkspace(const MatmulProblem &problem) {
     const Weight &weight = problem.weight;
-    if (problem.dtype == NF4_DTYPE_FP32 || problem.m <= 64 || weight.cols % 64 != 0 ||
-        weight.blocksize() < 64)
+    if (problem.empty() || problem.dtype == NF4_DTYPE_FP32 || problem.m <= 64 ||
+        weight.cols % 64 != 0 || weight.blocksize() < 64)
       return;
     // Each as many as fill all slots, at most, so that their product is no large number.
     const auto count = [](int64_t size, int64_t of_each) {

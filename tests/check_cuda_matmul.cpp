@@ -176,17 +176,17 @@ TEST_CASE("thread blocks share the tiles that do not fill the GPU", "[cuda][matm
                  {cuda::kStream208, 208}, {cuda::kStream256, 256}, {cuda::kStream272, 272},
                  {cuda::kStream304, 304}};
   const struct {
-    int64_t tiles, slabs;
-  } sizes[] = {{blocks / 3 + 1, 16}, {2 * blocks + 3, 4}};
+    int64_t row_tiles, slabs, x_tiles;
+  } sizes[] = {{blocks / 3 + 1, 16, 1}, {2 * blocks + 3, 4, 1}, {blocks / 2 + 3, 4, 3}};
   static_assert(std::size(kernels) == cuda::kMatmulShapes - kFirstStreamed);
   for (const auto &[shape, columns] : kernels)
     for (const nf4_dtype dtype : kDtypes16)
-      for (const auto &[tiles, slabs] : sizes) {
+      for (const auto &[row_tiles, slabs, x_tiles] : sizes) {
         Rng rng(++number);
-        if (few_shapes() && number % 4 > 1) continue;  // each size once
+        if (few_shapes() && number % 2 != 0) continue;  // each size once
         const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};
-        const MatmulShape size{tiles * 128 - rng.between(0, 100),
-                               slabs * 128 - (rng.one_in(4) ? 64 : 0), columns - 3};
+        const MatmulShape size{row_tiles * 128 - rng.between(0, 100),
+                               slabs * 128 - (rng.one_in(4) ? 64 : 0), columns * x_tiles - 3};
         MatmulCase test = plain_matmul_case(rng, kind, size);
         repeat_rows(test, rng, 8);
         INFO(describe(test, number));
@@ -229,12 +229,17 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
     const ForcedMatmul forced(runnable(cuda::matmul_families())[0], shape);
     nf4_matmul_args args = placed[i % 2].args(test);
     args.y = y[i].data();
-    const DeviceBuffer &workspace = placed[0].workspace;
-    REQUIRE(nf4_matmul_launch(&placed[i % 2].weight.tensor(), &args, workspace.data(),
-                              workspace.size(), stream) == NF4_STATUS_OK);
+    // The second's flags lie where the first's sums do.
+    const size_t begin = i % 2 == 0 ? 0 : 1 << 20;
+    REQUIRE(nf4_matmul_launch(&placed[i % 2].weight.tensor(), &args,
+                              placed[0].workspace.data<uint8_t>() + begin,
+                              placed[0].workspace.size() - begin, stream) == NF4_STATUS_OK);
   }
   stream.synchronize();
-  for (int i = 0; i < kLaunches; ++i) CHECK(same_bytes(y[i].read(), expected[i % 2]));
+  for (int i = 0; i < kLaunches; ++i) {
+    INFO("launch " << i);
+    CHECK(same_bytes(y[i].read(), expected[i % 2]));
+  }
 }
 
 TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda][matmul][long]") {
@@ -327,6 +332,8 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
           {"codebook", weight.codebook, test.weight.bytes[kCodebook].size()},
           {"x", placed.x.data(), placed.x.size()},
           {"bias", placed.bias.data(), placed.bias.size()},
+          {"workspace", placed.workspace.size() != 0 ? placed.workspace.data() : nullptr,
+           placed.workspace.size()},
       };
       for (const auto &part : parts) {
         if (part.address == nullptr) continue;
@@ -343,58 +350,4 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
         CHECK(same_bytes(placed.y.read(), expected));
       }
     }
-}
-
-TEST_CASE("a matmul of fp32 is refused on a GPU, and an empty one is nothing", "[cuda][matmul]") {
-  const Stream stream;
-  Rng rng(0xd000000);
-  const CaseClass kind{NF4_DTYPE_BF16, 64, false};
-  for (const MatmulShape shape : {MatmulShape{5, 64, 0}, MatmulShape{0, 64, 3}}) {
-    const MatmulCase test =
-        random_matmul_case(rng, kind, CodebookKind::kNf4, shape, XKind::kOrdinary);
-    CHECK(PlacedMatmul(rng, test, false).multiply(test, stream) == NF4_STATUS_OK);
-  }
-  MatmulCase test = random_matmul_case(rng, kind, CodebookKind::kNf4, {5, 64, 2}, XKind::kOrdinary);
-  const PlacedMatmul placed(rng, test, false);
-  test.dtype = NF4_DTYPE_FP32;
-  CHECK(placed.multiply(test, stream) == NF4_STATUS_INVALID_ARGUMENT);
-  stream.synchronize();
-  CHECK(placed.y.untouched());
-}
-
-TEST_CASE("a matmul of a nested weight of no columns, without pointers, is the bias",
-          "[cuda][matmul]") {
-  const Stream stream;
-  const DeviceBuffer y(37 * 2);
-  std::vector<uint8_t> numbers(37 * 2);
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<uint8_t>(i);
-  DeviceBuffer given(37 * 2);
-  given.write(numbers.data());
-  nf4_tensor weight{};
-  weight.struct_size = sizeof weight;
-  weight.format = NF4_FORMAT_NF4;
-  weight.blocksize = 64;
-  weight.nested_blocksize = 256;
-  weight.rows = 37;
-  nf4_matmul_args args{};
-  args.struct_size = sizeof args;
-  args.dtype = NF4_DTYPE_BF16;
-  args.m = 1;
-  args.bias = given.data();
-  args.y = y.data();
-  args.y_stride = 37;
-  REQUIRE(nf4_matmul_launch(&weight, &args, nullptr, 0, stream) == NF4_STATUS_OK);
-  stream.synchronize();
-  CHECK(same_bytes(y.read(), numbers));
-}
-
-TEST_CASE("a matmul of no columns is the bias", "[cuda][matmul]") {
-  const Stream stream;
-  MatmulCounts counts;
-  Rng rng(0xe000000);
-  for (int i = 0; i < 4; ++i) {
-    MatmulCase test = random_matmul_case(rng, {NF4_DTYPE_FP16, 64, false}, CodebookKind::kNf4,
-                                         {37, 0, 3}, XKind::kOrdinary);
-    check_matmul(test, rng, stream, counts);
-  }
 }
