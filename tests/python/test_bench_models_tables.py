@@ -119,9 +119,9 @@ def test_every_work_is_measured_once() -> None:
     groups = models_cases.full()
     assert len(groups) == len(set(groups)) == len(set(map(str, groups)))
     whole = {(g.work, g.batch, g.launches) for g in groups if g.size == LLAMA_7B}
-    both, eager = models_cases.BOTH, models_cases.EAGER
+    both = models_cases.BOTH
     assert whole == {
-        ("decode", 1, both), ("decode", 8, both), ("prefill", 4, both), ("training", 4, eager),
+        ("decode", 1, both), ("decode", 8, both), ("prefill", 4, both), ("training", 4, both),
     }  # fmt: skip
     assert {g.work for g in groups if g.compiled} == {"decode", "training", "mlp"}
     assert {g.size.layers for g in groups if g.compiled} == {1, 8}

@@ -14,7 +14,7 @@ from nf4bench import models_forms
 from nf4bench.check import WrongResult
 from nf4bench.matmul_product import require
 from nf4bench.measure import Timing, in_turns
-from nf4bench.models_cases import FORMS, MOST_ERROR, Group
+from nf4bench.models_cases import FORMS, MOST_ERROR, TURNS, Group
 from nf4bench.models_steps import Made
 from nf4bench.suite import Bench
 
@@ -74,15 +74,13 @@ def _measured_memory(bench: Bench, made: Made, attempt: Attempt) -> None:
         attempt.memory[form] = {"weights": weights, "step": peak}
 
 
-def _times(
-    bench: Bench, group: Group, launch: str, made: Made, attempt: Attempt
-) -> dict[str, Timing]:
+def _times(bench: Bench, launch: str, made: Made, attempt: Attempt) -> dict[str, Timing]:
     eager = launch == "eager"
     ready = attempt.each({
         form: lambda s=step: bench.gpu.prepare([s], eager) for form, (_, step) in made.items()
     })  # fmt: skip
     work = {form: lambda e=enqueue: bench.gpu.microseconds(e) for form, enqueue in ready.items()}
-    return in_turns(work, bench.replays or group.turns)
+    return in_turns(work, bench.replays or TURNS)
 
 
 def row(
@@ -114,7 +112,7 @@ def rows_of(bench: Bench, group: Group, made: Made) -> list[Row]:
     for launch in group.launches:
         here, times = Attempt(attempt.memory, dict(attempt.failed)), {}
         try:
-            times = _times(bench, group, launch, made, here)
+            times = _times(bench, launch, made, here)
         except Exception as problem:  # in turns, where it is nobody's in particular
             here.failed = dict.fromkeys(made, reason(problem)) | here.failed
         rows.append(row(group, launch, times, here, error))
