@@ -33,7 +33,7 @@ def read_only(array):
 QUANTIZE = {
     "array is of float64; expected fp32, fp16 or bf16": (SOURCE.astype(np.float64), {}),
     "array is of uint8": (SOURCE.view(np.uint8), {}),
-    "array is a list; expected a numpy array": ([1.0, 2.0], {}),
+    "array is of type list; expected a numpy array": ([1.0, 2.0], {}),
     "array is not contiguous": (SOURCE.T, {}),
     "out is None; expected a QuantizedTensor for a raw address": (4096, {}),
     "out is None; expected a QuantizedTensor for device memory": (CudaArray(64, "fp32", 3), {}),
@@ -54,7 +54,7 @@ QUANTIZE = {
     "stream is 0; expected None for host memory": (SOURCE, {"stream": 0}),
     "threads is array([0, 0]); expected an integer": (SOURCE, {"threads": PAIR}),
     "workspace is of fp32; expected uint8": (SOURCE, {"workspace": np.zeros(99, np.float32)}),
-    "workspace_bytes is 7; expected at least": (SOURCE, {"workspace": np.zeros(7, np.uint8)}),
+    "workspace has 7 bytes; expected 40 or more": (SOURCE, {"workspace": np.zeros(7, np.uint8)}),
     "workspace is in device memory": (SOURCE, {"workspace": CudaArray(4096, "uint8", 99)}),
 }
 
@@ -83,7 +83,7 @@ QUANTIZE_INTO = {
     "absmax is read-only": ({"absmax": read_only(np.zeros(6, np.uint8))}, {}),
     "nested_absmax is read-only": ({"nested_absmax": read_only(np.zeros(1, np.float32))}, {}),
     "nested_offset is read-only": ({"nested_offset": read_only(np.zeros(1, np.float32))}, {}),
-    "in overlaps packed": ({"packed": SOURCE.view(np.uint8).reshape(-1)[:192]}, {}),
+    "array overlaps packed": ({"packed": SOURCE.view(np.uint8).reshape(-1)[:192]}, {}),
 }
 
 
@@ -107,13 +107,16 @@ DEQUANTIZE = {
     "nested_absmax has 2 elements; expected 1": ({"nested_absmax": np.zeros(2, np.float32)}, {}),
     "nested_code has 255 elements": ({"nested_code": np.zeros(255, np.float32)}, {}),
     "nested_offset has 2 elements; expected 1": ({"nested_offset": np.zeros(2, np.float32)}, {}),
-    "nested_offset is a float; expected a numpy array": ({"nested_offset": 0.5}, {}),
+    "nested_offset is of type float; expected a numpy array": ({"nested_offset": 0.5}, {}),
     "packed is in host memory; absmax is in device": ({"absmax": CudaArray(64, "uint8", 6)}, {}),
     "blocksize is 65;": ({"blocksize": 65}, {}),
     "format is None;": ({"format": None}, {}),
-    "cols is -64; expected 0 or more": ({"shape": (6, -64)}, {}),
-    "rows * cols is 1099511627776 * 1099511627776": ({"shape": (1 << 40, 1 << 40)}, {}),
-    f"rows is {1 << 80}; expected a 64-bit integer": ({"shape": (1 << 40, 1 << 40, 1)}, {}),
+    "shape is (6, -64); expected dimensions of 0 or more": ({"shape": (6, -64)}, {}),
+    "rows * cols of shape is 1099511627776 * 1099511627776": ({"shape": (1 << 40, 1 << 40)}, {}),
+    f"the number of rows of shape is {1 << 80}; expected a 64-bit integer": (
+        {"shape": (1 << 40, 1 << 40, 1)},
+        {},
+    ),
     "dtype is 'int8'; expected": ({}, {"dtype": "int8"}),
     "dtype is 'nonsense'; expected": ({}, {"dtype": "nonsense"}),
     "out has 383 elements; expected 384": ({}, {"out": np.zeros(383, np.float32)}),
@@ -138,13 +141,71 @@ def test_dequantize(message):
         assert not arguments["out"].any()
 
 
-@pytest.mark.parametrize("value", [None, 5, "weight", np.ones(4, np.uint8), object(), Exception()])
-def test_what_is_no_weight(value):
-    with pytest.raises(nf4.InvalidArgument, match="the weight is a .*; expected a QuantizedTensor"):
-        nf4.dequantize(value)
+class Layer:
+    quantized = None
+
+
+NO_WEIGHTS = {
+    "None; expected a QuantizedTensor": None,
+    "of type int; expected a QuantizedTensor": 5,
+    "of type str; expected": "weight",
+    "of type numpy.ndarray; expected": np.ones(4, np.uint8),
+    "of type object; expected": object(),
+    "of type ValueError; expected": ValueError(),
+    "of type module; expected": nf4,
+    "of type test_errors.Layer; expected its .quantized": Layer(),
+}
+
+
+@pytest.mark.parametrize("message", NO_WEIGHTS)
+def test_what_is_no_weight(message):
+    value, x = NO_WEIGHTS[message], np.ones((2, 64), np.float32)
+    calls = {
+        "tensor": lambda: nf4.dequantize(value),
+        "weight": lambda: nf4.matmul(x, value),
+        "product 1: weight": lambda: nf4.matmul_batch(x, [quantized(), value]),
+        "weights[1]": lambda: nf4.matmul_batch_workspace_bytes([quantized(), value], 1, "fp16"),
+    }
     if value is not None:
-        with pytest.raises(nf4.InvalidArgument, match="expected a QuantizedTensor"):
-            nf4.quantize(np.ones((2, 64), np.float32), out=value)
+        calls["out"] = lambda: nf4.quantize(x, out=value)
+    for name, call in calls.items():
+        with pytest.raises(nf4.InvalidArgument) as caught:
+            call()
+        assert f"{name} is {message}" in str(caught.value)
+
+
+class Dtyped:
+    dtype = np.dtype(np.float32)
+
+
+@pytest.mark.parametrize("value", [Dtyped(), np.float32(1), SOURCE, True, int, np.str_, "f8"])
+def test_what_is_no_dtype(value):
+    assert nf4.dequantize(quantized(), np.float32).dtype == np.float32  # and no answer is reused
+    with pytest.raises(nf4.InvalidArgument, match='dtype is .*; expected "fp32", "fp16" or "bf16"'):
+        nf4.dequantize(quantized(), value)
+
+
+def test_a_long_value_is_cut():
+    with pytest.raises(nf4.InvalidArgument) as caught:
+        nf4.dequantize(quantized(), np.zeros(900))
+    assert len(str(caught.value)) < 200 and "..." in str(caught.value)
+
+
+def test_a_class_is_no_address():
+    with pytest.raises(nf4.InvalidArgument, match="out is <class 'int'>; expected an address"):
+        nf4.dequantize(quantized(), out=int)
+
+
+class Protocol:
+    def __init__(self, given):
+        self.__cuda_stream__ = given
+
+
+@pytest.mark.parametrize("given", [5, (1, 2, 3), (0, "a"), (0, None)], ids=repr)
+def test_a_stream_of_another_protocol(given):
+    flat = nf4.QuantizedTensor(packed=4096, absmax=8192, shape=(5,))
+    with pytest.raises(nf4.InvalidArgument, match="stream.__cuda_stream__ is .*; expected a vers"):
+        nf4.dequantize(flat, out=1 << 20, stream=Protocol(given))
 
 
 def test_out_that_overlaps_the_weight():

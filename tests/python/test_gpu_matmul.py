@@ -135,7 +135,7 @@ def test_what_matmul_refuses():
         "x is of fp32; expected fp16 or bf16": lambda: nf4.matmul(x.float(), on_device),
         "x is in host memory": lambda: nf4.matmul(x.cpu(), on_device, out=out),
         "x is in device memory": lambda: nf4.matmul(x, q),
-        "overlaps y": lambda: nf4.matmul(x[:, :320], on_device, out=x[:, :200]),
+        "overlaps out": lambda: nf4.matmul(x[:, :320], on_device, out=x[:, :200]),
         "threads is 1; expected 0": lambda: nf4.matmul(x, on_device, out=out, threads=1),
     }.items():
         with pytest.raises(nf4.InvalidArgument, match=message):

@@ -8,6 +8,7 @@ from pathlib import Path
 import nf4
 import pytest
 from conftest import compile_c
+from nf4 import _load
 
 
 def test_the_path_of_the_environment_is_used(fake, fake_library_path):
@@ -43,6 +44,24 @@ def test_another_version(fake, fake_library_path, use_library):
     use_library(fake_library_path)
     with pytest.raises(nf4.LibraryNotFound, match="is libnf4 9.9.9; this package needs 0.1"):
         nf4.version()
+
+
+@pytest.mark.parametrize(
+    ("detail", "renamed"),
+    [
+        ("in overlaps packed", "array overlaps packed"),
+        ("workspace overlaps in", "workspace overlaps array"),
+        ("in is host memory (0x10)", "array is host memory (0x10)"),
+        ("y of product 1 overlaps y of product 0", "out of product 1 overlaps out of product 0"),
+        ("product 0: y is NULL", "product 0: out is NULL"),
+        ("packed is of device 1, but y is of 0", "packed is of device 1, but out is of 0"),
+        ("absmax is in host memory", "absmax is in host memory"),
+        ("nf4_y.in is 7; my is 5", "nf4_y.in is 7; my is 5"),
+    ],
+)
+def test_arguments_go_by_the_callers_names(detail, renamed):
+    names = {"in": "array", "y": "out"}
+    assert _load._renamed(detail, names) == renamed
 
 
 def test_a_failure_is_not_remembered(use_library, fake_library_path, tmp_path):

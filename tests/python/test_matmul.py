@@ -160,6 +160,7 @@ def test_workspace_bytes():
         "m is 1.0; expected an integer": (1.0, "bf16"),
         f"m is {1 << 63}; expected a 64-bit integer": (1 << 63, "bf16"),
         "dtype is 'int8'": (1, "int8"),
+        f"rows . stride of x is {1 << 62} . {COLS}; expected at most": (1 << 62, "bf16"),
     }.items():
         with pytest.raises(nf4.InvalidArgument, match=message):
             nf4.matmul_workspace_bytes(q, *arguments)
@@ -167,7 +168,7 @@ def test_workspace_bytes():
 
 X = numbers(12, (3, COLS))
 FAULTS = {
-    "x is a list; expected a numpy array": {"x": [1.0] * COLS},
+    "x is of type list; expected a numpy array": {"x": [1.0] * COLS},
     "x is an address; expected an array, for its shape": {"x": 4096},
     "x is of shape (); expected [..., 64]": {"x": np.zeros((), np.float32)},
     "x is of shape (3, 63); expected [..., 64]": {"x": X[:, 1:]},
@@ -212,8 +213,9 @@ FAULTS = {
     "out is of float64; expected fp32": {"out": np.zeros((3, 6))},
     "out is read-only": {"out": read_only(np.zeros((3, 6), np.float32))},
     "out is in device memory": {"out": CudaArray(4096, "fp32", 3, 6)},
-    "out is a list": {"out": [0.0]},
+    "out is of type list": {"out": [0.0]},
     "out is -8; expected an address": {"out": -8},
+    "out is 0x": {"out": np.ndarray((3, ROWS), np.float32, bytearray(128), offset=1)},
     "workspace is given; expected None for host memory": {"workspace": np.zeros(64, np.uint8)},
     "threads is -1; expected 0 or more": {"threads": -1},
     "threads is 0.0; expected an integer": {"threads": 0.0},
@@ -237,10 +239,10 @@ def test_what_is_refused(message):
 def test_out_that_overlaps():
     q, shared = nf4.quantize(WEIGHT), numbers(13, (3, COLS))
     before = shared.copy()
-    with pytest.raises(nf4.InvalidArgument, match="x overlaps y"):
+    with pytest.raises(nf4.InvalidArgument, match="^x overlaps out$"):
         nf4.matmul(shared, q, out=shared[:, :ROWS])
     bias = before[0, :ROWS].copy()
-    with pytest.raises(nf4.InvalidArgument, match="bias overlaps y"):
+    with pytest.raises(nf4.InvalidArgument, match="^bias overlaps out$"):
         nf4.matmul(shared[:1], q, bias=bias, out=bias.reshape(1, ROWS))
     assert (shared == before).all() and (bias == before[0, :ROWS]).all()
 

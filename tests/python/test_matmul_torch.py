@@ -97,7 +97,9 @@ def test_a_mode_at_the_first_call_slows_none_after_it():
 
 FAULTS = {
     "x requires grad; expected it detached": lambda x, _: {"x": x.requires_grad_()},
-    "x is a FakeTensor": lambda _x, _: {"x": fake_tensor(3, COLS)},
+    "x is of type torch._subclasses.fake_tensor.FakeTensor": lambda _x, _: {
+        "x": fake_tensor(3, COLS)
+    },
     "x is on meta; expected the CPU or CUDA": lambda x, _: {"x": x.to("meta")},
     "x is of layout torch.sparse_coo": lambda x, _: {"x": x.to_sparse()},
     "x has its negative bit set": lambda x, _: {"x": torch._neg_view(x)},
@@ -115,7 +117,9 @@ FAULTS = {
     "out is of shape (2, 6); expected (3, 6)": lambda _x, out: {"out": out[:2]},
     "out is of shape (3, 6) and strides (1, 3)": lambda _x, out: {"out": out.t().contiguous().t()},
     "out requires grad": lambda _x, out: {"out": out.requires_grad_()},
-    "out is a FakeTensor": lambda _x, _: {"out": fake_tensor(3, ROWS)},
+    "out is of type torch._subclasses.fake_tensor.FakeTensor": lambda _x, _: {
+        "out": fake_tensor(3, ROWS)
+    },
     "workspace is given; expected None for host memory": lambda _x, _: {
         "workspace": torch.zeros(64, dtype=torch.uint8)
     },

@@ -161,9 +161,14 @@ def test_addresses():
     refused(1 << 64, "expected an address")
 
 
-@pytest.mark.parametrize("value", [None, True, 1.5, "text", b"bytes", [1.0], array.array("f")])
-def test_other_objects(value):
-    refused(value, f"thing is a {type(value).__name__}; expected a numpy array")
+OTHERS = {"None": None, "of type bool": True, "of type float": 1.5, "of type str": "text",
+          "of type bytes": b"bytes", "of type list": [1.0],
+          "of type array.array": array.array("f")}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_objects(kind):
+    refused(OTHERS[kind], f"thing is {kind}; expected a numpy array")
 
 
 def test_expect():

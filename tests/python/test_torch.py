@@ -64,7 +64,7 @@ def test_what_is_refused():
         "array is on meta; expected the CPU or CUDA": tensor.to("meta"),
         "array is of layout torch.sparse_coo": tensor.to_sparse(),
         "array has its negative bit set": torch._neg_view(tensor),
-        "array is a FakeTensor; expected a tensor with memory": fake_tensor(),
+        "array is of type torch._subclasses.fake_tensor.FakeTensor; expected": fake_tensor(),
     }.items():
         with pytest.raises(nf4.InvalidArgument, match=message):
             nf4.quantize(value)
@@ -86,9 +86,9 @@ OUTPUTS = {
     "out is of layout torch.sparse_coo": lambda: torch.zeros(5, 77).to_sparse(),
     "out is of layout torch.sparse_csr": lambda: torch.zeros(5, 77).to_sparse_csr(),
     "out has its negative bit set": lambda: torch._neg_view(torch.zeros(5, 77)),
-    "out is a FakeTensor": fake_tensor,
+    "out is of type torch._subclasses.fake_tensor.FakeTensor": fake_tensor,
     "out is NULL": lambda: torch._to_functional_tensor(torch.zeros(5, 77)),
-    "out is a list": lambda: [0.0] * 385,
+    "out is of type list": lambda: [0.0] * 385,
     "out is in device memory": lambda: CudaArray(4096, "fp32", 385),
     "out is -8; expected an address": lambda: -8,
     f"out is {1 << 64}; expected an address": lambda: 1 << 64,
@@ -112,7 +112,7 @@ def test_dtype_and_stream_are_checked_for_a_tensor():
     for message, arguments in {
         "out is of fp32; expected fp16": {"dtype": torch.float16},
         "out is of fp32; expected bf16": {"dtype": "bf16"},
-        "dtype is 'int8'; expected": {"dtype": torch.int8},
+        "dtype is torch.int8; expected": {"dtype": torch.int8},
         "dtype is \\[\\]; expected": {"dtype": []},
         "stream is 0; expected None for host memory": {"stream": 0},
         "threads is 0.0; expected an integer": {"threads": 0.0},
@@ -201,7 +201,10 @@ def test_new_outputs_are_as_torch_makes_them(monkeypatch):
         _torch._device.cache_clear()
         with mode():
             if mode is FakeTensorMode:
-                with pytest.raises(nf4.InvalidArgument, match="out is a FakeTensor"):
+                with pytest.raises(
+                    nf4.InvalidArgument,
+                    match="out is of type torch._subclasses.fake_tensor.FakeTensor",
+                ):
                     nf4.dequantize(q)
             else:
                 assert nf4.dequantize(q).is_inference()

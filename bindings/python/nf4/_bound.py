@@ -16,13 +16,19 @@ from nf4 import _abi, _convert, _memory, _torch
 from nf4._load import check, library
 from nf4._memory import Buffer, Matrix
 from nf4.errors import InvalidArgument
-from nf4.tensor import BOUND, QuantizedTensor
+from nf4.tensor import BOUND, QuantizedTensor, no_weight
 
 try:
     import _nf4_fast
 except ImportError:  # built without Python's headers
     _nf4_fast = None
 
+# Of a product's arguments that have others in C.
+PRODUCT_NAMES = {
+    "y": "out",
+    "m * x_stride": "rows * stride of x",
+    "m * y_stride": "rows * stride of out",
+}
 _WRITTEN = ("packed", "absmax", "nested_absmax", "nested_offset")
 
 
@@ -178,7 +184,7 @@ def _matmul_workspace(
     )
     needed = ctypes.c_size_t()
     references = [ctypes.byref(each) for each in (descriptor, args, needed)]
-    check(library().nf4_matmul_workspace_size(*references))
+    check(library().nf4_matmul_workspace_size(*references), PRODUCT_NAMES)
     return needed.value
 
 
@@ -203,21 +209,17 @@ def _parts(weight: QuantizedTensor) -> list[Buffer]:
     ]
 
 
-def bound(weight: QuantizedTensor) -> Bound:
+def bound(weight: QuantizedTensor, name: str = "weight") -> Bound:
     """The Bound of a weight, made at its first use and anew where its memory has moved. Threads
-    that come here at once may each make one; they are alike. Raises InvalidArgument for a part
-    that is of another type or size than the weight says, and for what is no weight."""
+    that come here at once may each make one; they are alike. `name` is the argument's, for
+    messages. Raises InvalidArgument for a part that is of another type or size than the weight
+    says, and for what is no weight."""
     try:
         found = weight.__dict__.get(BOUND)
     except AttributeError:
-        raise _no_weight(weight) from None
+        raise no_weight(name, weight) from None
     if found is None or not found.in_place():
         if not isinstance(weight, QuantizedTensor):
-            raise _no_weight(weight)
+            raise no_weight(name, weight)
         found = weight.__dict__[BOUND] = Bound(weight)
     return found
-
-
-def _no_weight(value: Any) -> InvalidArgument:
-    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    return InvalidArgument(f"the weight is a {kind}; expected a QuantizedTensor")

@@ -8,7 +8,7 @@ import numpy as np
 
 from nf4 import _convert, _memory, _torch
 from nf4._memory import Buffer
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, shown
 
 _WORKSPACE_ALIGNMENT = 16
 
@@ -25,7 +25,7 @@ def launch_stream(stream: Any, threads: int, torch: _torch.Device | None) -> int
 def require_no_stream(stream: Any) -> None:
     """For a call on host memory, where a stream means nothing."""
     if stream is not None:
-        raise InvalidArgument(f"stream is {stream!r}; expected None for host memory")
+        raise InvalidArgument(f"stream is {shown(stream)}; expected None for host memory")
 
 
 def workspace(
@@ -45,4 +45,7 @@ def workspace(
     scratch = _memory.buffer("workspace", value)
     if scratch.elements is None:
         return [scratch], needed
-    return [scratch.expect("uint8", scratch.elements, written=True)], scratch.elements
+    scratch.expect("uint8", scratch.elements, written=True)
+    if scratch.elements < needed:
+        raise InvalidArgument(f"workspace has {scratch.elements} bytes; expected {needed} or more")
+    return [scratch], scratch.elements

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from nf4 import _abi
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, shown
 
 FORMATS = {"nf4": _abi.FORMAT_NF4, "fp4": _abi.FORMAT_FP4}
 DTYPES = {"fp32": _abi.DTYPE_FP32, "fp16": _abi.DTYPE_FP16, "bf16": _abi.DTYPE_BF16}
@@ -33,7 +33,7 @@ def integer(name: str, value: Any, bits: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidArgument(f"{name} is {value!r}; expected an integer") from None
+        raise InvalidArgument(f"{name} is {shown(value)}; expected an integer") from None
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
         raise InvalidArgument(f"{name} is {number}; expected a {bits}-bit integer")
     return number
@@ -44,13 +44,16 @@ def shape(value: Any) -> tuple[int, ...]:
     try:
         dimensions = tuple(value)
     except TypeError:
-        raise InvalidArgument(f"shape is {value!r}; expected a sequence of integers") from None
+        raise InvalidArgument(f"shape is {shown(value)}; expected a sequence of integers") from None
     return tuple(integer("shape", extent, 64) for extent in dimensions)
 
 
 def address(name: str, value: Any) -> int:
     """An int that fits a pointer."""
-    number = operator.index(value)
+    try:
+        number = operator.index(value)
+    except TypeError:  # such as of a class, which has an __index__ for what it makes
+        raise InvalidArgument(f"{name} is {shown(value)}; expected an address") from None
     if not 0 <= number < _ADDRESSES:
         raise InvalidArgument(f"{name} is {number}; expected an address")
     return number
@@ -59,7 +62,7 @@ def address(name: str, value: Any) -> int:
 def format_code(value: Any) -> int:
     """The nf4_format of "nf4" or "fp4"."""
     if not isinstance(value, str) or value not in FORMATS:
-        raise InvalidArgument(f'format is {value!r}; expected "nf4" or "fp4"')
+        raise InvalidArgument(f'format is {shown(value)}; expected "nf4" or "fp4"')
     return FORMATS[value]
 
 
@@ -68,31 +71,32 @@ def numpy_dtype_name(dtype: np.dtype) -> str:
     return _NAMES.get(dtype) or str(dtype)
 
 
-def dtype_name(value: Any) -> str:
-    """The name "fp32", "fp16" or "bf16", from that, from a numpy dtype or from a torch dtype."""
+def dtype_name(value: Any, argument: str = "dtype") -> str:
+    """The name "fp32", "fp16" or "bf16", from that, from a numpy dtype or from a torch dtype.
+    `argument` is the caller's, for messages."""
     try:
-        return _dtype_name(value)
+        name = _dtype_name(value)
     except TypeError:  # it cannot be hashed, as all that are a dtype can
-        raise _no_dtype(value) from None
+        name = None
+    if name is None:
+        raise InvalidArgument(f'{argument} is {shown(value)}; expected "fp32", "fp16" or "bf16"')
+    return name
 
 
-def _no_dtype(value: Any) -> InvalidArgument:
-    return InvalidArgument(f'dtype is {value!r}; expected "fp32", "fp16" or "bf16"')
-
-
-@functools.lru_cache(maxsize=64)
-def _dtype_name(value: Any) -> str:
+@functools.lru_cache(maxsize=64, typed=True)
+def _dtype_name(value: Any) -> str | None:
+    """None for what is no dtype, or another. What merely has one, as an array, is none."""
     if isinstance(value, str) and value in DTYPES:
         return value
-    if str(value).startswith("torch."):
+    if type(value).__module__ == "torch":
         value = str(value).removeprefix("torch.")
+    if not isinstance(value, (str, type, np.dtype)):
+        return None
     try:
         name = numpy_dtype_name(np.dtype(value))
-    except TypeError:
-        name = ""
-    if value is None or name not in DTYPES:
-        raise _no_dtype(value)
-    return name
+    except (TypeError, ValueError):
+        return None
+    return name if name in DTYPES else None
 
 
 def stream_address(stream: Any) -> int:
@@ -109,11 +113,17 @@ def stream_address(stream: Any) -> int:
             return address("stream", getattr(stream, attribute))
     if hasattr(stream, "__cuda_stream__"):
         protocol = stream.__cuda_stream__
-        _version, handle = protocol() if callable(protocol) else protocol
-        return address("stream", int(handle))
+        given = protocol() if callable(protocol) else protocol
+        try:
+            _version, handle = given
+            return address("stream", int(handle))
+        except (TypeError, ValueError):
+            raise InvalidArgument(
+                f"stream.__cuda_stream__ is {shown(given)}; expected a version and an address"
+            ) from None
     if isinstance(stream, bool) or not hasattr(stream, "__index__"):
         raise InvalidArgument(
-            f"stream is {stream!r}; expected None, an int, or an object with cuda_stream, ptr "
+            f"stream is {shown(stream)}; expected None, an int, or an object with cuda_stream, ptr "
             f"or __cuda_stream__"
         )
     return address("stream", stream)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from nf4 import _abi
-from nf4.errors import LibraryNotFound, error_of
+from nf4.errors import InvalidArgument, LibraryNotFound, error_of
 
 _INSTALLED = Path(__file__).resolve().parent / "libnf4.so"
 _SONAME = "libnf4.so.0"
@@ -53,7 +55,20 @@ def library_path() -> str:
     return str(library()._name)
 
 
-def check(status: int) -> None:
-    """Raises the exception of a status, with the detail that the library gave."""
-    if status != _abi.STATUS_OK:
-        raise error_of(status, library().nf4_last_error().decode(errors="replace"))
+def _renamed(detail: str, names: Mapping[str, str]) -> str:
+    """A detail with other names for C's. They stand before a verb or at the end, which tells
+    them from words."""
+    known = "|".join(re.escape(name) for name in names)
+    pattern = rf"(?<![\w.])({known})(?= (?:is|overlaps|of product) |$)"
+    return re.sub(pattern, lambda found: names[found[1]], detail)
+
+
+def check(status: int, names: Mapping[str, str] | None = None) -> None:
+    """Raises the exception of a status, with the detail that the library gave. `names` are the
+    caller's for arguments that have others in C."""
+    if status == _abi.STATUS_OK:
+        return
+    error = error_of(status, library().nf4_last_error().decode(errors="replace"))
+    if names and isinstance(error, InvalidArgument):
+        error = error_of(status, _renamed(str(error), names))
+    raise error

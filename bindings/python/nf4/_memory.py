@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nf4 import _convert, _dlpack, _torch
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, kind_of
 
 _HUGE_PAGE = 2 << 20
 # From so many bytes on numpy asks the kernel for huge pages.
@@ -206,7 +206,7 @@ def _with_any_strides(name: str, value: Any) -> Buffer:
     if hasattr(value, "__index__") and not isinstance(value, bool):
         return Buffer(name=name, address=_convert.address(name, value), owner=None)
     raise InvalidArgument(
-        f"{name} is a {type(value).__name__}; expected a numpy array, an object with "
+        f"{name} is {kind_of(value)}; expected a numpy array, an object with "
         f"__cuda_array_interface__ or __dlpack__, or an address"
     )
 

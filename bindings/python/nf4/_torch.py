@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nf4 import _convert
+from nf4.errors import kind_of
 from nf4.info import scale_code
 
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "uint8": "uint8"}
@@ -36,7 +37,7 @@ def fault(tensor: Any) -> str | None:
     """Why a tensor is not plain memory, as what follows its name; None if it is."""
     torch = sys.modules["torch"]
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return f"is a {type(tensor).__name__}; expected a tensor with memory of its own"
+        return f"is {kind_of(tensor)}; expected a tensor with memory of its own"
     if tensor.device.type not in ("cpu", "cuda"):
         return f"is on {tensor.device}; expected the CPU or CUDA"
     if tensor.layout is not torch.strided:

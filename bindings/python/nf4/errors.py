@@ -5,7 +5,13 @@ Nothing here loads the library, so that an error about loading it can be raised.
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
 from nf4 import _abi
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 100
 
 
 class Error(Exception):
@@ -57,6 +63,19 @@ class LibraryNotFound(Error, ImportError):
 _BY_STATUS = {
     cls.status: cls for cls in (InvalidArgument, NoCuda, NoDevice, UnsupportedDevice, CudaError)
 }
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, for a message to say after "is": None, or of which type."""
+    if value is None:
+        return "None"
+    kind = type(value)
+    return "of type " + f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
+def shown(value: Any) -> str:
+    """A value for a message: its repr in one line, less the middle where it is long."""
+    return " ".join(_short.repr(value).split())
 
 
 def error_of(status: int, detail: str) -> Error:

@@ -10,10 +10,11 @@ from nf4 import _call, _convert, _memory, _torch
 from nf4._bound import Bound, bound
 from nf4._load import check, library
 from nf4._memory import Buffer
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, shown
 from nf4.info import scale_code
 from nf4.tensor import QuantizedTensor, sizes
 
+_NAMES = {"in": "array"}  # of arguments that have others in C
 _DEFAULT_LAYOUT = {"format": "nf4", "blocksize": 64, "nested_blocksize": 256}
 
 
@@ -70,7 +71,7 @@ def _require_agreement(out: QuantizedTensor, source: Buffer, layout: dict[str, A
         expected = getattr(out, name)
         agrees = value is expected if name == "codebook" else value == expected
         if not agrees:
-            raise InvalidArgument(f"{name} is {value!r}, but that of out is {expected!r}")
+            raise InvalidArgument(f"{name} is {shown(value)}, but that of out is {shown(expected)}")
 
 
 def quantize(
@@ -125,7 +126,7 @@ def quantize(
     if out is None:
         out = _allocate(source, layout, torch, stream)
     else:
-        bound(out)  # or it is no weight at all
+        bound(out, "out")  # or it is no weight at all
         _require_agreement(out, source, layout)
     weight = bound(out)
     written = weight.written()
@@ -147,7 +148,7 @@ def quantize(
     else:
         _call.require_no_stream(stream)
         status = library().nf4_quantize_cpu(*arguments, threads)
-    check(status)
+    check(status, _NAMES)
     _torch.tell_of_writes(buffer.owner for buffer in (*written, *scratch))
     return out
 
@@ -189,7 +190,7 @@ def dequantize(
 
     Returns `out`, or what was made. Raises what quantize raises.
     """
-    weight = bound(tensor)
+    weight = bound(tensor, "tensor")
     if out is None:
         out = weight.new_output(dtype, stream)
     # 0.0 equals 0 and is no number of threads; of an array that cannot even be said.

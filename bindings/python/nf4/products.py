@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nf4 import _abi, _call, _convert, _memory, _torch
-from nf4._bound import Bound, bound
+from nf4._bound import PRODUCT_NAMES, Bound, bound
 from nf4._load import check, library
 from nf4._memory import Buffer, Matrix
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, kind_of
 from nf4.tensor import QuantizedTensor
 
 
@@ -119,6 +119,13 @@ def _require_host_arguments(workspace: Any, stream: Any) -> None:
         raise InvalidArgument("workspace is given; expected None for host memory")
 
 
+def _rows(m: Any) -> int:
+    rows = _convert.integer("m", m, 64)
+    if rows < 0:
+        raise InvalidArgument(f"m is {rows}; expected 0 or more")
+    return rows
+
+
 def matmul_workspace_bytes(weight: QuantizedTensor, m: int, dtype: Any) -> int:
     """Bytes of scratch that `matmul` needs for m rows of x in device memory: 0 for up to 64, and
     never more for fewer rows.
@@ -129,7 +136,7 @@ def matmul_workspace_bytes(weight: QuantizedTensor, m: int, dtype: Any) -> int:
     """
     found = bound(weight)
     code = _convert.DTYPES[_convert.dtype_name(dtype)]
-    return found.matmul_workspace(code, _convert.integer("m", m, 64), found.cols, found.rows)
+    return found.matmul_workspace(code, _rows(m), found.cols, found.rows)
 
 
 def matmul(
@@ -166,8 +173,7 @@ def matmul(
     An x that is not finite spoils its own row of y only. torch is told that an `out` has changed,
     as quantize tells it.
 
-    Returns `out`, or what was made. Raises what quantize raises; then `out` is as it was. What the
-    library finds wrong with `out` it says of "y".
+    Returns `out`, or what was made. Raises what quantize raises; then `out` is as it was.
     """
     threads = _convert.integer("threads", threads, 32)
     product = _prepare(weight, x, bias, out, stream)
@@ -179,7 +185,7 @@ def matmul(
     else:
         _require_host_arguments(workspace, stream)
         status = library().nf4_matmul_cpu(argument, ctypes.byref(args), threads)
-    check(status)
+    check(status, PRODUCT_NAMES)
     if out is not None or workspace is not None:
         _torch.tell_of_writes((out, workspace))
     return product.result
@@ -187,10 +193,14 @@ def matmul(
 
 def _listed(weights: Any) -> list[Any]:
     try:
-        return list(weights)
+        listed = list(weights)
     except TypeError:
-        kind = type(weights).__name__
-        raise InvalidArgument(f"weights is a {kind}; expected a list of them") from None
+        kind = kind_of(weights)
+        raise InvalidArgument(f"weights is {kind}; expected a list of QuantizedTensor") from None
+    most = _abi.MATMUL_BATCH_MAX
+    if len(listed) > most:
+        raise InvalidArgument(f"weights has {len(listed)} elements; expected at most {most}")
+    return listed
 
 
 def _for_each(name: str, values: Any, count: int) -> list[Any]:
@@ -198,8 +208,8 @@ def _for_each(name: str, values: Any, count: int) -> list[Any]:
     if values is None:
         return [None] * count
     if not isinstance(values, Sequence):
-        kind = type(values).__name__
-        raise InvalidArgument(f"{name} is a {kind}; expected a list of {count}, as of weights")
+        kind = kind_of(values)
+        raise InvalidArgument(f"{name} is {kind}; expected a list of {count}, as of weights")
     if len(values) != count:
         raise InvalidArgument(f"{name} has {len(values)} elements; expected {count}, as weights")
     return list(values)
@@ -231,7 +241,8 @@ def _weights_and_args(
 
 def _batch_workspace(batch: tuple[ctypes.Array, ctypes.Array, int]) -> int:
     needed = ctypes.c_size_t()
-    check(library().nf4_matmul_batch_workspace_size(*batch, ctypes.byref(needed)))
+    status = library().nf4_matmul_batch_workspace_size(*batch, ctypes.byref(needed))
+    check(status, PRODUCT_NAMES)
     return needed.value
 
 
@@ -242,9 +253,9 @@ def matmul_batch_workspace_bytes(weights: Iterable[QuantizedTensor], m: int, dty
 
     Raises InvalidArgument.
     """
-    rows = _convert.integer("m", m, 64)
+    rows = _rows(m)
     code = _convert.DTYPES[_convert.dtype_name(dtype)]
-    prepared = [bound(weight) for weight in _listed(weights)]
+    prepared = [bound(each, f"weights[{i}]") for i, each in enumerate(_listed(weights))]
     args = [
         _abi.MatmulArgs(
             struct_size=ctypes.sizeof(_abi.MatmulArgs),
@@ -284,8 +295,7 @@ def matmul_batch(
     stream     as for quantize
 
     Returns a list of what matmul returns. Raises what quantize raises, of a product of those that
-    are counted from 0, whose `out` is "y" there; then every `out` is as it was, unless it is
-    CudaError.
+    are counted from 0; then every `out` is as it was, unless it is CudaError.
     """
     threads = _convert.integer("threads", threads, 32)
     weights = _listed(weights)
@@ -305,6 +315,6 @@ def matmul_batch(
     else:
         _require_host_arguments(workspace, stream)
         status = library().nf4_matmul_batch_cpu(*batch, threads)
-    check(status)
+    check(status, PRODUCT_NAMES)
     _torch.tell_of_writes((*each_out, workspace))
     return [each.result for each in products]

@@ -11,10 +11,10 @@ from typing import Any
 
 from nf4 import _abi, _convert
 from nf4._load import check, library
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, kind_of
 
-# Where _bound keeps what it made of a weight, in the weight's __dict__.
-BOUND = "_bound"
+# Where the module _bound keeps what it made of a weight, in the weight's __dict__.
+BOUND = "_bound_weight"
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ def descriptor(
     """An nf4_tensor without pointers. rows is the product of all dimensions but the last."""
     dimensions = _convert.shape(shape)
     # Two negative ones would make a product that the library takes for sound.
-    if any(extent < 0 for extent in dimensions[:-1]):
+    if any(extent < 0 for extent in dimensions):
         raise InvalidArgument(f"shape is {dimensions}; expected dimensions of 0 or more")
     return _abi.Tensor(
         struct_size=ctypes.sizeof(_abi.Tensor),
         format=_convert.format_code(format),
         blocksize=_convert.integer("blocksize", blocksize, 32),
         nested_blocksize=_convert.integer("nested_blocksize", nested_blocksize, 32),
-        rows=_convert.integer("rows", math.prod(dimensions[:-1]), 64),
+        rows=_convert.integer("the number of rows of shape", math.prod(dimensions[:-1]), 64),
         cols=_convert.integer("cols", dimensions[-1] if dimensions else 1, 64),
     )
 
@@ -55,7 +55,8 @@ def sizes_of(tensor: _abi.Tensor) -> Sizes:
     """The sizes of an nf4_tensor; its pointers are not looked at."""
     counts = _abi.Sizes(struct_size=ctypes.sizeof(_abi.Sizes))
     workspace = ctypes.c_size_t()
-    check(library().nf4_tensor_sizes(ctypes.byref(tensor), ctypes.byref(counts)))
+    status = library().nf4_tensor_sizes(ctypes.byref(tensor), ctypes.byref(counts))
+    check(status, {"rows * cols": "rows * cols of shape"})
     check(library().nf4_quantize_workspace_size(ctypes.byref(tensor), ctypes.byref(workspace)))
     return Sizes(
         elements=counts.elements,
@@ -164,3 +165,9 @@ class QuantizedTensor:
     def bits_per_weight(self) -> float:
         """8 * nbytes / elements; 0 for a weight of no elements."""
         return 8 * self.nbytes / self.elements if self.elements else 0.0
+
+
+def no_weight(name: str, value: Any) -> InvalidArgument:
+    """For an argument that should be a QuantizedTensor. Of a layer its weight is asked for."""
+    expected = "its .quantized" if hasattr(type(value), "quantized") else "a QuantizedTensor"
+    return InvalidArgument(f"{name} is {kind_of(value)}; expected {expected}")

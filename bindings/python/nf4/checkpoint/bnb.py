@@ -185,7 +185,7 @@ def _part_problems(state: State, parts: dict[str, TensorInfo]) -> list[str]:
                 f"but its quant_state asks for {dtype} of {elements}"
             )
     for part in parts.keys() & set(_PARTS) - expected.keys():
-        problems.append(f"it has a {part}, but its quant_state is not nested")
+        problems.append(f"it has {part}, but its quant_state is not nested")
     packed = parts[""]
     if packed.dtype not in STORAGE_NAMES:
         problems.append(f"packed bytes cannot be stored as {packed.dtype}")
@@ -248,9 +248,7 @@ def survey(checkpoint: Checkpoint) -> Survey:
             continue
         base, _, part = info.name.rpartition(".")
         if part in _PARTS and (base in checkpoint or base.endswith(".weight")):
-            result.faults.append(
-                FormatError(file.path, f"it has a {part}, but no quant_state", base)
-            )
+            result.faults.append(FormatError(file.path, f"it has {part}, but no quant_state", base))
             continue
         result.dense[info.name] = info
     return result
