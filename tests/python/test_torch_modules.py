@@ -94,11 +94,11 @@ def test_a_layer_around_a_weight_of_ones_own():
 
 
 REFUSED = {
-    "linear is a Linear4bit; expected a torch.nn.Linear": lambda: NF4Linear.from_linear(
-        linear4bit()
+    "linear is of type bitsandbytes.nn.modules.Linear4bit; expected a torch.nn.Linear": lambda: (
+        NF4Linear.from_linear(linear4bit())
     ),
-    "layer is a Linear4bit without a quant_state": lambda: NF4Linear.from_bitsandbytes(
-        bnb.nn.Linear4bit(IN, OUT)
+    "layer is of type bitsandbytes.nn.modules.Linear4bit without a quant_state": lambda: (
+        NF4Linear.from_bitsandbytes(bnb.nn.Linear4bit(IN, OUT))
     ),
     "in bitsandbytes' layout for CPUs": lambda: NF4Linear.from_bitsandbytes(repacked()),
     "quant_state.code is not the table of nf4": lambda: NF4Linear.from_bitsandbytes(

@@ -111,15 +111,19 @@ def test_quantize_of_what_requires_grad_is_refused():
 
 
 NOT_TENSORS = {
-    "x is a ndarray; expected a torch tensor": lambda layer: layer(X.numpy()),
-    "x is a list; expected a torch tensor": lambda layer: layer([1.0] * COLS),
-    "x is a ndarray; expected": lambda layer: nf4.torch.linear(X.numpy(), layer.quantized),
-    "bias is a ndarray; expected a torch tensor": lambda layer: nf4.torch.linear(
+    "x is of type numpy.ndarray; expected a torch tensor": lambda layer: layer(X.numpy()),
+    "x is of type list; expected a torch tensor": lambda layer: layer([1.0] * COLS),
+    "x is of type numpy.ndarray; expected": lambda layer: nf4.torch.linear(
+        X.numpy(), layer.quantized
+    ),
+    "bias is of type numpy.ndarray; expected a torch tensor": lambda layer: nf4.torch.linear(
         X, layer.quantized, np.zeros(ROWS, np.float32)
     ),
-    "weight is a NF4Linear; expected its .quantized": nf4.torch.dequantize,
-    "weight is a ndarray; expected a torch tensor": lambda layer: nf4.torch.quantize(X.numpy()),
-    "codebook is a list; expected a torch tensor": lambda layer: nf4.torch.quantize(
+    "weight is of type nf4.torch.modules.NF4Linear; expected its .quantized": nf4.torch.dequantize,
+    "weight is of type numpy.ndarray; expected a torch tensor": lambda layer: nf4.torch.quantize(
+        X.numpy()
+    ),
+    "codebook is of type list; expected a torch tensor": lambda layer: nf4.torch.quantize(
         X, codebook=[0.0] * 16
     ),
 }
@@ -134,7 +138,99 @@ def test_what_is_no_tensor_is_refused(message):
 
 def test_a_weight_of_arrays_is_refused():
     weight = nf4.quantize(np.ones((4, 64), np.float32))
-    with pytest.raises(nf4.InvalidArgument, match="packed is a ndarray; expected a torch tensor"):
+    with pytest.raises(
+        nf4.InvalidArgument, match="packed is of type numpy.ndarray; expected a torch tensor"
+    ):
         nf4.torch.linear(torch.zeros(1, 64), weight)
-    with pytest.raises(nf4.InvalidArgument, match="weight is a Tensor; expected a QuantizedTensor"):
+    with pytest.raises(
+        nf4.InvalidArgument, match="weight is of type torch.Tensor; expected a Quan"
+    ):
         nf4.torch.linear(torch.zeros(1, 64), torch.zeros(4, 64))
+
+
+def linear_of(weight: torch.Tensor) -> torch.nn.Linear:
+    linear = torch.nn.Linear(COLS, ROWS)
+    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return linear
+
+
+DENSE, INTEGERS = torch.zeros(ROWS, COLS), torch.zeros(ROWS, COLS, dtype=torch.int64)
+LAYER = nf4.torch.NF4Linear
+ARGUMENTS = {
+    "in_features is 'a'; expected an integer": lambda: LAYER("a", "b"),
+    "out_features is 'b'; expected an integer": lambda: LAYER(64, "b"),
+    "in_features is -1; expected 0 or more": lambda: LAYER(-1, 3),
+    "out_features is 3.0; expected an integer": lambda: LAYER(64, 3.0),
+    "bias is of type torch.Tensor; expected True or False": lambda: LAYER(64, 3, torch.zeros(3)),
+    "blocksize is '64'; expected an integer": lambda: LAYER(64, 3, blocksize="64"),
+    "compute_dtype is 'int8'; expected": lambda: LAYER(64, 3, compute_dtype="int8"),
+    "dtype is torch.float64; expected": lambda: LAYER(64, 3, dtype=torch.float64),
+    "dtype is 3; expected": lambda: LAYER(64, 3, dtype=3),
+    "device is 'gpu'; expected one of torch: ": lambda: LAYER(64, 3, device="gpu"),
+    "device is 1.5; expected one of torch: ": lambda: LAYER(64, 3, device=1.5),
+    "linear.weight is of torch.int64; expected float32": lambda: LAYER.from_linear(
+        linear_of(INTEGERS)
+    ),
+    "linear.weight is of layout torch.sparse_coo; expected": lambda: LAYER.from_linear(
+        linear_of(DENSE.to_sparse())
+    ),
+    "linear is None; expected a torch.nn.Linear": lambda: LAYER.from_linear(None),
+    "format is None; expected": lambda: LAYER.from_linear(linear_of(DENSE), format=None),
+    "nested_blocksize is 2.5; expected an": lambda: LAYER.from_linear(
+        linear_of(DENSE), nested_blocksize=2.5
+    ),
+    "compute_dtype is [0]; expected": lambda: LAYER.from_linear(
+        linear_of(DENSE), compute_dtype=[0]
+    ),
+    "weight is None; expected a QuantizedTensor": lambda: LAYER.from_quantized(None),
+    "weight is of type nf4.torch.modules.NF4Linear; expected its .quantized": lambda: (
+        LAYER.from_quantized(LAYER(64, 3))
+    ),
+    "bias is of type int; expected a torch.nn.Parameter": lambda: LAYER.from_quantized(
+        weight_of(), 3
+    ),
+    "layer is None; expected a Linear4bit": lambda: LAYER.from_bitsandbytes(None),
+    "layer is of type torch.nn.modules.linear.Linear without a quant_state; expected": lambda: (
+        LAYER.from_bitsandbytes(torch.nn.Linear(64, 3))
+    ),
+    "dtype is 'f8'; expected": lambda: LAYER(64, 3).to_linear("f8"),
+    "model is None; expected a torch.nn.Module": lambda: nf4.torch.convert(None),
+    "model is of type int; expected a torch.nn.Module": lambda: nf4.torch.to_dense(3),
+    "dtype is 3; expected ": lambda: nf4.torch.to_dense(torch.nn.Sequential(), 3),
+    "weight is of torch.int64; expected": lambda: nf4.torch.quantize(INTEGERS),
+    "weight is of layout torch.sparse_coo": lambda: nf4.torch.quantize(DENSE.to_sparse()),
+    "codebook is on meta; expected cpu, where weight is": lambda: nf4.torch.quantize(
+        DENSE, codebook=torch.zeros(16, device="meta")
+    ),
+    "format is 4; expected": lambda: nf4.torch.quantize(DENSE, format=4),
+    "blocksize is 64.5; expected an integer": lambda: nf4.torch.quantize(DENSE, blocksize=64.5),
+    "x is of layout torch.sparse_coo": lambda: nf4.torch.linear(X.to_sparse(), weight_of()),
+    "x is of layout torch.sparse_csr": lambda: LAYER(COLS, 3)(X.to_sparse_csr()),
+    "W is None; expected a torch tensor": lambda: nf4.torch.unsloth_fast_dequantize(None, 3),
+    "quant_state is of type int; expected a QuantState of bitsandbytes": lambda: (
+        nf4.torch.unsloth_fast_dequantize(X, 3)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("message", ARGUMENTS)
+def test_the_callers_argument_is_named(message):
+    with pytest.raises(nf4.InvalidArgument) as caught:
+        ARGUMENTS[message]()
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("name", ["dequantize", "matmul"])
+def test_the_core_says_where_a_layer_has_its_weight(name):
+    layer = LAYER.from_quantized(weight_of())
+    call = {"dequantize": lambda: nf4.dequantize(layer), "matmul": lambda: nf4.matmul(X, layer)}
+    with pytest.raises(nf4.InvalidArgument, match="is of type .*NF4Linear; expected its .quant"):
+        call[name]()
+
+
+def test_features_and_dtypes_of_other_kinds_are_taken():
+    layer = LAYER(np.int64(64), 3, None, dtype="bf16", compute_dtype=np.float16)
+    assert (layer.in_features, layer.out_features, layer.bias) == (64, 3, None)
+    assert (layer.dtype_before, layer.compute_dtype) == ("bf16", torch.float16)
+    assert LAYER(64, 3, device=torch.device("meta")).weight.is_meta

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import nf4
 from nf4.checkpoint.bnb import State, parse_state
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, kind_of
 from nf4.torch._kernels import PARTS
 
 _MARK = "quant_state.bitsandbytes__"
@@ -116,6 +116,11 @@ def load(parts: dict[str, Tensor]) -> Loaded:
         dtype=state.dtype,
     )
     return Loaded({"", *marks, *needed}, weight)
+
+
+def require_quant_state(name: str, state: Any) -> None:
+    if not hasattr(state, "state2"):  # which no other class has
+        raise InvalidArgument(f"{name} is {kind_of(state)}; expected a QuantState of bitsandbytes")
 
 
 def require_layout(state: Any) -> None:

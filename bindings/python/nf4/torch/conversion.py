@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, kind_of
+from nf4.torch import functional
 from nf4.torch.modules import NF4Linear
 
 _ACCELERATE = "_hf_hook"
@@ -48,6 +49,8 @@ def to_dense(model: nn.Module, dtype: Any = None) -> list[str]:
     What is kept, returned and refused is as in convert. A model of transformers in which no 4-bit
     layer is left is no longer said to be quantized, so that what it saves is loaded as it is.
     """
+    if dtype is not None:
+        dtype = functional.torch_dtype(dtype)
     swapped = _swap(
         model, (NF4Linear,), lambda layer: layer.to_linear(dtype), "NF4Linear.to_linear"
     )
@@ -75,10 +78,10 @@ def _swap(
     model: nn.Module, kinds: tuple[type, ...], make: Callable[[Any], nn.Module], instead: str
 ) -> list[str]:
     if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+        raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
     if type(model) in kinds:
         raise InvalidArgument(
-            f"model is a {type(model).__name__} itself; expected what holds it, or use {instead}"
+            f"model is {kind_of(model)} itself; expected what holds it, or use {instead}"
         )
     made: dict[int, nn.Module] = {}
     places: list[tuple[nn.Module, str, str, nn.Module]] = []

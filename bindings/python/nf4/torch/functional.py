@@ -9,33 +9,41 @@ from torch import Tensor
 
 import nf4
 from nf4 import _convert, _torch
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, kind_of
+from nf4.tensor import no_weight
 from nf4.torch import _kernels, _operators  # noqa: F401  the import registers the operators
 
 _DTYPES = dict(zip(("fp32", "fp16", "bf16"), _kernels.DTYPES, strict=True))
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def torch_dtype(dtype: Any) -> torch.dtype:
-    """torch's dtype for "fp32", "fp16", "bf16", or a numpy or torch dtype."""
+def torch_dtype(dtype: Any, argument: str = "dtype") -> torch.dtype:
+    """torch's dtype for "fp32", "fp16", "bf16", or a numpy or torch dtype. `argument` is the
+    caller's, for messages."""
     if isinstance(dtype, torch.dtype) and dtype in _NAMES:
         return dtype
     if isinstance(dtype, str) and dtype in _DTYPES:  # which a compiler can follow
         return _DTYPES[dtype]
-    return _DTYPES[_convert.dtype_name(dtype)]
+    return _DTYPES[_convert.dtype_name(dtype, argument)]
 
 
 def require_tensor(name: str, given: Any) -> None:
     if not isinstance(given, Tensor):
-        raise InvalidArgument(f"{name} is a {type(given).__name__}; expected a torch tensor")
+        raise InvalidArgument(f"{name} is {kind_of(given)}; expected a torch tensor")
+    if given.layout is not torch.strided:
+        raise InvalidArgument(f"{name} is of layout {given.layout}; expected torch.strided")
+
+
+def require_dense(name: str, given: Any) -> None:
+    """A weight that can be quantized."""
+    require_tensor(name, given)
+    _kernels.require_float(name, given.dtype)
 
 
 def arguments(weight: nf4.QuantizedTensor) -> tuple[Any, ...]:
     """The ten arguments by which the operators know a weight."""
     if not isinstance(weight, nf4.QuantizedTensor):
-        layer = isinstance(weight, torch.nn.Module) and hasattr(weight, "quantized")
-        expected = "its .quantized" if layer else "a QuantizedTensor"
-        raise InvalidArgument(f"weight is a {type(weight).__name__}; expected {expected}")
+        raise no_weight("weight", weight)
     parts = tuple(getattr(weight, name) for name in _kernels.PARTS)
     for name, part in zip(_kernels.PARTS, parts, strict=True):
         if part is not None:
@@ -61,9 +69,13 @@ def quantize(
 
     Raises what nf4.quantize raises.
     """
-    require_tensor("weight", weight)
+    require_dense("weight", weight)
     if codebook is not None:
         require_tensor("codebook", codebook)
+        _kernels.require_device(weight.device, "weight", {"codebook": codebook})
+    _convert.format_code(format)
+    blocksize = _convert.integer("blocksize", blocksize, 32)
+    nested_blocksize = _convert.integer("nested_blocksize", nested_blocksize, 32)
     packed, absmax, nested_absmax, nested_code, nested_offset = torch.ops.nf4.quantize.default(
         weight, codebook, format, blocksize, nested_blocksize
     )

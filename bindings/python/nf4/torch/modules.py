@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import nf4
-from nf4 import _torch
+from nf4 import _convert, _torch
 from nf4._bound import bound
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, kind_of, shown
+from nf4.tensor import no_weight
 from nf4.torch import _operators, _state, functional
 
 _SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
@@ -39,6 +40,24 @@ def _no_scales(
         nested_blocksize=nested_blocksize,
         dtype=dtype,
     )
+
+
+def _features(name: str, value: Any) -> int:
+    number = _convert.integer(name, value, 64)
+    if number < 0:
+        raise InvalidArgument(f"{name} is {number}; expected 0 or more")
+    return number
+
+
+def _device(device: Any) -> torch.device | None:
+    """None is where torch makes tensors by default."""
+    if device is None:
+        return None
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise InvalidArgument(f"device is {shown(device)}; expected one of torch: {why}") from None
 
 
 class NF4Linear(nn.Linear):
@@ -77,7 +96,12 @@ class NF4Linear(nn.Linear):
         device: Any = None,
     ) -> None:
         nn.Module.__init__(self)
-        dtype = dtype or torch.get_default_dtype()
+        in_features = _features("in_features", in_features)
+        out_features = _features("out_features", out_features)
+        if not isinstance(bias, (bool, int, type(None))):
+            raise InvalidArgument(f"bias is {kind_of(bias)}; expected True or False")
+        dtype = functional.torch_dtype(torch.get_default_dtype() if dtype is None else dtype)
+        device = _device(device)
         made = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         shape, name = (out_features, in_features), _torch.dtype_name(dtype)
         self._take(
@@ -93,11 +117,13 @@ class NF4Linear(nn.Linear):
         compute_dtype: Any,
     ) -> None:
         self.compute_dtype = (
-            None if compute_dtype is None else functional.torch_dtype(compute_dtype)
+            None
+            if compute_dtype is None
+            else functional.torch_dtype(compute_dtype, "compute_dtype")
         )
         self._take_weight(weight)
         if bias is not None and not isinstance(bias, nn.Parameter):
-            raise InvalidArgument(f"bias is a {type(bias).__name__}; expected a torch.nn.Parameter")
+            raise InvalidArgument(f"bias is {kind_of(bias)}; expected a torch.nn.Parameter")
         if bias is not None and bias.shape != (self.out_features,):
             raise InvalidArgument(
                 f"bias is of shape {tuple(bias.shape)}; expected ({self.out_features},)"
@@ -106,9 +132,7 @@ class NF4Linear(nn.Linear):
 
     def _take_weight(self, weight: nf4.QuantizedTensor) -> None:
         if not isinstance(weight, nf4.QuantizedTensor):
-            raise InvalidArgument(
-                f"weight is a {type(weight).__name__}; expected a QuantizedTensor"
-            )
+            raise no_weight("weight", weight)
         if len(weight.shape) != 2:
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected two dimensions")
         if weight.codebook is not None:
@@ -161,9 +185,9 @@ class NF4Linear(nn.Linear):
         nf4.quantize raises."""
         if type(linear) is not nn.Linear:
             raise InvalidArgument(
-                f"linear is a {type(linear).__name__}; expected a torch.nn.Linear, whose weight "
-                f"is dense"
+                f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense"
             )
+        functional.require_dense("linear.weight", linear.weight)
         weight = functional.quantize(
             linear.weight.detach(),
             format=format,
@@ -176,12 +200,15 @@ class NF4Linear(nn.Linear):
     def from_bitsandbytes(cls, layer: nn.Linear) -> NF4Linear:
         """Around the memory of a bitsandbytes Linear4bit that is quantized; nothing is copied.
         Raises InvalidArgument."""
-        state = getattr(layer.weight, "quant_state", None) or getattr(layer, "quant_state", None)
-        if state is None:
+        packed = getattr(layer, "weight", None)
+        state = getattr(packed, "quant_state", None) or getattr(layer, "quant_state", None)
+        if not isinstance(layer, nn.Linear) or state is None:
+            has_none = " without a quant_state" if isinstance(layer, nn.Linear) else ""
             raise InvalidArgument(
-                f"layer is a {type(layer).__name__} without a quant_state; expected a Linear4bit "
-                f"that .to(device) or a checkpoint has quantized"
+                f"layer is {kind_of(layer)}{has_none}; expected a Linear4bit that .to(device) or "
+                f"a checkpoint has quantized"
             )
+        _state.require_quant_state("layer's quant_state", state)
         weight = _state.of_bitsandbytes(layer.weight.data, state)
         return cls._of(weight, layer.bias, layer.compute_dtype).train(layer.training)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nf4.errors import InvalidArgument
-from nf4.torch import _kernels, _operators, _state  # noqa: F401  the import registers the operators
+from nf4.torch import _kernels, _operators, _state, functional  # noqa: F401  the import registers the operators
 
 _NAME = "fast_dequantize"
 
@@ -31,11 +31,14 @@ def fast_dequantize(
     """
     if quant_state is None:
         return W
+    functional.require_tensor("W", W)
+    _state.require_quant_state("quant_state", quant_state)
     _state.require_layout(quant_state)
     weight = _state.arguments_of(W, quant_state)
     if out is None:
         result = torch.ops.nf4.dequantize.default(*weight, quant_state.dtype)
     else:
+        functional.require_tensor("out", out)
         _kernels.dequantize_to(out, quant_state.dtype, *weight)
         result = out
     return result.t() if W.shape[0] == 1 else result
