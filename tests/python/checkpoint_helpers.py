@@ -116,7 +116,7 @@ def load_all(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 def command(*arguments: object) -> list[str]:
     """`nf4` with these arguments, for subprocess."""
-    return [sys.executable, "-m", "nf4.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "nf4", *map(str, arguments)]
 
 
 def run_cli(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -27,6 +27,17 @@ def test_help_says_the_exit_codes(name, capsys):
     assert "exit codes:" in stdout and "130" in stdout
 
 
+def test_the_package_runs_as_the_command(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    result = run_cli("--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == capsys.readouterr().out
+    assert result.stdout.startswith("usage: nf4 [-h]")
+    wrong = run_cli("frobnicate")
+    assert wrong.returncode == 2 and "nf4: error: " in wrong.stderr
+
+
 def test_overview_names_every_command(capsys):
     assert main(["--help"]) == 0
     stdout = capsys.readouterr().out

@@ -256,7 +256,7 @@ def installed(tmp_path):
 
 def doctor(environment) -> dict:
     result = subprocess.run(
-        [sys.executable, "-m", "nf4.cli", "doctor", "--json"],
+        [sys.executable, "-m", "nf4", "doctor", "--json"],
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return json.loads(result.stdout)["bitsandbytes"]

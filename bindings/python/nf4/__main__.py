@@ -1,4 +1,4 @@
-"""`python -m nf4.cli`."""
+"""`python -m nf4`: the command `nf4`."""
 
 import sys
 
