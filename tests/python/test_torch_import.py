@@ -42,7 +42,11 @@ def test_the_core_imports_no_torch(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (ABSENT, "ImportError: nf4.torch needs PyTorch, which is not installed; pip install"),
+        (
+            ABSENT,
+            "ImportError: nf4.torch needs PyTorch, which is not installed; pip install "
+            "'.[torch]' in a clone of libnf4 gets one",
+        ),
         ("__version__ = '2.5.1+cu121'", "ImportError: nf4.torch needs torch 2.10 or later, and "),
         (NEEDS_MORE, "ModuleNotFoundError: No module named 'sympy'"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _OLDEST = (2, 10)
-_INSTALL = "pip install 'libnf4[torch]' gets one"
+_INSTALL = "pip install '.[torch]' in a clone of libnf4 gets one"
 
 try:
     import torch
