@@ -78,7 +78,7 @@ class Weight {
     const bool nested = tensor_.nested_blocksize != 0;
     const auto part = [&](const char *name, const Tensor &given, int64_t count, bool bytes) {
       if (!given) refuse(name, "a tensor, as the weight is nested");
-      const dl_tensor view = given.view();
+      const dl_tensor view = given.view(name);
       if (!is_part(&view, count, bytes) || !together(view, other))
         refuse(name, std::to_string(count) + " contiguous elements where the others are");
       return view.data;
@@ -161,12 +161,12 @@ void multiply(const nf4_tensor *weight, const nf4_matmul_args &args, const Tenso
 void linear(Value *stack, uint64_t arguments, uint64_t) {
   const Tensor x = taken(stack[0]), bias = taken_if_any(stack[1]);
   Weight given(stack + arguments - Weight::kArguments);
-  const dl_tensor of_x = x.view();
+  const dl_tensor of_x = x.view("x");
   const nf4_tensor *weight = given.beside(of_x);
   nf4_matmul_args args{};
   args.struct_size = sizeof args;
   require_x(of_x, weight->cols, args);
-  if (bias) require_bias(bias.view(), of_x, weight->rows, args);
+  if (bias) require_bias(bias.view("bias"), of_x, weight->rows, args);
   std::vector<int64_t> sizes(of_x.shape, of_x.shape + of_x.ndim);
   sizes.back() = weight->rows;
   Tensor y = Tensor::empty(sizes, x.dtype(), x);
@@ -180,7 +180,7 @@ void linear(Value *stack, uint64_t arguments, uint64_t) {
 void dense_like(Value *stack, uint64_t arguments, uint64_t) {
   const Tensor like = taken(stack[0]);
   Weight given(stack + arguments - Weight::kArguments);
-  const dl_tensor view = like.view();
+  const dl_tensor view = like.view("like");
   const nf4_tensor *weight = given.beside(view);
   const nf4_dtype dtype = dtype_of(&view);
   if (dtype == 0) refuse("like", "float32, float16 or bfloat16");

@@ -127,7 +127,8 @@ class Tensor {
   int32_t device_type() const { return get<int32_t>(torch.device_type); }
   int32_t device_index() const { return get<int32_t>(torch.device_index); }
 
-  dl_tensor view() const {
+  // Of the argument of this name.
+  dl_tensor view(const char *name) const {
     dl_tensor view{};
     view.data = data();
     view.device_type = device_type() == codes.cuda ? DL_CUDA : DL_CPU;
@@ -136,6 +137,7 @@ class Tensor {
     set_dtype(view, dtype());
     view.shape = get<int64_t *>(torch.sizes);
     view.strides = get<int64_t *>(torch.strides);
+    if (!has_memory(&view)) refuse(name, "a tensor that has its memory");
     return view;
   }
 

@@ -104,6 +104,14 @@ def test_numbers_and_words():
 
 # ---- What they refuse -------------------------------------------------------------------
 
+
+def without_memory(*shape, dtype=torch.float32):
+    """A tensor as one is left that is sharded, or offloaded, until it is gathered again."""
+    tensor = torch.zeros(shape, dtype=dtype)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 FAULTS = {
     "x of other columns": {"x": torch.zeros(M, COLS - 1)},
     "x of no dimensions": {"x": torch.zeros(())},
@@ -123,6 +131,10 @@ FAULTS = {
     "nested_code too short": {"nested_code": torch.zeros(255)},
     "nested_offset of float16": {"nested_offset": torch.zeros(()).half()},
     "codebook too long": {"codebook": torch.zeros(17)},
+    "x without its memory": {"x": without_memory(M, COLS)},
+    "bias without its memory": {"bias": without_memory(ROWS)},
+    "absmax without its memory": {"absmax": without_memory(8, dtype=torch.uint8)},
+    "codebook without its memory": {"codebook": without_memory(16)},
     "format of 3": {"format": 3},
     "format of -1": {"format": -1},
     "blocksize 0": {"blocksize": 0},
