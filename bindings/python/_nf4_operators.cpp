@@ -46,7 +46,7 @@ bool together(const dl_tensor &one, const dl_tensor &other) {
   return one.device_type == other.device_type && one.device_id == other.device_id;
 }
 
-int32_t positive(const char *name, Value value, int32_t least) {
+int32_t narrowed(const char *name, Value value, int32_t least) {
   const auto wide = static_cast<int64_t>(value);
   if (wide < least || wide > INT32_MAX) refuse(name, std::to_string(least) + " to 2^31 - 1");
   return static_cast<int32_t>(wide);
@@ -107,9 +107,9 @@ class Weight {
     if (tensor_.rows < 0 || tensor_.cols < 0) refuse("shape", "no less than 0");
     if (tensor_.rows > 0 && tensor_.cols > INT64_MAX / tensor_.rows)
       refuse("shape", "fewer than 2^63 elements");
-    tensor_.format = static_cast<nf4_format>(positive("format", format, 0));
-    tensor_.blocksize = positive("blocksize", blocksize, 1);
-    tensor_.nested_blocksize = positive("nested_blocksize", nested_blocksize, 0);
+    tensor_.format = static_cast<nf4_format>(narrowed("format", format, 0));
+    tensor_.blocksize = narrowed("blocksize", blocksize, 1);
+    tensor_.nested_blocksize = narrowed("nested_blocksize", nested_blocksize, 0);
   }
 
   Tensor packed_, absmax_, nested_absmax_, nested_code_, nested_offset_, codebook_;

@@ -107,8 +107,13 @@ class Tensor {
   static Tensor empty(const std::vector<int64_t> &sizes, int32_t dtype, const Tensor &beside) {
     std::vector<int64_t> strides(sizes.size());
     int64_t stride = 1;
-    for (size_t i = sizes.size(); i-- > 0; stride *= std::max<int64_t>(sizes[i], 1))
+    for (size_t i = sizes.size(); i-- > 0;) {
       strides[i] = stride;
+      const int64_t size = std::max<int64_t>(sizes[i], 1);
+      if (stride > INT64_MAX / size)
+        throw std::runtime_error("no memory for 2^63 elements or more");
+      stride *= size;
+    }
     TensorHandle made = nullptr;
     const int32_t device = beside.device_type();
     if (torch.empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype,

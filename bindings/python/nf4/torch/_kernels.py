@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _bound, _convert, _torch
+from nf4 import _bound, _torch
 from nf4._load import check, library
 from nf4.errors import InvalidArgument
 from nf4.torch import _native
@@ -65,10 +65,6 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return disabled[0](*arguments)
 
     return kernel
-
-
-def _format_code(format: str) -> int:
-    return _convert.FORMATS.get(format) or _convert.format_code(format)
 
 
 def quantized_tensor(*weight: Any) -> nf4.QuantizedTensor:
@@ -122,7 +118,7 @@ def try_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor | None:
     y = x.new_empty((*x.shape[:-1], rows))
     status = _calls()[0](
         x, y, bias, _scratch, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset,
-        codebook, _format_code(format), block, nested, rows, cols,
+        codebook, _native.format_code(format), block, nested, rows, cols,
     )  # fmt: skip
     if status is None:
         return None
@@ -198,7 +194,7 @@ def _try_dequantize_into(out: Tensor, *weight: Any) -> bool:
     rows, cols = _native.rows_and_cols(shape)
     status = _calls()[1](
         out, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset, codebook,
-        _format_code(format), block, nested, rows, cols,
+        _native.format_code(format), block, nested, rows, cols,
     )  # fmt: skip
     if status is None:
         return False
