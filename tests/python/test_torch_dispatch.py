@@ -14,6 +14,7 @@ torch_cases.require("torch")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from nf4.torch import _operators, functional  # noqa: E402
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, vmap  # noqa: E402
 
 ROWS, COLS = 6, 80
 
@@ -84,3 +85,56 @@ def test_gradients_on_meta():
     x = torch.empty(2, COLS, device="meta", requires_grad=True)
     torch.ops.nf4.linear(x, None, *weight).sum().backward()
     assert x.grad.is_meta and x.grad.shape == x.shape
+
+
+# ---- torch.func ------------------------------------------------------------------------
+
+
+def _cubed(multiply):
+    return lambda x: multiply(x).pow(3).sum()
+
+
+def _gradient_twice(multiply):
+    return grad(lambda x: grad(_cubed(multiply))(x).square().sum())
+
+
+TRANSFORMS = {
+    "grad": lambda multiply: grad(_cubed(multiply)),
+    "grad of grad": _gradient_twice,
+    "vmap of grad": lambda multiply: vmap(grad(_cubed(multiply))),
+    "grad of vmap": lambda multiply: grad(_cubed(vmap(multiply))),
+    "vmap of grad of grad": lambda multiply: vmap(_gradient_twice(multiply)),
+    "jacrev of jacrev": lambda multiply: jacrev(jacrev(_cubed(multiply))),
+    "functionalize": lambda multiply: functionalize(grad(_cubed(multiply))),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_of_functions(transform, way):
+    weight, x = weight_of(), torch.randn(3, COLS)
+    dense = nf4.torch.dequantize(weight)
+    found = transform(lambda x: nf4.torch.linear(x, weight))(x)
+    expected = transform(lambda x: torch.nn.functional.linear(x, dense))(x)
+    assert expected.abs().max() > 0
+    assert torch_cases.error(found, expected) <= 1e-5
+
+
+def test_transforms_inside_of_autograd():
+    weight, x = weight_of(), torch.randn(3, COLS, requires_grad=True)
+    dense = nf4.torch.dequantize(weight)
+    found, expected = (
+        torch.autograd.grad(grad(_cubed(multiply))(x).square().sum(), x)[0]
+        for multiply in (
+            lambda x: nf4.torch.linear(x, weight),
+            lambda x: torch.nn.functional.linear(x, dense),
+        )
+    )
+    assert torch_cases.error(found, expected) <= 1e-5
+
+
+@pytest.mark.parametrize("transform", [jacfwd, hessian])
+def test_forward_mode_around_gradients_is_refused(transform):
+    """Rather than that a derivative is taken for zero."""
+    weight = weight_of()
+    with pytest.raises(NotImplementedError, match="jvp"):
+        transform(_cubed(lambda x: nf4.torch.linear(x, weight)))(torch.randn(COLS))

@@ -17,10 +17,12 @@ Below autograd they come down to those of _native, which is what a compiler's gr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from nf4.errors import InvalidArgument
@@ -149,6 +151,14 @@ def _has_plain_parts(weight: Sequence[Any]) -> bool:
     return _PLAIN.issuperset(map(type, weight[: len(PARTS)]))
 
 
+def _to_next_transform(op: Any, *arguments: Any) -> Tensor:
+    """The operator once more, for the transform around that which autograd has just served. That
+    may be another gradient or derivative, and a Function's forward has both switched off."""
+    below = _C._AutoDispatchBelowAutograd()
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), below:
+        return op(*arguments)
+
+
 def _linear_below(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     if _is_bare(x, bias):
         y = _kernels.try_linear(x, bias, *weight)
@@ -156,6 +166,8 @@ def _linear_below(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
             return y
         if _has_plain_parts(weight):
             return _kernels.checked_linear(x, bias, *weight)
+    if _C._are_functorch_transforms_active():
+        return _to_next_transform(_ops.linear.default, x, bias, *weight)
     _kernels.require_operands(x, bias, weight)
     numbers = _native.numbers(weight)
     if _kernels.needs_dense(x):
@@ -173,6 +185,8 @@ def _linear_backward_below(grad_y: Tensor, *weight: Any) -> Tensor:
             return grad_x
         if _has_plain_parts(weight):
             return _kernels.linear_backward(grad_y, *weight)
+    if _C._are_functorch_transforms_active():
+        return _to_next_transform(_ops.linear_backward.default, grad_y, *weight)
     _kernels.require_float("grad_y", grad_y.dtype)
     return torch.matmul(grad_y, _native.dense_like(grad_y, *_native.numbers(weight)))
 
@@ -220,6 +234,19 @@ class _LinearBackward(_Function):
         return _ops.linear.default(grad, None, *ctx.saved_tensors, *ctx.layout), None
 
 
+# torch.autograd.Function.apply without what that does for torch.func.
+_apply_linear = super(torch.autograd.Function, _Linear).apply
+_apply_linear_backward = super(torch.autograd.Function, _LinearBackward).apply
+
+
+def _in_transforms() -> AbstractContextManager[None]:
+    """torch.func's transforms come one by one to a kernel of the dispatcher, which has the level of
+    one of them before it then; a Function has to be allowed there."""
+    if not _C._are_functorch_transforms_active():
+        return nullcontext()
+    return enable_single_level_autograd_function()
+
+
 def _is_differentiated(*arguments: Any) -> bool:
     """Forward mode goes the same way, where torch says that there is none of that."""
     reverse = _C.is_grad_enabled() and _C._any_requires_grad(*arguments)
@@ -238,14 +265,16 @@ def _resolved(weight: Sequence[Any]) -> Sequence[Any]:
 def _autograd_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     weight = _resolved(weight)
     if _is_differentiated(x, bias, *weight):
-        return _Linear.apply(x, bias, weight)
+        with _in_transforms():
+            return _apply_linear(x, bias, weight)
     return _linear_below(x, bias, *weight)
 
 
 def _autograd_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
     weight = _resolved(weight)
     if _is_differentiated(grad_y, *weight):
-        return _LinearBackward.apply(grad_y, weight)
+        with _in_transforms():
+            return _apply_linear_backward(grad_y, weight)
     return _linear_backward_below(grad_y, *weight)
 
 
@@ -288,9 +317,6 @@ for _device in _DEVICES:
 
 
 # ---- The way there ----------------------------------------------------------------
-
-# torch.autograd.Function.apply without what that does for torch.func.
-_apply_linear = super(torch.autograd.Function, _Linear).apply
 
 
 def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
