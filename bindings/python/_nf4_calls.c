@@ -29,7 +29,7 @@ typedef struct place {
 
 static bool borrow(const place *where, PyObject *object, dl_tensor *view) {
   return where->exchange->view(object, view) == 0 && view->device_type == where->device_type &&
-         view->device_id == where->device_id && (view->data != NULL || elements_of(view) == 0);
+         view->device_id == where->device_id && has_memory(view);
 }
 
 /* The place of a call is that of this tensor. */
@@ -38,8 +38,7 @@ static bool begin(const calls *self, PyObject *object, dl_tensor *view, place *w
   if (self->exchange->view(object, view) != 0) return false;
   where->device_type = view->device_type;
   where->device_id = view->device_id;
-  return (view->device_type == DL_CPU || view->device_type == DL_CUDA) &&
-         (view->data != NULL || elements_of(view) == 0);
+  return (view->device_type == DL_CPU || view->device_type == DL_CUDA) && has_memory(view);
 }
 
 /* A part of a weight: so many contiguous elements, of uint8 or float32. */

@@ -49,6 +49,12 @@ static inline int64_t elements_of(const dl_tensor *view) {
   return elements;
 }
 
+/* A tensor whose storage was freed keeps its shape, and to libnf4 NULL means that there is no bias,
+ * and the usual codebook. */
+static inline bool has_memory(const dl_tensor *view) {
+  return view->data != NULL || elements_of(view) == 0;
+}
+
 /* 0 if it is no dtype of dense data. */
 static inline nf4_dtype dtype_of(const dl_tensor *view) {
   if (view->lanes != 1) return 0;

@@ -46,7 +46,7 @@ bool together(const dl_tensor &one, const dl_tensor &other) {
   return one.device_type == other.device_type && one.device_id == other.device_id;
 }
 
-int32_t positive(const char *name, Value value, int32_t least) {
+int32_t narrowed(const char *name, Value value, int32_t least) {
   const auto wide = static_cast<int64_t>(value);
   if (wide < least || wide > INT32_MAX) refuse(name, std::to_string(least) + " to 2^31 - 1");
   return static_cast<int32_t>(wide);
@@ -78,7 +78,7 @@ class Weight {
     const bool nested = tensor_.nested_blocksize != 0;
     const auto part = [&](const char *name, const Tensor &given, int64_t count, bool bytes) {
       if (!given) refuse(name, "a tensor, as the weight is nested");
-      const dl_tensor view = given.view();
+      const dl_tensor view = given.view(name);
       if (!is_part(&view, count, bytes) || !together(view, other))
         refuse(name, std::to_string(count) + " contiguous elements where the others are");
       return view.data;
@@ -107,9 +107,9 @@ class Weight {
     if (tensor_.rows < 0 || tensor_.cols < 0) refuse("shape", "no less than 0");
     if (tensor_.rows > 0 && tensor_.cols > INT64_MAX / tensor_.rows)
       refuse("shape", "fewer than 2^63 elements");
-    tensor_.format = static_cast<nf4_format>(positive("format", format, 0));
-    tensor_.blocksize = positive("blocksize", blocksize, 1);
-    tensor_.nested_blocksize = positive("nested_blocksize", nested_blocksize, 0);
+    tensor_.format = static_cast<nf4_format>(narrowed("format", format, 0));
+    tensor_.blocksize = narrowed("blocksize", blocksize, 1);
+    tensor_.nested_blocksize = narrowed("nested_blocksize", nested_blocksize, 0);
   }
 
   Tensor packed_, absmax_, nested_absmax_, nested_code_, nested_offset_, codebook_;
@@ -161,12 +161,12 @@ void multiply(const nf4_tensor *weight, const nf4_matmul_args &args, const Tenso
 void linear(Value *stack, uint64_t arguments, uint64_t) {
   const Tensor x = taken(stack[0]), bias = taken_if_any(stack[1]);
   Weight given(stack + arguments - Weight::kArguments);
-  const dl_tensor of_x = x.view();
+  const dl_tensor of_x = x.view("x");
   const nf4_tensor *weight = given.beside(of_x);
   nf4_matmul_args args{};
   args.struct_size = sizeof args;
   require_x(of_x, weight->cols, args);
-  if (bias) require_bias(bias.view(), of_x, weight->rows, args);
+  if (bias) require_bias(bias.view("bias"), of_x, weight->rows, args);
   std::vector<int64_t> sizes(of_x.shape, of_x.shape + of_x.ndim);
   sizes.back() = weight->rows;
   Tensor y = Tensor::empty(sizes, x.dtype(), x);
@@ -180,7 +180,7 @@ void linear(Value *stack, uint64_t arguments, uint64_t) {
 void dense_like(Value *stack, uint64_t arguments, uint64_t) {
   const Tensor like = taken(stack[0]);
   Weight given(stack + arguments - Weight::kArguments);
-  const dl_tensor view = like.view();
+  const dl_tensor view = like.view("like");
   const nf4_tensor *weight = given.beside(view);
   const nf4_dtype dtype = dtype_of(&view);
   if (dtype == 0) refuse("like", "float32, float16 or bfloat16");

@@ -107,8 +107,13 @@ class Tensor {
   static Tensor empty(const std::vector<int64_t> &sizes, int32_t dtype, const Tensor &beside) {
     std::vector<int64_t> strides(sizes.size());
     int64_t stride = 1;
-    for (size_t i = sizes.size(); i-- > 0; stride *= std::max<int64_t>(sizes[i], 1))
+    for (size_t i = sizes.size(); i-- > 0;) {
       strides[i] = stride;
+      const int64_t size = std::max<int64_t>(sizes[i], 1);
+      if (stride > INT64_MAX / size)
+        throw std::runtime_error("no memory for 2^63 elements or more");
+      stride *= size;
+    }
     TensorHandle made = nullptr;
     const int32_t device = beside.device_type();
     if (torch.empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype,
@@ -127,7 +132,8 @@ class Tensor {
   int32_t device_type() const { return get<int32_t>(torch.device_type); }
   int32_t device_index() const { return get<int32_t>(torch.device_index); }
 
-  dl_tensor view() const {
+  // Of the argument of this name.
+  dl_tensor view(const char *name) const {
     dl_tensor view{};
     view.data = data();
     view.device_type = device_type() == codes.cuda ? DL_CUDA : DL_CPU;
@@ -136,6 +142,7 @@ class Tensor {
     set_dtype(view, dtype());
     view.shape = get<int64_t *>(torch.sizes);
     view.strides = get<int64_t *>(torch.strides);
+    if (!has_memory(&view)) refuse(name, "a tensor that has its memory");
     return view;
   }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import nf4
 import pytest
@@ -104,6 +105,14 @@ def test_numbers_and_words():
 
 # ---- What they refuse -------------------------------------------------------------------
 
+
+def without_memory(*shape, dtype=torch.float32):
+    """A tensor as one is left that is sharded, or offloaded, until it is gathered again."""
+    tensor = torch.zeros(shape, dtype=dtype)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 FAULTS = {
     "x of other columns": {"x": torch.zeros(M, COLS - 1)},
     "x of no dimensions": {"x": torch.zeros(())},
@@ -123,6 +132,10 @@ FAULTS = {
     "nested_code too short": {"nested_code": torch.zeros(255)},
     "nested_offset of float16": {"nested_offset": torch.zeros(()).half()},
     "codebook too long": {"codebook": torch.zeros(17)},
+    "x without its memory": {"x": without_memory(M, COLS)},
+    "bias without its memory": {"bias": without_memory(ROWS)},
+    "absmax without its memory": {"absmax": without_memory(8, dtype=torch.uint8)},
+    "codebook without its memory": {"codebook": without_memory(16)},
     "format of 3": {"format": 3},
     "format of -1": {"format": -1},
     "blocksize 0": {"blocksize": 0},
@@ -151,6 +164,36 @@ def test_a_weight_is_not_made_of_integers():
     with pytest.raises(ValueError, match="like"):
         like = torch.zeros(3, dtype=torch.int32)
         _native.dense_like(like, *_native.numbers(weight_of()))
+
+
+@pytest.mark.skipif(not _native.registered, reason="not of C++ here")
+@pytest.mark.parametrize(
+    ("lines", "rows", "count"), [(1 << 30, 1 << 20, str(1 << 50)), (1 << 44, 1 << 20, "2\\^63")]
+)
+def test_a_result_that_no_memory_holds(lines, rows, count):
+    """Without columns neither x nor the weight has memory, and yet y needs it."""
+    weight = _native.numbers(weight_of(shape=(rows, 0)))
+    with pytest.raises(RuntimeError, match=f"no memory for {count} elements"):
+        _native.linear(torch.empty(lines, 0), None, *weight)
+
+
+def test_a_format_that_is_none_is_named_without_the_extension():
+    given = dict(zip(NAMES, _native.numbers(weight_of()), strict=True)) | {"format": 3}
+    with pytest.raises(nf4.InvalidArgument, match="format is 3"):
+        _kernels.numbered_linear(torch.randn(M, COLS), None, *given.values())
+
+
+@pytest.mark.parametrize(("cuda", "taken"), [("13.0", False), (None, True)])
+def test_python_stands_in_for_all_devices_or_for_none(cuda, taken, monkeypatch):
+    """Where torch has CUDA but not the name of its stream, C++ would have left CUDA without."""
+    extension = SimpleNamespace(
+        operator_functions=lambda: (("sizes", "stream"), ("matmul",)),
+        register_operators=lambda *_: None,
+    )
+    monkeypatch.setattr(_native._bound, "_nf4_fast", extension)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(_native, "_address", lambda _, name: int(name != "stream"))
+    assert _native._register() == taken
 
 
 def test_nothing_is_kept():
@@ -218,6 +261,7 @@ def test_a_fault_is_found_when_a_graph_is_made():
 
 WITHOUT = """
 import sys
+from types import SimpleNamespace
 sys.modules["_nf4_fast"] = None
 import torch, nf4.torch
 from nf4.torch import _native

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _bound, _convert, _torch
+from nf4 import _bound, _torch
 from nf4._load import check, library
 from nf4.errors import InvalidArgument
 from nf4.torch import _native
@@ -65,10 +65,6 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return disabled[0](*arguments)
 
     return kernel
-
-
-def _format_code(format: str) -> int:
-    return _convert.FORMATS.get(format) or _convert.format_code(format)
 
 
 def quantized_tensor(*weight: Any) -> nf4.QuantizedTensor:
@@ -122,7 +118,7 @@ def try_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor | None:
     y = x.new_empty((*x.shape[:-1], rows))
     status = _calls()[0](
         x, y, bias, _scratch, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset,
-        codebook, _format_code(format), block, nested, rows, cols,
+        codebook, _native.format_code(format), block, nested, rows, cols,
     )  # fmt: skip
     if status is None:
         return None
@@ -133,7 +129,7 @@ def try_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor | None:
 def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     """y = x W^T + bias, in the dtype of x."""
     y = try_linear(x, bias, *weight)
-    return _checked_linear(x, bias, *weight) if y is None else y
+    return checked_linear(x, bias, *weight) if y is None else y
 
 
 def require_operands(x: Tensor, bias: Tensor | None, weight: Sequence[Any]) -> None:
@@ -149,7 +145,7 @@ def require_operands(x: Tensor, bias: Tensor | None, weight: Sequence[Any]) -> N
     require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
 
 
-def _checked_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+def checked_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
     if needs_dense(x):
         return dense_linear(x, bias, *weight)
@@ -192,19 +188,25 @@ def dequantize(*arguments: Any) -> Tensor:
     return out
 
 
-def dequantize_into(out: Tensor, *weight: Any) -> None:
-    """Writes the numbers of a weight to a contiguous tensor."""
+def _try_dequantize_into(out: Tensor, *weight: Any) -> bool:
+    """False, and nothing written, if something has to be looked at more closely."""
     packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
     rows, cols = _native.rows_and_cols(shape)
     status = _calls()[1](
         out, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset, codebook,
-        _format_code(format), block, nested, rows, cols,
+        _native.format_code(format), block, nested, rows, cols,
     )  # fmt: skip
     if status is None:
-        require_device(packed.device, "packed", {"out": out, **parts_of(weight)})
+        return False
+    check(status)
+    return True
+
+
+def dequantize_into(out: Tensor, *weight: Any) -> None:
+    """Writes the numbers of a weight to a contiguous tensor."""
+    if not _try_dequantize_into(out, *weight):
+        require_device(weight[0].device, "packed", {"out": out, **parts_of(weight)})
         nf4.dequantize(quantized_tensor(*weight), out=out.detach(), threads=_threads(out))
-    else:
-        check(status)
 
 
 def dequantize_to(out: Tensor, dtype: torch.dtype, *weight: Any) -> None:
@@ -235,12 +237,23 @@ def _dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Te
     return buffer[:needed].view(dtype).view(rows, cols)
 
 
-def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
-    """The gradient of x: grad_y times the weight, dense for as long as this takes."""
+def _dense_beside(grad_y: Tensor, weight: Sequence[Any]) -> Tensor:
+    """Where to dequantize the weight to for a product with grad_y."""
     dtype, device = grad_y.dtype, grad_y.device
     require_float("grad_y", dtype)
     require_device(device, "grad_y", {"packed": weight[0]})
-    dense = _dense(*_native.rows_and_cols(weight[6]), dtype, device)
+    return _dense(*_native.rows_and_cols(weight[6]), dtype, device)
+
+
+def try_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor | None:
+    """linear_backward; None if something has to be looked at more closely."""
+    dense = _dense_beside(grad_y, weight)
+    return torch.matmul(grad_y, dense) if _try_dequantize_into(dense, *weight) else None
+
+
+def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
+    """The gradient of x: grad_y times the weight, dense for as long as this takes."""
+    dense = _dense_beside(grad_y, weight)
     dequantize_into(dense, *weight)
     return torch.matmul(grad_y, dense)
 
@@ -249,7 +262,7 @@ def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
 
 
 def numbered_linear(x: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-    return _checked_linear(x, bias, *_native.words(numbers))
+    return checked_linear(x, bias, *_native.words(numbers))
 
 
 def numbered_dense_like(like: Tensor, *numbers: Any) -> Tensor:

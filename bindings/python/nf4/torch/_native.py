@@ -4,8 +4,9 @@
     _dense_like(Tensor like, WEIGHT) -> Tensor
 
 WEIGHT is the eleven arguments that `numbers` makes of the ten of _kernels. They are C++ where the
-extension module was built: a call takes a third of that of a kernel in Python. torch keeps compiled
-graphs on disk, so what an operator of one of these names does must never change, nor its arguments.
+extension module was built, so that a graph's calls run no Python, and otherwise kernels of
+_kernels. torch keeps compiled graphs on disk, so what an operator of one of these names does must
+never change, nor its arguments.
 """
 
 from __future__ import annotations
@@ -46,18 +47,22 @@ def rows_and_cols(shape: Sequence[int]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
+def format_code(format: str) -> int:
+    return _convert.FORMATS.get(format) or _convert.format_code(format)
+
+
 def numbers(weight: Sequence[Any]) -> tuple[Any, ...]:
     """The weight's ten arguments with numbers for its shape and format."""
     packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
     rows, cols = rows_and_cols(shape)
-    number = _convert.FORMATS.get(format) or _convert.format_code(format)
+    number = format_code(format)
     return packed, absmax, nested_absmax, code, offset, codebook, rows, cols, number, block, nested
 
 
 def words(numbers: Sequence[Any]) -> tuple[Any, ...]:
     """The ten arguments that these eleven came from, but for the shape's further dimensions."""
     *parts, rows, cols, number, blocksize, nested_blocksize = numbers
-    name = next(name for name, each in _convert.FORMATS.items() if each == number)
+    name = next((name for name, each in _convert.FORMATS.items() if each == number), number)
     return *parts, (rows, cols), name, blocksize, nested_blocksize
 
 
@@ -70,6 +75,7 @@ def _address(functions: Sequence[ctypes.CDLL], name: str) -> int:
 
 
 def _register() -> bool:
+    """Did torch take the kernels in C++, for all devices that it has?"""
     module = _bound._nf4_fast
     if module is None:
         return False
@@ -82,7 +88,8 @@ def _register() -> bool:
         return False
     names, own_names = module.operator_functions()
     addresses = [_address(of_torch, name) for name in names]
-    if not all(addresses[:-1]):
+    needed = addresses if torch.version.cuda else addresses[:-1]
+    if not all(needed):
         return False
     module.register_operators(addresses, [_address([own], name) for name in own_names])
     return True

@@ -17,10 +17,12 @@ Below autograd they come down to those of _native, which is what a compiler's gr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from nf4.errors import InvalidArgument
@@ -30,6 +32,7 @@ from nf4.torch._kernels import PARTS
 
 _C = torch._C
 _DEVICES = ("CPU", "CUDA")
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))  # of parts
 _WEIGHT = (
     "Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_code, "
     "Tensor? nested_offset, Tensor? codebook, int[] shape, str format, int blocksize, "
@@ -129,8 +132,9 @@ def _may_differentiate_weight(weight: Sequence[Any]) -> bool:
 
 def _is_bare(x: Tensor, bias: Tensor | None) -> bool:
     """Is there nothing between these and the kernel that the dispatcher would have to see to, but
-    for a gradient: no mode, transform, trace, or subclass?"""
-    if type(x) is not Tensor or x.is_neg() or (bias is not None and bias.is_neg()):
+    for a gradient: no mode, transform, trace, or subclass? _has_plain_parts sees to
+    the weight."""
+    if type(x) is not Tensor or x.is_meta or x.is_neg() or (bias is not None and bias.is_neg()):
         return False
     return not (
         _C._len_torch_dispatch_stack()
@@ -141,9 +145,29 @@ def _is_bare(x: Tensor, bias: Tensor | None) -> bool:
     )
 
 
+def _has_plain_parts(weight: Sequence[Any]) -> bool:
+    """Is none of a subclass, which the dispatcher would hand the operator to? The quick calls take
+    none without memory of its own, so that this is asked only where they took nothing."""
+    return _PLAIN.issuperset(map(type, weight[: len(PARTS)]))
+
+
+def _to_next_transform(op: Any, *arguments: Any) -> Tensor:
+    """The operator once more, for the transform around that which autograd has just served. That
+    may be another gradient or derivative, and a Function's forward has both switched off."""
+    below = _C._AutoDispatchBelowAutograd()
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), below:
+        return op(*arguments)
+
+
 def _linear_below(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    if _is_bare(x, bias) and not x.is_meta:
-        return _kernels.linear(x, bias, *weight)
+    if _is_bare(x, bias):
+        y = _kernels.try_linear(x, bias, *weight)
+        if y is not None:
+            return y
+        if _has_plain_parts(weight):
+            return _kernels.checked_linear(x, bias, *weight)
+    if _C._are_functorch_transforms_active():
+        return _to_next_transform(_ops.linear.default, x, bias, *weight)
     _kernels.require_operands(x, bias, weight)
     numbers = _native.numbers(weight)
     if _kernels.needs_dense(x):
@@ -155,8 +179,14 @@ def _linear_below(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
 
 
 def _linear_backward_below(grad_y: Tensor, *weight: Any) -> Tensor:
-    if _is_bare(grad_y, None) and not grad_y.is_meta:
-        return _kernels.linear_backward(grad_y, *weight)
+    if _is_bare(grad_y, None):
+        grad_x = _kernels.try_linear_backward(grad_y, *weight)
+        if grad_x is not None:
+            return grad_x
+        if _has_plain_parts(weight):
+            return _kernels.linear_backward(grad_y, *weight)
+    if _C._are_functorch_transforms_active():
+        return _to_next_transform(_ops.linear_backward.default, grad_y, *weight)
     _kernels.require_float("grad_y", grad_y.dtype)
     return torch.matmul(grad_y, _native.dense_like(grad_y, *_native.numbers(weight)))
 
@@ -204,21 +234,47 @@ class _LinearBackward(_Function):
         return _ops.linear.default(grad, None, *ctx.saved_tensors, *ctx.layout), None
 
 
+# torch.autograd.Function.apply without what that does for torch.func.
+_apply_linear = super(torch.autograd.Function, _Linear).apply
+_apply_linear_backward = super(torch.autograd.Function, _LinearBackward).apply
+
+
+def _in_transforms() -> AbstractContextManager[None]:
+    """torch.func's transforms come one by one to a kernel of the dispatcher, which has the level of
+    one of them before it then; a Function has to be allowed there."""
+    if not _C._are_functorch_transforms_active():
+        return nullcontext()
+    return enable_single_level_autograd_function()
+
+
 def _is_differentiated(*arguments: Any) -> bool:
     """Forward mode goes the same way, where torch says that there is none of that."""
     reverse = _C.is_grad_enabled() and _C._any_requires_grad(*arguments)
     return reverse or forward_ad._current_level >= 0
 
 
+def _resolved(weight: Sequence[Any]) -> Sequence[Any]:
+    """Without lazy negation, which kernels that are not the dispatcher's to call do not see."""
+    parts = weight[: len(PARTS)]
+    if not any(part is not None and part.is_neg() for part in parts):
+        return weight
+    parts = [part if part is None else part.resolve_neg() for part in parts]
+    return *parts, *weight[len(PARTS) :]
+
+
 def _autograd_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    weight = _resolved(weight)
     if _is_differentiated(x, bias, *weight):
-        return _Linear.apply(x, bias, weight)
+        with _in_transforms():
+            return _apply_linear(x, bias, weight)
     return _linear_below(x, bias, *weight)
 
 
 def _autograd_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
+    weight = _resolved(weight)
     if _is_differentiated(grad_y, *weight):
-        return _LinearBackward.apply(grad_y, weight)
+        with _in_transforms():
+            return _apply_linear_backward(grad_y, weight)
     return _linear_backward_below(grad_y, *weight)
 
 
@@ -262,9 +318,6 @@ for _device in _DEVICES:
 
 # ---- The way there ----------------------------------------------------------------
 
-# torch.autograd.Function.apply without what that does for torch.func.
-_apply_linear = super(torch.autograd.Function, _Linear).apply
-
 
 def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     """torch.ops.nf4.linear, in half of its time where the dispatcher has nothing to do."""
@@ -280,5 +333,7 @@ def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
 def _linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
     """torch.ops.nf4.linear_backward, likewise. Gradients of gradients are the dispatcher's."""
     if not torch.compiler.is_compiling() and not _C.is_grad_enabled() and _is_bare(grad_y, None):
-        return _kernels.linear_backward(grad_y, *weight)
+        grad_x = _kernels.try_linear_backward(grad_y, *weight)
+        if grad_x is not None:
+            return grad_x
     return _ops.linear_backward.default(grad_y, *weight)

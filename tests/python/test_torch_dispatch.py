@@ -1,0 +1,140 @@
+"""What torch's dispatcher sees to before a kernel of nf4.torch has plain memory before it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import nf4
+import pytest
+import torch_cases
+
+pytestmark = pytest.mark.interop
+torch_cases.require("torch")
+
+import nf4.torch  # noqa: E402
+import torch  # noqa: E402
+from nf4.torch import _operators, functional  # noqa: E402
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, vmap  # noqa: E402
+
+ROWS, COLS = 6, 80
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def weight_of():
+    return nf4.torch.quantize(torch.randn(ROWS, COLS))
+
+
+class Wrapped(torch.Tensor):
+    """A subclass without memory of its own, as DTensor is."""
+
+    seen: ClassVar[list[str]] = []
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, dtype=held.dtype, device=held.device, strides=held.stride()
+        )
+
+    def __init__(self, held):
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(str(function))
+        args = [each.held if isinstance(each, cls) else each for each in args]
+        made = function(*args, **(kwargs or {}))
+        return cls(made) if function is torch.ops.aten.detach.default else made
+
+
+@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("call", [torch.ops.nf4.linear, _operators.linear])
+def test_a_part_of_a_subclass_gets_the_operators(part, call, way):
+    weight = list(functional.arguments(weight_of()))
+    x = torch.randn(2, COLS, requires_grad=True)
+    (expected,) = torch.autograd.grad(call(x, None, *weight).sum(), x)
+    Wrapped.seen.clear()
+    weight[part] = Wrapped(weight[part])
+    (grad,) = torch.autograd.grad(call(x, None, *weight).sum(), x)
+    assert torch.equal(grad, expected)
+    assert {"nf4._linear.default", "nf4._dense_like.default"} <= set(Wrapped.seen)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_part_that_is_negated_lazily(grad):
+    weight = list(functional.arguments(weight_of()))
+    x = torch.randn(2, COLS, requires_grad=grad)
+    expected = torch.ops.nf4.linear(x, None, *weight)
+    negated = [*weight[:4], torch._neg_view(-weight[4]), *weight[5:]]
+    y = torch.ops.nf4.linear(x, None, *negated)
+    assert torch.equal(y, expected)
+    if grad:
+        assert torch.equal(*(torch.autograd.grad(each.sum(), x)[0] for each in (y, expected)))
+    back = torch.ops.nf4.linear_backward
+    assert torch.equal(back(y.detach(), *negated), back(y.detach(), *weight))
+
+
+def test_gradients_on_meta():
+    weight = [
+        part.to("meta") if isinstance(part, torch.Tensor) else part
+        for part in functional.arguments(weight_of())
+    ]
+    x = torch.empty(2, COLS, device="meta", requires_grad=True)
+    torch.ops.nf4.linear(x, None, *weight).sum().backward()
+    assert x.grad.is_meta and x.grad.shape == x.shape
+
+
+# ---- torch.func ------------------------------------------------------------------------
+
+
+def _cubed(multiply):
+    return lambda x: multiply(x).pow(3).sum()
+
+
+def _gradient_twice(multiply):
+    return grad(lambda x: grad(_cubed(multiply))(x).square().sum())
+
+
+TRANSFORMS = {
+    "grad": lambda multiply: grad(_cubed(multiply)),
+    "grad of grad": _gradient_twice,
+    "vmap of grad": lambda multiply: vmap(grad(_cubed(multiply))),
+    "grad of vmap": lambda multiply: grad(_cubed(vmap(multiply))),
+    "vmap of grad of grad": lambda multiply: vmap(_gradient_twice(multiply)),
+    "jacrev of jacrev": lambda multiply: jacrev(jacrev(_cubed(multiply))),
+    "functionalize": lambda multiply: functionalize(grad(_cubed(multiply))),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_of_functions(transform, way):
+    weight, x = weight_of(), torch.randn(3, COLS)
+    dense = nf4.torch.dequantize(weight)
+    found = transform(lambda x: nf4.torch.linear(x, weight))(x)
+    expected = transform(lambda x: torch.nn.functional.linear(x, dense))(x)
+    assert expected.abs().max() > 0
+    assert torch_cases.error(found, expected) <= 1e-5
+
+
+def test_transforms_inside_of_autograd():
+    weight, x = weight_of(), torch.randn(3, COLS, requires_grad=True)
+    dense = nf4.torch.dequantize(weight)
+    found, expected = (
+        torch.autograd.grad(grad(_cubed(multiply))(x).square().sum(), x)[0]
+        for multiply in (
+            lambda x: nf4.torch.linear(x, weight),
+            lambda x: torch.nn.functional.linear(x, dense),
+        )
+    )
+    assert torch_cases.error(found, expected) <= 1e-5
+
+
+@pytest.mark.parametrize("transform", [jacfwd, hessian])
+def test_forward_mode_around_gradients_is_refused(transform):
+    """Rather than that a derivative is taken for zero."""
+    weight = weight_of()
+    with pytest.raises(NotImplementedError, match="jvp"):
+        transform(_cubed(lambda x: nf4.torch.linear(x, weight)))(torch.randn(COLS))
