@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from nf4.errors import InvalidArgument
@@ -244,6 +243,9 @@ def _in_transforms() -> AbstractContextManager[None]:
     one of them before it then; a Function has to be allowed there."""
     if not _C._are_functorch_transforms_active():
         return nullcontext()
+    # Not of torch's public names: whoever uses no transform does without it.
+    from torch._functorch.utils import enable_single_level_autograd_function
+
     return enable_single_level_autograd_function()
 
 
