@@ -9,7 +9,7 @@ PEERS = FORMS[1:]
 CONTEXT = 512  # positions of the key-value cache
 LORA_RANK = 16
 ADAPTED = ("q_proj", "v_proj")  # the layers that have adapters in training
-SECONDS, QUICK_SECONDS = 45, 15  # no group begins when so many are over
+SECONDS, QUICK_SECONDS = 60, 15  # no group begins when so many are over
 TURNS = 15  # a slow host makes single ones twice as long
 
 # ||y - y'|| / ||y'||, y of NF4Linear and y' of bitsandbytes on the same bytes. Both round to bf16
