@@ -174,7 +174,9 @@ ARGUMENTS = {
     "linear.weight is of layout torch.sparse_coo; expected": lambda: LAYER.from_linear(
         linear_of(DENSE.to_sparse())
     ),
-    "linear is None; expected a torch.nn.Linear": lambda: LAYER.from_linear(None),
+    "linear is None; expected a torch.nn.Linear, whose weight is dense: from_bitsandb": lambda: (
+        LAYER.from_linear(None)
+    ),
     "format is None; expected": lambda: LAYER.from_linear(linear_of(DENSE), format=None),
     "nested_blocksize is 2.5; expected an": lambda: LAYER.from_linear(
         linear_of(DENSE), nested_blocksize=2.5

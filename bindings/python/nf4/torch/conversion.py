@@ -33,6 +33,10 @@ def convert(model: nn.Module) -> list[str]:
     by which accelerate moves what a layer is given to its device. The model itself must not be a
     Linear4bit: there is nowhere to put another.
 
+    Adapters that PEFT put beside a Linear4bit cannot be merged once that is swapped, not even
+    after to_dense, since they look for its quant_state: where they shall be, convert comes before
+    PEFT.
+
     Returns the names of what was swapped. Raises InvalidArgument for a layer that is not
     quantized yet, is in bitsandbytes' layout for CPUs, is offloaded, or has a forward of its own;
     then nothing was swapped.

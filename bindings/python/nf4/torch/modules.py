@@ -185,7 +185,8 @@ class NF4Linear(nn.Linear):
         nf4.quantize raises."""
         if type(linear) is not nn.Linear:
             raise InvalidArgument(
-                f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense"
+                f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense: "
+                f"from_bitsandbytes takes a Linear4bit"
             )
         functional.require_dense("linear.weight", linear.weight)
         weight = functional.quantize(
@@ -206,7 +207,7 @@ class NF4Linear(nn.Linear):
             has_none = " without a quant_state" if isinstance(layer, nn.Linear) else ""
             raise InvalidArgument(
                 f"layer is {kind_of(layer)}{has_none}; expected a Linear4bit that .to(device) or "
-                f"a checkpoint has quantized"
+                f"a checkpoint has quantized: from_linear takes a dense torch.nn.Linear"
             )
         _state.require_quant_state("layer's quant_state", state)
         weight = _state.of_bitsandbytes(layer.weight.data, state)
