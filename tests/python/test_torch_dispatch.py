@@ -14,7 +14,7 @@ torch_cases.require("torch")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from nf4.torch import _operators, functional  # noqa: E402
-from torch.func import functionalize, grad, hessian, jacfwd, jacrev, vmap  # noqa: E402
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
 
 ROWS, COLS = 6, 80
 
@@ -61,6 +61,28 @@ def test_a_part_of_a_subclass_gets_the_operators(part, call, way):
     (grad,) = torch.autograd.grad(call(x, None, *weight).sum(), x)
     assert torch.equal(grad, expected)
     assert {"nf4._linear.default", "nf4._dense_like.default"} <= set(Wrapped.seen)
+
+
+@pytest.mark.parametrize("call", [torch.ops.nf4.linear, _operators.linear])
+def test_a_bias_of_a_subclass_gets_the_operators(call, way):
+    weight = functional.arguments(weight_of())
+    x, bias = torch.randn(2, COLS, requires_grad=True), torch.randn(ROWS)
+    Wrapped.seen.clear()
+    assert torch.equal(call(x, Wrapped(bias), *weight), call(x, bias, *weight))
+    assert "nf4._linear.default" in Wrapped.seen
+
+
+def test_zeros_that_torch_has_not_made_yet(way):
+    weight, zeros = weight_of(), torch._efficientzerotensor(2, COLS)
+    bias = torch.randn(ROWS, requires_grad=True)
+    assert torch.equal(nf4.torch.linear(zeros, weight, bias), bias.expand(2, ROWS))
+    no_bias = torch._efficientzerotensor(ROWS)
+    x = torch.randn(2, COLS)
+    assert torch.equal(nf4.torch.linear(x, weight, no_bias), nf4.torch.linear(x, weight))
+    back = torch.ops.nf4.linear_backward(
+        torch._efficientzerotensor(2, ROWS), *functional.arguments(weight)
+    )
+    assert torch.equal(back + 0.0, torch.zeros(2, COLS))
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -130,6 +152,48 @@ def test_transforms_inside_of_autograd():
         )
     )
     assert torch_cases.error(found, expected) <= 1e-5
+
+
+def _without_grad(multiply):
+    """Of x, the sum of its products with what torch.no_grad() makes a constant."""
+
+    def constant_times(x):
+        with torch.no_grad():
+            constant = multiply(x)
+        return (constant * x[..., :ROWS]).sum()
+
+    return constant_times
+
+
+def _derivative_without_grad(multiply):
+    """The same, where the constant is made inside of a derivative by something else."""
+
+    def derivative(x):
+        def product(other):
+            with torch.no_grad():
+                constant = multiply(x)
+            return (constant * other).sum()
+
+        ones = torch.ones(*x.shape[:-1], ROWS)
+        return jvp(product, (ones,), (ones,))[1] + x.sum()
+
+    return derivative
+
+
+NO_GRAD = {
+    "grad": lambda multiply: grad(_without_grad(multiply)),
+    "grad of grad": lambda multiply: grad(lambda x: grad(_without_grad(multiply))(x).sum()),
+    "grad of jvp": lambda multiply: grad(_derivative_without_grad(multiply)),
+}
+
+
+@pytest.mark.parametrize("transform", NO_GRAD.values(), ids=NO_GRAD)
+def test_no_grad_holds_for_all_transforms_around_it(transform, way):
+    weight, x = weight_of(), torch.randn(3, COLS, requires_grad=True)
+    dense = nf4.torch.dequantize(weight)
+    found = transform(lambda x: nf4.torch.linear(x, weight))(x)
+    expected = transform(lambda x: torch.nn.functional.linear(x, dense))(x)
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("transform", [jacfwd, hessian])

@@ -131,8 +131,7 @@ def _may_differentiate_weight(weight: Sequence[Any]) -> bool:
 
 def _is_bare(x: Tensor, bias: Tensor | None) -> bool:
     """Is there nothing between these and the kernel that the dispatcher would have to see to, but
-    for a gradient: no mode, transform, trace, or subclass? _has_plain_parts sees to
-    the weight."""
+    for a gradient: no mode, transform, trace, or subclass? _are_plain sees to the others."""
     if type(x) is not Tensor or x.is_meta or x.is_neg() or (bias is not None and bias.is_neg()):
         return False
     return not (
@@ -144,17 +143,22 @@ def _is_bare(x: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-def _has_plain_parts(weight: Sequence[Any]) -> bool:
+def _are_plain(*tensors: Tensor | None) -> bool:
     """Is none of a subclass, which the dispatcher would hand the operator to? The quick calls take
     none without memory of its own, so that this is asked only where they took nothing."""
-    return _PLAIN.issuperset(map(type, weight[: len(PARTS)]))
+    return _PLAIN.issuperset(map(type, tensors))
+
+
+def _with_memory(tensor: Tensor | None) -> Tensor | None:
+    """torch's gradients and derivatives may be zeros that it has not made yet."""
+    if tensor is not None and tensor._is_zerotensor():
+        return tensor.new_zeros(tensor.shape)
+    return tensor
 
 
 def _to_next_transform(op: Any, *arguments: Any) -> Tensor:
-    """The operator once more, for the transform around that which autograd has just served. That
-    may be another gradient or derivative, and a Function's forward has both switched off."""
-    below = _C._AutoDispatchBelowAutograd()
-    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), below:
+    """The operator once more, for the transform around that which autograd has just served."""
+    with _C._AutoDispatchBelowAutograd():
         return op(*arguments)
 
 
@@ -163,8 +167,8 @@ def _linear_below(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
         y = _kernels.try_linear(x, bias, *weight)
         if y is not None:
             return y
-        if _has_plain_parts(weight):
-            return _kernels.checked_linear(x, bias, *weight)
+        if _are_plain(x, bias, *weight[: len(PARTS)]):
+            return _kernels.checked_linear(_with_memory(x), _with_memory(bias), *weight)
     if _C._are_functorch_transforms_active():
         return _to_next_transform(_ops.linear.default, x, bias, *weight)
     _kernels.require_operands(x, bias, weight)
@@ -182,7 +186,7 @@ def _linear_backward_below(grad_y: Tensor, *weight: Any) -> Tensor:
         grad_x = _kernels.try_linear_backward(grad_y, *weight)
         if grad_x is not None:
             return grad_x
-        if _has_plain_parts(weight):
+        if _are_plain(grad_y, *weight[: len(PARTS)]):
             return _kernels.linear_backward(grad_y, *weight)
     if _C._are_functorch_transforms_active():
         return _to_next_transform(_ops.linear_backward.default, grad_y, *weight)
@@ -191,7 +195,8 @@ def _linear_backward_below(grad_y: Tensor, *weight: Any) -> Tensor:
 
 
 class _Function(torch.autograd.Function):
-    """Arguments are tensors that may be differentiated, and the ten of a weight as one."""
+    """Arguments are tensors that may be differentiated, the ten of a weight as one, and what
+    _grad_around gives."""
 
     @staticmethod
     def keep(ctx: Any, weight: Sequence[Any]) -> None:
@@ -200,18 +205,29 @@ class _Function(torch.autograd.Function):
         ctx.save_for_backward(*weight[: len(PARTS)])
         ctx.layout = weight[len(PARTS) :]
 
+    @staticmethod
+    def called(grad_around: bool | None, below: Any, *arguments: Any) -> Tensor:
+        """What comes below autograd, with gradients recorded as they are around this, and not as
+        in a Function's forward, where torch has switched off them and derivatives."""
+        if grad_around is None:
+            return below(*arguments)
+        with torch.set_grad_enabled(grad_around), forward_ad._set_fwd_grad_enabled(True):
+            return below(*arguments)
+
 
 class _Linear(_Function):
     """y is linear in x and in bias, so this can be differentiated as often as one likes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, weight: Sequence[Any]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, weight: Sequence[Any], grad_around: bool | None
+    ) -> Tensor:
         _Linear.keep(ctx, weight)
-        return _linear_below(x, bias, *weight)
+        return _Linear.called(grad_around, _linear_below, x, bias, *weight)
 
     @staticmethod
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        of_x, of_bias, _ = ctx.needs_input_grad
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        of_x, of_bias, *_ = ctx.needs_input_grad
         grad_x = grad_bias = None
         if of_x:
             grad_x = _linear_backward(grad_y, *ctx.saved_tensors, *ctx.layout)
@@ -219,18 +235,20 @@ class _Linear(_Function):
             # Without dimensions to sum over, torch sums over all.
             leading = tuple(range(grad_y.dim() - 1))
             grad_bias = grad_y.sum(dim=leading) if leading else grad_y
-        return grad_x, grad_bias, None
+        return grad_x, grad_bias, None, None
 
 
 class _LinearBackward(_Function):
     @staticmethod
-    def forward(ctx: Any, grad_y: Tensor, weight: Sequence[Any]) -> Tensor:
+    def forward(
+        ctx: Any, grad_y: Tensor, weight: Sequence[Any], grad_around: bool | None
+    ) -> Tensor:
         _LinearBackward.keep(ctx, weight)
-        return _linear_backward_below(grad_y, *weight)
+        return _LinearBackward.called(grad_around, _linear_backward_below, grad_y, *weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _ops.linear.default(grad, None, *ctx.saved_tensors, *ctx.layout), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _ops.linear.default(grad, None, *ctx.saved_tensors, *ctx.layout), None, None
 
 
 # torch.autograd.Function.apply without what that does for torch.func.
@@ -247,6 +265,12 @@ def _in_transforms() -> AbstractContextManager[None]:
     from torch._functorch.utils import enable_single_level_autograd_function
 
     return enable_single_level_autograd_function()
+
+
+def _grad_around() -> bool | None:
+    """Whether the transforms around the present one may record gradients: not where the caller
+    said torch.no_grad(). None where there is no transform."""
+    return _C.is_grad_enabled() if _C._are_functorch_transforms_active() else None
 
 
 def _is_differentiated(*arguments: Any) -> bool:
@@ -268,7 +292,7 @@ def _autograd_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     weight = _resolved(weight)
     if _is_differentiated(x, bias, *weight):
         with _in_transforms():
-            return _apply_linear(x, bias, weight)
+            return _apply_linear(x, bias, weight, _grad_around())
     return _linear_below(x, bias, *weight)
 
 
@@ -276,7 +300,7 @@ def _autograd_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
     weight = _resolved(weight)
     if _is_differentiated(grad_y, *weight):
         with _in_transforms():
-            return _apply_linear_backward(grad_y, weight)
+            return _apply_linear_backward(grad_y, weight, _grad_around())
     return _linear_backward_below(grad_y, *weight)
 
 
@@ -325,7 +349,7 @@ def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     """torch.ops.nf4.linear, in half of its time where the dispatcher has nothing to do."""
     if not torch.compiler.is_compiling() and _is_bare(x, bias):
         if _C.is_grad_enabled() and _C._any_requires_grad(x, bias, *weight):
-            return _apply_linear(x, bias, weight)
+            return _apply_linear(x, bias, weight, None)
         y = _kernels.try_linear(x, bias, *weight)
         if y is not None:
             return y
