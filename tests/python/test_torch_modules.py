@@ -208,6 +208,28 @@ def test_under_distributed_data_parallel(tmp_path):
     assert (tmp_path / "0").exists() and (tmp_path / "1").exists()
 
 
+def test_a_replica_of_data_parallel():
+    """Whose parameters are plain attributes."""
+    layer, x = layer_of(), torch.randn(2, IN)
+    replica = layer._replicate_for_data_parallel()
+    for name, parameter in layer.named_parameters():
+        setattr(replica, name, parameter * 1)
+    assert not replica._parameters
+    assert torch.equal(replica(x), layer(x))
+
+
+class Twice(torch.nn.Module):
+    def forward(self, bias):
+        return 2 * bias
+
+
+def test_a_bias_with_a_parametrization():
+    layer, x = layer_of(), torch.randn(2, IN)
+    expected = layer(x) + layer.bias
+    torch.nn.utils.parametrize.register_parametrization(layer, "bias", Twice())
+    assert torch.allclose(layer(x), expected, atol=1e-6)
+
+
 def test_a_bias_in_another_dtype_is_cast_for_the_call():
     layer = layer_of()
     y = layer(X.bfloat16())

@@ -253,13 +253,16 @@ class NF4Linear(nn.Linear):
             x = x.to(wanted)
         # torch.nn.Module looks for an attribute in three places before it comes to these.
         parameters, scales = self._parameters, self._buffers
-        bias = parameters["bias"]
+        try:
+            packed, bias = parameters["weight"], parameters["bias"]
+        except KeyError:  # DataParallel and parametrizations put others elsewhere
+            packed, bias = self.weight, self.bias
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
         y = _operators.linear(
             x,
             bias,
-            parameters["weight"],
+            packed,
             scales["absmax"],
             scales["nested_absmax"],
             scales["nested_code"],
