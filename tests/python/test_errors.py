@@ -1,7 +1,9 @@
 """What is refused, with which exception, naming which argument; outputs stay as they were."""
 
 import dataclasses
+import gc
 import pickle
+import weakref
 
 import nf4
 import numpy as np
@@ -183,6 +185,16 @@ def test_what_is_no_dtype(value):
     assert nf4.dequantize(quantized(), np.float32).dtype == np.float32  # and no answer is reused
     with pytest.raises(nf4.InvalidArgument, match='dtype is .*; expected "fp32", "fp16" or "bf16"'):
         nf4.dequantize(quantized(), value)
+
+
+def test_what_is_no_dtype_is_not_kept():
+    value = Dtyped()
+    gone = weakref.ref(value)
+    with pytest.raises(nf4.InvalidArgument):
+        nf4.dequantize(quantized(), value)
+    del value
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_long_value_is_cut():

@@ -75,28 +75,30 @@ def dtype_name(value: Any, argument: str = "dtype") -> str:
     """The name "fp32", "fp16" or "bf16", from that, from a numpy dtype or from a torch dtype.
     `argument` is the caller's, for messages."""
     try:
-        name = _dtype_name(value)
-    except TypeError:  # it cannot be hashed, as all that are a dtype can
-        name = None
-    if name is None:
-        raise InvalidArgument(f'{argument} is {shown(value)}; expected "fp32", "fp16" or "bf16"')
-    return name
+        return _dtype_name(value)
+    except TypeError:  # also of what cannot be hashed, as all that are a dtype can
+        raise InvalidArgument(
+            f'{argument} is {shown(value)}; expected "fp32", "fp16" or "bf16"'
+        ) from None
 
 
 @functools.lru_cache(maxsize=64, typed=True)
-def _dtype_name(value: Any) -> str | None:
-    """None for what is no dtype, or another. What merely has one, as an array, is none."""
+def _dtype_name(value: Any) -> str:
+    """Raises TypeError for what is no dtype, or another: what is returned keeps the value alive,
+    and what merely has a dtype, as an array or a tensor, is none."""
     if isinstance(value, str) and value in DTYPES:
         return value
     if type(value).__module__ == "torch":
         value = str(value).removeprefix("torch.")
     if not isinstance(value, (str, type, np.dtype)):
-        return None
+        raise TypeError
     try:
         name = numpy_dtype_name(np.dtype(value))
-    except (TypeError, ValueError):
-        return None
-    return name if name in DTYPES else None
+    except (ValueError, SyntaxError):
+        raise TypeError from None
+    if name not in DTYPES:
+        raise TypeError
+    return name
 
 
 def stream_address(stream: Any) -> int:
