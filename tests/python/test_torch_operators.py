@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import nf4
 import pytest
 import torch_cases
@@ -14,6 +16,7 @@ import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from nf4.torch import _kernels, functional  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 from torch.library import opcheck  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -212,6 +215,16 @@ def test_backward_passes_do_not_disturb_each_other(dtype, way):
         assert torch.equal(each, grad @ dense)
 
 
+def test_for_a_bias_alone_nothing_is_saved(way):
+    saved = []
+    bias = torch.zeros(ROWS, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: None):
+        y = nf4.torch.linear(torch.randn(3, COLS), weight_of(), bias)
+    y.sum().backward()
+    assert not saved
+    assert torch.equal(bias.grad, torch.full((ROWS,), 3.0))
+
+
 def test_only_the_bias_is_trained():
     layer = nf4.torch.NF4Linear.from_linear(torch.nn.Linear(COLS, ROWS))
     layer(torch.randn(7, COLS)).sum().backward()
@@ -341,8 +354,17 @@ def test_a_mode_sees_the_operator():
 
 
 def test_forward_mode_is_refused_and_not_forgotten():
-    from torch.autograd import forward_ad
-
     layer = nf4.torch.NF4Linear.from_quantized(weight_of())
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
         layer(forward_ad.make_dual(torch.randn(2, COLS), torch.randn(2, COLS)))
+
+
+def test_derivatives_of_a_weight_are_refused_without_gradients_too():
+    """torch.no_grad() leaves forward mode on."""
+    weight = weight_of("flat")
+    with forward_ad.dual_level(), torch.no_grad():
+        dual = forward_ad.make_dual(weight.absmax, torch.ones_like(weight.absmax))
+        with pytest.raises(nf4.InvalidArgument, match="absmax requires grad"):
+            nf4.torch.dequantize(dataclasses.replace(weight, absmax=dual))
+        trained = torch.nn.Parameter(torch.randn(ROWS, COLS))
+        assert nf4.torch.quantize(trained).shape == trained.shape

@@ -114,12 +114,15 @@ def _fake_dense_like(like: Tensor, *weight: Any) -> Tensor:
 # ---- Gradients ------------------------------------------------------------------
 
 
-def _refuse_grad(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+def _refuse_grad(
+    names: Sequence[str], tensors: Sequence[Tensor | None], reverse: bool = True
+) -> None:
+    """`reverse` is whether gradients are recorded; torch.no_grad() leaves derivatives on."""
     for name, tensor in zip(names, tensors, strict=False):
         if tensor is None:
             continue
         dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
-        if tensor.requires_grad or dual:
+        if (reverse and tensor.requires_grad) or dual:
             raise InvalidArgument(
                 f"{name} requires grad, and 4-bit weights are frozen; expected it detached"
             )
@@ -202,7 +205,8 @@ class _Function(torch.autograd.Function):
     def keep(ctx: Any, weight: Sequence[Any]) -> None:
         if _may_differentiate_weight(weight):
             _refuse_grad(PARTS, weight)
-        ctx.save_for_backward(*weight[: len(PARTS)])
+        if ctx.needs_input_grad[0]:  # that of a bias needs no weight
+            ctx.save_for_backward(*weight[: len(PARTS)])
         ctx.layout = weight[len(PARTS) :]
 
     @staticmethod
@@ -306,8 +310,9 @@ def _autograd_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
 
 def _not_differentiable(op: Any, names: Sequence[str]) -> Any:
     def kernel(keyset: Any, *arguments: Any) -> Any:
-        if _C.is_grad_enabled():
-            _refuse_grad(names, arguments[: len(names)])
+        reverse = _C.is_grad_enabled()
+        if reverse or forward_ad._current_level >= 0:
+            _refuse_grad(names, arguments[: len(names)], reverse)
         with _C._AutoDispatchBelowAutograd():
             return op.redispatch(keyset & _C._after_autograd_keyset, *arguments)
 
