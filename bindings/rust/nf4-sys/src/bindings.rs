@@ -351,11 +351,11 @@ extern "C" {
         workspace_bytes: usize,
         threads: i32,
     ) -> nf4_status;
-    /** Scratch that nf4_matmul_launch needs, in bytes: 0 for up to 64 rows of x, for cols that
- are no multiple of 64 and for blocksize 32, else up to 22.5 MB, whatever the GPU. It
- depends on the weight's shape, blocksize, m and dtype, and does not fall as m rises: what
- is enough for the most rows of x is enough for fewer. No pointer but the structs' own is
- looked at.*/
+    /** Scratch that nf4_matmul_launch needs, in bytes: 0 for fp32, for up to 64 rows of x, for
+ cols that are no multiple of 64 and for blocksize 32, else up to 22.5 MB, whatever the GPU;
+ kernels for compute capability 9.0 alone use it. It depends on the weight's shape,
+ blocksize, m and dtype, and does not fall as m rises: what is enough for the most rows of x
+ is enough for fewer. No pointer but the structs' own is looked at.*/
     pub fn nf4_matmul_workspace_size(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
@@ -384,7 +384,7 @@ extern "C" {
  workspace: scratch of at least nf4_matmul_workspace_size() bytes, 16-byte aligned,
  in the same memory as the rest; may be NULL if that size is 0. What it holds does not
  matter, and calls in one stream may share it. Calls that may run at the same time must
- not: they may never end.
+ not: y is undefined then, and they may never end.
 
  INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
  m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m times
