@@ -237,7 +237,7 @@ def test_another_device_than_the_current_one():
         y.sum().backward()
     assert y.device == x.grad.device == torch.device("cuda:1")
     assert error(y, reference(x, layer.quantized, layer.bias)) <= ALLOWED["bf16"]
-    with pytest.raises(nf4.InvalidArgument, match="packed is on cuda:1; expected cuda:0"):
+    with pytest.raises(nf4.InvalidArgument, match="bias is on cuda:1; expected cuda:0"):
         layer(x_of(5, COLS, device="cuda:0"))
 
 
