@@ -13,13 +13,18 @@ pytestmark = [
 torch = pytest.importorskip("torch")
 
 import nf4.torch  # noqa: E402
-from nf4.torch import NF4Linear, _kernels, _native, functional  # noqa: E402
+from nf4.torch import _kernels, _native, functional  # noqa: E402
 from torch_cases import ALLOWED, error, reference  # noqa: E402
-
-DELAY_IN_CYCLES = 200_000_000
-ROWS, COLS = 384, 512
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-LAYOUTS = {"nested": {}, "flat": {"nested_blocksize": 0}, "fp4": {"format": "fp4"}}
+from torch_gpu_cases import (  # noqa: E402
+    COLS,
+    DELAY_IN_CYCLES,
+    DTYPES,
+    LAYOUTS,
+    ROWS,
+    layer_of,
+    weight_of,
+    x_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -27,21 +32,8 @@ def seeded():
     torch.manual_seed(0)
 
 
-def weight_of(layout="nested", shape=(ROWS, COLS)):
-    return nf4.torch.quantize(torch.randn(shape, device="cuda"), **LAYOUTS[layout])
-
-
-def x_of(*shape, dtype="bf16", grad=False):
-    return torch.randn(shape, device="cuda", dtype=DTYPES[dtype], requires_grad=grad)
-
-
 def numbers_of(weight):
     return _native.numbers(functional.arguments(weight))
-
-
-def layer_of(shape=(ROWS, COLS), dtype="bf16"):
-    bias = torch.nn.Parameter(x_of(shape[0], dtype=dtype))
-    return NF4Linear.from_quantized(weight_of(shape=shape), bias)
 
 
 # ---- The operators ------------------------------------------------------------------------
