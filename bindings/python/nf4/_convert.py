@@ -39,6 +39,14 @@ def integer(name: str, value: Any, bits: int) -> int:
     return number
 
 
+def count(name: str, value: Any) -> int:
+    """An integer of 0 or more."""
+    number = integer(name, value, 64)
+    if number < 0:
+        raise InvalidArgument(f"{name} is {number}; expected 0 or more")
+    return number
+
+
 def shape(value: Any) -> tuple[int, ...]:
     """The dimensions of a weight, each a 64-bit int."""
     try:

@@ -119,13 +119,6 @@ def _require_host_arguments(workspace: Any, stream: Any) -> None:
         raise InvalidArgument("workspace is given; expected None for host memory")
 
 
-def _rows(m: Any) -> int:
-    rows = _convert.integer("m", m, 64)
-    if rows < 0:
-        raise InvalidArgument(f"m is {rows}; expected 0 or more")
-    return rows
-
-
 def matmul_workspace_bytes(weight: QuantizedTensor, m: int, dtype: Any) -> int:
     """Bytes of scratch that `matmul` needs for m rows of x in device memory: 0 for up to 64, and
     never more for fewer rows.
@@ -136,7 +129,7 @@ def matmul_workspace_bytes(weight: QuantizedTensor, m: int, dtype: Any) -> int:
     """
     found = bound(weight)
     code = _convert.DTYPES[_convert.dtype_name(dtype)]
-    return found.matmul_workspace(code, _rows(m), found.cols, found.rows)
+    return found.matmul_workspace(code, _convert.count("m", m), found.cols, found.rows)
 
 
 def matmul(
@@ -253,7 +246,7 @@ def matmul_batch_workspace_bytes(weights: Iterable[QuantizedTensor], m: int, dty
 
     Raises InvalidArgument.
     """
-    rows = _rows(m)
+    rows = _convert.count("m", m)
     code = _convert.DTYPES[_convert.dtype_name(dtype)]
     prepared = [bound(each, f"weights[{i}]") for i, each in enumerate(_listed(weights))]
     args = [

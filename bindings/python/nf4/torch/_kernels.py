@@ -7,7 +7,6 @@ and nested_blocksize. They mean what they mean in nf4.QuantizedTensor.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 import threading
@@ -43,8 +42,7 @@ def _calls() -> tuple[Callable[..., int | None], Callable[..., int | None]]:
     """matmul and dequantize without ctypes: each gives the status, or None if it did nothing."""
     if _bound._nf4_fast is None:
         return _look_closer, _look_closer
-    functions = [getattr(library(), name) for name in _FUNCTIONS]
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    addresses = [_native.address([library()], name) for name in _FUNCTIONS]
     try:
         calls = _bound._nf4_fast.Calls(Tensor, *addresses)
     except (AttributeError, BufferError):  # torch without DLPack's exchange
@@ -146,9 +144,9 @@ def require_operands(x: Tensor, bias: Tensor | None, weight: Sequence[Any]) -> N
 
 
 def checked_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
     if needs_dense(x):
         return dense_linear(x, bias, *weight)
+    require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
     if x.dim() > 0 and not _has_row_stride(x):
         x = x.contiguous()
     bias = None if bias is None else bias.detach().contiguous()

@@ -66,9 +66,9 @@ def words(numbers: Sequence[Any]) -> tuple[Any, ...]:
     return *parts, (rows, cols), name, blocksize, nested_blocksize
 
 
-def _address(functions: Sequence[ctypes.CDLL], name: str) -> int:
+def address(libraries: Sequence[ctypes.CDLL], name: str) -> int:
     """Of the function of this name; 0 if there is none."""
-    for each in functions:
+    for each in libraries:
         if hasattr(each, name):
             return ctypes.cast(getattr(each, name), ctypes.c_void_p).value or 0
     return 0
@@ -87,11 +87,11 @@ def _register() -> bool:
     except (LibraryNotFound, OSError):
         return False
     names, own_names = module.operator_functions()
-    addresses = [_address(of_torch, name) for name in names]
+    addresses = [address(of_torch, name) for name in names]
     needed = addresses if torch.version.cuda else addresses[:-1]
     if not all(needed):
         return False
-    module.register_operators(addresses, [_address([own], name) for name in own_names])
+    module.register_operators(addresses, [address([own], name) for name in own_names])
     return True
 
 

@@ -42,13 +42,6 @@ def _no_scales(
     )
 
 
-def _features(name: str, value: Any) -> int:
-    number = _convert.integer(name, value, 64)
-    if number < 0:
-        raise InvalidArgument(f"{name} is {number}; expected 0 or more")
-    return number
-
-
 def _device(device: Any) -> torch.device | None:
     """None is where torch makes tensors by default."""
     if device is None:
@@ -96,8 +89,8 @@ class NF4Linear(nn.Linear):
         device: Any = None,
     ) -> None:
         nn.Module.__init__(self)
-        in_features = _features("in_features", in_features)
-        out_features = _features("out_features", out_features)
+        in_features = _convert.count("in_features", in_features)
+        out_features = _convert.count("out_features", out_features)
         if not isinstance(bias, (bool, int, type(None))):
             raise InvalidArgument(f"bias is {kind_of(bias)}; expected True or False")
         dtype = functional.torch_dtype(torch.get_default_dtype() if dtype is None else dtype)
