@@ -81,6 +81,14 @@ def quantized(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     return tmp_path / "q"
 
 
+@pytest.fixture
+def seeded() -> None:
+    """torch's random numbers are the same in each run."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture(params=["extension", "ctypes"])
 def way_to_call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs a test twice: with calls through the extension module, and without it."""

@@ -8,13 +8,13 @@ import numpy as np
 import oracle
 import pytest
 from conftest import record_comparison
+from gpu_cases import NEEDS_GPU
 from nf4._bound import bound
 
-_INFO = nf4.device_info(0)
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.usefixtures("way_to_call"),
-    pytest.mark.skipif(not _INFO.usable, reason=f"no usable GPU: {_INFO.reason}"),
+    NEEDS_GPU,
 ]
 torch = pytest.importorskip("torch")
 

@@ -7,11 +7,11 @@ import nf4
 import numpy as np
 import oracle
 import pytest
+from gpu_cases import NEEDS_GPU
 
-_INFO = nf4.device_info(0)
 pytestmark = [
     pytest.mark.interop,
-    pytest.mark.skipif(not _INFO.usable, reason=f"no usable GPU: {_INFO.reason}"),
+    NEEDS_GPU,
 ]
 torch = pytest.importorskip("torch")
 

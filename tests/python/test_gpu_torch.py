@@ -6,11 +6,12 @@ import copy
 
 import nf4
 import pytest
+from gpu_cases import NEEDS_GPU
 
-_INFO = nf4.device_info(0)
 pytestmark = [
     pytest.mark.interop,
-    pytest.mark.skipif(not _INFO.usable, reason=f"no usable GPU: {_INFO.reason}"),
+    pytest.mark.usefixtures("seeded"),
+    NEEDS_GPU,
 ]
 torch = pytest.importorskip("torch")
 
@@ -28,12 +29,6 @@ from torch_gpu_cases import (  # noqa: E402
     weight_of,
     x_of,
 )
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
 
 # ---- Results --------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import pytest
 import torch_cases
 from torch_cases import ALLOWED, error
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch", "bitsandbytes")
 
 import bitsandbytes as bnb  # noqa: E402
@@ -25,11 +25,6 @@ from nf4.torch import bitsandbytes as backend  # noqa: E402
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OPERATORS = ["gemm_4bit", "dequantize_4bit", "dequantize_4bit.out"]
 FUNCTIONS = ["functional.dequantize_4bit", "nn.modules.has_avx512bf16"]
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 @pytest.fixture

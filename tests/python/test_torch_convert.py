@@ -9,7 +9,7 @@ import pytest
 import torch_cases
 from torch_cases import ALLOWED, IN, OUT, error, linear4bit
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch", "bitsandbytes")
 
 import bitsandbytes as bnb  # noqa: E402
@@ -18,11 +18,6 @@ import torch  # noqa: E402
 from nf4.torch import NF4Linear  # noqa: E402
 
 X = torch.randn(3, IN)
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 class Block(torch.nn.Module):

@@ -8,7 +8,7 @@ import nf4
 import pytest
 import torch_cases
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch")
 
 import nf4.torch  # noqa: E402
@@ -17,11 +17,6 @@ from nf4.torch import _operators, functional  # noqa: E402
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
 
 ROWS, COLS = 6, 80
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 def weight_of():

@@ -12,7 +12,7 @@ import pytest
 import torch_cases
 from torch_cases import ALLOWED, IN, OUT, error, linear4bit, reference
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch", "bitsandbytes")
 
 import bitsandbytes as bnb  # noqa: E402
@@ -22,11 +22,6 @@ from nf4.torch import NF4Linear  # noqa: E402
 
 LAYOUTS = {"nested": {}, "flat": {"nested_blocksize": 0}, "fp4": {"format": "fp4"}}
 PARTS = ("weight", "absmax", "nested_absmax", "nested_code", "nested_offset")
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 def layer_of(layout: str = "nested", bias: bool = True, **options) -> NF4Linear:

@@ -9,7 +9,7 @@ import pytest
 import torch_cases
 from torch_cases import ALLOWED, error, reference
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch")
 
 import nf4.torch  # noqa: E402
@@ -27,11 +27,6 @@ LAYOUTS = {
     "fp4": {"format": "fp4", "blocksize": 32},
     "nested by 64": {"nested_blocksize": 64, "blocksize": 128},
 }
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 def weight_of(layout: str = "nested", shape: tuple[int, ...] = (ROWS, COLS)) -> nf4.QuantizedTensor:
