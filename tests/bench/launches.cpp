@@ -5,8 +5,8 @@
 #include "bench_library.hpp"
 #include "configurations.hpp"
 #include "cuda/dequant/select.hpp"
-#include "cuda/device.hpp"
 #include "cuda/matmul/select.hpp"
+#include "cuda/runtime/launch.hpp"
 #include "support/force_matmul.hpp"
 #include "validate.hpp"
 
@@ -97,7 +97,7 @@ nf4_status launch(int configuration, const DequantProblem &problem, nf4_stream s
 
 int nf4_bench_has_pdl(void) {
   const nf4::cuda::DequantFamily *family = current_family();
-  return family != nullptr && family->family.waits;
+  return family != nullptr && family->family.pdl;
 }
 
 int nf4_bench_dequant_configurations(void) { return static_cast<int>(names().size()); }

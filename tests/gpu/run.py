@@ -7,7 +7,7 @@ it passed.
 
 `--ptx-build` holds check_cuda of a build with -Dgpu_archs=75-ptx,80-ptx: the PTX that later
 GPUs compile, and the kernels for GPUs between, which this one may not be. `--race-build` holds
-the one for racecheck, of a build with -Dcuda_args=-DNF4_RACECHECK (lib/cuda/async.cuh).
+the one for racecheck, of a build with -Dcuda_args=-DNF4_RACECHECK (lib/cuda/ptx/mbarrier.cuh).
 """
 
 from __future__ import annotations

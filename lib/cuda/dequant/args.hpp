@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/macros.hpp"
-#include "cuda/family.hpp"
+#include "cuda/runtime/family.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cuda {

@@ -1,7 +1,8 @@
 // Host side of dequantize: validate locations, choose a kernel, launch.
 #include "cuda/backend.hpp"
 #include "cuda/dequant/select.hpp"
-#include "cuda/device.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/runtime/locate.hpp"
 #include "nf4_gpu_families.hpp"
 
 namespace nf4::cuda {
@@ -95,7 +96,7 @@ nf4_status dequant(const DequantProblem &problem, nf4_stream stream) {
   const cudaError_t error =
       launch({family->kernels[problem.dtype - 1][problem.weight.nested()][shape],
               ceil_divide(args.elements + args.shift, layout.elements()), layout.threads,
-              family->family.waits, stream},
+              family->family.pdl, stream},
              args);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching dequantize");
 }

@@ -37,8 +37,9 @@
 #include "core/decode.hpp"
 #include "cuda/dequant/args.hpp"
 #include "cuda/element.cuh"
-#include "cuda/memory.cuh"
-#include "cuda/tables.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/pdl.cuh"
+#include "cuda/weight/codebooks.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -139,13 +140,12 @@ __device__ __forceinline__ void load_codes(const uint8_t *tile, CachePolicy poli
   if constexpr (sizeof(T) == 2) {
 #pragma unroll
     for (int step = 0; step < Steps; ++step)
-      codes[step] = load_streamed<Arch>(words + step * 32 + lane, policy);
+      codes[step] = load_once<Arch>(words + step * 32 + lane, policy);
   } else {
     // A word is two vectors of fp32. Loads of 4 bytes are faster than twice as many of 2.
     uint32_t loaded[Steps / 2];
 #pragma unroll
-    for (int i = 0; i < Steps / 2; ++i)
-      loaded[i] = load_streamed<Arch>(words + i * 32 + lane, policy);
+    for (int i = 0; i < Steps / 2; ++i) loaded[i] = load_once<Arch>(words + i * 32 + lane, policy);
 #pragma unroll
     for (int step = 0; step < Steps; ++step)
       codes[step] =
@@ -157,9 +157,9 @@ __device__ __forceinline__ void load_codes(const uint8_t *tile, CachePolicy poli
 template <class Arch, class T>
 __device__ __forceinline__ uint32_t load_vector_codes(const uint8_t *packed, CachePolicy policy) {
   if constexpr (sizeof(T) == 2)
-    return load_streamed<Arch>(reinterpret_cast<const uint32_t *>(packed), policy);
+    return load_once<Arch>(reinterpret_cast<const uint32_t *>(packed), policy);
   else
-    return load_streamed<Arch>(reinterpret_cast<const uint16_t *>(packed), policy);
+    return load_once<Arch>(reinterpret_cast<const uint16_t *>(packed), policy);
 }
 
 // Thread 0 asks L2 for the weights and scales of a thread block that starts later.
@@ -226,7 +226,7 @@ __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Ne
     float values[kVector];
     decode(words[step], scale, codebook, values);
     if (has_vector(step))
-      store_streamed<Arch>(out + step * 32, pack_vector<T>(values), output);
+      store_once<Arch>(out + step * 32, pack_vector<T>(values), output);
     else
       dequant_elements<T>(args, scales, start + tile + in_tile, args.elements);
   }
@@ -234,10 +234,10 @@ __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Ne
 
 // For out on 16 bytes and packed on 4.
 template <class Arch, class T, bool Nested, int Threads, int Tile, int Resident>
-__global__ void __launch_bounds__(Threads, resident_blocks(Resident, Threads))
+__global__ void __launch_bounds__(Threads, resident_ctas(Resident, Threads))
     dequant_aligned(const __grid_constant__ DequantArgs args) {
-  wait_for_predecessor<Arch>();
-  start_dependents<Arch>();
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
   __shared__ float code[Nested ? kScaleCodeSize : 1];
   Scales<Nested> scales(args, code);
   if ((blockIdx.x + int64_t{1}) * (Threads / 32 * Tile) <= args.elements)
@@ -311,8 +311,8 @@ __device__ __forceinline__ void dequant_unaligned_block(const DequantArgs &args,
       values[k] = multiply_rn(codebook[codes[step] >> (28 - 4 * k)], k < left ? scale : next_scale);
     const int64_t i = start + in_block;
     if (whole[step])
-      store_streamed<Arch>(reinterpret_cast<uint4 *>(static_cast<T *>(args.out) + i),
-                           pack_vector<T>(values), output);
+      store_once<Arch>(reinterpret_cast<uint4 *>(static_cast<T *>(args.out) + i),
+                       pack_vector<T>(values), output);
     else
       dequant_elements<T>(args, scales, max(i, int64_t{0}), min(i + kVector, args.elements));
   }
@@ -321,12 +321,11 @@ __device__ __forceinline__ void dequant_unaligned_block(const DequantArgs &args,
 // For any alignment: vectors start at the 16-byte boundaries of out, wherever that is in
 // the weight, so a vector may start at an odd element and straddle two blocks.
 template <class Arch, class T, bool Nested>
-__global__ void __launch_bounds__(kUnalignedLayout.threads,
-                                  resident_blocks(kUnalignedLayout.resident,
-                                                  kUnalignedLayout.threads))
+__global__ void __launch_bounds__(kUnalignedLayout.threads, resident_ctas(kUnalignedLayout.resident,
+                                                                          kUnalignedLayout.threads))
     dequant_unaligned(const __grid_constant__ DequantArgs args) {
-  wait_for_predecessor<Arch>();
-  start_dependents<Arch>();
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
   __shared__ float code[Nested ? kScaleCodeSize : 1];
   Scales<Nested> scales(args, code);
   const int64_t start = int64_t{blockIdx.x} * kUnalignedLayout.elements() - args.shift;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/dequant/args.hpp"
-#include "cuda/device.hpp"
+#include "cuda/runtime/device.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/formats.hpp"
-#include "cuda/family.hpp"
+#include "cuda/runtime/family.hpp"
 #include "nf4/nf4.h"
 #include "problem.hpp"
 

@@ -2,9 +2,10 @@
 #include <algorithm>
 
 #include "cuda/backend.hpp"
-#include "cuda/device.hpp"
 #include "cuda/quantize/args.hpp"
 #include "cuda/quantize/select.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/runtime/locate.hpp"
 #include "nf4_gpu_families.hpp"
 
 namespace nf4::cuda {
@@ -64,7 +65,7 @@ cudaError_t launch_weights(const QuantizeProblem &problem, const QuantizeFamily 
   const bool own_codebook = problem.weight.codebook != nullptr;
   return launch({family.weights[problem.dtype - 1][own_codebook],
                  ceil_divide(problem.weight.elements, kQuantizeElementsPerBlock), kQuantizeThreads,
-                 family.family.waits, stream},
+                 family.family.pdl, stream},
                 weights_args(problem));
 }
 
@@ -73,7 +74,7 @@ cudaError_t launch_sums(const QuantizeFamily &family, cudaStream_t stream, SumAr
   cudaError_t error = cudaSuccess;
   while (error == cudaSuccess && sums.count > kSumsPerSum) {
     const int64_t blocks = ceil_divide(sums.count, kSumsPerSum);
-    error = launch({family.reduce_sums, blocks, kScalesThreads, family.family.waits, stream}, sums);
+    error = launch({family.reduce_sums, blocks, kScalesThreads, family.family.pdl, stream}, sums);
     sums = {sums.out, sums.out + blocks, blocks};
   }
   return error;
@@ -106,7 +107,7 @@ cudaError_t launch_scales(const QuantizeProblem &problem, const QuantizeFamily &
                            ? ceil_divide(weight.blocks, int64_t{1} << kChunkLog2)
                            : weight.nested_blocks;
   return launch({family.quantize_scales, std::min<int64_t>(work, device.multiprocessors),
-                 kScalesThreads, family.family.waits, stream},
+                 kScalesThreads, family.family.pdl, stream},
                 args);
 }
 

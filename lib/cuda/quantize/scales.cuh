@@ -18,7 +18,8 @@
 #include <cuda_runtime.h>
 
 #include "core/encode.hpp"
-#include "cuda/memory.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/pdl.cuh"
 #include "cuda/quantize/args.hpp"
 #include "problem.hpp"
 
@@ -56,8 +57,8 @@ __device__ __forceinline__ double tree_sum(const double *values, int64_t count) 
 template <class Arch>
 __global__ void __launch_bounds__(kScalesThreads)
     reduce_sums(const __grid_constant__ SumArgs args) {
-  wait_for_predecessor<Arch>();
-  start_dependents<Arch>();
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
   const int64_t first = int64_t{blockIdx.x} * kSumsPerSum;
   const double sum = tree_sum(args.sums + first, args.count - first);
   if (threadIdx.x == 0) args.out[blockIdx.x] = sum;
@@ -212,8 +213,8 @@ __global__ void __launch_bounds__(kScalesThreads)
   // Before the wait: the kernels of this quantize, which do not write the code, started
   // their dependents when all before them was complete.
   make_search_tree(args.nested_code, tree);
-  wait_for_predecessor<Arch>();
-  start_dependents<Arch>();
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
   // Loads that do not need the mean, before it is there.
   const int64_t warps = int64_t{gridDim.x} * kScalesWarps;
   int64_t chunk = static_cast<int64_t>(threadIdx.x / 32) * gridDim.x + blockIdx.x;

@@ -1,8 +1,8 @@
 // Which quantize kernels run on a device.
 #pragma once
 
-#include "cuda/device.hpp"
 #include "cuda/quantize/args.hpp"
+#include "cuda/runtime/device.hpp"
 
 namespace nf4::cuda {
 

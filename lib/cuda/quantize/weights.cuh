@@ -32,7 +32,8 @@
 #include <cuda_runtime.h>
 
 #include "core/encode.hpp"
-#include "cuda/memory.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/pdl.cuh"
 #include "cuda/quantize/absmax.cuh"
 #include "cuda/quantize/codebook.cuh"
 
@@ -46,7 +47,7 @@ __device__ __forceinline__ Run<T> load_run(const T *in, int64_t count, CachePoli
   if constexpr (Full) {
 #pragma unroll
     for (int i = 0; i < int(sizeof(T) / 2); ++i)
-      run.vectors[i] = load_streamed<Arch>(reinterpret_cast<const uint4 *>(in) + i, policy);
+      run.vectors[i] = load_once<Arch>(reinterpret_cast<const uint4 *>(in) + i, policy);
   } else {
     T elements[kRun];
 #pragma unroll
@@ -171,10 +172,10 @@ template <class T>
 constexpr int kResident = sizeof(T) == 4 ? 768 : 1024;
 
 template <class Arch, class T, bool OwnCodebook>
-__global__ void __launch_bounds__(kQuantizeThreads, resident_blocks(kResident<T>, kQuantizeThreads))
+__global__ void __launch_bounds__(kQuantizeThreads, resident_ctas(kResident<T>, kQuantizeThreads))
     quantize_weights(const __grid_constant__ QuantizeArgs args) {
-  wait_for_predecessor<Arch>();
-  start_dependents<Arch>();
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
   if (args.aligned && (blockIdx.x + int64_t{1}) * kQuantizeElementsPerBlock <= args.elements)
     quantize_block<Arch, T, OwnCodebook, true>(args);
   else

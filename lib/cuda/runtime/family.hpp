@@ -8,7 +8,7 @@ struct Family {
   const char *name;
   const int *archs;  // compute capabilities with machine code, such as 75; ends in 0
   int ptx;           // compute capability of its PTX, which later GPUs compile; 0: none
-  bool waits;        // the kernels wait for their predecessor, so they may start early
+  bool pdl;          // the kernels call pdl_wait, so they may be launched with PDL
 
   // Machine code runs on its own major version from its minor version on.
   bool runs_on(int compute_capability) const {

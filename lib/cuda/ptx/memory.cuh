@@ -1,5 +1,5 @@
-// Loads, stores and prefetches with cache hints, which CUDA C++ cannot say: inline PTX.
-// PTX ISA, "Data Movement and Conversion Instructions", names and explains each.
+// Loads, stores and prefetches with cache hints that CUDA C++ has no intrinsic for (PTX ISA, "Data
+// Movement and Conversion Instructions").
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace nf4::cuda {
 
-// How a stream of data should live in L2, made once per thread.
+// An L2 eviction priority, made once per thread.
 struct CachePolicy {
   uint64_t bits;
 };
@@ -29,9 +29,9 @@ __device__ __forceinline__ CachePolicy evict_normal() {
   return policy;
 }
 
-// Reads what is used once: past L1, and through the read-only path.
+// Loads data that is used once: ld.global.nc, not kept in L1.
 template <class Arch>
-__device__ __forceinline__ uint32_t load_streamed(const uint32_t *address, CachePolicy policy) {
+__device__ __forceinline__ uint32_t load_once(const uint32_t *address, CachePolicy policy) {
   uint32_t value;
   if constexpr (Arch::kCachePolicies)
     asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.b32 %0, [%1], %2;"
@@ -43,7 +43,7 @@ __device__ __forceinline__ uint32_t load_streamed(const uint32_t *address, Cache
 }
 
 template <class Arch>
-__device__ __forceinline__ uint32_t load_streamed(const uint16_t *address, CachePolicy policy) {
+__device__ __forceinline__ uint32_t load_once(const uint16_t *address, CachePolicy policy) {
   uint16_t value;
   if constexpr (Arch::kCachePolicies)
     asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.b16 %0, [%1], %2;"
@@ -55,7 +55,7 @@ __device__ __forceinline__ uint32_t load_streamed(const uint16_t *address, Cache
 }
 
 template <class Arch>
-__device__ __forceinline__ uint4 load_streamed(const uint4 *address, CachePolicy policy) {
+__device__ __forceinline__ uint4 load_once(const uint4 *address, CachePolicy policy) {
   uint4 v;
   if constexpr (Arch::kCachePolicies)
     asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
@@ -69,7 +69,7 @@ __device__ __forceinline__ uint4 load_streamed(const uint4 *address, CachePolicy
 }
 
 template <class Arch>
-__device__ __forceinline__ uint2 load_streamed(const uint2 *address, CachePolicy policy) {
+__device__ __forceinline__ uint2 load_once(const uint2 *address, CachePolicy policy) {
   uint2 v;
   if constexpr (Arch::kCachePolicies)
     asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.b32 {%0, %1}, [%2], %3;"
@@ -82,9 +82,9 @@ __device__ __forceinline__ uint2 load_streamed(const uint2 *address, CachePolicy
   return v;
 }
 
-// Writes what this kernel does not read again. Without policies: .cs, evict-first.
+// Stores data that this kernel does not read again. Without cache policies: .cs, evict-first.
 template <class Arch>
-__device__ __forceinline__ void store_streamed(uint4 *address, uint4 v, CachePolicy policy) {
+__device__ __forceinline__ void store_once(uint4 *address, uint4 v, CachePolicy policy) {
   if constexpr (Arch::kCachePolicies)
     asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address),
                  "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(policy.bits)
@@ -95,25 +95,11 @@ __device__ __forceinline__ void store_streamed(uint4 *address, uint4 v, CachePol
                  : "memory");
 }
 
-// Brings bytes into L2: address and size are multiples of 16.
+// Prefetches into L2; address and size are multiples of 16.
 template <class Arch>
 __device__ __forceinline__ void prefetch_l2(const void *address, uint32_t bytes) {
   static_assert(Arch::kBulkPrefetch);
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
-}
-
-// Programmatic dependent launch (CUDA C++ Programming Guide): a kernel that was launched
-// with it may start while its predecessor ends, and must wait before it touches memory.
-// Launched without it, neither does anything.
-template <class Arch>
-__device__ __forceinline__ void wait_for_predecessor() {
-  if constexpr (Arch::kDependentLaunch) asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Lets the next kernel start, if it was launched so, once all thread blocks said this.
-template <class Arch>
-__device__ __forceinline__ void start_dependents() {
-  if constexpr (Arch::kDependentLaunch) asm volatile("griddepcontrol.launch_dependents;");
 }
 
 }  // namespace nf4::cuda

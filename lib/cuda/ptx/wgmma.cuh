@@ -1,5 +1,5 @@
-// Tensor-core products of a warpgroup, which run while its threads go on: inline PTX (PTX ISA,
-// "Asynchronous warpgroup level matrix instructions"). Compute capability 9.0 alone.
+// wgmma with A from registers, and setmaxnreg (PTX ISA, "Asynchronous warpgroup level matrix
+// instructions"). sm_90a only.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,21 +7,21 @@
 
 #include <cstdint>
 
-#include "cuda/async.cuh"
+#include "cuda/ptx/shared_address.cuh"
 
 namespace nf4::cuda {
 
-// Before the first product of a group: registers that threads wrote are seen by it.
+// Before the first wgmma of a group: makes the threads' register writes visible to it.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// Ends a group of products.
+// Closes the current wgmma group.
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// All but the latest Pending groups are done.
+// All but the latest Pending groups are complete.
 template <int Pending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
@@ -36,16 +36,16 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared) {
   return kSwizzle128 | kEightRows | kLeading | (shared_address(shared) & 0x3ffff) >> 4;
 }
 
-// After waiting for the products that made d, and before it is read: to the compiler they made
-// it when they were issued.
+// Between waiting for a group and reading its accumulators: to the compiler they were written when
+// the wgmma was issued.
 template <int Count>
-__device__ __forceinline__ void wgmma_results(float (&d)[Count]) {
+__device__ __forceinline__ void wgmma_fence_operand(float (&d)[Count]) {
 #pragma unroll
   for (float &each : d) asm volatile("" : "+f"(each)::"memory");
 }
 
-// D[64][N] = A[64][16] B[N][16]^T, plus D if Sum. Warp w of the warpgroup has rows 16w to
-// 16w + 15 of A and D; a lane's a[] is that of multiply_add in mma.cuh, and its d[4j] to
+// D[64][N] = A[64][16] B[N][16]^T, plus D if Accumulate. Warp w of the warpgroup has rows 16w to
+// 16w + 15 of A and D; a lane's a[] is that of mma_m16n8k16, and its d[4j] to
 // d[4j + 3] are the d[] there for columns 8j to 8j + 7. Neither may be touched before the group
 // is waited for.
 template <int N>
@@ -67,15 +67,15 @@ struct Wgmma;
 #define NF4_D64(i) NF4_D32(i), NF4_D32(i + 32)
 
 // `sums` names the operands of D, `a`, `b` and `sum` those after them, and `...` lists D's.
-#define NF4_WGMMA_OF(type, name, n, sums, a, b, sum, ...)                                        \
-  template <bool Sum>                                                                            \
-  static __device__ __forceinline__ void multiply(type, float (&d)[n / 2],                       \
-                                                  const uint32_t (&of_a)[4], uint64_t of_b) {    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, " sum                                         \
-                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name " {" sums \
-                 "}, {" a "}, " b ", p, 1, 1, 0;\n}"                                             \
-                 : __VA_ARGS__                                                                   \
-                 : "r"(of_a[0]), "r"(of_a[1]), "r"(of_a[2]), "r"(of_a[3]), "l"(of_b), "n"(Sum)); \
+#define NF4_WGMMA_OF(type, name, n, sums, a, b, sum, ...)                                       \
+  template <bool Accumulate>                                                                    \
+  static __device__ __forceinline__ void rs(type, float (&d)[n / 2], const uint32_t (&of_a)[4], \
+                                            uint64_t of_b) {                                    \
+    asm volatile(                                                                               \
+        "{\n.reg .pred p;\nsetp.ne.u32 p, " sum ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n    \
+        "k16.f32." name "." name " {" sums "}, {" a "}, " b ", p, 1, 1, 0;\n}"                  \
+        : __VA_ARGS__                                                                           \
+        : "r"(of_a[0]), "r"(of_a[1]), "r"(of_a[2]), "r"(of_a[3]), "l"(of_b), "n"(Accumulate));  \
   }
 #define NF4_WGMMA(n, sums, a, b, sum, ...)                               \
   template <>                                                            \
@@ -120,14 +120,13 @@ NF4_WGMMA(256,
 #undef NF4_FOUR
 #undef NF4_TWO
 
-// The registers of this warpgroup's threads become Count each: of all its warps at once, in
-// code that only they run.
+// Sets the registers of each thread of this warpgroup to Count; all of its warps execute it.
 template <int Count>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 template <int Count>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 }
 

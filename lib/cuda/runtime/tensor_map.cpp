@@ -1,10 +1,10 @@
-#include "cuda/tensor_map.hpp"
+#include "cuda/runtime/tensor_map.hpp"
 
 #include <cuda.h>
 
 #include <cstring>
 
-#include "cuda/driver.hpp"
+#include "cuda/runtime/driver.hpp"
 
 namespace nf4::cuda {
 namespace {
