@@ -6,23 +6,16 @@
 
 #include "core/macros.hpp"
 #include "cuda/runtime/family.hpp"
+#include "cuda/weight/view.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cuda {
 
 struct DequantArgs {
-  const uint8_t *packed;
-  const void *absmax;  // float if flat, uint8_t if nested
-  const float *nested_absmax;
-  const float *nested_code;
-  const float *nested_offset;
-  const float *codebook;  // NULL: the format's own
+  WeightView weight;
   void *out;
   int64_t elements;
   int64_t blocks;
-  nf4_format format;
-  int blocksize_log2;
-  int nested_blocksize_log2;
   int shift;         // unaligned kernel: elements that the first vector lacks
   bool prefetch;     // packed and absmax are on 16-byte boundaries
   bool keep_output;  // leave the output in L2 for whoever reads it next

@@ -68,21 +68,21 @@ struct Scales {
 
   __device__ __forceinline__ Fetched fetch(int64_t block) const {
     if constexpr (Nested)
-      return {__ldg(args.nested_absmax + (block >> args.nested_blocksize_log2)),
-              __ldg(static_cast<const uint8_t *>(args.absmax) + block)};
+      return {__ldg(args.weight.nested_absmax + (block >> args.weight.nested_blocksize_log2)),
+              __ldg(static_cast<const uint8_t *>(args.weight.absmax) + block)};
     else
-      return {__ldg(static_cast<const float *>(args.absmax) + block), 0};
+      return {__ldg(static_cast<const float *>(args.weight.absmax) + block), 0};
   }
 
   // A barrier: all threads of the block, which are `Threads`, call it.
   template <int Threads>
   __device__ __forceinline__ void share_code() {
     if constexpr (Nested) {
-      offset = __ldg(args.nested_offset);
+      offset = __ldg(args.weight.nested_offset);
 #pragma unroll
       for (int i = 0; i < kScaleCodeSize; i += Threads)
         if (Threads <= kScaleCodeSize || threadIdx.x < kScaleCodeSize)
-          code[i + threadIdx.x] = __ldg(args.nested_code + i + threadIdx.x);
+          code[i + threadIdx.x] = __ldg(args.weight.nested_code + i + threadIdx.x);
       __syncthreads();
     }
   }
@@ -102,7 +102,7 @@ struct ShuffledCodebook {
   float entry;
 
   __device__ __forceinline__ explicit ShuffledCodebook(const DequantArgs &args)
-      : entry(__ldg(device_codebook(args.codebook, args.format) + threadIdx.x % kCodebookSize)) {}
+      : entry(__ldg(device_codebook(args.weight) + threadIdx.x % kCodebookSize)) {}
   __device__ __forceinline__ float operator[](uint32_t code) const {
     return __shfl_sync(kAllLanes, entry, code, kCodebookSize);
   }
@@ -123,11 +123,11 @@ __device__ __forceinline__ void decode(uint32_t word, float scale, const Shuffle
 template <class T, bool Nested>
 __device__ void dequant_elements(const DequantArgs &args, const Scales<Nested> &scales,
                                  int64_t first, int64_t last) {
-  const float *codebook = device_codebook(args.codebook, args.format);
+  const float *codebook = device_codebook(args.weight);
   for (int64_t i = first; i < last; ++i) {
-    const float value = __ldg(codebook + unpack_code(args.packed, i));
+    const float value = __ldg(codebook + unpack_code(args.weight.packed, i));
     static_cast<T *>(args.out)[i] =
-        from_float<T>(multiply_rn(value, scales(i >> args.blocksize_log2)));
+        from_float<T>(multiply_rn(value, scales(i >> args.weight.blocksize_log2)));
   }
 }
 
@@ -170,10 +170,10 @@ __device__ __forceinline__ void prefetch(const DequantArgs &args) {
     const int64_t ahead = int64_t{blockIdx.x} + kBlocksAhead;
     // The last thread block may be partial, so its data is left alone.
     if (!args.prefetch || threadIdx.x != 0 || ahead + 1 >= gridDim.x) return;
-    prefetch_l2<Arch>(args.packed + ahead * (kElements / 2), kElements / 2);
-    const int scale_bytes = (kElements >> args.blocksize_log2) * (Nested ? 1 : 4);
+    prefetch_l2<Arch>(args.weight.packed + ahead * (kElements / 2), kElements / 2);
+    const int scale_bytes = (kElements >> args.weight.blocksize_log2) * (Nested ? 1 : 4);
     if (scale_bytes % 16 == 0)
-      prefetch_l2<Arch>(static_cast<const uint8_t *>(args.absmax) + ahead * scale_bytes,
+      prefetch_l2<Arch>(static_cast<const uint8_t *>(args.weight.absmax) + ahead * scale_bytes,
                         scale_bytes);
   }
 }
@@ -200,17 +200,17 @@ __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Ne
   // All loads of the tile, then what turns them into numbers.
   uint32_t words[kSteps];
   if constexpr (Full) {
-    load_codes<Arch, T>(args.packed + start / 2 + tile / 2, once, words);
+    load_codes<Arch, T>(args.weight.packed + start / 2 + tile / 2, once, words);
   } else {
-    const uint8_t *in = args.packed + start / 2 + first / 2;
+    const uint8_t *in = args.weight.packed + start / 2 + first / 2;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       words[step] =
           has_vector(step) ? load_vector_codes<Arch, T>(in + step * kStride / 2, once) : 0;
   }
-  const int tile_blocks = max(Tile >> args.blocksize_log2, 1);
-  const int64_t block =
-      (start >> args.blocksize_log2) + ((tile >> args.blocksize_log2) + (lane & (tile_blocks - 1)));
+  const int tile_blocks = max(Tile >> args.weight.blocksize_log2, 1);
+  const int64_t block = (start >> args.weight.blocksize_log2) +
+                        ((tile >> args.weight.blocksize_log2) + (lane & (tile_blocks - 1)));
   const auto fetched = scales.fetch(Full ? block : min(block, args.blocks - 1));
   const ShuffledCodebook codebook(args);
   prefetch<Arch, Nested, kElements>(args);
@@ -222,7 +222,7 @@ __device__ __forceinline__ void dequant_block(const DequantArgs &args, Scales<Ne
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int in_tile = step * kStride + lane * kVector;
-    const float scale = __shfl_sync(kAllLanes, lane_scale, in_tile >> args.blocksize_log2);
+    const float scale = __shfl_sync(kAllLanes, lane_scale, in_tile >> args.weight.blocksize_log2);
     float values[kVector];
     decode(words[step], scale, codebook, values);
     if (has_vector(step))
@@ -266,10 +266,10 @@ __device__ __forceinline__ void dequant_unaligned_block(const DequantArgs &args,
   constexpr int kSteps = kUnalignedLayout.tile / kStride;
   const int lane = threadIdx.x % 32;
   const int tile = threadIdx.x / 32 * kUnalignedLayout.tile;
-  const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(args.packed) % 4);
+  const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(args.weight.packed) % 4);
   const int64_t start_nibble = 2 * misaligned + start;
   const uint32_t *words =
-      reinterpret_cast<const uint32_t *>(args.packed - misaligned) + (start_nibble >> 3);
+      reinterpret_cast<const uint32_t *>(args.weight.packed - misaligned) + (start_nibble >> 3);
   // Only bytes of packed are read, so both words must lie in it.
   const auto is_whole = [&](int64_t i) {
     const int64_t first_word = (2 * misaligned + i) & ~int64_t{7};
@@ -287,10 +287,10 @@ __device__ __forceinline__ void dequant_unaligned_block(const DequantArgs &args,
         whole[step] ? codes_from(words, static_cast<int>(start_nibble & 7) + in_block) : 0;
   }
   // A tile is in at most 17 quantization blocks: one lane each.
-  const int mask = (1 << args.blocksize_log2) - 1;
+  const int mask = (1 << args.weight.blocksize_log2) - 1;
   const int start_in_block = static_cast<int>(start) & mask;
-  const int tile_block = (start_in_block + tile) >> args.blocksize_log2;
-  const int64_t block = (start >> args.blocksize_log2) + tile_block + lane;
+  const int tile_block = (start_in_block + tile) >> args.weight.blocksize_log2;
+  const int64_t block = (start >> args.weight.blocksize_log2) + tile_block + lane;
   const auto fetched = scales.fetch(max(min(block, args.blocks - 1), int64_t{0}));
   const ShuffledCodebook codebook(args);
   scales.template share_code<kUnalignedLayout.threads>();
@@ -301,7 +301,7 @@ __device__ __forceinline__ void dequant_unaligned_block(const DequantArgs &args,
   for (int step = 0; step < kSteps; ++step) {
     const int in_block = tile + step * kStride + lane * kVector;
     const int element = start_in_block + in_block;
-    const int in_tile = (element >> args.blocksize_log2) - tile_block;
+    const int in_tile = (element >> args.weight.blocksize_log2) - tile_block;
     const float scale = __shfl_sync(kAllLanes, lane_scale, in_tile);
     const float next_scale = __shfl_sync(kAllLanes, lane_scale, in_tile + 1);
     const int left = mask + 1 - (element & mask);  // elements of the first scale

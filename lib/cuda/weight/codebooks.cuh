@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/formats.hpp"
+#include "cuda/weight/view.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cuda {
@@ -27,6 +28,9 @@ __device__ const DeviceCodebooks kDeviceCodebooks = make_device_codebooks();
 __device__ __forceinline__ const float *device_codebook(const float *own, nf4_format format) {
   if (own != nullptr) return own;
   return format == NF4_FORMAT_FP4 ? kDeviceCodebooks.fp4 : kDeviceCodebooks.nf4;
+}
+__device__ __forceinline__ const float *device_codebook(const WeightView &weight) {
+  return device_codebook(weight.codebook, weight.format);
 }
 
 }  // namespace
