@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _bitsandbytes
+from nf4._versions import OLDEST_BITSANDBYTES
 from nf4.torch import _kernels, _operators, _state  # noqa: F401  the import registers the operators
 from nf4.torch._state import as_bytes, as_floats
 
@@ -175,7 +175,7 @@ def _problem(name: str, expected: Sequence[str], version: str) -> str | None:
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.bitsandbytes, base, None)
     if packet is None or (overload or "default") not in packet.overloads():
-        return f"bitsandbytes {version} has none; {_bitsandbytes.OLDEST} and later have"
+        return f"bitsandbytes {version} has none; {OLDEST_BITSANDBYTES} and later have"
     found = [each.name for each in getattr(packet, overload or "default")._schema.arguments]
     if found != list(expected):
         return f"that of bitsandbytes {version} takes other arguments: {', '.join(found)}"
