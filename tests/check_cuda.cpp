@@ -29,11 +29,10 @@ int shapes() {
 // The kinds in turn; the caller's codebooks go on from class to class, so that even three
 // shapes in each class meet all of them.
 CodebookKind codebook_of_shape(int kind, int i) {
-  constexpr CodebookKind kOwn[] = {CodebookKind::kSorted, CodebookKind::kShuffled,
-                                   CodebookKind::kDuplicates, CodebookKind::kWild};
-  if (i % 3 == 0) return CodebookKind::kNf4;
-  if (i % 3 == 1) return CodebookKind::kFp4;
-  return kOwn[(kind + i / 3) % 4];
+  const int format = i % (kFormatCount + 1);
+  if (format < kFormatCount) return codebook_kind(format);
+  const int own = (kind + i / (kFormatCount + 1)) % (kCodebookKindCount - kFormatCount);
+  return codebook_kind(kFormatCount + own);
 }
 
 constexpr cuda::DequantConfig kConfigs[] = {cuda::kUnaligned, cuda::kWarpTile512,

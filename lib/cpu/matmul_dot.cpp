@@ -14,7 +14,6 @@
 
 #include "core/formats.hpp"
 #include "core/round_codebook.hpp"
-#include "core/rounding.hpp"
 #include "cpu/matmul_parts.hpp"
 #include "cpu/scales.hpp"
 
@@ -38,8 +37,8 @@ bool same_entries(const float *a, const Codebook &b) {
 // whose roundings are better.
 const RoundedCodebook &codebook_in_bf16(const Weight &weight) {
   const float *entries = codebook(weight);
-  if (same_entries(entries, kNf4Codebook)) return kNf4InBf16;
-  if (same_entries(entries, kFp4Codebook)) return kFp4InBf16;
+  for (const Format &format : kFormats)
+    if (same_entries(entries, format.codebook)) return format.bf16;
   struct Last {
     bool valid;
     Codebook codebook;

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import bench_path
 import pytest
-from bench_path import bench, call, challenge, record, row
+from bench_path import bench, call, challenge, matmul, matmul_row, record, row, stamp
 from nf4bench import pages, score, tables
 from nf4bench.measure import Candidate, Timing, fastest, in_turns, measure, summary
 
@@ -130,6 +130,18 @@ def test_the_document_shows_every_row_once_in_each_table() -> None:
     assert "it calls ctypes" not in text and "| one kernel | 1 in the graph | 3 of 3 |" in text
     for name in pages.PLOTS:
         assert f"]({name}.svg)" in text
+
+
+def test_pages_say_which_figures_are_of_older_code() -> None:
+    figures = record(row()) | {"matmul": stamp(matmul(matmul_row())) | {"commit": "def"}}
+    older = "are of commit {}; their code has changed since."
+    for page in (pages.readme, pages.document):
+        assert "changed since" not in page(figures, set())
+        assert f"The figures of matmul {older.format('def')}" in page(figures, {"matmul"})
+    text = pages.readme(figures, {"bench", "call", "matmul"})
+    assert f"The figures of dequantize and quantize, a call {older.format('abc')}" in text
+    text = pages.document(figures, {"bench", "call"})
+    assert text.index(f"The figures of a call {older.format('abc')}") > text.index("## A call")
 
 
 # ---- What is behind the figures ---------------------------------------------------------

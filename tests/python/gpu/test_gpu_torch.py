@@ -279,6 +279,28 @@ def test_bitsandbytes_multiplies_as_well(nested, dtype, rows, bnb, backend):
     assert torch.equal(our_grad, their_grad)
 
 
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "names", [("offset",), ("absmax",), ("code",), ("offset", "absmax", "code")]
+)
+def test_nested_scales_in_16_bits_are_cast(scales, names, bnb, backend):
+    """As in a model that was .half()ed. bitsandbytes casts the offset alone."""
+    packed, narrow = quantized(bnb, dtype="fp16")
+    wide = copy.deepcopy(narrow)
+    for name in names:
+        part = narrow if name == "offset" else narrow.state2
+        setattr(part, name, getattr(part, name).to(scales))
+        setattr(wide if name == "offset" else wide.state2, name, getattr(part, name).float())
+    x = x_of(3, COLS, dtype="fp16")
+    theirs = bnb.matmul_4bit(x, packed, wide)
+    backend.register()
+    ours = bnb.matmul_4bit(x, packed, narrow)
+    assert torch.equal(ours, bnb.matmul_4bit(x, packed, wide))
+    assert error(ours, theirs) <= 2 * ALLOWED["fp16"]
+    dense = bnb.functional.dequantize_4bit
+    assert torch.equal(dense(packed, narrow), dense(packed, wide))
+
+
 @pytest.mark.parametrize("rows", [1, 130])
 def test_fp32_stays_with_bitsandbytes(rows, bnb, backend):
     packed, state = quantized(bnb, dtype="fp32")

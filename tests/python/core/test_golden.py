@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "golden.npz"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "golden.npz"
 
 
 def load():

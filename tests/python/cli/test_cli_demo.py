@@ -11,7 +11,7 @@ from pathlib import Path
 import checkpoint_helpers as helpers
 import pytest
 
-DEMO = Path(__file__).resolve().parents[1] / "bench" / "demo.py"
+DEMO = Path(__file__).resolve().parents[2] / "bench" / "demo.py"
 
 if importlib.util.find_spec("matplotlib") is None:
     pytest.skip("matplotlib is not installed", allow_module_level=True)

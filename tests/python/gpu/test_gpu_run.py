@@ -17,6 +17,7 @@ from conftest import ROOT
 sys.path[:0] = [str(ROOT / "tests" / "gpu")]
 
 import run  # noqa: E402
+import sources  # noqa: E402
 
 
 def test_status_and_output_of_a_step() -> None:
@@ -77,7 +78,7 @@ def test_the_first_step_that_fails_ends_the_others() -> None:
 
 
 @pytest.mark.interop
-def test_every_program_of_the_bench_is_in_the_record(
+def test_every_program_of_the_bench_is_in_the_figures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
@@ -90,13 +91,16 @@ def test_every_program_of_the_bench_is_in_the_record(
         return {"of": options.mode}
 
     monkeypatch.setattr(programs, "run", measured)
-    assert run.figures(tmp_path) == {
-        "bench": {"of": ""},
-        "challenge": {"of": "challenge"},
-        "call": {"of": "call"},
-        "matmul": {"of": "matmul"},
-        "models": {"of": "models"},
+    found = run.figures(tmp_path, "abc")
+    assert {name: each["of"] for name, each in found.items()} == {
+        "bench": "",
+        "challenge": "challenge",
+        "call": "call",
+        "matmul": "matmul",
+        "models": "models",
     }
+    assert {each["commit"] for each in found.values()} == {"abc"}
+    assert sources.changed(found) == set()
     assert asked == [
         ("", None, tmp_path), ("challenge", 200, tmp_path), ("call", None, tmp_path),
         ("matmul", None, tmp_path), ("models", None, tmp_path),
@@ -109,4 +113,45 @@ def test_every_program_of_the_bench_is_in_the_record(
 
         monkeypatch.setattr(programs, "run", fails)
         with pytest.raises(run.Failure, match=f"the bench: {error}"):
-            run.figures(tmp_path)
+            run.figures(tmp_path, "abc")
+
+
+class FakeDevice:
+    usable, device_count, name, compute_capability, driver_version = True, 1, "a GPU", (9, 0), 13000
+
+
+@pytest.mark.parametrize("arguments", [["--no-bench"], []])
+def test_the_tests_and_the_figures_are_two_files(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A bench that fails leaves the record of the tests that passed; figures that are not
+    measured anew stay."""
+    record, figures = tmp_path / "record.json", tmp_path / "figures.json"
+    run.records.save(figures, {"bench": {"of": "before"}, "sweep": {"of": "before"}})
+    monkeypatch.setattr(run.nf4, "device_info", lambda index: FakeDevice)
+    monkeypatch.setattr(run, "record_of", lambda arguments, device, folder: {"sources": "of now"})
+    monkeypatch.setattr(run, "figures", lambda build, commit: {"bench": {"of": commit}})
+    places = ["--record", str(record), "--figures", str(figures), "--commit", "now"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *places, *arguments])
+    assert run.main() == 0
+    assert run.records.load(record) == {"sources": "of now"}
+    measured = "before" if arguments else "now"
+    assert run.records.load(figures) == {"bench": {"of": measured}, "sweep": {"of": "before"}}
+
+    def fails(build: Path, commit: str) -> dict:
+        raise run.Failure("the bench: slow")
+
+    record.unlink()
+    monkeypatch.setattr(run, "figures", fails)
+    assert run.main() == (0 if arguments else 1)
+    assert run.records.load(record) == {"sources": "of now"}
+    assert run.records.load(figures)["bench"] == {"of": measured}
+
+
+def test_the_program_of_the_tests_is_found_in_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "cuda" / "check_cuda.p").mkdir(parents=True)
+    with pytest.raises(run.Failure, match="one program check_cuda"):
+        run.check_cuda(tmp_path)
+    program = tmp_path / "tests" / "cuda" / "check_cuda"
+    program.write_text("")
+    assert run.check_cuda(tmp_path) == program

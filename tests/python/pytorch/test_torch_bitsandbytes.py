@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch", "bitsandbytes")
 
 import bitsandbytes as bnb  # noqa: E402
+import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from nf4.cli import doctor_bitsandbytes  # noqa: E402
 from nf4.torch import bitsandbytes as backend  # noqa: E402
@@ -201,6 +203,77 @@ def test_an_out_of_another_shape_is_refused(served):
             bnb.functional.dequantize_4bit(packed, state, out=out)
     with pytest.raises(nf4.InvalidArgument, match="out is not contiguous"):
         bnb.functional.dequantize_4bit(packed, state, out=torch.empty(64, 24).t())
+
+
+# ---- Scales in 16 bits, as a model that was .half()ed has them ---------------------------
+
+
+SCALES = {
+    "offset": ("offset",),
+    "nested absmax": ("absmax",),
+    "nested code": ("code",),
+    "all": ("offset", "absmax", "code"),
+}
+
+
+def narrowed(state, names, dtype):
+    """The state with scales in this dtype, and one with the same numbers in float32."""
+    narrow, wide = copy.deepcopy(state), copy.deepcopy(state)
+    for name in names:
+        flat_or_offset = not state.nested or name == "offset"
+        holders = (narrow, wide) if flat_or_offset else (narrow.state2, wide.state2)
+        rounded = getattr(holders[0], name).to(dtype)
+        setattr(holders[0], name, rounded)
+        setattr(holders[1], name, rounded.float())
+    return narrow, wide
+
+
+@pytest.mark.parametrize("scales", ["bf16", "fp16"])
+@pytest.mark.parametrize("names", [*SCALES.values(), None], ids=[*SCALES, "flat absmax"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_scales_in_16_bits_are_cast(scales, names, grad, served):
+    packed, state = quantized(nested=names is not None)
+    narrow, wide = narrowed(state, names or ("absmax",), DTYPES[scales])
+    x, bias = torch.randn(5, 64, requires_grad=grad), torch.randn(24)
+    found, expected = (bnb.matmul_4bit(x, packed.t(), each, bias=bias) for each in (narrow, wide))
+    assert torch.equal(found, expected)
+    if grad:
+        of_found, of_expected = (torch.autograd.grad(y.sum(), x) for y in (found, expected))
+        assert torch.equal(*of_found, *of_expected)
+    dense = bnb.functional.dequantize_4bit(packed, narrow)
+    assert torch.equal(dense, bnb.functional.dequantize_4bit(packed, wide))
+    if names in (None, ("offset",)):  # an out of others is bitsandbytes' own to compute
+        out = bnb.functional.dequantize_4bit(packed, narrow, out=torch.empty(24, 64))
+        assert torch.equal(out, dense)
+
+
+@pytest.mark.parametrize("scales", ["bf16", "fp16"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_they_are_cast_as_bitsandbytes_casts_them(scales, nested):
+    """Of nested scales it casts the offset, and reads the others as if they were float32."""
+    packed, state = quantized(nested=nested)
+    narrow, _ = narrowed(state, ("offset" if nested else "absmax",), DTYPES[scales])
+    x = torch.randn(5, 64)
+    theirs = bnb.functional.dequantize_4bit(packed, narrow), bnb.matmul_4bit(x, packed, narrow)
+    backend.register()
+    try:
+        ours = bnb.functional.dequantize_4bit(packed, narrow), bnb.matmul_4bit(x, packed, narrow)
+    finally:
+        backend.unregister()
+    assert torch.equal(ours[0], theirs[0])
+    assert error(ours[1], theirs[1]) <= ALLOWED["fp32"]
+
+
+@pytest.mark.parametrize("names", [*SCALES.values(), None], ids=[*SCALES, "flat absmax"])
+def test_a_layer_made_from_them_has_float32(names):
+    packed, state = quantized(nested=names is not None)
+    narrow, wide = narrowed(state, names or ("absmax",), torch.float16)
+    weights = [ours(packed, each) for each in (narrow, wide)]
+    layers = [nf4.torch.NF4Linear.from_quantized(each) for each in weights]
+    x = torch.randn(5, 64)
+    assert torch.equal(layers[0](x), layers[1](x))
+    found = nf4.torch.unsloth_fast_dequantize(packed, narrow)
+    assert torch.equal(found, nf4.dequantize(weights[1]))
 
 
 # ---- What is not --------------------------------------------------------------------------

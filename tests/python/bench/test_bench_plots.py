@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from bench_path import bench, matmul, matmul_row, models, models_row, record, row, timing
+from bench_path import bench, matmul, matmul_row, models, models_row, record, row, stamp, timing
 
 if importlib.util.find_spec("matplotlib") is None:
     pytest.skip("matplotlib is not installed", allow_module_level=True)
@@ -153,13 +153,17 @@ def test_the_plot_of_matmul_is_written_and_stale_for_others(figures, tmp_path: P
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a README and a record, in place of this checkout."""
+    """A folder with a README and figures, in place of this checkout."""
     (tmp_path / "README.md").write_text("a\n<!-- bench:begin -->\n<!-- bench:end -->\nb\n")
-    (tmp_path / "tests" / "gpu").mkdir(parents=True)
-    (tmp_path / "tests" / "gpu" / "record.json").write_text(json.dumps(record(*FIGURES["rows"])))
     folder = tmp_path / "docs" / "bench"
-    places = {"ROOT": tmp_path, "README": tmp_path / "README.md", "FOLDER": folder}
-    for name, place in (places | {"DOCUMENT": folder / "README.md"}).items():
+    folder.mkdir(parents=True)
+    (folder / "figures.json").write_text(json.dumps(record(*FIGURES["rows"])))
+    places = {
+        "ROOT": tmp_path, "README": tmp_path / "README.md", "FOLDER": folder,
+        "DOCUMENT": folder / "README.md", "FIGURES": folder / "figures.json",
+    }  # fmt: skip
+    monkeypatch.setattr(readme_table.sources, "changed", lambda figures: set())
+    for name, place in places.items():
         monkeypatch.setattr(readme_table, name, place)
     return tmp_path
 
@@ -169,14 +173,14 @@ def make(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return readme_table.main()
 
 
-def test_everything_shown_is_made_from_the_record_and_checked(
+def test_everything_shown_is_made_from_the_figures_and_checked(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert make(monkeypatch, "--check") == 1
     said = capsys.readouterr().out.splitlines()
     left_out, stale = said[:2], said[2:]
     assert left_out == [
-        f"the record has no figures of {name}, which is left out" for name in ("matmul", "models")
+        f"there are no figures of {name}, which is left out" for name in ("matmul", "models")
     ]
     assert len(stale) == 2 + len(plots.PLOTS.paths(checkout))
     assert make(monkeypatch) == 0
@@ -186,7 +190,7 @@ def test_everything_shown_is_made_from_the_record_and_checked(
     document = checkout / "docs" / "bench" / "README.md"
     document.write_text(document.read_text() + "more")
     assert make(monkeypatch, "--check") == 1
-    assert "not made from the record: docs/bench/README.md" in capsys.readouterr().out
+    assert "not made from figures.json: docs/bench/README.md" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -196,7 +200,7 @@ def test_everything_shown_is_made_from_the_record_and_checked(
         ("models", models(models_row()), "Whole models", []),
     ],
 )
-def test_what_came_later_is_shown_where_the_record_has_it(
+def test_what_came_later_is_shown_where_the_figures_have_it(
     name: str, figures: dict, title: str, plotted: list[str],
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -205,8 +209,8 @@ def test_what_came_later_is_shown_where_the_record_has_it(
     shown = [checkout / "README.md", checkout / "docs" / "bench" / "README.md"]
     before = [path.read_text() for path in shown]
     assert not any(title in text for text in before)
-    place = checkout / "tests" / "gpu" / "record.json"
-    place.write_text(json.dumps(json.loads(place.read_text()) | {name: figures}))
+    place = checkout / "docs" / "bench" / "figures.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {name: stamp(figures)}))
     capsys.readouterr()
     assert make(monkeypatch, "--check") == 1
     said = capsys.readouterr().out

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "tests" / "bench")]
 
 
@@ -148,8 +148,10 @@ def models(*rows: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def stamp(figures: dict[str, Any]) -> dict[str, Any]:
+    return {"commit": "abc", "date": "2026-01-02", "sources": "of older code"} | figures
+
+
 def record(*rows: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "device": "GPU of a test", "date": "2026-01-02", "bench": bench(*rows),
-        "challenge": challenge(), "call": call(),
-    }  # fmt: skip
+    parts = {"bench": bench(*rows), "challenge": challenge(), "call": call()}
+    return {name: stamp(figures) for name, figures in parts.items()}
