@@ -1,13 +1,29 @@
+// Facts about a device, and its kernels loaded: the one place that knows every operation.
 #include <cstring>
 
 #include "cuda/backend.hpp"
-#include "cuda/dequant/select.hpp"
+#include "cuda/dequant/kernels.hpp"
 #include "cuda/matmul/select.hpp"
-#include "cuda/quantize/select.hpp"
+#include "cuda/quantize/kernels.hpp"
 #include "cuda/runtime/device.hpp"
+#include "cuda/runtime/families.hpp"
+#include "cuda/runtime/launch.hpp"
 #include "status.hpp"
 
 namespace nf4::cuda {
+namespace {
+
+cudaError_t load_all_kernels(const Device &device, const GpuFamily &family) {
+  const CurrentDevice current(device.index);
+  cudaError_t error = current.error();
+  if (error == cudaSuccess) error = load_kernels(kernels_of<DequantKernels>(family));
+  if (error == cudaSuccess) error = load_kernels(kernels_of<QuantizeKernels>(family));
+  if (error == cudaSuccess) error = load_matmul_kernels(device);
+  return error;
+}
+
+}  // namespace
+
 nf4_status device_info(int index, nf4_device &info) {
   info.runtime_version = CUDART_VERSION;
   cudaError_t error = cudaDriverGetVersion(&info.driver_version);
@@ -26,14 +42,10 @@ nf4_status device_info(int index, nf4_device &info) {
   std::memcpy(info.name, properties.name, sizeof info.name);
   Device device;
   if (const nf4_status status = cached_device(index, device)) return status;
-  const DequantFamily *family = dequant_family_for(info.compute_capability);
+  const GpuFamily *family = family_for(info.compute_capability);
   if (family == nullptr) return no_family(device);
-  std::strncpy(info.dequant_variant, family->family.name, sizeof info.dequant_variant - 1);
-  const CurrentDevice current(index);
-  error = current.error();
-  if (error == cudaSuccess) error = load_dequant_kernels(*family);
-  if (error == cudaSuccess) error = load_quantize_kernels(info.compute_capability);
-  if (error == cudaSuccess) error = load_matmul_kernels(device);
+  std::strncpy(info.dequant_variant, family->name, sizeof info.dequant_variant - 1);
+  error = load_all_kernels(device, *family);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "loading the kernels");
 }
 

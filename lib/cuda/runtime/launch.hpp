@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace nf4::cuda {
 
@@ -13,6 +14,14 @@ inline bool is_multiple(const void *address, int alignment) {
 
 // Loads kernels before their first launch; NULL entries are skipped. The device is current.
 cudaError_t load_kernels(const void *const *kernels, int count);
+
+// The same of an operation's kernels of a family: a struct of nothing but pointers.
+template <class Kernels>
+cudaError_t load_kernels(const Kernels &kernels) {
+  static_assert(std::is_standard_layout_v<Kernels> && sizeof kernels % sizeof(void *) == 0);
+  return load_kernels(reinterpret_cast<const void *const *>(&kernels),
+                      int{sizeof kernels / sizeof(void *)});
+}
 
 struct Launch {
   const void *kernel;

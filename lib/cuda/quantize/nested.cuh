@@ -1,18 +1,11 @@
-// Quantize, second half: the mean of the scales, then their 8-bit codes. One value for each
-// block of weights, so a small share of the work; launches and latency bound it.
+// Quantize, nested: the mean of the scales, then their 8-bit codes.
 //
-// Log, 14336x4096 nested on an H200, microseconds for what follows quantize_weights:
-//   13   each thread block adds up all partial sums and its threads search one after another
-//    8   scales spread over all multiprocessors, searches in shared memory as a tree
-//    8   sums by exchanges between lanes: 9 of them for 8 values a thread cost what coalesced
-//        loads saved (1.6 times the instructions)
-//    7.7 reduce_sums first, so that one value a thread is left (predicted 5), the scales
-//        loaded before the mean is known; ncu: 100 instructions for 32 scales
-//    7.9 a lane takes 8 scales in a row: 40 instructions (predicted 6), so latency bounds it
-//    8.0 thread blocks of 256, which start earlier beside quantize_weights (predicted 7); at
-//        4096x1024 3 us slower
-//   12.7 clusters of eight thread blocks that add up an eighth of the partial sums each, in
-//        place of reduce_sums (predicted 6): their launch costs 4 us at any size
+// Cost: one scale for each block of weights, 4 bytes read and 1 written, twice over: once for the
+// mean and once for the codes. A small share of the work; launches and latency bound it.
+//
+// quantize_weights leaves a partial sum for each of its CTAs; reduce_sums adds them up, 4096 at a
+// time, until quantize_scales can add the rest in each CTA. A lane takes 8 scales in a row.
+// docs/design/quantize.md has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -38,7 +31,7 @@ __device__ __forceinline__ double sum_over_lanes(double value) {
 }
 
 // The sum of values[0 .. count), at most kSumsPerSum, over the complete binary tree: in a
-// thread, then lanes, then warps, always neighbours first. Every thread gets it. A barrier.
+// thread, then lanes, then warps, always neighbors first. Every thread gets it. A barrier.
 __device__ __forceinline__ double tree_sum(const double *values, int64_t count) {
   __shared__ double warp_sums[kScalesWarps];
   double v[kSumsPerThread];
