@@ -12,7 +12,7 @@ use nf4_sys as sys;
 use crate::batch::RawBatch;
 use crate::error::check;
 use crate::matmul::Operands;
-use crate::{Element, Result, Spec};
+use crate::{Element, Result, ScalesOf, Spec};
 
 /// An address in the memory of a GPU, of elements of `T`. It owns nothing and the host
 /// cannot look behind it.
@@ -92,22 +92,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 /// The scales of a weight in device memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceScales {
-    /// One float for each block.
-    Flat(DevicePtr<f32>),
-    /// One code for each block (double quantization).
-    Nested {
-        /// Codes into `code`, one for each block.
-        codes: DevicePtr<u8>,
-        /// One float for each block of codes.
-        absmax: DevicePtr<f32>,
-        /// What the codes stand for: 256 floats, ascending.
-        code: DevicePtr<f32>,
-        /// One float, added to every scale.
-        offset: DevicePtr<f32>,
-    },
-}
+pub type DeviceScales = ScalesOf<DevicePtr<f32>, DevicePtr<u8>, DevicePtr<f32>, DevicePtr<f32>>;
 
 /// A quantized weight in device memory, of which nothing is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,20 +114,15 @@ impl DeviceTensor {
         raw.codebook = self
             .codebook
             .map_or(std::ptr::null(), |entries| entries.as_raw());
-        match self.scales {
-            DeviceScales::Flat(absmax) => raw.absmax = absmax.as_raw().cast(),
-            DeviceScales::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => {
-                raw.absmax = codes.as_raw().cast();
-                raw.nested_absmax = absmax.as_raw();
-                raw.nested_code = code.as_raw();
-                raw.nested_offset = offset.as_raw();
-            }
-        }
+        let table = |code: DevicePtr<f32>| code.as_raw().cast_const();
+        self.scales
+            .map(
+                DevicePtr::as_raw,
+                DevicePtr::as_raw,
+                table,
+                DevicePtr::as_raw,
+            )
+            .set_in(&mut raw);
         Ok(raw)
     }
 }

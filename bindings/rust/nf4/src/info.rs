@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use nf4_sys as sys;
 
 use crate::error::check;
-use crate::spec::{CODEBOOK_SIZE, SCALE_CODE_SIZE};
+use crate::format::{CODEBOOK_SIZE, SCALE_CODE_SIZE};
 use crate::{Error, Format, Result};
 
 /// A version of libnf4.

@@ -46,13 +46,13 @@ pub use batch::{matmul_batch, matmul_batch_into, Product};
 #[cfg(feature = "cudarc")]
 pub use cudarc;
 pub use error::{Error, Result};
-pub use format::{DType, Element, Format};
+pub use format::{DType, Element, Format, CODEBOOK_SIZE, SCALE_CODE_SIZE};
 pub use info::{
     build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
     DeviceInfo, Version,
 };
 pub use matmul::{matmul, matmul_into, Matrix, MatrixMut};
 pub use ops::{dequantize, dequantize_into, quantize, quantize_into, Workspace};
-pub use scales::{Scales, ScalesMut, ScalesRef};
-pub use spec::{Sizes, Spec, CODEBOOK_SIZE, SCALE_CODE_SIZE};
+pub use scales::{Scales, ScalesMut, ScalesOf, ScalesRef};
+pub use spec::{Sizes, Spec};
 pub use tensor::{QuantizedMut, QuantizedRef, QuantizedTensor};

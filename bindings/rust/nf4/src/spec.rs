@@ -5,14 +5,11 @@ use std::ptr;
 use nf4_sys as sys;
 
 use crate::error::{check, check_length, convert};
+use crate::format::SCALE_CODE_SIZE;
 use crate::info::check_version;
 use crate::matmul::Operands;
+use crate::scales::ScaleLengths;
 use crate::{Element, Format, Result};
-
-/// Entries of a codebook.
-pub const CODEBOOK_SIZE: usize = 16;
-/// Entries of the code that nested scales are quantized to.
-pub const SCALE_CODE_SIZE: usize = 256;
 
 /// The shape and format of a quantized weight.
 ///
@@ -51,17 +48,6 @@ pub struct Sizes {
     pub packed_bytes: usize,
     /// Bytes of the scales: one each if nested, else four.
     pub absmax_bytes: usize,
-}
-
-/// How many elements the buffers of scales have.
-pub(crate) enum ScaleLengths {
-    Flat(usize),
-    Nested {
-        codes: usize,
-        absmax: usize,
-        code: usize,
-        offset: usize,
-    },
 }
 
 impl Spec {
