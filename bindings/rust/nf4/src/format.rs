@@ -8,7 +8,7 @@ pub const CODEBOOK_SIZE: usize = 16;
 /// Entries of the scale code, the table that nested scales index.
 pub const SCALE_CODE_SIZE: usize = 256;
 
-/// A 4-bit format: which 16 numbers the codes stand for.
+/// A 4-bit format, which determines the codebook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Format {
     /// Quantiles of the normal distribution (QLoRA).

@@ -1,4 +1,4 @@
-//! What a quantized weight looks like, apart from its bytes.
+//! The shape and format of a quantized weight.
 
 use std::ptr;
 
@@ -115,7 +115,7 @@ impl Spec {
         })
     }
 
-    /// Scratch that quantizing needs, in bytes; 0 if flat.
+    /// Workspace of quantize, in bytes; 0 if flat.
     ///
     /// # Errors
     /// As [`Spec::sizes`].
@@ -126,8 +126,8 @@ impl Spec {
         Ok(bytes)
     }
 
-    /// Scratch that a [`matmul_launch`](crate::device::matmul_launch) of `m` rows without gaps
-    /// needs, in bytes: 0 for up to 64, and never more for fewer rows. On the CPU none is needed.
+    /// Workspace of a [`matmul_launch`](crate::device::matmul_launch) of `m` contiguous rows, in
+    /// bytes: 0 for up to 64 rows, and never more for fewer rows. None is needed on the CPU.
     ///
     /// # Errors
     /// As [`Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m`

@@ -86,7 +86,7 @@ fn check_context(name: &str, context: &CudaContext, stream: &CudaStream) -> Resu
     )))
 }
 
-/// Enqueues on `stream` the writing of the `rows * cols` values of `weight` to `out`.
+/// Enqueues on `stream`: dequantize `weight` into the `rows * cols` elements of `out`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if `out` has another length than the weight, or a buffer is of
@@ -107,8 +107,8 @@ pub fn dequantize_into<T: Element>(
     unsafe { device::dequant_launch(&raw, out, stream) }
 }
 
-/// Enqueues on `stream` the quantizing of the `rows * cols` elements of `values` into the
-/// buffers of `weight`. `workspace` has at least
+/// Enqueues on `stream`: quantize the `rows * cols` elements of `values` into the buffers of
+/// `weight`. `workspace` has at least
 /// [`Spec::workspace_bytes`](crate::Spec::workspace_bytes) bytes, aligned to 16.
 ///
 /// # Errors
@@ -140,9 +140,8 @@ pub fn quantize_into<T: Element>(
     unsafe { device::quantize_launch(values, &raw, workspace, workspace_bytes, stream) }
 }
 
-/// Enqueues on `stream` the writing of `x`, `m` rows without gaps, times the transpose of
-/// `weight`, plus the bias, to `y`: the product of [`matmul`](crate::matmul). `T` is
-/// [`half::f16`] or [`half::bf16`]. `workspace` has at least
+/// Enqueues on `stream`: `y = x weight^T + bias`, as [`matmul`](crate::matmul), with `m` contiguous rows
+/// of `x`. `T` is [`half::f16`] or [`half::bf16`]. `workspace` has at least
 /// [`Spec::matmul_workspace_bytes`](crate::Spec::matmul_workspace_bytes) bytes, aligned to 16;
 /// `None` will do where that is 0.
 ///
