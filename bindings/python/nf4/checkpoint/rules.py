@@ -22,7 +22,7 @@ from nf4.checkpoint.known_models import KNOWN, Known
 from nf4.checkpoint.skips import SkipMatcher, skip_entries
 
 # nn.Embedding modules whose names do not say "embed".
-_EMBEDDINGS = {"wte", "wpe", "shared", "relative_attention_bias", "word_emb", "pos_emb"}
+_EMBEDDINGS = {"wte", "wpe", "shared", "relative_attention_bias"}
 # Output layers, often tied to the embeddings; trained anew for each task; sensitive.
 _HEADS = {
     "lm_head",
@@ -121,7 +121,10 @@ def is_conv1d(module: str, types: Collection[str]) -> bool:
 
 
 def _is_embedding(parts: list[str]) -> bool:
-    return parts[-1] in _EMBEDDINGS or any("embed" in part.lower() for part in parts)
+    last = parts[-1]
+    if last in _EMBEDDINGS or last.endswith(("_emb", "_token", "_tokens")):
+        return True
+    return any("embed" in part.lower() for part in parts)
 
 
 def _is_head(module: str, parts: list[str]) -> bool:
@@ -135,7 +138,7 @@ def _dense_by_quality(module: str) -> str | None:
     parts = module.split(".")
     if _is_head(module, parts):
         return "output head"
-    if parts[-1] in _ROUTERS:
+    if parts[-1] in _ROUTERS or "router" in parts[-2:]:
         return "router"
     if any(part.startswith("lora_") for part in parts):
         return "LoRA adapter"
