@@ -52,6 +52,8 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
         "seconds": result.seconds,
         "not_copied": result.left_out,
         "warnings": result.warnings,
+        "chosen_by": result.chosen_by,
+        "left_dense": result.left_dense,
     }
 
 
@@ -66,6 +68,7 @@ def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
         f"{verb} {result.weights} weights ({result.elements / 1e6:.1f} million numbers): "
         f"{size_text(result.weight_bytes_in)} -> {size_text(result.weight_bytes_out)}",
         f"kept {result.dense} dense tensors as they are",
+        *_choice_lines(result),
         f"checkpoint: {size_text(result.bytes_in)} -> {size_text(result.bytes_out)} "
         f"in {result.seconds:.2f} s, of which {result.kernel_seconds:.2f} s {args.command} "
         f"({kernel})",
@@ -73,3 +76,12 @@ def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
         if os.path.isdir(args.destination)
         else f"wrote {printable(args.destination)}",
     ]
+
+
+def _choice_lines(result: Result) -> list[str]:
+    """What decided which layers become 4-bit, and why the other matrices did not."""
+    if not result.chosen_by:
+        return []
+    reasons = [f"{count} {reason}" for reason, count in sorted(result.left_dense.items())]
+    lines = [printable(f"layers chosen by {result.chosen_by}")]
+    return lines + ([printable(f"matrices left dense: {'; '.join(reasons)}")] if reasons else [])
