@@ -76,6 +76,8 @@ def test_system_errors_leave_the_destination_as_it_was(
     name, code, after = FAILURES[case]
     if name == "close":
         _fail_close_after_fsync(monkeypatch, code)
+    elif name == "replace" and not existing:
+        monkeypatch.setattr(transaction, "_rename", lambda *arguments: code)
     else:
         monkeypatch.setattr(os, name, _failing(code, after)(getattr(os, name)))
     assert main(["quantize", str(source), str(destination), "--force"]) == 4

@@ -11,23 +11,21 @@ from typing import Any
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State, Survey, survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError, OptionError
+from nf4.checkpoint.files import creation_mode
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.model_files import (
     DTYPE_KEYS,
     compute_dtype,
-    copy_side_files,
     existing_quantization,
-    files_read,
     quantization_config,
-    side_files,
     write_json,
 )
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import Rules, is_conv1d, module_of, skip_list
+from nf4.checkpoint.side_files import copy_side_files, files_read, side_files
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Dequantize, Quantize, Result, Step
 from nf4.checkpoint.transaction import (
-    creation_mode,
     refuse_overlap,
     refuse_reading_from,
     staged_directory,
