@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -38,13 +38,37 @@ def printable(value: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
 
 
+class StdoutError(Exception):
+    """stdout cannot be written. The cause is the OSError."""
+
+
+def show(text: str) -> None:
+    """Print on stdout, now. Raises StdoutError."""
+    try:
+        print(text)
+        sys.stdout.flush()
+    except OSError as error:
+        raise StdoutError("stdout") from error
+
+
+def discard_unwritten(stream: TextIO) -> None:
+    """Forget what could not be written: Python would try again at exit, and end with a code of
+    its own."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def note(message: object) -> None:
-    """One line on stderr."""
-    print(f"nf4: {printable(message)}", file=sys.stderr)
+    """One line on stderr, if that can be written."""
+    with suppress(OSError):
+        print(f"nf4: {printable(message)}", file=sys.stderr)
 
 
 def complain(message: object, code: int) -> int:
-    """One line on stderr, and the exit code to leave with."""
+    """One line on stderr; returns the exit code to end with."""
     note(message)
     return int(code)
 
@@ -61,6 +85,16 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=26, width=88)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises StdoutError where --help cannot be printed, which argparse ignores."""
+
+    def print_help(self, file: Any = None) -> None:
+        if file is not None:
+            super().print_help(file)
+        else:
+            show(self.format_help().rstrip("\n"))
 
 
 def add_command(
@@ -107,8 +141,7 @@ def add_conversion(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(document: object) -> None:
-    json.dump(_finite(document), sys.stdout, indent=2, allow_nan=False)
-    print()
+    show(json.dumps(_finite(document), indent=2, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:

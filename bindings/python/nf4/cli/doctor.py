@@ -10,7 +10,7 @@ from typing import Any
 
 import nf4
 from nf4.cli import doctor_bitsandbytes
-from nf4.cli.console import add_command, print_json, printable, size_text
+from nf4.cli.console import add_command, print_json, printable, show, size_text
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\
@@ -157,5 +157,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report)
     else:
-        print("\n".join(map(printable, report_lines(report))))
+        show("\n".join(map(printable, report_lines(report))))
     return Exit.OK if report["usable"] else Exit.FAULT

@@ -20,6 +20,7 @@ from nf4.cli.console import (
     print_json,
     printable,
     progress,
+    show,
     size_text,
     table,
 )
@@ -176,6 +177,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(document)
     else:
-        for line in report_lines(document):
-            print(line)
+        show("\n".join(report_lines(document)))
     return Exit.OK

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from nf4.checkpoint.audit import Finding, audit
-from nf4.cli.console import add_command, print_json, printable
+from nf4.cli.console import add_command, print_json, printable, show
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\
@@ -59,5 +59,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(document)
     else:
-        print("\n".join(report_lines(document)))
+        show("\n".join(report_lines(document)))
     return Exit.OK if document["ok"] else Exit.FAULT
