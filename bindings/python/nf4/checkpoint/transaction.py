@@ -193,36 +193,47 @@ def _refuse_changed(path: str, before: object, now: object) -> None:
         raise OutputRefused(f"{path}: changed since the start, so it is not replaced")
 
 
-@contextlib.contextmanager
-def staged_file(
-    destination: str | os.PathLike[str], *, warnings: list[str], replace: bool = False
-) -> Iterator[str]:
-    """Yields a path to create and sync a file at; it becomes `destination` when the block ends
-    without an error. It takes over the mode of a file that it replaces.
+@dataclasses.dataclass(frozen=True)
+class FileTarget:
+    """Where a file is to go, checked at the start. `before`: the file to replace, if any."""
 
-    Raises OutputRefused if `destination` exists (unless `replace`), is not a regular file, is a
-    mount point or changes meanwhile, and OSError for what the system refuses. What fails once
-    the file is in place goes to `warnings`.
-    """
-    path = _resolve(destination)
-    before = stat_or_none(path)
-    if before is not None:
-        if not stat.S_ISREG(before.st_mode):
-            raise OutputRefused(f"{path}: is {file_kind(before.st_mode)}, not a regular file")
-        if not replace:
-            raise _exists(path)
-        _refuse_mount_point(path)
-    with _temporary(path) as temporary:
-        yield temporary.path
-        with signals_deferred():
-            if before is None:
-                _move_to_free(temporary.path, path, warnings)
-            else:
-                os.chmod(temporary.path, stat.S_IMODE(before.st_mode))
-                _refuse_changed(path, _identity(before), _identity(os.stat(path)))
-                os.replace(temporary.path, path)
-            temporary.placed = True
-            _sync_parent(path, warnings)
+    path: str
+    before: os.stat_result | None
+
+    @classmethod
+    def check(cls, destination: str | os.PathLike[str], *, replace: bool) -> FileTarget:
+        """Raises OutputRefused if `destination` exists (unless `replace`), is not a regular file
+        or is a mount point; OSError if its parent is not a directory."""
+        path = _resolve(destination)
+        before = stat_or_none(path)
+        if before is not None:
+            if not stat.S_ISREG(before.st_mode):
+                raise OutputRefused(f"{path}: is {file_kind(before.st_mode)}, not a regular file")
+            if not replace:
+                raise _exists(path)
+            _refuse_mount_point(path)
+        return cls(path, before)
+
+    @contextlib.contextmanager
+    def staged(self, warnings: list[str]) -> Iterator[str]:
+        """Yields a path to create and sync a file at; it becomes the destination when the block
+        ends without an error. It takes over the mode of a file that it replaces.
+
+        Raises OutputRefused if the destination has changed since the check, and OSError for what
+        the system refuses. What fails once the file is in place goes to `warnings`.
+        """
+        path = self.path
+        with _temporary(path) as temporary:
+            yield temporary.path
+            with signals_deferred():
+                if self.before is None:
+                    _move_to_free(temporary.path, path, warnings)
+                else:
+                    os.chmod(temporary.path, stat.S_IMODE(self.before.st_mode))
+                    _refuse_changed(path, _identity(self.before), _identity(os.stat(path)))
+                    os.replace(temporary.path, path)
+                temporary.placed = True
+                _sync_parent(path, warnings)
 
 
 def _fail(error: OSError) -> None:
@@ -261,30 +272,6 @@ def _holds_current_directory(path: str) -> bool:
         return False
 
 
-def _check_directory(path: str, replace: bool) -> _Listing | None:
-    """What a directory to replace at `path` holds; None if there is none, or an empty one, which
-    may be renamed over."""
-    status = stat_or_none(path)
-    if status is None:
-        return None
-    if not stat.S_ISDIR(status.st_mode):
-        raise OutputRefused(f"{path}: is not a directory, and the output is one")
-    names = os.listdir(path)
-    if names and not replace:
-        raise OutputRefused(f"{path}: exists already and is not empty (--force replaces it)")
-    if ".git" in names:
-        raise OutputRefused(f"{path}: holds a .git, so it is not replaced; remove it first")
-    if names and not any(name.endswith(".safetensors") for name in names):
-        raise OutputRefused(f"{path}: holds no checkpoint, so it is not replaced; remove it first")
-    _refuse_mount_point(path)
-    if _holds_current_directory(path):
-        # The user's shell would be left in a deleted directory.
-        raise OutputRefused(
-            f"{path}: is or holds the current directory, so it is not replaced; run nf4 elsewhere"
-        )
-    return _listing(path) if names else None
-
-
 def _exchange(first: str, second: str) -> None:
     """Swap two directories in one step, so that there is no moment without `second`."""
     code = _rename(first, second, _RENAME_EXCHANGE)
@@ -296,42 +283,71 @@ def _exchange(first: str, second: str) -> None:
         raise OSError(code, os.strerror(code), second)
 
 
-@contextlib.contextmanager
-def staged_directory(
-    destination: str | os.PathLike[str],
-    *,
-    like: str,
-    warnings: list[str],
-    replace: bool = False,
-) -> Iterator[str]:
-    """Yields an empty directory to fill with synced files; it becomes `destination` when the
-    block ends without an error. With `replace`, a checkpoint directory that is there already is
-    swapped for it in one step and then deleted, except what came there meanwhile. The mode is
-    that of the directory replaced, or else one no more open than that of the directory `like`.
+@dataclasses.dataclass(frozen=True)
+class DirectoryTarget:
+    """Where a directory is to go, checked at the start. `before`: what the directory to replace
+    holds; None if there is none, or an empty one, which may be renamed over."""
 
-    Raises OutputRefused if `destination` is in the way or changes meanwhile, and OSError for
-    what the system refuses. What fails once the directory is in place goes to `warnings`.
-    """
-    path = _resolve(destination)
-    before = _check_directory(path, replace)
-    with _temporary(path) as temporary:
-        new = temporary.path
-        os.mkdir(new, creation_mode(0o777, like, path))
-        yield new
-        for folder, _, _ in os.walk(new):
-            sync_directory(folder)
-        with signals_deferred():
-            if before is None:
-                os.rename(new, path)
-                temporary.placed = True
-            else:
-                os.chmod(new, stat.S_IMODE(os.stat(path).st_mode) | 0o700)
-                _refuse_changed(path, before, _listing(path))
-                _exchange(new, path)
-                temporary.placed = True
-                with _warning(warnings, f"{new}: the old output, could not be deleted whole"):
-                    _delete(new, before)
-            _sync_parent(path, warnings)
+    path: str
+    before: _Listing | None
+
+    @classmethod
+    def check(cls, destination: str | os.PathLike[str], *, replace: bool) -> DirectoryTarget:
+        """Raises OutputRefused if `destination` is in the way: a file, a directory that is not
+        empty (unless `replace` and it is a checkpoint's), a mount point, or the current
+        directory; OSError if its parent is not a directory."""
+        path = _resolve(destination)
+        status = stat_or_none(path)
+        if status is None:
+            return cls(path, None)
+        if not stat.S_ISDIR(status.st_mode):
+            raise OutputRefused(f"{path}: is not a directory, and the output is one")
+        names = os.listdir(path)
+        if names and not replace:
+            raise OutputRefused(f"{path}: exists already and is not empty (--force replaces it)")
+        kept = "so it is not replaced; remove it first"
+        if ".git" in names:
+            raise OutputRefused(f"{path}: holds a .git, {kept}")
+        if names and not any(name.endswith(".safetensors") for name in names):
+            raise OutputRefused(f"{path}: holds no checkpoint, {kept}")
+        _refuse_mount_point(path)
+        if _holds_current_directory(path):
+            # The user's shell would be left in a deleted directory.
+            raise OutputRefused(
+                f"{path}: is or holds the current directory, so it is not replaced; "
+                "run nf4 elsewhere"
+            )
+        return cls(path, _listing(path) if names else None)
+
+    @contextlib.contextmanager
+    def staged(self, warnings: list[str], *, like: str) -> Iterator[str]:
+        """Yields an empty directory to fill with synced files; it becomes the destination when
+        the block ends without an error. A directory that is replaced is swapped for it in one
+        step and then deleted, except what came there since the check. The mode is that of the
+        directory replaced, or else one no more open than that of the directory `like`.
+
+        Raises OutputRefused if the destination has changed since the check, and OSError for what
+        the system refuses. What fails once the directory is in place goes to `warnings`.
+        """
+        path = self.path
+        with _temporary(path) as temporary:
+            new = temporary.path
+            os.mkdir(new, creation_mode(0o777, like, path))
+            yield new
+            for folder, _, _ in os.walk(new):
+                sync_directory(folder)
+            with signals_deferred():
+                if self.before is None:
+                    os.rename(new, path)
+                    temporary.placed = True
+                else:
+                    os.chmod(new, stat.S_IMODE(os.stat(path).st_mode) | 0o700)
+                    _refuse_changed(path, self.before, _listing(path))
+                    _exchange(new, path)
+                    temporary.placed = True
+                    with _warning(warnings, f"{new}: the old output, could not be deleted whole"):
+                        _delete(new, self.before)
+                _sync_parent(path, warnings)
 
 
 def refuse_overlap(source: str | os.PathLike[str], destination: str | os.PathLike[str]) -> None:
