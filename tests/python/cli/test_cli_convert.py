@@ -37,6 +37,7 @@ def test_reports_have_one_shape(tmp_path, capsys):
     model = helpers.write_model(tmp_path / "model")
     report = _json(capsys, "quantize", model, tmp_path / "q", "--blocksize", 128, "--flat")
     settings = {"format": str, "blocksize": int, "double_quantization": bool, "quant_storage": str}
+    settings |= {"chosen_by": str, "left_dense": dict}
     assert {key: type(value) for key, value in report.items()} == REPORT | settings
     assert (report["weights"], report["dense_tensors"]) == (2, 4)
     assert (report["blocksize"], report["double_quantization"]) == (128, False)
@@ -53,6 +54,8 @@ def test_report_in_words(tmp_path, capsys):
     stdout, stderr = capsys.readouterr()
     assert stderr == ""
     assert stdout.startswith("quantized 2 weights")
+    assert "\ncopied 4 dense tensors\nleft dense: " in stdout
+    assert "\nlayers chosen by tensor names: config.json does not name one" in stdout
     assert stdout.endswith(f"wrote {tmp_path}/q/\n")
 
 

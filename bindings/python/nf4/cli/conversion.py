@@ -67,7 +67,15 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
         "seconds": result.seconds,
         "not_copied": result.left_out,
         "warnings": result.warnings,
+        **_choice(result),
     }
+
+
+def _choice(result: Result) -> dict[str, Any]:
+    """How quantize chose the layers; empty for dequantize."""
+    if not result.chosen_by:
+        return {}
+    return {"chosen_by": result.chosen_by, "left_dense": result.left_dense}
 
 
 def _destination(args: argparse.Namespace) -> str:
@@ -77,18 +85,23 @@ def _destination(args: argparse.Namespace) -> str:
 
 
 def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
-    kernel = rate_text(result.kernel_bytes, result.kernel_seconds)
     if result.weights == 0:
-        return [
-            f"nothing to {args.command}: all {result.dense} dense tensors are kept as they are",
-            f"wrote {_destination(args)}",
+        lines = [f"nothing to {args.command}: all {result.dense} dense tensors are copied"]
+    else:
+        lines = [
+            f"{verb} {result.weights} weights ({result.elements / 1e6:.1f} million elements): "
+            f"{size_text(result.weight_bytes_in)} -> {size_text(result.weight_bytes_out)}",
+            f"copied {result.dense} dense tensors",
         ]
-    return [
-        f"{verb} {result.weights} weights ({result.elements / 1e6:.1f} million numbers): "
-        f"{size_text(result.weight_bytes_in)} -> {size_text(result.weight_bytes_out)}",
-        f"kept {result.dense} dense tensors as they are",
-        f"checkpoint: {size_text(result.bytes_in)} -> {size_text(result.bytes_out)} "
-        f"in {result.seconds:.2f} s, of which {result.kernel_seconds:.2f} s {args.command} "
-        f"({kernel})",
-        f"wrote {_destination(args)}",
-    ]
+    for reason, count in result.left_dense.items():
+        lines.append(f"left dense: {count} {'matrix' if count == 1 else 'matrices'} ({reason})")
+    if result.chosen_by:
+        lines.append(f"layers chosen by {result.chosen_by}")
+    if result.weights:
+        kernel = rate_text(result.kernel_bytes, result.kernel_seconds)
+        lines.append(
+            f"checkpoint: {size_text(result.bytes_in)} -> {size_text(result.bytes_out)} "
+            f"in {result.seconds:.2f} s, of which {result.kernel_seconds:.2f} s {args.command} "
+            f"({kernel})"
+        )
+    return [*map(printable, lines), f"wrote {_destination(args)}"]

@@ -26,8 +26,8 @@ EPILOG = """exit codes:
        the model folder, devices, too much beside the weights)
   4    a file cannot be read or written, the destination is in the way, or the
        library failed; the destination is as it was
-  5    stdout cannot be written; a destination is complete
+  5    stdout cannot be written; the destination of a conversion is complete
   129, 130, 143   ended by SIGHUP, SIGINT, SIGTERM; the destination is as it was, or
        complete if the signal came last of all
-  141  the reader of stdout closed it; a destination is complete
+  141  the reader of stdout closed it; the destination of a conversion is complete
 """

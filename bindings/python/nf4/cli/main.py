@@ -1,4 +1,4 @@
-"""The command line as a whole: subcommands, and how each failure ends."""
+"""The command line: its subcommands, and the exit code of each failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COMMANDS = (quantize, dequantize, inspect, verify, doctor)
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP, raised where the program is so that its temporaries are removed."""
+    """SIGTERM or SIGHUP, as an exception, so that temporaries are removed."""
 
     def __init__(self, number: int):
         self.number = number
