@@ -1,30 +1,25 @@
-// Matmul for few columns of x: the codes go from memory to the sums.
+// Matmul for few rows of x: the codes go from memory to the sums.
 //
-// x is prepared once for a piece of the rows, and so that the codes of a vector need no sorting:
-// what remains per weight is in the kernels. The scales of a row are found here, 0.4 ns for 64
-// weights at blocksize 64, of 1.6 in all for one column on a Zen 4 (matmul_avx512bf16.cpp).
-//
-// Tried, ms for one column and a weight in memory, two cores, bf16, 14336 x 4096 and 4096 x 14336:
-// - Codes prefetched into the first-level cache, where x lies: 1.1, 1.8; into the second: 1.1, 1.3.
-// - Four rows at once, prefetched 4096 bytes ahead: 1.8, 1.5; by as much as the rows take: 1.05,
-//   1.0.
-// - 16 KiB of prepared x, so that four columns of 4096 are done in two halves: 2.2; 32 KiB: 2.0.
+// x is prepared once for a chunk of the weight's rows, in the order in which the kernels meet the
+// codes, so that these need no sorting: what remains per weight is in the kernels. The scales of a
+// row are read here: 0.4 of the 1.6 ns that 64 weights at blocksize 64 take for one row of x on a
+// Zen 4 (avx512bf16.cpp). docs/design/cpu.md has what was tried.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
 
 #include "core/formats.hpp"
 #include "core/round_codebook.hpp"
-#include "cpu/matmul_parts.hpp"
-#include "cpu/scales.hpp"
+#include "cpu/matmul/parts.hpp"
+#include "cpu/weight/scales.hpp"
 
 namespace nf4::cpu {
 namespace {
 
-// Rows whose sums are kept at once, and those that a kernel gets at once.
-constexpr int64_t kBlockRows = 64;
-constexpr int64_t kRunRows = 4;
-// Of prepared x: a first-level cache full, as what is multiplied passes it by.
+// Rows of the weight whose sums are kept at once, and those that a kernel gets at once.
+constexpr int64_t kBlockN = 64;
+constexpr int64_t kKernelN = 4;
+// Of prepared x: as much as the L1 cache holds; codes are prefetched into the L2 cache.
 constexpr int64_t kPreparedBytes = 32768;
 constexpr int64_t kMaxUnit = 128;
 constexpr int64_t kMaxScales = kPreparedBytes / 2 / kMinBlocksize + kScalePadding;
@@ -33,7 +28,7 @@ bool same_entries(const float *a, const Codebook &b) {
   return std::memcmp(a, b.data(), sizeof b) == 0;
 }
 
-// The last caller's codebook that was rounded, which takes 12 us: more than a small piece of a
+// The last caller's codebook that was rounded, which takes 12 us: more than a small chunk of a
 // matmul. A thread that finds it in use rounds for itself. Constant initialisation, no
 // thread_local: nothing here allocates (status.cpp says why).
 class RoundedOnce {
@@ -85,77 +80,75 @@ class DotMultiplier {
     }
   }
 
-  void operator()(RowRange rows) {
-    const int64_t groups = ceil_divide(problem_.m, kMaxDotColumns);
-    for (int64_t row = rows.begin; row < rows.end; row += kBlockRows)
+  void operator()(RowRange n) {
+    const int64_t groups = ceil_divide(problem_.m, kMaxDotM);
+    for (int64_t i = n.begin; i < n.end; i += kBlockN)
       for (int64_t group = 0; group < groups; ++group) {
         const int64_t first = problem_.m * group / groups;
         const int64_t last = problem_.m * (group + 1) / groups;
-        multiply({row, std::min(rows.end, row + kBlockRows)}, first,
-                 static_cast<int>(last - first));
+        multiply({i, std::min(n.end, i + kBlockN)}, first, static_cast<int>(last - first));
       }
   }
 
  private:
-  void multiply(RowRange rows, int64_t first_column, int columns) {
-    float sums[kBlockRows * kMaxDotColumns] = {};
-    const int64_t chunk = kPreparedBytes / element_bytes_ / columns / kernels_.unit * kernels_.unit;
+  void multiply(RowRange n, int64_t first_m, int m) {
+    float sums[kBlockN * kMaxDotM] = {};
+    const int64_t chunk = kPreparedBytes / element_bytes_ / m / kernels_.unit * kernels_.unit;
     for (int64_t k = 0; k < weight_.cols; k += chunk) {
       const int64_t elements = std::min(chunk, weight_.cols - k);
-      prepare(first_column, columns, k, elements);
-      for (int64_t row = rows.begin; row < rows.end; row += kRunRows)
-        add_products({row, std::min(rows.end, row + kRunRows)}, columns, k, elements,
-                     sums + (row - rows.begin));
+      prepare(first_m, m, k, elements);
+      for (int64_t i = n.begin; i < n.end; i += kKernelN)
+        add_products({i, std::min(n.end, i + kKernelN)}, m, k, elements, sums + (i - n.begin));
     }
     for (float &sum : sums) sum *= unit_;
-    store_sums(problem_, {rows, {first_column, first_column + columns}, sums, kBlockRows});
+    store_sums(problem_, {n, {first_m, first_m + m}, sums, kBlockN});
   }
 
   // Does nothing where that part of x is there from the block of rows before.
-  void prepare(int64_t first_column, int columns, int64_t k, int64_t elements) {
-    if (prepared_column_ == first_column && prepared_k_ == k) return;
-    prepared_column_ = first_column;
+  void prepare(int64_t first_m, int m, int64_t k, int64_t elements) {
+    if (prepared_m_ == first_m && prepared_k_ == k) return;
+    prepared_m_ = first_m;
     prepared_k_ = k;
     x_stride_ = ceil_divide(elements, kernels_.unit) * kernels_.unit;
-    for (int column = 0; column < columns; ++column)
-      prepare_(address_of_x(problem_, first_column + column, k), elements,
-               x_ + column * x_stride_ * element_bytes_);
+    for (int i = 0; i < m; ++i)
+      prepare_(address_of_x(problem_, first_m + i, k), elements,
+               x_ + i * x_stride_ * element_bytes_);
   }
 
-  void add_products(RowRange rows, int columns, int64_t k, int64_t elements, float *sums) {
-    const int count = static_cast<int>(rows.end - rows.begin);
+  void add_products(RowRange n, int m, int64_t k, int64_t elements, float *sums) {
+    const int count = static_cast<int>(n.end - n.begin);
     for (int i = 0; i < count; ++i)
-      spread_scales((rows.begin + i) * weight_.cols + k, elements, scales_ + i * kMaxScales);
+      spread_scales((n.begin + i) * weight_.cols + k, elements, scales_ + i * kMaxScales);
     const int64_t row_bytes = weight_.cols / 2;
     const int64_t tail = elements % kernels_.unit;
-    DotRun run{codebook_,
-               weight_.packed + rows.begin * row_bytes + k / 2,
-               row_bytes,
-               scales_,
-               kMaxScales,
-               static_cast<int>(kernels_.unit / per_scale_),
-               x_,
-               x_stride_,
-               elements - tail,
-               count,
-               columns,
-               sums,
-               kBlockRows};
-    kernels_.dot(run);
-    if (tail > 0) add_tail(run, tail);
+    DotArgs args{codebook_,
+                 weight_.packed + n.begin * row_bytes + k / 2,
+                 row_bytes,
+                 scales_,
+                 kMaxScales,
+                 static_cast<int>(kernels_.unit / per_scale_),
+                 x_,
+                 x_stride_,
+                 elements - tail,
+                 count,
+                 m,
+                 sums,
+                 kBlockN};
+    kernels_.dot(args);
+    if (tail > 0) add_tail(args, tail);
   }
 
   // The rest of a row, which is less than a unit: through padded copies.
-  void add_tail(DotRun run, int64_t tail) {
-    uint8_t packed[kRunRows][kMaxUnit / 2] = {};
-    for (int i = 0; i < run.rows; ++i)
-      std::memcpy(packed[i], run.packed + i * run.row_bytes + run.elements / 2, tail / 2);
-    run.packed = packed[0];
-    run.row_bytes = kMaxUnit / 2;
-    run.scales += run.elements / per_scale_;
-    run.x = x_ + run.elements * element_bytes_;
-    run.elements = kernels_.unit;
-    kernels_.dot(run);
+  void add_tail(DotArgs args, int64_t tail) {
+    uint8_t packed[kKernelN][kMaxUnit / 2] = {};
+    for (int i = 0; i < args.n; ++i)
+      std::memcpy(packed[i], args.packed + i * args.row_bytes + args.elements / 2, tail / 2);
+    args.packed = packed[0];
+    args.row_bytes = kMaxUnit / 2;
+    args.scales += args.elements / per_scale_;
+    args.x = x_ + args.elements * element_bytes_;
+    args.elements = kernels_.unit;
+    kernels_.dot(args);
   }
 
   // One scale for each per_scale_ elements, and zeros after the last.
@@ -183,17 +176,17 @@ class DotMultiplier {
   const int64_t element_bytes_;  // of prepared x
   const PaddedConversion prepare_;
   int64_t per_scale_ = kMinBlocksize;  // elements, of which a unit and every row have whole ones
-  int64_t prepared_column_ = -1;
+  int64_t prepared_m_ = -1;
   int64_t prepared_k_ = -1;
   int64_t x_stride_ = 0;
-  float scales_[kRunRows * kMaxScales] = {};
+  float scales_[kKernelN * kMaxScales] = {};
   alignas(64) char x_[kPreparedBytes];
 };
 
 }  // namespace
 
-void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem, RowRange rows) {
-  DotMultiplier(kernels, problem)(rows);
+void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem, RowRange n) {
+  DotMultiplier(kernels, problem)(n);
 }
 
 }  // namespace nf4::cpu

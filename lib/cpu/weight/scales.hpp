@@ -1,9 +1,10 @@
-// The scale of a block, read for dequantize.
+// What a weight's codes and scales mean to the CPU kernels: its codebook, and the scale of a block.
 #pragma once
 
 #include <algorithm>
 
 #include "core/decode.hpp"
+#include "core/float16.hpp"
 #include "core/formats.hpp"
 #include "problem.hpp"
 
@@ -33,6 +34,12 @@ inline void read_scales(const Weight &weight, int64_t first, int64_t count, floa
     const float nested_absmax = weight.nested_absmax[nested];
     for (; i < end; ++i) scales[i] = add_rn(multiply_rn(scales[i], nested_absmax), offset);
   }
+}
+
+// A NaN becomes the canonical one, as DequantArgs asks. By integers, which compilers vectorise.
+inline float canonical(float x) {
+  const uint32_t bits = float_bits(x);
+  return bits_float((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc00000 : bits);
 }
 
 inline const float *codebook(const Weight &weight) {

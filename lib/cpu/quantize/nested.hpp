@@ -1,7 +1,8 @@
-// The second half of nested quantization, fast; quantize_scales_reference is its oracle.
+// The second half of nested quantization: the scales to 8-bit codes. Its oracle is
+// quantize_scales_reference.
 #pragma once
 
-#include "cpu/kernels.hpp"
+#include "cpu/quantize/kernels.hpp"
 #include "problem.hpp"
 
 namespace nf4::cpu {
@@ -10,11 +11,11 @@ namespace nf4::cpu {
 constexpr int64_t kScalesPerPartialSum = 1024;
 static_assert(kScalesPerPartialSum * 32 >= kElementsPerPartialSum, "blocks are 32 or more");
 
-void quantize_scales(const KernelSet &kernels, const Weight &weight, const float *scales,
+void quantize_scales(const QuantizeKernels &kernels, const Weight &weight, const float *scales,
                      double *partial_sums, int threads);
 
 // The function of a Variant, for each set of kernels.
-template <const KernelSet &kernels>
+template <const QuantizeKernels &kernels>
 void quantize_scales_with(const Weight &weight, const float *scales, double *partial_sums,
                           int threads) {
   quantize_scales(kernels, weight, scales, partial_sums, threads);

@@ -1,50 +1,40 @@
-#include "cpu/decoder.hpp"
+#include "cpu/dequant/range.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#include "core/float16.hpp"
-#include "cpu/matmul_parts.hpp"
-#include "cpu/scales.hpp"
+#include "cpu/weight/scales.hpp"
 
 namespace nf4::cpu {
-namespace {
 
-// A NaN as DequantRun wants it; by integers, which compilers make vectors of.
-float canonical(float x) {
-  const uint32_t bits = float_bits(x);
-  return bits_float((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc00000 : bits);
-}
-
-}  // namespace
-
-Decoder::Decoder(const KernelSet &kernels, const Weight &weight, nf4_dtype dtype)
+RangeDequantizer::RangeDequantizer(const DequantKernels &kernels, const Weight &weight,
+                                   nf4_dtype dtype)
     : weight_(weight), kernel_(kernels.dequant[dtype - 1]), element_bytes_(element_bytes(dtype)) {
   std::transform(codebook(weight), codebook(weight) + kCodebookSize, codebook_, canonical);
 }
 
-void Decoder::operator()(int64_t first, int64_t count, char *out) {
+void RangeDequantizer::operator()(int64_t first, int64_t count, char *out) {
   const int64_t lead = first % kKernelStep;
-  if (lead == 0 && count % kKernelStep == 0) return decode_steps(first, first + count, out);
-  decode_steps(first - lead, first + count, shifted_);
+  if (lead == 0 && count % kKernelStep == 0) return dequant_steps(first, first + count, out);
+  dequant_steps(first - lead, first + count, shifted_);
   std::memcpy(out, shifted_ + lead * element_bytes_, count * element_bytes_);
   std::memset(out + count * element_bytes_, 0, (to_steps(count) - count) * element_bytes_);
 }
 
 // Whole steps from `begin` to `end` or beyond it.
-void Decoder::decode_steps(int64_t begin, int64_t end, char *out) {
+void RangeDequantizer::dequant_steps(int64_t begin, int64_t end, char *out) {
   const int64_t in_block = begin & (weight_.blocksize() - 1);
   if (in_block != 0) {
     const int64_t part = std::min(end - begin, weight_.blocksize() - in_block);
-    decode_blocks(begin, part, out);
+    dequant_blocks(begin, part, out);
     begin += part;
     out += part * element_bytes_;
   }
-  if (begin < end) decode_blocks(begin, end - begin, out);
+  if (begin < end) dequant_blocks(begin, end - begin, out);
 }
 
 // Elements of one block, or of any that begin with a whole one.
-void Decoder::decode_blocks(int64_t first, int64_t elements, char *out) {
+void RangeDequantizer::dequant_blocks(int64_t first, int64_t elements, char *out) {
   const int64_t block = first >> weight_.blocksize_log2;
   const int64_t last = (first + elements - 1) >> weight_.blocksize_log2;
   read_scales(weight_, block, last - block + 1, scales_);

@@ -1,5 +1,5 @@
-// The choice between the ways of matmul, and what they share.
-#include "cpu/matmul.hpp"
+// Chooses between the two ways to multiply, and holds what they share.
+#include "cpu/matmul/matmul.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -7,8 +7,8 @@
 
 #include "core/formats.hpp"
 #include "cpu/dtypes.hpp"
-#include "cpu/matmul_parts.hpp"
-#include "cpu/scales.hpp"
+#include "cpu/matmul/parts.hpp"
+#include "cpu/weight/scales.hpp"
 
 namespace nf4::cpu {
 namespace {
@@ -39,21 +39,21 @@ void store_sums(const MatmulProblem &problem, const Sums &sums) {
   with_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
     const T *bias = static_cast<const T *>(problem.bias);
-    const float *values = sums.values - sums.rows.begin;
-    for (int64_t column = sums.columns.begin; column < sums.columns.end; ++column) {
-      T *y = static_cast<T *>(problem.y) + column * problem.y_stride;
-      for (int64_t row = sums.rows.begin; row < sums.rows.end; ++row)
-        y[row] = from_float<T>(bias == nullptr ? values[row] : values[row] + to_float(bias[row]));
+    const float *values = sums.values - sums.n.begin;
+    for (int64_t m = sums.m.begin; m < sums.m.end; ++m) {
+      T *y = static_cast<T *>(problem.y) + m * problem.y_stride;
+      for (int64_t n = sums.n.begin; n < sums.n.end; ++n)
+        y[n] = from_float<T>(bias == nullptr ? values[n] : values[n] + to_float(bias[n]));
       values += sums.stride;
     }
   });
 }
 
-void matmul_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange rows) {
+void matmul_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange n) {
   const bool in_bf16 = set.bf16 != nullptr && problem.dtype == NF4_DTYPE_BF16;
   const MatmulKernels &kernels = in_bf16 ? *set.bf16 : set.fp32;
-  if (suits_dot(kernels, problem)) return matmul_dot(kernels, problem, rows);
-  matmul_panel(set.dense, kernels, problem, rows);
+  if (suits_dot(kernels, problem)) return matmul_dot(kernels, problem, n);
+  matmul_panel(set.dequant, kernels, problem, n);
 }
 
 }  // namespace nf4::cpu

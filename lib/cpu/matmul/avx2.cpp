@@ -1,10 +1,10 @@
-// AVX2 matmul in fp32 (with FMA and F16C), built as that of matmul_avx512.cpp.
+// Matmul by AVX2 in fp32 (with FMA and F16C).
 //
 // Dot. 8 weights take 2 shifts, two look-ups and a blend (vpermps: 8 floats are one register), and
-// with each column an fma. Tile: 12 fma, two a cycle, for 7 loads; it has 16 registers.
-#include <immintrin.h>
+// with each row of x an fma. Tile: 12 fma, two a cycle, for 7 loads; it has 16 registers.
+#include "cpu/isa/avx2.hpp"
 
-#include "cpu/matmul_kernels.hpp"
+#include "cpu/matmul/loops.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cpu {
@@ -15,14 +15,11 @@ struct Floats {
   using Operand = __m256;
   using Sum = __m256;
   using Codes = __m256i;
-  struct Table {
-    __m256 low, high;
-  };
   static constexpr int kLanes = 8;
-  static constexpr int kPieces = 8;
-  static constexpr int kUnit = kLanes * kPieces;
-  static constexpr int kDotRows[] = {1, 1, 1, 1};
-  static constexpr int kTileColumns = 3;
+  static constexpr int kVectors = 8;
+  static constexpr int kUnit = kLanes * kVectors;
+  static constexpr int kDotN[] = {1, 1, 1, 1};
+  static constexpr int kTileM = 3;
 
   static __m256 zero() { return _mm256_setzero_ps(); }
   static __m256 load(const float *x) { return _mm256_loadu_ps(x); }
@@ -43,19 +40,13 @@ struct Floats {
     _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
   }
 
-  static Table load_table(const void *codebook) {
-    const float *entries = static_cast<const float *>(codebook);
-    return {_mm256_loadu_ps(entries), _mm256_loadu_ps(entries + 8)};
+  static Floats16 load_table(const void *codebook) {
+    return Floats16::load(static_cast<const float *>(codebook));
   }
   static __m256i load_codes(const uint8_t *packed) {
     return _mm256_loadu_si256((const __m256i *)packed);
   }
-  static __m256 look_up(const Table &table, __m256i codes) {
-    // vpermps reads three bits of a code; the fourth, as the sign, chooses the table.
-    const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28));
-    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, codes),
-                            _mm256_permutevar8x32_ps(table.high, codes), upper);
-  }
+  static __m256 look_up(const Floats16 &table, __m256i codes) { return table.look_up(codes); }
   static __m256i next(__m256i codes) { return _mm256_srli_epi32(codes, 4); }
 
   // Which of the unit's scales each lane takes.
@@ -66,7 +57,7 @@ struct Floats {
     return _mm256_permutevar8x32_ps(_mm256_loadu_ps(scales), spread);
   }
 
-  static void take_apart(__m256 a, __m256 b, __m256 &even, __m256 &odd) {
+  static void split_even_odd(__m256 a, __m256 b, __m256 &even, __m256 &odd) {
     const auto in_order = [](__m256 x) {
       return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
     };
@@ -75,34 +66,17 @@ struct Floats {
   }
 };
 
-struct FromFp32 {
-  static constexpr int kBytes = 4;
-  static __m256 load(const char *x) { return _mm256_loadu_ps((const float *)x); }
-};
-struct FromFp16 {
-  static constexpr int kBytes = 2;
-  static __m256 load(const char *x) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x)); }
-};
-struct FromBf16 {
-  static constexpr int kBytes = 2;
-  static __m256 load(const char *x) {
-    return _mm256_castsi256_ps(
-        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16));
-  }
-};
-
 }  // namespace
 
 const MatmulKernels kAvx2Matmul = {
     NF4_DTYPE_FP32,
     Floats::kUnit,
-    Floats::kTileColumns,
+    Floats::kTileM,
     1024,
     4,
-    {prepare_units<Floats, FromFp32>, prepare_units<Floats, FromFp16>,
-     prepare_units<Floats, FromBf16>},
+    {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
     dot<Floats>,
-    {nullptr, convert<Floats, FromFp16>, convert<Floats, FromBf16>},
+    {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
 };
 

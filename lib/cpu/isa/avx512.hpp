@@ -1,4 +1,5 @@
-// What matmul's kernels for AVX-512 have in common: sums in fp32, and the scales of a unit.
+// What the AVX-512 files share. In an unnamed namespace, as each file is compiled for instructions
+// that not every machine has: nothing of it may be linked elsewhere.
 #pragma once
 
 #include <immintrin.h>
@@ -6,7 +7,37 @@
 namespace nf4::cpu {
 namespace {
 
-struct Avx512Sums {
+inline __m512i iota() {
+  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+inline __m512 as_floats(__m512i x) { return _mm512_castsi512_ps(x); }
+inline __m512i as_integers(__m512 x) { return _mm512_castps_si512(x); }
+
+// Element types: 16 of them as floats.
+struct Fp32 {
+  static constexpr int kBytes = 4;
+  static __m512 load(const char *x) { return _mm512_loadu_ps(x); }
+};
+
+struct Fp16 {
+  static constexpr int kBytes = 2;
+  static constexpr int kInfinity = 0x7c00;
+  static __m512 widen(__m256i x) { return _mm512_cvtph_ps(x); }
+  static __m512 load(const char *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
+};
+
+struct Bf16 {
+  static constexpr int kBytes = 2;
+  static constexpr int kInfinity = 0x7f80;
+  static __m512 widen(__m256i x) {
+    return as_floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+  }
+  static __m512 load(const char *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
+};
+
+// Of matmul: sums in fp32, and the scales of a unit.
+struct Fp32Sums {
   using Sum = __m512;
 
   static __m512 zero() { return _mm512_setzero_ps(); }
