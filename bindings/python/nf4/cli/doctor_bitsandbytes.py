@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from nf4 import _bitsandbytes
+from nf4._versions import OLDEST_BITSANDBYTES
 
 _GROUP = "bitsandbytes.backends"
 _SECONDS = 300
@@ -63,7 +64,7 @@ def diagnose(version: str | None) -> dict[str, Any]:
         }
     served, said = _asked()
     if served is None:
-        too_old = f"{version} did not load libnf4; {_bitsandbytes.OLDEST} and later do"
+        too_old = f"{version} did not load libnf4; {OLDEST_BITSANDBYTES} and later do"
         return {**report, "reason": said or too_old}
     return {"active": bool(served["operators"]), "reason": said or None, **served}
 
