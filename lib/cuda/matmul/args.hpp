@@ -3,10 +3,9 @@
 
 #include <cstdint>
 
-#include "core/rounding.hpp"
+#include "core/formats.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "cuda/weight/view.hpp"
-#include "nf4/nf4.h"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -28,15 +27,10 @@ inline bool has_x_vectors(const MatmulProblem &problem) {
   return is_multiple(problem.x, 16) && (problem.m == 1 || problem.x_stride % 8 == 0);
 }
 
-// A format's own codebook, rounded to x's dtype.
-inline RoundedCodebook rounded_codebook(nf4_format format, nf4_dtype dtype) {
-  if (format == NF4_FORMAT_FP4) return dtype == NF4_DTYPE_BF16 ? kFp4InBf16 : kFp4InHalf;
-  return dtype == NF4_DTYPE_BF16 ? kNf4InBf16 : kNf4InHalf;
-}
-
-// The same in fp16, of unit 1: for weights that are scaled before they are rounded.
-inline RoundedCodebook codebook_with_one(nf4_format format) {
-  return format == NF4_FORMAT_FP4 ? kFp4InHalfWithOne : kNf4InHalfWithOne;
+// The format's own codebook, rounded to x's dtype.
+inline const RoundedCodebook &rounded_codebook(const WeightView &weight, nf4_dtype dtype) {
+  const Format &format = kFormats[weight.format_row];
+  return dtype == NF4_DTYPE_BF16 ? format.bf16 : format.fp16;
 }
 
 }  // namespace nf4::cuda

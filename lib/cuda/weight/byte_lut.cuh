@@ -6,7 +6,6 @@
 
 #include "core/decode.hpp"
 #include "core/formats.hpp"
-#include "core/rounding.hpp"
 #include "cuda/element.cuh"
 
 namespace nf4::cuda {

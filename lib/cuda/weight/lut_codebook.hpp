@@ -2,12 +2,11 @@
 #pragma once
 
 #include "core/formats.hpp"
-#include "core/rounding.hpp"
 
 namespace nf4::cuda {
 
 struct LutCodebook {
-  float exact[kCodebookSize];
+  Codebook exact;
   RoundedCodebook rounded;  // in x's dtype; in fp16 of unit 1 where weights are scaled
 };
 

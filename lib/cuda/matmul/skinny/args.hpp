@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/rounding.hpp"
+#include "core/formats.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/runtime/fast_divide.hpp"

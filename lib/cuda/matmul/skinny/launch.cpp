@@ -88,7 +88,7 @@ int plan_ctas(const SkinnySmem &smem, int64_t ctas, const Device &device, Skinny
 cudaError_t skinny_args(const MatmulArgs &matmul, nf4_dtype dtype, int config, int64_t ctas,
                         bool tensor_map, const Device &device, SkinnyArgs &args, int &smem_bytes) {
   args.matmul = matmul;
-  args.codebook = rounded_codebook(matmul.weight.format, dtype);
+  args.codebook = rounded_codebook(matmul.weight, dtype);
   smem_bytes = plan_ctas(skinny_smem(max_m(config), tensor_map), ctas, device, args);
   if (!tensor_map) return cudaSuccess;
   return make_tensor_map({matmul.weight.packed, matmul.weight.rows, matmul.weight.cols / 2},

@@ -233,10 +233,11 @@ cudaError_t launch_wgmma(const MatmulProblem &problem, const MatmulArgs &matmul,
   const WeightView &weight = matmul.weight;
   WgmmaArgs args{};
   args.matmul = matmul;
-  std::copy_n(nf4_codebook(weight.format), kCodebookSize, args.codebook.exact);
+  const Format &format = kFormats[weight.format_row];
+  args.codebook.exact = format.codebook;
   args.codebook.rounded = config.scale_on == ScaleOn::kSums
-                              ? rounded_codebook(weight.format, problem.dtype)
-                              : codebook_with_one(weight.format);
+                              ? rounded_codebook(weight, problem.dtype)
+                              : format.fp16_with_one;
   args.tiles = static_cast<int>(plan.tiles.count());
   args.n_tiles = static_cast<int>(plan.tiles.n);
   args.m_tiles = static_cast<int>(plan.tiles.m);
