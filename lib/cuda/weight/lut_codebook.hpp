@@ -6,7 +6,7 @@
 namespace nf4::cuda {
 
 struct LutCodebook {
-  Codebook exact;
+  float exact[kCodebookSize];
   RoundedCodebook rounded;  // in x's dtype; in fp16 of unit 1 where weights are scaled
 };
 

@@ -234,7 +234,7 @@ cudaError_t launch_wgmma(const MatmulProblem &problem, const MatmulArgs &matmul,
   WgmmaArgs args{};
   args.matmul = matmul;
   const Format &format = kFormats[weight.format_row];
-  args.codebook.exact = format.codebook;
+  std::copy(format.codebook.begin(), format.codebook.end(), args.codebook.exact);
   args.codebook.rounded = config.scale_on == ScaleOn::kSums
                               ? rounded_codebook(weight, problem.dtype)
                               : format.fp16_with_one;
