@@ -17,7 +17,7 @@ from nf4.checkpoint import header as header_module
 from nf4.checkpoint.audit import error_statistics
 from nf4.checkpoint.bnb import survey
 from nf4.checkpoint.jsonio import MAX_MARKS, parse_object
-from nf4.checkpoint.rules import is_simple, skips
+from nf4.checkpoint.skips import SkipMatcher, is_simple
 from nf4.cli import main
 from nf4.cli.console import natural_key
 
@@ -118,7 +118,7 @@ PATTERNS = ["a{99999999999}", "(" * 5000, "(.*.*)*!!", ".*.*.*.*!!", "(a|a)*b", 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern[:12])
 def test_patterns_that_are_not_simple_are_not_run(pattern, tmp_path):
     assert not is_simple(pattern)
-    assert skips(pattern, ["a" * 5000]) == []
+    assert SkipMatcher(["a" * 5000]).first(pattern) is None
     folder = _quantized(tmp_path)
     _change_config(folder, llm_int8_skip_modules=[pattern])
     reason = f"llm_int8_skip_modules has {pattern!r}, a pattern that is not judged"
@@ -140,10 +140,14 @@ def test_hostile_modules_json_is_not_followed(what, tmp_path):
         path.symlink_to("/dev/zero")
     else:
         path.write_text("[" * 100_000 if what == "deeply nested" else "5")
-    result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
-    special = what in ("a FIFO", "endless")
-    assert result.left_out == (["modules.json"] if special else [])
-    assert (tmp_path / "q" / "modules.json").exists() is not special
+    arguments = (str(source), str(tmp_path / "q"), QuantizeOptions())
+    if what in ("a FIFO", "endless"):
+        with pytest.raises(FormatError, match="modules.json: (a FIFO|a link to /dev/zero)"):
+            quantize_checkpoint(*arguments)
+        assert helpers.listing(tmp_path) == ["in"]
+        return
+    assert quantize_checkpoint(*arguments).left_out == []
+    assert (tmp_path / "q" / "modules.json").exists()
 
 
 def test_configuration_that_is_a_fifo_is_refused(tmp_path):
@@ -157,17 +161,19 @@ def test_configuration_that_is_a_fifo_is_refused(tmp_path):
 def test_side_files_behind_links(tmp_path):
     """Links to directories are followed, each directory once; links to nowhere are listed."""
     source = helpers.write_model(tmp_path / "in")
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "config.json").write_text("{}")
-    (source / "1_Pooling").symlink_to(tmp_path / "cache")
+    (source / "pooling").mkdir()
+    (source / "pooling" / "config.json").write_text("{}")
+    (source / "pooling" / "tokenizer.json").symlink_to("../tokenizer.json")
+    (source / "1_Pooling").symlink_to("pooling")
     (source / "loop").symlink_to(source)
-    (source / "nowhere").symlink_to(tmp_path / "gone")
+    (source / "nowhere").symlink_to(source / "gone")
     (source / "itself").symlink_to("itself")
     (source / "adapter_model.safetensors").write_bytes(b"weights")
     result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
-    assert (tmp_path / "q" / "1_Pooling" / "config.json").read_text() == "{}"
-    assert not (tmp_path / "q" / "1_Pooling").is_symlink()
-    left = ["adapter_model.safetensors", "itself", "loop", "nowhere"]
+    copied = helpers.tree(tmp_path / "q" / "pooling")
+    assert copied == helpers.tree(source / "pooling")
+    assert not (tmp_path / "q" / "pooling" / "tokenizer.json").is_symlink()
+    left = ["1_Pooling", "adapter_model.safetensors", "itself", "loop", "nowhere"]
     assert sorted(result.left_out) == left
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import checkpoint_helpers as helpers
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nf4.checkpoint.header import TensorInfo
-from nf4.checkpoint.rules import Rules, matches, skip_list, skips
+from nf4.checkpoint.rules import Rules, matches
+from nf4.checkpoint.skips import SkipMatcher, is_simple, skip_entries
 
 
 def _info(name: str, shape: tuple[int, ...] = (8, 8), dtype: str = "F32") -> TensorInfo:
@@ -69,8 +73,8 @@ def test_dtype_and_size_matter():
 
 def test_modules_that_transformers_keeps_in_float32():
     name = "encoder.block.0.layer.1.DenseReluDense.wo.weight"
-    assert Rules("t5").dense_reason(_info(name)) == "kept in float32 by transformers"
-    assert Rules("llama").dense_reason(_info(name)) is None
+    assert Rules(frozenset({"t5"})).dense_reason(_info(name)) == "kept in float32 by transformers"
+    assert Rules(frozenset({"llama"})).dense_reason(_info(name)) is None
 
 
 def test_skip_adds_and_only_replaces():
@@ -89,30 +93,85 @@ def test_patterns():
     assert not matches("mlp*", "model.layers.0.mlp.up_proj")
 
 
+def _skipped(entry: str, modules: list[str]) -> list[str]:
+    return sorted(set(SkipMatcher(modules).skipped(entry)))
+
+
 def test_skip_entries_mean_what_transformers_means():
     """Its own three rules: a prefix up to a dot, a regular expression, a suffix."""
     modules = ["layer.1.attn", "layer.11.attn", "mlp.gate", "mlp.gate_proj", "decoder.fc1"]
-    assert skips("layer.1", modules) == ["layer.1.attn"]
-    assert skips("layer.*", modules) == ["layer.1.attn", "layer.11.attn"]
-    assert skips("mlp.gate", modules) == ["mlp.gate"]
-    assert skips("fc1", modules) == ["decoder.fc1"]
-    assert skips("a(", modules) == []
+    assert _skipped("layer.1", modules) == ["layer.1.attn"]
+    assert _skipped("layer.*", modules) == ["layer.1.attn", "layer.11.attn"]
+    assert _skipped("mlp.gate", modules) == ["mlp.gate"]
+    assert _skipped("fc1", modules) == ["decoder.fc1"]
+    assert _skipped("a(", modules) == []
+
+
+def _skipped_one_by_one(entry: str, modules: list[str]) -> list[str]:
+    """As should_convert_module of transformers does it."""
+    pattern = re.compile(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))") if is_simple(entry) else None
+    found = {m for m in modules if m.endswith(entry) or (pattern and pattern.match(m))}
+    return sorted(found)
+
+
+PIECES = ["a", "b", "ab", "1", "11", ".", "..", "_", ".*", "\\.", "$", "a.", "\\-", "-", "("]
+
+
+@given(
+    st.lists(st.text("ab1._-", max_size=8), max_size=8),
+    st.lists(st.sampled_from(PIECES), max_size=5).map("".join),
+)
+def test_skip_matcher_is_the_naive_way(modules, entry):
+    assert _skipped(entry, modules) == _skipped_one_by_one(entry, modules)
+
+
+def _layers(count: int, parts: str) -> list[str]:
+    return [f"model.layers.{i}.{part}_proj" for i in range(count) for part in parts.split()]
+
+
+def test_skip_lists_take_near_linear_work():
+    """Bisections for each entry do not grow with the number of modules."""
+    per_entry = []
+    for count in (30, 3000):
+        quantized = _layers(count, "attn.q attn.k attn.v attn.o")
+        entries = skip_entries(_layers(count, "mlp.gate mlp.up mlp.down mlp.x"), quantized)
+        assert len(entries) == 4 * count
+        matcher = SkipMatcher(quantized)
+        assert not any(map(matcher.first, entries))
+        per_entry.append(matcher.steps / len(entries))
+    assert per_entry[1] < 2 * per_entry[0] and per_entry[1] < 20
+
+
+@pytest.mark.parametrize("entry", ["." * 60 + "x", "model.*x"])
+def test_hostile_skip_entries_take_bounded_work(entry):
+    """An exhausted matcher judges entries as suffixes only."""
+    matcher = SkipMatcher(_layers(1000, "q k"), max_steps=5000)
+    for number in range(100):
+        assert matcher.first(f"{entry}{number}") is None
+    assert matcher.exhausted and matcher.steps < 6000
+    assert matcher.first("layers.7.q_proj") == "model.layers.7.q_proj"
+    assert matcher.first("model.layers.7") is None
 
 
 def test_skip_list_names_what_is_dense_and_nothing_that_is_not():
     dense = [_info("model.embed_tokens.weight"), _info("norm.weight", (8,)), _info("head.weight")]
     dense += [_info(f"layers.0.experts.{n}.w1.weight") for n in range(3)]
     quantized = ["layers.0.q", "big_head"]
-    entries = skip_list(dense, quantized, ["LlamaForCausalLM"])
+    weights = [f"{module}.weight" for module in quantized]
+    entries = Rules().skip_modules(dense, weights, ["LlamaForCausalLM"])
     assert entries == ["head$", "layers.0.experts", "lm_head", "model.embed_tokens"]
-    assert not any(skips(entry, quantized) for entry in entries)
-    assert skips("head$", ["head"]) == ["head"]
+    assert not any(_skipped(entry, quantized) for entry in entries)
+    assert _skipped("head$", ["head"]) == ["head"]
 
 
 def test_skip_list_leaves_a_stored_head_alone():
-    entries = skip_list([_info("lm_head.weight")], ["layers.0.q"], ["LlamaForCausalLM"])
+    entries = Rules().skip_modules([_info("lm_head.weight")], ["q.weight"], ["LlamaForCausalLM"])
     assert entries == ["lm_head"]
-    assert skip_list([], ["lm_head"], ["LlamaForCausalLM"]) == []
+    assert Rules().skip_modules([], ["lm_head.weight"], ["LlamaForCausalLM"]) == []
+
+
+def test_a_module_whose_name_is_no_pattern_gets_an_escaped_entry():
+    assert skip_entries(["a(b"], ["c"]) == ["a\\(b$"]
 
 
 def test_gpt2_layers_are_turned_round(tmp_path):
