@@ -1,7 +1,8 @@
 // The scalar reference: the oracle of every test, never optimised.
 #pragma once
 
-#include "cpu/backend.hpp"
+#include "cpu/ranges.hpp"
+#include "problem.hpp"
 
 namespace nf4::cpu {
 

@@ -223,7 +223,8 @@ __global__ void __launch_bounds__(kTiledThreads)
   pdl_launch_dependents<Arch>();
   const float offset = share_scale_code<Nested>(args, code);
   if (threadIdx.x < kCodebookSize)
-    codebook[threadIdx.x] = device_codebook(args.codebook, args.format)[threadIdx.x];
+    codebook[threadIdx.x] =
+        device_codebook(args.codebook, args.format == NF4_FORMAT_FP4 ? 0 : 1)[threadIdx.x];
   const SharedTile<T> w(pieces[0]), x(pieces[1]);
   const Dequantizer<Nested> dequantizer{code, codebook, offset};
 

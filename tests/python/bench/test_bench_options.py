@@ -35,6 +35,8 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert options.parse(["--challenge", "--iterations", "1"]).iterations == 1
     assert options.parse(["--matmul", "--quick"]) == Options(mode="matmul", quick=True)
     assert options.parse(["--matmul-sweep"]).mode == "matmul-sweep"
+    found = options.parse(["--before", "other", "--quick"])
+    assert found == Options(mode="before", quick=True, before=Path("other"))
     assert options.parse(["--models", "--quick"]) == Options(mode="models", quick=True)
 
 
@@ -58,6 +60,10 @@ REFUSED = {
     "--device tpu": "invalid choice: 'tpu'",
     "--fast": "unrecognized arguments: --fast",
     "--sweep --challenge": "not allowed with",
+    "--before other --models": "not allowed with",
+    "--before other --shapes 64x64": "--before has shapes of its own",
+    "--before other --replays 5": "--replays means nothing to --before",
+    "--before other --device cpu": "--before needs a GPU",
     "--quick --shapes 64x64": "not allowed with",
     "--challenge --quick": "neither --shapes nor --quick",
     "--call --shapes 64x64": "neither --shapes nor --quick",

@@ -25,6 +25,8 @@ REPORT = {
     "seconds": float,
     "not_copied": list,
     "warnings": list,
+    "chosen_by": str,
+    "left_dense": dict,
 }
 
 

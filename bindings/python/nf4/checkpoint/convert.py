@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nf4.checkpoint.architecture import UnknownModel, ask
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State, Survey, survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError, OptionError
@@ -26,9 +25,9 @@ from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import (
     Rules,
     architectures,
+    choose_rules,
     is_conv1d,
     is_matrix,
-    matrix_shapes,
     model_types,
     module_of,
 )
@@ -71,18 +70,6 @@ class QuantizeOptions:
     compute: str | None = None
     allow_nonfinite: bool = False
     threads: int = 0
-
-
-def _rules(checkpoint: Checkpoint, found: Survey, options: QuantizeOptions) -> tuple[Rules, str]:
-    """The rules for a dense checkpoint, and in words what they go by."""
-    types = model_types(checkpoint.config)
-    try:
-        model = ask(checkpoint.config, matrix_shapes(found, types))
-        chosen_by = f"the modules of {model.name}"
-    except UnknownModel as error:
-        model, chosen_by = None, f"tensor names: {error}"
-    shapes = {name: info.shape for name, info in found.dense.items()}
-    return Rules(types, options.skip, options.only, model, shapes), chosen_by
 
 
 def _quantize_step(
@@ -148,7 +135,7 @@ def quantize_checkpoint(
         existing_quantization(checkpoint)
         found = survey(checkpoint)
         found.require_sound()
-        rules, chosen_by = _rules(checkpoint, found, options)
+        rules, chosen_by = choose_rules(checkpoint.config, found, options.skip, options.only)
         unknown = rules.unmatched(module_of(name) for name in found.dense)
         if unknown:
             raise OptionError(f"--skip or --only names no tensor: {', '.join(map(repr, unknown))}")
