@@ -8,6 +8,7 @@
 Every function may be called from any number of threads at once.
 """
 
+from nf4 import _interrupt  # noqa: F401  first: it ends the command at a Ctrl-C
 from nf4._load import library_path
 from nf4.errors import (
     CudaError,
