@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _bound, _torch
+from nf4 import _prepared, _torch
 from nf4._load import check, library
 from nf4.errors import InvalidArgument
 from nf4.torch import _native
@@ -40,11 +40,11 @@ def _look_closer(*_arguments: Any) -> None:
 @functools.cache
 def _calls() -> tuple[Callable[..., int | None], Callable[..., int | None]]:
     """matmul and dequantize without ctypes: each gives the status, or None if it did nothing."""
-    if _bound._nf4_fast is None:
+    if _prepared._nf4_fast is None:
         return _look_closer, _look_closer
     addresses = [_native.address([library()], name) for name in _FUNCTIONS]
     try:
-        calls = _bound._nf4_fast.Calls(Tensor, *addresses)
+        calls = _prepared._nf4_fast.Calls(Tensor, *addresses)
     except (AttributeError, BufferError):  # torch without DLPack's exchange
         return _look_closer, _look_closer
     return calls.matmul, calls.dequantize

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nf4 import _bound, _convert
+from nf4 import _convert, _prepared
 from nf4._load import library
 from nf4.errors import LibraryNotFound
 
@@ -76,7 +76,7 @@ def address(libraries: Sequence[ctypes.CDLL], name: str) -> int:
 
 def _register() -> bool:
     """Did torch take the kernels in C++, for all devices that it has?"""
-    module = _bound._nf4_fast
+    module = _prepared._nf4_fast
     if module is None:
         return False
     try:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import nf4
 from nf4 import _convert, _torch
-from nf4._bound import bound
+from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.tensor import no_weight
 from nf4.torch import _operators, _state, functional
@@ -132,7 +132,7 @@ class NF4Linear(nn.Linear):
             raise InvalidArgument("codebook is given; a layer has its format's own")
         functional.arguments(weight)  # or it is not of tensors
         if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
-            bound(weight)  # or a part is of the wrong size or type
+            prepare(weight)  # or a part is of the wrong size or type
         self.out_features, self.in_features = weight.shape
         self.format, self.dtype_before = weight.format, weight.dtype
         self.blocksize, self.nested_blocksize = weight.blocksize, weight.nested_blocksize
@@ -339,7 +339,7 @@ class NF4Linear(nn.Linear):
             )
         parts = _tensors(weight)
         if self._has_memory_for(weight):
-            bound(weight)
+            prepare(weight)
             own = _tensors(self.quantized)
             for name in parts.keys() - {"nested_code"}:
                 own[name].copy_(parts[name].view(own[name].shape))
