@@ -11,7 +11,7 @@ import oracle
 import pytest
 from fakes import CudaArray, DlpackArray
 from nf4 import _dlpack, _operand
-from nf4._readers import read
+from nf4._operand import read
 
 FLOAT, UINT, BFLOAT = 2, 1, 4
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nf4 import _convert
-from nf4._operand import Operand
-from nf4._readers import read
+from nf4._operand import Operand, address, read
 from nf4._torch import Device
 from nf4.errors import InvalidArgument, shown
 from nf4.typing import CudaStreamLike, MemoryLike
@@ -24,11 +24,12 @@ _HUGE_PAGE = 2 << 20
 _HUGE_PAGES_FROM = 4 << 20
 
 
-def aligned_array(shape: tuple[int, ...], dtype: np.dtype, alignment: int) -> np.ndarray:
+def _aligned_array(shape: tuple[int, ...], dtype: np.dtype, alignment: int) -> np.ndarray:
     """A new array at a multiple of `alignment` bytes: a view of a larger one, as numpy's own are
     at multiples of 16. Raises ValueError for a shape that numpy cannot have."""
     raw = np.empty(math.prod(shape) * dtype.itemsize + alignment, np.uint8)
-    return np.ndarray(shape, dtype, raw, offset=-raw.ctypes.data % alignment)
+    address = raw.__array_interface__["data"][0]  # raw.ctypes.data takes ten times as long
+    return np.ndarray(shape, dtype, raw, offset=-address % alignment)
 
 
 def _new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -36,7 +37,7 @@ def _new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     huge pages, so a large array begins with one."""
     if math.prod(shape) * dtype.itemsize < _HUGE_PAGES_FROM:
         return np.empty(shape, dtype)
-    return aligned_array(shape, dtype, _HUGE_PAGE)
+    return _aligned_array(shape, dtype, _HUGE_PAGE)
 
 
 def new_output(
@@ -44,10 +45,10 @@ def new_output(
     dtype: str,
     torch: Device | None,
     on_device: bool | None,
-    stream: CudaStreamLike | None,
+    stream: int | None,
 ) -> np.ndarray | Tensor:
-    """An uninitialised output for work on `stream`: a tensor on a device of torch, else a numpy
-    array in host memory. Raises InvalidArgument for device memory that is not torch's."""
+    """An uninitialised output for work on `stream`: a tensor on a device of torch, a numpy array
+    for all else in host memory."""
     if torch is not None:
         return torch.new(shape, dtype, stream)
     if on_device is not False:
@@ -63,7 +64,7 @@ def workspace(
     needed: int,
     on_device: bool,
     torch: Device | None,
-    stream: CudaStreamLike | None,
+    stream: int | None,
 ) -> tuple[Operand, int]:
     """The workspace of a call and its size in bytes; at address 0 where none is needed. One that
     is made here belongs to `stream`, as it may go back to torch before the work has run."""
@@ -75,8 +76,8 @@ def workspace(
         elif on_device:
             raise InvalidArgument(f"workspace is None; expected {needed} bytes of device memory")
         else:
-            value = aligned_array((needed,), np.dtype(np.uint8), _WORKSPACE_ALIGNMENT)
-    found = read("workspace", value)
+            value = _aligned_array((needed,), np.dtype(np.uint8), _WORKSPACE_ALIGNMENT)
+    found = read("workspace", value, torch)
     if found.elements is None:
         return found, needed
     found.expect("uint8", found.elements).require_writable()
@@ -85,13 +86,44 @@ def workspace(
     return found, found.elements
 
 
-def launch_stream(stream: CudaStreamLike | None, threads: int, torch: Device | None) -> int:
-    """The cudaStream_t of a call on device memory, where threads mean nothing."""
+def launch_stream(stream: int | None, threads: int, torch: Device | None) -> int:
+    """The cudaStream_t of a call on device memory, where threads mean nothing: the current one
+    of torch where `stream` is None, else the legacy default stream."""
     if threads != 0:
         raise InvalidArgument(f"threads is {threads}; expected 0 for device memory")
-    if stream is None and torch is not None:
-        return torch.current_stream()
-    return _convert.stream_address(stream)
+    if stream is not None:
+        return stream
+    return 0 if torch is None else torch.current_stream()
+
+
+def stream_handle(stream: CudaStreamLike | None) -> int | None:
+    """The cudaStream_t of an int, a ctypes.c_void_p, or a torch, CuPy or cuda.core stream. None
+    stays None."""
+    if stream is None:
+        return None
+    if type(stream) is int:
+        return address("stream", stream)
+    if isinstance(stream, ctypes.c_void_p):
+        return stream.value or 0
+    for attribute in ("cuda_stream", "ptr"):
+        if hasattr(stream, attribute):
+            return address("stream", getattr(stream, attribute))
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        given = protocol() if callable(protocol) else protocol
+        try:
+            _version, handle = given
+            return address("stream", int(handle))
+        except (TypeError, ValueError):
+            raise InvalidArgument(
+                f"stream.__cuda_stream__ is {shown(given)}; expected a version and an address"
+            ) from None
+    if isinstance(stream, bool) or not hasattr(stream, "__index__"):
+        raise InvalidArgument(
+            f"stream is {shown(stream)}; expected None, an int, or an object with cuda_stream, ptr "
+            f"or __cuda_stream__"
+        )
+    return address("stream", stream)
 
 
 def require_no_stream(stream: CudaStreamLike | None) -> None:

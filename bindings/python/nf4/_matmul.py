@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from nf4 import _abi, _call, _convert, _torch
 from nf4._load import check, library
-from nf4._operand import Operand
+from nf4._operand import Operand, on_device, read
 from nf4._prepared import PRODUCT_NAMES, Prepared, prepare
-from nf4._readers import read
 from nf4.errors import InvalidArgument, kind_of
 from nf4.tensor import QuantizedTensor
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike, Out
@@ -21,65 +21,90 @@ from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike, 
 _ARGS_SIZE = ctypes.sizeof(_abi.MatmulArgs)
 
 
-class _Product(NamedTuple):
-    """A product, checked: its weight, what C gets, and the y to return. `torch` is the device of
-    a tensor among its arguments. `operands` keep memory alive until C has been called."""
+class _Problem(NamedTuple):
+    """A product, checked. `operands` keep memory alive until C has been called; `torch` is the
+    device of a tensor among them or the weight's parts."""
 
     weight: Prepared
     args: _abi.MatmulArgs
-    y: Any
+    y: MemoryLike
     on_device: bool
     torch: _torch.Device | None
-    operands: tuple[Operand, ...]
+    operands: Sequence[Operand]
 
 
-def _product(
+def _problem(
     weight: Prepared,
     x: ArrayLike,
     bias: MemoryLike | None,
     out: MemoryLike | None,
-    stream: CudaStreamLike | None,
-) -> _Product:
-    """Reads and checks x, out and bias, and makes y where `out` is None."""
-    rows = read("x", x, weight.torch)
-    x_stride, m = rows.row_stride(weight.cols), _count_rows(rows)
-    dtype, torch = rows.dtype, weight.torch or rows.torch
-    shape = (*rows.shape[:-1], weight.rows)
-    y = out
+    stream: int | None,
+) -> _Problem:
+    """Reads x, out and bias, checks them, and makes y where `out` is None."""
+    given = read("x", x, weight.torch)
+    torch = weight.torch or given.torch
+    x_stride, dtype = _row_stride(given, weight.cols), given.dtype
+    if given.shape is None:
+        raise InvalidArgument("x is an address; expected an array, for its shape")
+    if dtype not in _convert.DTYPES:
+        raise InvalidArgument(f"x is of {dtype}; expected fp32, fp16 or bf16")
+    m, shape = math.prod(given.shape[:-1]), (*given.shape[:-1], weight.rows)
+    if m >> 63:
+        raise InvalidArgument(f"the number of rows of x is {m}; expected a 64-bit integer")
     if out is None:
-        y = _call.new_output(shape, dtype, rows.torch, rows.on_device, stream)
-    target = read("out", y, torch)
-    y_stride = target.row_stride(weight.rows)
-    _require_output(target, shape, dtype)
-    operands, bias_address = (rows, target), None
+        out = _call.new_output(shape, dtype, given.torch, given.on_device, stream)
+    y = read("out", out, torch)
+    y_stride = _row_stride(y, weight.rows)
+    _require_output(y, shape, dtype)
+    operands = [given, y]
     if bias is not None:
-        added = read("bias", bias, torch).expect(dtype, weight.rows)
-        operands, bias_address = (rows, target, added), added.address
-    on_device = weight.is_on_device(*operands)
-    if on_device and dtype == "fp32":
+        operands.append(read("bias", bias, torch).expect(dtype, weight.rows))
+    in_device_memory = on_device(weight.located, *operands)
+    if in_device_memory and dtype == "fp32":
         raise InvalidArgument("x is of fp32; expected fp16 or bf16 in device memory")
+    bias_address = None if bias is None else operands[2].address
     args = _abi.MatmulArgs(
         _ARGS_SIZE,
         _convert.DTYPES[dtype],
         0,
         m,
-        rows.address,
+        given.address,
         x_stride,
         bias_address,
-        target.address,
+        y.address,
         y_stride,
     )
-    return _Product(weight, args, y, on_device, torch or target.torch, operands)
+    return _Problem(weight, args, out, in_device_memory, torch or y.torch, operands)
 
 
-def _count_rows(x: Operand) -> int:
-    """The m of a product."""
-    if x.shape is None:
-        raise InvalidArgument("x is an address; expected an array, for its shape")
-    if x.dtype not in _convert.DTYPES:
-        raise InvalidArgument(f"x is of {x.dtype}; expected fp32, fp16 or bf16")
-    m = math.prod(x.shape[:-1])
-    return m if m >> 63 == 0 else _convert.integer("the number of rows of x", m, 64)
+def _row_stride(operand: Operand, columns: int) -> int:
+    """The distance from one row of an array [..., columns] to the next, in elements. Rows at an
+    address have no gaps."""
+    name, shape, strides = operand.name, operand.shape, operand.strides
+    if shape is None:
+        return columns
+    if shape[-1:] != (columns,):
+        raise InvalidArgument(f"{name} is of shape {shape}; expected [..., {columns}]")
+    if strides is None:
+        return columns
+    stride = _distance(shape, strides)
+    if stride is None or stride < columns:
+        raise InvalidArgument(
+            f"{name} is of shape {shape} and strides {strides}; expected contiguous rows, each at "
+            f"one distance of {columns} or more from the next"
+        )
+    return _convert.integer(f"the stride of {name}", stride, 64)
+
+
+def _distance(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """How far apart rows of the last dimension are, if each is contiguous and all are at one
+    distance; else None. That of a single row is its length."""
+    if shape[-1] != 1 and strides[-1] != 1:
+        return None
+    leading = [each for each in zip(shape[:-1], strides[:-1], strict=True) if each[0] != 1]
+    if any(outer != extent * inner for (_, outer), (extent, inner) in pairwise(leading)):
+        return None
+    return leading[-1][1] if leading else shape[-1]
 
 
 def _require_output(y: Operand, shape: tuple[int, ...], dtype: str) -> None:
@@ -90,23 +115,19 @@ def _require_output(y: Operand, shape: tuple[int, ...], dtype: str) -> None:
         raise InvalidArgument(f"out is of {y.dtype}; expected {dtype}, as x is")
 
 
-def _launch_arguments(
-    torch: _torch.Device | None,
+def _workspace(
+    value: MemoryLike | None,
     needed: int,
-    workspace: MemoryLike | None,
-    threads: int,
-    stream: CudaStreamLike | None,
-) -> tuple[Operand, tuple[int, int, int]]:
-    """The workspace, which must live until C has been called, and what a launch gets after its
-    operands."""
-    enqueued_on = _call.launch_stream(stream, threads, torch)
-    scratch, nbytes = _call.workspace(workspace, needed, True, torch, stream)
-    if scratch.on_device is False:
+    torch: _torch.Device | None,
+    stream: int | None,
+) -> tuple[Operand, int]:
+    found, nbytes = _call.workspace(value, needed, True, torch, stream)
+    if found.on_device is False:
         raise InvalidArgument("workspace is in host memory; expected device memory, as x is")
-    return scratch, (scratch.address, nbytes, enqueued_on)
+    return found, nbytes
 
 
-def _require_host_arguments(workspace: MemoryLike | None, stream: CudaStreamLike | None) -> None:
+def _require_host_arguments(stream: CudaStreamLike | None, workspace: MemoryLike | None) -> None:
     _call.require_no_stream(stream)
     if workspace is not None:
         raise InvalidArgument("workspace is given; expected None for host memory")
@@ -199,20 +220,22 @@ def matmul(
 
     Returns `out`, or what was made. Raises what quantize raises; then `out` is as it was.
     """
-    threads = _convert.integer("threads", threads, 32)
-    product = _product(prepare(weight), x, bias, out, stream)
-    argument, args = product.weight.argument, product.args
-    if product.on_device:
-        needed = product.weight.matmul_workspace(args.dtype, args.m, args.x_stride, args.y_stride)
-        scratch, rest = _launch_arguments(product.torch, needed, workspace, threads, stream)
-        status = library().nf4_matmul_launch(argument, ctypes.byref(args), *rest)
+    threads, handle = _convert.integer("threads", threads, 32), _call.stream_handle(stream)
+    prepared = prepare(weight)
+    problem = _problem(prepared, x, bias, out, handle)
+    args, operands = problem.args, (prepared.argument, ctypes.byref(problem.args))
+    if problem.on_device:
+        needed = prepared.matmul_workspace(args.dtype, args.m, args.x_stride, args.y_stride)
+        enqueued_on = _call.launch_stream(handle, threads, problem.torch)
+        scratch, nbytes = _workspace(workspace, needed, problem.torch, handle)
+        status = library().nf4_matmul_launch(*operands, scratch.address, nbytes, enqueued_on)
     else:
-        _require_host_arguments(workspace, stream)
-        status = library().nf4_matmul_cpu(argument, ctypes.byref(args), threads)
+        _require_host_arguments(stream, workspace)
+        status = library().nf4_matmul_cpu(*operands, threads)
     check(status, PRODUCT_NAMES)
     if out is not None or workspace is not None:
         _torch.tell_of_writes((out, workspace))
-    return product.y
+    return problem.y
 
 
 def _listed(weights: Iterable[QuantizedTensor[Any]]) -> list[QuantizedTensor[Any]]:
@@ -239,21 +262,19 @@ def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[A
     return values
 
 
-def _products(
-    arguments: Iterable[tuple[Any, Any, Any, Any]], stream: CudaStreamLike | None
-) -> list[_Product]:
+def _problems(arguments: Iterable[tuple[Any, Any, Any, Any]], stream: int | None) -> list[_Problem]:
     """Of (weight, x, bias, out) for each product, all of them in one place."""
-    products: list[_Product] = []
+    problems: list[_Problem] = []
     try:
         for weight, x, bias, out in arguments:
-            product = _product(prepare(weight), x, bias, out, stream)
-            if products and product.on_device != products[0].on_device:
-                ours, theirs = ("device", "host") if product.on_device else ("host", "device")
+            problem = _problem(prepare(weight), x, bias, out, stream)
+            if problems and problem.on_device != problems[0].on_device:
+                ours, theirs = ("device", "host") if problem.on_device else ("host", "device")
                 raise InvalidArgument(f"in {ours} memory, but product 0 is in {theirs} memory")
-            products.append(product)
+            problems.append(problem)
     except InvalidArgument as error:
-        raise InvalidArgument(f"product {len(products)}: {error}") from None
-    return products
+        raise InvalidArgument(f"product {len(problems)}: {error}") from None
+    return problems
 
 
 def _batch(
@@ -347,24 +368,24 @@ def matmul_batch(
     Returns a list of what matmul returns. Raises what quantize raises, and names the product,
     counted from 0; then every `out` is as it was, unless it is CudaError.
     """
-    threads = _convert.integer("threads", threads, 32)
+    threads, handle = _convert.integer("threads", threads, 32), _call.stream_handle(stream)
     weights = _listed(weights)
     count = len(weights)
     each_x = _for_each("x", x, count) if isinstance(x, (list, tuple)) else [x] * count
     each_out = _for_each("out", out, count)
     arguments = zip(weights, each_x, _for_each("bias", bias, count), each_out, strict=True)
-    products = _products(arguments, stream)
-    if not products:
+    problems = _problems(arguments, handle)
+    if not problems:
         return []
-    batch = _batch([each.weight for each in products], [each.args for each in products])
-    if products[0].on_device:
-        torch = next((each.torch for each in products if each.torch is not None), None)
-        needed = _batch_workspace(batch)
-        scratch, rest = _launch_arguments(torch, needed, workspace, threads, stream)
-        status = library().nf4_matmul_batch_launch(*batch, *rest)
+    batch = _batch([each.weight for each in problems], [each.args for each in problems])
+    if problems[0].on_device:
+        torch = next((each.torch for each in problems if each.torch is not None), None)
+        enqueued_on = _call.launch_stream(handle, threads, torch)
+        scratch, nbytes = _workspace(workspace, _batch_workspace(batch), torch, handle)
+        status = library().nf4_matmul_batch_launch(*batch, scratch.address, nbytes, enqueued_on)
     else:
-        _require_host_arguments(workspace, stream)
+        _require_host_arguments(stream, workspace)
         status = library().nf4_matmul_batch_cpu(*batch, threads)
     check(status, PRODUCT_NAMES)
     _torch.tell_of_writes((*each_out, workspace))
-    return [each.y for each in products]
+    return [each.y for each in problems]

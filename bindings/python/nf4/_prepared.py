@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nf4 import _abi, _call, _convert
 from nf4._load import check, library
-from nf4._operand import Operand, on_device, place
-from nf4._readers import read
+from nf4._operand import Operand, locate, read
 from nf4.tensor import PREPARED, QuantizedTensor, no_weight
 from nf4.typing import CudaStreamLike, DTypeLike
 
@@ -40,7 +39,7 @@ class Prepared:
     """What is known of a weight. Nothing in it changes, so threads may share it.
 
     parts             the weight's Operands
-    on_device         where they are, as by _operand.place
+    located           one of them that says where they are, which a raw address does not
     torch             the device of torch where `packed` is a tensor, else None
     argument          the nf4_tensor, as a pointer
     in_place()        is the memory of each tensor where it was?
@@ -60,24 +59,24 @@ class Prepared:
         "elements",
         "in_place",
         "launch",
+        "located",
         "matmul_workspace",
-        "on_device",
         "parts",
         "rows",
         "shape",
         "torch",
     )
 
-    def __init__(self, weight: QuantizedTensor[Any]) -> None:
+    def __init__(self, weight: QuantizedTensor[Any], descriptor: _abi.Tensor) -> None:
         self.shape, self.dtype, self.elements = weight.shape, weight.dtype, weight.elements
-        self._descriptor = weight.descriptor()
+        self._descriptor = descriptor
         # A c_void_p passes as it is; byref() would be converted in each call.
         self.argument = ctypes.c_void_p(ctypes.addressof(self._descriptor))
         self.rows, self.cols = self._descriptor.rows, self._descriptor.cols
         self.parts = _parts(weight)
         for part in self.parts:
             setattr(self._descriptor, part.name, part.address)
-        self.on_device = place(self.parts)
+        self.located = locate(self.parts)
         self.torch = self.parts[0].torch
         self._new_default = self.torch and self.torch.maker(self.shape, self.dtype)
         size_of = functools.partial(_matmul_workspace, self._descriptor)
@@ -96,7 +95,7 @@ class Prepared:
         """An _nf4_fast.Weight, or None where that is of no use."""
         if _nf4_fast is None or bool(tensors) != (self.torch is not None):
             return None
-        device = self.on_device is not False
+        device = self.located.on_device is not False
         function = library().nf4_dequant_launch if device else library().nf4_dequant_cpu
         try:
             return _nf4_fast.Weight(
@@ -114,14 +113,6 @@ class Prepared:
         except (AttributeError, BufferError, RuntimeError):  # torch without DLPack's exchange
             return None
 
-    def is_on_device(self, *operands: Operand) -> bool:
-        """Are these and the weight device memory? Raises InvalidArgument where they are not all
-        in one place."""
-        for each in operands:
-            if each.on_device is not self.on_device:
-                return on_device([*self.parts, *operands])
-        return self.on_device is not False
-
     def new_output(
         self, dtype: DTypeLike | None, stream: CudaStreamLike | None
     ) -> np.ndarray | Tensor:
@@ -130,7 +121,8 @@ class Prepared:
             if stream is None or not self.torch.is_cuda:
                 return self._new_default()
         name = self.dtype if dtype is None else _convert.dtype_name(dtype)
-        return _call.new_output(self.shape, name, self.torch, self.on_device, stream)
+        handle = _call.stream_handle(stream)
+        return _call.new_output(self.shape, name, self.torch, self.located.on_device, handle)
 
 
 def _in_place(addresses: Iterable[tuple[Callable[[], int], int]]) -> bool:
@@ -175,10 +167,11 @@ def _parts(weight: QuantizedTensor[Any]) -> list[Operand]:
         ]
     if weight.codebook is not None:
         expected.append(("codebook", "fp32", 16))
-    return [
-        read(name, getattr(weight, name)).expect(dtype, elements)
-        for name, dtype, elements in expected
-    ]
+    parts: list[Operand] = []
+    for name, dtype, elements in expected:
+        torch = parts[0].torch if parts else None
+        parts.append(read(name, getattr(weight, name), torch).expect(dtype, elements))
+    return parts
 
 
 def prepare(weight: QuantizedTensor[Any], name: str = "weight") -> Prepared:
@@ -193,5 +186,5 @@ def prepare(weight: QuantizedTensor[Any], name: str = "weight") -> Prepared:
     if found is None or not found.in_place():
         if not isinstance(weight, QuantizedTensor):
             raise no_weight(name, weight)
-        found = weight.__dict__[PREPARED] = Prepared(weight)
+        found = weight.__dict__[PREPARED] = Prepared(weight, weight.descriptor())
     return found

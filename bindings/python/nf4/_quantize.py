@@ -8,9 +8,8 @@ import numpy as np
 
 from nf4 import _call, _convert, _torch
 from nf4._load import check, library
-from nf4._operand import Operand, on_device
+from nf4._operand import Operand, on_device, read
 from nf4._prepared import prepare
-from nf4._readers import read
 from nf4.errors import InvalidArgument, shown
 from nf4.info import scale_code
 from nf4.tensor import QuantizedTensor, sizes
@@ -24,7 +23,7 @@ _WRITTEN = ("packed", "absmax", "nested_absmax", "nested_offset")
 
 
 def _new_weight(
-    source: Operand, layout: dict[str, Any], stream: CudaStreamLike | None
+    source: Operand, layout: dict[str, Any], stream: int | None
 ) -> QuantizedTensor[Any]:
     """An uninitialised weight: of torch tensors for a tensor, of numpy arrays for all else in
     host memory."""
@@ -173,9 +172,9 @@ def quantize(
         "nested_blocksize": nested_blocksize,
         "codebook": codebook,
     }
-    threads = _convert.integer("threads", threads, 32)
+    threads, handle = _convert.integer("threads", threads, 32), _call.stream_handle(stream)
     if out is None:
-        out = _new_weight(source, layout, stream)
+        out = _new_weight(source, layout, handle)
     else:
         prepare(out, "out")  # before its attributes are asked for, which only a weight has
         _require_agreement(out, source, layout)
@@ -183,13 +182,13 @@ def quantize(
     written = [part.require_writable() for part in weight.parts if part.name in _WRITTEN]
     torch = source.torch or weight.torch
     needed = out.sizes.workspace_bytes
-    on_gpu = weight.is_on_device(source)
-    scratch, nbytes = _call.workspace(workspace, needed, on_gpu, torch, stream)
-    on_device([source, *weight.parts, scratch])
+    in_device_memory = on_device(source, weight.located)
+    scratch, nbytes = _call.workspace(workspace, needed, in_device_memory, torch, handle)
+    on_device(source, weight.located, scratch)
     dtype = _convert.DTYPES[out.dtype]
     arguments = source.address, dtype, weight.argument, scratch.address, nbytes
-    if on_gpu:
-        enqueued_on = _call.launch_stream(stream, threads, torch)
+    if in_device_memory:
+        enqueued_on = _call.launch_stream(handle, threads, torch)
         status = library().nf4_quantize_launch(*arguments, enqueued_on)
     else:
         _call.require_no_stream(stream)

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from nf4 import _convert
-from nf4._operand import Operand
-from nf4.errors import InvalidArgument, kind_of
+from nf4.errors import kind_of
 from nf4.info import scale_code
-from nf4.typing import CudaStreamLike
 
 if TYPE_CHECKING:
     import torch
@@ -54,26 +52,6 @@ def fault(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def read(name: str, tensor: torch.Tensor) -> Operand:
-    """The memory of a tensor. Raises InvalidArgument, and lets through what torch raises."""
-    why = fault(tensor)
-    address = 0 if why else tensor.data_ptr()
-    if not why and address == 0 and tensor.numel() != 0:
-        why = "has no memory"
-    if why:
-        raise InvalidArgument(f"{name} {why}")
-    return Operand(
-        name=name,
-        address=address,
-        owner=tensor,
-        dtype=dtype_name(tensor.dtype),
-        shape=tuple(tensor.shape),
-        strides=None if tensor.is_contiguous() else tuple(tensor.stride()),
-        on_device=tensor.is_cuda,
-        torch=_device(sys.modules["torch"], tensor.device),
-    )
-
-
 def tell_of_writes(values: Iterable[object]) -> None:
     """Tells autograd that those of these that are tensors were written to. A backward pass that
     needs one as it was before then raises torch's RuntimeError."""
@@ -83,8 +61,9 @@ def tell_of_writes(values: Iterable[object]) -> None:
 
 
 class Device:
-    """A device of torch: reads plain tensors on it, makes new ones, knows its current stream.
+    """A device of torch: what tensors on it are, new ones, and its current stream.
 
+    names  our name of a dtype, by torch's dtype
     codes  the nf4_dtype of a dtype, by our name and by torch's dtype
     """
 
@@ -95,30 +74,29 @@ class Device:
         self._torch = module
         self._index = device.index
         self._dtypes = {name: getattr(module, theirs) for name, theirs in _DTYPES.items()}
-        self._names = {self._dtypes[name]: name for name in _convert.DTYPES}
+        self.names = {dtype: name for name, dtype in self._dtypes.items()}
         self.codes = dict(_convert.DTYPES)
-        self.codes |= {dtype: self.codes[name] for dtype, name in self._names.items()}
+        self.codes |= {self._dtypes[name]: code for name, code in _convert.DTYPES.items()}
         self._raw_stream = getattr(module._C, "_cuda_getCurrentRawStream", None)
         self._elements: dict[str, torch.Tensor] = {}
         # Products are of a few shapes, again and again.
         self._cached_maker = functools.lru_cache(maxsize=64)(self.maker)
 
-    def read_plain(self, name: str, tensor: Any) -> Operand | None:
-        """What `read` gives, with fewer questions, for the common case: a contiguous tensor here,
-        of no subclass, in fp32, fp16 or bf16. None for everything else, faults included."""
+    def plain(self, tensor: Any) -> tuple[int, str] | None:
+        """The address and dtype of a contiguous tensor here, of no subclass and without faults.
+        None for everything else, faults included."""
         if type(tensor) is not self.tensor_type:
             return None
         try:
-            dtype = self._names.get(tensor.dtype)
+            name = self.names.get(tensor.dtype)
             if (
-                dtype is not None
+                name is not None
                 and tensor.device == self.device
                 and tensor.is_contiguous()
                 and not tensor.requires_grad
                 and not tensor.is_neg()
             ):
-                address, shape = tensor.data_ptr(), tuple(tensor.shape)
-                return Operand(name, address, tensor, dtype, shape, None, self.is_cuda, True, self)
+                return tensor.data_ptr(), name
         except RuntimeError:  # no storage
             pass
         return None
@@ -140,13 +118,11 @@ class Device:
         external = self._torch.cuda.ExternalStream(0 if stream == legacy else stream, self.device)
         return self._torch.cuda.stream(external)
 
-    def empty(
-        self, shape: int | tuple[int, ...], dtype: str, stream: CudaStreamLike | None
-    ) -> torch.Tensor:
+    def empty(self, shape: int | tuple[int, ...], dtype: str, stream: int | None) -> torch.Tensor:
         """A new tensor for work on `stream`, which means nothing on the CPU."""
         if stream is None or not self.is_cuda:
             return self._torch.empty(shape, dtype=self._dtypes[dtype], device=self.device)
-        with self._allocating_on(_convert.stream_address(stream)):
+        with self._allocating_on(stream):
             return self._torch.empty(shape, dtype=self._dtypes[dtype], device=self.device)
 
     def _is_capturing(self) -> bool:
@@ -170,9 +146,7 @@ class Device:
             memory_format=self._torch.contiguous_format,
         )
 
-    def new(
-        self, shape: tuple[int, ...], dtype: str, stream: CudaStreamLike | None
-    ) -> torch.Tensor:
+    def new(self, shape: tuple[int, ...], dtype: str, stream: int | None) -> torch.Tensor:
         """What `empty` gives, in less time for the last shapes on the current stream."""
         if stream is not None and self.is_cuda:
             return self.empty(shape, dtype, stream)
