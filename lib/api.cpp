@@ -25,9 +25,8 @@ const char *nf4_version_string(void) {
 const char *nf4_build_info(void) { return NF4_BUILD_INFO; }
 
 const float *nf4_codebook(nf4_format format) {
-  if (format == NF4_FORMAT_NF4) return nf4::kNf4Codebook.data();
-  if (format == NF4_FORMAT_FP4) return nf4::kFp4Codebook.data();
-  return nullptr;
+  const int row = nf4::format_row(format);
+  return row < 0 ? nullptr : nf4::kFormats[row].codebook.data();
 }
 
 const float *nf4_scale_code(void) { return nf4::kScaleCode.data(); }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstdio>
+#include <iterator>
 
 #include "core/formats.hpp"
 #include "status.hpp"
@@ -14,6 +16,15 @@ constexpr int64_t kMaxElements = int64_t{1} << 60;
 
 nf4_status invalid(const char *name, int64_t value, const char *expected) {
   return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is %" PRId64 "; expected %s", name, value, expected);
+}
+
+nf4_status invalid_format(nf4_format id) {
+  char known[32 * std::size(kFormats)] = "";
+  int length = 0;
+  for (const Format &format : kFormats)
+    length += std::snprintf(known + length, sizeof known - length, "%s%d (%s)",
+                            length == 0 ? "" : " or ", format.id, format.name);
+  return invalid("format", id, known);
 }
 
 bool is_power_of_two(int64_t x) { return x > 0 && (x & (x - 1)) == 0; }
@@ -179,8 +190,7 @@ nf4_status validate_shape(const nf4_tensor *tensor, Weight &weight) {
     return fail(NF4_STATUS_INVALID_ARGUMENT,
                 "nf4_tensor.struct_size is %zu; this library knows %zu", tensor->struct_size,
                 sizeof(nf4_tensor));
-  if (tensor->format != NF4_FORMAT_NF4 && tensor->format != NF4_FORMAT_FP4)
-    return invalid("format", tensor->format, "1 (FP4) or 2 (NF4)");
+  if (format_row(tensor->format) < 0) return invalid_format(tensor->format);
   if (!is_power_of_two(tensor->blocksize) || tensor->blocksize < kMinBlocksize ||
       tensor->blocksize > kMaxBlocksize)
     return invalid("blocksize", tensor->blocksize, "a power of two from 32 to 4096");

@@ -24,24 +24,16 @@ namespace {
 // Shapes per dtype, blocksize, flat or nested, and format.
 constexpr int kShapes = 200;
 
-enum class Format { kNf4, kFp4, kOwn };
-constexpr Format kFormats[] = {Format::kNf4, Format::kFp4, Format::kOwn};
-
-CodebookKind random_codebook_kind(Rng &rng, Format format) {
-  constexpr CodebookKind kOwnKinds[] = {CodebookKind::kSorted, CodebookKind::kShuffled,
-                                        CodebookKind::kDuplicates, CodebookKind::kWild};
-  if (format == Format::kNf4) return CodebookKind::kNf4;
-  return format == Format::kFp4 ? CodebookKind::kFp4 : rng.pick(kOwnKinds);
-}
-
-// Calls check(rng, stream, kind, codebook) for every case class and format, kShapes times.
+// Calls check(rng, stream, kind, codebook) kShapes times for every case class and format, and for
+// the callers' codebooks.
 template <class Check>
 void for_every_class(uint64_t stream, const Check &check) {
   for (const CaseClass &kind : case_classes())
-    for (const Format format : kFormats)
+    for (int format = 0; format <= kFormatCount; ++format)
       for (int i = 0; i < kShapes; ++i) {
         Rng rng(++stream);
-        check(rng, stream, kind, random_codebook_kind(rng, format));
+        check(rng, stream, kind,
+              format < kFormatCount ? codebook_kind(format) : random_own_codebook_kind(rng));
       }
 }
 

@@ -117,7 +117,7 @@ TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda][
       for (int i = 0; i < shapes(); ++i) {
         Rng rng(++number);
         const CaseClass kind{dtype, rng.pick(kBlocksizes), nested};
-        MatmulCase test = random_matmul_case(rng, kind, rng.pick(kCodebookKinds),
+        MatmulCase test = random_matmul_case(rng, kind, random_codebook_kind(rng),
                                              random_shape_for_gpu(rng), rng.pick(kKinds));
         INFO(describe(test, number));
         check_matmul(test, rng, stream, counts);

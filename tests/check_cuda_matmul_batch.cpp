@@ -178,7 +178,7 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
     const CaseClass kind{rng.one_in(8) ? rng.pick(kDtypes16) : dtype,
                          rng.one_in(4) ? rng.pick(kBlocksizes) : 64, nested != rng.one_in(8)};
     cases.push_back(
-        random_matmul_case(rng, kind, rng.pick(kCodebookKinds), shape, rng.pick(kKinds)));
+        random_matmul_case(rng, kind, random_codebook_kind(rng), shape, rng.pick(kKinds)));
   }
   return cases;
 }

@@ -80,7 +80,7 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
     if (rng.one_in(8)) shape.cols = 0;
     const CaseClass kind{rng.pick(kDtypes), rng.pick(kBlocksizes), rng.one_in(2)};
     cases.push_back(
-        random_matmul_case(rng, kind, rng.pick(kCodebookKinds), shape, rng.pick(kKinds)));
+        random_matmul_case(rng, kind, random_codebook_kind(rng), shape, rng.pick(kKinds)));
   }
   return cases;
 }

@@ -51,12 +51,17 @@
  *   exceptions: after NF4_STATUS_CUDA_ERROR from nf4_quantize_launch or
  *   nf4_matmul_batch_launch, which enqueue several kernels, the outputs are
  *   unspecified; nf4_device_info fills in what it knows in any case. nf4_last_error()
- *   names the argument and the value.
+ *   names the argument and the value. nf4_*_cpu need no memory of their own; where
+ *   there is none, only the text of nf4_last_error() is lost. nf4_*_launch and
+ *   nf4_device_info call the CUDA runtime, which allocates host memory for each thread
+ *   that first uses it, where the C library may abort the process if there is none.
  *
  * THREADS
  *   Every function may be called from any number of threads at once, on outputs
- *   that do not overlap. nf4_*_cpu take up to 192 KiB of the calling thread's stack;
- *   the threads that they start have ended when they return.
+ *   that do not overlap. nf4_*_cpu use up to 192 KiB of the calling thread's stack. The
+ *   threads that they start have stacks of the default size, or 256 KiB if that is more,
+ *   and have ended when they return; where the system refuses one, the others do its
+ *   work. A thread that is cancelled (pthread_cancel) acts on it after such a call.
  *
  * ALIGNMENT
  *   packed and uint8 absmax: none. Everything else: that of its element type.

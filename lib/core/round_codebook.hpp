@@ -1,5 +1,5 @@
-// Rounds any codebook to 16 bits, as rounding.hpp has done with the formats' own: for a caller's,
-// while a product waits for it.
+// Rounds a caller's codebook to 16 bits, as tools/round_codebooks.py has done with the formats'
+// (formats.hpp), but fast: a matmul waits for it.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 
 #include "core/float16.hpp"
 #include "core/formats.hpp"
-#include "core/rounding.hpp"
 
 namespace nf4 {
 

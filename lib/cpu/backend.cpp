@@ -8,7 +8,7 @@
 #include <cmath>
 #include <iterator>
 
-#include "cpu/float_environment.hpp"
+#include "cpu/call_environment.hpp"
 #include "cpu/matmul.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/quantize_scales.hpp"
@@ -153,7 +153,7 @@ const Variant &variant_in_use() {
 void force_variant(const Variant *variant) { forced_variant = variant; }
 
 void dequant(const DequantProblem &problem, int threads) {
-  const DefaultFloatEnvironment environment;
+  const CallEnvironment environment;
   const Variant &variant = variant_in_use();
   parallel_for(problem.weight.blocks, blocks_per_thread(problem.weight, kDequantElementsPerThread),
                threads,
@@ -161,7 +161,7 @@ void dequant(const DequantProblem &problem, int threads) {
 }
 
 void quantize(const QuantizeProblem &problem, int threads) {
-  const DefaultFloatEnvironment environment;
+  const CallEnvironment environment;
   const Variant &variant = variant_in_use();
   const Weight &weight = problem.weight;
   float *scales = static_cast<float *>(weight.nested() ? problem.workspace : weight.absmax);
@@ -175,7 +175,7 @@ void quantize(const QuantizeProblem &problem, int threads) {
 }
 
 void matmul(const MatmulProblem *problems, int count, int threads) {
-  const DefaultFloatEnvironment environment;
+  const CallEnvironment environment;
   const Variant &variant = variant_in_use();
   const Pieces pieces(problems, count);
   parallel_for(pieces.units(), pieces.units_per_thread(), threads,

@@ -11,10 +11,10 @@
 // - 16 KiB of prepared x, so that four columns of 4096 are done in two halves: 2.2; 32 KiB: 2.0.
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 
 #include "core/formats.hpp"
 #include "core/round_codebook.hpp"
-#include "core/rounding.hpp"
 #include "cpu/matmul_parts.hpp"
 #include "cpu/scales.hpp"
 
@@ -33,25 +33,36 @@ bool same_entries(const float *a, const Codebook &b) {
   return std::memcmp(a, b.data(), sizeof b) == 0;
 }
 
-// A caller's codebook is rounded once for each thread, which keeps the last: doing so before the
-// threads start would be 12 us that all of them wait for. bitsandbytes passes its formats' along,
-// whose roundings are better.
-const RoundedCodebook &codebook_in_bf16(const Weight &weight) {
-  const float *entries = codebook(weight);
-  if (same_entries(entries, kNf4Codebook)) return kNf4InBf16;
-  if (same_entries(entries, kFp4Codebook)) return kFp4InBf16;
-  struct Last {
-    bool valid;
-    Codebook codebook;
-    RoundedCodebook rounded;
-  };
-  thread_local Last last{};
-  if (!last.valid || !same_entries(entries, last.codebook)) {
-    std::copy_n(entries, kCodebookSize, last.codebook.begin());
-    last.rounded = round_codebook<BFloat16>(entries);
-    last.valid = true;
+// The last caller's codebook that was rounded, which takes 12 us: more than a small piece of a
+// matmul. A thread that finds it in use rounds for itself. Constant initialisation, no
+// thread_local: nothing here allocates (status.cpp says why).
+class RoundedOnce {
+ public:
+  RoundedCodebook operator()(const float *entries) {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock) return round_codebook<BFloat16>(entries);
+    if (!valid_ || !same_entries(entries, codebook_)) {
+      std::copy_n(entries, kCodebookSize, codebook_.begin());
+      rounded_ = round_codebook<BFloat16>(entries);
+      valid_ = true;
+    }
+    return rounded_;
   }
-  return last.rounded;
+
+ private:
+  std::mutex mutex_;
+  bool valid_ = false;
+  Codebook codebook_{};
+  RoundedCodebook rounded_{};
+};
+RoundedOnce round_once;
+
+// bitsandbytes passes its formats' codebooks along, whose roundings are better.
+RoundedCodebook codebook_in_bf16(const Weight &weight) {
+  const float *entries = codebook(weight);
+  for (const Format &format : kFormats)
+    if (same_entries(entries, format.codebook)) return format.bf16;
+  return round_once(entries);
 }
 
 class DotMultiplier {
@@ -68,9 +79,9 @@ class DotMultiplier {
            weight_.cols % (2 * per_scale_) == 0)
       per_scale_ *= 2;
     if (kernels.dtype == NF4_DTYPE_BF16) {
-      const RoundedCodebook &rounded = codebook_in_bf16(weight_);
-      codebook_ = rounded.entries;
-      unit_ = rounded.unit;
+      rounded_ = codebook_in_bf16(weight_);
+      codebook_ = rounded_.entries;
+      unit_ = rounded_.unit;
     }
   }
 
@@ -166,6 +177,7 @@ class DotMultiplier {
   const MatmulKernels &kernels_;
   const MatmulProblem &problem_;
   const Weight &weight_;
+  RoundedCodebook rounded_;
   const void *codebook_;         // in the kernels' dtype
   float unit_ = 1;               // of its numbers
   const int64_t element_bytes_;  // of prepared x

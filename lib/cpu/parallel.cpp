@@ -21,6 +21,9 @@ namespace nf4::cpu {
 namespace {
 
 constexpr int kMaxThreads = 256;
+// The stack of a thread, of which kernels use less than half. `ulimit -s` or the program may have
+// made the default smaller.
+constexpr size_t kStackBytes = size_t{256} << 10;
 // A piece is one of so many that are left of a share.
 constexpr int64_t kPieces = 8;
 // The smallest piece, as a part of what is worth a thread.
@@ -70,20 +73,34 @@ class Range {
   std::atomic<int64_t> next_[kMaxThreads];
 };
 
+// A thread's attributes: the process's defaults, but with at least the stack that kernels need.
+class ThreadAttributes {
+ public:
+  ThreadAttributes() {
+    pthread_attr_init(&attributes_);
+    size_t bytes = 0;
+    pthread_attr_getstacksize(&attributes_, &bytes);
+    if (bytes < kStackBytes) pthread_attr_setstacksize(&attributes_, kStackBytes);
+  }
+  ~ThreadAttributes() { pthread_attr_destroy(&attributes_); }
+  ThreadAttributes(const ThreadAttributes &) = delete;
+  ThreadAttributes &operator=(const ThreadAttributes &) = delete;
+
+  const pthread_attr_t *get() const { return &attributes_; }
+
+ private:
+  pthread_attr_t attributes_;
+};
+
+// A thread of one call. Not a std::thread, which allocates, throws, and takes the default stack.
 class Worker {
  public:
   // Where the system refuses a thread, there is none.
-  void start(Range &range, int number) {
-    try {
-      thread_ = std::thread([this, &range, number] {
-        state_.store(kWorking, std::memory_order_relaxed);
-        range.work(number);
-        const std::lock_guard<std::mutex> lock(leaving_);
-        state_.store(kDone, std::memory_order_relaxed);
-      });
-    } catch (...) {
-      state_.store(kDone, std::memory_order_relaxed);
-    }
+  void start(Range &range, int number, const ThreadAttributes &attributes) {
+    range_ = &range;
+    number_ = number;
+    started_ = pthread_create(&thread_, attributes.get(), run, this) == 0;
+    if (!started_) state_.store(kDone, std::memory_order_relaxed);
   }
 
   bool waiting() const { return state_.load(std::memory_order_relaxed) == kWaiting; }
@@ -93,18 +110,31 @@ class Worker {
   // has no number any more and must not be moved: the system would move the caller.
   void move(const cpu_set_t &processors) {
     const std::lock_guard<std::mutex> lock(leaving_);
-    if (!done()) pthread_setaffinity_np(thread_.native_handle(), sizeof processors, &processors);
+    if (!done()) pthread_setaffinity_np(thread_, sizeof processors, &processors);
   }
 
   void join() {
-    if (thread_.joinable()) thread_.join();
+    if (started_) pthread_join(thread_, nullptr);
   }
 
  private:
   enum State { kWaiting, kWorking, kDone };
+
+  static void *run(void *opaque) {
+    Worker &worker = *static_cast<Worker *>(opaque);
+    worker.state_.store(kWorking, std::memory_order_relaxed);
+    worker.range_->work(worker.number_);
+    const std::lock_guard<std::mutex> lock(worker.leaving_);
+    worker.state_.store(kDone, std::memory_order_relaxed);
+    return nullptr;
+  }
+
   std::atomic<State> state_{kWaiting};
   std::mutex leaving_;
-  std::thread thread_;
+  pthread_t thread_;
+  bool started_;
+  int number_;
+  Range *range_;
 };
 
 void move_off_this_processor(Worker *workers, int count) {
@@ -149,7 +179,8 @@ void detail::run_pieces(int64_t count, int64_t per_thread, int threads, Piece pi
 
   Range range(count, std::max<int64_t>(1, per_thread / kSmallestPart), together, piece, body);
   Worker workers[kMaxThreads - 1];
-  for (int i = 1; i < together; ++i) workers[i - 1].start(range, i);
+  const ThreadAttributes attributes;
+  for (int i = 1; i < together; ++i) workers[i - 1].start(range, i, attributes);
   move_off_this_processor(workers, together - 1);
   range.work(0);
   finish(workers, together - 1);

@@ -37,7 +37,7 @@ inline void read_scales(const Weight &weight, int64_t first, int64_t count, floa
 
 inline const float *codebook(const Weight &weight) {
   if (weight.codebook != nullptr) return weight.codebook;
-  return weight.format == NF4_FORMAT_FP4 ? kFp4Codebook.data() : kNf4Codebook.data();
+  return kFormats[format_row(weight.format)].codebook.data();
 }
 
 }  // namespace nf4::cpu

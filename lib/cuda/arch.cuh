@@ -2,7 +2,7 @@
 // template argument of every kernel that uses more than the baseline.
 #pragma once
 
-#include "cuda/family.hpp"
+#include "cuda/runtime/family.hpp"
 
 namespace nf4::cuda {
 
@@ -47,7 +47,7 @@ constexpr int kThreadsPerMultiprocessor = 2048;
 #endif
 
 // Thread blocks to ask of a multiprocessor: so many threads of it, as far as it holds them.
-constexpr int resident_blocks(int resident_threads, int threads_of_block) {
+constexpr int resident_ctas(int resident_threads, int threads_of_block) {
   return (resident_threads < kThreadsPerMultiprocessor ? resident_threads
                                                        : kThreadsPerMultiprocessor) /
          threads_of_block;

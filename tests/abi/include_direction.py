@@ -10,7 +10,7 @@ from tap import Tap
 # belongs to neither backend; "api" is the rest of lib/.
 SHARED = {"problem.hpp", "status.hpp", "status.cpp"}
 MAY_INCLUDE = {
-    "core": {"core"},
+    "core": {"core", "header"},
     "shared": {"shared", "header"},
     "cpu": {"cpu", "core", "shared", "header"},
     "cuda": {"cuda", "core", "shared", "header"},

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "cuda/runtime/families.hpp"
 #include "nf4/nf4.h"
 #include "support/catch.hpp"
 
@@ -14,6 +15,22 @@ inline int compute_capability() {
   REQUIRE(nf4_device_info(0, &device) == NF4_STATUS_OK);
   return device.compute_capability;
 }
+
+inline std::vector<const cuda::GpuFamily *> runnable_families() {
+  std::vector<const cuda::GpuFamily *> families;
+  for (const cuda::GpuFamily &family : cuda::kGpuFamilies)
+    if (family.runs_on(compute_capability())) families.push_back(&family);
+  return families;
+}
+
+// One family for the length of a scope.
+class ForcedFamily {
+ public:
+  explicit ForcedFamily(const cuda::GpuFamily *family) { cuda::force_family(family); }
+  ~ForcedFamily() { cuda::force_family(nullptr); }
+  ForcedFamily(const ForcedFamily &) = delete;
+  ForcedFamily &operator=(const ForcedFamily &) = delete;
+};
 
 // Those of a list, which ends in NULL, that this GPU runs.
 template <class Family>

@@ -6,8 +6,10 @@
 
 #include "core/macros.hpp"
 #include "core/rounding.hpp"
-#include "cuda/family.hpp"
+#include "cuda/runtime/family.hpp"
+#include "cuda/runtime/launch.hpp"
 #include "nf4/nf4.h"
+#include "problem.hpp"
 
 namespace nf4::cuda {
 
@@ -32,6 +34,11 @@ struct MatmulArgs {
   bool x_vectors;   // rows of x are on 16-byte boundaries
   bool whole_runs;  // cols is a multiple of 32, and packed is on a 16-byte boundary
 };
+
+// Are rows of x, of 16-bit elements, on 16-byte boundaries?
+inline bool has_x_vectors(const MatmulProblem &problem) {
+  return is_multiple(problem.x, 16) && (problem.m == 1 || problem.x_stride % 8 == 0);
+}
 
 // Quotients of numbers below 1024 by one that the host knows: a product and a shift.
 constexpr int kInverseShift = 22;

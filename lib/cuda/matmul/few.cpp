@@ -139,7 +139,7 @@ cudaError_t launch_few(const MatmulFamily &family, const void *kernel, const Mat
   const cudaError_t error =
       fill_in(args, dtype, shape, blocks, family.tensor_maps, device, few, shared_bytes);
   if (error != cudaSuccess) return error;
-  return launch({kernel, blocks, kFewThreads, family.family.waits, stream, shared_bytes}, few);
+  return launch({kernel, blocks, kFewThreads, family.family.pdl, stream, shared_bytes}, few);
 }
 
 bool few_joins(const FewProducts &products, const MatmulProblem &problem, const Device &device) {
@@ -169,8 +169,7 @@ cudaError_t launch_few_batch(const MatmulFamily &family, const void *kernel, con
     first_block += blocks[i];
   }
   std::fill(batch.first_block + count, batch.first_block + kFewBatch, INT_MAX);
-  return launch({kernel, first_block, kFewThreads, family.family.waits, stream, shared_bytes},
-                batch);
+  return launch({kernel, first_block, kFewThreads, family.family.pdl, stream, shared_bytes}, batch);
 }
 
 }  // namespace nf4::cuda

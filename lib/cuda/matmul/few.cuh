@@ -75,7 +75,8 @@
 #include "cuda/matmul/quarters.cuh"
 #include "cuda/matmul/ring.cuh"
 #include "cuda/matmul/staged_scales.cuh"
-#include "cuda/memory.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/pdl.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -167,7 +168,7 @@ __device__ __forceinline__ void multiply_share(const FewArgs &few, int block) {
   const RowShare share(few, block);
   const int tiles = share.tiles();
   prefetch_rows<Arch>(few, share);
-  wait_for_predecessor<Arch>();
+  pdl_wait<Arch>();
 
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   const int pass = static_cast<int>(warp * few.inverse_together >> kInverseShift);
@@ -200,7 +201,7 @@ __device__ __forceinline__ void multiply_share(const FewArgs &few, int block) {
                  min(few.group_tiles * kTileRows, share.count - first_row));
     if (first == 0) {
       ring.fill();
-      start_dependents<Arch>();
+      pdl_launch_dependents<Arch>();
       unit = build_pair_table<T>(few, shared);
     }
     scales.meet(first == 0);

@@ -1,8 +1,8 @@
 // Launching the few-row kernels.
 #pragma once
 
-#include "cuda/device.hpp"
 #include "cuda/matmul/few_args.hpp"
+#include "cuda/runtime/device.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {

@@ -6,7 +6,7 @@
 
 #include "core/rounding.hpp"
 #include "cuda/matmul/args.hpp"
-#include "cuda/tensor_map.hpp"
+#include "cuda/runtime/tensor_map.hpp"
 
 namespace nf4::cuda {
 

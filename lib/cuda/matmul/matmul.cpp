@@ -4,10 +4,11 @@
 #include <optional>
 
 #include "cuda/backend.hpp"
-#include "cuda/device.hpp"
 #include "cuda/matmul/few.hpp"
 #include "cuda/matmul/select.hpp"
 #include "cuda/matmul/wide.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/runtime/locate.hpp"
 #include "nf4_gpu_families.hpp"
 
 namespace nf4::cuda {
@@ -98,8 +99,8 @@ const void *batch_kernel(const MatmulProblem &problem, const MatmulFamily &famil
 
 // Thread blocks may have more shared memory than by default only after this, once a device.
 cudaError_t allow_shared_memory(const MatmulFamily &family, const Device &device) {
-  static SetInContext known[std::size(kFamilies)];
-  SetInContext &of_family = known[std::find(kFamilies, std::end(kFamilies), &family) - kFamilies];
+  static ContextFlag known[std::size(kFamilies)];
+  ContextFlag &of_family = known[std::find(kFamilies, std::end(kFamilies), &family) - kFamilies];
   if (of_family.has(device.index)) return cudaSuccess;
   for (const auto *kernels : {&family.kernels, &family.batches})
     for (const auto &dtype : *kernels)
@@ -136,8 +137,7 @@ cudaError_t launch_shape(const MatmulProblem &problem, const MatmulFamily &famil
   const void *kernel = family.kernels[problem.dtype - NF4_DTYPE_FP16][nested][shape];
   const MatmulArgs args = matmul_args(problem);
   if (shape == kTiled)
-    return launch({kernel, tiled_blocks(problem), kTiledThreads, family.family.waits, stream},
-                  args);
+    return launch({kernel, tiled_blocks(problem), kTiledThreads, family.family.pdl, stream}, args);
   const cudaError_t error = allow_shared_memory(family, device);
   if (error != cudaSuccess) return error;
   return launch_few(family, kernel, args, problem.dtype, shape, device, stream);

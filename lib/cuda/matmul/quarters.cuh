@@ -9,7 +9,7 @@
 #include "cuda/matmul/few_args.hpp"
 #include "cuda/matmul/pairs.cuh"
 #include "cuda/matmul/ring.cuh"
-#include "cuda/mma.cuh"
+#include "cuda/ptx/mma.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -52,8 +52,8 @@ __device__ __forceinline__ void multiply_word(PairTable table, uint32_t word, ui
                          table.pair<3>(word8)};
 #pragma unroll
   for (int i = 0; i < Tiles; ++i) {
-    multiply_add(T{}, d[i], a, x[i][first_pair], x[i][first_pair + 1]);
-    multiply_add(T{}, d[i], b, x[i][first_pair + 2], x[i][first_pair + 3]);
+    mma_m16n8k16(T{}, d[i], a, x[i][first_pair], x[i][first_pair + 1]);
+    mma_m16n8k16(T{}, d[i], b, x[i][first_pair + 2], x[i][first_pair + 3]);
   }
 }
 

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/async.cuh"
 #include "cuda/matmul/few_args.hpp"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -119,8 +121,8 @@ class BoxRing {
   __device__ __forceinline__ void init() {
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
-      for (int i = 0; i < TileSlots<Arch, kMaxM>::kSlots; ++i) init_barrier(barriers_ + i);
-      fence_barrier_init();
+      for (int i = 0; i < TileSlots<Arch, kMaxM>::kSlots; ++i) mbarrier_init(barriers_ + i);
+      fence_mbarrier_init();
     }
     __syncwarp();
   }
@@ -131,16 +133,16 @@ class BoxRing {
     if (walk_.done()) return;
     if (threadIdx.x % 32 == 0) {
       uint64_t *const barrier = barriers_ + slots_.fill_slot();
-      expect_bytes(barrier, kTileBytes);
-      copy_box(slots_.to_fill(), &few_.packed, walk_.slice() * (kSlice / 2),
-               first_row_ + walk_.tile() * kTileRows, barrier);
+      mbarrier_arrive_expect_tx(barrier, kTileBytes);
+      tma_load_2d(slots_.to_fill(), &few_.packed, walk_.slice() * (kSlice / 2),
+                  first_row_ + walk_.tile() * kTileRows, barrier);
     }
     slots_.filled();
     walk_.advance();
   }
 
   __device__ __forceinline__ TileSlot next() {
-    wait_for_phase(barriers_ + slots_.read_slot(), parity_);
+    mbarrier_wait_parity(barriers_ + slots_.read_slot(), parity_);
     const TileSlot tile = slots_.to_read();
     if (slots_.read()) parity_ ^= 1;
     return tile;
@@ -171,11 +173,11 @@ class PieceRing {
       slots_.filled();
       walk_.advance();
     }
-    end_copy_group();  // also where there is nothing more, as next counts them
+    cp_async_commit();  // also where there is nothing more, as next counts them
   }
 
   __device__ __forceinline__ TileSlot next() {
-    wait_for_copy_groups<TileSlots<Arch, kMaxM>::kSlots - 1>();
+    cp_async_wait<TileSlots<Arch, kMaxM>::kSlots - 1>();
     __syncwarp();  // for the other lanes' pieces
     const TileSlot tile = slots_.to_read();
     slots_.read();
@@ -193,8 +195,8 @@ class PieceRing {
       const int64_t of_rows = first_row_ + walk_.tile() * kTileRows + row;
       const int64_t column = walk_.slice() * (kSlice / 2) + piece * 16;
       const bool there = of_rows < few_.matmul.rows && column < row_bytes;
-      copy_16(to.address(row, piece),
-              few_.matmul.packed + (there ? of_rows * row_bytes + column : 0), there ? 16 : 0);
+      cp_async_16(to.address(row, piece),
+                  few_.matmul.packed + (there ? of_rows * row_bytes + column : 0), there ? 16 : 0);
     }
   }
 

@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "cuda/device.hpp"
 #include "cuda/matmul/args.hpp"
+#include "cuda/runtime/device.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {

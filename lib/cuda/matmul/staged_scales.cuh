@@ -4,8 +4,9 @@
 
 #include "core/decode.hpp"
 #include "core/formats.hpp"
-#include "cuda/async.cuh"
 #include "cuda/matmul/few_args.hpp"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -20,8 +21,12 @@ struct RawScales<false> {
   using Item = float4;
 };
 
-__device__ __forceinline__ void copy_item(uint32_t *to, const uint32_t *from) { copy_4(to, from); }
-__device__ __forceinline__ void copy_item(float4 *to, const float4 *from) { copy_16(to, from, 16); }
+__device__ __forceinline__ void copy_item(uint32_t *to, const uint32_t *from) {
+  cp_async_4(to, from);
+}
+__device__ __forceinline__ void copy_item(float4 *to, const float4 *from) {
+  cp_async_16(to, from, 16);
+}
 
 // Shared memory has the items of each row at an odd distance from those of the next, so that
 // reading those of 8 rows meets no bank conflicts.
@@ -41,8 +46,8 @@ class StagedScales {
   __device__ __forceinline__ void init() const {
     if constexpr (Arch::kTensorMaps) {
       if (threadIdx.x != 0) return;
-      init_barrier(barrier_, kFewThreads);
-      fence_barrier_init();
+      mbarrier_init(barrier_, kFewThreads);
+      fence_mbarrier_init();
     }
   }
 
@@ -52,7 +57,8 @@ class StagedScales {
       if (threadIdx.x >= kScaleCodeSize) return;
 #pragma unroll
       for (int i = 0; i < kScaleCodeCopies; ++i)
-        copy_4(code_ + threadIdx.x * kScaleCodeCopies + i, few_.matmul.nested_code + threadIdx.x);
+        cp_async_4(code_ + threadIdx.x * kScaleCodeCopies + i,
+                   few_.matmul.nested_code + threadIdx.x);
     }
   }
 
@@ -67,7 +73,7 @@ class StagedScales {
       const int last = (nested_phase_ + rows * static_cast<int>(args.cols) - 1) >> shift;
       const float *const from = args.nested_absmax + (first_element >> shift);
 #pragma unroll 1
-      for (int i = threadIdx.x; i <= last; i += kFewThreads) copy_4(nested_ + i, from + i);
+      for (int i = threadIdx.x; i <= last; i += kFewThreads) cp_async_4(nested_ + i, from + i);
     }
     const Item *const from = static_cast<const Item *>(args.absmax) + first_element / kSlice;
     const int items = rows * few_.slices;
@@ -87,7 +93,7 @@ class StagedScales {
         ++row;
       }
     }
-    if constexpr (!Arch::kTensorMaps) end_copy_group();
+    if constexpr (!Arch::kTensorMaps) cp_async_commit();
   }
 
   // All threads, whose stores to shared memory all see when it returns. What was staged is there
@@ -96,23 +102,23 @@ class StagedScales {
     if constexpr (Arch::kTensorMaps) {
       __syncthreads();
       if (few_.whole_items) {
-        arrive_after_copies(barrier_);
+        cp_async_mbarrier_arrive(barrier_);
       } else {
-        wait_for_copies();
-        arrive(barrier_);
+        cp_async_wait_all();
+        mbarrier_arrive(barrier_);
       }
     } else {
       if (one_later)
-        wait_for_copy_groups<1>();
+        cp_async_wait<1>();
       else
-        wait_for_copies();
+        cp_async_wait_all();
       __syncthreads();
     }
   }
 
   // `parity` is that of the groups which were staged before.
   __device__ __forceinline__ void wait(uint32_t parity) const {
-    if constexpr (Arch::kTensorMaps) wait_for_phase(barrier_, parity);
+    if constexpr (Arch::kTensorMaps) mbarrier_wait_parity(barrier_, parity);
   }
 
   // Where a lane finds the scales of its rows `row` and row + 8 of a tile: of quarter `member`.

@@ -17,9 +17,10 @@
 #include "cuda/element.cuh"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/scales.cuh"
-#include "cuda/memory.cuh"
-#include "cuda/mma.cuh"
-#include "cuda/tables.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/pdl.cuh"
+#include "cuda/weight/codebooks.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -74,8 +75,8 @@ __device__ __forceinline__ CodeRun<Nested> load_codes(const MatmulArgs &args, in
   run.first_scale = fetch_scale<Nested>(args, first >> args.blocksize_log2);
   run.last_scale = fetch_scale<Nested>(args, (first + run.count - 1) >> args.blocksize_log2);
   if (args.whole_runs) {
-    const uint2 v = load_streamed<Arch>(reinterpret_cast<const uint2 *>(args.packed + first / 2),
-                                        evict_normal<Arch>());
+    const uint2 v = load_once<Arch>(reinterpret_cast<const uint2 *>(args.packed + first / 2),
+                                    evict_normal<Arch>());
     run.words[0] = v.x;
     run.words[1] = v.y;
     return run;
@@ -158,7 +159,7 @@ struct TensorProduct {
         const uint32_t b0 = x.pair(of_x + n * 8 + group, column);
         const uint32_t b1 = x.pair(of_x + n * 8 + group, column + 8);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) multiply_add(T{}, sums[i][n], a[i], b0, b1);
+        for (int i = 0; i < 2; ++i) mma_m16n8k16(T{}, sums[i][n], a[i], b0, b1);
       }
     }
   }
@@ -218,8 +219,8 @@ __global__ void __launch_bounds__(kTiledThreads)
   __shared__ uint4 pieces[2][kTiledRows * 8];
   __shared__ float code[Nested ? kScaleCodeSize : 1];
   __shared__ float codebook[kCodebookSize];
-  wait_for_predecessor<Arch>();
-  start_dependents<Arch>();
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
   const float offset = share_scale_code<Nested>(args, code);
   if (threadIdx.x < kCodebookSize)
     codebook[threadIdx.x] = device_codebook(args.codebook, args.format)[threadIdx.x];

@@ -204,7 +204,7 @@ cudaError_t best_wide(const MatmulProblem &problem, const Device &device, Matmul
 
 cudaError_t load_wide_kernels(const Device &device) {
   if (device.compute_capability != kHopper) return cudaSuccess;
-  static SetInContext known;
+  static ContextFlag known;
   if (known.has(device.index)) return cudaSuccess;
   for (const WideShape &shape : kWideShapes)
     for (const void *kernel : shape.kernels) {

@@ -103,13 +103,15 @@
 
 #include <type_traits>
 
-#include "cuda/cluster.cuh"
 #include "cuda/matmul/wide_producers.cuh"
 #include "cuda/matmul/wide_results.cuh"
 #include "cuda/matmul/wide_scaled_sums.cuh"
 #include "cuda/matmul/wide_scaled_weights.cuh"
-#include "cuda/memory.cuh"
-#include "cuda/wgmma.cuh"
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/pdl.cuh"
+#include "cuda/ptx/wgmma.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -124,11 +126,11 @@ __device__ __forceinline__ void init_barriers(WideShared<Tile> shared, bool of_x
 #pragma unroll
   for (int slot = 0; slot < kWideMaxSlots; ++slot) {
     if (slot >= slots) break;
-    init_barrier(shared.barrier(of_x ? kXFull : kSlabFull, slot), of_x ? 1 : 1 + kScalers);
-    init_barrier(shared.barrier(of_x ? kXEmpty : kSlabEmpty, slot), kConsumers);
+    mbarrier_init(shared.barrier(of_x ? kXFull : kSlabFull, slot), of_x ? 1 : 1 + kScalers);
+    mbarrier_init(shared.barrier(of_x ? kXEmpty : kSlabEmpty, slot), kConsumers);
   }
-  if (of_x) init_barrier(shared.first_scales(), kScalers);
-  fence_barrier_init();
+  if (of_x) mbarrier_init(shared.first_scales(), kScalers);
+  fence_mbarrier_init();
 }
 
 // Registers of a thread: the launch gives all an equal share, of which the producers need few.
@@ -143,11 +145,11 @@ struct WideRegisters {
 template <class Weights, class Tile>
 __device__ __forceinline__ float build_table(const WideArgs &wide, WideShared<Tile> shared) {
   constexpr int kThreads = 128 * Tile::kWarpgroups;
-  if (wide.matmul.codebook != nullptr) wait_for_predecessor<Sm90>();
+  if (wide.matmul.codebook != nullptr) pdl_wait<Sm90>();
   const float unit = Weights::template build<kThreads>(wide, shared.base, multiplier_index());
-  wait_for_predecessor<Sm90>();
-  start_dependents<Sm90>();
-  synchronize_threads(1, kThreads);
+  pdl_wait<Sm90>();
+  pdl_launch_dependents<Sm90>();
+  named_barrier_sync(1, kThreads);
   return unit;
 }
 
@@ -164,15 +166,15 @@ __global__ void __launch_bounds__(128 * (Tile::kWarpgroups + 1), 1)
   if (threadIdx.x == 32) init_barriers(shared, false);
   __syncthreads();
   if (threadIdx.x < 128) {
-    give_registers<WideRegisters<Tile>::kProducer>();
+    setmaxnreg_dec<WideRegisters<Tile>::kProducer>();
     feed(wide, shared);
     // As the consumers do when they add up.
     if (wide.splits > 1) {
-      meet_cluster();
-      synchronize_cluster();
+      cluster_sync_relaxed();
+      cluster_sync();
     }
   } else {
-    take_registers<WideRegisters<Tile>::kConsumer>();
+    setmaxnreg_inc<WideRegisters<Tile>::kConsumer>();
     WideResults<T, Tile> results(wide, shared, build_table<Weights>(wide, shared));
     Consumer consumer(shared);
     for (WideWalk<Tile> walk(wide); walk.more(); walk.advance()) {

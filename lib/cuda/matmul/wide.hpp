@@ -1,8 +1,8 @@
 // The matmul kernels for many rows of x on Hopper: what they take, and which is the fastest.
 #pragma once
 
-#include "cuda/device.hpp"
 #include "cuda/matmul/args.hpp"
+#include "cuda/runtime/device.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {

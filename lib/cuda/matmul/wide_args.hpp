@@ -7,7 +7,7 @@
 #include "core/rounding.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/few_args.hpp"
-#include "cuda/tensor_map.hpp"
+#include "cuda/runtime/tensor_map.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {

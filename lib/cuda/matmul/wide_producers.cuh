@@ -3,10 +3,12 @@
 
 #include <cstdint>
 
-#include "cuda/async.cuh"
 #include "cuda/matmul/scales.cuh"
 #include "cuda/matmul/wide_walk.cuh"
-#include "cuda/memory.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/pdl.cuh"
+#include "cuda/ptx/tma.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -22,13 +24,13 @@ __device__ __forceinline__ void feed_x(const WideArgs &wide, WideShared<Tile> sh
   int asked = 0;
   each_place<Tile>(wide, [&](const WidePlace &place) {
     for (int step = place.first_slab * 2; step < place.end_slab * 2; ++step) {
-      if (asked++ == 2) wait_for_phase(shared.first_scales(), 0);
+      if (asked++ == 2) mbarrier_wait_parity(shared.first_scales(), 0);
       uint64_t *const full = shared.barrier(kXFull, turn.slot);
-      wait_for_phase(shared.barrier(kXEmpty, turn.slot), turn.parity ^ 1);
-      expect_bytes(full, WideLayout<Tile>::kXBytes);
+      mbarrier_wait_parity(shared.barrier(kXEmpty, turn.slot), turn.parity ^ 1);
+      mbarrier_arrive_expect_tx(full, WideLayout<Tile>::kXBytes);
       for (int row = 0; row < Tile::kColumns; row += kBox)
-        copy_box(shared.x(turn.slot) + row * kStepColumns * 2, &wide.x, step * kStepColumns * 2,
-                 place.of_x + row, full);
+        tma_load_2d(shared.x(turn.slot) + row * kStepColumns * 2, &wide.x, step * kStepColumns * 2,
+                    place.of_x + row, full);
       turn.advance();
     }
   });
@@ -41,11 +43,11 @@ __device__ __forceinline__ void feed_slabs(const WideArgs &wide, WideShared<Tile
   int asked = 0;
   each_place<Tile>(wide, [&](const WidePlace &place) {
     for (int slab = place.first_slab; slab < place.end_slab; ++slab) {
-      if (asked++ == 1) wait_for_phase(shared.first_scales(), 0);
+      if (asked++ == 1) mbarrier_wait_parity(shared.first_scales(), 0);
       uint64_t *const full = shared.barrier(kSlabFull, turn.slot);
-      wait_for_phase(shared.barrier(kSlabEmpty, turn.slot), turn.parity ^ 1);
-      expect_bytes(full, WideLayout<Tile>::kSlabBytes);
-      copy_box(shared.slab(turn.slot), &wide.packed, slab * (kSlabColumns / 2), place.row, full);
+      mbarrier_wait_parity(shared.barrier(kSlabEmpty, turn.slot), turn.parity ^ 1);
+      mbarrier_arrive_expect_tx(full, WideLayout<Tile>::kSlabBytes);
+      tma_load_2d(shared.slab(turn.slot), &wide.packed, slab * (kSlabColumns / 2), place.row, full);
       turn.advance();
     }
   });
@@ -61,7 +63,7 @@ __device__ __forceinline__ void prefetch_slabs(const WideArgs &wide) {
   const WidePlace place = walk.place();
   const int end = min(place.first_slab + kSlabs, place.end_slab);
   for (int slab = place.first_slab; slab < end; ++slab)
-    prefetch_box(&wide.packed, slab * (kSlabColumns / 2), place.row);
+    tma_prefetch_2d(&wide.packed, slab * (kSlabColumns / 2), place.row);
 }
 
 // The scales of a group of slabs of a row. Offsets from the tile's first row have 32 bits. What
@@ -210,7 +212,7 @@ class ScaleFeed {
 #pragma unroll
       for (int i = 0; i < kScaleCodeSize / kScaleThreads; ++i)
         shared_.code()[i * kScaleThreads + thread_] = code_[i];
-      synchronize_threads(2, kScaleThreads);
+      named_barrier_sync(2, kScaleThreads);
       have_code_ = true;
     }
   }
@@ -227,12 +229,12 @@ class ScaleFeed {
   }
 
   __device__ __forceinline__ float2 *start_slab() const {
-    wait_for_phase(shared_.barrier(kSlabEmpty, turn_.slot), turn_.parity ^ 1);
+    mbarrier_wait_parity(shared_.barrier(kSlabEmpty, turn_.slot), turn_.parity ^ 1);
     return shared_.scales(turn_.slot);
   }
   __device__ __forceinline__ void end_slab() {
-    arrive_as_warp(shared_.barrier(kSlabFull, turn_.slot));
-    if (first_) arrive_as_warp(shared_.first_scales());
+    mbarrier_arrive_warp(shared_.barrier(kSlabFull, turn_.slot));
+    if (first_) mbarrier_arrive_warp(shared_.first_scales());
     first_ = false;
     turn_.advance();
   }
@@ -263,8 +265,8 @@ __device__ __forceinline__ void feed(const WideArgs &wide, WideShared<Tile> shar
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (warp == 0 && lane == 0) prefetch_tensor_map(&wide.x);
   if (warp == 1 && lane == 0) prefetch_slabs<Tile>(wide);
-  wait_for_predecessor<Sm90>();
-  start_dependents<Sm90>();
+  pdl_wait<Sm90>();
+  pdl_launch_dependents<Sm90>();
   if (warp == 0 && lane == 0) feed_x(wide, shared);
   if (warp == 1 && lane == 0) feed_slabs(wide, shared);
   if (warp < 2) return;

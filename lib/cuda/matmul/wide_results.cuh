@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <cuda/atomic>
 
-#include "cuda/cluster.cuh"
 #include "cuda/element.cuh"
 #include "cuda/matmul/wide_slabs.cuh"
-#include "cuda/mma.cuh"
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/mma.cuh"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -75,7 +75,7 @@ class WideResults {
       for (int i = 0; i < 4; ++i)
         packed[i] = pack_pair(T{}, __fmaf_rn(sums[part * 8 + 2 * i], unit_, bias.of[i % 2]),
                               __fmaf_rn(sums[part * 8 + 2 * i + 1], unit_, bias.of[i % 2]));
-      store_transposed(
+      stmatrix_x4_trans(
           half_row(part * 16 + lane_index() / 16 * 8 + lane_index() % 8, lane_index() / 8 % 2),
           packed);
     }
@@ -160,16 +160,16 @@ class WideResults {
     const auto offset = [&](int source, int column_block) {
       return ((source * share + column_block) * kThreads + multiplier_index()) * 16;
     };
-    meet_cluster();  // nobody reads the rings any more
+    cluster_sync_relaxed();  // nobody reads the rings any more
 #pragma unroll
     for (int column = 0; column < kColumnBlocks; ++column) {
       const int owner = column / share;
       const float *const sums = all + column * 4;
-      store_in_cluster(
-          address_in_cluster(shared_.base, owner) + offset(rank, column - owner * share),
+      store_shared_cluster(
+          map_shared_rank(shared_.base, owner) + offset(rank, column - owner * share),
           {sums[0], sums[1], sums[2], sums[3]});
     }
-    synchronize_cluster();
+    cluster_sync();
     const int first = rank * share, own = min(share, kColumnBlocks - first);
     const int count =
         static_cast<int>(min(int64_t{own} * 8, wide_.matmul.m - place.of_x - first * 8));

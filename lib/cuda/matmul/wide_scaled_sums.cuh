@@ -7,7 +7,7 @@
 
 #include "cuda/matmul/wide_slabs.cuh"
 #include "cuda/matmul/wide_weights.cuh"
-#include "cuda/wgmma.cuh"
+#include "cuda/ptx/wgmma.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -99,15 +99,15 @@ class WideScaledSums {
     using Product = Wgmma<kPart>;
     constexpr int kOffset = First * kStepColumns * 2 / 16;
     wgmma_fence();
-    Product::template multiply<false>(T{}, products_, a[0], x + kOffset);
+    Product::template rs<false>(T{}, products_, a[0], x + kOffset);
 #pragma unroll
     for (int k = 1; k < 4; ++k)
-      Product::template multiply<true>(T{}, products_, a[k], x + kOffset + 2 * k);
+      Product::template rs<true>(T{}, products_, a[k], x + kOffset + 2 * k);
     wgmma_commit();
   }
   __device__ __forceinline__ void end_products() {
     wgmma_wait<0>();
-    wgmma_results(products_);
+    wgmma_fence_operand(products_);
   }
 
   // The scales are those of this lane's two rows.

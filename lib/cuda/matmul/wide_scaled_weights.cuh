@@ -6,7 +6,7 @@
 
 #include "cuda/matmul/wide_slabs.cuh"
 #include "cuda/matmul/wide_weights.cuh"
-#include "cuda/wgmma.cuh"
+#include "cuda/ptx/wgmma.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -32,7 +32,7 @@ class WideScaledWeights {
       step<1>(left > 1);
     }
     wgmma_wait<0>();
-    wgmma_results(sums_);
+    wgmma_fence_operand(sums_);
     x_.release_held();
   }
 
@@ -73,7 +73,7 @@ class WideScaledWeights {
     constexpr int kParts = Tile::kColumns > 256 ? 2 : 1, kColumns = Tile::kColumns / kParts;
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
-      Wgmma<kColumns>::template multiply<true>(
+      Wgmma<kColumns>::template rs<true>(
           T{}, reinterpret_cast<float (&)[kColumns / 2]>(sums_[part * kColumns / 2]), a,
           x + part * kColumns * kStepColumns * 2 / 16);
   }

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cuda/matmul/wide_walk.cuh"
-#include "cuda/wgmma.cuh"
+#include "cuda/ptx/wgmma.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -26,7 +26,7 @@ class SlabReader {
 
   // Waits for the slab; the bytes of its first step are on their way then.
   __device__ __forceinline__ void start() {
-    wait_for_phase(shared_.barrier(kSlabFull, turn_.slot), turn_.parity);
+    mbarrier_wait_parity(shared_.barrier(kSlabFull, turn_.slot), turn_.parity);
     load_words<0>();
   }
 
@@ -44,7 +44,7 @@ class SlabReader {
 
   // The slab may be written again, once the whole warp has its scales and bytes.
   __device__ __forceinline__ void release() {
-    arrive_as_warp(shared_.barrier(kSlabEmpty, turn_.slot));
+    mbarrier_arrive_warp(shared_.barrier(kSlabEmpty, turn_.slot));
     turn_.advance();
   }
 
@@ -89,7 +89,7 @@ class XReader {
 
   // Waits for the next step, and tells where it is.
   __device__ __forceinline__ uint64_t next() {
-    wait_for_phase(shared_.barrier(kXFull, turn_.slot), turn_.parity);
+    mbarrier_wait_parity(shared_.barrier(kXFull, turn_.slot), turn_.parity);
     return wgmma_descriptor(shared_.x(turn_.slot));
   }
   // The products that read it are done.
@@ -112,7 +112,7 @@ class XReader {
   static constexpr int kNone = -1;
 
   __device__ __forceinline__ void release(int slot) const {
-    arrive_as_warp(shared_.barrier(kXEmpty, slot));
+    mbarrier_arrive_warp(shared_.barrier(kXEmpty, slot));
   }
 
   const WideShared<Tile> shared_;

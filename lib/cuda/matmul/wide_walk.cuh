@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "cuda/async.cuh"
 #include "cuda/matmul/wide_args.hpp"
+#include "cuda/ptx/mbarrier.cuh"
 
 namespace nf4::cuda {
 namespace {

@@ -26,7 +26,7 @@ struct alignas(8) Bucket {
   uint32_t codes;
 };
 
-// All that a thread block needs of a codebook.
+// All that a CTA needs of a codebook.
 struct Tables {
   Bucket buckets[kBuckets];
   Quantizer quantizer;

@@ -1,5 +1,5 @@
-// What a thread block needs to turn numbers into codes: the formats' tables, made by the
-// compiler, or those of the caller's codebook, made on the spot.
+// What a CTA needs to encode: the tables of a format's codebook, made by the compiler, or those of
+// the caller's codebook, made at the start of the kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,7 +36,7 @@ __device__ __forceinline__ void sort_codebook(const float *codebook, float *sort
 }
 
 // The tables of the caller's codebook, in shared memory. Barriers.
-__device__ __noinline__ const Tables &own_tables(const float *codebook) {
+__device__ __noinline__ const Tables &callers_tables(const float *codebook) {
   __shared__ Tables tables;
   __shared__ float sorted[kCodebookSize];
   if (threadIdx.x == 0) tables.crowded = false;
@@ -51,10 +51,10 @@ __device__ __noinline__ const Tables &own_tables(const float *codebook) {
   return tables;
 }
 
-template <bool OwnCodebook>
+template <bool CallersCodebook>
 __device__ __forceinline__ const Tables &get_tables(const QuantizeArgs &args) {
-  if constexpr (OwnCodebook)
-    return own_tables(args.codebook);
+  if constexpr (CallersCodebook)
+    return callers_tables(args.codebook);
   else
     return args.format == NF4_FORMAT_FP4 ? kFp4Tables : kNf4Tables;
 }

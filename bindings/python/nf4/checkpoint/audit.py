@@ -13,7 +13,7 @@ from nf4.checkpoint.bnb import Survey, Weight, survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.model_files import config_problems
-from nf4.checkpoint.rules import is_conv1d, module_of
+from nf4.checkpoint.rules import is_conv1d, model_types, module_of
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import nonfinite
 
@@ -144,7 +144,7 @@ def _config_findings(checkpoint: Checkpoint, found: Survey) -> list[Finding]:
         return [_finding("fault", error)]
 
 
-def _dense_reference(weight: Weight, dense: Checkpoint, model_type: str | None) -> np.ndarray:
+def _dense_reference(weight: Weight, dense: Checkpoint, types: frozenset[str]) -> np.ndarray:
     """The dense weight that a 4-bit one was made from, in its own dtype."""
     name = weight.name
     if name not in dense:
@@ -153,7 +153,7 @@ def _dense_reference(weight: Weight, dense: Checkpoint, model_type: str | None) 
     if info.dtype not in FILE_TO_NF4:
         raise FormatError(dense.path, f"cannot compare with {info.dtype}", name)
     array = dense.owner[name].array(info)
-    if is_conv1d(module_of(name), model_type):
+    if is_conv1d(module_of(name), types):
         array = array.T
     if array.shape != weight.shape:
         raise FormatError(
@@ -167,8 +167,8 @@ def error_statistics(
 ) -> ErrorStatistics:
     """How far a 4-bit weight is from its dense original. Sums are taken in float64."""
     # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
-    model_type = dense.model_type or checkpoint.model_type
-    reference = _dense_reference(weight, dense, model_type)
+    types = model_types(dense.config) or model_types(checkpoint.config)
+    reference = _dense_reference(weight, dense, types)
     reference = np.ascontiguousarray(reference).reshape(-1)
     values = nf4.dequantize(weight.load(checkpoint), "fp32", threads=threads).reshape(-1)
     squared_error = squared_reference = max_abs = 0.0

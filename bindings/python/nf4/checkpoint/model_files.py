@@ -13,7 +13,8 @@ from nf4.checkpoint.bnb import Survey
 from nf4.checkpoint.dtypes import NF4_TO_TORCH, TORCH_TO_NF4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.jsonio import MAX_CONFIG_BYTES, parse_value, read_bytes
-from nf4.checkpoint.rules import is_simple, module_of, skips
+from nf4.checkpoint.rules import module_of
+from nf4.checkpoint.skips import SkipMatcher, is_simple
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.transaction import copy_synced, creation_mode, write_synced
 
@@ -202,13 +203,15 @@ def _skip_problems(found: Mapping[str, Any], modules: list[str]) -> Iterator[tup
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         yield "fault", "llm_int8_skip_modules is not a list of names"
         return
+    matcher = SkipMatcher(modules)
     for entry in entries:
-        for module in skips(entry, modules)[:1]:
+        module = matcher.first(entry)
+        if module is not None:
             yield (
                 "fault",
                 f"llm_int8_skip_modules has {entry!r}, which skips the 4-bit {module}",
             )
-        if not is_simple(entry):
+        if not is_simple(entry) or matcher.exhausted:
             yield "warning", f"llm_int8_skip_modules has {entry!r}, a pattern that is not judged"
 
 

@@ -82,6 +82,12 @@ def as_bytes(packed: Tensor) -> Tensor:
     return packed if packed.dtype == torch.uint8 else packed.contiguous().view(torch.uint8)
 
 
+def as_floats(scales: Tensor) -> Tensor:
+    """Scales as float32, which the kernels read: bitsandbytes casts those in 16 bits likewise.
+    Memory is shared where they are float32."""
+    return scales if scales.dtype == torch.float32 else scales.float()
+
+
 def bytes_of(packed: Tensor) -> Tensor:
     """The same as [n, 1], which is how layers hold them."""
     return as_bytes(packed.detach()).contiguous().view(-1, 1)
@@ -133,12 +139,16 @@ def require_layout(state: Any) -> None:
 
 def arguments_of(data: Tensor, state: Any) -> tuple[Any, ...]:
     """A weight of bitsandbytes as the ten arguments of the operators, by its packed bytes and its
-    QuantState. Memory is shared, and no number is looked at: a GPU need not be waited for."""
-    outer = state.state2 if state.nested else None
-    scales = (outer.absmax, outer.code, state.offset) if outer else (None, None, None)
-    nested_blocksize = outer.blocksize if outer else 0
+    QuantState. Memory is shared, except of scales in 16 bits, and no number is looked at: a GPU
+    need not be waited for."""
+    if state.nested:
+        outer = state.state2
+        scales = (state.absmax, *map(as_floats, (outer.absmax, outer.code, state.offset)))
+    else:
+        scales = (as_floats(state.absmax), None, None, None)
+    nested_blocksize = state.state2.blocksize if state.nested else 0
     return (
-        as_bytes(data), state.absmax, *scales, None,
+        as_bytes(data), *scales, None,
         state.shape, state.quant_type, state.blocksize, nested_blocksize,
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ from torch import Tensor
 import nf4
 from nf4._versions import OLDEST_BITSANDBYTES
 from nf4.torch import _kernels, _operators, _state  # noqa: F401  the import registers the operators
-from nf4.torch._state import as_bytes
+from nf4.torch._state import as_bytes, as_floats
 
 _NESTED_BLOCKSIZE = 256
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
@@ -91,10 +91,6 @@ def _device_types() -> list[str]:
 # ---- The operators ------------------------------------------------------------------
 
 
-def _floats(absmax: Tensor) -> Tensor:
-    return absmax if absmax.dtype == torch.float32 else absmax.float()
-
-
 def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
     def gemm_4bit(
         A: Tensor,
@@ -114,9 +110,9 @@ def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
                 bias, absmax_8bit, absmax_code, absmax_offset,
             )  # fmt: skip
         if absmax_8bit is None:
-            scales = (_floats(absmax), None, None, None)
+            scales = (as_floats(absmax), None, None, None)
         else:
-            scales = (absmax_8bit, absmax, absmax_code, absmax_offset)
+            scales = (absmax_8bit, *map(as_floats, (absmax, absmax_code, absmax_offset)))
         nested_blocksize = 0 if absmax_8bit is None else _NESTED_BLOCKSIZE
         return _kernels.linear(
             A, bias, as_bytes(B), *scales, None, shapeB, quant_type, blocksize, nested_blocksize
@@ -129,7 +125,7 @@ def _flat(
     A: Tensor, absmax: Tensor, blocksize: int, quant_type: str, shape: Sequence[int]
 ) -> tuple[Any, ...]:
     return (
-        as_bytes(A), _floats(absmax), None, None, None, None, shape, quant_type, blocksize, 0,
+        as_bytes(A), as_floats(absmax), None, None, None, None, shape, quant_type, blocksize, 0,
     )  # fmt: skip
 
 
@@ -218,9 +214,11 @@ def _is_nested(state: Any) -> bool:
         and state.quant_type in ("nf4", "fp4")
         and state.dtype in _kernels.DTYPES
         and state.absmax.dtype == torch.uint8
-        and state.offset.dtype == torch.float32
-        and state.state2.absmax.dtype == torch.float32
-        and state.state2.code.dtype == torch.float32
+        and state.state2.dtype == torch.float32  # else the scales are rounded on the way
+        and all(
+            part.dtype in _kernels.DTYPES
+            for part in (state.offset, state.state2.absmax, state.state2.code)
+        )
     )
 
 

@@ -69,7 +69,9 @@ class NF4Linear(nn.Linear):
     Made by from_linear, from_quantized or from_bitsandbytes; one that is made by its sizes is of
     zeros, for load_state_dict. Its state_dict has the keys of bitsandbytes' Linear4bit, and it
     loads one's. A Linear4bit's own load_state_dict takes no quantized weight, not even its own;
-    from_pretrained of transformers does.
+    from_pretrained of transformers does. Where it is to load what is saved, the model's
+    quantization_config has to name bnb_4bit_compute_dtype, which no state_dict holds: without it
+    the reloaded model computes in fp32.
 
     PEFT puts its adapters beside it as beside any torch.nn.Linear. They cannot be merged into it,
     nor can DoRA's be put there, which read the weight: nf4.torch.to_dense comes first.

@@ -1,0 +1,365 @@
+"""nf4.torch on a GPU: results, streams, graphs, compilers, devices, and bitsandbytes on it."""
+
+from __future__ import annotations
+
+import copy
+
+import nf4
+import pytest
+from gpu_cases import NEEDS_GPU
+
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.usefixtures("seeded"),
+    NEEDS_GPU,
+]
+torch = pytest.importorskip("torch")
+
+import nf4.torch  # noqa: E402
+from nf4.torch import NF4Linear, _kernels, functional  # noqa: E402
+from torch_cases import ALLOWED, error, reference  # noqa: E402
+from torch_gpu_cases import (  # noqa: E402
+    COLS,
+    DELAY_IN_CYCLES,
+    DEVICE,
+    DTYPES,
+    LAYOUTS,
+    ROWS,
+    layer_of,
+    weight_of,
+    x_of,
+)
+
+# ---- Results --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 5, 33, 130])
+def test_linear_and_its_gradients(dtype, layout, rows):
+    layer = layer_of(dtype, layout)
+    x = x_of(2, rows, COLS, dtype=dtype, grad=True)
+    y = layer(x)
+    # fp32 goes by torch's product with the dense weight, which may be in TF32 where that is on.
+    assert y.dtype == x.dtype and y.device == x.device
+    assert error(y, reference(x, layer.quantized, layer.bias)) <= max(ALLOWED[dtype], 1e-5)
+    arguments = functional.arguments(layer.quantized)
+    assert torch.equal(torch.ops.nf4.linear.default(x, layer.bias, *arguments), y)
+    with torch.no_grad():
+        assert torch.equal(layer(x), y)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    dense = layer.dequantize("fp32").double()
+    # The dense weight of the backward pass is rounded to the dtype.
+    assert error(x.grad, grad.double() @ dense) <= 2 * max(ALLOWED[dtype], 1e-5)
+    assert error(layer.bias.grad, grad.double().sum((0, 1))) <= 2 * max(ALLOWED[dtype], 1e-5)
+
+
+@pytest.fixture
+def many():
+    """A layer and an x whose rows need scratch; Hopper's thread blocks share tiles in it."""
+    tiles = torch.cuda.get_device_properties(0).multi_processor_count // 2 + 1
+    layer, x = layer_of(shape=(tiles * 128, 4096)), x_of(300, 4096)
+    assert nf4.matmul_workspace_bytes(layer.quantized, 300, "bf16") > 0
+    return layer, x, _kernels.linear(x, layer.bias, *functional.arguments(layer.quantized))
+
+
+def test_scratch_is_torch_memory(many, monkeypatch):
+    layer, x, expected = many
+    assert error(expected, reference(x, layer.quantized, layer.bias)) <= ALLOWED["bf16"]
+    made = []
+    real = _kernels._scratch
+    monkeypatch.setattr(_kernels, "_scratch", lambda *given: made.append(given) or real(*given))
+    with torch.no_grad():
+        assert torch.equal(layer(x), expected)
+    ((beside, nbytes),) = made
+    assert beside.device == x.device
+    assert nbytes == nf4.matmul_workspace_bytes(layer.quantized, 300, "bf16")
+
+
+def test_no_memory_for_scratch_is_an_error(many, monkeypatch):
+    layer, x, _ = many
+
+    def fail(*_given):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(_kernels, "_scratch", fail)
+    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError, match="none left"):
+        layer(x)
+
+
+def test_scratch_that_is_too_short_is_not_used(many, monkeypatch):
+    layer, x, expected = many
+    monkeypatch.setattr(_kernels, "_scratch", lambda x, nbytes: x.new_empty(16, dtype=torch.uint8))
+    assert _kernels.try_linear(x, layer.bias, *functional.arguments(layer.quantized)) is None
+    with torch.no_grad():
+        assert torch.equal(layer(x), expected)
+
+
+def test_many_rows_in_a_graph(many):
+    layer, x, expected = many
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        for _ in range(3):
+            y.zero_()
+            graph.replay()
+            assert torch.equal(y, expected)
+
+
+VIEWS = {
+    "columns of a wider one": lambda x: torch.nn.functional.pad(x, (0, 8))[..., :COLS],
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "one row for all": lambda x: x[:1, :1].expand(4, 6, COLS),
+    "each row several times": lambda x: x[:, :1].expand(4, 6, COLS),
+    "of no rows": lambda x: x[:0],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_kind_of_x(view):
+    layer, x = layer_of(), VIEWS[view](x_of(4, 6, COLS))
+    expected = nf4.matmul(x.contiguous(), layer.quantized, bias=layer.bias.detach())
+    assert torch.equal(layer(x), expected)
+    assert torch.equal(nf4.torch.linear(x, layer.quantized, layer.bias), expected)
+
+
+def test_quantized_and_moved_the_bytes_are_the_same():
+    linear = torch.nn.Linear(COLS, ROWS)
+    here = NF4Linear.from_linear(linear).to(DEVICE)
+    there = NF4Linear.from_linear(linear.to(DEVICE))
+    for name, part in here.state_dict().items():
+        assert part.is_cuda or "quant_state" in name
+        assert torch.equal(part, there.state_dict()[name]), name
+    assert torch.equal(here.cpu().weight, there.weight.cpu())
+
+
+def test_opcheck():
+    arguments = functional.arguments(weight_of())
+    bias = x_of(ROWS, grad=True)
+    torch.library.opcheck(
+        torch.ops.nf4.linear.default, (x_of(3, COLS, grad=True), bias, *arguments)
+    )
+    torch.library.opcheck(
+        torch.ops.nf4.linear_backward.default, (x_of(3, ROWS, grad=True), *arguments)
+    )
+    torch.library.opcheck(torch.ops.nf4.dequantize.default, (*arguments, torch.bfloat16))
+
+
+def test_autocast():
+    layer, x = layer_of("fp32"), x_of(3, COLS, dtype="fp32", grad=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert error(y, reference(x, layer.quantized, layer.bias)) <= 2 * ALLOWED["bf16"]
+    y.float().sum().backward()
+    assert x.grad.dtype == torch.float32
+
+
+# ---- Streams, graphs, compilers, devices ------------------------------------------------
+
+
+def test_the_work_goes_to_the_current_stream():
+    layer, x = layer_of(), x_of(3, COLS)
+    expected, late = layer(x), torch.zeros_like(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.no_grad():
+        torch.cuda._sleep(DELAY_IN_CYCLES)
+        late.copy_(x)
+        found = [layer(late), torch.ops.nf4.linear.default(
+            late, layer.bias, *functional.arguments(layer.quantized)
+        )]  # fmt: skip
+    torch.cuda.current_stream().wait_stream(stream)
+    assert all(torch.equal(each, expected) for each in found)
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_forward_and_backward_in_a_graph(rows):
+    layer = layer_of()
+    step = torch.cuda.make_graphed_callables(copy.deepcopy(layer), (x_of(rows, COLS, grad=True),))
+    for _ in range(3):
+        x = x_of(rows, COLS, grad=True)
+        expected = layer(x)
+        (grad,) = torch.autograd.grad(expected.sum(), x)
+        y = step(x)
+        assert torch.equal(y, expected)
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], grad)
+
+
+def require_replays(layer):
+    """Captured at one row of x, it gives what it gives outside, for whatever x holds then."""
+    static, graph = x_of(1, COLS), torch.cuda.CUDAGraph()
+    with torch.inference_mode():
+        layer(static)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            y = layer(static)
+        for _ in range(3):
+            static.copy_(x_of(1, COLS))
+            graph.replay()
+            assert torch.equal(y, layer(static))
+
+
+def test_inference_in_a_graph():
+    require_replays(layer_of())
+
+
+def test_tensors_on_several_devices_are_refused():
+    layer = NF4Linear.from_quantized(weight_of(device="cpu"))
+    with pytest.raises(nf4.InvalidArgument, match="packed is on cpu; expected cuda:0, where x is"):
+        layer(x_of(3, COLS))
+    with pytest.raises(nf4.InvalidArgument, match="packed is on cuda:0; expected cpu, where x is"):
+        nf4.torch.linear(torch.randn(3, COLS), weight_of())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_another_device_than_the_current_one():
+    layer = layer_of(device="cuda:1")
+    x = x_of(5, COLS, device="cuda:1", grad=True)
+    with torch.cuda.device(0):
+        y = layer(x)
+        y.sum().backward()
+    assert y.device == x.grad.device == torch.device("cuda:1")
+    assert error(y, reference(x, layer.quantized, layer.bias)) <= ALLOWED["bf16"]
+    with pytest.raises(nf4.InvalidArgument, match="bias is on cuda:1; expected cuda:0"):
+        layer(x_of(5, COLS, device="cuda:0"))
+
+
+# ---- bitsandbytes ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bnb():
+    return pytest.importorskip("bitsandbytes")
+
+
+@pytest.fixture
+def backend(bnb):
+    from nf4.torch import bitsandbytes as backend
+
+    yield backend
+    backend.unregister()
+
+
+def quantized(bnb, format="nf4", nested=True, dtype="bf16", shape=(ROWS, COLS)):
+    return bnb.functional.quantize_4bit(
+        x_of(*shape, dtype=dtype), quant_type=format, compress_statistics=nested
+    )
+
+
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bitsandbytes_dequantizes_the_same_bits(format, nested, dtype, bnb, backend):
+    packed, state = quantized(bnb, format, nested, dtype)
+    theirs = bnb.functional.dequantize_4bit(packed, state)
+    assert all("cuda" in devices for devices in backend.register().operators.values())
+    integers = torch.int32 if dtype == "fp32" else torch.int16
+    ours = bnb.functional.dequantize_4bit(packed, state)
+    assert torch.equal(ours.view(integers), theirs.view(integers))
+    out = torch.empty_like(theirs)
+    bnb.functional.dequantize_4bit(packed, state, out=out)
+    assert torch.equal(out.view(integers), theirs.view(integers))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("rows", [1, 8, 130])
+def test_bitsandbytes_multiplies_as_well(nested, dtype, rows, bnb, backend):
+    packed, state = quantized(bnb, nested=nested, dtype=dtype)
+    x, bias = x_of(rows, COLS, dtype=dtype, grad=True), x_of(ROWS, dtype=dtype)
+    theirs = bnb.matmul_4bit(x, packed.t(), state, bias=bias)
+    (their_grad,) = torch.autograd.grad(theirs.sum(), x)
+    backend.register()
+    ours = bnb.matmul_4bit(x, packed.t(), state, bias=bias)
+    assert error(ours, theirs) <= 2 * ALLOWED[dtype]
+    (our_grad,) = torch.autograd.grad(ours.sum(), x)
+    assert torch.equal(our_grad, their_grad)
+
+
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "names", [("offset",), ("absmax",), ("code",), ("offset", "absmax", "code")]
+)
+def test_nested_scales_in_16_bits_are_cast(scales, names, bnb, backend):
+    """As in a model that was .half()ed. bitsandbytes casts the offset alone."""
+    packed, narrow = quantized(bnb, dtype="fp16")
+    wide = copy.deepcopy(narrow)
+    for name in names:
+        part = narrow if name == "offset" else narrow.state2
+        setattr(part, name, getattr(part, name).to(scales))
+        setattr(wide if name == "offset" else wide.state2, name, getattr(part, name).float())
+    x = x_of(3, COLS, dtype="fp16")
+    theirs = bnb.matmul_4bit(x, packed, wide)
+    backend.register()
+    ours = bnb.matmul_4bit(x, packed, narrow)
+    assert torch.equal(ours, bnb.matmul_4bit(x, packed, wide))
+    assert error(ours, theirs) <= 2 * ALLOWED["fp16"]
+    dense = bnb.functional.dequantize_4bit
+    assert torch.equal(dense(packed, narrow), dense(packed, wide))
+
+
+@pytest.mark.parametrize("rows", [1, 130])
+def test_fp32_stays_with_bitsandbytes(rows, bnb, backend):
+    packed, state = quantized(bnb, dtype="fp32")
+    x = x_of(rows, COLS, dtype="fp32")
+    theirs = bnb.matmul_4bit(x, packed.t(), state)
+    backend.register()
+    assert torch.equal(bnb.matmul_4bit(x, packed.t(), state), theirs)
+
+
+def peak(model, x):
+    """Bytes that a forward and a backward pass need beyond what was there."""
+    for _ in range(2):
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        model(x).sum().backward()
+        x.grad = None
+        found = torch.cuda.max_memory_allocated() - before
+    return found
+
+
+def test_training_takes_no_more_memory_than_bitsandbytes(bnb, backend):
+    shape = (1024, 1024)
+    layers = [
+        bnb.nn.Linear4bit(*shape, bias=False, quant_type="nf4", compute_dtype=torch.bfloat16)
+        for _ in range(4)
+    ]
+    model = torch.nn.Sequential(*layers).to(DEVICE)
+    x = x_of(64, shape[1], grad=True)
+    theirs = peak(model, x)
+    backend.register()
+    assert peak(model, x) <= theirs
+    nf4.torch.convert(model)
+    assert peak(model, x) <= theirs
+
+
+def test_a_converted_model_in_a_graph(bnb):
+    layer = bnb.nn.Linear4bit(COLS, ROWS, quant_type="nf4", compute_dtype=torch.bfloat16)
+    model = torch.nn.Sequential(layer.to(DEVICE))
+    x = x_of(4, COLS)
+    theirs = model(x)
+    assert nf4.torch.convert(model) == ["0"]
+    assert error(model(x), theirs) <= 2 * ALLOWED["bf16"]
+    require_replays(model)
+
+
+def test_bitsandbytes_in_a_graph(bnb, backend):
+    backend.register()
+    layer = bnb.nn.Linear4bit(COLS, ROWS, quant_type="nf4", compute_dtype=torch.bfloat16)
+    require_replays(layer.to(DEVICE))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_unsloths_function_in_a_graph(nested, bnb):
+    packed, state = quantized(bnb, nested=nested)
+    expected = nf4.torch.unsloth_fast_dequantize(packed, state)
+    out, graph = torch.zeros_like(expected), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = nf4.torch.unsloth_fast_dequantize(packed, state)
+        nf4.torch.unsloth_fast_dequantize(packed, state, out=out)
+    graph.replay()
+    assert torch.equal(made, expected) and torch.equal(out, expected)
