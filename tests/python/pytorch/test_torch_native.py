@@ -40,7 +40,7 @@ def weight_of(layout="nested", shape=(ROWS, COLS)):
 
 
 def test_they_are_of_cpp_where_the_extension_is():
-    from nf4._bound import _nf4_fast
+    from nf4._prepared import _nf4_fast
 
     assert _fast.registered == (_nf4_fast is not None)
 
@@ -160,7 +160,7 @@ def test_python_stands_in_for_all_devices_or_for_none(cuda, taken, monkeypatch):
         operator_functions=lambda: (("sizes", "stream"), ("matmul",)),
         register_operators=lambda *_: None,
     )
-    monkeypatch.setattr(_fast._bound, "_nf4_fast", extension)
+    monkeypatch.setattr(_fast._prepared, "_nf4_fast", extension)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(_fast, "_address", lambda _, name: int(name != "stream"))
     assert _fast._register() == taken
