@@ -1,5 +1,4 @@
-// extern "C": check the arguments, then call a backend. The order of the includes is
-// the direction of the house: everything flows from here to the backends.
+// extern "C": checks the arguments, then calls a backend.
 #include "core/formats.hpp"
 #include "cpu/backend.hpp"
 #include "cuda/backend.hpp"
@@ -25,9 +24,8 @@ const char *nf4_version_string(void) {
 const char *nf4_build_info(void) { return NF4_BUILD_INFO; }
 
 const float *nf4_codebook(nf4_format format) {
-  if (format == NF4_FORMAT_NF4) return nf4::kNf4Codebook.data();
-  if (format == NF4_FORMAT_FP4) return nf4::kFp4Codebook.data();
-  return nullptr;
+  const int row = nf4::format_row(format);
+  return row < 0 ? nullptr : nf4::kFormats[row].codebook.data();
 }
 
 const float *nf4_scale_code(void) { return nf4::kScaleCode.data(); }
@@ -101,7 +99,7 @@ nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_
   nf4::MatmulProblem problem;
   if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
   if (bytes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
-  *bytes = static_cast<size_t>(nf4::matmul_workspace_bytes(problem));
+  *bytes = static_cast<size_t>(nf4::cuda::matmul_workspace_bytes(problem));
   return NF4_STATUS_OK;
 }
 
@@ -109,7 +107,7 @@ nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *ar
                              size_t workspace_bytes, nf4_stream stream) {
   nf4::MatmulProblem problem;
   if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
-  const int64_t needed = nf4::matmul_workspace_bytes(problem);
+  const int64_t needed = nf4::cuda::matmul_workspace_bytes(problem);
   if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
   if (const nf4_status status =
           nf4::validate_matmul_operands(weight, args, workspace, needed, problem))
@@ -136,7 +134,7 @@ nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
   if (const nf4_status status = nf4::validate_matmul_batch_shapes(weights, args, count, batch))
     return status;
   if (bytes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
-  *bytes = static_cast<size_t>(nf4::matmul_workspace_bytes(batch));
+  *bytes = static_cast<size_t>(nf4::cuda::matmul_workspace_bytes(batch));
   return NF4_STATUS_OK;
 }
 
@@ -146,7 +144,7 @@ nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights, const nf4_m
   nf4::MatmulBatch batch;
   if (const nf4_status status = nf4::validate_matmul_batch_shapes(weights, args, count, batch))
     return status;
-  const int64_t needed = nf4::matmul_workspace_bytes(batch);
+  const int64_t needed = nf4::cuda::matmul_workspace_bytes(batch);
   if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
   if (const nf4_status status =
           nf4::validate_matmul_batch_operands(weights, args, workspace, needed, batch))

@@ -1,34 +1,73 @@
 #include "status.hpp"
 
+#include <pthread.h>
+
 #include <cstdarg>
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
 
 namespace nf4 {
 namespace {
 
-// A fixed buffer: reporting an error asks for no memory of its own.
-thread_local char last_error[512] = "";
+constexpr size_t kDetailBytes = 512;
+char lost[] = "there was no memory for the text of the error";
+
+void release(void *detail) {
+  if (detail != lost) std::free(detail);
+}
+
+// The detail of each thread's last failure, allocated at its first. Not thread_local: of a library
+// that is dlopened the C library allocates such memory at first use, and aborts the process where
+// there is none. (Initial-exec storage, which is there from the start, is too scarce for the 8 KiB
+// of the CUDA runtime, which would come with it.)
+pthread_key_t key;
+bool has_key = false;
+
+[[gnu::constructor]] void create_key() { has_key = pthread_key_create(&key, release) == 0; }
+
+// At dlclose; the details of threads that live on are lost.
+[[gnu::destructor]] void delete_key() {
+  if (has_key) pthread_key_delete(key);
+  has_key = false;
+}
+
+// NULL before any failure.
+char *last_detail() { return has_key ? static_cast<char *>(pthread_getspecific(key)) : nullptr; }
+
+// The thread's buffer of kDetailBytes; NULL where there is no memory for one.
+char *detail_buffer() {
+  char *detail = last_detail();
+  if (!has_key || (detail != nullptr && detail != lost)) return detail;
+  detail = static_cast<char *>(std::malloc(kDetailBytes));
+  if (pthread_setspecific(key, detail != nullptr ? detail : lost) == 0) return detail;
+  std::free(detail);
+  return nullptr;
+}
 
 }  // namespace
 
 nf4_status fail(nf4_status status, const char *format, ...) {
+  char *const detail = detail_buffer();
+  if (detail == nullptr) return status;
   va_list arguments;
   va_start(arguments, format);
-  std::vsnprintf(last_error, sizeof last_error, format, arguments);
+  std::vsnprintf(detail, kDetailBytes, format, arguments);
   va_end(arguments);
   return status;
 }
 
 nf4_status of_product(nf4_status status, int product) {
-  char detail[sizeof last_error];
-  std::memcpy(detail, last_error, sizeof detail);
+  char detail[kDetailBytes];
+  std::snprintf(detail, sizeof detail, "%s", nf4_last_error());
   return fail(status, "product %d: %s", product, detail);
 }
 
 }  // namespace nf4
 
-extern "C" const char *nf4_last_error(void) { return nf4::last_error; }
+extern "C" const char *nf4_last_error(void) {
+  const char *const detail = nf4::last_detail();
+  return detail != nullptr ? detail : "";
+}
 
 extern "C" const char *nf4_status_string(nf4_status status) {
   switch (status) {

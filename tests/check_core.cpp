@@ -15,8 +15,9 @@
 #include "support/values.hpp"
 
 using namespace nf4;
+using nf4::test::codebook_kind;
 using nf4::test::CodebookKind;
-using nf4::test::kCodebookKinds;
+using nf4::test::kCodebookKindCount;
 using nf4::test::random_codebook;
 using nf4::test::Rng;
 
@@ -185,6 +186,15 @@ TEST_CASE("the codebooks are the published ones", "[core]") {
   CHECK(kScaleCode[255] == 1);
 }
 
+TEST_CASE("a format is found by its id", "[core]") {
+  for (int row = 0; row < test::kFormatCount; ++row) {
+    CHECK(format_row(kFormats[row].id) == row);
+    CHECK(nf4_codebook(kFormats[row].id) == kFormats[row].codebook.data());
+  }
+  CHECK(format_row(0) == -1);
+  CHECK(format_row(3) == -1);
+}
+
 TEST_CASE("the thresholds of NF4 are the float32 midpoints", "[core]") {
   const Quantizer quantizer = make_quantizer(kNf4Codebook.data());
   for (int i = 0; i < kCodebookSize - 1; ++i) {
@@ -206,8 +216,8 @@ TEST_CASE("encode finds the nearest entry of any codebook", "[core]") {
     const test::CodebookKind kinds[] = {test::CodebookKind::kSorted, test::CodebookKind::kShuffled,
                                         test::CodebookKind::kDuplicates};
     std::vector<float> codebook = test::random_codebook(rng, rng.pick(kinds));
-    if (i == 0) codebook.assign(kNf4Codebook.begin(), kNf4Codebook.end());
-    if (i == 1) codebook.assign(kFp4Codebook.begin(), kFp4Codebook.end());
+    if (i < test::kFormatCount)
+      codebook.assign(kFormats[i].codebook.begin(), kFormats[i].codebook.end());
     const Quantizer quantizer = make_quantizer(codebook.data());
     for (int j = 0; j < 300; ++j) {
       const float x = rng.one_in(10) ? rng.pick({-1.0f, 0.0f, -0.0f, 1.0f}) : 2 * rng.uniform() - 1;
@@ -220,7 +230,8 @@ TEST_CASE("encode finds the nearest entry of any codebook", "[core]") {
 }
 
 TEST_CASE("encode gives a tie to the lower entry", "[core]") {
-  for (const Codebook &codebook : {kNf4Codebook, kFp4Codebook}) {
+  for (const Format &format : kFormats) {
+    const Codebook &codebook = format.codebook;
     const Quantizer quantizer = make_quantizer(codebook.data());
     for (int i = 0; i < kCodebookSize - 1; ++i) {
       const float tie = quantizer.thresholds[i];
@@ -295,10 +306,11 @@ TEST_CASE("tree_sum adds whole levels", "[core]") {
 TEST_CASE("the GPU's table of buckets finds the code that counting thresholds finds", "[core]") {
   Rng rng(0x9000000);
   for (int i = 0; i < 3000; ++i) {
-    const CodebookKind kind = kCodebookKinds[i % std::size(kCodebookKinds)];
+    const CodebookKind kind = codebook_kind(i % kCodebookKindCount);
     const std::vector<float> own = random_codebook(rng, kind);
-    Codebook codebook = kind == CodebookKind::kFp4 ? kFp4Codebook : kNf4Codebook;
-    if (!own.empty()) std::copy(own.begin(), own.end(), codebook.begin());
+    Codebook codebook;
+    const float *entries = own.empty() ? nf4_codebook(format_of(kind)) : own.data();
+    std::copy_n(entries, kCodebookSize, codebook.begin());
     const cuda::Tables tables = cuda::make_tables(codebook);
     if (tables.crowded) continue;
     for (int probe = 0; probe < 400; ++probe) {

@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/dequant/select.hpp"
-#include "cuda/quantize/select.hpp"
+#include "cuda/dequant/choose.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/compare.hpp"
@@ -30,31 +29,21 @@ int shapes() {
 // The kinds in turn; the caller's codebooks go on from class to class, so that even three
 // shapes in each class meet all of them.
 CodebookKind codebook_of_shape(int kind, int i) {
-  constexpr CodebookKind kOwn[] = {CodebookKind::kSorted, CodebookKind::kShuffled,
-                                   CodebookKind::kDuplicates, CodebookKind::kWild};
-  if (i % 3 == 0) return CodebookKind::kNf4;
-  if (i % 3 == 1) return CodebookKind::kFp4;
-  return kOwn[(kind + i / 3) % 4];
+  const int format = i % (kFormatCount + 1);
+  if (format < kFormatCount) return codebook_kind(format);
+  const int own = (kind + i / (kFormatCount + 1)) % (kCodebookKindCount - kFormatCount);
+  return codebook_kind(kFormatCount + own);
 }
 
-constexpr cuda::DequantShape kShapes[] = {cuda::kUnaligned, cuda::kWide, cuda::kTall};
+constexpr cuda::DequantConfig kConfigs[] = {cuda::kUnaligned, cuda::kWarpTile512,
+                                            cuda::kWarpTile1024};
 
-class ForcedKernel {
+class ForcedConfig {
  public:
-  ForcedKernel(const cuda::DequantFamily *family, const cuda::DequantShape &shape) {
-    cuda::force_dequant(family, &shape);
-  }
-  ~ForcedKernel() { cuda::force_dequant(nullptr, nullptr); }
-  ForcedKernel(const ForcedKernel &) = delete;
-  ForcedKernel &operator=(const ForcedKernel &) = delete;
-};
-
-class ForcedQuantize {
- public:
-  explicit ForcedQuantize(const cuda::QuantizeFamily *family) { cuda::force_quantize(family); }
-  ~ForcedQuantize() { cuda::force_quantize(nullptr); }
-  ForcedQuantize(const ForcedQuantize &) = delete;
-  ForcedQuantize &operator=(const ForcedQuantize &) = delete;
+  explicit ForcedConfig(cuda::DequantConfig config) { cuda::force_dequant(config); }
+  ~ForcedConfig() { cuda::force_dequant(std::nullopt); }
+  ForcedConfig(const ForcedConfig &) = delete;
+  ForcedConfig &operator=(const ForcedConfig &) = delete;
 };
 
 // The addresses of a host weight's own bytes: std::vector aligns them for any type.
@@ -77,11 +66,12 @@ void check_dequant(DequantCase &test, Rng &rng, const Stream &stream) {
   const DeviceWeight weight(rng, test.weight);
   const std::vector<uint8_t> expected = expected_output(test);
   const size_t lead = random_lead(rng, dtype_bytes(test.dtype));
-  for (const cuda::DequantFamily *family : runnable(cuda::dequant_families())) {
-    for (const cuda::DequantShape &shape : kShapes) {
-      INFO("family " << family->family.name << ", shape " << shape << ", out " << lead
+  for (const cuda::GpuFamily *family : runnable_families()) {
+    const ForcedFamily forced_family(family);
+    for (const cuda::DequantConfig config : kConfigs) {
+      INFO("family " << family->name << ", configuration " << config << ", out " << lead
                      << " bytes past an allocation");
-      const ForcedKernel forced(family, shape);
+      const ForcedConfig forced(config);
       const DeviceBuffer out(test.out_bytes(), lead);
       REQUIRE(nf4_dequant_launch(&weight.tensor(), out.data(), test.dtype, stream) ==
               NF4_STATUS_OK);
@@ -106,15 +96,15 @@ void quantize_on_cpu(QuantizeCase &test) {
 
 void check_quantize(QuantizeCase &test, Rng &rng, const Stream &stream) {
   std::vector<DeviceWeight> weights;
-  const auto families = runnable(cuda::quantize_families());
+  const auto families = runnable_families();
   for (size_t i = 0; i < families.size(); ++i) weights.emplace_back(rng, test.weight);
   DeviceBuffer in(test.in.size(), random_lead(rng, dtype_bytes(test.dtype)));
   in.write(test.in.data());
   const DeviceBuffer workspace(test.workspace_bytes);
   quantize_on_cpu(test);
   for (size_t i = 0; i < families.size(); ++i) {
-    INFO("family " << families[i]->family.name);
-    const ForcedQuantize forced(families[i]);
+    INFO("family " << families[i]->name);
+    const ForcedFamily forced(families[i]);
     REQUIRE(nf4_quantize_launch(in.data(), test.dtype, &weights[i].tensor(), workspace.data(),
                                 test.workspace_bytes, stream) == NF4_STATUS_OK);
     stream.synchronize();

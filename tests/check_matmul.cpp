@@ -192,7 +192,7 @@ TEST_CASE("every variant multiplies within the rounding of its sums", "[matmul]"
       for (int i = 0; i < kShapes; ++i) {
         Rng rng(++stream);
         const CaseClass kind{dtype, rng.pick(kBlocksizes), nested};
-        const CodebookKind codebook = rng.pick(kCodebookKinds);
+        const CodebookKind codebook = random_codebook_kind(rng);
         const MatmulCase test =
             random_matmul_case(rng, kind, codebook, random_matmul_shape(rng), rng.pick(kKinds));
         INFO(describe(test, stream));
@@ -217,10 +217,11 @@ TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul]") {
   constexpr int kColumns[] = {1, 4, 10};
   uint64_t stream = 0xb000000;
   for (const nf4_dtype dtype : kDtypes)
-    for (const CodebookKind codebook : {CodebookKind::kNf4, CodebookKind::kFp4})
+    for (int format = 0; format < kFormatCount; ++format)
       for (const int blocksize : {64, 4096})
         for (const XKind x : {XKind::kShifted, XKind::kPositive})
           for (const int m : kColumns) {
+            const CodebookKind codebook = codebook_kind(format);
             Rng rng(++stream);
             const CaseClass kind{dtype, blocksize, false};
             const MatmulCase test = normal_case(rng, kind, codebook, {64, 14336, m}, x);
@@ -320,15 +321,15 @@ TEST_CASE("the number of threads changes no bit of a matmul", "[matmul]") {
 TEST_CASE("a caller's codebook that is a format's own changes no bit of a matmul", "[matmul]") {
   Rng rng(0xc000000);
   for (const nf4_dtype dtype : kDtypes)
-    for (const nf4_format format : {NF4_FORMAT_NF4, NF4_FORMAT_FP4})
+    for (int row = 0; row < kFormatCount; ++row)
       for (const int64_t m : {1, 12}) {
-        const CodebookKind kind =
-            format == NF4_FORMAT_NF4 ? CodebookKind::kNf4 : CodebookKind::kFp4;
+        const CodebookKind kind = codebook_kind(row);
+        const nf4_format format = format_of(kind);
         MatmulCase test = plain_case(rng, dtype, {21, 512, m}, XKind::kShifted, kind);
         MatmulCase given = test;
         const auto *own = reinterpret_cast<const uint8_t *>(nf4_codebook(format));
         given.weight.bytes[kCodebook].assign(own, own + 16 * sizeof(float));
-        // Which of the two formats is said means nothing beside a codebook.
+        // Which format is said means nothing beside a codebook.
         given.weight.shape.format = NF4_FORMAT_NF4;
         for (const cpu::Variant *variant : supported_variants()) {
           INFO("variant " << variant->name << ", dtype " << dtype << ", format " << format);

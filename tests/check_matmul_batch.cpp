@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/matmul/deal.hpp"
+#include "cuda/matmul/skinny/partition.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/force.hpp"
@@ -80,7 +80,7 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
     if (rng.one_in(8)) shape.cols = 0;
     const CaseClass kind{rng.pick(kDtypes), rng.pick(kBlocksizes), rng.one_in(2)};
     cases.push_back(
-        random_matmul_case(rng, kind, rng.pick(kCodebookKinds), shape, rng.pick(kKinds)));
+        random_matmul_case(rng, kind, random_codebook_kind(rng), shape, rng.pick(kKinds)));
   }
   return cases;
 }
@@ -186,7 +186,7 @@ TEST_CASE("thread blocks are dealt so that the largest share is least", "[matmul
     int64_t dealt[4], slowly[4] = {1, 1, 1, 1};
     for (int w = 0; w < count; ++w)
       weights[w] = {rng.between(1, rng.one_in(3) ? 20 : 20000), rng.pick(kCols)};
-    cuda::deal_blocks(weights, count, blocks, dealt);
+    cuda::partition_ctas(weights, count, blocks, dealt);
 
     const auto most = [&](const int64_t *of) {
       return std::max_element(weights, weights + count,

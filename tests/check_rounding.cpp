@@ -10,7 +10,6 @@
 #include "core/float16.hpp"
 #include "core/formats.hpp"
 #include "core/round_codebook.hpp"
-#include "core/rounding.hpp"
 #include "support/catch.hpp"
 #include "support/values.hpp"
 
@@ -155,11 +154,17 @@ void check_any(const Codebook &codebook) {
 }  // namespace
 
 TEST_CASE("the formats' codebooks in 16 bits have errors that cancel", "[core]") {
-  check_format<BFloat16>(kNf4Codebook, kNf4InBf16, {1.4e-3, 1.8e-5});
-  check_format<Half>(kNf4Codebook, kNf4InHalf, {1.6e-4, 1e-6});
-  check_format<Half>(kNf4Codebook, kNf4InHalfWithOne, {2.5e-4, 1e-5});
-  check_format<BFloat16>(kFp4Codebook, kFp4InBf16, {5e-8, 5e-8});
-  check_format<Half>(kFp4Codebook, kFp4InHalf, {5e-8, 5e-8});
+  const Error none{5e-8, 5e-8};
+  for (const Format &format : kFormats) {
+    INFO(format.name);
+    const bool nf4 = format.id == NF4_FORMAT_NF4;  // the others' entries are short numbers
+    check_format<BFloat16>(format.codebook, format.bf16, nf4 ? Error{1.4e-3, 1.8e-5} : none);
+    check_format<Half>(format.codebook, format.fp16, nf4 ? Error{1.6e-4, 1e-6} : none);
+    check_entries<Half>(format.codebook, format.fp16_with_one);
+    CHECK(format.fp16_with_one.unit == 1);
+  }
+  const Format &nf4 = kFormats[format_row(NF4_FORMAT_NF4)];
+  check_format<Half>(nf4.codebook, nf4.fp16_with_one, {2.5e-4, 1e-5});
 }
 
 TEST_CASE("a caller's codebook in 16 bits has errors that nearly cancel", "[core]") {

@@ -113,26 +113,48 @@ Coverage cover(int64_t count, int64_t per_thread, int threads) {
   return coverage;
 }
 
-// For its lifetime no thread can be made: none has room for its stack.
-class RefusedThreads {
+// For its lifetime threads are made with this stack by default.
+class DefaultStack {
  public:
-  RefusedThreads() {
+  explicit DefaultStack(size_t bytes) {
     pthread_getattr_default_np(&before_);
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, size_t{1} << 62);
+    pthread_attr_setstacksize(&attributes, bytes);
     pthread_setattr_default_np(&attributes);
     pthread_attr_destroy(&attributes);
   }
-  ~RefusedThreads() {
+  ~DefaultStack() {
     pthread_setattr_default_np(&before_);
     pthread_attr_destroy(&before_);
   }
-  RefusedThreads(const RefusedThreads &) = delete;
-  RefusedThreads &operator=(const RefusedThreads &) = delete;
+  DefaultStack(const DefaultStack &) = delete;
+  DefaultStack &operator=(const DefaultStack &) = delete;
 
  private:
   pthread_attr_t before_;
+};
+
+// No thread has room for it, so none can be made.
+constexpr size_t kEndlessStack = size_t{1} << 62;
+
+// A thread that was cancelled before its calls begin, so that any that acted on it would.
+struct CancelledCalls {
+  const QuantizeCase &test;
+  const PlacedWeight &weight;
+  std::vector<uint8_t> out;
+  std::vector<nf4_status> statuses;
+
+  static void *run(void *opaque) {
+    auto &calls = *static_cast<CancelledCalls *>(opaque);
+    pthread_cancel(pthread_self());
+    calls.statuses.push_back(
+        nf4_dequant_cpu(&calls.weight.tensor(), calls.out.data(), calls.test.dtype, 3));
+    calls.statuses.push_back(quantize(calls.test, 3).status);
+    pthread_testcancel();
+    calls.statuses.clear();
+    return nullptr;
+  }
 };
 
 }  // namespace
@@ -203,11 +225,27 @@ TEST_CASE("the caller may run where it could before", "[threads]") {
 }
 
 TEST_CASE("where the system refuses threads the caller does their work", "[threads]") {
-  const RefusedThreads refused;
+  const DefaultStack refused(kEndlessStack);
   REQUIRE_THROWS_AS(std::thread([] {}), std::system_error);
   const Coverage coverage = cover(1000, 1, 7);
   CHECK(coverage.wrong_visits == 0);
   CHECK(coverage.threads == 1);
+}
+
+TEST_CASE("a cancelled thread goes on until its call is over", "[threads]") {
+  Rng rng(15);
+  const QuantizeCase test = large_case(rng, 64, true);
+  const Quantized expected = quantize(test, 1);
+  CancelledCalls calls{test, expected.weight, std::vector<uint8_t>(test.in.size()), {}};
+  std::vector<uint8_t> reference(test.in.size());
+  nf4_dequant_cpu(&expected.weight.tensor(), reference.data(), test.dtype, 1);
+  pthread_t thread;
+  REQUIRE(pthread_create(&thread, nullptr, CancelledCalls::run, &calls) == 0);
+  void *result;
+  REQUIRE(pthread_join(thread, &result) == 0);
+  CHECK(result == PTHREAD_CANCELED);
+  CHECK(calls.statuses == std::vector<nf4_status>(2, NF4_STATUS_OK));
+  CHECK(calls.out == reference);
 }
 
 TEST_CASE("the number of threads changes no bit", "[threads]") {
@@ -300,6 +338,28 @@ TEST_CASE("a call takes as much of its thread's stack as nf4.h says, and no more
         INFO("variant " << variant.name << ", dtype " << dtype << ", m " << m);
         CHECK(status == NF4_STATUS_OK);
         CHECK(bytes <= kMost);
+      }
+  }
+}
+
+TEST_CASE("threads have the stack that they need, whatever the default is", "[threads]") {
+  const DefaultStack small(sysconf(_SC_THREAD_STACK_MIN));
+  Rng rng(16);
+  for (const cpu::Variant &variant : cpu::variants()) {
+    if (!variant.supported()) continue;
+    INFO("variant " << variant.name);
+    const ForcedVariant forced(variant);
+    const QuantizeCase dense = large_case(rng, 4096, true);
+    CHECK(quantize(dense, 3).status == NF4_STATUS_OK);
+    for (const nf4_dtype dtype : kDtypes)
+      for (const int64_t m : {1, 20}) {
+        const MatmulCase test = random_matmul_case(rng, {dtype, 32, true}, CodebookKind::kSorted,
+                                                   {600, 8192, m}, XKind::kOrdinary);
+        const PlacedWeight weight(rng, test.weight);
+        std::vector<uint8_t> y(test.y_bytes());
+        const nf4_matmul_args args =
+            test.args(test.x.data(), test.bias.empty() ? nullptr : test.bias.data(), y.data());
+        CHECK(nf4_matmul_cpu(&weight.tensor(), &args, 3) == NF4_STATUS_OK);
       }
   }
 }

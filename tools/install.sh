@@ -9,6 +9,8 @@ readonly INTEROP_PACKAGES=(
 readonly INTEROP_SIZE='torch with its CUDA libraries, bitsandbytes and transformers: about 5 GB'
 readonly FORMAT_PACKAGES=('clang-format==23.1.5' 'ruff==0.17.5')
 readonly BINDGEN_PACKAGES=('libclang>=16')
+# Of a later CUDA than the compiler, whose own are on no index.
+readonly DISASSEMBLER_PACKAGES=('nvidia-cuda-cuobjdump==13.2.*' 'nvidia-cuda-nvdisasm==13.2.*')
 # Headers alone, in a wheel that asks for a newer Python than it needs.
 readonly CATCH2_WHEEL=(--no-deps --ignore-requires-python --only-binary=:all: comma-deps-catch2)
 
@@ -155,4 +157,8 @@ install_formatters() {
 
 install_libclang() {
   install 'libclang for bindgen' "${BINDGEN_PACKAGES[@]}"
+}
+
+install_disassembler() {
+  install 'cuobjdump and nvdisasm' "${DISASSEMBLER_PACKAGES[@]}"
 }

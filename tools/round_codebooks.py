@@ -2,24 +2,21 @@
 
     round_codebooks.py
 
-Prints the tables of lib/core/rounding.hpp, which says what they are for, and the figures of its
-comment. A table is a factor and 16 numbers of a dtype, about the codebook times the factor. Every
-factor 1 + i / 1024 is tried, and for each every way to round the entries, up or down, that errs by
-no more than half a unit of the dtype's precision. The best has the smallest mean, over all
-blocksizes, of
+Prints the 16-bit tables of lib/core/formats.hpp and the figures of its comment. A table is a
+factor and 16 numbers of a dtype, about the codebook times the factor. Every factor 1 + i / 1024 is
+tried, and for each every way to round the entries, up or down, that errs by no more than half a
+unit of the dtype's precision. The best has the smallest mean, over all blocksizes, of
 
     mean square error + (64 * mean error)^2
 
 relative to the mean square of normal weights. Errors whose mean is 0 add up with the square root of
-a row's elements; 64 is that of 4096. Tables in which 1 is kept have the factor 1.
+a row's elements; 64 is that of 4096. Tables with 1 (fp16_with_one) have the factor 1.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -32,7 +29,7 @@ NOTHING = 1e-14
 NO_ERROR = 1e-10  # of a mean; less is what binary64 leaves of it
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 WEIGHT_OF_MEAN = 64
-FORMATS = {"nf4": "Nf4", "fp4": "Fp4"}
+FORMATS = ("nf4", "fp4")
 LABELS = {"Half": "fp16", "Bf16": "bf16"}
 
 normal_cdf = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)))
@@ -133,23 +130,16 @@ def best_table(format_name: str, dtype: Dtype, keep_one: bool) -> tuple[float, n
     return factor, np.copysign(by_code, codebook).astype(dtype.numpy)
 
 
-def table(format_name: str, dtype: Dtype, keep_one: bool) -> Iterator[str]:
-    """The lines of C++ of a format in a dtype."""
+def table(format_name: str, dtype: Dtype, keep_one: bool) -> str:
+    """The C++ of a format in a dtype."""
     factor, numbers = best_table(format_name, dtype, keep_one)
-    entries = [f"0x{bits:04x}" for bits in numbers.view(np.uint16)]
-    name = f"k{FORMATS[format_name]}In{dtype.name}{'WithOne' if keep_one else ''}"
-    yield f"constexpr RoundedCodebook {name} = {{"
-    yield f"    1 / {factor!r}f,"
-    yield from textwrap.wrap(
-        f"{{{', '.join(entries)}}},", 100, initial_indent=" " * 4, subsequent_indent=" " * 5
-    )
-    yield "};"
+    entries = ", ".join(f"0x{bits:04x}" for bits in numbers.view(np.uint16))
+    return f"{{1 / {factor!r}f, {{{entries}}}}}"
 
 
-def tables() -> str:
-    """All of the C++."""
-    each = (table(*kind) for kind in KINDS)
-    return "".join(f"{line}\n" for lines in each for line in lines)
+def tables(format_name: str) -> str:
+    """The end of a format's row, in C++ without line breaks."""
+    return ", ".join(table(*kind) for kind in KINDS if kind[0] == format_name)
 
 
 def figures_of(format_name: str, dtype: Dtype, keep_one: bool) -> str:
@@ -173,11 +163,11 @@ def figures_of(format_name: str, dtype: Dtype, keep_one: bool) -> str:
 def figures() -> str:
     """The lines of the comment."""
     return "".join(
-        f"//   {name.upper()}, {LABELS[dtype.name]}{', 1 kept' if keep_one else '        '}"
+        f"//   {name.upper()}, {LABELS[dtype.name]}{', with 1' if keep_one else '        '}"
         f"  {figures_of(name, dtype, keep_one)}\n"
         for name, dtype, keep_one in KINDS
     )
 
 
 if __name__ == "__main__":
-    print(figures(), tables(), sep="\n", end="")
+    print(figures(), *map(tables, FORMATS), sep="\n")

@@ -1,9 +1,12 @@
-// The tables behind the formats: codebooks of the 4-bit codes, and the 8-bit code
-// of the scales. A format is one Codebook here and one NF4_FORMAT_* in nf4.h.
+// The formats: a row each. The codebook of the 4-bit codes, and the same in 16 bits, rounded for
+// matrix products so that the errors of many weights cancel (docs/formats.md); also the 8-bit
+// code of nested scales. To add a format, give it a row here and a NF4_FORMAT_* in nf4.h.
 #pragma once
 
 #include <array>
 #include <cstdint>
+
+#include "nf4/nf4.h"
 
 namespace nf4 {
 
@@ -14,32 +17,101 @@ constexpr int kScaleCodeSize = 256;
 using Codebook = std::array<float, kCodebookSize>;
 using ScaleCode = std::array<float, kScaleCodeSize>;
 
-// Quantiles of the normal distribution: QLoRA (arXiv:2305.14314), appendix E.
-constexpr Codebook kNf4Codebook = {
-    -1.0f,
-    -0.6961928009986877f,
-    -0.5250730514526367f,
-    -0.39491748809814453f,
-    -0.28444138169288635f,
-    -0.18477343022823334f,
-    -0.09105003625154495f,
-    0.0f,
-    0.07958029955625534f,
-    0.16093020141124725f,
-    0.24611230194568634f,
-    0.33791524171829224f,
-    0.44070982933044434f,
-    0.5626170039176941f,
-    0.7229568362236023f,
-    1.0f,
+// Entry i of a codebook is entries[i], bits of a 16-bit float, times the unit.
+struct RoundedCodebook {
+  float unit;
+  uint16_t entries[kCodebookSize];
 };
 
-// Bit 3 is the sign; the magnitudes {0, 0.0625, 8, 12, 4, 6, 2, 3} of bitsandbytes,
-// divided by 12. Code 8 is -0.
-constexpr Codebook kFp4Codebook = {
-    0.0f,  0.0625f / 12,  8.0f / 12,  1.0f,  4.0f / 12,  6.0f / 12,  2.0f / 12,  3.0f / 12,
-    -0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -6.0f / 12, -2.0f / 12, -3.0f / 12,
+struct Format {
+  nf4_format id;
+  const char *name;
+  Codebook codebook;  // by code
+  RoundedCodebook bf16;
+  RoundedCodebook fp16;
+  RoundedCodebook fp16_with_one;  // unit 1: for weights that are multiplied by a scale of 16 bits
+                                  // and rounded again, so that 1 stays exact
 };
+
+// The 16-bit codebooks are found by tools/round_codebooks.py. Error of normal weights in blocks of
+// 64, relative to their root mean square: its root mean square, its mean, and the largest mean for
+// blocks of 32 to 4096.
+//
+//                       rounded to nearest            these
+//   NF4, bf16           1.4e-03  4.6e-04  4.7e-04    1.0e-03 -8.0e-06  1.4e-05
+//   NF4, fp16           1.8e-04 -2.9e-05  5.9e-05    1.1e-04  1.5e-07  3.0e-07
+//   NF4, fp16, with 1   1.8e-04 -2.9e-05  5.9e-05    1.9e-04 -1.6e-06  6.9e-06
+//   FP4, bf16           1.3e-03  0.0e+00  0.0e+00    2.0e-08  0.0e+00  0.0e+00
+//   FP4, fp16           1.6e-04  0.0e+00  0.0e+00    2.0e-08  0.0e+00  0.0e+00
+//   FP4, fp16, with 1   1.6e-04  0.0e+00  0.0e+00    1.6e-04  0.0e+00  0.0e+00
+inline constexpr Format kFormats[] = {
+    // A sign bit (code 8 is -0) and the magnitudes {0, 0.0625, 8, 12, 4, 6, 2, 3} of
+    // bitsandbytes, divided by 12.
+    {NF4_FORMAT_FP4,
+     "FP4",
+     {0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 6.0f / 12, 2.0f / 12, 3.0f / 12, -0.0f,
+      -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -6.0f / 12, -2.0f / 12, -3.0f / 12},
+     {1 / 1.5f,
+      {0x0000, 0x3c00, 0x3f80, 0x3fc0, 0x3f00, 0x3f40, 0x3e80, 0x3ec0, 0x8000, 0xbc00, 0xbf80,
+       0xbfc0, 0xbf00, 0xbf40, 0xbe80, 0xbec0}},
+     {1 / 1.5f,
+      {0x0000, 0x2000, 0x3c00, 0x3e00, 0x3800, 0x3a00, 0x3400, 0x3600, 0x8000, 0xa000, 0xbc00,
+       0xbe00, 0xb800, 0xba00, 0xb400, 0xb600}},
+     {1 / 1.0f,
+      {0x0000, 0x1d55, 0x3955, 0x3c00, 0x3555, 0x3800, 0x3155, 0x3400, 0x8000, 0x9d55, 0xb955,
+       0xbc00, 0xb555, 0xb800, 0xb155, 0xb400}}},
+    // Quantiles of the normal distribution: QLoRA (arXiv:2305.14314), appendix E.
+    {NF4_FORMAT_NF4,
+     "NF4",
+     {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+      -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+      0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+      0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f},
+     {1 / 1.7724609375f,
+      {0xbfe3, 0xbf9e, 0xbf6e, 0xbf33, 0xbf01, 0xbea8, 0xbe25, 0x0000, 0x3e10, 0x3e92, 0x3ee0,
+       0x3f19, 0x3f48, 0x3f7f, 0x3fa4, 0x3fe3}},
+     {1 / 1.1845703125f,
+      {0xbcbd, 0xba99, 0xb8fa, 0xb77c, 0xb564, 0xb301, 0xaee7, 0x0000, 0x2e09, 0x3219, 0x34aa,
+       0x3668, 0x382d, 0x3955, 0x3ada, 0x3cbd}},
+     {1 / 1.0f,
+      {0xbc00, 0xb992, 0xb833, 0xb652, 0xb48d, 0xb1e9, 0xadd4, 0x0000, 0x2d18, 0x3126, 0x33e0,
+       0x3568, 0x370d, 0x3880, 0x39c9, 0x3c00}}},
+#if defined(NF4_TEST_FORMAT)
+    // For a test build: a format that this table alone knows. 16 equal steps, descending.
+    {NF4_TEST_FORMAT,
+     "test",
+     {15 / 15.0f, 13 / 15.0f, 11 / 15.0f, 9 / 15.0f, 7 / 15.0f, 5 / 15.0f, 3 / 15.0f, 1 / 15.0f,
+      -1 / 15.0f, -3 / 15.0f, -5 / 15.0f, -7 / 15.0f, -9 / 15.0f, -11 / 15.0f, -13 / 15.0f,
+      -15 / 15.0f},
+     {16 / 15.0f,
+      {0x3f70, 0x3f50, 0x3f30, 0x3f10, 0x3ee0, 0x3ea0, 0x3e40, 0x3d80, 0xbd80, 0xbe40, 0xbea0,
+       0xbee0, 0xbf10, 0xbf30, 0xbf50, 0xbf70}},
+     {16 / 15.0f,
+      {0x3b80, 0x3a80, 0x3980, 0x3880, 0x3700, 0x3500, 0x3200, 0x2c00, 0xac00, 0xb200, 0xb500,
+       0xb700, 0xb880, 0xb980, 0xba80, 0xbb80}},
+     {1 / 1.0f,
+      {0x3c00, 0x3aef, 0x39de, 0x38cd, 0x3777, 0x3555, 0x3266, 0x2c44, 0xac44, 0xb266, 0xb555,
+       0xb777, 0xb8cd, 0xb9de, 0xbaef, 0xbc00}}},
+#endif
+};
+
+// The row of a format, or -1.
+constexpr int format_row(nf4_format id) {
+  int row = -1;
+  int i = 0;
+  for (const Format &format : kFormats) {
+    if (format.id == id) row = i;
+    ++i;
+  }
+  return row;
+}
+
+// The names of rows that lib/cuda uses until it indexes kFormats.
+constexpr Codebook kFp4Codebook = kFormats[0].codebook, kNf4Codebook = kFormats[1].codebook;
+constexpr RoundedCodebook kFp4InBf16 = kFormats[0].bf16, kNf4InBf16 = kFormats[1].bf16;
+constexpr RoundedCodebook kFp4InHalf = kFormats[0].fp16, kNf4InHalf = kFormats[1].fp16;
+constexpr RoundedCodebook kFp4InHalfWithOne = kFormats[0].fp16_with_one;
+constexpr RoundedCodebook kNf4InHalfWithOne = kFormats[1].fp16_with_one;
 
 // The magnitudes below 1 of bitsandbytes' signed dynamic map, ascending. For i of 0..6
 // they are 10^(i - 6) times the midpoints of 2^i equal parts of [0.1, 1]

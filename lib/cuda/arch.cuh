@@ -2,8 +2,6 @@
 // template argument of every kernel that uses more than the baseline.
 #pragma once
 
-#include "cuda/family.hpp"
-
 namespace nf4::cuda {
 
 // The baseline: runs everywhere from Turing on, later GPUs through its PTX.
@@ -47,15 +45,10 @@ constexpr int kThreadsPerMultiprocessor = 2048;
 #endif
 
 // Thread blocks to ask of a multiprocessor: so many threads of it, as far as it holds them.
-constexpr int resident_blocks(int resident_threads, int threads_of_block) {
+constexpr int resident_ctas(int resident_threads, int threads_of_block) {
   return (resident_threads < kThreadsPerMultiprocessor ? resident_threads
                                                        : kThreadsPerMultiprocessor) /
          threads_of_block;
-}
-
-template <class Arch>
-constexpr Family family(const int *archs, int ptx) {
-  return {Arch::kName, archs, ptx, Arch::kDependentLaunch};
 }
 
 }  // namespace nf4::cuda

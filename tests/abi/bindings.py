@@ -1,5 +1,5 @@
 """Every function of nf4.h is bound in Python and in Rust, and nothing else is; the types are
-compared by tests/python/test_abi.py and by bindgen."""
+compared by tests/python/abi/test_abi.py and by bindgen."""
 
 import argparse
 import re

@@ -38,6 +38,11 @@ def main() -> None:
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)
     cuda = [name for name in needed if name.startswith(CUDA_LIBRARIES)]
     tap.equal("needs no CUDA library to load", cuda, [])
+
+    # The C library allocates it at first use, and aborts the process where there is no memory.
+    symbols = output(options.readelf, "-sW", options.library)
+    thread_local = re.findall(r"\bTLS\b.*\b(\S*nf4\S*)", symbols)
+    tap.equal("has no thread-local variables", thread_local, [])
     tap.finish()
 
 

@@ -4,6 +4,7 @@ on the CPU.
     python tests/bench/bench.py [--quick | --shapes 4096x4096,...] [--json FILE] [--plots DIR]
     python tests/bench/bench.py --sweep | --challenge | --call | --matmul | --matmul-sweep
     python tests/bench/bench.py --models [--quick]
+    python tests/bench/bench.py --before DIR [--quick] [--json FILE]
 
 On the GPU, times are of CUDA-graph replays that rotate over more data than L2 holds, in turns;
 the limit is the fastest of our own kernels that move the same bytes and do nothing else. Bits
@@ -22,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
-from nf4bench import matmul_plots, matmul_tables, plots, tables  # noqa: E402
+from nf4bench import compare, matmul_plots, matmul_tables, plots, tables  # noqa: E402
 from nf4bench import options as command_line  # noqa: E402
 from nf4bench.options import Options  # noqa: E402
 
@@ -87,8 +88,24 @@ def write(options: Options, figures: dict) -> None:
             print(f"wrote {path}")
 
 
+def beside(options: Options) -> int:
+    """This checkout beside that of options.before; 1 where it is slower."""
+    try:
+        figures = compare.main(options.before, ROOT, options.build, options.quick, say)
+    except compare.Failed as error:
+        sys.exit(f"bench: {error}")
+    write(options, figures)
+    return 0 if compare.within_bounds(figures) else 1
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
 def main() -> int:
     options = command_line.parse(sys.argv[1:])
+    if options.before:
+        return beside(options)
     device = command_line.settle(options, no_gpu())
     figures = on_gpu(options) if device == "gpu" else on_cpu(options)
     write(options, figures)

@@ -1,7 +1,7 @@
 // Dequantize's kernel, nested, in every launch configuration that might be chosen: what the
 // sweep times. For the architectures of the sm90 family.
 #include "configurations.hpp"
-#include "cuda/dequant/kernel.cuh"
+#include "cuda/dequant/aligned.cuh"
 
 namespace nf4::bench {
 namespace {
@@ -9,11 +9,13 @@ namespace {
 template <int Threads, int Tile, int Resident>
 Configuration configuration() {
   using cuda::dequant_aligned;
+  using cuda::NestedScales;
   using cuda::Sm90;
-  return {{Threads, Tile, Resident},
-          {(const void *)dequant_aligned<Sm90, float, true, Threads, Tile, Resident>,
-           (const void *)dequant_aligned<Sm90, __half, true, Threads, Tile, Resident>,
-           (const void *)dequant_aligned<Sm90, __nv_bfloat16, true, Threads, Tile, Resident>}};
+  return {
+      {Threads, Tile, Resident},
+      {(const void *)dequant_aligned<Sm90, float, NestedScales, Threads, Tile, Resident>,
+       (const void *)dequant_aligned<Sm90, __half, NestedScales, Threads, Tile, Resident>,
+       (const void *)dequant_aligned<Sm90, __nv_bfloat16, NestedScales, Threads, Tile, Resident>}};
 }
 
 }  // namespace

@@ -3,12 +3,12 @@
 
 #include <vector>
 
-#include "cuda/dequant/args.hpp"
+#include "cuda/dequant/configs.hpp"
 
 namespace nf4::bench {
 
 struct Configuration {
-  cuda::DequantLayout layout;
+  cuda::DequantTiling tiling;
   const void *kernels[3];  // [dtype - 1], nested: DequantArgs
 };
 

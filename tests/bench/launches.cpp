@@ -4,9 +4,11 @@
 
 #include "bench_library.hpp"
 #include "configurations.hpp"
-#include "cuda/dequant/select.hpp"
-#include "cuda/device.hpp"
-#include "cuda/matmul/select.hpp"
+#include "cuda/dequant/choose.hpp"
+#include "cuda/dequant/kernels.hpp"
+#include "cuda/matmul/choose.hpp"
+#include "cuda/runtime/families.hpp"
+#include "cuda/runtime/launch.hpp"
 #include "support/force_matmul.hpp"
 #include "validate.hpp"
 
@@ -39,9 +41,9 @@ std::vector<std::string> make_names() {
   std::vector<std::string> names;
   for (const Configuration &each : configurations())
     for (const char *launch : {"", " pdl"})
-      names.push_back(std::to_string(each.layout.threads) + " threads, tile " +
-                      std::to_string(each.layout.tile) + ", " +
-                      std::to_string(each.layout.resident) + " resident" + launch);
+      names.push_back(std::to_string(each.tiling.threads) + " threads, tile " +
+                      std::to_string(each.tiling.warp_tile) + ", " +
+                      std::to_string(each.tiling.resident) + " resident" + launch);
   return names;
 }
 
@@ -53,26 +55,26 @@ const std::vector<std::string> &names() {
 // The index of what the library launches, with programmatic dependent launch; -1 if it is
 // none of the configurations.
 int chosen(const DequantProblem &problem) {
-  const nf4::cuda::DequantShape shape = nf4::cuda::dequant_shape(problem);
-  if (shape == nf4::cuda::kUnaligned || !problem.weight.nested()) return -1;
-  const auto layout = nf4::cuda::dequant_layout(shape);
+  const nf4::cuda::DequantConfig config = nf4::cuda::choose_dequant(problem);
+  if (config == nf4::cuda::kUnaligned || !problem.weight.nested()) return -1;
+  const nf4::cuda::DequantTiling tiling = nf4::cuda::dequant_tiling(config);
   for (size_t i = 0; i < configurations().size(); ++i) {
-    const auto &other = configurations()[i].layout;
-    if (layout.threads == other.threads && layout.tile == other.tile &&
-        layout.resident == other.resident)
+    const nf4::cuda::DequantTiling &other = configurations()[i].tiling;
+    if (tiling.threads == other.threads && tiling.warp_tile == other.warp_tile &&
+        tiling.resident == other.resident)
       return static_cast<int>(2 * i + 1);
   }
   return -1;
 }
 
 // What this build has for the current device; NULL: nothing.
-const nf4::cuda::DequantFamily *current_family() {
+const nf4::cuda::GpuFamily *current_family() {
   int device = 0, major = 0, minor = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
     return nullptr;
-  return nf4::cuda::dequant_family_for(major * 10 + minor);
+  return nf4::cuda::family_for(major * 10 + minor);
 }
 
 nf4_status status_of(cudaError_t error) {
@@ -81,23 +83,23 @@ nf4_status status_of(cudaError_t error) {
 
 nf4_status launch(int configuration, const DequantProblem &problem, nf4_stream stream) {
   if (configuration < 0 || configuration >= static_cast<int>(names().size()) ||
-      !problem.weight.nested() || nf4::cuda::dequant_shape(problem) == nf4::cuda::kUnaligned)
+      !problem.weight.nested() || nf4::cuda::choose_dequant(problem) == nf4::cuda::kUnaligned)
     return NF4_STATUS_INVALID_ARGUMENT;
   const bool pdl = configuration % 2 == 1;
   if (pdl && !nf4_bench_has_pdl()) return NF4_STATUS_UNSUPPORTED_DEVICE;
   const Configuration &chosen = configurations()[configuration / 2];
   const nf4::cuda::DequantArgs args = nf4::cuda::dequant_args(problem);
   return status_of(nf4::cuda::launch(
-      {chosen.kernels[problem.dtype - 1], nf4::ceil_divide(args.elements, chosen.layout.elements()),
-       chosen.layout.threads, pdl, stream},
+      {chosen.kernels[problem.dtype - 1], nf4::ceil_divide(args.elements, chosen.tiling.cta_tile()),
+       chosen.tiling.threads, pdl, stream},
       args));
 }
 
 }  // namespace
 
 int nf4_bench_has_pdl(void) {
-  const nf4::cuda::DequantFamily *family = current_family();
-  return family != nullptr && family->family.waits;
+  const nf4::cuda::GpuFamily *family = current_family();
+  return family != nullptr && family->pdl;
 }
 
 int nf4_bench_dequant_configurations(void) { return static_cast<int>(names().size()); }
@@ -129,16 +131,17 @@ nf4_status nf4_bench_dequant_stores(const nf4_tensor *weight, void *out, nf4_dty
   DequantProblem problem;
   if (const nf4_status status = nf4::validate_dequant(weight, out, out_dtype, problem))
     return status;
-  const nf4::cuda::DequantFamily *family = current_family();
+  const nf4::cuda::GpuFamily *family = current_family();
   if (family == nullptr) return NF4_STATUS_UNSUPPORTED_DEVICE;
   nf4::cuda::DequantArgs args = nf4::cuda::dequant_args(problem);
   args.keep_output = keep != 0;
-  const nf4::cuda::DequantShape shape = nf4::cuda::dequant_shape(problem);
-  const auto layout = nf4::cuda::dequant_layout(shape);
+  const nf4::cuda::DequantConfig config = nf4::cuda::choose_dequant(problem);
+  const nf4::cuda::DequantTiling tiling = nf4::cuda::dequant_tiling(config);
+  const auto &kernels = nf4::cuda::kernels_of<nf4::cuda::DequantKernels>(*family).of;
   return status_of(
-      nf4::cuda::launch({family->kernels[problem.dtype - 1][problem.weight.nested()][shape],
-                         nf4::ceil_divide(args.elements + args.shift, layout.elements()),
-                         layout.threads, false, stream},
+      nf4::cuda::launch({kernels[problem.dtype - 1][problem.weight.nested()][config],
+                         nf4::ceil_divide(args.elements + args.shift, tiling.cta_tile()),
+                         tiling.threads, false, stream},
                         args));
 }
 
@@ -161,20 +164,18 @@ nf4_status nf4_bench_matmul_batch(const nf4_tensor *const *weights, const nf4_ma
   return nf4_matmul_batch_launch(weights, args, count, workspace, workspace_bytes, stream);
 }
 
-int nf4_bench_matmul_shapes(void) { return nf4::cuda::kMatmulShapes; }
+int nf4_bench_matmul_shapes(void) { return nf4::cuda::kMatmulConfigCount; }
 
-const char *nf4_bench_matmul_shape(int shape) {
-  return nf4::cuda::matmul_shape_name(static_cast<nf4::cuda::MatmulShape>(shape));
-}
+const char *nf4_bench_matmul_shape(int shape) { return nf4::cuda::kMatmulConfigs[shape].name; }
 
 int nf4_bench_matmul_chosen(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
                             size_t workspace_bytes, nf4_stream stream) {
   nf4::MatmulProblem problem;
-  nf4::cuda::MatmulShape shape;
+  int shape;
   const auto used = static_cast<int64_t>(workspace_bytes);
   if (nf4::validate_matmul_shape(weight, args, problem) != NF4_STATUS_OK ||
       nf4::validate_matmul_operands(weight, args, workspace, used, problem) != NF4_STATUS_OK ||
-      nf4::cuda::matmul_shape(problem, stream, shape) != NF4_STATUS_OK)
+      nf4::cuda::matmul_config(problem, stream, shape) != NF4_STATUS_OK)
     return -1;
   return shape;
 }
@@ -182,8 +183,8 @@ int nf4_bench_matmul_chosen(const nf4_tensor *weight, const nf4_matmul_args *arg
 nf4_status nf4_bench_matmul_as(int shape, const nf4_tensor *weight, const nf4_matmul_args *args,
                                void *workspace, size_t workspace_bytes, int pdl,
                                nf4_stream stream) {
-  if (shape < 0 || shape >= nf4::cuda::kMatmulShapes) return NF4_STATUS_INVALID_ARGUMENT;
-  const auto wanted = static_cast<nf4::cuda::MatmulShape>(shape);
+  if (shape < 0 || shape >= nf4::cuda::kMatmulConfigCount) return NF4_STATUS_INVALID_ARGUMENT;
+  const auto wanted = shape;
   const nf4::test::ForcedMatmul forced(nullptr, wanted);
   // Forced, the library takes another where this one cannot.
   if (nf4_bench_matmul_chosen(weight, args, workspace, workspace_bytes, stream) != shape)

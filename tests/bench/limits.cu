@@ -6,8 +6,10 @@
 #include <cstdint>
 
 #include "bench_library.hpp"
-#include "cuda/device.hpp"
-#include "cuda/memory.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/pdl.cuh"
+#include "cuda/runtime/launch.hpp"
+#include "problem.hpp"
 
 namespace {
 
@@ -53,8 +55,8 @@ __device__ __forceinline__ uint4 vary(uint32_t word) {
 // 16-bit outputs, 2 for 32-bit.
 template <int Loads, int Stores>
 __global__ void __launch_bounds__(kThreads) expand(const __grid_constant__ Stream args) {
-  nf4::cuda::wait_for_predecessor<Arch>();
-  nf4::cuda::start_dependents<Arch>();
+  nf4::cuda::pdl_wait<Arch>();
+  nf4::cuda::pdl_launch_dependents<Arch>();
   const CachePolicy once = nf4::cuda::evict_first<Arch>();
   const CachePolicy policy = output_policy(args);
   const auto *in = static_cast<const uint32_t *>(args.in);
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) expand(const __grid_constant__ Strea
 #pragma unroll
   for (int i = 0; i < Loads; ++i)
     words[i] = first + i * 32 < args.in_vectors
-                   ? nf4::cuda::load_streamed<Arch>(in + first + i * 32, once)
+                   ? nf4::cuda::load_once<Arch>(in + first + i * 32, once)
                    : 0;
   const int scales_per_block = static_cast<int>((args.scale_words + gridDim.x - 1) / gridDim.x);
   const int64_t scale = int64_t{blockIdx.x} * scales_per_block + threadIdx.x;
@@ -82,8 +84,8 @@ __global__ void __launch_bounds__(kThreads) expand(const __grid_constant__ Strea
       const int64_t word = first + i * 32;
       const int lane = threadIdx.x % 32;
       if (word < args.in_vectors)
-        nf4::cuda::store_streamed<Arch>(out + (word - lane) * Stores + j * 32 + lane,
-                                        vary(words[i]), policy);
+        nf4::cuda::store_once<Arch>(out + (word - lane) * Stores + j * 32 + lane, vary(words[i]),
+                                    policy);
     }
 }
 
@@ -91,8 +93,8 @@ __global__ void __launch_bounds__(kThreads) expand(const __grid_constant__ Strea
 // 2 for 32-bit.
 template <int Loads, bool Halve>
 __global__ void __launch_bounds__(kThreads) shrink(const __grid_constant__ Stream args) {
-  nf4::cuda::wait_for_predecessor<Arch>();
-  nf4::cuda::start_dependents<Arch>();
+  nf4::cuda::pdl_wait<Arch>();
+  nf4::cuda::pdl_launch_dependents<Arch>();
   const CachePolicy once = nf4::cuda::evict_first<Arch>();
   const auto *in = static_cast<const uint4 *>(args.in);
   const int64_t first = first_vector<Loads>();
@@ -100,8 +102,7 @@ __global__ void __launch_bounds__(kThreads) shrink(const __grid_constant__ Strea
 #pragma unroll
   for (int i = 0; i < Loads; ++i) {
     uint4 v{};
-    if (first + i * 32 < args.in_vectors)
-      v = nf4::cuda::load_streamed<Arch>(in + first + i * 32, once);
+    if (first + i * 32 < args.in_vectors) v = nf4::cuda::load_once<Arch>(in + first + i * 32, once);
     words[i] = v.x ^ v.y ^ v.z ^ v.w;
   }
 #pragma unroll
@@ -118,8 +119,8 @@ __global__ void __launch_bounds__(kThreads) shrink(const __grid_constant__ Strea
 // Reads everything once and writes next to nothing.
 template <int Loads>
 __global__ void __launch_bounds__(kThreads) read(const __grid_constant__ Stream args) {
-  nf4::cuda::wait_for_predecessor<Arch>();
-  nf4::cuda::start_dependents<Arch>();
+  nf4::cuda::pdl_wait<Arch>();
+  nf4::cuda::pdl_launch_dependents<Arch>();
   const CachePolicy once = nf4::cuda::evict_first<Arch>();
   const auto *in = static_cast<const uint4 *>(args.in);
   const int64_t first = first_vector<Loads>();
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) read(const __grid_constant__ Stream 
 #pragma unroll
   for (int i = 0; i < Loads; ++i) {
     if (first + i * 32 >= args.in_vectors) continue;
-    const uint4 v = nf4::cuda::load_streamed<Arch>(in + first + i * 32, once);
+    const uint4 v = nf4::cuda::load_once<Arch>(in + first + i * 32, once);
     all |= v.x | v.y | v.z | v.w;
   }
   // Never so for random data, but the compiler cannot know.
@@ -136,15 +137,15 @@ __global__ void __launch_bounds__(kThreads) read(const __grid_constant__ Stream 
 
 template <int Stores>
 __global__ void __launch_bounds__(kThreads) write(const __grid_constant__ Stream args) {
-  nf4::cuda::wait_for_predecessor<Arch>();
-  nf4::cuda::start_dependents<Arch>();
+  nf4::cuda::pdl_wait<Arch>();
+  nf4::cuda::pdl_launch_dependents<Arch>();
   const CachePolicy policy = output_policy(args);
   const int64_t first = first_vector<Stores>();
 #pragma unroll
   for (int i = 0; i < Stores; ++i)
     if (first + i * 32 < args.in_vectors)
-      nf4::cuda::store_streamed<Arch>(static_cast<uint4 *>(args.out) + first + i * 32,
-                                      vary(static_cast<uint32_t>(first) * 2654435761u + i), policy);
+      nf4::cuda::store_once<Arch>(static_cast<uint4 *>(args.out) + first + i * 32,
+                                  vary(static_cast<uint32_t>(first) * 2654435761u + i), policy);
 }
 
 // `kernel` over args.in_vectors, of which a thread takes `loads`.

@@ -1,13 +1,13 @@
-"""Everything that needs a GPU, in one run: the tests, compute-sanitizer's four tools, and the
-bench with its challenge, matmul and models. Writes tests/gpu/record.json if, and only if, all of
-it passed.
+"""Everything that needs a GPU, in one run: the tests and compute-sanitizer's four tools, then the
+bench with its challenge, matmul and models. Writes tests/gpu/record.json if, and only if, all
+tests passed, and docs/bench/figures.json if the bench did, too.
 
     python tests/gpu/run.py [--build DIR] [--ptx-build DIR] [--race-build DIR]
-                             [--record FILE] [--no-bench]
+                             [--record FILE] [--figures FILE] [--commit ID] [--no-bench]
 
 `--ptx-build` holds check_cuda of a build with -Dgpu_archs=75-ptx,80-ptx: the PTX that later
 GPUs compile, and the kernels for GPUs between, which this one may not be. `--race-build` holds
-the one for racecheck, of a build with -Dcuda_args=-DNF4_RACECHECK (lib/cuda/async.cuh).
+the one for racecheck, of a build with -Dcuda_args=-DNF4_RACECHECK (lib/cuda/ptx/mbarrier.cuh).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
-import datetime
 import functools
 import json
 import os
@@ -35,6 +34,7 @@ import nf4
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
+import record as records  # noqa: E402
 from sources import source_hash  # noqa: E402
 
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -117,6 +117,14 @@ def run_junit(command: list[str], junit: Path, **environment: str) -> dict:
     return {"passed": passed, "failed": 0, "skipped": len(skipped)}
 
 
+def check_cuda(build: Path) -> Path:
+    """The C++ tests on a GPU. Raises where they are not built."""
+    found = [path for path in (build / "tests").rglob("check_cuda") if path.is_file()]
+    if len(found) != 1:
+        raise Failure(f"expected one program check_cuda in {build / 'tests'}, found {found}")
+    return found[0]
+
+
 def catch2(program: Path, tags: str, folder: Path, **environment: str) -> dict:
     with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as file:
         junit = Path(file.name)
@@ -128,7 +136,9 @@ def catch2(program: Path, tags: str, folder: Path, **environment: str) -> dict:
 
 def pytest(folder: Path) -> dict:
     junit = folder / "pytest.xml"
-    tests = [f"tests/python/test_gpu{name}.py" for name in ("", "_matmul", "_torch", "_compiled")]
+    tests = [
+        f"tests/python/gpu/test_gpu{name}.py" for name in ("", "_matmul", "_torch", "_compiled")
+    ]
     command = [sys.executable, "-m", "pytest", "-q", *tests]
     return run_junit([*command, f"--junitxml={junit}"], junit)
 
@@ -186,9 +196,9 @@ def step(title: str, work: Callable[[], dict]) -> dict:
     return result | {"seconds": seconds}
 
 
-def figures(build: Path) -> dict:
+def figures(build: Path, commit: str) -> dict:
     """What the bench measures, the challenge, the cost of a call, matmul and whole models, by
-    name. It needs torch, which the tests do not."""
+    name, each with its commit and the hash of its code. It needs torch, which the tests do not."""
     from nf4bench import programs
     from nf4bench.check import WrongResult
     from nf4bench.library import LaunchFailed, LibraryMissing
@@ -202,14 +212,14 @@ def figures(build: Path) -> dict:
         "models": Options(mode="models", build=build),
     }
     try:
-        return {name: programs.run(each) for name, each in options.items()}
+        found = {name: programs.run(each) for name, each in options.items()}
     except (WrongResult, LibraryMissing, LaunchFailed) as error:
         raise Failure(f"the bench: {error}") from error
+    return {name: records.stamped(name, each, commit) for name, each in found.items()}
 
 
 def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Callable[[], dict]]:
-    check = arguments.build / "tests" / "check_cuda"
-    check_ptx = arguments.ptx_build / "tests" / "check_cuda"
+    check, check_ptx = check_cuda(arguments.build), check_cuda(arguments.ptx_build)
     ptx = {"CUDA_FORCE_PTX_JIT": "1"}
     return {
         "kernels and launches": lambda: catch2(check, "[cuda]~[matmul]", folder),
@@ -222,18 +232,17 @@ def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Callable[[],
 
 
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
-    check = arguments.build / "tests" / "check_cuda"
+    check, race = check_cuda(arguments.build), check_cuda(arguments.race_build)
     of_tests = tests(arguments, folder)
-    race = arguments.race_build / "tests" / "check_cuda"
     of_sanitizer = {
         tool: functools.partial(sanitize, race if tool == "racecheck" else check, tool)
         for tool in SANITIZER_TOOLS
     }
     two = functools.partial(two_gpus, check, device.device_count, folder)
     results = at_once(of_tests | of_sanitizer | {"two GPUs": two})
-    record: dict = {
+    return {
         "sources": source_hash(),
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "date": records.today(),
         "device": device.name,
         "compute_capability": ".".join(map(str, device.compute_capability)),
         "driver": device.driver_version,
@@ -243,9 +252,6 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
         "examples": step("examples", lambda: examples(arguments.build)),
         "compute-sanitizer": {tool: results[tool] for tool in of_sanitizer},
     }
-    if not arguments.no_bench:
-        record |= figures(arguments.build)
-    return record
 
 
 def main() -> int:
@@ -253,8 +259,10 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--ptx-build", type=Path, default=ROOT / "build-ptx")
     parser.add_argument("--race-build", type=Path, default=ROOT / "build-race")
-    parser.add_argument("--record", type=Path, default=ROOT / "tests" / "gpu" / "record.json")
-    parser.add_argument("--no-bench", action="store_true", help="tests alone; writes no record")
+    parser.add_argument("--record", type=Path, default=records.RECORD)
+    parser.add_argument("--figures", type=Path, default=records.FIGURES_FILE)
+    parser.add_argument("--commit", default=records.commit(), help="what the figures are of")
+    parser.add_argument("--no-bench", action="store_true", help="tests alone; no figures")
     arguments = parser.parse_args()
     device = nf4.device_info(0)
     if not device.usable:
@@ -262,13 +270,16 @@ def main() -> int:
         return SKIPPED_STATUS
     try:
         with tempfile.TemporaryDirectory() as folder:
-            record = record_of(arguments, device, Path(folder))
+            records.save(arguments.record, record_of(arguments, device, Path(folder)))
+        print(f"wrote {arguments.record}", flush=True)
+        if not arguments.no_bench:
+            measured = figures(arguments.build, arguments.commit)
+            before = records.load(arguments.figures) if arguments.figures.exists() else {}
+            records.save(arguments.figures, before | measured)
+            print(f"wrote {arguments.figures}")
     except (Failure, subprocess.TimeoutExpired) as failure:
-        print(f"FAILED: {failure}\nno record written", file=sys.stderr)
+        print(f"FAILED: {failure}\nnothing more is written", file=sys.stderr)
         return 1
-    if not arguments.no_bench:
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"wrote {arguments.record}")
     return 0
 
 

@@ -92,11 +92,11 @@ def seeded() -> None:
 @pytest.fixture(params=["extension", "ctypes"])
 def way_to_call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs a test twice: with calls through the extension module, and without it."""
-    from nf4 import _bound
+    from nf4 import _prepared
 
     if request.param == "ctypes":
-        monkeypatch.setattr(_bound, "_nf4_fast", None)
-    elif _bound._nf4_fast is None:
+        monkeypatch.setattr(_prepared, "_nf4_fast", None)
+    elif _prepared._nf4_fast is None:
         pytest.skip("the extension module _nf4_fast is not built")
     return request.param
 

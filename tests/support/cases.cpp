@@ -68,6 +68,14 @@ std::vector<CaseClass> case_classes() {
   return classes;
 }
 
+CodebookKind random_codebook_kind(Rng &rng) {
+  return codebook_kind(static_cast<int>(rng.below(kCodebookKindCount)));
+}
+
+CodebookKind random_own_codebook_kind(Rng &rng) {
+  return codebook_kind(static_cast<int>(rng.between(kFormatCount, kCodebookKindCount - 1)));
+}
+
 int dtype_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 4 : 2; }
 
 int64_t random_elements(Rng &rng, int blocksize, int64_t limit) {
@@ -90,7 +98,7 @@ HostWeight random_shape(Rng &rng, const CaseClass &kind, CodebookKind codebook, 
   HostWeight weight{};
   nf4_tensor &shape = weight.shape;
   shape.struct_size = sizeof shape;
-  shape.format = codebook == CodebookKind::kFp4 ? NF4_FORMAT_FP4 : NF4_FORMAT_NF4;
+  shape.format = format_of(codebook);
   shape.blocksize = kind.blocksize;
   if (kind.nested)
     shape.nested_blocksize =

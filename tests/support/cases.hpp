@@ -4,9 +4,11 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
+#include "core/formats.hpp"
 #include "nf4/nf4.h"
 #include "support/random.hpp"
 
@@ -30,17 +32,29 @@ struct HostWeight {
   nf4_tensor at(const std::array<void *, kPartCount> &addresses) const;
 };
 
+// A format's own codebook, by its row of kFormats, or a caller's.
 enum class CodebookKind {
-  kNf4,
-  kFp4,
-  kSorted,      // 16 numbers in [-1, 1], ascending
-  kShuffled,    // the same in any order
-  kDuplicates,  // few distinct values, -0 and +0 among them
-  kWild,        // any bits: NaN, infinities, subnormals
+  kFp4 = format_row(NF4_FORMAT_FP4),
+  kNf4 = format_row(NF4_FORMAT_NF4),
+  kSorted = std::size(kFormats),  // 16 numbers in [-1, 1], ascending
+  kShuffled,                      // the same in any order
+  kDuplicates,                    // few distinct values, -0 and +0 among them
+  kWild,                          // any bits: NaN, infinities, subnormals
 };
-constexpr CodebookKind kCodebookKinds[] = {CodebookKind::kNf4,        CodebookKind::kFp4,
-                                           CodebookKind::kSorted,     CodebookKind::kShuffled,
-                                           CodebookKind::kDuplicates, CodebookKind::kWild};
+constexpr int kFormatCount = std::size(kFormats);
+constexpr int kCodebookKindCount = static_cast<int>(CodebookKind::kWild) + 1;
+
+// A kind by its number: the formats' come first.
+constexpr CodebookKind codebook_kind(int i) { return static_cast<CodebookKind>(i); }
+constexpr bool is_format(CodebookKind kind) { return kind < CodebookKind::kSorted; }
+// The format of a tensor with such a codebook; beside a caller's it means nothing.
+constexpr nf4_format format_of(CodebookKind kind) {
+  return is_format(kind) ? kFormats[static_cast<int>(kind)].id : NF4_FORMAT_NF4;
+}
+// Any of them, and any of the callers'.
+CodebookKind random_codebook_kind(Rng &rng);
+CodebookKind random_own_codebook_kind(Rng &rng);
+
 constexpr nf4_dtype kDtypes[] = {NF4_DTYPE_FP32, NF4_DTYPE_FP16, NF4_DTYPE_BF16};
 constexpr int kBlocksizes[] = {32, 64, 128, 256, 512, 1024, 2048, 4096};
 

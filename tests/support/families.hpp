@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "cuda/runtime/families.hpp"
 #include "nf4/nf4.h"
 #include "support/catch.hpp"
 
@@ -15,13 +16,20 @@ inline int compute_capability() {
   return device.compute_capability;
 }
 
-// Those of a list, which ends in NULL, that this GPU runs.
-template <class Family>
-std::vector<const Family *> runnable(const Family *const *family) {
-  std::vector<const Family *> families;
-  for (; *family != nullptr; ++family)
-    if ((*family)->family.runs_on(compute_capability())) families.push_back(*family);
+inline std::vector<const cuda::GpuFamily *> runnable_families() {
+  std::vector<const cuda::GpuFamily *> families;
+  for (const cuda::GpuFamily &family : cuda::kGpuFamilies)
+    if (family.runs_on(compute_capability())) families.push_back(&family);
   return families;
 }
+
+// One family for the length of a scope.
+class ForcedFamily {
+ public:
+  explicit ForcedFamily(const cuda::GpuFamily *family) { cuda::force_family(family); }
+  ~ForcedFamily() { cuda::force_family(nullptr); }
+  ForcedFamily(const ForcedFamily &) = delete;
+  ForcedFamily &operator=(const ForcedFamily &) = delete;
+};
 
 }  // namespace nf4::test

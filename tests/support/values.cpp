@@ -76,7 +76,7 @@ void store(uint8_t *out, nf4_dtype dtype, float x) {
 }  // namespace
 
 std::vector<float> random_codebook(Rng &rng, CodebookKind kind) {
-  if (kind == CodebookKind::kNf4 || kind == CodebookKind::kFp4) return {};
+  if (is_format(kind)) return {};
   std::vector<float> codebook(16);
   for (float &entry : codebook) {
     entry = 2 * rng.uniform() - 1;

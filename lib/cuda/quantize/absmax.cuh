@@ -1,5 +1,5 @@
-// The largest magnitude of each block: over a lane's elements, over the lanes of a warp, and
-// over warps; and the sum of those of a thread block.
+// The absmax of each block: over a lane's elements, over the lanes of a warp, and over warps; and
+// the sum of the scales of a CTA.
 //
 // A warp has a tile of kSteps steps, in which a lane takes a run of 8 elements each. In the
 // end lane l knows the absmax of the block that its run of step l % kSteps is in.
@@ -23,7 +23,7 @@ constexpr int kStep = 32 * kRun;
 constexpr int kSteps = 4;
 constexpr int kTile = kSteps * kStep;
 constexpr int kWarps = kQuantizeThreads / 32;
-static_assert(kWarps * kTile == kQuantizeElementsPerBlock);
+static_assert(kWarps * kTile == kQuantizeCtaTile);
 
 // A run as it is in memory.
 template <class T>
@@ -105,11 +105,11 @@ __device__ __forceinline__ uint32_t scatter_max(const uint32_t (&steps)[kSteps])
   return maxima[0];
 }
 
-// After scatter_max(), lanes this far apart are neighbours in the tensor, 32 elements apart
+// After scatter_max(), lanes this far apart are neighbors in the tensor, 32 elements apart
 // at level 0, then 64, 128 and so on: first of a step, then steps. From some blocksize on
-// they share a block; up to that, they are of neighbouring blocks.
-constexpr int kNeighbourLevels = 5;
-__device__ constexpr int neighbour_distance(int level) {
+// they share a block; up to that, they are of neighboring blocks.
+constexpr int kNeighborLevels = 5;
+__device__ constexpr int neighbor_distance(int level) {
   return kSteps << level < 32 ? kSteps << level : (kSteps << level) / 32;
 }
 __device__ constexpr bool share_block(int level, int blocksize_log2) {
@@ -121,9 +121,9 @@ template <class T>
 __device__ __forceinline__ float warp_absmax(const uint32_t (&steps)[kSteps], int blocksize_log2) {
   uint32_t pair = scatter_max<T>(steps);
 #pragma unroll
-  for (int level = 0; level < kNeighbourLevels; ++level)
+  for (int level = 0; level < kNeighborLevels; ++level)
     if (share_block(level, blocksize_log2))
-      pair = max_magnitude<T>(pair, __shfl_xor_sync(kFullWarp, pair, neighbour_distance(level)));
+      pair = max_magnitude<T>(pair, __shfl_xor_sync(kFullWarp, pair, neighbor_distance(level)));
   return pair_max<T>(pair);
 }
 
@@ -139,9 +139,9 @@ __device__ __forceinline__ float across_warps(float absmax, int blocksize_log2) 
   return absmax;
 }
 
-// The sum of a thread block's scales, at most kMaxScales, over the complete binary tree: by
+// The sum of a CTA's scales, at most kMaxScales, over the complete binary tree: by
 // one warp, in its lane 0.
-constexpr int kMaxScales = kQuantizeElementsPerBlock / kMinBlocksize;
+constexpr int kMaxScales = kQuantizeCtaTile / kMinBlocksize;
 __device__ __forceinline__ double sum_scales(const float *scales, int count) {
   constexpr int kLeaves = kMaxScales / 32;
   const int first = threadIdx.x % 32 * kLeaves;

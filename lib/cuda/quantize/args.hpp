@@ -1,10 +1,9 @@
-// What the quantize kernels get, and how a family of them is described.
+// What the quantize kernels get.
 #pragma once
 
 #include <cstdint>
 
 #include "core/formats.hpp"
-#include "cuda/family.hpp"
 #include "nf4/nf4.h"
 #include "problem.hpp"
 
@@ -13,13 +12,13 @@ namespace nf4::cuda {
 struct QuantizeArgs {
   const void *in;
   uint8_t *packed;
-  float *scales;         // one per block: absmax if flat, scratch if nested
-  double *partial_sums;  // one per thread block, of its scales; NULL if flat
+  float *scales;         // one per block: absmax if flat, workspace if nested
+  double *partial_sums;  // one per CTA, of its scales; NULL if flat
   int64_t elements;
   int blocksize_log2;
   bool aligned;           // in on 16 bytes and packed on 4
   const float *codebook;  // NULL: the format's own
-  nf4_format format;
+  int32_t format_row;     // of kFormats
 };
 
 // One level of the sum of the scales: each run of kSumsPerSum becomes one.
@@ -44,21 +43,10 @@ struct QuantizeScalesArgs {
 };
 
 constexpr int kQuantizeThreads = 128;
-constexpr int kQuantizeElementsPerBlock = kElementsPerPartialSum;
-static_assert(kQuantizeElementsPerBlock % kMaxBlocksize == 0, "a thread block has whole blocks");
+constexpr int kQuantizeCtaTile = kElementsPerPartialSum;
+static_assert(kQuantizeCtaTile % kMaxBlocksize == 0, "a CTA has whole blocks");
 
 constexpr int kScalesThreads = 1024;
 constexpr int kChunkLog2 = 8;  // nested blocks of up to 2^8 scales take a warp
-
-struct QuantizeFamily {
-  Family family;
-  const void *weights[3][2];    // [dtype - 1][own codebook]: QuantizeArgs
-  const void *reduce_sums;      // SumArgs
-  const void *quantize_scales;  // QuantizeScalesArgs
-};
-
-extern const QuantizeFamily kQuantizeSm90;
-extern const QuantizeFamily kQuantizeSm80;
-extern const QuantizeFamily kQuantizeSm75;
 
 }  // namespace nf4::cuda

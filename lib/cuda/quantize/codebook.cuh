@@ -1,5 +1,5 @@
-// What a thread block needs to turn numbers into codes: the formats' tables, made by the
-// compiler, or those of the caller's codebook, made on the spot.
+// What a CTA needs to encode: the tables of a format's codebook, made by the compiler, or those of
+// the caller's codebook, made at the start of the kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,8 +11,7 @@
 namespace nf4::cuda {
 namespace {
 
-__device__ const Tables kNf4Tables = make_tables(kNf4Codebook);
-__device__ const Tables kFp4Tables = make_tables(kFp4Codebook);
+__device__ const FormatTables kFormatTables = make_format_tables();
 
 // make_quantizer() by 16 threads: the rank of each entry, then the thresholds. `shared` is
 // complete after a barrier.
@@ -36,7 +35,7 @@ __device__ __forceinline__ void sort_codebook(const float *codebook, float *sort
 }
 
 // The tables of the caller's codebook, in shared memory. Barriers.
-__device__ __noinline__ const Tables &own_tables(const float *codebook) {
+__device__ __noinline__ const Tables &callers_tables(const float *codebook) {
   __shared__ Tables tables;
   __shared__ float sorted[kCodebookSize];
   if (threadIdx.x == 0) tables.crowded = false;
@@ -51,12 +50,12 @@ __device__ __noinline__ const Tables &own_tables(const float *codebook) {
   return tables;
 }
 
-template <bool OwnCodebook>
+template <bool CallersCodebook>
 __device__ __forceinline__ const Tables &get_tables(const QuantizeArgs &args) {
-  if constexpr (OwnCodebook)
-    return own_tables(args.codebook);
+  if constexpr (CallersCodebook)
+    return callers_tables(args.codebook);
   else
-    return args.format == NF4_FORMAT_FP4 ? kFp4Tables : kNf4Tables;
+    return kFormatTables.of[args.format_row];
 }
 
 }  // namespace

@@ -2,36 +2,14 @@
 #include <algorithm>
 
 #include "cuda/backend.hpp"
-#include "cuda/device.hpp"
 #include "cuda/quantize/args.hpp"
-#include "cuda/quantize/select.hpp"
-#include "nf4_gpu_families.hpp"
+#include "cuda/quantize/kernels.hpp"
+#include "cuda/runtime/families.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/runtime/locate.hpp"
 
 namespace nf4::cuda {
 namespace {
-
-// The compile matrix of this operation: 3 dtypes x the formats' codebooks or the caller's.
-const QuantizeFamily *const kFamilies[] = {
-#if NF4_HAVE_SM90
-    &kQuantizeSm90,
-#endif
-#if NF4_HAVE_SM80
-    &kQuantizeSm80,
-#endif
-#if NF4_HAVE_SM75
-    &kQuantizeSm75,
-#endif
-    nullptr,
-};
-
-const QuantizeFamily *forced_family = nullptr;
-
-const QuantizeFamily *family_for(int compute_capability) {
-  if (forced_family != nullptr) return forced_family;
-  for (const QuantizeFamily *const *family = kFamilies; *family != nullptr; ++family)
-    if ((*family)->family.runs_on(compute_capability)) return *family;
-  return nullptr;
-}
 
 float *scales_of(const QuantizeProblem &problem) {
   return static_cast<float *>(problem.weight.nested() ? problem.workspace : problem.weight.absmax);
@@ -55,38 +33,48 @@ QuantizeArgs weights_args(const QuantizeProblem &problem) {
   args.blocksize_log2 = weight.blocksize_log2;
   args.aligned = is_multiple(problem.in, 16) && is_multiple(weight.packed, 4);
   args.codebook = weight.codebook;
-  args.format = weight.format;
+  args.format_row = format_row(weight.format);
   return args;
 }
 
-cudaError_t launch_weights(const QuantizeProblem &problem, const QuantizeFamily &family,
-                           cudaStream_t stream) {
-  const bool own_codebook = problem.weight.codebook != nullptr;
-  return launch({family.weights[problem.dtype - 1][own_codebook],
-                 ceil_divide(problem.weight.elements, kQuantizeElementsPerBlock), kQuantizeThreads,
-                 family.family.waits, stream},
-                weights_args(problem));
+// What all launches of a call have in common.
+struct Target {
+  const QuantizeKernels &kernels;
+  bool pdl;
+  int multiprocessors;
+  cudaStream_t stream;
+
+  template <class Args>
+  cudaError_t launch(const void *kernel, int64_t ctas, int threads, const Args &args) const {
+    return cuda::launch({kernel, ctas, threads, pdl, stream}, args);
+  }
+};
+
+cudaError_t launch_weights(const QuantizeProblem &problem, const Target &target) {
+  const bool callers_codebook = problem.weight.codebook != nullptr;
+  return target.launch(target.kernels.weights[problem.dtype - 1][callers_codebook],
+                       ceil_divide(problem.weight.elements, kQuantizeCtaTile), kQuantizeThreads,
+                       weights_args(problem));
 }
 
-// Adds up partial sums until a thread block can do the rest: what is left of them.
-cudaError_t launch_sums(const QuantizeFamily &family, cudaStream_t stream, SumArgs &sums) {
+// Adds up partial sums until one CTA can add up those that are left.
+cudaError_t launch_sums(const Target &target, SumArgs &sums) {
   cudaError_t error = cudaSuccess;
   while (error == cudaSuccess && sums.count > kSumsPerSum) {
-    const int64_t blocks = ceil_divide(sums.count, kSumsPerSum);
-    error = launch({family.reduce_sums, blocks, kScalesThreads, family.family.waits, stream}, sums);
-    sums = {sums.out, sums.out + blocks, blocks};
+    const int64_t ctas = ceil_divide(sums.count, kSumsPerSum);
+    error = target.launch(target.kernels.sums, ctas, kScalesThreads, sums);
+    sums = {sums.out, sums.out + ctas, ctas};
   }
   return error;
 }
 
 // The mean of the scales, then their codes.
-cudaError_t launch_scales(const QuantizeProblem &problem, const QuantizeFamily &family,
-                          const Device &device, cudaStream_t stream) {
+cudaError_t launch_scales(const QuantizeProblem &problem, const Target &target) {
   const Weight &weight = problem.weight;
   double *first = partial_sums_of(problem);
-  const int64_t count = ceil_divide(weight.elements, kQuantizeElementsPerBlock);
+  const int64_t count = ceil_divide(weight.elements, kQuantizeCtaTile);
   SumArgs sums{first, first + count, count};
-  const cudaError_t error = launch_sums(family, stream, sums);
+  const cudaError_t error = launch_sums(target, sums);
   if (error != cudaSuccess) return error;
 
   QuantizeScalesArgs args{};
@@ -105,36 +93,24 @@ cudaError_t launch_scales(const QuantizeProblem &problem, const QuantizeFamily &
   const int64_t work = weight.nested_blocksize_log2 <= kChunkLog2
                            ? ceil_divide(weight.blocks, int64_t{1} << kChunkLog2)
                            : weight.nested_blocks;
-  return launch({family.quantize_scales, std::min<int64_t>(work, device.multiprocessors),
-                 kScalesThreads, family.family.waits, stream},
-                args);
+  return target.launch(target.kernels.scales, std::min<int64_t>(work, target.multiprocessors),
+                       kScalesThreads, args);
 }
 
 }  // namespace
 
-const QuantizeFamily *const *quantize_families() { return kFamilies; }
-
-void force_quantize(const QuantizeFamily *family) { forced_family = family; }
-
-cudaError_t load_quantize_kernels(int compute_capability) {
-  const QuantizeFamily *family = family_for(compute_capability);
-  if (family == nullptr) return cudaSuccess;
-  const void *const rest[] = {family->reduce_sums, family->quantize_scales};
-  const cudaError_t error = load_kernels(&family->weights[0][0], 3 * 2);
-  return error == cudaSuccess ? load_kernels(rest, 2) : error;
-}
-
 nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream) {
   Device device;
   if (const nf4_status status = locate(problem.operands, stream, device)) return status;
-  const QuantizeFamily *family = family_for(device.compute_capability);
+  const GpuFamily *family = family_for(device.compute_capability);
   if (family == nullptr) return no_family(device);
 
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  cudaError_t error = launch_weights(problem, *family, stream);
-  if (error == cudaSuccess && problem.weight.nested())
-    error = launch_scales(problem, *family, device, stream);
+  const Target target{kernels_of<QuantizeKernels>(*family), family->pdl, device.multiprocessors,
+                      stream};
+  cudaError_t error = launch_weights(problem, target);
+  if (error == cudaSuccess && problem.weight.nested()) error = launch_scales(problem, target);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching quantize");
 }
 

@@ -1,38 +1,20 @@
-// Quantize, first pass: block scales and 4-bit codes, each input read once.
+// Quantize, first kernel: block scales and 4-bit codes, each input read once.
 //
-// Cost, 16-bit input, blocksize 64: 2 bytes read and 0.56 written per weight. 14
-// instructions per weight as ncu counts them: 8 to convert, scale, find the bucket (two
-// shuffles), compare and append the code, half of one for the maximum, and a share of the
-// loads, the reduction over lanes, the reciprocal and the tables. Memory bounds it: 96-97%
-// of a stream that reads and writes the same bytes, flat, at 14336x4096.
+// Cost, 16-bit input, blocksize 64: 2 bytes read and 0.56 written per weight, and 14 instructions
+// per weight: 8 to convert, scale, find the bucket (two shuffles), compare and append the code,
+// half of one for the maximum, and a share of the rest. Memory bounds it.
 //
-// A warp has a tile of 1024 elements as four steps, so that every access is contiguous and
-// four 16-byte loads a lane are in flight; what is not per weight is done once for four runs.
-// A thread block is as small as it may be, one quantization block of 4096, so that the last
-// ones to finish leave little idle.
-//
-// Log, 14336x4096 bf16 on an H200, microseconds; a read of the input alone takes 28, a stream
-// that writes the codes too 38. Nested, all launches together, unless it says flat:
-//   189     a binary search over thresholds in registers (predicted 25 instructions per
-//           weight; the compiler made it branches, and 95)
-//   108     buckets in shared memory, two runs of 8 a thread, a division for the reciprocal
-//   107     one run of 16, a reciprocal (predicted 60; ncu: stores to L2 at 58%, which were
-//           the values, kept in local memory for a slow path that took them by reference)
-//    75     slow paths that read their elements again; 18 instructions per weight, the shared
-//           memory lookups 2 to 3 ways in conflict
-//    54.5   buckets in the lanes of a warp, found by shuffles; four steps a warp, maxima of
-//           16-bit pairs, partial sums of the scales from here (predicted 40: ncu counted
-//           17.6 instructions per weight, not 10)
-//    67     two steps a warp for more warps in flight (flat 50-60): lost
-//    49     no division and no abs instructions: masks in place of %, max.xorsign.abs
-//    47     thread blocks of 128 in place of 256 (flat 40.6 to 39.7); of 512: flat 43.0
-//    73, fp32: 64 registers spill (93), 80 do not
+// A warp has a tile of 1024 elements as four steps, so that every access is contiguous and four
+// 16-byte loads a lane are in flight; what is not per weight is done once for four runs. A CTA is
+// as small as it may be, one quantization block of 4096, so that the last ones to finish leave
+// little idle. docs/design/quantize.md has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "core/encode.hpp"
-#include "cuda/memory.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/pdl.cuh"
 #include "cuda/quantize/absmax.cuh"
 #include "cuda/quantize/codebook.cuh"
 
@@ -46,7 +28,7 @@ __device__ __forceinline__ Run<T> load_run(const T *in, int64_t count, CachePoli
   if constexpr (Full) {
 #pragma unroll
     for (int i = 0; i < int(sizeof(T) / 2); ++i)
-      run.vectors[i] = load_streamed<Arch>(reinterpret_cast<const uint4 *>(in) + i, policy);
+      run.vectors[i] = load_once<Arch>(reinterpret_cast<const uint4 *>(in) + i, policy);
   } else {
     T elements[kRun];
 #pragma unroll
@@ -110,12 +92,12 @@ __device__ __noinline__ uint32_t encode_slowly(const Quantizer &quantizer, const
   return word;
 }
 
-// One thread block's elements. `Full`: all of them are in the tensor, and aligned.
-template <class Arch, class T, bool OwnCodebook, bool Full>
-__device__ __forceinline__ void quantize_block(const QuantizeArgs &args) {
+// The elements of one CTA. `Full`: all of them are in the tensor, and aligned.
+template <class Arch, class T, bool CallersCodebook, bool Full>
+__device__ __forceinline__ void quantize_cta(const QuantizeArgs &args) {
   const int lane = threadIdx.x % 32;
   const int tile = threadIdx.x / 32 * kTile;
-  const int64_t start = int64_t{blockIdx.x} * kQuantizeElementsPerBlock;
+  const int64_t start = int64_t{blockIdx.x} * kQuantizeCtaTile;
   const int64_t count = args.elements - start - tile - lane * kRun;  // from the first run on
   const T *in = static_cast<const T *>(args.in) + start + (tile + lane * kRun);
   const CachePolicy once = evict_first<Arch>();
@@ -123,7 +105,7 @@ __device__ __forceinline__ void quantize_block(const QuantizeArgs &args) {
 #pragma unroll
   for (int step = 0; step < kSteps; ++step)
     runs[step] = load_run<Arch, T, Full>(in + step * kStep, count - step * kStep, once);
-  const Tables &tables = get_tables<OwnCodebook>(args);
+  const Tables &tables = get_tables<CallersCodebook>(args);
   const Bucket entry = tables.buckets[lane];
 
   uint32_t maxima[kSteps];
@@ -148,7 +130,7 @@ __device__ __forceinline__ void quantize_block(const QuantizeArgs &args) {
   }
 
   const float lane_inverse = __frcp_rn(fmaxf(absmax, kSmallestNormal));  // inverse_scale(absmax)
-  const bool slowly = !finite || (OwnCodebook && tables.crowded);
+  const bool slowly = !finite || (CallersCodebook && tables.crowded);
   uint8_t *packed = args.packed + start / 2 + (tile + lane * kRun) / 2;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -161,7 +143,7 @@ __device__ __forceinline__ void quantize_block(const QuantizeArgs &args) {
   if (args.partial_sums == nullptr) return;
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  const double sum = sum_scales(scales, kQuantizeElementsPerBlock >> args.blocksize_log2);
+  const double sum = sum_scales(scales, kQuantizeCtaTile >> args.blocksize_log2);
   if (lane == 0) args.partial_sums[blockIdx.x] = sum;
 }
 
@@ -170,15 +152,15 @@ __device__ __forceinline__ void quantize_block(const QuantizeArgs &args) {
 template <class T>
 constexpr int kResident = sizeof(T) == 4 ? 768 : 1024;
 
-template <class Arch, class T, bool OwnCodebook>
-__global__ void __launch_bounds__(kQuantizeThreads, resident_blocks(kResident<T>, kQuantizeThreads))
+template <class Arch, class T, bool CallersCodebook>
+__global__ void __launch_bounds__(kQuantizeThreads, resident_ctas(kResident<T>, kQuantizeThreads))
     quantize_weights(const __grid_constant__ QuantizeArgs args) {
-  wait_for_predecessor<Arch>();
-  start_dependents<Arch>();
-  if (args.aligned && (blockIdx.x + int64_t{1}) * kQuantizeElementsPerBlock <= args.elements)
-    quantize_block<Arch, T, OwnCodebook, true>(args);
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
+  if (args.aligned && (blockIdx.x + int64_t{1}) * kQuantizeCtaTile <= args.elements)
+    quantize_cta<Arch, T, CallersCodebook, true>(args);
   else
-    quantize_block<Arch, T, OwnCodebook, false>(args);
+    quantize_cta<Arch, T, CallersCodebook, false>(args);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ from typing import Any
 import nf4
 import torch
 
-from nf4bench import tables
+from nf4bench import measure, tables
 from nf4bench.cases import Case
 from nf4bench.measure import in_turns
 from nf4bench.peers import described, present
@@ -26,14 +26,7 @@ WAITED_CASE, WAITED_TURNS = Case((4096, 1024)), 300
 
 
 def queued(gpu: Any, call: Callable, calls: int = QUEUED_CALLS) -> float:
-    """Host microseconds of one call, none of them waited for but the last."""
-    gpu.synchronize()
-    began = time.perf_counter()
-    for _ in range(calls):
-        call()
-    ended = time.perf_counter()
-    gpu.synchronize()
-    return (ended - began) * 1e6 / calls
+    return measure.queued(gpu, call, calls)
 
 
 def waited(gpu: Any, call: Callable) -> float:

@@ -3,7 +3,7 @@ section of docs/bench. Needs nothing but Python."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nf4bench import matmul_tables, tables
@@ -66,10 +66,11 @@ def readme(figures: Row) -> list[str]:
     ]
 
 
-def document(figures: Row) -> list[str]:
-    """Paragraphs of docs/bench/README.md."""
+def document(figures: Row, note: Sequence[str] = ()) -> list[str]:
+    """Paragraphs of docs/bench/README.md; `note` beneath the title."""
     return [
         "## Matmul",
+        *note,
         method(figures),
         f"![{TITLE}]({PLOT}.svg)",
         matmul_tables.rows_table(figures, alone),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -81,3 +82,14 @@ def fastest(times: Mapping[Candidate, Timing], name: str, launch: str = "plain")
         if (candidate.name, candidate.launch) == (name, launch)
     ]
     return min(found, key=lambda each: each.timing.us, default=None)
+
+
+def queued(gpu: Any, call: Callable, calls: int) -> float:
+    """Host microseconds of one call, none of them waited for but the last."""
+    gpu.synchronize()
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    ended = time.perf_counter()
+    gpu.synchronize()
+    return (ended - began) * 1e6 / calls

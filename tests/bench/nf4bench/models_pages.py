@@ -3,7 +3,7 @@ section of docs/bench. Needs nothing but Python."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nf4bench import models_tables, tables
@@ -58,11 +58,12 @@ def readme(figures: Row) -> list[str]:
     ]
 
 
-def document(figures: Row) -> list[str]:
-    """Paragraphs of docs/bench/README.md."""
+def document(figures: Row, note: Sequence[str] = ()) -> list[str]:
+    """Paragraphs of docs/bench/README.md; `note` beneath the title."""
     failed = failures(figures)
     return [
         "## Whole models",
+        *note,
         method(figures),
         "Compiled is torch.compile of one layer, which all share, without autotuning. The MLPs are "
         "those of LLaMA-7B and LLaMA-65B at both ends of the sweep in the NF4Tensor study.",

@@ -44,6 +44,7 @@ class Options:
     plots: Path | None = None
     notes: Path | None = None
     build: Path = field(default=ROOT / "build")
+    before: Path | None = None
 
 
 def shape(text: str) -> Shape:
@@ -93,6 +94,11 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--matmul", action="store_true", help="matmul beside its peers (GPU)")
     modes.add_argument("--matmul-sweep", action="store_true", help="every kernel of matmul (GPU)")
     modes.add_argument("--models", action="store_true", help="LLaMA-7B beside its peers (GPU)")
+    modes.add_argument(
+        "--before", type=Path, metavar="DIR",
+        help="this checkout beside another one, both with build/: dequantize, quantize, matmul, "
+        "models and host overhead in turns. Exits with 1 where a product is over 3 %% slower (GPU)",
+    )  # fmt: skip
     which = made.add_mutually_exclusive_group()
     which.add_argument("--shapes", type=_shapes, help="ROWSxCOLS,... instead of LLaMA's")
     which.add_argument("--quick", action="store_true", help="only the shapes that matter most")
@@ -126,11 +132,11 @@ def _contradiction(options: Options) -> str | None:
     """Why these options make no sense together on any machine, or None."""
     if options.mode in ("challenge", "call") and (options.shapes or options.quick):
         return f"--{options.mode} has shapes of its own; expected neither --shapes nor --quick"
-    if options.mode == "models" and options.shapes:
-        return "--models has shapes of its own; expected no --shapes"
+    if options.mode in ("models", "before") and options.shapes:
+        return f"--{options.mode} has shapes of its own; expected no --shapes"
     if options.mode not in ("", "challenge") and options.peers is not None:
         return f"--peers means nothing to --{options.mode}"
-    if options.mode in ("challenge", "call") and options.replays is not None:
+    if options.mode in ("challenge", "call", "before") and options.replays is not None:
         return f"--replays means nothing to --{options.mode}"
     if options.mode != "challenge" and options.iterations is not None:
         return "--iterations belongs to --challenge"
@@ -168,6 +174,7 @@ def parse(arguments: Sequence[str]) -> Options:
     made = parser()
     values = vars(made.parse_args(arguments))
     mode = "".join(name for name in MODES if values.pop(name.replace("-", "_")))
+    mode = "before" if values["before"] else mode
     options = Options(mode=mode, **values)
     problem = _contradiction(options)
     if problem:

@@ -1,9 +1,9 @@
-"""What the repository shows of the GPU record: README's section and docs/bench. Needs nothing
+"""What the repository shows of the bench's figures: README's section and docs/bench. Needs nothing
 but Python; the plots beside them need matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from nf4bench import matmul_pages, models_pages, tables
@@ -43,7 +43,7 @@ def method(record: Row) -> str:
         if "version" in each
     ]
     return " ".join([
-        f"Measured on one {record['device']} on {record['date']}, all columns in one run: medians "
+        f"Measured on one {bench['device']} on {bench['date']}, all columns in one run: medians "
         "of CUDA-graph replays over rotating buffers, bits compared first. The limit is the "
         "fastest of six kernels of ours that move the same bytes and do nothing else, launched "
         "alike: plainly, or with programmatic dependent launch (PDL); where ours has a launch "
@@ -78,7 +78,25 @@ def calls(record: Row) -> str:
     )
 
 
-def readme(record: Row) -> str:
+WORK = {
+    "bench": "dequantize and quantize", "challenge": "Unsloth's puzzle", "call": "a call",
+    "matmul": "matmul", "models": "whole models",
+}  # fmt: skip
+
+
+def note(record: Row, changed: Collection[str], names: Collection[str]) -> list[str]:
+    """A paragraph that says which of these figures are of older code; none where none is."""
+    older: dict[str, list[str]] = {}
+    for name in WORK:
+        if name in names and name in changed:
+            older.setdefault(record[name]["commit"], []).append(WORK[name])
+    return [
+        f"The figures of {', '.join(of)} are of commit {commit}; their code has changed since."
+        for commit, of in older.items()
+    ]
+
+
+def readme(record: Row, changed: Collection[str] = ()) -> str:
     """README's section; matmul and models are in it where the record has their figures."""
     return "\n\n".join([
         method(record),
@@ -86,6 +104,7 @@ def readme(record: Row) -> str:
         calls(record),
         *(matmul_pages.readme(record["matmul"]) if "matmul" in record else []),
         *(models_pages.readme(record["models"]) if "models" in record else []),
+        *note(record, changed, WORK),
         f"![{PLOTS['speedup']}](docs/bench/speedup.svg)",
         "All rows, spreads, limits and plots: [docs/bench](docs/bench/README.md). What falls short "
         "and why, the CPU's figures and what was tried: [notes](tests/bench/NOTES.md). `./dev "
@@ -93,16 +112,17 @@ def readme(record: Row) -> str:
     ])  # fmt: skip
 
 
-def document(record: Row) -> str:
+def document(record: Row, changed: Collection[str] = ()) -> str:
     """docs/bench/README.md; matmul and models as in `readme`."""
     bench, challenge = record["bench"], record["challenge"]
     parts = [
         "# The bench, in full",
-        "Made by `tests/bench/readme_table.py` from `tests/gpu/record.json`; "
+        "Made by `tests/bench/readme_table.py` from [figures.json](figures.json); "
         "`./dev bench` measures.",
         method(record),
         *(f"![{text}]({name}.svg)" for name, text in PLOTS.items()),
         "## Beside the limit and the peers",
+        *note(record, changed, ["bench"]),
         tables.rows_table(bench, lambda row: True, ALL_PEERS),
         "## A consumer that reads the output next",
         "Dequantize and a kernel that reads all of its output, both launched plainly; in "
@@ -110,6 +130,7 @@ def document(record: Row) -> str:
         "the last column, wrongly.",
         tables.consumer_table(bench["consumer"]),
         "## Unsloth's puzzle",
+        *note(record, changed, ["challenge"]),
         f"Nine dequantizes an iteration, each waited for, {challenge['iterations']} iterations; "
         "microseconds of an iteration. compiled: torch.compile(fullgraph=True); libnf4, and a peer "
         "that it refuses, as an operator of torch that the harness registers around the call.",
@@ -117,11 +138,20 @@ def document(record: Row) -> str:
         _budget(challenge["summary"]),
         tables.points_table(challenge["points"]),
         "## A call from Python",
+        *note(record, changed, ["call"]),
         tables.call_tables(record["call"]),
         "## Spreads, limits and configurations",
         tables.spread_table(bench),
-        *(matmul_pages.document(record["matmul"]) if "matmul" in record else []),
-        *(models_pages.document(record["models"]) if "models" in record else []),
+        *(
+            matmul_pages.document(record["matmul"], note(record, changed, ["matmul"]))
+            if "matmul" in record
+            else []
+        ),
+        *(
+            models_pages.document(record["models"], note(record, changed, ["models"]))
+            if "models" in record
+            else []
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 

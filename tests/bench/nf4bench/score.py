@@ -40,7 +40,7 @@ def source_lines(pattern: str, root: Path = ROOT) -> list[str]:
     """FILE:LINE of what matches in what dequantize's kernels are made of."""
     found = []
     cuda = root / "lib" / "cuda"
-    for path in sorted([*cuda.glob("*.cuh"), *(cuda / "dequant").glob("*.cuh")]):
+    for path in sorted([*(cuda / "ptx").glob("*.cuh"), *(cuda / "dequant").glob("*.cuh")]):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if re.search(pattern, line):
                 found.append(f"{path.relative_to(root).as_posix()}:{number}")

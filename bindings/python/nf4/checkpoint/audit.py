@@ -13,7 +13,13 @@ from nf4.checkpoint.bnb import Survey, Weight, survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.model_files import config_problems
-from nf4.checkpoint.rules import is_conv1d, module_of
+from nf4.checkpoint.rules import (
+    choose_rules,
+    is_conv1d,
+    model_types,
+    module_of,
+    replaced_dense,
+)
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import nonfinite
 
@@ -102,7 +108,9 @@ def audit(path: str) -> tuple[Survey, list[Finding]]:
         with Checkpoint(path, faults) as checkpoint:
             found = survey(checkpoint)
             findings = [_finding("fault", error) for error in [*faults, *found.faults]]
-            findings += _config_findings(checkpoint, found) if not findings else []
+            if not findings:
+                findings += _config_findings(checkpoint, found)
+                findings += _model_findings(checkpoint, found)
             for name, weight in found.weights.items():
                 for severity, problem in value_problems(weight.load(checkpoint)):
                     findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
@@ -144,7 +152,27 @@ def _config_findings(checkpoint: Checkpoint, found: Survey) -> list[Finding]:
         return [_finding("fault", error)]
 
 
-def _dense_reference(weight: Weight, dense: Checkpoint, model_type: str | None) -> np.ndarray:
+def _model_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
+    """4-bit weights that transformers does not load, and dense ones that it takes for 4-bit. What
+    an installed transformers says of the model is a fault, what names show is a warning."""
+    settings = checkpoint.config.get("quantization_config")
+    if not found.weights or not isinstance(settings, dict):
+        return
+    rules, _ = choose_rules(checkpoint.config, found)
+    severity = "warning" if rules.model is None else "fault"
+    for name, weight in found.weights.items():
+        reason = rules.not_loadable(name, weight.shape)
+        if reason is not None:
+            path = checkpoint.owner[name].path
+            yield Finding(severity, path, name, f"transformers does not load it: {reason}")
+    if rules.model is not None:
+        config = f"{checkpoint.directory}/config.json"
+        for module in replaced_dense(rules.model, found, settings.get("llm_int8_skip_modules")):
+            problem = f"llm_int8_skip_modules lacks {module}, whose weight is dense"
+            yield Finding("fault", config, None, problem)
+
+
+def _dense_reference(weight: Weight, dense: Checkpoint, types: frozenset[str]) -> np.ndarray:
     """The dense weight that a 4-bit one was made from, in its own dtype."""
     name = weight.name
     if name not in dense:
@@ -153,7 +181,7 @@ def _dense_reference(weight: Weight, dense: Checkpoint, model_type: str | None) 
     if info.dtype not in FILE_TO_NF4:
         raise FormatError(dense.path, f"cannot compare with {info.dtype}", name)
     array = dense.owner[name].array(info)
-    if is_conv1d(module_of(name), model_type):
+    if is_conv1d(module_of(name), types):
         array = array.T
     if array.shape != weight.shape:
         raise FormatError(
@@ -167,8 +195,8 @@ def error_statistics(
 ) -> ErrorStatistics:
     """How far a 4-bit weight is from its dense original. Sums are taken in float64."""
     # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
-    model_type = dense.model_type or checkpoint.model_type
-    reference = _dense_reference(weight, dense, model_type)
+    types = model_types(dense.config) or model_types(checkpoint.config)
+    reference = _dense_reference(weight, dense, types)
     reference = np.ascontiguousarray(reference).reshape(-1)
     values = nf4.dequantize(weight.load(checkpoint), "fp32", threads=threads).reshape(-1)
     squared_error = squared_reference = max_abs = 0.0

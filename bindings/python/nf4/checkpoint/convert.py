@@ -5,33 +5,40 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State, Survey, survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError, OptionError
+from nf4.checkpoint.files import creation_mode
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.model_files import (
     DTYPE_KEYS,
     compute_dtype,
-    copy_side_files,
     existing_quantization,
-    files_read,
     quantization_config,
-    side_files,
     write_json,
 )
 from nf4.checkpoint.reader import SafetensorsFile
-from nf4.checkpoint.rules import Rules, is_conv1d, module_of, skip_list
+from nf4.checkpoint.rules import (
+    Rules,
+    architectures,
+    choose_rules,
+    is_conv1d,
+    is_matrix,
+    model_types,
+    module_of,
+)
+from nf4.checkpoint.side_files import copy_side_files, files_read, side_files
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Dequantize, Quantize, Result, Step
 from nf4.checkpoint.transaction import (
-    creation_mode,
+    DirectoryTarget,
+    FileTarget,
     refuse_overlap,
     refuse_reading_from,
-    staged_directory,
-    staged_file,
 )
 from nf4.checkpoint.writer import SafetensorsWriter
 
@@ -41,8 +48,18 @@ Progress = Callable[[str, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeOptions:
-    """How to quantize; skip and only as in rules.Rules. nested: double quantization.
-    compute: torch's name of the dtype to compute in; None: the model's own."""
+    """How to quantize a checkpoint.
+
+    format           "nf4" or "fp4"
+    blocksize        weights for each scale: a power of two, 32..4096
+    nested           double quantization: 8-bit scales
+    storage          torch's name of the dtype that packed bytes are viewed as
+    skip             patterns of modules to leave dense besides the default ones
+    only             patterns of the modules to quantize; empty: the default rules
+    compute          torch's name of the dtype to compute in; None: the model's own
+    allow_nonfinite  accept NaN (stored as 0) and Inf (as the largest of its block)
+    threads          CPU threads; 0: all
+    """
 
     format: str = "nf4"
     blocksize: int = 64
@@ -55,18 +72,11 @@ class QuantizeOptions:
     threads: int = 0
 
 
-def _architectures(checkpoint: Checkpoint) -> list[str]:
-    value = checkpoint.config.get("architectures")
-    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
-
-
 def _quantize_step(
     file: SafetensorsFile, info: TensorInfo, rules: Rules, options: QuantizeOptions
-) -> Quantize | None:
-    """The step for a dense tensor that becomes 4-bit; None for one that stays."""
-    if rules.dense_reason(info) is not None:
-        return None
-    transposed = is_conv1d(module_of(info.name), rules.model_type)
+) -> Quantize:
+    """The step for a dense tensor that becomes 4-bit."""
+    transposed = is_conv1d(module_of(info.name), rules.types)
     state = State(
         format=options.format,
         blocksize=options.blocksize,
@@ -82,13 +92,17 @@ def _quantize_step(
 
 
 def _quantized_config(
-    checkpoint: Checkpoint, found: Survey, steps: list[Quantize], options: QuantizeOptions
+    checkpoint: Checkpoint,
+    found: Survey,
+    steps: list[Quantize],
+    rules: Rules,
+    options: QuantizeOptions,
 ) -> dict[str, Any]:
     if not steps and existing_quantization(checkpoint):
         return checkpoint.config
     quantized = {step.name for step in steps}
     dense = [info for name, info in found.dense.items() if name not in quantized]
-    modules = [module_of(name) for name in [*quantized, *found.weights]]
+    skip = rules.skip_modules(dense, [*quantized, *found.weights], architectures(checkpoint.config))
     dtypes = [step.plan.state.dtype for step in steps]
     return {
         **checkpoint.config,
@@ -97,7 +111,7 @@ def _quantized_config(
             nested=options.nested,
             compute=options.compute or compute_dtype(checkpoint.config, dtypes),
             storage=options.storage,
-            skip_modules=skip_list(dense, modules, _architectures(checkpoint)),
+            skip_modules=skip,
         ),
     }
 
@@ -117,29 +131,40 @@ def quantize_checkpoint(
     then as it was.
     """
     with Checkpoint(source) as checkpoint:
-        refuse_overlap(checkpoint.directory or source, destination)
+        target = _target(checkpoint, destination, replace)
         existing_quantization(checkpoint)
         found = survey(checkpoint)
         found.require_sound()
-        rules = Rules(checkpoint.model_type, options.skip, options.only)
+        rules, chosen_by = choose_rules(checkpoint.config, found, options.skip, options.only)
         unknown = rules.unmatched(module_of(name) for name in found.dense)
         if unknown:
             raise OptionError(f"--skip or --only names no tensor: {', '.join(map(repr, unknown))}")
-        steps: dict[str, list[Step]] = {name: [] for name in checkpoint.files}
-        quantized: list[Quantize] = []
-        for file_name, file in checkpoint.files.items():
-            for info in file.tensors.values():
-                step = None
-                if info.name in found.dense:
-                    step = _quantize_step(file, info, rules, options)
-                steps[file_name].append(step or Copy(file, info, info.name in found.dense))
-                quantized += [step] if step else []
-        if not quantized and not found.weights:
+        reasons = {name: rules.dense_reason(info) for name, info in found.dense.items()}
+        if None not in reasons.values() and not found.weights:
             raise FormatError(
-                source, "nothing to quantize: no matrix that the rules let become 4-bit"
+                source, f"nothing to quantize: no matrix may become 4-bit ({chosen_by})"
             )
-        config = _quantized_config(checkpoint, found, quantized, options)
-        return _write(checkpoint, steps, config, destination, replace, progress)
+        steps: dict[str, list[Step]] = {
+            file_name: [
+                _quantize_step(file, info, rules, options)
+                if reasons.get(info.name, "") is None
+                else Copy(file, info, info.name in found.dense)
+                for info in file.tensors.values()
+            ]
+            for file_name, file in checkpoint.files.items()
+        }
+        quantized = [step for all in steps.values() for step in all if isinstance(step, Quantize)]
+        config = _quantized_config(checkpoint, found, quantized, rules, options)
+        result = _write(checkpoint, steps, config, target, progress)
+        result.chosen_by = chosen_by
+        result.left_dense = dict(
+            Counter(
+                reason
+                for name, reason in reasons.items()
+                if reason is not None and is_matrix(found.dense[name])
+            )
+        )
+        return result
 
 
 def _dense_step(
@@ -149,7 +174,7 @@ def _dense_step(
     goes with it."""
     weight = found.weights.get(info.name)
     if weight is not None:
-        transposed = is_conv1d(module_of(info.name), checkpoint.model_type)
+        transposed = is_conv1d(module_of(info.name), model_types(checkpoint.config))
         return Dequantize(checkpoint, weight, dtype or weight.state.dtype, transposed, threads)
     return Copy(checkpoint.owner[info.name], info, True) if info.name in found.dense else None
 
@@ -169,7 +194,7 @@ def dequantize_checkpoint(
     Raises FormatError, OutputRefused, OSError and nf4.Error; the destination is then as it was.
     """
     with Checkpoint(source) as checkpoint:
-        refuse_overlap(checkpoint.directory or source, destination)
+        target = _target(checkpoint, destination, replace)
         found = survey(checkpoint)
         found.require_sound()
         if not found.weights:
@@ -185,34 +210,40 @@ def dequantize_checkpoint(
         config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
         if dtype is not None:
             config |= {key: NF4_TO_TORCH[dtype] for key in DTYPE_KEYS if key in config}
-        return _write(checkpoint, steps, config, destination, replace, progress)
+        return _write(checkpoint, steps, config, target, progress)
+
+
+def _target(
+    checkpoint: Checkpoint, destination: str, replace: bool
+) -> FileTarget | DirectoryTarget:
+    """The destination, checked before any work."""
+    refuse_overlap(checkpoint.directory or checkpoint.path, destination)
+    kind = FileTarget if checkpoint.directory is None else DirectoryTarget
+    return kind.check(destination, replace=replace)
 
 
 def _write(
     checkpoint: Checkpoint,
     steps: Mapping[str, list[Step]],
     config: dict[str, Any],
-    destination: str,
-    replace: bool,
+    target: FileTarget | DirectoryTarget,
     progress: Progress | None,
 ) -> Result:
     result = Result()
-    warnings = result.warnings
     started = time.perf_counter()
-    if checkpoint.directory is None:
+    if isinstance(target, FileTarget):
         (only,) = steps
         source = checkpoint.files[only]
-        refuse_reading_from(destination, files_read(checkpoint, ()))
-        mode = creation_mode(0o666, source.path, destination)
-        with staged_file(destination, replace=replace, warnings=warnings) as path:
+        refuse_reading_from(target.path, files_read(checkpoint, ()))
+        mode = creation_mode(0o666, source.path, target.path)
+        with target.staged(result.warnings) as path:
             _write_file(path, mode, source, steps[only], result, progress)
             checkpoint.check_unchanged()
     else:
+        assert checkpoint.directory is not None
         copied, result.left_out = side_files(checkpoint)
-        refuse_reading_from(destination, files_read(checkpoint, copied))
-        with staged_directory(
-            destination, like=checkpoint.directory, replace=replace, warnings=warnings
-        ) as path:
+        refuse_reading_from(target.path, files_read(checkpoint, copied))
+        with target.staged(result.warnings, like=checkpoint.directory) as path:
             _write_directory(path, checkpoint, steps, config, result, progress)
             copy_side_files(checkpoint.directory, path, copied)
             checkpoint.check_unchanged()

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
+from nf4.checkpoint.architecture import Model, UnknownModel, ask
+from nf4.checkpoint.bnb import Survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.known_models import KNOWN, Known
+from nf4.checkpoint.skips import SkipMatcher, is_simple, skip_entries
 
 # nn.Embedding modules whose names do not say "embed".
-_EMBEDDINGS = {"wte", "wpe", "shared", "relative_attention_bias", "word_emb", "pos_emb"}
+_EMBEDDINGS = {"wte", "wpe", "shared", "relative_attention_bias"}
 # Output layers, often tied to the embeddings; trained anew for each task; sensitive.
 _HEADS = {
     "lm_head",
@@ -44,6 +48,8 @@ _KEPT_IN_FP32 = {
 }
 # Models whose linear layers are Conv1D: the file holds [in, out], a 4-bit layer [out, in].
 _CONV1D_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer"}
+# Models whose linear layers are of a subclass of nn.Linear.
+_LINEAR_SUBCLASSES = {"falcon": "FalconLinear", "ibert": "QuantLinear"}
 _CONV1D_LAYERS = {"c_attn", "c_proj", "c_fc", "q_attn"}
 # Heads that are not stored when tied, but that the model has: by the class in config.json.
 _ABSENT_HEADS = {
@@ -66,6 +72,26 @@ def module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
+def is_matrix(info: TensorInfo) -> bool:
+    """Is this tensor a matrix named as the weight of a module?"""
+    return len(info.shape) == 2 and info.name.endswith(".weight") and len(info.name) > 7
+
+
+def matrix_shapes(found: Survey, types: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes that matrices have, or had, in a dense file: name -> shape."""
+    shapes = {name: info.shape for name, info in found.dense.items() if is_matrix(info)}
+    for name, weight in found.weights.items():
+        transposed = is_conv1d(module_of(name), types)
+        shapes[name] = weight.shape[::-1] if transposed else weight.shape
+    return shapes
+
+
+def architectures(config: Mapping[str, Any]) -> list[str]:
+    """The class names in config.json."""
+    value = config.get("architectures")
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
 def matches(pattern: str, module: str) -> bool:
     """Does a pattern of --skip or --only name this module? A pattern is a run of whole
     name parts ("lm_head", "layers.0"); with *, ? or [] it is a glob over the whole name."""
@@ -74,13 +100,31 @@ def matches(pattern: str, module: str) -> bool:
     return f".{pattern}." in f".{module}."
 
 
-def is_conv1d(module: str, model_type: str | None) -> bool:
-    """Is the dense weight of this module stored transposed?"""
-    return model_type in _CONV1D_MODELS and module.rpartition(".")[2] in _CONV1D_LAYERS
+def model_types(config: Mapping[str, Any]) -> frozenset[str]:
+    """Every model_type of config.json: the model's own and those of its parts."""
+    found: set[str] = set()
+    queue: list[Any] = [config]
+    while queue:
+        value = queue.pop()
+        if isinstance(value, list):
+            queue += value
+        elif isinstance(value, dict):
+            queue += value.values()
+            if isinstance(value.get("model_type"), str):
+                found.add(value["model_type"])
+    return frozenset(found)
+
+
+def is_conv1d(module: str, types: Collection[str]) -> bool:
+    """Is the dense weight of this module stored transposed? `types` as of model_types."""
+    return not _CONV1D_MODELS.isdisjoint(types) and module.rpartition(".")[2] in _CONV1D_LAYERS
 
 
 def _is_embedding(parts: list[str]) -> bool:
-    return parts[-1] in _EMBEDDINGS or any("embed" in part.lower() for part in parts)
+    last = parts[-1]
+    if last in _EMBEDDINGS or last.endswith(("_emb", "_token", "_tokens")):
+        return True
+    return any("embed" in part.lower() for part in parts)
 
 
 def _is_head(module: str, parts: list[str]) -> bool:
@@ -89,33 +133,48 @@ def _is_head(module: str, parts: list[str]) -> bool:
     return any(f".{module}".endswith(f".{suffix}") for suffix in _HEAD_SUFFIXES)
 
 
-def _default_reason(module: str, model_type: str | None) -> str | None:
+def _dense_by_quality(module: str) -> str | None:
+    """Why a layer stays dense though transformers could load it in 4 bits."""
     parts = module.split(".")
-    if _is_embedding(parts):
-        return "embedding"
-    if any("norm" in part.lower() for part in parts[-1:]):
-        return "norm"
     if _is_head(module, parts):
         return "output head"
-    if parts[-1] in _ROUTERS:
+    if parts[-1] in _ROUTERS or "router" in parts[-2:]:
         return "router"
-    if "experts" in parts:
-        return "expert, which transformers fuses"
-    if any(part in parts and model_type in types for part, types in _KEPT_IN_FP32.items()):
-        return "kept in float32 by transformers"
     if any(part.startswith("lora_") for part in parts):
         return "LoRA adapter"
     return None
 
 
+def _dense_by_name(module: str, types: Collection[str]) -> str | None:
+    """Why the names alone say that transformers has no layer here that it replaces."""
+    parts = module.split(".")
+    if _is_embedding(parts):
+        return "embedding"
+    if "norm" in parts[-1].lower():
+        return "norm"
+    if "experts" in parts:
+        return "expert, which transformers fuses"
+    for part, kept in _KEPT_IN_FP32.items():
+        if part in parts and not kept.isdisjoint(types):
+            return "kept in float32 by transformers"
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """skip: patterns of modules left dense besides the default ones. only: if not empty, the
-    patterns of the modules to quantize, in place of the default rules."""
+    """Decides which dense tensors of a checkpoint become 4-bit.
 
-    model_type: str | None = None
+    types: the model_types of config.json. skip: patterns of modules left dense besides the default
+    ones. only: if not empty, the patterns of the modules to quantize, in place of the default
+    rules. model: what transformers says of these tensors; None: rules by name. shapes: the shapes
+    of the checkpoint's tensors, which show modules that are no nn.Linear.
+    """
+
+    types: frozenset[str] = frozenset()
     skip: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    model: Model | None = None
+    shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def dense_reason(self, info: TensorInfo) -> str | None:
         """Why a dense tensor stays dense; None if it becomes 4-bit."""
@@ -130,65 +189,110 @@ class Rules:
             return "empty"
         if any(matches(pattern, module) for pattern in self.skip):
             return "--skip"
-        if self.only:
-            return None if any(matches(p, module) for p in self.only) else "not in --only"
-        return _default_reason(module, self.model_type)
+        if self.only and not any(matches(pattern, module) for pattern in self.only):
+            return "not in --only"
+        transposed = is_conv1d(module, self.types)
+        reason = self.not_loadable(info.name, info.shape[::-1] if transposed else info.shape)
+        return reason or (None if self.only else self._dense_by_default(module, info.name))
+
+    def not_loadable(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """Why transformers does not load this weight in 4 bits; None if it does, or if names do
+        not tell. shape: (outputs, inputs)."""
+        if self.model is not None:
+            return self._dense_by_model(name, self.model)
+        return self._dense_by_structure(module_of(name), shape)
+
+    def _dense_by_model(self, name: str, model: Model) -> str | None:
+        conv1d = model.modules[name] in model.conv1d
+        if conv1d != is_conv1d(module_of(name), self.types):
+            return "Conv1D of an unknown model" if conv1d else "not Conv1D"
+        return model.reasons[name]
+
+    def _dense_by_structure(self, module: str, shape: tuple[int, ...]) -> str | None:
+        """Why the weight cannot be that of an nn.Linear, by the tensors beside it."""
+        owner, _, last = module.rpartition(".")
+        if last == "out_proj" and f"{owner}.in_proj_weight" in self.shapes:
+            return "nn.MultiheadAttention"
+        for model_type, layer in _LINEAR_SUBCLASSES.items():
+            if model_type in self.types:
+                return f"{layer}, which transformers does not replace"
+        for found in self._known():
+            if any(matches(pattern, module) for pattern in found.dense):
+                return "no layer that transformers replaces"
+        if self.shapes.get(f"{module}.bias", shape[:1]) != shape[:1]:
+            return "its bias is not that of a linear layer"
+        return None
+
+    def _dense_by_default(self, module: str, name: str) -> str | None:
+        """Why the default rules leave this weight dense."""
+        if self.model is None:
+            return _dense_by_name(module, self.types) or _dense_by_quality(module)
+        if self.model.modules[name] in self.model.dense_by_default:
+            return "dense by transformers' default"
+        return _dense_by_quality(module)
 
     def unmatched(self, modules: Iterable[str]) -> list[str]:
         """The patterns that name none of `modules`: most likely typing errors."""
         names = list(modules)
         return [p for p in self.skip + self.only if not any(matches(p, name) for name in names)]
 
+    def skip_modules(
+        self, dense: Iterable[TensorInfo], quantized: Iterable[str], architectures: Iterable[str]
+    ) -> list[str]:
+        """llm_int8_skip_modules for these dense tensors and the names of these 4-bit weights:
+        every module with a dense matrix, and those that the model has though no file does."""
+        weights = [info.name for info in dense if is_matrix(info)]
+        if self.model is not None:
+            modules = self.model.modules
+            converted = {modules[name] for name in quantized if name in modules}
+            left = {modules.get(name) or module_of(name) for name in weights}
+            return skip_entries((left | self.model.linear) - converted, converted)
+        left = {module_of(name) for name in weights}
+        converted = {module_of(name) for name in quantized}
+        absent = {entry for found in self._known() for entry in found.skip}
+        absent |= _absent_heads(architectures, left | converted)
+        return skip_entries(left, converted, absent)
 
-# The regular expressions that are run, though a file brings them: names, what re.escape makes
-# of names, one ".*" at most, and "$" at the end. None of them takes long or fails to compile.
-_PLAIN = r"(?:[\w .:/-]|\\[^\w])*"
-_SIMPLE = re.compile(rf"{_PLAIN}(?:(?<!\\)\.\*{_PLAIN})?\$?")
-
-
-def is_simple(entry: str) -> bool:
-    """Can an entry of llm_int8_skip_modules be judged in full?"""
-    return _SIMPLE.fullmatch(entry) is not None
-
-
-def _skip_pattern(entry: str) -> re.Pattern[str] | None:
-    return re.compile(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))") if is_simple(entry) else None
-
-
-def skips(entry: str, modules: Iterable[str]) -> list[str]:
-    """Which of `modules` an entry of llm_int8_skip_modules keeps transformers from converting:
-    the rule of transformers.quantizers.quantizers_utils.should_convert_module. An entry that
-    is not simple is taken for a suffix only."""
-    pattern = _skip_pattern(entry)
-    return [m for m in modules if m.endswith(entry) or (pattern and pattern.match(m))]
+    def _known(self) -> list[Known]:
+        return [KNOWN[name] for name in sorted(self.types) if name in KNOWN]
 
 
-def _entry(module: str, quantized: list[str]) -> str:
-    """The entry that skips `module` and none of `quantized`: its name (all experts of a layer
-    share one), or a regular expression for exactly it where the name would catch others."""
-    layer, experts, _ = module.partition(".experts.")
-    if experts and not skips(f"{layer}.experts", quantized):
-        return f"{layer}.experts"
-    if skips(module, quantized):
-        return f"{re.escape(module)}$"
-    return module
-
-
-def skip_list(
-    dense: Iterable[TensorInfo], quantized: Iterable[str], architectures: Iterable[str]
-) -> list[str]:
-    """llm_int8_skip_modules: every module with a dense matrix, and the tied output layers that
-    the model has though no file holds them. `quantized` are modules."""
-    converted = list(quantized)
-    modules = {
-        module_of(info.name)
-        for info in dense
-        if len(info.shape) == 2 and info.name.endswith(".weight") and module_of(info.name)
-    }
-    entries = {_entry(module, converted) for module in modules}
+def _absent_heads(architectures: Iterable[str], modules: Iterable[str]) -> set[str]:
+    """The output layers that these classes may have, where `modules` has none of them."""
+    matcher = SkipMatcher(modules)
+    found: set[str] = set()
     for architecture in architectures:
         for ending, heads in _ABSENT_HEADS.items():
-            stored = any(skips(head, [*modules, *converted]) for head in heads)
-            if architecture.endswith(ending) and not stored:
-                entries.update(heads)
-    return sorted(entries)
+            if architecture.endswith(ending) and not any(map(matcher.first, heads)):
+                found.update(heads)
+    return found
+
+
+def choose_rules(
+    config: Mapping[str, Any], found: Survey, skip: tuple[str, ...] = (), only: tuple[str, ...] = ()
+) -> tuple[Rules, str]:
+    """The rules for a checkpoint with this config.json, and in words what they go by: the modules
+    of the model where an installed transformers can build it, else the names of the tensors."""
+    types = model_types(config)
+    shapes = {name: info.shape for name, info in found.dense.items()}
+    try:
+        model = ask(config, matrix_shapes(found, types))
+    except UnknownModel as error:
+        return Rules(types, skip, only, None, shapes), f"tensor names: {error}"
+    return Rules(types, skip, only, model, shapes), f"the modules of {model.name}"
+
+
+def replaced_dense(model: Model, found: Survey, skip: object) -> list[str]:
+    """The modules that transformers replaces by 4-bit layers though their weights are dense.
+    `skip`: llm_int8_skip_modules; None: what transformers skips by itself. A list with entries
+    that are not judged gives none."""
+    skipped = set(model.dense_by_default)
+    if skip is not None:
+        if not isinstance(skip, list) or not all(isinstance(e, str) for e in skip):
+            return []
+        matcher = SkipMatcher(model.linear)
+        skipped = {module for entry in skip for module in matcher.skipped(entry)}
+        if matcher.exhausted or not all(map(is_simple, skip)):
+            return []
+    dense = {model.modules[name] for name, info in found.dense.items() if is_matrix(info)}
+    return sorted((dense & model.linear) - skipped)

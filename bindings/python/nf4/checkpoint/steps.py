@@ -28,9 +28,18 @@ _CHECK_ELEMENTS = 1 << 20
 
 @dataclasses.dataclass
 class Result:
-    """What a conversion did. Bytes are those of weight files; kernel_bytes are those that the
-    quantize or dequantize kernels read and wrote, in kernel_seconds. warnings: what went wrong
-    once the output was in place."""
+    """What a conversion did.
+
+    weights, dense       tensors converted, and copied as dense ones
+    elements             elements of the converted weights
+    bytes_in, bytes_out  sizes of the weight files; weight_bytes_*: of the converted weights alone
+    kernel_bytes         bytes that the kernels read and wrote, in kernel_seconds
+    files                names of the weight files written
+    left_out             files beside the weights that were not copied
+    warnings             what went wrong once the output was in place
+    chosen_by            what decided which layers become 4-bit (quantize only)
+    left_dense           why matrices were left dense: reason -> how many (quantize only)
+    """
 
     weights: int = 0
     dense: int = 0
@@ -45,6 +54,8 @@ class Result:
     files: list[str] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
+    chosen_by: str = ""
+    left_dense: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def count(self, array_bytes: int, packed_bytes: int, started: float) -> None:
         """Add a kernel's run that began at perf_counter() `started`."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nf4 import _bound
+from nf4 import _prepared
 from nf4._load import library
 from nf4.errors import LibraryNotFound
 from nf4.torch import _schemas  # noqa: F401  C++ has kernels for operators that are defined
@@ -40,7 +40,7 @@ def _address(libraries: Sequence[ctypes.CDLL], name: str) -> int:
 
 def _register() -> bool:
     """Did torch take the operators in C++, for all devices that it has?"""
-    module = _bound._nf4_fast
+    module = _prepared._nf4_fast
     if module is None:
         return False
     try:
@@ -64,4 +64,4 @@ def _register() -> bool:
 
 registered = _register()
 if registered:
-    linear, dequantize = _bound._nf4_fast.linear, _bound._nf4_fast.dequantize
+    linear, dequantize = _prepared._nf4_fast.linear, _prepared._nf4_fast.dequantize

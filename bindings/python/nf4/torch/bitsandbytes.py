@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _bitsandbytes
+from nf4._versions import OLDEST_BITSANDBYTES
 from nf4.torch import _fast, _kernels, _operators, _private, _schemas, _state  # noqa: F401  kernels are registered
 from nf4.torch._checks import DTYPES
 from nf4.torch._state import as_bytes
@@ -177,7 +177,7 @@ def _problem(name: str, expected: Sequence[str], version: str) -> str | None:
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.bitsandbytes, base, None)
     if packet is None or (overload or "default") not in packet.overloads():
-        return f"bitsandbytes {version} has none; {_bitsandbytes.OLDEST} and later have"
+        return f"bitsandbytes {version} has none; {OLDEST_BITSANDBYTES} and later have"
     found = _private.argument_names(getattr(packet, overload or "default"))
     if found != list(expected):
         others = ", ".join(found) if found else "unknown to this torch"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import nf4
 from nf4 import _convert, _torch
-from nf4._bound import bound
+from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.tensor import no_weight
 from nf4.torch import _operators, _state, functional
@@ -134,7 +134,7 @@ class NF4Linear(nn.Linear):
             raise InvalidArgument("codebook is given; a layer has its format's own")
         self.spec = WeightParts.of(weight).spec  # or it is not of tensors
         if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
-            bound(weight)  # or a part is of the wrong size or type
+            prepare(weight)  # or a part is of the wrong size or type
         self.out_features, self.in_features = weight.shape
         self.dtype_before = weight.dtype
         packed = _state.bytes_of(weight.packed)
@@ -348,7 +348,7 @@ class NF4Linear(nn.Linear):
             )
         parts = _tensors(weight)
         if self._has_memory_for(weight):
-            bound(weight)
+            prepare(weight)
             own = _tensors(self.quantized)
             for name in parts.keys() - {"nested_code"}:
                 own[name].copy_(parts[name].view(own[name].shape))

@@ -1,4 +1,4 @@
-//! Several matmuls in one call, on host memory.
+//! Several products in one call, on host memory.
 
 use std::ptr;
 
@@ -13,11 +13,11 @@ use crate::{Element, Error, Matrix, MatrixMut, QuantizedRef, Result};
 /// `x` times the transpose of `weight`, plus a bias: one of the products of [`matmul_batch`].
 #[derive(Debug, Clone, Copy)]
 pub struct Product<'a, T> {
-    /// As many columns as the weight has.
+    /// `[m, cols]`; `cols` is that of the weight.
     pub x: Matrix<'a, T>,
     /// The weight.
     pub weight: QuantizedRef<'a>,
-    /// As many elements as the weight has rows.
+    /// `[rows]` of the weight.
     pub bias: Option<&'a [T]>,
 }
 
@@ -47,8 +47,8 @@ impl<'a, T: Element> Product<'a, T> {
     }
 }
 
-/// What [`matmul`](crate::matmul) gives for each of several products, to the bit, in one call: of
-/// q, k and v, say, or of gate and up. At most 64; the threads share the rows of all of them.
+/// Several products in one call, such as q, k and v, or gate and up; at most 64. Bit-equal to
+/// [`matmul`](crate::matmul) for each. The threads share the rows of all weights.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if there are too many, or an operand of one does not fit its weight.

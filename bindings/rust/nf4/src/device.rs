@@ -1,7 +1,7 @@
-//! Launches on raw device memory: what CUDA code of any kind can call.
+//! Launches on raw device memory, for CUDA code of any kind.
 //!
-//! These functions are unsafe. They know nothing of the memory but its address, and return
-//! when the work is enqueued, not when it is done. With the feature `cudarc`, the module
+//! These functions are unsafe: they cannot check the memory behind an address. They return when the
+//! work is enqueued, not when it is done. With the feature `cudarc`, the module
 //! `cuda` has safe ones for the buffers of that crate.
 
 use std::ffi::c_void;
@@ -12,10 +12,9 @@ use nf4_sys as sys;
 use crate::batch::RawBatch;
 use crate::error::check;
 use crate::matmul::Operands;
-use crate::{Element, Result, Spec};
+use crate::{Element, Result, ScalesOf, Spec};
 
-/// An address in the memory of a GPU, of elements of `T`. It owns nothing and the host
-/// cannot look behind it.
+/// A device address of elements of `T`. It owns nothing, and the host cannot dereference it.
 #[repr(transparent)]
 pub struct DevicePtr<T>(*mut T);
 
@@ -23,23 +22,23 @@ impl<T> DevicePtr<T> {
     /// NULL, good for weights of no elements.
     pub const NULL: Self = Self::from_raw(std::ptr::null_mut());
 
-    /// Of a pointer that cudaMalloc or the like returned.
+    /// From a pointer such as cudaMalloc returns.
     pub const fn from_raw(address: *mut T) -> Self {
         DevicePtr(address)
     }
 
-    /// Of a `CUdeviceptr`.
+    /// From a `CUdeviceptr`.
     pub const fn from_address(address: u64) -> Self {
         Self::from_raw(address as usize as *mut T)
     }
 
-    /// As the C interface has it.
+    /// The pointer that the C interface takes.
     pub const fn as_raw(self) -> *mut T {
         self.0
     }
 }
 
-// SAFETY: the address is never followed on the host.
+// SAFETY: the address is never dereferenced on the host.
 unsafe impl<T> Send for DevicePtr<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for DevicePtr<T> {}
@@ -72,15 +71,15 @@ impl<T> fmt::Debug for DevicePtr<T> {
 pub struct Stream(sys::nf4_stream);
 
 impl Stream {
-    /// The legacy default stream of the device that the memory is of.
+    /// The legacy default stream of the device that holds the memory.
     pub const LEGACY_DEFAULT: Self = Stream(std::ptr::null_mut());
 
-    /// Of a `cudaStream_t` or `CUstream`.
+    /// From a `cudaStream_t` or `CUstream`.
     pub const fn from_raw(stream: *mut c_void) -> Self {
         Stream(stream.cast())
     }
 
-    /// As the C interface has it.
+    /// The pointer that the C interface takes.
     pub const fn as_raw(self) -> *mut c_void {
         self.0.cast()
     }
@@ -92,24 +91,9 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 /// The scales of a weight in device memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceScales {
-    /// One float for each block.
-    Flat(DevicePtr<f32>),
-    /// One code for each block (double quantization).
-    Nested {
-        /// Codes into `code`, one for each block.
-        codes: DevicePtr<u8>,
-        /// One float for each block of codes.
-        absmax: DevicePtr<f32>,
-        /// What the codes stand for: 256 floats, ascending.
-        code: DevicePtr<f32>,
-        /// One float, added to every scale.
-        offset: DevicePtr<f32>,
-    },
-}
+pub type DeviceScales = ScalesOf<DevicePtr<f32>, DevicePtr<u8>, DevicePtr<f32>, DevicePtr<f32>>;
 
-/// A quantized weight in device memory, of which nothing is checked.
+/// A quantized weight in device memory. The sizes of its buffers are not checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceTensor {
     /// Shape and format; [`Spec::sizes`] gives the sizes of the parts.
@@ -129,30 +113,24 @@ impl DeviceTensor {
         raw.codebook = self
             .codebook
             .map_or(std::ptr::null(), |entries| entries.as_raw());
-        match self.scales {
-            DeviceScales::Flat(absmax) => raw.absmax = absmax.as_raw().cast(),
-            DeviceScales::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => {
-                raw.absmax = codes.as_raw().cast();
-                raw.nested_absmax = absmax.as_raw();
-                raw.nested_code = code.as_raw();
-                raw.nested_offset = offset.as_raw();
-            }
-        }
+        let table = |code: DevicePtr<f32>| code.as_raw().cast_const();
+        self.scales
+            .map(
+                DevicePtr::as_raw,
+                DevicePtr::as_raw,
+                table,
+                DevicePtr::as_raw,
+            )
+            .set_in(&mut raw);
         Ok(raw)
     }
 }
 
-/// Enqueues on `stream` the writing of the `rows * cols` values of `weight` to `out`.
-/// It does not wait for them.
+/// Enqueues on `stream`: dequantize `weight` into the `rows * cols` elements of `out`.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for what libnf4 can see to be
-/// wrong, and every other variant; then nothing was enqueued.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for arguments that libnf4 can check, or
+/// any other variant; then nothing was enqueued.
 ///
 /// # Safety
 /// Until the work on the stream has finished:
@@ -174,9 +152,8 @@ pub unsafe fn dequant_launch<T: Element>(
     })
 }
 
-/// Enqueues on `stream` the quantizing of the `rows * cols` elements of `values` into the
-/// buffers of `weight`. It does not wait for it. The bytes are those that
-/// [`quantize`](crate::quantize) gives.
+/// Enqueues on `stream`: quantize the `rows * cols` elements of `values` into the buffers of
+/// `weight`. The bytes equal those of [`quantize`](crate::quantize).
 ///
 /// # Errors
 /// As [`dequant_launch`]; after [`Error::Cuda`](crate::Error::Cuda) the outputs are
@@ -212,19 +189,19 @@ pub unsafe fn quantize_launch<T: Element>(
     })
 }
 
-/// What a weight is multiplied with, in device memory; nothing of it is checked. Strides are
-/// how far one row is from the next, in elements.
+/// The operands of a product beside the weight, in device memory; buffer sizes are not checked.
+/// Strides are the distance between rows, in elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceMatmul<T> {
     /// Rows of `x` and of `y`.
     pub m: usize,
-    /// `m` rows of as many elements as the weight has columns.
+    /// `[m, cols]`.
     pub x: DevicePtr<T>,
     /// At least the columns of the weight.
     pub x_stride: usize,
-    /// As many elements as the weight has rows.
+    /// `[rows]` of the weight.
     pub bias: Option<DevicePtr<T>>,
-    /// `m` rows of as many elements as the weight has rows.
+    /// `[m, rows]`.
     pub y: DevicePtr<T>,
     /// At least the rows of the weight.
     pub y_stride: usize,
@@ -245,17 +222,16 @@ impl<T: Element> DeviceMatmul<T> {
     }
 }
 
-/// Enqueues on `stream` the writing of `x` times the transpose of `weight`, plus the bias, to
-/// `y`: the product of [`matmul`](crate::matmul). It does not wait for it. `T` is
-/// [`half::f16`] or [`half::bf16`].
+/// Enqueues on `stream`: `y = x weight^T + bias`, as [`matmul`](crate::matmul). `T` is [`half::f16`] or
+/// [`half::bf16`].
 ///
 /// # Errors
 /// As [`dequant_launch`].
 ///
 /// # Safety
 /// Until the work on the stream has finished:
-/// - the parts of `weight` are as [`dequant_launch`] wants them, and so are the rows of `x` and
-///   the bias;
+/// - the parts of `weight` are as [`dequant_launch`] requires, and so are the rows of `x` and the
+///   bias;
 /// - the rows of `y`, and `workspace` for `workspace_bytes` bytes, are memory that the GPU of
 ///   `stream` can reach, alive, and used by nothing else but what is enqueued on `stream` before
 ///   or after this: calls that share a `workspace` and run at the same time may never end; `y`,
@@ -285,8 +261,8 @@ pub unsafe fn matmul_launch<T: Element>(
     })
 }
 
-/// Scratch that a [`matmul_batch_launch`] of these products needs, in bytes: what the product that
-/// needs most does. No pointer is looked at.
+/// Workspace of a [`matmul_batch_launch`] of these products, in bytes: the largest of the products'.
+/// Pointers are not read.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are too many, or a number of
@@ -304,8 +280,8 @@ pub fn matmul_batch_workspace_bytes<T: Element>(
     Ok(bytes)
 }
 
-/// Enqueues on `stream` what as many calls of [`matmul_launch`] would, to the bit, in fewer
-/// launches where the products are alike and of few rows: up to four share one. At most 64.
+/// Enqueues several products, at most 64, bit-equal to a [`matmul_launch`] for each. Products with few
+/// rows of x share a launch, up to four.
 ///
 /// # Errors
 /// As [`dequant_launch`], for any of the products; after [`Error::Cuda`](crate::Error::Cuda) the

@@ -52,7 +52,7 @@ pub enum Error {
     Driver(#[from] cudarc::driver::DriverError),
 }
 
-/// A result whose error is [`enum@Error`].
+/// A result with [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -104,7 +104,7 @@ pub(crate) fn of_product(index: usize, error: Error) -> Error {
     }
 }
 
-/// A number in the type that the other side wants.
+/// Converts a number to the type that the C interface takes.
 pub(crate) fn convert<From, To>(name: &str, value: From) -> Result<To>
 where
     From: Copy + std::fmt::Display,
@@ -116,7 +116,7 @@ where
     })
 }
 
-/// The length of a buffer has to be what the tensor needs, no less and no more.
+/// Checks that a buffer has exactly the length that the tensor needs.
 pub(crate) fn check_length(name: &str, length: usize, expected: usize) -> Result<()> {
     if length == expected {
         return Ok(());

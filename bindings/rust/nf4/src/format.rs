@@ -3,7 +3,12 @@
 use half::{bf16, f16};
 use nf4_sys as sys;
 
-/// A 4-bit format: which 16 numbers the codes stand for.
+/// Entries of a codebook.
+pub const CODEBOOK_SIZE: usize = 16;
+/// Entries of the scale code, the table that nested scales index.
+pub const SCALE_CODE_SIZE: usize = 256;
+
+/// A 4-bit format, which determines the codebook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Format {
     /// Quantiles of the normal distribution (QLoRA).

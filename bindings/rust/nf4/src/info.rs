@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use nf4_sys as sys;
 
 use crate::error::check;
-use crate::spec::{CODEBOOK_SIZE, SCALE_CODE_SIZE};
+use crate::format::{CODEBOOK_SIZE, SCALE_CODE_SIZE};
 use crate::{Error, Format, Result};
 
 /// A version of libnf4.
@@ -93,7 +93,7 @@ pub fn cpu_variant() -> &'static str {
     unsafe { static_text(sys::nf4_cpu_variant()) }
 }
 
-/// The 16 numbers of a format, by code.
+/// The codebook of a format: 16 floats, indexed by code.
 ///
 /// ```
 /// let nf4 = nf4::codebook(nf4::Format::Nf4);
@@ -104,7 +104,7 @@ pub fn codebook(format: Format) -> &'static [f32; CODEBOOK_SIZE] {
     unsafe { &*sys::nf4_codebook(format.as_raw()).cast() }
 }
 
-/// The 256 numbers that bitsandbytes quantizes scales to, ascending.
+/// The scale code of bitsandbytes: 256 floats, ascending.
 pub fn scale_code() -> &'static [f32; SCALE_CODE_SIZE] {
     // SAFETY: the pointer is to 256 static floats.
     unsafe { &*sys::nf4_scale_code().cast() }

@@ -1,7 +1,6 @@
 //! 4-bit NormalFloat (NF4) and FP4 weights, on the CPU and the GPU: safe Rust over libnf4.
 //!
-//! The bytes are those that bitsandbytes stores, and dequantize gives the bits that its CUDA
-//! kernels give.
+//! Weights are in the layout of bitsandbytes, and dequantize is bit-equal to its CUDA kernels.
 //!
 //! ```
 //! use nf4::{dequantize, quantize, Spec};
@@ -14,16 +13,15 @@
 //! # Ok::<(), nf4::Error>(())
 //! ```
 //!
-//! - [`quantize`] and [`dequantize`], and the two that write to buffers of yours:
-//!   [`quantize_into`], [`dequantize_into`].
+//! - [`quantize`] and [`dequantize`]; [`quantize_into`] and [`dequantize_into`] write to the caller's
+//!   buffers.
 //! - [`matmul`] and [`matmul_into`]: x W^T + bias on [`Matrix`] and [`MatrixMut`], which borrow
 //!   slices. [`matmul_batch`] and [`matmul_batch_into`]: several in one call.
 //! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
 //!   slices, such as those of a mapped file. [`Spec`] is its shape and format.
 //! - [`device`]: unsafe launches on raw device pointers and a stream. Feature `cudarc`: the
 //!   module `cuda`, safe ones on the buffers of that crate.
-//! - [`device_info`], [`build_info`], [`version`] and others tell about the library and the
-//!   machine.
+//! - [`device_info`], [`build_info`], [`version`] and others describe the library and the machine.
 //!
 //! # Building
 //! The crate `nf4-sys` links libnf4.so: from the folder in `NF4_LIB_DIR`, else as pkg-config
@@ -46,13 +44,13 @@ pub use batch::{matmul_batch, matmul_batch_into, Product};
 #[cfg(feature = "cudarc")]
 pub use cudarc;
 pub use error::{Error, Result};
-pub use format::{DType, Element, Format};
+pub use format::{DType, Element, Format, CODEBOOK_SIZE, SCALE_CODE_SIZE};
 pub use info::{
     build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
     DeviceInfo, Version,
 };
 pub use matmul::{matmul, matmul_into, Matrix, MatrixMut};
 pub use ops::{dequantize, dequantize_into, quantize, quantize_into, Workspace};
-pub use scales::{Scales, ScalesMut, ScalesRef};
-pub use spec::{Sizes, Spec, CODEBOOK_SIZE, SCALE_CODE_SIZE};
+pub use scales::{Scales, ScalesMut, ScalesOf, ScalesRef};
+pub use spec::{Sizes, Spec};
 pub use tensor::{QuantizedMut, QuantizedRef, QuantizedTensor};

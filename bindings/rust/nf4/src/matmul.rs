@@ -34,7 +34,7 @@ pub struct MatrixMut<'a, T> {
 }
 
 impl<'a, T: Element> Matrix<'a, T> {
-    /// `rows` rows of `cols` elements without gaps.
+    /// `rows` contiguous rows of `cols` elements.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if `values` has another length than `rows * cols`.
@@ -54,7 +54,7 @@ impl<'a, T: Element> Matrix<'a, T> {
 }
 
 impl<'a, T: Element> MatrixMut<'a, T> {
-    /// `rows` rows of `cols` elements without gaps.
+    /// `rows` contiguous rows of `cols` elements.
     ///
     /// # Errors
     /// As [`Matrix::new`].

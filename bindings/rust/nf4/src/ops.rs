@@ -5,13 +5,13 @@ use nf4_sys as sys;
 use crate::error::{check, check_length};
 use crate::{Element, QuantizedMut, QuantizedRef, QuantizedTensor, Result, Spec};
 
-/// Scratch for quantizing, kept from call to call. Flat weights need none.
+/// Workspace of quantize, reusable. Flat weights need none.
 #[derive(Default)]
 pub struct Workspace {
     chunks: Vec<Chunk>,
 }
 
-/// libnf4 wants its scratch aligned to 16 bytes.
+/// libnf4 requires a workspace aligned to 16 bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
 struct Chunk([u8; 16]);
@@ -107,7 +107,7 @@ pub fn quantize_into<T: Element>(
 /// The `rows * cols` values of a weight, in row-major order. `threads` as in [`quantize`].
 ///
 /// # Errors
-/// None that the types let happen; what libnf4 reports is passed on.
+/// Those that libnf4 reports; arguments of these types are always valid.
 pub fn dequantize<'a, T: Element>(
     weight: impl Into<QuantizedRef<'a>>,
     threads: u32,

@@ -1,18 +1,15 @@
-//! What a quantized weight looks like, apart from its bytes.
+//! The shape and format of a quantized weight.
 
 use std::ptr;
 
 use nf4_sys as sys;
 
 use crate::error::{check, check_length, convert};
+use crate::format::SCALE_CODE_SIZE;
 use crate::info::check_version;
 use crate::matmul::Operands;
+use crate::scales::ScaleLengths;
 use crate::{Element, Format, Result};
-
-/// Entries of a codebook.
-pub const CODEBOOK_SIZE: usize = 16;
-/// Entries of the code that nested scales are quantized to.
-pub const SCALE_CODE_SIZE: usize = 256;
 
 /// The shape and format of a quantized weight.
 ///
@@ -51,17 +48,6 @@ pub struct Sizes {
     pub packed_bytes: usize,
     /// Bytes of the scales: one each if nested, else four.
     pub absmax_bytes: usize,
-}
-
-/// How many elements the buffers of scales have.
-pub(crate) enum ScaleLengths {
-    Flat(usize),
-    Nested {
-        codes: usize,
-        absmax: usize,
-        code: usize,
-        offset: usize,
-    },
 }
 
 impl Spec {
@@ -129,7 +115,7 @@ impl Spec {
         })
     }
 
-    /// Scratch that quantizing needs, in bytes; 0 if flat.
+    /// Workspace of quantize, in bytes; 0 if flat.
     ///
     /// # Errors
     /// As [`Spec::sizes`].
@@ -140,8 +126,8 @@ impl Spec {
         Ok(bytes)
     }
 
-    /// Scratch that a [`matmul_launch`](crate::device::matmul_launch) of `m` rows without gaps
-    /// needs, in bytes: 0 for up to 64, and never more for fewer rows. On the CPU none is needed.
+    /// Workspace of a [`matmul_launch`](crate::device::matmul_launch) of `m` contiguous rows, in
+    /// bytes: 0 for up to 64 rows, and never more for fewer rows. None is needed on the CPU.
     ///
     /// # Errors
     /// As [`Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m`

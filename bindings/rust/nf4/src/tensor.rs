@@ -7,7 +7,7 @@ use std::ptr;
 
 use nf4_sys as sys;
 
-use crate::spec::CODEBOOK_SIZE;
+use crate::format::CODEBOOK_SIZE;
 use crate::{info, Result, Scales, ScalesMut, ScalesRef, Spec};
 
 /// A quantized weight that borrows its buffers, to be read.
@@ -84,20 +84,14 @@ impl<'a> QuantizedRef<'a> {
         let mut raw = self.spec.descriptor()?;
         raw.packed = self.packed.as_ptr().cast_mut().cast();
         raw.codebook = codebook_pointer(self.codebook);
-        match self.scales {
-            ScalesRef::Flat(absmax) => raw.absmax = absmax.as_ptr().cast_mut().cast(),
-            ScalesRef::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => {
-                raw.absmax = codes.as_ptr().cast_mut().cast();
-                raw.nested_absmax = absmax.as_ptr().cast_mut();
-                raw.nested_code = code.as_ptr();
-                raw.nested_offset = ptr::from_ref(offset).cast_mut();
-            }
-        }
+        self.scales
+            .map(
+                |absmax| absmax.as_ptr().cast_mut(),
+                |codes| codes.as_ptr().cast_mut(),
+                |code| code.as_ptr(),
+                |offset| ptr::from_ref(offset).cast_mut(),
+            )
+            .set_in(&mut raw);
         Ok(raw)
     }
 }
@@ -124,7 +118,10 @@ impl<'a> QuantizedMut<'a> {
         scales: ScalesMut<'a>,
         codebook: Option<&'a [f32; CODEBOOK_SIZE]>,
     ) -> Result<Self> {
-        let elements = spec.check_parts(packed.len(), scales.lengths())?.elements;
+        let lengths = scales
+            .as_ref()
+            .map(|f| f.len(), |b| b.len(), |c| c.len(), |_| 1);
+        let elements = spec.check_parts(packed.len(), lengths)?.elements;
         Ok(QuantizedMut {
             spec,
             elements,
@@ -148,20 +145,15 @@ impl<'a> QuantizedMut<'a> {
         let mut raw = self.spec.descriptor()?;
         raw.packed = self.packed.as_mut_ptr().cast();
         raw.codebook = codebook_pointer(self.codebook);
-        match &mut self.scales {
-            ScalesMut::Flat(absmax) => raw.absmax = absmax.as_mut_ptr().cast(),
-            ScalesMut::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => {
-                raw.absmax = codes.as_mut_ptr().cast();
-                raw.nested_absmax = absmax.as_mut_ptr();
-                raw.nested_code = code.as_ptr();
-                raw.nested_offset = ptr::from_mut(*offset);
-            }
-        }
+        self.scales
+            .as_mut()
+            .map(
+                |absmax| absmax.as_mut_ptr(),
+                |codes| codes.as_mut_ptr(),
+                |code| code.as_ptr(),
+                |offset| ptr::from_mut(*offset),
+            )
+            .set_in(&mut raw);
         Ok(raw)
     }
 }

@@ -1,12 +1,14 @@
 //! Quantize, dequantize and matmul on the GPU, in the order of a stream.
 
+use std::cell::RefCell;
+
 use cudarc::driver::{
     CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr as _, DevicePtrMut as _, DeviceSlice,
     SyncOnDrop,
 };
 
-use super::tensor::{CudaMut, CudaRef, CudaScalesMut, CudaScalesRef};
-use crate::device::{self, DeviceMatmul, DevicePtr, DeviceScales, DeviceTensor, Stream};
+use super::tensor::{CudaMut, CudaRef};
+use crate::device::{self, DeviceMatmul, DevicePtr, DeviceTensor, Stream};
 use crate::error::check_length;
 use crate::matmul::product;
 use crate::{Element, Error, Result};
@@ -16,33 +18,33 @@ use crate::{Element, Error, Result};
 /// dropped after the launch.
 struct Access<'a> {
     stream: &'a CudaStream,
-    guards: Vec<SyncOnDrop<'a>>,
+    guards: RefCell<Vec<SyncOnDrop<'a>>>,
 }
 
 impl<'a> Access<'a> {
     fn new(stream: &'a CudaStream) -> Self {
         Access {
             stream,
-            guards: Vec::with_capacity(8),
+            guards: RefCell::new(Vec::with_capacity(8)),
         }
     }
 
-    fn read<T>(&mut self, name: &str, buffer: &'a CudaView<'_, T>) -> Result<DevicePtr<T>> {
+    fn read<T>(&self, name: &str, buffer: &'a CudaView<'_, T>) -> Result<DevicePtr<T>> {
         check_context(name, buffer.stream().context(), self.stream)?;
         let (address, guard) = buffer.device_ptr(self.stream);
-        self.guards.push(guard);
+        self.guards.borrow_mut().push(guard);
         Ok(DevicePtr::from_address(address))
     }
 
-    fn write<T>(&mut self, name: &str, buffer: &'a mut CudaViewMut<'_, T>) -> Result<DevicePtr<T>> {
+    fn write<T>(&self, name: &str, buffer: &'a mut CudaViewMut<'_, T>) -> Result<DevicePtr<T>> {
         check_context(name, buffer.stream().context(), self.stream)?;
         let (address, guard) = buffer.device_ptr_mut(self.stream);
-        self.guards.push(guard);
+        self.guards.borrow_mut().push(guard);
         Ok(DevicePtr::from_address(address))
     }
 
     fn read_optional<T>(
-        &mut self,
+        &self,
         name: &str,
         buffer: &'a Option<CudaView<'_, T>>,
     ) -> Result<Option<DevicePtr<T>>> {
@@ -52,24 +54,16 @@ impl<'a> Access<'a> {
             .transpose()
     }
 
-    fn read_weight(&mut self, weight: &'a CudaRef<'_>) -> Result<DeviceTensor> {
+    fn read_weight(&self, weight: &'a CudaRef<'_>) -> Result<DeviceTensor> {
         Ok(DeviceTensor {
             spec: weight.spec,
             packed: self.read("packed", &weight.packed)?,
-            scales: match &weight.scales {
-                CudaScalesRef::Flat(absmax) => DeviceScales::Flat(self.read("absmax", absmax)?),
-                CudaScalesRef::Nested {
-                    codes,
-                    absmax,
-                    code,
-                    offset,
-                } => DeviceScales::Nested {
-                    codes: self.read("absmax", codes)?,
-                    absmax: self.read("nested_absmax", absmax)?,
-                    code: self.read("nested_code", code)?,
-                    offset: self.read("nested_offset", offset)?,
-                },
-            },
+            scales: weight.scales.as_ref().try_map(
+                |name, absmax| self.read(name, absmax),
+                |name, codes| self.read(name, codes),
+                |name, code| self.read(name, code),
+                |name, offset| self.read(name, offset),
+            )?,
             codebook: self.read_optional("codebook", &weight.codebook)?,
         })
     }
@@ -92,7 +86,7 @@ fn check_context(name: &str, context: &CudaContext, stream: &CudaStream) -> Resu
     )))
 }
 
-/// Enqueues on `stream` the writing of the `rows * cols` values of `weight` to `out`.
+/// Enqueues on `stream`: dequantize `weight` into the `rows * cols` elements of `out`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if `out` has another length than the weight, or a buffer is of
@@ -103,7 +97,7 @@ pub fn dequantize_into<T: Element>(
     stream: &CudaStream,
 ) -> Result<()> {
     check_length("out", DeviceSlice::len(out), weight.elements)?;
-    let mut access = Access::new(stream);
+    let access = Access::new(stream);
     let raw = access.read_weight(weight)?;
     let out = access.write("out", out)?;
     let stream = access.bound_stream()?;
@@ -113,8 +107,8 @@ pub fn dequantize_into<T: Element>(
     unsafe { device::dequant_launch(&raw, out, stream) }
 }
 
-/// Enqueues on `stream` the quantizing of the `rows * cols` elements of `values` into the
-/// buffers of `weight`. `workspace` has at least
+/// Enqueues on `stream`: quantize the `rows * cols` elements of `values` into the buffers of
+/// `weight`. `workspace` has at least
 /// [`Spec::workspace_bytes`](crate::Spec::workspace_bytes) bytes, aligned to 16.
 ///
 /// # Errors
@@ -127,24 +121,16 @@ pub fn quantize_into<T: Element>(
 ) -> Result<()> {
     check_length("values", DeviceSlice::len(values), weight.elements)?;
     let workspace_bytes = DeviceSlice::len(workspace);
-    let mut access = Access::new(stream);
+    let access = Access::new(stream);
     let raw = DeviceTensor {
         spec: weight.spec,
         packed: access.write("packed", &mut weight.packed)?,
-        scales: match &mut weight.scales {
-            CudaScalesMut::Flat(absmax) => DeviceScales::Flat(access.write("absmax", absmax)?),
-            CudaScalesMut::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => DeviceScales::Nested {
-                codes: access.write("absmax", codes)?,
-                absmax: access.write("nested_absmax", absmax)?,
-                code: access.read("nested_code", code)?,
-                offset: access.write("nested_offset", offset)?,
-            },
-        },
+        scales: weight.scales.as_mut().try_map(
+            |name, absmax| access.write(name, absmax),
+            |name, codes| access.write(name, codes),
+            |name, code| access.read(name, code),
+            |name, offset| access.write(name, offset),
+        )?,
         codebook: access.read_optional("codebook", &weight.codebook)?,
     };
     let values = access.read("values", values)?;
@@ -154,9 +140,8 @@ pub fn quantize_into<T: Element>(
     unsafe { device::quantize_launch(values, &raw, workspace, workspace_bytes, stream) }
 }
 
-/// Enqueues on `stream` the writing of `x`, `m` rows without gaps, times the transpose of
-/// `weight`, plus the bias, to `y`: the product of [`matmul`](crate::matmul). `T` is
-/// [`half::f16`] or [`half::bf16`]. `workspace` has at least
+/// Enqueues on `stream`: `y = x weight^T + bias`, as [`matmul`](crate::matmul), with `m` contiguous rows
+/// of `x`. `T` is [`half::f16`] or [`half::bf16`]. `workspace` has at least
 /// [`Spec::matmul_workspace_bytes`](crate::Spec::matmul_workspace_bytes) bytes, aligned to 16;
 /// `None` will do where that is 0.
 ///
@@ -178,7 +163,7 @@ pub fn matmul_into<T: Element>(
         check_length("bias", DeviceSlice::len(bias), rows)?;
     }
     let workspace_bytes = workspace.as_ref().map_or(0, |each| DeviceSlice::len(*each));
-    let mut access = Access::new(stream);
+    let access = Access::new(stream);
     let raw = access.read_weight(weight)?;
     let operands = DeviceMatmul {
         m,

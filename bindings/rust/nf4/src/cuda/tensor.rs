@@ -7,73 +7,20 @@ use cudarc::driver::{
 };
 
 use crate::error::check_length;
-use crate::spec::{ScaleLengths, CODEBOOK_SIZE, SCALE_CODE_SIZE};
-use crate::{QuantizedRef, QuantizedTensor, Result, Scales, ScalesRef, Sizes, Spec};
+use crate::format::{CODEBOOK_SIZE, SCALE_CODE_SIZE};
+use crate::scales::ScaleLengths;
+use crate::{QuantizedRef, QuantizedTensor, Result, ScalesOf, Sizes, Spec};
 
-/// The scales of a weight on the GPU; the parts are those of [`Scales`], the
-/// code 256 floats and the offset one.
-#[derive(Debug)]
-#[allow(missing_docs)]
-pub enum CudaScalesRef<'a> {
-    Flat(CudaView<'a, f32>),
-    Nested {
-        codes: CudaView<'a, u8>,
-        absmax: CudaView<'a, f32>,
-        code: CudaView<'a, f32>,
-        offset: CudaView<'a, f32>,
-    },
-}
+/// Scales in buffers on the GPU; `code` is 256 floats and `offset` one.
+pub type CudaScalesRef<'a> =
+    ScalesOf<CudaView<'a, f32>, CudaView<'a, u8>, CudaView<'a, f32>, CudaView<'a, f32>>;
 
-/// The scales of a weight on the GPU, to be written; the parts are those of
-/// [`CudaScalesRef`]. `code` is read.
-#[derive(Debug)]
-#[allow(missing_docs)]
-pub enum CudaScalesMut<'a> {
-    Flat(CudaViewMut<'a, f32>),
-    Nested {
-        codes: CudaViewMut<'a, u8>,
-        absmax: CudaViewMut<'a, f32>,
-        code: CudaView<'a, f32>,
-        offset: CudaViewMut<'a, f32>,
-    },
-}
+/// Scales in buffers on the GPU, to be written. `code` is read.
+pub type CudaScalesMut<'a> =
+    ScalesOf<CudaViewMut<'a, f32>, CudaViewMut<'a, u8>, CudaView<'a, f32>, CudaViewMut<'a, f32>>;
 
-impl CudaScalesRef<'_> {
-    fn lengths(&self) -> ScaleLengths {
-        match self {
-            CudaScalesRef::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
-            CudaScalesRef::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => ScaleLengths::Nested {
-                codes: codes.len(),
-                absmax: absmax.len(),
-                code: code.len(),
-                offset: offset.len(),
-            },
-        }
-    }
-}
-
-impl CudaScalesMut<'_> {
-    fn lengths(&self) -> ScaleLengths {
-        match self {
-            CudaScalesMut::Flat(absmax) => ScaleLengths::Flat(absmax.len()),
-            CudaScalesMut::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => ScaleLengths::Nested {
-                codes: codes.len(),
-                absmax: absmax.len(),
-                code: code.len(),
-                offset: offset.len(),
-            },
-        }
-    }
+fn length<T>(part: &impl DeviceSlice<T>) -> usize {
+    part.len()
 }
 
 /// A quantized weight that borrows buffers on the GPU, to be read.
@@ -97,7 +44,8 @@ impl<'a> CudaRef<'a> {
         scales: CudaScalesRef<'a>,
         codebook: Option<CudaView<'a, f32>>,
     ) -> Result<Self> {
-        let elements = check_parts(spec, &packed, scales.lengths(), &codebook)?.elements;
+        let lengths = scales.as_ref().map(length, length, length, length);
+        let elements = check_parts(spec, &packed, lengths, &codebook)?.elements;
         Ok(CudaRef {
             spec,
             elements,
@@ -130,7 +78,8 @@ impl<'a> CudaMut<'a> {
         scales: CudaScalesMut<'a>,
         codebook: Option<CudaView<'a, f32>>,
     ) -> Result<Self> {
-        let elements = check_parts(spec, &packed, scales.lengths(), &codebook)?.elements;
+        let lengths = scales.as_ref().map(length, length, length, length);
+        let elements = check_parts(spec, &packed, lengths, &codebook)?.elements;
         Ok(CudaMut {
             spec,
             elements,
@@ -192,16 +141,7 @@ impl<T: DeviceRepr + ValidAsZeroBits> Buffer<T> {
     }
 }
 
-#[derive(Debug)]
-enum BufferScales {
-    Flat(Buffer<f32>),
-    Nested {
-        codes: Buffer<u8>,
-        absmax: Buffer<f32>,
-        code: Buffer<f32>,
-        offset: Buffer<f32>,
-    },
-}
+type BufferScales = ScalesOf<Buffer<f32>, Buffer<u8>, Buffer<f32>, Buffer<f32>>;
 
 /// A quantized weight that owns its buffers on the GPU.
 #[derive(Debug)]
@@ -223,20 +163,12 @@ impl CudaTensor {
         weight: impl Into<QuantizedRef<'a>>,
     ) -> Result<Self> {
         let weight = weight.into();
-        let scales = match weight.scales() {
-            ScalesRef::Flat(absmax) => BufferScales::Flat(Buffer::upload(stream, absmax)?),
-            ScalesRef::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => BufferScales::Nested {
-                codes: Buffer::upload(stream, codes)?,
-                absmax: Buffer::upload(stream, absmax)?,
-                code: Buffer::upload(stream, code)?,
-                offset: Buffer::upload(stream, &[*offset])?,
-            },
-        };
+        let scales = weight.scales().try_map(
+            |_, absmax| Buffer::upload(stream, absmax),
+            |_, codes| Buffer::upload(stream, codes),
+            |_, code| Buffer::upload(stream, code),
+            |_, offset| Buffer::upload(stream, &[*offset]),
+        )?;
         let codebook = weight
             .codebook()
             .map(|entries| Buffer::upload(stream, entries));
@@ -254,20 +186,12 @@ impl CudaTensor {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
     pub fn download(&self, stream: &Arc<CudaStream>) -> Result<QuantizedTensor> {
-        let scales = match &self.scales {
-            BufferScales::Flat(absmax) => Scales::Flat(absmax.download(stream)?),
-            BufferScales::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => Scales::Nested {
-                codes: codes.download(stream)?,
-                absmax: absmax.download(stream)?,
-                code: Box::new(array::<SCALE_CODE_SIZE>(&code.download(stream)?)?),
-                offset: array::<1>(&offset.download(stream)?)?[0],
-            },
-        };
+        let scales = self.scales.as_ref().try_map(
+            |_, absmax| absmax.download(stream),
+            |_, codes| codes.download(stream),
+            |_, code| Ok(Box::new(array::<SCALE_CODE_SIZE>(&code.download(stream)?)?)),
+            |_, offset| Ok(array::<1>(&offset.download(stream)?)?[0]),
+        )?;
         let codebook = self.codebook.as_ref().map(|entries| {
             let entries = entries.download(stream)?;
             array::<CODEBOOK_SIZE>(&entries)
@@ -282,20 +206,12 @@ impl CudaTensor {
             spec: self.spec,
             elements: self.elements,
             packed: self.packed.view(),
-            scales: match &self.scales {
-                BufferScales::Flat(absmax) => CudaScalesRef::Flat(absmax.view()),
-                BufferScales::Nested {
-                    codes,
-                    absmax,
-                    code,
-                    offset,
-                } => CudaScalesRef::Nested {
-                    codes: codes.view(),
-                    absmax: absmax.view(),
-                    code: code.view(),
-                    offset: offset.view(),
-                },
-            },
+            scales: (self.scales.as_ref()).map(
+                Buffer::view,
+                Buffer::view,
+                Buffer::view,
+                Buffer::view,
+            ),
             codebook: self.codebook.as_ref().map(Buffer::view),
         }
     }
@@ -306,20 +222,12 @@ impl CudaTensor {
             spec: self.spec,
             elements: self.elements,
             packed: self.packed.view_mut(),
-            scales: match &mut self.scales {
-                BufferScales::Flat(absmax) => CudaScalesMut::Flat(absmax.view_mut()),
-                BufferScales::Nested {
-                    codes,
-                    absmax,
-                    code,
-                    offset,
-                } => CudaScalesMut::Nested {
-                    codes: codes.view_mut(),
-                    absmax: absmax.view_mut(),
-                    code: code.view(),
-                    offset: offset.view_mut(),
-                },
-            },
+            scales: (self.scales.as_mut()).map(
+                Buffer::view_mut,
+                Buffer::view_mut,
+                |code| code.view(),
+                Buffer::view_mut,
+            ),
             codebook: self.codebook.as_ref().map(Buffer::view),
         }
     }

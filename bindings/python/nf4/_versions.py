@@ -1,0 +1,3 @@
+"""The oldest versions that libnf4 works with. Nothing is imported here, so anyone may ask."""
+
+OLDEST_BITSANDBYTES = "0.50"  # has the operators that nf4.torch.bitsandbytes serves

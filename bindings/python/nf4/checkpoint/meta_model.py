@@ -1,0 +1,185 @@
+"""Which tensors of a checkpoint transformers loads as 4-bit weights, by the modules of the model.
+
+The model is built on torch's meta device: no weight takes memory. Needs torch and transformers, but
+not bitsandbytes. architecture.py runs `main` in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transformers
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.base import (
+    MODULES_TO_PATCH_FOR_QUANTIZATION,
+    get_keys_to_not_convert,
+)
+from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+from transformers.utils.quantization_config import QuantizationMethod
+
+from nf4.checkpoint.architecture import ANSWER_MARK
+
+# Keys of config.json, at any depth, that could load code or weights from elsewhere, or that
+# describe how to run the model rather than what it is made of.
+_IGNORED_KEYS = {
+    "_attn_implementation",
+    "attn_implementation",
+    "auto_map",
+    "fusion_config",
+    "kernel_config",
+    "quantization_config",
+}
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: _clean(item) for key, item in value.items() if key not in _IGNORED_KEYS}
+        return kept | {key: False for key in kept if key == "use_pretrained_backbone"}
+    return [_clean(item) for item in value] if isinstance(value, list) else value
+
+
+def model_class(config: Mapping[str, Any]) -> type[transformers.PreTrainedModel]:
+    """transformers' own class for config.json; LookupError if it has none."""
+    name = config["architectures"][0]
+    found = getattr(transformers, name, None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise LookupError(f"transformers {transformers.__version__} has no model {name}")
+    model_type = getattr(found.config_class, "model_type", None)
+    if model_type != config["model_type"]:
+        raise LookupError(f"{name} is a {model_type}, not a {config['model_type']}")
+    return found
+
+
+def build(
+    kind: type[transformers.PreTrainedModel], config: transformers.PretrainedConfig
+) -> transformers.PreTrainedModel:
+    """The model on the meta device, as from_pretrained builds it before it loads weights."""
+    config._attn_implementation = "eager"
+    with contextlib.ExitStack() as stack:
+        for context in kind.get_init_context(torch.float32, True, False, None):
+            stack.enter_context(context)
+        return kind(config)
+
+
+# The names of what bitsandbytes' integration replaces, where a module is not kept dense.
+_REPLACED = ("Linear", "Conv1D")
+
+
+class LoadPlan:
+    """How transformers maps a checkpoint's tensors to the parameters of a model whose
+    config.json has bitsandbytes' 4-bit quantization_config."""
+
+    def __init__(self, model: transformers.PreTrainedModel):
+        method = SimpleNamespace(quant_method=QuantizationMethod.BITS_AND_BYTES)
+        quantizer = Bnb4BitHfQuantizer(method, pre_quantized=True)
+        # Fused experts that the loader takes apart only if the model is quantized: the tensors of
+        # a dense checkpoint are then not found.
+        kinds = {type(module).__name__ for module in model.modules()}
+        self.taken_apart = sorted(kinds & MODULES_TO_PATCH_FOR_QUANTIZATION.keys())
+        kept = quantizer.get_modules_to_not_convert(model, [], model._keep_in_fp32_modules)
+        self._targets: dict[str, tuple[str, str | None]] = {}
+        self.base_model_prefix = model.base_model_prefix
+        self.parameters = dict(model.state_dict(keep_vars=True))
+        self.modules = dict(model.named_modules())
+        # Exactly what transformers.integrations.bitsandbytes.replace_with_bnb_linear replaces.
+        self.linear = {
+            name: module
+            for name, module in self.modules.items()
+            if (type(module) is torch.nn.Linear or isinstance(module, Conv1D))
+            and should_convert_module(name, kept)
+        }
+        defaults = get_keys_to_not_convert(model)
+        self.dense_by_default = {
+            name for name in self.linear if not should_convert_module(name, defaults)
+        }
+        tied = model.all_tied_weights_keys
+        self.tied = {name.removesuffix(".weight") for pair in tied.items() for name in pair}
+        conversions = get_model_conversion_mapping(model, None, quantizer)
+        self._renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
+        self._converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+        (deserialize,) = quantizer.get_weight_conversions()
+        self._generic = set(deserialize.source_patterns)
+        parts = quantizer.serialized_names["weight"]
+        self._parts = [part.removeprefix("weight") for part in parts if part != "weight"]
+
+    def target(self, tensor: str) -> tuple[str, str | None]:
+        """The parameter that a tensor is loaded into, and the source pattern of its converter, as
+        convert_and_load_state_dict_in_model finds them."""
+        if tensor not in self._targets:
+            self._targets[tensor] = self._find_target(tensor)
+        return self._targets[tensor]
+
+    def _find_target(self, tensor: str) -> tuple[str, str | None]:
+        prefix, known = self.base_model_prefix, self.parameters
+        found = rename_source_key(tensor, self._renamings, self._converters, prefix, known)
+        if found[0] not in known and tensor in known:
+            return rename_source_key(tensor, [], [], prefix, known)
+        return found
+
+    def loads_parts(self, tensor: str, target: str, pattern: str | None) -> bool:
+        """Would the tensors of a 4-bit weight arrive together at `target`?"""
+        if pattern not in self._generic:
+            return False
+        for part in self._parts:
+            found, found_pattern = self._find_target(tensor + part)
+            if found != target or found_pattern not in self._generic:
+                return False
+        return True
+
+    def dense_reason(self, tensor: str, shape: Sequence[int]) -> str | None:
+        """Why transformers cannot load this weight as a 4-bit one; None if it can."""
+        if self.taken_apart:
+            return f"{self.taken_apart[0]} of the model does not load from a 4-bit checkpoint"
+        target, pattern = self.target(tensor)
+        parameter = self.parameters.get(target)
+        module = target.removesuffix(".weight")
+        if parameter is None:
+            return "not in the model"
+        if module not in self.linear:
+            owner = self.modules.get(target.rpartition(".")[0])
+            kind = type(owner).__name__
+            return "kept dense by transformers" if kind in _REPLACED else f"{kind}, not replaced"
+        if module in self.tied:
+            return "tied"
+        if tuple(parameter.shape) != tuple(shape):
+            return "another shape in the model"
+        return None if self.loads_parts(tensor, target, pattern) else "merged or split on loading"
+
+    def fits(self, tensor: str, shape: Sequence[int]) -> bool:
+        """Has the model a parameter of this name and shape?"""
+        parameter = self.parameters.get(self.target(tensor)[0])
+        return parameter is not None and tuple(parameter.shape) == tuple(shape)
+
+    def answer(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """What architecture.Model is made of, for the tensors of a checkpoint: name -> shape."""
+        reasons = {name: self.dense_reason(name, shape) for name, shape in shapes.items()}
+        return {
+            "transformers": transformers.__version__,
+            "fits": any(self.fits(name, shape) for name, shape in shapes.items()),
+            "reasons": reasons,
+            "modules": {name: self.target(name)[0].rpartition(".")[0] for name in shapes},
+            "linear": sorted(self.linear),
+            "conv1d": sorted(n for n, m in self.linear.items() if isinstance(m, Conv1D)),
+            "dense_by_default": sorted(self.dense_by_default),
+        }
+
+
+def main() -> None:
+    """Answer the request on stdin, {"config": ..., "shapes": {tensor: shape}}, on stdout: a line
+    of JSON behind a mark, because libraries print, too."""
+    request = json.load(sys.stdin)
+    transformers.logging.set_verbosity_error()
+    config = _clean(request["config"])
+    kind = model_class(config)
+    model = build(kind, kind.config_class.from_dict(config))
+    answer = LoadPlan(model).answer(request["shapes"])
+    print(f"\n{ANSWER_MARK}{json.dumps(answer)}", flush=True)

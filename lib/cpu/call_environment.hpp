@@ -1,0 +1,32 @@
+// What of the calling thread's state a call on the CPU changes for its duration.
+#pragma once
+
+#include <pthread.h>
+
+#include <cfenv>
+
+namespace nf4::cpu {
+
+// Kernels promise bits, so they run in the default floating-point environment whatever the
+// caller's is (flush-to-zero, say); threads that are made within it inherit it. A cancellation
+// waits until the call is over: unwinding would leave threads behind that work on its stack.
+class CallEnvironment {
+ public:
+  CallEnvironment() {
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state_);
+    std::fegetenv(&floats_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~CallEnvironment() {
+    std::fesetenv(&floats_);
+    pthread_setcancelstate(cancel_state_, nullptr);
+  }
+  CallEnvironment(const CallEnvironment &) = delete;
+  CallEnvironment &operator=(const CallEnvironment &) = delete;
+
+ private:
+  std::fenv_t floats_;
+  int cancel_state_;
+};
+
+}  // namespace nf4::cpu

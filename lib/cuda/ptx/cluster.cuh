@@ -1,0 +1,46 @@
+// Thread block clusters and distributed shared memory (PTX ISA, "Cluster"). Compute capability 9.0.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/shared_address.cuh"
+
+namespace nf4::cuda {
+
+// The rank of this CTA in its cluster.
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// A barrier of all threads of the cluster; writes before it are visible after it.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;" ::
+          : "memory");
+}
+
+// The barrier alone: it orders no writes.
+__device__ __forceinline__ void cluster_sync_relaxed() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed;\n"
+      "barrier.cluster.wait;" ::
+          : "memory");
+}
+
+// The address of `own` in the shared memory of another CTA of the cluster.
+__device__ __forceinline__ uint32_t map_shared_rank(const void *own, uint32_t rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(rank));
+  return address;
+}
+
+__device__ __forceinline__ void store_shared_cluster(uint32_t address, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x),
+               "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
+}  // namespace nf4::cuda

@@ -1,0 +1,43 @@
+// Asynchronous copies from global to shared memory (PTX ISA, "cp.async"). Compute capability 8.0.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/shared_address.cuh"
+
+namespace nf4::cuda {
+
+// 16 bytes, past L1: the first `bytes` are read, the rest becomes 0.
+__device__ __forceinline__ void cp_async_16(void *to, const void *from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(bytes)
+               : "memory");
+}
+
+// 4 bytes, through L1.
+__device__ __forceinline__ void cp_async_4(void *to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// All but the latest Pending groups of this thread are complete.
+template <int Pending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Arrives at an mbarrier once all copies of this thread are complete, without waiting here.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t *barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+}  // namespace nf4::cuda

@@ -1,0 +1,62 @@
+// mbarrier and named barriers (PTX ISA, "Parallel Synchronization and Communication
+// Instructions"). mbarrier's transaction count: compute capability 9.0.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/shared_address.cuh"
+
+namespace nf4::cuda {
+
+// A fence and a barrier of the CTA must follow before other threads use it.
+__device__ __forceinline__ void mbarrier_init(uint64_t *barrier, uint32_t arrivals = 1) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives, and adds `bytes` to what the phase waits for.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t *barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint64_t *barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Arrivals of a warp in mbarrier_arrive_warp: one, after __syncwarp. Racecheck does not see what
+// __syncwarp orders, so in a build for it every lane arrives.
+#ifdef NF4_RACECHECK
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
+__device__ __forceinline__ void mbarrier_arrive_warp(uint64_t *barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 < kWarpArrivals) mbarrier_arrive(barrier);
+}
+
+// Returns when the phase of this parity is complete.
+__device__ __forceinline__ void mbarrier_wait_parity(uint64_t *barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// bar.sync over `threads` threads, whole warps; barrier 0 is that of __syncthreads.
+__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+}  // namespace nf4::cuda

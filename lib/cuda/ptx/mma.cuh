@@ -1,0 +1,45 @@
+// mma.sync and stmatrix (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/ptx/shared_address.cuh"
+
+namespace nf4::cuda {
+
+// What a lane holds of D[16][8] += A[16][16] B[16][8]; with g = lane / 4 and t = lane % 4:
+// a[0], a[2]: row g, columns 2t and 2t + 8, each with its right neighbour in the high half;
+// a[1], a[3]: the same of row g + 8. b[0], b[1]: column g, rows 2t and 2t + 8, with the next.
+// d[0], d[1]: row g, columns 2t and 2t + 1; d[2], d[3]: of row g + 8.
+__device__ __forceinline__ void mma_m16n8k16(__nv_bfloat16, float (&d)[4], const uint32_t (&a)[4],
+                                             uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k16(__half, float (&d)[4], const uint32_t (&a)[4],
+                                             uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices, of each of which a lane holds a piece of row lane / 4 as in d[] above, to
+// shared memory, each transposed: lane 8i + j gives the address of 16 bytes for column j of
+// matrix i. Compute capability 9.0.
+__device__ __forceinline__ void stmatrix_x4_trans(void *to, const uint32_t (&matrices)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(to)),
+               "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+               : "memory");
+}
+
+}  // namespace nf4::cuda

@@ -1,0 +1,16 @@
+// The compile matrix of quantize.
+#pragma once
+
+namespace nf4::cuda {
+
+// Of one GPU family (runtime/families.hpp).
+struct QuantizeKernels {
+  const void *weights[3][2];  // [dtype - 1][caller's codebook]; args: QuantizeArgs
+  const void *sums;           // SumArgs
+  const void *scales;         // QuantizeScalesArgs
+
+  template <class Arch>
+  static QuantizeKernels make();
+};
+
+}  // namespace nf4::cuda

@@ -1,9 +1,0 @@
-#include "cuda/quantize/kernels.cuh"
-#include "nf4_gpu_families.hpp"
-
-namespace nf4::cuda {
-namespace {
-constexpr int kArchs[] = {NF4_ARCHS_SM90};
-}
-const QuantizeFamily kQuantizeSm90 = quantize_family<Sm90>(family<Sm90>(kArchs, NF4_PTX_SM90));
-}  // namespace nf4::cuda

@@ -1,0 +1,98 @@
+// What the scale of a quantization block is: one policy for each way that a weight stores its
+// scales. A kernel fetches what a scale is made of early, and finishes it when it is needed, so
+// that the latency of the loads overlaps with other work.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/decode.hpp"
+#include "core/formats.hpp"
+#include "cuda/weight/view.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+// The load instructions that a policy may be given. The compiler may move LoadNc above
+// griddepcontrol.wait, so a kernel that uses it needs its order checked in SASS.
+struct LoadNc {
+  template <class T>
+  static __device__ __forceinline__ T load(const T *address) {
+    return __ldg(address);
+  }
+};
+struct LoadGlobal {
+  template <class T>
+  static __device__ __forceinline__ T load(const T *address) {
+    return *address;
+  }
+};
+
+// absmax has the scales themselves.
+struct FlatScales {
+  using Stored = float;                 // one scale in absmax
+  static constexpr int kTableSize = 0;  // of ScaleTable
+  struct Fetched {
+    float absmax;
+  };
+
+  template <class Load>
+  static __device__ __forceinline__ Fetched fetch(const WeightView &weight, int64_t block) {
+    return {Load::load(static_cast<const Stored *>(weight.absmax) + block)};
+  }
+  template <class Table>
+  static __device__ __forceinline__ float finish(Fetched fetched, const Table &) {
+    return fetched.absmax;
+  }
+};
+
+// absmax has scale codes, which are quantized in blocks of their own.
+struct NestedScales {
+  using Stored = uint8_t;
+  static constexpr int kTableSize = kScaleCodeSize;
+  struct Fetched {
+    float absmax;  // nested
+    uint32_t code;
+  };
+
+  template <class Load>
+  static __device__ __forceinline__ Fetched fetch(const WeightView &weight, int64_t block) {
+    return {Load::load(weight.nested_absmax + (block >> weight.nested_blocksize_log2)),
+            Load::load(static_cast<const Stored *>(weight.absmax) + block)};
+  }
+  template <class Table>
+  static __device__ __forceinline__ float finish(Fetched fetched, const Table &table) {
+    return nested_scale(table[fetched.code], fetched.absmax, table.offset());
+  }
+};
+
+// What finish() looks codes up in: nested_code in shared memory, where a look-up by 32 lanes is
+// cheap, and nested_offset. Flat scales need neither.
+template <class Scales>
+class ScaleTable {
+ public:
+  // `entries`: shared, Scales::kTableSize.
+  __device__ __forceinline__ explicit ScaleTable(float *entries) : entries_(entries), offset_(0) {}
+
+  // All threads of the CTA, which are Threads, call it. A barrier must follow unless
+  // Scales::kTableSize is 0.
+  template <class Load, int Threads>
+  __device__ __forceinline__ void load(const WeightView &weight) {
+    if constexpr (Scales::kTableSize > 0) {
+      offset_ = Load::load(weight.nested_offset);
+#pragma unroll
+      for (int i = 0; i < Scales::kTableSize; i += Threads)
+        if (Threads <= Scales::kTableSize || threadIdx.x < Scales::kTableSize)
+          entries_[i + threadIdx.x] = Load::load(weight.nested_code + i + threadIdx.x);
+    }
+  }
+
+  __device__ __forceinline__ float operator[](uint32_t code) const { return entries_[code]; }
+  __device__ __forceinline__ float offset() const { return offset_; }
+
+ private:
+  float *entries_;
+  float offset_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

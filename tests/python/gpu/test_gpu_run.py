@@ -1,0 +1,157 @@
+"""How tests/gpu/run.py runs its steps."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+sys.path[:0] = [str(ROOT / "tests" / "gpu")]
+
+import run  # noqa: E402
+import sources  # noqa: E402
+
+
+def test_status_and_output_of_a_step() -> None:
+    script = "echo out; echo $NF4_SAYS >&2; exit 3"
+    assert run.execute(["sh", "-c", script], NF4_SAYS="err") == (3, "out\nerr\n")
+
+
+def test_a_step_that_hangs_is_killed_with_its_children(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "STEP_SECONDS", 3)
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    # A pipe is readable, and at its end, once the last process that writes to it is gone.
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        script = 'exec 3>"$HELD"; echo started >&3; sleep 1000 & wait'
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.execute(["sh", "-c", script], HELD=str(fifo))
+        assert os.read(reader, 100) == b"started\n"
+        ready, _, _ = select.select([reader], [], [], 60)
+        assert ready, "the child of the step lives on"
+        assert os.read(reader, 100) == b""
+    finally:
+        os.close(reader)
+
+
+def test_steps_run_side_by_side() -> None:
+    # Each waits for the other.
+    meeting = threading.Barrier(2, timeout=60)
+
+    def meet(name: str) -> dict:
+        meeting.wait()
+        return {"of": name}
+
+    steps = {name: functools.partial(meet, name) for name in ("late", "early")}
+    results = run.at_once(steps)
+    assert list(results) == ["late", "early"]
+    assert {name: result["of"] for name, result in results.items()} == {
+        "late": "late",
+        "early": "early",
+    }
+
+
+def test_the_first_step_that_fails_ends_the_others() -> None:
+    def fails() -> dict:
+        raise run.Failure("broken")
+
+    def hangs() -> dict:
+        run.execute(["sleep", "1000"])
+        return {}
+
+    began = time.monotonic()
+    waiting = {f"waiting {i}": hangs for i in range(run.LANES)}  # some of them never begin
+    with pytest.raises(run.Failure, match="broken"):
+        run.at_once({"hangs": hangs, "fails": fails, **waiting})
+    assert time.monotonic() - began < run.STEP_SECONDS / 2
+
+
+@pytest.mark.interop
+def test_every_program_of_the_bench_is_in_the_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    from nf4bench import check, library, programs
+
+    asked = []
+
+    def measured(options):
+        asked.append((options.mode, options.iterations, options.build))
+        return {"of": options.mode}
+
+    monkeypatch.setattr(programs, "run", measured)
+    found = run.figures(tmp_path, "abc")
+    assert {name: each["of"] for name, each in found.items()} == {
+        "bench": "",
+        "challenge": "challenge",
+        "call": "call",
+        "matmul": "matmul",
+        "models": "models",
+    }
+    assert {each["commit"] for each in found.values()} == {"abc"}
+    assert sources.changed(found) == set()
+    assert asked == [
+        ("", None, tmp_path), ("challenge", 200, tmp_path), ("call", None, tmp_path),
+        ("matmul", None, tmp_path), ("models", None, tmp_path),
+    ]  # fmt: skip
+
+    for error in (check.WrongResult("triton: 3 of 9"), library.LibraryMissing("no such file")):
+
+        def fails(options, error=error):
+            raise error
+
+        monkeypatch.setattr(programs, "run", fails)
+        with pytest.raises(run.Failure, match=f"the bench: {error}"):
+            run.figures(tmp_path, "abc")
+
+
+class FakeDevice:
+    usable, device_count, name, compute_capability, driver_version = True, 1, "a GPU", (9, 0), 13000
+
+
+@pytest.mark.parametrize("arguments", [["--no-bench"], []])
+def test_the_tests_and_the_figures_are_two_files(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A bench that fails leaves the record of the tests that passed; figures that are not
+    measured anew stay."""
+    record, figures = tmp_path / "record.json", tmp_path / "figures.json"
+    run.records.save(figures, {"bench": {"of": "before"}, "sweep": {"of": "before"}})
+    monkeypatch.setattr(run.nf4, "device_info", lambda index: FakeDevice)
+    monkeypatch.setattr(run, "record_of", lambda arguments, device, folder: {"sources": "of now"})
+    monkeypatch.setattr(run, "figures", lambda build, commit: {"bench": {"of": commit}})
+    places = ["--record", str(record), "--figures", str(figures), "--commit", "now"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *places, *arguments])
+    assert run.main() == 0
+    assert run.records.load(record) == {"sources": "of now"}
+    measured = "before" if arguments else "now"
+    assert run.records.load(figures) == {"bench": {"of": measured}, "sweep": {"of": "before"}}
+
+    def fails(build: Path, commit: str) -> dict:
+        raise run.Failure("the bench: slow")
+
+    record.unlink()
+    monkeypatch.setattr(run, "figures", fails)
+    assert run.main() == (0 if arguments else 1)
+    assert run.records.load(record) == {"sources": "of now"}
+    assert run.records.load(figures)["bench"] == {"of": measured}
+
+
+def test_the_program_of_the_tests_is_found_in_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "cuda" / "check_cuda.p").mkdir(parents=True)
+    with pytest.raises(run.Failure, match="one program check_cuda"):
+        run.check_cuda(tmp_path)
+    program = tmp_path / "tests" / "cuda" / "check_cuda"
+    program.write_text("")
+    assert run.check_cuda(tmp_path) == program
