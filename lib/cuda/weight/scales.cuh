@@ -29,8 +29,10 @@ struct LoadGlobal {
 
 // absmax has the scales themselves.
 struct FlatScales {
-  using Stored = float;                 // one scale in absmax
+  static constexpr bool kNested = false;
   static constexpr int kTableSize = 0;  // of ScaleTable
+  using Stored = float;                 // one scale in absmax
+  using Quad = float4;                  // four of them
   struct Fetched {
     float absmax;
   };
@@ -42,6 +44,13 @@ struct FlatScales {
   template <class Table>
   static __device__ __forceinline__ float finish(Fetched fetched, const Table &) {
     return fetched.absmax;
+  }
+  static __device__ __forceinline__ float of_quad(const Quad *quad, int index) {
+    return reinterpret_cast<const float *>(quad)[index];
+  }
+  // The quad without its last, after a first.
+  static __device__ __forceinline__ Quad prepend(Stored first, const Quad &quad) {
+    return {first, quad.x, quad.y, quad.z};
   }
 
   // Scales by 32-bit offsets from a block on.
@@ -78,8 +87,10 @@ struct FlatScales {
 
 // absmax has scale codes, which are quantized in blocks of their own.
 struct NestedScales {
-  using Stored = uint8_t;
+  static constexpr bool kNested = true;
   static constexpr int kTableSize = kScaleCodeSize;
+  using Stored = uint8_t;
+  using Quad = uint32_t;
   struct Fetched {
     float absmax;  // nested
     uint32_t code;
@@ -93,6 +104,12 @@ struct NestedScales {
   template <class Table>
   static __device__ __forceinline__ float finish(Fetched fetched, const Table &table) {
     return nested_scale(table[fetched.code], fetched.absmax, table.offset());
+  }
+  static __device__ __forceinline__ uint32_t of_quad(const Quad *quad, int index) {
+    return __byte_perm(*quad, 0, 0x4440 | index);
+  }
+  static __device__ __forceinline__ Quad prepend(Stored first, Quad quad) {
+    return quad << 8 | first;
   }
 
   class Cursor {
