@@ -33,7 +33,7 @@ MAY_INCLUDE = {
     "api": {"api", "cpu", "cuda", "core", "shared", "header"},
 }
 # What the build generates, and for whom.
-GENERATED = {"nf4_config.hpp": "api", "nf4_gpu_families.hpp": "cuda"}
+GENERATED = {"nf4_config.hpp": "api"}
 # The only rooms whose code nvcc sees.
 CUDA_ROOMS = ("cuda", "core")
 CUDA_HEADER = re.compile(r"cuda|cooperative_groups|driver_types|vector_types|mma\.h")
