@@ -1,5 +1,5 @@
-// Matmul on the CPU: every variant that this machine runs against a product in binary64 that
-// is written out naively, with guard pages around every buffer.
+// Matmul on the CPU: every variant that this machine runs against a naive matmul in binary64, with
+// guard pages around every buffer.
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif

@@ -1,4 +1,4 @@
-// Codebooks in 16 bits: what their rounding does to weights, which are normal numbers quantized.
+// Codebooks in 16 bits: the errors that their rounding causes in quantized normal weights.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>

@@ -1,4 +1,4 @@
-// The arithmetic of lib/core against formulas and searches that owe nothing to it.
+// The arithmetic of lib/core against formulas and searches that share no code with it.
 #include <algorithm>
 #include <cfenv>
 #include <cmath>

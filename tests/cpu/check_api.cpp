@@ -1,5 +1,5 @@
-// The arguments: for each that is wrong a status, a detail that names it, and not a byte
-// written. The launches answer these before they touch a driver, so no GPU is needed.
+// Arguments: each wrong one gives a status and a detail that names it, and no byte is written.
+// Launches check them before they call a driver, so no GPU is needed.
 #include <climits>
 #include <cstring>
 #include <string>

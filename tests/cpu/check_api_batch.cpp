@@ -1,5 +1,5 @@
-// The arguments of the matmul functions for several weights, as far as they are not those of the
-// others: the count, the arrays, which product a failure is of, and products that overlap.
+// Arguments that only the batched matmul functions have: the count, the arrays, which product a
+// failure is of, and products that overlap.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

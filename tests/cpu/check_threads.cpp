@@ -1,4 +1,4 @@
-// Threads: those that the library makes, and those that call it.
+// The threads that the library starts, and those that call it.
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
