@@ -164,10 +164,10 @@ nf4_status nf4_bench_matmul_batch(const nf4_tensor *const *weights, const nf4_ma
   return nf4_matmul_batch_launch(weights, args, count, workspace, workspace_bytes, stream);
 }
 
-int nf4_bench_matmul_shapes(void) { return nf4::cuda::kMatmulShapes; }
+int nf4_bench_matmul_configurations(void) { return nf4::cuda::kMatmulShapes; }
 
-const char *nf4_bench_matmul_shape(int shape) {
-  return nf4::cuda::matmul_shape_name(static_cast<nf4::cuda::MatmulShape>(shape));
+const char *nf4_bench_matmul_configuration(int configuration) {
+  return nf4::cuda::matmul_shape_name(static_cast<nf4::cuda::MatmulShape>(configuration));
 }
 
 int nf4_bench_matmul_chosen(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
@@ -182,14 +182,15 @@ int nf4_bench_matmul_chosen(const nf4_tensor *weight, const nf4_matmul_args *arg
   return shape;
 }
 
-nf4_status nf4_bench_matmul_as(int shape, const nf4_tensor *weight, const nf4_matmul_args *args,
-                               void *workspace, size_t workspace_bytes, int pdl,
-                               nf4_stream stream) {
-  if (shape < 0 || shape >= nf4::cuda::kMatmulShapes) return NF4_STATUS_INVALID_ARGUMENT;
-  const auto wanted = static_cast<nf4::cuda::MatmulShape>(shape);
+nf4_status nf4_bench_matmul_as(int configuration, const nf4_tensor *weight,
+                               const nf4_matmul_args *args, void *workspace, size_t workspace_bytes,
+                               int pdl, nf4_stream stream) {
+  if (configuration < 0 || configuration >= nf4::cuda::kMatmulShapes)
+    return NF4_STATUS_INVALID_ARGUMENT;
+  const auto wanted = static_cast<nf4::cuda::MatmulShape>(configuration);
   const nf4::test::ForcedMatmul forced(nullptr, wanted);
   // Forced, the library takes another where this one cannot.
-  if (nf4_bench_matmul_chosen(weight, args, workspace, workspace_bytes, stream) != shape)
+  if (nf4_bench_matmul_chosen(weight, args, workspace, workspace_bytes, stream) != configuration)
     return NF4_STATUS_INVALID_ARGUMENT;
   return nf4_bench_matmul(weight, args, workspace, workspace_bytes, pdl, stream);
 }
