@@ -5,8 +5,8 @@
 
 #include "cpu/backend.hpp"
 #include "cpu/cache.hpp"
+#include "cpu/dequant/dequant.hpp"
 #include "cpu/reference.hpp"
-#include "cpu/vector.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/compare.hpp"
@@ -100,7 +100,7 @@ void check_quantize(const QuantizeCase &test, Rng &rng) {
   }
 }
 
-// Into memory that the kernel has yet to provide.
+// Into memory that the system has yet to provide.
 void check_untouched_output(const DequantCase &test, Rng &rng, int threads) {
   const PlacedWeight weight(rng, test.weight);
   const Dequantized expected = dequantize(scalar_variant(), test, weight, rng, threads);
@@ -116,34 +116,34 @@ void check_untouched_output(const DequantCase &test, Rng &rng, int threads) {
 }
 
 #if defined(NF4_AVX2)
-int64_t lines_past_the_caches = 0;
+int64_t nontemporal_lines = 0;
 
-// avx2's kernels, counting what is stored past the caches.
-const cpu::KernelSet &counting_kernels() {
-  static const cpu::KernelSet counting = [] {
-    cpu::KernelSet kernels = cpu::kAvx2Kernels;
-    kernels.stream = [](char *to, const char *from, int64_t lines) {
-      lines_past_the_caches += lines;
-      cpu::kAvx2Kernels.stream(to, from, lines);
+// AVX2's kernels, counting the lines that bypass the caches.
+const cpu::DequantKernels &counting_kernels() {
+  static const cpu::DequantKernels counting = [] {
+    cpu::DequantKernels kernels = cpu::kAvx2Dequant;
+    kernels.store_nontemporal = [](char *to, const char *from, int64_t lines) {
+      nontemporal_lines += lines;
+      cpu::kAvx2Dequant.store_nontemporal(to, from, lines);
     };
     return kernels;
   }();
   return counting;
 }
 
-int64_t count_lines_past_the_caches(const PlacedWeight &weight, nf4_dtype dtype, void *out) {
+int64_t count_nontemporal_lines(const PlacedWeight &weight, nf4_dtype dtype, void *out) {
   DequantProblem problem;
   REQUIRE(validate_dequant(&weight.tensor(), out, dtype, problem) == NF4_STATUS_OK);
-  lines_past_the_caches = 0;
+  nontemporal_lines = 0;
   cpu::dequant_vector(counting_kernels(), problem, {0, problem.weight.blocks});
-  return lines_past_the_caches;
+  return nontemporal_lines;
 }
 #endif
 
 }  // namespace
 
 #if defined(NF4_AVX2)
-TEST_CASE("only large outputs in memory that is there are stored past the caches", "[cpu]") {
+TEST_CASE("nontemporal stores are for large outputs in resident memory alone", "[cpu]") {
   if (!__builtin_cpu_supports("avx2")) {
     WARN("this processor has no AVX2");
     return;
@@ -155,8 +155,8 @@ TEST_CASE("only large outputs in memory that is there are stored past the caches
         random_dequant_case(rng, {NF4_DTYPE_BF16, 64, false}, CodebookKind::kNf4, bytes / 2);
     const PlacedWeight weight(rng, test.weight);
     const Reserved untouched(test.out_bytes());
-    CHECK(count_lines_past_the_caches(weight, test.dtype, untouched.as<void>()) == 0);
-    const int64_t lines = count_lines_past_the_caches(weight, test.dtype, untouched.as<void>());
+    CHECK(count_nontemporal_lines(weight, test.dtype, untouched.as<void>()) == 0);
+    const int64_t lines = count_nontemporal_lines(weight, test.dtype, untouched.as<void>());
     if (bytes < limit)
       CHECK(lines == 0);
     else

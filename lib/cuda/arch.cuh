@@ -2,8 +2,6 @@
 // template argument of every kernel that uses more than the baseline.
 #pragma once
 
-#include "cuda/runtime/family.hpp"
-
 namespace nf4::cuda {
 
 // The baseline: runs everywhere from Turing on, later GPUs through its PTX.
@@ -51,11 +49,6 @@ constexpr int resident_ctas(int resident_threads, int threads_of_block) {
   return (resident_threads < kThreadsPerMultiprocessor ? resident_threads
                                                        : kThreadsPerMultiprocessor) /
          threads_of_block;
-}
-
-template <class Arch>
-constexpr Family family(const int *archs, int ptx) {
-  return {Arch::kName, archs, ptx, Arch::kDependentLaunch};
 }
 
 }  // namespace nf4::cuda

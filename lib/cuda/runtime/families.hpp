@@ -9,9 +9,10 @@ namespace nf4::cuda {
 
 struct GpuFamily {
   const char *name;
-  int archs[4];  // compute capabilities with machine code, such as 75; ends in 0
-  int ptx;       // compute capability of its PTX, which later GPUs compile; 0: none
-  bool pdl;      // the kernels call pdl_wait, so they may be launched with PDL
+  int archs[4];      // compute capabilities with machine code, such as 75; ends in 0
+  int ptx;           // compute capability of its PTX, which later GPUs compile; 0: none
+  bool pdl;          // the kernels call pdl_wait, so they may be launched with PDL
+  bool tensor_maps;  // the kernels copy with TMA
 
   // Machine code runs on its own major version from its minor version on.
   constexpr bool runs_on(int compute_capability) const {
@@ -23,7 +24,7 @@ struct GpuFamily {
 };
 
 #define NF4_FAMILY_ROW(Arch, ptx, ...) \
-  GpuFamily{Arch::kName, {__VA_ARGS__}, ptx, Arch::kDependentLaunch},
+  GpuFamily{Arch::kName, {__VA_ARGS__}, ptx, Arch::kDependentLaunch, Arch::kTensorMaps},
 inline constexpr GpuFamily kGpuFamilies[] = {NF4_GPU_FAMILIES(NF4_FAMILY_ROW)};
 #undef NF4_FAMILY_ROW
 

@@ -155,6 +155,7 @@ def _call(call: Row) -> list[str]:
 
 # ---- Matmul -----------------------------------------------------------------------------
 
+
 def _products(matmul: Row, many: bool, several: bool = False) -> str:
     kept = [
         each for each in tables.products(matmul["rows"])

@@ -25,6 +25,8 @@ REPORT = {
     "seconds": float,
     "not_copied": list,
     "warnings": list,
+    "chosen_by": str,
+    "left_dense": dict,
 }
 
 
@@ -37,6 +39,7 @@ def test_reports_have_one_shape(tmp_path, capsys):
     model = helpers.write_model(tmp_path / "model")
     report = _json(capsys, "quantize", model, tmp_path / "q", "--blocksize", 128, "--flat")
     settings = {"format": str, "blocksize": int, "double_quantization": bool, "quant_storage": str}
+    settings |= {"chosen_by": str, "left_dense": dict}
     assert {key: type(value) for key, value in report.items()} == REPORT | settings
     assert (report["weights"], report["dense_tensors"]) == (2, 4)
     assert (report["blocksize"], report["double_quantization"]) == (128, False)
@@ -53,6 +56,8 @@ def test_report_in_words(tmp_path, capsys):
     stdout, stderr = capsys.readouterr()
     assert stderr == ""
     assert stdout.startswith("quantized 2 weights")
+    assert "\ncopied 4 dense tensors\nleft dense: " in stdout
+    assert "\nlayers chosen by tensor names: config.json does not name one" in stdout
     assert stdout.endswith(f"wrote {tmp_path}/q/\n")
 
 
@@ -73,12 +78,13 @@ def test_configuration_and_side_files(tmp_path, capsys):
     (model / "pytorch_model.bin").write_bytes(b"large")
     (model / ".git").mkdir()
     (model / ".git" / "config").write_text("secret")
-    (tmp_path / "blob").write_text("real file behind a link")
-    (model / "vocab.txt").symlink_to(tmp_path / "blob")
+    (model / "1_Pooling" / "blob").write_text("real file behind a link")
+    (model / "vocab.txt").symlink_to("1_Pooling/blob")
     assert main(["quantize", str(model), str(tmp_path / "q")]) == 0
     assert "not copied: pytorch_model.bin, onnx/model.onnx" in capsys.readouterr().err
     found = helpers.tree(tmp_path / "q")
     assert sorted(found) == [
+        "1_Pooling/blob",
         "1_Pooling/config.json",
         "2_Dense/model.safetensors",
         "config.json",

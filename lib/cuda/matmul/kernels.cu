@@ -1,0 +1,41 @@
+// Instantiates the mma and skinny kernels of one GPU family; compiled once for each.
+#include "cuda/arch.cuh"
+#include "cuda/matmul/kernels.hpp"
+#include "cuda/matmul/mma/kernel.cuh"
+#include "cuda/matmul/skinny/kernel.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Arch, class T, bool Nested, class WarpMma>
+void set_skinny_kernels(MatmulKernels &kernels, int dtype, int config) {
+  kernels.of[dtype][Nested][config] = (const void *)matmul_skinny<Arch, T, Nested, WarpMma>;
+  kernels.batch[dtype][Nested][config] =
+      (const void *)matmul_skinny_batch<Arch, T, Nested, WarpMma>;
+}
+
+template <class Arch, class T, bool Nested>
+void set_kernels(MatmulKernels &kernels, int dtype) {
+  kernels.of[dtype][Nested][kMma64x64] = (const void *)matmul_mma<Arch, T, Nested>;
+  if constexpr (Arch::kTensorCores) {
+    set_skinny_kernels<Arch, T, Nested, WarpMmaM2<T>>(kernels, dtype, kSkinny2);
+    set_skinny_kernels<Arch, T, Nested, WarpMmaM8<T, 1>>(kernels, dtype, kSkinny8);
+    set_skinny_kernels<Arch, T, Nested, WarpMmaM8<T, 2>>(kernels, dtype, kSkinny16);
+  }
+}
+
+}  // namespace
+
+template <class Arch>
+MatmulKernels MatmulKernels::make() {
+  MatmulKernels kernels{};
+  set_kernels<Arch, __half, false>(kernels, 0);
+  set_kernels<Arch, __half, true>(kernels, 0);
+  set_kernels<Arch, __nv_bfloat16, false>(kernels, 1);
+  set_kernels<Arch, __nv_bfloat16, true>(kernels, 1);
+  return kernels;
+}
+
+template MatmulKernels MatmulKernels::make<NF4_FAMILY>();
+
+}  // namespace nf4::cuda
