@@ -11,7 +11,7 @@ from nf4 import _abi
 
 from nf4bench.check import WrongResult
 from nf4bench.device import Launch
-from nf4bench.library import Library
+from nf4bench.library import LaunchFailed, Library
 from nf4bench.matmul_cases import MOST_ERROR
 from nf4bench.weights import CODES, DTYPES, Weight
 
@@ -19,12 +19,10 @@ from nf4bench.weights import CODES, DTYPES, Weight
 MOST_PEER_ERROR = 2e-2
 
 
-class Scratch:
-    """Memory for a launch; `given` is what C gets of it."""
-
-    def __init__(self, nbytes: int, place: object) -> None:
-        self._room = torch.empty(nbytes, device=place, dtype=torch.uint8)
-        self.given = (self._room.data_ptr() if nbytes else None, nbytes)
+def _scratch(nbytes: int, place: object) -> tuple[torch.Tensor, tuple[int | None, int]]:
+    """Memory for a launch, and what C gets of it."""
+    room = torch.empty(nbytes, device=place, dtype=torch.uint8)
+    return room, (room.data_ptr() if nbytes else None, nbytes)
 
 
 class Product:
@@ -37,20 +35,16 @@ class Product:
         self.x = torch.randn(m, cols, device=weight.place, dtype=dtype) if x is None else x
         self.y = torch.empty(m, rows, device=weight.place, dtype=dtype)
         nbytes = nf4.matmul_workspace_bytes(weight.quantized, m, weight.case.dtype)
-        self._scratch = Scratch(nbytes, weight.place)
+        self._room, scratch = _scratch(nbytes, weight.place)
         self.args = _abi.MatmulArgs(
             ctypes.sizeof(_abi.MatmulArgs), CODES[weight.case.dtype], 0, m,
             self.x.data_ptr(), cols, None, self.y.data_ptr(), rows,
         )  # fmt: skip
-
-    def _given(self) -> tuple:
-        return self.weight.descriptor, self.args, *self._scratch.given
+        self._given = (weight.descriptor, self.args, *scratch)
 
     def plain(self, library: Library) -> Launch:
-        given = self._given()
-
         def launch(stream: int) -> torch.Tensor:
-            library.matmul(*given, False, stream)
+            library.launch("matmul", *self._given, False, stream)
             return self.y
 
         return launch
@@ -59,47 +53,51 @@ class Product:
         """The public call, a launch."""
         return nf4.matmul(self.x, self.weight.quantized, out=self.y, stream=stream)
 
-    def forced(self, library: Library, shape: int) -> Launch:
-        """In a shape of kernel, launched as the library launches. Raises Refused where that
+    def forced(self, library: Library, configuration: int) -> Launch:
+        """In a kernel configuration, launched as the library launches. Raises Refused where that
         cannot do it."""
-        given, pdl = self._given(), library.has_pdl()
+        pdl = library.has_pdl()
 
         def launch(stream: int) -> torch.Tensor:
-            library.matmul_as(shape, *given, pdl, stream)
+            library.launch("matmul_as", configuration, *self._given, pdl, stream)
             return self.y
 
         return launch
 
     def chosen(self, library: Library, stream: int) -> int:
-        """The index of the shape of kernel that the library takes."""
-        return library.matmul_chosen(*self._given(), stream)
+        """The index of the kernel configuration that the library takes."""
+        found = library.chosen("matmul", *self._given, stream)
+        if found < 0:
+            raise LaunchFailed(f"nf4_bench_matmul_chosen returned {found}")
+        return found
 
 
 class Batch:
     """Products that share an x, in one call. Each launch gives every y."""
 
     def __init__(self, products: Sequence[Product]) -> None:
-        self._products = products
-        weights = [each.weight.quantized for each in products]
         first = products[0]
-        nbytes = nf4.matmul_batch_workspace_bytes(weights, first.m, first.weight.case.dtype)
-        self._scratch = Scratch(nbytes, first.x.device)
+        self._x, self._ys = first.x, [each.y for each in products]
+        self._weights = [each.weight.quantized for each in products]
+        count = len(products)
+        addresses = (ctypes.c_void_p * count)(
+            *(ctypes.addressof(each.weight.descriptor) for each in products)
+        )
+        args = (_abi.MatmulArgs * count)(*(each.args for each in products))
+        self._products, self._given = products, (addresses, args, count)
+        nbytes = nf4.matmul_batch_workspace_bytes(self._weights, first.m, first.weight.case.dtype)
+        self._room, self._scratch = _scratch(nbytes, first.x.device)
 
     def plain(self, library: Library) -> Launch:
-        tensors = [each.weight.descriptor for each in self._products]
-        args = [each.args for each in self._products]
-
         def launch(stream: int) -> list[torch.Tensor]:
-            library.matmul_batch(tensors, args, *self._scratch.given, False, stream)
-            return [each.y for each in self._products]
+            library.launch("matmul_batch", *self._given, *self._scratch, False, stream)
+            return self._ys
 
         return launch
 
     def shipped(self, stream: int | None) -> list[torch.Tensor]:
         """The public call."""
-        weights = [each.weight.quantized for each in self._products]
-        outs = [each.y for each in self._products]
-        return nf4.matmul_batch(self._products[0].x, weights, out=outs, stream=stream)
+        return nf4.matmul_batch(self._x, self._weights, out=self._ys, stream=stream)
 
 
 def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:

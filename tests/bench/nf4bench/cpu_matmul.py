@@ -19,23 +19,20 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import nf4
 import numpy as np
-from cpu_peer import Peer
-from cpu_turns import Work, measure
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
-import oracle  # noqa: E402
+from nf4bench.cpu import BLOCKSIZE, Peer, Work, measure, oracle
+from nf4bench.options import Shape
+from nf4bench.table import Row, Table, number, shape, text
 
 BATCHES = [1, 4, 16, 64]
-BLOCKSIZE = 64
 # Of weights, in sum: several times what caches hold.
 ROTATED_BYTES = 200 << 20
 CHECKED_ROWS = 64
@@ -46,7 +43,7 @@ BF16 = oracle.DTYPES["bf16"]
 class Weights:
     """As many weights of a shape as rotate."""
 
-    shape: tuple[int, int]
+    shape: Shape
 
     def _rotate(self, bytes_of_one: int) -> int:
         return max(2, -(-ROTATED_BYTES // bytes_of_one))
@@ -58,12 +55,11 @@ class Weights:
 
     @cached_property
     def quantized(self) -> list[nf4.QuantizedTensor]:
-        first = nf4.quantize(self.first, blocksize=BLOCKSIZE, nested_blocksize=256)
-        count = self._rotate(first.nbytes)
-        return [first] + [
-            nf4.quantize(self.first, blocksize=BLOCKSIZE, nested_blocksize=256)
-            for _ in range(count - 1)
-        ]
+        def made() -> nf4.QuantizedTensor:
+            return nf4.quantize(self.first, blocksize=BLOCKSIZE, nested_blocksize=256)
+
+        first = made()
+        return [first, *(made() for _ in range(self._rotate(first.nbytes) - 1))]
 
     def dense(self, peer: Peer) -> list[Any]:
         """Dequantized, as torch tensors."""
@@ -86,7 +82,7 @@ def require_accurate(q: nf4.QuantizedTensor, x: np.ndarray, y: np.ndarray) -> fl
     dense = relative_error((wide @ rounded.T).astype(BF16).astype(np.float64), expected)
     if not error <= 1.1 * dense:
         sys.exit(
-            f"bench_cpu: matmul {q.shape}, M = {len(x)}: error {error:.2e}, of a dense weight "
+            f"bench: matmul {q.shape}, M = {len(x)}: error {error:.2e}, of a dense weight "
             f"{dense:.2e}; nothing timed"
         )
     return error
@@ -123,19 +119,17 @@ def streams(pool: ThreadPoolExecutor, peer: Peer, weights: Weights, threads: int
 def peers(peer: Peer, weights: Weights, x: np.ndarray, dense: list[Any]) -> dict[str, Work]:
     if peer.functional is None:
         return {}
-    import bitsandbytes
-
     functional, tensor = peer.functional, peer.tensor(x)
 
     def on_bytes(q: nf4.QuantizedTensor) -> Work:
         packed, state = peer.tensor(q.packed).view(-1, 1), peer.state(q)
-        return lambda: bitsandbytes.matmul_4bit(tensor, packed.t(), quant_state=state)
+        return lambda: peer.matmul_4bit(tensor, packed.t(), quant_state=state)
 
     def rearranged(q: nf4.QuantizedTensor) -> Work:
         packed, state = functional._convert_weight_packed_for_cpu(
             peer.tensor(q.packed).view(-1, 1).clone(), peer.state(q)
         )
-        return lambda: bitsandbytes.matmul_4bit(tensor, packed, quant_state=state)
+        return lambda: peer.matmul_4bit(tensor, packed, quant_state=state)
 
     found = {"bitsandbytes": rotating([on_bytes(q) for q in weights.quantized])}
     if getattr(functional, "has_avx512bf16", lambda: False)():
@@ -145,21 +139,17 @@ def peers(peer: Peer, weights: Weights, x: np.ndarray, dense: list[Any]) -> dict
     return found
 
 
-HEADING = (
-    f"{'matmul bf16 nested, ms':24} {'M':>3} {'ours':>8} {'stream':>7} of stream  "
-    f"{'bitsandbytes':>20} {'rearranged':>18} {'dense bf16':>18}  error"
-)
-
-
-def line(figures: dict) -> str:
-    text = (
-        f"{'x'.join(map(str, figures['shape'])):24} {figures['m']:3d} {figures['ours']['ms']:8.3f}"
-        f" {figures['limit']['ms']:7.3f} {figures['of_limit']:9.2f}  "
+def _peers(row: Row) -> str:
+    return ", ".join(
+        f"{name} ms {each['ms']:.3f} ({each['ratio']:.2f}x)" for name, each in row["peers"].items()
     )
-    for name, width in (("bitsandbytes", 12), ("rearranged", 10), ("dense", 10)):
-        each = figures["peers"].get(name)
-        text += f" {each['ms']:{width}.3f} {each['ratio']:5.2f}x " if each else " " * (width + 8)
-    return f"{text} {figures['error']:.1e}"
+
+
+TABLE = Table(
+    text("work", "matmul bf16 nested"), text("shape", shape), number("M", "{m}"),
+    number("ms", "{ours[ms]:.3f}"), number("ms reading", "{limit[ms]:.3f}"),
+    number("of limit", "{of_limit:.2f}"), text("peers", _peers), number("error", "{error:.1e}"),
+)  # fmt: skip
 
 
 def row(weights: Weights, m: int, error: float, times: dict[str, dict], limits: list[str]) -> dict:
@@ -168,12 +158,8 @@ def row(weights: Weights, m: int, error: float, times: dict[str, dict], limits: 
     found = {name: times[name] for name in times if name not in limits}
     q = weights.quantized[0]
     return {
-        "work": "matmul",
-        "shape": list(weights.shape),
-        "dtype": "bf16",
-        "nested": True,
-        "m": m,
-        "error": error,
+        "work": "matmul", "shape": list(weights.shape), "dtype": "bf16", "nested": True,
+        "m": m, "error": error,
         "ours": ours | {"gb_per_s": round(q.nbytes / ours["ms"] / 1e6, 1)},
         "limit": {"kernel": limit, **times[limit]},
         "of_limit": round(times[limit]["ms"] / ours["ms"], 3),
@@ -181,29 +167,25 @@ def row(weights: Weights, m: int, error: float, times: dict[str, dict], limits: 
             name: each | {"ratio": round(each["ms"] / ours["ms"], 2)}
             for name, each in found.items()
         },
-    }
+    }  # fmt: skip
 
 
 def run(
-    pool: ThreadPoolExecutor,
-    peer: Peer,
-    shapes: list[tuple[int, int]],
-    threads: int,
+    pool: ThreadPoolExecutor, peer: Peer, shapes: Sequence[Shape], threads: int,
     report: Callable[[str], None],
-) -> list[dict]:
-    report(HEADING)
+) -> list[dict]:  # fmt: skip
     rows = []
-    for shape in shapes:
-        weights = Weights(shape)
+    for each in shapes:
+        weights = Weights(each)
         dense = weights.dense(peer) if peer.functional is not None else []
         limits = streams(pool, peer, weights, threads)
         for m in BATCHES:
-            x = np.random.default_rng(m).standard_normal((m, shape[1]), np.float32).astype(BF16)
-            y = np.empty((m, shape[0]), BF16)
+            x = np.random.default_rng(m).standard_normal((m, each[1]), np.float32).astype(BF16)
+            y = np.empty((m, each[0]), BF16)
             works = [partial(nf4.matmul, x, q, out=y, threads=threads) for q in weights.quantized]
             works[0]()
             error = require_accurate(weights.quantized[0], x, y)
             times = measure({"ours": rotating(works)} | limits | peers(peer, weights, x, dense))
             rows.append(row(weights, m, error, times, list(limits)))
-            report(line(rows[-1]))
+            report(TABLE.line(rows[-1]))
     return rows

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
 from bench_fakes import EVERY_KIND, SMALL, FakeGpu, FakeLibrary, Peer, bench, rows  # noqa: E402
-from nf4bench import call, cases, check, limits, suite, sweep  # noqa: E402
+from nf4bench import cases, check, host, limits, sweep  # noqa: E402
+from nf4bench import rows as bench_rows  # noqa: E402
 from nf4bench.cases import Case  # noqa: E402
 from nf4bench.library import FUNCTIONS, Library, LibraryMissing  # noqa: E402
 from nf4bench.weights import Weight  # noqa: E402
@@ -91,7 +92,8 @@ def test_limits_stay_within_their_memory(case: Case) -> None:
 
     for name, *arguments in library.launches:
         if name == "stream":
-            _, packed, packed_bytes, scales, scale_bytes, out, stores, *_ = arguments
+            _, packed, words, scales, scale_bytes, out, stores, *_ = arguments
+            packed_bytes = 4 * words
             inside(weight.packed_room, packed, packed_bytes, 4)
             inside(q.absmax, scales, scale_bytes, 4)
             inside(weight.out_room, out, packed_bytes * 4 * stores, 16)
@@ -122,7 +124,7 @@ def test_quantize_is_timed_both_ways_beside_its_own_traffic(dtype: str, nested: 
 
 def test_a_consumer_reads_all_of_what_either_policy_wrote() -> None:
     made = bench()
-    figures = suite.run(made, [Case(SMALL, work="consumer", peers=())], lambda line: None)
+    figures = bench_rows.run(made, [Case(SMALL, work="consumer", peers=())], lambda line: None)
     (row,) = figures["consumer"]
     read, alone = row["then_read"], row["alone"]
     assert row["ratio"] == pytest.approx(read["normal"]["us"] / read["libnf4"]["us"], abs=1e-3)
@@ -135,7 +137,7 @@ def test_a_consumer_reads_all_of_what_either_policy_wrote() -> None:
 
 def test_the_sweep_times_every_configuration_that_takes_the_weight() -> None:
     made = bench(FakeLibrary(refused=2))
-    figures = sweep.run(made, [SMALL, (8, 64)], lambda line: None)
+    figures = sweep.dequantize(made, [SMALL, (8, 64)], lambda line: None)
     assert [(row["dtype"], row["shape"]) for row in figures["rows"]] == [
         (dtype, list(shape)) for dtype in sweep.DTYPES for shape in (SMALL, (8, 64))
     ]
@@ -148,10 +150,10 @@ def test_the_sweep_times_every_configuration_that_takes_the_weight() -> None:
 # ---- Wrong results ----------------------------------------------------------------------
 
 
-def wrong(made: suite.Bench, case: Case) -> str:
+def wrong(made: bench_rows.Bench, case: Case) -> str:
     """What is said of a wrong result; nothing may have been timed."""
     with pytest.raises(check.WrongResult) as error:
-        suite.run(made, [case], lambda line: None)
+        bench_rows.run(made, [case], lambda line: None)
     assert made.gpu.measured == 0
     return str(error.value)
 
@@ -177,7 +179,7 @@ def test_our_own_wrong_bit_ends_the_bench(work: str, how: int | str, what: str) 
 def test_a_wrong_configuration_ends_the_sweep() -> None:
     made = bench(FakeLibrary(wrong=2))
     with pytest.raises(check.WrongResult, match="configuration 128x4 tile 256: 1 of 16384"):
-        sweep.run(made, [SMALL], lambda line: None)
+        sweep.dequantize(made, [SMALL], lambda line: None)
     assert made.gpu.measured == 0
 
 
@@ -217,37 +219,29 @@ def test_a_result_of_another_shape_or_dtype_is_wrong() -> None:
 # ---- The cost of a call -----------------------------------------------------------------
 
 
-def test_calls_are_made_without_waiting_and_with() -> None:
-    gpu, made = FakeGpu(), []
-    assert call.queued(gpu, lambda: made.append(gpu.synchronized), calls=5) > 0
-    assert made == [1] * 5 and gpu.synchronized == 2
-    assert call.waited(gpu, lambda: made.append("waited")) > 0
-    assert made[5:] == ["waited"] and gpu.synchronized == 3
-
-
 @pytest.mark.parametrize("pdl", [True, False])
 def test_the_figures_of_a_call(monkeypatch: pytest.MonkeyPatch, pdl: bool) -> None:
-    monkeypatch.setattr(call, "HOST_TURNS", 2)
-    monkeypatch.setattr(call, "WAITED_TURNS", 2)
-    monkeypatch.setattr(call, "WAITED_CASE", Case(SMALL))
-    every = call.host_work
+    monkeypatch.setattr(host, "HOST_TURNS", 2)
+    monkeypatch.setattr(host, "WAITED_TURNS", 2)
+    monkeypatch.setattr(host, "WAITED_CASE", Case(SMALL))
+    every = host.host_work
 
     def on_the_host(bench, weight):
         # An address is device memory, of which there is none here.
         return {name: work for name, work in every(bench, weight).items() if "address" not in name}
 
-    monkeypatch.setattr(call, "host_work", on_the_host)
+    monkeypatch.setattr(host, "host_work", on_the_host)
     said: list[str] = []
-    figures = call.run(bench(FakeLibrary(pdl=pdl), triton=Peer()), said.append)
-    assert list(figures["waited"]["calls"]) == ["libnf4", "triton", call.LAUNCH]
+    figures = host.run(bench(FakeLibrary(pdl=pdl), triton=Peer()), said.append)
+    assert list(figures["waited"]["calls"]) == ["libnf4", "triton", host.LAUNCH]
     assert figures["waited"]["calls"]["libnf4"]["ratio"] == 1
-    host = figures["host"]
-    assert host["beyond_empty_us"] == pytest.approx(
-        host["calls"][call.NEW]["us"] - host["calls"][call.EMPTY]["us"], abs=0.01
+    calls = figures["host"]["calls"]
+    assert figures["host"]["beyond_empty_us"] == pytest.approx(
+        calls[host.NEW]["us"] - calls[host.EMPTY]["us"], abs=0.01
     )
-    assert "beyond torch.empty" in said[0]
+    assert "beyond torch.empty" in said[-1]
     with pytest.raises(check.WrongResult, match="triton, launch shape 0: 3 of 16384"):
-        call.run(bench(triton=Peer(wrong=3)), said.append)
+        host.run(bench(triton=Peer(wrong=3)), said.append)
 
 
 # ---- The C library ----------------------------------------------------------------------
@@ -269,4 +263,5 @@ def test_a_library_of_other_sources_is_named(tmp_path: Path) -> None:
 
 def test_functions_are_as_their_header_declares_them() -> None:
     header = bench_path.ROOT / "tests" / "bench" / "bench_library.hpp"
-    assert test_abi.functions(test_abi.code_of(header.read_text())) == FUNCTIONS
+    declared = test_abi.functions(test_abi.code_of(header.read_text()))
+    assert declared == {f"nf4_bench_{name}": each for name, each in FUNCTIONS.items()}

@@ -35,7 +35,7 @@ class Bench:
     configurations: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.configurations = self.library.configurations()
+        self.configurations = self.library.configurations("dequant")
         self.reference = peers.TorchOperators(self.gpu.place)
 
     def rotation(self, case: Case) -> list[Weight]:
@@ -65,19 +65,37 @@ class Bench:
             if name in weight.case.peers and peer.supports(weight)
         }
 
-    def chosen(self, weight: Weight) -> str | None:
-        """The name of the configuration that the library takes; None: one of none."""
-        address = weight.out.data_ptr()
-        index = self.library.chosen(weight.descriptor, address, CODES[weight.case.dtype])
-        return self.configurations[index] if index >= 0 else None
+    def chosen(self, weight: Weight) -> int:
+        """The index of the configuration that the library takes; negative: one of none."""
+        dtype = CODES[weight.case.dtype]
+        return self.library.chosen("dequant", weight.descriptor, weight.out.data_ptr(), dtype)
+
+    def sink(self) -> torch.Tensor:
+        """Where kernels that only read would write."""
+        return torch.empty(16, dtype=torch.uint8, device=self.gpu.place)
 
 
-def configured(bench: Bench, weight: Weight, configuration: int) -> Launch:
-    """Dequantize with a configuration of the C library; the launch returns weight.out."""
-    out, dtype = weight.out.data_ptr(), CODES[weight.case.dtype]
+def begin(bench: Bench, found: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """What all figures begin with; random numbers are the same in each run."""
+    torch.manual_seed(0)
+    described = peers.described(found)
+    for name, each in described.items():
+        report(f"{name}: {each.get('version') or 'missing: ' + each['missing']}")
+    return {"device": bench.gpu.name, "torch": torch.__version__, "peers": described}
+
+
+def configured(
+    bench: Bench, weight: Weight, configuration: int, keep: bool | None = None
+) -> Launch:
+    """Dequantize in a configuration of the C library; or plainly, with stores that stay in the
+    cache or evict first. The launch returns weight.out."""
+    given = weight.descriptor, weight.out.data_ptr(), CODES[weight.case.dtype]
 
     def launch(stream: int) -> torch.Tensor:
-        bench.library.dequantize(configuration, weight.descriptor, out, dtype, stream)
+        if keep is None:
+            bench.library.launch("dequant", configuration, *given, stream)
+        else:
+            bench.library.launch("dequant_stores", *given, keep, stream)
         return weight.out
 
     return launch
@@ -90,9 +108,8 @@ def both_launches(bench: Bench, shipped: Sequence[Launch], plain: Sequence[Launc
     return {Candidate("libnf4"): plain, Candidate("libnf4", "pdl"): shipped}
 
 
-def _our_dequantize(bench: Bench, weights: Sequence[Weight]) -> Candidates:
-    plain = [configured(bench, weight, PLAIN) for weight in weights]
-    return both_launches(bench, [weight.dequantize for weight in weights], plain)
+def _plain_dequantize(bench: Bench, weights: Sequence[Weight]) -> list[Launch]:
+    return [configured(bench, weight, PLAIN) for weight in weights]
 
 
 def peer_candidates(name: str, peer: peers.Peer, weights: Sequence[Weight]) -> Candidates:
@@ -108,10 +125,22 @@ def peer_candidates(name: str, peer: peers.Peer, weights: Sequence[Weight]) -> C
     }
 
 
+def beside(
+    names: Iterable[str], times: Mapping[Candidate, Timing], ours: Timing
+) -> dict[str, dict[str, Any]]:
+    """Each that was timed: its fastest variant, and its time over ours."""
+    found = {}
+    for name in names:
+        best = fastest(times, name)
+        if best:
+            ratio = round(best.timing.us / ours.us, 3)
+            found[name] = {"variant": best.variant, **best.timing.figures(), "ratio": ratio}
+    return found
+
+
 def _row(weight: Weight, launch: str, times: Mapping[Candidate, Timing]) -> dict[str, Any]:
     """The row of a table: our time, and every other over it."""
-    case = weight.case
-    as_calls = times.get(OURS_AS_CALLS)
+    case, as_calls = weight.case, times.get(OURS_AS_CALLS)
     ours, limit = fastest(times, "libnf4", launch), fastest(times, "stream", launch)
     row: dict[str, Any] = {
         "work": case.work, "shape": list(case.shape), "dtype": case.dtype, "nested": case.nested,
@@ -128,16 +157,7 @@ def _row(weight: Weight, launch: str, times: Mapping[Candidate, Timing]) -> dict
             row[bound] = {"variant": found.variant, "bytes": nbytes, **found.timing.figures()}
     if as_calls:
         row["as_calls"] = as_calls.figures()
-    beside_peers = as_calls or ours.timing
-    row["peers"] = {}
-    for name in case.peers:
-        found = fastest(times, name)
-        if found:
-            ratio = round(found.timing.us / beside_peers.us, 3)
-            row["peers"][name] = {
-                "variant": found.variant, **found.timing.figures(), "ratio": ratio
-            }  # fmt: skip
-    return row
+    return row | {"peers": beside(case.peers, times, as_calls or ours.timing)}
 
 
 def fastest_variant(
@@ -156,65 +176,58 @@ def dequantize_rows(bench: Bench, case: Case) -> list[dict]:
     """One row for each way to launch. Raises WrongResult before anything is timed."""
     weights = bench.rotation(case)
     first = weights[0]
-    ours = _our_dequantize(bench, weights)
-    theirs: Candidates = {}
+    shipped = [weight.dequantize for weight in weights]
+    ours = both_launches(bench, shipped, _plain_dequantize(bench, weights))
+    candidates = dict(ours)
     for name, peer in bench.peers_of(first).items():
-        theirs |= peer_candidates(name, peer, weights)
+        candidates |= peer_candidates(name, peer, weights)
     expected = bench.expected(first)
-    for candidate, launches in (ours | theirs).items():
+    for candidate, launches in candidates.items():
         bench.require(_described(candidate), first, expected, launches[0])
     del expected
-    candidates = ours | theirs
-    for ours_too in ours:
-        candidates |= limits.dequantize_stream(bench.library, weights, ours_too.launch)
+    for each in ours:
+        candidates |= limits.dequantize_stream(bench.library, weights, each.launch)
     if case.bounds:
-        sink = torch.empty(16, dtype=torch.uint8, device=bench.gpu.place)
-        candidates |= limits.read(bench.library, weights, sink)
+        candidates |= limits.read(bench.library, weights, bench.sink())
         candidates |= limits.write(bench.library, weights)
     times = bench.times(weights, candidates)
     chosen = bench.chosen(first)
-    configuration = {"configuration": chosen and chosen.removesuffix(" pdl")}
-    return [_row(first, each.launch, times) | configuration for each in ours]
+    name = bench.configurations[chosen].removesuffix(" pdl") if chosen >= 0 else None
+    return [_row(first, each.launch, times) | {"configuration": name} for each in ours]
 
 
 def _described(candidate: Candidate) -> str:
-    text = candidate.name if candidate.launch == "plain" else f"{candidate.name} with PDL"
-    return text if candidate.variant == 0 else f"{text}, launch shape {candidate.variant}"
+    made = candidate.name if candidate.launch == "plain" else f"{candidate.name} with PDL"
+    return made if candidate.variant == 0 else f"{made}, launch shape {candidate.variant}"
 
 
-def _our_quantize(bench: Bench, weights: Sequence[Weight]) -> Candidates:
+def quantize_rows(bench: Bench, case: Case) -> list[dict]:
+    """bitsandbytes copies its codebook from the host in every call, which ends a capture: both
+    are timed as eager calls for the ratio; bitsandbytes allocates its outputs, we write into
+    preallocated ones. Raises WrongResult before anything is timed."""
+    weights = bench.rotation(case)
+    first = weights[0]
+
     def plain(weight: Weight) -> Launch:
         source, workspace = weight.dense.data_ptr(), weight.workspace
-        return lambda stream: bench.library.quantize(
-            source, CODES[weight.case.dtype], weight.descriptor, workspace.data_ptr(),
+        return lambda stream: bench.library.launch(
+            "quantize", source, CODES[case.dtype], weight.descriptor, workspace.data_ptr(),
             workspace.numel(), False, stream,
         )  # fmt: skip
 
     shipped = [weight.quantize for weight in weights]
-    return both_launches(bench, shipped, [plain(weight) for weight in weights])
-
-
-def quantize_rows(bench: Bench, case: Case) -> list[dict]:
-    """bitsandbytes copies its codebook from the host in every call, which ends a capture: it
-    is timed as its calls, and so are ours once more, for the ratio; but ours have their memory
-    from before, as all else here, and its make their own. Raises WrongResult before anything
-    is timed."""
-    weights = bench.rotation(case)
-    first = weights[0]
-    ours = _our_quantize(bench, weights)
-    sink = torch.empty(16, dtype=torch.uint8, device=bench.gpu.place)
-    candidates = ours | limits.read(bench.library, weights, sink)
+    ours = both_launches(bench, shipped, [plain(weight) for weight in weights])
+    candidates = ours | limits.read(bench.library, weights, bench.sink())
     for candidate, launches in ours.items():
         first.packed_room.fill_(0xA5)
         bench.gpu.run(launches[0])
         require_quantized(first)
         candidates |= limits.quantize_stream(bench.library, weights, candidate.launch)
-    theirs = bench.peers_of(first).get("bitsandbytes")
-    peer = Candidate("bitsandbytes")
+    theirs, peer = bench.peers_of(first).get("bitsandbytes"), Candidate("bitsandbytes")
     if theirs:
         calls = [theirs.quantize(weight) for weight in weights]
         candidates[peer] = [lambda _, call=call: call() for call in calls]
-        candidates[OURS_AS_CALLS] = [weight.quantize for weight in weights]
+        candidates[OURS_AS_CALLS] = shipped
     times = bench.times(weights, candidates, eager=(peer, OURS_AS_CALLS))
     return [_row(first, each.launch, times) for each in ours]
 
@@ -223,22 +236,29 @@ def consumer_row(bench: Bench, case: Case) -> dict:
     """Dequantize and then read all of the output: with the library's choice of stores, with
     normal ones and with those that evict first, all launched plainly; and those two alone,
     without a reader. Raises WrongResult before anything is timed."""
-    weights = bench.rotation(case)
-    expected = bench.expected(weights[0])
-    policies = {
-        "libnf4": [configured(bench, weight, PLAIN) for weight in weights],
-        "normal": [_stores(bench, weight, True) for weight in weights],
-        "evict_first": [_stores(bench, weight, False) for weight in weights],
+    weights, library = bench.rotation(case), bench.library
+    expected, sink = bench.expected(weights[0]), bench.sink()
+    policies = {"libnf4": _plain_dequantize(bench, weights)} | {
+        name: [configured(bench, weight, PLAIN, keep) for weight in weights]
+        for name, keep in (("normal", True), ("evict_first", False))
     }
+
+    def then_read(weight: Weight, producer: Launch, variant: int) -> Launch:
+        source, nbytes = weight.out.data_ptr(), limits.write_bytes(weight)
+
+        def launch(stream: int) -> None:
+            producer(stream)
+            library.launch("read", variant, source, nbytes, sink.data_ptr(), False, stream)
+
+        return launch
+
     candidates: Candidates = {}
-    sink = torch.empty(16, dtype=torch.uint8, device=bench.gpu.place)
     for name, producers in policies.items():
         bench.require(f"stores: {name}", weights[0], expected, producers[0])
         candidates[Candidate(f"{name} alone")] = producers
-        for variant in bench.library.variants("read"):
+        for variant in library.variants("read"):
             candidates[Candidate(name, variant=variant)] = [
-                _then_read(bench, weight, producer, variant, sink)
-                for weight, producer in zip(weights, producers, strict=True)
+                then_read(*each, variant) for each in zip(weights, producers, strict=True)
             ]
     times = bench.times(weights, candidates)
     read = {name: fastest(times, name).timing for name in policies}
@@ -250,49 +270,18 @@ def consumer_row(bench: Bench, case: Case) -> dict:
     }  # fmt: skip
 
 
-def _stores(bench: Bench, weight: Weight, keep: bool) -> Launch:
-    out, dtype = weight.out.data_ptr(), CODES[weight.case.dtype]
-
-    def launch(stream: int) -> torch.Tensor:
-        bench.library.dequantize_stores(keep, weight.descriptor, out, dtype, stream)
-        return weight.out
-
-    return launch
-
-
-def _then_read(
-    bench: Bench, weight: Weight, producer: Launch, variant: int, sink: torch.Tensor
-) -> Launch:
-    source, nbytes = weight.out.data_ptr(), limits.write_bytes(weight)
-
-    def launch(stream: int) -> None:
-        producer(stream)
-        bench.library.read(variant, source, nbytes, sink.data_ptr(), False, stream)
-
-    return launch
-
-
 def run(bench: Bench, cases: Iterable[Case], report: Report) -> dict:
-    """All figures, as the record holds them."""
-    figures: dict[str, Any] = {
-        "device": bench.gpu.name,
-        "torch": torch.__version__,
-        "peers": peers.described(bench.peers),
-        "rows": [],
-        "consumer": [],
-    }
-    torch.manual_seed(0)
-    for name, each in figures["peers"].items():
-        report(f"{name}: {each.get('version') or 'missing: ' + each['missing']}")
+    """All figures, as figures.json holds them."""
+    figures = begin(bench, bench.peers, report) | {"rows": [], "consumer": []}
+    table = tables.rows(figures["peers"], tuple(figures["peers"]))
     for case in cases:
         if case.work == "consumer":
             figures["consumer"].append(consumer_row(bench, case))
-            report(tables.consumer_line(figures["consumer"][-1]))
+            report(tables.CONSUMER.line(figures["consumer"][-1]))
         else:
-            rows = {"dequantize": dequantize_rows, "quantize": quantize_rows}[case.work]
-            made = rows(bench, case)
-            figures["rows"] += made
-            for row in made:
-                report(tables.line(row))
+            made = {"dequantize": dequantize_rows, "quantize": quantize_rows}[case.work]
+            rows = made(bench, case)
+            figures["rows"] += rows
+            report(table.line({row["launch"]: row for row in rows}))
         bench.gpu.release()
     return figures

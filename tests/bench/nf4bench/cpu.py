@@ -9,43 +9,118 @@ bitsandbytes as it is called against us in the caller's memory.
 
 The limit is memory alone, kept: filling as many bytes as dequantize writes, copying as many as
 quantize reads and writes, on as many threads; the fastest of our own threads and of torch's
-counts.
-
-The candidates take turns (cpu_turns.py). Outputs are compared bit for bit, with the
-formulas in numpy and with bitsandbytes, before anything is timed.
-
-Matmul is another matter: cpu_matmul.py.
-
-    python tests/bench/bench_cpu.py [--json FILE] [--threads N] [--shapes 4096x4096,...]
-
-bitsandbytes (and torch) is a peer if it is installed; if not, it is named as missing.
+counts. Outputs are compared bit for bit, with the formulas in numpy and with bitsandbytes, before
+anything is timed. Matmul is another matter: cpu_matmul.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
-import os
+import statistics
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import nf4
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "tests" / "bench")]
-import cpu_matmul  # noqa: E402
-import oracle  # noqa: E402
-from cpu_peer import Peer  # noqa: E402
-from cpu_turns import Work, measure  # noqa: E402
+from nf4bench.options import Shape
+from nf4bench.table import Row, Table, number, shape, text
 
-SHAPES = ["4096x4096", "14336x4096"]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+import oracle  # noqa: E402
+
+SHAPES: list[Shape] = [(4096, 4096), (14336, 4096)]
 BLOCKSIZE, NESTED_BLOCKSIZE = 64, 256
+TURNS, LEAD_IN, CALLS = 5, 3, 5
+PAUSE = 0.02  # seconds
+LONG = 0.3  # seconds: a turn ends after as much
+
+Work = Callable[[], Any]
+
+
+# ---- Turns ------------------------------------------------------------------------------
+
+
+def turn(work: Work) -> list[float]:
+    """Milliseconds of the calls that count: after a pause, in which the threads of the last
+    candidate stop spinning (OpenMP's go on for milliseconds), and three calls untimed (one, where
+    calls are long), in which its own wake up and its memory enters the caches."""
+    time.sleep(PAUSE)
+    times: list[float] = []
+    while len(times) < 2 or (len(times) < LEAD_IN + CALLS and sum(times) < LONG * 1e3):
+        begin = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times[LEAD_IN:] or times[1:]
+
+
+def measure(candidates: dict[str, Work]) -> dict[str, dict]:
+    """The median and the outer deciles of each, in milliseconds. They take turns, so that all see
+    the same machine."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    order = list(candidates)
+    for _ in range(TURNS):
+        for name in order:
+            times[name] += turn(candidates[name])
+        order.append(order.pop(0))
+    found = {}
+    for name, values in times.items():
+        deciles = statistics.quantiles(values, n=10)
+        spread = [round(deciles[0], 4), round(deciles[-1], 4)]
+        found[name] = {"ms": round(statistics.median(values), 4), "spread": spread}
+    return found
+
+
+# ---- The peer ---------------------------------------------------------------------------
+
+
+class Peer:
+    """bitsandbytes on the CPU, on the same memory as ours; or why it is missing."""
+
+    def __init__(self, threads: int) -> None:
+        self.functional = None
+        try:
+            import bitsandbytes
+            import bitsandbytes.functional as functional
+            import torch
+        except Exception as error:  # an import that fails for any reason is a missing peer
+            self.version = f"missing: {error}"
+            return
+        torch.set_num_threads(threads)
+        self.torch, self.functional, self.version = torch, functional, bitsandbytes.__version__
+        self.matmul_4bit = bitsandbytes.matmul_4bit
+
+    def tensor(self, array: np.ndarray) -> Any:
+        """The same memory as a torch tensor; torch takes no bfloat16 from numpy."""
+        if array.dtype == oracle.DTYPES["bf16"]:
+            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
+        return self.torch.from_numpy(array)
+
+    def array(self, tensor: Any, like: np.ndarray) -> np.ndarray:
+        """The way back, to the dtype of `like`."""
+        return tensor.view(self.torch.uint8).numpy().view(like.dtype)
+
+    def state(self, q: nf4.QuantizedTensor) -> Any:
+        """The weight as bitsandbytes describes it, borrowing its parts."""
+        nested: dict[str, Any] = {}
+        if q.nested:
+            nested["offset"] = self.tensor(q.nested_offset)
+            nested["state2"] = self.functional.QuantState(
+                absmax=self.tensor(q.nested_absmax), blocksize=q.nested_blocksize,
+                code=self.tensor(q.nested_code.copy()), dtype=self.torch.float32,
+            )  # fmt: skip
+        return self.functional.QuantState(
+            absmax=self.tensor(q.absmax), shape=self.torch.Size(q.shape),
+            code=self.tensor(nf4.codebook("nf4").copy()), blocksize=q.blocksize, quant_type="nf4",
+            dtype=self.tensor(np.empty(0, oracle.DTYPES[q.dtype])).dtype, **nested,
+        )  # fmt: skip
 
 
 def keep_freed_memory() -> None:
@@ -58,14 +133,22 @@ def keep_freed_memory() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
+# ---- Cases ------------------------------------------------------------------------------
+
+
 @dataclass
 class Case:
     """A weight, its quantized form, and room for the outputs, touched once."""
 
-    shape: tuple[int, int]
+    shape: Shape
     dtype: str
     nested: bool
     threads: int
+
+    def __post_init__(self) -> None:
+        self._layout = {
+            "blocksize": BLOCKSIZE, "nested_blocksize": NESTED_BLOCKSIZE if self.nested else 0,
+        }  # fmt: skip
 
     @cached_property
     def dense(self) -> np.ndarray:
@@ -74,8 +157,7 @@ class Case:
 
     @cached_property
     def quantized(self) -> nf4.QuantizedTensor:
-        nested_blocksize = NESTED_BLOCKSIZE if self.nested else 0
-        return nf4.quantize(self.dense, blocksize=BLOCKSIZE, nested_blocksize=nested_blocksize)
+        return nf4.quantize(self.dense, **self._layout)
 
     @cached_property
     def out(self) -> np.ndarray:
@@ -97,10 +179,7 @@ class Case:
         return nf4.dequantize(self.quantized, out=self.out, threads=self.threads)
 
     def quantize(self) -> nf4.QuantizedTensor:
-        return nf4.quantize(
-            self.dense, blocksize=BLOCKSIZE, threads=self.threads,
-            nested_blocksize=self.quantized.nested_blocksize,
-        )  # fmt: skip
+        return nf4.quantize(self.dense, threads=self.threads, **self._layout)
 
     def quantize_kept(self) -> nf4.QuantizedTensor:
         workspace = self.workspace if self.nested else None
@@ -141,7 +220,7 @@ def copies(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> dict[str, Work]:
 def require_equal(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
     differing = oracle.differing(ours, theirs)
     if differing:
-        sys.exit(f"bench_cpu: {what}: {differing} of {ours.size} elements differ; nothing timed")
+        sys.exit(f"bench: {what}: {differing} of {ours.size} elements differ; nothing timed")
 
 
 @dataclass
@@ -177,31 +256,28 @@ class Contest:
             return {"new": theirs_new, "kept": theirs_kept, "ratio": rounded}
 
         return {
-            "work": self.work,
-            "shape": list(self.case.shape),
-            "dtype": self.case.dtype,
-            "nested": self.case.nested,
-            "new": new,
+            "work": self.work, "shape": list(self.case.shape), "dtype": self.case.dtype,
+            "nested": self.case.nested, "new": new,
             "kept": kept | {"gb_per_s": round(self.case.bytes / kept["ms"] / 1e6, 1)},
             "limit": {"kernel": limit, **with_kept[limit]},
             "of_limit": round(with_kept[limit]["ms"] / kept["ms"], 3),
             "peers": {peer: beside(peer) for peer in self.peers},
-        }
+        }  # fmt: skip
 
 
 def dequantize_contest(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> Contest:
     """After the results were found equal."""
-    q = case.quantized
+    q, what = case.quantized, f"{case.shape} {case.dtype}"
     ours = case.dequantize()
     expected = oracle.dequantize(q, nf4.codebook("nf4"), case.dtype)
-    require_equal(f"dequantize {case.shape} {case.dtype}", ours, expected)
-    require_equal(f"dequantize to out {case.shape} {case.dtype}", case.dequantize_kept(), expected)
+    require_equal(f"dequantize {what}", ours, expected)
+    require_equal(f"dequantize to out {what}", case.dequantize_kept(), expected)
     peers = {}
     if peer.functional is not None:
         packed, state = peer.tensor(q.packed).view(-1, 1), peer.state(q)
         peers["bitsandbytes"] = partial(peer.functional.dequantize_4bit, packed, state)
         theirs = peer.array(peers["bitsandbytes"](), ours)
-        require_equal(f"bitsandbytes' dequantize {case.shape} {case.dtype}", ours, theirs)
+        require_equal(f"bitsandbytes' dequantize {what}", ours, theirs)
     limits = fills(pool, peer, case)
     return Contest("dequantize", case, case.dequantize, case.dequantize_kept, limits, peers)
 
@@ -227,102 +303,62 @@ def quantize_contest(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> Contes
 
 
 CASES = [
-    (dequantize_contest, "bf16", True),
-    (dequantize_contest, "fp16", True),
-    (dequantize_contest, "fp32", True),
-    (dequantize_contest, "bf16", False),
-    (quantize_contest, "bf16", True),
-    (quantize_contest, "fp32", True),
+    (dequantize_contest, "bf16", True), (dequantize_contest, "fp16", True),
+    (dequantize_contest, "fp32", True), (dequantize_contest, "bf16", False),
+    (quantize_contest, "bf16", True), (quantize_contest, "fp32", True),
     (quantize_contest, "fp32", False),
-]
+]  # fmt: skip
 
 
-HEADING = (
-    f"{'ms':35} {'new':>7} {'kept':>7} {'limit':>7}  of limit"
-    f"  {'bitsandbytes: new':>19} {'kept':>8}  {'new/new':>7} {'kept/kept':>9} {'new/our kept':>12}"
-)
-
-
-def line(figures: dict) -> str:
-    shape = "x".join(map(str, figures["shape"]))
-    scales = "nested" if figures["nested"] else "flat"
-    text = (
-        f"{figures['work']:10} {shape:>10} {figures['dtype']} {scales:6}"
-        f" {figures['new']['ms']:7.3f} {figures['kept']['ms']:7.3f} {figures['limit']['ms']:7.3f}"
-        f"  {figures['of_limit']:8.2f}"
+def _peers(row: Row) -> str:
+    return ", ".join(
+        f"{name} ms new {each['new']['ms']:.3f} ({each['ratio']['both_new']:.1f}x, over ours kept "
+        f"{each['ratio']['theirs_new_ours_kept']:.1f}x), kept {each['kept']['ms']:.3f} "
+        f"({each['ratio']['both_kept']:.2f}x)"
+        for name, each in row["peers"].items()
     )
-    for each in figures["peers"].values():
-        ratio = each["ratio"]
-        text += (
-            f"  {each['new']['ms']:19.3f} {each['kept']['ms']:8.3f}  {ratio['both_new']:6.1f}x"
-            f" {ratio['both_kept']:8.2f}x {ratio['theirs_new_ours_kept']:11.1f}x"
-        )
-    return text
 
 
-def run(shapes: list[tuple[int, int]], threads: int, report: Callable[[str], None] = print) -> dict:
+TABLE = Table(
+    text("work", "{work}"), text("shape", shape), text("dtype", "{dtype}"),
+    text("layout", lambda row: "nested" if row["nested"] else "flat"),
+    number("ms new", "{new[ms]:.3f}"), number("ms kept", "{kept[ms]:.3f}"),
+    number("ms limit", "{limit[ms]:.3f}"), number("of limit", "{of_limit:.2f}"),
+    text("peers", _peers),
+)  # fmt: skip
+
+
+def require_shapes(shapes: Iterable[Shape]) -> None:
+    """Raises ArgumentTypeError."""
+    for rows, cols in shapes:
+        if cols % BLOCKSIZE:
+            raise argparse.ArgumentTypeError(
+                f"'{rows}x{cols}'; expected ROWSxCOLS, cols a multiple of {BLOCKSIZE}: "
+                "bitsandbytes is wrong for others"
+            )
+
+
+def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = print) -> dict:
     """All figures."""
+    from nf4bench import cpu_matmul
+
     peer = Peer(threads)
-    rows = []
+    report(f"libnf4: {nf4.cpu_variant()}, {threads} threads; bitsandbytes: {peer.version}")
     with ThreadPoolExecutor(threads) as pool:
 
         def contests() -> Iterator[Contest]:
-            for shape in shapes:
+            for each in shapes:
                 for make, dtype, nested in CASES:
-                    yield make(pool, peer, Case(shape, dtype, nested, threads))
+                    yield make(pool, peer, Case(each, dtype, nested, threads))
 
         with_new = [contest.measure_new() for contest in contests()]
         matmul = cpu_matmul.run(pool, peer, shapes, threads, report)
         keep_freed_memory()
-        report(HEADING)
+        rows = []
         for contest, times in zip(contests(), with_new, strict=True):
             rows.append(contest.row(times, contest.measure_kept()))
-            report(line(rows[-1]))
+            report(TABLE.line(rows[-1]))
     return {
-        "cpu_variant": nf4.cpu_variant(),
-        "threads": threads,
-        "peers": {"bitsandbytes": peer.version},
-        "rows": rows,
-        "matmul": matmul,
-    }
-
-
-def parse_shape(text: str) -> tuple[int, int]:
-    try:
-        rows, cols = (int(part) for part in text.split("x"))
-    except ValueError:
-        rows = cols = 0
-    if rows <= 0 or cols <= 0 or cols % BLOCKSIZE:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}; expected ROWSxCOLS, cols a multiple of {BLOCKSIZE}: "
-            "bitsandbytes is wrong for others"
-        )
-    return rows, cols
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument(
-        "--threads", type=int, default=len(os.sched_getaffinity(0)),
-        help="one for each processor by default",
-    )  # fmt: skip
-    parser.add_argument(
-        "--shapes", type=lambda text: [parse_shape(each) for each in text.split(",")],
-        default=[parse_shape(each) for each in SHAPES],
-        help=f"ROWSxCOLS,...; {','.join(SHAPES)} by default",
-    )  # fmt: skip
-    arguments = parser.parse_args()
-    if arguments.threads < 1:
-        parser.error(f"--threads is {arguments.threads}; expected 1 or more")
-    figures = run(arguments.shapes, arguments.threads)
-    print(f"libnf4: {figures['cpu_variant']}, {figures['threads']} threads")
-    for peer, version in figures["peers"].items():
-        print(f"{peer}: {version}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        "cpu_variant": nf4.cpu_variant(), "threads": threads,
+        "peers": {"bitsandbytes": peer.version}, "rows": rows, "matmul": matmul,
+    }  # fmt: skip
