@@ -1,4 +1,7 @@
-"""Includes in lib/ point one way: api -> backends -> problem -> nf4.h, and all of them -> core."""
+"""Includes in lib/ point one way: api -> backends -> problem -> nf4.h, and all of them -> core.
+
+In lib/cuda: operations -> runtime, weight -> ptx; the kernels of matmul never include each other.
+"""
 
 import argparse
 import re
@@ -9,17 +12,30 @@ from tap import Tap
 # Which rooms a file of each room may include. "shared" is what stands beside the rooms and
 # belongs to neither backend; "api" is the rest of lib/.
 SHARED = {"problem.hpp", "status.hpp", "status.cpp"}
+_BELOW_CUDA = {"core", "shared", "header", "cuda"}
+_OPERATION = _BELOW_CUDA | {"cuda/ptx", "cuda/runtime", "cuda/weight"}
 MAY_INCLUDE = {
     "core": {"core", "header"},
     "shared": {"shared", "header"},
     "cpu": {"cpu", "core", "shared", "header"},
-    "cuda": {"cuda", "core", "shared", "header"},
+    "cuda": _BELOW_CUDA,
+    "cuda/ptx": _BELOW_CUDA | {"cuda/ptx"},
+    "cuda/runtime": _BELOW_CUDA | {"cuda/runtime"},
+    "cuda/weight": _BELOW_CUDA | {"cuda/ptx", "cuda/weight"},
+    "cuda/dequant": _OPERATION | {"cuda/dequant"},
+    "cuda/quantize": _OPERATION | {"cuda/quantize"},
+    "cuda/matmul": _OPERATION
+    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
+    "cuda/matmul/skinny": _OPERATION | {"cuda/matmul", "cuda/matmul/skinny"},
+    "cuda/matmul/mma": _OPERATION | {"cuda/matmul", "cuda/matmul/mma"},
+    "cuda/matmul/wgmma": _OPERATION | {"cuda/matmul", "cuda/matmul/wgmma"},
+    "cuda/info.cpp": _OPERATION | {"cuda/dequant", "cuda/quantize", "cuda/matmul"},
     "api": {"api", "cpu", "cuda", "core", "shared", "header"},
 }
 # What the build generates, and for whom.
-GENERATED = {"nf4_config.hpp": "api", "nf4_gpu_families.hpp": "cuda"}
+GENERATED = {"nf4_config.hpp": "api"}
 # The only rooms whose code nvcc sees.
-CUDA_ROOMS = {"cuda", "core"}
+CUDA_ROOMS = ("cuda", "core")
 CUDA_HEADER = re.compile(r"cuda|cooperative_groups|driver_types|vector_types|mma\.h")
 SOURCES = {".cpp", ".hpp", ".h", ".cu", ".cuh", ".inl"}
 
@@ -28,10 +44,10 @@ def room(path: str) -> str:
     """The room of a path relative to lib/."""
     if path == "nf4/nf4.h":
         return "header"
-    first, slash, _ = path.partition("/")
-    if slash:
-        return first
-    return "shared" if path in SHARED else GENERATED.get(path, "api")
+    if "/" not in path:
+        return "shared" if path in SHARED else GENERATED.get(path, "api")
+    within = [room for room in MAY_INCLUDE if f"{path}/".startswith(f"{room}/")]
+    return max(within, key=len, default=path.partition("/")[0])
 
 
 def faults(source: Path, lib: Path) -> list[str]:
@@ -48,7 +64,7 @@ def faults(source: Path, lib: Path) -> list[str]:
             bracket = '"'  # ours, however it is written
         where = f"{source.relative_to(lib.parent)}:{number}: {target}"
         if bracket == "<":
-            if CUDA_HEADER.match(target) and home not in CUDA_ROOMS:
+            if CUDA_HEADER.match(target) and not home.startswith(CUDA_ROOMS):
                 found.append(f"{where}: a CUDA header outside lib/cuda and lib/core")
         elif ".." in target or (
             target.count("/") == 0 and (source.parent / target).exists() and source.parent != lib

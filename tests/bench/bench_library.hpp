@@ -66,15 +66,16 @@ NF4_API nf4_status nf4_bench_matmul_batch(const nf4_tensor *const *weights,
                                           void *workspace, size_t workspace_bytes, int pdl,
                                           nf4_stream stream);
 
-// The shapes of matmul's kernels. Which of them the library itself takes; -1: the arguments are
-// wrong. workspace_bytes: as many as nf4_matmul_workspace_size says.
-NF4_API int nf4_bench_matmul_shapes(void);
-NF4_API const char *nf4_bench_matmul_shape(int shape);
+// The kernel configurations of matmul. Which of them the library itself takes; -1: the arguments
+// are wrong. workspace_bytes: as many as nf4_matmul_workspace_size says.
+NF4_API int nf4_bench_matmul_configurations(void);
+NF4_API const char *nf4_bench_matmul_configuration(int configuration);
 NF4_API int nf4_bench_matmul_chosen(const nf4_tensor *weight, const nf4_matmul_args *args,
                                     void *workspace, size_t workspace_bytes, nf4_stream stream);
 
-// nf4_matmul_launch in a shape. INVALID_ARGUMENT, too, where that cannot do the problem.
-NF4_API nf4_status nf4_bench_matmul_as(int shape, const nf4_tensor *weight,
+// nf4_matmul_launch in a kernel configuration. INVALID_ARGUMENT, too, where that cannot do the
+// problem.
+NF4_API nf4_status nf4_bench_matmul_as(int configuration, const nf4_tensor *weight,
                                        const nf4_matmul_args *args, void *workspace,
                                        size_t workspace_bytes, int pdl, nf4_stream stream);
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/matmul/deal.hpp"
+#include "cuda/matmul/skinny/partition.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/force.hpp"
@@ -186,7 +186,7 @@ TEST_CASE("thread blocks are dealt so that the largest share is least", "[matmul
     int64_t dealt[4], slowly[4] = {1, 1, 1, 1};
     for (int w = 0; w < count; ++w)
       weights[w] = {rng.between(1, rng.one_in(3) ? 20 : 20000), rng.pick(kCols)};
-    cuda::deal_blocks(weights, count, blocks, dealt);
+    cuda::partition_ctas(weights, count, blocks, dealt);
 
     const auto most = [&](const int64_t *of) {
       return std::max_element(weights, weights + count,

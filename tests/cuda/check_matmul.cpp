@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/matmul/select.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
@@ -55,17 +55,17 @@ MatmulShape random_shape_for_gpu(Rng &rng) {
 }
 
 // Kernels whose thread blocks share tiles, of weights that are large for the GPU, are the last.
-constexpr cuda::MatmulShape kFirstStreamed = cuda::kStream128;
+constexpr int kFirstStreamed = cuda::kFirstStreamK;
 
 // Each kernel that this GPU has, of these shapes, was met so often.
 void check_counts(const MatmulCounts &counts, int least,
-                  ShapeRange shapes = {cuda::kTiled, kFirstStreamed}) {
-  for (const cuda::MatmulFamily *family : runnable(cuda::matmul_families()))
+                  ShapeRange shapes = {cuda::kMma64x64, kFirstStreamed}) {
+  for (const cuda::GpuFamily *family : runnable_families())
     for (int i = shapes.first; i < shapes.end; ++i) {
-      const auto shape = static_cast<cuda::MatmulShape>(i);
-      INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));
+      const auto shape = i;
+      INFO("family " << family->name << ", shape " << cuda::kMatmulConfigs[shape].name);
       if (cuda::matmul_has(*family, shape, compute_capability()) &&
-          (shape == cuda::kTiled || much_shared_memory()))
+          (shape == cuda::kMma64x64 || much_shared_memory()))
         CHECK((counts.count(family) != 0 ? counts.at(family)[i] : 0) >= least);
     }
 }
@@ -80,10 +80,11 @@ MatmulCase sorted_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape
 
 // A case that is aligned, in memory and in its columns, is not kTiled's where there are others.
 void check_not_tiled(const PlacedMatmul &placed, const MatmulCase &test) {
-  const cuda::MatmulFamily *const family = runnable(cuda::matmul_families())[0];
-  if (much_shared_memory() && cuda::matmul_has(*family, cuda::kFew2, compute_capability()) &&
-      (test.m <= 16 || cuda::matmul_has(*family, cuda::kWide256, compute_capability())))
-    CHECK(placed.used(test) != cuda::kTiled);
+  const cuda::GpuFamily *const family = runnable_families()[0];
+  if (much_shared_memory() && cuda::matmul_has(*family, cuda::kSkinny2, compute_capability()) &&
+      (test.m <= 16 ||
+       cuda::matmul_has(*family, cuda::config_named("wgmma_256x128"), compute_capability())))
+    CHECK(placed.used(test) != cuda::kMma64x64);
 }
 
 int multiprocessors() {
@@ -96,8 +97,7 @@ int multiprocessors() {
 int64_t rows_to_share() { return (multiprocessors() / 2 + 1) * 128 - 5; }
 
 bool can_share() {
-  return cuda::matmul_has(*runnable(cuda::matmul_families())[0], kFirstStreamed,
-                          compute_capability());
+  return cuda::matmul_has(*runnable_families()[0], kFirstStreamed, compute_capability());
 }
 // So they do where the library chooses.
 void check_shared(const PlacedMatmul &placed, const MatmulCase &test) {
@@ -170,15 +170,19 @@ TEST_CASE("thread blocks share the tiles that do not fill the GPU", "[cuda][matm
   const Stream stream;
   uint64_t number = 0xf000000;
   const struct {
-    cuda::MatmulShape shape;
+    int shape;
     int64_t columns;
-  } kernels[] = {{cuda::kStream128, 128}, {cuda::kStream152, 152}, {cuda::kStream176, 176},
-                 {cuda::kStream208, 208}, {cuda::kStream256, 256}, {cuda::kStream272, 272},
-                 {cuda::kStream304, 304}};
+  } kernels[] = {{cuda::config_named("wgmma_128x128_stream_k"), 128},
+                 {cuda::config_named("wgmma_152x128_stream_k"), 152},
+                 {cuda::config_named("wgmma_176x128_stream_k"), 176},
+                 {cuda::config_named("wgmma_208x128_stream_k"), 208},
+                 {cuda::config_named("wgmma_256x128_stream_k"), 256},
+                 {cuda::config_named("wgmma_272x128_stream_k"), 272},
+                 {cuda::config_named("wgmma_304x128_stream_k"), 304}};
   const struct {
     int64_t row_tiles, slabs, x_tiles;
   } sizes[] = {{blocks / 3 + 1, 16, 1}, {2 * blocks + 3, 4, 1}, {blocks / 2 + 3, 4, 3}};
-  static_assert(std::size(kernels) == cuda::kMatmulShapes - kFirstStreamed);
+  static_assert(std::size(kernels) == cuda::kMatmulConfigCount - kFirstStreamed);
   for (const auto &[shape, columns] : kernels)
     for (const nf4_dtype dtype : kDtypes16)
       for (const auto &[row_tiles, slabs, x_tiles] : sizes) {
@@ -205,16 +209,18 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
   const CaseClass kind{NF4_DTYPE_BF16, 64, true};
   Rng rng(0xf800000);
   const struct {
-    cuda::MatmulShape shape;
+    int shape;
     MatmulCase test;
   } products[] = {
-      {cuda::kStream304, plain_matmul_case(rng, kind, {rows_to_share(), 4096, 300})},
-      {cuda::kStream128, plain_matmul_case(rng, kind, {rows_to_share(), 1024, 100})},
+      {cuda::config_named("wgmma_304x128_stream_k"),
+       plain_matmul_case(rng, kind, {rows_to_share(), 4096, 300})},
+      {cuda::config_named("wgmma_128x128_stream_k"),
+       plain_matmul_case(rng, kind, {rows_to_share(), 1024, 100})},
   };
   std::vector<PlacedMatmul> placed;
   std::vector<std::vector<uint8_t>> expected;
   for (const auto &[shape, test] : products) {
-    const ForcedMatmul forced(runnable(cuda::matmul_families())[0], shape);
+    const ForcedMatmul forced(runnable_families()[0], shape);
     placed.emplace_back(rng, test, true);
     REQUIRE(placed.back().used(test) == shape);
     REQUIRE(placed.back().multiply(test, stream) == NF4_STATUS_OK);
@@ -226,7 +232,7 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
   for (int i = 0; i < kLaunches; ++i) y.emplace_back(placed[i % 2].y.size());
   for (int i = 0; i < kLaunches; ++i) {
     const auto &[shape, test] = products[i % 2];
-    const ForcedMatmul forced(runnable(cuda::matmul_families())[0], shape);
+    const ForcedMatmul forced(runnable_families()[0], shape);
     nf4_matmul_args args = placed[i % 2].args(test);
     args.y = y[i].data();
     // The second's flags lie where the first's sums do.

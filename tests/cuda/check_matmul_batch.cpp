@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "cuda/matmul/few_args.hpp"
+#include "cuda/matmul/skinny/args.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
@@ -101,20 +101,21 @@ class Batch {
 
   // What the header promises: those that are alike go together as far as they fit.
   size_t expected_launches() const {
-    std::vector<std::tuple<nf4_dtype, bool, cuda::MatmulShape>> kinds;
+    std::vector<std::tuple<nf4_dtype, bool, int>> kinds;
     size_t launches = 0;
     for (size_t i = 0; i < args_.size(); ++i) {
       MatmulProblem problem;
-      cuda::MatmulShape shape;
+      int shape;
       REQUIRE(validate_matmul_shape(weights_[i], &args_[i], problem) == NF4_STATUS_OK);
       REQUIRE(validate_matmul_operands(weights_[i], &args_[i], nullptr, 0, problem) ==
               NF4_STATUS_OK);
       if (problem.empty()) continue;
-      REQUIRE(cuda::matmul_shape(problem, nullptr, shape) == NF4_STATUS_OK);
-      const bool few = shape == cuda::kFew2 || shape == cuda::kFew8 || shape == cuda::kFew16;
+      REQUIRE(cuda::matmul_config(problem, nullptr, shape) == NF4_STATUS_OK);
+      const bool few =
+          shape == cuda::kSkinny2 || shape == cuda::kSkinny8 || shape == cuda::kSkinny16;
       const auto kind = std::make_tuple(problem.dtype, problem.weight.nested(), shape);
       const auto before = std::count(kinds.begin(), kinds.end(), kind);
-      launches += !few || before % cuda::kFewBatch == 0;
+      launches += !few || before % cuda::kSkinnyBatchMax == 0;
       kinds.push_back(kind);
     }
     return launches;
@@ -185,10 +186,10 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
 
 // Whether this GPU has few-row kernels, and the shared memory of the data-centre ones.
 bool has_few_kernels() {
-  const std::vector<const cuda::MatmulFamily *> families = runnable(cuda::matmul_families());
+  const std::vector<const cuda::GpuFamily *> families = runnable_families();
   int bytes = 0;
   REQUIRE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-  return families[0]->kernels[0][0][cuda::kFew2] != nullptr && bytes >= 160 << 10;
+  return cuda::matmul_has(*families[0], cuda::kSkinny2, compute_capability()) && bytes >= 160 << 10;
 }
 
 }  // namespace
@@ -201,10 +202,10 @@ TEST_CASE("products in one call have the bits of one call each, on every family"
     Rng rng(0xfb00000 + i);
     const std::vector<MatmulCase> cases = random_cases(rng);
     const Batch batch(rng, cases, !rng.one_in(4));
-    for (const cuda::MatmulFamily *family : runnable(cuda::matmul_families()))
-      for (const cuda::MatmulShape shape : {cuda::kTiled, cuda::kFew2, cuda::kFew8, cuda::kFew16}) {
-        INFO("batch " << i << ", family " << family->family.name << ", shape "
-                      << cuda::matmul_shape_name(shape));
+    for (const cuda::GpuFamily *family : runnable_families())
+      for (const int shape : {cuda::kMma64x64, cuda::kSkinny2, cuda::kSkinny8, cuda::kSkinny16}) {
+        INFO("batch " << i << ", family " << family->name << ", shape "
+                      << cuda::kMatmulConfigs[shape].name);
         const ForcedMatmul forced(family, shape);
         REQUIRE(same(batch.outputs(stream), batch.outputs_alone(stream)));
         const size_t launches = batch.launches(stream);  // of kernels that are loaded by now

@@ -16,11 +16,16 @@ Candidates = dict[Candidate, list[Launch]]
 
 def _each(
     name: str, launch: str, library: Library, kernel: str, weights: Sequence[Weight],
-    make: Callable[[Weight, int, bool], Launch],
+    arguments: Callable[[Weight], tuple],
 ) -> Candidates:  # fmt: skip
-    """Every launch shape of a kernel, over the rotation."""
+    """Every launch variant of a kernel, over the rotation."""
+
+    def made(variant: int, weight: Weight) -> Launch:
+        given, pdl = arguments(weight), launch == "pdl"
+        return lambda stream: library.launch(kernel, variant, *given, pdl, stream)
+
     return {
-        Candidate(name, launch, variant): [make(w, variant, launch == "pdl") for w in weights]
+        Candidate(name, launch, variant): [made(variant, weight) for weight in weights]
         for variant in library.variants(kernel)
     }
 
@@ -29,46 +34,35 @@ def dequantize_stream(library: Library, weights: Sequence[Weight], launch: str) 
     """Reads packed and scales, writes the dense bytes: from and to aligned memory, and at odd
     sizes short of the last word."""
 
-    def make(weight: Weight, variant: int, pdl: bool) -> Launch:
-        stores = weight.dense.itemsize // 2
-        packed, scales = weight.packed_room.data_ptr(), weight.quantized.absmax.data_ptr()
-        packed_bytes, scale_bytes = (
-            weight.case.elements // 8 * 4,
-            weight.sizes.absmax_bytes // 4 * 4,
-        )
-        out = weight.out_room.data_ptr()
-        return lambda stream: library.stream(
-            variant, packed, packed_bytes, scales, scale_bytes, out, stores, pdl,
-            stream,
+    def arguments(weight: Weight) -> tuple:
+        return (
+            weight.packed_room.data_ptr(), weight.case.elements // 8,
+            weight.quantized.absmax.data_ptr(), weight.sizes.absmax_bytes // 4 * 4,
+            weight.out_room.data_ptr(), weight.dense.itemsize // 2,
         )  # fmt: skip
 
-    return _each("stream", launch, library, "stream", weights, make)
+    return _each("stream", launch, library, "stream", weights, arguments)
 
 
 def quantize_stream(library: Library, weights: Sequence[Weight], launch: str) -> Candidates:
     """Reads the dense bytes once, writes the packed ones."""
 
-    def make(weight: Weight, variant: int, pdl: bool) -> Launch:
-        source, source_bytes = weight.dense.data_ptr(), read_bytes(weight)
-        out, out_bytes = weight.packed_room.data_ptr(), source_bytes // weight.dense.itemsize // 2
-        return lambda stream: library.encode_stream(
-            variant, source, source_bytes, out, out_bytes, pdl, stream
-        )
+    def arguments(weight: Weight) -> tuple:
+        nbytes = read_bytes(weight)
+        out_bytes = nbytes // weight.dense.itemsize // 2
+        return weight.dense.data_ptr(), nbytes, weight.packed_room.data_ptr(), out_bytes
 
-    return _each("stream", launch, library, "encode_stream", weights, make)
+    return _each("stream", launch, library, "encode_stream", weights, arguments)
 
 
 def read(library: Library, weights: Sequence[Weight], sink: torch.Tensor) -> Candidates:
     """Reads what the case reads: packed, or for quantize the dense bytes."""
 
-    def make(weight: Weight, variant: int, pdl: bool) -> Launch:
+    def arguments(weight: Weight) -> tuple:
         source = weight.dense if weight.case.work == "quantize" else weight.packed_room
-        nbytes = read_bytes(weight)
-        return lambda stream: library.read(
-            variant, source.data_ptr(), nbytes, sink.data_ptr(), pdl, stream
-        )
+        return source.data_ptr(), read_bytes(weight), sink.data_ptr()
 
-    return _each("read", "plain", library, "read", weights, make)
+    return _each("read", "plain", library, "read", weights, arguments)
 
 
 def read_bytes(weight: Weight) -> int:
@@ -79,12 +73,10 @@ def read_bytes(weight: Weight) -> int:
 
 def write(library: Library, weights: Sequence[Weight]) -> Candidates:
     """Writes the dense bytes."""
-
-    def make(weight: Weight, variant: int, pdl: bool) -> Launch:
-        out, nbytes = weight.out_room.data_ptr(), write_bytes(weight)
-        return lambda stream: library.write(variant, out, nbytes, pdl, stream)
-
-    return _each("write", "plain", library, "write", weights, make)
+    return _each(
+        "write", "plain", library, "write", weights,
+        lambda weight: (weight.out_room.data_ptr(), write_bytes(weight)),
+    )  # fmt: skip
 
 
 def write_bytes(weight: Weight) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests" / "bench")]
+sys.path[:0] = [str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "python" / "abi")]
 
 
 def timing(us: float) -> dict[str, Any]:

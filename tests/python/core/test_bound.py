@@ -13,8 +13,8 @@ import nf4
 import numpy as np
 import oracle
 import pytest
-from nf4._bound import _nf4_fast, bound
 from nf4._load import library
+from nf4._prepared import _nf4_fast, prepare
 
 pytestmark = pytest.mark.usefixtures("way_to_call")
 SOURCE = np.random.default_rng(0).standard_normal((6, 640)).astype(np.float32)
@@ -56,14 +56,14 @@ def test_a_shallow_copy_shares_the_parts():
 
 def test_a_weight_is_prepared_once():
     q = used()
-    assert bound(q) is bound(q)
+    assert prepare(q) is prepare(q)
 
 
 def test_the_common_call_is_the_extensions(way_to_call):
     q = used()
     expected = nf4.dequantize(q)
     out = np.zeros_like(expected)
-    status = bound(q).launch(out.ctypes.data, None, None)
+    status = prepare(q).launch(out.ctypes.data, None, None)
     assert status == {"extension": 0, "ctypes": None}[way_to_call]
     assert (oracle.differing(out, expected) == 0) is (status == 0)
 
@@ -71,7 +71,7 @@ def test_the_common_call_is_the_extensions(way_to_call):
 @pytest.mark.skipif(_nf4_fast is None, reason="the extension module _nf4_fast is not built")
 @pytest.mark.parametrize("parts, addresses", [(("packed",), (64,)), (("packed",), ()), ((), (64,))])
 def test_the_extension_refuses_parts_of_no_type(parts, addresses):
-    prepared = bound(used())
+    prepared = prepare(used())
     function = ctypes.cast(library().nf4_dequant_cpu, ctypes.c_void_p).value
     known = (None, prepared.argument.value, function, prepared.elements, 1, False, {})
     assert _nf4_fast.Weight(*known, None, (), ()).in_place()
@@ -140,7 +140,7 @@ class TestTensors:
             pytest.skip(f"torch {torch.__version__} has no DLPack exchange")
         out = torch.zeros(SOURCE.shape)
         for dtype in (None, "fp32", torch.float32):
-            status = bound(q).launch(out.zero_(), dtype, None)
+            status = prepare(q).launch(out.zero_(), dtype, None)
             assert status == {"extension": 0, "ctypes": None}[way_to_call]
             assert torch.equal(out, nf4.dequantize(q)) is (status == 0)
 

@@ -1,4 +1,4 @@
-"""What objects are as memory, and what is refused: _memory, _dlpack."""
+"""Objects as memory, and what is refused of them: _readers, _dlpack, _operand."""
 
 import array
 import gc
@@ -10,29 +10,34 @@ import numpy as np
 import oracle
 import pytest
 from fakes import CudaArray, DlpackArray
-from nf4 import _dlpack, _memory
+from nf4 import _dlpack, _operand
+from nf4._operand import read
 
 FLOAT, UINT, BFLOAT = 2, 1, 4
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
+def operand_of(value):
+    return read("thing", value).require_contiguous()
+
+
 def refused(value, message):
     with pytest.raises(nf4.InvalidArgument, match=message):
-        _memory.buffer("thing", value)
+        operand_of(value)
 
 
 def test_numpy():
-    buffer = _memory.buffer("thing", MATRIX)
-    assert (buffer.address, buffer.dtype, buffer.shape) == (MATRIX.ctypes.data, "fp32", (3, 4))
-    assert (buffer.elements, buffer.on_device, buffer.writable) == (12, False, True)
+    operand = operand_of(MATRIX)
+    assert (operand.address, operand.dtype, operand.shape) == (MATRIX.ctypes.data, "fp32", (3, 4))
+    assert (operand.elements, operand.on_device, operand.writable) == (12, False, True)
     fixed = MATRIX.copy()
     fixed.flags.writeable = False
-    assert not _memory.buffer("thing", fixed).writable
+    assert not operand_of(fixed).writable
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_numpy_dtypes(dtype):
-    assert _memory.buffer("thing", np.zeros(3, oracle.DTYPES[dtype])).dtype == dtype
+    assert operand_of(np.zeros(3, oracle.DTYPES[dtype])).dtype == dtype
 
 
 @pytest.mark.parametrize("view", [MATRIX.T, MATRIX[:, 1:], MATRIX[::2]])
@@ -42,22 +47,22 @@ def test_numpy_that_is_not_contiguous(view):
 
 @pytest.mark.parametrize("view", [MATRIX[1:], MATRIX[1:2, 1:], MATRIX[:0].T])
 def test_numpy_that_is_contiguous_all_the_same(view):
-    assert _memory.buffer("thing", view).elements == view.size
+    assert operand_of(view).elements == view.size
 
 
 def test_big_endian_is_another_dtype():
-    assert _memory.buffer("thing", MATRIX.astype(">f4")).dtype == ">f4"
+    assert operand_of(MATRIX.astype(">f4")).dtype == ">f4"
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "uint8"])
 def test_cuda_array_interface(dtype):
-    buffer = _memory.buffer("thing", CudaArray(4096, dtype, 5, 7, read_only=True))
-    assert (buffer.address, buffer.dtype, buffer.shape) == (4096, dtype, (5, 7))
-    assert (buffer.on_device, buffer.writable) == (True, False)
+    operand = operand_of(CudaArray(4096, dtype, 5, 7, read_only=True))
+    assert (operand.address, operand.dtype, operand.shape) == (4096, dtype, (5, 7))
+    assert (operand.on_device, operand.writable) == (True, False)
 
 
 def test_cuda_array_interface_of_no_elements():
-    assert _memory.buffer("thing", CudaArray(None, "fp32", 0, 3)).address == 0
+    assert operand_of(CudaArray(None, "fp32", 0, 3)).address == 0
 
 
 @pytest.mark.parametrize(
@@ -75,7 +80,7 @@ def test_cuda_array_interface_of_no_elements():
 def test_cuda_array_interface_strides(shape, strides, contiguous):
     value = CudaArray(4096, "fp32", *shape, strides=strides)
     if contiguous:
-        assert _memory.buffer("thing", value).shape == shape
+        assert operand_of(value).shape == shape
     else:
         refused(value, "thing is not contiguous")
 
@@ -95,17 +100,17 @@ def test_cuda_array_interface_faults():
 )
 def test_dlpack(dtype, code, versioned):
     values = np.zeros((3, 4), oracle.DTYPES.get(dtype, np.uint8))
-    buffer = _memory.buffer("thing", DlpackArray(values, code, versioned))
-    assert (buffer.address, buffer.dtype, buffer.shape) == (values.ctypes.data, dtype, (3, 4))
-    assert (buffer.on_device, buffer.writable) == (False, True)
+    operand = operand_of(DlpackArray(values, code, versioned))
+    assert (operand.address, operand.dtype, operand.shape) == (values.ctypes.data, dtype, (3, 4))
+    assert (operand.on_device, operand.writable) == (False, True)
 
 
 def test_dlpack_details():
-    assert not _memory.buffer("thing", DlpackArray(MATRIX, FLOAT, flags=1)).writable
-    shifted = _memory.buffer("thing", DlpackArray(MATRIX[1:], FLOAT, byte_offset=16))
+    assert not operand_of(DlpackArray(MATRIX, FLOAT, flags=1)).writable
+    shifted = operand_of(DlpackArray(MATRIX[1:], FLOAT, byte_offset=16))
     assert shifted.address == MATRIX.ctypes.data + 32
-    assert _memory.buffer("thing", DlpackArray(MATRIX, FLOAT, strides=None)).elements == 12
-    odd = _memory.buffer("thing", DlpackArray(MATRIX, FLOAT, lanes=2))
+    assert operand_of(DlpackArray(MATRIX, FLOAT, strides=None)).elements == 12
+    odd = operand_of(DlpackArray(MATRIX, FLOAT, lanes=2))
     assert odd.dtype == "DLPack type code 2, 32 bits, 2 lanes"
 
 
@@ -121,7 +126,7 @@ def test_dlpack_details():
 def test_dlpack_devices(device_type, on_device, stream):
     """A CUDA producer is told to synchronise nothing (-1): the order is the caller's."""
     value = DlpackArray(MATRIX, FLOAT, device_type=device_type)
-    assert _memory.buffer("thing", value).on_device is on_device
+    assert operand_of(value).on_device is on_device
     assert value.streams == [stream]
 
 
@@ -154,9 +159,9 @@ def test_what_a_producer_raises_is_named():
 
 
 def test_addresses():
-    buffer = _memory.buffer("thing", np.int64(4096))
-    assert (buffer.address, buffer.dtype, buffer.elements) == (4096, None, None)
-    assert buffer.on_device is None
+    operand = operand_of(np.int64(4096))
+    assert (operand.address, operand.dtype, operand.elements) == (4096, None, None)
+    assert operand.on_device is None
     refused(-1, "thing is -1; expected an address")
     refused(1 << 64, "expected an address")
 
@@ -172,54 +177,54 @@ def test_other_objects(kind):
 
 
 def test_expect():
-    buffer = _memory.buffer("thing", MATRIX)
-    assert buffer.expect("fp32", 12, written=True) is buffer
+    operand = operand_of(MATRIX)
+    assert operand.expect("fp32", 12).require_writable() is operand
     for arguments, message in (
         (("fp16", 12), "thing is of fp32; expected fp16"),
         (("fp32", 13), "thing has 12 elements; expected 13"),
     ):
         with pytest.raises(nf4.InvalidArgument, match=message):
-            buffer.expect(*arguments)
-    fixed = _memory.buffer("thing", CudaArray(4096, "fp32", 12, read_only=True))
+            operand.expect(*arguments)
+    fixed = operand_of(CudaArray(4096, "fp32", 12, read_only=True))
     assert fixed.expect("fp32", 12) is fixed
     with pytest.raises(nf4.InvalidArgument, match="thing is read-only"):
-        fixed.expect("fp32", 12, written=True)
-    raw = _memory.buffer("thing", 4096)
-    assert raw.expect("fp16", 10**15, written=True) is raw
+        fixed.require_writable()
+    raw = operand_of(4096)
+    assert raw.expect("fp16", 10**15).require_writable() is raw
 
 
 def test_places():
     host, device, raw = (
-        _memory.buffer(name, value)
+        read(name, value)
         for name, value in (("a", MATRIX), ("b", CudaArray(4096, "fp32", 3)), ("c", 4096))
     )
-    assert _memory.on_device([host, raw]) is False
-    assert _memory.on_device([raw, device]) is True
-    assert _memory.on_device([raw]) is True
+    assert _operand.on_device([host, raw]) is False
+    assert _operand.on_device([raw, device]) is True
+    assert _operand.on_device([raw]) is True
     with pytest.raises(
         nf4.InvalidArgument, match="a is in host memory; b is in device memory; expected all"
     ):
-        _memory.on_device([host, raw, device])
+        _operand.on_device([host, raw, device])
 
 
-def test_a_buffer_keeps_its_owner_alive():
+def test_an_operand_keeps_its_owner_alive():
     value = MATRIX.copy()
     finalised = weakref.ref(value)
-    buffer = _memory.buffer("thing", value)
+    operand = operand_of(value)
     del value
     gc.collect()
-    assert finalised() is buffer.owner
-    del buffer
+    assert finalised() is operand.owner
+    del operand
     gc.collect()
     assert finalised() is None
 
 
 def test_a_dlpack_capsule_is_held_and_released():
     value = DlpackArray(MATRIX, FLOAT)
-    buffer = _memory.buffer("thing", value)
-    capsule = buffer.owner.capsule
+    operand = operand_of(value)
+    capsule = operand.owner
     held = sys.getrefcount(capsule)
-    del buffer
+    del operand
     gc.collect()
     assert sys.getrefcount(capsule) == held - 1
 
@@ -250,5 +255,5 @@ def test_masked_array():
 
 
 def test_dlpack_copy_is_not_written_to():
-    assert not _memory.buffer("thing", DlpackArray(MATRIX, FLOAT, flags=2)).writable
-    assert _memory.buffer("thing", DlpackArray(MATRIX, FLOAT)).writable
+    assert not operand_of(DlpackArray(MATRIX, FLOAT, flags=2)).writable
+    assert operand_of(DlpackArray(MATRIX, FLOAT)).writable

@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 import readme_table  # noqa: E402
 import record as records  # noqa: E402
 import sources  # noqa: E402
-from nf4bench import matmul_cases, matmul_tables  # noqa: E402
+from nf4bench import matmul_cases, tables  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,9 @@ def test_everything_in_the_record_passed(record: dict) -> None:
 
 def test_errors_of_matmul_are_within_their_bounds(figures: dict) -> None:
     for row in figures["matmul"]["errors"]:
-        said = matmul_tables.error_line(row)
+        said = tables.ERROR.line(row)
         assert row["errors"]["libnf4"] <= matmul_cases.MOST_ERROR[row["dtype"]], said
-        assert matmul_tables.over_dense(row) <= matmul_cases.MOST_OF_DENSE, said
+        assert tables.over_dense(row) <= matmul_cases.MOST_OF_DENSE, said
 
 
 def test_what_the_repository_shows_is_made_from_the_figures(figures: dict) -> None:

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 import nf4
 from nf4 import _convert, _torch
-from nf4._bound import bound
+from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.tensor import no_weight
 from nf4.torch import _operators, _state, functional
+from nf4.torch._checks import require_dense, require_tensor, torch_dtype
+from nf4.torch._weight import WeightParts
 
 _SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
 
@@ -95,7 +97,7 @@ class NF4Linear(nn.Linear):
         out_features = _convert.count("out_features", out_features)
         if not isinstance(bias, (bool, int, type(None))):
             raise InvalidArgument(f"bias is {kind_of(bias)}; expected True or False")
-        dtype = functional.torch_dtype(torch.get_default_dtype() if dtype is None else dtype)
+        dtype = torch_dtype(torch.get_default_dtype() if dtype is None else dtype)
         device = _device(device)
         made = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         shape, name = (out_features, in_features), _torch.dtype_name(dtype)
@@ -112,9 +114,7 @@ class NF4Linear(nn.Linear):
         compute_dtype: Any,
     ) -> None:
         self.compute_dtype = (
-            None
-            if compute_dtype is None
-            else functional.torch_dtype(compute_dtype, "compute_dtype")
+            None if compute_dtype is None else torch_dtype(compute_dtype, "compute_dtype")
         )
         self._take_weight(weight)
         if bias is not None and not isinstance(bias, nn.Parameter):
@@ -132,12 +132,11 @@ class NF4Linear(nn.Linear):
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected two dimensions")
         if weight.codebook is not None:
             raise InvalidArgument("codebook is given; a layer has its format's own")
-        functional.arguments(weight)  # or it is not of tensors
+        self.spec = WeightParts.of(weight).spec  # or it is not of tensors
         if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
-            bound(weight)  # or a part is of the wrong size or type
+            prepare(weight)  # or a part is of the wrong size or type
         self.out_features, self.in_features = weight.shape
-        self.format, self.dtype_before = weight.format, weight.dtype
-        self.blocksize, self.nested_blocksize = weight.blocksize, weight.nested_blocksize
+        self.dtype_before = weight.dtype
         packed = _state.bytes_of(weight.packed)
         self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
         for name in _SCALES:
@@ -183,7 +182,7 @@ class NF4Linear(nn.Linear):
                 f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense: "
                 f"from_bitsandbytes takes a Linear4bit"
             )
-        functional.require_dense("linear.weight", linear.weight)
+        require_dense("linear.weight", linear.weight)
         weight = functional.quantize(
             linear.weight.detach(),
             format=format,
@@ -221,6 +220,18 @@ class NF4Linear(nn.Linear):
         return made.train(self.training)
 
     @property
+    def format(self) -> str:
+        return self.spec.format
+
+    @property
+    def blocksize(self) -> int:
+        return self.spec.blocksize
+
+    @property
+    def nested_blocksize(self) -> int:
+        return self.spec.nested_blocksize
+
+    @property
     def quantized(self) -> nf4.QuantizedTensor:
         """The weight for the functions of nf4 and nf4.torch. Its parts are the layer's own."""
         return nf4.QuantizedTensor(
@@ -239,7 +250,7 @@ class NF4Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x is [..., in_features]; y is [..., out_features] in its dtype, but for autocast's."""
-        functional.require_tensor("x", x)
+        require_tensor("x", x)
         dtype, wanted = x.dtype, self.compute_dtype
         casts = (
             wanted is not None and wanted != dtype and not torch.is_autocast_enabled(x.device.type)
@@ -254,20 +265,16 @@ class NF4Linear(nn.Linear):
             packed, bias = self.weight, self.bias
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
-        y = _operators.linear(
-            x,
-            bias,
+        weight = WeightParts(
             packed,
             scales["absmax"],
             scales["nested_absmax"],
             scales["nested_code"],
             scales["nested_offset"],
             None,
-            (self.out_features, self.in_features),
-            self.format,
-            self.blocksize,
-            self.nested_blocksize,
+            self.spec,
         )
+        y = _operators.linear(x, bias, weight)
         return y.to(dtype) if casts else y
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NF4Linear:
@@ -341,7 +348,7 @@ class NF4Linear(nn.Linear):
             )
         parts = _tensors(weight)
         if self._has_memory_for(weight):
-            bound(weight)
+            prepare(weight)
             own = _tensors(self.quantized)
             for name in parts.keys() - {"nested_code"}:
                 own[name].copy_(parts[name].view(own[name].shape))
