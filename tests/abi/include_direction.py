@@ -44,8 +44,8 @@ MAY_INCLUDE = {
     "cuda/info.cpp": _OPERATION | {"cuda/dequant", "cuda/quantize", "cuda/matmul"},
     "api": {"api", "cpu/backend.hpp", "cuda", "core", "shared", "header"},
 }
-# What is compiled for one instruction set: functions that it shared with other files might be linked
-# in its version, for every machine.
+# What is compiled for one instruction set: a function that it shared with other files might be
+# linked in its version, for every machine.
 CPU_KERNELS = re.compile(r"cpu/\w+/(avx\w+\.cpp|kernels\.hpp|loops\.hpp)")
 # What the build generates, and for whom.
 GENERATED = {"nf4_config.hpp": "api"}
