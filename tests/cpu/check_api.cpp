@@ -243,7 +243,7 @@ TEST_CASE("a bad argument is named, and nothing is written", "[api]") {
   check_bad_arguments(kBadArguments);
 }
 
-TEST_CASE("the call that the table spoils is right", "[api]") {
+TEST_CASE("the call that the table breaks is right", "[api]") {
   for (const bool nested : {false, true}) {
     for (const Function &function : functions()) {
       INFO(function.name);

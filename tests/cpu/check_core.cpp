@@ -23,6 +23,9 @@ using nf4::test::Rng;
 
 namespace {
 
+const Codebook &kNf4Codebook = kFormats[format_row(NF4_FORMAT_NF4)].codebook;
+const Codebook &kFp4Codebook = kFormats[format_row(NF4_FORMAT_FP4)].codebook;
+
 // A 16-bit float with `exponent_bits` exponent bits, from the definition of IEEE-754.
 double value_of(uint16_t bits, int exponent_bits) {
   const int mantissa_bits = 15 - exponent_bits;

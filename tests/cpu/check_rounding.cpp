@@ -20,6 +20,8 @@ using nf4::test::Rng;
 
 namespace {
 
+const Codebook &kNf4Codebook = kFormats[format_row(NF4_FORMAT_NF4)].codebook;
+
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
