@@ -265,7 +265,7 @@ if not _fast.registered:
 
 _schemas.library.impl("linear", _autograd_linear, "Autograd")
 _schemas.library.impl("linear_backward", _autograd_linear_backward, "Autograd")
-if _private.below_autograd is not None:
+if _private.below_autograd is not _private.no_way_below:
     for _op, _names in (
         (_schemas.dequantize, PARTS),
         (_schemas.quantize, ("weight", "codebook")),

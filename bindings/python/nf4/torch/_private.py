@@ -72,7 +72,14 @@ is_zero_tensor = _found("is_zero_tensor", "Tensor._is_zerotensor", lambda tensor
 
 # ---- Below autograd, inside of transforms ----------------------------------------------
 
-below_autograd = _found("below_autograd", "_C._AutoDispatchBelowAutograd", None)
+
+def no_way_below() -> contextlib.AbstractContextManager[Any]:
+    """Without it transforms are refused, and quantize and dequantize have no kernel of autograd's:
+    a gradient that they have not is not refused any more."""
+    raise NotImplementedError("this torch lets no operator call itself below autograd")
+
+
+below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", no_way_below)
 
 
 def redispatch(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
