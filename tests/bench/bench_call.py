@@ -72,14 +72,14 @@ def calls(prefix: str) -> dict[str, Callable[[], object]]:
     """The calls to time, by name. Everything is first used here, as device memory."""
     import nf4
     import torch
-    from nf4 import _bound, _memory
+    from nf4 import _prepared
 
-    place, _memory.place = _memory.place, lambda _buffers: True
+    locate, _prepared.locate = _prepared.locate, lambda parts: parts[0]._replace(on_device=True)
     (weight, out), raw = tensors(), addresses()
-    device = _bound.bound(weight).torch
+    device = _prepared.prepare(weight).torch
     device.is_cuda, device.current_stream = True, lambda: STREAM
-    _bound.bound(raw)
-    _memory.place = place
+    _prepared.prepare(raw)
+    _prepared.locate = locate
     dequantize, matmul = nf4.dequantize, nf4.matmul
     rows, cols = SHAPE
     x, y = (torch.empty((1, each), dtype=torch.bfloat16) for each in (cols, rows))
@@ -131,14 +131,14 @@ def main() -> int:
         os.environ["NF4_LIBRARY"] = fake_library(directory)
         sys.path[:0] = [str(ROOT / "build" / "bindings" / "python")]
         import torch
-        from nf4 import _bound
+        from nf4 import _prepared
 
         print(f"Python {platform.python_version()}, torch {torch.__version__}, nanoseconds")
-        if _bound._nf4_fast is None:
+        if _prepared._nf4_fast is None:
             print("no extension module: _nf4_fast is not built")
         else:
             report(calls("extension"))
-        _bound._nf4_fast = None
+        _prepared._nf4_fast = None
         report(calls("ctypes"))
         report(host())
         report(pieces())
