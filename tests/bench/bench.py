@@ -7,7 +7,7 @@ the CPU.
     python tests/bench/bench.py --before DIR [--quick] [--json FILE]
 
 On the GPU, times are of CUDA-graph replays that rotate over more data than L2 holds, in turns;
-the limit is the fastest of our own kernels that move the same bytes and do nothing else. Bits
+the roofline is the fastest of our own kernels that move the same bytes and do nothing else. Bits
 are compared before a case is timed: a wrong result ends the program with status 1. Options
 that make no sense end it with status 2. A peer that is not installed is named as missing.
 """

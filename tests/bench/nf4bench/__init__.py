@@ -4,7 +4,7 @@ options    what the command line may ask for; modes runs it
 cases      which weights are measured, and beside whom; matmul_cases, models_cases
 device     the GPU: graphs, events, synchronizing
 weights    rotating sets of random weights; product: one of matmul's
-library    the C library of rooflines and launch configurations, through ctypes; limits
+library    the C library of rooflines and launch configurations, through ctypes; rooflines
 peers      bitsandbytes, Unsloth's sequence, plain torch, Triton; matmul_peers
 check      bits compared before anything is timed
 measure    candidates timed in turns

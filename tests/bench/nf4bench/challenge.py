@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nf4bench import limits, rows, tables
+from nf4bench import rooflines, rows, tables
 from nf4bench.cases import Case
 from nf4bench.check import WrongResult, require_dequantized
 from nf4bench.measure import Timing, fastest, in_turns
@@ -25,7 +25,7 @@ from nf4bench.weights import DTYPES, Weight
 TURNS = 10
 PEERS = ("unsloth", "bitsandbytes", "triton")  # torch's own operators are no contender here
 NOTHING = "nothing: a view"  # what waiting costs, and in its compiled form torch.compile
-CALL_BUDGET_US = 6  # what a call may add to the stream kernel's time
+CALL_BUDGET_US = 6  # what a call may add to the roofline
 SPEEDUP_POINTS = ((1.05, 1), (1.10, 2), (1.15, 2))  # each adds to the one before
 NO_SPEEDUP_POINTS = -3
 # Of each MLP hidden, inner, and dtype. gate and up are [inner, hidden], down is [hidden, inner].
@@ -112,7 +112,7 @@ def compiled(calls: Calls) -> Calls | str:
 
 
 def iterate(gpu: Any, calls: Sequence[Callable], iterations: int) -> float:
-    """Microseconds of an iteration: every call, and a device synchronise after each."""
+    """Microseconds of an iteration: every call, and a device synchronize after each."""
     began = time.perf_counter()
     for _ in range(iterations):
         for call in calls:
@@ -167,14 +167,14 @@ def compiled_and_equal(
     return made, refused
 
 
-def _stream_us(bench: Bench) -> float:
-    """The stream kernels' time for the nine weights, the best launch variant of each."""
+def _roofline_us(bench: Bench) -> float:
+    """Time of the roofline kernels for the nine weights, the best launch variant of each."""
     total = 0.0
     for mlp in MLPS:
         same_size = mlp_cases(*mlp)
         weights = bench.rotation(same_size[0])
-        times = bench.times(weights, limits.dequantize_stream(bench.library, weights, "plain"))
-        total += len(same_size) * fastest(times, "stream").timing.us
+        times = bench.times(weights, rooflines.dequantize(bench.library, weights, "plain"))
+        total += len(same_size) * fastest(times, "roofline").timing.us
     return total
 
 
@@ -202,15 +202,15 @@ def _figures(times: Mapping[str, Timing], refused: Mapping[str, str]) -> dict[st
 # ---- Score and points -------------------------------------------------------------------
 
 
-def summary(totals: Mapping[str, float], stream_us: float) -> dict:
+def summary(totals: Mapping[str, float], roofline_us: float) -> dict:
     """Score and budget from microseconds of an iteration of each implementation."""
     ours, calls = totals["libnf4"], len(cases())
-    budget = stream_us + calls * CALL_BUDGET_US
+    budget = roofline_us + calls * CALL_BUDGET_US
     ratios = {
         name: round(us / ours, 3) for name, us in totals.items() if not name.startswith("libnf4")
     }
     return {
-        "libnf4_us": round(ours, 2), "stream_us": round(stream_us, 2), "calls": calls,
+        "libnf4_us": round(ours, 2), "roofline_us": round(roofline_us, 2), "calls": calls,
         "budget_us": round(budget, 2), "of_budget": round(ours / budget, 4),
         "score": ratios.get("unsloth"), "ratios": ratios,
     }  # fmt: skip
@@ -288,10 +288,10 @@ def run(bench: Bench, iterations: int | None, report: Report) -> dict:
         refused[NOTHING] = attempt
     else:
         graphs[NOTHING] = attempt
-    stream_us = _stream_us(bench)
+    roofline_us = _roofline_us(bench)
     called = eager | {f"libnf4{tables.AS_OPERATOR}": operated, NOTHING: idle}
     times = timed(gpu, called, iterations)
-    score = summary({name: times[name].us for name in times if name != NOTHING}, stream_us)
+    score = summary({name: times[name].us for name in times if name != NOTHING}, roofline_us)
     figures |= {
         "eager": _figures(times, {}),
         "compiled": _figures(timed(gpu, graphs, iterations), refused),

@@ -7,7 +7,7 @@ bitsandbytes', which always makes its output, with a malloc that keeps what is f
 way back, so all that is new comes first). Three ratios follow: both new, both kept, and
 bitsandbytes as it is called against us in the caller's memory.
 
-The limit is memory alone, kept: filling as many bytes as dequantize writes, copying as many as
+The roofline is memory alone, kept: filling as many bytes as dequantize writes, copying as many as
 quantize reads and writes, on as many threads; the fastest of our own threads and of torch's
 counts. Outputs are compared bit for bit, with the formulas in numpy and with bitsandbytes, before
 anything is timed. Matmul is another matter: cpu_matmul.py.
@@ -195,26 +195,26 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
 def fills(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> dict[str, Work]:
     split = np.array_split(as_bytes(case.out), case.threads)
     parts = [(part.ctypes.data, 0x3C, part.size) for part in split]
-    limits: dict[str, Work] = {
+    rooflines: dict[str, Work] = {
         "fill": lambda: list(pool.map(lambda part: ctypes.memset(*part), parts))
     }
     if peer.functional is not None:
         target = peer.tensor(case.out)
-        limits["fill by torch"] = lambda: target.fill_(1)
-    return limits
+        rooflines["fill by torch"] = lambda: target.fill_(1)
+    return rooflines
 
 
 def copies(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> dict[str, Work]:
     source, target = (as_bytes(each)[: case.bytes // 2] for each in (case.dense, case.out))
     split = (np.array_split(each, case.threads) for each in (target, source))
     parts = [(to.ctypes.data, start.ctypes.data, to.size) for to, start in zip(*split, strict=True)]
-    limits: dict[str, Work] = {
+    rooflines: dict[str, Work] = {
         "copy": lambda: list(pool.map(lambda part: ctypes.memmove(*part), parts))
     }
     if peer.functional is not None:
         torch_source, torch_target = peer.tensor(source), peer.tensor(target)
-        limits["copy by torch"] = lambda: torch_target.copy_(torch_source)
-    return limits
+        rooflines["copy by torch"] = lambda: torch_target.copy_(torch_source)
+    return rooflines
 
 
 def require_equal(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -225,25 +225,25 @@ def require_equal(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
 
 @dataclass
 class Contest:
-    """What is timed of a case: ours with new and with kept memory, the limits, the peers."""
+    """What is timed of a case: ours with new and with kept memory, the rooflines, the peers."""
 
     work: str
     case: Case
     new: Work
     kept: Work
-    limits: dict[str, Work]
+    rooflines: dict[str, Work]
     peers: dict[str, Work]
 
     def measure_new(self) -> dict[str, dict]:
         return measure({"new": self.new, "kept": self.kept} | self.peers)
 
     def measure_kept(self) -> dict[str, dict]:
-        return measure({"kept": self.kept} | self.limits | self.peers)
+        return measure({"kept": self.kept} | self.rooflines | self.peers)
 
     def row(self, with_new: dict[str, dict], with_kept: dict[str, dict]) -> dict:
-        """Our times, the limit, and the ratios of the peer's time to ours."""
+        """Our times, the roofline, and the ratios of the peer's time to ours."""
         new, kept = with_new["new"], with_kept["kept"]
-        limit = min(self.limits, key=lambda name: with_kept[name]["ms"])
+        best = min(self.rooflines, key=lambda name: with_kept[name]["ms"])
 
         def beside(peer: str) -> dict:
             theirs_new, theirs_kept = with_new[peer], with_kept[peer]
@@ -259,8 +259,8 @@ class Contest:
             "work": self.work, "shape": list(self.case.shape), "dtype": self.case.dtype,
             "nested": self.case.nested, "new": new,
             "kept": kept | {"gb_per_s": round(self.case.bytes / kept["ms"] / 1e6, 1)},
-            "limit": {"kernel": limit, **with_kept[limit]},
-            "of_limit": round(with_kept[limit]["ms"] / kept["ms"], 3),
+            "roofline": {"kernel": best, **with_kept[best]},
+            "of_roofline": round(with_kept[best]["ms"] / kept["ms"], 3),
             "peers": {peer: beside(peer) for peer in self.peers},
         }  # fmt: skip
 
@@ -278,8 +278,8 @@ def dequantize_contest(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> Cont
         peers["bitsandbytes"] = partial(peer.functional.dequantize_4bit, packed, state)
         theirs = peer.array(peers["bitsandbytes"](), ours)
         require_equal(f"bitsandbytes' dequantize {what}", ours, theirs)
-    limits = fills(pool, peer, case)
-    return Contest("dequantize", case, case.dequantize, case.dequantize_kept, limits, peers)
+    rooflines = fills(pool, peer, case)
+    return Contest("dequantize", case, case.dequantize, case.dequantize_kept, rooflines, peers)
 
 
 def quantize_contest(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> Contest:
@@ -298,8 +298,8 @@ def quantize_contest(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> Contes
             peer.functional.quantize_4bit, peer.tensor(case.dense),
             blocksize=BLOCKSIZE, compress_statistics=case.nested, quant_type="nf4",
         )  # fmt: skip
-    limits = copies(pool, peer, case)
-    return Contest("quantize", case, case.quantize, case.quantize_kept, limits, peers)
+    rooflines = copies(pool, peer, case)
+    return Contest("quantize", case, case.quantize, case.quantize_kept, rooflines, peers)
 
 
 CASES = [
@@ -323,7 +323,7 @@ TABLE = Table(
     text("work", "{work}"), text("shape", shape), text("dtype", "{dtype}"),
     text("layout", lambda row: "nested" if row["nested"] else "flat"),
     number("ms new", "{new[ms]:.3f}"), number("ms kept", "{kept[ms]:.3f}"),
-    number("ms limit", "{limit[ms]:.3f}"), number("of limit", "{of_limit:.2f}"),
+    number("ms roofline", "{roofline[ms]:.3f}"), number("of the roofline", "{of_roofline:.2f}"),
     text("peers", _peers),
 )  # fmt: skip
 

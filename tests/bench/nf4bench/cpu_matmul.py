@@ -5,9 +5,9 @@ each call (with a malloc that keeps what is freed it takes a third of the time);
 its Linear4bit turns for inference on AVX512-BF16, on bytes that it has rearranged beforehand and
 scales in bf16; and torch's linear with a dense bf16 weight, four times the bytes.
 
-The limit is reading the bytes of the weight once, by as many threads: memcmp of memory with itself,
-or a sum by torch, whichever is faster. Weights take turns, so many that none is in the caches when
-its turn comes again: in a model there are others between.
+The roofline is reading the bytes of the weight once, by as many threads: memcmp of memory with
+itself, or a sum by torch, whichever is faster. Weights take turns, so many that none is in the
+caches when its turn comes again: in a model there are others between.
 
 Before anything is timed, the error of rows of y against a product in binary64 of the unrounded
 weight is found to be within what nf4.h's users may expect: no more than 1.1 times that of a dense
@@ -93,7 +93,7 @@ def rotating(works: list[Work]) -> Work:
     return lambda: next(turn)()
 
 
-def streams(pool: ThreadPoolExecutor, peer: Peer, weights: Weights, threads: int) -> dict:
+def reads(pool: ThreadPoolExecutor, peer: Peer, weights: Weights, threads: int) -> dict:
     """Works that read the packed bytes and the scales' codes of a weight."""
     memcmp = ctypes.CDLL(None).memcmp
     memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -147,22 +147,25 @@ def _peers(row: Row) -> str:
 
 TABLE = Table(
     text("work", "matmul bf16 nested"), text("shape", shape), number("M", "{m}"),
-    number("ms", "{ours[ms]:.3f}"), number("ms reading", "{limit[ms]:.3f}"),
-    number("of limit", "{of_limit:.2f}"), text("peers", _peers), number("error", "{error:.1e}"),
+    number("ms", "{ours[ms]:.3f}"), number("ms reading", "{roofline[ms]:.3f}"),
+    number("of the roofline", "{of_roofline:.2f}"), text("peers", _peers),
+    number("error", "{error:.1e}"),
 )  # fmt: skip
 
 
-def row(weights: Weights, m: int, error: float, times: dict[str, dict], limits: list[str]) -> dict:
+def row(
+    weights: Weights, m: int, error: float, times: dict[str, dict], rooflines: list[str]
+) -> dict:
     ours = times.pop("ours")
-    limit = min(limits, key=lambda name: times[name]["ms"])
-    found = {name: times[name] for name in times if name not in limits}
+    best = min(rooflines, key=lambda name: times[name]["ms"])
+    found = {name: times[name] for name in times if name not in rooflines}
     q = weights.quantized[0]
     return {
         "work": "matmul", "shape": list(weights.shape), "dtype": "bf16", "nested": True,
         "m": m, "error": error,
         "ours": ours | {"gb_per_s": round(q.nbytes / ours["ms"] / 1e6, 1)},
-        "limit": {"kernel": limit, **times[limit]},
-        "of_limit": round(times[limit]["ms"] / ours["ms"], 3),
+        "roofline": {"kernel": best, **times[best]},
+        "of_roofline": round(times[best]["ms"] / ours["ms"], 3),
         "peers": {
             name: each | {"ratio": round(each["ms"] / ours["ms"], 2)}
             for name, each in found.items()
@@ -178,14 +181,14 @@ def run(
     for each in shapes:
         weights = Weights(each)
         dense = weights.dense(peer) if peer.functional is not None else []
-        limits = streams(pool, peer, weights, threads)
+        rooflines = reads(pool, peer, weights, threads)
         for m in BATCHES:
             x = np.random.default_rng(m).standard_normal((m, each[1]), np.float32).astype(BF16)
             y = np.empty((m, each[0]), BF16)
             works = [partial(nf4.matmul, x, q, out=y, threads=threads) for q in weights.quantized]
             works[0]()
             error = require_accurate(weights.quantized[0], x, y)
-            times = measure({"ours": rotating(works)} | limits | peers(peer, weights, x, dense))
-            rows.append(row(weights, m, error, times, list(limits)))
+            times = measure({"ours": rotating(works)} | rooflines | peers(peer, weights, x, dense))
+            rows.append(row(weights, m, error, times, list(rooflines)))
             report(TABLE.line(rows[-1]))
     return rows

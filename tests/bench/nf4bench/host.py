@@ -1,5 +1,5 @@
 """What one Python call costs: the host overhead of calls that are not waited for, and a call with
-a device synchronise. Of dequantize, of matmul, and of a layer in decoding."""
+a device synchronize. Of dequantize, of matmul, and of a layer in decoding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Calls = Mapping[str, Callable[[], object]]
 
 
 def waited(gpu: Any, call: Callable) -> float:
-    """Microseconds of one call and a device synchronise."""
+    """Microseconds of one call and a device synchronize."""
     began = time.perf_counter()
     call()
     gpu.synchronize()

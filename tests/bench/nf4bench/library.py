@@ -1,4 +1,4 @@
-"""The C library of the bench through ctypes: the limits, and every launch configuration.
+"""The C library of the bench through ctypes: the rooflines, and every launch configuration.
 
 The one place that knows its functions; bench_library.hpp is their manual."""
 
@@ -17,10 +17,13 @@ _DTYPE, _STATUS = _abi.Dtype, _abi.Status
 # name: (restype, argtypes)
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "has_pdl": (c_int, []),
-    "stream_variants": (c_int, []),
-    "stream": (c_int, [c_int, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int, *_STREAM]),
-    "encode_stream_variants": (c_int, []),
-    "encode_stream": (c_int, [c_int, c_void_p, c_int64, c_void_p, c_int64, *_STREAM]),
+    "dequant_traffic_variants": (c_int, []),
+    "dequant_traffic": (
+        c_int,
+        [c_int, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int, *_STREAM],
+    ),
+    "quantize_traffic_variants": (c_int, []),
+    "quantize_traffic": (c_int, [c_int, c_void_p, c_int64, c_void_p, c_int64, *_STREAM]),
     "read_variants": (c_int, []),
     "read": (c_int, [c_int, c_void_p, c_int64, c_void_p, *_STREAM]),
     "write_variants": (c_int, []),
@@ -92,7 +95,7 @@ class Library:
         return bool(self.call("has_pdl"))
 
     def variants(self, kernel: str) -> range:
-        """The launch variants of "stream", "encode_stream", "read" or "write"."""
+        """The launch variants of "dequant_traffic", "quantize_traffic", "read" or "write"."""
         return range(self.call(f"{kernel}_variants"))
 
     def configurations(self, operation: str) -> list[str]:

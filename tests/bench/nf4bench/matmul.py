@@ -1,5 +1,5 @@
-"""Matmul: each product checked against float64, then timed beside the floor, which is reading the
-packed weight and its scales once, and beside the peers. Nothing is in the caches when its turn
+"""Matmul: each product checked against float64, then timed beside the roofline, which is one read
+of the packed weight and its scales, and beside the peers. Nothing is in the caches when its turn
 comes: weights, each x and each y rotate as the weights of dequantize do."""
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from nf4bench import host, tables
 from nf4bench.device import Launch
 from nf4bench.library import Library
-from nf4bench.limits import Candidates
 from nf4bench.matmul_cases import ERROR_CLASSES, ERROR_MS, MANY, PDL_M, Group, weight_case
 from nf4bench.matmul_peers import Multiply, Peer
 from nf4bench.measure import Candidate, Timing, fastest
@@ -28,6 +27,7 @@ from nf4bench.product import (
     relative_error,
     require,
 )  # fmt: skip
+from nf4bench.rooflines import Candidates
 from nf4bench.rows import Bench, Report, begin, beside, both_launches
 from nf4bench.weights import Weight
 
@@ -35,7 +35,7 @@ Turn = Sequence[Product]  # the weights that share an x
 APART = "apart"  # ours, in a call for each weight
 
 
-class Floor:
+class Roofline:
     """Memory of as many bytes as a turn's weights have, to be read once."""
 
     def __init__(self, weights: Sequence[Weight]) -> None:
@@ -58,7 +58,7 @@ class Setting:
 
     group: Group
     turns: list[list[Weight]]
-    floors: list[Floor]
+    rooflines: list[Roofline]
     peers: Mapping[str, Peer]
     calls: dict[tuple[str, int], list[list[Multiply]]]
     numbers: dict[str, list[torch.Tensor]]
@@ -81,7 +81,7 @@ def setting(bench: Bench, group: Group, peers: Mapping[str, Any]) -> Setting:
             calls[name, way] = [[peer.prepare(each, way) for each in turn] for turn in turns]
         own = [peer.numbers(each) if ways else None for each in turns[0]]
         numbers[name] = numbers[""] if own[0] is None else own
-    return Setting(group, turns, [Floor(turn) for turn in turns], usable, calls, numbers)
+    return Setting(group, turns, [Roofline(turn) for turn in turns], usable, calls, numbers)
 
 
 def _together(launches: Sequence[Launch]) -> Launch:
@@ -130,14 +130,14 @@ def _theirs(of: Setting, turns: Sequence[Turn], m: int) -> Candidates:
     }
 
 
-def _floors(
+def _rooflines(
     bench: Bench, of: Setting, launches: Iterable[str], known: Mapping[str, int]
 ) -> Candidates:
-    """Every launch shape of the floor's kernel, or the one that is known to be the fastest."""
+    """Every launch variant of the roofline's kernel, or the one that is known to be the fastest."""
     every = bench.library.variants("read")
     return {
-        Candidate("floor", launch, variant): [
-            floor.read(bench.library, variant, launch == "pdl") for floor in of.floors
+        Candidate("roofline", launch, variant): [
+            roofline.read(bench.library, variant, launch == "pdl") for roofline in of.rooflines
         ]
         for launch in launches
         for variant in ([known[launch]] if launch in known else every)
@@ -170,15 +170,15 @@ def _checked(
 
 def _row(of: Setting, m: int, launch: str, times: Mapping[Candidate, Timing]) -> dict[str, Any]:
     case, weights = of.group.case, of.group.together
-    ours, floor = fastest(times, "libnf4", launch).timing, fastest(times, "floor", launch)
+    ours, roofline = fastest(times, "libnf4", launch).timing, fastest(times, "roofline", launch)
     row: dict[str, Any] = {
         "shape": list(case.shape), "weights": weights, "m": m, "dtype": case.dtype,
         "nested": case.nested, "launch": launch, **ours.figures(),
         "tflop_per_s": round(2 * weights * m * case.elements / ours.us / 1e6, 1),
-        "floor": {
-            "variant": floor.variant, "bytes": of.floors[0].bytes, **floor.timing.figures()
+        "roofline": {
+            "variant": roofline.variant, "bytes": of.rooflines[0].bytes, **roofline.timing.figures()
         },
-        "of_floor": round(floor.timing.us / ours.us, 4),
+        "of_roofline": round(roofline.timing.us / ours.us, 4),
         "peers": beside(of.peers, times, ours),
     }  # fmt: skip
     apart = fastest(times, APART, launch)
@@ -189,7 +189,7 @@ def _row(of: Setting, m: int, launch: str, times: Mapping[Candidate, Timing]) ->
 
 
 def rows_of(bench: Bench, of: Setting, m: int, known: dict[str, int]) -> list[dict]:
-    """One row for each way to launch ours. known: the floor's fastest launch shapes, by way to
+    """One row for each way to launch ours. known: the roofline's fastest launch variants, by way to
     launch, which the first of the group's products finds. Raises WrongResult before anything is
     timed."""
     products = _products(of, m)
@@ -198,10 +198,10 @@ def rows_of(bench: Bench, of: Setting, m: int, known: dict[str, int]) -> list[di
     ours = [each for each in candidates if each.name == "libnf4"]
     candidates |= _theirs(of, products, m)
     errors = _checked(bench, of, products[0], candidates, m)
-    candidates |= _floors(bench, of, [each.launch for each in ours], known)
+    candidates |= _rooflines(bench, of, [each.launch for each in ours], known)
     times = bench.times([first.weight], candidates)
     for each in ours:
-        known[each.launch] = fastest(times, "floor", each.launch).variant
+        known[each.launch] = fastest(times, "roofline", each.launch).variant
     kernel = bench.library.configurations("matmul")[first.chosen(bench.library, bench.gpu.stream)]
     return [
         _row(of, m, each.launch, times) | {"kernel": kernel, "error": float(f"{errors[each]:.3e}")}

@@ -11,7 +11,7 @@ from nf4bench.table import Row, Table, missing, number, shape, text
 PEERS = ("bitsandbytes", "unsloth", "triton", "torch")
 PLOTS = {
     "speedup": "Speed-up over each peer, by shape",
-    "of_limit": "Percent of the bandwidth roofline, by size of the output",
+    "of_roofline": "Percent of the bandwidth roofline, by size of the output",
     "roofline": "GB/s by bytes moved, between the rooflines",
 }
 MATMUL_PLOT = "Matmul: microseconds by rows of x, for each weight"
@@ -75,10 +75,13 @@ def _readme_row(name: str, row: Row) -> dict:
             "time": f"{us / 1e3:.1f} ms", "speed": tables.NOTHING,
         }  # fmt: skip
     if name == "bench":
-        work, speed = row["work"], f"{row['gb_per_s']:.0f} GB/s, {row['of_limit']:.0%} of roofline"
+        work, speed = (
+            row["work"],
+            f"{row['gb_per_s']:.0f} GB/s, {row['of_roofline']:.0%} of roofline",
+        )
     else:
         work = f"matmul, M = {row['m']}"
-        speed = f"{row['of_floor']:.0%} of roofline"
+        speed = f"{row['of_roofline']:.0%} of roofline"
         if row["m"] >= matmul_cases.MANY:
             speed = f"{row['tflop_per_s']:.0f} TFLOPS, {tables.of_dense(row)} of dense"
     return made | {"work": work, "shape": shape(row), "time": f"{row['us']:.1f} µs", "speed": speed}
@@ -115,7 +118,7 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
 
 
 def method(bench: Row) -> str:
-    most = max(row["of_limit"] for row in bench["rows"])
+    most = max(row["of_roofline"] for row in bench["rows"])
     versions = {name: f"{tables.NAMES[name]} is {{}}" for name in bench["peers"]}
     return " ".join([
         f"Measured on one {bench['device']} on {bench['date']}, all columns in one run: medians "
@@ -137,7 +140,7 @@ def _challenge(challenge: Row) -> list[str]:
         "torch.compile(fullgraph=True); libnf4, and a peer that it refuses, as a torch operator "
         "that the harness registers around the call.",
         tables.CHALLENGE.markdown(tables.challenge_rows(challenge)),
-        f"The roofline kernels take {summary['stream_us']:.1f} µs; with 6 µs for each of "
+        f"The roofline kernels take {summary['roofline_us']:.1f} µs; with 6 µs for each of "
         f"{summary['calls']} calls that is {summary['budget_us']:.1f} µs. libnf4 takes "
         f"{summary['libnf4_us']:.1f} µs, {summary['of_budget']:.2f} times as much.",
         tables.POINTS.markdown(challenge["points"]),

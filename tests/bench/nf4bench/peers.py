@@ -41,7 +41,7 @@ class Missing:
 
 class Peer(Protocol):
     version: str
-    variants: range  # launch shapes; the fastest counts
+    variants: range  # launch variants; the fastest counts
 
     def supports(self, weight: Weight) -> bool: ...
 

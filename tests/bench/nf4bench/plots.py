@@ -23,7 +23,7 @@ STYLE = {
 }  # fmt: skip
 MARKERS = {"bf16": "o", "fp16": "s", "fp32": "^"}
 COLOURS = {"plain": "#0072b2", "pdl": "#d55e00"}
-LIMITS = {"stream": "#333333", "read": "#009e73", "write": "#cc79a7"}
+ROOFLINES = {"bytes": "#333333", "read": "#009e73", "write": "#cc79a7"}
 PEERS = {"bitsandbytes": "#cc79a7", "dense": "#009e73", "tinygemm": "#e69f00"}
 DARK = "#333333"
 
@@ -74,8 +74,8 @@ def speedup(axes: Any, bench: Row) -> None:
     axes.set_title("Dequantize to bf16, nested, plain launches: speed-up over each peer")
 
 
-def of_limit(axes: Any, bench: Row) -> None:
-    """Points: percent of the same-traffic stream kernel by megabytes of output."""
+def of_roofline(axes: Any, bench: Row) -> None:
+    """Points: percent of the bandwidth roofline by megabytes of output."""
     for launch in COLOURS:
         for dtype in MARKERS:
             rows = _usual(bench, dtype=dtype, launch=launch)
@@ -83,7 +83,7 @@ def of_limit(axes: Any, bench: Row) -> None:
                 itemsize = 4 if dtype == "fp32" else 2
                 _points(
                     axes, [_area(row) * itemsize / 1e6 for row in rows],
-                    [100 * row["of_limit"] for row in rows], dtype, launch,
+                    [100 * row["of_roofline"] for row in rows], dtype, launch,
                     f"{dtype}, {'PDL' if launch == 'pdl' else 'plain'}",
                 )  # fmt: skip
     axes.axhline(100, color=DARK, linewidth=1)
@@ -94,20 +94,20 @@ def of_limit(axes: Any, bench: Row) -> None:
 
 
 def _roof(rows: Iterable[Row], bound: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Megabytes that a limit's kernel moves, and GB/s, by size."""
+    """Megabytes that a roofline's kernel moves, and GB/s, by size."""
     points = set()
     for row in rows:
-        limit = row["limit"] | {"bytes": row["bytes"]} if bound == "stream" else row.get(bound)
-        if limit:
-            points.add((limit["bytes"] / 1e6, limit["bytes"] / limit["us"] / 1e3))
+        found = row["roofline"] | {"bytes": row["bytes"]} if bound == "bytes" else row.get(bound)
+        if found:
+            points.add((found["bytes"] / 1e6, found["bytes"] / found["us"] / 1e3))
     return tuple(zip(*sorted(points), strict=True)) if points else ((), ())
 
 
 def roofline(axes: Any, bench: Row) -> None:
-    """GB/s by megabytes moved, between the lines of the limits."""
+    """GB/s by megabytes moved, between the rooflines."""
     rows = _usual(bench, launch="plain")
-    labels = {"stream": "the same bytes", "read": "reads alone", "write": "writes alone"}
-    for bound, colour in LIMITS.items():
+    labels = {"bytes": "the same bytes", "read": "reads alone", "write": "writes alone"}
+    for bound, colour in ROOFLINES.items():
         axes.plot(*_roof(rows, bound), color=colour, linewidth=1, label=labels[bound])
     for dtype in MARKERS:
         some = [row for row in rows if row["dtype"] == dtype]
@@ -141,12 +141,12 @@ def _lines(rows: Sequence[Row], peers: Iterable[str]) -> Iterable[tuple[str, str
     for name in peers:
         points = [(row["m"], row["peers"][name]["us"]) for row in plain if name in row["peers"]]
         yield NAMES[name], PEERS[name], ".-", points
-    points = [(row["m"], row["floor"]["us"]) for row in plain]
+    points = [(row["m"], row["roofline"]["us"]) for row in plain]
     yield "reading the weight once", DARK, "--", points
 
 
 def time_by_rows(panels: Sequence[Any], matmul: Row) -> None:
-    """Log-log, a panel for each weight in bf16: ours, the peers, the floor."""
+    """Log-log, a panel for each weight in bf16: ours, the peers, the roofline."""
     by_weight = _by_weight(matmul)
     for axes, (title, rows) in zip(panels, by_weight.items(), strict=False):
         for label, colour, style, points in _lines(rows, matmul["peers"]):
@@ -168,7 +168,7 @@ def time_by_rows(panels: Sequence[Any], matmul: Row) -> None:
 
 # What draws each plot, by the name of its figures; onto one axes, or onto a panel for each weight.
 PLOTS: dict[str, dict[str, Callable]] = {
-    "bench": {"speedup": speedup, "of_limit": of_limit, "roofline": roofline},
+    "bench": {"speedup": speedup, "of_roofline": of_roofline, "roofline": roofline},
     "matmul": {"matmul": time_by_rows},
 }
 

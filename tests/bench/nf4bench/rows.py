@@ -1,4 +1,4 @@
-"""The rows of the bench: each case checked, then timed beside its limits and its peers."""
+"""The rows of the bench: each case checked, then timed beside its rooflines and its peers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from nf4bench import limits, peers, tables
+from nf4bench import peers, rooflines, tables
 from nf4bench.cases import Case
 from nf4bench.check import require_dequantized, require_quantized
 from nf4bench.device import Launch
 from nf4bench.library import PLAIN, Library
-from nf4bench.limits import Candidates
 from nf4bench.measure import Candidate, Timing, fastest, measure
 from nf4bench.options import REPLAYS
+from nf4bench.rooflines import Candidates
 from nf4bench.weights import CODES, Weight, rotation
 
 Report = Callable[[str], None]
@@ -113,7 +113,7 @@ def _plain_dequantize(bench: Bench, weights: Sequence[Weight]) -> list[Launch]:
 
 
 def peer_candidates(name: str, peer: peers.Peer, weights: Sequence[Weight]) -> Candidates:
-    """A peer's calls into weight.out, in every launch shape that it has."""
+    """A peer's calls into weight.out, in every launch variant that it has."""
 
     def launch(weight: Weight, variant: int) -> Launch:
         call = peer.prepare(weight, variant)
@@ -141,16 +141,16 @@ def beside(
 def _row(weight: Weight, launch: str, times: Mapping[Candidate, Timing]) -> dict[str, Any]:
     """The row of a table: our time, and every other over it."""
     case, as_calls = weight.case, times.get(OURS_AS_CALLS)
-    ours, limit = fastest(times, "libnf4", launch), fastest(times, "stream", launch)
+    ours, best = fastest(times, "libnf4", launch), fastest(times, "roofline", launch)
     row: dict[str, Any] = {
         "work": case.work, "shape": list(case.shape), "dtype": case.dtype, "nested": case.nested,
         "blocksize": case.blocksize, "format": case.format, "placement": case.placement,
         "launch": launch, "bytes": weight.moved_bytes, **ours.timing.figures(),
         "gb_per_s": round(weight.moved_bytes / ours.timing.us / 1e3, 1),
-        "limit": {"variant": limit.variant, **limit.timing.figures()},
-        "of_limit": round(limit.timing.us / ours.timing.us, 4),
+        "roofline": {"variant": best.variant, **best.timing.figures()},
+        "of_roofline": round(best.timing.us / ours.timing.us, 4),
     }  # fmt: skip
-    sizes = {"read": limits.read_bytes(weight), "write": limits.write_bytes(weight)}
+    sizes = {"read": rooflines.read_bytes(weight), "write": rooflines.write_bytes(weight)}
     for bound, nbytes in sizes.items():
         found = fastest(times, bound)
         if found:
@@ -163,12 +163,12 @@ def _row(weight: Weight, launch: str, times: Mapping[Candidate, Timing]) -> dict
 def fastest_variant(
     bench: Bench, name: str, peer: peers.Peer, weight: Weight, expected: Any
 ) -> int:
-    """A peer's launch shape that is fastest for this weight. Raises WrongResult."""
+    """A peer's launch variant that is fastest for this weight. Raises WrongResult."""
     if len(peer.variants) == 1:
         return peer.variants[0]
     candidates = peer_candidates(name, peer, [weight])
     for candidate, launches in candidates.items():
-        bench.require(f"{name}, launch shape {candidate.variant}", weight, expected, launches[0])
+        bench.require(f"{name}, launch variant {candidate.variant}", weight, expected, launches[0])
     return fastest(bench.times([weight], candidates), name).variant
 
 
@@ -186,10 +186,10 @@ def dequantize_rows(bench: Bench, case: Case) -> list[dict]:
         bench.require(_described(candidate), first, expected, launches[0])
     del expected
     for each in ours:
-        candidates |= limits.dequantize_stream(bench.library, weights, each.launch)
+        candidates |= rooflines.dequantize(bench.library, weights, each.launch)
     if case.bounds:
-        candidates |= limits.read(bench.library, weights, bench.sink())
-        candidates |= limits.write(bench.library, weights)
+        candidates |= rooflines.read(bench.library, weights, bench.sink())
+        candidates |= rooflines.write(bench.library, weights)
     times = bench.times(weights, candidates)
     chosen = bench.chosen(first)
     name = bench.configurations[chosen].removesuffix(" pdl") if chosen >= 0 else None
@@ -198,7 +198,7 @@ def dequantize_rows(bench: Bench, case: Case) -> list[dict]:
 
 def _described(candidate: Candidate) -> str:
     made = candidate.name if candidate.launch == "plain" else f"{candidate.name} with PDL"
-    return made if candidate.variant == 0 else f"{made}, launch shape {candidate.variant}"
+    return made if candidate.variant == 0 else f"{made}, launch variant {candidate.variant}"
 
 
 def quantize_rows(bench: Bench, case: Case) -> list[dict]:
@@ -217,12 +217,12 @@ def quantize_rows(bench: Bench, case: Case) -> list[dict]:
 
     shipped = [weight.quantize for weight in weights]
     ours = both_launches(bench, shipped, [plain(weight) for weight in weights])
-    candidates = ours | limits.read(bench.library, weights, bench.sink())
+    candidates = ours | rooflines.read(bench.library, weights, bench.sink())
     for candidate, launches in ours.items():
         first.packed_room.fill_(0xA5)
         bench.gpu.run(launches[0])
         require_quantized(first)
-        candidates |= limits.quantize_stream(bench.library, weights, candidate.launch)
+        candidates |= rooflines.quantize(bench.library, weights, candidate.launch)
     theirs, peer = bench.peers_of(first).get("bitsandbytes"), Candidate("bitsandbytes")
     if theirs:
         calls = [theirs.quantize(weight) for weight in weights]
@@ -244,7 +244,7 @@ def consumer_row(bench: Bench, case: Case) -> dict:
     }
 
     def then_read(weight: Weight, producer: Launch, variant: int) -> Launch:
-        source, nbytes = weight.out.data_ptr(), limits.write_bytes(weight)
+        source, nbytes = weight.out.data_ptr(), rooflines.write_bytes(weight)
 
         def launch(stream: int) -> None:
             producer(stream)

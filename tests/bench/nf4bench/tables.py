@@ -72,20 +72,21 @@ def rows(peers: Mapping[str, Row], names: Sequence[str]) -> Table:
     return Table(
         text("work", plain("{work}")), text("shape", plain(shape)), text("dtype", plain("{dtype}")),
         text("layout", plain(layout)), number("µs", plain("{us:.1f}")),
-        number("GB/s", plain("{gb_per_s:.0f}")), number("of the roofline", plain("{of_limit:.0%}")),
+        number("GB/s", plain("{gb_per_s:.0f}")),
+        number("of the roofline", plain("{of_roofline:.0%}")),
         number("with PDL µs", optional("pdl", "{us:.1f}")),
-        number("of the roofline", optional("pdl", "{of_limit:.0%}")),
+        number("of the roofline", optional("pdl", "{of_roofline:.0%}")),
         *peer_columns(names, peers),
     )  # fmt: skip
 
 
-# Every row with its spread, its limits and the configuration that was launched.
+# Every row with its spread, its rooflines and the configuration that was launched.
 SPREADS = Table(
     text("work", "{work}"), text("shape", shape), text("dtype", "{dtype}"), text("layout", layout),
     text("launch", "{launch}"),
     text("configuration", lambda row: row.get("configuration") or NOTHING),
     number("µs", "{us:.2f}"), number("deciles", SPREAD),
-    number("roofline µs", "{limit[us]:.2f}"), number("read µs", optional("read", "{us:.2f}")),
+    number("roofline µs", "{roofline[us]:.2f}"), number("read µs", optional("read", "{us:.2f}")),
     number("write µs", optional("write", "{us:.2f}")),
 )  # fmt: skip
 
@@ -180,9 +181,9 @@ def matmul(peers: Mapping[str, Row], many: bool = False, several: bool = False) 
         return optional(launch, optional("apart", "{us:.1f} ({ratio:.2f}x)"))
 
     few_rows = [
-        number("of the roofline", plain("{of_floor:.0%}")),
+        number("of the roofline", plain("{of_roofline:.0%}")),
         number("with PDL µs", optional("pdl", "{us:.1f}")),
-        number("of the roofline", optional("pdl", "{of_floor:.0%}")),
+        number("of the roofline", optional("pdl", "{of_roofline:.0%}")),
     ]
     many_rows = [
         number("TFLOPS", plain("{tflop_per_s:.0f}")), number("of dense", plain(of_dense)),
@@ -204,7 +205,7 @@ MATMUL_SPREADS = Table(
     text("shape", lambda row: (f"{row['weights']} of " if row["weights"] > 1 else "") + shape(row)),
     text("weight", weight), text("launch", "{launch}"), text("kernel", "{kernel}"),
     number("M", "{m}"), number("µs", "{us:.2f}"), number("deciles", SPREAD),
-    number("TFLOPS", "{tflop_per_s:.0f}"), number("roofline µs", "{floor[us]:.2f}"),
+    number("TFLOPS", "{tflop_per_s:.0f}"), number("roofline µs", "{roofline[us]:.2f}"),
     number("error", "{error:.2e}"),
 )  # fmt: skip
 

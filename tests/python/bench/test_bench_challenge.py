@@ -23,7 +23,7 @@ MLPS = ((64, 128, "fp16"), (64, 64, "bf16"))
 
 
 class Once(Peer):
-    """A peer with one launch shape, so that none is chosen by time."""
+    """A peer with one launch variant, so that none is chosen by time."""
 
     variants = range(1)
 
@@ -76,11 +76,11 @@ def test_the_figures_of_a_run() -> None:
         "triton": {"missing": "no compiler"},
     }
     summary = figures["summary"]
-    # Three weights of an MLP are of one size: its stream kernel is measured once, in two launch
+    # Three weights of an MLP are of one size: its roofline is measured once, in two launch
     # shapes, three replays each and two that warm up.
     assert made.gpu.measured == len(MLPS) * 2 * (3 + 2)
     assert summary["calls"] == 6
-    assert summary["budget_us"] == pytest.approx(summary["stream_us"] + 6 * 6)
+    assert summary["budget_us"] == pytest.approx(summary["roofline_us"] + 6 * 6)
     assert summary["score"] == summary["ratios"]["unsloth"]
     points = {each["asked"]: each["points"] for each in figures["points"]}
     assert points["works under torch.compile"] == 1
@@ -95,7 +95,7 @@ def test_without_unsloth_there_is_no_score() -> None:
 
 def test_the_fastest_launch_shape_is_taken_after_its_check() -> None:
     made = bench(triton=Peer(wrong=1))
-    with pytest.raises(check.WrongResult, match="triton, launch shape 0: 1 of 8192"):
+    with pytest.raises(check.WrongResult, match="triton, launch variant 0: 1 of 8192"):
         run(made)
     assert made.gpu.measured == 0
 

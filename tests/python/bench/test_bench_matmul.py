@@ -77,7 +77,7 @@ def rows(of, *groups: Group, **named) -> list[dict]:
 # ---- Rows -------------------------------------------------------------------------------
 
 
-def test_a_row_each_for_plain_and_pdl_beside_a_floor_launched_alike() -> None:
+def test_a_row_each_for_plain_and_pdl_beside_a_roofline_launched_alike() -> None:
     of = made()
     plain, pdl = rows(of, Group(CASE, (1,)), dense=Fake())
     assert (plain["launch"], pdl["launch"]) == ("plain", "pdl")
@@ -88,8 +88,8 @@ def test_a_row_each_for_plain_and_pdl_beside_a_floor_launched_alike() -> None:
     }
     for row in (plain, pdl):
         assert (row["shape"], row["m"], row["weights"]) == ([64, 256], 1, 1)
-        assert row["floor"]["bytes"] == nbytes // 16 * 16
-        assert row["of_floor"] == pytest.approx(row["floor"]["us"] / row["us"], abs=1e-3)
+        assert row["roofline"]["bytes"] == nbytes // 16 * 16
+        assert row["of_roofline"] == pytest.approx(row["roofline"]["us"] / row["us"], abs=1e-3)
         flops = 2 * 64 * 256
         assert row["tflop_per_s"] == pytest.approx(flops / row["us"] / 1e6, abs=0.1)
         assert row["kernel"] == "few" and 0 < row["error"] < matmul_cases.MOST_ERROR["bf16"]
@@ -113,7 +113,7 @@ def test_a_library_that_launches_plainly_has_one_row() -> None:
     assert row["launch"] == "plain" and "matmul" not in {each[0] for each in of.library.launches}
 
 
-def test_the_fastest_floor_is_found_once() -> None:
+def test_the_fastest_roofline_is_found_once() -> None:
     of = made()
     rows(of, Group(CASE, (1,)))
     first = [each[1] for each in of.library.launches if each[0] == "read"]
@@ -129,7 +129,7 @@ def test_weights_rotate_past_the_cache(together: int) -> None:
     weights = [weight for turn in of.turns for weight in turn]
     assert {len(turn) for turn in of.turns} == {together} and len(of.turns) >= 2
     assert len({weight.packed_room.data_ptr() for weight in weights}) == len(weights)
-    assert sum(floor.bytes for floor in of.floors) >= 2 * FakeGpu.cache_bytes - 16 * len(of.turns)
+    assert sum(each.bytes for each in of.rooflines) >= 2 * FakeGpu.cache_bytes - 16 * len(of.turns)
 
 
 def test_an_odd_rotation_is_made_even_for_pairs() -> None:
@@ -148,7 +148,7 @@ def test_weights_that_share_x_are_one_row() -> None:
     }
     for row in (plain, pdl):
         assert row["apart"]["ratio"] == pytest.approx(row["apart"]["us"] / row["us"], abs=1e-3)
-    assert plain["weights"] == 2 and plain["floor"]["bytes"] == 2 * (64 * 128 + 260) // 16 * 16
+    assert plain["weights"] == 2 and plain["roofline"]["bytes"] == 2 * (64 * 128 + 260) // 16 * 16
     setting = matmul.setting(of, both, {"dense": peer})
     gate, up = matmul._products(setting, 2)[0]
     assert gate.x is up.x and gate.y is not up.y and gate.weight is not up.weight

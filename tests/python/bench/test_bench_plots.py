@@ -90,7 +90,7 @@ def test_speedup_has_a_bar_for_each_peer_that_was_timed(axes) -> None:
 
 
 def test_percent_of_the_limit_by_output(axes) -> None:
-    plots.of_limit(axes, FIGURES)
+    plots.of_roofline(axes, FIGURES)
     megabytes = 4096 * 4096 / 1e6
     assert lines(axes) == {
         "bf16, plain": [(megabytes / 2, 90), (megabytes * 2, pytest.approx(22.5))],
@@ -99,7 +99,7 @@ def test_percent_of_the_limit_by_output(axes) -> None:
     }
 
 
-def test_the_roofline_is_of_the_limits_own_bytes(axes) -> None:
+def test_the_roofline_is_of_its_own_bytes(axes) -> None:
     plots.roofline(axes, FIGURES)
     found = lines(axes)
     assert found["reads alone"] == [(2, 2000)]

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
 from bench_fakes import EVERY_KIND, SMALL, FakeGpu, FakeLibrary, Peer, bench, rows  # noqa: E402
-from nf4bench import cases, check, host, limits, sweep  # noqa: E402
+from nf4bench import cases, check, host, rooflines, sweep  # noqa: E402
 from nf4bench import rows as bench_rows  # noqa: E402
 from nf4bench.cases import Case  # noqa: E402
 from nf4bench.library import FUNCTIONS, Library, LibraryMissing  # noqa: E402
@@ -30,12 +30,12 @@ def test_a_row_each_for_plain_and_pdl_beside_a_limit_launched_alike() -> None:
     plain, pdl = rows(made, case)
     assert (plain["launch"], pdl["launch"]) == ("plain", "pdl")
     assert plain["configuration"] == pdl["configuration"] == "256x2 tile 512"
-    streams = {each[1:] for each in made.library.launches if each[0] == "stream"}
+    streams = {each[1:] for each in made.library.launches if each[0] == "dequant_traffic"}
     assert {each[-2] for each in streams} == {False, True}
     for row in (plain, pdl):
         assert row["bytes"] == 64 * 256 * 2 + 64 * 128 + 256 + 4
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["us"] / 1e3, abs=0.1)
-        assert row["of_limit"] == pytest.approx(row["limit"]["us"] / row["us"], abs=1e-3)
+        assert row["of_roofline"] == pytest.approx(row["roofline"]["us"] / row["us"], abs=1e-3)
         assert row["spread"][0] <= row["us"] <= row["spread"][1]
         assert list(row["peers"]) == ["torch", "triton"]
         assert row["peers"]["triton"]["ratio"] == pytest.approx(
@@ -74,13 +74,13 @@ def test_every_kind_of_case_is_checked_and_timed(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", EVERY_KIND, ids=str)
-def test_limits_stay_within_their_memory(case: Case) -> None:
-    """Every address and size that a limit gets lies within the weight's own tensors."""
+def test_rooflines_stay_within_their_memory(case: Case) -> None:
+    """Every address and size that a roofline gets lies within the weight's own tensors."""
     library, weight = FakeLibrary(), Weight(case, "cpu")
     sink = torch.empty(16, dtype=torch.uint8)
     launches = {
-        **limits.dequantize_stream(library, [weight], "plain"),
-        **limits.read(library, [weight], sink), **limits.write(library, [weight]),
+        **rooflines.dequantize(library, [weight], "plain"),
+        **rooflines.read(library, [weight], sink), **rooflines.write(library, [weight]),
     }  # fmt: skip
     for (launch,) in launches.values():
         launch(None)
@@ -91,7 +91,7 @@ def test_limits_stay_within_their_memory(case: Case) -> None:
         assert 0 <= nbytes <= tensor.numel() * tensor.itemsize
 
     for name, *arguments in library.launches:
-        if name == "stream":
+        if name == "dequant_traffic":
             _, packed, words, scales, scale_bytes, out, stores, *_ = arguments
             packed_bytes = 4 * words
             inside(weight.packed_room, packed, packed_bytes, 4)
@@ -102,7 +102,7 @@ def test_limits_stay_within_their_memory(case: Case) -> None:
             inside(weight.packed_room, arguments[1], arguments[2], 16)
         else:
             inside(weight.out_room, arguments[1], arguments[2], 16)
-    assert {each[0] for each in library.launches} == {"stream", "read", "write"}
+    assert {each[0] for each in library.launches} == {"dequant_traffic", "read", "write"}
 
 
 @pytest.mark.parametrize("dtype, nested", cases.CLASSES)
@@ -113,7 +113,7 @@ def test_quantize_is_timed_both_ways_beside_its_own_traffic(dtype: str, nested: 
     assert ("quantize", False) in made.library.launches
     dense = 64 * 256 * (4 if dtype == "fp32" else 2)
     for each in made.library.launches:
-        if each[0] == "encode_stream":
+        if each[0] == "quantize_traffic":
             assert (each[3], each[5]) == (dense, 64 * 128)
     for row in (plain, pdl):
         assert list(row["peers"]) == ["bitsandbytes"]
@@ -240,7 +240,7 @@ def test_the_figures_of_a_call(monkeypatch: pytest.MonkeyPatch, pdl: bool) -> No
         calls[host.NEW]["us"] - calls[host.EMPTY]["us"], abs=0.01
     )
     assert "beyond torch.empty" in said[-1]
-    with pytest.raises(check.WrongResult, match="triton, launch shape 0: 3 of 16384"):
+    with pytest.raises(check.WrongResult, match="triton, launch variant 0: 3 of 16384"):
         host.run(bench(triton=Peer(wrong=3)), said.append)
 
 
@@ -254,7 +254,7 @@ def test_a_library_that_is_not_built_is_named(tmp_path: Path) -> None:
 
 def test_a_library_of_other_sources_is_named(tmp_path: Path) -> None:
     source = tmp_path / "empty.c"
-    source.write_text("int nf4_bench_stream_variants(void) { return 1; }\n")
+    source.write_text("int nf4_bench_dequant_traffic_variants(void) { return 1; }\n")
     (tmp_path / "tests").mkdir()
     compile_c(source, tmp_path / "tests" / "libnf4_bench.so", "-shared", "-fPIC")
     with pytest.raises(LibraryMissing, match="is not of these sources.*nf4_bench_has_pdl"):

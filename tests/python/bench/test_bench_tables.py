@@ -75,7 +75,7 @@ def test_a_ratio_of_calls_names_our_time() -> None:
     assert tables.peer_cell("bitsandbytes", {})(case) == "25.0 (2.50x of 50.0)"
 
 
-def test_spreads_name_limits_and_configuration() -> None:
+def test_spreads_name_rooflines_and_configuration() -> None:
     bounds = {"read": timing(3.0), "write": timing(7.0)}
     _, full, bare = cells(tables.SPREADS.markdown([row(**bounds), row(configuration=None)]))
     assert full[5:] == ["256x2 pdl", "10.00", "9.50..10.50", "9.00", "3.00", "7.00"]
@@ -432,12 +432,12 @@ def test_a_graph_holds_the_whole_rotation_and_its_time_is_of_one_launch() -> Non
 
 def test_the_fastest_launch_variant_counts_of_those_launched_alike() -> None:
     times = {
-        Candidate("stream", "plain", 0): Timing(5, (5, 5)),
-        Candidate("stream", "plain", 1): Timing(4, (4, 4)),
-        Candidate("stream", "pdl", 0): Timing(3, (3, 3)),
+        Candidate("roofline", "plain", 0): Timing(5, (5, 5)),
+        Candidate("roofline", "plain", 1): Timing(4, (4, 4)),
+        Candidate("roofline", "pdl", 0): Timing(3, (3, 3)),
     }
-    assert fastest(times, "stream").variant == 1
-    assert fastest(times, "stream", "pdl").timing.us == 3
+    assert fastest(times, "roofline").variant == 1
+    assert fastest(times, "roofline", "pdl").timing.us == 3
     assert fastest(times, "read") is None
 
 

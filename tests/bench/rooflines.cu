@@ -1,5 +1,5 @@
-// The limits that kernels are measured against: streams that move the same bytes and do
-// nothing else, with the launch shapes and cache hints that our kernels may choose from. A
+// The bandwidth rooflines that kernels are measured against: they move the same bytes and do
+// nothing else, with the launch variants and cache hints that our kernels may choose from. A
 // figure uses the fastest of them. Test code, for bench_library.hpp.
 #include <cuda_runtime.h>
 
@@ -26,7 +26,7 @@ using Arch = nf4::cuda::Sm75;
 
 constexpr int kThreads = 256;
 
-struct Stream {
+struct Traffic {
   const void *in;          // read once
   const uint32_t *scales;  // read once, beside it
   void *out;               // written once
@@ -36,7 +36,7 @@ struct Stream {
   bool evict_first;
 };
 
-__device__ __forceinline__ CachePolicy output_policy(const Stream &args) {
+__device__ __forceinline__ CachePolicy output_policy(const Traffic &args) {
   return args.evict_first ? nf4::cuda::evict_first<Arch>() : nf4::cuda::evict_normal<Arch>();
 }
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ uint4 vary(uint32_t word) {
 // Dequantize's traffic: each 4-byte word read becomes Stores 16-byte vectors written, 1 for
 // 16-bit outputs, 2 for 32-bit.
 template <int Loads, int Stores>
-__global__ void __launch_bounds__(kThreads) expand(const __grid_constant__ Stream args) {
+__global__ void __launch_bounds__(kThreads) expand(const __grid_constant__ Traffic args) {
   nf4::cuda::pdl_wait<Arch>();
   nf4::cuda::pdl_launch_dependents<Arch>();
   const CachePolicy once = nf4::cuda::evict_first<Arch>();
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) expand(const __grid_constant__ Strea
 // Quantize's traffic: of each 16 bytes read, 4 are written for 16-bit inputs (Halve false),
 // 2 for 32-bit.
 template <int Loads, bool Halve>
-__global__ void __launch_bounds__(kThreads) shrink(const __grid_constant__ Stream args) {
+__global__ void __launch_bounds__(kThreads) shrink(const __grid_constant__ Traffic args) {
   nf4::cuda::pdl_wait<Arch>();
   nf4::cuda::pdl_launch_dependents<Arch>();
   const CachePolicy once = nf4::cuda::evict_first<Arch>();
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) shrink(const __grid_constant__ Strea
 
 // Reads everything once and writes next to nothing.
 template <int Loads>
-__global__ void __launch_bounds__(kThreads) read(const __grid_constant__ Stream args) {
+__global__ void __launch_bounds__(kThreads) read(const __grid_constant__ Traffic args) {
   nf4::cuda::pdl_wait<Arch>();
   nf4::cuda::pdl_launch_dependents<Arch>();
   const CachePolicy once = nf4::cuda::evict_first<Arch>();
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) read(const __grid_constant__ Stream 
 }
 
 template <int Stores>
-__global__ void __launch_bounds__(kThreads) write(const __grid_constant__ Stream args) {
+__global__ void __launch_bounds__(kThreads) write(const __grid_constant__ Traffic args) {
   nf4::cuda::pdl_wait<Arch>();
   nf4::cuda::pdl_launch_dependents<Arch>();
   const CachePolicy policy = output_policy(args);
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads) write(const __grid_constant__ Stream
 }
 
 // `kernel` over args.in_vectors, of which a thread takes `loads`.
-int run(void (*kernel)(Stream), int loads, const Stream &args, int pdl, cudaStream_t stream) {
+int run(void (*kernel)(Traffic), int loads, const Traffic &args, int pdl, cudaStream_t stream) {
   if (pdl != 0 && !nf4_bench_has_pdl()) return cudaErrorNotSupported;
   const int64_t blocks = nf4::ceil_divide(args.in_vectors, int64_t{kThreads} * loads);
   return nf4::cuda::launch(
@@ -160,22 +160,24 @@ int run(void (*kernel)(Stream), int loads, const Stream &args, int pdl, cudaStre
 
 // Variants: two or four loads in flight a thread; stores normal, evict-first, or evict-first
 // with a prefetch of the input.
-int nf4_bench_stream_variants(void) { return 6; }
+int nf4_bench_dequant_traffic_variants(void) { return 6; }
 
-int nf4_bench_stream(int variant, const void *packed, int64_t words, const void *scales,
-                     int64_t scale_bytes, void *out, int stores, int pdl, nf4_stream stream) {
-  Stream args{packed, static_cast<const uint32_t *>(scales), out, words, scale_bytes / 4, 0, false};
+int nf4_bench_dequant_traffic(int variant, const void *packed, int64_t words, const void *scales,
+                              int64_t scale_bytes, void *out, int stores, int pdl,
+                              nf4_stream stream) {
+  Traffic args{packed, static_cast<const uint32_t *>(scales), out, words, scale_bytes / 4, 0,
+               false};
   args.evict_first = variant % 3 != 0;
   args.prefetch_blocks = variant % 3 == 2 ? 2048 : 0;
   if (variant / 3 == 0) return run(stores == 1 ? expand<2, 1> : expand<2, 2>, 2, args, pdl, stream);
   return run(stores == 1 ? expand<4, 1> : expand<4, 2>, 4, args, pdl, stream);
 }
 
-int nf4_bench_encode_stream_variants(void) { return 3; }
+int nf4_bench_quantize_traffic_variants(void) { return 3; }
 
-int nf4_bench_encode_stream(int variant, const void *in, int64_t in_bytes, void *out,
-                            int64_t out_bytes, int pdl, nf4_stream stream) {
-  const Stream args{in, nullptr, out, in_bytes / 16, 0, 0, false};
+int nf4_bench_quantize_traffic(int variant, const void *in, int64_t in_bytes, void *out,
+                               int64_t out_bytes, int pdl, nf4_stream stream) {
+  const Traffic args{in, nullptr, out, in_bytes / 16, 0, 0, false};
   const bool halve = in_bytes / 8 == out_bytes;
   if (variant == 0) return run(halve ? shrink<2, true> : shrink<2, false>, 2, args, pdl, stream);
   if (variant == 1) return run(halve ? shrink<4, true> : shrink<4, false>, 4, args, pdl, stream);
@@ -186,7 +188,7 @@ int nf4_bench_read_variants(void) { return 2; }
 
 int nf4_bench_read(int variant, const void *in, int64_t bytes, void *sink, int pdl,
                    nf4_stream stream) {
-  const Stream args{in, nullptr, sink, bytes / 16, 0, 0, false};
+  const Traffic args{in, nullptr, sink, bytes / 16, 0, 0, false};
   if (variant == 0) return run(read<4>, 4, args, pdl, stream);
   return run(read<8>, 8, args, pdl, stream);
 }
@@ -195,7 +197,7 @@ int nf4_bench_read(int variant, const void *in, int64_t bytes, void *sink, int p
 int nf4_bench_write_variants(void) { return 4; }
 
 int nf4_bench_write(int variant, void *out, int64_t bytes, int pdl, nf4_stream stream) {
-  const Stream args{nullptr, nullptr, out, bytes / 16, 0, 0, variant % 2 == 1};
+  const Traffic args{nullptr, nullptr, out, bytes / 16, 0, 0, variant % 2 == 1};
   if (variant / 2 == 0) return run(write<2>, 2, args, pdl, stream);
   return run(write<4>, 4, args, pdl, stream);
 }

@@ -1,4 +1,4 @@
-"""The limits as candidates: kernels that move the same bytes and do nothing else."""
+"""The bandwidth rooflines as candidates: kernels that move the same bytes and do nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _each(
     }
 
 
-def dequantize_stream(library: Library, weights: Sequence[Weight], launch: str) -> Candidates:
+def dequantize(library: Library, weights: Sequence[Weight], launch: str) -> Candidates:
     """Reads packed and scales, writes the dense bytes: from and to aligned memory, and at odd
     sizes short of the last word."""
 
@@ -41,10 +41,10 @@ def dequantize_stream(library: Library, weights: Sequence[Weight], launch: str) 
             weight.out_room.data_ptr(), weight.dense.itemsize // 2,
         )  # fmt: skip
 
-    return _each("stream", launch, library, "stream", weights, arguments)
+    return _each("roofline", launch, library, "dequant_traffic", weights, arguments)
 
 
-def quantize_stream(library: Library, weights: Sequence[Weight], launch: str) -> Candidates:
+def quantize(library: Library, weights: Sequence[Weight], launch: str) -> Candidates:
     """Reads the dense bytes once, writes the packed ones."""
 
     def arguments(weight: Weight) -> tuple:
@@ -52,7 +52,7 @@ def quantize_stream(library: Library, weights: Sequence[Weight], launch: str) ->
         out_bytes = nbytes // weight.dense.itemsize // 2
         return weight.dense.data_ptr(), nbytes, weight.packed_room.data_ptr(), out_bytes
 
-    return _each("stream", launch, library, "encode_stream", weights, arguments)
+    return _each("roofline", launch, library, "quantize_traffic", weights, arguments)
 
 
 def read(library: Library, weights: Sequence[Weight], sink: torch.Tensor) -> Candidates:
