@@ -96,11 +96,8 @@ def launch_stream(stream: int | None, threads: int, torch: Device | None) -> int
     return 0 if torch is None else torch.current_stream()
 
 
-def stream_handle(stream: CudaStreamLike | None) -> int | None:
-    """The cudaStream_t of an int, a ctypes.c_void_p, or a torch, CuPy or cuda.core stream. None
-    stays None."""
-    if stream is None:
-        return None
+def stream_handle(stream: CudaStreamLike) -> int:
+    """The cudaStream_t of an int, a ctypes.c_void_p, or a torch, CuPy or cuda.core stream."""
     if type(stream) is int:
         return address("stream", stream)
     if isinstance(stream, ctypes.c_void_p):
