@@ -1,5 +1,4 @@
-// extern "C": check the arguments, then call a backend. The order of the includes is
-// the direction of the house: everything flows from here to the backends.
+// extern "C": checks the arguments, then calls a backend.
 #include "core/formats.hpp"
 #include "cpu/backend.hpp"
 #include "cuda/backend.hpp"
@@ -100,7 +99,7 @@ nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_
   nf4::MatmulProblem problem;
   if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
   if (bytes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
-  *bytes = static_cast<size_t>(nf4::matmul_workspace_bytes(problem));
+  *bytes = static_cast<size_t>(nf4::cuda::matmul_workspace_bytes(problem));
   return NF4_STATUS_OK;
 }
 
@@ -108,7 +107,7 @@ nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *ar
                              size_t workspace_bytes, nf4_stream stream) {
   nf4::MatmulProblem problem;
   if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
-  const int64_t needed = nf4::matmul_workspace_bytes(problem);
+  const int64_t needed = nf4::cuda::matmul_workspace_bytes(problem);
   if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
   if (const nf4_status status =
           nf4::validate_matmul_operands(weight, args, workspace, needed, problem))
@@ -135,7 +134,7 @@ nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
   if (const nf4_status status = nf4::validate_matmul_batch_shapes(weights, args, count, batch))
     return status;
   if (bytes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
-  *bytes = static_cast<size_t>(nf4::matmul_workspace_bytes(batch));
+  *bytes = static_cast<size_t>(nf4::cuda::matmul_workspace_bytes(batch));
   return NF4_STATUS_OK;
 }
 
@@ -145,7 +144,7 @@ nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights, const nf4_m
   nf4::MatmulBatch batch;
   if (const nf4_status status = nf4::validate_matmul_batch_shapes(weights, args, count, batch))
     return status;
-  const int64_t needed = nf4::matmul_workspace_bytes(batch);
+  const int64_t needed = nf4::cuda::matmul_workspace_bytes(batch);
   if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
   if (const nf4_status status =
           nf4::validate_matmul_batch_operands(weights, args, workspace, needed, batch))

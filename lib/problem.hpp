@@ -1,11 +1,9 @@
-// A validated request: what the backends get. No CUDA types; all that is left to check is
-// whether a GPU can reach the memory.
+// Validated requests: what the backends get. No CUDA types; only whether a GPU can reach the memory
+// is left to check.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 
 #include "nf4/nf4.h"
 
@@ -34,7 +32,7 @@ struct Weight {
   int64_t nested_blocksize() const { return int64_t{1} << nested_blocksize_log2; }
 };
 
-// One buffer of a request, for the checks that are the same for all of them.
+// A buffer of a request, for the checks that are the same for all.
 struct Operand {
   const char *name;
   const void *address;
@@ -86,7 +84,7 @@ struct MatmulProblem {
   bool empty() const { return m == 0 || weight.rows == 0; }
 };
 
-// Products of one call, each checked, and against each other. Of some there may be nothing to do.
+// The matmuls ("products") of one call, checked each and against each other. Some may be empty.
 struct MatmulBatch {
   MatmulProblem list[NF4_MATMUL_BATCH_MAX];
   int count = 0;
@@ -100,64 +98,15 @@ struct MatmulBatch {
   }
 };
 
+inline bool is_multiple(const void *address, int alignment) {
+  return reinterpret_cast<uintptr_t>(address) % alignment == 0;
+}
+
 constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The workspace of matmul, for many rows of x: what thread blocks that share a tile of y have
-// summed, each in a slot of its own, and before the slots their flags. Which GPU it will be is not
-// known here, so this is for the largest Hopper, whose kernels use it (cuda/matmul/wide.hpp).
-struct MatmulWorkspace {
-  static constexpr int64_t kMaxSlots = 144;
-  static constexpr int64_t kFlags = 16;  // of a slot, of 8 bytes: one of each warp, up to 128 bytes
-  static constexpr int64_t kTileColumns[] = {128, 152, 176, 208, 256, 272, 304};  // rows of x
-  static constexpr int64_t kTileRows = 128;
-  static constexpr int64_t kSlabColumns = 128;
-  static constexpr int64_t kMinSlabs = 4;  // of a thread block, at least
-
-  int64_t slots = 0;
-  int64_t slot_bytes = 0;
-
-  explicit MatmulWorkspace(const MatmulProblem &problem) {
-    const Weight &weight = problem.weight;
-    if (problem.empty() || problem.dtype == NF4_DTYPE_FP32 || problem.m <= 64 ||
-        weight.cols % 64 != 0 || weight.blocksize() < 64)
-      return;
-    // Each as many as fill all slots, at most, so that their product is no large number.
-    const auto count = [](int64_t size, int64_t of_each) {
-      return std::min(ceil_divide(size, of_each), kMaxSlots * kMinSlabs);
-    };
-    const int64_t slabs = count(weight.rows, kTileRows) * count(problem.m, kTileColumns[0]) *
-                          count(weight.cols, kSlabColumns);
-    slots = std::min(kMaxSlots, slabs / kMinSlabs);
-    const auto *columns = std::lower_bound(std::begin(kTileColumns), std::end(kTileColumns),
-                                           std::min(problem.m, *(std::end(kTileColumns) - 1)));
-    slot_bytes = *columns * kTileRows * 4;
-  }
-  static constexpr bool has_columns(int64_t columns) {
-    for (const int64_t each : kTileColumns)
-      if (each == columns) return true;
-    return false;
-  }
-  int64_t flags_bytes() const { return slots * kFlags * 8; }
-  int64_t bytes() const { return flags_bytes() + slots * slot_bytes; }
-};
-
-inline int64_t matmul_workspace_bytes(const MatmulProblem &problem) {
-  return MatmulWorkspace(problem).bytes();
-}
-
-// Launches of a batch follow one another, so they use the same.
-inline int64_t matmul_workspace_bytes(const MatmulBatch &batch) {
-  int64_t most = 0;
-  for (const MatmulProblem &problem : batch) {
-    const int64_t bytes = matmul_workspace_bytes(problem);
-    most = bytes > most ? bytes : most;
-  }
-  return most;
-}
-
-// The workspace of quantize, nested: the scales before their own quantization, then the
-// partial sums of their mean, level after level: first of all scales of so many elements,
-// then of so many of those, until there is one.
+// The workspace of nested quantize: the scales in fp32, then the partial sums of their mean, level
+// by level: first one for the scales of so many elements, then one for so many of those, until
+// there is one.
 constexpr int64_t kElementsPerPartialSum = 4096;
 constexpr int64_t kSumsPerSum = 4096;
 

@@ -1,35 +1,24 @@
 // The CPU backend: what api.cpp calls, and the variant list.
 #pragma once
 
+#include "cpu/ranges.hpp"
 #include "problem.hpp"
 
 namespace nf4::cpu {
 
-// Quantization blocks [begin, end) of a weight: the unit of work of every kernel.
-// A block starts at an even element, so ranges never share a byte.
-struct BlockRange {
-  int64_t begin;
-  int64_t end;
-};
-
-// Rows [begin, end) of a weight.
-struct RowRange {
-  int64_t begin;
-  int64_t end;
-};
-
-// `absmax` gets one float per block, wherever the scales go in the end.
+// The functions of one instruction set.
 struct Variant {
   const char *name;
   bool (*supported)();
   void (*dequant)(const DequantProblem &problem, BlockRange blocks);
+  // `absmax` gets one float per block: if nested, in the workspace.
   void (*quantize)(const QuantizeProblem &problem, float *absmax, BlockRange blocks);
   // The second half of nested quantization: the scales, one per block, to their mean and
-  // their 8-bit codes. partial_sums: scratch, one for each kScalesPerPartialSum scales.
+  // their 8-bit codes. partial_sums: room for one for each kScalesPerPartialSum scales.
   void (*quantize_scales)(const Weight &weight, const float *scales, double *partial_sums,
                           int threads);
-  // All m of some columns of y, which are rows of the weight.
-  void (*matmul)(const MatmulProblem &problem, RowRange rows);
+  // All rows of x times some rows of the weight.
+  void (*matmul)(const MatmulProblem &problem, RowRange n);
 };
 
 // All variants of this build, best first; the last is the scalar reference, which runs
@@ -51,7 +40,7 @@ void force_variant(const Variant *variant);
 // threads: at most so many; 0: one for each processor the process may run on.
 void dequant(const DequantProblem &problem, int threads);
 void quantize(const QuantizeProblem &problem, int threads);
-// One product or several, which write nothing that others read or write.
+// One matmul or several, which write nothing that others read or write.
 void matmul(const MatmulProblem *problems, int count, int threads);
 
 }  // namespace nf4::cpu

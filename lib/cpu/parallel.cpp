@@ -1,11 +1,9 @@
-// Where threads run is the kernel's business, but for two cases in which one of them would
-// hold up the call. Milliseconds on two processors of a Zen 4 under Linux 6.18:
-// - A kernel may start a thread on its maker's processor, where it waits until that one
-//   sleeps or for a balancing of the load: quantize of 4096 x 4096 7.8. Moved elsewhere,
-//   where it starts 0.06 later: 4.1.
-// - It may wait behind a thread of the caller's that spins, as OpenMP's do for milliseconds
-//   after their work: dequantize of 14336 x 4096 to bf16 right after such work 6.3. Taken to
-//   the processor of the caller, who is about to sleep: 4.5, and 4.4 without such a thread.
+// Work stealing over threads that are made for the call. The system places threads, but for two
+// cases in which one of them would hold up the call (docs/design/cpu.md has the figures):
+// - A thread may be started on its maker's processor, and wait there until that one sleeps or the
+//   load is balanced. So threads that do not run yet are moved to other processors.
+// - It may wait behind a thread of the caller's that spins, as OpenMP's do for milliseconds after
+//   their work. So the caller, when it has nothing left to do, takes it to its own processor.
 #include "cpu/parallel.hpp"
 
 #include <pthread.h>
@@ -24,25 +22,25 @@ constexpr int kMaxThreads = 256;
 // The stack of a thread, of which kernels use less than half. `ulimit -s` or the program may have
 // made the default smaller.
 constexpr size_t kStackBytes = size_t{256} << 10;
-// A piece is one of so many that are left of a share.
-constexpr int64_t kPieces = 8;
-// The smallest piece, as a part of what is worth a thread.
+// A chunk is this part of what is left of a share,
+constexpr int64_t kChunks = 8;
+// and at least this part of what is worth a thread.
 constexpr int64_t kSmallestPart = 16;
-// A thread that is still busy so long after all others most likely holds a piece and no
-// processor: the last pieces of a vector variant take a tenth of it. One that has a processor,
-// as the scalar variant's may, loses its caches and little else.
+// A thread that is still busy so long after all others most likely has a chunk and no processor:
+// the last chunks of a vector variant take a tenth of it. One that does have a processor, as the
+// scalar variant's may, loses its caches and little else.
 constexpr std::chrono::microseconds kPatience{100};
 
-// A range in one share for each thread. A thread takes pieces of its own share first, which
-// keeps what it writes in its own caches from call to call, then of the others'.
+// A range in one share for each thread. A thread takes chunks of its own share first, which keeps
+// what it writes in its own caches from call to call, then steals from the others'.
 class Range {
  public:
-  Range(int64_t count, int64_t smallest, int threads, detail::Piece piece, const void *body)
-      : count_(count), smallest_(smallest), threads_(threads), piece_(piece), body_(body) {
+  Range(int64_t count, int64_t smallest, int threads, detail::Chunk chunk, const void *body)
+      : count_(count), smallest_(smallest), threads_(threads), chunk_(chunk), body_(body) {
     for (int i = 0; i < threads; ++i) next_[i].store(share_begin(i), std::memory_order_relaxed);
   }
 
-  // Takes pieces until none is left.
+  // Takes chunks until none is left.
   void work(int thread) {
     for (int i = 0; i < threads_; ++i) work_on_share((thread + i) % threads_);
   }
@@ -58,9 +56,9 @@ class Range {
     int64_t begin = next.load(std::memory_order_relaxed);
     while (begin < share_end) {
       const int64_t left = share_end - begin;
-      const int64_t end = begin + std::min(left, std::max(smallest_, left / kPieces));
+      const int64_t end = begin + std::min(left, std::max(smallest_, left / kChunks));
       if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
-      piece_(body_, begin, end);
+      chunk_(body_, begin, end);
       begin = next.load(std::memory_order_relaxed);
     }
   }
@@ -68,7 +66,7 @@ class Range {
   const int64_t count_;
   const int64_t smallest_;
   const int threads_;
-  const detail::Piece piece_;
+  const detail::Chunk chunk_;
   const void *const body_;
   std::atomic<int64_t> next_[kMaxThreads];
 };
@@ -106,8 +104,8 @@ class Worker {
   bool waiting() const { return state_.load(std::memory_order_relaxed) == kWaiting; }
   bool done() const { return state_.load(std::memory_order_relaxed) == kDone; }
 
-  // A hint: where the system refuses it, the thread only comes later. One that has exited
-  // has no number any more and must not be moved: the system would move the caller.
+  // A hint: where the system refuses it, the thread only comes later. One that has exited has no
+  // number any more and must not be moved: the system would move the caller.
   void move(const cpu_set_t &processors) {
     const std::lock_guard<std::mutex> lock(leaving_);
     if (!done()) pthread_setaffinity_np(thread_, sizeof processors, &processors);
@@ -145,7 +143,7 @@ void move_off_this_processor(Worker *workers, int count) {
     if (workers[i].waiting()) workers[i].move(elsewhere);
 }
 
-// When the caller has nothing left to do: takes those that have no processor to its own, one
+// When the caller has nothing left to do: takes the threads that have no processor to its own, one
 // after the other, so that none of them waits there for another.
 void finish(Worker *workers, int count) {
   cpu_set_t here;
@@ -169,15 +167,15 @@ int available_processors() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-void detail::run_pieces(int64_t count, int64_t per_thread, int threads, Piece piece,
+void detail::run_chunks(int64_t count, int64_t per_thread, int threads, Chunk chunk,
                         const void *body) {
   if (count == 0) return;
   const int64_t worth = (count + per_thread - 1) / per_thread;
   const int64_t wanted = threads > 0 ? threads : available_processors();
   const int together = static_cast<int>(std::min<int64_t>({wanted, worth, kMaxThreads}));
-  if (together == 1) return piece(body, 0, count);
+  if (together == 1) return chunk(body, 0, count);
 
-  Range range(count, std::max<int64_t>(1, per_thread / kSmallestPart), together, piece, body);
+  Range range(count, std::max<int64_t>(1, per_thread / kSmallestPart), together, chunk, body);
   Worker workers[kMaxThreads - 1];
   const ThreadAttributes attributes;
   for (int i = 1; i < together; ++i) workers[i - 1].start(range, i, attributes);

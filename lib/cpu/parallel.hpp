@@ -5,28 +5,28 @@
 
 namespace nf4::cpu {
 
-// Calls body(begin, end) on pieces that cover [0, count) once, in any order, on at most
-// `threads` threads (0: one for each processor the process may run on), the calling one
-// included, and on no more than one for each `per_thread` of the range. Pieces become
-// smaller towards the end; a thread takes the next one when it is done with its last, so
-// that one that starts late or is interrupted holds up little.
+// Calls body(begin, end) on chunks that cover [0, count) once, in any order, on at most `threads`
+// threads (0: one for each processor the process may run on), the calling one included, and on no
+// more than one for each `per_thread` of the range. Chunks become smaller towards the end, and a
+// thread takes the next one when it is done with its last, so that one that starts late or is
+// interrupted holds up little.
 //
-// Threads are made for the call. A pool would have to survive fork, dlclose and the exit of
-// the process, and would save a few tens of microseconds, which is small beside the work that
-// is worth splitting. Where the system refuses a thread, the others do its share.
+// Threads are made for the call. A pool would have to survive fork, dlclose and the exit of the
+// process, and would save a few tens of microseconds, little beside the work that is worth
+// splitting. Where the system refuses a thread, the others do its share.
 template <class Body>
 void parallel_for(int64_t count, int64_t per_thread, int threads, const Body &body);
 
 int available_processors();
 
 namespace detail {
-using Piece = void (*)(const void *body, int64_t begin, int64_t end);
-void run_pieces(int64_t count, int64_t per_thread, int threads, Piece piece, const void *body);
+using Chunk = void (*)(const void *body, int64_t begin, int64_t end);
+void run_chunks(int64_t count, int64_t per_thread, int threads, Chunk chunk, const void *body);
 }  // namespace detail
 
 template <class Body>
 void parallel_for(int64_t count, int64_t per_thread, int threads, const Body &body) {
-  detail::run_pieces(
+  detail::run_chunks(
       count, per_thread, threads,
       [](const void *opaque, int64_t begin, int64_t end) {
         (*static_cast<const Body *>(opaque))(begin, end);

@@ -4,7 +4,7 @@
 
 #include "core/encode.hpp"
 #include "cpu/dtypes.hpp"
-#include "cpu/scales.hpp"
+#include "cpu/weight/scales.hpp"
 
 namespace nf4::cpu {
 namespace {

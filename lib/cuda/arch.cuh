@@ -2,8 +2,6 @@
 // template argument of every kernel that uses more than the baseline.
 #pragma once
 
-#include "cuda/runtime/family.hpp"
-
 namespace nf4::cuda {
 
 // The baseline: runs everywhere from Turing on, later GPUs through its PTX.
@@ -34,6 +32,11 @@ struct Sm90 {
   static constexpr bool kTensorMaps = true;
 };
 
+// Hopper's own instructions, such as wgmma: an exact family.
+struct Sm90a : Sm90 {
+  static constexpr const char *kName = "sm90a";
+};
+
 // Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical
 // specifications per compute capability), for __launch_bounds__.
 #if !defined(__CUDA_ARCH__)
@@ -51,11 +54,6 @@ constexpr int resident_ctas(int resident_threads, int threads_of_block) {
   return (resident_threads < kThreadsPerMultiprocessor ? resident_threads
                                                        : kThreadsPerMultiprocessor) /
          threads_of_block;
-}
-
-template <class Arch>
-constexpr Family family(const int *archs, int ptx) {
-  return {Arch::kName, archs, ptx, Arch::kDependentLaunch};
 }
 
 }  // namespace nf4::cuda

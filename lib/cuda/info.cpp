@@ -3,7 +3,7 @@
 
 #include "cuda/backend.hpp"
 #include "cuda/dequant/kernels.hpp"
-#include "cuda/matmul/select.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "cuda/quantize/kernels.hpp"
 #include "cuda/runtime/device.hpp"
 #include "cuda/runtime/families.hpp"
@@ -18,7 +18,7 @@ cudaError_t load_all_kernels(const Device &device, const GpuFamily &family) {
   cudaError_t error = current.error();
   if (error == cudaSuccess) error = load_kernels(kernels_of<DequantKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<QuantizeKernels>(family));
-  if (error == cudaSuccess) error = load_matmul_kernels(device);
+  if (error == cudaSuccess) error = load_matmul_kernels(family, device);
   return error;
 }
 

@@ -32,13 +32,4 @@ class ForcedFamily {
   ForcedFamily &operator=(const ForcedFamily &) = delete;
 };
 
-// Those of a list, which ends in NULL, that this GPU runs.
-template <class Family>
-std::vector<const Family *> runnable(const Family *const *family) {
-  std::vector<const Family *> families;
-  for (; *family != nullptr; ++family)
-    if ((*family)->family.runs_on(compute_capability())) families.push_back(*family);
-  return families;
-}
-
 }  // namespace nf4::test

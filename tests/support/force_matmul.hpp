@@ -1,18 +1,22 @@
-// One family and shape of CUDA matmul kernels for the length of a scope.
+// One family and configuration of CUDA matmul kernels for the length of a scope.
 #pragma once
 
 #include <optional>
 
-#include "cuda/matmul/select.hpp"
+#include "cuda/matmul/matmul.hpp"
 
 namespace nf4::test {
 
 class ForcedMatmul {
  public:
-  ForcedMatmul(const cuda::MatmulFamily *family, cuda::MatmulShape shape) {
-    cuda::force_matmul(family, shape);
+  ForcedMatmul(const cuda::GpuFamily *family, int config) {
+    cuda::force_family(family);
+    cuda::force_matmul(config);
   }
-  ~ForcedMatmul() { cuda::force_matmul(nullptr, std::nullopt); }
+  ~ForcedMatmul() {
+    cuda::force_matmul(std::nullopt);
+    cuda::force_family(nullptr);
+  }
   ForcedMatmul(const ForcedMatmul &) = delete;
   ForcedMatmul &operator=(const ForcedMatmul &) = delete;
 };

@@ -81,10 +81,10 @@ void check_placed(const MatmulCase &test, const PlacedMatmul &placed,
                   const ExpectedProduct &expected, const Stream &stream, MatmulCounts &counts,
                   Judged judged, ShapeRange shapes) {
   const int64_t rows = test.weight.shape.rows;
-  for (const cuda::MatmulFamily *family : runnable(cuda::matmul_families())) {
+  for (const cuda::GpuFamily *family : runnable_families()) {
     for (int i = shapes.first; i < shapes.end; ++i) {
-      const auto shape = static_cast<cuda::MatmulShape>(i);
-      INFO("family " << family->family.name << ", shape " << cuda::matmul_shape_name(shape));
+      const auto shape = i;
+      INFO("family " << family->name << ", shape " << cuda::kMatmulConfigs[shape].name);
       const ForcedMatmul forced(family, shape);
       if (placed.used(test) != shape) continue;
       ++counts[family][i];
@@ -122,13 +122,13 @@ nf4_matmul_args PlacedMatmul::args(const MatmulCase &test) const {
   return test.args(x.data(), bias.data(), y.data());
 }
 
-cuda::MatmulShape PlacedMatmul::used(const MatmulCase &test) const {
+int PlacedMatmul::used(const MatmulCase &test) const {
   const nf4_matmul_args given = args(test);
   MatmulProblem problem;
   REQUIRE(validate_matmul_shape(&weight.tensor(), &given, problem) == NF4_STATUS_OK);
   REQUIRE(validate_matmul_operands(&weight.tensor(), &given, nullptr, 0, problem) == NF4_STATUS_OK);
-  cuda::MatmulShape shape;
-  REQUIRE(cuda::matmul_shape(problem, nullptr, shape) == NF4_STATUS_OK);
+  int shape;
+  REQUIRE(cuda::matmul_config(problem, nullptr, shape) == NF4_STATUS_OK);
   return shape;
 }
 

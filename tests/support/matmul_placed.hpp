@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <map>
 
-#include "cuda/matmul/select.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "support/device.hpp"
 #include "support/matmul_cases.hpp"
 
@@ -20,19 +20,19 @@ struct PlacedMatmul {
 
   nf4_matmul_args args(const MatmulCase &test) const;
   // The shape of kernel that a launch uses: the forced one, or kTiled where that one cannot.
-  cuda::MatmulShape used(const MatmulCase &test) const;
+  int used(const MatmulCase &test) const;
   nf4_status multiply(const MatmulCase &test, cudaStream_t stream) const;
 };
 
 // How often each shape of kernel of each family did the work.
-using MatmulCounts = std::map<const cuda::MatmulFamily *, std::array<int, cuda::kMatmulShapes>>;
+using MatmulCounts = std::map<const cuda::GpuFamily *, std::array<int, cuda::kMatmulConfigCount>>;
 
 enum class Judged { kEach, kEachAndAll };
 
 // Of the MatmulShapes.
 struct ShapeRange {
-  int first = cuda::kTiled;
-  int end = cuda::kMatmulShapes;
+  int first = cuda::kMma64x64;
+  int end = cuda::kMatmulConfigCount;
 };
 
 // Every kernel of every family that takes the case, of these shapes, each with it aligned and as it

@@ -8,6 +8,7 @@
 Every function is thread-safe. nf4.typing has the types of their arguments.
 """
 
+from nf4 import _interrupt  # noqa: F401  first: it ends the command at a Ctrl-C
 from nf4._dequantize import dequantize
 from nf4._load import library_path
 from nf4._matmul import matmul, matmul_workspace_bytes

@@ -54,12 +54,12 @@ __device__ __forceinline__ uint32_t load_vector_codes(const uint8_t *packed, Cac
     return load_once<Arch>(reinterpret_cast<const uint16_t *>(packed), policy);
 }
 
-// Thread 0 asks L2 for the weights and scales of a CTA that starts later.
+// Thread 0 prefetches the weights and scales of a CTA that starts later into L2.
 template <class Arch, class Scales, int kElements>
 __device__ __forceinline__ void prefetch(const DequantArgs &args) {
   if constexpr (Arch::kBulkPrefetch) {
-    constexpr int64_t kBlocksAhead = kPrefetchElements / kElements;
-    const int64_t ahead = int64_t{blockIdx.x} + kBlocksAhead;
+    constexpr int64_t kCtasAhead = kPrefetchElements / kElements;
+    const int64_t ahead = int64_t{blockIdx.x} + kCtasAhead;
     // The last CTA may be partial, so its data is left alone.
     if (!args.prefetch || threadIdx.x != 0 || ahead + 1 >= gridDim.x) return;
     prefetch_l2<Arch>(args.weight.packed + ahead * (kElements / 2), kElements / 2);
@@ -71,9 +71,9 @@ __device__ __forceinline__ void prefetch(const DequantArgs &args) {
   }
 }
 
-// The elements of one CTA. `Full`: the tensor goes on past their end, so
-// nothing is checked. What the CTA has in common is 64-bit and computed once per
-// warp (the uniform datapath); what a thread adds to it is 32-bit.
+// The elements of one CTA. `Full`: the tensor has all of them, so nothing is checked. Offsets that
+// the CTA has in common are 64-bit, computed once per warp (the uniform datapath); what a thread
+// adds to them is 32-bit.
 template <class Arch, class T, class Scales, int Threads, int Tile, bool Full>
 __device__ __forceinline__ void dequant_cta(const DequantArgs &args, ScaleTable<Scales> &table) {
   constexpr int kVector = kPerVector<T>;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void dequant_cta(const DequantArgs &args, ScaleTable<
     return Full || start + first + step * kStride + kVector <= args.elements;
   };
 
-  // All loads of the tile, then what turns them into numbers.
+  // All loads of the tile come before the first arithmetic.
   uint32_t words[kSteps];
   if constexpr (Full) {
     load_codes<Arch, T>(args.weight.packed + start / 2 + tile / 2, once, words);

@@ -18,7 +18,7 @@ struct QuantizeArgs {
   int blocksize_log2;
   bool aligned;           // in on 16 bytes and packed on 4
   const float *codebook;  // NULL: the format's own
-  nf4_format format;
+  int32_t format_row;     // of kFormats
 };
 
 // One level of the sum of the scales: each run of kSumsPerSum becomes one.

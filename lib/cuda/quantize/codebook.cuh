@@ -11,8 +11,7 @@
 namespace nf4::cuda {
 namespace {
 
-__device__ const Tables kNf4Tables = make_tables(kNf4Codebook);
-__device__ const Tables kFp4Tables = make_tables(kFp4Codebook);
+__device__ const FormatTables kFormatTables = make_format_tables();
 
 // make_quantizer() by 16 threads: the rank of each entry, then the thresholds. `shared` is
 // complete after a barrier.
@@ -56,7 +55,7 @@ __device__ __forceinline__ const Tables &get_tables(const QuantizeArgs &args) {
   if constexpr (CallersCodebook)
     return callers_tables(args.codebook);
   else
-    return args.format == NF4_FORMAT_FP4 ? kFp4Tables : kNf4Tables;
+    return kFormatTables.of[args.format_row];
 }
 
 }  // namespace

@@ -1,36 +1,34 @@
-// The formats' codebooks in device memory.
+// The formats' codebooks in device memory, by the rows of kFormats.
 #pragma once
+
+#include <iterator>
 
 #include "core/formats.hpp"
 #include "cuda/weight/view.hpp"
-#include "nf4/nf4.h"
 
 namespace nf4::cuda {
 namespace {
 
 struct DeviceCodebooks {
-  float nf4[kCodebookSize];
-  float fp4[kCodebookSize];
+  float of[std::size(kFormats)][kCodebookSize];
 };
 
 constexpr DeviceCodebooks make_device_codebooks() {
-  DeviceCodebooks tables{};
-  for (int i = 0; i < kCodebookSize; ++i) {
-    tables.nf4[i] = kNf4Codebook[i];
-    tables.fp4[i] = kFp4Codebook[i];
-  }
-  return tables;
+  DeviceCodebooks codebooks{};
+  for (size_t row = 0; row < std::size(kFormats); ++row)
+    for (int code = 0; code < kCodebookSize; ++code)
+      codebooks.of[row][code] = kFormats[row].codebook[code];
+  return codebooks;
 }
 
 __device__ const DeviceCodebooks kDeviceCodebooks = make_device_codebooks();
 
 // The 16 floats to decode with: the caller's, or the format's.
-__device__ __forceinline__ const float *device_codebook(const float *own, nf4_format format) {
-  if (own != nullptr) return own;
-  return format == NF4_FORMAT_FP4 ? kDeviceCodebooks.fp4 : kDeviceCodebooks.nf4;
+__device__ __forceinline__ const float *device_codebook(const float *callers, int format_row) {
+  return callers != nullptr ? callers : kDeviceCodebooks.of[format_row];
 }
 __device__ __forceinline__ const float *device_codebook(const WeightView &weight) {
-  return device_codebook(weight.codebook, weight.format);
+  return device_codebook(weight.codebook, weight.format_row);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "nf4/nf4.h"
+#include "core/formats.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -19,7 +19,7 @@ struct WeightView {
   const float *codebook;  // NULL: the format's own
   int64_t rows;
   int64_t cols;
-  nf4_format format;
+  int32_t format_row;  // of kFormats
   int32_t blocksize_log2;
   int32_t nested_blocksize_log2;  // -1 if flat
 };
@@ -33,7 +33,7 @@ inline WeightView view_of(const Weight &weight) {
           weight.codebook,
           weight.rows,
           weight.cols,
-          weight.format,
+          format_row(weight.format),
           weight.blocksize_log2,
           weight.nested_blocksize_log2};
 }

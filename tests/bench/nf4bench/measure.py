@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -23,7 +24,7 @@ class Timing:
 
 
 class Candidate(NamedTuple):
-    """Who is timed, launched how, and with which of its launch shapes: the fastest counts."""
+    """Who is timed, launched how, and with which of its launch variants: the fastest counts."""
 
     name: str
     launch: str = "plain"
@@ -74,10 +75,21 @@ def measure(
 
 
 def fastest(times: Mapping[Candidate, Timing], name: str, launch: str = "plain") -> Fastest | None:
-    """The best launch shape of a candidate; None if it was not timed."""
+    """The best launch variant of a candidate; None if it was not timed."""
     found = [
         Fastest(candidate.variant, timing)
         for candidate, timing in times.items()
         if (candidate.name, candidate.launch) == (name, launch)
     ]
     return min(found, key=lambda each: each.timing.us, default=None)
+
+
+def queued(gpu: Any, call: Callable, calls: int) -> float:
+    """Host microseconds of one call, none of them waited for but the last."""
+    gpu.synchronize()
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    ended = time.perf_counter()
+    gpu.synchronize()
+    return (ended - began) * 1e6 / calls

@@ -140,10 +140,14 @@ def test_hostile_modules_json_is_not_followed(what, tmp_path):
         path.symlink_to("/dev/zero")
     else:
         path.write_text("[" * 100_000 if what == "deeply nested" else "5")
-    result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
-    special = what in ("a FIFO", "endless")
-    assert result.left_out == (["modules.json"] if special else [])
-    assert (tmp_path / "q" / "modules.json").exists() is not special
+    arguments = (str(source), str(tmp_path / "q"), QuantizeOptions())
+    if what in ("a FIFO", "endless"):
+        with pytest.raises(FormatError, match="modules.json: (a FIFO|a link to /dev/zero)"):
+            quantize_checkpoint(*arguments)
+        assert helpers.listing(tmp_path) == ["in"]
+        return
+    assert quantize_checkpoint(*arguments).left_out == []
+    assert (tmp_path / "q" / "modules.json").exists()
 
 
 def test_configuration_that_is_a_fifo_is_refused(tmp_path):
@@ -157,17 +161,19 @@ def test_configuration_that_is_a_fifo_is_refused(tmp_path):
 def test_side_files_behind_links(tmp_path):
     """Links to directories are followed, each directory once; links to nowhere are listed."""
     source = helpers.write_model(tmp_path / "in")
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "config.json").write_text("{}")
-    (source / "1_Pooling").symlink_to(tmp_path / "cache")
+    (source / "pooling").mkdir()
+    (source / "pooling" / "config.json").write_text("{}")
+    (source / "pooling" / "tokenizer.json").symlink_to("../tokenizer.json")
+    (source / "1_Pooling").symlink_to("pooling")
     (source / "loop").symlink_to(source)
-    (source / "nowhere").symlink_to(tmp_path / "gone")
+    (source / "nowhere").symlink_to(source / "gone")
     (source / "itself").symlink_to("itself")
     (source / "adapter_model.safetensors").write_bytes(b"weights")
     result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
-    assert (tmp_path / "q" / "1_Pooling" / "config.json").read_text() == "{}"
-    assert not (tmp_path / "q" / "1_Pooling").is_symlink()
-    left = ["adapter_model.safetensors", "itself", "loop", "nowhere"]
+    copied = helpers.tree(tmp_path / "q" / "pooling")
+    assert copied == helpers.tree(source / "pooling")
+    assert not (tmp_path / "q" / "pooling" / "tokenizer.json").is_symlink()
+    left = ["1_Pooling", "adapter_model.safetensors", "itself", "loop", "nowhere"]
     assert sorted(result.left_out) == left
 
 

@@ -76,6 +76,8 @@ def test_system_errors_leave_the_destination_as_it_was(
     name, code, after = FAILURES[case]
     if name == "close":
         _fail_close_after_fsync(monkeypatch, code)
+    elif name == "replace" and not existing:
+        monkeypatch.setattr(transaction, "_rename", lambda *arguments: code)
     else:
         monkeypatch.setattr(os, name, _failing(code, after)(getattr(os, name)))
     assert main(["quantize", str(source), str(destination), "--force"]) == 4
@@ -314,9 +316,8 @@ def test_directory_is_left_alone_where_no_exchange_is_possible(tmp_path, monkeyp
 
     monkeypatch.setattr(transaction.ctypes, "CDLL", OldKernel)
     with pytest.raises(OutputRefused, match="in one step"):
-        with transaction.staged_directory(
-            destination, like=str(tmp_path), warnings=[], replace=True
-        ) as path:
+        target = transaction.DirectoryTarget.check(destination, replace=True)
+        with target.staged([], like=str(tmp_path)) as path:
             Path(path, "config.json").write_text("{}")
     assert helpers.tree(destination) == before
     assert listing(tmp_path) == ["out"]

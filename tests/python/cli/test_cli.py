@@ -116,8 +116,9 @@ def test_closed_pipe_ends_quietly(model, quantized, tmp_path):
         result = _closed_pipe(command(*arguments))
         assert result.returncode == 141
         assert result.stderr == b""
-    result = _closed_pipe(command("quantize", model, tmp_path / "whole"))
-    assert result.returncode == 141
+    for arguments in (["--help"], ["--version"], ["quantize", model, tmp_path / "whole"]):
+        result = _closed_pipe(command(*arguments))
+        assert (result.returncode, result.stderr) == (141, b"")
     assert main(["verify", str(tmp_path / "whole")]) == 0
 
 
@@ -137,19 +138,49 @@ def test_closed_standard_streams(redirections, model, tmp_path):
         assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_full_stdout_is_an_error(model, unbuffered):
+def _full(
+    stream: str, *arguments: object, unbuffered: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run `nf4` with stdout or stderr on a device that is always full."""
     with open("/dev/full", "w") as full:
-        result = subprocess.run(
-            command("inspect", model),
-            stdout=full,
-            stderr=subprocess.PIPE,
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: full}
+        return subprocess.run(
+            command(*arguments),
+            **streams,
             text=True,
             check=False,
             env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )
-    assert result.returncode == 4
-    assert result.stderr == "nf4: No space left on device\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("name", ["inspect", "inspect --json", "verify", "--help", "--version"])
+def test_full_stdout_is_an_error(model, name, unbuffered):
+    paths = [] if name.startswith("--") else [model]
+    result = _full("stdout", *name.split(), *paths, unbuffered=unbuffered)
+    assert result.returncode == 5
+    assert result.stderr == "nf4: stdout: No space left on device\n"
+
+
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_full_stdout_loses_no_conversion(model, form, tmp_path):
+    (model / "pytorch_model.bin").write_bytes(b"other weights")
+    result = _full("stdout", "quantize", model, tmp_path / "q", *form.split())
+    assert result.returncode == 5
+    assert result.stderr.splitlines() == [
+        "nf4: not copied: pytorch_model.bin",
+        "nf4: stdout: No space left on device",
+        f"nf4: {tmp_path}/q/ is complete",
+    ]
+    assert helpers.listing(tmp_path) == ["model", "q"]
+    assert main(["verify", str(tmp_path / "q")]) == 0
+
+
+def test_full_stderr_changes_no_exit_code(model, tmp_path):
+    assert _full("stderr", "verify", tmp_path / "nothing").returncode == 4
+    assert _full("stderr", "frobnicate").returncode == 2
+    (model / "pytorch_model.bin").write_bytes(b"other weights")
+    assert _full("stderr", "quantize", model, tmp_path / "q").returncode == 0
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path):

@@ -25,6 +25,8 @@ REPORT = {
     "seconds": float,
     "not_copied": list,
     "warnings": list,
+    "chosen_by": str,
+    "left_dense": dict,
 }
 
 
@@ -53,6 +55,8 @@ def test_report_in_words(tmp_path, capsys):
     stdout, stderr = capsys.readouterr()
     assert stderr == ""
     assert stdout.startswith("quantized 2 weights")
+    assert "\ncopied 4 dense tensors\nleft dense: " in stdout
+    assert "\nlayers chosen by tensor names: config.json does not name one" in stdout
     assert stdout.endswith(f"wrote {tmp_path}/q/\n")
 
 
@@ -73,12 +77,13 @@ def test_configuration_and_side_files(tmp_path, capsys):
     (model / "pytorch_model.bin").write_bytes(b"large")
     (model / ".git").mkdir()
     (model / ".git" / "config").write_text("secret")
-    (tmp_path / "blob").write_text("real file behind a link")
-    (model / "vocab.txt").symlink_to(tmp_path / "blob")
+    (model / "1_Pooling" / "blob").write_text("real file behind a link")
+    (model / "vocab.txt").symlink_to("1_Pooling/blob")
     assert main(["quantize", str(model), str(tmp_path / "q")]) == 0
     assert "not copied: pytorch_model.bin, onnx/model.onnx" in capsys.readouterr().err
     found = helpers.tree(tmp_path / "q")
     assert sorted(found) == [
+        "1_Pooling/blob",
         "1_Pooling/config.json",
         "2_Dense/model.safetensors",
         "config.json",

@@ -52,6 +52,12 @@ class Model:
     conv1d: frozenset[str]
     dense_by_default: frozenset[str]
 
+    @classmethod
+    def from_answer(cls, name: str, answer: Mapping[str, Any]) -> Model:
+        """The model from what meta_model.LoadPlan.answer gave."""
+        modules = (frozenset(answer[key]) for key in ("linear", "conv1d", "dense_by_default"))
+        return cls(name, answer["reasons"], answer["modules"], *modules)
+
 
 def ask(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Model:
     """The model of config.json, asked about matrices: tensor name -> shape as stored.
@@ -66,12 +72,7 @@ def ask(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Mod
     answer = _run(json.dumps({"config": config, "shapes": shapes}), name)
     if not answer["fits"]:
         raise UnknownModel(f"the tensors are not those of config.json's {name}")
-    return Model(
-        f"{name} (transformers {answer['transformers']})",
-        answer["reasons"],
-        answer["modules"],
-        *(frozenset(answer[key]) for key in ("linear", "conv1d", "dense_by_default")),
-    )
+    return Model.from_answer(f"{name} (transformers {answer['transformers']})", answer)
 
 
 def _model_name(config: Mapping[str, Any]) -> str:
@@ -91,6 +92,7 @@ def _run(request: str, name: str) -> dict[str, Any]:
             input=request,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_TIME_LIMIT,
             env={**os.environ, **_OFFLINE},
             check=False,

@@ -13,7 +13,13 @@ from nf4.checkpoint.bnb import Survey, Weight, survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.model_files import config_problems
-from nf4.checkpoint.rules import is_conv1d, model_types, module_of
+from nf4.checkpoint.rules import (
+    choose_rules,
+    is_conv1d,
+    model_types,
+    module_of,
+    replaced_dense,
+)
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import nonfinite
 
@@ -102,7 +108,9 @@ def audit(path: str) -> tuple[Survey, list[Finding]]:
         with Checkpoint(path, faults) as checkpoint:
             found = survey(checkpoint)
             findings = [_finding("fault", error) for error in [*faults, *found.faults]]
-            findings += _config_findings(checkpoint, found) if not findings else []
+            if not findings:
+                findings += _config_findings(checkpoint, found)
+                findings += _model_findings(checkpoint, found)
             for name, weight in found.weights.items():
                 for severity, problem in value_problems(weight.load(checkpoint)):
                     findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
@@ -142,6 +150,26 @@ def _config_findings(checkpoint: Checkpoint, found: Survey) -> list[Finding]:
         ]
     except FormatError as error:
         return [_finding("fault", error)]
+
+
+def _model_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
+    """4-bit weights that transformers does not load, and dense ones that it takes for 4-bit. What
+    an installed transformers says of the model is a fault, what names show is a warning."""
+    settings = checkpoint.config.get("quantization_config")
+    if not found.weights or not isinstance(settings, dict):
+        return
+    rules, _ = choose_rules(checkpoint.config, found)
+    severity = "warning" if rules.model is None else "fault"
+    for name, weight in found.weights.items():
+        reason = rules.not_loadable(name, weight.shape)
+        if reason is not None:
+            path = checkpoint.owner[name].path
+            yield Finding(severity, path, name, f"transformers does not load it: {reason}")
+    if rules.model is not None:
+        config = f"{checkpoint.directory}/config.json"
+        for module in replaced_dense(rules.model, found, settings.get("llm_int8_skip_modules")):
+            problem = f"llm_int8_skip_modules lacks {module}, whose weight is dense"
+            yield Finding("fault", config, None, problem)
 
 
 def _dense_reference(weight: Weight, dense: Checkpoint, types: frozenset[str]) -> np.ndarray:

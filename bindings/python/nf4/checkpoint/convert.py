@@ -9,39 +9,36 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nf4.checkpoint.architecture import UnknownModel, ask
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State, Survey, survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError, OptionError
+from nf4.checkpoint.files import creation_mode
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.model_files import (
     DTYPE_KEYS,
     compute_dtype,
-    copy_side_files,
     existing_quantization,
-    files_read,
     quantization_config,
-    side_files,
     write_json,
 )
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import (
     Rules,
     architectures,
+    choose_rules,
     is_conv1d,
     is_matrix,
-    matrix_shapes,
     model_types,
     module_of,
 )
+from nf4.checkpoint.side_files import copy_side_files, files_read, side_files
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Dequantize, Quantize, Result, Step
 from nf4.checkpoint.transaction import (
-    creation_mode,
+    DirectoryTarget,
+    FileTarget,
     refuse_overlap,
     refuse_reading_from,
-    staged_directory,
-    staged_file,
 )
 from nf4.checkpoint.writer import SafetensorsWriter
 
@@ -73,18 +70,6 @@ class QuantizeOptions:
     compute: str | None = None
     allow_nonfinite: bool = False
     threads: int = 0
-
-
-def _rules(checkpoint: Checkpoint, found: Survey, options: QuantizeOptions) -> tuple[Rules, str]:
-    """The rules for a dense checkpoint, and in words what they go by."""
-    types = model_types(checkpoint.config)
-    try:
-        model = ask(checkpoint.config, matrix_shapes(found, types))
-        chosen_by = f"the modules of {model.name}"
-    except UnknownModel as error:
-        model, chosen_by = None, f"tensor names: {error}"
-    shapes = {name: info.shape for name, info in found.dense.items()}
-    return Rules(types, options.skip, options.only, model, shapes), chosen_by
 
 
 def _quantize_step(
@@ -139,18 +124,22 @@ def quantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Write the 4-bit form of a dense checkpoint. Weights that are 4-bit already, and all that
-    the rules leave dense, are copied bit for bit.
+    """Write the 4-bit form of a dense checkpoint.
+
+    source and destination are both .safetensors files or both directories. Weights that are 4-bit
+    already, and all that the rules leave dense, are copied bit for bit. replace: the destination
+    may exist. progress: called with each tensor's name and the bytes read of it. Where config.json
+    names a model and transformers is installed, a child process builds it without weights.
 
     Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is
     then as it was.
     """
     with Checkpoint(source) as checkpoint:
-        refuse_overlap(checkpoint.directory or source, destination)
+        target = _target(checkpoint, destination, replace)
         existing_quantization(checkpoint)
         found = survey(checkpoint)
         found.require_sound()
-        rules, chosen_by = _rules(checkpoint, found, options)
+        rules, chosen_by = choose_rules(checkpoint.config, found, options.skip, options.only)
         unknown = rules.unmatched(module_of(name) for name in found.dense)
         if unknown:
             raise OptionError(f"--skip or --only names no tensor: {', '.join(map(repr, unknown))}")
@@ -170,7 +159,7 @@ def quantize_checkpoint(
         }
         quantized = [step for all in steps.values() for step in all if isinstance(step, Quantize)]
         config = _quantized_config(checkpoint, found, quantized, rules, options)
-        result = _write(checkpoint, steps, config, destination, replace, progress)
+        result = _write(checkpoint, steps, config, target, progress)
         result.chosen_by = chosen_by
         result.left_dense = dict(
             Counter(
@@ -203,13 +192,16 @@ def dequantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Write the dense form of a 4-bit checkpoint. dtype: libnf4's name; None: what each weight
-    was before. Dense tensors are copied bit for bit.
+    """Write the dense form of a 4-bit checkpoint.
+
+    dtype: "fp32", "fp16" or "bf16"; None: what each weight was before. Dense tensors are copied bit
+    for bit. threads: CPU threads; 0: all. source, destination, replace and progress: as of
+    quantize_checkpoint.
 
     Raises FormatError, OutputRefused, OSError and nf4.Error; the destination is then as it was.
     """
     with Checkpoint(source) as checkpoint:
-        refuse_overlap(checkpoint.directory or source, destination)
+        target = _target(checkpoint, destination, replace)
         found = survey(checkpoint)
         found.require_sound()
         if not found.weights:
@@ -225,34 +217,40 @@ def dequantize_checkpoint(
         config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
         if dtype is not None:
             config |= {key: NF4_TO_TORCH[dtype] for key in DTYPE_KEYS if key in config}
-        return _write(checkpoint, steps, config, destination, replace, progress)
+        return _write(checkpoint, steps, config, target, progress)
+
+
+def _target(
+    checkpoint: Checkpoint, destination: str, replace: bool
+) -> FileTarget | DirectoryTarget:
+    """The destination, checked before any work."""
+    refuse_overlap(checkpoint.directory or checkpoint.path, destination)
+    kind = FileTarget if checkpoint.directory is None else DirectoryTarget
+    return kind.check(destination, replace=replace)
 
 
 def _write(
     checkpoint: Checkpoint,
     steps: Mapping[str, list[Step]],
     config: dict[str, Any],
-    destination: str,
-    replace: bool,
+    target: FileTarget | DirectoryTarget,
     progress: Progress | None,
 ) -> Result:
     result = Result()
-    warnings = result.warnings
     started = time.perf_counter()
-    if checkpoint.directory is None:
+    if isinstance(target, FileTarget):
         (only,) = steps
         source = checkpoint.files[only]
-        refuse_reading_from(destination, files_read(checkpoint, ()))
-        mode = creation_mode(0o666, source.path, destination)
-        with staged_file(destination, replace=replace, warnings=warnings) as path:
+        refuse_reading_from(target.path, files_read(checkpoint, ()))
+        mode = creation_mode(0o666, source.path, target.path)
+        with target.staged(result.warnings) as path:
             _write_file(path, mode, source, steps[only], result, progress)
             checkpoint.check_unchanged()
     else:
+        assert checkpoint.directory is not None
         copied, result.left_out = side_files(checkpoint)
-        refuse_reading_from(destination, files_read(checkpoint, copied))
-        with staged_directory(
-            destination, like=checkpoint.directory, replace=replace, warnings=warnings
-        ) as path:
+        refuse_reading_from(target.path, files_read(checkpoint, copied))
+        with target.staged(result.warnings, like=checkpoint.directory) as path:
             _write_directory(path, checkpoint, steps, config, result, progress)
             copy_side_files(checkpoint.directory, path, copied)
             checkpoint.check_unchanged()

@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint or with where its output should go."""
+"""What can be wrong with a checkpoint, or with where its output should go."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 
 class FormatError(ValueError):
-    """A file breaks its format. Names the file, the tensor where there is one, and why."""
+    """A file breaks its format, or is not one that may be read. Names the file, the tensor where
+    there is one, and why."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str, tensor: str | None = None):
         self.path = os.fspath(path)
@@ -23,8 +24,13 @@ class OutputRefused(Exception):
 
 
 class OptionError(Exception):
-    """An option asks for what the checkpoint cannot give, such as a pattern that names no
+    """An option asks for what the checkpoint cannot give, such as a pattern that matches no
     tensor."""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """BaseException.add_note, which Python 3.10 lacks."""
+    error.__notes__ = [*getattr(error, "__notes__", []), note]
 
 
 @contextlib.contextmanager

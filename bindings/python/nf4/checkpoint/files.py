@@ -1,14 +1,18 @@
-"""Opening files that may be anything, and objects that hold one open."""
+"""Opening, creating and copying files. What is created is on disk before it is closed, and no
+more open to others than what it is made from."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TypeVar
 
-from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.errors import FormatError, naming
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -17,18 +21,51 @@ _KINDS = {
     stat.S_IFBLK: "a block device",
     stat.S_IFSOCK: "a socket",
 }
+_PIECE_BYTES = 1 << 20
 _Self = TypeVar("_Self", bound="Closing")
 
 
+class Closing(ABC):
+    """A context manager that closes itself at the end of the block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is held; a second call does nothing."""
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # The block's error is the one to report, not one of closing after it.
+        with contextlib.suppress(OSError):
+            self.close()
+
+
+class _Descriptor(Closing):
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
 def file_kind(mode: int) -> str:
-    """What a stat mode that is not of a regular file is of, in words."""
+    """The kind of file that a stat mode is of, in words, where it is not a regular one."""
     return _KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
 def open_regular(path: str) -> tuple[int, os.stat_result]:
-    """A descriptor to read from, and its status. FormatError if `path` is no regular file,
+    """A descriptor to read from, and its status. FormatError if `path` is not a regular file,
     OSError if it cannot be opened."""
-    # O_NONBLOCK: opening a FIFO must answer, not wait for a writer.
+    # O_NONBLOCK: opening a FIFO must not wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
@@ -40,20 +77,71 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     return fd, status
 
 
-class Closing(ABC):
-    """A context manager that closes itself at the end of the block."""
+def stat_or_none(path: str) -> os.stat_result | None:
+    """The status of what is at `path`; None if nothing is."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
 
-    @abstractmethod
-    def close(self) -> None:
-        """Gives back what is held; a second call does nothing."""
 
-    def __enter__(self: _Self) -> _Self:
-        return self
+def creation_mode(mode: int, *like: str) -> int:
+    """`mode`, as open(2) and mkdir(2) take it, without the permissions that group and others
+    lack on any of the files `like` that exist."""
+    for path in like:
+        status = stat_or_none(path)
+        if status is not None:
+            mode &= status.st_mode | 0o700
+    return mode
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+
+def write_fully(fd: int, data: memoryview, offset: int) -> None:
+    """pwrite until all is written. Python retries EINTR; a short write goes on."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable, on file systems that can."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _Descriptor(fd), naming(path):
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            # Some network and FUSE file systems have no fsync for directories.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+
+
+@contextlib.contextmanager
+def _created(path: str, like: str) -> Iterator[int]:
+    """A descriptor of a new file, no more open than the file `like`; it is synced at the end."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(path, flags, creation_mode(0o666, like))
+    with naming(path), _Descriptor(fd):
+        yield fd
+        os.fsync(fd)
+
+
+def write_synced(path: str, data: bytes, like: str) -> None:
+    """Write a new file, no more open than the file `like`, and sync it."""
+    with _created(path, like) as fd:
+        write_fully(fd, memoryview(data), 0)
+
+
+def copy_synced(source: str, destination: str) -> None:
+    """Copy a regular file's bytes to a new file and sync it. FormatError if the source is of
+    another kind, or does not keep its size meanwhile."""
+    fd, status = open_regular(source)
+    with _Descriptor(fd), _created(destination, source) as output:
+        done = 0
+        while True:
+            with naming(source):
+                piece = os.read(fd, _PIECE_BYTES)
+            if not piece or done + len(piece) > status.st_size:
+                break
+            write_fully(output, memoryview(piece), done)
+            done += len(piece)
+        if piece or done < status.st_size:
+            raise FormatError(source, "changed while it was read")

@@ -18,7 +18,10 @@ import transformers
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
-from transformers.quantizers.base import get_keys_to_not_convert
+from transformers.quantizers.base import (
+    MODULES_TO_PATCH_FOR_QUANTIZATION,
+    get_keys_to_not_convert,
+)
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationMethod
@@ -67,6 +70,10 @@ def build(
         return kind(config)
 
 
+# The names of what bitsandbytes' integration replaces, where a module is not kept dense.
+_REPLACED = ("Linear", "Conv1D")
+
+
 class LoadPlan:
     """How transformers maps a checkpoint's tensors to the parameters of a model whose
     config.json has bitsandbytes' 4-bit quantization_config."""
@@ -74,8 +81,12 @@ class LoadPlan:
     def __init__(self, model: transformers.PreTrainedModel):
         method = SimpleNamespace(quant_method=QuantizationMethod.BITS_AND_BYTES)
         quantizer = Bnb4BitHfQuantizer(method, pre_quantized=True)
-        quantizer._convert_model_for_quantization(model)
+        # Fused experts that the loader takes apart only if the model is quantized: the tensors of
+        # a dense checkpoint are then not found.
+        kinds = {type(module).__name__ for module in model.modules()}
+        self.taken_apart = sorted(kinds & MODULES_TO_PATCH_FOR_QUANTIZATION.keys())
         kept = quantizer.get_modules_to_not_convert(model, [], model._keep_in_fp32_modules)
+        self._targets: dict[str, tuple[str, str | None]] = {}
         self.base_model_prefix = model.base_model_prefix
         self.parameters = dict(model.state_dict(keep_vars=True))
         self.modules = dict(model.named_modules())
@@ -103,6 +114,11 @@ class LoadPlan:
     def target(self, tensor: str) -> tuple[str, str | None]:
         """The parameter that a tensor is loaded into, and the source pattern of its converter, as
         convert_and_load_state_dict_in_model finds them."""
+        if tensor not in self._targets:
+            self._targets[tensor] = self._find_target(tensor)
+        return self._targets[tensor]
+
+    def _find_target(self, tensor: str) -> tuple[str, str | None]:
         prefix, known = self.base_model_prefix, self.parameters
         found = rename_source_key(tensor, self._renamings, self._converters, prefix, known)
         if found[0] not in known and tensor in known:
@@ -114,13 +130,15 @@ class LoadPlan:
         if pattern not in self._generic:
             return False
         for part in self._parts:
-            found, found_pattern = self.target(tensor + part)
+            found, found_pattern = self._find_target(tensor + part)
             if found != target or found_pattern not in self._generic:
                 return False
         return True
 
     def dense_reason(self, tensor: str, shape: Sequence[int]) -> str | None:
         """Why transformers cannot load this weight as a 4-bit one; None if it can."""
+        if self.taken_apart:
+            return f"{self.taken_apart[0]} of the model does not load from a 4-bit checkpoint"
         target, pattern = self.target(tensor)
         parameter = self.parameters.get(target)
         module = target.removesuffix(".weight")
@@ -129,12 +147,12 @@ class LoadPlan:
         if module not in self.linear:
             owner = self.modules.get(target.rpartition(".")[0])
             kind = type(owner).__name__
-            return f"{kind}, not replaced" if kind != "Linear" else "kept dense by transformers"
+            return "kept dense by transformers" if kind in _REPLACED else f"{kind}, not replaced"
         if module in self.tied:
             return "tied"
         if tuple(parameter.shape) != tuple(shape):
-            return f"shape {list(parameter.shape)} in the model"
-        return None if self.loads_parts(tensor, target, pattern) else "converted on loading"
+            return "another shape in the model"
+        return None if self.loads_parts(tensor, target, pattern) else "merged or split on loading"
 
     def fits(self, tensor: str, shape: Sequence[int]) -> bool:
         """Has the model a parameter of this name and shape?"""

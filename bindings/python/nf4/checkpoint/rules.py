@@ -1,10 +1,9 @@
 """Which weights of a dense model become 4-bit, and how transformers is told.
 
-transformers turns every nn.Linear into a 4-bit layer except those that its skip list names.
-A file knows names and shapes, not modules, so these rules go by the names that the models of
-transformers use. They err towards leaving a tensor dense: each dense matrix is listed in
-llm_int8_skip_modules, so a layer that could have been 4-bit still loads exactly, while a 4-bit
-tensor where the model has no linear layer would not load at all.
+transformers replaces nn.Linear and Conv1D, not their subclasses, by 4-bit layers, except those
+that llm_int8_skip_modules names. It must replace exactly the modules whose weights are 4-bit, or
+the model does not load. architecture.Model says which it can replace. Without one, rules by name
+decide, with the exceptions in known_models.py; in doubt they leave a tensor dense.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from nf4.checkpoint.architecture import Model
+from nf4.checkpoint.architecture import Model, UnknownModel, ask
 from nf4.checkpoint.bnb import Survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.known_models import KNOWN, Known
-from nf4.checkpoint.skips import SkipMatcher, skip_entries
+from nf4.checkpoint.skips import SkipMatcher, is_simple, skip_entries
 
 # nn.Embedding modules whose names do not say "embed".
-_EMBEDDINGS = {"wte", "wpe", "shared", "relative_attention_bias", "word_emb", "pos_emb"}
+_EMBEDDINGS = {"wte", "wpe", "shared", "relative_attention_bias"}
 # Output layers, often tied to the embeddings; trained anew for each task; sensitive.
 _HEADS = {
     "lm_head",
@@ -121,7 +120,10 @@ def is_conv1d(module: str, types: Collection[str]) -> bool:
 
 
 def _is_embedding(parts: list[str]) -> bool:
-    return parts[-1] in _EMBEDDINGS or any("embed" in part.lower() for part in parts)
+    last = parts[-1]
+    if last in _EMBEDDINGS or last.endswith(("_emb", "_token", "_tokens")):
+        return True
+    return any("embed" in part.lower() for part in parts)
 
 
 def _is_head(module: str, parts: list[str]) -> bool:
@@ -135,7 +137,7 @@ def _dense_by_quality(module: str) -> str | None:
     parts = module.split(".")
     if _is_head(module, parts):
         return "output head"
-    if parts[-1] in _ROUTERS:
+    if parts[-1] in _ROUTERS or "router" in parts[-2:]:
         return "router"
     if any(part.startswith("lora_") for part in parts):
         return "LoRA adapter"
@@ -188,14 +190,18 @@ class Rules:
             return "--skip"
         if self.only and not any(matches(pattern, module) for pattern in self.only):
             return "not in --only"
-        if self.model is not None:
-            reason = self._dense_by_model(info.name, self.model)
-        else:
-            reason = self._dense_by_structure(module, info.shape)
+        transposed = is_conv1d(module, self.types)
+        reason = self.not_loadable(info.name, info.shape[::-1] if transposed else info.shape)
         return reason or (None if self.only else self._dense_by_default(module, info.name))
 
+    def not_loadable(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """Why transformers does not load this weight in 4 bits; None if it does, or if names do
+        not tell. shape: (outputs, inputs)."""
+        if self.model is not None:
+            return self._dense_by_model(name, self.model)
+        return self._dense_by_structure(module_of(name), shape)
+
     def _dense_by_model(self, name: str, model: Model) -> str | None:
-        """Why transformers cannot load this weight in 4 bits."""
         conv1d = model.modules[name] in model.conv1d
         if conv1d != is_conv1d(module_of(name), self.types):
             return "Conv1D of an unknown model" if conv1d else "not Conv1D"
@@ -212,8 +218,7 @@ class Rules:
         for found in self._known():
             if any(matches(pattern, module) for pattern in found.dense):
                 return "no layer that transformers replaces"
-        outputs = shape[1] if is_conv1d(module, self.types) else shape[0]
-        if self.shapes.get(f"{module}.bias", (outputs,)) != (outputs,):
+        if self.shapes.get(f"{module}.bias", shape[:1]) != shape[:1]:
             return "its bias is not that of a linear layer"
         return None
 
@@ -260,3 +265,33 @@ def _absent_heads(architectures: Iterable[str], modules: Iterable[str]) -> set[s
             if architecture.endswith(ending) and not any(map(matcher.first, heads)):
                 found.update(heads)
     return found
+
+
+def choose_rules(
+    config: Mapping[str, Any], found: Survey, skip: tuple[str, ...] = (), only: tuple[str, ...] = ()
+) -> tuple[Rules, str]:
+    """The rules for a checkpoint with this config.json, and in words what they go by: the modules
+    of the model where an installed transformers can build it, else the names of the tensors."""
+    types = model_types(config)
+    shapes = {name: info.shape for name, info in found.dense.items()}
+    try:
+        model = ask(config, matrix_shapes(found, types))
+    except UnknownModel as error:
+        return Rules(types, skip, only, None, shapes), f"tensor names: {error}"
+    return Rules(types, skip, only, model, shapes), f"the modules of {model.name}"
+
+
+def replaced_dense(model: Model, found: Survey, skip: object) -> list[str]:
+    """The modules that transformers replaces by 4-bit layers though their weights are dense.
+    `skip`: llm_int8_skip_modules; None: what transformers skips by itself. A list with entries
+    that are not judged gives none."""
+    skipped = set(model.dense_by_default)
+    if skip is not None:
+        if not isinstance(skip, list) or not all(isinstance(e, str) for e in skip):
+            return []
+        matcher = SkipMatcher(model.linear)
+        skipped = {module for entry in skip for module in matcher.skipped(entry)}
+        if matcher.exhausted or not all(map(is_simple, skip)):
+            return []
+    dense = {model.modules[name] for name, info in found.dense.items() if is_matrix(info)}
+    return sorted((dense & model.linear) - skipped)

@@ -19,6 +19,7 @@ from nf4.checkpoint.reader import SafetensorsFile
 INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_NAME = "model" + INDEX_SUFFIX
 SINGLE_NAME = "model.safetensors"
+CONFIG_NAME = "config.json"
 
 
 def _shards_of_index(path: str) -> dict[str, str]:
@@ -90,7 +91,7 @@ class Checkpoint(Closing):
         else:
             self._add(weights)
         if self.directory is not None:
-            config = os.path.join(self.directory, "config.json")
+            config = os.path.join(self.directory, CONFIG_NAME)
             if os.path.exists(config):
                 self.config = read_object(
                     config, "the configuration", limit=MAX_CONFIG_BYTES, constants=True

@@ -1,10 +1,10 @@
 """Output that appears whole or not at all.
 
-Work goes to a temporary beside the destination, named `.NAME.nf4-tmp-0123abcd`; only when it
-is complete and on disk does one rename put it in place. Whatever raises before that, a
-KeyboardInterrupt or the CLI's Terminated included, removes the temporary and leaves the
-destination as it was. kill -9 leaves at most the temporary, which may be deleted. What goes
-wrong after the rename undoes nothing, and is a warning. The output is open to no more users
+It is written to a temporary beside the destination, `.NAME.nf4-tmp-0123abcd`; when that is
+complete and on disk, one rename puts it in place. Any exception before that (KeyboardInterrupt
+and the CLI's Terminated included) removes the temporary and leaves the destination as it was.
+kill -9 leaves at most the temporary, which may be deleted. What fails after the rename is a
+warning. Replacing deletes only what was there at the start. The output is open to no more users
 than its source, or than what it replaces.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import os
 import secrets
@@ -20,21 +21,21 @@ import signal
 import stat
 import threading
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
 
-from nf4.checkpoint.errors import OutputRefused, naming
-from nf4.checkpoint.files import file_kind
+from nf4.checkpoint.errors import OutputRefused, add_note
+from nf4.checkpoint.files import creation_mode, file_kind, stat_or_none, sync_directory
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
-_PIECE_BYTES = 1 << 20
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What is at each path of a tree, relative to its root: to tell whether it is still the same.
+_Listing = dict[str, tuple[int, ...]]
 
 
 @contextlib.contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Hold back SIGINT, SIGTERM and SIGHUP until the block is done, so that cleaning up is not
-    cut short by a second one. Off the main thread nothing is needed: handlers run there."""
+    """Hold back SIGINT, SIGTERM and SIGHUP until the end of the block, so that a second one does
+    not interrupt cleaning up. Only the main thread needs it: handlers run there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -54,90 +55,54 @@ def signals_deferred() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable, on file systems that can."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with naming(path):
-            os.fsync(fd)
-    except OSError as error:
-        # Some network and FUSE file systems have no fsync for directories.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(fd)
+@dataclasses.dataclass
+class _Temporary:
+    """What is being written. `placed`: it has become the destination, and is not to remove."""
+
+    path: str
+    placed: bool = False
 
 
-def _temporary_beside(destination: str) -> str:
+def _free_name_beside(destination: str) -> str:
     parent, name = os.path.split(destination)
     # The limit on names is in bytes, 255 of them.
     start = os.fsencode(name)[:200].decode("utf-8", "ignore")
-    return os.path.join(parent, f".{start}.nf4-tmp-{secrets.token_hex(4)}")
-
-
-def _resolve(destination: str | os.PathLike[str]) -> str:
-    """The real path, so that a link given as destination stays a link."""
-    path = os.path.realpath(destination)
-    parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
-        code = errno.ENOTDIR if os.path.exists(parent) else errno.ENOENT
-        raise OSError(code, os.strerror(code), parent)
-    return path
-
-
-def _stat_or_none(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except FileNotFoundError:
-        return None
-
-
-def creation_mode(mode: int, *like: str) -> int:
-    """`mode`, as open(2) and mkdir(2) take it, less what group and others may not do with any
-    file of `like` that is there."""
-    for path in like:
-        there = _stat_or_none(path)
-        if there is not None:
-            mode &= there.st_mode | 0o700
-    return mode
-
-
-def _open_up(folder: str) -> None:
-    """Let the owner change every directory of a tree."""
-    os.chmod(folder, 0o700)
-    for entry in list(os.scandir(folder)):
-        if entry.is_dir(follow_symlinks=False):
-            _open_up(entry.path)
+    while True:
+        path = os.path.join(parent, f".{start}.nf4-tmp-{secrets.token_hex(4)}")
+        if not os.path.lexists(path):
+            return path
 
 
 def _remove(path: str) -> None:
     """Remove a temporary, file or directory, if it is there."""
-    if not os.path.isdir(path):
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        return
-    try:
-        shutil.rmtree(path)
-    except PermissionError:
-        _open_up(path)
-        shutil.rmtree(path)
 
 
 @contextlib.contextmanager
-def _temporary(destination: str) -> Iterator[str]:
-    path = _temporary_beside(destination)
+def _temporary(destination: str) -> Iterator[_Temporary]:
+    """Removed after an error, which remains the one that is raised."""
+    temporary = _Temporary(_free_name_beside(destination))
+    path = temporary.path
     try:
-        yield path
-    except OSError as error:
-        # Name the destination, which the user knows, and not the temporary.
-        name = error.filename
-        if name is None or isinstance(name, str) and name.startswith(path):
-            error.filename = destination + (name or path)[len(path) :]
-            error.filename2 = None
-        raise
-    finally:
+        yield temporary
+    except BaseException as error:
+        if isinstance(error, OSError):
+            # The user knows the destination's name, not the temporary's.
+            name = error.filename
+            if name is None or isinstance(name, str) and name.startswith(path):
+                error.filename = destination + (name or path)[len(path) :]
+                error.filename2 = None
         with signals_deferred():
-            _remove(path)
+            try:
+                if not temporary.placed:
+                    _remove(path)
+            except OSError as later:
+                add_note(error, f"{path}: left behind: {later.strerror or later}")
+        raise
 
 
 @contextlib.contextmanager
@@ -154,6 +119,38 @@ def _sync_parent(path: str, warnings: list[str]) -> None:
         sync_directory(os.path.dirname(path))
 
 
+def _resolve(destination: str | os.PathLike[str]) -> str:
+    """The real path, so that a link given as destination stays a link."""
+    path = os.path.realpath(destination)
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        code = errno.ENOTDIR if os.path.exists(parent) else errno.ENOENT
+        raise OSError(code, os.strerror(code), parent)
+    return path
+
+
+def _mount_id(path: str) -> str | None:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
+            return next((line for line in lines if line.startswith("mnt_id:")), None)
+    finally:
+        os.close(fd)
+
+
+def _is_mount_point(path: str) -> bool:
+    try:
+        # os.path.ismount misses bind mounts.
+        return _mount_id(path) != _mount_id(os.path.dirname(path))
+    except OSError:
+        return os.path.ismount(path)
+
+
+def _refuse_mount_point(path: str) -> None:
+    if _is_mount_point(path):
+        raise OutputRefused(f"{path}: is a mount point, which cannot be replaced; name one in it")
+
+
 def _rename(first: str, second: str, flags: int) -> int:
     """renameat2; returns 0 or an errno."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -164,67 +161,115 @@ def _rename(first: str, second: str, flags: int) -> int:
     return ctypes.get_errno() if failed else 0
 
 
-def _move_to_free(temporary: str, path: str) -> None:
+def _exists(path: str) -> OutputRefused:
+    return OutputRefused(f"{path}: exists already (--force replaces it)")
+
+
+def _move_to_free(temporary: str, path: str, warnings: list[str]) -> None:
     """Rename a file to a name that must be free, even of what came there a moment ago."""
     code = _rename(temporary, path, _RENAME_NOREPLACE)
     try:
         if code in (errno.ENOSYS, errno.EINVAL):
-            # Left for network file systems; the temporary's own name is removed later.
+            # What network file systems can do instead.
             os.link(temporary, path)
+            with _warning(warnings, f"{temporary}: another name of {path}, could not be removed"):
+                os.unlink(temporary)
         elif code:
             raise OSError(code, os.strerror(code), path)
     except FileExistsError:
-        raise OutputRefused(f"{path}: exists already (--force replaces it)") from None
+        raise _exists(path) from None
 
 
-@contextlib.contextmanager
-def staged_file(
-    destination: str | os.PathLike[str], *, warnings: list[str], replace: bool = False
-) -> Iterator[str]:
-    """Yields a path to create and sync a file at; it becomes `destination` when the block ends
-    without an error. It takes over the mode of a file that it replaces.
-
-    Raises OutputRefused if `destination` exists (unless `replace`) or is no regular file, and
-    OSError for what the system refuses. What fails once the file is in place goes to
-    `warnings`.
-    """
-    path = _resolve(destination)
-    there = _stat_or_none(path)
-    if there is not None:
-        if not stat.S_ISREG(there.st_mode):
-            raise OutputRefused(f"{path}: is {file_kind(there.st_mode)}, not a regular file")
-        if not replace:
-            raise OutputRefused(f"{path}: exists already (--force replaces it)")
-    with _temporary(path) as temporary:
-        yield temporary
-        if there is not None:
-            os.chmod(temporary, stat.S_IMODE(there.st_mode))
-        with signals_deferred():
-            if replace:
-                os.replace(temporary, path)
-            else:
-                _move_to_free(temporary, path)
-            _sync_parent(path, warnings)
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """The same as long as a file is neither replaced nor written to; for a directory, as long as
+    it is not replaced."""
+    if stat.S_ISDIR(status.st_mode):
+        return (status.st_dev, status.st_ino)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _check_directory(path: str, replace: bool) -> os.stat_result | None:
-    """The status of a directory to replace at `path`, if there is one. An empty one may be
-    renamed over."""
-    there = _stat_or_none(path)
-    if there is None:
-        return None
-    if not stat.S_ISDIR(there.st_mode):
-        raise OutputRefused(f"{path}: is not a directory, and the output is one")
-    names = os.listdir(path)
-    if not names:
-        return None
-    if not replace:
-        raise OutputRefused(f"{path}: exists already and is not empty (--force replaces it)")
-    if ".git" in names:
-        raise OutputRefused(f"{path}: holds a .git, so it is not replaced; remove it first")
-    if not any(name.endswith(".safetensors") for name in names):
-        raise OutputRefused(f"{path}: holds no checkpoint, so it is not replaced; remove it first")
-    return there
+def _refuse_changed(path: str, before: object, now: object) -> None:
+    if before != now:
+        raise OutputRefused(f"{path}: changed since the start, so it is not replaced")
+
+
+@dataclasses.dataclass(frozen=True)
+class FileTarget:
+    """Where a file is to go, checked at the start. `before`: the file to replace, if any."""
+
+    path: str
+    before: os.stat_result | None
+
+    @classmethod
+    def check(cls, destination: str | os.PathLike[str], *, replace: bool) -> FileTarget:
+        """Raises OutputRefused if `destination` exists (unless `replace`), is not a regular file
+        or is a mount point; OSError if its parent is not a directory."""
+        path = _resolve(destination)
+        before = stat_or_none(path)
+        if before is not None:
+            if not stat.S_ISREG(before.st_mode):
+                raise OutputRefused(f"{path}: is {file_kind(before.st_mode)}, not a regular file")
+            if not replace:
+                raise _exists(path)
+            _refuse_mount_point(path)
+        return cls(path, before)
+
+    @contextlib.contextmanager
+    def staged(self, warnings: list[str]) -> Iterator[str]:
+        """Yields a path to create and sync a file at; it becomes the destination when the block
+        ends without an error. It takes over the mode of a file that it replaces.
+
+        Raises OutputRefused if the destination has changed since the check, and OSError for what
+        the system refuses. What fails once the file is in place goes to `warnings`.
+        """
+        path = self.path
+        with _temporary(path) as temporary:
+            yield temporary.path
+            with signals_deferred():
+                if self.before is None:
+                    _move_to_free(temporary.path, path, warnings)
+                else:
+                    os.chmod(temporary.path, stat.S_IMODE(self.before.st_mode))
+                    _refuse_changed(path, _identity(self.before), _identity(os.stat(path)))
+                    os.replace(temporary.path, path)
+                temporary.placed = True
+                _sync_parent(path, warnings)
+
+
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def _listing(folder: str) -> _Listing:
+    """Everything in a directory; directories come before what they hold."""
+    found: _Listing = {}
+    for parent, folders, names in os.walk(folder, onerror=_fail):
+        for name in folders + names:
+            path = os.path.join(parent, name)
+            found[os.path.relpath(path, folder)] = _identity(os.lstat(path))
+    return found
+
+
+def _delete(folder: str, listing: _Listing) -> None:
+    """Delete a directory with what `listing` has of it. OSError if there is anything else, which
+    stays."""
+    for parent, _, _ in os.walk(folder):
+        # It may be read-only, even to its owner.
+        with contextlib.suppress(PermissionError):
+            os.chmod(parent, 0o700)
+    for name, identity in reversed(listing.items()):
+        path = os.path.join(folder, name)
+        status = os.lstat(path)
+        if _identity(status) == identity:
+            (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(path)
+    os.rmdir(folder)
+
+
+def _holds_current_directory(path: str) -> bool:
+    try:
+        return os.path.commonpath([os.getcwd(), path]) == path
+    except FileNotFoundError:  # it was deleted
+        return False
 
 
 def _exchange(first: str, second: str) -> None:
@@ -238,43 +283,76 @@ def _exchange(first: str, second: str) -> None:
         raise OSError(code, os.strerror(code), second)
 
 
-@contextlib.contextmanager
-def staged_directory(
-    destination: str | os.PathLike[str],
-    *,
-    like: str,
-    warnings: list[str],
-    replace: bool = False,
-) -> Iterator[str]:
-    """Yields an empty directory to fill with synced files; it becomes `destination` when the
-    block ends without an error. With `replace`, a checkpoint directory that is there already
-    is swapped for it in one step and then deleted with all it holds. The mode is that of the
-    directory replaced, or else one no more open than that of the directory `like`.
+@dataclasses.dataclass(frozen=True)
+class DirectoryTarget:
+    """Where a directory is to go, checked at the start. `before`: what the directory to replace
+    holds; None if there is none, or an empty one, which may be renamed over."""
 
-    Raises OutputRefused if `destination` is in the way, and OSError for what the system
-    refuses. What fails once the directory is in place goes to `warnings`.
-    """
-    path = _resolve(destination)
-    there = _check_directory(path, replace)
-    with _temporary(path) as temporary:
-        os.mkdir(temporary, creation_mode(0o777, like, path))
-        yield temporary
-        for folder, _, _ in os.walk(temporary):
-            sync_directory(folder)
-        with signals_deferred():
-            if there is None:
-                os.rename(temporary, path)
-            else:
-                os.chmod(temporary, stat.S_IMODE(there.st_mode) | 0o700)
-                _exchange(temporary, path)
-                with _warning(warnings, f"{temporary}: the old output, could not be deleted"):
-                    _remove(temporary)
-            _sync_parent(path, warnings)
+    path: str
+    before: _Listing | None
+
+    @classmethod
+    def check(cls, destination: str | os.PathLike[str], *, replace: bool) -> DirectoryTarget:
+        """Raises OutputRefused if `destination` is in the way: a file, a directory that is not
+        empty (unless `replace` and it is a checkpoint's), a mount point, or the current
+        directory; OSError if its parent is not a directory."""
+        path = _resolve(destination)
+        status = stat_or_none(path)
+        if status is None:
+            return cls(path, None)
+        if not stat.S_ISDIR(status.st_mode):
+            raise OutputRefused(f"{path}: is not a directory, and the output is one")
+        names = os.listdir(path)
+        if names and not replace:
+            raise OutputRefused(f"{path}: exists already and is not empty (--force replaces it)")
+        kept = "so it is not replaced; remove it first"
+        if ".git" in names:
+            raise OutputRefused(f"{path}: holds a .git, {kept}")
+        if names and not any(name.endswith(".safetensors") for name in names):
+            raise OutputRefused(f"{path}: holds no checkpoint, {kept}")
+        _refuse_mount_point(path)
+        if _holds_current_directory(path):
+            # The user's shell would be left in a deleted directory.
+            raise OutputRefused(
+                f"{path}: is or holds the current directory, so it is not replaced; "
+                "run nf4 elsewhere"
+            )
+        return cls(path, _listing(path) if names else None)
+
+    @contextlib.contextmanager
+    def staged(self, warnings: list[str], *, like: str) -> Iterator[str]:
+        """Yields an empty directory to fill with synced files; it becomes the destination when
+        the block ends without an error. A directory that is replaced is swapped for it in one
+        step and then deleted, except what came there since the check. The mode is that of the
+        directory replaced, or else one no more open than that of the directory `like`.
+
+        Raises OutputRefused if the destination has changed since the check, and OSError for what
+        the system refuses. What fails once the directory is in place goes to `warnings`.
+        """
+        path = self.path
+        with _temporary(path) as temporary:
+            new = temporary.path
+            os.mkdir(new, creation_mode(0o777, like, path))
+            yield new
+            for folder, _, _ in os.walk(new):
+                sync_directory(folder)
+            with signals_deferred():
+                if self.before is None:
+                    os.rename(new, path)
+                    temporary.placed = True
+                else:
+                    os.chmod(new, stat.S_IMODE(os.stat(path).st_mode) | 0o700)
+                    _refuse_changed(path, self.before, _listing(path))
+                    _exchange(new, path)
+                    temporary.placed = True
+                    with _warning(warnings, f"{new}: the old output, could not be deleted whole"):
+                        _delete(new, self.before)
+                _sync_parent(path, warnings)
 
 
 def refuse_overlap(source: str | os.PathLike[str], destination: str | os.PathLike[str]) -> None:
-    """OutputRefused if writing `destination` would touch `source`: the same file or directory
-    under any name, or one inside the other."""
+    """OutputRefused if writing `destination` would change `source`: they are the same file or
+    directory, under any name, or one is inside the other."""
     real_source, real_destination = os.path.realpath(source), os.path.realpath(destination)
     same = real_source == real_destination
     if not same and os.path.exists(real_source) and os.path.exists(real_destination):
@@ -283,43 +361,15 @@ def refuse_overlap(source: str | os.PathLike[str], destination: str | os.PathLik
         raise OutputRefused(f"{os.fspath(destination)}: the output is the input")
     common = os.path.commonpath([real_source, real_destination])
     if common == real_destination or (common == real_source and os.path.isdir(real_source)):
-        raise OutputRefused(f"{os.fspath(destination)}: the output and the input lie in each other")
+        raise OutputRefused(f"{os.fspath(destination)}: one of output and input is in the other")
 
 
 def refuse_reading_from(destination: str | os.PathLike[str], paths: Iterable[str]) -> None:
-    """OutputRefused if replacing `destination` would delete one of the files that are read,
-    which links may lead into it."""
+    """OutputRefused if replacing `destination` would delete a file that is read through a link
+    into it."""
     real_destination = os.path.realpath(destination)
     for path in paths:
         if os.path.commonpath([os.path.realpath(path), real_destination]) == real_destination:
             raise OutputRefused(
                 f"{os.fspath(destination)}: the output would replace what {path} is a link to"
             )
-
-
-def copy_synced(source: str, destination: str) -> None:
-    """Copy a small file's bytes and sync them."""
-    mode = creation_mode(0o666, source)
-    with open(source, "rb") as reader, _create(destination, mode) as writer:
-        while True:
-            with naming(source):
-                piece = reader.read(_PIECE_BYTES)
-            with naming(destination):
-                if not piece:
-                    break
-                writer.write(piece)
-        with naming(destination):
-            writer.flush()
-            os.fsync(writer.fileno())
-
-
-def write_synced(path: str, data: bytes, like: str) -> None:
-    """Create a file, no more open than the file `like`, and sync it."""
-    with _create(path, creation_mode(0o666, like)) as writer, naming(path):
-        writer.write(data)
-        writer.flush()
-        os.fsync(writer.fileno())
-
-
-def _create(path: str, mode: int) -> BinaryIO:
-    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))

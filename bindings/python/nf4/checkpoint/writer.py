@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -9,15 +10,8 @@ from types import TracebackType
 import numpy as np
 
 from nf4.checkpoint.errors import naming
-from nf4.checkpoint.files import Closing
+from nf4.checkpoint.files import Closing, write_fully
 from nf4.checkpoint.header import TensorSpec, build_header
-
-
-def write_fully(fd: int, data: memoryview, offset: int) -> None:
-    """pwrite until all is written. Python retries EINTR; a short write goes on."""
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], offset + done)
 
 
 class SafetensorsWriter(Closing):
@@ -48,7 +42,8 @@ class SafetensorsWriter(Closing):
             with naming(path):
                 write_fully(self._fd, memoryview(header), 0)
         except BaseException:
-            self.close()
+            with contextlib.suppress(OSError):
+                self.close()
             raise
 
     def write(self, name: str, data: np.ndarray | bytes | memoryview, offset: int = 0) -> None:
@@ -87,4 +82,6 @@ class SafetensorsWriter(Closing):
             if kind is None:
                 self.finish()
         finally:
-            self.close()
+            # Only an error leaves something to close, and that error is the one to report.
+            with contextlib.suppress(OSError):
+                self.close()

@@ -1,4 +1,4 @@
-"""What the subcommands share: arguments, messages, numbers, tables, JSON and progress."""
+"""What the subcommands share: arguments, messages, units, tables, JSON and progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -18,15 +18,15 @@ from nf4.cli.exits import EPILOG
 
 
 def replace_closed_streams() -> None:
-    """Python has None for a standard stream that was closed when it started. Opened in this
-    order, the replacements also take the descriptors, so that no other file gets them."""
+    """Python has None for a standard stream that was closed at the start. Opened in this order,
+    the replacements also take the descriptors, so that no other file gets them."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
 
 
 def use_any_name(*streams: TextIO) -> None:
-    """Let names of tensors and files that the terminal's encoding lacks be printed escaped."""
+    """Print names that the terminal's encoding lacks with escapes."""
     for stream in streams:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -34,17 +34,41 @@ def use_any_name(*streams: TextIO) -> None:
 
 
 def printable(value: object) -> str:
-    """Text with control characters escaped: a file's names must not drive the terminal."""
+    """Text with control characters escaped: names in a file must not control the terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
 
 
+class StdoutError(Exception):
+    """stdout cannot be written. The cause is the OSError."""
+
+
+def show(text: str) -> None:
+    """Print on stdout, now. Raises StdoutError."""
+    try:
+        print(text)
+        sys.stdout.flush()
+    except OSError as error:
+        raise StdoutError("stdout") from error
+
+
+def discard_unwritten(stream: TextIO) -> None:
+    """Forget what could not be written: Python would try again at exit, and end with a code of
+    its own."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def note(message: object) -> None:
-    """One line on stderr."""
-    print(f"nf4: {printable(message)}", file=sys.stderr)
+    """One line on stderr, if that can be written."""
+    with suppress(OSError):
+        print(f"nf4: {printable(message)}", file=sys.stderr)
 
 
 def complain(message: object, code: int) -> int:
-    """One line on stderr, and the exit code to leave with."""
+    """One line on stderr; returns the exit code to end with."""
     note(message)
     return int(code)
 
@@ -57,10 +81,20 @@ def positive_or_zero(text: str) -> int:
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps descriptions as they are written, and options on one line with their help."""
+    """Keeps the line breaks of descriptions, and options on one line with their help."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=26, width=88)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises StdoutError where --help cannot be printed, which argparse ignores."""
+
+    def print_help(self, file: Any = None) -> None:
+        if file is not None:
+            super().print_help(file)
+        else:
+            show(self.format_help().rstrip("\n"))
 
 
 def add_command(
@@ -70,7 +104,7 @@ def add_command(
     summary: str,
     description: str,
 ) -> argparse.ArgumentParser:
-    """A subcommand with what all have: --json and --quiet."""
+    """A subcommand with the options of all: --json and --quiet."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -90,7 +124,7 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
         type=positive_or_zero,
         default=0,
         metavar="N",
-        help="CPU threads at most (default: one for each processor)",
+        help="CPU threads at most (default: one per processor)",
     )
 
 
@@ -101,14 +135,13 @@ def add_conversion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="replace DST if it exists; a checkpoint directory with everything that is in it",
+        help="replace DST if it exists; a checkpoint directory with everything in it",
     )
     add_threads(parser)
 
 
 def print_json(document: object) -> None:
-    json.dump(_finite(document), sys.stdout, indent=2, allow_nan=False)
-    print()
+    show(json.dumps(_finite(document), indent=2, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:
@@ -130,7 +163,7 @@ def size_text(count: float) -> str:
 
 
 def rate_text(count: float, seconds: float) -> str:
-    """Bytes for seconds as GB/s."""
+    """Bytes in so many seconds, as GB/s."""
     return f"{count / seconds / 1e9:.2f} GB/s" if seconds > 0 else "-"
 
 
@@ -158,8 +191,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
 
 @contextmanager
 def progress(total: int, what: str, quiet: bool) -> Iterator[Callable[[str, int], None]]:
-    """A bar of bytes on stderr, off where stderr is no terminal. Yields what to call with a
-    tensor's name and its bytes when it is done."""
+    """A bar of bytes on stderr if that is a terminal. Yields a function to call with the name and
+    the bytes of each tensor that is done."""
     off = quiet or not sys.stderr.isatty()
     with tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=off, leave=False) as bar:
 

@@ -8,9 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 from nf4.checkpoint.convert import Progress
+from nf4.checkpoint.errors import add_note
 from nf4.checkpoint.source import weight_bytes
 from nf4.checkpoint.steps import Result
-from nf4.cli.console import note, print_json, printable, progress, rate_text, size_text
+from nf4.cli.console import (
+    StdoutError,
+    note,
+    print_json,
+    printable,
+    progress,
+    rate_text,
+    show,
+    size_text,
+)
 from nf4.cli.exits import Exit
 
 
@@ -23,14 +33,19 @@ def run_conversion(
     """Convert with a progress bar, then report to stdout."""
     with progress(weight_bytes(args.source), args.command, args.quiet) as advance:
         result = convert(advance)
-    if args.json:
-        print_json(_document(args, result, settings))
-    else:
-        print("\n".join(_lines(args, result, verb)))
-    for warning in result.warnings:
-        note(f"warning: {warning}")
-    if result.left_out and not args.quiet:
-        note(f"not copied: {', '.join(result.left_out)}")
+    try:
+        if args.json:
+            print_json(_document(args, result, settings))
+        else:
+            show("\n".join(_lines(args, result, verb)))
+    except StdoutError as error:
+        add_note(error, f"{_destination(args)} is complete")
+        raise
+    finally:
+        for warning in result.warnings:
+            note(f"warning: {warning}")
+        if result.left_out and not args.quiet:
+            note(f"not copied: {', '.join(result.left_out)}")
     return Exit.OK
 
 
@@ -52,24 +67,35 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
         "seconds": result.seconds,
         "not_copied": result.left_out,
         "warnings": result.warnings,
+        "chosen_by": result.chosen_by,
+        "left_dense": result.left_dense,
     }
 
 
+def _destination(args: argparse.Namespace) -> str:
+    """With a slash at the end if it is a directory."""
+    path = args.destination
+    return printable(os.path.join(path, "") if os.path.isdir(path) else path)
+
+
 def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
-    kernel = rate_text(result.kernel_bytes, result.kernel_seconds)
     if result.weights == 0:
-        return [
-            f"nothing to {args.command}: all {result.dense} dense tensors are kept as they are",
-            f"wrote {printable(args.destination)}",
+        lines = [f"nothing to {args.command}: all {result.dense} dense tensors are copied"]
+    else:
+        lines = [
+            f"{verb} {result.weights} weights ({result.elements / 1e6:.1f} million elements): "
+            f"{size_text(result.weight_bytes_in)} -> {size_text(result.weight_bytes_out)}",
+            f"copied {result.dense} dense tensors",
         ]
-    return [
-        f"{verb} {result.weights} weights ({result.elements / 1e6:.1f} million numbers): "
-        f"{size_text(result.weight_bytes_in)} -> {size_text(result.weight_bytes_out)}",
-        f"kept {result.dense} dense tensors as they are",
-        f"checkpoint: {size_text(result.bytes_in)} -> {size_text(result.bytes_out)} "
-        f"in {result.seconds:.2f} s, of which {result.kernel_seconds:.2f} s {args.command} "
-        f"({kernel})",
-        f"wrote {printable(os.path.join(args.destination, ''))}"
-        if os.path.isdir(args.destination)
-        else f"wrote {printable(args.destination)}",
-    ]
+    for reason, count in result.left_dense.items():
+        lines.append(f"left dense: {count} {'matrix' if count == 1 else 'matrices'} ({reason})")
+    if result.chosen_by:
+        lines.append(f"layers chosen by {result.chosen_by}")
+    if result.weights:
+        kernel = rate_text(result.kernel_bytes, result.kernel_seconds)
+        lines.append(
+            f"checkpoint: {size_text(result.bytes_in)} -> {size_text(result.bytes_out)} "
+            f"in {result.seconds:.2f} s, of which {result.kernel_seconds:.2f} s {args.command} "
+            f"({kernel})"
+        )
+    return [*map(printable, lines), f"wrote {_destination(args)}"]

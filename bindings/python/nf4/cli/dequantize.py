@@ -1,4 +1,4 @@
-"""nf4 dequantize: a 4-bit checkpoint back to a dense one."""
+"""nf4 dequantize: a 4-bit checkpoint to a dense one."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from nf4.cli.console import add_command, add_conversion
 from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
-Turn the 4-bit weights of a checkpoint back into dense ones. SRC and DST are both files or
-both directories; shards stay as they are. Tensors that are dense already are copied bit for
-bit, quantization_config is taken out of config.json, and the files beside the weights are
-copied as by `nf4 quantize`.
+Dequantize the 4-bit weights of a checkpoint. SRC and DST are both files or both directories;
+the shards of DST are those of SRC. Dense tensors are copied unchanged, quantization_config is
+removed from config.json, and the files beside the weights are copied as by `nf4 quantize`.
 """
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(
-        commands, "dequantize", run, "a 4-bit model back to a dense one", _DESCRIPTION
-    )
+    parser = add_command(commands, "dequantize", run, "a 4-bit model to a dense one", _DESCRIPTION)
     add_conversion(parser)
     parser.add_argument(
         "--dtype",
         choices=("bf16", "fp16", "fp32"),
-        help="of the dequantized weights (default: what each was before it was quantized)",
+        help="of the dequantized weights (default: what each was before quantization)",
     )
 
 

@@ -1,4 +1,4 @@
-"""nf4 doctor: what this machine will run, and why."""
+"""nf4 doctor: which kernels run on this machine, and why."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import nf4
 from nf4.cli import doctor_bitsandbytes
-from nf4.cli.console import add_command, print_json, printable, size_text
+from nf4.cli.console import add_command, print_json, printable, show, size_text
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\
-Report the library, the processor and the GPU, which kernels will run and why. Exit code 0 if
-the library can be used at all (on the CPU is enough).
+Report the library, the CPU and the GPUs, which kernels run on them and why. Exit code 0 if the
+library can be used at least on the CPU.
 """
-# What each CPU variant needs (lib/cpu/backend.cpp), as /proc/cpuinfo calls it.
+# What each CPU variant needs (lib/cpu), by the names of /proc/cpuinfo.
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 _NEEDS = {
     "avx512bf16": (*_AVX512, "avx512_bf16"),
@@ -28,7 +28,7 @@ _PACKAGES = ("numpy", "ml_dtypes", "safetensors", "torch", "bitsandbytes", "tran
 
 
 def add_parser(commands: Any) -> None:
-    add_command(commands, "doctor", run, "what will run on this machine, and why", _DESCRIPTION)
+    add_command(commands, "doctor", run, "which kernels run on this machine, and why", _DESCRIPTION)
 
 
 def _cpu_flags() -> set[str]:
@@ -51,12 +51,12 @@ def _cpu_reason(variant: str, built: str) -> str:
         if better not in built:
             reasons.append(f"{better} is not in this build")
         elif missing:
-            reasons.append(f"{better} needs {', '.join(missing)}, which this processor lacks")
-    return "; ".join(reasons) or "the fastest that this build and this processor have"
+            reasons.append(f"{better} needs {', '.join(missing)}, which this CPU lacks")
+    return "; ".join(reasons) or "the fastest in this build for this CPU"
 
 
 def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
-    """What is known of each GPU; `first` is what is known of the first, if there is one."""
+    """A row for each GPU; `first` is device_info(0)."""
     if first.device_count == 0:
         return []
     found = [first, *(nf4.device_info(index) for index in range(1, first.device_count))]
@@ -88,7 +88,7 @@ def _packages() -> dict[str, str | None]:
 
 
 def diagnose() -> dict[str, Any]:
-    """What `nf4 doctor --json` prints; "usable" says whether the library can be used."""
+    """What `nf4 doctor --json` prints. "usable": the library can be used."""
     packages = _packages()
     report: dict[str, Any] = {
         "usable": False,
@@ -157,5 +157,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report)
     else:
-        print("\n".join(map(printable, report_lines(report))))
+        show("\n".join(map(printable, report_lines(report))))
     return Exit.OK if report["usable"] else Exit.FAULT

@@ -1,4 +1,4 @@
-"""nf4 doctor on bitsandbytes: does it run on libnf4's kernels when it is imported?"""
+"""nf4 doctor on bitsandbytes: does it run on libnf4's kernels once it is imported?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nf4._versions import OLDEST_BITSANDBYTES
 
 _GROUP = "bitsandbytes.backends"
 _SECONDS = 300
-# Another process imports it: it brings torch along, and takes its kernels once and for all.
+# In another process: bitsandbytes imports torch, and chooses its kernels for good.
 _PROBE = """
 import json, sys, warnings
 with warnings.catch_warnings(record=True) as caught:
@@ -32,7 +32,7 @@ def _is_found() -> bool:
 
 
 def _asked() -> tuple[dict[str, Any] | None, str]:
-    """What a process that imports bitsandbytes has served, and what it said about it."""
+    """What libnf4 serves in a process that imports bitsandbytes, and that process's messages."""
     try:
         result = subprocess.run(
             [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_SECONDS
@@ -47,7 +47,7 @@ def _asked() -> tuple[dict[str, Any] | None, str]:
 
 
 def diagnose(version: str | None) -> dict[str, Any]:
-    """For the bitsandbytes that is installed: "active", what is served, or why nothing is."""
+    """For the installed bitsandbytes: "active", what libnf4 serves, or why nothing."""
     report: dict[str, Any] = {"active": False, "reason": None}
     if version is None:
         return {**report, "reason": "not installed"}
@@ -59,8 +59,8 @@ def diagnose(version: str | None) -> dict[str, Any]:
     if not _is_found():
         return {
             **report,
-            "reason": "this nf4 was not installed by pip, and bitsandbytes finds it by what pip "
-            "notes; nf4.torch.register_bitsandbytes() does the same by hand",
+            "reason": "nf4 was not installed by pip, so bitsandbytes does not find its entry "
+            "point; nf4.torch.register_bitsandbytes() does the same",
         }
     served, said = _asked()
     if served is None:
@@ -70,7 +70,7 @@ def diagnose(version: str | None) -> dict[str, Any]:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """What `nf4 doctor` prints of it."""
+    """What `nf4 doctor` prints of the report."""
     if not report["active"]:
         return [f"bitsandbytes on its own kernels: {report['reason']}"]
     by_devices: dict[str, list[str]] = {}

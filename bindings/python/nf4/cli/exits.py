@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from nf4._interrupt import INTERRUPTED
+
 
 class Exit(enum.IntEnum):
     OK = 0
@@ -11,7 +13,8 @@ class Exit(enum.IntEnum):
     USAGE = 2
     FORMAT = 3
     IO = 4
-    INTERRUPTED = 130
+    STDOUT = 5
+    INTERRUPTED = INTERRUPTED
     PIPE = 141
 
 
@@ -19,10 +22,12 @@ EPILOG = """exit codes:
   0    done; nothing is wrong
   1    verify: faults were found; doctor: the library cannot be used
   2    wrong usage, or an option that does not fit the checkpoint
-  3    the input breaks its format
+  3    the input breaks its format, or has files that are not read (links that leave
+       the model folder, devices, too much beside the weights)
   4    a file cannot be read or written, the destination is in the way, or the
        library failed; the destination is as it was
+  5    stdout cannot be written; the destination of a conversion is complete
   129, 130, 143   ended by SIGHUP, SIGINT, SIGTERM; the destination is as it was, or
        complete if the signal came last of all
-  141  whoever read the output closed it
+  141  the reader of stdout closed it; the destination of a conversion is complete
 """

@@ -1,4 +1,4 @@
-"""nf4 inspect: what a checkpoint holds."""
+"""nf4 inspect: the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from nf4.cli.console import (
     print_json,
     printable,
     progress,
+    show,
     size_text,
     table,
 )
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\
-List the tensors of a checkpoint: shape, format, weights for each scale, bytes in the file
-(scales, tables and quant_state included) and bits for each number.
+List the tensors of a checkpoint: shape, format, blocksize, bytes in the file (scales, codebook
+and quant_state included) and bits per element.
 
-With --dense, also how far each 4-bit weight is from the dense one that it was made from:
-`rms` is the RMS of the difference over the RMS of the dense weight, `max` the largest
-absolute difference.
+With --dense, also the error of each 4-bit weight against the dense one that it was made from:
+`rms` is the RMS of the difference over the RMS of the dense weight, `max` the largest absolute
+difference.
 """
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(commands, "inspect", run, "list what a checkpoint holds", _DESCRIPTION)
+    parser = add_command(commands, "inspect", run, "list the tensors of a checkpoint", _DESCRIPTION)
     parser.add_argument("path", metavar="PATH", help="a .safetensors file or a model directory")
-    parser.add_argument("--dense", metavar="PATH", help="the dense checkpoint to compare with")
+    parser.add_argument("--dense", metavar="PATH", help="a dense checkpoint to compare with")
     add_threads(parser)
 
 
@@ -156,17 +157,18 @@ def report_lines(document: dict[str, Any]) -> Iterator[str]:
     yield from table(header, rows, left=3)
     yield ""
     yield (
-        f"4-bit  {totals['weights']} weights, {totals['weight_elements']:,} numbers, "
-        f"{size_text(totals['weight_bytes'])}, {totals['weight_bits_per_weight']:.2f} bits each"
+        f"4-bit  {totals['weights']} weights, {totals['weight_elements']:,} elements, "
+        f"{size_text(totals['weight_bytes'])}, "
+        f"{totals['weight_bits_per_weight']:.2f} bits per element"
     )
     yield (
-        f"dense  {totals['dense_tensors']} tensors, {totals['dense_elements']:,} numbers, "
+        f"dense  {totals['dense_tensors']} tensors, {totals['dense_elements']:,} elements, "
         f"{size_text(totals['dense_bytes'])}"
     )
-    yield f"total  {size_text(totals['bytes'])}, {totals['bits_per_weight']:.2f} bits a number"
+    yield f"total  {size_text(totals['bytes'])}, {totals['bits_per_weight']:.2f} bits per element"
     if compared:
         yield (
-            f"error  rms {100 * totals['rms_relative_error']:.2f} % of the weights' own, "
+            f"error  rms {100 * totals['rms_relative_error']:.2f} % of the weights' RMS, "
             f"max {totals['max_abs_error']:.4f}"
         )
 
@@ -176,6 +178,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(document)
     else:
-        for line in report_lines(document):
-            print(line)
+        show("\n".join(report_lines(document)))
     return Exit.OK

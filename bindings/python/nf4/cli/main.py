@@ -1,4 +1,4 @@
-"""The command line as a whole: subcommands, and how each failure ends."""
+"""The command line: its subcommands, and the exit code of each failure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,28 @@ from contextlib import contextmanager
 from types import FrameType
 
 import nf4
+from nf4 import _interrupt
 from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused
 from nf4.cli import dequantize, doctor, inspect, quantize, verify
-from nf4.cli.console import HelpFormatter, complain, printable, replace_closed_streams, use_any_name
+from nf4.cli.console import (
+    HelpFormatter,
+    Parser,
+    StdoutError,
+    complain,
+    discard_unwritten,
+    note,
+    printable,
+    replace_closed_streams,
+    show,
+    use_any_name,
+)
 from nf4.cli.exits import EPILOG, Exit
 
 _COMMANDS = (quantize, dequantize, inspect, verify, doctor)
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP, raised where the program is so that its temporaries are removed."""
+    """SIGTERM or SIGHUP, as an exception, so that temporaries are removed."""
 
     def __init__(self, number: int):
         self.number = number
@@ -52,7 +64,7 @@ def _termination_raises() -> Iterator[None]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of `nf4`; each subcommand's sets `run`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nf4",
         description="4-bit NormalFloat (NF4) and FP4 checkpoints in bitsandbytes' layout.",
         epilog=EPILOG,
@@ -70,42 +82,51 @@ def _os_error_text(error: OSError) -> str:
     return f"{os.fsdecode(error.filename)}: {reason}" if error.filename else reason
 
 
-def _drop_unwritten_output() -> None:
-    """Where stdout cannot be written, Python would fail again at exit, with a code of its own."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _run(args: argparse.Namespace) -> int:
-    """Run a subcommand; expected errors become one line on stderr and an exit code."""
-    try:
-        with _termination_raises():
-            code = args.run(args)
-            sys.stdout.flush()
-            return code
-    except BrokenPipeError:
-        # Whoever read our output has seen enough.
-        _drop_unwritten_output()
+def _stdout_failed(error: StdoutError) -> int:
+    discard_unwritten(sys.stdout)
+    if isinstance(error.__cause__, BrokenPipeError):
+        # Its reader has seen enough.
         return Exit.PIPE
-    except OptionError as error:
-        return complain(error, Exit.USAGE)
-    except FormatError as error:
-        return complain(error, Exit.FORMAT)
-    except nf4.InvalidArgument as error:
-        return complain(error, Exit.USAGE)
-    except (OutputRefused, nf4.Error) as error:
-        return complain(error, Exit.IO)
-    except OSError as error:
-        _drop_unwritten_output()
-        return complain(_os_error_text(error), Exit.IO)
-    except MemoryError:
-        return complain("out of memory", Exit.IO)
-    except KeyboardInterrupt:
-        return complain("interrupted", Exit.INTERRUPTED)
-    except Terminated as error:
-        return complain(f"ended by {error}", 128 + error.number)
+    assert isinstance(error.__cause__, OSError)
+    return complain(f"stdout: {_os_error_text(error.__cause__)}", Exit.STDOUT)
+
+
+def _failed(error: BaseException) -> int:
+    """Report an expected error in one line on stderr, and raise any other. Returns the exit
+    code."""
+    match error:
+        case StdoutError():
+            return _stdout_failed(error)
+        case OptionError() | nf4.InvalidArgument():
+            return complain(error, Exit.USAGE)
+        case FormatError():
+            return complain(error, Exit.FORMAT)
+        case OutputRefused() | nf4.Error():
+            return complain(error, Exit.IO)
+        case OSError():
+            return complain(_os_error_text(error), Exit.IO)
+        case MemoryError():
+            return complain("out of memory", Exit.IO)
+        case KeyboardInterrupt():
+            return complain("interrupted", Exit.INTERRUPTED)
+        case Terminated():
+            return complain(f"ended by {error}", 128 + error.number)
+    raise error
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = build_parser()
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as exit_:  # --help, or wrong usage
+        return exit_.code if isinstance(exit_.code, int) else Exit.USAGE
+    if args.version:
+        show(f"nf4 {printable(nf4.version())}")
+        return Exit.OK
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return Exit.USAGE
+    return args.run(args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,17 +134,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     and never raises SystemExit."""
     replace_closed_streams()
     use_any_name(sys.stdout, sys.stderr)
-    parser = build_parser()
     try:
-        args = parser.parse_args(argv)
-        if args.version:
-            print(f"nf4 {printable(nf4.version())}")
-            return Exit.OK
-        if args.command is None:
-            parser.print_help(sys.stderr)
-            return Exit.USAGE
-    except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else Exit.USAGE
-    except nf4.Error as error:
-        return complain(error, Exit.IO)
-    return _run(args)
+        with _interrupt.raised(), _termination_raises():
+            return _run(argv)
+    except BaseException as error:
+        code = _failed(error)
+        for line in getattr(error, "__notes__", ()) if code != Exit.PIPE else ():
+            note(line)
+        return code
+    finally:
+        discard_unwritten(sys.stderr)

@@ -1,4 +1,4 @@
-"""nf4 quantize: a dense checkpoint to bitsandbytes' 4 bits."""
+"""nf4 quantize: a dense checkpoint to bitsandbytes' 4-bit layout."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
 Quantize the linear layers of a dense model to 4 bits, in the layout that bitsandbytes and
-transformers load. SRC and DST are both files or both directories; shards stay as they are.
+transformers load. SRC and DST are both files or both directories; the shards of DST are
+those of SRC.
 
-Left dense, bit for bit: embeddings, norms, biases, output heads, routers and experts of
-mixtures, tensors that are not matrices, and what --skip names. config.json gets a
-quantization_config that lists them; the tokenizer and other files beside the weights are
-copied, weights in other formats and hidden files are not. Weights that are 4-bit already
-are copied.
+An installed transformers decides by the model's modules which layers can be 4-bit; without
+it, and for a model that it does not know, the names and shapes of the tensors decide. Copied
+unchanged: embeddings, norms, biases, output heads, routers and experts of mixtures, tensors
+that are not matrices, what --skip matches, and weights that are 4-bit already. config.json
+gets a quantization_config that lists the layers left dense.
 
-A pattern is a run of whole parts of a module's name (lm_head, layers.0), or with *, ? or []
-a glob over the whole name ('*.mlp.*_proj').
+The tokenizer and other files beside the weights are copied; weights in other formats and
+hidden files are not. Symbolic links that leave the model folder are refused, except those of
+the Hugging Face cache.
+
+A PATTERN is one or more whole parts of a module's name (lm_head, layers.0), or, with *, ? or
+[], a glob over the whole name ('*.mlp.*_proj').
 """
 
 
@@ -36,26 +41,26 @@ def add_parser(commands: Any) -> None:
         choices=[2**power for power in range(5, 13)],
         default=64,
         metavar="N",
-        help="weights for each scale: a power of two, 32..4096 (default: 64)",
+        help="weights per scale: a power of two, 32..4096 (default: 64)",
     )
     parser.add_argument(
         "--flat",
         action="store_true",
-        help="keep the scales in float32 (default: double quantization, 8-bit scales)",
+        help="float32 scales (default: double quantization, 8-bit scales)",
     )
     parser.add_argument(
         "--skip",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="leave these modules dense, too (may be repeated)",
+        help="leave these modules dense too (may be repeated)",
     )
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="quantize these modules alone, whatever the default rules say (may be repeated)",
+        help="quantize only these modules, whatever the default rules say (may be repeated)",
     )
     parser.add_argument(
         "--compute-dtype",
@@ -66,12 +71,12 @@ def add_parser(commands: Any) -> None:
         "--quant-storage",
         choices=tuple(STORAGE),
         default="uint8",
-        help="the dtype that packed bytes are viewed as, for FSDP (default: uint8)",
+        help="the dtype that the packed bytes are stored as, for FSDP (default: uint8)",
     )
     parser.add_argument(
         "--allow-nonfinite",
         action="store_true",
-        help="accept NaN (stored as 0) and Inf (as the largest of its block) in a weight",
+        help="accept weights with NaN (stored as 0) or Inf (stored as the block's largest value)",
     )
 
 

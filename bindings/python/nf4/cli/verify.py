@@ -1,4 +1,4 @@
-"""nf4 verify: is a 4-bit checkpoint sound?"""
+"""nf4 verify: the faults of a 4-bit checkpoint."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import dataclasses
 from typing import Any
 
 from nf4.checkpoint.audit import Finding, audit
-from nf4.cli.console import add_command, print_json, printable
+from nf4.cli.console import add_command, print_json, printable, show
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\
-Check a checkpoint and list every fault: the structure of its files, the parts of each 4-bit
-weight against its shape and blocksize, quant_state, codebooks that are not the format's,
-scales that are NaN, infinite or negative, and a config.json that transformers would not load
-the weights by. Exit code 1 if there is a fault. Warnings (subnormal scales and the like) are
-listed and do not count, as are NaN and Inf in dense tensors.
+Check a checkpoint and list every fault: in the structure of its files, in the sizes of each
+4-bit weight's parts, in quant_state, in codebooks and scales (NaN, infinite, negative), and in
+a config.json by which transformers would not load the weights. Exit code 1 if there is a
+fault. Warnings, such as subnormal scales or NaN in dense tensors, do not change it.
 """
 
 
@@ -59,5 +58,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(document)
     else:
-        print("\n".join(report_lines(document)))
+        show("\n".join(report_lines(document)))
     return Exit.OK if document["ok"] else Exit.FAULT

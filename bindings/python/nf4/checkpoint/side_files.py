@@ -1,0 +1,167 @@
+"""The files beside the weights, such as a tokenizer's: which are copied, and copying them.
+
+A model folder may come from anywhere, so nothing is copied through a link that leaves it, except
+from the blobs of the Hugging Face cache that it is a snapshot in.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.files import copy_synced, creation_mode, file_kind
+from nf4.checkpoint.jsonio import MAX_CONFIG_BYTES, parse_value, read_bytes
+from nf4.checkpoint.source import CONFIG_NAME, Checkpoint
+
+# All the files that are copied, taken together.
+MAX_SIDE_BYTES = 1_000_000_000
+_WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".safetensors.index.json",
+    ".bin",
+    ".bin.index.json",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+    ".ggml",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".onnx_data",
+    ".npz",
+    ".ot",
+    ".tflite",
+)
+
+
+def _blobs(folder: Path) -> Path | None:
+    """Where the Hugging Face cache keeps the files of a snapshot: `folder` is, or is in,
+    REPOSITORY/snapshots/REVISION, which links to REPOSITORY/blobs/HASH."""
+    for snapshot in (folder, *folder.parents):
+        if snapshot.parent.name == "snapshots":
+            return snapshot.parent.parent / "blobs"
+    return None
+
+
+def _refuse_outside(path: str, directory: str) -> None:
+    """FormatError if `path` leads out of the model folder `directory`."""
+    target, folder = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
+    if target.is_relative_to(folder) or target.parent == _blobs(folder):
+        return
+    raise FormatError(path, f"a link to {target}, which is outside the model folder")
+
+
+def _submodules(directory: str) -> set[str]:
+    """The folders in which a sentence-transformers model keeps layers: their weights are part
+    of the model and are copied."""
+    path = os.path.join(directory, "modules.json")
+    try:
+        modules = parse_value(read_bytes(path, "modules.json", MAX_CONFIG_BYTES), path, "it")
+        return {os.path.normpath(module["path"]) for module in modules if module["path"]}
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return set()
+
+
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def _walk(directory: str, left: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each folder of a model as a relative path, with the names of its files. Hidden ones are
+    skipped. Links to folders of the model are followed; a folder that was visited before goes
+    to `left`."""
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(directory, onerror=_fail, followlinks=True):
+        _refuse_outside(folder, directory)
+        status = os.stat(folder)
+        relative = os.path.relpath(folder, directory)
+        if (status.st_dev, status.st_ino) in seen:
+            left.append(relative)
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        # Folders before links to them, so that the link is the one left out.
+        folders.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
+        yield relative, sorted(name for name in names if not name.startswith("."))
+
+
+def _size(path: str, directory: str) -> int | None:
+    """The size of a file in the model folder, None for a link to nothing. FormatError for what
+    is outside, and for what is not a regular file."""
+    _refuse_outside(path, directory)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP):
+            raise
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(path, f"{file_kind(status.st_mode)}, not a regular file")
+    return status.st_size
+
+
+def side_files(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
+    """The files of a model folder to copy, and those left out (weights in any format, and links
+    to nothing), as relative paths. Neither has hidden files and folders, config.json, and the
+    weights and the index of the checkpoint itself.
+
+    Raises FormatError for a link that leaves the folder, also among the files that are not
+    copied but read; for a device, FIFO or socket; and for more than MAX_SIDE_BYTES to copy.
+    """
+    directory = checkpoint.directory
+    assert directory is not None
+    submodules = _submodules(directory)
+    own = {*checkpoint.files, checkpoint.index_name or CONFIG_NAME, CONFIG_NAME}
+    for name in sorted(own):
+        _refuse_outside(os.path.join(directory, name), directory)
+    sizes: dict[str, int] = {}
+    left: list[str] = []
+    for relative, names in _walk(directory, left):
+        for name in names:
+            path = os.path.normpath(os.path.join(relative, name))
+            if path in own:
+                continue
+            if name.endswith(_WEIGHT_SUFFIXES) and relative not in submodules:
+                left.append(path)
+            elif (size := _size(os.path.join(directory, path), directory)) is None:
+                left.append(path)
+            else:
+                sizes[path] = size
+    if sum(sizes.values()) > MAX_SIDE_BYTES:
+        largest = max(sizes, key=lambda path: sizes[path])
+        raise FormatError(
+            directory,
+            f"{sum(sizes.values())} bytes of files beside the weights, and at most "
+            f"{MAX_SIDE_BYTES} are copied; the largest is {largest}",
+        )
+    return list(sizes), left
+
+
+def files_read(checkpoint: Checkpoint, copied: Iterable[str]) -> list[str]:
+    """Every file that a conversion reads, with those of `copied`."""
+    found = [file.path for file in checkpoint.files.values()]
+    if checkpoint.directory is not None:
+        names = [*copied, CONFIG_NAME] + [n for n in [checkpoint.index_name] if n]
+        found += [os.path.join(checkpoint.directory, name) for name in names]
+    return found
+
+
+def _make_folder(source: str, destination: str, folder: str) -> None:
+    """Make a folder and those above it, no more open than those of the source."""
+    target = os.path.join(destination, folder)
+    if folder and not os.path.isdir(target):
+        _make_folder(source, destination, os.path.dirname(folder))
+        os.mkdir(target, creation_mode(0o777, os.path.join(source, folder)))
+
+
+def copy_side_files(source: str, destination: str, copied: Iterable[str]) -> None:
+    """Copy these files into a new directory."""
+    for path in copied:
+        _make_folder(source, destination, os.path.dirname(path))
+        copy_synced(os.path.join(source, path), os.path.join(destination, path))

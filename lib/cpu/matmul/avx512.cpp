@@ -1,0 +1,61 @@
+// Matmul by AVX-512 in fp32, which is exact to the last few bits for every x.
+//
+// Dot. 128 weights of a row take 7 shifts, 8 look-ups (vpermps: 16 floats are one register), and
+// one more for the scales; with each row of x 9 multiplications. At two instructions of 512 bits a
+// cycle, a Zen 4's best, that is 1.7 ns for 64 weights and one row of x; measured in the caches,
+// scales included, 2.5, 3.3, 4.8, 6.2 for 1 to 4 rows. Bound by these; two cores take 1.4 ms for
+// 14336 x 4096, of which their memory needs half at least.
+//
+// Tile. 24 fma for 10 loads, one a cycle, and 16 weights each: twice the time of bf16.
+#include "cpu/isa/avx512.hpp"
+
+#include "cpu/matmul/loops.hpp"
+#include "nf4/nf4.h"
+
+namespace nf4::cpu {
+namespace {
+
+struct Floats : Fp32Sums {
+  using Item = float;
+  using Operand = __m512;
+  using Codes = __m512i;
+  static constexpr int kLanes = 16;
+  static constexpr int kVectors = 8;
+  static constexpr int kUnit = kLanes * kVectors;
+  static constexpr int kDotN[] = {4, 4, 2, 2};
+  static constexpr int kTileM = 6;
+
+  static __m512 load(const float *x) { return _mm512_loadu_ps(x); }
+  static void store(float *to, __m512 x) { _mm512_storeu_ps(to, x); }
+  static __m512 multiply(__m512 a, __m512 b) { return _mm512_mul_ps(a, b); }
+  static __m512 multiply_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
+
+  static __m512 load_table(const void *codebook) { return _mm512_loadu_ps(codebook); }
+  static __m512i load_codes(const uint8_t *packed) { return _mm512_loadu_si512(packed); }
+  // vpermps reads the low 4 bits of each index.
+  static __m512 look_up(__m512 table, __m512i codes) { return _mm512_permutexvar_ps(codes, table); }
+  static __m512i next(__m512i codes) { return _mm512_srli_epi32(codes, 4); }
+
+  static void split_even_odd(__m512 a, __m512 b, __m512 &even, __m512 &odd) {
+    const __m512i first =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    even = _mm512_permutex2var_ps(a, first, b);
+    odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
+  }
+};
+
+}  // namespace
+
+const MatmulKernels kAvx512Matmul = {
+    NF4_DTYPE_FP32,
+    Floats::kUnit,
+    Floats::kTileM,
+    1024,
+    8,
+    {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
+    dot<Floats>,
+    {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
+    tile<Floats>,
+};
+
+}  // namespace nf4::cpu

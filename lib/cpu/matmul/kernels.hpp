@@ -1,0 +1,67 @@
+// The matmul kernels: what they are given, and where they are listed. Declarations only
+// (dequant/kernels.hpp says why).
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/isa/step.hpp"
+
+namespace nf4::cpu {
+
+// A kernel adds sums of products to `sums`: of n rows of the weight with m rows of x. The order of
+// such a sum depends on `elements` alone, not on n and m.
+
+// Rows of codes times prepared x. Both consist of whole units.
+struct DotArgs {
+  const void *codebook;  // 16 numbers of the kernels' dtype, all finite
+  const uint8_t *packed;
+  int64_t row_bytes;  // from one row of codes to the next
+  const float *scales;
+  int64_t scale_stride;  // from one row of scales to the next
+  int scales_per_unit;   // 1, 2 or 4
+  const void *x;         // prepared
+  int64_t x_stride;      // from one row to the next, in elements
+  int64_t elements;      // a multiple of the unit
+  int n;
+  int m;
+  float *sums;  // [m][sums_stride]
+  int64_t sums_stride;
+};
+constexpr int kMaxDotM = 4;
+// What is readable beyond the end of the scales.
+constexpr int kScalePadding = 8;
+
+// Dense rows of the weight times x.
+struct TileArgs {
+  const void *w;
+  int64_t w_stride;  // in elements
+  const void *x;
+  int64_t x_stride;
+  int64_t elements;  // a multiple of kKernelStep
+  int n;
+  int m;
+  float *sums;  // [m][sums_stride]
+  int64_t sums_stride;
+};
+
+// The kernels that form products in one dtype; arrays are by the dtype of x, in the order of
+// nf4.h, with NULL for those that are not for this set.
+struct MatmulKernels {
+  int dtype;          // NF4_DTYPE_FP32 or NF4_DTYPE_BF16
+  int unit;           // elements: 64 or 128
+  int tile_m;         // rows of x that are best done together: 6 at most
+  int tile_elements;  // of a row that are best done together: 4096 bytes of fp32, 8192 of bf16
+  int max_dot_m;      // the largest m for which dot is the faster way
+  // Brings whole units of x into the order in which dot meets the codes.
+  void (*prepare[3])(const void *x, int64_t elements, void *out);
+  void (*dot)(const DotArgs &args);
+  // Converts whole steps of x; NULL where x is of this set's dtype.
+  void (*convert[3])(const void *x, int64_t elements, void *out);
+  void (*tile)(const TileArgs &args);
+};
+
+extern const MatmulKernels kAvx2Matmul;
+extern const MatmulKernels kAvx512Matmul;
+extern const MatmulKernels kAvx512Bf16Matmul;
+
+}  // namespace nf4::cpu

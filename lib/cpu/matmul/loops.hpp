@@ -1,0 +1,195 @@
+// The loops of the matmul kernels, for vectors of any instruction set. T is a type of an
+// unnamed namespace, so that what is made of these templates stays within the file that is
+// compiled for it.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/matmul/kernels.hpp"
+
+#if defined(__clang__)
+#define NF4_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define NF4_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace nf4::cpu {
+
+// ---- Prepare -------------------------------------------------------------------------
+
+// A unit of codes is one vector of words, each with the codes of kVectors consecutive elements.
+// Shifted down nibble by nibble, its low bits are every kVectors-th element. x is brought into that
+// order by splitting the vectors of a unit into even and odd elements, log2(kVectors) times. The
+// first of two codes is in the high nibble, so the vectors come in swapped pairs.
+template <class T, class From>
+void prepare_units(const void *x, int64_t elements, void *out) {
+  constexpr int kVectors = T::kVectors;
+  const char *from = static_cast<const char *>(x);
+  auto *to = static_cast<typename T::Item *>(out);
+  for (int64_t i = 0; i < elements; i += T::kUnit, from += T::kUnit * From::kBytes) {
+    typename T::Operand vectors[kVectors];
+    NF4_UNROLL
+    for (int j = 0; j < kVectors; ++j) vectors[j] = From::load(from + j * T::kLanes * From::kBytes);
+    NF4_UNROLL
+    for (int step = 1; step < kVectors; step *= 2) {
+      typename T::Operand halves[kVectors];
+      NF4_UNROLL
+      for (int j = 0; j < kVectors; j += 2)
+        T::split_even_odd(vectors[j], vectors[j + 1], halves[j / 2], halves[(j + kVectors) / 2]);
+      NF4_UNROLL
+      for (int j = 0; j < kVectors; ++j) vectors[j] = halves[j];
+    }
+    NF4_UNROLL
+    for (int j = 0; j < kVectors; ++j, to += T::kLanes) T::store(to, vectors[j ^ 1]);
+  }
+}
+
+// ---- Dot -----------------------------------------------------------------------------
+
+constexpr int64_t kPrefetchBytes = 4096;
+
+template <class T, int kN, int kM>
+void dot_block(const DotArgs &args, int n) {
+  using Item = typename T::Item;
+  const auto table = T::load_table(args.codebook);
+  const auto spread = T::load_spread(args.scales_per_unit);
+  const uint8_t *packed = args.packed + n * args.row_bytes;
+  const float *scales = args.scales + n * args.scale_stride;
+  const Item *x = static_cast<const Item *>(args.x);
+  const int64_t next_bytes = kN * args.row_bytes;
+  const int64_t ahead = next_bytes > kPrefetchBytes ? next_bytes : kPrefetchBytes;
+  typename T::Sum totals[kN][kM];
+  NF4_UNROLL
+  for (int i = 0; i < kN; ++i) {
+    NF4_UNROLL
+    for (int m = 0; m < kM; ++m) totals[i][m] = T::zero();
+  }
+
+  for (const Item *end = x + args.elements; x < end; packed += T::kUnit / 2) {
+    typename T::Codes codes[kN];
+    typename T::Sum sums[kN][kM];
+    NF4_UNROLL
+    for (int i = 0; i < kN; ++i) {
+      const uint8_t *from = packed + i * args.row_bytes;
+      __builtin_prefetch(from + ahead, 0, 2);
+      codes[i] = T::load_codes(from);
+    }
+    NF4_UNROLL
+    for (int j = 0; j < T::kVectors; ++j, x += T::kLanes) {
+      typename T::Operand values[kN];
+      NF4_UNROLL
+      for (int i = 0; i < kN; ++i) {
+        values[i] = T::look_up(table, codes[i]);
+        codes[i] = T::next(codes[i]);
+      }
+      NF4_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        const auto x_m = T::load(x + m * args.x_stride);
+        NF4_UNROLL
+        for (int i = 0; i < kN; ++i)
+          sums[i][m] =
+              j == 0 ? T::multiply(values[i], x_m) : T::multiply_add(values[i], x_m, sums[i][m]);
+      }
+    }
+    NF4_UNROLL
+    for (int i = 0; i < kN; ++i) {
+      const auto scale = T::spread_scales(scales + i * args.scale_stride, spread);
+      NF4_UNROLL
+      for (int m = 0; m < kM; ++m) totals[i][m] = T::scale_add(sums[i][m], scale, totals[i][m]);
+    }
+    scales += args.scales_per_unit;
+  }
+  NF4_UNROLL
+  for (int i = 0; i < kN; ++i) {
+    NF4_UNROLL
+    for (int m = 0; m < kM; ++m) args.sums[m * args.sums_stride + n + i] += T::sum_of(totals[i][m]);
+  }
+}
+
+// kN rows of the weight at a time while there are so many.
+template <class T, int kN, int kM>
+void dot_m(const DotArgs &args) {
+  int n = 0;
+  for (; n + kN <= args.n; n += kN) dot_block<T, kN, kM>(args, n);
+  for (; n < args.n; ++n) dot_block<T, 1, kM>(args, n);
+}
+
+template <class T>
+void dot(const DotArgs &args) {
+  static_assert(kMaxDotM == 4, "a case for each");
+  switch (args.m) {
+    case 1:
+      return dot_m<T, T::kDotN[0], 1>(args);
+    case 2:
+      return dot_m<T, T::kDotN[1], 2>(args);
+    case 3:
+      return dot_m<T, T::kDotN[2], 3>(args);
+    default:
+      return dot_m<T, T::kDotN[3], 4>(args);
+  }
+}
+
+// ---- Tile ----------------------------------------------------------------------------
+
+// Rows of the weight done together; the last ones one by one.
+constexpr int kTileN = 4;
+
+template <class T, int kN, int kM>
+void tile_block(const TileArgs &args, int n, int m) {
+  using Item = typename T::Item;
+  const Item *w = static_cast<const Item *>(args.w) + n * args.w_stride;
+  const Item *x = static_cast<const Item *>(args.x) + m * args.x_stride;
+  typename T::Sum totals[kN][kM];
+  NF4_UNROLL
+  for (int i = 0; i < kN; ++i) {
+    NF4_UNROLL
+    for (int j = 0; j < kM; ++j) totals[i][j] = T::zero();
+  }
+  for (int64_t k = 0; k < args.elements; k += T::kLanes) {
+    typename T::Operand x_rows[kM];
+    NF4_UNROLL
+    for (int j = 0; j < kM; ++j) x_rows[j] = T::load(x + j * args.x_stride + k);
+    NF4_UNROLL
+    for (int i = 0; i < kN; ++i) {
+      const auto values = T::load(w + i * args.w_stride + k);
+      NF4_UNROLL
+      for (int j = 0; j < kM; ++j) totals[i][j] = T::multiply_add(values, x_rows[j], totals[i][j]);
+    }
+  }
+  NF4_UNROLL
+  for (int j = 0; j < kM; ++j) {
+    float *sums = args.sums + (m + j) * args.sums_stride + n;
+    if constexpr (kN == kTileN)
+      T::add_sums(totals[0][j], totals[1][j], totals[2][j], totals[3][j], sums);
+    else
+      *sums += T::sum_of(totals[0][j]);
+  }
+}
+
+template <class T, int kM>
+void tile_m(const TileArgs &args, int m, int count) {
+  if constexpr (kM > 1)
+    if (count < kM) return tile_m<T, kM - 1>(args, m, count);
+  int n = 0;
+  for (; n + kTileN <= args.n; n += kTileN) tile_block<T, kTileN, kM>(args, n, m);
+  for (; n < args.n; ++n) tile_block<T, 1, kM>(args, n, m);
+}
+
+template <class T>
+void tile(const TileArgs &args) {
+  for (int m = 0; m < args.m; m += T::kTileM) {
+    const int left = args.m - m;
+    tile_m<T, T::kTileM>(args, m, left < T::kTileM ? left : T::kTileM);
+  }
+}
+
+// Converts x, a vector at a time.
+template <class T, class From>
+void convert(const void *x, int64_t elements, void *out) {
+  const char *from = static_cast<const char *>(x);
+  auto *to = static_cast<typename T::Item *>(out);
+  for (int64_t i = 0; i < elements; i += T::kLanes)
+    T::store(to + i, From::load(from + i * From::kBytes));
+}
+
+}  // namespace nf4::cpu

@@ -1,0 +1,59 @@
+// Chooses between the two ways to multiply, and holds what they share.
+#include "cpu/matmul/matmul.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/formats.hpp"
+#include "cpu/dtypes.hpp"
+#include "cpu/matmul/parts.hpp"
+#include "cpu/weight/scales.hpp"
+
+namespace nf4::cpu {
+namespace {
+
+constexpr int64_t kMaxStepBytes = 128 * sizeof(float);
+
+// Numbers that neither padding nor bf16 can turn into others: zero times each of them is zero.
+bool is_ordinary(float x) { return x == 0 || (std::fabs(x) > 0x1p-60f && std::fabs(x) < 0x1p60f); }
+
+bool suits_dot(const MatmulKernels &kernels, const MatmulProblem &problem) {
+  const float *entries = codebook(problem.weight);
+  return problem.m <= kernels.max_dot_m && problem.weight.cols % kKernelStep == 0 &&
+         std::all_of(entries, entries + kCodebookSize, is_ordinary);
+}
+
+}  // namespace
+
+void PaddedConversion::operator()(const char *x, int64_t elements, char *out) const {
+  const int64_t whole = elements - elements % step;
+  convert(x, whole, out);
+  if (whole == elements) return;
+  char padded[kMaxStepBytes] = {};
+  std::memcpy(padded, x + whole * bytes_in, (elements - whole) * bytes_in);
+  convert(padded, step, out + whole * bytes_out);
+}
+
+void store_sums(const MatmulProblem &problem, const Sums &sums) {
+  with_dtype(problem.dtype, [&](auto type) {
+    using T = decltype(type);
+    const T *bias = static_cast<const T *>(problem.bias);
+    const float *values = sums.values - sums.n.begin;
+    for (int64_t m = sums.m.begin; m < sums.m.end; ++m) {
+      T *y = static_cast<T *>(problem.y) + m * problem.y_stride;
+      for (int64_t n = sums.n.begin; n < sums.n.end; ++n)
+        y[n] = from_float<T>(bias == nullptr ? values[n] : values[n] + to_float(bias[n]));
+      values += sums.stride;
+    }
+  });
+}
+
+void matmul_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange n) {
+  const bool in_bf16 = set.bf16 != nullptr && problem.dtype == NF4_DTYPE_BF16;
+  const MatmulKernels &kernels = in_bf16 ? *set.bf16 : set.fp32;
+  if (suits_dot(kernels, problem)) return matmul_dot(kernels, problem, n);
+  matmul_panel(set.dequant, kernels, problem, n);
+}
+
+}  // namespace nf4::cpu

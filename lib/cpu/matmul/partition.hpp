@@ -1,0 +1,83 @@
+// How the matmuls of one call are split over threads.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "cpu/ranges.hpp"
+#include "problem.hpp"
+
+namespace nf4::cpu {
+
+// The rows of the weights of several matmuls, one after the other, in tiles of kTileN rows: a range
+// of units of work to be split over threads, of which a tile of a large matmul has more than one of
+// a small one.
+class Partition {
+ public:
+  // Rows that a kernel does together.
+  static constexpr int64_t kTileN = 16;
+  // Fewer multiplications, about 50 microseconds of a vector variant, are not worth a thread.
+  static constexpr int64_t kProductsPerThread = 1 << 20;
+
+  Partition(const MatmulProblem *problems, int count) : problems_(problems), count_(count) {
+    double all = 0, least = INFINITY;
+    for (int i = 0; i < count; ++i) {
+      if (problems[i].empty()) continue;
+      all += work_of_tile(problems[i]) * static_cast<double>(tiles_of(problems[i]));
+      least = std::min(least, work_of_tile(problems[i]));
+    }
+    // Not so fine that 64 bits would not hold all units.
+    work_of_unit_ = std::max(least, all * 0x1p-50);
+    for (int i = 0; i < count; ++i) {
+      const MatmulProblem &problem = problems[i];
+      Part &part = parts_[i];
+      part.first = i == 0 ? 0 : parts_[i - 1].last;
+      part.units_of_tile = std::max<int64_t>(
+          1, problem.empty() ? 1 : static_cast<int64_t>(work_of_tile(problem) / work_of_unit_));
+      part.last = part.first + tiles_of(problem) * part.units_of_tile;
+    }
+  }
+
+  int64_t units() const { return parts_[count_ - 1].last; }
+  int64_t units_per_thread() const {
+    return std::max<int64_t>(1, static_cast<int64_t>(kProductsPerThread / work_of_unit_));
+  }
+
+  // Calls matmul(problem, rows) for the tiles whose first unit is in [begin, end).
+  template <class Matmul>
+  void for_each(int64_t begin, int64_t end, Matmul matmul) const {
+    for (int i = 0; i < count_ && parts_[i].first < end; ++i) {
+      const int64_t first = parts_[i].tile_at(begin), last = parts_[i].tile_at(end);
+      if (first == last) continue;
+      const int64_t rows = problems_[i].weight.rows;
+      matmul(problems_[i], RowRange{first * kTileN, std::min(rows, last * kTileN)});
+    }
+  }
+
+ private:
+  struct Part {
+    int64_t first, last;  // of its units
+    int64_t units_of_tile;
+
+    // The first tile that begins at a unit or after it.
+    int64_t tile_at(int64_t unit) const {
+      return ceil_divide(std::clamp(unit, first, last) - first, units_of_tile);
+    }
+  };
+
+  static int64_t tiles_of(const MatmulProblem &problem) {
+    return problem.empty() ? 0 : ceil_divide(problem.weight.rows, kTileN);
+  }
+  // Multiplications; without columns, stores.
+  static double work_of_tile(const MatmulProblem &problem) {
+    return static_cast<double>(problem.m) * std::max<int64_t>(1, problem.weight.cols) * kTileN;
+  }
+
+  const MatmulProblem *problems_;
+  int count_;
+  double work_of_unit_;
+  Part parts_[NF4_MATMUL_BATCH_MAX];
+};
+
+}  // namespace nf4::cpu

@@ -1,0 +1,47 @@
+// The two ways to multiply, and what they share.
+#pragma once
+
+#include "cpu/dequant/kernels.hpp"
+#include "cpu/matmul/kernels.hpp"
+#include "cpu/ranges.hpp"
+#include "problem.hpp"
+
+namespace nf4::cpu {
+
+// Looks up each code and multiplies the entry in registers: for few rows of x, for cols that are a
+// multiple of kKernelStep, and for codebooks of ordinary numbers.
+void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem, RowRange n);
+
+// Dequantizes a panel of some rows of the weight, part by part, and multiplies it with all rows of
+// x.
+void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const MatmulProblem &problem, RowRange n);
+
+// The address of x[m, k].
+inline const char *address_of_x(const MatmulProblem &problem, int64_t m, int64_t k) {
+  return static_cast<const char *>(problem.x) +
+         (m * problem.x_stride + k) * element_bytes(problem.dtype);
+}
+
+// Applies a conversion that takes multiples of `step` elements, padding with zeros.
+struct PaddedConversion {
+  void (*convert)(const void *x, int64_t elements, void *out);
+  int64_t step;
+  int64_t bytes_in;  // per element
+  int64_t bytes_out;
+
+  void operator()(const char *x, int64_t elements, char *out) const;
+};
+
+// The sums of a part of y.
+struct Sums {
+  RowRange n;           // rows of the weight
+  RowRange m;           // rows of x
+  const float *values;  // [m][stride]
+  int64_t stride;
+};
+
+// Adds the bias and rounds.
+void store_sums(const MatmulProblem &problem, const Sums &sums);
+
+}  // namespace nf4::cpu

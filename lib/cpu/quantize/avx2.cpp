@@ -1,0 +1,160 @@
+// Quantize by AVX2 (with F16C).
+//
+// About 8 instructions for 8 weights to scale and to handle what is not finite, 14 to search, 3 to
+// pack. Bound by these: 27.5 ns for 64 weights on a Zen 4 at 3.7 GHz. It has no cells
+// (kernels.hpp): their tables of 32 entries would fill four registers.
+#include "cpu/isa/avx2.hpp"
+
+#include "cpu/quantize/kernels.hpp"
+
+namespace nf4::cpu {
+namespace {
+
+__m256i load_bits(const char *in) { return _mm256_loadu_si256((const __m256i *)in); }
+
+// The largest finite |x|. As integers the magnitudes keep their order, and what is not
+// finite comes after what is.
+template <class T>
+float block_absmax(const char *in, int64_t elements) {
+  const __m256i infinity = _mm256_set1_epi16(T::kInfinity);
+  __m256i largest = _mm256_setzero_si256();
+  for (int64_t i = 0; i < elements; i += 16) {
+    const __m256i x = _mm256_and_si256(load_bits(in + 2 * i), _mm256_set1_epi16(0x7fff));
+    const __m256i finite = _mm256_cmpgt_epi16(infinity, x);
+    largest = _mm256_max_epi16(largest, _mm256_and_si256(x, finite));
+  }
+  const __m128i half =
+      _mm_max_epi16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+  // The only reduction of words is a minimum.
+  const __m128i ones = _mm_set1_epi16(-1);
+  const __m128i word = _mm_xor_si128(_mm_minpos_epu16(_mm_xor_si128(half, ones)), ones);
+  return _mm256_cvtss_f32(T::widen(word));
+}
+template <>
+float block_absmax<Fp32>(const char *in, int64_t elements) {
+  const __m256i infinity = _mm256_set1_epi32(0x7f800000);
+  __m256i largest = _mm256_setzero_si256();
+  for (int64_t i = 0; i < elements; i += 8) {
+    const __m256i x = _mm256_and_si256(load_bits(in + 4 * i), _mm256_set1_epi32(0x7fffffff));
+    const __m256i finite = _mm256_cmpgt_epi32(infinity, x);
+    largest = _mm256_max_epi32(largest, _mm256_and_si256(x, finite));
+  }
+  __m128i x = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+  x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+  x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(x));
+}
+
+// x times inverse; NaN to 0, infinities to 1 and -1.
+__m256 normalise(__m256 x, __m256 inverse) {
+  const __m256 product = _mm256_mul_ps(x, inverse);
+  const __m256 sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f));
+  const __m256i magnitude = _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x));
+  const __m256 special =
+      _mm256_castsi256_ps(_mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f7fffff)));
+  const __m256 is_number = _mm256_cmp_ps(x, x, _CMP_ORD_Q);
+  const __m256 end = _mm256_and_ps(is_number, _mm256_or_ps(sign, _mm256_set1_ps(1)));
+  return _mm256_blendv_ps(product, end, special);
+}
+
+// The thresholds as a search tree, a table for each of its levels.
+struct Encoder {
+  __m256 middle, by4, by2, by1;
+  __m256i codes;
+
+  explicit Encoder(const QuantizeArgs &args) {
+    const float *t = args.thresholds;
+    middle = _mm256_set1_ps(t[7]);
+    by4 = _mm256_setr_ps(t[3], t[11], 0, 0, 0, 0, 0, 0);
+    by2 = _mm256_setr_ps(t[1], t[5], t[9], t[13], 0, 0, 0, 0);
+    by1 = _mm256_setr_ps(t[0], t[2], t[4], t[6], t[8], t[10], t[12], t[14]);
+    codes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)args.codes));
+  }
+
+  // The number of thresholds below x.
+  __m256i rank(__m256 x) const {
+    const auto descend = [&](__m256i node, __m256 table) {
+      const __m256 threshold = _mm256_permutevar8x32_ps(table, node);
+      const __m256i above = _mm256_castps_si256(_mm256_cmp_ps(x, threshold, _CMP_GT_OQ));
+      return _mm256_sub_epi32(_mm256_add_epi32(node, node), above);
+    };
+    const __m256i upper = _mm256_castps_si256(_mm256_cmp_ps(x, middle, _CMP_GT_OQ));
+    return descend(descend(descend(_mm256_srli_epi32(upper, 31), by4), by2), by1);
+  }
+
+  // The bytes of 32 ranks.
+  __m128i pack(__m256i a, __m256i b, __m256i c, __m256i d) const {
+    const __m256i by_lane =
+        _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+    const __m256i ranks =
+        _mm256_permutevar8x32_epi32(by_lane, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    const __m256i words =
+        _mm256_maddubs_epi16(_mm256_shuffle_epi8(codes, ranks), _mm256_set1_epi16(0x0110));
+    return _mm256_castsi256_si128(
+        _mm256_permute4x64_epi64(_mm256_packus_epi16(words, words), 0xd8));
+  }
+};
+
+// Blocks whose scales are found before any of them is encoded, so that the latencies of one
+// block's scale hide behind the others'.
+constexpr int64_t kBatch = 8;
+
+template <class T>
+void find_scales(const QuantizeArgs &args, const char *in, int64_t blocks, float *absmax,
+                 float *inverse) {
+  alignas(32) float scales[kBatch] = {};
+  for (int64_t i = 0; i < blocks; ++i)
+    absmax[i] = scales[i] = block_absmax<T>(in + i * args.blocksize * T::kBytes, args.blocksize);
+  constexpr float kSmallestNormal = 0x1p-126f;
+  const __m256 divisors = _mm256_max_ps(_mm256_load_ps(scales), _mm256_set1_ps(kSmallestNormal));
+  _mm256_store_ps(inverse, _mm256_div_ps(_mm256_set1_ps(1), divisors));
+}
+
+template <class T>
+void quantize(const QuantizeArgs &args) {
+  const Encoder encoder(args);
+  const char *in = static_cast<const char *>(args.in);
+  uint8_t *packed = args.packed;
+  alignas(32) float inverse[kBatch];
+  for (int64_t first = 0; first < args.blocks; first += kBatch) {
+    const int64_t blocks = args.blocks - first < kBatch ? args.blocks - first : kBatch;
+    find_scales<T>(args, in, blocks, args.absmax + first, inverse);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const __m256 factor = _mm256_set1_ps(inverse[block]);
+      for (int64_t i = 0; i < args.blocksize; i += kKernelStep) {
+        __m256i ranks[4];
+        for (int k = 0; k < 4; ++k)
+          ranks[k] = encoder.rank(normalise(T::load(in + 8 * k * T::kBytes), factor));
+        _mm_storeu_si128((__m128i *)packed, encoder.pack(ranks[0], ranks[1], ranks[2], ranks[3]));
+        in += kKernelStep * T::kBytes;
+        packed += kKernelStep / 2;
+      }
+    }
+  }
+}
+
+// 8 searches side by side, without branches: their loads overlap.
+void encode_scales(const EncodeScalesArgs &args) {
+  constexpr int kLanes = 8;
+  for (int64_t first = 0; first < args.count; first += kLanes) {
+    const int64_t lanes = args.count - first < kLanes ? args.count - first : kLanes;
+    float x[kLanes] = {};
+    for (int64_t lane = 0; lane < lanes; ++lane)
+      x[lane] = (args.scales[first + lane] - args.offset) * args.inverse;
+    int codes[kLanes] = {};
+    for (int step = 128; step > 0; step /= 2)
+      for (int lane = 0; lane < kLanes; ++lane)
+        codes[lane] += static_cast<int>(x[lane] > args.thresholds[codes[lane] + step]) * step;
+    for (int64_t lane = 0; lane < lanes; ++lane)
+      args.codes[first + lane] = static_cast<uint8_t>(codes[lane]);
+  }
+}
+
+}  // namespace
+
+const QuantizeKernels kAvx2Quantize = {
+    {quantize<Fp32>, quantize<Fp16>, quantize<Bf16>},
+    encode_scales,
+};
+
+}  // namespace nf4::cpu

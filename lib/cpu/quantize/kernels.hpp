@@ -1,0 +1,53 @@
+// The quantize kernels: what they are given, and where they are listed. Declarations only
+// (dequant/kernels.hpp says why).
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/isa/step.hpp"
+
+namespace nf4::cpu {
+
+// [-1, 1] in cells so narrow that each holds one threshold at most. Cell k, of -15..15, has
+// the numbers that 15 times are nearest to k; its entry is the k modulo 32.
+struct Cells {
+  static constexpr int kPerUnit = 15;
+  static constexpr int kEntries = 32;
+  float thresholds[kEntries];
+  // The code of what exceeds the threshold, and in the byte below that of what does not;
+  // each in both nibbles.
+  uint32_t codes[kEntries];
+};
+
+// Quantizes blocks of `blocksize` elements each, a multiple of kKernelStep.
+struct QuantizeArgs {
+  const float *thresholds;  // 15: what exceeds one exceeds all before it
+  const uint8_t *codes;     // 16, by rank
+  const Cells *cells;       // the same; NULL where thresholds are closer than cells are wide
+  const void *in;
+  int64_t blocks;
+  int64_t blocksize;
+  float *absmax;  // one per block
+  uint8_t *packed;
+};
+
+// Quantizes scales to 8 bits: a scale's code is the number of thresholds, but for the first,
+// that RN(RN(scale - offset) * inverse) exceeds.
+struct EncodeScalesArgs {
+  const float *thresholds;  // 256: entry i must be exceeded for code i; ascending from the second
+  const float *scales;
+  int64_t count;
+  float offset;
+  float inverse;
+  uint8_t *codes;
+};
+
+struct QuantizeKernels {
+  void (*quantize[3])(const QuantizeArgs &args);  // by dtype, in the order of nf4.h
+  void (*encode_scales)(const EncodeScalesArgs &args);
+};
+
+extern const QuantizeKernels kAvx2Quantize;
+extern const QuantizeKernels kAvx512Quantize;
+
+}  // namespace nf4::cpu

@@ -1,0 +1,50 @@
+// What a weight's codes and scales mean to the CPU kernels: its codebook, and the scale of a block.
+#pragma once
+
+#include <algorithm>
+
+#include "core/decode.hpp"
+#include "core/float16.hpp"
+#include "core/formats.hpp"
+#include "problem.hpp"
+
+namespace nf4::cpu {
+
+inline float block_scale(const Weight &weight, int64_t block) {
+  if (!weight.nested()) return static_cast<const float *>(weight.absmax)[block];
+  const uint8_t code = static_cast<const uint8_t *>(weight.absmax)[block];
+  return nested_scale(weight.nested_code[code],
+                      weight.nested_absmax[block >> weight.nested_blocksize_log2],
+                      *weight.nested_offset);
+}
+
+// The scales of `count` blocks from `first` on.
+inline void read_scales(const Weight &weight, int64_t first, int64_t count, float *scales) {
+  if (!weight.nested()) {
+    const float *absmax = static_cast<const float *>(weight.absmax) + first;
+    std::copy(absmax, absmax + count, scales);
+    return;
+  }
+  const uint8_t *codes = static_cast<const uint8_t *>(weight.absmax) + first;
+  for (int64_t i = 0; i < count; ++i) scales[i] = weight.nested_code[codes[i]];
+  const float offset = *weight.nested_offset;
+  for (int64_t i = 0; i < count;) {
+    const int64_t nested = (first + i) >> weight.nested_blocksize_log2;
+    const int64_t end = std::min(count, ((nested + 1) << weight.nested_blocksize_log2) - first);
+    const float nested_absmax = weight.nested_absmax[nested];
+    for (; i < end; ++i) scales[i] = add_rn(multiply_rn(scales[i], nested_absmax), offset);
+  }
+}
+
+// A NaN becomes the canonical one, as DequantArgs asks. By integers, which compilers vectorise.
+inline float canonical(float x) {
+  const uint32_t bits = float_bits(x);
+  return bits_float((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc00000 : bits);
+}
+
+inline const float *codebook(const Weight &weight) {
+  if (weight.codebook != nullptr) return weight.codebook;
+  return kFormats[format_row(weight.format)].codebook.data();
+}
+
+}  // namespace nf4::cpu

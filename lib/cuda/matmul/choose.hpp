@@ -1,0 +1,69 @@
+// Which matmul configuration runs a product on a GPU: what each can run, and a cost model. Calls no
+// CUDA, so that a test without a GPU holds every choice.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/cost_model.hpp"
+#include "problem.hpp"
+
+namespace nf4::cuda {
+
+// What a choice depends on.
+struct GpuFacts {
+  int multiprocessors;
+  int shared_bytes;   // that a CTA may have
+  bool tensor_cores;  // there are skinny kernels
+  bool tensor_maps;   // which copy with TMA
+  bool wgmma;         // there are wgmma kernels
+  // By cluster size: the clusters of wgmma kernels that it holds at a time. It differs from one
+  // H200 to another, as their groups of multiprocessors differ in size.
+  int resident_clusters[kMaxClusterSize + 1];
+};
+
+// How the tiles of a wgmma configuration are divided among clusters.
+struct WgmmaPlan {
+  int64_t n_tiles;
+  int64_t m_tiles;
+  int64_t stream_k_tiles;  // 0 if the configuration is not stream-K
+  int64_t clusters;
+  int cluster_size;
+  double cycles;  // estimated
+
+  int64_t tiles() const { return n_tiles * m_tiles; }
+};
+
+struct MatmulChoice {
+  int config;
+  WgmmaPlan plan;  // of a wgmma configuration
+};
+
+bool can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
+
+// The fastest skinny configuration; kMma64x64 if none can run the problem.
+int choose_skinny(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model);
+
+// For can_run().
+WgmmaPlan plan_wgmma(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model,
+                     int config);
+
+// The wgmma configuration of the least estimated time, of those that can run the problem. `choice`
+// stays if there is none, or if it is kSkinny16 and that takes less.
+void choose_wgmma(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model,
+                  MatmulChoice &choice);
+
+// Fills in the choice. load(gpu) fills in resident_clusters, which wgmma kernels alone need, so
+// that they are loaded only then; its error, if it is not 0, is returned.
+template <class Load>
+auto choose_config(const MatmulProblem &problem, GpuFacts &gpu, const CostModel &model, Load load,
+                   MatmulChoice &choice) {
+  using Error = decltype(load(gpu));
+  choice.config = choose_skinny(problem, gpu, model);
+  if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8) return Error{};
+  if (const Error error = load(gpu)) return error;
+  choose_wgmma(problem, gpu, model, choice);
+  return Error{};
+}
+
+}  // namespace nf4::cuda

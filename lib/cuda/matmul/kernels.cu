@@ -1,0 +1,43 @@
+// Instantiates the mma and skinny kernels of one GPU family; compiled once for each.
+#include "cuda/arch.cuh"
+#include "cuda/matmul/kernels.hpp"
+#include "cuda/matmul/mma/kernel.cuh"
+#include "cuda/matmul/skinny/kernel.cuh"
+#include "cuda/weight/scales.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Arch, class T, class Scales, class WarpMma>
+void set_skinny_kernels(MatmulKernels &kernels, int dtype, int config) {
+  kernels.of[dtype][Scales::kNested][config] =
+      (const void *)matmul_skinny<Arch, T, Scales, WarpMma>;
+  kernels.batch[dtype][Scales::kNested][config] =
+      (const void *)matmul_skinny_batch<Arch, T, Scales, WarpMma>;
+}
+
+template <class Arch, class T, class Scales>
+void set_kernels(MatmulKernels &kernels, int dtype) {
+  kernels.of[dtype][Scales::kNested][kMma64x64] = (const void *)matmul_mma<Arch, T, Scales>;
+  if constexpr (Arch::kTensorCores) {
+    set_skinny_kernels<Arch, T, Scales, WarpMmaM2<T>>(kernels, dtype, kSkinny2);
+    set_skinny_kernels<Arch, T, Scales, WarpMmaM8<T, 1>>(kernels, dtype, kSkinny8);
+    set_skinny_kernels<Arch, T, Scales, WarpMmaM8<T, 2>>(kernels, dtype, kSkinny16);
+  }
+}
+
+}  // namespace
+
+template <class Arch>
+MatmulKernels MatmulKernels::make() {
+  MatmulKernels kernels{};
+  set_kernels<Arch, __half, FlatScales>(kernels, 0);
+  set_kernels<Arch, __half, NestedScales>(kernels, 0);
+  set_kernels<Arch, __nv_bfloat16, FlatScales>(kernels, 1);
+  set_kernels<Arch, __nv_bfloat16, NestedScales>(kernels, 1);
+  return kernels;
+}
+
+template MatmulKernels MatmulKernels::make<NF4_FAMILY>();
+
+}  // namespace nf4::cuda

@@ -1,0 +1,82 @@
+// Partial sums of the warps in shared memory, and the outputs that they add up to.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/element.cuh"
+#include "cuda/matmul/skinny/args.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+// The rows of the weight that a CTA has. CTAs differ by one row at most.
+struct CtaRows {
+  int first;
+  int count;
+  __device__ __forceinline__ CtaRows(const SkinnyArgs &args, int cta)
+      : first(cta * args.cta_rows + min(cta, args.big_ctas)),
+        count(args.cta_rows + (cta < args.big_ctas)) {}
+  __device__ __forceinline__ int tiles() const { return (count + kWarpTileN - 1) / kWarpTileN; }
+};
+
+// The group of rows of warp tiles that a CTA works on, and where their sums go.
+template <class WarpMma>
+struct PartialSums {
+  static constexpr int kTilePartials = kWarpTileN * WarpMma::kMaxM;
+  int first;
+  int end;
+  float *partials;  // [tile][warp][fragment row][row of x]
+
+  // A warp's sums for the tile `tile` of the group.
+  __device__ __forceinline__ float *of_warp(int tile, int warp) const {
+    return partials + (tile * kSkinnyWarps + warp) * kTilePartials;
+  }
+};
+
+// An output of a group: all that it takes to add up the warps' sums and to store it, known before
+// the sums are there.
+template <class T, class WarpMma>
+class Epilogue {
+  static constexpr uint32_t kMaxM = WarpMma::kMaxM, kTilePartials = kWarpTileN * kMaxM;
+
+ public:
+  __device__ __forceinline__ Epilogue(const SkinnyArgs &args, const CtaRows &rows,
+                                      const PartialSums<WarpMma> &group, uint32_t index) {
+    const MatmulArgs &matmul = args.matmul;
+    const uint32_t tile = index / kTilePartials, within = index % kTilePartials;
+    const uint32_t first_warp = args.n_warps == 1 ? 0 : tile % args.n_warps * args.k_warps;
+    const uint32_t m = within % kMaxM;
+    const int row = (group.first + tile) * kWarpTileN + WarpMma::row_at(within / kMaxM);
+    in_bounds_ = (group.first + tile < group.end) & (m < matmul.m) & (row < rows.count);
+    if (!in_bounds_) return;
+    partial_ = group.of_warp(tile, first_warp) + within;
+    y_ = static_cast<T *>(matmul.y) + m * matmul.y_stride + rows.first + row;
+    if (matmul.bias != nullptr)
+      bias_ = to_float(static_cast<const T *>(matmul.bias)[rows.first + row]);
+  }
+
+  // Always adds in the same order.
+  __device__ __forceinline__ void store(int warps, float unit) const {
+    if (!in_bounds_) return;
+    float sums[4] = {};
+    if (warps == kSkinnyWarps) {
+#pragma unroll
+      for (int warp = 0; warp < kSkinnyWarps; ++warp)
+        sums[warp % 4] += partial_[warp * kTilePartials];
+    } else {
+#pragma unroll 1
+      for (int warp = 0; warp < warps; ++warp) sums[0] += partial_[warp * kTilePartials];
+    }
+    const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    *y_ = from_float<T>(__fmaf_rn(sum, unit, bias_));
+  }
+
+ private:
+  const float *partial_;
+  T *y_;
+  float bias_ = 0;
+  bool in_bounds_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

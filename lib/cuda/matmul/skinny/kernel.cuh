@@ -1,0 +1,148 @@
+// y = x W^T for up to 16 rows of x: a skinny GEMM by mma.sync.
+//
+// A CTA has rows of the weight, and each of its 16 warps 256 of their columns, so that a warp's
+// part of x stays in registers for all rows. W is A, x is B. A byte becomes two numbers by one
+// look-up in a LUT of all 256 bytes (one PRMT for the address, one LDS). Scales are applied to the
+// fp32 sums of each block.
+//
+// Cost: 0.516 bytes read for a weight; bound by memory. Next is shared memory: a warp tile takes 64
+// look-ups, 16 cycles to write, 16 to read, 10 for scales, 5 for sums; 16 warps need 1780 cycles
+// where memory takes 1800 at 4.3 TB/s, and measured 2000.
+// docs/design/matmul-skinny.md draws the data path and has the experiments.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/element.cuh"
+#include "cuda/matmul/skinny/args.hpp"
+#include "cuda/matmul/skinny/epilogue.cuh"
+#include "cuda/matmul/skinny/mainloop.cuh"
+#include "cuda/matmul/skinny/pipeline.cuh"
+#include "cuda/matmul/skinny/scale_stage.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/pdl.cuh"
+#include "cuda/weight/byte_lut.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// Prefetches the first weights into L2, which is allowed while the predecessor still writes.
+template <class Arch>
+__device__ __forceinline__ void prefetch_rows(const SkinnyArgs &args, const CtaRows &rows) {
+  if constexpr (Arch::kBulkPrefetch) {
+    if (threadIdx.x != 0 || args.prefetch_bytes == 0) return;
+    prefetch_l2<Arch>(args.matmul.weight.packed + rows.first * args.matmul.weight.cols / 2,
+                      static_cast<uint32_t>(args.prefetch_bytes));
+  }
+}
+
+// All threads of the CTA call it, and a barrier must follow. Returns the unit of the sums.
+template <class T>
+__device__ __forceinline__ float build_lut(const SkinnyArgs &args, uint8_t *shared) {
+  float unit;
+  const uint32_t entry = lane_entry<T>(args.codebook, args.matmul.weight.codebook, unit);
+  fill_lut<4, kSkinnyThreads>(shared, static_cast<int>(threadIdx.x), entry, pack_entries);
+  return unit;
+}
+
+// What one of a weight's CTAs does.
+template <class Arch, class T, class Scales, class WarpMma>
+__device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
+  constexpr int kMaxM = WarpMma::kMaxM;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const MatmulArgs &matmul = args.matmul;
+  const CtaRows rows(args, cta);
+  const int tiles = rows.tiles();
+  prefetch_rows<Arch>(args, rows);
+  pdl_wait<Arch>();
+
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
+  const int n_warp = static_cast<int>(args.k_warps_divisor.divide(warp));
+  const int first_k_tile = warp - n_warp * args.k_warps;
+  const int first_tile = n_warp < args.n_warps ? n_warp : tiles;
+  WeightPipeline<Arch, kMaxM> pipeline(args, shared, warp, rows.first,
+                                       WarpTileIterator(args, tiles, first_tile, first_k_tile));
+  ScaleStage<Arch, Scales> scales(args, shared, kSkinnySmem<Arch, kMaxM>.scale_barrier);
+  pipeline.init();
+  scales.init();
+  // The small loads before the large ones, which delay them. All of them are ordinary loads: the
+  // compiler may move a __ldg above the wait.
+  float offset = 0;
+  if constexpr (Scales::kNested) offset = *matmul.weight.nested_offset;
+  WarpMma warp_mma;
+  warp_mma.load_x(matmul, first_k_tile);
+  scales.load_scale_code();
+  constexpr bool kKeep = WarpMma::kKeepsLane;
+  const ByteLut lut(shared, keep_in_register<kKeep>(threadIdx.x % 32 * 4));
+  const int thread_in_group = static_cast<int>(keep_in_register<kKeep>(threadIdx.x % 4));
+  float unit = 1;
+  uint32_t phase = 0;
+#pragma unroll 1
+  for (int first = 0; first < tiles; first += args.group_tiles, phase ^= 1) {
+    const PartialSums<WarpMma> group{
+        first, min(first + args.group_tiles, tiles),
+        reinterpret_cast<float *>(shared + kSkinnySmem<Arch, kMaxM>.partials)};
+    const int first_row = first * kWarpTileN;
+    scales.load(rows.first + first_row, min(args.group_tiles * kWarpTileN, rows.count - first_row));
+    if (first == 0) {
+      pipeline.load_next();
+      pdl_launch_dependents<Arch>();
+      unit = build_lut<T>(args, shared);
+    }
+    scales.publish(first == 0);
+#pragma unroll 1
+    for (int stage = 1; stage < kSkinnySmem<Arch, kMaxM>.stages && first == 0; ++stage)
+      pipeline.load_next();
+    // Now, while the first tile is on its way, and not when the last sums are there.
+    Epilogue<T, WarpMma> epilogue(args, rows, group, threadIdx.x);
+#pragma unroll 1
+    for (int k_tile = first_k_tile; k_tile < args.k_tiles; k_tile += kSkinnyWarps) {
+      if (k_tile != first_k_tile || first != 0) warp_mma.load_x(matmul, k_tile);
+      auto cursor = scales.cursor(k_tile, first_tile, WarpMma::row(0), thread_in_group);
+      float *partial = group.of_warp(first_tile, warp);
+#pragma unroll 1
+      for (int tile = first_tile; first + tile < group.end; tile += args.n_warps) {
+        const auto find_scales = [&] {
+          scales.wait(phase);
+          const float2 found = scales.get(cursor, thread_in_group, offset);
+          scales.advance(cursor);
+          return found;
+        };
+        warp_mma.add(pipeline.wait_next(), lut, find_scales, k_tile != first_k_tile, partial);
+        __syncwarp();  // before the stage is overwritten
+        pipeline.load_next();
+        partial += args.n_warps * kSkinnyWarps * group.kTilePartials;
+      }
+    }
+    __syncthreads();
+    const uint32_t outputs = (group.end - group.first) * group.kTilePartials;
+    for (uint32_t i = threadIdx.x; i < outputs;) {
+      epilogue.store(args.k_warps, unit);
+      i += kSkinnyThreads;
+      if (i < outputs) epilogue = Epilogue<T, WarpMma>(args, rows, group, i);
+    }
+    if (group.end < tiles) __syncthreads();
+  }
+}
+
+// For cols that are a multiple of kScaleK; the weight and rows of x are 16-byte aligned.
+template <class Arch, class T, class Scales, class WarpMma>
+__global__ void __launch_bounds__(kSkinnyThreads, 1)
+    matmul_skinny(const __grid_constant__ SkinnyArgs args) {
+  run_cta<Arch, T, Scales, WarpMma>(args, static_cast<int>(blockIdx.x));
+}
+
+// The same for several weights. A whole CTA has one of them, so its arguments are found through
+// uniform registers and a thread needs no more registers.
+template <class Arch, class T, class Scales, class WarpMma>
+__global__ void __launch_bounds__(kSkinnyThreads, 1)
+    matmul_skinny_batch(const __grid_constant__ SkinnyBatch batch) {
+  const int cta = static_cast<int>(blockIdx.x);
+  int problem = 0;
+#pragma unroll
+  for (int i = 1; i < kSkinnyBatchMax; ++i) problem += cta >= batch.first_cta[i];
+  run_cta<Arch, T, Scales, WarpMma>(batch.problems[problem], cta - batch.first_cta[problem]);
+}
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,113 @@
+#include "cuda/matmul/skinny/launch.hpp"
+
+#include <algorithm>
+#include <climits>
+
+#include "cuda/matmul/skinny/partition.hpp"
+#include "cuda/runtime/launch.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+// Prefetched into L2 before the kernel's own copies, which wait for its first small loads.
+int prefetch_bytes(int64_t cta_bytes) {
+  const CostModel &model = cost_model();
+  if (cta_bytes > model.skinny_prefetch_max_bytes) return 0;
+  return static_cast<int>(std::min(cta_bytes, model.skinny_prefetch_bytes) / 16 * 16);
+}
+
+// The size of equal groups, so that none is nearly empty.
+int even_groups(int64_t tiles, int64_t most) {
+  return static_cast<int>(ceil_divide(tiles, ceil_divide(tiles, std::min(tiles, most))));
+}
+
+// Fills in how `ctas` CTAs share the work; returns the bytes of shared memory.
+int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, SkinnyArgs &args) {
+  const MatmulArgs &matmul = args.matmul;
+  const bool nested = matmul.weight.nested_absmax != nullptr;
+  const int64_t k_tiles = ceil_divide(matmul.weight.cols, kWarpTileK);
+  args.cta_rows = static_cast<int>(matmul.weight.rows / ctas);
+  args.big_ctas = static_cast<int>(matmul.weight.rows % ctas);
+  args.prefetch_bytes = prefetch_bytes(args.cta_rows * matmul.weight.cols / 2);
+  args.k_tiles = static_cast<int>(k_tiles);
+  args.scale_pitch = static_cast<int>(skinny_scale_pitch(k_tiles));
+  args.k_warps = static_cast<int>(std::min<int64_t>(k_tiles, kSkinnyWarps));
+  args.n_warps = kSkinnyWarps / args.k_warps;
+  args.item_step = args.n_warps * kWarpTileN * args.scale_pitch;
+  args.element_step = args.n_warps * kWarpTileN * static_cast<int>(matmul.weight.cols);
+  args.k_tiles_divisor = FastDivisor::of(k_tiles);
+  args.k_warps_divisor = FastDivisor::of(args.k_warps);
+  args.row_step = kSkinnyThreads / args.k_tiles;
+  args.k_tile_step = kSkinnyThreads % args.k_tiles;
+  args.whole_items = matmul.weight.blocksize_log2 == 6 && matmul.weight.cols % kWarpTileK == 0 &&
+                     is_multiple(matmul.weight.absmax, nested ? 4 : 16);
+
+  const SkinnyScaleBytes scales =
+      skinny_scale_bytes(matmul.weight.cols, nested,
+                         matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2);
+  const int64_t tiles = ceil_divide(ceil_divide(matmul.weight.rows, ctas), kWarpTileN);
+  args.group_tiles = even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes));
+  args.smem_scale_code = smem.partials + args.group_tiles * smem.tile_partials;
+  args.smem_nested_absmax = args.smem_scale_code + static_cast<int>(scales.code);
+  args.smem_scales = static_cast<int>(
+      ceil_divide(args.smem_nested_absmax + args.group_tiles * scales.nested + 4, 16) * 16);
+  return args.smem_scales + static_cast<int>(args.group_tiles * scales.items);
+}
+
+cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf4_dtype dtype,
+                        int config, int64_t ctas, SkinnyArgs &args, int &smem_bytes) {
+  const bool tensor_maps = target.gpu.tensor_maps;
+  args.matmul = matmul;
+  args.codebook = rounded_codebook(matmul.weight, dtype);
+  smem_bytes =
+      plan_ctas(skinny_smem(kMatmulConfigs[config].tile_m, tensor_maps), ctas, target.gpu, args);
+  if (!tensor_maps) return cudaSuccess;
+  return make_tensor_map({matmul.weight.packed, matmul.weight.rows, matmul.weight.cols / 2},
+                         matmul.weight.cols / 2, kWarpTileK / 2, kWarpTileN, args.packed);
+}
+
+}  // namespace
+
+cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
+                          nf4_dtype dtype, int config) {
+  SkinnyArgs args{};
+  const int64_t ctas = std::min<int64_t>(matmul.weight.rows, target.gpu.multiprocessors);
+  int smem_bytes = 0;
+  const cudaError_t error = skinny_args(target, matmul, dtype, config, ctas, args, smem_bytes);
+  if (error != cudaSuccess) return error;
+  return launch({kernel, ctas, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
+                args);
+}
+
+bool joins_launch(const SkinnyBatchProblems &problems, const MatmulProblem &problem,
+                  const GpuFacts &gpu) {
+  if (problems.count == kSkinnyBatchMax || gpu.multiprocessors <= kSkinnyBatchMax) return false;
+  int64_t elements = problem.weight.elements;
+  for (int i = 0; i < problems.count; ++i) elements += problems.list[i]->weight.elements;
+  // Half of what a CTA may have, since no share is exactly the mean.
+  return elements <= (gpu.multiprocessors - kSkinnyBatchMax) * (kSkinnyElementsMax / 2);
+}
+
+cudaError_t launch_skinny_batch(const MatmulTarget &target, const void *kernel,
+                                const MatmulArgs *matmuls, int count, nf4_dtype dtype, int config) {
+  SkinnyBatch batch{};
+  int64_t ctas[kSkinnyBatchMax], first_cta = 0;
+  int smem_bytes = 0;
+  WeightSize sizes[kSkinnyBatchMax];
+  for (int i = 0; i < count; ++i) sizes[i] = {matmuls[i].weight.rows, matmuls[i].weight.cols};
+  partition_ctas(sizes, count, target.gpu.multiprocessors, ctas);
+  for (int i = 0; i < count; ++i) {
+    int own_bytes = 0;
+    const cudaError_t error =
+        skinny_args(target, matmuls[i], dtype, config, ctas[i], batch.problems[i], own_bytes);
+    if (error != cudaSuccess) return error;
+    smem_bytes = std::max(smem_bytes, own_bytes);
+    batch.first_cta[i] = static_cast<int>(first_cta);
+    first_cta += ctas[i];
+  }
+  std::fill(batch.first_cta + count, batch.first_cta + kSkinnyBatchMax, INT_MAX);
+  return launch({kernel, first_cta, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
+                batch);
+}
+
+}  // namespace nf4::cuda

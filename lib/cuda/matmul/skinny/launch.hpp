@@ -1,0 +1,28 @@
+// Launches of the skinny kernels.
+#pragma once
+
+#include "cuda/matmul/skinny/args.hpp"
+#include "cuda/matmul/target.hpp"
+#include "problem.hpp"
+
+namespace nf4::cuda {
+
+// `kernel` is of the target's family, and may use all the shared memory of a CTA.
+cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
+                          nf4_dtype dtype, int config);
+
+// The products of one launch, which have their configuration, dtype and kind of scales in common.
+struct SkinnyBatchProblems {
+  const MatmulProblem *list[kSkinnyBatchMax];
+  int count = 0;
+};
+
+// Whether one more fits into the launch. Each of them alone takes a skinny kernel.
+bool joins_launch(const SkinnyBatchProblems &problems, const MatmulProblem &problem,
+                  const GpuFacts &gpu);
+
+// As launch_skinny, with a kernel for several weights.
+cudaError_t launch_skinny_batch(const MatmulTarget &target, const void *kernel,
+                                const MatmulArgs *matmuls, int count, nf4_dtype dtype, int config);
+
+}  // namespace nf4::cuda

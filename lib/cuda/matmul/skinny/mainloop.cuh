@@ -1,0 +1,196 @@
+// A warp's product of a warp tile, 16 rows by 256 columns of the weight, with its part of x: what
+// happens to the tile once it is in shared memory.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/decode.hpp"
+#include "cuda/element.cuh"
+#include "cuda/matmul/skinny/args.hpp"
+#include "cuda/matmul/skinny/pipeline.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/weight/byte_lut.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// Where a lane is in an mma fragment, in the PTX ISA's words.
+struct FragmentLane {
+  int group_id;         // row of A, column of B
+  int thread_in_group;  // of the four lanes that share them
+  __device__ __forceinline__ FragmentLane()
+      : group_id(threadIdx.x % 32 / 4), thread_in_group(threadIdx.x % 4) {}
+};
+
+// A number that depends on the lane alone. The compiler would recompute it for each tile; with
+// Keep, where there are registers, it must not.
+template <bool Keep>
+__device__ __forceinline__ uint32_t keep_in_register(uint32_t number) {
+  if constexpr (Keep) asm volatile("" : "+r"(number));
+  return number;
+}
+
+// 8 elements of x as B fragments, or zeros.
+template <class T>
+__device__ __forceinline__ void load_b(const T *x, bool in_bounds, uint32_t *b) {
+  uint4 v{};
+  if (in_bounds) v = *reinterpret_cast<const uint4 *>(x);
+  b[0] = v.x;
+  b[1] = v.y;
+  b[2] = v.z;
+  b[3] = v.w;
+}
+
+// D += 8 columns of two rows of the weight times x, for each of MTiles tiles of 8 rows of x.
+template <class T, int MTiles>
+__device__ __forceinline__ void mma_word(ByteLut lut, uint32_t word, uint32_t word8,
+                                         const uint32_t (&x)[MTiles][32], int first,
+                                         float (&d)[MTiles][4]) {
+  const uint32_t a0[4] = {lut.pair<0>(word), lut.pair<0>(word8), lut.pair<1>(word),
+                          lut.pair<1>(word8)};
+  const uint32_t a1[4] = {lut.pair<2>(word), lut.pair<2>(word8), lut.pair<3>(word),
+                          lut.pair<3>(word8)};
+#pragma unroll
+  for (int i = 0; i < MTiles; ++i) {
+    mma_m16n8k16(T{}, d[i], a0, x[i][first], x[i][first + 1]);
+    mma_m16n8k16(T{}, d[i], a1, x[i][first + 2], x[i][first + 3]);
+  }
+}
+
+// ---- Up to 2 rows of x -------------------------------------------------------------------
+//
+// Each lane of four has kScaleK columns of its own. The 8 columns of B are 2 rows of x for each of
+// the four, zero but in its own columns, so that a lane's sums have one scale, and it applies it
+// itself.
+
+template <class T>
+struct WarpMmaM2 {
+  static constexpr int kMaxM = 2;
+  static constexpr bool kKeepsLane = true;  // there are registers for what depends on the lane
+  uint32_t x[1][32];
+  uint32_t lane_offset;  // in a tile, of the lane's first chunk
+
+  __device__ __forceinline__ WarpMmaM2()
+      : lane_offset(keep_in_register<kKeepsLane>(
+            StageTile::offset(row(0), FragmentLane().thread_in_group * 2))) {}
+
+  // The row of a tile that a group of lanes has, and the one of fragment row group_id + 8.
+  static __device__ __forceinline__ int row(int half) { return FragmentLane().group_id + half * 8; }
+  static __device__ __forceinline__ int row_at(int fragment_row) { return fragment_row; }
+
+  __device__ __forceinline__ void load_x(const MatmulArgs &matmul, int k_tile) {
+    const FragmentLane lane;
+    const int column = k_tile * kWarpTileK + lane.thread_in_group * kScaleK;
+    const int m = static_cast<int>(matmul.m), row = lane.group_id % 2;
+    const bool own =
+        (lane.group_id / 2 == lane.thread_in_group) & (row < m) & (column < matmul.weight.cols);
+    const T *from = static_cast<const T *>(matmul.x) + (row == 0 ? 0 : matmul.x_stride) + column;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) load_b(from + i * 8, own, x[0] + i * 4);
+  }
+
+  // Adds to partial[row][m], or sets it if `accumulate` is false. find_scales() gives the scales of
+  // the lane's rows.
+  template <class FindScales>
+  __device__ __forceinline__ void add(const StageTile &tile, ByteLut lut, FindScales find_scales,
+                                      bool accumulate, float *partial) const {
+    const FragmentLane lane;
+    float d[2][1][4] = {};  // two chains of products, which wait less for each other
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // The number of the second chunk differs in its lowest bit.
+      const uint4 w = tile.chunk(lane_offset ^ i * 16);
+      const uint4 w8 = tile.chunk((lane_offset ^ i * 16) + 8 * (kWarpTileK / 2));
+      mma_word<T>(lut, w.x, w8.x, x, i * 16, d[0]);
+      mma_word<T>(lut, w.y, w8.y, x, i * 16 + 4, d[1]);
+      mma_word<T>(lut, w.z, w8.z, x, i * 16 + 8, d[0]);
+      mma_word<T>(lut, w.w, w8.w, x, i * 16 + 12, d[1]);
+    }
+    const float2 scales = find_scales();
+    float sums[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      sums[k] = multiply_rn(k < 2 ? scales.x : scales.y, d[0][0][k] + d[1][0][k]);
+    // Each of the four lanes adds up one output: of row group_id + 8 * (thread_in_group / 2) and of
+    // row thread_in_group % 2 of x.
+    const bool odd = lane.thread_in_group % 2, upper = lane.thread_in_group / 2;
+    const float low =
+        (odd ? sums[1] : sums[0]) + __shfl_xor_sync(0xffffffffu, odd ? sums[0] : sums[1], 1);
+    const float high =
+        (odd ? sums[3] : sums[2]) + __shfl_xor_sync(0xffffffffu, odd ? sums[2] : sums[3], 1);
+    const float sum = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 2);
+    float &to =
+        partial[(lane.group_id + lane.thread_in_group / 2 * 8) * kMaxM + lane.thread_in_group % 2];
+    to = accumulate ? to + sum : sum;
+  }
+};
+
+// ---- Up to 8 or 16 rows of x -------------------------------------------------------------
+//
+// Four lanes share each kScaleK columns: 16 columns a lane.
+
+template <class T, int MTiles>
+struct WarpMmaM8 {
+  static constexpr int kMaxM = 8 * MTiles;
+  static constexpr bool kKeepsLane = false;
+  uint32_t x[MTiles][32];
+
+  // Even rows before odd ones: the rows that half a warp reads at a time are in different banks.
+  static __device__ __forceinline__ int row(int half) {
+    return row_at(FragmentLane().group_id + half * 8);
+  }
+  static __device__ __forceinline__ int row_at(int fragment_row) {
+    return (fragment_row % 4 * 2 + fragment_row / 4 % 2) + fragment_row / 8 * 8;
+  }
+
+  __device__ __forceinline__ void load_x(const MatmulArgs &matmul, int k_tile) {
+    const FragmentLane lane;
+    const int column = k_tile * kWarpTileK + lane.thread_in_group * 16;
+#pragma unroll
+    for (int m_tile = 0; m_tile < MTiles; ++m_tile) {
+      const int m = m_tile * 8 + lane.group_id;
+      const T *from = static_cast<const T *>(matmul.x) + m * matmul.x_stride + column;
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        load_b(from + i / 2 * kScaleK + i % 2 * 8,
+               (m < matmul.m) & (column + i / 2 * kScaleK < matmul.weight.cols), x[m_tile] + i * 4);
+    }
+  }
+
+  // As WarpMmaM2::add.
+  template <class FindScales>
+  __device__ __forceinline__ void add(const StageTile &tile, ByteLut lut, FindScales find_scales,
+                                      bool accumulate, float *partial) const {
+    const FragmentLane lane;
+    const float2 scales = find_scales();
+    float sums[MTiles][4] = {};
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      float d[MTiles][4] = {};
+      const int chunk = block * 2 + lane.thread_in_group / 2, half = lane.thread_in_group % 2;
+      const uint2 w = tile.half_chunk(row(0), chunk, half);
+      const uint2 w8 = tile.half_chunk(row(1), chunk, half);
+      mma_word<T>(lut, w.x, w8.x, x, block * 8, d);
+      mma_word<T>(lut, w.y, w8.y, x, block * 8 + 4, d);
+      const float scale = __shfl_sync(0xffffffffu, scales.x, block, 4);
+      const float scale8 = __shfl_sync(0xffffffffu, scales.y, block, 4);
+#pragma unroll
+      for (int i = 0; i < MTiles; ++i)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          sums[i][k] = __fmaf_rn(k < 2 ? scale : scale8, d[i][k], sums[i][k]);
+    }
+#pragma unroll
+    for (int i = 0; i < MTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float2 &to = *reinterpret_cast<float2 *>(partial + (lane.group_id + half * 8) * kMaxM +
+                                                 i * 8 + lane.thread_in_group * 2);
+        const float2 sum{sums[i][half * 2], sums[i][half * 2 + 1]};
+        to = accumulate ? float2{to.x + sum.x, to.y + sum.y} : sum;
+      }
+  }
+};
+
+}  // namespace
+}  // namespace nf4::cuda

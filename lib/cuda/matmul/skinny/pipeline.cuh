@@ -1,0 +1,219 @@
+// Warp tiles of the weight on their way to shared memory: each warp has a pipeline of its own, so
+// that no warp waits for another.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/matmul/skinny/args.hpp"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// A warp tile in shared memory: 16 rows of 128 bytes in the 128-byte swizzle, in which the 16-byte
+// chunks of one column of 8 rows are in different banks.
+class StageTile {
+ public:
+  __device__ __forceinline__ explicit StageTile(uint8_t *bytes) : bytes_(bytes) {}
+  static __device__ __forceinline__ uint32_t offset(int row, int chunk) {
+    return row * (kWarpTileK / 2) + (chunk ^ row % 8) * 16;
+  }
+  __device__ __forceinline__ uint8_t *address(int row, int chunk) const {
+    return bytes_ + offset(row, chunk);
+  }
+  __device__ __forceinline__ uint4 chunk(uint32_t offset) const {
+    return *reinterpret_cast<const uint4 *>(bytes_ + offset);
+  }
+  __device__ __forceinline__ uint2 half_chunk(int row, int index, int half) const {
+    return *reinterpret_cast<const uint2 *>(address(row, index) + half * 8);
+  }
+
+ private:
+  uint8_t *bytes_;
+};
+
+// The warp tiles that a warp takes, in its order: in each group of rows of tiles, for each of its
+// K-tiles, every n_warps-th row of tiles.
+class WarpTileIterator {
+ public:
+  __device__ __forceinline__ WarpTileIterator(const SkinnyArgs &args, int tiles, int first_tile,
+                                              int first_k_tile)
+      : args_(args),
+        // Past the tiles of a group this warp has none.
+        tiles_(first_tile < args.group_tiles ? tiles : 0),
+        first_k_tile_(first_k_tile),
+        first_tile_(first_tile),
+        tile_(first_tile_),
+        k_tile_(first_k_tile_),
+        group_end_(min(args.group_tiles, tiles)) {
+    if (tile_ >= group_end_) next_k_tile();
+  }
+  __device__ __forceinline__ bool is_valid() const { return tile_ < tiles_; }
+  __device__ __forceinline__ int tile() const { return tile_; }
+  __device__ __forceinline__ int k_tile() const { return k_tile_; }
+  __device__ __forceinline__ void advance() {
+    tile_ += args_.n_warps;
+    if (tile_ >= group_end_) next_k_tile();
+  }
+
+ private:
+  __device__ __forceinline__ void next_k_tile() {
+    k_tile_ += kSkinnyWarps;
+    if (k_tile_ >= args_.k_tiles) {
+      k_tile_ = first_k_tile_;
+      group_ = group_end_;
+      group_end_ = min(group_end_ + args_.group_tiles, tiles_);
+    }
+    tile_ = group_ + first_tile_;
+  }
+
+  const SkinnyArgs &args_;
+  int tiles_, first_k_tile_, first_tile_, tile_, k_tile_;
+  int group_ = 0;
+  int group_end_;
+};
+
+// The stages of a warp, which of them is loaded next and which is read next.
+template <class Arch, int kMaxM>
+class PipelineState {
+ public:
+  static constexpr int kStages = kSkinnySmem<Arch, kMaxM>.stages;
+
+  __device__ __forceinline__ PipelineState(uint8_t *shared, int warp)
+      : stages_(shared + kSkinnySmem<Arch, kMaxM>.pipeline + warp * kStages * kStageBytes) {}
+  __device__ __forceinline__ uint8_t *load_address() const {
+    return stages_ + load_stage_ * kStageBytes;
+  }
+  __device__ __forceinline__ StageTile read_tile() const {
+    return StageTile(stages_ + read_stage_ * kStageBytes);
+  }
+  __device__ __forceinline__ int load_stage() const { return load_stage_; }
+  __device__ __forceinline__ int read_stage() const { return read_stage_; }
+  __device__ __forceinline__ void advance_load() {
+    load_stage_ = load_stage_ == kStages - 1 ? 0 : load_stage_ + 1;
+  }
+  // True where the phase of the barriers changes.
+  __device__ __forceinline__ bool advance_read() {
+    read_stage_ = read_stage_ == kStages - 1 ? 0 : read_stage_ + 1;
+    return read_stage_ == 0;
+  }
+
+ private:
+  uint8_t *const stages_;
+  int load_stage_ = 0;
+  int read_stage_ = 0;
+};
+
+// By TMA: one lane issues a box.
+template <class Arch, int kMaxM>
+class TmaPipeline {
+ public:
+  __device__ __forceinline__ TmaPipeline(const SkinnyArgs &args, uint8_t *shared, int warp,
+                                         int first_row, WarpTileIterator iterator)
+      : args_(args),
+        iterator_(iterator),
+        first_row_(first_row),
+        state_(shared, warp),
+        barriers_(reinterpret_cast<uint64_t *>(shared + kSkinnySmem<Arch, kMaxM>.barriers) +
+                  warp * PipelineState<Arch, kMaxM>::kStages) {}
+
+  // Before all else, by all lanes.
+  __device__ __forceinline__ void init() {
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int i = 0; i < PipelineState<Arch, kMaxM>::kStages; ++i) mbarrier_init(barriers_ + i);
+      fence_mbarrier_init();
+    }
+    __syncwarp();
+  }
+
+  // Issues the copy of the next tile, if there is one, into the stage that was read first. All
+  // lanes call it, after they have read it.
+  __device__ __forceinline__ void load_next() {
+    if (!iterator_.is_valid()) return;
+    if (threadIdx.x % 32 == 0) {
+      uint64_t *const barrier = barriers_ + state_.load_stage();
+      mbarrier_arrive_expect_tx(barrier, kStageBytes);
+      tma_load_2d(state_.load_address(), &args_.packed, iterator_.k_tile() * (kWarpTileK / 2),
+                  first_row_ + iterator_.tile() * kWarpTileN, barrier);
+    }
+    state_.advance_load();
+    iterator_.advance();
+  }
+
+  // Waits for the next tile.
+  __device__ __forceinline__ StageTile wait_next() {
+    mbarrier_wait_parity(barriers_ + state_.read_stage(), phase_);
+    const StageTile tile = state_.read_tile();
+    if (state_.advance_read()) phase_ ^= 1;
+    return tile;
+  }
+
+ private:
+  const SkinnyArgs &args_;
+  WarpTileIterator iterator_;
+  int first_row_;
+  PipelineState<Arch, kMaxM> state_;
+  uint64_t *const barriers_;
+  uint32_t phase_ = 0;
+};
+
+// By cp.async: every lane copies chunks of 16 bytes.
+template <class Arch, int kMaxM>
+class CpAsyncPipeline {
+ public:
+  __device__ __forceinline__ CpAsyncPipeline(const SkinnyArgs &args, uint8_t *shared, int warp,
+                                             int first_row, WarpTileIterator iterator)
+      : args_(args), iterator_(iterator), first_row_(first_row), state_(shared, warp) {}
+
+  __device__ __forceinline__ void init() {}
+
+  __device__ __forceinline__ void load_next() {
+    if (iterator_.is_valid()) {
+      copy_tile();
+      state_.advance_load();
+      iterator_.advance();
+    }
+    cp_async_commit();  // also past the last tile, as wait_next counts groups
+  }
+
+  __device__ __forceinline__ StageTile wait_next() {
+    cp_async_wait<PipelineState<Arch, kMaxM>::kStages - 1>();
+    __syncwarp();  // for the other lanes' chunks
+    const StageTile tile = state_.read_tile();
+    state_.advance_read();
+    return tile;
+  }
+
+ private:
+  __device__ __forceinline__ void copy_tile() const {
+    constexpr int kRowChunks = kWarpTileK / 2 / 16, kChunks = kStageBytes / 16;
+    const StageTile to(state_.load_address());
+    const int64_t row_bytes = args_.matmul.weight.cols / 2;
+#pragma unroll
+    for (int i = 0; i < kChunks; i += 32) {
+      const int row = (i + threadIdx.x % 32) / kRowChunks, chunk = threadIdx.x % kRowChunks;
+      const int64_t n = first_row_ + iterator_.tile() * kWarpTileN + row;
+      const int64_t column = iterator_.k_tile() * (kWarpTileK / 2) + chunk * 16;
+      const bool in_bounds = n < args_.matmul.weight.rows && column < row_bytes;
+      cp_async_16(to.address(row, chunk),
+                  args_.matmul.weight.packed + (in_bounds ? n * row_bytes + column : 0),
+                  in_bounds ? 16 : 0);
+    }
+  }
+
+  const SkinnyArgs &args_;
+  WarpTileIterator iterator_;
+  int first_row_;
+  PipelineState<Arch, kMaxM> state_;
+};
+
+template <class Arch, int kMaxM>
+using WeightPipeline =
+    std::conditional_t<Arch::kTensorMaps, TmaPipeline<Arch, kMaxM>, CpAsyncPipeline<Arch, kMaxM>>;
+
+}  // namespace
+}  // namespace nf4::cuda

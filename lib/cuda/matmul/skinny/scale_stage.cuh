@@ -1,0 +1,187 @@
+// The scales of a CTA's rows in shared memory: copied as they are stored, all at once and without
+// waiting, and finished (absmax times scale code plus offset) where they are used.
+#pragma once
+
+#include "cuda/matmul/skinny/args.hpp"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/weight/scales.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+__device__ __forceinline__ void copy_item(uint32_t *to, const uint32_t *from) {
+  cp_async_4(to, from);
+}
+__device__ __forceinline__ void copy_item(float4 *to, const float4 *from) {
+  cp_async_16(to, from, 16);
+}
+
+// The items of a row are an odd number of items from those of the next: reading those of 8 rows has
+// no bank conflicts.
+template <class Arch, class Scales>
+class ScaleStage {
+ public:
+  using Item = typename Scales::Quad;  // the scales of a warp tile's row
+
+  __device__ __forceinline__ ScaleStage(const SkinnyArgs &args, uint8_t *shared, int barrier)
+      : args_(args),
+        barrier_(reinterpret_cast<uint64_t *>(shared + barrier)),
+        scale_code_(reinterpret_cast<float *>(shared + args.smem_scale_code)),
+        nested_absmax_(reinterpret_cast<float *>(shared + args.smem_nested_absmax)),
+        items_(reinterpret_cast<Item *>(shared + args.smem_scales)) {}
+
+  // Before all else, by all threads.
+  __device__ __forceinline__ void init() const {
+    if constexpr (Arch::kTensorMaps) {
+      if (threadIdx.x != 0) return;
+      mbarrier_init(barrier_, kSkinnyThreads);
+      fence_mbarrier_init();
+    }
+  }
+
+  // Starts the copy of the scale code, once.
+  __device__ __forceinline__ void load_scale_code() const {
+    if constexpr (Scales::kNested) {
+      if (threadIdx.x >= kScaleCodeSize) return;
+#pragma unroll
+      for (int i = 0; i < kScaleCodeCopies; ++i)
+        cp_async_4(scale_code_ + threadIdx.x * kScaleCodeCopies + i,
+                   args_.matmul.weight.nested_code + threadIdx.x);
+    }
+  }
+
+  // Starts the copies of the scales of `rows` rows from first_row on, and commits their cp.async
+  // group where the kernel counts groups.
+  __device__ __forceinline__ void load(int first_row, int rows) {
+    const MatmulArgs &matmul = args_.matmul;
+    const uint32_t first_element = first_row * static_cast<uint32_t>(matmul.weight.cols);
+    if constexpr (Scales::kNested) {
+      const int shift = matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2;
+      nested_phase_ = static_cast<int>(first_element & ((1u << shift) - 1));
+      const int last = (nested_phase_ + rows * static_cast<int>(matmul.weight.cols) - 1) >> shift;
+      const float *const from = matmul.weight.nested_absmax + (first_element >> shift);
+#pragma unroll 1
+      for (int i = threadIdx.x; i <= last; i += kSkinnyThreads)
+        cp_async_4(nested_absmax_ + i, from + i);
+    }
+    const Item *const from =
+        static_cast<const Item *>(matmul.weight.absmax) + first_element / kWarpTileK;
+    const int items = rows * args_.k_tiles;
+    uint32_t row = args_.k_tiles_divisor.divide(threadIdx.x);
+    int k_tile = static_cast<int>(threadIdx.x - row * args_.k_tiles);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < items; i += kSkinnyThreads) {
+      Item *const to = items_ + row * args_.scale_pitch + k_tile;
+      if (args_.whole_items)
+        copy_item(to, from + i);
+      else
+        *to = gather(first_element + row * static_cast<uint32_t>(matmul.weight.cols), k_tile);
+      row += args_.row_step;
+      k_tile += args_.k_tile_step;
+      if (k_tile >= args_.k_tiles) {
+        k_tile -= args_.k_tiles;
+        ++row;
+      }
+    }
+    if constexpr (!Arch::kTensorMaps) cp_async_commit();
+  }
+
+  // By all threads, whose stores to shared memory are visible to all when it returns. What load()
+  // copies is visible after wait(). If `one_later`, one younger cp.async group may be pending.
+  __device__ __forceinline__ void publish(bool one_later) const {
+    if constexpr (Arch::kTensorMaps) {
+      __syncthreads();
+      if (args_.whole_items) {
+        cp_async_mbarrier_arrive(barrier_);
+      } else {
+        cp_async_wait_all();
+        mbarrier_arrive(barrier_);
+      }
+    } else {
+      if (one_later)
+        cp_async_wait<1>();
+      else
+        cp_async_wait_all();
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void wait(uint32_t phase) const {
+    if constexpr (Arch::kTensorMaps) mbarrier_wait_parity(barrier_, phase);
+  }
+
+  // Where a lane finds the scales of its rows `row` and row + 8 of a warp tile, for the
+  // thread_in_group-th kScaleK columns.
+  struct Cursor {
+    const Item *item;
+    int element;  // from the start of a nested block
+  };
+  __device__ __forceinline__ Cursor cursor(int k_tile, int tile, int row,
+                                           int thread_in_group) const {
+    const int cols = static_cast<int>(args_.matmul.weight.cols);
+    // Past the last column any scale of the row will do; that of another row might be a NaN.
+    int column = k_tile * kWarpTileK + thread_in_group * kScaleK;
+    if (column >= cols) column = k_tile * kWarpTileK;
+    const int first = tile * kWarpTileN + row;
+    return {items_ + first * args_.scale_pitch + k_tile, nested_phase_ + first * cols + column};
+  }
+  __device__ __forceinline__ void advance(Cursor &cursor) const {
+    cursor.item += args_.item_step;
+    cursor.element += args_.element_step;
+  }
+  __device__ __forceinline__ float2 get(const Cursor &cursor, int thread_in_group,
+                                        float offset) const {
+    const WeightView &weight = args_.matmul.weight;
+    const Table table{scale_code_, offset};
+    const Item *const item8 = cursor.item + 8 * args_.scale_pitch;
+    if constexpr (Scales::kNested) {
+      const int shift = weight.blocksize_log2 + weight.nested_blocksize_log2;
+      const int element8 = cursor.element + 8 * static_cast<int>(weight.cols);
+      return {
+          Scales::finish({nested_absmax_[cursor.element >> shift],
+                          Scales::of_quad(cursor.item, thread_in_group)},
+                         table),
+          Scales::finish(
+              {nested_absmax_[element8 >> shift], Scales::of_quad(item8, thread_in_group)}, table)};
+    } else {
+      return {Scales::finish({Scales::of_quad(cursor.item, thread_in_group)}, table),
+              Scales::finish({Scales::of_quad(item8, thread_in_group)}, table)};
+    }
+  }
+
+ private:
+  // What Scales::finish() looks codes up in.
+  struct Table {
+    const float *scale_code;
+    float nested_offset;
+    __device__ __forceinline__ float operator[](uint32_t code) const {
+      return scale_code[code * kScaleCodeCopies + threadIdx.x % kScaleCodeCopies];
+    }
+    __device__ __forceinline__ float offset() const { return nested_offset; }
+  };
+
+  __device__ __forceinline__ Item gather(uint32_t row_element, int k_tile) const {
+    const MatmulArgs &matmul = args_.matmul;
+    Item item{};
+#pragma unroll 1
+    for (int i = 3; i >= 0; --i) {
+      int column = k_tile * kWarpTileK + i * kScaleK;
+      if (column >= matmul.weight.cols) column = k_tile * kWarpTileK;
+      const uint32_t block = (row_element + column) >> matmul.weight.blocksize_log2;
+      item = Scales::prepend(
+          static_cast<const typename Scales::Stored *>(matmul.weight.absmax)[block], item);
+    }
+    return item;
+  }
+
+  const SkinnyArgs &args_;
+  uint64_t *const barrier_;
+  float *const scale_code_;
+  float *const nested_absmax_;
+  Item *const items_;
+  int nested_phase_ = 0;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

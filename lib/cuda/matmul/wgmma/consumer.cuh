@@ -1,0 +1,105 @@
+// What a consumer warp reads from the pipelines: the weight and its scales by K-tiles, x by steps.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/wgmma/shared.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+__device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x % 32); }
+// Among the consumers.
+__device__ __forceinline__ int consumer_thread() { return static_cast<int>(threadIdx.x) - 128; }
+// The first of this lane's two rows of the tile, which are 8 apart.
+__device__ __forceinline__ int lane_row() { return consumer_thread() / 32 * 16 + lane_index() / 4; }
+
+template <class Layout, class Tile>
+class WeightReader {
+ public:
+  __device__ __forceinline__ explicit WeightReader(SharedStorage<Tile> shared)
+      : shared_(shared), lane_offset_(Layout::lane_offset(lane_row())) {}
+
+  // Waits for the next K-tile and starts to load the words of its first step.
+  __device__ __forceinline__ void wait() {
+    mbarrier_wait_parity(shared_.barrier(kWeightFull, state_.stage), state_.phase);
+    load_words<0>();
+  }
+
+  template <int Step>
+  __device__ __forceinline__ void load_words() {
+    Layout::template load<Step>(words_, shared_.weight(state_.stage), lane_offset_);
+  }
+
+  // The stage may be overwritten, once the whole warp has its scales and words.
+  __device__ __forceinline__ void release() {
+    mbarrier_arrive_warp(shared_.barrier(kWeightEmpty, state_.stage));
+    state_.advance();
+  }
+
+  // Of a step, the scales of this lane's rows.
+  template <int Step>
+  __device__ __forceinline__ float2 scales() const {
+    const auto *const scales = reinterpret_cast<const float *>(shared_.scales(state_.stage) +
+                                                               Layout::row_of(lane_offset_)) +
+                               Step;
+    return {scales[0], scales[8 * 2]};
+  }
+
+  // The A operands of the step whose words were loaded last.
+  template <class Decode>
+  __device__ __forceinline__ void decode(uint32_t (&a)[4][4], Decode decode) const {
+    Layout::decode(a, words_, decode);
+  }
+
+ private:
+  static_assert(SharedLayout<Tile>::kWeightStageBytes == Tile::kTileN * Layout::kRowBytes);
+
+  const SharedStorage<Tile> shared_;
+  const int lane_offset_;
+  WeightPipelineState<Tile> state_;
+  typename Layout::Words words_;
+};
+
+template <class Tile>
+class XReader {
+ public:
+  __device__ __forceinline__ explicit XReader(SharedStorage<Tile> shared) : shared_(shared) {}
+
+  // Waits for the next step; returns its wgmma descriptor.
+  __device__ __forceinline__ uint64_t wait() {
+    mbarrier_wait_parity(shared_.barrier(kXFull, state_.stage), state_.phase);
+    return wgmma_descriptor(shared_.x(state_.stage));
+  }
+  // The wgmmas that read it are complete.
+  __device__ __forceinline__ void release() {
+    release(state_.stage);
+    state_.advance();
+  }
+  // The wgmmas that read it are in flight, and those of the step before it are complete.
+  __device__ __forceinline__ void hold() {
+    release_held();
+    held_ = state_.stage;
+    state_.advance();
+  }
+  __device__ __forceinline__ void release_held() {
+    if (held_ != kNone) release(held_);
+    held_ = kNone;
+  }
+
+ private:
+  static constexpr int kNone = -1;
+
+  __device__ __forceinline__ void release(int stage) const {
+    mbarrier_arrive_warp(shared_.barrier(kXEmpty, stage));
+  }
+
+  const SharedStorage<Tile> shared_;
+  XPipelineState<Tile> state_;
+  int held_ = kNone;  // the stage that wgmmas in flight read
+};
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,138 @@
+// The epilogue of a consumer thread: reduces the sums of CTAs that share a tile, adds the bias and
+// stores y.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/element.cuh"
+#include "cuda/matmul/wgmma/consumer.cuh"
+#include "cuda/matmul/wgmma/reduce.cuh"
+#include "cuda/matmul/wgmma/scheduler.cuh"
+#include "cuda/ptx/mma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class T, class Tile>
+class Epilogue {
+ public:
+  // Sums are multiplied by `unit`.
+  __device__ __forceinline__ Epilogue(const WgmmaArgs &args, SharedStorage<Tile> shared, float unit)
+      : args_(args), shared_(shared), unit_(unit) {}
+
+  template <class Scheduler>
+  __device__ __forceinline__ void store(const Scheduler &scheduler,
+                                        typename Tile::Accumulators &all) {
+    const WorkTile work = scheduler.work_tile();
+    const Limits limits{scheduler.m_end(work), scheduler.n_end(work)};
+    if constexpr (Scheduler::kStreamK) {
+      const StreamKReduction<Tile> reduction(args_);
+      if (!work.is_final_split) return reduction.store_partials(all);
+      reduction.reduce_partials(work.first_peer, all);
+    } else if (args_.cluster_size > 1) {
+      return store_cluster(work, limits, all);
+    }
+    const int count = static_cast<int>(min(limits.m - work.m, int64_t{Tile::kTileM}));
+    const Bias bias(args_.matmul, work.n + lane_row(), limits.n);
+#pragma unroll
+    for (int m = 0; m < Tile::kTileM; m += kSubtileM) {
+      float sums[kSubtileM / 2];
+#pragma unroll
+      for (int i = 0; i < kSubtileM / 2; ++i)
+        sums[i] = m / 2 + i < Tile::kTileM / 2 ? all[m / 2 + i] : 0.0f;
+      store_subtile(work.n + lane_row(), limits.n, work.m + m, count - m, bias, sums);
+    }
+  }
+
+ private:
+  static constexpr int kSubtileM = SharedLayout<Tile>::kSubtileBytes / 32;
+
+  struct Limits {
+    int64_t m;
+    int64_t n;
+  };
+
+  struct Bias {
+    float values[2];
+    __device__ __forceinline__ Bias(const MatmulArgs &matmul, int row, int64_t n_end) {
+      const T *bias = static_cast<const T *>(matmul.bias);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        values[half] =
+            bias != nullptr && row + half * 8 < n_end ? to_float(bias[row + half * 8]) : 0.0f;
+    }
+  };
+
+  // Each CTA stores its share of the cluster's tile.
+  __device__ __forceinline__ void store_cluster(const WorkTile &work, const Limits &limits,
+                                                const typename Tile::Accumulators &all) {
+    const ClusterReduction<Tile> reduction(shared_, args_.cluster_size);
+    reduction.exchange(all);
+    const int first = reduction.first_column();
+    const int count =
+        static_cast<int>(min(int64_t{reduction.columns()} * 8, limits.m - work.m - first * 8));
+    const Bias bias(args_.matmul, work.n + lane_row(), limits.n);
+    for (int column = 0; column * 8 < count; column += kSubtileM / 8) {
+      float sums[kSubtileM / 2] = {};
+      reduction.template reduce<kSubtileM / 8>(column, sums);
+      store_subtile(work.n + lane_row(), limits.n, work.m + (first + column) * 8,
+                    count - column * 8, bias, sums);
+    }
+  }
+
+  // y of a warp's 16 rows of the weight, this lane's being `row` and row + 8, by kSubtileM rows of
+  // x of which `count` exist.
+  __device__ __forceinline__ void store_subtile(int row, int64_t n_end, int m, int count,
+                                                const Bias &bias,
+                                                const float (&sums)[kSubtileM / 2]) {
+    if (count <= 0) return;
+    uint8_t *const subtile = shared_.subtile(consumer_thread() / 32);
+    // Rows of 32 bytes, whose halves change places every four rows.
+    const auto half_row = [&](int m, int half) {
+      return subtile + m * 32 + (half ^ m / 4 % 2) * 16;
+    };
+    __syncwarp();
+#pragma unroll
+    for (int part = 0; part < kSubtileM / 16; ++part) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        packed[i] = pack_pair(T{}, __fmaf_rn(sums[part * 8 + 2 * i], unit_, bias.values[i % 2]),
+                              __fmaf_rn(sums[part * 8 + 2 * i + 1], unit_, bias.values[i % 2]));
+      stmatrix_x4_trans(
+          half_row(part * 16 + lane_index() / 16 * 8 + lane_index() % 8, lane_index() / 8 % 2),
+          packed);
+    }
+    __syncwarp();
+    const int first = row - lane_index() / 4 + lane_index() % 2 * 8;
+#pragma unroll
+    for (int part = 0; part < kSubtileM / 16; ++part) {
+      const int i = part * 16 + lane_index() / 2;
+      const uint4 values = *reinterpret_cast<const uint4 *>(half_row(i, lane_index() % 2));
+      if (i < count) store_row(first, n_end, m + i, values);
+    }
+  }
+
+  // Eight neighbours in a row of y, as far as they exist.
+  __device__ __forceinline__ void store_row(int row, int64_t n_end, int m, uint4 values) {
+    const MatmulArgs &matmul = args_.matmul;
+    T *const y = static_cast<T *>(matmul.y) + m * matmul.y_stride + row;
+    if (args_.y_vectors && row + 8 <= n_end) {
+      *reinterpret_cast<uint4 *>(y) = values;
+      return;
+    }
+    const uint32_t words[] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const auto bits = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+      if (row + i < n_end) reinterpret_cast<uint16_t *>(y)[i] = bits;
+    }
+  }
+
+  const WgmmaArgs &args_;
+  const SharedStorage<Tile> shared_;
+  const float unit_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

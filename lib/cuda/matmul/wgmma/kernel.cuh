@@ -1,0 +1,104 @@
+// y = x W^T for many rows of x on Hopper. The weight is operand A of wgmma, from registers, and x
+// is B, in shared memory: wgmma's m64 runs along N, the rows of the weight (swap_ab in DeepGEMM).
+//
+// Persistent CTAs, one a multiprocessor, warp-specialized: a producer warpgroup loads x, the weight
+// and its scales; each consumer warpgroup decodes 64 rows of the weight by a LUT while the tensor
+// cores multiply the step before. Scales are applied to sums or to weights (the two mainloops). Few
+// tiles are split along K by clusters; tiles that do not fill the last wave by stream-K kernels.
+//
+// Bound by shared memory up to 128 rows of x, then by decoding between two steps (1200 cycles where
+// the tensor cores take 1024), and from about 1000 rows by power.
+// docs/design/matmul-wgmma.md draws the data path and has the cycle counts and experiments.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include "cuda/arch.cuh"
+#include "cuda/matmul/wgmma/epilogue.cuh"
+#include "cuda/matmul/wgmma/mainloop_scaled_sums.cuh"
+#include "cuda/matmul/wgmma/mainloop_scaled_weights.cuh"
+#include "cuda/matmul/wgmma/producer.cuh"
+#include "cuda/matmul/wgmma/scheduler.cuh"
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/pdl.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// Two threads of different warps, one for the barriers of x.
+template <class Tile>
+__device__ __forceinline__ void init_barriers(SharedStorage<Tile> shared, bool of_x) {
+  using Layout = SharedLayout<Tile>;
+  constexpr int kConsumerArrivals = Tile::kConsumers / 32 * kWarpArrivals;
+  constexpr int kScaleArrivals = kScaleThreads / 32 * kWarpArrivals;
+  const int stages = of_x ? Layout::kXStages : Layout::kWeightStages;
+#pragma unroll
+  for (int stage = 0; stage < kMaxStages; ++stage) {
+    if (stage >= stages) break;
+    mbarrier_init(shared.barrier(of_x ? kXFull : kWeightFull, stage),
+                  of_x ? 1 : 1 + kScaleArrivals);
+    mbarrier_init(shared.barrier(of_x ? kXEmpty : kWeightEmpty, stage), kConsumerArrivals);
+  }
+  if (of_x) mbarrier_init(shared.first_scales(), kScaleArrivals);
+  fence_mbarrier_init();
+}
+
+// Registers of a thread: the launch gives all an equal share, of which the producers need few.
+template <class Tile>
+struct WarpgroupRegisters {
+  static constexpr int kProducer = Tile::kWarpgroups == 2 ? 56 : 64;
+  static constexpr int kConsumer = Tile::kWarpgroups == 2 ? 224 : 104;
+};
+
+// From arguments while the predecessor may still write; waits for it before it reads a caller's
+// codebook. Returns the unit of the sums.
+template <class Decode, class Tile>
+__device__ __forceinline__ float build_lut(const WgmmaArgs &args, SharedStorage<Tile> shared) {
+  const float *const codebook = args.matmul.weight.codebook;
+  if (codebook != nullptr) pdl_wait<Sm90>();
+  const float unit = Decode::template build<Tile::kConsumers>(args.codebook, codebook, shared.base,
+                                                              consumer_thread());
+  pdl_wait<Sm90>();
+  pdl_launch_dependents<Sm90>();
+  named_barrier_sync(1, Tile::kConsumers);
+  return unit;
+}
+
+template <class Layout, class Decode, class Tile, class Scheduler>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    matmul_wgmma(const __grid_constant__ WgmmaArgs args) {
+  using Mainloop =
+      std::conditional_t<Tile::kScaleOn == ScaleOn::kSums, MainloopScaledSums<Layout, Decode, Tile>,
+                         MainloopScaledWeights<Layout, Decode, Tile>>;
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  const SharedStorage<Tile> shared{dynamic};
+  if (threadIdx.x == 0) init_barriers(shared, true);
+  if (threadIdx.x == 32) init_barriers(shared, false);
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    setmaxnreg_dec<WarpgroupRegisters<Tile>::kProducer>();
+    produce<Layout, Tile, Scheduler>(args, shared);
+    // The two barriers of ClusterReduction::exchange.
+    if (args.cluster_size > 1) {
+      cluster_sync_relaxed();
+      cluster_sync();
+    }
+  } else {
+    setmaxnreg_inc<WarpgroupRegisters<Tile>::kConsumer>();
+    Epilogue<typename Decode::Element, Tile> epilogue(args, shared,
+                                                      build_lut<Decode>(args, shared));
+    Mainloop mainloop(shared);
+    for (Scheduler scheduler(args); scheduler.is_valid(); scheduler.advance()) {
+      // Both compute the work tile anew, so that it takes no registers in the mainloop.
+      mainloop.run(scheduler.work_tile());
+      epilogue.store(scheduler, mainloop.sums());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,57 @@
+// The wgmma kernels of a weight with a codebook: one for each configuration and dtype.
+#include <utility>
+
+#include "cuda/matmul/wgmma/kernel.cuh"
+#include "cuda/matmul/wgmma/launch.hpp"
+#include "cuda/weight/decode.cuh"
+#include "cuda/weight/layout.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class T, ScaleOn>
+struct CodebookDecode {
+  using Type = LutEntries<T>;
+};
+template <>
+struct CodebookDecode<__half, ScaleOn::kWeights> {
+  using Type = LutScaledFp16;
+};
+template <>
+struct CodebookDecode<__nv_bfloat16, ScaleOn::kWeights> {
+  using Type = LutScaledBf16;
+};
+
+template <class T, int Config>
+const void *kernel_of() {
+  using Tile = CtaTile<Config>;
+  using Decode = typename CodebookDecode<T, Tile::kScaleOn>::Type;
+  using Scheduler =
+      std::conditional_t<is_stream_k(Config), StreamKScheduler<Tile>, PersistentScheduler<Tile>>;
+  return (const void *)matmul_wgmma<RowPacked, Decode, Tile, Scheduler>;
+}
+
+template <int Config>
+WgmmaKernel wgmma_kernel() {
+  using Tile = CtaTile<Config>;
+  return {Tile::kThreads,
+          SharedLayout<Tile>::kBytes,
+          SharedLayout<Tile>::kXBoxRows,
+          {kernel_of<__half, Config>(), kernel_of<__nv_bfloat16, Config>()}};
+}
+
+template <int... Index>
+WgmmaKernels wgmma_kernels(std::integer_sequence<int, Index...>) {
+  return {{wgmma_kernel<kFirstWgmma + Index>()...}};
+}
+
+}  // namespace
+
+template <class Arch>
+WgmmaKernels WgmmaKernels::make() {
+  return wgmma_kernels(std::make_integer_sequence<int, kMatmulConfigCount - kFirstWgmma>());
+}
+
+template WgmmaKernels WgmmaKernels::make<NF4_FAMILY>();
+
+}  // namespace nf4::cuda

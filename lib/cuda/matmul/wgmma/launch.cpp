@@ -1,0 +1,127 @@
+#include "cuda/matmul/wgmma/launch.hpp"
+
+#include <algorithm>
+#include <atomic>
+
+#include "cuda/matmul/wgmma/args.hpp"
+#include "cuda/matmul/wgmma/tile.hpp"
+#include "cuda/matmul/workspace.hpp"
+#include "cuda/runtime/launch.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+const WgmmaKernels &kernels_on(const Device &device) {
+  return *exact_kernels_for<WgmmaKernels>(device.compute_capability);
+}
+
+// By device and cluster size, once the kernels are loaded.
+std::atomic<int> resident_clusters[kMaxDevices][kMaxClusterSize + 1];
+
+cudaError_t count_clusters(const Device &device, const WgmmaKernel &kernel) {
+  for (int size = 2; size <= kMaxClusterSize; ++size) {
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(size));
+    config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+    config.dynamicSmemBytes = static_cast<size_t>(kernel.smem_bytes);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int count = 0;
+    const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel.kernels[0], &config);
+    if (error != cudaSuccess) return error;
+    resident_clusters[device.index][size].store(count, std::memory_order_relaxed);
+  }
+  return cudaSuccess;
+}
+
+// The value of this launch's flags, and of no other launch of the process. Uninitialized memory
+// holds other values.
+uint64_t next_signature() {
+  constexpr uint64_t kFirst = 0x9e3779b97f4a7c15;
+  static std::atomic<uint64_t> next{kFirst};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+void stream_k_args(const MatmulProblem &problem, const WgmmaPlan &plan, int k_tiles,
+                   WgmmaArgs &args) {
+  args.stream_k_tiles = static_cast<int>(plan.stream_k_tiles);
+  args.k_tiles = k_tiles;
+  args.stream_k_cta_k_tiles = static_cast<int>(plan.stream_k_tiles * k_tiles / plan.clusters);
+  args.stream_k_big_ctas = static_cast<int>(plan.stream_k_tiles * k_tiles % plan.clusters);
+  args.flags = static_cast<uint64_t *>(problem.workspace);
+  args.signature = next_signature();
+  args.partials = reinterpret_cast<float4 *>(static_cast<uint8_t *>(problem.workspace) +
+                                             MatmulWorkspace(problem).flags_bytes());
+}
+
+}  // namespace
+
+cudaError_t load_wgmma_kernels(const Device &device, GpuFacts &gpu) {
+  static ContextFlag known;
+  if (!known.has(device.index)) {
+    const WgmmaKernels &kernels = kernels_on(device);
+    cudaError_t error = cudaSuccess;
+    for (const WgmmaKernel &config : kernels.of)
+      for (const void *kernel : config.kernels)
+        if (error == cudaSuccess)
+          error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       config.smem_bytes);
+    // Each kernel has a multiprocessor to itself, so one speaks for all.
+    if (error == cudaSuccess) error = count_clusters(device, kernels.of[0]);
+    if (error != cudaSuccess) return error;
+    known.set(device.index);
+  }
+  for (int size = 2; size <= kMaxClusterSize; ++size)
+    gpu.resident_clusters[size] =
+        resident_clusters[device.index][size].load(std::memory_order_relaxed);
+  return cudaSuccess;
+}
+
+cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,
+                         const MatmulArgs &matmul, const MatmulChoice &choice) {
+  const MatmulConfig &config = kMatmulConfigs[choice.config];
+  const WgmmaKernel &kernel = kernels_on(target.device).of[choice.config - kFirstWgmma];
+  const WgmmaPlan &plan = choice.plan;
+  const WeightView &weight = matmul.weight;
+  WgmmaArgs args{};
+  args.matmul = matmul;
+  const Format &format = kFormats[weight.format_row];
+  std::copy(format.codebook.begin(), format.codebook.end(), args.codebook.exact);
+  args.codebook.rounded = config.scale_on == ScaleOn::kSums
+                              ? rounded_codebook(weight, problem.dtype)
+                              : format.fp16_with_one;
+  args.tiles = static_cast<int>(plan.tiles());
+  args.n_tiles = static_cast<int>(plan.n_tiles);
+  args.m_tiles = static_cast<int>(plan.m_tiles);
+  // A weight that stays in L2 is read again for each tile of x.
+  args.raster_group =
+      weight.rows * weight.cols / 2 <= cost_model().l2_kept_bytes ? 1 : std::min(args.m_tiles, 4);
+  const int k_tiles = static_cast<int>(ceil_divide(weight.cols, kTileK));
+  args.clusters = static_cast<int>(plan.clusters);
+  args.cluster_size = plan.cluster_size;
+  args.cluster_divisor = FastDivisor::of(plan.cluster_size);
+  args.cta_k_tiles = k_tiles / plan.cluster_size;
+  args.big_ctas = k_tiles % plan.cluster_size;
+  if (is_stream_k(choice.config)) stream_k_args(problem, plan, k_tiles, args);
+  args.scale_vectors = weight.blocksize_log2 == 6 && weight.cols % 512 == 0 &&
+                       is_multiple(weight.absmax, weight.nested_absmax == nullptr ? 16 : 8) &&
+                       (weight.nested_absmax == nullptr || weight.nested_blocksize_log2 >= 3);
+  args.y_vectors = is_multiple(matmul.y, 16) && (matmul.m == 1 || matmul.y_stride % 8 == 0);
+  cudaError_t error = make_tensor_map({weight.packed, weight.rows, weight.cols / 2},
+                                      weight.cols / 2, kTileK / 2, config.tile_n, args.weight_map);
+  if (error != cudaSuccess) return error;
+  // One row of x may have any stride.
+  const int64_t pitch = matmul.m == 1 ? weight.cols : matmul.x_stride;
+  error = make_tensor_map({matmul.x, matmul.m, weight.cols * 2}, pitch * 2, kStepK * 2,
+                          kernel.x_box_rows, args.x_map);
+  if (error != cudaSuccess) return error;
+  return launch(
+      {kernel.kernels[problem.dtype - NF4_DTYPE_FP16], int64_t{args.clusters} * plan.cluster_size,
+       kernel.threads, true, target.stream, kernel.smem_bytes, plan.cluster_size},
+      args);
+}
+
+}  // namespace nf4::cuda

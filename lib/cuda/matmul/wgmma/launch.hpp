@@ -1,0 +1,32 @@
+// Launches of the wgmma kernels, which are Hopper's.
+#pragma once
+
+#include "cuda/matmul/args.hpp"
+#include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/target.hpp"
+#include "problem.hpp"
+
+namespace nf4::cuda {
+
+struct WgmmaKernel {
+  int threads;
+  int smem_bytes;
+  int x_box_rows;          // of a TMA box of x
+  const void *kernels[2];  // fp16, bf16: WgmmaArgs
+};
+
+struct WgmmaKernels {
+  WgmmaKernel of[kMatmulConfigCount - kFirstWgmma];
+
+  template <class Arch>
+  static WgmmaKernels make();
+};
+
+// Loads the kernels on the device, which is current and has them, and fills in resident_clusters.
+cudaError_t load_wgmma_kernels(const Device &device, GpuFacts &gpu);
+
+// The kernels are loaded.
+cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,
+                         const MatmulArgs &matmul, const MatmulChoice &choice);
+
+}  // namespace nf4::cuda

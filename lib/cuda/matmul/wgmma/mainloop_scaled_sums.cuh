@@ -1,0 +1,134 @@
+// The mainloop of a consumer thread for CTA tiles of up to 64 rows of x: A holds codebook entries,
+// and the accumulators of each step of 64 columns, which share a scale, are added to the sums times
+// that scale.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/wgmma/consumer.cuh"
+#include "cuda/matmul/wgmma/scheduler.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Layout, class Decode, class Tile>
+class MainloopScaledSums {
+ public:
+  __device__ __forceinline__ explicit MainloopScaledSums(SharedStorage<Tile> shared)
+      : decode_(shared.base), weight_(shared), x_(shared) {}
+
+  // The sums of a work tile, over the codebook's unit.
+  __device__ __forceinline__ void run(const WorkTile &work) {
+#pragma unroll
+    for (float &sum : sums_) sum = 0;
+    weight_.wait();
+    if constexpr (kPipelined) {
+      decode(a_[0]);
+      weight_.template load_words<1>();
+    }
+#pragma unroll 1
+    for (int left = work.k_tile_end - work.k_tile; left > 0; --left)
+      if constexpr (kPipelined)
+        step_pipelined(left > 1);
+      else
+        step_split(left > 1);
+  }
+
+  __device__ __forceinline__ typename Tile::Accumulators &sums() { return sums_; }
+
+ private:
+  using T = typename Decode::Element;
+
+  // Registers hold A of two steps, except with four warpgroups and 64 rows of x, whose wgmmas are
+  // split in halves of them.
+  static constexpr bool kPipelined = Tile::kWarpgroups == 2 || Tile::kTileM < 64;
+  static constexpr int kPartM = kPipelined ? Tile::kTileM : Tile::kTileM / 2;
+
+  // A K-tile. While the tensor cores work on a step, the threads decode the next.
+  __device__ __forceinline__ void step_pipelined(bool more) {
+    issue<0>(a_[0], x_.wait());
+    const float2 first = weight_.template scales<0>(), second = weight_.template scales<1>();
+    decode(a_[1]);
+    weight_.release();
+    if (more) weight_.wait();
+    wait();
+    x_.release();
+    add_scaled<0>(first);
+
+    issue<0>(a_[1], x_.wait());
+    if (more) {
+      decode(a_[0]);
+      weight_.template load_words<1>();
+    }
+    wait();
+    x_.release();
+    add_scaled<0>(second);
+  }
+
+  // A K-tile. While the tensor cores work for one warpgroup, the others decode.
+  __device__ __forceinline__ void step_split(bool more) {
+    decode(a_[0]);
+    const float2 first = weight_.template scales<0>();
+    weight_.template load_words<1>();
+    multiply_step(first);
+
+    decode(a_[0]);
+    const float2 second = weight_.template scales<1>();
+    weight_.release();
+    if (more) weight_.wait();
+    multiply_step(second);
+  }
+  __device__ __forceinline__ void multiply_step(float2 scales) {
+    const uint64_t x = x_.wait();
+    issue<0>(a_[0], x);
+    wait();
+    add_scaled<0>(scales);
+    issue<kPartM>(a_[0], x);
+    wait();
+    x_.release();
+    add_scaled<kPartM>(scales);
+  }
+
+  // The A operands of the step whose words were loaded last.
+  __device__ __forceinline__ void decode(uint32_t (&a)[4][4]) const {
+    weight_.decode(a, [&](uint32_t word, int) { return decode_(word); });
+  }
+
+  // The wgmmas of a step with kPartM rows of x from First on.
+  template <int First>
+  __device__ __forceinline__ void issue(const uint32_t (&a)[4][4], uint64_t x) {
+    using Mma = Wgmma<kPartM>;
+    constexpr int kOffset = First * kStepK * 2 / 16;
+    wgmma_fence();
+    Mma::template rs<false>(T{}, accumulators_, a[0], x + kOffset);
+#pragma unroll
+    for (int k = 1; k < 4; ++k)
+      Mma::template rs<true>(T{}, accumulators_, a[k], x + kOffset + 2 * k);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void wait() {
+    wgmma_wait<0>();
+    wgmma_fence_operand(accumulators_);
+  }
+
+  // The scales are those of this lane's two rows.
+  template <int First>
+  __device__ __forceinline__ void add_scaled(float2 scales) {
+#pragma unroll
+    for (int i = 0; i < kPartM / 2; ++i) {
+      float &sum = sums_[First / 2 + i];
+      sum = __fmaf_rn(i % 4 < 2 ? scales.x : scales.y, accumulators_[i], sum);
+    }
+  }
+
+  const Decode decode_;
+  WeightReader<Layout, Tile> weight_;
+  XReader<Tile> x_;
+  typename Tile::Accumulators sums_;
+  float accumulators_[kPartM / 2];        // of a step
+  uint32_t a_[kPipelined ? 2 : 1][4][4];  // of steps, the A operands of four wgmmas each
+};
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,87 @@
+// The mainloop of a consumer thread for CTA tiles of more than 64 rows of x, whose sums fill the
+// registers: A holds weights times their scales, and wgmma accumulates over all columns.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/wgmma/consumer.cuh"
+#include "cuda/matmul/wgmma/scheduler.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Layout, class Decode, class Tile>
+class MainloopScaledWeights {
+ public:
+  __device__ __forceinline__ explicit MainloopScaledWeights(SharedStorage<Tile> shared)
+      : decode_(shared.base), weight_(shared), x_(shared) {}
+
+  // The sums of a work tile. While the tensor cores work on a step, the threads decode the next.
+  __device__ __forceinline__ void run(const WorkTile &work) {
+#pragma unroll
+    for (float &sum : sums_) sum = 0;
+    wait_weight();
+#pragma unroll 1
+    for (int left = work.k_tile_end - work.k_tile; left > 0; --left) {
+      step<0>(left > 1);
+      step<1>(left > 1);
+    }
+    wgmma_wait<0>();
+    wgmma_fence_operand(sums_);
+    x_.release_held();
+  }
+
+  __device__ __forceinline__ typename Tile::Accumulators &sums() { return sums_; }
+
+ private:
+  using T = typename Decode::Element;
+
+  __device__ __forceinline__ void wait_weight() {
+    weight_.wait();
+    scales_[0] = weight_.template scales<0>();
+    scales_[1] = weight_.template scales<1>();
+  }
+
+  // The words of the next step are on their way before the wgmmas are issued, which takes long.
+  template <int Step>
+  __device__ __forceinline__ void step(bool more) {
+    const float2 scales = scales_[Step];
+    weight_.decode(a_[Step], [&](uint32_t word, int half) {
+      return decode_(word, half == 0 ? scales.x : scales.y);
+    });
+    if constexpr (Step == 0) {
+      weight_.template load_words<1>();
+    } else {
+      weight_.release();
+      if (more) wait_weight();
+    }
+    const uint64_t x = x_.wait();
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) multiply_add(a_[Step][k], x + 2 * k);
+    wgmma_commit();
+    wgmma_wait<1>();
+    x_.hold();
+  }
+
+  // A wgmma has 256 rows of x at most.
+  __device__ __forceinline__ void multiply_add(const uint32_t (&a)[4], uint64_t x) {
+    constexpr int kParts = Tile::kTileM > 256 ? 2 : 1, kPartM = Tile::kTileM / kParts;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      Wgmma<kPartM>::template rs<true>(
+          T{}, reinterpret_cast<float (&)[kPartM / 2]>(sums_[part * kPartM / 2]), a,
+          x + part * kPartM * kStepK * 2 / 16);
+  }
+
+  const Decode decode_;
+  WeightReader<Layout, Tile> weight_;
+  XReader<Tile> x_;
+  float2 scales_[2];  // of the K-tile's steps, of this lane's two rows
+  typename Tile::Accumulators sums_;
+  uint32_t a_[2][4][4];  // of two steps, the A operands of four wgmmas each
+};
+
+}  // namespace
+}  // namespace nf4::cuda

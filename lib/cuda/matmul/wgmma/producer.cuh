@@ -1,0 +1,89 @@
+// The producer warpgroup: one thread loads x, by steps, one the weight, by K-tiles, and two warps
+// its scales.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/arch.cuh"
+#include "cuda/matmul/wgmma/scale_loader.cuh"
+#include "cuda/matmul/wgmma/scheduler.cuh"
+#include "cuda/matmul/wgmma/shared.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/pdl.cuh"
+#include "cuda/ptx/tma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// One thread. Loads are answered in turn, and those of the scales are small: whatever is past the
+// first K-tile is loaded after the first scales.
+template <class Tile, class Scheduler>
+__device__ __forceinline__ void load_x(const WgmmaArgs &args, SharedStorage<Tile> shared) {
+  using Layout = SharedLayout<Tile>;
+  XPipelineState<Tile> state;
+  int steps = 0;
+  for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
+    const WorkTile work = scheduler.work_tile();
+    for (int step = work.k_tile * 2; step < work.k_tile_end * 2; ++step) {
+      if (steps++ == 2) mbarrier_wait_parity(shared.first_scales(), 0);
+      uint64_t *const full = shared.barrier(kXFull, state.stage);
+      mbarrier_wait_parity(shared.barrier(kXEmpty, state.stage), state.phase ^ 1);
+      mbarrier_arrive_expect_tx(full, Layout::kXStageBytes);
+      for (int row = 0; row < Tile::kTileM; row += Layout::kXBoxRows)
+        tma_load_2d(shared.x(state.stage) + row * kStepK * 2, &args.x_map, step * kStepK * 2,
+                    work.m + row, full);
+      state.advance();
+    }
+  });
+}
+
+// One thread, in the same order.
+template <class Layout, class Tile, class Scheduler>
+__device__ __forceinline__ void load_weight(const WgmmaArgs &args, SharedStorage<Tile> shared) {
+  WeightPipelineState<Tile> state;
+  int k_tiles = 0;
+  for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
+    const WorkTile work = scheduler.work_tile();
+    for (int k_tile = work.k_tile; k_tile < work.k_tile_end; ++k_tile) {
+      if (k_tiles++ == 1) mbarrier_wait_parity(shared.first_scales(), 0);
+      uint64_t *const full = shared.barrier(kWeightFull, state.stage);
+      mbarrier_wait_parity(shared.barrier(kWeightEmpty, state.stage), state.phase ^ 1);
+      mbarrier_arrive_expect_tx(full, SharedLayout<Tile>::kWeightStageBytes);
+      Layout::load_tile(shared.weight(state.stage), &args.weight_map, k_tile, work.n, full);
+      state.advance();
+    }
+  });
+}
+
+// Prefetches the first K-tiles into L2, which is allowed while the predecessor still writes. More
+// than this would delay the first small loads.
+template <class Layout, class Tile, class Scheduler>
+__device__ __forceinline__ void prefetch_weight(const WgmmaArgs &args) {
+  constexpr int kKTiles = (32 << 10) / SharedLayout<Tile>::kWeightStageBytes;
+  const Scheduler scheduler(args);
+  if (!scheduler.is_valid()) return;
+  const WorkTile work = scheduler.work_tile();
+  const int end = min(work.k_tile + kKTiles, work.k_tile_end);
+  for (int k_tile = work.k_tile; k_tile < end; ++k_tile)
+    Layout::prefetch_tile(&args.weight_map, k_tile, work.n);
+}
+
+template <class Layout, class Tile, class Scheduler>
+__device__ __forceinline__ void produce(const WgmmaArgs &args, SharedStorage<Tile> shared) {
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  if (warp == 0 && lane == 0) prefetch_tensor_map(&args.x_map);
+  if (warp == 1 && lane == 0) prefetch_weight<Layout, Tile, Scheduler>(args);
+  pdl_wait<Sm90>();
+  pdl_launch_dependents<Sm90>();
+  if (warp == 0 && lane == 0) load_x<Tile, Scheduler>(args, shared);
+  if (warp == 1 && lane == 0) load_weight<Layout, Tile, Scheduler>(args, shared);
+  if (warp < 2) return;
+  const int thread = static_cast<int>(threadIdx.x) - 64;
+  if (args.matmul.weight.nested_absmax != nullptr)
+    load_scales<NestedScales, Tile, Scheduler>(args, shared, thread);
+  else
+    load_scales<FlatScales, Tile, Scheduler>(args, shared, thread);
+}
+
+}  // namespace
+}  // namespace nf4::cuda

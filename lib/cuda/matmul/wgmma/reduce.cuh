@@ -1,0 +1,135 @@
+// Reductions of partial sums between the CTAs that share a tile (CUTLASS's fix-up), in a fixed
+// order: stream-K through L2, clusters through each other's shared memory.
+#pragma once
+
+#include <cstdint>
+#include <cuda/atomic>
+
+#include "cuda/matmul/wgmma/args.hpp"
+#include "cuda/matmul/wgmma/consumer.cuh"
+#include "cuda/matmul/workspace.hpp"
+#include "cuda/ptx/cluster.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// A thread's part of the stream-K workspace: CTAs exchange sums of equal threads.
+template <class Tile>
+class StreamKReduction {
+ public:
+  __device__ __forceinline__ explicit StreamKReduction(const WgmmaArgs &args) : args_(args) {}
+
+  // Stores this CTA's sums for the one that stores y.
+  __device__ __forceinline__ void store_partials(const typename Tile::Accumulators &sums) const {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i)
+      __stcg(partials(cta(), i),
+             float4{sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]});
+    // In this order: a fence covers what its own thread has seen, which is the stores of all lanes
+    // after __syncwarp.
+    __syncwarp();
+    __threadfence();
+    if (lane_index() == 0) flag(cta()).store(args_.signature, ::cuda::memory_order_relaxed);
+  }
+
+  // Adds those of the CTAs from first_peer up to this one, and clears their flags for the next
+  // launch with these arguments.
+  __device__ __forceinline__ void reduce_partials(int first_peer,
+                                                  typename Tile::Accumulators &sums) const {
+#pragma unroll 1
+    for (int peer = first_peer; peer < cta(); ++peer) add_partials(peer, sums);
+  }
+
+ private:
+  static constexpr int kColumns = Tile::kTileM / 8;
+  static constexpr uint32_t kAllLanes = 0xffffffff;
+  using Flag = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>;
+
+  static __device__ __forceinline__ int cta() { return static_cast<int>(blockIdx.x); }
+  __device__ __forceinline__ Flag flag(int cta) const {
+    return Flag(args_.flags[cta * MatmulWorkspace::kFlags + consumer_thread() / 32]);
+  }
+  // Of 8 columns of a CTA's sums, this thread's.
+  __device__ __forceinline__ float4 *partials(int cta, int column) const {
+    return args_.partials + (cta * kColumns + column) * Tile::kConsumers + consumer_thread();
+  }
+
+  __device__ __forceinline__ void add_partials(int peer, typename Tile::Accumulators &sums) const {
+    // All lanes wait: if one did, the compiler would take the warp for diverged (10 % slower).
+    while (__any_sync(kAllLanes, flag(peer).load(::cuda::memory_order_acquire) != args_.signature))
+      continue;
+    if (lane_index() == 0) flag(peer).store(0, ::cuda::memory_order_relaxed);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const float4 partial = __ldcg(partials(peer, i));
+      sums[4 * i] += partial.x;
+      sums[4 * i + 1] += partial.y;
+      sums[4 * i + 2] += partial.z;
+      sums[4 * i + 3] += partial.w;
+    }
+  }
+
+  const WgmmaArgs &args_;
+};
+
+// Each CTA of a cluster gets an equal share of the tile's columns of 8 from all of them, over the
+// LUT and the pipelines.
+template <class Tile>
+class ClusterReduction {
+ public:
+  __device__ __forceinline__ ClusterReduction(SharedStorage<Tile> shared, int cluster_size)
+      : shared_(shared),
+        cluster_size_(cluster_size),
+        share_((kColumns + cluster_size - 1) / cluster_size),
+        rank_(static_cast<int>(cluster_rank())) {}
+
+  // All warps of the cluster call it, the producers by the two barriers alone.
+  __device__ __forceinline__ void exchange(const typename Tile::Accumulators &all) const {
+    cluster_sync_relaxed();  // the pipelines are not read any more
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const int owner = column / share_;
+      const float *const sums = all + column * 4;
+      store_shared_cluster(
+          map_shared_rank(shared_.base, owner) + offset(rank_, column - owner * share_),
+          {sums[0], sums[1], sums[2], sums[3]});
+    }
+    cluster_sync();
+  }
+
+  // This CTA's share of the columns.
+  __device__ __forceinline__ int first_column() const { return rank_ * share_; }
+  __device__ __forceinline__ int columns() const { return min(share_, kColumns - first_column()); }
+
+  // Sums of Count columns of the share from `column` on, in the order of the CTAs.
+  template <int Count>
+  __device__ __forceinline__ void reduce(int column, float (&sums)[Count * 4]) const {
+    for (int source = 0; source < cluster_size_; ++source)
+#pragma unroll
+      for (int i = 0; i < Count; ++i)
+        if (column + i < columns()) add_partial(sums, i, offset(source, column + i));
+  }
+
+ private:
+  static constexpr int kColumns = Tile::kTileM / 8;
+
+  __device__ __forceinline__ int offset(int source, int column) const {
+    return ((source * share_ + column) * Tile::kConsumers + consumer_thread()) * 16;
+  }
+  template <int Size>
+  __device__ __forceinline__ void add_partial(float (&sums)[Size], int column, int offset) const {
+    const float4 partial = *reinterpret_cast<const float4 *>(shared_.base + offset);
+    sums[column * 4] += partial.x;
+    sums[column * 4 + 1] += partial.y;
+    sums[column * 4 + 2] += partial.z;
+    sums[column * 4 + 3] += partial.w;
+  }
+
+  const SharedStorage<Tile> shared_;
+  const int cluster_size_;
+  const int share_;
+  const int rank_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,197 @@
+// The two producer warps that load the scales of a weight, finish them and store them by K-tiles.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/wgmma/scheduler.cuh"
+#include "cuda/matmul/wgmma/shared.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/weight/scales.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+constexpr int kScaleThreads = 64;
+
+// As ScaleTable, but in registers until store(), which waits for them: before the first scale is
+// finished, while its own loads are on their way.
+template <class Scales>
+class LateScaleTable {
+ public:
+  __device__ __forceinline__ LateScaleTable(const WeightView &weight, float *entries, int thread)
+      : entries_(entries), offset_(0) {
+    if constexpr (Scales::kTableSize > 0) {
+      offset_ = *weight.nested_offset;
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i)
+        registers_[i] = weight.nested_code[i * kScaleThreads + thread];
+    }
+  }
+
+  __device__ __forceinline__ void store(int thread) {
+    if constexpr (Scales::kTableSize > 0) {
+      if (stored_) return;
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) entries_[i * kScaleThreads + thread] = registers_[i];
+      named_barrier_sync(2, kScaleThreads);
+      stored_ = true;
+    }
+  }
+
+  __device__ __forceinline__ float operator[](uint32_t code) const { return entries_[code]; }
+  __device__ __forceinline__ float offset() const { return offset_; }
+
+ private:
+  static constexpr int kPerThread = Scales::kTableSize / kScaleThreads;
+
+  float *const entries_;
+  float offset_;
+  float registers_[kPerThread > 0 ? kPerThread : 1];
+  bool stored_ = false;
+};
+
+// The scales of a work tile one by one, by 32-bit offsets from its first row. Past the last row or
+// column they are those of the last, and count for nothing.
+template <class Scales>
+class TileScales {
+ public:
+  __device__ __forceinline__ TileScales(const WeightView &weight, int first_row, int64_t n_end)
+      : weight_(weight),
+        first_row_(min(static_cast<int64_t>(first_row), n_end - 1)),
+        n_end_(n_end),
+        cursor_(weight, first_row_ * weight.cols >> weight.blocksize_log2),
+        phase_(static_cast<int>(first_row_ * weight.cols &
+                                ((int64_t{1} << weight.blocksize_log2) - 1))) {}
+
+  // Where a row of the tile begins.
+  __device__ __forceinline__ int row_elements(int row) const {
+    const int last = static_cast<int>(min(n_end_ - 1 - first_row_, int64_t{INT32_MAX}));
+    return phase_ + min(row, last) * static_cast<int>(weight_.cols);
+  }
+
+  // Two steps of the row that begins there.
+  __device__ __forceinline__ void fetch(int row_elements, int step,
+                                        typename Scales::Fetched (&to)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = min((step + i) * kStepK, static_cast<int>(weight_.cols) - kStepK);
+      to[i] = cursor_.template fetch<LoadGlobal>(weight_,
+                                                 (row_elements + column) >> weight_.blocksize_log2);
+    }
+  }
+
+ private:
+  const WeightView &weight_;
+  const int64_t first_row_;
+  const int64_t n_end_;
+  const typename Scales::Cursor cursor_;
+  const int phase_;  // of the first row in its block
+};
+
+// kScaleThreads threads, numbered by `thread`.
+template <class Scales, class Tile>
+class ScaleLoader {
+ public:
+  __device__ __forceinline__ ScaleLoader(const WgmmaArgs &args, SharedStorage<Tile> shared,
+                                         int thread)
+      : weight_(args.matmul.weight),
+        shared_(shared),
+        thread_(thread),
+        table_(weight_, shared.scale_code(), thread) {}
+
+  // By vectors, each loaded as soon as there is room for it: where each step is a block and vectors
+  // are aligned.
+  __device__ __forceinline__ void load_vectors(const WorkTile &work, int64_t n_end) {
+    Vector vectors[kRows];
+    fetch_vectors(work, n_end, work.k_tile / kVectorKTiles, vectors);
+    table_.store(thread_);
+    for (int k_tile = work.k_tile; k_tile < work.k_tile_end; ++k_tile) {
+      float2 *const to = acquire();
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        to[thread_ + i * kScaleThreads] = vectors[i].finish(k_tile % kVectorKTiles, table_);
+      if ((k_tile + 1) % kVectorKTiles == 0 && k_tile + 1 < work.k_tile_end)
+        fetch_vectors(work, n_end, (k_tile + 1) / kVectorKTiles, vectors);
+      commit();
+    }
+  }
+
+  // Each scale by itself, a K-tile ahead.
+  __device__ __forceinline__ void load_each(const WorkTile &work, int64_t n_end) {
+    const TileScales<Scales> scales(weight_, work.n, n_end);
+    typename Scales::Fetched fetched[kRows][2];
+    int elements[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      elements[i] = scales.row_elements(thread_ + i * kScaleThreads);
+      scales.fetch(elements[i], work.k_tile * 2, fetched[i]);
+    }
+    table_.store(thread_);
+    for (int k_tile = work.k_tile; k_tile < work.k_tile_end; ++k_tile) {
+      float2 *const to = acquire();
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const float first = Scales::finish(fetched[i][0], table_);
+        const float second = Scales::finish(fetched[i][1], table_);
+        // 0 past the last step, where another row's might make an infinity.
+        const bool exists = (k_tile * 2 + 1) * kStepK < weight_.cols;
+        to[thread_ + i * kScaleThreads] = {first, exists ? second : 0.0f};
+        scales.fetch(elements[i], min(k_tile + 1, work.k_tile_end - 1) * 2, fetched[i]);
+      }
+      commit();
+    }
+  }
+
+ private:
+  using Vector = typename Scales::Vector;
+  static constexpr int kVectorKTiles = Vector::kBlocks / 2;
+  static constexpr int kRows = Tile::kTileN / kScaleThreads;  // of a thread
+
+  __device__ __forceinline__ void fetch_vectors(const WorkTile &work, int64_t n_end, int index,
+                                                Vector (&to)[kRows]) const {
+    const int64_t row_blocks = weight_.cols / kStepK;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t row = min(int64_t{work.n} + thread_ + i * kScaleThreads, n_end - 1);
+      to[i] =
+          Vector::template fetch<LoadGlobal>(weight_, row * row_blocks + index * Vector::kBlocks);
+    }
+  }
+
+  __device__ __forceinline__ float2 *acquire() const {
+    mbarrier_wait_parity(shared_.barrier(kWeightEmpty, state_.stage), state_.phase ^ 1);
+    return shared_.scales(state_.stage);
+  }
+  __device__ __forceinline__ void commit() {
+    mbarrier_arrive_warp(shared_.barrier(kWeightFull, state_.stage));
+    if (first_) mbarrier_arrive_warp(shared_.first_scales());
+    first_ = false;
+    state_.advance();
+  }
+
+  const WeightView &weight_;
+  const SharedStorage<Tile> shared_;
+  const int thread_;
+  LateScaleTable<Scales> table_;
+  bool first_ = true;
+  WeightPipelineState<Tile> state_;
+};
+
+template <class Scales, class Tile, class Scheduler>
+__device__ __forceinline__ void load_scales(const WgmmaArgs &args, SharedStorage<Tile> shared,
+                                            int thread) {
+  ScaleLoader<Scales, Tile> loader(args, shared, thread);
+  if (args.scale_vectors)
+    for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
+      const WorkTile work = scheduler.work_tile();
+      loader.load_vectors(work, scheduler.n_end(work));
+    });
+  else
+    for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
+      const WorkTile work = scheduler.work_tile();
+      loader.load_each(work, scheduler.n_end(work));
+    });
+}
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,58 @@
+// The shared memory through which the warps of a CTA work on its tiles.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/wgmma/tile.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+enum Barrier { kXFull, kXEmpty, kWeightFull, kWeightEmpty, kBarrierKinds };
+
+template <class Tile>
+struct SharedStorage {
+  using Layout = SharedLayout<Tile>;
+  uint8_t *base;  // the LUT
+
+  __device__ __forceinline__ uint8_t *x(int stage) const {
+    return base + Layout::kX + stage * Layout::kXStageBytes;
+  }
+  __device__ __forceinline__ uint8_t *weight(int stage) const {
+    return base + Layout::kWeight + stage * Layout::kWeightStageBytes;
+  }
+  // Of each row, the scales of a K-tile's two steps.
+  __device__ __forceinline__ float2 *scales(int stage) const {
+    return reinterpret_cast<float2 *>(base + Layout::kScales + stage * Layout::kScaleStageBytes);
+  }
+  __device__ __forceinline__ uint8_t *subtile(int warp) const {
+    return base + Layout::kSubtiles + warp * Layout::kSubtileBytes;
+  }
+  __device__ __forceinline__ float *scale_code() const {
+    return reinterpret_cast<float *>(base + Layout::kScaleCode);
+  }
+  __device__ __forceinline__ uint64_t *barrier(Barrier kind, int stage) const {
+    return reinterpret_cast<uint64_t *>(base + Layout::kBarriers) + kind * kMaxStages + stage;
+  }
+  // Of one phase, which completes when the first scales are stored.
+  __device__ __forceinline__ uint64_t *first_scales() const { return barrier(kBarrierKinds, 0); }
+};
+
+// Where in a pipeline a warp is.
+template <int Stages>
+struct PipelineState {
+  int stage = 0;
+  uint32_t phase = 0;  // in which the stage is filled
+  __device__ __forceinline__ void advance() {
+    if (++stage < Stages) return;
+    stage = 0;
+    phase ^= 1;
+  }
+};
+template <class Tile>
+using XPipelineState = PipelineState<SharedLayout<Tile>::kXStages>;
+template <class Tile>
+using WeightPipelineState = PipelineState<SharedLayout<Tile>::kWeightStages>;
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,70 @@
+// The CTA tile of a wgmma configuration, and where a CTA keeps what it multiplies in shared memory.
+// No device code: the host needs the sizes.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/configs.hpp"
+
+namespace nf4::cuda {
+
+constexpr int kStepK = 64;                   // columns that are multiplied at once
+constexpr int kTileK = 2 * kStepK;           // columns of the weight that are loaded together
+constexpr int kWgmmaSmemBytes = 227 * 1024;  // what Hopper has
+constexpr int kMaxStages = 8;
+
+// kTileM rows of x by 64 rows of the weight for each consumer warpgroup.
+template <int Config>
+struct CtaTile {
+  static constexpr MatmulConfig kConfig = kMatmulConfigs[Config];
+  static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kWarpgroups = kTileN / 64;
+  static constexpr int kConsumers = 128 * kWarpgroups;
+  static constexpr int kThreads = 128 + kConsumers;
+  static constexpr ScaleOn kScaleOn = kConfig.scale_on;
+  using Accumulators = float[kTileM / 2];  // of a thread
+  // TMA boxes of x: a box has 256 rows at most.
+  static constexpr int kXBoxes = kTileM > 256 ? 2 : 1;
+};
+
+// Shared memory: the LUT; the pipelines of x, by steps, and of the weight and its scales, by
+// K-tiles; each consumer warp's subtile of y; the scale code; mbarriers. Partial sums of a cluster
+// lie over the LUT and the pipelines, once those are done.
+template <class Tile>
+struct SharedLayout {
+  static constexpr int kXBoxRows = Tile::kTileM / Tile::kXBoxes;
+  static constexpr int kXStageBytes = Tile::kTileM * kStepK * 2;
+  static constexpr int kWeightStageBytes = Tile::kTileN * kTileK / 2;
+  static constexpr int kScaleStageBytes = Tile::kTileN * 2 * 4;  // of each row, two steps'
+  static constexpr int kSubtileBytes = 1024;
+  static constexpr int kSubtilesBytes = Tile::kWarpgroups * 4 * kSubtileBytes;
+  static constexpr int kLutBytes = 65536;
+  static constexpr int kBarriersBytes = (4 * kMaxStages + 1) * 8;
+  static constexpr int kEndBytes = kSubtilesBytes + 1024 + kBarriersBytes;
+
+  // A K-tile of a wide tile takes long, and leaves little room.
+  static constexpr int kWeightStages = Tile::kTileM > 192    ? 2
+                                       : Tile::kTileM > 128  ? 3
+                                       : Tile::kTileN == 128 ? 6
+                                                             : 5;
+  static constexpr int kBytesForX = kWgmmaSmemBytes - kLutBytes - kEndBytes -
+                                    kWeightStages * (kWeightStageBytes + kScaleStageBytes);
+  static constexpr int kXStages =
+      kBytesForX / kXStageBytes < kMaxStages ? kBytesForX / kXStageBytes : kMaxStages;
+  static_assert(kXStages >= 3);
+
+  static constexpr int kX = kLutBytes;
+  static constexpr int kWeight = kX + kXStages * kXStageBytes;
+  static constexpr int kScales = kWeight + kWeightStages * kWeightStageBytes;
+  static constexpr int kSubtiles = kScales + kWeightStages * kScaleStageBytes;
+  static constexpr int kScaleCode = kSubtiles + kSubtilesBytes;
+  static constexpr int kBarriers = kScaleCode + 1024;
+  static constexpr int kBytes = kBarriers + kBarriersBytes;
+  static_assert(kBytes <= kWgmmaSmemBytes);
+  // Partial sums of a cluster, in shares that are whole columns of 8.
+  static_assert((kXStageBytes / 1024 + kMaxClusterSize - 1) * Tile::kConsumers * 16 <= kSubtiles);
+  static_assert(kXStageBytes % 1024 == 0 && kWeightStageBytes % 512 == 0);
+};
+
+}  // namespace nf4::cuda

@@ -1,0 +1,50 @@
+#include "cuda/matmul/workspace.hpp"
+
+#include <algorithm>
+
+#include "cuda/backend.hpp"
+#include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/wgmma/tile.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+constexpr int64_t kMaxM = 64;  // up to which no stream-K kernel is chosen
+
+// The narrowest stream-K tile that holds m rows of x, else the widest. Tiles are in order.
+const MatmulConfig &stream_k_config(int64_t m) {
+  for (int i = kFirstStreamK; i < kMatmulConfigCount; ++i)
+    if (kMatmulConfigs[i].tile_m >= m) return kMatmulConfigs[i];
+  return kMatmulConfigs[kMatmulConfigCount - 1];
+}
+
+}  // namespace
+
+MatmulWorkspace::MatmulWorkspace(const MatmulProblem &problem) {
+  const Weight &weight = problem.weight;
+  if (problem.empty() || problem.dtype == NF4_DTYPE_FP32 || problem.m <= kMaxM ||
+      weight.cols % kStepK != 0 || weight.blocksize() < kStepK)
+    return;
+  const MatmulConfig &narrowest = kMatmulConfigs[kFirstStreamK];
+  // Each at most as many as fill all CTAs, so that their product is no large number.
+  const auto count = [](int64_t size, int64_t tile) {
+    return std::min(ceil_divide(size, tile), kMaxCtas * kMinKTiles);
+  };
+  const int64_t k_tiles = count(weight.rows, narrowest.tile_n) *
+                          count(problem.m, narrowest.tile_m) * count(weight.cols, kTileK);
+  ctas = std::min(kMaxCtas, k_tiles / kMinKTiles);
+  const MatmulConfig &config = stream_k_config(problem.m);
+  cta_bytes = int64_t{config.tile_m} * config.tile_n * 4;
+}
+
+int64_t matmul_workspace_bytes(const MatmulProblem &problem) {
+  return MatmulWorkspace(problem).bytes();
+}
+
+int64_t matmul_workspace_bytes(const MatmulBatch &batch) {
+  int64_t most = 0;
+  for (const MatmulProblem &problem : batch) most = std::max(most, matmul_workspace_bytes(problem));
+  return most;
+}
+
+}  // namespace nf4::cuda

@@ -1,0 +1,89 @@
+// The byte look-up table (LUT): for each byte of packed weights, its two codebook entries in 16
+// bits each, in shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "core/decode.hpp"
+#include "core/formats.hpp"
+#include "cuda/element.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// 256 entries, 256 bytes apart, each with a copy for every lane: a lane reads its own bank, and its
+// address is the byte and the lane's offset, side by side.
+class ByteLut {
+ public:
+  // lane_bytes is 4 times the lane.
+  __device__ __forceinline__ ByteLut(const uint8_t *lut, uint32_t lane_bytes)
+      : lut_(lut), lane_(lane_bytes) {}
+
+  // The entries of byte Byte of a word. That of the high nibble, which comes first, is in the low
+  // half.
+  template <int Byte>
+  __device__ __forceinline__ uint32_t pair(uint32_t word) const {
+    constexpr uint32_t kLaneThenByte = 0x5504 | Byte << 4;  // and zeros, the lane's second byte
+    return *reinterpret_cast<const uint32_t *>(lut_ + __byte_perm(word, lane_, kLaneThenByte));
+  }
+
+ private:
+  const uint8_t *lut_;
+  uint32_t lane_;
+};
+
+// The power of two that brings the codebook's largest entry to [1, 2), or to [2, 4) where its
+// inverse would be subnormal, so that 16 bits hold any codebook over it. 1 for the formats' own.
+__device__ __forceinline__ float codebook_exponent(float entry) {
+  constexpr uint32_t kExponent = 0x7f800000u, kLargest = 0x7e800000u;
+  uint32_t largest = __float_as_uint(entry) & 0x7fffffffu;
+  if (largest >= kExponent) largest = 0;
+#pragma unroll
+  for (int distance = 1; distance < kCodebookSize; distance *= 2)
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+  const uint32_t power = min(largest & kExponent, kLargest);
+  return power == 0 ? 1.0f : __uint_as_float(power);
+}
+
+// The codebook entry of this lane as a number of T, and the unit of entries. `rounded` is the
+// format's own codebook, `codebook` a caller's or NULL.
+template <class T>
+__device__ __forceinline__ uint32_t lane_entry(const RoundedCodebook &rounded,
+                                               const float *codebook, float &unit) {
+  unit = rounded.unit;
+  uint32_t bits = rounded.entries[threadIdx.x % kCodebookSize];
+  if (codebook != nullptr) {
+    const float entry = codebook[threadIdx.x % kCodebookSize];
+    unit = codebook_exponent(entry);
+    constexpr uint32_t kTwiceOne = 0x7f000000u;  // the exponents of a power and its inverse
+    bits = pack_pair(T{}, multiply_rn(entry, __uint_as_float(kTwiceOne - __float_as_uint(unit))),
+                     0.0f);
+  }
+  return bits;
+}
+
+// Fills a LUT of Bytes bytes an entry and lane, 16 bytes at a time: Threads threads in whole warps
+// call it, numbered by `thread`, each with entry threadIdx.x % 16 of the codebook.
+// make(first, second) is four words for a byte.
+template <int Bytes, int Threads, class Entry, class Make>
+__device__ __forceinline__ void fill_lut(uint8_t *lut, int thread, Entry entry, Make make) {
+  constexpr int kVectors = 2 * Bytes;        // of 16 bytes, the copies of an entry
+  constexpr int kStep = Threads / kVectors;  // bytes on, whose low nibble is the same
+  static_assert(kStep % kCodebookSize == 0);
+  const int byte = thread / kVectors, vector = thread % kVectors;
+  const Entry second = __shfl_sync(0xffffffffu, entry, byte, kCodebookSize);
+#pragma unroll
+  for (int i = 0; i < 256; i += kStep) {
+    const Entry first = __shfl_sync(0xffffffffu, entry, (byte + i) >> 4, kCodebookSize);
+    reinterpret_cast<uint4 *>(lut)[(byte + i) * 16 + vector] = make(first, second);
+  }
+}
+
+// Two entries of 16 bits, for four lanes.
+__device__ __forceinline__ uint4 pack_entries(uint32_t first, uint32_t second) {
+  const uint32_t pair = __byte_perm(first, second, 0x5410);
+  return {pair, pair, pair, pair};
+}
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,119 @@
+// Decode policies of the wgmma kernels: what the codes in a lane's byte are worth, as two numbers
+// of 16 bits. Each is a lane's view of a LUT that build<Threads>() fills, called by all consumers;
+// it returns the unit of the sums. `codebook` is a caller's, or NULL: the format's own, in `own`.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/element.cuh"
+#include "cuda/weight/byte_lut.cuh"
+#include "cuda/weight/lut_codebook.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+// The address of byte lane % 4 of a word in a table of 256 entries, 256 bytes apart, in which each
+// lane has its own copy of Bytes bytes.
+template <int Bytes>
+class QuadLut {
+ public:
+  __device__ __forceinline__ explicit QuadLut(const uint8_t *lut)
+      : lut_(lut),
+        lane_(threadIdx.x % 32 * Bytes << 24 | kZeroZeroByteLane | threadIdx.x % 4 << 4) {}
+  __device__ __forceinline__ const uint8_t *address(uint32_t word) const {
+    return lut_ + __byte_perm(word, lane_, lane_);
+  }
+
+ private:
+  // Bytes 2 and 3 of lane_ are 0 and the copy's offset; bytes 0 and 1 select: those two, the
+  // word's byte, and byte 2 for what is above.
+  static constexpr uint32_t kZeroZeroByteLane = 0x6607;
+
+  const uint8_t *lut_;
+  uint32_t lane_;
+};
+
+// Codebook entries in T, for scales on sums: the LUT of the skinny kernels.
+template <class T>
+class LutEntries {
+ public:
+  using Element = T;
+
+  template <int Threads>
+  static __device__ __forceinline__ float build(const LutCodebook &own, const float *codebook,
+                                                uint8_t *lut, int thread) {
+    float unit;
+    const uint32_t entry = lane_entry<T>(own.rounded, codebook, unit);
+    fill_lut<4, Threads>(lut, thread, entry, pack_entries);
+    return unit;
+  }
+
+  __device__ __forceinline__ explicit LutEntries(const uint8_t *lut) : lut_(lut) {}
+
+  // Of this lane's byte of the word.
+  __device__ __forceinline__ uint32_t operator()(uint32_t word) const {
+    return *reinterpret_cast<const uint32_t *>(lut_.address(word));
+  }
+
+ private:
+  QuadLut<4> lut_;
+};
+
+// Weights in bf16, nearly as dequantize rounds: entries in fp16 times the scale. They are exact to
+// an eighth of the weights' rounding, and their errors cancel. Only for the formats' own codebooks:
+// a caller's may have small entries beside large ones.
+class LutScaledBf16 {
+ public:
+  using Element = __nv_bfloat16;
+
+  template <int Threads>
+  static __device__ __forceinline__ float build(const LutCodebook &own, const float *codebook,
+                                                uint8_t *lut, int thread) {
+    return LutEntries<__half>::build<Threads>(own, codebook, lut, thread);
+  }
+
+  __device__ __forceinline__ explicit LutScaledBf16(const uint8_t *lut) : entries_(lut) {}
+
+  __device__ __forceinline__ uint32_t operator()(uint32_t word, float scale) const {
+    const uint32_t pair = entries_(word);
+    const float2 entries = __half22float2(*reinterpret_cast<const __half2 *>(&pair));
+    return pack_pair(__nv_bfloat16{}, multiply_rn(entries.x, scale), multiply_rn(entries.y, scale));
+  }
+
+ private:
+  LutEntries<__half> entries_;
+};
+
+// Weights in fp16, as dequantize rounds: entries in fp32 times the scale.
+class LutScaledFp16 {
+ public:
+  using Element = __half;
+
+  template <int Threads>
+  static __device__ __forceinline__ float build(const LutCodebook &own, const float *codebook,
+                                                uint8_t *lut, int thread) {
+    const int index = static_cast<int>(threadIdx.x) % kCodebookSize;
+    const float entry = codebook == nullptr ? own.exact[index] : codebook[index];
+    fill_lut<8, Threads>(lut, thread, entry, [](float first, float second) {
+      const uint32_t a = __float_as_uint(first), b = __float_as_uint(second);
+      return uint4{a, b, a, b};
+    });
+    return 1.0f;
+  }
+
+  __device__ __forceinline__ explicit LutScaledFp16(const uint8_t *lut) : lut_(lut) {}
+
+  __device__ __forceinline__ uint32_t operator()(uint32_t word, float scale) const {
+    const float2 entries = *reinterpret_cast<const float2 *>(lut_.address(word));
+    return pack_pair(__half{}, multiply_rn(entries.x, scale), multiply_rn(entries.y, scale));
+  }
+
+ private:
+  QuadLut<8> lut_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

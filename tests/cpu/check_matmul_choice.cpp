@@ -1,0 +1,53 @@
+// The kernel configuration of 5000 random products on nine GPUs, as measured and released. A change
+// of the cost model or of what a kernel can run shows here, without a GPU.
+#include <string>
+#include <string_view>
+
+#include "cuda/matmul/choose.hpp"
+#include "support/catch.hpp"
+#include "support/choice_cases.hpp"
+#include "support/choice_table.hpp"
+
+using namespace nf4;
+using namespace nf4::test;
+
+namespace {
+
+cuda::GpuFacts facts_of(const ChoiceGpu &gpu) {
+  cuda::GpuFacts facts{};
+  facts.multiprocessors = gpu.multiprocessors;
+  facts.shared_bytes = gpu.shared_bytes;
+  facts.tensor_cores = gpu.compute_capability >= 80;
+  facts.tensor_maps = gpu.compute_capability >= 90;
+  facts.wgmma = gpu.compute_capability == 90;
+  return facts;
+}
+
+std::string name_of(char config, char cluster_size) {
+  return std::string(cuda::kMatmulConfigs[config - 'a'].name) + ", clusters of " + cluster_size;
+}
+
+}  // namespace
+
+TEST_CASE("the choice of matmul's kernel", "[matmul]") {
+  const std::string_view expected = kChoiceTable;
+  REQUIRE(expected.size() == 2 * kChoiceCases);
+  ChoiceCases cases;
+  for (int i = 0; i < kChoiceCases; ++i) {
+    const ChoiceCases::Case test = cases.next();
+    cuda::GpuFacts gpu = facts_of(*test.gpu);
+    const auto load = [&](cuda::GpuFacts &facts) {
+      std::copy_n(test.gpu->resident_clusters, cuda::kMaxClusterSize + 1, facts.resident_clusters);
+      return 0;
+    };
+    cuda::MatmulChoice choice{};
+    REQUIRE(cuda::choose_config(test.problem, gpu, cuda::cost_model(), load, choice) == 0);
+    const Weight &weight = test.problem.weight;
+    INFO("product " << i << ": " << test.problem.m << " rows of x, " << weight.rows << " x "
+                    << weight.cols << " on compute capability " << test.gpu->compute_capability);
+    const int size = cuda::is_wgmma(choice.config) ? choice.plan.cluster_size : 1;
+    CHECK(name_of(static_cast<char>('a' + choice.config), static_cast<char>('0' + size)) ==
+          name_of(expected[2 * i], expected[2 * i + 1]));
+    CHECK(cuda::can_run(test.problem, gpu, choice.config));
+  }
+}

@@ -1,0 +1,167 @@
+"""transformers' architectures load what nf4 quantize writes, by modules and by names."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.interop
+for _package in ("torch", "transformers", "accelerate", "bitsandbytes"):
+    if importlib.util.find_spec(_package) is None:
+        pytest.skip(f"{_package} is not installed", allow_module_level=True)
+
+import checkpoint_helpers as helpers  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from nf4.checkpoint import (  # noqa: E402
+    FormatError,
+    QuantizeOptions,
+    architecture,
+    audit,
+    quantize_checkpoint,
+)
+from nf4.checkpoint.architecture import UnknownModel, ask  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+import check_architectures as checks  # noqa: E402
+
+# Of every kind that once failed: subclasses of nn.Linear, Conv1D, embeddings and routers by other
+# names, layers kept in float32, tied and shared layers, tensors that loading renames or splits.
+SAMPLE = """
+    FalconForCausalLM FalconModel IBertModel IBertForMaskedLM SiglipModel Siglip2VisionModel
+    AriaForConditionalGeneration ClvpModelForConditionalGeneration GPT2LMHeadModel ImageGPTModel
+    OpenAIGPTLMHeadModel DecisionTransformerModel VisionEncoderDecoderModel CTRLModel GteModel
+    BioGptForCausalLM HrmTextForCausalLM JinaEmbeddingsV3Model GraniteMoeForCausalLM BarkModel
+    GraniteSpeechModel EdgeTamVideoModel GroundingDinoForObjectDetection DFineForObjectDetection
+    CohereAsrForConditionalGeneration Ernie4_5_VLMoeModel LlavaForConditionalGeneration Blip2Model
+    T5ForConditionalGeneration MixtralForCausalLM Llama4ForCausalLM Zamba2ForCausalLM
+    XLNetLMHeadModel CamembertForCausalLM LlamaForCausalLM BertForSequenceClassification
+    WhisperForConditionalGeneration Wav2Vec2ForXVector JevForDecision EncoderDecoderModel
+""".split()
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_exactly_what_is_replaced_is_quantized(name):
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    outcome = checks.check(name)
+    assert outcome.error is None
+    assert outcome.problems == {"modules": [], "names": []}
+
+
+@pytest.mark.parametrize(
+    ("weights", "skip", "problem"),
+    [
+        (
+            {"embeddings.word_embeddings.weight"},
+            [""],
+            "embeddings.word_embeddings: 4-bit, but not replaced",
+        ),
+        (set(), [], "pooler.dense: replaced, but its weight is dense"),
+        ({"pooler.dense.weight"}, ["pooler", "encoder"], "pooler.dense: 4-bit, but not replaced"),
+    ],
+)
+def test_the_check_sees_each_fault(weights, skip, problem):
+    found = checks.architecture("BertModel")
+    assert problem in checks.problems(found, checks.Choice(weights, skip))
+
+
+def _siglip(folder: Path) -> Path:
+    torch.manual_seed(0)
+    config = transformers.SiglipVisionConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=16,
+    )
+    transformers.SiglipVisionModel(config).save_pretrained(folder)
+    return folder
+
+
+def _linear4bit(path: Path) -> set[str]:
+    model = transformers.AutoModel.from_pretrained(path, device_map="cpu")
+    return {n for n, m in model.named_modules() if type(m).__name__ == "Linear4bit"}
+
+
+def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path):
+    source = _siglip(tmp_path / "dense")
+    result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
+    assert result.chosen_by.startswith("the modules of SiglipVisionModel (transformers ")
+    assert result.left_dense["NonDynamicallyQuantizableLinear, not replaced"] == 1
+    assert audit(str(tmp_path / "q"))[1] == []
+    names = _linear4bit(tmp_path / "q")
+    assert len(names) == result.weights == 14
+    assert not any("head.attention" in name for name in names)
+
+
+def test_verify_finds_what_transformers_does_not_load(tmp_path, monkeypatch):
+    """Written with names alone and --only, which goes past the rules."""
+    source = _siglip(tmp_path / "dense")
+    with monkeypatch.context() as patch:
+        patch.setattr(architecture.importlib.util, "find_spec", lambda package: None)
+        options = QuantizeOptions(only=("position_embedding", "fc1"))
+        quantize_checkpoint(str(source), str(tmp_path / "q"), options)
+        assert audit(str(tmp_path / "q"))[1] == []
+    (finding,) = audit(str(tmp_path / "q"))[1]
+    assert finding.severity == "fault" and finding.tensor.endswith("position_embedding.weight")
+    assert finding.reason == "transformers does not load it: Embedding, not replaced"
+    config = json.loads((tmp_path / "q" / "config.json").read_text())
+    entries = config["quantization_config"]["llm_int8_skip_modules"]
+    entries.remove(next(entry for entry in entries if entry.endswith("layers.0.mlp.fc2")))
+    (tmp_path / "q" / "config.json").write_text(json.dumps(config))
+    reasons = [finding.reason for finding in audit(str(tmp_path / "q"))[1]]
+    assert any("lacks" in reason and "layers.0.mlp.fc2" in reason for reason in reasons)
+
+
+def test_a_model_of_other_linear_layers_has_nothing_to_quantize(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.FalconConfig(
+        hidden_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=100
+    )
+    transformers.FalconForCausalLM(config).save_pretrained(tmp_path / "dense")
+    with pytest.raises(FormatError, match="nothing to quantize: .*modules of FalconForCausalLM"):
+        quantize_checkpoint(str(tmp_path / "dense"), str(tmp_path / "q"), QuantizeOptions())
+
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (LLAMA, "the tensors are not those of config.json's LlamaForCausalLM"),
+        (LLAMA | {"architectures": ["NoSuchModel"]}, "has no model NoSuchModel"),
+        (LLAMA | {"architectures": ["LlamaConfig"]}, "has no model LlamaConfig"),
+        (LLAMA | {"model_type": "bert"}, "LlamaForCausalLM is a llama, not a bert"),
+        (LLAMA | {"hidden_size": "many"}, "transformers cannot build LlamaForCausalLM"),
+    ],
+)
+def test_models_that_cannot_be_asked(config, reason):
+    with pytest.raises(UnknownModel, match=reason):
+        ask(config, {"model.norm.weight": (3, 3)})
+
+
+def test_a_huge_model_takes_bounded_time(monkeypatch):
+    monkeypatch.setattr(architecture, "_TIME_LIMIT", 1)
+    with pytest.raises(UnknownModel, match="took longer than 1 s"):
+        ask(LLAMA | {"num_hidden_layers": 10**9}, {"model.norm.weight": (3, 3)})
+
+
+def test_modules_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):
+    for name in ("torch", "json", "transformers"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownModel, match="the tensors are not those"):
+        ask(LLAMA | {"num_hidden_layers": 1}, {"other.weight": (3, 3)})
+
+
+def test_names_alone_decide_for_remote_code(tmp_path):
+    source = helpers.write_model(tmp_path / "in", auto_map={"AutoModel": "x.Y"}, **LLAMA)
+    result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
+    assert "remote code" in result.chosen_by and result.weights == 2
