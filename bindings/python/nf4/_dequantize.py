@@ -22,10 +22,11 @@ def _target(
     torch where it or the weight is a tensor."""
     torch = weight.torch
     # The common case, in less time: a plain tensor beside the weight's.
-    if torch is not None and dtype is None:
-        plain = plain_memory(out, torch)
-        if plain is not None and plain[1] in _convert.DTYPES and out.numel() == weight.elements:
-            return plain[0], _convert.DTYPES[plain[1]], torch.is_cuda, torch
+    plain = None if torch is None else plain_memory(out, torch)
+    if torch is not None and plain is not None and out.numel() == weight.elements:
+        address, name = plain
+        if name in _convert.DTYPES and (dtype is None or type(dtype) is str and dtype == name):
+            return address, _convert.DTYPES[name], torch.is_cuda, torch
     wanted = None if dtype is None else _convert.dtype_name(dtype)
     target = read("out", out, torch).require_contiguous()
     if wanted is None:
