@@ -237,9 +237,9 @@ def _cast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return x.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _autocast_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+def _autocast_linear(device: str, x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     x, bias = _cast(x, bias)
-    with torch.autocast(x.device.type, enabled=False):
+    with torch.autocast(device, enabled=False):
         return _schemas.linear(x, bias, *weight)
 
 
@@ -270,8 +270,8 @@ if _private.below_autograd is not _private.no_way_below:
         (_schemas.quantize, ("weight", "codebook")),
     ):
         _schemas.library.impl(_op, _not_differentiable(_op, _names), "Autograd", with_keyset=True)
-for _key in _AUTOCAST.values():
-    _schemas.library.impl("linear", _autocast_linear, _key)
+for _device, _key in _AUTOCAST.items():
+    _schemas.library.impl("linear", functools.partial(_autocast_linear, _device), _key)
 
 
 # ---- What layers call ------------------------------------------------------------------
