@@ -32,6 +32,11 @@ struct Sm90 {
   static constexpr bool kTensorMaps = true;
 };
 
+// Hopper's own instructions, such as wgmma: an exact family.
+struct Sm90a : Sm90 {
+  static constexpr const char *kName = "sm90a";
+};
+
 // Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical
 // specifications per compute capability), for __launch_bounds__.
 #if !defined(__CUDA_ARCH__)

@@ -3,7 +3,7 @@
 
 #include "cuda/backend.hpp"
 #include "cuda/dequant/kernels.hpp"
-#include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "cuda/quantize/kernels.hpp"
 #include "cuda/runtime/device.hpp"
 #include "cuda/runtime/families.hpp"

@@ -6,7 +6,7 @@
 #include "configurations.hpp"
 #include "cuda/dequant/choose.hpp"
 #include "cuda/dequant/kernels.hpp"
-#include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "cuda/runtime/families.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "support/force_matmul.hpp"

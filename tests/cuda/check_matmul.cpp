@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"

@@ -1,5 +1,5 @@
-// The arguments: for each that is wrong a status, a detail that names it, and not a byte
-// written. The launches answer these before they touch a driver, so no GPU is needed.
+// Arguments: each wrong one gives a status and a detail that names it, and no byte is written.
+// Launches check them before they call a driver, so no GPU is needed.
 #include <climits>
 #include <cstring>
 #include <string>
@@ -243,7 +243,7 @@ TEST_CASE("a bad argument is named, and nothing is written", "[api]") {
   check_bad_arguments(kBadArguments);
 }
 
-TEST_CASE("the call that the table spoils is right", "[api]") {
+TEST_CASE("the call that the table breaks is right", "[api]") {
   for (const bool nested : {false, true}) {
     for (const Function &function : functions()) {
       INFO(function.name);

@@ -1,4 +1,4 @@
-// The arithmetic of lib/core against formulas and searches that owe nothing to it.
+// The arithmetic of lib/core against formulas and searches that share no code with it.
 #include <algorithm>
 #include <cfenv>
 #include <cmath>
@@ -22,6 +22,9 @@ using nf4::test::random_codebook;
 using nf4::test::Rng;
 
 namespace {
+
+const Codebook &kNf4Codebook = kFormats[format_row(NF4_FORMAT_NF4)].codebook;
+const Codebook &kFp4Codebook = kFormats[format_row(NF4_FORMAT_FP4)].codebook;
 
 // A 16-bit float with `exponent_bits` exponent bits, from the definition of IEEE-754.
 double value_of(uint16_t bits, int exponent_bits) {

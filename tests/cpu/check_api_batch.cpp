@@ -1,5 +1,5 @@
-// The arguments of the matmul functions for several weights, as far as they are not those of the
-// others: the count, the arrays, which product a failure is of, and products that overlap.
+// Arguments that only the batched matmul functions have: the count, the arrays, which product a
+// failure is of, and products that overlap.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -16,7 +16,7 @@ using namespace nf4::test;
 
 namespace {
 
-// Two right products, to be spoilt. They share nothing.
+// Two right products, to be made wrong. They share nothing.
 struct TwoProducts {
   Call calls[2] = {Call(false), Call(true)};
   nf4_tensor weights[2] = {calls[0].tensor, calls[1].tensor};
@@ -57,7 +57,7 @@ void place_side_by_side(TwoProducts &products) {
 
 struct Fault {
   const char *what;
-  std::function<void(TwoProducts &)> spoil;
+  std::function<void(TwoProducts &)> change;
   std::string detail;
 };
 
@@ -121,7 +121,7 @@ TEST_CASE("a bad batch of matmuls is named, and nothing is written", "[api]") {
       INFO(function.name << ": " << fault.what);
       TwoProducts products;
       std::memset(products.calls[1].nested_code.data(), 0xa5, 256 * 4);
-      fault.spoil(products);
+      fault.change(products);
       CHECK(multiply(function, products) == NF4_STATUS_INVALID_ARGUMENT);
       CHECK(nf4_last_error() == fault.detail);
       CHECK(products.untouched());
@@ -129,7 +129,7 @@ TEST_CASE("a bad batch of matmuls is named, and nothing is written", "[api]") {
     }
 }
 
-TEST_CASE("the batches that the table spoils are right", "[api]") {
+TEST_CASE("the batches that the table breaks are right", "[api]") {
   const std::function<void(TwoProducts &)> changes[] = {
       [](TwoProducts &) {},
       place_side_by_side,

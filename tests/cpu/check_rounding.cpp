@@ -1,4 +1,4 @@
-// Codebooks in 16 bits: what their rounding does to weights, which are normal numbers quantized.
+// Codebooks in 16 bits: the errors that their rounding causes in quantized normal weights.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -19,6 +19,8 @@ using nf4::test::random_codebook;
 using nf4::test::Rng;
 
 namespace {
+
+const Codebook &kNf4Codebook = kFormats[format_row(NF4_FORMAT_NF4)].codebook;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();

@@ -1,4 +1,4 @@
-// Several matmuls in one call on the CPU: what as many calls give, to the bit.
+// Several matmuls in one call on the CPU: bit-equal to as many calls.
 #include <algorithm>
 #include <cstring>
 #include <mutex>

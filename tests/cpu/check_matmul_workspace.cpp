@@ -1,5 +1,5 @@
-// The size of matmul's workspace is part of what callers rely on: buffers sized once, graphs. So the
-// sizes of 100,000 random products are held by a hash, and a few by name.
+// The size of matmul's workspace is part of what callers rely on: buffers sized once, graphs. So
+// the sizes of 100,000 random products are held by a hash, and a few by name.
 #include <cstdint>
 #include <random>
 

@@ -198,13 +198,13 @@ def test_places():
         read(name, value)
         for name, value in (("a", MATRIX), ("b", CudaArray(4096, "fp32", 3)), ("c", 4096))
     )
-    assert _operand.on_device([host, raw]) is False
-    assert _operand.on_device([raw, device]) is True
-    assert _operand.on_device([raw]) is True
+    assert _operand.on_device(host, raw) is False
+    assert _operand.on_device(raw, device) is True
+    assert _operand.on_device(raw) is True
     with pytest.raises(
         nf4.InvalidArgument, match="a is in host memory; b is in device memory; expected all"
     ):
-        _operand.on_device([host, raw, device])
+        _operand.on_device(host, raw, device)
 
 
 def test_an_operand_keeps_its_owner_alive():

@@ -1,8 +1,8 @@
-"""NF4Linear: a linear layer with a weight in 4 bits."""
+"""NF4Linear: a linear layer with a weight in 4 bits, NF4 or FP4."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import torch
@@ -14,16 +14,23 @@ from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.tensor import no_weight
 from nf4.torch import _operators, _state, functional
-from nf4.torch._checks import require_dense, require_tensor, torch_dtype
+from nf4.torch._checks import require_dense, torch_dtype
 from nf4.torch._weight import WeightParts
+from nf4.torch.modules.base import QuantizedLinear
+from nf4.typing import DTypeLike, FormatName
 
 _SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
 
 
-def _no_scales(
-    shape: tuple[int, int], format: str, blocksize: int, nested_blocksize: int, dtype: str, device
-) -> nf4.QuantizedTensor:
-    """A weight of zeros."""
+def _zeros(
+    shape: tuple[int, int],
+    format: FormatName,
+    blocksize: int,
+    nested_blocksize: int,
+    dtype: str,
+    device: torch.device | None,
+) -> nf4.QuantizedTensor[Tensor]:
+    """A weight whose parts are zeros."""
     counts = nf4.sizes(shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize)
     nested = nested_blocksize != 0
 
@@ -44,7 +51,7 @@ def _no_scales(
     )
 
 
-def _device(device: Any) -> torch.device | None:
+def _device(device: torch.device | str | int | None) -> torch.device | None:
     """None is where torch makes tensors by default."""
     if device is None:
         return None
@@ -55,7 +62,7 @@ def _device(device: Any) -> torch.device | None:
         raise InvalidArgument(f"device is {shown(device)}; expected one of torch: {why}") from None
 
 
-class NF4Linear(nn.Linear):
+class NF4Linear(QuantizedLinear):
     """y = x W^T + bias, with W in 4 bits, frozen, and never dense in the forward pass.
 
     weight    the packed bytes, a Parameter uint8 [ceil(out_features * in_features / 2), 1]
@@ -79,18 +86,20 @@ class NF4Linear(nn.Linear):
     nor can DoRA's be put there, which read the weight: nf4.torch.to_dense comes first.
     """
 
+    __module__ = "nf4.torch.modules"  # where pickled layers look for it
+
     def __init__(
         self,
         in_features: int,
         out_features: int,
         bias: bool = True,
         *,
-        format: str = "nf4",
+        format: FormatName = "nf4",
         blocksize: int = 64,
         nested_blocksize: int = 256,
-        compute_dtype: Any = None,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
+        compute_dtype: DTypeLike | None = None,
+        dtype: DTypeLike | None = None,
+        device: torch.device | str | int | None = None,
     ) -> None:
         nn.Module.__init__(self)
         in_features = _convert.count("in_features", in_features)
@@ -102,41 +111,32 @@ class NF4Linear(nn.Linear):
         made = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         shape, name = (out_features, in_features), _torch.dtype_name(dtype)
         self._take(
-            _no_scales(shape, format, blocksize, nested_blocksize, name, device),
+            _zeros(shape, format, blocksize, nested_blocksize, name, device),
             nn.Parameter(made) if bias else None,
             compute_dtype,
         )
 
     def _take(
         self,
-        weight: nf4.QuantizedTensor,
+        weight: nf4.QuantizedTensor[Tensor],
         bias: nn.Parameter | None,
-        compute_dtype: Any,
+        compute_dtype: DTypeLike | None,
     ) -> None:
-        self.compute_dtype = (
-            None if compute_dtype is None else torch_dtype(compute_dtype, "compute_dtype")
-        )
         self._take_weight(weight)
-        if bias is not None and not isinstance(bias, nn.Parameter):
-            raise InvalidArgument(f"bias is {kind_of(bias)}; expected a torch.nn.Parameter")
-        if bias is not None and bias.shape != (self.out_features,):
-            raise InvalidArgument(
-                f"bias is of shape {tuple(bias.shape)}; expected ({self.out_features},)"
-            )
-        self.register_parameter("bias", bias)
+        self._take_bias(bias, self.out_features, compute_dtype)
 
-    def _take_weight(self, weight: nf4.QuantizedTensor) -> None:
+    def _take_weight(self, weight: nf4.QuantizedTensor[Tensor]) -> None:
         if not isinstance(weight, nf4.QuantizedTensor):
             raise no_weight("weight", weight)
         if len(weight.shape) != 2:
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected two dimensions")
         if weight.codebook is not None:
             raise InvalidArgument("codebook is given; a layer has its format's own")
-        self.spec = WeightParts.of(weight).spec  # or it is not of tensors
+        spec = WeightParts.of(weight).spec  # or a part is no tensor
         if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
             prepare(weight)  # or a part is of the wrong size or type
+        self.spec, self.dtype_before = spec, weight.dtype
         self.out_features, self.in_features = weight.shape
-        self.dtype_before = weight.dtype
         packed = _state.bytes_of(weight.packed)
         self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
         for name in _SCALES:
@@ -145,9 +145,9 @@ class NF4Linear(nn.Linear):
     @classmethod
     def _of(
         cls,
-        weight: nf4.QuantizedTensor,
+        weight: nf4.QuantizedTensor[Tensor],
         bias: nn.Parameter | None,
-        compute_dtype: Any,
+        compute_dtype: DTypeLike | None,
     ) -> NF4Linear:
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
@@ -157,10 +157,10 @@ class NF4Linear(nn.Linear):
     @classmethod
     def from_quantized(
         cls,
-        weight: nf4.QuantizedTensor,
+        weight: nf4.QuantizedTensor[Tensor],
         bias: nn.Parameter | None = None,
         *,
-        compute_dtype: Any = None,
+        compute_dtype: DTypeLike | None = None,
     ) -> NF4Linear:
         """Around a weight whose parts are tensors, which are shared. Raises InvalidArgument."""
         return cls._of(weight, bias, compute_dtype)
@@ -170,10 +170,10 @@ class NF4Linear(nn.Linear):
         cls,
         linear: nn.Linear,
         *,
-        format: str = "nf4",
+        format: FormatName = "nf4",
         blocksize: int = 64,
         nested_blocksize: int = 256,
-        compute_dtype: Any = None,
+        compute_dtype: DTypeLike | None = None,
     ) -> NF4Linear:
         """Quantizes the weight of a dense layer where it is, and shares its bias. Raises what
         nf4.quantize raises."""
@@ -207,18 +207,6 @@ class NF4Linear(nn.Linear):
         weight = _state.of_bitsandbytes(layer.weight.data, state)
         return cls._of(weight, layer.bias, layer.compute_dtype).train(layer.training)
 
-    def to_linear(self, dtype: Any = None) -> nn.Linear:
-        """A dense layer of the numbers, in a dtype, by default that of the weight before it was
-        quantized. It has the bias itself, or one that is cast."""
-        weight = nn.Parameter(self.dequantize(dtype), requires_grad=False)
-        made = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        made.weight = weight
-        if self.bias is not None and self.bias.dtype != weight.dtype:
-            made.bias = nn.Parameter(self.bias.detach().to(weight.dtype), self.bias.requires_grad)
-        else:
-            made.bias = self.bias
-        return made.train(self.training)
-
     @property
     def format(self) -> str:
         return self.spec.format
@@ -232,7 +220,7 @@ class NF4Linear(nn.Linear):
         return self.spec.nested_blocksize
 
     @property
-    def quantized(self) -> nf4.QuantizedTensor:
+    def quantized(self) -> nf4.QuantizedTensor[Tensor]:
         """The weight for the functions of nf4 and nf4.torch. Its parts are the layer's own."""
         return nf4.QuantizedTensor(
             packed=self.weight.detach(),
@@ -244,29 +232,16 @@ class NF4Linear(nn.Linear):
             dtype=self.dtype_before,
         )
 
-    def dequantize(self, dtype: Any = None) -> Tensor:
-        """The weight, dense: [out_features, in_features]."""
+    def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
+        """The weight, dense: [out_features, in_features]. dtype: by default that of the weight
+        before it was quantized."""
         return functional.dequantize(self.quantized, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x is [..., in_features]; y is [..., out_features] in its dtype, but for autocast's."""
-        require_tensor("x", x)
-        dtype, wanted = x.dtype, self.compute_dtype
-        casts = (
-            wanted is not None and wanted != dtype and not torch.is_autocast_enabled(x.device.type)
-        )
-        if casts:
-            x = x.to(wanted)
-        # torch.nn.Module looks for an attribute in three places before it comes to these.
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        # As in QuantizedLinear.forward: the layer's tensors as they are now, in the shortest way.
         parameters, scales = self._parameters, self._buffers
-        try:
-            packed, bias = parameters["weight"], parameters["bias"]
-        except KeyError:  # DataParallel and parametrizations put others elsewhere
-            packed, bias = self.weight, self.bias
-        if bias is not None and bias.dtype != x.dtype:
-            bias = bias.to(x.dtype)
-        weight = WeightParts(
-            packed,
+        weight = (
+            parameters["weight"] if "weight" in parameters else self.weight,
             scales["absmax"],
             scales["nested_absmax"],
             scales["nested_code"],
@@ -274,20 +249,7 @@ class NF4Linear(nn.Linear):
             None,
             self.spec,
         )
-        y = _operators.linear(x, bias, weight)
-        return y.to(dtype) if casts else y
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NF4Linear:
-        scales = {id(scale) for scale in self._buffers.values() if scale is not None}
-
-        def moved(tensor: Tensor) -> Tensor:
-            if id(tensor) not in scales:
-                return fn(tensor)
-            # Bytes are moved as floats are, and cast by nothing.
-            result = fn(tensor.reshape(-1).view(torch.uint8))
-            return result.view(tensor.dtype).view(tensor.shape)
-
-        return super()._apply(moved, recurse)
+        return _operators.linear(x, bias, tuple.__new__(WeightParts, weight))
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -332,7 +294,7 @@ class NF4Linear(nn.Linear):
         )
         missing_keys += [key for key in absent if key != name or loaded.weight is None]
 
-    def _load_weight(self, weight: nf4.QuantizedTensor, assign: bool | None) -> None:
+    def _load_weight(self, weight: nf4.QuantizedTensor[Tensor], assign: bool | None) -> None:
         """Takes a weight over: as it is, or copied to this layer's memory, which CUDA graphs and
         other layers may know, or to new memory on its device where that does not fit."""
         shape = (self.out_features, self.in_features)
@@ -355,9 +317,9 @@ class NF4Linear(nn.Linear):
             self.dtype_before = weight.dtype
         else:
             moved = {name: part.to(self.weight.device, copy=True) for name, part in parts.items()}
-            self._take_weight(_with_parts(weight, moved))
+            self._take_weight(dataclasses.replace(weight, **moved))
 
-    def _has_memory_for(self, weight: nf4.QuantizedTensor) -> bool:
+    def _has_memory_for(self, weight: nf4.QuantizedTensor[Tensor]) -> bool:
         """Was the weight quantized as this layer's was, with its table of scales? Other weights
         may share that, so nothing is written to it."""
         layout = (weight.format, weight.blocksize, weight.nested_blocksize)
@@ -369,25 +331,10 @@ class NF4Linear(nn.Linear):
 
     def extra_repr(self) -> str:
         nested = f", nested_blocksize={self.nested_blocksize}" if self.nested_blocksize else ""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, format={self.format}, "
-            f"blocksize={self.blocksize}{nested}"
-        )
+        return f"{super().extra_repr()}, format={self.format}, blocksize={self.blocksize}{nested}"
 
 
-def _tensors(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
+def _tensors(weight: nf4.QuantizedTensor[Tensor]) -> dict[str, Tensor]:
     """Those that the weight has, by their names."""
     parts = {name: getattr(weight, name) for name in ("packed", *_SCALES)}
     return {name: part for name, part in parts.items() if part is not None}
-
-
-def _with_parts(weight: nf4.QuantizedTensor, parts: dict[str, Tensor]) -> nf4.QuantizedTensor:
-    return nf4.QuantizedTensor(
-        **parts,
-        shape=weight.shape,
-        format=weight.format,
-        blocksize=weight.blocksize,
-        nested_blocksize=weight.nested_blocksize,
-        dtype=weight.dtype,
-    )

@@ -1,4 +1,4 @@
-// Threads: those that the library makes, and those that call it.
+// The threads that the library starts, and those that call it.
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -183,8 +183,8 @@ TEST_CASE("parallel_for covers a range once, on no more threads than it may", "[
   }
 }
 
-TEST_CASE("a thread that is late holds up no piece but its own", "[threads]") {
-  // The first piece ends only when all others have been done, which other threads must do.
+TEST_CASE("a thread that is late delays its own chunk alone", "[threads]") {
+  // The first chunk ends only when all others are done, which other threads must do.
   constexpr int64_t kCount = 1000;
   std::atomic<int64_t> done{0};
   std::atomic<bool> in_time{true};

@@ -1,5 +1,5 @@
-// Matmul on the CPU: every variant that this machine runs against a product in binary64 that
-// is written out naively, with guard pages around every buffer.
+// Matmul on the CPU: every variant that this machine runs against a naive matmul in binary64, with
+// guard pages around every buffer.
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -214,13 +214,13 @@ TEST_CASE("the error is no more than that of a dense weight of the dtype", "[mat
 }
 
 TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul]") {
-  constexpr int kColumns[] = {1, 4, 10};
+  constexpr int kRowsOfX[] = {1, 4, 10};
   uint64_t stream = 0xb000000;
   for (const nf4_dtype dtype : kDtypes)
     for (int format = 0; format < kFormatCount; ++format)
       for (const int blocksize : {64, 4096})
         for (const XKind x : {XKind::kShifted, XKind::kPositive})
-          for (const int m : kColumns) {
+          for (const int m : kRowsOfX) {
             const CodebookKind codebook = codebook_kind(format);
             Rng rng(++stream);
             const CaseClass kind{dtype, blocksize, false};
@@ -232,21 +232,21 @@ TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul]") {
           }
 }
 
-TEST_CASE("a row of x that is not finite spoils no other", "[matmul]") {
+TEST_CASE("a row of x that is not finite affects no other", "[matmul]") {
   Rng rng(0x6000000);
   for (const nf4_dtype dtype : kDtypes)
     for (const int64_t m : {2, 4, 7, 40}) {
       const MatmulCase clean = plain_case(rng, dtype, {37, 352, m}, XKind::kOrdinary);
-      MatmulCase spoilt = clean;
+      MatmulCase not_finite = clean;
       const int64_t bad = rng.below(m);
       const int64_t bytes = dtype_bytes(dtype);
-      std::memset(&spoilt.x[(bad * clean.x_stride + rng.below(352)) * bytes], 0xff, bytes);
+      std::memset(&not_finite.x[(bad * clean.x_stride + rng.below(352)) * bytes], 0xff, bytes);
       for (const cpu::Variant *variant : supported_variants()) {
         INFO("variant " << variant->name << ", m " << m << ", dtype " << dtype);
         const ForcedVariant forced(*variant);
-        const Placed a(rng, clean), b(rng, spoilt);
+        const Placed a(rng, clean), b(rng, not_finite);
         REQUIRE(a.multiply(clean, 1) == NF4_STATUS_OK);
-        REQUIRE(b.multiply(spoilt, 1) == NF4_STATUS_OK);
+        REQUIRE(b.multiply(not_finite, 1) == NF4_STATUS_OK);
         for (int64_t column = 0; column < m; ++column) {
           const int64_t first = column * clean.y_stride * bytes;
           if (column != bad)
@@ -278,7 +278,7 @@ TEST_CASE("empty matmuls: nothing, the bias, or 0", "[matmul]") {
     }
 }
 
-TEST_CASE("of a weight without columns no pointer is looked at", "[matmul]") {
+TEST_CASE("no pointer of a weight without columns is read", "[matmul]") {
   float *const nowhere = reinterpret_cast<float *>(uintptr_t{9});
   constexpr uint16_t kBias[] = {0x3f80, 0xc000, 0x7f80};
   for (const bool nested : {false, true})

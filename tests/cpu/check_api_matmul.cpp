@@ -1,5 +1,4 @@
-// The arguments of the matmul functions that others do not have; the rest of their table is in
-// check_api.cpp.
+// Arguments that only the matmul functions have; the others are in check_api.cpp.
 #include <algorithm>
 #include <climits>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The scalar reference against nf4.h, written out naively.
+// The scalar reference against naive code for nf4.h's formulas.
 #include <algorithm>
 #include <cmath>
 #include <vector>
