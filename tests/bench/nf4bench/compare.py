@@ -2,8 +2,9 @@
 
     python tests/bench/bench.py --before DIR --quick --json FILE
 
-DIR is another checkout, and both have a build/ from before: nothing is compiled or downloaded, and
-of packages torch and numpy are needed. With --quick it takes two minutes of an H200, four at most.
+DIR is another checkout. Both are built: of each, build/lib/libnf4.so, build/bindings/python and
+bindings/python are used. Nothing is compiled or downloaded, and of packages torch and numpy are
+needed. --quick takes two minutes of an H200, four at most.
 
 Each build is a process with its own nf4, library and CUDA context (compare_worker.py); this one
 only says whose turn it is, and needs nothing but Python. A ratio is the median over turns of after
