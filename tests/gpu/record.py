@@ -5,6 +5,8 @@ python tests/gpu/record.py --unverified WHY   the code has changed and there is 
                                               a GPU has verified
 python tests/gpu/record.py --warn             prints a warning if the record is unverified
 python tests/gpu/record.py --release          the same, and fails: no wheel is made of it
+python tests/gpu/record.py --add NAME FILE    figures that `./dev bench --json FILE` has measured
+                                              become those of that name in figures.json
 """
 
 from __future__ import annotations
