@@ -174,7 +174,7 @@ def enough(launches: list[Callable], least: int = MIN_LAUNCHES) -> list[Callable
     return launches * -(-least // len(launches))
 
 
-# ---- Calls whose share of the host is measured ------------------------------------------
+# ---- Calls whose host overhead is measured ----------------------------------------------
 
 
 def host_call(spec: dict[str, Any], gpu: Any) -> Callable[[], object]:
