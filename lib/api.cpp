@@ -1,5 +1,4 @@
-// extern "C": check the arguments, then call a backend. The order of the includes is
-// the direction of the house: everything flows from here to the backends.
+// extern "C": checks the arguments, then calls a backend.
 #include "core/formats.hpp"
 #include "cpu/backend.hpp"
 #include "cuda/backend.hpp"

@@ -1,5 +1,5 @@
-// A validated request: what the backends get. No CUDA types; all that is left to check is
-// whether a GPU can reach the memory.
+// Validated requests: what the backends get. No CUDA types; only whether a GPU can reach the memory
+// is left to check.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct Weight {
   int64_t nested_blocksize() const { return int64_t{1} << nested_blocksize_log2; }
 };
 
-// One buffer of a request, for the checks that are the same for all of them.
+// A buffer of a request, for the checks that are the same for all.
 struct Operand {
   const char *name;
   const void *address;
@@ -84,7 +84,7 @@ struct MatmulProblem {
   bool empty() const { return m == 0 || weight.rows == 0; }
 };
 
-// Products of one call, each checked, and against each other. Of some there may be nothing to do.
+// The matmuls ("products") of one call, checked each and against each other. Some may be empty.
 struct MatmulBatch {
   MatmulProblem list[NF4_MATMUL_BATCH_MAX];
   int count = 0;
@@ -104,9 +104,9 @@ inline bool is_multiple(const void *address, int alignment) {
 
 constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The workspace of quantize, nested: the scales before their own quantization, then the
-// partial sums of their mean, level after level: first of all scales of so many elements,
-// then of so many of those, until there is one.
+// The workspace of nested quantize: the scales in fp32, then the partial sums of their mean, level
+// by level: first one for the scales of so many elements, then one for so many of those, until
+// there is one.
 constexpr int64_t kElementsPerPartialSum = 4096;
 constexpr int64_t kSumsPerSum = 4096;
 

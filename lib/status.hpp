@@ -1,4 +1,4 @@
-// Statuses and the thread's last error detail.
+// Statuses, and the detail of the thread's last error.
 #pragma once
 
 #include "nf4/nf4.h"
@@ -8,7 +8,7 @@ namespace nf4 {
 // Records the detail (printf style) for nf4_last_error() and returns `status`.
 [[gnu::format(printf, 2, 3)]] nf4_status fail(nf4_status status, const char *format, ...);
 
-// Adds to the detail just recorded which of several products it is about.
+// Prepends to the detail just recorded which product of a batch it is about.
 nf4_status of_product(nf4_status status, int product);
 
 }  // namespace nf4

@@ -11,7 +11,7 @@
 namespace nf4 {
 namespace {
 
-// Keeps every byte count of a tensor, and sums of a few of them, far inside int64.
+// Keeps byte counts of a tensor, and sums of a few of them, well below the limit of int64.
 constexpr int64_t kMaxElements = int64_t{1} << 60;
 
 nf4_status invalid(const char *name, int64_t value, const char *expected) {
@@ -96,8 +96,8 @@ nf4_status validate_operands(const Operands &operands) {
   return NF4_STATUS_OK;
 }
 
-// Gives a weight whose shape is known its pointers. Where there are no elements they stay NULL: a
-// caller may have left anything there, and nothing is to be read.
+// Copies the pointers to a weight that has its shape. Without elements they stay NULL: a caller may
+// have left anything there, and nothing is to be read.
 nf4_status validate_pointers(const nf4_tensor &tensor, Weight &weight) {
   if (weight.elements == 0) return NF4_STATUS_OK;
   weight.packed = static_cast<uint8_t *>(tensor.packed);
@@ -114,19 +114,18 @@ nf4_status validate_weight(const nf4_tensor *tensor, Weight &weight) {
   return validate_pointers(*tensor, weight);
 }
 
-// The args of a product. Those of the first have been found to be right by the time that another's
-// are looked for.
+// The args of a product. The first product's struct_size is checked before another's args are read.
 const nf4_matmul_args *args_of(const nf4_matmul_args *args, int product) {
   const size_t offset = product == 0 ? 0 : product * args->struct_size;
   return reinterpret_cast<const nf4_matmul_args *>(reinterpret_cast<const char *>(args) + offset);
 }
 
-// The y of a product, whose operand comes last.
+// The y of a product, which is its last operand.
 const Operand &output(const MatmulProblem &problem) {
   return problem.operands.list[problem.operands.count - 1];
 }
 
-// Do rows of one lie between rows of the other?
+// Do the rows of one y lie between those of the other?
 bool interleaved(const MatmulProblem &a, const MatmulProblem &b) {
   const int64_t a_item = element_bytes(a.dtype), b_item = element_bytes(b.dtype);
   const int64_t stride = a.y_stride * a_item;
@@ -137,9 +136,9 @@ bool interleaved(const MatmulProblem &a, const MatmulProblem &b) {
   return from_row >= a.weight.rows * a_item && from_row + b.weight.rows * b_item <= stride;
 }
 
-// Is every y apart from all else, from its first element to its last? Cheaper than to find out
-// what overlaps what, and nearly always so.
-bool all_apart(const MatmulBatch &batch) {
+// Is every y, from its first element to its last, disjoint from everything else? Cheaper than
+// finding out what overlaps what, and nearly always true.
+bool all_disjoint(const MatmulBatch &batch) {
   Extent outputs[NF4_MATMUL_BATCH_MAX];
   int count = 0;
   for (const MatmulProblem &problem : batch)
@@ -162,10 +161,10 @@ bool all_apart(const MatmulBatch &batch) {
   return true;
 }
 
-// That no product's y is what another reads or writes. The workspace, which they share, is none of
-// their y: that was checked with each.
-nf4_status validate_apart(const MatmulBatch &batch) {
-  if (all_apart(batch)) return NF4_STATUS_OK;
+// No product's y may be what another reads or writes. (That no y overlaps the workspace, which they
+// share, has been checked with each product.)
+nf4_status validate_disjoint(const MatmulBatch &batch) {
+  if (all_disjoint(batch)) return NF4_STATUS_OK;
   for (const MatmulProblem &a : batch) {
     if (a.empty()) continue;
     for (const MatmulProblem &b : batch) {
@@ -338,7 +337,7 @@ nf4_status validate_matmul_batch_operands(const nf4_tensor *const *tensors,
     if (const nf4_status status = validate_matmul_operands(tensors[i], args_of(args, i), workspace,
                                                            workspace_bytes, batch.list[i]))
       return of_product(status, i);
-  return validate_apart(batch);
+  return validate_disjoint(batch);
 }
 
 nf4_status validate_workspace(size_t given, int64_t needed) {

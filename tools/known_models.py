@@ -130,7 +130,7 @@ class Learner:
 
 def source(known: dict[str, Known], version: str) -> str:
     """The module's text."""
-    head = _FILE.read_text().partition("KNOWN: ")[0].rstrip()
+    head = _FILE.read_text().partition("# Of transformers")[0].rstrip()
     lines = [f"{head}\n\n\n# Of transformers {version}.\nKNOWN: dict[str, Known] = {{"]
     for model_type, entry in known.items():
         fields = [f"{field}={value!r}" for field, value in vars(entry).items() if value]

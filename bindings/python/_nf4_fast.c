@@ -1,11 +1,10 @@
-/* _nf4_fast: the library called without ctypes. Here is Weight, which dequantizes what is kept
- * as a QuantizedTensor; Calls, in _nf4_calls.c, takes the parts of a weight anew in each call;
- * _nf4_operators.cpp has kernels for torch's dispatcher.
+/* _nf4_fast: libnf4 called without ctypes. Here is Weight, which dequantizes a QuantizedTensor;
+ * the operators of nf4.torch are in _nf4_ops.cpp.
  *
- * For what is common and faultless, namely tensors of a library that has DLPack's C exchange
- * (torch from 2.10 on) and raw addresses. Everything else, faults included, gets None for an
- * answer, and package nf4 does the same in Python and finds the words. It is complete without
- * this module, which is not built where Python's headers are missing.
+ * It takes what is common and has no fault: tensors of a library that has DLPack's C exchange
+ * (torch from 2.10 on), and raw addresses. All else, faults included, gets None, and package nf4
+ * does the same in Python and finds the words. The package is complete without this module, which
+ * is not built where Python's headers are missing.
  */
 #include "_nf4_fast.h"
 
@@ -233,17 +232,12 @@ static PyType_Spec weight_spec = {
     .slots = weight_slots,
 };
 
-static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
-  PyObject *type = PyType_FromSpec(spec);
+static int execute(PyObject *module) {
+  PyObject *type = PyType_FromSpec(&weight_spec);
   if (type == NULL) return -1;
-  const int failed = PyModule_AddObjectRef(module, name, type);
+  const int failed = PyModule_AddObjectRef(module, "Weight", type);
   Py_DECREF(type);
   return failed;
-}
-
-static int execute(PyObject *module) {
-  if (add_type(module, "Weight", &weight_spec) != 0) return -1;
-  return add_type(module, "Calls", &nf4_calls_spec);
 }
 
 static PyModuleDef_Slot module_slots[] = {

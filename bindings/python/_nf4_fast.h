@@ -1,4 +1,4 @@
-/* What the files of the extension module have of each other. */
+/* What _nf4_fast.c has of _nf4_ops.cpp. */
 #ifndef NF4_FAST_H
 #define NF4_FAST_H
 
@@ -7,7 +7,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern PyType_Spec nf4_calls_spec;
 extern PyMethodDef nf4_operator_methods[];
 #ifdef __cplusplus
 }

@@ -78,10 +78,6 @@ inline void require_torch(Error error, const char *what) {
   if (error != 0) throw std::runtime_error(std::string("nf4: torch failed to ") + what);
 }
 
-[[noreturn]] inline void refuse(const char *name, const std::string &expected) {
-  throw std::invalid_argument(std::string(name) + " is something else; expected " + expected);
-}
-
 // Other dtypes than these have no lanes.
 inline void set_dtype(dl_tensor &view, int32_t dtype) {
   const struct {
@@ -104,7 +100,9 @@ class Tensor {
  public:
   explicit Tensor(TensorHandle handle = nullptr) : handle_(handle) {}
 
-  static Tensor empty(const std::vector<int64_t> &sizes, int32_t dtype, const Tensor &beside) {
+  // torch's numbers for the dtype and the type of device.
+  static Tensor empty(const std::vector<int64_t> &sizes, int32_t dtype, int32_t device_type,
+                      int32_t device_index) {
     std::vector<int64_t> strides(sizes.size());
     int64_t stride = 1;
     for (size_t i = sizes.size(); i-- > 0;) {
@@ -115,11 +113,10 @@ class Tensor {
       stride *= size;
     }
     TensorHandle made = nullptr;
-    const int32_t device = beside.device_type();
     if (torch.empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype,
-                            device, beside.device_index(), &made) != 0)
+                            device_type, device_index, &made) != 0)
       throw std::runtime_error(
-          std::string(device == codes.cuda ? "CUDA out of memory" : "no memory") + " for " +
+          std::string(device_type == codes.cuda ? "CUDA out of memory" : "no memory") + " for " +
           std::to_string(stride) + " elements");
     return Tensor(made);
   }
@@ -132,8 +129,7 @@ class Tensor {
   int32_t device_type() const { return get<int32_t>(torch.device_type); }
   int32_t device_index() const { return get<int32_t>(torch.device_index); }
 
-  // Of the argument of this name.
-  dl_tensor view(const char *name) const {
+  dl_tensor view() const {
     dl_tensor view{};
     view.data = data();
     view.device_type = device_type() == codes.cuda ? DL_CUDA : DL_CPU;
@@ -142,7 +138,6 @@ class Tensor {
     set_dtype(view, dtype());
     view.shape = get<int64_t *>(torch.sizes);
     view.strides = get<int64_t *>(torch.strides);
-    if (!has_memory(&view)) refuse(name, "a tensor that has its memory");
     return view;
   }
 

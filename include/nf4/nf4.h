@@ -4,30 +4,29 @@
  * <stddef.h> and <stdint.h>, and compiles as C99 and as C++11.
  *
  * THE DATA
- *   A weight of rows x cols numbers is read in row-major order as one run of
- *   n = rows * cols elements, cut into blocks of `blocksize` elements (the last
- *   block may be shorter). Each element is a 4-bit code into a codebook of 16
+ *   A weight of rows x cols (N x K) elements, in row-major order, is divided into
+ *   blocks of `blocksize` elements; blocks do not end with rows, and the last one may
+ *   be shorter. An element is a 4-bit code, which selects an entry of a codebook of 16
  *   floats, times the scale (absmax) of its block. The bytes are those that
- *   bitsandbytes stores:
+ *   bitsandbytes stores, for n = rows * cols elements:
  *     packed          uint8 [ceil(n / 2)]; element 2i is the HIGH nibble of byte
  *                     i, element 2i + 1 the LOW nibble; an odd n leaves the last
  *                     low nibble unused (quantize writes 0 there).
  *     absmax          flat: float [nb], nb = ceil(n / blocksize).
- *                     nested (double quantization): uint8 [nb], codes into
- *                     nested_code.
+ *                     nested (double quantization): uint8 [nb], which select entries
+ *                     of nested_code.
  *     nested_absmax   float [ceil(nb / nested_blocksize)]
- *     nested_code     float [256], ascending; bitsandbytes' own is
- *                     nf4_scale_code()
+ *     nested_code     float [256], ascending; bitsandbytes' is nf4_scale_code()
  *     nested_offset   float [1], in the same memory as the rest
  *
  * THE ARITHMETIC
  *   scale = RN(RN(nested_code[q] * nested_absmax[b / nested_blocksize])
  *              + nested_offset)                        (nested)
  *   value = RN_dtype(RN(codebook[code] * scale))
- *   RN is IEEE-754 round-to-nearest-even in binary32; a multiply and an add are
- *   never fused. Dequantize is therefore bit-equal to bitsandbytes' CUDA kernels,
- *   signed zeros included; a NaN stays a NaN of unspecified payload. The scales
- *   are used as they are, whether NaN, infinite, negative or subnormal.
+ *   RN rounds to nearest even in IEEE 754 binary32; multiply and add are never
+ *   fused. Dequantize is therefore bit-equal to bitsandbytes' CUDA kernels, signed
+ *   zeros included; a NaN stays a NaN of unspecified payload. Scales are used as they
+ *   are, whether NaN, infinite, negative or subnormal.
  *
  * WHICH MEMORY
  *   nf4_*_launch take device pointers and enqueue on `stream`; nf4_*_cpu take
@@ -35,22 +34,23 @@
  *   pointer: the caller owns all memory and keeps it alive until the work on the
  *   stream has finished.
  *   A launch does not synchronise, allocate, print, throw or exit, leaves the
- *   current device as it was, and can be captured in a CUDA graph. Scratch memory
+ *   current device as it was, and can be captured in a CUDA graph. Workspace memory
  *   comes from the caller. Two costs are CUDA's own: the first use of a kernel in a
  *   process loads it (nf4_device_info does that beforehand), and where the memory is
  *   of another device than the current one, a launch makes that one current for its
  *   duration, which may initialise either.
- *   A launch waits for all that is before it on the stream. On compute capability 9.0
- *   and later it lets a successor start early that was itself launched with
- *   programmatic stream serialization: such a kernel waits (griddepcontrol.wait) before
- *   it touches the operands, as CUDA asks of it. Nobody else needs to know.
+ *   A launch waits for all earlier work on the stream. On compute capability 9.0 and
+ *   later it supports programmatic dependent launch: a kernel that was itself launched
+ *   with programmatic stream serialization may start early, and must wait
+ *   (griddepcontrol.wait) before it touches the operands, as CUDA requires. All other
+ *   kernels start after it as usual.
  *
  * ERRORS
- *   Every function that can fail returns nf4_status. On anything but
- *   NF4_STATUS_OK nothing was enqueued and no output byte was written, with two
- *   exceptions: after NF4_STATUS_CUDA_ERROR from nf4_quantize_launch or
- *   nf4_matmul_batch_launch, which enqueue several kernels, the outputs are
- *   unspecified; nf4_device_info fills in what it knows in any case. nf4_last_error()
+ *   Every function that can fail returns nf4_status. If it is not NF4_STATUS_OK,
+ *   nothing was enqueued and no output byte was written, with two exceptions: after
+ *   NF4_STATUS_CUDA_ERROR from nf4_quantize_launch or nf4_matmul_batch_launch, which
+ *   enqueue several kernels, the outputs are unspecified; nf4_device_info fills in
+ *   what it knows in any case. nf4_last_error()
  *   names the argument and the value. nf4_*_cpu need no memory of their own; where
  *   there is none, only the text of nf4_last_error() is lost. nf4_*_launch and
  *   nf4_device_info call the CUDA runtime, which allocates host memory for each thread
@@ -65,11 +65,11 @@
  *
  * ALIGNMENT
  *   packed and uint8 absmax: none. Everything else: that of its element type.
- *   16-byte aligned outputs and 4-byte aligned packed are the fastest.
+ *   16-byte aligned outputs and 4-byte aligned packed are fastest.
  *
  * STABILITY
  *   Values of constants never change; struct fields are only ever appended, and
- *   struct_size tells which the caller knows. Until 1.0 the SONAME is
+ *   struct_size says which of them the caller has. Until 1.0 the SONAME is
  *   libnf4.so.0 and a minor version may break the interface.
  */
 #ifndef NF4_NF4_H
@@ -102,18 +102,18 @@ typedef int32_t nf4_status;
 #define NF4_STATUS_NO_CUDA 2
 /* No usable GPU: no driver, a driver that is too old, or no device. */
 #define NF4_STATUS_NO_DEVICE 3
-/* There is a GPU, but no kernel in this build runs on it. */
+/* There is a GPU, but this build has no kernel for it. */
 #define NF4_STATUS_UNSUPPORTED_DEVICE 4
-/* The CUDA runtime returned an error, one of an earlier launch included; it is
- * returned and not cleared. */
+/* The CUDA runtime returned an error, possibly of an earlier launch; it is not
+ * cleared. */
 #define NF4_STATUS_CUDA_ERROR 5
 
 /* The name of a status, such as "NF4_STATUS_OK"; never NULL. */
 NF4_API const char *nf4_status_string(nf4_status status);
 
-/* What was wrong in the last call that failed on this thread, in words that name
- * the argument and its value. Empty before any failure; never NULL. Valid until
- * the next failure on the same thread. */
+/* What was wrong in the last call that failed on this thread: the argument and its
+ * value. Empty before any failure; never NULL. Valid until the next failure on the
+ * same thread. */
 NF4_API const char *nf4_last_error(void);
 
 /* ---- Version and build -------------------------------------------------- */
@@ -130,8 +130,8 @@ NF4_API const char *nf4_build_info(void);
 
 /* ---- Types -------------------------------------------------------------- */
 
-/* The 4-bit format. It chooses the codebook where nf4_tensor.codebook is NULL.
- * The values are those of bitsandbytes' C library. */
+/* The 4-bit format. It selects the codebook if nf4_tensor.codebook is NULL. The values
+ * are those of bitsandbytes' C library. */
 typedef int32_t nf4_format;
 #define NF4_FORMAT_FP4 1
 #define NF4_FORMAT_NF4 2
@@ -142,12 +142,12 @@ typedef int32_t nf4_dtype;
 #define NF4_DTYPE_FP16 2
 #define NF4_DTYPE_BF16 3
 
-/* cudaStream_t (and CUstream) without their headers, of the device that the memory
- * is of. NULL is the legacy default stream of that device, or of the current one
- * where all memory is managed or the host's. */
+/* cudaStream_t (and CUstream) without their headers, of the device that has the
+ * memory. NULL is the legacy default stream of that device, or of the current one if
+ * all memory is managed or the host's. */
 typedef struct CUstream_st *nf4_stream;
 
-/* A quantized weight. It borrows every pointer and owns nothing. Dequantize and
+/* A quantized weight. It borrows all pointers and owns nothing. Dequantize and
  * matmul read packed, absmax, nested_absmax and nested_offset; quantize writes them. */
 typedef struct nf4_tensor {
   size_t struct_size;       /* sizeof(nf4_tensor) */
@@ -188,31 +188,31 @@ NF4_API const float *nf4_scale_code(void);
 
 /* ---- Sizes --------------------------------------------------------------- */
 
-/* Fills *sizes from the format, blocksizes, rows and cols of *tensor; its
- * pointers are not looked at. */
+/* Fills *sizes from the format, blocksizes, rows and cols of *tensor; its pointers
+ * are not read. */
 NF4_API nf4_status nf4_tensor_sizes(const nf4_tensor *tensor, nf4_sizes *sizes);
 
-/* Scratch that nf4_quantize_launch and nf4_quantize_cpu need for *tensor, in
- * bytes; 0 if flat. The pointers of *tensor are not looked at. */
+/* The bytes of workspace that nf4_quantize_launch and nf4_quantize_cpu need for
+ * *tensor; 0 if flat. The pointers of *tensor are not read. */
 NF4_API nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t *bytes);
 
 /* ---- Dequantize ---------------------------------------------------------- */
 
 /* out[rows * cols] = the weight, in out_dtype. `out` must not overlap any part of
- * the weight. A tensor of no elements is fine, with NULL pointers too: nothing is
- * read or written.
+ * the weight. A tensor without elements is valid, with NULL pointers too:
+ * nothing is read or written.
  *
  * INVALID_ARGUMENT: weight or a needed pointer is NULL; struct_size, format,
  * blocksize, nested_blocksize, reserved, rows, cols or out_dtype is out of range;
  * the nested pointers are partly NULL or contradict nested_blocksize; a pointer
  * is misaligned for its type; out overlaps an input; a pointer is host memory
  * that the GPU cannot reach; the pointers are of different devices, or the stream
- * is of another one (which cannot be told while it is being captured). */
+ * is of another one (which is not detected during capture). */
 NF4_API nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                                       nf4_stream stream);
 
-/* The same on host memory. threads: how many to use at most, >= 1; 0 means one for
- * each processor that the process may run on. */
+/* The same on host memory. threads: the most to use, >= 1; 0 means one for each
+ * processor that the process may run on. */
 NF4_API nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                                    int32_t threads);
 
@@ -225,17 +225,17 @@ NF4_API nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtyp
  *   code     the codebook entry nearest to v = RN(x * RN(1 / max(absmax, 2^-126))):
  *            between two neighbours a < b, b if v > RN((a + b) / 2), else a. Of equal
  *            entries the lowest code is used; a NaN entry never is. A codebook of
- *            your own should span [-1, 1]. A NaN x is stored as the code nearest to
- *            0, +Inf and -Inf as those nearest to +1 and -1: one bad element never
- *            spoils its neighbours.
+ *            your own should span [-1, 1]. A NaN x gets the code nearest to 0, +Inf
+ *            and -Inf get those nearest to +1 and -1: an element that is not finite
+ *            never affects another one.
  *   nested   offset = the sum of the block scales over nb, both in binary64, then
  *            rounded to binary32; the sum is taken over the complete binary tree of
  *            the scales. Then RN(scale - offset) are quantized to nested_code, which
  *            must be strictly ascending, in blocks of nested_blocksize by the same
  *            rule.
  *
- * workspace: scratch of at least nf4_quantize_workspace_size() bytes, 16-byte
- * aligned, in the same memory as the rest; may be NULL if that size is 0.
+ * workspace: at least nf4_quantize_workspace_size() bytes, 16-byte aligned, in the
+ * same memory as the rest; may be NULL if that size is 0.
  *
  * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the workspace is NULL,
  * misaligned or too small, or if any two of in, workspace and the outputs
@@ -249,9 +249,9 @@ NF4_API nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf
 
 /* ---- Matmul -------------------------------------------------------------- */
 
-/* y = x W^T + bias, for m rows of x and a weight of `rows` x `cols`: y is m x rows,
- * x is m x cols, bias has `rows` elements. Matrices are row-major; a stride is the
- * distance of two rows, in elements. */
+/* y = x W^T + bias, for activations x [m, cols], a weight W [rows, cols], an output
+ * y [m, rows] and a bias [rows]. Matrices are row-major; a stride is the distance
+ * from one row to the next, in elements. */
 typedef struct nf4_matmul_args {
   size_t struct_size;         /* sizeof(nf4_matmul_args) */
   nf4_dtype dtype;            /* of x, bias and y; fp32 on the CPU only */
@@ -264,38 +264,37 @@ typedef struct nf4_matmul_args {
   int64_t y_stride;           /* >= rows */
 } nf4_matmul_args;
 
-/* Scratch that nf4_matmul_launch needs, in bytes: 0 for fp32, for up to 64 rows of x, for
- * cols that are no multiple of 64 and for blocksize 32, else up to 22.5 MB, whatever the GPU;
- * kernels for compute capability 9.0 alone use it. It depends on the weight's shape,
- * blocksize, m and dtype, and does not fall as m rises: what is enough for the most rows of x
- * is enough for fewer. No pointer but the structs' own is looked at. */
+/* The bytes of workspace that nf4_matmul_launch needs; often 0. They depend on the
+ * weight's shape and blocksize, m and dtype, not on the GPU, and do not decrease as m
+ * increases: what suffices for the largest m suffices for all. The pointers in the
+ * structs are not read. */
 NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
                                              size_t *bytes);
 
-/* Each y is the sum of the products x * (codebook entry * scale) and the bias, summed
- * in binary32 and rounded once. The order of the sum is the library's own, so bits differ
- * between the GPU and the CPU, between machines, shapes and versions, but not from call
- * to call. An x that is not finite spoils its own row of y and no other. What lies
- * between the rows of y is not written. Where y is empty nothing is read or written, and
- * pointers may be NULL; where cols is 0, y is the bias or 0, and no other pointer is
- * looked at.
+/* Each element of y is the sum of the products x * (codebook entry * scale) and the
+ * bias, summed in binary32 and rounded once. The order of the sum is unspecified, so
+ * bits differ between the GPU and the CPU, between machines, shapes and versions, but
+ * not from call to call. An x that is not finite affects its own row of y alone. What
+ * lies between the rows of y is not written. If y is empty, nothing is read or written,
+ * and pointers may be NULL; if cols is 0, y is the bias or 0, and no other pointer is
+ * read.
  *
- * What else y may differ by from exact numbers:
- *   16 bits     the entries, or the entries times the scale, may be rounded to the dtype
- *               first. The errors of the latter, a dense weight's of that dtype, have a
- *               mean in each block; where a row of x has one, too, they add up, the more
- *               the larger the blocks.
- *   the range   few rows of x may be multiplied with the entries (in 16 bits with up to
- *               twice the entries) and summed before the scale: such a sum is infinite
- *               beyond binary32, even if the scale would bring it back, as 1e-3 does
- *               2e38 and 2e38.
- *   subnormals  bf16 by AVX512-BF16 instructions takes numbers, products and sums below
- *               2^-126 for 0.
+ * Further differences from exact arithmetic:
+ *   rounding    in 16 bits the entries, or the entries times the scale, may first be
+ *               rounded to the dtype. The errors of the latter, those of a dense weight
+ *               of that dtype, have a nonzero mean in each block; if a row of x has a
+ *               nonzero mean too, they add up, the more the larger the blocks.
+ *   overflow    x may be multiplied by the entries (in 16 bits by up to twice the
+ *               entries) and summed before the scale is applied: a sum that exceeds
+ *               binary32 is infinite, even if the scale would bring it back, as 1e-3
+ *               does with 2e38 + 2e38.
+ *   subnormals  bf16 by AVX512-BF16 instructions flushes numbers, products and sums
+ *               below 2^-126 to 0.
  *
- * workspace: scratch of at least nf4_matmul_workspace_size() bytes, 16-byte aligned,
- * in the same memory as the rest; may be NULL if that size is 0. What it holds does not
- * matter, and calls in one stream may share it. Calls that may run at the same time must
- * not: y is undefined then, and they may never end.
+ * workspace: at least nf4_matmul_workspace_size() bytes, 16-byte aligned, in the same
+ * memory as the rest; may be NULL if that size is 0. Its contents do not matter, and
+ * calls on one stream may share it. Calls that may run at the same time must not: y is
+ * undefined then, and they may never end.
  *
  * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
  * m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m times
@@ -304,51 +303,45 @@ NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4
 NF4_API nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
                                      void *workspace, size_t workspace_bytes, nf4_stream stream);
 
-/* The same on host memory, without scratch; threads as in nf4_dequant_cpu, and their
+/* The same on host memory, without workspace; threads as in nf4_dequant_cpu, and their
  * number changes no bit. */
 NF4_API nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
                                   int32_t threads);
 
 /* ---- Matmul of several weights -------------------------------------------- */
 
-/* The most products of one call. */
+/* The most matmuls of one call. */
 #define NF4_MATMUL_BATCH_MAX 64
 
-/* The functions below do `count` products, weights[i] with args[i], such as those of q, k
- * and v, or of gate and up: what as many calls of their namesakes without "batch" do, to
- * the bit. Elements of args are args[0].struct_size bytes apart, and have that struct_size,
- * all of them. Neither array is kept. Where count is 0 both may be NULL and nothing is done.
+/* The functions below do `count` matmuls ("products"), weights[i] with args[i], such as
+ * those of q, k and v, or of gate and up: to the bit what as many calls of the functions
+ * without "batch" do. Elements of args are args[0].struct_size bytes apart, and all have
+ * that struct_size. Neither array is kept. If count is 0, both may be NULL and nothing is
+ * done.
  *
  * Products may share what they read: x, a weight, a bias. A y overlaps nothing that another
  * product reads or writes; but if two y have strides of as many bytes, the rows of one may
- * lie between those of the other, as where y are columns of one matrix.
+ * lie between those of the other, as if both were columns of one matrix.
  *
- * INVALID_ARGUMENT: as for the namesakes, for any product; count is more than
- * NF4_MATMUL_BATCH_MAX; weights or args is NULL; products overlap, or are memory of different
- * devices. nf4_last_error() counts products from 0. All products are checked before any is
- * enqueued. */
+ * INVALID_ARGUMENT: as for the functions without "batch", for any product; count is more
+ * than NF4_MATMUL_BATCH_MAX; weights or args is NULL; products overlap, or are memory of
+ * different devices. nf4_last_error() counts products from 0. All products are checked
+ * before any is enqueued. */
 
-/* Scratch that nf4_matmul_batch_launch needs, in bytes: as much as the product that needs
- * most. It does not fall as the m of any product rises. */
+/* The bytes of workspace that nf4_matmul_batch_launch needs: as many as the product that
+ * needs most. They do not decrease as the m of any product increases. */
 NF4_API nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
                                                    const nf4_matmul_args *args, size_t count,
                                                    size_t *bytes);
 
-/* Up to 4 products go in one launch, which saves the fixed cost of the others', where they
- * are of one dtype, all nested or all flat, and all of 1 to 8 or all of 9 to 16 rows of x; where
- * rows are 64 times the GPU's multiprocessors or more, of 1 or 2, or of 3 to 8. Such a weight
- * has cols and a blocksize that are multiples of 64 (of 256, cols, with a codebook of its own),
- * and blocks of scales of up to 2^30 elements; packed and every row of x are 16-byte aligned;
- * the GPU lets a thread block have 160 KiB of shared memory, as compute capabilities 8.0, 9.0
- * and 10.0 do. All others are launched one by one, as separate calls would be, and so are large
- * weights with 9 to 16 rows of x on compute capability 9.0, which is faster. The order of
- * launches is the library's own. */
+/* Products with few rows of x may share a kernel launch, which saves the fixed cost of the
+ * others'; the rest are launched one by one. The order of launches is unspecified. */
 NF4_API nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights,
                                            const nf4_matmul_args *args, size_t count,
                                            void *workspace, size_t workspace_bytes,
                                            nf4_stream stream);
 
-/* On host memory; the threads share the rows of all products. */
+/* The same on host memory, without workspace; the threads share the rows of all weights. */
 NF4_API nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights,
                                         const nf4_matmul_args *args, size_t count,
                                         int32_t threads);
@@ -368,11 +361,11 @@ typedef struct nf4_device {
   char dequant_variant[32];   /* the kernels that would run, such as "sm90" */
 } nf4_device;
 
-/* Is GPU `device` usable by this library? OK if so, else NO_CUDA, NO_DEVICE,
- * UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range,
- * with the reason in nf4_last_error(); what is known of it is filled in either
- * way. It initialises CUDA and loads the kernels for the device, which may take long;
- * what is launched afterwards is ready. */
+/* Can this library use GPU `device`? OK if so, else NO_CUDA, NO_DEVICE,
+ * UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range, with
+ * the reason in nf4_last_error(); *info gets what is known in any case. It initialises
+ * CUDA and loads the kernels for the device, which may take long, so that later launches
+ * need not. */
 NF4_API nf4_status nf4_device_info(int32_t device, nf4_device *info);
 
 /* The CPU kernels that this machine runs: "avx512bf16", "avx512", "avx2" or "scalar"; later

@@ -1,5 +1,5 @@
-// What a stored byte means: nibble order, and the scale of double quantization. The
-// one definition, for the CPU reference and for every kernel.
+// What a stored byte means: nibble order, and the scale of double quantization. The only
+// definition, for the CPU reference and for every kernel.
 #pragma once
 
 #include <cfloat>

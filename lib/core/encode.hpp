@@ -1,5 +1,5 @@
-// How a number becomes a code: the rule of nf4.h, for the CPU reference and for every
-// kernel. A codebook becomes a Quantizer once; a value is then placed by comparisons.
+// How a number becomes a code: nf4.h's rule, for the CPU reference and for every kernel. A codebook
+// is turned into a Quantizer once; a value's code is then found by comparisons.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ NF4_HOST_DEVICE constexpr Quantizer make_quantizer(const float *codebook) {
 
 NF4_HOST_DEVICE bool is_finite(float x) { return x >= -kLargestFloat && x <= kLargestFloat; }
 
-// |x| for the absmax of a block: what is not finite does not count.
+// |x| for the absmax of a block, which ignores what is not finite.
 NF4_HOST_DEVICE float finite_magnitude(float x) {
   if (!is_finite(x)) return 0.0f;
   return x < 0 ? -x : x;
@@ -72,7 +72,7 @@ NF4_HOST_DEVICE float inverse_scale(float absmax) {
   return divide_rn(1.0f, absmax > kSmallestNormal ? absmax : kSmallestNormal);
 }
 
-// x brought to [-1, 1]; NaN to 0, infinities to the ends.
+// x scaled to [-1, 1]; NaN to 0, infinities to 1 and -1.
 NF4_HOST_DEVICE float normalise(float x, float inverse) {
   if (is_finite(x)) return multiply_rn(x, inverse);
   return x > 0 ? 1.0f : x < 0 ? -1.0f : 0.0f;

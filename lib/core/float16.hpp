@@ -1,5 +1,5 @@
-// float <-> fp16 and bf16 by bits, round-to-nearest-even, NaN kept a NaN. The host's
-// conversions; on the device the hardware's own do the same.
+// float <-> fp16 and bf16 by bits, round-to-nearest-even, NaN kept a NaN. For the
+// host; on a GPU the hardware converts likewise.
 #pragma once
 
 #include <cstdint>

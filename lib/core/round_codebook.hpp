@@ -25,8 +25,9 @@ struct Precision<BFloat16> {
   static constexpr uint16_t kInfinity = 0x7f80;
 };
 
-// Finds a factor and at most one entry to be rounded away from the nearest. Not finite entries
-// become NaN and infinities of the dtype, and count for nothing.
+// Tries factors, and for each to round at most one entry to the next nearest number. Of these the
+// best has the least mean square error and mean error of normal weights. Entries that are not
+// finite are converted and have no part in it.
 template <class T>
 class CodebookRounding {
  public:
@@ -40,7 +41,7 @@ class CodebookRounding {
 
   RoundedCodebook operator()() {
     if (largest_ != 0) {
-      weigh();
+      find_frequencies();
       for (int i = 0; i < kFactors; ++i) try_factor(1 + static_cast<double>(i) / kFactors);
     }
     const double unit = power_ / best_factor_;
@@ -56,17 +57,18 @@ class CodebookRounding {
 
  private:
   static constexpr int kFactors = 128;
-  // The weights for which errors are weighed are normal ones, cut off at so many standard
-  // deviations: the largest of about 32, 1024 and 4096.
+  // The distributions of weights: normal, truncated where the absmax of a block of 32, 1024 or 4096
+  // elements usually is, in standard deviations.
   static constexpr double kTails[] = {2.1, 3.2, 3.7};
-  static constexpr int kKinds = 3;
+  static constexpr int kDistributions = 3;
+  // Of a mean error, beside a root mean square error: in a row of x with a mean of its own the
+  // former adds up with the columns, the latter with their square root, here that of 4096.
   static constexpr double kWeightOfMean = 64;
 
-  // Sums over the weights, relative to their root mean square: of errors for each kind, of their
-  // squares for all.
+  // Over all entries, relative to the weights' root mean square.
   struct Sums {
-    double errors[kKinds] = {};
-    double squares = 0;
+    double errors[kDistributions] = {};
+    double squares = 0;  // of errors, of all distributions
 
     double cost() const {
       double total = squares;
@@ -77,29 +79,29 @@ class CodebookRounding {
 
   static double cdf(double x) { return 0.5 * std::erfc(-x * 0.7071067811865476); }
 
-  // By how often the weights of each kind are stored as each entry.
-  void weigh() {
+  // Finds how often weights of each distribution are stored as each entry.
+  void find_frequencies() {
     int order[kCodebookSize];
     int count = 0;
     for (int i = 0; i < kCodebookSize; ++i)
       if (std::isfinite(codebook_[i])) order[count++] = i;
     std::sort(order, order + count, [&](int a, int b) { return values_[a] < values_[b]; });
     const double end = largest_ / power_;
-    for (int kind = 0; kind < kKinds; ++kind) {
-      double below = cdf(-kTails[kind]);
+    for (int d = 0; d < kDistributions; ++d) {
+      double below = cdf(-kTails[d]);
       double square = 0;
       for (int i = 0; i < count; ++i) {
         const double value = values_[order[i]];
         const double bound = i + 1 < count ? (value + values_[order[i + 1]]) / 2 : end;
-        const double next = cdf(bound / end * kTails[kind]);
-        of_errors_[kind][order[i]] = next - below;
+        const double next = cdf(bound / end * kTails[d]);
+        error_weights_[d][order[i]] = next - below;
         square += (next - below) * value * value;
         below = next;
       }
-      const double total = below - cdf(-kTails[kind]);
+      const double total = below - cdf(-kTails[d]);
       for (int i = 0; i < kCodebookSize; ++i) {
-        of_squares_[i] += of_errors_[kind][i] / square;
-        of_errors_[kind][i] /= std::sqrt(total * square);
+        square_weights_[i] += error_weights_[d][i] / square;
+        error_weights_[d][i] /= std::sqrt(total * square);
       }
     }
   }
@@ -125,11 +127,11 @@ class CodebookRounding {
     }
   }
 
-  // Entry i errs by `after` instead of `before`.
+  // The error of entry i becomes `after` instead of `before`.
   void add(Sums &sums, int i, double before, double after) const {
-    for (int kind = 0; kind < kKinds; ++kind)
-      sums.errors[kind] += of_errors_[kind][i] * (after - before);
-    sums.squares += of_squares_[i] * (after * after - before * before);
+    for (int d = 0; d < kDistributions; ++d)
+      sums.errors[d] += error_weights_[d][i] * (after - before);
+    sums.squares += square_weights_[i] * (after * after - before * before);
   }
 
   void consider(const Sums &sums, double factor, int moved) {
@@ -142,7 +144,7 @@ class CodebookRounding {
 
   static double number(uint16_t bits) { return to_float(T{bits}); }
   static uint16_t nearest(double x) { return from_float<T>(static_cast<float>(x)).bits; }
-  // On the other side of x.
+  // The nearest number on the other side of x.
   static uint16_t next_nearest(double x, uint16_t bits) {
     return static_cast<uint16_t>(std::fabs(number(bits)) > std::fabs(x) ? bits - 1 : bits + 1);
   }
@@ -155,10 +157,10 @@ class CodebookRounding {
 
   const float *codebook_;
   float largest_ = 0;
-  double power_;  // of two: brings the largest entry to [1, 2), or the unit to a normal float
-  double values_[kCodebookSize];                  // over it; 0 for those that are not finite
-  double of_errors_[kKinds][kCodebookSize] = {};  // the weights of errors in sums
-  double of_squares_[kCodebookSize] = {};
+  double power_;  // of two: scales the largest entry to [1, 2), or the unit to a normal float
+  double values_[kCodebookSize];  // entries over power_; not finite ones are 0
+  double error_weights_[kDistributions][kCodebookSize] = {};  // in Sums::errors
+  double square_weights_[kCodebookSize] = {};
   double best_cost_ = INFINITY;
   double best_factor_ = 1;
   int best_moved_ = -1;

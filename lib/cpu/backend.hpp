@@ -6,14 +6,15 @@
 
 namespace nf4::cpu {
 
-// `absmax` gets one float per block, wherever the scales go in the end.
+// The functions of one instruction set.
 struct Variant {
   const char *name;
   bool (*supported)();
   void (*dequant)(const DequantProblem &problem, BlockRange blocks);
+  // `absmax` gets one float per block: if nested, in the workspace.
   void (*quantize)(const QuantizeProblem &problem, float *absmax, BlockRange blocks);
   // The second half of nested quantization: the scales, one per block, to their mean and
-  // their 8-bit codes. partial_sums: scratch, one for each kScalesPerPartialSum scales.
+  // their 8-bit codes. partial_sums: room for one for each kScalesPerPartialSum scales.
   void (*quantize_scales)(const Weight &weight, const float *scales, double *partial_sums,
                           int threads);
   // All rows of x times some rows of the weight.

@@ -1,5 +1,5 @@
-// By cpuid, as sysconf(_SC_LEVEL3_CACHE_SIZE) answers for the whole package on AMD
-// processors, ten times what a core can use, and /sys may be out of reach.
+// By cpuid: sysconf(_SC_LEVEL3_CACHE_SIZE) tells the size of the whole package on AMD processors,
+// ten times what a core can use, and /sys may be unreadable.
 #include "cpu/cache.hpp"
 
 #if defined(__x86_64__)

@@ -1,15 +1,14 @@
-// The processor's caches, as far as kernels depend on them.
+// Cache sizes that kernels depend on.
 #pragma once
 
 #include <cstdint>
 
 namespace nf4::cpu {
 
-// Bytes of the last-level cache that one core sees; where the processor does not tell, a
-// usual size.
+// Bytes of the last-level cache that one core can use; a usual size if the processor does not tell.
 int64_t last_level_cache_bytes();
 
-// Dense outputs of more than so many last-level caches are stored past them.
+// Dense outputs larger than so many last-level caches are written by nontemporal stores.
 constexpr int64_t kCachesOfOutput = 2;
 
 }  // namespace nf4::cpu

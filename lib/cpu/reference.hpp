@@ -9,15 +9,15 @@ namespace nf4::cpu {
 void dequant_reference(const DequantProblem &problem, BlockRange blocks);
 void quantize_reference(const QuantizeProblem &problem, float *absmax, BlockRange blocks);
 
-// As Variant::quantize_scales, on one thread and without scratch.
+// As Variant::quantize_scales, on one thread and without partial sums.
 void quantize_scales_reference(const Weight &weight, const float *scales, double *, int);
 
-// The products of unrounded factors, summed in binary64 in order.
+// The products of unrounded numbers, summed in binary64 in order.
 void matmul_reference(const MatmulProblem &problem, RowRange rows);
 
 // The sum in binary64 over the complete binary tree: neighbours are added first, then
 // neighbouring pairs, and so on, missing leaves being zero. Any aligned power-of-two
-// piece of the data is a subtree, so a parallel reduction gives the same bits.
+// part of the data is a subtree, so a parallel reduction gives the same bits.
 double tree_sum(const float *values, int64_t count);
 double tree_sum(const double *values, int64_t count);
 

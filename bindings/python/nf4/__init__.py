@@ -9,7 +9,15 @@ Every function may be called from any number of threads at once.
 """
 
 from nf4 import _interrupt  # noqa: F401  first: it ends the command at a Ctrl-C
+from nf4._dequantize import dequantize
 from nf4._load import library_path
+from nf4._matmul import (
+    matmul,
+    matmul_batch,
+    matmul_batch_workspace_bytes,
+    matmul_workspace_bytes,
+)
+from nf4._quantize import quantize
 from nf4.errors import (
     CudaError,
     Error,
@@ -27,13 +35,6 @@ from nf4.info import (
     device_info,
     scale_code,
     version,
-)
-from nf4.ops import dequantize, quantize
-from nf4.products import (
-    matmul,
-    matmul_batch,
-    matmul_batch_workspace_bytes,
-    matmul_workspace_bytes,
 )
 from nf4.tensor import QuantizedTensor, Sizes, sizes
 

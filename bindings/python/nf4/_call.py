@@ -1,51 +1,132 @@
-"""What calls have in common: the stream and the scratch."""
+"""What a call makes for itself or checks last: its output, its workspace, its stream."""
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nf4 import _convert, _memory, _torch
-from nf4._memory import Buffer
+from nf4 import _convert
+from nf4._operand import Operand, address, read
+from nf4._torch import Device
 from nf4.errors import InvalidArgument, shown
+from nf4.typing import CudaStreamLike, MemoryLike
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NO_WORKSPACE = Operand("workspace", 0)
 _WORKSPACE_ALIGNMENT = 16
+_HUGE_PAGE = 2 << 20
+# numpy asks the kernel for huge pages from this many bytes on.
+_HUGE_PAGES_FROM = 4 << 20
 
 
-def launch_stream(stream: Any, threads: int, torch: _torch.Device | None) -> int:
-    """The stream of a call on device memory, where threads mean nothing."""
-    if threads != 0:
-        raise InvalidArgument(f"threads is {threads}; expected 0 for device memory")
-    if stream is None and torch is not None:
-        return torch.current_stream()
-    return _convert.stream_address(stream)
+def _aligned_array(shape: tuple[int, ...], dtype: np.dtype, alignment: int) -> np.ndarray:
+    """A new array at a multiple of `alignment` bytes: a view of a larger one, as numpy's own are
+    at multiples of 16. Raises ValueError for a shape that numpy cannot have."""
+    raw = np.empty(math.prod(shape) * dtype.itemsize + alignment, np.uint8)
+    address = raw.__array_interface__["data"][0]  # raw.ctypes.data takes ten times as long
+    return np.ndarray(shape, dtype, raw, offset=-address % alignment)
 
 
-def require_no_stream(stream: Any) -> None:
-    """For a call on host memory, where a stream means nothing."""
-    if stream is not None:
-        raise InvalidArgument(f"stream is {shown(stream)}; expected None for host memory")
+def _new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new array, all of which will be written at once. The kernel provides memory fastest in
+    huge pages, so a large array begins with one."""
+    if math.prod(shape) * dtype.itemsize < _HUGE_PAGES_FROM:
+        return np.empty(shape, dtype)
+    return _aligned_array(shape, dtype, _HUGE_PAGE)
+
+
+def new_output(
+    shape: tuple[int, ...],
+    dtype: str,
+    torch: Device | None,
+    on_device: bool | None,
+    stream: int | None,
+) -> np.ndarray | Tensor:
+    """An uninitialised output for work on `stream`: a tensor on a device of torch, a numpy array
+    for all else in host memory."""
+    if torch is not None:
+        return torch.new(shape, dtype, stream)
+    if on_device is not False:
+        raise InvalidArgument("out is None; expected an array of device memory")
+    try:
+        return _new_array(shape, _convert.NUMPY_DTYPES[dtype])
+    except ValueError as error:
+        raise InvalidArgument(f"out of shape {shown(shape)}: {error}") from None
 
 
 def workspace(
-    value: Any, needed: int, on_device: bool, torch: _torch.Device | None, stream: Any
-) -> tuple[list[Buffer], int]:
-    """The scratch of a call as a list of at most one buffer, and its size in bytes. What is
-    made here may go back to torch before the work is done: to the stream that it is done on."""
+    value: MemoryLike | None,
+    needed: int,
+    on_device: bool,
+    torch: Device | None,
+    stream: int | None,
+) -> tuple[Operand, int]:
+    """The workspace of a call and its size in bytes; at address 0 where none is needed. One that
+    is made here belongs to `stream`, as it may go back to torch before the work has run."""
     if value is None:
         if needed == 0:
-            return [], 0
+            return _NO_WORKSPACE, 0
         if torch is not None:
-            return [_memory.buffer("workspace", torch.empty(needed, "uint8", stream))], needed
-        if on_device:
+            value = torch.empty(needed, "uint8", stream)
+        elif on_device:
             raise InvalidArgument(f"workspace is None; expected {needed} bytes of device memory")
-        made = _memory.aligned_array((needed,), np.dtype(np.uint8), _WORKSPACE_ALIGNMENT)
-        return [_memory.buffer("workspace", made)], needed
-    scratch = _memory.buffer("workspace", value)
-    if scratch.elements is None:
-        return [scratch], needed
-    scratch.expect("uint8", scratch.elements, written=True)
-    if scratch.elements < needed:
-        raise InvalidArgument(f"workspace has {scratch.elements} bytes; expected {needed} or more")
-    return [scratch], scratch.elements
+        else:
+            value = _aligned_array((needed,), np.dtype(np.uint8), _WORKSPACE_ALIGNMENT)
+    found = read("workspace", value, torch)
+    if found.elements is None:
+        return found, needed
+    found.expect("uint8", found.elements).require_writable()
+    if found.elements < needed:
+        raise InvalidArgument(f"workspace has {found.elements} bytes; expected {needed} or more")
+    return found, found.elements
+
+
+def launch_stream(stream: int | None, threads: int, torch: Device | None) -> int:
+    """The cudaStream_t of a call on device memory, where threads mean nothing: the current one
+    of torch where `stream` is None, else the legacy default stream."""
+    if threads != 0:
+        raise InvalidArgument(f"threads is {threads}; expected 0 for device memory")
+    if stream is not None:
+        return stream
+    return 0 if torch is None else torch.current_stream()
+
+
+def stream_handle(stream: CudaStreamLike | None) -> int | None:
+    """The cudaStream_t of an int, a ctypes.c_void_p, or a torch, CuPy or cuda.core stream. None
+    stays None."""
+    if stream is None:
+        return None
+    if type(stream) is int:
+        return address("stream", stream)
+    if isinstance(stream, ctypes.c_void_p):
+        return stream.value or 0
+    for attribute in ("cuda_stream", "ptr"):
+        if hasattr(stream, attribute):
+            return address("stream", getattr(stream, attribute))
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        given = protocol() if callable(protocol) else protocol
+        try:
+            _version, handle = given
+            return address("stream", int(handle))
+        except (TypeError, ValueError):
+            raise InvalidArgument(
+                f"stream.__cuda_stream__ is {shown(given)}; expected a version and an address"
+            ) from None
+    if isinstance(stream, bool) or not hasattr(stream, "__index__"):
+        raise InvalidArgument(
+            f"stream is {shown(stream)}; expected None, an int, or an object with cuda_stream, ptr "
+            f"or __cuda_stream__"
+        )
+    return address("stream", stream)
+
+
+def require_no_stream(stream: CudaStreamLike | None) -> None:
+    """For a call on host memory, where a stream means nothing."""
+    if stream is not None:
+        raise InvalidArgument(f"stream is {shown(stream)}; expected None for host memory")

@@ -5,7 +5,6 @@ ctypes cuts an integer that is too wide without a word; here it is an error.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import operator
 from typing import Any
@@ -24,7 +23,6 @@ NUMPY_DTYPES = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "uint8": np.dtype(np.uint8),
 }
-_ADDRESSES = 1 << 64
 _NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
@@ -54,17 +52,6 @@ def shape(value: Any) -> tuple[int, ...]:
     except TypeError:
         raise InvalidArgument(f"shape is {shown(value)}; expected a sequence of integers") from None
     return tuple(integer("shape", extent, 64) for extent in dimensions)
-
-
-def address(name: str, value: Any) -> int:
-    """An int that fits a pointer."""
-    try:
-        number = operator.index(value)
-    except TypeError:  # such as of a class, which has an __index__ for what it makes
-        raise InvalidArgument(f"{name} is {shown(value)}; expected an address") from None
-    if not 0 <= number < _ADDRESSES:
-        raise InvalidArgument(f"{name} is {number}; expected an address")
-    return number
 
 
 def format_code(value: Any) -> int:
@@ -107,33 +94,3 @@ def _dtype_name(value: Any) -> str:
     if name not in DTYPES:
         raise TypeError
     return name
-
-
-def stream_address(stream: Any) -> int:
-    """The cudaStream_t of an int, a ctypes.c_void_p, a torch, cupy or cuda.core stream, or
-    None, which is the legacy default stream."""
-    if stream is None:
-        return 0
-    if type(stream) is int and 0 <= stream < _ADDRESSES:
-        return stream
-    if isinstance(stream, ctypes.c_void_p):
-        return stream.value or 0
-    for attribute in ("cuda_stream", "ptr"):
-        if hasattr(stream, attribute):
-            return address("stream", getattr(stream, attribute))
-    if hasattr(stream, "__cuda_stream__"):
-        protocol = stream.__cuda_stream__
-        given = protocol() if callable(protocol) else protocol
-        try:
-            _version, handle = given
-            return address("stream", int(handle))
-        except (TypeError, ValueError):
-            raise InvalidArgument(
-                f"stream.__cuda_stream__ is {shown(given)}; expected a version and an address"
-            ) from None
-    if isinstance(stream, bool) or not hasattr(stream, "__index__"):
-        raise InvalidArgument(
-            f"stream is {shown(stream)}; expected None, an int, or an object with cuda_stream, ptr "
-            f"or __cuda_stream__"
-        )
-    return address("stream", stream)

@@ -1,22 +1,21 @@
 """DLPack capsules read with ctypes: dlpack.h, versions 0 and 1.
 
-numpy.from_dlpack cannot read bfloat16 nor device memory, hence this.
+numpy.from_dlpack reads neither bfloat16 nor device memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 _ON_DEVICE = {CPU: False, CUDA_HOST: False, CUDA: True, CUDA_MANAGED: True}
 _DTYPES = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (1, 8): "uint8"}
-# What is written to a copy that the producer made for us would be lost.
+# A copy that the producer made for us is read-only too: what is written to it would be lost.
 _READ_ONLY, _IS_COPIED = 1, 2
-# Asks the producer for no synchronisation: ordering is the caller's, by `stream`.
-_NO_SYNCHRONISATION = -1
+# Asks the producer not to synchronize: the caller orders the work, by `stream`.
+_NO_SYNCHRONIZATION = -1
 
 
 class DLTensor(Structure):
@@ -61,12 +60,12 @@ _is_valid.restype = ctypes.c_int
 _is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-@dataclass(frozen=True)
-class View:
-    """A DLPack tensor. Its capsule is not consumed but held, and releases the producer's
-    memory when it is collected. on_device is None for neither CPU nor CUDA memory."""
+class View(NamedTuple):
+    """A DLPack tensor. The capsule is held and not consumed, and releases the producer's memory
+    when it is collected. strides are in elements, or None. on_device is None where the memory is
+    neither the CPU's nor CUDA's."""
 
-    capsule: Any
+    capsule: object
     address: int
     dtype: str
     shape: tuple[int, ...]
@@ -76,17 +75,18 @@ class View:
     writable: bool
 
 
-def _export(value: Any) -> Any:
+def _export(value: Any) -> object:
     device_type = int(value.__dlpack_device__()[0])
-    arguments = {"stream": _NO_SYNCHRONISATION} if device_type in (CUDA, CUDA_MANAGED) else {}
+    arguments = {"stream": _NO_SYNCHRONIZATION} if device_type in (CUDA, CUDA_MANAGED) else {}
     try:
         return value.__dlpack__(max_version=(1, 0), **arguments)
     except TypeError:
-        # A producer older than DLPack 1.0 knows no max_version.
+        # A producer older than DLPack 1.0 does not know max_version.
         return value.__dlpack__(**arguments)
 
 
-def _read(capsule: Any) -> tuple[DLTensor, bool]:
+def _tensor_of(capsule: object) -> tuple[DLTensor, bool]:
+    """The tensor in a capsule, and whether it may be written."""
     if _is_valid(capsule, b"dltensor_versioned"):
         pointer = _get_pointer(capsule, b"dltensor_versioned")
         managed = DLManagedTensorVersioned.from_address(pointer)
@@ -99,11 +99,11 @@ def _read(capsule: Any) -> tuple[DLTensor, bool]:
     raise BufferError(f"__dlpack__ gave {capsule!r}; expected an unused DLPack capsule")
 
 
-def view(value: Any) -> View:
-    """Reads the tensor that `value.__dlpack__` exports; what that raises is let through.
-    Raises BufferError for a capsule that is not of DLPack 0 or 1."""
+def view(value: object) -> View:
+    """Reads the tensor that `value.__dlpack__` exports, and lets through what that raises.
+    Raises BufferError for a capsule that is neither of DLPack 0 nor of 1."""
     capsule = _export(value)
-    tensor, writable = _read(capsule)
+    tensor, writable = _tensor_of(capsule)
     code, bits, lanes = tensor.code, tensor.bits, tensor.lanes
     name = f"DLPack type code {code}, {bits} bits, {lanes} lanes"
     return View(

@@ -1,6 +1,6 @@
-"""torch tensors as memory: what they are, where more of it comes from, and the current stream.
+"""torch: its tensors as memory, new tensors, and its current stream.
 
-torch is never imported here: whoever hands over a tensor has done so.
+torch is never imported here: whoever passes a tensor has imported it.
 """
 
 from __future__ import annotations
@@ -10,37 +10,40 @@ import functools
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from nf4 import _convert
-from nf4.errors import kind_of
+from nf4.errors import InvalidArgument, kind_of
 from nf4.info import scale_code
+
+if TYPE_CHECKING:
+    import torch
 
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "uint8": "uint8"}
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     # Another thread may be in the middle of importing torch.
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and isinstance(value, tensor)
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """The name "fp32", "fp16", "bf16" or "uint8"; any other dtype by torch's name for it."""
     name = str(dtype).removeprefix("torch.")
     return next((ours for ours, theirs in _DTYPES.items() if theirs == name), name)
 
 
-def fault(tensor: Any) -> str | None:
-    """Why a tensor is not plain memory, as what follows its name; None if it is."""
-    torch = sys.modules["torch"]
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+def fault(tensor: torch.Tensor) -> str | None:
+    """Why a tensor is not plain memory, to be said after its name; None if it is."""
+    module = sys.modules["torch"]
+    if type(tensor).__torch_dispatch__ is not module.Tensor.__torch_dispatch__:
         return f"is {kind_of(tensor)}; expected a tensor with memory of its own"
     if tensor.device.type not in ("cpu", "cuda"):
         return f"is on {tensor.device}; expected the CPU or CUDA"
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not module.strided:
         return f"is of layout {tensor.layout}; expected torch.strided"
     if tensor.requires_grad:
         return "requires grad; expected it detached, since nothing here is differentiated"
@@ -49,46 +52,61 @@ def fault(tensor: Any) -> str | None:
     return None
 
 
-def tell_of_writes(values: Iterable[Any]) -> None:
-    """Lets autograd know that these, where they are tensors, were written to: a backward pass
-    that is to use one of them as it was before is then an error of torch's."""
+def memory_of(
+    name: str, value: object
+) -> tuple[int, str, tuple[int, ...], tuple[int, ...] | None, bool, Device] | None:
+    """Of a tensor its address, dtype, shape, strides (None: contiguous), whether it is in device
+    memory, and its Device; None of what is not a tensor. Raises InvalidArgument, by `name`."""
+    if not is_tensor(value):
+        return None
+    why = fault(value)
+    address = 0 if why else value.data_ptr()
+    if not why and address == 0 and value.numel() != 0:
+        why = "has no memory"
+    if why:
+        raise InvalidArgument(f"{name} {why}")
+    strides = None if value.is_contiguous() else tuple(value.stride())
+    dtype, shape = dtype_name(value.dtype), tuple(value.shape)
+    return address, dtype, shape, strides, value.is_cuda, device_of(value)
+
+
+def tell_of_writes(values: Iterable[object]) -> None:
+    """Tells autograd that those of these that are tensors were written to. A backward pass that
+    needs one as it was before then raises torch's RuntimeError."""
     for tensor in filter(is_tensor, values):
-        if not tensor.is_inference():  # which no backward pass ever uses
+        if not tensor.is_inference():  # no backward pass uses one
             sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 
-# Where to dequantize to: an address, an nf4_dtype, whether that is device memory, and the
-# device of torch if the weight or the output is a tensor. A tuple, for it is made in each call.
-Target = tuple[int, Any, bool, "Device | None"]
-
-
 class Device:
-    """A device of torch: outputs on it, new tensors, its current stream."""
+    """A device of torch: what tensors on it are, new ones, and its current stream.
 
-    def __init__(self, torch: ModuleType, device: Any) -> None:
+    names  our name of a dtype, by torch's dtype
+    codes  the nf4_dtype of a dtype, by our name and by torch's dtype
+    """
+
+    def __init__(self, module: ModuleType, device: torch.device) -> None:
         self.device = device
         self.is_cuda = device.type == "cuda"
-        self.dtypes = {name: getattr(torch, theirs) for name, theirs in _DTYPES.items()}
+        self.tensor_type = module.Tensor
+        self._torch = module
         self._index = device.index
-        self._torch = torch
-        self.tensor_type = torch.Tensor
-        # our name by torch's dtype; nf4_dtype by both
-        self._names = {self.dtypes[name]: name for name in _convert.DTYPES}
+        self._dtypes = {name: getattr(module, theirs) for name, theirs in _DTYPES.items()}
+        self.names = {dtype: name for name, dtype in self._dtypes.items()}
         self.codes = dict(_convert.DTYPES)
-        self.codes |= {dtype: self.codes[name] for dtype, name in self._names.items()}
-        self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self._elements: dict[str, Any] = {}
+        self.codes |= {self._dtypes[name]: code for name, code in _convert.DTYPES.items()}
+        self._raw_stream = getattr(module._C, "_cuda_getCurrentRawStream", None)
+        self._elements: dict[str, torch.Tensor] = {}
         # Products are of a few shapes, again and again.
-        self._known_maker = functools.lru_cache(maxsize=64)(self.maker)
+        self._cached_maker = functools.lru_cache(maxsize=64)(self.maker)
 
     def plain(self, tensor: Any) -> tuple[int, str] | None:
-        """The address and the dtype of what is as common and faultless as can be: a contiguous
-        tensor of no subclass, here, and of dense data. None for all else, for which somebody has
-        to look closer."""
+        """The address and dtype of a contiguous tensor here, of no subclass and without faults.
+        None for everything else, which `memory_of` tells more of."""
         if type(tensor) is not self.tensor_type:
             return None
         try:
-            name = self._names.get(tensor.dtype)
+            name = self.names.get(tensor.dtype)
             if (
                 name is not None
                 and tensor.device == self.device
@@ -96,61 +114,48 @@ class Device:
                 and not tensor.requires_grad
                 and not tensor.is_neg()
             ):
-                return tensor.data_ptr(), name
+                address = tensor.data_ptr()
+                return (address, name) if address else None
         except RuntimeError:  # no storage
-            pass
-        return None
-
-    def plain_output(self, out: Any, dtype: Any, elements: int) -> Target | None:
-        """The target that `out` is, where it is plain and of this dtype (None: any) and size."""
-        plain = self.plain(out)
-        try:
-            if plain is not None and out.numel() == elements:
-                address, name = plain
-                code = self.codes[name]
-                if dtype is None or self.codes.get(dtype) == code:
-                    return address, code, self.is_cuda, self
-        except TypeError:  # a dtype that cannot be hashed
             pass
         return None
 
     def current_stream(self) -> int:
         """The cudaStream_t that torch enqueues on."""
-        # torch makes no promise of the getter, which is 40 times as fast as the other way.
+        # The raw getter is private and takes a fortieth of the time of the public one.
         if self._raw_stream is not None:
             return self._raw_stream(self._index)
         return self._torch.cuda.current_stream(self.device).cuda_stream
 
-    def _allocating_on(self, stream: int) -> contextlib.AbstractContextManager[Any]:
-        """What is allocated in this context belongs to that stream: torch hands out memory
-        that earlier work on the stream may still be using, and takes it back before what is
-        enqueued there has run."""
+    def _allocating_on(self, stream: int) -> contextlib.AbstractContextManager[object]:
+        """What is allocated in this context belongs to that stream: torch reuses the memory in
+        the order of that stream's work."""
         if stream == self.current_stream():
             return contextlib.nullcontext()
-        # torch knows the legacy default stream by the first of its two names only.
+        # torch knows the legacy default stream as 0 and not by its other handle, 1.
         legacy = 1
         external = self._torch.cuda.ExternalStream(0 if stream == legacy else stream, self.device)
         return self._torch.cuda.stream(external)
 
-    def empty(self, shape: Any, dtype: str, stream: Any) -> Any:
+    def empty(self, shape: int | tuple[int, ...], dtype: str, stream: int | None) -> torch.Tensor:
         """A new tensor for work on `stream`, which means nothing on the CPU."""
         if stream is None or not self.is_cuda:
-            return self._torch.empty(shape, dtype=self.dtypes[dtype], device=self.device)
-        with self._allocating_on(_convert.stream_address(stream)):
-            return self._torch.empty(shape, dtype=self.dtypes[dtype], device=self.device)
+            return self._torch.empty(shape, dtype=self._dtypes[dtype], device=self.device)
+        with self._allocating_on(stream):
+            return self._torch.empty(shape, dtype=self._dtypes[dtype], device=self.device)
 
     def _is_capturing(self) -> bool:
         return self.is_cuda and self._torch.cuda.is_current_stream_capturing()
 
-    def maker(self, shape: Any, dtype: str) -> Callable[[], Any]:
-        """What makes new tensors of one shape and dtype, for work on torch's current stream.
+    def maker(self, shape: tuple[int, ...], dtype: str) -> Callable[[], torch.Tensor]:
+        """A function that makes tensors of this shape and dtype for work on the current stream.
 
-        torch.empty_like has its answers in an example, here one element that is seen as often
-        as needed, and takes half the time of torch.empty, which reads three arguments."""
+        torch.empty_like of an example, here one element expanded to the shape, takes half the
+        time of torch.empty, which parses three arguments."""
         element = self._elements.get(dtype)
         if element is None:
             element = self.empty((), dtype, None)
-            # Not what a mode gives for now, nor memory that belongs to a graph.
+            # Neither what a mode gives for now is kept, nor memory that belongs to a graph.
             if type(element) is not self.tensor_type or self._is_capturing():
                 return functools.partial(self.empty, shape, dtype, None)
             self._elements[dtype] = element
@@ -160,21 +165,24 @@ class Device:
             memory_format=self._torch.contiguous_format,
         )
 
-    def known_maker(self, shape: Any, dtype: str) -> Callable[[], Any]:
-        """The same, kept for the last shapes once there is an example to keep it for."""
-        return (self._known_maker if dtype in self._elements else self.maker)(shape, dtype)
+    def new(self, shape: tuple[int, ...], dtype: str, stream: int | None) -> torch.Tensor:
+        """What `empty` gives, in less time for the last shapes on the current stream."""
+        if stream is not None and self.is_cuda:
+            return self.empty(shape, dtype, stream)
+        # A maker without an example is not kept.
+        return (self._cached_maker if dtype in self._elements else self.maker)(shape, dtype)()
 
     @functools.cached_property
-    def scale_code(self) -> Any:
+    def scale_code(self) -> torch.Tensor:
         """nf4.scale_code() on this device: one tensor, which all weights made here share."""
         return self._torch.from_numpy(np.asarray(scale_code())).to(self.device)
 
 
 @functools.cache
-def _device(torch: ModuleType, device: Any) -> Device:
-    return Device(torch, device)
+def _device(module: ModuleType, device: torch.device) -> Device:
+    return Device(module, device)
 
 
-def device_of(value: Any) -> Device | None:
-    """The device of a tensor; None for what is none."""
-    return _device(sys.modules["torch"], value.device) if is_tensor(value) else None
+def device_of(tensor: torch.Tensor) -> Device:
+    """Its device."""
+    return _device(sys.modules["torch"], tensor.device)

@@ -7,22 +7,28 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from nf4 import _abi, _convert
 from nf4._load import check, library
 from nf4.errors import InvalidArgument, kind_of
+from nf4.typing import DTypeName, FormatName, MemoryLike
 
-# Where the module _bound keeps what it made of a weight, in the weight's __dict__.
-BOUND = "_bound_weight"
+# Where the module _prepared keeps what it made of a weight, in the weight's __dict__.
+PREPARED = "_prepared_weight"
+
+Packed = TypeVar("Packed", covariant=True)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the parts of a quantized weight are.
+    """The sizes of the parts of a quantized weight.
 
-    elements, blocks (of absmax) and nested_blocks (of nested_absmax; 0 if flat) count
-    elements; the others are bytes. workspace_bytes is the scratch that quantize needs.
+    elements         of the weight
+    blocks           elements of absmax
+    nested_blocks    elements of nested_absmax; 0 if flat
+    packed_bytes, absmax_bytes
+    workspace_bytes  that quantize needs
     """
 
     elements: int
@@ -38,7 +44,7 @@ def descriptor(
 ) -> _abi.Tensor:
     """An nf4_tensor without pointers. rows is the product of all dimensions but the last."""
     dimensions = _convert.shape(shape)
-    # Two negative ones would make a product that the library takes for sound.
+    # The product of two negative ones would pass the library's check.
     if any(extent < 0 for extent in dimensions):
         raise InvalidArgument(f"shape is {dimensions}; expected dimensions of 0 or more")
     return _abi.Tensor(
@@ -52,7 +58,7 @@ def descriptor(
 
 
 def sizes_of(tensor: _abi.Tensor) -> Sizes:
-    """The sizes of an nf4_tensor; its pointers are not looked at."""
+    """The sizes of an nf4_tensor, whose pointers are not read."""
     counts = _abi.Sizes(struct_size=ctypes.sizeof(_abi.Sizes))
     workspace = ctypes.c_size_t()
     status = library().nf4_tensor_sizes(ctypes.byref(tensor), ctypes.byref(counts))
@@ -71,45 +77,56 @@ def sizes_of(tensor: _abi.Tensor) -> Sizes:
 def sizes(
     shape: Iterable[int],
     *,
-    format: str = "nf4",
+    format: FormatName = "nf4",
     blocksize: int = 64,
     nested_blocksize: int = 256,
 ) -> Sizes:
-    """The sizes to allocate for a weight of this shape. Raises InvalidArgument."""
+    """The sizes to allocate for a weight of this shape.
+
+    format, blocksize and nested_blocksize: as for quantize.
+
+    Raises InvalidArgument.
+    """
     return sizes_of(descriptor(shape, format, blocksize, nested_blocksize))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class QuantizedTensor:
+class QuantizedTensor(Generic[Packed]):
     """A weight in 4 bits. It holds the objects that it is given and copies none.
 
     packed         uint8 [ceil(n / 2)], element 2i in the high nibble of byte i
     absmax         float32 [ceil(n / blocksize)]; uint8 if nested
-    nested_absmax, nested_code, nested_offset
-                   float32 [ceil(blocks / nested_blocksize)], [256] and [1]; None if flat
+    shape          of the weight; n is its number of elements
+    nested_absmax  float32 [ceil(blocks / nested_blocksize)]; None if flat
+    nested_code    float32 [256], ascending; None if flat
+    nested_offset  float32 [1]; None if flat
     codebook       float32 [16] in place of the format's own, or None
-    dtype          "fp16", "bf16" or "fp32": that of the weight before
+    dtype          "fp16", "bf16" or "fp32": that of the weight before it was quantized
 
     Any part may be of any shape with that many elements. Each is a numpy array, a torch
     tensor, an object with __cuda_array_interface__ or __dlpack__, or a raw address, and all are
-    in host memory or all in device memory.
+    in host memory or all in device memory. QuantizedTensor[torch.Tensor] has a tensor for
+    `packed`.
 
-    The parts are looked at when the weight is first used, and must stay what they are: of the
-    same size and, but for torch tensors, at the same address. A torch tensor may be moved, as
+    The parts are read when the weight is first used, and must stay what they are: of the
+    same size and, except for torch tensors, at the same address. A torch tensor may be moved, as
     torch.nn.Module.to() does.
+
+    Raises InvalidArgument for blocksizes, a shape or a dtype that are none, and where the nested
+    parts and nested_blocksize disagree; what else is wrong is found at the first use.
     """
 
-    packed: Any = field(repr=False)
-    absmax: Any = field(repr=False)
+    packed: Packed = field(repr=False)
+    absmax: MemoryLike = field(repr=False)
     shape: tuple[int, ...]
-    nested_absmax: Any = field(default=None, repr=False)
-    nested_code: Any = field(default=None, repr=False)
-    nested_offset: Any = field(default=None, repr=False)
-    codebook: Any = field(default=None, repr=False)
-    format: str = "nf4"
+    nested_absmax: MemoryLike | None = field(default=None, repr=False)
+    nested_code: MemoryLike | None = field(default=None, repr=False)
+    nested_offset: MemoryLike | None = field(default=None, repr=False)
+    codebook: MemoryLike | None = field(default=None, repr=False)
+    format: FormatName = "nf4"
     blocksize: int = 64
     nested_blocksize: int = 0
-    dtype: str = "fp32"
+    dtype: DTypeName = "fp32"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", _convert.shape(self.shape))
@@ -124,9 +141,10 @@ class QuantizedTensor:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: all but the addresses, which are not the copy's."""
+        """What a copy or a pickle holds: everything except addresses, which a copy does not
+        share."""
         state = self.__dict__.copy()
-        state.pop(BOUND, None)
+        state.pop(PREPARED, None)
         return state
 
     def descriptor(self) -> _abi.Tensor:
@@ -140,12 +158,12 @@ class QuantizedTensor:
 
     @property
     def nested(self) -> bool:
-        """Are the scales quantized, too (double quantization)?"""
+        """Are the scales quantized too (double quantization)?"""
         return self.nested_blocksize != 0
 
     @property
     def elements(self) -> int:
-        """Numbers in the weight."""
+        """Elements of the weight."""
         return math.prod(self.shape)
 
     @property
@@ -155,8 +173,8 @@ class QuantizedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of packed, absmax, nested_absmax and nested_offset. The tables nested_code
-        and codebook, which weights share, are not counted."""
+        """Bytes of packed, absmax, nested_absmax and nested_offset. nested_code and codebook are
+        not counted, as weights share them."""
         counts = self.sizes
         nested_bytes = 4 * counts.nested_blocks + 4 if self.nested else 0
         return counts.packed_bytes + counts.absmax_bytes + nested_bytes
@@ -168,6 +186,6 @@ class QuantizedTensor:
 
 
 def no_weight(name: str, value: Any) -> InvalidArgument:
-    """For an argument that should be a QuantizedTensor. Of a layer its weight is asked for."""
+    """For an argument that should be a QuantizedTensor. A layer has one in `.quantized`."""
     expected = "its .quantized" if hasattr(type(value), "quantized") else "a QuantizedTensor"
     return InvalidArgument(f"{name} is {kind_of(value)}; expected {expected}")

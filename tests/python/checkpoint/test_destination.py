@@ -16,8 +16,10 @@ from nf4.checkpoint import (
     QuantizeOptions,
     dequantize_checkpoint,
     quantize_checkpoint,
+    rules,
     transaction,
 )
+from nf4.checkpoint.architecture import UnknownModel
 from nf4.cli import main
 
 
@@ -76,6 +78,26 @@ def test_mount_point_is_refused_before_any_work(model, tmp_path, monkeypatch):
             progress=lambda n, _: seen.append(n),
         )
     assert seen == [] and listing(tmp_path) == ["model", "out"]
+
+
+def test_destination_is_checked_before_the_model_is_asked(model, tmp_path, monkeypatch):
+    """That takes seconds; what comes to the destination meanwhile is not deleted either."""
+    out = helpers.write_model(tmp_path / "out")
+    asked: list[bool] = []
+
+    def ask(config: object, shapes: object) -> None:
+        asked.append(True)
+        _appears(out)
+        raise UnknownModel("not in this test")
+
+    monkeypatch.setattr(rules, "ask", ask)
+    arguments = (str(model), str(out), QuantizeOptions())
+    with pytest.raises(OutputRefused, match="exists already"):
+        quantize_checkpoint(*arguments)
+    assert not asked
+    with pytest.raises(OutputRefused, match="changed since the start"):
+        quantize_checkpoint(*arguments, replace=True)
+    assert asked and (out / "mine.txt").read_text() == "mine"
 
 
 def test_without_proc_mount_points_are_found_all_the_same(monkeypatch):

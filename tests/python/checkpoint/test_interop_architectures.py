@@ -56,9 +56,13 @@ def test_exactly_what_is_replaced_is_quantized(name):
 @pytest.mark.parametrize(
     ("weights", "skip", "problem"),
     [
-        ({"embeddings.word_embeddings.weight"}, [""], "not every 4-bit weight is loaded"),
+        (
+            {"embeddings.word_embeddings.weight"},
+            [""],
+            "embeddings.word_embeddings: 4-bit, but not replaced",
+        ),
         (set(), [], "pooler.dense: replaced, but its weight is dense"),
-        ({"pooler.dense.weight"}, ["pooler", "encoder"], "not every 4-bit weight is loaded"),
+        ({"pooler.dense.weight"}, ["pooler", "encoder"], "pooler.dense: 4-bit, but not replaced"),
     ],
 )
 def test_the_check_sees_each_fault(weights, skip, problem):

@@ -311,7 +311,7 @@ def test_format_of_another_type(format):
 
 def test_shape_of_more_dimensions_than_numpy_has():
     weight = changed(shape=(1,) * 65 + (6, 64))
-    with pytest.raises(nf4.InvalidArgument, match="shape of 67 dimensions: "):
+    with pytest.raises(nf4.InvalidArgument, match=r"out of shape \(1, 1, .*\): "):
         nf4.dequantize(weight)
     flat = np.empty(6 * 64, np.float32)
     assert (nf4.dequantize(weight, out=flat) == nf4.dequantize(quantized()).reshape(-1)).all()

@@ -173,7 +173,9 @@ FAULTS = {
     "x is of shape (); expected [..., 64]": {"x": np.zeros((), np.float32)},
     "x is of shape (3, 63); expected [..., 64]": {"x": X[:, 1:]},
     "x is of shape (64, 3); expected [..., 64]": {"x": X.T},
-    "x is of shape (2, -1, 64); expected [..., 64]": {"x": CudaArray(64, "fp16", 2, -1, COLS)},
+    "x is of shape (2, -1, 64); expected dimensions of 0 or more": {
+        "x": CudaArray(64, "fp16", 2, -1, COLS)
+    },
     "x is of shape (3, 64) and strides (128, 2); expected contiguous rows": {
         "x": numbers(0, (3, 2 * COLS))[:, ::2]
     },

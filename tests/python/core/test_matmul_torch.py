@@ -89,10 +89,11 @@ def test_a_mode_at_the_first_call_slows_none_after_it():
 
     device = _torch.Device(torch, torch.device("cpu"))
     with FakeTensorMode():
-        assert type(device.known_maker((3, 2), "fp32")()) is not torch.Tensor
-    assert type(device.known_maker((3, 2), "fp32")()) is torch.Tensor
-    maker = device.known_maker((3, 2), "fp32")
-    assert maker is device.known_maker((3, 2), "fp32") and maker.func is torch.empty_like
+        assert type(device.new((3, 2), "fp32", None)) is not torch.Tensor
+    assert device.maker((3, 2), "fp32").func is torch.empty_like
+    for _ in range(2):
+        assert type(device.new((3, 2), "fp32", None)) is torch.Tensor
+    assert device._cached_maker.cache_info().hits == 1
 
 
 FAULTS = {

@@ -9,7 +9,7 @@ import oracle
 import pytest
 from conftest import record_comparison
 from gpu_cases import NEEDS_GPU
-from nf4._bound import bound
+from nf4._prepared import prepare
 
 pytestmark = [
     pytest.mark.interop,
@@ -183,7 +183,7 @@ def test_the_common_call_is_the_extensions(way_to_call):
     out = torch.zeros(SMALL.shape, dtype=torch.float16, device=DEVICE)
     stream = torch.cuda.current_stream()
     for arguments in ((out, None, None), (out, "fp16", stream), (out, None, stream.cuda_stream)):
-        status = bound(q).launch(*arguments)
+        status = prepare(q).launch(*arguments)
         assert status == {"extension": 0, "ctypes": None}[way_to_call]
 
 

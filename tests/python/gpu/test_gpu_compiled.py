@@ -14,7 +14,8 @@ pytestmark = [
 torch = pytest.importorskip("torch")
 
 import nf4.torch  # noqa: E402
-from nf4.torch import _kernels, _native, functional  # noqa: E402
+from nf4.torch import _kernels, _schemas  # noqa: E402
+from nf4.torch._weight import WeightParts  # noqa: E402
 from torch_cases import ALLOWED, error, reference  # noqa: E402
 from torch_gpu_cases import (  # noqa: E402
     COLS,
@@ -29,7 +30,7 @@ from torch_gpu_cases import (  # noqa: E402
 
 
 def numbers_of(weight):
-    return _native.numbers(functional.arguments(weight))
+    return WeightParts.of(weight).numbers()
 
 
 # ---- The operators ------------------------------------------------------------------------
@@ -41,14 +42,14 @@ def numbers_of(weight):
 def test_linear_is_that_of_the_core(dtype, layout, rows):
     weight, x, bias = weight_of(layout), x_of(rows, COLS, dtype=dtype), x_of(ROWS, dtype=dtype)
     for given in (None, bias):
-        y = _native.linear(x, given, *numbers_of(weight))
+        y = _schemas.graph_linear(x, given, *numbers_of(weight))
         assert torch.equal(y, nf4.matmul(x, weight, bias=given))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dense_like_is_dequantize(dtype):
     weight = weight_of()
-    dense = _native.dense_like(x_of(1, dtype=dtype), *numbers_of(weight))
+    dense = _schemas.graph_dense_like(x_of(1, dtype=dtype), *numbers_of(weight))
     assert torch.equal(dense, nf4.dequantize(weight, dtype))
 
 
@@ -57,7 +58,7 @@ def test_rows_that_need_scratch():
     tiles = torch.cuda.get_device_properties(0).multi_processor_count // 2 + 1
     weight, x = weight_of(shape=(tiles * 128, 4096)), x_of(300, 4096)
     assert nf4.matmul_workspace_bytes(weight, 300, "bf16") > 0
-    y = _native.linear(x, None, *numbers_of(weight))
+    y = _schemas.graph_linear(x, None, *numbers_of(weight))
     assert torch.equal(y, nf4.matmul(x, weight))
     assert error(y, reference(x, weight)) <= ALLOWED["bf16"]
 
@@ -74,8 +75,8 @@ def test_the_work_goes_to_the_current_stream():
         torch.cuda._sleep(DELAY_IN_CYCLES)
         late.copy_(x)
         packed.copy_(weight.packed)
-        y = _native.linear(late, None, *numbers)
-        dense = _native.dense_like(late, *numbers)
+        y = _schemas.graph_linear(late, None, *numbers)
+        dense = _schemas.graph_dense_like(late, *numbers)
     torch.cuda.current_stream().wait_stream(stream)
     assert torch.equal(y, expected)
     assert torch.equal(dense, nf4.dequantize(weight, "bf16"))
@@ -84,13 +85,13 @@ def test_the_work_goes_to_the_current_stream():
 def test_what_it_took_is_given_back():
     weight, x = weight_of(), x_of(300, COLS)
     numbers = numbers_of(weight)
-    _native.linear(x, None, *numbers)
+    _schemas.graph_linear(x, None, *numbers)
     before = torch.cuda.memory_allocated()
     for _ in range(3):
-        _native.linear(x, None, *numbers)
-        _native.dense_like(x, *numbers)
+        _schemas.graph_linear(x, None, *numbers)
+        _schemas.graph_dense_like(x, *numbers)
         with pytest.raises(ValueError, match="x"):
-            _native.linear(x[:, 1:], None, *numbers)
+            _schemas.graph_linear(x[:, 1:], None, *numbers)
     assert torch.cuda.memory_allocated() == before
 
 
@@ -98,7 +99,7 @@ def test_parts_on_several_devices_are_refused():
     absmax = weight_of().absmax.cpu()
     packed, _, *rest = numbers_of(weight_of())
     with pytest.raises(ValueError, match="absmax"):
-        _native.linear(x_of(3, COLS), None, packed, absmax, *rest)
+        _schemas.graph_linear(x_of(3, COLS), None, packed, absmax, *rest)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
@@ -106,7 +107,7 @@ def test_another_device_than_the_current_one():
     weight = nf4.torch.quantize(torch.randn(ROWS, COLS, device="cuda:1"))
     x = torch.randn(5, COLS, device="cuda:1", dtype=torch.bfloat16)
     with torch.cuda.device(0):
-        y = _native.linear(x, None, *numbers_of(weight))
+        y = _schemas.graph_linear(x, None, *numbers_of(weight))
     assert y.device == x.device and torch.equal(y, nf4.matmul(x, weight))
 
 
@@ -157,5 +158,5 @@ def test_compiled_twice_over_the_same_weights():
     x = x_of(4, COLS)
     with torch.no_grad():
         for layer in layers:
-            expected = _kernels.linear(x, layer.bias, *functional.arguments(layer.quantized))
+            expected = _kernels.linear(x, layer.bias, WeightParts.of(layer.quantized))
             assert torch.equal(compiled(layer, x), expected)

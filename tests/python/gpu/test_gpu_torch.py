@@ -16,7 +16,8 @@ pytestmark = [
 torch = pytest.importorskip("torch")
 
 import nf4.torch  # noqa: E402
-from nf4.torch import NF4Linear, _kernels, functional  # noqa: E402
+from nf4.torch import NF4Linear, _fast, _kernels  # noqa: E402
+from nf4.torch._weight import WeightParts  # noqa: E402
 from torch_cases import ALLOWED, error, reference  # noqa: E402
 from torch_gpu_cases import (  # noqa: E402
     COLS,
@@ -43,7 +44,7 @@ def test_linear_and_its_gradients(dtype, layout, rows):
     # fp32 goes by torch's product with the dense weight, which may be in TF32 where that is on.
     assert y.dtype == x.dtype and y.device == x.device
     assert error(y, reference(x, layer.quantized, layer.bias)) <= max(ALLOWED[dtype], 1e-5)
-    arguments = functional.arguments(layer.quantized)
+    arguments = WeightParts.of(layer.quantized).arguments()
     assert torch.equal(torch.ops.nf4.linear.default(x, layer.bias, *arguments), y)
     with torch.no_grad():
         assert torch.equal(layer(x), y)
@@ -61,37 +62,34 @@ def many():
     tiles = torch.cuda.get_device_properties(0).multi_processor_count // 2 + 1
     layer, x = layer_of(shape=(tiles * 128, 4096)), x_of(300, 4096)
     assert nf4.matmul_workspace_bytes(layer.quantized, 300, "bf16") > 0
-    return layer, x, _kernels.linear(x, layer.bias, *functional.arguments(layer.quantized))
+    return layer, x, _kernels.linear(x, layer.bias, WeightParts.of(layer.quantized))
 
 
-def test_scratch_is_torch_memory(many, monkeypatch):
+def test_the_workspace_is_torch_memory(many):
     layer, x, expected = many
     assert error(expected, reference(x, layer.quantized, layer.bias)) <= ALLOWED["bf16"]
-    made = []
-    real = _kernels._scratch
-    monkeypatch.setattr(_kernels, "_scratch", lambda *given: made.append(given) or real(*given))
-    with torch.no_grad():
-        assert torch.equal(layer(x), expected)
-    ((beside, nbytes),) = made
-    assert beside.device == x.device
-    assert nbytes == nf4.matmul_workspace_bytes(layer.quantized, 300, "bf16")
+    weight = WeightParts.of(layer.quantized)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = _fast.linear(x, layer.bias.detach(), weight)
+    assert torch.equal(y, expected)
+    needed = nf4.matmul_workspace_bytes(layer.quantized, 300, "bf16")
+    assert torch.cuda.max_memory_allocated() - before >= y.nbytes + needed
+    assert torch.cuda.memory_allocated() - before < y.nbytes + needed  # it was given back
 
 
-def test_no_memory_for_scratch_is_an_error(many, monkeypatch):
-    layer, x, _ = many
-
-    def fail(*_given):
-        raise torch.OutOfMemoryError("none left")
-
-    monkeypatch.setattr(_kernels, "_scratch", fail)
-    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError, match="none left"):
-        layer(x)
-
-
-def test_scratch_that_is_too_short_is_not_used(many, monkeypatch):
+def test_no_memory_is_an_error(many):
     layer, x, expected = many
-    monkeypatch.setattr(_kernels, "_scratch", lambda x, nbytes: x.new_empty(16, dtype=torch.uint8))
-    assert _kernels.try_linear(x, layer.bias, *functional.arguments(layer.quantized)) is None
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-9)
+    try:
+        with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
+            for _ in range(64):  # what is reserved for other tensors may serve the first of them
+                layer(x.repeat(64, 1))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     with torch.no_grad():
         assert torch.equal(layer(x), expected)
 
@@ -136,7 +134,7 @@ def test_quantized_and_moved_the_bytes_are_the_same():
 
 
 def test_opcheck():
-    arguments = functional.arguments(weight_of())
+    arguments = WeightParts.of(weight_of()).arguments()
     bias = x_of(ROWS, grad=True)
     torch.library.opcheck(
         torch.ops.nf4.linear.default, (x_of(3, COLS, grad=True), bias, *arguments)
@@ -169,7 +167,7 @@ def test_the_work_goes_to_the_current_stream():
         torch.cuda._sleep(DELAY_IN_CYCLES)
         late.copy_(x)
         found = [layer(late), torch.ops.nf4.linear.default(
-            late, layer.bias, *functional.arguments(layer.quantized)
+            late, layer.bias, *WeightParts.of(layer.quantized).arguments()
         )]  # fmt: skip
     torch.cuda.current_stream().wait_stream(stream)
     assert all(torch.equal(each, expected) for each in found)

@@ -13,7 +13,8 @@ torch_cases.require("torch")
 
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
-from nf4.torch import _operators, functional  # noqa: E402
+from nf4.torch import _operators  # noqa: E402
+from nf4.torch._weight import WeightParts  # noqa: E402
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
 
 ROWS, COLS = 6, 80
@@ -21,6 +22,11 @@ ROWS, COLS = 6, 80
 
 def weight_of():
     return nf4.torch.quantize(torch.randn(ROWS, COLS))
+
+
+def linear(x, bias, *weight):
+    """What layers call, with an operator's arguments."""
+    return _operators.linear(x, bias, WeightParts.of_arguments(*weight))
 
 
 class Wrapped(torch.Tensor):
@@ -46,9 +52,9 @@ class Wrapped(torch.Tensor):
 
 
 @pytest.mark.parametrize("part", range(5))
-@pytest.mark.parametrize("call", [torch.ops.nf4.linear, _operators.linear])
+@pytest.mark.parametrize("call", [torch.ops.nf4.linear, linear])
 def test_a_part_of_a_subclass_gets_the_operators(part, call, way):
-    weight = list(functional.arguments(weight_of()))
+    weight = list(WeightParts.of(weight_of()).arguments())
     x = torch.randn(2, COLS, requires_grad=True)
     (expected,) = torch.autograd.grad(call(x, None, *weight).sum(), x)
     Wrapped.seen.clear()
@@ -58,9 +64,9 @@ def test_a_part_of_a_subclass_gets_the_operators(part, call, way):
     assert {"nf4._linear.default", "nf4._dense_like.default"} <= set(Wrapped.seen)
 
 
-@pytest.mark.parametrize("call", [torch.ops.nf4.linear, _operators.linear])
+@pytest.mark.parametrize("call", [torch.ops.nf4.linear, linear])
 def test_a_bias_of_a_subclass_gets_the_operators(call, way):
-    weight = functional.arguments(weight_of())
+    weight = WeightParts.of(weight_of()).arguments()
     x, bias = torch.randn(2, COLS, requires_grad=True), torch.randn(ROWS)
     Wrapped.seen.clear()
     assert torch.equal(call(x, Wrapped(bias), *weight), call(x, bias, *weight))
@@ -75,14 +81,14 @@ def test_zeros_that_torch_has_not_made_yet(way):
     x = torch.randn(2, COLS)
     assert torch.equal(nf4.torch.linear(x, weight, no_bias), nf4.torch.linear(x, weight))
     back = torch.ops.nf4.linear_backward(
-        torch._efficientzerotensor(2, ROWS), *functional.arguments(weight)
+        torch._efficientzerotensor(2, ROWS), *WeightParts.of(weight).arguments()
     )
     assert torch.equal(back + 0.0, torch.zeros(2, COLS))
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_part_that_is_negated_lazily(grad):
-    weight = list(functional.arguments(weight_of()))
+    weight = list(WeightParts.of(weight_of()).arguments())
     x = torch.randn(2, COLS, requires_grad=grad)
     expected = torch.ops.nf4.linear(x, None, *weight)
     negated = [*weight[:4], torch._neg_view(-weight[4]), *weight[5:]]
@@ -97,7 +103,7 @@ def test_a_part_that_is_negated_lazily(grad):
 def test_gradients_on_meta():
     weight = [
         part.to("meta") if isinstance(part, torch.Tensor) else part
-        for part in functional.arguments(weight_of())
+        for part in WeightParts.of(weight_of()).arguments()
     ]
     x = torch.empty(2, COLS, device="meta", requires_grad=True)
     torch.ops.nf4.linear(x, None, *weight).sum().backward()

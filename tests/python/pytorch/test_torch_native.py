@@ -17,7 +17,8 @@ torch_cases.require("torch")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 import torch_faults  # noqa: E402
-from nf4.torch import _kernels, _native, functional  # noqa: E402
+from nf4.torch import _fast, _kernels, _schemas  # noqa: E402
+from nf4.torch._weight import PARTS, Spec, WeightParts  # noqa: E402
 from torch_faults import COLS, ROWS, M  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -28,34 +29,34 @@ LAYOUTS = {
     "a codebook": {"codebook": torch.linspace(-1, 1, 16)},
     "of an odd size": {"blocksize": 64, "nested_blocksize": 64},
 }
-NAMES = (*_kernels.PARTS, "rows", "cols", "format", "blocksize", "nested_blocksize")
+NAMES = (*PARTS, "rows", "cols", "format", "blocksize", "nested_blocksize")
 
 
 def weight_of(layout="nested", shape=(ROWS, COLS)):
-    return functional.arguments(nf4.torch.quantize(torch.randn(shape), **LAYOUTS[layout]))
+    return WeightParts.of(nf4.torch.quantize(torch.randn(shape), **LAYOUTS[layout]))
 
 
 # ---- Results --------------------------------------------------------------------------
 
 
 def test_they_are_of_cpp_where_the_extension_is():
-    from nf4._bound import _nf4_fast
+    from nf4._prepared import _nf4_fast
 
-    assert _native.registered == (_nf4_fast is not None)
+    assert _fast.registered == (_nf4_fast is not None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_linear_is_that_of_the_core(dtype, layout):
     weight = weight_of(layout, (5, 33) if layout == "of an odd size" else (ROWS, COLS))
-    rows, cols = weight[6]
+    rows, cols = weight.spec.shape
     x, bias = torch.randn(2, M, cols).to(dtype), torch.randn(rows).to(dtype)
-    quantized = _kernels.quantized_tensor(*weight)
+    quantized = weight.quantized()
     for given in (None, bias):
-        y = _native.linear(x, given, *_native.numbers(weight))
+        y = _schemas.graph_linear(x, given, *weight.numbers())
         assert torch.equal(y, nf4.matmul(x, quantized, bias=given)) and y.is_contiguous()
-    dense = _native.dense_like(x, *_native.numbers(weight))
-    assert torch.equal(dense, _kernels.dequantize(*weight, dtype))
+    dense = _schemas.graph_dense_like(x, *weight.numbers())
+    assert torch.equal(dense, _kernels.dequantize(weight, dtype))
 
 
 @pytest.mark.parametrize(
@@ -79,24 +80,32 @@ def test_linear_is_that_of_the_core(dtype, layout):
 )
 def test_x_of_any_rows(x):
     weight = weight_of()
-    y = _native.linear(x, None, *_native.numbers(weight))
-    assert torch.equal(y, _kernels.linear(x.contiguous(), None, *weight))
+    y = _schemas.graph_linear(x, None, *weight.numbers())
+    assert torch.equal(y, _kernels.linear(x.contiguous(), None, weight))
     assert y.shape == (*x.shape[:-1], ROWS)
 
 
 @pytest.mark.parametrize("shape", [(ROWS, 0), (0, COLS), (0, 0)])
 def test_empty_weights(shape):
     rows, cols = shape
-    numbers = _native.numbers(weight_of(shape=shape))
+    numbers = weight_of(shape=shape).numbers()
     bias = torch.randn(rows)
-    assert torch.equal(_native.linear(torch.randn(M, cols), bias, *numbers), bias.expand(M, rows))
-    assert _native.dense_like(torch.zeros(()), *numbers).shape == shape
+    assert torch.equal(
+        _schemas.graph_linear(torch.randn(M, cols), bias, *numbers), bias.expand(M, rows)
+    )
+    assert _schemas.graph_dense_like(torch.zeros(()), *numbers).shape == shape
 
 
-def test_numbers_and_words():
+def test_a_weight_taken_apart_and_put_together():
     weight = weight_of("fp4", (2, 3, 40))
-    assert _native.numbers(weight)[6:] == (6, 40, 1, 32, 256)
-    assert _native.words(_native.numbers(weight))[6:] == ((6, 40), "fp4", 32, 256)
+    assert weight.numbers()[6:] == (6, 40, 1, 32, 256)
+    assert weight.arguments()[6:] == ([2, 3, 40], "fp4", 32, 256)
+    back = WeightParts.of_numbers(*weight.numbers())
+    assert back.arguments()[6:] == ([6, 40], "fp4", 32, 256)
+    assert back.spec == Spec.of((6, 40), "fp4", 32, 256)
+    again = WeightParts.of_arguments(*weight.arguments())
+    assert again.spec == weight.spec
+    assert all(one is other for one, other in zip(again[:6], weight[:6], strict=True))
 
 
 # ---- What they refuse -------------------------------------------------------------------
@@ -108,40 +117,40 @@ FAULTS = torch_faults.FAULTS | {
 }
 
 
-@pytest.mark.skipif(not _native.registered, reason="not of C++ here")
+@pytest.mark.skipif(not _fast.registered, reason="not of C++ here")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_and_nothing_is_kept(fault):
     given = {"x": torch.randn(M, COLS), "bias": torch.randn(ROWS)}
-    given |= dict(zip(NAMES, _native.numbers(weight_of()), strict=True)) | FAULTS[fault]
+    given |= dict(zip(NAMES, weight_of().numbers(), strict=True)) | FAULTS[fault]
     tensors = [each for each in given.values() if isinstance(each, torch.Tensor)]
     before = [each._use_count() for each in tensors]
     with pytest.raises(ValueError, match=fault.split()[0]):
-        _native.linear(*given.values())
+        _schemas.graph_linear(*given.values())
     assert [each._use_count() for each in tensors] == before
 
 
-@pytest.mark.skipif(not _native.registered, reason="not of C++ here")
+@pytest.mark.skipif(not _fast.registered, reason="not of C++ here")
 def test_a_weight_is_not_made_of_integers():
     with pytest.raises(ValueError, match="like"):
         like = torch.zeros(3, dtype=torch.int32)
-        _native.dense_like(like, *_native.numbers(weight_of()))
+        _schemas.graph_dense_like(like, *weight_of().numbers())
 
 
-@pytest.mark.skipif(not _native.registered, reason="not of C++ here")
+@pytest.mark.skipif(not _fast.registered, reason="not of C++ here")
 @pytest.mark.parametrize(
     ("lines", "rows", "count"), [(1 << 30, 1 << 20, str(1 << 50)), (1 << 44, 1 << 20, "2\\^63")]
 )
 def test_a_result_that_no_memory_holds(lines, rows, count):
     """Without columns neither x nor the weight has memory, and yet y needs it."""
-    weight = _native.numbers(weight_of(shape=(rows, 0)))
+    weight = weight_of(shape=(rows, 0)).numbers()
     with pytest.raises(RuntimeError, match=f"no memory for {count} elements"):
-        _native.linear(torch.empty(lines, 0), None, *weight)
+        _schemas.graph_linear(torch.empty(lines, 0), None, *weight)
 
 
 def test_a_format_that_is_none_is_named_without_the_extension():
-    given = dict(zip(NAMES, _native.numbers(weight_of()), strict=True)) | {"format": 3}
+    given = dict(zip(NAMES, weight_of().numbers(), strict=True)) | {"format": 3}
     with pytest.raises(nf4.InvalidArgument, match="format is 3"):
-        _kernels.numbered_linear(torch.randn(M, COLS), None, *given.values())
+        WeightParts.of_numbers(*given.values())
 
 
 @pytest.mark.parametrize(("cuda", "taken"), [("13.0", False), (None, True)])
@@ -151,19 +160,19 @@ def test_python_stands_in_for_all_devices_or_for_none(cuda, taken, monkeypatch):
         operator_functions=lambda: (("sizes", "stream"), ("matmul",)),
         register_operators=lambda *_: None,
     )
-    monkeypatch.setattr(_native._bound, "_nf4_fast", extension)
+    monkeypatch.setattr(_fast._prepared, "_nf4_fast", extension)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(_native, "address", lambda _, name: int(name != "stream"))
-    assert _native._register() == taken
+    monkeypatch.setattr(_fast, "_address", lambda _, name: int(name != "stream"))
+    assert _fast._register() == taken
 
 
 def test_nothing_is_kept():
-    given = [torch.randn(M, COLS), torch.randn(ROWS), *_native.numbers(weight_of("a codebook"))]
+    given = [torch.randn(M, COLS), torch.randn(ROWS), *weight_of("a codebook").numbers()]
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     before = [each._use_count() for each in tensors]
     for _ in range(3):
-        _native.linear(*given)
-        _native.dense_like(given[0], *given[2:])
+        _schemas.graph_linear(*given)
+        _schemas.graph_dense_like(given[0], *given[2:])
     assert [each._use_count() for each in tensors] == before
 
 
@@ -225,8 +234,8 @@ import sys
 from types import SimpleNamespace
 sys.modules["_nf4_fast"] = None
 import torch, nf4.torch
-from nf4.torch import _native
-assert not _native.registered
+from nf4.torch import _fast
+assert not _fast.registered
 torch.manual_seed(0)
 layer = nf4.torch.NF4Linear.from_linear(torch.nn.Linear(80, 6), format="fp4")
 run = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -14,7 +14,8 @@ torch_cases.require("torch")
 
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
-from nf4.torch import _kernels, functional  # noqa: E402
+from nf4.torch import _fast, _kernels  # noqa: E402
+from nf4.torch._weight import PARTS, WeightParts  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.library import opcheck  # noqa: E402
@@ -55,7 +56,7 @@ def test_dequantize_and_quantize_are_those_of_the_core(dtype, layout, way):
     dense = torch.randn(7, 11, 13).to(DTYPES[dtype])
     weight = nf4.torch.quantize(dense, **LAYOUTS[layout])
     core = nf4.quantize(dense, **LAYOUTS[layout])
-    for name in _kernels.PARTS:
+    for name in PARTS:
         ours, theirs = getattr(weight, name), getattr(core, name)
         assert (ours is None) == (theirs is None)
         assert ours is None or torch.equal(ours, theirs), name
@@ -103,7 +104,7 @@ def test_a_bias_that_is_negated_lazily(way):
 def test_the_way_of_fp32_on_a_gpu(shape, with_bias):
     weight, x = weight_of("nested", shape), torch.randn(2, 3, COLS)
     bias = torch.randn(ROWS) if with_bias else None
-    y = _kernels.dense_linear(x, bias, *functional.arguments(weight))
+    y = _kernels.dense_linear(x, bias, WeightParts.of(weight))
     assert y.shape == (2, 3, ROWS)
     assert error(y, reference(x, weight, bias)) <= ALLOWED["fp32"]
 
@@ -134,7 +135,7 @@ def test_weights_of_no_elements(shape, way):
 def test_the_quick_way_and_the_dispatched_one_agree(way):
     weight, x = weight_of(), torch.randn(5, COLS)
     layer = nf4.torch.NF4Linear.from_quantized(weight)
-    expected = torch.ops.nf4.linear.default(x, None, *functional.arguments(weight))
+    expected = torch.ops.nf4.linear.default(x, None, *WeightParts.of(weight).arguments())
     assert torch.equal(layer(x), expected)
     x.requires_grad_()
     assert torch.equal(layer(x), expected)
@@ -149,7 +150,8 @@ def test_as_many_threads_as_torch_takes(monkeypatch):
             return original(*arguments, **options)
 
         monkeypatch.setattr(nf4, original.__name__, noted)
-    monkeypatch.setattr(_kernels, "_calls", lambda: (_kernels._look_closer,) * 2)
+    monkeypatch.setattr(_fast, "linear", lambda *_: None)
+    monkeypatch.setattr(_fast, "dequantize", lambda *_: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     weight = weight_of()
     nf4.torch.linear(torch.randn(2, COLS), weight)
@@ -163,7 +165,7 @@ def test_as_many_threads_as_torch_takes(monkeypatch):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_opcheck(layout, grad):
-    weight = functional.arguments(weight_of(layout))
+    weight = WeightParts.of(weight_of(layout)).arguments()
     x = torch.randn(3, COLS, requires_grad=grad)
     bias = torch.randn(ROWS, requires_grad=grad)
     opcheck(torch.ops.nf4.linear.default, (x, bias, *weight))
@@ -200,7 +202,7 @@ def test_backward_passes_do_not_disturb_each_other(dtype, way):
     layers, grads = [], []
     for shape in [(ROWS, COLS), (2 * ROWS, COLS), (7, COLS)]:
         weight = weight_of("nested", shape)
-        layers.append((functional.arguments(weight), nf4.dequantize(weight, dtype)))
+        layers.append((WeightParts.of(weight).arguments(), nf4.dequantize(weight, dtype)))
         grads.append(torch.randn(3, shape[0]).to(DTYPES[dtype]))
     found = [
         torch.ops.nf4.linear_backward.default(grad, *arguments)
@@ -322,7 +324,7 @@ def test_autocast_goes_first(compiled, compute_dtype):
 
 def test_fake_tensors_and_meta_have_the_shapes():
     weight = weight_of()
-    arguments = functional.arguments(weight)
+    arguments = WeightParts.of(weight).arguments()
     meta = [each.to("meta") if isinstance(each, torch.Tensor) else each for each in arguments]
     y = torch.ops.nf4.linear.default(torch.empty(2, 3, COLS, device="meta"), None, *meta)
     assert y.shape == (2, 3, ROWS) and y.device.type == "meta"

@@ -12,7 +12,8 @@ torch_cases.require("torch")
 
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
-from nf4.torch import _kernels, functional  # noqa: E402
+from nf4.torch import _kernels  # noqa: E402
+from nf4.torch._weight import PARTS, WeightParts  # noqa: E402
 
 ROWS, COLS = 48, 80
 X = torch.zeros(3, COLS)
@@ -23,9 +24,9 @@ def weight_of(**layout) -> nf4.QuantizedTensor:
 
 
 def _with(weight, **parts):
-    arguments = list(functional.arguments(weight))
+    arguments = list(WeightParts.of(weight).arguments())
     for name, part in parts.items():
-        arguments[_kernels.PARTS.index(name)] = part
+        arguments[PARTS.index(name)] = part
     return arguments
 
 
@@ -59,9 +60,9 @@ def test_a_tensor_on_another_device_is_named(way):
     weight = weight_of()
     elsewhere = _with(weight, absmax=weight.absmax.to("meta"))
     with pytest.raises(nf4.InvalidArgument, match="absmax is on meta; expected cpu, where x is"):
-        _kernels.linear(X, None, *elsewhere)
+        _kernels.linear(X, None, WeightParts.of_arguments(*elsewhere))
     with pytest.raises(nf4.InvalidArgument, match="bias is on meta; expected cpu, where x is"):
-        _kernels.linear(X, torch.zeros(ROWS, device="meta"), *_with(weight))
+        _kernels.linear(X, torch.zeros(ROWS, device="meta"), WeightParts.of(weight))
 
 
 @pytest.mark.parametrize(
@@ -74,17 +75,17 @@ def test_a_tensor_on_another_device_is_named(way):
 )
 def test_what_fp32_on_a_gpu_refuses(x, bias, message):
     with pytest.raises(nf4.InvalidArgument) as caught:
-        _kernels.dense_linear(x, bias, *functional.arguments(weight_of()))
+        _kernels.dense_linear(x, bias, WeightParts.of(weight_of()))
     assert message in str(caught.value)
 
 
 def test_a_gradient_that_is_refused():
-    arguments = functional.arguments(weight_of())
+    arguments = WeightParts.of(weight_of()).arguments()
     with pytest.raises(nf4.InvalidArgument, match="grad_y is of torch.float64; expected float32"):
         torch.ops.nf4.linear_backward.default(torch.zeros(3, ROWS).double(), *arguments)
     elsewhere = _with(weight_of(), packed=arguments[0].to("meta"))
     with pytest.raises(nf4.InvalidArgument, match="packed is on meta; expected cpu, where grad_y"):
-        _kernels.linear_backward(torch.zeros(3, ROWS), *elsewhere)
+        _kernels.linear_grad(torch.zeros(3, ROWS), WeightParts.of_arguments(*elsewhere))
 
 
 @pytest.mark.parametrize("operator", ["linear", "layer", "dequantize"])

@@ -1,5 +1,5 @@
-"""Faults of the arguments of a product: _nf4_fast.Calls leaves them alone, and nf4._linear refuses
-them by the name that begins each."""
+"""Faults of the arguments of a product: _nf4_fast.linear leaves them alone, and
+torch.ops.nf4._linear refuses them by the name that begins each."""
 
 from __future__ import annotations
 

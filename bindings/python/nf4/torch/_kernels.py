@@ -1,53 +1,23 @@
-"""What the operators do on real tensors, each as one call of the library.
-
-A weight is ten arguments here, as it is in the operators: packed, absmax, nested_absmax,
-nested_code, nested_offset and codebook, which are tensors or None, then shape, format, blocksize
-and nested_blocksize. They mean what they mean in nf4.QuantizedTensor.
-"""
+"""What the operators do on real tensors: the fast way, and where that does nothing the functions of
+nf4, which find the words for what is wrong."""
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _bound, _torch
-from nf4._load import check, library
+from nf4 import _torch
 from nf4.errors import InvalidArgument
-from nf4.torch import _native
-
-PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_FUNCTIONS = (
-    "nf4_dequant_launch",
-    "nf4_dequant_cpu",
-    "nf4_matmul_launch",
-    "nf4_matmul_cpu",
-    "nf4_matmul_workspace_size",
-)
-
-
-def _look_closer(*_arguments: Any) -> None:
-    """Where there is no faster way than through a QuantizedTensor."""
-
-
-@functools.cache
-def _calls() -> tuple[Callable[..., int | None], Callable[..., int | None]]:
-    """matmul and dequantize without ctypes: each gives the status, or None if it did nothing."""
-    if _bound._nf4_fast is None:
-        return _look_closer, _look_closer
-    addresses = [_native.address([library()], name) for name in _FUNCTIONS]
-    try:
-        calls = _bound._nf4_fast.Calls(Tensor, *addresses)
-    except (AttributeError, BufferError):  # torch without DLPack's exchange
-        return _look_closer, _look_closer
-    return calls.matmul, calls.dequantize
+from nf4.torch import _fast
+from nf4.torch._checks import require_device, require_float
+from nf4.torch._schemas import require_operands
+from nf4.torch._weight import WeightParts
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,92 +35,29 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def quantized_tensor(*weight: Any) -> nf4.QuantizedTensor:
-    """The weight as the core package knows it; tensors are shared."""
-    shape, format, blocksize, nested_blocksize = weight[6:]
-    parts = {
-        name: part if part is None else part.detach()
-        for name, part in zip(PARTS, weight, strict=False)
-    }
-    return nf4.QuantizedTensor(
-        **parts,
-        shape=tuple(shape),
-        format=format,
-        blocksize=blocksize,
-        nested_blocksize=nested_blocksize,
-    )
-
-
-def require_device(device: torch.device, beside: str, tensors: dict[str, Tensor | None]) -> None:
-    """Each tensor is on this device, where the tensor named `beside` is."""
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != device:
-            raise InvalidArgument(
-                f"{name} is on {tensor.device}; expected {device}, where {beside} is: move one "
-                f"with .to()"
-            )
-
-
-def require_float(name: str, dtype: torch.dtype) -> None:
-    if dtype not in DTYPES:
-        raise InvalidArgument(f"{name} is of {dtype}; expected float32, float16 or bfloat16")
-
-
 def _threads(tensor: Tensor) -> int:
     """As many as torch's own kernels take; on a GPU they mean nothing."""
     return 0 if tensor.is_cuda else torch.get_num_threads()
 
 
-def parts_of(weight: Sequence[Any]) -> dict[str, Tensor | None]:
-    return dict(zip(PARTS, weight, strict=False))
+# ---- y = x W^T + bias ------------------------------------------------------------------
 
 
-def _scratch(x: Tensor, nbytes: int) -> Tensor:
-    return x.new_empty(nbytes, dtype=torch.uint8)
+def linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+    """In the dtype of x."""
+    y = _fast.linear(x, bias, weight)
+    return general_linear(x, bias, weight) if y is None else y
 
 
-def try_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor | None:
-    """y = x W^T + bias; None if something has to be looked at more closely."""
-    packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
-    rows, cols = _native.rows_and_cols(shape)
-    y = x.new_empty((*x.shape[:-1], rows))
-    status = _calls()[0](
-        x, y, bias, _scratch, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset,
-        codebook, _native.format_code(format), block, nested, rows, cols,
-    )  # fmt: skip
-    if status is None:
-        return None
-    check(status)
-    return y
-
-
-def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    """y = x W^T + bias, in the dtype of x."""
-    y = try_linear(x, bias, *weight)
-    return checked_linear(x, bias, *weight) if y is None else y
-
-
-def require_operands(x: Tensor, bias: Tensor | None, weight: Sequence[Any]) -> None:
-    """x and bias fit the weight, and all is on one device."""
-    rows, cols = _native.rows_and_cols(weight[6])
-    require_float("x", x.dtype)
-    if x.dim() == 0 or x.shape[-1] != cols:
-        raise InvalidArgument(f"x is of shape {tuple(x.shape)}; expected [..., {cols}]")
-    if bias is not None and (bias.dtype != x.dtype or bias.shape != (rows,)):
-        raise InvalidArgument(
-            f"bias is {bias.dtype} of shape {tuple(bias.shape)}; expected {x.dtype} of ({rows},)"
-        )
-    require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
-
-
-def checked_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+def general_linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+    """The same of x with any strides, of fp32 on a GPU, and with a message for each fault."""
     if needs_dense(x):
-        return dense_linear(x, bias, *weight)
-    require_device(x.device, "x", {"bias": bias, **parts_of(weight)})
+        return dense_linear(x, bias, weight)
+    require_device(x.device, "x", {"bias": bias, **weight.named()})
     if x.dim() > 0 and not _has_row_stride(x):
         x = x.contiguous()
     bias = None if bias is None else bias.detach().contiguous()
-    return nf4.matmul(x.detach(), quantized_tensor(*weight), bias=bias, threads=_threads(x))
+    return nf4.matmul(x.detach(), weight.quantized(), bias=bias, threads=_threads(x))
 
 
 def needs_dense(x: Tensor) -> bool:
@@ -158,10 +65,10 @@ def needs_dense(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.float32
 
 
-def dense_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+def dense_linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
     """The same by torch's product with a dense weight."""
     require_operands(x, bias, weight)
-    dense = dequantize(*weight, x.dtype).view(_native.rows_and_cols(weight[6]))
+    dense = dequantize(weight, x.dtype).view(weight.spec[:2])
     return torch.nn.functional.linear(x, dense, bias)
 
 
@@ -178,50 +85,12 @@ def _has_row_stride(x: Tensor) -> bool:
     return stride[1] == 1 and stride[0] >= cols
 
 
-def dequantize(*arguments: Any) -> Tensor:
-    """The numbers of a weight, whose ten arguments come first, in a dtype, which is the last."""
-    *weight, dtype = arguments
-    out = torch.empty(weight[6], dtype=dtype, device=weight[0].device)
-    dequantize_into(out, *weight)
-    return out
-
-
-def _try_dequantize_into(out: Tensor, *weight: Any) -> bool:
-    """False, and nothing written, if something has to be looked at more closely."""
-    packed, absmax, nested_absmax, code, offset, codebook, shape, format, block, nested = weight
-    rows, cols = _native.rows_and_cols(shape)
-    status = _calls()[1](
-        out, torch.get_num_threads(), packed, absmax, nested_absmax, code, offset, codebook,
-        _native.format_code(format), block, nested, rows, cols,
-    )  # fmt: skip
-    if status is None:
-        return False
-    check(status)
-    return True
-
-
-def dequantize_into(out: Tensor, *weight: Any) -> None:
-    """Writes the numbers of a weight to a contiguous tensor."""
-    if not _try_dequantize_into(out, *weight):
-        require_device(weight[0].device, "packed", {"out": out, **parts_of(weight)})
-        nf4.dequantize(quantized_tensor(*weight), out=out.detach(), threads=_threads(out))
-
-
-def dequantize_to(out: Tensor, dtype: torch.dtype, *weight: Any) -> None:
-    """The same to what a caller gave, which has to be of this dtype and of the weight's shape."""
-    shape = tuple(weight[6])
-    if tuple(out.shape) != shape or out.dtype != dtype:
-        raise InvalidArgument(
-            f"out is {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of {shape}"
-        )
-    dequantize_into(out, *weight)
-    _torch.tell_of_writes([out])
-
+# ---- The gradient of x -----------------------------------------------------------------
 
 _kept = threading.local()
 
 
-def _dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _new_dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory for one dense weight, until the next is asked for. torch's allocator for GPUs hands
     the same to one layer after the other; that for CPUs gives it back to the system, which takes
     longer to provide it anew than a weight takes to be dequantized."""
@@ -235,36 +104,52 @@ def _dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Te
     return buffer[:needed].view(dtype).view(rows, cols)
 
 
-def _dense_beside(grad_y: Tensor, weight: Sequence[Any]) -> Tensor:
+def _dense_beside(grad_y: Tensor, weight: WeightParts) -> Tensor:
     """Where to dequantize the weight to for a product with grad_y."""
-    dtype, device = grad_y.dtype, grad_y.device
-    require_float("grad_y", dtype)
-    require_device(device, "grad_y", {"packed": weight[0]})
-    return _dense(*_native.rows_and_cols(weight[6]), dtype, device)
+    require_float("grad_y", grad_y.dtype)
+    require_device(grad_y.device, "grad_y", {"packed": weight.packed})
+    return _new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
 
 
-def try_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor | None:
-    """linear_backward; None if something has to be looked at more closely."""
+def fast_linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor | None:
+    """linear_grad, the fast way; None if nothing was done."""
+    if type(grad_y) is not Tensor:
+        return None
     dense = _dense_beside(grad_y, weight)
-    return torch.matmul(grad_y, dense) if _try_dequantize_into(dense, *weight) else None
+    return torch.matmul(grad_y, dense) if _fast.dequantize(dense, weight) else None
 
 
-def linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
-    """The gradient of x: grad_y times the weight, dense for as long as this takes."""
+def linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor:
+    """grad_y W, with W dense for as long as this takes."""
     dense = _dense_beside(grad_y, weight)
-    dequantize_into(dense, *weight)
+    _dequantize_to(dense, weight)
     return torch.matmul(grad_y, dense)
 
 
-# ---- For the operators of _native where that has no kernels ---------------------------
+# ---- dequantize, quantize --------------------------------------------------------------
 
 
-def numbered_linear(x: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-    return checked_linear(x, bias, *_native.words(numbers))
+def _dequantize_to(out: Tensor, weight: WeightParts) -> None:
+    if not _fast.dequantize(out, weight):
+        require_device(weight.packed.device, "packed", {"out": out, **weight.named()})
+        nf4.dequantize(weight.quantized(), out=out.detach(), threads=_threads(out))
 
 
-def numbered_dense_like(like: Tensor, *numbers: Any) -> Tensor:
-    return dequantize(*_native.words(numbers), like.dtype)
+def dequantize(weight: WeightParts, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """The weight, dense, in a dtype. An `out` of the caller's has to be contiguous, and of this
+    dtype and the weight's shape."""
+    shape = weight.spec.shape
+    if out is None:
+        made = torch.empty(shape, dtype=dtype, device=weight.packed.device)
+        _dequantize_to(made, weight)
+        return made
+    if tuple(out.shape) != shape or out.dtype != dtype:
+        raise InvalidArgument(
+            f"out is {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of {shape}"
+        )
+    _dequantize_to(out, weight)
+    _torch.tell_of_writes([out])
+    return out
 
 
 def quantize(

@@ -1,23 +1,20 @@
-"""The operators torch.ops.nf4.*, registered by importing this.
+"""Kernels of torch.ops.nf4.* (_schemas.py), registered by importing this, and what layers call
+in their place: linear, linear_grad and dequantize.
 
-    quantize(Tensor weight, Tensor? codebook, str format, int blocksize, int nested_blocksize)
-        -> (Tensor packed, Tensor absmax, Tensor nested_absmax, Tensor nested_code,
-            Tensor nested_offset)
-    dequantize(WEIGHT, ScalarType dtype) -> Tensor
-    linear(Tensor x, Tensor? bias, WEIGHT) -> Tensor
-    linear_backward(Tensor grad_y, WEIGHT) -> Tensor
+    eager     linear -> _Linear if x or bias requires grad -> the fast way (_fast.py)
+    general   torch.ops.nf4.linear -> Autograd: _Linear -> _linear_below -> nf4.matmul, or
+              torch.ops.nf4._linear where a compiler, a mode or a subclass is to see it
+    backward  linear_grad -> the fast way, or torch.ops.nf4.linear_backward in the same manner
 
-WEIGHT is the ten arguments of _kernels. The weight is frozen: no gradient goes to it. The
-gradient of x is an operator of its own, so that a compiler's graph of the backward pass holds
-the four bits and nowhere a dense weight that the forward pass left.
-
-Below autograd they come down to those of _native, which is what a compiler's graph has.
+What the fast way does not do, the general one does. The weight is frozen: no gradient goes to it.
+The gradient of x is an operator of its own, so that a compiler's graph of the backward pass holds
+the four bits, and nowhere a dense weight that the forward pass left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,93 +22,81 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nf4.errors import InvalidArgument
-from nf4.tensor import sizes
-from nf4.torch import _kernels, _native
-from nf4.torch._kernels import PARTS
+from nf4.torch import _fast, _kernels, _private, _schemas
+from nf4.torch._checks import DTYPES, require_float
+from nf4.torch._weight import PARTS, WeightParts
 
-_C = torch._C
 _DEVICES = ("CPU", "CUDA")
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))  # of parts
-_WEIGHT = (
-    "Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_code, "
-    "Tensor? nested_offset, Tensor? codebook, int[] shape, str format, int blocksize, "
-    "int nested_blocksize"
-)
-_SCHEMAS = {
-    "quantize": "(Tensor weight, Tensor? codebook, str format, int blocksize, "
-    "int nested_blocksize) -> (Tensor packed, Tensor absmax, Tensor nested_absmax, "
-    "Tensor nested_code, Tensor nested_offset)",
-    "dequantize": f"({_WEIGHT}, ScalarType dtype) -> Tensor",
-    "linear": f"(Tensor x, Tensor? bias, {_WEIGHT}) -> Tensor",
-    "linear_backward": f"(Tensor grad_y, {_WEIGHT}) -> Tensor",
-}
-
-# It takes its registrations along when it goes.
-_library = torch.library.Library("nf4", "DEF")
-for _name, _schema in _SCHEMAS.items():
-    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for _device in _DEVICES:
-        _library.impl(_name, _kernels.uncompiled(getattr(_kernels, _name)), _device)
-if not _native.registered:
-    for _device in _DEVICES:
-        for _name in ("linear", "dense_like"):
-            _kernel = _kernels.uncompiled(getattr(_kernels, f"numbered_{_name}"))
-            _library.impl(f"_{_name}", _kernel, _device)
-
-_ops = torch.ops.nf4
+_AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
-# ---- What comes out, without computing it -------------------------------------
+# ---- Below autograd --------------------------------------------------------------------
 
 
-@torch.library.register_fake("nf4::quantize", lib=_library)
-def _fake_quantize(
-    weight: Tensor, codebook: Tensor | None, format: str, blocksize: int, nested_blocksize: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _kernels.require_float("weight", weight.dtype)
-    counts = sizes(
-        weight.shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize
-    )
-    nested = nested_blocksize != 0
-    return (
-        weight.new_empty(counts.packed_bytes, dtype=torch.uint8),
-        weight.new_empty(counts.blocks, dtype=torch.uint8 if nested else torch.float32),
-        weight.new_empty(counts.nested_blocks if nested else 0, dtype=torch.float32),
-        weight.new_empty(256 if nested else 0, dtype=torch.float32),
-        weight.new_empty(() if nested else 0, dtype=torch.float32),
+def _are_plain(*tensors: Tensor | None) -> bool:
+    """Is none on meta, of lazy sign, or of a subclass that the dispatcher would hand the operator
+    to? The fast way takes none of these, so this is asked only where it did nothing."""
+    return _PLAIN.issuperset(map(type, tensors)) and not any(
+        each.is_meta or each.is_neg() for each in tensors if each is not None
     )
 
 
-@torch.library.register_fake("nf4::dequantize", lib=_library)
-def _fake_dequantize(*arguments: Any) -> Tensor:
-    *weight, dtype = arguments
-    _kernels.require_float("dtype", dtype)
-    return weight[0].new_empty(weight[6], dtype=dtype)
+def _with_memory(tensor: Tensor | None) -> Tensor | None:
+    """torch's gradients and derivatives may be zeros that it has not made yet."""
+    if tensor is not None and _private.is_zero_tensor(tensor):
+        return tensor.new_zeros(tensor.shape)
+    return tensor
 
 
-@torch.library.register_fake("nf4::linear", lib=_library)
-def _fake_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    _kernels.require_operands(x, bias, weight)
-    return x.new_empty((*x.shape[:-1], _native.rows_and_cols(weight[6])[0]))
+def _to_next_transform(op: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """The operator once more, for the transform around that which autograd has just served."""
+    with _private.below_autograd():
+        return op(*arguments)
 
 
-@torch.library.register_fake("nf4::linear_backward", lib=_library)
-def _fake_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
-    _kernels.require_float("grad_y", grad_y.dtype)
-    return grad_y.new_empty((*grad_y.shape[:-1], _native.rows_and_cols(weight[6])[1]))
+def _linear_below(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+    return (_linear_idle if _private.is_idle() else _linear_seen)(x, bias, weight)
 
 
-@torch.library.register_fake("nf4::_linear", lib=_library)
-def _fake_native_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight[6]))
+def _linear_idle(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+    """Where the dispatcher has nothing to do, but for tensors that are not plain."""
+    y = _fast.linear(x, bias, weight)
+    if y is not None:
+        return y
+    if _are_plain(x, bias, *weight[:6]):
+        return _kernels.general_linear(_with_memory(x), _with_memory(bias), weight)
+    return _linear_seen(x, bias, weight)
 
 
-@torch.library.register_fake("nf4::_dense_like", lib=_library)
-def _fake_dense_like(like: Tensor, *weight: Any) -> Tensor:
-    return like.new_empty(weight[6:8])
+def _linear_seen(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+    """By operators that compilers, modes, transforms and subclasses see."""
+    if _private.has_transforms():
+        return _to_next_transform(_schemas.linear, x, bias, *weight.arguments())
+    _schemas.require_operands(x, bias, weight)
+    if _kernels.needs_dense(x):
+        dense = _schemas.graph_dense_like(x, *weight.numbers())
+        return torch.nn.functional.linear(x, dense, bias)
+    bias = None if bias is None else bias.contiguous()
+    # Strides that C++ takes as they are cannot be told from others without fixing the sizes of a
+    # graph.
+    return _schemas.graph_linear(x.contiguous(), bias, *weight.numbers())
 
 
-# ---- Gradients ------------------------------------------------------------------
+def _linear_grad_below(grad_y: Tensor, weight: WeightParts) -> Tensor:
+    if _private.is_idle():
+        grad_x = _kernels.fast_linear_grad(grad_y, weight)
+        if grad_x is not None:
+            return grad_x
+        if _are_plain(grad_y, *weight[:6]):
+            return _kernels.linear_grad(grad_y, weight)
+    if _private.has_transforms():
+        return _to_next_transform(_schemas.linear_backward, grad_y, *weight.arguments())
+    require_float("grad_y", grad_y.dtype)
+    return torch.matmul(grad_y, _schemas.graph_dense_like(grad_y, *weight.numbers()))
+
+
+# ---- Gradients -------------------------------------------------------------------------
 
 
 def _refuse_grad(
@@ -121,120 +106,43 @@ def _refuse_grad(
     for name, tensor in zip(names, tensors, strict=False):
         if tensor is None:
             continue
-        dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+        dual = _private.in_forward_ad() and forward_ad.unpack_dual(tensor).tangent is not None
         if (reverse and tensor.requires_grad) or dual:
             raise InvalidArgument(
                 f"{name} requires grad, and 4-bit weights are frozen; expected it detached"
             )
 
 
-def _may_differentiate_weight(weight: Sequence[Any]) -> bool:
-    return forward_ad._current_level >= 0 or _C._any_requires_grad(*weight[: len(PARTS)])
+def _keep(ctx: Any, weight: WeightParts) -> None:
+    """For the backward pass."""
+    if _private.in_forward_ad() or _private.any_requires_grad(*weight):
+        _refuse_grad(PARTS, weight)
+    if ctx.needs_input_grad[0]:  # that of a bias needs no weight
+        ctx.save_for_backward(*weight[:6])
+    ctx.spec = weight.spec
 
 
-def _is_bare(x: Tensor, bias: Tensor | None) -> bool:
-    """Is there nothing between these and the kernel that the dispatcher would have to see to, but
-    for a gradient: no mode, transform, trace, or subclass? _are_plain sees to the others."""
-    if type(x) is not Tensor or x.is_meta or x.is_neg() or (bias is not None and bias.is_neg()):
-        return False
-    return not (
-        _C._len_torch_dispatch_stack()
-        or _C._is_any_autocast_enabled()
-        or _C._are_functorch_transforms_active()
-        or _C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-    )
-
-
-def _are_plain(*tensors: Tensor | None) -> bool:
-    """Is none of a subclass, which the dispatcher would hand the operator to? The quick calls take
-    none without memory of its own, so that this is asked only where they took nothing."""
-    return _PLAIN.issuperset(map(type, tensors))
-
-
-def _with_memory(tensor: Tensor | None) -> Tensor | None:
-    """torch's gradients and derivatives may be zeros that it has not made yet."""
-    if tensor is not None and tensor._is_zerotensor():
-        return tensor.new_zeros(tensor.shape)
-    return tensor
-
-
-def _to_next_transform(op: Any, *arguments: Any) -> Tensor:
-    """The operator once more, for the transform around that which autograd has just served."""
-    with _C._AutoDispatchBelowAutograd():
-        return op(*arguments)
-
-
-def _linear_below(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    if _is_bare(x, bias):
-        y = _kernels.try_linear(x, bias, *weight)
-        if y is not None:
-            return y
-        if _are_plain(x, bias, *weight[: len(PARTS)]):
-            return _kernels.checked_linear(_with_memory(x), _with_memory(bias), *weight)
-    if _C._are_functorch_transforms_active():
-        return _to_next_transform(_ops.linear.default, x, bias, *weight)
-    _kernels.require_operands(x, bias, weight)
-    numbers = _native.numbers(weight)
-    if _kernels.needs_dense(x):
-        return torch.nn.functional.linear(x, _native.dense_like(x, *numbers), bias)
-    bias = None if bias is None else bias.contiguous()
-    # Strides that _native takes as they are cannot be told from others without fixing the sizes of
-    # a graph.
-    return _native.linear(x.contiguous(), bias, *numbers)
-
-
-def _linear_backward_below(grad_y: Tensor, *weight: Any) -> Tensor:
-    if _is_bare(grad_y, None):
-        grad_x = _kernels.try_linear_backward(grad_y, *weight)
-        if grad_x is not None:
-            return grad_x
-        if _are_plain(grad_y, *weight[: len(PARTS)]):
-            return _kernels.linear_backward(grad_y, *weight)
-    if _C._are_functorch_transforms_active():
-        return _to_next_transform(_ops.linear_backward.default, grad_y, *weight)
-    _kernels.require_float("grad_y", grad_y.dtype)
-    return torch.matmul(grad_y, _native.dense_like(grad_y, *_native.numbers(weight)))
-
-
-class _Function(torch.autograd.Function):
-    """Arguments are tensors that may be differentiated, the ten of a weight as one, and what
-    _grad_around gives."""
-
-    @staticmethod
-    def keep(ctx: Any, weight: Sequence[Any]) -> None:
-        if _may_differentiate_weight(weight):
-            _refuse_grad(PARTS, weight)
-        if ctx.needs_input_grad[0]:  # that of a bias needs no weight
-            ctx.save_for_backward(*weight[: len(PARTS)])
-        ctx.layout = weight[len(PARTS) :]
-
-    @staticmethod
-    def called(grad_around: bool | None, below: Any, *arguments: Any) -> Tensor:
-        """What comes below autograd, with gradients recorded as they are around this, and not as
-        in a Function's forward, where torch has switched off them and derivatives."""
-        if grad_around is None:
-            return below(*arguments)
-        with torch.set_grad_enabled(grad_around), forward_ad._set_fwd_grad_enabled(True):
-            return below(*arguments)
-
-
-class _Linear(_Function):
-    """y is linear in x and in bias, so this can be differentiated as often as one likes."""
+class _Linear(torch.autograd.Function):
+    """y is linear in x and in bias, so this can be differentiated as often as one likes. `below`
+    computes y from x, bias and the weight."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, weight: Sequence[Any], grad_around: bool | None
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor | None,
+        weight: WeightParts,
+        below: Callable[[Tensor, Tensor | None, WeightParts], Tensor],
     ) -> Tensor:
-        _Linear.keep(ctx, weight)
-        return _Linear.called(grad_around, _linear_below, x, bias, *weight)
+        _keep(ctx, weight)
+        return below(x, bias, weight)
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         of_x, of_bias, *_ = ctx.needs_input_grad
         grad_x = grad_bias = None
         if of_x:
-            grad_x = _linear_backward(grad_y, *ctx.saved_tensors, *ctx.layout)
+            grad_x = linear_grad(grad_y, WeightParts(*ctx.saved_tensors, ctx.spec))
         if of_bias:
             # Without dimensions to sum over, torch sums over all.
             leading = tuple(range(grad_y.dim() - 1))
@@ -242,129 +150,160 @@ class _Linear(_Function):
         return grad_x, grad_bias, None, None
 
 
-class _LinearBackward(_Function):
+class _LinearGrad(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, grad_y: Tensor, weight: Sequence[Any], grad_around: bool | None
+        ctx: Any,
+        grad_y: Tensor,
+        weight: WeightParts,
+        below: Callable[[Tensor, WeightParts], Tensor],
     ) -> Tensor:
-        _LinearBackward.keep(ctx, weight)
-        return _LinearBackward.called(grad_around, _linear_backward_below, grad_y, *weight)
+        _keep(ctx, weight)
+        return below(grad_y, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _ops.linear.default(grad, None, *ctx.saved_tensors, *ctx.layout), None, None
+        weight = WeightParts(*ctx.saved_tensors, ctx.spec)
+        return _schemas.linear(grad, None, *weight.arguments()), None, None
 
 
-# torch.autograd.Function.apply without what that does for torch.func.
-_apply_linear = super(torch.autograd.Function, _Linear).apply
-_apply_linear_backward = super(torch.autograd.Function, _LinearBackward).apply
+_apply_linear = _private.apply_of(_Linear)
+_apply_linear_grad = _private.apply_of(_LinearGrad)
 
 
-def _in_transforms() -> AbstractContextManager[None]:
-    """torch.func's transforms come one by one to a kernel of the dispatcher, which has the level of
-    one of them before it then; a Function has to be allowed there."""
-    if not _C._are_functorch_transforms_active():
-        return nullcontext()
-    # Not of torch's public names: whoever uses no transform does without it.
-    from torch._functorch.utils import enable_single_level_autograd_function
-
-    return enable_single_level_autograd_function()
+def _recording(recorded: bool, below: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Below autograd with gradients recorded or not, and not as in a Function's forward, where
+    torch has switched off them and derivatives."""
+    with torch.set_grad_enabled(recorded), _private.forward_ad_enabled(True):
+        return below(*arguments)
 
 
-def _grad_around() -> bool | None:
-    """Whether the transforms around the present one may record gradients: not where the caller
-    said torch.no_grad(). None where there is no transform."""
-    return _C.is_grad_enabled() if _C._are_functorch_transforms_active() else None
+def _around(below: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`below` as the transforms around the present one need it: they may record gradients, but not
+    where the caller said torch.no_grad()."""
+    if not _private.has_transforms():
+        return below
+    return functools.partial(_recording, torch.is_grad_enabled(), below)
 
 
-def _is_differentiated(*arguments: Any) -> bool:
+def _is_differentiated(*tensors: Any) -> bool:
     """Forward mode goes the same way, where torch says that there is none of that."""
-    reverse = _C.is_grad_enabled() and _C._any_requires_grad(*arguments)
-    return reverse or forward_ad._current_level >= 0
+    reverse = torch.is_grad_enabled() and _private.any_requires_grad(*tensors)
+    return reverse or _private.in_forward_ad()
 
 
-def _resolved(weight: Sequence[Any]) -> Sequence[Any]:
-    """Without lazy negation, which kernels that are not the dispatcher's to call do not see."""
-    parts = weight[: len(PARTS)]
-    if not any(part is not None and part.is_neg() for part in parts):
-        return weight
-    parts = [part if part is None else part.resolve_neg() for part in parts]
-    return *parts, *weight[len(PARTS) :]
+def _without_lazy_sign(*weight: Any) -> WeightParts:
+    """Kernels that are not the dispatcher's to call do not see a negative bit."""
+    tensors = (
+        part.resolve_neg() if part is not None and part.is_neg() else part for part in weight[:6]
+    )
+    return WeightParts.of_arguments(*tensors, *weight[6:])
 
 
 def _autograd_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    weight = _resolved(weight)
-    if _is_differentiated(x, bias, *weight):
-        with _in_transforms():
-            return _apply_linear(x, bias, weight, _grad_around())
-    return _linear_below(x, bias, *weight)
+    parts = _without_lazy_sign(*weight)
+    if not _is_differentiated(x, bias, *parts):
+        return _linear_below(x, bias, parts)
+    with _private.function_in_transform():
+        return _apply_linear(x, bias, parts, _around(_linear_below))
 
 
 def _autograd_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
-    weight = _resolved(weight)
-    if _is_differentiated(grad_y, *weight):
-        with _in_transforms():
-            return _apply_linear_backward(grad_y, weight, _grad_around())
-    return _linear_backward_below(grad_y, *weight)
+    parts = _without_lazy_sign(*weight)
+    if not _is_differentiated(grad_y, *parts):
+        return _linear_grad_below(grad_y, parts)
+    with _private.function_in_transform():
+        return _apply_linear_grad(grad_y, parts, _around(_linear_grad_below))
 
 
-def _not_differentiable(op: Any, names: Sequence[str]) -> Any:
+def _not_differentiable(op: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
     def kernel(keyset: Any, *arguments: Any) -> Any:
-        reverse = _C.is_grad_enabled()
-        if reverse or forward_ad._current_level >= 0:
+        reverse = torch.is_grad_enabled()
+        if reverse or _private.in_forward_ad():
             _refuse_grad(names, arguments[: len(names)], reverse)
-        with _C._AutoDispatchBelowAutograd():
-            return op.redispatch(keyset & _C._after_autograd_keyset, *arguments)
+        return _private.redispatch(op, keyset, arguments)
 
     return kernel
 
 
-_library.impl("linear", _autograd_linear, "Autograd")
-_library.impl("linear_backward", _autograd_linear_backward, "Autograd")
-for _name, _names in {"dequantize": PARTS, "quantize": ("weight", "codebook")}.items():
-    _kernel = _not_differentiable(getattr(_ops, _name).default, _names)
-    _library.impl(_name, _kernel, "Autograd", with_keyset=True)
+# ---- Autocast --------------------------------------------------------------------------
 
 
-# ---- Autocast -------------------------------------------------------------------
-
-_AUTOCAST = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(
-    _C.DispatchKey.AutocastCUDA
-)
-
-
-def _autocast(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    """x and bias in autocast's dtype, and the scales as they are."""
-    dtype = torch.get_autocast_dtype(x.device.type)
-    if x.dtype in _kernels.DTYPES:
-        x = x.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-    with _C._ExcludeDispatchKeyGuard(_AUTOCAST):
-        return _ops.linear.default(x, bias, *weight)
+def _cast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """x and bias in autocast's dtype where that is on; scales stay as they are."""
+    device = x.device.type
+    if x.dtype not in DTYPES or device not in _AUTOCAST or not torch.is_autocast_enabled(device):
+        return x, bias
+    dtype = torch.get_autocast_dtype(device)
+    return x.to(dtype), None if bias is None else bias.to(dtype)
 
 
-for _device in _DEVICES:
-    _library.impl("linear", _autocast, f"Autocast{_device}")
+def _autocast_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    x, bias = _cast(x, bias)
+    with torch.autocast(x.device.type, enabled=False):
+        return _schemas.linear(x, bias, *weight)
 
 
-# ---- The way there ----------------------------------------------------------------
+# ---- Registrations ---------------------------------------------------------------------
 
 
-def linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    """torch.ops.nf4.linear, in half of its time where the dispatcher has nothing to do."""
-    if not torch.compiler.is_compiling() and _is_bare(x, bias):
-        if _C.is_grad_enabled() and _C._any_requires_grad(x, bias, *weight):
-            return _apply_linear(x, bias, weight, None)
-        y = _kernels.try_linear(x, bias, *weight)
-        if y is not None:
-            return y
-    return _ops.linear.default(x, bias, *weight)
+def _impl(name: str, kernel: Callable[..., Any]) -> None:
+    for device in _DEVICES:
+        _schemas.library.impl(name, _kernels.uncompiled(kernel), device)
 
 
-def _linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
-    """torch.ops.nf4.linear_backward, likewise. Gradients of gradients are the dispatcher's."""
-    if not torch.compiler.is_compiling() and not _C.is_grad_enabled() and _is_bare(grad_y, None):
-        grad_x = _kernels.try_linear_backward(grad_y, *weight)
+_impl("quantize", _kernels.quantize)
+_impl("dequantize", lambda *a: _kernels.dequantize(WeightParts.of_arguments(*a[:10]), a[10]))
+_impl("linear", lambda x, bias, *w: _kernels.linear(x, bias, WeightParts.of_arguments(*w)))
+_impl("linear_backward", lambda dy, *w: _kernels.linear_grad(dy, WeightParts.of_arguments(*w)))
+if not _fast.registered:
+    _impl("_linear", lambda x, b, *n: _kernels.general_linear(x, b, WeightParts.of_numbers(*n)))
+    _impl(
+        "_dense_like",
+        lambda like, *n: _kernels.dequantize(WeightParts.of_numbers(*n), like.dtype),
+    )
+
+_schemas.library.impl("linear", _autograd_linear, "Autograd")
+_schemas.library.impl("linear_backward", _autograd_linear_backward, "Autograd")
+if _private.below_autograd is not _private.no_way_below:
+    for _op, _names in (
+        (_schemas.dequantize, PARTS),
+        (_schemas.quantize, ("weight", "codebook")),
+    ):
+        _schemas.library.impl(_op, _not_differentiable(_op, _names), "Autograd", with_keyset=True)
+for _key in _AUTOCAST.values():
+    _schemas.library.impl("linear", _autocast_linear, _key)
+
+
+# ---- What layers call ------------------------------------------------------------------
+
+
+def linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+    """y = x W^T + bias: torch.ops.nf4.linear, without the dispatcher where that has nothing to
+    do."""
+    if not torch.compiler.is_dynamo_compiling() and type(x) is Tensor and _private.is_idle():
+        if _private.any_autocast():
+            x, bias = _cast(x, bias)
+        if torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight):
+            return _apply_linear(x, bias, weight, _linear_idle)
+        return _linear_idle(x, bias, weight)
+    return _schemas.linear(x, bias, *weight.arguments())
+
+
+def linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor:
+    """grad_y W: torch.ops.nf4.linear_backward, likewise."""
+    if not torch.is_grad_enabled() and _private.is_idle():
+        grad_x = _kernels.fast_linear_grad(grad_y, weight)
         if grad_x is not None:
             return grad_x
-    return _ops.linear_backward.default(grad_y, *weight)
+    return _schemas.linear_backward(grad_y, *weight.arguments())
+
+
+def dequantize(weight: WeightParts, dtype: torch.dtype) -> Tensor:
+    """torch.ops.nf4.dequantize, likewise."""
+    if not torch.compiler.is_dynamo_compiling() and _private.is_idle():
+        if not (torch.is_grad_enabled() and _private.any_requires_grad(*weight)):
+            out = torch.empty(weight.spec.shape, dtype=dtype, device=weight.packed.device)
+            if _fast.dequantize(out, weight):
+                return out
+    return _schemas.dequantize(*weight.arguments(), dtype)

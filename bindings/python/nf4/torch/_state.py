@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,11 +12,25 @@ from torch import Tensor
 import nf4
 from nf4.checkpoint.bnb import State, parse_state
 from nf4.errors import InvalidArgument, kind_of
-from nf4.torch._kernels import PARTS
+from nf4.torch._weight import Spec, WeightParts
 
 _MARK = "quant_state.bitsandbytes__"
 _NAMES = {"absmax": "absmax", "nested_absmax": "nested_absmax", "nested_code": "nested_quant_map"}
 _TABLES = ("quant_map", "nested_quant_map")
+
+
+class QuantState(Protocol):
+    """bitsandbytes' QuantState, as far as it is read here. state2 and offset are None if flat."""
+
+    absmax: Tensor
+    code: Tensor
+    shape: Sequence[int]
+    dtype: torch.dtype
+    blocksize: int
+    quant_type: str
+    nested: bool
+    offset: Tensor | None
+    state2: QuantState | None
 
 
 class Loaded(NamedTuple):
@@ -82,12 +97,6 @@ def as_bytes(packed: Tensor) -> Tensor:
     return packed if packed.dtype == torch.uint8 else packed.contiguous().view(torch.uint8)
 
 
-def as_floats(scales: Tensor) -> Tensor:
-    """Scales as float32, which the kernels read: bitsandbytes casts those in 16 bits likewise.
-    Memory is shared where they are float32."""
-    return scales if scales.dtype == torch.float32 else scales.float()
-
-
 def bytes_of(packed: Tensor) -> Tensor:
     """The same as [n, 1], which is how layers hold them."""
     return as_bytes(packed.detach()).contiguous().view(-1, 1)
@@ -124,12 +133,12 @@ def load(parts: dict[str, Tensor]) -> Loaded:
     return Loaded({"", *marks, *needed}, weight)
 
 
-def require_quant_state(name: str, state: Any) -> None:
+def require_quant_state(name: str, state: object) -> None:
     if not hasattr(state, "state2"):  # which no other class has
         raise InvalidArgument(f"{name} is {kind_of(state)}; expected a QuantState of bitsandbytes")
 
 
-def require_layout(state: Any) -> None:
+def require_layout(state: QuantState) -> None:
     if getattr(state, "packing_format_for_cpu", False):
         raise InvalidArgument(
             "the weight is in bitsandbytes' layout for CPUs, which its Linear4bit changes to when "
@@ -137,23 +146,18 @@ def require_layout(state: Any) -> None:
         )
 
 
-def arguments_of(data: Tensor, state: Any) -> tuple[Any, ...]:
-    """A weight of bitsandbytes as the ten arguments of the operators, by its packed bytes and its
-    QuantState. Memory is shared, except of scales in 16 bits, and no number is looked at: a GPU
-    need not be waited for."""
-    if state.nested:
-        outer = state.state2
-        scales = (state.absmax, *map(as_floats, (outer.absmax, outer.code, state.offset)))
-    else:
-        scales = (as_floats(state.absmax), None, None, None)
-    nested_blocksize = state.state2.blocksize if state.nested else 0
-    return (
-        as_bytes(data), *scales, None,
-        state.shape, state.quant_type, state.blocksize, nested_blocksize,
-    )  # fmt: skip
+def parts_of(data: Tensor, state: QuantState) -> WeightParts:
+    """A weight of bitsandbytes, by its packed bytes and its QuantState. Memory is shared, except of
+    scales in 16 bits, and no number is looked at: a GPU need not be waited for."""
+    outer = state.state2 if state.nested else None
+    scales = (outer.absmax, outer.code, state.offset) if outer else (None, None, None)
+    nested_blocksize = outer.blocksize if outer else 0
+    spec = Spec.of(state.shape, state.quant_type, state.blocksize, nested_blocksize)
+    parts = WeightParts(as_bytes(data), state.absmax, *scales, None, spec)
+    return parts.with_float_scales()
 
 
-def of_bitsandbytes(data: Tensor, state: Any) -> nf4.QuantizedTensor:
+def of_bitsandbytes(data: Tensor, state: QuantState) -> nf4.QuantizedTensor:
     """The same as a weight of its own, which is what the QuantState says it is."""
     if data.is_meta:
         raise InvalidArgument(
@@ -161,14 +165,5 @@ def of_bitsandbytes(data: Tensor, state: Any) -> nf4.QuantizedTensor:
         )
     require_layout(state)
     require_standard_table("quant_state.code", state.code, state.quant_type)
-    *parts, shape, format, blocksize, nested_blocksize = arguments_of(data.detach(), state)
-    packed, *scales = (part if part is None else part.detach() for part in parts)
-    return nf4.QuantizedTensor(
-        packed=bytes_of(packed),
-        **dict(zip(PARTS[1:], scales, strict=True)),
-        format=format,
-        blocksize=blocksize,
-        nested_blocksize=nested_blocksize,
-        shape=tuple(shape),
-        dtype=state.dtype,
-    )
+    parts = parts_of(data.detach(), state)
+    return parts._replace(packed=bytes_of(parts.packed)).quantized(state.dtype)

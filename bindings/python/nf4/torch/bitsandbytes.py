@@ -35,8 +35,10 @@ from torch import Tensor
 
 import nf4
 from nf4._versions import OLDEST_BITSANDBYTES
-from nf4.torch import _kernels, _operators, _state  # noqa: F401  the import registers the operators
-from nf4.torch._state import as_bytes, as_floats
+from nf4.torch import _fast, _kernels, _operators, _private, _schemas, _state  # noqa: F401  kernels are registered
+from nf4.torch._checks import DTYPES
+from nf4.torch._state import as_bytes
+from nf4.torch._weight import Spec, WeightParts
 
 _NESTED_BLOCKSIZE = 256
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
@@ -56,7 +58,7 @@ class Served(NamedTuple):
     functions: list[str]
 
 
-# ---- Where libnf4 can run ---------------------------------------------------------
+# ---- Where libnf4 can run --------------------------------------------------------------
 
 
 _usable_gpus: dict[int, bool] = {}
@@ -88,7 +90,7 @@ def _device_types() -> list[str]:
     return ["cpu", "cuda"] if has_cuda and torch.cuda.is_available() else ["cpu"]
 
 
-# ---- The operators ------------------------------------------------------------------
+# ---- The operators ---------------------------------------------------------------------
 
 
 def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -110,23 +112,23 @@ def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
                 bias, absmax_8bit, absmax_code, absmax_offset,
             )  # fmt: skip
         if absmax_8bit is None:
-            scales = (as_floats(absmax), None, None, None)
+            scales, nested_blocksize = (absmax, None, None, None), 0
         else:
-            scales = (absmax_8bit, *map(as_floats, (absmax, absmax_code, absmax_offset)))
-        nested_blocksize = 0 if absmax_8bit is None else _NESTED_BLOCKSIZE
-        return _kernels.linear(
-            A, bias, as_bytes(B), *scales, None, shapeB, quant_type, blocksize, nested_blocksize
-        )
+            scales = (absmax_8bit, absmax, absmax_code, absmax_offset)
+            nested_blocksize = _NESTED_BLOCKSIZE
+        spec = Spec.of(shapeB, quant_type, blocksize, nested_blocksize)
+        weight = WeightParts(as_bytes(B), *scales, None, spec)
+        y = _fast.linear(A, bias, weight)
+        return _kernels.general_linear(A, bias, weight.with_float_scales()) if y is None else y
 
     return gemm_4bit
 
 
 def _flat(
     A: Tensor, absmax: Tensor, blocksize: int, quant_type: str, shape: Sequence[int]
-) -> tuple[Any, ...]:
-    return (
-        as_bytes(A), as_floats(absmax), None, None, None, None, shape, quant_type, blocksize, 0,
-    )  # fmt: skip
+) -> WeightParts:
+    spec = Spec.of(shape, quant_type, blocksize, 0)
+    return WeightParts(as_bytes(A), absmax, None, None, None, None, spec).with_float_scales()
 
 
 def _dequantize_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -140,7 +142,7 @@ def _dequantize_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
     ) -> Tensor:
         if not _is_ours(A):
             return original(A, absmax, blocksize, quant_type, shape, dtype)
-        return _kernels.dequantize(*_flat(A, absmax, blocksize, quant_type, shape), dtype)
+        return _kernels.dequantize(_flat(A, absmax, blocksize, quant_type, shape), dtype)
 
     return dequantize_4bit
 
@@ -158,7 +160,7 @@ def _dequantize_4bit_out(original: Callable[..., Any]) -> Callable[..., None]:
         if not _is_ours(A):
             original(A, absmax, blocksize, quant_type, shape, dtype, out)
             return
-        _kernels.dequantize_to(out, dtype, *_flat(A, absmax, blocksize, quant_type, shape))
+        _kernels.dequantize(_flat(A, absmax, blocksize, quant_type, shape), dtype, out)
 
     return dequantize_4bit_out
 
@@ -176,9 +178,10 @@ def _problem(name: str, expected: Sequence[str], version: str) -> str | None:
     packet = getattr(torch.ops.bitsandbytes, base, None)
     if packet is None or (overload or "default") not in packet.overloads():
         return f"bitsandbytes {version} has none; {OLDEST_BITSANDBYTES} and later have"
-    found = [each.name for each in getattr(packet, overload or "default")._schema.arguments]
+    found = _private.argument_names(getattr(packet, overload or "default"))
     if found != list(expected):
-        return f"that of bitsandbytes {version} takes other arguments: {', '.join(found)}"
+        others = ", ".join(found) if found else "unknown to this torch"
+        return f"that of bitsandbytes {version} takes other arguments: {others}"
     return None
 
 
@@ -188,11 +191,11 @@ def _no_kernel(*_arguments: Any) -> None:
 
 def _original(name: str, key: str) -> Callable[..., Any]:
     """The kernel that was there before."""
-    name = f"bitsandbytes::{name}"
-    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key):
+    try:
+        kernel = torch.library.get_kernel(f"bitsandbytes::{name}", key)
+    except RuntimeError:
         return _no_kernel
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    return functools.partial(torch.library.get_kernel(name, key).call_boxed, keys)
+    return functools.partial(kernel.call_boxed, _private.keyset(key))
 
 
 def _serve(library: torch.library.Library, name: str, device: str) -> None:
@@ -204,7 +207,7 @@ def _serve(library: torch.library.Library, name: str, device: str) -> None:
         library.impl(name, _kernels.uncompiled(kernel), key, allow_override=True)
 
 
-# ---- The functions ------------------------------------------------------------------
+# ---- The functions ---------------------------------------------------------------------
 
 
 def _is_nested(state: Any) -> bool:
@@ -212,12 +215,11 @@ def _is_nested(state: Any) -> bool:
     return (
         getattr(state, "nested", False)
         and state.quant_type in ("nf4", "fp4")
-        and state.dtype in _kernels.DTYPES
+        and state.dtype in DTYPES
         and state.absmax.dtype == torch.uint8
         and state.state2.dtype == torch.float32  # else the scales are rounded on the way
         and all(
-            part.dtype in _kernels.DTYPES
-            for part in (state.offset, state.state2.absmax, state.state2.code)
+            part.dtype in DTYPES for part in (state.offset, state.state2.absmax, state.state2.code)
         )
     )
 
@@ -229,8 +231,8 @@ def _dequantize_function(original: Callable[..., Any]) -> Callable[..., Tensor]:
     ) -> Tensor:
         if out is not None or not _is_nested(quant_state) or not _is_ours(A):
             return original(A, quant_state, absmax, out, *rest, **more)
-        weight = _state.arguments_of(A, quant_state)
-        result = torch.ops.nf4.dequantize.default(*weight, quant_state.dtype)
+        weight = _state.parts_of(A, quant_state)
+        result = _operators.dequantize(weight, quant_state.dtype)
         return result.t() if A.shape[0] == 1 else result
 
     return dequantize_4bit
@@ -267,7 +269,7 @@ def _replace_functions(bitsandbytes: Any) -> list[_Replaced]:
     return replaced
 
 
-# ---- Registration ---------------------------------------------------------------------
+# ---- Registration ----------------------------------------------------------------------
 
 
 class _Active(NamedTuple):
@@ -319,7 +321,7 @@ def _activated(bitsandbytes: Any) -> _Active:
                 _serve(library, name, device)
         replaced = _replace_functions(bitsandbytes) if "gemm_4bit" in operators else []
     except BaseException:
-        library._destroy()  # all of it or nothing
+        _private.destroy(library)  # all of it or nothing
         raise
     names = [each.full_name() for each in replaced]
     return _Active(library, Served(operators, left_alone, names), replaced)
@@ -345,5 +347,5 @@ def unregister() -> None:
         return
     for each in _active.replaced:
         setattr(each.module, each.name, each.original)
-    _active.library._destroy()
+    _private.destroy(_active.library)
     _active = None

@@ -10,8 +10,9 @@ from typing import Any
 from torch import nn
 
 from nf4.errors import InvalidArgument, kind_of
-from nf4.torch import functional
+from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import NF4Linear
+from nf4.typing import DTypeLike
 
 _ACCELERATE = "_hf_hook"
 
@@ -44,7 +45,7 @@ def convert(model: nn.Module) -> list[str]:
     return _swap(model, _linear4bit(), NF4Linear.from_bitsandbytes, "NF4Linear.from_bitsandbytes")
 
 
-def to_dense(model: nn.Module, dtype: Any = None) -> list[str]:
+def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     """Swaps every NF4Linear in a model for a torch.nn.Linear of its numbers, as adapters need that
     are to be merged: to_dense(model), then PEFT's model.merge_and_unload().
 
@@ -54,7 +55,7 @@ def to_dense(model: nn.Module, dtype: Any = None) -> list[str]:
     layer is left is no longer said to be quantized, so that what it saves is loaded as it is.
     """
     if dtype is not None:
-        dtype = functional.torch_dtype(dtype)
+        dtype = torch_dtype(dtype)
     swapped = _swap(
         model, (NF4Linear,), lambda layer: layer.to_linear(dtype), "NF4Linear.to_linear"
     )

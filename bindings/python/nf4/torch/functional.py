@@ -2,65 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 import nf4
 from nf4 import _convert, _torch
-from nf4.errors import InvalidArgument, kind_of
-from nf4.tensor import no_weight
-from nf4.torch import _kernels, _operators  # noqa: F401  the import registers the operators
-
-_DTYPES = dict(zip(("fp32", "fp16", "bf16"), _kernels.DTYPES, strict=True))
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-def torch_dtype(dtype: Any, argument: str = "dtype") -> torch.dtype:
-    """torch's dtype for "fp32", "fp16", "bf16", or a numpy or torch dtype. `argument` is the
-    caller's, for messages."""
-    if isinstance(dtype, torch.dtype) and dtype in _NAMES:
-        return dtype
-    if isinstance(dtype, str) and dtype in _DTYPES:  # which a compiler can follow
-        return _DTYPES[dtype]
-    return _DTYPES[_convert.dtype_name(dtype, argument)]
-
-
-def require_tensor(name: str, given: Any) -> None:
-    if not isinstance(given, Tensor):
-        raise InvalidArgument(f"{name} is {kind_of(given)}; expected a torch tensor")
-    if given.layout is not torch.strided:
-        raise InvalidArgument(f"{name} is of layout {given.layout}; expected torch.strided")
-
-
-def require_dense(name: str, given: Any) -> None:
-    """A weight that can be quantized."""
-    require_tensor(name, given)
-    _kernels.require_float(name, given.dtype)
-
-
-def arguments(weight: nf4.QuantizedTensor) -> tuple[Any, ...]:
-    """The ten arguments by which the operators know a weight."""
-    if not isinstance(weight, nf4.QuantizedTensor):
-        raise no_weight("weight", weight)
-    parts = tuple(getattr(weight, name) for name in _kernels.PARTS)
-    for name, part in zip(_kernels.PARTS, parts, strict=True):
-        if part is not None:
-            require_tensor(name, part)
-    return (
-        *parts,
-        list(weight.shape),
-        weight.format,
-        weight.blocksize,
-        weight.nested_blocksize,
-    )
+from nf4.torch import _operators, _schemas
+from nf4.torch._checks import (
+    require_dense,
+    require_device,
+    require_tensor,
+    torch_dtype,
+)
+from nf4.torch._weight import WeightParts
+from nf4.typing import DTypeLike, FormatName
 
 
 def quantize(
     weight: Tensor,
     *,
-    format: str = "nf4",
+    format: FormatName = "nf4",
     blocksize: int = 64,
     nested_blocksize: int = 256,
     codebook: Tensor | None = None,
@@ -72,11 +32,11 @@ def quantize(
     require_dense("weight", weight)
     if codebook is not None:
         require_tensor("codebook", codebook)
-        _kernels.require_device(weight.device, "weight", {"codebook": codebook})
+        require_device(weight.device, "weight", {"codebook": codebook})
     _convert.format_code(format)
     blocksize = _convert.integer("blocksize", blocksize, 32)
     nested_blocksize = _convert.integer("nested_blocksize", nested_blocksize, 32)
-    packed, absmax, nested_absmax, nested_code, nested_offset = torch.ops.nf4.quantize.default(
+    packed, absmax, nested_absmax, nested_code, nested_offset = _schemas.quantize(
         weight, codebook, format, blocksize, nested_blocksize
     )
     nested = nested_blocksize != 0
@@ -95,16 +55,16 @@ def quantize(
     )
 
 
-def dequantize(weight: nf4.QuantizedTensor, dtype: Any = None) -> Tensor:
+def dequantize(weight: nf4.QuantizedTensor, dtype: DTypeLike | None = None) -> Tensor:
     """As nf4.dequantize, for torch.compile to see.
 
     dtype  "fp32", "fp16", "bf16" or torch's; by default that of the weight before it was quantized
 
     Raises what nf4.dequantize raises.
     """
-    given = arguments(weight)
+    parts = WeightParts.of(weight)
     wanted = torch_dtype(weight.dtype if dtype is None else dtype)
-    return torch.ops.nf4.dequantize.default(*given, wanted)
+    return _operators.dequantize(parts, wanted)
 
 
 def linear(x: Tensor, weight: nf4.QuantizedTensor, bias: Tensor | None = None) -> Tensor:
@@ -124,4 +84,4 @@ def linear(x: Tensor, weight: nf4.QuantizedTensor, bias: Tensor | None = None) -
     require_tensor("x", x)
     if bias is not None:
         require_tensor("bias", bias)
-    return torch.ops.nf4.linear.default(x, bias, *arguments(weight))
+    return _operators.linear(x, bias, WeightParts.of(weight))

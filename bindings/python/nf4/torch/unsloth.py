@@ -6,17 +6,20 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nf4.errors import InvalidArgument
-from nf4.torch import _kernels, _operators, _state, functional  # noqa: F401  the import registers the operators
+from nf4.torch import _kernels, _operators, _schemas, _state  # noqa: F401  kernels are registered
+from nf4.torch._checks import require_tensor
 
 _NAME = "fast_dequantize"
 
 
 def fast_dequantize(
-    W: Tensor, quant_state: Any = None, out: Tensor | None = None, use_global_buffer: bool = False
+    W: Tensor,
+    quant_state: _state.QuantState | None = None,
+    out: Tensor | None = None,
+    use_global_buffer: bool = False,
 ) -> Tensor:
     """With the arguments and results of unsloth.kernels.utils.fast_dequantize.
 
@@ -31,16 +34,15 @@ def fast_dequantize(
     """
     if quant_state is None:
         return W
-    functional.require_tensor("W", W)
+    require_tensor("W", W)
     _state.require_quant_state("quant_state", quant_state)
     _state.require_layout(quant_state)
-    weight = _state.arguments_of(W, quant_state)
+    weight = _state.parts_of(W, quant_state)
     if out is None:
-        result = torch.ops.nf4.dequantize.default(*weight, quant_state.dtype)
+        result = _operators.dequantize(weight, quant_state.dtype)
     else:
-        functional.require_tensor("out", out)
-        _kernels.dequantize_to(out, quant_state.dtype, *weight)
-        result = out
+        require_tensor("out", out)
+        result = _kernels.dequantize(weight, quant_state.dtype, out)
     return result.t() if W.shape[0] == 1 else result
 
 

@@ -18,8 +18,8 @@ pub const NF4_DTYPE_BF16: i32 = 3;
 pub const NF4_MATMUL_BATCH_MAX: i32 = 64;
 /// ---- Status -------------------------------------------------------------
 pub type nf4_status = i32;
-/** The 4-bit format. It chooses the codebook where nf4_tensor.codebook is NULL.
- The values are those of bitsandbytes' C library.*/
+/** The 4-bit format. It selects the codebook if nf4_tensor.codebook is NULL. The values
+ are those of bitsandbytes' C library.*/
 pub type nf4_format = i32;
 /// Element types of dense data.
 pub type nf4_dtype = i32;
@@ -28,11 +28,11 @@ pub type nf4_dtype = i32;
 pub struct CUstream_st {
     _unused: [u8; 0],
 }
-/** cudaStream_t (and CUstream) without their headers, of the device that the memory
- is of. NULL is the legacy default stream of that device, or of the current one
- where all memory is managed or the host's.*/
+/** cudaStream_t (and CUstream) without their headers, of the device that has the
+ memory. NULL is the legacy default stream of that device, or of the current one if
+ all memory is managed or the host's.*/
 pub type nf4_stream = *mut CUstream_st;
-/** A quantized weight. It borrows every pointer and owns nothing. Dequantize and
+/** A quantized weight. It borrows all pointers and owns nothing. Dequantize and
  matmul read packed, absmax, nested_absmax and nested_offset; quantize writes them.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -142,9 +142,9 @@ const _: () = {
         "Offset of field: nf4_sizes::absmax_bytes",
     ][::core::mem::offset_of!(nf4_sizes, absmax_bytes) - 40usize];
 };
-/** y = x W^T + bias, for m rows of x and a weight of `rows` x `cols`: y is m x rows,
- x is m x cols, bias has `rows` elements. Matrices are row-major; a stride is the
- distance of two rows, in elements.*/
+/** y = x W^T + bias, for activations x [m, cols], a weight W [rows, cols], an output
+ y [m, rows] and a bias [rows]. Matrices are row-major; a stride is the distance
+ from one row to the next, in elements.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct nf4_matmul_args {
@@ -258,9 +258,9 @@ const _: () = {
 extern "C" {
     /// The name of a status, such as "NF4_STATUS_OK"; never NULL.
     pub fn nf4_status_string(status: nf4_status) -> *const ::core::ffi::c_char;
-    /** What was wrong in the last call that failed on this thread, in words that name
- the argument and its value. Empty before any failure; never NULL. Valid until
- the next failure on the same thread.*/
+    /** What was wrong in the last call that failed on this thread: the argument and its
+ value. Empty before any failure; never NULL. Valid until the next failure on the
+ same thread.*/
     pub fn nf4_last_error() -> *const ::core::ffi::c_char;
     /// major * 10000 + minor * 100 + patch of the library that is loaded.
     pub fn nf4_version() -> i32;
@@ -276,36 +276,36 @@ extern "C" {
     /** The 256 floats that bitsandbytes quantizes scales to: its signed dynamic map
  (create_dynamic_map), ascending.*/
     pub fn nf4_scale_code() -> *const f32;
-    /** Fills *sizes from the format, blocksizes, rows and cols of *tensor; its
- pointers are not looked at.*/
+    /** Fills *sizes from the format, blocksizes, rows and cols of *tensor; its pointers
+ are not read.*/
     pub fn nf4_tensor_sizes(
         tensor: *const nf4_tensor,
         sizes: *mut nf4_sizes,
     ) -> nf4_status;
-    /** Scratch that nf4_quantize_launch and nf4_quantize_cpu need for *tensor, in
- bytes; 0 if flat. The pointers of *tensor are not looked at.*/
+    /** The bytes of workspace that nf4_quantize_launch and nf4_quantize_cpu need for
+ *tensor; 0 if flat. The pointers of *tensor are not read.*/
     pub fn nf4_quantize_workspace_size(
         tensor: *const nf4_tensor,
         bytes: *mut usize,
     ) -> nf4_status;
     /** out[rows * cols] = the weight, in out_dtype. `out` must not overlap any part of
- the weight. A tensor of no elements is fine, with NULL pointers too: nothing is
- read or written.
+ the weight. A tensor without elements is valid, with NULL pointers too:
+ nothing is read or written.
 
  INVALID_ARGUMENT: weight or a needed pointer is NULL; struct_size, format,
  blocksize, nested_blocksize, reserved, rows, cols or out_dtype is out of range;
  the nested pointers are partly NULL or contradict nested_blocksize; a pointer
  is misaligned for its type; out overlaps an input; a pointer is host memory
  that the GPU cannot reach; the pointers are of different devices, or the stream
- is of another one (which cannot be told while it is being captured).*/
+ is of another one (which is not detected during capture).*/
     pub fn nf4_dequant_launch(
         weight: *const nf4_tensor,
         out: *mut ::core::ffi::c_void,
         out_dtype: nf4_dtype,
         stream: nf4_stream,
     ) -> nf4_status;
-    /** The same on host memory. threads: how many to use at most, >= 1; 0 means one for
- each processor that the process may run on.*/
+    /** The same on host memory. threads: the most to use, >= 1; 0 means one for each
+ processor that the process may run on.*/
     pub fn nf4_dequant_cpu(
         weight: *const nf4_tensor,
         out: *mut ::core::ffi::c_void,
@@ -319,17 +319,17 @@ extern "C" {
    code     the codebook entry nearest to v = RN(x * RN(1 / max(absmax, 2^-126))):
             between two neighbours a < b, b if v > RN((a + b) / 2), else a. Of equal
             entries the lowest code is used; a NaN entry never is. A codebook of
-            your own should span [-1, 1]. A NaN x is stored as the code nearest to
-            0, +Inf and -Inf as those nearest to +1 and -1: one bad element never
-            spoils its neighbours.
+            your own should span [-1, 1]. A NaN x gets the code nearest to 0, +Inf
+            and -Inf get those nearest to +1 and -1: an element that is not finite
+            never affects another one.
    nested   offset = the sum of the block scales over nb, both in binary64, then
             rounded to binary32; the sum is taken over the complete binary tree of
             the scales. Then RN(scale - offset) are quantized to nested_code, which
             must be strictly ascending, in blocks of nested_blocksize by the same
             rule.
 
- workspace: scratch of at least nf4_quantize_workspace_size() bytes, 16-byte
- aligned, in the same memory as the rest; may be NULL if that size is 0.
+ workspace: at least nf4_quantize_workspace_size() bytes, 16-byte aligned, in the
+ same memory as the rest; may be NULL if that size is 0.
 
  INVALID_ARGUMENT: as for nf4_dequant_launch, and if the workspace is NULL,
  misaligned or too small, or if any two of in, workspace and the outputs
@@ -351,40 +351,39 @@ extern "C" {
         workspace_bytes: usize,
         threads: i32,
     ) -> nf4_status;
-    /** Scratch that nf4_matmul_launch needs, in bytes: 0 for fp32, for up to 64 rows of x, for
- cols that are no multiple of 64 and for blocksize 32, else up to 22.5 MB, whatever the GPU;
- kernels for compute capability 9.0 alone use it. It depends on the weight's shape,
- blocksize, m and dtype, and does not fall as m rises: what is enough for the most rows of x
- is enough for fewer. No pointer but the structs' own is looked at.*/
+    /** The bytes of workspace that nf4_matmul_launch needs; often 0. They depend on the
+ weight's shape and blocksize, m and dtype, not on the GPU, and do not decrease as m
+ increases: what suffices for the largest m suffices for all. The pointers in the
+ structs are not read.*/
     pub fn nf4_matmul_workspace_size(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
         bytes: *mut usize,
     ) -> nf4_status;
-    /** Each y is the sum of the products x * (codebook entry * scale) and the bias, summed
- in binary32 and rounded once. The order of the sum is the library's own, so bits differ
- between the GPU and the CPU, between machines, shapes and versions, but not from call
- to call. An x that is not finite spoils its own row of y and no other. What lies
- between the rows of y is not written. Where y is empty nothing is read or written, and
- pointers may be NULL; where cols is 0, y is the bias or 0, and no other pointer is
- looked at.
+    /** Each element of y is the sum of the products x * (codebook entry * scale) and the
+ bias, summed in binary32 and rounded once. The order of the sum is unspecified, so
+ bits differ between the GPU and the CPU, between machines, shapes and versions, but
+ not from call to call. An x that is not finite affects its own row of y alone. What
+ lies between the rows of y is not written. If y is empty, nothing is read or written,
+ and pointers may be NULL; if cols is 0, y is the bias or 0, and no other pointer is
+ read.
 
- What else y may differ by from exact numbers:
-   16 bits     the entries, or the entries times the scale, may be rounded to the dtype
-               first. The errors of the latter, a dense weight's of that dtype, have a
-               mean in each block; where a row of x has one, too, they add up, the more
-               the larger the blocks.
-   the range   few rows of x may be multiplied with the entries (in 16 bits with up to
-               twice the entries) and summed before the scale: such a sum is infinite
-               beyond binary32, even if the scale would bring it back, as 1e-3 does
-               2e38 and 2e38.
-   subnormals  bf16 by AVX512-BF16 instructions takes numbers, products and sums below
-               2^-126 for 0.
+ Further differences from exact arithmetic:
+   rounding    in 16 bits the entries, or the entries times the scale, may first be
+               rounded to the dtype. The errors of the latter, those of a dense weight
+               of that dtype, have a nonzero mean in each block; if a row of x has a
+               nonzero mean too, they add up, the more the larger the blocks.
+   overflow    x may be multiplied by the entries (in 16 bits by up to twice the
+               entries) and summed before the scale is applied: a sum that exceeds
+               binary32 is infinite, even if the scale would bring it back, as 1e-3
+               does with 2e38 + 2e38.
+   subnormals  bf16 by AVX512-BF16 instructions flushes numbers, products and sums
+               below 2^-126 to 0.
 
- workspace: scratch of at least nf4_matmul_workspace_size() bytes, 16-byte aligned,
- in the same memory as the rest; may be NULL if that size is 0. What it holds does not
- matter, and calls in one stream may share it. Calls that may run at the same time must
- not: y is undefined then, and they may never end.
+ workspace: at least nf4_matmul_workspace_size() bytes, 16-byte aligned, in the same
+ memory as the rest; may be NULL if that size is 0. Its contents do not matter, and
+ calls on one stream may share it. Calls that may run at the same time must not: y is
+ undefined then, and they may never end.
 
  INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
  m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m times
@@ -397,30 +396,23 @@ extern "C" {
         workspace_bytes: usize,
         stream: nf4_stream,
     ) -> nf4_status;
-    /** The same on host memory, without scratch; threads as in nf4_dequant_cpu, and their
+    /** The same on host memory, without workspace; threads as in nf4_dequant_cpu, and their
  number changes no bit.*/
     pub fn nf4_matmul_cpu(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
         threads: i32,
     ) -> nf4_status;
-    /** Scratch that nf4_matmul_batch_launch needs, in bytes: as much as the product that needs
- most. It does not fall as the m of any product rises.*/
+    /** The bytes of workspace that nf4_matmul_batch_launch needs: as many as the product that
+ needs most. They do not decrease as the m of any product increases.*/
     pub fn nf4_matmul_batch_workspace_size(
         weights: *const *const nf4_tensor,
         args: *const nf4_matmul_args,
         count: usize,
         bytes: *mut usize,
     ) -> nf4_status;
-    /** Up to 4 products go in one launch, which saves the fixed cost of the others', where they
- are of one dtype, all nested or all flat, and all of 1 to 8 or all of 9 to 16 rows of x; where
- rows are 64 times the GPU's multiprocessors or more, of 1 or 2, or of 3 to 8. Such a weight
- has cols and a blocksize that are multiples of 64 (of 256, cols, with a codebook of its own),
- and blocks of scales of up to 2^30 elements; packed and every row of x are 16-byte aligned;
- the GPU lets a thread block have 160 KiB of shared memory, as compute capabilities 8.0, 9.0
- and 10.0 do. All others are launched one by one, as separate calls would be, and so are large
- weights with 9 to 16 rows of x on compute capability 9.0, which is faster. The order of
- launches is the library's own.*/
+    /** Products with few rows of x may share a kernel launch, which saves the fixed cost of the
+ others'; the rest are launched one by one. The order of launches is unspecified.*/
     pub fn nf4_matmul_batch_launch(
         weights: *const *const nf4_tensor,
         args: *const nf4_matmul_args,
@@ -429,18 +421,18 @@ extern "C" {
         workspace_bytes: usize,
         stream: nf4_stream,
     ) -> nf4_status;
-    /// On host memory; the threads share the rows of all products.
+    /// The same on host memory, without workspace; the threads share the rows of all weights.
     pub fn nf4_matmul_batch_cpu(
         weights: *const *const nf4_tensor,
         args: *const nf4_matmul_args,
         count: usize,
         threads: i32,
     ) -> nf4_status;
-    /** Is GPU `device` usable by this library? OK if so, else NO_CUDA, NO_DEVICE,
- UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range,
- with the reason in nf4_last_error(); what is known of it is filled in either
- way. It initialises CUDA and loads the kernels for the device, which may take long;
- what is launched afterwards is ready.*/
+    /** Can this library use GPU `device`? OK if so, else NO_CUDA, NO_DEVICE,
+ UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range, with
+ the reason in nf4_last_error(); *info gets what is known in any case. It initialises
+ CUDA and loads the kernels for the device, which may take long, so that later launches
+ need not.*/
     pub fn nf4_device_info(device: i32, info: *mut nf4_device) -> nf4_status;
     /** The CPU kernels that this machine runs: "avx512bf16", "avx512", "avx2" or "scalar"; later
  versions may have others.*/

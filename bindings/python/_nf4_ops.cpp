@@ -1,0 +1,464 @@
+// The operators of nf4.torch: one body with two entries. Python calls linear and dequantize with a
+// WeightParts (nf4/torch/_weight.py); torch's dispatcher calls torch.ops.nf4._linear and
+// ._dense_like, which are what a compiled graph has, without Python.
+//
+// Each entry views its tensors, the body checks them and calls libnf4. It takes what is common and
+// has no fault. For all else Python gets None, and goes the general way; the dispatcher gets an
+// exception, which torch hands to Python as a ValueError.
+#include <Python.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "_nf4_dlpack.h"
+#include "_nf4_fast.h"
+#include "_nf4_torch.hpp"
+#include "nf4/nf4.h"
+
+namespace {
+
+using namespace nf4_torch;
+
+// ---- libnf4 --------------------------------------------------------------------
+
+struct Nf4 {
+  decltype(&nf4_dequant_launch) dequant_launch;
+  decltype(&nf4_dequant_cpu) dequant_cpu;
+  decltype(&nf4_matmul_launch) matmul_launch;
+  decltype(&nf4_matmul_cpu) matmul_cpu;
+  decltype(&nf4_matmul_workspace_size) matmul_workspace_size;
+  decltype(&nf4_last_error) last_error;
+} nf4;
+
+constexpr std::array kNf4{"nf4_dequant_launch", "nf4_dequant_cpu",           "nf4_matmul_launch",
+                          "nf4_matmul_cpu",     "nf4_matmul_workspace_size", "nf4_last_error"};
+static_assert(sizeof(Nf4) == kNf4.size() * sizeof(void *));
+
+void require(nf4_status status) {
+  if (status == NF4_STATUS_OK) return;
+  const std::string why = std::string("libnf4: ") + nf4.last_error();
+  if (status == NF4_STATUS_INVALID_ARGUMENT) throw std::invalid_argument(why);
+  throw std::runtime_error(why);
+}
+
+// ---- The body: checks --------------------------------------------------------------
+
+enum Part { kPacked, kAbsmax, kNestedAbsmax, kNestedCode, kNestedOffset, kCodebook, kParts };
+constexpr const char *kPartNames[kParts] = {"packed",      "absmax",        "nested_absmax",
+                                            "nested_code", "nested_offset", "codebook"};
+
+using View = std::optional<dl_tensor>;
+
+// A weight as an entry sees it. The numbers are the first of a Spec, in its order.
+struct WeightViews {
+  std::array<View, kParts> parts;
+  std::array<int64_t, 5> spec;
+};
+
+// The argument that the body does not take, and what it expects: `count`, if any, and words.
+struct Fault {
+  const char *argument, *expected;
+  int64_t count = -1;
+
+  std::string text() const {
+    const std::string number = count < 0 ? "" : std::to_string(count) + " ";
+    return std::string(argument) + " is something else; expected " + number + expected;
+  }
+};
+using Checked = std::optional<Fault>;  // of no fault: nothing
+
+// All tensors of a call are where the first is.
+bool beside(const dl_tensor &view, const dl_tensor &first) {
+  return view.device_type == first.device_type && view.device_id == first.device_id;
+}
+
+Checked check_first(const char *name, const dl_tensor &view) {
+  if (view.device_type != DL_CPU && view.device_type != DL_CUDA)
+    return Fault{name, "a tensor on the CPU or a CUDA device"};
+  if (!has_memory(&view)) return Fault{name, "a tensor that has its memory"};
+  if (dtype_of(&view) == 0) return Fault{name, "float32, float16 or bfloat16"};
+  return {};
+}
+
+bool fits(int64_t value, int64_t least) { return value >= least && value <= INT32_MAX; }
+
+Checked read_spec(const std::array<int64_t, 5> &spec, nf4_tensor &weight) {
+  const auto [rows, cols, format, blocksize, nested_blocksize] = spec;
+  if (rows < 0 || cols < 0) return Fault{"shape", "no less than 0"};
+  if (rows > 0 && cols > INT64_MAX / rows) return Fault{"shape", "fewer than 2^63 elements"};
+  if (!fits(format, 0)) return Fault{"format", "0 to 2^31 - 1"};
+  if (!fits(blocksize, 1)) return Fault{"blocksize", "1 to 2^31 - 1"};
+  if (!fits(nested_blocksize, 0)) return Fault{"nested_blocksize", "0 to 2^31 - 1"};
+  weight = {};
+  weight.struct_size = sizeof weight;
+  weight.rows = rows;
+  weight.cols = cols;
+  weight.format = static_cast<nf4_format>(format);
+  weight.blocksize = static_cast<int32_t>(blocksize);
+  weight.nested_blocksize = static_cast<int32_t>(nested_blocksize);
+  return {};
+}
+
+// Fills in the descriptor of a weight whose parts are beside `first`.
+Checked read_weight(const WeightViews &given, const dl_tensor &first, nf4_tensor &weight) {
+  if (Checked fault = read_spec(given.spec, weight)) return fault;
+  const int64_t elements = weight.rows * weight.cols;
+  const int64_t blocks = divide_up(elements, weight.blocksize);
+  const bool nested = weight.nested_blocksize != 0;
+  const int64_t nested_blocks = nested ? divide_up(blocks, weight.nested_blocksize) : 0;
+  const int64_t counts[kParts] = {divide_up(elements, 2), blocks, nested_blocks, 256, 1, 16};
+  void *data[kParts] = {};
+  for (int i = 0; i < kParts; ++i) {
+    const View &view = given.parts[i];
+    const bool of_nested = i >= kNestedAbsmax && i <= kNestedOffset;
+    if ((of_nested && !nested) || (i == kCodebook && !view)) continue;
+    if (!view) return Fault{kPartNames[i], "a tensor, as the weight is nested"};
+    const bool bytes = i == kPacked || (i == kAbsmax && nested);
+    if (!is_part(&*view, counts[i], bytes) || !has_memory(&*view) || !beside(*view, first))
+      return Fault{kPartNames[i], "contiguous elements where the others are", counts[i]};
+    data[i] = const_cast<char *>(address_of(&*view));
+  }
+  weight.packed = static_cast<uint8_t *>(data[kPacked]);
+  weight.absmax = data[kAbsmax];
+  weight.nested_absmax = static_cast<float *>(data[kNestedAbsmax]);
+  weight.nested_code = static_cast<float *>(data[kNestedCode]);
+  weight.nested_offset = static_cast<float *>(data[kNestedOffset]);
+  weight.codebook = static_cast<float *>(data[kCodebook]);
+  return {};
+}
+
+struct Product {
+  nf4_tensor weight;
+  nf4_matmul_args args{};
+};
+
+// Fills in all of a product but y.
+Checked read_product(const dl_tensor &x, const View &bias, const WeightViews &given,
+                     Product &product) {
+  if (Checked fault = check_first("x", x)) return fault;
+  if (Checked fault = read_weight(given, x, product.weight)) return fault;
+  const int64_t rows = product.weight.rows, cols = product.weight.cols;
+  nf4_matmul_args &args = product.args;
+  args.struct_size = sizeof args;
+  args.dtype = dtype_of(&x);
+  args.x = address_of(&x);
+  args.y_stride = rows;
+  if (!rows_of(&x, cols, &args.m, &args.x_stride))
+    return Fault{"x", "elements in each row, and rows one distance apart", cols};
+  if (!bias) return {};
+  if (dtype_of(&*bias) != args.dtype || elements_of(&*bias) != rows ||
+      !is_contiguous(&*bias, rows) || !has_memory(&*bias) || !beside(*bias, x))
+    return Fault{"bias", "contiguous elements of x's dtype where x is", rows};
+  args.bias = address_of(&*bias);
+  return {};
+}
+
+// ---- The body: calls of libnf4 -------------------------------------------------------
+
+nf4_stream stream_of(const dl_tensor &view) {
+  void *stream = nullptr;
+  require_torch(torch.cuda_stream(view.device_id, &stream), "name its stream");
+  return static_cast<nf4_stream>(stream);
+}
+
+int32_t threads() {
+  uint32_t count = 0;
+  require_torch(torch.threads(&count), "count its threads");
+  return static_cast<int32_t>(count);
+}
+
+void multiply(const Product &product, const dl_tensor &x) {
+  const nf4_tensor *weight = &product.weight;
+  const nf4_matmul_args *args = &product.args;
+  if (x.device_type == DL_CPU) return require(nf4.matmul_cpu(weight, args, threads()));
+  size_t needed = 0;
+  require(nf4.matmul_workspace_size(weight, args, &needed));
+  Tensor workspace;  // the stream's as soon as torch has it back
+  if (needed != 0)
+    workspace = Tensor::empty({static_cast<int64_t>(needed)}, codes.uint8, codes.cuda, x.device_id);
+  require(nf4.matmul_launch(weight, args, workspace ? workspace.data() : nullptr, needed,
+                            stream_of(x)));
+}
+
+void dequantize_to(void *out, const dl_tensor &like, const nf4_tensor &weight) {
+  const nf4_dtype dtype = dtype_of(&like);
+  if (like.device_type == DL_CPU) return require(nf4.dequant_cpu(&weight, out, dtype, threads()));
+  require(nf4.dequant_launch(&weight, out, dtype, stream_of(like)));
+}
+
+// ---- The dispatcher's entry ------------------------------------------------------------
+
+void require(const Checked &fault) {
+  if (fault) throw std::invalid_argument(fault->text());
+}
+
+// The last eleven arguments of an operator. Takes the tensors over, all of them before anything is
+// refused.
+class TakenWeight {
+ public:
+  static constexpr uint64_t kArguments = kParts + 5;
+
+  explicit TakenWeight(const Value *stack) {
+    for (int i = 0; i < kParts; ++i)
+      parts_[i] = i <= kAbsmax ? taken(stack[i]) : taken_if_any(stack[i]);
+    std::copy_n(stack + kParts, spec_.size(), spec_.begin());
+  }
+
+  WeightViews views() const {
+    WeightViews made{};
+    for (int i = 0; i < kParts; ++i)
+      if (parts_[i]) made.parts[i] = parts_[i].view();
+    for (size_t i = 0; i < spec_.size(); ++i) made.spec[i] = static_cast<int64_t>(spec_[i]);
+    return made;
+  }
+
+ private:
+  std::array<Tensor, kParts> parts_;
+  std::array<Value, 5> spec_;
+};
+
+// _linear(x, bias, WEIGHT) -> y
+void linear_operator(Value *stack, uint64_t arguments, uint64_t) {
+  const Tensor x = taken(stack[0]), bias = taken_if_any(stack[1]);
+  const TakenWeight weight(stack + arguments - TakenWeight::kArguments);
+  const dl_tensor of_x = x.view();
+  Product product;
+  require(read_product(of_x, bias ? View(bias.view()) : View(), weight.views(), product));
+  std::vector<int64_t> sizes(of_x.shape, of_x.shape + of_x.ndim);
+  sizes.back() = product.weight.rows;
+  Tensor y = Tensor::empty(sizes, x.dtype(), x.device_type(), x.device_index());
+  product.args.y = y.data();
+  multiply(product, of_x);
+  stack[0] = y.release();
+}
+
+// _dense_like(like, WEIGHT) -> the weight in the dtype of `like`
+void dense_like_operator(Value *stack, uint64_t arguments, uint64_t) {
+  const Tensor like = taken(stack[0]);
+  const TakenWeight taken_weight(stack + arguments - TakenWeight::kArguments);
+  const dl_tensor of_like = like.view();
+  nf4_tensor weight;
+  require(check_first("like", of_like));
+  require(read_weight(taken_weight.views(), of_like, weight));
+  Tensor dense = Tensor::empty({weight.rows, weight.cols}, like.dtype(), like.device_type(),
+                               like.device_index());
+  dequantize_to(dense.data(), of_like, weight);
+  stack[0] = dense.release();
+}
+
+bool implement(const char *key) {
+  LibraryHandle library = nullptr;  // is there for as long as the process
+  return torch.new_library("nf4", key, "_nf4_ops.cpp", __LINE__, &library) == 0 &&
+         torch.implement(library, "_linear", linear_operator) == 0 &&
+         torch.implement(library, "_dense_like", dense_like_operator) == 0;
+}
+
+// ---- Python's entry ----------------------------------------------------------------------
+
+struct Python {
+  const dl_exchange *exchange;
+  PyObject *tensor_type;         // torch.Tensor
+  PyObject *is_neg, *new_empty;  // names of methods
+} python;
+
+// Not what has to be looked at more closely, which is no error here.
+PyObject *none() {
+  PyErr_Clear();
+  Py_RETURN_NONE;
+}
+
+// No view tells of torch's negative bit: the numbers are those in memory times -1.
+bool is_negative(PyObject *tensor) {
+  PyObject *answer = PyObject_CallMethodObjArgs(tensor, python.is_neg, nullptr);
+  Py_XDECREF(answer);  // True and False live on
+  return answer != Py_False;
+}
+
+bool view_of(PyObject *tensor, View &view) {
+  return python.exchange->view(tensor, &view.emplace()) == 0;
+}
+
+// A tensor of dense data that is no subclass's, whose operators a call here would pass over.
+bool view_plain(PyObject *tensor, View &view) {
+  return reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == python.tensor_type &&
+         view_of(tensor, view) && !is_negative(tensor);
+}
+
+// Of a WeightParts.
+bool view_weight(PyObject *given, WeightViews &views) {
+  for (int i = 0; i < kParts; ++i) {
+    PyObject *part = PyTuple_GetItem(given, i);
+    if (part == nullptr || (part != Py_None && !view_of(part, views.parts[i]))) return false;
+  }
+  PyObject *spec = PyTuple_GetItem(given, kParts);
+  if (spec == nullptr) return false;
+  for (size_t i = 0; i < views.spec.size(); ++i) {
+    PyObject *number = PyTuple_GetItem(spec, static_cast<Py_ssize_t>(i));
+    if (number == nullptr) return false;
+    views.spec[i] = PyLong_AsLongLong(number);
+  }
+  return PyErr_Occurred() == nullptr;
+}
+
+bool count_is(Py_ssize_t count, Py_ssize_t expected) {
+  if (count == expected) return true;
+  PyErr_Format(PyExc_TypeError, "%zd arguments; expected %zd", count, expected);
+  return false;
+}
+
+bool is_output(const dl_tensor &out, const dl_tensor &x, int64_t elements) {
+  return beside(out, x) && has_memory(&out) && dtype_of(&out) == dtype_of(&x) &&
+         elements_of(&out) == elements && is_contiguous(&out, elements);
+}
+
+// A new y beside x, [..., rows].
+PyObject *new_output(PyObject *x, const dl_tensor &of_x, int64_t rows) {
+  const Py_ssize_t last = of_x.ndim - 1;
+  PyObject *sizes = PyTuple_New(of_x.ndim);
+  for (Py_ssize_t i = 0; sizes != nullptr && i <= last; ++i) {
+    PyObject *size = PyLong_FromLongLong(i < last ? of_x.shape[i] : rows);
+    if (size == nullptr || PyTuple_SetItem(sizes, i, size) != 0) Py_CLEAR(sizes);
+  }
+  if (sizes == nullptr) return nullptr;
+  PyObject *y = PyObject_CallMethodObjArgs(x, python.new_empty, sizes, nullptr);
+  Py_DECREF(sizes);
+  return y;
+}
+
+// Runs `work` without the GIL. False if it threw: the general way finds the words.
+template <class Work>
+bool run(const Work &work) {
+  bool done = true;
+  Py_BEGIN_ALLOW_THREADS try { work(); } catch (const std::exception &) {
+    done = false;
+  }
+  Py_END_ALLOW_THREADS return done;
+}
+
+PyDoc_STRVAR(linear_doc,
+             "linear(x, bias, weight)\n--\n\n"
+             "y = x W^T + bias on torch's current stream, new; None if nothing was done, and the "
+             "arguments have to be looked at more closely.");
+PyObject *linear(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (!count_is(count, 3)) return nullptr;
+  View x, bias, of_y;
+  WeightViews weight{};
+  Product product;
+  if (!view_plain(arguments[0], x)) return none();
+  if (arguments[1] != Py_None && (!view_of(arguments[1], bias) || is_negative(arguments[1])))
+    return none();
+  if (!view_weight(arguments[2], weight) || read_product(*x, bias, weight, product)) return none();
+  if (x->device_type == DL_CUDA && product.args.dtype == NF4_DTYPE_FP32) return none();
+  PyObject *y = new_output(arguments[0], *x, product.weight.rows);
+  if (y == nullptr) return nullptr;
+  // A mode of torch may have made something else.
+  if (view_of(y, of_y) && is_output(*of_y, *x, product.args.m * product.weight.rows)) {
+    product.args.y = const_cast<char *>(address_of(&*of_y));
+    if (run([&] { multiply(product, *x); })) return y;
+  }
+  Py_DECREF(y);
+  return none();
+}
+
+PyDoc_STRVAR(dequantize_doc,
+             "dequantize(out, weight)\n--\n\n"
+             "Writes the weight to a contiguous tensor on torch's current stream. False if nothing "
+             "was done, and the arguments have to be looked at more closely.");
+PyObject *dequantize(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (!count_is(count, 2)) return nullptr;
+  View out;
+  WeightViews views{};
+  nf4_tensor weight;
+  const bool done =
+      view_plain(arguments[0], out) && view_weight(arguments[1], views) &&
+      !check_first("out", *out) && !read_weight(views, *out, weight) &&
+      elements_of(&*out) == weight.rows * weight.cols && is_contiguous(&*out, elements_of(&*out)) &&
+      run([&] { dequantize_to(const_cast<char *>(address_of(&*out)), *out, weight); });
+  PyErr_Clear();
+  return PyBool_FromLong(done);
+}
+
+// ---- Registration --------------------------------------------------------------------
+
+// Fills in a struct of functions from a sequence of their addresses.
+template <class Functions>
+bool fill(PyObject *addresses, Functions &functions) {
+  constexpr size_t kCount = sizeof(Functions) / sizeof(void *);
+  std::array<void *, kCount> found;
+  if (PySequence_Size(addresses) != static_cast<Py_ssize_t>(kCount)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a wrong number of addresses");
+    return false;
+  }
+  for (size_t i = 0; i < kCount; ++i) {
+    PyObject *item = PySequence_GetItem(addresses, static_cast<Py_ssize_t>(i));
+    if (item == nullptr) return false;
+    found[i] = PyLong_AsVoidPtr(item);
+    Py_DECREF(item);
+    if (PyErr_Occurred()) return false;
+  }
+  std::memcpy(&functions, found.data(), sizeof functions);
+  return true;
+}
+
+PyObject *names(const char *const *first, size_t count) {
+  PyObject *made = PyTuple_New(static_cast<Py_ssize_t>(count));
+  for (size_t i = 0; made != nullptr && i < count; ++i) {
+    PyObject *name = PyUnicode_FromString(first[i]);
+    if (name == nullptr || PyTuple_SetItem(made, static_cast<Py_ssize_t>(i), name) != 0)
+      Py_CLEAR(made);
+  }
+  return made;
+}
+
+PyDoc_STRVAR(functions_doc,
+             "operator_functions()\n--\n\n"
+             "The names of the functions that register_operators needs: libtorch's and libnf4's.");
+PyObject *functions(PyObject *, PyObject *) {
+  return Py_BuildValue("NN", names(kTorch.data(), kTorch.size()), names(kNf4.data(), kNf4.size()));
+}
+
+PyDoc_STRVAR(register_doc,
+             "register_operators(tensor, torch, nf4)\n--\n\n"
+             "Makes linear and dequantize work, and registers kernels for operators that are "
+             "defined: by the type torch.Tensor and by the addresses of functions. The last of "
+             "torch's may be 0: it has no CUDA then. Call it once.");
+PyObject *register_operators(PyObject *, PyObject *arguments) {
+  PyObject *tensor, *of_torch, *of_nf4;
+  if (!PyArg_ParseTuple(arguments, "OOO", &tensor, &of_torch, &of_nf4)) return nullptr;
+  if (!fill(of_torch, torch) || !fill(of_nf4, nf4)) return nullptr;
+  python = {exchange_of(tensor), Py_NewRef(tensor), PyUnicode_InternFromString("is_neg"),
+            PyUnicode_InternFromString("new_empty")};
+  if (python.exchange == nullptr || PyErr_Occurred()) return nullptr;
+  codes = {torch.uint8(),    torch.float32(), torch.float16(),
+           torch.bfloat16(), torch.cpu(),     torch.cuda()};
+  if (!implement("CPU") || (torch.cuda_stream != nullptr && !implement("CUDA"))) {
+    PyErr_SetString(PyExc_RuntimeError, "torch does not take the operators");
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+template <class Function>
+PyCFunction method(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+}  // namespace
+
+extern "C" {
+
+PyMethodDef nf4_operator_methods[] = {
+    {"linear", method(linear), METH_FASTCALL, linear_doc},
+    {"dequantize", method(dequantize), METH_FASTCALL, dequantize_doc},
+    {"operator_functions", functions, METH_NOARGS, functions_doc},
+    {"register_operators", register_operators, METH_VARARGS, register_doc},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // extern "C"

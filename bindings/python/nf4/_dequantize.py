@@ -1,0 +1,123 @@
+"""dequantize: a quantized weight as fp32, fp16 or bf16."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import numpy as np
+
+from nf4 import _call, _convert
+from nf4._load import check, library
+from nf4._operand import on_device, read
+from nf4._prepared import Prepared, prepare
+from nf4._torch import Device
+from nf4.tensor import QuantizedTensor
+from nf4.typing import Array, CudaStreamLike, DTypeLike, MemoryLike, Out
+
+
+def _target(
+    weight: Prepared, out: Any, dtype: DTypeLike | None
+) -> tuple[int, int, bool, Device | None]:
+    """The address and nf4_dtype of an output, whether it is in device memory, and the device of
+    torch where it or the weight is a tensor."""
+    torch = weight.torch
+    # The common case, in less time: a plain tensor beside the weight's.
+    if torch is not None and dtype is None:
+        plain = torch.plain(out)
+        if plain is not None and plain[1] in _convert.DTYPES and out.numel() == weight.elements:
+            return plain[0], _convert.DTYPES[plain[1]], torch.is_cuda, torch
+    wanted = None if dtype is None else _convert.dtype_name(dtype)
+    target = read("out", out, torch).require_contiguous()
+    if wanted is None:
+        wanted = target.dtype if target.dtype in _convert.DTYPES else weight.dtype
+    target.expect(wanted, weight.elements).require_writable()
+    in_device_memory = on_device(weight.located, target)
+    return target.address, _convert.DTYPES[wanted], in_device_memory, torch or target.torch
+
+
+def _launch(
+    weight: Prepared,
+    out: MemoryLike,
+    dtype: DTypeLike | None,
+    threads: int,
+    stream: CudaStreamLike | None,
+) -> int:
+    """Prepared.launch for arguments that have to be checked one by one."""
+    threads = _convert.integer("threads", threads, 32)
+    address, code, in_device_memory, torch = _target(weight, out, dtype)
+    if in_device_memory:
+        enqueued_on = _call.launch_stream(_call.stream_handle(stream), threads, torch)
+        return library().nf4_dequant_launch(weight.argument, address, code, enqueued_on)
+    _call.require_no_stream(stream)
+    return library().nf4_dequant_cpu(weight.argument, address, code, threads)
+
+
+@overload  # of which the first that fits is taken: tensors are MemoryLike as well
+def dequantize(  # type: ignore[overload-overlap]
+    tensor: QuantizedTensor[Array],
+    dtype: DTypeLike | None = ...,
+    *,
+    out: None = ...,
+    threads: int = ...,
+    stream: CudaStreamLike | None = ...,
+) -> Array: ...
+
+
+@overload
+def dequantize(
+    tensor: QuantizedTensor[MemoryLike],
+    dtype: DTypeLike | None = ...,
+    *,
+    out: None = ...,
+    threads: int = ...,
+    stream: CudaStreamLike | None = ...,
+) -> np.ndarray: ...
+
+
+@overload
+def dequantize(
+    tensor: QuantizedTensor[Any],
+    dtype: DTypeLike | None = ...,
+    *,
+    out: Out,
+    threads: int = ...,
+    stream: CudaStreamLike | None = ...,
+) -> Out: ...
+
+
+def dequantize(
+    tensor: QuantizedTensor[Any],
+    dtype: DTypeLike | None = None,
+    *,
+    out: MemoryLike | None = None,
+    threads: int = 0,
+    stream: CudaStreamLike | None = None,
+) -> MemoryLike:
+    """Dequantizes a weight to fp32, fp16 or bf16.
+
+    dtype    "fp32", "fp16", "bf16", or a numpy or torch dtype. By default that of `out`,
+             or else that of the weight before it was quantized
+    out      a contiguous array of as many elements, or an address. By default new memory of
+             the weight's shape: a torch tensor where `packed` is one, on its device; a numpy
+             array for all else in host memory (a large one is a view that begins with a huge
+             page; torch uses those if THP_MEM_ALLOC_ENABLE=1 is in the environment). Required
+             for all else in device memory
+    threads  on the CPU: how many at most; 0: one for each processor
+    stream   for device memory, as for quantize
+
+    torch is not told that an `out` has changed, since telling it takes a sixth of the time of a
+    call. Where autograd may have saved `out` for a backward pass, which would use what is
+    written here, say so: torch.autograd.graph.increment_version(out).
+
+    Returns `out`, or what was made. Raises what quantize raises.
+    """
+    weight = prepare(tensor, "tensor")
+    if out is None:
+        out = weight.new_output(dtype, stream)
+    # 0.0 equals 0 and is no number of threads; an array cannot even be compared.
+    usual = type(threads) is int and threads == 0
+    status = weight.launch(out, dtype, stream) if usual else None
+    if status is None:
+        status = _launch(weight, out, dtype, threads, stream)
+    check(status)
+    return out

@@ -1,0 +1,198 @@
+"""quantize: a dense weight to 4 bits."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from nf4 import _call, _convert, _torch
+from nf4._load import check, library
+from nf4._operand import Operand, on_device, read
+from nf4._prepared import prepare
+from nf4.errors import InvalidArgument, shown
+from nf4.info import scale_code
+from nf4.tensor import QuantizedTensor, sizes
+from nf4.typing import Array, ArrayLike, CudaStreamLike, FormatName, MemoryLike
+
+Weight = TypeVar("Weight", bound=QuantizedTensor[Any])
+
+_NAMES = {"in": "array"}  # the caller's names for arguments that have others in C
+_DEFAULT_LAYOUT = {"format": "nf4", "blocksize": 64, "nested_blocksize": 256}
+_WRITTEN = ("packed", "absmax", "nested_absmax", "nested_offset")
+
+
+def _new_weight(
+    source: Operand, layout: dict[str, Any], stream: int | None
+) -> QuantizedTensor[Any]:
+    """An uninitialised weight: of torch tensors for a tensor, of numpy arrays for all else in
+    host memory."""
+    torch = source.torch
+    if torch is None and source.on_device is not False:
+        place = "device memory" if source.on_device else "a raw address"
+        raise InvalidArgument(f"out is None; expected a QuantizedTensor for {place}")
+    if source.dtype not in _convert.DTYPES:
+        raise InvalidArgument(f"array is of {source.dtype}; expected fp32, fp16 or bf16")
+
+    def empty(shape: Any, dtype: str) -> Any:
+        if torch is not None:
+            return torch.empty(shape, dtype, stream)
+        return np.empty(shape, _convert.NUMPY_DTYPES[dtype])
+
+    layout = _DEFAULT_LAYOUT | {key: value for key, value in layout.items() if value is not None}
+    codebook = layout.pop("codebook", None)
+    counts = sizes(source.shape, **layout)
+    nested = {}
+    if layout["nested_blocksize"] != 0:
+        offset = empty((), "fp32")
+        if counts.elements == 0:  # no mean of scales is written then
+            offset[...] = 0
+        nested = {
+            "nested_absmax": empty(counts.nested_blocks, "fp32"),
+            "nested_code": scale_code() if torch is None else torch.scale_code,
+            "nested_offset": offset,
+        }
+    return QuantizedTensor(
+        packed=empty(counts.packed_bytes, "uint8"),
+        absmax=empty(counts.blocks, "uint8" if nested else "fp32"),
+        codebook=codebook,
+        shape=source.shape,
+        dtype=source.dtype,
+        **nested,
+        **layout,
+    )
+
+
+def _require_agreement(out: QuantizedTensor[Any], source: Operand, layout: dict[str, Any]) -> None:
+    """What is given beside `out` must be what `out` says."""
+    given = layout | {"shape": source.shape, "dtype": source.dtype}
+    for name, value in given.items():
+        if value is None:
+            continue
+        # Checked first, as an array compared with a number gives another array.
+        if name == "format":
+            _convert.format_code(value)
+        elif name in ("blocksize", "nested_blocksize"):
+            value = _convert.integer(name, value, 32)
+        expected = getattr(out, name)
+        agrees = value is expected if name == "codebook" else value == expected
+        if not agrees:
+            raise InvalidArgument(f"{name} is {shown(value)}, but that of out is {shown(expected)}")
+
+
+@overload  # of which the first that fits is taken: tensors are ArrayLike as well
+def quantize(  # type: ignore[overload-overlap]
+    array: Array,
+    *,
+    format: FormatName | None = ...,
+    blocksize: int | None = ...,
+    nested_blocksize: int | None = ...,
+    codebook: MemoryLike | None = ...,
+    threads: int = ...,
+    out: None = ...,
+    workspace: MemoryLike | None = ...,
+    stream: CudaStreamLike | None = ...,
+) -> QuantizedTensor[Array]: ...
+
+
+@overload
+def quantize(
+    array: ArrayLike,
+    *,
+    format: FormatName | None = ...,
+    blocksize: int | None = ...,
+    nested_blocksize: int | None = ...,
+    codebook: MemoryLike | None = ...,
+    threads: int = ...,
+    out: None = ...,
+    workspace: MemoryLike | None = ...,
+    stream: CudaStreamLike | None = ...,
+) -> QuantizedTensor[np.ndarray]: ...
+
+
+@overload
+def quantize(
+    array: MemoryLike,
+    *,
+    format: FormatName | None = ...,
+    blocksize: int | None = ...,
+    nested_blocksize: int | None = ...,
+    codebook: MemoryLike | None = ...,
+    threads: int = ...,
+    out: Weight,
+    workspace: MemoryLike | None = ...,
+    stream: CudaStreamLike | None = ...,
+) -> Weight: ...
+
+
+def quantize(
+    array: MemoryLike,
+    *,
+    format: FormatName | None = None,
+    blocksize: int | None = None,
+    nested_blocksize: int | None = None,
+    codebook: MemoryLike | None = None,
+    threads: int = 0,
+    out: QuantizedTensor[Any] | None = None,
+    workspace: MemoryLike | None = None,
+    stream: CudaStreamLike | None = None,
+) -> QuantizedTensor[Any]:
+    """Quantizes a weight of fp32, fp16 or bf16, of any shape, to 4 bits.
+
+    array             a contiguous numpy array, a torch tensor, an object with
+                      __cuda_array_interface__ or __dlpack__, or, with `out`, the address of such
+                      memory
+    format            "nf4" (the default) or "fp4"
+    blocksize         elements for each scale: a power of two, 32..4096; 64 by default
+    nested_blocksize  scales for each nested scale, a power of two; 256 by default, 0: flat
+    codebook          float32 [16] in place of the format's own
+    threads           on the CPU: how many at most; 0: one for each processor
+    out               where to write; its format, blocksizes and codebook are the defaults. By
+                      default new memory: torch tensors for a torch tensor, on its device, and
+                      numpy arrays for all else in host memory. Required for all else in device
+                      memory
+    workspace         uint8, of `out.sizes.workspace_bytes` or more, 16-byte aligned. Made where
+                      `out` could be; else required for device memory if nested
+    stream            for device memory: an int, a torch, CuPy or cuda.core stream, or None:
+                      torch's current stream if the memory is in torch tensors, the legacy
+                      default stream if not. The work is enqueued, and all memory that was
+                      given must live until it has finished
+
+    torch is told that what is written to has changed, where that is a tensor: a backward pass
+    that needs it as it was before raises torch's RuntimeError.
+
+    Returns `out`, or a new QuantizedTensor. Raises InvalidArgument, and for device memory
+    NoCuda, NoDevice, UnsupportedDevice and CudaError; what torch raises where it cannot
+    allocate is let through.
+    """
+    source = read("array", array).require_contiguous()
+    layout = {
+        "format": format,
+        "blocksize": blocksize,
+        "nested_blocksize": nested_blocksize,
+        "codebook": codebook,
+    }
+    threads, handle = _convert.integer("threads", threads, 32), _call.stream_handle(stream)
+    if out is None:
+        out = _new_weight(source, layout, handle)
+    else:
+        prepare(out, "out")  # before its attributes are asked for, which only a weight has
+        _require_agreement(out, source, layout)
+    weight = prepare(out)
+    written = [part.require_writable() for part in weight.parts if part.name in _WRITTEN]
+    torch = source.torch or weight.torch
+    needed = out.sizes.workspace_bytes
+    in_device_memory = on_device(source, weight.located)
+    scratch, nbytes = _call.workspace(workspace, needed, in_device_memory, torch, handle)
+    on_device(source, weight.located, scratch)
+    dtype = _convert.DTYPES[out.dtype]
+    arguments = source.address, dtype, weight.argument, scratch.address, nbytes
+    if in_device_memory:
+        enqueued_on = _call.launch_stream(handle, threads, torch)
+        status = library().nf4_quantize_launch(*arguments, enqueued_on)
+    else:
+        _call.require_no_stream(stream)
+        status = library().nf4_quantize_cpu(*arguments, threads)
+    check(status, _NAMES)
+    _torch.tell_of_writes(part.owner for part in (*written, scratch))
+    return out

@@ -1,0 +1,53 @@
+"""What nf4.torch asks of its arguments, and the words for what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nf4 import _convert
+from nf4.errors import InvalidArgument, kind_of
+from nf4.typing import DTypeLike
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_BY_NAME = dict(zip(("fp32", "fp16", "bf16"), DTYPES, strict=True))
+
+
+def torch_dtype(dtype: DTypeLike, argument: str = "dtype") -> torch.dtype:
+    """torch's float32, float16 or bfloat16, from any name of it. `argument` is the caller's, for
+    messages."""
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES:
+        return dtype
+    if isinstance(dtype, str) and dtype in _BY_NAME:  # which a compiler can follow
+        return _BY_NAME[dtype]
+    return _BY_NAME[_convert.dtype_name(dtype, argument)]
+
+
+def require_tensor(name: str, given: object) -> None:
+    if not isinstance(given, Tensor):
+        raise InvalidArgument(f"{name} is {kind_of(given)}; expected a torch tensor")
+    if given.layout is not torch.strided:
+        raise InvalidArgument(f"{name} is of layout {given.layout}; expected torch.strided")
+
+
+def require_float(name: str, dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise InvalidArgument(f"{name} is of {dtype}; expected float32, float16 or bfloat16")
+
+
+def require_dense(name: str, given: object) -> None:
+    """A weight that can be quantized."""
+    require_tensor(name, given)
+    require_float(name, given.dtype)
+
+
+def require_device(device: torch.device, beside: str, tensors: Mapping[str, Tensor | None]) -> None:
+    """Each tensor is on this device, where the tensor named `beside` is."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise InvalidArgument(
+                f"{name} is on {tensor.device}; expected {device}, where {beside} is: move one "
+                f"with .to()"
+            )

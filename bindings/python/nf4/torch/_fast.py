@@ -1,0 +1,67 @@
+"""nf4.torch's operators in C++ (bindings/python/_nf4_ops.cpp): the one fast way.
+
+`linear` and `dequantize` are its entry for Python, for plain tensors without a fault. Of all else,
+and where the extension module was not built, they do nothing and say so. Its entry for torch's
+dispatcher is torch.ops.nf4._linear and ._dense_like.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nf4 import _prepared
+from nf4._load import library
+from nf4.errors import LibraryNotFound
+from nf4.torch import _schemas  # noqa: F401  C++ has kernels for operators that are defined
+from nf4.torch._weight import WeightParts
+
+
+def linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor | None:
+    """y = x W^T + bias; None if nothing was done."""
+    return None
+
+
+def dequantize(out: Tensor, weight: WeightParts) -> bool:
+    """Writes the weight to `out`; False if nothing was done."""
+    return False
+
+
+def _address(libraries: Sequence[ctypes.CDLL], name: str) -> int:
+    """Of the function of this name; 0 if there is none."""
+    for each in libraries:
+        if hasattr(each, name):
+            return ctypes.cast(getattr(each, name), ctypes.c_void_p).value or 0
+    return 0
+
+
+def _register() -> bool:
+    """Did torch take the operators in C++, for all devices that it has?"""
+    module = _prepared._nf4_fast
+    if module is None:
+        return False
+    try:
+        own = library()
+        of_torch = [ctypes.CDLL("libtorch_cpu.so")]  # which torch has loaded
+        if torch.version.cuda:
+            of_torch.append(ctypes.CDLL("libtorch_cuda.so"))
+    except (LibraryNotFound, OSError):
+        return False
+    names, own_names = module.operator_functions()
+    addresses = [_address(of_torch, name) for name in names]
+    needed = addresses if torch.version.cuda else addresses[:-1]
+    if not all(needed):
+        return False
+    try:
+        module.register_operators(Tensor, addresses, [_address([own], name) for name in own_names])
+    except (AttributeError, BufferError):  # torch without DLPack's exchange
+        return False
+    return True
+
+
+registered = _register()
+if registered:
+    linear, dequantize = _prepared._nf4_fast.linear, _prepared._nf4_fast.dequantize

@@ -1,0 +1,141 @@
+"""Every private name of torch that nf4.torch uses, each with what stands in where a torch has it
+not: something public, or the general way, which is slower and right. tests/python/torch/ swaps each
+for its stand-in, and looks for private names elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+STAND_INS: dict[str, Any] = {}
+
+
+def _found(name: str, path: str, stand_in: Any) -> Any:
+    """torch's object at this path, or what stands in for it."""
+    STAND_INS[name] = stand_in
+    found = torch
+    for each in path.split("."):
+        found = getattr(found, each, None)
+    return stand_in if found is None else found
+
+
+# ---- Has the dispatcher anything to see to? --------------------------------------------
+
+
+def _is_never_idle() -> bool:
+    """Where one of the questions cannot be asked."""
+    return False
+
+
+def _any_grad(*values: Any) -> bool:
+    return any(isinstance(each, Tensor) and each.requires_grad for each in values)
+
+
+any_requires_grad = _found("any_requires_grad", "_C._any_requires_grad", _any_grad)
+any_autocast = _found("any_autocast", "_C._is_any_autocast_enabled", lambda: True)
+has_transforms = _found("has_transforms", "_C._are_functorch_transforms_active", lambda: False)
+_QUESTIONS = ("_len_torch_dispatch_stack", "_are_functorch_transforms_active", "_is_tracing")
+
+
+def _is_idle_of() -> Callable[[], bool]:
+    modes, transforms, tracing = (getattr(torch._C, name, None) for name in _QUESTIONS)
+    if not (modes and transforms and tracing and hasattr(forward_ad, "_current_level")):
+        return _is_never_idle
+
+    def is_idle() -> bool:
+        """Is there no mode, transform, trace or derivative in forward mode around this call? Then
+        an operator's kernels can be called without the dispatcher."""
+        return not (modes() or transforms() or tracing() or forward_ad._current_level >= 0)
+
+    return is_idle
+
+
+is_idle = _is_idle_of()
+STAND_INS["is_idle"] = _is_never_idle
+
+
+def in_forward_ad() -> bool:
+    """May there be derivatives in forward mode?"""
+    return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+STAND_INS["in_forward_ad"] = lambda: True
+
+is_zero_tensor = _found("is_zero_tensor", "Tensor._is_zerotensor", lambda tensor: False)
+
+
+# ---- Below autograd, inside of transforms ----------------------------------------------
+
+
+def no_way_below() -> contextlib.AbstractContextManager[Any]:
+    """Without it transforms are refused, and quantize and dequantize have no kernel of autograd's:
+    a gradient that they have not is not refused any more."""
+    raise NotImplementedError("this torch lets no operator call itself below autograd")
+
+
+below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", no_way_below)
+
+
+def redispatch(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
+    """The operator's kernel below autograd, of the keys that an autograd kernel was called with."""
+    with below_autograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+
+forward_ad_enabled = _found(
+    "forward_ad_enabled",
+    "autograd.forward_ad._set_fwd_grad_enabled",
+    lambda _enabled: contextlib.nullcontext(),
+)
+
+
+def function_in_transform() -> contextlib.AbstractContextManager[Any]:
+    """Allows a torch.autograd.Function in a kernel of the dispatcher, which is where torch.func's
+    transforms arrive one by one."""
+    if not has_transforms():
+        return contextlib.nullcontext()
+    # Not imported by whoever uses no transform.
+    from torch._functorch.utils import enable_single_level_autograd_function
+
+    return enable_single_level_autograd_function()
+
+
+STAND_INS["function_in_transform"] = contextlib.nullcontext
+
+
+def _apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    return super(torch.autograd.Function, function).apply
+
+
+def _public_apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    return function.apply
+
+
+# function.apply without its preparations for torch.func, which take 1 us.
+apply_of = _apply_of if hasattr(torch._C, "_FunctionBase") else _public_apply_of
+STAND_INS["apply_of"] = _public_apply_of
+
+
+# ---- Operators' registrations ----------------------------------------------------------
+
+
+def argument_names(op: Any) -> list[str] | None:
+    """Those of an operator's overload; None if they cannot be asked for."""
+    schema = getattr(op, "_schema", None)
+    return None if schema is None else [each.name for each in schema.arguments]
+
+
+def destroy(library: torch.library.Library) -> None:
+    """Takes a library's registrations back at once, and not when it is collected."""
+    getattr(library, "_destroy", lambda: None)()
+
+
+def keyset(key: str) -> Any:
+    """What a kernel of torch.library.get_kernel is called with."""
+    return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))

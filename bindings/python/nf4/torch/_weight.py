@@ -1,0 +1,124 @@
+"""A weight as nf4.torch hands it from function to function: WeightParts.
+
+Operators have it taken apart. The public ones have ten arguments for it: the six tensors, shape,
+format, blocksize, nested_blocksize, which mean what they mean in nf4.QuantizedTensor. Those that a
+compiled graph has, _linear and _dense_like, have eleven: the six tensors, then rows, cols, the
+format's number, blocksize, nested_blocksize.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import nf4
+from nf4 import _convert
+from nf4.tensor import no_weight
+from nf4.torch._checks import require_tensor
+
+PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
+
+# A NamedTuple's own __new__ takes twice as long, and these are made in each call.
+_new = tuple.__new__
+
+
+class Spec(NamedTuple):
+    """How the bytes of a weight are read. C++ (_nf4_ops.cpp) takes the first five, in this order:
+    rows is the product of all dimensions of shape but the last, which is cols."""
+
+    rows: int
+    cols: int
+    format_code: int
+    blocksize: int
+    nested_blocksize: int
+    shape: tuple[int, ...]
+    format: str
+
+    @classmethod
+    def of(cls, shape: Sequence[int], format: str, blocksize: int, nested_blocksize: int) -> Spec:
+        """Raises InvalidArgument for a format that is none."""
+        code = _convert.FORMATS.get(format) or _convert.format_code(format)
+        if len(shape) == 2:
+            rows, cols = shape
+        else:
+            rows, cols = math.prod(shape[:-1]), shape[-1] if shape else 1
+        return _new(cls, (rows, cols, code, blocksize, nested_blocksize, tuple(shape), format))
+
+
+class WeightParts(NamedTuple):
+    """The tensors of a weight, as they are at the time of a call, and its Spec."""
+
+    packed: Tensor
+    absmax: Tensor
+    nested_absmax: Tensor | None
+    nested_code: Tensor | None
+    nested_offset: Tensor | None
+    codebook: Tensor | None
+    spec: Spec
+
+    @classmethod
+    def of(cls, weight: nf4.QuantizedTensor) -> WeightParts:
+        """Of a weight whose parts are tensors, or InvalidArgument is raised."""
+        if not isinstance(weight, nf4.QuantizedTensor):
+            raise no_weight("weight", weight)
+        tensors = tuple(getattr(weight, name) for name in PARTS)
+        for name, tensor in zip(PARTS, tensors, strict=True):
+            if tensor is not None:
+                require_tensor(name, tensor)
+        spec = Spec.of(weight.shape, weight.format, weight.blocksize, weight.nested_blocksize)
+        return _new(cls, (*tensors, spec))
+
+    @classmethod
+    def of_arguments(cls, *arguments: Any) -> WeightParts:
+        """Of the ten of a public operator."""
+        return _new(cls, (*arguments[:6], Spec.of(*arguments[6:])))
+
+    @classmethod
+    def of_numbers(cls, *numbers: Any) -> WeightParts:
+        """Of the eleven of a compiled graph's operator. The weight is a matrix then."""
+        *tensors, rows, cols, code, blocksize, nested_blocksize = numbers
+        name = next((name for name, each in _convert.FORMATS.items() if each == code), code)
+        return cls.of_arguments(*tensors, (rows, cols), name, blocksize, nested_blocksize)
+
+    def with_float_scales(self) -> WeightParts:
+        """With scales in float32, which the kernels read: bitsandbytes casts those in 16 bits
+        likewise. Memory is shared where they are float32."""
+        floats = PARTS[1:5] if self.nested_absmax is None else PARTS[2:5]
+        narrow = {
+            name: part.float()
+            for name, part in self.named().items()
+            if name in floats and part is not None and part.dtype != torch.float32
+        }
+        return self._replace(**narrow) if narrow else self
+
+    def arguments(self) -> tuple[Any, ...]:
+        """The ten of a public operator."""
+        spec = self.spec
+        return *self[:6], list(spec.shape), spec.format, spec.blocksize, spec.nested_blocksize
+
+    def numbers(self) -> tuple[Any, ...]:
+        """The eleven of a compiled graph's operator."""
+        return *self[:6], *self.spec[:5]
+
+    def named(self) -> dict[str, Tensor | None]:
+        """The tensors by their names."""
+        return dict(zip(PARTS, self, strict=False))
+
+    def quantized(self, dtype: str = "fp32") -> nf4.QuantizedTensor:
+        """For package nf4; memory is shared. dtype: that of the weight before it was quantized."""
+        detached = {
+            name: None if part is None else part.detach() for name, part in self.named().items()
+        }
+        spec = self.spec
+        return nf4.QuantizedTensor(
+            **detached,
+            shape=spec.shape,
+            format=spec.format,
+            blocksize=spec.blocksize,
+            nested_blocksize=spec.nested_blocksize,
+            dtype=dtype,
+        )
