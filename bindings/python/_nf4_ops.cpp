@@ -263,8 +263,8 @@ bool implement(const char *key) {
 
 struct Python {
   const dl_exchange *exchange;
-  PyObject *tensor_type;          // torch.Tensor
-  PyObject *is_neg, *new_empty;   // names of methods
+  PyObject *tensor_type;         // torch.Tensor
+  PyObject *is_neg, *new_empty;  // names of methods
 } python;
 
 // Not what has to be looked at more closely, which is no error here.
@@ -375,11 +375,11 @@ PyObject *dequantize(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   View out;
   WeightViews views{};
   nf4_tensor weight;
-  const bool done = view_plain(arguments[0], out) && view_weight(arguments[1], views) &&
-                    !check_first("out", *out) && !read_weight(views, *out, weight) &&
-                    elements_of(&*out) == weight.rows * weight.cols &&
-                    is_contiguous(&*out, elements_of(&*out)) &&
-                    run([&] { dequantize_to(const_cast<char *>(address_of(&*out)), *out, weight); });
+  const bool done =
+      view_plain(arguments[0], out) && view_weight(arguments[1], views) &&
+      !check_first("out", *out) && !read_weight(views, *out, weight) &&
+      elements_of(&*out) == weight.rows * weight.cols && is_contiguous(&*out, elements_of(&*out)) &&
+      run([&] { dequantize_to(const_cast<char *>(address_of(&*out)), *out, weight); });
   PyErr_Clear();
   return PyBool_FromLong(done);
 }
