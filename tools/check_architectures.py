@@ -167,8 +167,8 @@ def problems(found: Architecture, choice: Choice) -> list[str]:
                 weight_mapping=get_model_conversion_mapping(model, None, quantizer),
             ),
         )
-    tied = set(model.all_tied_weights_keys or ())
-    missing = {name for name in info.missing_keys - tied if not name.endswith("_extra_state")}
+    not_stored = {*(model.all_tied_weights_keys or ()), *(model._keys_to_ignore_on_save or ())}
+    missing = info.missing_keys - not_stored
     return [
         *(f"{name}: replaced, but its weight is dense" for name in sorted(replaced - loaded)),
         *(f"{name}: 4-bit, but not replaced" for name in sorted(loaded - replaced)),

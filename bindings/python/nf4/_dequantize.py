@@ -16,17 +16,16 @@ from nf4.typing import Array, CudaStreamLike, DTypeLike, MemoryLike, Out
 
 
 def _target(
-    weight: Prepared, out: MemoryLike, dtype: DTypeLike | None
+    weight: Prepared, out: Any, dtype: DTypeLike | None
 ) -> tuple[int, int, bool, Device | None]:
     """The address and nf4_dtype of an output, whether it is in device memory, and the device of
     torch where it or the weight is a tensor."""
     torch = weight.torch
     # The common case, in less time: a plain tensor beside the weight's.
-    plain = torch.plain(out) if torch is not None and dtype is None else None
-    if plain is not None and out.numel() == weight.elements:
-        address, name = plain
-        if name in _convert.DTYPES:
-            return address, _convert.DTYPES[name], torch.is_cuda, torch
+    if torch is not None and dtype is None:
+        plain = torch.plain(out)
+        if plain is not None and plain[1] in _convert.DTYPES and out.numel() == weight.elements:
+            return plain[0], _convert.DTYPES[plain[1]], torch.is_cuda, torch
     wanted = None if dtype is None else _convert.dtype_name(dtype)
     target = read("out", out, torch).require_contiguous()
     if wanted is None:
@@ -53,8 +52,8 @@ def _launch(
     return library().nf4_dequant_cpu(weight.argument, address, code, threads)
 
 
-@overload
-def dequantize(
+@overload  # of which the first that fits is taken: tensors are MemoryLike as well
+def dequantize(  # type: ignore[overload-overlap]
     tensor: QuantizedTensor[Array],
     dtype: DTypeLike | None = ...,
     *,

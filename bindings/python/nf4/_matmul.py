@@ -146,8 +146,8 @@ def matmul_workspace_bytes(weight: QuantizedTensor[Any], m: int, dtype: DTypeLik
     return prepared.matmul_workspace(code, _convert.count("m", m), prepared.cols, prepared.rows)
 
 
-@overload
-def matmul(
+@overload  # of which the first that fits is taken: tensors are ArrayLike as well
+def matmul(  # type: ignore[overload-overlap]
     x: Array,
     weight: QuantizedTensor[Any],
     *,
@@ -315,7 +315,7 @@ def matmul_batch_workspace_bytes(
 
 
 @overload
-def matmul_batch(
+def matmul_batch(  # type: ignore[overload-overlap]
     x: Array | Sequence[Array],
     weights: Iterable[QuantizedTensor[Any]],
     *,
@@ -333,7 +333,20 @@ def matmul_batch(
     weights: Iterable[QuantizedTensor[Any]],
     *,
     bias: Sequence[MemoryLike | None] | None = ...,
-    out: Sequence[MemoryLike | None] | None = ...,
+    out: None = ...,
+    workspace: MemoryLike | None = ...,
+    threads: int = ...,
+    stream: CudaStreamLike | None = ...,
+) -> list[np.ndarray]: ...
+
+
+@overload
+def matmul_batch(
+    x: ArrayLike | Sequence[ArrayLike],
+    weights: Iterable[QuantizedTensor[Any]],
+    *,
+    bias: Sequence[MemoryLike | None] | None = ...,
+    out: Sequence[MemoryLike | None],
     workspace: MemoryLike | None = ...,
     threads: int = ...,
     stream: CudaStreamLike | None = ...,
@@ -349,7 +362,7 @@ def matmul_batch(
     workspace: MemoryLike | None = None,
     threads: int = 0,
     stream: CudaStreamLike | None = None,
-) -> list[Any]:
+) -> Sequence[MemoryLike]:
     """`matmul` for each of several weights, with the same bits, in one call: the products of q,
     k and v, say, or of gate and up. On a GPU and for few rows of x weights share launches, which
     saves the fixed cost of a launch.

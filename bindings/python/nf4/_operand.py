@@ -98,7 +98,7 @@ def on_device(first: Operand, *others: Operand) -> bool:
     return first.on_device is not False
 
 
-def address(name: str, value: object) -> int:
+def address(name: str, value: Any) -> int:
     """An int that fits a pointer."""
     try:
         number = operator.index(value)
@@ -150,28 +150,6 @@ def _from_numpy(name: str, array: np.ndarray) -> Operand:
     )
 
 
-def _from_tensor(name: str, tensor: Any) -> Operand | None:
-    """None for what is not a tensor."""
-    if not _torch.is_tensor(tensor):
-        return None
-    why = _torch.fault(tensor)
-    address = 0 if why else tensor.data_ptr()
-    if not why and address == 0 and tensor.numel() != 0:
-        why = "has no memory"
-    if why:
-        raise InvalidArgument(f"{name} {why}")
-    return Operand(
-        name=name,
-        address=address,
-        owner=tensor,
-        dtype=_torch.dtype_name(tensor.dtype),
-        shape=tuple(tensor.shape),
-        strides=None if tensor.is_contiguous() else tuple(tensor.stride()),
-        on_device=tensor.is_cuda,
-        torch=_torch.device_of(tensor),
-    )
-
-
 def _from_cuda_array_interface(name: str, owner: object, interface: dict[str, Any]) -> Operand:
     if interface.get("mask") is not None:
         raise InvalidArgument(f"{name} has a mask")
@@ -219,22 +197,22 @@ def _from_address(name: str, value: object) -> Operand:
     return Operand(name, address(name, value))
 
 
-def read(name: str, value: object, device: _torch.Device | None = None) -> Operand:
+def read(name: str, value: Any, device: _torch.Device | None = None) -> Operand:
     """The memory of an argument, of any strides. `name` is the argument's, for messages. Plain
     tensors on `device` take less time. Raises InvalidArgument."""
-    plain = None if device is None else device.plain(value)
-    if plain is not None and plain[0] != 0:
-        address, dtype = plain
-        shape = tuple(value.shape)
-        return _new(
-            Operand, (name, address, value, dtype, shape, None, device.is_cuda, True, device)
-        )
     if isinstance(value, np.ndarray):
         return _from_numpy(name, value)
+    plain = None if device is None else device.plain(value)
+    if device is not None and plain is not None:
+        address, dtype = plain
+        shape = tuple(value.shape)
+        fields = (name, address, value, dtype, shape, None, device.is_cuda, True, device)
+        return _new(Operand, fields)
     try:
-        tensor = _from_tensor(name, value)
+        tensor = _torch.memory_of(name, value)
         if tensor is not None:
-            return tensor
+            address, dtype, shape, strides, is_cuda, where = tensor
+            return Operand(name, address, value, dtype, shape, strides, is_cuda, True, where)
         interface = getattr(value, "__cuda_array_interface__", None)
         if interface is not None:
             return _from_cuda_array_interface(name, value, interface)

@@ -78,7 +78,9 @@ class Prepared:
             setattr(self._descriptor, part.name, part.address)
         self.located = locate(self.parts)
         self.torch = self.parts[0].torch
-        self._new_default = self.torch and self.torch.maker(self.shape, self.dtype)
+        self._new_default = None
+        if self.torch is not None:
+            self._new_default = self.torch.maker(self.shape, self.dtype)
         size_of = functools.partial(_matmul_workspace, self._descriptor)
         self.matmul_workspace = functools.lru_cache(maxsize=64)(size_of)
         # torch.nn.Module.to() gives tensors other memory. Each part is watched: a large one may
@@ -118,7 +120,7 @@ class Prepared:
     ) -> np.ndarray | Tensor:
         """An output of the weight's shape where the weight is, for work on `stream`."""
         if self._new_default is not None and dtype is None:
-            if stream is None or not self.torch.is_cuda:
+            if stream is None or not self.located.on_device:
                 return self._new_default()
         name = self.dtype if dtype is None else _convert.dtype_name(dtype)
         handle = _call.stream_handle(stream)

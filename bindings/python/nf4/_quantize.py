@@ -80,8 +80,8 @@ def _require_agreement(out: QuantizedTensor[Any], source: Operand, layout: dict[
             raise InvalidArgument(f"{name} is {shown(value)}, but that of out is {shown(expected)}")
 
 
-@overload
-def quantize(
+@overload  # of which the first that fits is taken: tensors are ArrayLike as well
+def quantize(  # type: ignore[overload-overlap]
     array: Array,
     *,
     format: FormatName | None = ...,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from nf4 import _convert
-from nf4.errors import kind_of
+from nf4.errors import InvalidArgument, kind_of
 from nf4.info import scale_code
 
 if TYPE_CHECKING:
@@ -52,6 +52,24 @@ def fault(tensor: torch.Tensor) -> str | None:
     return None
 
 
+def memory_of(
+    name: str, value: object
+) -> tuple[int, str, tuple[int, ...], tuple[int, ...] | None, bool, Device] | None:
+    """Of a tensor its address, dtype, shape, strides (None: contiguous), whether it is in device
+    memory, and its Device; None of what is not a tensor. Raises InvalidArgument, by `name`."""
+    if not is_tensor(value):
+        return None
+    why = fault(value)
+    address = 0 if why else value.data_ptr()
+    if not why and address == 0 and value.numel() != 0:
+        why = "has no memory"
+    if why:
+        raise InvalidArgument(f"{name} {why}")
+    strides = None if value.is_contiguous() else tuple(value.stride())
+    dtype, shape = dtype_name(value.dtype), tuple(value.shape)
+    return address, dtype, shape, strides, value.is_cuda, device_of(value)
+
+
 def tell_of_writes(values: Iterable[object]) -> None:
     """Tells autograd that those of these that are tensors were written to. A backward pass that
     needs one as it was before then raises torch's RuntimeError."""
@@ -84,7 +102,7 @@ class Device:
 
     def plain(self, tensor: Any) -> tuple[int, str] | None:
         """The address and dtype of a contiguous tensor here, of no subclass and without faults.
-        None for everything else, faults included."""
+        None for everything else, which `memory_of` tells more of."""
         if type(tensor) is not self.tensor_type:
             return None
         try:
@@ -96,7 +114,8 @@ class Device:
                 and not tensor.requires_grad
                 and not tensor.is_neg()
             ):
-                return tensor.data_ptr(), name
+                address = tensor.data_ptr()
+                return (address, name) if address else None
         except RuntimeError:  # no storage
             pass
         return None

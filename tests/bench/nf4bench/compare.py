@@ -26,7 +26,7 @@ from typing import Any
 
 from nf4bench import cases, matmul_cases, models_cases
 from nf4bench.measure import summary
-from nf4bench.tables import markdown
+from nf4bench.table import Table, number, text
 
 Report = Callable[[str], None]
 BENCH = Path(__file__).resolve().parents[1]
@@ -291,35 +291,39 @@ def within_bounds(figures: dict[str, Any]) -> bool:
     ) and not any(each["slower"] or each["mean"] > MEAN for each in figures["summary"].values())
 
 
+TABLE = Table(
+    text("group", "{group}"), number("products", "{products}"),
+    number("after over before", "{mean:.4f}"), text("slowest", "{worst}"),
+    number("ratio", "{worst_ratio:.3f}"), number("slower", lambda row: str(len(row["slower"]))),
+)  # fmt: skip
+
+
 def table(figures: dict[str, Any]) -> str:
     """By group, then each product that is slower, fails or has other bits."""
-    head = ["group", "products", "after over before", "slowest", "ratio", "over 3 %"]
-    rows = [
-        [group, str(each["products"]), f"{each['mean']:.4f}", each["worst"],
-         f"{each['worst_ratio']:.3f}", str(len(each["slower"]))]
-        for group, each in figures["summary"].items()
-    ]  # fmt: skip
-    parts = [markdown(head, 2, rows)]
-    wrong = [
-        row for row in figures["products"]
+    parts = [TABLE.markdown({"group": group, **each} for group, each in figures["summary"].items())]
+    parts += [
+        line(row) for row in figures["products"]
         if "failed" in row or row["ratio"] > SLOWER or not row["same_bits"]
     ]  # fmt: skip
-    parts += [line(row) for row in wrong]
     parts += [f"left out, as time was over: {name}" for name in figures["left_out"]]
     bounds = f"mean within {MEAN - 1:.0%}, none over {SLOWER - 1:.0%} slower, same bits"
     parts.append(f"{'yes' if within_bounds(figures) else 'NO'}: {bounds}")
     return "\n".join(parts)
 
 
-def main(before: Path, after: Path, build: Path, quick: bool, report: Report) -> dict[str, Any]:
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main(before: Path, after: Path, build: Path, quick: bool) -> dict[str, Any]:
     """Compares two trees, of which each has build/; `build` is that of `after`. Raises Failed."""
     builds: list[Build] = []
     try:
         builds += [Build(before, before / "build"), Build(after, build)]
         limit = QUICK_SECONDS if quick else SECONDS
-        figures = run(builds, products(quick), limit, report)
+        figures = run(builds, products(quick), limit, say)
     finally:
         for each in builds:
             each.close()
-    report(table(figures))
+    say(table(figures))
     return figures

@@ -189,7 +189,7 @@ class Worker:
 
     def _host(self, spec: dict[str, Any]) -> Once:
         """Microseconds of the host, calls that are not waited for."""
-        call = CALLS[spec["call"]](spec, self._gpu)
+        call = host_call(spec, self._gpu)
         return lambda: queued(self._gpu, call, HOST_CALLS)
 
 
@@ -200,42 +200,25 @@ def enough(launches: list[Callable], least: int = MIN_LAUNCHES) -> list[Callable
 # ---- Calls whose share of the host is measured ------------------------------------------
 
 
-def _dequantize_new(spec: dict[str, Any], gpu: Any) -> Callable:
-    q = Weight(spec, gpu.place).quantized
-    return lambda: nf4.dequantize(q)
-
-
-def _dequantize_out(spec: dict[str, Any], gpu: Any) -> Callable:
-    weight = Weight(spec, gpu.place)
-    q, out = weight.quantized, weight.dense
-    return lambda: nf4.dequantize(q, out=out, stream=gpu.current_stream())
-
-
-def _quantize_out(spec: dict[str, Any], gpu: Any) -> Callable:
-    weight = Weight(spec, gpu.place)
-    q, dense = weight.quantized, weight.dense
-    workspace = torch.empty(1 << 20, dtype=torch.uint8, device=gpu.place)
-    stream = gpu.current_stream()
-    return lambda: nf4.quantize(dense, out=q, workspace=workspace, stream=stream)
-
-
-def _matmul_new(spec: dict[str, Any], gpu: Any) -> Callable:
-    weight = Weight(spec, gpu.place)
-    q, x = weight.quantized, weight.dense[:1].clone()
-    return lambda: nf4.matmul(x, q)
-
-
-def _matmul_out(spec: dict[str, Any], gpu: Any) -> Callable:
-    weight = Weight(spec, gpu.place)
-    q, x = weight.quantized, weight.dense[:1].clone()
+def host_call(spec: dict[str, Any], gpu: Any) -> Callable[[], object]:
+    if spec["call"].endswith("Linear"):
+        return _layer(spec, gpu)
+    weight, other = Weight(spec, gpu.place), Weight(spec, gpu.place)
+    q, qs, dense = weight.quantized, [weight.quantized, other.quantized], weight.dense
+    x, stream = dense[:1].clone(), gpu.current_stream()
     y = torch.empty(1, spec["shape"][0], dtype=x.dtype, device=gpu.place)
-    return lambda: nf4.matmul(x, q, out=y)
-
-
-def _matmul_batch(spec: dict[str, Any], gpu: Any) -> Callable:
-    weights = [Weight(spec, gpu.place) for _ in range(2)]
-    x, qs = weights[0].dense[:1].clone(), [weight.quantized for weight in weights]
-    return lambda: nf4.matmul_batch(x, qs)
+    workspace = torch.empty(1 << 20, dtype=torch.uint8, device=gpu.place)
+    calls: dict[str, Callable[[], object]] = {
+        "dequantize, new tensor": lambda: nf4.dequantize(q),
+        "dequantize, out given": lambda: nf4.dequantize(q, out=dense, stream=stream),
+        "quantize, out given": lambda: nf4.quantize(
+            dense, out=q, workspace=workspace, stream=stream
+        ),
+        "matmul, new tensor": lambda: nf4.matmul(x, q),
+        "matmul, out given": lambda: nf4.matmul(x, q, out=y),
+        "matmul_batch of 2": lambda: nf4.matmul_batch(x, qs),
+    }
+    return calls[spec["call"]]
 
 
 def _layer(spec: dict[str, Any], gpu: Any) -> Callable:
@@ -266,18 +249,6 @@ def _layer(spec: dict[str, Any], gpu: Any) -> Callable:
         kind = "cuda" if gpu.place == "cuda" else "cpu"
         return torch.no_grad()(torch.autocast(kind, dtype)(call))
     return backward if mode == "gradient" else call
-
-
-CALLS = {
-    "dequantize, new tensor": _dequantize_new,
-    "dequantize, out given": _dequantize_out,
-    "quantize, out given": _quantize_out,
-    "matmul, new tensor": _matmul_new,
-    "matmul, out given": _matmul_out,
-    "matmul_batch of 2": _matmul_batch,
-    "NF4Linear": _layer,
-    "torch.nn.Linear": _layer,
-}
 
 
 def main() -> int:

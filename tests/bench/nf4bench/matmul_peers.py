@@ -13,8 +13,8 @@ import torch
 from nf4bench import peers
 from nf4bench.cases import Case
 from nf4bench.matmul_cases import PEERS, TINYGEMM_M, weight_case
-from nf4bench.matmul_product import MOST_PEER_ERROR, exact, require
 from nf4bench.peers import Missing, PeerMissing
+from nf4bench.product import MOST_PEER_ERROR, exact, require
 from nf4bench.weights import DTYPES, Weight
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]

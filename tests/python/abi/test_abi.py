@@ -90,6 +90,16 @@ def test_constants():
     assert sorted(ours) == sorted(expected)
 
 
+def test_formats_are_those_of_the_header_and_of_the_library():
+    from nf4._convert import FORMATS
+    from nf4._load import library
+
+    defined = re.findall(r"#define NF4_FORMAT_(\w+) (\d+)", CODE)
+    assert {name.lower(): int(code) for name, code in defined} == FORMATS
+    known = {code for code in range(-2, 64) if library().nf4_codebook(code)}
+    assert known == set(FORMATS.values())
+
+
 @pytest.fixture(scope="module")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, int]]:
     """{"nf4_tensor": (0, size), "nf4_tensor.rows": (offset, size), ...}, from a C compiler."""

@@ -213,6 +213,41 @@ def test_a_replica_of_data_parallel():
     assert torch.equal(replica(x), layer(x))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [*PARTS, "bias"])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_tensor_that_is_replaced_is_the_one_used(layout, name, grad, compiled):
+    """Each parameter and buffer in turn, between two calls and between forward and backward."""
+    layer, other = layer_of(layout), layer_of(layout)
+    run = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
+    x = X.clone().requires_grad_(grad)
+    run(x)
+    before = getattr(layer, name)
+    if before is None:
+        return
+    # Of other numbers than those that were there; the table is that of all weights.
+    new = before * 2 if name in ("nested_code", "nested_offset") else getattr(other, name)
+    assert not torch.equal(before, new)
+    setattr(layer, name, new if name != "bias" else torch.nn.Parameter(new.detach().clone()))
+    expected = nf4.matmul(X, layer.quantized, bias=layer.bias.detach())
+    y = run(x)
+    assert torch.equal(y, expected)
+    if grad:
+        (found,) = torch.autograd.grad(y.sum(), x)
+        dense = nf4.dequantize(layer.quantized)
+        assert error(found, torch.ones(3, OUT).double() @ dense.double()) <= ALLOWED["fp32"]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_functional_call_uses_what_it_is_given(grad):
+    layer, other = layer_of(), layer_of()
+    x = X.clone().requires_grad_(grad)
+    given = {name: getattr(other, name) for name in (*PARTS, "bias")}
+    y = torch.func.functional_call(layer, given, (x,))
+    assert torch.equal(y, other(x)) and not torch.equal(y, layer(x))
+
+
 class Twice(torch.nn.Module):
     def forward(self, bias):
         return 2 * bias

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nf4 import _convert
 from nf4.errors import InvalidArgument, kind_of
-
-DTypeLike = torch.dtype | np.dtype | str | type  # "fp32", "fp16", "bf16", or numpy's or torch's
+from nf4.typing import DTypeLike
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _BY_NAME = dict(zip(("fp32", "fp16", "bf16"), DTYPES, strict=True))

@@ -217,12 +217,11 @@ def _autograd_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
 
 
 def _not_differentiable(op: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    def kernel(*arguments: Any) -> Any:
+    def kernel(keyset: Any, *arguments: Any) -> Any:
         reverse = torch.is_grad_enabled()
         if reverse or _private.in_forward_ad():
             _refuse_grad(names, arguments[: len(names)], reverse)
-        with _private.below_autograd():
-            return op(*arguments)
+        return _private.redispatch(op, keyset, arguments)
 
     return kernel
 
@@ -254,7 +253,7 @@ def _impl(name: str, kernel: Callable[..., Any]) -> None:
 
 
 _impl("quantize", _kernels.quantize)
-_impl("dequantize", lambda *a: _kernels.dequantize(WeightParts.of_arguments(*a[:-1]), a[-1]))
+_impl("dequantize", lambda *a: _kernels.dequantize(WeightParts.of_arguments(*a[:10]), a[10]))
 _impl("linear", lambda x, bias, *w: _kernels.linear(x, bias, WeightParts.of_arguments(*w)))
 _impl("linear_backward", lambda dy, *w: _kernels.linear_grad(dy, WeightParts.of_arguments(*w)))
 if not _fast.registered:
@@ -266,12 +265,12 @@ if not _fast.registered:
 
 _schemas.library.impl("linear", _autograd_linear, "Autograd")
 _schemas.library.impl("linear_backward", _autograd_linear_backward, "Autograd")
-if _private.below_autograd is not None:
+if _private.below_autograd is not _private.no_way_below:
     for _op, _names in (
         (_schemas.dequantize, PARTS),
         (_schemas.quantize, ("weight", "codebook")),
     ):
-        _schemas.library.impl(_op, _not_differentiable(_op, _names), "Autograd")
+        _schemas.library.impl(_op, _not_differentiable(_op, _names), "Autograd", with_keyset=True)
 for _key in _AUTOCAST.values():
     _schemas.library.impl("linear", _autocast_linear, _key)
 

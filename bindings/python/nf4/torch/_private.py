@@ -6,7 +6,7 @@ for its stand-in, and looks for private names elsewhere.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,22 @@ is_zero_tensor = _found("is_zero_tensor", "Tensor._is_zerotensor", lambda tensor
 
 # ---- Below autograd, inside of transforms ----------------------------------------------
 
-below_autograd = _found("below_autograd", "_C._AutoDispatchBelowAutograd", None)
+
+def no_way_below() -> contextlib.AbstractContextManager[Any]:
+    """Without it transforms are refused, and quantize and dequantize have no kernel of autograd's:
+    a gradient that they have not is not refused any more."""
+    raise NotImplementedError("this torch lets no operator call itself below autograd")
+
+
+below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", no_way_below)
+
+
+def redispatch(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
+    """The operator's kernel below autograd, of the keys that an autograd kernel was called with."""
+    with below_autograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+
 forward_ad_enabled = _found(
     "forward_ad_enabled",
     "autograd.forward_ad._set_fwd_grad_enabled",

@@ -22,6 +22,9 @@ from nf4.torch._checks import require_tensor
 
 PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
 
+# A NamedTuple's own __new__ takes twice as long, and these are made in each call.
+_new = tuple.__new__
+
 
 class Spec(NamedTuple):
     """How the bytes of a weight are read. C++ (_nf4_ops.cpp) takes the first five, in this order:
@@ -43,7 +46,7 @@ class Spec(NamedTuple):
             rows, cols = shape
         else:
             rows, cols = math.prod(shape[:-1]), shape[-1] if shape else 1
-        return cls(rows, cols, code, blocksize, nested_blocksize, tuple(shape), format)
+        return _new(cls, (rows, cols, code, blocksize, nested_blocksize, tuple(shape), format))
 
 
 class WeightParts(NamedTuple):
@@ -67,12 +70,12 @@ class WeightParts(NamedTuple):
             if tensor is not None:
                 require_tensor(name, tensor)
         spec = Spec.of(weight.shape, weight.format, weight.blocksize, weight.nested_blocksize)
-        return cls(*tensors, spec)
+        return _new(cls, (*tensors, spec))
 
     @classmethod
     def of_arguments(cls, *arguments: Any) -> WeightParts:
         """Of the ten of a public operator."""
-        return cls(*arguments[:6], Spec.of(*arguments[6:]))
+        return _new(cls, (*arguments[:6], Spec.of(*arguments[6:])))
 
     @classmethod
     def of_numbers(cls, *numbers: Any) -> WeightParts:

@@ -10,8 +10,9 @@ from typing import Any
 from torch import nn
 
 from nf4.errors import InvalidArgument, kind_of
-from nf4.torch._checks import DTypeLike, torch_dtype
+from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import NF4Linear
+from nf4.typing import DTypeLike
 
 _ACCELERATE = "_hf_hook"
 

@@ -8,19 +8,19 @@ import nf4
 from nf4 import _convert, _torch
 from nf4.torch import _operators, _schemas
 from nf4.torch._checks import (
-    DTypeLike,
     require_dense,
     require_device,
     require_tensor,
     torch_dtype,
 )
 from nf4.torch._weight import WeightParts
+from nf4.typing import DTypeLike, FormatName
 
 
 def quantize(
     weight: Tensor,
     *,
-    format: str = "nf4",
+    format: FormatName = "nf4",
     blocksize: int = 64,
     nested_blocksize: int = 256,
     codebook: Tensor | None = None,

@@ -1,0 +1,6 @@
+"""Linear layers with quantized weights."""
+
+from nf4.torch.modules.base import QuantizedLinear
+from nf4.torch.modules.nf4_linear import NF4Linear
+
+__all__ = ["NF4Linear", "QuantizedLinear"]

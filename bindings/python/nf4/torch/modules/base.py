@@ -1,0 +1,93 @@
+"""QuantizedLinear: what a linear layer does whatever its quantized weight is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from nf4.errors import InvalidArgument, kind_of
+from nf4.torch._checks import require_tensor, torch_dtype
+from nf4.typing import DTypeLike
+
+_Self = TypeVar("_Self", bound="QuantizedLinear")
+
+
+class QuantizedLinear(nn.Linear):
+    """y = x W^T + bias, with a frozen W that is quantized.
+
+    A derived class holds the codes in the parameter `weight` and the scales in buffers, which no
+    cast reaches. It has multiply and dequantize, its constructors, which call _take_bias, and the
+    keys of its state_dict.
+    """
+
+    compute_dtype: torch.dtype | None
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x W^T + bias in the dtype of x, or autocast's. x and bias are of one dtype."""
+        raise NotImplementedError
+
+    def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
+        """W, dense: [out_features, in_features]."""
+        raise NotImplementedError
+
+    def _take_bias(
+        self, bias: nn.Parameter | None, features: int, compute_dtype: DTypeLike | None
+    ) -> None:
+        wanted = None if compute_dtype is None else torch_dtype(compute_dtype, "compute_dtype")
+        if bias is not None and not isinstance(bias, nn.Parameter):
+            raise InvalidArgument(f"bias is {kind_of(bias)}; expected a torch.nn.Parameter")
+        if bias is not None and bias.shape != (features,):
+            raise InvalidArgument(f"bias is of shape {tuple(bias.shape)}; expected ({features},)")
+        self.compute_dtype = wanted
+        self.register_parameter("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x is [..., in_features]. y is [..., out_features] in the dtype of x, or autocast's."""
+        require_tensor("x", x)
+        dtype, wanted = x.dtype, self.compute_dtype
+        casts = (
+            wanted is not None and wanted != dtype and not torch.is_autocast_enabled(x.device.type)
+        )
+        if casts:
+            x = x.to(wanted)
+        # torch.nn.Module looks for an attribute in three places before it comes to this one.
+        # DataParallel and parametrizations put a parameter elsewhere.
+        parameters = self._parameters
+        bias = parameters["bias"] if "bias" in parameters else self.bias
+        if bias is not None and bias.dtype != x.dtype:
+            bias = bias.to(x.dtype)
+        y = self.multiply(x, bias)
+        return y.to(dtype) if casts else y
+
+    def to_linear(self, dtype: DTypeLike | None = None) -> nn.Linear:
+        """A dense layer of W, in a dtype, by default that of the weight before it was quantized.
+        It shares the bias where that is of this dtype, and has it cast elsewhere."""
+        weight = nn.Parameter(self.dequantize(dtype), requires_grad=False)
+        made = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        made.weight = weight
+        if self.bias is not None and self.bias.dtype != weight.dtype:
+            made.bias = nn.Parameter(self.bias.detach().to(weight.dtype), self.bias.requires_grad)
+        else:
+            made.bias = self.bias
+        return made.train(self.training)
+
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        scales = {id(scale) for scale in self._buffers.values() if scale is not None}
+
+        def moved(tensor: Tensor) -> Tensor:
+            if id(tensor) not in scales:
+                return fn(tensor)
+            # As bytes, which are moved as floats are, and which nothing casts.
+            result = fn(tensor.reshape(-1).view(torch.uint8))
+            return result.view(tensor.dtype).view(tensor.shape)
+
+        return super()._apply(moved, recurse)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}"
+        )

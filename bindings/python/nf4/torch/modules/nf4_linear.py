@@ -1,0 +1,340 @@
+"""NF4Linear: a linear layer with a weight in 4 bits, NF4 or FP4."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nf4
+from nf4 import _convert, _torch
+from nf4._prepared import prepare
+from nf4.errors import InvalidArgument, kind_of, shown
+from nf4.tensor import no_weight
+from nf4.torch import _operators, _state, functional
+from nf4.torch._checks import require_dense, torch_dtype
+from nf4.torch._weight import WeightParts
+from nf4.torch.modules.base import QuantizedLinear
+from nf4.typing import DTypeLike, FormatName
+
+_SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
+
+
+def _zeros(
+    shape: tuple[int, int],
+    format: FormatName,
+    blocksize: int,
+    nested_blocksize: int,
+    dtype: str,
+    device: torch.device | None,
+) -> nf4.QuantizedTensor[Tensor]:
+    """A weight whose parts are zeros."""
+    counts = nf4.sizes(shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize)
+    nested = nested_blocksize != 0
+
+    def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(size, dtype=dtype, device=device)
+
+    return nf4.QuantizedTensor(
+        packed=zeros(counts.packed_bytes, 1, dtype=torch.uint8),
+        absmax=zeros(counts.blocks, dtype=torch.uint8 if nested else torch.float32),
+        nested_absmax=zeros(counts.nested_blocks) if nested else None,
+        nested_code=zeros(256) if nested else None,
+        nested_offset=zeros() if nested else None,
+        shape=shape,
+        format=format,
+        blocksize=blocksize,
+        nested_blocksize=nested_blocksize,
+        dtype=dtype,
+    )
+
+
+def _device(device: torch.device | str | int | None) -> torch.device | None:
+    """None is where torch makes tensors by default."""
+    if device is None:
+        return None
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise InvalidArgument(f"device is {shown(device)}; expected one of torch: {why}") from None
+
+
+class NF4Linear(QuantizedLinear):
+    """y = x W^T + bias, with W in 4 bits, frozen, and never dense in the forward pass.
+
+    weight    the packed bytes, a Parameter uint8 [ceil(out_features * in_features / 2), 1]
+    absmax, nested_absmax, nested_code, nested_offset
+              the scales, as in nf4.QuantizedTensor; None where the weight is flat. No cast
+              reaches them: .half() changes the bias alone
+    bias      a Parameter [out_features], or None. It may be trained
+    compute_dtype
+              "fp32", "fp16", "bf16" or torch's: what x and bias are cast to, and y from. None: the
+              dtype of x, or autocast's.
+              Autocast's goes before either
+
+    Made by from_linear, from_quantized or from_bitsandbytes; one that is made by its sizes is of
+    zeros, for load_state_dict. Its state_dict has the keys of bitsandbytes' Linear4bit, and it
+    loads one's. A Linear4bit's own load_state_dict takes no quantized weight, not even its own;
+    from_pretrained of transformers does. Where it is to load what is saved, the model's
+    quantization_config has to name bnb_4bit_compute_dtype, which no state_dict holds: without it
+    the reloaded model computes in fp32.
+
+    PEFT puts its adapters beside it as beside any torch.nn.Linear. They cannot be merged into it,
+    nor can DoRA's be put there, which read the weight: nf4.torch.to_dense comes first.
+    """
+
+    __module__ = "nf4.torch.modules"  # where pickled layers look for it
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        format: FormatName = "nf4",
+        blocksize: int = 64,
+        nested_blocksize: int = 256,
+        compute_dtype: DTypeLike | None = None,
+        dtype: DTypeLike | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        in_features = _convert.count("in_features", in_features)
+        out_features = _convert.count("out_features", out_features)
+        if not isinstance(bias, (bool, int, type(None))):
+            raise InvalidArgument(f"bias is {kind_of(bias)}; expected True or False")
+        dtype = torch_dtype(torch.get_default_dtype() if dtype is None else dtype)
+        device = _device(device)
+        made = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
+        shape, name = (out_features, in_features), _torch.dtype_name(dtype)
+        self._take(
+            _zeros(shape, format, blocksize, nested_blocksize, name, device),
+            nn.Parameter(made) if bias else None,
+            compute_dtype,
+        )
+
+    def _take(
+        self,
+        weight: nf4.QuantizedTensor[Tensor],
+        bias: nn.Parameter | None,
+        compute_dtype: DTypeLike | None,
+    ) -> None:
+        self._take_weight(weight)
+        self._take_bias(bias, self.out_features, compute_dtype)
+
+    def _take_weight(self, weight: nf4.QuantizedTensor[Tensor]) -> None:
+        if not isinstance(weight, nf4.QuantizedTensor):
+            raise no_weight("weight", weight)
+        if len(weight.shape) != 2:
+            raise InvalidArgument(f"weight is of shape {weight.shape}; expected two dimensions")
+        if weight.codebook is not None:
+            raise InvalidArgument("codebook is given; a layer has its format's own")
+        spec = WeightParts.of(weight).spec  # or a part is no tensor
+        if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
+            prepare(weight)  # or a part is of the wrong size or type
+        self.spec, self.dtype_before = spec, weight.dtype
+        self.out_features, self.in_features = weight.shape
+        packed = _state.bytes_of(weight.packed)
+        self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
+        for name in _SCALES:
+            self.register_buffer(name, getattr(weight, name), persistent=False)
+
+    @classmethod
+    def _of(
+        cls,
+        weight: nf4.QuantizedTensor[Tensor],
+        bias: nn.Parameter | None,
+        compute_dtype: DTypeLike | None,
+    ) -> NF4Linear:
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._take(weight, bias, compute_dtype)
+        return layer
+
+    @classmethod
+    def from_quantized(
+        cls,
+        weight: nf4.QuantizedTensor[Tensor],
+        bias: nn.Parameter | None = None,
+        *,
+        compute_dtype: DTypeLike | None = None,
+    ) -> NF4Linear:
+        """Around a weight whose parts are tensors, which are shared. Raises InvalidArgument."""
+        return cls._of(weight, bias, compute_dtype)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        format: FormatName = "nf4",
+        blocksize: int = 64,
+        nested_blocksize: int = 256,
+        compute_dtype: DTypeLike | None = None,
+    ) -> NF4Linear:
+        """Quantizes the weight of a dense layer where it is, and shares its bias. Raises what
+        nf4.quantize raises."""
+        if type(linear) is not nn.Linear:
+            raise InvalidArgument(
+                f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense: "
+                f"from_bitsandbytes takes a Linear4bit"
+            )
+        require_dense("linear.weight", linear.weight)
+        weight = functional.quantize(
+            linear.weight.detach(),
+            format=format,
+            blocksize=blocksize,
+            nested_blocksize=nested_blocksize,
+        )
+        return cls._of(weight, linear.bias, compute_dtype).train(linear.training)
+
+    @classmethod
+    def from_bitsandbytes(cls, layer: nn.Linear) -> NF4Linear:
+        """Around the memory of a bitsandbytes Linear4bit that is quantized; nothing is copied.
+        Raises InvalidArgument."""
+        packed = getattr(layer, "weight", None)
+        state = getattr(packed, "quant_state", None) or getattr(layer, "quant_state", None)
+        if not isinstance(layer, nn.Linear) or state is None:
+            has_none = " without a quant_state" if isinstance(layer, nn.Linear) else ""
+            raise InvalidArgument(
+                f"layer is {kind_of(layer)}{has_none}; expected a Linear4bit that .to(device) or "
+                f"a checkpoint has quantized: from_linear takes a dense torch.nn.Linear"
+            )
+        _state.require_quant_state("layer's quant_state", state)
+        weight = _state.of_bitsandbytes(layer.weight.data, state)
+        return cls._of(weight, layer.bias, layer.compute_dtype).train(layer.training)
+
+    @property
+    def format(self) -> str:
+        return self.spec.format
+
+    @property
+    def blocksize(self) -> int:
+        return self.spec.blocksize
+
+    @property
+    def nested_blocksize(self) -> int:
+        return self.spec.nested_blocksize
+
+    @property
+    def quantized(self) -> nf4.QuantizedTensor[Tensor]:
+        """The weight for the functions of nf4 and nf4.torch. Its parts are the layer's own."""
+        return nf4.QuantizedTensor(
+            packed=self.weight.detach(),
+            **{name: getattr(self, name) for name in _SCALES},
+            shape=(self.out_features, self.in_features),
+            format=self.format,
+            blocksize=self.blocksize,
+            nested_blocksize=self.nested_blocksize,
+            dtype=self.dtype_before,
+        )
+
+    def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
+        """The weight, dense: [out_features, in_features]. dtype: by default that of the weight
+        before it was quantized."""
+        return functional.dequantize(self.quantized, dtype)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        # As in QuantizedLinear.forward: the layer's tensors as they are now, in the shortest way.
+        parameters, scales = self._parameters, self._buffers
+        weight = (
+            parameters["weight"] if "weight" in parameters else self.weight,
+            scales["absmax"],
+            scales["nested_absmax"],
+            scales["nested_code"],
+            scales["nested_offset"],
+            None,
+            self.spec,
+        )
+        return _operators.linear(x, bias, tuple.__new__(WeightParts, weight))
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for key, part in _state.save(self.quantized).items():
+            destination[f"{prefix}weight.{key}"] = part
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        name = f"{prefix}weight"
+        parts = {
+            key.removeprefix(name).removeprefix("."): value
+            for key, value in state_dict.items()
+            if key == name or key.startswith(f"{name}.")
+        }
+        try:
+            loaded = _state.load(parts)
+            if loaded.weight is not None:
+                self._load_weight(loaded.weight, local_metadata.get("assign_to_params_buffers"))
+            elif "" in parts:
+                raise InvalidArgument(
+                    f"weight is of {parts[''].dtype} and has no quant_state beside it; expected "
+                    f"the keys of bitsandbytes: NF4Linear.from_linear quantizes a dense weight"
+                )
+        except InvalidArgument as error:
+            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
+            return
+        consumed = {f"{name}.{key}".rstrip(".") for key in loaded.keys}
+        rest = {key: value for key, value in state_dict.items() if key not in consumed}
+        absent: list[str] = []
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, absent, unexpected_keys, error_msgs
+        )
+        missing_keys += [key for key in absent if key != name or loaded.weight is None]
+
+    def _load_weight(self, weight: nf4.QuantizedTensor[Tensor], assign: bool | None) -> None:
+        """Takes a weight over: as it is, or copied to this layer's memory, which CUDA graphs and
+        other layers may know, or to new memory on its device where that does not fit."""
+        shape = (self.out_features, self.in_features)
+        if weight.shape != shape:
+            raise InvalidArgument(f"weight is of shape {weight.shape}; expected {shape}")
+        if assign:
+            self._take_weight(weight)
+            return
+        if self.weight.is_meta and not weight.packed.is_meta:
+            raise InvalidArgument(
+                "the layer is on meta, where nothing can be copied to; expected "
+                "load_state_dict(..., assign=True), or a layer that to_empty() gave memory"
+            )
+        parts = _tensors(weight)
+        if self._has_memory_for(weight):
+            prepare(weight)
+            own = _tensors(self.quantized)
+            for name in parts.keys() - {"nested_code"}:
+                own[name].copy_(parts[name].view(own[name].shape))
+            self.dtype_before = weight.dtype
+        else:
+            moved = {name: part.to(self.weight.device, copy=True) for name, part in parts.items()}
+            self._take_weight(dataclasses.replace(weight, **moved))
+
+    def _has_memory_for(self, weight: nf4.QuantizedTensor[Tensor]) -> bool:
+        """Was the weight quantized as this layer's was, with its table of scales? Other weights
+        may share that, so nothing is written to it."""
+        layout = (weight.format, weight.blocksize, weight.nested_blocksize)
+        if self.weight.is_meta or layout != (self.format, self.blocksize, self.nested_blocksize):
+            return False
+        return not weight.nested or torch.equal(
+            self.nested_code, weight.nested_code.to(self.nested_code)
+        )
+
+    def extra_repr(self) -> str:
+        nested = f", nested_blocksize={self.nested_blocksize}" if self.nested_blocksize else ""
+        return f"{super().extra_repr()}, format={self.format}, blocksize={self.blocksize}{nested}"
+
+
+def _tensors(weight: nf4.QuantizedTensor[Tensor]) -> dict[str, Tensor]:
+    """Those that the weight has, by their names."""
+    parts = {name: getattr(weight, name) for name in ("packed", *_SCALES)}
+    return {name: part for name, part in parts.items() if part is not None}
