@@ -347,7 +347,7 @@ nf4_status validate_matmul_batch_plan(const nf4_tensor *const *tensors, const nf
   for (int i = 0; i < batch.count; ++i) {
     MatmulProblem &problem = batch.list[i];
     if (const nf4_status status = validate_matmul_dtype(problem)) return of_product(status, i);
-    problem.weight.packed = tensors[i]->packed;
+    problem.weight.packed = static_cast<uint8_t *>(tensors[i]->packed);
     problem.weight.codebook = tensors[i]->codebook;
     problem.x = args_of(args, i)->x;
   }
