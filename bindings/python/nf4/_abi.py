@@ -137,6 +137,10 @@ FUNCTIONS = {
         [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, Stream],
     ),
     "nf4_matmul_batch_cpu": (Status, [c_void_p, c_void_p, c_size_t, c_int32]),
+    "nf4_matmul_plan": (
+        Status,
+        [c_void_p, c_void_p, c_size_t, c_int32, POINTER(c_int32), POINTER(c_char_p)],
+    ),
     "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
     "nf4_cpu_variant": (c_char_p, []),
 }
