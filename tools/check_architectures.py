@@ -33,6 +33,7 @@ from nf4.checkpoint import meta_model  # noqa: E402
 from nf4.checkpoint.architecture import Model  # noqa: E402
 from nf4.checkpoint.header import TensorInfo  # noqa: E402
 from nf4.checkpoint.rules import Rules, is_conv1d, model_types, module_of  # noqa: E402
+from nf4.checkpoint.skips import SkipMatcher  # noqa: E402
 from transformers.core_model_loading import (  # noqa: E402
     convert_and_load_state_dict_in_model,
     revert_weight_conversion,
@@ -66,6 +67,11 @@ class Choice:
 
     weights: dict[str, bool]
     skip: list[str]
+
+    def skipped(self, model: Model) -> frozenset[str]:
+        """The linear layers that llm_int8_skip_modules skips."""
+        matcher = SkipMatcher(model.linear, sys.maxsize)
+        return frozenset(module for entry in self.skip for module in matcher.skipped(entry))
 
 
 @dataclasses.dataclass
@@ -215,15 +221,14 @@ def check(
     except Exception as error:
         outcome.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"
         return outcome
-    judged: list[tuple[Choice, list[str]]] = []
+    verdicts: dict[object, list[str]] = {}
     for way in ways:
         choice = choose(found, way)
-        known = next((verdict for other, verdict in judged if other == choice), None)
-        if known is None:
-            known = problems(found, choice) if choice.weights else []
-            judged.append((choice, known))
+        effect = frozenset(choice.weights.items()), choice.skipped(found.model)
+        if effect not in verdicts:
+            verdicts[effect] = problems(found, choice) if choice.weights else []
         outcome.quantized[way] = len(choice.weights)
-        outcome.problems[way] = known
+        outcome.problems[way] = verdicts[effect]
     return outcome
 
 

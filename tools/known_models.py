@@ -75,8 +75,7 @@ class Learner:
         """Find the weights that must stay dense and the modules that lack a skip entry."""
         name, model = found.kind.__name__, found.model
         choice = checks.choose(found, "names")
-        matcher = SkipMatcher(model.linear, sys.maxsize)
-        skipped = {module for entry in choice.skip for module in matcher.skipped(entry)}
+        skipped = choice.skipped(model)
         good = {
             weight
             for weight, transposed in choice.weights.items()

@@ -1,4 +1,7 @@
-"""transformers' architectures load what nf4 quantize writes, by modules and by names."""
+"""transformers' architectures load what nf4 quantize writes, by modules and by names.
+
+Importing transformers takes seconds, so most tests ask meta_model.py in this process.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from nf4.checkpoint import (  # noqa: E402
     QuantizeOptions,
     architecture,
     audit,
+    meta_model,  # noqa: E402
     quantize_checkpoint,
 )
 from nf4.checkpoint.architecture import UnknownModel, ask  # noqa: E402
@@ -44,29 +48,85 @@ SAMPLE = """
 """.split()
 
 
-@pytest.mark.parametrize("name", SAMPLE)
-def test_exactly_what_is_replaced_is_quantized(name):
+CONV1D = """
+    ClvpModelForConditionalGeneration ClvpForCausalLM GPT2LMHeadModel ImageGPTModel
+    OpenAIGPTLMHeadModel DecisionTransformerModel
+""".split()
+_DEPTHS = {
+    *("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers"),
+    *("encoder_layers", "decoder_layers"),
+}
+
+
+def _shallow(config: transformers.PretrainedConfig) -> transformers.PretrainedConfig:
+    """With two layers where there are more."""
+    for key, value in list(vars(config).items()):
+        if isinstance(value, transformers.PretrainedConfig):
+            _shallow(value)
+        elif key in _DEPTHS and isinstance(value, int):
+            setattr(config, key, min(value, 2))
+    return config
+
+
+def _config(name: str) -> transformers.PretrainedConfig:
     if not hasattr(transformers, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
-    outcome = checks.check(name)
+    return _shallow(getattr(transformers, name).config_class())
+
+
+def _answer(request: str, name: str) -> dict:
+    return meta_model.answer(json.loads(request))
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Build models in this process."""
+    monkeypatch.setattr(architecture, "_run", _answer)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_exactly_what_is_replaced_is_quantized(name):
+    outcome = checks.check(name, config=_config(name))
     assert outcome.error is None
     assert outcome.problems == {"modules": [], "names": []}
+
+
+@pytest.mark.parametrize("way", checks.WAYS)
+@pytest.mark.parametrize("name", CONV1D)
+def test_every_conv1d_is_quantized_and_no_other_weight_is_transposed(name, way):
+    found = checks.architecture(name, _config(name))
+    chosen = checks.choose(found, way).weights
+    transposed = {found.model.modules[weight] for weight in chosen if chosen[weight]}
+    assert transposed == found.model.conv1d != set()
+
+
+def test_the_check_sees_transposed_weights():
+    found = checks.architecture("GPT2LMHeadModel", _config("GPT2LMHeadModel"))
+    choice = checks.choose(found, "modules")
+    assert checks.problems(found, choice) == []
+    choice.weights["transformer.h.0.attn.c_proj.weight"] = False
+    problems = checks.problems(found, choice)
+    assert problems == ["transformer.h.0.attn.c_proj: stored transposed"]
 
 
 @pytest.mark.parametrize(
     ("weights", "skip", "problem"),
     [
         (
-            {"embeddings.word_embeddings.weight"},
+            {"embeddings.word_embeddings.weight": False},
             [""],
             "embeddings.word_embeddings: 4-bit, but not replaced",
         ),
-        (set(), [], "pooler.dense: replaced, but its weight is dense"),
-        ({"pooler.dense.weight"}, ["pooler", "encoder"], "pooler.dense: 4-bit, but not replaced"),
+        ({}, [], "pooler.dense: replaced, but its weight is dense"),
+        (
+            {"pooler.dense.weight": False},
+            ["pooler", "encoder"],
+            "pooler.dense: 4-bit, but not replaced",
+        ),
     ],
 )
 def test_the_check_sees_each_fault(weights, skip, problem):
-    found = checks.architecture("BertModel")
+    found = checks.architecture("BertModel", _config("BertModel"))
     assert problem in checks.problems(found, checks.Choice(weights, skip))
 
 
@@ -89,18 +149,24 @@ def _linear4bit(path: Path) -> set[str]:
     return {n for n, m in model.named_modules() if type(m).__name__ == "Linear4bit"}
 
 
-def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path):
+def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path, monkeypatch):
+    """In a child process, which imports nothing from the working directory."""
     source = _siglip(tmp_path / "dense")
-    result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
+    for name in ("torch", "json", "transformers"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
     assert result.chosen_by.startswith("the modules of SiglipVisionModel (transformers ")
     assert result.left_dense["NonDynamicallyQuantizableLinear, not replaced"] == 1
+    monkeypatch.setattr(architecture, "_run", _answer)
     assert audit(str(tmp_path / "q"))[1] == []
     names = _linear4bit(tmp_path / "q")
     assert len(names) == result.weights == 14
     assert not any("head.attention" in name for name in names)
 
 
-def test_verify_finds_what_transformers_does_not_load(tmp_path, monkeypatch):
+def test_verify_finds_what_transformers_does_not_load(tmp_path, monkeypatch, in_process):
     """Written with names alone and --only, which goes past the rules."""
     source = _siglip(tmp_path / "dense")
     with monkeypatch.context() as patch:
@@ -119,7 +185,7 @@ def test_verify_finds_what_transformers_does_not_load(tmp_path, monkeypatch):
     assert any("lacks" in reason and "layers.0.mlp.fc2" in reason for reason in reasons)
 
 
-def test_a_model_of_other_linear_layers_has_nothing_to_quantize(tmp_path):
+def test_a_model_of_other_linear_layers_has_nothing_to_quantize(tmp_path, in_process):
     torch.manual_seed(0)
     config = transformers.FalconConfig(
         hidden_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=100
@@ -129,36 +195,37 @@ def test_a_model_of_other_linear_layers_has_nothing_to_quantize(tmp_path):
         quantize_checkpoint(str(tmp_path / "dense"), str(tmp_path / "q"), QuantizeOptions())
 
 
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (LLAMA, "the tensors are not those of config.json's LlamaForCausalLM"),
         (LLAMA | {"architectures": ["NoSuchModel"]}, "has no model NoSuchModel"),
         (LLAMA | {"architectures": ["LlamaConfig"]}, "has no model LlamaConfig"),
         (LLAMA | {"model_type": "bert"}, "LlamaForCausalLM is a llama, not a bert"),
-        (LLAMA | {"hidden_size": "many"}, "transformers cannot build LlamaForCausalLM"),
     ],
 )
-def test_models_that_cannot_be_asked(config, reason):
+def test_models_that_transformers_does_not_have(config, reason):
+    with pytest.raises(LookupError, match=reason):
+        meta_model.model_class(config)
+
+
+def test_tensors_of_another_model(in_process):
+    reason = "the tensors are not those of config.json's LlamaForCausalLM"
     with pytest.raises(UnknownModel, match=reason):
-        ask(config, {"model.norm.weight": (3, 3)})
+        ask(LLAMA, {"model.norm.weight": (3, 3)})
+
+
+def test_a_model_that_cannot_be_built():
+    with pytest.raises(UnknownModel, match="transformers cannot build LlamaForCausalLM: .*many"):
+        ask(LLAMA | {"hidden_size": "many"}, {"model.norm.weight": (3, 3)})
 
 
 def test_a_huge_model_takes_bounded_time(monkeypatch):
     monkeypatch.setattr(architecture, "_TIME_LIMIT", 1)
     with pytest.raises(UnknownModel, match="took longer than 1 s"):
         ask(LLAMA | {"num_hidden_layers": 10**9}, {"model.norm.weight": (3, 3)})
-
-
-def test_modules_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):
-    for name in ("torch", "json", "transformers"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnknownModel, match="the tensors are not those"):
-        ask(LLAMA | {"num_hidden_layers": 1}, {"other.weight": (3, 3)})
 
 
 def test_names_alone_decide_for_remote_code(tmp_path):

@@ -173,13 +173,17 @@ class LoadPlan:
         }
 
 
-def main() -> None:
-    """Answer the request on stdin, {"config": ..., "shapes": {tensor: shape}}, on stdout: a line
-    of JSON behind a mark, because libraries print, too."""
-    request = json.load(sys.stdin)
-    transformers.logging.set_verbosity_error()
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """LoadPlan.answer to {"config": config.json, "shapes": {tensor: shape}}; LookupError or
+    whatever the model's constructor raises if it cannot be built."""
     config = _clean(request["config"])
     kind = model_class(config)
     model = build(kind, kind.config_class.from_dict(config))
-    answer = LoadPlan(model).answer(request["shapes"])
-    print(f"\n{ANSWER_MARK}{json.dumps(answer)}", flush=True)
+    return LoadPlan(model).answer(request["shapes"])
+
+
+def main() -> None:
+    """Answer a request on stdin as JSON on stdout: a line behind a mark, because libraries print,
+    too."""
+    transformers.logging.set_verbosity_error()
+    print(f"\n{ANSWER_MARK}{json.dumps(answer(json.load(sys.stdin)))}", flush=True)
