@@ -120,6 +120,15 @@ class Batch {
     }
     return launches;
   }
+  // What the library says it launches: by number, and of which kernels.
+  size_t planned_launches() const {
+    std::vector<int32_t> numbers(args_.size());
+    std::vector<const char *> kernels(args_.size());
+    REQUIRE(nf4_matmul_plan(weights_.data(), args_.data(), args_.size(), 0, numbers.data(),
+                            kernels.data()) == NF4_STATUS_OK);
+    for (size_t i = 0; i < args_.size(); ++i) REQUIRE((numbers[i] < 0) == (kernels[i] == nullptr));
+    return static_cast<size_t>(*std::max_element(numbers.begin(), numbers.end()) + 1);
+  }
   size_t launches(const Stream &stream) const {
     cudaGraph_t graph;
     size_t nodes = 0;
@@ -210,6 +219,7 @@ TEST_CASE("products in one call have the bits of one call each, on every family"
         REQUIRE(same(batch.outputs(stream), batch.outputs_alone(stream)));
         const size_t launches = batch.launches(stream);  // of kernels that are loaded by now
         REQUIRE(launches == batch.expected_launches());
+        REQUIRE(launches == batch.planned_launches());
         REQUIRE(batch.leads_intact());
         fewer_launches += launches < cases.size();
       }
