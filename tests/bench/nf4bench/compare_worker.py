@@ -88,7 +88,7 @@ class Worker:
         torch.manual_seed(0)
         self._once, bits = None, 0
         spec = product["spec"]
-        if product["group"] == "host overhead":
+        if product["group"] in ("host overhead", "control"):
             self._once = self._host(spec)
         else:
             launches, eager, promised = getattr(self, f"_{product['group'].replace(' ', '_')}")(

@@ -42,7 +42,7 @@ class FakeBuild:
 
 def test_quick_products_cover_each_group_and_full_has_more() -> None:
     quick, full = compare.products(True), compare.products(False)
-    groups = {"host overhead", "dequantize", "quantize", "matmul", "whole models"}
+    groups = {"host overhead", "control", "dequantize", "quantize", "matmul", "whole models"}
     assert {each.group for each in quick} == {each.group for each in full} == groups
     for every in (quick, full):
         names = [(each.group, each.name) for each in every]
@@ -121,6 +121,8 @@ def test_means_and_bounds() -> None:
     assert compare.within_bounds(good)
     assert "| matmul | 2 | 0.9998 | b | 1.020 | 0 |" in compare.table(good)
     assert compare.table(good).endswith("yes: mean within 1%, none over 3% slower, same bits")
+    noise = figures(row("a", 1.0), row("b", 1.2, group=compare.CONTROL))
+    assert compare.within_bounds(noise) and "1.200 slower" in compare.table(noise)
     slow, mean = figures(row("a", 0.9), row("b", 1.04)), figures(row("a", 1.02), row("b", 1.02))
     bits = figures(row("a", 1.0, same_bits=False))
     for bad, said in ((slow, "1.040 slower"), (mean, "NO: mean"), (bits, "OTHER BITS")):
@@ -152,7 +154,7 @@ WORK = [
     ("matmul", weight() | {"m": 3, "together": 1}), ("matmul", weight() | {"m": 2, "together": 2}),
     ("whole models", model("decode", 1)), ("whole models", model("prefill", 4)),
     ("whole models", model("training", 4)),
-    *(("host overhead", p.spec | weight()) for p in compare._host()
+    *((p.group, p.spec | weight()) for p in compare._host()
       if p.spec["mode"] in ("", "no_grad", "gradient") and "batch" not in p.name),
 ]  # fmt: skip
 
