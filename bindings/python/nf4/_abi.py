@@ -1,7 +1,7 @@
 """include/nf4/nf4.h in ctypes, one to one, and nothing else.
 
-Pointers to the caller's memory are c_void_p, so that an address passes as an int, and so is
-`const nf4_tensor *`, so that one which is made once passes again and again unconverted. A test
+Pointers to the caller's memory are c_void_p, so that an address passes as an int. So is
+`const nf4_tensor *`, so that a pointer made once passes in every call without conversion. A test
 compares every name, type, size and value here with the header.
 """
 

@@ -2,8 +2,9 @@
 
     python tests/bench/bench.py --before DIR --quick --json FILE
 
-DIR is another checkout, and both have a build/ from before: nothing is compiled or downloaded, and
-of packages torch and numpy are needed. With --quick it takes two minutes of an H200, four at most.
+DIR is another checkout. Both are built: of each, build/lib/libnf4.so, build/bindings/python and
+bindings/python are used. Nothing is compiled or downloaded, and of packages torch and numpy are
+needed. --quick takes two minutes of an H200, four at most.
 
 Each build is a process with its own nf4, library and CUDA context (compare_worker.py); this one
 only says whose turn it is, and needs nothing but Python. A ratio is the median over turns of after
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +50,12 @@ class Product:
 # ---- Which ------------------------------------------------------------------------------
 
 
-def _weight(case: cases.Case) -> dict[str, Any]:
-    return {
-        "shape": list(case.shape), "dtype": case.dtype, "nested": case.nested,
-        "blocksize": case.blocksize, "format": case.format,
-    }  # fmt: skip
-
-
 def _memory(every: Iterable[cases.Case]) -> list[Product]:
-    """Dequantize and quantize, of those kinds of weight that the public interface places."""
+    """Dequantize and quantize."""
     return [
-        Product(case.work, str(case).removeprefix(f"{case.work} "), _weight(case))
+        Product(case.work, str(case).removeprefix(f"{case.work} "), {"case": asdict(case)})
         for case in every
         if case.work in ("dequantize", "quantize")
-        and case.placement == "aligned"
-        and case.format != "own"
     ]
 
 
@@ -72,7 +65,7 @@ def _matmul(groups: Iterable[matmul_cases.Group]) -> list[Product]:
             "matmul",
             f"{f'{group.together} x ' if group.together > 1 else ''}"
             f"{str(group.case).removeprefix('matmul ')} M={m}",
-            _weight(group.case) | {"m": m, "together": group.together},
+            {"case": asdict(group.case), "m": m, "together": group.together},
         )
         for group in groups
         for m in group.ms
@@ -83,7 +76,7 @@ def _models(groups: Iterable[models_cases.Group]) -> list[Product]:
     return [
         Product(
             "whole models", f"{group}, {launch}",
-            {"group": dataclasses.asdict(group), "launch": launch},
+            {"group": asdict(group), "launch": launch},
         )
         for group in groups
         if group.work != "mlp"
@@ -92,9 +85,7 @@ def _models(groups: Iterable[models_cases.Group]) -> list[Product]:
 
 
 def _host() -> list[Product]:
-    small = {"shape": [256, 256], "dtype": "bf16", "nested": True}
-    large = {"shape": [4096, 4096], "dtype": "bf16", "nested": True}
-    dense = {"shape": [4096, 4096], "dtype": "bf16"}
+    small, large = cases.Case((256, 256)), cases.Case((4096, 4096))
     modes = ("no_grad", "inference_mode", "grad", "autocast", "gradient")
     calls = [
         ("dequantize, new tensor", small, ""), ("dequantize, out given", small, ""),
@@ -102,12 +93,14 @@ def _host() -> list[Product]:
         ("matmul, out given", large, ""), ("matmul_batch of 2", large, ""),
         *(("NF4Linear", large, mode) for mode in modes),
         # The same code in both: how far a ratio is off by chance.
-        ("torch.nn.Linear", dense, "no_grad"),
+        ("torch.nn.Linear", large, "no_grad"),
     ]  # fmt: skip
     return [
-        Product("host overhead", f"{call}{f', {mode}' if mode else ''}",
-                spec | {"call": call, "mode": mode})
-        for call, spec, mode in calls
+        Product(
+            "host overhead", f"{call}, {mode}" if mode else call,
+            {"case": asdict(case), "call": call, "mode": mode},
+        )
+        for call, case, mode in calls
     ]  # fmt: skip
 
 
@@ -207,7 +200,7 @@ def measured(builds: list[Any], product: Product) -> dict[str, Any]:
     row: dict[str, Any] = {"group": product.group, "name": product.name}
     try:
         for again in (False, True):
-            prepared = ask(builds, do="prepare", product=dataclasses.asdict(product))
+            prepared = ask(builds, do="prepare", product=asdict(product))
             for side, answer in zip(("before", "after"), prepared, strict=True):
                 if "error" in answer:
                     return row | {"failed": f"{side}: {answer['error']}"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import bench_path  # noqa: F401  (the path)
 import pytest
 from conftest import ROOT
-from nf4bench import compare, models_cases
+from nf4bench import cases, compare, models_cases
 from nf4bench.compare import Product
 
 PRODUCT = Product("matmul", "4096x4096 M=1", {"m": 1})
@@ -132,7 +132,10 @@ def test_means_and_bounds() -> None:
 TINY = dataclasses.asdict(
     models_cases.Size(hidden=64, heads=4, intermediate=192, layers=2, vocabulary=50)
 )
-WEIGHT = {"shape": [64, 256], "dtype": "bf16", "nested": True, "blocksize": 64, "format": "nf4"}
+
+
+def weight(*arguments: object, **more: object) -> dict:
+    return {"case": dataclasses.asdict(cases.Case((64, 256), *arguments, **more))}
 
 
 def model(work: str, tokens: int) -> dict:
@@ -143,12 +146,13 @@ def model(work: str, tokens: int) -> dict:
 
 
 WORK = [
-    ("dequantize", WEIGHT), ("dequantize", WEIGHT | {"nested": False, "dtype": "fp32"}),
-    ("quantize", WEIGHT), ("quantize", WEIGHT | {"nested": False}),
-    ("matmul", WEIGHT | {"m": 3, "together": 1}), ("matmul", WEIGHT | {"m": 2, "together": 2}),
+    ("dequantize", weight()), ("dequantize", weight("fp32", False)),
+    ("dequantize", weight(format="own", placement="packed + 1 byte")),
+    ("quantize", weight(work="quantize")), ("quantize", weight("bf16", False, work="quantize")),
+    ("matmul", weight() | {"m": 3, "together": 1}), ("matmul", weight() | {"m": 2, "together": 2}),
     ("whole models", model("decode", 1)), ("whole models", model("prefill", 4)),
     ("whole models", model("training", 4)),
-    *(("host overhead", p.spec | {"shape": [64, 256]}) for p in compare._host()
+    *(("host overhead", p.spec | weight()) for p in compare._host()
       if p.spec["mode"] in ("", "no_grad", "gradient") and "batch" not in p.name),
 ]  # fmt: skip
 
@@ -182,7 +186,7 @@ def test_equal_bits_have_equal_checksums_in_two_processes(worker) -> None:
     torch = pytest.importorskip("torch")
     requests = [
         {"do": "prepare", "product": {"group": group, "name": "", "spec": spec}}
-        for group, spec in WORK[:6]
+        for group, spec in WORK[:7]
     ]
     other = Worker(FakeGpu())
     for request in requests:

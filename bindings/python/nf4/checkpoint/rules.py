@@ -46,7 +46,7 @@ _KEPT_IN_FP32 = {
     "indexer": {"deepseek_v32", "deepseek_v4", "glm_moe_dsa"},
 }
 # Models whose linear layers are Conv1D: the file holds [in, out], a 4-bit layer [out, in].
-_CONV1D_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer"}
+_CONV1D_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"}
 # Models whose linear layers are of a subclass of nn.Linear.
 _LINEAR_SUBCLASSES = {"falcon": "FalconLinear", "ibert": "QuantLinear"}
 _CONV1D_LAYERS = {"c_attn", "c_proj", "c_fc", "q_attn"}

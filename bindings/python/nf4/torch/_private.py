@@ -1,6 +1,6 @@
-"""Every private name of torch that nf4.torch uses, each with what stands in where a torch has it
-not: something public, or the general way, which is slower and right. tests/python/torch/ swaps each
-for its stand-in, and looks for private names elsewhere.
+"""Every private name of torch that nf4.torch uses, each with a stand-in for a torch without it:
+something public, or the general way, which is slower. test_torch_private.py swaps each for its
+stand-in, and finds private names elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _found(name: str, path: str, stand_in: Any) -> Any:
     return stand_in if found is None else found
 
 
-# ---- Has the dispatcher anything to see to? --------------------------------------------
+# ---- Does a call need the dispatcher? --------------------------------------------
 
 
 def _is_never_idle() -> bool:
