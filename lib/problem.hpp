@@ -98,6 +98,10 @@ struct MatmulBatch {
   }
 };
 
+inline bool is_multiple(const void *address, int alignment) {
+  return reinterpret_cast<uintptr_t>(address) % alignment == 0;
+}
+
 constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The workspace of nested quantize: the scales in fp32, then the partial sums of their mean, level

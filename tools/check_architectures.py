@@ -5,14 +5,15 @@
 Each model class is built on torch's meta device with its default configuration. Its tensors are
 named as save_pretrained names them. What nf4 quantize makes of them, once by the model's modules
 and once by tensor names alone, is given to transformers' own quantizer and loader, still without
-data. A class fails unless exactly the modules that transformers replaces get a 4-bit weight, and
-all its parts. tools/known_models.py writes what names do not show.
+data. A class fails unless exactly the modules that transformers replaces get a 4-bit weight with
+all its parts, of shape [outputs, inputs]. tools/known_models.py writes what names do not show.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import dataclasses
 import functools
 import math
@@ -31,12 +32,13 @@ import transformers  # noqa: E402
 from nf4.checkpoint import meta_model  # noqa: E402
 from nf4.checkpoint.architecture import Model  # noqa: E402
 from nf4.checkpoint.header import TensorInfo  # noqa: E402
-from nf4.checkpoint.rules import Rules, model_types  # noqa: E402
+from nf4.checkpoint.rules import Rules, is_conv1d, model_types, module_of  # noqa: E402
 from transformers.core_model_loading import (  # noqa: E402
     convert_and_load_state_dict_in_model,
     revert_weight_conversion,
 )
 from transformers.models.auto import modeling_auto  # noqa: E402
+from transformers.pytorch_utils import Conv1D  # noqa: E402
 
 WAYS = ("modules", "names")
 _TIME_LIMIT = 300
@@ -45,7 +47,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclasses.dataclass
 class Architecture:
-    """A model class with its default configuration, and a checkpoint of it: name -> shape."""
+    """A model class with a configuration, and a checkpoint of it: name -> shape."""
 
     kind: type[transformers.PreTrainedModel]
     config: transformers.PretrainedConfig
@@ -59,9 +61,10 @@ class Architecture:
 
 @dataclasses.dataclass
 class Choice:
-    """What nf4 quantize writes: the names of the 4-bit weights, and llm_int8_skip_modules."""
+    """What nf4 quantize writes: the names of the 4-bit weights, with whether the dense weight is
+    transposed first, and llm_int8_skip_modules."""
 
-    weights: set[str]
+    weights: dict[str, bool]
     skip: list[str]
 
 
@@ -97,14 +100,16 @@ def stored(model: transformers.PreTrainedModel) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in written.items()}
 
 
-def architecture(name: str) -> Architecture:
-    """Build a class; whatever its constructor raises if it cannot be."""
+def architecture(name: str, config: transformers.PretrainedConfig | None = None) -> Architecture:
+    """Build a class, with its default configuration if none is given. Raises whatever its
+    constructor raises."""
     kind = getattr(transformers, name)
-    model = meta_model.build(kind, kind.config_class())
+    config = kind.config_class() if config is None else config
+    model = meta_model.build(kind, copy.deepcopy(config))
     shapes = stored(model)
     matrices = {n: s for n, s in shapes.items() if len(s) == 2 and n.endswith(".weight")}
     answer = meta_model.LoadPlan(model).answer(matrices)
-    return Architecture(kind, kind.config_class(), shapes, Model.from_answer(name, answer))
+    return Architecture(kind, config, shapes, Model.from_answer(name, answer))
 
 
 def infos(shapes: Shapes) -> list[TensorInfo]:
@@ -116,13 +121,18 @@ def choose(found: Architecture, way: str) -> Choice:
     model = found.model if way == "modules" else None
     rules = Rules(found.types, model=model, shapes=found.shapes)
     tensors = infos(found.shapes)
-    weights = {info.name for info in tensors if rules.dense_reason(info) is None}
+    weights = {
+        info.name: is_conv1d(module_of(info.name), rules.types)
+        for info in tensors
+        if rules.dense_reason(info) is None
+    }
     dense = [info for info in tensors if info.name not in weights]
     return Choice(weights, rules.skip_modules(dense, weights, [found.kind.__name__]))
 
 
 def _checkpoint(found: Architecture, choice: Choice) -> dict[str, torch.Tensor]:
-    """The tensors of the 4-bit checkpoint, without data."""
+    """The tensors of the 4-bit checkpoint, without data. In place of its scales, the shape of
+    absmax says how a weight is stored: (transposed, outputs, inputs)."""
     state: dict[str, torch.Tensor] = {}
     for name, shape in found.shapes.items():
         if name not in choice.weights:
@@ -130,9 +140,17 @@ def _checkpoint(found: Architecture, choice: Choice) -> dict[str, torch.Tensor]:
             continue
         packed = (math.prod(shape) + 1) // 2
         state[name] = torch.empty((packed, 1), dtype=torch.uint8, device="meta")
-        for part in ("absmax", "quant_map", "quant_state.bitsandbytes__nf4"):
+        transposed = choice.weights[name]
+        stored_as = (int(transposed), *(shape[::-1] if transposed else shape))
+        state[f"{name}.absmax"] = torch.empty(stored_as, device="meta")
+        for part in ("quant_map", "quant_state.bitsandbytes__nf4"):
             state[f"{name}.{part}"] = torch.empty(1, device="meta")
     return state
+
+
+def _expected_absmax(layer: Any) -> tuple[int, ...]:
+    """As _checkpoint's, of a bitsandbytes.nn.Linear4bit that transformers made of a module."""
+    return (int(issubclass(layer.source_cls, Conv1D)), layer.out_features, layer.in_features)
 
 
 def problems(found: Architecture, choice: Choice) -> list[str]:
@@ -146,15 +164,19 @@ def problems(found: Architecture, choice: Choice) -> list[str]:
         load_in_4bit=True, llm_int8_skip_modules=choice.skip, bnb_4bit_quant_type="nf4"
     )
     quantizer = Bnb4BitHfQuantizer(settings, pre_quantized=True)
-    model = meta_model.build(found.kind, found.kind.config_class())
+    model = meta_model.build(found.kind, copy.deepcopy(found.config))
     quantizer.preprocess_model(model, device_map=None)
     names = {module: name for name, module in model.named_modules()}
     replaced = {name for m, name in names.items() if isinstance(m, bitsandbytes.nn.Linear4bit)}
     loaded: set[str] = set()
+    transposed: set[str] = set()
 
     def from_prequantized(data: Any, quantized_stats: Mapping[str, Any], **options: Any) -> Any:
         if len(quantized_stats) == 3:
-            loaded.add(names[options["module"]])
+            layer = options["module"]
+            loaded.add(names[layer])
+            if tuple(quantized_stats["weight.absmax"].shape) != _expected_absmax(layer):
+                transposed.add(names[layer])
         return torch.nn.Parameter(data, requires_grad=False)
 
     with mock.patch.object(bitsandbytes.nn.Params4bit, "from_prequantized", from_prequantized):
@@ -167,11 +189,12 @@ def problems(found: Architecture, choice: Choice) -> list[str]:
                 weight_mapping=get_model_conversion_mapping(model, None, quantizer),
             ),
         )
-    tied = set(model.all_tied_weights_keys or ())
-    missing = {name for name in info.missing_keys - tied if not name.endswith("_extra_state")}
+    not_stored = {*(model.all_tied_weights_keys or ()), *(model._keys_to_ignore_on_save or ())}
+    missing = info.missing_keys - not_stored
     return [
         *(f"{name}: replaced, but its weight is dense" for name in sorted(replaced - loaded)),
         *(f"{name}: 4-bit, but not replaced" for name in sorted(loaded - replaced)),
+        *(f"{name}: stored transposed" for name in sorted(transposed)),
         *(f"{name}: unexpected" for name in sorted(info.unexpected_keys)),
         *(f"{name}: missing" for name in sorted(missing)),
         *(f"{name}: error on loading" for name in sorted(info.conversion_errors)),
@@ -180,18 +203,27 @@ def problems(found: Architecture, choice: Choice) -> list[str]:
     ]
 
 
-def check(name: str, ways: Sequence[str] = WAYS) -> Outcome:
-    """Judge one class."""
+def check(
+    name: str,
+    ways: Sequence[str] = WAYS,
+    config: transformers.PretrainedConfig | None = None,
+) -> Outcome:
+    """Judge one class, with its default configuration if none is given."""
     outcome = Outcome(name)
     try:
-        found = architecture(name)
+        found = architecture(name, config)
     except Exception as error:
         outcome.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"
         return outcome
+    judged: list[tuple[Choice, list[str]]] = []
     for way in ways:
         choice = choose(found, way)
+        known = next((verdict for other, verdict in judged if other == choice), None)
+        if known is None:
+            known = problems(found, choice) if choice.weights else []
+            judged.append((choice, known))
         outcome.quantized[way] = len(choice.weights)
-        outcome.problems[way] = problems(found, choice) if choice.weights else []
+        outcome.problems[way] = known
     return outcome
 
 
@@ -231,7 +263,10 @@ def main() -> int:
     failed = collections.Counter[str]()
     nothing = collections.Counter[str]()
     unbuilt = loaded = 0
-    for outcome in outcomes(args.classes or class_names(), args.by, args.jobs):
+    names = args.classes or class_names()
+    for done, outcome in enumerate(outcomes(names, args.by, args.jobs), 1):
+        if done % 50 == 0:
+            print(f"{done} of {len(names)} classes", file=sys.stderr, flush=True)
         if outcome.error is not None:
             unbuilt += 1
             print(f"{outcome.name}: not built: {outcome.error}")

@@ -79,11 +79,13 @@ class Learner:
         skipped = {module for entry in choice.skip for module in matcher.skipped(entry)}
         good = {
             weight
-            for weight in choice.weights
-            if model.reasons[weight] is None and model.modules[weight] not in skipped
+            for weight, transposed in choice.weights.items()
+            if model.reasons[weight] is None
+            and model.modules[weight] not in skipped
+            and (model.modules[weight] in model.conv1d) == transposed
         }
         targets = {model.modules[weight] for weight in good}
-        self._wrong[name] = choice.weights - good
+        self._wrong[name] = choice.weights.keys() - good
         self._bare[name] = model.linear - skipped - targets if choice.weights else set()
         self._good[name] = good
 

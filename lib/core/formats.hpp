@@ -106,13 +106,6 @@ constexpr int format_row(nf4_format id) {
   return row;
 }
 
-// The names of rows that lib/cuda uses until it indexes kFormats.
-constexpr Codebook kFp4Codebook = kFormats[0].codebook, kNf4Codebook = kFormats[1].codebook;
-constexpr RoundedCodebook kFp4InBf16 = kFormats[0].bf16, kNf4InBf16 = kFormats[1].bf16;
-constexpr RoundedCodebook kFp4InHalf = kFormats[0].fp16, kNf4InHalf = kFormats[1].fp16;
-constexpr RoundedCodebook kFp4InHalfWithOne = kFormats[0].fp16_with_one;
-constexpr RoundedCodebook kNf4InHalfWithOne = kFormats[1].fp16_with_one;
-
 // The magnitudes below 1 of bitsandbytes' signed dynamic map, ascending. For i of 0..6
 // they are 10^(i - 6) times the midpoints of 2^i equal parts of [0.1, 1]
 // (create_dynamic_map in bitsandbytes/functional.py), with torch's float32 rounding.

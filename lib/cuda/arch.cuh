@@ -32,6 +32,11 @@ struct Sm90 {
   static constexpr bool kTensorMaps = true;
 };
 
+// Hopper's own instructions, such as wgmma: an exact family.
+struct Sm90a : Sm90 {
+  static constexpr const char *kName = "sm90a";
+};
+
 // Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical
 // specifications per compute capability), for __launch_bounds__.
 #if !defined(__CUDA_ARCH__)
@@ -44,7 +49,8 @@ constexpr int kThreadsPerMultiprocessor = 1536;
 constexpr int kThreadsPerMultiprocessor = 2048;
 #endif
 
-// Thread blocks to ask of a multiprocessor: so many threads of it, as far as it holds them.
+// CTAs for __launch_bounds__ that have so many threads together, or as many as a multiprocessor
+// holds.
 constexpr int resident_ctas(int resident_threads, int threads_of_block) {
   return (resident_threads < kThreadsPerMultiprocessor ? resident_threads
                                                        : kThreadsPerMultiprocessor) /

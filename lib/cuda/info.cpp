@@ -3,7 +3,7 @@
 
 #include "cuda/backend.hpp"
 #include "cuda/dequant/kernels.hpp"
-#include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "cuda/quantize/kernels.hpp"
 #include "cuda/runtime/device.hpp"
 #include "cuda/runtime/families.hpp"
@@ -27,11 +27,8 @@ cudaError_t load_all_kernels(const Device &device, const GpuFamily &family) {
 nf4_status device_info(int index, nf4_device &info) {
   info.runtime_version = CUDART_VERSION;
   cudaError_t error = cudaDriverGetVersion(&info.driver_version);
-  if (error == cudaSuccess) error = cudaGetDeviceCount(&info.device_count);
-  if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceCount");
-  if (index < 0 || index >= info.device_count)
-    return fail(NF4_STATUS_INVALID_ARGUMENT, "device is %d; there are %d", index,
-                info.device_count);
+  if (error != cudaSuccess) return fail_cuda(error, "cudaDriverGetVersion");
+  if (const nf4_status status = check_device(index, info.device_count)) return status;
   cudaDeviceProp properties;
   error = cudaGetDeviceProperties(&properties, index);
   if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceProperties");

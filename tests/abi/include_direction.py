@@ -1,5 +1,7 @@
 """Includes in lib/ point one way: api -> backends -> problem -> nf4.h, and all of them -> core.
 
+In lib/cpu: backend -> operations -> weight and the files beside backend; what is compiled for an
+instruction set sees plain data and isa/ alone.
 In lib/cuda: operations -> runtime, weight -> ptx; the kernels of matmul never include each other.
 """
 
@@ -12,12 +14,22 @@ from tap import Tap
 # Which rooms a file of each room may include. "shared" is what stands beside the rooms and
 # belongs to neither backend; "api" is the rest of lib/.
 SHARED = {"problem.hpp", "status.hpp", "status.cpp"}
+_CPU_OPERATION = {"core", "shared", "header", "cpu", "cpu/weight", "cpu/kernels", "cpu/isa"}
 _BELOW_CUDA = {"core", "shared", "header", "cuda"}
 _OPERATION = _BELOW_CUDA | {"cuda/ptx", "cuda/runtime", "cuda/weight"}
 MAY_INCLUDE = {
     "core": {"core", "header"},
     "shared": {"shared", "header"},
-    "cpu": {"cpu", "core", "shared", "header"},
+    "cpu": {"cpu", "cpu/weight", "core", "shared", "header"},
+    "cpu/isa": {"cpu/isa"},
+    "cpu/kernels": {"cpu/kernels", "cpu/isa", "header"},
+    "cpu/weight": {"cpu/weight", "core", "shared", "header"},
+    "cpu/dequant": _CPU_OPERATION | {"cpu/dequant"},
+    "cpu/quantize": _CPU_OPERATION | {"cpu/quantize"},
+    "cpu/matmul": _CPU_OPERATION | {"cpu/dequant", "cpu/matmul"},
+    "cpu/backend.hpp": {"cpu", "shared", "header"},
+    "cpu/backend.cpp": _CPU_OPERATION
+    | {"cpu/backend.hpp", "cpu/dequant", "cpu/quantize", "cpu/matmul"},
     "cuda": _BELOW_CUDA,
     "cuda/ptx": _BELOW_CUDA | {"cuda/ptx"},
     "cuda/runtime": _BELOW_CUDA | {"cuda/runtime"},
@@ -30,10 +42,13 @@ MAY_INCLUDE = {
     "cuda/matmul/mma": _OPERATION | {"cuda/matmul", "cuda/matmul/mma"},
     "cuda/matmul/wgmma": _OPERATION | {"cuda/matmul", "cuda/matmul/wgmma"},
     "cuda/info.cpp": _OPERATION | {"cuda/dequant", "cuda/quantize", "cuda/matmul"},
-    "api": {"api", "cpu", "cuda", "core", "shared", "header"},
+    "api": {"api", "cpu/backend.hpp", "cuda", "core", "shared", "header"},
 }
+# What is compiled for one instruction set: a function that it shared with other files might be
+# linked in its version, for every machine.
+CPU_KERNELS = re.compile(r"cpu/\w+/(avx\w+\.cpp|kernels\.hpp|loops\.hpp)")
 # What the build generates, and for whom.
-GENERATED = {"nf4_config.hpp": "api", "nf4_gpu_families.hpp": "cuda"}
+GENERATED = {"nf4_config.hpp": "api"}
 # The only rooms whose code nvcc sees.
 CUDA_ROOMS = ("cuda", "core")
 CUDA_HEADER = re.compile(r"cuda|cooperative_groups|driver_types|vector_types|mma\.h")
@@ -46,6 +61,8 @@ def room(path: str) -> str:
         return "header"
     if "/" not in path:
         return "shared" if path in SHARED else GENERATED.get(path, "api")
+    if CPU_KERNELS.fullmatch(path):
+        return "cpu/kernels"
     within = [room for room in MAY_INCLUDE if f"{path}/".startswith(f"{room}/")]
     return max(within, key=len, default=path.partition("/")[0])
 

@@ -1,5 +1,5 @@
-"""libnf4 beside its peers and beside the limit of memory, on the GPU if there is one, else
-on the CPU.
+"""libnf4 beside its peers and beside the bandwidth roofline, on the GPU if there is one, else on
+the CPU.
 
     python tests/bench/bench.py [--quick | --shapes 4096x4096,...] [--json FILE] [--plots DIR]
     python tests/bench/bench.py --sweep | --challenge | --call | --matmul | --matmul-sweep
@@ -7,7 +7,7 @@ on the CPU.
     python tests/bench/bench.py --before DIR [--quick] [--json FILE]
 
 On the GPU, times are of CUDA-graph replays that rotate over more data than L2 holds, in turns;
-the limit is the fastest of our own kernels that move the same bytes and do nothing else. Bits
+the roofline is the fastest of our own kernels that move the same bytes and do nothing else. Bits
 are compared before a case is timed: a wrong result ends the program with status 1. Options
 that make no sense end it with status 2. A peer that is not installed is named as missing.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
-from nf4bench import compare, matmul_plots, matmul_tables, plots, tables  # noqa: E402
+from nf4bench import compare, plots  # noqa: E402
 from nf4bench import options as command_line  # noqa: E402
 from nf4bench.options import Options  # noqa: E402
 
@@ -43,73 +43,50 @@ def no_gpu() -> str | None:
 
 
 def on_cpu(options: Options) -> dict:
-    import bench_cpu
+    from nf4bench import cpu
 
-    shapes = options.shapes or [
-        bench_cpu.parse_shape(text) for text in bench_cpu.SHAPES[: 1 if options.quick else None]
-    ]
-    for rows, cols in shapes:
-        try:
-            bench_cpu.parse_shape(f"{rows}x{cols}")
-        except argparse.ArgumentTypeError as error:
-            command_line.parser().error(f"argument --shapes: {error}")
-    threads = options.threads or len(os.sched_getaffinity(0))
-    figures = bench_cpu.run(shapes, threads)
-    print(f"libnf4: {figures['cpu_variant']}, {figures['threads']} threads")
-    for peer, version in figures["peers"].items():
-        print(f"{peer}: {version}")
-    return figures
+    shapes = options.shapes or cpu.SHAPES[: 1 if options.quick else None]
+    try:
+        cpu.require_shapes(shapes)
+    except argparse.ArgumentTypeError as error:
+        command_line.parser().error(f"argument --shapes: {error}")
+    return cpu.run(shapes, options.threads or len(os.sched_getaffinity(0)))
 
 
 def on_gpu(options: Options) -> dict:
-    from nf4bench import programs
+    from nf4bench import modes
     from nf4bench.check import WrongResult
     from nf4bench.library import LaunchFailed, LibraryMissing
 
     try:
-        return programs.run(options)
+        return modes.run(options)
     except WrongResult as error:
         sys.exit(f"bench: wrong result: {error}; not timed")
     except (LibraryMissing, LaunchFailed) as error:
         sys.exit(f"bench: {error}")
 
 
-def write(options: Options, figures: dict) -> None:
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
-    if options.notes:
-        made = {"sweep": tables.sweep_tables, "matmul-sweep": matmul_tables.sweep_tables}
-        body = made[options.mode](figures)
-        text = options.notes.read_text()
-        options.notes.write_text(tables.with_section(text, options.mode, body))
-    if options.plots:
-        drawn = matmul_plots.PLOTS if options.mode == "matmul" else plots.PLOTS
-        for path in drawn.write(options.plots, figures):
-            print(f"wrote {path}")
-
-
-def beside(options: Options) -> int:
-    """This checkout beside that of options.before; 1 where it is slower."""
+def beside(options: Options) -> dict:
+    """This checkout beside that of options.before."""
     try:
-        figures = compare.main(options.before, ROOT, options.build, options.quick, say)
+        return compare.main(options.before, ROOT, options.build, options.quick)
     except compare.Failed as error:
         sys.exit(f"bench: {error}")
-    write(options, figures)
-    return 0 if compare.within_bounds(figures) else 1
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
 
 
 def main() -> int:
     options = command_line.parse(sys.argv[1:])
     if options.before:
-        return beside(options)
-    device = command_line.settle(options, no_gpu())
-    figures = on_gpu(options) if device == "gpu" else on_cpu(options)
-    write(options, figures)
-    return 0
+        figures = beside(options)
+    else:
+        device = command_line.settle(options, no_gpu())
+        figures = on_gpu(options) if device == "gpu" else on_cpu(options)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if options.plots:
+        for path in plots.write(options.plots, options.mode or "bench", figures):
+            print(f"wrote {path}")
+    return 0 if not options.before or compare.within_bounds(figures) else 1
 
 
 if __name__ == "__main__":

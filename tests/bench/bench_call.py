@@ -1,10 +1,10 @@
-"""What one call from Python costs the host, beside what it is made of.
+"""Host overhead of one call from Python, without a GPU: what the binding costs beside what it is
+made of.
 
-    python tests/bench/bench_call.py        # needs torch and a C compiler, and no GPU
+    python tests/bench/bench_call.py        # needs torch and a C compiler
 
-The library is tests/python/fake_nf4.c, whose launches return at once, so that what is left is the
-binding's own. Tensors of the CPU are passed off as device memory: torch answers nf4's questions
-about them in the same time. Prints nanoseconds, the least of some repetitions.
+The library is tests/python/fake_nf4.c, whose functions return at once. Torch tensors are in host
+memory; raw addresses pass for device memory. Prints nanoseconds, the least of some repetitions.
 """
 
 from __future__ import annotations
@@ -24,105 +24,53 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (4096, 1024)
 CALLS, REPETITIONS = 50_000, 9
-STREAM = 0x7F00_1234_5678
+STREAM, OUT = 0x7F00_1234_5678, 1 << 41
+PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset")
 
 
 def fake_library(directory: str) -> str:
     """The path of fake_nf4.c, compiled."""
-    path = f"{directory}/libnf4.so"
-    source = ROOT / "tests" / "python" / "fake_nf4.c"
+    path, source = f"{directory}/libnf4.so", ROOT / "tests" / "python" / "fake_nf4.c"
     command = ["cc", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'include'}", str(source), "-o", path]
     subprocess.run(command, check=True)
     return path
 
 
-def nanoseconds(call: Callable[[], object]) -> float:
-    return min(timeit.repeat(call, number=CALLS, repeat=REPETITIONS)) / CALLS * 1e9
-
-
-def tensors():
-    """A weight of torch tensors and an output for it."""
+def calls() -> dict[str, Callable[[], object]]:
+    """The calls to time, by name."""
     import nf4
-    import torch
-
-    sizes = nf4.sizes(SHAPE)
-    weight = nf4.QuantizedTensor(
-        packed=torch.zeros(sizes.packed_bytes, dtype=torch.uint8),
-        absmax=torch.zeros(sizes.blocks, dtype=torch.uint8),
-        nested_absmax=torch.zeros(sizes.nested_blocks),
-        nested_code=torch.zeros(256),
-        nested_offset=torch.zeros(1),
-        nested_blocksize=256,
-        shape=SHAPE,
-        dtype="bf16",
-    )
-    return weight, torch.empty(SHAPE, dtype=torch.bfloat16)
-
-
-def addresses():
-    """A weight of addresses."""
-    import nf4
-
-    names = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset")
-    parts = {name: (1 << 40) + 4096 * i for i, name in enumerate(names)}
-    return nf4.QuantizedTensor(**parts, nested_blocksize=256, shape=SHAPE, dtype="bf16")
-
-
-def calls(prefix: str) -> dict[str, Callable[[], object]]:
-    """The calls to time, by name. Everything is first used here, as device memory."""
-    import nf4
-    import torch
-    from nf4 import _bound, _memory
-
-    place, _memory.place = _memory.place, lambda _buffers: True
-    (weight, out), raw = tensors(), addresses()
-    device = _bound.bound(weight).torch
-    device.is_cuda, device.current_stream = True, lambda: STREAM
-    _bound.bound(raw)
-    _memory.place = place
-    dequantize, matmul = nf4.dequantize, nf4.matmul
-    rows, cols = SHAPE
-    x, y = (torch.empty((1, each), dtype=torch.bfloat16) for each in (cols, rows))
-    return {
-        f"{prefix}: tensors, out, stream": lambda: dequantize(weight, out=out, stream=STREAM),
-        f"{prefix}: addresses, out, stream": lambda: dequantize(raw, out=1 << 41, stream=STREAM),
-        f"{prefix}: matmul, out, stream": lambda: matmul(x, weight, out=y, stream=STREAM),
-        f"{prefix}: matmul, new tensor": lambda: matmul(x, weight),
-    }
-
-
-def pieces() -> dict[str, Callable[[], object]]:
-    """What a call is made of, and what a caller would pay anyway."""
     import torch
     from nf4 import _abi
     from nf4._load import library
 
-    out = torch.empty(SHAPE, dtype=torch.bfloat16)
-    struct = _abi.Tensor()
-    descriptor = ctypes.c_void_p(ctypes.addressof(struct))
+    sizes, layout = nf4.sizes(SHAPE), {"nested_blocksize": 256, "shape": SHAPE, "dtype": "bf16"}
+    bytes_and_floats = (
+        torch.zeros(sizes.packed_bytes, dtype=torch.uint8),
+        torch.zeros(sizes.blocks, dtype=torch.uint8),
+        *(torch.zeros(count) for count in (sizes.nested_blocks, 256, 1)),
+    )
+    weight = nf4.QuantizedTensor(**dict(zip(PARTS, bytes_and_floats, strict=True)), **layout)
+    raw = nf4.QuantizedTensor(
+        **{name: (1 << 40) + 4096 * i for i, name in enumerate(PARTS)}, **layout
+    )
+    on_host = nf4.QuantizedTensor(
+        **{name: part.numpy() for name, part in zip(PARTS, bytes_and_floats, strict=True)}, **layout
+    )
+    out, array = torch.empty(SHAPE, dtype=torch.bfloat16), np.empty(SHAPE, np.uint16)
+    x, y = (torch.empty((1, each), dtype=torch.bfloat16) for each in SHAPE[::-1])
+    descriptor = ctypes.c_void_p(ctypes.addressof(_abi.Tensor()))
     launch = library().nf4_dequant_launch
-    launch_by_reference = ctypes.CDLL(library()._name).nf4_dequant_launch
-    launch_by_reference.argtypes = [ctypes.POINTER(_abi.Tensor), *launch.argtypes[1:]]
     return {
+        "dequantize: tensors, out": lambda: nf4.dequantize(weight, out=out),
+        "dequantize: tensors, new": lambda: nf4.dequantize(weight),
+        "dequantize: addresses, out, stream": lambda: nf4.dequantize(raw, out=OUT, stream=STREAM),
+        "dequantize: numpy, out": lambda: nf4.dequantize(on_host, "bf16", out=array.ctypes.data),
+        "matmul: tensors, out": lambda: nf4.matmul(x, weight, out=y),
+        "matmul: tensors, new": lambda: nf4.matmul(x, weight),
         "an empty function": lambda: None,
         "tensor.data_ptr()": out.data_ptr,
-        "torch.empty on the CPU": lambda: torch.empty(SHAPE, dtype=torch.bfloat16, device="cpu"),
-        "bare ctypes call": lambda: launch(descriptor, 1 << 41, 3, STREAM),
-        "bare ctypes call, byref": lambda: launch_by_reference(
-            ctypes.byref(struct), 1 << 41, 3, STREAM
-        ),
-    }
-
-
-def host() -> dict[str, Callable[[], object]]:
-    """A whole call on host memory: two numpy arrays of few elements."""
-    import nf4
-
-    q = nf4.quantize(np.zeros((4, 64), np.float32))
-    out = np.empty((4, 64), np.float32)
-    return {
-        "numpy: out": lambda: nf4.dequantize(q, out=out),
-        "numpy: new array": lambda: nf4.dequantize(q),
+        "torch.empty": lambda: torch.empty(SHAPE, dtype=torch.bfloat16, device="cpu"),
+        "bare ctypes call": lambda: launch(descriptor, OUT, 3, STREAM),
     }
 
 
@@ -130,24 +78,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         os.environ["NF4_LIBRARY"] = fake_library(directory)
         sys.path[:0] = [str(ROOT / "build" / "bindings" / "python")]
-        import torch
-        from nf4 import _bound
-
-        print(f"Python {platform.python_version()}, torch {torch.__version__}, nanoseconds")
-        if _bound._nf4_fast is None:
-            print("no extension module: _nf4_fast is not built")
-        else:
-            report(calls("extension"))
-        _bound._nf4_fast = None
-        report(calls("ctypes"))
-        report(host())
-        report(pieces())
+        print(f"Python {platform.python_version()}, nanoseconds")
+        for name, call in calls().items():
+            best = min(timeit.repeat(call, number=CALLS, repeat=REPETITIONS)) / CALLS
+            print(f"{name:36} {best * 1e9:8.0f}", flush=True)
     return 0
-
-
-def report(timed: dict[str, Callable[[], object]]) -> None:
-    for name, call in timed.items():
-        print(f"{name:36} {nanoseconds(call):8.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// A library of its own for the benchmarks, which call it through ctypes: the limits, and the
+// A library of its own for the benchmarks, which call it through ctypes: the rooflines, and the
 // library's own kernels in any configuration. Functions that enqueue return a CUDA error.
 //
 // `pdl`: launched so that it may start while its predecessor ends (programmatic dependent
@@ -17,17 +17,17 @@ NF4_API int nf4_bench_has_pdl(void);
 
 // Dequantize's traffic: reads `words` words of 4 bytes and scale_bytes, a multiple of 4;
 // writes `stores` (1 or 2) vectors of 16 bytes for each word.
-NF4_API int nf4_bench_stream_variants(void);
-NF4_API int nf4_bench_stream(int variant, const void *packed, int64_t words, const void *scales,
-                             int64_t scale_bytes, void *out, int stores, int pdl,
-                             nf4_stream stream);
+NF4_API int nf4_bench_dequant_traffic_variants(void);
+NF4_API int nf4_bench_dequant_traffic(int variant, const void *packed, int64_t words,
+                                      const void *scales, int64_t scale_bytes, void *out,
+                                      int stores, int pdl, nf4_stream stream);
 
 // Quantize's: reads in_bytes, a multiple of 16, and writes out_bytes, a quarter or an eighth.
-NF4_API int nf4_bench_encode_stream_variants(void);
-NF4_API int nf4_bench_encode_stream(int variant, const void *in, int64_t in_bytes, void *out,
-                                    int64_t out_bytes, int pdl, nf4_stream stream);
+NF4_API int nf4_bench_quantize_traffic_variants(void);
+NF4_API int nf4_bench_quantize_traffic(int variant, const void *in, int64_t in_bytes, void *out,
+                                       int64_t out_bytes, int pdl, nf4_stream stream);
 
-// Reads alone; `sink` is 4 bytes of scratch.
+// Reads alone; `sink` is 4 bytes that it may write.
 NF4_API int nf4_bench_read_variants(void);
 NF4_API int nf4_bench_read(int variant, const void *in, int64_t bytes, void *sink, int pdl,
                            nf4_stream stream);
@@ -66,15 +66,16 @@ NF4_API nf4_status nf4_bench_matmul_batch(const nf4_tensor *const *weights,
                                           void *workspace, size_t workspace_bytes, int pdl,
                                           nf4_stream stream);
 
-// The shapes of matmul's kernels. Which of them the library itself takes; -1: the arguments are
-// wrong. workspace_bytes: as many as nf4_matmul_workspace_size says.
-NF4_API int nf4_bench_matmul_shapes(void);
-NF4_API const char *nf4_bench_matmul_shape(int shape);
+// The kernel configurations of matmul. Which of them the library itself takes; -1: the arguments
+// are wrong. workspace_bytes: as many as nf4_matmul_workspace_size says.
+NF4_API int nf4_bench_matmul_configurations(void);
+NF4_API const char *nf4_bench_matmul_configuration(int configuration);
 NF4_API int nf4_bench_matmul_chosen(const nf4_tensor *weight, const nf4_matmul_args *args,
                                     void *workspace, size_t workspace_bytes, nf4_stream stream);
 
-// nf4_matmul_launch in a shape. INVALID_ARGUMENT, too, where that cannot do the problem.
-NF4_API nf4_status nf4_bench_matmul_as(int shape, const nf4_tensor *weight,
+// nf4_matmul_launch in a kernel configuration. INVALID_ARGUMENT, too, where that cannot do the
+// problem.
+NF4_API nf4_status nf4_bench_matmul_as(int configuration, const nf4_tensor *weight,
                                        const nf4_matmul_args *args, void *workspace,
                                        size_t workspace_bytes, int pdl, nf4_stream stream);
 

@@ -6,7 +6,7 @@
 #include "configurations.hpp"
 #include "cuda/dequant/choose.hpp"
 #include "cuda/dequant/kernels.hpp"
-#include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "cuda/runtime/families.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "support/force_matmul.hpp"
@@ -164,30 +164,32 @@ nf4_status nf4_bench_matmul_batch(const nf4_tensor *const *weights, const nf4_ma
   return nf4_matmul_batch_launch(weights, args, count, workspace, workspace_bytes, stream);
 }
 
-int nf4_bench_matmul_shapes(void) { return nf4::cuda::kMatmulConfigCount; }
+int nf4_bench_matmul_configurations(void) { return nf4::cuda::kMatmulConfigCount; }
 
-const char *nf4_bench_matmul_shape(int shape) { return nf4::cuda::kMatmulConfigs[shape].name; }
+const char *nf4_bench_matmul_configuration(int configuration) {
+  return nf4::cuda::kMatmulConfigs[configuration].name;
+}
 
 int nf4_bench_matmul_chosen(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
                             size_t workspace_bytes, nf4_stream stream) {
   nf4::MatmulProblem problem;
-  int shape;
+  int configuration;
   const auto used = static_cast<int64_t>(workspace_bytes);
   if (nf4::validate_matmul_shape(weight, args, problem) != NF4_STATUS_OK ||
       nf4::validate_matmul_operands(weight, args, workspace, used, problem) != NF4_STATUS_OK ||
-      nf4::cuda::matmul_config(problem, stream, shape) != NF4_STATUS_OK)
+      nf4::cuda::matmul_config(problem, stream, configuration) != NF4_STATUS_OK)
     return -1;
-  return shape;
+  return configuration;
 }
 
-nf4_status nf4_bench_matmul_as(int shape, const nf4_tensor *weight, const nf4_matmul_args *args,
-                               void *workspace, size_t workspace_bytes, int pdl,
-                               nf4_stream stream) {
-  if (shape < 0 || shape >= nf4::cuda::kMatmulConfigCount) return NF4_STATUS_INVALID_ARGUMENT;
-  const auto wanted = shape;
-  const nf4::test::ForcedMatmul forced(nullptr, wanted);
+nf4_status nf4_bench_matmul_as(int configuration, const nf4_tensor *weight,
+                               const nf4_matmul_args *args, void *workspace, size_t workspace_bytes,
+                               int pdl, nf4_stream stream) {
+  if (configuration < 0 || configuration >= nf4::cuda::kMatmulConfigCount)
+    return NF4_STATUS_INVALID_ARGUMENT;
+  const nf4::test::ForcedMatmul forced(nullptr, configuration);
   // Forced, the library takes another where this one cannot.
-  if (nf4_bench_matmul_chosen(weight, args, workspace, workspace_bytes, stream) != shape)
+  if (nf4_bench_matmul_chosen(weight, args, workspace, workspace_bytes, stream) != configuration)
     return NF4_STATUS_INVALID_ARGUMENT;
   return nf4_bench_matmul(weight, args, workspace, workspace_bytes, pdl, stream);
 }

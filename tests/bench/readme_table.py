@@ -1,4 +1,4 @@
-"""README's bench section and docs/bench, made from docs/bench/figures.json.
+"""README's bench section and the pages and plots of docs/bench, made from docs/bench/figures.json.
 
     python tests/bench/readme_table.py [--check]
 
@@ -16,13 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "gpu")]
 
 import sources  # noqa: E402
-from nf4bench import matmul_plots, pages, plots, tables  # noqa: E402
+from nf4bench import pages, plots  # noqa: E402
+from nf4bench.table import with_section  # noqa: E402
 
 README, FOLDER = ROOT / "README.md", ROOT / "docs" / "bench"
-DOCUMENT, FIGURES = FOLDER / "README.md", FOLDER / "figures.json"
-# By the name of the figures.
-PLOTS = {"bench": plots.PLOTS, "matmul": matmul_plots.PLOTS}
-SHOWN = {*PLOTS, "models"}  # all that may be shown
+FIGURES = FOLDER / "figures.json"
 
 
 def load() -> dict:
@@ -33,24 +31,27 @@ def texts(figures: dict) -> dict[Path, str]:
     """What each file should say."""
     changed = sources.changed(figures)
     section = pages.readme(figures, changed)
-    return {
-        README: tables.with_section(README.read_text(), "bench", section),
-        DOCUMENT: pages.document(figures, changed),
+    made = {
+        README: with_section(README.read_text(), "bench", section),
+        FOLDER / "README.md": pages.document(figures, changed),
     }
+    if pages.SWEEPS <= figures.keys():
+        made[FOLDER / "sweeps.md"] = pages.sweeps(figures, changed)
+    return made
 
 
 def stale(figures: dict) -> list[Path]:
     """The files that are missing or of other figures."""
     made = texts(figures)
     found = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
-    for name, drawn in PLOTS.items():
-        found += drawn.stale(FOLDER, figures[name]) if name in figures else []
+    for name in plots.PLOTS.keys() & figures.keys():
+        found += plots.stale(FOLDER, name, figures[name])
     return found
 
 
 def main() -> int:
     figures = load()
-    for name in sorted(SHOWN - figures.keys()):
+    for name in sorted({*pages.SHOWN, *pages.SWEEPS} - figures.keys()):
         print(f"there are no figures of {name}, which is left out")
     if "--check" in sys.argv[1:]:
         found = stale(figures)
@@ -60,8 +61,8 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for path, text in texts(figures).items():
         path.write_text(text)
-    for name in PLOTS.keys() & figures.keys():
-        PLOTS[name].write(FOLDER, figures[name])
+    for name in plots.PLOTS.keys() & figures.keys():
+        plots.write(FOLDER, name, figures[name])
     return 0
 
 

@@ -199,7 +199,7 @@ def step(title: str, work: Callable[[], dict]) -> dict:
 def figures(build: Path, commit: str) -> dict:
     """What the bench measures, the challenge, the cost of a call, matmul and whole models, by
     name, each with its commit and the hash of its code. It needs torch, which the tests do not."""
-    from nf4bench import programs
+    from nf4bench import modes
     from nf4bench.check import WrongResult
     from nf4bench.library import LaunchFailed, LibraryMissing
     from nf4bench.options import Options
@@ -212,7 +212,7 @@ def figures(build: Path, commit: str) -> dict:
         "models": Options(mode="models", build=build),
     }
     try:
-        found = {name: programs.run(each) for name, each in options.items()}
+        found = {name: modes.run(each) for name, each in options.items()}
     except (WrongResult, LibraryMissing, LaunchFailed) as error:
         raise Failure(f"the bench: {error}") from error
     return {name: records.stamped(name, each, commit) for name, each in found.items()}
@@ -274,8 +274,7 @@ def main() -> int:
         print(f"wrote {arguments.record}", flush=True)
         if not arguments.no_bench:
             measured = figures(arguments.build, arguments.commit)
-            before = records.load(arguments.figures) if arguments.figures.exists() else {}
-            records.save(arguments.figures, before | measured)
+            records.save(arguments.figures, records.figures_beside(arguments.figures) | measured)
             print(f"wrote {arguments.figures}")
     except (Failure, subprocess.TimeoutExpired) as failure:
         print(f"FAILED: {failure}\nnothing more is written", file=sys.stderr)

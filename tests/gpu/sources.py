@@ -16,7 +16,6 @@ COVERED = (
     "lib/*.hpp",
     "lib/core/**/*",
     "lib/cuda/**/*",
-    "tests/check_cuda*.cpp",
     "tests/cuda/**/*",
     "tests/support/cases.*",
     "tests/support/device.*",

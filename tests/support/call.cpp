@@ -45,7 +45,7 @@ void check(const BadArgument &bad, const Function &function) {
   INFO(function.name << ": " << bad.what);
   Call call(bad.nested);
   if (bad.nested) std::memset(call.nested_code.data(), 0xa5, 256 * 4);
-  bad.spoil(call);
+  bad.change(call);
   CHECK(function.call(call) == NF4_STATUS_INVALID_ARGUMENT);
   const std::string error = nf4_last_error();
   for (const std::string &word : bad.named) {

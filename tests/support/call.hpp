@@ -1,4 +1,4 @@
-// A correct call of each function that works on a weight, to be spoilt.
+// A correct call of each function that works on a weight, to be made wrong.
 #pragma once
 
 #include <cstdint>
@@ -94,12 +94,12 @@ const std::vector<Function> &functions();
 // Which functions an argument is one of.
 enum class Who { kAll, kCpu, kDequant, kQuantize, kMatmul, kMatmulLaunch };
 
-// One way to spoil a call, and what the detail must say.
+// One way to break a call, and what the detail must say.
 struct BadArgument {
   const char *what;
   Who who;
   bool nested;
-  std::function<void(Call &)> spoil;
+  std::function<void(Call &)> change;
   std::vector<std::string> named;
 };
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/matmul.hpp"
 
 namespace nf4::test {
 

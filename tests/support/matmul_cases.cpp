@@ -20,11 +20,11 @@ void write_number(nf4_dtype dtype, uint8_t *data, int64_t i, float x) {
   std::memcpy(data + 2 * i, &bits, 2);
 }
 
-float random_x(Rng &rng, XKind kind, bool spoilt_row) {
+float random_x(Rng &rng, XKind kind, bool not_finite_row) {
   constexpr float kNotFinite[] = {std::numeric_limits<float>::quiet_NaN(),
                                   std::numeric_limits<float>::infinity(),
                                   -std::numeric_limits<float>::infinity()};
-  if (kind == XKind::kNotFinite && spoilt_row && rng.one_in(20)) return rng.pick(kNotFinite);
+  if (kind == XKind::kNotFinite && not_finite_row && rng.one_in(20)) return rng.pick(kNotFinite);
   if (kind == XKind::kOutliers && rng.one_in(50)) return 1e3f * rng.normal();
   if (kind == XKind::kShifted) return 0.5f + rng.normal();
   if (kind == XKind::kPositive) return 5 + rng.normal();
@@ -76,9 +76,10 @@ MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind code
   test.y_stride = shape.rows + (rng.one_in(2) ? 0 : rng.below(40));
   test.x.assign(matrix_bytes(test.m, shape.cols, test.x_stride, test.dtype), 0xff);
   for (int64_t row = 0; row < test.m; ++row) {
-    const bool spoilt = rng.one_in(3);
+    const bool not_finite = rng.one_in(3);
     for (int64_t k = 0; k < shape.cols; ++k)
-      write_number(test.dtype, test.x.data(), row * test.x_stride + k, random_x(rng, x, spoilt));
+      write_number(test.dtype, test.x.data(), row * test.x_stride + k,
+                   random_x(rng, x, not_finite));
   }
   if (rng.one_in(2)) {
     test.bias.resize(shape.rows * dtype_bytes(test.dtype));

@@ -1,4 +1,4 @@
-// Random matmuls: a weight, the columns of x it is multiplied with, and strides.
+// Random matmuls: a weight, rows of x, and strides.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct MatmulShape {
   int64_t rows, cols, m;
 };
 
-// Rows, columns and m from 1 up, cols often a multiple of 32, the whole small enough for a
+// rows, cols and m from 1 up, cols often a multiple of 32, the whole small enough for a
 // naive reference.
 MatmulShape random_matmul_shape(Rng &rng);
 

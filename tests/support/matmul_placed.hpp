@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <map>
 
-#include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "support/device.hpp"
 #include "support/matmul_cases.hpp"
 

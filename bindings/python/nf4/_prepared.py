@@ -78,7 +78,9 @@ class Prepared:
             setattr(self._descriptor, part.name, part.address)
         self.located = locate(self.parts)
         self.torch = self.parts[0].torch
-        self._new_default = self.torch and self.torch.maker(self.shape, self.dtype)
+        self._new_default = None
+        if self.torch is not None:
+            self._new_default = self.torch.maker(self.shape, self.dtype)
         size_of = functools.partial(_matmul_workspace, self._descriptor)
         self.matmul_workspace = functools.lru_cache(maxsize=64)(size_of)
         # torch.nn.Module.to() gives tensors other memory. Each part is watched: a large one may
@@ -105,7 +107,7 @@ class Prepared:
                 self.elements,
                 _convert.DTYPES[self.dtype],
                 device,
-                self.torch.codes if self.torch else _convert.DTYPES,
+                self.torch.numbers if self.torch else _convert.DTYPES,
                 self.torch.tensor_type if self.torch else None,
                 tuple(part.owner for part in tensors),
                 tuple(part.address for part in tensors),
@@ -118,10 +120,10 @@ class Prepared:
     ) -> np.ndarray | Tensor:
         """An output of the weight's shape where the weight is, for work on `stream`."""
         if self._new_default is not None and dtype is None:
-            if stream is None or not self.torch.is_cuda:
+            if stream is None or not self.located.on_device:
                 return self._new_default()
         name = self.dtype if dtype is None else _convert.dtype_name(dtype)
-        handle = _call.stream_handle(stream)
+        handle = None if stream is None else _call.stream_handle(stream)
         return _call.new_output(self.shape, name, self.torch, self.located.on_device, handle)
 
 
@@ -186,5 +188,6 @@ def prepare(weight: QuantizedTensor[Any], name: str = "weight") -> Prepared:
     if found is None or not found.in_place():
         if not isinstance(weight, QuantizedTensor):
             raise no_weight(name, weight)
-        found = weight.__dict__[PREPARED] = Prepared(weight, weight.descriptor())
+        descriptor = weight.descriptor()
+        found = weight.__dict__[PREPARED] = Prepared(weight, descriptor)
     return found

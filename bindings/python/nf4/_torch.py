@@ -10,12 +10,12 @@ import functools
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
 from nf4 import _convert
-from nf4.errors import kind_of
+from nf4.errors import InvalidArgument, kind_of
 from nf4.info import scale_code
 
 if TYPE_CHECKING:
@@ -52,6 +52,24 @@ def fault(tensor: torch.Tensor) -> str | None:
     return None
 
 
+def memory_of(
+    name: str, value: object
+) -> tuple[int, str, tuple[int, ...], tuple[int, ...] | None, bool, Device] | None:
+    """Of a tensor its address, dtype, shape, strides (None: contiguous), whether it is in device
+    memory, and its Device; None of what is not a tensor. Raises InvalidArgument, by `name`."""
+    if not is_tensor(value):
+        return None
+    why = fault(value)
+    address = 0 if why else value.data_ptr()
+    if not why and address == 0 and value.numel() != 0:
+        why = "has no memory"
+    if why:
+        raise InvalidArgument(f"{name} {why}")
+    strides = None if value.is_contiguous() else tuple(value.stride())
+    dtype, shape = dtype_name(value.dtype), tuple(value.shape)
+    return address, dtype, shape, strides, value.is_cuda, device_of(value)
+
+
 def tell_of_writes(values: Iterable[object]) -> None:
     """Tells autograd that those of these that are tensors were written to. A backward pass that
     needs one as it was before then raises torch's RuntimeError."""
@@ -63,8 +81,8 @@ def tell_of_writes(values: Iterable[object]) -> None:
 class Device:
     """A device of torch: what tensors on it are, new ones, and its current stream.
 
-    names  our name of a dtype, by torch's dtype
-    codes  the nf4_dtype of a dtype, by our name and by torch's dtype
+    names    our name of a dtype, by torch's dtype
+    numbers  the nf4_dtype of a dtype, by our name and by torch's dtype
     """
 
     def __init__(self, module: ModuleType, device: torch.device) -> None:
@@ -75,31 +93,12 @@ class Device:
         self._index = device.index
         self._dtypes = {name: getattr(module, theirs) for name, theirs in _DTYPES.items()}
         self.names = {dtype: name for name, dtype in self._dtypes.items()}
-        self.codes = dict(_convert.DTYPES)
-        self.codes |= {self._dtypes[name]: code for name, code in _convert.DTYPES.items()}
+        self.numbers = dict(_convert.DTYPES)
+        self.numbers |= {self._dtypes[name]: number for name, number in _convert.DTYPES.items()}
         self._raw_stream = getattr(module._C, "_cuda_getCurrentRawStream", None)
         self._elements: dict[str, torch.Tensor] = {}
         # Products are of a few shapes, again and again.
         self._cached_maker = functools.lru_cache(maxsize=64)(self.maker)
-
-    def plain(self, tensor: Any) -> tuple[int, str] | None:
-        """The address and dtype of a contiguous tensor here, of no subclass and without faults.
-        None for everything else, faults included."""
-        if type(tensor) is not self.tensor_type:
-            return None
-        try:
-            name = self.names.get(tensor.dtype)
-            if (
-                name is not None
-                and tensor.device == self.device
-                and tensor.is_contiguous()
-                and not tensor.requires_grad
-                and not tensor.is_neg()
-            ):
-                return tensor.data_ptr(), name
-        except RuntimeError:  # no storage
-            pass
-        return None
 
     def current_stream(self) -> int:
         """The cudaStream_t that torch enqueues on."""

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "core/formats.hpp"
-#include "cuda/runtime/launch.hpp"
 #include "cuda/weight/view.hpp"
 #include "problem.hpp"
 

@@ -8,26 +8,25 @@
 namespace nf4::cuda {
 
 // The kernel of a configuration for several weights in one launch; NULL if there is none.
-inline const void *batch_kernel(const MatmulProblem &problem, const GpuFamily &family, int config) {
+inline const void *batch_kernel(const GpuFamily &family, const MatmulProblem &problem, int config) {
   if (config >= kFamilyConfigCount) return nullptr;
-  return kernels_of<MatmulKernels>(family)
-      .batch[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][config];
+  const auto &kernels = kernels_of<MatmulKernels>(family).batch;
+  return kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][config];
 }
 
 // Walks through the launches. Products that write nothing are skipped.
 class BatchLaunches {
  public:
-  BatchLaunches(const MatmulProblem *problems, int count, const GpuFamily &family,
-                const Device &device)
-      : problems_(problems), count_(count), family_(family), device_(device) {}
+  BatchLaunches(const MatmulTarget &target, const MatmulProblem *problems, int count)
+      : target_(target), problems_(problems), count_(count) {}
 
-  // First of all: choose(problem, config) fills in each product's configuration.
+  // First of all: choose(problem, choice) fills in each product's.
   template <class Choose>
   cudaError_t choose_configs(Choose choose) {
     for (int i = 0; i < count_; ++i) {
       pending_[i] = !problems_[i].empty();
       if (!pending_[i]) continue;
-      const cudaError_t error = choose(problems_[i], configs_[i]);
+      const cudaError_t error = choose(problems_[i], choices_[i]);
       if (error != cudaSuccess) return error;
     }
     return cudaSuccess;
@@ -37,7 +36,7 @@ class BatchLaunches {
     while (first_ < count_ && !pending_[first_]) ++first_;
     return first_ < count_;
   }
-  int config() const { return configs_[first_]; }
+  const MatmulChoice &choice() const { return choices_[first_]; }
 
   // The products of the next launch: the first that is pending, and those that go with it.
   SkinnyBatchProblems next_launch() {
@@ -53,19 +52,18 @@ class BatchLaunches {
  private:
   bool joins(const SkinnyBatchProblems &launch, int i) const {
     const MatmulProblem &first = problems_[first_], &problem = problems_[i];
-    return configs_[i] == configs_[first_] && problem.dtype == first.dtype &&
+    return choices_[i].config == choices_[first_].config && problem.dtype == first.dtype &&
            problem.weight.nested() == first.weight.nested() &&
-           batch_kernel(first, family_, configs_[first_]) != nullptr &&
-           joins_launch(launch, problem, device_);
+           batch_kernel(*target_.family, first, choices_[first_].config) != nullptr &&
+           joins_launch(launch, problem, target_.gpu);
   }
 
+  const MatmulTarget &target_;
   const MatmulProblem *problems_;
   int count_;
-  const GpuFamily &family_;
-  const Device &device_;
   int first_ = 0;
   bool pending_[NF4_MATMUL_BATCH_MAX];
-  int configs_[NF4_MATMUL_BATCH_MAX];
+  MatmulChoice choices_[NF4_MATMUL_BATCH_MAX];
 };
 
 }  // namespace nf4::cuda

@@ -1,26 +1,69 @@
-// Which matmul kernel runs a product on a device.
+// Which matmul configuration runs a product on a GPU: what each can run, and a cost model. Calls no
+// CUDA, so that a test without a GPU holds every choice.
 #pragma once
 
-#include <optional>
+#include <cstdint>
 
 #include "cuda/matmul/configs.hpp"
-#include "cuda/runtime/device.hpp"
-#include "cuda/runtime/families.hpp"
+#include "cuda/matmul/cost_model.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
 
-// Whether the family has kernels of this configuration for a GPU of this compute capability.
-bool matmul_has(const GpuFamily &family, int config, int compute_capability);
+// What a choice depends on.
+struct GpuFacts {
+  int multiprocessors;
+  int shared_bytes;   // that a CTA may have
+  bool tensor_cores;  // there are skinny kernels
+  bool tensor_maps;   // which copy with TMA
+  bool wgmma;         // there are wgmma kernels
+  // By cluster size: the clusters of wgmma kernels that it holds at a time. It differs from one
+  // H200 to another, as their groups of multiprocessors differ in size.
+  int resident_clusters[kMaxClusterSize + 1];
+};
 
-// The configuration that a launch on the stream would use, forced or not.
-nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config);
+// How the tiles of a wgmma configuration are divided among clusters.
+struct WgmmaPlan {
+  int64_t n_tiles;
+  int64_t m_tiles;
+  int64_t stream_k_tiles;  // 0 if the configuration is not stream-K
+  int64_t clusters;
+  int cluster_size;
+  double cycles;  // estimated
 
-// For tests: the configuration of every later launch, or kMma64x64 where it cannot run the problem;
-// empty restores the library's choice. Not thread safe.
-void force_matmul(std::optional<int> config);
+  int64_t tiles() const { return n_tiles * m_tiles; }
+};
 
-// Loads the family's kernels on the device, which is current.
-cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device);
+struct MatmulChoice {
+  int config;
+  WgmmaPlan plan;  // of a wgmma configuration
+};
+
+bool can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
+
+// The fastest skinny configuration; kMma64x64 if none can run the problem.
+int choose_skinny(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model);
+
+// For can_run().
+WgmmaPlan plan_wgmma(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model,
+                     int config);
+
+// The wgmma configuration of the least estimated time, of those that can run the problem. `choice`
+// stays if there is none, or if it is kSkinny16 and that takes less.
+void choose_wgmma(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model,
+                  MatmulChoice &choice);
+
+// Fills in the choice. load(gpu) fills in resident_clusters, which wgmma kernels alone need, so
+// that they are loaded only then; its error, if it is not 0, is returned.
+template <class Load>
+auto choose_config(const MatmulProblem &problem, GpuFacts &gpu, const CostModel &model, Load load,
+                   MatmulChoice &choice) {
+  using Error = decltype(load(gpu));
+  choice.config = choose_skinny(problem, gpu, model);
+  if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8) return Error{};
+  if (const Error error = load(gpu)) return error;
+  choose_wgmma(problem, gpu, model, choice);
+  return Error{};
+}
 
 }  // namespace nf4::cuda

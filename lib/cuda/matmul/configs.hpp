@@ -72,6 +72,8 @@ constexpr int kFamilyConfigCount = kSkinny16 + 1;
 constexpr int kFirstWgmma = kFamilyConfigCount;
 constexpr int kFirstStreamK = config_named("wgmma_128x128_stream_k");
 
+constexpr int kMaxClusterSize = 8;  // of wgmma kernels: what any GPU allows
+
 constexpr bool is_skinny(int config) {
   return kMatmulConfigs[config].kernel == MatmulKernel::kSkinny;
 }

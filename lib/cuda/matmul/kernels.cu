@@ -3,24 +3,26 @@
 #include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/mma/kernel.cuh"
 #include "cuda/matmul/skinny/kernel.cuh"
+#include "cuda/weight/scales.cuh"
 
 namespace nf4::cuda {
 namespace {
 
-template <class Arch, class T, bool Nested, class WarpMma>
+template <class Arch, class T, class Scales, class WarpMma>
 void set_skinny_kernels(MatmulKernels &kernels, int dtype, int config) {
-  kernels.of[dtype][Nested][config] = (const void *)matmul_skinny<Arch, T, Nested, WarpMma>;
-  kernels.batch[dtype][Nested][config] =
-      (const void *)matmul_skinny_batch<Arch, T, Nested, WarpMma>;
+  kernels.of[dtype][Scales::kNested][config] =
+      (const void *)matmul_skinny<Arch, T, Scales, WarpMma>;
+  kernels.batch[dtype][Scales::kNested][config] =
+      (const void *)matmul_skinny_batch<Arch, T, Scales, WarpMma>;
 }
 
-template <class Arch, class T, bool Nested>
+template <class Arch, class T, class Scales>
 void set_kernels(MatmulKernels &kernels, int dtype) {
-  kernels.of[dtype][Nested][kMma64x64] = (const void *)matmul_mma<Arch, T, Nested>;
+  kernels.of[dtype][Scales::kNested][kMma64x64] = (const void *)matmul_mma<Arch, T, Scales>;
   if constexpr (Arch::kTensorCores) {
-    set_skinny_kernels<Arch, T, Nested, WarpMmaM2<T>>(kernels, dtype, kSkinny2);
-    set_skinny_kernels<Arch, T, Nested, WarpMmaM8<T, 1>>(kernels, dtype, kSkinny8);
-    set_skinny_kernels<Arch, T, Nested, WarpMmaM8<T, 2>>(kernels, dtype, kSkinny16);
+    set_skinny_kernels<Arch, T, Scales, WarpMmaM2<T>>(kernels, dtype, kSkinny2);
+    set_skinny_kernels<Arch, T, Scales, WarpMmaM8<T, 1>>(kernels, dtype, kSkinny8);
+    set_skinny_kernels<Arch, T, Scales, WarpMmaM8<T, 2>>(kernels, dtype, kSkinny16);
   }
 }
 
@@ -29,10 +31,10 @@ void set_kernels(MatmulKernels &kernels, int dtype) {
 template <class Arch>
 MatmulKernels MatmulKernels::make() {
   MatmulKernels kernels{};
-  set_kernels<Arch, __half, false>(kernels, 0);
-  set_kernels<Arch, __half, true>(kernels, 0);
-  set_kernels<Arch, __nv_bfloat16, false>(kernels, 1);
-  set_kernels<Arch, __nv_bfloat16, true>(kernels, 1);
+  set_kernels<Arch, __half, FlatScales>(kernels, 0);
+  set_kernels<Arch, __half, NestedScales>(kernels, 0);
+  set_kernels<Arch, __nv_bfloat16, FlatScales>(kernels, 1);
+  set_kernels<Arch, __nv_bfloat16, NestedScales>(kernels, 1);
   return kernels;
 }
 

@@ -1,11 +1,12 @@
 // Host side of matmul: validate locations, choose a kernel, launch.
+#include "cuda/matmul/matmul.hpp"
+
+#include <algorithm>
 #include <iterator>
 #include <optional>
-#include <string_view>
 
 #include "cuda/backend.hpp"
 #include "cuda/matmul/batch.hpp"
-#include "cuda/matmul/choose.hpp"
 #include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/skinny/launch.hpp"
@@ -34,32 +35,23 @@ MatmulArgs matmul_args(const MatmulProblem &problem) {
   return args;
 }
 
-// The wgmma kernels are Hopper's, and go with the family that is.
-bool has_wgmma([[maybe_unused]] const GpuFamily &family, [[maybe_unused]] int compute_capability) {
-#if NF4_HAVE_SM90A
-  return family.name == std::string_view(Sm90::kName) && compute_capability == 90;
-#else
+// They go with the best family alone: another one is forced to be tested by itself.
+bool has_wgmma(const GpuFamily &family, int compute_capability) {
+  for (const GpuFamily &each : kGpuFamilies)
+    if (each.runs_on(compute_capability))
+      return &each == &family && exact_kernels_for<WgmmaKernels>(compute_capability) != nullptr;
   return false;
-#endif
 }
 
-bool can_run(const MatmulProblem &problem, const GpuFamily &family, const Device &device,
-             int config) {
-  if (is_wgmma(config))
-    return has_wgmma(family, device.compute_capability) && wgmma_can_run(problem, config, device);
-  return config == kMma64x64 || skinny_can_run(family, problem, config, device);
-}
-
-cudaError_t choose_config(const MatmulProblem &problem, const GpuFamily &family,
-                          const Device &device, int &config) {
-  if (forced_config) {
-    config = can_run(problem, family, device, *forced_config) ? *forced_config : kMma64x64;
-    return cudaSuccess;
-  }
-  config = choose_skinny(family, problem, device);
-  if (config == kSkinny2 || config == kSkinny8) return cudaSuccess;
-  return has_wgmma(family, device.compute_capability) ? choose_wgmma(problem, device, config)
-                                                      : cudaSuccess;
+cudaError_t choose(MatmulTarget &target, const MatmulProblem &problem, MatmulChoice &choice) {
+  GpuFacts &gpu = target.gpu;
+  const auto load = [&](GpuFacts &facts) { return load_wgmma_kernels(target.device, facts); };
+  if (!forced_config) return choose_config(problem, gpu, cost_model(), load, choice);
+  choice.config = can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
+  if (!is_wgmma(choice.config)) return cudaSuccess;
+  if (const cudaError_t error = load(gpu)) return error;
+  choice.plan = plan_wgmma(problem, gpu, cost_model(), choice.config);
+  return cudaSuccess;
 }
 
 // CTAs may use more shared memory than the default only after this, once a device.
@@ -81,51 +73,73 @@ cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
   return cudaSuccess;
 }
 
-// The device of the problems, and the family that runs there.
-nf4_status find_family(const MatmulProblem *problems, int count, nf4_stream stream, Device &device,
-                       const GpuFamily *&family) {
+// What runs on the target's device.
+nf4_status find_family(MatmulTarget &target) {
+  const Device &device = target.device;
+  target.family = family_for(device.compute_capability);
+  if (target.family == nullptr) return no_family(device);
+  target.gpu = {device.multiprocessors,
+                device.shared_bytes,
+                target.family->tensor_cores,
+                target.family->tensor_maps,
+                has_wgmma(*target.family, device.compute_capability),
+                {}};
+  return NF4_STATUS_OK;
+}
+
+// Where the problems are, and what runs there.
+nf4_status find_target(const MatmulProblem *problems, int count, nf4_stream stream,
+                       MatmulTarget &target) {
   const Operands *operands[NF4_MATMUL_BATCH_MAX];
   for (int i = 0; i < count; ++i) operands[i] = &problems[i].operands;
-  if (const nf4_status status = locate(operands, count, stream, device)) return status;
-  family = family_for(device.compute_capability);
-  return family != nullptr ? NF4_STATUS_OK : no_family(device);
+  if (const nf4_status status = locate(operands, count, stream, target.device)) return status;
+  target.stream = stream;
+  return find_family(target);
 }
 
-cudaError_t launch_one(const MatmulProblem &problem, const GpuFamily &family, int config,
-                       const Device &device, cudaStream_t stream) {
+cudaError_t choose_all(MatmulTarget &target, BatchLaunches &launches) {
+  return launches.choose_configs([&](const MatmulProblem &problem, MatmulChoice &choice) {
+    return choose(target, problem, choice);
+  });
+}
+
+cudaError_t launch_one(const MatmulTarget &target, const MatmulProblem &problem,
+                       const MatmulChoice &choice) {
   const MatmulArgs args = matmul_args(problem);
-  if (is_wgmma(config)) return launch_wgmma(problem, args, config, device, stream);
+  if (is_wgmma(choice.config)) return launch_wgmma(target, problem, args, choice);
   // A weight without elements has no scales, of either kind.
   const bool nested = problem.weight.nested() && problem.weight.elements != 0;
-  const void *kernel =
-      kernels_of<MatmulKernels>(family).of[problem.dtype - NF4_DTYPE_FP16][nested][config];
-  if (config == kMma64x64) return launch_mma(family, kernel, args, stream);
-  const cudaError_t error = allow_shared_memory(family, device);
+  const auto &kernels = kernels_of<MatmulKernels>(*target.family).of;
+  const void *kernel = kernels[problem.dtype - NF4_DTYPE_FP16][nested][choice.config];
+  if (choice.config == kMma64x64) return launch_mma(target, kernel, args);
+  const cudaError_t error = allow_shared_memory(*target.family, target.device);
   if (error != cudaSuccess) return error;
-  return launch_skinny(family, kernel, args, problem.dtype, config, device, stream);
+  return launch_skinny(target, kernel, args, problem.dtype, choice.config);
 }
 
-cudaError_t launch_several(const SkinnyBatchProblems &problems, const GpuFamily &family, int config,
-                           const Device &device, cudaStream_t stream) {
-  const cudaError_t error = allow_shared_memory(family, device);
+cudaError_t launch_several(const MatmulTarget &target, const SkinnyBatchProblems &problems,
+                           int config) {
+  const cudaError_t error = allow_shared_memory(*target.family, target.device);
   if (error != cudaSuccess) return error;
   MatmulArgs args[kSkinnyBatchMax];
   for (int i = 0; i < problems.count; ++i) args[i] = matmul_args(*problems.list[i]);
   const MatmulProblem &first = *problems.list[0];
-  return launch_skinny_batch(family, batch_kernel(first, family, config), args, problems.count,
-                             first.dtype, config, device, stream);
+  return launch_skinny_batch(target, batch_kernel(*target.family, first, config), args,
+                             problems.count, first.dtype, config);
 }
 
 }  // namespace
 
 nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config) {
-  Device device;
-  const GpuFamily *family = nullptr;
-  if (const nf4_status status = find_family(&problem, 1, stream, device, family)) return status;
-  const CurrentDevice current(device.index);
+  MatmulTarget target;
+  if (const nf4_status status = find_target(&problem, 1, stream, target)) return status;
+  const CurrentDevice current(target.device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  const cudaError_t error = choose_config(problem, *family, device, config);
-  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "loading matmul's kernels");
+  MatmulChoice choice{};
+  const cudaError_t error = choose(target, problem, choice);
+  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
+  config = choice.config;
+  return NF4_STATUS_OK;
 }
 
 void force_matmul(std::optional<int> config) { forced_config = config; }
@@ -138,29 +152,54 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
 cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {
   cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
   if (error == cudaSuccess) error = allow_shared_memory(family, device);
+  GpuFacts gpu{};
   if (error == cudaSuccess && has_wgmma(family, device.compute_capability))
-    error = load_wgmma_kernels(device);
+    error = load_wgmma_kernels(device, gpu);
   return error;
 }
 
 nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream) {
-  Device device;
-  const GpuFamily *family = nullptr;
-  if (const nf4_status status = find_family(problems, count, stream, device, family)) return status;
+  MatmulTarget target;
+  if (const nf4_status status = find_target(problems, count, stream, target)) return status;
 
-  const CurrentDevice current(device.index);
+  const CurrentDevice current(target.device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  BatchLaunches launches(problems, count, *family, device);
-  cudaError_t error = launches.choose_configs([&](const MatmulProblem &problem, int &config) {
-    return choose_config(problem, *family, device, config);
-  });
+  BatchLaunches launches(target, problems, count);
+  cudaError_t error = choose_all(target, launches);
   if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
   while (launches.is_valid()) {
-    const int config = launches.config();
+    const MatmulChoice &choice = launches.choice();
     const SkinnyBatchProblems together = launches.next_launch();
-    error = together.count > 1 ? launch_several(together, *family, config, device, stream)
-                               : launch_one(*together.list[0], *family, config, device, stream);
+    error = together.count > 1 ? launch_several(target, together, choice.config)
+                               : launch_one(target, *together.list[0], choice);
     if (error != cudaSuccess) return fail_cuda(error, "launching matmul");
+  }
+  return NF4_STATUS_OK;
+}
+
+nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launch_of,
+                       const char **kernels) {
+  MatmulTarget target{};
+  int count = 0;
+  if (const nf4_status status = check_device(device, count)) return status;
+  if (const nf4_status status = cached_device(device, target.device)) return status;
+  if (const nf4_status status = find_family(target)) return status;
+
+  const CurrentDevice current(device);
+  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  BatchLaunches launches(target, batch.list, batch.count);
+  const cudaError_t error = choose_all(target, launches);
+  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
+  std::fill_n(launch_of, batch.count, -1);
+  std::fill_n(kernels, batch.count, nullptr);
+  for (int32_t launch = 0; launches.is_valid(); ++launch) {
+    const int config = launches.choice().config;
+    const SkinnyBatchProblems together = launches.next_launch();
+    for (int i = 0; i < together.count; ++i) {
+      const auto product = together.list[i] - batch.list;
+      launch_of[product] = launch;
+      kernels[product] = kMatmulConfigs[config].name;
+    }
   }
   return NF4_STATUS_OK;
 }

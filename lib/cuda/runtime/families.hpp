@@ -9,10 +9,11 @@ namespace nf4::cuda {
 
 struct GpuFamily {
   const char *name;
-  int archs[4];      // compute capabilities with machine code, such as 75; ends in 0
-  int ptx;           // compute capability of its PTX, which later GPUs compile; 0: none
-  bool pdl;          // the kernels call pdl_wait, so they may be launched with PDL
-  bool tensor_maps;  // the kernels copy with TMA
+  int archs[4];       // compute capabilities with machine code, such as 75; ends in 0
+  int ptx;            // compute capability of its PTX, which later GPUs compile; 0: none
+  bool pdl;           // the kernels call pdl_wait, so they may be launched with PDL
+  bool tensor_cores;  // mma.m16n8k16
+  bool tensor_maps;   // they copy with TMA
 
   // Machine code runs on its own major version from its minor version on.
   constexpr bool runs_on(int compute_capability) const {
@@ -23,8 +24,9 @@ struct GpuFamily {
   }
 };
 
-#define NF4_FAMILY_ROW(Arch, ptx, ...) \
-  GpuFamily{Arch::kName, {__VA_ARGS__}, ptx, Arch::kDependentLaunch, Arch::kTensorMaps},
+#define NF4_FAMILY_ROW(Arch, ptx, ...)                                         \
+  GpuFamily{Arch::kName,        {__VA_ARGS__},    ptx, Arch::kDependentLaunch, \
+            Arch::kTensorCores, Arch::kTensorMaps},
 inline constexpr GpuFamily kGpuFamilies[] = {NF4_GPU_FAMILIES(NF4_FAMILY_ROW)};
 #undef NF4_FAMILY_ROW
 
@@ -46,5 +48,19 @@ template <class Kernels>
 const Kernels &kernels_of(const GpuFamily &family) {
   return kKernels<Kernels>[&family - kGpuFamilies];
 }
+
+// Kernels of an architecture's own instructions, compiled for it alone; NULL for another compute
+// capability, or where the build has none. They go with the best family, not with a forced one.
+#define NF4_EXACT_CASE(Arch, capability)                           \
+  if (compute_capability == capability) {                          \
+    static const Kernels kernels = Kernels::template make<Arch>(); \
+    return &kernels;                                               \
+  }
+template <class Kernels>
+const Kernels *exact_kernels_for([[maybe_unused]] int compute_capability) {
+  NF4_EXACT_FAMILIES(NF4_EXACT_CASE)
+  return nullptr;
+}
+#undef NF4_EXACT_CASE
 
 }  // namespace nf4::cuda

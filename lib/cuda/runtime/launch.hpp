@@ -8,10 +8,6 @@
 
 namespace nf4::cuda {
 
-inline bool is_multiple(const void *address, int alignment) {
-  return reinterpret_cast<uintptr_t>(address) % alignment == 0;
-}
-
 // Loads kernels before their first launch; NULL entries are skipped. The device is current.
 cudaError_t load_kernels(const void *const *kernels, int count);
 

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "cuda/ptx/tma.cuh"
+
 namespace nf4::cuda {
 
 // NF4 and FP4: [n][k / 2] bytes. A K-tile is rows of 64 bytes in the 64-byte swizzle, a step of it
@@ -11,6 +13,15 @@ namespace nf4::cuda {
 // wants A if x has its columns in memory order.
 struct RowPacked {
   static constexpr int kRowBytes = 64;
+
+  // A K-tile of a CTA tile whose first row of the weight is n: the box of the weight's tensor map.
+  static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
+                                                   int n, uint64_t *barrier) {
+    tma_load_2d(stage, map, k_tile * kRowBytes, n, barrier);
+  }
+  static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
+    tma_prefetch_2d(map, k_tile * kRowBytes, n);
+  }
 
   // The words of a step that a quad reads: rows g and g + 8 of a warp's 16.
   struct Words {
@@ -21,6 +32,8 @@ struct RowPacked {
   static __device__ __forceinline__ int lane_offset(int row) {
     return row * kRowBytes + row / 2 % 4 * 16;
   }
+
+  static __device__ __forceinline__ int row_of(int lane_offset) { return lane_offset / kRowBytes; }
 
   template <int Step>
   static __device__ __forceinline__ void load(Words &to, const uint8_t *stage, int lane_offset) {

@@ -29,8 +29,10 @@ struct LoadGlobal {
 
 // absmax has the scales themselves.
 struct FlatScales {
-  using Stored = float;                 // one scale in absmax
+  static constexpr bool kNested = false;
   static constexpr int kTableSize = 0;  // of ScaleTable
+  using Stored = float;                 // one scale in absmax
+  using Quad = float4;                  // four of them
   struct Fetched {
     float absmax;
   };
@@ -43,12 +45,52 @@ struct FlatScales {
   static __device__ __forceinline__ float finish(Fetched fetched, const Table &) {
     return fetched.absmax;
   }
+  static __device__ __forceinline__ float of_quad(const Quad *quad, int index) {
+    return reinterpret_cast<const float *>(quad)[index];
+  }
+  // The quad without its last, after a first.
+  static __device__ __forceinline__ Quad prepend(Stored first, const Quad &quad) {
+    return {first, quad.x, quad.y, quad.z};
+  }
+
+  // Scales by 32-bit offsets from a block on.
+  class Cursor {
+   public:
+    __device__ __forceinline__ Cursor(const WeightView &weight, int64_t first_block)
+        : absmax_(static_cast<const char *>(weight.absmax) + first_block * sizeof(Stored)) {}
+    template <class Load>
+    __device__ __forceinline__ Fetched fetch(const WeightView &, int block) const {
+      return {Load::load(reinterpret_cast<const Stored *>(absmax_) + block)};
+    }
+
+   private:
+    const char *absmax_;  // in bytes, to which the compiler adds 4 block in one instruction
+  };
+
+  // The scales of kBlocks blocks in one load, from an aligned block on.
+  struct Vector {
+    static constexpr int kBlocks = 4;
+    float4 absmax;
+
+    template <class Load>
+    static __device__ __forceinline__ Vector fetch(const WeightView &weight, int64_t block) {
+      return {Load::load(
+          reinterpret_cast<const float4 *>(static_cast<const Stored *>(weight.absmax) + block))};
+    }
+    // Of blocks 2 pair and 2 pair + 1.
+    template <class Table>
+    __device__ __forceinline__ float2 finish(int pair, const Table &) const {
+      return pair == 0 ? float2{absmax.x, absmax.y} : float2{absmax.z, absmax.w};
+    }
+  };
 };
 
 // absmax has scale codes, which are quantized in blocks of their own.
 struct NestedScales {
-  using Stored = uint8_t;
+  static constexpr bool kNested = true;
   static constexpr int kTableSize = kScaleCodeSize;
+  using Stored = uint8_t;
+  using Quad = uint32_t;
   struct Fetched {
     float absmax;  // nested
     uint32_t code;
@@ -63,6 +105,51 @@ struct NestedScales {
   static __device__ __forceinline__ float finish(Fetched fetched, const Table &table) {
     return nested_scale(table[fetched.code], fetched.absmax, table.offset());
   }
+  static __device__ __forceinline__ uint32_t of_quad(const Quad *quad, int index) {
+    return __byte_perm(*quad, 0, 0x4440 | index);
+  }
+  static __device__ __forceinline__ Quad prepend(Stored first, Quad quad) {
+    return quad << 8 | first;
+  }
+
+  class Cursor {
+   public:
+    __device__ __forceinline__ Cursor(const WeightView &weight, int64_t first_block)
+        : absmax_(static_cast<const Stored *>(weight.absmax) + first_block),
+          nested_absmax_(weight.nested_absmax + (first_block >> weight.nested_blocksize_log2)),
+          phase_(
+              static_cast<int>(first_block & ((int64_t{1} << weight.nested_blocksize_log2) - 1))) {}
+    template <class Load>
+    __device__ __forceinline__ Fetched fetch(const WeightView &weight, int block) const {
+      return {Load::load(nested_absmax_ + ((phase_ + block) >> weight.nested_blocksize_log2)),
+              Load::load(absmax_ + block)};
+    }
+
+   private:
+    const Stored *absmax_;
+    const float *nested_absmax_;
+    int phase_;  // of the first block in its nested block
+  };
+
+  // All of them in one nested block.
+  struct Vector {
+    static constexpr int kBlocks = 8;
+    uint2 codes;
+    float absmax;
+
+    template <class Load>
+    static __device__ __forceinline__ Vector fetch(const WeightView &weight, int64_t block) {
+      return {Load::load(reinterpret_cast<const uint2 *>(
+                  static_cast<const Stored *>(weight.absmax) + block)),
+              Load::load(weight.nested_absmax + (block >> weight.nested_blocksize_log2))};
+    }
+    template <class Table>
+    __device__ __forceinline__ float2 finish(int pair, const Table &table) const {
+      const uint32_t both = (pair < 2 ? codes.x : codes.y) >> pair % 2 * 16;
+      return {nested_scale(table[both & 255u], absmax, table.offset()),
+              nested_scale(table[both >> 8 & 255u], absmax, table.offset())};
+    }
+  };
 };
 
 // What finish() looks codes up in: nested_code in shared memory, where a look-up by 32 lanes is

@@ -1,23 +1,17 @@
-"""The bench: libnf4 beside its peers and beside the limit of memory, in one run.
+"""The bench: libnf4 beside its peers and beside the bandwidth roofline, in one run.
 
-options    what the command line may ask for
-cases      which weights are measured, and beside whom
-device     the GPU: graphs, events, synchronising
-weights    rotating sets of random weights
-library    the C library of limits and launch configurations, through ctypes
-peers      bitsandbytes, Unsloth's sequence, plain torch, Triton
+options    what the command line may ask for; modes runs it
+cases      which weights are measured, and beside whom; matmul_cases, models_cases
+device     the GPU: graphs, events, synchronizing
+weights    rotating sets of random weights; product: one of matmul's
+library    the C library of rooflines and launch configurations, through ctypes; rooflines
+peers      bitsandbytes, Unsloth's sequence, plain torch, Triton; matmul_peers
 check      bits compared before anything is timed
 measure    candidates timed in turns
-suite      the rows; sweep, challenge and call are the other programs
-tables     text and markdown; drawing and plots the figures; pages what the repository shows
-
-Matmul has modules of its own, by the same names: matmul_cases, matmul_product (one of them, and how
-wrong it is), matmul_peers, matmul_rows, matmul_error, matmul_call and matmul, which runs these;
-matmul_sweep; matmul_tables, matmul_plots and matmul_pages.
-
-So have whole models: models_cases, models_llama (the model), models_forms (its linear layers),
-models_steps (what is timed), models_rows, models_call and models, which runs these; models_tables
-and models_pages.
+rows       dequantize and quantize; matmul, models (models_llama, _forms, _steps), cpu
+host       what a call costs the host; challenge, sweep
+compare    two builds beside each other; compare_worker is the process of one
+table      a table as data; tables, plots, pages: what the repository shows
 """
 
 import os

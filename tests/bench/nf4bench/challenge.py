@@ -1,60 +1,91 @@
-"""The harness of Unsloth's puzzle: nine dequantizes an iteration, each through the Python call
-and waited for, us beside Unsloth's sequence, bitsandbytes and Triton; eager and compiled."""
+"""Unsloth's puzzle: nine dequantizes an iteration, each through the Python call and waited for, us
+beside Unsloth's sequence, bitsandbytes and Triton; eager and compiled; and its 14 points."""
 
 from __future__ import annotations
 
+import functools
+import re
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from nf4bench import limits, score, suite, tables
+from nf4bench import rooflines, rows, tables
+from nf4bench.cases import Case
 from nf4bench.check import WrongResult, require_dequantized
 from nf4bench.measure import Timing, fastest, in_turns
-from nf4bench.options import ITERATIONS
-from nf4bench.peers import described, present
-from nf4bench.suite import Bench, Report
-from nf4bench.torch_operator import operator, public_call
-from nf4bench.weights import Weight
+from nf4bench.options import ITERATIONS, ROOT
+from nf4bench.peers import present, public_call
+from nf4bench.rows import Bench, Report
+from nf4bench.weights import DTYPES, Weight
 
 TURNS = 10
 PEERS = ("unsloth", "bitsandbytes", "triton")  # torch's own operators are no contender here
-
 NOTHING = "nothing: a view"  # what waiting costs, and in its compiled form torch.compile
+CALL_BUDGET_US = 6  # what a call may add to the roofline
+SPEEDUP_POINTS = ((1.05, 1), (1.10, 2), (1.15, 2))  # each adds to the one before
+NO_SPEEDUP_POINTS = -3
+# Of each MLP hidden, inner, and dtype. gate and up are [inner, hidden], down is [hidden, inner].
+MLPS = ((2048, 8192, "fp16"), (1024, 4096, "bf16"), (4096, 14336, "bf16"))
 
 Calls = list[Callable[[], torch.Tensor]]
 
 
-def _nothing(weight: Weight) -> Callable[[], torch.Tensor]:
-    packed = weight.quantized.packed
-    return lambda: packed.view(-1)
+def mlp_cases(hidden: int, inner: int, dtype: str) -> list[Case]:
+    up = Case((inner, hidden), dtype)
+    return [up, up, Case((hidden, inner), dtype)]
+
+
+def cases() -> list[Case]:
+    """The nine weights of an iteration."""
+    return [case for mlp in MLPS for case in mlp_cases(*mlp)]
+
+
+# ---- As an operator of torch ------------------------------------------------------------
+
+
+class Operator:
+    """Dequantize as an operator of torch, so that torch.compile sees one opaque call; made once a
+    process, by operator(). The low-level registration: torch.library.custom_op would add the
+    autograd and mutation wrappers that a frozen weight has no use for. A weight passes as its
+    packed tensor, which the graph depends on, and its number, by which the rest is found."""
+
+    NAME = "nf4_bench::dequantize"
+
+    def __init__(self) -> None:
+        self._weights: list[tuple[Weight, Callable[[], torch.Tensor]]] = []
+        namespace, name = self.NAME.split("::")
+        self._library = torch.library.Library(namespace, "DEF")
+        self._library.define(f"{name}(Tensor packed, int weight) -> Tensor")
+        for key in ("CPU", "CUDA"):
+            self._library.impl(name, self._run, key)
+        torch.library.register_fake(self.NAME, self._fake, lib=self._library)
+
+    def _run(self, packed: torch.Tensor, weight: int) -> torch.Tensor:
+        return self._weights[weight][1]()
+
+    def _fake(self, packed: torch.Tensor, weight: int) -> torch.Tensor:
+        case = self._weights[weight][0].case
+        return packed.new_empty(case.shape, dtype=DTYPES[case.dtype])
+
+    def prepare(self, weight: Weight, call: Callable[[], torch.Tensor]) -> Callable:
+        """The operator's call in place of `call`."""
+        self._weights.append((weight, call))
+        operation = torch.ops.nf4_bench.dequantize.default
+        packed, number = weight.quantized.packed, len(self._weights) - 1
+        return lambda: operation(packed, number)
+
+
+@functools.cache
+def operator() -> Operator:
+    return Operator()
 
 
 def as_operator(weights: Sequence[Weight], calls: Calls) -> Calls:
     return [operator().prepare(weight, call) for weight, call in zip(weights, calls, strict=True)]
-
-
-def iterate(gpu: Any, calls: Sequence[Callable], iterations: int) -> float:
-    """Microseconds of an iteration: every call, and a device synchronise after each."""
-    began = time.perf_counter()
-    for _ in range(iterations):
-        for call in calls:
-            call()
-            gpu.synchronize()
-    return (time.perf_counter() - began) * 1e6 / iterations
-
-
-def timed(gpu: Any, implementations: Mapping[str, Calls], iterations: int) -> dict[str, Timing]:
-    """Microseconds of an iteration of each, in turns that make `iterations` in all."""
-    turns = min(TURNS, max(2, iterations))
-    each = -(-iterations // turns)
-    work = {
-        name: (lambda calls=calls: iterate(gpu, calls, each))
-        for name, calls in implementations.items()
-    }
-    return in_turns(work, turns)
 
 
 def _own_code(call: Callable) -> Callable:
@@ -77,26 +108,47 @@ def compiled(calls: Calls) -> Calls | str:
     return made
 
 
+# ---- Times ------------------------------------------------------------------------------
+
+
+def iterate(gpu: Any, calls: Sequence[Callable], iterations: int) -> float:
+    """Microseconds of an iteration: every call, and a device synchronize after each."""
+    began = time.perf_counter()
+    for _ in range(iterations):
+        for call in calls:
+            call()
+            gpu.synchronize()
+    return (time.perf_counter() - began) * 1e6 / iterations
+
+
+def timed(gpu: Any, implementations: Mapping[str, Calls], iterations: int) -> dict[str, Timing]:
+    """Microseconds of an iteration of each, in turns that make `iterations` in all."""
+    turns = min(TURNS, max(2, iterations))
+    each = -(-iterations // turns)
+    work = {
+        name: (lambda c=calls: iterate(gpu, c, each)) for name, calls in implementations.items()
+    }
+    return in_turns(work, turns)
+
+
 def require(
     bench: Bench, what: str, weights: Sequence[Weight], calls: Calls, expected: Sequence
 ) -> None:
     """Every result of an implementation. Raises WrongResult."""
+
+    def waited_for(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+        result = call()
+        bench.gpu.synchronize()
+        return result
+
     for weight, call, values in zip(weights, calls, expected, strict=True):
-        require_dequantized(what, weight, values, lambda call=call: _waited_for(bench.gpu, call))
-
-
-def _waited_for(gpu: Any, call: Callable[[], torch.Tensor]) -> torch.Tensor:
-    result = call()
-    gpu.synchronize()
-    return result
+        require_dequantized(what, weight, values, lambda call=call: waited_for(call))
 
 
 def compiled_and_equal(
-    bench: Bench,
-    weights: Sequence[Weight],
-    implementations: Mapping[str, Calls],
+    bench: Bench, weights: Sequence[Weight], implementations: Mapping[str, Calls],
     expected: Sequence,
-) -> tuple[dict[str, Calls], dict[str, str]]:
+) -> tuple[dict[str, Calls], dict[str, str]]:  # fmt: skip
     """What compiles, and why the rest does not. Raises WrongResult for ours; a peer whose bits
     the compiler changes is one that does not."""
     made, refused = {}, {}
@@ -115,14 +167,14 @@ def compiled_and_equal(
     return made, refused
 
 
-def _stream_us(bench: Bench) -> float:
-    """The stream kernels' time for the nine weights, the best launch shape of each."""
+def _roofline_us(bench: Bench) -> float:
+    """Time of the roofline kernels for the nine weights, the best launch variant of each."""
     total = 0.0
-    for mlp in score.MLPS:
-        cases = mlp.cases()  # all of one size
-        weights = bench.rotation(cases[0])
-        times = bench.times(weights, limits.dequantize_stream(bench.library, weights, "plain"))
-        total += len(cases) * fastest(times, "stream").timing.us
+    for mlp in MLPS:
+        same_size = mlp_cases(*mlp)
+        weights = bench.rotation(same_size[0])
+        times = bench.times(weights, rooflines.dequantize(bench.library, weights, "plain"))
+        total += len(same_size) * fastest(times, "roofline").timing.us
     return total
 
 
@@ -134,7 +186,7 @@ def _eager(
     for name, peer in present(bench.peers).items():
         if name in PEERS and all(peer.supports(weight) for weight in weights):
             made[name] = [
-                peer.prepare(weight, suite.fastest_variant(bench, name, peer, weight, values))
+                peer.prepare(weight, rows.fastest_variant(bench, name, peer, weight, values))
                 for weight, values in zip(weights, expected, strict=True)
             ]
     for name, calls in made.items():
@@ -147,22 +199,74 @@ def _figures(times: Mapping[str, Timing], refused: Mapping[str, str]) -> dict[st
     return figures | {name: {"refused": reason} for name, reason in refused.items()}
 
 
-def _evidence(bench: Bench, weight: Weight, speedup: float | None, refusal: str) -> score.Evidence:
-    return score.Evidence(
-        speedup=speedup,
-        kernels=bench.gpu.kernels(weight.dequantize),
-        compiled_refusal=refusal,
-        dtypes=tuple(mlp.dtype for mlp in score.MLPS),
-        asm=score.source_lines(r"\basm( volatile)?\("),
-        eviction=score.source_lines("evict_first"),
-    )
+# ---- Score and points -------------------------------------------------------------------
+
+
+def summary(totals: Mapping[str, float], roofline_us: float) -> dict:
+    """Score and budget from microseconds of an iteration of each implementation."""
+    ours, calls = totals["libnf4"], len(cases())
+    budget = roofline_us + calls * CALL_BUDGET_US
+    ratios = {
+        name: round(us / ours, 3) for name, us in totals.items() if not name.startswith("libnf4")
+    }
+    return {
+        "libnf4_us": round(ours, 2), "roofline_us": round(roofline_us, 2), "calls": calls,
+        "budget_us": round(budget, 2), "of_budget": round(ours / budget, 4),
+        "score": ratios.get("unsloth"), "ratios": ratios,
+    }  # fmt: skip
+
+
+def source_lines(pattern: str, root: Path = ROOT) -> list[str]:
+    """FILE:LINE of what matches in what dequantize's kernels are made of."""
+    found = []
+    folders = [root / "lib" / "cuda" / name for name in ("", "ptx", "dequant")]
+    for path in sorted(path for folder in folders for path in folder.glob("*.cuh")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(pattern, line):
+                found.append(f"{path.relative_to(root).as_posix()}:{number}")
+    return found
+
+
+def speedup_points(speedup: float) -> int:
+    if speedup <= 1:
+        return NO_SPEEDUP_POINTS
+    return sum(points for least, points in SPEEDUP_POINTS if speedup >= least)
+
+
+def points(speedup: float | None, kernels: int, refusal: str) -> list[dict]:
+    """The rows of the puzzle's marking: what is asked, points had and possible, evidence.
+
+    speedup  None where Unsloth's sequence is missing
+    kernels  GPU operations of one dequantize
+    refusal  why it does not compile, or nothing
+    """
+    asm, eviction = source_lines(r"\basm( volatile)?\("), source_lines("evict_first")
+    rows = [
+        (
+            "one kernel for both dequantizations", 3 * (kernels == 1), 3,
+            f"{kernels} in the graph of one dequantize",
+        ),
+        (
+            "at least 1.15x as fast as Unsloth", 0 if speedup is None else speedup_points(speedup),
+            5, "Unsloth's sequence is missing here" if speedup is None else f"{speedup:.2f}x here",
+        ),
+        (
+            "works under torch.compile", -1 if refusal else 1, 1,
+            refusal or "fullgraph=True, bits compared, as an operator that the harness registers",
+        ),
+        ("custom asm", 3 * bool(asm), 3, ", ".join(asm) or "none"),
+        ("cache eviction", int(bool(eviction)), 1, ", ".join(eviction) or "none"),
+        ("tested in fp16 and bf16", 1, 1, "bits compared in bf16 and fp16"),
+    ]  # fmt: skip
+    return [dict(zip(("asked", "points", "of", "evidence"), row, strict=True)) for row in rows]
 
 
 def run(bench: Bench, iterations: int | None, report: Report) -> dict:
     """All figures. Raises WrongResult before what is wrong is timed."""
-    iterations = iterations or ITERATIONS
-    torch.manual_seed(0)
-    weights = [Weight(case, bench.gpu.place) for case in score.cases()]
+    iterations, gpu = iterations or ITERATIONS, bench.gpu
+    named = {name: bench.peers[name] for name in PEERS if name in bench.peers}
+    figures = rows.begin(bench, named, report) | {"iterations": iterations}
+    weights = [Weight(case, gpu.place) for case in cases()]
     expected = [bench.expected(weight) for weight in weights]
     ours = [public_call(weight) for weight in weights]
     # torch.compile takes no ctypes call, so ours is compiled as an operator of torch, and so
@@ -175,33 +279,30 @@ def run(bench: Bench, iterations: int | None, report: Report) -> dict:
         for name in refused
         if name != "libnf4"
     }
-    for found, more in zip(
-        (graphs, refused), compiled_and_equal(bench, weights, alike, expected), strict=True
-    ):
-        found.update(more)
+    more, refused_too = compiled_and_equal(bench, weights, alike, expected)
+    graphs, refused = graphs | more, refused | refused_too
     del expected
-
-    idle = [_nothing(weight) for weight in weights]
+    idle = [lambda packed=weight.quantized.packed: packed.view(-1) for weight in weights]
     attempt = compiled(idle)
     if isinstance(attempt, str):
         refused[NOTHING] = attempt
     else:
         graphs[NOTHING] = attempt
-
-    stream_us = _stream_us(bench)
-    times = timed(
-        bench.gpu, eager | {f"libnf4{tables.AS_OPERATOR}": operated, NOTHING: idle}, iterations
-    )
-    summary = score.summary({name: times[name].us for name in times if name != NOTHING}, stream_us)
-    evidence = _evidence(bench, weights[0], summary["score"], refused.get("libnf4", ""))
-    figures = {
-        "device": bench.gpu.name,
-        "peers": described({name: bench.peers[name] for name in PEERS if name in bench.peers}),
-        "iterations": iterations,
+    roofline_us = _roofline_us(bench)
+    called = eager | {f"libnf4{tables.AS_OPERATOR}": operated, NOTHING: idle}
+    times = timed(gpu, called, iterations)
+    score = summary({name: times[name].us for name in times if name != NOTHING}, roofline_us)
+    figures |= {
         "eager": _figures(times, {}),
-        "compiled": _figures(timed(bench.gpu, graphs, iterations), refused),
-        "summary": summary,
-        "points": score.points(evidence),
+        "compiled": _figures(timed(gpu, graphs, iterations), refused),
+        "summary": score,
+        "points": points(
+            score["score"], gpu.kernels(weights[0].dequantize), refused.get("libnf4", "")
+        ),
     }
-    report(tables.challenge_text(figures))
+    for row in tables.challenge_rows(figures):
+        report(tables.CHALLENGE.line(row))
+    report(f"{score['of_budget']:.2f} of a budget of {score['budget_us']:.1f} µs")
+    for row in figures["points"]:
+        report(tables.POINTS.line(row))
     return figures

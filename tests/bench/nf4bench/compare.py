@@ -2,8 +2,9 @@
 
     python tests/bench/bench.py --before DIR --quick --json FILE
 
-DIR is another checkout, and both have a build/ from before: nothing is compiled or downloaded, and
-of packages torch and numpy are needed. With --quick it takes two minutes of an H200, four at most.
+DIR is another checkout. Both are built: of each, build/lib/libnf4.so, build/bindings/python and
+bindings/python are used. Nothing is compiled or downloaded, and of packages torch and numpy are
+needed. --quick takes two minutes of an H200, four at most.
 
 Each build is a process with its own nf4, library and CUDA context (compare_worker.py); this one
 only says whose turn it is, and needs nothing but Python. A ratio is the median over turns of after
@@ -21,12 +22,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nf4bench import cases, matmul_cases, models_cases
 from nf4bench.measure import summary
-from nf4bench.tables import markdown
+from nf4bench.table import Table, number, text
 
 Report = Callable[[str], None]
 BENCH = Path(__file__).resolve().parents[1]
@@ -48,21 +50,12 @@ class Product:
 # ---- Which ------------------------------------------------------------------------------
 
 
-def _weight(case: cases.Case) -> dict[str, Any]:
-    return {
-        "shape": list(case.shape), "dtype": case.dtype, "nested": case.nested,
-        "blocksize": case.blocksize, "format": case.format,
-    }  # fmt: skip
-
-
 def _memory(every: Iterable[cases.Case]) -> list[Product]:
-    """Dequantize and quantize, of those kinds of weight that the public interface places."""
+    """Dequantize and quantize."""
     return [
-        Product(case.work, str(case).removeprefix(f"{case.work} "), _weight(case))
+        Product(case.work, str(case).removeprefix(f"{case.work} "), {"case": asdict(case)})
         for case in every
         if case.work in ("dequantize", "quantize")
-        and case.placement == "aligned"
-        and case.format != "own"
     ]
 
 
@@ -72,7 +65,7 @@ def _matmul(groups: Iterable[matmul_cases.Group]) -> list[Product]:
             "matmul",
             f"{f'{group.together} x ' if group.together > 1 else ''}"
             f"{str(group.case).removeprefix('matmul ')} M={m}",
-            _weight(group.case) | {"m": m, "together": group.together},
+            {"case": asdict(group.case), "m": m, "together": group.together},
         )
         for group in groups
         for m in group.ms
@@ -83,7 +76,7 @@ def _models(groups: Iterable[models_cases.Group]) -> list[Product]:
     return [
         Product(
             "whole models", f"{group}, {launch}",
-            {"group": dataclasses.asdict(group), "launch": launch},
+            {"group": asdict(group), "launch": launch},
         )
         for group in groups
         if group.work != "mlp"
@@ -92,9 +85,7 @@ def _models(groups: Iterable[models_cases.Group]) -> list[Product]:
 
 
 def _host() -> list[Product]:
-    small = {"shape": [256, 256], "dtype": "bf16", "nested": True}
-    large = {"shape": [4096, 4096], "dtype": "bf16", "nested": True}
-    dense = {"shape": [4096, 4096], "dtype": "bf16"}
+    small, large = cases.Case((256, 256)), cases.Case((4096, 4096))
     modes = ("no_grad", "inference_mode", "grad", "autocast", "gradient")
     calls = [
         ("dequantize, new tensor", small, ""), ("dequantize, out given", small, ""),
@@ -102,12 +93,14 @@ def _host() -> list[Product]:
         ("matmul, out given", large, ""), ("matmul_batch of 2", large, ""),
         *(("NF4Linear", large, mode) for mode in modes),
         # The same code in both: how far a ratio is off by chance.
-        ("torch.nn.Linear", dense, "no_grad"),
+        ("torch.nn.Linear", large, "no_grad"),
     ]  # fmt: skip
     return [
-        Product("host overhead", f"{call}{f', {mode}' if mode else ''}",
-                spec | {"call": call, "mode": mode})
-        for call, spec, mode in calls
+        Product(
+            "host overhead", f"{call}, {mode}" if mode else call,
+            {"case": asdict(case), "call": call, "mode": mode},
+        )
+        for call, case, mode in calls
     ]  # fmt: skip
 
 
@@ -207,7 +200,7 @@ def measured(builds: list[Any], product: Product) -> dict[str, Any]:
     row: dict[str, Any] = {"group": product.group, "name": product.name}
     try:
         for again in (False, True):
-            prepared = ask(builds, do="prepare", product=dataclasses.asdict(product))
+            prepared = ask(builds, do="prepare", product=asdict(product))
             for side, answer in zip(("before", "after"), prepared, strict=True):
                 if "error" in answer:
                     return row | {"failed": f"{side}: {answer['error']}"}
@@ -291,35 +284,39 @@ def within_bounds(figures: dict[str, Any]) -> bool:
     ) and not any(each["slower"] or each["mean"] > MEAN for each in figures["summary"].values())
 
 
+TABLE = Table(
+    text("group", "{group}"), number("products", "{products}"),
+    number("after over before", "{mean:.4f}"), text("slowest", "{worst}"),
+    number("ratio", "{worst_ratio:.3f}"), number("slower", lambda row: str(len(row["slower"]))),
+)  # fmt: skip
+
+
 def table(figures: dict[str, Any]) -> str:
     """By group, then each product that is slower, fails or has other bits."""
-    head = ["group", "products", "after over before", "slowest", "ratio", "over 3 %"]
-    rows = [
-        [group, str(each["products"]), f"{each['mean']:.4f}", each["worst"],
-         f"{each['worst_ratio']:.3f}", str(len(each["slower"]))]
-        for group, each in figures["summary"].items()
-    ]  # fmt: skip
-    parts = [markdown(head, 2, rows)]
-    wrong = [
-        row for row in figures["products"]
+    parts = [TABLE.markdown({"group": group, **each} for group, each in figures["summary"].items())]
+    parts += [
+        line(row) for row in figures["products"]
         if "failed" in row or row["ratio"] > SLOWER or not row["same_bits"]
     ]  # fmt: skip
-    parts += [line(row) for row in wrong]
     parts += [f"left out, as time was over: {name}" for name in figures["left_out"]]
     bounds = f"mean within {MEAN - 1:.0%}, none over {SLOWER - 1:.0%} slower, same bits"
     parts.append(f"{'yes' if within_bounds(figures) else 'NO'}: {bounds}")
     return "\n".join(parts)
 
 
-def main(before: Path, after: Path, build: Path, quick: bool, report: Report) -> dict[str, Any]:
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main(before: Path, after: Path, build: Path, quick: bool) -> dict[str, Any]:
     """Compares two trees, of which each has build/; `build` is that of `after`. Raises Failed."""
     builds: list[Build] = []
     try:
         builds += [Build(before, before / "build"), Build(after, build)]
         limit = QUICK_SECONDS if quick else SECONDS
-        figures = run(builds, products(quick), limit, report)
+        figures = run(builds, products(quick), limit, say)
     finally:
         for each in builds:
             each.close()
-    report(table(figures))
+    say(table(figures))
     return figures

@@ -15,6 +15,7 @@ MS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 512, 777, 1024, 2048, 4096)
 FP16_MS = (1, 16, 64, 1024)
 TOGETHER_MS = (1, 8)
 QUICK_SHAPES, QUICK_MS = (LARGE, (4096, 4096)), (1, 8, 64, 1024)
+MANY = 64  # rows of x, from which on a product is compared with dense and not with a read
 PDL_M = 64  # beyond it the share of a launch is small, and ours is launched plainly alone
 MAX_PRODUCTS = 2**38  # of a weight and x: what takes longer shows nothing new
 TINYGEMM_M = 64  # beyond it torch's int4 kernel takes ten times as long as a dense product

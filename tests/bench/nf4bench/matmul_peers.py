@@ -1,4 +1,4 @@
-"""Those whom matmul is measured beside. A peer says which products it `supports` and in which
+"""The peers of matmul. A peer says which products it `supports` and in which
 ways it may be called; prepare(weight, variant) returns call(x), which enqueues on torch's
 current stream and returns a y of its own. What users keep between calls is prepared."""
 
@@ -13,8 +13,8 @@ import torch
 from nf4bench import peers
 from nf4bench.cases import Case
 from nf4bench.matmul_cases import PEERS, TINYGEMM_M, weight_case
-from nf4bench.matmul_product import MOST_PEER_ERROR, exact, require
 from nf4bench.peers import Missing, PeerMissing
+from nf4bench.product import MOST_PEER_ERROR, exact, require
 from nf4bench.weights import DTYPES, Weight
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]

@@ -24,7 +24,7 @@ class Timing:
 
 
 class Candidate(NamedTuple):
-    """Who is timed, launched how, and with which of its launch shapes: the fastest counts."""
+    """Who is timed, launched how, and with which of its launch variants: the fastest counts."""
 
     name: str
     launch: str = "plain"
@@ -75,7 +75,7 @@ def measure(
 
 
 def fastest(times: Mapping[Candidate, Timing], name: str, launch: str = "plain") -> Fastest | None:
-    """The best launch shape of a candidate; None if it was not timed."""
+    """The best launch variant of a candidate; None if it was not timed."""
     found = [
         Fastest(candidate.variant, timing)
         for candidate, timing in times.items()

@@ -1,91 +1,163 @@
-"""The figures of whole models: LLaMA-7B's shape in three forms, beside each other."""
+"""Whole models: LLaMA-7B's shape in three forms. Of each group every form is checked, its memory
+measured, then all are timed in turns. A form that fails is left out of the row, which says why; one
+that computes something else ends the bench."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from nf4bench import models_call, models_rows, models_steps, models_tables
+from nf4bench import host, models_forms, models_steps, tables
 from nf4bench.check import WrongResult
-from nf4bench.models_cases import Group
+from nf4bench.measure import Timing, in_turns
+from nf4bench.models_cases import FORMS, MOST_ERROR, TURNS, Group
 from nf4bench.models_forms import Peer
-from nf4bench.models_rows import Attempt
 from nf4bench.models_steps import Made, Models
-from nf4bench.peers import described, present
-from nf4bench.suite import Bench, Report
+from nf4bench.peers import present
+from nf4bench.product import require
+from nf4bench.rows import Bench, Report, begin
 
 
-class Clock:
-    """Seconds since it was made, for what must end in time."""
-
-    def __init__(self, limit: float) -> None:
-        self._began, self.limit = time.monotonic(), limit
-
-    def seconds(self) -> float:
-        return round(time.monotonic() - self._began, 1)
-
-    def over(self) -> bool:
-        return self.seconds() >= self.limit
+def reason(error: Exception) -> str:
+    """The first line of what went wrong."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _made(bench: Bench, models: Models, peers: Mapping[str, Peer], group: Group) -> Made:
-    run = models_steps.runner(group.compiled)
-    if group.work == "mlp":
-        return models_steps.mlp(group, peers, run, bench.gpu.place)
-    work = models.training if group.work == "training" else models.inference
-    return work(group, run)
+@dataclass
+class Attempt:
+    """What has come of the forms so far: memory in bytes, and why a form failed."""
+
+    memory: dict[str, dict[str, int]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def each(self, made: Made, work: Callable[[Any], Any]) -> dict[str, Any]:
+        """work(step) of each form, without those that fail or have failed."""
+        results = {}
+        for form, (_, step) in made.items():
+            try:
+                if form not in self.failed:
+                    results[form] = work(step)
+            except WrongResult:
+                raise
+            except Exception as error:  # the other forms and the other rows go on
+                self.failed[form] = reason(error)
+        return results
 
 
-def _rows(bench: Bench, models: Models, peers: Mapping[str, Peer], group: Group) -> list[dict]:
+def _compared(result: Any) -> torch.Tensor:
+    """Everything that a step returned, as one vector in float64."""
+    parts = result if isinstance(result, (tuple, list)) else [result]
+    return torch.cat([part.detach().double().view(-1) for part in parts])
+
+
+def _checked(bench: Bench, group: Group, made: Made, attempt: Attempt) -> float | None:
+    """How far ours is from bitsandbytes; None if one of them is not there. Each has run once then,
+    and is compiled. Raises WrongResult."""
+    results = {form: _compared(each) for form, each in attempt.each(made, bench.gpu.run).items()}
+    if not {"libnf4", "bitsandbytes"} <= results.keys():
+        return None
+    what = f"{group}: libnf4 beside bitsandbytes"
+    error = require(what, MOST_ERROR[group.work], results["bitsandbytes"], results["libnf4"])
+    return float(f"{error:.3e}")
+
+
+def _times(bench: Bench, launch: str, made: Made, attempt: Attempt) -> dict[str, Timing]:
+    gpu, eager = bench.gpu, launch == "eager"
+    ready = attempt.each(made, lambda step: gpu.prepare([step], eager))
+    work = {form: lambda e=enqueue: gpu.microseconds(e) for form, enqueue in ready.items()}
+    return in_turns(work, bench.replays or TURNS)
+
+
+def row(
+    group: Group, launch: str, times: Mapping[str, Timing], attempt: Attempt, error: float | None
+) -> dict[str, Any]:
+    """Each form's time, ratio to ours, and memory."""
+    forms = {}
+    for form in FORMS:
+        if form in times:
+            figures = times[form].figures()
+            if form != "libnf4" and "libnf4" in times:
+                figures["ratio"] = round(times[form].us / times["libnf4"].us, 3)
+            forms[form] = figures | attempt.memory[form]
+    return {
+        "work": group.work, "batch": group.batch, "tokens": group.tokens,
+        "layers": group.size.layers, "hidden": group.size.hidden,
+        "intermediate": group.size.intermediate, "compiled": group.compiled, "launch": launch,
+        "error": error, "forms": forms, "failed": dict(attempt.failed),
+    }  # fmt: skip
+
+
+def rows_of(bench: Bench, group: Group, made: Made) -> list[dict[str, Any]]:
+    """One row for each way to launch. Raises WrongResult before anything is timed."""
+    attempt = Attempt()
+    error = _checked(bench, group, made, attempt)
+    for form, peak in attempt.each(made, bench.gpu.peak_bytes).items():
+        weights = models_forms.bytes_of(made[form][0])
+        attempt.memory[form] = {"weights": weights, "step": peak}
+    rows = []
+    for launch in group.launches:
+        here, times = Attempt(attempt.memory, dict(attempt.failed)), {}
+        try:
+            times = _times(bench, launch, made, here)
+        except Exception as problem:  # in turns, where it is nobody's in particular
+            here.failed = dict.fromkeys(made, reason(problem)) | here.failed
+        rows.append(row(group, launch, times, here, error))
+    return rows
+
+
+def rows(bench: Bench, models: Models, peers: Mapping[str, Peer], group: Group) -> list[dict]:
     """Those of a group; where all of it fails, one that says why. Raises WrongResult."""
     try:
-        return models_rows.rows_of(bench, group, _made(bench, models, peers, group))
+        run = models_steps.runner(group.compiled)
+        if group.work == "mlp":
+            made = models_steps.mlp(group, peers, run, bench.gpu.place)
+        else:
+            work = models.training if group.work == "training" else models.inference
+            made = work(group, run)
+        return rows_of(bench, group, made)
     except WrongResult:
         raise
     except Exception as error:  # the other groups go on
-        failed = dict.fromkeys(models.weights.forms, models_rows.reason(error))
-    return [
-        models_rows.row(group, each, {}, Attempt(failed=failed), None) for each in group.launches
-    ]
+        failed = dict.fromkeys(models.weights.forms, reason(error))
+    return [row(group, each, {}, Attempt(failed=failed), None) for each in group.launches]
 
 
 def run(
     bench: Bench, peers: Mapping[str, Any], groups: Iterable[Group], limit: float, report: Report
 ) -> dict:
-    """All figures, as the record holds them. No group begins after `limit` seconds; those are named
-    in "left_out". Raises WrongResult before a group is timed."""
-    clock = Clock(limit)
-    torch.manual_seed(0)
+    """All figures, as figures.json holds them. No group begins after `limit` seconds; those are
+    named in "left_out". Raises WrongResult before a group is timed."""
+    began = time.monotonic()
+
+    def seconds() -> float:
+        return round(time.monotonic() - began, 1)
+
     usable, groups = present(peers), list(groups)
     largest = max((g.size for g in groups if g.work != "mlp"), key=lambda size: size.layers)
-    figures: dict[str, Any] = {
-        "device": bench.gpu.name,
-        "torch": torch.__version__,
-        "peers": described(peers),
-        "rows": [],
-        "left_out": [],
-    }
-    for name, each in figures["peers"].items():
-        report(f"{name}: {each.get('version') or 'missing: ' + each['missing']}")
+    figures = begin(bench, peers, report) | {"rows": [], "left_out": []}
     models = Models(largest, usable, bench.gpu.place)
     bench.gpu.synchronize()
-    figures["build_seconds"] = clock.seconds()
-    report(f"weights of {largest.layers} layers in {clock.seconds()} s")
+    figures["build_seconds"] = seconds()
+    report(f"weights of {largest.layers} layers in {seconds()} s")
     for group in groups:
-        if clock.over():
+        if seconds() >= limit:
             figures["left_out"].append(str(group))
+            report(f"left out, as {limit:g} s were over: {group}")
             continue
-        for row in _rows(bench, models, usable, group):
-            figures["rows"].append(row)
-            report(models_tables.line(row))
+        for each in rows(bench, models, usable, group):
+            figures["rows"].append(each)
+            report(tables.MODELS.line(each))
+            for form, why in each["failed"].items():
+                report(f"{form} failed: {why}")
         bench.gpu.release()
-    figures["call"] = models_call.run(bench, models.weights.forms)
-    report(models_tables.call_text(figures["call"]))
-    for group in figures["left_out"]:
-        report(f"left out, as {limit:g} s were over: {group}")
-    figures["seconds"] = clock.seconds()
+    figures["call"] = host.layer(bench, models.weights.forms)
+    for each in tables.layer_calls(figures["call"]):
+        report(tables.layer_call(figures["call"]).line(each))
+    figures["seconds"] = seconds()
     report(f"{figures['seconds']} s in all")
     return figures

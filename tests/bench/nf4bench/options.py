@@ -12,14 +12,12 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PEERS = ("bitsandbytes", "unsloth", "torch", "triton")
-MODES = ("sweep", "challenge", "call", "matmul", "matmul-sweep", "models")
-SWEEPS = ("sweep", "matmul-sweep")  # whose tables go between markers of that name
 MAX_ELEMENTS = 2**31 - 1  # bitsandbytes counts elements in 32 bits
 REPLAYS, MIN_REPLAYS = 15, 3
 ITERATIONS = 1000  # of the challenge, as its authors have it
@@ -28,9 +26,34 @@ Shape = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class Mode:
+    """A program of the bench, all on a GPU but for "", the rows. takes: the options that mean
+    something to it, beside --json, --build and --device."""
+
+    help: str
+    takes: tuple[str, ...]
+
+
+MODES = {
+    "": Mode("", ("shapes", "quick", "peers", "replays", "plots", "threads")),
+    "sweep": Mode("every launch configuration of dequantize", ("shapes", "quick", "replays")),
+    "challenge": Mode("Unsloth's puzzle", ("peers", "iterations")),
+    "call": Mode("what a Python call costs", ()),
+    "matmul": Mode("matmul beside its peers", ("shapes", "quick", "replays", "plots")),
+    "matmul-sweep": Mode("every kernel of matmul", ("shapes", "quick", "replays")),
+    "models": Mode("LLaMA-7B beside its peers", ("quick", "replays")),
+    "before": Mode(
+        "this checkout beside the one in DIR, both already built: dequantize, quantize, matmul, "
+        "models and host overhead in turns. Exits with 1 where a product is over 3 %% slower",
+        ("quick",),
+    ),
+}
+
+
+@dataclass(frozen=True)
 class Options:
-    """mode is "" for the rows of the bench, or one of MODES. Numbers that were not given are
-    None, so that each program has defaults of its own."""
+    """mode is one of MODES. What was not given is None, so that each program has defaults of its
+    own."""
 
     mode: str = ""
     device: str = "auto"
@@ -42,7 +65,6 @@ class Options:
     threads: int | None = None
     json: Path | None = None
     plots: Path | None = None
-    notes: Path | None = None
     build: Path = field(default=ROOT / "build")
     before: Path | None = None
 
@@ -58,21 +80,17 @@ def shape(text: str) -> Shape:
     return rows, cols
 
 
-def _shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(shape(each) for each in text.split(","))
-
-
 def _peers(text: str) -> tuple[str, ...]:
     names = () if text == "none" else tuple(text.split(","))
-    unknown = [name for name in names if name not in PEERS]
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"no peer {unknown[0]!r}; expected some of {','.join(PEERS)}, or none"
-        )
+    for name in names:
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(
+                f"no peer {name!r}; expected some of {','.join(PEERS)}, or none"
+            )
     return names
 
 
-def _at_least(least: int):
+def _at_least(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not re.fullmatch(r"\d{1,9}", text) or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r}; expected a number of {least} or more")
@@ -84,72 +102,42 @@ def _at_least(least: int):
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="./dev bench",
-        description="libnf4 beside its peers and beside the limit of memory, on the GPU if there "
-        "is one, else the CPU",
+        description="libnf4 beside its peers and beside the bandwidth roofline, on the GPU if "
+        "there is one, else the CPU",
     )
     modes = made.add_mutually_exclusive_group()
-    modes.add_argument("--sweep", action="store_true", help="every launch configuration (GPU)")
-    modes.add_argument("--challenge", action="store_true", help="Unsloth's puzzle (GPU)")
-    modes.add_argument("--call", action="store_true", help="what a Python call costs (GPU)")
-    modes.add_argument("--matmul", action="store_true", help="matmul beside its peers (GPU)")
-    modes.add_argument("--matmul-sweep", action="store_true", help="every kernel of matmul (GPU)")
-    modes.add_argument("--models", action="store_true", help="LLaMA-7B beside its peers (GPU)")
-    modes.add_argument(
-        "--before", type=Path, metavar="DIR",
-        help="this checkout beside another one, both with build/: dequantize, quantize, matmul, "
-        "models and host overhead in turns. Exits with 1 where a product is over 3 %% slower (GPU)",
-    )  # fmt: skip
+    for name, mode in list(MODES.items())[1:]:
+        how = {"type": Path, "metavar": "DIR"} if name == "before" else {"action": "store_true"}
+        modes.add_argument(f"--{name}", help=f"{mode.help} (GPU)", **how)
     which = made.add_mutually_exclusive_group()
-    which.add_argument("--shapes", type=_shapes, help="ROWSxCOLS,... instead of LLaMA's")
+    which.add_argument(
+        "--shapes", type=lambda text: tuple(map(shape, text.split(","))),
+        help="ROWSxCOLS,... instead of LLaMA's",
+    )  # fmt: skip
     which.add_argument("--quick", action="store_true", help="only the shapes that matter most")
     made.add_argument("--device", choices=("auto", "gpu", "cpu"), default="auto")
     made.add_argument("--peers", type=_peers, help=f"some of {','.join(PEERS)}, or none (GPU)")
-    made.add_argument(
-        "--replays", type=_at_least(MIN_REPLAYS), help=f"of each graph; {REPLAYS} by default (GPU)"
-    )
-    made.add_argument(
-        "--iterations", type=_at_least(1), help=f"of the challenge; {ITERATIONS} by default"
-    )
-    made.add_argument(
-        "--threads", type=_at_least(1), help="one for each processor by default (CPU)"
-    )
+    numbers = {
+        "replays": (MIN_REPLAYS, f"of each graph; {REPLAYS} by default (GPU)"),
+        "iterations": (1, f"of the challenge; {ITERATIONS} by default"),
+        "threads": (1, "all processors by default (CPU)"),
+    }
+    for name, (least, text) in numbers.items():
+        made.add_argument(f"--{name}", type=_at_least(least), help=text)
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     made.add_argument("--plots", type=Path, metavar="DIR", help="write the plots to this folder")
-    made.add_argument(
-        "--notes", type=Path, metavar="FILE", help="write a sweep's tables into this file"
-    )
     made.add_argument("--build", type=Path, default=Options.build, help="the build directory")
     return made
 
 
-def has_section(path: Path, name: str) -> bool:
-    """Does the file have the markers of that name, the end after the beginning?"""
-    _, _, rest = path.read_text().partition(f"<!-- {name}:begin -->")
-    return f"<!-- {name}:end -->" in rest
-
-
 def _contradiction(options: Options) -> str | None:
     """Why these options make no sense together on any machine, or None."""
-    if options.mode in ("challenge", "call") and (options.shapes or options.quick):
-        return f"--{options.mode} has shapes of its own; expected neither --shapes nor --quick"
-    if options.mode in ("models", "before") and options.shapes:
-        return f"--{options.mode} has shapes of its own; expected no --shapes"
-    if options.mode not in ("", "challenge") and options.peers is not None:
-        return f"--peers means nothing to --{options.mode}"
-    if options.mode in ("challenge", "call", "before") and options.replays is not None:
-        return f"--replays means nothing to --{options.mode}"
-    if options.mode != "challenge" and options.iterations is not None:
-        return "--iterations belongs to --challenge"
-    if options.mode not in SWEEPS and options.notes is not None:
-        return f"--notes belongs to --{' and --'.join(SWEEPS)}"
-    if options.mode not in ("", "matmul") and options.plots is not None:
-        return f"--plots means nothing to --{options.mode}"
+    for name in ("shapes", "quick", "peers", "replays", "iterations", "plots", "threads"):
+        if getattr(options, name) not in (None, False) and name not in MODES[options.mode].takes:
+            return f"--{name} means nothing {f'to --{options.mode}' if options.mode else 'here'}"
     for name, folder in (("json", options.json and options.json.parent), ("plots", options.plots)):
         if folder is not None and not folder.is_dir():
             return f"--{name}: there is no folder {folder}"
-    section, notes = options.mode, options.notes
-    if notes and not (notes.is_file() and has_section(notes, section)):
-        return f"--notes: {notes} is no file with <!-- {section}:begin --> and its end"
     return _contradiction_on(options, options.device)
 
 
@@ -173,9 +161,9 @@ def parse(arguments: Sequence[str]) -> Options:
     """Exits with status 2 and the usage where the arguments make no sense."""
     made = parser()
     values = vars(made.parse_args(arguments))
-    mode = "".join(name for name in MODES if values.pop(name.replace("-", "_")))
-    mode = "before" if values["before"] else mode
-    options = Options(mode=mode, **values)
+    modes = {name: values.pop(name.replace("-", "_")) for name in list(MODES)[1:]}
+    mode = "".join(name for name, given in modes.items() if given)
+    options = Options(mode=mode, before=modes["before"], **values)
     problem = _contradiction(options)
     if problem:
         made.error(problem)

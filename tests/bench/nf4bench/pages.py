@@ -1,164 +1,363 @@
-"""What the repository shows of the bench's figures: README's section and docs/bench. Needs nothing
-but Python; the plots beside them need matplotlib."""
+"""What the repository shows of docs/bench/figures.json: README's section, docs/bench/README.md and
+docs/bench/sweeps.md. Needs nothing but Python; the plots beside them need matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from nf4bench import matmul_pages, models_pages, tables
-from nf4bench.cases import DETAIL, HEADLINE
+from nf4bench import matmul_cases, models_cases, tables
+from nf4bench.table import Row, Table, missing, number, shape, text
 
-Row = Mapping[str, Any]
-PEERS = ("bitsandbytes", "unsloth", "triton")
-ALL_PEERS = (*PEERS, "torch")
+PEERS = ("bitsandbytes", "unsloth", "triton", "torch")
 PLOTS = {
     "speedup": "Speed-up over each peer, by shape",
-    "of_limit": "Percent of the limit, by size of the output",
-    "roofline": "GB/s by bytes moved, between the limits",
+    "of_roofline": "Percent of the bandwidth roofline, by size of the output",
+    "roofline": "GB/s by bytes moved, between the rooflines",
 }
-_USUAL = {"dtype": "bf16", "nested": True, "blocksize": 64, "format": "nf4", "placement": "aligned"}
-_LARGE = DETAIL[-1]
-
-
-def matters(row: Row) -> bool:
-    """Is it one of the rows that README shows? The usual weight at the headline shapes, and at
-    one of them whatever else is different in one thing."""
-    shape = tuple(row["shape"])
-    different = [name for name, value in _USUAL.items() if row[name] != value]
-    if row["work"] == "quantize":
-        return not different and shape in DETAIL
-    if not different:
-        return shape in HEADLINE
-    if shape != _LARGE or len(different) > 1:
-        return False
-    return row["blocksize"] in (32, 64, 4096)
-
-
-def method(record: Row) -> str:
-    bench = record["bench"]
-    versions = [
-        f"{tables.NAMES[name]} is {each['version']}"
-        for name, each in bench["peers"].items()
-        if "version" in each
-    ]
-    return " ".join([
-        f"Measured on one {bench['device']} on {bench['date']}, all columns in one run: medians "
-        "of CUDA-graph replays over rotating buffers, bits compared first. The limit is the "
-        "fastest of six kernels of ours that move the same bytes and do nothing else, launched "
-        "alike: plainly, or with programmatic dependent launch (PDL); where ours has a launch "
-        f"shape that suits a size better it is over 100%, here up to {_most_of_limit(bench)}. "
-        "bitsandbytes' quantize cannot be captured, so its ratio is that of calls, each of which "
-        "makes its outputs, over calls of ours (their time after the ratio) into memory made "
-        "beforehand.",
-        f"{'; '.join(versions)}.", *tables.missing_peers(bench["peers"]),
-    ])  # fmt: skip
-
-
-def _most_of_limit(bench: Row) -> str:
-    return f"{max(row['of_limit'] for row in bench['rows']):.0%}"
-
-
-def _over(ratios: Mapping[str, float]) -> str:
-    named = {tables.NAMES[name]: ratio for name, ratio in ratios.items() if name in tables.NAMES}
-    return ", ".join(f"{name} {ratio:.2f}x" for name, ratio in named.items()) or "no peer is here"
-
-
-def calls(record: Row) -> str:
-    """The challenge and the cost of a call."""
-    summary, call = record["challenge"]["summary"], record["call"]
-    waited = call["waited"]
-    ratios = {name: each["ratio"] for name, each in waited["calls"].items()}
-    return (
-        "[Unsloth's puzzle](docs/bench/README.md#unsloths-puzzle), nine dequantizes from Python, "
-        f"each waited for: {summary['libnf4_us']:.0f} µs; as many times that take: "
-        f"{_over(summary['ratios'])}. One call at {tables.shape_text(waited)} that is waited "
-        f"for: {waited['calls']['libnf4']['us']:.1f} µs; {_over(ratios)}. A call keeps the host "
-        f"{call['host']['beyond_empty_us']:.1f} µs beyond its torch.empty."
-    )
-
-
+MATMUL_PLOT = "Matmul: microseconds by rows of x, for each weight"
 WORK = {
     "bench": "dequantize and quantize", "challenge": "Unsloth's puzzle", "call": "a call",
-    "matmul": "matmul", "models": "whole models",
+    "matmul": "matmul", "models": "whole models", "sweep": "dequantize", "matmul-sweep": "matmul",
 }  # fmt: skip
+SHOWN, SWEEPS = tuple(WORK)[:5], {"sweep", "matmul-sweep"}
 
 
-def note(record: Row, changed: Collection[str], names: Collection[str]) -> list[str]:
+def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[str]:
     """A paragraph that says which of these figures are of older code; none where none is."""
     older: dict[str, list[str]] = {}
-    for name in WORK:
-        if name in names and name in changed:
-            older.setdefault(record[name]["commit"], []).append(WORK[name])
+    for name in names:
+        if name in changed:
+            older.setdefault(figures[name]["commit"], []).append(WORK[name])
     return [
         f"The figures of {', '.join(of)} are of commit {commit}; their code has changed since."
         for commit, of in older.items()
     ]
 
 
-def readme(record: Row, changed: Collection[str] = ()) -> str:
-    """README's section; matmul and models are in it where the record has their figures."""
+def _versions(peers: Mapping[str, Row], texts: Mapping[str, str]) -> list[str]:
+    """A sentence of what the peers are; and one for each that is missing."""
+    found = [
+        texts[name].format(each["version"]) for name, each in peers.items() if "version" in each
+    ]
+    return [*([f"{'; '.join(found)}."] if found else []), *missing(peers, tables.NAMES)]
+
+
+# ---- README -----------------------------------------------------------------------------
+
+LARGE = list(matmul_cases.LARGE)
+# What README shows: of figures.json, which set, and what its row has.
+_USUAL = {"dtype": "bf16", "nested": True, "launch": "plain"}
+_MEMORY = _USUAL | {"blocksize": 64, "format": "nf4", "placement": "aligned"}
+_WHOLE = {"layers": models_cases.LLAMA_7B.layers, "launch": "graph", "compiled": False}
+README_ROWS: list[tuple[str, Row]] = [
+    ("bench", {"work": "dequantize", "shape": [4096, 4096], **_MEMORY}),
+    ("bench", {"work": "dequantize", "shape": LARGE, **_MEMORY}),
+    ("bench", {"work": "quantize", "shape": LARGE, **_MEMORY}),
+    *(("matmul", {"weights": 1, "shape": LARGE, "m": m, **_USUAL}) for m in (1, 16, 128, 1024)),
+    ("models", {"work": "decode", "batch": 1, **_WHOLE}),
+    ("models", {"work": "prefill", **_WHOLE}),
+    ("models", {"work": "training", **_WHOLE}),
+]
+
+
+def _peer(row: Row, name: str) -> str:
+    """A peer's time over ours."""
+    found = row.get("peers", row.get("forms"))
+    return f"{found[name]['ratio']:.2f}x" if "ratio" in found.get(name, {}) else tables.NOTHING
+
+
+def _readme_row(name: str, row: Row) -> dict:
+    made = {"bitsandbytes": _peer(row, "bitsandbytes"), "dense": _peer(row, "dense")}
+    if name == "models":
+        us = row["forms"]["libnf4"]["us"]
+        return made | {
+            "work": f"LLaMA-7B, {tables.work(row)}", "shape": tables.NOTHING,
+            "time": f"{us / 1e3:.1f} ms", "speed": tables.NOTHING,
+        }  # fmt: skip
+    if name == "bench":
+        work, speed = (
+            row["work"],
+            f"{row['gb_per_s']:.0f} GB/s, {row['of_roofline']:.0%} of roofline",
+        )
+    else:
+        work = f"matmul, M = {row['m']}"
+        speed = f"{row['of_roofline']:.0%} of roofline"
+        if row["m"] >= matmul_cases.MANY:
+            speed = f"{row['tflop_per_s']:.0f} TFLOPS, {tables.of_dense(row)} of dense"
+    return made | {"work": work, "shape": shape(row), "time": f"{row['us']:.1f} µs", "speed": speed}
+
+
+README = Table(
+    text("work", "{work}"), text("weight, N×K", "{shape}"), number("time", "{time}"),
+    number("speed", "{speed}"), number("bitsandbytes", "{bitsandbytes}"),
+    number("dense bf16", "{dense}"),
+)  # fmt: skip
+
+
+def readme(figures: Row, changed: Collection[str] = ()) -> str:
+    """README's section: ten rows. What there are no figures of is left out."""
+    found = [
+        _readme_row(name, row)
+        for name, wanted in README_ROWS
+        for row in figures.get(name, {"rows": []})["rows"]
+        if wanted.items() <= row.items() and "libnf4" in row.get("forms", {"libnf4"})
+    ]
+    bench = figures["bench"]
     return "\n\n".join([
-        method(record),
-        tables.rows_table(record["bench"], matters, PEERS),
-        calls(record),
-        *(matmul_pages.readme(record["matmul"]) if "matmul" in record else []),
-        *(models_pages.readme(record["models"]) if "models" in record else []),
-        *note(record, changed, WORK),
-        f"![{PLOTS['speedup']}](docs/bench/speedup.svg)",
-        "All rows, spreads, limits and plots: [docs/bench](docs/bench/README.md). What falls short "
-        "and why, the CPU's figures and what was tried: [notes](tests/bench/NOTES.md). `./dev "
-        "bench` measures on your machine, GPU or not.",
+        f"One {bench['device']}, {bench['date']}, bf16, NF4 with double quantization, CUDA graphs. "
+        "The last columns are the peers' time over ours. The roofline is the fastest kernel that "
+        "moves the same bytes and does nothing else; dense is torch.nn.Linear (cuBLAS) in bf16.",
+        README.markdown(found),
+        *note(figures, changed, SHOWN),
+        "All tables, spreads and plots: [docs/bench](docs/bench/README.md). `./dev bench` measures "
+        "on your machine, GPU or not.",
     ])  # fmt: skip
 
 
-def document(record: Row, changed: Collection[str] = ()) -> str:
-    """docs/bench/README.md; matmul and models as in `readme`."""
-    bench, challenge = record["bench"], record["challenge"]
+# ---- Dequantize, quantize, calls --------------------------------------------------------
+
+
+def method(bench: Row) -> str:
+    most = max(row["of_roofline"] for row in bench["rows"])
+    versions = {name: f"{tables.NAMES[name]} is {{}}" for name in bench["peers"]}
+    return " ".join([
+        f"Measured on one {bench['device']} on {bench['date']}, all columns in one run: medians "
+        "of CUDA-graph replays over rotating buffers, bits compared first. The bandwidth roofline "
+        "is the fastest of six of our kernels that move the same bytes and do nothing else, "
+        "launched alike: plainly, or with programmatic dependent launch (PDL). Where our launch "
+        f"configuration suits a size better it is over 100%, here up to {most:.0%}. "
+        "bitsandbytes' quantize cannot be captured: both are timed as eager calls (our time "
+        "follows the ratio); bitsandbytes allocates its outputs, we write into preallocated ones.",
+        *_versions(bench["peers"], versions),
+    ])  # fmt: skip
+
+
+def _challenge(challenge: Row) -> list[str]:
+    summary = challenge["summary"]
+    return [
+        f"Nine dequantizes an iteration, a device synchronize after each, "
+        f"{challenge['iterations']} iterations; microseconds an iteration. Compiled is "
+        "torch.compile(fullgraph=True); libnf4, and a peer that it refuses, as a torch operator "
+        "that the harness registers around the call.",
+        tables.CHALLENGE.markdown(tables.challenge_rows(challenge)),
+        f"The roofline kernels take {summary['roofline_us']:.1f} µs; with 6 µs for each of "
+        f"{summary['calls']} calls that is {summary['budget_us']:.1f} µs. libnf4 takes "
+        f"{summary['libnf4_us']:.1f} µs, {summary['of_budget']:.2f} times as much.",
+        tables.POINTS.markdown(challenge["points"]),
+    ]
+
+
+def _call(call: Row) -> list[str]:
+    return [
+        tables.waited(call["waited"]).markdown(tables.named(call["waited"]["calls"])),
+        tables.host(call["host"]).markdown(
+            {"name": name, **each} for name, each in call["host"]["calls"].items()
+        ),
+    ]
+
+
+# ---- Matmul -----------------------------------------------------------------------------
+
+
+def _products(matmul: Row, many: bool, several: bool = False) -> str:
+    kept = [
+        each for each in tables.products(matmul["rows"])
+        if (each["plain"]["weights"] > 1) == several
+        and (each["plain"]["m"] >= matmul_cases.MANY) == many
+    ]  # fmt: skip
+    return tables.matmul(matmul["peers"], many, several).markdown(kept)
+
+
+def matmul_method(matmul: Row) -> str:
+    return " ".join([
+        "y = x W^T, timed as above, with M rows of x; each result is first compared with the "
+        "product in float64. The bandwidth roofline is one read of the packed weight and its "
+        "scales, launched alike.",
+        *_versions(matmul["peers"], {
+            "bitsandbytes": "bitsandbytes {} is its matmul_4bit, at M = 1 its gemv_4bit if faster",
+            "dense": "dense is torch {}'s linear (cuBLAS) with the dequantized weight",
+            "tinygemm": "int4 is torch {}'s int4 kernel in groups of 64, on rearranged bytes of a "
+            "weight of its own",
+        }),
+    ])  # fmt: skip
+
+
+def errors(matmul: Row) -> str:
+    """How our errors are beside those of a dense product, in a sentence."""
+    ratios = [tables.over_dense(row) for row in matmul["errors"] if "dense" in row["errors"]]
+    if not ratios:
+        return ""
+    return (
+        f"The error ||y - exact|| / ||exact|| is at most {max(ratios):.2f} times that of a dense "
+        f"product with the rounded weight (aim: {matmul_cases.MOST_OF_DENSE:.2f})."
+    )
+
+
+def _matmul_document(matmul: Row, older: list[str]) -> list[str]:
+    return [
+        "## Matmul",
+        *older,
+        matmul_method(matmul),
+        f"![{MATMUL_PLOT}](matmul.svg)",
+        f"### Up to {matmul_cases.MANY - 1} rows of x",
+        _products(matmul, many=False),
+        f"### {matmul_cases.MANY} rows of x and more",
+        _products(matmul, many=True),
+        "### Two weights that share x",
+        "As gate and up of an MLP do: one call for both, beside a call for each weight, ours and "
+        "each peer's, and the roofline of both weights together.",
+        _products(matmul, many=False, several=True),
+        "### Errors of matmul",
+        "Exact is the product in float64 with the unrounded weight; the table has the largest over "
+        f"the shapes above. {errors(matmul)}".rstrip(),
+        tables.ERRORS.markdown(tables.worst_errors(matmul["errors"])),
+        "### A call of matmul from Python",
+        "Host overhead, nothing waited for; and with a device synchronize after each call.",
+        tables.matmul_call(matmul["call"]).markdown(tables.matmul_calls(matmul["call"])),
+        "### Kernels and spreads of matmul",
+        tables.MATMUL_SPREADS.markdown(matmul["rows"]),
+    ]
+
+
+# ---- Whole models -----------------------------------------------------------------------
+
+
+def models_method(models: Row) -> str:
+    return " ".join([
+        "LLaMA-7B's shape in bf16 with random weights, of each layer its own, in plain torch: the "
+        "same model with NF4Linear around bitsandbytes' bytes, and with its peers' linear layers, "
+        "timed in turns. Decode is one token for each sequence at the end of a context of "
+        f"{models_cases.CONTEXT}; forward + backward is of adapters of rank "
+        f"{models_cases.LORA_RANK} beside q and v, through "
+        "frozen weights. The head is dense in all. Results are first compared with bitsandbytes'.",
+        *_versions(models["peers"], {
+            "bitsandbytes": "bitsandbytes {} is Linear4bit, NF4 doubly quantized, on its own "
+            "kernels",
+            "dense": "dense is torch {}'s Linear in bf16",
+        }),
+    ])  # fmt: skip
+
+
+def failures(models: Row) -> list[str]:
+    """A sentence for each form that failed, and one for what time left out."""
+    found = [
+        f"{name} failed in {tables.work(row)}, {tables.layers(row)}, {tables.launched(row)}: "
+        f"{reason}."
+        for row in models["rows"]
+        for name, reason in row["failed"].items()
+    ]
+    if models["left_out"]:
+        found.append(f"Left out, as time was over: {'; '.join(models['left_out'])}.")
+    return found
+
+
+def _models_document(models: Row, older: list[str]) -> list[str]:
+    failed = failures(models)
+    return [
+        "## Whole models",
+        *older,
+        models_method(models),
+        "Compiled is torch.compile of one layer, which all share, without autotuning. The MLPs are "
+        "those of LLaMA-7B and LLaMA-65B at both ends of the sweep in the NF4Tensor study.",
+        *([" ".join(failed)] if failed else []),
+        tables.MODELS.markdown(models["rows"]),
+        "### Memory of whole models",
+        "The weights, head and embedding among them, and the most that a step takes beside them.",
+        tables.MODELS_MEMORY.markdown(tables.memory_rows(models["rows"])),
+        "### A call of a layer",
+        "Host overhead, nothing waited for.",
+        tables.layer_call(models["call"]).markdown(tables.layer_calls(models["call"])),
+        "### Spreads and errors of whole models",
+        "The error is ||y - y'|| / ||y'||, y of NF4Linear and y' of bitsandbytes: of logits, or of "
+        "the adapters' gradients.",
+        tables.MODELS_SPREADS.markdown(tables.forms(models["rows"])),
+    ]
+
+
+# ---- The pages --------------------------------------------------------------------------
+
+
+def document(figures: Row, changed: Collection[str] = ()) -> str:
+    """docs/bench/README.md; matmul and models are in it where there are figures of them."""
+
+    def older(name: str) -> list[str]:
+        return note(figures, changed, [name])
+
+    bench = figures["bench"]
     parts = [
         "# The bench, in full",
         "Made by `tests/bench/readme_table.py` from [figures.json](figures.json); "
         "`./dev bench` measures.",
-        method(record),
+        method(bench),
         *(f"![{text}]({name}.svg)" for name, text in PLOTS.items()),
-        "## Beside the limit and the peers",
-        *note(record, changed, ["bench"]),
-        tables.rows_table(bench, lambda row: True, ALL_PEERS),
+        "## Dequantize and quantize",
+        *older("bench"),
+        tables.rows(bench["peers"], PEERS).markdown(tables.cases(bench["rows"])),
         "## A consumer that reads the output next",
         "Dequantize and a kernel that reads all of its output, both launched plainly; in "
-        "parentheses dequantize alone. libnf4 chooses the stores by the output's size; below 1 in "
-        "the last column, wrongly.",
-        tables.consumer_table(bench["consumer"]),
+        "parentheses dequantize alone. libnf4 chooses its stores by the size of the output; below "
+        "1 in the last column that choice is wrong.",
+        tables.CONSUMER.markdown(bench["consumer"]),
         "## Unsloth's puzzle",
-        *note(record, changed, ["challenge"]),
-        f"Nine dequantizes an iteration, each waited for, {challenge['iterations']} iterations; "
-        "microseconds of an iteration. compiled: torch.compile(fullgraph=True); libnf4, and a peer "
-        "that it refuses, as an operator of torch that the harness registers around the call.",
-        tables.challenge_table(challenge),
-        _budget(challenge["summary"]),
-        tables.points_table(challenge["points"]),
+        *older("challenge"),
+        *_challenge(figures["challenge"]),
         "## A call from Python",
-        *note(record, changed, ["call"]),
-        tables.call_tables(record["call"]),
-        "## Spreads, limits and configurations",
-        tables.spread_table(bench),
-        *(
-            matmul_pages.document(record["matmul"], note(record, changed, ["matmul"]))
-            if "matmul" in record
-            else []
-        ),
-        *(
-            models_pages.document(record["models"], note(record, changed, ["models"]))
-            if "models" in record
-            else []
-        ),
+        *older("call"),
+        *_call(figures["call"]),
+        "## Spreads, rooflines and configurations",
+        tables.SPREADS.markdown(bench["rows"]),
+        *(_matmul_document(figures["matmul"], older("matmul")) if "matmul" in figures else []),
+        *(_models_document(figures["models"], older("models")) if "models" in figures else []),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _budget(summary: Row) -> str:
-    return (
-        f"Stream kernels of the same bytes {summary['stream_us']:.1f} µs and 6 µs for each of "
-        f"{summary['calls']} calls: {summary['budget_us']:.1f} µs. libnf4 takes "
-        f"{summary['libnf4_us']:.1f} µs, {summary['of_budget']:.2f} of that."
-    )
+def _sweep(figures: Row, group: Callable[[Row], str], kind: str, column: Callable) -> list[str]:
+    """A table for each group of rows: configurations, by the rows."""
+    groups: dict[str, list[Row]] = {}
+    for row in figures["rows"]:
+        groups.setdefault(group(row), []).append(row)
+    configurations = [
+        {"name": name, "index": index} for index, name in enumerate(figures["configurations"])
+    ]
+    return [
+        tables.sweep(f"{title}: {kind}", rows, column).markdown(configurations)
+        for title, rows in groups.items()
+    ]
+
+
+def sweep_tables(figures: Row) -> list[str]:
+    """Of dequantize: a table for each dtype, configurations by shapes."""
+    return [
+        f"Measured on one {figures['device']}: times over the best of each column, which has its "
+        "microseconds; what the library chooses is bold.",
+        *_sweep(figures, lambda row: row["dtype"], "configuration", shape),
+    ]
+
+
+def matmul_sweep_tables(figures: Row) -> list[str]:
+    """A table for each weight, kernels by rows of x."""
+    return [
+        f"Measured on one {figures['device']}, nested, blocksize 64, launched as the library does: "
+        "times over the best of each column, which has its microseconds; what the library chooses "
+        "is bold.",
+        *_sweep(
+            figures, lambda row: f"{shape(row)} {row['dtype']}", "kernel", "M = {m}".format_map
+        ),
+    ]
+
+
+def sweeps(figures: Row, changed: Collection[str] = ()) -> str:
+    """docs/bench/sweeps.md."""
+    return "\n\n".join([
+        "# Sweeps",
+        "Every launch configuration of dequantize and every kernel of matmul, where it can do the "
+        "problem. `./dev bench --sweep --json FILE` measures the first, `--matmul-sweep` the "
+        "second; `tests/gpu/record.py --add sweep FILE` takes the figures over.",
+        "## Launch configurations of dequantize",
+        *note(figures, changed, ["sweep"]),
+        *sweep_tables(figures["sweep"]),
+        "## Kernels of matmul",
+        *note(figures, changed, ["matmul-sweep"]),
+        *matmul_sweep_tables(figures["matmul-sweep"]),
+    ]) + "\n"  # fmt: skip

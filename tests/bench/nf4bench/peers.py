@@ -1,4 +1,4 @@
-"""Those whom libnf4 is measured beside, each on our bytes, which are bitsandbytes' own.
+"""The peers of dequantize and quantize, each on the same bytes, which are bitsandbytes' format.
 
 A peer has a `version`, says what it `supports`, and prepares calls: prepare(weight, variant)
 returns call(out=None), which enqueues on torch's current stream and returns the values. What
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import nf4
 import torch
 
 from nf4bench.cases import Case
@@ -21,6 +22,12 @@ from nf4bench.options import PEERS
 from nf4bench.weights import DTYPES, Weight
 
 Call = Callable[..., torch.Tensor]
+
+
+def public_call(weight: Weight) -> Callable[[], torch.Tensor]:
+    """What a user writes who wants a new tensor on torch's current stream."""
+    q = weight.quantized
+    return lambda: nf4.dequantize(q)
 
 
 class PeerMissing(Exception):
@@ -34,7 +41,7 @@ class Missing:
 
 class Peer(Protocol):
     version: str
-    variants: range  # launch shapes; the fastest counts
+    variants: range  # launch variants; the fastest counts
 
     def supports(self, weight: Weight) -> bool: ...
 

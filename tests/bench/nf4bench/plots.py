@@ -1,28 +1,45 @@
-"""The plots of dequantize and quantize."""
+"""The plots, as PNG and SVG files that say which figures they are of.
+
+Each carries a digest of the figures and of this code in its metadata, by which a test knows whether
+it is up to date: bytes differ between versions of matplotlib.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from nf4bench import tables
-from nf4bench.drawing import Plot, Plots
+from nf4bench.table import Row, shape
+from nf4bench.tables import NAMES
 
-Row = Mapping[str, Any]
+FORMATS = ("svg", "png")
+STYLE = {
+    "svg.hashsalt": "libnf4", "svg.fonttype": "none", "font.family": "DejaVu Sans",
+    "font.size": 9, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3,
+    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+}  # fmt: skip
 MARKERS = {"bf16": "o", "fp16": "s", "fp32": "^"}
 COLOURS = {"plain": "#0072b2", "pdl": "#d55e00"}
-LIMITS = {"stream": "#333333", "read": "#009e73", "write": "#cc79a7"}
+ROOFLINES = {"bytes": "#333333", "read": "#009e73", "write": "#cc79a7"}
+PEERS = {"bitsandbytes": "#cc79a7", "dense": "#009e73", "tinygemm": "#e69f00"}
+DARK = "#333333"
 
 
-def _plain_nf4(rows: Iterable[Row]) -> list[Row]:
+# ---- Dequantize and quantize ------------------------------------------------------------
+
+
+def _usual(bench: Row, **wanted: Any) -> list[Row]:
     """Dequantize as most have it: NF4, nested, blocks of 64, aligned, even."""
-    common = {
+    wanted |= {
         "work": "dequantize", "nested": True, "blocksize": 64, "format": "nf4",
         "placement": "aligned",
     }  # fmt: skip
     return [
-        row for row in rows
-        if all(row[name] == value for name, value in common.items()) and row["shape"][1] % 64 == 0
+        row for row in bench["rows"]
+        if all(row[name] == value for name, value in wanted.items()) and row["shape"][1] % 64 == 0
     ]  # fmt: skip
 
 
@@ -30,12 +47,16 @@ def _area(row: Row) -> int:
     return row["shape"][0] * row["shape"][1]
 
 
+def _points(axes: Any, x: Iterable, y: Iterable, dtype: str, launch: str, label: str) -> None:
+    axes.plot(
+        x, y, MARKERS[dtype], color=COLOURS[launch], label=label,
+        fillstyle="none" if dtype == "fp16" else "full",
+    )  # fmt: skip
+
+
 def speedup(axes: Any, bench: Row) -> None:
     """Bars: each peer's time over ours, bf16, launched plainly, by shape."""
-    rows = [
-        row for row in _plain_nf4(bench["rows"])
-        if row["dtype"] == "bf16" and row["launch"] == "plain" and row["peers"]
-    ]  # fmt: skip
+    rows = [row for row in _usual(bench, dtype="bf16", launch="plain") if row["peers"]]
     rows.sort(key=_area)
     # torch's own operators are so much slower that nothing else could be seen beside them.
     names = [
@@ -46,57 +67,52 @@ def speedup(axes: Any, bench: Row) -> None:
     for index, name in enumerate(names):
         found = [(at, row["peers"][name]) for at, row in enumerate(rows) if name in row["peers"]]
         where = [at + (index - (len(names) - 1) / 2) * width for at, _ in found]
-        axes.bar(where, [peer["ratio"] for _, peer in found], width, label=tables.NAMES[name])
-    axes.axhline(1, color="#333333", linewidth=1)
-    axes.set_xticks(range(len(rows)), [tables.shape_text(row) for row in rows], rotation=45)
+        axes.bar(where, [peer["ratio"] for _, peer in found], width, label=NAMES[name])
+    axes.axhline(1, color=DARK, linewidth=1)
+    axes.set_xticks(range(len(rows)), [shape(row) for row in rows], rotation=45)
     axes.set_ylabel("time over libnf4's")
     axes.set_title("Dequantize to bf16, nested, plain launches: speed-up over each peer")
 
 
-def of_limit(axes: Any, bench: Row) -> None:
-    """Points: percent of the same-traffic stream kernel by megabytes of output."""
-    rows = _plain_nf4(bench["rows"])
-    for launch, colour in COLOURS.items():
-        for dtype, marker in MARKERS.items():
-            chosen = [row for row in rows if (row["launch"], row["dtype"]) == (launch, dtype)]
-            if chosen:
+def of_roofline(axes: Any, bench: Row) -> None:
+    """Points: percent of the bandwidth roofline by megabytes of output."""
+    for launch in COLOURS:
+        for dtype in MARKERS:
+            rows = _usual(bench, dtype=dtype, launch=launch)
+            if rows:
                 itemsize = 4 if dtype == "fp32" else 2
-                axes.plot(
-                    [_area(row) * itemsize / 1e6 for row in chosen],
-                    [100 * row["of_limit"] for row in chosen],
-                    marker, color=colour, fillstyle="none" if dtype == "fp16" else "full",
-                    label=f"{dtype}, {'PDL' if launch == 'pdl' else 'plain'}",
+                _points(
+                    axes, [_area(row) * itemsize / 1e6 for row in rows],
+                    [100 * row["of_roofline"] for row in rows], dtype, launch,
+                    f"{dtype}, {'PDL' if launch == 'pdl' else 'plain'}",
                 )  # fmt: skip
-    axes.axhline(100, color="#333333", linewidth=1)
+    axes.axhline(100, color=DARK, linewidth=1)
     axes.set_xscale("log")
     axes.set_xlabel("output, MB")
-    axes.set_ylabel("percent of the stream kernel launched alike")
-    axes.set_title("Dequantize, nested: how near to the limit")
+    axes.set_ylabel("percent of the bandwidth roofline")
+    axes.set_title("Dequantize, nested: percent of the bandwidth roofline")
 
 
-def _roof(rows: Iterable[Row], bound: str) -> tuple[list[float], list[float]]:
-    """Megabytes that a limit's kernel moves, and GB/s, by size."""
+def _roof(rows: Iterable[Row], bound: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Megabytes that a roofline's kernel moves, and GB/s, by size."""
     points = set()
     for row in rows:
-        limit = row["limit"] | {"bytes": row["bytes"]} if bound == "stream" else row.get(bound)
-        if limit:
-            points.add((limit["bytes"] / 1e6, limit["bytes"] / limit["us"] / 1e3))
+        found = row["roofline"] | {"bytes": row["bytes"]} if bound == "bytes" else row.get(bound)
+        if found:
+            points.add((found["bytes"] / 1e6, found["bytes"] / found["us"] / 1e3))
     return tuple(zip(*sorted(points), strict=True)) if points else ((), ())
 
 
 def roofline(axes: Any, bench: Row) -> None:
-    """GB/s by megabytes moved, between the lines of the limits."""
-    rows = [row for row in _plain_nf4(bench["rows"]) if row["launch"] == "plain"]
-    for bound, colour in LIMITS.items():
-        label = {"stream": "stream of the same bytes", "read": "read only", "write": "write only"}
-        axes.plot(*_roof(rows, bound), color=colour, linewidth=1, label=label[bound])
-    for dtype, marker in MARKERS.items():
-        chosen = [row for row in rows if row["dtype"] == dtype]
-        axes.plot(
-            [row["bytes"] / 1e6 for row in chosen], [row["gb_per_s"] for row in chosen], marker,
-            fillstyle="none" if dtype == "fp16" else "full", color=COLOURS["plain"],
-            label=f"libnf4, {dtype}",
-        )  # fmt: skip
+    """GB/s by megabytes moved, between the rooflines."""
+    rows = _usual(bench, launch="plain")
+    labels = {"bytes": "the same bytes", "read": "reads alone", "write": "writes alone"}
+    for bound, colour in ROOFLINES.items():
+        axes.plot(*_roof(rows, bound), color=colour, linewidth=1, label=labels[bound])
+    for dtype in MARKERS:
+        some = [row for row in rows if row["dtype"] == dtype]
+        x, y = [row["bytes"] / 1e6 for row in some], [row["gb_per_s"] for row in some]
+        _points(axes, x, y, dtype, "plain", f"libnf4, {dtype}")
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("bytes moved, MB")
@@ -104,7 +120,116 @@ def roofline(axes: Any, bench: Row) -> None:
     axes.set_title("Dequantize, nested, plain launches: memory speed by size")
 
 
-PLOTS = Plots(
-    __file__,
-    {"speedup": Plot(speedup), "of_limit": Plot(of_limit), "roofline": Plot(roofline)},
-)
+# ---- Matmul -----------------------------------------------------------------------------
+
+
+def _by_weight(matmul: Row) -> dict[str, list[Row]]:
+    """The rows of single weights in bf16, by shape."""
+    found: dict[str, list[Row]] = {}
+    for row in matmul["rows"]:
+        if row["dtype"] == "bf16" and row["weights"] == 1:
+            found.setdefault(shape(row), []).append(row)
+    return found
+
+
+def _lines(rows: Sequence[Row], peers: Iterable[str]) -> Iterable[tuple[str, str, str, list]]:
+    """A label, a colour, how it is drawn, and the points: M, microseconds."""
+    for launch, colour in COLOURS.items():
+        points = [(row["m"], row["us"]) for row in rows if row["launch"] == launch]
+        yield f"libnf4{', PDL' if launch == 'pdl' else ''}", colour, "o-", points
+    plain = [row for row in rows if row["launch"] == "plain"]
+    for name in peers:
+        points = [(row["m"], row["peers"][name]["us"]) for row in plain if name in row["peers"]]
+        yield NAMES[name], PEERS[name], ".-", points
+    points = [(row["m"], row["roofline"]["us"]) for row in plain]
+    yield "reading the weight once", DARK, "--", points
+
+
+def time_by_rows(panels: Sequence[Any], matmul: Row) -> None:
+    """Log-log, a panel for each weight in bf16: ours, the peers, the roofline."""
+    by_weight = _by_weight(matmul)
+    for axes, (title, rows) in zip(panels, by_weight.items(), strict=False):
+        for label, colour, style, points in _lines(rows, matmul["peers"]):
+            if points:
+                x, y = zip(*points, strict=True)
+                axes.plot(x, y, style, color=colour, label=label, linewidth=1, markersize=4)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        ticks = [2**power for power in range(0, 13, 2)]
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.set_xlabel("M, rows of x")
+        axes.set_ylabel("µs")
+        axes.set_title(f"{title}, bf16, nested")
+    for axes in panels[len(by_weight) :]:
+        axes.set_axis_off()
+
+
+# ---- Files ------------------------------------------------------------------------------
+
+# What draws each plot, by the name of its figures; onto one axes, or onto a panel for each weight.
+PLOTS: dict[str, dict[str, Callable]] = {
+    "bench": {"speedup": speedup, "of_roofline": of_roofline, "roofline": roofline},
+    "matmul": {"matmul": time_by_rows},
+}
+
+
+def _drawn(pyplot: Any, draw: Callable, figures: Row) -> Any:
+    if draw is not time_by_rows:
+        figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+        draw(axes, figures)
+    else:
+        rows = -(-max(1, len(_by_weight(figures))) // 2)
+        figure, grid = pyplot.subplots(
+            rows, 2, figsize=(9, 3.75 * rows), layout="constrained", squeeze=False
+        )
+        draw(list(grid.flat), figures)
+    _legend(figure)
+    return figure
+
+
+def _legend(figure: Any) -> None:
+    """One for all panels, each label once."""
+    found: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=6)
+
+
+def digest(figures: Row) -> str:
+    """SHA-256 of what the plots are made from and of."""
+    made = hashlib.sha256(Path(__file__).read_bytes())
+    made.update(json.dumps(figures, sort_keys=True).encode())
+    return made.hexdigest()
+
+
+def paths(folder: Path, name: str) -> list[Path]:
+    return [folder / f"{plot}.{each}" for plot in PLOTS[name] for each in FORMATS]
+
+
+def stale(folder: Path, name: str, figures: Row) -> list[Path]:
+    """The plots that are missing or of other figures."""
+    wanted = digest(figures).encode()
+    return [p for p in paths(folder, name) if not p.is_file() or wanted not in p.read_bytes()]
+
+
+def write(folder: Path, name: str, figures: Row) -> list[Path]:
+    """Makes every plot of these figures, "bench" or "matmul"; the files that were written."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    label = digest(figures)
+    metadata = {
+        "svg": {"Date": None, "Creator": None, "Description": label},
+        "png": {"Software": None, "Description": label},
+    }
+    with pyplot.rc_context(STYLE):
+        for plot, draw in PLOTS[name].items():
+            figure = _drawn(pyplot, draw, figures)
+            for each in FORMATS:
+                figure.savefig(folder / f"{plot}.{each}", dpi=120, metadata=metadata[each])
+            pyplot.close(figure)
+    return paths(folder, name)

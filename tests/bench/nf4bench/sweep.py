@@ -1,17 +1,24 @@
-"""Every launch configuration of dequantize, over shapes and dtypes."""
+"""Every launch configuration of dequantize, and every kernel configuration of matmul: each that can
+do the problem, checked and timed, and which of them the library takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
 
 from nf4bench import tables
 from nf4bench.cases import HEADLINE, Case
 from nf4bench.device import Launch
-from nf4bench.library import LaunchFailed
-from nf4bench.measure import Candidate
+from nf4bench.library import LaunchFailed, Refused
+from nf4bench.matmul_cases import Group
+from nf4bench.measure import Candidate, Timing, measure
 from nf4bench.options import Shape
-from nf4bench.suite import Bench, Report, configured
-from nf4bench.weights import CODES, Weight
+from nf4bench.peers import dequantized
+from nf4bench.product import Product, exact, most_error, require
+from nf4bench.rows import Bench, Report, configured
+from nf4bench.weights import Weight
 
 DTYPES = ("bf16", "fp32")  # of fp16 everything has the size that it has of bf16
 # Those at which the choice changes are among them.
@@ -20,54 +27,105 @@ SHAPES: tuple[Shape, ...] = (
     *HEADLINE[2:],
 )  # fmt: skip
 QUICK_SHAPES = HEADLINE[:2]
+MATMUL_REPLAYS = 7  # the slow kernels take their time
 
 
-def _launches(
-    bench: Bench, weights: Sequence[Weight]
-) -> tuple[dict[Candidate, list[Launch]], dict[int, str]]:
-    """The configurations that take this weight, checked, and why the others do not. Raises
+def _times(
+    names: Sequence[str],
+    launches: Callable[[int], list[Launch]],
+    check: Callable[[str, Launch], None],
+    time: Callable[[dict[Candidate, list[Launch]]], dict[Candidate, Timing]],
+    refusal: type[LaunchFailed],
+) -> list[dict[str, Any]]:
+    """By configuration: its time, and that over the best one's; or why it refuses. Raises
     WrongResult."""
-    launches, refused = {}, {}
-    expected = bench.expected(weights[0])
-    for index, name in enumerate(bench.configurations):
-        made = [configured(bench, weight, index) for weight in weights]
+    refused, candidates = {}, {}
+    for index, name in enumerate(names):
+        made = launches(index)
         try:
-            bench.require(f"configuration {name}", weights[0], expected, made[0])
-        except LaunchFailed as error:
-            refused[index] = str(error)
+            check(name, made[0])
+        except refusal as error:
+            refused[index] = {"refused": str(error)}
         else:
-            launches[Candidate("configuration", variant=index)] = made
-    return launches, refused
+            candidates[Candidate("configuration", variant=index)] = made
+    times = time(candidates)
+    best = min(timing.us for timing in times.values())
+    timed = {
+        candidate.variant: timing.figures() | {"ratio": round(timing.us / best, 4)}
+        for candidate, timing in times.items()
+    }
+    return [(timed | refused)[index] for index in range(len(names))]
 
 
 def _row(bench: Bench, case: Case) -> dict:
-    """times: one for each configuration, by index; those that refused say why."""
     weights = bench.rotation(case)
-    out = weights[0].out.data_ptr()
-    launches, refused = _launches(bench, weights)
-    times = bench.times(weights, launches)
-    best = min(timing.us for timing in times.values())
-    figures: dict[int, dict] = {index: {"refused": reason} for index, reason in refused.items()}
-    for candidate, timing in times.items():
-        figures[candidate.variant] = timing.figures() | {"ratio": round(timing.us / best, 4)}
+    expected = bench.expected(weights[0])
     return {
         "shape": list(case.shape),
         "dtype": case.dtype,
-        "chosen": bench.library.chosen(weights[0].descriptor, out, CODES[case.dtype]),
-        "times": [figures[index] for index in range(len(bench.configurations))],
+        "chosen": bench.chosen(weights[0]),
+        "times": _times(
+            bench.configurations,
+            lambda index: [configured(bench, each, index) for each in weights],
+            lambda name, launch: bench.require(
+                f"configuration {name}", weights[0], expected, launch
+            ),
+            lambda candidates: bench.times(weights, candidates),
+            LaunchFailed,
+        ),
     }
 
 
-def run(bench: Bench, shapes: Iterable[Shape], report: Report) -> dict:
+def dequantize(bench: Bench, shapes: Iterable[Shape], report: Report) -> dict:
     """All figures. Raises WrongResult before a case is timed."""
     figures: dict = {
-        "device": bench.gpu.name,
-        "configurations": bench.configurations,
-        "rows": [],
+        "device": bench.gpu.name, "configurations": bench.configurations, "rows": [],
+    }  # fmt: skip
+    for case in (Case(shape, dtype, peers=()) for dtype in DTYPES for shape in shapes):
+        figures["rows"].append(_row(bench, case))
+        report(tables.sweep_line(figures, figures["rows"][-1]))
+        bench.gpu.release()
+    return figures
+
+
+def _product_row(
+    bench: Bench, names: Sequence[str], weights: Sequence[Weight], numbers: torch.Tensor, m: int
+) -> dict:
+    products = [Product(weight, m) for weight in weights]
+    first, case = products[0], weights[0].case
+    expected = exact(first.x, numbers)
+
+    def check(name: str, launch: Launch) -> None:
+        first.y.fill_(torch.nan)
+        y = bench.gpu.run(launch)
+        require(f"{case}, M = {m}: kernel {name}", most_error(first.weight), expected, y)
+
+    return {
+        "shape": list(case.shape),
+        "dtype": case.dtype,
+        "m": m,
+        "chosen": first.chosen(bench.library, bench.gpu.stream),
+        "times": _times(
+            names,
+            lambda index: [product.forced(bench.library, index) for product in products],
+            check,
+            lambda made: measure(bench.gpu, made, bench.replays or MATMUL_REPLAYS),
+            Refused,
+        ),
     }
-    for dtype in DTYPES:
-        for shape in shapes:
-            figures["rows"].append(_row(bench, Case(shape, dtype, peers=())))
+
+
+def matmul(bench: Bench, groups: Iterable[Group], report: Report) -> dict:
+    """All figures, launched as the library does. Raises WrongResult before a product is timed."""
+    names = bench.library.configurations("matmul")
+    figures: dict = {"device": bench.gpu.name, "configurations": names, "rows": []}
+    for group in groups:
+        weights = bench.rotation(group.case)
+        numbers = dequantized(weights[0], torch.float64)
+        for m in group.ms:
+            figures["rows"].append(_product_row(bench, names, weights, numbers, m))
             report(tables.sweep_line(figures, figures["rows"][-1]))
             bench.gpu.release()
+        del weights, numbers
+        bench.gpu.release()
     return figures

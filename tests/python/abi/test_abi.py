@@ -28,6 +28,8 @@ CTYPES = {
     "void *": ctypes.c_void_p,
     "float *": ctypes.POINTER(ctypes.c_float),
     "char *": ctypes.c_char_p,
+    "char **": ctypes.POINTER(ctypes.c_char_p),
+    "int32_t *": ctypes.POINTER(ctypes.c_int32),
     "size_t *": ctypes.POINTER(ctypes.c_size_t),
     **{f"{name} *": ctypes.POINTER(struct) for name, struct in STRUCTS.items()},
     "nf4_tensor *": ctypes.c_void_p,
@@ -86,6 +88,16 @@ def test_constants():
     assert bound == expected
     ours = [name for name in vars(_abi) if re.fullmatch(r"[A-Z]+_[A-Z0-9_]+", name)]
     assert sorted(ours) == sorted(expected)
+
+
+def test_formats_are_those_of_the_header_and_of_the_library():
+    from nf4._convert import FORMATS
+    from nf4._load import library
+
+    defined = re.findall(r"#define NF4_FORMAT_(\w+) (\d+)", CODE)
+    assert {name.lower(): int(code) for name, code in defined} == FORMATS
+    known = {code for code in range(-2, 64) if library().nf4_codebook(code)}
+    assert known == set(FORMATS.values())
 
 
 @pytest.fixture(scope="module")

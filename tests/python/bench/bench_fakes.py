@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 import bench_path  # noqa: F401  (the path)
 import nf4
 import torch
+from nf4 import _abi
 from nf4._load import check, library
-from nf4bench import cases, peers, suite
+from nf4bench import cases, peers
+from nf4bench import rows as bench_rows
 from nf4bench.cases import Case
 from nf4bench.library import LaunchFailed, Refused
 from nf4bench.weights import Weight
@@ -79,37 +81,33 @@ class FakeLibrary:
     def variants(self, kernel: str) -> range:
         return range(2)
 
-    def _launch(self, name: str, *arguments: object) -> None:
-        *_, pdl, _ = arguments
-        if pdl and not self.pdl:
-            raise LaunchFailed(f"nf4_bench_{name} returned 801")
-        self.launches.append((name, *arguments))
+    def configurations(self, operation: str) -> list[str]:
+        return self.names if operation == "dequant" else ["any", "few"]
 
-    def stream(self, *arguments: object) -> None:
-        self._launch("stream", *arguments)
-
-    def encode_stream(self, *arguments: object) -> None:
-        self._launch("encode_stream", *arguments)
-
-    def read(self, *arguments: object) -> None:
-        self._launch("read", *arguments)
-
-    def write(self, *arguments: object) -> None:
-        self._launch("write", *arguments)
-
-    def configurations(self) -> list[str]:
-        return self.names
-
-    def chosen(self, tensor, out: int, dtype: int) -> int:
-        aligned = out % 16 == 0 and tensor.packed % 4 == 0
+    def chosen(self, operation: str, tensor, *given) -> int:
+        if operation == "matmul":
+            return int(given[0].m <= FEW_ROWS)
+        aligned = given[0] % 16 == 0 and tensor.packed % 4 == 0
         return 1 if aligned and tensor.nested_blocksize else -1
 
-    def dequantize(self, configuration, tensor, out: int, dtype: int, stream: None) -> None:
+    def launch(self, name: str, *given: object) -> None:
+        """Keeps the name with its arguments, of which pdl is the last but one and the stream the
+        last; of what computes it keeps less."""
+        pdl = given[-2] if name not in ("dequant", "dequant_stores") else False
+        if pdl and not self.pdl:
+            raise LaunchFailed(f"nf4_bench_{name} returned 801")
+        computes = getattr(self, f"_{name}", None)
+        if computes:
+            computes(*given)
+        else:
+            self.launches.append((name, *given))
+
+    def _dequant(self, configuration: int, *given) -> None:
         if configuration == self.refused:
             raise LaunchFailed(f"nf4_bench_dequant returned 1 for {configuration}")
-        self._dequantize(configuration, tensor, out, dtype)
+        self._dequantize(configuration, *given[:3])
 
-    def dequantize_stores(self, keep: bool, tensor, out: int, dtype: int, stream: None) -> None:
+    def _dequant_stores(self, tensor, out: int, dtype: int, keep: bool, stream: None) -> None:
         self._dequantize("keep" if keep else "evict first", tensor, out, dtype)
 
     def _dequantize(self, how: int | str, tensor, out: int, dtype: int) -> None:
@@ -119,42 +117,30 @@ class FakeLibrary:
             first = ctypes.c_uint16.from_address(out)
             first.value ^= 1
 
-    def quantize(
-        self, source: int, dtype: int, tensor: object, workspace: int, workspace_bytes: int,
-        pdl: bool, stream: None,
-    ) -> None:  # fmt: skip
+    def _quantize(self, source: int, dtype: int, tensor, workspace: int, size: int, *rest) -> None:
         check(library().nf4_quantize_cpu(
-            source, dtype, ctypes.byref(tensor), workspace, workspace_bytes, 0
+            source, dtype, ctypes.byref(tensor), workspace, size, 0
         ))  # fmt: skip
-        self.launches.append(("quantize", pdl))
+        self.launches.append(("quantize", rest[0]))
 
-    def matmul(self, tensor, args, workspace, workspace_bytes: int, pdl: bool, stream) -> None:
-        self._launch("matmul", args.m, pdl, stream)
-        self._matmul("matmul", tensor, args)
+    def _matmul(self, tensor, args, *rest) -> None:
+        self.launches.append(("matmul", args.m, *rest[-2:]))
+        self._multiply("matmul", tensor, args)
 
-    def matmul_batch(
-        self, tensors, args, workspace, workspace_bytes: int, pdl: bool, stream
-    ) -> None:
-        self._launch("matmul_batch", len(tensors), pdl, stream)
-        for i, (tensor, each) in enumerate(zip(tensors, args, strict=True)):
-            self._matmul(f"matmul_batch {i}", tensor, each)
+    def _matmul_batch(self, tensors, args, count: int, *rest) -> None:
+        self.launches.append(("matmul_batch", count, *rest[-2:]))
+        for i in range(count):
+            tensor = _abi.Tensor.from_address(tensors[i])
+            self._multiply(f"matmul_batch {i}", tensor, args[i])
 
-    def matmul_shapes(self) -> list[str]:
-        return ["any", "few"]
-
-    def matmul_chosen(self, tensor, args, workspace, workspace_bytes: int, stream) -> int:
-        return int(args.m <= FEW_ROWS)
-
-    def matmul_as(
-        self, shape: int, tensor, args, workspace, workspace_bytes: int, pdl: bool, stream
-    ) -> None:
-        name = self.matmul_shapes()[shape]
+    def _matmul_as(self, configuration: int, tensor, args, *rest) -> None:
+        name = self.configurations("matmul")[configuration]
         if name == "few" and args.m > FEW_ROWS:
-            raise Refused("the kernel 1 of matmul cannot do it")
-        self._launch(name, args.m, pdl, stream)
-        self._matmul(name, tensor, args)
+            raise Refused("the configuration 1 of matmul cannot do it")
+        self.launches.append((name, args.m, *rest[-2:]))
+        self._multiply(name, tensor, args)
 
-    def _matmul(self, how: str, tensor, args) -> None:
+    def _multiply(self, how: str, tensor, args) -> None:
         check(library().nf4_matmul_cpu(ctypes.byref(tensor), ctypes.byref(args), 1))
         if how == self.wrong:
             ctypes.c_uint16.from_address(args.y).value = 0x7F7F
@@ -187,14 +173,14 @@ class Peer:
 SMALL = (64, 256)
 
 
-def bench(library: FakeLibrary | None = None, names=("torch",), **loaded) -> suite.Bench:
+def bench(library: FakeLibrary | None = None, names=("torch",), **loaded) -> bench_rows.Bench:
     found = peers.load(names, "cpu") | loaded
-    return suite.Bench(FakeGpu(), library or FakeLibrary(), found, replays=3)
+    return bench_rows.Bench(FakeGpu(), library or FakeLibrary(), found, replays=3)
 
 
-def rows(made: suite.Bench, *wanted: Case) -> list[dict]:
+def rows(made: bench_rows.Bench, *wanted: Case) -> list[dict]:
     said: list[str] = []
-    return suite.run(made, wanted, said.append)["rows"]
+    return bench_rows.run(made, wanted, said.append)["rows"]
 
 
 EVERY_KIND = [

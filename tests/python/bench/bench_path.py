@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests" / "bench")]
+sys.path[:0] = [str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "python" / "abi")]
 
 
 def timing(us: float) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def row(us: float = 10.0, **changes: Any) -> dict[str, Any]:
         "work": "dequantize", "shape": [4096, 1024], "dtype": "bf16", "nested": True,
         "blocksize": 64, "format": "nf4", "placement": "aligned", "launch": "plain",
         "configuration": "256x2 pdl", "bytes": 10_000_000, **timing(us), "gb_per_s": 1e4 / us,
-        "limit": {"variant": 1, **timing(9.0)}, "of_limit": 9.0 / us,
+        "roofline": {"variant": 1, **timing(9.0)}, "of_roofline": 9.0 / us,
         "peers": {"bitsandbytes": {"variant": 0, **timing(25.0), "ratio": 25.0 / us}},
         **changes,
     }  # fmt: skip
@@ -59,7 +59,7 @@ def challenge() -> dict[str, Any]:
         },
         "compiled": {"libnf4": timing(110.0), "unsloth": {"refused": "it calls ctypes"}},
         "summary": {
-            "libnf4_us": 100.0, "stream_us": 60.0, "calls": 9, "budget_us": 114.0,
+            "libnf4_us": 100.0, "roofline_us": 60.0, "calls": 9, "budget_us": 114.0,
             "of_budget": 0.8772, "ratios": {"unsloth": 2.5}, "score": 2.5,
         },
         "points": [
@@ -92,12 +92,12 @@ def matmul_row(us: float = 10.0, **changes: Any) -> dict[str, Any]:
     return {
         "shape": [14336, 4096], "weights": 1, "m": 1, "dtype": "bf16", "nested": True,
         "launch": "plain", **timing(us), "tflop_per_s": 11.7,
-        "floor": {"variant": 0, "bytes": 30_000_000, **timing(8.0)}, "of_floor": 8.0 / us,
+        "roofline": {"variant": 0, "bytes": 30_000_000, **timing(8.0)}, "of_roofline": 8.0 / us,
         "peers": {
             "bitsandbytes": {"variant": 0, **timing(30.0), "ratio": 30.0 / us},
             "dense": {"variant": 0, **timing(35.0), "ratio": 35.0 / us},
         },
-        "kernel": "few2", "error": 2.4e-3, **changes,
+        "kernel": "skinny_2", "error": 2.4e-3, **changes,
     }  # fmt: skip
 
 

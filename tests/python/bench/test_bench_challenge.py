@@ -4,39 +4,42 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 
+import bench_path
 import pytest
 
 pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")
 
 from bench_fakes import FakeGpu, FakeLibrary, Peer  # noqa: E402
-from nf4bench import challenge, check, peers, score, suite, torch_operator  # noqa: E402
+from nf4bench import challenge, check, peers  # noqa: E402
+from nf4bench import rows as bench_rows  # noqa: E402
 from nf4bench.cases import Case  # noqa: E402
 from nf4bench.measure import Timing  # noqa: E402
 from nf4bench.weights import Weight  # noqa: E402
 
-MLPS = (score.Mlp(64, 128, "fp16"), score.Mlp(64, 64, "bf16"))
+MLPS = ((64, 128, "fp16"), (64, 64, "bf16"))
 
 
 class Once(Peer):
-    """A peer with one launch shape, so that none is chosen by time."""
+    """A peer with one launch variant, so that none is chosen by time."""
 
     variants = range(1)
 
 
-def bench(**loaded) -> suite.Bench:
-    return suite.Bench(FakeGpu(), FakeLibrary(), loaded, replays=3)
+def bench(**loaded) -> bench_rows.Bench:
+    return bench_rows.Bench(FakeGpu(), FakeLibrary(), loaded, replays=3)
 
 
-def run(made: suite.Bench, iterations: int = 2) -> dict:
+def run(made: bench_rows.Bench, iterations: int = 2) -> dict:
     return challenge.run(made, iterations, lambda text: None)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small MLPs, and a compiler that does nothing: what it needs is tested by itself."""
-    monkeypatch.setattr(score, "MLPS", MLPS)
+    monkeypatch.setattr(challenge, "MLPS", MLPS)
     monkeypatch.setattr(torch, "compile", lambda call, **options: call)
 
 
@@ -73,11 +76,11 @@ def test_the_figures_of_a_run() -> None:
         "triton": {"missing": "no compiler"},
     }
     summary = figures["summary"]
-    # Three weights of an MLP are of one size: its stream kernel is measured once, in two launch
+    # Three weights of an MLP are of one size: its roofline is measured once, in two launch
     # shapes, three replays each and two that warm up.
     assert made.gpu.measured == len(MLPS) * 2 * (3 + 2)
     assert summary["calls"] == 6
-    assert summary["budget_us"] == pytest.approx(summary["stream_us"] + 6 * 6)
+    assert summary["budget_us"] == pytest.approx(summary["roofline_us"] + 6 * 6)
     assert summary["score"] == summary["ratios"]["unsloth"]
     points = {each["asked"]: each["points"] for each in figures["points"]}
     assert points["works under torch.compile"] == 1
@@ -92,7 +95,7 @@ def test_without_unsloth_there_is_no_score() -> None:
 
 def test_the_fastest_launch_shape_is_taken_after_its_check() -> None:
     made = bench(triton=Peer(wrong=1))
-    with pytest.raises(check.WrongResult, match="triton, launch shape 0: 1 of 8192"):
+    with pytest.raises(check.WrongResult, match="triton, launch variant 0: 1 of 8192"):
         run(made)
     assert made.gpu.measured == 0
 
@@ -154,10 +157,63 @@ def test_the_operator_is_one_opaque_call_for_the_compiler(monkeypatch: pytest.Mo
     monkeypatch.undo()
     weights = [Weight(Case(shape), "cpu") for shape in ((64, 64), (128, 64))]
     for weight in weights:
-        call = torch_operator.public_call(weight)
-        operated = torch_operator.operator().prepare(weight, call)
+        call = peers.public_call(weight)
+        operated = challenge.operator().prepare(weight, call)
         traced = torch.compile(operated, fullgraph=True, dynamic=False, backend="eager")
         check.require_equal("traced", weight.dequantize(None), traced())
         with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
             fake = operated()
         assert (fake.shape, fake.dtype) == (weight.out.shape, weight.out.dtype)
+
+
+# ---- Score and points -------------------------------------------------------------------
+
+
+def test_the_puzzle_has_nine_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    found = challenge.cases()
+    assert len(found) == 9
+    assert [case.shape for case in found[:3]] == [(8192, 2048), (8192, 2048), (2048, 8192)]
+    assert {case.dtype for case in found} == {"fp16", "bf16"}
+    assert {(case.blocksize, case.nested_blocksize) for case in found} == {(64, 256)}
+
+
+@pytest.mark.parametrize(
+    "speedup, expected",
+    [(0.5, -3), (1.0, -3), (1.01, 0), (1.05, 1), (1.1, 3), (1.149, 3), (1.15, 5), (9.0, 5)],
+)
+def test_points_for_speed(speedup: float, expected: int) -> None:
+    assert challenge.speedup_points(speedup) == expected
+
+
+def test_fourteen_points_and_what_costs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def total(speedup: float | None = 2.0, kernels: int = 1, refusal: str = "") -> int:
+        return sum(each["points"] for each in challenge.points(speedup, kernels, refusal))
+
+    assert total() == sum(each["of"] for each in challenge.points(2.0, 1, "")) == 14
+    assert (total(kernels=4), total(speedup=None), total(speedup=0.9)) == (11, 9, 6)
+    assert total(refusal="no") == 12
+    monkeypatch.setattr(challenge, "source_lines", lambda pattern: [])
+    assert total() == 10
+
+
+def test_the_budget_is_the_rooflines_and_six_microseconds_a_call() -> None:
+    totals = {"libnf4": 96.0, "libnf4 as an operator": 150.0, "unsloth": 240.0}
+    found = challenge.summary(totals, 60.0)
+    assert (found["calls"], found["budget_us"], found["of_budget"]) == (6, 96.0, 1.0)
+    assert (found["score"], found["ratios"]) == (2.5, {"unsloth": 2.5})
+    assert challenge.summary({"libnf4": 1.0}, 1.0)["score"] is None
+
+
+def test_asm_and_eviction_are_found_where_they_are(tmp_path: Path) -> None:
+    for pattern, wanted in ((r"\basm( volatile)?\(", "asm"), ("evict_first", "evict_first")):
+        found = challenge.source_lines(pattern)
+        assert found
+        for place in found:
+            name, number = place.split(":")
+            line = (bench_path.ROOT / name).read_text().splitlines()[int(number) - 1]
+            assert wanted in line
+    (tmp_path / "lib" / "cuda" / "dequant").mkdir(parents=True)
+    (tmp_path / "lib" / "cuda" / "dequant" / "k.cuh").write_text('int x;\n  asm("nop;");\n')
+    assert challenge.source_lines(r"\basm\(", tmp_path) == ["lib/cuda/dequant/k.cuh:2"]
+    assert challenge.source_lines("evict", tmp_path) == []

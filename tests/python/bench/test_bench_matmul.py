@@ -14,16 +14,14 @@ pytest.importorskip("bitsandbytes")
 
 from bench_fakes import FEW_ROWS, SMALL, FakeGpu, FakeLibrary, bench  # noqa: E402
 from nf4bench import (  # noqa: E402
-    call,
-    matmul_call,
+    host,
+    matmul,
     matmul_cases,
-    matmul_error,
     matmul_peers,
-    matmul_product,
-    matmul_rows,
-    matmul_sweep,
+    modes,
     peers,
-    programs,
+    product,
+    sweep,
 )  # fmt: skip
 from nf4bench.check import WrongResult  # noqa: E402
 from nf4bench.library import LaunchFailed  # noqa: E402
@@ -71,15 +69,15 @@ def made(library: FakeLibrary | None = None):
 
 def rows(of, *groups: Group, **named) -> list[dict]:
     said: list[str] = []
-    found = matmul_rows.run(of, named, groups, said.append)
-    assert len(said) == len(found)
+    found = matmul.rows(of, named, groups, said.append)
+    assert len(said) == sum(row["launch"] == "plain" for row in found)
     return found
 
 
 # ---- Rows -------------------------------------------------------------------------------
 
 
-def test_a_row_each_for_plain_and_pdl_beside_a_floor_launched_alike() -> None:
+def test_a_row_each_for_plain_and_pdl_beside_a_roofline_launched_alike() -> None:
     of = made()
     plain, pdl = rows(of, Group(CASE, (1,)), dense=Fake())
     assert (plain["launch"], pdl["launch"]) == ("plain", "pdl")
@@ -90,8 +88,8 @@ def test_a_row_each_for_plain_and_pdl_beside_a_floor_launched_alike() -> None:
     }
     for row in (plain, pdl):
         assert (row["shape"], row["m"], row["weights"]) == ([64, 256], 1, 1)
-        assert row["floor"]["bytes"] == nbytes // 16 * 16
-        assert row["of_floor"] == pytest.approx(row["floor"]["us"] / row["us"], abs=1e-3)
+        assert row["roofline"]["bytes"] == nbytes // 16 * 16
+        assert row["of_roofline"] == pytest.approx(row["roofline"]["us"] / row["us"], abs=1e-3)
         flops = 2 * 64 * 256
         assert row["tflop_per_s"] == pytest.approx(flops / row["us"] / 1e6, abs=0.1)
         assert row["kernel"] == "few" and 0 < row["error"] < matmul_cases.MOST_ERROR["bf16"]
@@ -115,7 +113,7 @@ def test_a_library_that_launches_plainly_has_one_row() -> None:
     assert row["launch"] == "plain" and "matmul" not in {each[0] for each in of.library.launches}
 
 
-def test_the_fastest_floor_is_found_once() -> None:
+def test_the_fastest_roofline_is_found_once() -> None:
     of = made()
     rows(of, Group(CASE, (1,)))
     first = [each[1] for each in of.library.launches if each[0] == "read"]
@@ -127,18 +125,18 @@ def test_the_fastest_floor_is_found_once() -> None:
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_weights_rotate_past_the_cache(together: int) -> None:
-    of = matmul_rows.setting(made(), Group(CASE, (1,), together), {})
+    of = matmul.setting(made(), Group(CASE, (1,), together), {})
     weights = [weight for turn in of.turns for weight in turn]
     assert {len(turn) for turn in of.turns} == {together} and len(of.turns) >= 2
     assert len({weight.packed_room.data_ptr() for weight in weights}) == len(weights)
-    assert sum(floor.bytes for floor in of.floors) >= 2 * FakeGpu.cache_bytes - 16 * len(of.turns)
+    assert sum(each.bytes for each in of.rooflines) >= 2 * FakeGpu.cache_bytes - 16 * len(of.turns)
 
 
 def test_an_odd_rotation_is_made_even_for_pairs() -> None:
     of = made()
     of.gpu.cache_bytes = 1  # a rotation of two
-    assert len(matmul_rows.setting(of, Group(CASE, (1,), 2), {}).turns) == 2
-    assert len(matmul_rows.setting(of, Group(CASE, (1,), 3), {}).turns) == 2
+    assert len(matmul.setting(of, Group(CASE, (1,), 2), {}).turns) == 2
+    assert len(matmul.setting(of, Group(CASE, (1,), 3), {}).turns) == 2
 
 
 def test_weights_that_share_x_are_one_row() -> None:
@@ -150,26 +148,26 @@ def test_weights_that_share_x_are_one_row() -> None:
     }
     for row in (plain, pdl):
         assert row["apart"]["ratio"] == pytest.approx(row["apart"]["us"] / row["us"], abs=1e-3)
-    assert plain["weights"] == 2 and plain["floor"]["bytes"] == 2 * (64 * 128 + 260) // 16 * 16
-    setting = matmul_rows.setting(of, both, {"dense": peer})
-    gate, up = matmul_rows._products(setting, 2)[0]
+    assert plain["weights"] == 2 and plain["roofline"]["bytes"] == 2 * (64 * 128 + 260) // 16 * 16
+    setting = matmul.setting(of, both, {"dense": peer})
+    gate, up = matmul._products(setting, 2)[0]
     assert gate.x is up.x and gate.y is not up.y and gate.weight is not up.weight
-    batch = matmul_product.Batch([gate, up])
+    batch = product.Batch([gate, up])
     for launch in (
-        matmul_rows._together([gate.shipped, up.shipped]), batch.shipped, batch.plain(of.library)
+        matmul._together([gate.shipped, up.shipped]), batch.shipped, batch.plain(of.library)
     ):  # fmt: skip
         gate.y.zero_()
         up.y.zero_()
         assert [id(y) for y in of.gpu.run(launch)] == [id(gate.y), id(up.y)]
         for each in (gate, up):
-            expected = matmul_product.exact(each.x, peers.dequantized(each.weight, torch.float64))
-            assert matmul_product.relative_error(each.y, expected) < 4e-3
+            expected = product.exact(each.x, peers.dequantized(each.weight, torch.float64))
+            assert product.relative_error(each.y, expected) < 4e-3
 
 
-@pytest.mark.parametrize("product", [0, 1])
-def test_a_batch_that_is_wrong_anywhere_ends_the_bench(product: int) -> None:
-    of = made(FakeLibrary(wrong=f"matmul_batch {product}"))
-    with pytest.raises(WrongResult, match=f"libnf4 plain 0, product {product}: off by "):
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_batch_that_is_wrong_anywhere_ends_the_bench(wrong: int) -> None:
+    of = made(FakeLibrary(wrong=f"matmul_batch {wrong}"))
+    with pytest.raises(WrongResult, match=f"libnf4 plain 0, product {wrong}: off by "):
         rows(of, Group(CASE, (2,), together=2))
     assert of.gpu.measured == 0
 
@@ -181,8 +179,8 @@ def test_separate_calls_beside_a_batch_are_checked() -> None:
 
 def test_a_second_product_that_is_not_written_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     of = made()
-    one = of.library.matmul_batch
-    monkeypatch.setattr(of.library, "matmul_batch", lambda t, a, *rest: one(t[:1], a[:1], *rest))
+    both = of.library._matmul_batch
+    monkeypatch.setattr(of.library, "_matmul_batch", lambda t, a, n, *rest: both(t, a, 1, *rest))
     with pytest.raises(WrongResult, match="libnf4 plain 0, product 1: off by nan"):
         rows(of, Group(CASE, (2,), together=2))
 
@@ -235,15 +233,15 @@ def test_a_peer_that_is_wrong_ends_the_bench() -> None:
 
 
 def test_a_product_that_is_not_written_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeLibrary, "_matmul", lambda *arguments: None)
+    monkeypatch.setattr(FakeLibrary, "_multiply", lambda *arguments: None)
     assert "libnf4 plain 0: off by nan" in wrong(made())
 
 
 def test_a_product_of_another_shape_is_wrong() -> None:
     expected = torch.ones(2, 3, dtype=torch.float64)
     with pytest.raises(WrongResult, match=r"x: \(3, 2\), expected \(2, 3\)"):
-        matmul_product.require("x", 1, expected, torch.ones(3, 2))
-    assert matmul_product.require("x", 0, expected, torch.ones(2, 3)) == 0
+        product.require("x", 1, expected, torch.ones(3, 2))
+    assert product.require("x", 0, expected, torch.ones(2, 3)) == 0
 
 
 # ---- Peers ------------------------------------------------------------------------------
@@ -285,8 +283,8 @@ def test_the_int4_kernel_multiplies_with_the_integers_that_we_say() -> None:
     tiles = torch.ops.aten._convert_weight_to_int4pack_for_cpu(peers.codes(weight).int(), 2)
     x = torch.randn(3, 256).bfloat16()
     y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, tiles, 64, peer.scales_and_zeros(weight))
-    expected = matmul_product.exact(x, peer.numbers(weight))
-    assert matmul_product.relative_error(y, expected) < 1e-2
+    expected = product.exact(x, peer.numbers(weight))
+    assert product.relative_error(y, expected) < 1e-2
 
 
 def test_the_int4_kernel_takes_what_it_is_given() -> None:
@@ -323,7 +321,7 @@ def test_what_the_int4_kernel_can_do(case, m: int, supported: bool) -> None:
 
 def test_errors_are_of_every_class_and_kind_of_x() -> None:
     loaded = matmul_peers.load("cpu")
-    found = matmul_error.run(made(), loaded, [SMALL], lambda line: None)
+    found = matmul.errors(made(), loaded, [SMALL], lambda line: None)
     classes = {(row["dtype"], row["nested"], row["x"], row["m"]) for row in found}
     assert len(found) == len(classes) == 4 * 3 * 5
     for row in found:
@@ -333,14 +331,14 @@ def test_errors_are_of_every_class_and_kind_of_x() -> None:
 
 def test_an_error_is_relative_to_the_norm() -> None:
     expected = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    assert matmul_product.relative_error(torch.tensor([[3.0, 4.5]]), expected) == 0.1
+    assert product.relative_error(torch.tensor([[3.0, 4.5]]), expected) == 0.1
 
 
 def test_kinds_of_x() -> None:
     x = torch.randn(5, 1000)
-    outliers, shifted = matmul_error.KINDS["outliers of 1e3"](x), matmul_error.KINDS["mean 0.5"](x)
+    outliers, shifted = matmul.KINDS["outliers of 1e3"](x), matmul.KINDS["mean 0.5"](x)
     changed = (outliers != x).sum(dim=1)
-    assert changed.min() >= 1 and changed.max() <= matmul_error.OUTLIERS
+    assert changed.min() >= 1 and changed.max() <= matmul.OUTLIERS
     assert torch.equal(outliers[outliers != x], x[outliers != x] * 1e3)
     assert torch.allclose(shifted - x, torch.tensor(0.5))
 
@@ -355,12 +353,12 @@ def test_the_reference_is_the_unrounded_weight(dtype: str) -> None:
 
 def test_the_sweep_has_every_kernel_and_says_which_refused() -> None:
     of = made()
-    figures = matmul_sweep.run(of, [Group(CASE, (FEW_ROWS, FEW_ROWS + 1))], lambda line: None)
+    figures = sweep.matmul(of, [Group(CASE, (FEW_ROWS, FEW_ROWS + 1))], lambda line: None)
     assert figures["configurations"] == ["any", "few"]
     few, many = figures["rows"]
     assert (few["chosen"], many["chosen"]) == (1, 0)
     assert min(each["ratio"] for each in few["times"]) == 1
-    assert many["times"][1] == {"refused": "the kernel 1 of matmul cannot do it"}
+    assert many["times"][1] == {"refused": "the configuration 1 of matmul cannot do it"}
     # As the library launches.
     assert {each[2] for each in of.library.launches} == {True}
 
@@ -368,7 +366,7 @@ def test_the_sweep_has_every_kernel_and_says_which_refused() -> None:
 def test_a_wrong_kernel_ends_the_sweep() -> None:
     of = made(FakeLibrary(wrong="few"))
     with pytest.raises(WrongResult, match="M = 1: kernel few: off by"):
-        matmul_sweep.run(of, [Group(CASE, (1,))], lambda line: None)
+        sweep.matmul(of, [Group(CASE, (1,))], lambda line: None)
     assert of.gpu.measured == 0
 
 
@@ -376,26 +374,26 @@ def test_a_kernel_that_fails_ends_the_sweep(monkeypatch: pytest.MonkeyPatch) -> 
     def fails(*arguments):
         raise LaunchFailed("nf4_bench_matmul_as returned 5")
 
-    monkeypatch.setattr(FakeLibrary, "_matmul", fails)
+    monkeypatch.setattr(FakeLibrary, "_multiply", fails)
     with pytest.raises(LaunchFailed, match="returned 5"):
-        matmul_sweep.run(made(), [Group(CASE, (1,))], lambda line: None)
+        sweep.matmul(made(), [Group(CASE, (1,))], lambda line: None)
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call of a small weight, a few times."""
-    monkeypatch.setattr(matmul_call, "CASE", CASE)
-    monkeypatch.setattr(call, "HOST_TURNS", 2)
-    monkeypatch.setattr(call, "WAITED_TURNS", 2)
+    monkeypatch.setattr(host, "MATMUL_CASE", CASE)
+    monkeypatch.setattr(host, "HOST_TURNS", 2)
+    monkeypatch.setattr(host, "WAITED_TURNS", 2)
 
 
 @pytest.mark.usefixtures("short")
 def test_the_figures_of_a_call() -> None:
-    figures = matmul_call.run(made(), {"dense": Fake(), "tinygemm": Fake(up_to=0)})
+    figures = host.matmul(made(), {"dense": Fake(), "tinygemm": Fake(up_to=0)})
     assert (figures["shape"], figures["m"]) == ([64, 256], 1)
     for kind in ("host", "waited"):
         names = list(figures[kind])
-        assert names == ["libnf4", "libnf4, out given", "dense", call.LAUNCH]
+        assert names == ["libnf4", "libnf4, out given", "dense", host.LAUNCH]
         assert figures[kind]["libnf4"]["ratio"] == 1
 
 
@@ -403,17 +401,17 @@ def test_the_figures_of_a_call() -> None:
 def test_the_program_has_all_figures_and_names_who_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(programs, "bench", lambda options: made())
+    monkeypatch.setattr(modes, "bench", lambda options: made())
     monkeypatch.setattr(matmul_cases, "QUICK_SHAPES", (SMALL,))
     monkeypatch.setattr(matmul_cases, "LARGE", SMALL)
     said: list[str] = []
-    figures = programs.run(Options(mode="matmul", quick=True), said.append)
+    figures = modes.run(Options(mode="matmul", quick=True), said.append)
     assert list(figures) == ["device", "torch", "peers", "rows", "errors", "call"]
     assert "tinygemm: missing: its kernel is CUDA's alone" in said
     assert {(row["m"], row["weights"]) for row in figures["rows"]} == {
         (1, 1), (8, 1), (64, 1), (1024, 1), (1, 2), (8, 2),
     }  # fmt: skip
-    swept = programs.run(Options(mode="matmul-sweep", quick=True), said.append)
+    swept = modes.run(Options(mode="matmul-sweep", quick=True), said.append)
     assert [row["m"] for row in swept["rows"]] == list(matmul_cases.QUICK_MS)
-    given = programs.run(Options(mode="matmul-sweep", shapes=((8, 64),)), said.append)
+    given = modes.run(Options(mode="matmul-sweep", shapes=((8, 64),)), said.append)
     assert [row["m"] for row in given["rows"]] == list(matmul_cases.MS)

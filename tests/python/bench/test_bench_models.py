@@ -15,15 +15,13 @@ import nf4.torch.bitsandbytes  # noqa: E402
 from bench_fakes import FakeGpu, bench  # noqa: E402
 from nf4.torch import NF4Linear  # noqa: E402
 from nf4bench import (  # noqa: E402
-    call,
+    host,
     models,
-    models_call,
     models_cases,
     models_forms,
     models_llama,
-    models_rows,
     models_steps,
-    programs,
+    modes,
 )  # fmt: skip
 from nf4bench.check import WrongResult  # noqa: E402
 from nf4bench.models_cases import BOTH, EAGER, FORMS, GRAPH, Group, Size  # noqa: E402
@@ -65,7 +63,7 @@ def made(tiny: Models, group: Group, run=models_llama.call):
 
 
 def rows(made_of, group: Group) -> list[dict]:
-    return models_rows.rows_of(bench(names=()), group, made_of)
+    return models.rows_of(bench(names=()), group, made_of)
 
 
 # ---- Forms ------------------------------------------------------------------------------
@@ -157,7 +155,7 @@ def test_all_forms_compute_the_same(work: str, tiny: Models, peers) -> None:
         found = models_steps.mlp(group, present(peers), models_llama.call, "cpu")
     else:
         found = made(tiny, group)
-    results = {form: models_rows._compared(step(None)) for form, (_, step) in found.items()}
+    results = {form: models._compared(step(None)) for form, (_, step) in found.items()}
     theirs = results["bitsandbytes"]
     assert list(results) == list(FORMS) and theirs.norm() > 0
     assert torch.dist(results["libnf4"], theirs) < models_cases.MOST_ERROR[work] * theirs.norm()
@@ -189,11 +187,11 @@ def test_one_graph_serves_all_layers_of_a_form(
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr(models_steps, "COMPILER", {**models_steps.COMPILER, "backend": "aot_eager"})
-    eager = {form: models_rows._compared(step(None)) for form, (_, step) in _again(tiny, work)}
+    eager = {form: models._compared(step(None)) for form, (_, step) in _again(tiny, work)}
     compiled, graphs = _again(tiny, work, compiled=True), []
     counters.clear()
     for form, (_, step) in compiled:
-        found = models_rows._compared(step(None))
+        found = models._compared(step(None))
         assert torch.dist(found, eager[form]) < 2e-2 * eager[form].norm()
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs == [1, 2, 3]
@@ -259,16 +257,16 @@ def test_a_capture_that_fails_leaves_the_eager_row(
 def test_turns_that_fail_leave_the_rows_before_them(
     tiny: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    eager = models_rows.in_turns
+    eager = models.in_turns
 
     def once(work, turns):
-        monkeypatch.setattr(models_rows, "in_turns", fails)
+        monkeypatch.setattr(models, "in_turns", fails)
         return eager(work, turns)
 
     def fails(work, turns):
         raise RuntimeError("the GPU is gone")
 
-    monkeypatch.setattr(models_rows, "in_turns", once)
+    monkeypatch.setattr(models, "in_turns", once)
     eager_row, graph_row = rows(made(tiny, DECODE), DECODE)
     assert list(eager_row["forms"]) == list(FORMS) and eager_row["failed"] == {}
     assert graph_row["failed"] == dict.fromkeys(FORMS, "RuntimeError: the GPU is gone")
@@ -279,7 +277,7 @@ def test_a_wrong_result_ends_it_before_anything_is_timed(tiny: Models) -> None:
     model, step = found["libnf4"]
     found["libnf4"] = model, lambda stream: step(stream) * 1.1
     with pytest.raises(WrongResult, match="decode 2x1, 2 layers of 64: libnf4 beside"):
-        models_rows.rows_of(of, DECODE, found)
+        models.rows_of(of, DECODE, found)
     assert of.gpu.measured == 0
 
 
@@ -289,7 +287,7 @@ def test_a_wrong_result_ends_it_before_anything_is_timed(tiny: Models) -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few calls, and a compiler that is quick."""
-    monkeypatch.setattr(call, "HOST_TURNS", 2)
+    monkeypatch.setattr(host, "HOST_TURNS", 2)
     monkeypatch.setattr(models_steps, "COMPILER", {**models_steps.COMPILER, "backend": "eager"})
 
 
@@ -310,7 +308,7 @@ def test_all_figures(peers) -> None:
     assert figures["left_out"] == [] and figures["seconds"] >= figures["build_seconds"]
     assert figures["call"]["shape"] == [64, 64]
     assert list(figures["call"]["forms"]) == list(FORMS)
-    assert any(line.startswith("decode batch 2, 1 layer, compiled, CUDA graph: ") for line in said)
+    assert any(line.startswith("decode batch 2, 1 layer, compiled, CUDA graph, ") for line in said)
 
 
 @pytest.mark.usefixtures("short")
@@ -343,18 +341,18 @@ def test_a_layer_whose_call_fails_is_left_out(tiny: Models) -> None:
     layers = {form: [dict(each[0])] for form, each in tiny.weights.forms.items()}
     broken = torch.nn.Identity()
     broken.forward = fails
-    layers["bitsandbytes"][0][models_call.LAYER] = broken
-    figures = models_call.run(bench(names=()), layers)
+    layers["bitsandbytes"][0][host.LAYER] = broken
+    figures = host.layer(bench(names=()), layers)
     assert figures["failed"] == {"bitsandbytes": "RuntimeError: no kernel"}
     assert list(figures["forms"]) == ["libnf4", "dense"]
 
 
 def test_the_program_takes_all_groups_or_the_quick_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(programs, "bench", lambda options: bench(names=()))
+    monkeypatch.setattr(modes, "bench", lambda options: bench(names=()))
     monkeypatch.setattr(models, "run", lambda *arguments: asked.append(arguments[2:4]) or {})
     for quick in (False, True):
-        programs.run(Options(mode="models", quick=quick), lambda line: None)
+        modes.run(Options(mode="models", quick=quick), lambda line: None)
     assert asked == [
         (models_cases.full(), models_cases.SECONDS),
         (models_cases.quick(), models_cases.QUICK_SECONDS),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 
 import bench_path
 import pytest
-from nf4bench import cases, options
-from nf4bench.options import PEERS, Options
+from nf4bench import options
+from nf4bench.options import Options
 
 BENCH = bench_path.ROOT / "tests" / "bench"
 
@@ -20,16 +19,13 @@ def test_defaults() -> None:
 
 
 def test_everything_at_once(tmp_path: Path) -> None:
-    notes = tmp_path / "NOTES.md"
-    notes.write_text("before\n<!-- sweep:begin -->\n<!-- sweep:end -->\n")
     found = options.parse([
         "--sweep", "--shapes", "1x1,4096x14336", "--replays", "3",
-        "--json", str(tmp_path / "x.json"), "--notes", str(notes),
+        "--json", str(tmp_path / "x.json"),
     ])  # fmt: skip
     assert found == Options(
-        mode="sweep", shapes=((1, 1), (4096, 14336)), replays=3, json=tmp_path / "x.json",
-        notes=notes,
-    )  # fmt: skip
+        mode="sweep", shapes=((1, 1), (4096, 14336)), replays=3, json=tmp_path / "x.json"
+    )
     assert options.parse(["--peers", "triton,torch"]).peers == ("triton", "torch")
     assert options.parse(["--peers", "none"]).peers == ()
     assert options.parse(["--challenge", "--iterations", "1"]).iterations == 1
@@ -61,30 +57,25 @@ REFUSED = {
     "--fast": "unrecognized arguments: --fast",
     "--sweep --challenge": "not allowed with",
     "--before other --models": "not allowed with",
-    "--before other --shapes 64x64": "--before has shapes of its own",
+    "--before other --shapes 64x64": "--shapes means nothing to --before",
     "--before other --replays 5": "--replays means nothing to --before",
     "--before other --device cpu": "--before needs a GPU",
     "--quick --shapes 64x64": "not allowed with",
-    "--challenge --quick": "neither --shapes nor --quick",
-    "--call --shapes 64x64": "neither --shapes nor --quick",
+    "--challenge --quick": "--quick means nothing to --challenge",
+    "--call --shapes 64x64": "--shapes means nothing to --call",
     "--sweep --peers none": "--peers means nothing to --sweep",
     "--call --replays 5": "--replays means nothing to --call",
-    "--iterations 5": "--iterations belongs to --challenge",
+    "--iterations 5": "--iterations means nothing here",
     "--matmul --peers none": "--peers means nothing to --matmul",
     "--matmul-sweep --peers none": "--peers means nothing to --matmul-sweep",
     "--matmul --sweep": "not allowed with",
     "--matmul-sweep --plots .": "--plots means nothing to --matmul-sweep",
     "--device cpu --matmul": "--matmul needs a GPU",
     "--models --matmul": "not allowed with",
-    "--models --shapes 64x64": "--models has shapes of its own; expected no --shapes",
+    "--models --shapes 64x64": "--shapes means nothing to --models",
     "--models --peers none": "--peers means nothing to --models",
     "--models --plots .": "--plots means nothing to --models",
     "--device cpu --models": "--models needs a GPU",
-    "--matmul --notes README.md": "--notes belongs to --sweep and --matmul-sweep",
-    "--matmul-sweep --notes README.md": "is no file with <!-- matmul-sweep:begin -->",
-    "--notes README.md": "--notes belongs to --sweep and --matmul-sweep",
-    "--sweep --notes no/such/file": "is no file with",
-    "--sweep --notes README.md": "is no file with <!-- sweep:begin -->",
     "--sweep --plots .": "--plots means nothing to --sweep",
     "--json no/such/folder/x.json": "there is no folder no/such/folder",
     "--plots no/such/folder": "there is no folder no/such/folder",
@@ -154,40 +145,3 @@ def test_a_shape_that_bitsandbytes_has_wrong_on_the_cpu() -> None:
     done = _run(str(BENCH / "bench.py"), "--device", "cpu", "--shapes", "64x65")
     assert done.returncode == 2
     assert "usage:" in done.stderr and "'64x65'" in done.stderr
-
-
-def test_every_case_is_measured_once() -> None:
-    full = cases.full()
-    assert len(full) == len(set(full))
-    assert {case.shape for case in full} >= set(cases.HEADLINE) | set(cases.llama_shapes())
-    assert {case.work for case in full} == {"dequantize", "quantize", "consumer"}
-    assert {case.blocksize for case in full} == {32, 64, 128, 256, 1024, 4096}
-    assert {case.format for case in full} == {"nf4", "fp4", "own"}
-    assert {case.placement for case in full} == {"aligned", "out + 1 element", "packed + 1 byte"}
-    assert any(case.elements % 2 for case in full)
-    by_dtype = {(case.work, case.dtype, case.nested) for case in full}
-    for work in ("dequantize", "quantize"):
-        assert {each[1:] for each in by_dtype if each[0] == work} == set(cases.CLASSES)
-    for shape in cases.HEADLINE:
-        assert cases.Case(shape, peers=PEERS, bounds=True) in full
-
-
-def test_quick_and_given_shapes_are_part_of_the_whole() -> None:
-    assert set(cases.quick()) < set(cases.full())
-    assert 0 < len(cases.quick()) < len(cases.full()) / 4
-    given = cases.of_shapes([(64, 64), (128, 64)])
-    assert {case.shape for case in given} == {(64, 64), (128, 64)}
-    assert {case.work for case in given} == {"dequantize", "quantize"}
-
-
-def test_peers_that_load_vectors_are_not_given_unaligned_memory() -> None:
-    assert [case for case in cases.full() if case.placement != "aligned" and case.peers] == []
-
-
-def test_a_case_says_what_sets_it_apart() -> None:
-    plain = cases.Case((64, 128))
-    assert str(plain) == "dequantize 64x128 bf16 nested"
-    other = dataclasses.replace(
-        plain, nested=False, format="own", blocksize=32, placement="packed + 1 byte"
-    )
-    assert str(other) == "dequantize 64x128 bf16 flat own codebook blocksize 32 packed + 1 byte"

@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
 from bench_fakes import EVERY_KIND, SMALL, Peer, bench, rows  # noqa: E402
-from nf4bench import check, peers, suite  # noqa: E402
+from nf4bench import check, peers  # noqa: E402
+from nf4bench import rows as bench_rows  # noqa: E402
 from nf4bench.cases import Case  # noqa: E402
 from nf4bench.weights import DTYPES, Weight  # noqa: E402
 
@@ -33,7 +34,7 @@ def test_missing_peers_are_named_and_the_rest_is_measured(monkeypatch: pytest.Mo
     monkeypatch.setitem(peers.FACTORIES, "triton", broken)
     made = bench(names=None)
     said: list[str] = []
-    figures = suite.run(made, [Case(SMALL, peers=("bitsandbytes", "torch"))], said.append)
+    figures = bench_rows.run(made, [Case(SMALL, peers=("bitsandbytes", "torch"))], said.append)
     assert "ModuleNotFoundError" in figures["peers"]["bitsandbytes"]["missing"]
     assert figures["peers"]["unsloth"] == {"missing": "its calls are CUDA's alone"}
     missing = "OSError: libcudart.so: cannot open shared object file"

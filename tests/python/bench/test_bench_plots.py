@@ -17,7 +17,7 @@ if importlib.util.find_spec("matplotlib") is None:
     pytest.skip("matplotlib is not installed", allow_module_level=True)
 
 from matplotlib import pyplot  # noqa: E402
-from nf4bench import matmul_plots, plots  # noqa: E402
+from nf4bench import plots  # noqa: E402
 
 readme_table = importlib.import_module("readme_table")
 
@@ -55,31 +55,31 @@ def lines(axes) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_every_plot_is_written_in_both_formats(tmp_path: Path) -> None:
-    written = plots.PLOTS.write(tmp_path, FIGURES)
-    assert sorted(written) == sorted(tmp_path.iterdir()) == sorted(plots.PLOTS.paths(tmp_path))
+    written = plots.write(tmp_path, "bench", FIGURES)
+    assert sorted(written) == sorted(tmp_path.iterdir()) == sorted(plots.paths(tmp_path, "bench"))
     for path in written:
         if path.suffix == ".svg":
             assert ElementTree.parse(path).getroot().tag.endswith("svg")
         else:
             assert pyplot.imread(path).std() > 0.01
-    assert plots.PLOTS.stale(tmp_path, FIGURES) == []
+    assert plots.stale(tmp_path, "bench", FIGURES) == []
 
 
 def test_the_same_figures_make_the_same_bytes(tmp_path: Path) -> None:
     again = tmp_path / "again"
     again.mkdir()
-    first = {path.name: path.read_bytes() for path in plots.PLOTS.write(tmp_path, FIGURES)}
-    assert first == {path.name: path.read_bytes() for path in plots.PLOTS.write(again, FIGURES)}
+    first = {path.name: path.read_bytes() for path in plots.write(tmp_path, "bench", FIGURES)}
+    assert first == {path.name: path.read_bytes() for path in plots.write(again, "bench", FIGURES)}
 
 
 def test_plots_of_other_figures_and_missing_ones_are_stale(tmp_path: Path) -> None:
-    plots.PLOTS.write(tmp_path, FIGURES)
+    plots.write(tmp_path, "bench", FIGURES)
     changed = copy.deepcopy(FIGURES)
     changed["rows"][0]["us"] += 0.001
-    assert plots.PLOTS.stale(tmp_path, changed) == plots.PLOTS.paths(tmp_path)
-    gone = plots.PLOTS.paths(tmp_path)[1]
+    assert plots.stale(tmp_path, "bench", changed) == plots.paths(tmp_path, "bench")
+    gone = plots.paths(tmp_path, "bench")[1]
     gone.unlink()
-    assert plots.PLOTS.stale(tmp_path, FIGURES) == [gone]
+    assert plots.stale(tmp_path, "bench", FIGURES) == [gone]
 
 
 def test_speedup_has_a_bar_for_each_peer_that_was_timed(axes) -> None:
@@ -90,7 +90,7 @@ def test_speedup_has_a_bar_for_each_peer_that_was_timed(axes) -> None:
 
 
 def test_percent_of_the_limit_by_output(axes) -> None:
-    plots.of_limit(axes, FIGURES)
+    plots.of_roofline(axes, FIGURES)
     megabytes = 4096 * 4096 / 1e6
     assert lines(axes) == {
         "bf16, plain": [(megabytes / 2, 90), (megabytes * 2, pytest.approx(22.5))],
@@ -99,19 +99,19 @@ def test_percent_of_the_limit_by_output(axes) -> None:
     }
 
 
-def test_the_roofline_is_of_the_limits_own_bytes(axes) -> None:
+def test_the_roofline_is_of_its_own_bytes(axes) -> None:
     plots.roofline(axes, FIGURES)
     found = lines(axes)
-    assert found["read only"] == [(2, 2000)]
-    assert found["write only"] == [(8, 2000)]
-    assert found["stream of the same bytes"][0] == (10, pytest.approx(10_000 / 9))
+    assert found["reads alone"] == [(2, 2000)]
+    assert found["writes alone"] == [(8, 2000)]
+    assert found["the same bytes"][0] == (10, pytest.approx(10_000 / 9))
     assert found["libnf4, bf16"] == [(10, 1000), (40, 250)]
 
 
 def test_figures_without_a_row_to_show_make_empty_plots(tmp_path: Path) -> None:
-    assert plots.PLOTS.stale(tmp_path, bench()) == plots.PLOTS.paths(tmp_path)
-    plots.PLOTS.write(tmp_path, bench())
-    assert plots.PLOTS.stale(tmp_path, bench()) == []
+    assert plots.stale(tmp_path, "bench", bench()) == plots.paths(tmp_path, "bench")
+    plots.write(tmp_path, "bench", bench())
+    assert plots.stale(tmp_path, "bench", bench()) == []
 
 
 # ---- Matmul -----------------------------------------------------------------------------
@@ -126,7 +126,7 @@ PRODUCTS = matmul(
 
 def test_matmul_has_a_panel_for_each_weight_in_bf16() -> None:
     figure, grid = pyplot.subplots(1, 3)
-    matmul_plots.time_by_rows(list(grid), PRODUCTS)
+    plots.time_by_rows(list(grid), PRODUCTS)
     large, square, none = grid
     assert large.get_title() == "14336×4096, bf16, nested"
     assert lines(large) == {
@@ -141,11 +141,11 @@ def test_matmul_has_a_panel_for_each_weight_in_bf16() -> None:
 
 @pytest.mark.parametrize("figures", [PRODUCTS, matmul()])
 def test_the_plot_of_matmul_is_written_and_stale_for_others(figures, tmp_path: Path) -> None:
-    drawn = matmul_plots.PLOTS
-    assert drawn.stale(tmp_path, figures) == drawn.paths(tmp_path)
-    assert sorted(drawn.write(tmp_path, figures)) == sorted(tmp_path.iterdir())
-    assert drawn.stale(tmp_path, figures) == []
-    assert drawn.stale(tmp_path, figures | {"torch": "3"}) == drawn.paths(tmp_path)
+    paths = plots.paths(tmp_path, "matmul")
+    assert plots.stale(tmp_path, "matmul", figures) == paths
+    assert sorted(plots.write(tmp_path, "matmul", figures)) == sorted(tmp_path.iterdir())
+    assert plots.stale(tmp_path, "matmul", figures) == []
+    assert plots.stale(tmp_path, "matmul", figures | {"torch": "3"}) == paths
 
 
 # ---- What the repository shows ----------------------------------------------------------
@@ -160,7 +160,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "figures.json").write_text(json.dumps(record(*FIGURES["rows"])))
     places = {
         "ROOT": tmp_path, "README": tmp_path / "README.md", "FOLDER": folder,
-        "DOCUMENT": folder / "README.md", "FIGURES": folder / "figures.json",
+        "FIGURES": folder / "figures.json",
     }  # fmt: skip
     monkeypatch.setattr(readme_table.sources, "changed", lambda figures: set())
     for name, place in places.items():
@@ -178,15 +178,18 @@ def test_everything_shown_is_made_from_the_figures_and_checked(
 ) -> None:
     assert make(monkeypatch, "--check") == 1
     said = capsys.readouterr().out.splitlines()
-    left_out, stale = said[:2], said[2:]
+    left_out, stale = said[:4], said[4:]
     assert left_out == [
-        f"there are no figures of {name}, which is left out" for name in ("matmul", "models")
+        f"there are no figures of {name}, which is left out"
+        for name in ("matmul", "matmul-sweep", "models", "sweep")
     ]
-    assert len(stale) == 2 + len(plots.PLOTS.paths(checkout))
+    assert len(stale) == 2 + len(plots.paths(checkout, "bench"))
     assert make(monkeypatch) == 0
     assert make(monkeypatch, "--check") == 0
     readme = (checkout / "README.md").read_text()
-    assert readme.startswith("a\n<!-- bench:begin -->\nMeasured on") and readme.endswith("b\n")
+    assert readme.startswith("a\n<!-- bench:begin -->\nOne GPU of a test") and readme.endswith(
+        "b\n"
+    )
     document = checkout / "docs" / "bench" / "README.md"
     document.write_text(document.read_text() + "more")
     assert make(monkeypatch, "--check") == 1
@@ -208,15 +211,15 @@ def test_what_came_later_is_shown_where_the_figures_have_it(
     assert make(monkeypatch) == 0
     shown = [checkout / "README.md", checkout / "docs" / "bench" / "README.md"]
     before = [path.read_text() for path in shown]
-    assert not any(title in text for text in before)
+    assert title not in before[1]
     place = checkout / "docs" / "bench" / "figures.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | {name: stamp(figures)}))
     capsys.readouterr()
     assert make(monkeypatch, "--check") == 1
     said = capsys.readouterr().out
-    assert all(path in said for path in plotted) and f"no figures of {name}" not in said
+    assert all(path in said for path in plotted) and f"no figures of {name}," not in said
     assert make(monkeypatch) == 0 and make(monkeypatch, "--check") == 0
     for path, text in zip(shown, before, strict=True):
-        assert title in path.read_text()
+        assert path.name == "README.md" or title in path.read_text()
         # Nothing that was there is gone.
         assert set(text.splitlines()) <= set(path.read_text().splitlines())

@@ -14,9 +14,9 @@ from checkpoint_helpers import listing
 from nf4.checkpoint import (
     OutputRefused,
     QuantizeOptions,
-    convert,
     dequantize_checkpoint,
     quantize_checkpoint,
+    rules,
     transaction,
 )
 from nf4.checkpoint.architecture import UnknownModel
@@ -90,7 +90,7 @@ def test_destination_is_checked_before_the_model_is_asked(model, tmp_path, monke
         _appears(out)
         raise UnknownModel("not in this test")
 
-    monkeypatch.setattr(convert, "ask", ask)
+    monkeypatch.setattr(rules, "ask", ask)
     arguments = (str(model), str(out), QuantizeOptions())
     with pytest.raises(OutputRefused, match="exists already"):
         quantize_checkpoint(*arguments)

@@ -1,4 +1,4 @@
-"""tests/bench/demo.py, which `./dev demo` runs, on a tiny model."""
+"""tools/demo/demo.py, which `./dev demo` runs, on a tiny model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import checkpoint_helpers as helpers
 import pytest
 
-DEMO = Path(__file__).resolve().parents[2] / "bench" / "demo.py"
+DEMO = Path(__file__).resolve().parents[3] / "tools" / "demo" / "demo.py"
 
 if importlib.util.find_spec("matplotlib") is None:
     pytest.skip("matplotlib is not installed", allow_module_level=True)

@@ -82,7 +82,7 @@ def test_every_program_of_the_bench_is_in_the_figures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    from nf4bench import check, library, programs
+    from nf4bench import check, library, modes
 
     asked = []
 
@@ -90,7 +90,7 @@ def test_every_program_of_the_bench_is_in_the_figures(
         asked.append((options.mode, options.iterations, options.build))
         return {"of": options.mode}
 
-    monkeypatch.setattr(programs, "run", measured)
+    monkeypatch.setattr(modes, "run", measured)
     found = run.figures(tmp_path, "abc")
     assert {name: each["of"] for name, each in found.items()} == {
         "bench": "",
@@ -111,7 +111,7 @@ def test_every_program_of_the_bench_is_in_the_figures(
         def fails(options, error=error):
             raise error
 
-        monkeypatch.setattr(programs, "run", fails)
+        monkeypatch.setattr(modes, "run", fails)
         with pytest.raises(run.Failure, match=f"the bench: {error}"):
             run.figures(tmp_path, "abc")
 

@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 import readme_table  # noqa: E402
 import record as records  # noqa: E402
 import sources  # noqa: E402
-from nf4bench import matmul_cases, matmul_tables  # noqa: E402
+from nf4bench import matmul_cases, tables  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,9 @@ def test_everything_in_the_record_passed(record: dict) -> None:
 
 def test_errors_of_matmul_are_within_their_bounds(figures: dict) -> None:
     for row in figures["matmul"]["errors"]:
-        said = matmul_tables.error_line(row)
+        said = tables.ERROR.line(row)
         assert row["errors"]["libnf4"] <= matmul_cases.MOST_ERROR[row["dtype"]], said
-        assert matmul_tables.over_dense(row) <= matmul_cases.MOST_OF_DENSE, said
+        assert tables.over_dense(row) <= matmul_cases.MOST_OF_DENSE, said
 
 
 def test_what_the_repository_shows_is_made_from_the_figures(figures: dict) -> None:
@@ -91,8 +91,7 @@ def test_the_hash_sees_every_change(tmp_path: Path) -> None:
     hashes.append(sources.source_hash(tmp_path))
     for name in (
         "include/nf4/nf4.h", "lib/api.cpp", "lib/problem.hpp", "lib/cuda/matmul/skinny/kernel.cuh",
-        "lib/cuda/meson.build", "tests/check_cuda_more.cpp", "tests/cuda/check_more.cpp",
-        "tests/support/force_matmul.hpp",
+        "lib/cuda/meson.build", "tests/cuda/check_more.cpp", "tests/support/force_matmul.hpp",
     ):  # fmt: skip
         write(name, "of a pattern")
     assert len(set(hashes)) == len(hashes)
@@ -100,11 +99,9 @@ def test_the_hash_sees_every_change(tmp_path: Path) -> None:
     assert hashes[-1] == hashes[-2]
 
 
-def test_the_checkout_has_files_of_each_pattern_or_of_what_replaces_it() -> None:
-    moved = {"tests/check_cuda*.cpp": "tests/cuda/**/*"}
+def test_the_checkout_has_files_of_each_pattern() -> None:
     for pattern in sources.COVERED:
-        either = {pattern, *(pair[i] for pair in moved.items() for i in (0, 1) if pattern in pair)}
-        assert any(True for each in either for _ in ROOT.glob(each)), pattern
+        assert any(True for _ in ROOT.glob(pattern)), pattern
 
 
 C = "a.cuh"
@@ -233,6 +230,18 @@ def test_no_reason_is_no_record(tmp_path: Path) -> None:
     done = tool("--unverified", " ", "--record", path)
     assert done.returncode == 2 and "expected the reason" in done.stderr
     assert records.load(path) == {"sources": "of older code"}
+
+
+def test_measured_figures_are_added_to_those_of_other_names(tmp_path: Path) -> None:
+    measured, figures = tmp_path / "sweep.json", tmp_path / "figures.json"
+    measured.write_text('{"device": "a GPU", "rows": []}')
+    given = ("--figures", figures, "--commit", "abc")
+    assert tool("--add", "sweep", measured, *given).returncode == 0
+    found = records.load(figures)
+    assert found["sweep"]["rows"] == [] and found["sweep"]["commit"] == "abc"
+    assert "bench" in found and "sweep" not in sources.changed(found)
+    refused = tool("--add", "speed", measured, *given)
+    assert refused.returncode == 2 and "expected one of bench, challenge" in refused.stderr
 
 
 def test_a_row_of_figures_is_a_line(tmp_path: Path) -> None:

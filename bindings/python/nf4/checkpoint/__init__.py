@@ -5,7 +5,9 @@
         for name, weight in survey(checkpoint).weights.items():
             array = nf4.dequantize(weight.load(checkpoint))
 
-Whatever breaks a format is a FormatError that names the file, the tensor and the reason.
+quantize_checkpoint and dequantize_checkpoint convert files or directories, audit finds faults.
+Whatever breaks a format is a FormatError that names the file, the tensor and the reason. numpy and
+safetensors suffice; torch and transformers, where installed, say which layers become 4-bit.
 """
 
 from nf4.checkpoint.audit import ErrorStatistics, Finding, audit, error_statistics

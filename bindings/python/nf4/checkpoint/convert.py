@@ -124,8 +124,12 @@ def quantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Write the 4-bit form of a dense checkpoint. Weights that are 4-bit already, and all that
-    the rules leave dense, are copied bit for bit.
+    """Write the 4-bit form of a dense checkpoint.
+
+    source and destination are both .safetensors files or both directories. Weights that are 4-bit
+    already, and all that the rules leave dense, are copied bit for bit. replace: the destination
+    may exist. progress: called with each tensor's name and the bytes read of it. Where config.json
+    names a model and transformers is installed, a child process builds it without weights.
 
     Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is
     then as it was.
@@ -188,8 +192,11 @@ def dequantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Write the dense form of a 4-bit checkpoint. dtype: libnf4's name; None: what each weight
-    was before. Dense tensors are copied bit for bit.
+    """Write the dense form of a 4-bit checkpoint.
+
+    dtype: "fp32", "fp16" or "bf16"; None: what each weight was before. Dense tensors are copied bit
+    for bit. threads: CPU threads; 0: all. source, destination, replace and progress: as of
+    quantize_checkpoint.
 
     Raises FormatError, OutputRefused, OSError and nf4.Error; the destination is then as it was.
     """

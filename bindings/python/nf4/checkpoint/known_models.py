@@ -1,6 +1,4 @@
-"""What the names in a checkpoint do not show, for each model_type. Generated: see
-tools/check_architectures.py.
-"""
+"""What tensor names do not show, for each model_type. Written by tools/known_models.py."""
 
 from __future__ import annotations
 

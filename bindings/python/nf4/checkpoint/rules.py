@@ -1,10 +1,9 @@
 """Which weights of a dense model become 4-bit, and how transformers is told.
 
-transformers turns every nn.Linear into a 4-bit layer except those that its skip list names.
-A file knows names and shapes, not modules, so these rules go by the names that the models of
-transformers use. They err towards leaving a tensor dense: each dense matrix is listed in
-llm_int8_skip_modules, so a layer that could have been 4-bit still loads exactly, while a 4-bit
-tensor where the model has no linear layer would not load at all.
+transformers replaces nn.Linear and Conv1D, not their subclasses, by 4-bit layers, except those
+that llm_int8_skip_modules names. It must replace exactly the modules whose weights are 4-bit, or
+the model does not load. architecture.Model says which it can replace. Without one, rules by name
+decide, with the exceptions in known_models.py; in doubt they leave a tensor dense.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _KEPT_IN_FP32 = {
     "indexer": {"deepseek_v32", "deepseek_v4", "glm_moe_dsa"},
 }
 # Models whose linear layers are Conv1D: the file holds [in, out], a 4-bit layer [out, in].
-_CONV1D_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer"}
+_CONV1D_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"}
 # Models whose linear layers are of a subclass of nn.Linear.
 _LINEAR_SUBCLASSES = {"falcon": "FalconLinear", "ibert": "QuantLinear"}
 _CONV1D_LAYERS = {"c_attn", "c_proj", "c_fc", "q_attn"}

@@ -67,15 +67,9 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
         "seconds": result.seconds,
         "not_copied": result.left_out,
         "warnings": result.warnings,
-        **_choice(result),
+        "chosen_by": result.chosen_by,
+        "left_dense": result.left_dense,
     }
-
-
-def _choice(result: Result) -> dict[str, Any]:
-    """How quantize chose the layers; empty for dequantize."""
-    if not result.chosen_by:
-        return {}
-    return {"chosen_by": result.chosen_by, "left_dense": result.left_dense}
 
 
 def _destination(args: argparse.Namespace) -> str:

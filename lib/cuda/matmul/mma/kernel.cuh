@@ -16,11 +16,11 @@
 #include "cuda/element.cuh"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/mma/launch.hpp"
-#include "cuda/matmul/scales.cuh"
 #include "cuda/ptx/memory.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/pdl.cuh"
 #include "cuda/weight/codebooks.cuh"
+#include "cuda/weight/scales.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -54,26 +54,27 @@ class SmemTile {
 // ---- Loads -------------------------------------------------------------------------------
 
 // kVectorK columns of a row of W: codes, and the scales of the first and the last block.
-template <bool Nested>
+template <class Scales>
 struct CodeVector {
   uint32_t words[kVectorK / 8];  // high nibble of the lowest byte first
-  FetchedScale<Nested> first_scale, last_scale;
+  typename Scales::Fetched first_scale, last_scale;
   int count;           // of the columns, in the matrix
   int in_first_block;  // of the columns
 };
 
-template <class Arch, bool Nested>
-__device__ __forceinline__ CodeVector<Nested> load_codes(const MatmulArgs &args, int64_t row,
+template <class Arch, class Scales>
+__device__ __forceinline__ CodeVector<Scales> load_codes(const MatmulArgs &args, int64_t row,
                                                          int64_t column) {
-  CodeVector<Nested> vector{};
+  CodeVector<Scales> vector{};
   if (row >= args.weight.rows || column >= args.weight.cols) return vector;
   const int64_t first = row * args.weight.cols + column;
   vector.count = static_cast<int>(min(args.weight.cols - column, int64_t{kVectorK}));
   const int blocksize = 1 << args.weight.blocksize_log2;
   vector.in_first_block = blocksize - (static_cast<int>(first) & (blocksize - 1));
-  vector.first_scale = fetch_scale<Nested>(args.weight, first >> args.weight.blocksize_log2);
-  vector.last_scale =
-      fetch_scale<Nested>(args.weight, (first + vector.count - 1) >> args.weight.blocksize_log2);
+  vector.first_scale =
+      Scales::template fetch<LoadGlobal>(args.weight, first >> args.weight.blocksize_log2);
+  vector.last_scale = Scales::template fetch<LoadGlobal>(
+      args.weight, (first + vector.count - 1) >> args.weight.blocksize_log2);
   if (args.whole_words) {
     const uint2 v = load_once<Arch>(reinterpret_cast<const uint2 *>(args.weight.packed + first / 2),
                                     evict_normal<Arch>());
@@ -110,18 +111,17 @@ __device__ __forceinline__ void load_x(const MatmulArgs &args, int64_t row, int6
 
 // ---- Dequantize --------------------------------------------------------------------------
 
-template <bool Nested>
+template <class Scales>
 struct WeightStore {
-  const float *scale_code;  // in shared memory, as is the codebook of 16
-  const float *codebook;
-  float offset;
+  const ScaleTable<Scales> &table;
+  const float *codebook;  // in shared memory
 
   // Rounded as dequantize rounds; zeros past the end of the row.
   template <class T>
-  __device__ __forceinline__ void store(const CodeVector<Nested> &vector, const SmemTile<T> &to,
+  __device__ __forceinline__ void store(const CodeVector<Scales> &vector, const SmemTile<T> &to,
                                         int row, int chunk) const {
-    const float first = finish_scale(vector.first_scale, scale_code, offset);
-    const float last = finish_scale(vector.last_scale, scale_code, offset);
+    const float first = Scales::finish(vector.first_scale, table);
+    const float last = Scales::finish(vector.last_scale, table);
 #pragma unroll
     for (int word = 0; word < kVectorK / 8; ++word) {
       float values[8];
@@ -215,19 +215,20 @@ struct CtaFma {
 
 // ---- The kernel --------------------------------------------------------------------------
 
-template <class Arch, class T, bool Nested>
+template <class Arch, class T, class Scales>
 __global__ void __launch_bounds__(kMmaThreads) matmul_mma(const __grid_constant__ MatmulArgs args) {
   using Mma = std::conditional_t<Arch::kTensorCores, CtaMma<T>, CtaFma<T>>;
   __shared__ uint4 chunks[2][kMmaTileN * 8];
-  __shared__ float scale_code[Nested ? kScaleCodeSize : 1];
+  __shared__ float scale_code[Scales::kNested ? Scales::kTableSize : 1];
   __shared__ float codebook[kCodebookSize];
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
-  const float offset = load_scale_code<Nested>(args.weight, scale_code);
+  ScaleTable<Scales> table(scale_code);
+  table.template load<LoadGlobal, kMmaThreads>(args.weight);
   if (threadIdx.x < kCodebookSize)
     codebook[threadIdx.x] = device_codebook(args.weight)[threadIdx.x];
   const SmemTile<T> w(chunks[0]), x(chunks[1]);
-  const WeightStore<Nested> weight_store{scale_code, codebook, offset};
+  const WeightStore<Scales> weight_store{table, codebook};
 
   const int64_t n_tiles = (args.weight.rows + kMmaTileN - 1) / kMmaTileN;
   const int64_t first_n = blockIdx.x % n_tiles * kMmaTileN;
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(kMmaThreads) matmul_mma(const __grid_constant_
 
   Mma mma;
   const int64_t own_row = first_n + row;
-  CodeVector<Nested> codes = load_codes<Arch, Nested>(args, own_row, vector * kVectorK);
+  CodeVector<Scales> codes = load_codes<Arch, Scales>(args, own_row, vector * kVectorK);
   uint4 values[kVectorK / 8];
   load_x<T>(args, first_m + row, vector * kVectorK, values);
   for (int64_t k = 0; k < args.weight.cols; k += kMmaTileK) {
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(kMmaThreads) matmul_mma(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < kVectorK / 8; ++i) x.chunk(row, vector * (kVectorK / 8) + i) = values[i];
     __syncthreads();
-    codes = load_codes<Arch, Nested>(args, own_row, next);
+    codes = load_codes<Arch, Scales>(args, own_row, next);
     load_x<T>(args, first_m + row, next, values);
     mma.add(w, x);
   }

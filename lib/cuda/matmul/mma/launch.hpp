@@ -3,7 +3,8 @@
 
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/configs.hpp"
-#include "cuda/runtime/families.hpp"
+#include "cuda/matmul/target.hpp"
+#include "cuda/runtime/launch.hpp"
 
 namespace nf4::cuda {
 
@@ -12,10 +13,10 @@ constexpr int kMmaTileN = kMatmulConfigs[kMma64x64].tile_n;
 constexpr int kMmaTileM = kMatmulConfigs[kMma64x64].tile_m;
 constexpr int kMmaThreads = 256;
 
-inline cudaError_t launch_mma(const GpuFamily &family, const void *kernel, const MatmulArgs &args,
-                              cudaStream_t stream) {
+inline cudaError_t launch_mma(const MatmulTarget &target, const void *kernel,
+                              const MatmulArgs &args) {
   const int64_t ctas = ceil_divide(args.weight.rows, kMmaTileN) * ceil_divide(args.m, kMmaTileM);
-  return launch({kernel, ctas, kMmaThreads, family.pdl, stream}, args);
+  return launch({kernel, ctas, kMmaThreads, target.family->pdl, target.stream}, args);
 }
 
 }  // namespace nf4::cuda

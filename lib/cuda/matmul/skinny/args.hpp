@@ -1,53 +1,18 @@
-// What a skinny kernel gets, and how it uses shared memory. No device code: launches are ordinary
-// C++.
+// What a skinny kernel gets. No device code: launches are ordinary C++.
 #pragma once
 
 #include <cstdint>
 
 #include "core/formats.hpp"
 #include "cuda/matmul/args.hpp"
-#include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/runtime/fast_divide.hpp"
 #include "cuda/runtime/tensor_map.hpp"
 
 namespace nf4::cuda {
 
-// A warp tile: kWarpTileN rows of the weight by kWarpTileK columns.
-constexpr int kSkinnyWarps = 16;
-constexpr int kSkinnyThreads = 32 * kSkinnyWarps;
-constexpr int kWarpTileK = 256;
-constexpr int kWarpTileN = 16;
-constexpr int kScaleK = kWarpTileK / 4;  // columns that share a scale
-constexpr int kStageBytes = kWarpTileN * kWarpTileK / 2;
-constexpr int64_t kSkinnyElementsMax = int64_t{1} << 30;  // of a CTA, for 32-bit offsets
-
-// Shared memory of the kernel for up to max_m rows of x, offsets in bytes: the byte LUT, each
-// warp's pipeline stages, the mbarriers of the stages and of the scales; then, for each row of warp
-// tiles in a group, a partial sum of each output from each warp. The scales follow.
-struct SkinnySmem {
-  int stages;  // of a warp's pipeline
-  int pipeline;
-  int barriers;
-  int scale_barrier;
-  int partials;
-  int tile_partials;  // bytes of a row of warp tiles
-};
-constexpr SkinnySmem skinny_smem(int max_m, bool tensor_maps) {
-  SkinnySmem smem{};
-  // Three do not fit before Hopper.
-  smem.stages = max_m == 2 && tensor_maps ? 3 : 2;
-  smem.pipeline = 65536;
-  smem.barriers = smem.pipeline + kSkinnyWarps * smem.stages * kStageBytes;
-  smem.scale_barrier = smem.barriers + kSkinnyWarps * smem.stages * 8;
-  smem.partials = smem.barriers + 512;
-  smem.tile_partials = kSkinnyWarps * kWarpTileN * max_m * 4;
-  return smem;
-}
 template <class Arch, int kMaxM>
 constexpr SkinnySmem kSkinnySmem = skinny_smem(kMaxM, Arch::kTensorMaps);
-
-// Copies of the 8-bit scale code in shared memory, against bank conflicts.
-constexpr int kScaleCodeCopies = 4;
 
 struct SkinnyArgs {
   MatmulArgs matmul;

@@ -46,7 +46,7 @@ __device__ __forceinline__ float build_lut(const SkinnyArgs &args, uint8_t *shar
 }
 
 // What one of a weight's CTAs does.
-template <class Arch, class T, bool Nested, class WarpMma>
+template <class Arch, class T, class Scales, class WarpMma>
 __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   constexpr int kMaxM = WarpMma::kMaxM;
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -62,13 +62,13 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   const int first_tile = n_warp < args.n_warps ? n_warp : tiles;
   WeightPipeline<Arch, kMaxM> pipeline(args, shared, warp, rows.first,
                                        WarpTileIterator(args, tiles, first_tile, first_k_tile));
-  ScaleStage<Arch, Nested> scales(args, shared, kSkinnySmem<Arch, kMaxM>.scale_barrier);
+  ScaleStage<Arch, Scales> scales(args, shared, kSkinnySmem<Arch, kMaxM>.scale_barrier);
   pipeline.init();
   scales.init();
   // The small loads before the large ones, which delay them. All of them are ordinary loads: the
   // compiler may move a __ldg above the wait.
   float offset = 0;
-  if constexpr (Nested) offset = *matmul.weight.nested_offset;
+  if constexpr (Scales::kNested) offset = *matmul.weight.nested_offset;
   WarpMma warp_mma;
   warp_mma.load_x(matmul, first_k_tile);
   scales.load_scale_code();
@@ -126,22 +126,22 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
 }
 
 // For cols that are a multiple of kScaleK; the weight and rows of x are 16-byte aligned.
-template <class Arch, class T, bool Nested, class WarpMma>
+template <class Arch, class T, class Scales, class WarpMma>
 __global__ void __launch_bounds__(kSkinnyThreads, 1)
     matmul_skinny(const __grid_constant__ SkinnyArgs args) {
-  run_cta<Arch, T, Nested, WarpMma>(args, static_cast<int>(blockIdx.x));
+  run_cta<Arch, T, Scales, WarpMma>(args, static_cast<int>(blockIdx.x));
 }
 
 // The same for several weights. A whole CTA has one of them, so its arguments are found through
 // uniform registers and a thread needs no more registers.
-template <class Arch, class T, bool Nested, class WarpMma>
+template <class Arch, class T, class Scales, class WarpMma>
 __global__ void __launch_bounds__(kSkinnyThreads, 1)
     matmul_skinny_batch(const __grid_constant__ SkinnyBatch batch) {
   const int cta = static_cast<int>(blockIdx.x);
   int problem = 0;
 #pragma unroll
   for (int i = 1; i < kSkinnyBatchMax; ++i) problem += cta >= batch.first_cta[i];
-  run_cta<Arch, T, Nested, WarpMma>(batch.problems[problem], cta - batch.first_cta[problem]);
+  run_cta<Arch, T, Scales, WarpMma>(batch.problems[problem], cta - batch.first_cta[problem]);
 }
 
 }  // namespace

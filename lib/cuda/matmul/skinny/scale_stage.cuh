@@ -2,24 +2,13 @@
 // waiting, and finished (absmax times scale code plus offset) where they are used.
 #pragma once
 
-#include "core/decode.hpp"
-#include "core/formats.hpp"
 #include "cuda/matmul/skinny/args.hpp"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/weight/scales.cuh"
 
 namespace nf4::cuda {
 namespace {
-
-// The four scales of a warp tile's row as they are stored.
-template <bool Nested>
-struct RawScales {
-  using Item = uint32_t;  // four 8-bit codes
-};
-template <>
-struct RawScales<false> {
-  using Item = float4;
-};
 
 __device__ __forceinline__ void copy_item(uint32_t *to, const uint32_t *from) {
   cp_async_4(to, from);
@@ -30,10 +19,10 @@ __device__ __forceinline__ void copy_item(float4 *to, const float4 *from) {
 
 // The items of a row are an odd number of items from those of the next: reading those of 8 rows has
 // no bank conflicts.
-template <class Arch, bool Nested>
+template <class Arch, class Scales>
 class ScaleStage {
  public:
-  using Item = typename RawScales<Nested>::Item;
+  using Item = typename Scales::Quad;  // the scales of a warp tile's row
 
   __device__ __forceinline__ ScaleStage(const SkinnyArgs &args, uint8_t *shared, int barrier)
       : args_(args),
@@ -53,7 +42,7 @@ class ScaleStage {
 
   // Starts the copy of the scale code, once.
   __device__ __forceinline__ void load_scale_code() const {
-    if constexpr (Nested) {
+    if constexpr (Scales::kNested) {
       if (threadIdx.x >= kScaleCodeSize) return;
 #pragma unroll
       for (int i = 0; i < kScaleCodeCopies; ++i)
@@ -67,7 +56,7 @@ class ScaleStage {
   __device__ __forceinline__ void load(int first_row, int rows) {
     const MatmulArgs &matmul = args_.matmul;
     const uint32_t first_element = first_row * static_cast<uint32_t>(matmul.weight.cols);
-    if constexpr (Nested) {
+    if constexpr (Scales::kNested) {
       const int shift = matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2;
       nested_phase_ = static_cast<int>(first_element & ((1u << shift) - 1));
       const int last = (nested_phase_ + rows * static_cast<int>(matmul.weight.cols) - 1) >> shift;
@@ -143,22 +132,35 @@ class ScaleStage {
   }
   __device__ __forceinline__ float2 get(const Cursor &cursor, int thread_in_group,
                                         float offset) const {
-    const MatmulArgs &matmul = args_.matmul;
-    const Item *const below_item = cursor.item + 8 * args_.scale_pitch;
-    if constexpr (Nested) {
-      const int shift = matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2;
-      const int below = cursor.element + 8 * static_cast<int>(matmul.weight.cols);
-      return {nested_scale(decode(*cursor.item, thread_in_group),
-                           nested_absmax_[cursor.element >> shift], offset),
-              nested_scale(decode(*below_item, thread_in_group), nested_absmax_[below >> shift],
-                           offset)};
+    const WeightView &weight = args_.matmul.weight;
+    const Table table{scale_code_, offset};
+    const Item *const item8 = cursor.item + 8 * args_.scale_pitch;
+    if constexpr (Scales::kNested) {
+      const int shift = weight.blocksize_log2 + weight.nested_blocksize_log2;
+      const int element8 = cursor.element + 8 * static_cast<int>(weight.cols);
+      return {
+          Scales::finish({nested_absmax_[cursor.element >> shift],
+                          Scales::of_quad(cursor.item, thread_in_group)},
+                         table),
+          Scales::finish(
+              {nested_absmax_[element8 >> shift], Scales::of_quad(item8, thread_in_group)}, table)};
     } else {
-      return {reinterpret_cast<const float *>(cursor.item)[thread_in_group],
-              reinterpret_cast<const float *>(below_item)[thread_in_group]};
+      return {Scales::finish({Scales::of_quad(cursor.item, thread_in_group)}, table),
+              Scales::finish({Scales::of_quad(item8, thread_in_group)}, table)};
     }
   }
 
  private:
+  // What Scales::finish() looks codes up in.
+  struct Table {
+    const float *scale_code;
+    float nested_offset;
+    __device__ __forceinline__ float operator[](uint32_t code) const {
+      return scale_code[code * kScaleCodeCopies + threadIdx.x % kScaleCodeCopies];
+    }
+    __device__ __forceinline__ float offset() const { return nested_offset; }
+  };
+
   __device__ __forceinline__ Item gather(uint32_t row_element, int k_tile) const {
     const MatmulArgs &matmul = args_.matmul;
     Item item{};
@@ -167,18 +169,10 @@ class ScaleStage {
       int column = k_tile * kWarpTileK + i * kScaleK;
       if (column >= matmul.weight.cols) column = k_tile * kWarpTileK;
       const uint32_t block = (row_element + column) >> matmul.weight.blocksize_log2;
-      if constexpr (Nested)
-        item = item << 8 | static_cast<const uint8_t *>(matmul.weight.absmax)[block];
-      else
-        item = {static_cast<const float *>(matmul.weight.absmax)[block], item.x, item.y, item.z};
+      item = Scales::prepend(
+          static_cast<const typename Scales::Stored *>(matmul.weight.absmax)[block], item);
     }
     return item;
-  }
-
-  // The entry of the scale code for one of the item's four codes.
-  __device__ __forceinline__ float decode(uint32_t item, int index) const {
-    const uint32_t q = __byte_perm(item, 0, 0x4440 | index);
-    return scale_code_[q * kScaleCodeCopies + threadIdx.x % kScaleCodeCopies];
   }
 
   const SkinnyArgs &args_;

@@ -43,7 +43,7 @@ class WeightReader {
   template <int Step>
   __device__ __forceinline__ float2 scales() const {
     const auto *const scales = reinterpret_cast<const float *>(shared_.scales(state_.stage) +
-                                                               lane_offset_ / Layout::kRowBytes) +
+                                                               Layout::row_of(lane_offset_)) +
                                Step;
     return {scales[0], scales[8 * 2]};
   }
@@ -55,7 +55,7 @@ class WeightReader {
   }
 
  private:
-  static_assert(SharedLayout<Tile>::kWeight % Layout::kRowBytes == 0);
+  static_assert(SharedLayout<Tile>::kWeightStageBytes == Tile::kTileN * Layout::kRowBytes);
 
   const SharedStorage<Tile> shared_;
   const int lane_offset_;

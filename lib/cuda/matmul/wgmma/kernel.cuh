@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<WarpgroupRegisters<Tile>::kProducer>();
-    produce<Tile, Scheduler>(args, shared);
+    produce<Layout, Tile, Scheduler>(args, shared);
     // The two barriers of ClusterReduction::exchange.
     if (args.cluster_size > 1) {
       cluster_sync_relaxed();

@@ -47,7 +47,11 @@ WgmmaKernels wgmma_kernels(std::integer_sequence<int, Index...>) {
 
 }  // namespace
 
-const WgmmaKernels kWgmmaKernels =
-    wgmma_kernels(std::make_integer_sequence<int, kMatmulConfigCount - kFirstWgmma>());
+template <class Arch>
+WgmmaKernels WgmmaKernels::make() {
+  return wgmma_kernels(std::make_integer_sequence<int, kMatmulConfigCount - kFirstWgmma>());
+}
+
+template WgmmaKernels WgmmaKernels::make<NF4_FAMILY>();
 
 }  // namespace nf4::cuda

@@ -1,9 +1,9 @@
-// Which wgmma kernel a product takes, and its launch.
+// Launches of the wgmma kernels, which are Hopper's.
 #pragma once
 
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/configs.hpp"
-#include "cuda/runtime/device.hpp"
+#include "cuda/matmul/target.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -17,21 +17,16 @@ struct WgmmaKernel {
 
 struct WgmmaKernels {
   WgmmaKernel of[kMatmulConfigCount - kFirstWgmma];
+
+  template <class Arch>
+  static WgmmaKernels make();
 };
-// Only in a build with kernels of sm_90a.
-extern const WgmmaKernels kWgmmaKernels;
 
-// Whether the kernel of this configuration can run the problem on the device.
-bool wgmma_can_run(const MatmulProblem &problem, int config, const Device &device);
+// Loads the kernels on the device, which is current and has them, and fills in resident_clusters.
+cudaError_t load_wgmma_kernels(const Device &device, GpuFacts &gpu);
 
-// The configuration of the least estimated time, of those that can run the problem. `config` stays
-// if there is none, or if it is kSkinny16 and that takes less. The device is current.
-cudaError_t choose_wgmma(const MatmulProblem &problem, const Device &device, int &config);
-
-cudaError_t launch_wgmma(const MatmulProblem &problem, const MatmulArgs &matmul, int config,
-                         const Device &device, cudaStream_t stream);
-
-// For a device of compute capability 9.0, which is current; nothing for others.
-cudaError_t load_wgmma_kernels(const Device &device);
+// The kernels are loaded.
+cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,
+                         const MatmulArgs &matmul, const MatmulChoice &choice);
 
 }  // namespace nf4::cuda

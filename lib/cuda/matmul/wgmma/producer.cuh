@@ -38,7 +38,7 @@ __device__ __forceinline__ void load_x(const WgmmaArgs &args, SharedStorage<Tile
 }
 
 // One thread, in the same order.
-template <class Tile, class Scheduler>
+template <class Layout, class Tile, class Scheduler>
 __device__ __forceinline__ void load_weight(const WgmmaArgs &args, SharedStorage<Tile> shared) {
   WeightPipelineState<Tile> state;
   int k_tiles = 0;
@@ -49,8 +49,7 @@ __device__ __forceinline__ void load_weight(const WgmmaArgs &args, SharedStorage
       uint64_t *const full = shared.barrier(kWeightFull, state.stage);
       mbarrier_wait_parity(shared.barrier(kWeightEmpty, state.stage), state.phase ^ 1);
       mbarrier_arrive_expect_tx(full, SharedLayout<Tile>::kWeightStageBytes);
-      tma_load_2d(shared.weight(state.stage), &args.weight_map, k_tile * (kTileK / 2), work.n,
-                  full);
+      Layout::load_tile(shared.weight(state.stage), &args.weight_map, k_tile, work.n, full);
       state.advance();
     }
   });
@@ -58,7 +57,7 @@ __device__ __forceinline__ void load_weight(const WgmmaArgs &args, SharedStorage
 
 // Prefetches the first K-tiles into L2, which is allowed while the predecessor still writes. More
 // than this would delay the first small loads.
-template <class Tile, class Scheduler>
+template <class Layout, class Tile, class Scheduler>
 __device__ __forceinline__ void prefetch_weight(const WgmmaArgs &args) {
   constexpr int kKTiles = (32 << 10) / SharedLayout<Tile>::kWeightStageBytes;
   const Scheduler scheduler(args);
@@ -66,24 +65,24 @@ __device__ __forceinline__ void prefetch_weight(const WgmmaArgs &args) {
   const WorkTile work = scheduler.work_tile();
   const int end = min(work.k_tile + kKTiles, work.k_tile_end);
   for (int k_tile = work.k_tile; k_tile < end; ++k_tile)
-    tma_prefetch_2d(&args.weight_map, k_tile * (kTileK / 2), work.n);
+    Layout::prefetch_tile(&args.weight_map, k_tile, work.n);
 }
 
-template <class Tile, class Scheduler>
+template <class Layout, class Tile, class Scheduler>
 __device__ __forceinline__ void produce(const WgmmaArgs &args, SharedStorage<Tile> shared) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (warp == 0 && lane == 0) prefetch_tensor_map(&args.x_map);
-  if (warp == 1 && lane == 0) prefetch_weight<Tile, Scheduler>(args);
+  if (warp == 1 && lane == 0) prefetch_weight<Layout, Tile, Scheduler>(args);
   pdl_wait<Sm90>();
   pdl_launch_dependents<Sm90>();
   if (warp == 0 && lane == 0) load_x<Tile, Scheduler>(args, shared);
-  if (warp == 1 && lane == 0) load_weight<Tile, Scheduler>(args, shared);
+  if (warp == 1 && lane == 0) load_weight<Layout, Tile, Scheduler>(args, shared);
   if (warp < 2) return;
   const int thread = static_cast<int>(threadIdx.x) - 64;
   if (args.matmul.weight.nested_absmax != nullptr)
-    load_scales<true, Tile, Scheduler>(args, shared, thread);
+    load_scales<NestedScales, Tile, Scheduler>(args, shared, thread);
   else
-    load_scales<false, Tile, Scheduler>(args, shared, thread);
+    load_scales<FlatScales, Tile, Scheduler>(args, shared, thread);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@ constexpr int kStepK = 64;                   // columns that are multiplied at o
 constexpr int kTileK = 2 * kStepK;           // columns of the weight that are loaded together
 constexpr int kWgmmaSmemBytes = 227 * 1024;  // what Hopper has
 constexpr int kMaxStages = 8;
-constexpr int kMaxClusterSize = 8;  // that any GPU allows
 
 // kTileM rows of x by 64 rows of the weight for each consumer warpgroup.
 template <int Config>

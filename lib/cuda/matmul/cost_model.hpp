@@ -1,0 +1,65 @@
+// The estimated cost of matmul's configurations on a GPU, in cycles: one struct of constants a GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/configs.hpp"
+
+namespace nf4::cuda {
+
+struct CostModel {
+  // wgmma: of a launch, of a tile, and of a K-tile by configuration.
+  double start;
+  double tile;
+  double k_tile[kMatmulConfigCount];
+  // Of a cluster that shares a tile (split-K), of each of its CTAs, and of each sum that is sent.
+  double cluster_exchange;
+  double cluster_cta;
+  double cluster_sum;
+  // Of stream-K, of each sum of a tile, and of the same for each further CTA that has a part of it.
+  double stream_k_exchange;
+  double stream_k_sum;
+  double stream_k_peer;
+  // skinny_16: of a launch, and of each element of a CTA; wgmma must cost less than this share.
+  double skinny16_start;
+  double skinny16_element;
+  double skinny16_margin;
+  int64_t skinny2_rows_per_cta;       // from which on skinny_2 is faster than skinny_8
+  int64_t skinny_prefetch_bytes;      // of a CTA's packed weights, into L2 at the start
+  int64_t skinny_prefetch_max_bytes;  // of packed weights that a CTA has, else there is no prefetch
+  int64_t l2_kept_bytes;              // of packed weights that stay in L2 beside x and y
+};
+
+// From times at 1.755 GHz; the K-tiles of 176 and 208 rows are interpolated. The configuration of
+// least cycles was, for 24 products, within 4 % of the fastest of all that were timed.
+inline constexpr CostModel kH200 = {
+    6000,
+    1500,
+    {0,    0,    0,    0,     // mma, skinny
+     1200, 1440, 2040, 1065,  // up to 64 rows of x
+     1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620, 1810, 1960, 2130, 2330, 2460, 2690},
+    1000,
+    200,
+    0.5,
+    1500,
+    0.28,
+    0.06,
+    // From 19.8 us at 14336x4096, 7.9 at 4096x4096 and 20.5 at 4096x14336, within 2 %; at
+    // 28672x8192 it took 61.5, 13 % less, where wgmma takes less still.
+    5100,
+    0.0675,
+    0.95,
+    // skinny_2 takes less time for a warp tile, skinny_8 starts and ends sooner: 6.1 us instead of
+    // 5.3 with 31 rows of 4096 columns a CTA, 11.5 instead of 12.2 with 109.
+    64,
+    // More prefetch delays the kernel's first small loads; where a CTA has much to read it does not
+    // help.
+    32 << 10,
+    512 << 10,
+    32 << 20};
+static_assert(kH200.k_tile[kMatmulConfigCount - 1] != 0);
+
+// GPUs that were not measured use the H200's.
+constexpr const CostModel &cost_model() { return kH200; }
+
+}  // namespace nf4::cuda

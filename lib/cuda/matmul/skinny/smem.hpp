@@ -1,0 +1,71 @@
+// How a skinny kernel uses shared memory, which is also what it can run. No CUDA types.
+#pragma once
+
+#include <cstdint>
+
+#include "core/formats.hpp"
+#include "problem.hpp"
+
+namespace nf4::cuda {
+
+// A warp tile: kWarpTileN rows of the weight by kWarpTileK columns.
+constexpr int kSkinnyWarps = 16;
+constexpr int kSkinnyThreads = 32 * kSkinnyWarps;
+constexpr int kWarpTileK = 256;
+constexpr int kWarpTileN = 16;
+constexpr int kScaleK = kWarpTileK / 4;  // columns that share a scale
+constexpr int kStageBytes = kWarpTileN * kWarpTileK / 2;
+constexpr int64_t kSkinnyElementsMax = int64_t{1} << 30;  // of a CTA, for 32-bit offsets
+
+// Shared memory of the kernel for up to max_m rows of x, offsets in bytes: the byte LUT, each
+// warp's pipeline stages, the mbarriers of the stages and of the scales; then, for each row of warp
+// tiles in a group, a partial sum of each output from each warp. The scales follow.
+struct SkinnySmem {
+  int stages;  // of a warp's pipeline
+  int pipeline;
+  int barriers;
+  int scale_barrier;
+  int partials;
+  int tile_partials;  // bytes of a row of warp tiles
+};
+constexpr SkinnySmem skinny_smem(int max_m, bool tensor_maps) {
+  SkinnySmem smem{};
+  // Three do not fit before Hopper.
+  smem.stages = max_m == 2 && tensor_maps ? 3 : 2;
+  smem.pipeline = 65536;
+  smem.barriers = smem.pipeline + kSkinnyWarps * smem.stages * kStageBytes;
+  smem.scale_barrier = smem.barriers + kSkinnyWarps * smem.stages * 8;
+  smem.partials = smem.barriers + 512;
+  smem.tile_partials = kSkinnyWarps * kWarpTileN * max_m * 4;
+  return smem;
+}
+
+// Copies of the 8-bit scale code in shared memory, against bank conflicts.
+constexpr int kScaleCodeCopies = 4;
+
+// Odd: the scales of 8 rows lie in different banks.
+constexpr int64_t skinny_scale_pitch(int64_t k_tiles) { return k_tiles | 1; }
+
+// Bytes of shared memory: of the scale code, and of a row of warp tiles beside partial sums.
+struct SkinnyScaleBytes {
+  int64_t code;
+  int64_t nested;
+  int64_t items;
+};
+constexpr SkinnyScaleBytes skinny_scale_bytes(int64_t cols, bool nested, int elements_log2) {
+  const int64_t k_tiles = ceil_divide(cols, kWarpTileK);
+  return {nested ? kScaleCodeSize * kScaleCodeCopies * 4 : 0,
+          nested ? 4 * ceil_divide(kWarpTileN * cols, int64_t{1} << elements_log2) : 0,
+          kWarpTileN * skinny_scale_pitch(k_tiles) * (nested ? 4 : 16)};
+}
+
+// Rows of warp tiles in a group whose sums and scales fit; 0 if not even one does.
+constexpr int64_t skinny_tiles_that_fit(const SkinnySmem &smem, const SkinnyScaleBytes &scales,
+                                        int64_t shared_bytes) {
+  // One entry of nested_absmax more than the tiles' own, and the alignment.
+  constexpr int64_t kSlack = 4 + 16;
+  const int64_t bytes = shared_bytes - smem.partials - scales.code - kSlack;
+  return bytes / (smem.tile_partials + scales.nested + scales.items);
+}
+
+}  // namespace nf4::cuda

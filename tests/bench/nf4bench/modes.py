@@ -1,0 +1,87 @@
+"""The programs of the bench on a GPU, by mode: what `bench.py` and tests/gpu/run.py run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nf4bench import (
+    cases,
+    challenge,
+    host,
+    matmul,
+    matmul_cases,
+    matmul_peers,
+    models,
+    models_cases,
+    models_forms,
+    peers,
+    rows,
+    sweep,
+)  # fmt: skip
+from nf4bench.device import Gpu
+from nf4bench.library import Library
+from nf4bench.options import Options
+from nf4bench.rows import Bench, Report
+
+
+def bench(options: Options) -> Bench:
+    """Everything that measures. Raises LibraryMissing."""
+    gpu = Gpu()
+    # Those of matmul and of models are others.
+    names = () if options.mode.startswith(("matmul", "models")) else options.peers
+    return Bench(gpu, Library(options.build), peers.load(names, gpu.place), options.replays)
+
+
+def _of(options: Options, module: Any) -> Any:
+    """The cases or groups of a module that are asked for."""
+    if options.shapes:
+        return module.of_shapes(options.shapes)
+    return module.quick() if options.quick else module.full()
+
+
+def _rows(made: Bench, options: Options, report: Report) -> dict:
+    return rows.run(made, _of(options, cases), report)
+
+
+def _sweep(made: Bench, options: Options, report: Report) -> dict:
+    shapes = sweep.QUICK_SHAPES if options.quick else sweep.SHAPES
+    return sweep.dequantize(made, options.shapes or shapes, report)
+
+
+def _matmul(made: Bench, options: Options, report: Report) -> dict:
+    usual = matmul_cases.QUICK_SHAPES if options.quick else matmul_cases.SHAPES
+    found = matmul_peers.load(made.gpu.place)
+    return matmul.run(made, found, _of(options, matmul_cases), options.shapes or usual, report)
+
+
+def _matmul_sweep(made: Bench, options: Options, report: Report) -> dict:
+    groups = [group for group in _of(options, matmul_cases) if group.together == 1]
+    return sweep.matmul(made, groups, report)
+
+
+def _models(made: Bench, options: Options, report: Report) -> dict:
+    limit = models_cases.QUICK_SECONDS if options.quick else models_cases.SECONDS
+    found = models_forms.load(made.gpu.place)
+    return models.run(made, found, _of(options, models_cases), limit, report)
+
+
+PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
+    "": _rows,
+    "sweep": _sweep,
+    "challenge": lambda made, options, report: challenge.run(made, options.iterations, report),
+    "call": lambda made, options, report: host.run(made, report),
+    "matmul": _matmul,
+    "matmul-sweep": _matmul_sweep,
+    "models": _models,
+}
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def run(options: Options, report: Report = say) -> dict[str, Any]:
+    """The figures of options.mode. Raises LibraryMissing, and WrongResult before a case is
+    timed."""
+    return PROGRAMS[options.mode](bench(options), options, report)

@@ -1,0 +1,410 @@
+// Matmul on the CPU: every variant that this machine runs against a naive matmul in binary64, with
+// guard pages around every buffer.
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpu/backend.hpp"
+#include "support/cases.hpp"
+#include "support/catch.hpp"
+#include "support/compare.hpp"
+#include "support/force.hpp"
+#include "support/matmul_cases.hpp"
+#include "support/matmul_expected.hpp"
+#include "support/placed.hpp"
+#include "support/reserved.hpp"
+#include "support/variants.hpp"
+
+using namespace nf4;
+using namespace nf4::test;
+
+namespace {
+
+constexpr int kShapes = 150;  // per dtype, flat or nested
+constexpr int kThreadCounts[] = {1, 2, 3, 7, 300, 0};
+constexpr double kFp32Unit = 0x1p-24;
+constexpr double kBf16Unit = 0x1p-8;
+// What the error may be beside y, by dtype.
+constexpr double kLargest[] = {1e-6, 5e-4, 4e-3};
+
+bool in_bf16(const cpu::Variant &variant, nf4_dtype dtype) {
+  return std::string(variant.name) == "avx512bf16" && dtype == NF4_DTYPE_BF16;
+}
+
+// The most roundings that any product goes through on its way: the sums of the narrowest
+// vectors and of the lanes of one, and a few for the factors, the scale and the bias.
+double roundings(int64_t cols) { return static_cast<double>(cols) / 8 + 32; }
+
+bool is_right(const cpu::Variant &variant, const MatmulCase &test, const Expected &expected,
+              double y) {
+  constexpr double kSafe = 0x1p126;
+  if (!std::isfinite(expected.value)) return !std::isfinite(y);
+  if (expected.magnitude > kSafe || expected.largest > kSafe) return true;
+  const bool bf16 = in_bf16(variant, test.dtype);
+  const double relative = roundings(test.weight.shape.cols) * kFp32Unit + (bf16 ? kBf16Unit : 0);
+  // vdpbf16ps takes what is subnormal for zero.
+  const double underflow = bf16 ? 0x1p-126 : 0x1p-149;
+  const double error = relative * expected.magnitude + underflow * expected.small;
+  return y >= round_to(test.dtype, expected.value - error) &&
+         y <= round_to(test.dtype, expected.value + error);
+}
+
+// x, bias, y and the weight of a case, each between guard pages.
+struct Placed {
+  PlacedWeight weight;
+  GuardedBuffer x, bias, y;
+
+  Placed(Rng &rng, const MatmulCase &test)
+      : weight(rng, test.weight),
+        x(random_buffer(rng, test.x.size(), dtype_bytes(test.dtype))),
+        bias(random_buffer(rng, test.bias.size(), dtype_bytes(test.dtype))),
+        y(random_buffer(rng, test.y_bytes(), dtype_bytes(test.dtype))) {
+    std::copy(test.x.begin(), test.x.end(), x.data());
+    std::copy(test.bias.begin(), test.bias.end(), bias.data());
+  }
+
+  nf4_status multiply(const MatmulCase &test, int threads) const {
+    const nf4_matmul_args args = test.args(x.data(), bias.data(), y.data());
+    return nf4_matmul_cpu(&weight.tensor(), &args, threads);
+  }
+
+  bool inputs_unchanged(const MatmulCase &test) const {
+    for (int part = 0; part < kPartCount; ++part)
+      if (!weight.unchanged(Part(part))) return false;
+    return std::equal(test.x.begin(), test.x.end(), x.data()) &&
+           std::equal(test.bias.begin(), test.bias.end(), bias.data());
+  }
+};
+
+// Whether the poison between the rows of y is as it was.
+bool gaps_intact(const MatmulCase &test, const GuardedBuffer &y) {
+  const int64_t bytes = dtype_bytes(test.dtype);
+  const int64_t stride = test.y_stride * bytes;
+  const int64_t row = test.weight.shape.rows * bytes;
+  for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i)
+    if (i % stride >= row && y.data()[i] != 0xa5) return false;
+  return true;
+}
+
+void check_matmul(const MatmulCase &test, Rng &rng) {
+  const int64_t rows = test.weight.shape.rows;
+  const ExpectedProduct expected(test, PlacedWeight(rng, test.weight).tensor());
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name);
+    const ForcedVariant forced(*variant);
+    const Placed placed(rng, test);
+    REQUIRE(placed.multiply(test, 1) == NF4_STATUS_OK);
+    for (int64_t i = 0; i < test.m * rows; ++i) {
+      const int64_t place = i / rows * test.y_stride + i % rows;
+      const double y = read_number(test.dtype, placed.y.data(), place);
+      INFO("y[" << i / rows << "][" << i % rows << "] is " << y << ", expected "
+                << expected[i].value << ", of the magnitude " << expected[i].magnitude);
+      REQUIRE(is_right(*variant, test, expected[i], y));
+    }
+    REQUIRE(gaps_intact(test, placed.y));
+    REQUIRE(placed.y.surroundings_intact());
+    REQUIRE(placed.inputs_unchanged(test));
+  }
+}
+
+std::vector<uint8_t> bytes_of(const GuardedBuffer &buffer) {
+  return {buffer.data(), buffer.data() + buffer.size()};
+}
+
+// Ordinary weights: scales of about 1.
+MatmulCase plain_case(Rng &rng, nf4_dtype dtype, const MatmulShape &shape, XKind x,
+                      CodebookKind codebook = CodebookKind::kNf4) {
+  MatmulCase test = random_matmul_case(rng, {dtype, 64, false}, codebook, shape, x);
+  auto *scales = reinterpret_cast<float *>(test.weight.bytes[kAbsmax].data());
+  for (size_t i = 0; i < test.weight.bytes[kAbsmax].size() / sizeof(float); ++i)
+    scales[i] = 0.5f + rng.uniform();
+  return test;
+}
+
+// Normal weights, quantized.
+MatmulCase normal_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
+                       const MatmulShape &shape, XKind x) {
+  MatmulCase test = random_matmul_case(rng, kind, codebook, shape, x);
+  std::vector<float> values(shape.rows * shape.cols);
+  std::normal_distribution<float> normal;
+  std::mt19937_64 engine(rng.bits());
+  for (float &value : values) value = normal(engine);
+  nf4_tensor weight = test.weight.shape;
+  weight.packed = test.weight.bytes[kPacked].data();
+  weight.absmax = test.weight.bytes[kAbsmax].data();
+  REQUIRE(nf4_quantize_cpu(values.data(), NF4_DTYPE_FP32, &weight, nullptr, 0, 0) == NF4_STATUS_OK);
+  return test;
+}
+
+// The error of dequantizing to the dtype, multiplying exactly, and rounding.
+double error_of_dense(const MatmulCase &test, const nf4_tensor &weight) {
+  const int64_t rows = weight.rows;
+  std::vector<uint8_t> dense(rows * weight.cols * dtype_bytes(test.dtype));
+  REQUIRE(nf4_dequant_cpu(&weight, dense.data(), test.dtype, 1) == NF4_STATUS_OK);
+  RelativeError error;
+  for (int64_t column = 0; column < test.m; ++column)
+    for (int64_t row = 0; row < rows; ++row) {
+      double sum = test.bias.empty() ? 0 : read_number(test.dtype, test.bias.data(), row);
+      for (int64_t k = 0; k < weight.cols; ++k)
+        sum += read_number(test.dtype, dense.data(), row * weight.cols + k) *
+               read_number(test.dtype, test.x.data(), column * test.x_stride + k);
+      error.add(round_to(test.dtype, sum), expect(test, weight, column, row).value);
+    }
+  return error.value();
+}
+
+// ||y - expected|| / ||expected|| of every variant, at most `largest` and 1.1 times that of a dense
+// weight.
+void check_error(const MatmulCase &test, double largest, Rng &rng) {
+  const int64_t rows = test.weight.shape.rows;
+  const Placed placed(rng, test);
+  const double dense = error_of_dense(test, placed.weight.tensor());
+  const ExpectedProduct expected(test, placed.weight.tensor());
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name);
+    const ForcedVariant forced(*variant);
+    REQUIRE(placed.multiply(test, 1) == NF4_STATUS_OK);
+    RelativeError error;
+    for (int64_t i = 0; i < test.m * rows; ++i) {
+      const int64_t place = i / rows * test.y_stride + i % rows;
+      error.add(read_number(test.dtype, placed.y.data(), place), expected[i].value);
+    }
+    CHECK(error.value() <= largest);
+    // In fp32 the dense product, in binary64, has none of the sum's roundings.
+    if (test.dtype != NF4_DTYPE_FP32) CHECK(error.value() <= 1.1 * dense);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every variant multiplies within the rounding of its sums", "[matmul]") {
+  constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
+  uint64_t stream = 0x4000000;
+  for (const nf4_dtype dtype : kDtypes)
+    for (const bool nested : {false, true})
+      for (int i = 0; i < kShapes; ++i) {
+        Rng rng(++stream);
+        const CaseClass kind{dtype, rng.pick(kBlocksizes), nested};
+        const CodebookKind codebook = random_codebook_kind(rng);
+        const MatmulCase test =
+            random_matmul_case(rng, kind, codebook, random_matmul_shape(rng), rng.pick(kKinds));
+        INFO(describe(test, stream));
+        check_matmul(test, rng);
+      }
+}
+
+TEST_CASE("the error is no more than that of a dense weight of the dtype", "[matmul]") {
+  uint64_t stream = 0x5000000;
+  for (const nf4_dtype dtype : kDtypes)
+    for (const int64_t m : {1, 3, 4, 5, 16, 33}) {
+      for (const XKind x : {XKind::kOrdinary, XKind::kOutliers}) {
+        Rng rng(++stream);
+        const MatmulCase test = plain_case(rng, dtype, {48, 1024, m}, x);
+        INFO(describe(test, stream));
+        check_error(test, kLargest[dtype - 1], rng);
+      }
+    }
+}
+
+TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul]") {
+  constexpr int kRowsOfX[] = {1, 4, 10};
+  uint64_t stream = 0xb000000;
+  for (const nf4_dtype dtype : kDtypes)
+    for (int format = 0; format < kFormatCount; ++format)
+      for (const int blocksize : {64, 4096})
+        for (const XKind x : {XKind::kShifted, XKind::kPositive})
+          for (const int m : kRowsOfX) {
+            const CodebookKind codebook = codebook_kind(format);
+            Rng rng(++stream);
+            const CaseClass kind{dtype, blocksize, false};
+            const MatmulCase test = normal_case(rng, kind, codebook, {64, 14336, m}, x);
+            INFO(describe(test, stream));
+            // The errors of a dense bf16 weight, in which panels are, have a mean in each block.
+            const bool in_panels = dtype == NF4_DTYPE_BF16 && m == 10;
+            check_error(test, in_panels ? INFINITY : kLargest[dtype - 1], rng);
+          }
+}
+
+TEST_CASE("a row of x that is not finite affects no other", "[matmul]") {
+  Rng rng(0x6000000);
+  for (const nf4_dtype dtype : kDtypes)
+    for (const int64_t m : {2, 4, 7, 40}) {
+      const MatmulCase clean = plain_case(rng, dtype, {37, 352, m}, XKind::kOrdinary);
+      MatmulCase not_finite = clean;
+      const int64_t bad = rng.below(m);
+      const int64_t bytes = dtype_bytes(dtype);
+      std::memset(&not_finite.x[(bad * clean.x_stride + rng.below(352)) * bytes], 0xff, bytes);
+      for (const cpu::Variant *variant : supported_variants()) {
+        INFO("variant " << variant->name << ", m " << m << ", dtype " << dtype);
+        const ForcedVariant forced(*variant);
+        const Placed a(rng, clean), b(rng, not_finite);
+        REQUIRE(a.multiply(clean, 1) == NF4_STATUS_OK);
+        REQUIRE(b.multiply(not_finite, 1) == NF4_STATUS_OK);
+        for (int64_t column = 0; column < m; ++column) {
+          const int64_t first = column * clean.y_stride * bytes;
+          if (column != bad)
+            CHECK(std::memcmp(a.y.data() + first, b.y.data() + first, 37 * bytes) == 0);
+          else
+            for (int64_t row = 0; row < 37; ++row)
+              CHECK(std::isnan(read_number(dtype, b.y.data(), column * clean.y_stride + row)));
+        }
+      }
+    }
+}
+
+TEST_CASE("empty matmuls: nothing, the bias, or 0", "[matmul]") {
+  Rng rng(0x7000000);
+  for (const nf4_dtype dtype : kDtypes)
+    for (const MatmulShape shape : {MatmulShape{5, 64, 0}, MatmulShape{0, 64, 3},
+                                    MatmulShape{5, 0, 3}, MatmulShape{37, 0, 1}}) {
+      const CaseClass kind{dtype, 64, rng.one_in(2)};
+      MatmulCase test = random_matmul_case(rng, kind, CodebookKind::kNf4, shape, XKind::kOrdinary);
+      test.x.reserve(1);  // an address, which memcmp wants for no bytes, too
+      INFO(describe(test, 0x7000000));
+      check_matmul(test, rng);
+      nf4_tensor weight = test.weight.shape;
+      nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
+      args.bias = nullptr;
+      const bool y_is_empty = shape.m == 0 || shape.rows == 0;
+      const nf4_status status = nf4_matmul_cpu(&weight, &args, 1);
+      CHECK(status == (y_is_empty ? NF4_STATUS_OK : NF4_STATUS_INVALID_ARGUMENT));
+    }
+}
+
+TEST_CASE("no pointer of a weight without columns is read", "[matmul]") {
+  float *const nowhere = reinterpret_cast<float *>(uintptr_t{9});
+  constexpr uint16_t kBias[] = {0x3f80, 0xc000, 0x7f80};
+  for (const bool nested : {false, true})
+    for (const int64_t m : {1, 4, 20})
+      for (const cpu::Variant *variant : supported_variants()) {
+        INFO("variant " << variant->name << ", m " << m << (nested ? ", nested" : ", flat"));
+        const ForcedVariant forced(*variant);
+        const nf4_tensor weight{
+            sizeof weight, NF4_FORMAT_NF4, 64,      nested ? 256 : 0, 0,       3,      0,
+            nowhere,       nowhere,        nowhere, nowhere,          nowhere, nowhere};
+        std::vector<uint16_t> y(m * 3);
+        const nf4_matmul_args args{sizeof args, NF4_DTYPE_BF16, 0,        m, nowhere,
+                                   0,           kBias,          y.data(), 3};
+        REQUIRE(nf4_matmul_cpu(&weight, &args, 1) == NF4_STATUS_OK);
+        for (int64_t i = 0; i < m * 3; ++i) CHECK(y[i] == kBias[i % 3]);
+      }
+}
+
+TEST_CASE("the number of threads changes no bit of a matmul", "[matmul]") {
+  Rng rng(0x8000000);
+  for (const nf4_dtype dtype : kDtypes)
+    for (const CodebookKind codebook : {CodebookKind::kNf4, CodebookKind::kSorted})
+      for (const MatmulShape shape :
+           {MatmulShape{1503, 2080, 1}, MatmulShape{1003, 1500, 3}, MatmulShape{301, 2048, 21}}) {
+        const MatmulCase test = plain_case(rng, dtype, shape, XKind::kOutliers, codebook);
+        for (const cpu::Variant *variant : supported_variants()) {
+          const ForcedVariant forced(*variant);
+          const Placed expected(rng, test);
+          REQUIRE(expected.multiply(test, 1) == NF4_STATUS_OK);
+          for (const int threads : kThreadCounts) {
+            INFO("variant " << variant->name << ", threads " << threads);
+            const Placed got(rng, test);
+            REQUIRE(got.multiply(test, threads) == NF4_STATUS_OK);
+            CHECK(bytes_of(got.y) == bytes_of(expected.y));
+          }
+        }
+      }
+}
+
+TEST_CASE("a caller's codebook that is a format's own changes no bit of a matmul", "[matmul]") {
+  Rng rng(0xc000000);
+  for (const nf4_dtype dtype : kDtypes)
+    for (int row = 0; row < kFormatCount; ++row)
+      for (const int64_t m : {1, 12}) {
+        const CodebookKind kind = codebook_kind(row);
+        const nf4_format format = format_of(kind);
+        MatmulCase test = plain_case(rng, dtype, {21, 512, m}, XKind::kShifted, kind);
+        MatmulCase given = test;
+        const auto *own = reinterpret_cast<const uint8_t *>(nf4_codebook(format));
+        given.weight.bytes[kCodebook].assign(own, own + 16 * sizeof(float));
+        // Which format is said means nothing beside a codebook.
+        given.weight.shape.format = NF4_FORMAT_NF4;
+        for (const cpu::Variant *variant : supported_variants()) {
+          INFO("variant " << variant->name << ", dtype " << dtype << ", format " << format);
+          const ForcedVariant forced(*variant);
+          const Placed expected(rng, test), got(rng, given);
+          REQUIRE(expected.multiply(test, 1) == NF4_STATUS_OK);
+          REQUIRE(got.weight.tensor().codebook != nullptr);
+          REQUIRE(got.multiply(given, 1) == NF4_STATUS_OK);
+          CHECK(bytes_of(got.y) == bytes_of(expected.y));
+        }
+      }
+}
+
+#if defined(__SSE2__)
+TEST_CASE("the caller's floating-point environment changes no bit of a matmul", "[matmul]") {
+  constexpr unsigned kFlushAndRoundDown = 0x8040 | 0x2000;
+  Rng rng(0x9000000);
+  for (const nf4_dtype dtype : kDtypes) {
+    const MatmulCase test = plain_case(rng, dtype, {700, 2048, 2}, XKind::kOutliers);
+    for (const cpu::Variant *variant : supported_variants()) {
+      INFO("variant " << variant->name);
+      const ForcedVariant forced(*variant);
+      const Placed expected(rng, test), got(rng, test);
+      REQUIRE(expected.multiply(test, 2) == NF4_STATUS_OK);
+      const unsigned saved = _mm_getcsr();
+      _mm_setcsr(saved | kFlushAndRoundDown);
+      const nf4_status status = got.multiply(test, 2);
+      const unsigned after = _mm_getcsr();
+      _mm_setcsr(saved);
+      CHECK(status == NF4_STATUS_OK);
+      CHECK((after & kFlushAndRoundDown) == kFlushAndRoundDown);
+      CHECK(bytes_of(got.y) == bytes_of(expected.y));
+    }
+  }
+}
+#endif
+
+TEST_CASE("every variant multiplies weights of more than 2^33 elements", "[matmul]") {
+  // Only the last rows are worked on, so only their pages exist.
+  constexpr int64_t kCols = 4128, kRows = (int64_t{1} << 21) + 5, kLast = 11;
+  constexpr int64_t kBlocks = kRows * kCols / 32;
+  const Reserved packed(kRows * kCols / 2), absmax(kBlocks * 4);
+  const int64_t first = (kRows - kLast) * kCols;
+  Rng rng(0xa000000);
+  rng.fill(packed.as<uint8_t>() + first / 2, kLast * kCols / 2);
+  for (int64_t block = first / 32; block < kBlocks; ++block)
+    absmax.as<float>()[block] = 0.5f + rng.uniform();
+  for (const int64_t m : {1, 20}) {
+    std::vector<float> x(m * kCols), y(m * kRows), expected;
+    for (float &value : x) value = rng.normal();
+    MatmulProblem problem{};
+    problem.weight.format = NF4_FORMAT_NF4;
+    problem.weight.rows = kRows;
+    problem.weight.cols = kCols;
+    problem.weight.elements = kRows * kCols;
+    problem.weight.blocks = kBlocks;
+    problem.weight.blocksize_log2 = 5;
+    problem.weight.nested_blocksize_log2 = -1;
+    problem.weight.packed = packed.as<uint8_t>();
+    problem.weight.absmax = absmax.as<void>();
+    problem.dtype = NF4_DTYPE_FP32;
+    problem.m = m;
+    problem.x = x.data();
+    problem.x_stride = kCols;
+    problem.y = y.data();
+    problem.y_stride = kRows;
+    scalar_variant().matmul(problem, {kRows - kLast, kRows});
+    expected = y;
+    for (const cpu::Variant *variant : supported_variants()) {
+      INFO("variant " << variant->name);
+      variant->matmul(problem, {kRows - kLast, kRows});
+      for (int64_t column = 0; column < m; ++column)
+        for (int64_t row = kRows - kLast; row < kRows; ++row)
+          CHECK(y[column * kRows + row] ==
+                Approx(expected[column * kRows + row]).epsilon(1e-4).margin(1e-3));
+    }
+  }
+}

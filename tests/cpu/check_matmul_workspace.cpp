@@ -1,0 +1,52 @@
+// The size of matmul's workspace is part of what callers rely on: buffers sized once, graphs. So
+// the sizes of 100,000 random products are held by a hash, and a few by name.
+#include <cstdint>
+#include <random>
+
+#include "nf4/nf4.h"
+#include "support/catch.hpp"
+
+namespace {
+
+size_t workspace_bytes(int64_t rows, int64_t cols, int64_t m, nf4_dtype dtype, int32_t blocksize) {
+  nf4_tensor weight{};
+  weight.struct_size = sizeof weight;
+  weight.format = NF4_FORMAT_NF4;
+  weight.blocksize = blocksize;
+  weight.rows = rows;
+  weight.cols = cols;
+  nf4_matmul_args args{};
+  args.struct_size = sizeof args;
+  args.dtype = dtype;
+  args.m = m;
+  args.x_stride = cols;
+  args.y_stride = rows;
+  size_t bytes = 1;
+  REQUIRE(nf4_matmul_workspace_size(&weight, &args, &bytes) == NF4_STATUS_OK);
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("the workspace of matmul keeps its sizes", "[matmul]") {
+  constexpr size_t kFlags = 144 * 16 * 8;
+  CHECK(workspace_bytes(14336, 4096, 64, NF4_DTYPE_BF16, 64) == 0);
+  CHECK(workspace_bytes(14336, 4096, 65, NF4_DTYPE_BF16, 64) == kFlags + 144 * 128 * 128 * 4);
+  CHECK(workspace_bytes(14336, 4096, 300, NF4_DTYPE_FP16, 64) == kFlags + 144 * 304 * 128 * 4);
+  CHECK(workspace_bytes(14336, 4096, 4096, NF4_DTYPE_FP16, 64) == kFlags + 144 * 304 * 128 * 4);
+  CHECK(workspace_bytes(14336, 4096, 300, NF4_DTYPE_FP16, 32) == 0);
+  CHECK(workspace_bytes(14336, 4096, 300, NF4_DTYPE_FP32, 64) == 0);
+
+  std::mt19937_64 engine(17);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(engine() % uint64_t(n)); };
+  uint64_t hash = 0xcbf29ce484222325;
+  for (int i = 0; i < 100000; ++i) {
+    const int64_t rows = below(int64_t{1} << (1 + below(30)));
+    const int64_t cols = below(int64_t{1} << (1 + below(14))) * (below(8) == 0 ? 1 : 64);
+    const int64_t m = below(int64_t{1} << (1 + below(20)));
+    const auto dtype = static_cast<nf4_dtype>(NF4_DTYPE_FP32 + below(3));
+    const auto blocksize = static_cast<int32_t>(32 << below(8));
+    hash = (hash ^ workspace_bytes(rows, cols, m, dtype, blocksize)) * 0x100000001b3;
+  }
+  CHECK(hash == 0x2104abddf765ada5);
+}

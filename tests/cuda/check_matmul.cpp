@@ -1,0 +1,359 @@
+// Every CUDA matmul kernel that this GPU runs against the product in binary64, on random
+// shapes, strides, tails, alignments, blocksizes and tables.
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstdlib>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cuda/matmul/matmul.hpp"
+#include "support/cases.hpp"
+#include "support/catch.hpp"
+#include "support/device.hpp"
+#include "support/families.hpp"
+#include "support/force_matmul.hpp"
+#include "support/kernels.hpp"
+#include "support/matmul_cases.hpp"
+#include "support/matmul_placed.hpp"
+
+using namespace nf4;
+using namespace nf4::test;
+
+namespace {
+
+constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
+// Per dtype and flat or nested; compute-sanitizer runs fewer.
+bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
+int shapes() { return few_shapes() ? 8 * std::atoi(std::getenv("NF4_TEST_SHAPES")) : 240; }
+
+// Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
+bool much_shared_memory() {
+  int bytes = 0;
+  REQUIRE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+  return bytes >= 160 << 10;
+}
+
+// Shapes of which most are those of the few-row kernels or of the wide ones.
+MatmulShape random_shape_for_gpu(Rng &rng) {
+  MatmulShape shape = random_matmul_shape(rng);
+  constexpr int64_t kLargestM[] = {2, 2, 2, 8, 20};
+  if (rng.one_in(4)) {
+    shape.cols = rng.between(1, rng.one_in(4) ? 60 : 10) * 64;
+    shape.m = rng.between(17, rng.one_in(4) ? 600 : 150);
+    shape.rows = rng.between(1, 500000 / (shape.cols * shape.m) + 1);
+    return shape;
+  }
+  if (!rng.one_in(5)) {
+    shape.cols = rng.between(1, 40) * 64;
+    shape.m = rng.between(1, rng.pick(kLargestM));
+    shape.rows = rng.between(1, 400000 / (shape.cols * shape.m) + 1);
+  }
+  return shape;
+}
+
+// Kernels whose thread blocks share tiles, of weights that are large for the GPU, are the last.
+constexpr int kFirstStreamed = cuda::kFirstStreamK;
+
+// Each kernel that this GPU has, of these shapes, was met so often.
+void check_counts(const MatmulCounts &counts, int least,
+                  ShapeRange shapes = {cuda::kMma64x64, kFirstStreamed}) {
+  for (const cuda::GpuFamily *family : runnable_families())
+    for (int i = shapes.first; i < shapes.end; ++i) {
+      const auto shape = i;
+      INFO("family " << family->name << ", shape " << cuda::kMatmulConfigs[shape].name);
+      if (cuda::matmul_has(*family, shape, compute_capability()) &&
+          (shape == cuda::kMma64x64 || much_shared_memory()))
+        CHECK((counts.count(family) != 0 ? counts.at(family)[i] : 0) >= least);
+    }
+}
+
+// With a codebook of the caller's, and rows of x that vectors can load.
+MatmulCase sorted_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape) {
+  MatmulCase test;
+  do test = random_matmul_case(rng, kind, CodebookKind::kSorted, shape, XKind::kOrdinary);
+  while (test.x_stride % 8 != 0);
+  return test;
+}
+
+// A case that is aligned, in memory and in its columns, is not kTiled's where there are others.
+void check_not_tiled(const PlacedMatmul &placed, const MatmulCase &test) {
+  const cuda::GpuFamily *const family = runnable_families()[0];
+  if (much_shared_memory() && cuda::matmul_has(*family, cuda::kSkinny2, compute_capability()) &&
+      (test.m <= 16 ||
+       cuda::matmul_has(*family, cuda::config_named("wgmma_256x128"), compute_capability())))
+    CHECK(placed.used(test) != cuda::kMma64x64);
+}
+
+int multiprocessors() {
+  int count = 0;
+  REQUIRE_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+
+// Rows of the weight whose tiles of 128 fill half of a turn: blocks share them if columns are many.
+int64_t rows_to_share() { return (multiprocessors() / 2 + 1) * 128 - 5; }
+
+bool can_share() {
+  return cuda::matmul_has(*runnable_families()[0], kFirstStreamed, compute_capability());
+}
+// So they do where the library chooses.
+void check_shared(const PlacedMatmul &placed, const MatmulCase &test) {
+  if (can_share() && test.weight.shape.rows == rows_to_share())
+    CHECK(placed.used(test) >= kFirstStreamed);
+}
+
+}  // namespace
+
+TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda][matmul][random]") {
+  constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
+  const Stream stream;
+  MatmulCounts counts;
+  uint64_t number = 0xb000000;
+  for (const nf4_dtype dtype : kDtypes16)
+    for (const bool nested : {false, true})
+      for (int i = 0; i < shapes(); ++i) {
+        Rng rng(++number);
+        const CaseClass kind{dtype, rng.pick(kBlocksizes), nested};
+        MatmulCase test = random_matmul_case(rng, kind, random_codebook_kind(rng),
+                                             random_shape_for_gpu(rng), rng.pick(kKinds));
+        INFO(describe(test, number));
+        check_matmul(test, rng, stream, counts);
+      }
+  check_counts(counts, few_shapes() ? 1 : shapes() / 4);
+}
+
+// Scales that are loaded several steps at once, as those of blocks of 64 are; columns that clusters
+// share; tiles that are nearly empty, and nearly full.
+TEST_CASE("every kernel multiplies blocks of 64 in rows of many blocks", "[cuda][matmul]") {
+  const Stream stream;
+  MatmulCounts counts;
+  constexpr MatmulShape kShapes[] = {{130, 1536, 2},  {140, 3072, 9}, {130, 1536, 17},
+                                     {130, 3072, 70}, {70, 512, 160}, {200, 1024, 310}};
+  uint64_t number = 0xb400000;
+  for (int kind = 0; kind < 4; ++kind)
+    for (int i = 0; i < static_cast<int>(std::size(kShapes)); ++i) {
+      Rng rng(++number);
+      if (few_shapes() && i % 4 != kind) continue;
+      MatmulCase test =
+          plain_matmul_case(rng, {kDtypes16[kind / 2], 64, kind % 2 == 1}, kShapes[i]);
+      INFO(describe(test, number));
+      check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+    }
+  check_counts(counts, few_shapes() ? 1 : 4);
+}
+
+// Shapes in which a thread block's rows or columns take more than one turn.
+TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda][matmul][long]") {
+  const Stream stream;
+  MatmulCounts counts;
+  uint64_t number = 0xb800000;
+  for (const bool nested : {false, true})
+    for (const MatmulShape shape :
+         {MatmulShape{13000, 64, 9}, MatmulShape{4300, 320, 2}, MatmulShape{200, 8960, 2},
+          MatmulShape{140, 8192, 8}, MatmulShape{135, 12288, 16}}) {
+      Rng rng(++number);
+      MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, nested}, shape);
+      INFO(describe(test, number));
+      check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+    }
+  check_counts(counts, 2);
+}
+
+// Each with tiles that several blocks have a part of, and with tiles that are shared beside such as
+// are not. Of rows of 512 columns and more, in blocks of 64, scales come in groups; blocks begin
+// and end in the middle of those.
+TEST_CASE("thread blocks share the tiles that do not fill the GPU", "[cuda][matmul]") {
+  const int blocks = multiprocessors();
+  const Stream stream;
+  uint64_t number = 0xf000000;
+  const struct {
+    int shape;
+    int64_t columns;
+  } kernels[] = {{cuda::config_named("wgmma_128x128_stream_k"), 128},
+                 {cuda::config_named("wgmma_152x128_stream_k"), 152},
+                 {cuda::config_named("wgmma_176x128_stream_k"), 176},
+                 {cuda::config_named("wgmma_208x128_stream_k"), 208},
+                 {cuda::config_named("wgmma_256x128_stream_k"), 256},
+                 {cuda::config_named("wgmma_272x128_stream_k"), 272},
+                 {cuda::config_named("wgmma_304x128_stream_k"), 304}};
+  const struct {
+    int64_t row_tiles, slabs, x_tiles;
+  } sizes[] = {{blocks / 3 + 1, 16, 1}, {2 * blocks + 3, 4, 1}, {blocks / 2 + 3, 4, 3}};
+  static_assert(std::size(kernels) == cuda::kMatmulConfigCount - kFirstStreamed);
+  for (const auto &[shape, columns] : kernels)
+    for (const nf4_dtype dtype : kDtypes16)
+      for (const auto &[row_tiles, slabs, x_tiles] : sizes) {
+        Rng rng(++number);
+        if (few_shapes() && number % 2 != 0) continue;  // each size once
+        const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};
+        const MatmulShape size{row_tiles * 128 - rng.between(0, 100),
+                               slabs * 128 - (rng.one_in(4) ? 64 : 0), columns * x_tiles - 3};
+        MatmulCase test = plain_matmul_case(rng, kind, size);
+        repeat_rows(test, rng, 8);
+        INFO(describe(test, number));
+        MatmulCounts counts;
+        check_matmul(test, rng, stream, counts, Judged::kEachAndAll, {shape, shape + 1});
+        check_counts(counts, 1, {shape, shape + 1});
+      }
+}
+
+// Launches that follow one another share a workspace, in which the one's flags lie among the
+// other's sums; the next may begin before the last has ended.
+TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
+  if (!can_share()) return;  // no other kernel needs one
+  constexpr int kLaunches = 60;
+  const Stream stream;
+  const CaseClass kind{NF4_DTYPE_BF16, 64, true};
+  Rng rng(0xf800000);
+  const struct {
+    int shape;
+    MatmulCase test;
+  } products[] = {
+      {cuda::config_named("wgmma_304x128_stream_k"),
+       plain_matmul_case(rng, kind, {rows_to_share(), 4096, 300})},
+      {cuda::config_named("wgmma_128x128_stream_k"),
+       plain_matmul_case(rng, kind, {rows_to_share(), 1024, 100})},
+  };
+  std::vector<PlacedMatmul> placed;
+  std::vector<std::vector<uint8_t>> expected;
+  for (const auto &[shape, test] : products) {
+    const ForcedMatmul forced(runnable_families()[0], shape);
+    placed.emplace_back(rng, test, true);
+    REQUIRE(placed.back().used(test) == shape);
+    REQUIRE(placed.back().multiply(test, stream) == NF4_STATUS_OK);
+    stream.synchronize();
+    expected.push_back(placed.back().y.read());
+  }
+  REQUIRE(placed[0].workspace.size() > placed[1].workspace.size());
+  std::vector<DeviceBuffer> y;
+  for (int i = 0; i < kLaunches; ++i) y.emplace_back(placed[i % 2].y.size());
+  for (int i = 0; i < kLaunches; ++i) {
+    const auto &[shape, test] = products[i % 2];
+    const ForcedMatmul forced(runnable_families()[0], shape);
+    nf4_matmul_args args = placed[i % 2].args(test);
+    args.y = y[i].data();
+    // The second's flags lie where the first's sums do.
+    const size_t begin = i % 2 == 0 ? 0 : 1 << 20;
+    REQUIRE(nf4_matmul_launch(&placed[i % 2].weight.tensor(), &args,
+                              placed[0].workspace.data<uint8_t>() + begin,
+                              placed[0].workspace.size() - begin, stream) == NF4_STATUS_OK);
+  }
+  stream.synchronize();
+  for (int i = 0; i < kLaunches; ++i) {
+    INFO("launch " << i);
+    CHECK(same_bytes(y[i].read(), expected[i % 2]));
+  }
+}
+
+TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda][matmul][long]") {
+  const Stream stream;
+  for (const MatmulShape shape :
+       {MatmulShape{1000, 4096, 1}, MatmulShape{1000, 1536, 7}, MatmulShape{777, 2048, 16},
+        MatmulShape{300, 1088, 70}, MatmulShape{520, 4096, 64},
+        MatmulShape{rows_to_share(), 4096, 300}}) {
+    Rng rng(0xc000000 + shape.m);
+    const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
+    const PlacedMatmul placed(rng, test, true);
+    check_not_tiled(placed, test);
+    check_shared(placed, test);
+    REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
+    stream.synchronize();
+    const std::vector<uint8_t> expected = placed.y.read();
+    cudaGraphExec_t graph =
+        capture(stream, [&] { REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK); });
+    for (int replay = 0; replay < 100; ++replay) {
+      fill_bytes(placed.y.data(), 0xa5, placed.y.size());
+      REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
+      stream.synchronize();
+      REQUIRE(same_bytes(placed.y.read(), expected));
+    }
+    REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+  }
+}
+
+// In a process of its own, as the first use of CUDA: kernels are loaded, and get their shared
+// memory, while capturing.
+TEST_CASE("matmuls that nothing has warmed up are captured", "[.cold]") {
+  Rng rng(0xda00000);
+  const CaseClass kind{NF4_DTYPE_BF16, 64, true};
+  const MatmulCase few = plain_matmul_case(rng, kind, {300, 1024, 1});
+  const MatmulCase many = plain_matmul_case(rng, kind, {300, 1024, 64});
+  const PlacedMatmul placed_few(rng, few, true), placed_many(rng, many, true);
+  const Stream stream;
+  cudaGraphExec_t graph = capture(stream, [&] {
+    REQUIRE(placed_few.multiply(few, stream) == NF4_STATUS_OK);
+    REQUIRE(placed_many.multiply(many, stream) == NF4_STATUS_OK);
+  });
+  REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
+  stream.synchronize();
+  const std::vector<uint8_t> of_few = placed_few.y.read(), of_many = placed_many.y.read();
+  fill_bytes(placed_few.y.data(), 0xa5, placed_few.y.size());
+  fill_bytes(placed_many.y.data(), 0xa5, placed_many.y.size());
+  REQUIRE(placed_few.multiply(few, stream) == NF4_STATUS_OK);
+  REQUIRE(placed_many.multiply(many, stream) == NF4_STATUS_OK);
+  stream.synchronize();
+  CHECK(same_bytes(placed_few.y.read(), of_few));
+  CHECK(same_bytes(placed_many.y.read(), of_many));
+  check_not_tiled(placed_few, few);
+  check_not_tiled(placed_many, many);
+  REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+}
+
+// Launches may start while their predecessor runs, which this one invites them to.
+TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][long]") {
+  const Stream stream;
+  constexpr long long kEnoughToStart = 2'000'000;
+  uint64_t number = 0xd800000;
+  for (const MatmulShape shape :
+       {MatmulShape{300, 2048, 1}, MatmulShape{300, 2048, 8}, MatmulShape{300, 2048, 16},
+        MatmulShape{300, 2048, 40}, MatmulShape{300, 2048, 70}, MatmulShape{300, 2048, 130},
+        MatmulShape{300, 2048, 200}, MatmulShape{300, 2048, 300},
+        MatmulShape{rows_to_share(), 4096, 300}})
+    for (const CaseClass &kind :
+         {CaseClass{NF4_DTYPE_BF16, 64, true}, CaseClass{NF4_DTYPE_FP16, 64, false}}) {
+      Rng rng(++number);
+      MatmulCase test =
+          kind.nested ? plain_matmul_case(rng, kind, shape) : sorted_case(rng, kind, shape);
+      test.bias.assign(shape.rows * 2, 0x3c);
+      const PlacedMatmul placed(rng, test, true);
+      check_not_tiled(placed, test);
+      check_shared(placed, test);
+      REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
+      stream.synchronize();
+      const std::vector<uint8_t> expected = placed.y.read();
+      const nf4_tensor &weight = placed.weight.tensor();
+      const struct {
+        const char *name;
+        const void *address;  // NULL: there is none
+        size_t bytes;
+      } parts[] = {
+          {"packed", weight.packed, test.weight.bytes[kPacked].size()},
+          {"absmax", weight.absmax, test.weight.bytes[kAbsmax].size()},
+          {"nested_absmax", weight.nested_absmax, test.weight.bytes[kNestedAbsmax].size()},
+          {"nested_code", weight.nested_code, test.weight.bytes[kNestedCode].size()},
+          {"nested_offset", weight.nested_offset, test.weight.bytes[kNestedOffset].size()},
+          {"codebook", weight.codebook, test.weight.bytes[kCodebook].size()},
+          {"x", placed.x.data(), placed.x.size()},
+          {"bias", placed.bias.data(), placed.bias.size()},
+          {"workspace", placed.workspace.size() != 0 ? placed.workspace.data() : nullptr,
+           placed.workspace.size()},
+      };
+      for (const auto &part : parts) {
+        if (part.address == nullptr) continue;
+        INFO("m " << shape.m << ", " << part.name);
+        auto *const address = static_cast<uint8_t *>(const_cast<void *>(part.address));
+        const DeviceBuffer source(part.bytes);
+        REQUIRE_CUDA(cudaMemcpy(source.data(), address, part.bytes, cudaMemcpyDeviceToDevice));
+        fill_bytes(address, 0, part.bytes);
+        fill_bytes(placed.y.data(), 0xa5, placed.y.size());
+        REQUIRE_CUDA(cudaDeviceSynchronize());
+        launch_late_copy(address, source.data<uint8_t>(), part.bytes, kEnoughToStart, stream);
+        REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
+        stream.synchronize();
+        CHECK(same_bytes(placed.y.read(), expected));
+      }
+    }
+}
