@@ -130,9 +130,10 @@ def linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor:
 
 
 def _dequantize_to(out: Tensor, weight: WeightParts) -> None:
-    if not _fast.dequantize(out, weight):
-        require_device(weight.packed.device, "packed", {"out": out, **weight.named()})
-        nf4.dequantize(weight.quantized(), out=out.detach(), threads=_threads(out))
+    if _fast.dequantize(out, weight):
+        return
+    require_device(weight.packed.device, "packed", {"out": out, **weight.named()})
+    nf4.dequantize(weight.quantized(), out=out.detach(), threads=_threads(out))
 
 
 def dequantize(weight: WeightParts, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
@@ -140,9 +141,9 @@ def dequantize(weight: WeightParts, dtype: torch.dtype, out: Tensor | None = Non
     dtype and the weight's shape."""
     shape = weight.spec.shape
     if out is None:
-        made = torch.empty(shape, dtype=dtype, device=weight.packed.device)
-        _dequantize_to(made, weight)
-        return made
+        out = torch.empty(shape, dtype=dtype, device=weight.packed.device)
+        _dequantize_to(out, weight)
+        return out
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise InvalidArgument(
             f"out is {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of {shape}"

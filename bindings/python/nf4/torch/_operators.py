@@ -220,7 +220,8 @@ def _not_differentiable(op: Callable[..., Any], names: Sequence[str]) -> Callabl
         reverse = torch.is_grad_enabled()
         if reverse or _private.in_forward_ad():
             _refuse_grad(names, arguments[: len(names)], reverse)
-        return _private.redispatch(op, keyset, arguments)
+        with _private.below_autograd():
+            return op.redispatch(keyset & _private.keys_below_autograd, *arguments)
 
     return kernel
 
@@ -264,7 +265,7 @@ if not _fast.registered:
 
 _schemas.library.impl("linear", _autograd_linear, "Autograd")
 _schemas.library.impl("linear_backward", _autograd_linear_backward, "Autograd")
-if _private.below_autograd is not _private.no_way_below:
+if _private.can_redispatch:
     for _op, _names in (
         (_schemas.dequantize, PARTS),
         (_schemas.quantize, ("weight", "codebook")),
