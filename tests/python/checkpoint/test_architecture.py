@@ -132,6 +132,8 @@ def test_conv1d_that_the_rules_do_not_know_stays_dense():
     """dequantize could not tell that its weight is stored transposed."""
     model = Model("Toy", {"a.weight": None}, {"a.weight": "a"}, *map(frozenset, ["a", "a", ""]))
     assert Rules(model=model).dense_reason(_info("a.weight")) == "Conv1D of an unknown model"
-    assert rules.is_conv1d("h.0.c_attn", {"vision-encoder-decoder", "gpt2"})
-    assert rules.is_conv1d("decoder.layers.0.mlp.c_fc", {"clvp", "clvp_decoder"})
-    assert not rules.is_conv1d("decoder.layers.0.attn.out_proj", {"clvp", "clvp_decoder"})
+    assert rules.is_transposed("h.0.c_attn.weight", {"vision-encoder-decoder", "gpt2"})
+    assert rules.is_transposed("decoder.layers.0.mlp.c_fc.weight", {"clvp", "clvp_decoder"})
+    assert not rules.is_transposed(
+        "decoder.layers.0.attn.out_proj.weight", {"clvp", "clvp_decoder"}
+    )

@@ -1,4 +1,4 @@
-"""The ways of one tensor into an output file: copied, quantized, dequantized."""
+"""The steps of a conversion: copy, quantize or dequantize one tensor into an output file."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Result:
     weights, dense       tensors converted, and copied as dense ones
     elements             elements of the converted weights
     bytes_in, bytes_out  sizes of the weight files; weight_bytes_*: of the converted weights alone
-    kernel_bytes         bytes that the kernels read and wrote, in kernel_seconds
+    kernel_bytes         bytes read and written by the kernels, in kernel_seconds
+    seconds              of the whole conversion
     files                names of the weight files written
     left_out             files beside the weights that were not copied
-    warnings             what went wrong once the output was in place
+    warnings             what failed after the output was in place
     chosen_by            what decided which layers become 4-bit (quantize only)
     left_dense           why matrices were left dense: reason -> how many (quantize only)
     """
@@ -58,13 +59,13 @@ class Result:
     left_dense: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def count(self, array_bytes: int, packed_bytes: int, started: float) -> None:
-        """Add a kernel's run that began at perf_counter() `started`."""
+        """Add a kernel call that began at perf_counter() `started`."""
         self.kernel_seconds += time.perf_counter() - started
         self.kernel_bytes += array_bytes + packed_bytes
 
 
 class Step(Protocol):
-    """One tensor's way into the output."""
+    """Writes one tensor of the input to the output."""
 
     @property
     def name(self) -> str: ...
@@ -97,7 +98,7 @@ class _FromTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Copy(_FromTensor):
-    """A tensor's bytes, unchanged. dense: it is no part of a 4-bit weight."""
+    """A tensor's bytes, unchanged. dense: it is not part of a 4-bit weight."""
 
     dense: bool
 
@@ -188,8 +189,8 @@ class Dequantize:
 
 
 def nonfinite(array: np.ndarray, dtype: str, first: int = 0) -> str | None:
-    """Where the first NaN or Inf of an array is, in words; None if there is none. `first`: the
-    index of its first element in the tensor."""
+    """A sentence on the first NaN or Inf of an array; None if there is none. first: the index of
+    its first element in the tensor."""
     kind, exponent = _EXPONENTS[dtype]
     bits = array.reshape(-1).view(kind)
     for start in range(0, bits.size, _CHECK_ELEMENTS):
