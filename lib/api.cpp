@@ -169,6 +169,16 @@ nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matm
   return NF4_STATUS_OK;
 }
 
+nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                           size_t count, int32_t device, int32_t *launches, const char **kernels) {
+  nf4::MatmulBatch batch;
+  if (const nf4_status status = nf4::validate_matmul_batch_plan(weights, args, count, batch))
+    return status;
+  if (launches == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "launches is NULL");
+  if (kernels == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "kernels is NULL");
+  return nf4::cuda::matmul_plan(batch, device, launches, kernels);
+}
+
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {
   if (info == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "info is NULL");
   if (info->struct_size != sizeof(nf4_device))

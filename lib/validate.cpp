@@ -340,6 +340,20 @@ nf4_status validate_matmul_batch_operands(const nf4_tensor *const *tensors,
   return validate_disjoint(batch);
 }
 
+nf4_status validate_matmul_batch_plan(const nf4_tensor *const *tensors, const nf4_matmul_args *args,
+                                      size_t count, MatmulBatch &batch) {
+  if (const nf4_status status = validate_matmul_batch_shapes(tensors, args, count, batch))
+    return status;
+  for (int i = 0; i < batch.count; ++i) {
+    MatmulProblem &problem = batch.list[i];
+    if (const nf4_status status = validate_matmul_dtype(problem)) return of_product(status, i);
+    problem.weight.packed = static_cast<uint8_t *>(tensors[i]->packed);
+    problem.weight.codebook = tensors[i]->codebook;
+    problem.x = args_of(args, i)->x;
+  }
+  return NF4_STATUS_OK;
+}
+
 nf4_status validate_workspace(size_t given, int64_t needed) {
   if (given >= static_cast<size_t>(needed)) return NF4_STATUS_OK;
   return fail(NF4_STATUS_INVALID_ARGUMENT, "workspace_bytes is %zu; expected at least %" PRId64,

@@ -33,6 +33,10 @@ nf4_status validate_matmul_batch_operands(const nf4_tensor *const *tensors,
                                           const nf4_matmul_args *args, void *workspace,
                                           int64_t workspace_bytes, MatmulBatch &batch);
 
+// The shapes and dtypes, and without a check the addresses on which the choice of a kernel depends.
+nf4_status validate_matmul_batch_plan(const nf4_tensor *const *tensors, const nf4_matmul_args *args,
+                                      size_t count, MatmulBatch &batch);
+
 // Refuses dtypes that GPUs do not multiply.
 nf4_status validate_matmul_dtype(const MatmulProblem &problem);
 

@@ -123,7 +123,7 @@ def parse_resources(text: str) -> dict[str, tuple[int, int, int]]:
 
 
 def short_name(demangled: str) -> str:
-    """Without namespaces of ours, return type and arguments."""
+    """Without our namespaces, return type and arguments."""
     name = re.sub(r"\(anonymous namespace\)::|\bnf4::(?:cuda::)?", "", demangled)
     name = re.sub(r"\((?:bool|int|unsigned int|char)\)(?=[\w-])", "", name).removeprefix("void ")
     depth = 0

@@ -346,6 +346,21 @@ NF4_API nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights,
                                         const nf4_matmul_args *args, size_t count,
                                         int32_t threads);
 
+/* What nf4_matmul_batch_launch would run on GPU `device`, for tests, benchmarks and
+ * profiles: launches[i] gets the number of product i's kernel launch, counted from 0, which
+ * products may share, or -1 if it needs none; kernels[i] the kernel's name, such as
+ * "skinny_8", or NULL. The strings are static. Choices and names differ between versions.
+ *
+ * Pointers of the products are not followed: of packed and x the alignment counts, of the
+ * codebook whether it is NULL. The kernels are loaded if they were not.
+ *
+ * INVALID_ARGUMENT: as for nf4_matmul_batch_launch, pointers of the products aside;
+ * launches or kernels is NULL; device is out of range. NO_CUDA, NO_DEVICE,
+ * UNSUPPORTED_DEVICE, CUDA_ERROR: as for nf4_device_info. */
+NF4_API nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                                   size_t count, int32_t device, int32_t *launches,
+                                   const char **kernels);
+
 /* ---- The machine ---------------------------------------------------------- */
 
 typedef struct nf4_device {

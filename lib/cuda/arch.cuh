@@ -49,7 +49,8 @@ constexpr int kThreadsPerMultiprocessor = 1536;
 constexpr int kThreadsPerMultiprocessor = 2048;
 #endif
 
-// Thread blocks to ask of a multiprocessor: so many threads of it, as far as it holds them.
+// CTAs for __launch_bounds__ that have so many threads together, or as many as a multiprocessor
+// holds.
 constexpr int resident_ctas(int resident_threads, int threads_of_block) {
   return (resident_threads < kThreadsPerMultiprocessor ? resident_threads
                                                        : kThreadsPerMultiprocessor) /

@@ -11,6 +11,9 @@ nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream);
 // One product or several, which write nothing that others read or write. Where there is nothing to
 // do for one of several, it is passed over.
 nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream);
+// What matmul() would launch on a device, by its number; see nf4_matmul_plan.
+nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
+                       const char **kernels);
 // Scratch of a product, and of several, which use it one after the other. The same in every build.
 int64_t matmul_workspace_bytes(const MatmulProblem &problem);
 int64_t matmul_workspace_bytes(const MatmulBatch &batch);

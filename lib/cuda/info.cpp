@@ -27,11 +27,8 @@ cudaError_t load_all_kernels(const Device &device, const GpuFamily &family) {
 nf4_status device_info(int index, nf4_device &info) {
   info.runtime_version = CUDART_VERSION;
   cudaError_t error = cudaDriverGetVersion(&info.driver_version);
-  if (error == cudaSuccess) error = cudaGetDeviceCount(&info.device_count);
-  if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceCount");
-  if (index < 0 || index >= info.device_count)
-    return fail(NF4_STATUS_INVALID_ARGUMENT, "device is %d; there are %d", index,
-                info.device_count);
+  if (error != cudaSuccess) return fail_cuda(error, "cudaDriverGetVersion");
+  if (const nf4_status status = check_device(index, info.device_count)) return status;
   cudaDeviceProp properties;
   error = cudaGetDeviceProperties(&properties, index);
   if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceProperties");

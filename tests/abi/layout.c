@@ -114,5 +114,7 @@ nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights, const nf4_m
                                    nf4_stream stream);
 nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                                 size_t count, int32_t threads);
+nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                           size_t count, int32_t device, int32_t *launches, const char **kernels);
 nf4_status nf4_device_info(int32_t device, nf4_device *info);
 const char *nf4_cpu_variant(void);

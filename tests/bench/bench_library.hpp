@@ -27,7 +27,7 @@ NF4_API int nf4_bench_quantize_traffic_variants(void);
 NF4_API int nf4_bench_quantize_traffic(int variant, const void *in, int64_t in_bytes, void *out,
                                        int64_t out_bytes, int pdl, nf4_stream stream);
 
-// Reads alone; `sink` is 4 bytes of scratch.
+// Reads alone; `sink` is 4 bytes that it may write.
 NF4_API int nf4_bench_read_variants(void);
 NF4_API int nf4_bench_read(int variant, const void *in, int64_t bytes, void *sink, int pdl,
                            nf4_stream stream);

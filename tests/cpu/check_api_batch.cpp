@@ -266,3 +266,48 @@ TEST_CASE("the workspace of a batch needs no pointer but the structs' own", "[ap
         NF4_STATUS_INVALID_ARGUMENT);
   CHECK(nf4_last_error() == std::string("product 1: x_stride is 96; expected at least 97"));
 }
+
+TEST_CASE("a plan needs no pointer but the structs' own", "[api]") {
+  TwoProducts products;
+  for (int i = 0; i < 2; ++i) {
+    products.weights[i].packed = nullptr;
+    products.weights[i].absmax = nullptr;
+    products.args[i].x = nullptr;
+    products.args[i].y = nullptr;
+    products.args[i].dtype = NF4_DTYPE_BF16;
+  }
+  const nf4_tensor *const weights[] = {&products.weights[0], &products.weights[1]};
+  int32_t launches[2] = {7, 7};
+  const char *kernels[2] = {};
+  const auto plan = [&](int32_t device) {
+    return nf4_matmul_plan(weights, products.args, 2, device, launches, kernels);
+  };
+  const auto refused = [&](const char *detail) {
+    return plan(0) == NF4_STATUS_INVALID_ARGUMENT && nf4_last_error() == std::string(detail);
+  };
+  nf4_device info{};
+  info.struct_size = sizeof info;
+  const nf4_status usable = nf4_device_info(0, &info);
+  CHECK(plan(0) == usable);
+  if (usable == NF4_STATUS_OK) {
+    CHECK(launches[0] == 0);
+    CHECK(kernels[0] != nullptr);
+    CHECK(plan(-1) == NF4_STATUS_INVALID_ARGUMENT);
+    CHECK(plan(info.device_count) == NF4_STATUS_INVALID_ARGUMENT);
+    products.args[1].m = 0;
+    CHECK(plan(0) == NF4_STATUS_OK);
+    CHECK(launches[1] == -1);
+    CHECK(kernels[1] == nullptr);
+  }
+  CHECK(nf4_matmul_plan(weights, products.args, 2, 0, nullptr, kernels) ==
+        NF4_STATUS_INVALID_ARGUMENT);
+  CHECK(nf4_last_error() == std::string("launches is NULL"));
+  CHECK(nf4_matmul_plan(weights, products.args, 2, 0, launches, nullptr) ==
+        NF4_STATUS_INVALID_ARGUMENT);
+  CHECK(nf4_last_error() == std::string("kernels is NULL"));
+  products.args[1].dtype = NF4_DTYPE_FP32;
+  CHECK(refused("product 1: dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU"));
+  products.args[1].dtype = NF4_DTYPE_BF16;
+  products.args[1].x_stride = kCols - 1;
+  CHECK(refused("product 1: x_stride is 96; expected at least 97"));
+}

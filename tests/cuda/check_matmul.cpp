@@ -36,7 +36,7 @@ bool much_shared_memory() {
   return bytes >= 160 << 10;
 }
 
-// Shapes of which most are those of the few-row kernels or of the wide ones.
+// Shapes of which most are those of the skinny or of the wgmma kernels.
 MatmulShape random_shape_for_gpu(Rng &rng) {
   MatmulShape shape = random_matmul_shape(rng);
   constexpr int64_t kLargestM[] = {2, 2, 2, 8, 20};
@@ -54,19 +54,16 @@ MatmulShape random_shape_for_gpu(Rng &rng) {
   return shape;
 }
 
-// Kernels whose thread blocks share tiles, of weights that are large for the GPU, are the last.
-constexpr int kFirstStreamed = cuda::kFirstStreamK;
-
-// Each kernel that this GPU has, of these shapes, was met so often.
+// Each kernel that this GPU has, of these configurations, was met so often. The stream-K kernels,
+// the last, are for weights that are large for the GPU.
 void check_counts(const MatmulCounts &counts, int least,
-                  ShapeRange shapes = {cuda::kMma64x64, kFirstStreamed}) {
+                  ConfigRange configs = {cuda::kMma64x64, cuda::kFirstStreamK}) {
   for (const cuda::GpuFamily *family : runnable_families())
-    for (int i = shapes.first; i < shapes.end; ++i) {
-      const auto shape = i;
-      INFO("family " << family->name << ", shape " << cuda::kMatmulConfigs[shape].name);
-      if (cuda::matmul_has(*family, shape, compute_capability()) &&
-          (shape == cuda::kMma64x64 || much_shared_memory()))
-        CHECK((counts.count(family) != 0 ? counts.at(family)[i] : 0) >= least);
+    for (int config = configs.first; config < configs.end; ++config) {
+      INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
+      if (cuda::matmul_has(*family, config, compute_capability()) &&
+          (config == cuda::kMma64x64 || much_shared_memory()))
+        CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
 }
 
@@ -78,12 +75,11 @@ MatmulCase sorted_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape
   return test;
 }
 
-// A case that is aligned, in memory and in its columns, is not kTiled's where there are others.
-void check_not_tiled(const PlacedMatmul &placed, const MatmulCase &test) {
+// A case that is aligned, in memory and in its columns, is not kMma64x64's where there are others.
+void check_not_mma(const PlacedMatmul &placed, const MatmulCase &test) {
   const cuda::GpuFamily *const family = runnable_families()[0];
   if (much_shared_memory() && cuda::matmul_has(*family, cuda::kSkinny2, compute_capability()) &&
-      (test.m <= 16 ||
-       cuda::matmul_has(*family, cuda::config_named("wgmma_256x128"), compute_capability())))
+      (test.m <= 16 || cuda::matmul_has(*family, cuda::kFirstWgmma, compute_capability())))
     CHECK(placed.used(test) != cuda::kMma64x64);
 }
 
@@ -93,16 +89,16 @@ int multiprocessors() {
   return count;
 }
 
-// Rows of the weight whose tiles of 128 fill half of a turn: blocks share them if columns are many.
+// Rows of the weight whose tiles of 128 fill half a wave: CTAs share them if columns are many.
 int64_t rows_to_share() { return (multiprocessors() / 2 + 1) * 128 - 5; }
 
 bool can_share() {
-  return cuda::matmul_has(*runnable_families()[0], kFirstStreamed, compute_capability());
+  return cuda::matmul_has(*runnable_families()[0], cuda::kFirstStreamK, compute_capability());
 }
 // So they do where the library chooses.
 void check_shared(const PlacedMatmul &placed, const MatmulCase &test) {
   if (can_share() && test.weight.shape.rows == rows_to_share())
-    CHECK(placed.used(test) >= kFirstStreamed);
+    CHECK(placed.used(test) >= cuda::kFirstStreamK);
 }
 
 }  // namespace
@@ -125,8 +121,8 @@ TEST_CASE("every kernel multiplies within the rounding of its factors", "[cuda][
   check_counts(counts, few_shapes() ? 1 : shapes() / 4);
 }
 
-// Scales that are loaded several steps at once, as those of blocks of 64 are; columns that clusters
-// share; tiles that are nearly empty, and nearly full.
+// Scales that are loaded by vectors, as those of blocks of 64 are; columns that clusters split;
+// tiles that are nearly empty, and nearly full.
 TEST_CASE("every kernel multiplies blocks of 64 in rows of many blocks", "[cuda][matmul]") {
   const Stream stream;
   MatmulCounts counts;
@@ -145,7 +141,7 @@ TEST_CASE("every kernel multiplies blocks of 64 in rows of many blocks", "[cuda]
   check_counts(counts, few_shapes() ? 1 : 4);
 }
 
-// Shapes in which a thread block's rows or columns take more than one turn.
+// Shapes in which a CTA's rows or columns take more than one pass.
 TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda][matmul][long]") {
   const Stream stream;
   MatmulCounts counts;
@@ -162,41 +158,31 @@ TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda][mat
   check_counts(counts, 2);
 }
 
-// Each with tiles that several blocks have a part of, and with tiles that are shared beside such as
-// are not. Of rows of 512 columns and more, in blocks of 64, scales come in groups; blocks begin
-// and end in the middle of those.
-TEST_CASE("thread blocks share the tiles that do not fill the GPU", "[cuda][matmul]") {
-  const int blocks = multiprocessors();
+// Each with tiles that several CTAs have a part of, and with tiles that are shared beside such as
+// are not. Of rows of 512 columns and more, in blocks of 64, scales come by vectors; CTAs begin and
+// end in the middle of those.
+TEST_CASE("stream-K kernels share the tiles that do not fill the GPU", "[cuda][matmul]") {
+  const int ctas = multiprocessors();
   const Stream stream;
   uint64_t number = 0xf000000;
   const struct {
-    int shape;
-    int64_t columns;
-  } kernels[] = {{cuda::config_named("wgmma_128x128_stream_k"), 128},
-                 {cuda::config_named("wgmma_152x128_stream_k"), 152},
-                 {cuda::config_named("wgmma_176x128_stream_k"), 176},
-                 {cuda::config_named("wgmma_208x128_stream_k"), 208},
-                 {cuda::config_named("wgmma_256x128_stream_k"), 256},
-                 {cuda::config_named("wgmma_272x128_stream_k"), 272},
-                 {cuda::config_named("wgmma_304x128_stream_k"), 304}};
-  const struct {
-    int64_t row_tiles, slabs, x_tiles;
-  } sizes[] = {{blocks / 3 + 1, 16, 1}, {2 * blocks + 3, 4, 1}, {blocks / 2 + 3, 4, 3}};
-  static_assert(std::size(kernels) == cuda::kMatmulConfigCount - kFirstStreamed);
-  for (const auto &[shape, columns] : kernels)
+    int64_t n_tiles, k_tiles, m_tiles;
+  } sizes[] = {{ctas / 3 + 1, 16, 1}, {2 * ctas + 3, 4, 1}, {ctas / 2 + 3, 4, 3}};
+  for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
     for (const nf4_dtype dtype : kDtypes16)
-      for (const auto &[row_tiles, slabs, x_tiles] : sizes) {
+      for (const auto &[n_tiles, k_tiles, m_tiles] : sizes) {
         Rng rng(++number);
         if (few_shapes() && number % 2 != 0) continue;  // each size once
         const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};
-        const MatmulShape size{row_tiles * 128 - rng.between(0, 100),
-                               slabs * 128 - (rng.one_in(4) ? 64 : 0), columns * x_tiles - 3};
+        const MatmulShape size{n_tiles * 128 - rng.between(0, 100),
+                               k_tiles * 128 - (rng.one_in(4) ? 64 : 0),
+                               cuda::kMatmulConfigs[config].tile_m * m_tiles - 3};
         MatmulCase test = plain_matmul_case(rng, kind, size);
         repeat_rows(test, rng, 8);
         INFO(describe(test, number));
         MatmulCounts counts;
-        check_matmul(test, rng, stream, counts, Judged::kEachAndAll, {shape, shape + 1});
-        check_counts(counts, 1, {shape, shape + 1});
+        check_matmul(test, rng, stream, counts, Judged::kEachAndAll, {config, config + 1});
+        check_counts(counts, 1, {config, config + 1});
       }
 }
 
@@ -209,7 +195,7 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
   const CaseClass kind{NF4_DTYPE_BF16, 64, true};
   Rng rng(0xf800000);
   const struct {
-    int shape;
+    int config;
     MatmulCase test;
   } products[] = {
       {cuda::config_named("wgmma_304x128_stream_k"),
@@ -219,10 +205,10 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
   };
   std::vector<PlacedMatmul> placed;
   std::vector<std::vector<uint8_t>> expected;
-  for (const auto &[shape, test] : products) {
-    const ForcedMatmul forced(runnable_families()[0], shape);
+  for (const auto &[config, test] : products) {
+    const ForcedMatmul forced(runnable_families()[0], config);
     placed.emplace_back(rng, test, true);
-    REQUIRE(placed.back().used(test) == shape);
+    REQUIRE(placed.back().used(test) == config);
     REQUIRE(placed.back().multiply(test, stream) == NF4_STATUS_OK);
     stream.synchronize();
     expected.push_back(placed.back().y.read());
@@ -231,8 +217,8 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
   std::vector<DeviceBuffer> y;
   for (int i = 0; i < kLaunches; ++i) y.emplace_back(placed[i % 2].y.size());
   for (int i = 0; i < kLaunches; ++i) {
-    const auto &[shape, test] = products[i % 2];
-    const ForcedMatmul forced(runnable_families()[0], shape);
+    const auto &[config, test] = products[i % 2];
+    const ForcedMatmul forced(runnable_families()[0], config);
     nf4_matmul_args args = placed[i % 2].args(test);
     args.y = y[i].data();
     // The second's flags lie where the first's sums do.
@@ -257,7 +243,7 @@ TEST_CASE("a matmul gives the same bits 100 times, and from a graph", "[cuda][ma
     Rng rng(0xc000000 + shape.m);
     const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
     const PlacedMatmul placed(rng, test, true);
-    check_not_tiled(placed, test);
+    check_not_mma(placed, test);
     check_shared(placed, test);
     REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
     stream.synchronize();
@@ -297,8 +283,8 @@ TEST_CASE("matmuls that nothing has warmed up are captured", "[.cold]") {
   stream.synchronize();
   CHECK(same_bytes(placed_few.y.read(), of_few));
   CHECK(same_bytes(placed_many.y.read(), of_many));
-  check_not_tiled(placed_few, few);
-  check_not_tiled(placed_many, many);
+  check_not_mma(placed_few, few);
+  check_not_mma(placed_many, many);
   REQUIRE_CUDA(cudaGraphExecDestroy(graph));
 }
 
@@ -319,7 +305,7 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
           kind.nested ? plain_matmul_case(rng, kind, shape) : sorted_case(rng, kind, shape);
       test.bias.assign(shape.rows * 2, 0x3c);
       const PlacedMatmul placed(rng, test, true);
-      check_not_tiled(placed, test);
+      check_not_mma(placed, test);
       check_shared(placed, test);
       REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
       stream.synchronize();

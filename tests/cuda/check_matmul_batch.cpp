@@ -105,20 +105,28 @@ class Batch {
     size_t launches = 0;
     for (size_t i = 0; i < args_.size(); ++i) {
       MatmulProblem problem;
-      int shape;
+      int config;
       REQUIRE(validate_matmul_shape(weights_[i], &args_[i], problem) == NF4_STATUS_OK);
       REQUIRE(validate_matmul_operands(weights_[i], &args_[i], nullptr, 0, problem) ==
               NF4_STATUS_OK);
       if (problem.empty()) continue;
-      REQUIRE(cuda::matmul_config(problem, nullptr, shape) == NF4_STATUS_OK);
-      const bool few =
-          shape == cuda::kSkinny2 || shape == cuda::kSkinny8 || shape == cuda::kSkinny16;
-      const auto kind = std::make_tuple(problem.dtype, problem.weight.nested(), shape);
+      REQUIRE(cuda::matmul_config(problem, nullptr, config) == NF4_STATUS_OK);
+      const bool skinny = cuda::is_skinny(config);
+      const auto kind = std::make_tuple(problem.dtype, problem.weight.nested(), config);
       const auto before = std::count(kinds.begin(), kinds.end(), kind);
-      launches += !few || before % cuda::kSkinnyBatchMax == 0;
+      launches += !skinny || before % cuda::kSkinnyBatchMax == 0;
       kinds.push_back(kind);
     }
     return launches;
+  }
+  // What the library says it launches: by number, and of which kernels.
+  size_t planned_launches() const {
+    std::vector<int32_t> numbers(args_.size());
+    std::vector<const char *> kernels(args_.size());
+    REQUIRE(nf4_matmul_plan(weights_.data(), args_.data(), args_.size(), 0, numbers.data(),
+                            kernels.data()) == NF4_STATUS_OK);
+    for (size_t i = 0; i < args_.size(); ++i) REQUIRE((numbers[i] < 0) == (kernels[i] == nullptr));
+    return static_cast<size_t>(*std::max_element(numbers.begin(), numbers.end()) + 1);
   }
   size_t launches(const Stream &stream) const {
     cudaGraph_t graph;
@@ -164,7 +172,7 @@ double error_of(MatmulCase &test, const std::vector<uint8_t> &y) {
   return error.value();
 }
 
-// Up to 7 products, most of them alike and such as few-row kernels take.
+// Up to 7 products, most of them alike and such as skinny kernels take.
 std::vector<MatmulCase> random_cases(Rng &rng) {
   constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
   const nf4_dtype dtype = rng.pick(kDtypes16);
@@ -184,8 +192,8 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
   return cases;
 }
 
-// Whether this GPU has few-row kernels, and the shared memory of the data-centre ones.
-bool has_few_kernels() {
+// Whether this GPU has skinny kernels, and the shared memory of the data-centre ones.
+bool has_skinny_kernels() {
   const std::vector<const cuda::GpuFamily *> families = runnable_families();
   int bytes = 0;
   REQUIRE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
@@ -203,18 +211,19 @@ TEST_CASE("products in one call have the bits of one call each, on every family"
     const std::vector<MatmulCase> cases = random_cases(rng);
     const Batch batch(rng, cases, !rng.one_in(4));
     for (const cuda::GpuFamily *family : runnable_families())
-      for (const int shape : {cuda::kMma64x64, cuda::kSkinny2, cuda::kSkinny8, cuda::kSkinny16}) {
-        INFO("batch " << i << ", family " << family->name << ", shape "
-                      << cuda::kMatmulConfigs[shape].name);
-        const ForcedMatmul forced(family, shape);
+      for (const int config : {cuda::kMma64x64, cuda::kSkinny2, cuda::kSkinny8, cuda::kSkinny16}) {
+        INFO("batch " << i << ", family " << family->name << ", "
+                      << cuda::kMatmulConfigs[config].name);
+        const ForcedMatmul forced(family, config);
         REQUIRE(same(batch.outputs(stream), batch.outputs_alone(stream)));
         const size_t launches = batch.launches(stream);  // of kernels that are loaded by now
         REQUIRE(launches == batch.expected_launches());
+        REQUIRE(launches == batch.planned_launches());
         REQUIRE(batch.leads_intact());
         fewer_launches += launches < cases.size();
       }
   }
-  if (has_few_kernels() && std::getenv("NF4_TEST_SHAPES") == nullptr)
+  if (has_skinny_kernels() && std::getenv("NF4_TEST_SHAPES") == nullptr)
     CHECK(fewer_launches > batches() / 2);
 }
 
@@ -238,7 +247,7 @@ TEST_CASE("products in one call are those of binary64", "[cuda][matmul]") {
 }
 
 TEST_CASE("products that are alike share a launch", "[cuda][matmul]") {
-  if (!has_few_kernels()) return;
+  if (!has_skinny_kernels()) return;
   constexpr Kind kOne{NF4_DTYPE_BF16, true, {96, 256, 1}}, kTwo{NF4_DTYPE_BF16, true, {40, 64, 2}};
   constexpr Kind kThree{NF4_DTYPE_BF16, true, {96, 256, 3}},
       kNine{NF4_DTYPE_BF16, true, {96, 256, 9}};

@@ -5,6 +5,8 @@ python tests/gpu/record.py --unverified WHY   the code has changed and there is 
                                               a GPU has verified
 python tests/gpu/record.py --warn             prints a warning if the record is unverified
 python tests/gpu/record.py --release          the same, and fails: no wheel is made of it
+python tests/gpu/record.py --add NAME FILE    figures that `./dev bench --json FILE` has measured
+                                              become those of that name in figures.json
 """
 
 from __future__ import annotations
@@ -94,14 +96,30 @@ def stamped(name: str, figures: dict, of: str) -> dict:
     return {"commit": of, "date": today(), "sources": source_hash(patterns=FIGURES[name])} | figures
 
 
+def figures_beside(path: Path) -> dict:
+    """The figures in that file; if there is none yet, those of the repository."""
+    place = path if path.exists() else FIGURES_FILE
+    return load(place) if place.exists() else {}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--unverified", metavar="WHY", help="write a record without a GPU")
     action.add_argument("--warn", action="store_true", help="warn if the record is unverified")
     action.add_argument("--release", action="store_true", help="fail if the record is unverified")
+    action.add_argument("--add", nargs=2, metavar=("NAME", "FILE"), help="take these figures")
+    parser.add_argument("--commit", default=commit(), help="what the added figures are of")
     parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--figures", type=Path, default=FIGURES_FILE)
     arguments = parser.parse_args()
+    if arguments.add:
+        name, file = arguments.add
+        if name not in FIGURES:
+            parser.error(f"--add {name}: expected one of {', '.join(FIGURES)}")
+        added = {name: stamped(name, load(Path(file)), arguments.commit)}
+        save(arguments.figures, figures_beside(arguments.figures) | added)
+        return 0
     record = load(arguments.record)
     if arguments.unverified is not None:
         try:

@@ -274,8 +274,7 @@ def main() -> int:
         print(f"wrote {arguments.record}", flush=True)
         if not arguments.no_bench:
             measured = figures(arguments.build, arguments.commit)
-            before = records.load(arguments.figures) if arguments.figures.exists() else {}
-            records.save(arguments.figures, before | measured)
+            records.save(arguments.figures, records.figures_beside(arguments.figures) | measured)
             print(f"wrote {arguments.figures}")
     except (Failure, subprocess.TimeoutExpired) as failure:
         print(f"FAILED: {failure}\nnothing more is written", file=sys.stderr)

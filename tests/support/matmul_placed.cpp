@@ -79,15 +79,14 @@ int64_t first_wrong(const MatmulCase &test, const ExpectedProduct &expected,
 // The kernels of all families on one placing of a case.
 void check_placed(const MatmulCase &test, const PlacedMatmul &placed,
                   const ExpectedProduct &expected, const Stream &stream, MatmulCounts &counts,
-                  Judged judged, ShapeRange shapes) {
+                  Judged judged, ConfigRange configs) {
   const int64_t rows = test.weight.shape.rows;
   for (const cuda::GpuFamily *family : runnable_families()) {
-    for (int i = shapes.first; i < shapes.end; ++i) {
-      const auto shape = i;
-      INFO("family " << family->name << ", shape " << cuda::kMatmulConfigs[shape].name);
-      const ForcedMatmul forced(family, shape);
-      if (placed.used(test) != shape) continue;
-      ++counts[family][i];
+    for (int config = configs.first; config < configs.end; ++config) {
+      INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
+      const ForcedMatmul forced(family, config);
+      if (placed.used(test) != config) continue;
+      ++counts[family][config];
       if (placed.y.size() != 0) fill_bytes(placed.y.data(), 0xa5, placed.y.size());
       REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
       stream.synchronize();
@@ -127,9 +126,9 @@ int PlacedMatmul::used(const MatmulCase &test) const {
   MatmulProblem problem;
   REQUIRE(validate_matmul_shape(&weight.tensor(), &given, problem) == NF4_STATUS_OK);
   REQUIRE(validate_matmul_operands(&weight.tensor(), &given, nullptr, 0, problem) == NF4_STATUS_OK);
-  int shape;
-  REQUIRE(cuda::matmul_config(problem, nullptr, shape) == NF4_STATUS_OK);
-  return shape;
+  int config;
+  REQUIRE(cuda::matmul_config(problem, nullptr, config) == NF4_STATUS_OK);
+  return config;
 }
 
 nf4_status PlacedMatmul::multiply(const MatmulCase &test, cudaStream_t stream) const {
@@ -138,11 +137,11 @@ nf4_status PlacedMatmul::multiply(const MatmulCase &test, cudaStream_t stream) c
 }
 
 void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, MatmulCounts &counts,
-                  Judged judged, ShapeRange shapes) {
+                  Judged judged, ConfigRange configs) {
   const ExpectedProduct expected(test, in_place(test.weight));
   for (const bool aligned : {false, true}) {
     INFO((aligned ? "aligned" : "as it comes"));
-    check_placed(test, PlacedMatmul(rng, test, aligned), expected, stream, counts, judged, shapes);
+    check_placed(test, PlacedMatmul(rng, test, aligned), expected, stream, counts, judged, configs);
   }
 }
 

@@ -19,25 +19,25 @@ struct PlacedMatmul {
   PlacedMatmul(Rng &rng, const MatmulCase &test, bool aligned);
 
   nf4_matmul_args args(const MatmulCase &test) const;
-  // The shape of kernel that a launch uses: the forced one, or kTiled where that one cannot.
+  // The configuration that a launch uses: the forced one, or kMma64x64 where that one cannot.
   int used(const MatmulCase &test) const;
   nf4_status multiply(const MatmulCase &test, cudaStream_t stream) const;
 };
 
-// How often each shape of kernel of each family did the work.
+// How often each configuration of each family did the work.
 using MatmulCounts = std::map<const cuda::GpuFamily *, std::array<int, cuda::kMatmulConfigCount>>;
 
 enum class Judged { kEach, kEachAndAll };
 
-// Of the MatmulShapes.
-struct ShapeRange {
+// Of kMatmulConfigs.
+struct ConfigRange {
   int first = cuda::kMma64x64;
   int end = cuda::kMatmulConfigCount;
 };
 
-// Every kernel of every family that takes the case, of these shapes, each with it aligned and as it
-// comes.
+// Every kernel of every family that takes the case, of these configurations, each with it aligned
+// and as it comes.
 void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, MatmulCounts &counts,
-                  Judged judged = Judged::kEach, ShapeRange shapes = {});
+                  Judged judged = Judged::kEach, ConfigRange configs = {});
 
 }  // namespace nf4::test

@@ -1,10 +1,10 @@
-"""The build backend of pip: meson-python, and CUDA's compiler from PyPI wheels.
+"""The build backend for pip: meson-python, and nvcc from wheels.
 
-A build uses the nvcc of PATH or CUDACXX. Where there is none, the compiler comes as a build
-requirement. NF4_CUDA=0 in the environment builds for the CPU alone.
+A build uses the nvcc of CUDACXX or PATH. Where there is none, nvcc's wheels are build
+requirements. NF4_CUDA=0 in the environment builds for the CPU alone.
 
-    python nf4_build.py               shell lines that put the installed wheels' nvcc to use
-    python nf4_build.py requirements  the wheels; nothing where there are none for the machine
+    python nf4_build.py               shell lines that set up the nvcc of installed wheels
+    python nf4_build.py requirements  the wheels; nothing where the machine has none
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-# nvcc's own requirements leave out the headers of the last one.
+# nvcc does not require the last one, whose headers it needs.
 CUDA_WHEELS = [
     f"nvidia-{part}==13.0.*"
     for part in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime", "cuda-cccl")
@@ -32,31 +32,31 @@ def cuda_wanted() -> bool:
 
 
 def system_nvcc() -> str | None:
-    """The nvcc that is installed, wheels aside. A CUDACXX that names no program raises, for
-    another compiler is not what was asked for."""
+    """The installed nvcc, wheels aside. Raises FileNotFoundError for a CUDACXX that names no
+    program, as no other compiler was asked for."""
     chosen = os.environ.get("CUDACXX")
     found = shutil.which(chosen or "nvcc")
     if chosen and not found:
-        raise FileNotFoundError(f"CUDACXX is {chosen}, which is no program")
+        raise FileNotFoundError(f"CUDACXX is {chosen}, which is not a program")
     return found
 
 
 def wheel_root() -> Path | None:
-    """Where the wheels' compiler is installed for this Python."""
+    """Where the wheels installed nvcc for this Python."""
     spec = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cu13")
     roots = [Path(each) for each in spec.submodule_search_locations or []] if spec else []
     return next((root for root in roots if (root / "bin" / "nvcc").exists()), None)
 
 
 def available_wheels() -> list[str]:
-    """CUDA_WHEELS, or nothing on a machine that they are not made for."""
+    """CUDA_WHEELS; nothing on a machine that has none."""
     return CUDA_WHEELS if f"{platform.system()}-{platform.machine()}" in _HAVE_WHEELS else []
 
 
 def cuda_environment() -> dict[str, str]:
-    """The variables by which Meson finds nvcc: it looks on PATH only. The wheels keep the
-    libraries in lib, where nvcc does not look by itself, but the host compiler that links for
-    it does; nvcc's own flags cannot name a folder with a space."""
+    """The variables by which Meson finds nvcc, which it looks for on PATH only. The wheels'
+    libraries are in lib, where nvcc does not look. The host compiler, which links for it, finds
+    them by LIBRARY_PATH; nvcc's flags cannot name a folder with a space."""
     path = os.environ.get("PATH", os.defpath)
     nvcc = system_nvcc()
     if nvcc:
@@ -73,13 +73,13 @@ def cuda_environment() -> dict[str, str]:
 
 
 def _interpreter_settings() -> list[str]:
-    """The extension module is built for the stable ABI, which free-threaded Python has not."""
+    """The extension module is built for the stable ABI, which free-threaded Python lacks."""
     free_threaded = sysconfig.get_config_var("Py_GIL_DISABLED")
     return ["-Dpython.allow_limited_api=false"] if free_threaded else []
 
 
 def _prepared(settings: dict[str, Any] | None) -> dict[str, Any]:
-    """Sets up the environment; returns the settings with the cuda option in front."""
+    """Sets the environment and returns the settings with the cuda option in front."""
     environment = cuda_environment() if cuda_wanted() else {}
     os.environ.update(environment)
     cuda = "disabled" if not cuda_wanted() else "enabled" if environment else "auto"
@@ -112,7 +112,7 @@ def build_wheel(
 def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = None) -> str:
     import mesonpy
 
-    # Nothing is compiled for it, so that no CUDA compiler is needed.
+    # Nothing is compiled for it.
     settings = {
         "setup-args": ["-Dcuda=disabled", *_interpreter_settings()],
         **(config_settings or {}),

@@ -5,18 +5,14 @@
     weight = nf4.dequantize(q)
     y = nf4.matmul(x, q)               # x W^T
 
-Every function may be called from any number of threads at once.
+Every function is thread-safe. nf4.typing has the types of their arguments.
 """
 
 from nf4 import _interrupt  # noqa: F401  first: it ends the command at a Ctrl-C
 from nf4._dequantize import dequantize
 from nf4._load import library_path
-from nf4._matmul import (
-    matmul,
-    matmul_batch,
-    matmul_batch_workspace_bytes,
-    matmul_workspace_bytes,
-)
+from nf4._matmul import matmul, matmul_workspace_bytes
+from nf4._matmul_batch import matmul_batch, matmul_batch_workspace_bytes
 from nf4._quantize import quantize
 from nf4.errors import (
     CudaError,

@@ -1,7 +1,7 @@
 """include/nf4/nf4.h in ctypes, one to one, and nothing else.
 
-Pointers to the caller's memory are c_void_p, so that an address passes as an int, and so is
-`const nf4_tensor *`, so that one which is made once passes again and again unconverted. A test
+Pointers to the caller's memory are c_void_p, so that an address passes as an int. So is
+`const nf4_tensor *`, so that a pointer made once passes in every call without conversion. A test
 compares every name, type, size and value here with the header.
 """
 
@@ -137,6 +137,10 @@ FUNCTIONS = {
         [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, Stream],
     ),
     "nf4_matmul_batch_cpu": (Status, [c_void_p, c_void_p, c_size_t, c_int32]),
+    "nf4_matmul_plan": (
+        Status,
+        [c_void_p, c_void_p, c_size_t, c_int32, POINTER(c_int32), POINTER(c_char_p)],
+    ),
     "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
     "nf4_cpu_variant": (c_char_p, []),
 }

@@ -1,4 +1,4 @@
-"""What a call makes for itself or checks last: its output, its workspace, its stream."""
+"""What a call makes when its operands are checked: the output, the workspace, the stream."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _aligned_array(shape: tuple[int, ...], dtype: np.dtype, alignment: int) -> n
     """A new array at a multiple of `alignment` bytes: a view of a larger one, as numpy's own are
     at multiples of 16. Raises ValueError for a shape that numpy cannot have."""
     raw = np.empty(math.prod(shape) * dtype.itemsize + alignment, np.uint8)
-    address = raw.__array_interface__["data"][0]  # raw.ctypes.data takes ten times as long
-    return np.ndarray(shape, dtype, raw, offset=-address % alignment)
+    begin = raw.__array_interface__["data"][0]  # raw.ctypes.data takes ten times as long
+    return np.ndarray(shape, dtype, raw, offset=-begin % alignment)
 
 
 def _new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -96,11 +96,8 @@ def launch_stream(stream: int | None, threads: int, torch: Device | None) -> int
     return 0 if torch is None else torch.current_stream()
 
 
-def stream_handle(stream: CudaStreamLike | None) -> int | None:
-    """The cudaStream_t of an int, a ctypes.c_void_p, or a torch, CuPy or cuda.core stream. None
-    stays None."""
-    if stream is None:
-        return None
+def stream_handle(stream: CudaStreamLike) -> int:
+    """The cudaStream_t of an int, a ctypes.c_void_p, or a torch, CuPy or cuda.core stream."""
     if type(stream) is int:
         return address("stream", stream)
     if isinstance(stream, ctypes.c_void_p):

@@ -1,6 +1,6 @@
-"""What callers pass, turned into what C takes: integers, formats, dtypes, streams.
+"""Integers, shapes, formats and dtypes as C takes them.
 
-ctypes cuts an integer that is too wide without a word; here it is an error.
+ctypes truncates an integer that is too wide; here it is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
 def integer(name: str, value: Any, bits: int) -> int:
-    """An int that fits a signed C integer of so many bits."""
+    """An int that fits a signed C integer of this many bits."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -67,11 +67,11 @@ def numpy_dtype_name(dtype: np.dtype) -> str:
 
 
 def dtype_name(value: Any, argument: str = "dtype") -> str:
-    """The name "fp32", "fp16" or "bf16", from that, from a numpy dtype or from a torch dtype.
+    """The name "fp32", "fp16" or "bf16" of that name or of a dtype of numpy or torch.
     `argument` is the caller's, for messages."""
     try:
         return _dtype_name(value)
-    except TypeError:  # also of what cannot be hashed, as all that are a dtype can
+    except TypeError:  # raised as well for what cannot be hashed, and every dtype can
         raise InvalidArgument(
             f'{argument} is {shown(value)}; expected "fp32", "fp16" or "bf16"'
         ) from None
@@ -79,8 +79,8 @@ def dtype_name(value: Any, argument: str = "dtype") -> str:
 
 @functools.lru_cache(maxsize=64, typed=True)
 def _dtype_name(value: Any) -> str:
-    """Raises TypeError for what is no dtype, or another: what is returned keeps the value alive,
-    and what merely has a dtype, as an array or a tensor, is none."""
+    """Raises TypeError for what is not one of these dtypes, so that no other value is cached and
+    kept alive. An array has a dtype and is none."""
     if isinstance(value, str) and value in DTYPES:
         return value
     if type(value).__module__ == "torch":

@@ -8,7 +8,7 @@ import numpy as np
 
 from nf4 import _call, _convert
 from nf4._load import check, library
-from nf4._operand import on_device, read
+from nf4._operand import on_device, plain_memory, read
 from nf4._prepared import Prepared, prepare
 from nf4._torch import Device
 from nf4.tensor import QuantizedTensor
@@ -22,10 +22,11 @@ def _target(
     torch where it or the weight is a tensor."""
     torch = weight.torch
     # The common case, in less time: a plain tensor beside the weight's.
-    if torch is not None and dtype is None:
-        plain = torch.plain(out)
-        if plain is not None and plain[1] in _convert.DTYPES and out.numel() == weight.elements:
-            return plain[0], _convert.DTYPES[plain[1]], torch.is_cuda, torch
+    plain = None if torch is None else plain_memory(out, torch)
+    if torch is not None and plain is not None and out.numel() == weight.elements:
+        address, name = plain
+        if name in _convert.DTYPES and (dtype is None or type(dtype) is str and dtype == name):
+            return address, _convert.DTYPES[name], torch.is_cuda, torch
     wanted = None if dtype is None else _convert.dtype_name(dtype)
     target = read("out", out, torch).require_contiguous()
     if wanted is None:
@@ -44,12 +45,13 @@ def _launch(
 ) -> int:
     """Prepared.launch for arguments that have to be checked one by one."""
     threads = _convert.integer("threads", threads, 32)
-    address, code, in_device_memory, torch = _target(weight, out, dtype)
+    address, number, in_device_memory, torch = _target(weight, out, dtype)
     if in_device_memory:
-        enqueued_on = _call.launch_stream(_call.stream_handle(stream), threads, torch)
-        return library().nf4_dequant_launch(weight.argument, address, code, enqueued_on)
+        handle = None if stream is None else _call.stream_handle(stream)
+        enqueued_on = _call.launch_stream(handle, threads, torch)
+        return library().nf4_dequant_launch(weight.argument, address, number, enqueued_on)
     _call.require_no_stream(stream)
-    return library().nf4_dequant_cpu(weight.argument, address, code, threads)
+    return library().nf4_dequant_cpu(weight.argument, address, number, threads)
 
 
 @overload  # of which the first that fits is taken: tensors are MemoryLike as well

@@ -1,4 +1,4 @@
-"""Finds libnf4.so and loads it, once, at the first call that needs it."""
+"""libnf4.so: found and loaded at the first call that needs it, and its errors raised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SONAME = "libnf4.so.0"
 
 
 def _candidate() -> str:
-    """What to load: $NF4_LIBRARY, else the library inside the package, else the loader's."""
+    """What to load: $NF4_LIBRARY, else the library in the package, else the loader's."""
     chosen = os.environ.get("NF4_LIBRARY")
     if chosen:
         return chosen
@@ -56,16 +56,16 @@ def library_path() -> str:
 
 
 def _renamed(detail: str, names: Mapping[str, str]) -> str:
-    """A detail with other names for C's. They stand before a verb or at the end, which tells
-    them from words."""
+    """A detail with the caller's names for arguments. C's stand before a verb or at the end,
+    which tells them from other words."""
     known = "|".join(re.escape(name) for name in names)
     pattern = rf"(?<![\w.])({known})(?= (?:is|overlaps|of product) |$)"
     return re.sub(pattern, lambda found: names[found[1]], detail)
 
 
 def check(status: int, names: Mapping[str, str] | None = None) -> None:
-    """Raises the exception of a status, with the detail that the library gave. `names` are the
-    caller's for arguments that have others in C."""
+    """Raises the exception for a status, with the library's detail. `names` are the caller's for
+    arguments that have others in C."""
     if status == _abi.STATUS_OK:
         return
     error = error_of(status, library().nf4_last_error().decode(errors="replace"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +71,35 @@ class Operand(NamedTuple):
         if shape is not None and math.prod(shape) != elements:
             raise InvalidArgument(f"{name} has {self.elements} elements; expected {elements}")
         return self
+
+    def row_stride(self, columns: int) -> int:
+        """The distance from one row of an array [..., columns] to the next, in elements. Rows at
+        an address have no gaps."""
+        name, shape, strides = self.name, self.shape, self.strides
+        if shape is None:
+            return columns
+        if shape[-1:] != (columns,):
+            raise InvalidArgument(f"{name} is of shape {shape}; expected [..., {columns}]")
+        if strides is None:
+            return columns
+        stride = _distance(shape, strides)
+        if stride is None or stride < columns:
+            raise InvalidArgument(
+                f"{name} is of shape {shape} and strides {strides}; expected contiguous rows, "
+                f"each at one distance of {columns} or more from the next"
+            )
+        return _convert.integer(f"the stride of {name}", stride, 64)
+
+
+def _distance(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """How far apart rows of the last dimension are, if each is contiguous and all are at one
+    distance; else None. That of a single row is its length."""
+    if shape[-1] != 1 and strides[-1] != 1:
+        return None
+    leading = [each for each in zip(shape[:-1], strides[:-1], strict=True) if each[0] != 1]
+    if any(outer != extent * inner for (_, outer), (extent, inner) in pairwise(leading)):
+        return None
+    return leading[-1][1] if leading else shape[-1]
 
 
 def locate(operands: Sequence[Operand]) -> Operand:
@@ -197,12 +227,33 @@ def _from_address(name: str, value: object) -> Operand:
     return Operand(name, address(name, value))
 
 
+def plain_memory(tensor: Any, device: _torch.Device) -> tuple[int, str] | None:
+    """The address and dtype of a contiguous tensor on `device`, of no subclass and without
+    faults. None for everything else, which _torch.memory_of knows more of and takes longer."""
+    if type(tensor) is not device.tensor_type:
+        return None
+    try:
+        dtype = device.names.get(tensor.dtype)
+        if (
+            dtype is not None
+            and tensor.device == device.device
+            and tensor.is_contiguous()
+            and not tensor.requires_grad
+            and not tensor.is_neg()
+        ):
+            address = tensor.data_ptr()
+            return (address, dtype) if address else None
+    except RuntimeError:  # no storage
+        pass
+    return None
+
+
 def read(name: str, value: Any, device: _torch.Device | None = None) -> Operand:
     """The memory of an argument, of any strides. `name` is the argument's, for messages. Plain
     tensors on `device` take less time. Raises InvalidArgument."""
     if isinstance(value, np.ndarray):
         return _from_numpy(name, value)
-    plain = None if device is None else device.plain(value)
+    plain = None if device is None else plain_memory(value, device)
     if device is not None and plain is not None:
         address, dtype = plain
         shape = tuple(value.shape)

@@ -107,7 +107,7 @@ class Prepared:
                 self.elements,
                 _convert.DTYPES[self.dtype],
                 device,
-                self.torch.codes if self.torch else _convert.DTYPES,
+                self.torch.numbers if self.torch else _convert.DTYPES,
                 self.torch.tensor_type if self.torch else None,
                 tuple(part.owner for part in tensors),
                 tuple(part.address for part in tensors),
@@ -123,7 +123,7 @@ class Prepared:
             if stream is None or not self.located.on_device:
                 return self._new_default()
         name = self.dtype if dtype is None else _convert.dtype_name(dtype)
-        handle = _call.stream_handle(stream)
+        handle = None if stream is None else _call.stream_handle(stream)
         return _call.new_output(self.shape, name, self.torch, self.located.on_device, handle)
 
 
@@ -188,5 +188,6 @@ def prepare(weight: QuantizedTensor[Any], name: str = "weight") -> Prepared:
     if found is None or not found.in_place():
         if not isinstance(weight, QuantizedTensor):
             raise no_weight(name, weight)
-        found = weight.__dict__[PREPARED] = Prepared(weight, weight.descriptor())
+        descriptor = weight.descriptor()
+        found = weight.__dict__[PREPARED] = Prepared(weight, descriptor)
     return found

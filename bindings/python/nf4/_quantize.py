@@ -172,7 +172,8 @@ def quantize(
         "nested_blocksize": nested_blocksize,
         "codebook": codebook,
     }
-    threads, handle = _convert.integer("threads", threads, 32), _call.stream_handle(stream)
+    threads = _convert.integer("threads", threads, 32)
+    handle = None if stream is None else _call.stream_handle(stream)
     if out is None:
         out = _new_weight(source, layout, handle)
     else:
@@ -183,10 +184,10 @@ def quantize(
     torch = source.torch or weight.torch
     needed = out.sizes.workspace_bytes
     in_device_memory = on_device(source, weight.located)
-    scratch, nbytes = _call.workspace(workspace, needed, in_device_memory, torch, handle)
-    on_device(source, weight.located, scratch)
+    space, nbytes = _call.workspace(workspace, needed, in_device_memory, torch, handle)
+    on_device(source, weight.located, space)
     dtype = _convert.DTYPES[out.dtype]
-    arguments = source.address, dtype, weight.argument, scratch.address, nbytes
+    arguments = source.address, dtype, weight.argument, space.address, nbytes
     if in_device_memory:
         enqueued_on = _call.launch_stream(handle, threads, torch)
         status = library().nf4_quantize_launch(*arguments, enqueued_on)
@@ -194,5 +195,5 @@ def quantize(
         _call.require_no_stream(stream)
         status = library().nf4_quantize_cpu(*arguments, threads)
     check(status, _NAMES)
-    _torch.tell_of_writes(part.owner for part in (*written, scratch))
+    _torch.tell_of_writes(part.owner for part in (*written, space))
     return out

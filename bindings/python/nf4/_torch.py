@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -81,8 +81,8 @@ def tell_of_writes(values: Iterable[object]) -> None:
 class Device:
     """A device of torch: what tensors on it are, new ones, and its current stream.
 
-    names  our name of a dtype, by torch's dtype
-    codes  the nf4_dtype of a dtype, by our name and by torch's dtype
+    names    our name of a dtype, by torch's dtype
+    numbers  the nf4_dtype of a dtype, by our name and by torch's dtype
     """
 
     def __init__(self, module: ModuleType, device: torch.device) -> None:
@@ -93,32 +93,12 @@ class Device:
         self._index = device.index
         self._dtypes = {name: getattr(module, theirs) for name, theirs in _DTYPES.items()}
         self.names = {dtype: name for name, dtype in self._dtypes.items()}
-        self.codes = dict(_convert.DTYPES)
-        self.codes |= {self._dtypes[name]: code for name, code in _convert.DTYPES.items()}
+        self.numbers = dict(_convert.DTYPES)
+        self.numbers |= {self._dtypes[name]: number for name, number in _convert.DTYPES.items()}
         self._raw_stream = getattr(module._C, "_cuda_getCurrentRawStream", None)
         self._elements: dict[str, torch.Tensor] = {}
         # Products are of a few shapes, again and again.
         self._cached_maker = functools.lru_cache(maxsize=64)(self.maker)
-
-    def plain(self, tensor: Any) -> tuple[int, str] | None:
-        """The address and dtype of a contiguous tensor here, of no subclass and without faults.
-        None for everything else, which `memory_of` tells more of."""
-        if type(tensor) is not self.tensor_type:
-            return None
-        try:
-            name = self.names.get(tensor.dtype)
-            if (
-                name is not None
-                and tensor.device == self.device
-                and tensor.is_contiguous()
-                and not tensor.requires_grad
-                and not tensor.is_neg()
-            ):
-                address = tensor.data_ptr()
-                return (address, name) if address else None
-        except RuntimeError:  # no storage
-            pass
-        return None
 
     def current_stream(self) -> int:
         """The cudaStream_t that torch enqueues on."""

@@ -1,4 +1,4 @@
-"""Exceptions: one class for each status of the C library, each with the library's detail.
+"""Exceptions: one class for each status of the C library.
 
 Nothing here loads the library, so that an error about loading it can be raised.
 """
@@ -15,8 +15,8 @@ _short.maxstring = _short.maxother = 100
 
 
 class Error(Exception):
-    """Any failure of libnf4. `str(error)` is the detail, `status` the nf4_status, or None
-    where the library was not reached."""
+    """Any failure of libnf4. `str(error)` is the library's detail, `status` the nf4_status; None
+    where the library was not called."""
 
     status: int | None = None
 
@@ -57,7 +57,7 @@ class CudaError(Error):
 
 
 class LibraryNotFound(Error, ImportError):
-    """libnf4.so is not there, does not load, or is of another version."""
+    """libnf4.so is missing, does not load, or is of another version."""
 
 
 _BY_STATUS = {
@@ -66,7 +66,7 @@ _BY_STATUS = {
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, for a message to say after "is": None, or of which type."""
+    """None or the type of a value, to follow "is" in a message."""
     if value is None:
         return "None"
     kind = type(value)
@@ -74,7 +74,7 @@ def kind_of(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: its repr in one line, less the middle where it is long."""
+    """A value for a message: its repr in one line, shortened in the middle where it is long."""
     return " ".join(_short.repr(value).split())
 
 

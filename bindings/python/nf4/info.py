@@ -10,6 +10,7 @@ import numpy as np
 from nf4 import _abi, _convert
 from nf4._load import check, library
 from nf4.errors import error_of
+from nf4.typing import FormatName
 
 
 def version() -> str:
@@ -18,7 +19,7 @@ def version() -> str:
 
 
 def build_info() -> dict[str, str]:
-    """How the library was built: compiler, cuda, cpu_variants ..."""
+    """How the library was built, by key: "compiler", "cuda", "cpu_variants" and more."""
     lines = library().nf4_build_info().decode().splitlines()
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
@@ -28,21 +29,29 @@ def cpu_variant() -> str:
     return library().nf4_cpu_variant().decode()
 
 
-def codebook(format: str = "nf4") -> np.ndarray:
-    """The codebook of "nf4" or "fp4": float32 [16], by code, a copy."""
+def codebook(format: FormatName = "nf4") -> np.ndarray:
+    """A copy of the codebook of "nf4" or "fp4": float32 [16], indexed by code.
+
+    Raises InvalidArgument for another format.
+    """
     table = library().nf4_codebook(_convert.format_code(format))
     return np.ctypeslib.as_array(table, (16,)).copy()
 
 
 def scale_code() -> np.ndarray:
-    """What bitsandbytes quantizes scales to: float32 [256], ascending, a copy."""
+    """A copy of the table that nested scales index, bitsandbytes' own: float32 [256], ascending."""
     return np.ctypeslib.as_array(library().nf4_scale_code(), (256,)).copy()
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or why there is none. usable: kernels of this library run on it; if not,
-    `reason` says why, `status` is the status by name, and what is unknown is 0 or ""."""
+    """A GPU, or why there is none.
+
+    usable  do kernels of this library run on it? If not, `reason` says why
+    status  the name of the nf4_status
+
+    What is unknown is 0 or "".
+    """
 
     index: int
     usable: bool
@@ -59,8 +68,10 @@ class Device:
 
 
 def device_info(device: int = 0) -> Device:
-    """What is known of a GPU, by its index. May initialise CUDA and take long.
-    Raises InvalidArgument for an index out of range."""
+    """What is known of the GPU of this index. May initialise CUDA, which takes long.
+
+    Raises InvalidArgument for an index out of range.
+    """
     index = _convert.integer("device", device, 32)
     info = _abi.Device(struct_size=ctypes.sizeof(_abi.Device))
     status = library().nf4_device_info(index, ctypes.byref(info))

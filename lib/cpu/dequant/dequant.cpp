@@ -61,8 +61,9 @@ class Dequantizer {
   void dequant_chunk(int64_t first, int64_t elements) {
     const int64_t first_block = first >> weight_.blocksize_log2;
     const int64_t last_block = (first + elements - 1) >> weight_.blocksize_log2;
-    for (int64_t block = first_block; block <= last_block; ++block)
-      scales_[block - first_block] = canonical(block_scale(weight_, block));
+    const int64_t count = last_block - first_block + 1;
+    read_scales(weight_, first_block, count, scales_);
+    std::transform(scales_, scales_ + count, scales_, canonical);
 
     char *out = out_ + first * element_bytes_;
     const int64_t tail = elements % kKernelStep;

@@ -33,30 +33,30 @@ struct CostModel {
 // From times at 1.755 GHz; the K-tiles of 176 and 208 rows are interpolated. The configuration of
 // least cycles was, for 24 products, within 4 % of the fastest of all that were timed.
 inline constexpr CostModel kH200 = {
-    6000,
-    1500,
-    {0,    0,    0,    0,     // mma, skinny
+    6000,                     // start
+    1500,                     // tile
+    {0,    0,    0,    0,     // k_tile: mma, skinny
      1200, 1440, 2040, 1065,  // up to 64 rows of x
      1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620, 1810, 1960, 2130, 2330, 2460, 2690},
-    1000,
-    200,
-    0.5,
-    1500,
-    0.28,
-    0.06,
+    1000,  // cluster_exchange
+    200,   // cluster_cta
+    0.5,   // cluster_sum
+    1500,  // stream_k_exchange
+    0.28,  // stream_k_sum
+    0.06,  // stream_k_peer
     // From 19.8 us at 14336x4096, 7.9 at 4096x4096 and 20.5 at 4096x14336, within 2 %; at
     // 28672x8192 it took 61.5, 13 % less, where wgmma takes less still.
-    5100,
-    0.0675,
-    0.95,
+    5100,    // skinny16_start
+    0.0675,  // skinny16_element
+    0.95,    // skinny16_margin
     // skinny_2 takes less time for a warp tile, skinny_8 starts and ends sooner: 6.1 us instead of
     // 5.3 with 31 rows of 4096 columns a CTA, 11.5 instead of 12.2 with 109.
-    64,
+    64,  // skinny2_rows_per_cta
     // More prefetch delays the kernel's first small loads; where a CTA has much to read it does not
     // help.
-    32 << 10,
-    512 << 10,
-    32 << 20};
+    32 << 10,   // skinny_prefetch_bytes
+    512 << 10,  // skinny_prefetch_max_bytes
+    32 << 20};  // l2_kept_bytes
 static_assert(kH200.k_tile[kMatmulConfigCount - 1] != 0);
 
 // GPUs that were not measured use the H200's.

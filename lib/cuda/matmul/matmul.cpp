@@ -1,6 +1,7 @@
 // Host side of matmul: validate locations, choose a kernel, launch.
 #include "cuda/matmul/matmul.hpp"
 
+#include <algorithm>
 #include <iterator>
 #include <optional>
 
@@ -72,14 +73,9 @@ cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
   return cudaSuccess;
 }
 
-// Where the problems are, and the family that runs there.
-nf4_status find_target(const MatmulProblem *problems, int count, nf4_stream stream,
-                       MatmulTarget &target) {
-  const Operands *operands[NF4_MATMUL_BATCH_MAX];
-  for (int i = 0; i < count; ++i) operands[i] = &problems[i].operands;
-  Device &device = target.device;
-  if (const nf4_status status = locate(operands, count, stream, device)) return status;
-  target.stream = stream;
+// What runs on the target's device.
+nf4_status find_family(MatmulTarget &target) {
+  const Device &device = target.device;
   target.family = family_for(device.compute_capability);
   if (target.family == nullptr) return no_family(device);
   target.gpu = {device.multiprocessors,
@@ -89,6 +85,22 @@ nf4_status find_target(const MatmulProblem *problems, int count, nf4_stream stre
                 has_wgmma(*target.family, device.compute_capability),
                 {}};
   return NF4_STATUS_OK;
+}
+
+// Where the problems are, and what runs there.
+nf4_status find_target(const MatmulProblem *problems, int count, nf4_stream stream,
+                       MatmulTarget &target) {
+  const Operands *operands[NF4_MATMUL_BATCH_MAX];
+  for (int i = 0; i < count; ++i) operands[i] = &problems[i].operands;
+  if (const nf4_status status = locate(operands, count, stream, target.device)) return status;
+  target.stream = stream;
+  return find_family(target);
+}
+
+cudaError_t choose_all(MatmulTarget &target, BatchLaunches &launches) {
+  return launches.choose_configs([&](const MatmulProblem &problem, MatmulChoice &choice) {
+    return choose(target, problem, choice);
+  });
 }
 
 cudaError_t launch_one(const MatmulTarget &target, const MatmulProblem &problem,
@@ -153,10 +165,7 @@ nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream) {
   const CurrentDevice current(target.device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
   BatchLaunches launches(target, problems, count);
-  cudaError_t error =
-      launches.choose_configs([&](const MatmulProblem &problem, MatmulChoice &choice) {
-        return choose(target, problem, choice);
-      });
+  cudaError_t error = choose_all(target, launches);
   if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
   while (launches.is_valid()) {
     const MatmulChoice &choice = launches.choice();
@@ -164,6 +173,33 @@ nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream) {
     error = together.count > 1 ? launch_several(target, together, choice.config)
                                : launch_one(target, *together.list[0], choice);
     if (error != cudaSuccess) return fail_cuda(error, "launching matmul");
+  }
+  return NF4_STATUS_OK;
+}
+
+nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launch_of,
+                       const char **kernels) {
+  MatmulTarget target{};
+  int count = 0;
+  if (const nf4_status status = check_device(device, count)) return status;
+  if (const nf4_status status = cached_device(device, target.device)) return status;
+  if (const nf4_status status = find_family(target)) return status;
+
+  const CurrentDevice current(device);
+  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  BatchLaunches launches(target, batch.list, batch.count);
+  const cudaError_t error = choose_all(target, launches);
+  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
+  std::fill_n(launch_of, batch.count, -1);
+  std::fill_n(kernels, batch.count, nullptr);
+  for (int32_t launch = 0; launches.is_valid(); ++launch) {
+    const int config = launches.choice().config;
+    const SkinnyBatchProblems together = launches.next_launch();
+    for (int i = 0; i < together.count; ++i) {
+      const auto product = together.list[i] - batch.list;
+      launch_of[product] = launch;
+      kernels[product] = kMatmulConfigs[config].name;
+    }
   }
   return NF4_STATUS_OK;
 }

@@ -17,8 +17,8 @@ struct QuantizeArgs {
   int64_t elements;
   int blocksize_log2;
   bool aligned;           // in on 16 bytes and packed on 4
+  uint8_t format_row;     // of kFormats; here, as parameters from 0x240 on miss the constant cache
   const float *codebook;  // NULL: the format's own
-  int32_t format_row;     // of kFormats
 };
 
 // One level of the sum of the scales: each run of kSumsPerSum becomes one.

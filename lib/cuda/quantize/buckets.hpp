@@ -27,8 +27,8 @@ struct alignas(8) Bucket {
   uint32_t codes;
 };
 
-// All that a CTA needs of a codebook.
-struct Tables {
+// All that a CTA needs of a codebook. Whole cache lines, as all CTAs read the buckets at once.
+struct alignas(128) Tables {
   Bucket buckets[kBuckets];
   Quantizer quantizer;
   bool crowded;  // the buckets cannot tell all codes apart: the quantizer must be used

@@ -33,7 +33,7 @@ QuantizeArgs weights_args(const QuantizeProblem &problem) {
   args.blocksize_log2 = weight.blocksize_log2;
   args.aligned = is_multiple(problem.in, 16) && is_multiple(weight.packed, 4);
   args.codebook = weight.codebook;
-  args.format_row = format_row(weight.format);
+  args.format_row = static_cast<uint8_t>(format_row(weight.format));
   return args;
 }
 

@@ -62,6 +62,13 @@ nf4_status cached_device(int index, Device &device) {
   return NF4_STATUS_OK;
 }
 
+nf4_status check_device(int index, int &count) {
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceCount");
+  if (index >= 0 && index < count) return NF4_STATUS_OK;
+  return fail(NF4_STATUS_INVALID_ARGUMENT, "device is %d; there are %d", index, count);
+}
+
 nf4_status fail_cuda(cudaError_t error, const char *call) {
   nf4_status status = NF4_STATUS_CUDA_ERROR;
   if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||

@@ -26,6 +26,9 @@ struct Device {
 // Reads the device's properties on the first call, and remembers them.
 nf4_status cached_device(int index, Device &device);
 
+// Refuses an index of no GPU; fills in how many there are.
+nf4_status check_device(int index, int &count);
+
 // Says that this build has no kernel for the device.
 nf4_status no_family(const Device &device);
 

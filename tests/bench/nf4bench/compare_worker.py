@@ -23,30 +23,18 @@ import nf4
 import torch
 
 from nf4bench import models_steps
+from nf4bench.cases import Case
 from nf4bench.measure import queued
 from nf4bench.models_cases import Group, Size
+from nf4bench.product import Batch, Product
+from nf4bench.weights import DTYPES, Weight, rotation
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 CACHES = 2  # inputs rotate over so many times the last-level cache
-MIN_LAUNCHES = 16
+MIN_LAUNCHES, LONG_M = 16, 256
 LEAST_US = 1000.0  # what is timed at once takes as long at least
 HOST_CALLS = 200
 Once = Callable[[], float]  # microseconds of one launch
-
-
-class Weight:
-    """Normal values, and their quantized weight."""
-
-    def __init__(self, spec: dict[str, Any], place: str) -> None:
-        self.dense = torch.randn(spec["shape"], device=place, dtype=DTYPES[spec["dtype"]])
-        self.quantized = nf4.quantize(
-            self.dense,
-            format=spec.get("format", "nf4"),
-            blocksize=spec.get("blocksize", 64),
-            nested_blocksize=256 if spec["nested"] else 0,
-        )
-        self.bytes = nf4.sizes(spec["shape"]).packed_bytes
 
 
 def checksum(result: Any) -> int:
@@ -57,6 +45,10 @@ def checksum(result: Any) -> int:
             places = torch.arange(len(piece), device=piece.device) % 65521 + 1
             total = (31 * total + int((piece.long() * places).sum())) % (1 << 61)
     return total
+
+
+def case_of(spec: dict[str, Any]) -> Case:
+    return Case(**spec | {"shape": tuple(spec["shape"]), "peers": ()})
 
 
 class Worker:
@@ -75,6 +67,8 @@ class Worker:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _hello(self) -> dict[str, Any]:
+        # A host's processors differ in speed: both builds take turns on the same one.
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         return {
             "nf4": str(Path(nf4.__file__).parent),
             "build": nf4.build_info(),
@@ -94,7 +88,7 @@ class Worker:
         torch.manual_seed(0)
         self._once, bits = None, 0
         spec = product["spec"]
-        if product["group"] == "host overhead":
+        if product["group"] in ("host overhead", "control"):
             self._once = self._host(spec)
         else:
             launches, eager, promised = getattr(self, f"_{product['group'].replace(' ', '_')}")(
@@ -112,7 +106,7 @@ class Worker:
 
         def once() -> float:
             if first < 20 * LEAST_US:
-                enqueue()  # the other build has had the GPU
+                self._gpu.microseconds(enqueue)  # the other build has had the GPU
             total = self._gpu.microseconds(lambda: [enqueue() for _ in range(repeats)])
             return total / count / repeats
 
@@ -122,58 +116,43 @@ class Worker:
 
     def _rotation(self, spec: dict[str, Any]) -> list[Weight]:
         """The weights of the last product, if they are alike; their inputs exceed the caches."""
-        wanted = {name: spec[name] for name in spec if name not in ("m", "together")}
-        if self._weights[0] != wanted:
+        case = case_of(spec)
+        if self._weights[0] != case:
             self._weights = (None, [])
-            first = Weight(spec, self._gpu.place)
-            count = max(2, math.ceil(CACHES * self._gpu.cache_bytes / first.bytes))
-            others = [Weight(spec, self._gpu.place) for _ in range(count - 1)]
-            self._weights = (wanted, [first, *others])
+            nbytes = CACHES * self._gpu.cache_bytes
+            self._weights = (case, rotation(case, self._gpu.place, nbytes))
         return self._weights[1]
 
     def _dequantize(self, spec: dict[str, Any]) -> tuple[list[Callable], bool, bool]:
-        def launch(weight: Weight) -> Callable:
-            q, out = weight.quantized, torch.empty_like(weight.dense)
-            return lambda stream: nf4.dequantize(q, spec["dtype"], out=out, stream=stream)
-
-        return enough([launch(weight) for weight in self._rotation(spec)]), False, True
+        return enough([weight.dequantize for weight in self._rotation(spec["case"])]), False, True
 
     def _quantize(self, spec: dict[str, Any]) -> tuple[list[Callable], bool, bool]:
-        place = self._gpu.place
-        nested = 256 if spec["nested"] else 0
-        nbytes = nf4.sizes(spec["shape"], nested_blocksize=nested).workspace_bytes
-
         def launch(weight: Weight) -> Callable:
-            workspace = torch.empty(max(16, nbytes), dtype=torch.uint8, device=place)
-            dense, q = weight.dense, weight.quantized
             names = ("packed", "absmax", "nested_absmax", "nested_offset")
-            parts = [part for part in (getattr(q, name) for name in names) if part is not None]
+            parts = [getattr(weight.quantized, name) for name in names]
 
             def enqueue(stream: int | None) -> list[torch.Tensor]:
-                nf4.quantize(dense, out=q, workspace=workspace, stream=stream)
-                return parts
+                weight.quantize(stream)
+                return [part for part in parts if part is not None]
 
             return enqueue
 
-        return enough([launch(weight) for weight in self._rotation(spec)]), False, True
+        return enough([launch(weight) for weight in self._rotation(spec["case"])]), False, True
 
     def _matmul(self, spec: dict[str, Any]) -> tuple[list[Callable], bool, bool]:
-        m, together, place = spec["m"], spec.get("together", 1), self._gpu.place
-        weights, (rows, cols) = self._rotation(spec), spec["shape"]
-        dtype = DTYPES[spec["dtype"]]
+        m, size = spec["m"], spec["together"]
+        weights = self._rotation(spec["case"])
 
-        def launch(some: list[Weight]) -> Callable:
-            x = torch.randn(m, cols, device=place, dtype=dtype)
-            ys = [torch.empty(m, rows, device=place, dtype=dtype) for _ in some]
-            qs = [weight.quantized for weight in some]
-            if together == 1:
-                return lambda stream: nf4.matmul(x, qs[0], out=ys[0], stream=stream)
-            return lambda stream: nf4.matmul_batch(x, qs, out=ys, stream=stream)
+        def launch(first: Weight, *others: Weight) -> Callable:
+            leading = Product(first, m)
+            if not others:
+                return leading.shipped
+            return Batch([leading, *(Product(each, m, leading.x) for each in others)]).shipped
 
         # What takes long needs no rotation to miss the caches.
-        turns = [weights[i : i + together] for i in range(0, len(weights) - together + 1, together)]
-        launches = [launch(turn) for turn in turns[: 2 if m >= 256 else None]]
-        return enough(launches, 2 if m >= 256 else MIN_LAUNCHES), False, True
+        turns = [weights[i : i + size] for i in range(0, len(weights) - size + 1, size)]
+        launches = [launch(*turn) for turn in turns[: 2 if m >= LONG_M else None]]
+        return enough(launches, 2 if m >= LONG_M else MIN_LAUNCHES), False, True
 
     def _whole_models(self, spec: dict[str, Any]) -> tuple[list[Callable], bool, bool]:
         group = Group(**spec["group"] | {"size": Size(**spec["group"]["size"])})
@@ -197,16 +176,16 @@ def enough(launches: list[Callable], least: int = MIN_LAUNCHES) -> list[Callable
     return launches * -(-least // len(launches))
 
 
-# ---- Calls whose share of the host is measured ------------------------------------------
+# ---- Calls whose host overhead is measured ----------------------------------------------
 
 
 def host_call(spec: dict[str, Any], gpu: Any) -> Callable[[], object]:
     if spec["call"].endswith("Linear"):
         return _layer(spec, gpu)
-    weight, other = Weight(spec, gpu.place), Weight(spec, gpu.place)
+    weight, other = (Weight(case_of(spec["case"]), gpu.place) for _ in range(2))
     q, qs, dense = weight.quantized, [weight.quantized, other.quantized], weight.dense
     x, stream = dense[:1].clone(), gpu.current_stream()
-    y = torch.empty(1, spec["shape"][0], dtype=x.dtype, device=gpu.place)
+    y = torch.empty(1, len(dense), dtype=x.dtype, device=gpu.place)
     workspace = torch.empty(1 << 20, dtype=torch.uint8, device=gpu.place)
     calls: dict[str, Callable[[], object]] = {
         "dequantize, new tensor": lambda: nf4.dequantize(q),
@@ -222,14 +201,14 @@ def host_call(spec: dict[str, Any], gpu: Any) -> Callable[[], object]:
 
 
 def _layer(spec: dict[str, Any], gpu: Any) -> Callable:
-    """One row of x through a layer: NF4Linear, or torch's own where spec has no "nested"."""
+    """One row of x through a layer: NF4Linear, or torch.nn.Linear."""
     from nf4.torch import NF4Linear
 
-    rows, cols = spec["shape"]
-    dtype = DTYPES[spec["dtype"]]
+    rows, cols = spec["case"]["shape"]
+    dtype = DTYPES[spec["case"]["dtype"]]
     module: Any = torch.nn.Linear(cols, rows, bias=False, device=gpu.place, dtype=dtype)
     module.requires_grad_(False)
-    if "nested" in spec:
+    if spec["call"] == "NF4Linear":
         module = NF4Linear.from_linear(module)
     mode, x = spec["mode"], torch.randn(1, 1, cols, device=gpu.place, dtype=dtype)
     x.requires_grad_(mode == "gradient")

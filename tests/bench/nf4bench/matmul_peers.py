@@ -1,4 +1,4 @@
-"""Those whom matmul is measured beside. A peer says which products it `supports` and in which
+"""The peers of matmul. A peer says which products it `supports` and in which
 ways it may be called; prepare(weight, variant) returns call(x), which enqueues on torch's
 current stream and returns a y of its own. What users keep between calls is prepared."""
 

@@ -80,17 +80,13 @@ def shape(text: str) -> Shape:
     return rows, cols
 
 
-def _shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(shape(each) for each in text.split(","))
-
-
 def _peers(text: str) -> tuple[str, ...]:
     names = () if text == "none" else tuple(text.split(","))
-    unknown = [name for name in names if name not in PEERS]
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"no peer {unknown[0]!r}; expected some of {','.join(PEERS)}, or none"
-        )
+    for name in names:
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(
+                f"no peer {name!r}; expected some of {','.join(PEERS)}, or none"
+            )
     return names
 
 
@@ -114,19 +110,20 @@ def parser() -> argparse.ArgumentParser:
         how = {"type": Path, "metavar": "DIR"} if name == "before" else {"action": "store_true"}
         modes.add_argument(f"--{name}", help=f"{mode.help} (GPU)", **how)
     which = made.add_mutually_exclusive_group()
-    which.add_argument("--shapes", type=_shapes, help="ROWSxCOLS,... instead of LLaMA's")
     which.add_argument(
-        "--quick", action="store_true", default=None, help="only the shapes that matter most"
-    )
+        "--shapes", type=lambda text: tuple(map(shape, text.split(","))),
+        help="ROWSxCOLS,... instead of LLaMA's",
+    )  # fmt: skip
+    which.add_argument("--quick", action="store_true", help="only the shapes that matter most")
     made.add_argument("--device", choices=("auto", "gpu", "cpu"), default="auto")
     made.add_argument("--peers", type=_peers, help=f"some of {','.join(PEERS)}, or none (GPU)")
-    made.add_argument(
-        "--replays", type=_at_least(MIN_REPLAYS), help=f"of each graph; {REPLAYS} by default (GPU)"
-    )
-    made.add_argument(
-        "--iterations", type=_at_least(1), help=f"of the challenge; {ITERATIONS} by default"
-    )
-    made.add_argument("--threads", type=_at_least(1), help="all processors by default (CPU)")
+    numbers = {
+        "replays": (MIN_REPLAYS, f"of each graph; {REPLAYS} by default (GPU)"),
+        "iterations": (1, f"of the challenge; {ITERATIONS} by default"),
+        "threads": (1, "all processors by default (CPU)"),
+    }
+    for name, (least, text) in numbers.items():
+        made.add_argument(f"--{name}", type=_at_least(least), help=text)
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     made.add_argument("--plots", type=Path, metavar="DIR", help="write the plots to this folder")
     made.add_argument("--build", type=Path, default=Options.build, help="the build directory")
@@ -136,8 +133,7 @@ def parser() -> argparse.ArgumentParser:
 def _contradiction(options: Options) -> str | None:
     """Why these options make no sense together on any machine, or None."""
     for name in ("shapes", "quick", "peers", "replays", "iterations", "plots", "threads"):
-        given = getattr(options, name) not in (None, False)
-        if given and name not in MODES[options.mode].takes:
+        if getattr(options, name) not in (None, False) and name not in MODES[options.mode].takes:
             return f"--{name} means nothing {f'to --{options.mode}' if options.mode else 'here'}"
     for name, folder in (("json", options.json and options.json.parent), ("plots", options.plots)):
         if folder is not None and not folder.is_dir():
@@ -165,10 +161,9 @@ def parse(arguments: Sequence[str]) -> Options:
     """Exits with status 2 and the usage where the arguments make no sense."""
     made = parser()
     values = vars(made.parse_args(arguments))
-    values["quick"] = bool(values["quick"])
-    before = values["before"]
-    mode = "".join(name for name in list(MODES)[1:] if values.pop(name.replace("-", "_")))
-    options = Options(mode=mode, before=before, **values)
+    modes = {name: values.pop(name.replace("-", "_")) for name in list(MODES)[1:]}
+    mode = "".join(name for name, given in modes.items() if given)
+    options = Options(mode=mode, before=modes["before"], **values)
     problem = _contradiction(options)
     if problem:
         made.error(problem)

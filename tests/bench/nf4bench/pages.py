@@ -352,7 +352,8 @@ def sweeps(figures: Row, changed: Collection[str] = ()) -> str:
     return "\n\n".join([
         "# Sweeps",
         "Every launch configuration of dequantize and every kernel of matmul, where it can do the "
-        "problem. `./dev bench --sweep` and `--matmul-sweep` with `--json` measure them.",
+        "problem. `./dev bench --sweep --json FILE` measures the first, `--matmul-sweep` the "
+        "second; `tests/gpu/record.py --add sweep FILE` takes the figures over.",
         "## Launch configurations of dequantize",
         *note(figures, changed, ["sweep"]),
         *sweep_tables(figures["sweep"]),

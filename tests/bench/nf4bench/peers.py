@@ -1,4 +1,4 @@
-"""Those whom libnf4 is measured beside, each on our bytes, which are bitsandbytes' own.
+"""The peers of dequantize and quantize, each on the same bytes, which are bitsandbytes' format.
 
 A peer has a `version`, says what it `supports`, and prepares calls: prepare(weight, variant)
 returns call(out=None), which enqueues on torch's current stream and returns the values. What

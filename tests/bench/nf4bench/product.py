@@ -19,8 +19,8 @@ from nf4bench.weights import CODES, DTYPES, Weight
 MOST_PEER_ERROR = 2e-2
 
 
-def _scratch(nbytes: int, place: object) -> tuple[torch.Tensor, tuple[int | None, int]]:
-    """Memory for a launch, and what C gets of it."""
+def _workspace_of(nbytes: int, place: object) -> tuple[torch.Tensor, tuple[int | None, int]]:
+    """A workspace, and what C gets of it: address and bytes."""
     room = torch.empty(nbytes, device=place, dtype=torch.uint8)
     return room, (room.data_ptr() if nbytes else None, nbytes)
 
@@ -35,12 +35,12 @@ class Product:
         self.x = torch.randn(m, cols, device=weight.place, dtype=dtype) if x is None else x
         self.y = torch.empty(m, rows, device=weight.place, dtype=dtype)
         nbytes = nf4.matmul_workspace_bytes(weight.quantized, m, weight.case.dtype)
-        self._room, scratch = _scratch(nbytes, weight.place)
+        self._room, workspace = _workspace_of(nbytes, weight.place)
         self.args = _abi.MatmulArgs(
             ctypes.sizeof(_abi.MatmulArgs), CODES[weight.case.dtype], 0, m,
             self.x.data_ptr(), cols, None, self.y.data_ptr(), rows,
         )  # fmt: skip
-        self._given = (weight.descriptor, self.args, *scratch)
+        self._given = (weight.descriptor, self.args, *workspace)
 
     def plain(self, library: Library) -> Launch:
         def launch(stream: int) -> torch.Tensor:
@@ -86,11 +86,11 @@ class Batch:
         args = (_abi.MatmulArgs * count)(*(each.args for each in products))
         self._products, self._given = products, (addresses, args, count)
         nbytes = nf4.matmul_batch_workspace_bytes(self._weights, first.m, first.weight.case.dtype)
-        self._room, self._scratch = _scratch(nbytes, first.x.device)
+        self._room, self._workspace = _workspace_of(nbytes, first.x.device)
 
     def plain(self, library: Library) -> Launch:
         def launch(stream: int) -> list[torch.Tensor]:
-            library.launch("matmul_batch", *self._given, *self._scratch, False, stream)
+            library.launch("matmul_batch", *self._given, *self._workspace, False, stream)
             return self._ys
 
         return launch

@@ -369,7 +369,7 @@ def memory_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def forms(rows: Iterable[Row]) -> list[dict]:
-    """A row for each form; the error is of ours."""
+    """A row for each form; the error is NF4Linear's."""
     return [
         {
             **row, "form": name, "ms": _milliseconds(each["us"]),

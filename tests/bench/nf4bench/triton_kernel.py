@@ -1,4 +1,4 @@
-"""Dequantize as a Triton kernel of the plain fused kind: one kernel undoes both quantizations.
+"""Dequantize as a plain Triton kernel: one fused kernel dequantizes the scales and the weights.
 
 A program takes a tile of whole blocks: their scales once, then the bytes, a lookup for each
 nibble, and one store of the interleaved values. It is what one writes who knows Triton and

@@ -28,6 +28,8 @@ CTYPES = {
     "void *": ctypes.c_void_p,
     "float *": ctypes.POINTER(ctypes.c_float),
     "char *": ctypes.c_char_p,
+    "char **": ctypes.POINTER(ctypes.c_char_p),
+    "int32_t *": ctypes.POINTER(ctypes.c_int32),
     "size_t *": ctypes.POINTER(ctypes.c_size_t),
     **{f"{name} *": ctypes.POINTER(struct) for name, struct in STRUCTS.items()},
     "nf4_tensor *": ctypes.c_void_p,

@@ -97,7 +97,7 @@ def matmul_row(us: float = 10.0, **changes: Any) -> dict[str, Any]:
             "bitsandbytes": {"variant": 0, **timing(30.0), "ratio": 30.0 / us},
             "dense": {"variant": 0, **timing(35.0), "ratio": 35.0 / us},
         },
-        "kernel": "few2", "error": 2.4e-3, **changes,
+        "kernel": "skinny_2", "error": 2.4e-3, **changes,
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import bench_path  # noqa: F401  (the path)
 import pytest
 from conftest import ROOT
-from nf4bench import compare, models_cases
+from nf4bench import cases, compare, models_cases
 from nf4bench.compare import Product
 
 PRODUCT = Product("matmul", "4096x4096 M=1", {"m": 1})
@@ -42,7 +42,7 @@ class FakeBuild:
 
 def test_quick_products_cover_each_group_and_full_has_more() -> None:
     quick, full = compare.products(True), compare.products(False)
-    groups = {"host overhead", "dequantize", "quantize", "matmul", "whole models"}
+    groups = {"host overhead", "control", "dequantize", "quantize", "matmul", "whole models"}
     assert {each.group for each in quick} == {each.group for each in full} == groups
     for every in (quick, full):
         names = [(each.group, each.name) for each in every]
@@ -121,6 +121,8 @@ def test_means_and_bounds() -> None:
     assert compare.within_bounds(good)
     assert "| matmul | 2 | 0.9998 | b | 1.020 | 0 |" in compare.table(good)
     assert compare.table(good).endswith("yes: mean within 1%, none over 3% slower, same bits")
+    noise = figures(row("a", 1.0), row("b", 1.2, group=compare.CONTROL))
+    assert compare.within_bounds(noise) and "1.200 slower" in compare.table(noise)
     slow, mean = figures(row("a", 0.9), row("b", 1.04)), figures(row("a", 1.02), row("b", 1.02))
     bits = figures(row("a", 1.0, same_bits=False))
     for bad, said in ((slow, "1.040 slower"), (mean, "NO: mean"), (bits, "OTHER BITS")):
@@ -132,7 +134,10 @@ def test_means_and_bounds() -> None:
 TINY = dataclasses.asdict(
     models_cases.Size(hidden=64, heads=4, intermediate=192, layers=2, vocabulary=50)
 )
-WEIGHT = {"shape": [64, 256], "dtype": "bf16", "nested": True, "blocksize": 64, "format": "nf4"}
+
+
+def weight(*arguments: object, **more: object) -> dict:
+    return {"case": dataclasses.asdict(cases.Case((64, 256), *arguments, **more))}
 
 
 def model(work: str, tokens: int) -> dict:
@@ -143,12 +148,13 @@ def model(work: str, tokens: int) -> dict:
 
 
 WORK = [
-    ("dequantize", WEIGHT), ("dequantize", WEIGHT | {"nested": False, "dtype": "fp32"}),
-    ("quantize", WEIGHT), ("quantize", WEIGHT | {"nested": False}),
-    ("matmul", WEIGHT | {"m": 3, "together": 1}), ("matmul", WEIGHT | {"m": 2, "together": 2}),
+    ("dequantize", weight()), ("dequantize", weight("fp32", False)),
+    ("dequantize", weight(format="own", placement="packed + 1 byte")),
+    ("quantize", weight(work="quantize")), ("quantize", weight("bf16", False, work="quantize")),
+    ("matmul", weight() | {"m": 3, "together": 1}), ("matmul", weight() | {"m": 2, "together": 2}),
     ("whole models", model("decode", 1)), ("whole models", model("prefill", 4)),
     ("whole models", model("training", 4)),
-    *(("host overhead", p.spec | {"shape": [64, 256]}) for p in compare._host()
+    *((p.group, p.spec | weight()) for p in compare._host()
       if p.spec["mode"] in ("", "no_grad", "gradient") and "batch" not in p.name),
 ]  # fmt: skip
 
@@ -182,7 +188,7 @@ def test_equal_bits_have_equal_checksums_in_two_processes(worker) -> None:
     torch = pytest.importorskip("torch")
     requests = [
         {"do": "prepare", "product": {"group": group, "name": "", "spec": spec}}
-        for group, spec in WORK[:6]
+        for group, spec in WORK[:7]
     ]
     other = Worker(FakeGpu())
     for request in requests:

@@ -122,7 +122,7 @@ def test_weights_in_one_call_are_beside_a_call_each() -> None:
     assert head[7:9] == ["a call each µs (ratio)", "with PDL µs (ratio)"]
     assert (both[7:9], none[7:9]) == (["12.0 (1.20x)"] * 2, ["–", "–"])
     line = cells(tables.MATMUL_SPREADS.markdown([matmul_row(**apart)]))[1]
-    assert line[0] == "2 of 14336×4096" and line[3] == "few2" and line[-1] == "2.40e-03"
+    assert line[0] == "2 of 14336×4096" and line[3] == "skinny_2" and line[-1] == "2.40e-03"
 
 
 def test_the_error_table_has_the_worst_of_all_shapes() -> None:
@@ -153,7 +153,7 @@ def swept(chosen: int, *times: dict, **more: object) -> dict:
 
 FAST, SLOW = timing(4.0) | {"ratio": 1.0}, timing(5.0) | {"ratio": 1.25}
 SWEEP = {
-    "device": "GPU of a test", "configurations": ["tiled", "few2"],
+    "device": "GPU of a test", "configurations": ["mma_64x64", "skinny_2"],
     "rows": [
         swept(1, SLOW, FAST, m=1), swept(0, FAST, {"refused": "status 1"}, m=64),
         swept(0, SLOW, FAST, m=1) | {"shape": [128, 64]},
@@ -165,14 +165,14 @@ def test_a_sweep_has_a_table_for_each_weight_or_dtype() -> None:
     one, other = map(cells, pages.matmul_sweep_tables(SWEEP)[1:])
     assert one == [
         ["64×64 bf16: kernel", "M = 1", "M = 64"],
-        ["tiled", "1.250", "**1.000 = 4.00 µs**"],
-        ["few2", "**1.000 = 4.00 µs**", "refused"],
+        ["mma_64x64", "1.250", "**1.000 = 4.00 µs**"],
+        ["skinny_2", "**1.000 = 4.00 µs**", "refused"],
     ]
     assert other[0] == ["128×64 bf16: kernel", "M = 1"]
     (both,) = map(cells, pages.sweep_tables(SWEEP)[1:])
     assert both[0] == ["bf16: configuration", "64×64", "64×64", "128×64"]
     line = tables.sweep_line(SWEEP, SWEEP["rows"][2])
-    assert line == "128×64 bf16 M=1: best few2 4.00 us; chosen tiled **1.250**"
+    assert line == "128×64 bf16 M=1: best skinny_2 4.00 us; chosen mma_64x64 **1.250**"
     assert tables.sweep_line(SWEEP, swept(-1, SLOW, FAST)).endswith("the library takes none")
 
 

@@ -31,7 +31,7 @@ from nf4.cli.main import main
 if __name__ == "__main__":
     sys.exit(main())
 """
-MODULES = ("nf4._load", "numpy", "nf4.products", "nf4.cli.main", "safetensors", "tqdm")
+MODULES = ("nf4._load", "numpy", "nf4._matmul", "nf4.cli.main", "safetensors", "tqdm")
 
 
 @pytest.fixture(params=["module", "script"])

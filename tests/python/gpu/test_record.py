@@ -232,6 +232,18 @@ def test_no_reason_is_no_record(tmp_path: Path) -> None:
     assert records.load(path) == {"sources": "of older code"}
 
 
+def test_measured_figures_are_added_to_those_of_other_names(tmp_path: Path) -> None:
+    measured, figures = tmp_path / "sweep.json", tmp_path / "figures.json"
+    measured.write_text('{"device": "a GPU", "rows": []}')
+    given = ("--figures", figures, "--commit", "abc")
+    assert tool("--add", "sweep", measured, *given).returncode == 0
+    found = records.load(figures)
+    assert found["sweep"]["rows"] == [] and found["sweep"]["commit"] == "abc"
+    assert "bench" in found and "sweep" not in sources.changed(found)
+    refused = tool("--add", "speed", measured, *given)
+    assert refused.returncode == 2 and "expected one of bench, challenge" in refused.stderr
+
+
 def test_a_row_of_figures_is_a_line(tmp_path: Path) -> None:
     content = {"bench": {"device": "a", "rows": [{"us": 1, "peers": {"b": [2]}}, {}], "none": []}}
     records.save(tmp_path / "a.json", content)

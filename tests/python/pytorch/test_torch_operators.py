@@ -322,6 +322,22 @@ def test_autocast_goes_first(compiled, compute_dtype):
     assert x.grad.dtype == torch.float32 and linear.bias.grad.dtype == torch.float32
 
 
+def test_autocast_of_the_operator_and_of_the_function():
+    weight, x, bias = weight_of(), torch.randn(3, COLS), torch.randn(ROWS)
+    expected = nf4.matmul(x.bfloat16(), weight, bias=bias.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        for call in (
+            lambda: nf4.torch.linear(x, weight, bias),
+            lambda: torch.ops.nf4.linear(x, bias, *WeightParts.of(weight).arguments()),
+        ):
+            assert torch.equal(call(), expected)
+        layer = nf4.torch.NF4Linear.from_quantized(weight).to("meta")
+        assert layer(x.to("meta")).dtype == torch.float32  # which autocast knows nothing of
+        elsewhere = WeightParts.of(weight)._replace(packed=weight.packed.to("meta"))
+        with pytest.raises(nf4.InvalidArgument, match="packed is on meta"):
+            torch.ops.nf4.linear(x, bias, *elsewhere.arguments())
+
+
 def test_fake_tensors_and_meta_have_the_shapes():
     weight = weight_of()
     arguments = WeightParts.of(weight).arguments()

@@ -1,12 +1,12 @@
-"""libnf4 for PyTorch: operators that autograd and torch.compile know, and a linear layer.
+"""libnf4 for PyTorch: operators for autograd and torch.compile, and a linear layer.
 
     import nf4.torch
     layer = nf4.torch.NF4Linear.from_linear(linear)  # quantizes it
-    nf4.torch.convert(model)                         # every Linear4bit of bitsandbytes
+    nf4.torch.convert(model)                         # replaces bitsandbytes' Linear4bit
 
-Importing this registers torch.ops.nf4.quantize, .dequantize, .linear and .linear_backward. The
-work is done on torch's current stream, or on the CPU by as many threads as torch takes for its
-own. The core package, nf4, never imports torch, and neither does importing it import this.
+Importing this registers torch.ops.nf4.quantize, .dequantize, .linear and .linear_backward. They
+enqueue on torch's current stream, or run on the CPU with torch.get_num_threads() threads. Package
+nf4 itself never imports torch.
 """
 
 # isort: off

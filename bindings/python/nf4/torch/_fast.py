@@ -1,7 +1,7 @@
-"""nf4.torch's operators in C++ (bindings/python/_nf4_ops.cpp): the one fast way.
+"""The fast way: nf4.torch's operators in C++ (bindings/python/_nf4_ops.cpp).
 
-`linear` and `dequantize` are its entry for Python, for plain tensors without a fault. Of all else,
-and where the extension module was not built, they do nothing and say so. Its entry for torch's
+`linear` and `dequantize` are its entry for Python. They take plain tensors without a fault. For
+anything else, or without the extension module, they do nothing and say so. Its entry for torch's
 dispatcher is torch.ops.nf4._linear and ._dense_like.
 """
 

@@ -1,5 +1,5 @@
-"""What the operators do on real tensors: the fast way, and where that does nothing the functions of
-nf4, which find the words for what is wrong."""
+"""What the operators do on tensors with memory: the fast way, and where that does nothing the
+functions of nf4, which name what is wrong."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from nf4.torch._weight import WeightParts
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that torch.compile does not look into, which it would in a frame that it gave up.
-    torch._dynamo takes a second to import; without it nothing is compiled."""
+    """A kernel that Dynamo does not trace, as it would after a graph break. Importing
+    torch._dynamo takes a second; while nothing has imported it, nothing is compiled."""
     disabled: list[Callable[..., Any]] = []
 
     def kernel(*arguments: Any) -> Any:
@@ -36,7 +36,7 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _threads(tensor: Tensor) -> int:
-    """As many as torch's own kernels take; on a GPU they mean nothing."""
+    """As many as torch's own kernels use; a GPU has no use for the number."""
     return 0 if tensor.is_cuda else torch.get_num_threads()
 
 
@@ -50,7 +50,7 @@ def linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
 
 
 def general_linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
-    """The same of x with any strides, of fp32 on a GPU, and with a message for each fault."""
+    """The same for x of any strides and for fp32 on a GPU, with a message for each fault."""
     if needs_dense(x):
         return dense_linear(x, bias, weight)
     require_device(x.device, "x", {"bias": bias, **weight.named()})
@@ -61,12 +61,12 @@ def general_linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tenso
 
 
 def needs_dense(x: Tensor) -> bool:
-    """The library's products are of 16 bits on a GPU."""
+    """libnf4's matmul on a GPU takes 16-bit x only."""
     return x.is_cuda and x.dtype == torch.float32
 
 
 def dense_linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
-    """The same by torch's product with a dense weight."""
+    """The same by torch's linear with the dequantized weight."""
     require_operands(x, bias, weight)
     dense = dequantize(weight, x.dtype).view(weight.spec[:2])
     return torch.nn.functional.linear(x, dense, bias)
@@ -91,9 +91,9 @@ _kept = threading.local()
 
 
 def _new_dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for one dense weight, until the next is asked for. torch's allocator for GPUs hands
-    the same to one layer after the other; that for CPUs gives it back to the system, which takes
-    longer to provide it anew than a weight takes to be dequantized."""
+    """Memory for one dense weight, until the next call. torch's CUDA allocator reuses it from layer
+    to layer. Its CPU allocator returns it to the system, and getting it again takes longer than
+    dequantizing, so it is kept here."""
     if device.type != "cpu":
         return torch.empty((rows, cols), dtype=dtype, device=device)
     needed = rows * cols * dtype.itemsize
@@ -130,9 +130,10 @@ def linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor:
 
 
 def _dequantize_to(out: Tensor, weight: WeightParts) -> None:
-    if not _fast.dequantize(out, weight):
-        require_device(weight.packed.device, "packed", {"out": out, **weight.named()})
-        nf4.dequantize(weight.quantized(), out=out.detach(), threads=_threads(out))
+    if _fast.dequantize(out, weight):
+        return
+    require_device(weight.packed.device, "packed", {"out": out, **weight.named()})
+    nf4.dequantize(weight.quantized(), out=out.detach(), threads=_threads(out))
 
 
 def dequantize(weight: WeightParts, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
@@ -140,9 +141,9 @@ def dequantize(weight: WeightParts, dtype: torch.dtype, out: Tensor | None = Non
     dtype and the weight's shape."""
     shape = weight.spec.shape
     if out is None:
-        made = torch.empty(shape, dtype=dtype, device=weight.packed.device)
-        _dequantize_to(made, weight)
-        return made
+        out = torch.empty(shape, dtype=dtype, device=weight.packed.device)
+        _dequantize_to(out, weight)
+        return out
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise InvalidArgument(
             f"out is {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of {shape}"
@@ -168,6 +169,6 @@ def quantize(
     )
     if not made.nested:
         return made.packed, made.absmax, *(made.absmax.new_empty(0) for _ in range(3))
-    # What an operator returns is nobody else's, and the code is everybody's.
+    # An operator must return new memory, and all weights share nested_code.
     code = made.nested_code.clone()
     return made.packed, made.absmax, made.nested_absmax, code, made.nested_offset

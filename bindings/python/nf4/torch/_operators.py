@@ -35,22 +35,22 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
-    """Is none on meta, of lazy sign, or of a subclass that the dispatcher would hand the operator
-    to? The fast way takes none of these, so this is asked only where it did nothing."""
+    """Is none on meta, with its negative bit set, or of a subclass, which handles operators itself?
+    The fast way takes none of these, so that this is asked only after it did nothing."""
     return _PLAIN.issuperset(map(type, tensors)) and not any(
         each.is_meta or each.is_neg() for each in tensors if each is not None
     )
 
 
 def _with_memory(tensor: Tensor | None) -> Tensor | None:
-    """torch's gradients and derivatives may be zeros that it has not made yet."""
+    """Gradients may be torch's zero tensors, which have no memory."""
     if tensor is not None and _private.is_zero_tensor(tensor):
         return tensor.new_zeros(tensor.shape)
     return tensor
 
 
 def _to_next_transform(op: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """The operator once more, for the transform around that which autograd has just served."""
+    """Calls the operator again, for the next transform outwards: autograd has served one."""
     with _private.below_autograd():
         return op(*arguments)
 
@@ -60,7 +60,7 @@ def _linear_below(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor
 
 
 def _linear_idle(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
-    """Where the dispatcher has nothing to do, but for tensors that are not plain."""
+    """Where only a tensor that is not plain needs the dispatcher."""
     y = _fast.linear(x, bias, weight)
     if y is not None:
         return y
@@ -70,7 +70,7 @@ def _linear_idle(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
 
 
 def _linear_seen(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
-    """By operators that compilers, modes, transforms and subclasses see."""
+    """Through operators that compilers, modes, transforms and subclasses see."""
     if _private.has_transforms():
         return _to_next_transform(_schemas.linear, x, bias, *weight.arguments())
     _schemas.require_operands(x, bias, weight)
@@ -78,8 +78,7 @@ def _linear_seen(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
         dense = _schemas.graph_dense_like(x, *weight.numbers())
         return torch.nn.functional.linear(x, dense, bias)
     bias = None if bias is None else bias.contiguous()
-    # Strides that C++ takes as they are cannot be told from others without fixing the sizes of a
-    # graph.
+    # Asking whether C++ takes these strides would fix the sizes of a graph.
     return _schemas.graph_linear(x.contiguous(), bias, *weight.numbers())
 
 
@@ -102,7 +101,7 @@ def _linear_grad_below(grad_y: Tensor, weight: WeightParts) -> Tensor:
 def _refuse_grad(
     names: Sequence[str], tensors: Sequence[Tensor | None], reverse: bool = True
 ) -> None:
-    """`reverse` is whether gradients are recorded; torch.no_grad() leaves derivatives on."""
+    """reverse: are gradients recorded? torch.no_grad() leaves forward mode on."""
     for name, tensor in zip(names, tensors, strict=False):
         if tensor is None:
             continue
@@ -172,28 +171,28 @@ _apply_linear_grad = _private.apply_of(_LinearGrad)
 
 
 def _recording(recorded: bool, below: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Below autograd with gradients recorded or not, and not as in a Function's forward, where
-    torch has switched off them and derivatives."""
+    """Calls `below` with the grad mode of the caller, and forward mode on: torch switches both off
+    in a Function's forward."""
     with torch.set_grad_enabled(recorded), _private.forward_ad_enabled(True):
         return below(*arguments)
 
 
 def _around(below: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`below` as the transforms around the present one need it: they may record gradients, but not
-    where the caller said torch.no_grad()."""
+    """`below` for the transforms outside the current one, which record gradients as the caller's
+    grad mode says."""
     if not _private.has_transforms():
         return below
     return functools.partial(_recording, torch.is_grad_enabled(), below)
 
 
 def _is_differentiated(*tensors: Any) -> bool:
-    """Forward mode goes the same way, where torch says that there is none of that."""
+    """Forward mode takes the same way: torch's error says that it is not supported."""
     reverse = torch.is_grad_enabled() and _private.any_requires_grad(*tensors)
     return reverse or _private.in_forward_ad()
 
 
-def _without_lazy_sign(*weight: Any) -> WeightParts:
-    """Kernels that are not the dispatcher's to call do not see a negative bit."""
+def _resolved(*weight: Any) -> WeightParts:
+    """Without negative bits, which the kernels do not see."""
     tensors = (
         part.resolve_neg() if part is not None and part.is_neg() else part for part in weight[:6]
     )
@@ -201,7 +200,7 @@ def _without_lazy_sign(*weight: Any) -> WeightParts:
 
 
 def _autograd_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    parts = _without_lazy_sign(*weight)
+    parts = _resolved(*weight)
     if not _is_differentiated(x, bias, *parts):
         return _linear_below(x, bias, parts)
     with _private.function_in_transform():
@@ -209,7 +208,7 @@ def _autograd_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
 
 
 def _autograd_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
-    parts = _without_lazy_sign(*weight)
+    parts = _resolved(*weight)
     if not _is_differentiated(grad_y, *parts):
         return _linear_grad_below(grad_y, parts)
     with _private.function_in_transform():
@@ -221,7 +220,8 @@ def _not_differentiable(op: Callable[..., Any], names: Sequence[str]) -> Callabl
         reverse = torch.is_grad_enabled()
         if reverse or _private.in_forward_ad():
             _refuse_grad(names, arguments[: len(names)], reverse)
-        return _private.redispatch(op, keyset, arguments)
+        with _private.below_autograd():
+            return op.redispatch(keyset & _private.keys_below_autograd, *arguments)
 
     return kernel
 
@@ -238,9 +238,9 @@ def _cast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return x.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _autocast_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+def _autocast_linear(device: str, x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
     x, bias = _cast(x, bias)
-    with torch.autocast(x.device.type, enabled=False):
+    with torch.autocast(device, enabled=False):
         return _schemas.linear(x, bias, *weight)
 
 
@@ -265,14 +265,14 @@ if not _fast.registered:
 
 _schemas.library.impl("linear", _autograd_linear, "Autograd")
 _schemas.library.impl("linear_backward", _autograd_linear_backward, "Autograd")
-if _private.below_autograd is not _private.no_way_below:
+if _private.can_redispatch:
     for _op, _names in (
         (_schemas.dequantize, PARTS),
         (_schemas.quantize, ("weight", "codebook")),
     ):
         _schemas.library.impl(_op, _not_differentiable(_op, _names), "Autograd", with_keyset=True)
-for _key in _AUTOCAST.values():
-    _schemas.library.impl("linear", _autocast_linear, _key)
+for _device, _key in _AUTOCAST.items():
+    _schemas.library.impl("linear", functools.partial(_autocast_linear, _device), _key)
 
 
 # ---- What layers call ------------------------------------------------------------------
@@ -300,7 +300,7 @@ def linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor:
 
 
 def dequantize(weight: WeightParts, dtype: torch.dtype) -> Tensor:
-    """torch.ops.nf4.dequantize, likewise."""
+    """The weight in a dtype: torch.ops.nf4.dequantize, likewise."""
     if not torch.compiler.is_dynamo_compiling() and _private.is_idle():
         if not (torch.is_grad_enabled() and _private.any_requires_grad(*weight)):
             out = torch.empty(weight.spec.shape, dtype=dtype, device=weight.packed.device)

@@ -1,12 +1,12 @@
-"""Every private name of torch that nf4.torch uses, each with what stands in where a torch has it
-not: something public, or the general way, which is slower and right. tests/python/torch/ swaps each
-for its stand-in, and looks for private names elsewhere.
+"""Every private name of torch that nf4.torch uses, each with a stand-in for a torch without it:
+something public, or the general way, which is slower. test_torch_private.py swaps each for its
+stand-in, and finds private names elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ def _found(name: str, path: str, stand_in: Any) -> Any:
     return stand_in if found is None else found
 
 
-# ---- Has the dispatcher anything to see to? --------------------------------------------
+# ---- Does a call need the dispatcher? --------------------------------------------
 
 
 def _is_never_idle() -> bool:
@@ -60,13 +60,18 @@ is_idle = _is_idle_of()
 STAND_INS["is_idle"] = _is_never_idle
 
 
-def in_forward_ad() -> bool:
+def _may_be_forward_ad() -> bool:
+    """Where nobody knows."""
+    return True
+
+
+def _in_forward_ad() -> bool:
     """May there be derivatives in forward mode?"""
-    return getattr(forward_ad, "_current_level", 0) >= 0
+    return forward_ad._current_level >= 0
 
 
-STAND_INS["in_forward_ad"] = lambda: True
-
+in_forward_ad = _in_forward_ad if hasattr(forward_ad, "_current_level") else _may_be_forward_ad
+STAND_INS["in_forward_ad"] = _may_be_forward_ad
 is_zero_tensor = _found("is_zero_tensor", "Tensor._is_zerotensor", lambda tensor: False)
 
 
@@ -74,20 +79,14 @@ is_zero_tensor = _found("is_zero_tensor", "Tensor._is_zerotensor", lambda tensor
 
 
 def no_way_below() -> contextlib.AbstractContextManager[Any]:
-    """Without it transforms are refused, and quantize and dequantize have no kernel of autograd's:
-    a gradient that they have not is not refused any more."""
-    raise NotImplementedError("this torch lets no operator call itself below autograd")
+    raise NotImplementedError("this torch calls no operator below autograd, as torch.func needs")
 
 
 below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", no_way_below)
 
-
-def redispatch(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
-    """The operator's kernel below autograd, of the keys that an autograd kernel was called with."""
-    with below_autograd():
-        return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
-
-
+keys_below_autograd = getattr(torch._C, "_after_autograd_keyset", None)
+# Else quantize and dequantize have no autograd kernel, whose only work is to refuse gradients.
+can_redispatch = below_autograd is not no_way_below and keys_below_autograd is not None
 forward_ad_enabled = _found(
     "forward_ad_enabled",
     "autograd.forward_ad._set_fwd_grad_enabled",

@@ -71,7 +71,7 @@ def require_operands(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Non
     require_device(x.device, "x", {"bias": bias, **weight.named()})
 
 
-# ---- What comes out, without computing it ----------------------------------------------
+# ---- Fake kernels: shapes without values ----------------------------------------------
 
 
 @torch.library.register_fake("nf4::quantize", lib=library)

@@ -47,7 +47,7 @@ def standard_table(format: str, device: torch.device) -> Tensor:
 
 
 def require_standard_table(name: str, table: Tensor | None, format: str) -> None:
-    """A layer computes with its format's table, and so does bitsandbytes whatever it is given."""
+    """A layer computes with its format's codebook, as bitsandbytes does whatever table it has."""
     if table is None:
         return
     expected = standard_table(format, table.device)
@@ -56,8 +56,7 @@ def require_standard_table(name: str, table: Tensor | None, format: str) -> None
 
 
 def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
-    """Every part but packed, by its key after "weight.". What is on meta has no numbers, nor has
-    what this gives for it."""
+    """Every part but packed, by its key after "weight.". On meta these are meta tensors."""
     device = weight.packed.device
     parts = {
         key: getattr(weight, name)
@@ -93,7 +92,7 @@ def _parse(blob: Tensor, format: str) -> State:
 
 
 def as_bytes(packed: Tensor) -> Tensor:
-    """Packed bytes as uint8, whatever they are stored as. Memory is shared."""
+    """Packed bytes as uint8, from any quant_storage. Memory is shared if they are contiguous."""
     return packed if packed.dtype == torch.uint8 else packed.contiguous().view(torch.uint8)
 
 

@@ -73,9 +73,23 @@ class WeightParts(NamedTuple):
         return _new(cls, (*tensors, spec))
 
     @classmethod
-    def of_arguments(cls, *arguments: Any) -> WeightParts:
+    def of_arguments(
+        cls,
+        packed: Tensor,
+        absmax: Tensor,
+        nested_absmax: Tensor | None,
+        nested_code: Tensor | None,
+        nested_offset: Tensor | None,
+        codebook: Tensor | None,
+        shape: Sequence[int],
+        format: str,
+        blocksize: int,
+        nested_blocksize: int,
+    ) -> WeightParts:
         """Of the ten of a public operator."""
-        return _new(cls, (*arguments[:6], Spec.of(*arguments[6:])))
+        spec = Spec.of(shape, format, blocksize, nested_blocksize)
+        tensors = (packed, absmax, nested_absmax, nested_code, nested_offset, codebook)
+        return _new(cls, (*tensors, spec))
 
     @classmethod
     def of_numbers(cls, *numbers: Any) -> WeightParts:

@@ -1,25 +1,25 @@
-"""libnf4's kernels behind bitsandbytes' own operators, so that what is built on bitsandbytes
-(transformers' load_in_4bit, PEFT, TRL) runs on them as it stands.
+"""libnf4's kernels behind bitsandbytes' operators: code built on bitsandbytes (transformers'
+load_in_4bit, PEFT, TRL) runs on them unchanged.
 
-bitsandbytes calls `activate` in package nf4 when it is imported, by the entry point
-bitsandbytes.backends, and that calls `register` here.
+When bitsandbytes is imported, it calls nf4's entry point bitsandbytes.backends, which calls
+`register`.
 
 Served, on the CPU and on GPUs that libnf4 has kernels for:
     gemm_4bit           x W^T + bias, flat or nested. fp32 on a GPU stays with bitsandbytes
-    dequantize_4bit     and its .out, of scales that are float32: bit-equal to bitsandbytes' CUDA
-                        kernels
+    dequantize_4bit     and its .out: bit-equal to bitsandbytes' CUDA kernels
     functional.dequantize_4bit
-                        the function that sees the QuantState, for nested scales, which it would
-                        undo in two launches before it comes to the operator. The result is the
-                        same to the bit
+                        the function that is given the QuantState. bitsandbytes dequantizes nested
+                        scales in two launches of their own first; here one fused kernel does all,
+                        with the same bits
     nn.modules.has_avx512bf16
-                        answers no, so that a Linear4bit in eval mode on the CPU keeps its bytes;
-                        it would change them to another layout, and round the scales to bf16
+                        answers no, so that a Linear4bit in eval mode on the CPU keeps its bytes.
+                        bitsandbytes would repack them, and round the scales to bf16
+Scales in fp16 or bf16 are cast to float32.
+
 Left alone:
-    quantize_4bit       which codes ties and zero blocks get differs from backend to backend in
-                        bitsandbytes, and so would the bytes
-    gemv_4bit           on CPUs it takes that other layout; on GPUs no layer calls it any more
-    the 8-bit operators, optimizers and quantize_blockwise, which are not of 4 bits
+    quantize_4bit       bitsandbytes' backends differ in the codes of ties and of zero blocks
+    gemv_4bit           on CPUs it takes the repacked layout; on GPUs no layer calls it any more
+    the 8-bit operators, optimizers and quantize_blockwise
 """
 
 from __future__ import annotations
@@ -50,8 +50,12 @@ _DEQUANTIZE = ("A", "absmax", "blocksize", "quant_type", "shape", "dtype")
 
 
 class Served(NamedTuple):
-    """What libnf4 does for bitsandbytes in this process. operators: by name, the devices;
-    left_alone: by name, why; functions: of its Python that were replaced."""
+    """What libnf4 serves in this process.
+
+    operators   the devices of each, by name
+    left_alone  why each of the others is not served, by name
+    functions   bitsandbytes' Python functions that were replaced
+    """
 
     operators: dict[str, list[str]]
     left_alone: dict[str, str]
@@ -65,10 +69,11 @@ _usable_gpus: dict[int, bool] = {}
 
 
 def _usable_gpu(index: int) -> bool:
-    """Has libnf4 kernels for this GPU, and does its driver take them? Asked at the first call
-    and not when bitsandbytes is imported, since CUDA is initialised for the answer."""
+    """Has libnf4 kernels that run on this GPU? Asked at the first call and not when bitsandbytes
+    is imported, as the question initialises CUDA."""
     known = _usable_gpus.get(index)
-    # A compiler cannot ask: what it compiles before any call goes bitsandbytes' way.
+    # Dynamo cannot trace the question: what is compiled before any eager call stays with
+    # bitsandbytes.
     if known is not None or torch.compiler.is_compiling():
         return bool(known)
     found = nf4.device_info(index)
@@ -173,7 +178,7 @@ _OPERATORS = {
 
 
 def _problem(name: str, expected: Sequence[str], version: str) -> str | None:
-    """Why an operator of the bitsandbytes that is loaded cannot be served."""
+    """Why an operator of the imported bitsandbytes cannot be served; None if it can."""
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.bitsandbytes, base, None)
     if packet is None or (overload or "default") not in packet.overloads():
@@ -202,7 +207,7 @@ def _serve(library: torch.library.Library, name: str, device: str) -> None:
     key = _DISPATCH_KEYS[device]
     kernel = _OPERATORS[name][1](_original(name, key))
     with warnings.catch_warnings():
-        # torch tells of every kernel that takes another's place, as these do on purpose.
+        # torch warns of every kernel that replaces another, which these do on purpose.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         library.impl(name, _kernels.uncompiled(kernel), key, allow_override=True)
 
@@ -239,7 +244,7 @@ def _dequantize_function(original: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def _keeps_its_bytes() -> bool:
-    """In place of has_avx512bf16 where a Linear4bit asks whether to change its layout."""
+    """Replaces has_avx512bf16 where a Linear4bit asks whether to repack its weight."""
     return False
 
 
@@ -294,17 +299,17 @@ def _version() -> str:
 
 
 def register() -> Served:
-    """Puts libnf4's kernels behind the operators of bitsandbytes in this process, and says which.
-    A second call changes nothing. Operators that this bitsandbytes has not, or has otherwise, are
-    left alone, with a warning.
+    """Puts libnf4's kernels behind bitsandbytes' operators in this process, and returns which. A
+    second call changes nothing. An operator that this bitsandbytes lacks, or has with other
+    arguments, is left alone, with a warning.
 
-    Raises LibraryNotFound, and ImportError where there is no bitsandbytes.
+    Raises LibraryNotFound, and ImportError without bitsandbytes.
     """
     global _active
     if _active is None:
         import bitsandbytes
 
-        # The import of it may have come here already, by the entry point.
+        # Its import may have called this function already, by the entry point.
         if _active is None:
             _active = _activated(bitsandbytes)
     return _active.served
@@ -328,7 +333,7 @@ def _activated(bitsandbytes: Any) -> _Active:
 
 
 def _left_alone() -> dict[str, str]:
-    """The operators that cannot be served, and why, with a warning for each."""
+    """Why each operator that cannot be served is not, with a warning."""
     version = _version()
     problems = {
         name: _problem(name, expected, version) for name, (expected, _) in _OPERATORS.items()
@@ -340,7 +345,7 @@ def _left_alone() -> dict[str, str]:
 
 
 def unregister() -> None:
-    """Gives bitsandbytes its own kernels back, for a comparison say. Layers that were made
+    """Gives bitsandbytes its own kernels back, for a comparison for example. Layers that were made
     meanwhile keep their bytes."""
     global _active
     if _active is None:

@@ -1,5 +1,5 @@
-"""convert: every Linear4bit of bitsandbytes in a model becomes an NF4Linear, in place; and
-to_dense: every NF4Linear a torch.nn.Linear."""
+"""convert and to_dense: replace a model's layers in place, Linear4bit of bitsandbytes by NF4Linear,
+and NF4Linear by torch.nn.Linear."""
 
 from __future__ import annotations
 
@@ -18,55 +18,57 @@ _ACCELERATE = "_hf_hook"
 
 
 def _linear4bit() -> tuple[type, ...]:
-    """bitsandbytes' classes whose forward is that of Linear4bit; none where it is not imported,
-    for then no model has one."""
+    """bitsandbytes' classes with Linear4bit's forward. None where it is not imported: then no
+    model has one."""
     modules = getattr(sys.modules.get("bitsandbytes"), "nn", None)
     names = ("Linear4bit", "LinearNF4", "LinearFP4")
     return tuple(getattr(modules, name) for name in names if hasattr(modules, name))
 
 
 def convert(model: nn.Module) -> list[str]:
-    """Swaps every bitsandbytes Linear4bit in a model for an NF4Linear around the same memory.
+    """Replaces every bitsandbytes Linear4bit in a model by an NF4Linear around the same memory.
 
-    A layer that is in several places stays one layer. What is converted already is left alone,
-    and so are classes derived from Linear4bit elsewhere, which may compute something else; the
-    base layers within PEFT's adapters are swapped too. Forward hooks of torch go along, and those
-    by which accelerate moves what a layer is given to its device. The model itself must not be a
-    Linear4bit: there is nowhere to put another.
+    A layer that is in several places stays one layer. Layers that are converted already are left
+    alone, and so are other classes derived from Linear4bit, which may compute something else. The
+    base layers within PEFT's adapters are replaced too. torch's forward hooks go along, and
+    accelerate's, which move inputs to a layer's device. The model itself must not be a Linear4bit,
+    as nothing holds it.
 
-    Adapters that PEFT put beside a Linear4bit cannot be merged once that is swapped, not even
-    after to_dense, since they look for its quant_state: where they shall be, convert comes before
-    PEFT.
+    PEFT's adapters beside a Linear4bit cannot be merged once it is replaced, not even after
+    to_dense, since they look for its quant_state. To merge them, convert the model before PEFT
+    adds them.
 
-    Returns the names of what was swapped. Raises InvalidArgument for a layer that is not
-    quantized yet, is in bitsandbytes' layout for CPUs, is offloaded, or has a forward of its own;
-    then nothing was swapped.
+    Returns the names of the replaced layers. Raises InvalidArgument for a layer that is not
+    quantized yet, is repacked for bitsandbytes' CPU kernels, is offloaded, or has a forward of its
+    own; then nothing was replaced.
     """
-    return _swap(model, _linear4bit(), NF4Linear.from_bitsandbytes, "NF4Linear.from_bitsandbytes")
+    return _replace(
+        model, _linear4bit(), NF4Linear.from_bitsandbytes, "NF4Linear.from_bitsandbytes"
+    )
 
 
 def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
-    """Swaps every NF4Linear in a model for a torch.nn.Linear of its numbers, as adapters need that
-    are to be merged: to_dense(model), then PEFT's model.merge_and_unload().
+    """Replaces every NF4Linear in a model by a torch.nn.Linear with the dequantized weight. To
+    merge adapters: to_dense(model), then PEFT's model.merge_and_unload().
 
     dtype  "fp32", "fp16", "bf16" or torch's; by default that of each weight before it was quantized
 
-    What is kept, returned and refused is as in convert. A model of transformers in which no 4-bit
-    layer is left is no longer said to be quantized, so that what it saves is loaded as it is.
+    Shared layers, hooks, the result and errors are as in convert. A transformers model without
+    4-bit layers left is no longer marked as quantized, so that what it saves loads as dense.
     """
     if dtype is not None:
         dtype = torch_dtype(dtype)
-    swapped = _swap(
+    replaced = _replace(
         model, (NF4Linear,), lambda layer: layer.to_linear(dtype), "NF4Linear.to_linear"
     )
-    in_4bit = (NF4Linear, *_linear4bit())  # and what is derived from them, which is not swapped
-    if swapped and not any(isinstance(each, in_4bit) for each in model.modules()):
+    in_4bit = (NF4Linear, *_linear4bit())  # and what is derived from them, which is not replaced
+    if replaced and not any(isinstance(each, in_4bit) for each in model.modules()):
         _forget_quantization(model)
-    return swapped
+    return replaced
 
 
 def _forget_quantization(model: nn.Module) -> None:
-    """Takes away what transformers notes on a model that it loads in 4 bits, as its own
+    """Removes the marks that transformers puts on a model that it loads in 4 bits, as its own
     dequantize() does."""
     for each in model.modules():
         config = getattr(each, "config", None)
@@ -79,7 +81,7 @@ def _forget_quantization(model: nn.Module) -> None:
                 notes[flag] = False
 
 
-def _swap(
+def _replace(
     model: nn.Module, kinds: tuple[type, ...], make: Callable[[Any], nn.Module], instead: str
 ) -> list[str]:
     if not isinstance(model, nn.Module):
@@ -115,7 +117,7 @@ def _made(name: str, layer: nn.Module, make: Callable[[Any], nn.Module]) -> nn.M
 
 
 def _take_along(layer: nn.Module, made: nn.Module) -> None:
-    """Gives another layer the hooks of one that it takes the place of."""
+    """Gives a layer the hooks of the one that it replaces."""
     for hooks in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
                   "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
                   "_backward_hooks", "_backward_pre_hooks"):  # fmt: skip

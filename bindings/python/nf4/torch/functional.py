@@ -25,7 +25,13 @@ def quantize(
     nested_blocksize: int = 256,
     codebook: Tensor | None = None,
 ) -> nf4.QuantizedTensor:
-    """As nf4.quantize, of a tensor of any strides, and for torch.compile to see.
+    """Like nf4.quantize, as an operator that torch.compile knows.
+
+    weight            fp32, fp16 or bf16, of any shape and strides
+    format            "nf4" or "fp4"
+    blocksize         elements that share a scale
+    nested_blocksize  scales that share a nested scale; 0: scales stay float32 (flat)
+    codebook          float32 [16] in place of the format's own, on the device of weight
 
     Raises what nf4.quantize raises.
     """
@@ -56,9 +62,11 @@ def quantize(
 
 
 def dequantize(weight: nf4.QuantizedTensor, dtype: DTypeLike | None = None) -> Tensor:
-    """As nf4.dequantize, for torch.compile to see.
+    """The weight, dense, of weight.shape: like nf4.dequantize, as an operator that torch.compile
+    knows.
 
-    dtype  "fp32", "fp16", "bf16" or torch's; by default that of the weight before it was quantized
+    weight  its parts are tensors
+    dtype   "fp32", "fp16", "bf16" or torch's; by default that of the weight before it was quantized
 
     Raises what nf4.dequantize raises.
     """
@@ -70,14 +78,14 @@ def dequantize(weight: nf4.QuantizedTensor, dtype: DTypeLike | None = None) -> T
 def linear(x: Tensor, weight: nf4.QuantizedTensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + bias, as torch.nn.functional.linear computes it for a dense weight.
 
-    x       [..., cols] of fp32, fp16 or bf16, of any strides, where the weight is. fp32 on a GPU
-            takes a dense weight for as long as the call lasts; all else does not
-    weight  its parts are tensors
+    x       [..., cols] of fp32, fp16 or bf16, of any strides, on the weight's device. fp32 on a GPU
+            needs a dense weight for the length of the call; nothing else does
+    weight  [..., rows, cols]; its parts are tensors
     bias    [rows] in the dtype of x
 
-    Gradients go to x and to the bias, of any order; the weight is frozen. Under torch.autocast x
-    and bias are cast first. What the backward pass keeps are the weight's parts, and it makes the
-    weight dense, for one layer at a time.
+    x and bias may require gradients, of any order; the weight is frozen. Under torch.autocast x and
+    bias are cast first. The backward pass keeps the weight's parts, and dequantizes one weight at a
+    time.
 
     Raises what nf4.matmul raises.
     """

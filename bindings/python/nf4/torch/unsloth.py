@@ -26,8 +26,7 @@ def fast_dequantize(
     W                  packed bytes, as bitsandbytes holds them, or a dense weight
     quant_state        bitsandbytes' QuantState; None: W is dense, and is returned
     out                where to write: contiguous, of the weight's shape and dtype
-    use_global_buffer  of no effect: what is returned is memory of its own, and the next call
-                       does not write over it
+    use_global_buffer  ignored: the result has memory of its own, which no later call overwrites
 
     Returns the weight in quant_state.dtype; transposed, if W is of shape [1, n]. Raises what
     nf4.dequantize raises.
@@ -47,7 +46,7 @@ def fast_dequantize(
 
 
 def _or_original(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Unsloth's own goes on to serve what is not in 4 bits."""
+    """Unsloth's own function still serves weights that are not in 4 bits."""
 
     def patched(W: Tensor, quant_state: Any = None, *rest: Any, **options: Any) -> Any:
         if getattr(quant_state, "quant_type", None) in ("nf4", "fp4"):
@@ -59,8 +58,8 @@ def _or_original(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch_unsloth() -> list[str]:
-    """Has Unsloth dequantize 4-bit weights by libnf4, in all its modules that are loaded: call it
-    after `import unsloth`. Returns their names; a second call changes nothing.
+    """Makes Unsloth dequantize 4-bit weights by libnf4, in all of its modules that are loaded: call
+    it after `import unsloth`. Returns their names; a second call changes nothing.
 
     Raises InvalidArgument where unsloth.kernels.utils is not loaded or has no fast_dequantize.
     """

@@ -428,6 +428,25 @@ extern "C" {
         count: usize,
         threads: i32,
     ) -> nf4_status;
+    /** What nf4_matmul_batch_launch would run on GPU `device`, for tests, benchmarks and
+ profiles: launches[i] gets the number of product i's kernel launch, counted from 0, which
+ products may share, or -1 if it needs none; kernels[i] the kernel's name, such as
+ "skinny_8", or NULL. The strings are static. Choices and names differ between versions.
+
+ Pointers of the products are not followed: of packed and x the alignment counts, of the
+ codebook whether it is NULL. The kernels are loaded if they were not.
+
+ INVALID_ARGUMENT: as for nf4_matmul_batch_launch, pointers of the products aside;
+ launches or kernels is NULL; device is out of range. NO_CUDA, NO_DEVICE,
+ UNSUPPORTED_DEVICE, CUDA_ERROR: as for nf4_device_info.*/
+    pub fn nf4_matmul_plan(
+        weights: *const *const nf4_tensor,
+        args: *const nf4_matmul_args,
+        count: usize,
+        device: i32,
+        launches: *mut i32,
+        kernels: *mut *const ::core::ffi::c_char,
+    ) -> nf4_status;
     /** Can this library use GPU `device`? OK if so, else NO_CUDA, NO_DEVICE,
  UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range, with
  the reason in nf4_last_error(); *info gets what is known in any case. It initialises

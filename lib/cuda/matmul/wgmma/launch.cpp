@@ -37,6 +37,32 @@ cudaError_t count_clusters(const Device &device, const WgmmaKernel &kernel) {
   return cudaSuccess;
 }
 
+LutCodebook lut_codebook(const WeightView &weight, nf4_dtype dtype, ScaleOn scale_on) {
+  const Format &format = kFormats[weight.format_row];
+  LutCodebook codebook{};
+  std::copy(format.codebook.begin(), format.codebook.end(), codebook.exact);
+  codebook.rounded =
+      scale_on == ScaleOn::kSums ? rounded_codebook(weight, dtype) : format.fp16_with_one;
+  return codebook;
+}
+
+// The tiles, and how they are divided among clusters and their CTAs.
+void split_args(const MatmulArgs &matmul, const WgmmaPlan &plan, WgmmaArgs &args) {
+  const WeightView &weight = matmul.weight;
+  args.tiles = static_cast<int>(plan.tiles());
+  args.n_tiles = static_cast<int>(plan.n_tiles);
+  args.m_tiles = static_cast<int>(plan.m_tiles);
+  // A weight that stays in L2 is read again for each tile of x.
+  args.raster_group =
+      weight.rows * weight.cols / 2 <= cost_model().l2_kept_bytes ? 1 : std::min(args.m_tiles, 4);
+  args.k_tiles = static_cast<int>(ceil_divide(weight.cols, kTileK));
+  args.clusters = static_cast<int>(plan.clusters);
+  args.cluster_size = plan.cluster_size;
+  args.cluster_divisor = FastDivisor::of(plan.cluster_size);
+  args.cta_k_tiles = args.k_tiles / plan.cluster_size;
+  args.big_ctas = args.k_tiles % plan.cluster_size;
+}
+
 // The value of this launch's flags, and of no other launch of the process. Uninitialized memory
 // holds other values.
 uint64_t next_signature() {
@@ -45,16 +71,35 @@ uint64_t next_signature() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-void stream_k_args(const MatmulProblem &problem, const WgmmaPlan &plan, int k_tiles,
-                   WgmmaArgs &args) {
+void stream_k_args(const MatmulProblem &problem, const WgmmaPlan &plan, WgmmaArgs &args) {
   args.stream_k_tiles = static_cast<int>(plan.stream_k_tiles);
-  args.k_tiles = k_tiles;
-  args.stream_k_cta_k_tiles = static_cast<int>(plan.stream_k_tiles * k_tiles / plan.clusters);
-  args.stream_k_big_ctas = static_cast<int>(plan.stream_k_tiles * k_tiles % plan.clusters);
+  args.stream_k_cta_k_tiles = static_cast<int>(plan.stream_k_tiles * args.k_tiles / plan.clusters);
+  args.stream_k_big_ctas = static_cast<int>(plan.stream_k_tiles * args.k_tiles % plan.clusters);
   args.flags = static_cast<uint64_t *>(problem.workspace);
   args.signature = next_signature();
   args.partials = reinterpret_cast<float4 *>(static_cast<uint8_t *>(problem.workspace) +
                                              MatmulWorkspace(problem).flags_bytes());
+}
+
+// Whether ScaleLoader::load_vectors can be used: each step is a block, and vectors are aligned.
+bool has_scale_vectors(const WeightView &weight) {
+  const bool nested = weight.nested_absmax != nullptr;
+  return weight.blocksize_log2 == 6 && weight.cols % 512 == 0 &&
+         is_multiple(weight.absmax, nested ? 8 : 16) &&
+         (!nested || weight.nested_blocksize_log2 >= 3);
+}
+
+cudaError_t make_tensor_maps(const MatmulArgs &matmul, const MatmulConfig &config,
+                             const WgmmaKernel &kernel, WgmmaArgs &args) {
+  const WeightView &weight = matmul.weight;
+  const cudaError_t error =
+      make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2, kTileK / 2,
+                      config.tile_n, args.weight_map);
+  if (error != cudaSuccess) return error;
+  // One row of x may have any stride.
+  const int64_t pitch = matmul.m == 1 ? weight.cols : matmul.x_stride;
+  return make_tensor_map({matmul.x, matmul.m, weight.cols * 2}, pitch * 2, kStepK * 2,
+                         kernel.x_box_rows, args.x_map);
 }
 
 }  // namespace
@@ -84,44 +129,18 @@ cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &proble
                          const MatmulArgs &matmul, const MatmulChoice &choice) {
   const MatmulConfig &config = kMatmulConfigs[choice.config];
   const WgmmaKernel &kernel = kernels_on(target.device).of[choice.config - kFirstWgmma];
-  const WgmmaPlan &plan = choice.plan;
-  const WeightView &weight = matmul.weight;
   WgmmaArgs args{};
   args.matmul = matmul;
-  const Format &format = kFormats[weight.format_row];
-  std::copy(format.codebook.begin(), format.codebook.end(), args.codebook.exact);
-  args.codebook.rounded = config.scale_on == ScaleOn::kSums
-                              ? rounded_codebook(weight, problem.dtype)
-                              : format.fp16_with_one;
-  args.tiles = static_cast<int>(plan.tiles());
-  args.n_tiles = static_cast<int>(plan.n_tiles);
-  args.m_tiles = static_cast<int>(plan.m_tiles);
-  // A weight that stays in L2 is read again for each tile of x.
-  args.raster_group =
-      weight.rows * weight.cols / 2 <= cost_model().l2_kept_bytes ? 1 : std::min(args.m_tiles, 4);
-  const int k_tiles = static_cast<int>(ceil_divide(weight.cols, kTileK));
-  args.clusters = static_cast<int>(plan.clusters);
-  args.cluster_size = plan.cluster_size;
-  args.cluster_divisor = FastDivisor::of(plan.cluster_size);
-  args.cta_k_tiles = k_tiles / plan.cluster_size;
-  args.big_ctas = k_tiles % plan.cluster_size;
-  if (is_stream_k(choice.config)) stream_k_args(problem, plan, k_tiles, args);
-  args.scale_vectors = weight.blocksize_log2 == 6 && weight.cols % 512 == 0 &&
-                       is_multiple(weight.absmax, weight.nested_absmax == nullptr ? 16 : 8) &&
-                       (weight.nested_absmax == nullptr || weight.nested_blocksize_log2 >= 3);
+  args.codebook = lut_codebook(matmul.weight, problem.dtype, config.scale_on);
+  split_args(matmul, choice.plan, args);
+  if (is_stream_k(choice.config)) stream_k_args(problem, choice.plan, args);
+  args.scale_vectors = has_scale_vectors(matmul.weight);
   args.y_vectors = is_multiple(matmul.y, 16) && (matmul.m == 1 || matmul.y_stride % 8 == 0);
-  cudaError_t error = make_tensor_map({weight.packed, weight.rows, weight.cols / 2},
-                                      weight.cols / 2, kTileK / 2, config.tile_n, args.weight_map);
-  if (error != cudaSuccess) return error;
-  // One row of x may have any stride.
-  const int64_t pitch = matmul.m == 1 ? weight.cols : matmul.x_stride;
-  error = make_tensor_map({matmul.x, matmul.m, weight.cols * 2}, pitch * 2, kStepK * 2,
-                          kernel.x_box_rows, args.x_map);
-  if (error != cudaSuccess) return error;
-  return launch(
-      {kernel.kernels[problem.dtype - NF4_DTYPE_FP16], int64_t{args.clusters} * plan.cluster_size,
-       kernel.threads, true, target.stream, kernel.smem_bytes, plan.cluster_size},
-      args);
+  if (const cudaError_t error = make_tensor_maps(matmul, config, kernel, args)) return error;
+  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
+                 choice.plan.clusters * choice.plan.cluster_size, kernel.threads, true,
+                 target.stream, kernel.smem_bytes, choice.plan.cluster_size},
+                args);
 }
 
 }  // namespace nf4::cuda

@@ -8,8 +8,8 @@
 
 namespace nf4::cuda {
 
-constexpr int kStepK = 64;                   // columns that are multiplied at once
-constexpr int kTileK = 2 * kStepK;           // columns of the weight that are loaded together
+constexpr int kStepK = 64;                   // a K-step: columns that are multiplied at once
+constexpr int kTileK = 2 * kStepK;           // a K-tile: columns of the weight loaded together
 constexpr int kWgmmaSmemBytes = 227 * 1024;  // what Hopper has
 constexpr int kMaxStages = 8;
 

@@ -63,7 +63,7 @@ def _device(device: torch.device | str | int | None) -> torch.device | None:
 
 
 class NF4Linear(QuantizedLinear):
-    """y = x W^T + bias, with W in 4 bits, frozen, and never dense in the forward pass.
+    """y = x W^T + bias, with a frozen W in 4 bits. The forward pass makes no dense W.
 
     weight    the packed bytes, a Parameter uint8 [ceil(out_features * in_features / 2), 1]
     absmax, nested_absmax, nested_code, nested_offset
@@ -71,19 +71,18 @@ class NF4Linear(QuantizedLinear):
               reaches them: .half() changes the bias alone
     bias      a Parameter [out_features], or None. It may be trained
     compute_dtype
-              "fp32", "fp16", "bf16" or torch's: what x and bias are cast to, and y from. None: the
-              dtype of x, or autocast's.
-              Autocast's goes before either
+              "fp32", "fp16", "bf16" or torch's: x and bias are cast to it, and y back to the dtype
+              of x. None: the dtype of x. Under torch.autocast its dtype is used instead
 
-    Made by from_linear, from_quantized or from_bitsandbytes; one that is made by its sizes is of
-    zeros, for load_state_dict. Its state_dict has the keys of bitsandbytes' Linear4bit, and it
-    loads one's. A Linear4bit's own load_state_dict takes no quantized weight, not even its own;
-    from_pretrained of transformers does. Where it is to load what is saved, the model's
-    quantization_config has to name bnb_4bit_compute_dtype, which no state_dict holds: without it
-    the reloaded model computes in fp32.
+    from_linear, from_quantized and from_bitsandbytes make one. The constructor makes one of zeros,
+    for load_state_dict. Its state_dict has the keys of bitsandbytes' Linear4bit, and it loads those
+    of a Linear4bit. A Linear4bit's own load_state_dict takes no quantized weight, but transformers'
+    from_pretrained does: for that the saved model's quantization_config must name
+    bnb_4bit_compute_dtype, which no state_dict holds. Without it the reloaded model computes in
+    fp32.
 
-    PEFT puts its adapters beside it as beside any torch.nn.Linear. They cannot be merged into it,
-    nor can DoRA's be put there, which read the weight: nf4.torch.to_dense comes first.
+    PEFT puts adapters beside it as beside any torch.nn.Linear. Merging them, and DoRA, read the
+    weight: call nf4.torch.to_dense first.
     """
 
     __module__ = "nf4.torch.modules"  # where pickled layers look for it
@@ -162,7 +161,8 @@ class NF4Linear(QuantizedLinear):
         *,
         compute_dtype: DTypeLike | None = None,
     ) -> NF4Linear:
-        """Around a weight whose parts are tensors, which are shared. Raises InvalidArgument."""
+        """Around a weight of two dimensions whose parts are tensors; memory is shared. Raises
+        InvalidArgument."""
         return cls._of(weight, bias, compute_dtype)
 
     @classmethod
@@ -175,7 +175,7 @@ class NF4Linear(QuantizedLinear):
         nested_blocksize: int = 256,
         compute_dtype: DTypeLike | None = None,
     ) -> NF4Linear:
-        """Quantizes the weight of a dense layer where it is, and shares its bias. Raises what
+        """Quantizes the weight of a dense layer on its device, and shares the bias. Raises what
         nf4.quantize raises."""
         if type(linear) is not nn.Linear:
             raise InvalidArgument(
@@ -193,8 +193,8 @@ class NF4Linear(QuantizedLinear):
 
     @classmethod
     def from_bitsandbytes(cls, layer: nn.Linear) -> NF4Linear:
-        """Around the memory of a bitsandbytes Linear4bit that is quantized; nothing is copied.
-        Raises InvalidArgument."""
+        """Around the memory of a quantized bitsandbytes Linear4bit. Only scales in 16 bits are
+        copied. Raises InvalidArgument."""
         packed = getattr(layer, "weight", None)
         state = getattr(packed, "quant_state", None) or getattr(layer, "quant_state", None)
         if not isinstance(layer, nn.Linear) or state is None:
@@ -221,7 +221,7 @@ class NF4Linear(QuantizedLinear):
 
     @property
     def quantized(self) -> nf4.QuantizedTensor[Tensor]:
-        """The weight for the functions of nf4 and nf4.torch. Its parts are the layer's own."""
+        """The weight, for the functions of nf4 and nf4.torch. Memory is shared."""
         return nf4.QuantizedTensor(
             packed=self.weight.detach(),
             **{name: getattr(self, name) for name in _SCALES},
@@ -295,8 +295,8 @@ class NF4Linear(QuantizedLinear):
         missing_keys += [key for key in absent if key != name or loaded.weight is None]
 
     def _load_weight(self, weight: nf4.QuantizedTensor[Tensor], assign: bool | None) -> None:
-        """Takes a weight over: as it is, or copied to this layer's memory, which CUDA graphs and
-        other layers may know, or to new memory on its device where that does not fit."""
+        """Takes over a weight: its tensors (`assign`), or a copy in this layer's memory, which CUDA
+        graphs hold, or in new memory on this layer's device where it does not fit."""
         shape = (self.out_features, self.in_features)
         if weight.shape != shape:
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected {shape}")
@@ -320,8 +320,8 @@ class NF4Linear(QuantizedLinear):
             self._take_weight(dataclasses.replace(weight, **moved))
 
     def _has_memory_for(self, weight: nf4.QuantizedTensor[Tensor]) -> bool:
-        """Was the weight quantized as this layer's was, with its table of scales? Other weights
-        may share that, so nothing is written to it."""
+        """Is the weight of this layer's layout, with its nested_code? Other weights may share
+        nested_code, so that nothing is written to it."""
         layout = (weight.format, weight.blocksize, weight.nested_blocksize)
         if self.weight.is_meta or layout != (self.format, self.blocksize, self.nested_blocksize):
             return False

@@ -1,0 +1,184 @@
+"""matmul_batch: the products of several weights in one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from nf4 import _abi, _call, _convert, _torch
+from nf4._load import check, library
+from nf4._matmul import ARGS_SIZE, Problem, device_workspace, problem_of, require_host_arguments
+from nf4._prepared import PRODUCT_NAMES, Prepared, prepare
+from nf4.errors import InvalidArgument, kind_of
+from nf4.tensor import QuantizedTensor
+from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike
+
+
+def _listed(weights: Iterable[QuantizedTensor[Any]]) -> list[QuantizedTensor[Any]]:
+    try:
+        listed = list(weights)
+    except TypeError:
+        kind = kind_of(weights)
+        raise InvalidArgument(f"weights is {kind}; expected a list of QuantizedTensor") from None
+    most = _abi.MATMUL_BATCH_MAX
+    if len(listed) > most:
+        raise InvalidArgument(f"weights has {len(listed)} elements; expected at most {most}")
+    return listed
+
+
+def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[Any]:
+    """What is given for each of `count` products; None: nothing for any."""
+    if values is None:
+        return [None] * count
+    if not isinstance(values, Sequence):
+        kind = kind_of(values)
+        raise InvalidArgument(f"{name} is {kind}; expected a list of {count}, as of weights")
+    if len(values) != count:
+        raise InvalidArgument(f"{name} has {len(values)} elements; expected {count}, as weights")
+    return values
+
+
+def _problems(arguments: Iterable[tuple[Any, Any, Any, Any]], stream: int | None) -> list[Problem]:
+    """Of (weight, x, bias, out) for each product, all of them in one place."""
+    problems: list[Problem] = []
+    try:
+        for weight, x, bias, out in arguments:
+            problem = problem_of(prepare(weight), x, bias, out, stream)
+            if problems and problem.on_device != problems[0].on_device:
+                ours, theirs = ("device", "host") if problem.on_device else ("host", "device")
+                raise InvalidArgument(f"in {ours} memory, but product 0 is in {theirs} memory")
+            problems.append(problem)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"product {len(problems)}: {error}") from None
+    return problems
+
+
+def _batch(
+    weights: Iterable[Prepared], args: Sequence[_abi.MatmulArgs]
+) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[_abi.MatmulArgs], int]:
+    """The products as C takes them."""
+    count = len(args)
+    descriptors = (ctypes.c_void_p * count)(*(weight.argument.value for weight in weights))
+    return descriptors, (_abi.MatmulArgs * count)(*args), count
+
+
+def _batch_workspace(batch: tuple[Any, Any, int]) -> int:
+    needed = ctypes.c_size_t()
+    status = library().nf4_matmul_batch_workspace_size(*batch, ctypes.byref(needed))
+    check(status, PRODUCT_NAMES)
+    return needed.value
+
+
+def matmul_batch_workspace_bytes(
+    weights: Iterable[QuantizedTensor[Any]], m: int, dtype: DTypeLike
+) -> int:
+    """Bytes of workspace that `matmul_batch` needs for m rows of x in device memory, the same x
+    for all weights: the most that any weight needs. m and dtype: as for
+    `matmul_workspace_bytes`.
+
+    Raises InvalidArgument.
+    """
+    rows = _convert.count("m", m)
+    number = _convert.DTYPES[_convert.dtype_name(dtype)]
+    prepared = [prepare(each, f"weights[{i}]") for i, each in enumerate(_listed(weights))]
+    args = [
+        _abi.MatmulArgs(
+            struct_size=ARGS_SIZE, dtype=number, m=rows, x_stride=weight.cols, y_stride=weight.rows
+        )
+        for weight in prepared
+    ]
+    return _batch_workspace(_batch(prepared, args))
+
+
+@overload
+def matmul_batch(  # type: ignore[overload-overlap]
+    x: Array | Sequence[Array],
+    weights: Iterable[QuantizedTensor[Any]],
+    *,
+    bias: Sequence[MemoryLike | None] | None = ...,
+    out: Sequence[Array | None] | None = ...,
+    workspace: MemoryLike | None = ...,
+    threads: int = ...,
+    stream: CudaStreamLike | None = ...,
+) -> list[Array]: ...
+
+
+@overload
+def matmul_batch(
+    x: ArrayLike | Sequence[ArrayLike],
+    weights: Iterable[QuantizedTensor[Any]],
+    *,
+    bias: Sequence[MemoryLike | None] | None = ...,
+    out: None = ...,
+    workspace: MemoryLike | None = ...,
+    threads: int = ...,
+    stream: CudaStreamLike | None = ...,
+) -> list[np.ndarray]: ...
+
+
+@overload
+def matmul_batch(
+    x: ArrayLike | Sequence[ArrayLike],
+    weights: Iterable[QuantizedTensor[Any]],
+    *,
+    bias: Sequence[MemoryLike | None] | None = ...,
+    out: Sequence[MemoryLike | None],
+    workspace: MemoryLike | None = ...,
+    threads: int = ...,
+    stream: CudaStreamLike | None = ...,
+) -> list[MemoryLike]: ...
+
+
+def matmul_batch(
+    x: ArrayLike | Sequence[ArrayLike],
+    weights: Iterable[QuantizedTensor[Any]],
+    *,
+    bias: Sequence[MemoryLike | None] | None = None,
+    out: Sequence[MemoryLike | None] | None = None,
+    workspace: MemoryLike | None = None,
+    threads: int = 0,
+    stream: CudaStreamLike | None = None,
+) -> Sequence[MemoryLike]:
+    """`matmul` for each of several weights, with the same bits, in one call: the products of q,
+    k and v, say, or of gate and up. On a GPU and for few rows of x weights share launches, which
+    saves the fixed cost of a launch.
+
+        gate, up = nf4.matmul_batch(x, [gate_weight, up_weight])
+
+    x          what matmul takes, for all weights; or a list or tuple of one for each
+    weights    up to 64
+    bias       a list or tuple of one for each weight, of which any may be None
+    out        the same for where to write. Two may be columns of one matrix, as of
+               y.split([...], dim=-1). Otherwise none overlaps another, nor any x, bias or weight
+    workspace  as for matmul, of `matmul_batch_workspace_bytes()` or more
+    threads    as for matmul
+    stream     as for quantize
+
+    Returns a list of what matmul returns. Raises what quantize raises, and names the product,
+    counted from 0; then every `out` is as it was, unless it is CudaError.
+    """
+    threads = _convert.integer("threads", threads, 32)
+    handle = None if stream is None else _call.stream_handle(stream)
+    weights = _listed(weights)
+    count = len(weights)
+    each_x = _for_each("x", x, count) if isinstance(x, (list, tuple)) else [x] * count
+    each_out = _for_each("out", out, count)
+    arguments = zip(weights, each_x, _for_each("bias", bias, count), each_out, strict=True)
+    problems = _problems(arguments, handle)
+    if not problems:
+        return []
+    batch = _batch([each.weight for each in problems], [each.args for each in problems])
+    if problems[0].on_device:
+        torch = next((each.torch for each in problems if each.torch is not None), None)
+        enqueued_on = _call.launch_stream(handle, threads, torch)
+        space, nbytes = device_workspace(workspace, _batch_workspace(batch), torch, handle)
+        status = library().nf4_matmul_batch_launch(*batch, space.address, nbytes, enqueued_on)
+    else:
+        require_host_arguments(stream, workspace)
+        status = library().nf4_matmul_batch_cpu(*batch, threads)
+    check(status, PRODUCT_NAMES)
+    _torch.tell_of_writes((*each_out, workspace))
+    return [each.y for each in problems]

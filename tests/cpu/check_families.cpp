@@ -1,0 +1,64 @@
+// The GPU families of this build, as selection sees them. Needs no GPU.
+#include <set>
+
+#include "cuda/dequant/kernels.hpp"
+#include "cuda/matmul/kernels.hpp"
+#include "cuda/quantize/kernels.hpp"
+#include "cuda/runtime/families.hpp"
+#include "support/catch.hpp"
+
+using namespace nf4;
+
+namespace {
+
+// A table of kernels, each of which no other entry is; `missing` may be NULL.
+template <class Kernels>
+void check_kernels(const Kernels &kernels, size_t missing, std::set<const void *> &seen) {
+  const auto *begin = reinterpret_cast<const void *const *>(&kernels);
+  size_t none = 0;
+  for (const auto *kernel = begin; kernel != begin + sizeof kernels / sizeof *begin; ++kernel)
+    if (*kernel == nullptr)
+      ++none;
+    else
+      CHECK(seen.insert(*kernel).second);
+  CHECK(none == missing);
+}
+
+}  // namespace
+
+TEST_CASE("the best family that was compiled for a GPU runs on it", "[families]") {
+  for (const cuda::GpuFamily &family : cuda::kGpuFamilies) {
+    INFO("family " << family.name);
+    for (const int *arch = family.archs; *arch != 0; ++arch) {
+      INFO("compute capability " << *arch);
+      CHECK(cuda::family_for(*arch) == &family);
+      CHECK(family.runs_on(*arch + 1));  // of the same major version
+    }
+    CHECK((family.archs[0] == 0 || !family.runs_on(family.archs[0] - 1)));
+    if (family.ptx != 0) CHECK(family.runs_on(990));  // compiled from PTX
+  }
+  CHECK(cuda::family_for(70) == nullptr);
+}
+
+TEST_CASE("a forced family is used for every GPU", "[families]") {
+  for (const cuda::GpuFamily &family : cuda::kGpuFamilies) {
+    cuda::force_family(&family);
+    CHECK(cuda::family_for(70) == &family);
+  }
+  cuda::force_family(nullptr);
+  CHECK(cuda::family_for(70) == nullptr);
+}
+
+TEST_CASE("every family has every operation's kernels", "[families]") {
+  std::set<const void *> seen;
+  for (const cuda::GpuFamily &family : cuda::kGpuFamilies) {
+    INFO("family " << family.name);
+    check_kernels(cuda::kernels_of<cuda::DequantKernels>(family), 0, seen);
+    check_kernels(cuda::kernels_of<cuda::QuantizeKernels>(family), 0, seen);
+    // mma kernels take one weight a launch; without tensor cores there are no skinny ones.
+    constexpr size_t kKinds = 2 * 2;
+    const size_t skinny = 2 * kKinds * (cuda::kFamilyConfigCount - 1);
+    check_kernels(cuda::kernels_of<cuda::MatmulKernels>(family),
+                  kKinds + (family.tensor_cores ? 0 : skinny), seen);
+  }
+}
