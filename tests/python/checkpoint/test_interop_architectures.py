@@ -60,16 +60,6 @@ def _require(name: str) -> None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
 
 
-def _answer(request: str, name: str) -> dict:
-    return meta_model.answer(json.loads(request))
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Build models in this process."""
-    monkeypatch.setattr(architecture, "_run", _answer)
-
-
 @pytest.mark.parametrize("name", SAMPLE)
 def test_exactly_what_is_replaced_is_quantized(name):
     _require(name)
@@ -137,7 +127,7 @@ def _linear4bit(path: Path) -> set[str]:
     return {n for n, m in model.named_modules() if type(m).__name__ == "Linear4bit"}
 
 
-def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path, monkeypatch):
+def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path, monkeypatch, request):
     """In a child process, which imports nothing from the working directory."""
     source = _siglip(tmp_path / "dense")
     for name in ("torch", "json", "transformers"):
@@ -147,7 +137,7 @@ def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path, monkeypa
         result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
     assert result.chosen_by.startswith("the modules of SiglipVisionModel (transformers ")
     assert result.left_dense["NonDynamicallyQuantizableLinear, not replaced"] == 1
-    monkeypatch.setattr(architecture, "_run", _answer)
+    request.getfixturevalue("in_process")
     assert audit(str(tmp_path / "q"))[1] == []
     names = _linear4bit(tmp_path / "q")
     assert len(names) == result.weights == 14

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -96,6 +97,15 @@ def _fault(error: FormatError) -> Finding:
     return Finding("fault", error.path, error.tensor, error.reason)
 
 
+@contextlib.contextmanager
+def _faults_in(findings: list[Finding]) -> Iterator[None]:
+    """Append a FormatError to `findings`."""
+    try:
+        yield
+    except FormatError as error:
+        findings.append(_fault(error))
+
+
 def audit(path: str) -> tuple[Survey, list[Finding]]:
     """All faults of a checkpoint, and its tensors (none if it cannot be parsed). OSError if it
     cannot be read."""
@@ -105,13 +115,17 @@ def audit(path: str) -> tuple[Survey, list[Finding]]:
             found = survey(checkpoint)
             findings = [_fault(error) for error in [*faults, *found.faults]]
             if not findings:
-                findings += _config_findings(checkpoint, found)
+                config = f"{checkpoint.directory}/config.json"
+                with _faults_in(findings):
+                    for severity, problem in config_problems(checkpoint, found):
+                        findings.append(Finding(severity, config, None, problem))
                 findings += _model_findings(checkpoint, found)
             for name, weight in found.weights.items():
                 for severity, problem in value_problems(weight.load(checkpoint)):
                     findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
             findings += _dense_findings(checkpoint, found)
-            findings += _changes(checkpoint)
+            with _faults_in(findings):
+                checkpoint.check_unchanged()
     except FormatError as error:
         return Survey(), [_fault(fault) for fault in [*faults, error]]
     return found, findings
@@ -127,25 +141,6 @@ def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
             if problem:
                 yield Finding("warning", file.path, name, problem)
                 break
-
-
-def _changes(checkpoint: Checkpoint) -> list[Finding]:
-    try:
-        checkpoint.check_unchanged()
-    except FormatError as error:
-        return [_fault(error)]
-    return []
-
-
-def _config_findings(checkpoint: Checkpoint, found: Survey) -> list[Finding]:
-    config = f"{checkpoint.directory}/config.json"
-    try:
-        return [
-            Finding(severity, config, None, problem)
-            for severity, problem in config_problems(checkpoint, found)
-        ]
-    except FormatError as error:
-        return [_fault(error)]
 
 
 def _model_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:

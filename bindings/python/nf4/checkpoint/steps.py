@@ -58,10 +58,14 @@ class Result:
     chosen_by: str = ""
     left_dense: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def count(self, array_bytes: int, packed_bytes: int, started: float) -> None:
-        """Add a kernel call that began at perf_counter() `started`."""
+    def count(self, step: Step, elements: int, kernel_bytes: int, started: float) -> None:
+        """Add a weight whose kernel call began at perf_counter() `started` and has just ended."""
         self.kernel_seconds += time.perf_counter() - started
-        self.kernel_bytes += array_bytes + packed_bytes
+        self.kernel_bytes += kernel_bytes
+        self.weights += 1
+        self.elements += elements
+        self.weight_bytes_in += step.bytes_in
+        self.weight_bytes_out += sum(spec.nbytes for spec in step.specs())
 
 
 class Step(Protocol):
@@ -139,13 +143,9 @@ class Quantize(_FromTensor):
             nested_blocksize=state.nested_blocksize,
             threads=self.threads,
         )
-        result.count(array.nbytes, weight.nbytes, started)
+        result.count(self, self.info.elements, array.nbytes + weight.nbytes, started)
         for name, data in self.plan.parts(weight).items():
             writer.write(name, data)
-        result.weight_bytes_in += self.info.nbytes
-        result.weight_bytes_out += sum(spec.nbytes for spec in self.specs())
-        result.elements += self.info.elements
-        result.weights += 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,25 +167,17 @@ class Dequantize:
         return self.weight.nbytes
 
     def specs(self) -> Sequence[TensorSpec]:
-        shape = self.weight.shape
-        return [
-            TensorSpec(
-                self.name, NF4_TO_FILE[self.dtype], shape[::-1] if self.transposed else shape
-            )
-        ]
+        shape = self.weight.shape[::-1] if self.transposed else self.weight.shape
+        return [TensorSpec(self.name, NF4_TO_FILE[self.dtype], shape)]
 
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         weight = self.weight.load(self.checkpoint)
         started = time.perf_counter()
         array = nf4.dequantize(weight, self.dtype, threads=self.threads)
-        result.count(array.nbytes, weight.nbytes, started)
+        result.count(self, array.size, array.nbytes + weight.nbytes, started)
         if self.transposed:
             array = np.ascontiguousarray(array.T)
         writer.write(self.name, array)
-        result.weight_bytes_in += self.bytes_in
-        result.weight_bytes_out += array.nbytes
-        result.elements += self.weight.state.elements
-        result.weights += 1
 
 
 def nonfinite(array: np.ndarray, dtype: str, first: int = 0) -> str | None:

@@ -43,7 +43,7 @@ struct SharedLayout {
   static constexpr int kBarriersBytes = (4 * kMaxStages + 1) * 8;
   static constexpr int kEndBytes = kSubtilesBytes + 1024 + kBarriersBytes;
 
-  // A K-tile of a wide tile takes long, and leaves little room.
+  // A K-tile of a tile with many rows of x takes long, and leaves little room.
   static constexpr int kWeightStages = Tile::kTileM > 192    ? 2
                                        : Tile::kTileM > 128  ? 3
                                        : Tile::kTileN == 128 ? 6
