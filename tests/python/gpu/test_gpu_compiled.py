@@ -54,7 +54,7 @@ def test_dense_like_is_dequantize(dtype):
     assert torch.equal(dense, nf4.dequantize(weight, dtype))
 
 
-def test_rows_that_need_scratch():
+def test_rows_that_need_a_workspace():
     """Hopper's thread blocks share tiles in it."""
     tiles = torch.cuda.get_device_properties(0).multi_processor_count // 2 + 1
     weight, x = weight_of(shape=(tiles * 128, 4096)), x_of(300, 4096)

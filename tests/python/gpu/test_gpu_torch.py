@@ -59,7 +59,7 @@ def test_linear_and_its_gradients(dtype, layout, rows):
 
 @pytest.fixture
 def many():
-    """A layer and an x whose rows need scratch; Hopper's thread blocks share tiles in it."""
+    """A layer and an x whose rows need a workspace; Hopper's thread blocks share tiles in it."""
     tiles = torch.cuda.get_device_properties(0).multi_processor_count // 2 + 1
     layer, x = layer_of(shape=(tiles * 128, 4096)), x_of(300, 4096)
     assert nf4.matmul_workspace_bytes(layer.quantized, 300, "bf16") > 0

@@ -30,7 +30,7 @@ from nf4.checkpoint.rules import (
     is_transposed,
     model_types,
     module_of,
-    turned,
+    transposed_if_conv1d,
 )
 from nf4.checkpoint.side_files import copy_side_files, files_read, side_files
 from nf4.checkpoint.source import Checkpoint
@@ -81,7 +81,7 @@ def _quantize_step(
         format=options.format,
         blocksize=options.blocksize,
         dtype=FILE_TO_NF4[info.dtype],
-        shape=turned(info.name, info.shape, rules.types),
+        shape=transposed_if_conv1d(info.name, info.shape, rules.types),
         nested_blocksize=NESTED_BLOCKSIZE if options.nested else 0,
     )
     plan = Plan(info.name, state, options.storage)

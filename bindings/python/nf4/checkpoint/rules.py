@@ -79,7 +79,9 @@ def is_matrix(info: TensorInfo) -> bool:
 def matrix_shapes(found: Survey, types: Collection[str]) -> dict[str, tuple[int, ...]]:
     """The shapes of all matrices in a dense file, also of those that are 4-bit: name -> shape."""
     dense = {name: info.shape for name, info in found.dense.items() if is_matrix(info)}
-    return dense | {name: turned(name, w.shape, types) for name, w in found.weights.items()}
+    return dense | {
+        name: transposed_if_conv1d(name, w.shape, types) for name, w in found.weights.items()
+    }
 
 
 def architectures(config: Mapping[str, Any]) -> list[str]:
@@ -118,8 +120,11 @@ def is_transposed(weight: str, types: Collection[str]) -> bool:
     return layer in _CONV1D_LAYERS and not _CONV1D_MODELS.isdisjoint(types)
 
 
-def turned(weight: str, shape: tuple[int, ...], types: Collection[str]) -> tuple[int, ...]:
-    """The shape of a 4-bit weight from that of the dense one, or the reverse."""
+def transposed_if_conv1d(
+    weight: str, shape: tuple[int, ...], types: Collection[str]
+) -> tuple[int, ...]:
+    """The shape of a 4-bit weight from that of the dense one, or the reverse: swapped where
+    is_transposed."""
     return shape[::-1] if is_transposed(weight, types) else shape
 
 
@@ -195,7 +200,9 @@ class Rules:
             return "--skip"
         if self.only and not any(matches(pattern, module) for pattern in self.only):
             return "not in --only"
-        reason = self.not_loadable(info.name, turned(info.name, info.shape, self.types))
+        reason = self.not_loadable(
+            info.name, transposed_if_conv1d(info.name, info.shape, self.types)
+        )
         return reason or (None if self.only else self._dense_by_default(module, info.name))
 
     def not_loadable(self, name: str, shape: tuple[int, ...]) -> str | None:
