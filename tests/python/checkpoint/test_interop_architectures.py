@@ -212,22 +212,6 @@ def test_a_config_that_takes_more_memory_than_the_limit(monkeypatch):
         ask(LLAMA | {"num_labels": 10**9}, {"model.norm.weight": (3, 3)})
 
 
-def test_no_file_named_by_the_configuration_is_loaded(tmp_path, monkeypatch):
-    """timm.create_model unpickles checkpoint_path, so timm is not even imported."""
-    # transformers imports timm only where the other two are there, too.
-    for name in ("timm", "torchvision", "PIL"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").touch()
-    program = f"open({str(tmp_path / 'ran')!r}, 'w')"
-    (tmp_path / "timm" / "__init__.py").write_text(program)
-    monkeypatch.syspath_prepend(tmp_path)
-    config = {"architectures": ["TimmWrapperModel"], "model_type": "timm_wrapper"}
-    config["model_args"] = {"checkpoint_path": str(tmp_path / "evil.pth")}
-    with pytest.raises(UnknownModel, match="cannot build TimmWrapperModel"):
-        ask(config, {"fc.weight": (3, 3)})
-    assert not (tmp_path / "ran").exists()
-
-
 def test_keys_that_name_code_or_files_are_ignored_at_every_depth():
     names = ("auto_map", "model_args", "backbone_kwargs", "kernel_config", "fusion_config")
     bad = dict.fromkeys(names, {"AutoModel": "x.Y"}) | {"quantization_config": 1}
