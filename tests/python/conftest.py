@@ -81,6 +81,15 @@ def quantized(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     return tmp_path / "q"
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """What torch.compile made is forgotten after each test: Dynamo limits how often a process
+    compiles one function, and CUDA graphs of compiled functions hold memory."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"].compiler.reset()
+
+
 @pytest.fixture
 def seeded() -> None:
     """torch's random numbers are the same in each run."""

@@ -26,8 +26,6 @@ TURNS = 10
 PEERS = ("unsloth", "bitsandbytes", "triton")  # torch's own operators are no contender here
 NOTHING = "nothing: a view"  # what waiting costs, and in its compiled form torch.compile
 CALL_BUDGET_US = 6  # what a call may add to the roofline
-SPEEDUP_POINTS = ((1.05, 1), (1.10, 2), (1.15, 2))  # each adds to the one before
-NO_SPEEDUP_POINTS = -3
 # Of each MLP hidden, inner, and dtype. gate and up are [inner, hidden], down is [hidden, inner].
 MLPS = ((2048, 8192, "fp16"), (1024, 4096, "bf16"), (4096, 14336, "bf16"))
 
@@ -85,16 +83,14 @@ def operator() -> Operator:
 
 
 def as_operator(weights: Sequence[Weight], calls: Calls) -> Calls:
-    return [operator().prepare(weight, call) for weight, call in zip(weights, calls, strict=True)]
+    return list(map(operator().prepare, weights, calls))
 
 
 def _own_code(call: Callable) -> Callable:
     """The same closure with code of its own: the compiler keeps what it made by the code, and
     would look through the entries of all weights in every call."""
-    code = call.__code__.replace()
-    return types.FunctionType(
-        code, call.__globals__, call.__name__, call.__defaults__, call.__closure__
-    )
+    own = call.__code__.replace()
+    return types.FunctionType(own, call.__globals__, "own", call.__defaults__, call.__closure__)
 
 
 def compiled(calls: Calls) -> Calls | str:
@@ -124,11 +120,8 @@ def iterate(gpu: Any, calls: Sequence[Callable], iterations: int) -> float:
 def timed(gpu: Any, implementations: Mapping[str, Calls], iterations: int) -> dict[str, Timing]:
     """Microseconds of an iteration of each, in turns that make `iterations` in all."""
     turns = min(TURNS, max(2, iterations))
-    each = -(-iterations // turns)
-    work = {
-        name: (lambda c=calls: iterate(gpu, c, each)) for name, calls in implementations.items()
-    }
-    return in_turns(work, turns)
+    once = functools.partial(iterate, gpu, iterations=-(-iterations // turns))
+    return in_turns({n: functools.partial(once, c) for n, c in implementations.items()}, turns)
 
 
 def require(
@@ -142,7 +135,7 @@ def require(
         return result
 
     for weight, call, values in zip(weights, calls, expected, strict=True):
-        require_dequantized(what, weight, values, lambda call=call: waited_for(call))
+        require_dequantized(what, weight, values, functools.partial(waited_for, call))
 
 
 def compiled_and_equal(
@@ -194,11 +187,6 @@ def _eager(
     return made
 
 
-def _figures(times: Mapping[str, Timing], refused: Mapping[str, str]) -> dict[str, dict]:
-    figures = {name: timing.figures() for name, timing in times.items()}
-    return figures | {name: {"refused": reason} for name, reason in refused.items()}
-
-
 # ---- Score and points -------------------------------------------------------------------
 
 
@@ -207,7 +195,9 @@ def summary(totals: Mapping[str, float], roofline_us: float) -> dict:
     ours, calls = totals["libnf4"], len(cases())
     budget = roofline_us + calls * CALL_BUDGET_US
     ratios = {
-        name: round(us / ours, 3) for name, us in totals.items() if not name.startswith("libnf4")
+        name: round(us / ours, 3)
+        for name, us in totals.items()
+        if not name.startswith("libnf4") and name != NOTHING
     }
     return {
         "libnf4_us": round(ours, 2), "roofline_us": round(roofline_us, 2), "calls": calls,
@@ -218,19 +208,18 @@ def summary(totals: Mapping[str, float], roofline_us: float) -> dict:
 
 def source_lines(pattern: str, root: Path = ROOT) -> list[str]:
     """FILE:LINE of what matches in what dequantize's kernels are made of."""
-    found = []
     folders = [root / "lib" / "cuda" / name for name in ("", "ptx", "dequant")]
-    for path in sorted(path for folder in folders for path in folder.glob("*.cuh")):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            if re.search(pattern, line):
-                found.append(f"{path.relative_to(root).as_posix()}:{number}")
-    return found
+    return [
+        f"{path.relative_to(root).as_posix()}:{number}"
+        for path in sorted(path for folder in folders for path in folder.glob("*.cuh"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(pattern, line)
+    ]
 
 
 def speedup_points(speedup: float) -> int:
-    if speedup <= 1:
-        return NO_SPEEDUP_POINTS
-    return sum(points for least, points in SPEEDUP_POINTS if speedup >= least)
+    """-3 where it is none; 1 from 1.05 on, 2 more from 1.10, 2 more from 1.15."""
+    return (speedup >= 1.05) + 2 * (speedup >= 1.1) + 2 * (speedup >= 1.15) if speedup > 1 else -3
 
 
 def points(speedup: float | None, kernels: int, refusal: str) -> list[dict]:
@@ -240,25 +229,36 @@ def points(speedup: float | None, kernels: int, refusal: str) -> list[dict]:
     kernels  GPU operations of one dequantize
     refusal  why it does not compile, or nothing
     """
+    faster = (0, "Unsloth's sequence is missing here")
+    if speedup is not None:
+        faster = (speedup_points(speedup), f"{speedup:.2f}x here")
+    registered = "fullgraph=True, bits compared, as an operator that the harness registers"
     asm, eviction = source_lines(r"\basm( volatile)?\("), source_lines("evict_first")
     rows = [
-        (
-            "one kernel for both dequantizations", 3 * (kernels == 1), 3,
-            f"{kernels} in the graph of one dequantize",
-        ),
-        (
-            "at least 1.15x as fast as Unsloth", 0 if speedup is None else speedup_points(speedup),
-            5, "Unsloth's sequence is missing here" if speedup is None else f"{speedup:.2f}x here",
-        ),
-        (
-            "works under torch.compile", -1 if refusal else 1, 1,
-            refusal or "fullgraph=True, bits compared, as an operator that the harness registers",
-        ),
+        ("one kernel for both dequantizations", 3 * (kernels == 1), 3,
+         f"{kernels} in the graph of one dequantize"),
+        ("at least 1.15x as fast as Unsloth", faster[0], 5, faster[1]),
+        ("works under torch.compile", -1 if refusal else 1, 1, refusal or registered),
         ("custom asm", 3 * bool(asm), 3, ", ".join(asm) or "none"),
         ("cache eviction", int(bool(eviction)), 1, ", ".join(eviction) or "none"),
         ("tested in fp16 and bf16", 1, 1, "bits compared in bf16 and fp16"),
     ]  # fmt: skip
     return [dict(zip(("asked", "points", "of", "evidence"), row, strict=True)) for row in rows]
+
+
+def _compiled(
+    bench: Bench, weights: Sequence[Weight], eager: Mapping[str, Calls], operated: Calls,
+    expected: Sequence,
+) -> tuple[dict[str, Calls], dict[str, str]]:  # fmt: skip
+    """What compiles, and why the rest does not: torch.compile takes no ctypes call, so ours is
+    compiled as an operator of torch, and so is a peer that it refuses. Raises WrongResult."""
+    check = functools.partial(compiled_and_equal, bench, weights, expected=expected)
+    graphs, refused = check(eager | {"libnf4": operated})
+    more, too = check({
+        f"{name}{tables.AS_OPERATOR}": as_operator(weights, eager[name])
+        for name in refused if name != "libnf4"
+    })  # fmt: skip
+    return graphs | more, refused | too
 
 
 def run(bench: Bench, iterations: int | None, report: Report) -> dict:
@@ -269,40 +269,28 @@ def run(bench: Bench, iterations: int | None, report: Report) -> dict:
     weights = [Weight(case, gpu.place) for case in cases()]
     expected = [bench.expected(weight) for weight in weights]
     ours = [public_call(weight) for weight in weights]
-    # torch.compile takes no ctypes call, so ours is compiled as an operator of torch, and so
-    # is a peer that it refuses.
     operated = as_operator(weights, ours)
     eager = _eager(bench, weights, ours, expected)
-    graphs, refused = compiled_and_equal(bench, weights, eager | {"libnf4": operated}, expected)
-    alike = {
-        f"{name}{tables.AS_OPERATOR}": as_operator(weights, eager[name])
-        for name in refused
-        if name != "libnf4"
-    }
-    more, refused_too = compiled_and_equal(bench, weights, alike, expected)
-    graphs, refused = graphs | more, refused | refused_too
+    graphs, refused = _compiled(bench, weights, eager, operated, expected)
     del expected
     idle = [lambda packed=weight.quantized.packed: packed.view(-1) for weight in weights]
     attempt = compiled(idle)
-    if isinstance(attempt, str):
-        refused[NOTHING] = attempt
-    else:
-        graphs[NOTHING] = attempt
+    (refused if isinstance(attempt, str) else graphs)[NOTHING] = attempt
     roofline_us = _roofline_us(bench)
     called = eager | {f"libnf4{tables.AS_OPERATOR}": operated, NOTHING: idle}
     times = timed(gpu, called, iterations)
-    score = summary({name: times[name].us for name in times if name != NOTHING}, roofline_us)
+    score = summary({name: timing.us for name, timing in times.items()}, roofline_us)
+    compiled_times = timed(gpu, graphs, iterations)
+    kernels = gpu.kernels(weights[0].dequantize)
     figures |= {
-        "eager": _figures(times, {}),
-        "compiled": _figures(timed(gpu, graphs, iterations), refused),
+        "eager": {name: timing.figures() for name, timing in times.items()},
+        "compiled": {name: timing.figures() for name, timing in compiled_times.items()}
+        | {name: {"refused": why} for name, why in refused.items()},
         "summary": score,
-        "points": points(
-            score["score"], gpu.kernels(weights[0].dequantize), refused.get("libnf4", "")
-        ),
+        "points": points(score["score"], kernels, refused.get("libnf4", "")),
     }
-    for row in tables.challenge_rows(figures):
-        report(tables.CHALLENGE.line(row))
-    report(f"{score['of_budget']:.2f} of a budget of {score['budget_us']:.1f} µs")
-    for row in figures["points"]:
-        report(tables.POINTS.line(row))
+    eager_and_compiled, marks = tables.challenge(figures)
+    budget = f"{score['of_budget']:.2f} of a budget of {score['budget_us']:.1f} µs"
+    for line in (*eager_and_compiled.lines(), budget, *marks.lines()):
+        report(line)
     return figures

@@ -118,9 +118,8 @@ def run(bench: Bench, report: Report) -> dict:
     """All figures of dequantize. Raises WrongResult before anything is timed."""
     figures = begin(bench, bench.peers, report)
     figures |= {"waited": _waited(bench), "host": _host(bench)}
-    for table, part in ((tables.waited, figures["waited"]), (tables.host, figures["host"])):
-        for row in tables.named(part["calls"]):
-            report(table(part).line(row))
+    for line in (line for each in tables.calls(figures) for line in each.lines()):
+        report(line)
     report(f"{figures['host']['beyond_empty_us']:.2f} µs beyond torch.empty")
     return figures
 

@@ -296,6 +296,6 @@ def run(
     figures["rows"] = rows(bench, peers, groups, report)
     figures["errors"] = errors(bench, peers, shapes, report)
     figures["call"] = host.matmul(bench, peers)
-    for row in tables.matmul_calls(figures["call"]):
-        report(tables.matmul_call(figures["call"]).line(row))
+    for line in tables.matmul_calls(figures["call"]).lines():
+        report(line)
     return figures

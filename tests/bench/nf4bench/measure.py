@@ -45,15 +45,26 @@ def summary(values: Sequence[float]) -> Timing:
     return Timing(statistics.median(values), (deciles[0], deciles[-1]))
 
 
-def in_turns(work: Mapping[Key, Callable[[], float]], turns: int) -> dict[Key, Timing]:
-    """`work` says how long it took; each goes once a turn, and the first turns warm up."""
-    values: dict[Key, list[float]] = {key: [] for key in work}
-    for turn in range(WARM_UP + turns):
-        for key, once in work.items():
-            value = once()
-            if turn >= WARM_UP:
+def taken(
+    work: Mapping[Key, Callable[[], Any]], turns: int, warm_up: int = WARM_UP, rotate: bool = False
+) -> dict[Key, list]:
+    """What each of `work` returns, once a turn; the first turns warm up. rotate: another begins
+    each turn."""
+    values: dict[Key, list] = {key: [] for key in work}
+    order = list(work)
+    for turn in range(warm_up + turns):
+        for key in order:
+            value = work[key]()
+            if turn >= warm_up:
                 values[key].append(value)
-    return {key: summary(each) for key, each in values.items()}
+        if rotate:
+            order.append(order.pop(0))
+    return values
+
+
+def in_turns(work: Mapping[Key, Callable[[], float]], turns: int) -> dict[Key, Timing]:
+    """`work` says how long it took."""
+    return {key: summary(each) for key, each in taken(work, turns).items()}
 
 
 def measure(

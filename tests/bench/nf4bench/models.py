@@ -156,8 +156,8 @@ def run(
                 report(f"{form} failed: {why}")
         bench.gpu.release()
     figures["call"] = host.layer(bench, models.weights.forms)
-    for each in tables.layer_calls(figures["call"]):
-        report(tables.layer_call(figures["call"]).line(each))
+    for line in tables.layer_calls(figures["call"]).lines():
+        report(line)
     figures["seconds"] = seconds()
     report(f"{figures['seconds']} s in all")
     return figures

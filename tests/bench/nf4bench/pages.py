@@ -3,10 +3,10 @@ docs/bench/sweeps.md. Needs nothing but Python; the plots beside them need matpl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from nf4bench import matmul_cases, models_cases, tables
-from nf4bench.table import Row, Table, missing, number, shape, text
+from nf4bench.table import Row, Table, grouped, number, shape, text
 
 PEERS = ("bitsandbytes", "unsloth", "triton", "torch")
 PLOTS = {
@@ -24,22 +24,25 @@ SHOWN, SWEEPS = tuple(WORK)[:5], {"sweep", "matmul-sweep"}
 
 def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[str]:
     """A paragraph that says which of these figures are of older code; none where none is."""
-    older: dict[str, list[str]] = {}
-    for name in names:
-        if name in changed:
-            older.setdefault(figures[name]["commit"], []).append(WORK[name])
+    older = grouped((n for n in names if n in changed), lambda name: figures[name]["commit"])
     return [
-        f"The figures of {', '.join(of)} are of commit {commit}; their code has changed since."
+        f"The figures of {', '.join(WORK[name] for name in of)} are of commit {commit}; their code "
+        "has changed since."
         for commit, of in older.items()
     ]
 
 
 def _versions(peers: Mapping[str, Row], texts: Mapping[str, str]) -> list[str]:
     """A sentence of what the peers are; and one for each that is missing."""
-    found = [
-        texts[name].format(each["version"]) for name, each in peers.items() if "version" in each
+    found = [texts[n].format(each["version"]) for n, each in peers.items() if "version" in each]
+    return [
+        *([f"{'; '.join(found)}."] if found else []),
+        *(
+            f"{tables.NAMES[name]} is missing: {each['missing']}."
+            for name, each in peers.items()
+            if "missing" in each
+        ),
     ]
-    return [*([f"{'; '.join(found)}."] if found else []), *missing(peers, tables.NAMES)]
 
 
 # ---- README -----------------------------------------------------------------------------
@@ -60,37 +63,27 @@ README_ROWS: list[tuple[str, Row]] = [
 ]
 
 
-def _peer(row: Row, name: str) -> str:
-    """A peer's time over ours."""
-    found = row.get("peers", row.get("forms"))
-    return f"{found[name]['ratio']:.2f}x" if "ratio" in found.get(name, {}) else tables.NOTHING
-
-
 def _readme_row(name: str, row: Row) -> dict:
-    made = {"bitsandbytes": _peer(row, "bitsandbytes"), "dense": _peer(row, "dense")}
+    forms = row.get("forms", row.get("peers"))
+    over = {n: f"{forms[n]['ratio']:.2f}x" for n in ("bitsandbytes", "dense") if n in forms}
+    made = {"bitsandbytes": tables.NOTHING, "dense": tables.NOTHING} | over
     if name == "models":
         us = row["forms"]["libnf4"]["us"]
         return made | {
-            "work": f"LLaMA-7B, {tables.work(row)}", "shape": tables.NOTHING,
-            "time": f"{us / 1e3:.1f} ms", "speed": tables.NOTHING,
+            "work": f"LLaMA-7B, {tables.work(row)}", "shape": tables.NOTHING, "us": f"{us:.0f}",
+            "speed": tables.NOTHING,
         }  # fmt: skip
-    if name == "bench":
-        work, speed = (
-            row["work"],
-            f"{row['gb_per_s']:.0f} GB/s, {row['of_roofline']:.0%} of roofline",
-        )
-    else:
-        work = f"matmul, M = {row['m']}"
-        speed = f"{row['of_roofline']:.0%} of roofline"
-        if row["m"] >= matmul_cases.MANY:
-            speed = f"{row['tflop_per_s']:.0f} TFLOPS, {tables.of_dense(row)} of dense"
-    return made | {"work": work, "shape": shape(row), "time": f"{row['us']:.1f} µs", "speed": speed}
+    work, speed = row["work"] if name == "bench" else f"matmul, M = {row['m']}", ""
+    speed = f"{row['of_roofline']:.0%} of the roofline"
+    if row.get("m", 0) >= matmul_cases.MANY:
+        speed = f"{row['tflop_per_s']:.0f} TFLOPS, {tables.of_dense(row)} of dense"
+    return made | {"work": work, "shape": shape(row), "us": f"{row['us']:.1f}", "speed": speed}
 
 
 README = Table(
-    text("work", "{work}"), text("weight, N×K", "{shape}"), number("time", "{time}"),
+    text("work", "{work}"), text("weight, N×K", "{shape}"), number("µs", "{us}"),
     number("speed", "{speed}"), number("bitsandbytes", "{bitsandbytes}"),
-    number("dense bf16", "{dense}"),
+    number("dense", "{dense}"),
 )  # fmt: skip
 
 
@@ -103,14 +96,17 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         if wanted.items() <= row.items() and "libnf4" in row.get("forms", {"libnf4"})
     ]
     bench = figures["bench"]
+    last = [
+        *note(figures, changed, SHOWN),
+        "All tables and spreads: [docs/bench](docs/bench/README.md); how they are measured: "
+        "[docs/performance.md](docs/performance.md). `./dev bench` measures on your machine.",
+    ]
     return "\n\n".join([
         f"One {bench['device']}, {bench['date']}, bf16, NF4 with double quantization, CUDA graphs. "
-        "The last columns are the peers' time over ours. The roofline is the fastest kernel that "
-        "moves the same bytes and does nothing else; dense is torch.nn.Linear (cuBLAS) in bf16.",
+        "The roofline is the fastest kernel that moves the same bytes and does nothing else; dense "
+        "is torch.nn.Linear (cuBLAS) in bf16. The last columns are the peers' time over ours.",
         README.markdown(found),
-        *note(figures, changed, SHOWN),
-        "All tables, spreads and plots: [docs/bench](docs/bench/README.md). `./dev bench` measures "
-        "on your machine, GPU or not.",
+        " ".join(last),
     ])  # fmt: skip
 
 
@@ -133,26 +129,17 @@ def method(bench: Row) -> str:
 
 
 def _challenge(challenge: Row) -> list[str]:
-    summary = challenge["summary"]
+    summary, (times, points) = challenge["summary"], tables.challenge(challenge)
     return [
         f"Nine dequantizes an iteration, a device synchronize after each, "
         f"{challenge['iterations']} iterations; microseconds an iteration. Compiled is "
         "torch.compile(fullgraph=True); libnf4, and a peer that it refuses, as a torch operator "
         "that the harness registers around the call.",
-        tables.CHALLENGE.markdown(tables.challenge_rows(challenge)),
+        times.markdown(),
         f"The roofline kernels take {summary['roofline_us']:.1f} µs; with 6 µs for each of "
         f"{summary['calls']} calls that is {summary['budget_us']:.1f} µs. libnf4 takes "
         f"{summary['libnf4_us']:.1f} µs, {summary['of_budget']:.2f} times as much.",
-        tables.POINTS.markdown(challenge["points"]),
-    ]
-
-
-def _call(call: Row) -> list[str]:
-    return [
-        tables.waited(call["waited"]).markdown(tables.named(call["waited"]["calls"])),
-        tables.host(call["host"]).markdown(
-            {"name": name, **each} for name, each in call["host"]["calls"].items()
-        ),
+        points.markdown(),
     ]
 
 
@@ -161,7 +148,7 @@ def _call(call: Row) -> list[str]:
 
 def _products(matmul: Row, many: bool, several: bool = False) -> str:
     kept = [
-        each for each in tables.products(matmul["rows"])
+        each for each in tables.cases(matmul["rows"])
         if (each["plain"]["weights"] > 1) == several
         and (each["plain"]["m"] >= matmul_cases.MANY) == many
     ]  # fmt: skip
@@ -184,7 +171,7 @@ def matmul_method(matmul: Row) -> str:
 
 def errors(matmul: Row) -> str:
     """How our errors are beside those of a dense product, in a sentence."""
-    ratios = [tables.over_dense(row) for row in matmul["errors"] if "dense" in row["errors"]]
+    ratios = [ratio for row in matmul["errors"] if (ratio := tables.over_dense(row))]
     if not ratios:
         return ""
     return (
@@ -210,10 +197,10 @@ def _matmul_document(matmul: Row, older: list[str]) -> list[str]:
         "### Errors of matmul",
         "Exact is the product in float64 with the unrounded weight; the table has the largest over "
         f"the shapes above. {errors(matmul)}".rstrip(),
-        tables.ERRORS.markdown(tables.worst_errors(matmul["errors"])),
+        tables.worst_errors(matmul["errors"]).markdown(),
         "### A call of matmul from Python",
         "Host overhead, nothing waited for; and with a device synchronize after each call.",
-        tables.matmul_call(matmul["call"]).markdown(tables.matmul_calls(matmul["call"])),
+        tables.matmul_calls(matmul["call"]).markdown(),
         "### Kernels and spreads of matmul",
         tables.MATMUL_SPREADS.markdown(matmul["rows"]),
     ]
@@ -263,14 +250,14 @@ def _models_document(models: Row, older: list[str]) -> list[str]:
         tables.MODELS.markdown(models["rows"]),
         "### Memory of whole models",
         "The weights, head and embedding among them, and the most that a step takes beside them.",
-        tables.MODELS_MEMORY.markdown(tables.memory_rows(models["rows"])),
+        tables.memory(models["rows"]).markdown(),
         "### A call of a layer",
         "Host overhead, nothing waited for.",
-        tables.layer_call(models["call"]).markdown(tables.layer_calls(models["call"])),
+        tables.layer_calls(models["call"]).markdown(),
         "### Spreads and errors of whole models",
         "The error is ||y - y'|| / ||y'||, y of NF4Linear and y' of bitsandbytes: of logits, or of "
         "the adapters' gradients.",
-        tables.MODELS_SPREADS.markdown(tables.forms(models["rows"])),
+        tables.forms(models["rows"]).markdown(),
     ]
 
 
@@ -303,7 +290,7 @@ def document(figures: Row, changed: Collection[str] = ()) -> str:
         *_challenge(figures["challenge"]),
         "## A call from Python",
         *older("call"),
-        *_call(figures["call"]),
+        *(each.markdown() for each in tables.calls(figures["call"])),
         "## Spreads, rooflines and configurations",
         tables.SPREADS.markdown(bench["rows"]),
         *(_matmul_document(figures["matmul"], older("matmul")) if "matmul" in figures else []),
@@ -312,43 +299,16 @@ def document(figures: Row, changed: Collection[str] = ()) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _sweep(figures: Row, group: Callable[[Row], str], kind: str, column: Callable) -> list[str]:
-    """A table for each group of rows: configurations, by the rows."""
-    groups: dict[str, list[Row]] = {}
-    for row in figures["rows"]:
-        groups.setdefault(group(row), []).append(row)
-    configurations = [
-        {"name": name, "index": index} for index, name in enumerate(figures["configurations"])
-    ]
-    return [
-        tables.sweep(f"{title}: {kind}", rows, column).markdown(configurations)
-        for title, rows in groups.items()
-    ]
-
-
-def sweep_tables(figures: Row) -> list[str]:
-    """Of dequantize: a table for each dtype, configurations by shapes."""
-    return [
-        f"Measured on one {figures['device']}: times over the best of each column, which has its "
-        "microseconds; what the library chooses is bold.",
-        *_sweep(figures, lambda row: row["dtype"], "configuration", shape),
-    ]
-
-
-def matmul_sweep_tables(figures: Row) -> list[str]:
-    """A table for each weight, kernels by rows of x."""
-    return [
-        f"Measured on one {figures['device']}, nested, blocksize 64, launched as the library does: "
-        "times over the best of each column, which has its microseconds; what the library chooses "
-        "is bold.",
-        *_sweep(
-            figures, lambda row: f"{shape(row)} {row['dtype']}", "kernel", "M = {m}".format_map
-        ),
-    ]
-
-
 def sweeps(figures: Row, changed: Collection[str] = ()) -> str:
-    """docs/bench/sweeps.md."""
+    """docs/bench/sweeps.md: of dequantize a table for each dtype, configurations by shapes; of
+    matmul a table for each weight, kernels by rows of x."""
+    dequantize, matmul = figures["sweep"], figures["matmul-sweep"]
+    made = (
+        tables.sweep(dequantize, "{dtype}", "configuration", shape),
+        tables.sweep(matmul, lambda row: f"{shape(row)} {row['dtype']}", "kernel", "M = {m}"),
+    )
+    over = "times over the best of each column, which has its microseconds; what the library "
+    over += "chooses is bold."
     return "\n\n".join([
         "# Sweeps",
         "Every launch configuration of dequantize and every kernel of matmul, where it can do the "
@@ -356,8 +316,11 @@ def sweeps(figures: Row, changed: Collection[str] = ()) -> str:
         "second; `tests/gpu/record.py --add sweep FILE` takes the figures over.",
         "## Launch configurations of dequantize",
         *note(figures, changed, ["sweep"]),
-        *sweep_tables(figures["sweep"]),
+        f"Measured on one {dequantize['device']}: {over}",
+        *(each.markdown() for each in made[0]),
         "## Kernels of matmul",
         *note(figures, changed, ["matmul-sweep"]),
-        *matmul_sweep_tables(figures["matmul-sweep"]),
+        f"Measured on one {matmul['device']}, nested, blocksize 64, launched as the library does: "
+        f"{over}",
+        *(each.markdown() for each in made[1]),
     ]) + "\n"  # fmt: skip

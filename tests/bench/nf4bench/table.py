@@ -58,21 +58,25 @@ class Table:
         return "\n".join(f"| {' | '.join(each)} |" for each in [head, rule, *cells])
 
 
-def missing(peers: Mapping[str, Row], names: Mapping[str, str]) -> list[str]:
-    """A sentence for each peer that is missing."""
-    return [
-        f"{names[name]} is missing: {each['missing']}."
-        for name, each in peers.items()
-        if "missing" in each
-    ]
+class Filled(NamedTuple):
+    """A table of which all rows are there."""
+
+    table: Table
+    rows: Sequence[Any]
+
+    def lines(self) -> list[str]:
+        return [self.table.line(row) for row in self.rows]
+
+    def markdown(self) -> str:
+        return self.table.markdown(self.rows)
 
 
-def by_launch(rows: Iterable[Row], identity: Sequence[str]) -> list[dict[str, Row]]:
-    """The rows of one case together: {"plain": row, "pdl": row}, or "plain" alone."""
-    cases: dict[tuple, dict[str, Row]] = {}
+def grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    """The rows of each key, in order."""
+    found: dict[Any, list[Row]] = {}
     for row in rows:
-        cases.setdefault(tuple(str(row[name]) for name in identity), {})[row["launch"]] = row
-    return list(cases.values())
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
 def with_section(page: str, name: str, body: str) -> str:

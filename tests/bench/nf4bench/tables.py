@@ -8,9 +8,11 @@ from nf4bench.table import (
     NOTHING,
     Cell,
     Column,
+    Filled,
     Row,
     Table,
-    by_launch,
+    cell,
+    grouped,
     number,
     optional,
     shape,
@@ -22,7 +24,14 @@ NAMES = {
     "dense": "dense", "tinygemm": "int4",
 }  # fmt: skip
 AS_OPERATOR = " as an operator"  # a peer's name with this: its call, made one of torch's
-SPREAD = "{spread[0]:.2f}..{spread[1]:.2f}"
+SPREAD = number("deciles", "{spread[0]:.2f}..{spread[1]:.2f}")
+_IDENTITY = ("work", "shape", "weights", "m", "dtype", "nested", "blocksize", "format", "placement")
+
+
+def cases(rows: Iterable[Row]) -> list[dict[str, Row]]:
+    """The rows of one case or product together: {"plain": row, "pdl": row}, or "plain" alone."""
+    found = grouped(rows, lambda row: tuple(str(row.get(name)) for name in _IDENTITY))
+    return [{row["launch"]: row for row in each} for each in found.values()]
 
 
 def plain(what: str | Cell) -> Cell:
@@ -30,25 +39,29 @@ def plain(what: str | Cell) -> Cell:
     return optional("plain", what)
 
 
-def peer_cell(name: str, peers: Mapping[str, Row]) -> Cell:
-    def made(case: Mapping[str, Row]) -> str:
-        row = case["plain"]
+def _peer(name: str, peers: Mapping[str, Row]) -> Cell:
+    def made(row: Row) -> str:
         found = row["peers"].get(name)
         if not found:
             return "missing" if "missing" in peers.get(name, {}) else NOTHING
         over = f" of {row['as_calls']['us']:.1f}" if "as_calls" in row else ""
         return f"{found['us']:.1f} ({found['ratio']:.2f}x{over})"
 
-    return made
+    return plain(made)
 
 
 def peer_columns(names: Iterable[str], peers: Mapping[str, Row]) -> list[Column]:
-    return [number(f"{NAMES[name]} µs (ratio)", peer_cell(name, peers)) for name in names]
+    return [number(f"{NAMES[name]} µs (ratio)", _peer(name, peers)) for name in names]
 
+
+_SHAPE, _DTYPE, _M = text("shape", shape), text("dtype", "{dtype}"), number("M", "{m}")
+_US, _ROOFLINE = number("µs", "{us:.2f}"), number("roofline µs", "{roofline[us]:.2f}")
+_PLAIN_US = number("µs", plain("{us:.1f}"))
+_OF_ROOFLINE = number("of the roofline", plain("{of_roofline:.0%}"))
+_PDL_US = number("with PDL µs", optional("pdl", "{us:.1f}"))
+_PDL = [_PDL_US, number("of the roofline", optional("pdl", "{of_roofline:.0%}"))]
 
 # ---- Dequantize and quantize ------------------------------------------------------------
-
-_IDENTITY = ("work", "shape", "dtype", "nested", "blocksize", "format", "placement")
 
 
 def layout(row: Row) -> str:
@@ -63,106 +76,104 @@ def layout(row: Row) -> str:
     return ", ".join(parts)
 
 
-def cases(rows: Iterable[Row]) -> list[dict[str, Row]]:
-    return by_launch(rows, _IDENTITY)
-
-
 def rows(peers: Mapping[str, Row], names: Sequence[str]) -> Table:
     """Of cases, both ways to launch in a line."""
     return Table(
         text("work", plain("{work}")), text("shape", plain(shape)), text("dtype", plain("{dtype}")),
-        text("layout", plain(layout)), number("µs", plain("{us:.1f}")),
-        number("GB/s", plain("{gb_per_s:.0f}")),
-        number("of the roofline", plain("{of_roofline:.0%}")),
-        number("with PDL µs", optional("pdl", "{us:.1f}")),
-        number("of the roofline", optional("pdl", "{of_roofline:.0%}")),
-        *peer_columns(names, peers),
+        text("layout", plain(layout)), _PLAIN_US, number("GB/s", plain("{gb_per_s:.0f}")),
+        _OF_ROOFLINE, *_PDL, *peer_columns(names, peers),
     )  # fmt: skip
 
 
 # Every row with its spread, its rooflines and the configuration that was launched.
 SPREADS = Table(
-    text("work", "{work}"), text("shape", shape), text("dtype", "{dtype}"), text("layout", layout),
-    text("launch", "{launch}"),
-    text("configuration", lambda row: row.get("configuration") or NOTHING),
-    number("µs", "{us:.2f}"), number("deciles", SPREAD),
-    number("roofline µs", "{roofline[us]:.2f}"), number("read µs", optional("read", "{us:.2f}")),
+    text("work", "{work}"), _SHAPE, _DTYPE, text("layout", layout), text("launch", "{launch}"),
+    text("configuration", lambda row: row.get("configuration") or NOTHING), _US, SPREAD, _ROOFLINE,
+    number("read µs", optional("read", "{us:.2f}")),
     number("write µs", optional("write", "{us:.2f}")),
 )  # fmt: skip
-
-
-def _then_read(name: str) -> Cell:
-    return lambda row: f"{row['then_read'][name]['us']:.1f} ({row['alone'][name]['us']:.1f})"
-
-
 # Times with a reader, and of dequantize alone behind them.
 CONSUMER = Table(
-    text("shape", shape), text("dtype", "{dtype}"),
-    number("output MiB", lambda row: f"{row['bytes'] / 2**20:.0f}"),
-    number("libnf4 µs", _then_read("libnf4")), number("normal stores µs", _then_read("normal")),
-    number("stores that evict first µs", _then_read("evict_first")),
+    _SHAPE, _DTYPE, number("output MiB", lambda row: f"{row['bytes'] / 2**20:.0f}"),
+    *(
+        number(f"{title} µs", f"{{then_read[{name}][us]:.1f}} ({{alone[{name}][us]:.1f}})")
+        for title, name in (
+            ("libnf4", "libnf4"), ("normal stores", "normal"),
+            ("stores that evict first", "evict_first"),
+        )
+    ),
     number("normal over ours", "{ratio:.2f}x"),
 )  # fmt: skip
-
 
 # ---- Calls and the challenge ------------------------------------------------------------
 
 
-def named(figures: Mapping[str, Row]) -> list[dict]:
+def _named(figures: Mapping[str, Row], **more: Mapping[str, Row]) -> list[dict]:
     """Rows of what is kept by name."""
-    return [{"name": NAMES.get(name, name), **each} for name, each in figures.items()]
+    return [
+        {"name": NAMES.get(name, name), "ratio": 1, **each, **{k: v[name] for k, v in more.items()}}
+        for name, each in figures.items()
+    ]
 
 
-def challenge_rows(figures: Row) -> list[dict]:
-    ours = figures["eager"]["libnf4"]["us"]
-    found = []
-    for name in dict.fromkeys([*figures["eager"], *figures["compiled"]]):
-        bare = name.removesuffix(AS_OPERATOR)
-        title = NAMES.get(bare, bare) + name.removeprefix(bare)
-        eager, compiled = figures["eager"].get(name), figures["compiled"].get(name)
-        found.append({
-            "name": title, "eager": eager, "compiled": compiled,
-            "over": eager and {"ratio": eager["us"] / ours},
-        })  # fmt: skip
-    return found
+def calls(figures: Row) -> list[Filled]:
+    """Of dequantize: with a synchronize, and host overhead alone."""
+    waited, host = figures["waited"], figures["host"]
+    title = f"one call at {shape(waited)} and a device synchronize"
+    columns = [number("µs", "{us:.1f}"), number("ratio", "{ratio:.2f}x")]
+    of_host = Table(text(f"host overhead of one call at {shape(host)}", "{name}"), _US)
+    return [
+        Filled(Table(text(title, "{name}"), *columns), _named(waited["calls"])),
+        Filled(of_host, _named(host["calls"])),
+    ]
 
 
+def matmul_calls(figures: Row) -> Filled:
+    made = Table(
+        text(f"one call at {shape(figures)}, M = {figures['m']}", "{name}"),
+        number("host overhead µs", "{us:.2f}"), number("ratio", "{ratio:.2f}x"),
+        number("with a synchronize µs", "{waited[us]:.1f}"),
+        number("ratio", "{waited[ratio]:.2f}x"),
+    )  # fmt: skip
+    return Filled(made, _named(figures["host"], waited=figures["waited"]))
+
+
+def layer_calls(figures: Row) -> Filled:
+    title = f"one eager call of a layer at {shape(figures)}, M = 1"
+    columns = number("host overhead µs", "{us:.2f}"), number("ratio", "{ratio:.2f}x")
+    return Filled(Table(text(title, "{name}"), *columns), _named(figures["forms"]))
+
+
+_COMPILED = optional("compiled", lambda each: f"{each['us']:.1f}" if "us" in each else "refused")
 CHALLENGE = Table(
     text("implementation", "{name}"), number("eager µs", optional("eager", "{us:.1f}")),
-    number(
-        "compiled µs",
-        optional("compiled", lambda each: f"{each['us']:.1f}" if "us" in each else "refused"),
-    ),
-    number("eager, over libnf4's", optional("over", "{ratio:.2f}x")),
+    number("compiled µs", _COMPILED),
+    number("eager, over libnf4's", optional("over", "{:.2f}x".format)),
 )  # fmt: skip
 POINTS = Table(
     text("asked", "{asked}"), text("evidence", "{evidence}"), number("points", "{points} of {of}")
 )
 
 
-def waited(figures: Row) -> Table:
-    return Table(
-        text(f"one call at {shape(figures)} and a device synchronize", "{name}"),
-        number("µs", "{us:.1f}"), number("ratio", "{ratio:.2f}x"),
-    )  # fmt: skip
-
-
-def host(figures: Row) -> Table:
-    title = f"host overhead of one call at {shape(figures)}"
-    return Table(text(title, "{name}"), number("µs", "{us:.2f}"))
+def challenge(figures: Row) -> list[Filled]:
+    """Times, and points."""
+    eager, compiled = figures["eager"], figures["compiled"]
+    found = []
+    for name in {**eager, **compiled}:
+        bare = name.removesuffix(AS_OPERATOR)
+        found.append({
+            "name": NAMES.get(bare, bare) + name.removeprefix(bare),
+            "eager": eager.get(name), "compiled": compiled.get(name),
+            "over": name in eager and eager[name]["us"] / eager["libnf4"]["us"],
+        })  # fmt: skip
+    return [Filled(CHALLENGE, found), Filled(POINTS, figures["points"])]
 
 
 # ---- Matmul -----------------------------------------------------------------------------
 
-_PRODUCT = ("shape", "weights", "m", "dtype", "nested")
-
 
 def weight(row: Row) -> str:
     return f"{row['dtype']}, {'nested' if row['nested'] else 'flat'}"
-
-
-def products(rows: Iterable[Row]) -> list[dict[str, Row]]:
-    return by_launch(rows, _PRODUCT)
 
 
 def of_dense(row: Row) -> str:
@@ -176,26 +187,17 @@ def matmul(peers: Mapping[str, Row], many: bool = False, several: bool = False) 
     many     of many rows of x: TFLOPS and percent of dense, else of the bandwidth roofline
     several  of several weights, so that there are calls for each to compare with
     """
-
-    def apart(launch: str) -> Cell:
-        return optional(launch, optional("apart", "{us:.1f} ({ratio:.2f}x)"))
-
-    few_rows = [
-        number("of the roofline", plain("{of_roofline:.0%}")),
-        number("with PDL µs", optional("pdl", "{us:.1f}")),
-        number("of the roofline", optional("pdl", "{of_roofline:.0%}")),
-    ]
-    many_rows = [
-        number("TFLOPS", plain("{tflop_per_s:.0f}")), number("of dense", plain(of_dense)),
-        number("with PDL µs", optional("pdl", "{us:.1f}")),
+    of_dense_columns = [
+        number("TFLOPS", plain("{tflop_per_s:.0f}")), number("of dense", plain(of_dense)), _PDL_US,
     ]  # fmt: skip
+    apart = optional("apart", "{us:.1f} ({ratio:.2f}x)")
     of_several = [
-        number("a call each µs (ratio)", apart("plain")),
-        number("with PDL µs (ratio)", apart("pdl")),
+        number("a call each µs (ratio)", plain(apart)),
+        number("with PDL µs (ratio)", optional("pdl", apart)),
     ]
     return Table(
         text("shape", plain(shape)), text("weight", plain(weight)), number("M", plain("{m}")),
-        number("µs", plain("{us:.1f}")), *(many_rows if many else few_rows),
+        _PLAIN_US, *(of_dense_columns if many else [_OF_ROOFLINE, *_PDL]),
         *(of_several if several else []), *peer_columns(peers, peers),
     )  # fmt: skip
 
@@ -203,61 +205,40 @@ def matmul(peers: Mapping[str, Row], many: bool = False, several: bool = False) 
 # Every row with its kernel, its spread and its error.
 MATMUL_SPREADS = Table(
     text("shape", lambda row: (f"{row['weights']} of " if row["weights"] > 1 else "") + shape(row)),
-    text("weight", weight), text("launch", "{launch}"), text("kernel", "{kernel}"),
-    number("M", "{m}"), number("µs", "{us:.2f}"), number("deciles", SPREAD),
-    number("TFLOPS", "{tflop_per_s:.0f}"), number("roofline µs", "{roofline[us]:.2f}"),
-    number("error", "{error:.2e}"),
+    text("weight", weight), text("launch", "{launch}"), text("kernel", "{kernel}"), _M, _US, SPREAD,
+    number("TFLOPS", "{tflop_per_s:.0f}"), _ROOFLINE, number("error", "{error:.2e}"),
 )  # fmt: skip
 
 
-def over_dense(row: Row) -> float:
+def over_dense(row: Row) -> float | None:
     """Our error over that of a dense product with the rounded weight."""
-    return row["errors"]["libnf4"] / row["errors"]["dense"]
+    errors = row["errors"]
+    return errors["libnf4"] / errors["dense"] if "dense" in errors else None
 
 
-def worst_errors(rows: Iterable[Row]) -> list[dict]:
-    """Of each kind of weight and of x and each M: the largest over all shapes."""
-    groups: dict[tuple, list[Row]] = {}
-    for row in rows:
-        groups.setdefault((weight(row), row["x"], row["m"]), []).append(row)
-    names = ("libnf4", "bitsandbytes", "dense")
-    found = []
-    for (kind, x, m), some in groups.items():
-        ratios = [over_dense(row) for row in some if "dense" in row["errors"]]
-        worst = {name: max(row["errors"].get(name, 0) for row in some) for name in names}
-        found.append({"kind": kind, "x": x, "m": m, "over": max(ratios, default=0), **worst})
-    return found
-
-
-def _error(name: str) -> Column:
-    return number(name, lambda row: f"{row[name]:.2e}" if row[name] else NOTHING)
-
-
+_ERROR_NAMES = ("libnf4", "bitsandbytes", "dense")
 ERRORS = Table(
-    text("weight", "{kind}"), text("x", "{x}"), number("M", "{m}"),
-    *map(_error, ("libnf4", "bitsandbytes", "dense")),
-    number("libnf4 over dense", lambda row: f"{row['over']:.3f}x" if row["over"] else NOTHING),
+    text("weight", weight), text("x", "{x}"), _M,
+    *(number(name, optional(name, "{:.2e}".format)) for name in _ERROR_NAMES),
+    number("libnf4 over dense", optional("over", "{:.3f}x".format)),
 )  # fmt: skip
 ERROR = Table(
-    text("shape", shape), text("weight", weight), text("x", "{x}"), number("M", "{m}"),
+    _SHAPE, text("weight", weight), text("x", "{x}"), _M,
     text("errors", lambda row: " ".join(f"{n} {e:.2e}" for n, e in row["errors"].items())),
 )  # fmt: skip
 
 
-def matmul_calls(figures: Row) -> list[dict]:
-    return [
-        {"name": NAMES.get(name, name), "host": each, "waited": figures["waited"][name]}
-        for name, each in figures["host"].items()
-    ]
-
-
-def matmul_call(figures: Row) -> Table:
-    return Table(
-        text(f"one call at {shape(figures)}, M = {figures['m']}", "{name}"),
-        number("host overhead µs", "{host[us]:.2f}"), number("ratio", "{host[ratio]:.2f}x"),
-        number("with a synchronize µs", "{waited[us]:.1f}"),
-        number("ratio", "{waited[ratio]:.2f}x"),
-    )  # fmt: skip
+def worst_errors(rows: Iterable[Row]) -> Filled:
+    """Of each kind of weight and of x and each M: the largest over all shapes."""
+    groups = grouped(rows, lambda row: (weight(row), row["x"], row["m"]))
+    found = [
+        {
+            **some[0], **{n: max(row["errors"].get(n, 0) for row in some) for n in _ERROR_NAMES},
+            "over": max(over_dense(row) or 0 for row in some),
+        }
+        for some in groups.values()
+    ]  # fmt: skip
+    return Filled(ERRORS, found)
 
 
 # ---- Sweeps -----------------------------------------------------------------------------
@@ -281,23 +262,32 @@ def mark(row: Row, index: int) -> str:
     return f"**{made}**" if index == row["chosen"] else made
 
 
-def sweep(title: str, rows: Sequence[Row], column: Cell) -> Table:
-    """Of configurations, {"name", "index"}, a column for each row of the sweep."""
-    return Table(
-        text(title, "{name}"),
-        *(number(column(row), lambda each, row=row: mark(row, each["index"])) for row in rows),
-    )
+def sweep(figures: Row, group: str | Cell, kind: str, column: str | Cell) -> list[Filled]:
+    """For each group of rows a table: configurations, by the rows."""
+    column = cell(column)
+    names = [{"name": n, "index": i} for i, n in enumerate(figures["configurations"])]
+    return [
+        Filled(
+            Table(
+                text(f"{title}: {kind}", "{name}"),
+                *(
+                    number(column(row), lambda each, row=row: mark(row, each["index"]))
+                    for row in rows
+                ),
+            ),
+            names,
+        )
+        for title, rows in grouped(figures["rows"], cell(group)).items()
+    ]
 
 
 def sweep_line(figures: Row, row: Row) -> str:
-    names, chosen = figures["configurations"], row["chosen"]
+    names, chosen, fastest = figures["configurations"], row["chosen"], best(row)
     what = f"{shape(row)} {row['dtype']}" + (f" M={row['m']}" if "m" in row else "")
+    found = f"{what}: best {names[fastest]} {row['times'][fastest]['us']:.2f} us; "
     if chosen < 0:
-        return f"{what}: best {names[best(row)]} {mark(row, best(row))}; the library takes none"
-    return (
-        f"{what}: best {names[best(row)]} {row['times'][best(row)]['us']:.2f} us; "
-        f"chosen {names[chosen]} {mark(row, chosen)}"
-    )
+        return f"{found}the library takes none"
+    return f"{found}chosen {names[chosen]} {mark(row, chosen)}"
 
 
 # ---- Whole models -----------------------------------------------------------------------
@@ -321,9 +311,13 @@ def work(row: Row) -> str:
     return f"{made}, {row['hidden']}/{row['intermediate']}" if row["work"] == "mlp" else made
 
 
+def _compiled_work(row: Row) -> str:
+    return work(row) + (", compiled" if row["compiled"] else "")
+
+
 def launched(row: Row) -> str:
-    parts = ["compiled"] if row["compiled"] else []
-    return ", ".join([*parts, *(["CUDA graph"] if row["launch"] == "graph" else [])]) or "eager"
+    parts = ["compiled"] * row["compiled"] + ["CUDA graph"] * (row["launch"] == "graph")
+    return ", ".join(parts) or "eager"
 
 
 def _milliseconds(us: float) -> str:
@@ -354,23 +348,25 @@ MODELS = Table(
     *_MODEL, number("ms", _form_time("libnf4")),
     *(number(f"{name} ms (ratio)", _form_time(name)) for name in FORMS[1:]),
 )  # fmt: skip
-MODELS_MEMORY = Table(
-    text("work", lambda row: work(row) + (", compiled" if row["compiled"] else "")), _MODEL[1],
+_MEMORY = Table(
+    text("work", _compiled_work), _MODEL[1],
     *(number(f"{name} GB", _form_memory(name)) for name in FORMS),
+)  # fmt: skip
+_SPREADS = Table(
+    *_MODEL, text("form", "{form}"), number("ms", "{ms}"), number("deciles", "{spread}"),
+    number("error", lambda row: NOTHING if row["error"] is None else f"{row['error']:.2e}"),
 )  # fmt: skip
 
 
-def memory_rows(rows: Iterable[Row]) -> list[Row]:
-    """The first of each work: launched another way it takes as much."""
-    found: dict[tuple, Row] = {}
-    for row in rows:
-        found.setdefault((work(row), layers(row), row["compiled"]), row)
-    return list(found.values())
+def memory(rows: Iterable[Row]) -> Filled:
+    """Of the first of each work: launched another way it takes as much."""
+    works = grouped(rows, lambda row: (_compiled_work(row), layers(row)))
+    return Filled(_MEMORY, [some[0] for some in works.values()])
 
 
-def forms(rows: Iterable[Row]) -> list[dict]:
+def forms(rows: Iterable[Row]) -> Filled:
     """A row for each form; the error is NF4Linear's."""
-    return [
+    found = [
         {
             **row, "form": name, "ms": _milliseconds(each["us"]),
             "spread": "..".join(map(_milliseconds, each["spread"])),
@@ -379,20 +375,4 @@ def forms(rows: Iterable[Row]) -> list[dict]:
         for row in rows
         for name, each in row["forms"].items()
     ]  # fmt: skip
-
-
-MODELS_SPREADS = Table(
-    *_MODEL, text("form", "{form}"), number("ms", "{ms}"), number("deciles", "{spread}"),
-    number("error", lambda row: NOTHING if row["error"] is None else f"{row['error']:.2e}"),
-)  # fmt: skip
-
-
-def layer_calls(figures: Row) -> list[dict]:
-    return [{"name": name, "ratio": 1, **each} for name, each in figures["forms"].items()]
-
-
-def layer_call(figures: Row) -> Table:
-    return Table(
-        text(f"one eager call of a layer at {shape(figures)}, M = 1", "{name}"),
-        number("host overhead µs", "{us:.2f}"), number("ratio", "{ratio:.2f}x"),
-    )  # fmt: skip
+    return Filled(_SPREADS, found)

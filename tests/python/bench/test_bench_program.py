@@ -1,123 +1,172 @@
-"""tests/bench/bench.py: what it runs, writes, and ends with."""
+"""tests/bench/bench.py: what it takes and refuses, runs, writes, and ends with."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import bench_path
 import nf4
 import pytest
-from nf4bench import compare, cpu, plots
+from nf4bench import compare, cpu, options, plots
+from nf4bench.options import Options
 
 program = importlib.import_module("bench")  # bench_path puts it on the path, and sorts after it
 
+# ---- Options ----------------------------------------------------------------------------
 
-def start(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["bench.py", *arguments])
+
+def test_what_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    given = f"--sweep --shapes 1x1,4096x14336 --replays 3 --json {file}"
+    taken = {
+        "": Options(),
+        given: Options("sweep", shapes=((1, 1), (4096, 14336)), replays=3, json=file),
+        "--peers triton,torch": Options(peers=("triton", "torch")),
+        "--peers none": Options(peers=()),
+        "--challenge --iterations 1": Options("challenge", iterations=1),
+        "--matmul-sweep --quick": Options("matmul-sweep", quick=True),
+        "--before other --quick": Options("before", quick=True, before=Path("other")),
+    }
+    for arguments, found in taken.items():
+        assert options.parse(arguments.split()) == found, arguments
+
+
+REFUSED = {
+    "--shapes=": "expected ROWSxCOLS",
+    "--shapes axb": "expected ROWSxCOLS",
+    "--shapes 0x64": "expected ROWSxCOLS",
+    "--shapes 64x64,": "expected ROWSxCOLS",
+    "--shapes 65536x32768": "of 1 to 2147483647 elements",
+    "--peers marlin": "no peer 'marlin'; expected some of bitsandbytes,unsloth,torch,triton",
+    "--replays 2": "'2'; expected a number of 3 or more",
+    "--replays 1e3": "expected a number of 3",
+    "--challenge --iterations 0": "'0'; expected a number of 1 or more",
+    "--threads -5": "expected a number of 1",
+    "--device tpu": "invalid choice: 'tpu'",
+    "--fast": "unrecognized arguments: --fast",
+    "--sweep --challenge": "not allowed with",
+    "--before other --models": "not allowed with",
+    "--before other --replays 5": "--replays means nothing to --before",
+    "--before other --device cpu": "--before needs a GPU",
+    "--quick --shapes 64x64": "not allowed with",
+    "--challenge --quick": "--quick means nothing to --challenge",
+    "--call --shapes 64x64": "--shapes means nothing to --call",
+    "--iterations 5": "--iterations means nothing here",
+    "--matmul-sweep --peers none": "--peers means nothing to --matmul-sweep",
+    "--models --plots .": "--plots means nothing to --models",
+    "--json no/such/folder/x.json": "there is no folder no/such/folder",
+    "--plots no/such/folder": "there is no folder no/such/folder",
+    "--device cpu --sweep": "--sweep needs a GPU: no driver",
+    "--device cpu --peers none": "--peers needs a GPU",
+    "--device cpu --replays 5": "--replays needs a GPU",
+    "--device gpu --threads 2": "--threads is for the CPU",
+    "--device cpu --threads 100000": "--threads is 100000, and this process may run on ",
+}
+
+
+@pytest.mark.parametrize("arguments, reason", REFUSED.items())
+def test_refused_with_the_usage(
+    arguments: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bench_path.ROOT)
+    with pytest.raises(SystemExit) as exit_of:
+        found = options.parse(arguments.split())
+        # What only the device makes wrong is refused where the device is settled.
+        options.settle(found, "no driver" if found.device == "cpu" else None)
+    assert exit_of.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: ./dev bench") and reason.removesuffix(": no driver") in said
+
+
+def test_the_device_is_settled_by_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert options.settle(Options(), None) == "gpu"
+    assert options.settle(Options(), "no driver") == "cpu"
+    assert options.settle(Options(device="cpu"), None) == "cpu"
+    refused = [
+        (Options(device="gpu"), "no driver", "--device gpu: no driver"),
+        (Options("challenge"), "no driver", "--challenge needs a GPU: no driver"),
+        (Options(plots=Path(".")), "no driver", "--plots needs a GPU: no driver"),
+        (Options(threads=1), None, "--threads is for the CPU"),
+    ]
+    for found, no_gpu, reason in refused:
+        with pytest.raises(SystemExit, match="2"):
+            options.settle(found, no_gpu)
+        assert reason in capsys.readouterr().err
+
+
+def test_dev_refuses_before_it_builds() -> None:
+    """options.py alone, with no packages: as ./dev calls it before anything is installed."""
+    script = "tests/bench/nf4bench/options.py"
+    assert script in (bench_path.ROOT / "dev").read_text()
+    for arguments, status, said in ((["--shapes", "x"], 2, "expected ROWS"), (["--quick"], 0, "")):
+        done = subprocess.run(
+            [sys.executable, "-S", script, *arguments], cwd=bench_path.ROOT, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == status and said in done.stderr and not done.stdout
+
+
+# ---- The program ------------------------------------------------------------------------
+
+
+def start(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["bench.py", *map(str, arguments)])
     return program.main()
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> list:
-    """A GPU that measures nothing: what it was asked for."""
-    asked = []
-
-    def figures(options):
-        asked.append(options)
-        return bench_path.bench(bench_path.row())
-
+@pytest.mark.parametrize("mode, name", [("", "bench"), ("--matmul", "matmul")])
+def test_figures_and_plots_are_written_where_asked(
+    mode: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    figures, file = bench_path.figures(name), tmp_path / "figures.json"
     monkeypatch.setattr(program, "no_gpu", lambda: None)
-    monkeypatch.setattr(program, "on_gpu", figures)
-    return asked
-
-
-def test_figures_are_written_where_asked(
-    gpu: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib")
-    json_file = tmp_path / "figures.json"
-    written = start(monkeypatch, "--quick", "--json", str(json_file), "--plots", str(tmp_path))
-    assert written == 0 and gpu[0].quick
-    figures = json.loads(json_file.read_text())
-    assert figures == bench_path.bench(bench_path.row())
-    assert plots.stale(tmp_path, "bench", figures) == []
-
-
-def test_the_plots_of_matmul_are_its_own(
-    gpu: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib")
-    figures = bench_path.matmul(bench_path.matmul_row())
     monkeypatch.setattr(program, "on_gpu", lambda options: figures)
-    assert start(monkeypatch, "--matmul", "--plots", str(tmp_path)) == 0
-    assert sorted(tmp_path.iterdir()) == sorted(plots.paths(tmp_path, "matmul"))
+    given = ["--quick", "--json", file, "--plots", tmp_path]
+    assert start(monkeypatch, *filter(None, [mode]), *given) == 0
+    assert json.loads(file.read_text()) == figures and plots.stale(tmp_path, name, figures) == []
 
 
 @pytest.mark.interop
-def test_a_wrong_result_ends_it_with_status_1(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_or_missing_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from nf4bench import check, modes
-
-    def wrong(options):
-        raise check.WrongResult("dequantize 64x64 bf16 nested: triton: 3 of 4096 elements differ")
+    from nf4bench import check, library, modes
 
     monkeypatch.setattr(program, "no_gpu", lambda: None)
-    monkeypatch.setattr(modes, "run", wrong)
-    with pytest.raises(SystemExit) as exit_of:
-        start(monkeypatch, "--json", str(tmp_path / "x.json"))
-    # A string is printed to stderr, and the status is 1.
-    assert exit_of.value.code == (
-        "bench: wrong result: dequantize 64x64 bf16 nested: triton: 3 of 4096 elements differ; "
-        "not timed"
-    )
-    assert list(tmp_path.iterdir()) == []
+    for error, said in (
+        (check.WrongResult("triton: 3 differ"), "wrong result: triton: 3 differ; not timed"),
+        (library.LibraryMissing("no such file"), "no such file"),
+    ):
+
+        def fails(options, error=error):
+            raise error
+
+        monkeypatch.setattr(modes, "run", fails)
+        with pytest.raises(SystemExit) as exit_of:
+            start(monkeypatch, "--json", tmp_path / "x.json")
+        # A string is printed to stderr, and the status is 1.
+        assert exit_of.value.code == f"bench: {said}" and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.interop
-def test_a_bench_library_that_is_not_built_ends_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_without_a_gpu_the_cpu_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
-    from nf4bench import modes
-    from nf4bench.library import LibraryMissing
-
-    def missing(options):
-        raise LibraryMissing("cannot open libnf4_bench.so")
-
-    monkeypatch.setattr(program, "no_gpu", lambda: None)
-    monkeypatch.setattr(modes, "run", missing)
-    with pytest.raises(SystemExit) as exit_of:
-        start(monkeypatch, "--build", str(tmp_path))
-    assert exit_of.value.code == "bench: cannot open libnf4_bench.so"
-
-
-def test_without_a_gpu_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
-
-    def run(shapes, threads):
-        asked.append((list(shapes), threads))
-        return {
-            "cpu_variant": "scalar", "threads": threads, "peers": {"bitsandbytes": "missing: x"},
-            "rows": [],
-        }  # fmt: skip
-
-    monkeypatch.setattr(cpu, "run", run)
+    monkeypatch.setattr(cpu, "run", lambda shapes, threads: asked.append((list(shapes), threads)))
     monkeypatch.setattr(program, "no_gpu", lambda: "no driver")
-    figures = tmp_path / "x.json"
-    given = ["--shapes", "64x64,128x64", "--threads", "1", "--json", str(figures)]
-    assert start(monkeypatch, *given) == 0
+    assert start(monkeypatch, "--shapes", "64x64,128x64", "--threads", 1) == 0
     assert start(monkeypatch, "--device", "cpu", "--quick") == 0
-    assert start(monkeypatch) == 0
-    every = cpu.SHAPES
-    processors = len(os.sched_getaffinity(0))
-    assert asked == [([(64, 64), (128, 64)], 1), (every[:1], processors), (every, processors)]
-    assert json.loads(figures.read_text())["threads"] == 1
+    every, processors = cpu.SHAPES, len(os.sched_getaffinity(0))
+    assert asked == [([(64, 64), (128, 64)], 1), (every[:1], processors)]
+    with pytest.raises(SystemExit, match="2"):
+        start(monkeypatch, "--device", "cpu", "--shapes", "64x65")  # bitsandbytes is wrong for it
+    said = capsys.readouterr().err
+    assert "usage:" in said and "'64x65'" in said
 
 
 def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,12 +184,11 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slower_build_ends_it_with_status_1(
     within: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked = []
+    asked, file = [], tmp_path / "x.json"
     monkeypatch.setattr(compare, "main", lambda *given: asked.append(given) or {"products": []})
     monkeypatch.setattr(compare, "within_bounds", lambda figures: within)
-    figures = tmp_path / "x.json"
-    status = start(monkeypatch, "--before", "other", "--quick", "--json", str(figures))
-    assert status == (0 if within else 1) and json.loads(figures.read_text()) == {"products": []}
+    status = start(monkeypatch, "--before", "other", "--quick", "--json", file)
+    assert status == (not within) and json.loads(file.read_text()) == {"products": []}
     assert asked == [(Path("other"), program.ROOT, program.ROOT / "build", True)]
 
     def fails(*given):

@@ -14,7 +14,17 @@ pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
-from bench_fakes import EVERY_KIND, SMALL, FakeGpu, FakeLibrary, Peer, bench, rows  # noqa: E402
+from bench_fakes import (  # noqa: E402
+    EVERY_KIND,
+    SMALL,
+    FakeGpu,
+    FakeLibrary,
+    Peer,
+    bench,
+    quiet,
+    rows,
+    wrong,
+)
 from nf4bench import cases, check, host, rooflines, sweep  # noqa: E402
 from nf4bench import rows as bench_rows  # noqa: E402
 from nf4bench.cases import Case  # noqa: E402
@@ -24,99 +34,85 @@ from nf4bench.weights import Weight  # noqa: E402
 # ---- Rows -------------------------------------------------------------------------------
 
 
-def test_a_row_each_for_plain_and_pdl_beside_a_limit_launched_alike() -> None:
-    made = bench(triton=Peer())
-    case = Case(SMALL, peers=("torch", "triton", "bitsandbytes"), bounds=True)
+def test_a_row_each_for_plain_and_pdl_beside_a_roofline_launched_alike() -> None:
+    made = bench(triton=Peer(), unsloth=Peer(supported=False))
+    case = Case(SMALL, peers=("torch", "triton", "unsloth", "bitsandbytes"), bounds=True)
     plain, pdl = rows(made, case)
     assert (plain["launch"], pdl["launch"]) == ("plain", "pdl")
     assert plain["configuration"] == pdl["configuration"] == "256x2 tile 512"
-    streams = {each[1:] for each in made.library.launches if each[0] == "dequant_traffic"}
-    assert {each[-2] for each in streams} == {False, True}
+    launched = {each[-2] for each in made.library.launches if each[0] == "dequant_traffic"}
+    assert launched == {False, True}
     for row in (plain, pdl):
         assert row["bytes"] == 64 * 256 * 2 + 64 * 128 + 256 + 4
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["us"] / 1e3, abs=0.1)
         assert row["of_roofline"] == pytest.approx(row["roofline"]["us"] / row["us"], abs=1e-3)
         assert row["spread"][0] <= row["us"] <= row["spread"][1]
         assert list(row["peers"]) == ["torch", "triton"]
-        assert row["peers"]["triton"]["ratio"] == pytest.approx(
-            row["peers"]["triton"]["us"] / row["us"], abs=1e-3
-        )
+        triton = row["peers"]["triton"]
+        assert triton["ratio"] == pytest.approx(triton["us"] / row["us"], abs=1e-3)
         assert (row["read"]["bytes"], row["write"]["bytes"]) == (64 * 128, 64 * 256 * 2)
 
 
 @pytest.mark.parametrize("work", ["dequantize", "quantize"])
 def test_a_library_that_launches_plainly_has_one_row(work: str) -> None:
-    (row,) = rows(bench(FakeLibrary(pdl=False)), Case(SMALL, work=work, peers=()))
-    assert row["launch"] == "plain"
+    (row,) = rows(bench(FakeLibrary(pdl=False)), Case(SMALL, nested=False, work=work, peers=()))
+    assert row["launch"] == "plain" and row.get("configuration") is None
 
 
-def test_a_row_of_none_of_the_configurations_names_none() -> None:
-    for row in rows(bench(), Case(SMALL, nested=False, peers=())):
-        assert row["configuration"] is None
-
-
-def test_inputs_alone_rotate_past_the_cache() -> None:
-    made = bench()
-    for work, read in (("dequantize", 64 * 128 + 256 + 4), ("quantize", 64 * 256 * 2)):
-        weights = made.rotation(Case(SMALL, work=work))
-        assert weights[0].input_bytes == read
-        assert len({weight.packed_room.data_ptr() for weight in weights}) == len(weights)
-        assert len(weights) == -(-2 * FakeGpu.cache_bytes // read)
+@pytest.mark.parametrize("work, read", [("dequantize", 8192 + 256 + 4), ("quantize", 32768)])
+def test_inputs_alone_rotate_past_the_cache(work: str, read: int) -> None:
+    weights = bench().rotation(Case(SMALL, work=work))
+    assert weights[0].input_bytes == read
+    assert len({weight.packed_room.data_ptr() for weight in weights}) == len(weights)
+    assert len(weights) == -(-2 * FakeGpu.cache_bytes // read)
 
 
 @pytest.mark.parametrize("case", EVERY_KIND, ids=str)
-def test_every_kind_of_case_is_checked_and_timed(case: Case) -> None:
-    made = bench()
-    found = rows(made, case)
-    assert [row["launch"] for row in found] == ["plain", "pdl"]
-    assert {(row["format"], row["placement"]) for row in found} == {(case.format, case.placement)}
-    assert ("dequantize", -1) in made.library.launches
-
-
-@pytest.mark.parametrize("case", EVERY_KIND, ids=str)
-def test_rooflines_stay_within_their_memory(case: Case) -> None:
+def test_every_kind_of_case_is_checked_and_timed_within_its_memory(case: Case) -> None:
     """Every address and size that a roofline gets lies within the weight's own tensors."""
+    made = bench()
+    made.gpu.cache_bytes = min(made.gpu.cache_bytes, 4 * case.elements)
+    found = rows(made, case)
+    assert [(row["launch"], row["format"], row["placement"]) for row in found] == [
+        (launch, case.format, case.placement) for launch in ("plain", "pdl")
+    ]
+    assert ("dequantize", -1) in made.library.launches
     library, weight = FakeLibrary(), Weight(case, "cpu")
     sink = torch.empty(16, dtype=torch.uint8)
-    launches = {
-        **rooflines.dequantize(library, [weight], "plain"),
-        **rooflines.read(library, [weight], sink), **rooflines.write(library, [weight]),
-    }  # fmt: skip
-    for (launch,) in launches.values():
-        launch(None)
-    q = weight.quantized
+    for launches in (
+        rooflines.dequantize(library, [weight], "plain"),
+        rooflines.read(library, [weight], sink), rooflines.write(library, [weight]),
+    ):  # fmt: skip
+        for (launch,) in launches.values():
+            launch(None)
 
     def inside(tensor, address: int, nbytes: int, multiple: int) -> None:
         assert address == tensor.data_ptr() and nbytes % multiple == 0
         assert 0 <= nbytes <= tensor.numel() * tensor.itemsize
 
-    for name, *arguments in library.launches:
+    for name, _, *given in library.launches:
         if name == "dequant_traffic":
-            _, packed, words, scales, scale_bytes, out, stores, *_ = arguments
-            packed_bytes = 4 * words
-            inside(weight.packed_room, packed, packed_bytes, 4)
-            inside(q.absmax, scales, scale_bytes, 4)
-            inside(weight.out_room, out, packed_bytes * 4 * stores, 16)
-            assert case.elements // 2 - packed_bytes < 4
-        elif name == "read":
-            inside(weight.packed_room, arguments[1], arguments[2], 16)
+            packed, words, scales, scale_bytes, out, stores, *_ = given
+            inside(weight.packed_room, packed, 4 * words, 4)
+            inside(weight.quantized.absmax, scales, scale_bytes, 4)
+            inside(weight.out_room, out, 16 * words * stores, 16)
+            assert case.elements // 2 - 4 * words < 4
         else:
-            inside(weight.out_room, arguments[1], arguments[2], 16)
+            room = weight.packed_room if name == "read" else weight.out_room
+            inside(room, *given[:2], 16)
     assert {each[0] for each in library.launches} == {"dequant_traffic", "read", "write"}
 
 
-@pytest.mark.parametrize("dtype, nested", cases.CLASSES)
+@pytest.mark.parametrize("dtype, nested", cases.CLASSES[2:])
 def test_quantize_is_timed_both_ways_beside_its_own_traffic(dtype: str, nested: bool) -> None:
     made = bench(names=("bitsandbytes",))
-    plain, pdl = rows(made, Case(SMALL, dtype, nested, work="quantize"))
-    assert (plain["launch"], pdl["launch"]) == ("plain", "pdl")
+    found = rows(made, Case(SMALL, dtype, nested, work="quantize"))
+    assert [row["launch"] for row in found] == ["plain", "pdl"]
     assert ("quantize", False) in made.library.launches
     dense = 64 * 256 * (4 if dtype == "fp32" else 2)
-    for each in made.library.launches:
-        if each[0] == "quantize_traffic":
-            assert (each[3], each[5]) == (dense, 64 * 128)
-    for row in (plain, pdl):
-        assert list(row["peers"]) == ["bitsandbytes"]
+    traffic = [each for each in made.library.launches if each[0] == "quantize_traffic"]
+    assert {(each[3], each[5]) for each in traffic} == {(dense, 64 * 128)}
+    for row in found:
         peer = row["peers"]["bitsandbytes"]
         assert peer["ratio"] == pytest.approx(peer["us"] / row["as_calls"]["us"], abs=1e-3)
         assert row["read"]["bytes"] == dense and "write" not in row
@@ -124,20 +120,17 @@ def test_quantize_is_timed_both_ways_beside_its_own_traffic(dtype: str, nested: 
 
 def test_a_consumer_reads_all_of_what_either_policy_wrote() -> None:
     made = bench()
-    figures = bench_rows.run(made, [Case(SMALL, work="consumer", peers=())], lambda line: None)
-    (row,) = figures["consumer"]
-    read, alone = row["then_read"], row["alone"]
+    (row,) = bench_rows.run(made, [Case(SMALL, work="consumer", peers=())], quiet)["consumer"]
+    read = row["then_read"]
     assert row["ratio"] == pytest.approx(read["normal"]["us"] / read["libnf4"]["us"], abs=1e-3)
-    assert list(read) == list(alone) == ["libnf4", "normal", "evict_first"]
-    assert {each[1] for each in made.library.launches if each[0] == "dequantize"} == {
-        -1, "keep", "evict first",
-    }  # fmt: skip
+    assert list(read) == list(row["alone"]) == ["libnf4", "normal", "evict_first"]
+    stores = {each[1] for each in made.library.launches if each[0] == "dequantize"}
+    assert stores == {-1, "keep", "evict first"}
     assert {each[3] for each in made.library.launches if each[0] == "read"} == {64 * 256 * 2}
 
 
 def test_the_sweep_times_every_configuration_that_takes_the_weight() -> None:
-    made = bench(FakeLibrary(refused=2))
-    figures = sweep.dequantize(made, [SMALL, (8, 64)], lambda line: None)
+    figures = sweep.dequantize(bench(FakeLibrary(refused=2)), [SMALL, (8, 64)], quiet)
     assert [(row["dtype"], row["shape"]) for row in figures["rows"]] == [
         (dtype, list(shape)) for dtype in sweep.DTYPES for shape in (SMALL, (8, 64))
     ]
@@ -150,37 +143,32 @@ def test_the_sweep_times_every_configuration_that_takes_the_weight() -> None:
 # ---- Wrong results ----------------------------------------------------------------------
 
 
-def wrong(made: bench_rows.Bench, case: Case) -> str:
-    """What is said of a wrong result; nothing may have been timed."""
-    with pytest.raises(check.WrongResult) as error:
-        bench_rows.run(made, [case], lambda line: None)
-    assert made.gpu.measured == 0
-    return str(error.value)
-
-
-def test_a_peer_that_differs_ends_the_bench_before_any_time() -> None:
-    case = Case(SMALL, "fp16", peers=("torch", "triton"))
-    said = wrong(bench(triton=Peer(wrong=5)), case)
-    assert said == "dequantize 64x256 fp16 nested: triton: 5 of 16384 elements differ"
+class Idle(Peer):
+    def prepare(self, weight, variant):
+        return lambda out=None: out
 
 
 @pytest.mark.parametrize(
-    "work, how, what",
+    "how, case, said",
     [
-        ("dequantize", -1, "libnf4"), ("consumer", -1, "stores: libnf4"),
-        ("consumer", "keep", "stores: normal"), ("consumer", "evict first", "stores: evict_first"),
+        (-1, Case(SMALL), "libnf4: 1 of 16384 elements differ"),
+        (-1, Case(SMALL, work="consumer"), "stores: libnf4: 1 of 16384"),
+        ("keep", Case(SMALL, work="consumer"), "stores: normal: 1 of 16384"),
+        ("evict first", Case(SMALL, work="consumer"), "stores: evict_first: 1 of 16384"),
+        (Peer(wrong=5), Case(SMALL, "fp16", peers=("triton",)), "triton: 5 of 16384"),
+        (Idle(), Case(SMALL, peers=("triton",)), "triton: 16384 of 16384"),
     ],
-)  # fmt: skip
-def test_our_own_wrong_bit_ends_the_bench(work: str, how: int | str, what: str) -> None:
-    said = wrong(bench(FakeLibrary(wrong=how)), Case(SMALL, work=work, peers=()))
-    assert said.endswith(f"64x256 bf16 nested: {what}: 1 of 16384 elements differ")
+)
+def test_a_wrong_bit_ends_the_bench_before_any_time(how: object, case: Case, said: str) -> None:
+    peer = isinstance(how, Peer)
+    made = bench(FakeLibrary(wrong=None if peer else how), **({"triton": how} if peer else {}))
+    assert f"nested: {said}" in wrong(made, lambda: bench_rows.run(made, [case], quiet))
 
 
 def test_a_wrong_configuration_ends_the_sweep() -> None:
     made = bench(FakeLibrary(wrong=2))
-    with pytest.raises(check.WrongResult, match="configuration 128x4 tile 256: 1 of 16384"):
-        sweep.dequantize(made, [SMALL], lambda line: None)
-    assert made.gpu.measured == 0
+    said = wrong(made, lambda: sweep.dequantize(made, [SMALL], quiet))
+    assert "configuration 128x4 tile 256: 1 of 16384" in said
 
 
 def test_a_wrong_quantize_ends_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,27 +181,22 @@ def test_a_wrong_quantize_ends_the_bench(monkeypatch: pytest.MonkeyPatch) -> Non
         return q
 
     monkeypatch.setattr(nf4, "quantize", quantize)
-    said = wrong(bench(FakeLibrary()), Case(SMALL, work="quantize"))
+    made = bench()
+    said = wrong(made, lambda: rows(made, Case(SMALL, work="quantize")))
     assert said == "quantize 64x256 bf16 nested: absmax: 1 of 256 elements differ"
 
 
-def test_an_output_that_is_not_written_is_wrong() -> None:
-    class Idle(Peer):
-        def prepare(self, weight, variant):
-            return lambda out=None: out
-
-    said = wrong(bench(unsloth=Idle()), Case(SMALL, peers=("unsloth",)))
-    assert "unsloth: 16384 of 16384 elements differ" in said
-
-
-def test_a_result_of_another_shape_or_dtype_is_wrong() -> None:
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (torch.t, r"x: \(3, 2\) of torch.float32, expected \(2, 3\)"),
+        (torch.Tensor.half, "of torch.float16"), (torch.neg, "6 of 6"),
+    ],
+)  # fmt: skip
+def test_a_result_of_another_shape_dtype_or_sign_is_wrong(change, said: str) -> None:
     zeros = torch.zeros(2, 3)
-    with pytest.raises(check.WrongResult, match=r"x: \(3, 2\) of torch.float32, expected \(2, 3\)"):
-        check.require_equal("x", zeros, torch.zeros(3, 2))
-    with pytest.raises(check.WrongResult, match="of torch.float16"):
-        check.require_equal("x", zeros, zeros.half())
-    with pytest.raises(check.WrongResult, match="6 of 6"):
-        check.require_equal("x", zeros, -zeros)
+    with pytest.raises(check.WrongResult, match=said):
+        check.require_equal("x", zeros, change(zeros))
 
 
 # ---- The cost of a call -----------------------------------------------------------------
@@ -221,9 +204,8 @@ def test_a_result_of_another_shape_or_dtype_is_wrong() -> None:
 
 @pytest.mark.parametrize("pdl", [True, False])
 def test_the_figures_of_a_call(monkeypatch: pytest.MonkeyPatch, pdl: bool) -> None:
-    monkeypatch.setattr(host, "HOST_TURNS", 2)
-    monkeypatch.setattr(host, "WAITED_TURNS", 2)
-    monkeypatch.setattr(host, "WAITED_CASE", Case(SMALL))
+    for name, value in (("HOST_TURNS", 2), ("WAITED_TURNS", 2), ("WAITED_CASE", Case(SMALL))):
+        monkeypatch.setattr(host, name, value)
     every = host.host_work
 
     def on_the_host(bench, weight):
@@ -236,9 +218,8 @@ def test_the_figures_of_a_call(monkeypatch: pytest.MonkeyPatch, pdl: bool) -> No
     assert list(figures["waited"]["calls"]) == ["libnf4", "triton", host.LAUNCH]
     assert figures["waited"]["calls"]["libnf4"]["ratio"] == 1
     calls = figures["host"]["calls"]
-    assert figures["host"]["beyond_empty_us"] == pytest.approx(
-        calls[host.NEW]["us"] - calls[host.EMPTY]["us"], abs=0.01
-    )
+    beyond = calls[host.NEW]["us"] - calls[host.EMPTY]["us"]
+    assert figures["host"]["beyond_empty_us"] == pytest.approx(beyond, abs=0.01)
     assert "beyond torch.empty" in said[-1]
     with pytest.raises(check.WrongResult, match="triton, launch variant 0: 3 of 16384"):
         host.run(bench(triton=Peer(wrong=3)), said.append)
@@ -247,12 +228,9 @@ def test_the_figures_of_a_call(monkeypatch: pytest.MonkeyPatch, pdl: bool) -> No
 # ---- The C library ----------------------------------------------------------------------
 
 
-def test_a_library_that_is_not_built_is_named(tmp_path: Path) -> None:
+def test_a_library_that_is_not_built_or_of_other_sources_is_named(tmp_path: Path) -> None:
     with pytest.raises(LibraryMissing, match="libnf4_bench.so.*/dev build makes it"):
         Library(tmp_path)
-
-
-def test_a_library_of_other_sources_is_named(tmp_path: Path) -> None:
     source = tmp_path / "empty.c"
     source.write_text("int nf4_bench_dequant_traffic_variants(void) { return 1; }\n")
     (tmp_path / "tests").mkdir()

@@ -24,6 +24,7 @@ from torch_gpu_cases import (  # noqa: E402
     LAYOUTS,
     ROWS,
     layer_of,
+    settle,
     weight_of,
     x_of,
 )
@@ -86,6 +87,7 @@ def test_what_it_took_is_given_back():
     weight, x = weight_of(), x_of(300, COLS)
     numbers = numbers_of(weight)
     _schemas.graph_linear(x, None, *numbers)
+    settle()
     before = torch.cuda.memory_allocated()
     for _ in range(3):
         _schemas.graph_linear(x, None, *numbers)
