@@ -206,6 +206,46 @@ def test_a_huge_model_takes_bounded_time(monkeypatch):
         ask(LLAMA | {"num_hidden_layers": 10**9}, {"model.norm.weight": (3, 3)})
 
 
+def test_a_config_that_takes_more_memory_than_the_limit(monkeypatch):
+    monkeypatch.setattr(architecture, "_MEMORY_LIMIT", 3 << 29)
+    with pytest.raises(UnknownModel, match="cannot build LlamaForCausalLM: MemoryError"):
+        ask(LLAMA | {"num_labels": 10**9}, {"model.norm.weight": (3, 3)})
+
+
+def test_keys_that_name_code_or_files_are_ignored_at_every_depth():
+    names = ("auto_map", "model_args", "backbone_kwargs", "kernel_config", "fusion_config")
+    bad = dict.fromkeys(names, {"AutoModel": "x.Y"}) | {"quantization_config": 1}
+    bad |= {"attn_implementation": "a/b", "_attn_implementation": "a/b"}
+    config = bad | {"a": 1, "text": bad | {"b": [bad | {"use_pretrained_backbone": True}]}}
+    clean = {"a": 1, "text": {"b": [{"use_pretrained_backbone": False}]}}
+    assert meta_model._clean(config) == clean
+
+
+def test_remote_code_of_a_part_is_never_run(in_process):
+    """The model is built of transformers' own classes."""
+    code = {"auto_map": {"AutoModel": "nobody/nowhere--modeling.Evil"}, "num_hidden_layers": 1}
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "text_config": {"model_type": "llama", **code},
+        "vision_config": {"model_type": "clip_vision_model", **code},
+    }
+    name = "model.language_model.layers.0.self_attn.q_proj.weight"
+    assert ask(config, {name: (4096, 4096)}).reasons == {name: None}
+
+
+def test_a_module_beside_the_model_is_not_imported(tmp_path):
+    """python -m nf4 in the model's folder, which Python itself puts first in sys.path."""
+    source = helpers.write_model(tmp_path / "in", **LLAMA)
+    for name in ("torch", "transformers"):
+        (source / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    done = helpers.run_cli("quantize", ".", "../q", "--json", cwd=source)
+    assert done.returncode == 0
+    assert not (tmp_path / "ran").exists()
+    reason = "the tensors are not those of config.json's LlamaForCausalLM"
+    assert json.loads(done.stdout)["chosen_by"] == f"tensor names: {reason}"
+
+
 def test_names_alone_decide_for_remote_code(tmp_path):
     source = helpers.write_model(tmp_path / "in", auto_map={"AutoModel": "x.Y"}, **LLAMA)
     result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())

@@ -39,6 +39,16 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
+class Report:
+    """What verify finds. survey: the tensors, none if they cannot be parsed. checked_by: what told
+    which layers transformers loads in 4 bits; empty if nothing was asked."""
+
+    survey: Survey
+    findings: list[Finding]
+    checked_by: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class ErrorStatistics:
     """The error of a 4-bit weight against the dense one: RMS of the difference over RMS of the
     dense weight, and the largest absolute difference. NaN where the dense weight has NaN."""
@@ -108,8 +118,19 @@ def _faults_in(findings: list[Finding]) -> Iterator[None]:
 
 def audit(path: str) -> tuple[Survey, list[Finding]]:
     """All faults of a checkpoint, and its tensors (none if it cannot be parsed). OSError if it
-    cannot be read."""
+    cannot be read.
+
+    Where torch and transformers are installed, a process of its own may build the model that
+    config.json names, without weights: that takes seconds.
+    """
+    report = audit_report(path)
+    return report.survey, report.findings
+
+
+def audit_report(path: str) -> Report:
+    """What audit gives, and on what it rests."""
     faults: list[FormatError] = []
+    checked_by = ""
     try:
         with Checkpoint(path, faults) as checkpoint:
             found = survey(checkpoint)
@@ -119,7 +140,8 @@ def audit(path: str) -> tuple[Survey, list[Finding]]:
                 with _faults_in(findings):
                     for severity, problem in config_problems(checkpoint, found):
                         findings.append(Finding(severity, config, None, problem))
-                findings += _model_findings(checkpoint, found)
+                model_findings, checked_by = _model_findings(checkpoint, found)
+                findings += model_findings
             for name, weight in found.weights.items():
                 for severity, problem in value_problems(weight.load(checkpoint)):
                     findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
@@ -127,8 +149,8 @@ def audit(path: str) -> tuple[Survey, list[Finding]]:
             with _faults_in(findings):
                 checkpoint.check_unchanged()
     except FormatError as error:
-        return Survey(), [_fault(fault) for fault in [*faults, error]]
-    return found, findings
+        return Report(Survey(), [_fault(fault) for fault in [*faults, error]])
+    return Report(found, findings, checked_by)
 
 
 def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
@@ -143,24 +165,26 @@ def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
                 break
 
 
-def _model_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
+def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding], str]:
     """4-bit weights that transformers does not load, and dense ones in place of which it expects
-    4-bit ones. Faults by the modules of the model, warnings by tensor names."""
+    4-bit ones; and Report.checked_by. Faults by the modules of the model, warnings by names."""
     settings = checkpoint.config.get("quantization_config")
     if not found.weights or not isinstance(settings, dict):
-        return
-    rules, _ = choose_rules(checkpoint.config, found)
+        return [], ""
+    rules, checked_by = choose_rules(checkpoint.config, found)
     severity = "warning" if rules.model is None else "fault"
+    findings: list[Finding] = []
     for name, weight in found.weights.items():
         reason = rules.not_loadable(name, weight.shape)
         if reason is not None:
-            path = checkpoint.owner[name].path
-            yield Finding(severity, path, name, f"transformers does not load it: {reason}")
+            problem = f"transformers does not load it: {reason}"
+            findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
     if rules.model is not None:
         config = f"{checkpoint.directory}/config.json"
         for module in replaced_dense(rules.model, found, settings.get("llm_int8_skip_modules")):
             problem = f"llm_int8_skip_modules lacks {module}, whose weight is dense"
-            yield Finding("fault", config, None, problem)
+            findings.append(Finding("fault", config, None, problem))
+    return findings, checked_by
 
 
 def _dense_reference(weight: Weight, dense: Checkpoint, types: frozenset[str]) -> np.ndarray:
