@@ -160,16 +160,6 @@ nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matm
   return record(call);
 }
 
-nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_args *args,
-                           size_t count, int32_t device, int32_t *launches, const char **kernels) {
-  (void)weights, (void)args, (void)device;
-  for (size_t i = 0; i < count; i++) {
-    launches[i] = (int32_t)i;
-    kernels[i] = "fake";
-  }
-  return fake_status;
-}
-
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {
   info->device_count = 3;
   info->compute_capability = 121;

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import pytest
 from nf4.checkpoint import (
     Checkpoint,
     QuantizeOptions,
-    architecture,
     dequantize_checkpoint,
     quantize_checkpoint,
     survey,
@@ -30,16 +27,6 @@ for _package in ("torch", "transformers", "accelerate", "bitsandbytes"):
 import bitsandbytes as bnb  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-
-
-@pytest.fixture(autouse=True, scope="module")
-def asked_once() -> Iterator[None]:
-    """Asking transformers about a model takes a process and seconds; about the same model it is
-    done once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(architecture, "_run", functools.cache(architecture._run))
-        yield
-
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
