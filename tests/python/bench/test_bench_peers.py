@@ -18,7 +18,7 @@ pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
-from bench_fakes import EVERY_KIND, SMALL, Peer, bench, rows  # noqa: E402
+from bench_fakes import EVERY_KIND, SMALL, Peer, bench  # noqa: E402
 from nf4bench import check, peers  # noqa: E402
 from nf4bench import rows as bench_rows  # noqa: E402
 from nf4bench.cases import Case  # noqa: E402
@@ -31,12 +31,17 @@ def test_missing_peers_are_named_and_the_rest_is_measured(monkeypatch: pytest.Mo
     def broken(place: str):
         raise OSError("libcudart.so: cannot open shared object file")
 
+    class Broken(Peer):
+        def prepare(self, weight, variant):
+            raise RuntimeError("no C compiler")
+
     monkeypatch.setitem(peers.FACTORIES, "triton", broken)
+    monkeypatch.setitem(peers.FACTORIES, "unsloth", lambda place: Broken())
     made = bench(names=None)
     said: list[str] = []
     figures = bench_rows.run(made, [Case(SMALL, peers=("bitsandbytes", "torch"))], said.append)
     assert "ModuleNotFoundError" in figures["peers"]["bitsandbytes"]["missing"]
-    assert figures["peers"]["unsloth"] == {"missing": "its calls are CUDA's alone"}
+    assert figures["peers"]["unsloth"] == {"missing": "RuntimeError: no C compiler"}
     missing = "OSError: libcudart.so: cannot open shared object file"
     assert figures["peers"]["triton"] == {"missing": missing}
     assert figures["peers"]["torch"] == {"version": torch.__version__}
@@ -50,23 +55,6 @@ def test_a_bitsandbytes_without_cuda_is_missing_on_a_gpu(factory, monkeypatch) -
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", functional)
     with pytest.raises(peers.PeerMissing, match="found no CUDA library"):
         factory("cuda")
-
-
-def test_a_peer_that_cannot_run_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Peer):
-        def prepare(self, weight, variant):
-            raise RuntimeError("no C compiler")
-
-    monkeypatch.setitem(peers.FACTORIES, "triton", lambda place: Broken())
-    assert peers.load(("triton",), "cpu") == {
-        "triton": peers.Missing("RuntimeError: no C compiler")
-    }
-
-
-def test_a_peer_is_not_asked_for_what_it_cannot_do() -> None:
-    peer = Peer(supported=False)
-    (row, _) = rows(bench(triton=peer), Case(SMALL, peers=("triton",)))
-    assert row["peers"] == {} and peer.prepared == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
