@@ -12,7 +12,6 @@ torch's counts. Results are compared before anything is timed. The weights of a 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib
 import itertools
@@ -308,16 +307,6 @@ MATMUL = Table(
     text("work", "matmul bf16 nested"), text("shape", shape), number("M", "{m}"),
     number("ms", "{ours[ms]:.3f}"), *_SHARED, number("error", "{error:.1e}"),
 )  # fmt: skip
-
-
-def require_shapes(shapes: Iterable[Shape]) -> None:
-    """Raises ArgumentTypeError."""
-    for rows, cols in shapes:
-        if cols % 64:
-            raise argparse.ArgumentTypeError(
-                f"'{rows}x{cols}'; expected ROWSxCOLS, cols a multiple of 64: "
-                "bitsandbytes is wrong for others"
-            )
 
 
 def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = print) -> dict:

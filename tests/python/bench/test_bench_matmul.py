@@ -117,7 +117,7 @@ def test_weights_rotate_past_the_cache_in_whole_turns(together: int, cache: floa
     weights = [weight for turn in found.turns for weight in turn]
     assert {len(turn) for turn in found.turns} == {together} and len(found.turns) >= 2
     assert len({weight.packed_room.data_ptr() for weight in weights}) == len(weights)
-    assert sum(each.bytes for each in found.rooflines) >= 2 * cache - 16 * len(found.turns)
+    assert sum(each.numel() for each in found.memory) >= 2 * cache - 16 * len(found.turns)
 
 
 def test_weights_that_share_x_are_one_row() -> None:
