@@ -24,8 +24,7 @@ from nf4bench.rows import Bench, Report, begin
 
 def reason(error: Exception) -> str:
     """The first line of what went wrong."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0].removesuffix(": ")
 
 
 @dataclass
@@ -39,11 +38,10 @@ class Attempt:
         """work(step) of each form, without those that fail or have failed."""
         results = {}
         for form, (_, step) in made.items():
+            if form in self.failed:
+                continue
             try:
-                if form not in self.failed:
-                    results[form] = work(step)
-            except WrongResult:
-                raise
+                results[form] = work(step)
             except Exception as error:  # the other forms and the other rows go on
                 self.failed[form] = reason(error)
         return results

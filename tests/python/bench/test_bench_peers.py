@@ -131,33 +131,3 @@ def test_the_triton_kernel_is_bit_equal() -> None:
     """In Triton's interpreter, which has to be chosen before Triton is imported."""
     pytest.importorskip("triton")
     assert _in_process(INTERPRETED, TRITON_INTERPRET="1") == "40 compared\n"
-
-
-COMPILED = """
-import re, sys
-sys.path[:0] = sys.argv[1:]
-import triton
-from nf4bench import triton_kernel
-from triton.backends.compiler import GPUTarget
-
-POINTERS = "packed absmax nested_absmax nested_code nested_offset codebook out".split()
-NUMBERS = ("elements", "packed_bytes", "blocks")
-for dtype in ("bf16", "fp16", "fp32"):
-    signature = dict.fromkeys(POINTERS, "*fp32") | {"packed": "*u8", "absmax": "*u8"}
-    signature |= {"out": f"*{dtype}"} | dict.fromkeys(NUMBERS, "i32")
-    constants = {"BLOCKSIZE": 64, "NESTED_BLOCKSIZE": 256, "TILE_BLOCKS": 32}
-    multiples = {(index,): [["tt.divisibility", 16]] for index in range(len(signature))}
-    source = triton.compiler.ASTSource(
-        triton_kernel._dequantize, signature | dict.fromkeys(constants, "constexpr"), constants,
-        multiples,
-    )
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
-    rounding = sorted(set(re.findall(r"cvt\\.r\\w+\\.\\w+", ptx)))
-    print(dtype, len(re.findall(r"\\bfma\\b", ptx)), *rounding)
-"""
-
-
-def test_the_triton_kernel_rounds_as_bitsandbytes_once_compiled() -> None:
-    """For a GPU, without one: no multiply and add became one, and 16 bits round to nearest."""
-    pytest.importorskip("triton")
-    assert _in_process(COMPILED) == "bf16 0 cvt.rn.bf16x2\nfp16 0 cvt.rn.f16x2\nfp32 0\n"
