@@ -92,12 +92,11 @@ def row(
 
 def rows_of(bench: Bench, group: Group, made: Made) -> list[dict[str, Any]]:
     """One row for each way to launch. Raises WrongResult before anything is timed."""
-    attempt = Attempt()
+    attempt, rows = Attempt(), []
     error = _checked(bench, group, made, attempt)
     for form, peak in attempt.each(made, bench.gpu.peak_bytes).items():
         weights = models_forms.bytes_of(made[form][0])
         attempt.memory[form] = {"weights": weights, "step": peak}
-    rows = []
     for launch in group.launches:
         here, times = Attempt(attempt.memory, dict(attempt.failed)), {}
         try:
@@ -113,15 +112,13 @@ def rows(bench: Bench, models: Models, peers: Mapping[str, Peer], group: Group) 
     try:
         run = models_steps.runner(group.compiled)
         if group.work == "mlp":
-            made = models_steps.mlp(group, peers, run, bench.gpu.place)
-        else:
-            work = models.training if group.work == "training" else models.inference
-            made = work(group, run)
-        return rows_of(bench, group, made)
+            return rows_of(bench, group, models_steps.mlp(group, peers, run, bench.gpu.place))
+        work = models.training if group.work == "training" else models.inference
+        return rows_of(bench, group, work(group, run))
     except WrongResult:
         raise
     except Exception as error:  # the other groups go on
-        failed = dict.fromkeys(models.weights.forms, reason(error))
+        failed = dict.fromkeys(models.forms, reason(error))
     return [row(group, each, {}, Attempt(failed=failed), None) for each in group.launches]
 
 
@@ -153,7 +150,7 @@ def run(
             for form, why in each["failed"].items():
                 report(f"{form} failed: {why}")
         bench.gpu.release()
-    figures["call"] = host.layer(bench, models.weights.forms)
+    figures["call"] = host.layer(bench, models.forms)
     for line in tables.layer_calls(figures["call"]).lines():
         report(line)
     figures["seconds"] = seconds()

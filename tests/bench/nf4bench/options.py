@@ -25,24 +25,17 @@ ITERATIONS = 1000  # of the challenge, as its authors have it
 Shape = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Mode:
-    """A program of the bench, all on a GPU but for "", the rows. takes: the options that mean
-    something to it, beside --json, --build and --device."""
-
-    help: str
-    takes: tuple[str, ...]
-
-
-MODES = {
-    "": Mode("", ("shapes", "quick", "peers", "replays", "plots", "threads")),
-    "sweep": Mode("every launch configuration of dequantize", ("shapes", "quick", "replays")),
-    "challenge": Mode("Unsloth's puzzle", ("peers", "iterations")),
-    "call": Mode("what a Python call costs", ()),
-    "matmul": Mode("matmul beside its peers", ("shapes", "quick", "replays", "plots")),
-    "matmul-sweep": Mode("every kernel of matmul", ("shapes", "quick", "replays")),
-    "models": Mode("LLaMA-7B beside its peers", ("quick", "replays")),
-    "before": Mode(
+# The programs of the bench, all on a GPU but for "", the rows: help, and the options that mean
+# something to them, beside --json, --build and --device.
+MODES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "": ("", ("shapes", "quick", "peers", "replays", "plots", "threads")),
+    "sweep": ("every launch configuration of dequantize", ("shapes", "quick", "replays")),
+    "challenge": ("Unsloth's puzzle", ("peers", "iterations")),
+    "call": ("what a Python call costs", ()),
+    "matmul": ("matmul beside its peers", ("shapes", "quick", "replays", "plots")),
+    "matmul-sweep": ("every kernel of matmul", ("shapes", "quick", "replays")),
+    "models": ("LLaMA-7B beside its peers", ("quick", "replays")),
+    "before": (
         "this checkout beside the one in DIR, both already built: dequantize, quantize, matmul, "
         "models and host overhead in turns. Exits with 1 where a product is over 3 %% slower",
         ("quick",),
@@ -112,9 +105,9 @@ def parser() -> argparse.ArgumentParser:
         "there is one, else the CPU",
     )
     modes = made.add_mutually_exclusive_group()
-    for name, mode in list(MODES.items())[1:]:
+    for name, (text, _) in list(MODES.items())[1:]:
         how = {"type": Path, "metavar": "DIR"} if name == "before" else {"action": "store_true"}
-        modes.add_argument(f"--{name}", help=f"{mode.help} (GPU)", **how)
+        modes.add_argument(f"--{name}", help=f"{text} (GPU)", **how)
     which, add = made.add_mutually_exclusive_group(), made.add_argument
     which.add_argument("--shapes", type=_shapes, help="ROWSxCOLS,... instead of LLaMA's")
     which.add_argument("--quick", action="store_true", help="only the shapes that matter most")
@@ -133,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
 def _contradiction(options: Options) -> str | None:
     """Why these options make no sense together on any machine, or None."""
     for name in OPTIONS:
-        if getattr(options, name) not in (None, False) and name not in MODES[options.mode].takes:
+        if getattr(options, name) not in (None, False) and name not in MODES[options.mode][1]:
             return f"--{name} means nothing {f'to --{options.mode}' if options.mode else 'here'}"
     for name, folder in (("json", options.json and options.json.parent), ("plots", options.plots)):
         if folder is not None and not folder.is_dir():

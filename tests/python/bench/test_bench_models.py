@@ -287,7 +287,7 @@ def test_a_missing_peer_is_named_and_time_that_is_over_leaves_groups_out(peers) 
 
 @pytest.mark.usefixtures("short")
 def test_a_layer_whose_call_fails_is_left_out(tiny: Models) -> None:
-    layers = {form: [dict(each[0])] for form, each in tiny.weights.forms.items()}
+    layers = {form: [dict(each[0])] for form, each in tiny.forms.items()}
     broken = layers["bitsandbytes"][0][host.LAYER] = torch.nn.Identity()
     broken.forward = _broken
     figures = host.layer(bench(names=()), layers)
