@@ -14,7 +14,6 @@ that make no sense end it with status 2. A peer that is not installed is named a
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -25,6 +24,7 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 from nf4bench import compare, plots  # noqa: E402
 from nf4bench import options as command_line  # noqa: E402
+from nf4bench.errors import LaunchFailed, LibraryMissing, WrongResult  # noqa: E402
 from nf4bench.options import Options  # noqa: E402
 
 
@@ -46,41 +46,31 @@ def on_cpu(options: Options) -> dict:
     from nf4bench import cpu
 
     shapes = options.shapes or cpu.SHAPES[: 1 if options.quick else None]
-    try:
-        cpu.require_shapes(shapes)
-    except argparse.ArgumentTypeError as error:
-        command_line.parser().error(f"argument --shapes: {error}")
     return cpu.run(shapes, options.threads or len(os.sched_getaffinity(0)))
 
 
 def on_gpu(options: Options) -> dict:
     from nf4bench import modes
-    from nf4bench.check import WrongResult
-    from nf4bench.library import LaunchFailed, LibraryMissing
 
+    return modes.run(options)
+
+
+def measured(options: Options) -> dict:
+    """All figures; ends the program with status 1 where something is wrong or missing."""
     try:
-        return modes.run(options)
+        if options.before:
+            return compare.main(options.before, ROOT, options.build, options.quick)
+        on_device = {"gpu": on_gpu, "cpu": on_cpu}
+        return on_device[command_line.settle(options, no_gpu())](options)
     except WrongResult as error:
         sys.exit(f"bench: wrong result: {error}; not timed")
-    except (LibraryMissing, LaunchFailed) as error:
-        sys.exit(f"bench: {error}")
-
-
-def beside(options: Options) -> dict:
-    """This checkout beside that of options.before."""
-    try:
-        return compare.main(options.before, ROOT, options.build, options.quick)
-    except compare.Failed as error:
+    except (LibraryMissing, LaunchFailed, compare.Failed, ModuleNotFoundError) as error:
         sys.exit(f"bench: {error}")
 
 
 def main() -> int:
     options = command_line.parse(sys.argv[1:])
-    if options.before:
-        figures = beside(options)
-    else:
-        device = command_line.settle(options, no_gpu())
-        figures = on_gpu(options) if device == "gpu" else on_cpu(options)
+    figures = measured(options)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.plots:

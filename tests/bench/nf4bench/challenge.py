@@ -93,14 +93,11 @@ def _own_code(call: Callable) -> Callable:
     return types.FunctionType(own, call.__globals__, "own", call.__defaults__, call.__closure__)
 
 
-def compiled(calls: Calls) -> Calls | str:
-    """The calls under torch.compile(fullgraph=True), run once; or why they cannot be."""
+def compiled(calls: Calls) -> Calls:
+    """The calls under torch.compile(fullgraph=True), run once. Raises what the compiler raises."""
     made = [torch.compile(_own_code(call), fullgraph=True, dynamic=False) for call in calls]
-    try:
-        for call in made:
-            call()
-    except Exception as error:  # whatever the compiler says of a peer is the peer's result
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    for call in made:
+        call()
     return made
 
 
@@ -142,21 +139,24 @@ def compiled_and_equal(
     bench: Bench, weights: Sequence[Weight], implementations: Mapping[str, Calls],
     expected: Sequence,
 ) -> tuple[dict[str, Calls], dict[str, str]]:  # fmt: skip
-    """What compiles, and why the rest does not. Raises WrongResult for ours; a peer whose bits
-    the compiler changes is one that does not."""
+    """What compiles, and why the rest does not; a peer that does not, or to other bits, is tried as
+    an operator of torch. Raises WrongResult for ours."""
     made, refused = {}, {}
-    for name, calls in implementations.items():
-        attempt = compiled(calls)
+    waiting = list(implementations.items())
+    for name, calls in waiting:
         try:
-            if isinstance(attempt, str):
-                refused[name] = attempt
-            else:
+            attempt = compiled(calls)
+            if name != NOTHING:
                 require(bench, f"{name}, compiled", weights, attempt, expected)
-                made[name] = attempt
-        except WrongResult as error:
-            if name == "libnf4":
+            made[name] = attempt
+        except Exception as error:  # whatever the compiler says of a peer is the peer's result
+            wrong = isinstance(error, WrongResult)
+            if wrong and name == "libnf4":
                 raise
-            refused[name] = str(error)
+            said = str(error).strip().splitlines()[0]
+            refused[name] = said if wrong else f"{type(error).__name__}: {said}"
+            if name not in ("libnf4", NOTHING) and not name.endswith(tables.AS_OPERATOR):
+                waiting.append((f"{name}{tables.AS_OPERATOR}", as_operator(weights, calls)))
     return made, refused
 
 
@@ -246,21 +246,6 @@ def points(speedup: float | None, kernels: int, refusal: str) -> list[dict]:
     return [dict(zip(("asked", "points", "of", "evidence"), row, strict=True)) for row in rows]
 
 
-def _compiled(
-    bench: Bench, weights: Sequence[Weight], eager: Mapping[str, Calls], operated: Calls,
-    expected: Sequence,
-) -> tuple[dict[str, Calls], dict[str, str]]:  # fmt: skip
-    """What compiles, and why the rest does not: torch.compile takes no ctypes call, so ours is
-    compiled as an operator of torch, and so is a peer that it refuses. Raises WrongResult."""
-    check = functools.partial(compiled_and_equal, bench, weights, expected=expected)
-    graphs, refused = check(eager | {"libnf4": operated})
-    more, too = check({
-        f"{name}{tables.AS_OPERATOR}": as_operator(weights, eager[name])
-        for name in refused if name != "libnf4"
-    })  # fmt: skip
-    return graphs | more, refused | too
-
-
 def run(bench: Bench, iterations: int | None, report: Report) -> dict:
     """All figures. Raises WrongResult before what is wrong is timed."""
     iterations, gpu = iterations or ITERATIONS, bench.gpu
@@ -271,11 +256,11 @@ def run(bench: Bench, iterations: int | None, report: Report) -> dict:
     ours = [public_call(weight) for weight in weights]
     operated = as_operator(weights, ours)
     eager = _eager(bench, weights, ours, expected)
-    graphs, refused = _compiled(bench, weights, eager, operated, expected)
-    del expected
     idle = [lambda packed=weight.quantized.packed: packed.view(-1) for weight in weights]
-    attempt = compiled(idle)
-    (refused if isinstance(attempt, str) else graphs)[NOTHING] = attempt
+    # torch.compile takes no ctypes call, so ours is compiled as an operator of torch.
+    to_compile = eager | {"libnf4": operated, NOTHING: idle}
+    graphs, refused = compiled_and_equal(bench, weights, to_compile, expected)
+    del expected
     roofline_us = _roofline_us(bench)
     called = eager | {f"libnf4{tables.AS_OPERATOR}": operated, NOTHING: idle}
     times = timed(gpu, called, iterations)

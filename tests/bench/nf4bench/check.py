@@ -7,13 +7,10 @@ from collections.abc import Callable
 import nf4
 import torch
 
+from nf4bench.errors import WrongResult
 from nf4bench.weights import Weight
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-
-
-class WrongResult(Exception):
-    """A candidate's result differs; the message says whose, from what, and by how much."""
 
 
 def differing(a: torch.Tensor, b: torch.Tensor) -> int:

@@ -1,46 +1,53 @@
 """Dequantize, quantize and matmul on the CPU beside bitsandbytes and memory, in one run.
 
-Where the output is decides more than who writes it: memory that the kernel has yet to provide
-is zeroed page by page at the first touch. So each is timed with new memory, as a call without
-`out` makes it, and with memory that is kept from call to call: ours in the caller's array,
-bitsandbytes', which always makes its output, with a malloc that keeps what is freed (and has no
-way back, so all that is new comes first). Three ratios follow: both new, both kept, and
-bitsandbytes as it is called against us in the caller's memory.
+Where the output is decides more than who writes it: memory that the kernel has yet to provide is
+zeroed page by page at the first touch. So each is timed with new memory, as a call without `out`
+makes it, and with memory that is kept from call to call: ours in the caller's tensor, bitsandbytes'
+with a malloc that keeps what is freed (and has no way back, so all that is new comes first).
 
-The roofline is memory alone, kept: filling as many bytes as dequantize writes, copying as many as
-quantize reads and writes, on as many threads; the fastest of our own threads and of torch's
-counts. Outputs are compared bit for bit, with the formulas in numpy and with bitsandbytes, before
-anything is timed. Matmul is another matter: cpu_matmul.py.
+The roofline is memory alone: filling what dequantize writes, copying as much as quantize reads and
+writes, reading the weight of a product, on as many threads; the fastest of our own threads and of
+torch's counts. Results are compared before anything is timed. The weights of a product rotate.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import statistics
+import importlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import nf4
-import numpy as np
+import torch
 
+from nf4bench import check, matmul_peers, peers
+from nf4bench.cases import CLASSES, Case
+from nf4bench.matmul_cases import MOST_OF_DENSE, weight_case
+from nf4bench.measure import summary, taken
 from nf4bench.options import Shape
+from nf4bench.product import Product, exact, relative_error, require
 from nf4bench.table import Row, Table, number, shape, text
+from nf4bench.weights import Weight, rotation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 import oracle  # noqa: E402
 
 SHAPES: list[Shape] = [(4096, 4096), (14336, 4096)]
-BLOCKSIZE, NESTED_BLOCKSIZE = 64, 256
+CASES = [
+    *(("dequantize", *kind) for kind in CLASSES),
+    ("quantize", "bf16", True), ("quantize", "fp32", True), ("quantize", "fp32", False),
+]  # fmt: skip
+BATCHES = (1, 4, 16, 64)
+ROTATED_BYTES = 200 << 20  # of a product's weights: several times what caches hold
 TURNS, LEAD_IN, CALLS = 5, 3, 5
-PAUSE = 0.02  # seconds
-LONG = 0.3  # seconds: a turn ends after as much
+PAUSE, LONG_MS = 0.02, 300.0  # seconds between turns; milliseconds after which a turn ends
 
 Work = Callable[[], Any]
 
@@ -54,7 +61,7 @@ def turn(work: Work) -> list[float]:
     calls are long), in which its own wake up and its memory enters the caches."""
     time.sleep(PAUSE)
     times: list[float] = []
-    while len(times) < 2 or (len(times) < LEAD_IN + CALLS and sum(times) < LONG * 1e3):
+    while len(times) < 2 or (len(times) < LEAD_IN + CALLS and sum(times) < LONG_MS):
         begin = time.perf_counter()
         work()
         times.append((time.perf_counter() - begin) * 1e3)
@@ -62,65 +69,14 @@ def turn(work: Work) -> list[float]:
 
 
 def measure(candidates: dict[str, Work]) -> dict[str, dict]:
-    """The median and the outer deciles of each, in milliseconds. They take turns, so that all see
-    the same machine."""
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    order = list(candidates)
-    for _ in range(TURNS):
-        for name in order:
-            times[name] += turn(candidates[name])
-        order.append(order.pop(0))
+    """The median and the outer deciles of each, in milliseconds."""
+    turns = {name: partial(turn, work) for name, work in candidates.items()}
     found = {}
-    for name, values in times.items():
-        deciles = statistics.quantiles(values, n=10)
-        spread = [round(deciles[0], 4), round(deciles[-1], 4)]
-        found[name] = {"ms": round(statistics.median(values), 4), "spread": spread}
+    for name, values in taken(turns, TURNS, warm_up=0, rotate=True).items():
+        timing = summary(list(itertools.chain(*values)))
+        spread = [round(each, 4) for each in timing.spread]
+        found[name] = {"ms": round(timing.us, 4), "spread": spread}
     return found
-
-
-# ---- The peer ---------------------------------------------------------------------------
-
-
-class Peer:
-    """bitsandbytes on the CPU, on the same memory as ours; or why it is missing."""
-
-    def __init__(self, threads: int) -> None:
-        self.functional = None
-        try:
-            import bitsandbytes
-            import bitsandbytes.functional as functional
-            import torch
-        except Exception as error:  # an import that fails for any reason is a missing peer
-            self.version = f"missing: {error}"
-            return
-        torch.set_num_threads(threads)
-        self.torch, self.functional, self.version = torch, functional, bitsandbytes.__version__
-        self.matmul_4bit = bitsandbytes.matmul_4bit
-
-    def tensor(self, array: np.ndarray) -> Any:
-        """The same memory as a torch tensor; torch takes no bfloat16 from numpy."""
-        if array.dtype == oracle.DTYPES["bf16"]:
-            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
-        return self.torch.from_numpy(array)
-
-    def array(self, tensor: Any, like: np.ndarray) -> np.ndarray:
-        """The way back, to the dtype of `like`."""
-        return tensor.view(self.torch.uint8).numpy().view(like.dtype)
-
-    def state(self, q: nf4.QuantizedTensor) -> Any:
-        """The weight as bitsandbytes describes it, borrowing its parts."""
-        nested: dict[str, Any] = {}
-        if q.nested:
-            nested["offset"] = self.tensor(q.nested_offset)
-            nested["state2"] = self.functional.QuantState(
-                absmax=self.tensor(q.nested_absmax), blocksize=q.nested_blocksize,
-                code=self.tensor(q.nested_code.copy()), dtype=self.torch.float32,
-            )  # fmt: skip
-        return self.functional.QuantState(
-            absmax=self.tensor(q.absmax), shape=self.torch.Size(q.shape),
-            code=self.tensor(nf4.codebook("nf4").copy()), blocksize=q.blocksize, quant_type="nf4",
-            dtype=self.tensor(np.empty(0, oracle.DTYPES[q.dtype])).dtype, **nested,
-        )  # fmt: skip
 
 
 def keep_freed_memory() -> None:
@@ -133,102 +89,74 @@ def keep_freed_memory() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
-# ---- Cases ------------------------------------------------------------------------------
+# ---- Rooflines --------------------------------------------------------------------------
 
 
 @dataclass
-class Case:
-    """A weight, its quantized form, and room for the outputs, touched once."""
+class Memory:
+    """What moves bytes and does nothing else, on as many threads."""
 
-    shape: Shape
-    dtype: str
-    nested: bool
     threads: int
+    pool: ThreadPoolExecutor
 
     def __post_init__(self) -> None:
-        self._layout = {
-            "blocksize": BLOCKSIZE, "nested_blocksize": NESTED_BLOCKSIZE if self.nested else 0,
-        }  # fmt: skip
+        self._memcmp = ctypes.CDLL(None).memcmp
+        self._memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
-    @cached_property
-    def dense(self) -> np.ndarray:
-        values = np.random.default_rng(0).standard_normal(self.shape, np.float32)
-        return (values * np.float32(0.02)).astype(oracle.DTYPES[self.dtype])
+    def _parts(self, tensor: torch.Tensor) -> list[tuple[int, int]]:
+        """The address and the bytes of each thread's part."""
+        split = tensor.view(-1).view(torch.uint8).tensor_split(self.threads)
+        return [(part.data_ptr(), part.numel()) for part in split]
 
-    @cached_property
-    def quantized(self) -> nf4.QuantizedTensor:
-        return nf4.quantize(self.dense, **self._layout)
+    def _each(self, move: Callable, *parts: Sequence) -> Work:
+        return lambda: list(self.pool.map(move, *parts))
 
-    @cached_property
-    def out(self) -> np.ndarray:
-        return np.ones_like(self.dense)
+    def fill(self, out: torch.Tensor) -> dict[str, Work]:
+        fill = self._each(lambda part: ctypes.memset(part[0], 0x3C, part[1]), self._parts(out))
+        return {"fill": fill, "fill by torch": lambda: out.fill_(1)}
 
-    @cached_property
-    def workspace(self) -> np.ndarray:
-        raw = np.zeros(self.quantized.sizes.workspace_bytes + 15, np.uint8)
-        return raw[-raw.ctypes.data % 16 :]
-
-    @property
-    def bytes(self) -> int:
-        return self.dense.nbytes + self.quantized.nbytes
-
-    def dequantize(self) -> np.ndarray:
-        return nf4.dequantize(self.quantized, threads=self.threads)
-
-    def dequantize_kept(self) -> np.ndarray:
-        return nf4.dequantize(self.quantized, out=self.out, threads=self.threads)
-
-    def quantize(self) -> nf4.QuantizedTensor:
-        return nf4.quantize(self.dense, threads=self.threads, **self._layout)
-
-    def quantize_kept(self) -> nf4.QuantizedTensor:
-        workspace = self.workspace if self.nested else None
-        return nf4.quantize(
-            self.dense, out=self.quantized, workspace=workspace, threads=self.threads
+    def copy(self, weight: Weight) -> dict[str, Work]:
+        source, target = (
+            each.view(-1).view(torch.uint8)[: weight.moved_bytes // 2]
+            for each in (weight.dense, weight.out_room)
         )
+        parts = self._parts(target), self._parts(source)
+        copy = self._each(lambda to, start: ctypes.memmove(to[0], *start), *parts)
+        return {"copy": copy, "copy by torch": lambda: target.copy_(source)}
+
+    def read(self, weights: Sequence[Weight]) -> dict[str, Work]:
+        """Packed bytes and scales."""
+
+        def compare(q: nf4.QuantizedTensor) -> Work:
+            parts = [*self._parts(q.packed), *self._parts(q.absmax)]
+            return self._each(lambda part: self._memcmp(part[0], *part), parts)
+
+        quantized = [weight.quantized for weight in weights]
+        words = [q.packed.view(-1).view(torch.int64) for q in quantized]
+        return {
+            "memcmp": rotating(map(compare, quantized)),
+            "sum by torch": rotating(each.sum for each in words),
+        }
 
 
-def as_bytes(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.uint8)
+def rotating(works: Iterable[Work]) -> Work:
+    turns = itertools.cycle(list(works))
+    return lambda: next(turns)()
 
 
-def fills(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> dict[str, Work]:
-    split = np.array_split(as_bytes(case.out), case.threads)
-    parts = [(part.ctypes.data, 0x3C, part.size) for part in split]
-    rooflines: dict[str, Work] = {
-        "fill": lambda: list(pool.map(lambda part: ctypes.memset(*part), parts))
-    }
-    if peer.functional is not None:
-        target = peer.tensor(case.out)
-        rooflines["fill by torch"] = lambda: target.fill_(1)
-    return rooflines
+def fastest(rooflines: Iterable[str], times: dict[str, dict]) -> dict:
+    best = min(rooflines, key=lambda name: times[name]["ms"])
+    return {"kernel": best, **times[best]}
 
 
-def copies(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> dict[str, Work]:
-    source, target = (as_bytes(each)[: case.bytes // 2] for each in (case.dense, case.out))
-    split = (np.array_split(each, case.threads) for each in (target, source))
-    parts = [(to.ctypes.data, start.ctypes.data, to.size) for to, start in zip(*split, strict=True)]
-    rooflines: dict[str, Work] = {
-        "copy": lambda: list(pool.map(lambda part: ctypes.memmove(*part), parts))
-    }
-    if peer.functional is not None:
-        torch_source, torch_target = peer.tensor(source), peer.tensor(target)
-        rooflines["copy by torch"] = lambda: torch_target.copy_(torch_source)
-    return rooflines
-
-
-def require_equal(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
-    differing = oracle.differing(ours, theirs)
-    if differing:
-        sys.exit(f"bench: {what}: {differing} of {ours.size} elements differ; nothing timed")
+# ---- Dequantize and quantize ------------------------------------------------------------
 
 
 @dataclass
 class Contest:
     """What is timed of a case: ours with new and with kept memory, the rooflines, the peers."""
 
-    work: str
-    case: Case
+    weight: Weight
     new: Work
     kept: Work
     rooflines: dict[str, Work]
@@ -242,8 +170,8 @@ class Contest:
 
     def row(self, with_new: dict[str, dict], with_kept: dict[str, dict]) -> dict:
         """Our times, the roofline, and the ratios of the peer's time to ours."""
-        new, kept = with_new["new"], with_kept["kept"]
-        best = min(self.rooflines, key=lambda name: with_kept[name]["ms"])
+        case, new, kept = self.weight.case, with_new["new"], with_kept["kept"]
+        roofline = fastest(self.rooflines, with_kept)
 
         def beside(peer: str) -> dict:
             theirs_new, theirs_kept = with_new[peer], with_kept[peer]
@@ -256,58 +184,103 @@ class Contest:
             return {"new": theirs_new, "kept": theirs_kept, "ratio": rounded}
 
         return {
-            "work": self.work, "shape": list(self.case.shape), "dtype": self.case.dtype,
-            "nested": self.case.nested, "new": new,
-            "kept": kept | {"gb_per_s": round(self.case.bytes / kept["ms"] / 1e6, 1)},
-            "roofline": {"kernel": best, **with_kept[best]},
-            "of_roofline": round(with_kept[best]["ms"] / kept["ms"], 3),
+            "work": case.work, "shape": list(case.shape), "dtype": case.dtype,
+            "nested": case.nested, "new": new,
+            "kept": kept | {"gb_per_s": round(self.weight.moved_bytes / kept["ms"] / 1e6, 1)},
+            "roofline": roofline, "of_roofline": round(roofline["ms"] / kept["ms"], 3),
             "peers": {peer: beside(peer) for peer in self.peers},
         }  # fmt: skip
 
 
-def dequantize_contest(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> Contest:
-    """After the results were found equal."""
-    q, what = case.quantized, f"{case.shape} {case.dtype}"
-    ours = case.dequantize()
-    expected = oracle.dequantize(q, nf4.codebook("nf4"), case.dtype)
-    require_equal(f"dequantize {what}", ours, expected)
-    require_equal(f"dequantize to out {what}", case.dequantize_kept(), expected)
-    peers = {}
-    if peer.functional is not None:
-        packed, state = peer.tensor(q.packed).view(-1, 1), peer.state(q)
-        peers["bitsandbytes"] = partial(peer.functional.dequantize_4bit, packed, state)
-        theirs = peer.array(peers["bitsandbytes"](), ours)
-        require_equal(f"bitsandbytes' dequantize {what}", ours, theirs)
-    rooflines = fills(pool, peer, case)
-    return Contest("dequantize", case, case.dequantize, case.dequantize_kept, rooflines, peers)
-
-
-def quantize_contest(pool: ThreadPoolExecutor, peer: Peer, case: Case) -> Contest:
-    """After ours was found right; bitsandbytes' bytes are its backend's own."""
-    expected = oracle.quantize(
-        case.dense, blocksize=BLOCKSIZE, nested_blocksize=case.quantized.nested_blocksize,
-        codebook=nf4.codebook("nf4"), scale_code=nf4.scale_code(),
+def contest(memory: Memory, theirs: dict[str, Any], case: Case) -> Contest:
+    """After results were found equal to the formulas; of quantize ours alone, as bitsandbytes'
+    bytes are its backend's own. Raises WrongResult."""
+    weight = Weight(case, "cpu")
+    q, threads = weight.quantized, memory.threads
+    if case.work == "dequantize":
+        new = partial(nf4.dequantize, q, threads=threads)
+        kept = partial(nf4.dequantize, q, out=weight.out, threads=threads)
+        calls = {name: peer.prepare(weight, 0) for name, peer in theirs.items()}
+        expected = peers.TorchOperators("cpu").prepare(weight, 0)()
+        for name, call in {"libnf4": new, "libnf4, out given": kept, **calls}.items():
+            check.require_dequantized(name, weight, expected, call)
+        return Contest(weight, new, kept, memory.fill(weight.out), calls)
+    layout = {"blocksize": case.blocksize, "nested_blocksize": case.nested_blocksize}
+    new = partial(nf4.quantize, weight.dense, threads=threads, **layout)
+    kept = partial(
+        nf4.quantize, weight.dense, out=q, workspace=weight.workspace, threads=threads
     )  # fmt: skip
-    for q in (case.quantize(), case.quantize_kept()):
-        for part in ("packed", "absmax"):
-            what = f"quantize {case.shape} {case.dtype} {part}"
-            require_equal(what, getattr(q, part), expected[part])
-    peers = {}
-    if peer.functional is not None:
-        peers["bitsandbytes"] = partial(
-            peer.functional.quantize_4bit, peer.tensor(case.dense),
-            blocksize=BLOCKSIZE, compress_statistics=case.nested, quant_type="nf4",
-        )  # fmt: skip
-    rooflines = copies(pool, peer, case)
-    return Contest("quantize", case, case.quantize, case.quantize_kept, rooflines, peers)
+    expected = oracle.quantize(
+        weight.dense.float().numpy(), codebook=nf4.codebook("nf4"), scale_code=nf4.scale_code(),
+        **layout,
+    )  # fmt: skip
+    for made, part in itertools.product((new(), kept()), ("packed", "absmax")):
+        wanted, found = torch.from_numpy(expected[part]), getattr(made, part)
+        check.require_equal(f"{case}: {part}", wanted.view(-1), found.view(-1))
+    calls = {name: peer.quantize(weight) for name, peer in theirs.items()}
+    return Contest(weight, new, kept, memory.copy(weight), calls)
 
 
-CASES = [
-    (dequantize_contest, "bf16", True), (dequantize_contest, "fp16", True),
-    (dequantize_contest, "fp32", True), (dequantize_contest, "bf16", False),
-    (quantize_contest, "bf16", True), (quantize_contest, "fp32", True),
-    (quantize_contest, "fp32", False),
-]  # fmt: skip
+# ---- Matmul -----------------------------------------------------------------------------
+
+
+class Rearranged(matmul_peers.Bitsandbytes):
+    """The kernel to which bitsandbytes' Linear4bit turns for inference on AVX512-BF16, on bytes
+    that it has rearranged beforehand and scales in bf16."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self._functional = importlib.import_module("bitsandbytes.functional")
+        if not getattr(self._functional, "has_avx512bf16", lambda: False)():
+            raise peers.PeerMissing("it needs AVX512-BF16")
+
+    def prepare(self, weight: Weight, variant: int) -> matmul_peers.Multiply:
+        packed, state = self._functional._convert_weight_packed_for_cpu(
+            weight.quantized.packed.view(-1, 1).clone(), self._dequantize.state(weight)
+        )
+        return lambda x: self._multiply(x, packed, quant_state=state)
+
+
+def accurate(product: Product, numbers: torch.Tensor) -> float:
+    """The relative error of y. Raises WrongResult where it is over 1.1 times that of a weight
+    rounded to bf16."""
+    expected = exact(product.x, numbers)
+    rounded = exact(product.x, numbers.to(product.y.dtype).double()).to(product.y.dtype)
+    most = MOST_OF_DENSE * relative_error(rounded, expected)
+    return require(f"{product.weight.case}, M = {product.m}", most, expected, product.y)
+
+
+def matmul_rows(memory: Memory, shape: Shape) -> Iterator[dict]:
+    """Raises WrongResult before a product is timed."""
+    weights = rotation(weight_case(shape), "cpu", ROTATED_BYTES)
+    numbers = peers.dequantized(weights[0], torch.float64)
+    loaded = matmul_peers.load("cpu") | peers.load_each(["rearranged"], lambda _: Rearranged("cpu"))
+    calls = {
+        name: [peer.prepare(weight, 0) for weight in weights]
+        for name, peer in peers.present(loaded).items()
+    }
+    reads, nbytes = memory.read(weights), weights[0].input_bytes
+    for m in BATCHES:
+        first = Product(weights[0], m)
+        x, y, threads = first.x, first.y, memory.threads
+        works = [partial(nf4.matmul, x, w.quantized, out=y, threads=threads) for w in weights]
+        works[0]()
+        error = accurate(first, numbers)
+        theirs = {name: rotating(partial(c, x) for c in each) for name, each in calls.items()}
+        times = measure({"ours": rotating(works)} | reads | theirs)
+        ours, roofline = times["ours"], fastest(reads, times)
+        yield {
+            "work": "matmul", "shape": list(shape), "dtype": "bf16", "nested": True, "m": m,
+            "error": error, "ours": ours | {"gb_per_s": round(nbytes / ours["ms"] / 1e6, 1)},
+            "roofline": roofline, "of_roofline": round(roofline["ms"] / ours["ms"], 3),
+            "peers": {
+                name: times[name] | {"ratio": round(times[name]["ms"] / ours["ms"], 2)}
+                for name in calls
+            },
+        }  # fmt: skip
+
+
+# ---- All --------------------------------------------------------------------------------
 
 
 def _peers(row: Row) -> str:
@@ -315,50 +288,49 @@ def _peers(row: Row) -> str:
         f"{name} ms new {each['new']['ms']:.3f} ({each['ratio']['both_new']:.1f}x, over ours kept "
         f"{each['ratio']['theirs_new_ours_kept']:.1f}x), kept {each['kept']['ms']:.3f} "
         f"({each['ratio']['both_kept']:.2f}x)"
+        if "new" in each
+        else f"{name} ms {each['ms']:.3f} ({each['ratio']:.2f}x)"
         for name, each in row["peers"].items()
     )
 
 
+_SHARED = [
+    number("ms roofline", "{roofline[ms]:.3f}"), number("of the roofline", "{of_roofline:.2f}"),
+    text("peers", _peers),
+]  # fmt: skip
 TABLE = Table(
     text("work", "{work}"), text("shape", shape), text("dtype", "{dtype}"),
     text("layout", lambda row: "nested" if row["nested"] else "flat"),
-    number("ms new", "{new[ms]:.3f}"), number("ms kept", "{kept[ms]:.3f}"),
-    number("ms roofline", "{roofline[ms]:.3f}"), number("of the roofline", "{of_roofline:.2f}"),
-    text("peers", _peers),
+    number("ms new", "{new[ms]:.3f}"), number("ms kept", "{kept[ms]:.3f}"), *_SHARED,
+)  # fmt: skip
+MATMUL = Table(
+    text("work", "matmul bf16 nested"), text("shape", shape), number("M", "{m}"),
+    number("ms", "{ours[ms]:.3f}"), *_SHARED, number("error", "{error:.1e}"),
 )  # fmt: skip
 
 
-def require_shapes(shapes: Iterable[Shape]) -> None:
-    """Raises ArgumentTypeError."""
-    for rows, cols in shapes:
-        if cols % BLOCKSIZE:
-            raise argparse.ArgumentTypeError(
-                f"'{rows}x{cols}'; expected ROWSxCOLS, cols a multiple of {BLOCKSIZE}: "
-                "bitsandbytes is wrong for others"
-            )
-
-
 def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = print) -> dict:
-    """All figures."""
-    from nf4bench import cpu_matmul
-
-    peer = Peer(threads)
-    report(f"libnf4: {nf4.cpu_variant()}, {threads} threads; bitsandbytes: {peer.version}")
+    """All figures. Raises WrongResult before what is wrong is timed."""
+    torch.set_num_threads(threads)
+    loaded = peers.load(("bitsandbytes",), "cpu")
+    theirs, described = peers.present(loaded), peers.described(loaded)["bitsandbytes"]
+    version = described.get("version") or f"missing: {described['missing']}"
+    report(f"libnf4: {nf4.cpu_variant()}, {threads} threads; bitsandbytes: {version}")
+    cases = [Case(each, dtype, nested, work) for each in shapes for work, dtype, nested in CASES]
     with ThreadPoolExecutor(threads) as pool:
-
-        def contests() -> Iterator[Contest]:
-            for each in shapes:
-                for make, dtype, nested in CASES:
-                    yield make(pool, peer, Case(each, dtype, nested, threads))
-
-        with_new = [contest.measure_new() for contest in contests()]
-        matmul = cpu_matmul.run(pool, peer, shapes, threads, report)
+        memory = Memory(threads, pool)
+        with_new = [contest(memory, theirs, case).measure_new() for case in cases]
+        rows, matmul = [], []
+        for each in shapes:
+            for row in matmul_rows(memory, each):
+                matmul.append(row)
+                report(MATMUL.line(row))
         keep_freed_memory()
-        rows = []
-        for contest, times in zip(contests(), with_new, strict=True):
-            rows.append(contest.row(times, contest.measure_kept()))
+        for case, times in zip(cases, with_new, strict=True):
+            made = contest(memory, theirs, case)
+            rows.append(made.row(times, made.measure_kept()))
             report(TABLE.line(rows[-1]))
     return {
-        "cpu_variant": nf4.cpu_variant(), "threads": threads,
-        "peers": {"bitsandbytes": peer.version}, "rows": rows, "matmul": matmul,
+        "cpu_variant": nf4.cpu_variant(), "threads": threads, "peers": {"bitsandbytes": version},
+        "rows": rows, "matmul": matmul,
     }  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import nf4
@@ -42,15 +43,11 @@ def waited(gpu: Any, call: Callable) -> float:
 
 def host_times(gpu: Any, work: Calls) -> dict[str, Timing]:
     """Microseconds of the host a call, nothing waited for."""
-    return in_turns(
-        {name: lambda c=call: queued(gpu, c, HOST_CALLS) for name, call in work.items()}, HOST_TURNS
-    )
+    return in_turns({n: partial(queued, gpu, c, HOST_CALLS) for n, c in work.items()}, HOST_TURNS)
 
 
 def waited_times(gpu: Any, work: Calls) -> dict[str, Timing]:
-    return in_turns(
-        {name: lambda c=call: waited(gpu, c) for name, call in work.items()}, WAITED_TURNS
-    )
+    return in_turns({n: partial(waited, gpu, c) for n, c in work.items()}, WAITED_TURNS)
 
 
 def over_ours(times: Mapping[str, Timing], ours: str = "libnf4") -> dict[str, dict]:

@@ -11,6 +11,8 @@ from typing import Any
 
 from nf4 import _abi
 
+from nf4bench.errors import LaunchFailed, LibraryMissing, Refused
+
 _STREAM = [c_int, c_void_p]  # pdl, stream
 _SCRATCH = [c_void_p, c_size_t]
 _DTYPE, _STATUS = _abi.Dtype, _abi.Status
@@ -42,18 +44,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "matmul_as": (_STATUS, [c_int, c_void_p, c_void_p, *_SCRATCH, *_STREAM]),
 }
 PLAIN = -1  # in place of a configuration's index: the library's choice launched plainly
-
-
-class LibraryMissing(Exception):
-    """The bench's C library cannot be loaded; the message says from where."""
-
-
-class LaunchFailed(RuntimeError):
-    """A kernel of the bench's C library could not be launched."""
-
-
-class Refused(LaunchFailed):
-    """A kernel that cannot do what it was asked."""
 
 
 def path_in(build: Path) -> Path:

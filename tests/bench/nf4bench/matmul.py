@@ -4,15 +4,15 @@ comes: weights, each x and each y rotate as the weights of dequantize do."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from nf4bench import host, tables
+from nf4bench import host, rooflines, tables
 from nf4bench.device import Launch
-from nf4bench.library import Library
 from nf4bench.matmul_cases import ERROR_CLASSES, ERROR_MS, MANY, PDL_M, Group, weight_case
 from nf4bench.matmul_peers import Multiply, Peer
 from nf4bench.measure import Candidate, Timing, fastest
@@ -35,33 +35,25 @@ Turn = Sequence[Product]  # the weights that share an x
 APART = "apart"  # ours, in a call for each weight
 
 
-class Roofline:
-    """Memory of as many bytes as a turn's weights have, to be read once."""
-
-    def __init__(self, weights: Sequence[Weight]) -> None:
-        self.bytes = sum(weight.input_bytes for weight in weights) // 16 * 16
-        place = weights[0].place
-        # The kernel writes where it finds nothing but zeros.
-        self._source = torch.randint(1, 256, (self.bytes,), device=place, dtype=torch.uint8)
-        self._sink = torch.empty(16, device=place, dtype=torch.uint8)
-
-    def read(self, library: Library, variant: int, pdl: bool) -> Launch:
-        source, sink, nbytes = self._source.data_ptr(), self._sink.data_ptr(), self.bytes
-        return lambda stream: library.launch("read", variant, source, nbytes, sink, pdl, stream)
-
-
 @dataclass
 class Setting:
     """What all products of a group share. turns: the rotation's weights, as many at a time as
-    share an x; calls: each peer's, by name and way to call it, as turns are; numbers: what the
-    first turn's weights are in float64, by peer, and "" for us."""
+    share an x; memory: as many bytes as a turn's weights have, to be read once; calls: each peer's,
+    by name and way to call it, as turns are; numbers: what the first turn's weights are in float64,
+    by peer, and "" for us."""
 
     group: Group
     turns: list[list[Weight]]
-    rooflines: list[Roofline]
+    memory: list[torch.Tensor]
     peers: Mapping[str, Peer]
     calls: dict[tuple[str, int], list[list[Multiply]]]
     numbers: dict[str, list[torch.Tensor]]
+
+
+def _memory(weights: Sequence[Weight]) -> torch.Tensor:
+    """The roofline's kernel writes where it finds nothing but zeros, of which there are none."""
+    nbytes = sum(weight.input_bytes for weight in weights) // 16 * 16
+    return torch.randint(1, 256, (nbytes,), device=weights[0].place, dtype=torch.uint8)
 
 
 def setting(bench: Bench, group: Group, peers: Mapping[str, Any]) -> Setting:
@@ -81,7 +73,7 @@ def setting(bench: Bench, group: Group, peers: Mapping[str, Any]) -> Setting:
             calls[name, way] = [[peer.prepare(each, way) for each in turn] for turn in turns]
         own = [peer.numbers(each) if ways else None for each in turns[0]]
         numbers[name] = numbers[""] if own[0] is None else own
-    return Setting(group, turns, [Roofline(turn) for turn in turns], usable, calls, numbers)
+    return Setting(group, turns, [_memory(turn) for turn in turns], usable, calls, numbers)
 
 
 def _together(launches: Sequence[Launch]) -> Launch:
@@ -130,20 +122,6 @@ def _theirs(of: Setting, turns: Sequence[Turn], m: int) -> Candidates:
     }
 
 
-def _rooflines(
-    bench: Bench, of: Setting, launches: Iterable[str], known: Mapping[str, int]
-) -> Candidates:
-    """Every launch variant of the roofline's kernel, or the one that is known to be the fastest."""
-    every = bench.library.variants("read")
-    return {
-        Candidate("roofline", launch, variant): [
-            roofline.read(bench.library, variant, launch == "pdl") for roofline in of.rooflines
-        ]
-        for launch in launches
-        for variant in ([known[launch]] if launch in known else every)
-    }
-
-
 def _checked(
     bench: Bench, of: Setting, turn: Turn, candidates: Candidates, m: int
 ) -> dict[Candidate, float]:
@@ -176,7 +154,7 @@ def _row(of: Setting, m: int, launch: str, times: Mapping[Candidate, Timing]) ->
         "nested": case.nested, "launch": launch, **ours.figures(),
         "tflop_per_s": round(2 * weights * m * case.elements / ours.us / 1e6, 1),
         "roofline": {
-            "variant": roofline.variant, "bytes": of.rooflines[0].bytes, **roofline.timing.figures()
+            "variant": roofline.variant, "bytes": of.memory[0].numel(), **roofline.timing.figures()
         },
         "of_roofline": round(roofline.timing.us / ours.us, 4),
         "peers": beside(of.peers, times, ours),
@@ -192,13 +170,17 @@ def rows_of(bench: Bench, of: Setting, m: int, known: dict[str, int]) -> list[di
     """One row for each way to launch ours. known: the roofline's fastest launch variants, by way to
     launch, which the first of the group's products finds. Raises WrongResult before anything is
     timed."""
-    products = _products(of, m)
+    products, sink = _products(of, m), bench.sink()
     first = products[0][0]
     candidates = _ours(bench, products, m)
     ours = [each for each in candidates if each.name == "libnf4"]
     candidates |= _theirs(of, products, m)
     errors = _checked(bench, of, products[0], candidates, m)
-    candidates |= _rooflines(bench, of, [each.launch for each in ours], known)
+    given = [(each.data_ptr(), each.numel(), sink.data_ptr()) for each in of.memory]
+    for each in ours:
+        variants = [known[each.launch]] if each.launch in known else ()
+        roofline = each._replace(name="roofline")
+        candidates |= rooflines.of(bench.library, "read", given, roofline, variants)
     times = bench.times([first.weight], candidates)
     for each in ours:
         known[each.launch] = fastest(times, "roofline", each.launch).variant
@@ -214,14 +196,12 @@ def rows(
 ) -> list[dict]:
     """The rows of all groups, as figures.json holds them."""
     found = []
-    few, many, several = (
-        tables.matmul(described(peers), **kind) for kind in ({}, {"many": True}, {"several": True})
-    )
     for group in groups:
         of, known = setting(bench, group, peers), {}
         for m in group.ms:
             made = rows_of(bench, of, m, known)
-            table = several if group.together > 1 else many if m >= MANY else few
+            several = group.together > 1
+            table = tables.matmul(described(peers), many=m >= MANY and not several, several=several)
             report(table.line({row["launch"]: row for row in made}))
             found += made
             bench.gpu.release()
@@ -249,27 +229,23 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _errors(
-    bench: Bench, peers: Mapping[str, Any], shape: Shape, dtype: str, nested: bool
-) -> Iterable[dict]:
+def _errors(bench: Bench, peers: Mapping[str, Any], weight: Weight) -> Iterable[dict]:
     """Ours, bitsandbytes' and a dense product with the dequantized weight, each beside the product
     in float64 of the unrounded weight."""
-    weight = Weight(weight_case(shape, dtype, nested), bench.gpu.place)
-    numbers = dequantized(weight, torch.float64)
+    case, numbers = weight.case, dequantized(weight, torch.float64)
     usable = present(peers).items()
     calls = {name: peer.prepare(weight, 0) for name, peer in usable if name in ERROR_PEERS}
-    for m in ERROR_MS:
-        for kind, changed in KINDS.items():
-            product = Product(weight, m)
-            product.x.copy_(changed(product.x))
-            expected, x = exact(product.x, numbers), product.x
-            ys = {"libnf4": bench.gpu.run(product.shipped)}
-            for name, call in calls.items():
-                ys[name] = bench.gpu.run(lambda stream, call=call, x=x: call(x))
-            yield {
-                "shape": list(shape), "dtype": dtype, "nested": nested, "x": kind, "m": m,
-                "errors": {n: float(f"{relative_error(y, expected):.3e}") for n, y in ys.items()},
-            }  # fmt: skip
+    for m, (kind, changed) in itertools.product(ERROR_MS, KINDS.items()):
+        product = Product(weight, m)
+        x = product.x.copy_(changed(product.x))
+        expected, ys = exact(x, numbers), {"libnf4": bench.gpu.run(product.shipped)}
+        for name, call in calls.items():
+            ys[name] = bench.gpu.run(lambda stream, call=call, x=x: call(x))
+        yield {
+            "shape": list(case.shape), "dtype": case.dtype, "nested": case.nested, "x": kind,
+            "m": m,
+            "errors": {n: float(f"{relative_error(y, expected):.3e}") for n, y in ys.items()},
+        }  # fmt: skip
 
 
 def errors(
@@ -277,12 +253,11 @@ def errors(
 ) -> list[dict]:
     """The rows of the error table."""
     found = []
-    for shape in shapes:
-        for kind in ERROR_CLASSES:
-            for row in _errors(bench, peers, shape, *kind):
-                report(tables.ERROR.line(row))
-                found.append(row)
-            bench.gpu.release()
+    for shape, kind in itertools.product(shapes, ERROR_CLASSES):
+        for row in _errors(bench, peers, Weight(weight_case(shape, *kind), bench.gpu.place)):
+            report(tables.ERROR.line(row))
+            found.append(row)
+        bench.gpu.release()
     return found
 
 

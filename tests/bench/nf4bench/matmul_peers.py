@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -20,19 +19,27 @@ from nf4bench.weights import DTYPES, Weight
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Peer(Protocol):
-    version: str
-    variants: range  # ways to call it; the fastest counts
+class Peer:
+    """What a peer can do, and the ways to call it, of which the fastest counts, unless it says
+    otherwise."""
 
-    def supports(self, case: Case, m: int, variant: int) -> bool: ...
+    version = torch.__version__
+    variants = range(1)
 
-    def prepare(self, weight: Weight, variant: int) -> Multiply: ...
+    def __init__(self, place: str) -> None:
+        """Raises PeerMissing."""
+
+    def supports(self, case: Case, m: int, variant: int) -> bool:
+        return True
+
+    def prepare(self, weight: Weight, variant: int) -> Multiply:
+        raise NotImplementedError
 
     def numbers(self, weight: Weight) -> torch.Tensor | None:
         """What it multiplies with, float64 [rows, cols]; None: the weight itself."""
 
 
-class Bitsandbytes:
+class Bitsandbytes(Peer):
     """matmul_4bit, as Linear4bit calls it; for one row of x also gemv_4bit, which it used to
     call, and which takes other bytes on the CPU."""
 
@@ -53,45 +60,25 @@ class Bitsandbytes:
             return lambda x: multiply(x, packed.t(), quant_state=state)
         return lambda x: gemv(x, packed, state=state)
 
-    def numbers(self, weight: Weight) -> None:
-        return None
 
-
-class Dense:
-    """torch's linear, which is cuBLAS, with the dequantized weight."""
-
-    variants = range(1)
-
-    def __init__(self, place: str) -> None:
-        self.version = torch.__version__
-
-    def supports(self, case: Case, m: int, variant: int) -> bool:
-        return True
+class Dense(Peer):
+    """torch's linear, which is cuBLAS, with the dequantized weight, which is in the memory of the
+    numbers that it was made from."""
 
     def prepare(self, weight: Weight, variant: int) -> Multiply:
-        dense = dequantized_once(weight)
+        dense = weight.dequantize(None if weight.place == "cpu" else 0)
         return lambda x: torch.nn.functional.linear(x, dense)
 
-    def numbers(self, weight: Weight) -> None:
-        return None
 
-
-def dequantized_once(weight: Weight) -> torch.Tensor:
-    """The weight in its dtype, in the memory of the numbers that it was made from."""
-    return weight.dequantize(None if weight.place == "cpu" else 0)
-
-
-class Tinygemm:
+class Tinygemm(Peer):
     """torch's int4 kernel, on codes that it has rearranged. They are ours, taken as integers
     from -8 to 7, so its weights are others of the same size; groups of 64."""
 
-    variants = range(1)
     GROUP, INNER_TILES = 64, 8
 
     def __init__(self, place: str) -> None:
         if place != "cuda":
             raise PeerMissing("its kernel is CUDA's alone")
-        self.version = torch.__version__
 
     def supports(self, case: Case, m: int, variant: int) -> bool:
         rows, cols = case.shape
@@ -132,13 +119,11 @@ TRIED = weight_case((64, 256))  # what every peer can do
 def try_out(peer: Peer, weight: Weight) -> None:
     """One product in each way to call it. Raises what that raises, and WrongResult."""
     numbers = peer.numbers(weight)
+    numbers = peers.dequantized(weight, torch.float64) if numbers is None else numbers
+    x = torch.randn(1, weight.case.shape[1], device=weight.place).to(DTYPES[weight.case.dtype])
     for variant in peer.variants:
-        x = torch.randn(1, weight.case.shape[1], device=weight.place).to(DTYPES[weight.case.dtype])
-        call = peer.prepare(weight, variant)
-        expected = exact(
-            x, peers.dequantized(weight, torch.float64) if numbers is None else numbers
-        )
-        require(f"call {variant}", MOST_PEER_ERROR, expected, call(x))
+        y = peer.prepare(weight, variant)(x)
+        require(f"call {variant}", MOST_PEER_ERROR, exact(x, numbers), y)
 
 
 def load(place: str) -> dict[str, Peer | Missing]:

@@ -24,8 +24,7 @@ from nf4bench.rows import Bench, Report, begin
 
 def reason(error: Exception) -> str:
     """The first line of what went wrong."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0].removesuffix(": ")
 
 
 @dataclass
@@ -39,11 +38,10 @@ class Attempt:
         """work(step) of each form, without those that fail or have failed."""
         results = {}
         for form, (_, step) in made.items():
+            if form in self.failed:
+                continue
             try:
-                if form not in self.failed:
-                    results[form] = work(step)
-            except WrongResult:
-                raise
+                results[form] = work(step)
             except Exception as error:  # the other forms and the other rows go on
                 self.failed[form] = reason(error)
         return results
@@ -94,12 +92,11 @@ def row(
 
 def rows_of(bench: Bench, group: Group, made: Made) -> list[dict[str, Any]]:
     """One row for each way to launch. Raises WrongResult before anything is timed."""
-    attempt = Attempt()
+    attempt, rows = Attempt(), []
     error = _checked(bench, group, made, attempt)
     for form, peak in attempt.each(made, bench.gpu.peak_bytes).items():
         weights = models_forms.bytes_of(made[form][0])
         attempt.memory[form] = {"weights": weights, "step": peak}
-    rows = []
     for launch in group.launches:
         here, times = Attempt(attempt.memory, dict(attempt.failed)), {}
         try:
@@ -115,15 +112,13 @@ def rows(bench: Bench, models: Models, peers: Mapping[str, Peer], group: Group) 
     try:
         run = models_steps.runner(group.compiled)
         if group.work == "mlp":
-            made = models_steps.mlp(group, peers, run, bench.gpu.place)
-        else:
-            work = models.training if group.work == "training" else models.inference
-            made = work(group, run)
-        return rows_of(bench, group, made)
+            return rows_of(bench, group, models_steps.mlp(group, peers, run, bench.gpu.place))
+        work = models.training if group.work == "training" else models.inference
+        return rows_of(bench, group, work(group, run))
     except WrongResult:
         raise
     except Exception as error:  # the other groups go on
-        failed = dict.fromkeys(models.weights.forms, reason(error))
+        failed = dict.fromkeys(models.forms, reason(error))
     return [row(group, each, {}, Attempt(failed=failed), None) for each in group.launches]
 
 
@@ -155,7 +150,7 @@ def run(
             for form, why in each["failed"].items():
                 report(f"{form} failed: {why}")
         bench.gpu.release()
-    figures["call"] = host.layer(bench, models.weights.forms)
+    figures["call"] = host.layer(bench, models.forms)
     for line in tables.layer_calls(figures["call"]).lines():
         report(line)
     figures["seconds"] = seconds()

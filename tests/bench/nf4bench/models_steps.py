@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,47 +22,42 @@ Run = Callable[..., Tensor]
 Made = Mapping[str, tuple[nn.Module, Launch]]  # by form: the model, and its step
 
 
-class Weights:
+def weights(
+    size: Size, names: Sequence[str], present: Mapping[str, models_forms.Peer], place: str
+) -> dict[str, list[Linears]]:
     """The linear layers of a size in every form, by form and layer: each has weights of its own, so
     that a step finds none in the caches."""
+    forms: dict[str, list[Linears]] = {name: [] for name in ("libnf4", *present)}
+    for _ in range(size.layers):
+        layer = {
+            name: models_forms.of(models_llama.random_weight(*shape, place), present)
+            for name, shape in size.linears().items()
+            if name in names
+        }
+        for form, layers in forms.items():
+            layers.append({name: each[form] for name, each in layer.items()})
+    return forms
 
-    def __init__(
-        self, size: Size, names: Sequence[str], present: Mapping[str, models_forms.Peer], place: str
-    ) -> None:
-        self.size, self.place = size, place
-        self.forms: dict[str, list[Linears]] = {name: [] for name in ("libnf4", *present)}
-        for _ in range(size.layers):
-            layer = {
-                name: models_forms.of(models_llama.random_weight(*shape, place), present)
-                for name, shape in size.linears().items()
-                if name in names
-            }
-            for form, layers in self.forms.items():
-                layers.append({name: each[form] for name, each in layer.items()})
+
+def _steps(models: Mapping[str, nn.Module], step: Callable[[nn.Module, int], Any]) -> Made:
+    return {form: (each, partial(step, each)) for form, each in models.items()}
 
 
 class Models:
-    """A model of the largest size, of which smaller ones take the first layers."""
+    """A model of the largest size, of which smaller ones take the first layers. forms: its
+    linear layers, by form and layer."""
 
     def __init__(self, size: Size, present: Mapping[str, models_forms.Peer], place: str) -> None:
         self.place = place
-        self.weights = Weights(size, tuple(size.linears()), present, place)
+        self.forms = weights(size, tuple(size.linears()), present, place)
         self._ends = Ends.random(size, place)
         self._adapters = [_adapters(size, place) for _ in range(size.layers)]
 
-    def _llamas(self, size: Size) -> dict[str, Llama]:
-        return {
-            form: Llama(size, self._ends, layers) for form, layers in self.weights.forms.items()
-        }
+    def _llamas(self, size: Size, adapted: bool = False) -> dict[str, Llama]:
+        def layers(plain: list[Linears]) -> list[Linears]:
+            return list(map(_with, plain, self._adapters)) if adapted else plain
 
-    def _adapted(self, size: Size) -> tuple[dict[str, Llama], list[nn.Parameter]]:
-        """The models with adapters, and the parameters of these, which all share."""
-        found = {
-            form: Llama(size, self._ends, list(map(_with, layers, self._adapters)))
-            for form, layers in self.weights.forms.items()
-        }
-        used = self._adapters[: size.layers]
-        return found, [part for layer in used for pair in layer.values() for part in pair]
+        return {form: Llama(size, self._ends, layers(each)) for form, each in self.forms.items()}
 
     def _tokens(self, group: Group) -> Tensor:
         shape = (group.batch, group.tokens)
@@ -80,39 +76,32 @@ class Models:
         if group.tokens == 1:
             self._read_prompt(list(models.values())[-1], group, caches)
 
-        def step(model: Llama) -> Launch:
-            @torch.no_grad()
-            def launch(stream: int) -> Tensor:
-                return model(tokens, positions, caches, run=run)
+        @torch.no_grad()
+        def step(model: nn.Module, stream: int) -> Tensor:
+            return model(tokens, positions, caches, run=run)
 
-            return launch
-
-        return {form: (each, step(each)) for form, each in models.items()}
+        return _steps(models, step)
 
     @torch.no_grad()
     def _read_prompt(self, model: Llama, group: Group, caches: Sequence[Cache]) -> None:
         """Fills the caches with the keys and values of one model for a prompt as long as they."""
         prompt = replace(group, tokens=CONTEXT)
         positions = self._positions(prompt)
-        model(
-            self._tokens(prompt), positions, [each._replace(positions=positions) for each in caches]
-        )
+        whole = [each._replace(positions=positions) for each in caches]
+        model(self._tokens(prompt), positions, whole)
 
     def training(self, group: Group, run: Run) -> Made:
         """The gradients of the adapters, of the loss in predicting random tokens."""
         tokens, targets = self._tokens(group), self._tokens(group).view(-1)
-        positions = self._positions(group)
-        models, parameters = self._adapted(group.size)
+        positions, used = self._positions(group), self._adapters[: group.size.layers]
+        parameters = [part for layer in used for pair in layer.values() for part in pair]
 
-        def step(model: Llama) -> Launch:
-            def launch(stream: int) -> tuple[Tensor, ...]:
-                logits = model(tokens, positions, training=True, run=run)
-                loss = nn.functional.cross_entropy(logits.view(len(targets), -1).float(), targets)
-                return torch.autograd.grad(loss, parameters)
+        def step(model: nn.Module, stream: int) -> tuple[Tensor, ...]:
+            logits = model(tokens, positions, training=True, run=run)
+            loss = nn.functional.cross_entropy(logits.view(len(targets), -1).float(), targets)
+            return torch.autograd.grad(loss, parameters)
 
-            return launch
-
-        return {form: (each, step(each)) for form, each in models.items()}
+        return _steps(self._llamas(group.size, adapted=True), step)
 
 
 def _adapters(size: Size, place: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
@@ -142,19 +131,14 @@ def _cache(group: Group, positions: Tensor, place: str) -> Cache:
 
 def mlp(group: Group, present: Mapping[str, models_forms.Peer], run: Run, place: str) -> Made:
     """The MLP of a layer of its own, on normal values."""
-    names = ("gate_proj", "up_proj", "down_proj")
-    weights = Weights(group.size, names, present, place)
+    forms = weights(group.size, ("gate_proj", "up_proj", "down_proj"), present, place)
     x = torch.randn(group.batch, group.tokens, group.size.hidden, dtype=DTYPE, device=place)
 
-    def step(module: Mlp) -> Launch:
-        @torch.no_grad()
-        def launch(stream: int) -> Tensor:
-            return run(module, x)
+    @torch.no_grad()
+    def step(module: nn.Module, stream: int) -> Tensor:
+        return run(module, x)
 
-        return launch
-
-    found = {form: Mlp(layers[0]) for form, layers in weights.forms.items()}
-    return {form: (each, step(each)) for form, each in found.items()}
+    return _steps({form: Mlp(layers[0]) for form, layers in forms.items()}, step)
 
 
 def runner(compiled: bool) -> Run:

@@ -40,19 +40,13 @@ def _of(options: Options, module: Any) -> Any:
     return module.quick() if options.quick else module.full()
 
 
-def _rows(made: Bench, options: Options, report: Report) -> dict:
-    return rows.run(made, _of(options, cases), report)
-
-
-def _sweep(made: Bench, options: Options, report: Report) -> dict:
-    shapes = sweep.QUICK_SHAPES if options.quick else sweep.SHAPES
-    return sweep.dequantize(made, options.shapes or shapes, report)
+def _sizes(options: Options, module: Any) -> Any:
+    return options.shapes or (module.QUICK_SHAPES if options.quick else module.SHAPES)
 
 
 def _matmul(made: Bench, options: Options, report: Report) -> dict:
-    usual = matmul_cases.QUICK_SHAPES if options.quick else matmul_cases.SHAPES
-    found = matmul_peers.load(made.gpu.place)
-    return matmul.run(made, found, _of(options, matmul_cases), options.shapes or usual, report)
+    found, groups = matmul_peers.load(made.gpu.place), _of(options, matmul_cases)
+    return matmul.run(made, found, groups, _sizes(options, matmul_cases), report)
 
 
 def _matmul_sweep(made: Bench, options: Options, report: Report) -> dict:
@@ -67,8 +61,8 @@ def _models(made: Bench, options: Options, report: Report) -> dict:
 
 
 PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
-    "": _rows,
-    "sweep": _sweep,
+    "": lambda made, options, report: rows.run(made, _of(options, cases), report),
+    "sweep": lambda made, options, report: sweep.dequantize(made, _sizes(options, sweep), report),
     "challenge": lambda made, options, report: challenge.run(made, options.iterations, report),
     "call": lambda made, options, report: host.run(made, report),
     "matmul": _matmul,

@@ -25,29 +25,24 @@ ITERATIONS = 1000  # of the challenge, as its authors have it
 Shape = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Mode:
-    """A program of the bench, all on a GPU but for "", the rows. takes: the options that mean
-    something to it, beside --json, --build and --device."""
-
-    help: str
-    takes: tuple[str, ...]
-
-
-MODES = {
-    "": Mode("", ("shapes", "quick", "peers", "replays", "plots", "threads")),
-    "sweep": Mode("every launch configuration of dequantize", ("shapes", "quick", "replays")),
-    "challenge": Mode("Unsloth's puzzle", ("peers", "iterations")),
-    "call": Mode("what a Python call costs", ()),
-    "matmul": Mode("matmul beside its peers", ("shapes", "quick", "replays", "plots")),
-    "matmul-sweep": Mode("every kernel of matmul", ("shapes", "quick", "replays")),
-    "models": Mode("LLaMA-7B beside its peers", ("quick", "replays")),
-    "before": Mode(
+# The programs of the bench, all on a GPU but for "", the rows: help, and the options that mean
+# something to them, beside --json, --build and --device.
+MODES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "": ("", ("shapes", "quick", "peers", "replays", "plots", "threads")),
+    "sweep": ("every launch configuration of dequantize", ("shapes", "quick", "replays")),
+    "challenge": ("Unsloth's puzzle", ("peers", "iterations")),
+    "call": ("what a Python call costs", ()),
+    "matmul": ("matmul beside its peers", ("shapes", "quick", "replays", "plots")),
+    "matmul-sweep": ("every kernel of matmul", ("shapes", "quick", "replays")),
+    "models": ("LLaMA-7B beside its peers", ("quick", "replays")),
+    "before": (
         "this checkout beside the one in DIR, both already built: dequantize, quantize, matmul, "
         "models and host overhead in turns. Exits with 1 where a product is over 3 %% slower",
         ("quick",),
     ),
 }
+OPTIONS = ("shapes", "quick", "peers", "replays", "iterations", "plots", "threads")
+GPU_ONLY = ("peers", "replays", "plots")
 
 
 @dataclass(frozen=True)
@@ -80,6 +75,10 @@ def shape(text: str) -> Shape:
     return rows, cols
 
 
+def _shapes(text: str) -> tuple[Shape, ...]:
+    return tuple(map(shape, text.split(",")))
+
+
 def _peers(text: str) -> tuple[str, ...]:
     names = () if text == "none" else tuple(text.split(","))
     for name in names:
@@ -106,54 +105,48 @@ def parser() -> argparse.ArgumentParser:
         "there is one, else the CPU",
     )
     modes = made.add_mutually_exclusive_group()
-    for name, mode in list(MODES.items())[1:]:
+    for name, (text, _) in list(MODES.items())[1:]:
         how = {"type": Path, "metavar": "DIR"} if name == "before" else {"action": "store_true"}
-        modes.add_argument(f"--{name}", help=f"{mode.help} (GPU)", **how)
-    which = made.add_mutually_exclusive_group()
-    which.add_argument(
-        "--shapes", type=lambda text: tuple(map(shape, text.split(","))),
-        help="ROWSxCOLS,... instead of LLaMA's",
-    )  # fmt: skip
+        modes.add_argument(f"--{name}", help=f"{text} (GPU)", **how)
+    which, add = made.add_mutually_exclusive_group(), made.add_argument
+    which.add_argument("--shapes", type=_shapes, help="ROWSxCOLS,... instead of LLaMA's")
     which.add_argument("--quick", action="store_true", help="only the shapes that matter most")
-    made.add_argument("--device", choices=("auto", "gpu", "cpu"), default="auto")
-    made.add_argument("--peers", type=_peers, help=f"some of {','.join(PEERS)}, or none (GPU)")
-    numbers = {
-        "replays": (MIN_REPLAYS, f"of each graph; {REPLAYS} by default (GPU)"),
-        "iterations": (1, f"of the challenge; {ITERATIONS} by default"),
-        "threads": (1, "all processors by default (CPU)"),
-    }
-    for name, (least, text) in numbers.items():
-        made.add_argument(f"--{name}", type=_at_least(least), help=text)
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
-    made.add_argument("--plots", type=Path, metavar="DIR", help="write the plots to this folder")
-    made.add_argument("--build", type=Path, default=Options.build, help="the build directory")
+    add("--device", choices=("auto", "gpu", "cpu"), default="auto")
+    add("--peers", type=_peers, help=f"some of {','.join(PEERS)}, or none (GPU)")
+    replays = f"of each graph; {REPLAYS} by default (GPU)"
+    add("--replays", type=_at_least(MIN_REPLAYS), help=replays)
+    add("--iterations", type=_at_least(1), help=f"of the challenge; {ITERATIONS} by default")
+    add("--threads", type=_at_least(1), help="all processors by default (CPU)")
+    add("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    add("--plots", type=Path, metavar="DIR", help="write the plots to this folder")
+    add("--build", type=Path, default=Options.build, help="the build directory")
     return made
 
 
 def _contradiction(options: Options) -> str | None:
     """Why these options make no sense together on any machine, or None."""
-    for name in ("shapes", "quick", "peers", "replays", "iterations", "plots", "threads"):
-        if getattr(options, name) not in (None, False) and name not in MODES[options.mode].takes:
+    for name in OPTIONS:
+        if getattr(options, name) not in (None, False) and name not in MODES[options.mode][1]:
             return f"--{name} means nothing {f'to --{options.mode}' if options.mode else 'here'}"
     for name, folder in (("json", options.json and options.json.parent), ("plots", options.plots)):
         if folder is not None and not folder.is_dir():
             return f"--{name}: there is no folder {folder}"
-    return _contradiction_on(options, options.device)
+    return None
 
 
 def _contradiction_on(options: Options, device: str) -> str | None:
     """Why these options make no sense on "gpu" or "cpu", or None."""
-    gpu_only = [options.mode] if options.mode else []
-    gpu_only += [
-        name for name in ("peers", "replays", "plots") if getattr(options, name) is not None
-    ]
-    if device == "cpu" and gpu_only:
-        return f"--{gpu_only[0]} needs a GPU"
-    if device == "gpu" and options.threads is not None:
-        return "--threads is for the CPU"
+    if device == "gpu":
+        return None if options.threads is None else "--threads is for the CPU"
+    for name in filter(None, (options.mode, *GPU_ONLY)):
+        if name == options.mode or getattr(options, name) is not None:
+            return f"--{name} needs a GPU"
     processors = len(os.sched_getaffinity(0))
-    if options.threads is not None and options.threads > processors:
+    if (options.threads or 0) > processors:
         return f"--threads is {options.threads}, and this process may run on {processors}"
+    for rows, cols in options.shapes or ():
+        if cols % 64:
+            return f"--shapes: {rows}x{cols}: bitsandbytes is wrong where 64 does not divide cols"
     return None
 
 
@@ -164,7 +157,8 @@ def parse(arguments: Sequence[str]) -> Options:
     modes = {name: values.pop(name.replace("-", "_")) for name in list(MODES)[1:]}
     mode = "".join(name for name, given in modes.items() if given)
     options = Options(mode=mode, before=modes["before"], **values)
-    problem = _contradiction(options)
+    device = options.device
+    problem = _contradiction(options) or (device != "auto" and _contradiction_on(options, device))
     if problem:
         made.error(problem)
     return options
@@ -174,10 +168,8 @@ def settle(options: Options, no_gpu: str | None) -> str:
     """The device to bench, "gpu" or "cpu". `no_gpu` says why there is no GPU, or is None.
 
     Exits with status 2 and the usage where the options make no sense on this machine."""
-    device = options.device
-    if device == "auto":
-        device = "cpu" if no_gpu else "gpu"
-    elif device == "gpu" and no_gpu:
+    device = options.device if options.device != "auto" else "cpu" if no_gpu else "gpu"
+    if device == "gpu" and no_gpu:
         parser().error(f"--device gpu: {no_gpu}")
     problem = _contradiction_on(options, device)
     if problem:

@@ -9,10 +9,11 @@ claims our arithmetic, so its bits are compared.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import nf4
 import torch
@@ -39,13 +40,21 @@ class Missing:
     reason: str
 
 
-class Peer(Protocol):
-    version: str
-    variants: range  # launch variants; the fastest counts
+class Peer:
+    """The launch variants, of which the fastest counts, and what a peer can do, unless it says
+    otherwise."""
 
-    def supports(self, weight: Weight) -> bool: ...
+    version = torch.__version__
+    variants = range(1)
 
-    def prepare(self, weight: Weight, variant: int) -> Call: ...
+    def __init__(self, place: str) -> None:
+        """Raises PeerMissing."""
+
+    def supports(self, weight: Weight) -> bool:
+        return True
+
+    def prepare(self, weight: Weight, variant: int) -> Call:
+        raise NotImplementedError
 
 
 def _bitsandbytes(place: str) -> Any:
@@ -60,10 +69,14 @@ def _version(module: str) -> str:
     return importlib.import_module(module).__version__
 
 
-class Bitsandbytes:
-    """dequantize_4bit and quantize_4bit, called as users call them."""
+def _output(weight: Weight) -> Call:
+    """What makes a new tensor for the values."""
+    q, dtype = weight.quantized, DTYPES[weight.case.dtype]
+    return functools.partial(torch.empty, weight.case.shape, dtype=dtype, device=q.packed.device)
 
-    variants = range(1)
+
+class Bitsandbytes(Peer):
+    """dequantize_4bit and quantize_4bit, called as users call them."""
 
     def __init__(self, place: str) -> None:
         self._functional = _bitsandbytes(place)
@@ -100,11 +113,9 @@ class Bitsandbytes:
         )  # fmt: skip
 
 
-class UnslothSequence:
+class UnslothSequence(Peer):
     """The calls that Unsloth's fast_dequantize makes, on bitsandbytes' C library: the scales
     into fp32, the offset onto them, then the values."""
-
-    variants = range(1)
 
     def __init__(self, place: str) -> None:
         if place != "cuda":
@@ -120,7 +131,7 @@ class UnslothSequence:
         case, q, library = weight.case, weight.quantized, self._library
         scales = library.cdequantize_blockwise_fp32
         values = getattr(library, f"cdequantize_blockwise_{case.dtype}_nf4")
-        shape, device, dtype = case.shape, q.packed.device, DTYPES[case.dtype]
+        new, device = _output(weight), q.packed.device
         nested_blocksize, blocksize, blocks, elements = map(
             ctypes.c_int,
             (case.nested_blocksize, case.blocksize, weight.sizes.blocks, case.elements),
@@ -130,8 +141,7 @@ class UnslothSequence:
             return ctypes.c_void_p(tensor.data_ptr())
 
         def call(out: torch.Tensor | None = None) -> torch.Tensor:
-            if out is None:
-                out = torch.empty(shape, dtype=dtype, device=device)
+            out = new() if out is None else out
             absmax = torch.empty(blocks.value, dtype=torch.float32, device=device)
             stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device.index))
             scales(
@@ -146,16 +156,8 @@ class UnslothSequence:
         return call
 
 
-class TorchOperators:
+class TorchOperators(Peer):
     """Dequantize in torch's own operators, eager: unpack, look up, multiply, convert."""
-
-    variants = range(1)
-
-    def __init__(self, place: str) -> None:
-        self.version = torch.__version__
-
-    def supports(self, weight: Weight) -> bool:
-        return True
 
     def prepare(self, weight: Weight, variant: int) -> Call:
         def call(out: torch.Tensor | None = None) -> torch.Tensor:
@@ -194,7 +196,7 @@ def dequantized(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Ten
     return _times(values, scales(weight).to(dtype), weight.case.blocksize).view(weight.case.shape)
 
 
-class TritonKernel:
+class TritonKernel(Peer):
     """triton_kernel.py."""
 
     def __init__(self, place: str) -> None:
@@ -205,18 +207,11 @@ class TritonKernel:
         self.version = self._kernel.triton.__version__
         self.variants = range(len(self._kernel.CONFIGURATIONS))
 
-    def supports(self, weight: Weight) -> bool:
-        return True
-
     def prepare(self, weight: Weight, variant: int) -> Call:
-        case = weight.case
-        shape, dtype = case.shape, DTYPES[case.dtype]
-        place = weight.quantized.packed.device
-        launch = self._kernel.prepare(weight, variant)
+        new, launch = _output(weight), self._kernel.prepare(weight, variant)
 
         def call(out: torch.Tensor | None = None) -> torch.Tensor:
-            if out is None:
-                out = torch.empty(shape, dtype=dtype, device=place)
+            out = new() if out is None else out
             launch(out)
             return out
 

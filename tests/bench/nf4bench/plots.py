@@ -7,12 +7,13 @@ it is up to date: bytes differ between versions of matplotlib.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nf4bench.table import Row, shape
+from nf4bench.table import Row, grouped, shape
 from nf4bench.tables import NAMES
 
 FORMATS = ("svg", "png")
@@ -23,7 +24,10 @@ STYLE = {
 }  # fmt: skip
 MARKERS = {"bf16": "o", "fp16": "s", "fp32": "^"}
 COLOURS = {"plain": "#0072b2", "pdl": "#d55e00"}
-ROOFLINES = {"bytes": "#333333", "read": "#009e73", "write": "#cc79a7"}
+ROOFLINES = {
+    "roofline": ("the same bytes", "#333333"), "read": ("reads alone", "#009e73"),
+    "write": ("writes alone", "#cc79a7"),
+}  # fmt: skip
 PEERS = {"bitsandbytes": "#cc79a7", "dense": "#009e73", "tinygemm": "#e69f00"}
 DARK = "#333333"
 
@@ -37,10 +41,8 @@ def _usual(bench: Row, **wanted: Any) -> list[Row]:
         "work": "dequantize", "nested": True, "blocksize": 64, "format": "nf4",
         "placement": "aligned",
     }  # fmt: skip
-    return [
-        row for row in bench["rows"]
-        if all(row[name] == value for name, value in wanted.items()) and row["shape"][1] % 64 == 0
-    ]  # fmt: skip
+    even = (row for row in bench["rows"] if row["shape"][1] % 64 == 0)
+    return [row for row in even if wanted.items() <= row.items()]
 
 
 def _area(row: Row) -> int:
@@ -48,10 +50,8 @@ def _area(row: Row) -> int:
 
 
 def _points(axes: Any, x: Iterable, y: Iterable, dtype: str, launch: str, label: str) -> None:
-    axes.plot(
-        x, y, MARKERS[dtype], color=COLOURS[launch], label=label,
-        fillstyle="none" if dtype == "fp16" else "full",
-    )  # fmt: skip
+    fill = "none" if dtype == "fp16" else "full"
+    axes.plot(x, y, MARKERS[dtype], color=COLOURS[launch], label=label, fillstyle=fill)
 
 
 def speedup(axes: Any, bench: Row) -> None:
@@ -59,10 +59,8 @@ def speedup(axes: Any, bench: Row) -> None:
     rows = [row for row in _usual(bench, dtype="bf16", launch="plain") if row["peers"]]
     rows.sort(key=_area)
     # torch's own operators are so much slower that nothing else could be seen beside them.
-    names = [
-        name for name in bench["peers"]
-        if name != "torch" and any(name in row["peers"] for row in rows)
-    ]  # fmt: skip
+    shown = [name for name in bench["peers"] if name != "torch"]
+    names = [name for name in shown if any(name in row["peers"] for row in rows)]
     width = 0.8 / max(1, len(names))
     for index, name in enumerate(names):
         found = [(at, row["peers"][name]) for at, row in enumerate(rows) if name in row["peers"]]
@@ -70,53 +68,39 @@ def speedup(axes: Any, bench: Row) -> None:
         axes.bar(where, [peer["ratio"] for _, peer in found], width, label=NAMES[name])
     axes.axhline(1, color=DARK, linewidth=1)
     axes.set_xticks(range(len(rows)), [shape(row) for row in rows], rotation=45)
-    axes.set_ylabel("time over libnf4's")
-    axes.set_title("Dequantize to bf16, nested, plain launches: speed-up over each peer")
+    title = "Dequantize to bf16, nested, plain launches: speed-up over each peer"
+    axes.set(ylabel="time over libnf4's", title=title)
 
 
 def of_roofline(axes: Any, bench: Row) -> None:
     """Points: percent of the bandwidth roofline by megabytes of output."""
-    for launch in COLOURS:
-        for dtype in MARKERS:
-            rows = _usual(bench, dtype=dtype, launch=launch)
-            if rows:
-                itemsize = 4 if dtype == "fp32" else 2
-                _points(
-                    axes, [_area(row) * itemsize / 1e6 for row in rows],
-                    [100 * row["of_roofline"] for row in rows], dtype, launch,
-                    f"{dtype}, {'PDL' if launch == 'pdl' else 'plain'}",
-                )  # fmt: skip
+    for launch, dtype in itertools.product(COLOURS, MARKERS):
+        rows = _usual(bench, dtype=dtype, launch=launch)
+        x = [_area(row) * (4 if dtype == "fp32" else 2) / 1e6 for row in rows]
+        y = [100 * row["of_roofline"] for row in rows]
+        if rows:
+            how = "PDL" if launch == "pdl" else "plain"
+            _points(axes, x, y, dtype, launch, f"{dtype}, {how}")
     axes.axhline(100, color=DARK, linewidth=1)
-    axes.set_xscale("log")
-    axes.set_xlabel("output, MB")
-    axes.set_ylabel("percent of the bandwidth roofline")
-    axes.set_title("Dequantize, nested: percent of the bandwidth roofline")
-
-
-def _roof(rows: Iterable[Row], bound: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Megabytes that a roofline's kernel moves, and GB/s, by size."""
-    points = set()
-    for row in rows:
-        found = row["roofline"] | {"bytes": row["bytes"]} if bound == "bytes" else row.get(bound)
-        if found:
-            points.add((found["bytes"] / 1e6, found["bytes"] / found["us"] / 1e3))
-    return tuple(zip(*sorted(points), strict=True)) if points else ((), ())
+    percent = "percent of the bandwidth roofline"
+    title = f"Dequantize, nested: {percent}"
+    axes.set(xscale="log", xlabel="output, MB", ylabel=percent, title=title)
 
 
 def roofline(axes: Any, bench: Row) -> None:
-    """GB/s by megabytes moved, between the rooflines."""
+    """GB/s by megabytes moved, between the rooflines, each of which has its own bytes."""
     rows = _usual(bench, launch="plain")
-    labels = {"bytes": "the same bytes", "read": "reads alone", "write": "writes alone"}
-    for bound, colour in ROOFLINES.items():
-        axes.plot(*_roof(rows, bound), color=colour, linewidth=1, label=labels[bound])
+    for bound, (label, colour) in ROOFLINES.items():
+        found = [{"bytes": row["bytes"], **row[bound]} for row in rows if row.get(bound)]
+        points = sorted({(each["bytes"] / 1e6, each["bytes"] / each["us"] / 1e3) for each in found})
+        x, y = zip(*points, strict=True) if points else ((), ())
+        axes.plot(x, y, color=colour, linewidth=1, label=label)
     for dtype in MARKERS:
         some = [row for row in rows if row["dtype"] == dtype]
         x, y = [row["bytes"] / 1e6 for row in some], [row["gb_per_s"] for row in some]
         _points(axes, x, y, dtype, "plain", f"libnf4, {dtype}")
-    axes.set_xscale("log")
+    axes.set(xscale="log", xlabel="bytes moved, MB", ylabel="GB/s")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("bytes moved, MB")
-    axes.set_ylabel("GB/s")
     axes.set_title("Dequantize, nested, plain launches: memory speed by size")
 
 
@@ -125,24 +109,22 @@ def roofline(axes: Any, bench: Row) -> None:
 
 def _by_weight(matmul: Row) -> dict[str, list[Row]]:
     """The rows of single weights in bf16, by shape."""
-    found: dict[str, list[Row]] = {}
-    for row in matmul["rows"]:
-        if row["dtype"] == "bf16" and row["weights"] == 1:
-            found.setdefault(shape(row), []).append(row)
-    return found
+    rows = [row for row in matmul["rows"] if row["dtype"] == "bf16" and row["weights"] == 1]
+    return grouped(rows, shape)
 
 
 def _lines(rows: Sequence[Row], peers: Iterable[str]) -> Iterable[tuple[str, str, str, list]]:
     """A label, a colour, how it is drawn, and the points: M, microseconds."""
+    by_launch = grouped(rows, lambda row: row["launch"])
     for launch, colour in COLOURS.items():
-        points = [(row["m"], row["us"]) for row in rows if row["launch"] == launch]
+        points = [(row["m"], row["us"]) for row in by_launch.get(launch, ())]
         yield f"libnf4{', PDL' if launch == 'pdl' else ''}", colour, "o-", points
-    plain = [row for row in rows if row["launch"] == "plain"]
+    plain = by_launch.get("plain", [])
     for name in peers:
         points = [(row["m"], row["peers"][name]["us"]) for row in plain if name in row["peers"]]
         yield NAMES[name], PEERS[name], ".-", points
-    points = [(row["m"], row["roofline"]["us"]) for row in plain]
-    yield "reading the weight once", DARK, "--", points
+    read = [(row["m"], row["roofline"]["us"]) for row in plain]
+    yield "reading the weight once", DARK, "--", read
 
 
 def time_by_rows(panels: Sequence[Any], matmul: Row) -> None:
@@ -154,12 +136,9 @@ def time_by_rows(panels: Sequence[Any], matmul: Row) -> None:
                 x, y = zip(*points, strict=True)
                 axes.plot(x, y, style, color=colour, label=label, linewidth=1, markersize=4)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
         ticks = [2**power for power in range(0, 13, 2)]
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.set_xlabel("M, rows of x")
-        axes.set_ylabel("µs")
-        axes.set_title(f"{title}, bf16, nested")
+        axes.set(yscale="log", xlabel="M, rows of x", ylabel="µs", title=f"{title}, bf16, nested")
     for axes in panels[len(by_weight) :]:
         axes.set_axis_off()
 
@@ -174,27 +153,22 @@ PLOTS: dict[str, dict[str, Callable]] = {
 
 
 def _drawn(pyplot: Any, draw: Callable, figures: Row) -> Any:
+    """With one legend for all panels, each label once."""
     if draw is not time_by_rows:
         figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
         draw(axes, figures)
     else:
         rows = -(-max(1, len(_by_weight(figures))) // 2)
-        figure, grid = pyplot.subplots(
-            rows, 2, figsize=(9, 3.75 * rows), layout="constrained", squeeze=False
-        )
+        size = {"figsize": (9, 3.75 * rows), "squeeze": False}
+        figure, grid = pyplot.subplots(rows, 2, layout="constrained", **size)
         draw(list(grid.flat), figures)
-    _legend(figure)
-    return figure
-
-
-def _legend(figure: Any) -> None:
-    """One for all panels, each label once."""
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if found:
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=6)
+    return figure
 
 
 def digest(figures: Row) -> str:

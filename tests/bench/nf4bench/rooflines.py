@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -14,69 +14,65 @@ from nf4bench.weights import Weight
 Candidates = dict[Candidate, list[Launch]]
 
 
-def _each(
-    name: str, launch: str, library: Library, kernel: str, weights: Sequence[Weight],
-    arguments: Callable[[Weight], tuple],
+def of(
+    library: Library, kernel: str, given: Sequence[tuple], candidate: Candidate,
+    variants: Iterable[int] = (),
 ) -> Candidates:  # fmt: skip
-    """Every launch variant of a kernel, over the rotation."""
+    """Some or all launch variants of a kernel, each with the arguments of every member of the
+    rotation, launched as the candidate is."""
+    pdl = candidate.launch == "pdl"
 
-    def made(variant: int, weight: Weight) -> Launch:
-        given, pdl = arguments(weight), launch == "pdl"
-        return lambda stream: library.launch(kernel, variant, *given, pdl, stream)
+    def made(variant: int, arguments: tuple) -> Launch:
+        return lambda stream: library.launch(kernel, variant, *arguments, pdl, stream)
 
     return {
-        Candidate(name, launch, variant): [made(variant, weight) for weight in weights]
-        for variant in library.variants(kernel)
+        candidate._replace(variant=variant): [made(variant, each) for each in given]
+        for variant in variants or library.variants(kernel)
     }
 
 
 def dequantize(library: Library, weights: Sequence[Weight], launch: str) -> Candidates:
     """Reads packed and scales, writes the dense bytes: from and to aligned memory, and at odd
     sizes short of the last word."""
-
-    def arguments(weight: Weight) -> tuple:
-        return (
+    given = [
+        (
             weight.packed_room.data_ptr(), weight.case.elements // 8,
             weight.quantized.absmax.data_ptr(), weight.sizes.absmax_bytes // 4 * 4,
             weight.out_room.data_ptr(), weight.dense.itemsize // 2,
-        )  # fmt: skip
-
-    return _each("roofline", launch, library, "dequant_traffic", weights, arguments)
+        )
+        for weight in weights
+    ]  # fmt: skip
+    return of(library, "dequant_traffic", given, Candidate("roofline", launch))
 
 
 def quantize(library: Library, weights: Sequence[Weight], launch: str) -> Candidates:
     """Reads the dense bytes once, writes the packed ones."""
-
-    def arguments(weight: Weight) -> tuple:
-        nbytes = read_bytes(weight)
-        out_bytes = nbytes // weight.dense.itemsize // 2
-        return weight.dense.data_ptr(), nbytes, weight.packed_room.data_ptr(), out_bytes
-
-    return _each("roofline", launch, library, "quantize_traffic", weights, arguments)
+    nbytes = read_bytes(weights[0])
+    out_bytes = nbytes // weights[0].dense.itemsize // 2
+    given = [
+        (weight.dense.data_ptr(), nbytes, weight.packed_room.data_ptr(), out_bytes)
+        for weight in weights
+    ]
+    return of(library, "quantize_traffic", given, Candidate("roofline", launch))
 
 
 def read(library: Library, weights: Sequence[Weight], sink: torch.Tensor) -> Candidates:
     """Reads what the case reads: packed, or for quantize the dense bytes."""
+    sources = [w.dense if w.case.work == "quantize" else w.packed_room for w in weights]
+    given = [(each.data_ptr(), read_bytes(weights[0]), sink.data_ptr()) for each in sources]
+    return of(library, "read", given, Candidate("read"))
 
-    def arguments(weight: Weight) -> tuple:
-        source = weight.dense if weight.case.work == "quantize" else weight.packed_room
-        return source.data_ptr(), read_bytes(weight), sink.data_ptr()
 
-    return _each("read", "plain", library, "read", weights, arguments)
+def write(library: Library, weights: Sequence[Weight]) -> Candidates:
+    """Writes the dense bytes."""
+    given = [(weight.out_room.data_ptr(), write_bytes(weight)) for weight in weights]
+    return of(library, "write", given, Candidate("write"))
 
 
 def read_bytes(weight: Weight) -> int:
     """A multiple of 16."""
     quantize = weight.case.work == "quantize"
     return (weight.dense_bytes if quantize else weight.sizes.packed_bytes) // 16 * 16
-
-
-def write(library: Library, weights: Sequence[Weight]) -> Candidates:
-    """Writes the dense bytes."""
-    return _each(
-        "write", "plain", library, "write", weights,
-        lambda weight: (weight.out_room.data_ptr(), write_bytes(weight)),
-    )  # fmt: skip
 
 
 def write_bytes(weight: Weight) -> int:

@@ -32,8 +32,7 @@ class FakeGpu:
     cache_bytes = 5e4
 
     def __init__(self) -> None:
-        self.measured = 0
-        self.synchronized = 0
+        self.measured = self.synchronized = 0
 
     def current_stream(self) -> None:
         return None
@@ -65,10 +64,10 @@ class FakeGpu:
 
 
 class FakeLibrary:
-    """What nf4bench.library.Library offers. `wrong` is a configuration whose first number has
-    another bit ("keep", "evict first": those stores; "matmul", the name of a kernel, or
-    "matmul_batch" and which product of it: whose first number is another), `refused` one that
-    takes no weight; `pdl` whether the library launches so."""
+    """What nf4bench.library.Library offers. `wrong`: a configuration whose first number has another
+    bit ("keep", "evict first": those stores; "matmul", the name of a kernel, or "matmul_batch" and
+    which product of it: whose first number is another). `refused`: one that takes no weight. `pdl`:
+    whether the library launches so."""
 
     def __init__(
         self, wrong: int | str | None = None, refused: int | None = None, pdl: bool = True
@@ -116,9 +115,8 @@ class FakeLibrary:
         self._dequant("keep" if keep else "evict first", tensor, out, dtype)
 
     def _quantize(self, source: int, dtype: int, tensor, workspace: int, size: int, *rest) -> None:
-        check(library().nf4_quantize_cpu(
-            source, dtype, ctypes.byref(tensor), workspace, size, 0
-        ))  # fmt: skip
+        given = source, dtype, ctypes.byref(tensor), workspace, size, 0
+        check(library().nf4_quantize_cpu(*given))
         self.launches.append(("quantize", rest[0]))
 
     def _matmul(self, tensor, args, *rest) -> None:

@@ -1,4 +1,4 @@
-"""Puts the bench on the path, and figures as it writes them: docs/bench's with other rows."""
+"""Puts the bench on the path; figures as it writes them: those of docs/bench with other rows."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import bench_path
 import nf4
 import pytest
-from nf4bench import compare, cpu, options, plots
+from nf4bench import compare, options, plots
 from nf4bench.options import Options
 
 program = importlib.import_module("bench")  # bench_path puts it on the path, and sorts after it
@@ -65,6 +65,7 @@ REFUSED = {
     "--device cpu --peers none": "--peers needs a GPU",
     "--device cpu --replays 5": "--replays needs a GPU",
     "--device gpu --threads 2": "--threads is for the CPU",
+    "--device cpu --shapes 64x65": "--shapes: 64x65: bitsandbytes is wrong where 64",
     "--device cpu --threads 100000": "--threads is 100000, and this process may run on ",
 }
 
@@ -153,20 +154,40 @@ def test_what_is_wrong_or_missing_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert exit_of.value.code == f"bench: {said}" and list(tmp_path.iterdir()) == []
 
 
-def test_without_a_gpu_the_cpu_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.interop
+def test_without_a_gpu_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from nf4bench import cpu
+
     asked = []
     monkeypatch.setattr(cpu, "run", lambda shapes, threads: asked.append((list(shapes), threads)))
     monkeypatch.setattr(program, "no_gpu", lambda: "no driver")
     assert start(monkeypatch, "--shapes", "64x64,128x64", "--threads", 1) == 0
     assert start(monkeypatch, "--device", "cpu", "--quick") == 0
-    every, processors = cpu.SHAPES, len(os.sched_getaffinity(0))
-    assert asked == [([(64, 64), (128, 64)], 1), (every[:1], processors)]
-    with pytest.raises(SystemExit, match="2"):
-        start(monkeypatch, "--device", "cpu", "--shapes", "64x65")  # bitsandbytes is wrong for it
-    said = capsys.readouterr().err
-    assert "usage:" in said and "'64x65'" in said
+    processors = len(os.sched_getaffinity(0))
+    assert asked == [([(64, 64), (128, 64)], 1), (cpu.SHAPES[:1], processors)]
+
+
+@pytest.mark.interop
+def test_the_figures_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, but for malloc, of which there is no way back."""
+    pytest.importorskip("bitsandbytes")
+    from nf4bench import cpu
+
+    for name, value in (("TURNS", 2), ("PAUSE", 0), ("LONG_MS", 1), ("ROTATED_BYTES", 1)):
+        monkeypatch.setattr(cpu, name, value)
+    monkeypatch.setattr(cpu, "keep_freed_memory", lambda: None)
+    said: list[str] = []
+    figures = json.loads(json.dumps(cpu.run([(64, 256)], 1, said.append)))
+    assert [(row["work"], row["dtype"], row["nested"]) for row in figures["rows"]] == cpu.CASES
+    assert [row["m"] for row in figures["matmul"]] == list(cpu.BATCHES)
+    assert len(said) == 1 + len(cpu.CASES) + len(cpu.BATCHES)
+    for row in figures["rows"]:
+        theirs, ours = row["peers"]["bitsandbytes"], row["kept"]["ms"]
+        assert theirs["ratio"]["both_kept"] == pytest.approx(theirs["kept"]["ms"] / ours, rel=0.1)
+        assert row["of_roofline"] == pytest.approx(row["roofline"]["ms"] / ours, abs=1e-3)
+    for row in figures["matmul"]:
+        assert {"bitsandbytes", "dense"} <= row["peers"].keys() and 0 < row["error"] < 4e-3
 
 
 def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ byte; here is what those figures do not have, and what is easily mistaken."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from bench_path import figures, matmul_row, models_row, row, timing
 from nf4bench import cases, matmul_cases, models_cases, pages, table, tables
@@ -92,11 +94,10 @@ def test_both_ways_to_launch_are_one_case_and_another_weight_is_another() -> Non
 def test_the_challenge_has_who_is_only_eager_or_only_compiled() -> None:
     times, _ = tables.challenge({
         "eager": {"libnf4": timing(100.0), "unsloth": timing(250.0)}, "points": [],
-        "compiled": {"libnf4": timing(110.0), "unsloth": {"refused": "it calls ctypes"},
-                     "unsloth as an operator": timing(90.0)},
+        "compiled": {"unsloth": {"refused": "ctypes"}, "unsloth as an operator": timing(90.0)},
     })  # fmt: skip
     assert cells(times.markdown()) == [
-        ["libnf4", "100.0", "110.0", "1.00x"], ["Unsloth", "250.0", "refused", "2.50x"],
+        ["libnf4", "100.0", "–", "1.00x"], ["Unsloth", "250.0", "refused", "2.50x"],
         ["Unsloth as an operator", "–", "90.0", "–"],
     ]  # fmt: skip
 
@@ -217,16 +218,6 @@ def test_every_case_is_measured_once() -> None:
     assert {g.work for g in models} == set(tables.WORKS) == set(models_cases.MOST_ERROR)
 
 
-def test_what_readme_shows_is_measured() -> None:
-    groups = {(g.case.shape, m) for g in matmul_cases.full() if g.together == 1 for m in g.ms}
-    full = {(case.work, case.shape) for case in cases.full()}
-    for name, wanted in pages.README_ROWS:
-        if name == "matmul":
-            assert (tuple(wanted["shape"]), wanted["m"]) in groups
-        elif name == "bench":
-            assert (wanted["work"], tuple(wanted["shape"])) in full
-
-
 # ---- How it is timed --------------------------------------------------------------------
 
 
@@ -244,16 +235,13 @@ def test_candidates_take_turns_and_the_first_turns_do_not_count() -> None:
 
 
 def test_a_graph_holds_the_whole_rotation_and_its_time_is_of_one_launch() -> None:
-    class Gpu:
-        def prepare(self, launches, eager):
-            assert eager == (launches[0] == "eager")
-            return len(launches)
-
-        def microseconds(self, count):
-            return 7.0 * count
-
-    times = measure(Gpu(), {"x": ["one"] * 5, "y": ["eager"] * 40}, 3, eager=("y",))
-    assert times["x"].us == times["y"].us == 7.0
+    prepared: list[tuple[int, bool]] = []
+    gpu = SimpleNamespace(
+        prepare=lambda launches, eager: prepared.append((len(launches), eager)) or len(launches),
+        microseconds=lambda count: 7.0 * count,
+    )
+    times = measure(gpu, {"x": ["one"] * 5, "y": ["other"] * 40}, 3, eager=("y",))
+    assert times["x"].us == times["y"].us == 7.0 and prepared == [(20, False), (40, True)]
 
 
 def test_the_fastest_launch_variant_counts_of_those_launched_alike() -> None:
@@ -267,12 +255,7 @@ def test_the_fastest_launch_variant_counts_of_those_launched_alike() -> None:
 
 
 def test_host_overhead_is_of_calls_that_nothing_waits_for() -> None:
-    class Gpu:
-        synchronized = 0
-
-        def synchronize(self):
-            self.synchronized += 1
-
-    gpu, made = Gpu(), []
-    assert queued(gpu, lambda: made.append(gpu.synchronized), 5) > 0
-    assert made == [1] * 5 and gpu.synchronized == 2
+    order: list[str] = []
+    gpu = SimpleNamespace(synchronize=lambda: order.append("wait"))
+    assert queued(gpu, lambda: order.append("call"), 3) > 0
+    assert order == ["wait", "call", "call", "call", "wait"]
