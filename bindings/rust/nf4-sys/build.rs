@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 const HELP: &str = "\
-Build libnf4 and set NF4_LIB_DIR to the folder that holds libnf4.so, for example
+Build libnf4 and set NF4_LIB_DIR to the folder that holds libnf4.so, for example in a clone of it
 
-    meson setup build -Dcuda=disabled && meson compile -C build
-    export NF4_LIB_DIR=$PWD/build/lib
+    meson setup build-pkg -Dcuda=disabled && meson compile -C build-pkg
+    export NF4_LIB_DIR=$PWD/build-pkg/lib
 
 or install it where pkg-config finds nf4.pc (see PKG_CONFIG_PATH).";
 
@@ -69,13 +69,21 @@ fn link_into(folder: &Path, search: &Path) -> io::Result<()> {
 
 fn link_installed() {
     let next = next_incompatible();
-    if let Err(error) = pkg_config::Config::new()
+    let found = pkg_config::Config::new()
         .range_version(env!("CARGO_PKG_VERSION")..next.as_str())
-        .probe("nf4")
-    {
-        fail(&format!(
+        .cargo_metadata(false)
+        .probe("nf4");
+    let paths = match found {
+        Ok(library) => library.link_paths,
+        Err(error) => fail(&format!(
             "NF4_LIB_DIR is not set and pkg-config does not find nf4: {error}"
-        ));
+        )),
+    };
+    let holds_it = |folder: &&PathBuf| folder.join("libnf4.so").is_file();
+    match paths.iter().find(holds_it) {
+        Some(folder) => link_folder(folder),
+        // pkg-config names no folder where the linker and the loader search anyway.
+        None => println!("cargo:rustc-link-lib=dylib=nf4"),
     }
 }
 

@@ -72,6 +72,12 @@ class QuantizeOptions:
     allow_nonfinite: bool = False
     threads: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("skip", "only"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise OptionError(f"{name} is {value!r}; expected a tuple of patterns")
+
 
 def _quantize_step(
     file: SafetensorsFile, info: TensorInfo, rules: Rules, options: QuantizeOptions
