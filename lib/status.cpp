@@ -19,17 +19,12 @@ void release(void *detail) {
 // The detail of each thread's last failure, allocated at its first. Not thread_local: of a library
 // that is dlopened the C library allocates such memory at first use, and aborts the process where
 // there is none. (Initial-exec storage, which is there from the start, is too scarce for the 8 KiB
-// of the CUDA runtime, which would come with it.)
+// of the CUDA runtime, which would come with it.) The library is linked with -z nodelete, so that
+// release() is there when a thread ends.
 pthread_key_t key;
 bool has_key = false;
 
 [[gnu::constructor]] void create_key() { has_key = pthread_key_create(&key, release) == 0; }
-
-// At dlclose; the details of threads that live on are lost.
-[[gnu::destructor]] void delete_key() {
-  if (has_key) pthread_key_delete(key);
-  has_key = false;
-}
 
 // NULL before any failure.
 char *last_detail() { return has_key ? static_cast<char *>(pthread_getspecific(key)) : nullptr; }

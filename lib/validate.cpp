@@ -22,7 +22,7 @@ nf4_status invalid_format(nf4_format id) {
   char known[32 * std::size(kFormats)] = "";
   int length = 0;
   for (const Format &format : kFormats)
-    length += std::snprintf(known + length, sizeof known - length, "%s%d (%s)",
+    length += std::snprintf(known + length, sizeof known - length, "%s%d (%.8s)",
                             length == 0 ? "" : " or ", format.id, format.name);
   return invalid("format", id, known);
 }

@@ -1,12 +1,13 @@
 """Does transformers load what `nf4 quantize` writes, for every model that it has?
 
-    python tools/check_architectures.py [--jobs N] [--by modules|names] [CLASS...]
+    python tools/check_architectures.py [--jobs N] [--layers N] [--by modules|names] [CLASS...]
 
 Each model class is built on torch's meta device with its default configuration. Its tensors are
 named as save_pretrained names them. What nf4 quantize makes of them, once by the model's modules
 and once by tensor names alone, is given to transformers' own quantizer and loader, still without
 data. A class fails unless exactly the modules that transformers replaces get a 4-bit weight with
-all its parts, of shape [outputs, inputs]. tools/known_models.py writes what names do not show.
+all its parts, of shape [outputs, inputs]. --layers 4 takes a third of the time and leaves most
+kinds of layers in. tools/known_models.py writes what names do not show.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import transformers  # noqa: E402
 from nf4.checkpoint import meta_model  # noqa: E402
 from nf4.checkpoint.architecture import Model  # noqa: E402
 from nf4.checkpoint.header import TensorInfo  # noqa: E402
-from nf4.checkpoint.rules import Rules, is_conv1d, model_types, module_of  # noqa: E402
+from nf4.checkpoint.rules import Rules, is_transposed, model_types  # noqa: E402
 from nf4.checkpoint.skips import SkipMatcher  # noqa: E402
 from transformers.core_model_loading import (  # noqa: E402
     convert_and_load_state_dict_in_model,
@@ -43,6 +44,10 @@ from transformers.pytorch_utils import Conv1D  # noqa: E402
 
 WAYS = ("modules", "names")
 _TIME_LIMIT = 300
+_DEPTHS = {
+    *("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers"),
+    *("encoder_layers", "decoder_layers"),
+}
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -106,11 +111,21 @@ def stored(model: transformers.PreTrainedModel) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in written.items()}
 
 
-def architecture(name: str, config: transformers.PretrainedConfig | None = None) -> Architecture:
-    """Build a class, with its default configuration if none is given. Raises whatever its
-    constructor raises."""
+def _limit_layers(config: transformers.PretrainedConfig, layers: int) -> None:
+    for key, value in list(vars(config).items()):
+        if isinstance(value, transformers.PretrainedConfig):
+            _limit_layers(value, layers)
+        elif key in _DEPTHS and isinstance(value, int):
+            setattr(config, key, min(value, layers))
+
+
+def architecture(name: str, layers: int | None = None) -> Architecture:
+    """Build a class with its default configuration, but at most `layers` layers in a stack. Raises
+    whatever its constructor raises."""
     kind = getattr(transformers, name)
-    config = kind.config_class() if config is None else config
+    config = kind.config_class()
+    if layers is not None:
+        _limit_layers(config, layers)
     model = meta_model.build(kind, copy.deepcopy(config))
     shapes = stored(model)
     matrices = {n: s for n, s in shapes.items() if len(s) == 2 and n.endswith(".weight")}
@@ -128,7 +143,7 @@ def choose(found: Architecture, way: str) -> Choice:
     rules = Rules(found.types, model=model, shapes=found.shapes)
     tensors = infos(found.shapes)
     weights = {
-        info.name: is_conv1d(module_of(info.name), rules.types)
+        info.name: is_transposed(info.name, rules.types)
         for info in tensors
         if rules.dense_reason(info) is None
     }
@@ -209,15 +224,11 @@ def problems(found: Architecture, choice: Choice) -> list[str]:
     ]
 
 
-def check(
-    name: str,
-    ways: Sequence[str] = WAYS,
-    config: transformers.PretrainedConfig | None = None,
-) -> Outcome:
-    """Judge one class, with its default configuration if none is given."""
+def check(name: str, ways: Sequence[str] = WAYS, layers: int | None = None) -> Outcome:
+    """Judge one class; layers as of architecture."""
     outcome = Outcome(name)
     try:
-        found = architecture(name, config)
+        found = architecture(name, layers)
     except Exception as error:
         outcome.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"
         return outcome
@@ -232,14 +243,14 @@ def check(
     return outcome
 
 
-def _limited(name: str, ways: Sequence[str]) -> Outcome:
+def _limited(name: str, ways: Sequence[str], layers: int | None) -> Outcome:
     def expired(*_: object) -> None:
         raise TimeoutError(f"longer than {_TIME_LIMIT} s")
 
     signal.signal(signal.SIGALRM, expired)
     signal.alarm(_TIME_LIMIT)
     try:
-        return check(name, ways)
+        return check(name, ways, layers)
     except Exception as error:
         return Outcome(name, problems={way: [f"{type(error).__name__}: {error}"] for way in ways})
     finally:
@@ -252,11 +263,13 @@ def quiet() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def outcomes(names: list[str], ways: Sequence[str], jobs: int) -> Iterator[Outcome]:
+def outcomes(
+    names: list[str], ways: Sequence[str], layers: int | None, jobs: int
+) -> Iterator[Outcome]:
     """Check classes in `jobs` processes."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(jobs, quiet, maxtasksperchild=100) as pool:
-        yield from pool.imap_unordered(functools.partial(_limited, ways=ways), names)
+        yield from pool.imap_unordered(functools.partial(_limited, ways=ways, layers=layers), names)
 
 
 def main() -> int:
@@ -264,12 +277,13 @@ def main() -> int:
     parser.add_argument("classes", nargs="*", metavar="CLASS", help="(default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--by", choices=WAYS, nargs="+", default=WAYS, help="(default: both)")
+    parser.add_argument("--layers", type=int, metavar="N", help="at most N layers in a stack")
     args = parser.parse_args()
     failed = collections.Counter[str]()
     nothing = collections.Counter[str]()
     unbuilt = loaded = 0
     names = args.classes or class_names()
-    for done, outcome in enumerate(outcomes(names, args.by, args.jobs), 1):
+    for done, outcome in enumerate(outcomes(names, args.by, args.layers, args.jobs), 1):
         if done % 50 == 0:
             print(f"{done} of {len(names)} classes", file=sys.stderr, flush=True)
         if outcome.error is not None:

@@ -49,8 +49,8 @@ static inline int64_t elements_of(const dl_tensor *view) {
   return elements;
 }
 
-/* A tensor whose storage was freed keeps its shape, and to libnf4 NULL means that there is no bias,
- * and the usual codebook. */
+/* A tensor whose storage was freed keeps its shape, but its address is NULL, which libnf4 reads as
+ * no bias, or as the codebook of the format. */
 static inline bool has_memory(const dl_tensor *view) {
   return view->data != NULL || elements_of(view) == 0;
 }

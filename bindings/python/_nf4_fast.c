@@ -35,8 +35,8 @@ typedef struct weight {
   int on_device;
 } weight;
 
-/* What has to be looked at more closely: not an error here. */
-static PyObject *look_closer(void) {
+/* Package nf4 names what is wrong, if anything is. */
+static PyObject *leave_to_python(void) {
   PyErr_Clear();
   Py_RETURN_NONE;
 }
@@ -107,18 +107,20 @@ static PyObject *in_place(weight *self, PyObject *Py_UNUSED(none)) {
   Py_RETURN_TRUE;
 }
 
-PyDoc_STRVAR(launch_doc,
-             "launch(out, dtype, stream)\n--\n\n"
-             "Dequantizes, and gives the nf4_status; None if nothing was done, and "
-             "the arguments have to be looked at more closely.");
+PyDoc_STRVAR(
+    launch_doc,
+    "launch(out, dtype, stream)\n--\n\n"
+    "Dequantizes and returns the nf4_status; None if nothing was done and the call is left "
+    "to Python.");
 static PyObject *launch(weight *self, PyObject *const *arguments, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "%zd arguments; expected 3", count);
   PyObject *out = arguments[0], *wanted = arguments[1], *given = arguments[2];
   void *address, *stream;
   nf4_dtype dtype;
-  if (!view_output(self, out, &address, &dtype)) return look_closer();
-  if (!agree_on_dtype(self, wanted, PyLong_CheckExact(out), &dtype)) return look_closer();
-  if (self->on_device ? !stream_of(self, given, &stream) : given != Py_None) return look_closer();
+  if (!view_output(self, out, &address, &dtype)) return leave_to_python();
+  if (!agree_on_dtype(self, wanted, PyLong_CheckExact(out), &dtype)) return leave_to_python();
+  if (self->on_device ? !stream_of(self, given, &stream) : given != Py_None)
+    return leave_to_python();
   nf4_status status;
   Py_BEGIN_ALLOW_THREADS if (self->on_device) status =
       ((launch_function)self->function)(self->tensor, address, dtype, (nf4_stream)stream);

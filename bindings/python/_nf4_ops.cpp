@@ -151,11 +151,11 @@ bool implement(const char *key) {
 
 struct Python {
   const dl_exchange *exchange;
-  PyObject *tensor_type;         // torch.Tensor
+  PyObject *tensor, *parameter;  // the types torch.Tensor and torch.nn.Parameter
   PyObject *is_neg, *new_empty;  // names of methods
 } python;
 
-// Not what has to be looked at more closely, which is no error here.
+// Leaves the call to the general way, which names what is wrong, if anything is.
 PyObject *none() {
   PyErr_Clear();
   Py_RETURN_NONE;
@@ -168,17 +168,20 @@ bool is_negative(PyObject *tensor) {
   return answer != Py_False;
 }
 
+// A call from here would bypass the __torch_function__ of any other type, so it gets no view.
 bool view_of(PyObject *tensor, View &view) {
-  return python.exchange->view(tensor, &view.emplace()) == 0;
+  PyObject *type = reinterpret_cast<PyObject *>(Py_TYPE(tensor));
+  return (type == python.tensor || type == python.parameter) &&
+         python.exchange->view(tensor, &view.emplace()) == 0;
 }
 
-// A tensor of dense data that is no subclass's, whose operators a call here would pass over.
+// Exactly a Tensor, of dense data.
 bool view_plain(PyObject *tensor, View &view) {
-  return reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == python.tensor_type &&
-         view_of(tensor, view) && !is_negative(tensor);
+  return reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == python.tensor && view_of(tensor, view) &&
+         !is_negative(tensor);
 }
 
-// Of a WeightParts.
+// Of a WeightParts, whose parts have no negative bit.
 bool view_weight(PyObject *given, WeightViews &views) {
   for (int i = 0; i < kParts; ++i) {
     PyObject *part = PyTuple_GetItem(given, i);
@@ -229,10 +232,11 @@ bool run(const Work &work) {
   Py_END_ALLOW_THREADS return done;
 }
 
-PyDoc_STRVAR(linear_doc,
-             "linear(x, bias, weight)\n--\n\n"
-             "y = x W^T + bias on torch's current stream, new; None if nothing was done, and the "
-             "arguments have to be looked at more closely.");
+PyDoc_STRVAR(
+    linear_doc,
+    "linear(x, bias, weight)\n--\n\n"
+    "y = x W^T + bias on torch's current stream, in a new tensor; None if nothing was done "
+    "and the call is left to the general way.");
 PyObject *linear(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, 3)) return nullptr;
   View x, bias, of_y;
@@ -257,7 +261,7 @@ PyObject *linear(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
 PyDoc_STRVAR(dequantize_doc,
              "dequantize(out, weight)\n--\n\n"
              "Writes the weight to a contiguous tensor on torch's current stream. False if nothing "
-             "was done, and the arguments have to be looked at more closely.");
+             "was done and the call is left to the general way.");
 PyObject *dequantize(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, 2)) return nullptr;
   View out;
@@ -312,16 +316,16 @@ PyObject *functions(PyObject *, PyObject *) {
 }
 
 PyDoc_STRVAR(register_doc,
-             "register_operators(tensor, torch, nf4)\n--\n\n"
+             "register_operators(tensor, parameter, torch, nf4)\n--\n\n"
              "Makes linear and dequantize work, and registers kernels for operators that are "
-             "defined: by the type torch.Tensor and by the addresses of functions. The last of "
-             "torch's may be 0: it has no CUDA then. Call it once.");
+             "defined: by the types torch.Tensor and torch.nn.Parameter and by the addresses of "
+             "functions. The last of torch's may be 0: it has no CUDA then. Call it once.");
 PyObject *register_operators(PyObject *, PyObject *arguments) {
-  PyObject *tensor, *of_torch, *of_nf4;
-  if (!PyArg_ParseTuple(arguments, "OOO", &tensor, &of_torch, &of_nf4)) return nullptr;
+  PyObject *tensor, *parameter, *of_torch, *of_nf4;
+  if (!PyArg_ParseTuple(arguments, "OOOO", &tensor, &parameter, &of_torch, &of_nf4)) return nullptr;
   if (!fill(of_torch, torch) || !fill(of_nf4, nf4)) return nullptr;
-  python = {exchange_of(tensor), Py_NewRef(tensor), PyUnicode_InternFromString("is_neg"),
-            PyUnicode_InternFromString("new_empty")};
+  python = {exchange_of(tensor), Py_NewRef(tensor), Py_NewRef(parameter),
+            PyUnicode_InternFromString("is_neg"), PyUnicode_InternFromString("new_empty")};
   if (python.exchange == nullptr || PyErr_Occurred()) return nullptr;
   codes = {torch.uint8(),    torch.float32(), torch.float16(),
            torch.bfloat16(), torch.cpu(),     torch.cuda()};

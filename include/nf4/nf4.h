@@ -33,7 +33,8 @@
  *   host pointers and return when the work is done. The library never keeps a
  *   pointer: the caller owns all memory and keeps it alive until the work on the
  *   stream has finished.
- *   A launch does not synchronise, allocate, print, throw or exit, leaves the
+ *   A launch does not synchronise, allocate (but 512 bytes for the text of a thread's
+ *   first failure), print, throw or exit, leaves the
  *   current device as it was, and can be captured in a CUDA graph. Workspace memory
  *   comes from the caller. Two costs are CUDA's own: the first use of a kernel in a
  *   process loads it (nf4_device_info does that beforehand), and where the memory is
@@ -50,9 +51,9 @@
  *   nothing was enqueued and no output byte was written, with two exceptions: after
  *   NF4_STATUS_CUDA_ERROR from nf4_quantize_launch or nf4_matmul_batch_launch, which
  *   enqueue several kernels, the outputs are unspecified; nf4_device_info fills in
- *   what it knows in any case. nf4_last_error()
- *   names the argument and the value. nf4_*_cpu need no memory of their own; where
- *   there is none, only the text of nf4_last_error() is lost. nf4_*_launch and
+ *   what it knows in any case. nf4_last_error() names the argument and the value.
+ *   nf4_*_cpu need no memory of their own; where there is none, only the text of
+ *   nf4_last_error() is lost. dlclose() does not unload the library. nf4_*_launch and
  *   nf4_device_info call the CUDA runtime, which allocates host memory for each thread
  *   that first uses it, where the C library may abort the process if there is none.
  *
@@ -352,7 +353,7 @@ NF4_API nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights,
  * "skinny_8", or NULL. The strings are static. Choices and names differ between versions.
  *
  * Pointers of the products are not followed: of packed and x the alignment counts, of the
- * codebook whether it is NULL. The kernels are loaded if they were not.
+ * codebook whether it is NULL. It may load kernels; nf4_device_info loads them all.
  *
  * INVALID_ARGUMENT: as for nf4_matmul_batch_launch, pointers of the products aside;
  * launches or kernels is NULL; device is out of range. NO_CUDA, NO_DEVICE,

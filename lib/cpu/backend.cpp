@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "core/formats.hpp"
 #include "cpu/call_environment.hpp"
 #include "cpu/dequant/dequant.hpp"
 #include "cpu/matmul/matmul.hpp"
@@ -44,18 +45,18 @@ bool has_avx2() {
 constexpr Variant kVariants[] = {
 #if defined(NF4_AVX512BF16)
     {"avx512bf16", has_avx512bf16, dequant_with<kAvx512Dequant>, quantize_with<kAvx512Quantize>,
-     quantize_scales_with<kAvx512Quantize>,
+     quantize_scales_with<kAvx512Quantize>, bf16_codebook_with<kAvx512Bf16Matmul>,
      matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>},
 #endif
 #if defined(NF4_AVX512)
     {"avx512", has_avx512, dequant_with<kAvx512Dequant>, quantize_with<kAvx512Quantize>,
-     quantize_scales_with<kAvx512Quantize>, matmul_with<kAvx512Dequant, kAvx512Matmul>},
+     quantize_scales_with<kAvx512Quantize>, nullptr, matmul_with<kAvx512Dequant, kAvx512Matmul>},
 #endif
 #if defined(NF4_AVX2)
     {"avx2", has_avx2, dequant_with<kAvx2Dequant>, quantize_with<kAvx2Quantize>,
-     quantize_scales_with<kAvx2Quantize>, matmul_with<kAvx2Dequant, kAvx2Matmul>},
+     quantize_scales_with<kAvx2Quantize>, nullptr, matmul_with<kAvx2Dequant, kAvx2Matmul>},
 #endif
-    {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference,
+    {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference, nullptr,
      matmul_reference},
 };
 
@@ -112,8 +113,14 @@ void matmul(const MatmulProblem *problems, int count, int threads) {
   const CallEnvironment environment;
   const Variant &variant = variant_in_use();
   const Partition partition(problems, count);
-  parallel_for(partition.units(), partition.units_per_thread(), threads,
-               [&](int64_t begin, int64_t end) { partition.for_each(begin, end, variant.matmul); });
+  RoundedCodebook codebooks[NF4_MATMUL_BATCH_MAX];
+  for (int i = 0; i < count && variant.bf16_codebook != nullptr; ++i)
+    if (!problems[i].empty()) codebooks[i] = variant.bf16_codebook(problems[i]);
+  parallel_for(
+      partition.units(), partition.units_per_thread(), threads, [&](int64_t begin, int64_t end) {
+        partition.for_each(
+            begin, end, [&](int i, RowRange n) { variant.matmul(problems[i], codebooks[i], n); });
+      });
 }
 
 }  // namespace nf4::cpu

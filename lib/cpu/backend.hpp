@@ -4,6 +4,10 @@
 #include "cpu/ranges.hpp"
 #include "problem.hpp"
 
+namespace nf4 {
+struct RoundedCodebook;
+}
+
 namespace nf4::cpu {
 
 // The functions of one instruction set.
@@ -17,8 +21,10 @@ struct Variant {
   // their 8-bit codes. partial_sums: room for one for each kScalesPerPartialSum scales.
   void (*quantize_scales)(const Weight &weight, const float *scales, double *partial_sums,
                           int threads);
+  // What matmul is to be given for all rows of a problem; NULL if it never looks at it.
+  RoundedCodebook (*bf16_codebook)(const MatmulProblem &problem);
   // All rows of x times some rows of the weight.
-  void (*matmul)(const MatmulProblem &problem, RowRange n);
+  void (*matmul)(const MatmulProblem &problem, const RoundedCodebook &bf16_codebook, RowRange n);
 };
 
 // All variants of this build, best first; the last is the scalar reference, which runs

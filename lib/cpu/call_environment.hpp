@@ -17,7 +17,8 @@ class CallEnvironment {
     std::fegetenv(&floats_);
     std::fesetenv(FE_DFL_ENV);
   }
-  ~CallEnvironment() {
+  // Throws where an asynchronous cancellation has waited: the thread is unwound from here.
+  ~CallEnvironment() noexcept(false) {
     std::fesetenv(&floats_);
     pthread_setcancelstate(cancel_state_, nullptr);
   }

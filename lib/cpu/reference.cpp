@@ -86,7 +86,7 @@ void quantize_reference(const QuantizeProblem &problem, float *absmax, BlockRang
   });
 }
 
-void matmul_reference(const MatmulProblem &problem, RowRange rows) {
+void matmul_reference(const MatmulProblem &problem, const RoundedCodebook &, RowRange rows) {
   with_dtype(problem.dtype, [&](auto type) { matmul_rows<decltype(type)>(problem, rows); });
 }
 

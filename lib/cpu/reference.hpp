@@ -1,6 +1,7 @@
 // The scalar reference: the oracle of every test, never optimised.
 #pragma once
 
+#include "core/formats.hpp"
 #include "cpu/ranges.hpp"
 #include "problem.hpp"
 
@@ -13,7 +14,7 @@ void quantize_reference(const QuantizeProblem &problem, float *absmax, BlockRang
 void quantize_scales_reference(const Weight &weight, const float *scales, double *, int);
 
 // The products of unrounded numbers, summed in binary64 in order.
-void matmul_reference(const MatmulProblem &problem, RowRange rows);
+void matmul_reference(const MatmulProblem &problem, const RoundedCodebook &, RowRange rows);
 
 // The sum in binary64 over the complete binary tree: neighbours are added first, then
 // neighbouring pairs, and so on, missing leaves being zero. Any aligned power-of-two

@@ -14,7 +14,7 @@ nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream);
 // What matmul() would launch on a device, by its number; see nf4_matmul_plan.
 nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
                        const char **kernels);
-// Scratch of a product, and of several, which use it one after the other. The same in every build.
+// The workspace of a product, and of several, which use it in turn. The same in every build.
 int64_t matmul_workspace_bytes(const MatmulProblem &problem);
 int64_t matmul_workspace_bytes(const MatmulBatch &batch);
 nf4_status device_info(int device, nf4_device &info);

@@ -32,9 +32,9 @@ TEST_CASE("the best family that was compiled for a GPU runs on it", "[families]"
     for (const int *arch = family.archs; *arch != 0; ++arch) {
       INFO("compute capability " << *arch);
       CHECK(cuda::family_for(*arch) == &family);
-      CHECK(family.runs_on(*arch + 1));  // of the same major version
+      if ((*arch + 1) / 10 == *arch / 10) CHECK(family.runs_on(*arch + 1));  // same major version
     }
-    CHECK((family.archs[0] == 0 || !family.runs_on(family.archs[0] - 1)));
+    if (family.archs[0] != 0 && family.ptx == 0) CHECK(!family.runs_on(family.archs[0] - 1));
     if (family.ptx != 0) CHECK(family.runs_on(990));  // compiled from PTX
   }
   CHECK(cuda::family_for(70) == nullptr);

@@ -396,11 +396,11 @@ TEST_CASE("every variant multiplies weights of more than 2^33 elements", "[matmu
     problem.x_stride = kCols;
     problem.y = y.data();
     problem.y_stride = kRows;
-    scalar_variant().matmul(problem, {kRows - kLast, kRows});
+    scalar_variant().matmul(problem, {}, {kRows - kLast, kRows});
     expected = y;
     for (const cpu::Variant *variant : supported_variants()) {
       INFO("variant " << variant->name);
-      variant->matmul(problem, {kRows - kLast, kRows});
+      variant->matmul(problem, {}, {kRows - kLast, kRows});
       for (int64_t column = 0; column < m; ++column)
         for (int64_t row = kRows - kLast; row < kRows; ++row)
           CHECK(y[column * kRows + row] ==

@@ -89,7 +89,7 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
 std::mutex asked_mutex;
 std::vector<std::pair<int64_t, cpu::RowRange>> asked;  // m, rows
 
-void record(const MatmulProblem &problem, cpu::RowRange rows) {
+void record(const MatmulProblem &problem, const RoundedCodebook &, cpu::RowRange rows) {
   const std::lock_guard<std::mutex> lock(asked_mutex);
   asked.emplace_back(problem.m, rows);
 }
@@ -254,4 +254,25 @@ TEST_CASE("columns of one matrix are written side by side", "[matmul]") {
     column += kRowsOf[i];
   }
   CHECK(std::memcmp(y.data(), alone.data(), y.size() * sizeof(float)) == 0);
+}
+
+TEST_CASE("more codebooks than are kept change no bit of each other's products", "[matmul]") {
+  constexpr int kCodebooks = 20;
+  Rng rng(0xf900000);
+  std::vector<MatmulCase> cases;
+  for (int i = 0; i < kCodebooks; ++i)
+    cases.push_back(random_matmul_case(rng, {NF4_DTYPE_BF16, 64, false}, CodebookKind::kSorted,
+                                       {50, 512, 1}, XKind::kOrdinary));
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name);
+    const ForcedVariant forced(*variant);
+    std::vector<Batch> alone;
+    for (const MatmulCase &test : cases) alone.emplace_back(rng, std::vector<MatmulCase>{test});
+    for (Batch &batch : alone) batch.multiply_alone();
+    // The last are met again before they are replaced, the first after.
+    for (auto batch = alone.rbegin(); batch != alone.rend(); ++batch) {
+      batch->multiply_together(2);
+      REQUIRE(batch->same());
+    }
+  }
 }

@@ -1,9 +1,13 @@
-// The kernel configuration of 5000 random products on nine GPUs, as measured and released. A change
-// of the cost model or of what a kernel can run shows here, without a GPU.
+// The kernel configuration of 5000 random products on nine GPUs, and the plans of those for wgmma,
+// as measured and released. A change of the cost model or of what a kernel can run shows here,
+// without a GPU.
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/workspace.hpp"
 #include "support/catch.hpp"
 #include "support/choice_cases.hpp"
 #include "support/choice_table.hpp"
@@ -27,12 +31,27 @@ std::string name_of(char config, char cluster_size) {
   return std::string(cuda::kMatmulConfigs[config - 'a'].name) + ", clusters of " + cluster_size;
 }
 
+// FNV-1a of the plans, each number as 8 bytes, the lowest first.
+class PlanHash {
+ public:
+  void add(const cuda::WgmmaPlan &plan) {
+    for (const int64_t number : {plan.n_tiles, plan.m_tiles, plan.clusters, plan.stream_k_tiles})
+      for (int bit = 0; bit < 64; bit += 8)
+        value_ = (value_ ^ (static_cast<uint64_t>(number) >> bit & 0xff)) * 0x100000001b3;
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0xcbf29ce484222325;
+};
+
 }  // namespace
 
 TEST_CASE("the choice of matmul's kernel", "[matmul]") {
   const std::string_view expected = kChoiceTable;
   REQUIRE(expected.size() == 2 * kChoiceCases);
   ChoiceCases cases;
+  PlanHash plans;
   for (int i = 0; i < kChoiceCases; ++i) {
     const ChoiceCases::Case test = cases.next();
     cuda::GpuFacts gpu = facts_of(*test.gpu);
@@ -46,8 +65,16 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
     INFO("product " << i << ": " << test.problem.m << " rows of x, " << weight.rows << " x "
                     << weight.cols << " on compute capability " << test.gpu->compute_capability);
     const int size = cuda::is_wgmma(choice.config) ? choice.plan.cluster_size : 1;
+    if (cuda::is_wgmma(choice.config)) plans.add(choice.plan);
+    // Each CTA of a stream-K kernel has a slot in the workspace, and all run at the same time.
+    if (cuda::is_wgmma(choice.config) && cuda::is_stream_k(choice.config)) {
+      CHECK(size == 1);
+      CHECK(choice.plan.clusters <= cuda::MatmulWorkspace(test.problem).ctas);
+      CHECK(choice.plan.clusters <= gpu.multiprocessors);
+    }
     CHECK(name_of(static_cast<char>('a' + choice.config), static_cast<char>('0' + size)) ==
           name_of(expected[2 * i], expected[2 * i + 1]));
     CHECK(cuda::can_run(test.problem, gpu, choice.config));
   }
+  CHECK(plans.value() == kChoicePlans);
 }

@@ -113,15 +113,30 @@ Coverage cover(int64_t count, int64_t per_thread, int threads) {
   return coverage;
 }
 
+// Whether so many threads run at the same time: each waits for the others.
+bool threads_meet(int threads) {
+  std::atomic<int> here{0};
+  std::atomic<bool> in_time{true};
+  cpu::parallel_for(threads, 1, threads, [&](int64_t, int64_t) {
+    ++here;
+    const auto deadline = std::chrono::steady_clock::now() + kDeadline;
+    while (here < threads && in_time) {
+      if (std::chrono::steady_clock::now() >= deadline) in_time = false;
+      std::this_thread::yield();
+    }
+  });
+  return in_time;
+}
+
 // For its lifetime threads are made with this stack by default.
 class DefaultStack {
  public:
   explicit DefaultStack(size_t bytes) {
-    pthread_getattr_default_np(&before_);
+    REQUIRE(pthread_getattr_default_np(&before_) == 0);
     pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, bytes);
-    pthread_setattr_default_np(&attributes);
+    REQUIRE(pthread_attr_init(&attributes) == 0);
+    REQUIRE(pthread_attr_setstacksize(&attributes, bytes) == 0);
+    REQUIRE(pthread_setattr_default_np(&attributes) == 0);
     pthread_attr_destroy(&attributes);
   }
   ~DefaultStack() {
@@ -343,23 +358,33 @@ TEST_CASE("a call takes as much of its thread's stack as nf4.h says, and no more
 }
 
 TEST_CASE("threads have the stack that they need, whatever the default is", "[threads]") {
+  constexpr int kThreads = 3;
   const DefaultStack small(sysconf(_SC_THREAD_STACK_MIN));
+  REQUIRE(threads_meet(kThreads));
   Rng rng(16);
   for (const cpu::Variant &variant : cpu::variants()) {
     if (!variant.supported()) continue;
     INFO("variant " << variant.name);
     const ForcedVariant forced(variant);
     const QuantizeCase dense = large_case(rng, 4096, true);
-    CHECK(quantize(dense, 3).status == NF4_STATUS_OK);
+    const Quantized expected = quantize(dense, 1), got = quantize(dense, kThreads);
+    CHECK(got.status == NF4_STATUS_OK);
+    CHECK(same_parts(dense.weight, got.weight, expected.weight));
     for (const nf4_dtype dtype : kDtypes)
       for (const int64_t m : {1, 20}) {
         const MatmulCase test = random_matmul_case(rng, {dtype, 32, true}, CodebookKind::kSorted,
                                                    {600, 8192, m}, XKind::kOrdinary);
+        INFO(describe(test, 16));
         const PlacedWeight weight(rng, test.weight);
-        std::vector<uint8_t> y(test.y_bytes());
-        const nf4_matmul_args args =
-            test.args(test.x.data(), test.bias.empty() ? nullptr : test.bias.data(), y.data());
-        CHECK(nf4_matmul_cpu(&weight.tensor(), &args, 3) == NF4_STATUS_OK);
+        const auto multiply = [&](int threads) {
+          std::vector<uint8_t> y(test.y_bytes());
+          const nf4_matmul_args args =
+              test.args(test.x.data(), test.bias.empty() ? nullptr : test.bias.data(), y.data());
+          CHECK(nf4_matmul_cpu(&weight.tensor(), &args, threads) == NF4_STATUS_OK);
+          return y;
+        };
+        const bool same = multiply(kThreads) == multiply(1);
+        CHECK(same);
       }
   }
 }

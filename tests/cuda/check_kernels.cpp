@@ -19,17 +19,17 @@ using namespace nf4::test;
 
 namespace {
 
-// Per dtype, blocksize and flat/nested: 50 each of NF4, FP4 and codebooks of the caller's.
+// Per dtype, blocksize and flat/nested: of formats and of the caller's codebooks in turn.
 // compute-sanitizer runs fewer.
 int shapes() {
   const char *asked = std::getenv("NF4_TEST_SHAPES");
   return asked != nullptr ? std::atoi(asked) : 150;
 }
 
-// The kinds in turn; the caller's codebooks go on from class to class, so that even three
-// shapes in each class meet all of them.
+// The formats and the caller's codebooks in turn; classes start at different ones, and the caller's
+// codebooks go on from class to class, so that even few shapes in each class meet all of them.
 CodebookKind codebook_of_shape(int kind, int i) {
-  const int format = i % (kFormatCount + 1);
+  const int format = (i + kind) % (kFormatCount + 1);
   if (format < kFormatCount) return codebook_kind(format);
   const int own = (kind + i / (kFormatCount + 1)) % (kCodebookKindCount - kFormatCount);
   return codebook_kind(kFormatCount + own);

@@ -99,7 +99,7 @@ class Batch {
   }
   std::vector<nf4_matmul_args> &args() { return args_; }
 
-  // What the header promises: those that are alike go together as far as they fit.
+  // What BatchLaunches does: those that are alike go together as far as they fit.
   size_t expected_launches() const {
     std::vector<std::tuple<nf4_dtype, bool, int>> kinds;
     size_t launches = 0;

@@ -4,7 +4,7 @@ python tests/gpu/record.py --unverified WHY   the code has changed and there is 
                                               the new hash, the reason and the last record that
                                               a GPU has verified
 python tests/gpu/record.py --warn             prints a warning if the record is unverified
-python tests/gpu/record.py --release          the same, and fails: no wheel is made of it
+python tests/gpu/record.py --release          the same, and fails: run it before a release
 python tests/gpu/record.py --add NAME FILE    figures that `./dev bench --json FILE` has measured
                                               become those of that name in figures.json
 """
@@ -108,7 +108,12 @@ def main() -> int:
     action.add_argument("--unverified", metavar="WHY", help="write a record without a GPU")
     action.add_argument("--warn", action="store_true", help="warn if the record is unverified")
     action.add_argument("--release", action="store_true", help="fail if the record is unverified")
-    action.add_argument("--add", nargs=2, metavar=("NAME", "FILE"), help="take these figures")
+    action.add_argument(
+        "--add",
+        nargs=2,
+        metavar=("NAME", "FILE"),
+        help="take figures that the code of this checkout gave",
+    )
     parser.add_argument("--commit", default=commit(), help="what the added figures are of")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--figures", type=Path, default=FIGURES_FILE)

@@ -3,6 +3,7 @@ library of $NF4_LIBRARY or build/."""
 
 import ctypes
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +81,26 @@ def quantized(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["quantize", str(model), str(tmp_path / "q")]) == 0
     capsys.readouterr()
     return tmp_path / "q"
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds models of transformers in this process; a child takes seconds to import torch."""
+    from nf4.checkpoint import architecture, meta_model
+
+    def answer(request: str, name: str) -> dict[str, Any]:
+        return meta_model.answer(json.loads(request))
+
+    monkeypatch.setattr(architecture, "_run", answer)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """What torch.compile made is forgotten after each test: Dynamo limits how often a process
+    compiles one function, and CUDA graphs of compiled functions hold memory."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"].compiler.reset()
 
 
 @pytest.fixture

@@ -143,6 +143,16 @@ nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights, const nf4_m
   return record(call);
 }
 
+nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_args *args,
+                           size_t count, int32_t device, int32_t *launches, const char **kernels) {
+  (void)weights, (void)args, (void)device;
+  for (size_t i = 0; i < count; ++i) {
+    launches[i] = -1;
+    kernels[i] = NULL;
+  }
+  return fake_status;
+}
+
 nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                                 size_t count, int32_t threads) {
   fake_call call = batch_call(weights, args, count);

@@ -1,8 +1,13 @@
 // What ChoiceCases chose when it was last decided by measurements: for each product the
-// configuration, from 'a' in the order of kMatmulConfigs, and the size of its clusters.
+// configuration, from 'a' in the order of kMatmulConfigs, and the size of its clusters; and a hash
+// of the plans of those for wgmma.
 #pragma once
 
+#include <cstdint>
+
 namespace nf4::test {
+
+inline constexpr uint64_t kChoicePlans = 0x25bd9a6cf27a5549;
 
 inline constexpr char kChoiceTable[] =
     "a1a1u1a1a1a1a1v1a1t1a1r1u1a1a1t1c1a1o1o1f4h2a1a1a1t1a1r1a1h8a1b1c1u1c1a1a1c1f3a1a1a1g1a1p1a1"

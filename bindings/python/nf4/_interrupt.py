@@ -25,10 +25,20 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _is_command() -> bool:
-    """Whether the process is `python -m nf4` or the script `nf4`."""
+    """Whether the process is `python -m nf4` or this package's script `nf4`."""
     if sys.argv[:1] == ["-m"]:  # as long as packages are imported to find the module to run
         return sys.orig_argv[-len(sys.argv)] in ("nf4", "-mnf4")
-    return os.path.basename(sys.argv[0] if sys.argv else "") == "nf4"
+    script = sys.argv[0] if sys.argv else ""
+    return os.path.basename(script) == "nf4" and _calls_main(script)
+
+
+def _calls_main(script: str) -> bool:
+    """Whether a script of this name is what installers write, and not the user's own program."""
+    try:
+        with open(script, "rb") as file:
+            return b"from nf4.cli.main import main" in file.read(4096)
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -6,10 +6,8 @@
 // Zen 4 (avx512bf16.cpp). docs/design/cpu.md has what was tried.
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 
 #include "core/formats.hpp"
-#include "core/round_codebook.hpp"
 #include "cpu/matmul/parts.hpp"
 #include "cpu/weight/scales.hpp"
 
@@ -24,45 +22,10 @@ constexpr int64_t kPreparedBytes = 32768;
 constexpr int64_t kMaxUnit = 128;
 constexpr int64_t kMaxScales = kPreparedBytes / 2 / kMinBlocksize + kScalePadding;
 
-bool same_entries(const float *a, const Codebook &b) {
-  return std::memcmp(a, b.data(), sizeof b) == 0;
-}
-
-// The last caller's codebook that was rounded, which takes 12 us: more than a small chunk of a
-// matmul. A thread that finds it in use rounds for itself. Constant initialisation, no
-// thread_local: nothing here allocates (status.cpp says why).
-class RoundedOnce {
- public:
-  RoundedCodebook operator()(const float *entries) {
-    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock) return round_codebook<BFloat16>(entries);
-    if (!valid_ || !same_entries(entries, codebook_)) {
-      std::copy_n(entries, kCodebookSize, codebook_.begin());
-      rounded_ = round_codebook<BFloat16>(entries);
-      valid_ = true;
-    }
-    return rounded_;
-  }
-
- private:
-  std::mutex mutex_;
-  bool valid_ = false;
-  Codebook codebook_{};
-  RoundedCodebook rounded_{};
-};
-RoundedOnce round_once;
-
-// bitsandbytes passes its formats' codebooks along, whose roundings are better.
-RoundedCodebook codebook_in_bf16(const Weight &weight) {
-  const float *entries = codebook(weight);
-  for (const Format &format : kFormats)
-    if (same_entries(entries, format.codebook)) return format.bf16;
-  return round_once(entries);
-}
-
 class DotMultiplier {
  public:
-  DotMultiplier(const MatmulKernels &kernels, const MatmulProblem &problem)
+  DotMultiplier(const MatmulKernels &kernels, const MatmulProblem &problem,
+                const RoundedCodebook &bf16_codebook)
       : kernels_(kernels),
         problem_(problem),
         weight_(problem.weight),
@@ -74,9 +37,8 @@ class DotMultiplier {
            weight_.cols % (2 * per_scale_) == 0)
       per_scale_ *= 2;
     if (kernels.dtype == NF4_DTYPE_BF16) {
-      rounded_ = codebook_in_bf16(weight_);
-      codebook_ = rounded_.entries;
-      unit_ = rounded_.unit;
+      codebook_ = bf16_codebook.entries;
+      unit_ = bf16_codebook.unit;
     }
   }
 
@@ -170,7 +132,6 @@ class DotMultiplier {
   const MatmulKernels &kernels_;
   const MatmulProblem &problem_;
   const Weight &weight_;
-  RoundedCodebook rounded_;
   const void *codebook_;         // in the kernels' dtype
   float unit_ = 1;               // of its numbers
   const int64_t element_bytes_;  // of prepared x
@@ -185,8 +146,9 @@ class DotMultiplier {
 
 }  // namespace
 
-void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem, RowRange n) {
-  DotMultiplier(kernels, problem)(n);
+void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
+                const RoundedCodebook &bf16_codebook, RowRange n) {
+  DotMultiplier(kernels, problem, bf16_codebook)(n);
 }
 
 }  // namespace nf4::cpu

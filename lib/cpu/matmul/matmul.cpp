@@ -49,10 +49,16 @@ void store_sums(const MatmulProblem &problem, const Sums &sums) {
   });
 }
 
-void matmul_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange n) {
+RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem &problem) {
+  const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_dot(bf16, problem);
+  return used ? codebook_in_bf16(problem.weight) : RoundedCodebook{};
+}
+
+void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
+                   const RoundedCodebook &bf16_codebook, RowRange n) {
   const bool in_bf16 = set.bf16 != nullptr && problem.dtype == NF4_DTYPE_BF16;
   const MatmulKernels &kernels = in_bf16 ? *set.bf16 : set.fp32;
-  if (suits_dot(kernels, problem)) return matmul_dot(kernels, problem, n);
+  if (suits_dot(kernels, problem)) return matmul_dot(kernels, problem, bf16_codebook, n);
   matmul_panel(set.dequant, kernels, problem, n);
 }
 

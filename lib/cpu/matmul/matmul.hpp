@@ -1,6 +1,7 @@
 // Matmul by vector kernels.
 #pragma once
 
+#include "core/formats.hpp"
 #include "cpu/dequant/kernels.hpp"
 #include "cpu/matmul/kernels.hpp"
 #include "cpu/ranges.hpp"
@@ -15,14 +16,22 @@ struct MatmulSet {
   const MatmulKernels *bf16;
 };
 
-// All of x times the rows n of the weight.
-void matmul_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange n);
+// What matmul_vector() is to be given for all rows of a problem. Not set where it needs none.
+RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem &problem);
 
-// The function of a Variant, for each set of kernels.
+// All of x times the rows n of the weight.
+void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
+                   const RoundedCodebook &bf16_codebook, RowRange n);
+
+// The functions of a Variant, for each set of kernels.
+template <const MatmulKernels &bf16>
+RoundedCodebook bf16_codebook_with(const MatmulProblem &problem) {
+  return codebook_for_dot(bf16, problem);
+}
 template <const DequantKernels &dequant, const MatmulKernels &fp32,
           const MatmulKernels *bf16 = nullptr>
-void matmul_with(const MatmulProblem &problem, RowRange n) {
-  matmul_vector({dequant, fp32, bf16}, problem, n);
+void matmul_with(const MatmulProblem &problem, const RoundedCodebook &bf16_codebook, RowRange n) {
+  matmul_vector({dequant, fp32, bf16}, problem, bf16_codebook, n);
 }
 
 }  // namespace nf4::cpu

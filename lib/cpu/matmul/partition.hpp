@@ -44,14 +44,14 @@ class Partition {
     return std::max<int64_t>(1, static_cast<int64_t>(kProductsPerThread / work_of_unit_));
   }
 
-  // Calls matmul(problem, rows) for the tiles whose first unit is in [begin, end).
+  // Calls matmul(i, rows), of problem i, for the tiles whose first unit is in [begin, end).
   template <class Matmul>
   void for_each(int64_t begin, int64_t end, Matmul matmul) const {
     for (int i = 0; i < count_ && parts_[i].first < end; ++i) {
       const int64_t first = parts_[i].tile_at(begin), last = parts_[i].tile_at(end);
       if (first == last) continue;
       const int64_t rows = problems_[i].weight.rows;
-      matmul(problems_[i], RowRange{first * kTileN, std::min(rows, last * kTileN)});
+      matmul(i, RowRange{first * kTileN, std::min(rows, last * kTileN)});
     }
   }
 

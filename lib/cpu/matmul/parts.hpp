@@ -1,6 +1,7 @@
 // The two ways to multiply, and what they share.
 #pragma once
 
+#include "core/formats.hpp"
 #include "cpu/dequant/kernels.hpp"
 #include "cpu/matmul/kernels.hpp"
 #include "cpu/ranges.hpp"
@@ -9,8 +10,14 @@
 namespace nf4::cpu {
 
 // Looks up each code and multiplies the entry in registers: for few rows of x, for cols that are a
-// multiple of kKernelStep, and for codebooks of ordinary numbers.
-void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem, RowRange n);
+// multiple of kKernelStep, and for codebooks of ordinary numbers. bf16_codebook: the weight's, for
+// kernels of bf16.
+void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
+                const RoundedCodebook &bf16_codebook, RowRange n);
+
+// A weight's codebook in bf16: the format's row, or a caller's rounded, or found where it was
+// rounded of late.
+RoundedCodebook codebook_in_bf16(const Weight &weight);
 
 // Dequantizes a panel of some rows of the weight, part by part, and multiplies it with all rows of
 // x.

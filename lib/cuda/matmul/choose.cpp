@@ -44,7 +44,7 @@ int64_t tiles_of(const MatmulConfig &config, const MatmulProblem &problem) {
   return ceil_divide(problem.weight.rows, config.tile_n) * ceil_divide(problem.m, config.tile_m);
 }
 
-// Whether each CTA gets enough K-tiles, and a slot in the workspace.
+// Whether each CTA gets enough K-tiles, and room for its sums in the workspace.
 bool can_stream_k(const MatmulConfig &config, const MatmulProblem &problem, const GpuFacts &gpu) {
   const int64_t tiles = tiles_of(config, problem), ctas = gpu.multiprocessors;
   const MatmulWorkspace workspace(problem);

@@ -1,4 +1,4 @@
-// The estimated cost of matmul's configurations on a GPU, in cycles: one struct of constants a GPU.
+// The estimated cost of matmul's configurations, in cycles. One model so far, the H200's.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,16 @@ inline constexpr CostModel kH200 = {
     32 << 10,   // skinny_prefetch_bytes
     512 << 10,  // skinny_prefetch_max_bytes
     32 << 20};  // l2_kept_bytes
-static_assert(kH200.k_tile[kMatmulConfigCount - 1] != 0);
+
+constexpr bool has_k_tiles(const CostModel &model) {
+  for (int i = 0; i < kMatmulConfigCount; ++i)
+    if ((model.k_tile[i] > 0) != is_wgmma(i)) return false;
+  return true;
+}
+// Spot checks of the order, which is that of kMatmulConfigs.
+static_assert(has_k_tiles(kH200) && kH200.k_tile[config_named("wgmma_64x128")] == 1065 &&
+              kH200.k_tile[config_named("wgmma_304x128")] == 2650 &&
+              kH200.k_tile[config_named("wgmma_304x128_stream_k")] == 2690);
 
 // GPUs that were not measured use the H200's.
 constexpr const CostModel &cost_model() { return kH200; }

@@ -9,7 +9,7 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int64_t kMaxM = 64;  // up to which no stream-K kernel is chosen
+constexpr int64_t kNoStreamKUpToM = 64;
 
 // The narrowest stream-K tile that holds m rows of x, else the widest. Tiles are in order.
 const MatmulConfig &stream_k_config(int64_t m) {
@@ -18,11 +18,22 @@ const MatmulConfig &stream_k_config(int64_t m) {
   return kMatmulConfigs[kMatmulConfigCount - 1];
 }
 
+constexpr bool stream_k_in_order() {
+  for (int i = 0; i < kMatmulConfigCount; ++i) {
+    if (is_stream_k(i) != (i >= kFirstStreamK)) return false;
+    if (i > kFirstStreamK && (kMatmulConfigs[i].tile_m <= kMatmulConfigs[i - 1].tile_m ||
+                              kMatmulConfigs[i].tile_n != kMatmulConfigs[i - 1].tile_n))
+      return false;
+  }
+  return true;
+}
+static_assert(stream_k_in_order(), "sizes must not decrease as m increases");
+
 }  // namespace
 
 MatmulWorkspace::MatmulWorkspace(const MatmulProblem &problem) {
   const Weight &weight = problem.weight;
-  if (problem.empty() || problem.dtype == NF4_DTYPE_FP32 || problem.m <= kMaxM ||
+  if (problem.empty() || problem.dtype == NF4_DTYPE_FP32 || problem.m <= kNoStreamKUpToM ||
       weight.cols % kStepK != 0 || weight.blocksize() < kStepK)
     return;
   const MatmulConfig &narrowest = kMatmulConfigs[kFirstStreamK];

@@ -7,8 +7,8 @@
 
 namespace nf4::cuda {
 
-// What the stream-K kernels exchange: a flag for each warp of a CTA, then a slot of partial sums
-// for each CTA. Which GPU it will be is not known here, so it is large enough for any Hopper.
+// What the stream-K kernels exchange: a flag for each warp of a CTA, then the partial sums
+// of each CTA. Which GPU it will be is not known here, so it is large enough for any Hopper.
 struct MatmulWorkspace {
   static constexpr int64_t kMaxCtas = 144;
   static constexpr int64_t kFlags = 16;     // of a CTA, of 8 bytes: a warp's each, up to 128 bytes

@@ -32,8 +32,8 @@ __device__ __forceinline__ void mma_m16n8k16(__half, float (&d)[4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices, of each of which a lane holds a piece of row lane / 4 as in d[] above, to
-// shared memory, each transposed: lane 8i + j gives the address of 16 bytes for column j of
+// Four 8 x 8 matrices, of each of which a lane holds two elements of row lane / 4 as in d[] above,
+// to shared memory, each transposed: lane 8i + j gives the address of 16 bytes for column j of
 // matrix i. Compute capability 9.0.
 __device__ __forceinline__ void stmatrix_x4_trans(void *to, const uint32_t (&matrices)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(

@@ -27,8 +27,8 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// B in shared memory: rows of 128 bytes whose pieces of 16 are exchanged by the row (128-byte
-// swizzle), on a boundary of 1024 bytes. Columns further right by 16 elements add 2.
+// B in shared memory: rows of 128 bytes in the 128-byte swizzle, on a boundary of 1024 bytes.
+// Columns further right by 16 elements add 2.
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;

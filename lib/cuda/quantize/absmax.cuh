@@ -105,11 +105,11 @@ __device__ __forceinline__ uint32_t scatter_max(const uint32_t (&steps)[kSteps])
   return maxima[0];
 }
 
-// After scatter_max(), lanes this far apart are neighbors in the tensor, 32 elements apart
+// After scatter_max(), lanes this far apart are neighbours in the tensor, 32 elements apart
 // at level 0, then 64, 128 and so on: first of a step, then steps. From some blocksize on
-// they share a block; up to that, they are of neighboring blocks.
+// they share a block; up to that, they are of neighbouring blocks.
 constexpr int kNeighborLevels = 5;
-__device__ constexpr int neighbor_distance(int level) {
+__device__ constexpr int neighbour_distance(int level) {
   return kSteps << level < 32 ? kSteps << level : (kSteps << level) / 32;
 }
 __device__ constexpr bool share_block(int level, int blocksize_log2) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ float warp_absmax(const uint32_t (&steps)[kSteps], in
 #pragma unroll
   for (int level = 0; level < kNeighborLevels; ++level)
     if (share_block(level, blocksize_log2))
-      pair = max_magnitude<T>(pair, __shfl_xor_sync(kFullWarp, pair, neighbor_distance(level)));
+      pair = max_magnitude<T>(pair, __shfl_xor_sync(kFullWarp, pair, neighbour_distance(level)));
   return pair_max<T>(pair);
 }
 

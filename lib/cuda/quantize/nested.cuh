@@ -31,7 +31,7 @@ __device__ __forceinline__ double sum_over_lanes(double value) {
 }
 
 // The sum of values[0 .. count), at most kSumsPerSum, over the complete binary tree: in a
-// thread, then lanes, then warps, always neighbors first. Every thread gets it. A barrier.
+// thread, then lanes, then warps, always neighbours first. Every thread gets it. A barrier.
 __device__ __forceinline__ double tree_sum(const double *values, int64_t count) {
   __shared__ double warp_sums[kScalesWarps];
   double v[kSumsPerThread];

@@ -9,7 +9,7 @@ namespace nf4::cuda {
 
 struct GpuFamily {
   const char *name;
-  int archs[4];       // compute capabilities with machine code, such as 75; ends in 0
+  int archs[8];       // compute capabilities with machine code, such as 75; ends in 0
   int ptx;            // compute capability of its PTX, which later GPUs compile; 0: none
   bool pdl;           // the kernels call pdl_wait, so they may be launched with PDL
   bool tensor_cores;  // mma.m16n8k16

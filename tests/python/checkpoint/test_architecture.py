@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
 import checkpoint_helpers as helpers
+import nf4
 import pytest
 from nf4.checkpoint import (
     FormatError,
@@ -61,6 +69,121 @@ def test_without_transformers_names_decide_and_the_result_says_so(tmp_path, monk
     assert result.chosen_by == "tensor names: torch is not installed"
     assert result.left_dense == {"embedding": 1, "output head": 1} and result.weights == 2
     assert audit(str(tmp_path / "q"))[1] == []
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.0.0rc1"])
+def test_an_old_transformers_is_named(version, monkeypatch):
+    monkeypatch.setattr(architecture.importlib.util, "find_spec", lambda package: True)
+    monkeypatch.setattr(architecture.importlib.metadata, "version", lambda package: version)
+    monkeypatch.setattr(architecture, "_run", lambda request, name: {"fits": False})
+    old = f"transformers {version} is installed; 5.0 or later decides by the modules of the model"
+    reason = old if version.startswith("4") else "the tensors are not those of "
+    with pytest.raises(UnknownModel, match=reason):
+        ask(LLAMA, {})
+
+
+MARKED = f"print({architecture.ANSWER_MARK!r} + {{!r}})\n"
+DAMAGED = "the answer of the process that built LlamaForCausalLM is damaged"
+CHILDREN = {
+    "nothing": ("", DAMAGED),
+    "truncated": (MARKED.format('{"fits": tr'), DAMAGED),
+    "no keys": (MARKED.format("{}"), DAMAGED),
+    "half of the keys": (MARKED.format('{"fits": true, "transformers": "5"}'), DAMAGED),
+    "no object": (MARKED.format("5"), DAMAGED),
+    "failure after an answer": (
+        MARKED.format('{"fits": false}') + "raise ValueError('late')",
+        "cannot build LlamaForCausalLM: ValueError: late",
+    ),
+    "killed": (
+        MARKED.format('{"fits": false}') + "import os\nos.kill(os.getpid(), 9)",
+        r"its process was ended by signal 9 \(Killed\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_what_a_child_that_fails_answers_is_not_used(child, tmp_path, monkeypatch):
+    program, reason = CHILDREN[child]
+    (tmp_path / "child.py").write_text(program)
+    monkeypatch.setattr(architecture, "_PROGRAM", str(tmp_path / "child.py"))
+    monkeypatch.setattr(architecture, "_require_packages", lambda: None)
+    with pytest.raises(UnknownModel, match=reason):
+        ask(LLAMA, {"model.norm.weight": (3, 3)})
+
+
+LIMITED = """
+import importlib.util, json, os, resource
+def main():
+    kinds = (resource.RLIMIT_DATA, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)
+    found = {"limits": [resource.getrlimit(kind) for kind in kinds]}
+    for name in ("timm", "detectron2", "kernels"):
+        try:
+            __import__(name)
+        except ImportError:
+            found[name] = importlib.util.find_spec(name)
+    try:
+        bytearray(1 << 31)
+    except MemoryError:
+        found["memory"] = "refused"
+    print(json.dumps(found), flush=True)
+    os.write(1, bytes(1 << 20))
+    os.write(1, b"more")
+"""
+
+
+@pytest.mark.parametrize("lower", [None, 1 << 29])
+def test_limits_of_the_child(lower, tmp_path):
+    """Each is the lower one of its own and of the hard limit that there is already."""
+    folder = tmp_path / "nf4" / "checkpoint"
+    folder.mkdir(parents=True)
+    (folder / "meta_model.py").write_text(LIMITED)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    for name in ("timm", "detectron2", "kernels"):
+        (tmp_path / f"{name}.py").write_text("")
+
+    def before() -> None:
+        if lower is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (lower, lower))
+
+    limits = [1 << 30, 60, 1 << 20]
+    with open(tmp_path / "stdout", "w+") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-I", architecture._PROGRAM, *map(str, limits), tmp_path, *sys.path],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            preexec_fn=before,
+        )
+    assert done.returncode == 1 and "File too large" in done.stderr
+    with open(tmp_path / "stdout") as stdout:
+        found = json.loads(stdout.readline())
+    limits[0] = lower or limits[0]
+    assert found == {
+        "limits": [[limit, limit] for limit in limits],
+        "timm": None,
+        "detectron2": None,
+        "kernels": None,
+        "memory": "refused",
+    }
+
+
+def test_the_child_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("", ".", str(tmp_path), str(tmp_path / "link")):
+        monkeypatch.syspath_prepend(name)
+    paths = architecture._import_paths()
+    assert paths and all(os.path.realpath(path) != str(tmp_path) for path in paths)
+    package = str(Path(nf4.__file__).parents[1])
+    monkeypatch.chdir(package)
+    assert architecture._import_paths() == sys.path
+    monkeypatch.chdir(tmp_path / "link")
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert architecture._import_paths() == sys.path
 
 
 def test_modules_decide_before_names():
@@ -132,6 +255,8 @@ def test_conv1d_that_the_rules_do_not_know_stays_dense():
     """dequantize could not tell that its weight is stored transposed."""
     model = Model("Toy", {"a.weight": None}, {"a.weight": "a"}, *map(frozenset, ["a", "a", ""]))
     assert Rules(model=model).dense_reason(_info("a.weight")) == "Conv1D of an unknown model"
-    assert rules.is_conv1d("h.0.c_attn", {"vision-encoder-decoder", "gpt2"})
-    assert rules.is_conv1d("decoder.layers.0.mlp.c_fc", {"clvp", "clvp_decoder"})
-    assert not rules.is_conv1d("decoder.layers.0.attn.out_proj", {"clvp", "clvp_decoder"})
+    assert rules.is_transposed("h.0.c_attn.weight", {"vision-encoder-decoder", "gpt2"})
+    assert rules.is_transposed("decoder.layers.0.mlp.c_fc.weight", {"clvp", "clvp_decoder"})
+    assert not rules.is_transposed(
+        "decoder.layers.0.attn.out_proj.weight", {"clvp", "clvp_decoder"}
+    )

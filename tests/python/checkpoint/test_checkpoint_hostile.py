@@ -130,24 +130,31 @@ def test_entries_that_are_written_are_simple(entry):
     assert is_simple(entry)
 
 
-@pytest.mark.parametrize("what", ["a FIFO", "deeply nested", "endless", "a number"])
-def test_hostile_modules_json_is_not_followed(what, tmp_path):
+MODULES = {
+    "[" * 100_000: "it is nested too deeply",
+    "5": "it is not a list of modules, each with its path",
+    '["2_Dense"]': "it is not a list of modules, each with its path",
+    '[{"path": 3}]': "it is not a list of modules, each with its path",
+    '[{"idx": 0}]': "it is not a list of modules, each with its path",
+    '[{"path": ""},]': "it is not valid JSON: ",
+}
+
+
+@pytest.mark.parametrize("text", ["a FIFO", "endless", *MODULES], ids=lambda text: text[:12])
+def test_modules_json_that_cannot_be_read_is_refused(text, tmp_path):
+    """Without it nobody knows which folders hold layers of the model."""
     source = helpers.write_model(tmp_path / "in")
     path = source / "modules.json"
-    if what == "a FIFO":
+    if text == "a FIFO":
         os.mkfifo(path)
-    elif what == "endless":
+    elif text == "endless":
         path.symlink_to("/dev/zero")
     else:
-        path.write_text("[" * 100_000 if what == "deeply nested" else "5")
-    arguments = (str(source), str(tmp_path / "q"), QuantizeOptions())
-    if what in ("a FIFO", "endless"):
-        with pytest.raises(FormatError, match="modules.json: (a FIFO|a link to /dev/zero)"):
-            quantize_checkpoint(*arguments)
-        assert helpers.listing(tmp_path) == ["in"]
-        return
-    assert quantize_checkpoint(*arguments).left_out == []
-    assert (tmp_path / "q" / "modules.json").exists()
+        path.write_text(text)
+    reason = MODULES.get(text, "a FIFO|a link to /dev/zero")
+    with pytest.raises(FormatError, match=f"modules.json: ({reason})"):
+        quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
+    assert helpers.listing(tmp_path) == ["in"]
 
 
 def test_configuration_that_is_a_fifo_is_refused(tmp_path):

@@ -102,7 +102,7 @@ FAULTS = {
     "blocksize 64.0": (lambda p: _with_state(p, blocksize=64.0), "blocksize 64.0"),
     "blocksize contradicts absmax": (
         lambda p: _with_state(p, blocksize=32),
-        "its absmax is U8 of 5, but its quant_state asks for U8 of 10",
+        "its absmax is U8 of 5, but its quant_state requires U8 of 10",
     ),
     "unknown dtype": (lambda p: _with_state(p, dtype="float8"), "dtype 'float8'"),
     "no shape": (lambda p: _with_state(p, shape=None), "shape None"),
@@ -120,7 +120,7 @@ FAULTS = {
     "nested_blocksize 3": (lambda p: _with_state(p, nested_blocksize=3), "nested_blocksize 3"),
     "nested_blocksize contradicts": (
         lambda p: _with_state(p, nested_blocksize=2),
-        "its nested_absmax is F32 of 1, but its quant_state asks for F32 of 3",
+        "its nested_absmax is F32 of 1, but its quant_state requires F32 of 3",
     ),
     "nested_dtype": (lambda p: _with_state(p, nested_dtype="float16"), "nested_dtype 'float16'"),
     "nested_offset missing": (lambda p: _with_state(p, nested_offset=...), "nested_offset None"),

@@ -208,6 +208,27 @@ def test_force_deletes_nothing_that_came_at_the_last_moment(action, model, tmp_p
     assert main(["verify", str(out)]) == 0
 
 
+def test_deleting_the_old_output_leaves_newer_directories_as_they_are(tmp_path):
+    """What came after the listing keeps its mode; what somebody removed is no obstacle."""
+    old = helpers.write_model(tmp_path / "old")
+    for name in ("listed", "emptied", "turned"):
+        (old / name).mkdir()
+        (old / name / "file").write_text("old")
+    listing_before = transaction._listing(str(old))
+    (old / "listed").chmod(0o555)
+    (old / "new").mkdir(mode=0o750)
+    (old / "new").chmod(0o750)
+    shutil.rmtree(old / "emptied")
+    shutil.rmtree(old / "turned")
+    (old / "turned").write_text("new")
+    (old / "tokenizer.json").unlink()
+    with pytest.raises(OSError) as caught:
+        transaction._delete(str(old), listing_before)
+    assert caught.value.errno == errno.ENOTEMPTY
+    assert listing(old) == ["new", "turned"]
+    assert (old / "new").stat().st_mode & 0o777 == 0o750
+
+
 @pytest.mark.parametrize("existing", [False, True])
 def test_force_replaces_no_file_that_came_meanwhile(existing, model, tmp_path):
     out = tmp_path / "out"

@@ -52,41 +52,18 @@ CONV1D = """
     ClvpModelForConditionalGeneration ClvpForCausalLM GPT2LMHeadModel ImageGPTModel
     OpenAIGPTLMHeadModel DecisionTransformerModel
 """.split()
-_DEPTHS = {
-    *("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers"),
-    *("encoder_layers", "decoder_layers"),
-}
+_LAYERS = 2
 
 
-def _shallow(config: transformers.PretrainedConfig) -> transformers.PretrainedConfig:
-    """With two layers where there are more."""
-    for key, value in list(vars(config).items()):
-        if isinstance(value, transformers.PretrainedConfig):
-            _shallow(value)
-        elif key in _DEPTHS and isinstance(value, int):
-            setattr(config, key, min(value, 2))
-    return config
-
-
-def _config(name: str) -> transformers.PretrainedConfig:
+def _require(name: str) -> None:
     if not hasattr(transformers, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
-    return _shallow(getattr(transformers, name).config_class())
-
-
-def _answer(request: str, name: str) -> dict:
-    return meta_model.answer(json.loads(request))
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Build models in this process."""
-    monkeypatch.setattr(architecture, "_run", _answer)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_exactly_what_is_replaced_is_quantized(name):
-    outcome = checks.check(name, config=_config(name))
+    _require(name)
+    outcome = checks.check(name, layers=_LAYERS)
     assert outcome.error is None
     assert outcome.problems == {"modules": [], "names": []}
 
@@ -94,14 +71,15 @@ def test_exactly_what_is_replaced_is_quantized(name):
 @pytest.mark.parametrize("way", checks.WAYS)
 @pytest.mark.parametrize("name", CONV1D)
 def test_every_conv1d_is_quantized_and_no_other_weight_is_transposed(name, way):
-    found = checks.architecture(name, _config(name))
+    _require(name)
+    found = checks.architecture(name, _LAYERS)
     chosen = checks.choose(found, way).weights
     transposed = {found.model.modules[weight] for weight in chosen if chosen[weight]}
     assert transposed == found.model.conv1d != set()
 
 
 def test_the_check_sees_transposed_weights():
-    found = checks.architecture("GPT2LMHeadModel", _config("GPT2LMHeadModel"))
+    found = checks.architecture("GPT2LMHeadModel", _LAYERS)
     choice = checks.choose(found, "modules")
     assert checks.problems(found, choice) == []
     choice.weights["transformer.h.0.attn.c_proj.weight"] = False
@@ -126,7 +104,7 @@ def test_the_check_sees_transposed_weights():
     ],
 )
 def test_the_check_sees_each_fault(weights, skip, problem):
-    found = checks.architecture("BertModel", _config("BertModel"))
+    found = checks.architecture("BertModel", _LAYERS)
     assert problem in checks.problems(found, checks.Choice(weights, skip))
 
 
@@ -149,7 +127,7 @@ def _linear4bit(path: Path) -> set[str]:
     return {n for n, m in model.named_modules() if type(m).__name__ == "Linear4bit"}
 
 
-def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path, monkeypatch):
+def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path, monkeypatch, request):
     """In a child process, which imports nothing from the working directory."""
     source = _siglip(tmp_path / "dense")
     for name in ("torch", "json", "transformers"):
@@ -159,7 +137,7 @@ def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path, monkeypa
         result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
     assert result.chosen_by.startswith("the modules of SiglipVisionModel (transformers ")
     assert result.left_dense["NonDynamicallyQuantizableLinear, not replaced"] == 1
-    monkeypatch.setattr(architecture, "_run", _answer)
+    request.getfixturevalue("in_process")
     assert audit(str(tmp_path / "q"))[1] == []
     names = _linear4bit(tmp_path / "q")
     assert len(names) == result.weights == 14
@@ -226,6 +204,46 @@ def test_a_huge_model_takes_bounded_time(monkeypatch):
     monkeypatch.setattr(architecture, "_TIME_LIMIT", 1)
     with pytest.raises(UnknownModel, match="took longer than 1 s"):
         ask(LLAMA | {"num_hidden_layers": 10**9}, {"model.norm.weight": (3, 3)})
+
+
+def test_a_config_that_takes_more_memory_than_the_limit(monkeypatch):
+    monkeypatch.setattr(architecture, "_MEMORY_LIMIT", 3 << 29)
+    with pytest.raises(UnknownModel, match="cannot build LlamaForCausalLM: MemoryError"):
+        ask(LLAMA | {"num_labels": 10**9}, {"model.norm.weight": (3, 3)})
+
+
+def test_keys_that_name_code_or_files_are_ignored_at_every_depth():
+    names = ("auto_map", "model_args", "backbone_kwargs", "kernel_config", "fusion_config")
+    bad = dict.fromkeys(names, {"AutoModel": "x.Y"}) | {"quantization_config": 1}
+    bad |= {"attn_implementation": "a/b", "_attn_implementation": "a/b"}
+    config = bad | {"a": 1, "text": bad | {"b": [bad | {"use_pretrained_backbone": True}]}}
+    clean = {"a": 1, "text": {"b": [{"use_pretrained_backbone": False}]}}
+    assert meta_model._clean(config) == clean
+
+
+def test_remote_code_of_a_part_is_never_run(in_process):
+    """The model is built of transformers' own classes."""
+    code = {"auto_map": {"AutoModel": "nobody/nowhere--modeling.Evil"}, "num_hidden_layers": 1}
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "text_config": {"model_type": "llama", **code},
+        "vision_config": {"model_type": "clip_vision_model", **code},
+    }
+    name = "model.language_model.layers.0.self_attn.q_proj.weight"
+    assert ask(config, {name: (4096, 4096)}).reasons == {name: None}
+
+
+def test_a_module_beside_the_model_is_not_imported(tmp_path):
+    """python -m nf4 in the model's folder, which Python itself puts first in sys.path."""
+    source = helpers.write_model(tmp_path / "in", **LLAMA)
+    for name in ("torch", "transformers"):
+        (source / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    done = helpers.run_cli("quantize", ".", "../q", "--json", cwd=source)
+    assert done.returncode == 0
+    assert not (tmp_path / "ran").exists()
+    reason = "the tensors are not those of config.json's LlamaForCausalLM"
+    assert json.loads(done.stdout)["chosen_by"] == f"tensor names: {reason}"
 
 
 def test_names_alone_decide_for_remote_code(tmp_path):

@@ -19,7 +19,7 @@ from nf4.checkpoint import (
 )
 from nf4.cli import main
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("in_process")]
 for _package in ("torch", "transformers", "accelerate", "bitsandbytes"):
     if importlib.util.find_spec(_package) is None:
         pytest.skip(f"{_package} is not installed", allow_module_level=True)

@@ -145,7 +145,9 @@ def test_side_files_have_a_limit(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(side_files, "MAX_SIDE_BYTES", size - 1)
     stderr = _refused(model, capsys)
     assert f"{model}: {size} bytes of files beside the weights, " in stderr
-    assert f"at most {size - 1} are copied; the largest is b.txt" in stderr
+    assert (
+        f"at most {size - 1} are copied; the largest is b.txt: move it out of the folder" in stderr
+    )
     monkeypatch.setattr(side_files, "MAX_SIDE_BYTES", size)
     assert main(["quantize", str(model), str(tmp_path / "q")]) == 0
 

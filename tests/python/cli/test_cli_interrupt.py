@@ -92,11 +92,14 @@ def test_ignored_interrupts_stay_ignored(start):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("program", [["-m", "other", "nf4"], ["-m", "other.nf4"], ["other/nf4.py"]])
+PROGRAMS = [["-m", "other", "nf4"], ["-m", "other.nf4"], ["other/nf4.py"], ["other/nf4"], ["nf4"]]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_other_programs_keep_their_handler(program, tmp_path):
     (tmp_path / "other").mkdir()
-    for name in ("__init__", "__main__", "nf4"):
-        (tmp_path / "other" / f"{name}.py").write_text(
+    for name in ("other/__init__.py", "other/__main__.py", "other/nf4.py", "other/nf4", "nf4"):
+        (tmp_path / name).write_text(
             "import signal, sys\n"
             "sys.path = [path for path in sys.path if not path.endswith('other')]\n"
             "import nf4.cli\n"

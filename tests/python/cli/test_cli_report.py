@@ -9,8 +9,12 @@ import checkpoint_helpers as helpers
 import nf4
 import numpy as np
 import pytest
+from nf4.checkpoint import rules
+from nf4.checkpoint.architecture import Model
 from nf4.checkpoint.audit import relative
 from nf4.cli import console, doctor, main
+
+NAMES = "tensor names: config.json does not name one architecture and its model_type"
 
 
 def _json(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict:
@@ -136,9 +140,29 @@ def test_verify_accepts_what_is_sound(model, quantized, capsys):
         "ok": True,
         "weights": 2,
         "dense_tensors": 4,
+        "checked_by": NAMES,
         "findings": [],
     }
-    assert _json(capsys, "verify", model)["ok"]
+    dense = _json(capsys, "verify", model)
+    assert dense["ok"] and dense["checked_by"] == ""
+
+
+def test_verify_says_what_decided_which_layers_transformers_loads(quantized, capsys, monkeypatch):
+    assert main(["verify", str(quantized)]) == 0
+    checked, verdict = capsys.readouterr().out.splitlines()
+    assert checked == f"layers checked by {NAMES}"
+    assert verdict.startswith(f"{quantized}: ok (")
+    names = (*helpers.dense_tensors(), *helpers.QUANTIZED)
+    model = Model(
+        name="Toy (transformers 5)",
+        reasons=dict.fromkeys(names),
+        modules={name: name.removesuffix(".weight") for name in names},
+        linear=frozenset(name.removesuffix(".weight") for name in helpers.QUANTIZED),
+        conv1d=frozenset(),
+        dense_by_default=frozenset(),
+    )
+    monkeypatch.setattr(rules, "ask", lambda config, shapes: model)
+    assert _json(capsys, "verify", quantized)["checked_by"] == "the modules of Toy (transformers 5)"
 
 
 def _break_scales(path: Path, name: str, value: float) -> None:
@@ -166,7 +190,7 @@ def test_verify_lists_every_fault(quantized, capsys):
     assert {finding["severity"] for finding in document["findings"]} == {"fault"}
     assert main(["verify", str(quantized)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(reasons) + 1
+    assert len(lines) == len(reasons) + 2 and lines[-2] == f"layers checked by {NAMES}"
     assert lines[-1] == f"{quantized}: 3 faults (2 4-bit weights, 4 dense tensors)"
 
 

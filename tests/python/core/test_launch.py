@@ -46,8 +46,8 @@ def test_dequantize_passes_everything_at_full_width(last):
 def test_quantize_passes_everything_at_full_width(last):
     out = device_weight()
     source = CudaArray(HIGH + 0x60, "bf16", *out.shape)
-    scratch = CudaArray(HIGH + 0x70, "uint8", 5 << 32)
-    assert nf4.quantize(source, out=out, workspace=scratch, stream=7) is out
+    workspace = CudaArray(HIGH + 0x70, "uint8", 5 << 32)
+    assert nf4.quantize(source, out=out, workspace=workspace, stream=7) is out
     assert (last.input, last.dtype, last.stream) == (HIGH + 0x60, _abi.DTYPE_BF16, 7)
     assert (last.workspace, last.workspace_bytes) == (HIGH + 0x70, 5 << 32)
     assert (last.weight.packed, last.weight.rows) == (HIGH, 1 << 20)

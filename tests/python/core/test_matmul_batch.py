@@ -155,7 +155,7 @@ class TestLaunches:
         ]
 
     @pytest.fixture
-    def scratch_needed(self, fake):
+    def workspace_needed(self, fake):
         needed = ctypes.c_size_t.in_dll(fake, "fake_workspace_per_row")
         needed.value = 256
         yield
@@ -176,7 +176,7 @@ class TestLaunches:
             assert args.bias == (HIGH + 80 if i == 0 else None)
             assert (weight.packed, weight.rows, weight.cols) == (HIGH + i, rows, COLS)
 
-    def test_a_workspace_is_asked_for(self, last, weights, scratch_needed):
+    def test_a_workspace_is_asked_for(self, last, weights, workspace_needed):
         x, outs = CudaArray(HIGH, "fp16", 3, COLS), [HIGH + 48, HIGH + 64]
         assert nf4.matmul_batch_workspace_bytes(weights, 3, "fp16") == 1536
         with pytest.raises(nf4.InvalidArgument, match="workspace is None; expected 1536 bytes"):
@@ -216,7 +216,7 @@ class TestLaunches:
         nf4.matmul_batch(np.zeros((2, COLS), np.float32), [q, q], threads=3)
         assert (last.threads, last.products, last.matmuls[1].m) == (3, 2, 2)
 
-    def test_tensors(self, last, monkeypatch, scratch_needed):
+    def test_tensors(self, last, monkeypatch, workspace_needed):
         torch = fake_torch.Torch()
         monkeypatch.setitem(sys.modules, "torch", torch)
         device = fake_torch.Device("cuda", 1)

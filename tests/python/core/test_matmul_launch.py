@@ -24,7 +24,7 @@ def raw(last):
 
 
 @pytest.fixture
-def scratch_needed(fake):
+def workspace_needed(fake):
     """A function: how many bytes each row of x needs from now on."""
     needed = ctypes.c_size_t.in_dll(fake, "fake_workspace_per_row")
 
@@ -72,8 +72,8 @@ def test_addresses_and_what_is_left_out(last, raw):
     assert last.matmul.bias is None
 
 
-def test_a_workspace_is_asked_for(last, raw, scratch_needed):
-    scratch_needed(1 << 33)
+def test_a_workspace_is_asked_for(last, raw, workspace_needed):
+    workspace_needed(1 << 33)
     assert nf4.matmul_workspace_bytes(raw, 3, "bf16") == 3 << 33
     x, out = array(32, 2, COLS), array(48, 2, ROWS)
     with pytest.raises(nf4.InvalidArgument, match="workspace is None; expected 17179869184 bytes"):
@@ -83,10 +83,10 @@ def test_a_workspace_is_asked_for(last, raw, scratch_needed):
     assert (last.workspace, last.workspace_bytes) == (HIGH + 80, 1 << 34)
 
 
-def test_the_size_of_a_workspace_is_asked_for_once(last, raw, scratch_needed):
+def test_the_size_of_a_workspace_is_asked_for_once(last, raw, workspace_needed):
     sizes = []
     for needed in (32, 64):
-        scratch_needed(needed)
+        workspace_needed(needed)
         sizes.append(nf4.matmul_workspace_bytes(raw, 5, "bf16"))
     assert sizes == [160, 160]
 
@@ -178,9 +178,9 @@ class TestTensors:
         "stream, belongs_to", [(None, 0x1000), (OTHER, OTHER), (0, 0), (1, 0)], ids=str
     )
     def test_what_is_made_belongs_to_the_stream_of_the_work(
-        self, torch, last, weight, scratch_needed, stream, belongs_to
+        self, torch, last, weight, workspace_needed, stream, belongs_to
     ):
-        scratch_needed(256)
+        workspace_needed(256)
         out = nf4.matmul(self.on(torch.float16, 4, COLS), weight, stream=stream)
         workspace = torch.made[-1]
         assert torch.made == [out, workspace]
@@ -193,11 +193,11 @@ class TestTensors:
         out = nf4.matmul(self.on(torch.float16, COLS), raw)
         assert (out.shape, out.dtype, last.stream) == ((ROWS,), torch.float16, 0x1000)
 
-    def test_autograd_hears_of_what_was_written(self, torch, last, weight, scratch_needed):
+    def test_autograd_hears_of_what_was_written(self, torch, last, weight, workspace_needed):
         x, out = self.on(torch.float16, 4, COLS), self.on(torch.float16, 4, ROWS)
         nf4.matmul(x, weight)
         assert torch.written == []
-        scratch_needed(256)
+        workspace_needed(256)
         workspace = self.on(torch.uint8, 4096)
         nf4.matmul(x, weight, out=out, workspace=workspace)
         assert torch.written == [out, workspace]

@@ -105,9 +105,9 @@ def test_quantize_makes_tensors(torch, last):
 
 def test_autograd_hears_of_what_quantize_wrote(torch, last):
     q = weight(torch)
-    scratch = on(1, torch.uint8, q.sizes.workspace_bytes)
-    nf4.quantize(on(1, torch.bfloat16, *SHAPE), out=q, workspace=scratch)
-    written = [q.packed, q.absmax, q.nested_absmax, q.nested_offset, scratch]
+    workspace = on(1, torch.uint8, q.sizes.workspace_bytes)
+    nf4.quantize(on(1, torch.bfloat16, *SHAPE), out=q, workspace=workspace)
+    written = [q.packed, q.absmax, q.nested_absmax, q.nested_offset, workspace]
     assert torch.written == written
 
 

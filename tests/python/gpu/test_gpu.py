@@ -217,9 +217,9 @@ def test_calls_are_captured_in_a_graph(access, nested_blocksize):
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         stream = torch.cuda.current_stream()
-        scratch = None if workspace is None else to(workspace)
         handed = memory.accessed(q, access)
-        nf4.quantize(to(source), out=handed, workspace=scratch, stream=stream)
+        given = None if workspace is None else to(workspace)
+        nf4.quantize(to(source), out=handed, workspace=given, stream=stream)
         nf4.dequantize(handed, "fp32", out=to(out), stream=stream)
     for seed in range(5):
         again = dataclasses.replace(case, seed=seed)

@@ -27,6 +27,7 @@ from torch_gpu_cases import (  # noqa: E402
     LAYOUTS,
     ROWS,
     layer_of,
+    settle,
     weight_of,
     x_of,
 )
@@ -58,7 +59,7 @@ def test_linear_and_its_gradients(dtype, layout, rows):
 
 @pytest.fixture
 def many():
-    """A layer and an x whose rows need scratch; Hopper's thread blocks share tiles in it."""
+    """A layer and an x whose rows need a workspace; Hopper's thread blocks share tiles in it."""
     tiles = torch.cuda.get_device_properties(0).multi_processor_count // 2 + 1
     layer, x = layer_of(shape=(tiles * 128, 4096)), x_of(300, 4096)
     assert nf4.matmul_workspace_bytes(layer.quantized, 300, "bf16") > 0
@@ -69,7 +70,7 @@ def test_the_workspace_is_torch_memory(many):
     layer, x, expected = many
     assert error(expected, reference(x, layer.quantized, layer.bias)) <= ALLOWED["bf16"]
     weight = WeightParts.of(layer.quantized)
-    torch.cuda.synchronize()
+    settle()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     y = _fast.linear(x, layer.bias.detach(), weight)
@@ -81,15 +82,16 @@ def test_the_workspace_is_torch_memory(many):
 
 def test_no_memory_is_an_error(many):
     layer, x, expected = many
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    settle()
     torch.cuda.set_per_process_memory_fraction(1e-9)
+    kept = []  # what torch has reserved, for whichever tensors, serves the first of them
     try:
         with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
-            for _ in range(64):  # what is reserved for other tensors may serve the first of them
-                layer(x.repeat(64, 1))
+            for _ in range(1 + torch.cuda.memory_reserved() // expected.nbytes):
+                kept.append(layer(x))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+    del kept
     with torch.no_grad():
         assert torch.equal(layer(x), expected)
 
@@ -311,7 +313,7 @@ def test_fp32_stays_with_bitsandbytes(rows, bnb, backend):
 def peak(model, x):
     """Bytes that a forward and a backward pass need beyond what was there."""
     for _ in range(2):
-        torch.cuda.synchronize()
+        settle()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         model(x).sum().backward()

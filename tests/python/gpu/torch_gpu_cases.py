@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import nf4.torch
 import torch
 from nf4.torch import NF4Linear
@@ -25,3 +27,10 @@ def layer_of(dtype="bf16", layout="nested", bias=True, shape=(ROWS, COLS), devic
 
 def x_of(*shape, dtype="bf16", device=DEVICE, grad=False):
     return torch.randn(shape, device=device, dtype=DTYPES[dtype], requires_grad=grad)
+
+
+def settle():
+    """Before memory is counted: what earlier tests left is collected, and given back."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()

@@ -63,7 +63,21 @@ def test_rows_with_gaps_between_them():
     assert y.shape == (1, M, ROWS) and torch.equal(y[0], expected)
 
 
-FAULTS = torch_faults.FAULTS | {
+class Subclass(torch.Tensor):
+    """With memory, and torch's own __torch_function__."""
+
+
+class OfParameter(torch.nn.Parameter):
+    """As bitsandbytes' Params4bit is one."""
+
+
+SUBCLASSES = {
+    f"{name} of {kind.__name__}": {name: given.as_subclass(kind)}
+    for name, given in operands().items()
+    if isinstance(given, torch.Tensor)
+    for kind in (Subclass, OfParameter)
+}
+FAULTS = torch_faults.FAULTS | SUBCLASSES | {
     "an array": {"x": np.zeros((M, COLS), np.float32)},
     "none": {"x": None},
     "x of a subclass": {"x": torch.nn.Parameter(torch.zeros(M, COLS), requires_grad=False)},

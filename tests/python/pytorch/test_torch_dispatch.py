@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar
 
 import nf4
@@ -14,7 +15,7 @@ torch_cases.require("torch")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from nf4.torch import _operators  # noqa: E402
-from nf4.torch._weight import WeightParts  # noqa: E402
+from nf4.torch._weight import PARTS, WeightParts  # noqa: E402
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
 
 ROWS, COLS = 6, 80
@@ -98,6 +99,63 @@ def test_a_part_that_is_negated_lazily(grad):
         assert torch.equal(*(torch.autograd.grad(each.sum(), x)[0] for each in (y, expected)))
     back = torch.ops.nf4.linear_backward
     assert torch.equal(back(y.detach(), *negated), back(y.detach(), *weight))
+
+
+@pytest.mark.parametrize("part", PARTS[1:5])
+@pytest.mark.parametrize("nested_blocksize", [0, 256])
+def test_a_weight_with_a_part_that_is_negated_lazily(part, nested_blocksize, way):
+    weight = nf4.torch.quantize(torch.randn(ROWS, COLS), nested_blocksize=nested_blocksize)
+    given = getattr(weight, part)
+    if given is None:
+        pytest.skip("a flat weight has none")
+    negated = dataclasses.replace(weight, **{part: torch._neg_view(-given)})
+    x, dense = torch.randn(2, COLS), nf4.torch.dequantize(weight)
+    expected = nf4.torch.linear(x, weight)
+    assert torch.equal(nf4.torch.linear(x, negated), expected)
+    assert torch.equal(nf4.torch.dequantize(negated), dense)
+    layer = nf4.torch.NF4Linear.from_quantized(negated)
+    assert torch.equal(layer(x), expected) and torch.equal(layer.dequantize(), dense)
+
+
+def test_a_compiled_graph_gets_a_part_that_is_negated_lazily():
+    weight, x = weight_of(), torch.randn(2, COLS)
+
+    def run(x, part):
+        negated = dataclasses.replace(weight, nested_absmax=torch._neg_view(part))
+        return nf4.torch.linear(x, negated), nf4.torch.dequantize(negated)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    expected = nf4.torch.linear(x, weight), nf4.torch.dequantize(weight)
+    for run_as in (run, compiled):
+        found = run_as(x, -weight.nested_absmax)
+        assert all(map(torch.equal, found, expected))
+
+
+class Counted(torch.Tensor):
+    """A subclass with memory, which handles torch's functions itself."""
+
+    seen: ClassVar[list[object]] = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(function)
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+@pytest.mark.parametrize("name", ["bias", *PARTS[:5]])
+def test_a_subclass_with_memory_handles_the_operators(name, way):
+    weight, x, bias = weight_of(), torch.randn(2, COLS), torch.randn(ROWS)
+    expected, dense = nf4.torch.linear(x, weight, bias), nf4.torch.dequantize(weight)
+    if name == "bias":
+        bias = bias.as_subclass(Counted)
+    else:
+        weight = dataclasses.replace(weight, **{name: getattr(weight, name).as_subclass(Counted)})
+    Counted.seen.clear()
+    assert torch.equal(nf4.torch.linear(x, weight, bias), expected)
+    assert {torch.ops.nf4.linear, torch.ops.nf4._linear.default} & set(Counted.seen)
+    Counted.seen.clear()
+    assert torch.equal(nf4.torch.dequantize(weight), dense)
+    assert (torch.ops.nf4.dequantize.default in Counted.seen) == (name != "bias")
 
 
 def test_gradients_on_meta():

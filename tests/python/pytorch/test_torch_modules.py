@@ -222,7 +222,6 @@ def test_a_tensor_that_is_replaced_is_the_one_used(layout, name, grad, compiled)
     layer, other = layer_of(layout), layer_of(layout)
     run = layer
     if compiled:
-        torch._dynamo.reset()  # all layers have the same code, which is compiled a few times only
         run = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = X.clone().requires_grad_(grad)
     run(x)
@@ -240,13 +239,10 @@ def test_a_tensor_that_is_replaced_is_the_one_used(layout, name, grad, compiled)
         (found,) = torch.autograd.grad(y.sum(), x)
         dense = nf4.dequantize(layer.quantized)
         assert error(found, torch.ones(3, OUT).double() @ dense.double()) <= ALLOWED["fp32"]
-    if compiled:
-        torch._dynamo.reset()
 
 
 def test_layers_of_a_shape_share_a_graph():
     """Each with its own weights."""
-    torch._dynamo.reset()
     graphs = []
 
     def counted(graph, _inputs):
@@ -261,7 +257,6 @@ def test_layers_of_a_shape_share_a_graph():
     with torch.no_grad():
         for layer in layers:
             assert torch.equal(run(layer, X), layer(X))
-    torch._dynamo.reset()
     assert len(graphs) == 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import nf4
 import numpy as np
 import pytest
@@ -54,6 +56,18 @@ def test_what_is_refused(message, way):
     with pytest.raises(nf4.InvalidArgument) as caught:
         torch.ops.nf4.linear.default(*FAULTS[message](weight_of()))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["packed", "absmax"])
+def test_a_weight_without_a_part_that_every_weight_has(part, way):
+    without = dataclasses.replace(weight_of(), **{part: None})
+    for call in (
+        lambda: nf4.torch.linear(X, without),
+        lambda: nf4.torch.dequantize(without),
+        lambda: nf4.torch.NF4Linear.from_quantized(without),
+    ):
+        with pytest.raises(nf4.InvalidArgument, match=f"^{part} is None; expected a torch tensor"):
+            call()
 
 
 def test_a_tensor_on_another_device_is_named(way):

@@ -1,31 +1,34 @@
 """Asks an installed transformers which weights of a checkpoint it loads in 4 bits.
 
 meta_model.py builds the model in a process of its own, because config.json is not trusted: no
-remote code or hub, bounded time and memory. Where that fails, rules.py decides by names.
+remote code or hub, no module of the working directory, and bounded time, memory and output. Where
+that fails, rules.py decides by names.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
+
+import nf4
 
 ANSWER_MARK = "nf4-model: "
-_TIME_LIMIT = 120
+# Seconds; the limit on CPU time also ends a child whose parent was killed.
+_TIME_LIMIT, _CPU_LIMIT = 120, 240
 _MEMORY_LIMIT = 8 << 30
-# Isolated (-I), so that no module of the working directory is imported.
-_PROGRAM = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_DATA, ({memory},) * 2)
-sys.path[:] = sys.argv[1:]
-from nf4.checkpoint.meta_model import main
-main()
-"""
+_OUTPUT_LIMIT = 256 << 20
+_PROGRAM = os.path.join(os.path.dirname(__file__), "model_process.py")
+# The first transformers with transformers.core_model_loading, which meta_model.py asks.
+_OLDEST_TRANSFORMERS = 5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -66,13 +69,33 @@ def ask(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Mod
     the model needs remote code, cannot be built, or has none of these tensors.
     """
     name = _model_name(config)
+    _require_packages()
+    answer = _run(json.dumps({"config": config, "shapes": shapes}), name)
+    try:
+        if not answer["fits"]:
+            raise UnknownModel(f"the tensors are not those of config.json's {name}")
+        return Model.from_answer(f"{name} (transformers {answer['transformers']})", answer)
+    except (KeyError, TypeError):
+        raise _damaged(name) from None
+
+
+def _damaged(name: str) -> UnknownModel:
+    return UnknownModel(f"the answer of the process that built {name} is damaged")
+
+
+def _require_packages() -> None:
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             raise UnknownModel(f"{package} is not installed")
-    answer = _run(json.dumps({"config": config, "shapes": shapes}), name)
-    if not answer["fits"]:
-        raise UnknownModel(f"the tensors are not those of config.json's {name}")
-    return Model.from_answer(f"{name} (transformers {answer['transformers']})", answer)
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        raise UnknownModel("transformers is not installed, though its folder is there") from None
+    if int(version.partition(".")[0]) < _OLDEST_TRANSFORMERS:
+        raise UnknownModel(
+            f"transformers {version} is installed; {_OLDEST_TRANSFORMERS}.0 or later decides by "
+            "the modules of the model"
+        )
 
 
 def _model_name(config: Mapping[str, Any]) -> str:
@@ -85,24 +108,58 @@ def _model_name(config: Mapping[str, Any]) -> str:
     return names[0]
 
 
-def _run(request: str, name: str) -> dict[str, Any]:
+def _import_paths() -> list[str]:
+    """sys.path for the child, without the working directory: that may be the model's folder, with
+    modules of its own. It stays where nf4 itself is imported from it."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", _PROGRAM.format(memory=_MEMORY_LIMIT), *sys.path],
-            input=request,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIME_LIMIT,
-            env={**os.environ, **_OFFLINE},
-            check=False,
-        )
+        here = os.path.realpath(os.curdir)
+    except FileNotFoundError:  # it was deleted
+        return sys.path
+    if os.path.realpath(os.path.join(os.path.dirname(nf4.__file__), os.pardir)) == here:
+        return sys.path
+    return [path for path in sys.path if os.path.realpath(path) != here]
+
+
+def _run(request: str, name: str) -> Any:
+    """What meta_model.main answers to a request; UnknownModel if it does not."""
+    limits = map(str, (_MEMORY_LIMIT, _CPU_LIMIT, _OUTPUT_LIMIT))
+    try:
+        # Files and not pipes, because a file has a size limit.
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            status = subprocess.run(
+                [sys.executable, "-I", _PROGRAM, *limits, *_import_paths()],
+                input=request.encode(),
+                stdout=stdout,
+                stderr=stderr,
+                timeout=_TIME_LIMIT,
+                env={**os.environ, **_OFFLINE},
+                check=False,
+            ).returncode
+            if status:
+                reason = _failure(status, stderr)
+                raise UnknownModel(f"transformers cannot build {name}: {reason}")
+            return _answer(stdout, name)
     except subprocess.TimeoutExpired:
         raise UnknownModel(f"building {name} took longer than {_TIME_LIMIT} s") from None
     except OSError as error:
         raise UnknownModel(f"building {name}: {error}") from None
-    for line in done.stdout.splitlines():
-        if line.startswith(ANSWER_MARK):
-            return json.loads(line.removeprefix(ANSWER_MARK))
-    reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    raise UnknownModel(f"transformers cannot build {name}: {reason[:200]}")
+
+
+def _failure(status: int, stderr: IO[bytes]) -> str:
+    """Why the child ended with a status other than 0."""
+    if status < 0:
+        return f"its process was ended by signal {-status} ({signal.strsignal(-status)})"
+    stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - 10_000))
+    lines = stderr.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else f"exit status {status}"
+
+
+def _answer(stdout: IO[bytes], name: str) -> Any:
+    stdout.seek(0)
+    for line in stdout:
+        if line.startswith(ANSWER_MARK.encode()):
+            try:
+                return json.loads(line[len(ANSWER_MARK) :])
+            except ValueError:
+                break
+    raise _damaged(name)

@@ -1,7 +1,8 @@
-"""Judging a 4-bit checkpoint: faults in its values, and its error against the dense one."""
+"""Checks a 4-bit checkpoint: its files, its values, and its error against the dense one."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -15,9 +16,8 @@ from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.model_files import config_problems
 from nf4.checkpoint.rules import (
     choose_rules,
-    is_conv1d,
+    is_transposed,
     model_types,
-    module_of,
     replaced_dense,
 )
 from nf4.checkpoint.source import Checkpoint
@@ -29,13 +29,23 @@ _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What verify has to say. severity: "fault", or "warning" for what computes as documented
-    but is unusual. tensor: None if it is about a file."""
+    """One result of verify. severity: "fault", or "warning" for what is unusual but well defined.
+    tensor: None if it is about a file."""
 
     severity: str
     path: str
     tensor: str | None
     reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What verify finds. survey: the tensors, none if they cannot be parsed. checked_by: what told
+    which layers transformers loads in 4 bits; empty if nothing was asked."""
+
+    survey: Survey
+    findings: list[Finding]
+    checked_by: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,23 +60,22 @@ class ErrorStatistics:
     squared_reference: float
 
 
-def _count(bad: np.ndarray, what: str, part: str) -> str | None:
-    """A sentence on how many of a part's elements are bad; None if none is."""
+def _count(severity: str, bad: np.ndarray, what: str, part: str) -> Iterator[tuple[str, str]]:
+    """How many elements of a part are bad, if any: (severity, problem)."""
     number = int(np.count_nonzero(bad))
-    return (
-        f"{part}: {number} of {bad.size} {what}, first at {int(bad.argmax())}" if number else None
-    )
+    if number:
+        yield severity, f"{part}: {number} of {bad.size} {what}, first at {int(bad.argmax())}"
 
 
 def _scale_problems(
-    scales: np.ndarray, part: str, signed: bool
-) -> Iterator[tuple[str, str | None]]:
-    """(severity, problem) of float32 scales; `signed`: negative ones are merely unusual."""
-    yield "fault", _count(np.isnan(scales), "are NaN", part)
-    yield "fault", _count(np.isinf(scales), "are infinite", part)
-    yield "warning" if signed else "fault", _count(scales < 0, "are negative", part)
+    scales: np.ndarray, part: str, negative: str = "fault"
+) -> Iterator[tuple[str, str]]:
+    """(severity, problem) of float32 scales; `negative`: the severity of negative ones."""
+    yield from _count("fault", np.isnan(scales), "are NaN", part)
+    yield from _count("fault", np.isinf(scales), "are infinite", part)
+    yield from _count(negative, scales < 0, "are negative", part)
     tiny = (scales != 0) & (np.abs(scales) < _SMALLEST_NORMAL)
-    yield "warning", _count(tiny, "are subnormal", part)
+    yield from _count("warning", tiny, "are subnormal", part)
 
 
 def _decoded_scales(weight: nf4.QuantizedTensor) -> np.ndarray:
@@ -76,53 +85,76 @@ def _decoded_scales(weight: nf4.QuantizedTensor) -> np.ndarray:
         return weight.nested_code[weight.absmax] * outer + weight.nested_offset
 
 
-def value_problems(weight: nf4.QuantizedTensor) -> Iterator[tuple[str, str]]:
-    """(severity, problem) for what is wrong with the values of a weight."""
-    found: list[tuple[str, str | None]] = []
+def value_problems(weight: nf4.QuantizedTensor) -> list[tuple[str, str]]:
+    """(severity, problem) for each fault in the values of a weight."""
+    found: list[tuple[str, str]] = []
     if weight.codebook is not None:
         found.append(("fault", f"quant_map: not the codebook of {weight.format}"))
     if not weight.nested:
-        found += _scale_problems(weight.absmax, "absmax", signed=False)
-    else:
-        found += _scale_problems(weight.nested_absmax, "nested_absmax", signed=False)
-        if not np.isfinite(weight.nested_code).all():
-            found.append(("fault", "nested_quant_map: not finite"))
-        elif not np.array_equal(weight.nested_code, nf4.scale_code()):
-            found.append(("warning", "nested_quant_map: not the one of bitsandbytes"))
+        return [*found, *_scale_problems(weight.absmax, "absmax")]
+    found += _scale_problems(weight.nested_absmax, "nested_absmax")
+    if not np.isfinite(weight.nested_code).all():
+        found.append(("fault", "nested_quant_map: not finite"))
+    elif not np.array_equal(weight.nested_code, nf4.scale_code()):
+        found.append(("warning", "nested_quant_map: not the one of bitsandbytes"))
+    if all(severity == "warning" for severity, _ in found):
         # Rounding in the second quantization can take a block of zeros slightly below 0.
-        if not any(severity == "fault" and problem for severity, problem in found):
-            found += _scale_problems(_decoded_scales(weight), "decoded scales", signed=True)
-    for severity, problem in found:
-        if problem is not None:
-            yield severity, problem
+        found += _scale_problems(_decoded_scales(weight), "decoded scales", negative="warning")
+    return found
 
 
-def _finding(severity: str, error: FormatError) -> Finding:
-    return Finding(severity, error.path, error.tensor, error.reason)
+def _fault(error: FormatError) -> Finding:
+    return Finding("fault", error.path, error.tensor, error.reason)
+
+
+@contextlib.contextmanager
+def _faults_in(findings: list[Finding]) -> Iterator[None]:
+    """Append a FormatError to `findings`."""
+    try:
+        yield
+    except FormatError as error:
+        findings.append(_fault(error))
 
 
 def audit(path: str) -> tuple[Survey, list[Finding]]:
-    """Everything that is wrong with a checkpoint. OSError if it cannot be read."""
+    """All faults of a checkpoint, and its tensors (none if it cannot be parsed). OSError if it
+    cannot be read.
+
+    Where torch and transformers are installed, a process of its own may build the model that
+    config.json names, without weights: that takes seconds.
+    """
+    report = audit_report(path)
+    return report.survey, report.findings
+
+
+def audit_report(path: str) -> Report:
+    """What audit gives, and on what it rests."""
     faults: list[FormatError] = []
+    checked_by = ""
     try:
         with Checkpoint(path, faults) as checkpoint:
             found = survey(checkpoint)
-            findings = [_finding("fault", error) for error in [*faults, *found.faults]]
+            findings = [_fault(error) for error in [*faults, *found.faults]]
             if not findings:
-                findings += _config_findings(checkpoint, found)
-                findings += _model_findings(checkpoint, found)
+                config = f"{checkpoint.directory}/config.json"
+                with _faults_in(findings):
+                    for severity, problem in config_problems(checkpoint, found):
+                        findings.append(Finding(severity, config, None, problem))
+                model_findings, checked_by = _model_findings(checkpoint, found)
+                findings += model_findings
             for name, weight in found.weights.items():
                 for severity, problem in value_problems(weight.load(checkpoint)):
                     findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
             findings += _dense_findings(checkpoint, found)
-            findings += _changes(checkpoint)
+            with _faults_in(findings):
+                checkpoint.check_unchanged()
     except FormatError as error:
-        return Survey(), [_finding("fault", fault) for fault in [*faults, error]]
-    return found, findings
+        return Report(Survey(), [_fault(fault) for fault in [*faults, error]])
+    return Report(found, findings, checked_by)
 
 
 def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
-    """NaN and Inf in dense tensors: unusual, but masks hold them."""
+    """NaN and Inf in dense tensors: warnings, because masks may contain them."""
     for name, info in found.dense.items():
         file = checkpoint.owner[name]
         for offset, piece in file.pieces(info) if info.dtype in FILE_TO_NF4 else ():
@@ -133,47 +165,30 @@ def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
                 break
 
 
-def _changes(checkpoint: Checkpoint) -> list[Finding]:
-    try:
-        checkpoint.check_unchanged()
-    except FormatError as error:
-        return [_finding("fault", error)]
-    return []
-
-
-def _config_findings(checkpoint: Checkpoint, found: Survey) -> list[Finding]:
-    config = f"{checkpoint.directory}/config.json"
-    try:
-        return [
-            Finding(severity, config, None, problem)
-            for severity, problem in config_problems(checkpoint, found)
-        ]
-    except FormatError as error:
-        return [_finding("fault", error)]
-
-
-def _model_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
-    """4-bit weights that transformers does not load, and dense ones that it takes for 4-bit. What
-    an installed transformers says of the model is a fault, what names show is a warning."""
+def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding], str]:
+    """4-bit weights that transformers does not load, and dense ones in place of which it expects
+    4-bit ones; and Report.checked_by. Faults by the modules of the model, warnings by names."""
     settings = checkpoint.config.get("quantization_config")
     if not found.weights or not isinstance(settings, dict):
-        return
-    rules, _ = choose_rules(checkpoint.config, found)
+        return [], ""
+    rules, checked_by = choose_rules(checkpoint.config, found)
     severity = "warning" if rules.model is None else "fault"
+    findings: list[Finding] = []
     for name, weight in found.weights.items():
         reason = rules.not_loadable(name, weight.shape)
         if reason is not None:
-            path = checkpoint.owner[name].path
-            yield Finding(severity, path, name, f"transformers does not load it: {reason}")
+            problem = f"transformers does not load it: {reason}"
+            findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
     if rules.model is not None:
         config = f"{checkpoint.directory}/config.json"
         for module in replaced_dense(rules.model, found, settings.get("llm_int8_skip_modules")):
             problem = f"llm_int8_skip_modules lacks {module}, whose weight is dense"
-            yield Finding("fault", config, None, problem)
+            findings.append(Finding("fault", config, None, problem))
+    return findings, checked_by
 
 
 def _dense_reference(weight: Weight, dense: Checkpoint, types: frozenset[str]) -> np.ndarray:
-    """The dense weight that a 4-bit one was made from, in its own dtype."""
+    """The dense weight of a 4-bit one, [outputs, inputs], in its own dtype."""
     name = weight.name
     if name not in dense:
         raise FormatError(dense.path, "not there to compare with", name)
@@ -181,7 +196,7 @@ def _dense_reference(weight: Weight, dense: Checkpoint, types: frozenset[str]) -
     if info.dtype not in FILE_TO_NF4:
         raise FormatError(dense.path, f"cannot compare with {info.dtype}", name)
     array = dense.owner[name].array(info)
-    if is_conv1d(module_of(name), types):
+    if is_transposed(name, types):
         array = array.T
     if array.shape != weight.shape:
         raise FormatError(
@@ -193,7 +208,8 @@ def _dense_reference(weight: Weight, dense: Checkpoint, types: frozenset[str]) -
 def error_statistics(
     weight: Weight, checkpoint: Checkpoint, dense: Checkpoint, threads: int = 0
 ) -> ErrorStatistics:
-    """How far a 4-bit weight is from its dense original. Sums are taken in float64."""
+    """The error of a 4-bit weight against the dense one, summed in float64. threads: CPU threads;
+    0: all. FormatError if the dense checkpoint has no such weight."""
     # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
     types = model_types(dense.config) or model_types(checkpoint.config)
     reference = _dense_reference(weight, dense, types)
@@ -205,7 +221,7 @@ def error_statistics(
         exact = reference[piece].astype(np.float64)
         with np.errstate(invalid="ignore"):
             difference = values[piece] - exact
-            # Not a BLAS dot product: its threads fight over the processors with others.
+            # A BLAS dot product would start threads of its own.
             squared_error += float(np.square(difference).sum())
             squared_reference += float(np.square(exact).sum())
             max_abs = float(np.maximum(max_abs, np.abs(difference).max()))
@@ -219,7 +235,7 @@ def error_statistics(
 
 
 def relative(squared_error: float, squared_reference: float) -> float:
-    """sqrt(squared_error / squared_reference); 0 for no error, inf for one of nothing."""
+    """sqrt(squared_error / squared_reference); 0 for 0 / 0, inf for other divisions by 0."""
     if squared_error == 0:
         return 0.0
     return math.sqrt(squared_error / squared_reference) if squared_reference else math.inf

@@ -1,4 +1,5 @@
-"""bitsandbytes' 4-bit layout in a checkpoint: found, checked, read, and planned for writing.
+"""bitsandbytes' 4-bit layout in a checkpoint: finds, checks and reads its weights, and says which
+tensors a new one takes.
 
 A weight P in 4 bits is several tensors: `P` (packed bytes, perhaps viewed as a float type),
 `P.absmax`, `P.quant_map`, with double quantization `P.nested_absmax` and
@@ -32,7 +33,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What quant_state says of a weight. nested_blocksize 0: flat, nested_offset unused."""
+    """A weight's quant_state. dtype and shape are those of the dense weight, shape is (outputs,
+    inputs). nested_blocksize 0: absmax is float32, nested_offset unused."""
 
     format: str
     blocksize: int
@@ -49,6 +51,21 @@ class State:
     def blocks(self) -> int:
         return -(-self.elements // self.blocksize)
 
+    @property
+    def packed_bytes(self) -> int:
+        return (self.elements + 1) // 2
+
+    def tables(self) -> dict[str, tuple[str, int]]:
+        """The parts besides packed bytes and quant_state: name -> (dtype, elements)."""
+        if not self.nested_blocksize:
+            return {"absmax": ("F32", self.blocks), "quant_map": ("F32", 16)}
+        return {
+            "absmax": ("U8", self.blocks),
+            "quant_map": ("F32", 16),
+            "nested_absmax": ("F32", -(-self.blocks // self.nested_blocksize)),
+            "nested_quant_map": ("F32", 256),
+        }
+
     def to_json(self) -> bytes:
         """As bitsandbytes writes it, padded with spaces to a length that does not depend on
         nested_offset, so that a file's layout is known before its data."""
@@ -58,14 +75,11 @@ class State:
             "dtype": NF4_TO_TORCH[self.dtype],
             "shape": list(self.shape),
         }
-        if self.nested_blocksize:
-            fields["nested_blocksize"] = self.nested_blocksize
-            fields["nested_dtype"] = "float32"
-            longest = len(json.dumps({**fields, "nested_offset": -1.7976931348623157e308}))
-            return (
-                json.dumps({**fields, "nested_offset": self.nested_offset}).ljust(longest).encode()
-            )
-        return json.dumps(fields).encode()
+        if not self.nested_blocksize:
+            return json.dumps(fields).encode()
+        fields |= {"nested_blocksize": self.nested_blocksize, "nested_dtype": "float32"}
+        longest = len(json.dumps(fields | {"nested_offset": -1.7976931348623157e308}))
+        return json.dumps(fields | {"nested_offset": self.nested_offset}).ljust(longest).encode()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +101,12 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """What it takes in the file, tables and quant_state included."""
+        """Bytes in the file, tables and quant_state included."""
         return sum(info.nbytes for info in self.parts.values())
 
     def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor:
-        """Read it. A quant_map that is not the format's codebook goes along as a codebook of
-        its own: the file's table is what counts."""
+        """Read it. A quant_map other than the format's codebook becomes the tensor's codebook:
+        the file's values decide."""
 
         def floats(part: str) -> np.ndarray:
             return checkpoint.read(self.parts[part].name).view(np.float32)
@@ -117,8 +131,8 @@ class Weight:
 
 @dataclasses.dataclass
 class Survey:
-    """The tensors of a checkpoint, sorted: 4-bit weights by name, dense ones by name, and what
-    is wrong with those that are neither."""
+    """The tensors of a checkpoint: 4-bit weights by name, dense tensors by name, and the faults
+    of broken 4-bit weights."""
 
     weights: dict[str, Weight] = dataclasses.field(default_factory=dict)
     dense: dict[str, TensorInfo] = dataclasses.field(default_factory=dict)
@@ -135,7 +149,7 @@ def _power_of_two(value: object, low: int, high: int) -> bool:
 
 
 def parse_state(fields: dict[str, Any], format: str) -> State:
-    """A State from quant_state's JSON; ValueError saying which field is wrong."""
+    """A State from quant_state's JSON; ValueError naming the field that is wrong."""
     if fields.get("quant_type") != format:
         raise ValueError(f"quant_type {fields.get('quant_type')!r} under a key for {format!r}")
     if not _power_of_two(fields.get("blocksize"), 32, 4096):
@@ -169,11 +183,7 @@ def parse_state(fields: dict[str, Any], format: str) -> State:
 
 def _part_problems(state: State, parts: dict[str, TensorInfo]) -> list[str]:
     """How the tensors of a weight contradict its quant_state."""
-    nested = state.nested_blocksize != 0
-    expected = {"absmax": ("U8" if nested else "F32", state.blocks), "quant_map": ("F32", 16)}
-    if nested:
-        expected["nested_absmax"] = ("F32", -(-state.blocks // state.nested_blocksize))
-        expected["nested_quant_map"] = ("F32", 256)
+    expected = state.tables()
     problems = []
     for part, (dtype, elements) in expected.items():
         info = parts.get(part)
@@ -182,17 +192,17 @@ def _part_problems(state: State, parts: dict[str, TensorInfo]) -> list[str]:
         elif (info.dtype, info.elements) != (dtype, elements):
             problems.append(
                 f"its {part} is {info.dtype} of {info.elements}, "
-                f"but its quant_state asks for {dtype} of {elements}"
+                f"but its quant_state requires {dtype} of {elements}"
             )
     for part in parts.keys() & set(_PARTS) - expected.keys():
         problems.append(f"it has {part}, but its quant_state is not nested")
     packed = parts[""]
     if packed.dtype not in STORAGE_NAMES:
         problems.append(f"packed bytes cannot be stored as {packed.dtype}")
-    elif packed.nbytes != (state.elements + 1) // 2:
+    elif packed.nbytes != state.packed_bytes:
         problems.append(
-            f"{packed.nbytes} packed bytes, but shape {list(state.shape)} "
-            f"takes {(state.elements + 1) // 2}"
+            f"{packed.nbytes} packed bytes, but shape {list(state.shape)} takes "
+            f"{state.packed_bytes}"
         )
     elif len(packed.shape) != 2 or packed.shape[1] != 1:
         problems.append(f"packed bytes of shape {list(packed.shape)}; expected a single column")
@@ -228,7 +238,7 @@ def _weight(checkpoint: Checkpoint, name: str, keys: list[str]) -> tuple[Weight 
 
 
 def survey(checkpoint: Checkpoint) -> Survey:
-    """Sort the tensors of a checkpoint. Reads no more than the quant_states."""
+    """Find the 4-bit weights of a checkpoint. Reads only the quant_states."""
     states: dict[str, list[str]] = {}
     for name in checkpoint.owner:
         base, mark, _ = name.rpartition(_STATE_MARK)
@@ -256,41 +266,34 @@ def survey(checkpoint: Checkpoint) -> Survey:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a weight is to be stored: known before it is quantized."""
+    """The tensors of a 4-bit weight to be written. storage: torch's name of the dtype that packed
+    bytes are viewed as."""
 
     name: str
     state: State
     storage: str = "uint8"
 
     def storage_problem(self) -> str | None:
-        """Why the packed bytes cannot be viewed as `storage`, if they cannot."""
-        itemsize = BITS[STORAGE[self.storage]] // 8
-        packed = (self.state.elements + 1) // 2
+        """Why the packed bytes cannot be viewed as `storage`; None if they can."""
+        itemsize, packed = BITS[STORAGE[self.storage]] // 8, self.state.packed_bytes
         if packed % itemsize:
             return f"{packed} packed bytes cannot be stored as {self.storage} of {itemsize} bytes"
         return None
 
     def specs(self) -> list[TensorSpec]:
         state, name, dtype = self.state, self.name, STORAGE[self.storage]
-        packed = (state.elements + 1) // 2 // (BITS[dtype] // 8)
-        specs = [
+        packed = state.packed_bytes * 8 // BITS[dtype]
+        return [
             TensorSpec(name, dtype, (packed, 1)),
-            TensorSpec(f"{name}.quant_map", "F32", (16,)),
             TensorSpec(f"{name}{_STATE_MARK}{state.format}", "U8", (len(state.to_json()),)),
-            TensorSpec(
-                f"{name}.absmax", "U8" if state.nested_blocksize else "F32", (state.blocks,)
+            *(
+                TensorSpec(f"{name}.{part}", dtype, (elements,))
+                for part, (dtype, elements) in state.tables().items()
             ),
         ]
-        if state.nested_blocksize:
-            nested_blocks = -(-state.blocks // state.nested_blocksize)
-            specs += [
-                TensorSpec(f"{name}.nested_absmax", "F32", (nested_blocks,)),
-                TensorSpec(f"{name}.nested_quant_map", "F32", (256,)),
-            ]
-        return specs
 
     def parts(self, weight: nf4.QuantizedTensor) -> dict[str, np.ndarray | bytes]:
-        """The data for `specs`, by tensor name."""
+        """The data of `specs`: tensor name -> bytes."""
         name, state = self.name, self.state
         data: dict[str, np.ndarray | bytes] = {
             name: weight.packed,

@@ -1,4 +1,4 @@
-"""Quantizing and dequantizing a whole checkpoint, one tensor in memory at a time."""
+"""Quantizes and dequantizes whole checkpoints, with one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from nf4.checkpoint.rules import (
     Rules,
     architectures,
     choose_rules,
-    is_conv1d,
     is_matrix,
+    is_transposed,
     model_types,
     module_of,
+    transposed_if_conv1d,
 )
 from nf4.checkpoint.side_files import copy_side_files, files_read, side_files
 from nf4.checkpoint.source import Checkpoint
@@ -42,7 +43,7 @@ from nf4.checkpoint.transaction import (
 )
 from nf4.checkpoint.writer import SafetensorsWriter
 
-# Called with a tensor's name and the bytes of it that were read.
+# Called with a tensor's name and the number of its bytes that were read.
 Progress = Callable[[str, int], None]
 
 
@@ -76,18 +77,18 @@ def _quantize_step(
     file: SafetensorsFile, info: TensorInfo, rules: Rules, options: QuantizeOptions
 ) -> Quantize:
     """The step for a dense tensor that becomes 4-bit."""
-    transposed = is_conv1d(module_of(info.name), rules.types)
     state = State(
         format=options.format,
         blocksize=options.blocksize,
         dtype=FILE_TO_NF4[info.dtype],
-        shape=info.shape[::-1] if transposed else info.shape,
+        shape=transposed_if_conv1d(info.name, info.shape, rules.types),
         nested_blocksize=NESTED_BLOCKSIZE if options.nested else 0,
     )
     plan = Plan(info.name, state, options.storage)
     problem = plan.storage_problem()
     if problem:
         raise OptionError(f"{info.name}: {problem}")
+    transposed = is_transposed(info.name, rules.types)
     return Quantize(file, info, plan, transposed, options.allow_nonfinite, options.threads)
 
 
@@ -124,15 +125,15 @@ def quantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Write the 4-bit form of a dense checkpoint.
+    """Quantize a dense checkpoint to 4 bits.
 
     source and destination are both .safetensors files or both directories. Weights that are 4-bit
-    already, and all that the rules leave dense, are copied bit for bit. replace: the destination
-    may exist. progress: called with each tensor's name and the bytes read of it. Where config.json
-    names a model and transformers is installed, a child process builds it without weights.
+    already and tensors that stay dense are copied bit for bit. replace: the destination may exist.
+    progress: called with each tensor's name and bytes. Where config.json names a model and
+    transformers is installed, a child process builds it without weights.
 
-    Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is
-    then as it was.
+    Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is then
+    unchanged.
     """
     with Checkpoint(source) as checkpoint:
         target = _target(checkpoint, destination, replace)
@@ -161,24 +162,19 @@ def quantize_checkpoint(
         config = _quantized_config(checkpoint, found, quantized, rules, options)
         result = _write(checkpoint, steps, config, target, progress)
         result.chosen_by = chosen_by
-        result.left_dense = dict(
-            Counter(
-                reason
-                for name, reason in reasons.items()
-                if reason is not None and is_matrix(found.dense[name])
-            )
-        )
+        matrices = (name for name, info in found.dense.items() if is_matrix(info))
+        result.left_dense = dict(Counter(reason for name in matrices if (reason := reasons[name])))
         return result
 
 
 def _dense_step(
     checkpoint: Checkpoint, found: Survey, info: TensorInfo, dtype: str | None, threads: int
 ) -> Step | None:
-    """The step for a tensor on the way to a dense file; None for a part of a weight, which
-    goes with it."""
+    """The step for a tensor of a 4-bit file; None for the parts of a weight besides its packed
+    bytes."""
     weight = found.weights.get(info.name)
     if weight is not None:
-        transposed = is_conv1d(module_of(info.name), model_types(checkpoint.config))
+        transposed = is_transposed(info.name, model_types(checkpoint.config))
         return Dequantize(checkpoint, weight, dtype or weight.state.dtype, transposed, threads)
     return Copy(checkpoint.owner[info.name], info, True) if info.name in found.dense else None
 
@@ -192,13 +188,13 @@ def dequantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Write the dense form of a 4-bit checkpoint.
+    """Dequantize the 4-bit weights of a checkpoint.
 
-    dtype: "fp32", "fp16" or "bf16"; None: what each weight was before. Dense tensors are copied bit
-    for bit. threads: CPU threads; 0: all. source, destination, replace and progress: as of
+    dtype: "fp32", "fp16" or "bf16"; None: the dtype that each weight had. Dense tensors are copied
+    bit for bit. threads: CPU threads; 0: all. source, destination, replace and progress: as of
     quantize_checkpoint.
 
-    Raises FormatError, OutputRefused, OSError and nf4.Error; the destination is then as it was.
+    Raises FormatError, OutputRefused, OSError and nf4.Error; the destination is then unchanged.
     """
     with Checkpoint(source) as checkpoint:
         target = _target(checkpoint, destination, replace)
@@ -267,7 +263,7 @@ def _write_file(
     progress: Progress | None,
 ) -> None:
     specs = [spec for step in steps for spec in step.specs()]
-    # transformers refuses a file that does not say which framework's it is.
+    # transformers refuses a file whose metadata does not name a framework.
     metadata = {"format": "pt", **source.metadata}
     with SafetensorsWriter(path, specs, metadata, mode) as writer:
         for step in steps:

@@ -1,33 +1,20 @@
-"""The element types of safetensors: sizes, and the numpy types of those that numpy knows."""
+"""The dtypes of safetensors: sizes, and their names in numpy, torch and libnf4."""
 
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
 
+_NAMES_BY_BITS = {
+    4: "F4",
+    6: "F6_E2M3 F6_E3M2",
+    8: "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+    16: "I16 U16 F16 BF16",
+    32: "I32 U32 F32",
+    64: "C64 F64 I64 U64",
+}
 BITS: dict[str, int] = {
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
+    name: bits for bits, names in _NAMES_BY_BITS.items() for name in names.split()
 }
 
 NUMPY: dict[str, np.dtype] = {
@@ -37,8 +24,8 @@ NUMPY: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
 }
 
-# libnf4's name, torch's name (quant_state JSON, config.json) and safetensors' name of each
-# dtype that can be quantized or dequantized to.
+# The dtypes of dense weights, by the names of libnf4, torch (in quant_state and config.json) and
+# safetensors.
 FLOATS: tuple[tuple[str, str, str], ...] = (
     ("fp32", "float32", "F32"),
     ("fp16", "float16", "F16"),
@@ -49,7 +36,8 @@ NF4_TO_TORCH = {nf4: torch for nf4, torch, _ in FLOATS}
 NF4_TO_FILE = {nf4: file for nf4, _, file in FLOATS}
 FILE_TO_NF4 = {file: nf4 for nf4, _, file in FLOATS}
 
-# The dtypes that bitsandbytes lets packed bytes be viewed as (bnb_4bit_quant_storage).
+# bnb_4bit_quant_storage, the dtypes that packed bytes can be viewed as: torch's name ->
+# safetensors' name.
 STORAGE: dict[str, str] = {
     "uint8": "U8",
     "int8": "I8",

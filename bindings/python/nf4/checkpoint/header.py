@@ -1,4 +1,4 @@
-"""The header of a safetensors file: parsed with every rule of the format, and built."""
+"""The header of a safetensors file: parsed and checked against the whole format, and built."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def header_length(prefix: bytes, file_size: int, path: str) -> int:
 
 
 def _tensor_bytes(info: Mapping[str, Any], path: str, name: str) -> int:
-    """The bytes that dtype and shape ask for; FormatError where they say nothing sensible."""
+    """The bytes of a tensor by its dtype and shape; FormatError where they are not valid."""
     dtype, shape = info.get("dtype"), info.get("shape")
     if not isinstance(dtype, str) or dtype not in BITS:
         raise FormatError(path, f"unknown dtype {dtype!r}", name)
@@ -115,7 +115,7 @@ def _tensor_info(name: str, info: object, path: str) -> TensorInfo:
 
 
 def _check_coverage(tensors: Iterable[TensorInfo], data_bytes: int, path: str) -> None:
-    """The spans must tile the data section: no overlap, no gap, nothing left over."""
+    """FormatError unless the tensors cover the data section: no overlap, gap or trailing bytes."""
     reached = 0
     for info in tensors:
         if info.begin != reached:
@@ -140,8 +140,8 @@ def _check_metadata(metadata: object, path: str) -> dict[str, str]:
 
 
 def check_tensor_count(header: bytes, path: str) -> None:
-    """Refuse a header of too many tensors, each of which has its own brace, or of too many
-    values before parsing it."""
+    """FormatError for a header of too many tensors or values, before it is parsed. Each tensor has
+    a brace of its own."""
     check_marks(header, path, "the header")
     if header.count(b"{") > MAX_TENSORS:
         raise FormatError(path, f"the header lists more than {MAX_TENSORS} tensors")
@@ -168,8 +168,8 @@ def parse_header(
 def build_header(
     specs: Iterable[TensorSpec], metadata: Mapping[str, str], path: str
 ) -> tuple[bytes, dict[str, TensorInfo]]:
-    """The first bytes of a file that will hold `specs`, length prefix included, and where
-    each tensor goes.
+    """The header of a file that will hold `specs`, length prefix included, and the place of each
+    tensor.
 
     Wide dtypes come first, so that every tensor is aligned for its type when the file is
     mapped; the header is padded with spaces for the same reason, as safetensors does.

@@ -1,4 +1,4 @@
-"""JSON as files hold it, read without Python's leniencies and within bounds."""
+"""JSON files, parsed strictly (unlike Python's json) and within bounds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nf4.checkpoint.files import open_regular
 
 MAX_JSON_BYTES = 100_000_000
 MAX_CONFIG_BYTES = 16_000_000
-# Each value needs a comma or a bracket of its own, so this bounds the memory that parsing
-# takes to about 1 GB. A header of 500,000 tensors has 3.5 million commas.
+# Each value needs a comma or a bracket of its own, so this bounds the memory of parsing to about
+# 1 GB. A header of 500,000 tensors has 3.5 million commas.
 MAX_MARKS = 4_000_000
 
 
@@ -38,7 +38,7 @@ def _finite(text: str) -> float:
 
 
 def check_marks(data: bytes, path: str, what: str, tensor: str | None = None) -> None:
-    """FormatError for JSON of more values than are parsed, before parsing it."""
+    """FormatError for JSON of too many values, before it is parsed."""
     for mark in (b",", b"[", b"{"):
         if data.count(mark) > MAX_MARKS:
             raise FormatError(path, f"{what} has more than {MAX_MARKS} {mark.decode()!r}", tensor)
@@ -47,9 +47,9 @@ def check_marks(data: bytes, path: str, what: str, tensor: str | None = None) ->
 def parse_value(
     data: bytes, path: str, what: str, tensor: str | None = None, *, constants: bool = False
 ) -> Any:
-    """`data` as JSON; FormatError naming `what` for anything else, duplicate keys, a byte order
-    mark, bad UTF-8 and endless nesting included. NaN and infinities, which Python writes and
-    JSON lacks, are let through with `constants` only."""
+    """Parse JSON. FormatError naming `what` for anything else, also for duplicate keys, a byte
+    order mark, invalid UTF-8 and too deep nesting. constants: accept NaN and infinities, which
+    Python writes and JSON lacks."""
     check_marks(data, path, what, tensor)
     strict = {} if constants else {"parse_constant": _no_constant, "parse_float": _finite}
     try:
@@ -68,7 +68,7 @@ def parse_value(
 def parse_object(
     data: bytes, path: str, what: str, tensor: str | None = None, *, constants: bool = False
 ) -> dict[str, Any]:
-    """As parse_value, and a FormatError for what is no object."""
+    """As parse_value; FormatError also for a value that is not an object."""
     value = parse_value(data, path, what, tensor, constants=constants)
     if not isinstance(value, dict):
         raise FormatError(path, f"{what} is not a JSON object", tensor)
@@ -76,8 +76,8 @@ def parse_object(
 
 
 def read_bytes(path: str, what: str, limit: int = MAX_JSON_BYTES) -> bytes:
-    """A regular file of at most `limit` bytes. FormatError for any other, OSError for one that
-    cannot be read."""
+    """The bytes of a regular file. FormatError for any other kind of file or more than `limit`
+    bytes, OSError if it cannot be read."""
     fd, _ = open_regular(path)
     with os.fdopen(fd, "rb") as file, naming(path):
         data = file.read(limit + 1)
@@ -95,5 +95,5 @@ def read_object(
 
 
 def is_count(value: object) -> bool:
-    """A non-negative integer that fits 63 bits (True and 1.0 are none)."""
+    """Whether `value` is a non-negative int of at most 63 bits; True and 1.0 are not."""
     return type(value) is int and 0 <= value < 2**63

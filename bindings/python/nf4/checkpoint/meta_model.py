@@ -34,8 +34,10 @@ _IGNORED_KEYS = {
     "_attn_implementation",
     "attn_implementation",
     "auto_map",
+    "backbone_kwargs",
     "fusion_config",
     "kernel_config",
+    "model_args",
     "quantization_config",
 }
 

@@ -1,4 +1,4 @@
-"""Reading safetensors files with pread, one tensor or one piece of it at a time."""
+"""Reads safetensors files with pread, one tensor or one piece of it at a time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from nf4.checkpoint.errors import FormatError, naming
 from nf4.checkpoint.files import Closing, open_regular
 from nf4.checkpoint.header import TensorInfo, check_tensor_count, header_length, parse_header
 
-# Pieces in which data is copied: large enough to be fast, small beside any model.
+# The size of the pieces in which data is copied.
 PIECE_BYTES = 8 << 20
 
 
 class SafetensorsFile(Closing):
     """An open safetensors file whose whole structure has been checked.
 
-    Nothing is mapped, so a file that is cut short while it is read gives a FormatError, never
-    a SIGBUS. `tensors` maps names to TensorInfo in the order of the data. A context manager.
+    tensors: name -> TensorInfo, in the order of the data. A context manager. The file is not
+    mapped, so that one that is truncated while it is read gives a FormatError and no SIGBUS.
 
-    Raises FormatError for a file that breaks the format and OSError, with the file's name,
-    for one that cannot be read.
+    Raises FormatError for a file that breaks the format, OSError naming the file for one that
+    cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -46,13 +46,12 @@ class SafetensorsFile(Closing):
         length = header_length(bytes(self._pread(0, min(size, 8))), size, self.path)
         header = bytes(self._pread(8, length))
         check_tensor_count(header, self.path)
-        self._judge()
+        self._check_with_safetensors()
         self._data_start = 8 + length
         self.tensors, self.metadata = parse_header(header, size - self._data_start, self.path)
 
-    def _judge(self) -> None:
-        """Let the safetensors library, which is fuzzed, reject what it can; ours then looks for
-        what it lets through."""
+    def _check_with_safetensors(self) -> None:
+        """The safetensors library is fuzzed; parse_header checks what it accepts once more."""
         try:
             safe_open(self.path, framework="np", backend="pread")
         except SafetensorError as error:
@@ -94,8 +93,8 @@ class SafetensorsFile(Closing):
             yield offset, piece
 
     def check_unchanged(self) -> None:
-        """FormatError if the file was written to since it was opened: what was read may then
-        be a mix of old and new bytes."""
+        """FormatError if the file was written to since it was opened: the data read may then mix
+        old and new bytes."""
         now = os.fstat(self._fd)
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise FormatError(self.path, "changed while it was read")

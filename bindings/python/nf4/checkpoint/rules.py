@@ -45,12 +45,12 @@ _KEPT_IN_FP32 = {
     "qformer": {"blip-2", "instructblip", "instructblipvideo"},
     "indexer": {"deepseek_v32", "deepseek_v4", "glm_moe_dsa"},
 }
-# Models whose linear layers are Conv1D: the file holds [in, out], a 4-bit layer [out, in].
+# Models with Conv1D layers: a dense file holds [inputs, outputs], a 4-bit one [outputs, inputs].
 _CONV1D_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"}
+_CONV1D_LAYERS = {"c_attn", "c_proj", "c_fc", "q_attn"}
 # Models whose linear layers are of a subclass of nn.Linear.
 _LINEAR_SUBCLASSES = {"falcon": "FalconLinear", "ibert": "QuantLinear"}
-_CONV1D_LAYERS = {"c_attn", "c_proj", "c_fc", "q_attn"}
-# Heads that are not stored when tied, but that the model has: by the class in config.json.
+# Heads of a model that its file lacks where they are tied: by the end of the class name.
 _ABSENT_HEADS = {
     "ForCausalLM": ("lm_head",),
     "LMHeadModel": ("lm_head",),
@@ -72,17 +72,16 @@ def module_of(tensor: str) -> str:
 
 
 def is_matrix(info: TensorInfo) -> bool:
-    """Is this tensor a matrix named as the weight of a module?"""
+    """Whether this tensor is a matrix named as the weight of a module."""
     return len(info.shape) == 2 and info.name.endswith(".weight") and len(info.name) > 7
 
 
 def matrix_shapes(found: Survey, types: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes that matrices have, or had, in a dense file: name -> shape."""
-    shapes = {name: info.shape for name, info in found.dense.items() if is_matrix(info)}
-    for name, weight in found.weights.items():
-        transposed = is_conv1d(module_of(name), types)
-        shapes[name] = weight.shape[::-1] if transposed else weight.shape
-    return shapes
+    """The shapes of all matrices in a dense file, also of those that are 4-bit: name -> shape."""
+    dense = {name: info.shape for name, info in found.dense.items() if is_matrix(info)}
+    return dense | {
+        name: transposed_if_conv1d(name, w.shape, types) for name, w in found.weights.items()
+    }
 
 
 def architectures(config: Mapping[str, Any]) -> list[str]:
@@ -92,7 +91,7 @@ def architectures(config: Mapping[str, Any]) -> list[str]:
 
 
 def matches(pattern: str, module: str) -> bool:
-    """Does a pattern of --skip or --only name this module? A pattern is a run of whole
+    """Whether a pattern of --skip or --only names this module. A pattern is a sequence of whole
     name parts ("lm_head", "layers.0"); with *, ? or [] it is a glob over the whole name."""
     if any(mark in pattern for mark in "*?["):
         return fnmatch.fnmatchcase(module, pattern)
@@ -114,9 +113,19 @@ def model_types(config: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def is_conv1d(module: str, types: Collection[str]) -> bool:
-    """Is the dense weight of this module stored transposed? `types` as of model_types."""
-    return not _CONV1D_MODELS.isdisjoint(types) and module.rpartition(".")[2] in _CONV1D_LAYERS
+def is_transposed(weight: str, types: Collection[str]) -> bool:
+    """Whether a weight is stored as [inputs, outputs] where it is dense, as Conv1D's are. types: as
+    of model_types."""
+    layer = module_of(weight).rpartition(".")[2]
+    return layer in _CONV1D_LAYERS and not _CONV1D_MODELS.isdisjoint(types)
+
+
+def transposed_if_conv1d(
+    weight: str, shape: tuple[int, ...], types: Collection[str]
+) -> tuple[int, ...]:
+    """The shape of a 4-bit weight from that of the dense one, or the reverse: swapped where
+    is_transposed."""
+    return shape[::-1] if is_transposed(weight, types) else shape
 
 
 def _is_embedding(parts: list[str]) -> bool:
@@ -145,7 +154,7 @@ def _dense_by_quality(module: str) -> str | None:
 
 
 def _dense_by_name(module: str, types: Collection[str]) -> str | None:
-    """Why the names alone say that transformers has no layer here that it replaces."""
+    """Why, by its name, this is not a layer that transformers replaces."""
     parts = module.split(".")
     if _is_embedding(parts):
         return "embedding"
@@ -163,10 +172,11 @@ def _dense_by_name(module: str, types: Collection[str]) -> str | None:
 class Rules:
     """Decides which dense tensors of a checkpoint become 4-bit.
 
-    types: the model_types of config.json. skip: patterns of modules left dense besides the default
-    ones. only: if not empty, the patterns of the modules to quantize, in place of the default
-    rules. model: what transformers says of these tensors; None: rules by name. shapes: the shapes
-    of the checkpoint's tensors, which show modules that are no nn.Linear.
+    types   the model_types of config.json
+    skip    patterns of modules to leave dense besides the default ones
+    only    if not empty: patterns of the modules to quantize, in place of the default rules
+    model   how transformers loads these tensors; None: rules by name
+    shapes  the shapes of the checkpoint's tensors, which show what is not an nn.Linear
     """
 
     types: frozenset[str] = frozenset()
@@ -190,25 +200,27 @@ class Rules:
             return "--skip"
         if self.only and not any(matches(pattern, module) for pattern in self.only):
             return "not in --only"
-        transposed = is_conv1d(module, self.types)
-        reason = self.not_loadable(info.name, info.shape[::-1] if transposed else info.shape)
+        reason = self.not_loadable(
+            info.name, transposed_if_conv1d(info.name, info.shape, self.types)
+        )
         return reason or (None if self.only else self._dense_by_default(module, info.name))
 
     def not_loadable(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Why transformers does not load this weight in 4 bits; None if it does, or if names do
-        not tell. shape: (outputs, inputs)."""
+        """Why transformers does not load this weight in 4 bits; None if it does, as far as is
+        known. shape: (outputs, inputs)."""
         if self.model is not None:
             return self._dense_by_model(name, self.model)
         return self._dense_by_structure(module_of(name), shape)
 
     def _dense_by_model(self, name: str, model: Model) -> str | None:
         conv1d = model.modules[name] in model.conv1d
-        if conv1d != is_conv1d(module_of(name), self.types):
+        if conv1d != is_transposed(name, self.types):
             return "Conv1D of an unknown model" if conv1d else "not Conv1D"
         return model.reasons[name]
 
     def _dense_by_structure(self, module: str, shape: tuple[int, ...]) -> str | None:
-        """Why the weight cannot be that of an nn.Linear, by the tensors beside it."""
+        """Why, by the tensors beside it and known_models.py, this is not a layer that transformers
+        replaces."""
         owner, _, last = module.rpartition(".")
         if last == "out_proj" and f"{owner}.in_proj_weight" in self.shapes:
             return "nn.MultiheadAttention"
@@ -231,15 +243,15 @@ class Rules:
         return _dense_by_quality(module)
 
     def unmatched(self, modules: Iterable[str]) -> list[str]:
-        """The patterns that name none of `modules`: most likely typing errors."""
+        """The patterns that name none of `modules`: probably typing errors."""
         names = list(modules)
         return [p for p in self.skip + self.only if not any(matches(p, name) for name in names)]
 
     def skip_modules(
         self, dense: Iterable[TensorInfo], quantized: Iterable[str], architectures: Iterable[str]
     ) -> list[str]:
-        """llm_int8_skip_modules for these dense tensors and the names of these 4-bit weights:
-        every module with a dense matrix, and those that the model has though no file does."""
+        """llm_int8_skip_modules for these dense tensors and these names of 4-bit weights: every
+        module with a dense matrix, and those of the model whose weights the file lacks."""
         weights = [info.name for info in dense if is_matrix(info)]
         if self.model is not None:
             modules = self.model.modules
@@ -270,8 +282,8 @@ def _absent_heads(architectures: Iterable[str], modules: Iterable[str]) -> set[s
 def choose_rules(
     config: Mapping[str, Any], found: Survey, skip: tuple[str, ...] = (), only: tuple[str, ...] = ()
 ) -> tuple[Rules, str]:
-    """The rules for a checkpoint with this config.json, and in words what they go by: the modules
-    of the model where an installed transformers can build it, else the names of the tensors."""
+    """The rules for a checkpoint with this config.json, and a phrase on their basis: the modules
+    of the model if an installed transformers can build it, else tensor names."""
     types = model_types(config)
     shapes = {name: info.shape for name, info in found.dense.items()}
     try:
@@ -283,8 +295,8 @@ def choose_rules(
 
 def replaced_dense(model: Model, found: Survey, skip: object) -> list[str]:
     """The modules that transformers replaces by 4-bit layers though their weights are dense.
-    `skip`: llm_int8_skip_modules; None: what transformers skips by itself. A list with entries
-    that are not judged gives none."""
+    skip: llm_int8_skip_modules; None: what transformers skips by default. Empty if the list has
+    entries that SkipMatcher cannot evaluate."""
     skipped = set(model.dense_by_default)
     if skip is not None:
         if not isinstance(skip, list) or not all(isinstance(e, str) for e in skip):

@@ -58,13 +58,17 @@ def _refuse_outside(path: str, directory: str) -> None:
 
 def _submodules(directory: str) -> set[str]:
     """The folders in which a sentence-transformers model keeps layers: their weights are part
-    of the model and are copied."""
+    of the model and are copied. FormatError if modules.json does not say which."""
     path = os.path.join(directory, "modules.json")
+    _refuse_outside(path, directory)
     try:
         modules = parse_value(read_bytes(path, "modules.json", MAX_CONFIG_BYTES), path, "it")
-        return {os.path.normpath(module["path"]) for module in modules if module["path"]}
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+    except FileNotFoundError:
         return set()
+    try:
+        return {os.path.normpath(module["path"]) for module in modules if module["path"]}
+    except (TypeError, KeyError):
+        raise FormatError(path, "it is not a list of modules, each with its path") from None
 
 
 def _fail(error: OSError) -> None:
@@ -138,7 +142,7 @@ def side_files(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
         raise FormatError(
             directory,
             f"{sum(sizes.values())} bytes of files beside the weights, and at most "
-            f"{MAX_SIDE_BYTES} are copied; the largest is {largest}",
+            f"{MAX_SIDE_BYTES} are copied; the largest is {largest}: move it out of the folder",
         )
     return list(sizes), left
 

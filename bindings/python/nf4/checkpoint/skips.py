@@ -48,7 +48,7 @@ class SkipMatcher:
     def skipped(self, entry: str) -> Iterator[str]:
         """The modules that `entry` skips; some of them twice."""
         suffix = entry[::-1]
-        for i, j in self._at(self._reversed, (0, len(self._names)), 0, suffix):
+        for i, j in self._with_text(self._reversed, (0, len(self._names)), 0, suffix):
             yield from (name[::-1] for name in self._reversed[i:j])
         simple = _SIMPLE.fullmatch(entry)
         if simple is not None and not self.exhausted:
@@ -58,7 +58,9 @@ class SkipMatcher:
         """A module that `entry` skips, or None."""
         return next(self.skipped(entry), None)
 
-    def _at(self, names: list[str], within: _Range, depth: int, text: str) -> Iterator[_Range]:
+    def _with_text(
+        self, names: list[str], within: _Range, depth: int, text: str
+    ) -> Iterator[_Range]:
         """The part of a range whose names go on with `text` after `depth` characters."""
         end = depth + len(text)
         i = bisect_left(names, text, *within, key=lambda name: name[depth:end])
@@ -67,13 +69,13 @@ class SkipMatcher:
         if i < j:
             yield i, j
 
-    def _split(self, within: _Range, depth: int) -> Iterator[_Range]:
+    def _by_character(self, within: _Range, depth: int) -> Iterator[_Range]:
         """The parts of a range, one for each character that follows `depth` characters."""
         i, end = within
         if len(self._names[i]) == depth:
             i += 1
         while i < end and not self.exhausted:
-            (part,) = self._at(self._names, (i, end), depth, self._names[i][depth])
+            (part,) = self._with_text(self._names, (i, end), depth, self._names[i][depth])
             yield part
             i = part[1]
 
@@ -81,11 +83,13 @@ class SkipMatcher:
         ranges, depth = [(0, len(self._names))] if self._names else [], 0
         for token in _TOKEN.finditer(head):
             if token["any"]:
-                ranges = [part for found in ranges for part in self._split(found, depth)]
+                ranges = [part for found in ranges for part in self._by_character(found, depth)]
                 depth += 1
             else:
                 text = token["escaped"] or token["literal"]
-                ranges = [p for found in ranges for p in self._at(self._names, found, depth, text)]
+                ranges = [
+                    p for found in ranges for p in self._with_text(self._names, found, depth, text)
+                ]
                 depth += len(text)
         for found in ranges:
             if tail is None:
@@ -104,7 +108,7 @@ class SkipMatcher:
         if first[depth - 1 : depth] == ".":
             yield from self._names[slice(*found)]
         else:
-            for part in self._at(self._names, found, depth, "."):
+            for part in self._with_text(self._names, found, depth, "."):
                 yield from self._names[slice(*part)]
 
     def _searched(self, found: _Range, entry: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The ways of one tensor into an output file: copied, quantized, dequantized."""
+"""The steps of a conversion: copy, quantize or dequantize one tensor into an output file."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Result:
     weights, dense       tensors converted, and copied as dense ones
     elements             elements of the converted weights
     bytes_in, bytes_out  sizes of the weight files; weight_bytes_*: of the converted weights alone
-    kernel_bytes         bytes that the kernels read and wrote, in kernel_seconds
+    kernel_bytes         bytes read and written by the kernels, in kernel_seconds
+    seconds              of the whole conversion
     files                names of the weight files written
     left_out             files beside the weights that were not copied
-    warnings             what went wrong once the output was in place
+    warnings             what failed after the output was in place
     chosen_by            what decided which layers become 4-bit (quantize only)
     left_dense           why matrices were left dense: reason -> how many (quantize only)
     """
@@ -57,14 +58,18 @@ class Result:
     chosen_by: str = ""
     left_dense: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def count(self, array_bytes: int, packed_bytes: int, started: float) -> None:
-        """Add a kernel's run that began at perf_counter() `started`."""
+    def count(self, step: Step, elements: int, kernel_bytes: int, started: float) -> None:
+        """Add a weight whose kernel call began at perf_counter() `started` and has just ended."""
         self.kernel_seconds += time.perf_counter() - started
-        self.kernel_bytes += array_bytes + packed_bytes
+        self.kernel_bytes += kernel_bytes
+        self.weights += 1
+        self.elements += elements
+        self.weight_bytes_in += step.bytes_in
+        self.weight_bytes_out += sum(spec.nbytes for spec in step.specs())
 
 
 class Step(Protocol):
-    """One tensor's way into the output."""
+    """Writes one tensor of the input to the output."""
 
     @property
     def name(self) -> str: ...
@@ -97,7 +102,7 @@ class _FromTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Copy(_FromTensor):
-    """A tensor's bytes, unchanged. dense: it is no part of a 4-bit weight."""
+    """A tensor's bytes, unchanged. dense: it is not part of a 4-bit weight."""
 
     dense: bool
 
@@ -138,13 +143,9 @@ class Quantize(_FromTensor):
             nested_blocksize=state.nested_blocksize,
             threads=self.threads,
         )
-        result.count(array.nbytes, weight.nbytes, started)
+        result.count(self, self.info.elements, array.nbytes + weight.nbytes, started)
         for name, data in self.plan.parts(weight).items():
             writer.write(name, data)
-        result.weight_bytes_in += self.info.nbytes
-        result.weight_bytes_out += sum(spec.nbytes for spec in self.specs())
-        result.elements += self.info.elements
-        result.weights += 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,30 +167,22 @@ class Dequantize:
         return self.weight.nbytes
 
     def specs(self) -> Sequence[TensorSpec]:
-        shape = self.weight.shape
-        return [
-            TensorSpec(
-                self.name, NF4_TO_FILE[self.dtype], shape[::-1] if self.transposed else shape
-            )
-        ]
+        shape = self.weight.shape[::-1] if self.transposed else self.weight.shape
+        return [TensorSpec(self.name, NF4_TO_FILE[self.dtype], shape)]
 
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         weight = self.weight.load(self.checkpoint)
         started = time.perf_counter()
         array = nf4.dequantize(weight, self.dtype, threads=self.threads)
-        result.count(array.nbytes, weight.nbytes, started)
+        result.count(self, array.size, array.nbytes + weight.nbytes, started)
         if self.transposed:
             array = np.ascontiguousarray(array.T)
         writer.write(self.name, array)
-        result.weight_bytes_in += self.bytes_in
-        result.weight_bytes_out += array.nbytes
-        result.elements += self.weight.state.elements
-        result.weights += 1
 
 
 def nonfinite(array: np.ndarray, dtype: str, first: int = 0) -> str | None:
-    """Where the first NaN or Inf of an array is, in words; None if there is none. `first`: the
-    index of its first element in the tensor."""
+    """A sentence on the first NaN or Inf of an array; None if there is none. first: the index of
+    its first element in the tensor."""
     kind, exponent = _EXPONENTS[dtype]
     bits = array.reshape(-1).view(kind)
     for start in range(0, bits.size, _CHECK_ELEMENTS):

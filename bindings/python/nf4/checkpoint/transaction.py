@@ -251,18 +251,34 @@ def _listing(folder: str) -> _Listing:
 
 
 def _delete(folder: str, listing: _Listing) -> None:
-    """Delete a directory with what `listing` has of it. OSError if there is anything else, which
-    stays."""
-    for parent, _, _ in os.walk(folder):
-        # It may be read-only, even to its owner.
-        with contextlib.suppress(PermissionError):
-            os.chmod(parent, 0o700)
-    for name, identity in reversed(listing.items()):
-        path = os.path.join(folder, name)
-        status = os.lstat(path)
-        if _identity(status) == identity:
+    """Delete a directory with what `listing` has of it and is still there. OSError if there is
+    anything else, which stays."""
+    _make_writable(folder)
+    for path, status in _unchanged(folder, listing.items()):
+        if stat.S_ISDIR(status.st_mode):
+            _make_writable(path)
+    for path, status in _unchanged(folder, reversed(listing.items())):
+        with contextlib.suppress(FileNotFoundError):
             (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(path)
     os.rmdir(folder)
+
+
+def _make_writable(folder: str) -> None:
+    """A directory may be read-only, even to its owner."""
+    with contextlib.suppress(PermissionError, FileNotFoundError):
+        os.chmod(folder, 0o700)
+
+
+def _unchanged(
+    folder: str, listed: Iterable[tuple[str, tuple[int, ...]]]
+) -> Iterator[tuple[str, os.stat_result]]:
+    """The entries of a listing that are still what they were: path and status."""
+    for name, identity in listed:
+        path = os.path.join(folder, name)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = os.lstat(path)
+            if _identity(status) == identity:
+                yield path, status
 
 
 def _holds_current_directory(path: str) -> bool:

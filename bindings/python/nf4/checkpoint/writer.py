@@ -1,4 +1,4 @@
-"""Writing safetensors files of known tensors, the data in any order and in pieces."""
+"""Writes safetensors files: tensors known at the start, their data in any order and in pieces."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nf4.checkpoint.header import TensorSpec, build_header
 
 
 class SafetensorsWriter(Closing):
-    """Creates `path`, which must not exist, with the tensors of `specs`.
+    """Creates the file `path`, which must not exist, for the tensors `specs`.
 
-    `mode` is what open(2) takes, less the umask. `write` fills them; `finish` checks that every
-    byte was given, and syncs to disk. As a context manager it finishes when the block ends
-    without an error; removing the file after one is the caller's (see transaction.py).
+    `write` writes their data, `finish` checks that all of it was written and syncs. As a context
+    manager it finishes if the block raises nothing; otherwise the caller removes the file (see
+    transaction.py). mode: of the file, as of open(2).
 
-    Raises FormatError for a name given twice or a header that is too long, OSError with the
-    file's name for what the system refuses.
+    Raises FormatError for a name given twice or a header that is too long, OSError naming the
+    file.
     """
 
     def __init__(
@@ -47,8 +47,7 @@ class SafetensorsWriter(Closing):
             raise
 
     def write(self, name: str, data: np.ndarray | bytes | memoryview, offset: int = 0) -> None:
-        """Write bytes of a tensor, from byte `offset` of it on. Arrays are written as they lie
-        in memory and must be contiguous."""
+        """Write the bytes of a tensor from byte `offset` on. An array must be contiguous."""
         if isinstance(data, np.ndarray):
             data = memoryview(data.reshape(-1).view(np.uint8))
         view = memoryview(data)
@@ -82,6 +81,6 @@ class SafetensorsWriter(Closing):
             if kind is None:
                 self.finish()
         finally:
-            # Only an error leaves something to close, and that error is the one to report.
+            # Still open only after an error, which is the one to report.
             with contextlib.suppress(OSError):
                 self.close()

@@ -16,11 +16,12 @@ Quantize the linear layers of a dense model to 4 bits, in the layout that bitsan
 transformers load. SRC and DST are both files or both directories; the shards of DST are
 those of SRC.
 
-An installed transformers decides by the model's modules which layers can be 4-bit; without
-it, and for a model that it does not know, the names and shapes of the tensors decide. Copied
-unchanged: embeddings, norms, biases, output heads, routers and experts of mixtures, tensors
-that are not matrices, what --skip matches, and weights that are 4-bit already. config.json
-gets a quantization_config that lists the layers left dense.
+An installed transformers, 5.0 or later, decides by the model's modules which layers can be
+4-bit; without it, and for a model that it does not know or that needs timm, the names and
+shapes of the tensors decide. Copied unchanged: embeddings, norms, biases, output heads,
+routers and experts of mixtures, tensors that are not matrices, what --skip matches, and
+weights that are 4-bit already. config.json gets a quantization_config that lists the layers
+left dense.
 
 The tokenizer and other files beside the weights are copied; weights in other formats and
 hidden files are not. Symbolic links that leave the model folder are refused, except those of

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from nf4.checkpoint.audit import Finding, audit
+from nf4.checkpoint.audit import Finding, audit_report
 from nf4.cli.console import add_command, print_json, printable, show
 from nf4.cli.exits import Exit
 
@@ -15,6 +15,11 @@ Check a checkpoint and list every fault: in the structure of its files, in the s
 4-bit weight's parts, in quant_state, in codebooks and scales (NaN, infinite, negative), and in
 a config.json by which transformers would not load the weights. Exit code 1 if there is a
 fault. Warnings, such as subnormal scales or NaN in dense tensors, do not change it.
+
+Where torch and transformers 5.0 or later are installed, a process of its own builds the model
+without its weights, which takes seconds, and its modules decide which weights transformers
+loads. Otherwise the names of the tensors decide, and what they tell is only a warning. The
+report says which.
 """
 
 
@@ -29,15 +34,16 @@ def _line(finding: Finding) -> str:
 
 
 def verify_checkpoint(path: str) -> dict[str, Any]:
-    """What `nf4 verify --json` prints: {"path", "ok", "weights", "dense_tensors", "findings"}.
-    OSError if the checkpoint cannot be read."""
-    found, findings = audit(path)
+    """What `nf4 verify --json` prints: {"path", "ok", "weights", "dense_tensors", "checked_by",
+    "findings"}. OSError if the checkpoint cannot be read."""
+    report = audit_report(path)
     return {
         "path": path,
-        "ok": not any(finding.severity == "fault" for finding in findings),
-        "weights": len(found.weights),
-        "dense_tensors": len(found.dense),
-        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "ok": not any(finding.severity == "fault" for finding in report.findings),
+        "weights": len(report.survey.weights),
+        "dense_tensors": len(report.survey.dense),
+        "checked_by": report.checked_by,
+        "findings": [dataclasses.asdict(finding) for finding in report.findings],
     }
 
 
@@ -49,8 +55,11 @@ def report_lines(document: dict[str, Any]) -> list[str]:
     verdict = "ok" if document["ok"] else f"{faults} fault{'s' if faults > 1 else ''}"
     if warnings:
         verdict += f", {warnings} warning{'s' if warnings > 1 else ''}"
-    checked = f"{document['weights']} 4-bit weights, {document['dense_tensors']} dense tensors"
-    return [*map(_line, findings), printable(f"{document['path']}: {verdict} ({checked})")]
+    counts = f"{document['weights']} 4-bit weights, {document['dense_tensors']} dense tensors"
+    lines = [*map(_line, findings)]
+    if document["checked_by"]:
+        lines.append(printable(f"layers checked by {document['checked_by']}"))
+    return [*lines, printable(f"{document['path']}: {verdict} ({counts})")]
 
 
 def run(args: argparse.Namespace) -> int:

@@ -56,7 +56,8 @@ def _register() -> bool:
     if not all(needed):
         return False
     try:
-        module.register_operators(Tensor, addresses, [_address([own], name) for name in own_names])
+        own_addresses = [_address([own], name) for name in own_names]
+        module.register_operators(Tensor, torch.nn.Parameter, addresses, own_addresses)
     except (AttributeError, BufferError):  # torch without DLPack's exchange
         return False
     return True

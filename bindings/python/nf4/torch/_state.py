@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import nf4
 from nf4.checkpoint.bnb import State, parse_state
@@ -17,6 +17,7 @@ from nf4.torch._weight import Spec, WeightParts
 _MARK = "quant_state.bitsandbytes__"
 _NAMES = {"absmax": "absmax", "nested_absmax": "nested_absmax", "nested_code": "nested_quant_map"}
 _TABLES = ("quant_map", "nested_quant_map")
+_FAST = (Tensor, nn.Parameter)
 
 
 class QuantState(Protocol):
@@ -93,7 +94,11 @@ def _parse(blob: Tensor, format: str) -> State:
 
 def as_bytes(packed: Tensor) -> Tensor:
     """Packed bytes as uint8, from any quant_storage. Memory is shared if they are contiguous."""
-    return packed if packed.dtype == torch.uint8 else packed.contiguous().view(torch.uint8)
+    if packed.dtype != torch.uint8:
+        return packed.contiguous().view(torch.uint8)
+    # The fast way takes no subclass of Parameter, as bitsandbytes' Params4bit is.
+    kept = type(packed) in _FAST or not isinstance(packed, nn.Parameter)
+    return packed if kept else packed.detach()
 
 
 def bytes_of(packed: Tensor) -> Tensor:

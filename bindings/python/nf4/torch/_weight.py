@@ -21,6 +21,7 @@ from nf4.tensor import no_weight
 from nf4.torch._checks import require_tensor
 
 PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
+_OF_EVERY_WEIGHT = frozenset(PARTS[:2])
 
 # A NamedTuple's own __new__ takes twice as long, and these are made in each call.
 _new = tuple.__new__
@@ -62,13 +63,19 @@ class WeightParts(NamedTuple):
 
     @classmethod
     def of(cls, weight: nf4.QuantizedTensor) -> WeightParts:
-        """Of a weight whose parts are tensors, or InvalidArgument is raised."""
+        """Of a weight whose parts are tensors, or InvalidArgument is raised. A part with its
+        negative bit set is copied, as no kernel reads that bit; Dynamo cannot trace the question,
+        and operators in its graphs ask it themselves."""
         if not isinstance(weight, nf4.QuantizedTensor):
             raise no_weight("weight", weight)
-        tensors = tuple(getattr(weight, name) for name in PARTS)
-        for name, tensor in zip(PARTS, tensors, strict=True):
-            if tensor is not None:
+        tensors, eager = [], not torch.compiler.is_dynamo_compiling()
+        for name in PARTS:
+            tensor = getattr(weight, name)
+            if tensor is not None or name in _OF_EVERY_WEIGHT:
                 require_tensor(name, tensor)
+                if eager and tensor.is_neg():
+                    tensor = tensor.resolve_neg()
+            tensors.append(tensor)
         spec = Spec.of(weight.shape, weight.format, weight.blocksize, weight.nested_blocksize)
         return _new(cls, (*tensors, spec))
 
@@ -101,11 +108,11 @@ class WeightParts(NamedTuple):
     def with_float_scales(self) -> WeightParts:
         """With scales in float32, which the kernels read: bitsandbytes casts those in 16 bits
         likewise. Memory is shared where they are float32."""
-        floats = PARTS[1:5] if self.nested_absmax is None else PARTS[2:5]
+        first = 1 if self.nested_absmax is None else 2
         narrow = {
             name: part.float()
-            for name, part in self.named().items()
-            if name in floats and part is not None and part.dtype != torch.float32
+            for name, part in zip(PARTS[first:5], self[first:5], strict=True)
+            if part is not None and part.dtype != torch.float32
         }
         return self._replace(**narrow) if narrow else self
 

@@ -434,7 +434,7 @@ extern "C" {
  "skinny_8", or NULL. The strings are static. Choices and names differ between versions.
 
  Pointers of the products are not followed: of packed and x the alignment counts, of the
- codebook whether it is NULL. The kernels are loaded if they were not.
+ codebook whether it is NULL. It may load kernels; nf4_device_info loads them all.
 
  INVALID_ARGUMENT: as for nf4_matmul_batch_launch, pointers of the products aside;
  launches or kernels is NULL; device is out of range. NO_CUDA, NO_DEVICE,

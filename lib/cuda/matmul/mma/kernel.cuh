@@ -6,7 +6,7 @@
 // On GPUs without 16-bit tensor-core products of both dtypes it multiplies in fp32.
 //
 // Bound by mma.sync's rate at many rows of x, by the latency of a K-tile at few. The experiments
-// are in docs/design/matmul-skinny.md.
+// are in docs/design/matmul-wgmma.md, "The mma kernel".
 #pragma once
 
 #include <cuda_runtime.h>

@@ -32,10 +32,10 @@ namespace {
 // Two threads of different warps, one for the barriers of x.
 template <class Tile>
 __device__ __forceinline__ void init_barriers(SharedStorage<Tile> shared, bool of_x) {
-  using Layout = SharedLayout<Tile>;
+  using Smem = SharedLayout<Tile>;
   constexpr int kConsumerArrivals = Tile::kConsumers / 32 * kWarpArrivals;
   constexpr int kScaleArrivals = kScaleThreads / 32 * kWarpArrivals;
-  const int stages = of_x ? Layout::kXStages : Layout::kWeightStages;
+  const int stages = of_x ? Smem::kXStages : Smem::kWeightStages;
 #pragma unroll
   for (int stage = 0; stage < kMaxStages; ++stage) {
     if (stage >= stages) break;

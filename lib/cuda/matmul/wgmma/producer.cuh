@@ -19,7 +19,7 @@ namespace {
 // first K-tile is loaded after the first scales.
 template <class Tile, class Scheduler>
 __device__ __forceinline__ void load_x(const WgmmaArgs &args, SharedStorage<Tile> shared) {
-  using Layout = SharedLayout<Tile>;
+  using Smem = SharedLayout<Tile>;
   XPipelineState<Tile> state;
   int steps = 0;
   for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
@@ -28,8 +28,8 @@ __device__ __forceinline__ void load_x(const WgmmaArgs &args, SharedStorage<Tile
       if (steps++ == 2) mbarrier_wait_parity(shared.first_scales(), 0);
       uint64_t *const full = shared.barrier(kXFull, state.stage);
       mbarrier_wait_parity(shared.barrier(kXEmpty, state.stage), state.phase ^ 1);
-      mbarrier_arrive_expect_tx(full, Layout::kXStageBytes);
-      for (int row = 0; row < Tile::kTileM; row += Layout::kXBoxRows)
+      mbarrier_arrive_expect_tx(full, Smem::kXStageBytes);
+      for (int row = 0; row < Tile::kTileM; row += Smem::kXBoxRows)
         tma_load_2d(shared.x(state.stage) + row * kStepK * 2, &args.x_map, step * kStepK * 2,
                     work.m + row, full);
       state.advance();

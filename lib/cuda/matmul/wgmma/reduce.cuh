@@ -41,6 +41,7 @@ class StreamKReduction {
   }
 
  private:
+  static_assert(Tile::kConsumers / 32 <= MatmulWorkspace::kFlags, "each warp has a flag");
   static constexpr int kColumns = Tile::kTileM / 8;
   static constexpr uint32_t kAllLanes = 0xffffffff;
   using Flag = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>;

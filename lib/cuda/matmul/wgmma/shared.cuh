@@ -12,27 +12,27 @@ enum Barrier { kXFull, kXEmpty, kWeightFull, kWeightEmpty, kBarrierKinds };
 
 template <class Tile>
 struct SharedStorage {
-  using Layout = SharedLayout<Tile>;
+  using Smem = SharedLayout<Tile>;
   uint8_t *base;  // the LUT
 
   __device__ __forceinline__ uint8_t *x(int stage) const {
-    return base + Layout::kX + stage * Layout::kXStageBytes;
+    return base + Smem::kX + stage * Smem::kXStageBytes;
   }
   __device__ __forceinline__ uint8_t *weight(int stage) const {
-    return base + Layout::kWeight + stage * Layout::kWeightStageBytes;
+    return base + Smem::kWeight + stage * Smem::kWeightStageBytes;
   }
   // Of each row, the scales of a K-tile's two steps.
   __device__ __forceinline__ float2 *scales(int stage) const {
-    return reinterpret_cast<float2 *>(base + Layout::kScales + stage * Layout::kScaleStageBytes);
+    return reinterpret_cast<float2 *>(base + Smem::kScales + stage * Smem::kScaleStageBytes);
   }
   __device__ __forceinline__ uint8_t *subtile(int warp) const {
-    return base + Layout::kSubtiles + warp * Layout::kSubtileBytes;
+    return base + Smem::kSubtiles + warp * Smem::kSubtileBytes;
   }
   __device__ __forceinline__ float *scale_code() const {
-    return reinterpret_cast<float *>(base + Layout::kScaleCode);
+    return reinterpret_cast<float *>(base + Smem::kScaleCode);
   }
   __device__ __forceinline__ uint64_t *barrier(Barrier kind, int stage) const {
-    return reinterpret_cast<uint64_t *>(base + Layout::kBarriers) + kind * kMaxStages + stage;
+    return reinterpret_cast<uint64_t *>(base + Smem::kBarriers) + kind * kMaxStages + stage;
   }
   // Of one phase, which completes when the first scales are stored.
   __device__ __forceinline__ uint64_t *first_scales() const { return barrier(kBarrierKinds, 0); }

@@ -8,8 +8,8 @@
 
 namespace nf4::cuda {
 
-constexpr int kStepK = 64;                   // columns that are multiplied at once
-constexpr int kTileK = 2 * kStepK;           // columns of the weight that are loaded together
+constexpr int kStepK = 64;                   // a K-step: columns that are multiplied at once
+constexpr int kTileK = 2 * kStepK;           // a K-tile: columns of the weight loaded together
 constexpr int kWgmmaSmemBytes = 227 * 1024;  // what Hopper has
 constexpr int kMaxStages = 8;
 
@@ -43,7 +43,7 @@ struct SharedLayout {
   static constexpr int kBarriersBytes = (4 * kMaxStages + 1) * 8;
   static constexpr int kEndBytes = kSubtilesBytes + 1024 + kBarriersBytes;
 
-  // A K-tile of a wide tile takes long, and leaves little room.
+  // A K-tile of a tile with many rows of x takes long, and leaves little room.
   static constexpr int kWeightStages = Tile::kTileM > 192    ? 2
                                        : Tile::kTileM > 128  ? 3
                                        : Tile::kTileN == 128 ? 6

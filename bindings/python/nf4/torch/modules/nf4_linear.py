@@ -131,15 +131,17 @@ class NF4Linear(QuantizedLinear):
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected two dimensions")
         if weight.codebook is not None:
             raise InvalidArgument("codebook is given; a layer has its format's own")
-        spec = WeightParts.of(weight).spec  # or a part is no tensor
+        parts = WeightParts.of(weight)  # or a part is no tensor
         if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
-            prepare(weight)  # or a part is of the wrong size or type
-        self.spec, self.dtype_before = spec, weight.dtype
+            prepare(
+                dataclasses.replace(weight, **parts.named())
+            )  # or a part is of the wrong size or type
+        self.spec, self.dtype_before = parts.spec, weight.dtype
         self.out_features, self.in_features = weight.shape
-        packed = _state.bytes_of(weight.packed)
+        packed = _state.bytes_of(parts.packed)
         self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
         for name in _SCALES:
-            self.register_buffer(name, getattr(weight, name), persistent=False)
+            self.register_buffer(name, getattr(parts, name), persistent=False)
 
     @classmethod
     def _of(

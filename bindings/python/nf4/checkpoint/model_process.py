@@ -1,0 +1,34 @@
+"""The program of the process that architecture.py builds a model in.
+
+    python -I model_process.py MEMORY CPU_SECONDS FILE_BYTES PATH...
+
+It sets limits, takes PATH... as sys.path and hands over to meta_model.py.
+"""
+
+import resource
+import sys
+
+# What transformers imports where it is installed, and what then loads files or code by the name
+# that config.json gives: such models cannot be built.
+_REFUSED = ("timm", "detectron2", "kernels")
+
+
+def _limit(kind: int, wanted: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (limit, limit))
+
+
+if __name__ == "__main__":
+    for kind, wanted in zip(
+        (resource.RLIMIT_DATA, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE),
+        map(int, sys.argv[1:4]),
+        strict=True,
+    ):
+        _limit(kind, wanted)
+    sys.path[:] = sys.argv[4:]
+    for name in _REFUSED:
+        sys.modules[name] = None
+    from nf4.checkpoint.meta_model import main
+
+    main()

@@ -1,0 +1,60 @@
+// A weight's codebook in bf16. A caller's takes 12 us to round, which a matmul waits for: those of
+// the last few calls are kept.
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "core/formats.hpp"
+#include "core/round_codebook.hpp"
+#include "cpu/matmul/parts.hpp"
+#include "cpu/weight/scales.hpp"
+
+namespace nf4::cpu {
+namespace {
+
+bool same_entries(const float *a, const float *b) {
+  return std::memcmp(a, b, sizeof(Codebook)) == 0;
+}
+
+// A call that finds it in use rounds for itself. Constant initialisation, no thread_local: nothing
+// here allocates (status.cpp says why).
+class RoundedCodebooks {
+ public:
+  RoundedCodebook operator()(const float *entries) {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock) return round_codebook<BFloat16>(entries);
+    for (int i = 0; i < count_; ++i)
+      if (same_entries(entries, kept_[i].entries)) return kept_[i].rounded;
+    Kept &kept = kept_[oldest_];
+    std::copy_n(entries, kCodebookSize, kept.entries);
+    kept.rounded = round_codebook<BFloat16>(entries);
+    oldest_ = (oldest_ + 1) % kMost;
+    count_ = std::min(count_ + 1, kMost);
+    return kept.rounded;
+  }
+
+ private:
+  static constexpr int kMost = 8;
+  struct Kept {
+    float entries[kCodebookSize];
+    RoundedCodebook rounded;
+  };
+
+  std::mutex mutex_;
+  int count_ = 0;
+  int oldest_ = 0;
+  Kept kept_[kMost] = {};
+};
+RoundedCodebooks rounded_codebooks;
+
+}  // namespace
+
+RoundedCodebook codebook_in_bf16(const Weight &weight) {
+  const float *entries = codebook(weight);
+  // bitsandbytes passes its formats' codebooks along, whose roundings are better.
+  for (const Format &format : kFormats)
+    if (same_entries(entries, format.codebook.data())) return format.bf16;
+  return rounded_codebooks(entries);
+}
+
+}  // namespace nf4::cpu

@@ -1,0 +1,70 @@
+"""The Python in README.md and docs/ runs on the CPU, with stand-ins for what it does not make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import nf4
+import pytest
+from conftest import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = {
+    page.relative_to(ROOT).as_posix(): re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    for page in PAGES
+    if "```python" in (text := page.read_text())
+}
+
+
+def run(page: str, which: slice, **names: Any) -> dict[str, Any]:
+    """Runs some of a page's blocks, one after the other, with these names; all that they made."""
+    assert BLOCKS[page][which]
+    for block in BLOCKS[page][which]:
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+def test_every_block_is_python():
+    """Those that need a GPU's packages and a model at hand are not run."""
+    counts = {"README.md": 2, "docs/cli.md": 1, "docs/python.md": 3, "docs/pytorch.md": 3}
+    assert {page: len(blocks) for page, blocks in BLOCKS.items()} == counts
+    for page, blocks in BLOCKS.items():
+        for block in blocks:
+            compile(block, page, "exec")
+
+
+@pytest.mark.parametrize(
+    "page, which", [("README.md", slice(1, 2)), ("docs/python.md", slice(0, 1))]
+)
+def test_on_numpy_arrays(page, which):
+    made = run(page, which)
+    assert made["back"].shape == (4096, 4096) and made["back"].dtype.name == "bfloat16"
+    assert round(made["q"].bits_per_weight, 3) == 4.127
+
+
+def test_a_checkpoint(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(model.parent)
+    made = run("docs/cli.md", slice(None))
+    assert made["findings"] == [] and made["dense"].shape == made["q"].shape
+
+
+@pytest.mark.interop
+def test_on_tensors():
+    torch = pytest.importorskip("torch")
+    linear = torch.nn.Linear(64, 24)
+    gate, up = (nf4.quantize(torch.randn(24, 64)) for _ in range(2))
+    names = {"nf4": nf4, "torch": torch, "linear": linear, "gate_weight": gate, "up_weight": up}
+    made = run("docs/python.md", slice(1, None), **names)
+    assert made["y"].shape == (2, 10, 24) and made["dense"].shape == (24, 64)
+    assert made["up"].shape == made["gate"].shape == made["y"].shape
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("page", ["README.md", "docs/pytorch.md"])
+def test_layers(page):
+    torch, bnb = (pytest.importorskip(name) for name in ("torch", "bitsandbytes"))
+    model = torch.nn.Sequential(bnb.nn.Linear4bit(64, 24, quant_type="nf4").to("cpu"))
+    made = run(page, slice(0, 1), model=model, linear=torch.nn.Linear(64, 24))
+    assert all(type(each) is made["nf4"].torch.NF4Linear for each in (model[0], made["layer"]))
