@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -44,18 +44,15 @@ def calls() -> dict[str, Callable[[], object]]:
     from nf4._load import library
 
     sizes, layout = nf4.sizes(SHAPE), {"nested_blocksize": 256, "shape": SHAPE, "dtype": "bf16"}
-    bytes_and_floats = (
-        torch.zeros(sizes.packed_bytes, dtype=torch.uint8),
-        torch.zeros(sizes.blocks, dtype=torch.uint8),
-        *(torch.zeros(count) for count in (sizes.nested_blocks, 256, 1)),
-    )
-    weight = nf4.QuantizedTensor(**dict(zip(PARTS, bytes_and_floats, strict=True)), **layout)
-    raw = nf4.QuantizedTensor(
-        **{name: (1 << 40) + 4096 * i for i, name in enumerate(PARTS)}, **layout
-    )
-    on_host = nf4.QuantizedTensor(
-        **{name: part.numpy() for name, part in zip(PARTS, bytes_and_floats, strict=True)}, **layout
-    )
+    counts = (sizes.packed_bytes, sizes.blocks, sizes.nested_blocks, 256, 1)
+    dtypes = (torch.uint8, torch.uint8, torch.float32, torch.float32, torch.float32)
+    tensors = [torch.zeros(n, dtype=dtype) for n, dtype in zip(counts, dtypes, strict=True)]
+
+    def of(parts: Iterable[object]) -> nf4.QuantizedTensor:
+        return nf4.QuantizedTensor(**dict(zip(PARTS, parts, strict=True)), **layout)
+
+    weight, raw = of(tensors), of((1 << 40) + 4096 * i for i in range(len(PARTS)))
+    on_host = of(part.numpy() for part in tensors)
     out, array = torch.empty(SHAPE, dtype=torch.bfloat16), np.empty(SHAPE, np.uint16)
     x, y = (torch.empty((1, each), dtype=torch.bfloat16) for each in SHAPE[::-1])
     descriptor = ctypes.c_void_p(ctypes.addressof(_abi.Tensor()))

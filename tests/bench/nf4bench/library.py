@@ -1,10 +1,11 @@
 """The C library of the bench through ctypes: the rooflines, and every launch configuration.
 
-The one place that knows its functions; bench_library.hpp is their manual."""
+bench_library.hpp is the manual, from which the functions' types are read."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
@@ -13,36 +14,28 @@ from nf4 import _abi
 
 from nf4bench.errors import LaunchFailed, LibraryMissing, Refused
 
-_STREAM = [c_int, c_void_p]  # pdl, stream
-_SCRATCH = [c_void_p, c_size_t]
-_DTYPE, _STATUS = _abi.Dtype, _abi.Status
-# name: (restype, argtypes)
-FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "has_pdl": (c_int, []),
-    "dequant_traffic_variants": (c_int, []),
-    "dequant_traffic": (
-        c_int,
-        [c_int, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int, *_STREAM],
-    ),
-    "quantize_traffic_variants": (c_int, []),
-    "quantize_traffic": (c_int, [c_int, c_void_p, c_int64, c_void_p, c_int64, *_STREAM]),
-    "read_variants": (c_int, []),
-    "read": (c_int, [c_int, c_void_p, c_int64, c_void_p, *_STREAM]),
-    "write_variants": (c_int, []),
-    "write": (c_int, [c_int, c_void_p, c_int64, *_STREAM]),
-    "dequant_configurations": (c_int, []),
-    "dequant_configuration": (c_char_p, [c_int]),
-    "dequant_chosen": (c_int, [c_void_p, c_void_p, _DTYPE]),
-    "dequant": (_STATUS, [c_int, c_void_p, c_void_p, _DTYPE, c_void_p]),
-    "dequant_stores": (_STATUS, [c_void_p, c_void_p, _DTYPE, c_int, c_void_p]),
-    "quantize": (_STATUS, [c_void_p, _DTYPE, c_void_p, *_SCRATCH, *_STREAM]),
-    "matmul": (_STATUS, [c_void_p, c_void_p, *_SCRATCH, *_STREAM]),
-    "matmul_batch": (_STATUS, [c_void_p, c_void_p, c_size_t, *_SCRATCH, *_STREAM]),
-    "matmul_configurations": (c_int, []),
-    "matmul_configuration": (c_char_p, [c_int]),
-    "matmul_chosen": (c_int, [c_void_p, c_void_p, *_SCRATCH, c_void_p]),
-    "matmul_as": (_STATUS, [c_int, c_void_p, c_void_p, *_SCRATCH, *_STREAM]),
-}
+HEADER = Path(__file__).resolve().parents[1] / "bench_library.hpp"
+_TYPES = {
+    "int": c_int, "int64_t": c_int64, "size_t": c_size_t, "nf4_dtype": _abi.Dtype,
+    "nf4_status": _abi.Status, "nf4_stream": c_void_p,
+}  # fmt: skip
+
+
+def _type(declaration: str) -> Any:
+    base, *rest = declaration.split()
+    pointer = c_char_p if base == "char" else c_void_p
+    return pointer if "*" in "".join(rest) else _TYPES[base]
+
+
+def functions() -> dict[str, tuple[Any, list[Any]]]:
+    """Result and arguments of each function, by its name without nf4_bench_."""
+    code = re.sub(r"//[^\n]*|\bconst\b|\n", " ", HEADER.read_text())
+    return {
+        name: (_type(result), [_type(each) for each in given.split(",") if given != "void"])
+        for result, name, given in re.findall(r"NF4_API (.*?)nf4_bench_(\w+)\((.*?)\);", code)
+    }
+
+
 PLAIN = -1  # in place of a configuration's index: the library's choice launched plainly
 
 
@@ -58,7 +51,7 @@ class Library:
         self._c: dict[str, Any] = {}
         try:
             library = ctypes.CDLL(str(path))
-            for name, (restype, argtypes) in FUNCTIONS.items():
+            for name, (restype, argtypes) in functions().items():
                 function = self._c[name] = getattr(library, f"nf4_bench_{name}")
                 function.restype, function.argtypes = restype, argtypes
         except OSError as error:

@@ -4,6 +4,7 @@ do the problem, checked and timed, and which of them the library takes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,60 +31,49 @@ QUICK_SHAPES = HEADLINE[:2]
 MATMUL_REPLAYS = 7  # the slow kernels take their time
 
 
-def _times(
-    names: Sequence[str],
-    launches: Callable[[int], list[Launch]],
-    check: Callable[[str, Launch], None],
-    time: Callable[[dict[Candidate, list[Launch]]], dict[Candidate, Timing]],
-    refusal: type[LaunchFailed],
-) -> list[dict[str, Any]]:
+def _row(
+    case: Case, chosen: int, names: Sequence[str], launches: Callable[[int], list[Launch]],
+    check: Callable[[str, Launch], object], time: Callable[[dict], dict[Candidate, Timing]],
+    refusal: type[LaunchFailed] = LaunchFailed, **more: int,
+) -> dict[str, Any]:  # fmt: skip
     """By configuration: its time, and that over the best one's; or why it refuses. Raises
     WrongResult."""
-    refused, candidates = {}, {}
+    found, candidates = {}, {}
     for index, name in enumerate(names):
         made = launches(index)
         try:
             check(name, made[0])
         except refusal as error:
-            refused[index] = {"refused": str(error)}
+            found[index] = {"refused": str(error)}
         else:
             candidates[Candidate("configuration", variant=index)] = made
     times = time(candidates)
     best = min(timing.us for timing in times.values())
-    timed = {
-        candidate.variant: timing.figures() | {"ratio": round(timing.us / best, 4)}
-        for candidate, timing in times.items()
-    }
-    return [(timed | refused)[index] for index in range(len(names))]
-
-
-def _row(bench: Bench, case: Case) -> dict:
-    weights = bench.rotation(case)
-    expected = bench.expected(weights[0])
+    for candidate, timing in times.items():
+        found[candidate.variant] = timing.figures() | {"ratio": round(timing.us / best, 4)}
     return {
-        "shape": list(case.shape),
-        "dtype": case.dtype,
-        "chosen": bench.chosen(weights[0]),
-        "times": _times(
-            bench.configurations,
-            lambda index: [configured(bench, each, index) for each in weights],
-            lambda name, launch: bench.require(
-                f"configuration {name}", weights[0], expected, launch
-            ),
-            lambda candidates: bench.times(weights, candidates),
-            LaunchFailed,
-        ),
-    }
+        "shape": list(case.shape), "dtype": case.dtype, **more, "chosen": chosen,
+        "times": [found[index] for index in range(len(names))],
+    }  # fmt: skip
 
 
 def dequantize(bench: Bench, shapes: Iterable[Shape], report: Report) -> dict:
     """All figures. Raises WrongResult before a case is timed."""
-    figures: dict = {
-        "device": bench.gpu.name, "configurations": bench.configurations, "rows": [],
-    }  # fmt: skip
+    names = bench.configurations
+    figures: dict = {"device": bench.gpu.name, "configurations": names, "rows": []}
     for case in (Case(shape, dtype, peers=()) for dtype in DTYPES for shape in shapes):
-        figures["rows"].append(_row(bench, case))
-        report(tables.sweep_line(figures, figures["rows"][-1]))
+        weights = bench.rotation(case)
+        expected = bench.expected(weights[0])
+        row = _row(
+            case, bench.chosen(weights[0]), names,
+            lambda index, w=weights: [configured(bench, each, index) for each in w],
+            lambda name, launch, w=weights[0], e=expected: bench.require(
+                f"configuration {name}", w, e, launch
+            ),
+            partial(bench.times, weights),
+        )  # fmt: skip
+        figures["rows"].append(row)
+        report(tables.sweep_line(figures, row))
         bench.gpu.release()
     return figures
 
@@ -100,19 +90,11 @@ def _product_row(
         y = bench.gpu.run(launch)
         require(f"{case}, M = {m}: kernel {name}", most_error(first.weight), expected, y)
 
-    return {
-        "shape": list(case.shape),
-        "dtype": case.dtype,
-        "m": m,
-        "chosen": first.chosen(bench.library, bench.gpu.stream),
-        "times": _times(
-            names,
-            lambda index: [product.forced(bench.library, index) for product in products],
-            check,
-            lambda made: measure(bench.gpu, made, bench.replays or MATMUL_REPLAYS),
-            Refused,
-        ),
-    }
+    return _row(
+        case, first.chosen(bench.library, bench.gpu.stream), names,
+        lambda index: [product.forced(bench.library, index) for product in products], check,
+        lambda made: measure(bench.gpu, made, bench.replays or MATMUL_REPLAYS), Refused, m=m,
+    )  # fmt: skip
 
 
 def matmul(bench: Bench, groups: Iterable[Group], report: Report) -> dict:

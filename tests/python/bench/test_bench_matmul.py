@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import bench_path  # noqa: F401  (the path)
 import pytest
 
@@ -142,14 +139,6 @@ def test_a_peer_is_not_asked_for_what_it_cannot_do() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_real_peers_are_checked_and_timed(dtype: str) -> None:
-    loaded = matmul_peers.load("cpu")
-    assert loaded["tinygemm"] == peers.Missing("its kernel is CUDA's alone")
-    for row in rows(made(), Group(weight_case(SMALL, dtype), (1, 3)), **loaded):
-        assert list(row["peers"]) == ["bitsandbytes", "dense"]
-
-
 # ---- What is wrong is not timed ---------------------------------------------------------
 
 
@@ -186,56 +175,23 @@ def test_an_error_is_relative_to_the_norm_and_a_shape_is_compared() -> None:
         product.require("x", 1, expected, expected.t())
 
 
-# ---- Peers ------------------------------------------------------------------------------
-
-
-def test_missing_peers_are_named_and_the_rest_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
+def test_a_wrong_peer_is_missing_and_a_fit_one_is_tried_in_each_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fit = Fake()
+    monkeypatch.setitem(matmul_peers.FACTORIES, "bitsandbytes", lambda place: fit)
     monkeypatch.setitem(matmul_peers.FACTORIES, "dense", lambda place: Fake(2))
     loaded = matmul_peers.load("cpu")
-    assert "ModuleNotFoundError" in loaded["bitsandbytes"].reason
+    assert loaded["bitsandbytes"] is fit and fit.asked == {(1, 0), (1, 1)}
     assert loaded["dense"].reason.startswith("WrongResult: call 0: off by ")
 
 
-def test_bitsandbytes_has_a_second_call_for_one_row_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert matmul_peers.Bitsandbytes("cpu").variants == range(1)
-    given = types.SimpleNamespace(version="1", state=lambda weight: "state")
-    monkeypatch.setattr(peers, "Bitsandbytes", lambda place: given)
-    peer, calls = matmul_peers.Bitsandbytes("cuda"), []
-    assert peer.variants == range(2)
-    assert peer.supports(CASE, 1, 1) and not peer.supports(CASE, 2, 1)
-    peer._gemv = lambda x, packed, state: calls.append((x, packed.shape, state))
-    peer.prepare(Weight(CASE, "cpu"), 1)("x")
-    assert calls == [("x", (64 * 128, 1), "state")]
-
-
-def test_the_int4_kernel_multiplies_with_the_integers_that_we_say() -> None:
-    """By the CPU's kernel of the same interface, which takes the codes unpacked."""
-    weight, peer = Weight(CASE, "cpu"), matmul_peers.Tinygemm("cuda")
-    tiles = torch.ops.aten._convert_weight_to_int4pack_for_cpu(peers.codes(weight).int(), 2)
-    x = torch.randn(3, 256).bfloat16()
-    y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, tiles, 64, peer.scales_and_zeros(weight))
-    assert product.relative_error(y, product.exact(x, peer.numbers(weight))) < 1e-2
-
-
-def test_the_int4_kernel_takes_what_it_is_given() -> None:
-    """Shapes and dtypes, by torch's own description of the operators on a GPU."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    peer, case = matmul_peers.Tinygemm("cuda"), weight_case(SMALL, nested=False)
-    with FakeTensorMode():
-        packed = torch.empty(64 * 128, dtype=torch.uint8, device="cuda")
-        parts = types.SimpleNamespace(packed=packed, absmax=torch.empty(256, device="cuda"))
-        weight = types.SimpleNamespace(case=case, quantized=parts)
-        x = torch.empty(3, 256, dtype=torch.bfloat16, device="cuda")
-        assert peer.prepare(weight, 0)(x).shape == (3, 64)
-        assert peer.scales_and_zeros(weight).shape == (4, 64, 2)
+def test_what_the_int4_kernel_can_do() -> None:
     can = {
         (CASE, 64): True, (CASE, 65): False, (weight_case(SMALL, "fp16"), 1): False,
         (weight_case((64, 192)), 1): False, (weight_case((63, 256)), 1): False,
     }  # fmt: skip
+    peer = matmul_peers.Tinygemm("cuda")
     assert {key: peer.supports(*key, 0) for key in can} == can
 
 

@@ -21,11 +21,9 @@ from nf4bench import (  # noqa: E402
     models_forms,
     models_llama,
     models_steps,
-    modes,
 )  # fmt: skip
 from nf4bench.models_cases import BOTH, EAGER, FORMS, GRAPH, Group, Size  # noqa: E402
 from nf4bench.models_steps import Models, runner  # noqa: E402
-from nf4bench.options import Options  # noqa: E402
 from nf4bench.peers import Missing, present  # noqa: E402
 
 TINY = Size(hidden=64, heads=4, intermediate=192, layers=2, vocabulary=50)
@@ -293,15 +291,3 @@ def test_a_layer_whose_call_fails_is_left_out(tiny: Models) -> None:
     figures = host.layer(bench(names=()), layers)
     assert figures["failed"] == {"bitsandbytes": "RuntimeError: out of luck\nand more"}
     assert list(figures["forms"]) == ["libnf4", "dense"]
-
-
-def test_the_program_takes_all_groups_or_the_quick_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(modes, "bench", lambda options: bench(names=()))
-    monkeypatch.setattr(models, "run", lambda *arguments: asked.append(arguments[2:4]) or {})
-    for quick in (False, True):
-        modes.run(Options(mode="models", quick=quick), lambda line: None)
-    assert asked == [
-        (models_cases.full(), models_cases.SECONDS),
-        (models_cases.quick(), models_cases.QUICK_SECONDS),
-    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import bench_path
+import bench_path  # noqa: F401  (the path)
 import nf4
 import pytest
 import test_abi
@@ -28,7 +28,7 @@ from bench_fakes import (  # noqa: E402
 from nf4bench import cases, check, host, rooflines, sweep  # noqa: E402
 from nf4bench import rows as bench_rows  # noqa: E402
 from nf4bench.cases import Case  # noqa: E402
-from nf4bench.library import FUNCTIONS, Library, LibraryMissing  # noqa: E402
+from nf4bench.library import HEADER, Library, LibraryMissing, functions  # noqa: E402
 from nf4bench.weights import Weight  # noqa: E402
 
 # ---- Rows -------------------------------------------------------------------------------
@@ -240,6 +240,6 @@ def test_a_library_that_is_not_built_or_of_other_sources_is_named(tmp_path: Path
 
 
 def test_functions_are_as_their_header_declares_them() -> None:
-    header = bench_path.ROOT / "tests" / "bench" / "bench_library.hpp"
-    declared = test_abi.functions(test_abi.code_of(header.read_text()))
-    assert declared == {f"nf4_bench_{name}": each for name, each in FUNCTIONS.items()}
+    declared = test_abi.functions(test_abi.code_of(HEADER.read_text()))
+    assert len(declared) == HEADER.read_text().count("NF4_API ")
+    assert declared == {f"nf4_bench_{name}": each for name, each in functions().items()}
