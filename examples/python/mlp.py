@@ -1,5 +1,5 @@
 """The MLP of a LLaMA-shaped model on the CPU, y = down(silu(gate(x)) * up(x)), with weights in 4
-bits that stay so, beside the same with weights that were turned back into numbers.
+bits, beside the same with dequantized weights.
 
 python examples/python/mlp.py
 """

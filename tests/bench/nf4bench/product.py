@@ -121,5 +121,5 @@ def require(what: str, most: float, expected: torch.Tensor, y: torch.Tensor) -> 
 
 
 def most_error(weight: Weight) -> float:
-    """Of ours."""
+    """Of libnf4."""
     return MOST_ERROR[weight.case.dtype]

@@ -108,7 +108,7 @@ def compiled_to(monkeypatch: pytest.MonkeyPatch, ours: bool, effect) -> None:
 def test_what_does_not_compile_to_the_same_bits(
     effect, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer is an operator then; of ours, other bits end the bench, a refusal costs a point."""
+    """A peer is an operator then; other bits of libnf4 end the bench, its refusal costs a point."""
     compiled_to(monkeypatch, False, effect)
     compiled = run(bench(unsloth=Once()))["compiled"]
     assert compiled["unsloth"]["refused"].endswith(said)
