@@ -6,7 +6,7 @@ device     the GPU: graphs, events, synchronizing
 weights    rotating sets of random weights; product: one of matmul's
 library    the C library of rooflines and launch configurations, through ctypes; rooflines
 peers      bitsandbytes, Unsloth's sequence, plain torch, Triton; matmul_peers
-check      bits compared before anything is timed
+check      bits compared before anything is timed; errors: what ends the bench
 measure    candidates timed in turns
 rows       dequantize and quantize; matmul, models (models_llama, _forms, _steps), cpu
 host       what a call costs the host; challenge, sweep
