@@ -10,11 +10,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
-from nf4.cli.exits import EPILOG
+from nf4.cli.exits import EPILOG, Exit
 
 
 def replace_closed_streams() -> None:
@@ -88,13 +88,20 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises StdoutError where --help cannot be printed, which argparse ignores."""
+    """Raises StdoutError where --help cannot be printed, which argparse ignores. Wrong usage has its
+    exit code even where stderr is full, which argparse of Python 3.11.2 and earlier raises."""
 
     def print_help(self, file: Any = None) -> None:
         if file is not None:
             super().print_help(file)
         else:
             show(self.format_help().rstrip("\n"))
+
+    def error(self, message: str) -> NoReturn:
+        try:
+            super().error(message)
+        except OSError:
+            sys.exit(Exit.USAGE)
 
 
 def add_command(
