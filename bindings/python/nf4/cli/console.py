@@ -88,8 +88,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises StdoutError where --help cannot be printed, which argparse ignores. Wrong usage has its
-    exit code even where stderr is full, which argparse of Python 3.11.2 and earlier raises."""
+    """Raises StdoutError where --help cannot be printed, which argparse ignores. Wrong usage has
+    its exit code even where stderr is full: argparse of Python 3.11.2 and earlier raises there."""
 
     def print_help(self, file: Any = None) -> None:
         if file is not None:
