@@ -47,7 +47,8 @@ def _model(**reasons: str | None) -> Model:
 
 
 CONFIGS = [
-    ({}, "does not name one architecture"),
+    ({}, "there is no config.json, as with a single file"),
+    ({"model_type": "a"}, "does not name one architecture"),
     ({"architectures": ["A", "B"], "model_type": "a"}, "does not name one architecture"),
     ({"architectures": "A", "model_type": "a"}, "does not name one architecture"),
     ({"architectures": ["A"], "model_type": 3}, "does not name one architecture"),
