@@ -47,7 +47,7 @@ def _model(**reasons: str | None) -> Model:
 
 
 CONFIGS = [
-    ({}, "there is no config.json, as with a single file"),
+    ({}, "config.json is missing or empty; a single file has none"),
     ({"model_type": "a"}, "does not name one architecture"),
     ({"architectures": ["A", "B"], "model_type": "a"}, "does not name one architecture"),
     ({"architectures": "A", "model_type": "a"}, "does not name one architecture"),

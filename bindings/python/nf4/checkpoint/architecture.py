@@ -100,7 +100,7 @@ def _require_packages() -> None:
 
 def _model_name(config: Mapping[str, Any]) -> str:
     if not config:
-        raise UnknownModel("there is no config.json, as with a single file")
+        raise UnknownModel("config.json is missing or empty; a single file has none")
     names, model_type = config.get("architectures"), config.get("model_type")
     one = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
     if not one or not isinstance(model_type, str):
