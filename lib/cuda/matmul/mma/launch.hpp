@@ -13,8 +13,8 @@ constexpr int kMmaTileN = kMatmulConfigs[kMma64x64].tile_n;
 constexpr int kMmaTileM = kMatmulConfigs[kMma64x64].tile_m;
 constexpr int kMmaThreads = 256;
 
-inline cudaError_t launch_mma(const MatmulTarget &target, const void *kernel,
-                              const MatmulArgs &args) {
+template <class Args>
+cudaError_t launch_mma(const MatmulTarget &target, const void *kernel, const Args &args) {
   const int64_t ctas = ceil_divide(args.weight.rows, kMmaTileN) * ceil_divide(args.m, kMmaTileM);
   return launch({kernel, ctas, kMmaThreads, target.family->pdl, target.stream}, args);
 }
