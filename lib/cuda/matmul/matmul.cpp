@@ -20,6 +20,10 @@ namespace {
 
 std::optional<int> forced_config;
 
+// Kernels gather the x of a permuted weight.
+bool gathers_x(const Weight &) { return false; }
+bool gathers_x(const Int4Weight &weight) { return weight.permutation != nullptr; }
+
 template <class W>
 auto matmul_args(const MatmulProblemOf<W> &problem) {
   const W &weight = problem.weight;
@@ -31,7 +35,7 @@ auto matmul_args(const MatmulProblemOf<W> &problem) {
   args.m = problem.m;
   args.x_stride = problem.x_stride;
   args.y_stride = problem.y_stride;
-  args.x_vectors = has_x_vectors(problem);
+  args.x_vectors = has_x_vectors(problem) && !gathers_x(weight);
   args.whole_words = is_multiple(weight.packed, 16) && weight.cols % 32 == 0;
   return args;
 }
