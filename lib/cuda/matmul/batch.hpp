@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cuda/matmul/kernels.hpp"
+#include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/runtime/families.hpp"
 
@@ -20,6 +21,15 @@ inline const void *kernel_for(const GpuFamily &family, const Int4MatmulProblem &
   return kernels_of<Int4MatmulKernels>(family)
       .of[problem.dtype - NF4_DTYPE_FP16][weight.layout - NF4_INT4_GPTQ][weight.g_idx != nullptr]
          [config];
+}
+
+// kMma64x64 for few rows of x; NULL if the problem has more, or the family has none.
+inline const void *mma_few_for(const GpuFamily &family, const Int4MatmulProblem &problem) {
+  const Int4Weight &weight = problem.weight;
+  if (problem.m > kFewRowsOfX) return nullptr;
+  return kernels_of<Int4MatmulKernels>(family)
+      .mma_few[problem.dtype - NF4_DTYPE_FP16][weight.layout - NF4_INT4_GPTQ]
+              [weight.g_idx != nullptr];
 }
 
 // Whether there are skinny kernels for several weights in one launch.

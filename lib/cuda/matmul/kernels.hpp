@@ -18,10 +18,11 @@ struct MatmulKernels {
   static MatmulKernels make();
 };
 
-// Integer weights. Args: Int4MatmulArgs of mma kernels.
+// Integer weights. Args: Int4MatmulArgs of mma kernels, Int4FewArgs of mma_few.
 struct Int4MatmulKernels {
   // [dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][has g_idx][configuration]
   const void *of[2][3][2][kFamilyConfigCount];
+  const void *mma_few[2][3][2];  // kMma64x64 for up to kFewRowsOfX rows of x
 
   template <class Arch>
   static Int4MatmulKernels make();

@@ -126,13 +126,24 @@ cudaError_t allow_shared_memory(const MatmulTarget &target, const Int4MatmulProb
   return allow_shared_memory<Int4MatmulKernels>(*target.family, target.device);
 }
 
+cudaError_t run_mma(const MatmulTarget &target, const MatmulProblem &problem,
+                    const MatmulArgs &args) {
+  return launch_mma(target, kernel_for(*target.family, problem, kMma64x64), args);
+}
+cudaError_t run_mma(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                    const Int4MatmulArgs &args) {
+  const void *const few = mma_few_for(*target.family, problem);
+  if (few != nullptr) return launch_mma_few(target, few, args);
+  return launch_mma(target, kernel_for(*target.family, problem, kMma64x64), args);
+}
+
 template <class W>
 cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
                        const MatmulChoice &choice) {
   const auto args = matmul_args(problem);
   if (is_wgmma(choice.config)) return launch_wgmma(target, problem, args, choice);
+  if (choice.config == kMma64x64) return run_mma(target, problem, args);
   const void *kernel = kernel_for(*target.family, problem, choice.config);
-  if (choice.config == kMma64x64) return launch_mma(target, kernel, args);
   if (const cudaError_t error = allow_shared_memory(target, problem)) return error;
   return launch_skinny(target, kernel, args, problem.dtype, choice.config);
 }

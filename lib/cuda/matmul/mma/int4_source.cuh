@@ -80,22 +80,32 @@ class Int4Source {
   static constexpr int kScaleCodeSize = 1;
   static constexpr int kCodebookSize = 1;
 
+  static constexpr int kPrefetch = kByColumn ? 1 : 2;               // K-tiles
   static constexpr int kScales = 8 / kInt4ScaleColumns<kByColumn>;  // of a chunk's row
   struct Registers {
     Codes codes;
     uint16_t scales[kInt4Rows][kScales];
     uint32_t zeros[kInt4Rows][kScales];  // words
+    int count;                           // of the columns, in the matrix
   };
 
   __device__ __forceinline__ Int4Source(const Int4MatmulArgs &args, float *, float *)
-      : weight_(args.weight) {}
+      : weight_(args.weight), group_(0), group_end_(weight_.group_size) {}
 
-  // This thread's first row and column in a tile.
+  // Before loads that do not begin at the first K-tile.
+  __device__ __forceinline__ void seek(int64_t column) {
+    if (kByColumn || column >= weight_.cols) return;
+    group_ = column / weight_.group_size;
+    group_end_ = (group_ + 1) * weight_.group_size;
+  }
+
+  // This thread's first row and column in a tile. Loads are in the order of columns.
   static __device__ __forceinline__ int tile_row() { return Codes::row(); }
   static __device__ __forceinline__ int tile_column() { return Codes::chunk() * 8; }
 
-  __device__ __forceinline__ Registers load(int64_t row, int64_t column) const {
+  __device__ __forceinline__ Registers load(int64_t row, int64_t column) {
     Registers registers{};
+    registers.count = static_cast<int>(min(weight_.cols - column, int64_t{8}));
     registers.codes.load(weight_, row, column);
     int64_t groups[kScales];
     find_groups(groups, column);
@@ -134,6 +144,11 @@ class Int4Source {
           values[column] = multiply_rn(biased - zero, scale);
         }
       }
+      // Past the end of the row x is 0, whose product with an infinity would not be.
+      if (Layout != NF4_INT4_GPTQ && registers.count < 8)
+#pragma unroll
+        for (int k = 0; k < 8; ++k)
+          if (k >= registers.count) values[k] = 0.0f;
       to.chunk(row, Codes::chunk()) = pack_vector<T>(values);
     }
   }
@@ -144,13 +159,17 @@ class Int4Source {
   static constexpr uint32_t kBiasBits = 0x4b000000u;
 
   // Of the columns of a chunk. Columns past the last, which are multiplied by 0, are in group 0.
-  __device__ __forceinline__ void find_groups(int64_t (&groups)[kScales], int64_t column) const {
+  __device__ __forceinline__ void find_groups(int64_t (&groups)[kScales], int64_t column) {
+    if constexpr (kByColumn) {
 #pragma unroll
-    for (int j = 0; j < kScales; ++j) {
-      const int64_t k = column + j;
-      groups[j] = 0;
-      if (k >= weight_.cols) continue;
-      groups[j] = kByColumn ? LoadGlobal::load(weight_.g_idx + k) : k / weight_.group_size;
+      for (int j = 0; j < kScales; ++j)
+        groups[j] = column + j < weight_.cols ? LoadGlobal::load(weight_.g_idx + column + j) : 0;
+    } else {
+      while (column < weight_.cols && column >= group_end_) {
+        ++group_;
+        group_end_ += weight_.group_size;
+      }
+      groups[0] = group_;
     }
   }
 
@@ -166,6 +185,7 @@ class Int4Source {
   }
 
   const Int4View &weight_;
+  int64_t group_, group_end_;  // of the last load, unless kByColumn
 };
 
 }  // namespace

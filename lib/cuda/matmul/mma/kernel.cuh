@@ -17,6 +17,7 @@
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/mma/smem_tile.cuh"
+#include "cuda/matmul/mma/x.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/pdl.cuh"
 
@@ -27,35 +28,12 @@ constexpr int kVectorK = 16;  // columns that a thread loads
 constexpr int kVectorsPerTileK = kMmaTileK / kVectorK;
 static_assert(kMmaTileN == kMmaTileM && kMmaThreads == kMmaTileN * kVectorsPerTileK);
 
-// The x of column k of the weight.
-template <class T>
-__device__ __forceinline__ T x_of(const MatmulArgs &, const T *row, int64_t k) {
-  return row[k];
-}
-template <class T>
-__device__ __forceinline__ T x_of(const Int4MatmulArgs &args, const T *row, int64_t k) {
-  return row[args.weight.permutation == nullptr ? k : args.weight.permutation[k]];
-}
-
 template <class T, class Args>
 __device__ __forceinline__ void load_x(const Args &args, int64_t row, int64_t column,
                                        uint4 (&vector)[kVectorK / 8]) {
 #pragma unroll
-  for (int chunk = 0; chunk < kVectorK / 8; ++chunk) {
-    vector[chunk] = {};
-    const int64_t k = column + chunk * 8;
-    if (row >= args.m || k >= args.weight.cols) continue;
-    const T *x = static_cast<const T *>(args.x) + row * args.x_stride;
-    if (args.x_vectors && k + 8 <= args.weight.cols) {
-      vector[chunk] = *reinterpret_cast<const uint4 *>(x + k);
-      continue;
-    }
-    T elements[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      elements[i] = k + i < args.weight.cols ? x_of(args, x, k + i) : from_float<T>(0.0f);
-    memcpy(&vector[chunk], elements, sizeof elements);
-  }
+  for (int chunk = 0; chunk < kVectorK / 8; ++chunk)
+    vector[chunk] = load_x_chunk<T>(args, row, column + chunk * 8);
 }
 
 // ---- Products ----------------------------------------------------------------------------
@@ -146,7 +124,7 @@ __global__ void __launch_bounds__(kMmaThreads)
   __shared__ float codebook[Source::kCodebookSize];
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
-  const Source weight(args, scale_code, codebook);
+  Source weight(args, scale_code, codebook);
   const SmemTile<T> w(chunks[0]), x(chunks[1]);
 
   const int64_t n_tiles = (args.weight.rows + kMmaTileN - 1) / kMmaTileN;

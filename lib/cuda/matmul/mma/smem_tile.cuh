@@ -10,8 +10,6 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int kMmaTileK = 64;
-
 // 64 x 64 elements of 16 bits in shared memory, rows of 128 bytes in the 128-byte swizzle: eight
 // rows' 16-byte chunks of one column, and one row's eight chunks, are in different banks.
 template <class T>
