@@ -11,9 +11,6 @@ nf4_status no_kernels() {
 
 }  // namespace
 
-nf4_status dequant(const Int4DequantProblem &, nf4_stream) { return no_kernels(); }
-nf4_status quantize(const Int4QuantizeProblem &, nf4_stream) { return no_kernels(); }
-nf4_status reorder(const Int4ReorderProblem &, nf4_stream) { return no_kernels(); }
 nf4_status matmul(const Int4MatmulProblem *, int, nf4_stream) { return no_kernels(); }
 nf4_status matmul_plan(const Int4MatmulBatch &, int, int32_t *, const char **) {
   return no_kernels();
