@@ -9,34 +9,50 @@ namespace nf4::cuda {
 namespace {
 
 template <class Arch, class T, nf4_int4_layout Layout, bool kByColumn>
-void set_kernels(Int4MatmulKernels &kernels, int dtype) {
+struct Kind {
+  static constexpr int kDtype = std::is_same_v<T, __half> ? 0 : 1;
+  static constexpr int kLayout = Layout - NF4_INT4_GPTQ;
   using Source = Int4Source<Arch, Layout, kByColumn>;
-  constexpr int kLayout = Layout - NF4_INT4_GPTQ;
-  kernels.of[dtype][kLayout][kByColumn][kMma64x64] = (const void *)matmul_mma<Arch, T, Source>;
-  if constexpr (Arch::kTensorCores)
-    kernels.mma_few[dtype][kLayout][kByColumn] = (const void *)matmul_mma_few<Arch, T, Source>;
+
+  static void set(Int4MatmulKernels &kernels) {
+    kernels.of[kDtype][kLayout][kByColumn][kMma64x64] = (const void *)matmul_mma<Arch, T, Source>;
+  }
+  static void set(Int4FewKernels &kernels) {
+    if constexpr (Arch::kTensorCores)
+      kernels.of[kDtype][kLayout][kByColumn] = (const void *)matmul_mma_few<Arch, T, Source>;
+  }
+};
+
+template <class Arch, class T, class Kernels>
+void set_kernels(Kernels &kernels) {
+  Kind<Arch, T, NF4_INT4_GPTQ, false>::set(kernels);
+  Kind<Arch, T, NF4_INT4_GPTQ, true>::set(kernels);
+  Kind<Arch, T, NF4_INT4_AWQ, false>::set(kernels);
+  Kind<Arch, T, NF4_INT4_AWQ, true>::set(kernels);
+  Kind<Arch, T, NF4_INT4_COMPRESSED_TENSORS, false>::set(kernels);
+  Kind<Arch, T, NF4_INT4_COMPRESSED_TENSORS, true>::set(kernels);
 }
 
-template <class Arch, class T>
-void set_kernels(Int4MatmulKernels &kernels, int dtype) {
-  set_kernels<Arch, T, NF4_INT4_GPTQ, false>(kernels, dtype);
-  set_kernels<Arch, T, NF4_INT4_GPTQ, true>(kernels, dtype);
-  set_kernels<Arch, T, NF4_INT4_AWQ, false>(kernels, dtype);
-  set_kernels<Arch, T, NF4_INT4_AWQ, true>(kernels, dtype);
-  set_kernels<Arch, T, NF4_INT4_COMPRESSED_TENSORS, false>(kernels, dtype);
-  set_kernels<Arch, T, NF4_INT4_COMPRESSED_TENSORS, true>(kernels, dtype);
+template <class Arch, class Kernels>
+Kernels make_kernels() {
+  Kernels kernels{};
+  set_kernels<Arch, __half>(kernels);
+  set_kernels<Arch, __nv_bfloat16>(kernels);
+  return kernels;
 }
 
 }  // namespace
 
 template <class Arch>
 Int4MatmulKernels Int4MatmulKernels::make() {
-  Int4MatmulKernels kernels{};
-  set_kernels<Arch, __half>(kernels, 0);
-  set_kernels<Arch, __nv_bfloat16>(kernels, 1);
-  return kernels;
+  return make_kernels<Arch, Int4MatmulKernels>();
+}
+template <class Arch>
+Int4FewKernels Int4FewKernels::make() {
+  return make_kernels<Arch, Int4FewKernels>();
 }
 
 template Int4MatmulKernels Int4MatmulKernels::make<NF4_FAMILY>();
+template Int4FewKernels Int4FewKernels::make<NF4_FAMILY>();
 
 }  // namespace nf4::cuda

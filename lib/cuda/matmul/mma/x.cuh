@@ -11,16 +11,6 @@
 namespace nf4::cuda {
 namespace {
 
-// The x of column k of the weight.
-template <class T>
-__device__ __forceinline__ T x_of(const MatmulArgs &, const T *row, int64_t k) {
-  return row[k];
-}
-template <class T>
-__device__ __forceinline__ T x_of(const Int4MatmulArgs &args, const T *row, int64_t k) {
-  return row[args.weight.permutation == nullptr ? k : args.weight.permutation[k]];
-}
-
 // Eight columns from k of a row of x; zeros past the end of either.
 template <class T, class Args>
 __device__ __forceinline__ uint4 load_x_chunk(const Args &args, int64_t row, int64_t k) {
@@ -31,7 +21,7 @@ __device__ __forceinline__ uint4 load_x_chunk(const Args &args, int64_t row, int
   T elements[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    elements[i] = k + i < args.weight.cols ? x_of(args, x, k + i) : from_float<T>(0.0f);
+    elements[i] = k + i < args.weight.cols ? x[k + i] : from_float<T>(0.0f);
   memcpy(&chunk, elements, sizeof elements);
   return chunk;
 }
