@@ -44,6 +44,7 @@ class CodebookSource {
     return threadIdx.x % kVectorsPerTileK * kVectorK;
   }
 
+  __device__ __forceinline__ void seek(int64_t, int64_t) {}
   __device__ __forceinline__ Registers load(int64_t row, int64_t column) const {
     Registers registers{};
     if (row >= args_.weight.rows || column >= args_.weight.cols) return registers;

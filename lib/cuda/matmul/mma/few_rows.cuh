@@ -98,13 +98,13 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 
   Source weight(args, nullptr, nullptr);
   typename Source::Registers codes[kDepth];
-  uint4 values[kDepth];
+  uint4 values[kDepth][1];
   const auto load = [&](int stage, int64_t k_tile) {
     const int64_t k = (first_k_tile + k_tile) * kMmaTileK;
     codes[stage] = weight.load(own_row, k + Source::tile_column());
-    if (has_x) values[stage] = load_x_chunk<T>(args, x_row, k + x_chunk * 8);
+    if (has_x) load_x<T>(args, x_row, k + x_chunk * 8, values[stage]);
   };
-  weight.seek(first_k_tile * kMmaTileK + Source::tile_column());
+  weight.seek(own_row, first_k_tile * kMmaTileK + Source::tile_column());
 #pragma unroll
   for (int stage = 0; stage < kDepth; ++stage)
     if (stage < k_tiles) load(stage, stage);
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       if (k_tile >= k_tiles) break;
       const SmemTile<T> w(w_chunks[buffer]), x(x_chunks[buffer]);
       weight.store(codes[stage], w);
-      if (has_x) x.chunk(x_row, x_chunk) = values[stage];
+      if (has_x) x.chunk(x_row, x_chunk) = values[stage][0];
       __syncthreads();
       if (k_tile + kDepth < k_tiles) load(stage, k_tile + kDepth);
       mma.add(w, x);

@@ -28,14 +28,6 @@ constexpr int kVectorK = 16;  // columns that a thread loads
 constexpr int kVectorsPerTileK = kMmaTileK / kVectorK;
 static_assert(kMmaTileN == kMmaTileM && kMmaThreads == kMmaTileN * kVectorsPerTileK);
 
-template <class T, class Args>
-__device__ __forceinline__ void load_x(const Args &args, int64_t row, int64_t column,
-                                       uint4 (&vector)[kVectorK / 8]) {
-#pragma unroll
-  for (int chunk = 0; chunk < kVectorK / 8; ++chunk)
-    vector[chunk] = load_x_chunk<T>(args, row, column + chunk * 8);
-}
-
 // ---- Products ----------------------------------------------------------------------------
 
 // Each of eight warps has 32 x 16 of y.
@@ -134,6 +126,7 @@ __global__ void __launch_bounds__(kMmaThreads)
 
   Mma mma;
   const int64_t own_row = first_n + Source::tile_row();
+  weight.seek(own_row, Source::tile_column());
   typename Source::Registers codes = weight.load(own_row, Source::tile_column());
   uint4 values[kVectorK / 8];
   load_x<T>(args, first_m + row, vector * kVectorK, values);
