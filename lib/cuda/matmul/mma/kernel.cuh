@@ -108,7 +108,7 @@ struct CtaFma {
 
 // `Source` is what loads and dequantizes a kind of weight.
 template <class Arch, class T, class Source>
-__global__ void __launch_bounds__(kMmaThreads)
+__global__ void __launch_bounds__(kMmaThreads, Source::kResidentCtas)
     matmul_mma(const __grid_constant__ MatmulArgsOf<typename Source::View> args) {
   using Mma = std::conditional_t<Arch::kTensorCores, CtaMma<T>, CtaFma<T>>;
   __shared__ uint4 chunks[2][kMmaTileN * 8];
