@@ -15,6 +15,7 @@ template <class Arch, class Scales>
 class CodebookSource {
  public:
   using View = WeightView;
+  static constexpr bool kLdmatrix = false;
   static constexpr int kResidentCtas = 1;  // at least, of a multiprocessor
   // In shared memory.
   static constexpr int kScaleCodeSize = Scales::kNested ? Scales::kTableSize : 1;

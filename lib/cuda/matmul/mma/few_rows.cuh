@@ -31,13 +31,12 @@ struct FewMma {
   static __device__ __forceinline__ int part() { return threadIdx.x / 32 / kFewWarpRows; }
 
   __device__ __forceinline__ void add(const SmemTile<T> &w, const SmemTile<T> &x) {
-    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int step = 0; step < kMmaTileK / 16 / kFewParts; ++step) {
-      const int chunk = (part() * (kMmaTileK / 16 / kFewParts) + step) * 2;
+      const int column = (part() * (kMmaTileK / 16 / kFewParts) + step) * 16;
       uint32_t a[4], b[4];
-      ldmatrix_x4(a, &w.chunk(row() + lane % 16, chunk + lane / 16));
-      ldmatrix_x4(b, &x.chunk(lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2));
+      w.load_a(a, row(), column);
+      x.load_b(b, 0, column);
       mma_m16n8k16(T{}, sums[0], a, b[0], b[1]);
       mma_m16n8k16(T{}, sums[1], a, b[2], b[3]);
     }

@@ -180,6 +180,7 @@ class Int4Source {
 
  public:
   using View = Int4View;
+  static constexpr bool kLdmatrix = true;
   static constexpr int kResidentCtas = 2;  // at least, of a multiprocessor
   // In shared memory: none.
   static constexpr int kScaleCodeSize = 1;
