@@ -15,7 +15,9 @@ A word holds eight nibbles, low first; in awq nibble i is column AWQ_ORDER[i] of
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +27,7 @@ ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 SHIFTS = np.arange(0, 32, 4, dtype=np.uint32)
 SYMMETRIC_ZERO = 8
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "golden_int4.npz"
 
 
 class Int4Arrays(NamedTuple):
@@ -177,3 +180,40 @@ def random_int4(
     g_idx = rng.permutation(plain_groups(cols, group_size)) if act_order else None
     codes = rng.integers(0, 16, (rows, cols), np.uint8)
     return pack(layout, codes, zeros, scales, group_size, g_idx)
+
+
+class Golden(NamedTuple):
+    """A tensor of tests/golden: `stored` is the checkpoint's own arrays by their names, `expected`
+    what its project dequantizes it to, in the scales' dtype (bf16 as its bits)."""
+
+    arrays: Int4Arrays
+    expected: np.ndarray
+    stored: dict[str, np.ndarray]
+    quantization_config: dict[str, Any]
+
+
+def golden() -> dict[str, Golden]:
+    """The tensors of golden_int4.npz by name."""
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    with np.load(GOLDEN) as file:
+        for key in file:
+            name, part = key.rsplit("/", 1)
+            parts.setdefault(name, {})[part] = file[key]
+    return {name: golden_of(arrays) for name, arrays in parts.items()}
+
+
+def golden_of(stored: dict[str, np.ndarray]) -> Golden:
+    config, expected = json.loads(str(stored.pop("config"))), stored.pop("expected")
+    by_row = config["layout"] == "compressed-tensors"
+    prefix = "weight_" if by_row else ""
+    arrays = Int4Arrays(
+        config["layout"],
+        config["rows"],
+        config["cols"],
+        config["group_size"],
+        stored["weight_packed" if by_row else "qweight"],
+        stored["weight_scale" if by_row else "scales"],
+        stored.get("weight_zero_point" if by_row else "qzeros"),
+        stored.get(prefix + "g_idx"),
+    )
+    return Golden(arrays, expected, stored, config["quantization_config"])

@@ -1,10 +1,12 @@
-"""int4_oracle: what it packs it unpacks, in the words that the layouts define."""
+"""int4_oracle: what it packs it unpacks, in the words that the layouts define; and it agrees with
+the tensors of tests/golden, which GPTQModel and compressed-tensors packed and dequantized."""
 
 import int4_oracle
 import ml_dtypes
 import numpy as np
 import pytest
 
+GOLDEN = int4_oracle.golden()
 SHAPES = [(8, 32), (24, 128), (136, 96), (16, 40)]
 
 
@@ -81,3 +83,37 @@ def test_a_layout_refuses_what_its_words_cannot_hold(layout: str, shape: tuple) 
     codes = np.zeros(shape, np.uint8)
     with pytest.raises(ValueError, match="multiple of 8|words along rows"):
         int4_oracle.pack(layout, codes, None, np.ones((shape[0], 1), np.float16), -1)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_dequantizes_to_the_same_bits(name: str) -> None:
+    golden = GOLDEN[name]
+    ours = int4_oracle.dequantize(golden.arrays, golden.arrays.scale_dtype)
+    assert ours.dtype == golden.expected.dtype
+    assert np.array_equal(ours.view(np.uint16), golden.expected.view(np.uint16))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_is_packed_again_to_the_same_bytes(name: str) -> None:
+    a = GOLDEN[name].arrays
+    zeros = None if a.zeros is None else int4_oracle.zeros_of(a)
+    scales = a.scales if a.layout == "compressed-tensors" else a.scales.T
+    again = int4_oracle.pack(
+        a.layout, int4_oracle.codes_of(a), zeros, scales, a.group_size, a.g_idx
+    )
+    assert again.packed.tobytes() == a.packed.tobytes()
+    if a.zeros is not None:
+        assert again.zeros.tobytes() == a.zeros.tobytes()
+
+
+def test_golden_covers_the_layouts() -> None:
+    for layout in int4_oracle.LAYOUTS:
+        of_layout = [g.arrays for g in GOLDEN.values() if g.arrays.layout == layout]
+        assert {a.scale_dtype for a in of_layout} == {"fp16", "bf16"}
+        assert {32, -1} < {a.group_size for a in of_layout}
+        asymmetric = [int4_oracle.zeros_of(a) for a in of_layout if a.zeros is not None]
+        reached = {int(zero) for zeros in asymmetric for zero in zeros.flat}
+        assert {0 if layout != "gptq" else 1, 15} <= reached
+        if layout != "awq":
+            permuted = [a for a in of_layout if a.g_idx is not None and any(np.diff(a.g_idx) < 0)]
+            assert len(permuted) >= 2
