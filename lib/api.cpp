@@ -1,4 +1,5 @@
 // extern "C": checks the arguments, then calls a backend.
+#include "api_matmul.hpp"
 #include "core/formats.hpp"
 #include "cpu/backend.hpp"
 #include "cuda/backend.hpp"
@@ -6,6 +7,7 @@
 #include "nf4_config.hpp"
 #include "status.hpp"
 #include "validate.hpp"
+#include "validate_parts.hpp"
 
 #define NF4_TEXT_(x) #x
 #define NF4_TEXT(x) NF4_TEXT_(x)
@@ -34,10 +36,9 @@ nf4_status nf4_tensor_sizes(const nf4_tensor *tensor, nf4_sizes *sizes) {
   nf4::Weight weight;
   if (const nf4_status status = nf4::validate_shape(tensor, weight)) return status;
   if (sizes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "sizes is NULL");
-  if (sizes->struct_size != sizeof(nf4_sizes))
-    return nf4::fail(NF4_STATUS_INVALID_ARGUMENT,
-                     "nf4_sizes.struct_size is %zu; this library knows %zu", sizes->struct_size,
-                     sizeof(nf4_sizes));
+  if (const nf4_status status =
+          nf4::validate_struct_size("nf4_sizes", sizes->struct_size, sizeof(nf4_sizes)))
+    return status;
   sizes->elements = weight.elements;
   sizes->blocks = weight.blocks;
   sizes->nested_blocks = weight.nested_blocks;
@@ -96,95 +97,46 @@ nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_tensor
 
 nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
                                      size_t *bytes) {
-  nf4::MatmulProblem problem;
-  if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
-  if (bytes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
-  *bytes = static_cast<size_t>(nf4::cuda::matmul_workspace_bytes(problem));
-  return NF4_STATUS_OK;
+  return nf4::matmul_workspace_size<nf4::Weight>(weight, args, bytes);
 }
 
 nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
                              size_t workspace_bytes, nf4_stream stream) {
-  nf4::MatmulProblem problem;
-  if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
-  const int64_t needed = nf4::cuda::matmul_workspace_bytes(problem);
-  if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
-  if (const nf4_status status =
-          nf4::validate_matmul_operands(weight, args, workspace, needed, problem))
-    return status;
-  if (const nf4_status status = nf4::validate_matmul_dtype(problem)) return status;
-  if (problem.empty()) return NF4_STATUS_OK;
-  return nf4::cuda::matmul(&problem, 1, stream);
+  return nf4::matmul_launch<nf4::Weight>(weight, args, workspace, workspace_bytes, stream);
 }
 
 nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t threads) {
-  nf4::MatmulProblem problem;
-  if (const nf4_status status = nf4::validate_matmul_shape(weight, args, problem)) return status;
-  if (const nf4_status status = nf4::validate_matmul_operands(weight, args, nullptr, 0, problem))
-    return status;
-  if (const nf4_status status = nf4::validate_threads(threads)) return status;
-  if (!problem.empty()) nf4::cpu::matmul(&problem, 1, threads);
-  return NF4_STATUS_OK;
+  return nf4::matmul_cpu<nf4::Weight>(weight, args, threads);
 }
 
 nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
                                            const nf4_matmul_args *args, size_t count,
                                            size_t *bytes) {
-  nf4::MatmulBatch batch;
-  if (const nf4_status status = nf4::validate_matmul_batch_shapes(weights, args, count, batch))
-    return status;
-  if (bytes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
-  *bytes = static_cast<size_t>(nf4::cuda::matmul_workspace_bytes(batch));
-  return NF4_STATUS_OK;
+  return nf4::matmul_batch_workspace_size<nf4::Weight>(weights, args, count, bytes);
 }
 
 nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                                    size_t count, void *workspace, size_t workspace_bytes,
                                    nf4_stream stream) {
-  nf4::MatmulBatch batch;
-  if (const nf4_status status = nf4::validate_matmul_batch_shapes(weights, args, count, batch))
-    return status;
-  const int64_t needed = nf4::cuda::matmul_workspace_bytes(batch);
-  if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
-  if (const nf4_status status =
-          nf4::validate_matmul_batch_operands(weights, args, workspace, needed, batch))
-    return status;
-  for (int i = 0; i < batch.count; ++i)
-    if (const nf4_status status = nf4::validate_matmul_dtype(batch.list[i]))
-      return nf4::of_product(status, i);
-  if (batch.empty()) return NF4_STATUS_OK;
-  return nf4::cuda::matmul(batch.list, batch.count, stream);
+  return nf4::matmul_batch_launch<nf4::Weight>(weights, args, count, workspace, workspace_bytes,
+                                               stream);
 }
 
 nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                                 size_t count, int32_t threads) {
-  nf4::MatmulBatch batch;
-  if (const nf4_status status = nf4::validate_matmul_batch_shapes(weights, args, count, batch))
-    return status;
-  if (const nf4_status status =
-          nf4::validate_matmul_batch_operands(weights, args, nullptr, 0, batch))
-    return status;
-  if (const nf4_status status = nf4::validate_threads(threads)) return status;
-  if (!batch.empty()) nf4::cpu::matmul(batch.list, batch.count, threads);
-  return NF4_STATUS_OK;
+  return nf4::matmul_batch_cpu<nf4::Weight>(weights, args, count, threads);
 }
 
 nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                            size_t count, int32_t device, int32_t *launches, const char **kernels) {
-  nf4::MatmulBatch batch;
-  if (const nf4_status status = nf4::validate_matmul_batch_plan(weights, args, count, batch))
-    return status;
-  if (launches == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "launches is NULL");
-  if (kernels == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "kernels is NULL");
-  return nf4::cuda::matmul_plan(batch, device, launches, kernels);
+  return nf4::matmul_plan<nf4::Weight>(weights, args, count, device, launches, kernels);
 }
 
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {
   if (info == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "info is NULL");
-  if (info->struct_size != sizeof(nf4_device))
-    return nf4::fail(NF4_STATUS_INVALID_ARGUMENT,
-                     "nf4_device.struct_size is %zu; this library knows %zu", info->struct_size,
-                     sizeof(nf4_device));
+  if (const nf4_status status =
+          nf4::validate_struct_size("nf4_device", info->struct_size, sizeof(nf4_device)))
+    return status;
   *info = nf4_device{};
   info->struct_size = sizeof(nf4_device);
   return nf4::cuda::device_info(device, *info);

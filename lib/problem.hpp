@@ -32,6 +32,23 @@ struct Weight {
   int64_t nested_blocksize() const { return int64_t{1} << nested_blocksize_log2; }
 };
 
+// A weight of 4-bit integers in groups of columns (core/int4.hpp says where its parts lie).
+struct Int4Weight {
+  nf4_int4_layout layout;
+  nf4_dtype scales_dtype;
+  uint32_t zero_offset;
+  int64_t rows;
+  int64_t cols;
+  int64_t elements;
+  int64_t group_size;  // columns; cols if there is one group
+  int64_t groups;
+  uint32_t *packed;
+  void *scales;
+  uint32_t *zeros;             // NULL: each zero is kInt4SymmetricZero
+  const int32_t *g_idx;        // NULL: column / group_size
+  const int32_t *permutation;  // NULL: the identity
+};
+
 // A buffer of a request, for the checks that are the same for all.
 struct Operand {
   const char *name;
@@ -54,12 +71,15 @@ struct Operands {
   const Operand *end() const { return list + count; }
 };
 
-struct DequantProblem {
-  Weight weight;
+template <class W>
+struct DequantProblemOf {
+  W weight;
   void *out;
   nf4_dtype dtype;
   Operands operands;
 };
+using DequantProblem = DequantProblemOf<Weight>;
+using Int4DequantProblem = DequantProblemOf<Int4Weight>;
 
 struct QuantizeProblem {
   Weight weight;
@@ -69,8 +89,25 @@ struct QuantizeProblem {
   Operands operands;
 };
 
-struct MatmulProblem {
-  Weight weight;
+struct Int4QuantizeProblem {
+  Int4Weight weight;
+  const void *in;
+  nf4_dtype dtype;
+  bool symmetric;
+  Operands operands;
+};
+
+// From a weight with g_idx to its columns in the order of their groups.
+struct Int4ReorderProblem {
+  Int4Weight from;
+  uint32_t *packed;
+  int32_t *permutation;
+  Operands operands;
+};
+
+template <class W>
+struct MatmulProblemOf {
+  W weight;
   nf4_dtype dtype;
   int64_t m;
   const void *x;
@@ -83,20 +120,25 @@ struct MatmulProblem {
 
   bool empty() const { return m == 0 || weight.rows == 0; }
 };
+using MatmulProblem = MatmulProblemOf<Weight>;
+using Int4MatmulProblem = MatmulProblemOf<Int4Weight>;
 
 // The matmuls ("products") of one call, checked each and against each other. Some may be empty.
-struct MatmulBatch {
-  MatmulProblem list[NF4_MATMUL_BATCH_MAX];
+template <class W>
+struct MatmulBatchOf {
+  MatmulProblemOf<W> list[NF4_MATMUL_BATCH_MAX];
   int count = 0;
 
-  const MatmulProblem *begin() const { return list; }
-  const MatmulProblem *end() const { return list + count; }
+  const MatmulProblemOf<W> *begin() const { return list; }
+  const MatmulProblemOf<W> *end() const { return list + count; }
   bool empty() const {
-    for (const MatmulProblem &problem : *this)
+    for (const MatmulProblemOf<W> &problem : *this)
       if (!problem.empty()) return false;
     return true;
   }
 };
+using MatmulBatch = MatmulBatchOf<Weight>;
+using Int4MatmulBatch = MatmulBatchOf<Int4Weight>;
 
 inline bool is_multiple(const void *address, int alignment) {
   return reinterpret_cast<uintptr_t>(address) % alignment == 0;

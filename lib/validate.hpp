@@ -15,30 +15,54 @@ nf4_status validate_dequant(const nf4_tensor *tensor, void *out, nf4_dtype dtype
 nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_tensor *tensor,
                              void *workspace, size_t workspace_bytes, QuantizeProblem &problem);
 
+nf4_status validate_shape(const nf4_int4_tensor *tensor, Int4Weight &weight);
+
+struct Int4Bytes {
+  int64_t packed, scales, zeros;
+};
+Int4Bytes bytes_of(const Int4Weight &weight);
+
+nf4_status validate_int4_dequant(const nf4_int4_tensor *tensor, void *out, nf4_dtype dtype,
+                                 Int4DequantProblem &problem);
+
+nf4_status validate_int4_quantize(const void *in, nf4_dtype dtype, const nf4_int4_tensor *tensor,
+                                  int32_t symmetric, Int4QuantizeProblem &problem);
+
+nf4_status validate_int4_reorder(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
+                                 Int4ReorderProblem &problem);
+
+// ---- Matmul, for each kind of weight: an nf4_tensor and its Weight, and so on
+// --------------------
+
 // Checks everything but pointers, and fills the sizes of `problem`.
-nf4_status validate_matmul_shape(const nf4_tensor *tensor, const nf4_matmul_args *args,
-                                 MatmulProblem &problem);
+template <class Tensor, class W>
+nf4_status validate_matmul_shape(const Tensor *tensor, const nf4_matmul_args *args,
+                                 MatmulProblemOf<W> &problem);
 
 // Checks the pointers of a problem that has its sizes. workspace_bytes: as many as are used, 0 on
 // the CPU.
-nf4_status validate_matmul_operands(const nf4_tensor *tensor, const nf4_matmul_args *args,
+template <class Tensor, class W>
+nf4_status validate_matmul_operands(const Tensor *tensor, const nf4_matmul_args *args,
                                     void *workspace, int64_t workspace_bytes,
-                                    MatmulProblem &problem);
+                                    MatmulProblemOf<W> &problem);
 
 // The same for each product of a batch; the second also checks them against each other.
-nf4_status validate_matmul_batch_shapes(const nf4_tensor *const *tensors,
-                                        const nf4_matmul_args *args, size_t count,
-                                        MatmulBatch &batch);
-nf4_status validate_matmul_batch_operands(const nf4_tensor *const *tensors,
-                                          const nf4_matmul_args *args, void *workspace,
-                                          int64_t workspace_bytes, MatmulBatch &batch);
+template <class Tensor, class W>
+nf4_status validate_matmul_batch_shapes(const Tensor *const *tensors, const nf4_matmul_args *args,
+                                        size_t count, MatmulBatchOf<W> &batch);
+template <class Tensor, class W>
+nf4_status validate_matmul_batch_operands(const Tensor *const *tensors, const nf4_matmul_args *args,
+                                          void *workspace, int64_t workspace_bytes,
+                                          MatmulBatchOf<W> &batch);
 
 // The shapes and dtypes, and without a check the addresses on which the choice of a kernel depends.
-nf4_status validate_matmul_batch_plan(const nf4_tensor *const *tensors, const nf4_matmul_args *args,
-                                      size_t count, MatmulBatch &batch);
+template <class Tensor, class W>
+nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_matmul_args *args,
+                                      size_t count, MatmulBatchOf<W> &batch);
 
 // Refuses dtypes that GPUs do not multiply.
-nf4_status validate_matmul_dtype(const MatmulProblem &problem);
+template <class W>
+nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem);
 
 nf4_status validate_workspace(size_t given, int64_t needed);
 

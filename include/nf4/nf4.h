@@ -1,4 +1,5 @@
-/* libnf4: 4-bit NormalFloat (NF4) and FP4 weights, on the GPU and the CPU.
+/* libnf4: 4-bit weights on the GPU and the CPU: NormalFloat (NF4) and FP4, as bitsandbytes
+ * stores them, and integers, as GPTQ, AWQ and compressed-tensors do.
  *
  * This header is the whole interface and its manual. It needs nothing but
  * <stddef.h> and <stdint.h>, and compiles as C99 and as C++11.
@@ -361,6 +362,132 @@ NF4_API nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights,
 NF4_API nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                                    size_t count, int32_t device, int32_t *launches,
                                    const char **kernels);
+
+/* ---- 4-bit integer weights ----------------------------------------------- */
+
+/* GPTQ, AWQ and compressed-tensors store a weight of rows x cols (N x K) elements as codes
+ * q of 4 bits, and for each row and group of columns a scale s and a zero point z, 0..15:
+ *   value = RN_dtype(s * (q - z)),
+ * one rounding, since the product is exact in binary32.
+ * Group g of a row has columns g * group_size to (g + 1) * group_size - 1, or those whose
+ * g_idx is g. There are G = cols / group_size groups.
+ *
+ * Eight codes are in a word of 32 bits, code i of a word in bits 4 i to 4 i + 3. The words
+ * of codes and of zeros, and the scales, lie as checkpoints have them, row-major:
+ *   layout               packed             code i of a word     zeros           scales
+ *   GPTQ                 [K / 8][N]         k = 8 r + i          [G][ceil(N/8)]  [G][N]
+ *   AWQ                  [K][N / 8]         n = 8 c + order[i]   [G][N / 8]      [G][N]
+ *   COMPRESSED_TENSORS   [N][ceil(K / 8)]   k = 8 c + i          [ceil(N/8)][G]  [N][G]
+ * order = 0 2 4 6 1 3 5 7. A word of zeros has those of 8 rows, row 8 c + i in code i, in
+ * AWQ row 8 c + order[i]. GPTQ needs cols that are a multiple of 8, AWQ rows. Codes past the
+ * last column or row are not used; quantize writes 0 there. */
+typedef int32_t nf4_int4_layout;
+#define NF4_INT4_GPTQ 1               /* GPTQModel, AutoGPTQ: qweight, qzeros, scales */
+#define NF4_INT4_AWQ 2                /* AutoAWQ, version GEMM: the same names */
+#define NF4_INT4_COMPRESSED_TENSORS 3 /* pack-quantized: weight_packed, weight_zero_point */
+
+/* It borrows all pointers and owns nothing. Quantize writes packed, scales and zeros. */
+typedef struct nf4_int4_tensor {
+  size_t struct_size;         /* sizeof(nf4_int4_tensor) */
+  nf4_int4_layout layout;
+  nf4_dtype scales_dtype;     /* fp16 or bf16 */
+  int32_t group_size;         /* columns: a multiple of 8 that divides cols; -1: all */
+  int32_t zero_offset;        /* z = (stored + zero_offset) mod 16: 1 for GPTQ v1
+                                 (checkpoint_format gptq), else 0 */
+  int64_t rows;               /* >= 0; rows * cols <= 2^60 */
+  int64_t cols;               /* >= 0 */
+  void *packed;               /* words, 4-byte aligned */
+  void *scales;
+  void *zeros;                /* words, or NULL: z is 8 everywhere; zero_offset is 0 then */
+  const int32_t *g_idx;       /* [cols], the group of each column, as of GPTQ with act
+                                 order; or NULL: column / group_size */
+  const int32_t *permutation; /* [cols], or NULL: stored column j is column permutation[j] of
+                                 the weight (nf4_int4_reorder_launch) */
+} nf4_int4_tensor;
+
+/* The values of g_idx and permutation are not checked: outside 0..G-1, or if permutation is
+ * not one, behaviour is undefined.
+ *
+ * Sizes of the parts of a tensor. */
+typedef struct nf4_int4_sizes {
+  size_t struct_size;       /* sizeof(nf4_int4_sizes), set by the caller */
+  int64_t groups;           /* of a row */
+  int64_t packed_bytes;
+  int64_t scales_bytes;
+  int64_t zeros_bytes;
+} nf4_int4_sizes;
+
+/* Fills *sizes from the layout, group_size, rows and cols of *tensor; its pointers are not
+ * read. */
+NF4_API nf4_status nf4_int4_tensor_sizes(const nf4_int4_tensor *tensor, nf4_int4_sizes *sizes);
+
+/* As nf4_dequant_launch and nf4_dequant_cpu.
+ *
+ * INVALID_ARGUMENT: as there, and if layout, scales_dtype, group_size or zero_offset is out of
+ * range, group_size does not divide cols, or rows or cols is not a multiple of 8 where the
+ * layout needs it. */
+NF4_API nf4_status nf4_int4_dequant_launch(const nf4_int4_tensor *weight, void *out,
+                                           nf4_dtype out_dtype, nf4_stream stream);
+NF4_API nf4_status nf4_int4_dequant_cpu(const nf4_int4_tensor *weight, void *out,
+                                        nf4_dtype out_dtype, int32_t threads);
+
+/* Quantizes in[rows * cols] into packed, scales and zeros of *weight by rounding to nearest.
+ * Deterministic, and the same bytes from the GPU and the CPU. For each group, of its finite
+ * elements (0 if there is none), in binary32 but for s:
+ *   symmetric    s = 2 max|x| / 15, z = 8 (written to zeros, if that is not NULL)
+ *   asymmetric   lo = min(x, 0), hi = max(x, 0), s = (hi - lo) / 15,
+ *                z = clamp(rint(-lo / s), 0, 15); zeros is needed
+ *   q            clamp(rint(x / s) + z, 0, 15)
+ * s is rounded to scales_dtype first, and from 0 up to its smallest positive number, from
+ * infinity down to its largest. rint rounds halves to even. A NaN x has q = z, an infinite
+ * one the q nearest to it. g_idx and permutation must be NULL.
+ *
+ * INVALID_ARGUMENT: as for nf4_int4_dequant_launch; symmetric is not 0 or 1; zeros is NULL and
+ * symmetric is 0; g_idx or permutation is not NULL; in or a part overlaps another part. */
+NF4_API nf4_status nf4_int4_quantize_launch(const void *in, nf4_dtype in_dtype,
+                                            const nf4_int4_tensor *weight, int32_t symmetric,
+                                            nf4_stream stream);
+NF4_API nf4_status nf4_int4_quantize_cpu(const void *in, nf4_dtype in_dtype,
+                                         const nf4_int4_tensor *weight, int32_t symmetric,
+                                         int32_t threads);
+
+/* Sorts the columns of a weight with g_idx by their group, once, so that matmul reads whole
+ * groups: writes packed and permutation of *to, whose scales and zeros are those of *from
+ * (the same pointers, or equal bytes), and whose other fields are the same but for g_idx,
+ * which is NULL. Columns of one group keep their order.
+ *
+ * INVALID_ARGUMENT: as for nf4_int4_dequant_launch, for either; g_idx of *from is NULL or its
+ * permutation is not; the reverse of *to; another field differs; packed or permutation of *to
+ * overlaps a part of *from. */
+NF4_API nf4_status nf4_int4_reorder_launch(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
+                                           nf4_stream stream);
+NF4_API nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
+                                        int32_t threads);
+
+/* As the functions without "int4", for x, y and bias as there. The exact product's weights are
+ * s * (q - z); in 16 bits they may be rounded to the dtype once, as dequantize does. With g_idx
+ * the GPU reads a scale for each element: nf4_int4_reorder_launch saves that. Workspace sizes
+ * depend on whether g_idx and permutation are NULL too. */
+NF4_API nf4_status nf4_int4_matmul_workspace_size(const nf4_int4_tensor *weight,
+                                                  const nf4_matmul_args *args, size_t *bytes);
+NF4_API nf4_status nf4_int4_matmul_launch(const nf4_int4_tensor *weight,
+                                          const nf4_matmul_args *args, void *workspace,
+                                          size_t workspace_bytes, nf4_stream stream);
+NF4_API nf4_status nf4_int4_matmul_cpu(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                                       int32_t threads);
+NF4_API nf4_status nf4_int4_matmul_batch_workspace_size(const nf4_int4_tensor *const *weights,
+                                                        const nf4_matmul_args *args, size_t count,
+                                                        size_t *bytes);
+NF4_API nf4_status nf4_int4_matmul_batch_launch(const nf4_int4_tensor *const *weights,
+                                                const nf4_matmul_args *args, size_t count,
+                                                void *workspace, size_t workspace_bytes,
+                                                nf4_stream stream);
+NF4_API nf4_status nf4_int4_matmul_batch_cpu(const nf4_int4_tensor *const *weights,
+                                             const nf4_matmul_args *args, size_t count,
+                                             int32_t threads);
+NF4_API nf4_status nf4_int4_matmul_plan(const nf4_int4_tensor *const *weights,
+                                        const nf4_matmul_args *args, size_t count, int32_t device,
+                                        int32_t *launches, const char **kernels);
 
 /* ---- The machine ---------------------------------------------------------- */
 

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "core/formats.hpp"
+#include "core/int4.hpp"
 #include "cpu/call_environment.hpp"
 #include "cpu/dequant/dequant.hpp"
 #include "cpu/matmul/matmul.hpp"
@@ -42,22 +43,27 @@ bool has_avx2() {
 }
 #endif
 
+constexpr Int4Functions kInt4Reference = {int4_dequant_reference, int4_quantize_reference,
+                                          int4_matmul_reference};
+
 constexpr Variant kVariants[] = {
 #if defined(NF4_AVX512BF16)
     {"avx512bf16", has_avx512bf16, dequant_with<kAvx512Dequant>, quantize_with<kAvx512Quantize>,
      quantize_scales_with<kAvx512Quantize>, bf16_codebook_with<kAvx512Bf16Matmul>,
-     matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>},
+     matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>, kInt4Reference},
 #endif
 #if defined(NF4_AVX512)
     {"avx512", has_avx512, dequant_with<kAvx512Dequant>, quantize_with<kAvx512Quantize>,
-     quantize_scales_with<kAvx512Quantize>, nullptr, matmul_with<kAvx512Dequant, kAvx512Matmul>},
+     quantize_scales_with<kAvx512Quantize>, nullptr, matmul_with<kAvx512Dequant, kAvx512Matmul>,
+     kInt4Reference},
 #endif
 #if defined(NF4_AVX2)
     {"avx2", has_avx2, dequant_with<kAvx2Dequant>, quantize_with<kAvx2Quantize>,
-     quantize_scales_with<kAvx2Quantize>, nullptr, matmul_with<kAvx2Dequant, kAvx2Matmul>},
+     quantize_scales_with<kAvx2Quantize>, nullptr, matmul_with<kAvx2Dequant, kAvx2Matmul>,
+     kInt4Reference},
 #endif
     {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference, nullptr,
-     matmul_reference},
+     matmul_reference, kInt4Reference},
 };
 
 const Variant *forced_variant = nullptr;
@@ -120,6 +126,44 @@ void matmul(const MatmulProblem *problems, int count, int threads) {
       partition.units(), partition.units_per_thread(), threads, [&](int64_t begin, int64_t end) {
         partition.for_each(
             begin, end, [&](int i, RowRange n) { variant.matmul(problems[i], codebooks[i], n); });
+      });
+}
+
+// Calls run(rows) on parts of a weight's rows that begin at a multiple of 8.
+template <class Run>
+void for_rows(const Int4Weight &weight, int64_t elements_per_thread, int threads, const Run &run) {
+  const int64_t words = int4_words(weight.rows);
+  const int64_t per_thread = elements_per_thread / (weight.cols * kInt4PerWord);
+  parallel_for(words, std::max<int64_t>(1, per_thread), threads, [&](int64_t begin, int64_t end) {
+    run(RowRange{begin * kInt4PerWord, std::min(weight.rows, end * kInt4PerWord)});
+  });
+}
+
+void dequant(const Int4DequantProblem &problem, int threads) {
+  const CallEnvironment environment;
+  for_rows(problem.weight, kDequantElementsPerThread, threads,
+           [&](RowRange n) { variant_in_use().int4.dequant(problem, n); });
+}
+
+void quantize(const Int4QuantizeProblem &problem, int threads) {
+  const CallEnvironment environment;
+  for_rows(problem.weight, kQuantizeElementsPerThread, threads,
+           [&](RowRange n) { variant_in_use().int4.quantize(problem, n); });
+}
+
+void reorder(const Int4ReorderProblem &problem, int threads) {
+  int4_permutation(problem);
+  for_rows(problem.from, kQuantizeElementsPerThread, threads,
+           [&](RowRange n) { int4_reorder_reference(problem, n); });
+}
+
+void matmul(const Int4MatmulProblem *problems, int count, int threads) {
+  const CallEnvironment environment;
+  const Partition partition(problems, count);
+  parallel_for(
+      partition.units(), partition.units_per_thread(), threads, [&](int64_t begin, int64_t end) {
+        partition.for_each(
+            begin, end, [&](int i, RowRange n) { variant_in_use().int4.matmul(problems[i], n); });
       });
 }
 

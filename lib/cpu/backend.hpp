@@ -10,6 +10,13 @@ struct RoundedCodebook;
 
 namespace nf4::cpu {
 
+// Of integer weights, for some rows of them, which begin at a multiple of 8.
+struct Int4Functions {
+  void (*dequant)(const Int4DequantProblem &problem, RowRange n);
+  void (*quantize)(const Int4QuantizeProblem &problem, RowRange n);
+  void (*matmul)(const Int4MatmulProblem &problem, RowRange n);
+};
+
 // The functions of one instruction set.
 struct Variant {
   const char *name;
@@ -25,6 +32,7 @@ struct Variant {
   RoundedCodebook (*bf16_codebook)(const MatmulProblem &problem);
   // All rows of x times some rows of the weight.
   void (*matmul)(const MatmulProblem &problem, const RoundedCodebook &bf16_codebook, RowRange n);
+  Int4Functions int4;
 };
 
 // All variants of this build, best first; the last is the scalar reference, which runs
@@ -46,7 +54,11 @@ void force_variant(const Variant *variant);
 // threads: at most so many; 0: one for each processor the process may run on.
 void dequant(const DequantProblem &problem, int threads);
 void quantize(const QuantizeProblem &problem, int threads);
+void dequant(const Int4DequantProblem &problem, int threads);
+void quantize(const Int4QuantizeProblem &problem, int threads);
+void reorder(const Int4ReorderProblem &problem, int threads);
 // One matmul or several, which write nothing that others read or write.
 void matmul(const MatmulProblem *problems, int count, int threads);
+void matmul(const Int4MatmulProblem *problems, int count, int threads);
 
 }  // namespace nf4::cpu

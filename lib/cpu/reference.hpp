@@ -16,6 +16,15 @@ void quantize_scales_reference(const Weight &weight, const float *scales, double
 // The products of unrounded numbers, summed in binary64 in order.
 void matmul_reference(const MatmulProblem &problem, const RoundedCodebook &, RowRange rows);
 
+// Of integer weights. Rows of quantize and reorder begin at a multiple of 8, so that ranges share
+// no word.
+void int4_dequant_reference(const Int4DequantProblem &problem, RowRange n);
+void int4_quantize_reference(const Int4QuantizeProblem &problem, RowRange n);
+void int4_matmul_reference(const Int4MatmulProblem &problem, RowRange n);
+// The columns in the order of their groups, into problem.permutation; then the codes.
+void int4_permutation(const Int4ReorderProblem &problem);
+void int4_reorder_reference(const Int4ReorderProblem &problem, RowRange n);
+
 // The sum in binary64 over the complete binary tree: neighbours are added first, then
 // neighbouring pairs, and so on, missing leaves being zero. Any aligned power-of-two
 // part of the data is a subtree, so a parallel reduction gives the same bits.

@@ -17,6 +17,17 @@ nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
 // The workspace of a product, and of several, which use it in turn. The same in every build.
 int64_t matmul_workspace_bytes(const MatmulProblem &problem);
 int64_t matmul_workspace_bytes(const MatmulBatch &batch);
+
+// The same for integer weights.
+nf4_status dequant(const Int4DequantProblem &problem, nf4_stream stream);
+nf4_status quantize(const Int4QuantizeProblem &problem, nf4_stream stream);
+nf4_status reorder(const Int4ReorderProblem &problem, nf4_stream stream);
+nf4_status matmul(const Int4MatmulProblem *problems, int count, nf4_stream stream);
+nf4_status matmul_plan(const Int4MatmulBatch &batch, int device, int32_t *launches,
+                       const char **kernels);
+int64_t matmul_workspace_bytes(const Int4MatmulProblem &problem);
+int64_t matmul_workspace_bytes(const Int4MatmulBatch &batch);
+
 nf4_status device_info(int device, nf4_device &info);
 
 }  // namespace nf4::cuda

@@ -13,6 +13,7 @@ namespace nf4::cpu {
 // The rows of the weights of several matmuls, one after the other, in tiles of kTileN rows: a range
 // of units of work to be split over threads, of which a tile of a large matmul has more than one of
 // a small one.
+template <class Problem>
 class Partition {
  public:
   // Rows that a kernel does together.
@@ -20,7 +21,7 @@ class Partition {
   // Fewer multiplications, about 50 microseconds of a vector variant, are not worth a thread.
   static constexpr int64_t kProductsPerThread = 1 << 20;
 
-  Partition(const MatmulProblem *problems, int count) : problems_(problems), count_(count) {
+  Partition(const Problem *problems, int count) : problems_(problems), count_(count) {
     double all = 0, least = INFINITY;
     for (int i = 0; i < count; ++i) {
       if (problems[i].empty()) continue;
@@ -30,7 +31,7 @@ class Partition {
     // Not so fine that 64 bits would not hold all units.
     work_of_unit_ = std::max(least, all * 0x1p-50);
     for (int i = 0; i < count; ++i) {
-      const MatmulProblem &problem = problems[i];
+      const Problem &problem = problems[i];
       Part &part = parts_[i];
       part.first = i == 0 ? 0 : parts_[i - 1].last;
       part.units_of_tile = std::max<int64_t>(
@@ -66,15 +67,15 @@ class Partition {
     }
   };
 
-  static int64_t tiles_of(const MatmulProblem &problem) {
+  static int64_t tiles_of(const Problem &problem) {
     return problem.empty() ? 0 : ceil_divide(problem.weight.rows, kTileN);
   }
   // Multiplications; without columns, stores.
-  static double work_of_tile(const MatmulProblem &problem) {
+  static double work_of_tile(const Problem &problem) {
     return static_cast<double>(problem.m) * std::max<int64_t>(1, problem.weight.cols) * kTileN;
   }
 
-  const MatmulProblem *problems_;
+  const Problem *problems_;
   int count_;
   double work_of_unit_;
   Part parts_[NF4_MATMUL_BATCH_MAX];

@@ -31,20 +31,30 @@ static_assert(stream_k_in_order(), "sizes must not decrease as m increases");
 
 }  // namespace
 
-MatmulWorkspace::MatmulWorkspace(const MatmulProblem &problem) {
+MatmulSize size_of(const MatmulProblem &problem) {
   const Weight &weight = problem.weight;
-  if (problem.empty() || problem.dtype == NF4_DTYPE_FP32 || problem.m <= kNoStreamKUpToM ||
-      weight.cols % kStepK != 0 || weight.blocksize() < kStepK)
+  return {problem.dtype, problem.m, weight.rows, weight.cols, weight.blocksize()};
+}
+
+MatmulSize size_of(const Int4MatmulProblem &problem) {
+  const Int4Weight &weight = problem.weight;
+  return {problem.dtype, problem.m, weight.rows, weight.cols,
+          weight.g_idx == nullptr ? weight.group_size : 1};
+}
+
+MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
+  if (size.m <= kNoStreamKUpToM || size.rows == 0 || size.dtype == NF4_DTYPE_FP32 ||
+      size.cols % kStepK != 0 || size.scale_columns < kStepK)
     return;
   const MatmulConfig &narrowest = kMatmulConfigs[kFirstStreamK];
   // Each at most as many as fill all CTAs, so that their product is no large number.
   const auto count = [](int64_t size, int64_t tile) {
     return std::min(ceil_divide(size, tile), kMaxCtas * kMinKTiles);
   };
-  const int64_t k_tiles = count(weight.rows, narrowest.tile_n) *
-                          count(problem.m, narrowest.tile_m) * count(weight.cols, kTileK);
+  const int64_t k_tiles = count(size.rows, narrowest.tile_n) * count(size.m, narrowest.tile_m) *
+                          count(size.cols, kTileK);
   ctas = std::min(kMaxCtas, k_tiles / kMinKTiles);
-  const MatmulConfig &config = stream_k_config(problem.m);
+  const MatmulConfig &config = stream_k_config(size.m);
   cta_bytes = int64_t{config.tile_m} * config.tile_n * 4;
 }
 
@@ -52,10 +62,27 @@ int64_t matmul_workspace_bytes(const MatmulProblem &problem) {
   return MatmulWorkspace(problem).bytes();
 }
 
-int64_t matmul_workspace_bytes(const MatmulBatch &batch) {
+int64_t permuted_x_bytes(const Int4MatmulProblem &problem) {
+  if (problem.weight.permutation == nullptr || problem.dtype == NF4_DTYPE_FP32) return 0;
+  return ceil_divide(problem.m * problem.weight.cols * 2, 16) * 16;
+}
+
+int64_t matmul_workspace_bytes(const Int4MatmulProblem &problem) {
+  return MatmulWorkspace(problem).bytes() + permuted_x_bytes(problem);
+}
+
+namespace {
+
+template <class W>
+int64_t most_bytes(const MatmulBatchOf<W> &batch) {
   int64_t most = 0;
-  for (const MatmulProblem &problem : batch) most = std::max(most, matmul_workspace_bytes(problem));
+  for (const auto &problem : batch) most = std::max(most, matmul_workspace_bytes(problem));
   return most;
 }
+
+}  // namespace
+
+int64_t matmul_workspace_bytes(const MatmulBatch &batch) { return most_bytes(batch); }
+int64_t matmul_workspace_bytes(const Int4MatmulBatch &batch) { return most_bytes(batch); }
 
 }  // namespace nf4::cuda

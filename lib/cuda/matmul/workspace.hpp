@@ -7,6 +7,17 @@
 
 namespace nf4::cuda {
 
+// What the workspace of a product depends on.
+struct MatmulSize {
+  nf4_dtype dtype;
+  int64_t m;
+  int64_t rows;
+  int64_t cols;
+  int64_t scale_columns;  // that share a scale, from a multiple of them on
+};
+MatmulSize size_of(const MatmulProblem &problem);
+MatmulSize size_of(const Int4MatmulProblem &problem);
+
 // What the stream-K kernels exchange: a flag for each warp of a CTA, then the partial sums
 // of each CTA. Which GPU it will be is not known here, so it is large enough for any Hopper.
 struct MatmulWorkspace {
@@ -17,9 +28,14 @@ struct MatmulWorkspace {
   int64_t ctas = 0;
   int64_t cta_bytes = 0;  // of partial sums
 
-  explicit MatmulWorkspace(const MatmulProblem &problem);
+  explicit MatmulWorkspace(const MatmulSize &size);
+  template <class W>
+  explicit MatmulWorkspace(const MatmulProblemOf<W> &problem) : MatmulWorkspace(size_of(problem)) {}
   int64_t flags_bytes() const { return ctas * kFlags * 8; }
   int64_t bytes() const { return flags_bytes() + ctas * cta_bytes; }
 };
+
+// Of x with its columns in the order of the weight's, behind MatmulWorkspace; 0 if they are.
+int64_t permuted_x_bytes(const Int4MatmulProblem &problem);
 
 }  // namespace nf4::cuda

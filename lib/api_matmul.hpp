@@ -1,0 +1,101 @@
+// The matmul functions of nf4.h for any kind of weight: W is Weight for an nf4_tensor, Int4Weight
+// for an nf4_int4_tensor.
+#pragma once
+
+#include "cpu/backend.hpp"
+#include "cuda/backend.hpp"
+#include "nf4/nf4.h"
+#include "status.hpp"
+#include "validate.hpp"
+
+namespace nf4 {
+
+template <class W, class Tensor>
+nf4_status matmul_workspace_size(const Tensor *weight, const nf4_matmul_args *args, size_t *bytes) {
+  MatmulProblemOf<W> problem;
+  if (const nf4_status status = validate_matmul_shape(weight, args, problem)) return status;
+  if (bytes == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
+  *bytes = static_cast<size_t>(cuda::matmul_workspace_bytes(problem));
+  return NF4_STATUS_OK;
+}
+
+template <class W, class Tensor>
+nf4_status matmul_launch(const Tensor *weight, const nf4_matmul_args *args, void *workspace,
+                         size_t workspace_bytes, nf4_stream stream) {
+  MatmulProblemOf<W> problem;
+  if (const nf4_status status = validate_matmul_shape(weight, args, problem)) return status;
+  const int64_t needed = cuda::matmul_workspace_bytes(problem);
+  if (const nf4_status status = validate_workspace(workspace_bytes, needed)) return status;
+  if (const nf4_status status = validate_matmul_operands(weight, args, workspace, needed, problem))
+    return status;
+  if (const nf4_status status = validate_matmul_dtype(problem)) return status;
+  if (problem.empty()) return NF4_STATUS_OK;
+  return cuda::matmul(&problem, 1, stream);
+}
+
+template <class W, class Tensor>
+nf4_status matmul_cpu(const Tensor *weight, const nf4_matmul_args *args, int32_t threads) {
+  MatmulProblemOf<W> problem;
+  if (const nf4_status status = validate_matmul_shape(weight, args, problem)) return status;
+  if (const nf4_status status = validate_matmul_operands(weight, args, nullptr, 0, problem))
+    return status;
+  if (const nf4_status status = validate_threads(threads)) return status;
+  if (!problem.empty()) cpu::matmul(&problem, 1, threads);
+  return NF4_STATUS_OK;
+}
+
+template <class W, class Tensor>
+nf4_status matmul_batch_workspace_size(const Tensor *const *weights, const nf4_matmul_args *args,
+                                       size_t count, size_t *bytes) {
+  MatmulBatchOf<W> batch;
+  if (const nf4_status status = validate_matmul_batch_shapes(weights, args, count, batch))
+    return status;
+  if (bytes == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
+  *bytes = static_cast<size_t>(cuda::matmul_workspace_bytes(batch));
+  return NF4_STATUS_OK;
+}
+
+template <class W, class Tensor>
+nf4_status matmul_batch_launch(const Tensor *const *weights, const nf4_matmul_args *args,
+                               size_t count, void *workspace, size_t workspace_bytes,
+                               nf4_stream stream) {
+  MatmulBatchOf<W> batch;
+  if (const nf4_status status = validate_matmul_batch_shapes(weights, args, count, batch))
+    return status;
+  const int64_t needed = cuda::matmul_workspace_bytes(batch);
+  if (const nf4_status status = validate_workspace(workspace_bytes, needed)) return status;
+  if (const nf4_status status =
+          validate_matmul_batch_operands(weights, args, workspace, needed, batch))
+    return status;
+  for (int i = 0; i < batch.count; ++i)
+    if (const nf4_status status = validate_matmul_dtype(batch.list[i]))
+      return of_product(status, i);
+  if (batch.empty()) return NF4_STATUS_OK;
+  return cuda::matmul(batch.list, batch.count, stream);
+}
+
+template <class W, class Tensor>
+nf4_status matmul_batch_cpu(const Tensor *const *weights, const nf4_matmul_args *args, size_t count,
+                            int32_t threads) {
+  MatmulBatchOf<W> batch;
+  if (const nf4_status status = validate_matmul_batch_shapes(weights, args, count, batch))
+    return status;
+  if (const nf4_status status = validate_matmul_batch_operands(weights, args, nullptr, 0, batch))
+    return status;
+  if (const nf4_status status = validate_threads(threads)) return status;
+  if (!batch.empty()) cpu::matmul(batch.list, batch.count, threads);
+  return NF4_STATUS_OK;
+}
+
+template <class W, class Tensor>
+nf4_status matmul_plan(const Tensor *const *weights, const nf4_matmul_args *args, size_t count,
+                       int32_t device, int32_t *launches, const char **kernels) {
+  MatmulBatchOf<W> batch;
+  if (const nf4_status status = validate_matmul_batch_plan(weights, args, count, batch))
+    return status;
+  if (launches == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "launches is NULL");
+  if (kernels == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "kernels is NULL");
+  return cuda::matmul_plan(batch, device, launches, kernels);
+}
+
+}  // namespace nf4

@@ -1,0 +1,68 @@
+// Where integer weights keep the code, the zero point and the scale of an element, and its value.
+// The layouts are those of GPTQModel (nn_modules/qlinear), AutoAWQ (WQLinear_GEMM) and
+// compressed-tensors (pack-quantized).
+#pragma once
+
+#include <cstdint>
+
+#include "core/decode.hpp"
+#include "core/macros.hpp"
+#include "nf4/nf4.h"
+
+namespace nf4 {
+
+constexpr int kInt4PerWord = 8;
+constexpr uint32_t kInt4SymmetricZero = 8;
+
+// A code in an array of words: bits [shift, shift + 4) of a word.
+struct Int4Place {
+  int64_t word;
+  int shift;
+};
+
+NF4_HOST_DEVICE uint32_t unpack_int4(const uint32_t *words, Int4Place place) {
+  return words[place.word] >> place.shift & 15u;
+}
+
+// Nibble i of a word of AWQ holds column 8 c + {0, 2, 4, 6, 1, 3, 5, 7}[i]; this is the inverse.
+NF4_HOST_DEVICE constexpr int awq_nibble(int index) { return index / 2 + index % 2 * 4; }
+
+NF4_HOST_DEVICE constexpr int64_t int4_words(int64_t codes) {
+  return (codes + kInt4PerWord - 1) / kInt4PerWord;
+}
+
+// The code of row n, stored column k.
+NF4_HOST_DEVICE Int4Place int4_code(nf4_int4_layout layout, int64_t rows, int64_t cols, int64_t n,
+                                    int64_t k) {
+  if (layout == NF4_INT4_GPTQ) return {k / 8 * rows + n, static_cast<int>(k % 8) * 4};
+  if (layout == NF4_INT4_AWQ)
+    return {k * (rows / 8) + n / 8, awq_nibble(static_cast<int>(n % 8)) * 4};
+  return {n * int4_words(cols) + k / 8, static_cast<int>(k % 8) * 4};
+}
+
+// The stored zero of row n, group g.
+NF4_HOST_DEVICE Int4Place int4_zero(nf4_int4_layout layout, int64_t rows, int64_t groups, int64_t n,
+                                    int64_t g) {
+  const int index = static_cast<int>(n % 8);
+  if (layout == NF4_INT4_GPTQ) return {g * int4_words(rows) + n / 8, index * 4};
+  if (layout == NF4_INT4_AWQ) return {g * (rows / 8) + n / 8, awq_nibble(index) * 4};
+  return {n / 8 * groups + g, index * 4};
+}
+
+// The index of the scale of row n, group g.
+NF4_HOST_DEVICE int64_t int4_scale(nf4_int4_layout layout, int64_t rows, int64_t groups, int64_t n,
+                                   int64_t g) {
+  return layout == NF4_INT4_COMPRESSED_TENSORS ? n * groups + g : g * rows + n;
+}
+
+// What a stored zero means. GPTQ v1 stores z - 1 modulo 16.
+NF4_HOST_DEVICE uint32_t int4_zero_point(uint32_t stored, uint32_t zero_offset) {
+  return (stored + zero_offset) & 15u;
+}
+
+// Exact: the difference has 5 bits and a scale of 16 bits at most 11.
+NF4_HOST_DEVICE float int4_value(uint32_t code, uint32_t zero, float scale) {
+  return multiply_rn(static_cast<float>(static_cast<int>(code) - static_cast<int>(zero)), scale);
+}
+
+}  // namespace nf4

@@ -1,0 +1,45 @@
+// What the checks of every kind of weight and every operation share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nf4/nf4.h"
+#include "problem.hpp"
+
+namespace nf4 {
+
+// Keeps byte counts of a tensor, and sums of a few of them, well below the limit of int64.
+constexpr int64_t kMaxElements = int64_t{1} << 60;
+
+nf4_status invalid(const char *name, int64_t value, const char *expected);
+
+// Of a struct `type` from the caller, which is not NULL.
+nf4_status validate_struct_size(const char *type, size_t given, size_t known);
+
+nf4_status validate_dtype(const char *name, nf4_dtype dtype);
+
+nf4_status validate_rows_cols(int64_t rows, int64_t cols);
+
+// No operand is NULL or misaligned, and none that is written overlaps another.
+nf4_status validate_operands(const Operands &operands);
+
+// Where an operand lies.
+struct Extent {
+  uintptr_t begin, end;
+};
+Extent extent(const Operand &operand);
+bool overlap(const Operand &a, const Operand &b);
+
+// One for each kind of weight (validate.cpp, validate_int4.cpp). The pointers are those of a weight
+// that has its shape; without elements they stay NULL: a caller may have left anything there, and
+// nothing is to be read.
+nf4_status validate_pointers(const nf4_tensor &tensor, Weight &weight);
+nf4_status validate_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight);
+void add_weight(Operands &operands, const Weight &weight, bool written);
+void add_weight(Operands &operands, const Int4Weight &weight, bool written);
+// The pointers on which the choice of a kernel depends, without a check.
+void copy_plan_pointers(const nf4_tensor &tensor, Weight &weight);
+void copy_plan_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight);
+
+}  // namespace nf4
