@@ -66,7 +66,8 @@ def pack_nibbles(values: np.ndarray, order: tuple[int, ...] = ORDER) -> np.ndarr
     """[..., count] values of 0..15 as int32 words [..., ceil(count / 8)]; the tail is zeros."""
     padding = [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % 8)]
     eights = np.pad(values, padding).reshape(*values.shape[:-1], -1, 8)[..., order]
-    return np.bitwise_or.reduce(eights.astype(np.uint32) << SHIFTS, axis=-1).view(np.int32)
+    words = np.bitwise_or.reduce(eights.astype(np.uint32) << SHIFTS, axis=-1)
+    return np.ascontiguousarray(words).view(np.int32)  # reduce keeps the order of a transpose
 
 
 def unpack_nibbles(words: np.ndarray, count: int, order: tuple[int, ...] = ORDER) -> np.ndarray:

@@ -46,6 +46,8 @@ def test_pack_is_the_inverse_of_unpack(case: tuple, scale_dtype: str) -> None:
     assert a.scale_dtype == again.scale_dtype == scale_dtype
     for ours, theirs in zip(a, again, strict=True):
         assert np.array_equal(ours, theirs) or (ours is None and theirs is None)
+    for array in (a.packed, a.scales, a.zeros, a.g_idx):
+        assert array is None or array.flags.c_contiguous
     members = np.bincount(int4_oracle.groups_of(a), minlength=groups)
     assert members.sum() == cols and members.max() <= (cols if group_size == -1 else group_size)
 
