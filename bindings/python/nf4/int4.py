@@ -82,8 +82,8 @@ class Int4Tensor(Weight[Packed]):
     """A weight of 4-bit integers, scale * (code - zero), in the arrays of a checkpoint. It holds
     the objects that it is given and copies none.
 
-    layout       "gptq", which stores zero - 1 (checkpoint_format gptq), "gptq_v2", "awq" (version
-                 gemm), or "compressed-tensors" (pack-quantized)
+    layout       "gptq" (checkpoint_format gptq), whose words of zeros are less by 0x11111111 than
+                 those of "gptq_v2", "awq" (version gemm), or "compressed-tensors" (pack-quantized)
     shape        (rows, cols): (out_features, in_features)
     group_size   columns that share a scale: a multiple of 8 that divides cols; -1: all
     packed       int32, eight codes a word: qweight, or weight_packed
