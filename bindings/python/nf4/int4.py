@@ -168,5 +168,5 @@ class Int4Tensor(Weight[Packed]):
         return [
             Part(name, self.dtype if name == "scales" else "int32", math.prod(shape), shape)
             for name, shape in expected.items()
-            if getattr(self, name) is not None
+            if name in ("packed", "scales") or getattr(self, name) is not None
         ]

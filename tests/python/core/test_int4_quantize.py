@@ -60,7 +60,7 @@ def test_bytes_are_those_of_the_header(case, dtype, threads):
 @pytest.mark.parametrize("symmetric, steps", [(True, 0.505), (False, 1.01)])
 @pytest.mark.parametrize("group_size", [32, 128, -1])
 def test_error_is_within_a_step(symmetric, steps, group_size):
-    """Half a step, and as much again for a zero that is rounded; of fp16 scales, so a little more."""
+    """Half a step, as much again where zeros are rounded, and a little for scales in fp16."""
     source = numbers(2, (24, 384))
     q = nf4.quantize_int4(source, group_size=group_size, symmetric=symmetric)
     scales = int4_oracle.scales_of(arrays_of(q))[:, int4_oracle.groups_of(arrays_of(q))]
