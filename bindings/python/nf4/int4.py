@@ -40,6 +40,15 @@ def scales_dtype_of(value: object) -> ScalesDTypeName:
     return cast(ScalesDTypeName, name)
 
 
+def dtype_of(scales: object) -> str:
+    """The dtype of an array of scales."""
+    dtype = read("scales", scales).dtype
+    if dtype not in ("fp16", "bf16"):
+        given = "an address" if dtype is None else f"of {dtype}"
+        raise InvalidArgument(f"scales is {given}; expected fp16 or bf16, or scales_dtype")
+    return dtype
+
+
 def shape_of(value: Iterable[int], name: str = "shape") -> tuple[int, int]:
     """(rows, cols); the library checks that they are not negative."""
     shape = _convert.shape(value)
@@ -124,13 +133,8 @@ class Int4Tensor(Weight[Packed]):
         _convert.int4_layout(self.layout)
         object.__setattr__(self, "shape", shape_of(self.shape))
         object.__setattr__(self, "group_size", _convert.integer("group_size", self.group_size, 32))
-        given = self.scales_dtype
-        if given is None:
-            given = read("scales", self.scales).dtype
-            if given not in ("fp16", "bf16"):
-                of = "an address" if given is None else f"of {given}"
-                raise InvalidArgument(f"scales is {of}; expected fp16 or bf16, or scales_dtype")
-        object.__setattr__(self, "scales_dtype", scales_dtype_of(given))
+        dtype = dtype_of(self.scales) if self.scales_dtype is None else self.scales_dtype
+        object.__setattr__(self, "scales_dtype", scales_dtype_of(dtype))
 
     @property
     def dtype(self) -> ScalesDTypeName:
