@@ -103,15 +103,16 @@ class Int4Tensor(Weight[Packed]):
     permutation  int32 [cols], where stored column j belongs, in what `reorder` makes; or None
     scales_dtype "fp16" or "bf16"; by default that of scales, which an address does not have
 
-    With G groups a row, their shapes are
+    With G groups a row, the shapes are
 
-        layout              packed              scales     zeros
-        gptq, gptq_v2       [cols / 8, rows]    [G, rows]  [G, ceil(rows / 8)]
-        awq                 [cols, rows / 8]    [G, rows]  [G, rows / 8]
+        layout              packed                  scales     zeros
+        gptq, gptq_v2       [cols / 8, rows]        [G, rows]  [G, ceil(rows / 8)]
+        awq                 [cols, rows / 8]        [G, rows]  [G, rows / 8]
         compressed-tensors  [rows, ceil(cols / 8)]  [rows, G]  [ceil(rows / 8), G]
 
-    What a part may be, and when it is read: as for QuantizedTensor. Values of g_idx and
-    permutation are not checked: those out of range read memory that is not the weight's.
+    Each part is one of the objects that QuantizedTensor takes, and is read when its parts are.
+    Values of g_idx and permutation are not checked: those out of range read memory that is not
+    the weight's.
 
     Raises InvalidArgument for a layout, a shape, a group size or a dtype that are none; what else
     is wrong is found at the first use.
