@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from nf4 import _abi, _convert
+from nf4 import _abi, _convert, _torch
 from nf4._load import check, library
 from nf4._operand import read
 from nf4.errors import InvalidArgument, shown
@@ -41,8 +41,11 @@ def scales_dtype_of(value: object) -> ScalesDTypeName:
 
 
 def dtype_of(scales: object) -> str:
-    """The dtype of an array of scales."""
-    dtype = read("scales", scales).dtype
+    """The dtype of an array of scales; of a tensor without memory too, as on the meta device."""
+    if _torch.is_tensor(scales):
+        dtype: str | None = _torch.dtype_name(scales.dtype)
+    else:
+        dtype = read("scales", scales).dtype
     if dtype not in ("fp16", "bf16"):
         given = "an address" if dtype is None else f"of {dtype}"
         raise InvalidArgument(f"scales is {given}; expected fp16 or bf16, or scales_dtype")

@@ -106,6 +106,13 @@ class TestTensors:
         assert torch.equal(result, nf4.dequantize(copy.copy(q)))
         assert not torch.equal(result, before)
 
+    def test_a_weight_of_torchs_meta_device_is_refused_at_its_first_use(self, torch, q):
+        parts = {name: getattr(q, name).to("meta") for name in PARTS}
+        meta = dataclasses.replace(q, **parts, scales_dtype=None)
+        assert meta.scales_dtype == "bf16" and meta.groups == q.groups
+        with pytest.raises(nf4.InvalidArgument, match="packed is on meta; expected the CPU or CUD"):
+            nf4.dequantize(meta)
+
     def test_scales_that_moved_to_another_dtype(self, torch, q):
         q.scales.data = q.scales.half()
         with pytest.raises(nf4.InvalidArgument, match="scales is of fp16; expected bf16"):
