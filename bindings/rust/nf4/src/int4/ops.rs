@@ -101,6 +101,11 @@ pub fn reorder_int4_into<'a>(
     check(unsafe { sys::nf4_int4_reorder_cpu(&from, &to, thread_count(threads)) })
 }
 
+/// The permutation that moves no column, which a reorder of a weight without elements leaves.
+pub(crate) fn identity(cols: usize) -> Vec<i32> {
+    (0..).take(cols).collect()
+}
+
 /// The descriptor of what a reorder of `from` writes.
 pub(crate) fn reordered(
     from: &sys::nf4_int4_tensor,

@@ -131,7 +131,7 @@ impl Int4Spec {
         };
         // SAFETY: both live through the call, and their struct_size is set.
         check(unsafe { sys::nf4_int4_tensor_sizes(&self.descriptor()?, &mut sizes) })?;
-        let count = |name, bytes, each| Ok(convert::<_, usize>(name, bytes)? / each);
+        let count = |name, bytes, each| convert(name, bytes).map(|bytes: usize| bytes / each);
         Ok(Int4Sizes {
             elements: self.rows * self.cols,
             groups: convert("groups", sizes.groups)?,

@@ -167,7 +167,7 @@ impl Int4Tensor {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if it has no `g_idx`.
     pub fn reordered(mut self, threads: u32) -> Result<Self> {
         let mut packed = vec![0; self.parts.packed.len()];
-        let mut permutation: Vec<i32> = (0..).take(self.spec.cols).collect();
+        let mut permutation = super::identity(self.spec.cols);
         super::reorder_int4_into(self.view(), &mut packed, &mut permutation, threads)?;
         self.parts.packed = packed;
         self.parts.columns = ColumnsOf::Permuted(permutation);
