@@ -247,7 +247,8 @@ pub fn quantize_int4_into<T: Element>(
 }
 
 /// Enqueues on `stream`: sort the columns of a weight with `g_idx` by group into `packed` and
-/// `permutation`, as [`reorder_int4_into`](crate::reorder_int4_into).
+/// `permutation`, as [`reorder_int4_into`](crate::reorder_int4_into). They make another weight if by
+/// `g_idx`, which the host does not see, groups are not of `group_size` columns each.
 ///
 /// # Errors
 /// As there, or if a buffer is of another context than the stream; what the launch or the driver

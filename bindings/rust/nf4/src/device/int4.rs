@@ -87,7 +87,8 @@ pub unsafe fn quantize_int4_launch<T: Element>(
 }
 
 /// Enqueues on `stream`: sort the columns of a weight with `g_idx` by group into `packed` and
-/// `permutation`, as [`reorder_int4_into`](crate::reorder_int4_into).
+/// `permutation`, as [`reorder_int4_into`](crate::reorder_int4_into). They make another weight if by
+/// `g_idx` groups are not of `group_size` columns each.
 ///
 /// # Errors
 /// As [`dequant_launch`](super::dequant_launch).

@@ -2,6 +2,7 @@
 
 use nf4_sys as sys;
 
+use super::parts::{check_whole_groups, ColumnsOf};
 use super::{Int4Layout, Int4Mut, Int4Ref, Int4Scheme, Int4Spec, Int4Tensor};
 use crate::error::{check, check_length};
 use crate::kind::Described;
@@ -83,8 +84,9 @@ pub fn quantize_int4_into<T: Element>(
 /// [`Permuted`](crate::ColumnsOf::Permuted) columns. Columns of one group keep their order.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `weight` has no `g_idx`, or
-/// `packed` or `permutation` has another length.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `weight` has no `g_idx`, or one by
+/// which groups are not of `group_size` columns each, or `packed` or `permutation` has another
+/// length.
 pub fn reorder_int4_into<'a>(
     weight: impl Into<Int4Ref<'a>>,
     packed: &mut [u32],
@@ -94,6 +96,9 @@ pub fn reorder_int4_into<'a>(
     let weight = weight.into();
     check_length("packed", packed.len(), weight.parts().packed.len())?;
     check_length("permutation", permutation.len(), weight.spec().cols)?;
+    if let ColumnsOf::GroupIndex(index) = weight.parts().columns {
+        check_whole_groups(index, weight.spec().sizes()?.groups)?;
+    }
     let from = weight.raw()?;
     let to = reordered(&from, packed.as_mut_ptr(), permutation.as_mut_ptr());
     // SAFETY: the parts of `weight` were checked when it was made and are only read; what is

@@ -177,6 +177,20 @@ impl ColumnsOf<&[i32]> {
     }
 }
 
+/// Has each group as many columns as the others? Sorted by group they are consecutive then.
+pub(crate) fn check_whole_groups(index: &[i32], groups: usize) -> crate::Result<()> {
+    let mut columns = vec![0; groups];
+    index.iter().for_each(|g| columns[*g as usize] += 1);
+    let expected = index.len() / groups.max(1);
+    match columns.iter().position(|count| *count != expected) {
+        None => Ok(()),
+        Some(g) => Err(Error::InvalidArgument(format!(
+            "g_idx has {} columns of group {g}; expected {expected}",
+            columns[g]
+        ))),
+    }
+}
+
 fn check_range(name: &str, index: &[i32], count: usize) -> crate::Result<()> {
     let in_range = |value: &i32| usize::try_from(*value).is_ok_and(|value| value < count);
     match index.iter().position(|value| !in_range(value)) {

@@ -164,7 +164,7 @@ impl Int4Tensor {
     /// [`quantize`](crate::quantize).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if it has no `g_idx`.
+    /// As [`reorder_int4_into`](crate::reorder_int4_into).
     pub fn reordered(mut self, threads: u32) -> Result<Self> {
         let mut packed = vec![0; self.parts.packed.len()];
         let mut permutation = super::identity(self.spec.cols);

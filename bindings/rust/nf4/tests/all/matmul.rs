@@ -12,7 +12,7 @@ fn numbers<T: Number>(count: usize, step: f32) -> Vec<T> {
 
 /// y = x W^T + bias in binary64, and how far a y may be from it: a weight rounded to the type of
 /// y, a sum in binary32, one rounding to that type, and for 16 bits three factors rounded to 11.
-fn expected(x: &[f64], weight: &[f32], bias: f64, epsilon: f64) -> (f64, f64) {
+pub fn expected(x: &[f64], weight: &[f32], bias: f64, epsilon: f64) -> (f64, f64) {
     let products = x.iter().zip(weight).map(|(x, w)| x * f64::from(*w));
     let y = products.clone().sum::<f64>() + bias;
     let magnitude = products.map(f64::abs).sum::<f64>() + bias.abs();
