@@ -6,11 +6,12 @@ use super::int4_common::{
     zero_place,
 };
 use super::matmul::expected;
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use nf4::{
     dequantize, dequantize_into, matmul, matmul_batch, matmul_into, quantize_int4, ColumnsOf,
-    DType, Int4Layout, Int4Parts, Int4Ref, Int4Scheme, Int4Spec, Int4Tensor, Matrix, MatrixMut,
-    Product, Result,
+    DType, Int4Layout, Int4Parts, Int4PartsRef, Int4Ref, Int4Scheme, Int4Spec, Int4Tensor, Matrix,
+    MatrixMut, Product, Result,
 };
 use proptest::prelude::*;
 
@@ -178,6 +179,24 @@ proptest! {
             prop_assert!(y.iter().zip(&alone).all(|(a, b)| same(*a, *b)));
         }
     }
+}
+
+/// As docs/rust.md does: the scales of a checkpoint are given without a copy.
+#[test]
+fn scales_are_cast_in_place() -> Result<()> {
+    let scales = [f16::of(0.5), f16::of(2.0)];
+    let parts = Int4PartsRef {
+        packed: &[0x7654_3210; 2],
+        scales: scales.reinterpret_cast(),
+        zeros: Some(&[0x0000_0006]),
+        columns: ColumnsOf::GroupIndex(&[0; 8]),
+    };
+    let spec = Int4Spec::new(Int4Layout::Gptq, 2, 8).group_size(None);
+    let weight = Int4Ref::new(spec, parts)?;
+    let y = matmul(Matrix::new(&[f16::ONE; 8], 1, 8)?, weight, None, 0)?;
+    // The zero points are 7 and 1: the sums of q - z are -28 and 20.
+    assert_eq!(y, [f16::of(-14.0), f16::of(40.0)]);
+    Ok(())
 }
 
 #[test]
