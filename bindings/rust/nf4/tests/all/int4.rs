@@ -5,7 +5,7 @@ use super::int4_common::{
     any_int4_spec, any_int4_weight, code_place, decoded, scale_place, scale_value, store,
     zero_place,
 };
-use super::matmul::expected;
+use super::matmul::{numbers, product_is_close};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use nf4::{
@@ -30,31 +30,9 @@ fn dequantizes<T: Number>(weight: &Int4Tensor, threads: u32) {
     }
 }
 
-/// Numbers between -1 and 1, from a formula.
-fn numbers<T: Number>(count: usize, step: f32) -> Vec<T> {
-    (0..count).map(|i| T::of((i as f32 * step).sin())).collect()
-}
-
 fn multiplies<T: Number>(weight: &Int4Tensor, m: usize, gap: usize, epsilon: f64) {
-    let (rows, cols) = (weight.spec().rows, weight.spec().cols);
-    let dense = decoded(weight);
-    let x = numbers::<T>(m * (cols + gap), 0.7);
-    let bias = numbers::<T>(rows, 0.3);
-    let view = Matrix::with_stride(&x, m, cols, cols + gap).expect("values that fit");
-    let y = matmul(view, weight, Some(&bias), 0).expect("operands that fit");
-    assert_eq!(y.len(), m * rows);
-    for (i, got) in y.iter().enumerate() {
-        let (row, column) = (i / rows, i % rows);
-        let x = &x[row * (cols + gap)..][..cols];
-        let x: Vec<f64> = x.iter().map(|each| f64::from(each.get())).collect();
-        let w = &dense[column * cols..][..cols];
-        let (wanted, allowed) = expected(&x, w, f64::from(bias[column].get()), epsilon);
-        let error = (f64::from(got.get()) - wanted).abs();
-        assert!(
-            error <= allowed,
-            "y[{row}, {column}] is off by {error} > {allowed}"
-        );
-    }
+    let shape = (weight.spec().rows, weight.spec().cols);
+    product_is_close::<T>(weight, &decoded(weight), shape, (m, gap), epsilon);
 }
 
 /// The scale, the zero point and the codes of a group.

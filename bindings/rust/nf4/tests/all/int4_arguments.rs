@@ -1,18 +1,12 @@
 //! What is wrong with a weight of integers is an error that names it.
 
+use super::arguments::detail;
 use half::bf16;
 use nf4::{
     dequantize, dequantize_into, matmul, matmul_batch, quantize_int4, quantize_int4_into,
-    reorder_int4_into, Columns, ColumnsOf, DType, Error, Int4Layout, Int4Mut, Int4Parts,
-    Int4PartsMut, Int4PartsRef, Int4Ref, Int4Scheme, Int4Spec, Int4Tensor, Matrix, Product, Result,
+    reorder_int4_into, Columns, ColumnsOf, DType, Int4Layout, Int4Mut, Int4Parts, Int4PartsMut,
+    Int4PartsRef, Int4Ref, Int4Scheme, Int4Spec, Int4Tensor, Matrix, Product, Result,
 };
-
-pub fn detail<T: std::fmt::Debug>(result: Result<T>) -> String {
-    match result {
-        Err(Error::InvalidArgument(detail)) => detail,
-        other => panic!("expected InvalidArgument, not {other:?}"),
-    }
-}
 
 #[test]
 fn wrong_specs() {

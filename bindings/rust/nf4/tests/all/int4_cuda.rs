@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::arguments::detail;
 use super::common::{same, Number};
 use super::cuda::stream;
-use super::int4_arguments::detail;
 use super::int4_common::{any_int4_spec, any_int4_weight};
 use half::{bf16, f16};
 use nf4::cuda::{self, CudaInt4Ref, CudaInt4Tensor};

@@ -1,6 +1,6 @@
 //! Launches of weights of integers on raw pointers, as far as a machine without a GPU can see.
 
-use super::int4_arguments::detail;
+use super::arguments::detail;
 use half::f16;
 use nf4::device::{
     dequant_launch, matmul_batch_launch, matmul_batch_workspace_bytes, matmul_launch,
