@@ -217,7 +217,7 @@ const _: () = {
    COMPRESSED_TENSORS   [N][ceil(K / 8)]   k = 8 c + i          [ceil(N/8)][G]  [N][G]
  order = 0 2 4 6 1 3 5 7. A word of zeros has those of 8 rows, row 8 c + i in code i, in
  AWQ row 8 c + order[i]. GPTQ needs cols that are a multiple of 8, AWQ rows. Codes past the
- last column or row are not used; quantize writes 0 there.*/
+ last column or row are not used; quantize writes 0 there, before it subtracts zero_offset.*/
 pub type nf4_int4_layout = i32;
 /// It borrows all pointers and owns nothing. Quantize writes packed, scales and zeros.
 #[repr(C)]
@@ -230,8 +230,8 @@ pub struct nf4_int4_tensor {
     pub scales_dtype: nf4_dtype,
     /// columns: a multiple of 8 that divides cols; -1: all
     pub group_size: i32,
-    /** z = (stored + zero_offset) mod 16: 1 for GPTQ v1
-(checkpoint_format gptq), else 0*/
+    /** 1 for GPTQ v1 (checkpoint_format gptq), whose words of zeros
+are less by 0x11111111; else 0*/
     pub zero_offset: i32,
     /// >= 0; rows * cols <= 2^60
     pub rows: i64,

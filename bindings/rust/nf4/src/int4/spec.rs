@@ -13,8 +13,8 @@ use crate::{DType, Result};
 /// has the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Int4Layout {
-    /// `qweight`, `qzeros` and `scales` of GPTQ (`checkpoint_format` gptq): zero points are stored
-    /// less 1. Columns are a multiple of 8.
+    /// `qweight`, `qzeros` and `scales` of GPTQ (`checkpoint_format` gptq): words of zero points are
+    /// stored less 0x11111111. Columns are a multiple of 8.
     Gptq,
     /// The same (`checkpoint_format` gptq_v2) with zero points as they are.
     GptqV2,
@@ -35,7 +35,7 @@ impl Int4Layout {
         }
     }
 
-    /// What is added, modulo 16, to a stored zero point.
+    /// The `zero_offset` of the C interface, of a weight that stores zero points.
     pub const fn zero_offset(self) -> i32 {
         matches!(self, Int4Layout::Gptq) as i32
     }

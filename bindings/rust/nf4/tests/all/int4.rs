@@ -2,7 +2,7 @@
 
 use super::common::{same, Number};
 use super::int4_common::{
-    any_int4_spec, any_int4_weight, code_place, decoded, scale_place, scale_value, store,
+    any_int4_spec, any_int4_weight, code_place, decoded, scale_place, scale_value, store, v1_ones,
     zero_place,
 };
 use super::matmul::{numbers, product_is_close};
@@ -75,10 +75,9 @@ fn quantized(values: &[f32], spec: Int4Spec, scheme: Int4Scheme) -> Int4Tensor {
         let group = &values[n * spec.cols + g * group_size..][..group_size];
         let (scale, zero, codes) = quantized_group(group, scheme, spec.scales_dtype);
         parts.scales[scale_place(&spec, sizes.groups, n, g)] = scale;
-        let v1 = u32::from(spec.layout == Int4Layout::Gptq);
         if let Some(zeros) = &mut parts.zeros {
             let place = zero_place(&spec, sizes.groups, n, g);
-            store(zeros, place, (zero + 16 - v1) % 16);
+            store(zeros, place, zero);
         }
         for (i, code) in codes.into_iter().enumerate() {
             store(
@@ -88,6 +87,9 @@ fn quantized(values: &[f32], spec: Int4Spec, scheme: Int4Scheme) -> Int4Tensor {
             );
         }
     }
+    for word in parts.zeros.iter_mut().flatten() {
+        *word = word.wrapping_sub(v1_ones(&spec));
+    }
     Int4Tensor::from_parts(spec, parts).expect("parts that fit")
 }
 
@@ -96,9 +98,9 @@ fn any_values() -> impl Strategy<Value = (Int4Spec, Vec<f32>)> {
         9 => -10.0f32..10.0,
         1 => any::<u32>().prop_map(f32::from_bits),
     ];
-    (any_int4_spec(), prop::collection::vec(value, 40 * 400)).prop_map(|(spec, mut values)| {
-        values.truncate(spec.rows * spec.cols);
-        (spec, values)
+    any_int4_spec().prop_flat_map(move |spec| {
+        let values = prop::collection::vec(value.clone(), spec.rows * spec.cols);
+        values.prop_map(move |values| (spec, values))
     })
 }
 

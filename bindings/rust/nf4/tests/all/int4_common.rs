@@ -51,6 +51,14 @@ pub fn store(words: &mut [u32], (word, position): Place, code: u32) {
     words[word] |= code << (4 * position);
 }
 
+/// What words of zero points are stored less by.
+pub fn v1_ones(spec: &Int4Spec) -> u32 {
+    match spec.layout {
+        Int4Layout::Gptq => 0x1111_1111,
+        _ => 0,
+    }
+}
+
 pub fn scale_value(bits: u16, dtype: DType) -> f32 {
     match dtype {
         DType::Bf16 => bf16::from_bits(bits).to_f32(),
@@ -71,8 +79,8 @@ pub fn decoded(weight: &Int4Tensor) -> Vec<f32> {
             ColumnsOf::Permuted(columns) => (columns[j] as usize, j / group_size),
         };
         let zero = parts.zeros.as_ref().map_or(8, |zeros| {
-            let stored = code(zeros, zero_place(&spec, sizes.groups, n, g));
-            (stored + u32::from(spec.layout == Int4Layout::Gptq)) % 16
+            let (word, position) = zero_place(&spec, sizes.groups, n, g);
+            code(&[zeros[word].wrapping_add(v1_ones(&spec))], (0, position))
         });
         let q = code(&parts.packed, code_place(&spec, n, j));
         let scale = parts.scales[scale_place(&spec, sizes.groups, n, g)];
