@@ -21,24 +21,30 @@ int even_groups(int64_t tiles, int64_t most) {
   return static_cast<int>(ceil_divide(tiles, ceil_divide(tiles, std::min(tiles, most))));
 }
 
+// How `ctas` CTAs share `units` units of rows of `cols` columns.
+void plan_work(int64_t units, int64_t cols, int64_t ctas, SkinnyWork &work) {
+  const int64_t k_tiles = ceil_divide(cols, kWarpTileK);
+  work.cta_units = static_cast<int>(units / ctas);
+  work.big_ctas = static_cast<int>(units % ctas);
+  work.k_tiles = static_cast<int>(k_tiles);
+  work.k_warps = static_cast<int>(std::min<int64_t>(k_tiles, kSkinnyWarps));
+  work.n_warps = kSkinnyWarps / work.k_warps;
+  work.k_tiles_divisor = FastDivisor::of(k_tiles);
+  work.k_warps_divisor = FastDivisor::of(work.k_warps);
+}
+
 // Fills in how `ctas` CTAs share the work; returns the bytes of shared memory.
 int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, SkinnyArgs &args) {
   const MatmulArgs &matmul = args.matmul;
+  SkinnyWork &work = args.work;
   const bool nested = matmul.weight.nested_absmax != nullptr;
-  const int64_t k_tiles = ceil_divide(matmul.weight.cols, kWarpTileK);
-  args.cta_rows = static_cast<int>(matmul.weight.rows / ctas);
-  args.big_ctas = static_cast<int>(matmul.weight.rows % ctas);
-  args.prefetch_bytes = prefetch_bytes(args.cta_rows * matmul.weight.cols / 2);
-  args.k_tiles = static_cast<int>(k_tiles);
-  args.scale_pitch = static_cast<int>(skinny_scale_pitch(k_tiles));
-  args.k_warps = static_cast<int>(std::min<int64_t>(k_tiles, kSkinnyWarps));
-  args.n_warps = kSkinnyWarps / args.k_warps;
-  args.item_step = args.n_warps * kWarpTileN * args.scale_pitch;
-  args.element_step = args.n_warps * kWarpTileN * static_cast<int>(matmul.weight.cols);
-  args.k_tiles_divisor = FastDivisor::of(k_tiles);
-  args.k_warps_divisor = FastDivisor::of(args.k_warps);
-  args.row_step = kSkinnyThreads / args.k_tiles;
-  args.k_tile_step = kSkinnyThreads % args.k_tiles;
+  plan_work(matmul.weight.rows, matmul.weight.cols, ctas, work);
+  work.prefetch_bytes = prefetch_bytes(work.cta_units * matmul.weight.cols / 2);
+  args.scale_pitch = static_cast<int>(skinny_scale_pitch(work.k_tiles));
+  args.item_step = work.n_warps * kWarpTileN * args.scale_pitch;
+  args.element_step = work.n_warps * kWarpTileN * static_cast<int>(matmul.weight.cols);
+  args.row_step = kSkinnyThreads / work.k_tiles;
+  args.k_tile_step = kSkinnyThreads % work.k_tiles;
   args.whole_items = matmul.weight.blocksize_log2 == 6 && matmul.weight.cols % kWarpTileK == 0 &&
                      is_multiple(matmul.weight.absmax, nested ? 4 : 16);
 
@@ -46,12 +52,12 @@ int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, SkinnyA
       skinny_scale_bytes(matmul.weight.cols, nested,
                          matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2);
   const int64_t tiles = ceil_divide(ceil_divide(matmul.weight.rows, ctas), kWarpTileN);
-  args.group_tiles = even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes));
-  args.smem_scale_code = smem.partials + args.group_tiles * smem.tile_partials;
+  work.group_tiles = even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes));
+  args.smem_scale_code = smem.partials + work.group_tiles * smem.tile_partials;
   args.smem_nested_absmax = args.smem_scale_code + static_cast<int>(scales.code);
   args.smem_scales = static_cast<int>(
-      ceil_divide(args.smem_nested_absmax + args.group_tiles * scales.nested + 4, 16) * 16);
-  return args.smem_scales + static_cast<int>(args.group_tiles * scales.items);
+      ceil_divide(args.smem_nested_absmax + work.group_tiles * scales.nested + 4, 16) * 16);
+  return args.smem_scales + static_cast<int>(work.group_tiles * scales.items);
 }
 
 cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf4_dtype dtype,
@@ -66,7 +72,50 @@ cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf
                          matmul.weight.cols / 2, kWarpTileK / 2, kWarpTileN, args.packed);
 }
 
+// The same of an integer weight.
+int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, Int4SkinnyArgs &args) {
+  const Int4View &weight = args.matmul.weight;
+  const int64_t units = ceil_divide(weight.rows, kInt4Unit);
+  plan_work(units, weight.cols, ctas, args.work);
+  const int tile_n = int4_tile_n(weight.layout);
+  const int64_t tiles = ceil_divide(ceil_divide(units, ctas) * kInt4Unit, tile_n);
+  const int group_tiles = even_groups(
+      tiles, int4_skinny_tiles_that_fit(smem, tile_n, weight.groups, gpu.shared_bytes));
+  args.work.group_tiles = group_tiles;
+  args.scale_pitch = static_cast<int>(int4_skinny_scale_pitch(group_tiles * tile_n));
+  args.smem_scales = smem.partials + group_tiles * smem.tile_partials;
+  args.smem_zeros = args.smem_scales + static_cast<int>(weight.groups) * args.scale_pitch * 2;
+  return args.smem_scales +
+         static_cast<int>(int4_skinny_scale_bytes(group_tiles * tile_n, weight.groups));
+}
+
+// Of compressed-tensors words run along rows of bytes, of GPTQ across them.
+cudaError_t make_map(const Int4View &weight, TensorMap &map) {
+  if (weight.layout == NF4_INT4_GPTQ)
+    return make_tensor_map({weight.packed, weight.cols / 8, weight.rows * 4}, weight.rows * 4,
+                           int4_tile_n(weight.layout) * 4, kWarpTileK / 8, map);
+  return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2,
+                         kWarpTileK / 2, kWarpTileN, map);
+}
+
 }  // namespace
+
+cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
+                          const Int4MatmulArgs &matmul, nf4_dtype, int config) {
+  Int4SkinnyArgs args{};
+  args.matmul = matmul;
+  const int64_t ctas = std::min<int64_t>(ceil_divide(matmul.weight.rows, kInt4Unit),
+                                         target.gpu.multiprocessors);
+  const bool tensor_maps = target.gpu.tensor_maps;
+  const int smem_bytes =
+      plan_ctas(int4_skinny_smem(int4_tile_n(matmul.weight.layout), kMatmulConfigs[config].tile_m, tensor_maps), ctas, target.gpu, args);
+  if (tensor_maps) {
+    const cudaError_t error = make_map(matmul.weight, args.packed);
+    if (error != cudaSuccess) return error;
+  }
+  return launch({kernel, ctas, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
+                args);
+}
 
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
                           nf4_dtype dtype, int config) {
