@@ -20,13 +20,13 @@ struct CtaRows {
   __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta, int rows)
       : first((cta * work.cta_units + min(cta, work.big_ctas)) * kInt4Unit),
         count(min((work.cta_units + (cta < work.big_ctas)) * kInt4Unit, rows - first)) {}
-  __device__ __forceinline__ int tiles(int tile_n) const { return (count + tile_n - 1) / tile_n; }
+  __device__ __forceinline__ int tiles() const { return (count + kWarpTileN - 1) / kWarpTileN; }
 };
 
 // The group of rows of warp tiles that a CTA works on, and where their sums go.
 template <class WarpMma>
 struct PartialSums {
-  static constexpr int kTilePartials = WarpMma::kTileN * WarpMma::kMaxM;
+  static constexpr int kTilePartials = kWarpTileN * WarpMma::kMaxM;
   int first;
   int end;
   float *partials;  // [tile][warp][fragment row][row of x]
@@ -41,7 +41,7 @@ struct PartialSums {
 // the sums are there.
 template <class T, class WarpMma>
 class Epilogue {
-  static constexpr uint32_t kMaxM = WarpMma::kMaxM, kTilePartials = WarpMma::kTileN * kMaxM;
+  static constexpr uint32_t kMaxM = WarpMma::kMaxM, kTilePartials = kWarpTileN * kMaxM;
 
  public:
   template <class Args>
@@ -51,7 +51,7 @@ class Epilogue {
     const uint32_t tile = index / kTilePartials, within = index % kTilePartials;
     const uint32_t first_warp = args.work.n_warps == 1 ? 0 : tile % args.work.n_warps * args.work.k_warps;
     const uint32_t m = within % kMaxM;
-    const int row = (group.first + tile) * WarpMma::kTileN + WarpMma::row_at(within / kMaxM);
+    const int row = (group.first + tile) * kWarpTileN + WarpMma::row_at(within / kMaxM);
     in_bounds_ = (group.first + tile < group.end) & (m < matmul.m) & (row < rows.count);
     if (!in_bounds_) return;
     partial_ = group.of_warp(tile, first_warp) + within;

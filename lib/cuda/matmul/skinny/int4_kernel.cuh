@@ -19,7 +19,7 @@ struct Int4Skinny {
   using Arch = Arch_;
   using Args = Int4SkinnyArgs;
   using Codes = Layout;
-  static constexpr SkinnySmem kSmem = int4_skinny_smem(Layout::kTileN, kMaxM, Arch::kTensorMaps);
+  static constexpr SkinnySmem kSmem = int4_skinny_smem(kMaxM);
 };
 
 // group_size is a multiple of kScaleK; the weight, the scales and rows of x are 16-byte aligned.
@@ -30,8 +30,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   const Int4MatmulArgs &matmul = args.matmul;
   const CtaRows rows(args.work, static_cast<int>(blockIdx.x), static_cast<int>(matmul.weight.rows));
-  constexpr int kTileN = Layout::kTileN;
-  const int tiles = rows.tiles(kTileN);
+  const int tiles = rows.tiles();
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
   const int first_k_tile = warp - n_warp * args.work.k_warps;
@@ -39,9 +38,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1)
   WeightPipeline<Kind> pipeline(args, shared, warp, rows.first,
                                 WarpTileIterator(args.work, tiles, first_tile, first_k_tile));
   Int4ScaleStage<Arch, Layout> scales(args, shared, Kind::kSmem.scale_barrier);
-#ifndef V_NOPREFETCH
   pipeline.prefetch();
-#endif
   pipeline.init();
   scales.init();
   pdl_wait<Arch>();
@@ -52,9 +49,9 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1)
   for (int first = 0; first < tiles; first += args.work.group_tiles, phase ^= 1) {
     const PartialSums<WarpMma> group{first, min(first + args.work.group_tiles, tiles),
                                      reinterpret_cast<float *>(shared + Kind::kSmem.partials)};
-    const int first_row = first * kTileN;
+    const int first_row = first * kWarpTileN;
     scales.load(rows.first + first_row,
-                min(args.work.group_tiles * kTileN, rows.count - first_row));
+                min(args.work.group_tiles * kWarpTileN, rows.count - first_row));
     if (first == 0) {
       pipeline.load_next();
       pdl_launch_dependents<Arch>();
@@ -78,18 +75,13 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1)
       float *partial = group.of_warp(first_tile, warp);
 #pragma unroll 1
       for (int tile = first_tile; first + tile < group.end; tile += args.work.n_warps) {
-        const StageTile stage = pipeline.wait_next();
-#pragma unroll 1
-        for (int part = 0; part < kTileN / kWarpTileN; ++part) {
-          if (part != 0 && (first + tile) * kTileN + part * kWarpTileN >= rows.count) break;
-          const auto find_scales = [&] {
-            scales.wait(phase);
-            return reader.get(matmul.weight, part);
-          };
-          warp_mma.add(stage, part, find_scales, k_tile != first_k_tile,
-                       partial + part * kWarpTileN * WarpMma::kMaxM);
-        }
-        reader.advance(args.work.n_warps * (kTileN / kWarpTileN));
+        const auto find_scales = [&] {
+          scales.wait(phase);
+          const Int4Scales found = reader.get(matmul.weight);
+          reader.advance(args.work.n_warps);
+          return found;
+        };
+        warp_mma.add(pipeline.wait_next(), find_scales, k_tile != first_k_tile, partial);
         __syncwarp();  // before the stage is overwritten
         pipeline.load_next();
         partial += args.work.n_warps * kSkinnyWarps * group.kTilePartials;

@@ -47,7 +47,7 @@ struct SkinnyRowPacked : RowCodes {
     __device__ __forceinline__ QuarterReader()
         : lane_offset(keep_in_register<true>(
               StageTile::offset(FragmentLane().group_id, FragmentLane().thread_in_group * 2))) {}
-    __device__ __forceinline__ void read(const StageTile &tile, int part, int half, uint32_t (&w)[4],
+    __device__ __forceinline__ void read(const StageTile &tile, int half, uint32_t (&w)[4],
                                          uint32_t (&w8)[4]) const {
       // The number of the second chunk differs in its lowest bit.
       const uint4 v = tile.chunk(lane_offset ^ half * 16);
@@ -58,7 +58,7 @@ struct SkinnyRowPacked : RowCodes {
   };
 
   // The words of the lane's two octets of a quarter that four lanes share.
-  static __device__ __forceinline__ void read_shared(const StageTile &tile, int part, int quarter,
+  static __device__ __forceinline__ void read_shared(const StageTile &tile, int quarter,
                                                      uint32_t (&w)[2], uint32_t (&w8)[2]) {
     const FragmentLane lane;
     const int chunk = quarter * 2 + lane.thread_in_group / 2, half = lane.thread_in_group % 2;
@@ -84,7 +84,7 @@ struct SkinnyRowPacked : RowCodes {
       scale += tiles * kWarpTileN * groups;
       zero += tiles * 2 * groups;
     }
-    __device__ __forceinline__ Int4Scales get(const Int4View &weight, int part) const {
+    __device__ __forceinline__ Int4Scales get(const Int4View &weight) const {
       const uint32_t stored = __byte_perm(*zero >> shift, zero[groups] >> shift, 0x5410);
       return {scale_to_float(weight.fp16_scales, *scale),
               scale_to_float(weight.fp16_scales, scale[8 * groups]),
@@ -94,9 +94,9 @@ struct SkinnyRowPacked : RowCodes {
 };
 
 // GPTQ: codes [k / 8][n] words, scales [group][n], zero points [group][n / 8] words. A warp tile
-// is 32 rows of 128 bytes in the 128-byte swizzle, each 8 columns of 32 rows of the weight.
+// is 32 rows of 64 bytes in the 64-byte swizzle, each 8 columns of 16 rows of the weight.
 struct SkinnyGptq {
-  static constexpr int kTileN = 32, kBoxBytes = kTileN * 4, kBoxRows = kWarpTileK / 8;
+  static constexpr int kBoxBytes = kWarpTileN * 4, kBoxRows = kWarpTileK / 8;
 
   static __device__ __forceinline__ void load_tile(uint8_t *to, const void *map, int k_tile, int n,
                                                    uint64_t *barrier) {
@@ -107,13 +107,13 @@ struct SkinnyGptq {
   }
   static __device__ __forceinline__ TileChunk chunk(const Int4View &weight, int k_tile,
                                                     int first_row, int index) {
-    const int octet = index / 8;
-    const int64_t k8 = k_tile * kBoxRows + octet, n = first_row + index % 8 * 4;
+    const int octet = index / 4;
+    const int64_t k8 = k_tile * kBoxRows + octet, n = first_row + index % 4 * 4;
     const bool in_bounds = n < weight.rows && k8 < weight.cols / 8;
-    return {offset(octet, index % 8), in_bounds ? (k8 * weight.rows + n) * 4 : 0, in_bounds};
+    return {offset(octet, index % 4), in_bounds ? (k8 * weight.rows + n) * 4 : 0, in_bounds};
   }
   static __device__ __forceinline__ uint32_t offset(int octet, int chunk) {
-    return octet * kBoxBytes + (chunk ^ octet % 8) * 16;
+    return octet * kBoxBytes + (chunk ^ octet / 2 % 4) * 16;
   }
 
   // A lane reads the words of two rows at a time.
@@ -124,12 +124,16 @@ struct SkinnyGptq {
     return row_of_quarters(fragment_row);
   }
 
-  // The four lanes of a group read from different banks: octets 0, 2, 4 and 6 of eight at a time.
+  // The four lanes of a group read from different banks: octets 0, 1, 4 and 5 of eight at a time.
+  static __device__ __forceinline__ int first_octet() {
+    const int lane = FragmentLane().thread_in_group;
+    return lane % 2 + lane / 2 * 4;
+  }
   static __device__ __forceinline__ int octet_of_quarter(int index) {
-    return index ^ FragmentLane().thread_in_group * 2;
+    return index ^ first_octet();
   }
   static __device__ __forceinline__ int octet_of_shared(int index) {
-    return FragmentLane().thread_in_group * 2 + index;
+    return first_octet() + index * 2;
   }
   static __device__ __forceinline__ uint32_t lane_offset(int octet) {
     const int pair = FragmentLane().group_id;
@@ -140,23 +144,23 @@ struct SkinnyGptq {
     uint32_t first;
     __device__ __forceinline__ QuarterReader()
         : first(keep_in_register<true>(
-              lane_offset(FragmentLane().thread_in_group * 8 + octet_of_quarter(0)))) {}
-    __device__ __forceinline__ void read(const StageTile &tile, int part, int half, uint32_t (&w)[4],
+              lane_offset(FragmentLane().thread_in_group * 8 + first_octet()))) {}
+    __device__ __forceinline__ void read(const StageTile &tile, int half, uint32_t (&w)[4],
                                          uint32_t (&w8)[4]) const {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int octet = half * 4 + i;
-        const uint2 v = tile.pair(first ^ part * 64 ^ octet * (kBoxBytes + 16));
+        const uint2 v = tile.pair(first ^ (octet * kBoxBytes + octet / 2 * 16));
         w[i] = v.x, w8[i] = v.y;
       }
     }
   };
 
-  static __device__ __forceinline__ void read_shared(const StageTile &tile, int part, int quarter,
+  static __device__ __forceinline__ void read_shared(const StageTile &tile, int quarter,
                                                      uint32_t (&w)[2], uint32_t (&w8)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint2 v = tile.pair((lane_offset(octet_of_shared(i)) ^ part * 64) + quarter * 8 * kBoxBytes);
+      const uint2 v = tile.pair(lane_offset(octet_of_shared(i)) + quarter * 8 * kBoxBytes);
       w[i] = v.x, w8[i] = v.y;
     }
   }
@@ -175,9 +179,9 @@ struct SkinnyGptq {
       scale += tiles * kWarpTileN / 2;
       zero += tiles * 2;
     }
-    __device__ __forceinline__ Int4Scales get(const Int4View &weight, int part) const {
-      const uint32_t scales = scale[part * 8];
-      const uint32_t byte = zero[part * 2] >> FragmentLane().group_id % 4 * 8 & 0xffu;
+    __device__ __forceinline__ Int4Scales get(const Int4View &weight) const {
+      const uint32_t scales = *scale;
+      const uint32_t byte = *zero >> FragmentLane().group_id % 4 * 8 & 0xffu;
       return {scale_to_float(weight.fp16_scales, scales & 0xffffu),
               scale_to_float(weight.fp16_scales, scales >> 16),
               zero_points(byte * 0x1001u, weight.zero_offset)};

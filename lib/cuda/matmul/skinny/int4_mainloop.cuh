@@ -18,16 +18,19 @@ struct Int4Pairs {
   static constexpr int kBit = kHalf ? 4 : 0;  // of q in a number
   static constexpr uint32_t kOne = kHalf ? 0x3c003c00u : 0x3f803f80u;
 
-  // Codes Index and Index + 4 of a word.
-  template <int Index>
-  __device__ __forceinline__ uint32_t pair(uint32_t word) const {
-    constexpr int kShift = Index * 4 - kBit;
-    const uint32_t moved = kShift < 0 ? word << -kShift % 32 : word >> kShift % 32;
+  // Codes `index` and index + 4 of a word.
+  static __device__ __forceinline__ uint32_t at(uint32_t word, int index) {
+    const int shift = index * 4 - kBit;
+    const uint32_t moved = shift < 0 ? word << -shift % 32 : word >> shift % 32;
     uint32_t numbers;  // moved & mask | magic, in one instruction
     asm("lop3.b32 %0, %1, %2, %3, 0xea;"
         : "=r"(numbers)
         : "r"(moved), "r"(0x000f000fu << kBit), "r"(kHalf ? 0x54005400u : 0x43004300u));
     return numbers;
+  }
+  template <int Index>
+  __device__ __forceinline__ uint32_t pair(uint32_t word) const {
+    return at(word, Index);
   }
 
   // c + z of the zero points in the low and the high half, negative.
@@ -75,7 +78,7 @@ __device__ __forceinline__ float2 sum_octets(const uint32_t *x) {
 // Up to 2 rows of x; see WarpMmaM2.
 template <class T, class Layout>
 struct Int4MmaM2 {
-  static constexpr int kMaxM = 2, kTileN = Layout::kTileN;
+  static constexpr int kMaxM = 2;
   static constexpr bool kLoadsAhead = true;  // there are registers for two K-tiles of x
   uint32_t x[1][32];
   uint32_t loaded[32];
@@ -86,7 +89,7 @@ struct Int4MmaM2 {
     return Layout::row_of_quarters(FragmentLane().group_id);
   }
   static __device__ __forceinline__ int row_at(int fragment_row) {
-    return fragment_row / 16 * 16 + Layout::row_of_quarters(fragment_row % 16);
+    return Layout::row_of_quarters(fragment_row);
   }
 
   // Whether the column of B that a lane has is a row of x, of the lane's own quarter.
@@ -116,14 +119,14 @@ struct Int4MmaM2 {
   }
 
   template <class FindScales>
-  __device__ __forceinline__ void add(const StageTile &tile, int part, FindScales find_scales,
+  __device__ __forceinline__ void add(const StageTile &tile, FindScales find_scales,
                                       bool accumulate, float *partial) const {
     constexpr Int4Pairs<T> pairs;
     float d[2][1][4] = {};  // two chains of products, which wait less for each other
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t w[4], w8[4];
-      reader.read(tile, part, half, w, w8);
+      reader.read(tile, half, w, w8);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         mma_word<T>(pairs, w[i], w8[i], x, (half * 4 + i) * 4, d[i % 2]);
@@ -143,7 +146,7 @@ struct Int4MmaM2 {
 // Up to 8 or 16 rows of x; see WarpMmaM8.
 template <class T, class Layout, int MTiles>
 struct Int4MmaM8 {
-  static constexpr int kMaxM = 8 * MTiles, kTileN = Layout::kTileN;
+  static constexpr int kMaxM = 8 * MTiles;
   static constexpr bool kLoadsAhead = false;
   uint32_t x[MTiles][32];
   float2 x_sum[MTiles][4];
@@ -152,7 +155,7 @@ struct Int4MmaM8 {
     return Layout::row_of_shared(FragmentLane().group_id);
   }
   static __device__ __forceinline__ int row_at(int fragment_row) {
-    return fragment_row / 16 * 16 + Layout::row_of_shared(fragment_row % 16);
+    return Layout::row_of_shared(fragment_row);
   }
 
   static __device__ __forceinline__ bool in_bounds(const Int4MatmulArgs &matmul, int k_tile,
@@ -189,7 +192,7 @@ struct Int4MmaM8 {
   }
 
   template <class FindScales>
-  __device__ __forceinline__ void add(const StageTile &tile, int part, FindScales find_scales,
+  __device__ __forceinline__ void add(const StageTile &tile, FindScales find_scales,
                                       bool accumulate, float *partial) const {
     constexpr Int4Pairs<T> pairs;
     const Int4Scales found = find_scales();
@@ -197,7 +200,7 @@ struct Int4MmaM8 {
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
       uint32_t w[2], w8[2];
-      Layout::read_shared(tile, part, quarter, w, w8);
+      Layout::read_shared(tile, quarter, w, w8);
       const float scale = __shfl_sync(0xffffffffu, found.scale, quarter, 4);
       const float scale8 = __shfl_sync(0xffffffffu, found.scale8, quarter, 4);
       const uint32_t zeros = __shfl_sync(0xffffffffu, found.zeros, quarter, 4);

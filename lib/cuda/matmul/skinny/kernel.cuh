@@ -52,7 +52,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const MatmulArgs &matmul = args.matmul;
   const CtaRows rows(args.work, cta);
-  const int tiles = rows.tiles(kWarpTileN);
+  const int tiles = rows.tiles();
   prefetch_rows<Arch>(args, rows);
   pdl_wait<Arch>();
 

@@ -4,6 +4,7 @@
 #include <climits>
 
 #include "cuda/matmul/skinny/partition.hpp"
+#include "cuda/matmul/skinny/strip_args.hpp"
 #include "cuda/runtime/launch.hpp"
 
 namespace nf4::cuda {
@@ -77,23 +78,22 @@ int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, Int4Ski
   const Int4View &weight = args.matmul.weight;
   const int64_t units = ceil_divide(weight.rows, kInt4Unit);
   plan_work(units, weight.cols, ctas, args.work);
-  const int tile_n = int4_tile_n(weight.layout);
-  const int64_t tiles = ceil_divide(ceil_divide(units, ctas) * kInt4Unit, tile_n);
+  const int64_t tiles = ceil_divide(ceil_divide(units, ctas) * kInt4Unit, kWarpTileN);
   const int group_tiles = even_groups(
-      tiles, int4_skinny_tiles_that_fit(smem, tile_n, weight.groups, gpu.shared_bytes));
+      tiles, int4_skinny_tiles_that_fit(smem, weight.groups, gpu.shared_bytes));
   args.work.group_tiles = group_tiles;
-  args.scale_pitch = static_cast<int>(int4_skinny_scale_pitch(group_tiles * tile_n));
+  args.scale_pitch = static_cast<int>(int4_skinny_scale_pitch(group_tiles * kWarpTileN));
   args.smem_scales = smem.partials + group_tiles * smem.tile_partials;
   args.smem_zeros = args.smem_scales + static_cast<int>(weight.groups) * args.scale_pitch * 2;
   return args.smem_scales +
-         static_cast<int>(int4_skinny_scale_bytes(group_tiles * tile_n, weight.groups));
+         static_cast<int>(int4_skinny_scale_bytes(group_tiles * kWarpTileN, weight.groups));
 }
 
 // Of compressed-tensors words run along rows of bytes, of GPTQ across them.
 cudaError_t make_map(const Int4View &weight, TensorMap &map) {
   if (weight.layout == NF4_INT4_GPTQ)
     return make_tensor_map({weight.packed, weight.cols / 8, weight.rows * 4}, weight.rows * 4,
-                           int4_tile_n(weight.layout) * 4, kWarpTileK / 8, map);
+                           kWarpTileN * 4, kWarpTileK / 8, map);
   return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2,
                          kWarpTileK / 2, kWarpTileN, map);
 }
@@ -108,12 +108,42 @@ cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
                                          target.gpu.multiprocessors);
   const bool tensor_maps = target.gpu.tensor_maps;
   const int smem_bytes =
-      plan_ctas(int4_skinny_smem(int4_tile_n(matmul.weight.layout), kMatmulConfigs[config].tile_m, tensor_maps), ctas, target.gpu, args);
+      plan_ctas(int4_skinny_smem(kMatmulConfigs[config].tile_m), ctas, target.gpu, args);
   if (tensor_maps) {
     const cudaError_t error = make_map(matmul.weight, args.packed);
     if (error != cudaSuccess) return error;
   }
   return launch({kernel, ctas, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
+                args);
+}
+
+// CTAs of a cluster: as many as there are multiprocessors for, with work for each.
+int strip_cluster(int64_t strips, int64_t k_tiles, const GpuFacts &gpu) {
+  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(gpu.multiprocessors / strips, k_tiles / kStripWarpsK));
+  return static_cast<int>(std::min<int64_t>(most, kMaxClusterSize));
+}
+
+cudaError_t launch_strip(const MatmulTarget &target, const void *kernel,
+                         const Int4MatmulArgs &matmul, int max_m, int cluster) {
+  const Int4View &weight = matmul.weight;
+  StripArgs args{};
+  args.matmul = matmul;
+  args.k_tiles = static_cast<int>(weight.cols / kStripK);
+  const int64_t strips = ceil_divide(weight.rows, kStripN);
+  args.cluster = cluster ? cluster : strip_cluster(strips, args.k_tiles, target.gpu);
+  args.cluster_rows = static_cast<int>(ceil_divide(kStripN, args.cluster));
+  const bool gptq = weight.layout == NF4_INT4_GPTQ;
+  const ByteMatrix packed{weight.packed, gptq ? weight.cols / 8 : weight.cols,
+                          gptq ? weight.rows * 4 : weight.rows / 2};
+  cudaError_t error = make_tensor_map(packed, packed.row_bytes, 128, gptq ? kStripK / 8 : kStripK,
+                                      args.packed);
+  if (error != cudaSuccess) return error;
+  const int64_t x_bytes = weight.cols * 2;
+  error = make_tensor_map({matmul.x, matmul.m, x_bytes},
+                          matmul.m == 1 ? x_bytes : matmul.x_stride * 2, kStripK * 2, max_m, args.x);
+  if (error != cudaSuccess) return error;
+  return launch({kernel, strips * args.cluster, kStripThreads, target.family->pdl, target.stream,
+                 strip_smem(max_m).bytes, args.cluster},
                 args);
 }
 

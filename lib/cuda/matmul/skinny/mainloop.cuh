@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_sums(FragmentLane lane, const float (&sums
 
 template <class T>
 struct WarpMmaM2 {
-  static constexpr int kMaxM = 2, kTileN = kWarpTileN;
+  static constexpr int kMaxM = 2;
   static constexpr bool kKeepsLane = true;  // there are registers for what depends on the lane
   uint32_t x[1][32];
   uint32_t lane_offset;  // in a tile, of the lane's first chunk
@@ -151,7 +151,7 @@ struct WarpMmaM2 {
 
 template <class T, int MTiles>
 struct WarpMmaM8 {
-  static constexpr int kMaxM = 8 * MTiles, kTileN = kWarpTileN;
+  static constexpr int kMaxM = 8 * MTiles;
   static constexpr bool kKeepsLane = false;
   uint32_t x[MTiles][32];
 

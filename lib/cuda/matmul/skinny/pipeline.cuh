@@ -34,7 +34,7 @@ class StageTile {
     return *reinterpret_cast<const uint2 *>(address(row, index) + half * 8);
   }
 
- //private:
+ private:
   uint8_t *bytes_;
 };
 
@@ -47,8 +47,6 @@ struct TileChunk {
 
 // How the codes of a warp tile come to shared memory: rows of the weight in the 128-byte swizzle.
 struct RowCodes {
-  static constexpr int kTileN = kWarpTileN;
-
   static __device__ __forceinline__ void load_tile(uint8_t *to, const void *map, int k_tile, int n,
                                                    uint64_t *barrier) {
     tma_load_2d(to, map, k_tile * (kWarpTileK / 2), n, barrier);
@@ -76,9 +74,6 @@ struct CodebookSkinny {
   using Codes = RowCodes;
   static constexpr SkinnySmem kSmem = kSkinnySmem<Arch, kMaxM>;
 };
-
-template <class Kind>
-constexpr int kStageBytes = skinny_stage_bytes(Kind::Codes::kTileN);
 
 // The warp tiles that a warp takes, in its order: in each group of rows of tiles, for each of its
 // K-tiles, every n_warps-th row of tiles.
@@ -128,12 +123,12 @@ class PipelineState {
   static constexpr int kStages = Kind::kSmem.stages;
 
   __device__ __forceinline__ PipelineState(uint8_t *shared, int warp)
-      : stages_(shared + Kind::kSmem.pipeline + warp * kStages * kStageBytes<Kind>) {}
+      : stages_(shared + Kind::kSmem.pipeline + warp * kStages * kStageBytes) {}
   __device__ __forceinline__ uint8_t *load_address() const {
-    return stages_ + load_stage_ * kStageBytes<Kind>;
+    return stages_ + load_stage_ * kStageBytes;
   }
   __device__ __forceinline__ StageTile read_tile() const {
-    return StageTile(stages_ + read_stage_ * kStageBytes<Kind>);
+    return StageTile(stages_ + read_stage_ * kStageBytes);
   }
   __device__ __forceinline__ int load_stage() const { return load_stage_; }
   __device__ __forceinline__ int read_stage() const { return read_stage_; }
@@ -169,7 +164,7 @@ class TmaPipeline {
   __device__ __forceinline__ void prefetch() const {
     if (threadIdx.x % 32 == 0 && iterator_.is_valid())
       Kind::Codes::prefetch_tile(&args_.packed, iterator_.k_tile(),
-                                 first_row_ + iterator_.tile() * Kind::Codes::kTileN);
+                                 first_row_ + iterator_.tile() * kWarpTileN);
   }
 
   // Before all else, by all lanes.
@@ -188,9 +183,9 @@ class TmaPipeline {
     if (!iterator_.is_valid()) return;
     if (threadIdx.x % 32 == 0) {
       uint64_t *const barrier = barriers_ + state_.load_stage();
-      mbarrier_arrive_expect_tx(barrier, kStageBytes<Kind>);
+      mbarrier_arrive_expect_tx(barrier, kStageBytes);
       Kind::Codes::load_tile(state_.load_address(), &args_.packed, iterator_.k_tile(),
-                             first_row_ + iterator_.tile() * Kind::Codes::kTileN, barrier);
+                             first_row_ + iterator_.tile() * kWarpTileN, barrier);
     }
     state_.advance_load();
     iterator_.advance();
@@ -246,10 +241,10 @@ class CpAsyncPipeline {
     uint8_t *const to = state_.load_address();
     const auto *const packed = reinterpret_cast<const uint8_t *>(args_.matmul.weight.packed);
 #pragma unroll
-    for (int i = 0; i < kStageBytes<Kind> / 16; i += 32) {
+    for (int i = 0; i < kStageBytes / 16; i += 32) {
       const TileChunk chunk =
           Kind::Codes::chunk(args_.matmul.weight, iterator_.k_tile(),
-                             first_row_ + iterator_.tile() * Kind::Codes::kTileN, i + threadIdx.x % 32);
+                             first_row_ + iterator_.tile() * kWarpTileN, i + threadIdx.x % 32);
       cp_async_16(to + chunk.to, packed + chunk.from, chunk.in_bounds ? 16 : 0);
     }
   }

@@ -14,7 +14,7 @@ constexpr int kSkinnyThreads = 32 * kSkinnyWarps;
 constexpr int kWarpTileK = 256;
 constexpr int kWarpTileN = 16;
 constexpr int kScaleK = kWarpTileK / 4;  // columns that share a scale
-constexpr int skinny_stage_bytes(int tile_n) { return tile_n * kWarpTileK / 2; }
+constexpr int kStageBytes = kWarpTileN * kWarpTileK / 2;
 constexpr int64_t kSkinnyElementsMax = int64_t{1} << 30;  // of a CTA, for 32-bit offsets
 
 // Shared memory of the kernel for up to max_m rows of x, offsets in bytes: the byte LUT, each
@@ -28,32 +28,24 @@ struct SkinnySmem {
   int partials;
   int tile_partials;  // bytes of a row of warp tiles
 };
-constexpr SkinnySmem skinny_smem(int tile_n, int max_m, int stages, int pipeline) {
+constexpr SkinnySmem skinny_smem(int max_m, int stages, int pipeline) {
   SkinnySmem smem{};
   smem.stages = stages;
   smem.pipeline = pipeline;
-  smem.barriers = smem.pipeline + kSkinnyWarps * smem.stages * skinny_stage_bytes(tile_n);
+  smem.barriers = smem.pipeline + kSkinnyWarps * smem.stages * kStageBytes;
   smem.scale_barrier = smem.barriers + kSkinnyWarps * smem.stages * 8;
   smem.partials = smem.barriers + static_cast<int>(ceil_divide(kSkinnyWarps * smem.stages * 8 + 8, 512) * 512);
-  smem.tile_partials = kSkinnyWarps * tile_n * max_m * 4;
+  smem.tile_partials = kSkinnyWarps * kWarpTileN * max_m * 4;
   return smem;
 }
 
 constexpr SkinnySmem skinny_smem(int max_m, bool tensor_maps) {
   // Three stages do not fit before Hopper.
-  return skinny_smem(kWarpTileN, max_m, max_m == 2 && tensor_maps ? 3 : 2, 65536);
+  return skinny_smem(max_m, max_m == 2 && tensor_maps ? 3 : 2, 65536);
 }
-
-// Rows of a warp tile of integer weights. In GPTQ's layout 32 of them are 128 bytes.
-constexpr int int4_tile_n(nf4_int4_layout layout) { return layout == NF4_INT4_GPTQ ? 32 : 16; }
 
 // The same of integer weights, without a LUT.
-constexpr SkinnySmem int4_skinny_smem(int tile_n, int max_m, bool tensor_maps) {
-#ifdef V_STAGES
-  return skinny_smem(tile_n, max_m, tile_n>16?V_STAGES32:V_STAGES, 0);
-#endif
-  return skinny_smem(tile_n, max_m, tile_n > kWarpTileN || !tensor_maps ? 2 : 3, 0);
-}
+constexpr SkinnySmem int4_skinny_smem(int max_m) { return skinny_smem(max_m, 2, 0); }
 
 // Copies of the 8-bit scale code in shared memory, against bank conflicts.
 constexpr int kScaleCodeCopies = 4;
@@ -94,12 +86,12 @@ constexpr int64_t skinny_tiles_that_fit(const SkinnySmem &smem, const SkinnyScal
   return bytes / (smem.tile_partials + scales.nested + scales.items);
 }
 
-constexpr int64_t int4_skinny_tiles_that_fit(const SkinnySmem &smem, int tile_n, int64_t groups,
+constexpr int64_t int4_skinny_tiles_that_fit(const SkinnySmem &smem, int64_t groups,
                                              int64_t shared_bytes) {
   // The pitch is at most kWarpTileN rows more.
   const int64_t two_rows = groups * 5;
   return (shared_bytes - smem.partials - kWarpTileN * two_rows / 2) /
-         (smem.tile_partials + tile_n * two_rows / 2);
+         (smem.tile_partials + kWarpTileN * two_rows / 2);
 }
 
 }  // namespace nf4::cuda
