@@ -50,9 +50,6 @@ struct SkinnyArgs {
   int k_tile_step;
 };
 
-// Units of rows of a CTA of integer weights: words of zero points have 8 rows.
-constexpr int kInt4Unit = 8;
-
 struct Int4SkinnyArgs {
   Int4MatmulArgs matmul;
   TensorMap packed;

@@ -49,7 +49,8 @@ class Epilogue {
                                       const PartialSums<WarpMma> &group, uint32_t index) {
     const auto &matmul = args.matmul;
     const uint32_t tile = index / kTilePartials, within = index % kTilePartials;
-    const uint32_t first_warp = args.work.n_warps == 1 ? 0 : tile % args.work.n_warps * args.work.k_warps;
+    const uint32_t first_warp =
+        args.work.n_warps == 1 ? 0 : tile % args.work.n_warps * args.work.k_warps;
     const uint32_t m = within % kMaxM;
     const int row = (group.first + tile) * kWarpTileN + WarpMma::row_at(within / kMaxM);
     in_bounds_ = (group.first + tile < group.end) & (m < matmul.m) & (row < rows.count);

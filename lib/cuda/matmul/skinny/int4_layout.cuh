@@ -78,7 +78,8 @@ struct SkinnyRowPacked : RowCodes {
         : groups(static_cast<int>(args.matmul.weight.groups)), shift(row * 4) {
       scale = reinterpret_cast<const uint16_t *>(shared + args.smem_scales) +
               (tile * kWarpTileN + row) * groups + group;
-      zero = reinterpret_cast<const uint32_t *>(shared + args.smem_zeros) + tile * 2 * groups + group;
+      zero =
+          reinterpret_cast<const uint32_t *>(shared + args.smem_zeros) + tile * 2 * groups + group;
     }
     __device__ __forceinline__ void advance(int tiles) {
       scale += tiles * kWarpTileN * groups;

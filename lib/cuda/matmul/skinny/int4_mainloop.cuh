@@ -43,8 +43,8 @@ struct Int4Pairs {
   }
 };
 
-// 8 elements of x. Those out of bounds are loaded too, from the start of x, and masked when they are
-// ordered: the compiler would wait for loads under a condition.
+// 8 elements of x. Those out of bounds are loaded too, from the start of x, and masked when they
+// are ordered: the compiler would wait for loads under a condition.
 template <class T>
 __device__ __forceinline__ void load_octet(const T *x, uint32_t *b) {
   const uint4 v = *reinterpret_cast<const uint4 *>(x);
@@ -128,17 +128,16 @@ struct Int4MmaM2 {
       uint32_t w[4], w8[4];
       reader.read(tile, half, w, w8);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        mma_word<T>(pairs, w[i], w8[i], x, (half * 4 + i) * 4, d[i % 2]);
+      for (int i = 0; i < 4; ++i) mma_word<T>(pairs, w[i], w8[i], x, (half * 4 + i) * 4, d[i % 2]);
     }
     const Int4Scales found = find_scales();
     const float offset = pairs.minus_low(found.zeros), offset8 = pairs.minus_high(found.zeros);
     float sums[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      sums[k] = multiply_rn(k < 2 ? found.scale : found.scale8,
-                            __fmaf_rn(k < 2 ? offset : offset8, k % 2 ? x_sum.y : x_sum.x,
-                                      d[0][0][k] + d[1][0][k]));
+      sums[k] = multiply_rn(
+          k < 2 ? found.scale : found.scale8,
+          __fmaf_rn(k < 2 ? offset : offset8, k % 2 ? x_sum.y : x_sum.x, d[0][0][k] + d[1][0][k]));
     store_quad_sums(sums, accumulate, partial);
   }
 };
@@ -183,8 +182,7 @@ struct Int4MmaM8 {
     for (int m_tile = 0; m_tile < MTiles; ++m_tile) {
 #pragma unroll
       for (int i = 0; i < 8; ++i)
-        order_octet(in_bounds(matmul, k_tile, m_tile, i / 2), x[m_tile] + i * 4,
-                    x[m_tile] + i * 4);
+        order_octet(in_bounds(matmul, k_tile, m_tile, i / 2), x[m_tile] + i * 4, x[m_tile] + i * 4);
 #pragma unroll
       for (int quarter = 0; quarter < 4; ++quarter)
         x_sum[m_tile][quarter] = sum_octets<T, 2>(x[m_tile] + quarter * 8);

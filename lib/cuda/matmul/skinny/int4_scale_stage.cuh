@@ -15,9 +15,7 @@ class Int4ScaleStage {
  public:
   __device__ __forceinline__ Int4ScaleStage(const Int4SkinnyArgs &args, uint8_t *shared,
                                             int barrier)
-      : args_(args),
-        barrier_(shared + barrier),
-        shared_(shared) {}
+      : args_(args), barrier_(shared + barrier), shared_(shared) {}
 
   __device__ __forceinline__ void init() const { barrier_.init(); }
 

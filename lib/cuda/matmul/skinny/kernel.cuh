@@ -60,8 +60,8 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
   const int first_k_tile = warp - n_warp * args.work.k_warps;
   const int first_tile = n_warp < args.work.n_warps ? n_warp : tiles;
-  WeightPipeline<CodebookSkinny<Arch, kMaxM>> pipeline(args, shared, warp, rows.first,
-                                       WarpTileIterator(args.work, tiles, first_tile, first_k_tile));
+  WeightPipeline<CodebookSkinny<Arch, kMaxM>> pipeline(
+      args, shared, warp, rows.first, WarpTileIterator(args.work, tiles, first_tile, first_k_tile));
   ScaleStage<Arch, Scales> scales(args, shared, kSkinnySmem<Arch, kMaxM>.scale_barrier);
   pipeline.init();
   scales.init();
@@ -83,7 +83,8 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
         first, min(first + args.work.group_tiles, tiles),
         reinterpret_cast<float *>(shared + kSkinnySmem<Arch, kMaxM>.partials)};
     const int first_row = first * kWarpTileN;
-    scales.load(rows.first + first_row, min(args.work.group_tiles * kWarpTileN, rows.count - first_row));
+    scales.load(rows.first + first_row,
+                min(args.work.group_tiles * kWarpTileN, rows.count - first_row));
     if (first == 0) {
       pipeline.load_next();
       pdl_launch_dependents<Arch>();

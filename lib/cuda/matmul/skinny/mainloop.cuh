@@ -68,7 +68,8 @@ __device__ __forceinline__ void store_quad_sums(const float (&sums)[4], bool acc
   const float high =
       (odd ? sums[3] : sums[2]) + __shfl_xor_sync(0xffffffffu, odd ? sums[2] : sums[3], 1);
   const float sum = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 2);
-  float &to = partial[(lane.group_id + lane.thread_in_group / 2 * 8) * 2 + lane.thread_in_group % 2];
+  float &to =
+      partial[(lane.group_id + lane.thread_in_group / 2 * 8) * 2 + lane.thread_in_group % 2];
   to = accumulate ? to + sum : sum;
 }
 

@@ -151,8 +151,8 @@ class PipelineState {
 template <class Kind>
 class TmaPipeline {
  public:
-  __device__ __forceinline__ TmaPipeline(const typename Kind::Args &args, uint8_t *shared,
-                                         int warp, int first_row, WarpTileIterator iterator)
+  __device__ __forceinline__ TmaPipeline(const typename Kind::Args &args, uint8_t *shared, int warp,
+                                         int first_row, WarpTileIterator iterator)
       : args_(args),
         iterator_(iterator),
         first_row_(first_row),

@@ -17,6 +17,8 @@ constexpr int kScaleK = kWarpTileK / 4;  // columns that share a scale
 constexpr int kStageBytes = kWarpTileN * kWarpTileK / 2;
 constexpr int64_t kSkinnyElementsMax = int64_t{1} << 30;  // of a CTA, for 32-bit offsets
 
+constexpr int kInt4Unit = 8;  // rows of a word of zero points, a unit of a CTA's rows
+
 // Shared memory of the kernel for up to max_m rows of x, offsets in bytes: the byte LUT, each
 // warp's pipeline stages, the mbarriers of the stages and of the scales; then, for each row of warp
 // tiles in a group, a partial sum of each output from each warp. The scales follow.
@@ -34,7 +36,8 @@ constexpr SkinnySmem skinny_smem(int max_m, int stages, int pipeline) {
   smem.pipeline = pipeline;
   smem.barriers = smem.pipeline + kSkinnyWarps * smem.stages * kStageBytes;
   smem.scale_barrier = smem.barriers + kSkinnyWarps * smem.stages * 8;
-  smem.partials = smem.barriers + static_cast<int>(ceil_divide(kSkinnyWarps * smem.stages * 8 + 8, 512) * 512);
+  smem.partials =
+      smem.barriers + static_cast<int>(ceil_divide(kSkinnyWarps * smem.stages * 8 + 8, 512) * 512);
   smem.tile_partials = kSkinnyWarps * kWarpTileN * max_m * 4;
   return smem;
 }

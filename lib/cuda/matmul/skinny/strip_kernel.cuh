@@ -129,9 +129,9 @@ __device__ __forceinline__ void finish_group(const Int4View &weight, const Strip
     for (int m = 0; m < MTiles; ++m)
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        total[i][m][k] = __fmaf_rn(
-            scale[k / 2], __fmaf_rn(offset[k / 2], sums.x[m][k % 2], sums.d[i][m][k]),
-            total[i][m][k]);
+        total[i][m][k] =
+            __fmaf_rn(scale[k / 2], __fmaf_rn(offset[k / 2], sums.x[m][k % 2], sums.d[i][m][k]),
+                      total[i][m][k]);
   }
   sums = StripSums<MTiles>();
 }
@@ -145,7 +145,8 @@ template <class T>
 __device__ __forceinline__ void store_outputs(const Int4MatmulArgs &matmul, int64_t row, int m,
                                               float4 sum) {
   if (row >= matmul.weight.rows) return;
-  const float bias = matmul.bias == nullptr ? 0.0f : to_float(static_cast<const T *>(matmul.bias)[row]);
+  const float bias =
+      matmul.bias == nullptr ? 0.0f : to_float(static_cast<const T *>(matmul.bias)[row]);
   const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
   T *const y = static_cast<T *>(matmul.y) + row;
 #pragma unroll
@@ -210,8 +211,8 @@ __device__ __forceinline__ void reduce_strip(const StripArgs &args, uint8_t *sha
   }
 }
 
-// group_size is a multiple of kStripK; rows of kInt4Unit rows; 16-byte aligned weight, scales and rows
-// of x.
+// group_size is a multiple of kStripK; rows of kInt4Unit rows; 16-byte aligned weight, scales and
+// rows of x.
 template <class Arch, class T, class Layout, int MTiles>
 __global__ void __launch_bounds__(kStripThreads, 1)
     int4_matmul_strip(const __grid_constant__ StripArgs args) {

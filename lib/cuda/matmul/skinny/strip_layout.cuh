@@ -74,8 +74,7 @@ struct StripAwq {
 #pragma unroll
         for (int j = 0; j < 4; ++j) a[j] = Int4Pairs<T>::at(pairs[j], i);
 #pragma unroll
-        for (int m = 0; m < MTiles; ++m)
-          mma_m16n8k16(T{}, sums.d[i][m], a, b[m][0], b[m][1]);
+        for (int m = 0; m < MTiles; ++m) mma_m16n8k16(T{}, sums.d[i][m], a, b[m][0], b[m][1]);
       }
     }
   }
@@ -109,8 +108,8 @@ struct StripGptq {
       uint32_t w[8];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4 v = *reinterpret_cast<const uint4 *>(box + octet * 128 +
-                                                         ((g % 4 * 2 + half) ^ octet) * 16);
+        const uint4 v =
+            *reinterpret_cast<const uint4 *>(box + octet * 128 + ((g % 4 * 2 + half) ^ octet) * 16);
         w[half * 4] = v.x, w[half * 4 + 1] = v.y, w[half * 4 + 2] = v.z, w[half * 4 + 3] = v.w;
       }
       uint32_t b[MTiles][4];
