@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State, Survey, survey
+from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError, OptionError
 from nf4.checkpoint.files import creation_mode
 from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.model_files import (
     DTYPE_KEYS,
     compute_dtype,
@@ -41,6 +42,7 @@ from nf4.checkpoint.transaction import (
     refuse_overlap,
     refuse_reading_from,
 )
+from nf4.checkpoint.weights import Survey
 from nf4.checkpoint.writer import SafetensorsWriter
 
 # Called with a tensor's name and the number of its bytes that were read.
@@ -173,16 +175,23 @@ def quantize_checkpoint(
         return result
 
 
-def _dense_step(
-    checkpoint: Checkpoint, found: Survey, info: TensorInfo, dtype: str | None, threads: int
-) -> Step | None:
-    """The step for a tensor of a 4-bit file; None for the parts of a weight besides its packed
-    bytes."""
-    weight = found.weights.get(info.name)
-    if weight is not None:
-        transposed = is_transposed(info.name, model_types(checkpoint.config))
-        return Dequantize(checkpoint, weight, dtype or weight.state.dtype, transposed, threads)
-    return Copy(checkpoint.owner[info.name], info, True) if info.name in found.dense else None
+def _dense_steps(
+    checkpoint: Checkpoint, found: Survey, dtype: str | None, threads: int
+) -> dict[str, list[Step]]:
+    """The steps for each file. A weight goes where its packed tensor was."""
+    packed, types = found.by_packed(), model_types(checkpoint.config)
+
+    def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
+        weight = packed.get(info.name)
+        if weight is not None:
+            transposed = is_transposed(weight.name, types)
+            return Dequantize(checkpoint, weight, dtype or weight.dtype, transposed, threads)
+        return Copy(file, info, True) if info.name in found.dense else None
+
+    return {
+        name: [made for info in file.tensors.values() if (made := step(file, info))]
+        for name, file in checkpoint.files.items()
+    }
 
 
 def dequantize_checkpoint(
@@ -208,14 +217,7 @@ def dequantize_checkpoint(
         found.require_sound()
         if not found.weights:
             raise FormatError(source, "nothing to dequantize: it has no 4-bit weights")
-        steps = {
-            name: [
-                step
-                for info in file.tensors.values()
-                if (step := _dense_step(checkpoint, found, info, dtype, threads))
-            ]
-            for name, file in checkpoint.files.items()
-        }
+        steps = _dense_steps(checkpoint, found, dtype, threads)
         config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
         if dtype is not None:
             config |= {key: NF4_TO_TORCH[dtype] for key in DTYPE_KEYS if key in config}

@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from nf4.checkpoint.architecture import Model, UnknownModel, ask
-from nf4.checkpoint.bnb import Survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.known_models import KNOWN, Known
 from nf4.checkpoint.skips import SkipMatcher, is_simple, skip_entries
+from nf4.checkpoint.weights import Survey
 
 # nn.Embedding modules whose names do not say "embed".
 _EMBEDDINGS = {"wte", "wpe", "shared", "relative_attention_bias"}

@@ -10,12 +10,13 @@ from typing import Protocol
 import numpy as np
 
 import nf4
-from nf4.checkpoint.bnb import Plan, Weight
+from nf4.checkpoint.bnb import Plan
 from nf4.checkpoint.dtypes import NF4_TO_FILE
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.weights import Weight
 from nf4.checkpoint.writer import SafetensorsWriter
 
 _EXPONENTS = {
