@@ -66,7 +66,8 @@ def pack_nibbles(values: np.ndarray, order: tuple[int, ...] = ORDER) -> np.ndarr
     """[..., count] values of 0..15 as int32 words [..., ceil(count / 8)]; the tail is zeros."""
     padding = [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % 8)]
     eights = np.pad(values, padding).reshape(*values.shape[:-1], -1, 8)[..., order]
-    return np.bitwise_or.reduce(eights.astype(np.uint32) << SHIFTS, axis=-1).view(np.int32)
+    words = np.bitwise_or.reduce(eights.astype(np.uint32) << SHIFTS, axis=-1)
+    return np.ascontiguousarray(words).view(np.int32)  # reduce keeps the order of a transpose
 
 
 def unpack_nibbles(words: np.ndarray, count: int, order: tuple[int, ...] = ORDER) -> np.ndarray:
@@ -92,8 +93,13 @@ def zeros_of(a: Int4Arrays) -> np.ndarray:
         return np.full((a.rows, a.groups), SYMMETRIC_ZERO, np.uint8)
     if a.layout == "compressed-tensors":
         return unpack_nibbles(a.zeros.T, a.rows).T
-    stored = unpack_nibbles(a.zeros, a.rows, AWQ_ORDER if a.layout == "awq" else ORDER).T
-    return (stored + 1) % 16 if a.layout == "gptq" else stored
+    words = a.zeros.view(np.uint32) + offset_of(a.layout)
+    return unpack_nibbles(words, a.rows, AWQ_ORDER if a.layout == "awq" else ORDER).T
+
+
+def offset_of(layout: str) -> np.uint32:
+    """What GPTQ v1 subtracts from each word of zeros: a zero of 0 borrows from the next."""
+    return np.uint32(0x11111111 if layout == "gptq" else 0)
 
 
 def groups_of(a: Int4Arrays) -> np.ndarray:
@@ -140,9 +146,8 @@ def pack(
     packed = pack_nibbles(codes.T, order).T if layout == "awq" else pack_nibbles(codes)
     stored = None
     if zeros is not None:
-        # uint8 wraps: 0 - 1 is 255, of which 15 is kept.
-        offset = np.uint8(1 if layout == "gptq" else 0)
-        stored = pack_nibbles((zeros.T.astype(np.uint8) - offset) % 16, order)
+        words = pack_nibbles(zeros.T.astype(np.uint8), order).view(np.uint32)
+        stored = (words - offset_of(layout)).view(np.int32)
     return Int4Arrays(
         layout,
         rows,
