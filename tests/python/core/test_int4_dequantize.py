@@ -33,9 +33,7 @@ def test_golden(name):
 
 
 def test_golden_of_groups_that_do_not_divide():
-    with pytest.raises(
-        nf4.InvalidArgument, match="group_size is 32; expected a divisor of"
-    ):
+    with pytest.raises(nf4.InvalidArgument, match="group_size is 32; expected a divisor of"):
         nf4.dequantize(tensor_of(GOLDEN[UNEVEN].arrays))
 
 
