@@ -292,6 +292,16 @@ class Plan:
             ),
         ]
 
+    def quantize(self, array: np.ndarray, threads: int) -> nf4.QuantizedTensor:
+        state = self.state
+        return nf4.quantize(
+            array,
+            format=state.format,
+            blocksize=state.blocksize,
+            nested_blocksize=state.nested_blocksize,
+            threads=threads,
+        )
+
     def parts(self, weight: nf4.QuantizedTensor) -> dict[str, np.ndarray | bytes]:
         """The data of `specs`: tensor name -> bytes."""
         name, state = self.name, self.state

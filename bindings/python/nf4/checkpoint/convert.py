@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError, OptionError
-from nf4.checkpoint.files import creation_mode
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.model_files import (
@@ -20,8 +16,8 @@ from nf4.checkpoint.model_files import (
     compute_dtype,
     existing_quantization,
     quantization_config,
-    write_json,
 )
+from nf4.checkpoint.output import Progress, output_target, write_checkpoint
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import (
     Rules,
@@ -33,20 +29,9 @@ from nf4.checkpoint.rules import (
     module_of,
     transposed_if_conv1d,
 )
-from nf4.checkpoint.side_files import copy_side_files, files_read, side_files
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Dequantize, Quantize, Result, Step
-from nf4.checkpoint.transaction import (
-    DirectoryTarget,
-    FileTarget,
-    refuse_overlap,
-    refuse_reading_from,
-)
 from nf4.checkpoint.weights import Survey
-from nf4.checkpoint.writer import SafetensorsWriter
-
-# Called with a tensor's name and the number of its bytes that were read.
-Progress = Callable[[str, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +129,7 @@ def quantize_checkpoint(
     unchanged.
     """
     with Checkpoint(source) as checkpoint:
-        target = _target(checkpoint, destination, replace)
+        target = output_target(checkpoint, destination, replace)
         existing_quantization(checkpoint)
         found = survey(checkpoint)
         found.require_sound()
@@ -168,7 +153,7 @@ def quantize_checkpoint(
         }
         quantized = [step for all in steps.values() for step in all if isinstance(step, Quantize)]
         config = _quantized_config(checkpoint, found, quantized, rules, options)
-        result = _write(checkpoint, steps, config, target, progress)
+        result = write_checkpoint(checkpoint, steps, config, target, progress)
         result.chosen_by = chosen_by
         matrices = (name for name, info in found.dense.items() if is_matrix(info))
         result.left_dense = dict(Counter(reason for name in matrices if (reason := reasons[name])))
@@ -212,7 +197,7 @@ def dequantize_checkpoint(
     Raises FormatError, OutputRefused, OSError and nf4.Error; the destination is then unchanged.
     """
     with Checkpoint(source) as checkpoint:
-        target = _target(checkpoint, destination, replace)
+        target = output_target(checkpoint, destination, replace)
         found = survey(checkpoint)
         found.require_sound()
         if not found.weights:
@@ -221,95 +206,4 @@ def dequantize_checkpoint(
         config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
         if dtype is not None:
             config |= {key: NF4_TO_TORCH[dtype] for key in DTYPE_KEYS if key in config}
-        return _write(checkpoint, steps, config, target, progress)
-
-
-def _target(
-    checkpoint: Checkpoint, destination: str, replace: bool
-) -> FileTarget | DirectoryTarget:
-    """The destination, checked before any work."""
-    refuse_overlap(checkpoint.directory or checkpoint.path, destination)
-    kind = FileTarget if checkpoint.directory is None else DirectoryTarget
-    return kind.check(destination, replace=replace)
-
-
-def _write(
-    checkpoint: Checkpoint,
-    steps: Mapping[str, list[Step]],
-    config: dict[str, Any],
-    target: FileTarget | DirectoryTarget,
-    progress: Progress | None,
-) -> Result:
-    result = Result()
-    started = time.perf_counter()
-    if isinstance(target, FileTarget):
-        (only,) = steps
-        source = checkpoint.files[only]
-        refuse_reading_from(target.path, files_read(checkpoint, ()))
-        mode = creation_mode(0o666, source.path, target.path)
-        with target.staged(result.warnings) as path:
-            _write_file(path, mode, source, steps[only], result, progress)
-            checkpoint.check_unchanged()
-    else:
-        assert checkpoint.directory is not None
-        copied, result.left_out = side_files(checkpoint)
-        refuse_reading_from(target.path, files_read(checkpoint, copied))
-        with target.staged(result.warnings, like=checkpoint.directory) as path:
-            _write_directory(path, checkpoint, steps, config, result, progress)
-            copy_side_files(checkpoint.directory, path, copied)
-            checkpoint.check_unchanged()
-    result.seconds = time.perf_counter() - started
-    return result
-
-
-def _write_file(
-    path: str,
-    mode: int,
-    source: SafetensorsFile,
-    steps: list[Step],
-    result: Result,
-    progress: Progress | None,
-) -> None:
-    specs = [spec for step in steps for spec in step.specs()]
-    # transformers refuses a file whose metadata does not name a framework.
-    metadata = {"format": "pt", **source.metadata}
-    with SafetensorsWriter(path, specs, metadata, mode) as writer:
-        for step in steps:
-            step.run(writer, result)
-            if progress is not None:
-                progress(step.name, step.bytes_in)
-    result.bytes_in += source.size
-    result.bytes_out += writer.nbytes
-
-
-def _write_directory(
-    path: str,
-    checkpoint: Checkpoint,
-    steps: Mapping[str, list[Step]],
-    config: dict[str, Any],
-    result: Result,
-    progress: Progress | None,
-) -> None:
-    assert checkpoint.directory is not None
-    weight_map: dict[str, str] = {}
-    total_size = 0
-    for name, file_steps in steps.items():
-        if not file_steps and checkpoint.files[name].tensors:
-            continue
-        source = checkpoint.files[name]
-        mode = creation_mode(0o666, source.path)
-        _write_file(os.path.join(path, name), mode, source, file_steps, result, progress)
-        result.files.append(name)
-        for spec in (spec for step in file_steps for spec in step.specs()):
-            weight_map[spec.name] = name
-            total_size += spec.nbytes
-    if checkpoint.index_name is not None:
-        index = {
-            "metadata": {"total_size": total_size},
-            "weight_map": dict(sorted(weight_map.items())),
-        }
-        old = os.path.join(checkpoint.directory, checkpoint.index_name)
-        write_json(os.path.join(path, checkpoint.index_name), index, old)
-    if checkpoint.config:
-        old = os.path.join(checkpoint.directory, "config.json")
-        write_json(os.path.join(path, "config.json"), config, old)
+        return write_checkpoint(checkpoint, steps, config, target, progress)

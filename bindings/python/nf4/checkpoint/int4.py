@@ -109,6 +109,13 @@ class Int4Weight(Weight):
         self._require(self._zeros_problem(found) if self.state.symmetric else None)
         return found
 
+    def zero_points(self, checkpoint: Checkpoint) -> np.ndarray:
+        """As `zeros`, also where the file has none."""
+        found = self.zeros(checkpoint)
+        if found is None:
+            found = np.full((self.state.groups, self.shape[0]), SYMMETRIC_ZERO, np.uint8)
+        return found
+
     def g_idx(self, checkpoint: Checkpoint) -> np.ndarray | None:
         """The group of each column, int32 [cols]; None if that is column / group_size.
         FormatError if it has other groups or groups of other sizes."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nf4.checkpoint.int4_layouts import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2, Layout
+from nf4.checkpoint.skips import skip_entries
 
 _GPTQ_FORMATS = {"gptq": GPTQ, "gptq_v2": GPTQ_V2}
 
@@ -167,10 +169,19 @@ def _build_gptq(settings: Settings, modules: Mapping[int, list[str]]) -> dict[st
 
 
 def _build_awq(settings: Settings, modules: Mapping[int, list[str]]) -> dict[str, Any]:
+    quantized = sorted(name for names in modules.values() for name in names)
+
+    def exact(entry: str) -> str:
+        """vLLM skips modules whose names contain an entry, transformers takes it as a pattern."""
+        at = bisect_left(quantized, entry)
+        begins = at < len(quantized) and quantized[at].startswith(entry)
+        return f"{re.escape(entry)}$" if begins else entry
+
+    dense = [exact(entry) for entry in skip_entries(settings.dense, quantized)]
     return {
         "bits": 4,
         "group_size": _one_size(settings),
-        "modules_to_not_convert": list(settings.dense) or None,
+        "modules_to_not_convert": dense or None,
         "quant_method": "awq",
         "version": "gemm",
         # Its kernels need zero points: those of symmetric weights are written out.

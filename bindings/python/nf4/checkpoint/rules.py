@@ -279,6 +279,16 @@ def _absent_heads(architectures: Iterable[str], modules: Iterable[str]) -> set[s
     return found
 
 
+def dense_linear(
+    dense: Iterable[TensorInfo], quantized: Collection[str], architectures: Iterable[str]
+) -> list[str]:
+    """The modules with a dense matrix that may be linear layers, and the output layers that a
+    checkpoint lacks where they are tied. quantized: the modules with 4-bit weights."""
+    left = {module_of(info.name) for info in dense if is_matrix(info)}
+    left = {module for module in left if not _is_embedding(module.split("."))}
+    return sorted(left | _absent_heads(architectures, left.union(quantized)))
+
+
 def choose_rules(
     config: Mapping[str, Any], found: Survey, skip: tuple[str, ...] = (), only: tuple[str, ...] = ()
 ) -> tuple[Rules, str]:
