@@ -39,12 +39,12 @@ class Layout:
         """The name of a part of a module's weight."""
         return f"{module}.{self.names[part]}"
 
-    def multiple(self, shape: tuple[int, int]) -> str | None:
+    def misfit(self, shape: tuple[int, int]) -> str | None:
         """Why a weight of this shape has no words in this layout; None if it has."""
         if self.along_rows and shape[0] % _CODES_IN_A_WORD:
-            return f"{self.name} has words of 8 rows, and it has {shape[0]}"
+            return f"{self.name} has words of 8 rows, and {shape[0]} rows are not a multiple"
         if not (self.along_rows or self.by_row) and shape[1] % _CODES_IN_A_WORD:
-            return f"{self.name} has words of 8 columns, and it has {shape[1]}"
+            return f"{self.name} has words of 8 columns, and {shape[1]} are not a multiple"
         return None
 
     def shapes(self, shape: tuple[int, int], groups: int) -> dict[str, tuple[int, ...]]:

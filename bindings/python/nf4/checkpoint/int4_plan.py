@@ -1,16 +1,23 @@
-"""The tensors of an integer weight that is written, quantized anew or repacked."""
+"""Integer weights to be written, quantized or repacked: their tensors and their config.json."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 import nf4
 from nf4.checkpoint.dtypes import FILE_TO_NF4
+from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorSpec
+from nf4.checkpoint.int4_config import METHOD_OF, METHODS, Settings
 from nf4.checkpoint.int4_layouts import Layout
+from nf4.checkpoint.rules import architectures, dense_linear
+from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.weights import Survey
 
 _DTYPES = {"packed": "I32", "zeros": "I32", "g_idx": "I32", "shape": "I64"}
 
@@ -78,3 +85,31 @@ class Int4Plan:
         given["shape"] = np.array(self.shape, np.int64)
         names = {f"{self.module}.{name}": part for part, name in self.layout.names.items()}
         return {spec.name: given[names[spec.name]] for spec in self.specs()}
+
+
+def integer_config(checkpoint: Checkpoint, found: Survey, plans: list[Int4Plan]) -> dict[str, Any]:
+    """quantization_config for these weights beside the tensors that stay dense. FormatError where
+    the layout has one group size for all, and they have several."""
+    to = plans[0].layout
+    sizes = [size for size, _ in Counter(plan.group_size for plan in plans).most_common()]
+    if len(sizes) > 1 and not to.by_row:
+        other = next(plan for plan in plans if plan.group_size == sizes[1])
+        reason = (
+            f"cannot become {to.name}, which has one group size for all weights: it has "
+            f"{other.group_size}, others {sizes[0]}"
+        )
+        raise FormatError(checkpoint.path, reason, other.name)
+    modules: dict[int, list[str]] = {size: [] for size in sizes}
+    for plan in plans:
+        modules[plan.group_size].append(plan.module)
+    quantized = {plan.name for plan in plans}
+    dense = [info for name, info in found.dense.items() if name not in quantized]
+    kept = dense_linear(dense, [plan.module for plan in plans], architectures(checkpoint.config))
+    settings = Settings(
+        to,
+        tuple(sizes),
+        all(plan.symmetric for plan in plans),
+        any(plan.act_order for plan in plans),
+        tuple(kept),
+    )
+    return METHODS[METHOD_OF[to.name]].build(settings, modules)

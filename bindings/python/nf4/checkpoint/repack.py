@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
 from typing import Any
 
 from nf4.checkpoint.errors import FormatError, OptionError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4 import Int4Weight
-from nf4.checkpoint.int4_config import METHOD_OF, METHODS, Settings
+from nf4.checkpoint.int4_config import METHOD_OF, Settings
 from nf4.checkpoint.int4_layouts import (
     AWQ,
     COMPRESSED_TENSORS,
@@ -20,11 +19,10 @@ from nf4.checkpoint.int4_layouts import (
     SYMMETRIC_ZERO,
     Layout,
 )
-from nf4.checkpoint.int4_plan import Int4Plan
+from nf4.checkpoint.int4_plan import Int4Plan, integer_config
 from nf4.checkpoint.kinds import config_path, integer_settings, survey
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
 from nf4.checkpoint.reader import SafetensorsFile
-from nf4.checkpoint.rules import architectures, dense_linear
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Result, Step
 from nf4.checkpoint.weights import Survey
@@ -91,7 +89,7 @@ def _read(checkpoint: Checkpoint, weights: list[Int4Weight], to: Layout) -> _Fou
     """Read the zero points and g_idx of all weights; FormatError for what `to` cannot hold."""
     symmetric, act_order = True, False
     for weight in weights:
-        problem = to.multiple(weight.shape)
+        problem = to.misfit(weight.shape)
         zeros = weight.zero_points(checkpoint)
         symmetric = symmetric and bool((zeros == SYMMETRIC_ZERO).all())
         if weight.g_idx(checkpoint) is not None:
@@ -124,34 +122,6 @@ def _config(
         **checkpoint.config,
         "quantization_config": integer_config(checkpoint, found, plans),
     }
-
-
-def integer_config(checkpoint: Checkpoint, found: Survey, plans: list[Int4Plan]) -> dict[str, Any]:
-    """quantization_config for these weights beside the tensors that stay dense. FormatError where
-    the layout has one group size for all, and they have several."""
-    to = plans[0].layout
-    sizes = [size for size, _ in Counter(plan.group_size for plan in plans).most_common()]
-    if len(sizes) > 1 and not to.by_row:
-        other = next(plan for plan in plans if plan.group_size == sizes[1])
-        reason = (
-            f"cannot become {to.name}, which has one group size for all weights: it has "
-            f"{other.group_size}, others {sizes[0]}"
-        )
-        raise FormatError(checkpoint.path, reason, other.name)
-    modules: dict[int, list[str]] = {size: [] for size in sizes}
-    for plan in plans:
-        modules[plan.group_size].append(plan.module)
-    quantized = {plan.name for plan in plans}
-    dense = [info for name, info in found.dense.items() if name not in quantized]
-    kept = dense_linear(dense, [plan.module for plan in plans], architectures(checkpoint.config))
-    settings = Settings(
-        to,
-        tuple(sizes),
-        all(plan.symmetric for plan in plans),
-        any(plan.act_order for plan in plans),
-        tuple(kept),
-    )
-    return METHODS[METHOD_OF[to.name]].build(settings, modules)
 
 
 def convert_checkpoint(

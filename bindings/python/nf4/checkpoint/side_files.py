@@ -115,8 +115,7 @@ def _size(path: str, directory: str) -> int | None:
 def side_files(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
     """The files of a model folder to copy, and those left out (weights in any format, how the
     source was quantized, and links to nothing), as relative paths. Neither has hidden files and
-    folders, config.json, and the
-    weights and the index of the checkpoint itself.
+    folders, config.json, and the weights and the index of the checkpoint itself.
 
     Raises FormatError for a link that leaves the folder, also among the files that are not
     copied but read; for a device, FIFO or socket; and for more than MAX_SIDE_BYTES to copy.
