@@ -107,7 +107,7 @@ def require_host_arguments(stream: CudaStreamLike | None, workspace: MemoryLike 
 
 def matmul_workspace_bytes(weight: Weight[Any], m: int, dtype: DTypeLike) -> int:
     """Bytes of workspace that `matmul` needs for m rows of x in device memory: 0 for up to 64,
-    and never more for fewer rows.
+    unless the weight has a permutation, and never more for fewer rows.
 
     dtype  of x: "fp16", "bf16", or a numpy or torch dtype
 
@@ -183,7 +183,8 @@ def matmul(
                device memory
     workspace  uint8 in device memory, of `matmul_workspace_bytes()` or more, 16-byte aligned.
                Made for torch tensors; else required unless that is 0, as it is for up to 64 rows
-               of x. Calls that may run at the same time must not share one: they could hang
+               of x where the weight has no permutation. Calls that may run at the same time must
+               not share one: they could hang
     threads    on the CPU: how many at most; 0: one for each processor. The result does not
                depend on it
     stream     for device memory, as for quantize

@@ -19,7 +19,7 @@ from nf4.weight import Packed, no_weight
 
 Into = TypeVar("Into", bound=Int4Tensor[Any])
 
-_DEFAULT_LAYOUT = {"layout": "gptq", "group_size": 128}
+_DEFAULT_LAYOUT: dict[str, Any] = {"layout": "gptq", "group_size": 128}
 _KIND = "an Int4Tensor"
 _SORTED = ("packed", "permutation")  # what reorder writes
 

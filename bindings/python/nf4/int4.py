@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from nf4 import _abi, _convert
+from nf4 import _abi, _convert, _torch
 from nf4._load import check, library
 from nf4._operand import read
 from nf4.errors import InvalidArgument, shown
@@ -38,6 +38,18 @@ def scales_dtype_of(value: object) -> ScalesDTypeName:
     if name == "fp32":
         raise InvalidArgument(f'scales_dtype is {shown(value)}; expected "fp16" or "bf16"')
     return cast(ScalesDTypeName, name)
+
+
+def dtype_of(scales: object) -> str:
+    """The dtype of an array of scales; of a tensor without memory too, as on the meta device."""
+    if _torch.is_tensor(scales):
+        dtype: str | None = _torch.dtype_name(scales.dtype)
+    else:
+        dtype = read("scales", scales).dtype
+    if dtype not in ("fp16", "bf16"):
+        given = "an address" if dtype is None else f"of {dtype}"
+        raise InvalidArgument(f"scales is {given}; expected fp16 or bf16, or scales_dtype")
+    return dtype
 
 
 def shape_of(value: Iterable[int], name: str = "shape") -> tuple[int, int]:
@@ -82,8 +94,8 @@ class Int4Tensor(Weight[Packed]):
     """A weight of 4-bit integers, scale * (code - zero), in the arrays of a checkpoint. It holds
     the objects that it is given and copies none.
 
-    layout       "gptq", which stores zero - 1 (checkpoint_format gptq), "gptq_v2", "awq" (version
-                 gemm), or "compressed-tensors" (pack-quantized)
+    layout       "gptq" (checkpoint_format gptq), whose words of zeros are less by 0x11111111 than
+                 those of "gptq_v2", "awq" (version gemm), or "compressed-tensors" (pack-quantized)
     shape        (rows, cols): (out_features, in_features)
     group_size   columns that share a scale: a multiple of 8 that divides cols; -1: all
     packed       int32, eight codes a word: qweight, or weight_packed
@@ -94,15 +106,16 @@ class Int4Tensor(Weight[Packed]):
     permutation  int32 [cols], where stored column j belongs, in what `reorder` makes; or None
     scales_dtype "fp16" or "bf16"; by default that of scales, which an address does not have
 
-    With G groups a row, their shapes are
+    With G groups a row, the shapes are
 
-        layout              packed              scales     zeros
-        gptq, gptq_v2       [cols / 8, rows]    [G, rows]  [G, ceil(rows / 8)]
-        awq                 [cols, rows / 8]    [G, rows]  [G, rows / 8]
+        layout              packed                  scales     zeros
+        gptq, gptq_v2       [cols / 8, rows]        [G, rows]  [G, ceil(rows / 8)]
+        awq                 [cols, rows / 8]        [G, rows]  [G, rows / 8]
         compressed-tensors  [rows, ceil(cols / 8)]  [rows, G]  [ceil(rows / 8), G]
 
-    What a part may be, and when it is read: as for QuantizedTensor. Values of g_idx and
-    permutation are not checked: those out of range read memory that is not the weight's.
+    Each part is one of the objects that QuantizedTensor takes, and is read when its parts are.
+    Values of g_idx and permutation are not checked: those out of range read memory that is not
+    the weight's.
 
     Raises InvalidArgument for a layout, a shape, a group size or a dtype that are none; what else
     is wrong is found at the first use.
@@ -124,13 +137,8 @@ class Int4Tensor(Weight[Packed]):
         _convert.int4_layout(self.layout)
         object.__setattr__(self, "shape", shape_of(self.shape))
         object.__setattr__(self, "group_size", _convert.integer("group_size", self.group_size, 32))
-        given = self.scales_dtype
-        if given is None:
-            given = read("scales", self.scales).dtype
-            if given not in ("fp16", "bf16"):
-                of = "an address" if given is None else f"of {given}"
-                raise InvalidArgument(f"scales is {of}; expected fp16 or bf16, or scales_dtype")
-        object.__setattr__(self, "scales_dtype", scales_dtype_of(given))
+        dtype = dtype_of(self.scales) if self.scales_dtype is None else self.scales_dtype
+        object.__setattr__(self, "scales_dtype", scales_dtype_of(dtype))
 
     @property
     def dtype(self) -> ScalesDTypeName:
@@ -168,5 +176,5 @@ class Int4Tensor(Weight[Packed]):
         return [
             Part(name, self.dtype if name == "scales" else "int32", math.prod(shape), shape)
             for name, shape in expected.items()
-            if getattr(self, name) is not None
+            if name in ("packed", "scales") or getattr(self, name) is not None
         ]

@@ -14,8 +14,6 @@ from int4_cases import any_int4, dequantized, tensor_of
 
 pytestmark = pytest.mark.usefixtures("way_to_call")
 GOLDEN = int4_oracle.golden()
-# Groups that do not divide the columns, which GPTQModel can write.
-UNEVEN = "gptq_v2-asym-32-fp16-16x72"
 INT, FLOAT, BFLOAT = 0, 2, 4
 # way_to_call is set for a test, not for an example, which is what is wanted.
 each_way = settings(
@@ -23,18 +21,13 @@ each_way = settings(
 )
 
 
-@pytest.mark.parametrize("name", [name for name in GOLDEN if name != UNEVEN])
+@pytest.mark.parametrize("name", GOLDEN)
 def test_golden(name):
     golden = GOLDEN[name]
     q = tensor_of(golden.arrays)
     assert q.scales_dtype == golden.arrays.scale_dtype and q.groups == golden.arrays.groups
     result = nf4.dequantize(q)
     assert result.view(np.uint16).tolist() == golden.expected.view(np.uint16).tolist()
-
-
-def test_golden_of_groups_that_do_not_divide():
-    with pytest.raises(nf4.InvalidArgument, match="group_size is 32; expected a divisor of"):
-        nf4.dequantize(tensor_of(GOLDEN[UNEVEN].arrays))
 
 
 @given(any_int4(), st.integers(0, 4))
