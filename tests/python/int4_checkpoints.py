@@ -125,7 +125,7 @@ class Case:
 
 
 def random_weight(case: Case, rng: np.random.Generator, rows: int, cols: int) -> Int4Arrays:
-    weight = oracle.random_int4(
+    return oracle.random_int4(
         rng,
         case.layout,
         rows,
@@ -135,18 +135,6 @@ def random_weight(case: Case, rng: np.random.Generator, rows: int, cols: int) ->
         scale_dtype=case.scale_dtype,
         act_order=case.act_order,
     )
-    if case.layout == "gptq" and not case.symmetric:
-        # GPTQ v1 has no zero of 0 that all programs read alike.
-        zeros = np.maximum(oracle.zeros_of(weight), 1)
-        return oracle.pack(
-            case.layout,
-            oracle.codes_of(weight),
-            zeros,
-            weight.scales.T,
-            case.group_size,
-            weight.g_idx,
-        )
-    return weight
 
 
 def write(

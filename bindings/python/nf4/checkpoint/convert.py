@@ -83,11 +83,6 @@ class QuantizeOptions:
             raise OptionError(f"layout is {self.layout!r}; expected {', '.join(LAYOUTS)}")
         if self.group_size != -1 and (self.group_size <= 0 or self.group_size % 8):
             raise OptionError(f"group_size is {self.group_size}; expected a multiple of 8, or -1")
-        if self.layout == "gptq" and not self.symmetric:
-            raise OptionError(
-                "layout gptq stores zero point - 1, and programs differ in what they make of a "
-                "zero point of 0, which asymmetric weights have; gptq_v2 can hold it"
-            )
 
 
 def _quantize_step(

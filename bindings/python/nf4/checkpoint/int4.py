@@ -32,6 +32,11 @@ _INTEGERS = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
 _DTYPES = {"packed": ("I32",), "scales": tuple(_SCALES), "zeros": ("I32",), "g_idx": ("I32",)}
 # Symmetric weights are labelled as the one though their zero points are those of the other.
 _CONFUSED = {GPTQ.name: GPTQ_V2, GPTQ_V2.name: GPTQ}
+# A warning for zero points of 0 in GPTQ v1.
+BORROWS = (
+    "which borrow from the next one in a word of gptq: GPTQModel and libnf4 read that, programs "
+    "that add 1 to each stored one do not (gptq_v2 has no such case)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +182,7 @@ def labelled_as_other(layout: Layout, zeros: np.ndarray) -> Layout | None:
     other = _CONFUSED.get(layout.name)
     if other is None or not zeros.size:
         return None
-    theirs = SYMMETRIC_ZERO + layout.zero_offset - other.zero_offset
+    theirs = SYMMETRIC_ZERO + (1 if layout is GPTQ else -1)
     return other if (zeros == theirs).all() else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nf4.checkpoint.errors import FormatError
-from nf4.checkpoint.int4 import Int4Weight, labelled_as_other
+from nf4.checkpoint.int4 import BORROWS, Int4Weight, labelled_as_other
 from nf4.checkpoint.int4_config import METHOD_OF, Settings
 from nf4.checkpoint.int4_layouts import GPTQ, GPTQ_V2
 from nf4.checkpoint.scales import count_problem, scale_problems
@@ -48,8 +48,7 @@ def _zeros_problems(weight: Int4Weight, checkpoint: Checkpoint) -> Iterator[tupl
     elif layout is GPTQ and (zeros == 0).any():
         yield (
             "warning",
-            f"{np.count_nonzero(zeros == 0)} zero points are 0, stored as 15: programs differ in "
-            "what they make of such words (gptq_v2 has no such case)",
+            f"{np.count_nonzero(zeros == 0)} zero points are 0, {BORROWS}",
         )
 
 

@@ -20,7 +20,8 @@ class Layout:
     order        code i of a word is element order[i] of its eight
     along_rows   a word of codes has eight rows of one column, else eight columns of one row
     by_row       scales are [rows, groups] and words of codes follow the rows, else transposed
-    zero_offset  a zero point is what is stored plus this, modulo 16
+    zeros_less   what is subtracted from each word of zero points: a zero point of 0 borrows from
+                 the next one
     """
 
     name: str
@@ -28,7 +29,7 @@ class Layout:
     order: tuple[int, ...] = _PLAIN
     along_rows: bool = False
     by_row: bool = False
-    zero_offset: int = 0
+    zeros_less: int = 0
 
     @property
     def suffix(self) -> str:
@@ -71,13 +72,13 @@ class Layout:
 
     def zeros(self, stored: np.ndarray, rows: int) -> np.ndarray:
         """The zero points, uint8 [groups, rows], from the words."""
-        codes = _unpack(stored.T if self.by_row else stored, rows, self.order)
-        return (codes + np.uint8(self.zero_offset)) & 15
+        words = np.ascontiguousarray(stored.T if self.by_row else stored).view(np.uint32)
+        return _unpack(words + np.uint32(self.zeros_less), rows, self.order)
 
     def stored_zeros(self, zeros: np.ndarray) -> np.ndarray:
         """The words of zero points, uint8 [groups, rows]. Those past the end are 0."""
-        # uint8 wraps: 0 - 1 is 255, of which 15 is kept.
-        words = _pack((zeros - np.uint8(self.zero_offset)) & 15, self.order)
+        words = _pack(zeros, self.order).view(np.uint32) - np.uint32(self.zeros_less)
+        words = words.view(np.int32)
         return np.ascontiguousarray(words.T) if self.by_row else words
 
     def same_words(self, other: Layout) -> bool:
@@ -90,7 +91,7 @@ class Layout:
 
 
 def _unpack(words: np.ndarray, count: int, order: tuple[int, ...]) -> np.ndarray:
-    """int32 [..., words] as uint8 [..., count]: code i of a word is its bits 4 i to 4 i + 3."""
+    """32-bit words [..., words] as uint8 [..., count]: code i is bits 4 i to 4 i + 3 of a word."""
     pairs = np.ascontiguousarray(words).view(np.uint8)
     codes = np.stack((pairs & 15, pairs >> 4), axis=-1).reshape(*words.shape, _CODES_IN_A_WORD)
     if order != _PLAIN:
@@ -116,7 +117,7 @@ _COMPRESSED_NAMES = {
     "g_idx": "weight_g_idx",
     "shape": "weight_shape",
 }
-GPTQ = Layout("gptq", _GPTQ_NAMES, zero_offset=1)
+GPTQ = Layout("gptq", _GPTQ_NAMES, zeros_less=0x11111111)
 GPTQ_V2 = Layout("gptq_v2", _GPTQ_NAMES)
 AWQ = Layout(
     "awq",

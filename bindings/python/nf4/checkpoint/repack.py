@@ -9,7 +9,7 @@ from typing import Any
 
 from nf4.checkpoint.errors import FormatError, OptionError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
-from nf4.checkpoint.int4 import Int4Weight
+from nf4.checkpoint.int4 import BORROWS, Int4Weight
 from nf4.checkpoint.int4_config import METHOD_OF, Settings
 from nf4.checkpoint.int4_layouts import (
     AWQ,
@@ -79,15 +79,16 @@ class Repack:
 @dataclasses.dataclass(frozen=True)
 class _Found:
     """What the data of all weights says. symmetric: all zero points are 8. act_order: there is a
-    g_idx that matters."""
+    g_idx that matters. borrows: there are zero points of 0."""
 
     symmetric: bool
     act_order: bool
+    borrows: bool
 
 
 def _read(checkpoint: Checkpoint, weights: list[Int4Weight], to: Layout) -> _Found:
     """Read the zero points and g_idx of all weights; FormatError for what `to` cannot hold."""
-    symmetric, act_order = True, False
+    symmetric, act_order, borrows = True, False, False
     for weight in weights:
         problem = to.misfit(weight.shape)
         zeros = weight.zero_points(checkpoint)
@@ -96,14 +97,10 @@ def _read(checkpoint: Checkpoint, weights: list[Int4Weight], to: Layout) -> _Fou
             act_order = True
             if to is AWQ:
                 problem = "awq has no g_idx, and this weight's columns are in act order"
-        if to is GPTQ and (zeros == 0).any():
-            problem = (
-                "gptq stores zero point - 1, and programs differ in what they make of a zero "
-                "point of 0; gptq_v2 can hold it"
-            )
+        borrows = borrows or bool((zeros == 0).any())
         if problem is not None:
             raise FormatError(weight.path, f"cannot become {to.name}: {problem}", weight.name)
-    return _Found(symmetric, act_order)
+    return _Found(symmetric, act_order, borrows)
 
 
 def _config(
@@ -140,7 +137,7 @@ def convert_checkpoint(
     progress: as of quantize_checkpoint.
 
     Raises FormatError, also for what the layout cannot hold (a g_idx in awq, rows or columns that
-    are not a multiple of 8, a zero point of 0 in gptq), OptionError, OutputRefused and OSError;
+    are not a multiple of 8), OptionError, OutputRefused and OSError;
     the destination is then unchanged.
     """
     to = LAYOUTS.get(layout)
@@ -166,6 +163,8 @@ def convert_checkpoint(
         result = write_checkpoint(checkpoint, steps, config, target, progress)
         if data.act_order and to is COMPRESSED_TENSORS:
             result.warnings.append(_REMOVED)
+        if data.borrows and to is GPTQ:
+            result.warnings.append(f"there are zero points of 0, {BORROWS}")
         return result
 
 

@@ -19,9 +19,9 @@ config.json is written as the layout's own programs do, and the files beside the
 copied as by `nf4 quantize`.
 
 What a layout cannot hold is refused: in awq, columns in act order and rows that are not a
-multiple of 8; in gptq and gptq_v2, columns that are not a multiple of 8; in gptq, a zero
-point of 0. Scales keep their dtype: programs that load AWQ or GPTQ cast them to the dtype
-that they compute in.
+multiple of 8; in gptq and gptq_v2, columns that are not a multiple of 8; in all but
+compressed-tensors, several group sizes. Scales keep their dtype, fp16 or bf16: programs that
+load AWQ or GPTQ cast them to the dtype that they compute in.
 """
 
 
