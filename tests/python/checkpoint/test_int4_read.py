@@ -406,10 +406,10 @@ def test_verify_suspects_the_other_version_where_config_does_not_say_symmetric(t
 
 
 def test_verify_warns_of_zero_points_that_programs_read_differently(tmp_path):
-    for layout, expected in (("gptq", 2), ("gptq_v2", 0)):
+    for layout, expected in (("gptq", True), ("gptq_v2", False)):
         source = Case(layout, symmetric=False).folder(tmp_path / layout)
         found = [w for w in _warnings(source) if "zero points are 0, which borrow" in w]
-        assert len(found) == expected
+        assert bool(found) == expected
 
 
 def test_verify_warns_of_a_g_idx_that_config_denies(tmp_path):
