@@ -46,7 +46,7 @@ class Weight(abc.ABC):
         """Its settings, as `nf4 inspect --json` shows them."""
 
     @abc.abstractmethod
-    def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor:
+    def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor | nf4.Int4Tensor:
         """Read it."""
 
     @property
