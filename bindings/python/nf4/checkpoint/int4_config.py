@@ -133,7 +133,7 @@ def _parse_compressed(config: Mapping[str, Any]) -> Settings:
         _bits(weights.get("num_bits"), f"{key}: num_bits")
         sizes += _strategy_size(weights, key)
         symmetric.append(_flag(weights.get("symmetric", True), f"{key}: symmetric"))
-        act_order.append(weights.get("actorder") in ("group", "dynamic"))
+        act_order.append(weights.get("actorder") in ("group", "dynamic", True))
     dense = _names(config.get("ignore"), "ignore")
     return Settings(COMPRESSED_TENSORS, sizes, _same(symmetric), _same(act_order), dense)
 

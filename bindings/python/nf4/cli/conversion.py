@@ -1,4 +1,4 @@
-"""What quantize and dequantize share: progress, and the report at the end."""
+"""What quantize, dequantize and convert share: progress, and the report at the end."""
 
 from __future__ import annotations
 
