@@ -7,14 +7,13 @@ from collections import Counter
 from typing import Any
 
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
-from nf4.checkpoint.dtypes import FILE_TO_NF4, NF4_TO_TORCH
+from nf4.checkpoint.dtypes import DTYPE_KEYS, FILE_TO_NF4, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError, OptionError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.int4_layouts import LAYOUTS
 from nf4.checkpoint.int4_plan import Int4Plan, integer_config
 from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.model_files import (
-    DTYPE_KEYS,
     compute_dtype,
     existing_quantization,
     quantization_config,

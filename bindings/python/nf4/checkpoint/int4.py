@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 import nf4
-from nf4.checkpoint.dtypes import FILE_TO_NF4, TORCH_TO_NF4
+from nf4.checkpoint.dtypes import FILE_TO_NF4, model_dtype
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.int4_config import Settings
@@ -257,17 +257,8 @@ def _state(
     if size != -1 and size % 8:
         raise ValueError(f"its group size {size} is not a multiple of 8")
     said = settings or Settings(layout)
-    dtype = _dense_dtype(checkpoint) or FILE_TO_NF4[parts["scales"].dtype]
+    dtype = model_dtype(checkpoint.config) or FILE_TO_NF4[parts["scales"].dtype]
     return Int4State(layout, shape, size, dtype, said.symmetric, said.act_order)
-
-
-def _dense_dtype(checkpoint: Checkpoint) -> str | None:
-    """The dtype of the model in config.json, by libnf4's name."""
-    for key in ("dtype", "torch_dtype"):
-        value = checkpoint.config.get(key)
-        if isinstance(value, str) and value in TORCH_TO_NF4:
-            return TORCH_TO_NF4[value]
-    return None
 
 
 def _part_problems(state: Int4State, parts: dict[str, TensorInfo]) -> Iterator[str]:

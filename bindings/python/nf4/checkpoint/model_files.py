@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nf4.checkpoint.bnb import BnbWeight
-from nf4.checkpoint.dtypes import NF4_TO_TORCH, TORCH_TO_NF4
+from nf4.checkpoint.dtypes import NF4_TO_TORCH, model_dtype
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.files import write_synced
 from nf4.checkpoint.kinds import config_path
@@ -15,9 +15,6 @@ from nf4.checkpoint.rules import module_of
 from nf4.checkpoint.skips import SkipMatcher, is_simple
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey
-
-# The dtype of the weights in config.json: today's key, and that before transformers 4.56.
-DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 def write_json(path: str, value: Mapping[str, Any], like: str) -> None:
@@ -44,10 +41,9 @@ def existing_quantization(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def compute_dtype(config: Mapping[str, Any], survey_dtypes: Iterable[str]) -> str:
     """The dtype to compute in, by torch's name: the model's own, else that of most weights."""
-    for key in DTYPE_KEYS:
-        value = config.get(key)
-        if isinstance(value, str) and value in TORCH_TO_NF4:
-            return value
+    own = model_dtype(config)
+    if own is not None:
+        return NF4_TO_TORCH[own]
     dtypes = list(survey_dtypes)
     return NF4_TO_TORCH[max(sorted(set(dtypes)), key=dtypes.count)] if dtypes else "float32"
 
