@@ -432,6 +432,25 @@ def test_verify_compares_the_configuration_with_the_weights(layout, tmp_path):
         assert _faults(listed) == [f"{key} has '{LAYER}', which leaves the 4-bit {LAYER} dense"]
 
 
+def test_verify_warns_of_dense_layers_that_compressed_tensors_would_compress(tmp_path):
+    """Unless a pattern may name them, which is not run."""
+    case = Case("compressed-tensors")
+    stored = models.tensors(case.weights()[LAYER])
+    stored["model.layers.0.gate.weight"] = helpers.random_weight((4, 64), "float16")
+    lacking = ["ignore lacks lm_head, whose weight is dense"]
+    lacking.append("ignore lacks model.layers.0.gate, whose weight is dense")
+    for number, (ignore, warnings) in enumerate(
+        [
+            ([], lacking),
+            (["lm_head"], lacking[1:]),
+            (["lm_head", "model.layers.0.gate"], []),
+            (["re:.*gate", "lm_head"], []),
+        ]
+    ):
+        source = models.write(tmp_path / f"{number}", stored, case.config | {"ignore": ignore})
+        assert _warnings(source) == warnings and _faults(source) == []
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_single_files_are_read_by_names_and_shapes(case, tmp_path):
     """No config.json: gptq is taken for gptq_v2, which the names do not tell."""

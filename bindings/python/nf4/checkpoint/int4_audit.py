@@ -9,7 +9,8 @@ import numpy as np
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import BORROWS, Int4Weight, labelled_as_other
 from nf4.checkpoint.int4_config import METHOD_OF, Settings
-from nf4.checkpoint.int4_layouts import GPTQ, GPTQ_V2
+from nf4.checkpoint.int4_layouts import COMPRESSED_TENSORS, GPTQ, GPTQ_V2
+from nf4.checkpoint.rules import architectures, dense_linear
 from nf4.checkpoint.scales import count_problem, scale_problems
 from nf4.checkpoint.skips import SkipMatcher
 from nf4.checkpoint.source import Checkpoint
@@ -79,7 +80,10 @@ def int4_config_problems(
     if not integers:
         yield "fault", "it has a quantization_config, but no 4-bit weights"
         return
-    yield from _dense_problems(settings, [weight.module for weight in integers])
+    modules = [weight.module for weight in integers]
+    yield from _dense_problems(settings, modules)
+    if settings.layout is COMPRESSED_TENSORS:
+        yield from _ignore_problems(checkpoint, settings, found, modules)
     if settings.layout in _OF_GPTQ and not settings.symmetric:
         yield (
             "warning",
@@ -99,3 +103,15 @@ def _dense_problems(settings: Settings, modules: list[str]) -> Iterator[tuple[st
             module = matcher.first(entry)
         if module is not None:
             yield "fault", f"{key} has {entry!r}, which leaves the 4-bit {module} dense"
+
+
+def _ignore_problems(
+    checkpoint: Checkpoint, settings: Settings, found: Survey, modules: list[str]
+) -> Iterator[tuple[str, str]]:
+    """Dense layers that compressed-tensors would take for 4-bit ones. Patterns are not run."""
+    ignored = set(settings.dense)
+    if any(entry.startswith("re:") for entry in ignored):
+        return
+    for module in dense_linear(found.dense.values(), modules, architectures(checkpoint.config)):
+        if module not in ignored:
+            yield "warning", f"ignore lacks {module}, whose weight is dense"
