@@ -28,8 +28,8 @@ from nf4.cli.console import (
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\
-List the tensors of a checkpoint: shape, format, blocksize, bytes in the file (scales, codebook
-and quant_state included) and bits per element.
+List the tensors of a checkpoint: shape, format (of integers the layout), blocksize or group
+size, bytes in the file (all parts of a weight included) and bits per element.
 
 With --dense, also the error of each 4-bit weight against the dense one that it was made from:
 `rms` is the RMS of the difference over the RMS of the dense weight, `max` the largest absolute
