@@ -17,10 +17,10 @@ the zero points and g_idx of integers, and in a config.json by which transformer
 load the weights. Exit code 1 if there is a fault. Warnings, such as subnormal scales or NaN in
 dense tensors, do not change it.
 
-For nf4 and fp4, where torch and transformers 5.0 or later are installed, a process of its own builds the model
-without its weights, which takes seconds, and its modules decide which weights transformers
-loads. Otherwise the names of the tensors decide, and what they tell is only a warning. The
-report says which.
+For nf4 and fp4, where torch and transformers 5.0 or later are installed, a process of its own
+builds the model without its weights, which takes seconds, and its modules decide which weights
+transformers loads. Otherwise the names of the tensors decide, and what they tell is only a
+warning. The report says which.
 """
 
 
