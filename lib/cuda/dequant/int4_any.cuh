@@ -30,7 +30,7 @@ __device__ __forceinline__ float int4_value_at(const Int4View &weight, int64_t n
 }
 
 template <class Arch, class T>
-__global__ void __launch_bounds__(kInt4DequantThreads)
+__global__ void __launch_bounds__(kInt4AnyThreads)
     dequant_int4_any(const __grid_constant__ Int4DequantArgs args) {
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
