@@ -53,6 +53,7 @@ int64_t set_tiles(const Int4Weight &weight, Int4DequantArgs &args) {
   if (weight.layout == NF4_INT4_COMPRESSED_TENSORS) {
     args.groups_divisor = WideDivisor::of(weight.groups);
     args.strips = static_cast<uint32_t>(weight.elements / kInt4StripColumns);
+    args.prefetch = kPrefetchBytes / 4;
     return ceil_divide(weight.elements, tiling.columns);
   }
   const int64_t column_tiles = ceil_divide(weight.cols, tiling.columns);

@@ -87,7 +87,8 @@ class GptqTile {
     if (!whole_) return;
     const uint32_t *const packed = weight.packed + (run * weight.rows + row);
     const uint2 loaded = load_once<Arch>(reinterpret_cast<const uint2 *>(packed), policy);
-    if (row + args.prefetch < weight.rows) prefetch_l2_sector(packed + args.prefetch);
+    if (lane < kLanes && row + args.prefetch < weight.rows)
+      prefetch_l2_sector(packed + args.prefetch);
     const int64_t group = args.group_divisor.divide(run / 8);
     scales_ =
         __ldg(reinterpret_cast<const uint32_t *>(weight.scales + (group * weight.rows + row)));
@@ -152,7 +153,7 @@ class AwqTile {
       const uint32_t *const packed =
           weight.packed + ((first_column + column) * octets + first_octet + quad * 4);
       loaded = load_once<Arch>(reinterpret_cast<const uint4 *>(packed), policy);
-      if (first_octet + quad * 4 + args.prefetch / 8 < octets)
+      if (quad % 4 == 0 && first_octet + quad * 4 + args.prefetch / 8 < octets)
         prefetch_l2_sector(packed + args.prefetch / 8);
     }
     const uint32_t octet = first_octet + threadIdx.x / 8 % kOctets;
@@ -217,6 +218,8 @@ class RowPackedTile {
 #pragma unroll
     for (int row = 0; row < kRows; ++row)
       if (has(row)) words_.words[row] = load_once<Arch>(packed + row * 32, policy);
+    if (lane < 2 * kRows && first_ + kStrips + args.prefetch / 8 < args.strips)
+      prefetch_l2_sector(packed - lane + (lane * 16 + args.prefetch));
     scale_ = strip_scale(args, min(first_ + lane % kStrips, args.strips - 1));
   }
   template <int Vector>
