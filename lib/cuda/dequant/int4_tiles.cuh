@@ -14,6 +14,7 @@ namespace nf4::cuda {
 namespace {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
+constexpr uint32_t kSymmetricZeros = kInt4SymmetricZero * kInt4Ones;
 
 __device__ __forceinline__ float int4_scale_to_float(uint32_t bits, bool fp16) {
   return fp16 ? __half2float(__ushort_as_half(static_cast<unsigned short>(bits)))
@@ -92,10 +93,11 @@ class GptqTile {
     const int64_t group = args.group_divisor.divide(run / 8);
     scales_ =
         __ldg(reinterpret_cast<const uint32_t *>(weight.scales + (group * weight.rows + row)));
-    zeros_ =
-        weight.zeros == nullptr
-            ? 0x88u
-            : __ldg(weight.zeros + (group * int4_words(weight.rows) + row / 8)) >> (row % 8 * 4);
+    zeros_ = kSymmetricZeros;
+    if (weight.zeros != nullptr)
+      zeros_ = int4_zero_word(__ldg(weight.zeros + (group * int4_words(weight.rows) + row / 8)),
+                              weight.zero_offset) >>
+               (row % 8 * 4);
     words_ = {{loaded.x, loaded.y}};
   }
   template <int Vector>
@@ -105,7 +107,7 @@ class GptqTile {
   __device__ __forceinline__ bool has(int) const { return whole_; }
   __device__ __forceinline__ ScaleAndZero scale(const Int4View &weight, int row) const {
     return {int4_scale_to_float(row == 0 ? scales_ & 0xffffu : scales_ >> 16, weight.fp16_scales),
-            shifted_integer(int4_zero_point(zeros_ >> (4 * row), weight.zero_offset))};
+            shifted_integer(zeros_ >> (4 * row) & 15u)};
   }
   // Where the lanes' runs of a row begin in out.
   __device__ __forceinline__ int64_t out(const Int4View &weight, int row) const {
@@ -164,9 +166,9 @@ class AwqTile {
       const int64_t group = args.group_divisor.divide(place.column_tile);
       scales_ = __ldg(reinterpret_cast<const uint2 *>(
           weight.scales + (group * weight.rows + (octet * 8 + half_ * kRows))));
-      zeros_ = (weight.zeros == nullptr ? 0x88888888u
-                                        : __ldg(weight.zeros + (group * octets + octet))) >>
-               (half_ * 8);
+      zeros_ = kSymmetricZeros;
+      if (weight.zeros != nullptr)
+        zeros_ = __ldg(weight.zeros + (group * octets + octet)) >> (half_ * 8);
     }
     shared[column * 8 + (quad + column / 8) % 8] = loaded;
     __syncthreads();
@@ -186,7 +188,7 @@ class AwqTile {
   __device__ __forceinline__ ScaleAndZero scale(const Int4View &weight, int row) const {
     const uint32_t pair = row < 2 ? scales_.x : scales_.y;
     return {int4_scale_to_float(row % 2 == 0 ? pair & 0xffffu : pair >> 16, weight.fp16_scales),
-            shifted_integer(int4_zero_point(zeros_ >> (4 * awq_nibble(row)), weight.zero_offset))};
+            shifted_integer(zeros_ >> (4 * awq_nibble(row)) & 15u)};
   }
   __device__ __forceinline__ int64_t out(const Int4View &weight, int row) const {
     return out_ + row * weight.cols;
@@ -251,7 +253,7 @@ class RowPackedTile {
       const uint32_t row = args.groups_divisor.divide(index);
       const Int4Place place = int4_zero(NF4_INT4_COMPRESSED_TENSORS, weight.rows, weight.groups,
                                         row, index - int64_t{row} * weight.groups);
-      zero = int4_zero_point(__ldg(weight.zeros + place.word) >> place.shift, weight.zero_offset);
+      zero = __ldg(weight.zeros + place.word) >> place.shift & 15u;
     }
     return {int4_scale_to_float(__ldg(weight.scales + index), weight.fp16_scales),
             shifted_integer(zero)};

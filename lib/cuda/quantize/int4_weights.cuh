@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kInt4QuantizeThreads)
   if (place.first == 0 && has_row)
     args.scales[int4_scale(args.layout, args.rows, args.groups, n, place.g)] = bits;
   if (args.zeros != nullptr) {
-    const uint32_t word = across_rows(has_row ? (zero - args.zero_offset) & 15u : 0);
+    const uint32_t word = across_rows(has_row ? zero : 0) - args.zero_offset * kInt4Ones;
     if (place.first == 0 && place.row == 0)
       args.zeros[int4_zero(args.layout, args.rows, args.groups, place.octet * 8, place.g).word] =
           args.layout == NF4_INT4_AWQ ? awq_word(word) : word;
