@@ -100,8 +100,8 @@ class StripPipeline {
   uint32_t phase_ = 0;
 };
 
-// The scales and stored zero points of a lane's eight rows, in a group of columns. Nothing waits for
-// them before the group ends.
+// The scales and stored zero points of a lane's eight rows, in a group of columns. Nothing waits
+// for them before the group ends.
 struct StripScales {
   uint4 scales;
   uint32_t zeros;
