@@ -60,5 +60,9 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     const size_t skinny = 2 * kKinds * (cuda::kFamilyConfigCount - 1);
     check_kernels(cuda::kernels_of<cuda::MatmulKernels>(family),
                   kKinds + (family.tensor_cores ? 0 : skinny), seen);
+    constexpr size_t kInt4Kinds = 2 * 3 * 2;
+    check_kernels(cuda::kernels_of<cuda::Int4MatmulKernels>(family),
+                  kInt4Kinds * (cuda::kFamilyConfigCount - 1 + (family.tensor_cores ? 0 : 1)),
+                  seen);
   }
 }

@@ -79,7 +79,7 @@ cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const 
                 args);
 }
 
-bool joins_launch(const SkinnyBatchProblems &problems, const MatmulProblem &problem,
+bool joins_launch(const SkinnyBatchProblems<Weight> &problems, const MatmulProblem &problem,
                   const GpuFacts &gpu) {
   if (problems.count == kSkinnyBatchMax || gpu.multiprocessors <= kSkinnyBatchMax) return false;
   int64_t elements = problem.weight.elements;

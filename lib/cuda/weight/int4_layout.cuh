@@ -1,0 +1,141 @@
+// Layouts of integer weights, as RowPacked in layout.cuh: where the codes of a K-tile lie in shared
+// memory, and which of them a lane of a wgmma consumer multiplies.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/tma.cuh"
+#include "cuda/weight/layout.cuh"
+#include "nf4/nf4.h"
+
+namespace nf4::cuda {
+
+// compressed-tensors: [n][k / 8] words, the bytes of RowPacked with the low nibble first.
+template <int TileN>
+struct RowPackedLayout : RowPacked {
+  static constexpr nf4_int4_layout kLayout = NF4_INT4_COMPRESSED_TENSORS;
+};
+
+// GPTQ: [k / 8][n] words. A K-tile is 16 rows of TileN words. The quad's rows are 2g and 2g + 1, so
+// that one load has the words of both and no two lanes of a load share a bank. Of each word a lane
+// uses byte lane % 4, as of RowPacked's.
+template <int TileN>
+struct GptqLayout {
+  static constexpr nf4_int4_layout kLayout = NF4_INT4_GPTQ;
+  static constexpr int kWordRows = 16;
+  static constexpr int kRowDistance = 1;
+
+  static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
+                                                   int n, uint64_t *barrier) {
+    tma_load_2d(stage, map, n, k_tile * kWordRows, barrier);
+  }
+  static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
+    tma_prefetch_2d(map, n, k_tile * kWordRows);
+  }
+
+  // The words of a step that a quad reads, by rows of words: of rows 2g and 2g + 1.
+  struct Words {
+    uint2 words[kWordRows / 2];
+  };
+
+  static __device__ __forceinline__ int lane_row(int lane) { return lane / 4 * 2; }
+  static __device__ __forceinline__ int lane_offset(int row) { return row * 4; }
+  static __device__ __forceinline__ int row_of(int lane_offset) { return lane_offset / 4; }
+
+  template <int Step>
+  static __device__ __forceinline__ void load(Words &to, const uint8_t *stage, int lane_offset) {
+#pragma unroll
+    for (int row = 0; row < kWordRows / 2; ++row)
+      to.words[row] = *reinterpret_cast<const uint2 *>(stage + lane_offset +
+                                                       (Step * (kWordRows / 2) + row) * TileN * 4);
+  }
+
+  template <class Decode>
+  static __device__ __forceinline__ void decode(uint32_t (&a)[4][4], const Words &from,
+                                                Decode decode) {
+#pragma unroll
+    for (int row = 0; row < kWordRows / 2; ++row) {
+      a[row / 2][row % 2 * 2] = decode(from.words[row].x, 0);
+      a[row / 2][row % 2 * 2 + 1] = decode(from.words[row].y, 1);
+    }
+  }
+};
+
+// AWQ: [k][n / 8] words. A K-tile is 128 rows of TileN / 2 bytes, in the swizzle of as many. A word
+// holds rows 2i and 2i + 1 of its eight in nibbles i and i + 4, so a lane takes those of i = g % 4
+// from the words of two columns: they are rows 2g and 2g + 1 of a warp's 16. The eight words of a
+// load lie in different banks.
+template <int TileN>
+struct AwqLayout {
+  static constexpr nf4_int4_layout kLayout = NF4_INT4_AWQ;
+  static constexpr int kTileCols = 128;
+  static constexpr int kRowBytes = TileN / 2;  // of a column of the weight
+  static constexpr int kRowDistance = 1;
+  static_assert(kRowBytes == 64 || kRowBytes == 128);
+
+  static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
+                                                   int n, uint64_t *barrier) {
+    tma_load_2d(stage, map, n / 2, k_tile * kTileCols, barrier);
+  }
+  static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
+    tma_prefetch_2d(map, n / 2, k_tile * kTileCols);
+  }
+
+  // The words of a step that a lane reads, by wgmmas: of columns 2t, 2t + 1 (x, y) and 8 further
+  // on.
+  struct Words {
+    uint2 words[4][2];
+  };
+
+  static __device__ __forceinline__ int lane_row(int lane) { return lane / 4 * 2; }
+  // Of the word of column 2t that has this row of the tile.
+  static __device__ __forceinline__ int lane_offset(int row) {
+    const int byte = row / 8 * 4, column = static_cast<int>(threadIdx.x % 4) * 2;
+    const int swizzle = kRowBytes == 64 ? column / 2 : column;
+    return column * kRowBytes + (byte ^ swizzle * 16);
+  }
+  static __device__ __forceinline__ int row_of(int) {
+    return (static_cast<int>(threadIdx.x) - 128) / 32 * 16 +
+           lane_row(static_cast<int>(threadIdx.x % 32));
+  }
+
+  template <int Step>
+  static __device__ __forceinline__ void load(Words &to, const uint8_t *stage, int lane_offset) {
+    // Odd columns lie in other chunks of the 128-byte swizzle than even ones.
+    const int odd_offset = lane_offset ^ (kRowBytes == 64 ? 0 : 16);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int offset = (Step * 64 + i * 8) * kRowBytes;
+      to.words[i / 2][i % 2] = {
+          *reinterpret_cast<const uint32_t *>(stage + lane_offset + offset),
+          *reinterpret_cast<const uint32_t *>(stage + odd_offset + offset + kRowBytes)};
+    }
+  }
+
+  template <class Decode>
+  static __device__ __forceinline__ void decode(uint32_t (&a)[4][4], const Words &from,
+                                                Decode decode) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        a[i / 2][i % 2 * 2 + half] = decode(from.words[i / 2][i % 2], half);
+  }
+};
+
+template <nf4_int4_layout Layout, int TileN>
+struct Int4LayoutOf;
+template <int TileN>
+struct Int4LayoutOf<NF4_INT4_GPTQ, TileN> {
+  using Type = GptqLayout<TileN>;
+};
+template <int TileN>
+struct Int4LayoutOf<NF4_INT4_AWQ, TileN> {
+  using Type = AwqLayout<TileN>;
+};
+template <int TileN>
+struct Int4LayoutOf<NF4_INT4_COMPRESSED_TENSORS, TileN> {
+  using Type = RowPackedLayout<TileN>;
+};
+
+}  // namespace nf4::cuda
