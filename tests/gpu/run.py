@@ -210,6 +210,7 @@ def figures(build: Path, commit: str) -> dict:
         "call": Options(mode="call", build=build),
         "matmul": Options(mode="matmul", build=build),
         "models": Options(mode="models", build=build),
+        "int4": Options(mode="int4", build=build),
     }
     try:
         found = {name: modes.run(each) for name, each in options.items()}
