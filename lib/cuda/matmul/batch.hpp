@@ -27,9 +27,8 @@ inline const void *kernel_for(const GpuFamily &family, const Int4MatmulProblem &
 inline const void *mma_few_for(const GpuFamily &family, const Int4MatmulProblem &problem) {
   const Int4Weight &weight = problem.weight;
   if (problem.m > kFewRowsOfX) return nullptr;
-  return kernels_of<Int4MatmulKernels>(family)
-      .mma_few[problem.dtype - NF4_DTYPE_FP16][weight.layout - NF4_INT4_GPTQ]
-              [weight.g_idx != nullptr];
+  return kernels_of<Int4FewKernels>(family)
+      .of[problem.dtype - NF4_DTYPE_FP16][weight.layout - NF4_INT4_GPTQ][weight.g_idx != nullptr];
 }
 
 // Whether there are skinny kernels for several weights in one launch.

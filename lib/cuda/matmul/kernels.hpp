@@ -18,14 +18,22 @@ struct MatmulKernels {
   static MatmulKernels make();
 };
 
-// Integer weights. Args: Int4MatmulArgs of mma kernels, Int4FewArgs of mma_few.
+// Integer weights. Args: Int4MatmulArgs of mma kernels; of skinny kernels Int4SkinnyArgs, StripArgs
+// of AWQ's.
 struct Int4MatmulKernels {
   // [dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][has g_idx][configuration]
   const void *of[2][3][2][kFamilyConfigCount];
-  const void *mma_few[2][3][2];  // kMma64x64 for up to kFewRowsOfX rows of x
 
   template <class Arch>
   static Int4MatmulKernels make();
+};
+
+// Their kMma64x64 for up to kFewRowsOfX rows of x; NULL without tensor cores. Args: Int4FewArgs.
+struct Int4FewKernels {
+  const void *of[2][3][2];
+
+  template <class Arch>
+  static Int4FewKernels make();
 };
 
 }  // namespace nf4::cuda

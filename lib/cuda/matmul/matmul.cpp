@@ -11,6 +11,8 @@
 #include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
+#include "cuda/matmul/workspace.hpp"
+#include "cuda/permute/permute.hpp"
 #include "cuda/runtime/families.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "cuda/runtime/locate.hpp"
@@ -20,9 +22,25 @@ namespace {
 
 std::optional<int> forced_config;
 
-// Kernels gather the x of a permuted weight.
-bool gathers_x(const Weight &) { return false; }
-bool gathers_x(const Int4Weight &weight) { return weight.permutation != nullptr; }
+// The problem as kernels get it, with the columns of x in the order of the weight's: permute_x
+// writes that x to the end of the workspace.
+const MatmulProblem &in_column_order(const MatmulProblem &problem) { return problem; }
+Int4MatmulProblem in_column_order(const Int4MatmulProblem &problem) {
+  Int4MatmulProblem ordered = problem;
+  if (problem.weight.permutation == nullptr) return ordered;
+  ordered.x = static_cast<const uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
+  ordered.x_stride = problem.weight.cols;
+  return ordered;
+}
+
+cudaError_t order_x(const MatmulTarget &, const MatmulProblem &, const MatmulProblem &) {
+  return cudaSuccess;
+}
+cudaError_t order_x(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                    const Int4MatmulProblem &ordered) {
+  if (problem.weight.permutation == nullptr || problem.weight.cols == 0) return cudaSuccess;
+  return permute_x(problem, const_cast<void *>(ordered.x), *target.family, target.stream);
+}
 
 template <class W>
 auto matmul_args(const MatmulProblemOf<W> &problem) {
@@ -35,7 +53,7 @@ auto matmul_args(const MatmulProblemOf<W> &problem) {
   args.m = problem.m;
   args.x_stride = problem.x_stride;
   args.y_stride = problem.y_stride;
-  args.x_vectors = has_x_vectors(problem) && !gathers_x(weight);
+  args.x_vectors = has_x_vectors(problem);
   args.whole_words = is_multiple(weight.packed, 16) && weight.cols % 32 == 0;
   return args;
 }
@@ -49,7 +67,8 @@ bool has_wgmma(const GpuFamily &family, int compute_capability) {
 }
 
 template <class W>
-cudaError_t choose(MatmulTarget &target, const MatmulProblemOf<W> &problem, MatmulChoice &choice) {
+cudaError_t choose(MatmulTarget &target, const MatmulProblemOf<W> &given, MatmulChoice &choice) {
+  const auto &problem = in_column_order(given);
   GpuFacts &gpu = target.gpu;
   const auto load = [&](GpuFacts &facts) { return load_wgmma_kernels(target.device, facts); };
   if (!forced_config) return choose_config(problem, gpu, cost_model(), load, choice);
@@ -109,16 +128,6 @@ cudaError_t choose_all(MatmulTarget &target, BatchLaunches<W> &launches) {
   });
 }
 
-// Integer weights have the mma kernel alone.
-cudaError_t launch_wgmma(const MatmulTarget &, const Int4MatmulProblem &, const Int4MatmulArgs &,
-                         const MatmulChoice &) {
-  return cudaErrorNotSupported;
-}
-cudaError_t launch_skinny(const MatmulTarget &, const void *, const Int4MatmulArgs &, nf4_dtype,
-                          int) {
-  return cudaErrorNotSupported;
-}
-
 cudaError_t allow_shared_memory(const MatmulTarget &target, const MatmulProblem &) {
   return allow_shared_memory<MatmulKernels>(*target.family, target.device);
 }
@@ -138,8 +147,10 @@ cudaError_t run_mma(const MatmulTarget &target, const Int4MatmulProblem &problem
 }
 
 template <class W>
-cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
+cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &given,
                        const MatmulChoice &choice) {
+  const auto &problem = in_column_order(given);
+  if (const cudaError_t error = order_x(target, given, problem)) return error;
   const auto args = matmul_args(problem);
   if (is_wgmma(choice.config)) return launch_wgmma(target, problem, args, choice);
   if (choice.config == kMma64x64) return run_mma(target, problem, args);
@@ -244,6 +255,7 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
 cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {
   cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4MatmulKernels>(family));
+  if (error == cudaSuccess) error = load_kernels(kernels_of<Int4FewKernels>(family));
   if (error == cudaSuccess) error = allow_shared_memory<MatmulKernels>(family, device);
   if (error == cudaSuccess) error = allow_shared_memory<Int4MatmulKernels>(family, device);
   GpuFacts gpu{};

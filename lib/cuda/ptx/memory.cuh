@@ -102,9 +102,4 @@ __device__ __forceinline__ void prefetch_l2(const void *address, uint32_t bytes)
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
 }
 
-// Prefetches the line of an address into L2.
-__device__ __forceinline__ void prefetch_l2(const void *address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
-}
-
 }  // namespace nf4::cuda

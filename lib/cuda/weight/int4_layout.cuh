@@ -14,6 +14,9 @@ namespace nf4::cuda {
 template <int TileN>
 struct RowPackedLayout : RowPacked {
   static constexpr nf4_int4_layout kLayout = NF4_INT4_COMPRESSED_TENSORS;
+  static constexpr bool kScalesByGroup = false;  // [n][group]
+  // Of the zero of row i of a few neighbours in a word, from the first's.
+  static __device__ __forceinline__ int zero_shift(int i) { return i * 4; }
 };
 
 // GPTQ: [k / 8][n] words. A K-tile is 16 rows of TileN words. The quad's rows are 2g and 2g + 1, so
@@ -22,6 +25,8 @@ struct RowPackedLayout : RowPacked {
 template <int TileN>
 struct GptqLayout {
   static constexpr nf4_int4_layout kLayout = NF4_INT4_GPTQ;
+  static constexpr bool kScalesByGroup = true;  // [group][n]
+  static __device__ __forceinline__ int zero_shift(int i) { return i * 4; }
   static constexpr int kWordRows = 16;
   static constexpr int kRowDistance = 1;
 
@@ -68,6 +73,8 @@ struct GptqLayout {
 template <int TileN>
 struct AwqLayout {
   static constexpr nf4_int4_layout kLayout = NF4_INT4_AWQ;
+  static constexpr bool kScalesByGroup = true;
+  static __device__ __forceinline__ int zero_shift(int i) { return i % 2 * 16 + i / 2 * 4; }
   static constexpr int kTileCols = 128;
   static constexpr int kRowBytes = TileN / 2;  // of a column of the weight
   static constexpr int kRowDistance = 1;

@@ -15,6 +15,8 @@ template <class Arch, class Scales>
 class CodebookSource {
  public:
   using View = WeightView;
+  static constexpr bool kLdmatrix = false;
+  static constexpr int kResidentCtas = 1;  // at least, of a multiprocessor
   // In shared memory.
   static constexpr int kScaleCodeSize = Scales::kNested ? Scales::kTableSize : 1;
   static constexpr int kCodebookSize = nf4::kCodebookSize;
@@ -44,6 +46,7 @@ class CodebookSource {
     return threadIdx.x % kVectorsPerTileK * kVectorK;
   }
 
+  __device__ __forceinline__ void seek(int64_t, int64_t) {}
   __device__ __forceinline__ Registers load(int64_t row, int64_t column) const {
     Registers registers{};
     if (row >= args_.weight.rows || column >= args_.weight.cols) return registers;

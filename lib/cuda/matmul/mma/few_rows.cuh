@@ -31,13 +31,12 @@ struct FewMma {
   static __device__ __forceinline__ int part() { return threadIdx.x / 32 / kFewWarpRows; }
 
   __device__ __forceinline__ void add(const SmemTile<T> &w, const SmemTile<T> &x) {
-    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int step = 0; step < kMmaTileK / 16 / kFewParts; ++step) {
-      const int chunk = (part() * (kMmaTileK / 16 / kFewParts) + step) * 2;
+      const int column = (part() * (kMmaTileK / 16 / kFewParts) + step) * 16;
       uint32_t a[4], b[4];
-      ldmatrix_x4(a, &w.chunk(row() + lane % 16, chunk + lane / 16));
-      ldmatrix_x4(b, &x.chunk(lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2));
+      w.load_a(a, row(), column);
+      x.load_b(b, 0, column);
       mma_m16n8k16(T{}, sums[0], a, b[0], b[1]);
       mma_m16n8k16(T{}, sums[1], a, b[2], b[3]);
     }
@@ -98,13 +97,13 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 
   Source weight(args, nullptr, nullptr);
   typename Source::Registers codes[kDepth];
-  uint4 values[kDepth];
+  uint4 values[kDepth][1];
   const auto load = [&](int stage, int64_t k_tile) {
     const int64_t k = (first_k_tile + k_tile) * kMmaTileK;
     codes[stage] = weight.load(own_row, k + Source::tile_column());
-    if (has_x) values[stage] = load_x_chunk<T>(args, x_row, k + x_chunk * 8);
+    if (has_x) load_x<T>(args, x_row, k + x_chunk * 8, values[stage]);
   };
-  weight.seek(first_k_tile * kMmaTileK + Source::tile_column());
+  weight.seek(own_row, first_k_tile * kMmaTileK + Source::tile_column());
 #pragma unroll
   for (int stage = 0; stage < kDepth; ++stage)
     if (stage < k_tiles) load(stage, stage);
@@ -117,7 +116,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       if (k_tile >= k_tiles) break;
       const SmemTile<T> w(w_chunks[buffer]), x(x_chunks[buffer]);
       weight.store(codes[stage], w);
-      if (has_x) x.chunk(x_row, x_chunk) = values[stage];
+      if (has_x) x.chunk(x_row, x_chunk) = values[stage][0];
       __syncthreads();
       if (k_tile + kDepth < k_tiles) load(stage, k_tile + kDepth);
       mma.add(w, x);

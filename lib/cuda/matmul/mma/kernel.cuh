@@ -28,14 +28,6 @@ constexpr int kVectorK = 16;  // columns that a thread loads
 constexpr int kVectorsPerTileK = kMmaTileK / kVectorK;
 static_assert(kMmaTileN == kMmaTileM && kMmaThreads == kMmaTileN * kVectorsPerTileK);
 
-template <class T, class Args>
-__device__ __forceinline__ void load_x(const Args &args, int64_t row, int64_t column,
-                                       uint4 (&vector)[kVectorK / 8]) {
-#pragma unroll
-  for (int chunk = 0; chunk < kVectorK / 8; ++chunk)
-    vector[chunk] = load_x_chunk<T>(args, row, column + chunk * 8);
-}
-
 // ---- Products ----------------------------------------------------------------------------
 
 // Each of eight warps has 32 x 16 of y.
@@ -81,6 +73,26 @@ struct CtaMma {
   }
 };
 
+// The same with fewer loads from shared memory.
+template <class T>
+struct CtaLdmatrixMma : CtaMma<T> {
+  __device__ __forceinline__ void add(const SmemTile<T> &w, const SmemTile<T> &x) {
+    const int row = threadIdx.x / 32 % 2 * 32, m = threadIdx.x / 64 * 16;
+#pragma unroll
+    for (int k = 0; k < kMmaTileK; k += 16) {
+      uint32_t a[2][4], b[4];
+      w.load_a(a[0], row, k);
+      w.load_a(a[1], row + 16, k);
+      x.load_b(b, m, k);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+          mma_m16n8k16(T{}, this->sums[i][n], a[i], b[2 * n], b[2 * n + 1]);
+    }
+  }
+};
+
 // Each thread has 8 x 2 of y, in fp32.
 template <class T>
 struct CtaFma {
@@ -116,9 +128,10 @@ struct CtaFma {
 
 // `Source` is what loads and dequantizes a kind of weight.
 template <class Arch, class T, class Source>
-__global__ void __launch_bounds__(kMmaThreads)
+__global__ void __launch_bounds__(kMmaThreads, Source::kResidentCtas)
     matmul_mma(const __grid_constant__ MatmulArgsOf<typename Source::View> args) {
-  using Mma = std::conditional_t<Arch::kTensorCores, CtaMma<T>, CtaFma<T>>;
+  using TensorMma = std::conditional_t<Source::kLdmatrix, CtaLdmatrixMma<T>, CtaMma<T>>;
+  using Mma = std::conditional_t<Arch::kTensorCores, TensorMma, CtaFma<T>>;
   __shared__ uint4 chunks[2][kMmaTileN * 8];
   __shared__ float scale_code[Source::kScaleCodeSize];
   __shared__ float codebook[Source::kCodebookSize];
@@ -134,6 +147,7 @@ __global__ void __launch_bounds__(kMmaThreads)
 
   Mma mma;
   const int64_t own_row = first_n + Source::tile_row();
+  weight.seek(own_row, Source::tile_column());
   typename Source::Registers codes = weight.load(own_row, Source::tile_column());
   uint4 values[kVectorK / 8];
   load_x<T>(args, first_m + row, vector * kVectorK, values);

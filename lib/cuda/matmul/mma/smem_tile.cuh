@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/element.cuh"
+#include "cuda/ptx/mma.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -25,6 +26,15 @@ class SmemTile {
   }
   __device__ __forceinline__ float element(int row, int column) const {
     return to_float(reinterpret_cast<const T *>(&chunk(row, column / 8))[column % 8]);
+  }
+  // Of 16 rows and columns, operand A of mma_m16n8k16, and operand B of two products.
+  __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int column) const {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4(a, &chunk(row + lane % 16, column / 8 + lane / 16));
+  }
+  __device__ __forceinline__ void load_b(uint32_t (&b)[4], int row, int column) const {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4(b, &chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2));
   }
 
  private:

@@ -11,29 +11,25 @@
 namespace nf4::cuda {
 namespace {
 
-// The x of column k of the weight.
-template <class T>
-__device__ __forceinline__ T x_of(const MatmulArgs &, const T *row, int64_t k) {
-  return row[k];
-}
-template <class T>
-__device__ __forceinline__ T x_of(const Int4MatmulArgs &args, const T *row, int64_t k) {
-  return row[args.weight.permutation == nullptr ? k : args.weight.permutation[k]];
-}
-
-// Eight columns from k of a row of x; zeros past the end of either.
-template <class T, class Args>
-__device__ __forceinline__ uint4 load_x_chunk(const Args &args, int64_t row, int64_t k) {
-  uint4 chunk{};
-  if (row >= args.m || k >= args.weight.cols) return chunk;
-  const T *x = static_cast<const T *>(args.x) + row * args.x_stride;
-  if (args.x_vectors && k + 8 <= args.weight.cols) return *reinterpret_cast<const uint4 *>(x + k);
-  T elements[8];
+// Columns of a row of x; zeros past the end of either.
+template <class T, class Args, int Chunks>
+__device__ __forceinline__ void load_x(const Args &args, int64_t row, int64_t column,
+                                       uint4 (&vector)[Chunks]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    elements[i] = k + i < args.weight.cols ? x_of(args, x, k + i) : from_float<T>(0.0f);
-  memcpy(&chunk, elements, sizeof elements);
-  return chunk;
+  for (int chunk = 0; chunk < Chunks; ++chunk) {
+    vector[chunk] = {};
+    const int64_t k = column + chunk * 8;
+    if (row >= args.m || k >= args.weight.cols) continue;
+    const T *x = static_cast<const T *>(args.x) + row * args.x_stride + k;
+    if (args.x_vectors && k + 8 <= args.weight.cols) {
+      vector[chunk] = *reinterpret_cast<const uint4 *>(x);
+      continue;
+    }
+    T elements[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) elements[i] = k + i < args.weight.cols ? x[i] : from_float<T>(0.0f);
+    memcpy(&vector[chunk], elements, sizeof elements);
+  }
 }
 
 }  // namespace
