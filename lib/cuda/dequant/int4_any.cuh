@@ -19,10 +19,11 @@ __device__ __forceinline__ float int4_value_at(const Int4View &weight, int64_t n
     return __ldg(words + place.word) >> place.shift & 15u;
   };
   uint32_t zero = kInt4SymmetricZero;
-  if (weight.zeros != nullptr)
-    zero = int4_zero_point(
-        code(weight.zeros, int4_zero(weight.layout, weight.rows, weight.groups, n, g)),
-        weight.zero_offset);
+  if (weight.zeros != nullptr) {
+    const Int4Place place = int4_zero(weight.layout, weight.rows, weight.groups, n, g);
+    zero =
+        int4_zero_word(__ldg(weight.zeros + place.word), weight.zero_offset) >> place.shift & 15u;
+  }
   const uint32_t bits =
       __ldg(weight.scales + int4_scale(weight.layout, weight.rows, weight.groups, n, g));
   return int4_value(code(weight.packed, int4_code(weight.layout, weight.rows, weight.cols, n, k)),

@@ -117,7 +117,7 @@ class GptqTile {
   __device__ __forceinline__ ScaleAndZero scale(const Int4View &weight, int strip) const {
     const uint32_t pair = strip < 2 ? scales_.x : scales_.y;
     return {int4_scale_to_float(strip % 2 == 0 ? pair & 0xffffu : pair >> 16, weight.fp16_scales),
-            shifted_integer(int4_zero_point(zeros_ >> (4 * strip), weight.zero_offset))};
+            shifted_integer(int4_zero_word(zeros_, weight.zero_offset) >> (4 * strip) & 15u)};
   }
   // Of a strip, in elements of out.
   __device__ __forceinline__ int64_t out(const Int4View &weight, int strip) const {
@@ -160,9 +160,9 @@ class AwqTile {
   __device__ __forceinline__ ScaleAndZero scale(const Int4View &weight, int strip) const {
     const uint32_t pairs[4] = {scales_.x, scales_.y, scales_.z, scales_.w};
     const uint32_t pair = pairs[strip / 2];
-    return {
-        int4_scale_to_float(strip % 2 == 0 ? pair & 0xffffu : pair >> 16, weight.fp16_scales),
-        shifted_integer(int4_zero_point(zeros_ >> (4 * awq_nibble(strip)), weight.zero_offset))};
+    return {int4_scale_to_float(strip % 2 == 0 ? pair & 0xffffu : pair >> 16, weight.fp16_scales),
+            shifted_integer(int4_zero_word(zeros_, weight.zero_offset) >> (4 * awq_nibble(strip)) &
+                            15u)};
   }
   __device__ __forceinline__ int64_t out(const Int4View &weight, int strip) const {
     return out_ + strip * weight.cols;
@@ -219,7 +219,8 @@ class RowPackedTile {
       const uint32_t row = args.groups_divisor.divide(index);
       const Int4Place place = int4_zero(NF4_INT4_COMPRESSED_TENSORS, weight.rows, weight.groups,
                                         row, index - int64_t{row} * weight.groups);
-      zero = int4_zero_point(__ldg(weight.zeros + place.word) >> place.shift, weight.zero_offset);
+      zero =
+          int4_zero_word(__ldg(weight.zeros + place.word), weight.zero_offset) >> place.shift & 15u;
     }
     return {int4_scale_to_float(__ldg(weight.scales + index), weight.fp16_scales),
             shifted_integer(zero)};

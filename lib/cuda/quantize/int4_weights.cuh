@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kInt4QuantizeThreads)
   if (has_row && lane == 0)
     args.scales[int4_scale(args.layout, args.rows, args.groups, n, g)] = scale_bits;
   if (args.zeros != nullptr) {
-    const uint32_t word = across_rows(has_row ? (zero - args.zero_offset) & 15u : 0);
+    const uint32_t word = across_rows(has_row ? zero : 0) - args.zero_offset * kInt4Ones;
     if (threadIdx.x % 32 == 0)
       args.zeros[int4_zero(args.layout, args.rows, args.groups, octet * 8, g).word] =
           args.layout == NF4_INT4_AWQ ? awq_word(word) : word;

@@ -236,6 +236,8 @@ class Int4Source {
   // Rounded as dequantize rounds; zeros past the last row and column.
   template <class T>
   __device__ __forceinline__ void store(const Registers &registers, const SmemTile<T> &to) const {
+    uint32_t bias;
+    asm("mov.b32 %0, %1;" : "=r"(bias) : "n"(kBias));
 #pragma unroll
     for (int i = 0; i < kInt4Rows; ++i) {
       const int row = Codes::row() + i * Codes::kRowStep;
@@ -247,7 +249,7 @@ class Int4Source {
         const float zero = zero_of(registers.zeros[i][j], row);
 #pragma unroll
         for (int k = j * (8 / kScales); k < (j + 1) * (8 / kScales); ++k)
-          values[k] = multiply_rn(biased(codes >> 4 * k & 15u) - zero, scale);
+          values[k] = multiply_rn(biased_code(codes >> 4 * k, bias) - zero, scale);
       }
       // Past the end of the row x is 0, whose product with an infinity would not be.
       if (Layout != NF4_INT4_GPTQ && registers.count < 8)
@@ -259,9 +261,15 @@ class Int4Source {
   }
 
  private:
-  // 2^23 + an integer.
+  static constexpr uint32_t kBias = 0x4b000000u;  // 2^23, to which an integer is added by bits
   static __device__ __forceinline__ float biased(uint32_t integer) {
-    return __uint_as_float(0x4b000000u | integer);
+    return __uint_as_float(kBias | integer);
+  }
+  // Of the low nibble, in one instruction: of two constants, one has to be in a register.
+  static __device__ __forceinline__ float biased_code(uint32_t codes, uint32_t bias) {
+    uint32_t bits;
+    asm("lop3.b32 %0, %1, 15, %2, 0xea;" : "=r"(bits) : "r"(codes), "r"(bias));
+    return __uint_as_float(bits);
   }
   __device__ __forceinline__ float scale_of(uint16_t bits) const {
     return weight_.fp16_scales ? __half2float(__ushort_as_half(bits))
@@ -270,8 +278,8 @@ class Int4Source {
   // Biased. The shift of a row is that of row % 8, as tiles begin at multiples of 8.
   __device__ __forceinline__ float zero_of(uint32_t word, int row) const {
     if (weight_.zeros == nullptr) return biased(kInt4SymmetricZero);
-    const uint32_t stored = word >> int4_zero(Layout, 8, 1, row % 8, 0).shift & 15u;
-    return biased(int4_zero_point(stored, weight_.zero_offset));
+    const int shift = int4_zero(Layout, 8, 1, row % 8, 0).shift;
+    return biased(int4_zero_word(word, weight_.zero_offset) >> shift & 15u);
   }
 
   const Int4View &weight_;

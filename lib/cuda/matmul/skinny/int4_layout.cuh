@@ -20,10 +20,8 @@ __device__ __forceinline__ float scale_to_float(bool fp16, uint32_t bits) {
   return fp16 ? from_half : __uint_as_float(bits << 16);
 }
 
-// Two stored zero points, in the low bits of each half, as zero points: modulo 16.
-__device__ __forceinline__ uint32_t zero_points(uint32_t stored, uint32_t zero_offset) {
-  return ((stored & 0x000f000fu) + zero_offset * 0x10001u) & 0x000f000fu;
-}
+// Two zero points from the low bits of each half.
+__device__ __forceinline__ uint32_t zero_points(uint32_t halves) { return halves & 0x000f000fu; }
 
 // compressed-tensors: codes [n][k / 8] words, scales [n][group], zero points [n / 8][group] words.
 struct SkinnyRowPacked : RowCodes {
@@ -86,10 +84,11 @@ struct SkinnyRowPacked : RowCodes {
       zero += tiles * 2 * groups;
     }
     __device__ __forceinline__ Int4Scales get(const Int4View &weight) const {
-      const uint32_t stored = __byte_perm(*zero >> shift, zero[groups] >> shift, 0x5410);
+      const uint32_t first = int4_zero_word(*zero, weight.zero_offset) >> shift;
+      const uint32_t second = int4_zero_word(zero[groups], weight.zero_offset) >> shift;
       return {scale_to_float(weight.fp16_scales, *scale),
               scale_to_float(weight.fp16_scales, scale[8 * groups]),
-              zero_points(stored, weight.zero_offset)};
+              zero_points(__byte_perm(first, second, 0x5410))};
     }
   };
 };
@@ -182,10 +181,10 @@ struct SkinnyGptq {
     }
     __device__ __forceinline__ Int4Scales get(const Int4View &weight) const {
       const uint32_t scales = *scale;
-      const uint32_t byte = *zero >> FragmentLane().group_id % 4 * 8 & 0xffu;
+      const uint32_t zeros = int4_zero_word(*zero, weight.zero_offset);
+      const uint32_t byte = zeros >> FragmentLane().group_id % 4 * 8 & 0xffu;
       return {scale_to_float(weight.fp16_scales, scales & 0xffffu),
-              scale_to_float(weight.fp16_scales, scales >> 16),
-              zero_points(byte * 0x1001u, weight.zero_offset)};
+              scale_to_float(weight.fp16_scales, scales >> 16), zero_points(byte * 0x1001u)};
     }
   };
 };

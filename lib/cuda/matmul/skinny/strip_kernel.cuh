@@ -109,7 +109,8 @@ struct StripScales {
     if (row >= weight.rows) row = 0;
     const int64_t index = int64_t{group} * weight.rows + row;
     scales = *reinterpret_cast<const uint4 *>(weight.scales + index);
-    zeros = weight.zeros != nullptr ? weight.zeros[index / 8] : 0x88888888u;
+    zeros = weight.zeros != nullptr ? int4_zero_word(weight.zeros[index / 8], weight.zero_offset)
+                                    : kInt4SymmetricZero * kInt4Ones;
   }
 };
 
@@ -121,7 +122,7 @@ __device__ __forceinline__ void finish_group(const Int4View &weight, const Strip
   const uint32_t scales[4] = {found.scales.x, found.scales.y, found.scales.z, found.scales.w};
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
-    const uint32_t zeros = zero_points(Layout::zeros(found.zeros, i), weight.zero_offset);
+    const uint32_t zeros = zero_points(Layout::zeros(found.zeros, i));
     const float offset[2] = {Int4Pairs<T>::minus_low(zeros), Int4Pairs<T>::minus_high(zeros)};
     const float scale[2] = {scale_to_float(weight.fp16_scales, scales[i] & 0xffffu),
                             scale_to_float(weight.fp16_scales, scales[i] >> 16)};
