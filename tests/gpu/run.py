@@ -162,6 +162,7 @@ def examples(build: Path) -> dict:
     """The examples on raw device buffers. Rust's may be missing where there is no cargo."""
     programs = {
         "C": [str(build / "examples" / "c_device_buffers")],
+        "C, a GPTQ weight": [str(build / "examples" / "c_gptq_matmul")],
         "C++": [str(build / "examples" / "cpp_device_buffers")],
         "C++, an MLP": [str(build / "examples" / "cpp_swiglu_mlp")],
         "Python": [sys.executable, "examples/python/device_buffers.py"],
