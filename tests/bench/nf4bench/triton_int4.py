@@ -33,9 +33,10 @@ class Configuration(NamedTuple):
 
 # The fastest counts.
 STUDY = tuple(
-    Configuration(16, n, k, split, False, stages, 4)
-    for n, k, split, stages in (
-        (32, 128, 4, 4), (64, 128, 4, 4), (64, 128, 8, 4), (128, 64, 8, 4), (128, 128, 8, 3),
+    Configuration(16, n, k, split, False, stages, warps)
+    for n, k, split, stages, warps in (
+        (32, 128, 4, 4, 4), (32, 128, 8, 3, 2), (64, 64, 8, 4, 4), (64, 128, 4, 4, 4),
+        (64, 128, 8, 3, 8),
     )
 )  # fmt: skip
 AUTOGPTQ = tuple(
