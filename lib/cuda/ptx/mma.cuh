@@ -41,6 +41,15 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&matrices)[4], const void 
                : "memory");
 }
 
+// Four 8 x 8 matrices of 16-bit elements from shared memory, each transposed: lane 8i + j gives the
+// address of row j of matrix i, 16 bytes; a lane gets rows 2t and 2t + 1 of column g.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&matrices)[4], const void *from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(shared_address(from))
+               : "memory");
+}
+
 // Four 8 x 8 matrices, of each of which a lane holds two elements of row lane / 4 as in d[] above,
 // to shared memory, each transposed: lane 8i + j gives the address of 16 bytes for column j of
 // matrix i. Compute capability 9.0.

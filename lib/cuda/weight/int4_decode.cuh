@@ -63,47 +63,49 @@ struct NibbleNumber<__half> {  // 1024 + q or 1024 + 16 q; multiplied by 1 or 1 
   static constexpr uint32_t kAddends = 0xd400e400;  // -64, -1024
 };
 
-// Which nibbles of its words a lane uses. bytes() brings a pair's to bytes 0 and 2.
+// Which nibbles of its words a lane uses. bytes() brings a pair's to bytes 0 and 2; the rest is
+// what to make of them. half: of the lane's two rows.
 
 // Two neighbours along k are byte lane % 4 of a word, the low nibble first.
 template <class T>
 class NibblesOfByte {
  public:
-  static constexpr uint32_t kMask = 0x00f0000f;
+  static __device__ constexpr uint32_t mask(int) { return 0x00f0000f; }
+  static __device__ constexpr uint32_t multiplier(int) { return NibbleNumber<T>::kMultipliers; }
+  static __device__ constexpr uint32_t addend(int) { return NibbleNumber<T>::kAddends; }
 
-  __device__ __forceinline__ uint32_t bytes(uint32_t word, int) const {
+  __device__ __forceinline__ uint32_t bytes(uint32_t word) const {
     return __byte_perm(word, 0, select_);
   }
-  __device__ __forceinline__ uint32_t mask() const { return kMask; }
-  __device__ __forceinline__ uint32_t multiplier() const { return NibbleNumber<T>::kMultipliers; }
-  __device__ __forceinline__ uint32_t addend() const { return NibbleNumber<T>::kAddends; }
 
  private:
   const uint32_t select_ = threadIdx.x % 4 * 0x1111;
 };
 
-// Neighbours along k are the same nibble of two words: lane / 4 % 4 of the first row, and the
-// fourth after it of the second.
+// Two neighbours along k are the same nibble of a word's halves: of the first row the low nibble,
+// of the second the high nibble of the half's byte warp % 2.
 template <class T>
-class NibblesOfTwoWords {
+class NibblesOfHalves {
  public:
-  __device__ __forceinline__ uint32_t bytes(uint2 words, int half) const {
-    return __byte_perm(words.x, words.y, half == 0 ? select_ : select_ + 0x2222);
+  static __device__ constexpr uint32_t mask(int half) {
+    return half == 0 ? 0x000f000f : 0x00f000f0;
   }
-  __device__ __forceinline__ uint32_t mask() const { return mask_; }
-  __device__ __forceinline__ uint32_t multiplier() const { return multiplier_; }
-  __device__ __forceinline__ uint32_t addend() const { return addend_; }
+  static __device__ constexpr uint32_t multiplier(int half) {
+    return twice(NibbleNumber<T>::kMultipliers, half);
+  }
+  static __device__ constexpr uint32_t addend(int half) {
+    return twice(NibbleNumber<T>::kAddends, half);
+  }
+
+  __device__ __forceinline__ uint32_t bytes(uint32_t word) const {
+    return __byte_perm(word, 0, select_);
+  }
 
  private:
-  using N = NibbleNumber<T>;
-  static __device__ __forceinline__ bool high() { return threadIdx.x / 4 % 2 != 0; }
-  static __device__ __forceinline__ uint32_t twice(uint32_t pair) {
-    return __byte_perm(pair, 0, high() ? 0x3232 : 0x1010);
+  static __device__ constexpr uint32_t twice(uint32_t pair, int half) {
+    return half == 0 ? (pair & 0xffff) * 0x10001 : (pair >> 16) * 0x10001;
   }
-  const uint32_t select_ = threadIdx.x / 8 % 2 * 0x1111 + 0x4400;
-  const uint32_t mask_ = high() ? 0x00f000f0 : 0x000f000f;
-  const uint32_t multiplier_ = twice(N::kMultipliers);
-  const uint32_t addend_ = twice(N::kAddends);
+  const uint32_t select_ = 0x2200 + threadIdx.x / 32 % 2 * 0x1111;
 };
 
 template <class T, nf4_int4_layout Layout>
@@ -112,7 +114,7 @@ struct NibblesOf {
 };
 template <class T>
 struct NibblesOf<T, NF4_INT4_AWQ> {
-  using Type = NibblesOfTwoWords<T>;
+  using Type = NibblesOfHalves<T>;
 };
 
 // (q - z) / unit, for scales on sums.
@@ -124,21 +126,19 @@ class Int4Codes {
 
   __device__ __forceinline__ explicit Int4Codes(const uint8_t *) {}
 
-  template <class Words>
-  __device__ __forceinline__ uint32_t operator()(Words words, int half,
+  __device__ __forceinline__ uint32_t operator()(uint32_t word, int half,
                                                  const Int4Scale &scale) const {
-    return as_bits(difference(words, half, scale));
+    return as_bits(difference(word, half, scale));
   }
 
  protected:
-  template <class Words>
-  __device__ __forceinline__ PairOf<T> difference(Words words, int half,
+  __device__ __forceinline__ PairOf<T> difference(uint32_t word, int half,
                                                   const Int4Scale &scale) const {
     using N = NibbleNumber<T>;
-    const uint32_t number = (nibbles_.bytes(words, half) & nibbles_.mask()) | N::kMagic;
+    const uint32_t number = (nibbles_.bytes(word) & Nibbles::mask(half)) | N::kMagic;
     PairOf<T> addend = as_pair<T>(scale.minus_zero);
-    if constexpr (N::kMagic != 0) addend = __hadd2(addend, as_pair<T>(nibbles_.addend()));
-    return __hfma2(as_pair<T>(number), as_pair<T>(nibbles_.multiplier()), addend);
+    if constexpr (N::kMagic != 0) addend = __hadd2(addend, as_pair<T>(Nibbles::addend(half)));
+    return __hfma2(as_pair<T>(number), as_pair<T>(Nibbles::multiplier(half)), addend);
   }
 
  private:
@@ -152,10 +152,9 @@ class Int4Scaled : public Int4Codes<T, Nibbles> {
  public:
   using Int4Codes<T, Nibbles>::Int4Codes;
 
-  template <class Words>
-  __device__ __forceinline__ uint32_t operator()(Words words, int half,
+  __device__ __forceinline__ uint32_t operator()(uint32_t word, int half,
                                                  const Int4Scale &scale) const {
-    const PairOf<T> d = this->difference(words, half, scale);
+    const PairOf<T> d = this->difference(word, half, scale);
     const PairOf<T> scales = as_pair<T>(scale.scale);
     if constexpr (sizeof(T) == sizeof(__half) && NibbleNumber<T>::kMagic != 0)
       return as_bits(__hmul2(d, __low2half2(scales)));

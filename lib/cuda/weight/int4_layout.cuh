@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/weight/layout.cuh"
 #include "nf4/nf4.h"
@@ -66,10 +67,10 @@ struct GptqLayout {
   }
 };
 
-// AWQ: [k][n / 8] words. A K-tile is 128 rows of TileN / 2 bytes, in the swizzle of as many. A word
-// holds rows 2i and 2i + 1 of its eight in nibbles i and i + 4, so a lane takes those of i = g % 4
-// from the words of two columns: they are rows 2g and 2g + 1 of a warp's 16. The eight words of a
-// load lie in different banks.
+// AWQ: [k][n / 8] words. A K-tile is 128 rows of TileN / 2 bytes, in the swizzle of as many. Of 16
+// bytes of eight of them, which are 8 columns of 32 rows, a transposing ldmatrix gives a lane half
+// a word of columns 2t and 2t + 1 side by side: nibbles of four rows, of which a warp takes two and
+// its neighbour two.
 template <int TileN>
 struct AwqLayout {
   static constexpr nf4_int4_layout kLayout = NF4_INT4_AWQ;
@@ -77,7 +78,7 @@ struct AwqLayout {
   static __device__ __forceinline__ int zero_shift(int i) { return i % 2 * 16 + i / 2 * 4; }
   static constexpr int kTileCols = 128;
   static constexpr int kRowBytes = TileN / 2;  // of a column of the weight
-  static constexpr int kRowDistance = 1;
+  static constexpr int kRowDistance = 2;
   static_assert(kRowBytes == 64 || kRowBytes == 128);
 
   static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
@@ -88,18 +89,21 @@ struct AwqLayout {
     tma_prefetch_2d(map, n / 2, k_tile * kTileCols);
   }
 
-  // The words of a step that a lane reads, by wgmmas: of columns 2t, 2t + 1 (x, y) and 8 further
-  // on.
+  // Of a step, by 8 columns.
   struct Words {
-    uint2 words[4][2];
+    uint32_t words[2][4];
   };
 
-  static __device__ __forceinline__ int lane_row(int lane) { return lane / 4 * 2; }
-  // Of the word of column 2t that has this row of the tile.
+  // Half g of the eight halves of words of 32 rows has rows 8 (g / 2) + g % 2 and 2, 4, 6 further
+  // on. An odd warp's lie 4 after its neighbour's, but those that it stores 16 after.
+  static __device__ __forceinline__ int lane_row(int lane) {
+    return lane / 8 * 8 + lane / 4 % 2 - static_cast<int>(threadIdx.x / 32 % 2) * 12;
+  }
+  // Of the 16 bytes whose address this lane gives, of column `lane`.
   static __device__ __forceinline__ int lane_offset(int row) {
-    const int byte = row / 8 * 4, column = static_cast<int>(threadIdx.x % 4) * 2;
-    const int swizzle = kRowBytes == 64 ? column / 2 : column;
-    return column * kRowBytes + (byte ^ swizzle * 16);
+    const int column = static_cast<int>(threadIdx.x % 32);
+    const int swizzle = kRowBytes == 64 ? column / 2 % 4 : column % 8;
+    return column * kRowBytes + (row / 32 ^ swizzle) * 16;
   }
   static __device__ __forceinline__ int row_of(int) {
     return (static_cast<int>(threadIdx.x) - 128) / 32 * 16 +
@@ -108,15 +112,9 @@ struct AwqLayout {
 
   template <int Step>
   static __device__ __forceinline__ void load(Words &to, const uint8_t *stage, int lane_offset) {
-    // Odd columns lie in other chunks of the 128-byte swizzle than even ones.
-    const int odd_offset = lane_offset ^ (kRowBytes == 64 ? 0 : 16);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int offset = (Step * 64 + i * 8) * kRowBytes;
-      to.words[i / 2][i % 2] = {
-          *reinterpret_cast<const uint32_t *>(stage + lane_offset + offset),
-          *reinterpret_cast<const uint32_t *>(stage + odd_offset + offset + kRowBytes)};
-    }
+    for (int i = 0; i < 2; ++i)
+      ldmatrix_x4_trans(to.words[i], stage + lane_offset + (Step * 2 + i) * 32 * kRowBytes);
   }
 
   template <class Decode>
@@ -126,7 +124,7 @@ struct AwqLayout {
     for (int i = 0; i < 8; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        a[i / 2][i % 2 * 2 + half] = decode(from.words[i / 2][i % 2], half);
+        a[i / 2][i % 2 * 2 + half] = decode(from.words[i / 4][i % 4], half);
   }
 };
 

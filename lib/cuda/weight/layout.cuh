@@ -35,7 +35,7 @@ struct RowPacked {
     return row * kRowBytes + row / 2 % 4 * 16;
   }
 
-  // Of a lane, its first row in a warp's 16, and in the tile.
+  // Of a lane, its first row from the first of the 16 that its warp stores, and in the tile.
   static __device__ __forceinline__ int lane_row(int lane) { return lane / 4; }
   static __device__ __forceinline__ int row_of(int lane_offset) { return lane_offset / kRowBytes; }
 

@@ -29,6 +29,7 @@ struct CodebookKind {
   }
 
   // Where a row's scales are in a stage, and how far from those of a lane's first row its second's.
+  static constexpr int scale_rows(int tile_n) { return tile_n; }
   template <class Tile>
   static __device__ __forceinline__ int scale_index(int row) {
     return row * 2;

@@ -8,6 +8,7 @@
 #include "cuda/matmul/wgmma/consumer.cuh"
 #include "cuda/matmul/wgmma/reduce.cuh"
 #include "cuda/matmul/wgmma/scheduler.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace nf4::cuda {
@@ -47,6 +48,7 @@ class Epilogue {
 
  private:
   using Layout = typename Tile::Layout;
+  static constexpr int kFirstPairBarrier = 3;  // named barriers of two warps
   static constexpr int kSubtileM = SharedLayout<Tile>::kSubtileBytes / 32;
 
   struct Limits {
@@ -97,7 +99,7 @@ class Epilogue {
     const auto half_row = [&](int m, int half) {
       return subtile + m * 32 + (half ^ m / 4 % 2) * 16;
     };
-    __syncwarp();
+    sync_subtile();
 #pragma unroll
     for (int part = 0; part < kSubtileM / 16; ++part) {
       uint32_t packed[4];
@@ -109,7 +111,7 @@ class Epilogue {
           half_row(part * 16 + lane_index() / 16 * 8 + lane_index() % 8, lane_index() / 8 % 2),
           packed);
     }
-    __syncwarp();
+    sync_subtile();
     const int first = row - Layout::lane_row(lane_index()) + lane_index() % 2 * 8;
 #pragma unroll
     for (int part = 0; part < kSubtileM / 16; ++part) {
@@ -117,8 +119,10 @@ class Epilogue {
       uint4 values;
       if constexpr (Layout::kRowDistance == 8)
         values = *reinterpret_cast<const uint4 *>(half_row(i, lane_index() % 2));
-      else
+      else if constexpr (Layout::kRowDistance == 1)
         values = interleave(half_row(i, 0), half_row(i, 1));
+      else
+        values = gather(half_row(i, 0) - subtile, half_row(i, 1) - subtile);
       if (i < count) store_row(first, n_end, m + i, values);
     }
   }
@@ -130,6 +134,23 @@ class Epilogue {
     const uint2 odd = reinterpret_cast<const uint2 *>(second)[lane_index() % 2];
     return {__byte_perm(even.x, odd.x, 0x5410), __byte_perm(even.x, odd.x, 0x7632),
             __byte_perm(even.y, odd.y, 0x5410), __byte_perm(even.y, odd.y, 0x7632)};
+  }
+
+  // The same of the 32 rows of two warps: words of two neighbours, of which a warp has two of four.
+  __device__ __forceinline__ uint4 gather(int64_t first, int64_t second) const {
+    const int warp = consumer_thread() / 32;
+    const int word = (warp % 2 * 2 + lane_index() % 2) * 4;
+    const auto at = [&](int of, int64_t half) {
+      return *reinterpret_cast<const uint32_t *>(shared_.subtile(warp / 2 * 2 + of) + half + word);
+    };
+    return {at(0, first), at(0, second), at(1, first), at(1, second)};
+  }
+  // Between stores to the subtile and loads from it.
+  static __device__ __forceinline__ void sync_subtile() {
+    if constexpr (Layout::kRowDistance == 2)
+      named_barrier_sync(kFirstPairBarrier + consumer_thread() / 64, 64);
+    else
+      __syncwarp();
   }
 
   // Eight neighbours in a row of y, as far as they exist.

@@ -23,20 +23,29 @@ struct Int4Kind {
   template <int TileN>
   using Layout = typename Int4LayoutOf<kLayout, TileN>::Type;
 
+  static constexpr bool kAwq = kLayout == NF4_INT4_AWQ;
+  template <class Tile>
+  static constexpr int kAwqDistance = Tile::kTileN / 4 + 2;
+
   static constexpr int kLutBytes = 0;
   static constexpr int kScaleCodeBytes = 0;
   static constexpr int weight_stages(int tile_m, int) { return tile_m > 192 ? 4 : 6; }
 
   // Where a row's scales are in a stage, and how far from those of a lane's first row its second's:
-  // the loader's threads store those of neighbouring rows side by side.
+  // rows that a warp reads lie side by side, and so mostly those that the loader's threads store.
+  static constexpr int scale_rows(int tile_n) { return tile_n + (kAwq ? 8 : 0); }
   template <class Tile>
   static __device__ __forceinline__ int scale_index(int row) {
     constexpr int kRows = Int4ScaleLoader<T, Tile>::kRows;
-    return (row % kRows * kScaleThreads + row / kRows) * 2;
+    if constexpr (kAwq)
+      return (row / 2 % 4 * kAwqDistance<Tile> + row / 8 * 2 + row % 2) * 2;
+    else
+      return (row % kRows * kScaleThreads + row / kRows) * 2;
   }
   template <class Tile>
   static constexpr int kScaleDistance =
-      Tile::Layout::kRowDistance == 1
+      kAwq ? kAwqDistance<Tile> * 2
+      : Tile::Layout::kRowDistance == 1
           ? kScaleThreads * 2
           : Tile::Layout::kRowDistance / Int4ScaleLoader<T, Tile>::kRows * 2;
 

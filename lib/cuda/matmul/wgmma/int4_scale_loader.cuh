@@ -104,7 +104,9 @@ class Int4ScaleLoader {
   template <int Groups>
   __device__ __forceinline__ void load_groups(const WorkTile &work, int64_t n_end) {
     constexpr int kSteps = 2 / Groups;  // that share a load
-    constexpr int kAhead = 4 / Groups;  // K-tiles between load and use
+    // K-tiles between load and use. Scales that lie by rows share sectors with those of next
+    // groups.
+    constexpr int kAhead = (Tile::Layout::kScalesByGroup ? 4 : 2) / Groups;
     const int group_steps = args_.decode.group_steps, group = work.k_tile * 2 / group_steps;
     Cursor cursor(args_.matmul.weight, work.n + thread_ * kRows, n_end, group);
     int left = (group + 1) * group_steps - work.k_tile * 2;  // steps of the group
