@@ -213,7 +213,7 @@ TEST_CASE("integer weights of groups that are multiples of 64", "[cuda][int4]") 
   std::map<nf4_int4_layout, int> aligned;
   for (const Int4Class &kind : int4_classes())
     for (const int32_t group_size : {64, 128, 192, 256, 1024, -1})
-      for (const int64_t rows : {1, 4, 8, 12, 40, 72, 128, 264}) {
+      for (const int64_t rows : {1, 2, 8, 12, 40, 96, 128, 320}) {
         Rng rng(++number);
         const int64_t cols = (group_size == -1 ? 64 : group_size) * rng.between(1, 5);
         const bool octets = kind.layout == NF4_INT4_AWQ;
@@ -222,7 +222,7 @@ TEST_CASE("integer weights of groups that are multiples of 64", "[cuda][int4]") 
         INFO(describe(weight, number));
         aligned[kind.layout] += check_dequant(weight, rng.pick(kDtypes), rng, stream);
       }
-  for (const nf4_int4_layout layout : kInt4Layouts) REQUIRE(aligned[layout] > 50);
+  for (const nf4_int4_layout layout : kInt4Layouts) REQUIRE(aligned[layout] > 20);
 }
 
 TEST_CASE("quantize to integer weights gives the bytes of the reference", "[cuda][int4]") {

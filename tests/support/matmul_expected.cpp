@@ -73,9 +73,8 @@ Expected expect(const MatmulCaseOf<HostInt4Weight> &test, const nf4_int4_tensor 
         unpack_int4(packed, int4_code(weight.layout, weight.rows, weight.cols, row, k));
     uint32_t zero = kInt4SymmetricZero;
     if (zeros != nullptr)
-      zero = int4_zero_point(
-          unpack_int4(zeros, int4_zero(weight.layout, weight.rows, groups, row, group)),
-          weight.zero_offset);
+      zero = unpack_int4_zero(zeros, int4_zero(weight.layout, weight.rows, groups, row, group),
+                              static_cast<uint32_t>(weight.zero_offset));
     const int64_t x_column = weight.permutation != nullptr ? weight.permutation[k] : k;
     add_product(y, (static_cast<double>(code) - static_cast<double>(zero)) * scale,
                 read_number(test.dtype, test.x.data(), column * test.x_stride + x_column), scale,

@@ -15,22 +15,20 @@ namespace {
 // Of row n, stored column k, which is in group g.
 __device__ __forceinline__ float int4_value_at(const Int4View &weight, int64_t n, int64_t k,
                                                int64_t g) {
-  const auto code = [](const uint32_t *words, Int4Place place) {
-    return __ldg(words + place.word) >> place.shift & 15u;
-  };
   uint32_t zero = kInt4SymmetricZero;
   if (weight.zeros != nullptr)
-    zero = int4_zero_point(
-        code(weight.zeros, int4_zero(weight.layout, weight.rows, weight.groups, n, g)),
-        weight.zero_offset);
+    zero =
+        unpack_int4_zero(weight.zeros, int4_zero(weight.layout, weight.rows, weight.groups, n, g),
+                         weight.zero_offset);
   const uint32_t bits =
       __ldg(weight.scales + int4_scale(weight.layout, weight.rows, weight.groups, n, g));
-  return int4_value(code(weight.packed, int4_code(weight.layout, weight.rows, weight.cols, n, k)),
-                    zero, int4_scale_to_float(bits, weight.fp16_scales));
+  return int4_value(
+      unpack_int4(weight.packed, int4_code(weight.layout, weight.rows, weight.cols, n, k)), zero,
+      int4_scale_to_float(bits, weight.fp16_scales));
 }
 
 template <class Arch, class T>
-__global__ void __launch_bounds__(kInt4DequantThreads)
+__global__ void __launch_bounds__(kInt4AnyThreads)
     dequant_int4_any(const __grid_constant__ Int4DequantArgs args) {
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();

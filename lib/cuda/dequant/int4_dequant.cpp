@@ -1,4 +1,6 @@
 // Host side of dequantize of integer weights: validate locations, choose a kernel, launch.
+#include <algorithm>
+
 #include "cuda/backend.hpp"
 #include "cuda/dequant/int4_args.hpp"
 #include "cuda/dequant/int4_choose.hpp"
@@ -13,30 +15,25 @@ namespace {
 
 bool forced_any = false;
 
-// What an aligned kernel loads at once, and where its tiles end.
+constexpr int64_t kPrefetchBytes = 4 << 20;
+
+// What an aligned kernel loads at once.
 bool has_aligned_parts(const Int4Weight &weight) {
   switch (weight.layout) {
     case NF4_INT4_GPTQ:
-      return weight.rows % 4 == 0 && is_multiple(weight.packed, 16) &&
-             is_multiple(weight.scales, 8);
+      return weight.rows % 2 == 0 && is_multiple(weight.packed, 8) && is_multiple(weight.scales, 4);
     case NF4_INT4_AWQ:
-      return is_multiple(weight.scales, 16);
+      return weight.rows % 32 == 0 && is_multiple(weight.packed, 16) &&
+             is_multiple(weight.scales, 8);
     default:
       return true;
   }
 }
 
-int64_t tiles_of(const Int4Weight &weight) {
-  const int64_t strips = weight.elements / kInt4StripColumns;
-  const int64_t row_strips = weight.cols / kInt4StripColumns;
-  switch (weight.layout) {
-    case NF4_INT4_GPTQ:
-      return ceil_divide(weight.rows, kGptqTileRows) * row_strips;
-    case NF4_INT4_AWQ:
-      return ceil_divide(weight.rows, kAwqTileRows) * row_strips;
-    default:
-      return ceil_divide(strips, kRowPackedTileStrips);
-  }
+constexpr const Int4Tiling &tiling_of(nf4_int4_layout layout) {
+  return layout == NF4_INT4_GPTQ  ? kGptqTiling
+         : layout == NF4_INT4_AWQ ? kAwqTiling
+                                  : kRowPackedTiling;
 }
 
 Int4DequantArgs args_of(const Int4DequantProblem &problem) {
@@ -49,16 +46,22 @@ Int4DequantArgs args_of(const Int4DequantProblem &problem) {
   return args;
 }
 
-void set_tiles(const Int4Weight &weight, Int4DequantArgs &args) {
-  const int64_t row_strips = weight.cols / kInt4StripColumns;
-  args.prefetch = is_multiple(weight.packed, 16);
-  args.strips = static_cast<uint32_t>(weight.layout == NF4_INT4_COMPRESSED_TENSORS
-                                          ? weight.elements / kInt4StripColumns
-                                          : row_strips);
-  args.warps = static_cast<uint32_t>(tiles_of(weight));
-  args.strip_divisor = WideDivisor::of(row_strips);
+// Of an aligned kernel; returns how many CTAs it takes.
+int64_t set_tiles(const Int4Weight &weight, Int4DequantArgs &args) {
+  const Int4Tiling &tiling = tiling_of(weight.layout);
   args.group_divisor = WideDivisor::of(weight.group_size / kInt4StripColumns);
-  args.groups_divisor = WideDivisor::of(weight.groups);
+  if (weight.layout == NF4_INT4_COMPRESSED_TENSORS) {
+    args.groups_divisor = WideDivisor::of(weight.groups);
+    args.strips = static_cast<uint32_t>(weight.elements / kInt4StripColumns);
+    args.prefetch = kPrefetchBytes / 4;
+    return ceil_divide(weight.elements, tiling.columns);
+  }
+  const int64_t column_tiles = ceil_divide(weight.cols, tiling.columns);
+  args.column_tiles = static_cast<uint32_t>(column_tiles);
+  args.tile_divisor = WideDivisor::of(column_tiles);
+  // Whole tiles ahead, so that what is prefetched lies beside what is loaded.
+  args.prefetch = ceil_divide(kPrefetchBytes, weight.cols * tiling.rows / 2) * tiling.rows;
+  return column_tiles * ceil_divide(weight.rows, tiling.rows);
 }
 
 }  // namespace
@@ -66,8 +69,9 @@ void set_tiles(const Int4Weight &weight, Int4DequantArgs &args) {
 bool is_aligned(const Int4DequantProblem &problem) {
   const Int4Weight &weight = problem.weight;
   return !forced_any && weight.group_size % kInt4StripColumns == 0 && weight.g_idx == nullptr &&
-         weight.permutation == nullptr && weight.elements / kInt4StripColumns < INT32_MAX &&
-         is_multiple(problem.out, 16) && has_aligned_parts(weight);
+         weight.permutation == nullptr && std::max(weight.rows, weight.cols) <= INT32_MAX &&
+         weight.elements / kInt4StripColumns <= INT32_MAX && is_multiple(problem.out, 16) &&
+         has_aligned_parts(weight);
 }
 
 void force_int4_dequant_any(bool any) { forced_any = any; }
@@ -83,11 +87,11 @@ nf4_status dequant(const Int4DequantProblem &problem, nf4_stream stream) {
   Int4DequantArgs args = args_of(problem);
   Launch plan{kernels.any[problem.dtype - 1],
               ceil_divide(weight.cols, kInt4AnyColumns) * ceil_divide(weight.rows, kInt4AnyRows),
-              kInt4DequantThreads, family->pdl, stream};
+              kInt4AnyThreads, family->pdl, stream};
   if (is_aligned(problem)) {
-    set_tiles(weight, args);
     plan.kernel = kernels.aligned[problem.dtype - 1][weight.layout - 1];
-    plan.ctas = ceil_divide(args.warps, kInt4DequantThreads / 32);
+    plan.ctas = set_tiles(weight, args);
+    plan.threads = tiling_of(weight.layout).threads;
   }
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");

@@ -5,6 +5,7 @@
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/choose.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
+#include "cuda/matmul/skinny/strip_smem.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
 namespace nf4::cuda {
@@ -66,7 +67,28 @@ bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which)
          wgmma_sizes_can_run(problem, gpu, which);
 }
 
-bool skinny_can_run(const Int4MatmulProblem &, const GpuFacts &, int) { return false; }
+// Words of zero points and vectors of scales have 8 rows; rows of tensor maps and of compressed-
+// tensors' scales are multiples of 16 bytes.
+bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config) {
+  constexpr int64_t kMaxRows = int64_t{1} << 28;   // 32-bit coordinates in tensor maps
+  constexpr int64_t kMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
+  const Int4Weight &weight = problem.weight;
+  const int max_m = kMatmulConfigs[config].tile_m;
+  if (!gpu.tensor_cores || problem.m > max_m || weight.g_idx != nullptr) return false;
+  if (weight.cols == 0 || weight.group_size % kScaleK != 0) return false;
+  if (weight.cols > kSkinnyElementsMax / kWarpTileN || weight.rows > kMaxRows) return false;
+  if (!is_multiple(weight.packed, 16) || !is_multiple(weight.scales, 16)) return false;
+  if (!has_x_vectors(problem)) return false;
+  if (weight.layout == NF4_INT4_AWQ)
+    return gpu.tensor_maps && config != kSkinny2 && weight.rows % 32 == 0 &&
+           (problem.m == 1 || problem.x_stride < kMaxPitch) &&
+           gpu.shared_bytes >= strip_smem(max_m).bytes;
+  if (weight.layout == NF4_INT4_GPTQ && weight.rows % kInt4Unit != 0) return false;
+  const int64_t ctas = std::min<int64_t>(ceil_divide(weight.rows, kInt4Unit), gpu.multiprocessors);
+  const int64_t rows = ceil_divide(weight.rows, ctas) + kInt4Unit + kWarpTileN;
+  return rows <= kSkinnyElementsMax / weight.cols &&
+         int4_skinny_tiles_that_fit(int4_skinny_smem(max_m), weight.groups, gpu.shared_bytes) > 0;
+}
 
 // Rows of the weight's tensor map are multiples of 16 bytes; scales and zeros are loaded for
 // several rows at once.

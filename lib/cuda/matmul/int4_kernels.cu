@@ -4,6 +4,8 @@
 #include "cuda/matmul/mma/few_rows.cuh"
 #include "cuda/matmul/mma/int4_source.cuh"
 #include "cuda/matmul/mma/kernel.cuh"
+#include "cuda/matmul/skinny/int4_kernel.cuh"
+#include "cuda/matmul/skinny/strip_kernel.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -15,7 +17,28 @@ struct Kind {
   using Source = Int4Source<Arch, Layout, kByColumn>;
 
   static void set(Int4MatmulKernels &kernels) {
-    kernels.of[kDtype][kLayout][kByColumn][kMma64x64] = (const void *)matmul_mma<Arch, T, Source>;
+    const void **const of = kernels.of[kDtype][kLayout][kByColumn];
+    of[kMma64x64] = (const void *)matmul_mma<Arch, T, Source>;
+    if constexpr (kByColumn)
+      return;
+    else if constexpr (Layout == NF4_INT4_AWQ)
+      set_strip(of);
+    else
+      set_skinny<std::conditional_t<Layout == NF4_INT4_GPTQ, SkinnyGptq, SkinnyRowPacked>>(of);
+  }
+  template <class Skinny>
+  static void set_skinny(const void **of) {
+    if constexpr (Arch::kTensorCores) {
+      of[kSkinny2] = (const void *)int4_matmul_skinny<Arch, T, Skinny, Int4MmaM2<T, Skinny>>;
+      of[kSkinny8] = (const void *)int4_matmul_skinny<Arch, T, Skinny, Int4MmaM8<T, Skinny, 1>>;
+      of[kSkinny16] = (const void *)int4_matmul_skinny<Arch, T, Skinny, Int4MmaM8<T, Skinny, 2>>;
+    }
+  }
+  static void set_strip(const void **of) {
+    if constexpr (Arch::kTensorMaps) {
+      of[kSkinny8] = (const void *)int4_matmul_strip<Arch, T, StripAwq, 1>;
+      of[kSkinny16] = (const void *)int4_matmul_strip<Arch, T, StripAwq, 2>;
+    }
   }
   static void set(Int4FewKernels &kernels) {
     if constexpr (Arch::kTensorCores)

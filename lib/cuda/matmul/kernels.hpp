@@ -18,7 +18,8 @@ struct MatmulKernels {
   static MatmulKernels make();
 };
 
-// Integer weights. Args: Int4MatmulArgs of mma kernels.
+// Integer weights. Args: Int4MatmulArgs of mma kernels; of skinny kernels Int4SkinnyArgs, StripArgs
+// of AWQ's.
 struct Int4MatmulKernels {
   // [dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][has g_idx][configuration]
   const void *of[2][3][2][kFamilyConfigCount];

@@ -128,12 +128,6 @@ cudaError_t choose_all(MatmulTarget &target, BatchLaunches<W> &launches) {
   });
 }
 
-// Integer weights have no skinny kernels.
-cudaError_t launch_skinny(const MatmulTarget &, const void *, const Int4MatmulArgs &, nf4_dtype,
-                          int) {
-  return cudaErrorNotSupported;
-}
-
 cudaError_t allow_shared_memory(const MatmulTarget &target, const MatmulProblem &) {
   return allow_shared_memory<MatmulKernels>(*target.family, target.device);
 }

@@ -8,6 +8,7 @@
 namespace nf4::cuda {
 
 constexpr int kInt4QuantizeThreads = 256;
+constexpr int64_t kInt4CtaTilesFrom = 1024;  // columns of a group
 
 struct Int4QuantizeArgs {
   const void *in;
@@ -18,12 +19,12 @@ struct Int4QuantizeArgs {
   int64_t cols;
   int64_t group_size;
   int64_t groups;
-  int64_t warps;  // octets of rows x groups
   uint32_t zero_offset;
   nf4_int4_layout layout;
   nf4_dtype scales_dtype;
   bool symmetric;
-  bool aligned;  // in on 16 bytes, cols a multiple of 8
+  bool aligned;    // in on 16 bytes, cols a multiple of 8
+  bool cta_tiles;  // an octet of rows in a group is a CTA's work, else a warp's
 };
 
 }  // namespace nf4::cuda

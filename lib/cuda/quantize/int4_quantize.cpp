@@ -21,12 +21,12 @@ Int4QuantizeArgs args_of(const Int4QuantizeProblem &problem) {
   args.cols = weight.cols;
   args.group_size = weight.group_size;
   args.groups = weight.groups;
-  args.warps = int4_words(weight.rows) * weight.groups;
   args.zero_offset = weight.zero_offset;
   args.layout = weight.layout;
   args.scales_dtype = weight.scales_dtype;
   args.symmetric = problem.symmetric;
   args.aligned = is_multiple(problem.in, 16) && weight.cols % 8 == 0;
+  args.cta_tiles = weight.group_size >= kInt4CtaTilesFrom;
   return args;
 }
 
@@ -39,12 +39,14 @@ nf4_status quantize(const Int4QuantizeProblem &problem, nf4_stream stream) {
   if (family == nullptr) return no_family(device);
 
   const Int4QuantizeArgs args = args_of(problem);
+  const int64_t tiles = int4_words(args.rows) * args.groups;
   const CurrentDevice current(device.index);
   if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  const cudaError_t error = launch({kernels_of<Int4QuantizeKernels>(*family).of[problem.dtype - 1],
-                                    ceil_divide(args.warps, kInt4QuantizeThreads / 32),
-                                    kInt4QuantizeThreads, family->pdl, stream},
-                                   args);
+  const cudaError_t error =
+      launch({kernels_of<Int4QuantizeKernels>(*family).of[problem.dtype - 1],
+              args.cta_tiles ? tiles : ceil_divide(tiles, kInt4QuantizeThreads / 32),
+              kInt4QuantizeThreads, family->pdl, stream},
+             args);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching quantize");
 }
 

@@ -34,10 +34,13 @@ inline cudaError_t launch_mma_few(const MatmulTarget &target, const void *kernel
   constexpr int kMinKTiles = 4;  // of a CTA
   const int64_t n_tiles = ceil_divide(args.weight.rows, kMmaTileN);
   const int64_t k_tiles = ceil_divide(args.weight.cols, kMmaTileK);
+  // Two CTAs a multiprocessor less an eighth, as clusters do not fill all of them: a second wave
+  // takes longer than idle multiprocessors cost.
+  const int64_t ctas = target.gpu.multiprocessors * 7 / 4;
   int64_t size = 1;
   if (target.gpu.tensor_maps)
-    size = std::clamp(std::min(2 * target.gpu.multiprocessors / n_tiles, k_tiles / kMinKTiles),
-                      int64_t{1}, int64_t{kMaxClusterSize});
+    size = std::clamp(std::min(ctas / n_tiles, k_tiles / kMinKTiles), int64_t{1},
+                      int64_t{kMaxClusterSize});
   const Int4FewArgs few{args, static_cast<int>(size)};
   return launch(
       {kernel, n_tiles * size, kMmaThreads, target.family->pdl, target.stream, 0, few.cluster_size},

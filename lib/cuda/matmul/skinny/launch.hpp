@@ -11,6 +11,9 @@ namespace nf4::cuda {
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
                           nf4_dtype dtype, int config);
 
+cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
+                          const Int4MatmulArgs &matmul, nf4_dtype dtype, int config);
+
 // The products of one launch, which have their configuration, dtype and kind of scales in common.
 template <class W>
 struct SkinnyBatchProblems {

@@ -66,10 +66,10 @@ class Int4GroupCursor {
 
   // The zero point of row i.
   __device__ __forceinline__ uint32_t zero(const Fetched &from, int i) const {
-    return weight_.zeros != nullptr
-               ? int4_zero_point(from.zeros >> zero_shift_ >> Layout::zero_shift(i),
-                                 weight_.zero_offset)
-               : kInt4SymmetricZero;
+    return weight_.zeros != nullptr ? int4_zero_word(from.zeros, weight_.zero_offset) >>
+                                              zero_shift_ >> Layout::zero_shift(i) &
+                                          15u
+                                    : kInt4SymmetricZero;
   }
 
  private:
