@@ -79,11 +79,12 @@ bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int c
   if (weight.cols > kSkinnyElementsMax / kWarpTileN || weight.rows > kMaxRows) return false;
   if (!is_multiple(weight.packed, 16) || !is_multiple(weight.scales, 16)) return false;
   if (!has_x_vectors(problem)) return false;
-  if (weight.layout == NF4_INT4_AWQ)
-    return gpu.tensor_maps && config != kSkinny2 && weight.rows % 32 == 0 &&
+  if (weight.layout == NF4_INT4_GPTQ && weight.rows % kInt4Unit != 0) return false;
+  if (takes_strips(weight.layout, max_m, gpu.tensor_maps))
+    return gpu.tensor_maps && config != kSkinny2 &&
+           (weight.layout == NF4_INT4_GPTQ || weight.rows % 32 == 0) &&
            (problem.m == 1 || problem.x_stride < kMaxPitch) &&
            gpu.shared_bytes >= strip_smem(max_m).bytes;
-  if (weight.layout == NF4_INT4_GPTQ && weight.rows % kInt4Unit != 0) return false;
   const int64_t ctas = std::min<int64_t>(ceil_divide(weight.rows, kInt4Unit), gpu.multiprocessors);
   const int64_t rows = ceil_divide(weight.rows, ctas) + kInt4Unit + kWarpTileN;
   return rows <= kSkinnyElementsMax / weight.cols &&

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
+#include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
 namespace nf4::cuda {
@@ -89,7 +91,10 @@ WgmmaPlan plan_wgmma(const MatmulSize &size, const GpuFacts &gpu, const CostMode
 
 template <class W>
 int choose_skinny(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model) {
-  const bool many = problem.weight.rows >= model.skinny2_rows_per_cta * gpu.multiprocessors;
+  // With integer weights skinny_2 loads x ahead where rows are long.
+  const bool many =
+      problem.weight.rows >= model.skinny2_rows_per_cta * gpu.multiprocessors ||
+      (std::is_same_v<W, Int4Weight> && problem.weight.cols > kSkinnyWarps * kWarpTileK);
   for (const int config : {kSkinny2, kSkinny8, kSkinny16})
     if ((config != kSkinny2 || many) && skinny_can_run(problem, gpu, config)) return config;
   // Its partial sums are the smallest, where rows are very long.

@@ -19,25 +19,24 @@ struct Kind {
   static void set(Int4MatmulKernels &kernels) {
     const void **const of = kernels.of[kDtype][kLayout][kByColumn];
     of[kMma64x64] = (const void *)matmul_mma<Arch, T, Source>;
-    if constexpr (kByColumn)
-      return;
-    else if constexpr (Layout == NF4_INT4_AWQ)
-      set_strip(of);
-    else
-      set_skinny<std::conditional_t<Layout == NF4_INT4_GPTQ, SkinnyGptq, SkinnyRowPacked>>(of);
-  }
-  template <class Skinny>
-  static void set_skinny(const void **of) {
-    if constexpr (Arch::kTensorCores) {
-      of[kSkinny2] = (const void *)int4_matmul_skinny<Arch, T, Skinny, Int4MmaM2<T, Skinny>>;
-      of[kSkinny8] = (const void *)int4_matmul_skinny<Arch, T, Skinny, Int4MmaM8<T, Skinny, 1>>;
-      of[kSkinny16] = (const void *)int4_matmul_skinny<Arch, T, Skinny, Int4MmaM8<T, Skinny, 2>>;
+    if constexpr (!kByColumn && Arch::kTensorCores) {
+      set_skinny<kSkinny2>(of);
+      set_skinny<kSkinny8>(of);
+      set_skinny<kSkinny16>(of);
     }
   }
-  static void set_strip(const void **of) {
-    if constexpr (Arch::kTensorMaps) {
-      of[kSkinny8] = (const void *)int4_matmul_strip<Arch, T, StripAwq, 1>;
-      of[kSkinny16] = (const void *)int4_matmul_strip<Arch, T, StripAwq, 2>;
+  template <int Config>
+  static void set_skinny(const void **of) {
+    constexpr int kMTiles = Config == kSkinny16 ? 2 : 1;
+    if constexpr (takes_strips(Layout, kMTiles * 8, Arch::kTensorMaps)) {
+      using Strip = std::conditional_t<Layout == NF4_INT4_AWQ, StripAwq, StripGptq>;
+      if constexpr (Arch::kTensorMaps && Config != kSkinny2)
+        of[Config] = (const void *)int4_matmul_strip<Arch, T, Strip, kMTiles>;
+    } else {
+      using Skinny = std::conditional_t<Layout == NF4_INT4_GPTQ, SkinnyGptq, SkinnyRowPacked>;
+      using WarpMma = std::conditional_t<Config == kSkinny2, Int4MmaM2<T, Skinny>,
+                                         Int4MmaM8<T, Skinny, kMTiles>>;
+      of[Config] = (const void *)int4_matmul_skinny<Arch, T, Skinny, WarpMma>;
     }
   }
   static void set(Int4FewKernels &kernels) {

@@ -30,20 +30,21 @@ class Int4Codes {
   static __device__ __forceinline__ int chunk() { return threadIdx.x / (kRowPacked ? 1 : 32) % 8; }
   static __device__ __forceinline__ int row() { return threadIdx.x / (kRowPacked ? 8 : 1) % 32; }
 
-  __device__ __forceinline__ void seek(const Int4View &weight, int64_t n, int64_t k, int row_step) {
+  __device__ __forceinline__ void seek(const Int4View &weight, int64_t n, int64_t k) {
     const auto word = [&](int64_t row, int64_t column) {
       return int4_code(Layout, weight.rows, weight.cols, row, column).word;
     };
     word_ = weight.packed + word(n, k);
-    row_step_ = word(row_step, 0);
+    row_step_ = word(kRowStep, 0);
     tile_step_ = word(0, kMmaTileK);
   }
   // count: of the columns, in the matrix.
-  __device__ __forceinline__ Words load(int count) {
+  __device__ __forceinline__ Words load(const bool (&in_rows)[kInt4Rows], int count) {
     Words words{};
 #pragma unroll
     for (int i = 0; i < kInt4Rows; ++i)
-      if (count > 0) words.of[i] = load_once<Arch>(word_ + i * row_step_, evict_normal<Arch>());
+      if (in_rows[i] && count > 0)
+        words.of[i] = load_once<Arch>(word_ + i * row_step_, evict_normal<Arch>());
     word_ += tile_step_;
     return words;
   }
@@ -66,16 +67,16 @@ class Int4Codes<Arch, NF4_INT4_AWQ> {
   static __device__ __forceinline__ int chunk() { return threadIdx.x / 32; }
   static __device__ __forceinline__ int row() { return threadIdx.x % 32 / 4 * 8 + threadIdx.x % 4; }
 
-  __device__ __forceinline__ void seek(const Int4View &weight, int64_t n, int64_t k, int) {
+  __device__ __forceinline__ void seek(const Int4View &weight, int64_t n, int64_t k) {
     word_ = weight.packed + int4_code(NF4_INT4_AWQ, weight.rows, weight.cols, n, k).word;
     column_step_ = weight.rows / kInt4PerWord;
   }
-  __device__ __forceinline__ Words load(int count) {
+  __device__ __forceinline__ Words load(const bool (&in_rows)[kInt4Rows], int count) {
     Words words{};
     const uint32_t *word = word_;
 #pragma unroll
     for (int i = 0; i < kInt4PerWord; ++i, word += column_step_)
-      if (i < count) words.of[i] = load_once<Arch>(word, evict_normal<Arch>());
+      if (in_rows[0] && i < count) words.of[i] = load_once<Arch>(word, evict_normal<Arch>());
     word_ += kMmaTileK * column_step_;
     return words;
   }
@@ -200,38 +201,39 @@ class Int4Source {
   static __device__ __forceinline__ int tile_row() { return Codes::row(); }
   static __device__ __forceinline__ int tile_column() { return Codes::chunk() * 8; }
 
-  // Loads begin at this row and column, of which each is a K-tile on. Past the last row, others are
-  // read.
+  // Loads begin at this row and column, of which each is a K-tile on.
   __device__ __forceinline__ void seek(int64_t row, int64_t column) {
-    const int64_t n = row < weight_.rows ? row : 0;
-    const int row_step = n + Codes::kRowStep < weight_.rows ? Codes::kRowStep : 0;
-    codes_.seek(weight_, n, column, row_step);
-    scales_.seek(weight_, n, column);
+    codes_.seek(weight_, row, column);
+    scales_.seek(weight_, row, column);
     left_ = weight_.cols - column;
-    scale_row_step_ = int4_scale(Layout, weight_.rows, weight_.groups, row_step, 0);
-    zero_row_step_ = int4_zero(Layout, weight_.rows, weight_.groups, row_step, 0).word;
+#pragma unroll
+    for (int i = 0; i < kInt4Rows; ++i) in_rows_[i] = row + i * Codes::kRowStep < weight_.rows;
+    scale_row_step_ = int4_scale(Layout, weight_.rows, weight_.groups, Codes::kRowStep, 0);
+    zero_row_step_ = Codes::kRowStep % 8 != 0
+                         ? 0
+                         : int4_zero(Layout, weight_.rows, weight_.groups, Codes::kRowStep, 0).word;
   }
   __device__ __forceinline__ Registers load(int64_t, int64_t) {
     Registers registers{};
     registers.count = static_cast<int>(min(left_, int64_t{8}));
-    registers.codes = codes_.load(registers.count);
+    registers.codes = codes_.load(in_rows_, registers.count);
     scales_.find(weight_, registers.count);
 #pragma unroll
-    for (int i = 0; i < kInt4Rows; ++i)
+    for (int i = 0; i < kInt4Rows; ++i) {
+      if (!in_rows_[i] || registers.count <= 0) continue;
 #pragma unroll
       for (int j = 0; j < kScales; ++j) {
-        registers.zeros[i][j] = kInt4SymmetricZero * kInt4Ones;
-        if (registers.count <= 0) continue;
         registers.scales[i][j] = LoadGlobal::load(scales_.scale(j) + i * scale_row_step_);
         if (weight_.zeros != nullptr)
           registers.zeros[i][j] = LoadGlobal::load(scales_.zero(j) + i * zero_row_step_);
       }
+    }
     left_ -= kMmaTileK;
     scales_.advance(weight_, static_cast<int>(min(left_, int64_t{8})));
     return registers;
   }
 
-  // Rounded as dequantize rounds; zeros past the last column.
+  // Rounded as dequantize rounds; zeros past the last row and column.
   template <class T>
   __device__ __forceinline__ void store(const Registers &registers, const SmemTile<T> &to) const {
     uint32_t bias;
@@ -244,7 +246,7 @@ class Int4Source {
 #pragma unroll
       for (int j = 0; j < kScales; ++j) {
         const float scale = scale_of(registers.scales[i][j]);
-        const float zero = zero_of(registers.zeros[i][j], row, bias);
+        const float zero = zero_of(registers.zeros[i][j], row);
 #pragma unroll
         for (int k = j * (8 / kScales); k < (j + 1) * (8 / kScales); ++k)
           values[k] = multiply_rn(biased_code(codes >> 4 * k, bias) - zero, scale);
@@ -259,8 +261,11 @@ class Int4Source {
   }
 
  private:
-  static constexpr uint32_t kBias = 0x4b000000u;  // 2^23 in binary32
-  // 2^23 + the low nibble, in one instruction: of two constants, one has to be in a register.
+  static constexpr uint32_t kBias = 0x4b000000u;  // 2^23, to which an integer is added by bits
+  static __device__ __forceinline__ float biased(uint32_t integer) {
+    return __uint_as_float(kBias | integer);
+  }
+  // Of the low nibble, in one instruction: of two constants, one has to be in a register.
   static __device__ __forceinline__ float biased_code(uint32_t codes, uint32_t bias) {
     uint32_t bits;
     asm("lop3.b32 %0, %1, 15, %2, 0xea;" : "=r"(bits) : "r"(codes), "r"(bias));
@@ -271,9 +276,10 @@ class Int4Source {
                                : __uint_as_float(static_cast<uint32_t>(bits) << 16);
   }
   // Biased. The shift of a row is that of row % 8, as tiles begin at multiples of 8.
-  __device__ __forceinline__ float zero_of(uint32_t word, int row, uint32_t bias) const {
+  __device__ __forceinline__ float zero_of(uint32_t word, int row) const {
+    if (weight_.zeros == nullptr) return biased(kInt4SymmetricZero);
     const int shift = int4_zero(Layout, 8, 1, row % 8, 0).shift;
-    return biased_code(int4_zero_word(word, weight_.zero_offset) >> shift, bias);
+    return biased(int4_zero_word(word, weight_.zero_offset) >> shift & 15u);
   }
 
   const Int4View &weight_;
@@ -281,6 +287,7 @@ class Int4Source {
   Scales scales_;
   int64_t scale_row_step_, zero_row_step_;
   int64_t left_;  // columns from the next load's on
+  bool in_rows_[kInt4Rows];
 };
 
 }  // namespace

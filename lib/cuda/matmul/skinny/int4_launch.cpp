@@ -50,14 +50,14 @@ cudaError_t launch_rows(const MatmulTarget &target, const void *kernel,
                 args);
 }
 
-// Larger clusters are not all resident at a time.
-constexpr int64_t kMaxStripCluster = 4;
-
-// CTAs of a cluster: as many as there are multiprocessors for, with work for each.
+// CTAs of a strip's cluster: as many as are resident at a time, with work for each. A cluster's
+// multiprocessors are of one group of 16 or 18, not all of which are whole.
 int strip_cluster(int64_t strips, int64_t k_tiles, const GpuFacts &gpu) {
-  const int64_t most =
-      std::max<int64_t>(1, std::min<int64_t>(gpu.multiprocessors / strips, k_tiles / kStripWarpsK));
-  return static_cast<int>(std::min<int64_t>(most, kMaxStripCluster));
+  int cluster = 1;
+  for (int size = 2; size <= kMaxClusterSize; ++size)
+    if (strips <= gpu.multiprocessors / 18 * (16 / size) && size * kStripWarpsK <= k_tiles)
+      cluster = size;
+  return cluster;
 }
 
 cudaError_t launch_strip(const MatmulTarget &target, const void *kernel,
@@ -72,8 +72,8 @@ cudaError_t launch_strip(const MatmulTarget &target, const void *kernel,
   const bool gptq = weight.layout == NF4_INT4_GPTQ;
   const ByteMatrix packed{weight.packed, gptq ? weight.cols / 8 : weight.cols,
                           gptq ? weight.rows * 4 : weight.rows / 2};
-  cudaError_t error =
-      make_tensor_map(packed, packed.row_bytes, 128, gptq ? kStripK / 8 : kStripK, args.packed);
+  cudaError_t error = make_tensor_map(packed, packed.row_bytes, gptq ? 128 : kStripN / 2,
+                                      gptq ? kStripK / 8 : kStripK, args.packed);
   if (error != cudaSuccess) return error;
   const int64_t x_bytes = weight.cols * 2;
   error =
@@ -90,8 +90,9 @@ cudaError_t launch_strip(const MatmulTarget &target, const void *kernel,
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
                           const Int4MatmulArgs &matmul, nf4_dtype, int config) {
   const int max_m = kMatmulConfigs[config].tile_m;
-  return matmul.weight.layout == NF4_INT4_AWQ ? launch_strip(target, kernel, matmul, max_m)
-                                              : launch_rows(target, kernel, matmul, max_m);
+  return takes_strips(matmul.weight.layout, max_m, target.gpu.tensor_maps)
+             ? launch_strip(target, kernel, matmul, max_m)
+             : launch_rows(target, kernel, matmul, max_m);
 }
 
 }  // namespace nf4::cuda

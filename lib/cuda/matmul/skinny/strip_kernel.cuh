@@ -183,7 +183,7 @@ __device__ __forceinline__ void reduce_strip(const StripArgs &args, uint8_t *sha
 #pragma unroll
   for (int i = 0; i < kStripN * kQuads; i += kStripThreads) {
     const int n = (i + threadIdx.x) % kStripN, quad = (i + threadIdx.x) / kStripN;
-    if (quad * 4 >= rows_of_x) continue;
+    if (quad * 4 >= rows_of_x || quad >= kQuads) continue;
     float4 sum = *reinterpret_cast<const float4 *>(partials + at(n, quad * 4));
 #pragma unroll
     for (int k = 1; k < kStripWarpsK; ++k)
@@ -237,6 +237,7 @@ __global__ void __launch_bounds__(kStripThreads, 1)
   else
     __syncthreads();
 
+  const typename Layout::Lane lane(n_warp);
   const int row = strip * kStripN + n_warp * 64 + FragmentLane().group_id * 8;
   const int group_tiles = static_cast<int>(weight.group_size) / kStripK;
   StripSums<MTiles> sums;
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(kStripThreads, 1)
 #pragma unroll 1
     for (; k_tile < group_end; ++k_tile) {
       const uint8_t *const stage = pipeline.wait();
-      Layout::template add<T>(stage, stage + kStripWeightBytes, n_warp, sums);
+      Layout::template add<T>(lane, stage, stage + kStripWeightBytes, sums);
       pipeline.release(k_tile - begin);
     }
     finish_group<T, Layout>(weight, scales, sums, total);

@@ -33,6 +33,7 @@ constexpr int kXRowBytes = kStripK * 2;
 
 // Codes [k][n / 8]: a K-tile is kStripK rows of 128 bytes in the 128-byte swizzle.
 struct StripAwq {
+  static constexpr int kRowBytes = kStripN / 2;
   static constexpr int kBoxes = 1;
   static __device__ __forceinline__ void load_box(uint8_t *to, const void *map, int k_tile, int n,
                                                   int, uint64_t *barrier) {
@@ -42,30 +43,48 @@ struct StripAwq {
     tma_prefetch_2d(map, n / 2, k_tile * kStripK);
   }
 
+  // Where a lane reads: offsets of rows 2t and 2t + 1 of a stage, and in x. In rows of 64 bytes odd
+  // lanes of a quad read them in reverse, from other banks.
+  struct Lane {
+    uint32_t first, second, x;
+    uint32_t low, high;  // the selectors of __byte_perm for the halves of two words
+
+    __device__ __forceinline__ explicit Lane(int n_warp) {
+      const FragmentLane lane;
+      const int g = lane.group_id, t = lane.thread_in_group;
+      const int swap = kRowBytes == 64 ? t % 2 : 0;
+      const auto offset = [&](int row) {
+        const int chunk = (n_warp * 2 + g / 4) ^ (kRowBytes == 64 ? row / 2 % 4 : row % 8);
+        return keep_in_register<true>(row * kRowBytes + chunk * 16 + g % 4 * 4);
+      };
+      first = offset(t * 2 + swap);
+      second = offset(t * 2 + 1 - swap);
+      x = keep_in_register<true>(g * kXRowBytes + g * 16 + t * 4);
+      low = keep_in_register<true>(swap ? 0x1054 : 0x5410);
+      high = keep_in_register<true>(swap ? 0x3276 : 0x7632);
+    }
+  };
+
   template <class T, int MTiles>
-  static __device__ __forceinline__ void add(const uint8_t *weights, const uint8_t *x, int n_warp,
-                                             StripSums<MTiles> &sums) {
-    const FragmentLane lane;
-    const int g = lane.group_id, t = lane.thread_in_group;
-    const int chunk = n_warp * 2 + g / 4;
-    const uint8_t *const row = weights + t * 2 * 128 + g % 4 * 4;
-    const uint8_t *const even = row + (chunk ^ t * 2) * 16;
-    const uint8_t *const odd = row + (chunk ^ (t * 2 + 1)) * 16 + 128;
+  static __device__ __forceinline__ void add(const Lane &lane, const uint8_t *weights,
+                                             const uint8_t *x, StripSums<MTiles> &sums) {
 #pragma unroll
     for (int step = 0; step < kStripK / 16; ++step) {
-      const auto word = [&](const uint8_t *from, int rows) {
-        return *reinterpret_cast<const uint32_t *>(from + (step * 16 + rows) * 128);
+      const auto word = [&](uint32_t offset, int rows) {
+        return *reinterpret_cast<const uint32_t *>(weights + offset +
+                                                   (step * 16 + rows) * kRowBytes);
       };
-      const uint32_t w0 = word(even, 0), w1 = word(odd, 0), w8 = word(even, 8), w9 = word(odd, 8);
-      const uint32_t pairs[4] = {__byte_perm(w0, w1, 0x5410), __byte_perm(w0, w1, 0x7632),
-                                 __byte_perm(w8, w9, 0x5410), __byte_perm(w8, w9, 0x7632)};
+      const uint32_t w0 = word(lane.first, 0), w1 = word(lane.second, 0);
+      const uint32_t w8 = word(lane.first, 8), w9 = word(lane.second, 8);
+      const uint32_t pairs[4] = {__byte_perm(w0, w1, lane.low), __byte_perm(w0, w1, lane.high),
+                                 __byte_perm(w8, w9, lane.low), __byte_perm(w8, w9, lane.high)};
       uint32_t b[MTiles][2];
 #pragma unroll
       for (int m = 0; m < MTiles; ++m) {
 #pragma unroll
         for (int j = 0; j < 2; ++j)
-          b[m][j] = *reinterpret_cast<const uint32_t *>(x + (m * 8 + g) * kXRowBytes +
-                                                        ((step * 2 + j) ^ g) * 16 + t * 4);
+          b[m][j] = *reinterpret_cast<const uint32_t *>(x + m * 8 * kXRowBytes +
+                                                        (lane.x ^ (step * 2 + j) * 16));
         mma_ones<T>(sums, m, b[m][0], b[m][1]);
       }
 #pragma unroll
@@ -95,28 +114,39 @@ struct StripGptq {
     tma_prefetch_2d(map, n * 4 + box * 128, k_tile * (kStripK / 8));
   }
 
+  // Where a lane reads its first octet of columns, in which the lanes of a quad read from different
+  // banks; the second is two further.
+  struct Lane {
+    uint32_t first[2], x[2];
+
+    __device__ __forceinline__ explicit Lane(int n_warp) {
+      const FragmentLane lane;
+      const int g = lane.group_id, t = lane.thread_in_group;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int octet = t % 2 + t / 2 * 4 + j * 2;
+        first[j] = keep_in_register<true>((n_warp * 2 + g / 4) * 1024 + octet * 128 +
+                                          (g % 4 * 2 ^ octet) * 16);
+        x[j] = keep_in_register<true>(g * kXRowBytes + (octet ^ g) * 16);
+      }
+    }
+  };
+
   template <class T, int MTiles>
-  static __device__ __forceinline__ void add(const uint8_t *weights, const uint8_t *x, int n_warp,
-                                             StripSums<MTiles> &sums) {
-    const FragmentLane lane;
-    const int g = lane.group_id, t = lane.thread_in_group;
-    const uint8_t *const box = weights + (n_warp * 2 + g / 4) * 1024;
+  static __device__ __forceinline__ void add(const Lane &lane, const uint8_t *weights,
+                                             const uint8_t *x, StripSums<MTiles> &sums) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      // In these octets of columns the lanes of a quad read from different banks.
-      const int octet = t % 2 + t / 2 * 4 + j * 2;
       uint32_t w[8];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4 v =
-            *reinterpret_cast<const uint4 *>(box + octet * 128 + ((g % 4 * 2 + half) ^ octet) * 16);
+        const uint4 v = *reinterpret_cast<const uint4 *>(weights + (lane.first[j] ^ half * 16));
         w[half * 4] = v.x, w[half * 4 + 1] = v.y, w[half * 4 + 2] = v.z, w[half * 4 + 3] = v.w;
       }
       uint32_t b[MTiles][4];
 #pragma unroll
       for (int m = 0; m < MTiles; ++m) {
-        load_octet(reinterpret_cast<const T *>(x + (m * 8 + g) * kXRowBytes + (octet ^ g) * 16),
-                   b[m]);
+        load_octet(reinterpret_cast<const T *>(x + m * 8 * kXRowBytes + lane.x[j]), b[m]);
         order_octet(true, b[m], b[m]);
 #pragma unroll
         for (int u = 0; u < 2; ++u) mma_ones<T>(sums, m, b[m][u * 2], b[m][u * 2 + 1]);
