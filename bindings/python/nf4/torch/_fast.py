@@ -16,16 +16,19 @@ from torch import Tensor
 from nf4 import _prepared
 from nf4._load import library
 from nf4.errors import LibraryNotFound
-from nf4.torch import _schemas  # noqa: F401  C++ has kernels for operators that are defined
+from nf4.torch._schemas import Parts
 from nf4.torch._weight import WeightParts
 
+# Those of weights.
+KINDS = (WeightParts,)
 
-def linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor | None:
+
+def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor | None:
     """y = x W^T + bias; None if nothing was done."""
     return None
 
 
-def dequantize(out: Tensor, weight: WeightParts) -> bool:
+def dequantize(out: Tensor, weight: Parts) -> bool:
     """Writes the weight to `out`; False if nothing was done."""
     return False
 
