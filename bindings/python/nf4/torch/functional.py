@@ -74,6 +74,16 @@ def quantize(
     )
 
 
+def int4_scales_dtype(given: DTypeLike | None, dtype: torch.dtype) -> torch.dtype:
+    """torch's dtype of scales; by default that of the weight, and fp16 for fp32."""
+    if given is None:
+        return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+    wanted = torch_dtype(given, "scales_dtype")
+    if wanted == torch.float32:
+        raise InvalidArgument(f'scales_dtype is {shown(given)}; expected "fp16" or "bf16"')
+    return wanted
+
+
 def quantize_int4(
     weight: Tensor,
     *,
@@ -93,15 +103,12 @@ def quantize_int4(
     Raises what nf4.quantize_int4 raises.
     """
     require_dense("weight", weight)
-    if scales_dtype is None:
-        scales_dtype = "bf16" if weight.dtype == torch.bfloat16 else "fp16"
+    wanted = int4_scales_dtype(scales_dtype, weight.dtype)
     _convert.int4_layout(layout)
     group_size = _convert.integer("group_size", group_size, 32)
     if not isinstance(symmetric, bool):
         raise InvalidArgument(f"symmetric is {shown(symmetric)}; expected True or False")
-    packed, scales, zeros = _schemas.quantize_int4(
-        weight, layout, group_size, symmetric, torch_dtype(scales_dtype, "scales_dtype")
-    )
+    packed, scales, zeros = _schemas.quantize_int4(weight, layout, group_size, symmetric, wanted)
     has_zeros = not symmetric or layout != "compressed-tensors"
     return nf4.Int4Tensor(
         layout=layout,
