@@ -64,7 +64,8 @@ class Int4Linear(QuantizedLinear):
     layout    "gptq", "gptq_v2", "awq" or "compressed-tensors", which names the buffers as
               checkpoints do, with the shapes that nf4.Int4Tensor says:
               the first three      qweight, scales, qzeros, g_idx (awq has no g_idx)
-              compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx
+              compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
+                                   weight_shape
               One that the weight has not is None. No cast reaches them
     group_size, bits
               columns that share a scale (-1: all), and 4
@@ -74,9 +75,8 @@ class Int4Linear(QuantizedLinear):
 
     from_linear, from_quantized and from_module make one. The constructor makes one of zeros, for
     load_state_dict. Its state_dict has the keys of the layout's checkpoints: a g_idx that is
-    column / group_size is not kept in memory and is written for GPTQ alone; weight_shape is
-    written for compressed-tensors. What config.json says of a model is not in a state_dict:
-    whether zeros are those of "gptq" or "gptq_v2" cannot be told from them.
+    column / group_size is not kept in memory, and is written for GPTQ alone. Whether zeros are
+    those of "gptq" or "gptq_v2" cannot be told from a state_dict: config.json says it.
 
     For adapters see NF4Linear.
     """
@@ -107,10 +107,12 @@ class Int4Linear(QuantizedLinear):
         device = torch_device(device)
         wanted = functional.int4_scales_dtype(scales_dtype, dtype)
         weight = _zeros(layout, (out_features, in_features), group_size, symmetric, wanted, device)
-        self._take_weight(weight)
+        self.adopt(weight)
         self._take_bias(new_bias(bias, out_features, dtype, device), out_features, compute_dtype)
 
-    def _take_weight(self, weight: nf4.Int4Tensor[Tensor]) -> None:
+    def adopt(self, weight: nf4.Int4Tensor[Tensor]) -> None:
+        """Takes over a weight whose parts are tensors, which are checked; memory is shared. Raises
+        InvalidArgument."""
         if not isinstance(weight, nf4.Int4Tensor):
             raise no_weight("weight", weight, "an Int4Tensor")
         parts = Int4Parts.of(weight)  # or a part is no tensor
@@ -121,9 +123,10 @@ class Int4Linear(QuantizedLinear):
         self.spec, keys = parts.spec, KEYS[weight.layout]
         self.out_features, self.in_features = weight.shape
         for name, tensor in parts.named().items():
-            self.register_buffer(
-                keys.get(name, name), tensor, persistent=name != "permutation" and name in keys
-            )
+            self.register_buffer(keys.get(name, name), tensor, persistent=name in keys)
+        if weight.layout == "compressed-tensors":
+            shape = torch.tensor(weight.shape, device=weight.packed.device)
+            self.register_buffer(_SHAPE, shape)
 
     @classmethod
     def from_quantized(
@@ -137,7 +140,7 @@ class Int4Linear(QuantizedLinear):
         InvalidArgument."""
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
-        layer._take_weight(weight)
+        layer.adopt(weight)
         layer._take_bias(bias, layer.out_features, compute_dtype)
         return layer
 
@@ -210,7 +213,7 @@ class Int4Linear(QuantizedLinear):
         stays that of the checkpoint: it sorts a copy back. Returns the layer."""
         weight = self.quantized
         if weight.g_idx is not None:
-            self._take_weight(nf4.reorder(weight))
+            self.adopt(nf4.reorder(weight))
         return self
 
     # ---- state_dict ----------------------------------------------------------------
@@ -227,8 +230,6 @@ class Int4Linear(QuantizedLinear):
         elif keys is _OF_GPTQ and weight.g_idx is None:
             plain = _int4_columns.plain_g_idx(weight, weight.packed.device)
             destination[prefix + keys["g_idx"]] = plain
-        if self.layout == "compressed-tensors":
-            destination[prefix + _SHAPE] = torch.tensor(weight.shape)
 
     def _load_from_state_dict(
         self,
@@ -289,7 +290,7 @@ class Int4Linear(QuantizedLinear):
             copies = {name: _copied(own.named()[name], part, own.packed.device)
                       for name, part in parts.items() if part is not None}  # fmt: skip
             weight = dataclasses.replace(weight, **copies)
-        self._take_weight(weight)
+        self.adopt(weight)
 
     def extra_repr(self) -> str:
         symmetric = ", no zeros" if self._parts().zeros is None else ""
