@@ -29,7 +29,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("scale_dtype", ["fp16", "bf16"])
-def test_dequantize_is_bit_equal_to_the_oracle(dtype, case, scale_dtype):
+def test_dequantize_is_bit_equal_to_the_oracle(dtype, case, scale_dtype, way):
     weight = weight_of(case, scale_dtype=scale_dtype)
     expected = dense_of(arrays_of(case, scale_dtype=scale_dtype), dtype)
     assert torch.equal(nf4.torch.dequantize(weight, dtype), expected)
@@ -39,7 +39,7 @@ def test_dequantize_is_bit_equal_to_the_oracle(dtype, case, scale_dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_linear_against_float64(dtype, case, with_bias):
+def test_linear_against_float64(dtype, case, with_bias, way):
     weight = weight_of(case)
     x = torch.randn(3, 5, IN).to(DTYPES[dtype])
     bias = torch.randn(OUT).to(DTYPES[dtype]) if with_bias else None
@@ -65,7 +65,7 @@ def test_quantize_is_that_of_the_core(layout, symmetric, dtype):
     )  # fmt: skip
 
 
-def test_a_reordered_weight_is_the_same():
+def test_a_reordered_weight_is_the_same(way):
     weight = weight_of("gptq_v2, act order")
     sorted_once = nf4.reorder(weight)
     assert torch.equal(nf4.torch.dequantize(sorted_once), nf4.torch.dequantize(weight))
@@ -79,7 +79,7 @@ def test_the_way_of_fp32_on_a_gpu():
     assert error(y, reference(x, weight)) <= ALLOWED["fp32"]
 
 
-def test_x_of_any_strides():
+def test_x_of_any_strides(way):
     weight, x = weight_of(), torch.randn(6, IN)
     expected = nf4.matmul(x, weight)
     assert torch.equal(nf4.torch.linear(x.mT.contiguous().mT, weight), expected)
@@ -116,7 +116,7 @@ def test_numbers_and_arguments_name_the_same_weight(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_of_any_order(case):
+def test_gradients_of_any_order(case, way):
     weight = weight_of(case)
     dense = nf4.dequantize(weight, "fp32").double()
     x = torch.randn(4, IN, requires_grad=True)
@@ -131,7 +131,7 @@ def test_gradients_of_any_order(case):
     assert error(second, along.double() @ dense.T) <= ALLOWED["fp32"]
 
 
-def test_per_sample_gradients_by_torch_func():
+def test_per_sample_gradients_by_torch_func(way):
     weight, x = weight_of("awq"), torch.randn(5, IN)
     each = torch.func.vmap(torch.func.grad(lambda row: nf4.torch.linear(row, weight).sum()))(x)
     dense = nf4.dequantize(weight, "fp32").sum(0)
@@ -140,7 +140,7 @@ def test_per_sample_gradients_by_torch_func():
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_compiled_without_a_graph_break(case, dynamic):
+def test_compiled_without_a_graph_break(case, dynamic, way):
     weight = weight_of(case)
 
     def run(x):
@@ -177,7 +177,7 @@ def test_fake_tensors_have_the_shapes():
         assert nf4.torch.dequantize(fake, "bf16").dtype == torch.bfloat16
 
 
-def test_autocast():
+def test_autocast(way):
     weight = weight_of()
     x, bias = torch.randn(3, IN), torch.randn(OUT)
     with torch.autocast("cpu", torch.bfloat16):
@@ -223,7 +223,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_is_refused(message):
+def test_what_is_refused(message, way):
     with pytest.raises(nf4.InvalidArgument) as caught:
         REFUSED[message]()
     assert message in str(caught.value)

@@ -2,7 +2,7 @@
 
 `linear` and `dequantize` are its entry for Python. They take plain tensors without a fault. For
 anything else, or without the extension module, they do nothing and say so. Its entry for torch's
-dispatcher is torch.ops.nf4._linear and ._dense_like.
+dispatcher is torch.ops.nf4._linear and ._dense_like, and those with _int4.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from torch import Tensor
 from nf4 import _prepared
 from nf4._load import library
 from nf4.errors import LibraryNotFound
-from nf4.torch._schemas import Parts
-from nf4.torch._weight import WeightParts
-
-# Those of weights.
-KINDS = (WeightParts,)
+from nf4.torch._schemas import Parts  # C++ has kernels for operators that are defined
 
 
 def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor | None:

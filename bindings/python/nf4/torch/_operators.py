@@ -264,7 +264,7 @@ def _implement(kind: type[Parts], ops: _schemas.Operators) -> None:
     _impl(ops.dequantize, lambda *a: _kernels.dequantize(of_arguments(*a[:-1]), a[-1]))
     _impl(ops.linear, lambda x, bias, *w: _kernels.linear(x, bias, of_arguments(*w)))
     _impl(ops.linear_backward, lambda dy, *w: _kernels.linear_grad(dy, of_arguments(*w)))
-    if not (_fast.registered and kind in _fast.KINDS):
+    if not _fast.registered:
         _impl(ops.graph_linear, lambda x, b, *n: _kernels.general_linear(x, b, of_numbers(*n)))
         _impl(
             ops.graph_dense_like,
