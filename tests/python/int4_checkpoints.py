@@ -12,6 +12,7 @@ import int4_oracle as oracle
 import ml_dtypes
 import numpy as np
 from int4_oracle import Int4Arrays
+from nf4.checkpoint import audit
 
 _GPTQ_NAMES = {"packed": "qweight", "zeros": "qzeros", "scales": "scales", "g_idx": "g_idx"}
 _COMPRESSED_NAMES = {
@@ -155,6 +156,11 @@ def write(
     document = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **settings}
     (path / "config.json").write_text(json.dumps(document))
     return path
+
+
+def findings(severity: str, path: Path) -> list[str]:
+    """What verify finds of this severity: the reasons."""
+    return [found.reason for found in audit(str(path))[1] if found.severity == severity]
 
 
 CASES = [

@@ -22,12 +22,16 @@ const char *part_name(Part part);
 
 // A weight without addresses, and the bytes of its parts: empty where it has none.
 struct HostWeight {
+  using Tensor = nf4_tensor;
+  static constexpr int kParts = kPartCount;
+
   nf4_tensor shape;
   std::array<std::vector<uint8_t>, kPartCount> bytes;
 
   bool nested() const { return shape.nested_blocksize != 0; }
   int64_t elements() const { return shape.rows * shape.cols; }
-  bool has(Part part) const { return !bytes[part].empty(); }
+  bool has(int part) const { return !bytes[part].empty(); }
+  int alignment(int part) const { return part_alignment(Part(part), nested()); }
   // The weight whose parts are at `addresses`; NULL for a part that it does not have.
   nf4_tensor at(const std::array<void *, kPartCount> &addresses) const;
 };

@@ -62,26 +62,27 @@ size_t random_lead(Rng &rng, int alignment) {
   return rng.one_in(2) ? 0 : rng.below(64 / alignment) * alignment;
 }
 
-DeviceWeight::DeviceWeight(Rng &rng, const HostWeight &weight, bool aligned) {
-  std::array<void *, kPartCount> addresses{};
-  for (int part = 0; part < kPartCount; ++part) {
+template <class Host>
+DeviceWeightOf<Host>::DeviceWeightOf(Rng &rng, const Host &weight, bool aligned) {
+  std::array<void *, Host::kParts> addresses{};
+  for (int part = 0; part < Host::kParts; ++part) {
     buffer_of_[part] = static_cast<int>(buffers_.size());
-    if (!weight.has(Part(part))) continue;
-    const int alignment = part_alignment(Part(part), weight.nested());
-    buffers_.emplace_back(weight.bytes[part].size(), aligned ? 0 : random_lead(rng, alignment));
+    if (!weight.has(part)) continue;
+    const size_t lead = aligned ? 0 : random_lead(rng, weight.alignment(part));
+    buffers_.emplace_back(weight.bytes[part].size(), lead);
     buffers_.back().write(weight.bytes[part].data());
     addresses[part] = buffers_.back().data();
   }
   tensor_ = weight.at(addresses);
 }
 
-std::vector<uint8_t> DeviceWeight::read(Part part) const {
-  return buffers_[buffer_of_[part]].read();
-}
-
-bool DeviceWeight::leads_intact() const {
+template <class Host>
+bool DeviceWeightOf<Host>::leads_intact() const {
   return std::all_of(buffers_.begin(), buffers_.end(),
                      [](const DeviceBuffer &buffer) { return buffer.lead_intact(); });
 }
+
+template class DeviceWeightOf<HostWeight>;
+template class DeviceWeightOf<HostInt4Weight>;
 
 }  // namespace nf4::test

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/cases.hpp"
+#include "support/int4_cases.hpp"
 
 namespace nf4::test {
 
@@ -55,19 +56,23 @@ inline bool same_bytes(const std::vector<uint8_t> &a, const std::vector<uint8_t>
 // aligned kernels are met, else any multiple of `alignment`.
 size_t random_lead(Rng &rng, int alignment);
 
-class DeviceWeight {
+// A HostWeight or HostInt4Weight.
+template <class Host>
+class DeviceWeightOf {
  public:
   // aligned: no part lies behind a lead.
-  DeviceWeight(Rng &rng, const HostWeight &weight, bool aligned = false);
-  const nf4_tensor &tensor() const { return tensor_; }
-  std::vector<uint8_t> read(Part part) const;
+  DeviceWeightOf(Rng &rng, const Host &weight, bool aligned = false);
+  const typename Host::Tensor &tensor() const { return tensor_; }
+  std::vector<uint8_t> read(int part) const { return buffers_[buffer_of_[part]].read(); }
   bool leads_intact() const;
 
  private:
   std::vector<DeviceBuffer> buffers_;
-  std::array<int, kPartCount> buffer_of_{};
-  nf4_tensor tensor_{};
+  std::array<int, Host::kParts> buffer_of_{};
+  typename Host::Tensor tensor_{};
 };
+using DeviceWeight = DeviceWeightOf<HostWeight>;
+using DeviceInt4Weight = DeviceWeightOf<HostInt4Weight>;
 
 class Stream {
  public:

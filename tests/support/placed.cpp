@@ -13,37 +13,41 @@ GuardedBuffer random_buffer(Rng &rng, size_t bytes, int alignment) {
   return GuardedBuffer(bytes, edge, slack + (excess == 0 ? 0 : alignment - excess));
 }
 
-PlacedWeight::PlacedWeight(Rng &rng, const HostWeight &weight) : weight_(weight) {
-  std::array<void *, kPartCount> addresses{};
-  for (int part = 0; part < kPartCount; ++part) {
+template <class Host>
+PlacedWeightOf<Host>::PlacedWeightOf(Rng &rng, const Host &weight) : weight_(weight) {
+  std::array<void *, Host::kParts> addresses{};
+  for (int part = 0; part < Host::kParts; ++part) {
     buffer_of_[part] = static_cast<int>(buffers_.size());
-    if (!weight.has(Part(part))) continue;
-    buffers_.push_back(
-        random_buffer(rng, weight.bytes[part].size(), part_alignment(Part(part), weight.nested())));
+    if (!weight.has(part)) continue;
+    buffers_.push_back(random_buffer(rng, weight.bytes[part].size(), weight.alignment(part)));
     addresses[part] = buffers_.back().data();
   }
   tensor_ = weight.at(addresses);
   reset();
 }
 
-const uint8_t *PlacedWeight::data(Part part) const { return buffers_[buffer_of_[part]].data(); }
-
-void PlacedWeight::reset() {
-  for (int part = 0; part < kPartCount; ++part) {
-    if (!weight_.has(Part(part))) continue;
+template <class Host>
+void PlacedWeightOf<Host>::reset() {
+  for (int part = 0; part < Host::kParts; ++part) {
+    if (!weight_.has(part)) continue;
     const GuardedBuffer &buffer = buffers_[buffer_of_[part]];
     std::memcpy(buffer.data(), weight_.bytes[part].data(), buffer.size());
   }
 }
 
-bool PlacedWeight::surroundings_intact() const {
+template <class Host>
+bool PlacedWeightOf<Host>::surroundings_intact() const {
   return std::all_of(buffers_.begin(), buffers_.end(),
                      [](const GuardedBuffer &buffer) { return buffer.surroundings_intact(); });
 }
 
-bool PlacedWeight::unchanged(Part part) const {
+template <class Host>
+bool PlacedWeightOf<Host>::unchanged(int part) const {
   const auto &bytes = weight_.bytes[part];
   return bytes.empty() || std::memcmp(bytes.data(), data(part), bytes.size()) == 0;
 }
+
+template class PlacedWeightOf<HostWeight>;
+template class PlacedWeightOf<HostInt4Weight>;
 
 }  // namespace nf4::test

@@ -6,29 +6,34 @@
 
 #include "support/cases.hpp"
 #include "support/guarded.hpp"
+#include "support/int4_cases.hpp"
 
 namespace nf4::test {
 
 // A buffer against a random edge, misaligned as far as `alignment` allows.
 GuardedBuffer random_buffer(Rng &rng, size_t bytes, int alignment);
 
-class PlacedWeight {
+// A HostWeight or HostInt4Weight.
+template <class Host>
+class PlacedWeightOf {
  public:
-  PlacedWeight(Rng &rng, const HostWeight &weight);
+  PlacedWeightOf(Rng &rng, const Host &weight);
 
-  const nf4_tensor &tensor() const { return tensor_; }
-  const uint8_t *data(Part part) const;
+  const typename Host::Tensor &tensor() const { return tensor_; }
+  const uint8_t *data(int part) const { return buffers_[buffer_of_[part]].data(); }
   // Makes the parts what they were at first: the contents of the host weight.
   void reset();
   bool surroundings_intact() const;
   // Are the bytes of `part` those of the host weight?
-  bool unchanged(Part part) const;
+  bool unchanged(int part) const;
 
  private:
-  const HostWeight &weight_;
+  const Host &weight_;
   std::vector<GuardedBuffer> buffers_;
-  std::array<int, kPartCount> buffer_of_{};
-  nf4_tensor tensor_{};
+  std::array<int, Host::kParts> buffer_of_{};
+  typename Host::Tensor tensor_{};
 };
+using PlacedWeight = PlacedWeightOf<HostWeight>;
+using PlacedInt4Weight = PlacedWeightOf<HostInt4Weight>;
 
 }  // namespace nf4::test

@@ -1,0 +1,82 @@
+// Random integer weights in the layouts of nf4.h, and inputs to quantize, in plain host memory.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nf4/nf4.h"
+#include "support/random.hpp"
+
+namespace nf4::test {
+
+enum Int4Part { kInt4Packed, kInt4Scales, kInt4Zeros, kInt4GIdx, kInt4Permutation, kInt4PartCount };
+
+// An integer weight without addresses, and the bytes of its parts: empty where it has none.
+struct HostInt4Weight {
+  using Tensor = nf4_int4_tensor;
+  static constexpr int kParts = kInt4PartCount;
+
+  nf4_int4_tensor shape;
+  std::array<std::vector<uint8_t>, kInt4PartCount> bytes;
+
+  int64_t elements() const { return shape.rows * shape.cols; }
+  int64_t groups() const;
+  bool has(int part) const { return !bytes[part].empty(); }
+  // The type alignment that nf4.h asks of a part.
+  static int alignment(int part) { return part == kInt4Scales ? 2 : 4; }
+  // The weight whose parts are at `addresses`; NULL for a part that it does not have.
+  nf4_int4_tensor at(const std::array<void *, kInt4PartCount> &addresses) const;
+  // The addresses of its own bytes, which std::vector aligns for any type.
+  nf4_int4_tensor in_place();
+};
+
+constexpr nf4_int4_layout kInt4Layouts[] = {NF4_INT4_GPTQ, NF4_INT4_AWQ,
+                                            NF4_INT4_COMPRESSED_TENSORS};
+
+// What g_idx and permutation say of the columns.
+enum class ColumnOrder {
+  kPlain,        // neither
+  kGIdx,         // the columns of each group, of group_size each, anywhere
+  kAnyGIdx,      // any group for each column
+  kPermutation,  // as nf4_int4_reorder_launch writes it
+  kBoth,
+};
+constexpr ColumnOrder kColumnOrders[] = {ColumnOrder::kPlain, ColumnOrder::kGIdx,
+                                         ColumnOrder::kAnyGIdx, ColumnOrder::kPermutation,
+                                         ColumnOrder::kBoth};
+
+struct Int4Class {
+  nf4_int4_layout layout;
+  nf4_dtype scales_dtype;
+  bool zeros;
+  int32_t zero_offset;  // 1 in GPTQ alone, with zeros
+  ColumnOrder order = ColumnOrder::kPlain;
+};
+// Every layout x dtype of scales x symmetric, asymmetric and (GPTQ) v1, in an order.
+std::vector<Int4Class> int4_classes(ColumnOrder order = ColumnOrder::kPlain);
+
+struct Int4Shape {
+  int64_t rows, cols;
+  int32_t group_size;  // or -1
+};
+// What the layout can have, small: groups of 8 up and of all columns, odd rows and columns where
+// it takes them.
+Int4Shape random_int4_shape(Rng &rng, nf4_int4_layout layout);
+
+// Scales of every kind in one case of four (NaN, infinite, subnormal, negative), else about 0.01.
+HostInt4Weight random_int4_weight(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
+                                  bool ordinary_scales = false);
+
+// Of a weight to quantize: no part has contents.
+HostInt4Weight empty_int4_weight(const Int4Class &kind, const Int4Shape &shape);
+
+// What to quantize into groups of `group_size`: blocks of all kinds as random_input() has them,
+// and groups on the ties between codes.
+std::vector<uint8_t> random_int4_input(Rng &rng, nf4_dtype dtype, const HostInt4Weight &weight);
+
+// The weight in words, for the message of a failure.
+std::string describe(const HostInt4Weight &weight, uint64_t stream);
+
+}  // namespace nf4::test
