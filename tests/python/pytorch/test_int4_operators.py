@@ -227,3 +227,39 @@ def test_what_is_refused(message, way):
     with pytest.raises(nf4.InvalidArgument) as caught:
         REFUSED[message]()
     assert message in str(caught.value)
+
+
+WRONG = {
+    "packed transposed": {"packed": lambda t: t.mT},
+    "packed with a row less": {"packed": lambda t: t[1:]},
+    "packed as floats": {"packed": lambda t: t.view(torch.float32)},
+    "packed as int64": {"packed": lambda t: t.long()},
+    "scales in fp32": {"scales": lambda t: t.float()},
+    "scales of another shape": {"scales": lambda t: t.reshape(-1)},
+    "g_idx too short": {"g_idx": lambda t: t[:-1]},
+    "g_idx as int64": {"g_idx": lambda t: t.long()},
+    "permutation too short": {"permutation": lambda _: torch.arange(3, dtype=torch.int32)},
+    "group_size 0": {"group_size": lambda _: 0},
+    "group_size -2": {"group_size": lambda _: -2},
+    "group_size 48": {"group_size": lambda _: 48},
+    "layout 9": {"layout": lambda _: 9},
+    "zero_offset 3": {"zero_offset": lambda _: 3},
+    "rows less than there are": {"rows": lambda n: n - 1},
+    "negative cols": {"cols": lambda n: -n},
+    "more elements than are counted": {"rows": lambda _: 2**62},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("op", ["_linear_int4", "_dense_like_int4"])
+def test_graph_operators_refuse(wrong, op):
+    """Whatever a graph that was kept on disk says: an error, and no memory that is not theirs."""
+    names = (*Int4Parts.names, "rows", "cols", "layout", "zero_offset", "group_size")
+    numbers = Int4Parts.of(weight_of("gptq_v2, act order")).numbers()
+    given = dict(zip(names, numbers, strict=True))
+    for name, change in WRONG[wrong].items():
+        given[name] = change(given[name])
+    x = torch.randn(3, IN)
+    operands = (x, None) if op == "_linear_int4" else (x,)
+    with pytest.raises((ValueError, RuntimeError, NotImplementedError)):
+        getattr(torch.ops.nf4, op)(*operands, *given.values())

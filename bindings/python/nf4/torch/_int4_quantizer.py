@@ -50,7 +50,7 @@ class Int4Quantizer(HfQuantizer):
 
     def __init__(self, quantization_config: Int4Config, **options: Any):
         super().__init__(quantization_config, **options)
-        self._without_g_idx: list[Int4Linear] = []
+        self.without_g_idx: list[Int4Linear] = []
 
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, **_: Any
@@ -72,7 +72,7 @@ class Int4Quantizer(HfQuantizer):
             setattr(plan.modules[parent], child, layer)
             if "g_idx" not in weight.parts and "g_idx" in layer.state_dict():
                 layer.g_idx = _empty(weight.shape[1:], torch.int32)  # which is missing then
-                self._without_g_idx.append(layer)
+                self.without_g_idx.append(layer)
                 ignored.add(f"^{re.escape(target)}\\.g_idx$")
         ignored.update(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
         model._keys_to_ignore_on_load_missing = ignored
@@ -81,9 +81,9 @@ class Int4Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
-        for layer in self._without_g_idx:
+        for layer in self.without_g_idx:
             layer.g_idx = None
-        self._without_g_idx = []
+        self.without_g_idx = []
         for layer in model.modules():
             if isinstance(layer, Int4Linear) and not layer.quantized.packed.is_meta:
                 layer.adopt(layer.quantized)
