@@ -9,6 +9,9 @@
 namespace nf4 {
 namespace {
 
+const char *name_of(const nf4_tensor *const *) { return "nf4_tensor"; }
+const char *name_of(const nf4_int4_tensor *const *) { return "nf4_int4_tensor"; }
+
 // The args of a product. The first product's struct_size is checked before another's args are read.
 const nf4_matmul_args *args_of(const nf4_matmul_args *args, int product) {
   const size_t offset = product == 0 ? 0 : product * args->struct_size;
@@ -154,7 +157,8 @@ nf4_status validate_matmul_batch_shapes(const Tensor *const *tensors, const nf4_
                 NF4_MATMUL_BATCH_MAX);
   batch.count = static_cast<int>(count);
   if (count == 0) return NF4_STATUS_OK;
-  if (tensors == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of weights is NULL");
+  if (tensors == nullptr)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of %s is NULL", name_of(tensors));
   if (args == nullptr)
     return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of nf4_matmul_args is NULL");
   for (int i = 0; i < batch.count; ++i)
