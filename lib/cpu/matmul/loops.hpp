@@ -5,13 +5,8 @@
 
 #include <cstdint>
 
+#include "cpu/isa/unroll.hpp"
 #include "cpu/matmul/kernels.hpp"
-
-#if defined(__clang__)
-#define NF4_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define NF4_UNROLL _Pragma("GCC unroll 16")
-#endif
 
 namespace nf4::cpu {
 

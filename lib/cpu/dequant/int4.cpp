@@ -1,0 +1,71 @@
+// Dequantize integer weights: blocks of rows and columns, whose codes are in the caches.
+#include "cpu/weight/int4.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/dequant/dequant.hpp"
+#include "cpu/dequant/int4_rows.hpp"
+#include "cpu/dequant/output.hpp"
+
+namespace nf4::cpu {
+namespace {
+
+class Int4Dequantizer {
+ public:
+  Int4Dequantizer(const DequantKernels &kernels, const Int4DequantProblem &problem)
+      : weight_(problem.weight),
+        out_(static_cast<char *>(problem.out)),
+        element_bytes_(element_bytes(problem.dtype)),
+        rows_(kernels, problem.weight, problem.dtype),
+        output_(kernels, problem.out, problem.weight.elements * element_bytes_) {}
+
+  void operator()(RowRange n) {
+    const int64_t row_bytes = weight_.cols * element_bytes_;
+    output_.begin(n.begin * row_bytes, n.end * row_bytes);
+    const int64_t columns = std::min(Int4Rows::max_columns(weight_, Int4Rows::kMaxRows),
+                                     DequantOutput::kStagedBytes / element_bytes_);
+    for (int64_t i = n.begin; i < n.end; i += Int4Rows::kMaxRows)
+      for (int64_t k = 0; k < weight_.cols; k += columns)
+        dequant({i, std::min(n.end, i + Int4Rows::kMaxRows)}, k,
+                std::min(columns, weight_.cols - k));
+    output_.end();
+  }
+
+ private:
+  void dequant(RowRange n, int64_t k, int64_t count) {
+    rows_.load(n, k, count);
+    const bool whole = count % kKernelStep == 0 && weight_.permutation == nullptr;
+    for (int64_t i = n.begin; i < n.end; ++i) {
+      const int64_t offset = (i * weight_.cols + k) * element_bytes_;
+      char *const made = whole ? output_.place(offset) : output_.stage();
+      rows_(i, k, count, made);
+      if (weight_.permutation != nullptr)
+        scatter(made, i, k, count);
+      else
+        output_.store(made, offset, count * element_bytes_);
+    }
+  }
+
+  void scatter(const char *made, int64_t n, int64_t k, int64_t count) const {
+    char *const row = out_ + n * weight_.cols * element_bytes_;
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(row + weight_.permutation[k + i] * element_bytes_, made + i * element_bytes_,
+                  element_bytes_);
+  }
+
+  const Int4Weight &weight_;
+  char *const out_;
+  const int64_t element_bytes_;
+  Int4Rows rows_;
+  DequantOutput output_;
+};
+
+}  // namespace
+
+void int4_dequant_vector(const DequantKernels &kernels, const Int4DequantProblem &problem,
+                         RowRange n) {
+  Int4Dequantizer(kernels, problem)(n);
+}
+
+}  // namespace nf4::cpu
