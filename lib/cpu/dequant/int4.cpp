@@ -11,6 +11,8 @@
 namespace nf4::cpu {
 namespace {
 
+constexpr int64_t kBlockRows = 128;
+
 class Int4Dequantizer {
  public:
   Int4Dequantizer(const DequantKernels &kernels, const Int4DequantProblem &problem)
@@ -23,18 +25,27 @@ class Int4Dequantizer {
   void operator()(RowRange n) {
     const int64_t row_bytes = weight_.cols * element_bytes_;
     output_.begin(n.begin * row_bytes, n.end * row_bytes);
-    const int64_t columns = std::min(Int4Rows::max_columns(weight_, Int4Rows::kMaxRows),
+    // Rows of codes are read one by one; words of many rows, in lines of at least a cache line.
+    const int64_t rows = weight_.layout == NF4_INT4_COMPRESSED_TENSORS ? 1 : kBlockRows;
+    const int64_t columns = std::min(Int4Rows::max_columns(weight_, rows),
                                      DequantOutput::kStagedBytes / element_bytes_);
-    for (int64_t i = n.begin; i < n.end; i += Int4Rows::kMaxRows)
-      for (int64_t k = 0; k < weight_.cols; k += columns)
-        dequant({i, std::min(n.end, i + Int4Rows::kMaxRows)}, k,
-                std::min(columns, weight_.cols - k));
+    for (int64_t i = n.begin; i < n.end; i += rows)
+      for (int64_t k = 0; k < weight_.cols; k += columns) {
+        const RowRange block{i, std::min(n.end, i + rows)};
+        const int64_t count = std::min(columns, weight_.cols - k);
+        rows_.load(block, k, count);
+        if (k + count < weight_.cols)
+          rows_.expect(block, k + count, std::min(columns, weight_.cols - k - count));
+        else if (block.end < n.end)
+          rows_.expect({block.end, std::min(n.end, block.end + rows)}, 0,
+                       std::min(columns, weight_.cols));
+        dequant(block, k, count);
+      }
     output_.end();
   }
 
  private:
   void dequant(RowRange n, int64_t k, int64_t count) {
-    rows_.load(n, k, count);
     const bool whole = count % kKernelStep == 0 && weight_.permutation == nullptr;
     for (int64_t i = n.begin; i < n.end; ++i) {
       const int64_t offset = (i * weight_.cols + k) * element_bytes_;

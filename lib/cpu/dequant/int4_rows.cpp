@@ -12,6 +12,8 @@ namespace {
 
 constexpr float kCodes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
+constexpr int64_t kLineBytes = 64;
+
 bool has_rows_of_codes(const Int4Weight &weight) {
   return weight.layout == NF4_INT4_COMPRESSED_TENSORS;
 }
@@ -32,29 +34,53 @@ bool Int4Rows::in_vectors() const {
   return weight_.g_idx == nullptr && (weight_.groups == 1 || weight_.group_size % kKernelStep == 0);
 }
 
+Int4Rows::Words Int4Rows::words(RowRange n, int64_t k, int64_t columns) const {
+  const Int4Place place = int4_code(weight_.layout, weight_.rows, weight_.cols, n.begin, k);
+  const char *first = reinterpret_cast<const char *>(weight_.packed + place.word);
+  const int64_t rows = n.end - n.begin;
+  if (weight_.layout == NF4_INT4_GPTQ) return {first, weight_.rows * 4, columns / 8, rows * 4};
+  if (weight_.layout == NF4_INT4_AWQ) return {first, weight_.rows / 2, columns, rows / 2};
+  return {first, int4_words(weight_.cols) * 4, rows, int4_words(columns) * 4};
+}
+
 void Int4Rows::load(RowRange n, int64_t k, int64_t columns) {
   n_ = n.begin;
+  n_count_ = n.end - n.begin;
   k_ = k;
-  if (has_rows_of_codes(weight_)) {
-    stride_ = int4_words(weight_.cols) * 4;
-    codes_ = reinterpret_cast<const uint8_t *>(weight_.packed) + n.begin * stride_ + k / 2;
-    return;
-  }
-  if (!in_vectors()) return;
-  const bool gptq = weight_.layout == NF4_INT4_GPTQ;
+  const Words from = words(n, k, columns);
+  codes_ = reinterpret_cast<const uint8_t *>(from.first);
+  stride_ = from.stride;
+  if (has_rows_of_codes(weight_) || !in_vectors()) return;
   codes_ = buffer_;
   stride_ = ceil_divide(columns, kWordsCols) * kWordsCols / 2;
-  const Int4Place first = int4_code(weight_.layout, weight_.rows, weight_.cols, n.begin, k);
-  const WordsArgs args{weight_.packed + first.word,
-                       gptq ? weight_.rows : weight_.rows / 8,
-                       n.end - n.begin,
+  const WordsArgs args{reinterpret_cast<const uint32_t *>(from.first),
+                       from.stride / 4,
+                       n_count_,
                        columns,
                        buffer_,
                        stride_};
-  (gptq ? kernels_.gptq_rows : kernels_.awq_rows)(args);
+  (weight_.layout == NF4_INT4_GPTQ ? kernels_.gptq_rows : kernels_.awq_rows)(args);
+}
+
+void Int4Rows::expect(RowRange n, int64_t k, int64_t columns) {
+  next_ = words(n, k, columns);
+  next_row_ = next_byte_ = 0;
+  const int64_t lines = next_.rows * ceil_divide(next_.bytes, kLineBytes);
+  lines_per_row_ = ceil_divide(lines, n_count_);
+}
+
+void Int4Rows::prefetch() {
+  for (int64_t i = 0; i < lines_per_row_ && next_row_ < next_.rows; ++i) {
+    __builtin_prefetch(next_.first + next_row_ * next_.stride + next_byte_, 0, 2);
+    next_byte_ += kLineBytes;
+    if (next_byte_ < next_.bytes) continue;
+    next_byte_ = 0;
+    ++next_row_;
+  }
 }
 
 void Int4Rows::operator()(int64_t n, int64_t k, int64_t count, char *out) {
+  prefetch();
   if (in_vectors()) {
     dequant_steps(codes_ + (n - n_) * stride_ + (k - k_) / 2, n, k, count, out);
   } else {
