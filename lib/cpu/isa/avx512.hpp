@@ -39,8 +39,11 @@ struct Bf16 {
 // Of matmul: sums in fp32, and the scales of a unit.
 struct Fp32Sums {
   using Sum = __m512;
+  static constexpr int kSumLanes = 16;
 
   static __m512 zero() { return _mm512_setzero_ps(); }
+  static __m512 load_sums(const float *sums) { return _mm512_loadu_ps(sums); }
+  static void store_sums(float *to, __m512 sums) { _mm512_storeu_ps(to, sums); }
   static __m512 scale_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
   static float sum_of(__m512 x) { return _mm512_reduce_add_ps(x); }
   // The sums of four vectors to four floats.

@@ -16,6 +16,7 @@ struct Floats {
   using Sum = __m256;
   using Codes = __m256i;
   static constexpr int kLanes = 8;
+  static constexpr int kSumLanes = kLanes;
   static constexpr int kVectors = 8;
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {1, 1, 1, 1};
@@ -23,6 +24,9 @@ struct Floats {
 
   static __m256 zero() { return _mm256_setzero_ps(); }
   static __m256 load(const float *x) { return _mm256_loadu_ps(x); }
+  static __m256 one() { return _mm256_set1_ps(1); }
+  static __m256 load_sums(const float *sums) { return _mm256_loadu_ps(sums); }
+  static void store_sums(float *to, __m256 sums) { _mm256_storeu_ps(to, sums); }
   static void store(float *to, __m256 x) { _mm256_storeu_ps(to, x); }
   static __m256 multiply(__m256 a, __m256 b) { return _mm256_mul_ps(a, b); }
   static __m256 multiply_add(__m256 a, __m256 b, __m256 sum) { return _mm256_fmadd_ps(a, b, sum); }
@@ -74,8 +78,13 @@ const MatmulKernels kAvx2Matmul = {
     Floats::kTileM,
     1024,
     4,
+    Floats::kSumLanes,
     {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
+    {prepare_units<Floats, Fp32, false>, prepare_units<Floats, Fp16, false>,
+     prepare_units<Floats, Bf16, false>},
     dot<Floats>,
+    dot<Floats, true>,
+    x_sums<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
 };

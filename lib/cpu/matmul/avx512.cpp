@@ -26,6 +26,7 @@ struct Floats : Fp32Sums {
   static constexpr int kTileM = 6;
 
   static __m512 load(const float *x) { return _mm512_loadu_ps(x); }
+  static __m512 one() { return _mm512_set1_ps(1); }
   static void store(float *to, __m512 x) { _mm512_storeu_ps(to, x); }
   static __m512 multiply(__m512 a, __m512 b) { return _mm512_mul_ps(a, b); }
   static __m512 multiply_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
@@ -52,8 +53,13 @@ const MatmulKernels kAvx512Matmul = {
     Floats::kTileM,
     1024,
     8,
+    Floats::kSumLanes,
     {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
+    {prepare_units<Floats, Fp32, false>, prepare_units<Floats, Fp16, false>,
+     prepare_units<Floats, Bf16, false>},
     dot<Floats>,
+    dot<Floats, true>,
+    x_sums<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
 };

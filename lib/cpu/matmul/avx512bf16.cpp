@@ -28,6 +28,7 @@ struct Bf16Pairs : Fp32Sums {
   static constexpr int kTileM = 6;
 
   static __m512i load(const uint16_t *x) { return _mm512_loadu_si512(x); }
+  static __m512i one() { return _mm512_set1_epi16(0x3f80); }
   static void store(uint16_t *to, __m512i x) { _mm512_storeu_si512(to, x); }
   static __m512 multiply(__m512i a, __m512i b) { return multiply_add(a, b, zero()); }
   static __m512 multiply_add(__m512i a, __m512i b, __m512 sum) {
@@ -68,8 +69,12 @@ const MatmulKernels kAvx512Bf16Matmul = {
     Bf16Pairs::kTileM,
     4096,
     8,
+    Bf16Pairs::kSumLanes,
     {nullptr, nullptr, prepare_units<Bf16Pairs, Words>},
+    {nullptr, nullptr, prepare_units<Bf16Pairs, Words, false>},
     dot<Bf16Pairs>,
+    dot<Bf16Pairs, true>,
+    x_sums<Bf16Pairs>,
     {nullptr, nullptr, nullptr},
     tile<Bf16Pairs>,
 };

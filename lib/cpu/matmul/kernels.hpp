@@ -26,9 +26,14 @@ struct DotArgs {
   int m;
   float *sums;  // [m][sums_stride]
   int64_t sums_stride;
+  // Of dot_zeros: what is added to each entry, like the scales, and the sums of x that x_sums()
+  // makes.
+  const float *zeros = nullptr;
+  const float *x_sums = nullptr;
+  int64_t x_sums_stride = 0;
 };
 constexpr int kMaxDotM = 4;
-// What is readable beyond the end of the scales.
+// What is readable beyond the end of the scales and the zeros.
 constexpr int kScalePadding = 8;
 
 // Dense rows of the weight times x.
@@ -52,9 +57,15 @@ struct MatmulKernels {
   int tile_m;         // rows of x that are best done together: 6 at most
   int tile_elements;  // of a row that are best done together: 4096 bytes of fp32, 8192 of bf16
   int max_dot_m;      // the largest m for which dot is the faster way
-  // Brings whole units of x into the order in which dot meets the codes.
+  int sum_lanes;      // floats that x_sums() makes of a unit
+  // Brings whole units of x into the order in which dot meets the codes, of which the first is the
+  // high nibble, or the low one.
   void (*prepare[3])(const void *x, int64_t elements, void *out);
+  void (*prepare_low_first[3])(const void *x, int64_t elements, void *out);
   void (*dot)(const DotArgs &args);
+  void (*dot_zeros)(const DotArgs &args);
+  // The sums of whole units of prepared x, a vector each.
+  void (*x_sums)(const void *x, int64_t elements, float *sums);
   // Converts whole steps of x; NULL where x is of this set's dtype.
   void (*convert[3])(const void *x, int64_t elements, void *out);
   void (*tile)(const TileArgs &args);

@@ -24,6 +24,16 @@ bool suits_dot(const MatmulKernels &kernels, const MatmulProblem &problem) {
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 
+bool suits_dot(const MatmulKernels &kernels, const Int4MatmulProblem &problem) {
+  const Int4Weight &weight = problem.weight;
+  return problem.m <= kernels.max_dot_m && weight.layout == NF4_INT4_COMPRESSED_TENSORS &&
+         weight.g_idx == nullptr && weight.group_size % kKernelStep == 0;
+}
+
+const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype) {
+  return set.bf16 != nullptr && dtype == NF4_DTYPE_BF16 ? *set.bf16 : set.fp32;
+}
+
 }  // namespace
 
 void PaddedConversion::operator()(const char *x, int64_t elements, char *out) const {
@@ -35,7 +45,8 @@ void PaddedConversion::operator()(const char *x, int64_t elements, char *out) co
   convert(padded, step, out + whole * bytes_out);
 }
 
-void store_sums(const MatmulProblem &problem, const Sums &sums) {
+template <class Problem>
+void store_sums(const Problem &problem, const Sums &sums) {
   with_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
     const T *bias = static_cast<const T *>(problem.bias);
@@ -49,6 +60,9 @@ void store_sums(const MatmulProblem &problem, const Sums &sums) {
   });
 }
 
+template void store_sums(const MatmulProblem &problem, const Sums &sums);
+template void store_sums(const Int4MatmulProblem &problem, const Sums &sums);
+
 RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem &problem) {
   const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_dot(bf16, problem);
   return used ? codebook_in_bf16(problem.weight) : RoundedCodebook{};
@@ -56,9 +70,14 @@ RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem 
 
 void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
                    const RoundedCodebook &bf16_codebook, RowRange n) {
-  const bool in_bf16 = set.bf16 != nullptr && problem.dtype == NF4_DTYPE_BF16;
-  const MatmulKernels &kernels = in_bf16 ? *set.bf16 : set.fp32;
+  const MatmulKernels &kernels = kernels_for(set, problem.dtype);
   if (suits_dot(kernels, problem)) return matmul_dot(kernels, problem, bf16_codebook, n);
+  matmul_panel(set.dequant, kernels, problem, n);
+}
+
+void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n) {
+  const MatmulKernels &kernels = kernels_for(set, problem.dtype);
+  if (suits_dot(kernels, problem)) return matmul_dot(kernels, problem, n);
   matmul_panel(set.dequant, kernels, problem, n);
 }
 
