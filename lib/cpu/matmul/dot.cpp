@@ -65,22 +65,14 @@ class Nf4Dots {
   float unit_ = 1;
 };
 
-// The codes of integer weights less 8, which bf16 holds, too.
-constexpr float kIntegers[] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-constexpr uint16_t kBf16Integers[] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
-                                      0xc000, 0xbf80, 0,      0x3f80, 0x4000, 0x4040,
-                                      0x4080, 0x40a0, 0x40c0, 0x40e0};
-
 class IntegerDots {
  public:
   static constexpr bool kHighFirst = false;
 
   IntegerDots(const MatmulKernels &kernels, const Int4Weight &weight)
-      : weight_(weight), bf16_(kernels.dtype == NF4_DTYPE_BF16) {}
+      : weight_(weight), codebook_(int4_codebook(kernels)) {}
 
-  const void *codebook() const {
-    return bf16_ ? static_cast<const void *>(kBf16Integers) : kIntegers;
-  }
+  const void *codebook() const { return codebook_; }
   float unit() const { return 1; }
   const uint8_t *packed() const { return reinterpret_cast<const uint8_t *>(weight_.packed); }
   int64_t row_bytes() const { return int4_words(weight_.cols) * 4; }
@@ -112,7 +104,7 @@ class IntegerDots {
 
  private:
   const Int4Weight &weight_;
-  const bool bf16_;
+  const void *codebook_;
 };
 
 template <class Dots, class Problem>

@@ -36,6 +36,28 @@ constexpr int kMaxDotM = 4;
 // What is readable beyond the end of the scales and the zeros.
 constexpr int kScalePadding = 8;
 
+// Words of GPTQ or AWQ of columns of one group, times x in the kernels' dtype: in bf16 and GPTQ,
+// the columns i and i + 4 of a word are side by side.
+struct ColumnsArgs {
+  const void *codebook;   // 16 numbers of the kernels' dtype
+  const uint32_t *words;  // of the first row and column
+  int64_t stride;         // from one row of words to the next
+  int64_t rows;           // in AWQ a multiple of 8
+  int64_t cols;           // a multiple of 8
+  const uint16_t *scales;
+  bool fp16_scales;       // else bf16
+  const uint32_t *zeros;  // or NULL: 8
+  int zero_offset;
+  const void *x;
+  int64_t x_stride;
+  int m;
+  float x_sums[kMaxDotM];  // with zeros
+  float *
+      sums;  // [m][sums_stride], of AWQ [m][8][nibble_stride]: up to a multiple of 16 rows or words
+  int64_t sums_stride;
+  int64_t nibble_stride;
+};
+
 // Dense rows of the weight times x.
 struct TileArgs {
   const void *w;
@@ -66,6 +88,8 @@ struct MatmulKernels {
   void (*dot_zeros)(const DotArgs &args);
   // The sums of whole units of prepared x, a vector each.
   void (*x_sums)(const void *x, int64_t elements, float *sums);
+  void (*gptq_columns)(const ColumnsArgs &args);
+  void (*awq_columns)(const ColumnsArgs &args);
   // Converts whole steps of x; NULL where x is of this set's dtype.
   void (*convert[3])(const void *x, int64_t elements, void *out);
   void (*tile)(const TileArgs &args);

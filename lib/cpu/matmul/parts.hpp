@@ -20,6 +20,12 @@ void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
 // For integer weights whose codes lie along the columns, in groups of whole steps.
 void matmul_dot(const MatmulKernels &kernels, const Int4MatmulProblem &problem, RowRange n);
 
+// For those in words of GPTQ or AWQ, in groups of whole words.
+void matmul_columns(const MatmulKernels &kernels, const Int4MatmulProblem &problem, RowRange n);
+
+// The codes of integer weights less 8, which bf16 holds, too, in the kernels' dtype.
+const void *int4_codebook(const MatmulKernels &kernels);
+
 // A weight's codebook in bf16: the format's row, or a caller's rounded, or found where it was
 // rounded of late.
 RoundedCodebook codebook_in_bf16(const Weight &weight);
