@@ -65,9 +65,11 @@ struct Bf16Pairs : Fp32Sums {
   }
   // The low or high halves of words of two columns: a code and the next column's above it.
   static __m512i half_words(const __m512i (&words)[2], int half) {
-    constexpr __mmask32 kHigh = 0xaaaaaaaa;
-    if (half == 0) return _mm512_mask_mov_epi16(words[0], kHigh, _mm512_slli_epi32(words[1], 16));
-    return _mm512_mask_mov_epi16(_mm512_srli_epi32(words[0], 16), kHigh, words[1]);
+    const __m512i other_half =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    constexpr __mmask64 kHigh = 0xcccccccccccccccc;
+    if (half == 0) return _mm512_mask_shuffle_epi8(words[0], kHigh, words[1], other_half);
+    return _mm512_mask_shuffle_epi8(words[1], ~kHigh, words[0], other_half);
   }
 };
 

@@ -9,11 +9,11 @@
 namespace nf4::cpu {
 namespace {
 
-// Rows of the weight whose sums are kept at once: whole vectors of AWQ's words.
-constexpr int64_t kBlockN = 1024;
-constexpr int64_t kMaxM = 8;
+// Sums that are kept at once, and rows of the weight that they are of at most: whole vectors of
+// AWQ's words.
+constexpr int64_t kSums = 8192;
+constexpr int64_t kMaxBlockN = 4096;
 constexpr int64_t kPreparedBytes = 32768;
-constexpr int64_t kWordsOfBlock = kBlockN / kInt4PerWord;
 
 class ColumnsMultiplier {
  public:
@@ -23,17 +23,19 @@ class ColumnsMultiplier {
         weight_(problem.weight),
         element_bytes_(element_bytes(kernels.dtype)),
         gptq_(problem.weight.layout == NF4_INT4_GPTQ),
+        block_n_(std::min(kMaxBlockN, kSums / problem.m / 128 * 128)),
         x_stride_(kPreparedBytes / element_bytes_ / problem.m / kKernelStep * kKernelStep),
         convert_{kernels.convert[problem.dtype - 1], kKernelStep, element_bytes(problem.dtype),
                  element_bytes_} {}
 
   void operator()(RowRange n) {
-    for (int64_t i = n.begin; i < n.end; i += kBlockN) multiply({i, std::min(n.end, i + kBlockN)});
+    for (int64_t i = n.begin; i < n.end; i += block_n_)
+      multiply({i, std::min(n.end, i + block_n_)});
   }
 
  private:
   void multiply(RowRange n) {
-    std::fill_n(sums_, problem_.m * kBlockN, 0.0f);
+    std::fill_n(sums_, problem_.m * block_n_, 0.0f);
     for (int64_t k = 0; k < weight_.cols; k += x_stride_) {
       const int64_t end = std::min(weight_.cols, k + x_stride_);
       prepare(k, end - k);
@@ -45,7 +47,7 @@ class ColumnsMultiplier {
       }
     }
     if (!gptq_) sort_sums(n.end - n.begin);
-    store_sums(problem_, {n, {0, problem_.m}, sums_, kBlockN});
+    store_sums(problem_, {n, {0, problem_.m}, sums_, block_n_});
   }
 
   // Does nothing where that part of x is there from the block of rows before.
@@ -104,13 +106,13 @@ class ColumnsMultiplier {
       args.zeros = w.zeros + int4_zero(w.layout, w.rows, w.groups, n.begin, group).word;
     args.zero_offset = static_cast<int>(w.zero_offset);
     args.x_stride = x_stride_;
-    args.sums_stride = kBlockN;
-    args.nibble_stride = kWordsOfBlock;
+    args.sums_stride = block_n_;
+    args.nibble_stride = (block_n_ / kInt4PerWord);
     for (int64_t m = 0; m < problem_.m; m += args.m) {
       args.m = static_cast<int>(std::min<int64_t>(kMaxDotM, problem_.m - m));
       const char *x = x_ + (m * x_stride_ + at) * element_bytes_;
       args.x = x;
-      args.sums = sums_ + m * kBlockN;
+      args.sums = sums_ + m * block_n_;
       for (int i = 0; i < args.m && w.zeros != nullptr; ++i)
         args.x_sums[i] = sum_of_x(x + i * x_stride_ * element_bytes_, cols);
       (gptq_ ? kernels_.gptq_columns : kernels_.awq_columns)(args);
@@ -119,12 +121,13 @@ class ColumnsMultiplier {
 
   // From the order of nibbles to that of rows.
   void sort_sums(int64_t rows) {
-    float by_nibble[kBlockN];
+    float by_nibble[kMaxBlockN];
     for (int64_t m = 0; m < problem_.m; ++m) {
-      float *const sums = sums_ + m * kBlockN;
-      std::copy_n(sums, kBlockN, by_nibble);
+      float *const sums = sums_ + m * block_n_;
+      std::copy_n(sums, block_n_, by_nibble);
       for (int64_t i = 0; i < rows; ++i)
-        sums[i] = by_nibble[awq_nibble(static_cast<int>(i % 8)) * kWordsOfBlock + i / 8];
+        sums[i] =
+            by_nibble[awq_nibble(static_cast<int>(i % 8)) * (block_n_ / kInt4PerWord) + i / 8];
     }
   }
 
@@ -135,10 +138,11 @@ class ColumnsMultiplier {
   const Int4Weight &weight_;
   const int64_t element_bytes_;  // of prepared x
   const bool gptq_;
+  const int64_t block_n_;
   const int64_t x_stride_;
   const PaddedConversion convert_;
   int64_t prepared_k_ = -1;
-  alignas(64) float sums_[kMaxM * kBlockN];
+  alignas(64) float sums_[kSums];
   alignas(64) char x_[kPreparedBytes];
   char gathered_[kGathered * sizeof(float)];
 };

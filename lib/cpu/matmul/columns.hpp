@@ -21,7 +21,10 @@ void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes) {
   constexpr int kItems = T::kLanes / T::kSumLanes;  // of a lane
   const auto table = T::load_table(args.codebook);
   const uint32_t *words = args.words + n;
-  const int64_t next = args.cols / 8 * args.stride;
+  // Of what comes next: the rows after these, or the next columns of the first ones.
+  const int64_t after = n + kVectors * T::kSumLanes;
+  const int64_t next =
+      after < args.rows ? kVectors * T::kSumLanes : args.cols / 8 * args.stride - n;
   const Item *x = static_cast<const Item *>(args.x);
   typename T::Sum sums[kVectors][kM];
   NF4_UNROLL
@@ -89,7 +92,7 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
   const auto table = T::load_table(args.codebook);
   const int64_t lanes = args.rows / 8 - c;
   const uint32_t *words = args.words + c;
-  const int64_t next = args.cols * args.stride;
+  const int64_t next = lanes > T::kSumLanes ? T::kSumLanes : args.cols * args.stride - c;
   const Item *x = static_cast<const Item *>(args.x);
   typename T::Sum sums[kHalves][4][kM];
   NF4_UNROLL
