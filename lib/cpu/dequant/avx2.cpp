@@ -7,6 +7,7 @@
 // its memory takes.
 #include "cpu/isa/avx2.hpp"
 
+#include "cpu/dequant/groups.hpp"
 #include "cpu/dequant/kernels.hpp"
 #include "cpu/dequant/words.hpp"
 
@@ -104,7 +105,7 @@ struct Integers4 {
   static Floats16 values(const DequantArgs &args, int64_t group) {
     const Floats16 codes = Floats16::load(args.codebook);
     const __m256 zero = _mm256_set1_ps(args.zeros[group]);
-    return multiply({_mm256_sub_ps(codes.low, zero), _mm256_sub_ps(codes.high, zero)},
+    return multiply({_mm256_add_ps(codes.low, zero), _mm256_add_ps(codes.high, zero)},
                     _mm256_set1_ps(args.scales[group]));
   }
 };
@@ -175,6 +176,7 @@ const DequantKernels kAvx2Dequant = {
      dequant<Floats4, WordTable<Bf16>>},
     {dequant<Integers4, FloatTable>, dequant<Integers4, WordTable<Fp16>>,
      dequant<Integers4, WordTable<Bf16>>},
+    read_groups<Int4Lanes>,
     gptq_rows<Words>,
     awq_rows<Words>,
     store_nontemporal,

@@ -10,9 +10,11 @@
 namespace nf4::cpu {
 namespace {
 
-constexpr float kCodes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
 constexpr int64_t kLineBytes = 64;
+// Between rows of codes, so that they are in other sets of the L1 cache.
+constexpr int64_t kPad = 64;
+// Of one load(), in whole vectors.
+constexpr int64_t kMaxRows = 512;
 
 bool has_rows_of_codes(const Int4Weight &weight) {
   return weight.layout == NF4_INT4_COMPRESSED_TENSORS;
@@ -23,7 +25,7 @@ bool has_rows_of_codes(const Int4Weight &weight) {
 int64_t Int4Rows::max_columns(const Int4Weight &weight, int64_t rows) {
   if (has_rows_of_codes(weight)) return kMaxColumns;
   const int64_t row_bytes = kCodeBytes / (ceil_divide(rows, 16) * 16);
-  return std::min(kMaxColumns, row_bytes * 2 / kWordsCols * kWordsCols);
+  return std::min(kMaxColumns, (row_bytes - kPad) * 2 / kWordsCols * kWordsCols);
 }
 
 Int4Rows::Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype)
@@ -52,7 +54,7 @@ void Int4Rows::load(RowRange n, int64_t k, int64_t columns) {
   stride_ = from.stride;
   if (has_rows_of_codes(weight_) || !in_vectors()) return;
   codes_ = buffer_;
-  stride_ = ceil_divide(columns, kWordsCols) * kWordsCols / 2;
+  stride_ = ceil_divide(columns, kWordsCols) * kWordsCols / 2 + kPad;
   const WordsArgs args{reinterpret_cast<const uint32_t *>(from.first),
                        from.stride / 4,
                        n_count_,
@@ -60,6 +62,21 @@ void Int4Rows::load(RowRange n, int64_t k, int64_t columns) {
                        buffer_,
                        stride_};
   (weight_.layout == NF4_INT4_GPTQ ? kernels_.gptq_rows : kernels_.awq_rows)(args);
+  read_groups(n, k, columns);
+}
+
+// From [group][row] to [row][group].
+void Int4Rows::read_groups(RowRange n, int64_t k, int64_t columns) {
+  group_ = k / weight_.group_size;
+  groups_ = (k + columns - 1) / weight_.group_size - group_ + 1;
+  float scales[kMaxRows], zeros[kMaxRows];
+  for (int64_t g = 0; g < groups_; ++g) {
+    kernels_.groups(int4_groups(weight_, n.begin, group_ + g, n_count_, scales, zeros));
+    for (int64_t i = 0; i < n_count_; ++i) {
+      scales_[i * groups_ + g] = scales[i];
+      zeros_[i * groups_ + g] = zeros[i];
+    }
+  }
 }
 
 void Int4Rows::expect(RowRange n, int64_t k, int64_t columns) {
@@ -97,9 +114,12 @@ void Int4Rows::operator()(int64_t n, int64_t k, int64_t count, char *out) {
 void Int4Rows::dequant_steps(const uint8_t *codes, int64_t n, int64_t k, int64_t count, char *out) {
   const int64_t group = k / weight_.group_size;
   const int64_t groups = (k + count - 1) / weight_.group_size - group + 1;
-  read_int4_scales(weight_, n, group, groups, scales_);
-  read_int4_zeros(weight_, n, group, groups, zeros_);
-  DequantArgs args{kCodes, codes, scales_, 0, weight_.group_size, out, zeros_};
+  int64_t at = (n - n_) * groups_ + group - group_;
+  if (has_rows_of_codes(weight_)) {
+    at = 0;
+    kernels_.groups(int4_groups(weight_, n, group, groups, scales_, zeros_));
+  }
+  DequantArgs args{kInt4Codebook, codes, scales_ + at, 0, weight_.group_size, out, zeros_ + at};
   const auto kernel = kernels_.int4[dtype_ - 1];
   const auto dequant = [&](int64_t elements) {
     args.elements = elements;

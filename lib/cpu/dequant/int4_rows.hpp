@@ -24,8 +24,9 @@ class Int4Rows {
   void operator()(int64_t n, int64_t k, int64_t count, char *out);
 
  private:
-  static constexpr int64_t kCodeBytes = 32768;
+  static constexpr int64_t kCodeBytes = 57344;
   static constexpr int64_t kMaxColumns = 4096;
+  static constexpr int64_t kMaxGroups = kCodeBytes * 2 / kKernelStep + 16;
 
   // Words of some rows and columns: rows of `bytes`.
   struct Words {
@@ -36,6 +37,7 @@ class Int4Rows {
   };
 
   bool in_vectors() const;
+  void read_groups(RowRange n, int64_t k, int64_t columns);
   Words words(RowRange n, int64_t k, int64_t columns) const;
   void prefetch();
   void dequant_steps(const uint8_t *codes, int64_t n, int64_t k, int64_t count, char *out);
@@ -54,8 +56,11 @@ class Int4Rows {
   int64_t next_row_ = 0;
   int64_t next_byte_ = 0;
   int64_t lines_per_row_ = 0;  // to prefetch while a row is dequantized
-  float scales_[kMaxColumns / kKernelStep + 1];
-  float zeros_[kMaxColumns / kKernelStep + 1];
+  // Of the rows' groups from group_ on; of compressed-tensors, of one row.
+  int64_t group_ = 0;
+  int64_t groups_ = 0;
+  float scales_[kMaxGroups];
+  float zeros_[kMaxGroups];
   alignas(64) uint8_t buffer_[kCodeBytes];
 };
 

@@ -20,7 +20,7 @@ struct DequantArgs {
   int64_t elements;
   int64_t blocksize;
   void *out;
-  const float *zeros = nullptr;  // of integer weights, one per group: what an entry is less
+  const float *zeros = nullptr;  // of integer weights, one per group: what is added to an entry
 };
 
 // Words of integer weights, to be brought into rows of codes along the columns, of which the first
@@ -35,9 +35,24 @@ struct WordsArgs {
 };
 constexpr int64_t kWordsCols = 128;
 
+// Scales and zeros of groups of a row of compressed-tensors, or of rows of a group of GPTQ or AWQ,
+// as numbers: the scales, and 8 less the zero points. Outputs have room up to a multiple of 16.
+struct GroupsArgs {
+  const uint16_t *scales;
+  bool fp16;              // else bf16
+  const uint32_t *zeros;  // the word of the first, or NULL: 8
+  int zero_offset;
+  int layout;  // of nf4.h
+  int shift;   // compressed-tensors: of the row in words
+  int64_t count;
+  float *scales_out;
+  float *zeros_out;
+};
+
 struct DequantKernels {
   void (*dequant[3])(const DequantArgs &args);  // by dtype, in the order of nf4.h
   void (*int4[3])(const DequantArgs &args);     // the first of two codes is the low nibble
+  void (*groups)(const GroupsArgs &args);
   void (*gptq_rows)(const WordsArgs &args);
   void (*awq_rows)(const WordsArgs &args);
   // Copies lines of 64 bytes, by stores that bypass the caches, to a multiple of 64.

@@ -74,12 +74,19 @@ struct Fp32Sums {
     const __m512i zeros = _mm512_and_si512(stored, _mm512_set1_epi32(15));
     return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(8), zeros));
   }
-  // The zeros of so many rows, in whole words, to the low bits of a lane each.
-  static __m512i spread_zeros(const uint32_t *words, int64_t rows) {
+  // The zeros of so many rows, in whole words of GPTQ or AWQ, to the low bits of a lane each.
+  static __m512i spread_zeros(const uint32_t *words, int64_t rows, bool awq) {
     const __m512i both = load_words(words, rows > 8 ? 2 : 1);
     const __m512i by_row = _mm512_permutexvar_epi32(_mm512_srli_epi32(iota(), 3), both);
-    const __m512i shifts = _mm512_slli_epi32(_mm512_and_si512(iota(), _mm512_set1_epi32(7)), 2);
+    const __m512i shifts =
+        awq ? _mm512_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28)
+            : _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     return _mm512_srlv_epi32(by_row, shifts);
+  }
+  // A NaN with the highest bit of its mantissa alone.
+  static __m512 canonical(__m512 x) {
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_mov_ps(x, nan, as_floats(_mm512_set1_epi32(0x7fc00000)));
   }
   static __m512 load_scales(const uint16_t *scales, bool fp16, int64_t rows) {
     return widen(_mm256_maskz_loadu_epi16(mask_of(rows), scales), fp16);

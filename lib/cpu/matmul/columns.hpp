@@ -63,7 +63,7 @@ void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes) {
     const auto scale = T::load_scales(args.scales + first, args.fp16_scales, rows);
     typename T::Sum zero = T::zero();
     if (args.zeros != nullptr)
-      zero = T::zero_terms(T::spread_zeros(args.zeros + first / 8, rows), args.zero_offset);
+      zero = T::zero_terms(T::spread_zeros(args.zeros + first / 8, rows, false), args.zero_offset);
     NF4_UNROLL
     for (int m = 0; m < kM; ++m) {
       float *to = args.sums + m * args.sums_stride + first;

@@ -69,8 +69,8 @@ class IntegerDots {
  public:
   static constexpr bool kHighFirst = false;
 
-  IntegerDots(const MatmulKernels &kernels, const Int4Weight &weight)
-      : weight_(weight), codebook_(int4_codebook(kernels)) {}
+  IntegerDots(const DequantKernels &dequant, const MatmulKernels &kernels, const Int4Weight &weight)
+      : dequant_(dequant), weight_(weight), codebook_(int4_codebook(kernels)) {}
 
   const void *codebook() const { return codebook_; }
   float unit() const { return 1; }
@@ -83,26 +83,23 @@ class IntegerDots {
             float *zeros) const {
     const int64_t first = k / weight_.group_size;
     const int64_t groups = (k + elements - 1) / weight_.group_size - first + 1;
-    float by_group[kMaxScales];
-    const auto spread = [&](float *out) {
-      for (int64_t i = 0, in_group = k - first * weight_.group_size, g = 0;
-           i < elements / per_scale; ++i) {
-        out[i] = by_group[g];
-        in_group += per_scale;
-        if (in_group < weight_.group_size) continue;
-        in_group = 0;
-        ++g;
-      }
-    };
-    read_int4_scales(weight_, n, first, groups, by_group);
-    spread(scales);
-    if (weight_.zeros == nullptr) return;
-    read_int4_zeros(weight_, n, first, groups, by_group);
-    for (int64_t i = 0; i < groups; ++i) by_group[i] = kInt4SymmetricZero - by_group[i];
-    spread(zeros);
+    if (per_scale == weight_.group_size)
+      return dequant_.groups(int4_groups(weight_, n, first, groups, scales, zeros));
+    float group_scales[kMaxScales], group_zeros[kMaxScales];
+    dequant_.groups(int4_groups(weight_, n, first, groups, group_scales, group_zeros));
+    int64_t g = 0, in_group = k - first * weight_.group_size;
+    for (int64_t i = 0; i < elements / per_scale; ++i) {
+      scales[i] = group_scales[g];
+      zeros[i] = group_zeros[g];
+      in_group += per_scale;
+      if (in_group < weight_.group_size) continue;
+      in_group = 0;
+      ++g;
+    }
   }
 
  private:
+  const DequantKernels &dequant_;
   const Int4Weight &weight_;
   const void *codebook_;
 };
@@ -249,9 +246,10 @@ void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
   Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n);
 }
 
-void matmul_dot(const MatmulKernels &kernels, const Int4MatmulProblem &problem, RowRange n) {
+void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
+                const Int4MatmulProblem &problem, RowRange n) {
   using Multiplier = DotMultiplier<IntegerDots, Int4MatmulProblem>;
-  Multiplier(kernels, problem, {kernels, problem.weight})(n);
+  Multiplier(kernels, problem, {dequant, kernels, problem.weight})(n);
 }
 
 }  // namespace nf4::cpu

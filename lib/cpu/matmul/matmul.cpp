@@ -9,6 +9,7 @@
 #include "core/int4.hpp"
 #include "cpu/dtypes.hpp"
 #include "cpu/matmul/parts.hpp"
+#include "cpu/weight/int4.hpp"
 #include "cpu/weight/scales.hpp"
 
 namespace nf4::cpu {
@@ -40,12 +41,11 @@ const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype) {
 }  // namespace
 
 const void *int4_codebook(const MatmulKernels &kernels) {
-  static constexpr float kFp32[] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
   static constexpr uint16_t kBf16[] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
                                        0xc000, 0xbf80, 0,      0x3f80, 0x4000, 0x4040,
                                        0x4080, 0x40a0, 0x40c0, 0x40e0};
   if (kernels.dtype == NF4_DTYPE_BF16) return kBf16;
-  return kFp32;
+  return kInt4Codebook;
 }
 
 void PaddedConversion::operator()(const char *x, int64_t elements, char *out) const {
@@ -90,7 +90,8 @@ void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
 void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n) {
   const MatmulKernels &kernels = kernels_for(set, problem.dtype);
   if (!suits_dot(kernels, problem)) return matmul_panel(set.dequant, kernels, problem, n);
-  if (problem.weight.layout == NF4_INT4_COMPRESSED_TENSORS) return matmul_dot(kernels, problem, n);
+  if (problem.weight.layout == NF4_INT4_COMPRESSED_TENSORS)
+    return matmul_dot(set.dequant, kernels, problem, n);
   matmul_columns(kernels, problem, n);
 }
 

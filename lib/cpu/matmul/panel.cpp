@@ -13,26 +13,26 @@
 namespace nf4::cpu {
 namespace {
 
-constexpr int64_t kPanelBytes = 65536;
 constexpr int64_t kMaxPanelN = 16;
 // Of x, converted.
 constexpr int64_t kConvertedBytes = 4096;
 constexpr int64_t kMaxTileM = 6;
-// Rows of x for which a panel serves.
-constexpr int64_t kPanelM = 96;
 
 // Where a panel's rows come from: rows of the weight that are best read together, kBlockN at most,
-// and, of them, columns that are.
+// and, of them, columns that are; a panel's bytes, and the rows of x for which it serves.
 
 class Nf4Rows {
  public:
   static constexpr int64_t kBlockN = kMaxPanelN;
+  static constexpr int64_t kPanelM = 96;
+  static constexpr int64_t kPanelBytes = 65536;
+  static constexpr int64_t kMaxColumns = RangeDequantizer::kMaxElements;
 
   Nf4Rows(const DequantKernels &kernels, const Weight &weight, nf4_dtype dtype, int64_t panel_n)
       : weight_(weight), panel_n_(panel_n), dequant_(kernels, weight, dtype) {}
 
   int64_t block_n() const { return panel_n_; }
-  int64_t max_columns() const { return RangeDequantizer::kMaxElements; }
+  int64_t max_columns() const { return kMaxColumns; }
   void load(RowRange, RowRange, int64_t, int64_t) {}
   void operator()(int64_t n, int64_t k, int64_t elements, char *out) {
     prefetch((n + panel_n_) * weight_.cols + k, elements);
@@ -51,19 +51,26 @@ class Nf4Rows {
   RangeDequantizer dequant_;
 };
 
+// Their codes are in words of 128 rows, which takes some of the room of sums and of the panel.
 class IntegerRows {
  public:
-  static constexpr int64_t kBlockN = 64;
+  static constexpr int64_t kBlockN = 128;
+  static constexpr int64_t kPanelM = 64;
+  static constexpr int64_t kPanelBytes = 32768;
+  static constexpr int64_t kMaxColumns = 2048;
 
   IntegerRows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype,
               int64_t panel_n)
       : weight_(weight), panel_n_(panel_n), rows_(kernels, weight, dtype) {}
 
-  // Words of GPTQ and AWQ: a cache line of them at least.
+  // Of words of AWQ whole vectors, of GPTQ a cache line.
   int64_t block_n() const {
-    return weight_.layout == NF4_INT4_COMPRESSED_TENSORS ? panel_n_ : kBlockN;
+    if (weight_.layout == NF4_INT4_AWQ) return kBlockN;
+    return weight_.layout == NF4_INT4_GPTQ ? kMaxPanelN : panel_n_;
   }
-  int64_t max_columns() const { return Int4Rows::max_columns(weight_, block_n()); }
+  int64_t max_columns() const {
+    return std::min(kMaxColumns, Int4Rows::max_columns(weight_, block_n()));
+  }
   // The next rows are those of `all` after n.
   void load(RowRange n, RowRange all, int64_t k, int64_t elements) {
     rows_.load(n, k, elements);
@@ -89,15 +96,15 @@ class PanelMultiplier {
         problem_(problem),
         weight_(problem.weight),
         element_bytes_(element_bytes(kernels.dtype)),
-        row_bytes_(kernels.tile_elements * element_bytes_),
-        panel_n_(std::min(kMaxPanelN, kPanelBytes / row_bytes_)),
+        row_bytes_(std::min<int64_t>(kernels.tile_elements, Rows::kMaxColumns) * element_bytes_),
+        panel_n_(std::min(kMaxPanelN, Rows::kPanelBytes / row_bytes_)),
         rows_(dequant, problem.weight, kernels.dtype, panel_n_),
         convert_{kernels.convert[problem.dtype - 1], kKernelStep, element_bytes(problem.dtype),
                  element_bytes_} {}
 
   // All of n for some rows of x, which stay in the L2 cache.
   void operator()(RowRange n) {
-    const int64_t groups = ceil_divide(problem_.m, kPanelM);
+    const int64_t groups = ceil_divide(problem_.m, Rows::kPanelM);
     for (int64_t group = 0; group < groups; ++group) {
       const RowRange m{problem_.m * group / groups, problem_.m * (group + 1) / groups};
       for (int64_t i = n.begin; i < n.end; i += rows_.block_n())
@@ -107,7 +114,7 @@ class PanelMultiplier {
 
  private:
   void multiply(RowRange n, RowRange all, RowRange m) {
-    float sums[kPanelM * Rows::kBlockN] = {};
+    float sums[Rows::kPanelM * Rows::kBlockN] = {};
     for (int64_t k = 0; k < weight_.cols;) {
       const int64_t elements = part_of_row(weight_.cols - k);
       rows_.load(n, all, k, elements);
@@ -138,10 +145,10 @@ class PanelMultiplier {
     for (int64_t i = m.begin; i < m.end; i += kernels_.tile_m) {
       const int count = static_cast<int>(std::min<int64_t>(kernels_.tile_m, m.end - i));
       if (!in_place) convert(i, count, k, elements);
-      kernels_.tile({panel_, kernels_.tile_elements, in_place ? address_of_x(problem_, i, k) : x_,
-                     in_place ? problem_.x_stride : kConvertedBytes / element_bytes_,
-                     to_steps(elements), n, count, sums + (i - m.begin) * Rows::kBlockN,
-                     Rows::kBlockN});
+      kernels_.tile(
+          {panel_, row_bytes_ / element_bytes_, in_place ? address_of_x(problem_, i, k) : x_,
+           in_place ? problem_.x_stride : kConvertedBytes / element_bytes_, to_steps(elements), n,
+           count, sums + (i - m.begin) * Rows::kBlockN, Rows::kBlockN});
     }
   }
 
@@ -167,7 +174,7 @@ class PanelMultiplier {
   const int64_t panel_n_;
   Rows rows_;
   const PaddedConversion convert_;
-  alignas(64) char panel_[kPanelBytes];
+  alignas(64) char panel_[Rows::kPanelBytes];
   alignas(64) char x_[kMaxTileM * kConvertedBytes];
   char gathered_[kConvertedBytes];
 };

@@ -5,7 +5,7 @@
 
 #include "core/float16.hpp"
 #include "core/int4.hpp"
-#include "cpu/weight/scales.hpp"
+#include "cpu/dequant/kernels.hpp"
 #include "problem.hpp"
 
 namespace nf4::cpu {
@@ -40,27 +40,24 @@ inline int64_t int4_column(const Int4Weight &weight, int64_t k) {
   return weight.permutation != nullptr ? weight.permutation[k] : k;
 }
 
-// The zeros of `count` groups of row n from g on, as numbers.
-inline void read_int4_zeros(const Int4Weight &weight, int64_t n, int64_t g, int64_t count,
-                            float *zeros) {
-  if (weight.zeros == nullptr) {
-    std::fill_n(zeros, count, static_cast<float>(kInt4SymmetricZero));
-    return;
-  }
-  Int4Place place = int4_zero(weight.layout, weight.rows, weight.groups, n, g);
-  const int64_t step = weight.layout == NF4_INT4_COMPRESSED_TENSORS ? 1 : int4_words(weight.rows);
-  for (int64_t i = 0; i < count; ++i, place.word += step)
-    zeros[i] = static_cast<float>(
-        static_cast<int>(int4_zero_point(unpack_int4(weight.zeros, place), weight.zero_offset)));
-}
+// The codes less 8, to which 8 less the zero point is added.
+constexpr float kInt4Codebook[] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
-// Their scales. A NaN becomes the canonical one.
-inline void read_int4_scales(const Int4Weight &weight, int64_t n, int64_t g, int64_t count,
-                             float *scales) {
-  const int64_t first = int4_scale(weight.layout, weight.rows, weight.groups, n, g);
-  const int64_t step = weight.layout == NF4_INT4_COMPRESSED_TENSORS ? 1 : weight.rows;
-  for (int64_t i = 0; i < count; ++i)
-    scales[i] = canonical(int4_scale_at(weight, first + i * step));
+// What GroupsArgs has of `count` groups of row n from g on, or but for compressed-tensors of group
+// g of `count` rows from n on.
+inline GroupsArgs int4_groups(const Int4Weight &weight, int64_t n, int64_t g, int64_t count,
+                              float *scales, float *zeros) {
+  const Int4Place zero = int4_zero(weight.layout, weight.rows, weight.groups, n, g);
+  return {static_cast<const uint16_t *>(weight.scales) +
+              int4_scale(weight.layout, weight.rows, weight.groups, n, g),
+          weight.scales_dtype == NF4_DTYPE_FP16,
+          weight.zeros == nullptr ? nullptr : weight.zeros + zero.word,
+          static_cast<int>(weight.zero_offset),
+          weight.layout,
+          zero.shift,
+          count,
+          scales,
+          zeros};
 }
 
 }  // namespace nf4::cpu
