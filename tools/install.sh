@@ -5,6 +5,7 @@
 # What each part needs from the Python package index, beside what pyproject.toml lists.
 readonly INTEROP_PACKAGES=(
   'torch==2.11.*' 'bitsandbytes==0.50.2' 'transformers==5.*' 'accelerate>=1.10' 'peft>=0.21'
+  'compressed-tensors==0.20.*'
 )
 readonly INTEROP_SIZE='torch with its CUDA libraries, bitsandbytes and transformers: about 5 GB'
 readonly FORMAT_PACKAGES=('clang-format==23.1.5' 'ruff==0.17.5')

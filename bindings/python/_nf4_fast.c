@@ -1,5 +1,5 @@
-/* _nf4_fast: libnf4 called without ctypes. Here is Weight, which dequantizes a QuantizedTensor;
- * the operators of nf4.torch are in _nf4_ops.cpp.
+/* _nf4_fast: libnf4 called without ctypes. Here is Weight, which dequantizes a QuantizedTensor or
+ * an Int4Tensor; the operators of nf4.torch are in _nf4_ops.cpp.
  *
  * It takes what is common and has no fault: tensors of a library that has DLPack's C exchange
  * (torch from 2.10 on), and raw addresses. All else, faults included, gets None, and package nf4
@@ -14,8 +14,10 @@
 
 enum { MAX_PARTS = 6 };
 
-typedef nf4_status (*launch_function)(const nf4_tensor *, void *, nf4_dtype, nf4_stream);
-typedef nf4_status (*cpu_function)(const nf4_tensor *, void *, nf4_dtype, int32_t);
+/* An nf4_tensor or an nf4_int4_tensor: the function that goes with it knows which. */
+typedef struct any_weight any_weight;
+typedef nf4_status (*launch_function)(const any_weight *, void *, nf4_dtype, nf4_stream);
+typedef nf4_status (*cpu_function)(const any_weight *, void *, nf4_dtype, int32_t);
 
 /* Nothing in it changes once it is made: threads may share it. */
 typedef struct weight {
@@ -25,7 +27,7 @@ typedef struct weight {
   PyObject *type;          /* of the tensors that may be outputs; None if there are none */
   PyObject *requires_grad; /* the name, and the method is_neg of `type` */
   PyObject *is_neg;
-  const nf4_tensor *tensor;
+  const any_weight *tensor;
   const dl_exchange *exchange; /* NULL: there are no tensors */
   uintptr_t function;
   const void *addresses[MAX_PARTS];
@@ -182,7 +184,8 @@ static bool learn_of_tensors(weight *self, PyObject *addresses) {
 PyDoc_STRVAR(weight_doc,
              "Weight(descriptor, address, function, elements, dtype, on_device, dtypes, type, "
              "parts, addresses)\n--\n\n"
-             "An nf4_tensor, at `address` and kept alive by `descriptor`, and the function of "
+             "An nf4_tensor or nf4_int4_tensor, at `address` and kept alive by `descriptor`, and "
+             "the function of "
              "libnf4 that dequantizes it.\n\n"
              "`dtypes` maps what names a dtype to its nf4_dtype, `dtype` is the weight's. `type` "
              "is torch.Tensor, and `parts` and `addresses` are the weight's tensors and where "
@@ -203,7 +206,7 @@ static PyObject *weight_new(PyTypeObject *type, PyObject *arguments, PyObject *k
   self->dtypes = Py_NewRef(dtypes);
   self->type = Py_NewRef(tensors);
   self->parts = Py_NewRef(parts);
-  self->tensor = (const nf4_tensor *)(uintptr_t)address;
+  self->tensor = (const any_weight *)(uintptr_t)address;
   self->function = (uintptr_t)function;
   self->elements = elements;
   self->dtype = dtype;

@@ -380,7 +380,7 @@ NF4_API nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_m
  *   COMPRESSED_TENSORS   [N][ceil(K / 8)]   k = 8 c + i          [ceil(N/8)][G]  [N][G]
  * order = 0 2 4 6 1 3 5 7. A word of zeros has those of 8 rows, row 8 c + i in code i, in
  * AWQ row 8 c + order[i]. GPTQ needs cols that are a multiple of 8, AWQ rows. Codes past the
- * last column or row are not used; quantize writes 0 there. */
+ * last column or row are not used; quantize writes 0 there, before it subtracts zero_offset. */
 typedef int32_t nf4_int4_layout;
 #define NF4_INT4_GPTQ 1               /* GPTQModel, AutoGPTQ: qweight, qzeros, scales */
 #define NF4_INT4_AWQ 2                /* AutoAWQ, version GEMM: the same names */
@@ -392,8 +392,8 @@ typedef struct nf4_int4_tensor {
   nf4_int4_layout layout;
   nf4_dtype scales_dtype;     /* fp16 or bf16 */
   int32_t group_size;         /* columns: a multiple of 8 that divides cols; -1: all */
-  int32_t zero_offset;        /* z = (stored + zero_offset) mod 16: 1 for GPTQ v1
-                                 (checkpoint_format gptq), else 0 */
+  int32_t zero_offset;        /* 1 for GPTQ v1 (checkpoint_format gptq), whose words of zeros
+                                 are less by 0x11111111; else 0 */
   int64_t rows;               /* >= 0; rows * cols <= 2^60 */
   int64_t cols;               /* >= 0 */
   void *packed;               /* words, 4-byte aligned */

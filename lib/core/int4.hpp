@@ -55,9 +55,15 @@ NF4_HOST_DEVICE int64_t int4_scale(nf4_int4_layout layout, int64_t rows, int64_t
   return layout == NF4_INT4_COMPRESSED_TENSORS ? n * groups + g : g * rows + n;
 }
 
-// What a stored zero means. GPTQ v1 stores z - 1 modulo 16.
-NF4_HOST_DEVICE uint32_t int4_zero_point(uint32_t stored, uint32_t zero_offset) {
-  return (stored + zero_offset) & 15u;
+// What a word of stored zeros means. GPTQ v1 stores z - 1, subtracted from the whole word as
+// GPTQModel does: a zero of 0 borrows from the next.
+constexpr uint32_t kInt4Ones = 0x11111111;
+NF4_HOST_DEVICE uint32_t int4_zero_word(uint32_t stored, uint32_t zero_offset) {
+  return stored + zero_offset * kInt4Ones;
+}
+NF4_HOST_DEVICE uint32_t unpack_int4_zero(const uint32_t *words, Int4Place place,
+                                          uint32_t zero_offset) {
+  return int4_zero_word(words[place.word], zero_offset) >> place.shift & 15u;
 }
 
 // Exact: the difference has 5 bits and a scale of 16 bits at most 11.

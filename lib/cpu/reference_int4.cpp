@@ -41,8 +41,7 @@ void quantize_group(const Int4QuantizeProblem &problem, const T *in, int64_t n, 
   const float scale = int4_scale_at(weight, index);
   const uint32_t zero = int4_zero_of(range, problem.symmetric, scale);
   if (weight.zeros != nullptr)
-    store_code(weight.zeros, int4_zero(weight.layout, weight.rows, weight.groups, n, g),
-               (zero - weight.zero_offset) & 15u);
+    store_code(weight.zeros, int4_zero(weight.layout, weight.rows, weight.groups, n, g), zero);
   for (int64_t i = 0; i < weight.group_size; ++i)
     store_code(weight.packed,
                int4_code(weight.layout, weight.rows, weight.cols, n, g * weight.group_size + i),
@@ -58,6 +57,15 @@ void clear_words(const Int4Weight &weight, RowRange n) {
   for (int64_t row = n.begin; row < n.end; ++row)
     for (int64_t g = 0; g < weight.groups; ++g)
       weight.zeros[int4_zero(weight.layout, weight.rows, weight.groups, row, g).word] = 0;
+}
+
+// From zeros to what is stored of them, for rows that begin at a multiple of 8.
+void offset_zeros(const Int4Weight &weight, RowRange n) {
+  if (weight.zeros == nullptr) return;
+  for (int64_t row = n.begin; row < n.end; row += kInt4PerWord)
+    for (int64_t g = 0; g < weight.groups; ++g)
+      weight.zeros[int4_zero(weight.layout, weight.rows, weight.groups, row, g).word] -=
+          weight.zero_offset * kInt4Ones;
 }
 
 template <class T>
@@ -91,6 +99,7 @@ void int4_quantize_reference(const Int4QuantizeProblem &problem, RowRange n) {
       for (int64_t g = 0; g < problem.weight.groups; ++g)
         quantize_group(problem, static_cast<const decltype(type) *>(problem.in), row, g);
   });
+  offset_zeros(problem.weight, n);
 }
 
 void int4_matmul_reference(const Int4MatmulProblem &problem, RowRange n) {

@@ -71,6 +71,33 @@ FIELD(nf4_matmul_args, y_stride, 56, 8);
 
 VALUE(NF4_MATMUL_BATCH_MAX, 64);
 
+SIZE(nf4_int4_layout, 4);
+SIGNED(nf4_int4_layout);
+VALUE(NF4_INT4_GPTQ, 1);
+VALUE(NF4_INT4_AWQ, 2);
+VALUE(NF4_INT4_COMPRESSED_TENSORS, 3);
+
+SIZE(nf4_int4_tensor, 80);
+FIELD(nf4_int4_tensor, struct_size, 0, 8);
+FIELD(nf4_int4_tensor, layout, 8, 4);
+FIELD(nf4_int4_tensor, scales_dtype, 12, 4);
+FIELD(nf4_int4_tensor, group_size, 16, 4);
+FIELD(nf4_int4_tensor, zero_offset, 20, 4);
+FIELD(nf4_int4_tensor, rows, 24, 8);
+FIELD(nf4_int4_tensor, cols, 32, 8);
+FIELD(nf4_int4_tensor, packed, 40, 8);
+FIELD(nf4_int4_tensor, scales, 48, 8);
+FIELD(nf4_int4_tensor, zeros, 56, 8);
+FIELD(nf4_int4_tensor, g_idx, 64, 8);
+FIELD(nf4_int4_tensor, permutation, 72, 8);
+
+SIZE(nf4_int4_sizes, 40);
+FIELD(nf4_int4_sizes, struct_size, 0, 8);
+FIELD(nf4_int4_sizes, groups, 8, 8);
+FIELD(nf4_int4_sizes, packed_bytes, 16, 8);
+FIELD(nf4_int4_sizes, scales_bytes, 24, 8);
+FIELD(nf4_int4_sizes, zeros_bytes, 32, 8);
+
 SIZE(nf4_device, 328);
 FIELD(nf4_device, struct_size, 0, 8);
 FIELD(nf4_device, device_count, 8, 4);
@@ -116,5 +143,36 @@ nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matm
                                 size_t count, int32_t threads);
 nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                            size_t count, int32_t device, int32_t *launches, const char **kernels);
+nf4_status nf4_int4_tensor_sizes(const nf4_int4_tensor *tensor, nf4_int4_sizes *sizes);
+nf4_status nf4_int4_dequant_launch(const nf4_int4_tensor *weight, void *out, nf4_dtype out_dtype,
+                                   nf4_stream stream);
+nf4_status nf4_int4_dequant_cpu(const nf4_int4_tensor *weight, void *out, nf4_dtype out_dtype,
+                                int32_t threads);
+nf4_status nf4_int4_quantize_launch(const void *in, nf4_dtype in_dtype,
+                                    const nf4_int4_tensor *weight, int32_t symmetric,
+                                    nf4_stream stream);
+nf4_status nf4_int4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_int4_tensor *weight,
+                                 int32_t symmetric, int32_t threads);
+nf4_status nf4_int4_reorder_launch(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
+                                   nf4_stream stream);
+nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
+                                int32_t threads);
+nf4_status nf4_int4_matmul_workspace_size(const nf4_int4_tensor *weight,
+                                          const nf4_matmul_args *args, size_t *bytes);
+nf4_status nf4_int4_matmul_launch(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                                  void *workspace, size_t workspace_bytes, nf4_stream stream);
+nf4_status nf4_int4_matmul_cpu(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                               int32_t threads);
+nf4_status nf4_int4_matmul_batch_workspace_size(const nf4_int4_tensor *const *weights,
+                                                const nf4_matmul_args *args, size_t count,
+                                                size_t *bytes);
+nf4_status nf4_int4_matmul_batch_launch(const nf4_int4_tensor *const *weights,
+                                        const nf4_matmul_args *args, size_t count, void *workspace,
+                                        size_t workspace_bytes, nf4_stream stream);
+nf4_status nf4_int4_matmul_batch_cpu(const nf4_int4_tensor *const *weights,
+                                     const nf4_matmul_args *args, size_t count, int32_t threads);
+nf4_status nf4_int4_matmul_plan(const nf4_int4_tensor *const *weights, const nf4_matmul_args *args,
+                                size_t count, int32_t device, int32_t *launches,
+                                const char **kernels);
 nf4_status nf4_device_info(int32_t device, nf4_device *info);
 const char *nf4_cpu_variant(void);

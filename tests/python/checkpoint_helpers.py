@@ -20,6 +20,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGE, os.environ.ge
 
 NUMPY_NAMES = {
     "uint8": "U8",
+    "int32": "I32",
     "int64": "I64",
     "float16": "F16",
     "bfloat16": "BF16",

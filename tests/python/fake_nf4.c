@@ -20,6 +20,8 @@ typedef struct fake_call {
   size_t products; /* of a batch, and the first of them */
   nf4_tensor weights[FAKE_PRODUCTS];
   nf4_matmul_args matmuls[FAKE_PRODUCTS];
+  nf4_int4_tensor int4[FAKE_PRODUCTS]; /* the integer weights of any call */
+  int32_t symmetric;
 } fake_call;
 
 NF4_API fake_call fake_last;
@@ -158,6 +160,107 @@ nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matm
   fake_call call = batch_call(weights, args, count);
   call.threads = threads;
   return record(call);
+}
+
+/* ---- Integer weights ------------------------------------------------------ */
+
+nf4_status nf4_int4_tensor_sizes(const nf4_int4_tensor *tensor, nf4_int4_sizes *sizes) {
+  const int64_t group_size = tensor->group_size == -1 ? tensor->cols : tensor->group_size;
+  sizes->groups = tensor->cols == 0 ? 0 : tensor->cols / group_size;
+  sizes->packed_bytes = tensor->rows * tensor->cols / 2;
+  sizes->scales_bytes = tensor->rows * sizes->groups * 2;
+  sizes->zeros_bytes = (tensor->rows + 7) / 8 * sizes->groups * 4;
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_int4_dequant_launch(const nf4_int4_tensor *weight, void *out, nf4_dtype out_dtype,
+                                   nf4_stream stream) {
+  fake_call call = {.int4 = {*weight}, .out = out, .dtype = out_dtype, .stream = stream};
+  return record(call);
+}
+
+nf4_status nf4_int4_dequant_cpu(const nf4_int4_tensor *weight, void *out, nf4_dtype out_dtype,
+                                int32_t threads) {
+  fake_call call = {.int4 = {*weight}, .out = out, .dtype = out_dtype, .threads = threads};
+  return record(call);
+}
+
+nf4_status nf4_int4_quantize_launch(const void *in, nf4_dtype in_dtype,
+                                    const nf4_int4_tensor *weight, int32_t symmetric,
+                                    nf4_stream stream) {
+  fake_call call = {
+      .int4 = {*weight}, .in = in, .dtype = in_dtype, .symmetric = symmetric, .stream = stream};
+  return record(call);
+}
+
+nf4_status nf4_int4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_int4_tensor *weight,
+                                 int32_t symmetric, int32_t threads) {
+  (void)threads;
+  return nf4_int4_quantize_launch(in, in_dtype, weight, symmetric, NULL);
+}
+
+nf4_status nf4_int4_reorder_launch(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
+                                   nf4_stream stream) {
+  fake_call call = {.int4 = {*from, *to}, .stream = stream};
+  return record(call);
+}
+
+nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
+                                int32_t threads) {
+  (void)threads;
+  return nf4_int4_reorder_launch(from, to, NULL);
+}
+
+nf4_status nf4_int4_matmul_workspace_size(const nf4_int4_tensor *weight,
+                                          const nf4_matmul_args *args, size_t *bytes) {
+  (void)weight;
+  return nf4_matmul_workspace_size(NULL, args, bytes);
+}
+
+nf4_status nf4_int4_matmul_batch_workspace_size(const nf4_int4_tensor *const *weights,
+                                                const nf4_matmul_args *args, size_t count,
+                                                size_t *bytes) {
+  (void)weights;
+  return nf4_matmul_batch_workspace_size(NULL, args, count, bytes);
+}
+
+nf4_status nf4_int4_matmul_batch_launch(const nf4_int4_tensor *const *weights,
+                                        const nf4_matmul_args *args, size_t count, void *workspace,
+                                        size_t workspace_bytes, nf4_stream stream) {
+  fake_call call = {.products = count,
+                    .matmul = args[0],
+                    .workspace = workspace,
+                    .workspace_bytes = workspace_bytes,
+                    .stream = stream};
+  for (size_t i = 0; i < count && i < FAKE_PRODUCTS; i++) {
+    call.int4[i] = *weights[i];
+    call.matmuls[i] = args[i];
+  }
+  return record(call);
+}
+
+nf4_status nf4_int4_matmul_launch(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                                  void *workspace, size_t workspace_bytes, nf4_stream stream) {
+  return nf4_int4_matmul_batch_launch(&weight, args, 1, workspace, workspace_bytes, stream);
+}
+
+nf4_status nf4_int4_matmul_batch_cpu(const nf4_int4_tensor *const *weights,
+                                     const nf4_matmul_args *args, size_t count, int32_t threads) {
+  const nf4_status status = nf4_int4_matmul_batch_launch(weights, args, count, NULL, 0, NULL);
+  fake_last.threads = threads;
+  return status;
+}
+
+nf4_status nf4_int4_matmul_cpu(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                               int32_t threads) {
+  return nf4_int4_matmul_batch_cpu(&weight, args, 1, threads);
+}
+
+nf4_status nf4_int4_matmul_plan(const nf4_int4_tensor *const *weights, const nf4_matmul_args *args,
+                                size_t count, int32_t device, int32_t *launches,
+                                const char **kernels) {
+  (void)weights;
+  return nf4_matmul_plan(NULL, args, count, device, launches, kernels);
 }
 
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {

@@ -64,8 +64,8 @@ class Torch:
     Tensor = Tensor
     strided = "strided"
     contiguous_format = "contiguous"
-    float32, float16, bfloat16, uint8 = (
-        f"torch.{name}" for name in ("float32", "float16", "bfloat16", "uint8")
+    float32, float16, bfloat16, uint8, int32 = (
+        f"torch.{name}" for name in ("float32", "float16", "bfloat16", "uint8", "int32")
     )
 
     def __init__(self, getter: bool = True) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from nf4 import _abi, _dlpack
 
-_TYPESTR = {"fp32": "<f4", "fp16": "<f2", "bf16": "<V2", "uint8": "|u1"}
+_TYPESTR = {"fp32": "<f4", "fp16": "<f2", "bf16": "<V2", "uint8": "|u1", "int32": "<i4"}
 
 
 class Call(ctypes.Structure):
@@ -28,6 +28,8 @@ class Call(ctypes.Structure):
         ("products", ctypes.c_size_t),
         ("weights", _abi.Tensor * 4),
         ("matmuls", _abi.MatmulArgs * 4),
+        ("int4", _abi.Int4Tensor * 4),
+        ("symmetric", ctypes.c_int32),
     ]
 
 

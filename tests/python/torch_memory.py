@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import nf4
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
+Weight = TypeVar("Weight", nf4.QuantizedTensor, nf4.Int4Tensor)
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
@@ -21,13 +22,14 @@ def tensor_of(array: np.ndarray, device: str) -> torch.Tensor:
     return torch.from_numpy(np.array(array)).to(device)
 
 
-def weight_on(q: nf4.QuantizedTensor, device: str) -> nf4.QuantizedTensor:
+def parts_of(q: Weight) -> dict[str, Any]:
+    """The parts that it has, by name."""
+    return {part.name: getattr(q, part.name) for part in q.parts()}
+
+
+def weight_on(q: Weight, device: str) -> Weight:
     """A copy of a weight whose parts are torch tensors."""
-    parts = {name: getattr(q, name) for name in PARTS}
-    tensors = {
-        name: None if part is None else tensor_of(np.asarray(part), device)
-        for name, part in parts.items()
-    }
+    tensors = {name: tensor_of(np.asarray(part), device) for name, part in parts_of(q).items()}
     return dataclasses.replace(q, **tensors)
 
 
@@ -65,12 +67,10 @@ ACCESS = {
 }
 
 
-def accessed(q: nf4.QuantizedTensor, access: str) -> nf4.QuantizedTensor:
+def accessed(q: Weight, access: str) -> Weight:
     """The weight with every part handed over in one of the ways of ACCESS."""
-    parts = {name: getattr(q, name) for name in PARTS}
-    return dataclasses.replace(
-        q, **{name: part if part is None else ACCESS[access](part) for name, part in parts.items()}
-    )
+    parts = {name: ACCESS[access](part) for name, part in parts_of(q).items()}
+    return dataclasses.replace(q, **parts)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,11 @@
-"""libnf4: 4-bit NormalFloat (NF4) and FP4 weights, on the GPU and the CPU.
+"""libnf4: 4-bit weights, on the GPU and the CPU: NormalFloat (NF4), FP4, and the integers of GPTQ,
+AWQ and compressed-tensors.
 
     import nf4
     q = nf4.quantize(weight)           # a numpy array of float32, float16 or bfloat16
     weight = nf4.dequantize(q)
     y = nf4.matmul(x, q)               # x W^T
+    q = nf4.quantize_int4(weight)      # groups of 128; Int4Tensor has the parts of a checkpoint
 
 Every function is thread-safe. nf4.typing has the types of their arguments.
 """
@@ -14,6 +16,7 @@ from nf4._load import library_path
 from nf4._matmul import matmul, matmul_workspace_bytes
 from nf4._matmul_batch import matmul_batch, matmul_batch_workspace_bytes
 from nf4._quantize import quantize
+from nf4._quantize_int4 import quantize_int4, reorder
 from nf4.errors import (
     CudaError,
     Error,
@@ -32,12 +35,15 @@ from nf4.info import (
     scale_code,
     version,
 )
+from nf4.int4 import Int4Tensor
 from nf4.tensor import QuantizedTensor, Sizes, sizes
+from nf4.weight import Weight
 
 __all__ = [
     "CudaError",
     "Device",
     "Error",
+    "Int4Tensor",
     "InvalidArgument",
     "LibraryNotFound",
     "NoCuda",
@@ -45,6 +51,7 @@ __all__ = [
     "QuantizedTensor",
     "Sizes",
     "UnsupportedDevice",
+    "Weight",
     "build_info",
     "codebook",
     "cpu_variant",
@@ -56,6 +63,8 @@ __all__ = [
     "matmul_batch_workspace_bytes",
     "matmul_workspace_bytes",
     "quantize",
+    "quantize_int4",
+    "reorder",
     "scale_code",
     "sizes",
     "version",

@@ -1,8 +1,8 @@
 """include/nf4/nf4.h in ctypes, one to one, and nothing else.
 
 Pointers to the caller's memory are c_void_p, so that an address passes as an int. So is
-`const nf4_tensor *`, so that a pointer made once passes in every call without conversion. A test
-compares every name, type, size and value here with the header.
+`const nf4_tensor *` and `const nf4_int4_tensor *`, so that a pointer made once passes in every call
+without conversion. A test compares every name, type, size and value here with the header.
 """
 
 from __future__ import annotations
@@ -40,9 +40,14 @@ DTYPE_BF16 = 3
 
 MATMUL_BATCH_MAX = 64
 
+INT4_GPTQ = 1
+INT4_AWQ = 2
+INT4_COMPRESSED_TENSORS = 3
+
 Status = c_int32
 Format = c_int32
 Dtype = c_int32
+Int4Layout = c_int32
 Stream = c_void_p
 
 
@@ -86,6 +91,33 @@ class MatmulArgs(Structure):
         ("bias", c_void_p),
         ("y", c_void_p),
         ("y_stride", c_int64),
+    ]
+
+
+class Int4Tensor(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("layout", Int4Layout),
+        ("scales_dtype", Dtype),
+        ("group_size", c_int32),
+        ("zero_offset", c_int32),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("packed", c_void_p),
+        ("scales", c_void_p),
+        ("zeros", c_void_p),
+        ("g_idx", c_void_p),
+        ("permutation", c_void_p),
+    ]
+
+
+class Int4Sizes(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("groups", c_int64),
+        ("packed_bytes", c_int64),
+        ("scales_bytes", c_int64),
+        ("zeros_bytes", c_int64),
     ]
 
 
@@ -138,6 +170,29 @@ FUNCTIONS = {
     ),
     "nf4_matmul_batch_cpu": (Status, [c_void_p, c_void_p, c_size_t, c_int32]),
     "nf4_matmul_plan": (
+        Status,
+        [c_void_p, c_void_p, c_size_t, c_int32, POINTER(c_int32), POINTER(c_char_p)],
+    ),
+    "nf4_int4_tensor_sizes": (Status, [c_void_p, POINTER(Int4Sizes)]),
+    "nf4_int4_dequant_launch": (Status, [c_void_p, c_void_p, Dtype, Stream]),
+    "nf4_int4_dequant_cpu": (Status, [c_void_p, c_void_p, Dtype, c_int32]),
+    "nf4_int4_quantize_launch": (Status, [c_void_p, Dtype, c_void_p, c_int32, Stream]),
+    "nf4_int4_quantize_cpu": (Status, [c_void_p, Dtype, c_void_p, c_int32, c_int32]),
+    "nf4_int4_reorder_launch": (Status, [c_void_p, c_void_p, Stream]),
+    "nf4_int4_reorder_cpu": (Status, [c_void_p, c_void_p, c_int32]),
+    "nf4_int4_matmul_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
+    "nf4_int4_matmul_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
+    "nf4_int4_matmul_cpu": (Status, [c_void_p, c_void_p, c_int32]),
+    "nf4_int4_matmul_batch_workspace_size": (
+        Status,
+        [c_void_p, c_void_p, c_size_t, POINTER(c_size_t)],
+    ),
+    "nf4_int4_matmul_batch_launch": (
+        Status,
+        [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, Stream],
+    ),
+    "nf4_int4_matmul_batch_cpu": (Status, [c_void_p, c_void_p, c_size_t, c_int32]),
+    "nf4_int4_matmul_plan": (
         Status,
         [c_void_p, c_void_p, c_size_t, c_int32, POINTER(c_int32), POINTER(c_char_p)],
     ),

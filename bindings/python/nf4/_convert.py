@@ -16,12 +16,20 @@ from nf4 import _abi
 from nf4.errors import InvalidArgument, shown
 
 FORMATS = {"nf4": _abi.FORMAT_NF4, "fp4": _abi.FORMAT_FP4}
+# The nf4_int4_layout, and what is added to the zeros that it stores.
+INT4_LAYOUTS = {
+    "gptq": (_abi.INT4_GPTQ, 1),
+    "gptq_v2": (_abi.INT4_GPTQ, 0),
+    "awq": (_abi.INT4_AWQ, 0),
+    "compressed-tensors": (_abi.INT4_COMPRESSED_TENSORS, 0),
+}
 DTYPES = {"fp32": _abi.DTYPE_FP32, "fp16": _abi.DTYPE_FP16, "bf16": _abi.DTYPE_BF16}
 NUMPY_DTYPES = {
     "fp32": np.dtype(np.float32),
     "fp16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "uint8": np.dtype(np.uint8),
+    "int32": np.dtype(np.int32),
 }
 _NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
@@ -61,8 +69,16 @@ def format_code(value: Any) -> int:
     return FORMATS[value]
 
 
+def int4_layout(value: Any) -> tuple[int, int]:
+    """The nf4_int4_layout of a name, and the zero_offset."""
+    if not isinstance(value, str) or value not in INT4_LAYOUTS:
+        *names, last = (f'"{name}"' for name in INT4_LAYOUTS)
+        raise InvalidArgument(f"layout is {shown(value)}; expected {', '.join(names)} or {last}")
+    return INT4_LAYOUTS[value]
+
+
 def numpy_dtype_name(dtype: np.dtype) -> str:
-    """The name "fp32", "fp16", "bf16" or "uint8"; any other dtype by numpy's name for it."""
+    """Our name of a dtype, such as "fp32", or else numpy's."""
     return _NAMES.get(dtype) or str(dtype)
 
 

@@ -7,12 +7,12 @@ from typing import Any, overload
 import numpy as np
 
 from nf4 import _call, _convert
-from nf4._load import check, library
+from nf4._load import check
 from nf4._operand import on_device, plain_memory, read
 from nf4._prepared import Prepared, prepare
 from nf4._torch import Device
-from nf4.tensor import QuantizedTensor
 from nf4.typing import Array, CudaStreamLike, DTypeLike, MemoryLike, Out
+from nf4.weight import Weight
 
 
 def _target(
@@ -49,14 +49,14 @@ def _launch(
     if in_device_memory:
         handle = None if stream is None else _call.stream_handle(stream)
         enqueued_on = _call.launch_stream(handle, threads, torch)
-        return library().nf4_dequant_launch(weight.argument, address, number, enqueued_on)
+        return weight.functions.dequant_launch(weight.argument, address, number, enqueued_on)
     _call.require_no_stream(stream)
-    return library().nf4_dequant_cpu(weight.argument, address, number, threads)
+    return weight.functions.dequant_cpu(weight.argument, address, number, threads)
 
 
 @overload  # of which the first that fits is taken: tensors are MemoryLike as well
 def dequantize(  # type: ignore[overload-overlap]
-    tensor: QuantizedTensor[Array],
+    tensor: Weight[Array],
     dtype: DTypeLike | None = ...,
     *,
     out: None = ...,
@@ -67,7 +67,7 @@ def dequantize(  # type: ignore[overload-overlap]
 
 @overload
 def dequantize(
-    tensor: QuantizedTensor[MemoryLike],
+    tensor: Weight[MemoryLike],
     dtype: DTypeLike | None = ...,
     *,
     out: None = ...,
@@ -78,7 +78,7 @@ def dequantize(
 
 @overload
 def dequantize(
-    tensor: QuantizedTensor[Any],
+    tensor: Weight[Any],
     dtype: DTypeLike | None = ...,
     *,
     out: Out,
@@ -88,7 +88,7 @@ def dequantize(
 
 
 def dequantize(
-    tensor: QuantizedTensor[Any],
+    tensor: Weight[Any],
     dtype: DTypeLike | None = None,
     *,
     out: MemoryLike | None = None,
@@ -97,8 +97,9 @@ def dequantize(
 ) -> MemoryLike:
     """Dequantizes a weight to fp32, fp16 or bf16.
 
+    tensor   a QuantizedTensor or an Int4Tensor
     dtype    "fp32", "fp16", "bf16", or a numpy or torch dtype. By default that of `out`,
-             or else that of the weight before it was quantized
+             or else that of the weight before it was quantized, or of an Int4Tensor's scales
     out      a contiguous array of as many elements, or an address. By default new memory of
              the weight's shape: a torch tensor where `packed` is one, on its device; a numpy
              array for all else in host memory (a large one is a view that begins with a huge

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 _ON_DEVICE = {CPU: False, CUDA_HOST: False, CUDA: True, CUDA_MANAGED: True}
-_DTYPES = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (1, 8): "uint8"}
+_DTYPES = {(2, 32): "fp32", (2, 16): "fp16", (4, 16): "bf16", (1, 8): "uint8", (0, 32): "int32"}
 # A copy that the producer made for us is read-only too: what is written to it would be lost.
 _READ_ONLY, _IS_COPIED = 1, 2
 # Asks the producer not to synchronize: the caller orders the work, by `stream`.

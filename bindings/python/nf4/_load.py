@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nf4 import _abi
 from nf4.errors import InvalidArgument, LibraryNotFound, error_of
@@ -48,6 +49,27 @@ def _load(path: str) -> ctypes.CDLL:
 def library() -> ctypes.CDLL:
     """The library, its functions declared. Raises LibraryNotFound."""
     return _load(_candidate())
+
+
+class Functions:
+    """The library's functions for one kind of weight: with the prefix "nf4_" `dequant_launch` is
+    nf4_dequant_launch."""
+
+    def __init__(self, library: ctypes.CDLL, prefix: str) -> None:
+        self._library, self._prefix = library, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, self._prefix + name)
+        setattr(self, name, function)  # which is found without this method from then on
+        return function
+
+
+_functions = functools.cache(Functions)
+
+
+def functions(prefix: str) -> Functions:
+    """Those of the kind of weight whose functions' names begin so: one object for each kind."""
+    return _functions(library(), prefix)
 
 
 def library_path() -> str:

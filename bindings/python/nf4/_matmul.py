@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from nf4 import _abi, _call, _convert, _torch
-from nf4._load import check, library
+from nf4._load import check
 from nf4._operand import Operand, on_device, read
 from nf4._prepared import PRODUCT_NAMES, Prepared, prepare
 from nf4.errors import InvalidArgument
-from nf4.tensor import QuantizedTensor
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike, Out
+from nf4.weight import Weight
 
 ARGS_SIZE = ctypes.sizeof(_abi.MatmulArgs)
 
@@ -105,9 +105,9 @@ def require_host_arguments(stream: CudaStreamLike | None, workspace: MemoryLike 
         raise InvalidArgument("workspace is given; expected None for host memory")
 
 
-def matmul_workspace_bytes(weight: QuantizedTensor[Any], m: int, dtype: DTypeLike) -> int:
+def matmul_workspace_bytes(weight: Weight[Any], m: int, dtype: DTypeLike) -> int:
     """Bytes of workspace that `matmul` needs for m rows of x in device memory: 0 for up to 64,
-    and never more for fewer rows.
+    unless the weight has a permutation, and never more for fewer rows.
 
     dtype  of x: "fp16", "bf16", or a numpy or torch dtype
 
@@ -121,7 +121,7 @@ def matmul_workspace_bytes(weight: QuantizedTensor[Any], m: int, dtype: DTypeLik
 @overload  # of which the first that fits is taken: tensors are ArrayLike as well
 def matmul(  # type: ignore[overload-overlap]
     x: Array,
-    weight: QuantizedTensor[Any],
+    weight: Weight[Any],
     *,
     bias: MemoryLike | None = ...,
     out: None = ...,
@@ -134,7 +134,7 @@ def matmul(  # type: ignore[overload-overlap]
 @overload
 def matmul(
     x: ArrayLike,
-    weight: QuantizedTensor[Any],
+    weight: Weight[Any],
     *,
     bias: MemoryLike | None = ...,
     out: None = ...,
@@ -147,7 +147,7 @@ def matmul(
 @overload
 def matmul(
     x: ArrayLike,
-    weight: QuantizedTensor[Any],
+    weight: Weight[Any],
     *,
     bias: MemoryLike | None = ...,
     out: Out,
@@ -159,7 +159,7 @@ def matmul(
 
 def matmul(
     x: ArrayLike,
-    weight: QuantizedTensor[Any],
+    weight: Weight[Any],
     *,
     bias: MemoryLike | None = None,
     out: MemoryLike | None = None,
@@ -173,7 +173,8 @@ def matmul(
     x          an array [..., cols] of fp16 or bf16, or of fp32 on the CPU: a numpy array, a torch
                tensor, or an object with __cuda_array_interface__ or __dlpack__. Each row is
                contiguous, and rows are at one distance of cols elements or more
-    weight     of shape [..., rows, cols]: leading dimensions count as rows
+    weight     a QuantizedTensor of shape [..., rows, cols], whose leading dimensions count as rows,
+               or an Int4Tensor
     bias       a contiguous array of one element for each row of the weight, in the dtype of x
     out        an array [..., rows] with the leading dimensions and the dtype of x and strides as
                x may have them, or the address of such memory without gaps. Nothing is written
@@ -182,7 +183,8 @@ def matmul(
                device memory
     workspace  uint8 in device memory, of `matmul_workspace_bytes()` or more, 16-byte aligned.
                Made for torch tensors; else required unless that is 0, as it is for up to 64 rows
-               of x. Calls that may run at the same time must not share one: they could hang
+               of x where the weight has no permutation. Calls that may run at the same time must
+               not share one: they could hang
     threads    on the CPU: how many at most; 0: one for each processor. The result does not
                depend on it
     stream     for device memory, as for quantize
@@ -201,10 +203,10 @@ def matmul(
         needed = prepared.matmul_workspace(args.dtype, args.m, args.x_stride, args.y_stride)
         enqueued_on = _call.launch_stream(handle, threads, problem.torch)
         space, nbytes = device_workspace(workspace, needed, problem.torch, handle)
-        status = library().nf4_matmul_launch(*operands, space.address, nbytes, enqueued_on)
+        status = prepared.functions.matmul_launch(*operands, space.address, nbytes, enqueued_on)
     else:
         require_host_arguments(stream, workspace)
-        status = library().nf4_matmul_cpu(*operands, threads)
+        status = prepared.functions.matmul_cpu(*operands, threads)
     check(status, PRODUCT_NAMES)
     if out is not None or workspace is not None:
         _torch.tell_of_writes((out, workspace))

@@ -9,20 +9,21 @@ from typing import Any, overload
 import numpy as np
 
 from nf4 import _abi, _call, _convert, _torch
-from nf4._load import check, library
+from nf4._load import Functions, check, functions
 from nf4._matmul import ARGS_SIZE, Problem, device_workspace, problem_of, require_host_arguments
 from nf4._prepared import PRODUCT_NAMES, Prepared, prepare
 from nf4.errors import InvalidArgument, kind_of
-from nf4.tensor import QuantizedTensor
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike
+from nf4.weight import Weight
 
 
-def _listed(weights: Iterable[QuantizedTensor[Any]]) -> list[QuantizedTensor[Any]]:
+def _listed(weights: Iterable[Weight[Any]]) -> list[Weight[Any]]:
     try:
         listed = list(weights)
     except TypeError:
-        kind = kind_of(weights)
-        raise InvalidArgument(f"weights is {kind}; expected a list of QuantizedTensor") from None
+        raise InvalidArgument(
+            f"weights is {kind_of(weights)}; expected a list of QuantizedTensor or of Int4Tensor"
+        ) from None
     most = _abi.MATMUL_BATCH_MAX
     if len(listed) > most:
         raise InvalidArgument(f"weights has {len(listed)} elements; expected at most {most}")
@@ -56,6 +57,18 @@ def _problems(arguments: Iterable[tuple[Any, Any, Any, Any]], stream: int | None
     return problems
 
 
+def _functions(weights: Sequence[Weight[Any]]) -> Functions:
+    """Those of the kind of weight that all of these are."""
+    first = weights[0]
+    for i, each in enumerate(weights):
+        if each.prefix != first.prefix:
+            raise InvalidArgument(
+                f"weights[{i}] is {kind_of(each)}, but weights[0] is {kind_of(first)}; expected "
+                f"one kind of weight in a call"
+            )
+    return functions(first.prefix)
+
+
 def _batch(
     weights: Iterable[Prepared], args: Sequence[_abi.MatmulArgs]
 ) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[_abi.MatmulArgs], int]:
@@ -65,16 +78,14 @@ def _batch(
     return descriptors, (_abi.MatmulArgs * count)(*args), count
 
 
-def _batch_workspace(batch: tuple[Any, Any, int]) -> int:
+def _batch_workspace(of_kind: Functions, batch: tuple[Any, Any, int]) -> int:
     needed = ctypes.c_size_t()
-    status = library().nf4_matmul_batch_workspace_size(*batch, ctypes.byref(needed))
+    status = of_kind.matmul_batch_workspace_size(*batch, ctypes.byref(needed))
     check(status, PRODUCT_NAMES)
     return needed.value
 
 
-def matmul_batch_workspace_bytes(
-    weights: Iterable[QuantizedTensor[Any]], m: int, dtype: DTypeLike
-) -> int:
+def matmul_batch_workspace_bytes(weights: Iterable[Weight[Any]], m: int, dtype: DTypeLike) -> int:
     """Bytes of workspace that `matmul_batch` needs for m rows of x in device memory, the same x
     for all weights: the most that any weight needs. m and dtype: as for
     `matmul_workspace_bytes`.
@@ -83,20 +94,23 @@ def matmul_batch_workspace_bytes(
     """
     rows = _convert.count("m", m)
     number = _convert.DTYPES[_convert.dtype_name(dtype)]
-    prepared = [prepare(each, f"weights[{i}]") for i, each in enumerate(_listed(weights))]
+    weights = _listed(weights)
+    prepared = [prepare(each, f"weights[{i}]") for i, each in enumerate(weights)]
+    if not prepared:
+        return 0
     args = [
         _abi.MatmulArgs(
             struct_size=ARGS_SIZE, dtype=number, m=rows, x_stride=weight.cols, y_stride=weight.rows
         )
         for weight in prepared
     ]
-    return _batch_workspace(_batch(prepared, args))
+    return _batch_workspace(_functions(weights), _batch(prepared, args))
 
 
 @overload
 def matmul_batch(  # type: ignore[overload-overlap]
     x: Array | Sequence[Array],
-    weights: Iterable[QuantizedTensor[Any]],
+    weights: Iterable[Weight[Any]],
     *,
     bias: Sequence[MemoryLike | None] | None = ...,
     out: Sequence[Array | None] | None = ...,
@@ -109,7 +123,7 @@ def matmul_batch(  # type: ignore[overload-overlap]
 @overload
 def matmul_batch(
     x: ArrayLike | Sequence[ArrayLike],
-    weights: Iterable[QuantizedTensor[Any]],
+    weights: Iterable[Weight[Any]],
     *,
     bias: Sequence[MemoryLike | None] | None = ...,
     out: None = ...,
@@ -122,7 +136,7 @@ def matmul_batch(
 @overload
 def matmul_batch(
     x: ArrayLike | Sequence[ArrayLike],
-    weights: Iterable[QuantizedTensor[Any]],
+    weights: Iterable[Weight[Any]],
     *,
     bias: Sequence[MemoryLike | None] | None = ...,
     out: Sequence[MemoryLike | None],
@@ -134,7 +148,7 @@ def matmul_batch(
 
 def matmul_batch(
     x: ArrayLike | Sequence[ArrayLike],
-    weights: Iterable[QuantizedTensor[Any]],
+    weights: Iterable[Weight[Any]],
     *,
     bias: Sequence[MemoryLike | None] | None = None,
     out: Sequence[MemoryLike | None] | None = None,
@@ -149,7 +163,7 @@ def matmul_batch(
         gate, up = nf4.matmul_batch(x, [gate_weight, up_weight])
 
     x          what matmul takes, for all weights; or a list or tuple of one for each
-    weights    up to 64
+    weights    up to 64, all QuantizedTensor or all Int4Tensor
     bias       a list or tuple of one for each weight, of which any may be None
     out        the same for where to write. Two may be columns of one matrix, as of
                y.split([...], dim=-1). Otherwise none overlaps another, nor any x, bias or weight
@@ -170,15 +184,17 @@ def matmul_batch(
     problems = _problems(arguments, handle)
     if not problems:
         return []
+    of_kind = _functions(weights)
     batch = _batch([each.weight for each in problems], [each.args for each in problems])
     if problems[0].on_device:
         torch = next((each.torch for each in problems if each.torch is not None), None)
         enqueued_on = _call.launch_stream(handle, threads, torch)
-        space, nbytes = device_workspace(workspace, _batch_workspace(batch), torch, handle)
-        status = library().nf4_matmul_batch_launch(*batch, space.address, nbytes, enqueued_on)
+        needed = _batch_workspace(of_kind, batch)
+        space, nbytes = device_workspace(workspace, needed, torch, handle)
+        status = of_kind.matmul_batch_launch(*batch, space.address, nbytes, enqueued_on)
     else:
         require_host_arguments(stream, workspace)
-        status = library().nf4_matmul_batch_cpu(*batch, threads)
+        status = of_kind.matmul_batch_cpu(*batch, threads)
     check(status, PRODUCT_NAMES)
     _torch.tell_of_writes((*each_out, workspace))
     return [each.y for each in problems]

@@ -26,7 +26,7 @@ class Operand(NamedTuple):
     it is trusted.
 
     owner      keeps the memory alive
-    dtype      "fp32", "fp16", "bf16", "uint8", or another dtype by its library's name
+    dtype      "fp32", "fp16", "bf16", "uint8", "int32", or another dtype by its library's name
     strides    in elements; None: row-major without gaps
     on_device  True: device memory, False: host memory
     torch      the device of a torch tensor; None for all else
@@ -70,6 +70,12 @@ class Operand(NamedTuple):
             raise InvalidArgument(f"{name} is of {self.dtype}; expected {dtype}")
         if shape is not None and math.prod(shape) != elements:
             raise InvalidArgument(f"{name} has {self.elements} elements; expected {elements}")
+        return self
+
+    def expect_shape(self, shape: tuple[int, ...]) -> Operand:
+        """Returns itself, if it is of this shape."""
+        if self.shape not in (None, shape):
+            raise InvalidArgument(f"{self.name} is of shape {self.shape}; expected {shape}")
         return self
 
     def row_stride(self, columns: int) -> int:

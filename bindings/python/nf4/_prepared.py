@@ -1,6 +1,7 @@
-"""A weight made ready for the C library: its nf4_tensor, filled in and checked once.
+"""A weight made ready for the C library: its nf4_tensor or nf4_int4_tensor, filled in and checked
+once.
 
-The first use of a QuantizedTensor reads its parts. Later uses only ask tensors whether their
+The first use of a weight reads its parts. Later uses only ask tensors whether their
 memory has moved. The extension module _nf4_fast, where it was built, does that and calls
 dequantize for common and faultless arguments.
 """
@@ -10,13 +11,14 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterable
+from ctypes import Structure
 from typing import TYPE_CHECKING, Any
 
 from nf4 import _abi, _call, _convert
-from nf4._load import check, library
+from nf4._load import Functions, check, functions
 from nf4._operand import Operand, locate, read
-from nf4.tensor import PREPARED, QuantizedTensor, no_weight
 from nf4.typing import CudaStreamLike, DTypeLike
+from nf4.weight import PREPARED, Weight, no_weight
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,13 +43,14 @@ class Prepared:
     parts             the weight's Operands
     located           one of them that says where they are, which a raw address does not
     torch             the device of torch where `packed` is a tensor, else None
-    argument          the nf4_tensor, as a pointer
+    argument          the nf4_tensor or nf4_int4_tensor, as a pointer
+    functions         of C for this kind of weight
     in_place()        is the memory of each tensor where it was?
     launch(out, dtype, stream)
                       dequantizes; gives the status, or None where nothing was done and the
                       arguments have to be checked one by one
     matmul_workspace(dtype, m, x_stride, y_stride)
-                      bytes of workspace that nf4_matmul_launch needs
+                      bytes of workspace that matmul_launch needs
     """
 
     __slots__ = (
@@ -57,6 +60,7 @@ class Prepared:
         "cols",
         "dtype",
         "elements",
+        "functions",
         "in_place",
         "launch",
         "located",
@@ -67,13 +71,14 @@ class Prepared:
         "torch",
     )
 
-    def __init__(self, weight: QuantizedTensor[Any], descriptor: _abi.Tensor) -> None:
+    def __init__(self, weight: Weight[Any]) -> None:
         self.shape, self.dtype, self.elements = weight.shape, weight.dtype, weight.elements
-        self._descriptor = descriptor
+        self._descriptor = weight.descriptor()
+        self.functions = functions(weight.prefix)
         # A c_void_p passes as it is; byref() would be converted in each call.
         self.argument = ctypes.c_void_p(ctypes.addressof(self._descriptor))
         self.rows, self.cols = self._descriptor.rows, self._descriptor.cols
-        self.parts = _parts(weight)
+        self.parts = _read_parts(weight)
         for part in self.parts:
             setattr(self._descriptor, part.name, part.address)
         self.located = locate(self.parts)
@@ -81,7 +86,7 @@ class Prepared:
         self._new_default = None
         if self.torch is not None:
             self._new_default = self.torch.maker(self.shape, self.dtype)
-        size_of = functools.partial(_matmul_workspace, self._descriptor)
+        size_of = functools.partial(_matmul_workspace, self.functions, self._descriptor)
         self.matmul_workspace = functools.lru_cache(maxsize=64)(size_of)
         # torch.nn.Module.to() gives tensors other memory. Each part is watched: a large one may
         # well get its old address back, and the small ones not.
@@ -98,7 +103,7 @@ class Prepared:
         if _nf4_fast is None or bool(tensors) != (self.torch is not None):
             return None
         device = self.located.on_device is not False
-        function = library().nf4_dequant_launch if device else library().nf4_dequant_cpu
+        function = self.functions.dequant_launch if device else self.functions.dequant_cpu
         try:
             return _nf4_fast.Weight(
                 self._descriptor,
@@ -139,7 +144,7 @@ def _no_launch(_out: object, _dtype: object, _stream: object) -> None:
 
 
 def _matmul_workspace(
-    descriptor: _abi.Tensor, dtype: int, m: int, x_stride: int, y_stride: int
+    functions: Functions, descriptor: Structure, dtype: int, m: int, x_stride: int, y_stride: int
 ) -> int:
     args = _abi.MatmulArgs(
         struct_size=ctypes.sizeof(_abi.MatmulArgs),
@@ -150,33 +155,23 @@ def _matmul_workspace(
     )
     needed = ctypes.c_size_t()
     references = [ctypes.byref(each) for each in (descriptor, args, needed)]
-    check(library().nf4_matmul_workspace_size(*references), PRODUCT_NAMES)
+    check(functions.matmul_workspace_size(*references), PRODUCT_NAMES)
     return needed.value
 
 
-def _parts(weight: QuantizedTensor[Any]) -> list[Operand]:
+def _read_parts(weight: Weight[Any]) -> list[Operand]:
     """The parts of a weight, each checked for dtype and size."""
-    counts = weight.sizes
-    expected = [
-        ("packed", "uint8", counts.packed_bytes),
-        ("absmax", "uint8" if weight.nested else "fp32", counts.blocks),
-    ]
-    if weight.nested:
-        expected += [
-            ("nested_absmax", "fp32", counts.nested_blocks),
-            ("nested_code", "fp32", 256),
-            ("nested_offset", "fp32", 1),
-        ]
-    if weight.codebook is not None:
-        expected.append(("codebook", "fp32", 16))
     parts: list[Operand] = []
-    for name, dtype, elements in expected:
+    for part in weight.parts():
         torch = parts[0].torch if parts else None
-        parts.append(read(name, getattr(weight, name), torch).expect(dtype, elements))
+        found = read(part.name, getattr(weight, part.name), torch)
+        if part.shape is not None:
+            found.expect_shape(part.shape)
+        parts.append(found.expect(part.dtype, part.elements))
     return parts
 
 
-def prepare(weight: QuantizedTensor[Any], name: str = "weight") -> Prepared:
+def prepare(weight: Weight[Any], name: str = "weight") -> Prepared:
     """The Prepared of a weight: made at its first use, and anew where its memory has moved.
     Threads that come here at once may each make one; they are alike. `name` is the argument's,
     for messages. Raises InvalidArgument for a part of another dtype or size than the weight
@@ -186,8 +181,7 @@ def prepare(weight: QuantizedTensor[Any], name: str = "weight") -> Prepared:
     except AttributeError:
         raise no_weight(name, weight) from None
     if found is None or not found.in_place():
-        if not isinstance(weight, QuantizedTensor):
+        if not isinstance(weight, Weight):
             raise no_weight(name, weight)
-        descriptor = weight.descriptor()
-        found = weight.__dict__[PREPARED] = Prepared(weight, descriptor)
+        found = weight.__dict__[PREPARED] = Prepared(weight)
     return found

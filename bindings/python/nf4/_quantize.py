@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -14,31 +15,42 @@ from nf4.errors import InvalidArgument, shown
 from nf4.info import scale_code
 from nf4.tensor import QuantizedTensor, sizes
 from nf4.typing import Array, ArrayLike, CudaStreamLike, FormatName, MemoryLike
+from nf4.weight import Weight, no_weight
 
-Weight = TypeVar("Weight", bound=QuantizedTensor[Any])
+Into = TypeVar("Into", bound=QuantizedTensor[Any])
 
-_NAMES = {"in": "array"}  # the caller's names for arguments that have others in C
+QUANTIZE_NAMES = {"in": "array"}  # the caller's names for arguments that have others in C
 _DEFAULT_LAYOUT = {"format": "nf4", "blocksize": 64, "nested_blocksize": 256}
 _WRITTEN = ("packed", "absmax", "nested_absmax", "nested_offset")
+
+
+def part_maker(
+    source: Operand, stream: int | None, kind: str
+) -> Callable[[int | tuple[int, ...], str], Any]:
+    """A function of a shape and a dtype that gives an uninitialised part of a weight for work on
+    `stream`: a torch tensor for a tensor, a numpy array for all else in host memory."""
+    torch = source.torch
+    if torch is not None:
+        return lambda shape, dtype: torch.empty(shape, dtype, stream)
+    if source.on_device is not False:
+        place = "device memory" if source.on_device else "a raw address"
+        raise InvalidArgument(f"out is None; expected {kind} for {place}")
+    return lambda shape, dtype: np.empty(shape, _convert.NUMPY_DTYPES[dtype])
+
+
+def dense_dtype(source: Operand) -> str:
+    """The dtype of an array to quantize."""
+    if source.dtype not in _convert.DTYPES:
+        raise InvalidArgument(f"array is of {source.dtype}; expected fp32, fp16 or bf16")
+    return source.dtype
 
 
 def _new_weight(
     source: Operand, layout: dict[str, Any], stream: int | None
 ) -> QuantizedTensor[Any]:
-    """An uninitialised weight: of torch tensors for a tensor, of numpy arrays for all else in
-    host memory."""
-    torch = source.torch
-    if torch is None and source.on_device is not False:
-        place = "device memory" if source.on_device else "a raw address"
-        raise InvalidArgument(f"out is None; expected a QuantizedTensor for {place}")
-    if source.dtype not in _convert.DTYPES:
-        raise InvalidArgument(f"array is of {source.dtype}; expected fp32, fp16 or bf16")
-
-    def empty(shape: Any, dtype: str) -> Any:
-        if torch is not None:
-            return torch.empty(shape, dtype, stream)
-        return np.empty(shape, _convert.NUMPY_DTYPES[dtype])
-
+    """An uninitialised weight where the source is."""
+    torch, empty = source.torch, part_maker(source, stream, "a QuantizedTensor")
+    dtype = dense_dtype(source)
     layout = _DEFAULT_LAYOUT | {key: value for key, value in layout.items() if value is not None}
     codebook = layout.pop("codebook", None)
     counts = sizes(source.shape, **layout)
@@ -57,22 +69,23 @@ def _new_weight(
         absmax=empty(counts.blocks, "uint8" if nested else "fp32"),
         codebook=codebook,
         shape=source.shape,
-        dtype=source.dtype,
+        dtype=dtype,
         **nested,
         **layout,
     )
 
 
-def _require_agreement(out: QuantizedTensor[Any], source: Operand, layout: dict[str, Any]) -> None:
-    """What is given beside `out` must be what `out` says."""
-    given = layout | {"shape": source.shape, "dtype": source.dtype}
+def require_agreement(out: Weight[Any], given: dict[str, Any]) -> None:
+    """What is given beside `out` must be what `out` says; None is not given."""
     for name, value in given.items():
         if value is None:
             continue
         # Checked first, as an array compared with a number gives another array.
         if name == "format":
             _convert.format_code(value)
-        elif name in ("blocksize", "nested_blocksize"):
+        elif name == "layout":
+            _convert.int4_layout(value)
+        elif name in ("blocksize", "nested_blocksize", "group_size"):
             value = _convert.integer(name, value, 32)
         expected = getattr(out, name)
         agrees = value is expected if name == "codebook" else value == expected
@@ -119,10 +132,10 @@ def quantize(
     nested_blocksize: int | None = ...,
     codebook: MemoryLike | None = ...,
     threads: int = ...,
-    out: Weight,
+    out: Into,
     workspace: MemoryLike | None = ...,
     stream: CudaStreamLike | None = ...,
-) -> Weight: ...
+) -> Into: ...
 
 
 def quantize(
@@ -177,8 +190,10 @@ def quantize(
     if out is None:
         out = _new_weight(source, layout, handle)
     else:
-        prepare(out, "out")  # before its attributes are asked for, which only a weight has
-        _require_agreement(out, source, layout)
+        if not isinstance(out, QuantizedTensor):
+            raise no_weight("out", out, "a QuantizedTensor")
+        prepare(out, "out")
+        require_agreement(out, layout | {"shape": source.shape, "dtype": source.dtype})
     weight = prepare(out)
     written = [part.require_writable() for part in weight.parts if part.name in _WRITTEN]
     torch = source.torch or weight.torch
@@ -194,6 +209,6 @@ def quantize(
     else:
         _call.require_no_stream(stream)
         status = library().nf4_quantize_cpu(*arguments, threads)
-    check(status, _NAMES)
+    check(status, QUANTIZE_NAMES)
     _torch.tell_of_writes(part.owner for part in (*written, space))
     return out

@@ -21,7 +21,13 @@ from nf4.info import scale_code
 if TYPE_CHECKING:
     import torch
 
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "uint8": "uint8"}
+_DTYPES = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "uint8": "uint8",
+    "int32": "int32",
+}
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
@@ -31,7 +37,7 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name "fp32", "fp16", "bf16" or "uint8"; any other dtype by torch's name for it."""
+    """Our name of a dtype, such as "fp32", or else torch's."""
     name = str(dtype).removeprefix("torch.")
     return next((ours for ours, theirs in _DTYPES.items() if theirs == name), name)
 

@@ -7,17 +7,12 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
 
 from nf4 import _abi, _convert
 from nf4._load import check, library
-from nf4.errors import InvalidArgument, kind_of
+from nf4.errors import InvalidArgument
 from nf4.typing import DTypeName, FormatName, MemoryLike
-
-# Where the module _prepared keeps what it made of a weight, in the weight's __dict__.
-PREPARED = "_prepared_weight"
-
-Packed = TypeVar("Packed", covariant=True)
+from nf4.weight import Packed, Part, Weight
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ def sizes(
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class QuantizedTensor(Generic[Packed]):
+class QuantizedTensor(Weight[Packed]):
     """A weight in 4 bits. It holds the objects that it is given and copies none.
 
     packed         uint8 [ceil(n / 2)], element 2i in the high nibble of byte i
@@ -115,6 +110,8 @@ class QuantizedTensor(Generic[Packed]):
     Raises InvalidArgument for blocksizes, a shape or a dtype that are none, and where the nested
     parts and nested_blocksize disagree; what else is wrong is found at the first use.
     """
+
+    prefix = "nf4_"
 
     packed: Packed = field(repr=False)
     absmax: MemoryLike = field(repr=False)
@@ -140,16 +137,25 @@ class QuantizedTensor(Generic[Packed]):
                     f"{name} {given}, but nested_blocksize is {self.nested_blocksize}"
                 )
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: everything except addresses, which a copy does not
-        share."""
-        state = self.__dict__.copy()
-        state.pop(PREPARED, None)
-        return state
-
     def descriptor(self) -> _abi.Tensor:
         """The nf4_tensor of this weight, without its pointers."""
         return descriptor(self.shape, self.format, self.blocksize, self.nested_blocksize)
+
+    def parts(self) -> list[Part]:
+        counts = self.sizes
+        found = [
+            Part("packed", "uint8", counts.packed_bytes),
+            Part("absmax", "uint8" if self.nested else "fp32", counts.blocks),
+        ]
+        if self.nested:
+            found += [
+                Part("nested_absmax", "fp32", counts.nested_blocks),
+                Part("nested_code", "fp32", 256),
+                Part("nested_offset", "fp32", 1),
+            ]
+        if self.codebook is not None:
+            found.append(Part("codebook", "fp32", 16))
+        return found
 
     @functools.cached_property
     def sizes(self) -> Sizes:
@@ -160,11 +166,6 @@ class QuantizedTensor(Generic[Packed]):
     def nested(self) -> bool:
         """Are the scales quantized too (double quantization)?"""
         return self.nested_blocksize != 0
-
-    @property
-    def elements(self) -> int:
-        """Elements of the weight."""
-        return math.prod(self.shape)
 
     @property
     def blocks(self) -> int:
@@ -178,14 +179,3 @@ class QuantizedTensor(Generic[Packed]):
         counts = self.sizes
         nested_bytes = 4 * counts.nested_blocks + 4 if self.nested else 0
         return counts.packed_bytes + counts.absmax_bytes + nested_bytes
-
-    @property
-    def bits_per_weight(self) -> float:
-        """8 * nbytes / elements; 0 for a weight of no elements."""
-        return 8 * self.nbytes / self.elements if self.elements else 0.0
-
-
-def no_weight(name: str, value: Any) -> InvalidArgument:
-    """For an argument that should be a QuantizedTensor. A layer has one in `.quantized`."""
-    expected = "its .quantized" if hasattr(type(value), "quantized") else "a QuantizedTensor"
-    return InvalidArgument(f"{name} is {kind_of(value)}; expected {expected}")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FormatName: TypeAlias = Literal["nf4", "fp4"]
 DTypeName: TypeAlias = Literal["fp32", "fp16", "bf16"]
+Int4Layout: TypeAlias = Literal["gptq", "gptq_v2", "awq", "compressed-tensors"]
+ScalesDTypeName: TypeAlias = Literal["fp16", "bf16"]
 
 # A name, or the dtype of numpy or torch that it stands for, such as np.float16.
 DTypeLike: TypeAlias = Union[DTypeName, np.dtype, type[np.generic], "torch.dtype"]

@@ -29,6 +29,8 @@ fn host() {
         "NF4, nested: 540",
         "NF4, flat: 589824 bytes, 4.500 bits",
         "FP4: ",
+        "GPTQ, groups of 128: 544768 bytes, 4.156 bits",
+        "compressed-tensors, groups of 128: 544768 bytes",
     ] {
         assert!(text.contains(line), "no {line:?} in:\n{text}");
     }

@@ -17,11 +17,10 @@ void read_groups(const GroupsArgs &args) {
                   T::canonical(T::load_scales(args.scales + i, args.fp16, left)));
     auto zeros = T::zero();
     if (args.zeros != nullptr)
-      zeros = T::zero_terms(
-          args.layout == NF4_INT4_COMPRESSED_TENSORS
-              ? T::shift_words(T::load_words(args.zeros + i, left), args.shift)
-              : T::spread_zeros(args.zeros + i / 8, left, args.layout == NF4_INT4_AWQ),
-          args.zero_offset);
+      zeros = T::zero_terms(args.layout == NF4_INT4_COMPRESSED_TENSORS
+                                ? T::shift_words(T::load_words(args.zeros + i, left), args.shift)
+                                : T::spread_zeros(args.zeros + i / 8, left, args.zero_offset,
+                                                  args.layout == NF4_INT4_AWQ));
     T::store_sums(args.zeros_out + i, zeros);
   }
 }

@@ -41,9 +41,9 @@ struct GroupsArgs {
   const uint16_t *scales;
   bool fp16;              // else bf16
   const uint32_t *zeros;  // the word of the first, or NULL: 8
-  int zero_offset;
-  int layout;  // of nf4.h
-  int shift;   // compressed-tensors: of the row in words
+  uint32_t zero_offset;   // what is added to words of GPTQ
+  int layout;             // of nf4.h
+  int shift;              // compressed-tensors: of the row in words
   int64_t count;
   float *scales_out;
   float *zeros_out;

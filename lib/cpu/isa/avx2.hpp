@@ -67,17 +67,17 @@ struct Int4Lanes {
   }
   static __m256i shift_words(__m256i words, int bits) { return _mm256_srli_epi32(words, bits); }
   static __m256 broadcast_sum(float x) { return _mm256_set1_ps(x); }
-  // 8 less the zero point, whose stored form the low bits are.
-  static __m256 zero_terms(__m256i words, int offset) {
-    const __m256i stored = _mm256_add_epi32(words, _mm256_set1_epi32(offset));
-    const __m256i zeros = _mm256_and_si256(stored, _mm256_set1_epi32(15));
+  // 8 less the zero point that the low bits are.
+  static __m256 zero_terms(__m256i words) {
+    const __m256i zeros = _mm256_and_si256(words, _mm256_set1_epi32(15));
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_set1_epi32(8), zeros));
   }
-  // The zeros of the rows of a word of GPTQ or AWQ to the low bits of a lane each.
-  static __m256i spread_zeros(const uint32_t *words, int64_t, bool awq) {
+  // The zeros of the rows of a word of GPTQ or AWQ, which is less by `offset`, to the low bits of a
+  // lane each.
+  static __m256i spread_zeros(const uint32_t *words, int64_t, uint32_t offset, bool awq) {
     const __m256i shifts = awq ? _mm256_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28)
                                : _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-    return _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(*words)), shifts);
+    return _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(*words + offset)), shifts);
   }
   // A NaN with the highest bit of its mantissa alone.
   static __m256 canonical(__m256 x) {

@@ -68,15 +68,16 @@ struct Fp32Sums {
     return _mm512_srli_epi32(words, bits);
   }
   static __m512 broadcast_sum(float x) { return _mm512_set1_ps(x); }
-  // 8 less the zero point, whose stored form the low bits are.
-  static __m512 zero_terms(__m512i words, int offset) {
-    const __m512i stored = _mm512_add_epi32(words, _mm512_set1_epi32(offset));
-    const __m512i zeros = _mm512_and_si512(stored, _mm512_set1_epi32(15));
+  // 8 less the zero point that the low bits are.
+  static __m512 zero_terms(__m512i words) {
+    const __m512i zeros = _mm512_and_si512(words, _mm512_set1_epi32(15));
     return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(8), zeros));
   }
-  // The zeros of so many rows, in whole words of GPTQ or AWQ, to the low bits of a lane each.
-  static __m512i spread_zeros(const uint32_t *words, int64_t rows, bool awq) {
-    const __m512i both = load_words(words, rows > 8 ? 2 : 1);
+  // The zeros of so many rows, in whole words of GPTQ or AWQ less `offset`, to the low bits of a
+  // lane each.
+  static __m512i spread_zeros(const uint32_t *words, int64_t rows, uint32_t offset, bool awq) {
+    const __m512i both = _mm512_add_epi32(load_words(words, rows > 8 ? 2 : 1),
+                                          _mm512_set1_epi32(static_cast<int>(offset)));
     const __m512i by_row = _mm512_permutexvar_epi32(_mm512_srli_epi32(iota(), 3), both);
     const __m512i shifts =
         awq ? _mm512_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28)

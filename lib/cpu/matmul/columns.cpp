@@ -104,7 +104,7 @@ class ColumnsMultiplier {
     args.fp16_scales = w.scales_dtype == NF4_DTYPE_FP16;
     if (w.zeros != nullptr)
       args.zeros = w.zeros + int4_zero(w.layout, w.rows, w.groups, n.begin, group).word;
-    args.zero_offset = static_cast<int>(w.zero_offset);
+    args.zero_offset = w.zero_offset * kInt4Ones;
     args.x_stride = x_stride_;
     args.sums_stride = block_n_;
     args.nibble_stride = (block_n_ / kInt4PerWord);

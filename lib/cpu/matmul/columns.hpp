@@ -63,7 +63,7 @@ void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes) {
     const auto scale = T::load_scales(args.scales + first, args.fp16_scales, rows);
     typename T::Sum zero = T::zero();
     if (args.zeros != nullptr)
-      zero = T::zero_terms(T::spread_zeros(args.zeros + first / 8, rows, false), args.zero_offset);
+      zero = T::zero_terms(T::spread_zeros(args.zeros + first / 8, rows, args.zero_offset, false));
     NF4_UNROLL
     for (int m = 0; m < kM; ++m) {
       float *to = args.sums + m * args.sums_stride + first;
@@ -133,8 +133,7 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
       float *to = args.sums + m * args.sums_stride + nibble * args.nibble_stride + c;
       auto sum = sums[i / 4][i % 4][m];
       if (args.zeros != nullptr)
-        sum = T::scale_add(T::zero_terms(zeros, args.zero_offset), T::broadcast_sum(args.x_sums[m]),
-                           sum);
+        sum = T::scale_add(T::zero_terms(zeros), T::broadcast_sum(args.x_sums[m]), sum);
       const auto scale = kHalves == 2 || half == 0 ? scales[i / 4][i % 4] : scales[1][i % 4];
       T::store_sums(to, T::scale_add(sum, scale, T::load_sums(to)));
     }

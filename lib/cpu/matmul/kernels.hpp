@@ -47,7 +47,7 @@ struct ColumnsArgs {
   const uint16_t *scales;
   bool fp16_scales;       // else bf16
   const uint32_t *zeros;  // or NULL: 8
-  int zero_offset;
+  uint32_t zero_offset;   // what is added to words of GPTQ
   const void *x;
   int64_t x_stride;
   int m;

@@ -51,7 +51,7 @@ class Int4Quantizer {
         rows_(std::min(kMaxRows, kCodeBytes / stride_ / kInt4PerWord * kInt4PerWord)) {}
 
   void operator()(RowRange n) {
-    if (weight_.zeros != nullptr) clear_zeros(n);
+    for_words_of_zeros(n, [](uint32_t &word) { word = 0; });
     for (int64_t i = n.begin; i < n.end; i += rows_)
       for (int64_t k = 0; k < weight_.cols; k += columns_) {
         const RowRange rows{i, std::min(n.end, i + rows_)};
@@ -61,6 +61,7 @@ class Int4Quantizer {
             quantize_group(row, k + at, buffer_ + (row - i) * stride_ + at / 2);
         store_words(rows, k, columns);
       }
+    for_words_of_zeros(n, [this](uint32_t &word) { word -= weight_.zero_offset * kInt4Ones; });
   }
 
  private:
@@ -68,10 +69,12 @@ class Int4Quantizer {
     return std::max<int64_t>(1, columns / weight.group_size) * weight.group_size;
   }
 
-  void clear_zeros(RowRange n) {
+  template <class Change>
+  void for_words_of_zeros(RowRange n, const Change &change) const {
+    if (weight_.zeros == nullptr) return;
     for (int64_t row = n.begin; row < n.end; row += kInt4PerWord)
       for (int64_t g = 0; g < weight_.groups; ++g)
-        weight_.zeros[int4_zero(weight_.layout, weight_.rows, weight_.groups, row, g).word] = 0;
+        change(weight_.zeros[int4_zero(weight_.layout, weight_.rows, weight_.groups, row, g).word]);
   }
 
   void quantize_group(int64_t n, int64_t k, uint8_t *codes) {
@@ -116,7 +119,7 @@ class Int4Quantizer {
     const uint32_t zero = int4_zero_of(range, problem_.symmetric, scale);
     if (weight_.zeros != nullptr) {
       const Int4Place place = int4_zero(weight_.layout, weight_.rows, weight_.groups, n, g);
-      weight_.zeros[place.word] |= ((zero - weight_.zero_offset) & 15u) << place.shift;
+      weight_.zeros[place.word] |= zero << place.shift;
     }
     return {scale, zero};
   }

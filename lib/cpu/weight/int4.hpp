@@ -27,9 +27,9 @@ inline float int4_value_at(const Int4Weight &weight, int64_t n, int64_t k) {
       unpack_int4(weight.packed, int4_code(weight.layout, weight.rows, weight.cols, n, k));
   uint32_t zero = kInt4SymmetricZero;
   if (weight.zeros != nullptr)
-    zero = int4_zero_point(
-        unpack_int4(weight.zeros, int4_zero(weight.layout, weight.rows, weight.groups, n, g)),
-        weight.zero_offset);
+    zero =
+        unpack_int4_zero(weight.zeros, int4_zero(weight.layout, weight.rows, weight.groups, n, g),
+                         weight.zero_offset);
   return int4_value(
       code, zero,
       int4_scale_at(weight, int4_scale(weight.layout, weight.rows, weight.groups, n, g)));
@@ -52,7 +52,7 @@ inline GroupsArgs int4_groups(const Int4Weight &weight, int64_t n, int64_t g, in
               int4_scale(weight.layout, weight.rows, weight.groups, n, g),
           weight.scales_dtype == NF4_DTYPE_FP16,
           weight.zeros == nullptr ? nullptr : weight.zeros + zero.word,
-          static_cast<int>(weight.zero_offset),
+          weight.zero_offset * kInt4Ones,
           weight.layout,
           zero.shift,
           count,

@@ -14,6 +14,8 @@ STRUCTS = {
     "nf4_tensor": _abi.Tensor,
     "nf4_sizes": _abi.Sizes,
     "nf4_matmul_args": _abi.MatmulArgs,
+    "nf4_int4_tensor": _abi.Int4Tensor,
+    "nf4_int4_sizes": _abi.Int4Sizes,
     "nf4_device": _abi.Device,
 }
 CTYPES = {
@@ -24,6 +26,7 @@ CTYPES = {
     "nf4_status": ctypes.c_int32,
     "nf4_format": ctypes.c_int32,
     "nf4_dtype": ctypes.c_int32,
+    "nf4_int4_layout": ctypes.c_int32,
     "nf4_stream": ctypes.c_void_p,
     "void *": ctypes.c_void_p,
     "float *": ctypes.POINTER(ctypes.c_float),
@@ -34,6 +37,8 @@ CTYPES = {
     **{f"{name} *": ctypes.POINTER(struct) for name, struct in STRUCTS.items()},
     "nf4_tensor *": ctypes.c_void_p,
     "nf4_tensor **": ctypes.c_void_p,
+    "nf4_int4_tensor *": ctypes.c_void_p,
+    "nf4_int4_tensor **": ctypes.c_void_p,
     "nf4_matmul_args *": ctypes.c_void_p,
 }
 
@@ -86,7 +91,7 @@ def test_constants():
     expected = {name: int(value) for name, value in re.findall(r"#define NF4_(\w+) (\d+)", CODE)}
     bound = {name: getattr(_abi, name, None) for name in expected}
     assert bound == expected
-    ours = [name for name in vars(_abi) if re.fullmatch(r"[A-Z]+_[A-Z0-9_]+", name)]
+    ours = [name for name in vars(_abi) if re.fullmatch(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+", name)]
     assert sorted(ours) == sorted(expected)
 
 

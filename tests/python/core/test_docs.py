@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import nf4
+import numpy as np
 import pytest
 from conftest import ROOT
 
@@ -28,7 +29,7 @@ def run(page: str, which: slice, **names: Any) -> dict[str, Any]:
 
 def test_every_block_is_python():
     """Those that need a GPU's packages and a model at hand are not run."""
-    counts = {"README.md": 2, "docs/cli.md": 1, "docs/python.md": 3, "docs/pytorch.md": 3}
+    counts = {"README.md": 2, "docs/cli.md": 1, "docs/python.md": 4, "docs/pytorch.md": 3}
     assert {page: len(blocks) for page, blocks in BLOCKS.items()} == counts
     for page, blocks in BLOCKS.items():
         for block in blocks:
@@ -44,6 +45,12 @@ def test_on_numpy_arrays(page, which):
     assert round(made["q"].bits_per_weight, 3) == 4.127
 
 
+def test_on_integer_weights():
+    made = run("docs/python.md", slice(3, 4))
+    assert made["back"].shape == (512, 1024) and made["back"].dtype == np.float16
+    assert made["y"].shape == (2, 512)
+
+
 def test_a_checkpoint(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(model.parent)
     made = run("docs/cli.md", slice(None))
@@ -53,7 +60,7 @@ def test_a_checkpoint(model: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.interop
 def test_on_tensors():
     pytest.importorskip("torch")
-    made = run("docs/python.md", slice(1, None), nf4=nf4)
+    made = run("docs/python.md", slice(1, 3), nf4=nf4)
     rows, cols = made["linear"].weight.shape
     assert made["y"].shape == (2, 10, rows) and made["dense"].shape == (rows, cols)
     assert made["up"].shape == made["gate"].shape == made["y"].shape

@@ -10,10 +10,10 @@ import numpy as np
 import oracle
 import pytest
 from fakes import CudaArray, DlpackArray
-from nf4 import _dlpack, _operand
+from nf4 import _convert, _dlpack, _operand
 from nf4._operand import read
 
-FLOAT, UINT, BFLOAT = 2, 1, 4
+FLOAT, UINT, BFLOAT, INT = 2, 1, 4, 0
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
@@ -35,9 +35,9 @@ def test_numpy():
     assert not operand_of(fixed).writable
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "uint8", "int32"])
 def test_numpy_dtypes(dtype):
-    assert operand_of(np.zeros(3, oracle.DTYPES[dtype])).dtype == dtype
+    assert operand_of(np.zeros(3, _convert.NUMPY_DTYPES[dtype])).dtype == dtype
 
 
 @pytest.mark.parametrize("view", [MATRIX.T, MATRIX[:, 1:], MATRIX[::2]])
@@ -54,7 +54,7 @@ def test_big_endian_is_another_dtype():
     assert operand_of(MATRIX.astype(">f4")).dtype == ">f4"
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "uint8"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "uint8", "int32"])
 def test_cuda_array_interface(dtype):
     operand = operand_of(CudaArray(4096, dtype, 5, 7, read_only=True))
     assert (operand.address, operand.dtype, operand.shape) == (4096, dtype, (5, 7))
@@ -96,10 +96,11 @@ def test_cuda_array_interface_faults():
 
 @pytest.mark.parametrize("versioned", [True, False])
 @pytest.mark.parametrize(
-    "dtype, code", [("fp32", FLOAT), ("fp16", FLOAT), ("bf16", BFLOAT), ("uint8", UINT)]
+    "dtype, code",
+    [("fp32", FLOAT), ("fp16", FLOAT), ("bf16", BFLOAT), ("uint8", UINT), ("int32", INT)],
 )
 def test_dlpack(dtype, code, versioned):
-    values = np.zeros((3, 4), oracle.DTYPES.get(dtype, np.uint8))
+    values = np.zeros((3, 4), _convert.NUMPY_DTYPES[dtype])
     operand = operand_of(DlpackArray(values, code, versioned))
     assert (operand.address, operand.dtype, operand.shape) == (values.ctypes.data, dtype, (3, 4))
     assert (operand.on_device, operand.writable) == (False, True)

@@ -37,21 +37,22 @@ def test_a_program_that_uses_the_types():
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_argument_has_a_type(name):
-    """QuantizedTensor[Any] is a weight of whatever memory."""
+    """Weight[Any] is a weight of whatever memory."""
     signature = inspect.signature(getattr(nf4, name))
     annotations = [each.annotation for each in signature.parameters.values()]
     for annotation in [*annotations, signature.return_annotation]:
         assert annotation is not inspect.Signature.empty
-        assert not re.search(r"\bAny\b", annotation.replace("QuantizedTensor[Any]", ""))
+        assert not re.search(r"\bAny\b", re.sub(r"\b(\w+Tensor|Weight)\[Any\]", "", annotation))
 
 
 def test_there_are_functions():
-    assert {"quantize", "dequantize", "matmul", "matmul_batch"} <= set(FUNCTIONS)
+    assert {"quantize", "quantize_int4", "dequantize", "matmul", "matmul_batch"} <= set(FUNCTIONS)
 
 
 def test_names_are_those_that_are_taken():
     assert get_args(nf4.typing.FormatName) == tuple(_convert.FORMATS)
     assert get_args(nf4.typing.DTypeName) == tuple(_convert.DTYPES)
+    assert get_args(nf4.typing.Int4Layout) == tuple(_convert.INT4_LAYOUTS)
 
 
 def test_protocols_know_arrays_as_they_run():

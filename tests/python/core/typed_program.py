@@ -51,6 +51,17 @@ def arrays(x: np.ndarray, weight: np.ndarray) -> None:
     assert_type(nf4.matmul_workspace_bytes(q, 3, np.dtype(np.float32)), int)
     assert_type(nf4.matmul_batch_workspace_bytes([q], 3, "bf16"), int)
     assert_type(nf4.quantize(4096, out=q), nf4.QuantizedTensor[np.ndarray])
+    w4 = nf4.quantize_int4(weight, layout="awq", group_size=64, scales_dtype=np.float16)
+    assert_type(w4, nf4.Int4Tensor[np.ndarray])
+    assert_type(nf4.quantize_int4(4096, out=w4, symmetric=False), nf4.Int4Tensor[np.ndarray])
+    assert_type(nf4.reorder(w4), nf4.Int4Tensor[np.ndarray])
+    assert_type(nf4.dequantize(w4, "fp32"), np.ndarray)
+    assert_type(nf4.dequantize(w4, out=4096), int)
+    assert_type(nf4.matmul(x, w4), np.ndarray)
+    assert_type(nf4.matmul_batch(x, [w4, w4]), list[np.ndarray])
+    kinds: list[nf4.Weight[np.ndarray]] = [q, w4]
+    assert_type([each.nbytes for each in kinds], list[int])
+    assert_type(w4.groups, int)
     assert_type(nf4.sizes((3, 4)).workspace_bytes, int)
     assert_type(nf4.scale_code(), np.ndarray)
     assert_type(nf4.device_info(0).compute_capability, tuple[int, int])
@@ -62,6 +73,9 @@ def tensors(x: torch.Tensor, weight: torch.Tensor) -> None:
     assert_type(q.packed, torch.Tensor)
     assert_type(nf4.dequantize(q, torch.float16), torch.Tensor)
     assert_type(nf4.matmul(x, q, stream=TorchStream()), torch.Tensor)
+    w4 = nf4.quantize_int4(weight)
+    assert_type(w4, nf4.Int4Tensor[torch.Tensor])
+    assert_type(nf4.dequantize(w4), torch.Tensor)
     assert_type(nf4.matmul_batch([x, x], [q, q], out=[None, x]), list[torch.Tensor])
 
 
@@ -71,6 +85,9 @@ def others(x: Exporter, weight: CudaArray) -> None:
     assert_type(nf4.matmul(x, q), np.ndarray)
     assert_type(nf4.matmul(x, q, out=weight, stream=CupyStream()), CudaArray)
     assert_type(nf4.quantize(x), nf4.QuantizedTensor[np.ndarray])
+    w4 = nf4.Int4Tensor(layout="gptq", shape=(8, 64), group_size=-1, packed=weight, scales=4096)
+    assert_type(w4, nf4.Int4Tensor[CudaArray])
+    assert_type(nf4.quantize_int4(x), nf4.Int4Tensor[np.ndarray])
 
 
 def aliases() -> None:
@@ -90,3 +107,6 @@ def errors(x: np.ndarray, q: nf4.QuantizedTensor[np.ndarray]) -> None:
     nf4.matmul_workspace_bytes(q, 1, "int8")  # type: ignore[arg-type]
     nf4.sizes((3, 4), format="int4")  # type: ignore[arg-type]
     q.blocksize = 3  # type: ignore[misc]
+    nf4.quantize_int4(x, layout="nf4")  # type: ignore[call-overload]
+    nf4.quantize(x, out=nf4.quantize_int4(x))  # type: ignore[call-overload]
+    nf4.reorder(q)  # type: ignore[arg-type]

@@ -1,25 +1,30 @@
-"""Checkpoints: safetensors files in bitsandbytes' 4-bit layout, read, checked and written.
+"""Checkpoints: safetensors files with 4-bit weights of bitsandbytes, GPTQ, AWQ or
+compressed-tensors, read, checked and written.
 
     from nf4.checkpoint import Checkpoint, survey
     with Checkpoint("model/") as checkpoint:
         for name, weight in survey(checkpoint).weights.items():
             array = nf4.dequantize(weight.load(checkpoint))
 
-quantize_checkpoint and dequantize_checkpoint convert files or directories, audit finds faults.
+quantize_checkpoint, dequantize_checkpoint and convert_checkpoint (between the layouts of integer
+weights) convert files or directories, audit finds faults.
 Whatever breaks a format is a FormatError that names the file, the tensor and the reason. numpy and
 safetensors suffice; torch and transformers, where installed, say which layers become 4-bit.
 """
 
 from nf4.checkpoint.audit import ErrorStatistics, Finding, audit, error_statistics
-from nf4.checkpoint.bnb import State, Survey, Weight, survey
+from nf4.checkpoint.bnb import State
 from nf4.checkpoint.convert import (
     QuantizeOptions,
     dequantize_checkpoint,
     quantize_checkpoint,
 )
 from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused
+from nf4.checkpoint.kinds import survey
+from nf4.checkpoint.repack import convert_checkpoint
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Result
+from nf4.checkpoint.weights import Survey, Weight
 
 __all__ = [
     "Checkpoint",
@@ -34,6 +39,7 @@ __all__ = [
     "Survey",
     "Weight",
     "audit",
+    "convert_checkpoint",
     "dequantize_checkpoint",
     "error_statistics",
     "quantize_checkpoint",

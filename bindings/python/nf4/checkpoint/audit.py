@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 import nf4
-from nf4.checkpoint.bnb import Survey, Weight, survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.int4 import Int4Weight
+from nf4.checkpoint.int4_audit import int4_config_problems, int4_value_problems
+from nf4.checkpoint.kinds import integer_settings, survey
 from nf4.checkpoint.model_files import config_problems
 from nf4.checkpoint.rules import (
     choose_rules,
@@ -20,11 +22,12 @@ from nf4.checkpoint.rules import (
     model_types,
     replaced_dense,
 )
+from nf4.checkpoint.scales import scale_problems
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import nonfinite
+from nf4.checkpoint.weights import Survey, Weight
 
 _PIECE_ELEMENTS = 1 << 20
-_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,24 +63,6 @@ class ErrorStatistics:
     squared_reference: float
 
 
-def _count(severity: str, bad: np.ndarray, what: str, part: str) -> Iterator[tuple[str, str]]:
-    """How many elements of a part are bad, if any: (severity, problem)."""
-    number = int(np.count_nonzero(bad))
-    if number:
-        yield severity, f"{part}: {number} of {bad.size} {what}, first at {int(bad.argmax())}"
-
-
-def _scale_problems(
-    scales: np.ndarray, part: str, negative: str = "fault"
-) -> Iterator[tuple[str, str]]:
-    """(severity, problem) of float32 scales; `negative`: the severity of negative ones."""
-    yield from _count("fault", np.isnan(scales), "are NaN", part)
-    yield from _count("fault", np.isinf(scales), "are infinite", part)
-    yield from _count(negative, scales < 0, "are negative", part)
-    tiny = (scales != 0) & (np.abs(scales) < _SMALLEST_NORMAL)
-    yield from _count("warning", tiny, "are subnormal", part)
-
-
 def _decoded_scales(weight: nf4.QuantizedTensor) -> np.ndarray:
     """float32 [blocks], as the kernels compute them (nf4.h, THE ARITHMETIC)."""
     outer = np.repeat(weight.nested_absmax, weight.nested_blocksize)[: weight.absmax.size]
@@ -91,16 +76,29 @@ def value_problems(weight: nf4.QuantizedTensor) -> list[tuple[str, str]]:
     if weight.codebook is not None:
         found.append(("fault", f"quant_map: not the codebook of {weight.format}"))
     if not weight.nested:
-        return [*found, *_scale_problems(weight.absmax, "absmax")]
-    found += _scale_problems(weight.nested_absmax, "nested_absmax")
+        return [*found, *scale_problems(weight.absmax, "absmax")]
+    found += scale_problems(weight.nested_absmax, "nested_absmax")
     if not np.isfinite(weight.nested_code).all():
         found.append(("fault", "nested_quant_map: not finite"))
     elif not np.array_equal(weight.nested_code, nf4.scale_code()):
         found.append(("warning", "nested_quant_map: not the one of bitsandbytes"))
     if all(severity == "warning" for severity, _ in found):
         # Rounding in the second quantization can take a block of zeros slightly below 0.
-        found += _scale_problems(_decoded_scales(weight), "decoded scales", negative="warning")
+        found += scale_problems(_decoded_scales(weight), "decoded scales", negative="warning")
     return found
+
+
+def _value_problems(weight: Weight, checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    if isinstance(weight, Int4Weight):
+        return int4_value_problems(weight, checkpoint)
+    return value_problems(weight.load(checkpoint))
+
+
+def _config_problems(checkpoint: Checkpoint, found: Survey) -> Iterable[tuple[str, str]]:
+    settings = integer_settings(checkpoint)
+    if settings is not None or any(isinstance(w, Int4Weight) for w in found.weights.values()):
+        return int4_config_problems(checkpoint, settings, found)
+    return config_problems(checkpoint, found)
 
 
 def _fault(error: FormatError) -> Finding:
@@ -138,13 +136,14 @@ def audit_report(path: str) -> Report:
             if not findings:
                 config = f"{checkpoint.directory}/config.json"
                 with _faults_in(findings):
-                    for severity, problem in config_problems(checkpoint, found):
+                    for severity, problem in _config_problems(checkpoint, found):
                         findings.append(Finding(severity, config, None, problem))
                 model_findings, checked_by = _model_findings(checkpoint, found)
                 findings += model_findings
             for name, weight in found.weights.items():
-                for severity, problem in value_problems(weight.load(checkpoint)):
-                    findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
+                path = checkpoint.owner[weight.packed.name].path
+                for severity, problem in _value_problems(weight, checkpoint):
+                    findings.append(Finding(severity, path, name, problem))
             findings += _dense_findings(checkpoint, found)
             with _faults_in(findings):
                 checkpoint.check_unchanged()
@@ -169,7 +168,8 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
     """4-bit weights that transformers does not load, and dense ones in place of which it expects
     4-bit ones; and Report.checked_by. Faults by the modules of the model, warnings by names."""
     settings = checkpoint.config.get("quantization_config")
-    if not found.weights or not isinstance(settings, dict):
+    if not found.weights or not isinstance(settings, dict) or integer_settings(checkpoint):
+        # What loads integer weights is not transformers alone, and is not asked.
         return [], ""
     rules, checked_by = choose_rules(checkpoint.config, found)
     severity = "warning" if rules.model is None else "fault"

@@ -21,6 +21,7 @@ from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import MAX_RANK, TensorInfo, TensorSpec
 from nf4.checkpoint.jsonio import is_count, parse_object
 from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.weights import Survey, Weight
 
 FORMATS = ("nf4", "fp4")
 NESTED_BLOCKSIZE = 256
@@ -83,26 +84,38 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Weight:
-    """A 4-bit weight of a checkpoint. `parts` maps "", "absmax", ... to tensors of the file."""
+class BnbWeight(Weight):
+    """A weight in bitsandbytes' layout. `parts` maps "", "absmax", ... to tensors of the file."""
 
-    name: str
     state: State
-    parts: dict[str, TensorInfo]
+
+    @property
+    def format(self) -> str:
+        return self.state.format
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.state.shape
 
     @property
-    def storage(self) -> str:
-        """The dtype that the packed bytes are viewed as, by torch's name."""
-        return STORAGE_NAMES[self.parts[""].dtype]
+    def dtype(self) -> str:
+        return self.state.dtype
 
     @property
-    def nbytes(self) -> int:
-        """Bytes in the file, tables and quant_state included."""
-        return sum(info.nbytes for info in self.parts.values())
+    def packed(self) -> TensorInfo:
+        return self.parts[""]
+
+    @property
+    def storage(self) -> str:
+        """The dtype that the packed bytes are viewed as, by torch's name."""
+        return STORAGE_NAMES[self.packed.dtype]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "blocksize": self.state.blocksize,
+            "nested_blocksize": self.state.nested_blocksize,
+            "quant_storage": self.storage,
+        }
 
     def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor:
         """Read it. A quant_map other than the format's codebook becomes the tensor's codebook:
@@ -127,21 +140,6 @@ class Weight:
             shape=state.shape,
             dtype=state.dtype,
         )
-
-
-@dataclasses.dataclass
-class Survey:
-    """The tensors of a checkpoint: 4-bit weights by name, dense tensors by name, and the faults
-    of broken 4-bit weights."""
-
-    weights: dict[str, Weight] = dataclasses.field(default_factory=dict)
-    dense: dict[str, TensorInfo] = dataclasses.field(default_factory=dict)
-    faults: list[FormatError] = dataclasses.field(default_factory=list)
-
-    def require_sound(self) -> None:
-        """Raise the first fault, if any."""
-        if self.faults:
-            raise self.faults[0]
 
 
 def _power_of_two(value: object, low: int, high: int) -> bool:
@@ -209,7 +207,9 @@ def _part_problems(state: State, parts: dict[str, TensorInfo]) -> list[str]:
     return problems
 
 
-def _weight(checkpoint: Checkpoint, name: str, keys: list[str]) -> tuple[Weight | None, list[str]]:
+def _weight(
+    checkpoint: Checkpoint, name: str, keys: list[str]
+) -> tuple[BnbWeight | None, list[str]]:
     """The 4-bit weight `name`, whose quant_state tensors are `keys`, or what is wrong."""
     if len(keys) > 1:
         return None, [f"it has {len(keys)} quant_states"]
@@ -234,7 +234,7 @@ def _weight(checkpoint: Checkpoint, name: str, keys: list[str]) -> tuple[Weight 
         if f"{name}.{part}" in checkpoint:
             parts[part] = checkpoint.info(f"{name}.{part}")
     problems = _part_problems(state, parts)
-    return (None if problems else Weight(name, state, parts)), problems
+    return (None if problems else BnbWeight(name, parts, state)), problems
 
 
 def survey(checkpoint: Checkpoint) -> Survey:
@@ -291,6 +291,16 @@ class Plan:
                 for part, (dtype, elements) in state.tables().items()
             ),
         ]
+
+    def quantize(self, array: np.ndarray, threads: int) -> nf4.QuantizedTensor:
+        state = self.state
+        return nf4.quantize(
+            array,
+            format=state.format,
+            blocksize=state.blocksize,
+            nested_blocksize=state.nested_blocksize,
+            threads=threads,
+        )
 
     def parts(self, weight: nf4.QuantizedTensor) -> dict[str, np.ndarray | bytes]:
         """The data of `specs`: tensor name -> bytes."""

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State, Survey, survey
-from nf4.checkpoint.dtypes import FILE_TO_NF4, NF4_TO_TORCH
+from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
+from nf4.checkpoint.dtypes import DTYPE_KEYS, FILE_TO_NF4, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError, OptionError
-from nf4.checkpoint.files import creation_mode
 from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.int4_layouts import LAYOUTS
+from nf4.checkpoint.int4_plan import Int4Plan, integer_config
+from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.model_files import (
-    DTYPE_KEYS,
     compute_dtype,
     existing_quantization,
     quantization_config,
-    write_json,
 )
+from nf4.checkpoint.output import Progress, output_target, write_checkpoint
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import (
     Rules,
@@ -32,26 +30,16 @@ from nf4.checkpoint.rules import (
     module_of,
     transposed_if_conv1d,
 )
-from nf4.checkpoint.side_files import copy_side_files, files_read, side_files
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Dequantize, Quantize, Result, Step
-from nf4.checkpoint.transaction import (
-    DirectoryTarget,
-    FileTarget,
-    refuse_overlap,
-    refuse_reading_from,
-)
-from nf4.checkpoint.writer import SafetensorsWriter
-
-# Called with a tensor's name and the number of its bytes that were read.
-Progress = Callable[[str, int], None]
+from nf4.checkpoint.weights import Survey
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeOptions:
     """How to quantize a checkpoint.
 
-    format           "nf4" or "fp4"
+    format           "nf4", "fp4" or "int4"
     blocksize        weights for each scale: a power of two, 32..4096
     nested           double quantization: 8-bit scales
     storage          torch's name of the dtype that packed bytes are viewed as
@@ -60,6 +48,12 @@ class QuantizeOptions:
     compute          torch's name of the dtype to compute in; None: the model's own
     allow_nonfinite  accept NaN (stored as 0) and Inf (as the largest of its block)
     threads          CPU threads; 0: all
+
+    Of nf4 and fp4 alone: blocksize, nested, storage, compute. Of int4 alone:
+
+    layout           "gptq", "gptq_v2", "awq" or "compressed-tensors"
+    group_size       columns for each scale: a multiple of 8; -1: the whole row
+    symmetric        all zero points are 8; else each group has one
     """
 
     format: str = "nf4"
@@ -71,18 +65,56 @@ class QuantizeOptions:
     compute: str | None = None
     allow_nonfinite: bool = False
     threads: int = 0
+    layout: str = "compressed-tensors"
+    group_size: int = 128
+    symmetric: bool = True
 
     def __post_init__(self) -> None:
+        if self.format == "int4":
+            self._check_integers()
         for name in ("skip", "only"):
             value = getattr(self, name)
             if isinstance(value, str):
                 raise OptionError(f"{name} is {value!r}; expected a tuple of patterns")
+
+    def _check_integers(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise OptionError(f"layout is {self.layout!r}; expected {', '.join(LAYOUTS)}")
+        if self.group_size != -1 and (self.group_size <= 0 or self.group_size % 8):
+            raise OptionError(f"group_size is {self.group_size}; expected a multiple of 8, or -1")
 
 
 def _quantize_step(
     file: SafetensorsFile, info: TensorInfo, rules: Rules, options: QuantizeOptions
 ) -> Quantize:
     """The step for a dense tensor that becomes 4-bit."""
+    if options.format == "int4":
+        plan: Plan | Int4Plan = _integer_plan(info, options)
+    else:
+        plan = _bnb_plan(info, rules, options)
+    transposed = is_transposed(info.name, rules.types)
+    return Quantize(file, info, plan, transposed, options.allow_nonfinite, options.threads)
+
+
+def _integer_plan(info: TensorInfo, options: QuantizeOptions) -> Int4Plan:
+    # The layouts have no scales of float32.
+    scales = "F16" if info.dtype == "F32" else info.dtype
+    rows, cols = info.shape
+    layout, size = LAYOUTS[options.layout], options.group_size
+    return Int4Plan(info.name, layout, (rows, cols), size, scales, options.symmetric)
+
+
+def _integer_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
+    """Why this layout cannot hold a matrix that may become 4-bit."""
+    rows, cols = info.shape
+    if is_transposed(info.name, rules.types):
+        return "Conv1D"
+    if options.group_size != -1 and cols % options.group_size:
+        return f"columns not a multiple of the group size {options.group_size}"
+    return LAYOUTS[options.layout].misfit((rows, cols))
+
+
+def _bnb_plan(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan:
     state = State(
         format=options.format,
         blocksize=options.blocksize,
@@ -94,8 +126,7 @@ def _quantize_step(
     problem = plan.storage_problem()
     if problem:
         raise OptionError(f"{info.name}: {problem}")
-    transposed = is_transposed(info.name, rules.types)
-    return Quantize(file, info, plan, transposed, options.allow_nonfinite, options.threads)
+    return plan
 
 
 def _quantized_config(
@@ -107,10 +138,14 @@ def _quantized_config(
 ) -> dict[str, Any]:
     if not steps and existing_quantization(checkpoint):
         return checkpoint.config
+    if options.format == "int4":
+        plans = [step.plan for step in steps if isinstance(step.plan, Int4Plan)]
+        config = integer_config(checkpoint, found, plans)
+        return {**checkpoint.config, "quantization_config": config}
     quantized = {step.name for step in steps}
     dense = [info for name, info in found.dense.items() if name not in quantized]
     skip = rules.skip_modules(dense, [*quantized, *found.weights], architectures(checkpoint.config))
-    dtypes = [step.plan.state.dtype for step in steps]
+    dtypes = [step.plan.state.dtype for step in steps if isinstance(step.plan, Plan)]
     return {
         **checkpoint.config,
         "quantization_config": quantization_config(
@@ -121,6 +156,13 @@ def _quantized_config(
             skip_modules=skip,
         ),
     }
+
+
+def _require_dense(checkpoint: Checkpoint, found: Survey) -> None:
+    """FormatError if there are 4-bit weights: config.json has room for one kind."""
+    for name, weight in found.weights.items():
+        path = checkpoint.owner[weight.packed.name].path
+        raise FormatError(path, f"it is 4-bit already ({weight.format})", name)
 
 
 def quantize_checkpoint(
@@ -142,7 +184,7 @@ def quantize_checkpoint(
     unchanged.
     """
     with Checkpoint(source) as checkpoint:
-        target = _target(checkpoint, destination, replace)
+        target = output_target(checkpoint, destination, replace)
         existing_quantization(checkpoint)
         found = survey(checkpoint)
         found.require_sound()
@@ -151,6 +193,12 @@ def quantize_checkpoint(
         if unknown:
             raise OptionError(f"--skip or --only names no tensor: {', '.join(map(repr, unknown))}")
         reasons = {name: rules.dense_reason(info) for name, info in found.dense.items()}
+        if options.format == "int4":
+            _require_dense(checkpoint, found)
+            reasons = {
+                name: reason or _integer_reason(found.dense[name], rules, options)
+                for name, reason in reasons.items()
+            }
         if None not in reasons.values() and not found.weights:
             raise FormatError(
                 source, f"nothing to quantize: no matrix may become 4-bit ({chosen_by})"
@@ -166,23 +214,30 @@ def quantize_checkpoint(
         }
         quantized = [step for all in steps.values() for step in all if isinstance(step, Quantize)]
         config = _quantized_config(checkpoint, found, quantized, rules, options)
-        result = _write(checkpoint, steps, config, target, progress)
+        result = write_checkpoint(checkpoint, steps, config, target, progress)
         result.chosen_by = chosen_by
         matrices = (name for name, info in found.dense.items() if is_matrix(info))
         result.left_dense = dict(Counter(reason for name in matrices if (reason := reasons[name])))
         return result
 
 
-def _dense_step(
-    checkpoint: Checkpoint, found: Survey, info: TensorInfo, dtype: str | None, threads: int
-) -> Step | None:
-    """The step for a tensor of a 4-bit file; None for the parts of a weight besides its packed
-    bytes."""
-    weight = found.weights.get(info.name)
-    if weight is not None:
-        transposed = is_transposed(info.name, model_types(checkpoint.config))
-        return Dequantize(checkpoint, weight, dtype or weight.state.dtype, transposed, threads)
-    return Copy(checkpoint.owner[info.name], info, True) if info.name in found.dense else None
+def _dense_steps(
+    checkpoint: Checkpoint, found: Survey, dtype: str | None, threads: int
+) -> dict[str, list[Step]]:
+    """The steps for each file. A weight goes where its packed tensor was."""
+    packed, types = found.by_packed(), model_types(checkpoint.config)
+
+    def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
+        weight = packed.get(info.name)
+        if weight is not None:
+            transposed = is_transposed(weight.name, types)
+            return Dequantize(checkpoint, weight, dtype or weight.dtype, transposed, threads)
+        return Copy(file, info, True) if info.name in found.dense else None
+
+    return {
+        name: [made for info in file.tensors.values() if (made := step(file, info))]
+        for name, file in checkpoint.files.items()
+    }
 
 
 def dequantize_checkpoint(
@@ -203,111 +258,13 @@ def dequantize_checkpoint(
     Raises FormatError, OutputRefused, OSError and nf4.Error; the destination is then unchanged.
     """
     with Checkpoint(source) as checkpoint:
-        target = _target(checkpoint, destination, replace)
+        target = output_target(checkpoint, destination, replace)
         found = survey(checkpoint)
         found.require_sound()
         if not found.weights:
             raise FormatError(source, "nothing to dequantize: it has no 4-bit weights")
-        steps = {
-            name: [
-                step
-                for info in file.tensors.values()
-                if (step := _dense_step(checkpoint, found, info, dtype, threads))
-            ]
-            for name, file in checkpoint.files.items()
-        }
+        steps = _dense_steps(checkpoint, found, dtype, threads)
         config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
         if dtype is not None:
             config |= {key: NF4_TO_TORCH[dtype] for key in DTYPE_KEYS if key in config}
-        return _write(checkpoint, steps, config, target, progress)
-
-
-def _target(
-    checkpoint: Checkpoint, destination: str, replace: bool
-) -> FileTarget | DirectoryTarget:
-    """The destination, checked before any work."""
-    refuse_overlap(checkpoint.directory or checkpoint.path, destination)
-    kind = FileTarget if checkpoint.directory is None else DirectoryTarget
-    return kind.check(destination, replace=replace)
-
-
-def _write(
-    checkpoint: Checkpoint,
-    steps: Mapping[str, list[Step]],
-    config: dict[str, Any],
-    target: FileTarget | DirectoryTarget,
-    progress: Progress | None,
-) -> Result:
-    result = Result()
-    started = time.perf_counter()
-    if isinstance(target, FileTarget):
-        (only,) = steps
-        source = checkpoint.files[only]
-        refuse_reading_from(target.path, files_read(checkpoint, ()))
-        mode = creation_mode(0o666, source.path, target.path)
-        with target.staged(result.warnings) as path:
-            _write_file(path, mode, source, steps[only], result, progress)
-            checkpoint.check_unchanged()
-    else:
-        assert checkpoint.directory is not None
-        copied, result.left_out = side_files(checkpoint)
-        refuse_reading_from(target.path, files_read(checkpoint, copied))
-        with target.staged(result.warnings, like=checkpoint.directory) as path:
-            _write_directory(path, checkpoint, steps, config, result, progress)
-            copy_side_files(checkpoint.directory, path, copied)
-            checkpoint.check_unchanged()
-    result.seconds = time.perf_counter() - started
-    return result
-
-
-def _write_file(
-    path: str,
-    mode: int,
-    source: SafetensorsFile,
-    steps: list[Step],
-    result: Result,
-    progress: Progress | None,
-) -> None:
-    specs = [spec for step in steps for spec in step.specs()]
-    # transformers refuses a file whose metadata does not name a framework.
-    metadata = {"format": "pt", **source.metadata}
-    with SafetensorsWriter(path, specs, metadata, mode) as writer:
-        for step in steps:
-            step.run(writer, result)
-            if progress is not None:
-                progress(step.name, step.bytes_in)
-    result.bytes_in += source.size
-    result.bytes_out += writer.nbytes
-
-
-def _write_directory(
-    path: str,
-    checkpoint: Checkpoint,
-    steps: Mapping[str, list[Step]],
-    config: dict[str, Any],
-    result: Result,
-    progress: Progress | None,
-) -> None:
-    assert checkpoint.directory is not None
-    weight_map: dict[str, str] = {}
-    total_size = 0
-    for name, file_steps in steps.items():
-        if not file_steps and checkpoint.files[name].tensors:
-            continue
-        source = checkpoint.files[name]
-        mode = creation_mode(0o666, source.path)
-        _write_file(os.path.join(path, name), mode, source, file_steps, result, progress)
-        result.files.append(name)
-        for spec in (spec for step in file_steps for spec in step.specs()):
-            weight_map[spec.name] = name
-            total_size += spec.nbytes
-    if checkpoint.index_name is not None:
-        index = {
-            "metadata": {"total_size": total_size},
-            "weight_map": dict(sorted(weight_map.items())),
-        }
-        old = os.path.join(checkpoint.directory, checkpoint.index_name)
-        write_json(os.path.join(path, checkpoint.index_name), index, old)
-    if checkpoint.config:
-        old = os.path.join(checkpoint.directory, "config.json")
-        write_json(os.path.join(path, "config.json"), config, old)
+        return write_checkpoint(checkpoint, steps, config, target, progress)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
@@ -35,6 +38,8 @@ TORCH_TO_NF4 = {torch: nf4 for nf4, torch, _ in FLOATS}
 NF4_TO_TORCH = {nf4: torch for nf4, torch, _ in FLOATS}
 NF4_TO_FILE = {nf4: file for nf4, _, file in FLOATS}
 FILE_TO_NF4 = {file: nf4 for nf4, _, file in FLOATS}
+# The dtype of the weights in config.json: today's key, and that before transformers 4.56.
+DTYPE_KEYS = ("dtype", "torch_dtype")
 
 # bnb_4bit_quant_storage, the dtypes that packed bytes can be viewed as: torch's name ->
 # safetensors' name.
@@ -47,3 +52,12 @@ STORAGE: dict[str, str] = {
     "float64": "F64",
 }
 STORAGE_NAMES = {file: torch for torch, file in STORAGE.items()}
+
+
+def model_dtype(config: Mapping[str, Any]) -> str | None:
+    """The dtype of the model in config.json, by libnf4's name; None if it does not say a float."""
+    for key in DTYPE_KEYS:
+        value = config.get(key)
+        if isinstance(value, str) and value in TORCH_TO_NF4:
+            return TORCH_TO_NF4[value]
+    return None

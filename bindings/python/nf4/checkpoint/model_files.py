@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nf4.checkpoint.bnb import Survey
-from nf4.checkpoint.dtypes import NF4_TO_TORCH, TORCH_TO_NF4
+from nf4.checkpoint.bnb import BnbWeight
+from nf4.checkpoint.dtypes import NF4_TO_TORCH, model_dtype
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.files import write_synced
+from nf4.checkpoint.kinds import config_path
 from nf4.checkpoint.rules import module_of
 from nf4.checkpoint.skips import SkipMatcher, is_simple
-from nf4.checkpoint.source import CONFIG_NAME, Checkpoint
-
-# The dtype of the weights in config.json: today's key, and that before transformers 4.56.
-DTYPE_KEYS = ("dtype", "torch_dtype")
+from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.weights import Survey
 
 
 def write_json(path: str, value: Mapping[str, Any], like: str) -> None:
@@ -31,23 +29,21 @@ def existing_quantization(checkpoint: Checkpoint) -> dict[str, Any]:
     found = checkpoint.config.get("quantization_config")
     if found is None:
         return {}
-    path = os.path.join(checkpoint.directory or "", CONFIG_NAME)
     if not isinstance(found, dict):
-        raise FormatError(path, "quantization_config is not an object")
+        raise FormatError(config_path(checkpoint), "quantization_config is not an object")
     method = found.get("quant_method", "bitsandbytes")
     four_bit = found.get("load_in_4bit", found.get("_load_in_4bit"))
     if method != "bitsandbytes" or not four_bit:
         what = "bitsandbytes, but not in 4 bits" if method == "bitsandbytes" else repr(method)
-        raise FormatError(path, f"the model is quantized by {what}")
+        raise FormatError(config_path(checkpoint), f"the model is quantized by {what}")
     return found
 
 
 def compute_dtype(config: Mapping[str, Any], survey_dtypes: Iterable[str]) -> str:
     """The dtype to compute in, by torch's name: the model's own, else that of most weights."""
-    for key in DTYPE_KEYS:
-        value = config.get(key)
-        if isinstance(value, str) and value in TORCH_TO_NF4:
-            return value
+    own = model_dtype(config)
+    if own is not None:
+        return NF4_TO_TORCH[own]
     dtypes = list(survey_dtypes)
     return NF4_TO_TORCH[max(sorted(set(dtypes)), key=dtypes.count)] if dtypes else "float32"
 
@@ -107,7 +103,7 @@ def _skip_problems(found: Mapping[str, Any], modules: list[str]) -> Iterator[tup
 
 def _layout_problems(found: Mapping[str, Any], survey: Survey) -> Iterator[tuple[str, str]]:
     """Each weight's own quant_state is what counts, so these are no faults."""
-    weights = survey.weights.values()
+    weights = [weight for weight in survey.weights.values() if isinstance(weight, BnbWeight)]
     for key, default, kinds in (
         ("bnb_4bit_quant_type", "fp4", {weight.state.format for weight in weights}),
         ("bnb_4bit_quant_storage", "uint8", {weight.storage for weight in weights}),

@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from nf4.checkpoint.architecture import Model, UnknownModel, ask
-from nf4.checkpoint.bnb import Survey
 from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.known_models import KNOWN, Known
 from nf4.checkpoint.skips import SkipMatcher, is_simple, skip_entries
+from nf4.checkpoint.weights import Survey
 
 # nn.Embedding modules whose names do not say "embed".
 _EMBEDDINGS = {"wte", "wpe", "shared", "relative_attention_bias"}
@@ -277,6 +277,16 @@ def _absent_heads(architectures: Iterable[str], modules: Iterable[str]) -> set[s
             if architecture.endswith(ending) and not any(map(matcher.first, heads)):
                 found.update(heads)
     return found
+
+
+def dense_linear(
+    dense: Iterable[TensorInfo], quantized: Collection[str], architectures: Iterable[str]
+) -> list[str]:
+    """The modules with a dense matrix that may be linear layers, and the output layers that a
+    checkpoint lacks where they are tied. quantized: the modules with 4-bit weights."""
+    left = {module_of(info.name) for info in dense if is_matrix(info)}
+    left = {module for module in left if not _is_embedding(module.split("."))}
+    return sorted(left | _absent_heads(architectures, left.union(quantized)))
 
 
 def choose_rules(

@@ -19,6 +19,8 @@ from nf4.checkpoint.source import CONFIG_NAME, Checkpoint
 
 # All the files that are copied, taken together.
 MAX_SIDE_BYTES = 1_000_000_000
+# What AutoGPTQ, GPTQModel and AutoAWQ write beside config.json: how the source was quantized.
+_QUANTIZATION_NAMES = ("quantize_config.json", "quant_config.json")
 _WEIGHT_SUFFIXES = (
     ".safetensors",
     ".safetensors.index.json",
@@ -111,9 +113,9 @@ def _size(path: str, directory: str) -> int | None:
 
 
 def side_files(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
-    """The files of a model folder to copy, and those left out (weights in any format, and links
-    to nothing), as relative paths. Neither has hidden files and folders, config.json, and the
-    weights and the index of the checkpoint itself.
+    """The files of a model folder to copy, and those left out (weights in any format, how the
+    source was quantized, and links to nothing), as relative paths. Neither has hidden files and
+    folders, config.json, and the weights and the index of the checkpoint itself.
 
     Raises FormatError for a link that leaves the folder, also among the files that are not
     copied but read; for a device, FIFO or socket; and for more than MAX_SIDE_BYTES to copy.
@@ -131,7 +133,9 @@ def side_files(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
             path = os.path.normpath(os.path.join(relative, name))
             if path in own:
                 continue
-            if name.endswith(_WEIGHT_SUFFIXES) and relative not in submodules:
+            if path in _QUANTIZATION_NAMES or (
+                name.endswith(_WEIGHT_SUFFIXES) and relative not in submodules
+            ):
                 left.append(path)
             elif (size := _size(os.path.join(directory, path), directory)) is None:
                 left.append(path)

@@ -10,12 +10,14 @@ from typing import Protocol
 import numpy as np
 
 import nf4
-from nf4.checkpoint.bnb import Plan, Weight
+from nf4.checkpoint.bnb import Plan
 from nf4.checkpoint.dtypes import NF4_TO_FILE
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
+from nf4.checkpoint.int4_plan import Int4Plan
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.weights import Weight
 from nf4.checkpoint.writer import SafetensorsWriter
 
 _EXPONENTS = {
@@ -37,7 +39,7 @@ class Result:
     seconds              of the whole conversion
     files                names of the weight files written
     left_out             files beside the weights that were not copied
-    warnings             what failed after the output was in place
+    warnings             what failed after the output was in place, and what may not load it
     chosen_by            what decided which layers become 4-bit (quantize only)
     left_dense           why matrices were left dense: reason -> how many (quantize only)
     """
@@ -119,7 +121,7 @@ class Copy(_FromTensor):
 class Quantize(_FromTensor):
     """A dense matrix to 4 bits."""
 
-    plan: Plan
+    plan: Plan | Int4Plan
     transposed: bool
     allow_nonfinite: bool
     threads: int
@@ -135,14 +137,8 @@ class Quantize(_FromTensor):
                 raise FormatError(self.file.path, f"{problem} (see --allow-nonfinite)", self.name)
         if self.transposed:
             array = np.ascontiguousarray(array.T)
-        state, started = self.plan.state, time.perf_counter()
-        weight = nf4.quantize(
-            array,
-            format=state.format,
-            blocksize=state.blocksize,
-            nested_blocksize=state.nested_blocksize,
-            threads=self.threads,
-        )
+        started = time.perf_counter()
+        weight = self.plan.quantize(array, self.threads)
         result.count(self, self.info.elements, array.nbytes + weight.nbytes, started)
         for name, data in self.plan.parts(weight).items():
             writer.write(name, data)

@@ -135,8 +135,9 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_conversion(parser: argparse.ArgumentParser) -> None:
-    """The arguments of commands that read a checkpoint and write another."""
+def add_conversion(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
+    """The arguments of commands that read a checkpoint and write another. threads: whether they
+    take --threads."""
     parser.add_argument("source", metavar="SRC", help="a .safetensors file or a model directory")
     parser.add_argument("destination", metavar="DST", help="a file or a directory, as SRC is")
     parser.add_argument(
@@ -144,7 +145,8 @@ def add_conversion(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace DST if it exists; a checkpoint directory with everything in it",
     )
-    add_threads(parser)
+    if threads:
+        add_threads(parser)
 
 
 def print_json(document: object) -> None:

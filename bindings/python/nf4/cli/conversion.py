@@ -1,4 +1,4 @@
-"""What quantize and dequantize share: progress, and the report at the end."""
+"""What quantize, dequantize and convert share: progress, and the report at the end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from nf4.checkpoint.convert import Progress
 from nf4.checkpoint.errors import add_note
+from nf4.checkpoint.output import Progress
 from nf4.checkpoint.source import weight_bytes
 from nf4.checkpoint.steps import Result
 from nf4.cli.console import (

@@ -22,7 +22,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--dtype",
         choices=("bf16", "fp16", "fp32"),
-        help="of the dequantized weights (default: what each was before quantization)",
+        help="of the dequantized weights (default: what each was before quantization; of "
+        "integers that of the model in config.json, or of their scales)",
     )
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from nf4.checkpoint.audit import ErrorStatistics, error_statistics, relative
-from nf4.checkpoint.bnb import Survey, Weight, survey
 from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.weights import Survey, Weight
 from nf4.cli.console import (
     add_command,
     add_threads,
@@ -27,8 +28,8 @@ from nf4.cli.console import (
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\
-List the tensors of a checkpoint: shape, format, blocksize, bytes in the file (scales, codebook
-and quant_state included) and bits per element.
+List the tensors of a checkpoint: shape, format (of integers the layout), blocksize or group
+size, bytes in the file (all parts of a weight included) and bits per element.
 
 With --dense, also the error of each 4-bit weight against the dense one that it was made from:
 `rms` is the RMS of the difference over the RMS of the dense weight, `max` the largest absolute
@@ -45,17 +46,14 @@ def add_parser(commands: Any) -> None:
 
 def weight_row(weight: Weight, error: ErrorStatistics | None) -> dict[str, Any]:
     """One 4-bit weight, as --json shows it."""
-    state = weight.state
     row = {
         "name": weight.name,
-        "format": state.format,
-        "shape": list(state.shape),
-        "dtype": state.dtype,
-        "blocksize": state.blocksize,
-        "nested_blocksize": state.nested_blocksize,
-        "quant_storage": weight.storage,
+        "format": weight.format,
+        "shape": list(weight.shape),
+        "dtype": weight.dtype,
+        **weight.describe(),
         "bytes": weight.nbytes,
-        "bits_per_weight": _bits(weight.nbytes, state.elements),
+        "bits_per_weight": _bits(weight.nbytes, weight.elements),
     }
     if error is not None:
         row["rms_relative_error"] = error.rms_relative
@@ -80,7 +78,7 @@ def _bits(nbytes: int, elements: int) -> float:
 
 def _totals(found: Survey, errors: dict[str, ErrorStatistics]) -> dict[str, Any]:
     weights, dense = found.weights.values(), found.dense.values()
-    elements = sum(weight.state.elements for weight in weights)
+    elements = sum(weight.elements for weight in weights)
     nbytes = sum(weight.nbytes for weight in weights)
     dense_elements = sum(info.elements for info in dense)
     dense_bytes = sum(info.nbytes for info in dense)
@@ -128,15 +126,23 @@ def inspect_checkpoint(
         return {"path": path, "tensors": rows, "totals": _totals(found, errors)}
 
 
+def _scale_cells(row: dict[str, Any]) -> tuple[str, str]:
+    """The columns "block" and "scales"."""
+    if row["format"] == "dense":
+        return "", ""
+    if row["format"] == "int4":
+        size = "row" if row["group_size"] == -1 else str(row["group_size"])
+        return size, row["scales_dtype"] + " + zeros" * row["zero_points"]
+    return str(row["blocksize"]), "8-bit" if row["nested_blocksize"] else "float32"
+
+
 def _cells(row: dict[str, Any], compared: bool) -> list[str]:
     four_bit = row["format"] != "dense"
-    scales = "8-bit" if row.get("nested_blocksize") else "float32"
     cells = [
         printable(row["name"]),
         "x".join(map(str, row["shape"])) or "scalar",
-        f"{row['format']} ({row['dtype']})" if four_bit else row["dtype"],
-        str(row["blocksize"]) if four_bit else "",
-        scales if four_bit else "",
+        f"{row.get('layout', row['format'])} ({row['dtype']})" if four_bit else row["dtype"],
+        *_scale_cells(row),
         size_text(row["bytes"]),
         f"{row['bits_per_weight']:.2f}",
     ]

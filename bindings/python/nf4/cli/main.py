@@ -14,7 +14,7 @@ from types import FrameType
 import nf4
 from nf4 import _interrupt
 from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused
-from nf4.cli import dequantize, doctor, inspect, quantize, verify
+from nf4.cli import convert, dequantize, doctor, inspect, quantize, verify
 from nf4.cli.console import (
     HelpFormatter,
     Parser,
@@ -29,7 +29,7 @@ from nf4.cli.console import (
 )
 from nf4.cli.exits import EPILOG, Exit
 
-_COMMANDS = (quantize, dequantize, inspect, verify, doctor)
+_COMMANDS = (quantize, dequantize, convert, inspect, verify, doctor)
 
 
 class Terminated(BaseException):
@@ -66,7 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of `nf4`; each subcommand's sets `run`."""
     parser = Parser(
         prog="nf4",
-        description="4-bit NormalFloat (NF4) and FP4 checkpoints in bitsandbytes' layout.",
+        description="4-bit checkpoints: NF4 and FP4 of bitsandbytes, integers of GPTQ, AWQ and "
+        "compressed-tensors.",
         epilog=EPILOG,
         formatter_class=HelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""nf4 quantize: a dense checkpoint to bitsandbytes' 4-bit layout."""
+"""nf4 quantize: a dense checkpoint to 4 bits, in the layout of bitsandbytes or of integers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 from nf4.checkpoint.bnb import FORMATS
 from nf4.checkpoint.convert import QuantizeOptions, quantize_checkpoint
 from nf4.checkpoint.dtypes import STORAGE, TORCH_TO_NF4
+from nf4.checkpoint.errors import OptionError
+from nf4.checkpoint.int4_layouts import LAYOUTS
 from nf4.cli.console import add_command, add_conversion
 from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
-Quantize the linear layers of a dense model to 4 bits, in the layout that bitsandbytes and
-transformers load. SRC and DST are both files or both directories; the shards of DST are
-those of SRC.
+Quantize the linear layers of a dense model to 4 bits: nf4 and fp4 in the layout that
+bitsandbytes and transformers load, int4 (integers with a scale for each group, rounded to
+the nearest) in that of compressed-tensors, GPTQ or AWQ. SRC and DST are both files or both
+directories; the shards of DST are those of SRC.
 
 An installed transformers, 5.0 or later, decides by the model's modules which layers can be
 4-bit; without it, and for a model that it does not know or that needs timm, the names and
@@ -35,12 +38,13 @@ A PATTERN is one or more whole parts of a module's name (lm_head, layers.0), or,
 def add_parser(commands: Any) -> None:
     parser = add_command(commands, "quantize", run, "a dense model to 4 bits", _DESCRIPTION)
     add_conversion(parser)
-    parser.add_argument("--format", choices=FORMATS, default="nf4", help="(default: nf4)")
+    parser.add_argument(
+        "--format", choices=(*FORMATS, "int4"), default="nf4", help="(default: nf4)"
+    )
     parser.add_argument(
         "--blocksize",
         type=int,
         choices=[2**power for power in range(5, 13)],
-        default=64,
         metavar="N",
         help="weights per scale: a power of two, 32..4096 (default: 64)",
     )
@@ -71,8 +75,33 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--quant-storage",
         choices=tuple(STORAGE),
-        default="uint8",
         help="the dtype that the packed bytes are stored as, for FSDP (default: uint8)",
+    )
+    parser.add_argument(
+        "--layout",
+        choices=tuple(LAYOUTS),
+        help="of int4 (default: compressed-tensors)",
+    )
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        metavar="N",
+        help="of int4, columns per scale: a multiple of 8, or -1 for the row (default: 128)",
+    )
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--symmetric",
+        dest="symmetric",
+        action="store_true",
+        default=None,
+        help="of int4: all zero points are 8 (default)",
+    )
+    kind.add_argument(
+        "--asymmetric",
+        dest="symmetric",
+        action="store_false",
+        default=None,
+        help="of int4: a zero point for each group",
     )
     parser.add_argument(
         "--allow-nonfinite",
@@ -81,17 +110,60 @@ def add_parser(commands: Any) -> None:
     )
 
 
+def _chosen(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of one format that were given. OptionError for those of another."""
+    of_integers = {
+        "layout": "--layout",
+        "group_size": "--group-size",
+        "symmetric": "--symmetric or --asymmetric",
+    }
+    of_bnb = {
+        "blocksize": "--blocksize",
+        "nested": "--flat",
+        "storage": "--quant-storage",
+        "compute": "--compute-dtype",
+    }
+    values = {
+        "layout": args.layout,
+        "group_size": args.group_size,
+        "symmetric": args.symmetric,
+        "blocksize": args.blocksize,
+        "nested": False if args.flat else None,
+        "storage": args.quant_storage,
+        "compute": args.compute_dtype,
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, option in (of_bnb if args.format == "int4" else of_integers).items():
+        if name in given:
+            raise OptionError(f"{option} is not an option of --format {args.format}")
+    return given
+
+
+def _settings(options: QuantizeOptions) -> dict[str, Any]:
+    """The options as --json shows them."""
+    if options.format == "int4":
+        return {
+            "format": options.format,
+            "layout": options.layout,
+            "group_size": options.group_size,
+            "symmetric": options.symmetric,
+        }
+    return {
+        "format": options.format,
+        "blocksize": options.blocksize,
+        "double_quantization": options.nested,
+        "quant_storage": options.storage,
+    }
+
+
 def run(args: argparse.Namespace) -> int:
     options = QuantizeOptions(
         format=args.format,
-        blocksize=args.blocksize,
-        nested=not args.flat,
-        storage=args.quant_storage,
         skip=tuple(args.skip),
         only=tuple(args.only),
-        compute=args.compute_dtype,
         allow_nonfinite=args.allow_nonfinite,
         threads=args.threads,
+        **_chosen(args),
     )
 
     def convert(progress: Any) -> Any:
@@ -99,10 +171,4 @@ def run(args: argparse.Namespace) -> int:
             args.source, args.destination, options, replace=args.force, progress=progress
         )
 
-    settings = {
-        "format": options.format,
-        "blocksize": options.blocksize,
-        "double_quantization": options.nested,
-        "quant_storage": options.storage,
-    }
-    return run_conversion(args, convert, settings, "quantized")
+    return run_conversion(args, convert, _settings(options), "quantized")

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import nf4
 from nf4 import _convert
-from nf4.tensor import no_weight
 from nf4.torch._checks import require_tensor
+from nf4.weight import no_weight
 
 PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
 _OF_EVERY_WEIGHT = frozenset(PARTS[:2])
@@ -67,7 +67,7 @@ class WeightParts(NamedTuple):
         negative bit set is copied, as no kernel reads that bit; Dynamo cannot trace the question,
         and operators in its graphs ask it themselves."""
         if not isinstance(weight, nf4.QuantizedTensor):
-            raise no_weight("weight", weight)
+            raise no_weight("weight", weight, "a QuantizedTensor")
         tensors, eager = [], not torch.compiler.is_dynamo_compiling()
         for name in PARTS:
             tensor = getattr(weight, name)

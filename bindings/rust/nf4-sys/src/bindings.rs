@@ -16,6 +16,9 @@ pub const NF4_DTYPE_FP32: i32 = 1;
 pub const NF4_DTYPE_FP16: i32 = 2;
 pub const NF4_DTYPE_BF16: i32 = 3;
 pub const NF4_MATMUL_BATCH_MAX: i32 = 64;
+pub const NF4_INT4_GPTQ: i32 = 1;
+pub const NF4_INT4_AWQ: i32 = 2;
+pub const NF4_INT4_COMPRESSED_TENSORS: i32 = 3;
 /// ---- Status -------------------------------------------------------------
 pub type nf4_status = i32;
 /** The 4-bit format. It selects the codebook if nf4_tensor.codebook is NULL. The values
@@ -198,6 +201,131 @@ const _: () = {
     [
         "Offset of field: nf4_matmul_args::y_stride",
     ][::core::mem::offset_of!(nf4_matmul_args, y_stride) - 56usize];
+};
+/** GPTQ, AWQ and compressed-tensors store a weight of rows x cols (N x K) elements as codes
+ q of 4 bits, and for each row and group of columns a scale s and a zero point z, 0..15:
+   value = RN_dtype(s * (q - z)),
+ one rounding, since the product is exact in binary32.
+ Group g of a row has columns g * group_size to (g + 1) * group_size - 1, or those whose
+ g_idx is g. There are G = cols / group_size groups.
+
+ Eight codes are in a word of 32 bits, code i of a word in bits 4 i to 4 i + 3. The words
+ of codes and of zeros, and the scales, lie as checkpoints have them, row-major:
+   layout               packed             code i of a word     zeros           scales
+   GPTQ                 [K / 8][N]         k = 8 r + i          [G][ceil(N/8)]  [G][N]
+   AWQ                  [K][N / 8]         n = 8 c + order[i]   [G][N / 8]      [G][N]
+   COMPRESSED_TENSORS   [N][ceil(K / 8)]   k = 8 c + i          [ceil(N/8)][G]  [N][G]
+ order = 0 2 4 6 1 3 5 7. A word of zeros has those of 8 rows, row 8 c + i in code i, in
+ AWQ row 8 c + order[i]. GPTQ needs cols that are a multiple of 8, AWQ rows. Codes past the
+ last column or row are not used; quantize writes 0 there, before it subtracts zero_offset.*/
+pub type nf4_int4_layout = i32;
+/// It borrows all pointers and owns nothing. Quantize writes packed, scales and zeros.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nf4_int4_tensor {
+    /// sizeof(nf4_int4_tensor)
+    pub struct_size: usize,
+    pub layout: nf4_int4_layout,
+    /// fp16 or bf16
+    pub scales_dtype: nf4_dtype,
+    /// columns: a multiple of 8 that divides cols; -1: all
+    pub group_size: i32,
+    /** 1 for GPTQ v1 (checkpoint_format gptq), whose words of zeros
+are less by 0x11111111; else 0*/
+    pub zero_offset: i32,
+    /// >= 0; rows * cols <= 2^60
+    pub rows: i64,
+    /// >= 0
+    pub cols: i64,
+    /// words, 4-byte aligned
+    pub packed: *mut ::core::ffi::c_void,
+    pub scales: *mut ::core::ffi::c_void,
+    /// words, or NULL: z is 8 everywhere; zero_offset is 0 then
+    pub zeros: *mut ::core::ffi::c_void,
+    /** [cols], the group of each column, as of GPTQ with act
+order; or NULL: column / group_size*/
+    pub g_idx: *const i32,
+    /** [cols], or NULL: stored column j is column permutation[j] of
+the weight (nf4_int4_reorder_launch)*/
+    pub permutation: *const i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of nf4_int4_tensor"][::core::mem::size_of::<nf4_int4_tensor>() - 80usize];
+    [
+        "Alignment of nf4_int4_tensor",
+    ][::core::mem::align_of::<nf4_int4_tensor>() - 8usize];
+    [
+        "Offset of field: nf4_int4_tensor::struct_size",
+    ][::core::mem::offset_of!(nf4_int4_tensor, struct_size) - 0usize];
+    [
+        "Offset of field: nf4_int4_tensor::layout",
+    ][::core::mem::offset_of!(nf4_int4_tensor, layout) - 8usize];
+    [
+        "Offset of field: nf4_int4_tensor::scales_dtype",
+    ][::core::mem::offset_of!(nf4_int4_tensor, scales_dtype) - 12usize];
+    [
+        "Offset of field: nf4_int4_tensor::group_size",
+    ][::core::mem::offset_of!(nf4_int4_tensor, group_size) - 16usize];
+    [
+        "Offset of field: nf4_int4_tensor::zero_offset",
+    ][::core::mem::offset_of!(nf4_int4_tensor, zero_offset) - 20usize];
+    [
+        "Offset of field: nf4_int4_tensor::rows",
+    ][::core::mem::offset_of!(nf4_int4_tensor, rows) - 24usize];
+    [
+        "Offset of field: nf4_int4_tensor::cols",
+    ][::core::mem::offset_of!(nf4_int4_tensor, cols) - 32usize];
+    [
+        "Offset of field: nf4_int4_tensor::packed",
+    ][::core::mem::offset_of!(nf4_int4_tensor, packed) - 40usize];
+    [
+        "Offset of field: nf4_int4_tensor::scales",
+    ][::core::mem::offset_of!(nf4_int4_tensor, scales) - 48usize];
+    [
+        "Offset of field: nf4_int4_tensor::zeros",
+    ][::core::mem::offset_of!(nf4_int4_tensor, zeros) - 56usize];
+    [
+        "Offset of field: nf4_int4_tensor::g_idx",
+    ][::core::mem::offset_of!(nf4_int4_tensor, g_idx) - 64usize];
+    [
+        "Offset of field: nf4_int4_tensor::permutation",
+    ][::core::mem::offset_of!(nf4_int4_tensor, permutation) - 72usize];
+};
+/** The values of g_idx and permutation are not checked: outside 0..G-1, or if permutation is
+ not one, behaviour is undefined.
+
+ Sizes of the parts of a tensor.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nf4_int4_sizes {
+    /// sizeof(nf4_int4_sizes), set by the caller
+    pub struct_size: usize,
+    /// of a row
+    pub groups: i64,
+    pub packed_bytes: i64,
+    pub scales_bytes: i64,
+    pub zeros_bytes: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of nf4_int4_sizes"][::core::mem::size_of::<nf4_int4_sizes>() - 40usize];
+    ["Alignment of nf4_int4_sizes"][::core::mem::align_of::<nf4_int4_sizes>() - 8usize];
+    [
+        "Offset of field: nf4_int4_sizes::struct_size",
+    ][::core::mem::offset_of!(nf4_int4_sizes, struct_size) - 0usize];
+    [
+        "Offset of field: nf4_int4_sizes::groups",
+    ][::core::mem::offset_of!(nf4_int4_sizes, groups) - 8usize];
+    [
+        "Offset of field: nf4_int4_sizes::packed_bytes",
+    ][::core::mem::offset_of!(nf4_int4_sizes, packed_bytes) - 16usize];
+    [
+        "Offset of field: nf4_int4_sizes::scales_bytes",
+    ][::core::mem::offset_of!(nf4_int4_sizes, scales_bytes) - 24usize];
+    [
+        "Offset of field: nf4_int4_sizes::zeros_bytes",
+    ][::core::mem::offset_of!(nf4_int4_sizes, zeros_bytes) - 32usize];
 };
 /// ---- The machine ----------------------------------------------------------
 #[repr(C)]
@@ -441,6 +569,123 @@ extern "C" {
  UNSUPPORTED_DEVICE, CUDA_ERROR: as for nf4_device_info.*/
     pub fn nf4_matmul_plan(
         weights: *const *const nf4_tensor,
+        args: *const nf4_matmul_args,
+        count: usize,
+        device: i32,
+        launches: *mut i32,
+        kernels: *mut *const ::core::ffi::c_char,
+    ) -> nf4_status;
+    /** Fills *sizes from the layout, group_size, rows and cols of *tensor; its pointers are not
+ read.*/
+    pub fn nf4_int4_tensor_sizes(
+        tensor: *const nf4_int4_tensor,
+        sizes: *mut nf4_int4_sizes,
+    ) -> nf4_status;
+    /** As nf4_dequant_launch and nf4_dequant_cpu.
+
+ INVALID_ARGUMENT: as there, and if layout, scales_dtype, group_size or zero_offset is out of
+ range, group_size does not divide cols, or rows or cols is not a multiple of 8 where the
+ layout needs it.*/
+    pub fn nf4_int4_dequant_launch(
+        weight: *const nf4_int4_tensor,
+        out: *mut ::core::ffi::c_void,
+        out_dtype: nf4_dtype,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    pub fn nf4_int4_dequant_cpu(
+        weight: *const nf4_int4_tensor,
+        out: *mut ::core::ffi::c_void,
+        out_dtype: nf4_dtype,
+        threads: i32,
+    ) -> nf4_status;
+    /** Quantizes in[rows * cols] into packed, scales and zeros of *weight by rounding to nearest.
+ Deterministic, and the same bytes from the GPU and the CPU. For each group, of its finite
+ elements (0 if there is none), in binary32 but for s:
+   symmetric    s = 2 max|x| / 15, z = 8 (written to zeros, if that is not NULL)
+   asymmetric   lo = min(x, 0), hi = max(x, 0), s = (hi - lo) / 15,
+                z = clamp(rint(-lo / s), 0, 15); zeros is needed
+   q            clamp(rint(x / s) + z, 0, 15)
+ s is rounded to scales_dtype first, and from 0 up to its smallest positive number, from
+ infinity down to its largest. rint rounds halves to even. A NaN x has q = z, an infinite
+ one the q nearest to it. g_idx and permutation must be NULL.
+
+ INVALID_ARGUMENT: as for nf4_int4_dequant_launch; symmetric is not 0 or 1; zeros is NULL and
+ symmetric is 0; g_idx or permutation is not NULL; in or a part overlaps another part.*/
+    pub fn nf4_int4_quantize_launch(
+        in_: *const ::core::ffi::c_void,
+        in_dtype: nf4_dtype,
+        weight: *const nf4_int4_tensor,
+        symmetric: i32,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    pub fn nf4_int4_quantize_cpu(
+        in_: *const ::core::ffi::c_void,
+        in_dtype: nf4_dtype,
+        weight: *const nf4_int4_tensor,
+        symmetric: i32,
+        threads: i32,
+    ) -> nf4_status;
+    /** Sorts the columns of a weight with g_idx by their group, once, so that matmul reads whole
+ groups: writes packed and permutation of *to, whose scales and zeros are those of *from
+ (the same pointers, or equal bytes), and whose other fields are the same but for g_idx,
+ which is NULL. Columns of one group keep their order.
+
+ INVALID_ARGUMENT: as for nf4_int4_dequant_launch, for either; g_idx of *from is NULL or its
+ permutation is not; the reverse of *to; another field differs; packed or permutation of *to
+ overlaps a part of *from.*/
+    pub fn nf4_int4_reorder_launch(
+        from: *const nf4_int4_tensor,
+        to: *const nf4_int4_tensor,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    pub fn nf4_int4_reorder_cpu(
+        from: *const nf4_int4_tensor,
+        to: *const nf4_int4_tensor,
+        threads: i32,
+    ) -> nf4_status;
+    /** As the functions without "int4", for x, y and bias as there. The exact product's weights are
+ s * (q - z); in 16 bits they may be rounded to the dtype once, as dequantize does. With g_idx
+ the GPU reads a scale for each element: nf4_int4_reorder_launch saves that. Workspace sizes
+ depend on whether g_idx and permutation are NULL too.*/
+    pub fn nf4_int4_matmul_workspace_size(
+        weight: *const nf4_int4_tensor,
+        args: *const nf4_matmul_args,
+        bytes: *mut usize,
+    ) -> nf4_status;
+    pub fn nf4_int4_matmul_launch(
+        weight: *const nf4_int4_tensor,
+        args: *const nf4_matmul_args,
+        workspace: *mut ::core::ffi::c_void,
+        workspace_bytes: usize,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    pub fn nf4_int4_matmul_cpu(
+        weight: *const nf4_int4_tensor,
+        args: *const nf4_matmul_args,
+        threads: i32,
+    ) -> nf4_status;
+    pub fn nf4_int4_matmul_batch_workspace_size(
+        weights: *const *const nf4_int4_tensor,
+        args: *const nf4_matmul_args,
+        count: usize,
+        bytes: *mut usize,
+    ) -> nf4_status;
+    pub fn nf4_int4_matmul_batch_launch(
+        weights: *const *const nf4_int4_tensor,
+        args: *const nf4_matmul_args,
+        count: usize,
+        workspace: *mut ::core::ffi::c_void,
+        workspace_bytes: usize,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    pub fn nf4_int4_matmul_batch_cpu(
+        weights: *const *const nf4_int4_tensor,
+        args: *const nf4_matmul_args,
+        count: usize,
+        threads: i32,
+    ) -> nf4_status;
+    pub fn nf4_int4_matmul_plan(
+        weights: *const *const nf4_int4_tensor,
         args: *const nf4_matmul_args,
         count: usize,
         device: i32,

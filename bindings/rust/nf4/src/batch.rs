@@ -6,27 +6,29 @@ use nf4_sys as sys;
 
 use crate::error::{check, of_product};
 use crate::info::check_version;
+use crate::kind::{Descriptor, Functions, HostView};
 use crate::matmul::{check_operands, reserve_y, Operands};
 use crate::ops::thread_count;
-use crate::{Element, Error, Matrix, MatrixMut, QuantizedRef, Result};
+use crate::{Element, Error, Matrix, MatrixMut, QuantizedRef, Result, Weight};
 
-/// `x` times the transpose of `weight`, plus a bias: one of the products of [`matmul_batch`].
+/// `x` times the transpose of `weight`, plus a bias: one of the products of [`matmul_batch`]. `W`
+/// is [`QuantizedRef`] or [`Int4Ref`](crate::Int4Ref).
 #[derive(Debug, Clone, Copy)]
-pub struct Product<'a, T> {
+pub struct Product<'a, T, W = QuantizedRef<'a>> {
     /// `[m, cols]`; `cols` is that of the weight.
     pub x: Matrix<'a, T>,
     /// The weight.
-    pub weight: QuantizedRef<'a>,
+    pub weight: W,
     /// `[rows]` of the weight.
     pub bias: Option<&'a [T]>,
 }
 
-impl<'a, T: Element> Product<'a, T> {
+impl<'a, T: Element, W: HostView> Product<'a, T, W> {
     /// Without a bias.
-    pub fn new(x: Matrix<'a, T>, weight: impl Into<QuantizedRef<'a>>) -> Self {
+    pub fn new(x: Matrix<'a, T>, weight: impl Weight<'a, View = W>) -> Self {
         Product {
             x,
-            weight: weight.into(),
+            weight: weight.into_view(),
             bias: None,
         }
     }
@@ -47,7 +49,8 @@ impl<'a, T: Element> Product<'a, T> {
     }
 }
 
-/// Several products in one call, such as q, k and v, or gate and up; at most 64. Bit-equal to
+/// Several products in one call, such as q, k and v, or gate and up; at most 64, all with weights
+/// of one kind. Bit-equal to
 /// [`matmul`](crate::matmul) for each. The threads share the rows of all weights.
 ///
 /// # Errors
@@ -63,16 +66,19 @@ impl<'a, T: Element> Product<'a, T> {
 /// assert_eq!(y, [vec![32.0; 3], vec![-64.0; 2]]);
 /// # Ok::<(), nf4::Error>(())
 /// ```
-pub fn matmul_batch<T: Element>(products: &[Product<'_, T>], threads: u32) -> Result<Vec<Vec<T>>> {
+pub fn matmul_batch<T: Element>(
+    products: &[Product<'_, T, impl HostView>],
+    threads: u32,
+) -> Result<Vec<Vec<T>>> {
     let mut all = Vec::with_capacity(products.len());
     for (i, product) in products.iter().enumerate() {
         let y = product
             .check()
-            .and_then(|()| reserve_y(product.x.shape.rows, product.weight.spec().rows));
+            .and_then(|()| reserve_y(product.x.shape.rows, product.weight.shape().0));
         all.push(y.map_err(|error| of_product(i, error))?);
     }
     let places = products.iter().zip(&mut all).map(|(product, y)| {
-        let stride = product.weight.spec().rows;
+        let (stride, _) = product.weight.shape();
         product.operands(y.as_mut_ptr(), stride)
     });
     // SAFETY: the operands were checked, and each vector has room for its product and is nobody
@@ -80,7 +86,7 @@ pub fn matmul_batch<T: Element>(products: &[Product<'_, T>], threads: u32) -> Re
     unsafe { matmul_batch_raw(products, places, threads) }?;
     for (product, y) in products.iter().zip(&mut all) {
         // SAFETY: libnf4 has written every element.
-        unsafe { y.set_len(product.x.shape.rows * product.weight.spec().rows) };
+        unsafe { y.set_len(product.x.shape.rows * product.weight.shape().0) };
     }
     Ok(all)
 }
@@ -103,7 +109,7 @@ pub fn matmul_batch<T: Element>(products: &[Product<'_, T>], threads: u32) -> Re
 /// # Ok::<(), nf4::Error>(())
 /// ```
 pub fn matmul_batch_into<T: Element>(
-    products: &[Product<'_, T>],
+    products: &[Product<'_, T, impl HostView>],
     y: &mut [MatrixMut<'_, T>],
     threads: u32,
 ) -> Result<()> {
@@ -114,7 +120,7 @@ pub fn matmul_batch_into<T: Element>(
         )));
     }
     for (i, (product, y)) in products.iter().zip(&*y).enumerate() {
-        let (m, rows) = (product.x.shape.rows, product.weight.spec().rows);
+        let (m, rows) = (product.x.shape.rows, product.weight.shape().0);
         let fits = product.check().and_then(|()| y.shape.check("y", m, rows));
         fits.map_err(|error| of_product(i, error))?;
     }
@@ -132,7 +138,7 @@ pub fn matmul_batch_into<T: Element>(
 /// written for the rows of its product, and is nobody else's. It need not be initialised; on
 /// success these elements are.
 unsafe fn matmul_batch_raw<T: Element>(
-    products: &[Product<'_, T>],
+    products: &[Product<'_, T, impl HostView>],
     operands: impl Iterator<Item = Operands<T>>,
     threads: u32,
 ) -> Result<()> {
@@ -142,19 +148,19 @@ unsafe fn matmul_batch_raw<T: Element>(
     // made, the rest by `check`; all of those are only read, and each y is as the caller promises.
     check(unsafe {
         let (weights, args) = (weights.as_ptr(), batch.args.as_ptr());
-        sys::nf4_matmul_batch_cpu(weights, args, batch.args.len(), thread_count(threads))
+        (batch.functions().batch_cpu)(weights, args, batch.args.len(), thread_count(threads))
     })
 }
 
 /// The structs of a batch, host or device memory alike.
-pub(crate) struct RawBatch {
-    tensors: Vec<sys::nf4_tensor>,
+pub(crate) struct RawBatch<W> {
+    tensors: Vec<W>,
     pub args: Vec<sys::nf4_matmul_args>,
 }
 
-impl RawBatch {
+impl<W: Descriptor> RawBatch<W> {
     pub(crate) fn new<T: Element>(
-        tensors: impl Iterator<Item = Result<sys::nf4_tensor>>,
+        tensors: impl Iterator<Item = Result<W>>,
         operands: impl Iterator<Item = Operands<T>>,
     ) -> Result<Self> {
         check_version()?; // of no products there would be none who asks
@@ -170,8 +176,13 @@ impl RawBatch {
         })
     }
 
+    /// The C functions of its weights.
+    pub(crate) fn functions(&self) -> Functions<W> {
+        W::FUNCTIONS
+    }
+
     /// Valid as long as the batch is borrowed.
-    pub(crate) fn weights(&self) -> Vec<*const sys::nf4_tensor> {
+    pub(crate) fn weights(&self) -> Vec<*const W> {
         self.tensors.iter().map(ptr::from_ref).collect()
     }
 }

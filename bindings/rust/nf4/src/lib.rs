@@ -1,6 +1,8 @@
-//! 4-bit NormalFloat (NF4) and FP4 weights, on the CPU and the GPU: safe Rust over libnf4.
+//! 4-bit weights on the CPU and the GPU, NormalFloat (NF4), FP4 and integers: safe Rust over
+//! libnf4.
 //!
-//! Weights are in the layout of bitsandbytes, and dequantize is bit-equal to its CUDA kernels.
+//! NF4 and FP4 weights are in the layout of bitsandbytes, and dequantize is bit-equal to its CUDA
+//! kernels. Integer weights are in those of GPTQ, AWQ and compressed-tensors.
 //!
 //! ```
 //! use nf4::{dequantize, quantize, Spec};
@@ -19,6 +21,9 @@
 //!   slices. [`matmul_batch`] and [`matmul_batch_into`]: several in one call.
 //! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
 //!   slices, such as those of a mapped file. [`Spec`] is its shape and format.
+//! - [`Int4Tensor`], [`Int4Ref`] and [`Int4Spec`]: the same of a weight of integers, made by
+//!   [`quantize_int4`] or from a checkpoint's tensors. dequantize and matmul take either
+//!   [`Weight`]; [`Int4Tensor::reordered`] sorts the columns of one with `g_idx`.
 //! - [`device`]: unsafe launches on raw device pointers and a stream. Feature `cudarc`: the
 //!   module `cuda`, safe ones on the buffers of that crate.
 //! - [`device_info`], [`build_info`], [`version`] and others describe the library and the machine.
@@ -34,6 +39,8 @@ pub mod device;
 mod error;
 mod format;
 mod info;
+mod int4;
+mod kind;
 mod matmul;
 mod ops;
 mod scales;
@@ -49,6 +56,12 @@ pub use info::{
     build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
     DeviceInfo, Version,
 };
+pub use int4::{
+    quantize_int4, quantize_int4_into, reorder_int4_into, Columns, ColumnsOf, Int4Layout, Int4Mut,
+    Int4Parts, Int4PartsMut, Int4PartsOf, Int4PartsRef, Int4Ref, Int4Scheme, Int4Sizes, Int4Spec,
+    Int4Tensor,
+};
+pub use kind::Weight;
 pub use matmul::{matmul, matmul_into, Matrix, MatrixMut};
 pub use ops::{dequantize, dequantize_into, quantize, quantize_into, Workspace};
 pub use scales::{Scales, ScalesMut, ScalesOf, ScalesRef};

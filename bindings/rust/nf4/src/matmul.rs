@@ -5,8 +5,9 @@ use std::ptr;
 use nf4_sys as sys;
 
 use crate::error::{check, check_length, convert};
+use crate::kind::{Described, Descriptor, HostView};
 use crate::ops::thread_count;
-use crate::{Element, Error, QuantizedRef, Result};
+use crate::{Element, Error, Result, Weight};
 
 /// A matrix in row-major order that borrows its elements, to be read. There may be gaps
 /// between its rows.
@@ -168,13 +169,13 @@ impl<T: Element> Operands<T> {
 /// ```
 pub fn matmul<'a, T: Element>(
     x: Matrix<'_, T>,
-    weight: impl Into<QuantizedRef<'a>>,
+    weight: impl Weight<'a>,
     bias: Option<&[T]>,
     threads: u32,
 ) -> Result<Vec<T>> {
-    let weight = weight.into();
+    let weight = weight.into_view();
     check_operands(&weight, &x, bias)?;
-    let rows = weight.spec().rows;
+    let (rows, _) = weight.shape();
     let mut y = reserve_y(x.shape.rows, rows)?;
     // SAFETY: the vector has room for that many elements, and nobody else has it.
     unsafe { matmul_raw(&weight, &x, bias, y.as_mut_ptr(), rows, threads) }?;
@@ -209,14 +210,14 @@ pub(crate) fn reserve_y<T>(m: usize, rows: usize) -> Result<Vec<T>> {
 /// ```
 pub fn matmul_into<'a, T: Element>(
     x: Matrix<'_, T>,
-    weight: impl Into<QuantizedRef<'a>>,
+    weight: impl Weight<'a>,
     bias: Option<&[T]>,
     y: &mut MatrixMut<'_, T>,
     threads: u32,
 ) -> Result<()> {
-    let weight = weight.into();
+    let weight = weight.into_view();
     check_operands(&weight, &x, bias)?;
-    y.shape.check("y", x.shape.rows, weight.spec().rows)?;
+    y.shape.check("y", x.shape.rows, weight.shape().0)?;
     // SAFETY: the slice reaches to the end of the last row, as was checked when the matrix was
     // made; it is borrowed mutably.
     unsafe {
@@ -226,13 +227,13 @@ pub fn matmul_into<'a, T: Element>(
 }
 
 pub(crate) fn check_operands<T: Element>(
-    weight: &QuantizedRef<'_>,
+    weight: &impl HostView,
     x: &Matrix<'_, T>,
     bias: Option<&[T]>,
 ) -> Result<()> {
-    let spec = weight.spec();
-    x.shape.check("x", x.shape.rows, spec.cols)?;
-    bias.map_or(Ok(()), |bias| check_length("bias", bias.len(), spec.rows))
+    let (rows, cols) = weight.shape();
+    x.shape.check("x", x.shape.rows, cols)?;
+    bias.map_or(Ok(()), |bias| check_length("bias", bias.len(), rows))
 }
 
 /// # Safety
@@ -240,7 +241,7 @@ pub(crate) fn check_operands<T: Element>(
 /// elements as the weight has rows, `y_stride` apart. It need not be initialised; on success
 /// these elements are.
 unsafe fn matmul_raw<T: Element>(
-    weight: &QuantizedRef<'_>,
+    weight: &impl HostView,
     x: &Matrix<'_, T>,
     bias: Option<&[T]>,
     y: *mut T,
@@ -258,5 +259,8 @@ unsafe fn matmul_raw<T: Element>(
     // SAFETY: the parts of the weight, and x against its slice, were checked when they were
     // made, the bias and the shapes by check_operands; all of those are only read, and `y` is as
     // the caller promises, so it is none of them.
-    check(unsafe { sys::nf4_matmul_cpu(&weight.raw()?, &args.raw()?, thread_count(threads)) })
+    check(unsafe {
+        let (weight, args) = (weight.raw()?, args.raw()?);
+        (weight.functions().matmul_cpu)(&weight, &args, thread_count(threads))
+    })
 }

@@ -3,7 +3,8 @@
 use nf4_sys as sys;
 
 use crate::error::{check, check_length};
-use crate::{Element, QuantizedMut, QuantizedRef, QuantizedTensor, Result, Spec};
+use crate::kind::{Described, Descriptor, HostView};
+use crate::{Element, QuantizedMut, QuantizedTensor, Result, Spec, Weight};
 
 /// Workspace of quantize, reusable. Flat weights need none.
 #[derive(Default)]
@@ -108,16 +109,14 @@ pub fn quantize_into<T: Element>(
 ///
 /// # Errors
 /// Those that libnf4 reports; arguments of these types are always valid.
-pub fn dequantize<'a, T: Element>(
-    weight: impl Into<QuantizedRef<'a>>,
-    threads: u32,
-) -> Result<Vec<T>> {
-    let weight = weight.into();
-    let mut out = Vec::with_capacity(weight.elements());
+pub fn dequantize<'a, T: Element>(weight: impl Weight<'a>, threads: u32) -> Result<Vec<T>> {
+    let weight = weight.into_view();
+    let elements = elements(&weight);
+    let mut out = Vec::with_capacity(elements);
     // SAFETY: the vector has room for that many elements.
     unsafe { dequantize_raw(&weight, out.as_mut_ptr(), threads) }?;
     // SAFETY: libnf4 has written every element.
-    unsafe { out.set_len(weight.elements()) };
+    unsafe { out.set_len(elements) };
     Ok(out)
 }
 
@@ -137,29 +136,35 @@ pub fn dequantize<'a, T: Element>(
 /// # Ok::<(), nf4::Error>(())
 /// ```
 pub fn dequantize_into<'a, T: Element>(
-    weight: impl Into<QuantizedRef<'a>>,
+    weight: impl Weight<'a>,
     out: &mut [T],
     threads: u32,
 ) -> Result<()> {
-    let weight = weight.into();
-    check_length("out", out.len(), weight.elements())?;
+    let weight = weight.into_view();
+    check_length("out", out.len(), elements(&weight))?;
     // SAFETY: the slice has that many elements.
     unsafe { dequantize_raw(&weight, out.as_mut_ptr(), threads) }
+}
+
+fn elements(weight: &impl Described) -> usize {
+    let (rows, cols) = weight.shape();
+    rows * cols
 }
 
 /// # Safety
 /// `out` can be written for as many elements as the weight has. It need not be initialised;
 /// on success it is.
 unsafe fn dequantize_raw<T: Element>(
-    weight: &QuantizedRef<'_>,
+    weight: &impl HostView,
     out: *mut T,
     threads: u32,
 ) -> Result<()> {
+    let weight = weight.raw()?;
     // SAFETY: the parts of the weight were checked when it was made and are only read;
     // `out` is as the caller promises, so it is none of them.
     check(unsafe {
-        sys::nf4_dequant_cpu(
-            &weight.raw()?,
+        (weight.functions().dequant_cpu)(
+            &weight,
             out.cast(),
             T::DTYPE.as_raw(),
             thread_count(threads),

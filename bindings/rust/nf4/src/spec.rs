@@ -7,9 +7,9 @@ use nf4_sys as sys;
 use crate::error::{check, check_length, convert};
 use crate::format::SCALE_CODE_SIZE;
 use crate::info::check_version;
-use crate::matmul::Operands;
+use crate::kind::Described;
 use crate::scales::ScaleLengths;
-use crate::{Element, Format, Result};
+use crate::{kind, Element, Format, Result};
 
 /// The shape and format of a quantized weight.
 ///
@@ -133,18 +133,7 @@ impl Spec {
     /// As [`Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m`
     /// rows are too many.
     pub fn matmul_workspace_bytes<T: Element>(&self, m: usize) -> Result<usize> {
-        let args = Operands::<T> {
-            m,
-            x: ptr::null(),
-            x_stride: self.cols,
-            bias: ptr::null(),
-            y: ptr::null_mut(),
-            y_stride: self.rows,
-        };
-        let (weight, args, mut bytes) = (self.descriptor()?, args.raw()?, 0);
-        // SAFETY: all three live through the call, and the struct_size of both is set.
-        check(unsafe { sys::nf4_matmul_workspace_size(&weight, &args, &mut bytes) })?;
-        Ok(bytes)
+        kind::matmul_workspace_bytes::<T>(self, m)
     }
 
     /// The C descriptor, with no pointers yet. Every call on a weight passes through here.
@@ -202,5 +191,18 @@ impl Spec {
         Err(crate::Error::InvalidArgument(format!(
             "the scales are {kind}, but nested_blocksize is {blocksize}"
         )))
+    }
+}
+
+/// A weight without pointers, of which C functions ask for sizes alone.
+impl Described for Spec {
+    type Raw = sys::nf4_tensor;
+
+    fn raw(&self) -> Result<Self::Raw> {
+        self.descriptor()
+    }
+
+    fn shape(&self) -> (usize, usize) {
+        (self.rows, self.cols)
     }
 }

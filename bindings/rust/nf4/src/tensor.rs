@@ -8,6 +8,7 @@ use std::ptr;
 use nf4_sys as sys;
 
 use crate::format::CODEBOOK_SIZE;
+use crate::kind::{Described, HostView};
 use crate::{info, Result, Scales, ScalesMut, ScalesRef, Spec};
 
 /// A quantized weight that borrows its buffers, to be read.
@@ -78,9 +79,12 @@ impl<'a> QuantizedRef<'a> {
     pub fn codebook(&self) -> Option<&'a [f32; CODEBOOK_SIZE]> {
         self.codebook
     }
+}
 
-    /// Every pointer of the result is only to be read through.
-    pub(crate) fn raw(&self) -> Result<sys::nf4_tensor> {
+impl Described for QuantizedRef<'_> {
+    type Raw = sys::nf4_tensor;
+
+    fn raw(&self) -> Result<Self::Raw> {
         let mut raw = self.spec.descriptor()?;
         raw.packed = self.packed.as_ptr().cast_mut().cast();
         raw.codebook = codebook_pointer(self.codebook);
@@ -94,7 +98,13 @@ impl<'a> QuantizedRef<'a> {
             .set_in(&mut raw);
         Ok(raw)
     }
+
+    fn shape(&self) -> (usize, usize) {
+        (self.spec.rows, self.spec.cols)
+    }
 }
+
+impl HostView for QuantizedRef<'_> {}
 
 /// A quantized weight that borrows its buffers, to be written by
 /// [`quantize_into`](crate::quantize_into).

@@ -1,8 +1,8 @@
-//! Quantizes a weight on the CPU and turns it back.
+//! Quantizes a weight on the CPU to codebooks and to integers, and turns it back.
 //!
 //!     cargo run --bin host
 
-use nf4::{dequantize, quantize, Format, Spec};
+use nf4::{dequantize, quantize, quantize_int4, Format, Int4Layout, Int4Scheme, Int4Spec, Spec};
 use nf4_examples::{example_weight, relative_error};
 
 fn main() -> Result<(), nf4::Error> {
@@ -29,6 +29,22 @@ fn main() -> Result<(), nf4::Error> {
         let back: Vec<f32> = dequantize(&weight, 0)?;
         println!(
             "{name}: {} bytes, {:.3} bits per weight, relative error {:.4}",
+            weight.bytes(),
+            weight.bits_per_weight(),
+            relative_error(&values, &back),
+        );
+    }
+
+    for (name, layout) in [
+        ("GPTQ", Int4Layout::Gptq),
+        ("AWQ", Int4Layout::Awq),
+        ("compressed-tensors", Int4Layout::CompressedTensors),
+    ] {
+        let spec = Int4Spec::new(layout, rows, cols);
+        let weight = quantize_int4(&values, spec, Int4Scheme::Asymmetric, 0)?;
+        let back: Vec<f32> = dequantize(&weight, 0)?;
+        println!(
+            "{name}, groups of 128: {} bytes, {:.3} bits per weight, relative error {:.4}",
             weight.bytes(),
             weight.bits_per_weight(),
             relative_error(&values, &back),

@@ -12,12 +12,12 @@ import nf4
 from nf4 import _convert, _torch
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, kind_of, shown
-from nf4.tensor import no_weight
 from nf4.torch import _operators, _state, functional
 from nf4.torch._checks import require_dense, torch_dtype
 from nf4.torch._weight import WeightParts
 from nf4.torch.modules.base import QuantizedLinear
 from nf4.typing import DTypeLike, FormatName
+from nf4.weight import no_weight
 
 _SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
 
@@ -126,7 +126,7 @@ class NF4Linear(QuantizedLinear):
 
     def _take_weight(self, weight: nf4.QuantizedTensor[Tensor]) -> None:
         if not isinstance(weight, nf4.QuantizedTensor):
-            raise no_weight("weight", weight)
+            raise no_weight("weight", weight, "a QuantizedTensor")
         if len(weight.shape) != 2:
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected two dimensions")
         if weight.codebook is not None:

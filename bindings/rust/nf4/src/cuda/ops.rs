@@ -1,104 +1,29 @@
 //! Quantize, dequantize and matmul on the GPU, in the order of a stream.
 
-use std::cell::RefCell;
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice};
 
-use cudarc::driver::{
-    CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr as _, DevicePtrMut as _, DeviceSlice,
-    SyncOnDrop,
-};
-
-use super::tensor::{CudaMut, CudaRef};
-use crate::device::{self, DeviceMatmul, DevicePtr, DeviceTensor, Stream};
+use super::access::Access;
+use super::tensor::CudaMut;
+use super::CudaWeight;
+use crate::device::{self, DeviceMatmul, DevicePtr, DeviceTensor};
 use crate::error::check_length;
 use crate::matmul::product;
-use crate::{Element, Error, Result};
-
-/// Addresses for one launch on a stream. Taking one makes the stream wait for the work of
-/// others on that buffer; dropping this tells others to wait for the launch. So it is
-/// dropped after the launch.
-struct Access<'a> {
-    stream: &'a CudaStream,
-    guards: RefCell<Vec<SyncOnDrop<'a>>>,
-}
-
-impl<'a> Access<'a> {
-    fn new(stream: &'a CudaStream) -> Self {
-        Access {
-            stream,
-            guards: RefCell::new(Vec::with_capacity(8)),
-        }
-    }
-
-    fn read<T>(&self, name: &str, buffer: &'a CudaView<'_, T>) -> Result<DevicePtr<T>> {
-        check_context(name, buffer.stream().context(), self.stream)?;
-        let (address, guard) = buffer.device_ptr(self.stream);
-        self.guards.borrow_mut().push(guard);
-        Ok(DevicePtr::from_address(address))
-    }
-
-    fn write<T>(&self, name: &str, buffer: &'a mut CudaViewMut<'_, T>) -> Result<DevicePtr<T>> {
-        check_context(name, buffer.stream().context(), self.stream)?;
-        let (address, guard) = buffer.device_ptr_mut(self.stream);
-        self.guards.borrow_mut().push(guard);
-        Ok(DevicePtr::from_address(address))
-    }
-
-    fn read_optional<T>(
-        &self,
-        name: &str,
-        buffer: &'a Option<CudaView<'_, T>>,
-    ) -> Result<Option<DevicePtr<T>>> {
-        buffer
-            .as_ref()
-            .map(|buffer| self.read(name, buffer))
-            .transpose()
-    }
-
-    fn read_weight(&self, weight: &'a CudaRef<'_>) -> Result<DeviceTensor> {
-        Ok(DeviceTensor {
-            spec: weight.spec,
-            packed: self.read("packed", &weight.packed)?,
-            scales: weight.scales.as_ref().try_map(
-                |name, absmax| self.read(name, absmax),
-                |name, codes| self.read(name, codes),
-                |name, code| self.read(name, code),
-                |name, offset| self.read(name, offset),
-            )?,
-            codebook: self.read_optional("codebook", &weight.codebook)?,
-        })
-    }
-
-    /// The stream, with its context current on this thread. A wait that failed above is
-    /// reported here, before anything is enqueued.
-    fn bound_stream(&self) -> Result<Stream> {
-        self.stream.context().bind_to_thread()?;
-        Ok(Stream::from_raw(self.stream.cu_stream().cast()))
-    }
-}
-
-fn check_context(name: &str, context: &CudaContext, stream: &CudaStream) -> Result<()> {
-    if context == stream.context().as_ref() {
-        return Ok(());
-    }
-    let (theirs, ours) = (context.ordinal(), stream.context().ordinal());
-    Err(Error::InvalidArgument(format!(
-        "{name} is memory of another CUDA context (device {theirs}) than the stream's ({ours})"
-    )))
-}
+use crate::{Element, Result};
 
 /// Enqueues on `stream`: dequantize `weight` into the `rows * cols` elements of `out`.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if `out` has another length than the weight, or a buffer is of
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `out` has another length than the weight, or a buffer is of
 /// another context than the stream; what the launch or the driver reports.
 pub fn dequantize_into<T: Element>(
-    weight: &CudaRef<'_>,
+    weight: &impl CudaWeight,
     out: &mut CudaViewMut<'_, T>,
     stream: &CudaStream,
 ) -> Result<()> {
-    check_length("out", DeviceSlice::len(out), weight.elements)?;
+    let (rows, cols) = weight.shape();
+    check_length("out", DeviceSlice::len(out), rows * cols)?;
     let access = Access::new(stream);
-    let raw = access.read_weight(weight)?;
+    let raw = weight.read(&access)?;
     let out = access.write("out", out)?;
     let stream = access.bound_stream()?;
     // SAFETY: the lengths were checked when the weight was made and above; cudarc frees or
@@ -112,7 +37,7 @@ pub fn dequantize_into<T: Element>(
 /// [`Spec::workspace_bytes`](crate::Spec::workspace_bytes) bytes, aligned to 16.
 ///
 /// # Errors
-/// As [`dequantize_into`], and [`Error::InvalidArgument`] if the workspace is too small.
+/// As [`dequantize_into`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the workspace is too small.
 pub fn quantize_into<T: Element>(
     values: &CudaView<'_, T>,
     weight: &mut CudaMut<'_>,
@@ -142,21 +67,22 @@ pub fn quantize_into<T: Element>(
 
 /// Enqueues on `stream`: `y = x weight^T + bias`, as [`matmul`](crate::matmul), with `m` contiguous rows
 /// of `x`. `T` is [`half::f16`] or [`half::bf16`]. `workspace` has at least
-/// [`Spec::matmul_workspace_bytes`](crate::Spec::matmul_workspace_bytes) bytes, aligned to 16;
-/// `None` will do where that is 0.
+/// [`Spec::matmul_workspace_bytes`](crate::Spec::matmul_workspace_bytes) or
+/// [`CudaInt4Ref::matmul_workspace_bytes`](super::CudaInt4Ref::matmul_workspace_bytes) bytes,
+/// aligned to 16; `None` will do where that is 0.
 ///
 /// # Errors
 /// As [`dequantize_into`], for any of the buffers.
 pub fn matmul_into<T: Element>(
     x: &CudaView<'_, T>,
     m: usize,
-    weight: &CudaRef<'_>,
+    weight: &impl CudaWeight,
     bias: Option<&CudaView<'_, T>>,
     y: &mut CudaViewMut<'_, T>,
     workspace: Option<&mut CudaViewMut<'_, u8>>,
     stream: &CudaStream,
 ) -> Result<()> {
-    let (rows, cols) = (weight.spec.rows, weight.spec.cols);
+    let (rows, cols) = weight.shape();
     check_length("x", DeviceSlice::len(x), product("m * cols", m, cols)?)?;
     check_length("y", DeviceSlice::len(y), product("m * rows", m, rows)?)?;
     if let Some(bias) = bias {
@@ -164,7 +90,7 @@ pub fn matmul_into<T: Element>(
     }
     let workspace_bytes = workspace.as_ref().map_or(0, |each| DeviceSlice::len(*each));
     let access = Access::new(stream);
-    let raw = access.read_weight(weight)?;
+    let raw = weight.read(&access)?;
     let operands = DeviceMatmul {
         m,
         x: access.read("x", x)?,

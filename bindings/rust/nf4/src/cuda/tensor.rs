@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{
-    CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, DeviceSlice, ValidAsZeroBits,
-};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice};
 
+use super::access::{Access, Readable};
+use super::buffer::Buffer;
+use super::CudaWeight;
+use crate::device::DeviceTensor;
 use crate::error::check_length;
 use crate::format::{CODEBOOK_SIZE, SCALE_CODE_SIZE};
 use crate::scales::ScaleLengths;
@@ -26,11 +28,10 @@ fn length<T>(part: &impl DeviceSlice<T>) -> usize {
 /// A quantized weight that borrows buffers on the GPU, to be read.
 #[derive(Debug)]
 pub struct CudaRef<'a> {
-    pub(super) spec: Spec,
-    pub(super) elements: usize,
-    pub(super) packed: CudaView<'a, u8>,
-    pub(super) scales: CudaScalesRef<'a>,
-    pub(super) codebook: Option<CudaView<'a, f32>>,
+    spec: Spec,
+    packed: CudaView<'a, u8>,
+    scales: CudaScalesRef<'a>,
+    codebook: Option<CudaView<'a, f32>>,
 }
 
 impl<'a> CudaRef<'a> {
@@ -45,14 +46,37 @@ impl<'a> CudaRef<'a> {
         codebook: Option<CudaView<'a, f32>>,
     ) -> Result<Self> {
         let lengths = scales.as_ref().map(length, length, length, length);
-        let elements = check_parts(spec, &packed, lengths, &codebook)?.elements;
+        check_parts(spec, &packed, lengths, &codebook)?;
         Ok(CudaRef {
             spec,
-            elements,
             packed,
             scales,
             codebook,
         })
+    }
+}
+
+impl CudaWeight for CudaRef<'_> {}
+
+impl Readable for CudaRef<'_> {
+    type Device = DeviceTensor;
+
+    fn read<'a>(&'a self, access: &Access<'a>) -> Result<DeviceTensor> {
+        Ok(DeviceTensor {
+            spec: self.spec,
+            packed: access.read("packed", &self.packed)?,
+            scales: self.scales.as_ref().try_map(
+                |name, absmax| access.read(name, absmax),
+                |name, codes| access.read(name, codes),
+                |name, code| access.read(name, code),
+                |name, offset| access.read(name, offset),
+            )?,
+            codebook: access.read_optional("codebook", &self.codebook)?,
+        })
+    }
+
+    fn shape(&self) -> (usize, usize) {
+        (self.spec.rows, self.spec.cols)
     }
 }
 
@@ -100,45 +124,6 @@ fn check_parts(
         check_length("codebook", entries.len(), CODEBOOK_SIZE)?;
     }
     spec.check_parts(packed.len(), scales)
-}
-
-/// A buffer of `length` elements. The allocation has one at least: CUDA has none of 0 bytes.
-#[derive(Debug)]
-struct Buffer<T> {
-    memory: CudaSlice<T>,
-    length: usize,
-}
-
-impl<T: DeviceRepr + ValidAsZeroBits> Buffer<T> {
-    fn zeros(stream: &Arc<CudaStream>, length: usize) -> Result<Self> {
-        Ok(Buffer {
-            memory: stream.alloc_zeros(length.max(1))?,
-            length,
-        })
-    }
-
-    fn upload(stream: &Arc<CudaStream>, values: &[T]) -> Result<Self> {
-        let mut buffer = Self::zeros(stream, values.len())?;
-        if !values.is_empty() {
-            stream.memcpy_htod(values, &mut buffer.memory)?;
-        }
-        Ok(buffer)
-    }
-
-    fn download(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>> {
-        let mut values = stream.clone_dtoh(&self.memory)?;
-        stream.synchronize()?;
-        values.truncate(self.length);
-        Ok(values)
-    }
-
-    fn view(&self) -> CudaView<'_, T> {
-        self.memory.slice(..self.length)
-    }
-
-    fn view_mut(&mut self) -> CudaViewMut<'_, T> {
-        self.memory.slice_mut(..self.length)
-    }
 }
 
 type BufferScales = ScalesOf<Buffer<f32>, Buffer<u8>, Buffer<f32>, Buffer<f32>>;
@@ -204,7 +189,6 @@ impl CudaTensor {
     pub fn view(&self) -> CudaRef<'_> {
         CudaRef {
             spec: self.spec,
-            elements: self.elements,
             packed: self.packed.view(),
             scales: (self.scales.as_ref()).map(
                 Buffer::view,

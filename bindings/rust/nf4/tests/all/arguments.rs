@@ -6,7 +6,7 @@ use nf4::{
     QuantizedRef, QuantizedTensor, Result, Scales, ScalesMut, ScalesRef, Spec, Workspace,
 };
 
-fn detail<T: std::fmt::Debug>(result: Result<T>) -> String {
+pub fn detail<T: std::fmt::Debug>(result: Result<T>) -> String {
     match result {
         Err(Error::InvalidArgument(detail)) => detail,
         other => panic!("expected InvalidArgument, not {other:?}"),

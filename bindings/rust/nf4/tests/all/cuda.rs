@@ -12,7 +12,7 @@ use nf4::{dequantize, Error, Matrix, QuantizedTensor, Result, Spec, Workspace};
 use proptest::prelude::*;
 
 /// A stream of its own on the first GPU, or None.
-fn stream() -> Option<Arc<CudaStream>> {
+pub fn stream() -> Option<Arc<CudaStream>> {
     if let Err(reason) = nf4::device_info(0).status {
         // The test harness hides what the print macros write in a test that passes.
         let line = format!("skipped: {reason}\n");

@@ -2,7 +2,7 @@
 
 use super::common::{any_weight, same, Number};
 use half::{bf16, f16};
-use nf4::{codebook, dequantize, dequantize_into, QuantizedTensor, Scales};
+use nf4::{codebook, dequantize, dequantize_into, QuantizedRef, QuantizedTensor, Scales};
 use proptest::prelude::*;
 
 fn scale(weight: &QuantizedTensor, block: usize) -> f32 {
@@ -70,6 +70,24 @@ proptest! {
     fn bf16_is_exact(weight in any_weight(), threads in 0u32..4) {
         agrees::<bf16>(&weight, threads);
     }
+}
+
+/// A caller's own type and generic code, as before there was a second kind of weight.
+#[test]
+fn whatever_converts_is_a_weight() {
+    struct Layer(QuantizedTensor);
+    impl<'a> From<&'a Layer> for QuantizedRef<'a> {
+        fn from(layer: &'a Layer) -> Self {
+            layer.0.view()
+        }
+    }
+    fn first<'a>(weight: impl Into<QuantizedRef<'a>>) -> f32 {
+        dequantize::<f32>(weight, 0).expect("a weight that fits")[0]
+    }
+    let weight = nf4::quantize(&[0.25f32; 150], nf4::Spec::new(3, 50).flat(), 0);
+    let layer = Layer(weight.expect("a spec in range"));
+    assert_eq!((first(&layer), first(&layer.0)), (0.25, 0.25));
+    assert_eq!(dequantize::<f16>(&layer, 0).map(|out| out.len()), Ok(150));
 }
 
 #[test]

@@ -8,6 +8,12 @@ mod cuda;
 mod dequantize;
 mod device;
 mod info;
+mod int4;
+mod int4_arguments;
+mod int4_common;
+#[cfg(feature = "cudarc")]
+mod int4_cuda;
+mod int4_device;
 mod matmul;
 mod quantize;
 mod threads;

@@ -2,11 +2,13 @@
 
 use super::common::{any_values, same, Number};
 use half::{bf16, f16};
-use nf4::{dequantize, matmul, matmul_into, quantize, Error, Matrix, MatrixMut, Result, Spec};
+use nf4::{
+    dequantize, matmul, matmul_into, quantize, Error, Matrix, MatrixMut, Result, Spec, Weight,
+};
 use proptest::prelude::*;
 
 /// Numbers between -1 and 1, from a formula.
-fn numbers<T: Number>(count: usize, step: f32) -> Vec<T> {
+pub fn numbers<T: Number>(count: usize, step: f32) -> Vec<T> {
     (0..count).map(|i| T::of((i as f32 * step).sin())).collect()
 }
 
@@ -30,11 +32,22 @@ fn expected(x: &[f64], weight: &[f32], bias: f64, epsilon: f64) -> (f64, f64) {
 fn is_close<T: Number>(spec: Spec, values: &[f32], m: usize, gap: usize, epsilon: f64) {
     let weight = quantize(values, spec, 0).expect("a spec in range");
     let dense: Vec<f32> = dequantize(&weight, 0).expect("a weight that fits");
-    let (rows, cols, stride) = (spec.rows, spec.cols, spec.cols + gap);
+    product_is_close::<T>(&weight, &dense, (spec.rows, spec.cols), (m, gap), epsilon);
+}
+
+/// The product of a weight, which is `dense` exactly, with m rows of x that have gaps.
+pub fn product_is_close<'a, T: Number>(
+    weight: impl Weight<'a>,
+    dense: &[f32],
+    (rows, cols): (usize, usize),
+    (m, gap): (usize, usize),
+    epsilon: f64,
+) {
+    let stride = cols + gap;
     let x = numbers::<T>(m * stride, 0.7);
     let bias = numbers::<T>(rows, 0.3);
     let view = Matrix::with_stride(&x, m, cols, stride).expect("values that fit");
-    let y = matmul(view, &weight, Some(&bias), 0).expect("operands that fit");
+    let y = matmul(view, weight, Some(&bias), 0).expect("operands that fit");
     assert_eq!(y.len(), m * rows);
     for (i, got) in y.iter().enumerate() {
         let (row, column) = (i / rows, i % rows);

@@ -12,6 +12,10 @@ fn types_are_send_and_sync() {
     sendable::<QuantizedRef<'static>>();
     sendable::<QuantizedMut<'static>>();
     sendable::<nf4::Workspace>();
+    sendable::<nf4::Int4Tensor>();
+    sendable::<nf4::Int4Ref<'static>>();
+    sendable::<nf4::Int4Mut<'static>>();
+    sendable::<nf4::device::DeviceInt4Tensor>();
     sendable::<Error>();
     sendable::<Stream>();
     sendable::<DevicePtr<f32>>();

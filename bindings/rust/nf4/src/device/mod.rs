@@ -9,8 +9,15 @@ use std::fmt;
 
 use nf4_sys as sys;
 
+mod int4;
+
+pub use int4::{
+    quantize_int4_launch, reorder_int4_launch, DeviceColumns, DeviceInt4Parts, DeviceInt4Tensor,
+};
+
 use crate::batch::RawBatch;
 use crate::error::check;
+use crate::kind::{Described, Descriptor};
 use crate::matmul::Operands;
 use crate::{Element, Result, ScalesOf, Spec};
 
@@ -106,8 +113,15 @@ pub struct DeviceTensor {
     pub codebook: Option<DevicePtr<f32>>,
 }
 
-impl DeviceTensor {
-    fn raw(&self) -> Result<sys::nf4_tensor> {
+/// A weight of any kind in device memory: a [`DeviceTensor`] or a [`DeviceInt4Tensor`].
+pub trait DeviceWeight: Described {}
+
+impl DeviceWeight for DeviceTensor {}
+
+impl Described for DeviceTensor {
+    type Raw = sys::nf4_tensor;
+
+    fn raw(&self) -> Result<Self::Raw> {
         let mut raw = self.spec.descriptor()?;
         raw.packed = self.packed.as_raw().cast();
         raw.codebook = self
@@ -124,6 +138,10 @@ impl DeviceTensor {
             .set_in(&mut raw);
         Ok(raw)
     }
+
+    fn shape(&self) -> (usize, usize) {
+        (self.spec.rows, self.spec.cols)
+    }
 }
 
 /// Enqueues on `stream`: dequantize `weight` into the `rows * cols` elements of `out`.
@@ -135,20 +153,26 @@ impl DeviceTensor {
 /// # Safety
 /// Until the work on the stream has finished:
 /// - the parts of `weight` are memory that the GPU of `stream` can reach, at least as large
-///   as [`Spec::sizes`] says (and 256 floats of `code`, one of `offset`, 16 of `codebook`),
-///   alive, and written by nothing;
+///   as [`Spec::sizes`] says (and 256 floats of `code`, one of `offset`, 16 of `codebook`) or
+///   [`Int4Spec::sizes`](crate::Int4Spec::sizes) (and an index of `cols` groups or a permutation
+///   of the columns), alive, and written by nothing;
 /// - `out` is such memory for `rows * cols` elements of `T`, used by nothing else, and no
 ///   part of the weight;
 /// - `stream` is a live stream, or [`Stream::LEGACY_DEFAULT`].
 pub unsafe fn dequant_launch<T: Element>(
-    weight: &DeviceTensor,
+    weight: &impl DeviceWeight,
     out: DevicePtr<T>,
     stream: Stream,
 ) -> Result<()> {
     let weight = weight.raw()?;
     // SAFETY: the descriptor lives through the call; the rest is as the caller promises.
     check(unsafe {
-        sys::nf4_dequant_launch(&weight, out.as_raw().cast(), T::DTYPE.as_raw(), stream.0)
+        (weight.functions().dequant_launch)(
+            &weight,
+            out.as_raw().cast(),
+            T::DTYPE.as_raw(),
+            stream.0,
+        )
     })
 }
 
@@ -239,10 +263,10 @@ impl<T: Element> DeviceMatmul<T> {
 ///   other, while inputs may;
 /// - `stream` is a live stream, or [`Stream::LEGACY_DEFAULT`].
 ///
-/// [`Spec::matmul_workspace_bytes`] says how much workspace is needed; it is aligned to 16
-/// bytes, and may be [`DevicePtr::NULL`] where that is 0.
+/// [`Spec::matmul_workspace_bytes`] and [`DeviceInt4Tensor::matmul_workspace_bytes`] say how much
+/// workspace is needed; it is aligned to 16 bytes, and may be [`DevicePtr::NULL`] where that is 0.
 pub unsafe fn matmul_launch<T: Element>(
-    weight: &DeviceTensor,
+    weight: &impl DeviceWeight,
     operands: &DeviceMatmul<T>,
     workspace: DevicePtr<u8>,
     workspace_bytes: usize,
@@ -251,7 +275,7 @@ pub unsafe fn matmul_launch<T: Element>(
     let weight = weight.raw()?;
     // SAFETY: the structs live through the call; the rest is as the caller promises.
     check(unsafe {
-        sys::nf4_matmul_launch(
+        (weight.functions().matmul_launch)(
             &weight,
             &operands.raw().raw()?,
             workspace.as_raw().cast(),
@@ -268,14 +292,14 @@ pub unsafe fn matmul_launch<T: Element>(
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are too many, or a number of
 /// one is out of range.
 pub fn matmul_batch_workspace_bytes<T: Element>(
-    products: &[(DeviceTensor, DeviceMatmul<T>)],
+    products: &[(impl DeviceWeight, DeviceMatmul<T>)],
 ) -> Result<usize> {
     let batch = raw_batch(products)?;
     let (weights, mut bytes) = (batch.weights(), 0);
     // SAFETY: the arrays and what they point at live through the call.
     check(unsafe {
         let (weights, args) = (weights.as_ptr(), batch.args.as_ptr());
-        sys::nf4_matmul_batch_workspace_size(weights, args, batch.args.len(), &mut bytes)
+        (batch.functions().batch_workspace_size)(weights, args, batch.args.len(), &mut bytes)
     })?;
     Ok(bytes)
 }
@@ -292,7 +316,7 @@ pub fn matmul_batch_workspace_bytes<T: Element>(
 /// reads or writes, but that rows of one may lie between rows of another. `workspace` is of
 /// [`matmul_batch_workspace_bytes`] or more.
 pub unsafe fn matmul_batch_launch<T: Element>(
-    products: &[(DeviceTensor, DeviceMatmul<T>)],
+    products: &[(impl DeviceWeight, DeviceMatmul<T>)],
     workspace: DevicePtr<u8>,
     workspace_bytes: usize,
     stream: Stream,
@@ -302,7 +326,7 @@ pub unsafe fn matmul_batch_launch<T: Element>(
     // SAFETY: the arrays and what they point at live through the call; the rest is as the caller
     // promises.
     check(unsafe {
-        sys::nf4_matmul_batch_launch(
+        (batch.functions().batch_launch)(
             weights.as_ptr(),
             batch.args.as_ptr(),
             batch.args.len(),
@@ -313,7 +337,9 @@ pub unsafe fn matmul_batch_launch<T: Element>(
     })
 }
 
-fn raw_batch<T: Element>(products: &[(DeviceTensor, DeviceMatmul<T>)]) -> Result<RawBatch> {
+fn raw_batch<T: Element, W: DeviceWeight>(
+    products: &[(W, DeviceMatmul<T>)],
+) -> Result<RawBatch<W::Raw>> {
     RawBatch::new(
         products.iter().map(|(weight, _)| weight.raw()),
         products.iter().map(|(_, operands)| operands.raw()),

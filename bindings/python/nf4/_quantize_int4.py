@@ -1,0 +1,203 @@
+"""quantize_int4: a dense weight to 4-bit integers; reorder: the columns of one with act order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from nf4 import _call, _convert, _torch
+from nf4._load import check
+from nf4._operand import Operand, on_device, read
+from nf4._prepared import Prepared, prepare
+from nf4._quantize import QUANTIZE_NAMES, dense_dtype, part_maker, require_agreement
+from nf4.errors import InvalidArgument, shown
+from nf4.int4 import Int4Tensor, int4_shapes, scales_dtype_of, shape_of
+from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, Int4Layout, MemoryLike
+from nf4.weight import Packed, no_weight
+
+Into = TypeVar("Into", bound=Int4Tensor[Any])
+
+_DEFAULT_LAYOUT: dict[str, Any] = {"layout": "gptq", "group_size": 128}
+_KIND = "an Int4Tensor"
+_SORTED = ("packed", "permutation")  # what reorder writes
+
+
+def _prepare(weight: Any, name: str) -> Prepared:
+    if not isinstance(weight, Int4Tensor):
+        raise no_weight(name, weight, _KIND)
+    return prepare(weight, name)
+
+
+def _new_weight(
+    source: Operand, given: dict[str, Any], symmetric: bool, stream: int | None
+) -> Int4Tensor[Any]:
+    """An uninitialised weight where the source is, with the shapes of a checkpoint."""
+    empty, dtype = part_maker(source, stream, _KIND), dense_dtype(source)
+    given = _DEFAULT_LAYOUT | {key: value for key, value in given.items() if value is not None}
+    scales_dtype = given.setdefault("scales_dtype", "fp16" if dtype == "fp32" else dtype)
+    _convert.int4_layout(given["layout"])
+    shape = shape_of(source.shape or (), "the shape of array")
+    given["group_size"] = _convert.integer("group_size", given["group_size"], 32)
+    shapes = int4_shapes(given["layout"], shape, given["group_size"])
+    # Checkpoints of GPTQ and AWQ have zeros in any case.
+    has_zeros = not symmetric or given["layout"] != "compressed-tensors"
+    return Int4Tensor(
+        shape=shape,
+        packed=empty(shapes.packed, "int32"),
+        scales=empty(shapes.scales, scales_dtype),
+        zeros=empty(shapes.zeros, "int32") if has_zeros else None,
+        **given,
+    )
+
+
+@overload  # of which the first that fits is taken: tensors are ArrayLike as well
+def quantize_int4(  # type: ignore[overload-overlap]
+    array: Array,
+    *,
+    layout: Int4Layout | None = ...,
+    group_size: int | None = ...,
+    symmetric: bool = ...,
+    scales_dtype: DTypeLike | None = ...,
+    threads: int = ...,
+    out: None = ...,
+    stream: CudaStreamLike | None = ...,
+) -> Int4Tensor[Array]: ...
+
+
+@overload
+def quantize_int4(
+    array: ArrayLike,
+    *,
+    layout: Int4Layout | None = ...,
+    group_size: int | None = ...,
+    symmetric: bool = ...,
+    scales_dtype: DTypeLike | None = ...,
+    threads: int = ...,
+    out: None = ...,
+    stream: CudaStreamLike | None = ...,
+) -> Int4Tensor[np.ndarray]: ...
+
+
+@overload
+def quantize_int4(
+    array: MemoryLike,
+    *,
+    layout: Int4Layout | None = ...,
+    group_size: int | None = ...,
+    symmetric: bool = ...,
+    scales_dtype: DTypeLike | None = ...,
+    threads: int = ...,
+    out: Into,
+    stream: CudaStreamLike | None = ...,
+) -> Into: ...
+
+
+def quantize_int4(
+    array: MemoryLike,
+    *,
+    layout: Int4Layout | None = None,
+    group_size: int | None = None,
+    symmetric: bool = True,
+    scales_dtype: DTypeLike | None = None,
+    threads: int = 0,
+    out: Int4Tensor[Any] | None = None,
+    stream: CudaStreamLike | None = None,
+) -> Int4Tensor[Any]:
+    """Quantizes a weight [rows, cols] of fp32, fp16 or bf16 to 4-bit integers, by rounding to
+    nearest: GPTQ and AWQ themselves, which look at activations, choose better ones.
+
+    array         what quantize takes; an address, with `out`, is of the dtype of out's scales
+    layout        "gptq" (the default), "gptq_v2", "awq" or "compressed-tensors"
+    group_size    columns that share a scale: a multiple of 8 that divides cols, 128 by default;
+                  -1: all columns
+    symmetric     scale = 2 max|x| / 15 and all zeros are 8: "compressed-tensors" has no array of
+                  them then. Else scale = (max(x, 0) - min(x, 0)) / 15, zero = -min(x, 0) / scale
+    scales_dtype  "fp16" or "bf16"; by default that of the array, and fp16 for fp32
+    threads, stream  as for quantize
+    out           where to write, without g_idx and permutation; its layout, group_size and
+                  scales_dtype are the defaults. When it is required: as for quantize
+
+    Returns `out`, or a new Int4Tensor. Raises what quantize raises.
+    """
+    source = read("array", array).require_contiguous()
+    given: dict[str, Any] = {"layout": layout, "group_size": group_size}
+    if scales_dtype is not None:
+        given["scales_dtype"] = scales_dtype_of(scales_dtype)
+    if not isinstance(symmetric, (bool, np.bool_)):
+        raise InvalidArgument(f"symmetric is {shown(symmetric)}; expected True or False")
+    threads = _convert.integer("threads", threads, 32)
+    handle = None if stream is None else _call.stream_handle(stream)
+    if out is None:
+        out = _new_weight(source, given, bool(symmetric), handle)
+    weight = _prepare(out, "out")
+    require_agreement(out, given | {"shape": source.shape})
+    if out.zeros is None and not symmetric:
+        raise InvalidArgument("symmetric is False; expected True, as out has no zeros")
+    for name in ("g_idx", "permutation"):
+        if getattr(out, name) is not None:
+            raise InvalidArgument(f"out has {name}; expected one without")
+    written = [part.require_writable() for part in weight.parts]
+    dtype = out.dtype if source.dtype is None else dense_dtype(source)
+    arguments = source.address, _convert.DTYPES[dtype], weight.argument, int(symmetric)
+    if on_device(source, weight.located):
+        enqueued_on = _call.launch_stream(handle, threads, source.torch or weight.torch)
+        status = weight.functions.quantize_launch(*arguments, enqueued_on)
+    else:
+        _call.require_no_stream(stream)
+        status = weight.functions.quantize_cpu(*arguments, threads)
+    check(status, QUANTIZE_NAMES)
+    _torch.tell_of_writes(part.owner for part in written)
+    return out
+
+
+def reorder(
+    weight: Int4Tensor[Packed],
+    *,
+    out: Int4Tensor[Packed] | None = None,
+    threads: int = 0,
+    stream: CudaStreamLike | None = None,
+) -> Int4Tensor[Packed]:
+    """Sorts the columns of a weight with g_idx (act order) by their group, once, so that `matmul`
+    reads whole groups: it takes x as before, and gathers its columns by `permutation`.
+
+    out              where to write: its packed and permutation are written, its scales and zeros
+                     are those of the weight or equal to them, and it has no g_idx. By default
+                     packed and permutation are new and the rest is the weight's. When it is
+                     required: as for quantize
+    threads, stream  as for quantize
+
+    Returns `out`, or a new Int4Tensor. Raises what quantize raises.
+    """
+    source = _prepare(weight, "weight")
+    if weight.g_idx is None or weight.permutation is not None:
+        has = "no g_idx" if weight.g_idx is None else "a permutation"
+        raise InvalidArgument(f"weight has {has}; expected g_idx alone")
+    threads = _convert.integer("threads", threads, 32)
+    handle = None if stream is None else _call.stream_handle(stream)
+    if out is None:
+        empty = part_maker(source.parts[0], handle, _KIND)
+        packed = empty(weight.shapes.packed, "int32")
+        permutation = empty(weight.shape[1:], "int32")
+        out = dataclasses.replace(weight, packed=packed, g_idx=None, permutation=permutation)
+    target = _prepare(out, "out")
+    require_agreement(
+        out, {name: getattr(weight, name) for name in ("layout", "shape", "group_size", "dtype")}
+    )
+    if out.g_idx is not None or out.permutation is None:
+        has = "no permutation" if out.permutation is None else "g_idx"
+        raise InvalidArgument(f"out has {has}; expected a permutation alone")
+    if (out.zeros is None) != (weight.zeros is None):
+        raise InvalidArgument("zeros are of one of out and weight; expected both or neither")
+    written = [part.require_writable() for part in target.parts if part.name in _SORTED]
+    arguments = source.argument, target.argument
+    if on_device(source.located, target.located):
+        enqueued_on = _call.launch_stream(handle, threads, source.torch or target.torch)
+        status = source.functions.reorder_launch(*arguments, enqueued_on)
+    else:
+        _call.require_no_stream(stream)
+        status = source.functions.reorder_cpu(*arguments, threads)
+    check(status, {f"{name} of `to`": f"{name} of out" for name in _SORTED})
+    _torch.tell_of_writes(part.owner for part in written)
+    return out

@@ -1,0 +1,117 @@
+"""Checks integer weights: their data, and their config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.int4 import BORROWS, Int4Weight, labelled_as_other
+from nf4.checkpoint.int4_config import METHOD_OF, Settings
+from nf4.checkpoint.int4_layouts import COMPRESSED_TENSORS, GPTQ, GPTQ_V2
+from nf4.checkpoint.rules import architectures, dense_linear
+from nf4.checkpoint.scales import count_problem, scale_problems
+from nf4.checkpoint.skips import SkipMatcher
+from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.weights import Survey
+
+_OF_GPTQ = (GPTQ, GPTQ_V2)
+
+
+def int4_value_problems(weight: Int4Weight, checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    """(severity, problem) for each fault in the scales, zero points and g_idx of a weight."""
+    found: list[tuple[str, str]] = []
+    scales = weight.scales(checkpoint).astype(np.float32)
+    # Some quantizers choose negative scales; q - z then has the other sign.
+    found += scale_problems(scales.reshape(-1), "scales", negative="warning")
+    found += count_problem("warning", scales.reshape(-1) == 0, "are 0", "scales")
+    for check in (_zeros_problems, _g_idx_problems):
+        try:
+            found += check(weight, checkpoint)
+        except FormatError as error:
+            found.append(("fault", error.reason))
+    return found
+
+
+def _zeros_problems(weight: Int4Weight, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    zeros = weight.zeros(checkpoint)
+    if zeros is None or weight.state.layout not in _OF_GPTQ:
+        return
+    layout = weight.state.layout
+    other = labelled_as_other(layout, zeros)
+    if other is not None:
+        yield (
+            "warning",
+            f"all its zero points read as {layout.name} are {zeros.flat[0]}: they look like those "
+            f"of a symmetric weight in {other.name}",
+        )
+    elif layout is GPTQ and (zeros == 0).any():
+        yield (
+            "warning",
+            f"{np.count_nonzero(zeros == 0)} zero points are 0, {BORROWS}",
+        )
+
+
+def _g_idx_problems(weight: Int4Weight, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    if weight.g_idx(checkpoint) is not None and weight.state.act_order is False:
+        yield (
+            "warning",
+            "its g_idx is not column / group_size, but config.json says that it has no act order, "
+            "and some programs then ignore g_idx",
+        )
+
+
+def int4_config_problems(
+    checkpoint: Checkpoint, settings: Settings | None, found: Survey
+) -> Iterator[tuple[str, str]]:
+    """(severity, problem) where config.json contradicts the weights or cannot be judged."""
+    integers = [weight for weight in found.weights.values() if isinstance(weight, Int4Weight)]
+    if settings is None:
+        if checkpoint.directory is not None and checkpoint.config:
+            yield "fault", "it has 4-bit weights, but no quantization_config"
+        elif any(weight.state.layout is GPTQ for weight in integers):
+            yield "warning", "nothing tells gptq from gptq_v2 here; gptq is assumed"
+        return
+    method = METHOD_OF[settings.layout.name]
+    others = len(found.weights) - len(integers)
+    if others:
+        yield "fault", f"the model is quantized by {method!r}, but {others} weights are not"
+    if not integers:
+        yield "fault", "it has a quantization_config, but no 4-bit weights"
+        return
+    modules = [weight.module for weight in integers]
+    yield from _dense_problems(settings, modules)
+    if settings.layout is COMPRESSED_TENSORS:
+        yield from _ignore_problems(checkpoint, settings, found, modules)
+    if settings.layout in _OF_GPTQ and not settings.symmetric:
+        yield (
+            "warning",
+            "zero points of asymmetric weights cannot tell gptq from gptq_v2; "
+            f"checkpoint_format {settings.layout.name} is taken as it is",
+        )
+
+
+def _dense_problems(settings: Settings, modules: list[str]) -> Iterator[tuple[str, str]]:
+    """Entries of the list of dense modules that name a 4-bit one."""
+    key = "modules_to_not_convert" if settings.layout.name == "awq" else "ignore"
+    matcher, names = SkipMatcher(modules), set(modules)
+    for entry in settings.dense:
+        if key == "ignore":
+            module = entry if entry in names else None
+        else:
+            module = matcher.first(entry)
+        if module is not None:
+            yield "fault", f"{key} has {entry!r}, which leaves the 4-bit {module} dense"
+
+
+def _ignore_problems(
+    checkpoint: Checkpoint, settings: Settings, found: Survey, modules: list[str]
+) -> Iterator[tuple[str, str]]:
+    """Dense layers that compressed-tensors would take for 4-bit ones. Patterns are not run."""
+    ignored = set(settings.dense)
+    if any(entry.startswith("re:") for entry in ignored):
+        return
+    for module in dense_linear(found.dense.values(), modules, architectures(checkpoint.config)):
+        if module not in ignored:
+            yield "warning", f"ignore lacks {module}, whose weight is dense"

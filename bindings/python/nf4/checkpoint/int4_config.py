@@ -1,0 +1,244 @@
+"""quantization_config of GPTQ, AWQ and compressed-tensors: what it says of integer weights, and
+what is written for them. What is not 4-bit integers in a layout of int4_layouts.py is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nf4.checkpoint.int4_layouts import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2, Layout
+from nf4.checkpoint.skips import skip_entries
+
+_GPTQ_FORMATS = {"gptq": GPTQ, "gptq_v2": GPTQ_V2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a quantization_config says of its weights.
+
+    layout       of all of them
+    group_sizes  that they may have, the usual one first; -1: the whole row. Empty: not said
+    symmetric    whether all zero points are 8; None: not said, or not the same for all
+    act_order    whether they have a g_idx that matters; None: not said
+    dense        the modules that it leaves dense, as it names them
+    """
+
+    layout: Layout
+    group_sizes: tuple[int, ...] = ()
+    symmetric: bool | None = None
+    act_order: bool | None = None
+    dense: tuple[str, ...] = ()
+
+
+def _bits(value: object, key: str) -> None:
+    if type(value) is not int or value != 4:
+        raise ValueError(f"{key} is {value!r}; weights of 4 bits are read")
+
+
+def _size(value: object, key: str) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if type(value) is not int or not (value == -1 or 0 < value < 2**31):
+        raise ValueError(f"{key} is {value!r}; expected a number of columns or -1")
+    return (value,)
+
+
+def _flag(value: object, key: str) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{key} is {value!r}; expected true or false")
+    return value
+
+
+def _names(value: object, key: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"{key} is not a list of names")
+    return tuple(value)
+
+
+def _object(value: object, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} is not an object")
+    return value
+
+
+def _same(values: Sequence[bool | None]) -> bool | None:
+    """The value that all have, or None."""
+    return values[0] if values and len(set(values)) == 1 else None
+
+
+def _parse_gptq(config: Mapping[str, Any]) -> Settings:
+    _bits(config.get("bits"), "bits")
+    kind = config.get("checkpoint_format") or config.get("format")
+    layout = GPTQ if kind is None else _GPTQ_FORMATS.get(str(kind).lower())
+    if layout is None or config.get("is_marlin_format"):
+        said = "marlin" if layout is not None else kind
+        raise ValueError(f"checkpoint_format {said!r} is not read; gptq and gptq_v2 are")
+    if config.get("pack_dtype", "int32") not in (None, "int32"):
+        raise ValueError(f"pack_dtype {config['pack_dtype']!r} is not read; int32 is")
+    sizes = _size(config.get("group_size"), "group_size")
+    symmetric = [_flag(config.get("sym"), "sym")]
+    act_order = [_flag(config.get("desc_act"), "desc_act")]
+    # GPTQModel's exceptions: a pattern of modules -> what differs. "-:" leaves them dense.
+    dynamic = config.get("dynamic")
+    for pattern, value in _object({} if dynamic is None else dynamic, "dynamic").items():
+        override, key = _object(value, f"dynamic {pattern!r}"), f"dynamic {pattern!r}:"
+        if pattern.startswith("-:"):
+            continue
+        _bits(override.get("bits", 4), f"{key} bits")
+        sizes += _size(override.get("group_size"), f"{key} group_size")
+        if "sym" in override:
+            symmetric.append(_flag(override["sym"], f"{key} sym"))
+        if "desc_act" in override:
+            act_order.append(_flag(override["desc_act"], f"{key} desc_act"))
+    return Settings(layout, sizes, _same(symmetric), _same(act_order))
+
+
+def _parse_awq(config: Mapping[str, Any]) -> Settings:
+    _bits(config.get("bits", config.get("w_bit")), "bits")
+    version = config.get("version") or config.get("format") or "gemm"
+    if str(version).lower() != "gemm":
+        raise ValueError(f"version {version!r} of AWQ is not read; gemm is")
+    sizes = _size(config.get("group_size", config.get("q_group_size")), "group_size")
+    zero_point = _flag(config.get("zero_point"), "zero_point")
+    dense = _names(config.get("modules_to_not_convert"), "modules_to_not_convert")
+    return Settings(AWQ, sizes, True if zero_point is False else None, False, dense)
+
+
+def _parse_compressed(config: Mapping[str, Any]) -> Settings:
+    groups = _object(config.get("config_groups"), "config_groups")
+    if not groups:
+        raise ValueError("config_groups is empty")
+    for key in ("transform_config", "sparsity_config"):
+        if config.get(key):
+            raise ValueError(f"it has a {key}, which is not read")
+    sizes: tuple[int, ...] = ()
+    symmetric: list[bool | None] = []
+    act_order: list[bool | None] = []
+    for name, value in groups.items():
+        key = f"config_groups {name!r}"
+        group = _object(value, key)
+        kind = group.get("format") or config.get("format")
+        if kind != "pack-quantized":
+            raise ValueError(f"{key}: format {kind!r} is not read; pack-quantized is")
+        weights = _object(group.get("weights"), f"{key}: weights")
+        if group.get("input_activations") or group.get("output_activations"):
+            raise ValueError(f"{key}: quantized activations are not read")
+        if weights.get("type", "int") != "int":
+            raise ValueError(f"{key}: type {weights['type']!r} is not read; int is")
+        _bits(weights.get("num_bits"), f"{key}: num_bits")
+        sizes += _strategy_size(weights, key)
+        symmetric.append(_flag(weights.get("symmetric", True), f"{key}: symmetric"))
+        act_order.append(weights.get("actorder") in ("group", "dynamic", True))
+    dense = _names(config.get("ignore"), "ignore")
+    return Settings(COMPRESSED_TENSORS, sizes, _same(symmetric), _same(act_order), dense)
+
+
+def _strategy_size(weights: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    size = _size(weights.get("group_size"), f"{key}: group_size")
+    strategy = weights.get("strategy")
+    if strategy == "channel" or (strategy is None and size == (-1,)):
+        return (-1,)
+    if strategy not in ("group", None) or not size or size == (-1,):
+        raise ValueError(f"{key}: strategy {strategy!r} is not read; group and channel are")
+    return size
+
+
+def _one_size(settings: Settings) -> int:
+    (size,) = settings.group_sizes
+    return size
+
+
+def _build_gptq(settings: Settings, modules: Mapping[int, list[str]]) -> dict[str, Any]:
+    dense = {f"-:^{re.escape(name)}$": {} for name in settings.dense}
+    return {
+        "bits": 4,
+        "checkpoint_format": settings.layout.name,
+        "desc_act": bool(settings.act_order),
+        **({"dynamic": dense} if dense else {}),
+        "group_size": _one_size(settings),
+        "lm_head": any("lm_head" in names for names in modules.values()),
+        "pack_dtype": "int32",
+        "quant_method": "gptq",
+        "sym": bool(settings.symmetric),
+    }
+
+
+def _build_awq(settings: Settings, modules: Mapping[int, list[str]]) -> dict[str, Any]:
+    quantized = sorted(name for names in modules.values() for name in names)
+
+    def exact(entry: str) -> str:
+        """vLLM skips modules whose names contain an entry, transformers takes it as a pattern."""
+        at = bisect_left(quantized, entry)
+        begins = at < len(quantized) and quantized[at].startswith(entry)
+        return f"{re.escape(entry)}$" if begins else entry
+
+    dense = [exact(entry) for entry in skip_entries(settings.dense, quantized)]
+    return {
+        "bits": 4,
+        "group_size": _one_size(settings),
+        "modules_to_not_convert": dense or None,
+        "quant_method": "awq",
+        "version": "gemm",
+        # Its kernels need zero points: those of symmetric weights are written out.
+        "zero_point": True,
+    }
+
+
+def _build_compressed(settings: Settings, modules: Mapping[int, list[str]]) -> dict[str, Any]:
+    groups = {}
+    # The usual group size has the class for its target, and others their names, which go first.
+    for number, size in enumerate(settings.group_sizes):
+        weights = {
+            "actorder": "group" if settings.act_order else None,
+            "block_structure": None,
+            "dynamic": False,
+            "group_size": None if size == -1 else size,
+            "num_bits": 4,
+            "observer": "minmax",
+            "observer_kwargs": {},
+            "strategy": "channel" if size == -1 else "group",
+            "symmetric": bool(settings.symmetric),
+            "type": "int",
+        }
+        groups[f"group_{number}"] = {
+            "format": "pack-quantized",
+            "input_activations": None,
+            "output_activations": None,
+            "targets": modules[size] if number else ["Linear"],
+            "weights": weights,
+        }
+    return {
+        "config_groups": groups,
+        "format": "pack-quantized",
+        "global_compression_ratio": None,
+        "ignore": list(settings.dense),
+        "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+    }
+
+
+class Method(NamedTuple):
+    """A quant_method. parse: Settings from a quantization_config, ValueError naming what is wrong.
+    build: the reverse, of weights whose modules are given by group size."""
+
+    parse: Callable[[Mapping[str, Any]], Settings]
+    build: Callable[[Settings, Mapping[int, list[str]]], dict[str, Any]]
+
+
+METHODS = {
+    "gptq": Method(_parse_gptq, _build_gptq),
+    "awq": Method(_parse_awq, _build_awq),
+    "compressed-tensors": Method(_parse_compressed, _build_compressed),
+}
+METHOD_OF = {
+    GPTQ.name: "gptq",
+    GPTQ_V2.name: "gptq",
+    AWQ.name: "awq",
+    COMPRESSED_TENSORS.name: "compressed-tensors",
+}

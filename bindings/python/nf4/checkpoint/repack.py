@@ -1,0 +1,193 @@
+"""Converts integer weights from one layout to another, bit for bit: codes, zero points and scales
+stay what they are, and only their order changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from nf4.checkpoint.errors import FormatError, OptionError
+from nf4.checkpoint.header import TensorInfo, TensorSpec
+from nf4.checkpoint.int4 import BORROWS, Int4Weight
+from nf4.checkpoint.int4_config import METHOD_OF, Settings
+from nf4.checkpoint.int4_layouts import (
+    AWQ,
+    COMPRESSED_TENSORS,
+    GPTQ,
+    LAYOUTS,
+    SYMMETRIC_ZERO,
+    Layout,
+)
+from nf4.checkpoint.int4_plan import Int4Plan, integer_config
+from nf4.checkpoint.kinds import config_path, integer_settings, survey
+from nf4.checkpoint.output import Progress, output_target, write_checkpoint
+from nf4.checkpoint.reader import SafetensorsFile
+from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.steps import Copy, Result, Step
+from nf4.checkpoint.weights import Survey
+from nf4.checkpoint.writer import SafetensorsWriter
+
+_REMOVED = (
+    "the weights are in act order (weight_g_idx, actorder group), which the package "
+    "compressed-tensors loads up to 0.18 alone"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Repack:
+    """A weight to another layout."""
+
+    checkpoint: Checkpoint
+    weight: Int4Weight
+    plan: Int4Plan
+
+    @property
+    def name(self) -> str:
+        return self.weight.name
+
+    @property
+    def bytes_in(self) -> int:
+        return self.weight.nbytes
+
+    def specs(self) -> list[TensorSpec]:
+        return self.plan.specs()
+
+    def run(self, writer: SafetensorsWriter, result: Result) -> None:
+        weight, to, started = self.weight, self.plan.layout, time.perf_counter()
+        layout = weight.state.layout
+        zeros = weight.zero_points(self.checkpoint)
+        scales = weight.scales(self.checkpoint)
+        if layout.same_words(to):
+            packed = weight.words(self.checkpoint)
+        else:
+            packed = to.packed(weight.codes(self.checkpoint))
+        tensors = self.plan.tensors(
+            {
+                "packed": packed,
+                "scales": scales if layout.by_row == to.by_row else scales.T.copy(),
+                "zeros": to.stored_zeros(zeros),
+                "g_idx": weight.g_idx(self.checkpoint),
+            }
+        )
+        written = sum(array.nbytes for array in tensors.values())
+        result.count(self, weight.elements, weight.nbytes + written, started)
+        for name, array in tensors.items():
+            writer.write(name, array)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What the data of all weights says. symmetric: all zero points are 8. act_order: there is a
+    g_idx that matters. borrows: there are zero points of 0."""
+
+    symmetric: bool
+    act_order: bool
+    borrows: bool
+
+
+def _read(checkpoint: Checkpoint, weights: list[Int4Weight], to: Layout) -> _Found:
+    """Read the zero points and g_idx of all weights; FormatError for what `to` cannot hold."""
+    symmetric, act_order, borrows = True, False, False
+    for weight in weights:
+        problem = to.misfit(weight.shape)
+        zeros = weight.zero_points(checkpoint)
+        symmetric = symmetric and bool((zeros == SYMMETRIC_ZERO).all())
+        if weight.g_idx(checkpoint) is not None:
+            act_order = True
+            if to is AWQ:
+                problem = "awq has no g_idx, and this weight's columns are in act order"
+        borrows = borrows or bool((zeros == 0).any())
+        if problem is not None:
+            raise FormatError(weight.path, f"cannot become {to.name}: {problem}", weight.name)
+    return _Found(symmetric, act_order, borrows)
+
+
+def _config(
+    checkpoint: Checkpoint, found: Survey, steps: list[Repack], settings: Settings | None
+) -> dict[str, Any]:
+    """config.json of the output; FormatError for what its quantization_config cannot say."""
+    plans = [step.plan for step in steps]
+    to, old = plans[0].layout, checkpoint.config.get("quantization_config", {})
+    if settings is not None and METHOD_OF[settings.layout.name] == METHOD_OF[to.name]:
+        renamed = {"checkpoint_format": to.name, **({"format": to.name} if "format" in old else {})}
+        return {**checkpoint.config, "quantization_config": {**old, **renamed}}
+    if old.get("kv_cache_scheme"):
+        reason = f"cannot become {to.name}, which has no kv_cache_scheme"
+        raise FormatError(config_path(checkpoint), reason)
+    return {
+        **checkpoint.config,
+        "quantization_config": integer_config(checkpoint, found, plans),
+    }
+
+
+def convert_checkpoint(
+    source: str,
+    destination: str,
+    layout: str,
+    *,
+    replace: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Convert the integer weights of a checkpoint to another layout, lossless: a dequantized
+    weight has the same bits before and after.
+
+    layout: "gptq", "gptq_v2", "awq" or "compressed-tensors". Scales stay fp16 or bf16. Symmetric
+    weights stay symmetric. Dense tensors are copied bit for bit. source, destination, replace and
+    progress: as of quantize_checkpoint.
+
+    Raises FormatError, also for what the layout cannot hold (a g_idx in awq, rows or columns that
+    are not a multiple of 8), OptionError, OutputRefused and OSError;
+    the destination is then unchanged.
+    """
+    to = LAYOUTS.get(layout)
+    if to is None:
+        raise OptionError(f"layout is {layout!r}; expected {', '.join(LAYOUTS)}")
+    with Checkpoint(source) as checkpoint:
+        target = output_target(checkpoint, destination, replace)
+        settings = integer_settings(checkpoint)
+        found = survey(checkpoint)
+        found.require_sound()
+        weights = [weight for weight in found.weights.values() if isinstance(weight, Int4Weight)]
+        if not weights or len(weights) != len(found.weights):
+            reason = "of bitsandbytes" if found.weights else "dense"
+            raise FormatError(source, f"nothing to convert: its weights are {reason}")
+        if all(weight.state.layout is to for weight in weights):
+            raise OptionError(f"{source}: it is in {to.name} already")
+        data = _read(checkpoint, weights, to)
+        said = settings.symmetric if settings is not None else None
+        symmetric = data.symmetric if said is None else said
+        steps = _steps(checkpoint, found, to, symmetric, data.act_order)
+        repacked = [step for all in steps.values() for step in all if isinstance(step, Repack)]
+        config = _config(checkpoint, found, repacked, settings) if checkpoint.config else {}
+        result = write_checkpoint(checkpoint, steps, config, target, progress)
+        if data.act_order and to is COMPRESSED_TENSORS:
+            result.warnings.append(_REMOVED)
+        if data.borrows and to is GPTQ:
+            result.warnings.append(f"there are zero points of 0, {BORROWS}")
+        return result
+
+
+def _steps(
+    checkpoint: Checkpoint,
+    found: Survey,
+    to: Layout,
+    symmetric: bool,
+    act_order: bool,
+) -> dict[str, list[Step]]:
+    """The steps for each file. A weight goes where its codes were."""
+    packed = found.by_packed()
+
+    def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
+        weight = packed.get(info.name)
+        if not isinstance(weight, Int4Weight):
+            return Copy(file, info, True) if info.name in found.dense else None
+        scales = weight.parts["scales"].dtype
+        size = weight.state.group_size
+        plan = Int4Plan(weight.name, to, weight.shape, size, scales, symmetric, act_order)
+        return Repack(checkpoint, weight, plan)
+
+    return {
+        name: [made for info in file.tensors.values() if (made := step(file, info))]
+        for name, file in checkpoint.files.items()
+    }

@@ -1,0 +1,29 @@
+"""Faults in the values of scales, of any kind of weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+def count_problem(
+    severity: str, bad: np.ndarray, what: str, part: str
+) -> Iterator[tuple[str, str]]:
+    """How many elements of a part are bad, if any: (severity, problem)."""
+    number = int(np.count_nonzero(bad))
+    if number:
+        yield severity, f"{part}: {number} of {bad.size} {what}, first at {int(bad.argmax())}"
+
+
+def scale_problems(
+    scales: np.ndarray, part: str, negative: str = "fault"
+) -> Iterator[tuple[str, str]]:
+    """(severity, problem) of float32 scales; `negative`: the severity of negative ones."""
+    yield from count_problem("fault", np.isnan(scales), "are NaN", part)
+    yield from count_problem("fault", np.isinf(scales), "are infinite", part)
+    yield from count_problem(negative, scales < 0, "are negative", part)
+    tiny = (scales != 0) & (np.abs(scales) < _SMALLEST_NORMAL)
+    yield from count_problem("warning", tiny, "are subnormal", part)

@@ -1,0 +1,78 @@
+"""What every kind of 4-bit weight in a checkpoint has, and what a survey finds."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any
+
+import nf4
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.source import Checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight(abc.ABC):
+    """A 4-bit weight of a checkpoint. name: of the dense weight, such as "layers.0.q_proj.weight".
+    parts: its tensors in the file, by the names of its kind."""
+
+    name: str
+    parts: dict[str, TensorInfo]
+
+    @property
+    @abc.abstractmethod
+    def format(self) -> str:
+        """What its codes mean: "nf4", "fp4" or "int4"."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Of the dense weight, (outputs, inputs)."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> str:
+        """Of the dense weight: "fp32", "fp16" or "bf16"."""
+
+    @property
+    @abc.abstractmethod
+    def packed(self) -> TensorInfo:
+        """The tensor with its codes. The weight counts as in the file of this one."""
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Its settings, as `nf4 inspect --json` shows them."""
+
+    @abc.abstractmethod
+    def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor | nf4.Int4Tensor:
+        """Read it."""
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file, all parts included."""
+        return sum(info.nbytes for info in self.parts.values())
+
+
+@dataclasses.dataclass
+class Survey:
+    """The tensors of a checkpoint: 4-bit weights by name, dense tensors by name, and the faults
+    of broken 4-bit weights."""
+
+    weights: dict[str, Weight] = dataclasses.field(default_factory=dict)
+    dense: dict[str, TensorInfo] = dataclasses.field(default_factory=dict)
+    faults: list[FormatError] = dataclasses.field(default_factory=list)
+
+    def require_sound(self) -> None:
+        """Raise the first fault, if any."""
+        if self.faults:
+            raise self.faults[0]
+
+    def by_packed(self) -> dict[str, Weight]:
+        """The weights by the names of their packed tensors."""
+        return {weight.packed.name: weight for weight in self.weights.values()}

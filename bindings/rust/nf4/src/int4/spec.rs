@@ -1,0 +1,180 @@
+//! The layout and shape of a weight of integers.
+
+use std::ptr;
+
+use nf4_sys as sys;
+
+use super::parts::{ColumnsOf, Int4Lengths};
+use crate::error::{check, check_length, convert};
+use crate::info::check_version;
+use crate::{DType, Result};
+
+/// Where a checkpoint keeps the codes, zero points and scales of a weight of integers: `nf4.h`
+/// has the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Int4Layout {
+    /// `qweight`, `qzeros` and `scales` of GPTQ (`checkpoint_format` gptq): words of zero points are
+    /// stored less 0x11111111. Columns are a multiple of 8.
+    Gptq,
+    /// The same (`checkpoint_format` gptq_v2) with zero points as they are.
+    GptqV2,
+    /// `qweight`, `qzeros` and `scales` of AWQ (`version` gemm). Rows are a multiple of 8.
+    Awq,
+    /// `weight_packed`, `weight_zero_point` and `weight_scale` of compressed-tensors
+    /// (`format` pack-quantized).
+    CompressedTensors,
+}
+
+impl Int4Layout {
+    /// The `nf4_int4_layout` of the C interface.
+    pub const fn as_raw(self) -> sys::nf4_int4_layout {
+        match self {
+            Int4Layout::Gptq | Int4Layout::GptqV2 => sys::NF4_INT4_GPTQ,
+            Int4Layout::Awq => sys::NF4_INT4_AWQ,
+            Int4Layout::CompressedTensors => sys::NF4_INT4_COMPRESSED_TENSORS,
+        }
+    }
+
+    /// The `zero_offset` of the C interface, of a weight that stores zero points.
+    pub const fn zero_offset(self) -> i32 {
+        matches!(self, Int4Layout::Gptq) as i32
+    }
+}
+
+/// How quantize chooses the zero points.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Int4Scheme {
+    /// All are 8.
+    Symmetric,
+    /// Each is that of its group's range.
+    Asymmetric,
+}
+
+/// The layout and shape of a weight of integers.
+///
+/// ```
+/// use nf4::{DType, Int4Layout, Int4Spec};
+/// let spec = Int4Spec::new(Int4Layout::Gptq, 14336, 4096); // groups of 128, scales in fp16
+/// assert_eq!(spec.sizes()?.groups, 32);
+/// let whole_rows = Int4Spec::new(Int4Layout::CompressedTensors, 3, 50).group_size(None);
+/// let spec = whole_rows.scales_dtype(DType::Bf16);
+/// assert_eq!(spec.sizes()?.packed, 3 * 7); // a row ends in a word of two codes
+/// # Ok::<(), nf4::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Int4Spec {
+    /// Where codes, zero points and scales lie.
+    pub layout: Int4Layout,
+    /// Columns of a group, which share a scale and a zero point in each row: a multiple of 8 that
+    /// divides `cols`. `None`: all columns.
+    pub group_size: Option<u32>,
+    /// Rows of the weight.
+    pub rows: usize,
+    /// Columns of the weight; `rows * cols` is at most 2^60.
+    pub cols: usize,
+    /// [`DType::F16`] or [`DType::Bf16`].
+    pub scales_dtype: DType,
+}
+
+/// Elements of the parts of a weight of integers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Int4Sizes {
+    /// `rows * cols`.
+    pub elements: usize,
+    /// Groups of a row.
+    pub groups: usize,
+    /// Words of codes.
+    pub packed: usize,
+    /// Scales.
+    pub scales: usize,
+    /// Words of zero points.
+    pub zeros: usize,
+}
+
+impl Int4Spec {
+    /// Groups of 128 with scales in fp16.
+    pub const fn new(layout: Int4Layout, rows: usize, cols: usize) -> Self {
+        Int4Spec {
+            layout,
+            group_size: Some(128),
+            rows,
+            cols,
+            scales_dtype: DType::F16,
+        }
+    }
+
+    /// The same in groups of another size; `None`: of all columns.
+    pub const fn group_size(self, group_size: Option<u32>) -> Self {
+        Int4Spec { group_size, ..self }
+    }
+
+    /// The same with scales of another type.
+    pub const fn scales_dtype(self, scales_dtype: DType) -> Self {
+        Int4Spec {
+            scales_dtype,
+            ..self
+        }
+    }
+
+    /// Elements of the parts.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a field is out of range, the
+    /// groups do not divide the columns, or rows or columns do not fill the words of the layout.
+    pub fn sizes(&self) -> Result<Int4Sizes> {
+        let mut sizes = sys::nf4_int4_sizes {
+            struct_size: size_of::<sys::nf4_int4_sizes>(),
+            groups: 0,
+            packed_bytes: 0,
+            scales_bytes: 0,
+            zeros_bytes: 0,
+        };
+        // SAFETY: both live through the call, and their struct_size is set.
+        check(unsafe { sys::nf4_int4_tensor_sizes(&self.descriptor()?, &mut sizes) })?;
+        let count = |name, bytes, each| convert(name, bytes).map(|bytes: usize| bytes / each);
+        Ok(Int4Sizes {
+            elements: self.rows * self.cols,
+            groups: convert("groups", sizes.groups)?,
+            packed: count("packed_bytes", sizes.packed_bytes, size_of::<u32>())?,
+            scales: count("scales_bytes", sizes.scales_bytes, size_of::<u16>())?,
+            zeros: count("zeros_bytes", sizes.zeros_bytes, size_of::<u32>())?,
+        })
+    }
+
+    /// The C descriptor, with no pointers yet. Every call on a weight passes through here.
+    pub(crate) fn descriptor(&self) -> Result<sys::nf4_int4_tensor> {
+        check_version()?;
+        let group_size = self.group_size.map(|size| convert("group_size", size));
+        Ok(sys::nf4_int4_tensor {
+            struct_size: size_of::<sys::nf4_int4_tensor>(),
+            layout: self.layout.as_raw(),
+            scales_dtype: self.scales_dtype.as_raw(),
+            group_size: group_size.transpose()?.unwrap_or(-1),
+            zero_offset: 0, // of zero points that are stored alone
+            rows: convert("rows", self.rows)?,
+            cols: convert("cols", self.cols)?,
+            packed: ptr::null_mut(),
+            scales: ptr::null_mut(),
+            zeros: ptr::null_mut(),
+            g_idx: ptr::null(),
+            permutation: ptr::null(),
+        })
+    }
+
+    /// Do buffers of these lengths make a weight? This is what keeps the C side inside the slices
+    /// that it is given.
+    pub(crate) fn check_lengths(&self, lengths: Int4Lengths) -> Result<Int4Sizes> {
+        let sizes = self.sizes()?;
+        check_length("packed", lengths.packed, sizes.packed)?;
+        check_length("scales", lengths.scales, sizes.scales)?;
+        if let Some(zeros) = lengths.zeros {
+            check_length("zeros", zeros, sizes.zeros)?;
+        }
+        match lengths.columns {
+            ColumnsOf::InOrder => {}
+            ColumnsOf::GroupIndex(length) => check_length("g_idx", length, self.cols)?,
+            ColumnsOf::Permuted(length) => check_length("permutation", length, self.cols)?,
+        }
+        Ok(sizes)
+    }
+}
