@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kSums = 8192;
 constexpr int64_t kMaxBlockN = 4096;
 constexpr int64_t kPreparedBytes = 32768;
+// Of a row, done at once, if groups are no larger.
+constexpr int64_t kColumns = 128;
 
 class ColumnsMultiplier {
  public:
@@ -40,10 +42,13 @@ class ColumnsMultiplier {
       const int64_t end = std::min(weight_.cols, k + x_stride_);
       prepare(k, end - k);
       for (int64_t part = k; part < end;) {
-        const int64_t group = part / weight_.group_size;
-        const int64_t part_end = std::min(end, (group + 1) * weight_.group_size);
-        add_products(n, group, part, part_end - part, part - k);
-        part = part_end;
+        // The rest of a group, or some whole ones.
+        const int64_t size = weight_.group_size, in_group = part % size;
+        const int64_t cols = std::min(end - part, size - in_group);
+        const int64_t groups =
+            std::clamp<int64_t>(std::min(kColumns, end - part) / size, 1, kMaxColumnGroups);
+        add_products(n, part, cols, in_group == 0 ? groups : 1, part - k);
+        part += in_group == 0 && cols == size ? groups * size : cols;
       }
     }
     if (!gptq_) sort_sums(n.end - n.begin);
@@ -90,15 +95,19 @@ class ColumnsMultiplier {
            ((sums[4] + sums[5]) + (sums[6] + sums[7]));
   }
 
-  // Columns of one group. at: of the prepared ones.
-  void add_products(RowRange n, int64_t group, int64_t k, int64_t cols, int64_t at) {
+  // Columns of one group, or of some. at: of the prepared ones.
+  void add_products(RowRange n, int64_t k, int64_t cols, int64_t groups, int64_t at) {
     const auto &w = weight_;
+    const int64_t group = k / w.group_size;
     ColumnsArgs args{};
     args.codebook = int4_codebook(kernels_);
     args.words = w.packed + int4_code(w.layout, w.rows, w.cols, n.begin, k).word;
     args.stride = gptq_ ? w.rows : w.rows / kInt4PerWord;
     args.rows = n.end - n.begin;
     args.cols = cols;
+    args.groups = static_cast<int>(groups);
+    args.scale_stride = w.rows;
+    args.zero_stride = int4_words(w.rows);
     args.scales = static_cast<const uint16_t *>(w.scales) +
                   int4_scale(w.layout, w.rows, w.groups, n.begin, group);
     args.fp16_scales = w.scales_dtype == NF4_DTYPE_FP16;
@@ -114,7 +123,8 @@ class ColumnsMultiplier {
       args.x = x;
       args.sums = sums_ + m * block_n_;
       for (int i = 0; i < args.m && w.zeros != nullptr; ++i)
-        args.x_sums[i] = sum_of_x(x + i * x_stride_ * element_bytes_, cols);
+        for (int64_t g = 0; g < groups; ++g)
+          args.x_sums[i][g] = sum_of_x(x + (i * x_stride_ + g * cols) * element_bytes_, cols);
       (gptq_ ? kernels_.gptq_columns : kernels_.awq_columns)(args);
     }
   }

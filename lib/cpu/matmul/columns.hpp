@@ -24,52 +24,57 @@ void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes) {
   // Of what comes next: the rows after these, or the next columns of the first ones.
   const int64_t after = n + kVectors * T::kSumLanes;
   const int64_t next =
-      after < args.rows ? kVectors * T::kSumLanes : args.cols / 8 * args.stride - n;
+      after < args.rows ? kVectors * T::kSumLanes : args.groups * args.cols / 8 * args.stride - n;
   const Item *x = static_cast<const Item *>(args.x);
-  typename T::Sum sums[kVectors][kM];
-  NF4_UNROLL
-  for (int v = 0; v < kVectors; ++v) {
-    NF4_UNROLL
-    for (int m = 0; m < kM; ++m) sums[v][m] = T::zero();
-  }
-  for (int64_t k = 0; k < args.cols; k += 8, words += args.stride) {
-    typename T::Codes codes[kVectors];
+  for (int g = 0; g < args.groups; ++g) {
+    typename T::Sum sums[kVectors][kM];
     NF4_UNROLL
     for (int v = 0; v < kVectors; ++v) {
-      const uint32_t *from = words + v * T::kSumLanes;
-      __builtin_prefetch(from + next, 0, 2);
-      codes[v] = T::load_words(from, kVectors == 1 ? lanes : T::kSumLanes);
+      NF4_UNROLL
+      for (int m = 0; m < kM; ++m) sums[v][m] = T::zero();
     }
-    NF4_UNROLL
-    for (int i = 0; i < 8; i += kItems, x += kItems) {
-      typename T::Operand values[kVectors];
+    for (int64_t k = 0; k < args.cols; k += 8, words += args.stride) {
+      typename T::Codes codes[kVectors];
       NF4_UNROLL
       for (int v = 0; v < kVectors; ++v) {
-        values[v] = T::look_up(table, codes[v]);
-        codes[v] = T::next(codes[v]);
+        const uint32_t *from = words + v * T::kSumLanes;
+        __builtin_prefetch(from + next, 0, 2);
+        codes[v] = T::load_words(from, kVectors == 1 ? lanes : T::kSumLanes);
       }
       NF4_UNROLL
-      for (int m = 0; m < kM; ++m) {
-        const auto x_m = T::broadcast(x + m * args.x_stride);
+      for (int i = 0; i < 8; i += kItems, x += kItems) {
+        typename T::Operand values[kVectors];
         NF4_UNROLL
-        for (int v = 0; v < kVectors; ++v) sums[v][m] = T::multiply_add(values[v], x_m, sums[v][m]);
+        for (int v = 0; v < kVectors; ++v) {
+          values[v] = T::look_up(table, codes[v]);
+          codes[v] = T::next(codes[v]);
+        }
+        NF4_UNROLL
+        for (int m = 0; m < kM; ++m) {
+          const auto x_m = T::broadcast(x + m * args.x_stride);
+          NF4_UNROLL
+          for (int v = 0; v < kVectors; ++v)
+            sums[v][m] = T::multiply_add(values[v], x_m, sums[v][m]);
+        }
       }
     }
-  }
-  NF4_UNROLL
-  for (int v = 0; v < kVectors; ++v) {
-    const int64_t first = n + v * T::kSumLanes;
-    const int64_t rows = kVectors == 1 ? lanes : T::kSumLanes;
-    const auto scale = T::load_scales(args.scales + first, args.fp16_scales, rows);
-    typename T::Sum zero = T::zero();
-    if (args.zeros != nullptr)
-      zero = T::zero_terms(T::spread_zeros(args.zeros + first / 8, rows, args.zero_offset, false));
     NF4_UNROLL
-    for (int m = 0; m < kM; ++m) {
-      float *to = args.sums + m * args.sums_stride + first;
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t first = n + v * T::kSumLanes;
+      const int64_t rows = kVectors == 1 ? lanes : T::kSumLanes;
+      const auto scale =
+          T::load_scales(args.scales + g * args.scale_stride + first, args.fp16_scales, rows);
+      typename T::Sum zero = T::zero();
       if (args.zeros != nullptr)
-        sums[v][m] = T::scale_add(zero, T::broadcast_sum(args.x_sums[m]), sums[v][m]);
-      T::store_sums(to, T::scale_add(sums[v][m], scale, T::load_sums(to)));
+        zero = T::zero_terms(T::spread_zeros(args.zeros + g * args.zero_stride + first / 8, rows,
+                                             args.zero_offset, false));
+      NF4_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        float *to = args.sums + m * args.sums_stride + first;
+        if (args.zeros != nullptr)
+          sums[v][m] = T::scale_add(zero, T::broadcast_sum(args.x_sums[m][g]), sums[v][m]);
+        T::store_sums(to, T::scale_add(sums[v][m], scale, T::load_sums(to)));
+      }
     }
   }
 }
@@ -92,52 +97,58 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
   const auto table = T::load_table(args.codebook);
   const int64_t lanes = args.rows / 8 - c;
   const uint32_t *words = args.words + c;
-  const int64_t next = lanes > T::kSumLanes ? T::kSumLanes : args.cols * args.stride - c;
+  const int64_t next =
+      lanes > T::kSumLanes ? T::kSumLanes : args.groups * args.cols * args.stride - c;
   const Item *x = static_cast<const Item *>(args.x);
-  typename T::Sum sums[kHalves][4][kM];
-  NF4_UNROLL
-  for (int i = 0; i < kHalves * 4; ++i) {
+  for (int g = 0; g < args.groups; ++g) {
+    typename T::Sum sums[kHalves][4][kM];
     NF4_UNROLL
-    for (int m = 0; m < kM; ++m) sums[i / 4][i % 4][m] = T::zero();
-  }
-  for (int64_t k = 0; k < args.cols; k += kItems, x += kItems) {
-    typename T::Codes rows[kItems];
-    NF4_UNROLL
-    for (int i = 0; i < kItems; ++i, words += args.stride) {
-      __builtin_prefetch(words + next, 0, 2);
-      rows[i] = T::load_words(words, lanes);
-    }
-    NF4_UNROLL
-    for (int h = 0; h < kHalves; ++h) {
-      auto codes = T::half_words(rows, kHalves == 2 ? h : half);
+    for (int i = 0; i < kHalves * 4; ++i) {
       NF4_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const auto values = T::look_up(table, codes);
-        codes = T::next(codes);
+      for (int m = 0; m < kM; ++m) sums[i / 4][i % 4][m] = T::zero();
+    }
+    for (int64_t k = 0; k < args.cols; k += kItems, x += kItems) {
+      typename T::Codes rows[kItems];
+      NF4_UNROLL
+      for (int i = 0; i < kItems; ++i, words += args.stride) {
+        __builtin_prefetch(words + next, 0, 2);
+        rows[i] = T::load_words(words, lanes);
+      }
+      NF4_UNROLL
+      for (int h = 0; h < kHalves; ++h) {
+        auto codes = T::half_words(rows, kHalves == 2 ? h : half);
         NF4_UNROLL
-        for (int m = 0; m < kM; ++m)
-          sums[h][i][m] =
-              T::multiply_add(values, T::broadcast(x + m * args.x_stride), sums[h][i][m]);
+        for (int i = 0; i < 4; ++i) {
+          const auto values = T::look_up(table, codes);
+          codes = T::next(codes);
+          NF4_UNROLL
+          for (int m = 0; m < kM; ++m)
+            sums[h][i][m] =
+                T::multiply_add(values, T::broadcast(x + m * args.x_stride), sums[h][i][m]);
+        }
       }
     }
-  }
-  typename T::Sum scales[2][4];
-  T::load_awq_scales(args.scales + c * 8, args.fp16_scales, lanes, scales);
-  auto zeros = args.zeros == nullptr ? typename T::Codes{} : T::load_words(args.zeros + c, lanes);
-  if (args.zeros != nullptr && half == 1) zeros = T::shift_words(zeros, 16);
-  NF4_UNROLL
-  for (int i = 0; i < kHalves * 4; ++i) {
-    const int nibble = half * 4 + i;
+    typename T::Sum scales[2][4];
+    T::load_awq_scales(args.scales + g * args.scale_stride + c * 8, args.fp16_scales, lanes,
+                       scales);
+    auto zeros = args.zeros == nullptr
+                     ? typename T::Codes{}
+                     : T::load_words(args.zeros + g * args.zero_stride + c, lanes);
+    if (args.zeros != nullptr && half == 1) zeros = T::shift_words(zeros, 16);
     NF4_UNROLL
-    for (int m = 0; m < kM; ++m) {
-      float *to = args.sums + m * args.sums_stride + nibble * args.nibble_stride + c;
-      auto sum = sums[i / 4][i % 4][m];
-      if (args.zeros != nullptr)
-        sum = T::scale_add(T::zero_terms(zeros), T::broadcast_sum(args.x_sums[m]), sum);
-      const auto scale = kHalves == 2 || half == 0 ? scales[i / 4][i % 4] : scales[1][i % 4];
-      T::store_sums(to, T::scale_add(sum, scale, T::load_sums(to)));
+    for (int i = 0; i < kHalves * 4; ++i) {
+      const int nibble = half * 4 + i;
+      NF4_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        float *to = args.sums + m * args.sums_stride + nibble * args.nibble_stride + c;
+        auto sum = sums[i / 4][i % 4][m];
+        if (args.zeros != nullptr)
+          sum = T::scale_add(T::zero_terms(zeros), T::broadcast_sum(args.x_sums[m][g]), sum);
+        const auto scale = kHalves == 2 || half == 0 ? scales[i / 4][i % 4] : scales[1][i % 4];
+        T::store_sums(to, T::scale_add(sum, scale, T::load_sums(to)));
+      }
+      zeros = T::shift_words(zeros, 4);
     }
-    zeros = T::shift_words(zeros, 4);
   }
 }
 

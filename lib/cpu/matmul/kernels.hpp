@@ -36,22 +36,26 @@ constexpr int kMaxDotM = 4;
 // What is readable beyond the end of the scales and the zeros.
 constexpr int kScalePadding = 8;
 
-// Words of GPTQ or AWQ of columns of one group, times x in the kernels' dtype: in bf16 and GPTQ,
-// the columns i and i + 4 of a word are side by side.
+// Words of GPTQ or AWQ of the columns of some groups, times x in the kernels' dtype: in bf16 and
+// GPTQ, the columns i and i + 4 of a word are side by side.
+constexpr int kMaxColumnGroups = 16;
 struct ColumnsArgs {
   const void *codebook;   // 16 numbers of the kernels' dtype
   const uint32_t *words;  // of the first row and column
   int64_t stride;         // from one row of words to the next
   int64_t rows;           // in AWQ a multiple of 8
-  int64_t cols;           // a multiple of 8
+  int64_t cols;           // of a group, a multiple of 8
+  int groups;
   const uint16_t *scales;
+  int64_t scale_stride;   // from one group to the next
   bool fp16_scales;       // else bf16
   const uint32_t *zeros;  // or NULL: 8
-  uint32_t zero_offset;   // what is added to words of GPTQ
+  int64_t zero_stride;
+  uint32_t zero_offset;  // what is added to words of GPTQ
   const void *x;
   int64_t x_stride;
   int m;
-  float x_sums[kMaxDotM];  // with zeros
+  float x_sums[kMaxDotM][kMaxColumnGroups];  // with zeros
   float *
       sums;  // [m][sums_stride], of AWQ [m][8][nibble_stride]: up to a multiple of 16 rows or words
   int64_t sums_stride;
