@@ -14,6 +14,18 @@
 
 namespace nf4::cpu {
 
+constexpr int64_t kPrefetchSteps = 3;
+
+// From the words at `at` of a row of `words` to those to prefetch: a few steps ahead, or where the
+// row ends there, at its start in the next columns, for which `rows` of words are a group's.
+template <class T>
+int64_t next_words(const ColumnsArgs &args, int64_t at, int64_t words, int64_t step, int64_t rows) {
+  const int64_t ahead = kPrefetchSteps * step;
+  if (at + ahead < words) return ahead;
+  const int64_t into_next = (at + ahead - words) / step * step;
+  return args.groups * rows * args.stride + into_next - at;
+}
+
 // Vectors of rows from row n on, of which `lanes` rows there are at least, or kVectors = 1.
 template <class T, int kVectors, int kM>
 void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes) {
@@ -21,10 +33,7 @@ void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes) {
   constexpr int kItems = T::kLanes / T::kSumLanes;  // of a lane
   const auto table = T::load_table(args.codebook);
   const uint32_t *words = args.words + n;
-  // Of what comes next: the rows after these, or the next columns of the first ones.
-  const int64_t after = n + kVectors * T::kSumLanes;
-  const int64_t next =
-      after < args.rows ? kVectors * T::kSumLanes : args.groups * args.cols / 8 * args.stride - n;
+  const int64_t next = next_words<T>(args, n, args.rows, kVectors * T::kSumLanes, args.cols / 8);
   const Item *x = static_cast<const Item *>(args.x);
   for (int g = 0; g < args.groups; ++g) {
     typename T::Sum sums[kVectors][kM];
@@ -97,8 +106,7 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
   const auto table = T::load_table(args.codebook);
   const int64_t lanes = args.rows / 8 - c;
   const uint32_t *words = args.words + c;
-  const int64_t next =
-      lanes > T::kSumLanes ? T::kSumLanes : args.groups * args.cols * args.stride - c;
+  const int64_t next = next_words<T>(args, c, args.rows / 8, T::kSumLanes, args.cols);
   const Item *x = static_cast<const Item *>(args.x);
   for (int g = 0; g < args.groups; ++g) {
     typename T::Sum sums[kHalves][4][kM];
