@@ -89,7 +89,11 @@ void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
 
 void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n) {
   const MatmulKernels &kernels = kernels_for(set, problem.dtype);
-  if (!suits_dot(kernels, problem)) return matmul_panel(set.dequant, kernels, problem, n);
+  if (!suits_dot(kernels, problem)) {
+    // Few rows of x are bound by dequantizing, so that exact weights cost nothing.
+    const bool few = problem.m <= kernels.max_dot_m;
+    return matmul_panel(set.dequant, few ? set.fp32 : kernels, problem, n);
+  }
   if (problem.weight.layout == NF4_INT4_COMPRESSED_TENSORS)
     return matmul_dot(set.dequant, kernels, problem, n);
   matmul_columns(kernels, problem, n);
