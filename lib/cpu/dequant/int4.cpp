@@ -2,11 +2,11 @@
 #include "cpu/weight/int4.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "cpu/dequant/dequant.hpp"
 #include "cpu/dequant/int4_rows.hpp"
 #include "cpu/dequant/output.hpp"
+#include "cpu/dtypes.hpp"
 
 namespace nf4::cpu {
 namespace {
@@ -17,6 +17,7 @@ class Int4Dequantizer {
  public:
   Int4Dequantizer(const DequantKernels &kernels, const Int4DequantProblem &problem)
       : weight_(problem.weight),
+        dtype_(problem.dtype),
         out_(static_cast<char *>(problem.out)),
         element_bytes_(element_bytes(problem.dtype)),
         rows_(kernels, problem.weight, problem.dtype),
@@ -59,13 +60,15 @@ class Int4Dequantizer {
   }
 
   void scatter(const char *made, int64_t n, int64_t k, int64_t count) const {
-    char *const row = out_ + n * weight_.cols * element_bytes_;
-    for (int64_t i = 0; i < count; ++i)
-      std::memcpy(row + weight_.permutation[k + i] * element_bytes_, made + i * element_bytes_,
-                  element_bytes_);
+    with_dtype(dtype_, [&](auto type) {
+      const auto *from = reinterpret_cast<const decltype(type) *>(made);
+      auto *row = reinterpret_cast<decltype(type) *>(out_) + n * weight_.cols;
+      for (int64_t i = 0; i < count; ++i) row[weight_.permutation[k + i]] = from[i];
+    });
   }
 
   const Int4Weight &weight_;
+  const nf4_dtype dtype_;
   char *const out_;
   const int64_t element_bytes_;
   Int4Rows rows_;

@@ -154,7 +154,7 @@ class ColumnsMultiplier {
   int64_t prepared_k_ = -1;
   alignas(64) float sums_[kSums];
   alignas(64) char x_[kPreparedBytes];
-  char gathered_[kGathered * sizeof(float)];
+  alignas(64) char gathered_[kGathered * sizeof(float)];
 };
 
 }  // namespace

@@ -161,7 +161,7 @@ class DotMultiplier {
   void prepare_row(int64_t m, int64_t k, int64_t elements, char *out) {
     if (column_order(problem_.weight) == nullptr)
       return prepare_(address_of_x(problem_, m, k), elements, out);
-    char gathered[kGathered * sizeof(float)];
+    alignas(float) char gathered[kGathered * sizeof(float)];
     for (int64_t i = 0; i < elements; i += kGathered) {
       const int64_t count = std::min(kGathered, elements - i);
       prepare_(part_of_x(problem_, m, k + i, count, gathered), count, out + i * element_bytes_);

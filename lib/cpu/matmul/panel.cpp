@@ -176,7 +176,7 @@ class PanelMultiplier {
   const PaddedConversion convert_;
   alignas(64) char panel_[Rows::kPanelBytes];
   alignas(64) char x_[kMaxTileM * kConvertedBytes];
-  char gathered_[kConvertedBytes];
+  alignas(64) char gathered_[kConvertedBytes];
 };
 
 }  // namespace

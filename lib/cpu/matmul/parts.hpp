@@ -1,10 +1,9 @@
 // The two ways to multiply, and what they share.
 #pragma once
 
-#include <cstring>
-
 #include "core/formats.hpp"
 #include "cpu/dequant/kernels.hpp"
+#include "cpu/dtypes.hpp"
 #include "cpu/matmul/kernels.hpp"
 #include "cpu/ranges.hpp"
 #include "problem.hpp"
@@ -57,9 +56,11 @@ const char *part_of_x(const Problem &problem, int64_t m, int64_t k, int64_t elem
   const int32_t *order = column_order(problem.weight);
   if (order == nullptr) return address_of_x(problem, m, k);
   const char *row = address_of_x(problem, m, 0);
-  const int64_t bytes = element_bytes(problem.dtype);
-  for (int64_t i = 0; i < elements; ++i)
-    std::memcpy(buffer + i * bytes, row + order[k + i] * bytes, bytes);
+  with_dtype(problem.dtype, [&](auto type) {
+    const auto *from = reinterpret_cast<const decltype(type) *>(row);
+    auto *to = reinterpret_cast<decltype(type) *>(buffer);
+    for (int64_t i = 0; i < elements; ++i) to[i] = from[order[k + i]];
+  });
   return buffer;
 }
 
