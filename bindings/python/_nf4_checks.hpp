@@ -12,15 +12,30 @@
 
 namespace nf4_torch {
 
-enum Part { kPacked, kAbsmax, kNestedAbsmax, kNestedCode, kNestedOffset, kCodebook, kParts };
-inline constexpr const char *kPartNames[kParts] = {"packed",      "absmax",        "nested_absmax",
-                                                   "nested_code", "nested_offset", "codebook"};
+enum Part { kPacked, kAbsmax, kNestedAbsmax, kNestedCode, kNestedOffset, kCodebook };
+enum Int4Part { kInt4Packed, kScales, kZeros, kGIdx, kPermutation };
+
+// A kind of weight: its descriptor, and its tensors by name, of which every weight has the first
+// kNeeded. Python's tuple for one has the tensors and then a Spec.
+struct Codebook {
+  using Descriptor = nf4_tensor;
+  static constexpr int kParts = 6, kNeeded = 2;
+  static constexpr const char *kNames[kParts] = {"packed",      "absmax",        "nested_absmax",
+                                                 "nested_code", "nested_offset", "codebook"};
+};
+struct Int4 {
+  using Descriptor = nf4_int4_tensor;
+  static constexpr int kParts = 5, kNeeded = 2;
+  static constexpr const char *kNames[kParts] = {"packed", "scales", "zeros", "g_idx",
+                                                 "permutation"};
+};
 
 using View = std::optional<dl_tensor>;
 
 // A weight as an entry sees it. The numbers are the first of a Spec, in its order.
+template <class Kind>
 struct WeightViews {
-  std::array<View, kParts> parts;
+  std::array<View, Kind::kParts> parts;
   std::array<int64_t, 5> spec;
 };
 
@@ -51,10 +66,15 @@ inline Checked check_first(const char *name, const dl_tensor &view) {
 
 inline bool fits(int64_t value, int64_t least) { return value >= least && value <= INT32_MAX; }
 
-inline Checked read_spec(const std::array<int64_t, 5> &spec, nf4_tensor &weight) {
-  const auto [rows, cols, format, blocksize, nested_blocksize] = spec;
+inline Checked check_shape(int64_t rows, int64_t cols) {
   if (rows < 0 || cols < 0) return Fault{"shape", "no less than 0"};
   if (rows > 0 && cols > INT64_MAX / rows) return Fault{"shape", "fewer than 2^63 elements"};
+  return {};
+}
+
+inline Checked read_spec(const std::array<int64_t, 5> &spec, nf4_tensor &weight) {
+  const auto [rows, cols, format, blocksize, nested_blocksize] = spec;
+  if (Checked fault = check_shape(rows, cols)) return fault;
   if (!fits(format, 0)) return Fault{"format", "0 to 2^31 - 1"};
   if (!fits(blocksize, 1)) return Fault{"blocksize", "1 to 2^31 - 1"};
   if (!fits(nested_blocksize, 0)) return Fault{"nested_blocksize", "0 to 2^31 - 1"};
@@ -69,22 +89,24 @@ inline Checked read_spec(const std::array<int64_t, 5> &spec, nf4_tensor &weight)
 }
 
 // Fills in the descriptor of a weight whose parts are beside `first`.
-inline Checked read_weight(const WeightViews &given, const dl_tensor &first, nf4_tensor &weight) {
+inline Checked read_weight(const WeightViews<Codebook> &given, const dl_tensor &first,
+                           nf4_tensor &weight) {
   if (Checked fault = read_spec(given.spec, weight)) return fault;
   const int64_t elements = weight.rows * weight.cols;
   const int64_t blocks = divide_up(elements, weight.blocksize);
   const bool nested = weight.nested_blocksize != 0;
   const int64_t nested_blocks = nested ? divide_up(blocks, weight.nested_blocksize) : 0;
-  const int64_t counts[kParts] = {divide_up(elements, 2), blocks, nested_blocks, 256, 1, 16};
-  void *data[kParts] = {};
-  for (int i = 0; i < kParts; ++i) {
+  const int64_t counts[Codebook::kParts] = {
+      divide_up(elements, 2), blocks, nested_blocks, 256, 1, 16};
+  void *data[Codebook::kParts] = {};
+  for (int i = 0; i < Codebook::kParts; ++i) {
     const View &view = given.parts[i];
     const bool of_nested = i >= kNestedAbsmax && i <= kNestedOffset;
     if ((of_nested && !nested) || (i == kCodebook && !view)) continue;
-    if (!view) return Fault{kPartNames[i], "a tensor, as the weight is nested"};
+    if (!view) return Fault{Codebook::kNames[i], "a tensor, as the weight is nested"};
     const bool bytes = i == kPacked || (i == kAbsmax && nested);
     if (!is_part(&*view, counts[i], bytes) || !has_memory(&*view) || !beside(*view, first))
-      return Fault{kPartNames[i], "contiguous elements where the others are", counts[i]};
+      return Fault{Codebook::kNames[i], "contiguous elements where the others are", counts[i]};
     data[i] = const_cast<char *>(address_of(&*view));
   }
   weight.packed = static_cast<uint8_t *>(data[kPacked]);
@@ -96,14 +118,88 @@ inline Checked read_weight(const WeightViews &given, const dl_tensor &first, nf4
   return {};
 }
 
+inline Checked read_spec(const std::array<int64_t, 5> &spec, nf4_int4_tensor &weight) {
+  const auto [rows, cols, layout, zero_offset, group_size] = spec;
+  if (Checked fault = check_shape(rows, cols)) return fault;
+  if (!fits(layout, 0)) return Fault{"layout", "0 to 2^31 - 1"};
+  if (!fits(zero_offset, 0)) return Fault{"zero_offset", "0 to 2^31 - 1"};
+  if (group_size != -1 && (!fits(group_size, 1) || cols % group_size != 0))
+    return Fault{"group_size", "-1, or a number that divides the columns"};
+  weight = {};
+  weight.struct_size = sizeof weight;
+  weight.rows = rows;
+  weight.cols = cols;
+  weight.layout = static_cast<nf4_int4_layout>(layout);
+  weight.zero_offset = static_cast<int32_t>(zero_offset);
+  weight.group_size = static_cast<int32_t>(group_size);
+  return {};
+}
+
+// Extents of a part; cols -1: it has one dimension.
+struct Extents {
+  int64_t rows, cols;
+
+  bool are_of(const dl_tensor &view) const {
+    return view.ndim == (cols < 0 ? 1 : 2) && view.shape[0] == rows &&
+           (cols < 0 || view.shape[1] == cols) && is_contiguous(&view, elements_of(&view));
+  }
+};
+
+// Of the parts in their order: include/nf4/nf4.h has the table.
+inline std::array<Extents, Int4::kParts> extents_of(const nf4_int4_tensor &weight) {
+  const int64_t rows = weight.rows, cols = weight.cols;
+  const int64_t groups = weight.group_size == -1 ? 1 : cols / weight.group_size;
+  const int64_t row_words = divide_up(rows, 8), col_words = divide_up(cols, 8);
+  const Extents of_row{cols, -1};
+  if (weight.layout == NF4_INT4_COMPRESSED_TENSORS)
+    return {{{rows, col_words}, {rows, groups}, {row_words, groups}, of_row, of_row}};
+  const Extents packed =
+      weight.layout == NF4_INT4_AWQ ? Extents{cols, row_words} : Extents{col_words, rows};
+  return {{packed, {groups, rows}, {groups, row_words}, of_row, of_row}};
+}
+
+inline bool is_words(const dl_tensor &view) {
+  return view.lanes == 1 && view.code == DL_INT && view.bits == 32;
+}
+
+inline Checked read_weight(const WeightViews<Int4> &given, const dl_tensor &first,
+                           nf4_int4_tensor &weight) {
+  if (Checked fault = read_spec(given.spec, weight)) return fault;
+  const auto extents = extents_of(weight);
+  void *data[Int4::kParts] = {};
+  for (int i = 0; i < Int4::kParts; ++i) {
+    const View &view = given.parts[i];
+    if (!view && i >= Int4::kNeeded) continue;
+    if (!view || !extents[i].are_of(*view) || !has_memory(&*view) || !beside(*view, first))
+      return Fault{Int4::kNames[i], "a contiguous tensor of the layout's shape where x is"};
+    if (i == kScales) {
+      weight.scales_dtype = dtype_of(&*view);
+      if (weight.scales_dtype != NF4_DTYPE_FP16 && weight.scales_dtype != NF4_DTYPE_BF16)
+        return Fault{"scales", "float16 or bfloat16"};
+    } else if (!is_words(*view)) {
+      return Fault{Int4::kNames[i], "int32"};
+    }
+    data[i] = const_cast<char *>(address_of(&*view));
+  }
+  if (!given.parts[kZeros]) weight.zero_offset = 0;
+  weight.packed = data[kInt4Packed];
+  weight.scales = data[kScales];
+  weight.zeros = data[kZeros];
+  weight.g_idx = static_cast<const int32_t *>(data[kGIdx]);
+  weight.permutation = static_cast<const int32_t *>(data[kPermutation]);
+  return {};
+}
+
+template <class Kind>
 struct Product {
-  nf4_tensor weight;
+  typename Kind::Descriptor weight;
   nf4_matmul_args args{};
 };
 
 // Fills in all of a product but y.
-inline Checked read_product(const dl_tensor &x, const View &bias, const WeightViews &given,
-                            Product &product) {
+template <class Kind>
+Checked read_product(const dl_tensor &x, const View &bias, const WeightViews<Kind> &given,
+                     Product<Kind> &product) {
   if (Checked fault = check_first("x", x)) return fault;
   if (Checked fault = read_weight(given, x, product.weight)) return fault;
   const int64_t rows = product.weight.rows, cols = product.weight.cols;

@@ -9,7 +9,15 @@
 
 /* ---- DLPack 1 (dlpack.h): what is read of it ------------------------------- */
 
-enum { DL_CPU = 1, DL_CUDA = 2, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_MAJOR = 1 };
+enum {
+  DL_CPU = 1,
+  DL_CUDA = 2,
+  DL_INT = 0,
+  DL_UINT = 1,
+  DL_FLOAT = 2,
+  DL_BFLOAT = 4,
+  DL_MAJOR = 1
+};
 
 typedef struct dl_tensor {
   void *data;

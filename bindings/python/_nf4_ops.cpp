@@ -1,6 +1,7 @@
 // The operators of nf4.torch: one body with two entries. Python calls linear and dequantize with a
-// WeightParts (nf4/torch/_weight.py); torch's dispatcher calls torch.ops.nf4._linear and
-// ._dense_like, which are what a compiled graph has, without Python.
+// WeightParts or an Int4Parts (nf4/torch/_weight.py, _int4_weight.py); torch's dispatcher calls
+// torch.ops.nf4._linear and ._dense_like, and those with _int4, which are what a compiled graph
+// has, without Python.
 //
 // Each entry views its tensors; the body checks the views (_nf4_checks.hpp) and calls libnf4. It
 // takes what is common and has no fault. For anything else Python gets None and goes the general
@@ -27,18 +28,36 @@ using namespace nf4_torch;
 
 // ---- libnf4 --------------------------------------------------------------------
 
+template <class Weight>
+struct Functions {
+  nf4_status (*dequant_launch)(const Weight *, void *, nf4_dtype, nf4_stream);
+  nf4_status (*dequant_cpu)(const Weight *, void *, nf4_dtype, int32_t);
+  nf4_status (*matmul_launch)(const Weight *, const nf4_matmul_args *, void *, size_t, nf4_stream);
+  nf4_status (*matmul_cpu)(const Weight *, const nf4_matmul_args *, int32_t);
+  nf4_status (*matmul_workspace_size)(const Weight *, const nf4_matmul_args *, size_t *);
+};
+
 struct Nf4 {
-  decltype(&nf4_dequant_launch) dequant_launch;
-  decltype(&nf4_dequant_cpu) dequant_cpu;
-  decltype(&nf4_matmul_launch) matmul_launch;
-  decltype(&nf4_matmul_cpu) matmul_cpu;
-  decltype(&nf4_matmul_workspace_size) matmul_workspace_size;
+  Functions<nf4_tensor> codebook;
+  Functions<nf4_int4_tensor> int4;
   decltype(&nf4_last_error) last_error;
 } nf4;
 
-constexpr std::array kNf4{"nf4_dequant_launch", "nf4_dequant_cpu",           "nf4_matmul_launch",
-                          "nf4_matmul_cpu",     "nf4_matmul_workspace_size", "nf4_last_error"};
+constexpr std::array kNf4{"nf4_dequant_launch",
+                          "nf4_dequant_cpu",
+                          "nf4_matmul_launch",
+                          "nf4_matmul_cpu",
+                          "nf4_matmul_workspace_size",
+                          "nf4_int4_dequant_launch",
+                          "nf4_int4_dequant_cpu",
+                          "nf4_int4_matmul_launch",
+                          "nf4_int4_matmul_cpu",
+                          "nf4_int4_matmul_workspace_size",
+                          "nf4_last_error"};
 static_assert(sizeof(Nf4) == kNf4.size() * sizeof(void *));
+
+const Functions<nf4_tensor> &functions_for(const nf4_tensor &) { return nf4.codebook; }
+const Functions<nf4_int4_tensor> &functions_for(const nf4_int4_tensor &) { return nf4.int4; }
 
 void require(nf4_status status) {
   if (status == NF4_STATUS_OK) return;
@@ -61,23 +80,28 @@ int32_t threads() {
   return static_cast<int32_t>(count);
 }
 
-void multiply(const Product &product, const dl_tensor &x) {
-  const nf4_tensor *weight = &product.weight;
+template <class Kind>
+void multiply(const Product<Kind> &product, const dl_tensor &x) {
+  const auto *weight = &product.weight;
+  const auto &of_kind = functions_for(*weight);
   const nf4_matmul_args *args = &product.args;
-  if (x.device_type == DL_CPU) return require(nf4.matmul_cpu(weight, args, threads()));
+  if (x.device_type == DL_CPU) return require(of_kind.matmul_cpu(weight, args, threads()));
   size_t needed = 0;
-  require(nf4.matmul_workspace_size(weight, args, &needed));
+  require(of_kind.matmul_workspace_size(weight, args, &needed));
   Tensor workspace;  // the stream's as soon as torch has it back
   if (needed != 0)
     workspace = Tensor::empty({static_cast<int64_t>(needed)}, codes.uint8, codes.cuda, x.device_id);
-  require(nf4.matmul_launch(weight, args, workspace ? workspace.data() : nullptr, needed,
-                            stream_of(x)));
+  require(of_kind.matmul_launch(weight, args, workspace ? workspace.data() : nullptr, needed,
+                                stream_of(x)));
 }
 
-void dequantize_to(void *out, const dl_tensor &like, const nf4_tensor &weight) {
+template <class Weight>
+void dequantize_to(void *out, const dl_tensor &like, const Weight &weight) {
   const nf4_dtype dtype = dtype_of(&like);
-  if (like.device_type == DL_CPU) return require(nf4.dequant_cpu(&weight, out, dtype, threads()));
-  require(nf4.dequant_launch(&weight, out, dtype, stream_of(like)));
+  const auto &of_kind = functions_for(weight);
+  if (like.device_type == DL_CPU)
+    return require(of_kind.dequant_cpu(&weight, out, dtype, threads()));
+  require(of_kind.dequant_launch(&weight, out, dtype, stream_of(like)));
 }
 
 // ---- The dispatcher's entry ------------------------------------------------------------
@@ -86,37 +110,39 @@ void require(const Checked &fault) {
   if (fault) throw std::invalid_argument(fault->text());
 }
 
-// The last eleven arguments of an operator. Takes the tensors over, all of them before anything is
-// refused.
+// The last arguments of an operator: tensors and five numbers. Takes the tensors over, all of them
+// before anything is refused.
+template <class Kind>
 class TakenWeight {
  public:
-  static constexpr uint64_t kArguments = kParts + 5;
+  static constexpr uint64_t kArguments = Kind::kParts + 5;
 
   explicit TakenWeight(const Value *stack) {
-    for (int i = 0; i < kParts; ++i)
-      parts_[i] = i <= kAbsmax ? taken(stack[i]) : taken_if_any(stack[i]);
-    std::copy_n(stack + kParts, spec_.size(), spec_.begin());
+    for (int i = 0; i < Kind::kParts; ++i)
+      parts_[i] = i < Kind::kNeeded ? taken(stack[i]) : taken_if_any(stack[i]);
+    std::copy_n(stack + Kind::kParts, spec_.size(), spec_.begin());
   }
 
-  WeightViews views() const {
-    WeightViews made{};
-    for (int i = 0; i < kParts; ++i)
+  WeightViews<Kind> views() const {
+    WeightViews<Kind> made{};
+    for (int i = 0; i < Kind::kParts; ++i)
       if (parts_[i]) made.parts[i] = parts_[i].view();
     for (size_t i = 0; i < spec_.size(); ++i) made.spec[i] = static_cast<int64_t>(spec_[i]);
     return made;
   }
 
  private:
-  std::array<Tensor, kParts> parts_;
+  std::array<Tensor, Kind::kParts> parts_;
   std::array<Value, 5> spec_;
 };
 
 // _linear(x, bias, WEIGHT) -> y
+template <class Kind>
 void linear_operator(Value *stack, uint64_t arguments, uint64_t) {
   const Tensor x = taken(stack[0]), bias = taken_if_any(stack[1]);
-  const TakenWeight weight(stack + arguments - TakenWeight::kArguments);
+  const TakenWeight<Kind> weight(stack + arguments - TakenWeight<Kind>::kArguments);
   const dl_tensor of_x = x.view();
-  Product product;
+  Product<Kind> product;
   require(read_product(of_x, bias ? View(bias.view()) : View(), weight.views(), product));
   std::vector<int64_t> sizes(of_x.shape, of_x.shape + of_x.ndim);
   sizes.back() = product.weight.rows;
@@ -127,11 +153,12 @@ void linear_operator(Value *stack, uint64_t arguments, uint64_t) {
 }
 
 // _dense_like(like, WEIGHT) -> the weight in the dtype of `like`
+template <class Kind>
 void dense_like_operator(Value *stack, uint64_t arguments, uint64_t) {
   const Tensor like = taken(stack[0]);
-  const TakenWeight taken_weight(stack + arguments - TakenWeight::kArguments);
+  const TakenWeight<Kind> taken_weight(stack + arguments - TakenWeight<Kind>::kArguments);
   const dl_tensor of_like = like.view();
-  nf4_tensor weight;
+  typename Kind::Descriptor weight;
   require(check_first("like", of_like));
   require(read_weight(taken_weight.views(), of_like, weight));
   Tensor dense = Tensor::empty({weight.rows, weight.cols}, like.dtype(), like.device_type(),
@@ -143,8 +170,10 @@ void dense_like_operator(Value *stack, uint64_t arguments, uint64_t) {
 bool implement(const char *key) {
   LibraryHandle library = nullptr;  // is there for as long as the process
   return torch.new_library("nf4", key, "_nf4_ops.cpp", __LINE__, &library) == 0 &&
-         torch.implement(library, "_linear", linear_operator) == 0 &&
-         torch.implement(library, "_dense_like", dense_like_operator) == 0;
+         torch.implement(library, "_linear", linear_operator<Codebook>) == 0 &&
+         torch.implement(library, "_dense_like", dense_like_operator<Codebook>) == 0 &&
+         torch.implement(library, "_linear_int4", linear_operator<Int4>) == 0 &&
+         torch.implement(library, "_dense_like_int4", dense_like_operator<Int4>) == 0;
 }
 
 // ---- Python's entry ----------------------------------------------------------------------
@@ -181,13 +210,14 @@ bool view_plain(PyObject *tensor, View &view) {
          !is_negative(tensor);
 }
 
-// Of a WeightParts, whose parts have no negative bit.
-bool view_weight(PyObject *given, WeightViews &views) {
-  for (int i = 0; i < kParts; ++i) {
+// Of a WeightParts or an Int4Parts, whose parts have no negative bit.
+template <class Kind>
+bool view_weight(PyObject *given, WeightViews<Kind> &views) {
+  for (int i = 0; i < Kind::kParts; ++i) {
     PyObject *part = PyTuple_GetItem(given, i);
     if (part == nullptr || (part != Py_None && !view_of(part, views.parts[i]))) return false;
   }
-  PyObject *spec = PyTuple_GetItem(given, kParts);
+  PyObject *spec = PyTuple_GetItem(given, Kind::kParts);
   if (spec == nullptr) return false;
   for (size_t i = 0; i < views.spec.size(); ++i) {
     PyObject *number = PyTuple_GetItem(spec, static_cast<Py_ssize_t>(i));
@@ -196,6 +226,8 @@ bool view_weight(PyObject *given, WeightViews &views) {
   }
   return PyErr_Occurred() == nullptr;
 }
+
+bool is_int4(PyObject *weight) { return PyTuple_Size(weight) == Int4::kParts + 1; }
 
 bool count_is(Py_ssize_t count, Py_ssize_t expected) {
   if (count == expected) return true;
@@ -232,22 +264,18 @@ bool run(const Work &work) {
   Py_END_ALLOW_THREADS return done;
 }
 
-PyDoc_STRVAR(
-    linear_doc,
-    "linear(x, bias, weight)\n--\n\n"
-    "y = x W^T + bias on torch's current stream, in a new tensor; None if nothing was done "
-    "and the call is left to the general way.");
-PyObject *linear(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
-  if (!count_is(count, 3)) return nullptr;
+// None if nothing was done.
+template <class Kind>
+PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given) {
   View x, bias, of_y;
-  WeightViews weight{};
-  Product product;
-  if (!view_plain(arguments[0], x)) return none();
-  if (arguments[1] != Py_None && (!view_of(arguments[1], bias) || is_negative(arguments[1])))
+  WeightViews<Kind> weight{};
+  Product<Kind> product;
+  if (!view_plain(given_x, x)) return none();
+  if (given_bias != Py_None && (!view_of(given_bias, bias) || is_negative(given_bias)))
     return none();
-  if (!view_weight(arguments[2], weight) || read_product(*x, bias, weight, product)) return none();
+  if (!view_weight(given, weight) || read_product(*x, bias, weight, product)) return none();
   if (x->device_type == DL_CUDA && product.args.dtype == NF4_DTYPE_FP32) return none();
-  PyObject *y = new_output(arguments[0], *x, product.weight.rows);
+  PyObject *y = new_output(given_x, *x, product.weight.rows);
   if (y == nullptr) return nullptr;
   // A mode of torch may have made something else.
   if (view_of(y, of_y) && is_output(*of_y, *x, product.args.m * product.weight.rows)) {
@@ -258,20 +286,36 @@ PyObject *linear(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   return none();
 }
 
+template <class Kind>
+bool dequantize_of(PyObject *given_out, PyObject *given) {
+  View out;
+  WeightViews<Kind> views{};
+  typename Kind::Descriptor weight;
+  return view_plain(given_out, out) && view_weight(given, views) && !check_first("out", *out) &&
+         !read_weight(views, *out, weight) && elements_of(&*out) == weight.rows * weight.cols &&
+         is_contiguous(&*out, elements_of(&*out)) &&
+         run([&] { dequantize_to(const_cast<char *>(address_of(&*out)), *out, weight); });
+}
+
+PyDoc_STRVAR(
+    linear_doc,
+    "linear(x, bias, weight)\n--\n\n"
+    "y = x W^T + bias on torch's current stream, in a new tensor; None if nothing was done "
+    "and the call is left to the general way.");
+PyObject *linear(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (!count_is(count, 3)) return nullptr;
+  const auto of_kind = is_int4(arguments[2]) ? linear_of<Int4> : linear_of<Codebook>;
+  return of_kind(arguments[0], arguments[1], arguments[2]);
+}
+
 PyDoc_STRVAR(dequantize_doc,
              "dequantize(out, weight)\n--\n\n"
              "Writes the weight to a contiguous tensor on torch's current stream. False if nothing "
              "was done and the call is left to the general way.");
 PyObject *dequantize(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, 2)) return nullptr;
-  View out;
-  WeightViews views{};
-  nf4_tensor weight;
-  const bool done =
-      view_plain(arguments[0], out) && view_weight(arguments[1], views) &&
-      !check_first("out", *out) && !read_weight(views, *out, weight) &&
-      elements_of(&*out) == weight.rows * weight.cols && is_contiguous(&*out, elements_of(&*out)) &&
-      run([&] { dequantize_to(const_cast<char *>(address_of(&*out)), *out, weight); });
+  const auto of_kind = is_int4(arguments[1]) ? dequantize_of<Int4> : dequantize_of<Codebook>;
+  const bool done = of_kind(arguments[0], arguments[1]);
   PyErr_Clear();
   return PyBool_FromLong(done);
 }
@@ -327,8 +371,8 @@ PyObject *register_operators(PyObject *, PyObject *arguments) {
   python = {exchange_of(tensor), Py_NewRef(tensor), Py_NewRef(parameter),
             PyUnicode_InternFromString("is_neg"), PyUnicode_InternFromString("new_empty")};
   if (python.exchange == nullptr || PyErr_Occurred()) return nullptr;
-  codes = {torch.uint8(),    torch.float32(), torch.float16(),
-           torch.bfloat16(), torch.cpu(),     torch.cuda()};
+  codes = {torch.uint8(),    torch.int32(), torch.float32(), torch.float16(),
+           torch.bfloat16(), torch.cpu(),   torch.cuda()};
   if (!implement("CPU") || (torch.cuda_stream != nullptr && !implement("CUDA"))) {
     PyErr_SetString(PyExc_RuntimeError, "torch does not take the operators");
     return nullptr;

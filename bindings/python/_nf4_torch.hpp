@@ -38,7 +38,7 @@ struct Torch {
   Error (*empty_strided)(int64_t dimensions, const int64_t *sizes, const int64_t *strides,
                          int32_t dtype, int32_t device_type, int32_t device_index, TensorHandle *);
   Error (*threads)(uint32_t *);
-  int32_t (*uint8)(), (*float32)(), (*float16)(), (*bfloat16)(), (*cpu)(), (*cuda)();
+  int32_t (*uint8)(), (*int32)(), (*float32)(), (*float16)(), (*bfloat16)(), (*cpu)(), (*cuda)();
   Error (*new_library)(const char *name, const char *key, const char *file, uint32_t line,
                        LibraryHandle *);
   Error (*implement)(LibraryHandle, const char *name, Operator);
@@ -57,6 +57,7 @@ inline constexpr std::array kTorch{"aoti_torch_delete_tensor_object",
                                    "aoti_torch_empty_strided",
                                    "torch_get_num_threads",
                                    "aoti_torch_dtype_uint8",
+                                   "aoti_torch_dtype_int32",
                                    "aoti_torch_dtype_float32",
                                    "aoti_torch_dtype_float16",
                                    "aoti_torch_dtype_bfloat16",
@@ -69,7 +70,7 @@ static_assert(sizeof(Torch) == kTorch.size() * sizeof(void *));
 
 // torch's numbers for these.
 struct Codes {
-  int32_t uint8, float32, float16, bfloat16, cpu, cuda;
+  int32_t uint8, int32, float32, float16, bfloat16, cpu, cuda;
 };
 inline Codes codes;
 
@@ -84,6 +85,7 @@ inline void set_dtype(dl_tensor &view, int32_t dtype) {
     int32_t number;
     uint8_t code, bits;
   } known[] = {{codes.uint8, DL_UINT, 8},
+               {codes.int32, DL_INT, 32},
                {codes.float32, DL_FLOAT, 32},
                {codes.float16, DL_FLOAT, 16},
                {codes.bfloat16, DL_BFLOAT, 16}};

@@ -1,12 +1,13 @@
-"""libnf4 for PyTorch: operators for autograd and torch.compile, and a linear layer.
+"""libnf4 for PyTorch: operators for autograd and torch.compile, and linear layers.
 
     import nf4.torch
     layer = nf4.torch.NF4Linear.from_linear(linear)  # quantizes it
-    nf4.torch.convert(model)                         # replaces bitsandbytes' Linear4bit
+    nf4.torch.convert(model)                         # replaces other libraries' 4-bit layers
+    model = nf4.torch.load("model/")                 # GPTQ, AWQ or compressed-tensors
 
-Importing this registers torch.ops.nf4.quantize, .dequantize, .linear and .linear_backward. They
-enqueue on torch's current stream, or run on the CPU with torch.get_num_threads() threads. Package
-nf4 itself never imports torch.
+Importing this registers torch.ops.nf4.quantize, .dequantize, .linear and .linear_backward, and the
+same with _int4 for integer weights. They enqueue on torch's current stream, or run on the CPU with
+torch.get_num_threads() threads. Package nf4 itself never imports torch.
 """
 
 # isort: off
@@ -15,18 +16,22 @@ from nf4.torch import _torch_version  # noqa: F401  first: it says what is missi
 # isort: on
 from nf4.torch.bitsandbytes import register as register_bitsandbytes
 from nf4.torch.conversion import convert, to_dense
-from nf4.torch.functional import dequantize, linear, quantize
-from nf4.torch.modules import NF4Linear
+from nf4.torch.functional import dequantize, linear, quantize, quantize_int4
+from nf4.torch.loading import load
+from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.unsloth import fast_dequantize as unsloth_fast_dequantize
 from nf4.torch.unsloth import patch_unsloth
 
 __all__ = [
+    "Int4Linear",
     "NF4Linear",
     "convert",
     "dequantize",
     "linear",
+    "load",
     "patch_unsloth",
     "quantize",
+    "quantize_int4",
     "register_bitsandbytes",
     "to_dense",
     "unsloth_fast_dequantize",

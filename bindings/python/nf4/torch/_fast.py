@@ -2,7 +2,7 @@
 
 `linear` and `dequantize` are its entry for Python. They take plain tensors without a fault. For
 anything else, or without the extension module, they do nothing and say so. Its entry for torch's
-dispatcher is torch.ops.nf4._linear and ._dense_like.
+dispatcher is torch.ops.nf4._linear and ._dense_like, and those with _int4.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from torch import Tensor
 from nf4 import _prepared
 from nf4._load import library
 from nf4.errors import LibraryNotFound
-from nf4.torch import _schemas  # noqa: F401  C++ has kernels for operators that are defined
-from nf4.torch._weight import WeightParts
+from nf4.torch._schemas import Parts  # C++ has kernels for operators that are defined
 
 
-def linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor | None:
+def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor | None:
     """y = x W^T + bias; None if nothing was done."""
     return None
 
 
-def dequantize(out: Tensor, weight: WeightParts) -> bool:
+def dequantize(out: Tensor, weight: Parts) -> bool:
     """Writes the weight to `out`; False if nothing was done."""
     return False
 

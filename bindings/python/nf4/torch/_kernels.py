@@ -16,8 +16,7 @@ from nf4 import _torch
 from nf4.errors import InvalidArgument
 from nf4.torch import _fast
 from nf4.torch._checks import require_device, require_float
-from nf4.torch._schemas import require_operands
-from nf4.torch._weight import WeightParts
+from nf4.torch._schemas import Parts, require_operands
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,13 +42,13 @@ def _threads(tensor: Tensor) -> int:
 # ---- y = x W^T + bias ------------------------------------------------------------------
 
 
-def linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """In the dtype of x."""
     y = _fast.linear(x, bias, weight)
     return general_linear(x, bias, weight) if y is None else y
 
 
-def general_linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+def general_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """The same for x of any strides and for fp32 on a GPU, with a message for each fault."""
     if needs_dense(x):
         return dense_linear(x, bias, weight)
@@ -65,10 +64,10 @@ def needs_dense(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.float32
 
 
-def dense_linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+def dense_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """The same by torch's linear with the dequantized weight."""
     require_operands(x, bias, weight)
-    dense = dequantize(weight, x.dtype).view(weight.spec[:2])
+    dense = dequantize(weight, x.dtype).view(weight.spec.rows, weight.spec.cols)
     return torch.nn.functional.linear(x, dense, bias)
 
 
@@ -104,14 +103,14 @@ def _new_dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -
     return buffer[:needed].view(dtype).view(rows, cols)
 
 
-def _dense_beside(grad_y: Tensor, weight: WeightParts) -> Tensor:
+def _dense_beside(grad_y: Tensor, weight: Parts) -> Tensor:
     """Where to dequantize the weight to for a product with grad_y."""
     require_float("grad_y", grad_y.dtype)
     require_device(grad_y.device, "grad_y", {"packed": weight.packed})
     return _new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
 
 
-def fast_linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor | None:
+def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
     """linear_grad, the fast way; None if nothing was done."""
     if type(grad_y) is not Tensor:
         return None
@@ -119,7 +118,7 @@ def fast_linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor | None:
     return torch.matmul(grad_y, dense) if _fast.dequantize(dense, weight) else None
 
 
-def linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor:
+def linear_grad(grad_y: Tensor, weight: Parts) -> Tensor:
     """grad_y W, with W dense for as long as this takes."""
     dense = _dense_beside(grad_y, weight)
     _dequantize_to(dense, weight)
@@ -129,14 +128,14 @@ def linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor:
 # ---- dequantize, quantize --------------------------------------------------------------
 
 
-def _dequantize_to(out: Tensor, weight: WeightParts) -> None:
+def _dequantize_to(out: Tensor, weight: Parts) -> None:
     if _fast.dequantize(out, weight):
         return
     require_device(weight.packed.device, "packed", {"out": out, **weight.named()})
     nf4.dequantize(weight.quantized(), out=out.detach(), threads=_threads(out))
 
 
-def dequantize(weight: WeightParts, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+def dequantize(weight: Parts, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """The weight, dense, in a dtype. An `out` of the caller's has to be contiguous, and of this
     dtype and the weight's shape."""
     shape = weight.spec.shape
@@ -172,3 +171,19 @@ def quantize(
     # An operator must return new memory, and all weights share nested_code.
     code = made.nested_code.clone()
     return made.packed, made.absmax, made.nested_absmax, code, made.nested_offset
+
+
+def quantize_int4(
+    weight: Tensor, layout: str, group_size: int, symmetric: bool, scales_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """packed, scales and zeros, which are empty where there are none."""
+    made = nf4.quantize_int4(
+        weight.detach().contiguous(),
+        layout=layout,
+        group_size=group_size,
+        symmetric=symmetric,
+        scales_dtype=scales_dtype,
+        threads=_threads(weight),
+    )
+    none = made.packed.new_empty(0)
+    return made.packed, made.scales, none if made.zeros is None else made.zeros

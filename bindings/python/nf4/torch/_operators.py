@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from nf4.errors import InvalidArgument
 from nf4.torch import _fast, _kernels, _private, _schemas
 from nf4.torch._checks import DTYPES, require_float
-from nf4.torch._weight import PARTS, WeightParts
+from nf4.torch._schemas import OPERATORS, Parts
 
 _DEVICES = ("CPU", "CUDA")
 _AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -55,44 +55,46 @@ def _to_next_transform(op: Callable[..., Tensor], *arguments: Any) -> Tensor:
         return op(*arguments)
 
 
-def _linear_below(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+def _linear_below(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     return (_linear_idle if _private.is_idle() else _linear_seen)(x, bias, weight)
 
 
-def _linear_idle(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+def _linear_idle(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """Where only a tensor that is not plain needs the dispatcher."""
     y = _fast.linear(x, bias, weight)
     if y is not None:
         return y
-    if _are_plain(x, bias, *weight[:6]):
+    if _are_plain(x, bias, *weight.tensors):
         return _kernels.general_linear(_with_memory(x), _with_memory(bias), weight)
     return _linear_seen(x, bias, weight)
 
 
-def _linear_seen(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+def _linear_seen(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """Through operators that compilers, modes, transforms and subclasses see."""
     if _private.has_transforms():
-        return _to_next_transform(_schemas.linear, x, bias, *weight.arguments())
+        return _to_next_transform(OPERATORS[type(weight)].linear, x, bias, *weight.arguments())
     _schemas.require_operands(x, bias, weight)
+    operators = OPERATORS[type(weight)]
     if _kernels.needs_dense(x):
-        dense = _schemas.graph_dense_like(x, *weight.numbers())
+        dense = operators.graph_dense_like(x, *weight.numbers())
         return torch.nn.functional.linear(x, dense, bias)
     bias = None if bias is None else bias.contiguous()
     # Asking whether C++ takes these strides would fix the sizes of a graph.
-    return _schemas.graph_linear(x.contiguous(), bias, *weight.numbers())
+    return operators.graph_linear(x.contiguous(), bias, *weight.numbers())
 
 
-def _linear_grad_below(grad_y: Tensor, weight: WeightParts) -> Tensor:
+def _linear_grad_below(grad_y: Tensor, weight: Parts) -> Tensor:
     if _private.is_idle():
         grad_x = _kernels.fast_linear_grad(grad_y, weight)
         if grad_x is not None:
             return grad_x
-        if _are_plain(grad_y, *weight[:6]):
+        if _are_plain(grad_y, *weight.tensors):
             return _kernels.linear_grad(grad_y, weight)
+    operators = OPERATORS[type(weight)]
     if _private.has_transforms():
-        return _to_next_transform(_schemas.linear_backward, grad_y, *weight.arguments())
+        return _to_next_transform(operators.linear_backward, grad_y, *weight.arguments())
     require_float("grad_y", grad_y.dtype)
-    return torch.matmul(grad_y, _schemas.graph_dense_like(grad_y, *weight.numbers()))
+    return torch.matmul(grad_y, operators.graph_dense_like(grad_y, *weight.numbers()))
 
 
 # ---- Gradients -------------------------------------------------------------------------
@@ -112,13 +114,13 @@ def _refuse_grad(
             )
 
 
-def _keep(ctx: Any, weight: WeightParts) -> None:
+def _keep(ctx: Any, weight: Parts) -> None:
     """For the backward pass."""
     if _private.in_forward_ad() or _private.any_requires_grad(*weight):
-        _refuse_grad(PARTS, weight)
+        _refuse_grad(weight.names, weight)
     if ctx.needs_input_grad[0]:  # that of a bias needs no weight
-        ctx.save_for_backward(*weight[:6])
-    ctx.spec = weight.spec
+        ctx.save_for_backward(*weight.tensors)
+    ctx.kind, ctx.spec = type(weight), weight.spec
 
 
 class _Linear(torch.autograd.Function):
@@ -130,8 +132,8 @@ class _Linear(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         bias: Tensor | None,
-        weight: WeightParts,
-        below: Callable[[Tensor, Tensor | None, WeightParts], Tensor],
+        weight: Parts,
+        below: Callable[[Tensor, Tensor | None, Parts], Tensor],
     ) -> Tensor:
         _keep(ctx, weight)
         return below(x, bias, weight)
@@ -141,7 +143,7 @@ class _Linear(torch.autograd.Function):
         of_x, of_bias, *_ = ctx.needs_input_grad
         grad_x = grad_bias = None
         if of_x:
-            grad_x = linear_grad(grad_y, WeightParts(*ctx.saved_tensors, ctx.spec))
+            grad_x = linear_grad(grad_y, ctx.kind(*ctx.saved_tensors, ctx.spec))
         if of_bias:
             # Without dimensions to sum over, torch sums over all.
             leading = tuple(range(grad_y.dim() - 1))
@@ -154,16 +156,16 @@ class _LinearGrad(torch.autograd.Function):
     def forward(
         ctx: Any,
         grad_y: Tensor,
-        weight: WeightParts,
-        below: Callable[[Tensor, WeightParts], Tensor],
+        weight: Parts,
+        below: Callable[[Tensor, Parts], Tensor],
     ) -> Tensor:
         _keep(ctx, weight)
         return below(grad_y, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        weight = WeightParts(*ctx.saved_tensors, ctx.spec)
-        return _schemas.linear(grad, None, *weight.arguments()), None, None
+        weight = ctx.kind(*ctx.saved_tensors, ctx.spec)
+        return OPERATORS[ctx.kind].linear(grad, None, *weight.arguments()), None, None
 
 
 _apply_linear = _private.apply_of(_Linear)
@@ -191,24 +193,26 @@ def _is_differentiated(*tensors: Any) -> bool:
     return reverse or _private.in_forward_ad()
 
 
-def _resolved(*weight: Any) -> WeightParts:
+def _resolved(kind: type[Parts], *weight: Any) -> Parts:
     """Without negative bits, which the kernels do not see."""
+    count = len(kind.names)
     tensors = (
-        part.resolve_neg() if part is not None and part.is_neg() else part for part in weight[:6]
+        part.resolve_neg() if part is not None and part.is_neg() else part
+        for part in weight[:count]
     )
-    return WeightParts.of_arguments(*tensors, *weight[6:])
+    return kind.of_arguments(*tensors, *weight[count:])
 
 
-def _autograd_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    parts = _resolved(*weight)
+def _autograd_linear(kind: type[Parts], x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    parts = _resolved(kind, *weight)
     if not _is_differentiated(x, bias, *parts):
         return _linear_below(x, bias, parts)
     with _private.function_in_transform():
         return _apply_linear(x, bias, parts, _around(_linear_below))
 
 
-def _autograd_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
-    parts = _resolved(*weight)
+def _autograd_linear_backward(kind: type[Parts], grad_y: Tensor, *weight: Any) -> Tensor:
+    parts = _resolved(kind, *weight)
     if not _is_differentiated(grad_y, *parts):
         return _linear_grad_below(grad_y, parts)
     with _private.function_in_transform():
@@ -238,47 +242,60 @@ def _cast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return x.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _autocast_linear(device: str, x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+def _autocast_linear(
+    op: Callable[..., Tensor], device: str, x: Tensor, bias: Tensor | None, *weight: Any
+) -> Tensor:
     x, bias = _cast(x, bias)
     with torch.autocast(device, enabled=False):
-        return _schemas.linear(x, bias, *weight)
+        return op(x, bias, *weight)
 
 
 # ---- Registrations ---------------------------------------------------------------------
 
 
-def _impl(name: str, kernel: Callable[..., Any]) -> None:
+def _impl(op: Any, kernel: Callable[..., Any]) -> None:
     for device in _DEVICES:
-        _schemas.library.impl(name, _kernels.uncompiled(kernel), device)
+        _schemas.library.impl(op, _kernels.uncompiled(kernel), device)
 
 
-_impl("quantize", _kernels.quantize)
-_impl("dequantize", lambda *a: _kernels.dequantize(WeightParts.of_arguments(*a[:10]), a[10]))
-_impl("linear", lambda x, bias, *w: _kernels.linear(x, bias, WeightParts.of_arguments(*w)))
-_impl("linear_backward", lambda dy, *w: _kernels.linear_grad(dy, WeightParts.of_arguments(*w)))
-if not _fast.registered:
-    _impl("_linear", lambda x, b, *n: _kernels.general_linear(x, b, WeightParts.of_numbers(*n)))
-    _impl(
-        "_dense_like",
-        lambda like, *n: _kernels.dequantize(WeightParts.of_numbers(*n), like.dtype),
-    )
+def _implement(kind: type[Parts], ops: _schemas.Operators) -> None:
+    """The operators of a kind of weight, but for those in C++."""
+    of_arguments, of_numbers = kind.of_arguments, kind.of_numbers
+    _impl(ops.dequantize, lambda *a: _kernels.dequantize(of_arguments(*a[:-1]), a[-1]))
+    _impl(ops.linear, lambda x, bias, *w: _kernels.linear(x, bias, of_arguments(*w)))
+    _impl(ops.linear_backward, lambda dy, *w: _kernels.linear_grad(dy, of_arguments(*w)))
+    if not _fast.registered:
+        _impl(ops.graph_linear, lambda x, b, *n: _kernels.general_linear(x, b, of_numbers(*n)))
+        _impl(
+            ops.graph_dense_like,
+            lambda like, *n: _kernels.dequantize(of_numbers(*n), like.dtype),
+        )
+    library, backward = _schemas.library, _autograd_linear_backward
+    library.impl(ops.linear, functools.partial(_autograd_linear, kind), "Autograd")
+    library.impl(ops.linear_backward, functools.partial(backward, kind), "Autograd")
+    for device, key in _AUTOCAST.items():
+        library.impl(ops.linear, functools.partial(_autocast_linear, ops.linear, device), key)
+    _refuse_grads_of(ops.dequantize, kind.names)
 
-_schemas.library.impl("linear", _autograd_linear, "Autograd")
-_schemas.library.impl("linear_backward", _autograd_linear_backward, "Autograd")
-if _private.can_redispatch:
-    for _op, _names in (
-        (_schemas.dequantize, PARTS),
-        (_schemas.quantize, ("weight", "codebook")),
-    ):
-        _schemas.library.impl(_op, _not_differentiable(_op, _names), "Autograd", with_keyset=True)
-for _device, _key in _AUTOCAST.items():
-    _schemas.library.impl("linear", functools.partial(_autocast_linear, _device), _key)
+
+def _refuse_grads_of(op: Any, names: Sequence[str]) -> None:
+    if _private.can_redispatch:
+        kernel = _not_differentiable(op, names)
+        _schemas.library.impl(op, kernel, "Autograd", with_keyset=True)
+
+
+_impl(_schemas.quantize, _kernels.quantize)
+_impl(_schemas.quantize_int4, _kernels.quantize_int4)
+_refuse_grads_of(_schemas.quantize, ("weight", "codebook"))
+_refuse_grads_of(_schemas.quantize_int4, ("weight",))
+for _kind, _ops in OPERATORS.items():
+    _implement(_kind, _ops)
 
 
 # ---- What layers call ------------------------------------------------------------------
 
 
-def linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
+def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """y = x W^T + bias: torch.ops.nf4.linear, without the dispatcher where that has nothing to
     do."""
     if not torch.compiler.is_dynamo_compiling() and type(x) is Tensor and _private.is_idle():
@@ -287,23 +304,23 @@ def linear(x: Tensor, bias: Tensor | None, weight: WeightParts) -> Tensor:
         if torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight):
             return _apply_linear(x, bias, weight, _linear_idle)
         return _linear_idle(x, bias, weight)
-    return _schemas.linear(x, bias, *weight.arguments())
+    return OPERATORS[type(weight)].linear(x, bias, *weight.arguments())
 
 
-def linear_grad(grad_y: Tensor, weight: WeightParts) -> Tensor:
+def linear_grad(grad_y: Tensor, weight: Parts) -> Tensor:
     """grad_y W: torch.ops.nf4.linear_backward, likewise."""
     if not torch.is_grad_enabled() and _private.is_idle():
         grad_x = _kernels.fast_linear_grad(grad_y, weight)
         if grad_x is not None:
             return grad_x
-    return _schemas.linear_backward(grad_y, *weight.arguments())
+    return OPERATORS[type(weight)].linear_backward(grad_y, *weight.arguments())
 
 
-def dequantize(weight: WeightParts, dtype: torch.dtype) -> Tensor:
+def dequantize(weight: Parts, dtype: torch.dtype) -> Tensor:
     """The weight in a dtype: torch.ops.nf4.dequantize, likewise."""
     if not torch.compiler.is_dynamo_compiling() and _private.is_idle():
         if not (torch.is_grad_enabled() and _private.any_requires_grad(*weight)):
             out = torch.empty(weight.spec.shape, dtype=dtype, device=weight.packed.device)
             if _fast.dequantize(out, weight):
                 return out
-    return _schemas.dequantize(*weight.arguments(), dtype)
+    return OPERATORS[type(weight)].dequantize(*weight.arguments(), dtype)

@@ -6,6 +6,8 @@
     dequantize(WEIGHT, ScalarType dtype) -> Tensor
     linear(Tensor x, Tensor? bias, WEIGHT) -> Tensor
     linear_backward(Tensor grad_y, WEIGHT) -> Tensor
+    quantize_int4(Tensor weight, str layout, int group_size, bool symmetric,
+                  ScalarType scales_dtype) -> (Tensor packed, Tensor scales, Tensor zeros)
 
 WEIGHT is ten arguments, as _weight.py says. These have kernels for autograd (_operators.py). Below
 autograd a compiler's graph has two others, with the eleven arguments, in C++ where the extension
@@ -14,51 +16,92 @@ does must never change, nor its arguments.
 
     _linear(Tensor x, Tensor? bias, NUMBERS) -> Tensor
     _dense_like(Tensor like, NUMBERS) -> Tensor
+
+Those for integers, dequantize_int4, linear_int4, linear_backward_int4, _linear_int4 and
+_dense_like_int4, have the arguments that _int4_weight.py says for WEIGHT and NUMBERS.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from nf4.errors import InvalidArgument
+from nf4.int4 import int4_shapes, shape_of
 from nf4.tensor import sizes
 from nf4.torch._checks import require_device, require_float
-from nf4.torch._weight import Spec, WeightParts
+from nf4.torch._int4_weight import Int4Parts
+from nf4.torch._weight import WeightParts
+
+Parts: TypeAlias = WeightParts | Int4Parts
 
 _TENSORS = (
     "Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_code, "
     "Tensor? nested_offset, Tensor? codebook"
 )
-_WEIGHT = f"{_TENSORS}, int[] shape, str format, int blocksize, int nested_blocksize"
-_NUMBERS = f"{_TENSORS}, int rows, int cols, int format, int blocksize, int nested_blocksize"
-_SCHEMAS = (
+_INT4_TENSORS = "Tensor packed, Tensor scales, Tensor? zeros, Tensor? g_idx, Tensor? permutation"
+_MATRIX = "int rows, int cols"
+# Of a kind of weight: what its operators' names end with, and the arguments for one.
+_KINDS = {
+    WeightParts: (
+        "",
+        f"{_TENSORS}, int[] shape, str format, int blocksize, int nested_blocksize",
+        f"{_TENSORS}, {_MATRIX}, int format, int blocksize, int nested_blocksize",
+    ),
+    Int4Parts: (
+        "_int4",
+        f"{_INT4_TENSORS}, int[] shape, str layout, int group_size",
+        f"{_INT4_TENSORS}, {_MATRIX}, int layout, int zero_offset, int group_size",
+    ),
+}
+_QUANTIZE = (
     "quantize(Tensor weight, Tensor? codebook, str format, int blocksize, int nested_blocksize) -> "
     "(Tensor packed, Tensor absmax, Tensor nested_absmax, Tensor nested_code, "
     "Tensor nested_offset)",
-    f"dequantize({_WEIGHT}, ScalarType dtype) -> Tensor",
-    f"linear(Tensor x, Tensor? bias, {_WEIGHT}) -> Tensor",
-    f"linear_backward(Tensor grad_y, {_WEIGHT}) -> Tensor",
-    f"_linear(Tensor x, Tensor? bias, {_NUMBERS}) -> Tensor",
-    f"_dense_like(Tensor like, {_NUMBERS}) -> Tensor",
+    "quantize_int4(Tensor weight, str layout, int group_size, bool symmetric, "
+    "ScalarType scales_dtype) -> (Tensor packed, Tensor scales, Tensor zeros)",
 )
 
 # It takes its registrations along when it goes.
 library = torch.library.Library("nf4", "DEF")
-for _schema in _SCHEMAS:
-    library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+_define = functools.partial(library.define, tags=(torch.Tag.pt2_compliant_tag,))
+for _schema in _QUANTIZE:
+    _define(_schema)
 
+
+class Operators(NamedTuple):
+    """Those of a kind of weight."""
+
+    dequantize: Any
+    linear: Any
+    linear_backward: Any
+    graph_linear: Any
+    graph_dense_like: Any
+
+
+def _defined(suffix: str, weight: str, numbers: str) -> Operators:
+    schemas = {
+        "dequantize": f"{weight}, ScalarType dtype",
+        "linear": f"Tensor x, Tensor? bias, {weight}",
+        "linear_backward": f"Tensor grad_y, {weight}",
+        "_linear": f"Tensor x, Tensor? bias, {numbers}",
+        "_dense_like": f"Tensor like, {numbers}",
+    }
+    for name, arguments in schemas.items():
+        _define(f"{name}{suffix}({arguments}) -> Tensor")
+    return Operators(*(getattr(torch.ops.nf4, name + suffix).default for name in schemas))
+
+
+OPERATORS = {kind: _defined(*strings) for kind, strings in _KINDS.items()}
 quantize = torch.ops.nf4.quantize.default
-dequantize = torch.ops.nf4.dequantize.default
-linear = torch.ops.nf4.linear.default
-linear_backward = torch.ops.nf4.linear_backward.default
-graph_linear = torch.ops.nf4._linear.default
-graph_dense_like = torch.ops.nf4._dense_like.default
+quantize_int4 = torch.ops.nf4.quantize_int4.default
+dequantize, linear, linear_backward, graph_linear, graph_dense_like = OPERATORS[WeightParts]
 
 
-def require_operands(x: Tensor, bias: Tensor | None, weight: WeightParts) -> None:
+def require_operands(x: Tensor, bias: Tensor | None, weight: Parts) -> None:
     """x and bias fit the weight, and all is on one device."""
     rows, cols = weight.spec[:2]
     require_float("x", x.dtype)
@@ -92,31 +135,54 @@ def _fake_quantize(
     )
 
 
-@torch.library.register_fake("nf4::dequantize", lib=library)
-def _fake_dequantize(*arguments: Any) -> Tensor:
-    packed, *_, dtype = arguments
+@torch.library.register_fake("nf4::quantize_int4", lib=library)
+def _fake_quantize_int4(
+    weight: Tensor, layout: str, group_size: int, symmetric: bool, scales_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    require_float("weight", weight.dtype)
+    shapes = int4_shapes(layout, shape_of(weight.shape, "the shape of weight"), group_size)
+    has_zeros = not symmetric or layout != "compressed-tensors"
+    return (
+        weight.new_empty(shapes.packed, dtype=torch.int32),
+        weight.new_empty(shapes.scales, dtype=scales_dtype),
+        weight.new_empty(shapes.zeros if has_zeros else 0, dtype=torch.int32),
+    )
+
+
+def _fake_dequantize(kind: type[Parts], *arguments: Any) -> Tensor:
+    *weight, dtype = arguments
     require_float("dtype", dtype)
-    return packed.new_empty(arguments[6], dtype=dtype)
+    parts = kind.of_arguments(*weight)
+    return parts.packed.new_empty(parts.spec.shape, dtype=dtype)
 
 
-@torch.library.register_fake("nf4::linear", lib=library)
-def _fake_linear(x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    parts = WeightParts.of_arguments(*weight)
+def _fake_linear(kind: type[Parts], x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
+    parts = kind.of_arguments(*weight)
     require_operands(x, bias, parts)
     return x.new_empty((*x.shape[:-1], parts.spec.rows))
 
 
-@torch.library.register_fake("nf4::linear_backward", lib=library)
-def _fake_linear_backward(grad_y: Tensor, *weight: Any) -> Tensor:
+def _fake_linear_backward(kind: type[Parts], grad_y: Tensor, *weight: Any) -> Tensor:
     require_float("grad_y", grad_y.dtype)
-    return grad_y.new_empty((*grad_y.shape[:-1], Spec.of(*weight[6:]).cols))
+    return grad_y.new_empty((*grad_y.shape[:-1], kind.of_arguments(*weight).spec.cols))
 
 
-@torch.library.register_fake("nf4::_linear", lib=library)
-def _fake_graph_linear(x: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], numbers[6]))
+def _fake_graph_linear(kind: type[Parts], x: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], numbers[len(kind.names)]))
 
 
-@torch.library.register_fake("nf4::_dense_like", lib=library)
-def _fake_graph_dense_like(like: Tensor, *numbers: Any) -> Tensor:
-    return like.new_empty(numbers[6:8])
+def _fake_graph_dense_like(kind: type[Parts], like: Tensor, *numbers: Any) -> Tensor:
+    first = len(kind.names)
+    return like.new_empty(numbers[first : first + 2])
+
+
+_FAKES = Operators(
+    _fake_dequantize,
+    _fake_linear,
+    _fake_linear_backward,
+    _fake_graph_linear,
+    _fake_graph_dense_like,
+)
+for _kind, _operators in OPERATORS.items():
+    for _operator, _fake in zip(_operators, _FAKES, strict=True):
+        torch.library.register_fake(_operator, functools.partial(_fake, _kind), lib=library)

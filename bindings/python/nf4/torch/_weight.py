@@ -1,4 +1,5 @@
-"""A weight as nf4.torch hands it from function to function: WeightParts.
+"""A weight as nf4.torch hands it from function to function: WeightParts, or Int4Parts
+(_int4_weight.py), which has the same methods.
 
 Operators have it taken apart. The public ones have ten arguments for it: the six tensors, shape,
 format, blocksize, nested_blocksize, which mean what they mean in nf4.QuantizedTensor. Those that a
@@ -22,6 +23,24 @@ from nf4.weight import no_weight
 
 PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
 _OF_EVERY_WEIGHT = frozenset(PARTS[:2])
+
+
+def tensors_of(
+    weight: nf4.Weight, names: Sequence[str], needed: frozenset[str]
+) -> list[Tensor | None]:
+    """The parts of a weight, which are tensors, or InvalidArgument is raised. A part with its
+    negative bit set is copied, as no kernel reads that bit; Dynamo cannot trace the question, and
+    operators in its graphs ask it themselves."""
+    tensors, eager = [], not torch.compiler.is_dynamo_compiling()
+    for name in names:
+        tensor = getattr(weight, name)
+        if tensor is not None or name in needed:
+            require_tensor(name, tensor)
+            if eager and tensor.is_neg():
+                tensor = tensor.resolve_neg()
+        tensors.append(tensor)
+    return tensors
+
 
 # A NamedTuple's own __new__ takes twice as long, and these are made in each call.
 _new = tuple.__new__
@@ -61,21 +80,14 @@ class WeightParts(NamedTuple):
     codebook: Tensor | None
     spec: Spec
 
+    names = PARTS
+
     @classmethod
     def of(cls, weight: nf4.QuantizedTensor) -> WeightParts:
-        """Of a weight whose parts are tensors, or InvalidArgument is raised. A part with its
-        negative bit set is copied, as no kernel reads that bit; Dynamo cannot trace the question,
-        and operators in its graphs ask it themselves."""
+        """Of a weight whose parts are tensors, or InvalidArgument is raised."""
         if not isinstance(weight, nf4.QuantizedTensor):
             raise no_weight("weight", weight, "a QuantizedTensor")
-        tensors, eager = [], not torch.compiler.is_dynamo_compiling()
-        for name in PARTS:
-            tensor = getattr(weight, name)
-            if tensor is not None or name in _OF_EVERY_WEIGHT:
-                require_tensor(name, tensor)
-                if eager and tensor.is_neg():
-                    tensor = tensor.resolve_neg()
-            tensors.append(tensor)
+        tensors = tensors_of(weight, PARTS, _OF_EVERY_WEIGHT)
         spec = Spec.of(weight.shape, weight.format, weight.blocksize, weight.nested_blocksize)
         return _new(cls, (*tensors, spec))
 
@@ -104,6 +116,10 @@ class WeightParts(NamedTuple):
         *tensors, rows, cols, code, blocksize, nested_blocksize = numbers
         name = next((name for name, each in _convert.FORMATS.items() if each == code), code)
         return cls.of_arguments(*tensors, (rows, cols), name, blocksize, nested_blocksize)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:6]
 
     def with_float_scales(self) -> WeightParts:
         """With scales in float32, which the kernels read: bitsandbytes casts those in 16 bits

@@ -1,20 +1,25 @@
-"""convert and to_dense: replace a model's layers in place, Linear4bit of bitsandbytes by NF4Linear,
-and NF4Linear by torch.nn.Linear."""
+"""convert and to_dense: replace a model's layers in place, those of other libraries by NF4Linear
+and Int4Linear, and these by torch.nn.Linear."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
 from nf4.errors import InvalidArgument, kind_of
+from nf4.torch import _int4_modules
 from nf4.torch._checks import torch_dtype
-from nf4.torch.modules import NF4Linear
+from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.typing import DTypeLike
 
 _ACCELERATE = "_hf_hook"
+_OURS = (NF4Linear, Int4Linear)
+
+Maker: TypeAlias = Callable[[Any], nn.Module]
 
 
 def _linear4bit() -> tuple[type, ...]:
@@ -25,13 +30,29 @@ def _linear4bit() -> tuple[type, ...]:
     return tuple(getattr(modules, name) for name in names if hasattr(modules, name))
 
 
+def _from_others(layer: nn.Module) -> Maker | None:
+    """What makes a layer of ours of another library's; None if it is none."""
+    if type(layer) in _linear4bit():
+        return NF4Linear.from_bitsandbytes
+    if not _int4_modules.is_quantized(layer):
+        return None
+    return Int4Linear.from_module if _int4_modules.why_left_alone(layer) is None else None
+
+
 def convert(model: nn.Module) -> list[str]:
-    """Replaces every bitsandbytes Linear4bit in a model by an NF4Linear around the same memory.
+    """Replaces the 4-bit linear layers of other libraries in a model by layers of ours around the
+    same memory:
+
+    bitsandbytes        Linear4bit, by NF4Linear
+    GPTQModel, AutoAWQ  those that hold the words of the checkpoint (backend torch or triton, GEMM),
+                        by Int4Linear. GPTQModel reads GPTQ v1 as v2, and so is the layer's layout
+    compressed-tensors  compressed layers of pack-quantized integers, by Int4Linear
 
     A layer that is in several places stays one layer. Layers that are converted already are left
-    alone, and so are other classes derived from Linear4bit, which may compute something else. The
+    alone, and so are other classes derived from Linear4bit, which may compute something else. So
+    are integers of other than 4 bits and layers with quantized activations, with a warning. The
     base layers within PEFT's adapters are replaced too. torch's forward hooks go along, and
-    accelerate's, which move inputs to a layer's device. The model itself must not be a Linear4bit,
+    accelerate's, which move inputs to a layer's device. The model itself must not be such a layer,
     as nothing holds it.
 
     PEFT's adapters beside a Linear4bit cannot be merged once it is replaced, not even after
@@ -39,17 +60,39 @@ def convert(model: nn.Module) -> list[str]:
     adds them.
 
     Returns the names of the replaced layers. Raises InvalidArgument for a layer that is not
-    quantized yet, is repacked for bitsandbytes' CPU kernels, is offloaded, or has a forward of its
-    own; then nothing was replaced.
+    quantized yet, is repacked (by bitsandbytes' CPU kernels, or for Marlin, Machete, ExLlama and
+    the like), is offloaded, or has a forward of its own; then nothing was replaced.
     """
-    return _replace(
-        model, _linear4bit(), NF4Linear.from_bitsandbytes, "NF4Linear.from_bitsandbytes"
-    )
+    instead = "NF4Linear.from_bitsandbytes or Int4Linear.from_module"
+    replaced = _replace(model, _from_others, instead)
+    _warn_of_others(model)
+    _remove_decompression(model)
+    return replaced
+
+
+def _warn_of_others(model: nn.Module) -> None:
+    left = [
+        f"{name}: {_int4_modules.why_left_alone(layer)}"
+        for name, layer in model.named_modules()
+        if _int4_modules.is_quantized(layer)
+    ]
+    if left:
+        more = f", and {len(left) - 1} more" if len(left) > 1 else ""
+        warnings.warn(f"quantized layers were left alone: {left[0]}{more}", stacklevel=3)
+
+
+def _remove_decompression(model: nn.Module) -> None:
+    """Of compressed-tensors, whose hook decompresses its layers in the first forward pass, where
+    it has none left."""
+    hook = getattr(model, "ct_decompress_hook", None)
+    if hook is not None and not any(map(_int4_modules.is_quantized, model.modules())):
+        hook.remove()
+        del model.ct_decompress_hook
 
 
 def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
-    """Replaces every NF4Linear in a model by a torch.nn.Linear with the dequantized weight. To
-    merge adapters: to_dense(model), then PEFT's model.merge_and_unload().
+    """Replaces every NF4Linear and Int4Linear in a model by a torch.nn.Linear with the dequantized
+    weight. To merge adapters: to_dense(model), then PEFT's model.merge_and_unload().
 
     dtype  "fp32", "fp16", "bf16" or torch's; by default that of each weight before it was quantized
 
@@ -58,10 +101,14 @@ def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     """
     if dtype is not None:
         dtype = torch_dtype(dtype)
+
+    def to_linear(layer: Any) -> nn.Module:
+        return layer.to_linear(dtype)
+
     replaced = _replace(
-        model, (NF4Linear,), lambda layer: layer.to_linear(dtype), "NF4Linear.to_linear"
+        model, lambda layer: to_linear if type(layer) in _OURS else None, "its to_linear"
     )
-    in_4bit = (NF4Linear, *_linear4bit())  # and what is derived from them, which is not replaced
+    in_4bit = (*_OURS, *_linear4bit())  # and what is derived from them, which is not replaced
     if replaced and not any(isinstance(each, in_4bit) for each in model.modules()):
         _forget_quantization(model)
     return replaced
@@ -82,11 +129,12 @@ def _forget_quantization(model: nn.Module) -> None:
 
 
 def _replace(
-    model: nn.Module, kinds: tuple[type, ...], make: Callable[[Any], nn.Module], instead: str
+    model: nn.Module, maker_of: Callable[[nn.Module], Maker | None], instead: str
 ) -> list[str]:
+    """Replaces the layers for which there is a maker."""
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
-    if type(model) in kinds:
+    if maker_of(model) is not None:
         raise InvalidArgument(
             f"model is {kind_of(model)} itself; expected what holds it, or use {instead}"
         )
@@ -94,7 +142,8 @@ def _replace(
     places: list[tuple[nn.Module, str, str, nn.Module]] = []
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():  # named_children() leaves out repetitions
-            if type(child) not in kinds:
+            make = None if child is None else maker_of(child)
+            if make is None:
                 continue
             full = f"{path}.{name}".lstrip(".")
             if id(child) not in made:
@@ -107,9 +156,9 @@ def _replace(
     return [full for _, _, full, _ in places]
 
 
-def _made(name: str, layer: nn.Module, make: Callable[[Any], nn.Module]) -> nn.Module:
+def _made(name: str, layer: nn.Module, make: Maker) -> nn.Module:
     try:
-        if "forward" in vars(layer) and not hasattr(layer, _ACCELERATE):
+        if _int4_modules.has_own_forward(layer) and not hasattr(layer, _ACCELERATE):
             raise InvalidArgument("the layer has a forward of its own, which would be lost")
         return make(layer)
     except InvalidArgument as error:

@@ -1,11 +1,13 @@
-"""quantize, dequantize and linear on torch tensors, through the operators torch.ops.nf4.*."""
+"""quantize, quantize_int4, dequantize and linear on torch tensors: operators torch.ops.nf4.*."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 import nf4
 from nf4 import _convert, _torch
+from nf4.errors import InvalidArgument, shown
 from nf4.torch import _operators, _schemas
 from nf4.torch._checks import (
     require_dense,
@@ -13,8 +15,19 @@ from nf4.torch._checks import (
     require_tensor,
     torch_dtype,
 )
+from nf4.torch._int4_weight import Int4Parts
+from nf4.torch._schemas import Parts
 from nf4.torch._weight import WeightParts
-from nf4.typing import DTypeLike, FormatName
+from nf4.typing import DTypeLike, FormatName, Int4Layout
+from nf4.weight import no_weight
+
+
+def _parts_of(weight: nf4.Weight) -> Parts:
+    if isinstance(weight, nf4.QuantizedTensor):
+        return WeightParts.of(weight)
+    if isinstance(weight, nf4.Int4Tensor):
+        return Int4Parts.of(weight)
+    raise no_weight("weight", weight)
 
 
 def quantize(
@@ -61,26 +74,73 @@ def quantize(
     )
 
 
-def dequantize(weight: nf4.QuantizedTensor, dtype: DTypeLike | None = None) -> Tensor:
+def int4_scales_dtype(given: DTypeLike | None, dtype: torch.dtype) -> torch.dtype:
+    """torch's dtype of scales; by default that of the weight, and fp16 for fp32."""
+    if given is None:
+        return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+    wanted = torch_dtype(given, "scales_dtype")
+    if wanted == torch.float32:
+        raise InvalidArgument(f'scales_dtype is {shown(given)}; expected "fp16" or "bf16"')
+    return wanted
+
+
+def quantize_int4(
+    weight: Tensor,
+    *,
+    layout: Int4Layout = "gptq",
+    group_size: int = 128,
+    symmetric: bool = True,
+    scales_dtype: DTypeLike | None = None,
+) -> nf4.Int4Tensor:
+    """Like nf4.quantize_int4, as an operator that torch.compile knows.
+
+    weight        [rows, cols] of fp32, fp16 or bf16, of any strides
+    layout        "gptq", "gptq_v2", "awq" or "compressed-tensors"
+    group_size    columns that share a scale; -1: all
+    symmetric     all zeros are 8
+    scales_dtype  "fp16" or "bf16"; by default that of weight, and fp16 for fp32
+
+    Raises what nf4.quantize_int4 raises.
+    """
+    require_dense("weight", weight)
+    wanted = int4_scales_dtype(scales_dtype, weight.dtype)
+    _convert.int4_layout(layout)
+    group_size = _convert.integer("group_size", group_size, 32)
+    if not isinstance(symmetric, bool):
+        raise InvalidArgument(f"symmetric is {shown(symmetric)}; expected True or False")
+    packed, scales, zeros = _schemas.quantize_int4(weight, layout, group_size, symmetric, wanted)
+    has_zeros = not symmetric or layout != "compressed-tensors"
+    return nf4.Int4Tensor(
+        layout=layout,
+        shape=tuple(weight.shape),
+        group_size=group_size,
+        packed=packed,
+        scales=scales,
+        zeros=zeros if has_zeros else None,
+    )
+
+
+def dequantize(weight: nf4.Weight, dtype: DTypeLike | None = None) -> Tensor:
     """The weight, dense, of weight.shape: like nf4.dequantize, as an operator that torch.compile
     knows.
 
-    weight  its parts are tensors
-    dtype   "fp32", "fp16", "bf16" or torch's; by default that of the weight before it was quantized
+    weight  a QuantizedTensor or an Int4Tensor; its parts are tensors
+    dtype   "fp32", "fp16", "bf16" or torch's; by default that of the weight before it was
+            quantized, or of an Int4Tensor's scales
 
     Raises what nf4.dequantize raises.
     """
-    parts = WeightParts.of(weight)
+    parts = _parts_of(weight)
     wanted = torch_dtype(weight.dtype if dtype is None else dtype)
     return _operators.dequantize(parts, wanted)
 
 
-def linear(x: Tensor, weight: nf4.QuantizedTensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: nf4.Weight, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + bias, as torch.nn.functional.linear computes it for a dense weight.
 
     x       [..., cols] of fp32, fp16 or bf16, of any strides, on the weight's device. fp32 on a GPU
             needs a dense weight for the length of the call; nothing else does
-    weight  [..., rows, cols]; its parts are tensors
+    weight  [..., rows, cols], a QuantizedTensor or an Int4Tensor; its parts are tensors
     bias    [rows] in the dtype of x
 
     x and bias may require gradients, of any order; the weight is frozen. Under torch.autocast x and
@@ -92,4 +152,4 @@ def linear(x: Tensor, weight: nf4.QuantizedTensor, bias: Tensor | None = None) -
     require_tensor("x", x)
     if bias is not None:
         require_tensor("bias", bias)
-    return _operators.linear(x, bias, WeightParts.of(weight))
+    return _operators.linear(x, bias, _parts_of(weight))

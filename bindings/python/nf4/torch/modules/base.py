@@ -8,19 +8,39 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from nf4.errors import InvalidArgument, kind_of
+from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch._checks import require_tensor, torch_dtype
 from nf4.typing import DTypeLike
 
 _Self = TypeVar("_Self", bound="QuantizedLinear")
 
 
+def torch_device(device: torch.device | str | int | None) -> torch.device | None:
+    """None is where torch makes tensors by default."""
+    if device is None:
+        return None
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise InvalidArgument(f"device is {shown(device)}; expected one of torch: {why}") from None
+
+
+def new_bias(
+    wanted: bool, features: int, dtype: torch.dtype, device: torch.device | None
+) -> nn.Parameter | None:
+    """Of zeros, if one is wanted."""
+    if not isinstance(wanted, (bool, int, type(None))):
+        raise InvalidArgument(f"bias is {kind_of(wanted)}; expected True or False")
+    return nn.Parameter(torch.zeros(features, dtype=dtype, device=device)) if wanted else None
+
+
 class QuantizedLinear(nn.Linear):
     """y = x W^T + bias, with a frozen W that is quantized.
 
-    A derived class holds the codes in the parameter `weight` and the scales in buffers, which no
-    cast reaches. It has multiply and dequantize, its constructors, which call _take_bias, and the
-    keys of its state_dict.
+    A derived class holds the codes in the parameter `weight` or in a buffer, and the scales in
+    buffers; no cast reaches buffers. It has multiply and dequantize, its constructors, which call
+    _take_bias, and the keys of its state_dict.
     """
 
     compute_dtype: torch.dtype | None

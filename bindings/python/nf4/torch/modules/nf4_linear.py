@@ -11,11 +11,11 @@ from torch import Tensor, nn
 import nf4
 from nf4 import _convert, _torch
 from nf4._prepared import prepare
-from nf4.errors import InvalidArgument, kind_of, shown
+from nf4.errors import InvalidArgument, kind_of
 from nf4.torch import _operators, _state, functional
 from nf4.torch._checks import require_dense, torch_dtype
 from nf4.torch._weight import WeightParts
-from nf4.torch.modules.base import QuantizedLinear
+from nf4.torch.modules.base import QuantizedLinear, new_bias, torch_device
 from nf4.typing import DTypeLike, FormatName
 from nf4.weight import no_weight
 
@@ -49,17 +49,6 @@ def _zeros(
         nested_blocksize=nested_blocksize,
         dtype=dtype,
     )
-
-
-def _device(device: torch.device | str | int | None) -> torch.device | None:
-    """None is where torch makes tensors by default."""
-    if device is None:
-        return None
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        why = str(error).splitlines()[0]
-        raise InvalidArgument(f"device is {shown(device)}; expected one of torch: {why}") from None
 
 
 class NF4Linear(QuantizedLinear):
@@ -103,15 +92,13 @@ class NF4Linear(QuantizedLinear):
         nn.Module.__init__(self)
         in_features = _convert.count("in_features", in_features)
         out_features = _convert.count("out_features", out_features)
-        if not isinstance(bias, (bool, int, type(None))):
-            raise InvalidArgument(f"bias is {kind_of(bias)}; expected True or False")
         dtype = torch_dtype(torch.get_default_dtype() if dtype is None else dtype)
-        device = _device(device)
-        made = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
+        device = torch_device(device)
+        made = new_bias(bias, out_features, dtype, device)
         shape, name = (out_features, in_features), _torch.dtype_name(dtype)
         self._take(
             _zeros(shape, format, blocksize, nested_blocksize, name, device),
-            nn.Parameter(made) if bias else None,
+            made,
             compute_dtype,
         )
 

@@ -1,0 +1,163 @@
+"""How transformers loads integer weights into Int4Linear: a quantizer for its from_pretrained.
+Importing this imports transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+import nf4
+from nf4.checkpoint import Checkpoint, FormatError
+from nf4.checkpoint.dtypes import FILE_TO_NF4
+from nf4.checkpoint.int4 import Int4Weight
+from nf4.checkpoint.kinds import config_path
+from nf4.checkpoint.meta_model import LoadPlan, model_class
+from nf4.torch._checks import torch_dtype
+from nf4.torch.modules import Int4Linear
+
+_METHOD = "nf4-int4"
+
+
+@register_quantization_config(_METHOD)
+class Int4Config(QuantizationConfigMixin):
+    """What the quantizer needs. weights: those of the checkpoint by their names; biases: the names
+    of its tensors that are biases."""
+
+    def __init__(
+        self,
+        quant_method: str = _METHOD,
+        weights: Mapping[str, Int4Weight] | None = None,
+        biases: frozenset[str] = frozenset(),
+    ):
+        self.quant_method, self.weights, self.biases = quant_method, weights or {}, biases
+
+
+@register_quantizer(_METHOD)
+class Int4Quantizer(HfQuantizer):
+    """Puts layers on meta into the model's skeleton, for transformers to load tensors into, and
+    checks what was loaded."""
+
+    requires_calibration = True
+
+    def __init__(self, quantization_config: Int4Config, **options: Any):
+        super().__init__(quantization_config, **options)
+        self.without_g_idx: list[Int4Linear] = []
+
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, **_: Any
+    ) -> PreTrainedModel:
+        plan, ignored = LoadPlan(model), set()
+        for name, weight in self.quantization_config.weights.items():
+            target = plan.target(name)[0].rpartition(".")[0]
+            module = plan.modules.get(target)
+            _require_linear(weight, module, target)
+            bias = None
+            if (
+                module.bias is not None
+                or f"{weight.module}.bias" in self.quantization_config.biases
+            ):
+                empty = _empty(weight.shape[:1], module.weight.dtype)
+                bias = nn.Parameter(empty, requires_grad=False)
+            parent, _, child = target.rpartition(".")
+            layer = Int4Linear.from_quantized(_on_meta(weight), bias)
+            setattr(plan.modules[parent], child, layer)
+            if "g_idx" not in weight.parts and "g_idx" in layer.state_dict():
+                layer.g_idx = _empty(weight.shape[1:], torch.int32)  # which is missing then
+                self.without_g_idx.append(layer)
+                ignored.add(f"^{re.escape(target)}\\.g_idx$")
+        ignored.update(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
+        model._keys_to_ignore_on_load_missing = ignored
+        return model
+
+    def _process_model_after_weight_loading(
+        self, model: PreTrainedModel, **_: Any
+    ) -> PreTrainedModel:
+        for layer in self.without_g_idx:
+            layer.g_idx = None
+        self.without_g_idx = []
+        for layer in model.modules():
+            if isinstance(layer, Int4Linear) and not layer.quantized.packed.is_meta:
+                layer.adopt(layer.quantized)
+        return model
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters are."""
+        return True
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _on_meta(weight: Int4Weight) -> nf4.Int4Tensor[Tensor]:
+    """The weight without its memory."""
+    parts = {
+        name: _empty(
+            info.shape,
+            torch_dtype(FILE_TO_NF4[info.dtype]) if name == "scales" else torch.int32,
+        )
+        for name, info in weight.parts.items()
+        if name != "shape"
+    }
+    state = weight.state
+    return nf4.Int4Tensor(
+        layout=state.layout.name, shape=state.shape, group_size=state.group_size, **parts
+    )
+
+
+def _require_linear(weight: Int4Weight, module: nn.Module | None, target: str) -> None:
+    if module is None:
+        raise FormatError(weight.path, f"the model has no {target}", weight.name)
+    if type(module) is not nn.Linear and not isinstance(module, Conv1D):
+        kind = type(module).__name__
+        raise FormatError(weight.path, f"{target} of the model is {kind}, not Linear", weight.name)
+    shape = tuple(module.weight.shape)
+    if isinstance(module, Conv1D):
+        shape = shape[::-1]
+    if shape != weight.shape:
+        reason = f"its shape is {list(weight.shape)}, but {list(shape)} in the model"
+        raise FormatError(weight.path, reason, weight.name)
+
+
+def load_model(
+    checkpoint: Checkpoint, weights: Mapping[str, Int4Weight], dtype: torch.dtype | str
+) -> PreTrainedModel:
+    try:
+        kind = model_class(checkpoint.config)
+    except (LookupError, TypeError) as error:
+        reason = f"transformers cannot build the model: {error}"
+        raise FormatError(config_path(checkpoint), reason) from None
+    config = AutoConfig.from_pretrained(checkpoint.directory)
+    stored = checkpoint.config.get("quantization_config")
+    biases = frozenset(name for name in checkpoint.owner if name.endswith(".bias"))
+    config.quantization_config = {"quant_method": _METHOD, "weights": weights, "biases": biases}
+    model, info = kind.from_pretrained(
+        checkpoint.directory,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        reason = f"the model needs it{more}, and the checkpoint does not have it"
+        raise FormatError(config_path(checkpoint), reason, missing[0])
+    if stored is None:
+        del model.config.quantization_config
+    else:
+        model.config.quantization_config = stored
+    return model

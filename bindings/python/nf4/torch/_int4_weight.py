@@ -1,0 +1,107 @@
+"""A weight of 4-bit integers as nf4.torch hands it from function to function: Int4Parts, which has
+the methods of WeightParts (_weight.py).
+
+Public operators have eight arguments for it: the five tensors, shape, layout, group_size, which
+mean what they mean in nf4.Int4Tensor. Those that a compiled graph has, _linear_int4 and
+_dense_like_int4, have ten: the five tensors, then rows, cols, the layout's number and zero_offset
+as in nf4_int4_tensor, group_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+import nf4
+from nf4 import _convert
+from nf4.errors import InvalidArgument
+from nf4.torch._weight import tensors_of
+
+_OF_EVERY_WEIGHT = frozenset(("packed", "scales"))
+_new = tuple.__new__
+
+
+class Int4Spec(NamedTuple):
+    """How the bytes of a weight are read."""
+
+    rows: int
+    cols: int
+    layout_code: int
+    zero_offset: int
+    group_size: int
+    layout: str
+
+    @classmethod
+    def of(cls, shape: Sequence[int], layout: str, group_size: int) -> Int4Spec:
+        """Raises InvalidArgument for a layout that is none."""
+        code, zero_offset = _convert.int4_layout(layout)
+        if len(shape) != 2:
+            raise InvalidArgument(f"shape is {tuple(shape)}; expected (rows, cols)")
+        return _new(cls, (*shape, code, zero_offset, group_size, layout))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self[:2]
+
+
+class Int4Parts(NamedTuple):
+    """The tensors of a weight, as they are at the time of a call, and its Int4Spec."""
+
+    packed: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    g_idx: Tensor | None
+    permutation: Tensor | None
+    spec: Int4Spec
+
+    names = ("packed", "scales", "zeros", "g_idx", "permutation")
+
+    @classmethod
+    def of(cls, weight: nf4.Int4Tensor) -> Int4Parts:
+        """Of a weight whose parts are tensors, or InvalidArgument is raised."""
+        tensors = tensors_of(weight, cls.names, _OF_EVERY_WEIGHT)
+        spec = Int4Spec.of(weight.shape, weight.layout, weight.group_size)
+        return _new(cls, (*tensors, spec))
+
+    @classmethod
+    def of_arguments(cls, *arguments: Any) -> Int4Parts:
+        """Of the eight of a public operator."""
+        *tensors, shape, layout, group_size = arguments
+        return _new(cls, (*tensors, Int4Spec.of(shape, layout, group_size)))
+
+    @classmethod
+    def of_numbers(cls, *numbers: Any) -> Int4Parts:
+        """Of the ten of a compiled graph's operator."""
+        *tensors, rows, cols, code, zero_offset, group_size = numbers
+        layouts = _convert.INT4_LAYOUTS.items()
+        name = next((name for name, each in layouts if each == (code, zero_offset)), str(code))
+        return cls.of_arguments(*tensors, (rows, cols), name, group_size)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:5]
+
+    def arguments(self) -> tuple[Any, ...]:
+        """The eight of a public operator."""
+        spec = self.spec
+        return *self[:5], [spec.rows, spec.cols], spec.layout, spec.group_size
+
+    def numbers(self) -> tuple[Any, ...]:
+        """The ten of a compiled graph's operator."""
+        return *self[:5], *self.spec[:5]
+
+    def named(self) -> dict[str, Tensor | None]:
+        """The tensors by their names."""
+        return dict(zip(self.names, self, strict=False))
+
+    def quantized(self) -> nf4.Int4Tensor:
+        """For package nf4; memory is shared."""
+        detached = {
+            name: None if part is None else part.detach() for name, part in self.named().items()
+        }
+        spec = self.spec
+        return nf4.Int4Tensor(
+            **detached, layout=spec.layout, shape=spec.shape, group_size=spec.group_size
+        )

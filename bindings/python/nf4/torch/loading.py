@@ -1,0 +1,68 @@
+"""load: a checkpoint of GPTQ, AWQ or compressed-tensors as a transformers model."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from nf4.checkpoint import Checkpoint, FormatError, survey
+from nf4.checkpoint.int4 import Int4Weight
+from nf4.checkpoint.kinds import config_path
+from nf4.errors import InvalidArgument
+from nf4.torch._checks import torch_dtype
+from nf4.torch.modules.base import torch_device
+from nf4.typing import DTypeLike
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    dtype: DTypeLike | None = None,
+    device: torch.device | str | int | None = None,
+) -> PreTrainedModel:
+    """The transformers model of a checkpoint of GPTQ, AWQ or compressed-tensors (pack-quantized
+    integers of 4 bits), its quantized layers as Int4Linear. Needs transformers, and none of the
+    packages that made the checkpoint.
+
+    path    a directory with config.json and safetensors files
+    dtype   "fp32", "fp16", "bf16" or torch's, of what is not quantized; by default that of
+            config.json. Scales stay as they are stored
+    device  where to; by default the CPU
+
+    save_pretrained writes such a checkpoint again. Layers with act order: see
+    Int4Linear.reorder_.
+
+    Raises nf4.checkpoint.FormatError, which names the file and the tensor, for what breaks the
+    format, contradicts config.json or the model, or is missing, and for a g_idx that is out of
+    range; InvalidArgument for arguments; and what transformers raises.
+    """
+    wanted = "auto" if dtype is None else torch_dtype(dtype)
+    moved_to = torch_device(device)
+    if not os.path.isdir(path):
+        raise InvalidArgument(f"path is {os.fspath(path)!r}; expected a directory with config.json")
+    with Checkpoint(path) as checkpoint:
+        weights = _integer_weights(checkpoint)
+        from nf4.torch import _int4_quantizer  # which imports transformers
+
+        model = _int4_quantizer.load_model(checkpoint, weights, wanted)
+    return model if moved_to is None else model.to(moved_to)
+
+
+def _integer_weights(checkpoint: Checkpoint) -> dict[str, Int4Weight]:
+    """The weights by their names, their g_idx and zeros checked."""
+    found = survey(checkpoint)
+    found.require_sound()
+    others = [name for name, each in found.weights.items() if not isinstance(each, Int4Weight)]
+    if others or not found.weights:
+        has = f"{others[0]} is not of integers" if others else "it has no quantized weights"
+        reason = f"{has}; load is for GPTQ, AWQ and compressed-tensors"
+        raise FormatError(config_path(checkpoint), reason)
+    for weight in found.weights.values():
+        weight.g_idx(checkpoint)
+        weight.zeros(checkpoint)
+    return found.weights

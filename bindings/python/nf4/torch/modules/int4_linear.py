@@ -1,0 +1,310 @@
+"""Int4Linear: a linear layer with a weight of 4-bit integers, as GPTQ, AWQ and compressed-tensors
+have it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nf4
+from nf4 import _convert, _torch
+from nf4._prepared import prepare
+from nf4.errors import InvalidArgument, kind_of
+from nf4.int4 import int4_shapes
+from nf4.torch import _int4_columns, _operators, functional
+from nf4.torch._checks import require_dense, torch_dtype
+from nf4.torch._int4_weight import Int4Parts
+from nf4.torch.modules.base import QuantizedLinear, new_bias, torch_device
+from nf4.typing import DTypeLike, Int4Layout
+from nf4.weight import no_weight
+
+_OF_GPTQ = {"packed": "qweight", "scales": "scales", "zeros": "qzeros", "g_idx": "g_idx"}
+# The keys that checkpoints of a layout have for the parts.
+KEYS = {
+    "gptq": _OF_GPTQ,
+    "gptq_v2": _OF_GPTQ,
+    "awq": {name: key for name, key in _OF_GPTQ.items() if name != "g_idx"},
+    "compressed-tensors": {
+        "packed": "weight_packed",
+        "scales": "weight_scale",
+        "zeros": "weight_zero_point",
+        "g_idx": "weight_g_idx",
+    },
+}
+_SHAPE = "weight_shape"  # beside those of compressed-tensors
+
+
+def _zeros(
+    layout: Int4Layout, shape: tuple[int, int], group_size: int, symmetric: bool,
+    scales_dtype: torch.dtype, device: torch.device | None,
+) -> nf4.Int4Tensor[Tensor]:  # fmt: skip
+    """A weight whose parts are zeros."""
+    shapes = int4_shapes(layout, shape, group_size)
+    has_zeros = not symmetric or layout != "compressed-tensors"
+
+    def words(size: tuple[int, int]) -> Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=device)
+
+    return nf4.Int4Tensor(
+        layout=layout,
+        shape=shape,
+        group_size=group_size,
+        packed=words(shapes.packed),
+        scales=torch.zeros(shapes.scales, dtype=scales_dtype, device=device),
+        zeros=words(shapes.zeros) if has_zeros else None,
+    )
+
+
+class Int4Linear(QuantizedLinear):
+    """y = x W^T + bias, with a frozen W of 4-bit integers. The forward pass makes no dense W.
+
+    layout    "gptq", "gptq_v2", "awq" or "compressed-tensors", which names the buffers as
+              checkpoints do, with the shapes that nf4.Int4Tensor says:
+              the first three      qweight, scales, qzeros, g_idx (awq has no g_idx)
+              compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
+                                   weight_shape
+              One that the weight has not is None. No cast reaches them
+    group_size, bits
+              columns that share a scale (-1: all), and 4
+    bias      a Parameter [out_features], or None. It may be trained
+    compute_dtype
+              as for NF4Linear
+
+    from_linear, from_quantized and from_module make one. The constructor makes one of zeros, for
+    load_state_dict. Its state_dict has the keys of the layout's checkpoints: a g_idx that is
+    column / group_size is not kept in memory, and is written for GPTQ alone. Whether zeros are
+    those of "gptq" or "gptq_v2" cannot be told from a state_dict: config.json says it.
+
+    For adapters see NF4Linear.
+    """
+
+    __module__ = "nf4.torch.modules"  # where pickled layers look for it
+    bits = 4
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        layout: Int4Layout = "gptq",
+        group_size: int = 128,
+        symmetric: bool = True,
+        scales_dtype: DTypeLike | None = None,
+        compute_dtype: DTypeLike | None = None,
+        dtype: DTypeLike | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        in_features = _convert.count("in_features", in_features)
+        out_features = _convert.count("out_features", out_features)
+        _convert.int4_layout(layout)
+        group_size = _convert.integer("group_size", group_size, 32)
+        dtype = torch_dtype(torch.get_default_dtype() if dtype is None else dtype)
+        device = torch_device(device)
+        wanted = functional.int4_scales_dtype(scales_dtype, dtype)
+        weight = _zeros(layout, (out_features, in_features), group_size, symmetric, wanted, device)
+        self.adopt(weight)
+        self._take_bias(new_bias(bias, out_features, dtype, device), out_features, compute_dtype)
+
+    def adopt(self, weight: nf4.Int4Tensor[Tensor]) -> None:
+        """Takes over a weight whose parts are tensors, which are checked; memory is shared. Raises
+        InvalidArgument."""
+        if not isinstance(weight, nf4.Int4Tensor):
+            raise no_weight("weight", weight, "an Int4Tensor")
+        parts = Int4Parts.of(weight)  # or a part is no tensor
+        if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
+            weight = _int4_columns.without_plain_g_idx(dataclasses.replace(weight, **parts.named()))
+            parts = Int4Parts.of(weight)
+            prepare(weight)  # or a part is of the wrong size or type
+        self.spec, keys = parts.spec, KEYS[weight.layout]
+        self.out_features, self.in_features = weight.shape
+        for name, tensor in parts.named().items():
+            self.register_buffer(keys.get(name, name), tensor, persistent=name in keys)
+        if weight.layout == "compressed-tensors":
+            shape = torch.tensor(weight.shape, device=weight.packed.device)
+            self.register_buffer(_SHAPE, shape)
+
+    @classmethod
+    def from_quantized(
+        cls,
+        weight: nf4.Int4Tensor[Tensor],
+        bias: nn.Parameter | None = None,
+        *,
+        compute_dtype: DTypeLike | None = None,
+    ) -> Int4Linear:
+        """Around a weight whose parts are tensors; memory is shared. g_idx is checked. Raises
+        InvalidArgument."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.adopt(weight)
+        layer._take_bias(bias, layer.out_features, compute_dtype)
+        return layer
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        layout: Int4Layout = "gptq",
+        group_size: int = 128,
+        symmetric: bool = True,
+        scales_dtype: DTypeLike | None = None,
+        compute_dtype: DTypeLike | None = None,
+    ) -> Int4Linear:
+        """Quantizes the weight of a dense layer on its device, by rounding to nearest, and shares
+        the bias. Raises what nf4.quantize_int4 raises."""
+        if type(linear) is not nn.Linear:
+            raise InvalidArgument(
+                f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense"
+            )
+        require_dense("linear.weight", linear.weight)
+        weight = functional.quantize_int4(
+            linear.weight.detach(),
+            layout=layout,
+            group_size=group_size,
+            symmetric=symmetric,
+            scales_dtype=scales_dtype,
+        )
+        made = cls.from_quantized(weight, linear.bias, compute_dtype=compute_dtype)
+        return made.train(linear.training)
+
+    @classmethod
+    def from_module(cls, layer: nn.Module) -> Int4Linear:
+        """Around the memory of a quantized linear layer of GPTQModel, AutoAWQ or
+        compressed-tensors, as nf4.torch.convert takes them. Raises InvalidArgument."""
+        from nf4.torch import _int4_modules  # which imports this
+
+        weight, bias = _int4_modules.weight_and_bias(layer)
+        return cls.from_quantized(weight, bias).train(layer.training)
+
+    @property
+    def layout(self) -> str:
+        return self.spec.layout
+
+    @property
+    def group_size(self) -> int:
+        return self.spec.group_size
+
+    def _parts(self) -> Int4Parts:
+        buffers, keys = self._buffers, KEYS[self.spec.layout]
+        tensors = (buffers[keys.get(name, name)] for name in Int4Parts.names)
+        return Int4Parts(*tensors, self.spec)
+
+    @property
+    def quantized(self) -> nf4.Int4Tensor[Tensor]:
+        """The weight, for the functions of nf4 and nf4.torch. Memory is shared."""
+        return self._parts().quantized()
+
+    def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
+        """The weight, dense: [out_features, in_features]. dtype: by default that of the scales."""
+        return functional.dequantize(self.quantized, dtype)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return _operators.linear(x, bias, self._parts())
+
+    def reorder_(self) -> Int4Linear:
+        """Sorts the columns of a weight with act order by their groups (nf4.reorder), so that
+        kernels read whole groups; without act order there is nothing to do. The memory of the
+        codes is new, and no longer that of the module that this layer was made of. The state_dict
+        stays that of the checkpoint: it sorts a copy back. Returns the layer."""
+        weight = self.quantized
+        if weight.g_idx is not None:
+            self.adopt(nf4.reorder(weight))
+        return self
+
+    # ---- state_dict ----------------------------------------------------------------
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        weight, keys = self.quantized, KEYS[self.layout]
+        if weight.permutation is not None:
+            weight = _int4_columns.in_order_of_checkpoint(weight)
+            destination[prefix + keys["packed"]] = weight.packed
+            destination[prefix + keys["g_idx"]] = weight.g_idx
+        elif keys is _OF_GPTQ and weight.g_idx is None:
+            plain = _int4_columns.plain_g_idx(weight, weight.packed.device)
+            destination[prefix + keys["g_idx"]] = plain
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        keys = KEYS[self.layout]
+        given = {n: state_dict[prefix + k] for n, k in keys.items() if prefix + k in state_dict}
+        own = {prefix + key for key in (*keys.values(), _SHAPE)}
+        rest = {key: value for key, value in state_dict.items() if key not in own}
+        absent: list[str] = []
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, absent, unexpected_keys, error_msgs
+        )
+        missing_keys += [key for key in absent if key not in own]
+        has_zeros = self._buffers[keys["zeros"]] is not None
+        needed = ("packed", "scales", "zeros") if has_zeros else ("packed", "scales")
+        missing = [prefix + keys[name] for name in needed if name not in given]
+        if missing:
+            missing_keys += missing
+            return
+        try:
+            self._require_shape(state_dict.get(prefix + _SHAPE))
+            self._load_weight(given, local_metadata.get("assign_to_params_buffers"))
+        except InvalidArgument as error:
+            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
+
+    def _require_shape(self, stored: Tensor | None) -> None:
+        shape = [self.out_features, self.in_features]
+        if stored is not None and not stored.is_meta and stored.tolist() != shape:
+            raise InvalidArgument(f"{_SHAPE} is {stored.tolist()}; expected {shape}")
+
+    def _load_weight(self, given: dict[str, Tensor], assign: bool | None) -> None:
+        """Takes over parts of a weight: the tensors (`assign`), or a copy in this layer's memory,
+        which CUDA graphs hold, or in new memory on this layer's device where there is none."""
+        own = self._parts()
+        if own.packed.is_meta and not given["packed"].is_meta and not assign:
+            raise InvalidArgument(
+                "the layer is on meta, where nothing can be copied to; expected "
+                "load_state_dict(..., assign=True), or a layer that to_empty() gave memory"
+            )
+        weight = nf4.Int4Tensor(
+            layout=self.layout,
+            shape=(self.out_features, self.in_features),
+            group_size=self.group_size,
+            **{name: tensor.detach() for name, tensor in given.items()},
+        )
+        if _torch.fault(weight.packed) is None:
+            weight = _int4_columns.without_plain_g_idx(weight, KEYS[self.layout].get("g_idx", ""))
+            prepare(weight)
+        if not assign:
+            parts = Int4Parts.of(weight).named()
+            copies = {name: _copied(own.named()[name], part, own.packed.device)
+                      for name, part in parts.items() if part is not None}  # fmt: skip
+            weight = dataclasses.replace(weight, **copies)
+        self.adopt(weight)
+
+    def extra_repr(self) -> str:
+        symmetric = ", no zeros" if self._parts().zeros is None else ""
+        g_idx = self._parts().g_idx
+        order = ", act order" if g_idx is not None else ""
+        order = ", reordered" if self.permutation is not None else order
+        return (
+            f"{super().extra_repr()}, layout={self.layout}, group_size={self.group_size}"
+            f"{symmetric}{order}"
+        )
+
+
+def _copied(own: Tensor | None, given: Tensor, device: torch.device) -> Tensor:
+    """A tensor in memory of this layer's, where that is of the same kind."""
+    if own is None or own.shape != given.shape or own.dtype != given.dtype:
+        return given.to(device, copy=True)
+    return own.copy_(given)
