@@ -84,7 +84,16 @@ constexpr bool is_stream_k(int config) {
   return kMatmulConfigs[config].schedule == Schedule::kStreamK;
 }
 
-// Whether there are wgmma kernels of integer weights in the configuration.
-constexpr bool has_int4_kernel(int config) { return is_wgmma(config); }
+// Whether there are wgmma kernels of integer weights in the configuration. They have three layouts,
+// so they do without those that gain little (docs/design/matmul-wgmma.md, "Integer weights").
+constexpr bool has_int4_kernel(int config) {
+  constexpr std::string_view kNames[] = {
+      "wgmma_16x256",           "wgmma_32x256",          "wgmma_64x128",  "wgmma_128x128",
+      "wgmma_152x128",          "wgmma_176x128",         "wgmma_208x128", "wgmma_256x128",
+      "wgmma_256x128_stream_k", "wgmma_304x128_stream_k"};
+  for (const std::string_view name : kNames)
+    if (name == kMatmulConfigs[config].name) return true;
+  return false;
+}
 
 }  // namespace nf4::cuda

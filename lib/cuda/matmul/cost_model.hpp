@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/matmul/configs.hpp"
+#include "problem.hpp"
 
 namespace nf4::cuda {
 
@@ -58,17 +59,31 @@ inline constexpr CostModel kH200 = {
     512 << 10,  // skinny_prefetch_max_bytes
     32 << 20};  // l2_kept_bytes
 
+// Of integer weights, from times of AWQ and GPTQ, which differ by up to 10 %.
+constexpr CostModel int4_model(CostModel model) {
+  constexpr double kKTile[] = {0,    0,    0,    0,     // mma, skinny
+                               1200, 1400, 1900, 1020,  // up to 64 rows of x
+                               1430, 1560, 1650, 1880, 2250, 2370, 2570,
+                               1460, 1590, 1690, 1920, 2290, 2400, 2610};
+  for (int i = 0; i < kMatmulConfigCount; ++i) model.k_tile[i] = kKTile[i];
+  return model;
+}
+inline constexpr CostModel kH200Int4 = int4_model(kH200);
+
 constexpr bool has_k_tiles(const CostModel &model) {
   for (int i = 0; i < kMatmulConfigCount; ++i)
     if ((model.k_tile[i] > 0) != is_wgmma(i)) return false;
   return true;
 }
 // Spot checks of the order, which is that of kMatmulConfigs.
-static_assert(has_k_tiles(kH200) && kH200.k_tile[config_named("wgmma_64x128")] == 1065 &&
+static_assert(has_k_tiles(kH200) && has_k_tiles(kH200Int4) &&
+              kH200.k_tile[config_named("wgmma_64x128")] == 1065 &&
               kH200.k_tile[config_named("wgmma_304x128")] == 2650 &&
               kH200.k_tile[config_named("wgmma_304x128_stream_k")] == 2690);
 
 // GPUs that were not measured use the H200's.
 constexpr const CostModel &cost_model() { return kH200; }
+constexpr const CostModel &cost_model(const Weight &) { return kH200; }
+constexpr const CostModel &cost_model(const Int4Weight &) { return kH200Int4; }
 
 }  // namespace nf4::cuda

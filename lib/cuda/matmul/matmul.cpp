@@ -72,11 +72,11 @@ cudaError_t choose(MatmulTarget &target, const MatmulProblemOf<W> &given, Matmul
   const auto &problem = in_column_order(given);
   GpuFacts &gpu = target.gpu;
   const auto load = [&](GpuFacts &facts) { return load_wgmma_kernels(target.device, facts); };
-  if (!forced_config) return choose_config(problem, gpu, cost_model(), load, choice);
+  if (!forced_config) return choose_config(problem, gpu, cost_model(problem.weight), load, choice);
   choice.config = can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
   if (!is_wgmma(choice.config)) return cudaSuccess;
   if (const cudaError_t error = load(gpu)) return error;
-  choice.plan = plan_wgmma(size_of(problem), gpu, cost_model(), choice.config);
+  choice.plan = plan_wgmma(size_of(problem), gpu, cost_model(problem.weight), choice.config);
   return cudaSuccess;
 }
 
