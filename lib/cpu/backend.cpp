@@ -43,27 +43,48 @@ bool has_avx2() {
 }
 #endif
 
-constexpr Int4Functions kInt4Reference = {int4_dequant_reference, int4_quantize_reference,
-                                          int4_matmul_reference};
-
 constexpr Variant kVariants[] = {
 #if defined(NF4_AVX512BF16)
-    {"avx512bf16", has_avx512bf16, dequant_with<kAvx512Dequant>, quantize_with<kAvx512Quantize>,
-     quantize_scales_with<kAvx512Quantize>, bf16_codebook_with<kAvx512Bf16Matmul>,
-     matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>, kInt4Reference},
+    {"avx512bf16",
+     has_avx512bf16,
+     dequant_with<kAvx512Dequant>,
+     quantize_with<kAvx512Quantize>,
+     quantize_scales_with<kAvx512Quantize>,
+     bf16_codebook_with<kAvx512Bf16Matmul>,
+     matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
+     {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Quantize>,
+      int4_matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>}},
 #endif
 #if defined(NF4_AVX512)
-    {"avx512", has_avx512, dequant_with<kAvx512Dequant>, quantize_with<kAvx512Quantize>,
-     quantize_scales_with<kAvx512Quantize>, nullptr, matmul_with<kAvx512Dequant, kAvx512Matmul>,
-     kInt4Reference},
+    {"avx512",
+     has_avx512,
+     dequant_with<kAvx512Dequant>,
+     quantize_with<kAvx512Quantize>,
+     quantize_scales_with<kAvx512Quantize>,
+     nullptr,
+     matmul_with<kAvx512Dequant, kAvx512Matmul>,
+     {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Quantize>,
+      int4_matmul_with<kAvx512Dequant, kAvx512Matmul>}},
 #endif
 #if defined(NF4_AVX2)
-    {"avx2", has_avx2, dequant_with<kAvx2Dequant>, quantize_with<kAvx2Quantize>,
-     quantize_scales_with<kAvx2Quantize>, nullptr, matmul_with<kAvx2Dequant, kAvx2Matmul>,
-     kInt4Reference},
+    {"avx2",
+     has_avx2,
+     dequant_with<kAvx2Dequant>,
+     quantize_with<kAvx2Quantize>,
+     quantize_scales_with<kAvx2Quantize>,
+     nullptr,
+     matmul_with<kAvx2Dequant, kAvx2Matmul>,
+     {int4_dequant_with<kAvx2Dequant>, int4_quantize_with<kAvx2Quantize>,
+      int4_matmul_with<kAvx2Dequant, kAvx2Matmul>}},
 #endif
-    {"scalar", always, dequant_reference, quantize_reference, quantize_scales_reference, nullptr,
-     matmul_reference, kInt4Reference},
+    {"scalar",
+     always,
+     dequant_reference,
+     quantize_reference,
+     quantize_scales_reference,
+     nullptr,
+     matmul_reference,
+     {int4_dequant_reference, int4_quantize_reference, int4_matmul_reference}},
 };
 
 const Variant *forced_variant = nullptr;
@@ -129,13 +150,14 @@ void matmul(const MatmulProblem *problems, int count, int threads) {
       });
 }
 
-// Calls run(rows) on parts of a weight's rows that begin at a multiple of 8.
+// Calls run(rows) on parts of a weight's rows that begin at a multiple of 64: a line of words.
 template <class Run>
 void for_rows(const Int4Weight &weight, int64_t elements_per_thread, int threads, const Run &run) {
-  const int64_t words = int4_words(weight.rows);
-  const int64_t per_thread = elements_per_thread / (weight.cols * kInt4PerWord);
-  parallel_for(words, std::max<int64_t>(1, per_thread), threads, [&](int64_t begin, int64_t end) {
-    run(RowRange{begin * kInt4PerWord, std::min(weight.rows, end * kInt4PerWord)});
+  constexpr int64_t kUnit = 64;
+  const int64_t units = ceil_divide(weight.rows, kUnit);
+  const int64_t per_thread = elements_per_thread / (weight.cols * kUnit);
+  parallel_for(units, std::max<int64_t>(1, per_thread), threads, [&](int64_t begin, int64_t end) {
+    run(RowRange{begin * kUnit, std::min(weight.rows, end * kUnit)});
   });
 }
 

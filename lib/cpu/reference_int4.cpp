@@ -6,43 +6,17 @@
 #include "core/round_int4.hpp"
 #include "cpu/dtypes.hpp"
 #include "cpu/reference.hpp"
+#include "cpu/weight/int4.hpp"
 
 namespace nf4::cpu {
 namespace {
-
-float scale_at(const Int4Weight &weight, int64_t index) {
-  const uint16_t bits = static_cast<const uint16_t *>(weight.scales)[index];
-  return weight.scales_dtype == NF4_DTYPE_FP16 ? half_to_float(bits) : bf16_to_float(bits);
-}
-
-int64_t group_of(const Int4Weight &weight, int64_t k) {
-  return weight.g_idx != nullptr ? weight.g_idx[k] : k / weight.group_size;
-}
-
-// Of row n, stored column k.
-float value_at(const Int4Weight &weight, int64_t n, int64_t k) {
-  const int64_t g = group_of(weight, k);
-  const uint32_t code =
-      unpack_int4(weight.packed, int4_code(weight.layout, weight.rows, weight.cols, n, k));
-  uint32_t zero = kInt4SymmetricZero;
-  if (weight.zeros != nullptr)
-    zero =
-        unpack_int4_zero(weight.zeros, int4_zero(weight.layout, weight.rows, weight.groups, n, g),
-                         weight.zero_offset);
-  return int4_value(code, zero,
-                    scale_at(weight, int4_scale(weight.layout, weight.rows, weight.groups, n, g)));
-}
-
-// The column of the weight that a stored column is.
-int64_t column_of(const Int4Weight &weight, int64_t k) {
-  return weight.permutation != nullptr ? weight.permutation[k] : k;
-}
 
 template <class T>
 void dequant_rows(const Int4Weight &weight, T *out, RowRange n) {
   for (int64_t row = n.begin; row < n.end; ++row)
     for (int64_t k = 0; k < weight.cols; ++k)
-      out[row * weight.cols + column_of(weight, k)] = from_float<T>(value_at(weight, row, k));
+      out[row * weight.cols + int4_column(weight, k)] =
+          from_float<T>(int4_value_at(weight, row, k));
 }
 
 void store_code(uint32_t *words, Int4Place place, uint32_t code) {
@@ -64,7 +38,7 @@ void quantize_group(const Int4QuantizeProblem &problem, const T *in, int64_t n, 
   const int64_t index = int4_scale(weight.layout, weight.rows, weight.groups, n, g);
   static_cast<uint16_t *>(weight.scales)[index] =
       round_scale(int4_exact_scale(range, problem.symmetric), weight.scales_dtype);
-  const float scale = scale_at(weight, index);
+  const float scale = int4_scale_at(weight, index);
   const uint32_t zero = int4_zero_of(range, problem.symmetric, scale);
   if (weight.zeros != nullptr)
     store_code(weight.zeros, int4_zero(weight.layout, weight.rows, weight.groups, n, g), zero);
@@ -104,8 +78,8 @@ void matmul_rows(const Int4MatmulProblem &problem, RowRange rows) {
     for (int64_t i = 0; i < problem.m; ++i) {
       double sum = bias == nullptr ? 0.0 : static_cast<double>(to_float(bias[row]));
       for (int64_t k = 0; k < weight.cols; ++k)
-        sum += static_cast<double>(value_at(weight, row, k)) *
-               static_cast<double>(to_float(x[i * problem.x_stride + column_of(weight, k)]));
+        sum += static_cast<double>(int4_value_at(weight, row, k)) *
+               static_cast<double>(to_float(x[i * problem.x_stride + int4_column(weight, k)]));
       y[i * problem.y_stride + row] = from_float<T>(static_cast<float>(sum));
     }
 }

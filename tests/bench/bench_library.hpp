@@ -79,4 +79,14 @@ NF4_API nf4_status nf4_bench_matmul_as(int configuration, const nf4_tensor *weig
                                        const nf4_matmul_args *args, void *workspace,
                                        size_t workspace_bytes, int pdl, nf4_stream stream);
 
+// nf4_int4_dequant_launch and nf4_int4_matmul_launch; and the kernel of one product, as
+// nf4_int4_matmul_plan says. Statuses, and a name that is empty where there is none.
+NF4_API nf4_status nf4_bench_int4_dequant(const nf4_int4_tensor *weight, void *out,
+                                          nf4_dtype out_dtype, int pdl, nf4_stream stream);
+NF4_API nf4_status nf4_bench_int4_matmul(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                                         void *workspace, size_t workspace_bytes, int pdl,
+                                         nf4_stream stream);
+NF4_API const char *nf4_bench_int4_matmul_kernel(const nf4_int4_tensor *weight,
+                                                 const nf4_matmul_args *args);
+
 }  // extern "C"

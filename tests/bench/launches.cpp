@@ -193,3 +193,26 @@ nf4_status nf4_bench_matmul_as(int configuration, const nf4_tensor *weight,
     return NF4_STATUS_INVALID_ARGUMENT;
   return nf4_bench_matmul(weight, args, workspace, workspace_bytes, pdl, stream);
 }
+
+nf4_status nf4_bench_int4_dequant(const nf4_int4_tensor *weight, void *out, nf4_dtype out_dtype,
+                                  int pdl, nf4_stream stream) {
+  const PlainLaunches plain(pdl == 0);
+  return nf4_int4_dequant_launch(weight, out, out_dtype, stream);
+}
+
+nf4_status nf4_bench_int4_matmul(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                                 void *workspace, size_t workspace_bytes, int pdl,
+                                 nf4_stream stream) {
+  const PlainLaunches plain(pdl == 0);
+  return nf4_int4_matmul_launch(weight, args, workspace, workspace_bytes, stream);
+}
+
+const char *nf4_bench_int4_matmul_kernel(const nf4_int4_tensor *weight,
+                                         const nf4_matmul_args *args) {
+  int device = 0;
+  int32_t launches = 0;
+  const char *kernels = "";
+  if (cudaGetDevice(&device) == cudaSuccess)
+    nf4_int4_matmul_plan(&weight, args, 1, device, &launches, &kernels);
+  return kernels != nullptr ? kernels : "";
+}

@@ -35,6 +35,8 @@ def texts(figures: dict) -> dict[Path, str]:
         README: with_section(README.read_text(), "bench", section),
         FOLDER / "README.md": pages.document(figures, changed),
     }
+    if "int4" in figures:
+        made[FOLDER / "int4.md"] = pages.int4(figures, changed)
     if pages.SWEEPS <= figures.keys():
         made[FOLDER / "sweeps.md"] = pages.sweeps(figures, changed)
     return made

@@ -124,3 +124,25 @@ TEST_CASE("integer weights in groups of 64 and more take the fast kernels of Hop
         CHECK(cuda::is_wgmma(choose(problem, kChoiceGpus[0]).config));
       }
 }
+
+TEST_CASE("integer weights in groups of 64 and more take the skinny kernels for few rows of x",
+          "[matmul][int4]") {
+  for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS})
+    for (const int64_t group_size : {32, 64, 128, 4096})
+      for (int64_t m = 1; m <= 8; ++m) {
+        Int4MatmulProblem problem{};
+        Int4Weight &weight = problem.weight;
+        weight.layout = layout;
+        weight.scales_dtype = NF4_DTYPE_FP16;
+        weight.rows = weight.cols = 4096;
+        weight.elements = weight.rows * weight.cols;
+        weight.group_size = group_size;
+        weight.groups = weight.cols / group_size;
+        problem.dtype = NF4_DTYPE_BF16;
+        problem.m = m;
+        problem.x_stride = weight.cols;
+        problem.y_stride = weight.rows;
+        INFO("layout " << layout << ", group_size " << group_size << ", " << m << " rows of x");
+        REQUIRE(cuda::is_skinny(choose(problem, kChoiceGpus[0]).config) == (group_size >= 64));
+      }
+}

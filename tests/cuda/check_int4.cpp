@@ -166,10 +166,12 @@ void check_permute_x(const Int4Shape &shape, int64_t m, int64_t stride, Rng &rng
   problem.x_stride = stride;
   problem.m = m;
   const auto *permutation = reinterpret_cast<const int32_t *>(host.bytes[kInt4Permutation].data());
+  cuda::Device device;
+  REQUIRE(cuda::cached_device(0, device) == NF4_STATUS_OK);
   for (const cuda::GpuFamily *family : runnable_families()) {
     INFO("family " << family->name << ", m " << m << ", x_stride " << stride);
     const DeviceBuffer to(m * shape.cols * 2);
-    REQUIRE_CUDA(cuda::permute_x(problem, to.data(), *family, stream));
+    REQUIRE_CUDA(cuda::permute_x(problem, to.data(), *family, device, stream));
     stream.synchronize();
     const std::vector<uint8_t> got = to.read();
     int64_t differences = 0;
@@ -255,7 +257,7 @@ TEST_CASE("the columns of x in the order of a weight's", "[cuda][int4]") {
   const Stream stream;
   uint64_t number = 0xe000000;
   for (const int64_t cols : {1, 7, 64, 1000, 4096, 14336, 28672})
-    for (const int64_t m : {1, 3, 16, 17, 40}) {
+    for (const int64_t m : {1, 3, 16, 33, 40, 131}) {
       Rng rng(++number);
       check_permute_x({8, cols, -1}, m, cols + (rng.one_in(2) ? 0 : rng.between(0, 9)), rng,
                       stream);

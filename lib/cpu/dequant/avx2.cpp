@@ -7,7 +7,9 @@
 // its memory takes.
 #include "cpu/isa/avx2.hpp"
 
+#include "cpu/dequant/groups.hpp"
 #include "cpu/dequant/kernels.hpp"
+#include "cpu/dequant/words.hpp"
 
 namespace nf4::cpu {
 namespace {
@@ -51,13 +53,16 @@ struct WordTable {
     high_bytes = _mm256_permute2x128_si256(bytes, bytes, 0x11);
   }
 
+  template <class Kind>
   void decode(const uint8_t *packed, char *out) const {
     // The middle dwords swapped, so that the unpacking at the end leaves all in order.
     const __m128i bytes = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)packed), 0xd8);
     const __m256i words = _mm256_cvtepu8_epi16(bytes);
-    const __m256i codes =
-        _mm256_and_si256(_mm256_or_si256(_mm256_srli_epi16(words, 4), _mm256_slli_epi16(words, 8)),
-                         _mm256_set1_epi8(15));
+    // A byte to two, of which the first has the first code in its low bits.
+    const __m256i pairs =
+        Kind::kHighFirst ? _mm256_or_si256(_mm256_srli_epi16(words, 4), _mm256_slli_epi16(words, 8))
+                         : _mm256_or_si256(words, _mm256_slli_epi16(words, 4));
+    const __m256i codes = _mm256_and_si256(pairs, _mm256_set1_epi8(15));
     const __m256i low = _mm256_shuffle_epi8(low_bytes, codes);
     const __m256i high = _mm256_shuffle_epi8(high_bytes, codes);
     _mm256_storeu_si256((__m256i *)out, _mm256_unpacklo_epi8(low, high));
@@ -71,35 +76,91 @@ struct FloatTable {
 
   explicit FloatTable(const Floats16 &products) : values(products) {}
 
+  template <class Kind>
   void decode(const uint8_t *packed, char *out) const {
     for (int i = 0; i < kKernelStep / 8; ++i)
-      _mm256_storeu_ps((float *)(out + 32 * i), decode8(packed + 4 * i));
+      _mm256_storeu_ps((float *)(out + 32 * i), decode8<Kind>(packed + 4 * i));
   }
 
+  template <class Kind>
   __m256 decode8(const uint8_t *packed) const {
     int bytes;
     __builtin_memcpy(&bytes, packed, sizeof bytes);
-    const __m256i shifts = _mm256_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24);
+    const __m256i shifts = Kind::kHighFirst ? _mm256_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24)
+                                            : _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     return values.look_up(_mm256_srlv_epi32(_mm256_set1_epi32(bytes), shifts));
   }
 };
 
-template <class Table>
+// What of a weight the kernels are made for: which nibble of a byte comes first, and the 16 values
+// of a block.
+struct Floats4 {
+  static constexpr bool kHighFirst = true;
+  static Floats16 values(const DequantArgs &args, int64_t block) {
+    return multiply(Floats16::load(args.codebook), _mm256_set1_ps(args.scales[block]));
+  }
+};
+struct Integers4 {
+  static constexpr bool kHighFirst = false;
+  static Floats16 values(const DequantArgs &args, int64_t group) {
+    const Floats16 codes = Floats16::load(args.codebook);
+    const __m256 zero = _mm256_set1_ps(args.zeros[group]);
+    return multiply({_mm256_add_ps(codes.low, zero), _mm256_add_ps(codes.high, zero)},
+                    _mm256_set1_ps(args.scales[group]));
+  }
+};
+
+template <class Kind, class Table>
 void dequant(const DequantArgs &args) {
-  const Floats16 codebook = Floats16::load(args.codebook);
   const uint8_t *packed = args.packed;
   char *out = static_cast<char *>(args.out);
-  const float *scale = args.scales;
+  int64_t block = 0;
   for (int64_t left = args.elements; left > 0; left -= args.blocksize) {
-    const Table table(multiply(codebook, _mm256_set1_ps(*scale++)));
+    const Table table(Kind::values(args, block++));
     const int64_t elements = left < args.blocksize ? left : args.blocksize;
     for (int64_t i = 0; i < elements; i += kKernelStep) {
-      table.decode(packed, out);
+      table.template decode<Kind>(packed, out);
       packed += kKernelStep / 2;
       out += kKernelStep * Table::kBytes;
     }
   }
 }
+
+// 8 words at a time.
+struct Words {
+  using Vector = uint32_t __attribute__((vector_size(32)));
+  static constexpr int kLanes = 8;
+
+  // The first `lanes`, and zeros.
+  static Vector load(const uint32_t *words, int64_t lanes) {
+    if (lanes >= kLanes) return (Vector)_mm256_loadu_si256((const __m256i *)words);
+    const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(lanes)),
+                                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    return (Vector)_mm256_maskload_epi32((const int *)words, mask);
+  }
+  static void store(uint8_t *to, Vector x) { _mm256_storeu_si256((__m256i *)to, (__m256i)x); }
+  static void transpose(Vector (&x)[kLanes]) {
+    __m256i a[kLanes], b[kLanes];
+    NF4_UNROLL
+    for (int i = 0; i < kLanes; i += 2) {
+      a[i] = _mm256_unpacklo_epi32((__m256i)x[i], (__m256i)x[i + 1]);
+      a[i + 1] = _mm256_unpackhi_epi32((__m256i)x[i], (__m256i)x[i + 1]);
+    }
+    NF4_UNROLL
+    for (int i = 0; i < kLanes; i += 4) {
+      NF4_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        b[i + 2 * j] = _mm256_unpacklo_epi64(a[i + j], a[i + j + 2]);
+        b[i + 2 * j + 1] = _mm256_unpackhi_epi64(a[i + j], a[i + j + 2]);
+      }
+    }
+    NF4_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      x[j] = (Vector)_mm256_permute2x128_si256(b[j], b[j + 4], 0x20);
+      x[j + 4] = (Vector)_mm256_permute2x128_si256(b[j], b[j + 4], 0x31);
+    }
+  }
+};
 
 void store_nontemporal(char *to, const char *from, int64_t lines) {
   for (; lines > 0; --lines, to += 64, from += 64) {
@@ -111,7 +172,13 @@ void store_nontemporal(char *to, const char *from, int64_t lines) {
 }  // namespace
 
 const DequantKernels kAvx2Dequant = {
-    {dequant<FloatTable>, dequant<WordTable<Fp16>>, dequant<WordTable<Bf16>>},
+    {dequant<Floats4, FloatTable>, dequant<Floats4, WordTable<Fp16>>,
+     dequant<Floats4, WordTable<Bf16>>},
+    {dequant<Integers4, FloatTable>, dequant<Integers4, WordTable<Fp16>>,
+     dequant<Integers4, WordTable<Bf16>>},
+    read_groups<Int4Lanes>,
+    gptq_rows<Words>,
+    awq_rows<Words>,
     store_nontemporal,
 };
 

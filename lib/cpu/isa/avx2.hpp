@@ -4,6 +4,8 @@
 
 #include <immintrin.h>
 
+#include <cstdint>
+
 namespace nf4::cpu {
 namespace {
 
@@ -43,6 +45,80 @@ struct Floats16 {
     const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28));
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, codes),
                             _mm256_permutevar8x32_ps(high, codes), upper);
+  }
+};
+
+// Of integer weights: words, zeros and scales, a lane each.
+struct Int4Lanes {
+  using Sum = __m256;
+  using Codes = __m256i;
+  static constexpr int kSumLanes = 8;
+
+  static __m256 zero() { return _mm256_setzero_ps(); }
+  static __m256 load_sums(const float *sums) { return _mm256_loadu_ps(sums); }
+  static void store_sums(float *to, __m256 sums) { _mm256_storeu_ps(to, sums); }
+
+  // Of words of GPTQ and AWQ. The first `lanes` of them, and zeros.
+  static __m256i load_words(const uint32_t *words, int64_t lanes) {
+    if (lanes >= kSumLanes) return _mm256_loadu_si256((const __m256i *)words);
+    const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(lanes)),
+                                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    return _mm256_maskload_epi32((const int *)words, mask);
+  }
+  static __m256i shift_words(__m256i words, int bits) { return _mm256_srli_epi32(words, bits); }
+  static __m256 broadcast_sum(float x) { return _mm256_set1_ps(x); }
+  // 8 less the zero point that the low bits are.
+  static __m256 zero_terms(__m256i words) {
+    const __m256i zeros = _mm256_and_si256(words, _mm256_set1_epi32(15));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_set1_epi32(8), zeros));
+  }
+  // The zeros of the rows of a word of GPTQ or AWQ, which is less by `offset`, to the low bits of a
+  // lane each.
+  static __m256i spread_zeros(const uint32_t *words, int64_t, uint32_t offset, bool awq) {
+    const __m256i shifts = awq ? _mm256_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28)
+                               : _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    return _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(*words + offset)), shifts);
+  }
+  // A NaN with the highest bit of its mantissa alone.
+  static __m256 canonical(__m256 x) {
+    const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+    return _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  }
+  static __m256 load_scales(const uint16_t *scales, bool fp16, int64_t rows) {
+    if (rows >= kSumLanes) return widen(_mm_loadu_si128((const __m128i *)scales), fp16);
+    uint16_t padded[kSumLanes] = {};
+    for (int i = 0; i < rows; ++i) padded[i] = scales[i];
+    return widen(_mm_loadu_si128((const __m128i *)padded), fp16);
+  }
+  // Those of the rows of so many words, by nibble: of even rows, then of odd ones.
+  static void load_awq_scales(const uint16_t *scales, bool fp16, int64_t words,
+                              __m256 (&out)[2][4]) {
+    __m256 pairs[4], even[2], odd[2];
+    for (int i = 0; i < 4; ++i)
+      pairs[i] =
+          _mm256_castsi256_ps(load_words((const uint32_t *)scales + 8 * i, 4 * words - 8 * i));
+    split_even_odd(pairs[0], pairs[1], even[0], odd[0]);
+    split_even_odd(pairs[2], pairs[3], even[1], odd[1]);
+    split_even_odd(even[0], even[1], pairs[0], pairs[2]);
+    split_even_odd(odd[0], odd[1], pairs[1], pairs[3]);
+    for (int i = 0; i < 4; ++i) {
+      const __m256i words_of_two = _mm256_castps_si256(pairs[i]);
+      out[0][i] = widen(low_halves(words_of_two), fp16);
+      out[1][i] = widen(low_halves(_mm256_srli_epi32(words_of_two, 16)), fp16);
+    }
+  }
+  static __m128i low_halves(__m256i words) {
+    const __m256i low = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
+    const __m256i by_lane = _mm256_packus_epi32(low, low);
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(by_lane, 0xd8));
+  }
+  static __m256 widen(__m128i x, bool fp16) { return fp16 ? Fp16::widen(x) : Bf16::widen(x); }
+  static void split_even_odd(__m256 a, __m256 b, __m256 &even, __m256 &odd) {
+    const auto in_order = [](__m256 x) {
+      return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
+    };
+    even = in_order(_mm256_shuffle_ps(a, b, 0x88));
+    odd = in_order(_mm256_shuffle_ps(a, b, 0xdd));
   }
 };
 

@@ -4,6 +4,8 @@
 
 #include <immintrin.h>
 
+#include <cstdint>
+
 namespace nf4::cpu {
 namespace {
 
@@ -39,8 +41,11 @@ struct Bf16 {
 // Of matmul: sums in fp32, and the scales of a unit.
 struct Fp32Sums {
   using Sum = __m512;
+  static constexpr int kSumLanes = 16;
 
   static __m512 zero() { return _mm512_setzero_ps(); }
+  static __m512 load_sums(const float *sums) { return _mm512_loadu_ps(sums); }
+  static void store_sums(float *to, __m512 sums) { _mm512_storeu_ps(to, sums); }
   static __m512 scale_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
   static float sum_of(__m512 x) { return _mm512_reduce_add_ps(x); }
   // The sums of four vectors to four floats.
@@ -53,6 +58,64 @@ struct Fp32Sums {
         _mm256_add_ps(_mm512_castps512_ps256(by_lane), _mm512_extractf32x8_ps(by_lane, 1));
     const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
     _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
+  }
+
+  // Of words of GPTQ and AWQ. The first `lanes` of them, and zeros.
+  static __m512i load_words(const uint32_t *words, int64_t lanes) {
+    return _mm512_maskz_loadu_epi32(mask_of(lanes), words);
+  }
+  static __m512i shift_words(__m512i words, unsigned bits) {
+    return _mm512_srli_epi32(words, bits);
+  }
+  static __m512 broadcast_sum(float x) { return _mm512_set1_ps(x); }
+  // 8 less the zero point that the low bits are.
+  static __m512 zero_terms(__m512i words) {
+    const __m512i zeros = _mm512_and_si512(words, _mm512_set1_epi32(15));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(8), zeros));
+  }
+  // The zeros of so many rows, in whole words of GPTQ or AWQ less `offset`, to the low bits of a
+  // lane each.
+  static __m512i spread_zeros(const uint32_t *words, int64_t rows, uint32_t offset, bool awq) {
+    const __m512i both = _mm512_add_epi32(load_words(words, rows > 8 ? 2 : 1),
+                                          _mm512_set1_epi32(static_cast<int>(offset)));
+    const __m512i by_row = _mm512_permutexvar_epi32(_mm512_srli_epi32(iota(), 3), both);
+    const __m512i shifts =
+        awq ? _mm512_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28)
+            : _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    return _mm512_srlv_epi32(by_row, shifts);
+  }
+  // A NaN with the highest bit of its mantissa alone.
+  static __m512 canonical(__m512 x) {
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_mov_ps(x, nan, as_floats(_mm512_set1_epi32(0x7fc00000)));
+  }
+  static __m512 load_scales(const uint16_t *scales, bool fp16, int64_t rows) {
+    return widen(_mm256_maskz_loadu_epi16(mask_of(rows), scales), fp16);
+  }
+  // Those of the rows of so many words, by nibble: of even rows, then of odd ones.
+  static void load_awq_scales(const uint16_t *scales, bool fp16, int64_t words,
+                              __m512 (&out)[2][4]) {
+    __m512 pairs[4], even[2], odd[2];
+    for (int i = 0; i < 4; ++i)
+      pairs[i] = as_floats(load_words((const uint32_t *)scales + 16 * i, 4 * words - 16 * i));
+    split_words(pairs[0], pairs[1], even[0], odd[0]);
+    split_words(pairs[2], pairs[3], even[1], odd[1]);
+    split_words(even[0], even[1], pairs[0], pairs[2]);
+    split_words(odd[0], odd[1], pairs[1], pairs[3]);
+    for (int i = 0; i < 4; ++i) {
+      const __m512i words_of_two = as_integers(pairs[i]);
+      out[0][i] = widen(_mm512_cvtepi32_epi16(words_of_two), fp16);
+      out[1][i] = widen(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words_of_two, 16)), fp16);
+    }
+  }
+  static void split_words(__m512 a, __m512 b, __m512 &even, __m512 &odd) {
+    const __m512i first = _mm512_add_epi32(iota(), iota());
+    even = _mm512_permutex2var_ps(a, first, b);
+    odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
+  }
+  static __m512 widen(__m256i x, bool fp16) { return fp16 ? Fp16::widen(x) : Bf16::widen(x); }
+  static __mmask16 mask_of(int64_t lanes) {
+    return static_cast<__mmask16>(lanes >= 16 ? 0xffff : lanes <= 0 ? 0 : (1 << lanes) - 1);
   }
 
   // Which of the unit's scales each lane takes.

@@ -4,25 +4,26 @@
 // with each row of x an fma. Tile: 12 fma, two a cycle, for 7 loads; it has 16 registers.
 #include "cpu/isa/avx2.hpp"
 
+#include "cpu/matmul/columns.hpp"
 #include "cpu/matmul/loops.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cpu {
 namespace {
 
-struct Floats {
+struct Floats : Int4Lanes {
   using Item = float;
   using Operand = __m256;
-  using Sum = __m256;
-  using Codes = __m256i;
   static constexpr int kLanes = 8;
   static constexpr int kVectors = 8;
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {1, 1, 1, 1};
   static constexpr int kTileM = 3;
+  static constexpr int kColumnVectors[] = {4, 2, 2, 1};
+  static constexpr int kColumnSums = 8;
 
-  static __m256 zero() { return _mm256_setzero_ps(); }
   static __m256 load(const float *x) { return _mm256_loadu_ps(x); }
+  static __m256 one() { return _mm256_set1_ps(1); }
   static void store(float *to, __m256 x) { _mm256_storeu_ps(to, x); }
   static __m256 multiply(__m256 a, __m256 b) { return _mm256_mul_ps(a, b); }
   static __m256 multiply_add(__m256 a, __m256 b, __m256 sum) { return _mm256_fmadd_ps(a, b, sum); }
@@ -57,12 +58,9 @@ struct Floats {
     return _mm256_permutevar8x32_ps(_mm256_loadu_ps(scales), spread);
   }
 
-  static void split_even_odd(__m256 a, __m256 b, __m256 &even, __m256 &odd) {
-    const auto in_order = [](__m256 x) {
-      return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
-    };
-    even = in_order(_mm256_shuffle_ps(a, b, 0x88));
-    odd = in_order(_mm256_shuffle_ps(a, b, 0xdd));
+  static __m256 broadcast(const float *x) { return _mm256_broadcast_ss(x); }
+  static __m256i half_words(const __m256i (&words)[1], int half) {
+    return half == 0 ? words[0] : _mm256_srli_epi32(words[0], 16);
   }
 };
 
@@ -74,8 +72,15 @@ const MatmulKernels kAvx2Matmul = {
     Floats::kTileM,
     1024,
     4,
+    Floats::kSumLanes,
     {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
+    {prepare_units<Floats, Fp32, false>, prepare_units<Floats, Fp16, false>,
+     prepare_units<Floats, Bf16, false>},
     dot<Floats>,
+    dot<Floats, true>,
+    x_sums<Floats>,
+    gptq_columns<Floats>,
+    awq_columns<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
 };

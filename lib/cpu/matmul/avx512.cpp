@@ -9,6 +9,7 @@
 // Tile. 24 fma for 10 loads, one a cycle, and 16 weights each: twice the time of bf16.
 #include "cpu/isa/avx512.hpp"
 
+#include "cpu/matmul/columns.hpp"
 #include "cpu/matmul/loops.hpp"
 #include "nf4/nf4.h"
 
@@ -24,8 +25,11 @@ struct Floats : Fp32Sums {
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {4, 4, 2, 2};
   static constexpr int kTileM = 6;
+  static constexpr int kColumnVectors[] = {8, 4, 4, 4};
+  static constexpr int kColumnSums = 16;
 
   static __m512 load(const float *x) { return _mm512_loadu_ps(x); }
+  static __m512 one() { return _mm512_set1_ps(1); }
   static void store(float *to, __m512 x) { _mm512_storeu_ps(to, x); }
   static __m512 multiply(__m512 a, __m512 b) { return _mm512_mul_ps(a, b); }
   static __m512 multiply_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
@@ -37,10 +41,12 @@ struct Floats : Fp32Sums {
   static __m512i next(__m512i codes) { return _mm512_srli_epi32(codes, 4); }
 
   static void split_even_odd(__m512 a, __m512 b, __m512 &even, __m512 &odd) {
-    const __m512i first =
-        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    even = _mm512_permutex2var_ps(a, first, b);
-    odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
+    split_words(a, b, even, odd);
+  }
+
+  static __m512 broadcast(const float *x) { return _mm512_set1_ps(*x); }
+  static __m512i half_words(const __m512i (&words)[1], int half) {
+    return half == 0 ? words[0] : _mm512_srli_epi32(words[0], 16);
   }
 };
 
@@ -52,8 +58,15 @@ const MatmulKernels kAvx512Matmul = {
     Floats::kTileM,
     1024,
     8,
+    Floats::kSumLanes,
     {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
+    {prepare_units<Floats, Fp32, false>, prepare_units<Floats, Fp16, false>,
+     prepare_units<Floats, Bf16, false>},
     dot<Floats>,
+    dot<Floats, true>,
+    x_sums<Floats>,
+    gptq_columns<Floats>,
+    awq_columns<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
 };

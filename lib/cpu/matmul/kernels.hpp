@@ -26,10 +26,41 @@ struct DotArgs {
   int m;
   float *sums;  // [m][sums_stride]
   int64_t sums_stride;
+  // Of dot_zeros: what is added to each entry, like the scales, and the sums of x that x_sums()
+  // makes.
+  const float *zeros = nullptr;
+  const float *x_sums = nullptr;
+  int64_t x_sums_stride = 0;
 };
 constexpr int kMaxDotM = 4;
-// What is readable beyond the end of the scales.
+// What is readable beyond the end of the scales and the zeros.
 constexpr int kScalePadding = 8;
+
+// Words of GPTQ or AWQ of the columns of some groups, times x in the kernels' dtype: in bf16 and
+// GPTQ, the columns i and i + 4 of a word are side by side.
+constexpr int kMaxColumnGroups = 16;
+struct ColumnsArgs {
+  const void *codebook;   // 16 numbers of the kernels' dtype
+  const uint32_t *words;  // of the first row and column
+  int64_t stride;         // from one row of words to the next
+  int64_t rows;           // in AWQ a multiple of 8
+  int64_t cols;           // of a group, a multiple of 8
+  int groups;
+  const uint16_t *scales;
+  int64_t scale_stride;   // from one group to the next
+  bool fp16_scales;       // else bf16
+  const uint32_t *zeros;  // or NULL: 8
+  int64_t zero_stride;
+  uint32_t zero_offset;  // what is added to words of GPTQ
+  const void *x;
+  int64_t x_stride;
+  int m;
+  float x_sums[kMaxDotM][kMaxColumnGroups];  // with zeros
+  float *
+      sums;  // [m][sums_stride], of AWQ [m][8][nibble_stride]: up to a multiple of 16 rows or words
+  int64_t sums_stride;
+  int64_t nibble_stride;
+};
 
 // Dense rows of the weight times x.
 struct TileArgs {
@@ -52,9 +83,17 @@ struct MatmulKernels {
   int tile_m;         // rows of x that are best done together: 6 at most
   int tile_elements;  // of a row that are best done together: 4096 bytes of fp32, 8192 of bf16
   int max_dot_m;      // the largest m for which dot is the faster way
-  // Brings whole units of x into the order in which dot meets the codes.
+  int sum_lanes;      // floats that x_sums() makes of a unit
+  // Brings whole units of x into the order in which dot meets the codes, of which the first is the
+  // high nibble, or the low one.
   void (*prepare[3])(const void *x, int64_t elements, void *out);
+  void (*prepare_low_first[3])(const void *x, int64_t elements, void *out);
   void (*dot)(const DotArgs &args);
+  void (*dot_zeros)(const DotArgs &args);
+  // The sums of whole units of prepared x, a vector each.
+  void (*x_sums)(const void *x, int64_t elements, float *sums);
+  void (*gptq_columns)(const ColumnsArgs &args);
+  void (*awq_columns)(const ColumnsArgs &args);
   // Converts whole steps of x; NULL where x is of this set's dtype.
   void (*convert[3])(const void *x, int64_t elements, void *out);
   void (*tile)(const TileArgs &args);

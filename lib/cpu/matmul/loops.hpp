@@ -5,13 +5,8 @@
 
 #include <cstdint>
 
+#include "cpu/isa/unroll.hpp"
 #include "cpu/matmul/kernels.hpp"
-
-#if defined(__clang__)
-#define NF4_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define NF4_UNROLL _Pragma("GCC unroll 16")
-#endif
 
 namespace nf4::cpu {
 
@@ -19,9 +14,9 @@ namespace nf4::cpu {
 
 // A unit of codes is one vector of words, each with the codes of kVectors consecutive elements.
 // Shifted down nibble by nibble, its low bits are every kVectors-th element. x is brought into that
-// order by splitting the vectors of a unit into even and odd elements, log2(kVectors) times. The
-// first of two codes is in the high nibble, so the vectors come in swapped pairs.
-template <class T, class From>
+// order by splitting the vectors of a unit into even and odd elements, log2(kVectors) times. Where
+// the first of two codes is in the high nibble, the vectors come in swapped pairs.
+template <class T, class From, bool kHighFirst = true>
 void prepare_units(const void *x, int64_t elements, void *out) {
   constexpr int kVectors = T::kVectors;
   const char *from = static_cast<const char *>(x);
@@ -40,7 +35,20 @@ void prepare_units(const void *x, int64_t elements, void *out) {
       for (int j = 0; j < kVectors; ++j) vectors[j] = halves[j];
     }
     NF4_UNROLL
-    for (int j = 0; j < kVectors; ++j, to += T::kLanes) T::store(to, vectors[j ^ 1]);
+    for (int j = 0; j < kVectors; ++j, to += T::kLanes)
+      T::store(to, vectors[kHighFirst ? j ^ 1 : j]);
+  }
+}
+
+template <class T>
+void x_sums(const void *x, int64_t elements, float *sums) {
+  const auto *from = static_cast<const typename T::Item *>(x);
+  for (int64_t i = 0; i < elements; i += T::kUnit, sums += T::kSumLanes) {
+    typename T::Sum sum = T::zero();
+    NF4_UNROLL
+    for (int j = 0; j < T::kVectors; ++j, from += T::kLanes)
+      sum = T::multiply_add(T::one(), T::load(from), sum);
+    T::store_sums(sums, sum);
   }
 }
 
@@ -48,13 +56,15 @@ void prepare_units(const void *x, int64_t elements, void *out) {
 
 constexpr int64_t kPrefetchBytes = 4096;
 
-template <class T, int kN, int kM>
+template <class T, int kN, int kM, bool kZeros>
 void dot_block(const DotArgs &args, int n) {
   using Item = typename T::Item;
   const auto table = T::load_table(args.codebook);
   const auto spread = T::load_spread(args.scales_per_unit);
   const uint8_t *packed = args.packed + n * args.row_bytes;
   const float *scales = args.scales + n * args.scale_stride;
+  const float *zeros = args.zeros + n * args.scale_stride;
+  const float *x_sums = args.x_sums;
   const Item *x = static_cast<const Item *>(args.x);
   const int64_t next_bytes = kN * args.row_bytes;
   const int64_t ahead = next_bytes > kPrefetchBytes ? next_bytes : kPrefetchBytes;
@@ -93,11 +103,22 @@ void dot_block(const DotArgs &args, int n) {
     }
     NF4_UNROLL
     for (int i = 0; i < kN; ++i) {
+      if constexpr (kZeros) {
+        const auto zero = T::spread_scales(zeros + i * args.scale_stride, spread);
+        NF4_UNROLL
+        for (int m = 0; m < kM; ++m)
+          sums[i][m] =
+              T::scale_add(T::load_sums(x_sums + m * args.x_sums_stride), zero, sums[i][m]);
+      }
       const auto scale = T::spread_scales(scales + i * args.scale_stride, spread);
       NF4_UNROLL
       for (int m = 0; m < kM; ++m) totals[i][m] = T::scale_add(sums[i][m], scale, totals[i][m]);
     }
     scales += args.scales_per_unit;
+    if constexpr (kZeros) {
+      zeros += args.scales_per_unit;
+      x_sums += T::kSumLanes;
+    }
   }
   NF4_UNROLL
   for (int i = 0; i < kN; ++i) {
@@ -107,25 +128,25 @@ void dot_block(const DotArgs &args, int n) {
 }
 
 // kN rows of the weight at a time while there are so many.
-template <class T, int kN, int kM>
+template <class T, bool kZeros, int kN, int kM>
 void dot_m(const DotArgs &args) {
   int n = 0;
-  for (; n + kN <= args.n; n += kN) dot_block<T, kN, kM>(args, n);
-  for (; n < args.n; ++n) dot_block<T, 1, kM>(args, n);
+  for (; n + kN <= args.n; n += kN) dot_block<T, kN, kM, kZeros>(args, n);
+  for (; n < args.n; ++n) dot_block<T, 1, kM, kZeros>(args, n);
 }
 
-template <class T>
+template <class T, bool kZeros = false>
 void dot(const DotArgs &args) {
   static_assert(kMaxDotM == 4, "a case for each");
   switch (args.m) {
     case 1:
-      return dot_m<T, T::kDotN[0], 1>(args);
+      return dot_m<T, kZeros, T::kDotN[0], 1>(args);
     case 2:
-      return dot_m<T, T::kDotN[1], 2>(args);
+      return dot_m<T, kZeros, T::kDotN[1], 2>(args);
     case 3:
-      return dot_m<T, T::kDotN[2], 3>(args);
+      return dot_m<T, kZeros, T::kDotN[2], 3>(args);
     default:
-      return dot_m<T, T::kDotN[3], 4>(args);
+      return dot_m<T, kZeros, T::kDotN[3], 4>(args);
   }
 }
 

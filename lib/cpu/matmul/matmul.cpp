@@ -6,8 +6,10 @@
 #include <cstring>
 
 #include "core/formats.hpp"
+#include "core/int4.hpp"
 #include "cpu/dtypes.hpp"
 #include "cpu/matmul/parts.hpp"
+#include "cpu/weight/int4.hpp"
 #include "cpu/weight/scales.hpp"
 
 namespace nf4::cpu {
@@ -24,7 +26,27 @@ bool suits_dot(const MatmulKernels &kernels, const MatmulProblem &problem) {
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 
+// A group being whole words, or of codes along the columns whole steps.
+bool suits_dot(const MatmulKernels &kernels, const Int4MatmulProblem &problem) {
+  const Int4Weight &weight = problem.weight;
+  const bool in_rows = weight.layout == NF4_INT4_COMPRESSED_TENSORS;
+  return problem.m <= kernels.max_dot_m && weight.g_idx == nullptr && weight.cols > 0 &&
+         weight.group_size % (in_rows ? kKernelStep : kInt4PerWord) == 0;
+}
+
+const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype) {
+  return set.bf16 != nullptr && dtype == NF4_DTYPE_BF16 ? *set.bf16 : set.fp32;
+}
+
 }  // namespace
+
+const void *int4_codebook(const MatmulKernels &kernels) {
+  static constexpr uint16_t kBf16[] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+                                       0xc000, 0xbf80, 0,      0x3f80, 0x4000, 0x4040,
+                                       0x4080, 0x40a0, 0x40c0, 0x40e0};
+  if (kernels.dtype == NF4_DTYPE_BF16) return kBf16;
+  return kInt4Codebook;
+}
 
 void PaddedConversion::operator()(const char *x, int64_t elements, char *out) const {
   const int64_t whole = elements - elements % step;
@@ -35,7 +57,8 @@ void PaddedConversion::operator()(const char *x, int64_t elements, char *out) co
   convert(padded, step, out + whole * bytes_out);
 }
 
-void store_sums(const MatmulProblem &problem, const Sums &sums) {
+template <class Problem>
+void store_sums(const Problem &problem, const Sums &sums) {
   with_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
     const T *bias = static_cast<const T *>(problem.bias);
@@ -49,6 +72,9 @@ void store_sums(const MatmulProblem &problem, const Sums &sums) {
   });
 }
 
+template void store_sums(const MatmulProblem &problem, const Sums &sums);
+template void store_sums(const Int4MatmulProblem &problem, const Sums &sums);
+
 RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem &problem) {
   const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_dot(bf16, problem);
   return used ? codebook_in_bf16(problem.weight) : RoundedCodebook{};
@@ -56,10 +82,21 @@ RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem 
 
 void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
                    const RoundedCodebook &bf16_codebook, RowRange n) {
-  const bool in_bf16 = set.bf16 != nullptr && problem.dtype == NF4_DTYPE_BF16;
-  const MatmulKernels &kernels = in_bf16 ? *set.bf16 : set.fp32;
+  const MatmulKernels &kernels = kernels_for(set, problem.dtype);
   if (suits_dot(kernels, problem)) return matmul_dot(kernels, problem, bf16_codebook, n);
   matmul_panel(set.dequant, kernels, problem, n);
+}
+
+void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n) {
+  const MatmulKernels &kernels = kernels_for(set, problem.dtype);
+  if (!suits_dot(kernels, problem)) {
+    // Few rows of x are bound by dequantizing, so that exact weights cost nothing.
+    const bool few = problem.m <= kernels.max_dot_m;
+    return matmul_panel(set.dequant, few ? set.fp32 : kernels, problem, n);
+  }
+  if (problem.weight.layout == NF4_INT4_COMPRESSED_TENSORS)
+    return matmul_dot(set.dequant, kernels, problem, n);
+  matmul_columns(kernels, problem, n);
 }
 
 }  // namespace nf4::cpu

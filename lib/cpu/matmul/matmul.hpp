@@ -23,6 +23,8 @@ RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem 
 void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
                    const RoundedCodebook &bf16_codebook, RowRange n);
 
+void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n);
+
 // The functions of a Variant, for each set of kernels.
 template <const MatmulKernels &bf16>
 RoundedCodebook bf16_codebook_with(const MatmulProblem &problem) {
@@ -32,6 +34,11 @@ template <const DequantKernels &dequant, const MatmulKernels &fp32,
           const MatmulKernels *bf16 = nullptr>
 void matmul_with(const MatmulProblem &problem, const RoundedCodebook &bf16_codebook, RowRange n) {
   matmul_vector({dequant, fp32, bf16}, problem, bf16_codebook, n);
+}
+template <const DequantKernels &dequant, const MatmulKernels &fp32,
+          const MatmulKernels *bf16 = nullptr>
+void int4_matmul_with(const Int4MatmulProblem &problem, RowRange n) {
+  int4_matmul_vector({dequant, fp32, bf16}, problem, n);
 }
 
 }  // namespace nf4::cpu

@@ -6,85 +6,155 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/dequant/int4_rows.hpp"
 #include "cpu/dequant/range.hpp"
 #include "cpu/matmul/parts.hpp"
 
 namespace nf4::cpu {
 namespace {
 
-constexpr int64_t kPanelBytes = 65536;
 constexpr int64_t kMaxPanelN = 16;
 // Of x, converted.
 constexpr int64_t kConvertedBytes = 4096;
 constexpr int64_t kMaxTileM = 6;
-// Rows of x for which a panel serves.
-constexpr int64_t kPanelM = 96;
 
-class PanelMultiplier {
+// Where a panel's rows come from: rows of the weight that are best read together, kBlockN at most,
+// and, of them, columns that are; a panel's bytes, and the rows of x for which it serves.
+
+class Nf4Rows {
  public:
-  PanelMultiplier(const DequantKernels &dequant, const MatmulKernels &kernels,
-                  const MatmulProblem &problem)
-      : kernels_(kernels),
-        problem_(problem),
-        weight_(problem.weight),
-        element_bytes_(element_bytes(kernels.dtype)),
-        row_bytes_(kernels.tile_elements * element_bytes_),
-        panel_n_(std::min(kMaxPanelN, kPanelBytes / row_bytes_)),
-        dequant_(dequant, problem.weight, kernels.dtype),
-        convert_{kernels.convert[problem.dtype - 1], kKernelStep, element_bytes(problem.dtype),
-                 element_bytes_} {}
+  static constexpr int64_t kBlockN = kMaxPanelN;
+  static constexpr int64_t kPanelM = 96;
+  static constexpr int64_t kPanelBytes = 65536;
+  static constexpr int64_t kMaxColumns = RangeDequantizer::kMaxElements;
 
-  // All of n for some rows of x, which stay in the L2 cache.
-  void operator()(RowRange n) {
-    const int64_t groups = ceil_divide(problem_.m, kPanelM);
-    for (int64_t group = 0; group < groups; ++group) {
-      const RowRange m{problem_.m * group / groups, problem_.m * (group + 1) / groups};
-      for (int64_t i = n.begin; i < n.end; i += panel_n_)
-        multiply({i, std::min(n.end, i + panel_n_)}, m);
-    }
+  Nf4Rows(const DequantKernels &kernels, const Weight &weight, nf4_dtype dtype, int64_t panel_n)
+      : weight_(weight), panel_n_(panel_n), dequant_(kernels, weight, dtype) {}
+
+  int64_t block_n() const { return panel_n_; }
+  int64_t max_columns() const { return kMaxColumns; }
+  void load(RowRange, RowRange, int64_t, int64_t) {}
+  void operator()(int64_t n, int64_t k, int64_t elements, char *out) {
+    prefetch((n + panel_n_) * weight_.cols + k, elements);
+    dequant_(n * weight_.cols + k, elements, out);
   }
 
  private:
-  void multiply(RowRange n, RowRange m) {
-    float sums[kPanelM * kMaxPanelN] = {};
-    for (int64_t k = 0; k < weight_.cols;) {
-      const int64_t elements = part_of_row(weight_.cols - k);
-      for (int64_t i = n.begin; i < n.end; ++i) {
-        prefetch((i + panel_n_) * weight_.cols + k, elements);
-        dequant_(i * weight_.cols + k, elements, panel_ + (i - n.begin) * row_bytes_);
-      }
-      add_products(static_cast<int>(n.end - n.begin), m, k, elements, sums);
-      k += elements;
-    }
-    store_sums(problem_, {n, m, sums, kMaxPanelN});
-  }
-
   // The codes of the next panel.
   void prefetch(int64_t first, int64_t elements) const {
     const uint8_t *packed = weight_.packed + first / 2;
     for (int64_t i = 0; i < elements / 2; i += 64) __builtin_prefetch(packed + i, 0, 2);
   }
 
+  const Weight &weight_;
+  const int64_t panel_n_;
+  RangeDequantizer dequant_;
+};
+
+// Their codes are in words of 128 rows, which takes some of the room of sums and of the panel.
+class IntegerRows {
+ public:
+  static constexpr int64_t kBlockN = 128;
+  static constexpr int64_t kPanelM = 64;
+  static constexpr int64_t kPanelBytes = 32768;
+  static constexpr int64_t kMaxColumns = 2048;
+
+  IntegerRows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype,
+              int64_t panel_n)
+      : weight_(weight), panel_n_(panel_n), rows_(kernels, weight, dtype) {}
+
+  // Of words of AWQ whole vectors, of GPTQ a cache line.
+  int64_t block_n() const {
+    if (weight_.layout == NF4_INT4_AWQ) return kBlockN;
+    return weight_.layout == NF4_INT4_GPTQ ? kMaxPanelN : panel_n_;
+  }
+  int64_t max_columns() const {
+    return std::min(kMaxColumns, Int4Rows::max_columns(weight_, block_n()));
+  }
+  // The next rows are those of `all` after n.
+  void load(RowRange n, RowRange all, int64_t k, int64_t elements) {
+    rows_.load(n, k, elements);
+    if (k + elements < weight_.cols)
+      rows_.expect(n, k + elements, std::min(elements, weight_.cols - k - elements));
+    else if (n.end < all.end)
+      rows_.expect({n.end, std::min(all.end, n.end + block_n())}, 0, elements);
+  }
+  void operator()(int64_t n, int64_t k, int64_t elements, char *out) { rows_(n, k, elements, out); }
+
+ private:
+  const Int4Weight &weight_;
+  const int64_t panel_n_;
+  Int4Rows rows_;
+};
+
+template <class Rows, class Problem>
+class PanelMultiplier {
+ public:
+  PanelMultiplier(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const Problem &problem)
+      : kernels_(kernels),
+        problem_(problem),
+        weight_(problem.weight),
+        element_bytes_(element_bytes(kernels.dtype)),
+        row_bytes_(std::min<int64_t>(kernels.tile_elements, Rows::kMaxColumns) * element_bytes_),
+        panel_n_(std::min(kMaxPanelN, Rows::kPanelBytes / row_bytes_)),
+        rows_(dequant, problem.weight, kernels.dtype, panel_n_),
+        convert_{kernels.convert[problem.dtype - 1], kKernelStep, element_bytes(problem.dtype),
+                 element_bytes_} {}
+
+  // All of n for some rows of x, which stay in the L2 cache.
+  void operator()(RowRange n) {
+    const int64_t groups = ceil_divide(problem_.m, Rows::kPanelM);
+    for (int64_t group = 0; group < groups; ++group) {
+      const RowRange m{problem_.m * group / groups, problem_.m * (group + 1) / groups};
+      for (int64_t i = n.begin; i < n.end; i += rows_.block_n())
+        multiply({i, std::min(n.end, i + rows_.block_n())}, n, m);
+    }
+  }
+
+ private:
+  void multiply(RowRange n, RowRange all, RowRange m) {
+    float sums[Rows::kPanelM * Rows::kBlockN] = {};
+    for (int64_t k = 0; k < weight_.cols;) {
+      const int64_t elements = part_of_row(weight_.cols - k);
+      rows_.load(n, all, k, elements);
+      for (int64_t i = n.begin; i < n.end; i += panel_n_) {
+        const RowRange panel{i, std::min(n.end, i + panel_n_)};
+        for (int64_t row = panel.begin; row < panel.end; ++row)
+          rows_(row, k, elements, panel_ + (row - i) * row_bytes_);
+        add_products(static_cast<int>(panel.end - i), m, k, elements, sums + (i - n.begin));
+      }
+      k += elements;
+    }
+    store_sums(problem_, {n, m, sums, Rows::kBlockN});
+  }
+
   // Whole steps as long as there are any.
   int64_t part_of_row(int64_t left) const {
     if (left < kKernelStep) return left;
-    return std::min<int64_t>(kernels_.tile_elements, left - left % kKernelStep);
+    const int64_t whole = left - left % kKernelStep;
+    // What is gathered is as much as what is converted.
+    const int64_t gathered =
+        column_order(weight_) == nullptr ? whole : kConvertedBytes / element_bytes_;
+    return std::min({int64_t{kernels_.tile_elements}, rows_.max_columns(), whole, gathered});
   }
 
   void add_products(int n, RowRange m, int64_t k, int64_t elements, float *sums) {
-    const bool in_place = convert_.convert == nullptr && elements % kKernelStep == 0;
+    const bool in_place = convert_.convert == nullptr && elements % kKernelStep == 0 &&
+                          column_order(weight_) == nullptr;
     for (int64_t i = m.begin; i < m.end; i += kernels_.tile_m) {
       const int count = static_cast<int>(std::min<int64_t>(kernels_.tile_m, m.end - i));
       if (!in_place) convert(i, count, k, elements);
-      kernels_.tile({panel_, kernels_.tile_elements, in_place ? x_at(i, k) : x_,
-                     in_place ? problem_.x_stride : kConvertedBytes / element_bytes_,
-                     to_steps(elements), n, count, sums + (i - m.begin) * kMaxPanelN, kMaxPanelN});
+      kernels_.tile(
+          {panel_, row_bytes_ / element_bytes_, in_place ? address_of_x(problem_, i, k) : x_,
+           in_place ? problem_.x_stride : kConvertedBytes / element_bytes_, to_steps(elements), n,
+           count, sums + (i - m.begin) * Rows::kBlockN, Rows::kBlockN});
     }
   }
 
   void convert(int64_t first_m, int m, int64_t k, int64_t elements) {
     for (int i = 0; i < m; ++i) {
-      const char *x = x_at(first_m + i, k);
+      const char *x = part_of_x(problem_, first_m + i, k, elements, gathered_);
       char *out = x_ + i * kConvertedBytes;
       if (convert_.convert != nullptr) {
         convert_(x, elements, out);
@@ -96,25 +166,29 @@ class PanelMultiplier {
     }
   }
 
-  const char *x_at(int64_t m, int64_t k) const { return address_of_x(problem_, m, k); }
-
   const MatmulKernels &kernels_;
-  const MatmulProblem &problem_;
-  const Weight &weight_;
+  const Problem &problem_;
+  const decltype(Problem::weight) &weight_;
   const int64_t element_bytes_;  // of the panel
   const int64_t row_bytes_;      // of the panel
   const int64_t panel_n_;
-  RangeDequantizer dequant_;
+  Rows rows_;
   const PaddedConversion convert_;
-  alignas(64) char panel_[kPanelBytes];
+  alignas(64) char panel_[Rows::kPanelBytes];
   alignas(64) char x_[kMaxTileM * kConvertedBytes];
+  alignas(64) char gathered_[kConvertedBytes];
 };
 
 }  // namespace
 
 void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const MatmulProblem &problem, RowRange n) {
-  PanelMultiplier(dequant, kernels, problem)(n);
+  PanelMultiplier<Nf4Rows, MatmulProblem>(dequant, kernels, problem)(n);
+}
+
+void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const Int4MatmulProblem &problem, RowRange n) {
+  PanelMultiplier<IntegerRows, Int4MatmulProblem>(dequant, kernels, problem)(n);
 }
 
 }  // namespace nf4::cpu

@@ -10,14 +10,18 @@
 
 namespace nf4::cpu {
 
-// The rows of the weights of several matmuls, one after the other, in tiles of kTileN rows: a range
-// of units of work to be split over threads, of which a tile of a large matmul has more than one of
-// a small one.
+// Rows that a kernel does together: of words of AWQ, a vector of them has 128.
+inline int64_t tile_rows(const Weight &) { return 16; }
+inline int64_t tile_rows(const Int4Weight &weight) {
+  return weight.layout == NF4_INT4_COMPRESSED_TENSORS ? 16 : 128;
+}
+
+// The rows of the weights of several matmuls, one after the other, in tiles of rows: a range of
+// units of work to be split over threads, of which a tile of a large matmul has more than one of a
+// small one.
 template <class Problem>
 class Partition {
  public:
-  // Rows that a kernel does together.
-  static constexpr int64_t kTileN = 16;
   // Fewer multiplications, about 50 microseconds of a vector variant, are not worth a thread.
   static constexpr int64_t kProductsPerThread = 1 << 20;
 
@@ -51,8 +55,8 @@ class Partition {
     for (int i = 0; i < count_ && parts_[i].first < end; ++i) {
       const int64_t first = parts_[i].tile_at(begin), last = parts_[i].tile_at(end);
       if (first == last) continue;
-      const int64_t rows = problems_[i].weight.rows;
-      matmul(i, RowRange{first * kTileN, std::min(rows, last * kTileN)});
+      const int64_t rows = problems_[i].weight.rows, tile = tile_rows(problems_[i].weight);
+      matmul(i, RowRange{first * tile, std::min(rows, last * tile)});
     }
   }
 
@@ -68,11 +72,12 @@ class Partition {
   };
 
   static int64_t tiles_of(const Problem &problem) {
-    return problem.empty() ? 0 : ceil_divide(problem.weight.rows, kTileN);
+    return problem.empty() ? 0 : ceil_divide(problem.weight.rows, tile_rows(problem.weight));
   }
   // Multiplications; without columns, stores.
   static double work_of_tile(const Problem &problem) {
-    return static_cast<double>(problem.m) * std::max<int64_t>(1, problem.weight.cols) * kTileN;
+    return static_cast<double>(problem.m) * std::max<int64_t>(1, problem.weight.cols) *
+           tile_rows(problem.weight);
   }
 
   const Problem *problems_;

@@ -3,6 +3,7 @@
 
 #include "core/formats.hpp"
 #include "cpu/dequant/kernels.hpp"
+#include "cpu/dtypes.hpp"
 #include "cpu/matmul/kernels.hpp"
 #include "cpu/ranges.hpp"
 #include "problem.hpp"
@@ -15,6 +16,16 @@ namespace nf4::cpu {
 void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
                 const RoundedCodebook &bf16_codebook, RowRange n);
 
+// For integer weights whose codes lie along the columns, in groups of whole steps.
+void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
+                const Int4MatmulProblem &problem, RowRange n);
+
+// For those in words of GPTQ or AWQ, in groups of whole words.
+void matmul_columns(const MatmulKernels &kernels, const Int4MatmulProblem &problem, RowRange n);
+
+// The codes of integer weights less 8, which bf16 holds, too, in the kernels' dtype.
+const void *int4_codebook(const MatmulKernels &kernels);
+
 // A weight's codebook in bf16: the format's row, or a caller's rounded, or found where it was
 // rounded of late.
 RoundedCodebook codebook_in_bf16(const Weight &weight);
@@ -23,11 +34,34 @@ RoundedCodebook codebook_in_bf16(const Weight &weight);
 // x.
 void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const MatmulProblem &problem, RowRange n);
+void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const Int4MatmulProblem &problem, RowRange n);
 
 // The address of x[m, k].
-inline const char *address_of_x(const MatmulProblem &problem, int64_t m, int64_t k) {
+template <class Problem>
+const char *address_of_x(const Problem &problem, int64_t m, int64_t k) {
   return static_cast<const char *>(problem.x) +
          (m * problem.x_stride + k) * element_bytes(problem.dtype);
+}
+
+// The column of x that a stored column of the weight is multiplied with, by stored column; NULL:
+// the same.
+inline const int32_t *column_order(const Weight &) { return nullptr; }
+inline const int32_t *column_order(const Int4Weight &weight) { return weight.permutation; }
+
+// Row m of x from stored column k on: where it is, or gathered in `buffer`.
+template <class Problem>
+const char *part_of_x(const Problem &problem, int64_t m, int64_t k, int64_t elements,
+                      char *buffer) {
+  const int32_t *order = column_order(problem.weight);
+  if (order == nullptr) return address_of_x(problem, m, k);
+  const char *row = address_of_x(problem, m, 0);
+  with_dtype(problem.dtype, [&](auto type) {
+    const auto *from = reinterpret_cast<const decltype(type) *>(row);
+    auto *to = reinterpret_cast<decltype(type) *>(buffer);
+    for (int64_t i = 0; i < elements; ++i) to[i] = from[order[k + i]];
+  });
+  return buffer;
 }
 
 // Applies a conversion that takes multiples of `step` elements, padding with zeros.
@@ -49,6 +83,7 @@ struct Sums {
 };
 
 // Adds the bias and rounds.
-void store_sums(const MatmulProblem &problem, const Sums &sums);
+template <class Problem>
+void store_sums(const Problem &problem, const Sums &sums);
 
 }  // namespace nf4::cpu

@@ -5,6 +5,7 @@
 // (kernels.hpp): their tables of 32 entries would fill four registers.
 #include "cpu/isa/avx2.hpp"
 
+#include "cpu/quantize/int4_loops.hpp"
 #include "cpu/quantize/kernels.hpp"
 
 namespace nf4::cpu {
@@ -150,11 +151,54 @@ void encode_scales(const EncodeScalesArgs &args) {
   }
 }
 
+// Integers. The division that the rule has takes most of the time.
+struct Integers4 {
+  using Integers = __m256i;
+  static constexpr int kLanes = 8;
+
+  static __m256 zero() { return _mm256_setzero_ps(); }
+  static __m256 min(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
+  static __m256 max(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+  static float lowest(__m256 x) {
+    __m128 half = _mm_min_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    half = _mm_min_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_min_ss(half, _mm_movehdup_ps(half)));
+  }
+  static float highest(__m256 x) { return -lowest(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f))); }
+  static __m256 finite_or_zero(__m256 x) {
+    const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+    const __m256 infinity = _mm256_set1_ps(__builtin_inff());
+    return _mm256_and_ps(x, _mm256_cmp_ps(magnitude, infinity, _CMP_LT_OQ));
+  }
+  static __m256i encode(__m256 x, float scale, float zero) {
+    const __m256 quotient = _mm256_div_ps(x, _mm256_set1_ps(scale));
+    const __m256 nearest = _mm256_round_ps(quotient, kNearest);
+    const __m256 code = _mm256_add_ps(nearest, _mm256_set1_ps(zero));
+    const __m256 clamped =
+        _mm256_max_ps(_mm256_min_ps(code, _mm256_set1_ps(15)), _mm256_setzero_ps());
+    const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    return _mm256_cvtps_epi32(_mm256_blendv_ps(clamped, _mm256_set1_ps(zero), nan));
+  }
+  static void pack(const __m256i (&codes)[4], uint8_t *out) {
+    // By lane: 0 4 8 12, 16 20 24 28 of each half, in dwords of 4 codes.
+    const __m256i words = _mm256_packus_epi16(_mm256_packus_epi32(codes[0], codes[1]),
+                                              _mm256_packus_epi32(codes[2], codes[3]));
+    const __m256i bytes =
+        _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
+    const __m256i nibbles = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0x08);
+    _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(nibbles));
+  }
+  static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+};
+
 }  // namespace
 
 const QuantizeKernels kAvx2Quantize = {
     {quantize<Fp32>, quantize<Fp16>, quantize<Bf16>},
     encode_scales,
+    {int4_range<Integers4, Fp32>, int4_range<Integers4, Fp16>, int4_range<Integers4, Bf16>},
+    {int4_codes<Integers4, Fp32>, int4_codes<Integers4, Fp16>, int4_codes<Integers4, Bf16>},
 };
 
 }  // namespace nf4::cpu

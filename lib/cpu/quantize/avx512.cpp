@@ -7,6 +7,7 @@
 // cores are bound by memory (fp32).
 #include "cpu/isa/avx512.hpp"
 
+#include "cpu/quantize/int4_loops.hpp"
 #include "cpu/quantize/kernels.hpp"
 
 namespace nf4::cpu {
@@ -196,11 +197,45 @@ void encode_scales(const EncodeScalesArgs &args) {
   }
 }
 
+// Integers. The division that the rule has takes most of the time.
+struct Integers4 {
+  using Integers = __m512i;
+  static constexpr int kLanes = 16;
+
+  static __m512 zero() { return _mm512_setzero_ps(); }
+  static __m512 min(__m512 a, __m512 b) { return _mm512_min_ps(a, b); }
+  static __m512 max(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
+  static float lowest(__m512 x) { return _mm512_reduce_min_ps(x); }
+  static float highest(__m512 x) { return _mm512_reduce_max_ps(x); }
+  static __m512 finite_or_zero(__m512 x) {
+    const __m512 infinity = _mm512_set1_ps(__builtin_inff());
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(_mm512_abs_ps(x), infinity, _CMP_LT_OQ), x);
+  }
+  static __m512i encode(__m512 x, float scale, float zero) {
+    const __m512 quotient = _mm512_div_ps(x, _mm512_set1_ps(scale));
+    const __m512 nearest = _mm512_roundscale_ps(quotient, kNearest);
+    const __m512 code = _mm512_add_ps(nearest, _mm512_set1_ps(zero));
+    const __m512 clamped =
+        _mm512_max_ps(_mm512_min_ps(code, _mm512_set1_ps(15)), _mm512_setzero_ps());
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtps_epi32(_mm512_mask_mov_ps(clamped, nan, _mm512_set1_ps(zero)));
+  }
+  static void pack(const __m512i (&codes)[2], uint8_t *out) {
+    const __m256i bytes =
+        _mm256_set_m128i(_mm512_cvtepi32_epi8(codes[1]), _mm512_cvtepi32_epi8(codes[0]));
+    const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
+    _mm_storeu_si128((__m128i *)out, _mm256_cvtepi16_epi8(pairs));
+  }
+  static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+};
+
 }  // namespace
 
 const QuantizeKernels kAvx512Quantize = {
     {quantize<Fp32>, quantize<Fp16>, quantize<Bf16>},
     encode_scales,
+    {int4_range<Integers4, Fp32>, int4_range<Integers4, Fp16>, int4_range<Integers4, Bf16>},
+    {int4_codes<Integers4, Fp32>, int4_codes<Integers4, Fp16>, int4_codes<Integers4, Bf16>},
 };
 
 }  // namespace nf4::cpu

@@ -42,9 +42,22 @@ struct EncodeScalesArgs {
   uint8_t *codes;
 };
 
+// Quantizes elements of a group of integers, a multiple of kKernelStep, to a row of codes, the
+// first of them in the low nibble.
+struct Int4CodesArgs {
+  const void *in;
+  int64_t elements;
+  float scale;
+  float zero;
+  uint8_t *codes;
+};
+
 struct QuantizeKernels {
   void (*quantize[3])(const QuantizeArgs &args);  // by dtype, in the order of nf4.h
   void (*encode_scales)(const EncodeScalesArgs &args);
+  // The range of 0 and of those elements, a multiple of kKernelStep, that are finite.
+  void (*int4_range[3])(const void *in, int64_t elements, float *low, float *high);
+  void (*int4_codes[3])(const Int4CodesArgs &args);
 };
 
 extern const QuantizeKernels kAvx2Quantize;

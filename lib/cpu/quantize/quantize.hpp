@@ -10,10 +10,17 @@ namespace nf4::cpu {
 void quantize_vector(const QuantizeKernels &kernels, const QuantizeProblem &problem, float *absmax,
                      BlockRange blocks);
 
-// The function of a Variant, for each set of kernels.
+void int4_quantize_vector(const QuantizeKernels &kernels, const Int4QuantizeProblem &problem,
+                          RowRange n);
+
+// The functions of a Variant, for each set of kernels.
 template <const QuantizeKernels &kernels>
 void quantize_with(const QuantizeProblem &problem, float *absmax, BlockRange blocks) {
   quantize_vector(kernels, problem, absmax, blocks);
+}
+template <const QuantizeKernels &kernels>
+void int4_quantize_with(const Int4QuantizeProblem &problem, RowRange n) {
+  int4_quantize_vector(kernels, problem, n);
 }
 
 }  // namespace nf4::cpu

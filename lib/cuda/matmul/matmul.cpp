@@ -39,7 +39,8 @@ cudaError_t order_x(const MatmulTarget &, const MatmulProblem &, const MatmulPro
 cudaError_t order_x(const MatmulTarget &target, const Int4MatmulProblem &problem,
                     const Int4MatmulProblem &ordered) {
   if (problem.weight.permutation == nullptr || problem.weight.cols == 0) return cudaSuccess;
-  return permute_x(problem, const_cast<void *>(ordered.x), *target.family, target.stream);
+  return permute_x(problem, const_cast<void *>(ordered.x), *target.family, target.device,
+                   target.stream);
 }
 
 template <class W>

@@ -8,6 +8,8 @@
 namespace nf4::cuda {
 
 constexpr int kPermuteThreads = 256;
+constexpr int kPermuteRowsThreads = 512;
+constexpr int kPermuteRows = 4;  // of x that a CTA has
 
 // The columns of a weight in the order of their groups.
 struct SortColumnsArgs {
@@ -33,8 +35,7 @@ struct PermuteXArgs {
   const int32_t *permutation;
   int64_t m;
   int64_t cols;
-  int row_ctas;       // that have the columns of a row
-  bool from_aligned;  // rows on 16 bytes
+  int row_ctas;  // that have the columns of a row, of few rows
 };
 
 }  // namespace nf4::cuda

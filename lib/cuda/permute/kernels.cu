@@ -7,9 +7,8 @@ namespace nf4::cuda {
 
 template <class Arch>
 PermuteKernels PermuteKernels::make() {
-  return {(const void *)sort_columns<Arch>,
-          (const void *)permute_codes<Arch>,
-          {(const void *)permute_x<Arch, false>, (const void *)permute_x<Arch, true>}};
+  return {(const void *)sort_columns<Arch>, (const void *)permute_codes<Arch>,
+          (const void *)permute_x<Arch>, (const void *)permute_x_rows<Arch>};
 }
 
 template PermuteKernels PermuteKernels::make<NF4_FAMILY>();

@@ -7,7 +7,8 @@ namespace nf4::cuda {
 struct PermuteKernels {
   const void *sort;   // SortColumnsArgs
   const void *codes;  // PermuteCodesArgs
-  const void *x[2];   // [staged in shared memory]; PermuteXArgs
+  const void *x;      // PermuteXArgs
+  const void *x_rows;
 
   template <class Arch>
   static PermuteKernels make();

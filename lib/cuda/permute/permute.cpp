@@ -2,6 +2,7 @@
 #include "cuda/permute/permute.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/int4.hpp"
 #include "cuda/backend.hpp"
@@ -13,8 +14,20 @@
 namespace nf4::cuda {
 namespace {
 
-// Of shared memory that a kernel has without asking.
-constexpr int64_t kStagedBytes = 48 << 10;
+// Fewer rows of x are permuted by many CTAs each, which takes the shortest chain of latencies.
+constexpr int64_t kFewRows = 32;
+
+// permute_x_rows may use more shared memory than the default only after this, once a device.
+cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
+  static ContextFlag known[std::size(kGpuFamilies)];
+  ContextFlag &flag = known[&family - kGpuFamilies];
+  if (flag.has(device.index)) return cudaSuccess;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernels_of<PermuteKernels>(family).x_rows,
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+  if (error == cudaSuccess) flag.set(device.index);
+  return error;
+}
 
 cudaError_t launch_reorder(const Int4ReorderProblem &problem, const GpuFamily &family,
                            cudaStream_t stream) {
@@ -55,8 +68,9 @@ nf4_status reorder(const Int4ReorderProblem &problem, nf4_stream stream) {
 }
 
 cudaError_t permute_x(const Int4MatmulProblem &problem, void *to, const GpuFamily &family,
-                      cudaStream_t stream) {
-  const int64_t cols = problem.weight.cols;
+                      const Device &device, cudaStream_t stream) {
+  const PermuteKernels &kernels = kernels_of<PermuteKernels>(family);
+  const int64_t cols = problem.weight.cols, staged_bytes = cols * kPermuteRows * 2;
   PermuteXArgs args{};
   args.from = static_cast<const uint16_t *>(problem.x);
   args.from_stride = problem.x_stride;
@@ -64,15 +78,15 @@ cudaError_t permute_x(const Int4MatmulProblem &problem, void *to, const GpuFamil
   args.permutation = problem.weight.permutation;
   args.m = problem.m;
   args.cols = cols;
-  args.from_aligned = is_multiple(problem.x, 16) && problem.x_stride % 8 == 0;
-  // Few rows: the gather from global memory by many CTAs has the shortest chain of latencies.
-  const bool staged = problem.m > 16 && cols * 2 <= kStagedBytes;
-  args.row_ctas =
-      staged ? 1 : static_cast<int>(std::min<int64_t>(ceil_divide(cols, kPermuteThreads * 8), 64));
-  Launch plan{kernels_of<PermuteKernels>(family).x[staged], args.m * args.row_ctas, kPermuteThreads,
-              family.pdl, stream};
-  plan.shared_bytes = staged ? static_cast<int>(cols * 2) : 0;
-  return launch(plan, args);
+  const bool pairs = is_multiple(problem.x, 4) && problem.x_stride % 2 == 0 && cols % 8 == 0;
+  if (problem.m > kFewRows && pairs && staged_bytes <= device.shared_bytes) {
+    if (const cudaError_t error = allow_shared_memory(family, device)) return error;
+    return launch({kernels.x_rows, ceil_divide(args.m, kPermuteRows), kPermuteRowsThreads,
+                   family.pdl, stream, static_cast<int>(staged_bytes)},
+                  args);
+  }
+  args.row_ctas = static_cast<int>(std::min<int64_t>(ceil_divide(cols, kPermuteThreads * 8), 64));
+  return launch({kernels.x, args.m * args.row_ctas, kPermuteThreads, family.pdl, stream}, args);
 }
 
 }  // namespace nf4::cuda

@@ -28,13 +28,18 @@ CONSUMED: tuple[Shape, ...] = (
 )  # fmt: skip
 
 
+INT4 = ("gptq", "gptq_v2", "awq", "compressed-tensors")
+ACT_ORDER, REORDERED = "act order", "reordered"
+
+
 @dataclass(frozen=True)
 class Case:
     """One weight to measure.
 
-    format     "nf4", "fp4", or "own": a codebook of the caller's
+    format     "nf4", "fp4", "own": a codebook of the caller's, or a layout of 4-bit integers
     placement  "aligned", or what lies next to its natural place: "out + 1 element",
-               "packed + 1 byte"
+               "packed + 1 byte"; of columns, "act order", or "reordered" thereafter
+    blocksize  numbers that share a scale: of integers, the group size
     peers      who is timed beside us, where installed
     bounds     are kernels that only read and only write timed, too?
     """

@@ -27,9 +27,9 @@ from typing import Any
 import nf4
 import torch
 
-from nf4bench import check, matmul_peers, peers
+from nf4bench import check, int4_cases, matmul_peers, peers, tables
 from nf4bench.cases import CLASSES, Case
-from nf4bench.matmul_cases import MOST_OF_DENSE, weight_case
+from nf4bench.matmul_cases import MOST_OF_DENSE, Group, weight_case
 from nf4bench.measure import summary, taken
 from nf4bench.options import Shape
 from nf4bench.product import Product, exact, relative_error, require
@@ -44,7 +44,7 @@ CASES = [
     *(("dequantize", *kind) for kind in CLASSES),
     ("quantize", "bf16", True), ("quantize", "fp32", True), ("quantize", "fp32", False),
 ]  # fmt: skip
-BATCHES = (1, 4, 16, 64)
+BATCHES, INT4_BATCHES = (1, 4, 16, 64), (1, 64)
 ROTATED_BYTES = 200 << 20  # of a product's weights: several times what caches hold
 TURNS, LEAD_IN, CALLS = 5, 3, 5
 PAUSE, LONG_MS = 0.02, 300.0  # seconds between turns; milliseconds after which a turn ends
@@ -127,14 +127,13 @@ class Memory:
     def read(self, weights: Sequence[Weight]) -> dict[str, Work]:
         """Packed bytes and scales."""
 
-        def compare(q: nf4.QuantizedTensor) -> Work:
-            parts = [*self._parts(q.packed), *self._parts(q.absmax)]
+        def compare(weight: Weight) -> Work:
+            parts = [*self._parts(weight.quantized.packed), *self._parts(weight.scales)]
             return self._each(lambda part: self._memcmp(part[0], *part), parts)
 
-        quantized = [weight.quantized for weight in weights]
-        words = [q.packed.view(-1).view(torch.int64) for q in quantized]
+        words = [weight.quantized.packed.view(-1).view(torch.int64) for weight in weights]
         return {
-            "memcmp": rotating(map(compare, quantized)),
+            "memcmp": rotating(map(compare, weights)),
             "sum by torch": rotating(each.sum for each in words),
         }
 
@@ -250,17 +249,28 @@ def accurate(product: Product, numbers: torch.Tensor) -> float:
     return require(f"{product.weight.case}, M = {product.m}", most, expected, product.y)
 
 
-def matmul_rows(memory: Memory, shape: Shape) -> Iterator[dict]:
+def products(shape: Shape) -> list[Group]:
+    return [
+        Group(weight_case(shape), BATCHES),
+        *(Group(int4_cases.case(shape, layout), INT4_BATCHES) for layout in int4_cases.LAYOUTS),
+    ]
+
+
+def matmul_rows(memory: Memory, group: Group) -> Iterator[dict]:
     """Raises WrongResult before a product is timed."""
-    weights = rotation(weight_case(shape), "cpu", ROTATED_BYTES)
+    case = group.case
+    weights = rotation(case, "cpu", ROTATED_BYTES)
     numbers = peers.dequantized(weights[0], torch.float64)
-    loaded = matmul_peers.load("cpu") | peers.load_each(["rearranged"], lambda _: Rearranged("cpu"))
+    loaded = {"dense": matmul_peers.Dense("cpu")}
+    if case.format == "nf4":
+        loaded = matmul_peers.load("cpu")
+        loaded |= peers.load_each(["rearranged"], lambda _: Rearranged("cpu"))
     calls = {
         name: [peer.prepare(weight, 0) for weight in weights]
         for name, peer in peers.present(loaded).items()
     }
     reads, nbytes = memory.read(weights), weights[0].input_bytes
-    for m in BATCHES:
+    for m in group.ms:
         first = Product(weights[0], m)
         x, y, threads = first.x, first.y, memory.threads
         works = [partial(nf4.matmul, x, w.quantized, out=y, threads=threads) for w in weights]
@@ -270,8 +280,9 @@ def matmul_rows(memory: Memory, shape: Shape) -> Iterator[dict]:
         times = measure({"ours": rotating(works)} | reads | theirs)
         ours, roofline = times["ours"], fastest(reads, times)
         yield {
-            "work": "matmul", "shape": list(shape), "dtype": "bf16", "nested": True, "m": m,
-            "error": error, "ours": ours | {"gb_per_s": round(nbytes / ours["ms"] / 1e6, 1)},
+            "work": "matmul", "shape": list(case.shape), "dtype": case.dtype, "m": m,
+            "nested": case.nested, "format": case.format, "error": error,
+            "ours": ours | {"gb_per_s": round(nbytes / ours["ms"] / 1e6, 1)},
             "roofline": roofline, "of_roofline": round(roofline["ms"] / ours["ms"], 3),
             "peers": {
                 name: times[name] | {"ratio": round(times[name]["ms"] / ours["ms"], 2)}
@@ -304,8 +315,8 @@ TABLE = Table(
     number("ms new", "{new[ms]:.3f}"), number("ms kept", "{kept[ms]:.3f}"), *_SHARED,
 )  # fmt: skip
 MATMUL = Table(
-    text("work", "matmul bf16 nested"), text("shape", shape), number("M", "{m}"),
-    number("ms", "{ours[ms]:.3f}"), *_SHARED, number("error", "{error:.1e}"),
+    text("work", lambda row: f"matmul {tables.weight(row)}"), text("shape", shape),
+    number("M", "{m}"), number("ms", "{ours[ms]:.3f}"), *_SHARED, number("error", "{error:.1e}"),
 )  # fmt: skip
 
 
@@ -321,8 +332,8 @@ def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = p
         memory = Memory(threads, pool)
         with_new = [contest(memory, theirs, case).measure_new() for case in cases]
         rows, matmul = [], []
-        for each in shapes:
-            for row in matmul_rows(memory, each):
+        for group in itertools.chain(*map(products, shapes)):
+            for row in matmul_rows(memory, group):
                 matmul.append(row)
                 report(MATMUL.line(row))
         keep_freed_memory()

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from nf4bench import host, rooflines, tables
+from nf4bench.cases import Case
 from nf4bench.device import Launch
-from nf4bench.matmul_cases import ERROR_CLASSES, ERROR_MS, MANY, PDL_M, Group, weight_case
+from nf4bench.matmul_cases import ERROR_MS, MANY, PDL_M, Group, error_cases
 from nf4bench.matmul_peers import Multiply, Peer
 from nf4bench.measure import Candidate, Timing, fastest
 from nf4bench.options import Shape
@@ -29,7 +30,7 @@ from nf4bench.product import (
 )  # fmt: skip
 from nf4bench.rooflines import Candidates
 from nf4bench.rows import Bench, Report, begin, beside, both_launches
-from nf4bench.weights import Weight
+from nf4bench.weights import Weight, weight_of
 
 Turn = Sequence[Product]  # the weights that share an x
 APART = "apart"  # ours, in a call for each weight
@@ -60,7 +61,7 @@ def setting(bench: Bench, group: Group, peers: Mapping[str, Any]) -> Setting:
     """Two turns at least, and so many that no weight is in the caches in its own."""
     weights, size = bench.rotation(group.case), group.together
     while len(weights) % size or len(weights) < 2 * size:
-        weights.append(Weight(group.case, bench.gpu.place))
+        weights.append(weight_of(group.case, bench.gpu.place))
     turns = [weights[first : first + size] for first in range(0, len(weights), size)]
     usable = present(peers)
     numbers, calls = {"": [dequantized(each, torch.float64) for each in turns[0]]}, {}
@@ -151,7 +152,8 @@ def _row(of: Setting, m: int, launch: str, times: Mapping[Candidate, Timing]) ->
     ours, roofline = fastest(times, "libnf4", launch).timing, fastest(times, "roofline", launch)
     row: dict[str, Any] = {
         "shape": list(case.shape), "weights": weights, "m": m, "dtype": case.dtype,
-        "nested": case.nested, "launch": launch, **ours.figures(),
+        "nested": case.nested, "format": case.format, "placement": case.placement,
+        "launch": launch, **ours.figures(),
         "tflop_per_s": round(2 * weights * m * case.elements / ours.us / 1e6, 1),
         "roofline": {
             "variant": roofline.variant, "bytes": of.memory[0].numel(), **roofline.timing.figures()
@@ -184,7 +186,7 @@ def rows_of(bench: Bench, of: Setting, m: int, known: dict[str, int]) -> list[di
     times = bench.times([first.weight], candidates)
     for each in ours:
         known[each.launch] = fastest(times, "roofline", each.launch).variant
-    kernel = bench.library.configurations("matmul")[first.chosen(bench.library, bench.gpu.stream)]
+    kernel = first.kernel(bench.library, bench.gpu.stream)
     return [
         _row(of, m, each.launch, times) | {"kernel": kernel, "error": float(f"{errors[each]:.3e}")}
         for each in ours
@@ -242,19 +244,19 @@ def _errors(bench: Bench, peers: Mapping[str, Any], weight: Weight) -> Iterable[
         for name, call in calls.items():
             ys[name] = bench.gpu.run(lambda stream, call=call, x=x: call(x))
         yield {
-            "shape": list(case.shape), "dtype": case.dtype, "nested": case.nested, "x": kind,
-            "m": m,
+            "shape": list(case.shape), "dtype": case.dtype, "nested": case.nested,
+            "format": case.format, "placement": case.placement, "x": kind, "m": m,
             "errors": {n: float(f"{relative_error(y, expected):.3e}") for n, y in ys.items()},
         }  # fmt: skip
 
 
 def errors(
-    bench: Bench, peers: Mapping[str, Any], shapes: Iterable[Shape], report: Report
+    bench: Bench, peers: Mapping[str, Any], cases: Iterable[Case], report: Report
 ) -> list[dict]:
     """The rows of the error table."""
     found = []
-    for shape, kind in itertools.product(shapes, ERROR_CLASSES):
-        for row in _errors(bench, peers, Weight(weight_case(shape, *kind), bench.gpu.place)):
+    for case in cases:
+        for row in _errors(bench, peers, weight_of(case, bench.gpu.place)):
             report(tables.ERROR.line(row))
             found.append(row)
         bench.gpu.release()
@@ -269,7 +271,7 @@ def run(
     WrongResult before a product is timed."""
     figures = begin(bench, peers, report)
     figures["rows"] = rows(bench, peers, groups, report)
-    figures["errors"] = errors(bench, peers, shapes, report)
+    figures["errors"] = errors(bench, peers, error_cases(shapes), report)
     figures["call"] = host.matmul(bench, peers)
     for line in tables.matmul_calls(figures["call"]).lines():
         report(line)

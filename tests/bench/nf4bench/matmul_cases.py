@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nf4bench.cases import Case
@@ -39,6 +39,10 @@ class Group:
 
 def weight_case(shape: Shape, dtype: str = "bf16", nested: bool = True) -> Case:
     return Case(shape, dtype, nested, work="matmul")
+
+
+def error_cases(shapes: Iterable[Shape]) -> list[Case]:
+    return [weight_case(shape, *kind) for shape in shapes for kind in ERROR_CLASSES]
 
 
 def measured(shape: Shape, ms: Sequence[int] = MS) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ current stream and returns a y of its own. What users keep between calls is prep
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -14,7 +14,7 @@ from nf4bench.cases import Case
 from nf4bench.matmul_cases import PEERS, TINYGEMM_M, weight_case
 from nf4bench.peers import Missing, PeerMissing
 from nf4bench.product import MOST_PEER_ERROR, exact, require
-from nf4bench.weights import DTYPES, Weight
+from nf4bench.weights import DTYPES, Weight, weight_of
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 
@@ -128,11 +128,18 @@ def try_out(peer: Peer, weight: Weight) -> None:
 
 def load(place: str) -> dict[str, Peer | Missing]:
     """Each peer that can multiply here, or why it is missing."""
-    tried = Weight(TRIED, place)
+    return load_tried({name: FACTORIES[name] for name in PEERS}, TRIED, place)
+
+
+def load_tried(
+    factories: Mapping[str, Callable[[str], Peer]], case: Case, place: str
+) -> dict[str, Peer | Missing]:
+    """Those of the factories that can do this case, or why one is missing."""
+    tried = weight_of(case, place)
 
     def make(name: str) -> Peer:
-        peer = FACTORIES[name](place)
+        peer = factories[name](place)
         try_out(peer, tried)
         return peer
 
-    return peers.load_each(PEERS, make)
+    return peers.load_each(factories, make)

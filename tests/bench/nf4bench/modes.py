@@ -9,6 +9,8 @@ from nf4bench import (
     cases,
     challenge,
     host,
+    int4,
+    int4_cases,
     matmul,
     matmul_cases,
     matmul_peers,
@@ -28,8 +30,8 @@ from nf4bench.rows import Bench, Report
 def bench(options: Options) -> Bench:
     """Everything that measures. Raises LibraryMissing."""
     gpu = Gpu()
-    # Those of matmul and of models are others.
-    names = () if options.mode.startswith(("matmul", "models")) else options.peers
+    # Those of matmul, models and int4 are others.
+    names = () if options.mode.startswith(("matmul", "models", "int4")) else options.peers
     return Bench(gpu, Library(options.build), peers.load(names, gpu.place), options.replays)
 
 
@@ -54,6 +56,10 @@ def _matmul_sweep(made: Bench, options: Options, report: Report) -> dict:
     return sweep.matmul(made, groups, report)
 
 
+def _int4(made: Bench, options: Options, report: Report) -> dict:
+    return int4.run(made, int4.load(made.gpu.place), _of(options, int4_cases), report)
+
+
 def _models(made: Bench, options: Options, report: Report) -> dict:
     limit = models_cases.QUICK_SECONDS if options.quick else models_cases.SECONDS
     found = models_forms.load(made.gpu.place)
@@ -68,6 +74,7 @@ PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
     "matmul": _matmul,
     "matmul-sweep": _matmul_sweep,
     "models": _models,
+    "int4": _int4,
 }
 
 

@@ -35,6 +35,10 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "matmul": ("matmul beside its peers", ("shapes", "quick", "replays", "plots")),
     "matmul-sweep": ("every kernel of matmul", ("shapes", "quick", "replays")),
     "models": ("LLaMA-7B beside its peers", ("quick", "replays")),
+    "int4": (
+        "GPTQ, AWQ and compressed-tensors beside NF4 and peers",
+        ("shapes", "quick", "replays"),
+    ),
     "before": (
         "this checkout beside the one in DIR, both already built: dequantize, quantize, matmul, "
         "models and host overhead in turns. Exits with 1 where a product is over 3 %% slower",

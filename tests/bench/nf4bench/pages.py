@@ -17,9 +17,10 @@ PLOTS = {
 MATMUL_PLOT = "Matmul: microseconds by rows of x, for each weight"
 WORK = {
     "bench": "dequantize and quantize", "challenge": "Unsloth's puzzle", "call": "a call",
-    "matmul": "matmul", "models": "whole models", "sweep": "dequantize", "matmul-sweep": "matmul",
+    "matmul": "matmul", "models": "whole models", "int4": "integer weights",
+    "sweep": "dequantize", "matmul-sweep": "matmul",
 }  # fmt: skip
-SHOWN, SWEEPS = tuple(WORK)[:5], {"sweep", "matmul-sweep"}
+SHOWN, SWEEPS = tuple(WORK)[:6], {"sweep", "matmul-sweep"}
 
 
 def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[str]:
@@ -34,7 +35,8 @@ def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[s
 
 def _versions(peers: Mapping[str, Row], texts: Mapping[str, str]) -> list[str]:
     """A sentence of what the peers are; and one for each that is missing."""
-    found = [texts[n].format(each["version"]) for n, each in peers.items() if "version" in each]
+    there = {name: each["version"] for name, each in peers.items() if "version" in each}
+    found = [texts[name].format(version) for name, version in there.items() if name in texts]
     return [
         *([f"{'; '.join(found)}."] if found else []),
         *(
@@ -57,23 +59,31 @@ README_ROWS: list[tuple[str, Row]] = [
     ("bench", {"work": "dequantize", "shape": LARGE, **_MEMORY}),
     ("bench", {"work": "quantize", "shape": LARGE, **_MEMORY}),
     *(("matmul", {"weights": 1, "shape": LARGE, "m": m, **_USUAL}) for m in (1, 16, 128, 1024)),
+    *(
+        ("int4", {"shape": LARGE, "m": m, "dtype": "bf16", "launch": "plain"})
+        for m in (1, 16, 1024)
+    ),
     ("models", {"work": "decode", "batch": 1, **_WHOLE}),
     ("models", {"work": "prefill", **_WHOLE}),
     ("models", {"work": "training", **_WHOLE}),
 ]
 
 
+_BESIDE = ("bitsandbytes", "dense", "humming")
+
+
 def _readme_row(name: str, row: Row) -> dict:
     forms = row.get("forms", row.get("peers"))
-    over = {n: f"{forms[n]['ratio']:.2f}x" for n in ("bitsandbytes", "dense") if n in forms}
-    made = {"bitsandbytes": tables.NOTHING, "dense": tables.NOTHING} | over
+    over = {n: f"{forms[n]['ratio']:.2f}x" if n in forms else tables.NOTHING for n in _BESIDE}
+    made = dict(over)
     if name == "models":
         us = row["forms"]["libnf4"]["us"]
         return made | {
             "work": f"LLaMA-7B, {tables.work(row)}", "shape": tables.NOTHING, "us": f"{us:.0f}",
             "speed": tables.NOTHING,
         }  # fmt: skip
-    work, speed = row["work"] if name == "bench" else f"matmul, M = {row['m']}", ""
+    kind = "GPTQ matmul" if name == "int4" else "matmul"
+    work = row["work"] if name == "bench" else f"{kind}, M = {row['m']}"
     speed = f"{row['of_roofline']:.0%} of the roofline"
     if row.get("m", 0) >= matmul_cases.MANY:
         speed = f"{row['tflop_per_s']:.0f} TFLOPS, {tables.of_dense(row)} of dense"
@@ -82,8 +92,7 @@ def _readme_row(name: str, row: Row) -> dict:
 
 README = Table(
     text("work", "{work}"), text("weight, N×K", "{shape}"), number("µs", "{us}"),
-    number("speed", "{speed}"), number("bitsandbytes", "{bitsandbytes}"),
-    number("dense", "{dense}"),
+    number("speed", "{speed}"), *(number(tables.NAMES[n], f"{{{n}}}") for n in _BESIDE),
 )  # fmt: skip
 
 
@@ -102,9 +111,10 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         "[docs/performance.md](docs/performance.md). `./dev bench` measures on your machine.",
     ]
     return "\n\n".join([
-        f"One {bench['device']}, {bench['date']}, bf16, NF4 with double quantization, CUDA graphs. "
-        "The roofline is the fastest kernel that moves the same bytes and does nothing else; dense "
-        "is torch.nn.Linear (cuBLAS) in bf16. The last columns are the peers' time over ours.",
+        f"One {bench['device']}, {bench['date']}, bf16, NF4 with double quantization, GPTQ in "
+        "groups of 128, CUDA graphs. The roofline is the fastest kernel that moves the same bytes "
+        "and does nothing else; dense is torch.nn.Linear (cuBLAS) in bf16. The last columns are "
+        "the peers' time over ours.",
         README.markdown(found),
         " ".join(last),
     ])  # fmt: skip
@@ -259,6 +269,43 @@ def _models_document(models: Row, older: list[str]) -> list[str]:
         "the adapters' gradients.",
         tables.forms(models["rows"]).markdown(),
     ]
+
+
+# ---- Integer weights --------------------------------------------------------------------
+
+
+def int4(figures: Row, changed: Collection[str] = ()) -> str:
+    """docs/bench/int4.md."""
+    found = figures["int4"]
+    described = found["peers"]
+    return "\n\n".join([
+        "# Integer weights",
+        "Made by `tests/bench/readme_table.py` from [figures.json](figures.json); "
+        "`./dev bench --int4` measures.",
+        *note(figures, changed, ["int4"]),
+        f"Measured on one {found['device']} on {found['date']} as [NF4](README.md): 4-bit integers "
+        "in groups of 128 columns, AWQ with zero points, the others symmetric, scales of the dtype "
+        "of x. Ours is GPTQ's layout. The other layouts, act order (g_idx at random; reordered: "
+        "after nf4.reorder) and NF4 (flat, nested) are weights of the same shape in the public "
+        "call. The Triton kernels are written for the comparison.",
+        *_versions(described, {
+            "dense": "dense is torch {}'s linear (cuBLAS) with the dequantized weight",
+            "humming": "Humming {} multiplies rearranged bytes",
+            "split-K": "split-K Triton dequantizes in the kernel and adds parts of K atomically, "
+            "AutoGPTQ's Triton is its algorithm (Triton {})",
+        }),
+        "## Dequantize",
+        tables.rows({}, ()).markdown(tables.cases(found["dequantize"])),
+        f"## Matmul, up to {matmul_cases.MANY - 1} rows of x",
+        _products(found, many=False),
+        f"## Matmul, {matmul_cases.MANY} rows of x and more",
+        _products(found, many=True),
+        "## Errors of matmul",
+        errors(found),
+        tables.worst_errors(found["errors"]).markdown(),
+        "## Kernels and spreads",
+        tables.MATMUL_SPREADS.markdown(found["rows"]),
+    ]) + "\n"  # fmt: skip
 
 
 # ---- The pages --------------------------------------------------------------------------

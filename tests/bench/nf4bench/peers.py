@@ -20,7 +20,7 @@ import torch
 
 from nf4bench.cases import Case
 from nf4bench.options import PEERS
-from nf4bench.weights import DTYPES, Weight
+from nf4bench.weights import DTYPES, Int4Weight, Weight
 
 Call = Callable[..., torch.Tensor]
 
@@ -191,7 +191,9 @@ def codes(weight: Weight) -> torch.Tensor:
 
 
 def dequantized(weight: Weight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Codebook times scale, of the weight's shape: rounded to float32, or in float64 not at all."""
+    """The weight's numbers, of its shape: rounded to float32, or in float64 not at all."""
+    if isinstance(weight, Int4Weight):
+        return weight.numbers(dtype)
     values = weight.codebook.to(dtype)[codes(weight).view(-1).int()]
     return _times(values, scales(weight).to(dtype), weight.case.blocksize).view(weight.case.shape)
 

@@ -44,7 +44,7 @@ class Product:
 
     def plain(self, library: Library) -> Launch:
         def launch(stream: int) -> torch.Tensor:
-            library.launch("matmul", *self._given, False, stream)
+            library.launch(f"{self.weight.prefix}matmul", *self._given, False, stream)
             return self.y
 
         return launch
@@ -63,6 +63,12 @@ class Product:
             return self.y
 
         return launch
+
+    def kernel(self, library: Library, stream: int) -> str:
+        """The name of the kernel that the library takes."""
+        if self.weight.prefix:
+            return library.call("int4_matmul_kernel", self.weight.descriptor, self.args).decode()
+        return library.configurations("matmul")[self.chosen(library, stream)]
 
     def chosen(self, library: Library, stream: int) -> int:
         """The index of the kernel configuration that the library takes."""

@@ -37,7 +37,7 @@ def dequantize(library: Library, weights: Sequence[Weight], launch: str) -> Cand
     given = [
         (
             weight.packed_room.data_ptr(), weight.case.elements // 8,
-            weight.quantized.absmax.data_ptr(), weight.sizes.absmax_bytes // 4 * 4,
+            weight.scales.data_ptr(), weight.scales.nbytes // 4 * 4,
             weight.out_room.data_ptr(), weight.dense.itemsize // 2,
         )
         for weight in weights
@@ -72,7 +72,7 @@ def write(library: Library, weights: Sequence[Weight]) -> Candidates:
 def read_bytes(weight: Weight) -> int:
     """A multiple of 16."""
     quantize = weight.case.work == "quantize"
-    return (weight.dense_bytes if quantize else weight.sizes.packed_bytes) // 16 * 16
+    return (weight.dense_bytes if quantize else weight.packed_bytes) // 16 * 16
 
 
 def write_bytes(weight: Weight) -> int:

@@ -16,6 +16,7 @@ from nf4bench.library import PLAIN, Library
 from nf4bench.measure import Candidate, Timing, fastest, measure
 from nf4bench.options import REPLAYS
 from nf4bench.rooflines import Candidates
+from nf4bench.table import grouped
 from nf4bench.weights import CODES, Weight, rotation
 
 Report = Callable[[str], None]
@@ -67,6 +68,8 @@ class Bench:
 
     def chosen(self, weight: Weight) -> int:
         """The index of the configuration that the library takes; negative: one of none."""
+        if weight.prefix:
+            return -1
         dtype = CODES[weight.case.dtype]
         return self.library.chosen("dequant", weight.descriptor, weight.out.data_ptr(), dtype)
 
@@ -92,7 +95,9 @@ def configured(
     given = weight.descriptor, weight.out.data_ptr(), CODES[weight.case.dtype]
 
     def launch(stream: int) -> torch.Tensor:
-        if keep is None:
+        if weight.prefix:
+            bench.library.launch("int4_dequant", *given, False, stream)
+        elif keep is None:
             bench.library.launch("dequant", configuration, *given, stream)
         else:
             bench.library.launch("dequant_stores", *given, keep, stream)
@@ -270,18 +275,28 @@ def consumer_row(bench: Bench, case: Case) -> dict:
     }  # fmt: skip
 
 
+def measured(
+    bench: Bench, cases: Iterable[Case], described: Mapping[str, Any], report: Report
+) -> list[dict]:
+    """The rows of what is dequantized and quantized."""
+    table, found = tables.rows(described, tuple(described)), []
+    for case in cases:
+        made = {"dequantize": dequantize_rows, "quantize": quantize_rows}[case.work]
+        rows = made(bench, case)
+        found += rows
+        report(table.line({row["launch"]: row for row in rows}))
+        bench.gpu.release()
+    return found
+
+
 def run(bench: Bench, cases: Iterable[Case], report: Report) -> dict:
     """All figures, as figures.json holds them."""
-    figures = begin(bench, bench.peers, report) | {"rows": [], "consumer": []}
-    table = tables.rows(figures["peers"], tuple(figures["peers"]))
-    for case in cases:
-        if case.work == "consumer":
-            figures["consumer"].append(consumer_row(bench, case))
-            report(tables.CONSUMER.line(figures["consumer"][-1]))
-        else:
-            made = {"dequantize": dequantize_rows, "quantize": quantize_rows}[case.work]
-            rows = made(bench, case)
-            figures["rows"] += rows
-            report(table.line({row["launch"]: row for row in rows}))
+    by_work = grouped(cases, lambda case: case.work == "consumer")
+    figures = begin(bench, bench.peers, report)
+    figures["rows"] = measured(bench, by_work.get(False, ()), figures["peers"], report)
+    figures["consumer"] = []
+    for case in by_work.get(True, ()):
+        figures["consumer"].append(consumer_row(bench, case))
+        report(tables.CONSUMER.line(figures["consumer"][-1]))
         bench.gpu.release()
     return figures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from nf4bench.cases import INT4
 from nf4bench.table import (
     NOTHING,
     Cell,
@@ -21,7 +22,10 @@ from nf4bench.table import (
 
 NAMES = {
     "bitsandbytes": "bitsandbytes", "unsloth": "Unsloth", "torch": "torch", "triton": "Triton",
-    "dense": "dense", "tinygemm": "int4",
+    "dense": "dense", "tinygemm": "int4", "humming": "Humming", "split-K": "split-K Triton",
+    "AutoGPTQ": "AutoGPTQ's Triton", "awq": "AWQ", "compressed-tensors": "compressed-tensors",
+    "act order": "act order", "reordered": "reordered", "nf4": "NF4", "nf4 nested": "NF4 nested",
+    "gptq": "GPTQ", "gptq_v2": "GPTQ v2",
 }  # fmt: skip
 AS_OPERATOR = " as an operator"  # a peer's name with this: its call, made one of torch's
 SPREAD = number("deciles", "{spread[0]:.2f}..{spread[1]:.2f}")
@@ -66,6 +70,8 @@ _PDL = [_PDL_US, number("of the roofline", optional("pdl", "{of_roofline:.0%}"))
 
 def layout(row: Row) -> str:
     """What sets a row's weight apart besides its shape and dtype."""
+    if row["format"] in INT4:
+        return NAMES[row["format"]]
     parts = ["nested" if row["nested"] else "flat"]
     if row["format"] != "nf4":
         parts.append({"fp4": "FP4", "own": "own codebook"}[row["format"]])
@@ -173,6 +179,8 @@ def challenge(figures: Row) -> list[Filled]:
 
 
 def weight(row: Row) -> str:
+    if row.get("format") in INT4:
+        return f"{row['dtype']}, {NAMES[row['format']]}"
     return f"{row['dtype']}, {'nested' if row['nested'] else 'flat'}"
 
 

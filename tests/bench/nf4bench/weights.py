@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
+from typing import Any
 
 import nf4
 import torch
 from nf4 import _abi
 
-from nf4bench.cases import Case
+from nf4bench.cases import ACT_ORDER, INT4, REORDERED, Case
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CODES = {"fp32": _abi.DTYPE_FP32, "fp16": _abi.DTYPE_FP16, "bf16": _abi.DTYPE_BF16}
 FORMATS = {"nf4": _abi.FORMAT_NF4, "fp4": _abi.FORMAT_FP4, "own": _abi.FORMAT_NF4}
+INT4_PARTS = ("packed", "scales", "zeros", "g_idx", "permutation")
 PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
 
 
@@ -29,21 +32,15 @@ def _table(kind: str, place: str) -> torch.Tensor:
 
 class Weight:
     """One random weight of normal values: `dense`, `quantized` by us, and `out`, which for
-    dequantize is the memory of `dense` where its placement allows."""
+    dequantize is the memory of `dense` where its placement allows. prefix: of its C functions."""
+
+    prefix, parts = "", PARTS
 
     def __init__(self, case: Case, place: str) -> None:
         self.case, self.place = case, place
-        self.sizes = nf4.sizes(
-            case.shape, blocksize=case.blocksize, nested_blocksize=case.nested_blocksize
-        )
         dtype = DTYPES[case.dtype]
         self.dense = torch.randn(case.shape, device=place, dtype=dtype)
-        self.packed_room = torch.empty(
-            self.sizes.packed_bytes + 16, device=place, dtype=torch.uint8
-        )
-        self.workspace = self._empty(max(self.sizes.workspace_bytes, 16), torch.uint8)
         self.quantized = self._quantized()
-        self.quantize(None if place == "cpu" else 0)
         self.out_room = self.dense.view(-1)
         if case.work == "quantize":
             self.out_room = torch.empty_like(self.out_room)
@@ -51,15 +48,23 @@ class Weight:
             self.out_room = torch.empty(case.elements + 16, device=place, dtype=dtype)
         start = int(case.placement == "out + 1 element")
         self.out = self.out_room[start : start + case.elements].view(case.shape)
-        self.descriptor = self._descriptor()
+        self.descriptor = self._empty_descriptor()
+        for name in self.parts:
+            part = getattr(self.quantized, name)
+            setattr(self.descriptor, name, None if part is None else part.data_ptr())
 
     def _empty(self, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(count, device=self.place, dtype=dtype)
 
     def _quantized(self) -> nf4.QuantizedTensor:
-        case, sizes = self.case, self.sizes
+        case = self.case
+        self.sizes = sizes = nf4.sizes(
+            case.shape, blocksize=case.blocksize, nested_blocksize=case.nested_blocksize
+        )
+        self.packed_room = self._empty(sizes.packed_bytes + 16, torch.uint8)
+        self.workspace = self._empty(max(sizes.workspace_bytes, 16), torch.uint8)
         start = int(case.placement == "packed + 1 byte")
-        return nf4.QuantizedTensor(
+        self.quantized = nf4.QuantizedTensor(
             packed=self.packed_room[start : start + sizes.packed_bytes],
             absmax=self._empty(sizes.blocks, torch.uint8 if case.nested else torch.float32),
             nested_absmax=self._empty(sizes.nested_blocks) if case.nested else None,
@@ -72,17 +77,16 @@ class Weight:
             shape=case.shape,
             dtype=case.dtype,
         )
+        self.quantize(None if self.place == "cpu" else 0)
+        return self.quantized
 
-    def _descriptor(self) -> _abi.Tensor:
+    def _empty_descriptor(self) -> _abi.Tensor:
         case = self.case
         made = _abi.Tensor(
             format=FORMATS[case.format], blocksize=case.blocksize,
             nested_blocksize=case.nested_blocksize, rows=case.shape[0], cols=case.shape[1],
         )  # fmt: skip
         made.struct_size = ctypes.sizeof(made)
-        for name in PARTS:
-            part = getattr(self.quantized, name)
-            setattr(made, name, None if part is None else part.data_ptr())
         return made
 
     @property
@@ -97,6 +101,14 @@ class Weight:
         return nf4.dequantize(self.quantized, self.case.dtype, out=self.out, stream=stream)
 
     @property
+    def scales(self) -> torch.Tensor:
+        return self.quantized.absmax
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.sizes.packed_bytes
+
+    @property
     def scale_bytes(self) -> int:
         return self.sizes.absmax_bytes + 4 * self.sizes.nested_blocks
 
@@ -109,16 +121,69 @@ class Weight:
         """What the case's work reads."""
         if self.case.work == "quantize":
             return self.dense_bytes
-        return self.sizes.packed_bytes + self.scale_bytes
+        return self.packed_bytes + self.scale_bytes
 
     @property
     def moved_bytes(self) -> int:
         """What dequantize and quantize have to move."""
-        return self.sizes.packed_bytes + self.scale_bytes + self.dense_bytes
+        return self.packed_bytes + self.scale_bytes + self.dense_bytes
+
+
+class Int4Weight(Weight):
+    """One of 4-bit integers, in the layout that is the case's format, in groups of blocksize
+    columns. As most checkpoints are: AWQ with zero points, the others symmetric."""
+
+    prefix, parts = "int4_", INT4_PARTS
+
+    def _quantized(self) -> nf4.Int4Tensor:
+        case = self.case
+        made = nf4.quantize_int4(
+            self.dense, layout=case.format, group_size=case.blocksize,
+            symmetric=case.format != "awq",
+        )  # fmt: skip
+        self.packed_room = made.packed.view(-1)
+        if case.placement not in (ACT_ORDER, REORDERED):
+            return made
+        groups = torch.arange(case.shape[1], dtype=torch.int32) // case.blocksize
+        g_idx = groups[torch.randperm(case.shape[1])].to(self.place)
+        made = dataclasses.replace(made, g_idx=g_idx)
+        return nf4.reorder(made) if case.placement == REORDERED else made
+
+    def _empty_descriptor(self) -> _abi.Int4Tensor:
+        return self.quantized.descriptor()
+
+    def numbers(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weight as the library has it on the CPU, which rounds nothing in float32."""
+        held = {name: getattr(self.quantized, name) for name in self.parts}
+        on_cpu = {name: each.cpu() for name, each in held.items() if each is not None}
+        found = nf4.dequantize(dataclasses.replace(self.quantized, **on_cpu), "fp32")
+        return found.to(self.place, dtype)
+
+    @functools.cached_property
+    def others(self) -> dict[str, Any]:
+        """What peers multiply with in its place, by their name."""
+        return {}
+
+    @property
+    def scales(self) -> torch.Tensor:
+        return self.quantized.scales
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.case.elements // 2
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of scales and zeros."""
+        return self.quantized.nbytes - self.packed_bytes
+
+
+def weight_of(case: Case, place: str) -> Weight:
+    return (Int4Weight if case.format in INT4 else Weight)(case, place)
 
 
 def rotation(case: Case, place: str, input_bytes: float) -> list[Weight]:
     """At least two weights, and so many that the inputs of all are `input_bytes` or more."""
-    first = Weight(case, place)
+    first = weight_of(case, place)
     count = max(2, -(-int(input_bytes) // first.input_bytes))
-    return [first] + [Weight(case, place) for _ in range(count - 1)]
+    return [first] + [weight_of(case, place) for _ in range(count - 1)]

@@ -136,6 +136,18 @@ class FakeLibrary:
         self.launches.append((name, args.m, *rest[-2:]))
         self._multiply(name, tensor, args)
 
+    def _int4_dequant(self, tensor, out: int, dtype: int, pdl: bool, stream: None) -> None:
+        check(library().nf4_int4_dequant_cpu(ctypes.byref(tensor), out, dtype, 0))
+        self.launches.append(("int4_dequant", pdl))
+
+    def _int4_matmul(self, tensor, args, *rest) -> None:
+        check(library().nf4_int4_matmul_cpu(ctypes.byref(tensor), ctypes.byref(args), 1))
+        self.launches.append(("int4_matmul", args.m, *rest[-2:]))
+
+    def call(self, name: str, *given: object) -> bytes:
+        assert name == "int4_matmul_kernel"
+        return b"few"
+
     def _multiply(self, how: str, tensor, args) -> None:
         check(library().nf4_matmul_cpu(ctypes.byref(tensor), ctypes.byref(args), 1))
         if how == self.wrong:

@@ -200,7 +200,7 @@ def test_what_the_int4_kernel_can_do() -> None:
 
 def test_errors_are_of_every_class_and_kind_of_x(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "ERROR_MS", (1, 8))
-    found = matmul.errors(made(), matmul_peers.load("cpu"), [SMALL], quiet)
+    found = matmul.errors(made(), matmul_peers.load("cpu"), cases.error_cases([SMALL]), quiet)
     kinds = {(row["dtype"], row["nested"], row["x"], row["m"]) for row in found}
     assert len(found) == len(kinds) == 4 * 3 * 2
     for row in found:

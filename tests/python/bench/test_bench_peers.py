@@ -92,9 +92,10 @@ def test_torch_operators_are_the_formulas(case: Case) -> None:
 INTERPRETED = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from nf4bench import check, peers
+import torch
+from nf4bench import check, int4_cases, peers, product, triton_int4
 from nf4bench.cases import Case
-from nf4bench.weights import Weight
+from nf4bench.weights import Weight, weight_of
 
 kernel = peers.TritonKernel("cpu")
 compared = 0
@@ -112,6 +113,12 @@ for case in (
         check.require_equal(f"{case}, new", expected, call())
         check.require_dequantized("given", weight, expected, lambda: call(weight.out))
         compared += 1
+weight = weight_of(int4_cases.case((256, 1024), dtype="fp16"), "cpu")
+x = torch.randn(20, 1024, dtype=torch.float16)
+expected = product.exact(x, weight.numbers(torch.float64))
+for each in (*triton_int4.STUDY, *triton_int4.AUTOGPTQ):
+    product.require(str(each), 1e-3, expected, triton_int4.prepare(weight, each)(x))
+    compared += 1
 print(compared, "compared")
 """
 
@@ -127,7 +134,7 @@ def _in_process(program: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_triton_kernel_is_bit_equal() -> None:
+def test_the_triton_kernels_are_right() -> None:
     """In Triton's interpreter, which has to be chosen before Triton is imported."""
     pytest.importorskip("triton")
-    assert _in_process(INTERPRETED, TRITON_INTERPRET="1") == "40 compared\n"
+    assert _in_process(INTERPRETED, TRITON_INTERPRET="1") == "50 compared\n"

@@ -180,14 +180,16 @@ def test_the_figures_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     figures = json.loads(json.dumps(cpu.run([(64, 256)], 1, said.append)))
     assert [(row["work"], row["dtype"], row["nested"]) for row in figures["rows"]] == cpu.CASES
-    assert [row["m"] for row in figures["matmul"]] == list(cpu.BATCHES)
-    assert len(said) == 1 + len(cpu.CASES) + len(cpu.BATCHES)
+    ms = [m for group in cpu.products((64, 256)) for m in group.ms]
+    assert [row["m"] for row in figures["matmul"]] == ms
+    assert len(said) == 1 + len(cpu.CASES) + len(ms)
     for row in figures["rows"]:
         theirs, ours = row["peers"]["bitsandbytes"], row["kept"]["ms"]
         assert theirs["ratio"]["both_kept"] == pytest.approx(theirs["kept"]["ms"] / ours, rel=0.1)
         assert row["of_roofline"] == pytest.approx(row["roofline"]["ms"] / ours, abs=1e-3)
     for row in figures["matmul"]:
-        assert {"bitsandbytes", "dense"} <= row["peers"].keys() and 0 < row["error"] < 4e-3
+        wanted = {"bitsandbytes", "dense"} if row["format"] == "nf4" else {"dense"}
+        assert wanted <= row["peers"].keys() and 0 < row["error"] < 4e-3
 
 
 def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

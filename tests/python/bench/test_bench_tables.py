@@ -151,20 +151,30 @@ def test_a_sweep_marks_the_best_the_chosen_and_the_refused() -> None:
 # ---- Pages ------------------------------------------------------------------------------
 
 
-def test_readme_has_ten_rows_and_only_what_it_wants() -> None:
+def test_readme_has_its_rows_and_only_what_it_wants() -> None:
     names = ("bench", "challenge", "call", "matmul", "models")
     recorded = {name: figures(name) for name in names}
-    assert len(cells(pages.readme(recorded).split("\n\n")[1])) == len(pages.README_ROWS) == 10
+    of_int4 = [name for name, _ in pages.README_ROWS if name == "int4"]
+    shown = cells(pages.readme(recorded).split("\n\n")[1])
+    assert len(shown) == len(pages.README_ROWS) - len(of_int4) == 10
     large = {"shape": [14336, 4096]}
     recorded["bench"] = figures("bench", row(**large), row(**large, **PDL), row(dtype="fp16"))
     recorded["matmul"] = figures("matmul", matmul_row(), matmul_row(m=128), matmul_row(m=2))
     broken = models_row(work="prefill", without="libnf4")
     recorded["models"] = figures("models", models_row(), models_row(layers=8), broken)
     assert cells(pages.readme(recorded).split("\n\n")[1]) == [
-        ["dequantize", "14336×4096", "10.0", "90% of the roofline", "2.50x", "–"],
-        ["matmul, M = 1", "14336×4096", "10.0", "80% of the roofline", "3.00x", "3.50x"],
-        ["matmul, M = 128", "14336×4096", "10.0", "12 TFLOPS, 350% of dense", "3.00x", "3.50x"],
-        ["LLaMA-7B, decode batch 1", "–", "3000", "–", "2.00x", "2.20x"],
+        ["dequantize", "14336×4096", "10.0", "90% of the roofline", "2.50x", "–", "–"],
+        ["matmul, M = 1", "14336×4096", "10.0", "80% of the roofline", "3.00x", "3.50x", "–"],
+        [
+            "matmul, M = 128",
+            "14336×4096",
+            "10.0",
+            "12 TFLOPS, 350% of dense",
+            "3.00x",
+            "3.50x",
+            "–",
+        ],
+        ["LLaMA-7B, decode batch 1", "–", "3000", "–", "2.00x", "2.20x", "–"],
     ]
 
 
@@ -259,3 +269,26 @@ def test_host_overhead_is_of_calls_that_nothing_waits_for() -> None:
     gpu = SimpleNamespace(synchronize=lambda: order.append("wait"))
     assert queued(gpu, lambda: order.append("call"), 3) > 0
     assert order == ["wait", "call", "call", "call", "wait"]
+
+
+def test_the_page_and_the_rows_of_integer_weights() -> None:
+    integers = {"format": "gptq", "nested": False}
+    peers = {
+        "humming": {"version": "0.1.19"},
+        "awq": {"version": "1"},
+        "AutoGPTQ": {"missing": "x"},
+    }
+    product = matmul_row(**integers) | {"peers": {"humming": timing(15.0) | {"ratio": 1.5}}}
+    every = {name: figures(name) for name in ("bench", "matmul", "models")}
+    every["int4"] = figures(
+        "matmul", product, peers=peers, dequantize=[row(**integers)],
+        errors=[error(1, libnf4=1.8e-3, dense=2e-3) | integers],
+    )  # fmt: skip
+    page = pages.int4(every)
+    assert "Humming 0.1.19 multiplies" in page and "AutoGPTQ's Triton is missing: x." in page
+    assert "| bf16, GPTQ | 1 | 10.0 | 80% | – | – | 15.0 (1.50x) | – | missing |" in page
+    assert "at most 0.90 times" in page and "| bf16, GPTQ | normal | 1 |" in page
+    line = "| GPTQ matmul, M = 1 | 14336×4096 | 10.0 | 80% of the roofline | – | – | 1.50x |"
+    assert line in pages.readme(every) and "GPTQ matmul" not in pages.readme(
+        every | {"int4": {"rows": []}}
+    )

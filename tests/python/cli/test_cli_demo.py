@@ -19,7 +19,7 @@ if importlib.util.find_spec("matplotlib") is None:
 
 def _demo(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(DEMO), *map(str, arguments)],
+        [sys.executable, str(DEMO), "--group-size", "32", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
@@ -43,7 +43,9 @@ def test_demo_does_the_whole_job(kind, tmp_path):
     document = json.loads((tmp_path / "out" / "inspect.json").read_text())
     assert document["totals"]["weights"] == 2
     suffix = ".safetensors" if kind == "file" else ""
-    outputs = {f"{name}-dense{suffix}", f"{name}-nf4{suffix}", "demo.png", "inspect.json"}
+    made = {f"{name}-{kind}{suffix}" for kind in ("dense", "nf4", "int4")}
+    outputs = made | {"demo.png", "inspect.json"}
+    assert "integers, groups of 32" in result.stdout
     assert set(helpers.listing(tmp_path / "out")) == outputs
     after = helpers.tree(tmp_path)
     assert before.items() <= after.items()

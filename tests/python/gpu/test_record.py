@@ -184,8 +184,8 @@ def test_figures_are_stale_where_their_own_code_changes(tmp_path: Path) -> None:
     }
     assert sources.changed(stamped, tmp_path) == set()
     expected = {
-        "matmul": {"matmul", "matmul-sweep", "models"},
-        "bench": {"bench", "sweep", "challenge", "models"},
+        "matmul": {"int4", "matmul", "matmul-sweep", "models"},
+        "bench": {"bench", "challenge", "int4", "models", "sweep"},
         "call": {"call", "challenge", "models"},
     }
     for name, file in files.items():

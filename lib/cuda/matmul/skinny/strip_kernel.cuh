@@ -100,7 +100,8 @@ class StripPipeline {
   uint32_t phase_ = 0;
 };
 
-// The scales and zero points of a lane's eight rows, in a group of columns.
+// The scales and stored zero points of a lane's eight rows, in a group of columns. Nothing waits
+// for them before the group ends.
 struct StripScales {
   uint4 scales;
   uint32_t zeros;
@@ -109,8 +110,7 @@ struct StripScales {
     if (row >= weight.rows) row = 0;
     const int64_t index = int64_t{group} * weight.rows + row;
     scales = *reinterpret_cast<const uint4 *>(weight.scales + index);
-    zeros = weight.zeros != nullptr ? int4_zero_word(weight.zeros[index / 8], weight.zero_offset)
-                                    : kInt4SymmetricZero * kInt4Ones;
+    zeros = weight.zeros != nullptr ? weight.zeros[index / 8] : kInt4SymmetricZero * kInt4Ones;
   }
 };
 
@@ -120,9 +120,10 @@ __device__ __forceinline__ void finish_group(const Int4View &weight, const Strip
                                              StripSums<MTiles> &sums,
                                              float (&total)[kRowTiles][MTiles][4]) {
   const uint32_t scales[4] = {found.scales.x, found.scales.y, found.scales.z, found.scales.w};
+  const uint32_t word = int4_zero_word(found.zeros, weight.zero_offset);
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
-    const uint32_t zeros = zero_points(Layout::zeros(found.zeros, i));
+    const uint32_t zeros = zero_points(Layout::zeros(word, i));
     const float offset[2] = {Int4Pairs<T>::minus_low(zeros), Int4Pairs<T>::minus_high(zeros)};
     const float scale[2] = {scale_to_float(weight.fp16_scales, scales[i] & 0xffffu),
                             scale_to_float(weight.fp16_scales, scales[i] >> 16)};

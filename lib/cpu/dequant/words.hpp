@@ -1,0 +1,84 @@
+// Words of GPTQ and AWQ to rows of codes along the columns, for vectors of any instruction set. W
+// is a type of an unnamed namespace (matmul/loops.hpp says why).
+//
+// GPTQ: a word has 8 columns of a row, so words are transposed, a square of them at a time: half an
+// instruction a word, and its load and store. AWQ: a word has 8 rows of a column; the nibbles of 8
+// words are transposed first, in three steps, 6 instructions a word.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/dequant/kernels.hpp"
+#include "cpu/isa/unroll.hpp"
+
+namespace nf4::cpu {
+
+template <class W>
+void gptq_rows(const WordsArgs &args) {
+  constexpr int kLanes = W::kLanes;
+  const int64_t word_rows = args.cols / 8;
+  for (int64_t n = 0; n < args.rows; n += kLanes)
+    for (int64_t r = 0; r < word_rows; r += kLanes) {
+      typename W::Vector square[kLanes];
+      NF4_UNROLL
+      for (int i = 0; i < kLanes; ++i)
+        square[i] =
+            W::load(args.words + (r + i) * args.stride + n, r + i < word_rows ? args.rows - n : 0);
+      W::transpose(square);
+      NF4_UNROLL
+      for (int i = 0; i < kLanes; ++i)
+        W::store(args.out + (n + i) * args.out_stride + r * 4, square[i]);
+    }
+}
+
+// Exchanges the high half of each 2 kBits bits of a with the low half of those of b.
+template <class W, int kBits>
+void exchange(typename W::Vector &a, typename W::Vector &b) {
+  constexpr uint32_t kLow = kBits == 4 ? 0x0f0f0f0f : kBits == 8 ? 0x00ff00ff : 0x0000ffff;
+  const typename W::Vector low = (a & kLow) | (b & kLow) << kBits;
+  b = (a >> kBits & kLow) | (b & ~kLow);
+  a = low;
+}
+
+// Nibble i of word j to nibble j of word i.
+template <class W>
+void transpose_nibbles(typename W::Vector (&words)[8]) {
+  NF4_UNROLL
+  for (int i = 0; i < 4; ++i) exchange<W, 16>(words[i], words[i + 4]);
+  NF4_UNROLL
+  for (int i = 0; i < 4; ++i)
+    exchange<W, 8>(words[i / 2 * 4 + i % 2], words[i / 2 * 4 + i % 2 + 2]);
+  NF4_UNROLL
+  for (int i = 0; i < 8; i += 2) exchange<W, 4>(words[i], words[i + 1]);
+}
+
+template <class W>
+void awq_rows(const WordsArgs &args) {
+  constexpr int kLanes = W::kLanes, kSquareCols = kLanes * 8;
+  constexpr int kOrder[] = {0, 2, 4, 6, 1, 3, 5, 7};
+  for (int64_t n = 0; n < args.rows; n += kSquareCols) {
+    const uint32_t *words = args.words + n / 8;
+    const int64_t lanes = (args.rows - n) / 8 < kLanes ? (args.rows - n) / 8 : kLanes;
+    for (int64_t k = 0; k < args.cols; k += kSquareCols) {
+      typename W::Vector squares[8][kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        typename W::Vector nibbles[8];
+        NF4_UNROLL
+        for (int j = 0; j < 8; ++j) {
+          const int64_t column = k + i * 8 + j;
+          nibbles[j] = W::load(words + column * args.stride, column < args.cols ? lanes : 0);
+        }
+        transpose_nibbles<W>(nibbles);
+        NF4_UNROLL
+        for (int j = 0; j < 8; ++j) squares[j][i] = nibbles[j];
+      }
+      for (int j = 0; j < 8; ++j) {
+        W::transpose(squares[j]);
+        for (int64_t i = 0; i < lanes; ++i)
+          W::store(args.out + (n + i * 8 + kOrder[j]) * args.out_stride + k / 2, squares[j][i]);
+      }
+    }
+  }
+}
+
+}  // namespace nf4::cpu

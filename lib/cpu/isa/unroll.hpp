@@ -1,0 +1,8 @@
+// A loop whose arrays are to be registers.
+#pragma once
+
+#if defined(__clang__)
+#define NF4_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define NF4_UNROLL _Pragma("GCC unroll 16")
+#endif
