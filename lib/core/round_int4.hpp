@@ -26,8 +26,7 @@ constexpr float kInt4Max = 15;
 // The scale of a group before it is rounded to 16 bits.
 NF4_HOST_DEVICE float int4_exact_scale(const Int4Range &range, bool symmetric) {
   if (!symmetric) return divide_rn(add_rn(range.high, -range.low), kInt4Max);
-  // Of zeros alone it is +0, which int4_scale_bits knows, and not -0.
-  const float absmax = -range.low > range.high ? -range.low : range.high;
+  const float absmax = -range.low > range.high ? -range.low : range.high;  // +0 if both are 0
   return divide_rn(multiply_rn(2.0f, absmax), kInt4Max);
 }
 

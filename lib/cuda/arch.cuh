@@ -12,6 +12,7 @@ struct Sm75 {
   static constexpr bool kDependentLaunch = false;  // griddepcontrol
   static constexpr bool kTensorCores = false;      // mma.m16n8k16 of fp16 and of bf16
   static constexpr bool kTensorMaps = false;       // cp.async.bulk.tensor
+  static constexpr bool kClusters = false;         // barrier.cluster, distributed shared memory
 };
 
 struct Sm80 {
@@ -21,6 +22,7 @@ struct Sm80 {
   static constexpr bool kDependentLaunch = false;
   static constexpr bool kTensorCores = true;
   static constexpr bool kTensorMaps = false;
+  static constexpr bool kClusters = false;
 };
 
 struct Sm90 {
@@ -30,6 +32,7 @@ struct Sm90 {
   static constexpr bool kDependentLaunch = true;
   static constexpr bool kTensorCores = true;
   static constexpr bool kTensorMaps = true;
+  static constexpr bool kClusters = true;
 };
 
 // Hopper's own instructions, such as wgmma: an exact family.

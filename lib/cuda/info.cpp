@@ -2,8 +2,11 @@
 #include <cstring>
 
 #include "cuda/backend.hpp"
+#include "cuda/dequant/int4_kernels.hpp"
 #include "cuda/dequant/kernels.hpp"
 #include "cuda/matmul/matmul.hpp"
+#include "cuda/permute/kernels.hpp"
+#include "cuda/quantize/int4_kernels.hpp"
 #include "cuda/quantize/kernels.hpp"
 #include "cuda/runtime/device.hpp"
 #include "cuda/runtime/families.hpp"
@@ -18,6 +21,9 @@ cudaError_t load_all_kernels(const Device &device, const GpuFamily &family) {
   cudaError_t error = current.error();
   if (error == cudaSuccess) error = load_kernels(kernels_of<DequantKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<QuantizeKernels>(family));
+  if (error == cudaSuccess) error = load_kernels(kernels_of<Int4DequantKernels>(family));
+  if (error == cudaSuccess) error = load_kernels(kernels_of<Int4QuantizeKernels>(family));
+  if (error == cudaSuccess) error = load_kernels(kernels_of<PermuteKernels>(family));
   if (error == cudaSuccess) error = load_matmul_kernels(family, device);
   return error;
 }

@@ -36,12 +36,14 @@ MAY_INCLUDE = {
     "cuda/weight": _BELOW_CUDA | {"cuda/ptx", "cuda/weight"},
     "cuda/dequant": _OPERATION | {"cuda/dequant"},
     "cuda/quantize": _OPERATION | {"cuda/quantize"},
+    "cuda/permute": _OPERATION | {"cuda/permute"},
     "cuda/matmul": _OPERATION
-    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
+    | {"cuda/permute", "cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
     "cuda/matmul/skinny": _OPERATION | {"cuda/matmul", "cuda/matmul/skinny"},
     "cuda/matmul/mma": _OPERATION | {"cuda/matmul", "cuda/matmul/mma"},
     "cuda/matmul/wgmma": _OPERATION | {"cuda/matmul", "cuda/matmul/wgmma"},
-    "cuda/info.cpp": _OPERATION | {"cuda/dequant", "cuda/quantize", "cuda/matmul"},
+    "cuda/info.cpp": _OPERATION
+    | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/matmul"},
     "api": {"api", "cpu/backend.hpp", "cuda", "core", "shared", "header"},
 }
 # What is compiled for one instruction set: a function that it shared with other files might be

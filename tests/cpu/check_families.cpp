@@ -60,5 +60,15 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     const size_t skinny = 2 * kKinds * (cuda::kFamilyConfigCount - 1);
     check_kernels(cuda::kernels_of<cuda::MatmulKernels>(family),
                   kKinds + (family.tensor_cores ? 0 : skinny), seen);
+    // Integer weights with g_idx have no skinny kernels; those of AWQ copy with TMA, and there is
+    // no skinny_2.
+    constexpr size_t kDtypes = 2, kInt4Kinds = kDtypes * 3 * 2,
+                     kSkinny = cuda::kFamilyConfigCount - 1;
+    const size_t gptq_and_row_packed = family.tensor_cores ? 0 : 2 * kSkinny;
+    const size_t awq = family.tensor_maps ? 1 : kSkinny;
+    check_kernels(cuda::kernels_of<cuda::Int4MatmulKernels>(family),
+                  kDtypes * (3 * kSkinny + gptq_and_row_packed + awq), seen);
+    check_kernels(cuda::kernels_of<cuda::Int4FewKernels>(family),
+                  family.tensor_cores ? 0 : kInt4Kinds, seen);
   }
 }

@@ -35,11 +35,43 @@ size_t matrix_bytes(int64_t rows, int64_t cols, int64_t stride, nf4_dtype dtype)
   return rows == 0 || cols == 0 ? 0 : ((rows - 1) * stride + cols) * dtype_bytes(dtype);
 }
 
+// Fills in all but the weight and the dtype.
+template <class Host>
+void add_operands(Rng &rng, MatmulCaseOf<Host> &test, int64_t m, XKind x) {
+  const int64_t rows = test.weight.shape.rows, cols = test.weight.shape.cols;
+  test.m = m;
+  test.x_stride = cols + (rng.one_in(2) ? 0 : rng.below(40));
+  if (cols % 8 == 0 && rng.one_in(2)) test.x_stride = test.x_stride / 8 * 8;
+  test.y_stride = rows + (rng.one_in(2) ? 0 : rng.below(40));
+  test.x.assign(matrix_bytes(test.m, cols, test.x_stride, test.dtype), 0xff);
+  for (int64_t row = 0; row < test.m; ++row) {
+    const bool not_finite = rng.one_in(3);
+    for (int64_t k = 0; k < cols; ++k)
+      write_number(test.dtype, test.x.data(), row * test.x_stride + k,
+                   random_x(rng, x, not_finite));
+  }
+  if (rng.one_in(2)) {
+    test.bias.resize(rows * dtype_bytes(test.dtype));
+    for (int64_t i = 0; i < rows; ++i) write_number(test.dtype, test.bias.data(), i, rng.normal());
+  }
+}
+
+template <class Host>
+std::string describe_rows(const MatmulCaseOf<Host> &test) {
+  return ", m " + std::to_string(test.m) + ", strides " + std::to_string(test.x_stride) + " and " +
+         std::to_string(test.y_stride) + (test.bias.empty() ? "" : ", bias");
+}
+
 }  // namespace
 
-size_t MatmulCase::y_bytes() const { return matrix_bytes(m, weight.shape.rows, y_stride, dtype); }
+template <class Host>
+size_t MatmulCaseOf<Host>::y_bytes() const {
+  return matrix_bytes(m, weight.shape.rows, y_stride, dtype);
+}
 
-nf4_matmul_args MatmulCase::args(const void *x_address, const void *bias_address, void *y) const {
+template <class Host>
+nf4_matmul_args MatmulCaseOf<Host>::args(const void *x_address, const void *bias_address,
+                                         void *y) const {
   nf4_matmul_args args{};
   args.struct_size = sizeof args;
   args.dtype = dtype;
@@ -70,22 +102,7 @@ MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind code
   test.weight = random_dequant_case(rng, kind, codebook, shape.rows * shape.cols).weight;
   test.weight.shape.rows = shape.rows;
   test.weight.shape.cols = shape.cols;
-  test.m = shape.m;
-  test.x_stride = shape.cols + (rng.one_in(2) ? 0 : rng.below(40));
-  if (shape.cols % 8 == 0 && rng.one_in(2)) test.x_stride = test.x_stride / 8 * 8;
-  test.y_stride = shape.rows + (rng.one_in(2) ? 0 : rng.below(40));
-  test.x.assign(matrix_bytes(test.m, shape.cols, test.x_stride, test.dtype), 0xff);
-  for (int64_t row = 0; row < test.m; ++row) {
-    const bool not_finite = rng.one_in(3);
-    for (int64_t k = 0; k < shape.cols; ++k)
-      write_number(test.dtype, test.x.data(), row * test.x_stride + k,
-                   random_x(rng, x, not_finite));
-  }
-  if (rng.one_in(2)) {
-    test.bias.resize(shape.rows * dtype_bytes(test.dtype));
-    for (int64_t i = 0; i < shape.rows; ++i)
-      write_number(test.dtype, test.bias.data(), i, rng.normal());
-  }
+  add_operands(rng, test, shape.m, x);
   return test;
 }
 
@@ -108,7 +125,18 @@ MatmulCase plain_matmul_case(Rng &rng, const CaseClass &kind, const MatmulShape 
   return test;
 }
 
-void repeat_rows(MatmulCase &test, Rng &rng, int64_t distinct) {
+MatmulCaseOf<HostInt4Weight> random_int4_matmul_case(Rng &rng, const Int4Class &kind,
+                                                     const Int4Shape &shape, nf4_dtype dtype,
+                                                     int64_t m, XKind x, bool ordinary_scales) {
+  MatmulCaseOf<HostInt4Weight> test{};
+  test.dtype = dtype;
+  test.weight = random_int4_weight(rng, kind, shape, ordinary_scales);
+  add_operands(rng, test, m, x);
+  return test;
+}
+
+template <class Host>
+void repeat_rows(MatmulCaseOf<Host> &test, Rng &rng, int64_t distinct) {
   const int bytes = dtype_bytes(test.dtype);
   const auto row = [&](int64_t i) { return test.x.data() + i * test.x_stride * bytes; };
   for (int64_t i = distinct; i < test.m; ++i)
@@ -116,9 +144,11 @@ void repeat_rows(MatmulCase &test, Rng &rng, int64_t distinct) {
 }
 
 std::string describe(const MatmulCase &test, uint64_t stream) {
-  return describe(test.weight, test.dtype, stream) + ", m " + std::to_string(test.m) +
-         ", strides " + std::to_string(test.x_stride) + " and " + std::to_string(test.y_stride) +
-         (test.bias.empty() ? "" : ", bias");
+  return describe(test.weight, test.dtype, stream) + describe_rows(test);
+}
+std::string describe(const MatmulCaseOf<HostInt4Weight> &test, uint64_t stream) {
+  return describe(test.weight, stream) + (test.dtype == NF4_DTYPE_BF16 ? ", bf16" : ", fp16") +
+         describe_rows(test);
 }
 
 double read_number(nf4_dtype dtype, const void *data, int64_t i) {
@@ -133,5 +163,10 @@ double round_to(nf4_dtype dtype, double x) {
   return dtype == NF4_DTYPE_FP16 ? half_to_float(float_to_half(single))
                                  : bf16_to_float(float_to_bf16(single));
 }
+
+template struct MatmulCaseOf<HostWeight>;
+template struct MatmulCaseOf<HostInt4Weight>;
+template void repeat_rows(MatmulCase &, Rng &, int64_t);
+template void repeat_rows(MatmulCaseOf<HostInt4Weight> &, Rng &, int64_t);
 
 }  // namespace nf4::test

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/int4.hpp"
 #include "cpu/parallel.hpp"
 
 namespace nf4::test {
@@ -17,6 +18,26 @@ float scale_of(const nf4_tensor &weight, int64_t element) {
   return product + *weight.nested_offset;
 }
 
+// A y before anything is multiplied.
+template <class Host>
+Expected bias_of(const MatmulCaseOf<Host> &test, int64_t row) {
+  Expected y;
+  if (!test.bias.empty()) y.value = read_number(test.dtype, test.bias.data(), row);
+  y.magnitude = std::fabs(y.value);
+  y.energy = y.value * y.value;
+  return y;
+}
+
+// `largest_value` is of any code.
+void add_product(Expected &y, double value, double x, double scale, double largest_value) {
+  y.value += value * x;
+  y.magnitude += std::fabs(value * x);
+  y.energy += value * x * value * x;
+  y.small += std::fabs(x) + std::fabs(scale) + 1;
+  y.coarse += std::fabs(x) * (1 + std::fabs(largest_value));
+  y.largest = std::max(y.largest, std::fabs(value));
+}
+
 }  // namespace
 
 Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column, int64_t row) {
@@ -25,27 +46,46 @@ Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column
   for (int i = 0; i < 16; ++i)
     if (std::isfinite(codebook[i]))
       largest_entry = std::max(largest_entry, std::fabs(double{codebook[i]}));
-  Expected y;
-  if (!test.bias.empty()) y.value = read_number(test.dtype, test.bias.data(), row);
-  y.magnitude = std::fabs(y.value);
-  y.energy = y.value * y.value;
+  Expected y = bias_of(test, row);
   for (int64_t k = 0; k < weight.cols; ++k) {
     const int64_t element = row * weight.cols + k;
     const int byte = static_cast<const uint8_t *>(weight.packed)[element / 2];
     const double scale = scale_of(weight, element);
     const double value = codebook[element % 2 == 0 ? byte / 16 : byte % 16] * scale;
     const double x = read_number(test.dtype, test.x.data(), column * test.x_stride + k);
-    y.value += value * x;
-    y.magnitude += std::fabs(value * x);
-    y.energy += value * x * value * x;
-    y.small += std::fabs(x) + std::fabs(scale) + 1;
-    y.coarse += std::fabs(x) * (1 + std::fabs(scale) * largest_entry);
-    y.largest = std::max(y.largest, std::fabs(value));
+    add_product(y, value, x, scale, scale * largest_entry);
   }
   return y;
 }
 
-ExpectedProduct::ExpectedProduct(const MatmulCase &test, const nf4_tensor &weight)
+Expected expect(const MatmulCaseOf<HostInt4Weight> &test, const nf4_int4_tensor &weight,
+                int64_t column, int64_t row) {
+  const int64_t groups = test.weight.groups();
+  const int64_t group_size = groups == 0 ? 1 : weight.cols / groups;
+  const auto *packed = static_cast<const uint32_t *>(weight.packed);
+  const auto *zeros = static_cast<const uint32_t *>(weight.zeros);
+  Expected y = bias_of(test, row);
+  for (int64_t k = 0; k < weight.cols; ++k) {
+    const int64_t group = weight.g_idx != nullptr ? weight.g_idx[k] : k / group_size;
+    const double scale = read_number(weight.scales_dtype, weight.scales,
+                                     int4_scale(weight.layout, weight.rows, groups, row, group));
+    const uint32_t code =
+        unpack_int4(packed, int4_code(weight.layout, weight.rows, weight.cols, row, k));
+    uint32_t zero = kInt4SymmetricZero;
+    if (zeros != nullptr)
+      zero = unpack_int4_zero(zeros, int4_zero(weight.layout, weight.rows, groups, row, group),
+                              static_cast<uint32_t>(weight.zero_offset));
+    const int64_t x_column = weight.permutation != nullptr ? weight.permutation[k] : k;
+    add_product(y, (static_cast<double>(code) - static_cast<double>(zero)) * scale,
+                read_number(test.dtype, test.x.data(), column * test.x_stride + x_column), scale,
+                scale * 15);
+  }
+  return y;
+}
+
+template <class Host>
+ExpectedProduct::ExpectedProduct(const MatmulCaseOf<Host> &test,
+                                 const typename Host::Tensor &weight)
     : rows_(weight.rows) {
   const int bytes = dtype_bytes(test.dtype);
   const auto row = [&](int64_t i) { return test.x.data() + i * test.x_stride * bytes; };
@@ -65,5 +105,9 @@ ExpectedProduct::ExpectedProduct(const MatmulCase &test, const nf4_tensor &weigh
       distinct_[i] = expect(test, weight, firsts[i / rows_], i % rows_);
   });
 }
+
+template ExpectedProduct::ExpectedProduct(const MatmulCase &, const nf4_tensor &);
+template ExpectedProduct::ExpectedProduct(const MatmulCaseOf<HostInt4Weight> &,
+                                          const nf4_int4_tensor &);
 
 }  // namespace nf4::test

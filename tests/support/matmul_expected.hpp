@@ -23,11 +23,14 @@ struct Expected {
 
 // y[column][row] of a case whose weight is at these addresses, in host memory.
 Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column, int64_t row);
+Expected expect(const MatmulCaseOf<HostInt4Weight> &test, const nf4_int4_tensor &weight,
+                int64_t column, int64_t row);
 
 // All of y, [m][rows]. Rows of x that are the same bytes have their numbers in common.
 class ExpectedProduct {
  public:
-  ExpectedProduct(const MatmulCase &test, const nf4_tensor &weight);
+  template <class Host>
+  ExpectedProduct(const MatmulCaseOf<Host> &test, const typename Host::Tensor &weight);
   // Of element i.
   const Expected &operator[](int64_t i) const {
     return distinct_[row_of_[i / rows_] * rows_ + i % rows_];

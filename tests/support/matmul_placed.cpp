@@ -13,10 +13,28 @@
 namespace nf4::test {
 namespace {
 
-size_t workspace_bytes(const MatmulCase &test) {
+nf4_status workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args, size_t *bytes) {
+  return nf4_matmul_workspace_size(weight, args, bytes);
+}
+nf4_status workspace_size(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                          size_t *bytes) {
+  return nf4_int4_matmul_workspace_size(weight, args, bytes);
+}
+
+nf4_status launch(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
+                  size_t bytes, cudaStream_t stream) {
+  return nf4_matmul_launch(weight, args, workspace, bytes, stream);
+}
+nf4_status launch(const nf4_int4_tensor *weight, const nf4_matmul_args *args, void *workspace,
+                  size_t bytes, cudaStream_t stream) {
+  return nf4_int4_matmul_launch(weight, args, workspace, bytes, stream);
+}
+
+template <class Host>
+size_t workspace_bytes(const MatmulCaseOf<Host> &test, const DeviceWeightOf<Host> &weight) {
   size_t bytes = 0;
   const nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
-  REQUIRE(nf4_matmul_workspace_size(&test.weight.shape, &args, &bytes) == NF4_STATUS_OK);
+  REQUIRE(workspace_size(&weight.tensor(), &args, &bytes) == NF4_STATUS_OK);
   return bytes;
 }
 
@@ -26,10 +44,15 @@ nf4_tensor in_place(HostWeight &weight) {
     if (weight.has(Part(part))) addresses[part] = weight.bytes[part].data();
   return weight.at(addresses);
 }
+nf4_int4_tensor in_place(HostInt4Weight &weight) { return weight.in_place(); }
+
+MatmulProblem problem_of(const nf4_tensor &) { return {}; }
+Int4MatmulProblem problem_of(const nf4_int4_tensor &) { return {}; }
 
 // Numbers of 16 bits are rounded once before they are multiplied: the codebook's entries over
 // the largest of them, or those times the scale. Sums are in binary32.
-bool is_right(const MatmulCase &test, const Expected &expected, double y) {
+template <class Host>
+bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y) {
   const bool bf16 = test.dtype == NF4_DTYPE_BF16;
   if (!std::isfinite(expected.value)) return !std::isfinite(y);
   const double largest = bf16 ? 0x1p126 : 65000;
@@ -43,7 +66,8 @@ bool is_right(const MatmulCase &test, const Expected &expected, double y) {
 }
 
 // What lies between the rows of y is as it was.
-bool gaps_intact(const MatmulCase &test, const std::vector<uint8_t> &y) {
+template <class Host>
+bool gaps_intact(const MatmulCaseOf<Host> &test, const std::vector<uint8_t> &y) {
   const int64_t stride = test.y_stride * 2, row = test.weight.shape.rows * 2;
   for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i)
     if (i % stride >= row && y[i] != 0xa5) return false;
@@ -52,7 +76,8 @@ bool gaps_intact(const MatmulCase &test, const std::vector<uint8_t> &y) {
 
 // The whole of y, as is_right alone would not miss a column of thousands. Sums of so many numbers
 // of either sign are about as large as the root of the sum of their squares.
-bool is_right_on_average(const MatmulCase &test, const ExpectedProduct &expected,
+template <class Host>
+bool is_right_on_average(const MatmulCaseOf<Host> &test, const ExpectedProduct &expected,
                          const std::vector<uint8_t> &y) {
   const int64_t rows = test.weight.shape.rows;
   double squares = 0, energy = 0;
@@ -66,7 +91,8 @@ bool is_right_on_average(const MatmulCase &test, const ExpectedProduct &expected
 }
 
 // The first number of y that is wrong, or -1. An assertion for each would take most of the time.
-int64_t first_wrong(const MatmulCase &test, const ExpectedProduct &expected,
+template <class Host>
+int64_t first_wrong(const MatmulCaseOf<Host> &test, const ExpectedProduct &expected,
                     const std::vector<uint8_t> &y, double &got) {
   const int64_t rows = test.weight.shape.rows;
   for (int64_t i = 0; i < test.m * rows; ++i) {
@@ -77,7 +103,8 @@ int64_t first_wrong(const MatmulCase &test, const ExpectedProduct &expected,
 }
 
 // The kernels of all families on one placing of a case.
-void check_placed(const MatmulCase &test, const PlacedMatmul &placed,
+template <class Host>
+void check_placed(const MatmulCaseOf<Host> &test, const PlacedMatmulOf<Host> &placed,
                   const ExpectedProduct &expected, const Stream &stream, MatmulCounts &counts,
                   Judged judged, ConfigRange configs) {
   const int64_t rows = test.weight.shape.rows;
@@ -107,23 +134,26 @@ void check_placed(const MatmulCase &test, const PlacedMatmul &placed,
 
 }  // namespace
 
-PlacedMatmul::PlacedMatmul(Rng &rng, const MatmulCase &test, bool aligned)
+template <class Host>
+PlacedMatmulOf<Host>::PlacedMatmulOf(Rng &rng, const MatmulCaseOf<Host> &test, bool aligned)
     : weight(rng, test.weight, aligned),
       x(test.x.size(), aligned ? 0 : random_lead(rng, 2)),
       bias(test.bias.size(), aligned ? 0 : random_lead(rng, 2)),
       y(test.y_bytes(), aligned ? 0 : random_lead(rng, 2)),
-      workspace(workspace_bytes(test), 64) {
+      workspace(workspace_bytes(test, weight), 64) {
   x.write(test.x.data());
   bias.write(test.bias.data());
 }
 
-nf4_matmul_args PlacedMatmul::args(const MatmulCase &test) const {
+template <class Host>
+nf4_matmul_args PlacedMatmulOf<Host>::args(const MatmulCaseOf<Host> &test) const {
   return test.args(x.data(), bias.data(), y.data());
 }
 
-int PlacedMatmul::used(const MatmulCase &test) const {
+template <class Host>
+int PlacedMatmulOf<Host>::used(const MatmulCaseOf<Host> &test) const {
   const nf4_matmul_args given = args(test);
-  MatmulProblem problem;
+  auto problem = problem_of(weight.tensor());
   REQUIRE(validate_matmul_shape(&weight.tensor(), &given, problem) == NF4_STATUS_OK);
   REQUIRE(validate_matmul_operands(&weight.tensor(), &given, nullptr, 0, problem) == NF4_STATUS_OK);
   int config;
@@ -131,18 +161,29 @@ int PlacedMatmul::used(const MatmulCase &test) const {
   return config;
 }
 
-nf4_status PlacedMatmul::multiply(const MatmulCase &test, cudaStream_t stream) const {
+template <class Host>
+nf4_status PlacedMatmulOf<Host>::multiply(const MatmulCaseOf<Host> &test,
+                                          cudaStream_t stream) const {
   const nf4_matmul_args given = args(test);
-  return nf4_matmul_launch(&weight.tensor(), &given, workspace.data(), workspace.size(), stream);
+  return launch(&weight.tensor(), &given, workspace.data(), workspace.size(), stream);
 }
 
-void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, MatmulCounts &counts,
+template <class Host>
+void check_matmul(MatmulCaseOf<Host> &test, Rng &rng, const Stream &stream, MatmulCounts &counts,
                   Judged judged, ConfigRange configs) {
   const ExpectedProduct expected(test, in_place(test.weight));
   for (const bool aligned : {false, true}) {
     INFO((aligned ? "aligned" : "as it comes"));
-    check_placed(test, PlacedMatmul(rng, test, aligned), expected, stream, counts, judged, configs);
+    check_placed(test, PlacedMatmulOf<Host>(rng, test, aligned), expected, stream, counts, judged,
+                 configs);
   }
 }
+
+template struct PlacedMatmulOf<HostWeight>;
+template struct PlacedMatmulOf<HostInt4Weight>;
+template void check_matmul(MatmulCase &, Rng &, const Stream &, MatmulCounts &, Judged,
+                           ConfigRange);
+template void check_matmul(MatmulCaseOf<HostInt4Weight> &, Rng &, const Stream &, MatmulCounts &,
+                           Judged, ConfigRange);
 
 }  // namespace nf4::test

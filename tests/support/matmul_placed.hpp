@@ -11,18 +11,20 @@
 
 namespace nf4::test {
 
-struct PlacedMatmul {
-  DeviceWeight weight;
+template <class Host>
+struct PlacedMatmulOf {
+  DeviceWeightOf<Host> weight;
   DeviceBuffer x, bias, y, workspace;
 
   // aligned: all of it on 256-byte boundaries, where all kernels' loads may be; else now and then.
-  PlacedMatmul(Rng &rng, const MatmulCase &test, bool aligned);
+  PlacedMatmulOf(Rng &rng, const MatmulCaseOf<Host> &test, bool aligned);
 
-  nf4_matmul_args args(const MatmulCase &test) const;
+  nf4_matmul_args args(const MatmulCaseOf<Host> &test) const;
   // The configuration that a launch uses: the forced one, or kMma64x64 where that one cannot.
-  int used(const MatmulCase &test) const;
-  nf4_status multiply(const MatmulCase &test, cudaStream_t stream) const;
+  int used(const MatmulCaseOf<Host> &test) const;
+  nf4_status multiply(const MatmulCaseOf<Host> &test, cudaStream_t stream) const;
 };
+using PlacedMatmul = PlacedMatmulOf<HostWeight>;
 
 // How often each configuration of each family did the work.
 using MatmulCounts = std::map<const cuda::GpuFamily *, std::array<int, cuda::kMatmulConfigCount>>;
@@ -37,7 +39,8 @@ struct ConfigRange {
 
 // Every kernel of every family that takes the case, of these configurations, each with it aligned
 // and as it comes.
-void check_matmul(MatmulCase &test, Rng &rng, const Stream &stream, MatmulCounts &counts,
+template <class Host>
+void check_matmul(MatmulCaseOf<Host> &test, Rng &rng, const Stream &stream, MatmulCounts &counts,
                   Judged judged = Judged::kEach, ConfigRange configs = {});
 
 }  // namespace nf4::test

@@ -4,13 +4,16 @@
 #include <cstdint>
 
 #include "core/formats.hpp"
+#include "cuda/weight/int4_view.hpp"
 #include "cuda/weight/view.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
 
-struct MatmulArgs {
-  WeightView weight;
+// `View` is that of a kind of weight.
+template <class View>
+struct MatmulArgsOf {
+  View weight;
   const void *x;
   const void *bias;  // or NULL
   void *y;
@@ -20,9 +23,12 @@ struct MatmulArgs {
   bool x_vectors;    // rows of x are 16-byte aligned
   bool whole_words;  // cols is a multiple of 32 and packed 16-byte aligned: rows load as words
 };
+using MatmulArgs = MatmulArgsOf<WeightView>;
+using Int4MatmulArgs = MatmulArgsOf<Int4View>;
 
 // Whether rows of x, of 16-bit elements, are 16-byte aligned.
-inline bool has_x_vectors(const MatmulProblem &problem) {
+template <class W>
+bool has_x_vectors(const MatmulProblemOf<W> &problem) {
   return is_multiple(problem.x, 16) && (problem.m == 1 || problem.x_stride % 8 == 0);
 }
 

@@ -6,6 +6,7 @@
 
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/cost_model.hpp"
+#include "cuda/matmul/workspace.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -39,25 +40,41 @@ struct MatmulChoice {
   WgmmaPlan plan;  // of a wgmma configuration
 };
 
-bool can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
+// What the kernels of each kind of weight can run.
+bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
+bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
+bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
+bool wgmma_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
+
+template <class W>
+bool can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
+  if (is_wgmma(config)) return wgmma_can_run(problem, gpu, config);
+  return config == kMma64x64 || skinny_can_run(problem, gpu, config);
+}
+
+// Whether each CTA of a stream-K configuration gets enough K-tiles, and room for its sums in the
+// workspace.
+bool can_stream_k(const MatmulSize &size, const GpuFacts &gpu, int config);
 
 // The fastest skinny configuration; kMma64x64 if none can run the problem.
-int choose_skinny(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model);
+template <class W>
+int choose_skinny(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model);
 
 // For can_run().
-WgmmaPlan plan_wgmma(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model,
+WgmmaPlan plan_wgmma(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model,
                      int config);
 
 // The wgmma configuration of the least estimated time, of those that can run the problem. `choice`
 // stays if there is none, or if it is kSkinny16 and that takes less.
-void choose_wgmma(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model,
+template <class W>
+void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model,
                   MatmulChoice &choice);
 
 // Fills in the choice. load(gpu) fills in resident_clusters, which wgmma kernels alone need, so
 // that they are loaded only then; its error, if it is not 0, is returned.
-template <class Load>
-auto choose_config(const MatmulProblem &problem, GpuFacts &gpu, const CostModel &model, Load load,
-                   MatmulChoice &choice) {
+template <class W, class Load>
+auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostModel &model,
+                   Load load, MatmulChoice &choice) {
   using Error = decltype(load(gpu));
   choice.config = choose_skinny(problem, gpu, model);
   if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8) return Error{};

@@ -84,4 +84,7 @@ constexpr bool is_stream_k(int config) {
   return kMatmulConfigs[config].schedule == Schedule::kStreamK;
 }
 
+// Whether there are wgmma kernels of integer weights in the configuration.
+constexpr bool has_int4_kernel(int config) { return is_wgmma(config); }
+
 }  // namespace nf4::cuda

@@ -1,6 +1,7 @@
 // Instantiates the mma and skinny kernels of one GPU family; compiled once for each.
 #include "cuda/arch.cuh"
 #include "cuda/matmul/kernels.hpp"
+#include "cuda/matmul/mma/codebook_source.cuh"
 #include "cuda/matmul/mma/kernel.cuh"
 #include "cuda/matmul/skinny/kernel.cuh"
 #include "cuda/weight/scales.cuh"
@@ -18,7 +19,8 @@ void set_skinny_kernels(MatmulKernels &kernels, int dtype, int config) {
 
 template <class Arch, class T, class Scales>
 void set_kernels(MatmulKernels &kernels, int dtype) {
-  kernels.of[dtype][Scales::kNested][kMma64x64] = (const void *)matmul_mma<Arch, T, Scales>;
+  kernels.of[dtype][Scales::kNested][kMma64x64] =
+      (const void *)matmul_mma<Arch, T, CodebookSource<Arch, Scales>>;
   if constexpr (Arch::kTensorCores) {
     set_skinny_kernels<Arch, T, Scales, WarpMmaM2<T>>(kernels, dtype, kSkinny2);
     set_skinny_kernels<Arch, T, Scales, WarpMmaM8<T, 1>>(kernels, dtype, kSkinny8);

@@ -1,20 +1,39 @@
-// The matmul kernels of a GPU family (runtime/families.hpp). Hopper's wgmma kernels are beside
-// them.
+// The matmul kernels of a GPU family (runtime/families.hpp), a table for each kind of weight.
+// Hopper's wgmma kernels are beside them.
 #pragma once
 
 #include "cuda/matmul/configs.hpp"
 
 namespace nf4::cuda {
 
+// The last index is the configuration; NULL: there is none. Args: MatmulArgs of mma kernels,
+// SkinnyArgs of skinny kernels.
 struct MatmulKernels {
-  // [dtype - NF4_DTYPE_FP16][nested][configuration]; NULL: there is none. Args: MatmulArgs of mma
-  // kernels, SkinnyArgs of skinny kernels.
+  // [dtype - NF4_DTYPE_FP16][nested][configuration]
   const void *of[2][2][kFamilyConfigCount];
   // For several weights in one launch, args: SkinnyBatch. NULL for mma kernels.
   const void *batch[2][2][kFamilyConfigCount];
 
   template <class Arch>
   static MatmulKernels make();
+};
+
+// Integer weights. Args: Int4MatmulArgs of mma kernels; of skinny kernels Int4SkinnyArgs, StripArgs
+// of AWQ's.
+struct Int4MatmulKernels {
+  // [dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][has g_idx][configuration]
+  const void *of[2][3][2][kFamilyConfigCount];
+
+  template <class Arch>
+  static Int4MatmulKernels make();
+};
+
+// Their kMma64x64 for up to kFewRowsOfX rows of x; NULL without tensor cores. Args: Int4FewArgs.
+struct Int4FewKernels {
+  const void *of[2][3][2];
+
+  template <class Arch>
+  static Int4FewKernels make();
 };
 
 }  // namespace nf4::cuda

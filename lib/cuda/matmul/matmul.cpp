@@ -11,6 +11,8 @@
 #include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
+#include "cuda/matmul/workspace.hpp"
+#include "cuda/permute/permute.hpp"
 #include "cuda/runtime/families.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "cuda/runtime/locate.hpp"
@@ -20,9 +22,31 @@ namespace {
 
 std::optional<int> forced_config;
 
-MatmulArgs matmul_args(const MatmulProblem &problem) {
-  const Weight &weight = problem.weight;
-  MatmulArgs args{};
+// The problem as kernels get it, with the columns of x in the order of the weight's: permute_x
+// writes that x to the end of the workspace.
+const MatmulProblem &in_column_order(const MatmulProblem &problem) { return problem; }
+Int4MatmulProblem in_column_order(const Int4MatmulProblem &problem) {
+  Int4MatmulProblem ordered = problem;
+  if (problem.weight.permutation == nullptr) return ordered;
+  ordered.x = static_cast<const uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
+  ordered.x_stride = problem.weight.cols;
+  return ordered;
+}
+
+cudaError_t order_x(const MatmulTarget &, const MatmulProblem &, const MatmulProblem &) {
+  return cudaSuccess;
+}
+cudaError_t order_x(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                    const Int4MatmulProblem &ordered) {
+  if (problem.weight.permutation == nullptr || problem.weight.cols == 0) return cudaSuccess;
+  return permute_x(problem, const_cast<void *>(ordered.x), *target.family, target.device,
+                   target.stream);
+}
+
+template <class W>
+auto matmul_args(const MatmulProblemOf<W> &problem) {
+  const W &weight = problem.weight;
+  MatmulArgsOf<decltype(view_of(weight))> args{};
   args.weight = view_of(weight);
   args.x = problem.x;
   args.bias = problem.bias;
@@ -43,32 +67,32 @@ bool has_wgmma(const GpuFamily &family, int compute_capability) {
   return false;
 }
 
-cudaError_t choose(MatmulTarget &target, const MatmulProblem &problem, MatmulChoice &choice) {
+template <class W>
+cudaError_t choose(MatmulTarget &target, const MatmulProblemOf<W> &given, MatmulChoice &choice) {
+  const auto &problem = in_column_order(given);
   GpuFacts &gpu = target.gpu;
   const auto load = [&](GpuFacts &facts) { return load_wgmma_kernels(target.device, facts); };
   if (!forced_config) return choose_config(problem, gpu, cost_model(), load, choice);
   choice.config = can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
   if (!is_wgmma(choice.config)) return cudaSuccess;
   if (const cudaError_t error = load(gpu)) return error;
-  choice.plan = plan_wgmma(problem, gpu, cost_model(), choice.config);
+  choice.plan = plan_wgmma(size_of(problem), gpu, cost_model(), choice.config);
   return cudaSuccess;
 }
 
 // CTAs may use more shared memory than the default only after this, once a device.
+template <class Kernels>
 cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
   static ContextFlag known[std::size(kGpuFamilies)];
   ContextFlag &flag = known[&family - kGpuFamilies];
   if (flag.has(device.index)) return cudaSuccess;
-  const MatmulKernels &kernels = kernels_of<MatmulKernels>(family);
-  for (const auto *all : {&kernels.of, &kernels.batch})
-    for (const auto &dtype : *all)
-      for (const auto &nested : dtype)
-        for (int config = kSkinny2; config < kFamilyConfigCount; ++config) {
-          if (nested[config] == nullptr) continue;
-          const cudaError_t error = cudaFuncSetAttribute(
-              nested[config], cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
-          if (error != cudaSuccess) return error;
-        }
+  const auto *const kernels = reinterpret_cast<const void *const *>(&kernels_of<Kernels>(family));
+  for (size_t i = 0; i < sizeof(Kernels) / sizeof *kernels; ++i) {
+    if (kernels[i] == nullptr || i % kFamilyConfigCount == kMma64x64) continue;
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+    if (error != cudaSuccess) return error;
+  }
   flag.set(device.index);
   return cudaSuccess;
 }
@@ -88,7 +112,8 @@ nf4_status find_family(MatmulTarget &target) {
 }
 
 // Where the problems are, and what runs there.
-nf4_status find_target(const MatmulProblem *problems, int count, nf4_stream stream,
+template <class W>
+nf4_status find_target(const MatmulProblemOf<W> *problems, int count, nf4_stream stream,
                        MatmulTarget &target) {
   const Operands *operands[NF4_MATMUL_BATCH_MAX];
   for (int i = 0; i < count; ++i) operands[i] = &problems[i].operands;
@@ -97,40 +122,64 @@ nf4_status find_target(const MatmulProblem *problems, int count, nf4_stream stre
   return find_family(target);
 }
 
-cudaError_t choose_all(MatmulTarget &target, BatchLaunches &launches) {
-  return launches.choose_configs([&](const MatmulProblem &problem, MatmulChoice &choice) {
+template <class W>
+cudaError_t choose_all(MatmulTarget &target, BatchLaunches<W> &launches) {
+  return launches.choose_configs([&](const MatmulProblemOf<W> &problem, MatmulChoice &choice) {
     return choose(target, problem, choice);
   });
 }
 
-cudaError_t launch_one(const MatmulTarget &target, const MatmulProblem &problem,
+cudaError_t allow_shared_memory(const MatmulTarget &target, const MatmulProblem &) {
+  return allow_shared_memory<MatmulKernels>(*target.family, target.device);
+}
+cudaError_t allow_shared_memory(const MatmulTarget &target, const Int4MatmulProblem &) {
+  return allow_shared_memory<Int4MatmulKernels>(*target.family, target.device);
+}
+
+cudaError_t run_mma(const MatmulTarget &target, const MatmulProblem &problem,
+                    const MatmulArgs &args) {
+  return launch_mma(target, kernel_for(*target.family, problem, kMma64x64), args);
+}
+cudaError_t run_mma(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                    const Int4MatmulArgs &args) {
+  const void *const few = mma_few_for(*target.family, problem);
+  if (few != nullptr) return launch_mma_few(target, few, args);
+  return launch_mma(target, kernel_for(*target.family, problem, kMma64x64), args);
+}
+
+template <class W>
+cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &given,
                        const MatmulChoice &choice) {
-  const MatmulArgs args = matmul_args(problem);
+  const auto &problem = in_column_order(given);
+  if (const cudaError_t error = order_x(target, given, problem)) return error;
+  const auto args = matmul_args(problem);
   if (is_wgmma(choice.config)) return launch_wgmma(target, problem, args, choice);
-  // A weight without elements has no scales, of either kind.
-  const bool nested = problem.weight.nested() && problem.weight.elements != 0;
-  const auto &kernels = kernels_of<MatmulKernels>(*target.family).of;
-  const void *kernel = kernels[problem.dtype - NF4_DTYPE_FP16][nested][choice.config];
-  if (choice.config == kMma64x64) return launch_mma(target, kernel, args);
-  const cudaError_t error = allow_shared_memory(*target.family, target.device);
-  if (error != cudaSuccess) return error;
+  if (choice.config == kMma64x64) return run_mma(target, problem, args);
+  const void *kernel = kernel_for(*target.family, problem, choice.config);
+  if (const cudaError_t error = allow_shared_memory(target, problem)) return error;
   return launch_skinny(target, kernel, args, problem.dtype, choice.config);
 }
 
-cudaError_t launch_several(const MatmulTarget &target, const SkinnyBatchProblems &problems,
+cudaError_t launch_several(const MatmulTarget &target, const SkinnyBatchProblems<Weight> &problems,
                            int config) {
-  const cudaError_t error = allow_shared_memory(*target.family, target.device);
-  if (error != cudaSuccess) return error;
+  const MatmulProblem &first = *problems.list[0];
+  if (const cudaError_t error = allow_shared_memory(target, first)) return error;
   MatmulArgs args[kSkinnyBatchMax];
   for (int i = 0; i < problems.count; ++i) args[i] = matmul_args(*problems.list[i]);
-  const MatmulProblem &first = *problems.list[0];
-  return launch_skinny_batch(target, batch_kernel(*target.family, first, config), args,
+  return launch_skinny_batch(target, batch_kernel_for(*target.family, first, config), args,
                              problems.count, first.dtype, config);
 }
 
-}  // namespace
+template <class W>
+cudaError_t launch_together(const MatmulTarget &target, const SkinnyBatchProblems<W> &problems,
+                            const MatmulChoice &choice) {
+  if constexpr (kHasSkinnyBatch<W>)
+    if (problems.count > 1) return launch_several(target, problems, choice.config);
+  return launch_one(target, *problems.list[0], choice);
+}
 
-nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config) {
+template <class W>
+nf4_status find_config(const MatmulProblemOf<W> &problem, nf4_stream stream, int &config) {
   MatmulTarget target;
   if (const nf4_status status = find_target(&problem, 1, stream, target)) return status;
   const CurrentDevice current(target.device.index);
@@ -142,6 +191,61 @@ nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &c
   return NF4_STATUS_OK;
 }
 
+template <class W>
+nf4_status launch_all(const MatmulProblemOf<W> *problems, int count, nf4_stream stream) {
+  MatmulTarget target;
+  if (const nf4_status status = find_target(problems, count, stream, target)) return status;
+
+  const CurrentDevice current(target.device.index);
+  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  BatchLaunches<W> launches(target, problems, count);
+  cudaError_t error = choose_all(target, launches);
+  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
+  while (launches.is_valid()) {
+    const MatmulChoice &choice = launches.choice();
+    error = launch_together(target, launches.next_launch(), choice);
+    if (error != cudaSuccess) return fail_cuda(error, "launching matmul");
+  }
+  return NF4_STATUS_OK;
+}
+
+template <class W>
+nf4_status plan_all(const MatmulBatchOf<W> &batch, int device, int32_t *launch_of,
+                    const char **kernels) {
+  MatmulTarget target{};
+  int count = 0;
+  if (const nf4_status status = check_device(device, count)) return status;
+  if (const nf4_status status = cached_device(device, target.device)) return status;
+  if (const nf4_status status = find_family(target)) return status;
+
+  const CurrentDevice current(device);
+  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  BatchLaunches<W> launches(target, batch.list, batch.count);
+  const cudaError_t error = choose_all(target, launches);
+  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
+  std::fill_n(launch_of, batch.count, -1);
+  std::fill_n(kernels, batch.count, nullptr);
+  for (int32_t launch = 0; launches.is_valid(); ++launch) {
+    const int config = launches.choice().config;
+    const SkinnyBatchProblems<W> together = launches.next_launch();
+    for (int i = 0; i < together.count; ++i) {
+      const auto product = together.list[i] - batch.list;
+      launch_of[product] = launch;
+      kernels[product] = kMatmulConfigs[config].name;
+    }
+  }
+  return NF4_STATUS_OK;
+}
+
+}  // namespace
+
+nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config) {
+  return find_config(problem, stream, config);
+}
+nf4_status matmul_config(const Int4MatmulProblem &problem, nf4_stream stream, int &config) {
+  return find_config(problem, stream, config);
+}
+
 void force_matmul(std::optional<int> config) { forced_config = config; }
 
 bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
@@ -151,7 +255,10 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
 
 cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {
   cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
-  if (error == cudaSuccess) error = allow_shared_memory(family, device);
+  if (error == cudaSuccess) error = load_kernels(kernels_of<Int4MatmulKernels>(family));
+  if (error == cudaSuccess) error = load_kernels(kernels_of<Int4FewKernels>(family));
+  if (error == cudaSuccess) error = allow_shared_memory<MatmulKernels>(family, device);
+  if (error == cudaSuccess) error = allow_shared_memory<Int4MatmulKernels>(family, device);
   GpuFacts gpu{};
   if (error == cudaSuccess && has_wgmma(family, device.compute_capability))
     error = load_wgmma_kernels(device, gpu);
@@ -159,49 +266,19 @@ cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {
 }
 
 nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream) {
-  MatmulTarget target;
-  if (const nf4_status status = find_target(problems, count, stream, target)) return status;
-
-  const CurrentDevice current(target.device.index);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  BatchLaunches launches(target, problems, count);
-  cudaError_t error = choose_all(target, launches);
-  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
-  while (launches.is_valid()) {
-    const MatmulChoice &choice = launches.choice();
-    const SkinnyBatchProblems together = launches.next_launch();
-    error = together.count > 1 ? launch_several(target, together, choice.config)
-                               : launch_one(target, *together.list[0], choice);
-    if (error != cudaSuccess) return fail_cuda(error, "launching matmul");
-  }
-  return NF4_STATUS_OK;
+  return launch_all(problems, count, stream);
+}
+nf4_status matmul(const Int4MatmulProblem *problems, int count, nf4_stream stream) {
+  return launch_all(problems, count, stream);
 }
 
-nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launch_of,
+nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
                        const char **kernels) {
-  MatmulTarget target{};
-  int count = 0;
-  if (const nf4_status status = check_device(device, count)) return status;
-  if (const nf4_status status = cached_device(device, target.device)) return status;
-  if (const nf4_status status = find_family(target)) return status;
-
-  const CurrentDevice current(device);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  BatchLaunches launches(target, batch.list, batch.count);
-  const cudaError_t error = choose_all(target, launches);
-  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
-  std::fill_n(launch_of, batch.count, -1);
-  std::fill_n(kernels, batch.count, nullptr);
-  for (int32_t launch = 0; launches.is_valid(); ++launch) {
-    const int config = launches.choice().config;
-    const SkinnyBatchProblems together = launches.next_launch();
-    for (int i = 0; i < together.count; ++i) {
-      const auto product = together.list[i] - batch.list;
-      launch_of[product] = launch;
-      kernels[product] = kMatmulConfigs[config].name;
-    }
-  }
-  return NF4_STATUS_OK;
+  return plan_all(batch, device, launches, kernels);
+}
+nf4_status matmul_plan(const Int4MatmulBatch &batch, int device, int32_t *launches,
+                       const char **kernels) {
+  return plan_all(batch, device, launches, kernels);
 }
 
 }  // namespace nf4::cuda

@@ -15,6 +15,7 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability);
 
 // The configuration that a launch on the stream would use, forced or not.
 nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config);
+nf4_status matmul_config(const Int4MatmulProblem &problem, nf4_stream stream, int &config);
 
 // For tests: the configuration of every later launch, or kMma64x64 where it cannot run the problem;
 // empty restores the library's choice. Not thread safe.

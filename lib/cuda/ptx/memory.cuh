@@ -102,4 +102,9 @@ __device__ __forceinline__ void prefetch_l2(const void *address, uint32_t bytes)
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
 }
 
+// Prefetches into L2 the sector that an address is in.
+__device__ __forceinline__ void prefetch_l2_sector(const void *address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 }  // namespace nf4::cuda

@@ -1,4 +1,4 @@
-// mma.sync and stmatrix (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+// mma.sync, ldmatrix and stmatrix (PTX ISA, "Matrix Fragments for mma.m16n8k16").
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,6 +30,24 @@ __device__ __forceinline__ void mma_m16n8k16(__half, float (&d)[4], const uint32
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices from shared memory, of each of which a lane gets two elements of row lane / 4
+// as in a[] above: lane 8i + j gives the address of 16 bytes, row j of matrix i.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&matrices)[4], const void *from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(shared_address(from))
+               : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit elements from shared memory, each transposed: lane 8i + j gives the
+// address of row j of matrix i, 16 bytes; a lane gets rows 2t and 2t + 1 of column g.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&matrices)[4], const void *from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(shared_address(from))
+               : "memory");
 }
 
 // Four 8 x 8 matrices, of each of which a lane holds two elements of row lane / 4 as in d[] above,

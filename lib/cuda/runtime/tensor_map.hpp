@@ -25,4 +25,9 @@ struct ByteMatrix {
 cudaError_t make_tensor_map(const ByteMatrix &matrix, int64_t pitch, int box_bytes, int box_rows,
                             TensorMap &map);
 
+// Boxes of box_rows rows of box_words words of 32 bits, at most 256, of a matrix whose rows follow
+// each other. In the order of the matrix.
+cudaError_t make_word_tensor_map(const ByteMatrix &matrix, int box_words, int box_rows,
+                                 TensorMap &map);
+
 }  // namespace nf4::cuda

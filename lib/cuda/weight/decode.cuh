@@ -57,6 +57,9 @@ class LutEntries {
   __device__ __forceinline__ uint32_t operator()(uint32_t word) const {
     return *reinterpret_cast<const uint32_t *>(lut_.address(word));
   }
+  __device__ __forceinline__ uint32_t operator()(uint32_t word, int, float) const {
+    return operator()(word);
+  }
 
  private:
   QuadLut<4> lut_;
@@ -77,7 +80,7 @@ class LutScaledBf16 {
 
   __device__ __forceinline__ explicit LutScaledBf16(const uint8_t *lut) : entries_(lut) {}
 
-  __device__ __forceinline__ uint32_t operator()(uint32_t word, float scale) const {
+  __device__ __forceinline__ uint32_t operator()(uint32_t word, int, float scale) const {
     const uint32_t pair = entries_(word);
     const float2 entries = __half22float2(*reinterpret_cast<const __half2 *>(&pair));
     return pack_pair(__nv_bfloat16{}, multiply_rn(entries.x, scale), multiply_rn(entries.y, scale));
@@ -106,7 +109,7 @@ class LutScaledFp16 {
 
   __device__ __forceinline__ explicit LutScaledFp16(const uint8_t *lut) : lut_(lut) {}
 
-  __device__ __forceinline__ uint32_t operator()(uint32_t word, float scale) const {
+  __device__ __forceinline__ uint32_t operator()(uint32_t word, int, float scale) const {
     const float2 entries = *reinterpret_cast<const float2 *>(lut_.address(word));
     return pack_pair(__half{}, multiply_rn(entries.x, scale), multiply_rn(entries.y, scale));
   }

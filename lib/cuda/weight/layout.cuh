@@ -1,5 +1,5 @@
 // Layouts: where the codes of a K-tile lie in shared memory, and which of them a lane of a wgmma
-// consumer multiplies. A layout of integer weights goes beside this one.
+// consumer multiplies. Those of integer weights are in int4_layout.cuh.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,8 @@ namespace nf4::cuda {
 // wants A if x has its columns in memory order.
 struct RowPacked {
   static constexpr int kRowBytes = 64;
+  // Of a lane's two rows, where the second lies from the first.
+  static constexpr int kRowDistance = 8;
 
   // A K-tile of a CTA tile whose first row of the weight is n: the box of the weight's tensor map.
   static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
@@ -33,6 +35,8 @@ struct RowPacked {
     return row * kRowBytes + row / 2 % 4 * 16;
   }
 
+  // Of a lane, its first row from the first of the 16 that its warp stores, and in the tile.
+  static __device__ __forceinline__ int lane_row(int lane) { return lane / 4; }
   static __device__ __forceinline__ int row_of(int lane_offset) { return lane_offset / kRowBytes; }
 
   template <int Step>

@@ -1,6 +1,8 @@
 // The launch of the mma kernel, which runs any product on any GPU.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/target.hpp"
@@ -11,12 +13,38 @@ namespace nf4::cuda {
 // The CTA tile.
 constexpr int kMmaTileN = kMatmulConfigs[kMma64x64].tile_n;
 constexpr int kMmaTileM = kMatmulConfigs[kMma64x64].tile_m;
+constexpr int kMmaTileK = 64;
 constexpr int kMmaThreads = 256;
 
-inline cudaError_t launch_mma(const MatmulTarget &target, const void *kernel,
-                              const MatmulArgs &args) {
+template <class Args>
+cudaError_t launch_mma(const MatmulTarget &target, const void *kernel, const Args &args) {
   const int64_t ctas = ceil_divide(args.weight.rows, kMmaTileN) * ceil_divide(args.m, kMmaTileM);
   return launch({kernel, ctas, kMmaThreads, target.family->pdl, target.stream}, args);
+}
+
+// Integer weights have a kernel for few rows of x, which a cluster of CTAs shares along K.
+constexpr int kFewRowsOfX = 16;
+struct Int4FewArgs {
+  Int4MatmulArgs matmul;
+  int cluster_size;
+};
+
+inline cudaError_t launch_mma_few(const MatmulTarget &target, const void *kernel,
+                                  const Int4MatmulArgs &args) {
+  constexpr int kMinKTiles = 4;  // of a CTA
+  const int64_t n_tiles = ceil_divide(args.weight.rows, kMmaTileN);
+  const int64_t k_tiles = ceil_divide(args.weight.cols, kMmaTileK);
+  // Two CTAs a multiprocessor less an eighth, as clusters do not fill all of them: a second wave
+  // takes longer than idle multiprocessors cost.
+  const int64_t ctas = target.gpu.multiprocessors * 7 / 4;
+  int64_t size = 1;
+  if (target.gpu.tensor_maps)
+    size = std::clamp(std::min(ctas / n_tiles, k_tiles / kMinKTiles), int64_t{1},
+                      int64_t{kMaxClusterSize});
+  const Int4FewArgs few{args, static_cast<int>(size)};
+  return launch(
+      {kernel, n_tiles * size, kMmaThreads, target.family->pdl, target.stream, 0, few.cluster_size},
+      few);
 }
 
 }  // namespace nf4::cuda

@@ -14,16 +14,12 @@ namespace nf4::cuda {
 template <class Arch, int kMaxM>
 constexpr SkinnySmem kSkinnySmem = skinny_smem(kMaxM, Arch::kTensorMaps);
 
-struct SkinnyArgs {
-  MatmulArgs matmul;
-  TensorMap packed;  // rows of bytes
-  // In x's dtype; sums are multiplied by its unit. Unused with a caller's codebook, which is in
-  // device memory.
-  RoundedCodebook codebook;
-  // Rows of a CTA; the first `big_ctas` CTAs have one more.
-  int cta_rows;
+// How the CTAs and their warps share the work.
+struct SkinnyWork {
+  // Units of rows of a CTA; the first `big_ctas` CTAs have one more.
+  int cta_units;
   int big_ctas;
-  int prefetch_bytes;  // of them, prefetched into L2 at once
+  int prefetch_bytes;  // of a CTA's rows, prefetched into L2 at once
   int k_tiles;         // warp tiles in a row of them
   // The warps are k_warps along K by n_warps along N: a warp takes every n_warps-th row of tiles.
   int k_warps;
@@ -31,6 +27,15 @@ struct SkinnyArgs {
   int group_tiles;  // rows of warp tiles whose partial sums and scales fit in shared memory
   FastDivisor k_tiles_divisor;
   FastDivisor k_warps_divisor;
+};
+
+struct SkinnyArgs {
+  MatmulArgs matmul;
+  TensorMap packed;  // rows of bytes
+  // In x's dtype; sums are multiplied by its unit. Unused with a caller's codebook, which is in
+  // device memory.
+  RoundedCodebook codebook;
+  SkinnyWork work;
   // Offsets in shared memory.
   int smem_scale_code;
   int smem_nested_absmax;
@@ -43,6 +48,16 @@ struct SkinnyArgs {
   // kSkinnyThreads items on: rows, and warp tiles along K.
   int row_step;
   int k_tile_step;
+};
+
+struct Int4SkinnyArgs {
+  Int4MatmulArgs matmul;
+  TensorMap packed;
+  SkinnyWork work;
+  // Offsets in shared memory.
+  int smem_scales;
+  int smem_zeros;
+  int scale_pitch;  // [group][row]: rows from a group's scales to the next group's
 };
 
 // Several weights, between which the CTAs are divided.

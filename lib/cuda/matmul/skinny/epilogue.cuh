@@ -13,9 +13,13 @@ namespace {
 struct CtaRows {
   int first;
   int count;
-  __device__ __forceinline__ CtaRows(const SkinnyArgs &args, int cta)
-      : first(cta * args.cta_rows + min(cta, args.big_ctas)),
-        count(args.cta_rows + (cta < args.big_ctas)) {}
+  __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta)
+      : first(cta * work.cta_units + min(cta, work.big_ctas)),
+        count(work.cta_units + (cta < work.big_ctas)) {}
+  // Of units of kInt4Unit rows.
+  __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta, int rows)
+      : first((cta * work.cta_units + min(cta, work.big_ctas)) * kInt4Unit),
+        count(min((work.cta_units + (cta < work.big_ctas)) * kInt4Unit, rows - first)) {}
   __device__ __forceinline__ int tiles() const { return (count + kWarpTileN - 1) / kWarpTileN; }
 };
 
@@ -40,11 +44,13 @@ class Epilogue {
   static constexpr uint32_t kMaxM = WarpMma::kMaxM, kTilePartials = kWarpTileN * kMaxM;
 
  public:
-  __device__ __forceinline__ Epilogue(const SkinnyArgs &args, const CtaRows &rows,
+  template <class Args>
+  __device__ __forceinline__ Epilogue(const Args &args, const CtaRows &rows,
                                       const PartialSums<WarpMma> &group, uint32_t index) {
-    const MatmulArgs &matmul = args.matmul;
+    const auto &matmul = args.matmul;
     const uint32_t tile = index / kTilePartials, within = index % kTilePartials;
-    const uint32_t first_warp = args.n_warps == 1 ? 0 : tile % args.n_warps * args.k_warps;
+    const uint32_t first_warp =
+        args.work.n_warps == 1 ? 0 : tile % args.work.n_warps * args.work.k_warps;
     const uint32_t m = within % kMaxM;
     const int row = (group.first + tile) * kWarpTileN + WarpMma::row_at(within / kMaxM);
     in_bounds_ = (group.first + tile < group.end) & (m < matmul.m) & (row < rows.count);

@@ -30,9 +30,9 @@ namespace {
 template <class Arch>
 __device__ __forceinline__ void prefetch_rows(const SkinnyArgs &args, const CtaRows &rows) {
   if constexpr (Arch::kBulkPrefetch) {
-    if (threadIdx.x != 0 || args.prefetch_bytes == 0) return;
+    if (threadIdx.x != 0 || args.work.prefetch_bytes == 0) return;
     prefetch_l2<Arch>(args.matmul.weight.packed + rows.first * args.matmul.weight.cols / 2,
-                      static_cast<uint32_t>(args.prefetch_bytes));
+                      static_cast<uint32_t>(args.work.prefetch_bytes));
   }
 }
 
@@ -51,17 +51,17 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   constexpr int kMaxM = WarpMma::kMaxM;
   extern __shared__ __align__(1024) uint8_t shared[];
   const MatmulArgs &matmul = args.matmul;
-  const CtaRows rows(args, cta);
+  const CtaRows rows(args.work, cta);
   const int tiles = rows.tiles();
   prefetch_rows<Arch>(args, rows);
   pdl_wait<Arch>();
 
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
-  const int n_warp = static_cast<int>(args.k_warps_divisor.divide(warp));
-  const int first_k_tile = warp - n_warp * args.k_warps;
-  const int first_tile = n_warp < args.n_warps ? n_warp : tiles;
-  WeightPipeline<Arch, kMaxM> pipeline(args, shared, warp, rows.first,
-                                       WarpTileIterator(args, tiles, first_tile, first_k_tile));
+  const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
+  const int first_k_tile = warp - n_warp * args.work.k_warps;
+  const int first_tile = n_warp < args.work.n_warps ? n_warp : tiles;
+  WeightPipeline<CodebookSkinny<Arch, kMaxM>> pipeline(
+      args, shared, warp, rows.first, WarpTileIterator(args.work, tiles, first_tile, first_k_tile));
   ScaleStage<Arch, Scales> scales(args, shared, kSkinnySmem<Arch, kMaxM>.scale_barrier);
   pipeline.init();
   scales.init();
@@ -78,12 +78,13 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   float unit = 1;
   uint32_t phase = 0;
 #pragma unroll 1
-  for (int first = 0; first < tiles; first += args.group_tiles, phase ^= 1) {
+  for (int first = 0; first < tiles; first += args.work.group_tiles, phase ^= 1) {
     const PartialSums<WarpMma> group{
-        first, min(first + args.group_tiles, tiles),
+        first, min(first + args.work.group_tiles, tiles),
         reinterpret_cast<float *>(shared + kSkinnySmem<Arch, kMaxM>.partials)};
     const int first_row = first * kWarpTileN;
-    scales.load(rows.first + first_row, min(args.group_tiles * kWarpTileN, rows.count - first_row));
+    scales.load(rows.first + first_row,
+                min(args.work.group_tiles * kWarpTileN, rows.count - first_row));
     if (first == 0) {
       pipeline.load_next();
       pdl_launch_dependents<Arch>();
@@ -96,12 +97,12 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
     // Now, while the first tile is on its way, and not when the last sums are there.
     Epilogue<T, WarpMma> epilogue(args, rows, group, threadIdx.x);
 #pragma unroll 1
-    for (int k_tile = first_k_tile; k_tile < args.k_tiles; k_tile += kSkinnyWarps) {
+    for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kSkinnyWarps) {
       if (k_tile != first_k_tile || first != 0) warp_mma.load_x(matmul, k_tile);
       auto cursor = scales.cursor(k_tile, first_tile, WarpMma::row(0), thread_in_group);
       float *partial = group.of_warp(first_tile, warp);
 #pragma unroll 1
-      for (int tile = first_tile; first + tile < group.end; tile += args.n_warps) {
+      for (int tile = first_tile; first + tile < group.end; tile += args.work.n_warps) {
         const auto find_scales = [&] {
           scales.wait(phase);
           const float2 found = scales.get(cursor, thread_in_group, offset);
@@ -111,13 +112,13 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
         warp_mma.add(pipeline.wait_next(), lut, find_scales, k_tile != first_k_tile, partial);
         __syncwarp();  // before the stage is overwritten
         pipeline.load_next();
-        partial += args.n_warps * kSkinnyWarps * group.kTilePartials;
+        partial += args.work.n_warps * kSkinnyWarps * group.kTilePartials;
       }
     }
     __syncthreads();
     const uint32_t outputs = (group.end - group.first) * group.kTilePartials;
     for (uint32_t i = threadIdx.x; i < outputs;) {
-      epilogue.store(args.k_warps, unit);
+      epilogue.store(args.work.k_warps, unit);
       i += kSkinnyThreads;
       if (i < outputs) epilogue = Epilogue<T, WarpMma>(args, rows, group, i);
     }

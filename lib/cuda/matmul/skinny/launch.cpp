@@ -4,6 +4,7 @@
 #include <climits>
 
 #include "cuda/matmul/skinny/partition.hpp"
+#include "cuda/matmul/skinny/plan_work.hpp"
 #include "cuda/runtime/launch.hpp"
 
 namespace nf4::cuda {
@@ -16,29 +17,18 @@ int prefetch_bytes(int64_t cta_bytes) {
   return static_cast<int>(std::min(cta_bytes, model.skinny_prefetch_bytes) / 16 * 16);
 }
 
-// The size of equal groups, so that none is nearly empty.
-int even_groups(int64_t tiles, int64_t most) {
-  return static_cast<int>(ceil_divide(tiles, ceil_divide(tiles, std::min(tiles, most))));
-}
-
 // Fills in how `ctas` CTAs share the work; returns the bytes of shared memory.
 int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, SkinnyArgs &args) {
   const MatmulArgs &matmul = args.matmul;
+  SkinnyWork &work = args.work;
   const bool nested = matmul.weight.nested_absmax != nullptr;
-  const int64_t k_tiles = ceil_divide(matmul.weight.cols, kWarpTileK);
-  args.cta_rows = static_cast<int>(matmul.weight.rows / ctas);
-  args.big_ctas = static_cast<int>(matmul.weight.rows % ctas);
-  args.prefetch_bytes = prefetch_bytes(args.cta_rows * matmul.weight.cols / 2);
-  args.k_tiles = static_cast<int>(k_tiles);
-  args.scale_pitch = static_cast<int>(skinny_scale_pitch(k_tiles));
-  args.k_warps = static_cast<int>(std::min<int64_t>(k_tiles, kSkinnyWarps));
-  args.n_warps = kSkinnyWarps / args.k_warps;
-  args.item_step = args.n_warps * kWarpTileN * args.scale_pitch;
-  args.element_step = args.n_warps * kWarpTileN * static_cast<int>(matmul.weight.cols);
-  args.k_tiles_divisor = FastDivisor::of(k_tiles);
-  args.k_warps_divisor = FastDivisor::of(args.k_warps);
-  args.row_step = kSkinnyThreads / args.k_tiles;
-  args.k_tile_step = kSkinnyThreads % args.k_tiles;
+  plan_work(matmul.weight.rows, matmul.weight.cols, ctas, work);
+  work.prefetch_bytes = prefetch_bytes(work.cta_units * matmul.weight.cols / 2);
+  args.scale_pitch = static_cast<int>(skinny_scale_pitch(work.k_tiles));
+  args.item_step = work.n_warps * kWarpTileN * args.scale_pitch;
+  args.element_step = work.n_warps * kWarpTileN * static_cast<int>(matmul.weight.cols);
+  args.row_step = kSkinnyThreads / work.k_tiles;
+  args.k_tile_step = kSkinnyThreads % work.k_tiles;
   args.whole_items = matmul.weight.blocksize_log2 == 6 && matmul.weight.cols % kWarpTileK == 0 &&
                      is_multiple(matmul.weight.absmax, nested ? 4 : 16);
 
@@ -46,12 +36,12 @@ int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, SkinnyA
       skinny_scale_bytes(matmul.weight.cols, nested,
                          matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2);
   const int64_t tiles = ceil_divide(ceil_divide(matmul.weight.rows, ctas), kWarpTileN);
-  args.group_tiles = even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes));
-  args.smem_scale_code = smem.partials + args.group_tiles * smem.tile_partials;
+  work.group_tiles = even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes));
+  args.smem_scale_code = smem.partials + work.group_tiles * smem.tile_partials;
   args.smem_nested_absmax = args.smem_scale_code + static_cast<int>(scales.code);
   args.smem_scales = static_cast<int>(
-      ceil_divide(args.smem_nested_absmax + args.group_tiles * scales.nested + 4, 16) * 16);
-  return args.smem_scales + static_cast<int>(args.group_tiles * scales.items);
+      ceil_divide(args.smem_nested_absmax + work.group_tiles * scales.nested + 4, 16) * 16);
+  return args.smem_scales + static_cast<int>(work.group_tiles * scales.items);
 }
 
 cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf4_dtype dtype,
@@ -79,7 +69,7 @@ cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const 
                 args);
 }
 
-bool joins_launch(const SkinnyBatchProblems &problems, const MatmulProblem &problem,
+bool joins_launch(const SkinnyBatchProblems<Weight> &problems, const MatmulProblem &problem,
                   const GpuFacts &gpu) {
   if (problems.count == kSkinnyBatchMax || gpu.multiprocessors <= kSkinnyBatchMax) return false;
   int64_t elements = problem.weight.elements;

@@ -11,14 +11,18 @@ namespace nf4::cuda {
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
                           nf4_dtype dtype, int config);
 
+cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
+                          const Int4MatmulArgs &matmul, nf4_dtype dtype, int config);
+
 // The products of one launch, which have their configuration, dtype and kind of scales in common.
+template <class W>
 struct SkinnyBatchProblems {
-  const MatmulProblem *list[kSkinnyBatchMax];
+  const MatmulProblemOf<W> *list[kSkinnyBatchMax];
   int count = 0;
 };
 
 // Whether one more fits into the launch. Each of them alone takes a skinny kernel.
-bool joins_launch(const SkinnyBatchProblems &problems, const MatmulProblem &problem,
+bool joins_launch(const SkinnyBatchProblems<Weight> &problems, const MatmulProblem &problem,
                   const GpuFacts &gpu);
 
 // As launch_skinny, with a kernel for several weights.

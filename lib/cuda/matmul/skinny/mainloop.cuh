@@ -42,19 +42,50 @@ __device__ __forceinline__ void load_b(const T *x, bool in_bounds, uint32_t *b) 
 }
 
 // D += 8 columns of two rows of the weight times x, for each of MTiles tiles of 8 rows of x.
-template <class T, int MTiles>
-__device__ __forceinline__ void mma_word(ByteLut lut, uint32_t word, uint32_t word8,
+template <class T, class Pairs, int MTiles>
+__device__ __forceinline__ void mma_word(Pairs pairs, uint32_t word, uint32_t word8,
                                          const uint32_t (&x)[MTiles][32], int first,
                                          float (&d)[MTiles][4]) {
-  const uint32_t a0[4] = {lut.pair<0>(word), lut.pair<0>(word8), lut.pair<1>(word),
-                          lut.pair<1>(word8)};
-  const uint32_t a1[4] = {lut.pair<2>(word), lut.pair<2>(word8), lut.pair<3>(word),
-                          lut.pair<3>(word8)};
+  const uint32_t a0[4] = {pairs.template pair<0>(word), pairs.template pair<0>(word8),
+                          pairs.template pair<1>(word), pairs.template pair<1>(word8)};
+  const uint32_t a1[4] = {pairs.template pair<2>(word), pairs.template pair<2>(word8),
+                          pairs.template pair<3>(word), pairs.template pair<3>(word8)};
 #pragma unroll
   for (int i = 0; i < MTiles; ++i) {
     mma_m16n8k16(T{}, d[i], a0, x[i][first], x[i][first + 1]);
     mma_m16n8k16(T{}, d[i], a1, x[i][first + 2], x[i][first + 3]);
   }
+}
+
+// Of sums of two rows of the weight and two of x in each of four lanes, each lane adds up one
+// output: of row group_id + 8 * (thread_in_group / 2) and of row thread_in_group % 2 of x.
+__device__ __forceinline__ void store_quad_sums(const float (&sums)[4], bool accumulate,
+                                                float *partial) {
+  const FragmentLane lane;
+  const bool odd = lane.thread_in_group % 2, upper = lane.thread_in_group / 2;
+  const float low =
+      (odd ? sums[1] : sums[0]) + __shfl_xor_sync(0xffffffffu, odd ? sums[0] : sums[1], 1);
+  const float high =
+      (odd ? sums[3] : sums[2]) + __shfl_xor_sync(0xffffffffu, odd ? sums[2] : sums[3], 1);
+  const float sum = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 2);
+  float &to =
+      partial[(lane.group_id + lane.thread_in_group / 2 * 8) * 2 + lane.thread_in_group % 2];
+  to = accumulate ? to + sum : sum;
+}
+
+// The same of fragments for MTiles tiles of 8 rows of x, whose lanes have different outputs.
+template <int MTiles>
+__device__ __forceinline__ void store_sums(FragmentLane lane, const float (&sums)[MTiles][4],
+                                           bool accumulate, float *partial) {
+#pragma unroll
+  for (int i = 0; i < MTiles; ++i)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float2 &to = *reinterpret_cast<float2 *>(partial + (lane.group_id + half * 8) * 8 * MTiles +
+                                               i * 8 + lane.thread_in_group * 2);
+      const float2 sum{sums[i][half * 2], sums[i][half * 2 + 1]};
+      to = accumulate ? float2{to.x + sum.x, to.y + sum.y} : sum;
+    }
 }
 
 // ---- Up to 2 rows of x -------------------------------------------------------------------
@@ -111,17 +142,7 @@ struct WarpMmaM2 {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       sums[k] = multiply_rn(k < 2 ? scales.x : scales.y, d[0][0][k] + d[1][0][k]);
-    // Each of the four lanes adds up one output: of row group_id + 8 * (thread_in_group / 2) and of
-    // row thread_in_group % 2 of x.
-    const bool odd = lane.thread_in_group % 2, upper = lane.thread_in_group / 2;
-    const float low =
-        (odd ? sums[1] : sums[0]) + __shfl_xor_sync(0xffffffffu, odd ? sums[0] : sums[1], 1);
-    const float high =
-        (odd ? sums[3] : sums[2]) + __shfl_xor_sync(0xffffffffu, odd ? sums[2] : sums[3], 1);
-    const float sum = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 2);
-    float &to =
-        partial[(lane.group_id + lane.thread_in_group / 2 * 8) * kMaxM + lane.thread_in_group % 2];
-    to = accumulate ? to + sum : sum;
+    store_quad_sums(sums, accumulate, partial);
   }
 };
 
@@ -180,15 +201,7 @@ struct WarpMmaM8 {
         for (int k = 0; k < 4; ++k)
           sums[i][k] = __fmaf_rn(k < 2 ? scale : scale8, d[i][k], sums[i][k]);
     }
-#pragma unroll
-    for (int i = 0; i < MTiles; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float2 &to = *reinterpret_cast<float2 *>(partial + (lane.group_id + half * 8) * kMaxM +
-                                                 i * 8 + lane.thread_in_group * 2);
-        const float2 sum{sums[i][half * 2], sums[i][half * 2 + 1]};
-        to = accumulate ? float2{to.x + sum.x, to.y + sum.y} : sum;
-      }
+    store_sums(lane, sums, accumulate, partial);
   }
 };
 

@@ -27,6 +27,9 @@ class StageTile {
   __device__ __forceinline__ uint4 chunk(uint32_t offset) const {
     return *reinterpret_cast<const uint4 *>(bytes_ + offset);
   }
+  __device__ __forceinline__ uint2 pair(uint32_t offset) const {
+    return *reinterpret_cast<const uint2 *>(bytes_ + offset);
+  }
   __device__ __forceinline__ uint2 half_chunk(int row, int index, int half) const {
     return *reinterpret_cast<const uint2 *>(address(row, index) + half * 8);
   }
@@ -35,55 +38,92 @@ class StageTile {
   uint8_t *bytes_;
 };
 
+// A chunk of 16 bytes of a warp tile: its offset in a stage and in the packed weight.
+struct TileChunk {
+  uint32_t to;
+  int64_t from;
+  bool in_bounds;
+};
+
+// How the codes of a warp tile come to shared memory: rows of the weight in the 128-byte swizzle.
+struct RowCodes {
+  static __device__ __forceinline__ void load_tile(uint8_t *to, const void *map, int k_tile, int n,
+                                                   uint64_t *barrier) {
+    tma_load_2d(to, map, k_tile * (kWarpTileK / 2), n, barrier);
+  }
+  static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
+    tma_prefetch_2d(map, k_tile * (kWarpTileK / 2), n);
+  }
+  template <class View>
+  static __device__ __forceinline__ TileChunk chunk(const View &weight, int k_tile, int first_row,
+                                                    int index) {
+    constexpr int kRowChunks = kWarpTileK / 2 / 16;
+    const int row = index / kRowChunks, chunk = index % kRowChunks;
+    const int64_t row_bytes = weight.cols / 2, n = first_row + row;
+    const int64_t column = k_tile * (kWarpTileK / 2) + chunk * 16;
+    const bool in_bounds = n < weight.rows && column < row_bytes;
+    return {StageTile::offset(row, chunk), in_bounds ? n * row_bytes + column : 0, in_bounds};
+  }
+};
+
+// What the pipeline and the sums depend on of a kind of weight; this one, of NF4 and FP4.
+template <class Arch_, int kMaxM>
+struct CodebookSkinny {
+  using Arch = Arch_;
+  using Args = SkinnyArgs;
+  using Codes = RowCodes;
+  static constexpr SkinnySmem kSmem = kSkinnySmem<Arch, kMaxM>;
+};
+
 // The warp tiles that a warp takes, in its order: in each group of rows of tiles, for each of its
 // K-tiles, every n_warps-th row of tiles.
 class WarpTileIterator {
  public:
-  __device__ __forceinline__ WarpTileIterator(const SkinnyArgs &args, int tiles, int first_tile,
+  __device__ __forceinline__ WarpTileIterator(const SkinnyWork &work, int tiles, int first_tile,
                                               int first_k_tile)
-      : args_(args),
+      : work_(work),
         // Past the tiles of a group this warp has none.
-        tiles_(first_tile < args.group_tiles ? tiles : 0),
+        tiles_(first_tile < work.group_tiles ? tiles : 0),
         first_k_tile_(first_k_tile),
         first_tile_(first_tile),
         tile_(first_tile_),
         k_tile_(first_k_tile_),
-        group_end_(min(args.group_tiles, tiles)) {
+        group_end_(min(work.group_tiles, tiles)) {
     if (tile_ >= group_end_) next_k_tile();
   }
   __device__ __forceinline__ bool is_valid() const { return tile_ < tiles_; }
   __device__ __forceinline__ int tile() const { return tile_; }
   __device__ __forceinline__ int k_tile() const { return k_tile_; }
   __device__ __forceinline__ void advance() {
-    tile_ += args_.n_warps;
+    tile_ += work_.n_warps;
     if (tile_ >= group_end_) next_k_tile();
   }
 
  private:
   __device__ __forceinline__ void next_k_tile() {
     k_tile_ += kSkinnyWarps;
-    if (k_tile_ >= args_.k_tiles) {
+    if (k_tile_ >= work_.k_tiles) {
       k_tile_ = first_k_tile_;
       group_ = group_end_;
-      group_end_ = min(group_end_ + args_.group_tiles, tiles_);
+      group_end_ = min(group_end_ + work_.group_tiles, tiles_);
     }
     tile_ = group_ + first_tile_;
   }
 
-  const SkinnyArgs &args_;
+  const SkinnyWork &work_;
   int tiles_, first_k_tile_, first_tile_, tile_, k_tile_;
   int group_ = 0;
   int group_end_;
 };
 
 // The stages of a warp, which of them is loaded next and which is read next.
-template <class Arch, int kMaxM>
+template <class Kind>
 class PipelineState {
  public:
-  static constexpr int kStages = kSkinnySmem<Arch, kMaxM>.stages;
+  static constexpr int kStages = Kind::kSmem.stages;
 
   __device__ __forceinline__ PipelineState(uint8_t *shared, int warp)
-      : stages_(shared + kSkinnySmem<Arch, kMaxM>.pipeline + warp * kStages * kStageBytes) {}
+      : stages_(shared + Kind::kSmem.pipeline + warp * kStages * kStageBytes) {}
   __device__ __forceinline__ uint8_t *load_address() const {
     return stages_ + load_stage_ * kStageBytes;
   }
@@ -108,23 +148,30 @@ class PipelineState {
 };
 
 // By TMA: one lane issues a box.
-template <class Arch, int kMaxM>
+template <class Kind>
 class TmaPipeline {
  public:
-  __device__ __forceinline__ TmaPipeline(const SkinnyArgs &args, uint8_t *shared, int warp,
+  __device__ __forceinline__ TmaPipeline(const typename Kind::Args &args, uint8_t *shared, int warp,
                                          int first_row, WarpTileIterator iterator)
       : args_(args),
         iterator_(iterator),
         first_row_(first_row),
         state_(shared, warp),
-        barriers_(reinterpret_cast<uint64_t *>(shared + kSkinnySmem<Arch, kMaxM>.barriers) +
-                  warp * PipelineState<Arch, kMaxM>::kStages) {}
+        barriers_(reinterpret_cast<uint64_t *>(shared + Kind::kSmem.barriers) +
+                  warp * PipelineState<Kind>::kStages) {}
+
+  // Prefetches the first tile into L2, which is allowed while the predecessor still writes.
+  __device__ __forceinline__ void prefetch() const {
+    if (threadIdx.x % 32 == 0 && iterator_.is_valid())
+      Kind::Codes::prefetch_tile(&args_.packed, iterator_.k_tile(),
+                                 first_row_ + iterator_.tile() * kWarpTileN);
+  }
 
   // Before all else, by all lanes.
   __device__ __forceinline__ void init() {
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
-      for (int i = 0; i < PipelineState<Arch, kMaxM>::kStages; ++i) mbarrier_init(barriers_ + i);
+      for (int i = 0; i < PipelineState<Kind>::kStages; ++i) mbarrier_init(barriers_ + i);
       fence_mbarrier_init();
     }
     __syncwarp();
@@ -137,8 +184,8 @@ class TmaPipeline {
     if (threadIdx.x % 32 == 0) {
       uint64_t *const barrier = barriers_ + state_.load_stage();
       mbarrier_arrive_expect_tx(barrier, kStageBytes);
-      tma_load_2d(state_.load_address(), &args_.packed, iterator_.k_tile() * (kWarpTileK / 2),
-                  first_row_ + iterator_.tile() * kWarpTileN, barrier);
+      Kind::Codes::load_tile(state_.load_address(), &args_.packed, iterator_.k_tile(),
+                             first_row_ + iterator_.tile() * kWarpTileN, barrier);
     }
     state_.advance_load();
     iterator_.advance();
@@ -153,23 +200,24 @@ class TmaPipeline {
   }
 
  private:
-  const SkinnyArgs &args_;
+  const typename Kind::Args &args_;
   WarpTileIterator iterator_;
   int first_row_;
-  PipelineState<Arch, kMaxM> state_;
+  PipelineState<Kind> state_;
   uint64_t *const barriers_;
   uint32_t phase_ = 0;
 };
 
 // By cp.async: every lane copies chunks of 16 bytes.
-template <class Arch, int kMaxM>
+template <class Kind>
 class CpAsyncPipeline {
  public:
-  __device__ __forceinline__ CpAsyncPipeline(const SkinnyArgs &args, uint8_t *shared, int warp,
-                                             int first_row, WarpTileIterator iterator)
+  __device__ __forceinline__ CpAsyncPipeline(const typename Kind::Args &args, uint8_t *shared,
+                                             int warp, int first_row, WarpTileIterator iterator)
       : args_(args), iterator_(iterator), first_row_(first_row), state_(shared, warp) {}
 
-  __device__ __forceinline__ void init() {}
+  __device__ __forceinline__ void prefetch() const {}
+  __device__ __forceinline__ void init() const {}
 
   __device__ __forceinline__ void load_next() {
     if (iterator_.is_valid()) {
@@ -181,7 +229,7 @@ class CpAsyncPipeline {
   }
 
   __device__ __forceinline__ StageTile wait_next() {
-    cp_async_wait<PipelineState<Arch, kMaxM>::kStages - 1>();
+    cp_async_wait<PipelineState<Kind>::kStages - 1>();
     __syncwarp();  // for the other lanes' chunks
     const StageTile tile = state_.read_tile();
     state_.advance_read();
@@ -190,30 +238,26 @@ class CpAsyncPipeline {
 
  private:
   __device__ __forceinline__ void copy_tile() const {
-    constexpr int kRowChunks = kWarpTileK / 2 / 16, kChunks = kStageBytes / 16;
-    const StageTile to(state_.load_address());
-    const int64_t row_bytes = args_.matmul.weight.cols / 2;
+    uint8_t *const to = state_.load_address();
+    const auto *const packed = reinterpret_cast<const uint8_t *>(args_.matmul.weight.packed);
 #pragma unroll
-    for (int i = 0; i < kChunks; i += 32) {
-      const int row = (i + threadIdx.x % 32) / kRowChunks, chunk = threadIdx.x % kRowChunks;
-      const int64_t n = first_row_ + iterator_.tile() * kWarpTileN + row;
-      const int64_t column = iterator_.k_tile() * (kWarpTileK / 2) + chunk * 16;
-      const bool in_bounds = n < args_.matmul.weight.rows && column < row_bytes;
-      cp_async_16(to.address(row, chunk),
-                  args_.matmul.weight.packed + (in_bounds ? n * row_bytes + column : 0),
-                  in_bounds ? 16 : 0);
+    for (int i = 0; i < kStageBytes / 16; i += 32) {
+      const TileChunk chunk =
+          Kind::Codes::chunk(args_.matmul.weight, iterator_.k_tile(),
+                             first_row_ + iterator_.tile() * kWarpTileN, i + threadIdx.x % 32);
+      cp_async_16(to + chunk.to, packed + chunk.from, chunk.in_bounds ? 16 : 0);
     }
   }
 
-  const SkinnyArgs &args_;
+  const typename Kind::Args &args_;
   WarpTileIterator iterator_;
   int first_row_;
-  PipelineState<Arch, kMaxM> state_;
+  PipelineState<Kind> state_;
 };
 
-template <class Arch, int kMaxM>
+template <class Kind>
 using WeightPipeline =
-    std::conditional_t<Arch::kTensorMaps, TmaPipeline<Arch, kMaxM>, CpAsyncPipeline<Arch, kMaxM>>;
+    std::conditional_t<Kind::Arch::kTensorMaps, TmaPipeline<Kind>, CpAsyncPipeline<Kind>>;
 
 }  // namespace
 }  // namespace nf4::cuda

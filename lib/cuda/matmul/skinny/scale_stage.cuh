@@ -17,19 +17,12 @@ __device__ __forceinline__ void copy_item(float4 *to, const float4 *from) {
   cp_async_16(to, from, 16);
 }
 
-// The items of a row are an odd number of items from those of the next: reading those of 8 rows has
-// no bank conflicts.
-template <class Arch, class Scales>
-class ScaleStage {
+// When the scales that all threads copy are in shared memory.
+template <class Arch>
+class ScaleBarrier {
  public:
-  using Item = typename Scales::Quad;  // the scales of a warp tile's row
-
-  __device__ __forceinline__ ScaleStage(const SkinnyArgs &args, uint8_t *shared, int barrier)
-      : args_(args),
-        barrier_(reinterpret_cast<uint64_t *>(shared + barrier)),
-        scale_code_(reinterpret_cast<float *>(shared + args.smem_scale_code)),
-        nested_absmax_(reinterpret_cast<float *>(shared + args.smem_nested_absmax)),
-        items_(reinterpret_cast<Item *>(shared + args.smem_scales)) {}
+  __device__ __forceinline__ explicit ScaleBarrier(uint8_t *barrier)
+      : barrier_(reinterpret_cast<uint64_t *>(barrier)) {}
 
   // Before all else, by all threads.
   __device__ __forceinline__ void init() const {
@@ -39,6 +32,57 @@ class ScaleStage {
       fence_mbarrier_init();
     }
   }
+
+  // After the copies: commits their cp.async group where the kernel counts groups.
+  __device__ __forceinline__ void commit() const {
+    if constexpr (!Arch::kTensorMaps) cp_async_commit();
+  }
+
+  // By all threads, whose stores to shared memory are visible to all when it returns. What was
+  // copied is visible after wait(). If `one_later`, one younger cp.async group may be pending.
+  // `asynchronous`: all was copied by cp.async.
+  __device__ __forceinline__ void publish(bool one_later, bool asynchronous) const {
+    if constexpr (Arch::kTensorMaps) {
+      __syncthreads();
+      if (asynchronous) {
+        cp_async_mbarrier_arrive(barrier_);
+      } else {
+        cp_async_wait_all();
+        mbarrier_arrive(barrier_);
+      }
+    } else {
+      if (one_later)
+        cp_async_wait<1>();
+      else
+        cp_async_wait_all();
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void wait(uint32_t phase) const {
+    if constexpr (Arch::kTensorMaps) mbarrier_wait_parity(barrier_, phase);
+  }
+
+ private:
+  uint64_t *const barrier_;
+};
+
+// The items of a row are an odd number of items from those of the next: reading those of 8 rows has
+// no bank conflicts.
+template <class Arch, class Scales>
+class ScaleStage {
+ public:
+  using Item = typename Scales::Quad;  // the scales of a warp tile's row
+
+  __device__ __forceinline__ ScaleStage(const SkinnyArgs &args, uint8_t *shared, int barrier)
+      : args_(args),
+        barrier_(shared + barrier),
+        scale_code_(reinterpret_cast<float *>(shared + args.smem_scale_code)),
+        nested_absmax_(reinterpret_cast<float *>(shared + args.smem_nested_absmax)),
+        items_(reinterpret_cast<Item *>(shared + args.smem_scales)) {}
+
+  // Before all else, by all threads.
+  __device__ __forceinline__ void init() const { barrier_.init(); }
 
   // Starts the copy of the scale code, once.
   __device__ __forceinline__ void load_scale_code() const {
@@ -67,9 +111,9 @@ class ScaleStage {
     }
     const Item *const from =
         static_cast<const Item *>(matmul.weight.absmax) + first_element / kWarpTileK;
-    const int items = rows * args_.k_tiles;
-    uint32_t row = args_.k_tiles_divisor.divide(threadIdx.x);
-    int k_tile = static_cast<int>(threadIdx.x - row * args_.k_tiles);
+    const int items = rows * args_.work.k_tiles;
+    uint32_t row = args_.work.k_tiles_divisor.divide(threadIdx.x);
+    int k_tile = static_cast<int>(threadIdx.x - row * args_.work.k_tiles);
 #pragma unroll 1
     for (int i = threadIdx.x; i < items; i += kSkinnyThreads) {
       Item *const to = items_ + row * args_.scale_pitch + k_tile;
@@ -79,37 +123,19 @@ class ScaleStage {
         *to = gather(first_element + row * static_cast<uint32_t>(matmul.weight.cols), k_tile);
       row += args_.row_step;
       k_tile += args_.k_tile_step;
-      if (k_tile >= args_.k_tiles) {
-        k_tile -= args_.k_tiles;
+      if (k_tile >= args_.work.k_tiles) {
+        k_tile -= args_.work.k_tiles;
         ++row;
       }
     }
-    if constexpr (!Arch::kTensorMaps) cp_async_commit();
+    barrier_.commit();
   }
 
-  // By all threads, whose stores to shared memory are visible to all when it returns. What load()
-  // copies is visible after wait(). If `one_later`, one younger cp.async group may be pending.
+  // What load() copies is visible after wait().
   __device__ __forceinline__ void publish(bool one_later) const {
-    if constexpr (Arch::kTensorMaps) {
-      __syncthreads();
-      if (args_.whole_items) {
-        cp_async_mbarrier_arrive(barrier_);
-      } else {
-        cp_async_wait_all();
-        mbarrier_arrive(barrier_);
-      }
-    } else {
-      if (one_later)
-        cp_async_wait<1>();
-      else
-        cp_async_wait_all();
-      __syncthreads();
-    }
+    barrier_.publish(one_later, args_.whole_items);
   }
-
-  __device__ __forceinline__ void wait(uint32_t phase) const {
-    if constexpr (Arch::kTensorMaps) mbarrier_wait_parity(barrier_, phase);
-  }
+  __device__ __forceinline__ void wait(uint32_t phase) const { barrier_.wait(phase); }
 
   // Where a lane finds the scales of its rows `row` and row + 8 of a warp tile, for the
   // thread_in_group-th kScaleK columns.
@@ -176,7 +202,7 @@ class ScaleStage {
   }
 
   const SkinnyArgs &args_;
-  uint64_t *const barrier_;
+  const ScaleBarrier<Arch> barrier_;
   float *const scale_code_;
   float *const nested_absmax_;
   Item *const items_;

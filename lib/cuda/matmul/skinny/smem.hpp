@@ -17,6 +17,8 @@ constexpr int kScaleK = kWarpTileK / 4;  // columns that share a scale
 constexpr int kStageBytes = kWarpTileN * kWarpTileK / 2;
 constexpr int64_t kSkinnyElementsMax = int64_t{1} << 30;  // of a CTA, for 32-bit offsets
 
+constexpr int kInt4Unit = 8;  // rows of a word of zero points, a unit of a CTA's rows
+
 // Shared memory of the kernel for up to max_m rows of x, offsets in bytes: the byte LUT, each
 // warp's pipeline stages, the mbarriers of the stages and of the scales; then, for each row of warp
 // tiles in a group, a partial sum of each output from each warp. The scales follow.
@@ -28,17 +30,25 @@ struct SkinnySmem {
   int partials;
   int tile_partials;  // bytes of a row of warp tiles
 };
-constexpr SkinnySmem skinny_smem(int max_m, bool tensor_maps) {
+constexpr SkinnySmem skinny_smem(int max_m, int stages, int pipeline) {
   SkinnySmem smem{};
-  // Three do not fit before Hopper.
-  smem.stages = max_m == 2 && tensor_maps ? 3 : 2;
-  smem.pipeline = 65536;
+  smem.stages = stages;
+  smem.pipeline = pipeline;
   smem.barriers = smem.pipeline + kSkinnyWarps * smem.stages * kStageBytes;
   smem.scale_barrier = smem.barriers + kSkinnyWarps * smem.stages * 8;
-  smem.partials = smem.barriers + 512;
+  smem.partials =
+      smem.barriers + static_cast<int>(ceil_divide(kSkinnyWarps * smem.stages * 8 + 8, 512) * 512);
   smem.tile_partials = kSkinnyWarps * kWarpTileN * max_m * 4;
   return smem;
 }
+
+constexpr SkinnySmem skinny_smem(int max_m, bool tensor_maps) {
+  // Three stages do not fit before Hopper.
+  return skinny_smem(max_m, max_m == 2 && tensor_maps ? 3 : 2, 65536);
+}
+
+// The same of integer weights, without a LUT.
+constexpr SkinnySmem int4_skinny_smem(int max_m) { return skinny_smem(max_m, 2, 0); }
 
 // Copies of the 8-bit scale code in shared memory, against bank conflicts.
 constexpr int kScaleCodeCopies = 4;
@@ -59,6 +69,17 @@ constexpr SkinnyScaleBytes skinny_scale_bytes(int64_t cols, bool nested, int ele
           kWarpTileN * skinny_scale_pitch(k_tiles) * (nested ? 4 : 16)};
 }
 
+// Rows between the scales of a group and those of the next where they are [group][row]: an odd
+// number of 32 bytes, so that those of four groups lie in different banks.
+constexpr int64_t int4_skinny_scale_pitch(int64_t rows) {
+  return (ceil_divide(rows, kWarpTileN) | 1) * kWarpTileN;
+}
+
+// Bytes of shared memory of scales and zero points of integer weights.
+constexpr int64_t int4_skinny_scale_bytes(int64_t rows, int64_t groups) {
+  return groups * (int4_skinny_scale_pitch(rows) * 5 / 2);
+}
+
 // Rows of warp tiles in a group whose sums and scales fit; 0 if not even one does.
 constexpr int64_t skinny_tiles_that_fit(const SkinnySmem &smem, const SkinnyScaleBytes &scales,
                                         int64_t shared_bytes) {
@@ -66,6 +87,14 @@ constexpr int64_t skinny_tiles_that_fit(const SkinnySmem &smem, const SkinnyScal
   constexpr int64_t kSlack = 4 + 16;
   const int64_t bytes = shared_bytes - smem.partials - scales.code - kSlack;
   return bytes / (smem.tile_partials + scales.nested + scales.items);
+}
+
+constexpr int64_t int4_skinny_tiles_that_fit(const SkinnySmem &smem, int64_t groups,
+                                             int64_t shared_bytes) {
+  // The pitch is at most kWarpTileN rows more.
+  const int64_t two_rows = groups * 5;
+  return (shared_bytes - smem.partials - kWarpTileN * two_rows / 2) /
+         (smem.tile_partials + kWarpTileN * two_rows / 2);
 }
 
 }  // namespace nf4::cuda

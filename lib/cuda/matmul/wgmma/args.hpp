@@ -10,11 +10,13 @@
 
 namespace nf4::cuda {
 
-struct WgmmaArgs {
-  MatmulArgs matmul;
+// `View` is that of a kind of weight, `DecodeArgs` what decodes its codes.
+template <class View, class DecodeArgs>
+struct WgmmaArgsOf {
+  MatmulArgsOf<View> matmul;
   TensorMap weight_map;  // boxes of a K-tile
   TensorMap x_map;       // boxes of a step
-  LutCodebook codebook;
+  DecodeArgs decode;
   // A cluster makes a tile, each of its CTAs from a part of the columns (split-K): cta_k_tiles
   // K-tiles, and one more in the first big_ctas CTAs. Each cluster takes every `clusters`-th tile.
   int tiles;
@@ -40,5 +42,11 @@ struct WgmmaArgs {
   bool scale_vectors;  // scales may be loaded several steps at once (scale_loader.cuh)
   bool y_vectors;      // rows of y are 16-byte aligned
 };
+using WgmmaArgs = WgmmaArgsOf<WeightView, LutCodebook>;
+
+struct Int4DecodeArgs {
+  int group_steps;  // K-steps that share a scale
+};
+using Int4WgmmaArgs = WgmmaArgsOf<Int4View, Int4DecodeArgs>;
 
 }  // namespace nf4::cuda

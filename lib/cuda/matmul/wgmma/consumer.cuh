@@ -13,14 +13,23 @@ namespace {
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x % 32); }
 // Among the consumers.
 __device__ __forceinline__ int consumer_thread() { return static_cast<int>(threadIdx.x) - 128; }
-// The first of this lane's two rows of the tile, which are 8 apart.
-__device__ __forceinline__ int lane_row() { return consumer_thread() / 32 * 16 + lane_index() / 4; }
+// The first of this lane's two rows of the tile, which are Layout::kRowDistance apart.
+template <class Layout>
+__device__ __forceinline__ int lane_row() {
+  return consumer_thread() / 32 * 16 + Layout::lane_row(lane_index());
+}
 
-template <class Layout, class Tile>
+template <class Tile>
 class WeightReader {
  public:
+  using Layout = typename Tile::Layout;
+  // Of this lane's rows.
+  struct Scales {
+    typename Tile::Scale of[2];
+  };
+
   __device__ __forceinline__ explicit WeightReader(SharedStorage<Tile> shared)
-      : shared_(shared), lane_offset_(Layout::lane_offset(lane_row())) {}
+      : shared_(shared), lane_offset_(Layout::lane_offset(lane_row<Layout>())) {}
 
   // Waits for the next K-tile and starts to load the words of its first step.
   __device__ __forceinline__ void wait() {
@@ -39,24 +48,25 @@ class WeightReader {
     state_.advance();
   }
 
-  // Of a step, the scales of this lane's rows.
+  // Of a step.
   template <int Step>
-  __device__ __forceinline__ float2 scales() const {
-    const auto *const scales = reinterpret_cast<const float *>(shared_.scales(state_.stage) +
-                                                               Layout::row_of(lane_offset_)) +
+  __device__ __forceinline__ Scales scales() const {
+    using Kind = typename Tile::Kind;
+    const auto *const scales = shared_.scales(state_.stage) +
+                               Kind::template scale_index<Tile>(Layout::row_of(lane_offset_)) +
                                Step;
-    return {scales[0], scales[8 * 2]};
+    return {scales[0], scales[Kind::template kScaleDistance<Tile>]};
   }
 
   // The A operands of the step whose words were loaded last.
   template <class Decode>
-  __device__ __forceinline__ void decode(uint32_t (&a)[4][4], Decode decode) const {
-    Layout::decode(a, words_, decode);
+  __device__ __forceinline__ void decode(uint32_t (&a)[4][4], Decode decode,
+                                         const Scales &scales) const {
+    Layout::decode(a, words_,
+                   [&](auto code, int half) { return decode(code, half, scales.of[half]); });
   }
 
  private:
-  static_assert(SharedLayout<Tile>::kWeightStageBytes == Tile::kTileN * Layout::kRowBytes);
-
   const SharedStorage<Tile> shared_;
   const int lane_offset_;
   WeightPipelineState<Tile> state_;

@@ -8,6 +8,7 @@
 #include "cuda/matmul/wgmma/consumer.cuh"
 #include "cuda/matmul/wgmma/reduce.cuh"
 #include "cuda/matmul/wgmma/scheduler.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace nf4::cuda {
@@ -17,7 +18,8 @@ template <class T, class Tile>
 class Epilogue {
  public:
   // Sums are multiplied by `unit`.
-  __device__ __forceinline__ Epilogue(const WgmmaArgs &args, SharedStorage<Tile> shared, float unit)
+  __device__ __forceinline__ Epilogue(const typename Tile::Args &args, SharedStorage<Tile> shared,
+                                      float unit)
       : args_(args), shared_(shared), unit_(unit) {}
 
   template <class Scheduler>
@@ -33,18 +35,20 @@ class Epilogue {
       return store_cluster(work, limits, all);
     }
     const int count = static_cast<int>(min(limits.m - work.m, int64_t{Tile::kTileM}));
-    const Bias bias(args_.matmul, work.n + lane_row(), limits.n);
+    const Bias bias(args_.matmul, work.n + lane_row<Layout>(), limits.n);
 #pragma unroll
     for (int m = 0; m < Tile::kTileM; m += kSubtileM) {
       float sums[kSubtileM / 2];
 #pragma unroll
       for (int i = 0; i < kSubtileM / 2; ++i)
         sums[i] = m / 2 + i < Tile::kTileM / 2 ? all[m / 2 + i] : 0.0f;
-      store_subtile(work.n + lane_row(), limits.n, work.m + m, count - m, bias, sums);
+      store_subtile(work.n + lane_row<Layout>(), limits.n, work.m + m, count - m, bias, sums);
     }
   }
 
  private:
+  using Layout = typename Tile::Layout;
+  static constexpr int kFirstPairBarrier = 3;  // named barriers of two warps
   static constexpr int kSubtileM = SharedLayout<Tile>::kSubtileBytes / 32;
 
   struct Limits {
@@ -52,14 +56,18 @@ class Epilogue {
     int64_t n;
   };
 
+  // Of this lane's two rows, from `row` on.
   struct Bias {
     float values[2];
-    __device__ __forceinline__ Bias(const MatmulArgs &matmul, int row, int64_t n_end) {
+    template <class Matmul>
+    __device__ __forceinline__ Bias(const Matmul &matmul, int row, int64_t n_end) {
       const T *bias = static_cast<const T *>(matmul.bias);
+      constexpr int kDistance = Layout::kRowDistance;
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        values[half] =
-            bias != nullptr && row + half * 8 < n_end ? to_float(bias[row + half * 8]) : 0.0f;
+        values[half] = bias != nullptr && row + half * kDistance < n_end
+                           ? to_float(bias[row + half * kDistance])
+                           : 0.0f;
     }
   };
 
@@ -71,17 +79,17 @@ class Epilogue {
     const int first = reduction.first_column();
     const int count =
         static_cast<int>(min(int64_t{reduction.columns()} * 8, limits.m - work.m - first * 8));
-    const Bias bias(args_.matmul, work.n + lane_row(), limits.n);
+    const Bias bias(args_.matmul, work.n + lane_row<Layout>(), limits.n);
     for (int column = 0; column * 8 < count; column += kSubtileM / 8) {
       float sums[kSubtileM / 2] = {};
       reduction.template reduce<kSubtileM / 8>(column, sums);
-      store_subtile(work.n + lane_row(), limits.n, work.m + (first + column) * 8,
+      store_subtile(work.n + lane_row<Layout>(), limits.n, work.m + (first + column) * 8,
                     count - column * 8, bias, sums);
     }
   }
 
-  // y of a warp's 16 rows of the weight, this lane's being `row` and row + 8, by kSubtileM rows of
-  // x of which `count` exist.
+  // y of a warp's 16 rows of the weight, this lane's from `row` on, by kSubtileM rows of x of which
+  // `count` exist.
   __device__ __forceinline__ void store_subtile(int row, int64_t n_end, int m, int count,
                                                 const Bias &bias,
                                                 const float (&sums)[kSubtileM / 2]) {
@@ -91,7 +99,7 @@ class Epilogue {
     const auto half_row = [&](int m, int half) {
       return subtile + m * 32 + (half ^ m / 4 % 2) * 16;
     };
-    __syncwarp();
+    sync_subtile();
 #pragma unroll
     for (int part = 0; part < kSubtileM / 16; ++part) {
       uint32_t packed[4];
@@ -103,19 +111,51 @@ class Epilogue {
           half_row(part * 16 + lane_index() / 16 * 8 + lane_index() % 8, lane_index() / 8 % 2),
           packed);
     }
-    __syncwarp();
-    const int first = row - lane_index() / 4 + lane_index() % 2 * 8;
+    sync_subtile();
+    const int first = row - Layout::lane_row(lane_index()) + lane_index() % 2 * 8;
 #pragma unroll
     for (int part = 0; part < kSubtileM / 16; ++part) {
       const int i = part * 16 + lane_index() / 2;
-      const uint4 values = *reinterpret_cast<const uint4 *>(half_row(i, lane_index() % 2));
+      uint4 values;
+      if constexpr (Layout::kRowDistance == 8)
+        values = *reinterpret_cast<const uint4 *>(half_row(i, lane_index() % 2));
+      else if constexpr (Layout::kRowDistance == 1)
+        values = interleave(half_row(i, 0), half_row(i, 1));
+      else
+        values = gather(half_row(i, 0) - subtile, half_row(i, 1) - subtile);
       if (i < count) store_row(first, n_end, m + i, values);
     }
   }
 
+  // Of 16 neighbours in a row of y, whose even ones are in `first` and odd ones in `second`, the
+  // first eight to even lanes and the others to odd lanes.
+  static __device__ __forceinline__ uint4 interleave(const uint8_t *first, const uint8_t *second) {
+    const uint2 even = reinterpret_cast<const uint2 *>(first)[lane_index() % 2];
+    const uint2 odd = reinterpret_cast<const uint2 *>(second)[lane_index() % 2];
+    return {__byte_perm(even.x, odd.x, 0x5410), __byte_perm(even.x, odd.x, 0x7632),
+            __byte_perm(even.y, odd.y, 0x5410), __byte_perm(even.y, odd.y, 0x7632)};
+  }
+
+  // The same of the 32 rows of two warps: words of two neighbours, of which a warp has two of four.
+  __device__ __forceinline__ uint4 gather(int64_t first, int64_t second) const {
+    const int warp = consumer_thread() / 32;
+    const int word = (warp % 2 * 2 + lane_index() % 2) * 4;
+    const auto at = [&](int of, int64_t half) {
+      return *reinterpret_cast<const uint32_t *>(shared_.subtile(warp / 2 * 2 + of) + half + word);
+    };
+    return {at(0, first), at(0, second), at(1, first), at(1, second)};
+  }
+  // Between stores to the subtile and loads from it.
+  static __device__ __forceinline__ void sync_subtile() {
+    if constexpr (Layout::kRowDistance == 2)
+      named_barrier_sync(kFirstPairBarrier + consumer_thread() / 64, 64);
+    else
+      __syncwarp();
+  }
+
   // Eight neighbours in a row of y, as far as they exist.
   __device__ __forceinline__ void store_row(int row, int64_t n_end, int m, uint4 values) {
-    const MatmulArgs &matmul = args_.matmul;
+    const auto &matmul = args_.matmul;
     T *const y = static_cast<T *>(matmul.y) + m * matmul.y_stride + row;
     if (args_.y_vectors && row + 8 <= n_end) {
       *reinterpret_cast<uint4 *>(y) = values;
@@ -129,7 +169,7 @@ class Epilogue {
     }
   }
 
-  const WgmmaArgs &args_;
+  const typename Tile::Args &args_;
   const SharedStorage<Tile> shared_;
   const float unit_;
 };

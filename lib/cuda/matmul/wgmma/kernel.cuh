@@ -2,7 +2,7 @@
 // is B, in shared memory: wgmma's m64 runs along N, the rows of the weight (swap_ab in DeepGEMM).
 //
 // Persistent CTAs, one a multiprocessor, warp-specialized: a producer warpgroup loads x, the weight
-// and its scales; each consumer warpgroup decodes 64 rows of the weight by a LUT while the tensor
+// and its scales; each consumer warpgroup decodes 64 rows of the weight while the tensor
 // cores multiply the step before. Scales are applied to sums or to weights (the two mainloops). Few
 // tiles are split along K by clusters; tiles that do not fill the last wave by stream-K kernels.
 //
@@ -54,26 +54,12 @@ struct WarpgroupRegisters {
   static constexpr int kConsumer = Tile::kWarpgroups == 2 ? 224 : 104;
 };
 
-// From arguments while the predecessor may still write; waits for it before it reads a caller's
-// codebook. Returns the unit of the sums.
-template <class Decode, class Tile>
-__device__ __forceinline__ float build_lut(const WgmmaArgs &args, SharedStorage<Tile> shared) {
-  const float *const codebook = args.matmul.weight.codebook;
-  if (codebook != nullptr) pdl_wait<Sm90>();
-  const float unit = Decode::template build<Tile::kConsumers>(args.codebook, codebook, shared.base,
-                                                              consumer_thread());
-  pdl_wait<Sm90>();
-  pdl_launch_dependents<Sm90>();
-  named_barrier_sync(1, Tile::kConsumers);
-  return unit;
-}
-
-template <class Layout, class Decode, class Tile, class Scheduler>
+template <class Decode, class Tile, class Scheduler>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    matmul_wgmma(const __grid_constant__ WgmmaArgs args) {
+    matmul_wgmma(const __grid_constant__ typename Tile::Args args) {
   using Mainloop =
-      std::conditional_t<Tile::kScaleOn == ScaleOn::kSums, MainloopScaledSums<Layout, Decode, Tile>,
-                         MainloopScaledWeights<Layout, Decode, Tile>>;
+      std::conditional_t<Tile::kScaleOn == ScaleOn::kSums, MainloopScaledSums<Decode, Tile>,
+                         MainloopScaledWeights<Decode, Tile>>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   const SharedStorage<Tile> shared{dynamic};
   if (threadIdx.x == 0) init_barriers(shared, true);
@@ -81,7 +67,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<WarpgroupRegisters<Tile>::kProducer>();
-    produce<Layout, Tile, Scheduler>(args, shared);
+    produce<Tile, Scheduler>(args, shared);
     // The two barriers of ClusterReduction::exchange.
     if (args.cluster_size > 1) {
       cluster_sync_relaxed();
@@ -89,8 +75,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
   } else {
     setmaxnreg_inc<WarpgroupRegisters<Tile>::kConsumer>();
-    Epilogue<typename Decode::Element, Tile> epilogue(args, shared,
-                                                      build_lut<Decode>(args, shared));
+    Epilogue<typename Decode::Element, Tile> epilogue(
+        args, shared, Tile::Kind::template begin_consumer<Decode, Tile>(args, shared));
     Mainloop mainloop(shared);
     for (Scheduler scheduler(args); scheduler.is_valid(); scheduler.advance()) {
       // Both compute the work tile anew, so that it takes no registers in the mainloop.

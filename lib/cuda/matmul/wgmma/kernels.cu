@@ -1,10 +1,9 @@
 // The wgmma kernels of a weight with a codebook: one for each configuration and dtype.
 #include <utility>
 
+#include "cuda/matmul/wgmma/codebook.cuh"
 #include "cuda/matmul/wgmma/kernel.cuh"
 #include "cuda/matmul/wgmma/launch.hpp"
-#include "cuda/weight/decode.cuh"
-#include "cuda/weight/layout.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -24,16 +23,16 @@ struct CodebookDecode<__nv_bfloat16, ScaleOn::kWeights> {
 
 template <class T, int Config>
 const void *kernel_of() {
-  using Tile = CtaTile<Config>;
+  using Tile = CtaTile<Config, CodebookKind>;
   using Decode = typename CodebookDecode<T, Tile::kScaleOn>::Type;
   using Scheduler =
       std::conditional_t<is_stream_k(Config), StreamKScheduler<Tile>, PersistentScheduler<Tile>>;
-  return (const void *)matmul_wgmma<RowPacked, Decode, Tile, Scheduler>;
+  return (const void *)matmul_wgmma<Decode, Tile, Scheduler>;
 }
 
 template <int Config>
 WgmmaKernel wgmma_kernel() {
-  using Tile = CtaTile<Config>;
+  using Tile = CtaTile<Config, CodebookKind>;
   return {Tile::kThreads,
           SharedLayout<Tile>::kBytes,
           SharedLayout<Tile>::kXBoxRows,

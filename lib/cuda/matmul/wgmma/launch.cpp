@@ -11,8 +11,18 @@
 namespace nf4::cuda {
 namespace {
 
-const WgmmaKernels &kernels_on(const Device &device) {
+const WgmmaKernels &kernels_on(const Device &device, const Weight &) {
   return *exact_kernels_for<WgmmaKernels>(device.compute_capability);
+}
+
+template <nf4_int4_layout Layout>
+const WgmmaKernels &int4_kernels_on(const Device &device) {
+  return *exact_kernels_for<Int4WgmmaKernels<Layout>>(device.compute_capability);
+}
+const WgmmaKernels &kernels_on(const Device &device, const Int4Weight &weight) {
+  if (weight.layout == NF4_INT4_GPTQ) return int4_kernels_on<NF4_INT4_GPTQ>(device);
+  if (weight.layout == NF4_INT4_AWQ) return int4_kernels_on<NF4_INT4_AWQ>(device);
+  return int4_kernels_on<NF4_INT4_COMPRESSED_TENSORS>(device);
 }
 
 // By device and cluster size, once the kernels are loaded.
@@ -37,7 +47,7 @@ cudaError_t count_clusters(const Device &device, const WgmmaKernel &kernel) {
   return cudaSuccess;
 }
 
-LutCodebook lut_codebook(const WeightView &weight, nf4_dtype dtype, ScaleOn scale_on) {
+LutCodebook decode_args(const WeightView &weight, nf4_dtype dtype, ScaleOn scale_on) {
   const Format &format = kFormats[weight.format_row];
   LutCodebook codebook{};
   std::copy(format.codebook.begin(), format.codebook.end(), codebook.exact);
@@ -45,10 +55,14 @@ LutCodebook lut_codebook(const WeightView &weight, nf4_dtype dtype, ScaleOn scal
       scale_on == ScaleOn::kSums ? rounded_codebook(weight, dtype) : format.fp16_with_one;
   return codebook;
 }
+Int4DecodeArgs decode_args(const Int4View &weight, nf4_dtype, ScaleOn) {
+  return {static_cast<int>(ceil_divide(weight.group_size, kStepK))};
+}
 
 // The tiles, and how they are divided among clusters and their CTAs.
-void split_args(const MatmulArgs &matmul, const WgmmaPlan &plan, WgmmaArgs &args) {
-  const WeightView &weight = matmul.weight;
+template <class Args>
+void split_args(const WgmmaPlan &plan, Args &args) {
+  const auto &weight = args.matmul.weight;
   args.tiles = static_cast<int>(plan.tiles());
   args.n_tiles = static_cast<int>(plan.n_tiles);
   args.m_tiles = static_cast<int>(plan.m_tiles);
@@ -71,7 +85,8 @@ uint64_t next_signature() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-void stream_k_args(const MatmulProblem &problem, const WgmmaPlan &plan, WgmmaArgs &args) {
+template <class W, class Args>
+void stream_k_args(const MatmulProblemOf<W> &problem, const WgmmaPlan &plan, Args &args) {
   args.stream_k_tiles = static_cast<int>(plan.stream_k_tiles);
   args.stream_k_cta_k_tiles = static_cast<int>(plan.stream_k_tiles * args.k_tiles / plan.clusters);
   args.stream_k_big_ctas = static_cast<int>(plan.stream_k_tiles * args.k_tiles % plan.clusters);
@@ -88,18 +103,65 @@ bool has_scale_vectors(const WeightView &weight) {
          is_multiple(weight.absmax, nested ? 8 : 16) &&
          (!nested || weight.nested_blocksize_log2 >= 3);
 }
+bool has_scale_vectors(const Int4View &) { return false; }
 
-cudaError_t make_tensor_maps(const MatmulArgs &matmul, const MatmulConfig &config,
-                             const WgmmaKernel &kernel, WgmmaArgs &args) {
-  const WeightView &weight = matmul.weight;
-  const cudaError_t error =
-      make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2, kTileK / 2,
-                      config.tile_n, args.weight_map);
+// Boxes of a K-tile.
+cudaError_t make_weight_map(const WeightView &weight, int tile_n, TensorMap &map) {
+  return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2, kTileK / 2,
+                         tile_n, map);
+}
+cudaError_t make_weight_map(const Int4View &weight, int tile_n, TensorMap &map) {
+  if (weight.layout == NF4_INT4_GPTQ)
+    return make_word_tensor_map({weight.packed, weight.cols / 8, weight.rows * 4}, tile_n,
+                                kTileK / 8, map);
+  if (weight.layout == NF4_INT4_AWQ)
+    return make_tensor_map({weight.packed, weight.cols, weight.rows / 2}, weight.rows / 2,
+                           tile_n / 2, kTileK, map);
+  return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2, kTileK / 2,
+                         tile_n, map);
+}
+
+template <class Args>
+cudaError_t make_tensor_maps(int tile_n, int x_box_rows, Args &args) {
+  const auto &matmul = args.matmul;
+  const cudaError_t error = make_weight_map(matmul.weight, tile_n, args.weight_map);
   if (error != cudaSuccess) return error;
   // One row of x may have any stride.
-  const int64_t pitch = matmul.m == 1 ? weight.cols : matmul.x_stride;
-  return make_tensor_map({matmul.x, matmul.m, weight.cols * 2}, pitch * 2, kStepK * 2,
-                         kernel.x_box_rows, args.x_map);
+  const int64_t cols = matmul.weight.cols, pitch = matmul.m == 1 ? cols : matmul.x_stride;
+  return make_tensor_map({matmul.x, matmul.m, cols * 2}, pitch * 2, kStepK * 2, x_box_rows,
+                         args.x_map);
+}
+
+template <class Args, class W>
+cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
+                        const decltype(Args::matmul) &matmul, const MatmulChoice &choice) {
+  const MatmulConfig &config = kMatmulConfigs[choice.config];
+  const WgmmaKernel &kernel =
+      kernels_on(target.device, problem.weight).of[choice.config - kFirstWgmma];
+  Args args{};
+  args.matmul = matmul;
+  args.decode = decode_args(matmul.weight, problem.dtype, config.scale_on);
+  split_args(choice.plan, args);
+  if (is_stream_k(choice.config)) stream_k_args(problem, choice.plan, args);
+  args.scale_vectors = has_scale_vectors(matmul.weight);
+  args.y_vectors = is_multiple(matmul.y, 16) && (matmul.m == 1 || matmul.y_stride % 8 == 0);
+  if (const cudaError_t error = make_tensor_maps(config.tile_n, kernel.x_box_rows, args))
+    return error;
+  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
+                 choice.plan.clusters * choice.plan.cluster_size, kernel.threads, true,
+                 target.stream, kernel.smem_bytes, choice.plan.cluster_size},
+                args);
+}
+
+cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
+  for (const WgmmaKernel &config : kernels.of)
+    for (const void *kernel : config.kernels) {
+      if (kernel == nullptr) continue;
+      const cudaError_t error = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
+      if (error != cudaSuccess) return error;
+    }
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -107,13 +169,12 @@ cudaError_t make_tensor_maps(const MatmulArgs &matmul, const MatmulConfig &confi
 cudaError_t load_wgmma_kernels(const Device &device, GpuFacts &gpu) {
   static ContextFlag known;
   if (!known.has(device.index)) {
-    const WgmmaKernels &kernels = kernels_on(device);
+    const WgmmaKernels &kernels = kernels_on(device, Weight{});
     cudaError_t error = cudaSuccess;
-    for (const WgmmaKernel &config : kernels.of)
-      for (const void *kernel : config.kernels)
-        if (error == cudaSuccess)
-          error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       config.smem_bytes);
+    for (const WgmmaKernels *each :
+         {&kernels, &int4_kernels_on<NF4_INT4_GPTQ>(device), &int4_kernels_on<NF4_INT4_AWQ>(device),
+          &int4_kernels_on<NF4_INT4_COMPRESSED_TENSORS>(device)})
+      if (error == cudaSuccess) error = allow_shared_memory(*each);
     // Each kernel has a multiprocessor to itself, so one speaks for all.
     if (error == cudaSuccess) error = count_clusters(device, kernels.of[0]);
     if (error != cudaSuccess) return error;
@@ -127,20 +188,11 @@ cudaError_t load_wgmma_kernels(const Device &device, GpuFacts &gpu) {
 
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,
                          const MatmulArgs &matmul, const MatmulChoice &choice) {
-  const MatmulConfig &config = kMatmulConfigs[choice.config];
-  const WgmmaKernel &kernel = kernels_on(target.device).of[choice.config - kFirstWgmma];
-  WgmmaArgs args{};
-  args.matmul = matmul;
-  args.codebook = lut_codebook(matmul.weight, problem.dtype, config.scale_on);
-  split_args(matmul, choice.plan, args);
-  if (is_stream_k(choice.config)) stream_k_args(problem, choice.plan, args);
-  args.scale_vectors = has_scale_vectors(matmul.weight);
-  args.y_vectors = is_multiple(matmul.y, 16) && (matmul.m == 1 || matmul.y_stride % 8 == 0);
-  if (const cudaError_t error = make_tensor_maps(matmul, config, kernel, args)) return error;
-  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
-                 choice.plan.clusters * choice.plan.cluster_size, kernel.threads, true,
-                 target.stream, kernel.smem_bytes, choice.plan.cluster_size},
-                args);
+  return launch_kind<WgmmaArgs>(target, problem, matmul, choice);
+}
+cudaError_t launch_wgmma(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                         const Int4MatmulArgs &matmul, const MatmulChoice &choice) {
+  return launch_kind<Int4WgmmaArgs>(target, problem, matmul, choice);
 }
 
 }  // namespace nf4::cuda

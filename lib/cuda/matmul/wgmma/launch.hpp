@@ -22,11 +22,20 @@ struct WgmmaKernels {
   static WgmmaKernels make();
 };
 
+// Of integer weights; configurations that they do without have no kernels.
+template <nf4_int4_layout Layout>
+struct Int4WgmmaKernels : WgmmaKernels {
+  template <class Arch>
+  static Int4WgmmaKernels make();
+};
+
 // Loads the kernels on the device, which is current and has them, and fills in resident_clusters.
 cudaError_t load_wgmma_kernels(const Device &device, GpuFacts &gpu);
 
 // The kernels are loaded.
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,
                          const MatmulArgs &matmul, const MatmulChoice &choice);
+cudaError_t launch_wgmma(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                         const Int4MatmulArgs &matmul, const MatmulChoice &choice);
 
 }  // namespace nf4::cuda

@@ -12,7 +12,7 @@
 namespace nf4::cuda {
 namespace {
 
-template <class Layout, class Decode, class Tile>
+template <class Decode, class Tile>
 class MainloopScaledSums {
  public:
   __device__ __forceinline__ explicit MainloopScaledSums(SharedStorage<Tile> shared)
@@ -24,7 +24,7 @@ class MainloopScaledSums {
     for (float &sum : sums_) sum = 0;
     weight_.wait();
     if constexpr (kPipelined) {
-      decode(a_[0]);
+      decode<0>(a_[0]);
       weight_.template load_words<1>();
     }
 #pragma unroll 1
@@ -39,6 +39,7 @@ class MainloopScaledSums {
 
  private:
   using T = typename Decode::Element;
+  using Scales = typename WeightReader<Tile>::Scales;
 
   // Registers hold A of two steps, except with four warpgroups and 64 rows of x, whose wgmmas are
   // split in halves of them.
@@ -48,8 +49,8 @@ class MainloopScaledSums {
   // A K-tile. While the tensor cores work on a step, the threads decode the next.
   __device__ __forceinline__ void step_pipelined(bool more) {
     issue<0>(a_[0], x_.wait());
-    const float2 first = weight_.template scales<0>(), second = weight_.template scales<1>();
-    decode(a_[1]);
+    const Scales first = weight_.template scales<0>(), second = weight_.template scales<1>();
+    decode<1>(a_[1]);
     weight_.release();
     if (more) weight_.wait();
     wait();
@@ -58,7 +59,7 @@ class MainloopScaledSums {
 
     issue<0>(a_[1], x_.wait());
     if (more) {
-      decode(a_[0]);
+      decode<0>(a_[0]);
       weight_.template load_words<1>();
     }
     wait();
@@ -68,18 +69,18 @@ class MainloopScaledSums {
 
   // A K-tile. While the tensor cores work for one warpgroup, the others decode.
   __device__ __forceinline__ void step_split(bool more) {
-    decode(a_[0]);
-    const float2 first = weight_.template scales<0>();
+    decode<0>(a_[0]);
+    const Scales first = weight_.template scales<0>();
     weight_.template load_words<1>();
     multiply_step(first);
 
-    decode(a_[0]);
-    const float2 second = weight_.template scales<1>();
+    decode<1>(a_[0]);
+    const Scales second = weight_.template scales<1>();
     weight_.release();
     if (more) weight_.wait();
     multiply_step(second);
   }
-  __device__ __forceinline__ void multiply_step(float2 scales) {
+  __device__ __forceinline__ void multiply_step(const Scales &scales) {
     const uint64_t x = x_.wait();
     issue<0>(a_[0], x);
     wait();
@@ -91,8 +92,9 @@ class MainloopScaledSums {
   }
 
   // The A operands of the step whose words were loaded last.
+  template <int Step>
   __device__ __forceinline__ void decode(uint32_t (&a)[4][4]) const {
-    weight_.decode(a, [&](uint32_t word, int) { return decode_(word); });
+    weight_.decode(a, decode_, weight_.template scales<Step>());
   }
 
   // The wgmmas of a step with kPartM rows of x from First on.
@@ -112,18 +114,18 @@ class MainloopScaledSums {
     wgmma_fence_operand(accumulators_);
   }
 
-  // The scales are those of this lane's two rows.
   template <int First>
-  __device__ __forceinline__ void add_scaled(float2 scales) {
+  __device__ __forceinline__ void add_scaled(const Scales &scales) {
+    const float of[] = {Tile::Kind::sum_scale(scales.of[0]), Tile::Kind::sum_scale(scales.of[1])};
 #pragma unroll
     for (int i = 0; i < kPartM / 2; ++i) {
       float &sum = sums_[First / 2 + i];
-      sum = __fmaf_rn(i % 4 < 2 ? scales.x : scales.y, accumulators_[i], sum);
+      sum = __fmaf_rn(of[i % 4 / 2], accumulators_[i], sum);
     }
   }
 
   const Decode decode_;
-  WeightReader<Layout, Tile> weight_;
+  WeightReader<Tile> weight_;
   XReader<Tile> x_;
   typename Tile::Accumulators sums_;
   float accumulators_[kPartM / 2];        // of a step

@@ -11,7 +11,7 @@
 namespace nf4::cuda {
 namespace {
 
-template <class Layout, class Decode, class Tile>
+template <class Decode, class Tile>
 class MainloopScaledWeights {
  public:
   __device__ __forceinline__ explicit MainloopScaledWeights(SharedStorage<Tile> shared)
@@ -46,10 +46,7 @@ class MainloopScaledWeights {
   // The words of the next step are on their way before the wgmmas are issued, which takes long.
   template <int Step>
   __device__ __forceinline__ void step(bool more) {
-    const float2 scales = scales_[Step];
-    weight_.decode(a_[Step], [&](uint32_t word, int half) {
-      return decode_(word, half == 0 ? scales.x : scales.y);
-    });
+    weight_.decode(a_[Step], decode_, scales_[Step]);
     if constexpr (Step == 0) {
       weight_.template load_words<1>();
     } else {
@@ -76,9 +73,9 @@ class MainloopScaledWeights {
   }
 
   const Decode decode_;
-  WeightReader<Layout, Tile> weight_;
+  WeightReader<Tile> weight_;
   XReader<Tile> x_;
-  float2 scales_[2];  // of the K-tile's steps, of this lane's two rows
+  typename WeightReader<Tile>::Scales scales_[2];  // of the K-tile's steps
   typename Tile::Accumulators sums_;
   uint32_t a_[2][4][4];  // of two steps, the A operands of four wgmmas each
 };

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cuda/arch.cuh"
-#include "cuda/matmul/wgmma/scale_loader.cuh"
 #include "cuda/matmul/wgmma/scheduler.cuh"
 #include "cuda/matmul/wgmma/shared.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -18,7 +17,8 @@ namespace {
 // One thread. Loads are answered in turn, and those of the scales are small: whatever is past the
 // first K-tile is loaded after the first scales.
 template <class Tile, class Scheduler>
-__device__ __forceinline__ void load_x(const WgmmaArgs &args, SharedStorage<Tile> shared) {
+__device__ __forceinline__ void load_x(const typename Tile::Args &args,
+                                       SharedStorage<Tile> shared) {
   using Smem = SharedLayout<Tile>;
   XPipelineState<Tile> state;
   int steps = 0;
@@ -38,8 +38,9 @@ __device__ __forceinline__ void load_x(const WgmmaArgs &args, SharedStorage<Tile
 }
 
 // One thread, in the same order.
-template <class Layout, class Tile, class Scheduler>
-__device__ __forceinline__ void load_weight(const WgmmaArgs &args, SharedStorage<Tile> shared) {
+template <class Tile, class Scheduler>
+__device__ __forceinline__ void load_weight(const typename Tile::Args &args,
+                                            SharedStorage<Tile> shared) {
   WeightPipelineState<Tile> state;
   int k_tiles = 0;
   for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
@@ -49,7 +50,7 @@ __device__ __forceinline__ void load_weight(const WgmmaArgs &args, SharedStorage
       uint64_t *const full = shared.barrier(kWeightFull, state.stage);
       mbarrier_wait_parity(shared.barrier(kWeightEmpty, state.stage), state.phase ^ 1);
       mbarrier_arrive_expect_tx(full, SharedLayout<Tile>::kWeightStageBytes);
-      Layout::load_tile(shared.weight(state.stage), &args.weight_map, k_tile, work.n, full);
+      Tile::Layout::load_tile(shared.weight(state.stage), &args.weight_map, k_tile, work.n, full);
       state.advance();
     }
   });
@@ -57,32 +58,30 @@ __device__ __forceinline__ void load_weight(const WgmmaArgs &args, SharedStorage
 
 // Prefetches the first K-tiles into L2, which is allowed while the predecessor still writes. More
 // than this would delay the first small loads.
-template <class Layout, class Tile, class Scheduler>
-__device__ __forceinline__ void prefetch_weight(const WgmmaArgs &args) {
+template <class Tile, class Scheduler>
+__device__ __forceinline__ void prefetch_weight(const typename Tile::Args &args) {
   constexpr int kKTiles = (32 << 10) / SharedLayout<Tile>::kWeightStageBytes;
   const Scheduler scheduler(args);
   if (!scheduler.is_valid()) return;
   const WorkTile work = scheduler.work_tile();
   const int end = min(work.k_tile + kKTiles, work.k_tile_end);
   for (int k_tile = work.k_tile; k_tile < end; ++k_tile)
-    Layout::prefetch_tile(&args.weight_map, k_tile, work.n);
+    Tile::Layout::prefetch_tile(&args.weight_map, k_tile, work.n);
 }
 
-template <class Layout, class Tile, class Scheduler>
-__device__ __forceinline__ void produce(const WgmmaArgs &args, SharedStorage<Tile> shared) {
+template <class Tile, class Scheduler>
+__device__ __forceinline__ void produce(const typename Tile::Args &args,
+                                        SharedStorage<Tile> shared) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (warp == 0 && lane == 0) prefetch_tensor_map(&args.x_map);
-  if (warp == 1 && lane == 0) prefetch_weight<Layout, Tile, Scheduler>(args);
+  if (warp == 1 && lane == 0) prefetch_weight<Tile, Scheduler>(args);
   pdl_wait<Sm90>();
   pdl_launch_dependents<Sm90>();
   if (warp == 0 && lane == 0) load_x<Tile, Scheduler>(args, shared);
-  if (warp == 1 && lane == 0) load_weight<Layout, Tile, Scheduler>(args, shared);
+  if (warp == 1 && lane == 0) load_weight<Tile, Scheduler>(args, shared);
   if (warp < 2) return;
-  const int thread = static_cast<int>(threadIdx.x) - 64;
-  if (args.matmul.weight.nested_absmax != nullptr)
-    load_scales<NestedScales, Tile, Scheduler>(args, shared, thread);
-  else
-    load_scales<FlatScales, Tile, Scheduler>(args, shared, thread);
+  Tile::Kind::template load_scales<Tile, Scheduler>(args, shared,
+                                                    static_cast<int>(threadIdx.x) - 64);
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ namespace {
 template <class Tile>
 class StreamKReduction {
  public:
-  __device__ __forceinline__ explicit StreamKReduction(const WgmmaArgs &args) : args_(args) {}
+  __device__ __forceinline__ explicit StreamKReduction(const typename Tile::Args &args)
+      : args_(args) {}
 
   // Stores this CTA's sums for the one that stores y.
   __device__ __forceinline__ void store_partials(const typename Tile::Accumulators &sums) const {
@@ -70,7 +71,7 @@ class StreamKReduction {
     }
   }
 
-  const WgmmaArgs &args_;
+  const typename Tile::Args &args_;
 };
 
 // Each CTA of a cluster gets an equal share of the tile's columns of 8 from all of them, over the

@@ -11,8 +11,6 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int kScaleThreads = 64;
-
 // As ScaleTable, but in registers until store(), which waits for them: before the first scale is
 // finished, while its own loads are on their way.
 template <class Scales>
@@ -92,8 +90,8 @@ class TileScales {
 template <class Scales, class Tile>
 class ScaleLoader {
  public:
-  __device__ __forceinline__ ScaleLoader(const WgmmaArgs &args, SharedStorage<Tile> shared,
-                                         int thread)
+  __device__ __forceinline__ ScaleLoader(const typename Tile::Args &args,
+                                         SharedStorage<Tile> shared, int thread)
       : weight_(args.matmul.weight),
         shared_(shared),
         thread_(thread),
@@ -160,7 +158,7 @@ class ScaleLoader {
 
   __device__ __forceinline__ float2 *acquire() const {
     mbarrier_wait_parity(shared_.barrier(kWeightEmpty, state_.stage), state_.phase ^ 1);
-    return shared_.scales(state_.stage);
+    return reinterpret_cast<float2 *>(shared_.scales(state_.stage));
   }
   __device__ __forceinline__ void commit() {
     mbarrier_arrive_warp(shared_.barrier(kWeightFull, state_.stage));
@@ -178,8 +176,8 @@ class ScaleLoader {
 };
 
 template <class Scales, class Tile, class Scheduler>
-__device__ __forceinline__ void load_scales(const WgmmaArgs &args, SharedStorage<Tile> shared,
-                                            int thread) {
+__device__ __forceinline__ void load_scales(const typename Tile::Args &args,
+                                            SharedStorage<Tile> shared, int thread) {
   ScaleLoader<Scales, Tile> loader(args, shared, thread);
   if (args.scale_vectors)
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {

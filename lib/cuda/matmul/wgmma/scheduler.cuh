@@ -21,12 +21,13 @@ struct WorkTile {
 };
 
 // Of this CTA's cluster in the grid.
-__device__ __forceinline__ int cluster_index(const WgmmaArgs &args) {
+template <class Args>
+__device__ __forceinline__ int cluster_index(const Args &args) {
   return static_cast<int>(args.cluster_divisor.divide(blockIdx.x));
 }
 
 template <class Tile>
-__device__ __forceinline__ WorkTile work_tile_at(const WgmmaArgs &args, int tile) {
+__device__ __forceinline__ WorkTile work_tile_at(const typename Tile::Args &args, int tile) {
   int n_tile = tile, m_tile = 0;
   if (args.m_tiles > 1) {  // divisions take long
     const int group = tile / (args.raster_group * args.n_tiles);
@@ -40,11 +41,12 @@ __device__ __forceinline__ WorkTile work_tile_at(const WgmmaArgs &args, int tile
 }
 
 // The index-th tile that this CTA's cluster makes alone: its number, and this CTA's part of it.
-__device__ __forceinline__ int cluster_tile(const WgmmaArgs &args, int index) {
+template <class Args>
+__device__ __forceinline__ int cluster_tile(const Args &args, int index) {
   return args.stream_k_tiles + cluster_index(args) + index * args.clusters;
 }
 template <class Tile>
-__device__ __forceinline__ WorkTile cluster_work_tile(const WgmmaArgs &args, int index) {
+__device__ __forceinline__ WorkTile cluster_work_tile(const typename Tile::Args &args, int index) {
   WorkTile work = work_tile_at<Tile>(args, cluster_tile(args, index));
   const int rank = static_cast<int>(blockIdx.x) - cluster_index(args) * args.cluster_size;
   work.k_tile = rank * args.cta_k_tiles + min(rank, args.big_ctas);
@@ -56,9 +58,10 @@ __device__ __forceinline__ WorkTile cluster_work_tile(const WgmmaArgs &args, int
 template <class Tile>
 class PersistentScheduler {
  public:
+  using Args = typename Tile::Args;
   static constexpr bool kStreamK = false;
 
-  __device__ __forceinline__ explicit PersistentScheduler(const WgmmaArgs &args) : args_(args) {}
+  __device__ __forceinline__ explicit PersistentScheduler(const Args &args) : args_(args) {}
 
   __device__ __forceinline__ bool is_valid() const {
     return cluster_tile(args_, index_) < args_.tiles;
@@ -74,7 +77,7 @@ class PersistentScheduler {
   }
 
  private:
-  const WgmmaArgs &args_;
+  const Args &args_;
   int index_ = 0;
 };
 
@@ -86,9 +89,10 @@ class PersistentScheduler {
 template <class Tile>
 class StreamKScheduler {
  public:
+  using Args = typename Tile::Args;
   static constexpr bool kStreamK = true;
 
-  __device__ __forceinline__ explicit StreamKScheduler(const WgmmaArgs &args) : args_(args) {}
+  __device__ __forceinline__ explicit StreamKScheduler(const Args &args) : args_(args) {}
 
   __device__ __forceinline__ bool is_valid() const {
     return index_ < shared_count() || cluster_tile(args_, index_ - shared_count()) < args_.tiles;
@@ -135,13 +139,14 @@ class StreamKScheduler {
     return work;
   }
 
-  const WgmmaArgs &args_;
+  const Args &args_;
   int index_ = 0;
 };
 
 // Calls visit(scheduler) at each work tile.
 template <class Scheduler, class Visit>
-__device__ __forceinline__ void for_each_work_tile(const WgmmaArgs &args, Visit visit) {
+__device__ __forceinline__ void for_each_work_tile(const typename Scheduler::Args &args,
+                                                   Visit visit) {
   for (Scheduler scheduler(args); scheduler.is_valid(); scheduler.advance()) visit(scheduler);
 }
 

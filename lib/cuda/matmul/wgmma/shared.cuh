@@ -8,6 +8,8 @@
 namespace nf4::cuda {
 namespace {
 
+constexpr int kScaleThreads = 64;  // that load scales
+
 enum Barrier { kXFull, kXEmpty, kWeightFull, kWeightEmpty, kBarrierKinds };
 
 template <class Tile>
@@ -21,9 +23,10 @@ struct SharedStorage {
   __device__ __forceinline__ uint8_t *weight(int stage) const {
     return base + Smem::kWeight + stage * Smem::kWeightStageBytes;
   }
-  // Of each row, the scales of a K-tile's two steps.
-  __device__ __forceinline__ float2 *scales(int stage) const {
-    return reinterpret_cast<float2 *>(base + Smem::kScales + stage * Smem::kScaleStageBytes);
+  // Of each row, the scales of a K-tile's two steps, where Kind::scale_index says.
+  __device__ __forceinline__ typename Tile::Scale *scales(int stage) const {
+    return reinterpret_cast<typename Tile::Scale *>(base + Smem::kScales +
+                                                    stage * Smem::kScaleStageBytes);
   }
   __device__ __forceinline__ uint8_t *subtile(int warp) const {
     return base + Smem::kSubtiles + warp * Smem::kSubtileBytes;

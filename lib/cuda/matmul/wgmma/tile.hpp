@@ -13,9 +13,13 @@ constexpr int kTileK = 2 * kStepK;           // a K-tile: columns of the weight 
 constexpr int kWgmmaSmemBytes = 227 * 1024;  // what Hopper has
 constexpr int kMaxStages = 8;
 
-// kTileM rows of x by 64 rows of the weight for each consumer warpgroup.
-template <int Config>
+// kTileM rows of x by 64 rows of the weight for each consumer warpgroup. `KindOfWeight`:
+// codebook.cuh, int4.cuh.
+template <int Config, class KindOfWeight>
 struct CtaTile {
+  using Kind = KindOfWeight;
+  using Args = typename Kind::Args;
+  using Scale = typename Kind::Scale;
   static constexpr MatmulConfig kConfig = kMatmulConfigs[Config];
   static constexpr int kTileM = kConfig.tile_m;
   static constexpr int kTileN = kConfig.tile_n;
@@ -23,6 +27,7 @@ struct CtaTile {
   static constexpr int kConsumers = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumers;
   static constexpr ScaleOn kScaleOn = kConfig.scale_on;
+  using Layout = typename Kind::template Layout<kTileN>;
   using Accumulators = float[kTileM / 2];  // of a thread
   // TMA boxes of x: a box has 256 rows at most.
   static constexpr int kXBoxes = kTileM > 256 ? 2 : 1;
@@ -36,18 +41,16 @@ struct SharedLayout {
   static constexpr int kXBoxRows = Tile::kTileM / Tile::kXBoxes;
   static constexpr int kXStageBytes = Tile::kTileM * kStepK * 2;
   static constexpr int kWeightStageBytes = Tile::kTileN * kTileK / 2;
-  static constexpr int kScaleStageBytes = Tile::kTileN * 2 * 4;  // of each row, two steps'
+  // Of each row, two steps'.
+  static constexpr int kScaleStageBytes = Tile::Kind::scale_rows(Tile::kTileN) * 2 * int{sizeof(typename Tile::Scale)};
   static constexpr int kSubtileBytes = 1024;
   static constexpr int kSubtilesBytes = Tile::kWarpgroups * 4 * kSubtileBytes;
-  static constexpr int kLutBytes = 65536;
+  static constexpr int kLutBytes = Tile::Kind::kLutBytes;
   static constexpr int kBarriersBytes = (4 * kMaxStages + 1) * 8;
-  static constexpr int kEndBytes = kSubtilesBytes + 1024 + kBarriersBytes;
+  static constexpr int kScaleCodeBytes = Tile::Kind::kScaleCodeBytes;
+  static constexpr int kEndBytes = kSubtilesBytes + kScaleCodeBytes + kBarriersBytes;
 
-  // A K-tile of a tile with many rows of x takes long, and leaves little room.
-  static constexpr int kWeightStages = Tile::kTileM > 192    ? 2
-                                       : Tile::kTileM > 128  ? 3
-                                       : Tile::kTileN == 128 ? 6
-                                                             : 5;
+  static constexpr int kWeightStages = Tile::Kind::weight_stages(Tile::kTileM, Tile::kTileN);
   static constexpr int kBytesForX = kWgmmaSmemBytes - kLutBytes - kEndBytes -
                                     kWeightStages * (kWeightStageBytes + kScaleStageBytes);
   static constexpr int kXStages =
@@ -59,7 +62,7 @@ struct SharedLayout {
   static constexpr int kScales = kWeight + kWeightStages * kWeightStageBytes;
   static constexpr int kSubtiles = kScales + kWeightStages * kScaleStageBytes;
   static constexpr int kScaleCode = kSubtiles + kSubtilesBytes;
-  static constexpr int kBarriers = kScaleCode + 1024;
+  static constexpr int kBarriers = kScaleCode + kScaleCodeBytes;
   static constexpr int kBytes = kBarriers + kBarriersBytes;
   static_assert(kBytes <= kWgmmaSmemBytes);
   // Partial sums of a cluster, in shares that are whole columns of 8.

@@ -1,0 +1,102 @@
+// Host side of dequantize of integer weights: validate locations, choose a kernel, launch.
+#include <algorithm>
+
+#include "cuda/backend.hpp"
+#include "cuda/dequant/int4_args.hpp"
+#include "cuda/dequant/int4_choose.hpp"
+#include "cuda/dequant/int4_kernels.hpp"
+#include "cuda/dequant/tuning.hpp"
+#include "cuda/runtime/families.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/runtime/locate.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+bool forced_any = false;
+
+constexpr int64_t kPrefetchBytes = 4 << 20;
+
+// What an aligned kernel loads at once.
+bool has_aligned_parts(const Int4Weight &weight) {
+  switch (weight.layout) {
+    case NF4_INT4_GPTQ:
+      return weight.rows % 2 == 0 && is_multiple(weight.packed, 8) && is_multiple(weight.scales, 4);
+    case NF4_INT4_AWQ:
+      return weight.rows % 32 == 0 && is_multiple(weight.packed, 16) &&
+             is_multiple(weight.scales, 8);
+    default:
+      return true;
+  }
+}
+
+constexpr const Int4Tiling &tiling_of(nf4_int4_layout layout) {
+  return layout == NF4_INT4_GPTQ  ? kGptqTiling
+         : layout == NF4_INT4_AWQ ? kAwqTiling
+                                  : kRowPackedTiling;
+}
+
+Int4DequantArgs args_of(const Int4DequantProblem &problem) {
+  const Int4Weight &weight = problem.weight;
+  const int item = element_bytes(problem.dtype);
+  Int4DequantArgs args{};
+  args.weight = view_of(weight);
+  args.out = problem.out;
+  args.keep_output = weight.elements * item <= kH200Dequant.limits(item).keep_output_up_to;
+  return args;
+}
+
+// Of an aligned kernel; returns how many CTAs it takes.
+int64_t set_tiles(const Int4Weight &weight, Int4DequantArgs &args) {
+  const Int4Tiling &tiling = tiling_of(weight.layout);
+  args.group_divisor = WideDivisor::of(weight.group_size / kInt4StripColumns);
+  if (weight.layout == NF4_INT4_COMPRESSED_TENSORS) {
+    args.groups_divisor = WideDivisor::of(weight.groups);
+    args.strips = static_cast<uint32_t>(weight.elements / kInt4StripColumns);
+    args.prefetch = kPrefetchBytes / 4;
+    return ceil_divide(weight.elements, tiling.columns);
+  }
+  const int64_t column_tiles = ceil_divide(weight.cols, tiling.columns);
+  args.column_tiles = static_cast<uint32_t>(column_tiles);
+  args.tile_divisor = WideDivisor::of(column_tiles);
+  // Whole tiles ahead, so that what is prefetched lies beside what is loaded.
+  args.prefetch = ceil_divide(kPrefetchBytes, weight.cols * tiling.rows / 2) * tiling.rows;
+  return column_tiles * ceil_divide(weight.rows, tiling.rows);
+}
+
+}  // namespace
+
+bool is_aligned(const Int4DequantProblem &problem) {
+  const Int4Weight &weight = problem.weight;
+  return !forced_any && weight.group_size % kInt4StripColumns == 0 && weight.g_idx == nullptr &&
+         weight.permutation == nullptr && std::max(weight.rows, weight.cols) <= INT32_MAX &&
+         weight.elements / kInt4StripColumns <= INT32_MAX && is_multiple(problem.out, 16) &&
+         has_aligned_parts(weight);
+}
+
+void force_int4_dequant_any(bool any) { forced_any = any; }
+
+nf4_status dequant(const Int4DequantProblem &problem, nf4_stream stream) {
+  Device device;
+  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
+  const GpuFamily *family = family_for(device.compute_capability);
+  if (family == nullptr) return no_family(device);
+
+  const Int4Weight &weight = problem.weight;
+  const auto &kernels = kernels_of<Int4DequantKernels>(*family);
+  Int4DequantArgs args = args_of(problem);
+  Launch plan{kernels.any[problem.dtype - 1],
+              ceil_divide(weight.cols, kInt4AnyColumns) * ceil_divide(weight.rows, kInt4AnyRows),
+              kInt4AnyThreads, family->pdl, stream};
+  if (is_aligned(problem)) {
+    plan.kernel = kernels.aligned[problem.dtype - 1][weight.layout - 1];
+    plan.ctas = set_tiles(weight, args);
+    plan.threads = tiling_of(weight.layout).threads;
+  }
+  const CurrentDevice current(device.index);
+  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  const cudaError_t error = launch(plan, args);
+  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching dequantize");
+}
+
+}  // namespace nf4::cuda

@@ -1,0 +1,80 @@
+// Instantiates the kernels of integer weights of one GPU family; compiled once for each.
+#include "cuda/arch.cuh"
+#include "cuda/matmul/kernels.hpp"
+#include "cuda/matmul/mma/few_rows.cuh"
+#include "cuda/matmul/mma/int4_source.cuh"
+#include "cuda/matmul/mma/kernel.cuh"
+#include "cuda/matmul/skinny/int4_kernel.cuh"
+#include "cuda/matmul/skinny/strip_kernel.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Arch, class T, nf4_int4_layout Layout, bool kByColumn>
+struct Kind {
+  static constexpr int kDtype = std::is_same_v<T, __half> ? 0 : 1;
+  static constexpr int kLayout = Layout - NF4_INT4_GPTQ;
+  using Source = Int4Source<Arch, Layout, kByColumn>;
+
+  static void set(Int4MatmulKernels &kernels) {
+    const void **const of = kernels.of[kDtype][kLayout][kByColumn];
+    of[kMma64x64] = (const void *)matmul_mma<Arch, T, Source>;
+    if constexpr (!kByColumn && Arch::kTensorCores) {
+      set_skinny<kSkinny2>(of);
+      set_skinny<kSkinny8>(of);
+      set_skinny<kSkinny16>(of);
+    }
+  }
+  template <int Config>
+  static void set_skinny(const void **of) {
+    constexpr int kMTiles = Config == kSkinny16 ? 2 : 1;
+    if constexpr (takes_strips(Layout, kMTiles * 8, Arch::kTensorMaps)) {
+      using Strip = std::conditional_t<Layout == NF4_INT4_AWQ, StripAwq, StripGptq>;
+      if constexpr (Arch::kTensorMaps && Config != kSkinny2)
+        of[Config] = (const void *)int4_matmul_strip<Arch, T, Strip, kMTiles>;
+    } else {
+      using Skinny = std::conditional_t<Layout == NF4_INT4_GPTQ, SkinnyGptq, SkinnyRowPacked>;
+      using WarpMma = std::conditional_t<Config == kSkinny2, Int4MmaM2<T, Skinny>,
+                                         Int4MmaM8<T, Skinny, kMTiles>>;
+      of[Config] = (const void *)int4_matmul_skinny<Arch, T, Skinny, WarpMma>;
+    }
+  }
+  static void set(Int4FewKernels &kernels) {
+    if constexpr (Arch::kTensorCores)
+      kernels.of[kDtype][kLayout][kByColumn] = (const void *)matmul_mma_few<Arch, T, Source>;
+  }
+};
+
+template <class Arch, class T, class Kernels>
+void set_kernels(Kernels &kernels) {
+  Kind<Arch, T, NF4_INT4_GPTQ, false>::set(kernels);
+  Kind<Arch, T, NF4_INT4_GPTQ, true>::set(kernels);
+  Kind<Arch, T, NF4_INT4_AWQ, false>::set(kernels);
+  Kind<Arch, T, NF4_INT4_AWQ, true>::set(kernels);
+  Kind<Arch, T, NF4_INT4_COMPRESSED_TENSORS, false>::set(kernels);
+  Kind<Arch, T, NF4_INT4_COMPRESSED_TENSORS, true>::set(kernels);
+}
+
+template <class Arch, class Kernels>
+Kernels make_kernels() {
+  Kernels kernels{};
+  set_kernels<Arch, __half>(kernels);
+  set_kernels<Arch, __nv_bfloat16>(kernels);
+  return kernels;
+}
+
+}  // namespace
+
+template <class Arch>
+Int4MatmulKernels Int4MatmulKernels::make() {
+  return make_kernels<Arch, Int4MatmulKernels>();
+}
+template <class Arch>
+Int4FewKernels Int4FewKernels::make() {
+  return make_kernels<Arch, Int4FewKernels>();
+}
+
+template Int4MatmulKernels Int4MatmulKernels::make<NF4_FAMILY>();
+template Int4FewKernels Int4FewKernels::make<NF4_FAMILY>();
+
+}  // namespace nf4::cuda

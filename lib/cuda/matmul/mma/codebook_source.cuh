@@ -1,0 +1,102 @@
+// The mma kernel's weights of NF4 and FP4: codes, scales and look-ups of a CTA tile.
+#pragma once
+
+#include "cuda/matmul/args.hpp"
+#include "cuda/matmul/mma/launch.hpp"
+#include "cuda/matmul/mma/smem_tile.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/weight/codebooks.cuh"
+#include "cuda/weight/scales.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Arch, class Scales>
+class CodebookSource {
+ public:
+  using View = WeightView;
+  static constexpr bool kLdmatrix = false;
+  static constexpr int kResidentCtas = 1;  // at least, of a multiprocessor
+  // In shared memory.
+  static constexpr int kScaleCodeSize = Scales::kNested ? Scales::kTableSize : 1;
+  static constexpr int kCodebookSize = nf4::kCodebookSize;
+  static constexpr int kVectorK = 16;  // columns that a thread loads
+  static constexpr int kVectorsPerTileK = kMmaTileK / kVectorK;
+
+  // kVectorK columns of a row of W: codes, and the scales of the first and the last block.
+  struct Registers {
+    uint32_t words[kVectorK / 8];  // high nibble of the lowest byte first
+    typename Scales::Fetched first_scale, last_scale;
+    int count;           // of the columns, in the matrix
+    int in_first_block;  // of the columns
+  };
+
+  // All threads of the CTA call it; a barrier must follow.
+  __device__ __forceinline__ CodebookSource(const MatmulArgs &args, float *scale_code,
+                                            float *codebook)
+      : args_(args), table_(scale_code), codebook_(codebook) {
+    table_.template load<LoadGlobal, kMmaThreads>(args.weight);
+    if (threadIdx.x < kCodebookSize)
+      codebook[threadIdx.x] = device_codebook(args.weight)[threadIdx.x];
+  }
+
+  // This thread's row and first column in a tile.
+  static __device__ __forceinline__ int tile_row() { return threadIdx.x / kVectorsPerTileK; }
+  static __device__ __forceinline__ int tile_column() {
+    return threadIdx.x % kVectorsPerTileK * kVectorK;
+  }
+
+  __device__ __forceinline__ void seek(int64_t, int64_t) {}
+  __device__ __forceinline__ Registers load(int64_t row, int64_t column) const {
+    Registers registers{};
+    if (row >= args_.weight.rows || column >= args_.weight.cols) return registers;
+    const int64_t first = row * args_.weight.cols + column;
+    registers.count = static_cast<int>(min(args_.weight.cols - column, int64_t{kVectorK}));
+    const int blocksize = 1 << args_.weight.blocksize_log2;
+    registers.in_first_block = blocksize - (static_cast<int>(first) & (blocksize - 1));
+    registers.first_scale =
+        Scales::template fetch<LoadGlobal>(args_.weight, first >> args_.weight.blocksize_log2);
+    registers.last_scale = Scales::template fetch<LoadGlobal>(
+        args_.weight, (first + registers.count - 1) >> args_.weight.blocksize_log2);
+    if (args_.whole_words) {
+      const uint2 v = load_once<Arch>(
+          reinterpret_cast<const uint2 *>(args_.weight.packed + first / 2), evict_normal<Arch>());
+      registers.words[0] = v.x;
+      registers.words[1] = v.y;
+      return registers;
+    }
+#pragma unroll
+    for (int i = 0; i < kVectorK; ++i)
+      if (i < registers.count)
+        registers.words[i / 8] |= unpack_code(args_.weight.packed, first + i) << (4 * (i % 8 ^ 1));
+    return registers;
+  }
+
+  // Rounded as dequantize rounds; zeros past the end of the row.
+  template <class T>
+  __device__ __forceinline__ void store(const Registers &registers, const SmemTile<T> &to) const {
+    const float first = Scales::finish(registers.first_scale, table_);
+    const float last = Scales::finish(registers.last_scale, table_);
+#pragma unroll
+    for (int word = 0; word < kVectorK / 8; ++word) {
+      float values[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int k = word * 8 + i;
+        const float entry = codebook_[registers.words[word] >> (4 * (i ^ 1)) & 15u];
+        values[i] = k < registers.count
+                        ? multiply_rn(entry, k < registers.in_first_block ? first : last)
+                        : 0.0f;
+      }
+      to.chunk(tile_row(), tile_column() / 8 + word) = pack_vector<T>(values);
+    }
+  }
+
+ private:
+  const MatmulArgs &args_;
+  ScaleTable<Scales> table_;
+  const float *codebook_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,45 @@
+// The tiles of W and x that a CTA of the mma kernel multiplies, in shared memory.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/element.cuh"
+#include "cuda/ptx/mma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// 64 x 64 elements of 16 bits in shared memory, rows of 128 bytes in the 128-byte swizzle: eight
+// rows' 16-byte chunks of one column, and one row's eight chunks, are in different banks.
+template <class T>
+class SmemTile {
+ public:
+  __device__ __forceinline__ explicit SmemTile(uint4 *chunks) : chunks_(chunks) {}
+  __device__ __forceinline__ uint4 &chunk(int row, int index) const {
+    return chunks_[row * 8 + (index ^ row % 8)];
+  }
+  // Two neighbours, the first at an even column.
+  __device__ __forceinline__ uint32_t pair(int row, int column) const {
+    return reinterpret_cast<const uint32_t *>(&chunk(row, column / 8))[column % 8 / 2];
+  }
+  __device__ __forceinline__ float element(int row, int column) const {
+    return to_float(reinterpret_cast<const T *>(&chunk(row, column / 8))[column % 8]);
+  }
+  // Of 16 rows and columns, operand A of mma_m16n8k16, and operand B of two products.
+  __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int column) const {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4(a, &chunk(row + lane % 16, column / 8 + lane / 16));
+  }
+  __device__ __forceinline__ void load_b(uint32_t (&b)[4], int row, int column) const {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4(b, &chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2));
+  }
+
+ private:
+  uint4 *chunks_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

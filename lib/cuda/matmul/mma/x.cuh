@@ -1,0 +1,36 @@
+// Loads of x for the mma kernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+#include "cuda/element.cuh"
+#include "cuda/matmul/args.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+// Columns of a row of x; zeros past the end of either.
+template <class T, class Args, int Chunks>
+__device__ __forceinline__ void load_x(const Args &args, int64_t row, int64_t column,
+                                       uint4 (&vector)[Chunks]) {
+#pragma unroll
+  for (int chunk = 0; chunk < Chunks; ++chunk) {
+    vector[chunk] = {};
+    const int64_t k = column + chunk * 8;
+    if (row >= args.m || k >= args.weight.cols) continue;
+    const T *x = static_cast<const T *>(args.x) + row * args.x_stride + k;
+    if (args.x_vectors && k + 8 <= args.weight.cols) {
+      vector[chunk] = *reinterpret_cast<const uint4 *>(x);
+      continue;
+    }
+    T elements[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) elements[i] = k + i < args.weight.cols ? x[i] : from_float<T>(0.0f);
+    memcpy(&vector[chunk], elements, sizeof elements);
+  }
+}
+
+}  // namespace
+}  // namespace nf4::cuda

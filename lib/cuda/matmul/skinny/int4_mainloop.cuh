@@ -1,0 +1,226 @@
+// A warp's product of a warp tile of an integer weight with its part of x.
+//
+// A code q becomes a number c + q of T by a shift and a logical operation on two codes at a time;
+// the sum of (c + q) x minus (c + z) times the sum of x is the group's sum of (q - z) x.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/matmul/skinny/int4_layout.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// Codes as numbers: bf16 128 + q, its last four bits; fp16 64 + q.
+template <class T>
+struct Int4Pairs {
+  static constexpr bool kHalf = std::is_same_v<T, __half>;
+  static constexpr int kBit = kHalf ? 4 : 0;  // of q in a number
+  static constexpr uint32_t kOne = kHalf ? 0x3c003c00u : 0x3f803f80u;
+
+  // Codes `index` and index + 4 of a word.
+  static __device__ __forceinline__ uint32_t at(uint32_t word, int index) {
+    const int shift = index * 4 - kBit;
+    const uint32_t moved = shift < 0 ? word << -shift % 32 : word >> shift % 32;
+    uint32_t numbers;  // moved & mask | magic, in one instruction
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;"
+        : "=r"(numbers)
+        : "r"(moved), "r"(0x000f000fu << kBit), "r"(kHalf ? 0x54005400u : 0x43004300u));
+    return numbers;
+  }
+  template <int Index>
+  __device__ __forceinline__ uint32_t pair(uint32_t word) const {
+    return at(word, Index);
+  }
+
+  // c + z of the zero points in the low and the high half, negative.
+  static __device__ __forceinline__ float minus_low(uint32_t zeros) {
+    return __uint_as_float(kHalf ? zeros << 17 | 0xc2800000u : zeros << 16 | 0xc3000000u);
+  }
+  static __device__ __forceinline__ float minus_high(uint32_t zeros) {
+    return __uint_as_float(kHalf ? (zeros << 1 & 0x1e0000u) | 0xc2800000u
+                                 : (zeros & 0xf0000u) | 0xc3000000u);
+  }
+};
+
+// 8 elements of x. Those out of bounds are loaded too, from the start of x, and masked when they
+// are ordered: the compiler would wait for loads under a condition.
+template <class T>
+__device__ __forceinline__ void load_octet(const T *x, uint32_t *b) {
+  const uint4 v = *reinterpret_cast<const uint4 *>(x);
+  b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
+}
+
+// 8 elements of x as B fragments of codes i and i + 4, from memory order; or zeros.
+__device__ __forceinline__ void order_octet(bool in_bounds, const uint32_t *from, uint32_t *b) {
+  const uint32_t mask = in_bounds ? 0xffffffffu : 0;
+  const uint32_t v[4] = {from[0] & mask, from[1] & mask, from[2] & mask, from[3] & mask};
+  b[0] = __byte_perm(v[0], v[2], 0x5410);
+  b[1] = __byte_perm(v[0], v[2], 0x7632);
+  b[2] = __byte_perm(v[1], v[3], 0x5410);
+  b[3] = __byte_perm(v[1], v[3], 0x7632);
+}
+
+// Sums of Octets octets of x, of the columns of B that this lane has in D: a product with ones.
+template <class T, int Octets>
+__device__ __forceinline__ float2 sum_octets(const uint32_t *x) {
+  constexpr uint32_t kOne = Int4Pairs<T>::kOne;
+  constexpr uint32_t kOnes[4] = {kOne, kOne, kOne, kOne};
+  float d[2][4] = {};
+#pragma unroll
+  for (int i = 0; i < Octets; ++i) {
+    mma_m16n8k16(T{}, d[0], kOnes, x[i * 4], x[i * 4 + 1]);
+    mma_m16n8k16(T{}, d[1], kOnes, x[i * 4 + 2], x[i * 4 + 3]);
+  }
+  return {d[0][0] + d[1][0], d[0][1] + d[1][1]};
+}
+
+// Up to 2 rows of x; see WarpMmaM2.
+template <class T, class Layout>
+struct Int4MmaM2 {
+  static constexpr int kMaxM = 2;
+  static constexpr bool kLoadsAhead = true;  // there are registers for two K-tiles of x
+  uint32_t x[1][32];
+  uint32_t loaded[32];
+  float2 x_sum;
+  typename Layout::QuarterReader reader;
+
+  static __device__ __forceinline__ int row() {
+    return Layout::row_of_quarters(FragmentLane().group_id);
+  }
+  static __device__ __forceinline__ int row_at(int fragment_row) {
+    return Layout::row_of_quarters(fragment_row);
+  }
+
+  // Whether the column of B that a lane has is a row of x, of the lane's own quarter.
+  static __device__ __forceinline__ bool in_bounds(const Int4MatmulArgs &matmul, int k_tile) {
+    const FragmentLane lane;
+    return (lane.group_id / 2 == lane.thread_in_group) &
+           (lane.group_id % 2 < static_cast<int>(matmul.m)) &
+           (k_tile * kWarpTileK + lane.thread_in_group * kScaleK < matmul.weight.cols);
+  }
+
+  __device__ __forceinline__ void load_x(const Int4MatmulArgs &matmul, int k_tile) {
+    const FragmentLane lane;
+    const T *from = static_cast<const T *>(matmul.x);
+    if (in_bounds(matmul, k_tile))
+      from += lane.group_id % 2 * matmul.x_stride + k_tile * kWarpTileK +
+              lane.thread_in_group * kScaleK;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) load_octet(from + Layout::octet_of_quarter(i) * 8, loaded + i * 4);
+  }
+
+  // Once the elements are needed.
+  __device__ __forceinline__ void prepare_x(const Int4MatmulArgs &matmul, int k_tile) {
+    const bool own = in_bounds(matmul, k_tile);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) order_octet(own, loaded + i * 4, x[0] + i * 4);
+    x_sum = sum_octets<T, 8>(x[0]);
+  }
+
+  template <class FindScales>
+  __device__ __forceinline__ void add(const StageTile &tile, FindScales find_scales,
+                                      bool accumulate, float *partial) const {
+    constexpr Int4Pairs<T> pairs;
+    float d[2][1][4] = {};  // two chains of products, which wait less for each other
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t w[4], w8[4];
+      reader.read(tile, half, w, w8);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mma_word<T>(pairs, w[i], w8[i], x, (half * 4 + i) * 4, d[i % 2]);
+    }
+    const Int4Scales found = find_scales();
+    const float offset = pairs.minus_low(found.zeros), offset8 = pairs.minus_high(found.zeros);
+    float sums[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      sums[k] = multiply_rn(
+          k < 2 ? found.scale : found.scale8,
+          __fmaf_rn(k < 2 ? offset : offset8, k % 2 ? x_sum.y : x_sum.x, d[0][0][k] + d[1][0][k]));
+    store_quad_sums(sums, accumulate, partial);
+  }
+};
+
+// Up to 8 or 16 rows of x; see WarpMmaM8.
+template <class T, class Layout, int MTiles>
+struct Int4MmaM8 {
+  static constexpr int kMaxM = 8 * MTiles;
+  static constexpr bool kLoadsAhead = false;
+  uint32_t x[MTiles][32];
+  float2 x_sum[MTiles][4];
+
+  static __device__ __forceinline__ int row() {
+    return Layout::row_of_shared(FragmentLane().group_id);
+  }
+  static __device__ __forceinline__ int row_at(int fragment_row) {
+    return Layout::row_of_shared(fragment_row);
+  }
+
+  static __device__ __forceinline__ bool in_bounds(const Int4MatmulArgs &matmul, int k_tile,
+                                                   int m_tile, int quarter) {
+    return (m_tile * 8 + FragmentLane().group_id < matmul.m) &
+           (k_tile * kWarpTileK + quarter * kScaleK < matmul.weight.cols);
+  }
+
+  __device__ __forceinline__ void load_x(const Int4MatmulArgs &matmul, int k_tile) {
+    const FragmentLane lane;
+#pragma unroll
+    for (int m_tile = 0; m_tile < MTiles; ++m_tile)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const T *from = static_cast<const T *>(matmul.x);
+        if (in_bounds(matmul, k_tile, m_tile, i / 2))
+          from += (m_tile * 8 + lane.group_id) * matmul.x_stride + k_tile * kWarpTileK +
+                  i / 2 * kScaleK + Layout::octet_of_shared(i % 2) * 8;
+        load_octet(from, x[m_tile] + i * 4);
+      }
+  }
+
+  __device__ __forceinline__ void prepare_x(const Int4MatmulArgs &matmul, int k_tile) {
+#pragma unroll
+    for (int m_tile = 0; m_tile < MTiles; ++m_tile) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        order_octet(in_bounds(matmul, k_tile, m_tile, i / 2), x[m_tile] + i * 4, x[m_tile] + i * 4);
+#pragma unroll
+      for (int quarter = 0; quarter < 4; ++quarter)
+        x_sum[m_tile][quarter] = sum_octets<T, 2>(x[m_tile] + quarter * 8);
+    }
+  }
+
+  template <class FindScales>
+  __device__ __forceinline__ void add(const StageTile &tile, FindScales find_scales,
+                                      bool accumulate, float *partial) const {
+    constexpr Int4Pairs<T> pairs;
+    const Int4Scales found = find_scales();
+    float sums[MTiles][4] = {};
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      uint32_t w[2], w8[2];
+      Layout::read_shared(tile, quarter, w, w8);
+      const float scale = __shfl_sync(0xffffffffu, found.scale, quarter, 4);
+      const float scale8 = __shfl_sync(0xffffffffu, found.scale8, quarter, 4);
+      const uint32_t zeros = __shfl_sync(0xffffffffu, found.zeros, quarter, 4);
+      const float offset = pairs.minus_low(zeros), offset8 = pairs.minus_high(zeros);
+      float d[MTiles][4];
+#pragma unroll
+      for (int i = 0; i < MTiles; ++i)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          d[i][k] = multiply_rn(k < 2 ? offset : offset8,
+                                k % 2 ? x_sum[i][quarter].y : x_sum[i][quarter].x);
+      mma_word<T>(pairs, w[0], w8[0], x, quarter * 8, d);
+      mma_word<T>(pairs, w[1], w8[1], x, quarter * 8 + 4, d);
+#pragma unroll
+      for (int i = 0; i < MTiles; ++i)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          sums[i][k] = __fmaf_rn(k < 2 ? scale : scale8, d[i][k], sums[i][k]);
+    }
+    store_sums(FragmentLane(), sums, accumulate, partial);
+  }
+};
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,68 @@
+// Weights with a codebook, for the wgmma kernels: decoded by a LUT.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/arch.cuh"
+#include "cuda/matmul/wgmma/args.hpp"
+#include "cuda/matmul/wgmma/consumer.cuh"
+#include "cuda/matmul/wgmma/scale_loader.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/pdl.cuh"
+#include "cuda/weight/decode.cuh"
+#include "cuda/weight/layout.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+struct CodebookKind {
+  using Args = WgmmaArgs;
+  using Scale = float;
+  template <int TileN>
+  using Layout = RowPacked;
+
+  static constexpr int kLutBytes = 65536;
+  static constexpr int kScaleCodeBytes = 1024;
+  // A K-tile of a tile with many rows of x takes long, and leaves little room.
+  static constexpr int weight_stages(int tile_m, int tile_n) {
+    return tile_m > 192 ? 2 : tile_m > 128 ? 3 : tile_n == 128 ? 6 : 5;
+  }
+
+  // Where a row's scales are in a stage, and how far from those of a lane's first row its second's.
+  static constexpr int scale_rows(int tile_n) { return tile_n; }
+  template <class Tile>
+  static __device__ __forceinline__ int scale_index(int row) {
+    return row * 2;
+  }
+  template <class Tile>
+  static constexpr int kScaleDistance = RowPacked::kRowDistance * 2;
+  // What sums are multiplied by.
+  static __device__ __forceinline__ float sum_scale(float scale) { return scale; }
+
+  // Builds the LUT: from arguments while the predecessor may still write; waits for it before it
+  // reads a caller's codebook. Returns the unit of the sums.
+  template <class Decode, class Tile>
+  static __device__ __forceinline__ float begin_consumer(const Args &args,
+                                                         SharedStorage<Tile> shared) {
+    const float *const codebook = args.matmul.weight.codebook;
+    if (codebook != nullptr) pdl_wait<Sm90>();
+    const float unit = Decode::template build<Tile::kConsumers>(args.decode, codebook, shared.base,
+                                                                consumer_thread());
+    pdl_wait<Sm90>();
+    pdl_launch_dependents<Sm90>();
+    named_barrier_sync(1, Tile::kConsumers);
+    return unit;
+  }
+
+  template <class Tile, class Scheduler>
+  static __device__ __forceinline__ void load_scales(const Args &args, SharedStorage<Tile> shared,
+                                                     int thread) {
+    if (args.matmul.weight.nested_absmax != nullptr)
+      nf4::cuda::load_scales<NestedScales, Tile, Scheduler>(args, shared, thread);
+    else
+      nf4::cuda::load_scales<FlatScales, Tile, Scheduler>(args, shared, thread);
+  }
+};
+
+}  // namespace
+}  // namespace nf4::cuda

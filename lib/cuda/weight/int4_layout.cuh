@@ -1,0 +1,146 @@
+// Layouts of integer weights, as RowPacked in layout.cuh: where the codes of a K-tile lie in shared
+// memory, and which of them a lane of a wgmma consumer multiplies.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/weight/layout.cuh"
+#include "nf4/nf4.h"
+
+namespace nf4::cuda {
+
+// compressed-tensors: [n][k / 8] words, the bytes of RowPacked with the low nibble first.
+template <int TileN>
+struct RowPackedLayout : RowPacked {
+  static constexpr nf4_int4_layout kLayout = NF4_INT4_COMPRESSED_TENSORS;
+  static constexpr bool kScalesByGroup = false;  // [n][group]
+  // Of the zero of row i of a few neighbours in a word, from the first's.
+  static __device__ __forceinline__ int zero_shift(int i) { return i * 4; }
+};
+
+// GPTQ: [k / 8][n] words. A K-tile is 16 rows of TileN words. The quad's rows are 2g and 2g + 1, so
+// that one load has the words of both and no two lanes of a load share a bank. Of each word a lane
+// uses byte lane % 4, as of RowPacked's.
+template <int TileN>
+struct GptqLayout {
+  static constexpr nf4_int4_layout kLayout = NF4_INT4_GPTQ;
+  static constexpr bool kScalesByGroup = true;  // [group][n]
+  static __device__ __forceinline__ int zero_shift(int i) { return i * 4; }
+  static constexpr int kWordRows = 16;
+  static constexpr int kRowDistance = 1;
+
+  static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
+                                                   int n, uint64_t *barrier) {
+    tma_load_2d(stage, map, n, k_tile * kWordRows, barrier);
+  }
+  static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
+    tma_prefetch_2d(map, n, k_tile * kWordRows);
+  }
+
+  // The words of a step that a quad reads, by rows of words: of rows 2g and 2g + 1.
+  struct Words {
+    uint2 words[kWordRows / 2];
+  };
+
+  static __device__ __forceinline__ int lane_row(int lane) { return lane / 4 * 2; }
+  static __device__ __forceinline__ int lane_offset(int row) { return row * 4; }
+  static __device__ __forceinline__ int row_of(int lane_offset) { return lane_offset / 4; }
+
+  template <int Step>
+  static __device__ __forceinline__ void load(Words &to, const uint8_t *stage, int lane_offset) {
+#pragma unroll
+    for (int row = 0; row < kWordRows / 2; ++row)
+      to.words[row] = *reinterpret_cast<const uint2 *>(stage + lane_offset +
+                                                       (Step * (kWordRows / 2) + row) * TileN * 4);
+  }
+
+  template <class Decode>
+  static __device__ __forceinline__ void decode(uint32_t (&a)[4][4], const Words &from,
+                                                Decode decode) {
+#pragma unroll
+    for (int row = 0; row < kWordRows / 2; ++row) {
+      a[row / 2][row % 2 * 2] = decode(from.words[row].x, 0);
+      a[row / 2][row % 2 * 2 + 1] = decode(from.words[row].y, 1);
+    }
+  }
+};
+
+// AWQ: [k][n / 8] words. A K-tile is 128 rows of TileN / 2 bytes, in the swizzle of as many. Of 16
+// bytes of eight of them, which are 8 columns of 32 rows, a transposing ldmatrix gives a lane half
+// a word of columns 2t and 2t + 1 side by side: nibbles of four rows, of which a warp takes two and
+// its neighbour two.
+template <int TileN>
+struct AwqLayout {
+  static constexpr nf4_int4_layout kLayout = NF4_INT4_AWQ;
+  static constexpr bool kScalesByGroup = true;
+  static __device__ __forceinline__ int zero_shift(int i) { return i % 2 * 16 + i / 2 * 4; }
+  static constexpr int kTileCols = 128;
+  static constexpr int kRowBytes = TileN / 2;  // of a column of the weight
+  static constexpr int kRowDistance = 2;
+  static_assert(kRowBytes == 64 || kRowBytes == 128);
+
+  static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
+                                                   int n, uint64_t *barrier) {
+    tma_load_2d(stage, map, n / 2, k_tile * kTileCols, barrier);
+  }
+  static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
+    tma_prefetch_2d(map, n / 2, k_tile * kTileCols);
+  }
+
+  // Of a step, by 8 columns.
+  struct Words {
+    uint32_t words[2][4];
+  };
+
+  // Half g of the eight halves of words of 32 rows has rows 8 (g / 2) + g % 2 and 2, 4, 6 further
+  // on. An odd warp's lie 4 after its neighbour's, but those that it stores 16 after.
+  static __device__ __forceinline__ int lane_row(int lane) {
+    return lane / 8 * 8 + lane / 4 % 2 - static_cast<int>(threadIdx.x / 32 % 2) * 12;
+  }
+  // Of the 16 bytes whose address this lane gives, of column `lane`.
+  static __device__ __forceinline__ int lane_offset(int row) {
+    const int column = static_cast<int>(threadIdx.x % 32);
+    const int swizzle = kRowBytes == 64 ? column / 2 % 4 : column % 8;
+    return column * kRowBytes + (row / 32 ^ swizzle) * 16;
+  }
+  static __device__ __forceinline__ int row_of(int) {
+    return (static_cast<int>(threadIdx.x) - 128) / 32 * 16 +
+           lane_row(static_cast<int>(threadIdx.x % 32));
+  }
+
+  template <int Step>
+  static __device__ __forceinline__ void load(Words &to, const uint8_t *stage, int lane_offset) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      ldmatrix_x4_trans(to.words[i], stage + lane_offset + (Step * 2 + i) * 32 * kRowBytes);
+  }
+
+  template <class Decode>
+  static __device__ __forceinline__ void decode(uint32_t (&a)[4][4], const Words &from,
+                                                Decode decode) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        a[i / 2][i % 2 * 2 + half] = decode(from.words[i / 4][i % 4], half);
+  }
+};
+
+template <nf4_int4_layout Layout, int TileN>
+struct Int4LayoutOf;
+template <int TileN>
+struct Int4LayoutOf<NF4_INT4_GPTQ, TileN> {
+  using Type = GptqLayout<TileN>;
+};
+template <int TileN>
+struct Int4LayoutOf<NF4_INT4_AWQ, TileN> {
+  using Type = AwqLayout<TileN>;
+};
+template <int TileN>
+struct Int4LayoutOf<NF4_INT4_COMPRESSED_TENSORS, TileN> {
+  using Type = RowPackedLayout<TileN>;
+};
+
+}  // namespace nf4::cuda

@@ -1,0 +1,126 @@
+// The kernel configuration of random products of integer weights on nine GPUs: each can run what it
+// is chosen for, and what no fast kernel takes goes to kMma64x64.
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/workspace.hpp"
+#include "support/catch.hpp"
+#include "support/choice_cases.hpp"
+#include "support/random.hpp"
+
+using namespace nf4;
+using namespace nf4::test;
+
+namespace {
+
+constexpr int kCases = 4000;
+
+template <class T>
+T *at(Rng &rng) {
+  // Aligned, but for one in sixteen.
+  return reinterpret_cast<T *>(0x7f0000000000 + 16 * rng.below(1 << 20) + (rng.one_in(16) ? 4 : 0));
+}
+
+Int4MatmulProblem random_problem(Rng &rng) {
+  constexpr nf4_int4_layout kLayouts[] = {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS};
+  constexpr int64_t kSizes[] = {512, 1024, 2048, 4096, 5120, 8192, 14336, 28672};
+  constexpr int64_t kGroups[] = {32, 64, 128, 128, 128, 192};
+  constexpr int64_t kUpTo[] = {4, 20, 100, 400, 2000, 10000};
+  Int4MatmulProblem problem{};
+  Int4Weight &weight = problem.weight;
+  weight.layout = rng.pick(kLayouts);
+  weight.scales_dtype = rng.one_in(2) ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
+  weight.group_size = rng.pick(kGroups);
+  weight.cols = rng.one_in(2) ? rng.pick(kSizes) / 64 * weight.group_size
+                              : rng.between(1, 200) * weight.group_size;
+  if (rng.one_in(8)) weight.group_size = weight.cols;
+  weight.rows = rng.one_in(2) ? rng.pick(kSizes) : 8 * rng.between(1, 2000);
+  weight.elements = weight.rows * weight.cols;
+  weight.groups = weight.cols / weight.group_size;
+  weight.packed = at<uint32_t>(rng);
+  weight.scales = at<void>(rng);
+  if (rng.one_in(2)) weight.zeros = at<uint32_t>(rng);
+  if (rng.one_in(6)) weight.g_idx = at<int32_t>(rng);
+  if (rng.one_in(6)) weight.permutation = at<int32_t>(rng);
+  problem.dtype = rng.one_in(2) ? NF4_DTYPE_BF16 : NF4_DTYPE_FP16;
+  problem.m = rng.between(1, rng.pick(kUpTo));
+  problem.x = at<void>(rng);
+  problem.x_stride = weight.cols + (rng.one_in(8) ? rng.below(64) : 0);
+  problem.y = at<void>(rng);
+  problem.y_stride = weight.rows;
+  return problem;
+}
+
+cuda::GpuFacts facts_of(const ChoiceGpu &gpu) {
+  cuda::GpuFacts facts{};
+  facts.multiprocessors = gpu.multiprocessors;
+  facts.shared_bytes = gpu.shared_bytes;
+  facts.tensor_cores = gpu.compute_capability >= 80;
+  facts.tensor_maps = gpu.compute_capability >= 90;
+  facts.wgmma = gpu.compute_capability == 90;
+  return facts;
+}
+
+cuda::MatmulChoice choose(const Int4MatmulProblem &problem, const ChoiceGpu &gpu) {
+  cuda::GpuFacts facts = facts_of(gpu);
+  const auto load = [&](cuda::GpuFacts &loaded) {
+    std::copy_n(gpu.resident_clusters, cuda::kMaxClusterSize + 1, loaded.resident_clusters);
+    return 0;
+  };
+  cuda::MatmulChoice choice{};
+  REQUIRE(cuda::choose_config(problem, facts, cuda::cost_model(), load, choice) == 0);
+  return choice;
+}
+
+}  // namespace
+
+TEST_CASE("the choice of matmul's kernel for integer weights can run the product",
+          "[matmul][int4]") {
+  for (int i = 0; i < kCases; ++i) {
+    Rng rng(0x1e000000 + i);
+    const Int4MatmulProblem problem = random_problem(rng);
+    const Int4Weight &weight = problem.weight;
+    for (const ChoiceGpu &gpu : kChoiceGpus) {
+      INFO("product " << i << ": " << problem.m << " rows of x, " << weight.rows << " x "
+                      << weight.cols << ", layout " << weight.layout << ", group_size "
+                      << weight.group_size << " on compute capability " << gpu.compute_capability);
+      const cuda::MatmulChoice choice = choose(problem, gpu);
+      const bool wgmma = cuda::is_wgmma(choice.config);
+      REQUIRE(cuda::can_run(problem, facts_of(gpu), choice.config));
+      if (weight.g_idx != nullptr || gpu.compute_capability < 80)
+        REQUIRE(choice.config == cuda::kMma64x64);
+      REQUIRE((!wgmma || gpu.compute_capability == 90));
+      if (!wgmma) continue;
+      // Each CTA of a stream-K kernel has a slot in the workspace, and all run at the same time.
+      if (cuda::is_stream_k(choice.config))
+        REQUIRE(choice.plan.clusters <=
+                std::min<int64_t>(gpu.multiprocessors, cuda::MatmulWorkspace(problem).ctas));
+      REQUIRE(choice.plan.n_tiles * cuda::kMatmulConfigs[choice.config].tile_n >= weight.rows);
+      REQUIRE(choice.plan.m_tiles * cuda::kMatmulConfigs[choice.config].tile_m >= problem.m);
+    }
+  }
+}
+
+// Aligned weights as checkpoints have them.
+TEST_CASE("integer weights in groups of 64 and more take the fast kernels of Hopper",
+          "[matmul][int4]") {
+  for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS})
+    for (const int64_t group_size : {64, 128, 256, 4096})
+      for (const int64_t m : {17, 64, 100, 256, 1024, 4096}) {
+        Int4MatmulProblem problem{};
+        Int4Weight &weight = problem.weight;
+        weight.layout = layout;
+        weight.scales_dtype = NF4_DTYPE_FP16;
+        weight.rows = weight.cols = 4096;
+        weight.elements = weight.rows * weight.cols;
+        weight.group_size = group_size;
+        weight.groups = weight.cols / group_size;
+        problem.dtype = NF4_DTYPE_BF16;
+        problem.m = m;
+        problem.x_stride = weight.cols;
+        problem.y_stride = weight.rows;
+        INFO("layout " << layout << ", group_size " << group_size << ", m " << m);
+        CHECK(cuda::is_wgmma(choose(problem, kChoiceGpus[0]).config));
+      }
+}
