@@ -141,6 +141,7 @@ void Int4Rows::dequant_steps(const uint8_t *codes, int64_t n, int64_t k, int64_t
   uint8_t padded[kKernelStep / 2] = {};
   std::memcpy(padded, args.packed, (tail + 1) / 2);
   args.packed = padded;
+  args.blocksize = kKernelStep;
   dequant(kKernelStep);
 }
 
