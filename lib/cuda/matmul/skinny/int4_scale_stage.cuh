@@ -28,7 +28,7 @@ class Int4ScaleStage {
       const int64_t first = int64_t{first_row} * groups;
 #pragma unroll 1
       for (int i = threadIdx.x; i < units * groups; i += kSkinnyThreads)
-        copy(first + i * 8, first / 8 + i, i, min(rows * groups - i * 8, 8) * 2);
+        copy(first + i * 8, first / 8 + i, i, min(rows * groups - i * 8, 8));
     } else {
       const int pitch = args_.scale_pitch / kInt4Unit;
 #pragma unroll 1
@@ -36,7 +36,7 @@ class Int4ScaleStage {
         const int64_t first = group * args_.matmul.weight.rows + first_row;
 #pragma unroll 1
         for (int i = threadIdx.x % 32; i < units; i += 32)
-          copy(first + i * 8, first / 8 + i, group * pitch + i, 16);
+          copy(first + i * 8, first / 8 + i, group * pitch + i, 8);
       }
     }
     barrier_.commit();
@@ -60,10 +60,14 @@ class Int4ScaleStage {
   }
 
  private:
-  // 8 scales, of which `bytes` bytes are there, and a word of zero points.
-  __device__ __forceinline__ void copy(int64_t scales, int64_t zeros, int to, int bytes) const {
+  // `count` scales, at most 8, and a word of zero points.
+  __device__ __forceinline__ void copy(int64_t scales, int64_t zeros, int to, int count) const {
     const Int4View &weight = args_.matmul.weight;
-    cp_async_16(shared_ + args_.smem_scales + to * 16, weight.scales + scales, bytes);
+    auto *const to_scales = reinterpret_cast<uint16_t *>(shared_ + args_.smem_scales) + to * 8;
+    if (count == 8)
+      cp_async_16(to_scales, weight.scales + scales, 16);
+    else
+      for (int i = 0; i < count; ++i) to_scales[i] = weight.scales[scales + i];
     uint32_t *const to_zeros = reinterpret_cast<uint32_t *>(shared_ + args_.smem_zeros) + to;
     if (weight.zeros != nullptr)
       cp_async_4(to_zeros, weight.zeros + zeros);
