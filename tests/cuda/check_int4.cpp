@@ -24,10 +24,8 @@ using namespace nf4::test;
 namespace {
 
 // Per class of weights and dtype. compute-sanitizer runs fewer.
-int shapes() {
-  const char *asked = std::getenv("NF4_TEST_SHAPES");
-  return asked != nullptr ? std::atoi(asked) : 12;
-}
+bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
+int shapes() { return few_shapes() ? std::atoi(std::getenv("NF4_TEST_SHAPES")) : 12; }
 
 class ForcedAny {
  public:
@@ -217,6 +215,7 @@ TEST_CASE("integer weights of groups that are multiples of 64", "[cuda][int4]") 
     for (const int32_t group_size : {64, 128, 192, 256, 1024, -1})
       for (const int64_t rows : {1, 2, 8, 12, 40, 96, 128, 320}) {
         Rng rng(++number);
+        if (few_shapes() && !rng.one_in(4)) continue;
         const int64_t cols = (group_size == -1 ? 64 : group_size) * rng.between(1, 5);
         const bool octets = kind.layout == NF4_INT4_AWQ;
         const Int4Shape shape{octets ? (rows + 7) / 8 * 8 : rows, cols, group_size};
@@ -224,7 +223,8 @@ TEST_CASE("integer weights of groups that are multiples of 64", "[cuda][int4]") 
         INFO(describe(weight, number));
         aligned[kind.layout] += check_dequant(weight, rng.pick(kDtypes), rng, stream);
       }
-  for (const nf4_int4_layout layout : kInt4Layouts) REQUIRE(aligned[layout] > 20);
+  for (const nf4_int4_layout layout : kInt4Layouts)
+    REQUIRE(aligned[layout] > (few_shapes() ? 2 : 20));
 }
 
 TEST_CASE("quantize to integer weights gives the bytes of the reference", "[cuda][int4]") {

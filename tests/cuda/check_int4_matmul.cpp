@@ -122,7 +122,8 @@ TEST_CASE("every kernel multiplies integer weights of many groups", "[cuda][matm
   check_counts(counts);
 }
 
-TEST_CASE("the error is that of a dense product with rounded weights", "[cuda][matmul][int4]") {
+TEST_CASE("the error is that of a dense product with rounded weights",
+          "[cuda][matmul][int4][long]") {
   const Stream stream;
   uint64_t number = 0x1bc00000;
   for (const Int4Class &kind : int4_classes())
