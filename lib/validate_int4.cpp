@@ -155,6 +155,8 @@ nf4_status validate_int4_reorder(const nf4_int4_tensor *from, const nf4_int4_ten
   if (!same_fields(*from, *to))
     return fail(NF4_STATUS_INVALID_ARGUMENT,
                 "`to` differs from `from` in another field than packed, g_idx and permutation");
+  if (problem.from.cols > INT32_MAX)
+    return invalid("cols", problem.from.cols, "at most 2^31 - 1, for a permutation of int32");
   if (problem.from.elements == 0) return NF4_STATUS_OK;
   if (from->g_idx == nullptr || from->permutation != nullptr)
     return fail(NF4_STATUS_INVALID_ARGUMENT, "expected `from` with g_idx and without permutation");

@@ -50,7 +50,8 @@
  * ERRORS
  *   Every function that can fail returns nf4_status. If it is not NF4_STATUS_OK,
  *   nothing was enqueued and no output byte was written, with two exceptions: after
- *   NF4_STATUS_CUDA_ERROR from nf4_quantize_launch or nf4_matmul_batch_launch, which
+ *   NF4_STATUS_CUDA_ERROR from nf4_quantize_launch, nf4_int4_reorder_launch, a
+ *   matmul_batch_launch, or nf4_int4_matmul_launch of a weight with a permutation, which
  *   enqueue several kernels, the outputs are unspecified; nf4_device_info fills in
  *   what it knows in any case. nf4_last_error() names the argument and the value.
  *   nf4_*_cpu need no memory of their own; where there is none, only the text of
@@ -66,7 +67,7 @@
  *   work. A thread that is cancelled (pthread_cancel) acts on it after such a call.
  *
  * ALIGNMENT
- *   packed and uint8 absmax: none. Everything else: that of its element type.
+ *   packed of an nf4_tensor and uint8 absmax: none. Everything else: that of its element type.
  *   16-byte aligned outputs and 4-byte aligned packed are fastest.
  *
  * STABILITY
@@ -399,8 +400,8 @@ typedef struct nf4_int4_tensor {
   void *packed;               /* words, 4-byte aligned */
   void *scales;
   void *zeros;                /* words, or NULL: z is 8 everywhere; zero_offset is 0 then */
-  const int32_t *g_idx;       /* [cols], the group of each column, as of GPTQ with act
-                                 order; or NULL: column / group_size */
+  const int32_t *g_idx;       /* [cols], the group of each stored column, as of GPTQ with
+                                 act order; or NULL: column / group_size */
   const int32_t *permutation; /* [cols], or NULL: stored column j is column permutation[j] of
                                  the weight (nf4_int4_reorder_launch) */
 } nf4_int4_tensor;
@@ -454,7 +455,9 @@ NF4_API nf4_status nf4_int4_quantize_cpu(const void *in, nf4_dtype in_dtype,
 /* Sorts the columns of a weight with g_idx by their group, once, so that matmul reads whole
  * groups: writes packed and permutation of *to, whose scales and zeros are those of *from
  * (the same pointers, or equal bytes), and whose other fields are the same but for g_idx,
- * which is NULL. Columns of one group keep their order.
+ * which is NULL. Columns of one group keep their order. Each group must have group_size
+ * columns, or *to is another weight. cols is at most 2^31 - 1. A weight without elements is
+ * not looked at further than its shape.
  *
  * INVALID_ARGUMENT: as for nf4_int4_dequant_launch, for either; g_idx of *from is NULL or its
  * permutation is not; the reverse of *to; another field differs; packed or permutation of *to
@@ -464,10 +467,17 @@ NF4_API nf4_status nf4_int4_reorder_launch(const nf4_int4_tensor *from, const nf
 NF4_API nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
                                         int32_t threads);
 
-/* As the functions without "int4", for x, y and bias as there. The exact product's weights are
- * s * (q - z); in 16 bits they may be rounded to the dtype once, as dequantize does. With g_idx
- * the GPU reads a scale for each element: nf4_int4_reorder_launch saves that. Workspace sizes
- * depend on whether g_idx and permutation are NULL too. */
+/* As the functions without "int4", for x, y and bias as there; where those name the
+ * blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
+ * nf4_int4_reorder_launch saves that. Workspace sizes and the choice of a kernel also depend
+ * on whether zeros, g_idx and permutation are NULL, and the choice on the alignment of
+ * scales. Differences from exact arithmetic, beside those of nf4_matmul_launch:
+ *   rounding    the weights s * (q - z) may be rounded to x's dtype, as dequantize does. In
+ *               fp16 a bf16 scale may first be rounded to fp16: one that fp16 holds as a
+ *               subnormal number loses bits, one beyond 65504 is infinite.
+ *   sums        of x times q may be formed first, less z times the sum of x of the group,
+ *               both up to 143 times x: a sum beyond binary32 is infinite or a NaN, and its
+ *               rounding is relative to 143 |x|. */
 NF4_API nf4_status nf4_int4_matmul_workspace_size(const nf4_int4_tensor *weight,
                                                   const nf4_matmul_args *args, size_t *bytes);
 NF4_API nf4_status nf4_int4_matmul_launch(const nf4_int4_tensor *weight,

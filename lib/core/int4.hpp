@@ -28,7 +28,7 @@ NF4_HOST_DEVICE uint32_t unpack_int4(const uint32_t *words, Int4Place place) {
 NF4_HOST_DEVICE constexpr int awq_nibble(int index) { return index / 2 + index % 2 * 4; }
 
 NF4_HOST_DEVICE constexpr int64_t int4_words(int64_t codes) {
-  return (codes + kInt4PerWord - 1) / kInt4PerWord;
+  return codes / kInt4PerWord + (codes % kInt4PerWord != 0);
 }
 
 // The code of row n, stored column k.

@@ -174,6 +174,7 @@ void quantize(const Int4QuantizeProblem &problem, int threads) {
 }
 
 void reorder(const Int4ReorderProblem &problem, int threads) {
+  const CallEnvironment environment;
   int4_permutation(problem);
   for_rows(problem.from, kQuantizeElementsPerThread, threads,
            [&](RowRange n) { int4_reorder_reference(problem, n); });

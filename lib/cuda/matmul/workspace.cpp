@@ -63,7 +63,8 @@ int64_t matmul_workspace_bytes(const MatmulProblem &problem) {
 }
 
 int64_t permuted_x_bytes(const Int4MatmulProblem &problem) {
-  if (problem.weight.permutation == nullptr || problem.dtype == NF4_DTYPE_FP32) return 0;
+  if (problem.weight.permutation == nullptr || problem.empty() || problem.dtype == NF4_DTYPE_FP32)
+    return 0;
   return ceil_divide(problem.m * problem.weight.cols * 2, 16) * 16;
 }
 

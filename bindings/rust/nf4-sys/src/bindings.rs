@@ -242,8 +242,8 @@ are less by 0x11111111; else 0*/
     pub scales: *mut ::core::ffi::c_void,
     /// words, or NULL: z is 8 everywhere; zero_offset is 0 then
     pub zeros: *mut ::core::ffi::c_void,
-    /** [cols], the group of each column, as of GPTQ with act
-order; or NULL: column / group_size*/
+    /** [cols], the group of each stored column, as of GPTQ with
+act order; or NULL: column / group_size*/
     pub g_idx: *const i32,
     /** [cols], or NULL: stored column j is column permutation[j] of
 the weight (nf4_int4_reorder_launch)*/
@@ -628,7 +628,9 @@ extern "C" {
     /** Sorts the columns of a weight with g_idx by their group, once, so that matmul reads whole
  groups: writes packed and permutation of *to, whose scales and zeros are those of *from
  (the same pointers, or equal bytes), and whose other fields are the same but for g_idx,
- which is NULL. Columns of one group keep their order.
+ which is NULL. Columns of one group keep their order. Each group must have group_size
+ columns, or *to is another weight. cols is at most 2^31 - 1. A weight without elements is
+ not looked at further than its shape.
 
  INVALID_ARGUMENT: as for nf4_int4_dequant_launch, for either; g_idx of *from is NULL or its
  permutation is not; the reverse of *to; another field differs; packed or permutation of *to
@@ -643,10 +645,17 @@ extern "C" {
         to: *const nf4_int4_tensor,
         threads: i32,
     ) -> nf4_status;
-    /** As the functions without "int4", for x, y and bias as there. The exact product's weights are
- s * (q - z); in 16 bits they may be rounded to the dtype once, as dequantize does. With g_idx
- the GPU reads a scale for each element: nf4_int4_reorder_launch saves that. Workspace sizes
- depend on whether g_idx and permutation are NULL too.*/
+    /** As the functions without "int4", for x, y and bias as there; where those name the
+ blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
+ nf4_int4_reorder_launch saves that. Workspace sizes and the choice of a kernel also depend
+ on whether zeros, g_idx and permutation are NULL, and the choice on the alignment of
+ scales. Differences from exact arithmetic, beside those of nf4_matmul_launch:
+   rounding    the weights s * (q - z) may be rounded to x's dtype, as dequantize does. In
+               fp16 a bf16 scale may first be rounded to fp16: one that fp16 holds as a
+               subnormal number loses bits, one beyond 65504 is infinite.
+   sums        of x times q may be formed first, less z times the sum of x of the group,
+               both up to 143 times x: a sum beyond binary32 is infinite or a NaN, and its
+               rounding is relative to 143 |x|.*/
     pub fn nf4_int4_matmul_workspace_size(
         weight: *const nf4_int4_tensor,
         args: *const nf4_matmul_args,
