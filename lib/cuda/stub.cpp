@@ -17,9 +17,7 @@ nf4_status dequant(const Int4DequantProblem &, nf4_stream) { return no_cuda(); }
 nf4_status quantize(const Int4QuantizeProblem &, nf4_stream) { return no_cuda(); }
 nf4_status reorder(const Int4ReorderProblem &, nf4_stream) { return no_cuda(); }
 nf4_status matmul(const Int4MatmulProblem *, int, nf4_stream) { return no_cuda(); }
-nf4_status matmul_plan(const Int4MatmulBatch &, int, int32_t *, const char **) {
-  return no_cuda();
-}
+nf4_status matmul_plan(const Int4MatmulBatch &, int, int32_t *, const char **) { return no_cuda(); }
 nf4_status device_info(int, nf4_device &) { return no_cuda(); }
 
 }  // namespace nf4::cuda

@@ -7,9 +7,9 @@
 // its memory takes.
 #include "cpu/isa/avx2.hpp"
 
-#include "cpu/dequant/groups.hpp"
+#include "cpu/dequant/group_loops.hpp"
 #include "cpu/dequant/kernels.hpp"
-#include "cpu/dequant/words.hpp"
+#include "cpu/dequant/word_loops.hpp"
 
 namespace nf4::cpu {
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/dequant/int4_groups.hpp"
 #include "cpu/dequant/range.hpp"
 #include "cpu/dtypes.hpp"
 #include "cpu/weight/int4.hpp"

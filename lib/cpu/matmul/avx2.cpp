@@ -4,7 +4,7 @@
 // with each row of x an fma. Tile: 12 fma, two a cycle, for 7 loads; it has 16 registers.
 #include "cpu/isa/avx2.hpp"
 
-#include "cpu/matmul/columns.hpp"
+#include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
 #include "nf4/nf4.h"
 

@@ -9,7 +9,7 @@
 // Tile. 24 fma for 10 loads, one a cycle, and 16 weights each: twice the time of bf16.
 #include "cpu/isa/avx512.hpp"
 
-#include "cpu/matmul/columns.hpp"
+#include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
 #include "nf4/nf4.h"
 

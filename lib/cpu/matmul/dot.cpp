@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/formats.hpp"
+#include "cpu/dequant/int4_groups.hpp"
 #include "cpu/matmul/parts.hpp"
 #include "cpu/weight/int4.hpp"
 #include "cpu/weight/scales.hpp"

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "core/round_int4.hpp"
-#include "cpu/dequant/words.hpp"
+#include "cpu/dequant/word_loops.hpp"
 #include "cpu/quantize/quantize.hpp"
 #include "cpu/reference.hpp"
 
@@ -20,7 +20,7 @@ constexpr int64_t kMaxRows = 64;
 constexpr int64_t kRowColumns = 4096;
 constexpr int64_t kWordColumns = 512;
 
-// One word as words.hpp wants vectors.
+// One word as word_loops.hpp wants vectors.
 struct OneWord {
   using Vector = uint32_t;
 };

@@ -5,7 +5,6 @@
 
 #include "core/float16.hpp"
 #include "core/int4.hpp"
-#include "cpu/dequant/kernels.hpp"
 #include "problem.hpp"
 
 namespace nf4::cpu {
@@ -42,22 +41,5 @@ inline int64_t int4_column(const Int4Weight &weight, int64_t k) {
 
 // The codes less 8, to which 8 less the zero point is added.
 constexpr float kInt4Codebook[] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-
-// What GroupsArgs has of `count` groups of row n from g on, or but for compressed-tensors of group
-// g of `count` rows from n on.
-inline GroupsArgs int4_groups(const Int4Weight &weight, int64_t n, int64_t g, int64_t count,
-                              float *scales, float *zeros) {
-  const Int4Place zero = int4_zero(weight.layout, weight.rows, weight.groups, n, g);
-  return {static_cast<const uint16_t *>(weight.scales) +
-              int4_scale(weight.layout, weight.rows, weight.groups, n, g),
-          weight.scales_dtype == NF4_DTYPE_FP16,
-          weight.zeros == nullptr ? nullptr : weight.zeros + zero.word,
-          weight.zero_offset * kInt4Ones,
-          weight.layout,
-          zero.shift,
-          count,
-          scales,
-          zeros};
-}
 
 }  // namespace nf4::cpu

@@ -18,8 +18,8 @@ struct MatmulKernels {
   static MatmulKernels make();
 };
 
-// Integer weights. Args: Int4MatmulArgs of mma kernels; of skinny kernels Int4SkinnyArgs, StripArgs
-// of AWQ's.
+// Integer weights. Args: Int4MatmulArgs of mma kernels; of skinny kernels Int4SkinnyArgs, or
+// StripArgs where takes_strips(): of AWQ's, and of GPTQ's skinny_16 with tensor maps.
 struct Int4MatmulKernels {
   // [dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][has g_idx][configuration]
   const void *of[2][3][2][kFamilyConfigCount];

@@ -26,18 +26,12 @@ struct Int4View {
 };
 
 inline Int4View view_of(const Int4Weight &weight) {
-  return {weight.packed,
-          static_cast<const uint16_t *>(weight.scales),
-          weight.zeros,
-          weight.g_idx,
-          weight.permutation,
-          weight.rows,
-          weight.cols,
-          weight.group_size,
-          weight.groups,
-          weight.zero_offset,
-          weight.layout,
-          weight.scales_dtype == NF4_DTYPE_FP16};
+  return {weight.packed,      static_cast<const uint16_t *>(weight.scales),
+          weight.zeros,       weight.g_idx,
+          weight.permutation, weight.rows,
+          weight.cols,        weight.group_size,
+          weight.groups,      weight.zero_offset,
+          weight.layout,      weight.scales_dtype == NF4_DTYPE_FP16};
 }
 
 }  // namespace nf4::cuda

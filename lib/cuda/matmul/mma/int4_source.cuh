@@ -7,6 +7,7 @@
 
 #include "core/int4.hpp"
 #include "cuda/matmul/args.hpp"
+#include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/mma/smem_tile.cuh"
 #include "cuda/ptx/memory.cuh"
 #include "cuda/weight/scales.cuh"
@@ -19,7 +20,7 @@ constexpr int kInt4Rows = 2;  // of a thread
 // A thread's codes. It walks along K, a K-tile at a time; of(i) are eight codes of row i along K,
 // the first in the low bits.
 template <class Arch, nf4_int4_layout Layout>
-class Int4Codes {
+class Int4WordLoader {
  public:
   static constexpr bool kRowPacked = Layout == NF4_INT4_COMPRESSED_TENSORS;
   static constexpr int kRowStep = 32;  // from row 0 to row 1
@@ -57,7 +58,7 @@ class Int4Codes {
 
 // A word has eight rows, of which this thread takes q and q + 4; four threads read the same words.
 template <class Arch>
-class Int4Codes<Arch, NF4_INT4_AWQ> {
+class Int4WordLoader<Arch, NF4_INT4_AWQ> {
  public:
   static constexpr int kRowStep = 4;
   struct Words {
@@ -174,7 +175,7 @@ class Int4ColumnScales {
 
 template <class Arch, nf4_int4_layout Layout, bool kByColumn>
 class Int4Source {
-  using Codes = Int4Codes<Arch, Layout>;
+  using Codes = Int4WordLoader<Arch, Layout>;
   using Scales = std::conditional_t<kByColumn, Int4ColumnScales<Layout>, Int4GroupScales<Layout>>;
   static constexpr int kScales = Scales::kScales;
 

@@ -3,6 +3,7 @@
 // points lie.
 #pragma once
 
+#include "core/int4.hpp"
 #include "cuda/matmul/skinny/mainloop.cuh"
 #include "cuda/matmul/skinny/pipeline.cuh"
 

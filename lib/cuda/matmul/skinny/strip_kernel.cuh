@@ -1,14 +1,15 @@
 // y = x W^T for up to 16 rows of x and an integer weight whose words lie along its rows (AWQ,
 // GPTQ): a skinny GEMM by mma.sync, split along K.
 //
-// A CTA has 256 rows of the weight, so that every copy reads whole lines; where that is few CTAs, a
-// cluster shares the columns and adds up its sums through distributed shared memory, in a fixed
-// order. Four warps side by side share the stages of a pipeline, which bring x along.
+// A CTA has a strip of 128 rows of the weight; where strips are few, a cluster shares the columns
+// and adds up its sums through distributed shared memory, in a fixed order. Two warps side by side
+// share the stages of a pipeline, which bring x along.
 // docs/design/matmul-skinny.md has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include "core/int4.hpp"
 #include "cuda/element.cuh"
 #include "cuda/matmul/skinny/strip_layout.cuh"
 #include "cuda/ptx/cluster.cuh"
@@ -17,7 +18,7 @@
 namespace nf4::cuda {
 namespace {
 
-// The K-tiles of four warps on their way to shared memory. Lane 0 of the first of them copies.
+// The K-tiles of kStripWarpsN warps on their way to shared memory. Lanes of the first of them copy.
 template <class Layout, int kMaxM>
 class StripPipeline {
   static constexpr StripSmem kSmem = kStripSmem<kMaxM>;

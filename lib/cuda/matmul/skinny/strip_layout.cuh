@@ -31,7 +31,7 @@ __device__ __forceinline__ void mma_ones(StripSums<MTiles> &sums, int m_tile, ui
 // A stage of x: rows of 128 bytes in the 128-byte swizzle.
 constexpr int kXRowBytes = kStripK * 2;
 
-// Codes [k][n / 8]: a K-tile is kStripK rows of 128 bytes in the 128-byte swizzle.
+// Codes [k][n / 8]: a K-tile is kStripK rows of 64 bytes in the 64-byte swizzle.
 struct StripAwq {
   static constexpr int kRowBytes = kStripN / 2;
   static constexpr int kBoxes = 1;

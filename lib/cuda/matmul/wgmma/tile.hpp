@@ -42,7 +42,8 @@ struct SharedLayout {
   static constexpr int kXStageBytes = Tile::kTileM * kStepK * 2;
   static constexpr int kWeightStageBytes = Tile::kTileN * kTileK / 2;
   // Of each row, two steps'.
-  static constexpr int kScaleStageBytes = Tile::Kind::scale_rows(Tile::kTileN) * 2 * int{sizeof(typename Tile::Scale)};
+  static constexpr int kScaleStageBytes =
+      Tile::Kind::scale_rows(Tile::kTileN) * 2 * int{sizeof(typename Tile::Scale)};
   static constexpr int kSubtileBytes = 1024;
   static constexpr int kSubtilesBytes = Tile::kWarpgroups * 4 * kSubtileBytes;
   static constexpr int kLutBytes = Tile::Kind::kLutBytes;
