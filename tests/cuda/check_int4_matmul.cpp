@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "cuda/matmul/matmul.hpp"
+#include "cuda/matmul/wgmma/tile.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
 #include "support/families.hpp"
@@ -45,13 +47,45 @@ Case plain_case(Rng &rng, const Int4Class &kind, const Int4Shape &shape, nf4_dty
   return test;
 }
 
-// The mma kernel runs all that it is given, and the others some.
+// The mma kernel runs all that it is given.
 void check_counts(const MatmulCounts &counts) {
   for (const cuda::GpuFamily *family : runnable_families()) {
     INFO("family " << family->name);
     REQUIRE(counts.count(family) == 1);
     CHECK(counts.at(family)[cuda::kMma64x64] > 0);
   }
+}
+
+int device_attribute(cudaDeviceAttr attribute) {
+  int value = 0;
+  REQUIRE_CUDA(cudaDeviceGetAttribute(&value, attribute, 0));
+  return value;
+}
+
+// Whether the best family has a skinny or wgmma kernel of the layout in the configuration. Less
+// shared memory than Hopper's leaves some of them out.
+bool has_fast_kernel(nf4_int4_layout layout, int config) {
+  const cuda::GpuFamily &best = *runnable_families()[0];
+  if (device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) < cuda::kWgmmaSmemBytes)
+    return false;
+  if (cuda::is_skinny(config))
+    return best.tensor_maps && (layout != NF4_INT4_AWQ || config != cuda::kSkinny2);
+  return cuda::has_int4_kernel(config) && cuda::matmul_has(best, config, compute_capability());
+}
+
+// The best family's fast kernels of the layout were met, of these configurations.
+void check_fast_counts(MatmulCounts &counts, nf4_int4_layout layout, ConfigRange configs) {
+  for (int config = configs.first; config < configs.end; ++config) {
+    INFO("layout " << layout << ", " << cuda::kMatmulConfigs[config].name);
+    if (has_fast_kernel(layout, config)) CHECK(counts[runnable_families()[0]][config] > 0);
+  }
+}
+
+// What is aligned, in memory, rows and groups, is not kMma64x64's where there are others.
+void require_not_mma(const Placed &placed, const Case &test) {
+  const int config = test.m <= 16 ? cuda::kSkinny16 : cuda::kFirstWgmma;
+  if (!test.weight.has(kInt4GIdx) && has_fast_kernel(test.weight.shape.layout, config))
+    REQUIRE(placed.used(test) != cuda::kMma64x64);
 }
 
 // Dequantized to the dtype, multiplied exactly, rounded: ||y - expected|| / ||expected||.
@@ -102,10 +136,11 @@ TEST_CASE("every kernel multiplies integer weights within the rounding of its fa
   check_counts(counts);
 }
 
-// What fast kernels take: groups of 64 and more, rows of x that vectors can load.
+// What fast kernels take: groups of 64 and more, rows of x that vectors can load. The stream-K
+// kernels, the last, are for weights that are large for the GPU.
 TEST_CASE("every kernel multiplies integer weights of many groups", "[cuda][matmul][int4]") {
   const Stream stream;
-  MatmulCounts counts;
+  std::map<nf4_int4_layout, MatmulCounts> counts;
   uint64_t number = 0x1b800000;
   for (const ColumnOrder order :
        {ColumnOrder::kPlain, ColumnOrder::kGIdx, ColumnOrder::kPermutation})
@@ -113,13 +148,74 @@ TEST_CASE("every kernel multiplies integer weights of many groups", "[cuda][matm
       for (const int64_t m : {1, 5, 16, 40, 130, 300}) {
         Rng rng(++number);
         const int32_t groups[] = {32, 64, 128, 128, 256, -1};
-        const Int4Shape shape{rng.between(20, 40) * 8, rng.between(1, 4) * 512, rng.pick(groups)};
+        const int64_t rows =
+            kind.layout == NF4_INT4_AWQ ? rng.between(5, 10) * 32 : rng.between(20, 40) * 8;
+        const Int4Shape shape{rows, rng.between(1, 4) * 512, rng.pick(groups)};
         Case test = plain_case(rng, kind, shape, rng.pick(kDtypes16), m);
         repeat_rows(test, rng, 8);
         INFO(describe(test, number));
-        check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+        check_matmul(test, rng, stream, counts[kind.layout], Judged::kEachAndAll);
       }
-  check_counts(counts);
+  for (const nf4_int4_layout layout : kInt4Layouts) {
+    check_counts(counts[layout]);
+    if (!few_shapes())
+      check_fast_counts(counts[layout], layout, {cuda::kSkinny2, cuda::kFirstStreamK});
+  }
+}
+
+// Each with tiles that several CTAs have a part of, and with tiles that are shared beside such as
+// are not.
+TEST_CASE("stream-K kernels of integer weights share the tiles that do not fill the GPU",
+          "[cuda][matmul][int4]") {
+  const int ctas = device_attribute(cudaDevAttrMultiProcessorCount);
+  const Stream stream;
+  uint64_t number = 0x1ba00000;
+  const struct {
+    int64_t n_tiles, k_tiles, m_tiles;
+  } sizes[] = {{ctas / 3 + 1, 16, 1}, {2 * ctas + 3, 4, 1}, {ctas / 2 + 3, 4, 3}};
+  for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
+    for (const nf4_int4_layout layout : kInt4Layouts)
+      for (const auto &[n_tiles, k_tiles, m_tiles] : sizes) {
+        if (!has_fast_kernel(layout, config)) continue;
+        Rng rng(++number);
+        if (few_shapes() && number % 4 != 0) continue;  // each layout, each size
+        const bool zeros = rng.one_in(2), half_tile = rng.one_in(4);
+        const Int4Class kind{layout, rng.pick(kDtypes16), zeros,
+                             layout == NF4_INT4_GPTQ && zeros ? 1 : 0,
+                             rng.one_in(2) ? ColumnOrder::kPlain : ColumnOrder::kPermutation};
+        const int64_t odd_rows = layout == NF4_INT4_COMPRESSED_TENSORS ? rng.between(0, 7) : 0;
+        const Int4Shape shape{n_tiles * 128 - rng.between(0, 3) * 32 - odd_rows,
+                              k_tiles * 128 - (half_tile ? 64 : 0),
+                              half_tile || rng.one_in(2) ? 64 : 128};
+        Case test = plain_case(rng, kind, shape, rng.pick(kDtypes16),
+                               cuda::kMatmulConfigs[config].tile_m * m_tiles - 3);
+        repeat_rows(test, rng, 8);
+        INFO(describe(test, number));
+        MatmulCounts counts;
+        check_matmul(test, rng, stream, counts, Judged::kEachAndAll, {config, config + 1});
+        check_fast_counts(counts, layout, {config, config + 1});
+      }
+}
+
+// The last unit of 8 rows has one, whose scales end where their memory does.
+TEST_CASE("skinny kernels multiply compressed-tensors of one row more than whole units",
+          "[cuda][matmul][int4]") {
+  const Stream stream;
+  const int64_t ctas = device_attribute(cudaDevAttrMultiProcessorCount);
+  uint64_t number = 0x1bb00000;
+  for (const int64_t units : {int64_t{20}, ctas, 2 * ctas + 1})
+    for (const bool zeros : {false, true})
+      for (const int64_t m : {1, 8}) {
+        Rng rng(++number);
+        if (few_shapes() && units != 20) continue;
+        const Int4Class kind{NF4_INT4_COMPRESSED_TENSORS, rng.pick(kDtypes16), zeros, 0};
+        Case test = plain_case(rng, kind, {units * 8 + 1, 4096, 64}, rng.pick(kDtypes16), m);
+        INFO(describe(test, number));
+        MatmulCounts counts;
+        const ConfigRange configs{m == 1 ? cuda::kSkinny2 : cuda::kSkinny8, cuda::kFirstWgmma};
+        check_matmul(test, rng, stream, counts, Judged::kEachAndAll, configs);
+        check_fast_counts(counts, kind.layout, configs);
+      }
 }
 
 TEST_CASE("the error is that of a dense product with rounded weights",
@@ -158,9 +254,10 @@ TEST_CASE("a matmul of an integer weight gives the same bits 100 times, and from
       for (const int64_t m : {1, 7, 16, 70, 300}) {
         Rng rng(++number);
         const Int4Class kind{layout, NF4_DTYPE_FP16, true, 0, order};
-        const Case test = plain_case(rng, kind, {776, 2048, 128}, NF4_DTYPE_BF16, m);
+        const Case test = plain_case(rng, kind, {800, 2048, 128}, NF4_DTYPE_BF16, m);
         INFO(describe(test, number));
         const Placed placed(rng, test, true);
+        require_not_mma(placed, test);
         REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
         stream.synchronize();
         const std::vector<uint8_t> expected = placed.y.read();
@@ -189,10 +286,11 @@ TEST_CASE("a matmul of an integer weight waits for what a predecessor writes lat
       for (const int64_t m : {1, 8, 16, 40, 130, 300}) {
         Rng rng(++number);
         const Int4Class kind{layout, NF4_DTYPE_BF16, true, 0, order};
-        Case test = plain_case(rng, kind, {304, 1024, 128}, rng.pick(kDtypes16), m);
-        test.bias.assign(304 * 2, 0x3c);
+        Case test = plain_case(rng, kind, {320, 1024, 128}, rng.pick(kDtypes16), m);
+        test.bias.assign(320 * 2, 0x3c);
         INFO(describe(test, number));
         const Placed placed(rng, test, true);
+        require_not_mma(placed, test);
         REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
         stream.synchronize();
         const std::vector<uint8_t> expected = placed.y.read();
@@ -259,10 +357,9 @@ TEST_CASE("products of integer weights in one call have the bits of one call eac
     std::vector<Placed> placed;
     const int count = static_cast<int>(rng.between(2, 6));
     for (int j = 0; j < count; ++j) {
-      Int4Class kind = rng.pick(kInt4Layouts) == NF4_INT4_AWQ
-                           ? Int4Class{NF4_INT4_AWQ, NF4_DTYPE_FP16, true, 0}
-                           : Int4Class{NF4_INT4_GPTQ, NF4_DTYPE_BF16, true, 1};
-      kind.order = rng.pick(kColumnOrders);
+      const nf4_int4_layout layout = rng.pick(kInt4Layouts);
+      const Int4Class kind{layout, rng.pick(kDtypes16), true, layout == NF4_INT4_GPTQ ? 1 : 0,
+                           rng.pick(kColumnOrders)};
       const Int4Shape shape{rng.between(1, 60) * 8, rng.between(1, 10) * 128, 64};
       cases.push_back(plain_case(rng, kind, shape, rng.pick(kDtypes16), rng.between(0, 40)));
       placed.emplace_back(rng, cases.back(), true);
