@@ -109,7 +109,7 @@ def quantize(
     low, high = np.minimum(finite.min(axis=2), 0), np.maximum(finite.max(axis=2), 0)
     with np.errstate(all="ignore"):
         exact = np.float32(2) * np.maximum(high, -low) if symmetric else high - low
-        scales = (exact / np.float32(15)).astype(oracle.DTYPES[scales_dtype])
+        scales = (np.abs(exact) / np.float32(15)).astype(oracle.DTYPES[scales_dtype])  # not -0
         raw = scales.view(np.uint16)
         raw[...] = np.clip(raw, 1, {"fp16": 0x7BFF, "bf16": 0x7F7F}[scales_dtype])
         wide = scales.astype(np.float32)

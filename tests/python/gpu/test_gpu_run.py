@@ -98,6 +98,7 @@ def test_every_program_of_the_bench_is_in_the_figures(
         "call": "call",
         "matmul": "matmul",
         "models": "models",
+        "int4": "int4",
     }
     assert {each["commit"] for each in found.values()} == {"abc"}
     assert sources.changed(found) == set()
