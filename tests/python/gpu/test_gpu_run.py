@@ -104,7 +104,7 @@ def test_every_program_of_the_bench_is_in_the_figures(
     assert sources.changed(found) == set()
     assert asked == [
         ("", None, tmp_path), ("challenge", 200, tmp_path), ("call", None, tmp_path),
-        ("matmul", None, tmp_path), ("models", None, tmp_path),
+        ("matmul", None, tmp_path), ("models", None, tmp_path), ("int4", None, tmp_path),
     ]  # fmt: skip
 
     for error in (check.WrongResult("triton: 3 of 9"), library.LibraryMissing("no such file")):
