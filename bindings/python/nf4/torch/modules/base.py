@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nf4.errors import InvalidArgument, kind_of, shown
-from nf4.torch._checks import require_tensor, torch_dtype
+from nf4.torch._checks import require_dense, require_tensor, torch_dtype
 from nf4.typing import DTypeLike
 
 _Self = TypeVar("_Self", bound="QuantizedLinear")
@@ -33,6 +33,26 @@ def new_bias(
     if not isinstance(wanted, (bool, int, type(None))):
         raise InvalidArgument(f"bias is {kind_of(wanted)}; expected True or False")
     return nn.Parameter(torch.zeros(features, dtype=dtype, device=device)) if wanted else None
+
+
+def dense_weight(linear: nn.Linear, instead: str = "") -> Tensor:
+    """Of a dense layer. `instead` says what other layers are for."""
+    if type(linear) is not nn.Linear:
+        raise InvalidArgument(
+            f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense"
+            f"{instead}"
+        )
+    require_dense("linear.weight", linear.weight)
+    return linear.weight.detach()
+
+
+def require_memory(own: Tensor, given: Tensor) -> None:
+    """For what load_state_dict copies `given` to."""
+    if own.is_meta and not given.is_meta:
+        raise InvalidArgument(
+            "the layer is on meta, where nothing can be copied to; expected "
+            "load_state_dict(..., assign=True), or a layer that to_empty() gave memory"
+        )
 
 
 class QuantizedLinear(nn.Linear):

@@ -12,12 +12,18 @@ from torch import Tensor, nn
 import nf4
 from nf4 import _convert, _torch
 from nf4._prepared import prepare
-from nf4.errors import InvalidArgument, kind_of
+from nf4.errors import InvalidArgument
 from nf4.int4 import int4_shapes
 from nf4.torch import _int4_columns, _operators, functional
-from nf4.torch._checks import require_dense, torch_dtype
+from nf4.torch._checks import torch_dtype
 from nf4.torch._int4_weight import Int4Parts
-from nf4.torch.modules.base import QuantizedLinear, new_bias, torch_device
+from nf4.torch.modules.base import (
+    QuantizedLinear,
+    dense_weight,
+    new_bias,
+    require_memory,
+    torch_device,
+)
 from nf4.typing import DTypeLike, Int4Layout
 from nf4.weight import no_weight
 
@@ -157,13 +163,8 @@ class Int4Linear(QuantizedLinear):
     ) -> Int4Linear:
         """Quantizes the weight of a dense layer on its device, by rounding to nearest, and shares
         the bias. Raises what nf4.quantize_int4 raises."""
-        if type(linear) is not nn.Linear:
-            raise InvalidArgument(
-                f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense"
-            )
-        require_dense("linear.weight", linear.weight)
         weight = functional.quantize_int4(
-            linear.weight.detach(),
+            dense_weight(linear),
             layout=layout,
             group_size=group_size,
             symmetric=symmetric,
@@ -271,11 +272,8 @@ class Int4Linear(QuantizedLinear):
         """Takes over parts of a weight: the tensors (`assign`), or a copy in this layer's memory,
         which CUDA graphs hold, or in new memory on this layer's device where there is none."""
         own = self._parts()
-        if own.packed.is_meta and not given["packed"].is_meta and not assign:
-            raise InvalidArgument(
-                "the layer is on meta, where nothing can be copied to; expected "
-                "load_state_dict(..., assign=True), or a layer that to_empty() gave memory"
-            )
+        if not assign:
+            require_memory(own.packed, given["packed"])
         weight = nf4.Int4Tensor(
             layout=self.layout,
             shape=(self.out_features, self.in_features),

@@ -13,9 +13,15 @@ from nf4 import _convert, _torch
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, kind_of
 from nf4.torch import _operators, _state, functional
-from nf4.torch._checks import require_dense, torch_dtype
+from nf4.torch._checks import torch_dtype
 from nf4.torch._weight import WeightParts
-from nf4.torch.modules.base import QuantizedLinear, new_bias, torch_device
+from nf4.torch.modules.base import (
+    QuantizedLinear,
+    dense_weight,
+    new_bias,
+    require_memory,
+    torch_device,
+)
 from nf4.typing import DTypeLike, FormatName
 from nf4.weight import no_weight
 
@@ -166,14 +172,8 @@ class NF4Linear(QuantizedLinear):
     ) -> NF4Linear:
         """Quantizes the weight of a dense layer on its device, and shares the bias. Raises what
         nf4.quantize raises."""
-        if type(linear) is not nn.Linear:
-            raise InvalidArgument(
-                f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense: "
-                f"from_bitsandbytes takes a Linear4bit"
-            )
-        require_dense("linear.weight", linear.weight)
         weight = functional.quantize(
-            linear.weight.detach(),
+            dense_weight(linear, ": from_bitsandbytes takes a Linear4bit"),
             format=format,
             blocksize=blocksize,
             nested_blocksize=nested_blocksize,
@@ -292,11 +292,7 @@ class NF4Linear(QuantizedLinear):
         if assign:
             self._take_weight(weight)
             return
-        if self.weight.is_meta and not weight.packed.is_meta:
-            raise InvalidArgument(
-                "the layer is on meta, where nothing can be copied to; expected "
-                "load_state_dict(..., assign=True), or a layer that to_empty() gave memory"
-            )
+        require_memory(self.weight, weight.packed)
         parts = _tensors(weight)
         if self._has_memory_for(weight):
             prepare(weight)
