@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from nf4 import _convert
 from nf4.torch import _fast, _kernels, _operators, _private
 from nf4.torch._state import as_bytes
 from nf4.torch._weight import Spec, WeightParts
-from nf4.torch.bitsandbytes.operators import NESTED_BLOCKSIZE, is_ours
+from nf4.torch.bitsandbytes.operators import NESTED_BLOCKSIZE, is_ours, ready
 
 # (x, packed, state, bias) -> x W^T + bias; None where the original is to be called.
 Product = Callable[[Tensor, Tensor, Any, "Tensor | None"], "Tensor | None"]
@@ -107,7 +108,9 @@ def product_for(bitsandbytes: Any) -> Product:
     QuantState = bitsandbytes.functional.QuantState
 
     def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor | None:
-        if type(state) is not QuantState or not _private.is_idle() or not is_ours(x):
+        if type(state) is not QuantState or not _private.is_idle():
+            return None
+        if x.device not in ready and not is_ours(x):
             return None
         try:
             weight = _weight_of(packed, state)
@@ -131,7 +134,7 @@ def matmul_4bit(product: Product, original: Callable[..., Tensor]) -> Callable[.
         bias: Tensor | None = None,
     ) -> Tensor:
         y = None
-        if out is None and not torch.compiler.is_dynamo_compiling():
+        if out is None and not is_dynamo_compiling():
             y = product(A, B, quant_state, bias)
         return original(A, B, quant_state, out, bias) if y is None else y
 
@@ -159,25 +162,24 @@ def forward(
 ) -> Callable[..., Tensor]:
     """For Linear4bit.forward."""
 
-    def of_layer(layer: Any, x: Tensor) -> Tensor | None:
+    @functools.wraps(original)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if is_dynamo_compiling():
+            return original(self, x)
         # torch.nn.Module looks for an attribute in three places before it comes to a parameter.
-        own = layer.__dict__
+        own = self.__dict__
         parameters = own["_parameters"]
         weight = parameters.get("weight")
         if type(weight) is not Params4bit or not own.get("compute_type_is_set"):
-            return None
-        if x.is_cpu and layer.support_avx512bf16_for_cpu:
-            return None  # the original may change the layout
+            return original(self, x)
+        if x.is_cpu and self.support_avx512bf16_for_cpu:
+            return original(self, x)  # it may change the layout
         dtype, wanted = x.dtype, own["compute_dtype"]
-        if wanted is not None and wanted is not dtype:
-            x = x.to(wanted)
-        bias = parameters["bias"] if "bias" in parameters else layer.bias
-        y = product(x, weight, weight.quant_state, bias)
-        return y if y is None or y.dtype is dtype else y.to(dtype)
-
-    @functools.wraps(original)
-    def forward(self: Any, x: Tensor) -> Tensor:
-        y = None if torch.compiler.is_dynamo_compiling() else of_layer(self, x)
-        return original(self, x) if y is None else y
+        casts = wanted is not None and wanted is not dtype
+        bias = parameters["bias"] if "bias" in parameters else self.bias
+        y = product(x.to(wanted) if casts else x, weight, weight.quant_state, bias)
+        if y is None:
+            return original(self, x)
+        return y.to(dtype) if casts else y
 
     return forward

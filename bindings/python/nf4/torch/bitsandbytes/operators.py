@@ -28,6 +28,7 @@ _DEQUANTIZE = ("A", "absmax", "blocksize", "quant_type", "shape", "dtype")
 
 
 _usable_gpus: dict[int, bool] = {}
+ready = {torch.device("cpu")}  # the devices of which is_ours needs no more be asked
 
 
 def _usable_gpu(index: int) -> bool:
@@ -44,6 +45,8 @@ def _usable_gpu(index: int) -> bool:
             f"libnf4 leaves GPU {index} to bitsandbytes' own kernels: {found.reason}", stacklevel=2
         )
     _usable_gpus[index] = found.usable
+    if found.usable:
+        ready.add(torch.device("cuda", index))
     return found.usable
 
 
@@ -73,7 +76,9 @@ def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
         absmax_code: Tensor | None = None,
         absmax_offset: Tensor | None = None,
     ) -> Tensor:
-        if not is_ours(A) or (A.is_cuda and A.dtype == torch.float32):
+        # In forward mode, bitsandbytes' own on the CPU gives derivatives.
+        fp32_on_a_gpu = A.is_cuda and A.dtype == torch.float32
+        if not is_ours(A) or fp32_on_a_gpu or _private.in_forward_ad():
             return original(
                 A, B, shapeB, absmax, blocksize, quant_type,
                 bias, absmax_8bit, absmax_code, absmax_offset,
