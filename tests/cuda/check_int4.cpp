@@ -44,7 +44,7 @@ struct Placement {
 
 bool takes_aligned(const nf4_int4_tensor &weight, void *out, nf4_dtype dtype) {
   Int4DequantProblem problem;
-  REQUIRE(validate_int4_dequant(&weight, out, dtype, problem) == NF4_STATUS_OK);
+  REQUIRE(validate_dequant(&weight, out, dtype, problem) == NF4_STATUS_OK);
   return cuda::is_aligned(problem);
 }
 
@@ -167,7 +167,7 @@ void check_permute_x(const Int4Shape &shape, int64_t m, int64_t stride, Rng &rng
   for (const cuda::GpuFamily *family : runnable_families()) {
     INFO("family " << family->name << ", m " << m << ", x_stride " << stride);
     const DeviceBuffer to(m * shape.cols * 2);
-    REQUIRE_CUDA(cuda::permute_x(problem, to.data(), *family, device, stream));
+    REQUIRE_CUDA(cuda::permute_x(problem, to.data(), {device, family, stream}));
     stream.synchronize();
     const std::vector<uint8_t> got = to.read();
     int64_t differences = 0;

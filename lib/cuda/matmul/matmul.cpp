@@ -13,9 +13,7 @@
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/permute/permute.hpp"
-#include "cuda/runtime/families.hpp"
-#include "cuda/runtime/launch.hpp"
-#include "cuda/runtime/locate.hpp"
+#include "cuda/runtime/target.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -39,8 +37,7 @@ cudaError_t order_x(const MatmulTarget &, const MatmulProblem &, const MatmulPro
 cudaError_t order_x(const MatmulTarget &target, const Int4MatmulProblem &problem,
                     const Int4MatmulProblem &ordered) {
   if (problem.weight.permutation == nullptr || problem.weight.cols == 0) return cudaSuccess;
-  return permute_x(problem, const_cast<void *>(ordered.x), *target.family, target.device,
-                   target.stream);
+  return permute_x(problem, const_cast<void *>(ordered.x), target);
 }
 
 template <class W>
@@ -97,18 +94,14 @@ cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
   return cudaSuccess;
 }
 
-// What runs on the target's device.
-nf4_status find_family(MatmulTarget &target) {
+GpuFacts facts_of(const LaunchTarget &target) {
   const Device &device = target.device;
-  target.family = family_for(device.compute_capability);
-  if (target.family == nullptr) return no_family(device);
-  target.gpu = {device.multiprocessors,
-                device.shared_bytes,
-                target.family->tensor_cores,
-                target.family->tensor_maps,
-                has_wgmma(*target.family, device.compute_capability),
-                {}};
-  return NF4_STATUS_OK;
+  return {device.multiprocessors,
+          device.shared_bytes,
+          target.family->tensor_cores,
+          target.family->tensor_maps,
+          has_wgmma(*target.family, device.compute_capability),
+          {}};
 }
 
 // Where the problems are, and what runs there.
@@ -117,9 +110,9 @@ nf4_status find_target(const MatmulProblemOf<W> *problems, int count, nf4_stream
                        MatmulTarget &target) {
   const Operands *operands[NF4_MATMUL_BATCH_MAX];
   for (int i = 0; i < count; ++i) operands[i] = &problems[i].operands;
-  if (const nf4_status status = locate(operands, count, stream, target.device)) return status;
-  target.stream = stream;
-  return find_family(target);
+  if (const nf4_status status = find_target(operands, count, stream, target)) return status;
+  target.gpu = facts_of(target);
+  return NF4_STATUS_OK;
 }
 
 template <class W>
@@ -183,7 +176,7 @@ nf4_status find_config(const MatmulProblemOf<W> &problem, nf4_stream stream, int
   MatmulTarget target;
   if (const nf4_status status = find_target(&problem, 1, stream, target)) return status;
   const CurrentDevice current(target.device.index);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  if (const nf4_status status = current.status()) return status;
   MatmulChoice choice{};
   const cudaError_t error = choose(target, problem, choice);
   if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
@@ -197,7 +190,7 @@ nf4_status launch_all(const MatmulProblemOf<W> *problems, int count, nf4_stream 
   if (const nf4_status status = find_target(problems, count, stream, target)) return status;
 
   const CurrentDevice current(target.device.index);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  if (const nf4_status status = current.status()) return status;
   BatchLaunches<W> launches(target, problems, count);
   cudaError_t error = choose_all(target, launches);
   if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
@@ -217,9 +210,10 @@ nf4_status plan_all(const MatmulBatchOf<W> &batch, int device, int32_t *launch_o
   if (const nf4_status status = check_device(device, count)) return status;
   if (const nf4_status status = cached_device(device, target.device)) return status;
   if (const nf4_status status = find_family(target)) return status;
+  target.gpu = facts_of(target);
 
   const CurrentDevice current(device);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  if (const nf4_status status = current.status()) return status;
   BatchLaunches<W> launches(target, batch.list, batch.count);
   const cudaError_t error = choose_all(target, launches);
   if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
