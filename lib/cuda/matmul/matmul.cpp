@@ -68,7 +68,9 @@ template <class W>
 cudaError_t choose(MatmulTarget &target, const MatmulProblemOf<W> &given, MatmulChoice &choice) {
   const auto &problem = in_column_order(given);
   GpuFacts &gpu = target.gpu;
-  const auto load = [&](GpuFacts &facts) { return load_wgmma_kernels(target.device, facts); };
+  const auto load = [&](GpuFacts &facts) {
+    return load_wgmma_kernels(target.device, problem.weight, facts);
+  };
   if (!forced_config) return choose_config(problem, gpu, cost_model(problem.weight), load, choice);
   choice.config = can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
   if (!is_wgmma(choice.config)) return cudaSuccess;
@@ -253,9 +255,14 @@ cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4FewKernels>(family));
   if (error == cudaSuccess) error = allow_shared_memory<MatmulKernels>(family, device);
   if (error == cudaSuccess) error = allow_shared_memory<Int4MatmulKernels>(family, device);
+  if (error != cudaSuccess || !has_wgmma(family, device.compute_capability)) return error;
   GpuFacts gpu{};
-  if (error == cudaSuccess && has_wgmma(family, device.compute_capability))
-    error = load_wgmma_kernels(device, gpu);
+  Int4Weight weight{};
+  error = load_wgmma_kernels(device, Weight{}, gpu);
+  for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS}) {
+    weight.layout = layout;
+    if (error == cudaSuccess) error = load_wgmma_kernels(device, weight, gpu);
+  }
   return error;
 }
 
