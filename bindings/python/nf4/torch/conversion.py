@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from nf4.errors import InvalidArgument, kind_of
-from nf4.torch import _int4_modules
+from nf4.torch import _grouping, _int4_modules
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.typing import DTypeLike
@@ -44,7 +44,7 @@ def _from_others(layer: nn.Module) -> Maker | None:
     return Int4Linear.from_module if _int4_modules.why_left_alone(layer) is None else None
 
 
-def convert(model: nn.Module) -> list[str]:
+def convert(model: nn.Module, *, siblings: bool = True) -> list[str]:
     """Replaces the 4-bit linear layers of other libraries in a model by layers of ours around the
     same memory:
 
@@ -60,6 +60,12 @@ def convert(model: nn.Module) -> list[str]:
     accelerate's, which move inputs to a layer's device. The model itself must not be such a layer,
     as nothing holds it.
 
+    siblings    layers of one parent whose names say that they get the same x, such as q_proj,
+                k_proj and v_proj, or gate_proj and up_proj, are multiplied in one call once that
+                was seen: the first of them computes the products of all. This goes for all layers
+                of ours in the model, also those that it had. False: each by itself. No result
+                changes by it
+
     PEFT's adapters beside a Linear4bit cannot be merged once it is replaced, not even after
     to_dense, since they look for its quant_state. To merge them, convert the model before PEFT
     adds them.
@@ -72,6 +78,7 @@ def convert(model: nn.Module) -> list[str]:
     replaced = _replace(model, _from_others, instead)
     _warn_of_others(model)
     _remove_decompression(model)
+    (_grouping.join if siblings else _grouping.separate)(model)
     return replaced
 
 

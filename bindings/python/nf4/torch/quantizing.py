@@ -14,7 +14,7 @@ from nf4.checkpoint.dtypes import NF4_TO_TORCH
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of, shown
-from nf4.torch import functional
+from nf4.torch import _grouping, functional
 from nf4.torch._checks import torch_dtype
 from nf4.torch.conversion import is_in_4_bits, made_of, take_along
 from nf4.torch.modules import Int4Linear, NF4Linear
@@ -61,7 +61,8 @@ def quantize_model(
     allow_nonfinite
                  take NaN as 0 and Inf as the largest of its block or group
 
-    One layer at a time is dense beside its result. Hooks go along as in convert. Returns the names
+    One layer at a time is dense beside its result. Hooks go along as in convert, and siblings are
+    joined as there. Returns the names
     of the replaced layers.
 
     Raises InvalidArgument for a model that is not of transformers, is quantized already, has a
@@ -97,6 +98,7 @@ def quantize_model(
         made_of(name, model.get_submodule(name), _check_finite if not allow_nonfinite else _check)
     for name in modules:
         _replace(model, name, quantized)
+    _grouping.join(model)
     model.config.quantization_config = config
     if moved_to is not None:
         model.to(moved_to)
