@@ -55,11 +55,14 @@ int64_t words_ahead(const ColumnsArgs &args, int64_t at, int64_t words, int64_t 
 template <class T>
 struct InWeight {
   static typename T::Sum scale(const ColumnsArgs &args, int g, int64_t n, int64_t rows) {
-    return T::load_scales(args.scales + g * args.scale_stride + n, args.fp16_scales, rows);
+    const uint16_t *from = args.scales + g * args.scale_stride + n;
+    __builtin_prefetch(from + args.groups * args.scale_stride, 0, 2);
+    return T::load_scales(from, args.fp16_scales, rows);
   }
   static typename T::Sum zero(const ColumnsArgs &args, int g, int64_t n, int64_t rows) {
-    return T::zero_terms(
-        T::spread_zeros(args.zeros + g * args.zero_stride + n / 8, rows, args.zero_offset, false));
+    const uint32_t *from = args.zeros + g * args.zero_stride + n / 8;
+    __builtin_prefetch(from + args.groups * args.zero_stride, 0, 2);
+    return T::zero_terms(T::spread_zeros(from, rows, args.zero_offset, false));
   }
   static Ahead ahead(const ColumnsArgs &args, int64_t n, int64_t step) {
     return {args.words + n + words_ahead<T>(args, n, args.rows, step, args.cols / 8), args.stride,
@@ -218,11 +221,17 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
       }
     }
     typename T::Sum scales[2][4];
-    T::load_awq_scales(args.scales + g * args.scale_stride + c * 8, args.fp16_scales, lanes,
-                       scales);
-    auto zeros = args.x_sums == nullptr
-                     ? typename T::Codes{}
-                     : T::load_words(args.zeros + g * args.zero_stride + c, lanes);
+    const uint16_t *const from = args.scales + g * args.scale_stride + c * 8;
+    NF4_UNROLL
+    for (int i = 0; i < 8 * T::kSumLanes; i += 32)
+      __builtin_prefetch(from + args.groups * args.scale_stride + i, 0, 2);
+    T::load_awq_scales(from, args.fp16_scales, lanes, scales);
+    auto zeros = typename T::Codes{};
+    if (args.x_sums != nullptr) {
+      const uint32_t *const words_of_zeros = args.zeros + g * args.zero_stride + c;
+      __builtin_prefetch(words_of_zeros + args.groups * args.zero_stride, 0, 2);
+      zeros = T::load_words(words_of_zeros, lanes);
+    }
     if (half == 1) zeros = T::shift_words(zeros, 16);
     NF4_UNROLL
     for (int i = 0; i < kHalves * 4; ++i) {
