@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,14 @@ def general_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
         x = x.contiguous()
     bias = None if bias is None else bias.detach().contiguous()
     return nf4.matmul(x.detach(), weight.quantized(), bias=bias, threads=_threads(x))
+
+
+def linear_batch(
+    x: Tensor, biases: Sequence[Tensor | None], weights: Sequence[Parts]
+) -> tuple[Tensor, ...]:
+    """linear of each of several weights."""
+    ys = _fast.linear_batch(x, tuple(biases), tuple(weights))
+    return ys or tuple(linear(x, *each) for each in zip(biases, weights, strict=True))
 
 
 def needs_dense(x: Tensor) -> bool:
