@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -23,9 +22,8 @@ using namespace nf4::test;
 
 namespace {
 
-// Per class of weights and dtype. compute-sanitizer runs fewer.
-bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
-int shapes() { return few_shapes() ? std::atoi(std::getenv("NF4_TEST_SHAPES")) : 12; }
+// Per class of weights and dtype.
+int shapes() { return shapes_or(12); }
 
 class ForcedAny {
  public:

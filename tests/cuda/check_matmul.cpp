@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <array>
-#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <string>
@@ -25,9 +24,8 @@ using namespace nf4::test;
 namespace {
 
 constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
-// Per dtype and flat or nested; compute-sanitizer runs fewer.
-bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
-int shapes() { return few_shapes() ? 8 * std::atoi(std::getenv("NF4_TEST_SHAPES")) : 240; }
+// Per dtype and flat or nested.
+int shapes() { return 8 * shapes_or(30); }
 
 // Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
 bool much_shared_memory() {

@@ -3,8 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdlib>
-
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "support/catch.hpp"
@@ -20,9 +18,6 @@ using Int4MatmulCase = MatmulCaseOf<HostInt4Weight>;
 using PlacedInt4Matmul = PlacedMatmulOf<HostInt4Weight>;
 
 constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
-
-// compute-sanitizer runs few cases.
-inline bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
 
 // Scales of about 0.01, and rows of x that vectors can load.
 inline Int4MatmulCase plain_int4_case(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
