@@ -324,8 +324,9 @@ def _autocast_linear_batch(
     op: Callable[..., Any], count: int, device: str, x: Tensor, *arguments: Any
 ) -> tuple[Tensor, ...]:
     biases = [_cast(x, bias)[1] for bias in arguments[:count]]
+    x, _ = _cast(x, None)
     with torch.autocast(device, enabled=False):
-        return op(_cast(x, None)[0], *biases, *arguments[count:])
+        return op(x, *biases, *arguments[count:])
 
 
 # ---- Registrations ---------------------------------------------------------------------
