@@ -102,6 +102,7 @@ def test_the_bits_are_those_of_single_layers(batches, make, dtype, shape):
 @needs_extension
 def test_gate_and_up_are_a_pair(batches):
     joined, alone = both(Mlp)
+    joined.requires_grad_(False)  # then nothing is recorded, whatever the mode
     for _ in range(2):
         x = torch.randn(3, IN)
         assert same(joined(x), alone(x))
@@ -126,7 +127,7 @@ def test_gradients_have_the_same_bits(batches, make):
     for _ in range(3):
         x = torch.randn(5, IN)
         assert same(grads_of(joined, x), grads_of(alone, x))
-    assert len(batches) == 2
+    assert batches == []  # where one is recorded, each is by itself
 
 
 @needs_extension
@@ -134,10 +135,10 @@ def test_a_gradient_for_some_of_them(batches):
     joined, alone = both()
     for _ in range(3):
         x = torch.randn(5, IN, requires_grad=True)
-        found, expected = (
-            torch.autograd.grad(m(x)[i].sum(), x) for i, m in ((1, joined), (1, alone))
-        )
+        found, expected = (torch.autograd.grad(m(x)[1].sum(), x) for m in (joined, alone))
         assert same(found, expected)
+        with torch.no_grad():
+            assert same(joined(x), alone(x))
     assert len(batches) == 2
 
 
@@ -152,7 +153,6 @@ def test_recomputed_in_the_backward_pass(batches, reentrant):
             for m in (joined, alone)
         ]
         assert same(*results)
-    assert batches
 
 
 @needs_extension
@@ -164,11 +164,11 @@ def test_under_autocast_and_with_a_compute_dtype(batches, grad, compute_dtype, d
         return NF4Linear.from_linear(linear, compute_dtype=compute_dtype)
 
     joined, alone = both(Attention, make)
-    for on in (True, True, False, False, True):
+    for on in (True, False, False, True, False):
         x = torch.randn(3, IN, dtype=dtype, requires_grad=grad)
-        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+        with torch.autocast("cpu", torch.bfloat16, enabled=on), torch.set_grad_enabled(grad):
             assert same(joined(x), alone(x))
-    assert len(batches) >= 3
+    assert batches == ([] if grad else [3, 3])
 
 
 @needs_extension
@@ -177,9 +177,9 @@ def test_in_inference_mode_and_out_of_it(batches):
     x = torch.randn(3, IN)
     for _ in range(2):
         with torch.inference_mode():
+            joined(y := torch.randn(3, IN))
             q = joined.q_proj(x)
             assert torch.equal(q, alone.q_proj(x)) and q.is_inference()
-            y = torch.randn(3, IN)
             assert same(joined(y), alone(y))
         k = joined.k_proj(x)
         assert not k.is_inference()
@@ -190,9 +190,10 @@ def test_in_inference_mode_and_out_of_it(batches):
 @needs_extension
 def test_of_different_x_nothing_is_computed_ahead(batches):
     joined, alone = both(Cross)
-    for _ in range(3):
-        x, other = torch.randn(3, IN), torch.randn(4, IN)
-        assert same(joined(x, other), alone(x, other))
+    with torch.no_grad():
+        for _ in range(3):
+            x, other = torch.randn(3, IN), torch.randn(4, IN)
+            assert same(joined(x, other), alone(x, other))
     assert batches == []
 
 
@@ -232,7 +233,7 @@ def test_nothing_is_kept_of_an_x_that_is_gone(batches):
         x = torch.randn(3, IN)
         joined.q_proj(x)  # such as where an exception comes before k_proj
         group = joined.q_proj._siblings[0]
-        assert len(group._ahead[1]) == 2
+        assert group._ahead.is_left_over()
         del x
         gc.collect()
         assert group._ahead is None
@@ -247,9 +248,10 @@ def test_hooks_are_called_and_may_change_x(batches):
     joined.k_proj.register_forward_hook(lambda *_: called.append(1))
     for model in (joined, alone):
         model.v_proj.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
-    for _ in range(3):
-        x = torch.randn(3, IN)
-        assert same(joined(x), alone(x))
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(3, IN)
+            assert same(joined(x), alone(x))
     assert len(called) == 3 and batches == []
 
 
@@ -301,8 +303,9 @@ def test_a_layer_that_is_replaced_is_no_sibling(batches):
     for model in (joined, alone):
         model.k_proj = model.k_proj.to_linear()
     gc.collect()
-    for _ in range(3):
-        assert same(joined(x), alone(x))
+    with torch.no_grad():
+        for _ in range(3):
+            assert same(joined(x), alone(x))
     assert batches == []
 
 
@@ -313,13 +316,13 @@ def test_each_by_itself():
     assert all(layer._siblings is None for layer in joined.children())
 
 
-@needs_extension
 def test_threads_of_one_model():
     joined, alone = both()
     inputs = [torch.randn(2, IN) for _ in range(4)]
     expected = [alone(x) for x in inputs]
     wrong = []
 
+    @torch.no_grad()
     def work(i):
         for _ in range(100):
             x = inputs[i].clone() if i % 2 else inputs[0]
@@ -348,9 +351,10 @@ def test_adapters_hold_the_layers_that_they_adapt(batches):
     alone.q_proj = Adapter(alone.q_proj)
     joined = copy.deepcopy(alone)
     nf4.torch.convert(joined)
-    for _ in range(2):
-        x = torch.randn(3, IN)
-        assert same(joined(x), alone(x))
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(3, IN)
+            assert same(joined(x), alone(x))
     assert batches == [3]
 
 
@@ -360,7 +364,8 @@ def test_without_the_extension(monkeypatch):
     joined, alone = both()
     for _ in range(4):
         x = torch.randn(3, IN)
-        assert same(grads_of(joined, x), grads_of(alone, x))
+        with torch.no_grad():
+            assert same(joined(x), alone(x))
 
 
 # ---- Compiled --------------------------------------------------------------------------
