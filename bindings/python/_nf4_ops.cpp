@@ -226,6 +226,7 @@ struct Python {
   const dl_exchange *exchange;
   PyObject *tensor, *parameter;  // the types torch.Tensor and torch.nn.Parameter
   PyObject *is_neg, *new_empty;  // names of methods
+  PyObject *packed;              // a class of packed bytes, or NULL
 } python;
 
 // Leaves the call to the general way, which names what is wrong, if anything is.
@@ -254,12 +255,31 @@ bool view_plain(PyObject *tensor, View &view) {
          !is_negative(tensor);
 }
 
+// Packed bytes of the class that take_packed named, whatever their dtype; `bytes` is their number.
+bool view_packed(PyObject *tensor, View &view, int64_t &bytes) {
+  if (reinterpret_cast<PyObject *>(Py_TYPE(tensor)) != python.packed) return view_of(tensor, view);
+  if (python.exchange->view(tensor, &view.emplace()) != 0) return false;
+  const int64_t elements = elements_of(&*view);
+  if (!is_contiguous(&*view, elements)) return false;
+  bytes = elements * view->bits / 8;
+  view->ndim = 1;
+  view->shape = &bytes;
+  view->strides = nullptr;
+  view->code = DL_UINT;
+  view->bits = 8;
+  return true;
+}
+
 // Of a WeightParts or an Int4Parts, whose parts have no negative bit.
 template <class Kind>
 bool view_weight(PyObject *given, WeightViews<Kind> &views) {
   for (int i = 0; i < Kind::kParts; ++i) {
     PyObject *part = PyTuple_GetItem(given, i);
-    if (part == nullptr || (part != Py_None && !view_of(part, views.parts[i]))) return false;
+    if (part == nullptr) return false;
+    if (part == Py_None) continue;
+    View &view = views.parts[i];
+    if (!(i == kPacked ? view_packed(part, view, views.packed_bytes) : view_of(part, view)))
+      return false;
   }
   PyObject *spec = PyTuple_GetItem(given, Kind::kParts);
   if (spec == nullptr) return false;
@@ -411,6 +431,16 @@ PyObject *dequantize(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   return PyBool_FromLong(done);
 }
 
+PyDoc_STRVAR(take_packed_doc,
+             "take_packed(class)\n--\n\n"
+             "Makes linear and dequantize take packed bytes of this class of tensors, too, in any "
+             "dtype. It has memory of its own, and its __torch_function__ is not called.");
+PyObject *take_packed(PyObject *, PyObject *kind) {
+  Py_XDECREF(python.packed);
+  python.packed = Py_NewRef(kind);
+  Py_RETURN_NONE;
+}
+
 // ---- Registration --------------------------------------------------------------------
 
 // Fills in a struct of functions from a sequence of their addresses.
@@ -459,8 +489,12 @@ PyObject *register_operators(PyObject *, PyObject *arguments) {
   PyObject *tensor, *parameter, *of_torch, *of_nf4;
   if (!PyArg_ParseTuple(arguments, "OOOO", &tensor, &parameter, &of_torch, &of_nf4)) return nullptr;
   if (!fill(of_torch, torch) || !fill(of_nf4, nf4)) return nullptr;
-  python = {exchange_of(tensor), Py_NewRef(tensor), Py_NewRef(parameter),
-            PyUnicode_InternFromString("is_neg"), PyUnicode_InternFromString("new_empty")};
+  python = {exchange_of(tensor),
+            Py_NewRef(tensor),
+            Py_NewRef(parameter),
+            PyUnicode_InternFromString("is_neg"),
+            PyUnicode_InternFromString("new_empty"),
+            nullptr};
   if (python.exchange == nullptr || PyErr_Occurred()) return nullptr;
   codes = {torch.uint8(),    torch.int32(), torch.float32(), torch.float16(),
            torch.bfloat16(), torch.cpu(),   torch.cuda()};
@@ -484,6 +518,7 @@ PyMethodDef nf4_operator_methods[] = {
     {"linear", method(linear), METH_FASTCALL, linear_doc},
     {"linear_batch", method(linear_batch), METH_FASTCALL, linear_batch_doc},
     {"dequantize", method(dequantize), METH_FASTCALL, dequantize_doc},
+    {"take_packed", take_packed, METH_O, take_packed_doc},
     {"operator_functions", functions, METH_NOARGS, functions_doc},
     {"register_operators", register_operators, METH_VARARGS, register_doc},
     {nullptr, nullptr, 0, nullptr},

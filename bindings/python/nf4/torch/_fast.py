@@ -37,6 +37,10 @@ def dequantize(out: Tensor, weight: Parts) -> bool:
     return False
 
 
+def take_packed(kind: type[Tensor]) -> None:
+    """Makes `linear` and `dequantize` take packed bytes that are of this class, in any dtype."""
+
+
 def _address(libraries: Sequence[ctypes.CDLL], name: str) -> int:
     """Of the function of this name; 0 if there is none."""
     for each in libraries:
@@ -73,4 +77,5 @@ def _register() -> bool:
 registered = _register()
 if registered:
     linear, dequantize = _prepared._nf4_fast.linear, _prepared._nf4_fast.dequantize
+    take_packed = _prepared._nf4_fast.take_packed
     linear_batch = _prepared._nf4_fast.linear_batch

@@ -97,7 +97,7 @@ def _has_row_stride(x: Tensor) -> bool:
 _kept = threading.local()
 
 
-def _new_dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def new_dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory for one dense weight, until the next call. torch's CUDA allocator reuses it from layer
     to layer. Its CPU allocator returns it to the system, and getting it again takes longer than
     dequantizing, so it is kept here."""
@@ -115,7 +115,7 @@ def _dense_beside(grad_y: Tensor, weight: Parts) -> Tensor:
     """Where to dequantize the weight to for a product with grad_y."""
     require_float("grad_y", grad_y.dtype)
     require_device(grad_y.device, "grad_y", {"packed": weight.packed})
-    return _new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
+    return new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
 
 
 def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
