@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import nf4.torch
 import torch
 from torch import Tensor, nn
 
@@ -40,6 +41,7 @@ def weights(
 
 
 def _steps(models: Mapping[str, nn.Module], step: Callable[[nn.Module, int], Any]) -> Made:
+    nf4.torch.convert(models["libnf4"])  # whose layers know their siblings then
     return {form: (each, partial(step, each)) for form, each in models.items()}
 
 

@@ -1,7 +1,7 @@
 """Siblings: layers that get the same x, such as q, k and v of an attention, multiplied together.
 
-    eager     the first layer that is called with an x computes the products of all, and the others
-              find theirs, each under its own autograd node: gradients are those of single layers
+    eager     where no gradient is recorded, the first layer that is called with an x computes the
+              products of all, and the others find theirs
     compiled  one operator with an output for each; its backward adds the gradients of x
 
 Nothing is computed ahead before a call of each layer was seen with one x, the same tensor at the
@@ -11,47 +11,60 @@ a batch have the bits of single products.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from nf4._torch import device_of
 from nf4.torch import _fast, _operators, _private
-from nf4.torch._schemas import Parts
 
 if TYPE_CHECKING:
     from nf4.torch.modules.base import QuantizedLinear
 
 
-class _Input:
-    """An x as it was, and what else a product depends on: the stream, the mode and, by
-    `is_of_dtype`, the dtype."""
+class _Ahead(NamedTuple):
+    """What was computed of an x ahead. It is for the same x, at the same version, in the same mode
+    and on the same stream. ys: by place, None where it was taken."""
 
-    __slots__ = ("_inference", "_stream", "_version", "dtype", "x")
+    x: weakref.ref[Tensor]
+    version: int | None
+    inference: bool
+    stream: int | None
+    dtype: torch.dtype
+    ys: list[Tensor | None]
 
-    def __init__(
-        self,
+    @classmethod
+    def of(
+        cls,
         given: Tensor,
         dtype: torch.dtype,
+        ys: list[Tensor | None],
         gone: Callable[[weakref.ref[Tensor]], None] | None = None,
-    ) -> None:
-        """gone: called when there is no x any more."""
-        self.x, self.dtype = weakref.ref(given, gone), dtype
+    ) -> _Ahead:
+        """dtype: of the products. gone: called when there is no x any more."""
         # A tensor of inference mode has no version.
-        self._version = None if given.is_inference() else given._version
-        self._stream = _private.raw_stream(given.device.index) if given.is_cuda else None
-        self._inference = torch.is_inference_mode_enabled()
+        version = None if given.is_inference() else given._version
+        stream = device_of(given).current_stream() if given.is_cuda else None
+        held = weakref.ref(given, gone)
+        return cls(held, version, torch.is_inference_mode_enabled(), stream, dtype, ys)
 
     def is_of(self, given: Tensor) -> bool:
         return (
             self.x() is given
-            and (self._version is None or self._version == given._version)
-            and self._inference == torch.is_inference_mode_enabled()
-            and (self._stream is None or self._stream == _private.raw_stream(given.device.index))
+            and (self.version is None or self.version == given._version)
+            and self.inference == torch.is_inference_mode_enabled()
+            and (self.stream is None or self.stream == device_of(given).current_stream())
         )
+
+    def take(self, place: int) -> Tensor | None:
+        y, self.ys[place] = self.ys[place], None
+        return y
+
+    def is_left_over(self) -> bool:
+        return self.ys.count(None) < len(self.ys)
 
 
 class Siblings:
@@ -62,9 +75,9 @@ class Siblings:
         """certain: they get the same x by construction, which a compiler can rely on."""
         self.count, self.certain = count, certain
         self._layers: list[weakref.ref[QuantizedLinear] | None] = [None] * count
-        self._seen: tuple[_Input, set[int]] | None = None
+        self._seen: tuple[_Ahead, set[int]] | None = None
         self._together = False
-        self._ahead: tuple[_Input, dict[int, Tensor]] | None = None
+        self._ahead: _Ahead | None = None
         self._traced: tuple[Tensor, dict[int, Tensor]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,105 +97,85 @@ class Siblings:
         held = self._layers[place]
         return held is not None and held() is layer
 
-    def _members(self) -> list[QuantizedLinear] | None:
-        """None where one is not there."""
-        found = [None if held is None else held() for held in self._layers]
-        return None if None in found else found
-
     # ---- Eager -----------------------------------------------------------------------
 
-    def take(self, place: int, layer: QuantizedLinear, given: Tensor) -> Tensor | None:
-        """What was computed ahead for a layer, where there is nothing to cast or to record."""
-        ahead = self._ahead
-        if ahead is None or torch.is_grad_enabled() or _private.any_autocast():
+    def at_once(
+        self, place: int, layer: QuantizedLinear, given: Tensor, dtype: torch.dtype
+    ) -> Tensor | None:
+        """The product of one layer in a dtype; None if it is left to the layer."""
+        recording = torch.is_grad_enabled()
+        if recording and given.requires_grad:
             return None
-        x, ys = ahead
-        if not x.is_of(given) or x.dtype != given.dtype or not self._has(place, layer):
+        if _private.any_autocast() or type(given) is not Tensor or not self._has(place, layer):
             return None
-        return ys.pop(place, None)
-
-    def multiply(
-        self, place: int, layer: QuantizedLinear, given: Tensor, x: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        """The product of one layer. given: its argument; x: that in the layer's dtype."""
-        if not self._has(place, layer):
-            return layer.multiply(x, bias)
-        below = functools.partial(self._product, place, given, x.dtype)
-        return _operators.linear(x, bias, layer.parts(), below)
-
-    def _product(
-        self,
-        place: int,
-        given: Tensor,
-        before: torch.dtype,
-        x: Tensor,
-        bias: Tensor | None,
-        weight: Parts,
-    ) -> Tensor:
-        """before: the dtype of x and bias before autocast."""
         ahead = self._ahead
-        if ahead is not None and ahead[0].dtype == x.dtype and ahead[0].is_of(given):
-            y = ahead[1].pop(place, None)
+        if ahead is not None and ahead.dtype == dtype and ahead.is_of(given):
+            y = ahead.take(place)
             if y is not None:
                 return y
-        if self._together:
-            left_over = ahead is not None and bool(ahead[1])
-            ys = None if left_over else self._batch(place, before, x, bias, weight)
-            self._ahead, self._together = None, ys is not None
-            if ys is not None:
-                others = {i: y for i, y in enumerate(ys) if i != place}
-                self._ahead = (_Input(given, x.dtype, self._forget), others)
-                return ys[place]
-        self._observe(place, given, x.dtype)
-        return _operators.linear_idle(x, bias, weight)
+        if not _private.is_idle():
+            return None
+        if not self._together:
+            self._observe(place, given, dtype)
+            return None
+        left_over = ahead is not None and ahead.is_left_over()
+        ys = None if left_over else self._batch(given, dtype, recording)
+        if ys is None:
+            self._ahead, self._together = None, False
+            return None
+        ahead = self._ahead = _Ahead.of(given, dtype, list(ys), self._forget)
+        return ahead.take(place)
+
+    def _batch(
+        self, given: Tensor, dtype: torch.dtype, recording: bool
+    ) -> tuple[Tensor, ...] | None:
+        """The products of all; None if nothing was done."""
+        biases, weights, wanted = [], [], set()
+        for held in self._layers:
+            layer = None if held is None else held()
+            if layer is None:
+                return None
+            biases.append(layer.bias_in(dtype))
+            weights.append(layer.parts())
+            wanted.add(layer.compute_dtype)
+        if len(wanted) > 1 or (recording and _private.any_requires_grad(*biases)):
+            return None
+        x = given if given.dtype == dtype else given.to(dtype)
+        return _fast.linear_batch(x, tuple(biases), tuple(weights))
 
     def _observe(self, place: int, given: Tensor, dtype: torch.dtype) -> None:
         """Sees whether all are called with one x."""
         if self._seen is None or not self._seen[0].is_of(given):
-            self._seen = (_Input(given, dtype), set())
+            self._seen = (_Ahead.of(given, dtype, []), set())
         self._seen[1].add(place)
         if len(self._seen[1]) == self.count:
             self._seen, self._together = None, True
 
-    def _batch(
-        self, place: int, before: torch.dtype, x: Tensor, bias: Tensor | None, weight: Parts
-    ) -> tuple[Tensor, ...] | None:
-        """The products of all; None if nothing was done."""
-        layers = self._members()
-        if layers is None or len({layer.compute_dtype for layer in layers}) > 1:
-            return None
-        biases, weights = [bias] * len(layers), [weight] * len(layers)
-        for i, layer in enumerate(layers):
-            if i != place:
-                other = layer.bias_in(before)
-                biases[i] = None if other is None else other.to(x.dtype)
-                weights[i] = layer.parts()
-        return _fast.linear_batch(x, tuple(biases), tuple(weights))
-
     def _forget(self, x: weakref.ref[Tensor]) -> None:
         """Lets go of what was computed ahead for an x that is gone."""
         ahead = self._ahead
-        if ahead is not None and ahead[0].x is x:
-            self._together = self._together and not ahead[1]
+        if ahead is not None and ahead.x is x:
+            self._together = self._together and not ahead.is_left_over()
             self._ahead = None
 
     # ---- Compiled ----------------------------------------------------------------------
 
     def traced(
-        self, place: int, layer: QuantizedLinear, given: Tensor, x: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        """multiply, as a compiler traces it."""
-        layers = self._members() if self.certain else None
-        if layers is None or layers[place] is not layer:
-            return layer.multiply(x, bias)
+        self, place: int, layer: QuantizedLinear, given: Tensor, dtype: torch.dtype
+    ) -> Tensor | None:
+        """at_once, as a compiler traces it, gradients included."""
+        layers = [None if held is None else held() for held in self._layers]
+        if not self.certain or None in layers or layers[place] is not layer:
+            return None
         traced = self._traced
         if traced is not None and (traced[0] is not given or place not in traced[1]):
             # Products were left over, perhaps as one layer is compiled alone.
             self.certain, self._traced = False, None
-            return layer.multiply(x, bias)
+            return None
         if traced is None:
-            biases = [each.bias_in(x.dtype) for each in layers]
-            ys = _operators.linear_batch(x, biases, [each.parts() for each in layers])
+            biases = [each.bias_in(dtype) for each in layers]
+            weights = [each.parts() for each in layers]
+            ys = _operators.linear_batch(given.to(dtype), biases, weights)
             traced = (given, dict(enumerate(ys)))
         y = traced[1].pop(place)
         self._traced = traced if traced[1] else None
