@@ -185,6 +185,17 @@ def test_matmul_4bit_and_its_function(orientation, grad, served, calls):
     assert bnb.autograd._functions.matmul_4bit is bnb.matmul_4bit
 
 
+def test_a_function_of_the_functions_own_is_called(served):
+    class Doubled(MatMul4Bit):
+        @staticmethod
+        def forward(ctx, *arguments):
+            return 2 * MatMul4Bit.forward(ctx, *arguments)
+
+    made, x = layer(bias=False), torch.randn(3, IN)
+    packed, state = packed_of(made)
+    assert torch.equal(Doubled.apply(x, packed, None, None, state), 2 * made(x))
+
+
 def test_gradients_of_gradients(served):
     made = layer("fp32", bias=False)
     x, grad_y = torch.randn(3, IN, requires_grad=True), torch.randn(3, OUT, requires_grad=True)
@@ -422,14 +433,18 @@ def test_compiled_as_before(served):
 # ---- Which functions are known ----------------------------------------------------------
 
 
-def test_given_back():
+def test_given_back(calls):
     owners = {bnb: "matmul_4bit", bnb.autograd._functions: "matmul_4bit",
               bnb.nn.Linear4bit: "forward", bnb.functional: "dequantize_4bit"}  # fmt: skip
     before = {owner: vars(owner)[name] for owner, name in owners.items()}
     backend.register()
     assert all(vars(owner)[name] is not before[owner] for owner, name in owners.items())
     assert "apply" in vars(MatMul4Bit)
+    made, x = layer(), torch.randn(3, IN)
+    kept, _ = made.forward, made(x)
     backend.unregister()
+    kept(x)
+    assert calls.count == 1
     assert all(vars(owner)[name] is before[owner] for owner, name in owners.items())
     assert "apply" not in vars(MatMul4Bit)
 
