@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 class _Ahead(NamedTuple):
     """What was computed of an x ahead. It is for the same x, at the same version, in the same mode
-    and on the same stream. ys: by place, None where it was taken."""
+    and on the same stream. ys: by place, those that were not taken."""
 
     x: weakref.ref[Tensor]
     version: int | None
     inference: bool
     stream: int | None
     dtype: torch.dtype
-    ys: list[Tensor | None]
+    ys: dict[int, Tensor]
 
     @classmethod
     def of(
         cls,
         given: Tensor,
         dtype: torch.dtype,
-        ys: list[Tensor | None],
+        ys: dict[int, Tensor],
         gone: Callable[[weakref.ref[Tensor]], None] | None = None,
     ) -> _Ahead:
         """dtype: of the products. gone: called when there is no x any more."""
@@ -58,13 +58,6 @@ class _Ahead(NamedTuple):
             and self.inference == torch.is_inference_mode_enabled()
             and (self.stream is None or self.stream == device_of(given).current_stream())
         )
-
-    def take(self, place: int) -> Tensor | None:
-        y, self.ys[place] = self.ys[place], None
-        return y
-
-    def is_left_over(self) -> bool:
-        return self.ys.count(None) < len(self.ys)
 
 
 class Siblings:
@@ -110,7 +103,7 @@ class Siblings:
             return None
         ahead = self._ahead
         if ahead is not None and ahead.dtype == dtype and ahead.is_of(given):
-            y = ahead.take(place)
+            y = ahead.ys.pop(place, None)
             if y is not None:
                 return y
         if not _private.is_idle():
@@ -118,13 +111,14 @@ class Siblings:
         if not self._together:
             self._observe(place, given, dtype)
             return None
-        left_over = ahead is not None and ahead.is_left_over()
-        ys = None if left_over else self._batch(given, dtype, recording)
+        ys = None if ahead is not None and ahead.ys else self._batch(given, dtype, recording)
         if ys is None:
             self._ahead, self._together = None, False
             return None
-        ahead = self._ahead = _Ahead.of(given, dtype, list(ys), self._forget)
-        return ahead.take(place)
+        ahead = _Ahead.of(given, dtype, dict(enumerate(ys)), self._forget)
+        y = ahead.ys.pop(place)
+        self._ahead = ahead  # from here on other threads may take from it
+        return y
 
     def _batch(
         self, given: Tensor, dtype: torch.dtype, recording: bool
@@ -146,7 +140,7 @@ class Siblings:
     def _observe(self, place: int, given: Tensor, dtype: torch.dtype) -> None:
         """Sees whether all are called with one x."""
         if self._seen is None or not self._seen[0].is_of(given):
-            self._seen = (_Ahead.of(given, dtype, []), set())
+            self._seen = (_Ahead.of(given, dtype, {}), set())
         self._seen[1].add(place)
         if len(self._seen[1]) == self.count:
             self._seen, self._together = None, True
@@ -155,7 +149,7 @@ class Siblings:
         """Lets go of what was computed ahead for an x that is gone."""
         ahead = self._ahead
         if ahead is not None and ahead.x is x:
-            self._together = self._together and not ahead.is_left_over()
+            self._together = self._together and not ahead.ys
             self._ahead = None
 
     # ---- Compiled ----------------------------------------------------------------------
