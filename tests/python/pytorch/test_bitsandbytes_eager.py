@@ -288,6 +288,23 @@ def test_hooks_and_subclasses_run(served, calls):
     assert calls.count == 0
 
 
+def test_adapters_of_peft():
+    peft = pytest.importorskip("peft")
+
+    def call(made):
+        config = peft.LoraConfig(r=4, target_modules=["0"], init_lora_weights=False)
+        model = peft.get_peft_model(torch.nn.Sequential(made, torch.nn.ReLU()), config)
+        x = torch.randn(2, 5, IN)
+        y = model(x)
+        y.square().sum().backward()
+        grads = [each.grad for each in model.parameters() if each.grad is not None]
+        return [y.detach(), *grads]
+
+    off, on = both(layer, call)
+    assert len(on) == len(off) == 3
+    assert all(error(a, b) <= ALLOWED["fp32"] for a, b in zip(on, off, strict=True))
+
+
 def test_a_state_that_got_lost_is_taken_from_the_layer(served):
     made, x = layer(), torch.randn(3, IN)
     expected = made(x)
