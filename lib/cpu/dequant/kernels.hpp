@@ -53,6 +53,9 @@ struct DequantKernels {
   void (*dequant[3])(const DequantArgs &args);  // by dtype, in the order of nf4.h
   void (*int4[3])(const DequantArgs &args);     // the first of two codes is the low nibble
   void (*groups)(const GroupsArgs &args);
+  // To words of GPTQ, of whole words of columns; and to rows of codes.
+  void (*gptq_words)(const WordsArgs &args);
+  void (*awq_words)(const WordsArgs &args);
   void (*gptq_rows)(const WordsArgs &args);
   void (*awq_rows)(const WordsArgs &args);
   // Copies lines of 64 bytes, by stores that bypass the caches, to a multiple of 64.

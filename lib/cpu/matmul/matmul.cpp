@@ -30,7 +30,8 @@ bool suits_dot(const MatmulKernels &kernels, const MatmulProblem &problem) {
 bool suits_dot(const MatmulKernels &kernels, const Int4MatmulProblem &problem) {
   const Int4Weight &weight = problem.weight;
   const bool in_rows = weight.layout == NF4_INT4_COMPRESSED_TENSORS;
-  return problem.m <= kernels.max_dot_m && weight.g_idx == nullptr && weight.cols > 0 &&
+  return problem.m <= (in_rows ? kernels.max_dot_m : kernels.max_columns_m) &&
+         weight.g_idx == nullptr && weight.cols > 0 &&
          weight.group_size % (in_rows ? kKernelStep : kInt4PerWord) == 0;
 }
 
@@ -96,7 +97,7 @@ void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, 
   }
   if (problem.weight.layout == NF4_INT4_COMPRESSED_TENSORS)
     return matmul_dot(set.dequant, kernels, problem, n);
-  matmul_columns(kernels, problem, n);
+  matmul_columns(set.dequant, kernels, problem, n);
 }
 
 }  // namespace nf4::cpu
