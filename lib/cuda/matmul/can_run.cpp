@@ -63,7 +63,7 @@ bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which)
   if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16 &&
       kMatmulConfigs[which].scale_on == ScaleOn::kWeights)
     return false;
-  return weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
+  return has_codebook_kernel(which) && weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
          wgmma_sizes_can_run(problem, gpu, which);
 }
 
