@@ -31,6 +31,7 @@ bool wgmma_sizes_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu,
 
 bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config) {
   if (!gpu.tensor_cores) return false;
+  if (problem.dtype == NF4_DTYPE_FP32 && config == kSkinny2) return false;  // there is none
   const Weight &weight = problem.weight;
   const int max_m = kMatmulConfigs[config].tile_m;
   // Past a row's end codes and x are 0. Their product is 0 unless a caller's codebook begins with
@@ -55,6 +56,7 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
 }
 
 bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which) {
+  if (problem.dtype == NF4_DTYPE_FP32) return false;
   const Weight &weight = problem.weight;
   // Past a row's end codes, scales and x are 0. Their product is 0 unless a caller's codebook
   // begins with an infinity or a NaN.

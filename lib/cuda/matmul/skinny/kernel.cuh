@@ -13,9 +13,12 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "cuda/element.cuh"
 #include "cuda/matmul/skinny/args.hpp"
 #include "cuda/matmul/skinny/epilogue.cuh"
+#include "cuda/matmul/skinny/fp32_mainloop.cuh"
 #include "cuda/matmul/skinny/mainloop.cuh"
 #include "cuda/matmul/skinny/pipeline.cuh"
 #include "cuda/matmul/skinny/scale_stage.cuh"
@@ -39,16 +42,20 @@ __device__ __forceinline__ void prefetch_rows(const SkinnyArgs &args, const CtaR
 // All threads of the CTA call it, and a barrier must follow. Returns the unit of the sums.
 template <class T>
 __device__ __forceinline__ float build_lut(const SkinnyArgs &args, uint8_t *shared) {
-  float unit;
-  const uint32_t entry = lane_entry<T>(args.codebook, args.matmul.weight.codebook, unit);
-  fill_lut<4, kSkinnyThreads>(shared, static_cast<int>(threadIdx.x), entry, pack_entries);
-  return unit;
+  if constexpr (std::is_same_v<T, float>) {
+    return fill_split_lut<kSkinnyThreads>(shared, device_codebook(args.matmul.weight));
+  } else {
+    float unit;
+    const uint32_t entry = lane_entry<T>(args.codebook, args.matmul.weight.codebook, unit);
+    fill_lut<4, kSkinnyThreads>(shared, static_cast<int>(threadIdx.x), entry, pack_entries);
+    return unit;
+  }
 }
 
 // What one of a weight's CTAs does.
 template <class Arch, class T, class Scales, class WarpMma>
 __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
-  constexpr int kMaxM = WarpMma::kMaxM;
+  constexpr int kMaxM = WarpMma::kMaxM, kPasses = WarpMma::kPasses;
   extern __shared__ __align__(1024) uint8_t shared[];
   const MatmulArgs &matmul = args.matmul;
   const CtaRows rows(args.work, cta);
@@ -60,8 +67,9 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
   const int first_k_tile = warp - n_warp * args.work.k_warps;
   const int first_tile = n_warp < args.work.n_warps ? n_warp : tiles;
-  WeightPipeline<CodebookSkinny<Arch, kMaxM>> pipeline(
-      args, shared, warp, rows.first, WarpTileIterator(args.work, tiles, first_tile, first_k_tile));
+  WeightPipeline<CodebookSkinny<Arch, kMaxM, kPasses>> pipeline(
+      args, shared, warp, rows.first,
+      WarpTileIterator<kPasses>(args.work, tiles, first_tile, first_k_tile));
   ScaleStage<Arch, Scales> scales(args, shared, kSkinnySmem<Arch, kMaxM>.scale_barrier);
   pipeline.init();
   scales.init();
@@ -70,10 +78,11 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   float offset = 0;
   if constexpr (Scales::kNested) offset = *matmul.weight.nested_offset;
   WarpMma warp_mma;
-  warp_mma.load_x(matmul, first_k_tile);
+  warp_mma.load_x(matmul, first_k_tile, 0);
   scales.load_scale_code();
   constexpr bool kKeep = WarpMma::kKeepsLane;
-  const ByteLut lut(shared, keep_in_register<kKeep>(threadIdx.x % 32 * 4));
+  using Lut = typename WarpMma::Lut;
+  const Lut lut(shared, keep_in_register<kKeep>(threadIdx.x % 32 * Lut::kLaneBytes));
   const int thread_in_group = static_cast<int>(keep_in_register<kKeep>(threadIdx.x % 4));
   float unit = 1;
   uint32_t phase = 0;
@@ -97,8 +106,8 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
     // Now, while the first tile is on its way, and not when the last sums are there.
     Epilogue<T, WarpMma> epilogue(args, rows, group, threadIdx.x);
 #pragma unroll 1
-    for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kSkinnyWarps) {
-      if (k_tile != first_k_tile || first != 0) warp_mma.load_x(matmul, k_tile);
+    for (int k_tile = first_k_tile, pass = 0; k_tile < args.work.k_tiles;) {
+      if (k_tile != first_k_tile || pass != 0 || first != 0) warp_mma.load_x(matmul, k_tile, pass);
       auto cursor = scales.cursor(k_tile, first_tile, WarpMma::row(0), thread_in_group);
       float *partial = group.of_warp(first_tile, warp);
 #pragma unroll 1
@@ -109,10 +118,15 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
           scales.advance(cursor);
           return found;
         };
-        warp_mma.add(pipeline.wait_next(), lut, find_scales, k_tile != first_k_tile, partial);
+        warp_mma.add(pipeline.wait_next(), lut, find_scales, k_tile != first_k_tile || pass != 0,
+                     partial);
         __syncwarp();  // before the stage is overwritten
         pipeline.load_next();
         partial += args.work.n_warps * kSkinnyWarps * group.kTilePartials;
+      }
+      if (kPasses == 1 || ++pass == kPasses) {
+        pass = 0;
+        k_tile += kSkinnyWarps;
       }
     }
     __syncthreads();
