@@ -50,7 +50,7 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
   const int log2 = weight.nested() ? weight.blocksize_log2 + weight.nested_blocksize_log2 : 0;
   if (log2 > 30) return false;
   return rows <= kSkinnyElementsMax / weight.cols &&
-         skinny_tiles_that_fit(skinny_smem(max_m, gpu.tensor_maps),
+         skinny_tiles_that_fit(skinny_smem_of(problem.dtype, max_m, gpu.tensor_maps),
                                skinny_scale_bytes(weight.cols, weight.nested(), log2),
                                gpu.shared_bytes) > 0;
 }

@@ -19,8 +19,8 @@ struct Int4Skinny {
   using Arch = Arch_;
   using Args = Int4SkinnyArgs;
   using Codes = Layout;
+  static constexpr int kWarps = kSkinnyWarps;
   static constexpr SkinnySmem kSmem = int4_skinny_smem(kMaxM);
-  static constexpr int kPasses = 1;
 };
 
 // group_size is a multiple of kScaleK; the weight, the scales and rows of x are 16-byte aligned.

@@ -97,7 +97,6 @@ __device__ __forceinline__ void store_sums(FragmentLane lane, const float (&sums
 template <class T>
 struct WarpMmaM2 {
   using Lut = ByteLut;
-  static constexpr int kPasses = 1;
   static constexpr int kMaxM = 2;
   static constexpr bool kKeepsLane = true;  // there are registers for what depends on the lane
   uint32_t x[1][32];
@@ -111,7 +110,7 @@ struct WarpMmaM2 {
   static __device__ __forceinline__ int row(int half) { return FragmentLane().group_id + half * 8; }
   static __device__ __forceinline__ int row_at(int fragment_row) { return fragment_row; }
 
-  __device__ __forceinline__ void load_x(const MatmulArgs &matmul, int k_tile, int) {
+  __device__ __forceinline__ void load_x(const MatmulArgs &matmul, int k_tile) {
     const FragmentLane lane;
     const int column = k_tile * kWarpTileK + lane.thread_in_group * kScaleK;
     const int m = static_cast<int>(matmul.m), row = lane.group_id % 2;
@@ -155,7 +154,6 @@ struct WarpMmaM2 {
 template <class T, int MTiles>
 struct WarpMmaM8 {
   using Lut = ByteLut;
-  static constexpr int kPasses = 1;
   static constexpr int kMaxM = 8 * MTiles;
   static constexpr bool kKeepsLane = false;
   uint32_t x[MTiles][32];
@@ -168,7 +166,7 @@ struct WarpMmaM8 {
     return (fragment_row % 4 * 2 + fragment_row / 4 % 2) + fragment_row / 8 * 8;
   }
 
-  __device__ __forceinline__ void load_x(const MatmulArgs &matmul, int k_tile, int) {
+  __device__ __forceinline__ void load_x(const MatmulArgs &matmul, int k_tile) {
     const FragmentLane lane;
     const int column = k_tile * kWarpTileK + lane.thread_in_group * 16;
 #pragma unroll

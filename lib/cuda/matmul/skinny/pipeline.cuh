@@ -67,18 +67,18 @@ struct RowCodes {
 };
 
 // What the pipeline and the sums depend on of a kind of weight; this one, of NF4 and FP4.
-template <class Arch_, int kMaxM, int kPasses_>
+template <class Arch_, int kMaxM, int kWarps_>
 struct CodebookSkinny {
   using Arch = Arch_;
   using Args = SkinnyArgs;
   using Codes = RowCodes;
-  static constexpr SkinnySmem kSmem = kSkinnySmem<Arch, kMaxM>;
-  static constexpr int kPasses = kPasses_;
+  static constexpr int kWarps = kWarps_;
+  static constexpr SkinnySmem kSmem = kSkinnySmem<Arch, kMaxM, kWarps>;
 };
 
 // The warp tiles that a warp takes, in its order: in each group of rows of tiles, for each of its
-// K-tiles, every n_warps-th row of tiles, in each pass over them.
-template <int kPasses = 1>
+// K-tiles, every n_warps-th row of tiles.
+template <int kWarps = kSkinnyWarps>
 class WarpTileIterator {
  public:
   __device__ __forceinline__ WarpTileIterator(const SkinnyWork &work, int tiles, int first_tile,
@@ -103,21 +103,17 @@ class WarpTileIterator {
 
  private:
   __device__ __forceinline__ void next_k_tile() {
-    if (kPasses == 1 || ++pass_ == kPasses) {
-      pass_ = 0;
-      k_tile_ += kSkinnyWarps;
-      if (k_tile_ >= work_.k_tiles) {
-        k_tile_ = first_k_tile_;
-        group_ = group_end_;
-        group_end_ = min(group_end_ + work_.group_tiles, tiles_);
-      }
+    k_tile_ += kWarps;
+    if (k_tile_ >= work_.k_tiles) {
+      k_tile_ = first_k_tile_;
+      group_ = group_end_;
+      group_end_ = min(group_end_ + work_.group_tiles, tiles_);
     }
     tile_ = group_ + first_tile_;
   }
 
   const SkinnyWork &work_;
   int tiles_, first_k_tile_, first_tile_, tile_, k_tile_;
-  int pass_ = 0;
   int group_ = 0;
   int group_end_;
 };
@@ -156,7 +152,7 @@ class PipelineState {
 // By TMA: one lane issues a box.
 template <class Kind>
 class TmaPipeline {
-  using TileIterator = WarpTileIterator<Kind::kPasses>;
+  using TileIterator = WarpTileIterator<Kind::kWarps>;
 
  public:
   __device__ __forceinline__ TmaPipeline(const typename Kind::Args &args, uint8_t *shared, int warp,
@@ -219,7 +215,7 @@ class TmaPipeline {
 // By cp.async: every lane copies chunks of 16 bytes.
 template <class Kind>
 class CpAsyncPipeline {
-  using TileIterator = WarpTileIterator<Kind::kPasses>;
+  using TileIterator = WarpTileIterator<Kind::kWarps>;
 
  public:
   __device__ __forceinline__ CpAsyncPipeline(const typename Kind::Args &args, uint8_t *shared,
