@@ -31,7 +31,6 @@ bool wgmma_sizes_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu,
 
 bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config) {
   if (!gpu.tensor_cores) return false;
-  if (problem.dtype == NF4_DTYPE_FP32 && config == kSkinny2) return false;  // there is none
   const Weight &weight = problem.weight;
   const int max_m = kMatmulConfigs[config].tile_m;
   // Past a row's end codes and x are 0. Their product is 0 unless a caller's codebook begins with

@@ -93,6 +93,7 @@ template <class W>
 int choose_skinny(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model) {
   // With integer weights skinny_2 loads x ahead where rows are long.
   const bool many =
+      problem.dtype == NF4_DTYPE_FP32 ||
       problem.weight.rows >= model.skinny2_rows_per_cta * gpu.multiprocessors ||
       (std::is_same_v<W, Int4Weight> && problem.weight.cols > kSkinnyWarps * kWarpTileK);
   for (const int config : {kSkinny2, kSkinny8, kSkinny16})

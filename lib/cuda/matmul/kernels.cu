@@ -24,6 +24,7 @@ void set_kernels(MatmulKernels &kernels, int dtype) {
   kernels.of[dtype][Scales::kNested][kMma64x64] =
       (const void *)matmul_mma<Arch, T, CodebookSource<Arch, Scales>>;
   if constexpr (Arch::kTensorCores && std::is_same_v<T, float>) {
+    set_skinny_kernels<Arch, T, Scales, WarpMmaFp32M2>(kernels, dtype, kSkinny2);
     set_skinny_kernels<Arch, T, Scales, WarpMmaFp32<1>>(kernels, dtype, kSkinny8);
     set_skinny_kernels<Arch, T, Scales, WarpMmaFp32<2>>(kernels, dtype, kSkinny16);
   } else if constexpr (Arch::kTensorCores) {

@@ -59,10 +59,10 @@ class SplitLut {
   uint32_t lane_;
 };
 
-// Fills it; returns the unit of entries. All Threads threads of the CTA call it.
+// Fills it; returns the unit of entries. All Threads threads of the CTA call it, each with entry
+// threadIdx.x % 16 of the codebook.
 template <int Threads>
-__device__ __forceinline__ float fill_split_lut(uint8_t *lut, const float *codebook) {
-  const float entry = codebook[threadIdx.x % kCodebookSize];
+__device__ __forceinline__ float fill_split_lut(uint8_t *lut, float entry) {
   uint32_t largest = __float_as_uint(entry) & 0x7fffffffu;
   largest = __reduce_max_sync(0xffffffffu, largest >= 0x7f800000u ? 0 : largest);
   const SplitUnit split(__uint_as_float(largest));

@@ -12,8 +12,8 @@
 namespace nf4::cuda {
 
 template <class Arch, int kMaxM, int kWarps>
-constexpr SkinnySmem kSkinnySmem = kWarps == kFp32Warps ? fp32_skinny_smem(kMaxM)
-                                                        : skinny_smem(kMaxM, Arch::kTensorMaps);
+constexpr SkinnySmem kSkinnySmem =
+    kWarps == kSkinnyWarps ? skinny_smem(kMaxM, Arch::kTensorMaps) : fp32_m16_smem();
 
 // The warps of a CTA, by what multiplies a warp tile.
 template <class WarpMma>

@@ -41,9 +41,9 @@ __device__ __forceinline__ void prefetch_rows(const SkinnyArgs &args, const CtaR
 
 // All threads of the CTA call it, and a barrier must follow. Returns the unit of the sums.
 template <class T, int kThreads>
-__device__ __forceinline__ float build_lut(const SkinnyArgs &args, uint8_t *shared) {
+__device__ __forceinline__ float build_lut(const SkinnyArgs &args, float entry, uint8_t *shared) {
   if constexpr (std::is_same_v<T, float>) {
-    return fill_split_lut<kThreads>(shared, device_codebook(args.matmul.weight));
+    return fill_split_lut<kThreads>(shared, entry);
   } else {
     float unit;
     const uint32_t entry = lane_entry<T>(args.codebook, args.matmul.weight.codebook, unit);
@@ -69,7 +69,8 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   const int first_k_tile = warp - n_warp * args.work.k_warps;
   const int first_tile = n_warp < args.work.n_warps ? n_warp : tiles;
   WeightPipeline<Kind> pipeline(
-      args, shared, warp, rows.first, WarpTileIterator<kWarps>(args.work, tiles, first_tile, first_k_tile));
+      args, shared, warp, rows.first,
+      WarpTileIterator<kWarps>(args.work, tiles, first_tile, first_k_tile));
   ScaleStage<Arch, Scales, kThreads> scales(args, shared, Kind::kSmem.scale_barrier);
   pipeline.init();
   scales.init();
@@ -77,6 +78,9 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   // compiler may move a __ldg above the wait.
   float offset = 0;
   if constexpr (Scales::kNested) offset = *matmul.weight.nested_offset;
+  float entry = 0;
+  if constexpr (std::is_same_v<T, float>)
+    entry = device_codebook(matmul.weight)[threadIdx.x % kCodebookSize];
   WarpMma warp_mma;
   warp_mma.load_x(matmul, first_k_tile);
   scales.load_scale_code();
@@ -88,26 +92,25 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   uint32_t phase = 0;
 #pragma unroll 1
   for (int first = 0; first < tiles; first += args.work.group_tiles, phase ^= 1) {
-    const PartialSums<WarpMma> group{
-        first, min(first + args.work.group_tiles, tiles),
-        reinterpret_cast<float *>(shared + Kind::kSmem.partials)};
+    const PartialSums<WarpMma> group{first, min(first + args.work.group_tiles, tiles),
+                                     reinterpret_cast<float *>(shared + Kind::kSmem.partials)};
     const int first_row = first * kWarpTileN;
     scales.load(rows.first + first_row,
                 min(args.work.group_tiles * kWarpTileN, rows.count - first_row));
     if (first == 0) {
       pipeline.load_next();
       pdl_launch_dependents<Arch>();
-      unit = build_lut<T, kThreads>(args, shared);
+      unit = build_lut<T, kThreads>(args, entry, shared);
     }
     scales.publish(first == 0);
 #pragma unroll 1
-    for (int stage = 1; stage < Kind::kSmem.stages && first == 0; ++stage)
-      pipeline.load_next();
+    for (int stage = 1; stage < Kind::kSmem.stages && first == 0; ++stage) pipeline.load_next();
     // Now, while the first tile is on its way, and not when the last sums are there.
     Epilogue<T, WarpMma> epilogue(args, rows, group, threadIdx.x);
 #pragma unroll 1
     for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kWarps) {
       if (k_tile != first_k_tile || first != 0) warp_mma.load_x(matmul, k_tile);
+      warp_mma.prepare_x();
       auto cursor = scales.cursor(k_tile, first_tile, WarpMma::row(0), thread_in_group);
       float *partial = group.of_warp(first_tile, warp);
 #pragma unroll 1

@@ -50,8 +50,9 @@ cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf
   const bool tensor_maps = target.gpu.tensor_maps;
   args.matmul = matmul;
   args.codebook = rounded_codebook(matmul.weight, dtype);
-  smem_bytes = plan_ctas(skinny_smem_of(dtype, kMatmulConfigs[config].tile_m, tensor_maps),
-                         skinny_warps(dtype), ctas, target.gpu, args);
+  smem_bytes =
+      plan_ctas(skinny_smem_of(dtype, kMatmulConfigs[config].tile_m, tensor_maps),
+                skinny_warps(dtype, kMatmulConfigs[config].tile_m), ctas, target.gpu, args);
   if (!tensor_maps) return cudaSuccess;
   return make_tensor_map({matmul.weight.packed, matmul.weight.rows, matmul.weight.cols / 2},
                          matmul.weight.cols / 2, kWarpTileK / 2, kWarpTileN, args.packed);
@@ -66,7 +67,8 @@ cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const 
   int smem_bytes = 0;
   const cudaError_t error = skinny_args(target, matmul, dtype, config, ctas, args, smem_bytes);
   if (error != cudaSuccess) return error;
-  return launch({kernel, ctas, 32 * skinny_warps(dtype), target.family->pdl, target.stream, smem_bytes},
+  return launch({kernel, ctas, 32 * skinny_warps(dtype, kMatmulConfigs[config].tile_m),
+                 target.family->pdl, target.stream, smem_bytes},
                 args);
 }
 
@@ -97,7 +99,8 @@ cudaError_t launch_skinny_batch(const MatmulTarget &target, const void *kernel,
     first_cta += ctas[i];
   }
   std::fill(batch.first_cta + count, batch.first_cta + kSkinnyBatchMax, INT_MAX);
-  return launch({kernel, first_cta, 32 * skinny_warps(dtype), target.family->pdl, target.stream, smem_bytes},
+  return launch({kernel, first_cta, 32 * skinny_warps(dtype, kMatmulConfigs[config].tile_m),
+                 target.family->pdl, target.stream, smem_bytes},
                 batch);
 }
 

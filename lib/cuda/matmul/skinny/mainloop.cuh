@@ -121,6 +121,8 @@ struct WarpMmaM2 {
     for (int i = 0; i < 8; ++i) load_b(from + i * 8, own, x[0] + i * 4);
   }
 
+  __device__ __forceinline__ void prepare_x() const {}
+
   // Adds to partial[row][m], or sets it if `accumulate` is false. find_scales() gives the scales of
   // the lane's rows.
   template <class FindScales>
@@ -179,6 +181,8 @@ struct WarpMmaM8 {
                (m < matmul.m) & (column + i / 2 * kScaleK < matmul.weight.cols), x[m_tile] + i * 4);
     }
   }
+
+  __device__ __forceinline__ void prepare_x() const {}
 
   // As WarpMmaM2::add.
   template <class FindScales>

@@ -11,7 +11,7 @@ namespace nf4::cuda {
 // A warp tile: kWarpTileN rows of the weight by kWarpTileK columns.
 constexpr int kSkinnyWarps = 16;
 constexpr int kSkinnyThreads = 32 * kSkinnyWarps;
-constexpr int kFp32Warps = 8;  // with x in fp32, which takes twice the registers
+constexpr int kFp32M16Warps = 8;  // of 16 rows of x in fp32, which take many registers
 constexpr int kWarpTileK = 256;
 constexpr int kWarpTileN = 16;
 constexpr int kScaleK = kWarpTileK / 4;  // columns that share a scale
@@ -48,14 +48,15 @@ constexpr SkinnySmem skinny_smem(int max_m, bool tensor_maps) {
   return skinny_smem(max_m, max_m == 2 && tensor_maps ? 3 : 2, 65536);
 }
 
-// The same with x in fp32.
-constexpr SkinnySmem fp32_skinny_smem(int max_m) { return skinny_smem(max_m, 4, 65536, kFp32Warps); }
+// The same of fewer warps.
+constexpr SkinnySmem fp32_m16_smem() { return skinny_smem(16, 4, 65536, kFp32M16Warps); }
 
-constexpr SkinnySmem skinny_smem_of(nf4_dtype dtype, int max_m, bool tensor_maps) {
-  return dtype == NF4_DTYPE_FP32 ? fp32_skinny_smem(max_m) : skinny_smem(max_m, tensor_maps);
+constexpr int skinny_warps(nf4_dtype dtype, int max_m) {
+  return dtype == NF4_DTYPE_FP32 && max_m == 16 ? kFp32M16Warps : kSkinnyWarps;
 }
-constexpr int skinny_warps(nf4_dtype dtype) {
-  return dtype == NF4_DTYPE_FP32 ? kFp32Warps : kSkinnyWarps;
+constexpr SkinnySmem skinny_smem_of(nf4_dtype dtype, int max_m, bool tensor_maps) {
+  return skinny_warps(dtype, max_m) == kSkinnyWarps ? skinny_smem(max_m, tensor_maps)
+                                                    : fp32_m16_smem();
 }
 
 // The same of integer weights, without a LUT.
