@@ -56,11 +56,10 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     check_kernels(cuda::kernels_of<cuda::DequantKernels>(family), 0, seen);
     check_kernels(cuda::kernels_of<cuda::QuantizeKernels>(family), 0, seen);
     // mma kernels take one weight a launch; without tensor cores there are no skinny ones.
-    // There is no skinny_2 of fp32.
     constexpr size_t kKinds = 3 * 2;
-    const size_t skinny = 2 * kKinds * (cuda::kFamilyConfigCount - 1), skinny_2_fp32 = 2 * 2;
+    const size_t skinny = 2 * kKinds * (cuda::kFamilyConfigCount - 1);
     check_kernels(cuda::kernels_of<cuda::MatmulKernels>(family),
-                  kKinds + (family.tensor_cores ? skinny_2_fp32 : skinny), seen);
+                  kKinds + (family.tensor_cores ? 0 : skinny), seen);
     // Integer weights with g_idx have no skinny kernels; those of AWQ copy with TMA, and there is
     // no skinny_2.
     constexpr size_t kDtypes = 2, kInt4Kinds = kDtypes * 3 * 2,

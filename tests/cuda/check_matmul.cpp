@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <string>
@@ -17,7 +16,7 @@
 #include "support/device.hpp"
 #include "support/families.hpp"
 #include "support/force_matmul.hpp"
-#include "support/kernels.hpp"
+#include "support/late_inputs.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_placed.hpp"
 
@@ -27,9 +26,8 @@ using namespace nf4::test;
 namespace {
 
 constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
-// Per dtype and flat or nested; compute-sanitizer runs fewer.
-bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
-int shapes() { return few_shapes() ? 8 * std::atoi(std::getenv("NF4_TEST_SHAPES")) : 240; }
+// Per dtype and flat or nested.
+int shapes() { return 8 * shapes_or(30); }
 
 // Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
 bool much_shared_memory() {
@@ -164,8 +162,7 @@ TEST_CASE("every kernel multiplies fp32 within the rounding of fp32", "[cuda][ma
   check_counts(counts, few_shapes() ? 1 : shapes() / 4, {cuda::kSkinny8, cuda::kSkinny16 + 1});
 }
 
-// Rows of x that CTAs take in one pass and in two; x far from 1, whose powers of two differ from
-// row to row.
+// x far from 1, whose powers of two differ from row to row.
 TEST_CASE("fp32 has the error of fp32 as a whole", "[cuda][matmul]") {
   const Stream stream;
   MatmulCounts counts;
@@ -185,7 +182,7 @@ TEST_CASE("fp32 has the error of fp32 as a whole", "[cuda][matmul]") {
       INFO(describe(test, number));
       check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
     }
-  check_counts(counts, 2, {cuda::kSkinny8, cuda::kSkinny16 + 1});
+  check_counts(counts, 2, {cuda::kSkinny2, cuda::kSkinny16 + 1});
 }
 
 // Shapes in which a CTA's rows or columns take more than one pass.
@@ -335,10 +332,8 @@ TEST_CASE("matmuls that nothing has warmed up are captured", "[.cold]") {
   REQUIRE_CUDA(cudaGraphExecDestroy(graph));
 }
 
-// Launches may start while their predecessor runs, which this one invites them to.
 TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][long]") {
   const Stream stream;
-  constexpr long long kEnoughToStart = 2'000'000;
   uint64_t number = 0xd800000;
   for (const MatmulShape shape :
        {MatmulShape{300, 2048, 1}, MatmulShape{300, 2048, 8}, MatmulShape{300, 2048, 16},
@@ -356,15 +351,8 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
       const PlacedMatmul placed(rng, test, true);
       check_not_mma(placed, test);
       check_shared(placed, test);
-      REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
-      stream.synchronize();
-      const std::vector<uint8_t> expected = placed.y.read();
       const nf4_tensor &weight = placed.weight.tensor();
-      const struct {
-        const char *name;
-        const void *address;  // NULL: there is none
-        size_t bytes;
-      } parts[] = {
+      const std::vector<DeviceBytes> inputs = {
           {"packed", weight.packed, test.weight.bytes[kPacked].size()},
           {"absmax", weight.absmax, test.weight.bytes[kAbsmax].size()},
           {"nested_absmax", weight.nested_absmax, test.weight.bytes[kNestedAbsmax].size()},
@@ -373,22 +361,10 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
           {"codebook", weight.codebook, test.weight.bytes[kCodebook].size()},
           {"x", placed.x.data(), placed.x.size()},
           {"bias", placed.bias.data(), placed.bias.size()},
-          {"workspace", placed.workspace.size() != 0 ? placed.workspace.data() : nullptr,
-           placed.workspace.size()},
+          {"workspace", placed.workspace.data(), placed.workspace.size()},
       };
-      for (const auto &part : parts) {
-        if (part.address == nullptr) continue;
-        INFO("m " << shape.m << ", " << part.name);
-        auto *const address = static_cast<uint8_t *>(const_cast<void *>(part.address));
-        const DeviceBuffer source(part.bytes);
-        REQUIRE_CUDA(cudaMemcpy(source.data(), address, part.bytes, cudaMemcpyDeviceToDevice));
-        fill_bytes(address, 0, part.bytes);
-        fill_bytes(placed.y.data(), 0xa5, placed.y.size());
-        REQUIRE_CUDA(cudaDeviceSynchronize());
-        launch_late_copy(address, source.data<uint8_t>(), part.bytes, kEnoughToStart, stream);
-        REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
-        stream.synchronize();
-        CHECK(same_bytes(placed.y.read(), expected));
-      }
+      INFO("m " << shape.m);
+      check_waits(inputs, {{"y", placed.y.data(), placed.y.size()}}, stream,
+                  [&] { return placed.multiply(test, stream); });
     }
 }

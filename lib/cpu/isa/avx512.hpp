@@ -70,8 +70,8 @@ struct Fp32Sums {
   static __m512 broadcast_sum(float x) { return _mm512_set1_ps(x); }
   // 8 less the zero point that the low bits are.
   static __m512 zero_terms(__m512i words) {
-    const __m512i zeros = _mm512_and_si512(words, _mm512_set1_epi32(15));
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(8), zeros));
+    return _mm512_permutexvar_ps(
+        words, _mm512_setr_ps(8, 7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7));
   }
   // The zeros of so many rows, in whole words of GPTQ or AWQ less `offset`, to the low bits of a
   // lane each.
