@@ -135,34 +135,7 @@ struct Words {
     return (Vector)_mm512_maskz_loadu_epi32(mask, words);
   }
   static void store(uint8_t *to, Vector x) { _mm512_storeu_si512(to, (__m512i)x); }
-  static void transpose(Vector (&x)[kLanes]) {
-    __m512i a[kLanes], b[kLanes];
-    NF4_UNROLL
-    for (int i = 0; i < kLanes; i += 2) {
-      a[i] = _mm512_unpacklo_epi32((__m512i)x[i], (__m512i)x[i + 1]);
-      a[i + 1] = _mm512_unpackhi_epi32((__m512i)x[i], (__m512i)x[i + 1]);
-    }
-    NF4_UNROLL
-    for (int i = 0; i < kLanes; i += 4) {
-      NF4_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
-        b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
-      }
-    }
-    // b[4 r + j]: words j, j + 4, j + 8, j + 12 of rows 4 r to 4 r + 3, a lane each.
-    NF4_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      const __m512i low = _mm512_shuffle_i32x4(b[j], b[j + 4], 0x88);
-      const __m512i high = _mm512_shuffle_i32x4(b[j + 8], b[j + 12], 0x88);
-      const __m512i odd_low = _mm512_shuffle_i32x4(b[j], b[j + 4], 0xdd);
-      const __m512i odd_high = _mm512_shuffle_i32x4(b[j + 8], b[j + 12], 0xdd);
-      x[j] = (Vector)_mm512_shuffle_i32x4(low, high, 0x88);
-      x[j + 8] = (Vector)_mm512_shuffle_i32x4(low, high, 0xdd);
-      x[j + 4] = (Vector)_mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
-      x[j + 12] = (Vector)_mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
-    }
-  }
+  static void transpose(Vector (&x)[kLanes]) { nf4::cpu::transpose(x); }
 };
 
 void store_nontemporal(char *to, const char *from, int64_t lines) {
