@@ -21,21 +21,19 @@ inline __m512i as_integers(__m512 x) { return _mm512_castps_si512(x); }
 // 16 x 16 words. Inlined, so that they stay in registers.
 template <class Vector>
 __attribute__((always_inline)) inline void transpose(Vector (&x)[16]) {
-  __m512i a[16], b[16];
-  NF4_UNROLL
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_epi32((__m512i)x[i], (__m512i)x[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi32((__m512i)x[i], (__m512i)x[i + 1]);
-  }
+  // b[4 r + j]: words j, j + 4, j + 8, j + 12 of rows 4 r to 4 r + 3, a lane each.
+  __m512i b[16];
   NF4_UNROLL
   for (int i = 0; i < 16; i += 4) {
-    NF4_UNROLL
-    for (int j = 0; j < 2; ++j) {
-      b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
-      b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
-    }
+    const __m512i low = _mm512_unpacklo_epi32((__m512i)x[i], (__m512i)x[i + 1]);
+    const __m512i high = _mm512_unpackhi_epi32((__m512i)x[i], (__m512i)x[i + 1]);
+    const __m512i next_low = _mm512_unpacklo_epi32((__m512i)x[i + 2], (__m512i)x[i + 3]);
+    const __m512i next_high = _mm512_unpackhi_epi32((__m512i)x[i + 2], (__m512i)x[i + 3]);
+    b[i] = _mm512_unpacklo_epi64(low, next_low);
+    b[i + 1] = _mm512_unpackhi_epi64(low, next_low);
+    b[i + 2] = _mm512_unpacklo_epi64(high, next_high);
+    b[i + 3] = _mm512_unpackhi_epi64(high, next_high);
   }
-  // b[4 r + j]: words j, j + 4, j + 8, j + 12 of rows 4 r to 4 r + 3, a lane each.
   NF4_UNROLL
   for (int j = 0; j < 4; ++j) {
     const __m512i low = _mm512_shuffle_i32x4(b[j], b[j + 4], 0x88);

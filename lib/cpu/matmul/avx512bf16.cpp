@@ -97,19 +97,20 @@ __attribute__((always_inline)) inline void load_transposed(const char *from, int
 }
 
 void transpose_codes(const uint8_t *packed, int64_t row_bytes, int rows, int64_t words,
-                     int64_t next, uint32_t *out) {
-  __m512i vectors[16];
+                     uint32_t *out) {
+  char padded[16][64] = {};
   for (int64_t i = 0; i < words; i += 16, packed += 64, out += 16 * kLaneBlockN) {
     const int64_t count = words - i < 16 ? words - i : 16;
-    for (int row = 0; row < rows; ++row) __builtin_prefetch(packed + row * row_bytes + next, 0, 2);
-    if (rows == 16 && count == 16) {
-      load_transposed(reinterpret_cast<const char *>(packed), row_bytes, vectors);
-    } else {
-      char padded[16][64] = {};
+    const char *from = reinterpret_cast<const char *>(packed);
+    int64_t stride = row_bytes;
+    if (rows < 16 || count < 16) {
       for (int row = 0; row < rows; ++row)
         std::memcpy(padded[row], packed + row * row_bytes, count * sizeof *out);
-      load_transposed(padded[0], sizeof padded[0], vectors);
+      from = padded[0];
+      stride = sizeof padded[0];
     }
+    __m512i vectors[16];
+    load_transposed(from, stride, vectors);
     NF4_UNROLL
     for (int j = 0; j < 16; ++j)
       _mm512_store_si512(out + j * kLaneBlockN, pair_nibbles(vectors[j]));
@@ -179,7 +180,7 @@ const MatmulKernels kAvx512Bf16Matmul = {
     transpose_scales,
     nested_scales,
     lanes<Bf16Pairs>,
-    9,
+    5,
 };
 
 }  // namespace nf4::cpu

@@ -77,6 +77,9 @@ struct LanesArgs {
   int n;  // a multiple of a vector of sums
   int m;
   float *sums;  // [m][kLaneBlockN]
+  // Packed codes of the next rows or columns, of which kLaneColumns of each row are prefetched.
+  const uint8_t *next;
+  int64_t row_bytes;
 };
 
 // Dense rows of the weight times x.
@@ -116,10 +119,10 @@ struct MatmulKernels {
   void (*tile)(const TileArgs &args);
   // What lanes takes; NULL where there is no such way. Words of codes of 16 rows, or of fewer and
   // zeros, a word of a row to a lane, with the codes of columns 2 i and 2 i + 1 in nibbles i and
-  // i + 4; what is `next` bytes on is prefetched. Scales of 16 rows likewise. Both in whole
+  // i + 4. Scales of 16 rows likewise. Both in whole
   // multiples of 16 words or scales.
   void (*transpose_codes)(const uint8_t *packed, int64_t row_bytes, int rows, int64_t words,
-                          int64_t next, uint32_t *out) = nullptr;
+                          uint32_t *out) = nullptr;
   void (*transpose_scales)(const float *scales, int64_t stride, int64_t count,
                            float *out) = nullptr;
   // The scales of a nested block or of a part of it.

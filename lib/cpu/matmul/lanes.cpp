@@ -46,7 +46,7 @@ class LaneMultiplier {
       const int64_t elements = std::min(kLaneColumns, weight_.cols - k);
       for (int64_t i = n.begin; i < n.end; i += kLanes)
         load({i, std::min(n.end, i + kLanes)}, i - n.begin, k, elements);
-      add_products(ceil_divide(n.end - n.begin, kLanes) * kLanes, m, k, elements, sums);
+      add_products(n, m, k, elements, sums);
     }
     for (int64_t i = 0; i < count; ++i) sums[i] *= codebook_.unit;
     store_sums(problem_, {n, m, sums, kLaneBlockN});
@@ -56,10 +56,8 @@ class LaneMultiplier {
   void load(RowRange n, int64_t at, int64_t k, int64_t elements) {
     const int64_t row_bytes = weight_.cols / 2;
     const int rows = static_cast<int>(n.end - n.begin);
-    const bool last = k + elements == weight_.cols;
-    const int64_t next = last ? kLaneBlockN * row_bytes - k / 2 : elements / 2;
     kernels_.transpose_codes(weight_.packed + n.begin * row_bytes + k / 2, row_bytes, rows,
-                             elements / kCodesPerWord, next, codes_ + at);
+                             elements / kCodesPerWord, codes_ + at);
     const int64_t count = elements / per_scale_;
     for (int64_t row = 0; row < rows; ++row)
       read_scales((n.begin + row) * weight_.cols + k, count, row_scales_ + row * kMaxScales);
@@ -77,15 +75,19 @@ class LaneMultiplier {
       scales[i] = by_block[((first_element + i * per_scale_) >> weight_.blocksize_log2) - first];
   }
 
-  void add_products(int64_t n, RowRange m, int64_t k, int64_t elements, float *sums) {
+  void add_products(RowRange n, RowRange m, int64_t k, int64_t elements, float *sums) {
     const int64_t count = m.end - m.begin, groups = ceil_divide(count, kMaxLaneM);
+    const bool last = k + elements == weight_.cols;
+    const int64_t next = last ? (n.begin + kLaneBlockN) * weight_.cols
+                              : n.begin * weight_.cols + k + elements;
     for (int64_t group = 0; group < groups; ++group) {
-      const int64_t first = count * group / groups, last = count * (group + 1) / groups;
-      for (int64_t i = first; i < last; ++i)
-        std::copy_n(row_of_x(m.begin + i) + k, elements, x_ + (i - first) * kLaneColumns);
+      const RowRange some{count * group / groups, count * (group + 1) / groups};
+      for (int64_t i = some.begin; i < some.end; ++i)
+        std::copy_n(row_of_x(m.begin + i) + k, elements, x_ + (i - some.begin) * kLaneColumns);
       kernels_.lanes({codebook_.entries, codes_, scales_, per_scale_, x_, elements,
-                      static_cast<int>(n), static_cast<int>(last - first),
-                      sums + first * kLaneBlockN});
+                      static_cast<int>(ceil_divide(n.end - n.begin, kLanes) * kLanes),
+                      static_cast<int>(some.end - some.begin), sums + some.begin * kLaneBlockN,
+                      group == 0 ? weight_.packed + next / 2 : nullptr, weight_.cols / 2});
     }
   }
 
