@@ -83,9 +83,8 @@ __m512i pair_nibbles(__m512i words) {
       _mm512_ternarylogic_epi32(words, _mm512_srli_epi16(words, 4), middle, 0x28);  // (a ^ b) & c
   const __m512i sorted =
       _mm512_ternarylogic_epi32(words, differing, _mm512_slli_epi16(differing, 4), 0x96);
-  return _mm512_shuffle_epi8(
-      sorted, _mm512_broadcast_i32x4(
-                  _mm_setr_epi8(1, 3, 0, 2, 5, 7, 4, 6, 9, 11, 8, 10, 13, 15, 12, 14)));
+  return _mm512_shuffle_epi8(sorted, _mm512_broadcast_i32x4(_mm_setr_epi8(
+                                         1, 3, 0, 2, 5, 7, 4, 6, 9, 11, 8, 10, 13, 15, 12, 14)));
 }
 
 // 16 words of 16 rows: vector i gets word i of each.
@@ -180,7 +179,6 @@ const MatmulKernels kAvx512Bf16Matmul = {
     transpose_scales,
     nested_scales,
     lanes<Bf16Pairs>,
-    5,
 };
 
 }  // namespace nf4::cpu

@@ -55,7 +55,8 @@ class Nf4Dots {
     const int64_t first = first_element >> weight_.blocksize_log2;
     const int64_t last = (first_element + elements - 1) >> weight_.blocksize_log2;
     const int64_t count = elements / per_scale;
-    if (per_scale == weight_.blocksize()) return read_scales(weight_, first, count, scales, nested_scales_);
+    if (per_scale == weight_.blocksize())
+      return read_scales(weight_, first, count, scales, nested_scales_);
     float by_block[kMaxScales];
     read_scales(weight_, first, last - first + 1, by_block, nested_scales_);
     for (int64_t i = 0; i < count; ++i)

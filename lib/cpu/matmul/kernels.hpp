@@ -117,9 +117,9 @@ struct MatmulKernels {
   // Converts whole steps of x; NULL where x is of this set's dtype.
   void (*convert[3])(const void *x, int64_t elements, void *out);
   void (*tile)(const TileArgs &args);
-  // What lanes takes; NULL where there is no such way. Words of codes of 16 rows, or of fewer and
-  // zeros, a word of a row to a lane, with the codes of columns 2 i and 2 i + 1 in nibbles i and
-  // i + 4. Scales of 16 rows likewise. Both in whole
+  // What lanes, which is for more rows of x than dot, takes; NULL where there is no such way. Words
+  // of codes of 16 rows, or of fewer and zeros, a word of a row to a lane, with the codes of
+  // columns 2 i and 2 i + 1 in nibbles i and i + 4. Scales of 16 rows likewise. Both in whole
   // multiples of 16 words or scales.
   void (*transpose_codes)(const uint8_t *packed, int64_t row_bytes, int rows, int64_t words,
                           uint32_t *out) = nullptr;
@@ -129,7 +129,6 @@ struct MatmulKernels {
   void (*nested_scales)(const uint8_t *codes, int64_t count, const float *table, float absmax,
                         float offset, float *out) = nullptr;
   void (*lanes)(const LanesArgs &args) = nullptr;
-  int min_lanes_m = 0;  // the smallest m for which lanes is the fastest way
 };
 
 extern const MatmulKernels kAvx2Matmul;

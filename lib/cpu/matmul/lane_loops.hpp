@@ -71,12 +71,11 @@ void lanes_block(const LanesArgs &args, int first) {
   }
 }
 
-// Sums that depend on each other hold up few rows of x, for which there are more vectors.
 template <class T, int kM>
 void lanes_m(const LanesArgs &args) {
   if constexpr (kM > 1)
     if (args.m < kM) return lanes_m<T, kM - 1>(args);
-  constexpr int kVectors = kM > 4 ? 2 : 4;
+  constexpr int kVectors = 2;
   int n = 0;
   for (; n + kVectors * T::kSumLanes <= args.n; n += kVectors * T::kSumLanes)
     lanes_block<T, kVectors, kM>(args, n);

@@ -1,4 +1,4 @@
-// Matmul for two and more rows of x in bf16: a lane is a row of the weight.
+// Matmul for more than a few rows of x in bf16: a lane is a row of the weight.
 //
 // Codes of a block of rows and columns are transposed, so that a vector has a word of each of 16
 // rows; the kernel looks them up, multiplies them with x, and applies the scales to the sums of a
@@ -78,8 +78,8 @@ class LaneMultiplier {
   void add_products(RowRange n, RowRange m, int64_t k, int64_t elements, float *sums) {
     const int64_t count = m.end - m.begin, groups = ceil_divide(count, kMaxLaneM);
     const bool last = k + elements == weight_.cols;
-    const int64_t next = last ? (n.begin + kLaneBlockN) * weight_.cols
-                              : n.begin * weight_.cols + k + elements;
+    const int64_t next =
+        last ? (n.begin + kLaneBlockN) * weight_.cols : n.begin * weight_.cols + k + elements;
     for (int64_t group = 0; group < groups; ++group) {
       const RowRange some{count * group / groups, count * (group + 1) / groups};
       for (int64_t i = some.begin; i < some.end; ++i)

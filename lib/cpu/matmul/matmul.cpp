@@ -26,10 +26,6 @@ bool suits_look_up(const MatmulProblem &problem) {
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 
-bool has_lanes(const MatmulKernels &kernels, int64_t m) {
-  return kernels.lanes != nullptr && m >= kernels.min_lanes_m;
-}
-
 // A group being whole words, or of codes along the columns whole steps.
 bool suits_dot(const MatmulKernels &kernels, const Int4MatmulProblem &problem) {
   const Int4Weight &weight = problem.weight;
@@ -79,9 +75,8 @@ void store_sums(const Problem &problem, const Sums &sums) {
 template void store_sums(const MatmulProblem &problem, const Sums &sums);
 template void store_sums(const Int4MatmulProblem &problem, const Sums &sums);
 
-RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem &problem) {
-  const bool few = problem.m <= bf16.max_dot_m || has_lanes(bf16, problem.m);
-  const bool used = problem.dtype == NF4_DTYPE_BF16 && few && suits_look_up(problem);
+RoundedCodebook bf16_codebook_for(const MatmulProblem &problem) {
+  const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_look_up(problem);
   return used ? codebook_in_bf16(problem.weight) : RoundedCodebook{};
 }
 
@@ -89,8 +84,8 @@ void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
                    const RoundedCodebook &bf16_codebook, RowRange n) {
   const MatmulKernels &kernels = kernels_for(set, problem.dtype);
   if (suits_look_up(problem)) {
-    if (has_lanes(kernels, problem.m)) return matmul_lanes(kernels, problem, bf16_codebook, n);
     if (problem.m <= kernels.max_dot_m) return matmul_dot(kernels, problem, bf16_codebook, n);
+    if (kernels.lanes != nullptr) return matmul_lanes(kernels, problem, bf16_codebook, n);
   }
   matmul_panel(set.dequant, kernels, problem, n);
 }

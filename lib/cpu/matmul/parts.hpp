@@ -16,7 +16,7 @@ namespace nf4::cpu {
 void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
                 const RoundedCodebook &bf16_codebook, RowRange n);
 
-// The same with a lane for each row of the weight, for two and more rows of x in bf16.
+// The same with a lane for each row of the weight, for more rows of x in bf16.
 void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
                   const RoundedCodebook &bf16_codebook, RowRange n);
 
