@@ -134,6 +134,11 @@ struct Words {
     const auto mask = static_cast<__mmask16>(lanes >= kLanes ? 0xffff : (1 << lanes) - 1);
     return (Vector)_mm512_maskz_loadu_epi32(mask, words);
   }
+  static Vector set(int x) { return (Vector)_mm512_set1_epi32(x); }
+  // To the left, by less than 32 bits.
+  static Vector rotate(Vector x, Vector bits) {
+    return (Vector)_mm512_rolv_epi32((__m512i)x, (__m512i)bits);
+  }
   static void store(uint8_t *to, Vector x) { _mm512_storeu_si512(to, (__m512i)x); }
   // Word c of vector j to be word 8 c + j of all.
   static void interleave(Vector (&x)[8]) {

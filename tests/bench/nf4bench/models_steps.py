@@ -28,7 +28,7 @@ def weights(
 ) -> dict[str, list[Linears]]:
     """The linear layers of a size in every form, by form and layer: each has weights of its own, so
     that a step finds none in the caches."""
-    forms: dict[str, list[Linears]] = {name: [] for name in ("libnf4", *present)}
+    forms: dict[str, list[Linears]] = {name: [] for name in models_forms.names(present)}
     for _ in range(size.layers):
         layer = {
             name: models_forms.of(models_llama.random_weight(*shape, place), present)
