@@ -15,7 +15,7 @@ from checkpoint_helpers import random_weight
 from nf4.checkpoint import FormatError, OutputRefused, QuantizeOptions, quantize_checkpoint
 from nf4.cli import main
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
+CONFIG = {"hidden_size": 128, "dtype": "bfloat16"}  # of no model that transformers would build
 NAMES = ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight")
 
 
@@ -55,7 +55,6 @@ KINDS = {
     "nf4": ("nf4", {}),
     "flat": ("nf4", {"nested_blocksize": 0, "blocksize": 32}),
     "fp4": ("fp4", {"blocksize": 256}),
-    "table": ("nf4", {"codebook": np.linspace(-1, 1, 16, dtype=np.float32)}),
     "gptq": ("int4", {"layout": "gptq", "group_size": 32, "symmetric": False}),
     "gptq_v2": ("int4", {"layout": "gptq_v2", "group_size": 64}),
     "awq": ("int4", {"layout": "awq", "group_size": 32}),
@@ -77,7 +76,7 @@ def test_a_directory_comes_back(tmp_path, kind):
     for name, each in given.items():
         assert same(found[name], each), name
     config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert config["quantization_config"] and config["model_type"] == "llama"
+    assert config["quantization_config"] and config["hidden_size"] == 128
     for command in ("inspect", "verify"):
         assert main([command, str(tmp_path / "model")]) == 0
     nf4.save(tmp_path / "again", found, config=config)
@@ -172,11 +171,14 @@ REFUSED = {
     },
     "a is of type str": lambda: {"a": "tensor"},
     "a is of complex128": lambda: {"a": np.ones(2, complex)},
-    "absmax is uint8 of": lambda: {
+    "a: absmax is of uint8; expected fp32": lambda: {
         "a": nf4.QuantizedTensor(packed=np.zeros(32, np.uint8), absmax=np.zeros(1, np.uint8),
                                  shape=(1, 64))
     },
-    "a.absmax": lambda: {"a.absmax": np.zeros(3), "a": np.zeros(3)},
+    "a would not be read: it has absmax": lambda: {"a.absmax": np.zeros(3), "a": np.zeros(3)},
+    "a.weight has a codebook of its own": lambda: {
+        "a.weight": nf4.quantize(np.ones(64, np.float32), codebook=np.arange(16, dtype=np.float32))
+    },
 }  # fmt: skip
 
 

@@ -311,8 +311,6 @@ class Plan:
             # bitsandbytes writes FP4's code 8 as +0, though its CUDA kernels decode -0, as we do.
             f"{name}.quant_map": nf4.codebook(state.format) + np.float32(0),
         }
-        if weight.codebook is not None:
-            data[f"{name}.quant_map"] = weight.codebook
         if weight.nested:
             offset = float(np.asarray(weight.nested_offset).reshape(-1)[0])
             state = dataclasses.replace(state, nested_offset=offset)

@@ -66,7 +66,7 @@ def save(
     path: str | os.PathLike[str],
     tensors: Mapping[str, nf4.Weight[Any] | ArrayLike],
     *,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     replace: bool = False,
 ) -> None:
     """Writes a checkpoint: what `load` gives, or the like. It appears whole or not at all.
@@ -80,7 +80,8 @@ def save(
     replace  what is there may be replaced: a file, or a directory that holds a checkpoint
 
     Raises InvalidArgument for a tensor that no checkpoint holds, such as a weight that `reorder`
-    made, or would read otherwise, such as GPTQ v2 in a file without config.json;
+    made or one with a codebook of its own, or that would be read otherwise, such as GPTQ v2 in a
+    file without config.json;
     nf4.checkpoint.OutputRefused where something is in the way, and OSError.
     """
     items = [_item(name, value) for name, value in tensors.items()]
@@ -161,6 +162,11 @@ def _item(name: str, value: Any) -> _Item:
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None
     if isinstance(weight, nf4.QuantizedTensor):
+        if weight.codebook is not None:
+            raise InvalidArgument(
+                f"{name} has a codebook of its own; expected that of {weight.format}, which "
+                f"bitsandbytes computes with whatever a file says"
+            )
         plan = State(weight.format, weight.blocksize, weight.dtype, weight.shape,
                      weight.nested_blocksize)  # fmt: skip
         return _Item(name, weight, Plan(name, plan))
@@ -225,7 +231,7 @@ def _config(items: list[_Item], config: Mapping[str, Any]) -> dict[str, Any]:
         options = QuantizeOptions(first.state.format, nested=first.state.nested_blocksize != 0)
     else:
         options = QuantizeOptions("int4")
-        if len({plan.layout for plan in plans}) > 1:
+        if len({plan.layout.name for plan in plans if isinstance(plan, Int4Plan)}) > 1:
             raise InvalidArgument("tensors has integers of several layouts; expected one")
     dense = [each.info() for each in items if each.plan is None]
     rules = Rules(model_types(config))
@@ -255,4 +261,6 @@ def _require_readable(path: str, items: list[_Item]) -> None:
 
 def _is_same(plan: Int4Plan, read: Any) -> bool:
     state: Int4State | None = read.state if isinstance(read, Int4Weight) else None
-    return state is not None and (state.layout, state.groups) == (plan.layout, plan.groups)
+    return (
+        state is not None and state.layout.name == plan.layout.name and state.groups == plan.groups
+    )
