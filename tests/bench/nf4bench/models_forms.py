@@ -1,5 +1,6 @@
 """The forms of a linear layer: dense, bitsandbytes' Linear4bit, the same served by libnf4 (the
-drop-in), and NF4Linear around the bytes of that. Each is made from one dense weight in bf16 [rows, cols], without a bias, and frozen."""
+drop-in), and NF4Linear around the bytes of that. Each is made from one dense weight in bf16
+[rows, cols], without a bias, and frozen."""
 
 from __future__ import annotations
 
