@@ -139,7 +139,7 @@ void quantize(const QuantizeProblem &problem, int threads) {
 void matmul(const MatmulProblem *problems, int count, int threads) {
   const CallEnvironment environment;
   const Variant &variant = variant_in_use();
-  const Partition partition(problems, count);
+  const Partition partition(problems, count, threads_of(threads));
   RoundedCodebook codebooks[NF4_MATMUL_BATCH_MAX];
   for (int i = 0; i < count && variant.bf16_codebook != nullptr; ++i)
     if (!problems[i].empty()) codebooks[i] = variant.bf16_codebook(problems[i]);
@@ -182,7 +182,7 @@ void reorder(const Int4ReorderProblem &problem, int threads) {
 
 void matmul(const Int4MatmulProblem *problems, int count, int threads) {
   const CallEnvironment environment;
-  const Partition partition(problems, count);
+  const Partition partition(problems, count, threads_of(threads));
   parallel_for(
       partition.units(), partition.units_per_thread(), threads, [&](int64_t begin, int64_t end) {
         partition.for_each(

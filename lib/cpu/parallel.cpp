@@ -69,8 +69,8 @@ void detail::run_chunks(int64_t count, int64_t per_thread, int threads, Chunk ch
                         const void *body) {
   if (count == 0) return;
   const int64_t worth = (count + per_thread - 1) / per_thread;
-  const int64_t wanted = threads > 0 ? threads : available_processors();
-  const int together = static_cast<int>(std::min<int64_t>({wanted, worth, kMaxThreads}));
+  const int together =
+      static_cast<int>(std::min<int64_t>({threads_of(threads), worth, kMaxThreads}));
   if (together == 1) return chunk(body, 0, count);
 
   Range range(count, std::max<int64_t>(1, per_thread / kSmallestPart), together, chunk, body);

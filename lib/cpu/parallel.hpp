@@ -17,6 +17,8 @@ template <class Body>
 void parallel_for(int64_t count, int64_t per_thread, int threads, const Body &body);
 
 int available_processors();
+// Those that parallel_for() is to use: the number given, or one for each processor.
+inline int threads_of(int threads) { return threads > 0 ? threads : available_processors(); }
 
 namespace detail {
 using Chunk = void (*)(const void *body, int64_t begin, int64_t end);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -26,11 +25,7 @@ using namespace nf4::test;
 namespace {
 
 constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
-// compute-sanitizer runs fewer.
-int batches() {
-  const char *asked = std::getenv("NF4_TEST_SHAPES");
-  return asked != nullptr ? 2 * std::atoi(asked) : 150;
-}
+int batches() { return 2 * shapes_or(75); }
 constexpr double kMostError[] = {5e-4, 4e-3};  // fp16, bf16
 
 using Outputs = std::vector<std::vector<uint8_t>>;
@@ -223,8 +218,7 @@ TEST_CASE("products in one call have the bits of one call each, on every family"
         fewer_launches += launches < cases.size();
       }
   }
-  if (has_skinny_kernels() && std::getenv("NF4_TEST_SHAPES") == nullptr)
-    CHECK(fewer_launches > batches() / 2);
+  if (has_skinny_kernels() && !few_shapes()) CHECK(fewer_launches > batches() / 2);
 }
 
 TEST_CASE("products in one call are those of binary64", "[cuda][matmul]") {

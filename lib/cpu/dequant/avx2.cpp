@@ -138,7 +138,15 @@ struct Words {
                                             _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     return (Vector)_mm256_maskload_epi32((const int *)words, mask);
   }
+  static Vector set(int x) { return (Vector)_mm256_set1_epi32(x); }
+  // To the left, by less than 32 bits.
+  static Vector rotate(Vector x, Vector bits) {
+    return (Vector)_mm256_or_si256(_mm256_sllv_epi32((__m256i)x, (__m256i)bits),
+                                   _mm256_srlv_epi32((__m256i)x, (__m256i)(32 - bits)));
+  }
   static void store(uint8_t *to, Vector x) { _mm256_storeu_si256((__m256i *)to, (__m256i)x); }
+  // Word c of vector j to be word 8 c + j of all.
+  static void interleave(Vector (&x)[8]) { transpose(x); }
   static void transpose(Vector (&x)[kLanes]) {
     __m256i a[kLanes], b[kLanes];
     NF4_UNROLL
@@ -177,6 +185,8 @@ const DequantKernels kAvx2Dequant = {
     {dequant<Integers4, FloatTable>, dequant<Integers4, WordTable<Fp16>>,
      dequant<Integers4, WordTable<Bf16>>},
     read_groups<Int4Lanes>,
+    gptq_words<Words>,
+    awq_words<Words>,
     gptq_rows<Words>,
     awq_rows<Words>,
     store_nontemporal,

@@ -134,7 +134,29 @@ struct Words {
     const auto mask = static_cast<__mmask16>(lanes >= kLanes ? 0xffff : (1 << lanes) - 1);
     return (Vector)_mm512_maskz_loadu_epi32(mask, words);
   }
+  static Vector set(int x) { return (Vector)_mm512_set1_epi32(x); }
+  // To the left, by less than 32 bits.
+  static Vector rotate(Vector x, Vector bits) {
+    return (Vector)_mm512_rolv_epi32((__m512i)x, (__m512i)bits);
+  }
   static void store(uint8_t *to, Vector x) { _mm512_storeu_si512(to, (__m512i)x); }
+  // Word c of vector j to be word 8 c + j of all.
+  static void interleave(Vector (&x)[8]) {
+    __m512i b[8];
+    nf4::cpu::transpose_lanes(x, b);
+    NF4_UNROLL
+    for (int i = 0; i < 4; i += 2) {
+      // Of the words i and i + 1 of a lane, those of all 8.
+      const __m512i low = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x44);
+      const __m512i high = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xee);
+      const __m512i next_low = _mm512_shuffle_i32x4(b[i + 1], b[i + 5], 0x44);
+      const __m512i next_high = _mm512_shuffle_i32x4(b[i + 1], b[i + 5], 0xee);
+      x[i / 2] = (Vector)_mm512_shuffle_i32x4(low, next_low, 0x88);
+      x[i / 2 + 2] = (Vector)_mm512_shuffle_i32x4(low, next_low, 0xdd);
+      x[i / 2 + 4] = (Vector)_mm512_shuffle_i32x4(high, next_high, 0x88);
+      x[i / 2 + 6] = (Vector)_mm512_shuffle_i32x4(high, next_high, 0xdd);
+    }
+  }
   static void transpose(Vector (&x)[kLanes]) { nf4::cpu::transpose(x); }
 };
 
@@ -149,6 +171,8 @@ const DequantKernels kAvx512Dequant = {
     {dequant<Floats4, Fp32Table>, dequant<Floats4, Fp16Table>, dequant<Floats4, Bf16Table>},
     {dequant<Integers4, Fp32Table>, dequant<Integers4, Fp16Table>, dequant<Integers4, Bf16Table>},
     read_groups<Fp32Sums>,
+    gptq_words<Words>,
+    awq_words<Words>,
     gptq_rows<Words>,
     awq_rows<Words>,
     store_nontemporal,

@@ -32,6 +32,9 @@ struct WordsArgs {
   int64_t cols;    // in GPTQ a multiple of 8
   uint8_t *out;    // for rows and cols up to a multiple of 16 and of kWordsCols
   int64_t out_stride;
+  // Of words of GPTQ to make: where column i of `cols`, a multiple of 8, is; negative where there
+  // is none. NULL: in order.
+  const int16_t *columns = nullptr;
 };
 constexpr int64_t kWordsCols = 128;
 
@@ -53,6 +56,9 @@ struct DequantKernels {
   void (*dequant[3])(const DequantArgs &args);  // by dtype, in the order of nf4.h
   void (*int4[3])(const DequantArgs &args);     // the first of two codes is the low nibble
   void (*groups)(const GroupsArgs &args);
+  // To words of GPTQ, of whole words of columns; and to rows of codes.
+  void (*gptq_words)(const WordsArgs &args);
+  void (*awq_words)(const WordsArgs &args);
   void (*gptq_rows)(const WordsArgs &args);
   void (*awq_rows)(const WordsArgs &args);
   // Copies lines of 64 bytes, by stores that bypass the caches, to a multiple of 64.

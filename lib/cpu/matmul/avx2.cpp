@@ -19,8 +19,8 @@ struct Floats : Int4Lanes {
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {1, 1, 1, 1};
   static constexpr int kTileM = 3;
-  static constexpr int kColumnVectors[] = {4, 2, 2, 1};
-  static constexpr int kColumnSums = 8;
+  static constexpr int kColumnM = 4;
+  static constexpr int kColumnRegisters = 12;
 
   static __m256 load(const float *x) { return _mm256_loadu_ps(x); }
   static __m256 one() { return _mm256_set1_ps(1); }
@@ -58,6 +58,7 @@ struct Floats : Int4Lanes {
     return _mm256_permutevar8x32_ps(_mm256_loadu_ps(scales), spread);
   }
 
+  static __m256 load_some(const float *x, int64_t) { return load(x); }
   static __m256 broadcast(const float *x) { return _mm256_broadcast_ss(x); }
   static __m256i half_words(const __m256i (&words)[1], int half) {
     return half == 0 ? words[0] : _mm256_srli_epi32(words[0], 16);
@@ -72,6 +73,7 @@ const MatmulKernels kAvx2Matmul = {
     Floats::kTileM,
     1024,
     4,
+    4,
     Floats::kSumLanes,
     {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
     {prepare_units<Floats, Fp32, false>, prepare_units<Floats, Fp16, false>,
@@ -79,8 +81,11 @@ const MatmulKernels kAvx2Matmul = {
     dot<Floats>,
     dot<Floats, true>,
     x_sums<Floats>,
+    nullptr,
+    column_sums<Floats>,
     gptq_columns<Floats>,
     awq_columns<Floats>,
+    block_columns<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
 };

@@ -9,6 +9,8 @@
 // Tile. 24 fma for 10 loads, one a cycle, and 16 weights each: twice the time of bf16.
 #include "cpu/isa/avx512.hpp"
 
+#include <climits>
+
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
 #include "nf4/nf4.h"
@@ -25,8 +27,8 @@ struct Floats : Fp32Sums {
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {4, 4, 2, 2};
   static constexpr int kTileM = 6;
-  static constexpr int kColumnVectors[] = {8, 4, 4, 4};
-  static constexpr int kColumnSums = 16;
+  static constexpr int kColumnM = 12;
+  static constexpr int kColumnRegisters = 28;
 
   static __m512 load(const float *x) { return _mm512_loadu_ps(x); }
   static __m512 one() { return _mm512_set1_ps(1); }
@@ -44,6 +46,9 @@ struct Floats : Fp32Sums {
     split_words(a, b, even, odd);
   }
 
+  static __m512 load_some(const float *x, int64_t items) {
+    return _mm512_maskz_loadu_ps(mask_of(items), x);
+  }
   static __m512 broadcast(const float *x) { return _mm512_set1_ps(*x); }
   static __m512i half_words(const __m512i (&words)[1], int half) {
     return half == 0 ? words[0] : _mm512_srli_epi32(words[0], 16);
@@ -58,6 +63,7 @@ const MatmulKernels kAvx512Matmul = {
     Floats::kTileM,
     1024,
     8,
+    INT_MAX,
     Floats::kSumLanes,
     {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
     {prepare_units<Floats, Fp32, false>, prepare_units<Floats, Fp16, false>,
@@ -65,8 +71,11 @@ const MatmulKernels kAvx512Matmul = {
     dot<Floats>,
     dot<Floats, true>,
     x_sums<Floats>,
+    nullptr,
+    column_sums<Floats>,
     gptq_columns<Floats>,
     awq_columns<Floats>,
+    block_columns<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
 };

@@ -8,6 +8,7 @@
 // the fma, one a cycle, alone would take 0.7 to 2.7. From memory one row is bound by that.
 //
 // Tile. 24 vdpbf16ps for 10 loads; 94 % of one a cycle, and 3.3 ns for 64 weights to dequantize.
+#include <climits>
 #include <cstring>
 
 #include "cpu/isa/avx512.hpp"
@@ -30,8 +31,8 @@ struct Bf16Pairs : Fp32Sums {
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {4, 2, 2, 2};
   static constexpr int kTileM = 6;
-  static constexpr int kColumnVectors[] = {8, 4, 4, 4};
-  static constexpr int kColumnSums = 16;
+  static constexpr int kColumnM = 12;
+  static constexpr int kColumnRegisters = 28;
 
   static __m512i load(const uint16_t *x) { return _mm512_loadu_si512(x); }
   static __m512i one() { return _mm512_set1_epi16(0x3f80); }
@@ -61,6 +62,15 @@ struct Bf16Pairs : Fp32Sums {
     odd = _mm512_permutex2var_epi16(a, _mm512_add_epi16(words, _mm512_set1_epi16(1)), b);
   }
 
+  static __m512i load_some(const uint16_t *x, int64_t items) {
+    const uint32_t mask = items >= kLanes ? ~0u : (1u << items) - 1;
+    return _mm512_maskz_loadu_epi16(mask, x);
+  }
+  // Of each 8: 0 4 1 5 2 6 3 7.
+  static __m512i pair(__m512i x) {
+    return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4,
+                                                                       5, 12, 13, 6, 7, 14, 15)));
+  }
   static __m512i broadcast(const uint16_t *x) {
     int pair;
     __builtin_memcpy(&pair, x, sizeof pair);
@@ -165,14 +175,18 @@ const MatmulKernels kAvx512Bf16Matmul = {
     Bf16Pairs::kTileM,
     4096,
     8,
+    INT_MAX,
     Bf16Pairs::kSumLanes,
     {nullptr, nullptr, prepare_units<Bf16Pairs, Words>},
     {nullptr, nullptr, prepare_units<Bf16Pairs, Words, false>},
     dot<Bf16Pairs>,
     dot<Bf16Pairs, true>,
     x_sums<Bf16Pairs>,
+    pair_columns<Bf16Pairs>,
+    column_sums<Bf16Pairs>,
     gptq_columns<Bf16Pairs>,
     awq_columns<Bf16Pairs>,
+    block_columns<Bf16Pairs>,
     {nullptr, nullptr, nullptr},
     tile<Bf16Pairs>,
     transpose_codes,

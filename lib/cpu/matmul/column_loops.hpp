@@ -3,8 +3,9 @@
 //
 // GPTQ: a word has 8 columns of a row. AWQ: one column of 8 rows, so a vector of words has 8
 // vectors of sums; in bf16, words of two columns are merged, so that a code and its neighbour above
-// make a pair. For 32 weights and a row of x: a shift, a look-up and a vdpbf16ps, or twice that in
-// fp32.
+// make a pair. For 32 weights a shift and a look-up, and with each row of x a vdpbf16ps, or twice
+// that in fp32: with many rows of x bound by the latter, with one by memory. For many the words are
+// a block in the L1 cache, with scales and zeros as numbers (columns.cpp).
 #pragma once
 
 #include <cstdint>
@@ -14,27 +15,85 @@
 
 namespace nf4::cpu {
 
+// ---- x -------------------------------------------------------------------------------
+
+// Whole steps of x; in bf16, the columns in the halves of a word of GPTQ side by side.
+template <class T>
+void pair_columns(void *x, int64_t elements) {
+  auto *at = static_cast<typename T::Item *>(x);
+  for (int64_t i = 0; i < elements; i += T::kLanes) T::store(at + i, T::pair(T::load(at + i)));
+}
+
+template <class T>
+void column_sums(const void *x, int64_t cols, int64_t groups, float *sums) {
+  const auto *from = static_cast<const typename T::Item *>(x);
+  for (int64_t g = 0; g < groups; ++g, from += cols) {
+    typename T::Sum sum = T::zero();
+    for (int64_t i = 0; i < cols; i += T::kLanes)
+      sum = T::multiply_add(T::one(), T::load_some(from + i, cols - i), sum);
+    sums[g] = T::sum_of(sum);
+  }
+}
+
+// ---- GPTQ ----------------------------------------------------------------------------
+
 constexpr int64_t kPrefetchSteps = 3;
 
 // From the words at `at` of a row of `words` to those to prefetch: a few steps ahead, or where the
 // row ends there, at its start in the next columns, for which `rows` of words are a group's.
 template <class T>
-int64_t next_words(const ColumnsArgs &args, int64_t at, int64_t words, int64_t step, int64_t rows) {
+int64_t words_ahead(const ColumnsArgs &args, int64_t at, int64_t words, int64_t step,
+                    int64_t rows) {
   const int64_t ahead = kPrefetchSteps * step;
   if (at + ahead < words) return ahead;
   const int64_t into_next = (at + ahead - words) / step * step;
   return args.groups * rows * args.stride + into_next - at;
 }
 
-// Vectors of rows from row n on, of which `lanes` rows there are at least, or kVectors = 1.
-template <class T, int kVectors, int kM>
-void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes) {
+// Scales, zeros and what to prefetch with words of GPTQ's: those in the weight are read as they are
+// stored; those of a block are numbers, and the words that it is made of next are elsewhere.
+template <class T>
+struct InWeight {
+  static typename T::Sum scale(const ColumnsArgs &args, int g, int64_t n, int64_t rows) {
+    const uint16_t *from = args.scales + g * args.scale_stride + n;
+    __builtin_prefetch(from + args.groups * args.scale_stride, 0, 2);
+    return T::load_scales(from, args.fp16_scales, rows);
+  }
+  static typename T::Sum zero(const ColumnsArgs &args, int g, int64_t n, int64_t rows) {
+    const uint32_t *from = args.zeros + g * args.zero_stride + n / 8;
+    __builtin_prefetch(from + args.groups * args.zero_stride, 0, 2);
+    return T::zero_terms(T::spread_zeros(from, rows, args.zero_offset, false));
+  }
+  static Ahead ahead(const ColumnsArgs &args, int64_t n, int64_t step) {
+    return {args.words + n + words_ahead<T>(args, n, args.rows, step, args.cols / 8), args.stride,
+            T::kSumLanes};
+  }
+};
+template <class T>
+struct InBlock {
+  static typename T::Sum scale(const ColumnsArgs &args, int g, int64_t n, int64_t) {
+    return T::load_sums(args.block_scales + g * args.scale_stride + n);
+  }
+  static typename T::Sum zero(const ColumnsArgs &args, int g, int64_t n, int64_t) {
+    return T::load_sums(args.block_zeros + g * args.scale_stride + n);
+  }
+  static Ahead ahead(const ColumnsArgs &args, int64_t n, int64_t) {
+    return {args.next.words + n / T::kSumLanes * args.next.step, args.next.stride, args.next.step};
+  }
+};
+
+// Vectors of rows from row n on, of which `lanes` rows there are at least, or kVectors = 1; rows of
+// x from m_begin on.
+template <class T, class Source, int kVectors, int kM>
+void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes, int m_begin) {
   using Item = typename T::Item;
   constexpr int kItems = T::kLanes / T::kSumLanes;  // of a lane
   const auto table = T::load_table(args.codebook);
+  const bool has_zeros = args.x_sums != nullptr;
   const uint32_t *words = args.words + n;
-  const int64_t next = next_words<T>(args, n, args.rows, kVectors * T::kSumLanes, args.cols / 8);
-  const Item *x = static_cast<const Item *>(args.x);
+  Ahead next = Source::ahead(args, n, kVectors * T::kSumLanes);
+  const Item *x = static_cast<const Item *>(args.x) + m_begin * args.x_stride;
+  const float *x_sums = args.x_sums + m_begin * args.x_sums_stride;
   for (int g = 0; g < args.groups; ++g) {
     typename T::Sum sums[kVectors][kM];
     NF4_UNROLL
@@ -42,13 +101,12 @@ void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes) {
       NF4_UNROLL
       for (int m = 0; m < kM; ++m) sums[v][m] = T::zero();
     }
-    for (int64_t k = 0; k < args.cols; k += 8, words += args.stride) {
+    for (int64_t k = 0; k < args.cols; k += 8, words += args.stride, next.words += next.stride) {
       typename T::Codes codes[kVectors];
       NF4_UNROLL
       for (int v = 0; v < kVectors; ++v) {
-        const uint32_t *from = words + v * T::kSumLanes;
-        __builtin_prefetch(from + next, 0, 2);
-        codes[v] = T::load_words(from, kVectors == 1 ? lanes : T::kSumLanes);
+        __builtin_prefetch(next.words + v * next.step, 0, 2);
+        codes[v] = T::load_words(words + v * T::kSumLanes, kVectors == 1 ? lanes : T::kSumLanes);
       }
       NF4_UNROLL
       for (int i = 0; i < 8; i += kItems, x += kItems) {
@@ -71,31 +129,64 @@ void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes) {
     for (int v = 0; v < kVectors; ++v) {
       const int64_t first = n + v * T::kSumLanes;
       const int64_t rows = kVectors == 1 ? lanes : T::kSumLanes;
-      const auto scale =
-          T::load_scales(args.scales + g * args.scale_stride + first, args.fp16_scales, rows);
-      typename T::Sum zero = T::zero();
-      if (args.zeros != nullptr)
-        zero = T::zero_terms(T::spread_zeros(args.zeros + g * args.zero_stride + first / 8, rows,
-                                             args.zero_offset, false));
+      const auto scale = Source::scale(args, g, first, rows);
+      const auto zero = has_zeros ? Source::zero(args, g, first, rows) : T::zero();
       NF4_UNROLL
       for (int m = 0; m < kM; ++m) {
-        float *to = args.sums + m * args.sums_stride + first;
-        if (args.zeros != nullptr)
-          sums[v][m] = T::scale_add(zero, T::broadcast_sum(args.x_sums[m][g]), sums[v][m]);
+        float *to = args.sums + (m_begin + m) * args.sums_stride + first;
+        if (has_zeros)
+          sums[v][m] =
+              T::scale_add(zero, T::broadcast_sum(x_sums[m * args.x_sums_stride + g]), sums[v][m]);
         T::store_sums(to, T::scale_add(sums[v][m], scale, T::load_sums(to)));
       }
     }
   }
 }
 
-template <class T, int kM>
-void gptq_columns_m(const ColumnsArgs &args) {
-  constexpr int kVectors = T::kColumnVectors[kM - 1];
-  int64_t n = 0;
-  for (; n + kVectors * T::kSumLanes <= args.rows; n += kVectors * T::kSumLanes)
-    gptq_block<T, kVectors, kM>(args, n, kVectors * T::kSumLanes);
-  for (; n < args.rows; n += T::kSumLanes) gptq_block<T, 1, kM>(args, n, args.rows - n);
+// How much to do together, up to 8, if one of it takes so many registers.
+template <class T>
+constexpr int columns_together(int registers) {
+  constexpr int kThere = T::kColumnRegisters;
+  return 8 * registers <= kThere   ? 8
+         : 4 * registers <= kThere ? 4
+         : 2 * registers <= kThere ? 2
+                                   : 1;
 }
+
+// As many vectors of rows from row n on at a time as there are, kVectors at most.
+template <class T, class Source, int kVectors, int kM>
+void gptq_rows(const ColumnsArgs &args, int64_t n, int m) {
+  constexpr int64_t kRows = kVectors * T::kSumLanes;
+  for (; n + kRows <= args.rows; n += kRows) gptq_block<T, Source, kVectors, kM>(args, n, kRows, m);
+  if constexpr (kVectors > 1)
+    gptq_rows<T, Source, kVectors / 2, kM>(args, n, m);
+  else if (n < args.rows)
+    gptq_block<T, Source, 1, kM>(args, n, args.rows - n, m);
+}
+
+template <class T, class Source, int kM>
+void gptq_rows_of_x(const ColumnsArgs &args, int m, int count) {
+  if constexpr (kM > 1)
+    if (count < kM) return gptq_rows_of_x<T, Source, kM - 1>(args, m, count);
+  gptq_rows<T, Source, columns_together<T>(kM + 2), kM>(args, 0, m);
+}
+
+template <class T>
+void gptq_columns(const ColumnsArgs &args) {
+  gptq_rows_of_x<T, InWeight<T>, kMaxDotM>(args, 0, args.m);
+}
+
+// Rows of x in parts as even as can be.
+template <class T>
+void block_columns(const ColumnsArgs &args) {
+  const int parts = (args.m + T::kColumnM - 1) / T::kColumnM;
+  for (int i = 0; i < parts; ++i) {
+    const int first = args.m * i / parts, last = args.m * (i + 1) / parts;
+    gptq_rows_of_x<T, InBlock<T>, T::kColumnM>(args, first, last - first);
+  }
+}
+
+// ---- AWQ -----------------------------------------------------------------------------
 
 // kHalves halves of the words from word c on, the first of them `half`. Sums are by nibble, and for
 // each of them by word.
@@ -106,7 +197,7 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
   const auto table = T::load_table(args.codebook);
   const int64_t lanes = args.rows / 8 - c;
   const uint32_t *words = args.words + c;
-  const int64_t next = next_words<T>(args, c, args.rows / 8, T::kSumLanes, args.cols);
+  const int64_t next = words_ahead<T>(args, c, args.rows / 8, T::kSumLanes, args.cols);
   const Item *x = static_cast<const Item *>(args.x);
   for (int g = 0; g < args.groups; ++g) {
     typename T::Sum sums[kHalves][4][kM];
@@ -137,12 +228,18 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
       }
     }
     typename T::Sum scales[2][4];
-    T::load_awq_scales(args.scales + g * args.scale_stride + c * 8, args.fp16_scales, lanes,
-                       scales);
-    auto zeros = args.zeros == nullptr
-                     ? typename T::Codes{}
-                     : T::load_words(args.zeros + g * args.zero_stride + c, lanes);
-    if (args.zeros != nullptr && half == 1) zeros = T::shift_words(zeros, 16);
+    const uint16_t *const from = args.scales + g * args.scale_stride + c * 8;
+    NF4_UNROLL
+    for (int i = 0; i < 8 * T::kSumLanes; i += 32)
+      __builtin_prefetch(from + args.groups * args.scale_stride + i, 0, 2);
+    T::load_awq_scales(from, args.fp16_scales, lanes, scales);
+    auto zeros = typename T::Codes{};
+    if (args.x_sums != nullptr) {
+      const uint32_t *const words_of_zeros = args.zeros + g * args.zero_stride + c;
+      __builtin_prefetch(words_of_zeros + args.groups * args.zero_stride, 0, 2);
+      zeros = T::load_words(words_of_zeros, lanes);
+    }
+    if (half == 1) zeros = T::shift_words(zeros, 16);
     NF4_UNROLL
     for (int i = 0; i < kHalves * 4; ++i) {
       const int nibble = half * 4 + i;
@@ -150,8 +247,9 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
       for (int m = 0; m < kM; ++m) {
         float *to = args.sums + m * args.sums_stride + nibble * args.nibble_stride + c;
         auto sum = sums[i / 4][i % 4][m];
-        if (args.zeros != nullptr)
-          sum = T::scale_add(T::zero_terms(zeros), T::broadcast_sum(args.x_sums[m][g]), sum);
+        if (args.x_sums != nullptr)
+          sum = T::scale_add(T::zero_terms(zeros),
+                             T::broadcast_sum(args.x_sums[m * args.x_sums_stride + g]), sum);
         const auto scale = kHalves == 2 || half == 0 ? scales[i / 4][i % 4] : scales[1][i % 4];
         T::store_sums(to, T::scale_add(sum, scale, T::load_sums(to)));
       }
@@ -161,9 +259,11 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
 }
 
 template <class T, int kM>
-void awq_columns_m(const ColumnsArgs &args) {
+void awq_rows_of_x(const ColumnsArgs &args) {
+  if constexpr (kM > 1)
+    if (args.m < kM) return awq_rows_of_x<T, kM - 1>(args);
   // As many sums as there are registers for.
-  constexpr bool kWhole = 8 * kM <= T::kColumnSums;
+  constexpr bool kWhole = columns_together<T>(kM) == 8;
   for (int64_t c = 0; c < args.rows / 8; c += T::kSumLanes) {
     if constexpr (kWhole) {
       awq_block<T, 2, kM>(args, c, 0);
@@ -175,32 +275,8 @@ void awq_columns_m(const ColumnsArgs &args) {
 }
 
 template <class T>
-void gptq_columns(const ColumnsArgs &args) {
-  static_assert(kMaxDotM == 4, "a case for each");
-  switch (args.m) {
-    case 1:
-      return gptq_columns_m<T, 1>(args);
-    case 2:
-      return gptq_columns_m<T, 2>(args);
-    case 3:
-      return gptq_columns_m<T, 3>(args);
-    default:
-      return gptq_columns_m<T, 4>(args);
-  }
-}
-
-template <class T>
 void awq_columns(const ColumnsArgs &args) {
-  switch (args.m) {
-    case 1:
-      return awq_columns_m<T, 1>(args);
-    case 2:
-      return awq_columns_m<T, 2>(args);
-    case 3:
-      return awq_columns_m<T, 3>(args);
-    default:
-      return awq_columns_m<T, 4>(args);
-  }
+  awq_rows_of_x<T, kMaxDotM>(args);
 }
 
 }  // namespace nf4::cpu

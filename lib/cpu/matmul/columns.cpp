@@ -1,166 +1,155 @@
-// Matmul for few rows of x of integer weights in words of GPTQ and AWQ: the codes go from memory to
-// the sums, which are kept for a block of rows, group by group. docs/design/cpu.md has the rates.
-#include <algorithm>
-#include <cstring>
+// Matmul for integer weights in words of GPTQ and AWQ: the codes go from memory to the sums, which
+// are kept for a block of rows, group by group; for many rows of x by way of a block of words in
+// the L1 cache, in the order of GPTQ's. docs/design/cpu.md has the rates.
+#include "cpu/matmul/columns.hpp"
 
-#include "cpu/matmul/parts.hpp"
+#include "cpu/dequant/int4_groups.hpp"
 #include "cpu/weight/int4.hpp"
 
 namespace nf4::cpu {
 namespace {
 
-// Sums that are kept at once, and rows of the weight that they are of at most: whole vectors of
-// AWQ's words.
-constexpr int64_t kSums = 8192;
-constexpr int64_t kMaxBlockN = 4096;
-constexpr int64_t kPreparedBytes = 32768;
+constexpr int64_t kMaxM = 64;
 // Of a row, done at once, if groups are no larger.
 constexpr int64_t kColumns = 128;
+constexpr int64_t kMaxGroups = kColumns / kInt4PerWord;
 
-class ColumnsMultiplier {
+class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
  public:
-  ColumnsMultiplier(const MatmulKernels &kernels, const Int4MatmulProblem &problem)
-      : kernels_(kernels),
-        problem_(problem),
-        weight_(problem.weight),
-        element_bytes_(element_bytes(kernels.dtype)),
+  ColumnsMultiplier(const DequantKernels &dequant, const MatmulKernels &kernels,
+                    const Int4MatmulProblem &problem)
+      : ColumnsBase(kernels, problem),
+        dequant_(dequant),
         gptq_(problem.weight.layout == NF4_INT4_GPTQ),
-        block_n_(std::min(kMaxBlockN, kSums / problem.m / 128 * 128)),
-        x_stride_(kPreparedBytes / element_bytes_ / problem.m / kKernelStep * kKernelStep),
-        convert_{kernels.convert[problem.dtype - 1], kKernelStep, element_bytes(problem.dtype),
-                 element_bytes_} {}
+        in_blocks_(problem.m > kMaxDotM) {}
 
   void operator()(RowRange n) {
-    for (int64_t i = n.begin; i < n.end; i += block_n_)
-      multiply({i, std::min(n.end, i + block_n_)});
+    for_blocks(
+        n, [this](RowRange rows) { multiply(rows); },
+        [this](RowRange rows) {
+          if (!gptq_ && !in_blocks_) sort_sums(rows.end - rows.begin);
+        });
   }
 
  private:
   void multiply(RowRange n) {
-    std::fill_n(sums_, problem_.m * block_n_, 0.0f);
     for (int64_t k = 0; k < weight_.cols; k += x_stride_) {
       const int64_t end = std::min(weight_.cols, k + x_stride_);
       prepare(k, end - k);
       for (int64_t part = k; part < end;) {
         // The rest of a group, or some whole ones.
         const int64_t size = weight_.group_size, in_group = part % size;
-        const int64_t cols = std::min(end - part, size - in_group);
-        const int64_t groups =
-            std::clamp<int64_t>(std::min(kColumns, end - part) / size, 1, kMaxColumnGroups);
-        add_products(n, part, cols, in_group == 0 ? groups : 1, part - k);
-        part += in_group == 0 && cols == size ? groups * size : cols;
+        const int64_t most = in_blocks_ ? kColumns : end - part;
+        const int64_t cols = std::min({most, end - part, size - in_group});
+        int64_t groups = std::max<int64_t>(std::min(kColumns, end - part) / size, 1);
+        if (in_group != 0) groups = 1;
+        ColumnsArgs args = args_of(part - k, cols, groups);
+        if (weight_.zeros != nullptr) sum_x(args, part - k);
+        in_blocks_ ? add_blocks(args, n, part) : add_words(args, n, part);
+        part += cols * groups;
       }
     }
-    if (!gptq_) sort_sums(n.end - n.begin);
-    store_sums(problem_, {n, {0, problem_.m}, sums_, block_n_});
   }
 
   // Does nothing where that part of x is there from the block of rows before.
   void prepare(int64_t k, int64_t elements) {
-    if (prepared_k_ == k) return;
+    if (prepared_k_ == k && prepared_m_ == m_.begin) return;
     prepared_k_ = k;
-    for (int64_t m = 0; m < problem_.m; ++m) {
-      char *const out = x_ + m * x_stride_ * element_bytes_;
+    prepared_m_ = m_.begin;
+    for (int64_t m = m_.begin; m < m_.end; ++m) {
       for (int64_t i = 0; i < elements; i += kGathered) {
         const int64_t count = std::min(kGathered, elements - i);
-        char *const to = out + i * element_bytes_;
-        const char *from = part_of_x(problem_, m, k + i, count, gathered_);
-        if (convert_.convert != nullptr)
-          convert_(from, count, to);
-        else
-          std::memcpy(to, from, count * element_bytes_);
+        convert(part_of_x(problem_, m, k + i, count, gathered_), count, prepared(m - m_.begin, i));
       }
-      if (gptq_ && kernels_.dtype == NF4_DTYPE_BF16)
-        pair_codes(reinterpret_cast<uint16_t *>(out), elements);
+      if (gptq_ || in_blocks_) pair_columns(m - m_.begin, elements);
     }
   }
 
-  // The columns of a word of GPTQ, of which i and i + 4 are in its halves: 0 4 1 5 2 6 3 7.
-  static void pair_codes(uint16_t *x, int64_t elements) {
-    for (int64_t i = 0; i < elements; i += 8) {
-      uint16_t eight[8];
-      std::copy_n(x + i, 8, eight);
-      for (int j = 0; j < 8; ++j) x[i + j] = eight[j / 2 + j % 2 * 4];
-    }
+  void sum_x(ColumnsArgs &args, int64_t at) {
+    args.x_sums = x_sums_;
+    args.x_sums_stride = args.groups;
+    for (int i = 0; i < args.m; ++i)
+      kernels_.column_sums(prepared(i, at), args.cols, args.groups, x_sums_ + i * args.groups);
   }
 
-  float sum_of_x(const char *x, int64_t elements) const {
-    float sums[8] = {};
-    for (int64_t i = 0; i < elements; i += 8)
-      for (int j = 0; j < 8; ++j)
-        sums[j] += kernels_.dtype == NF4_DTYPE_BF16
-                       ? bf16_to_float(reinterpret_cast<const uint16_t *>(x)[i + j])
-                       : reinterpret_cast<const float *>(x)[i + j];
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
-           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  const uint32_t *words(int64_t n, int64_t k) const {
+    return weight_.packed + int4_code(weight_.layout, weight_.rows, weight_.cols, n, k).word;
   }
+  int64_t words_stride() const { return gptq_ ? weight_.rows : weight_.rows / kInt4PerWord; }
 
-  // Columns of one group, or of some. at: of the prepared ones.
-  void add_products(RowRange n, int64_t k, int64_t cols, int64_t groups, int64_t at) {
+  void add_words(ColumnsArgs args, RowRange n, int64_t k) {
     const auto &w = weight_;
     const int64_t group = k / w.group_size;
-    ColumnsArgs args{};
-    args.codebook = int4_codebook(kernels_);
-    args.words = w.packed + int4_code(w.layout, w.rows, w.cols, n.begin, k).word;
-    args.stride = gptq_ ? w.rows : w.rows / kInt4PerWord;
+    args.words = words(n.begin, k);
+    args.stride = words_stride();
     args.rows = n.end - n.begin;
-    args.cols = cols;
-    args.groups = static_cast<int>(groups);
-    args.scale_stride = w.rows;
-    args.zero_stride = int4_words(w.rows);
     args.scales = static_cast<const uint16_t *>(w.scales) +
                   int4_scale(w.layout, w.rows, w.groups, n.begin, group);
     args.fp16_scales = w.scales_dtype == NF4_DTYPE_FP16;
+    args.scale_stride = w.rows;
     if (w.zeros != nullptr)
       args.zeros = w.zeros + int4_zero(w.layout, w.rows, w.groups, n.begin, group).word;
+    args.zero_stride = int4_words(w.rows);
     args.zero_offset = w.zero_offset * kInt4Ones;
-    args.x_stride = x_stride_;
-    args.sums_stride = block_n_;
-    args.nibble_stride = (block_n_ / kInt4PerWord);
-    for (int64_t m = 0; m < problem_.m; m += args.m) {
-      args.m = static_cast<int>(std::min<int64_t>(kMaxDotM, problem_.m - m));
-      const char *x = x_ + (m * x_stride_ + at) * element_bytes_;
-      args.x = x;
-      args.sums = sums_ + m * block_n_;
-      for (int i = 0; i < args.m && w.zeros != nullptr; ++i)
-        for (int64_t g = 0; g < groups; ++g)
-          args.x_sums[i][g] = sum_of_x(x + (i * x_stride_ + g * cols) * element_bytes_, cols);
-      (gptq_ ? kernels_.gptq_columns : kernels_.awq_columns)(args);
+    args.nibble_stride = block_n_ / kInt4PerWord;
+    (gptq_ ? kernels_.gptq_columns : kernels_.awq_columns)(args);
+  }
+
+  void add_blocks(ColumnsArgs args, RowRange n, int64_t k) {
+    const int64_t columns = args.cols * args.groups, stride = words_stride();
+    args.words = block_;
+    args.stride = kVectorRows;
+    args.block_scales = scales_;
+    args.block_zeros = zeros_;
+    args.scale_stride = kVectorRows;
+    args.next.stride = stride;
+    args.next.step = gptq_ ? kernels_.sum_lanes : kMaxGroups * stride;
+    for (int64_t i = n.begin; i < n.end; i += kVectorRows) {
+      args.rows = std::min(kVectorRows, n.end - i);
+      args.sums = sums_ + (i - n.begin);
+      (gptq_ ? dequant_.gptq_words
+             : dequant_.awq_words)({words(i, k), stride, args.rows, columns,
+                                    reinterpret_cast<uint8_t *>(block_), kVectorRows * 4});
+      for (int g = 0; g < args.groups; ++g)
+        dequant_.groups(int4_groups(weight_, i, k / weight_.group_size + g, args.rows,
+                                    scales_ + g * kVectorRows, zeros_ + g * kVectorRows));
+      const bool last = i + kVectorRows >= n.end;
+      args.next.words = words(last ? n.begin : i + kVectorRows, last ? k + columns : k);
+      kernels_.block_columns(args);
     }
   }
 
   // From the order of nibbles to that of rows.
   void sort_sums(int64_t rows) {
     float by_nibble[kMaxBlockN];
-    for (int64_t m = 0; m < problem_.m; ++m) {
+    const int64_t stride = block_n_ / kInt4PerWord;
+    for (int64_t m = 0; m < m_.end - m_.begin; ++m) {
       float *const sums = sums_ + m * block_n_;
       std::copy_n(sums, block_n_, by_nibble);
       for (int64_t i = 0; i < rows; ++i)
-        sums[i] =
-            by_nibble[awq_nibble(static_cast<int>(i % 8)) * (block_n_ / kInt4PerWord) + i / 8];
+        sums[i] = by_nibble[awq_nibble(static_cast<int>(i % 8)) * stride + i / 8];
     }
   }
 
   static constexpr int64_t kGathered = 1024;  // elements, whole steps
 
-  const MatmulKernels &kernels_;
-  const Int4MatmulProblem &problem_;
-  const Int4Weight &weight_;
-  const int64_t element_bytes_;  // of prepared x
+  const DequantKernels &dequant_;
   const bool gptq_;
-  const int64_t block_n_;
-  const int64_t x_stride_;
-  const PaddedConversion convert_;
+  const bool in_blocks_;
   int64_t prepared_k_ = -1;
-  alignas(64) float sums_[kSums];
-  alignas(64) char x_[kPreparedBytes];
+  int64_t prepared_m_ = -1;
+  float x_sums_[kMaxM * kMaxGroups];
+  float scales_[kMaxGroups * kVectorRows];
+  float zeros_[kMaxGroups * kVectorRows];
+  alignas(64) uint32_t block_[kMaxGroups * kVectorRows];
   alignas(64) char gathered_[kGathered * sizeof(float)];
 };
 
 }  // namespace
 
-void matmul_columns(const MatmulKernels &kernels, const Int4MatmulProblem &problem, RowRange n) {
-  ColumnsMultiplier(kernels, problem)(n);
+void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
+                    const Int4MatmulProblem &problem, RowRange n) {
+  ColumnsMultiplier(dequant, kernels, problem)(n);
 }
 
 }  // namespace nf4::cpu

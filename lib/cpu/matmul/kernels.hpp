@@ -36,9 +36,15 @@ constexpr int kMaxDotM = 4;
 // What is readable beyond the end of the scales and the zeros.
 constexpr int kScalePadding = 8;
 
+// Words to prefetch while others are multiplied: one for each row of words and each vector of rows.
+struct Ahead {
+  const uint32_t *words;
+  int64_t stride;  // for the next row of words
+  int64_t step;    // for the next vector
+};
+
 // Words of GPTQ or AWQ of the columns of some groups, times x in the kernels' dtype: in bf16 and
 // GPTQ, the columns i and i + 4 of a word are side by side.
-constexpr int kMaxColumnGroups = 16;
 struct ColumnsArgs {
   const void *codebook;   // 16 numbers of the kernels' dtype
   const uint32_t *words;  // of the first row and column
@@ -46,16 +52,22 @@ struct ColumnsArgs {
   int64_t rows;           // in AWQ a multiple of 8
   int64_t cols;           // of a group, a multiple of 8
   int groups;
+  // In the weight.
   const uint16_t *scales;
-  int64_t scale_stride;   // from one group to the next
   bool fp16_scales;       // else bf16
-  const uint32_t *zeros;  // or NULL: 8
+  const uint32_t *zeros;  // with x_sums
   int64_t zero_stride;
   uint32_t zero_offset;  // what is added to words of GPTQ
+  // Of a block, which are readable up to a multiple of 16 rows as its words are: 8 less the zeros.
+  const float *block_scales;
+  const float *block_zeros;
+  Ahead next;
+  int64_t scale_stride;  // from one group to the next
   const void *x;
   int64_t x_stride;
-  int m;
-  float x_sums[kMaxDotM][kMaxColumnGroups];  // with zeros
+  int m;                // kMaxDotM at most, but of a block
+  const float *x_sums;  // of the columns of a group, [m][x_sums_stride]; NULL: zeros are 8
+  int64_t x_sums_stride;
   float *
       sums;  // [m][sums_stride], of AWQ [m][8][nibble_stride]: up to a multiple of 16 rows or words
   int64_t sums_stride;
@@ -103,6 +115,7 @@ struct MatmulKernels {
   int tile_m;         // rows of x that are best done together: 6 at most
   int tile_elements;  // of a row that are best done together: 4096 bytes of fp32, 8192 of bf16
   int max_dot_m;      // the largest m for which dot is the faster way
+  int max_columns_m;  // and for which columns are
   int sum_lanes;      // floats that x_sums() makes of a unit
   // Brings whole units of x into the order in which dot meets the codes, of which the first is the
   // high nibble, or the low one.
@@ -112,8 +125,12 @@ struct MatmulKernels {
   void (*dot_zeros)(const DotArgs &args);
   // The sums of whole units of prepared x, a vector each.
   void (*x_sums)(const void *x, int64_t elements, float *sums);
+  // Bring whole steps of x into the order of gptq_columns, or NULL; and sum groups of columns.
+  void (*pair_columns)(void *x, int64_t elements);
+  void (*column_sums)(const void *x, int64_t cols, int64_t groups, float *sums);
   void (*gptq_columns)(const ColumnsArgs &args);
   void (*awq_columns)(const ColumnsArgs &args);
+  void (*block_columns)(const ColumnsArgs &args);  // words as of GPTQ
   // Converts whole steps of x; NULL where x is of this set's dtype.
   void (*convert[3])(const void *x, int64_t elements, void *out);
   void (*tile)(const TileArgs &args);

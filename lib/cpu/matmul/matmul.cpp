@@ -26,14 +26,6 @@ bool suits_look_up(const MatmulProblem &problem) {
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 
-// A group being whole words, or of codes along the columns whole steps.
-bool suits_dot(const MatmulKernels &kernels, const Int4MatmulProblem &problem) {
-  const Int4Weight &weight = problem.weight;
-  const bool in_rows = weight.layout == NF4_INT4_COMPRESSED_TENSORS;
-  return problem.m <= kernels.max_dot_m && weight.g_idx == nullptr && weight.cols > 0 &&
-         weight.group_size % (in_rows ? kKernelStep : kInt4PerWord) == 0;
-}
-
 const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype) {
   return set.bf16 != nullptr && dtype == NF4_DTYPE_BF16 ? *set.bf16 : set.fp32;
 }
@@ -92,14 +84,19 @@ void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
 
 void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n) {
   const MatmulKernels &kernels = kernels_for(set, problem.dtype);
-  if (!suits_dot(kernels, problem)) {
-    // Few rows of x are bound by dequantizing, so that exact weights cost nothing.
-    const bool few = problem.m <= kernels.max_dot_m;
-    return matmul_panel(set.dequant, few ? set.fp32 : kernels, problem, n);
-  }
-  if (problem.weight.layout == NF4_INT4_COMPRESSED_TENSORS)
+  const Int4Weight &weight = problem.weight;
+  const bool in_rows = weight.layout == NF4_INT4_COMPRESSED_TENSORS;
+  const bool whole_steps = weight.group_size % kKernelStep == 0;
+  const bool for_panel = (whole_steps || weight.groups == 1) && weight.g_idx == nullptr;
+  if (weight.cols == 0) return matmul_panel(set.dequant, kernels, problem, n);
+  if (weight.g_idx != nullptr || (in_rows && !for_panel))
+    return matmul_sorted_columns(set.dequant, kernels, problem, n);
+  if (in_rows && whole_steps && problem.m <= kernels.max_dot_m)
     return matmul_dot(set.dequant, kernels, problem, n);
-  matmul_columns(kernels, problem, n);
+  if (!in_rows && weight.group_size % kInt4PerWord == 0 &&
+      (problem.m <= kernels.max_columns_m || !for_panel))
+    return matmul_columns(set.dequant, kernels, problem, n);
+  matmul_panel(set.dequant, kernels, problem, n);
 }
 
 }  // namespace nf4::cpu

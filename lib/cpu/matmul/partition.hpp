@@ -10,10 +10,14 @@
 
 namespace nf4::cpu {
 
-// Rows that a kernel does together: of words of AWQ, a vector of them has 128.
-inline int64_t tile_rows(const Weight &) { return 16; }
-inline int64_t tile_rows(const Int4Weight &weight) {
-  return weight.layout == NF4_INT4_COMPRESSED_TENSORS ? 16 : 128;
+// Rows that a kernel does together: of words of AWQ, a vector of them has 128. Rows of words are
+// far apart, so that the longer their parts are, the better they are read: a few for each thread.
+inline int64_t tile_rows(const Weight &, int) { return 16; }
+inline int64_t tile_rows(const Int4Weight &weight, int threads) {
+  if (weight.layout == NF4_INT4_COMPRESSED_TENSORS) return 16;
+  constexpr int64_t kTilesPerThread = 8, kVector = 128, kMost = 8 * kVector;
+  const int64_t rows = weight.rows / (kTilesPerThread * threads);
+  return std::clamp(rows / kVector * kVector, kVector, kMost);
 }
 
 // The rows of the weights of several matmuls, one after the other, in tiles of rows: a range of
@@ -25,7 +29,8 @@ class Partition {
   // Fewer multiplications, about 50 microseconds of a vector variant, are not worth a thread.
   static constexpr int64_t kProductsPerThread = 1 << 20;
 
-  Partition(const Problem *problems, int count) : problems_(problems), count_(count) {
+  Partition(const Problem *problems, int count, int threads)
+      : problems_(problems), count_(count), threads_(threads) {
     double all = 0, least = INFINITY;
     for (int i = 0; i < count; ++i) {
       if (problems[i].empty()) continue;
@@ -55,7 +60,8 @@ class Partition {
     for (int i = 0; i < count_ && parts_[i].first < end; ++i) {
       const int64_t first = parts_[i].tile_at(begin), last = parts_[i].tile_at(end);
       if (first == last) continue;
-      const int64_t rows = problems_[i].weight.rows, tile = tile_rows(problems_[i].weight);
+      const int64_t rows = problems_[i].weight.rows,
+                    tile = tile_rows(problems_[i].weight, threads_);
       matmul(i, RowRange{first * tile, std::min(rows, last * tile)});
     }
   }
@@ -71,17 +77,19 @@ class Partition {
     }
   };
 
-  static int64_t tiles_of(const Problem &problem) {
-    return problem.empty() ? 0 : ceil_divide(problem.weight.rows, tile_rows(problem.weight));
+  int64_t tiles_of(const Problem &problem) const {
+    return problem.empty() ? 0
+                           : ceil_divide(problem.weight.rows, tile_rows(problem.weight, threads_));
   }
   // Multiplications; without columns, stores.
-  static double work_of_tile(const Problem &problem) {
+  double work_of_tile(const Problem &problem) const {
     return static_cast<double>(problem.m) * std::max<int64_t>(1, problem.weight.cols) *
-           tile_rows(problem.weight);
+           tile_rows(problem.weight, threads_);
   }
 
   const Problem *problems_;
   int count_;
+  int threads_;
   double work_of_unit_;
   Part parts_[NF4_MATMUL_BATCH_MAX];
 };

@@ -25,7 +25,12 @@ void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
                 const Int4MatmulProblem &problem, RowRange n);
 
 // For those in words of GPTQ or AWQ, in groups of whole words.
-void matmul_columns(const MatmulKernels &kernels, const Int4MatmulProblem &problem, RowRange n);
+void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
+                    const Int4MatmulProblem &problem, RowRange n);
+
+// For any of whole words of columns in a group, or of g_idx.
+void matmul_sorted_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
+                           const Int4MatmulProblem &problem, RowRange n);
 
 // The codes of integer weights less 8, which bf16 holds, too, in the kernels' dtype.
 const void *int4_codebook(const MatmulKernels &kernels);

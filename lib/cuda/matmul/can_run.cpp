@@ -63,7 +63,7 @@ bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which)
   if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16 &&
       kMatmulConfigs[which].scale_on == ScaleOn::kWeights)
     return false;
-  return weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
+  return has_codebook_kernel(which) && weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
          wgmma_sizes_can_run(problem, gpu, which);
 }
 
@@ -84,7 +84,8 @@ bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int c
     return gpu.tensor_maps && config != kSkinny2 &&
            (weight.layout == NF4_INT4_GPTQ || weight.rows % 32 == 0) &&
            (problem.m == 1 || problem.x_stride < kMaxPitch) &&
-           gpu.shared_bytes >= strip_smem(max_m).bytes;
+           gpu.shared_bytes >= strip_smem(narrow_strip(weight.layout), max_m).bytes &&
+           gpu.shared_bytes >= strip_smem(wide_strip(weight.layout), max_m).bytes;
   const int64_t ctas = std::min<int64_t>(ceil_divide(weight.rows, kInt4Unit), gpu.multiprocessors);
   const int64_t rows = ceil_divide(weight.rows, ctas) + kInt4Unit + kWarpTileN;
   return rows <= kSkinnyElementsMax / weight.cols &&

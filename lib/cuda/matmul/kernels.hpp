@@ -19,10 +19,13 @@ struct MatmulKernels {
 };
 
 // Integer weights. Args: Int4MatmulArgs of mma kernels; of skinny kernels Int4SkinnyArgs, or
-// StripArgs where takes_strips(): of AWQ's, and of GPTQ's skinny_16 with tensor maps.
+// StripArgs where takes_strips().
 struct Int4MatmulKernels {
   // [dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][has g_idx][configuration]
   const void *of[2][3][2][kFamilyConfigCount];
+  // [dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][configuration]: those of wide strips, where
+  // `of` has those of narrow ones.
+  const void *wide[2][3][kFamilyConfigCount];
 
   template <class Arch>
   static Int4MatmulKernels make();

@@ -54,6 +54,7 @@ struct Int4SkinnyArgs {
   Int4MatmulArgs matmul;
   TensorMap packed;
   SkinnyWork work;
+  int unit_rows;  // of a unit of a CTA's rows
   // Offsets in shared memory.
   int smem_scales;
   int smem_zeros;

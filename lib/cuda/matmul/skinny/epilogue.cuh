@@ -16,10 +16,10 @@ struct CtaRows {
   __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta)
       : first(cta * work.cta_units + min(cta, work.big_ctas)),
         count(work.cta_units + (cta < work.big_ctas)) {}
-  // Of units of kInt4Unit rows.
-  __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta, int rows)
-      : first((cta * work.cta_units + min(cta, work.big_ctas)) * kInt4Unit),
-        count(min((work.cta_units + (cta < work.big_ctas)) * kInt4Unit, rows - first)) {}
+  // Of units of `unit` rows.
+  __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta, int unit, int rows)
+      : first((cta * work.cta_units + min(cta, work.big_ctas)) * unit),
+        count(min((work.cta_units + (cta < work.big_ctas)) * unit, rows - first)) {}
   __device__ __forceinline__ int tiles() const { return (count + kWarpTileN - 1) / kWarpTileN; }
 };
 

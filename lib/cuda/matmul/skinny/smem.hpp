@@ -17,7 +17,7 @@ constexpr int kScaleK = kWarpTileK / 4;  // columns that share a scale
 constexpr int kStageBytes = kWarpTileN * kWarpTileK / 2;
 constexpr int64_t kSkinnyElementsMax = int64_t{1} << 30;  // of a CTA, for 32-bit offsets
 
-constexpr int kInt4Unit = 8;  // rows of a word of zero points, a unit of a CTA's rows
+constexpr int kInt4Unit = 8;  // rows of a word of zero points
 
 // Shared memory of the kernel for up to max_m rows of x, offsets in bytes: the byte LUT, each
 // warp's pipeline stages, the mbarriers of the stages and of the scales; then, for each row of warp
