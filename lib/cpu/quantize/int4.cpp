@@ -14,7 +14,9 @@ namespace nf4::cpu {
 namespace {
 
 constexpr int64_t kCodeBytes = 32768;
-constexpr int64_t kMaxRows = 64;
+constexpr int64_t kMaxRows = 128;
+// Rows and columns of whole vectors of words.
+constexpr int64_t kVectorRows = 128;
 // Of a row, quantized at once, if groups are no larger: of rows that become rows of codes, and of
 // those that become words.
 constexpr int64_t kRowColumns = 4096;
@@ -39,8 +41,10 @@ class Int4Quantizer {
            kCodeBytes;
   }
 
-  Int4Quantizer(const QuantizeKernels &kernels, const Int4QuantizeProblem &problem)
-      : problem_(problem),
+  Int4Quantizer(const DequantKernels &words, const QuantizeKernels &kernels,
+                const Int4QuantizeProblem &problem)
+      : words_(words),
+        problem_(problem),
         weight_(problem.weight),
         range_(kernels.int4_range[problem.dtype - 1]),
         scales_(kernels.int4_scales),
@@ -158,6 +162,8 @@ class Int4Quantizer {
     if (weight_.layout == NF4_INT4_COMPRESSED_TENSORS) {
       for (int64_t i = 0; i < count; ++i, words += int4_words(weight_.cols))
         std::memcpy(words, buffer_ + i * stride_, int4_words(columns) * 4);
+    } else if (count % kVectorRows == 0 && columns % kVectorRows == 0) {
+      store_vectors(words, count, columns);
     } else if (weight_.layout == NF4_INT4_GPTQ) {
       for (int64_t r = 0; r < columns / kInt4PerWord; ++r, words += weight_.rows)
         for (int64_t i = 0; i < count; ++i) words[i] = read_word(buffer_ + i * stride_ + r * 4);
@@ -169,6 +175,19 @@ class Int4Quantizer {
     }
   }
 
+  void store_vectors(uint32_t *words, int64_t rows, int64_t columns) const {
+    const bool gptq = weight_.layout == NF4_INT4_GPTQ;
+    alignas(64) uint32_t by_column[kCodeBytes / 4];
+    uint32_t *const to = gptq ? words : by_column;
+    const int64_t stride = gptq ? weight_.rows : rows;
+    words_.gptq_rows({reinterpret_cast<const uint32_t *>(buffer_), stride_ / 4,
+                      columns / kInt4PerWord, rows * kInt4PerWord, reinterpret_cast<uint8_t *>(to),
+                      stride * 4});
+    if (!gptq)
+      words_.awq_from_gptq(
+          {by_column, rows, rows, columns, reinterpret_cast<uint8_t *>(words), weight_.rows / 2});
+  }
+
   // 8 rows and so many columns, of which each is a word.
   void store_awq(const uint8_t *codes, uint32_t *words, int64_t columns) const {
     uint32_t square[kInt4PerWord];
@@ -177,6 +196,7 @@ class Int4Quantizer {
     for (int64_t i = 0; i < columns; ++i) words[i * (weight_.rows / 8)] = square[i];
   }
 
+  const DequantKernels &words_;
   const Int4QuantizeProblem &problem_;
   const Int4Weight &weight_;
   bool (*const range_)(const void *, int64_t, float *, float *);
@@ -196,10 +216,10 @@ class Int4Quantizer {
 
 }  // namespace
 
-void int4_quantize_vector(const QuantizeKernels &kernels, const Int4QuantizeProblem &problem,
-                          RowRange n) {
+void int4_quantize_vector(const DequantKernels &words, const QuantizeKernels &kernels,
+                          const Int4QuantizeProblem &problem, RowRange n) {
   if (!Int4Quantizer::takes(problem.weight)) return int4_quantize_reference(problem, n);
-  Int4Quantizer(kernels, problem)(n);
+  Int4Quantizer(words, kernels, problem)(n);
 }
 
 }  // namespace nf4::cpu
