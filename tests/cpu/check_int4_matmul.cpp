@@ -182,6 +182,19 @@ TEST_CASE("long rows of integer weights are multiplied, too", "[matmul]") {
       }
 }
 
+TEST_CASE("long rows of scattered groups are multiplied, too", "[matmul]") {
+  uint64_t stream = 0x1d000000;
+  for (const ColumnOrder order : kColumnOrders)
+    for (const Int4Class &kind : int4_classes(order))
+      for (const Int4Shape &shape : {Int4Shape{136, 2304, 128}, {40, 5120, 64}, {24, 4608, 8}}) {
+        Rng rng(++stream);
+        const Int4MatmulCase test(rng, kind, shape, rng.pick(kDtypes), rng.between(1, 20),
+                                  XKind::kOrdinary);
+        INFO(describe(test.weight, stream));
+        check_matmul(test, rng);
+      }
+}
+
 TEST_CASE("many rows of integer weights are multiplied, too", "[matmul]") {
   uint64_t stream = 0x18000000;
   for (const Int4Class &kind : int4_classes())

@@ -138,6 +138,12 @@ struct Words {
                                             _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     return (Vector)_mm256_maskload_epi32((const int *)words, mask);
   }
+  static Vector set(int x) { return (Vector)_mm256_set1_epi32(x); }
+  // To the left, by less than 32 bits.
+  static Vector rotate(Vector x, Vector bits) {
+    return (Vector)_mm256_or_si256(_mm256_sllv_epi32((__m256i)x, (__m256i)bits),
+                                   _mm256_srlv_epi32((__m256i)x, (__m256i)(32 - bits)));
+  }
   static void store(uint8_t *to, Vector x) { _mm256_storeu_si256((__m256i *)to, (__m256i)x); }
   // Word c of vector j to be word 8 c + j of all.
   static void interleave(Vector (&x)[8]) { transpose(x); }

@@ -32,6 +32,9 @@ struct WordsArgs {
   int64_t cols;    // in GPTQ a multiple of 8
   uint8_t *out;    // for rows and cols up to a multiple of 16 and of kWordsCols
   int64_t out_stride;
+  // Of words of GPTQ to make: where column i of `cols`, a multiple of 8, is; negative where there
+  // is none. NULL: in order.
+  const int16_t *columns = nullptr;
 };
 constexpr int64_t kWordsCols = 128;
 

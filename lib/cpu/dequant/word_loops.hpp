@@ -31,9 +31,34 @@ void gptq_rows(const WordsArgs &args) {
     }
 }
 
+// Words of GPTQ in the order of args.columns, from rows of them with room for whole vectors.
+template <class W>
+void sorted_words(const WordsArgs &args) {
+  const int16_t *columns = args.columns;
+  for (int64_t r = 0; r < args.cols / 8; ++r, columns += 8) {
+    const uint32_t *from[8];
+    typename W::Vector bits[8];
+    NF4_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const int column = columns[i] < 0 ? 0 : columns[i];
+      from[i] = args.words + column / 8 * args.stride;
+      bits[i] = W::set((i - column) * 4 & 31);
+    }
+    uint8_t *const out = args.out + r * args.out_stride;
+    for (int64_t n = 0; n < args.rows; n += W::kLanes) {
+      typename W::Vector word{};
+      NF4_UNROLL
+      for (int i = 0; i < 8; ++i)
+        word |= W::rotate(W::load(from[i] + n, W::kLanes), bits[i]) & 15u << i * 4;
+      W::store(out + n * 4, word);
+    }
+  }
+}
+
 // Words of GPTQ to rows of them, one after the other.
 template <class W>
 void gptq_words(const WordsArgs &args) {
+  if (args.columns != nullptr) return sorted_words<W>(args);
   for (int64_t r = 0; r < args.cols / 8; ++r)
     for (int64_t n = 0; n < args.rows; n += W::kLanes)
       W::store(args.out + r * args.out_stride + n * 4,
@@ -70,8 +95,13 @@ void awq_words(const WordsArgs &args) {
     for (int64_t k = 0; k < args.cols; k += 8) {
       typename W::Vector nibbles[8], rows[8];
       NF4_UNROLL
-      for (int j = 0; j < 8; ++j)
-        nibbles[j] = W::load(args.words + (k + j) * args.stride + n / 8, (args.rows - n) / 8);
+      for (int j = 0; j < 8; ++j) {
+        int64_t column = k + j;
+        if (args.columns != nullptr) column = args.columns[column] < 0 ? 0 : args.columns[column];
+        const uint32_t *from = args.words + column * args.stride + n / 8;
+        if (args.columns != nullptr) __builtin_prefetch(from + kLanes, 0, 2);
+        nibbles[j] = W::load(from, (args.rows - n) / 8);
+      }
       transpose_nibbles<W>(nibbles);
       NF4_UNROLL
       for (int j = 0; j < 8; ++j) rows[kOrder[j]] = nibbles[j];

@@ -153,15 +153,22 @@ constexpr int columns_together(int registers) {
                                    : 1;
 }
 
+// As many vectors of rows from row n on at a time as there are, kVectors at most.
+template <class T, class Source, int kVectors, int kM>
+void gptq_rows(const ColumnsArgs &args, int64_t n, int m) {
+  constexpr int64_t kRows = kVectors * T::kSumLanes;
+  for (; n + kRows <= args.rows; n += kRows) gptq_block<T, Source, kVectors, kM>(args, n, kRows, m);
+  if constexpr (kVectors > 1)
+    gptq_rows<T, Source, kVectors / 2, kM>(args, n, m);
+  else if (n < args.rows)
+    gptq_block<T, Source, 1, kM>(args, n, args.rows - n, m);
+}
+
 template <class T, class Source, int kM>
 void gptq_rows_of_x(const ColumnsArgs &args, int m, int count) {
   if constexpr (kM > 1)
     if (count < kM) return gptq_rows_of_x<T, Source, kM - 1>(args, m, count);
-  constexpr int kVectors = columns_together<T>(kM + 2);
-  int64_t n = 0;
-  for (; n + kVectors * T::kSumLanes <= args.rows; n += kVectors * T::kSumLanes)
-    gptq_block<T, Source, kVectors, kM>(args, n, kVectors * T::kSumLanes, m);
-  for (; n < args.rows; n += T::kSumLanes) gptq_block<T, Source, 1, kM>(args, n, args.rows - n, m);
+  gptq_rows<T, Source, columns_together<T>(kM + 2), kM>(args, 0, m);
 }
 
 template <class T>

@@ -20,19 +20,10 @@ constexpr int64_t kMaxStepBytes = 128 * sizeof(float);
 // Numbers that neither padding nor bf16 can turn into others: zero times each of them is zero.
 bool is_ordinary(float x) { return x == 0 || (std::fabs(x) > 0x1p-60f && std::fabs(x) < 0x1p60f); }
 
-bool suits_dot(const MatmulKernels &kernels, const MatmulProblem &problem) {
+bool suits_look_up(const MatmulProblem &problem) {
   const float *entries = codebook(problem.weight);
-  return problem.m <= kernels.max_dot_m && problem.weight.cols % kKernelStep == 0 &&
+  return problem.weight.cols % kKernelStep == 0 &&
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
-}
-
-// A group being whole words, or of codes along the columns whole steps.
-bool suits_dot(const MatmulKernels &kernels, const Int4MatmulProblem &problem) {
-  const Int4Weight &weight = problem.weight;
-  const bool in_rows = weight.layout == NF4_INT4_COMPRESSED_TENSORS;
-  return problem.m <= (in_rows ? kernels.max_dot_m : kernels.max_columns_m) &&
-         weight.g_idx == nullptr && weight.cols > 0 &&
-         weight.group_size % (in_rows ? kKernelStep : kInt4PerWord) == 0;
 }
 
 const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype) {
@@ -76,28 +67,36 @@ void store_sums(const Problem &problem, const Sums &sums) {
 template void store_sums(const MatmulProblem &problem, const Sums &sums);
 template void store_sums(const Int4MatmulProblem &problem, const Sums &sums);
 
-RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem &problem) {
-  const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_dot(bf16, problem);
+RoundedCodebook bf16_codebook_for(const MatmulProblem &problem) {
+  const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_look_up(problem);
   return used ? codebook_in_bf16(problem.weight) : RoundedCodebook{};
 }
 
 void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
                    const RoundedCodebook &bf16_codebook, RowRange n) {
   const MatmulKernels &kernels = kernels_for(set, problem.dtype);
-  if (suits_dot(kernels, problem)) return matmul_dot(kernels, problem, bf16_codebook, n);
+  if (suits_look_up(problem)) {
+    if (problem.m <= kernels.max_dot_m) return matmul_dot(kernels, problem, bf16_codebook, n);
+    if (kernels.lanes != nullptr) return matmul_lanes(kernels, problem, bf16_codebook, n);
+  }
   matmul_panel(set.dequant, kernels, problem, n);
 }
 
 void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n) {
   const MatmulKernels &kernels = kernels_for(set, problem.dtype);
-  if (!suits_dot(kernels, problem)) {
-    // Few rows of x are bound by dequantizing, so that exact weights cost nothing.
-    const bool few = problem.m <= kernels.max_dot_m;
-    return matmul_panel(set.dequant, few ? set.fp32 : kernels, problem, n);
-  }
-  if (problem.weight.layout == NF4_INT4_COMPRESSED_TENSORS)
+  const Int4Weight &weight = problem.weight;
+  const bool in_rows = weight.layout == NF4_INT4_COMPRESSED_TENSORS;
+  const bool whole_steps = weight.group_size % kKernelStep == 0;
+  const bool for_panel = (whole_steps || weight.groups == 1) && weight.g_idx == nullptr;
+  if (weight.cols == 0) return matmul_panel(set.dequant, kernels, problem, n);
+  if (weight.g_idx != nullptr || (in_rows && !for_panel))
+    return matmul_sorted_columns(set.dequant, kernels, problem, n);
+  if (in_rows && whole_steps && problem.m <= kernels.max_dot_m)
     return matmul_dot(set.dequant, kernels, problem, n);
-  matmul_columns(set.dequant, kernels, problem, n);
+  if (!in_rows && weight.group_size % kInt4PerWord == 0 &&
+      (problem.m <= kernels.max_columns_m || !for_panel))
+    return matmul_columns(set.dequant, kernels, problem, n);
+  matmul_panel(set.dequant, kernels, problem, n);
 }
 
 }  // namespace nf4::cpu

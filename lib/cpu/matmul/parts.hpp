@@ -16,6 +16,10 @@ namespace nf4::cpu {
 void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
                 const RoundedCodebook &bf16_codebook, RowRange n);
 
+// The same with a lane for each row of the weight, for more rows of x in bf16.
+void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
+                  const RoundedCodebook &bf16_codebook, RowRange n);
+
 // For integer weights whose codes lie along the columns, in groups of whole steps.
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
                 const Int4MatmulProblem &problem, RowRange n);
@@ -23,6 +27,10 @@ void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
 // For those in words of GPTQ or AWQ, in groups of whole words.
 void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                     const Int4MatmulProblem &problem, RowRange n);
+
+// For any of whole words of columns in a group, or of g_idx.
+void matmul_sorted_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
+                           const Int4MatmulProblem &problem, RowRange n);
 
 // The codes of integer weights less 8, which bf16 holds, too, in the kernels' dtype.
 const void *int4_codebook(const MatmulKernels &kernels);

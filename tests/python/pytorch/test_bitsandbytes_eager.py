@@ -185,6 +185,17 @@ def test_matmul_4bit_and_its_function(orientation, grad, served, calls):
     assert bnb.autograd._functions.matmul_4bit is bnb.matmul_4bit
 
 
+def test_a_function_of_the_functions_own_is_called(served):
+    class Doubled(MatMul4Bit):
+        @staticmethod
+        def forward(ctx, *arguments):
+            return 2 * MatMul4Bit.forward(ctx, *arguments)
+
+    made, x = layer(bias=False), torch.randn(3, IN)
+    packed, state = packed_of(made)
+    assert torch.equal(Doubled.apply(x, packed, None, None, state), 2 * made(x))
+
+
 def test_gradients_of_gradients(served):
     made = layer("fp32", bias=False)
     x, grad_y = torch.randn(3, IN, requires_grad=True), torch.randn(3, OUT, requires_grad=True)
@@ -275,6 +286,23 @@ def test_hooks_and_subclasses_run(served, calls):
     made.register_forward_hook(lambda module, arguments, y: seen.append("after"))
     assert torch.equal(made(x), 2 * expected) and seen == ["before", "after"]
     assert calls.count == 0
+
+
+def test_adapters_of_peft():
+    peft = pytest.importorskip("peft")
+
+    def call(made):
+        config = peft.LoraConfig(r=4, target_modules=["0"], init_lora_weights=False)
+        model = peft.get_peft_model(torch.nn.Sequential(made, torch.nn.ReLU()), config)
+        x = torch.randn(2, 5, IN)
+        y = model(x)
+        y.square().sum().backward()
+        grads = [each.grad for each in model.parameters() if each.grad is not None]
+        return [y.detach(), *grads]
+
+    off, on = both(layer, call)
+    assert len(on) == len(off) == 3
+    assert all(error(a, b) <= ALLOWED["fp32"] for a, b in zip(on, off, strict=True))
 
 
 def test_a_state_that_got_lost_is_taken_from_the_layer(served):
@@ -422,14 +450,18 @@ def test_compiled_as_before(served):
 # ---- Which functions are known ----------------------------------------------------------
 
 
-def test_given_back():
+def test_given_back(calls):
     owners = {bnb: "matmul_4bit", bnb.autograd._functions: "matmul_4bit",
               bnb.nn.Linear4bit: "forward", bnb.functional: "dequantize_4bit"}  # fmt: skip
     before = {owner: vars(owner)[name] for owner, name in owners.items()}
     backend.register()
     assert all(vars(owner)[name] is not before[owner] for owner, name in owners.items())
     assert "apply" in vars(MatMul4Bit)
+    made, x = layer(), torch.randn(3, IN)
+    kept, _ = made.forward, made(x)
     backend.unregister()
+    kept(x)
+    assert calls.count == 1
     assert all(vars(owner)[name] is before[owner] for owner, name in owners.items())
     assert "apply" not in vars(MatMul4Bit)
 

@@ -63,8 +63,7 @@ def linear_batch(
     x: Tensor, biases: Sequence[Tensor | None], weights: Sequence[Parts]
 ) -> tuple[Tensor, ...]:
     """linear of each of several weights."""
-    ys = _fast.linear_batch(x, tuple(biases), tuple(weights))
-    return ys or tuple(linear(x, *each) for each in zip(biases, weights, strict=True))
+    return tuple(linear(x, *each) for each in zip(biases, weights, strict=True))
 
 
 def needs_dense(x: Tensor) -> bool:
@@ -122,7 +121,7 @@ def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
     """linear_grad, the fast way; None if nothing was done."""
     if type(grad_y) is not Tensor:
         return None
-    dense = _dense_beside(grad_y, weight)
+    dense = new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
     return torch.matmul(grad_y, dense) if _fast.dequantize(dense, weight) else None
 
 

@@ -56,11 +56,11 @@ def _to_next_transform(op: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 
 def _linear_below(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
-    return (linear_idle if _private.is_idle() else _linear_seen)(x, bias, weight)
+    return (_linear_idle if _private.is_idle() else _linear_seen)(x, bias, weight)
 
 
-def linear_idle(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
-    """y = x W^T + bias where only a tensor that is not plain needs the dispatcher."""
+def _linear_idle(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
+    """Where only a tensor that is not plain needs the dispatcher."""
     y = _fast.linear(x, bias, weight)
     if y is not None:
         return y
@@ -324,8 +324,9 @@ def _autocast_linear_batch(
     op: Callable[..., Any], count: int, device: str, x: Tensor, *arguments: Any
 ) -> tuple[Tensor, ...]:
     biases = [_cast(x, bias)[1] for bias in arguments[:count]]
+    x, _ = _cast(x, None)
     with torch.autocast(device, enabled=False):
-        return op(_cast(x, None)[0], *biases, *arguments[count:])
+        return op(x, *biases, *arguments[count:])
 
 
 # ---- Registrations ---------------------------------------------------------------------
@@ -388,20 +389,15 @@ for _kind, _ops in OPERATORS.items():
 # ---- What layers call ------------------------------------------------------------------
 
 
-def linear(
-    x: Tensor,
-    bias: Tensor | None,
-    weight: Parts,
-    below: Callable[[Tensor, Tensor | None, Parts], Tensor] = linear_idle,
-) -> Tensor:
+def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """y = x W^T + bias: torch.ops.nf4.linear, without the dispatcher where that has nothing to
-    do. There `below` computes y."""
+    do."""
     if not torch.compiler.is_dynamo_compiling() and type(x) is Tensor and _private.is_idle():
         if _private.any_autocast():
             x, bias = _cast(x, bias)
         if torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight):
-            return _apply_linear(x, bias, weight, below)
-        return below(x, bias, weight)
+            return _apply_linear(x, bias, weight, _linear_idle)
+        return _linear_idle(x, bias, weight)
     return OPERATORS[type(weight)].linear(x, bias, *weight.arguments())
 
 

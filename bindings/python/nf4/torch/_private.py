@@ -75,14 +75,6 @@ STAND_INS["in_forward_ad"] = _may_be_forward_ad
 is_zero_tensor = _found("is_zero_tensor", "Tensor._is_zerotensor", lambda tensor: False)
 
 
-# cudaStream_t that torch enqueues on, as a number, by the index of a device.
-raw_stream = _found(
-    "raw_stream",
-    "_C._cuda_getCurrentRawStream",
-    lambda index: torch.cuda.current_stream(index).cuda_stream,
-)
-
-
 # ---- Below autograd, inside of transforms ----------------------------------------------
 
 

@@ -124,8 +124,7 @@ def _activated(bitsandbytes: Any) -> _Active:
 
 
 def _give_back(library: torch.library.Library, replaced: list[replacements.Replaced]) -> None:
-    for each in reversed(replaced):
-        each.give_back()
+    replacements.give_back(replaced)
     _private.destroy(library)
 
 

@@ -103,12 +103,15 @@ _apply = _private.apply_of(MatMul4Bit)
 
 # ---- What takes the place of bitsandbytes' functions -----------------------------------
 
+# Who has kept one of them, as accelerate keeps a layer's forward, gets the original by it.
+given_back = False
+
 
 def product_for(bitsandbytes: Any) -> Product:
     QuantState = bitsandbytes.functional.QuantState
 
     def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor | None:
-        if type(state) is not QuantState or not _private.is_idle():
+        if type(state) is not QuantState or given_back or not _private.is_idle():
             return None
         if x.device not in ready and not is_ours(x):
             return None
@@ -141,20 +144,24 @@ def matmul_4bit(product: Product, original: Callable[..., Tensor]) -> Callable[.
     return matmul_4bit
 
 
-def apply(product: Product, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """For MatMul4Bit.apply."""
+def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
+    """For MatMul4Bit.apply, which its subclasses inherit."""
+    served = original.__self__
 
     def apply(
+        cls: type,
         A: Tensor,
         B: Tensor,
         out: Tensor | None = None,
         bias: Tensor | None = None,
         quant_state: Any = None,
     ) -> Tensor:
-        y = product(A, B, quant_state, bias) if out is None else None
-        return original(A, B, out, bias, quant_state) if y is None else y
+        y = None
+        if cls is served and out is None and not is_dynamo_compiling():
+            y = product(A, B, quant_state, bias)
+        return original.__func__(cls, A, B, out, bias, quant_state) if y is None else y
 
-    return apply
+    return classmethod(apply)
 
 
 def forward(
@@ -174,7 +181,7 @@ def forward(
             return original(self, x)
         if x.is_cpu and self.support_avx512bf16_for_cpu:
             return original(self, x)  # it may change the layout
-        dtype, wanted = x.dtype, own["compute_dtype"]
+        dtype, wanted = x.dtype, self.compute_dtype
         casts = wanted is not None and wanted is not dtype
         bias = parameters["bias"] if "bias" in parameters else self.bias
         y = product(x.to(wanted) if casts else x, weight, weight.quant_state, bias)

@@ -100,7 +100,8 @@ def _ours(bitsandbytes: Any) -> dict[str, Callable[[Any], Any]]:
 
 
 def replace(bitsandbytes: Any, left_alone: Mapping[str, str], replaced: list[Replaced]) -> None:
-    """Appends what it replaces, one by one, so that the caller can undo it."""
+    """Appends what it replaces, one by one, for give_back."""
+    eager.given_back = False
     _fast.take_packed(bitsandbytes.nn.Params4bit)
     for name, make in _ours(bitsandbytes).items():
         if name not in left_alone:
@@ -113,3 +114,9 @@ def replace(bitsandbytes: Any, left_alone: Mapping[str, str], replaced: list[Rep
     if hasattr(modules, "has_avx512bf16"):
         name = "nn.modules.has_avx512bf16"
         replaced.append(Replaced.by(name, modules, _keeps_its_bytes))
+
+
+def give_back(replaced: list[Replaced]) -> None:
+    eager.given_back = True
+    for each in reversed(replaced):
+        each.give_back()

@@ -103,24 +103,18 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x is [..., in_features]. y is [..., out_features] in the dtype of x, or autocast's."""
-        siblings = self._siblings
-        traced = siblings is not None and torch.compiler.is_dynamo_compiling()
-        if siblings is not None and not traced:
-            y = siblings[0].take(siblings[1], self, x)
-            if y is not None:
-                return y
         require_tensor("x", x)
-        dtype, wanted = x.dtype, self.compute_dtype
+        dtype, wanted, siblings = x.dtype, self.compute_dtype, self._siblings
         casts = (
             wanted is not None and wanted != dtype and not torch.is_autocast_enabled(x.device.type)
         )
-        given, x = x, x.to(wanted) if casts else x
-        bias = self.bias_in(x.dtype)
-        if siblings is None:
-            y = self.multiply(x, bias)
-        else:
+        y = None
+        if siblings is not None:
             group, place = siblings
-            y = (group.traced if traced else group.multiply)(place, self, given, x, bias)
+            y = group.product(place, self, x, wanted if casts else dtype)
+        if y is None:
+            x = x.to(wanted) if casts else x
+            y = self.multiply(x, self.bias_in(x.dtype))
         return y.to(dtype) if casts else y
 
     def __setstate__(self, state: dict[str, Any]) -> None:

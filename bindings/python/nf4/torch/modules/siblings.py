@@ -1,74 +1,63 @@
-"""Siblings: layers that get the same x, such as q, k and v of an attention, multiplied together.
+"""Siblings: layers that get the same x, such as q, k and v of an attention, multiplied together:
+where torch.compile traces a model, and while a CUDA graph is captured. The results have the bits
+of single products. In eager calls each layer is by itself, as one call for all is no faster then:
+it is the host that takes the time.
 
-    eager     the first layer that is called with an x computes the products of all, and the others
-              find theirs, each under its own autograd node: gradients are those of single layers
-    compiled  one operator with an output for each; its backward adds the gradients of x
-
-Nothing is computed ahead before a call of each layer was seen with one x, the same tensor at the
-same version, nor after a product that nobody asked for, until that was seen again. The results of
-a batch have the bits of single products.
+The first layer computes the products of all, by an operator with an output for each, and the
+others take theirs if they are called with the same x.
 """
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nf4.torch import _fast, _operators, _private
-from nf4.torch._schemas import Parts
+from nf4._torch import device_of
+from nf4.torch import _operators
 
 if TYPE_CHECKING:
     from nf4.torch.modules.base import QuantizedLinear
 
 
-class _Input:
-    """An x as it was, and what else a product depends on: the stream, the mode and, by
-    `is_of_dtype`, the dtype."""
+def _is_captured(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
-    __slots__ = ("_inference", "_stream", "_version", "dtype", "x")
 
-    def __init__(
-        self,
-        given: Tensor,
-        dtype: torch.dtype,
-        gone: Callable[[weakref.ref[Tensor]], None] | None = None,
-    ) -> None:
-        """gone: called when there is no x any more."""
-        self.x, self.dtype = weakref.ref(given, gone), dtype
-        # A tensor of inference mode has no version.
-        self._version = None if given.is_inference() else given._version
-        self._stream = _private.raw_stream(given.device.index) if given.is_cuda else None
-        self._inference = torch.is_inference_mode_enabled()
+def _state_of(x: Tensor) -> tuple[Any, ...]:
+    """What products depend on besides. A tensor of inference mode has no version."""
+    version = None if x.is_inference() else x._version
+    stream = device_of(x).current_stream() if x.is_cuda else None
+    modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    return version, stream, modes, torch.is_autocast_enabled(x.device.type)
 
-    def is_of(self, given: Tensor) -> bool:
-        return (
-            self.x() is given
-            and (self._version is None or self._version == given._version)
-            and self._inference == torch.is_inference_mode_enabled()
-            and (self._stream is None or self._stream == _private.raw_stream(given.device.index))
-        )
+
+def _adds_in_dtype(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether gradients of x are added in its own dtype by layers that are called one by one: then
+    no layer casts it."""
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return True
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    return dtype == x.dtype
 
 
 class Siblings:
     """Two or three layers. They are held weakly, and by their places in the group, which they keep
     when a model is copied or pickled: a layer alone has no siblings then."""
 
-    def __init__(self, count: int, certain: bool) -> None:
-        """certain: they get the same x by construction, which a compiler can rely on."""
-        self.count, self.certain = count, certain
+    def __init__(self, count: int) -> None:
+        self.count = count
         self._layers: list[weakref.ref[QuantizedLinear] | None] = [None] * count
-        self._seen: tuple[_Input, set[int]] | None = None
-        self._together = False
-        self._ahead: tuple[_Input, dict[int, Tensor]] | None = None
-        self._traced: tuple[Tensor, dict[int, Tensor]] | None = None
+        # Not any more, once products were left over.
+        self._together = True
+        # x, its state, and the products that are not taken yet, by place.
+        self._ahead: tuple[Tensor, tuple[Any, ...] | None, dict[int, Tensor]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"count": self.count, "certain": self.certain}
+        return {"count": self.count}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
@@ -79,111 +68,46 @@ class Siblings:
         if held is None or held() is None:
             self._layers[place] = weakref.ref(layer)
 
-    def _has(self, place: int, layer: QuantizedLinear) -> bool:
-        """A replica or a copy is not of the group."""
-        held = self._layers[place]
-        return held is not None and held() is layer
-
-    def _members(self) -> list[QuantizedLinear] | None:
-        """None where one is not there."""
-        found = [None if held is None else held() for held in self._layers]
-        return None if None in found else found
-
-    # ---- Eager -----------------------------------------------------------------------
-
-    def take(self, place: int, layer: QuantizedLinear, given: Tensor) -> Tensor | None:
-        """What was computed ahead for a layer, where there is nothing to cast or to record."""
+    def product(
+        self, place: int, layer: QuantizedLinear, x: Tensor, dtype: torch.dtype
+    ) -> Tensor | None:
+        """The product of one layer in a dtype; None if it is left to the layer."""
         ahead = self._ahead
-        if ahead is None or torch.is_grad_enabled() or _private.any_autocast():
+        if not self._together or (ahead is None and place != 0):
             return None
-        x, ys = ahead
-        if not x.is_of(given) or x.dtype != given.dtype or not self._has(place, layer):
+        tracing = torch.compiler.is_dynamo_compiling()
+        if not (tracing or _is_captured(x)):
             return None
-        return ys.pop(place, None)
+        # A replica or a shallow copy is not of the group.
+        layers = [None if held is None else held() for held in self._layers]
+        if layers[place] is not layer:
+            return None
+        state = None if tracing else _state_of(x)
+        if ahead is None:
+            return self._first(layers, x, dtype, state)
+        given, before, ys = ahead
+        if given is x and before == state and place in ys:
+            y = ys.pop(place)
+            self._ahead = ahead if ys else None
+            return y
+        # x is of one alone, perhaps, or only one layer is compiled.
+        self._together, self._ahead = False, None
+        return None
 
-    def multiply(
-        self, place: int, layer: QuantizedLinear, given: Tensor, x: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        """The product of one layer. given: its argument; x: that in the layer's dtype."""
-        if not self._has(place, layer):
-            return layer.multiply(x, bias)
-        below = functools.partial(self._product, place, given, x.dtype)
-        return _operators.linear(x, bias, layer.parts(), below)
-
-    def _product(
+    def _first(
         self,
-        place: int,
-        given: Tensor,
-        before: torch.dtype,
+        layers: list[QuantizedLinear | None],
         x: Tensor,
-        bias: Tensor | None,
-        weight: Parts,
-    ) -> Tensor:
-        """before: the dtype of x and bias before autocast."""
-        ahead = self._ahead
-        if ahead is not None and ahead[0].dtype == x.dtype and ahead[0].is_of(given):
-            y = ahead[1].pop(place, None)
-            if y is not None:
-                return y
-        if self._together:
-            left_over = ahead is not None and bool(ahead[1])
-            ys = None if left_over else self._batch(place, before, x, bias, weight)
-            self._ahead, self._together = None, ys is not None
-            if ys is not None:
-                others = {i: y for i, y in enumerate(ys) if i != place}
-                self._ahead = (_Input(given, x.dtype, self._forget), others)
-                return ys[place]
-        self._observe(place, given, x.dtype)
-        return _operators.linear_idle(x, bias, weight)
-
-    def _observe(self, place: int, given: Tensor, dtype: torch.dtype) -> None:
-        """Sees whether all are called with one x."""
-        if self._seen is None or not self._seen[0].is_of(given):
-            self._seen = (_Input(given, dtype), set())
-        self._seen[1].add(place)
-        if len(self._seen[1]) == self.count:
-            self._seen, self._together = None, True
-
-    def _batch(
-        self, place: int, before: torch.dtype, x: Tensor, bias: Tensor | None, weight: Parts
-    ) -> tuple[Tensor, ...] | None:
-        """The products of all; None if nothing was done."""
-        layers = self._members()
-        if layers is None or len({layer.compute_dtype for layer in layers}) > 1:
+        dtype: torch.dtype,
+        state: tuple[Any, ...] | None,
+    ) -> Tensor | None:
+        if None in layers or len({layer.compute_dtype for layer in layers}) > 1:
             return None
-        biases, weights = [bias] * len(layers), [weight] * len(layers)
-        for i, layer in enumerate(layers):
-            if i != place:
-                other = layer.bias_in(before)
-                biases[i] = None if other is None else other.to(x.dtype)
-                weights[i] = layer.parts()
-        return _fast.linear_batch(x, tuple(biases), tuple(weights))
-
-    def _forget(self, x: weakref.ref[Tensor]) -> None:
-        """Lets go of what was computed ahead for an x that is gone."""
-        ahead = self._ahead
-        if ahead is not None and ahead[0].x is x:
-            self._together = self._together and not ahead[1]
-            self._ahead = None
-
-    # ---- Compiled ----------------------------------------------------------------------
-
-    def traced(
-        self, place: int, layer: QuantizedLinear, given: Tensor, x: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        """multiply, as a compiler traces it."""
-        layers = self._members() if self.certain else None
-        if layers is None or layers[place] is not layer:
-            return layer.multiply(x, bias)
-        traced = self._traced
-        if traced is not None and (traced[0] is not given or place not in traced[1]):
-            # Products were left over, perhaps as one layer is compiled alone.
-            self.certain, self._traced = False, None
-            return layer.multiply(x, bias)
-        if traced is None:
-            biases = [each.bias_in(x.dtype) for each in layers]
-            ys = _operators.linear_batch(x, biases, [each.parts() for each in layers])
-            traced = (given, dict(enumerate(ys)))
-        y = traced[1].pop(place)
-        self._traced = traced if traced[1] else None
-        return y
+        if not _adds_in_dtype(x, dtype):
+            return None
+        biases = [layer.bias_in(dtype) for layer in layers]
+        first, *others = _operators.linear_batch(
+            x.to(dtype), biases, [layer.parts() for layer in layers]
+        )
+        self._ahead = (x, state, dict(enumerate(others, 1)))
+        return first

@@ -1,0 +1,47 @@
+// Stored columns of an integer weight in the order of their groups, as columns.cpp multiplies them
+// where g_idx scatters a group.
+#pragma once
+
+#include <cstdint>
+
+#include "problem.hpp"
+
+namespace nf4::cpu {
+
+class ColumnOrder {
+ public:
+  // Of columns at once, and of places: a group begins a word, so that some places have no column.
+  static constexpr int64_t kMaxColumns = 4096;
+  static constexpr int64_t kMaxPlaces = 5120;
+  static constexpr int64_t kMaxGroupPlaces = 128;
+
+  // Columns of a group, from a place on: all that are taken, or as many as may be together.
+  struct Group {
+    int64_t group;
+    int32_t first;
+    int32_t places;  // whole words
+  };
+
+  // Takes columns from k on: as many as there are, `columns` at most and as have room.
+  void take(const Int4Weight &weight, int64_t k, int64_t columns, int64_t places);
+
+  int64_t columns() const { return columns_; }
+  int64_t places() const { return places_; }
+  const Group *begin() const { return list_; }
+  const Group *end() const { return list_ + groups_; }
+  // The column of each place, from the first one taken on; negative where there is none.
+  const int16_t *column() const { return column_; }
+
+ private:
+  void sort(const Int4Weight &weight, int64_t k);
+  bool place(const Int4Weight &weight, int64_t k, int64_t places);
+
+  int64_t columns_ = 0;
+  int64_t places_ = 0;
+  int groups_ = 0;
+  int16_t sorted_[kMaxColumns];
+  int16_t column_[kMaxPlaces];
+  Group list_[kMaxPlaces / 8];
+};
+
+}  // namespace nf4::cpu

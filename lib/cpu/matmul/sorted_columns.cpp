@@ -1,0 +1,178 @@
+// Matmul for integer weights whose groups are scattered by g_idx, or are no whole steps of rows of
+// codes: columns are sorted by their groups, some thousand at a time, and so are the nibbles of
+// their words, for a few rows of the weight, in the L1 cache; then as columns.cpp.
+#include "cpu/dequant/int4_groups.hpp"
+#include "cpu/dtypes.hpp"
+#include "cpu/matmul/column_order.hpp"
+#include "cpu/matmul/columns.hpp"
+#include "cpu/weight/int4.hpp"
+
+namespace nf4::cpu {
+namespace {
+
+constexpr int64_t kMaxM = 16;
+
+class SortedColumnsMultiplier : ColumnsBase<kMaxM, 8192> {
+ public:
+  SortedColumnsMultiplier(const DequantKernels &dequant, const MatmulKernels &kernels,
+                          const Int4MatmulProblem &problem)
+      : ColumnsBase(kernels, problem),
+        dequant_(dequant),
+        awq_(problem.weight.layout == NF4_INT4_AWQ),
+        columns_(columns_of(problem.weight)),
+        rows_(awq_ ? kVectorRows : kCodes / columns_) {}
+
+  void operator()(RowRange n) {
+    for_blocks(n, [this](RowRange rows) { multiply(rows); }, [](RowRange) {});
+  }
+
+ private:
+  // In words that are brought together before they are sorted.
+  static constexpr int64_t kCodes = kVectorRows * 1024;
+  static constexpr int64_t kBlockWords = ColumnOrder::kMaxGroupPlaces / kInt4PerWord * kVectorRows;
+  // A group has 8 places of x at least.
+  static constexpr int64_t kMaxXSums = kPreparedBytes / 2 / kInt4PerWord;
+
+  // At once: of GPTQ some tens of a group, and long parts of rows of words.
+  static int64_t columns_of(const Int4Weight &weight) {
+    if (weight.layout == NF4_INT4_COMPRESSED_TENSORS) return ColumnOrder::kMaxColumns;
+    return weight.groups <= 32 ? 1024 : weight.groups <= 64 ? 2048 : ColumnOrder::kMaxColumns;
+  }
+
+  void multiply(RowRange n) {
+    for (int64_t k = 0; k < weight_.cols; k += order_.columns()) {
+      prepare(k);
+      for (int64_t i = n.begin; i < n.end; i += rows_) {
+        const RowRange rows{i, std::min(n.end, i + rows_)};
+        prefetch_groups(i);
+        load(rows, k);
+        expect(rows.end < n.end ? rows.end : n.begin, k);
+        for (const ColumnOrder::Group &group : order_) add_group(group, rows, n.begin);
+      }
+    }
+  }
+
+  // Does nothing where that part of x is there from the block of rows before.
+  void prepare(int64_t k) {
+    if (prepared_k_ == k && prepared_m_ == m_.begin) return;
+    prepared_k_ = k;
+    prepared_m_ = m_.begin;
+    order_.take(weight_, k, columns_, x_stride_);
+    for (int64_t i = 0; i < m_.end - m_.begin; ++i) {
+      for (int64_t at = 0; at < order_.places(); at += kGathered) {
+        const int64_t count = std::min(kGathered, order_.places() - at);
+        gather(address_of_x(problem_, m_.begin + i, 0), k, order_.column() + at, count);
+        convert(gathered_, count, prepared(i, at));
+      }
+      pair_columns(i, order_.places());
+      float *sum = x_sums_ + i * (order_.end() - order_.begin());
+      for (const ColumnOrder::Group &group : order_)
+        kernels_.column_sums(prepared(i, group.first), group.places, 1, sum++);
+    }
+  }
+
+  void gather(const char *x, int64_t k, const int16_t *column, int64_t count) {
+    with_dtype(problem_.dtype, [&](auto type) {
+      const auto *from = reinterpret_cast<const decltype(type) *>(x);
+      auto *to = reinterpret_cast<decltype(type) *>(gathered_);
+      for (int64_t i = 0; i < count; ++i)
+        to[i] = column[i] < 0 ? decltype(type){} : from[int4_column(weight_, k + column[i])];
+    });
+  }
+
+  // Makes words of the columns from k on accessible: of AWQ they are read where they are.
+  void load(RowRange n, int64_t k) {
+    const auto &w = weight_;
+    const int64_t columns = order_.columns(), rows = n.end - n.begin;
+    const uint32_t *words = w.packed + int4_code(w.layout, w.rows, w.cols, n.begin, k).word;
+    words_ = {words,    w.rows / kInt4PerWord, rows, 0, reinterpret_cast<uint8_t *>(block_),
+              rows_ * 4};
+    if (awq_) return;
+    auto *to = reinterpret_cast<uint8_t *>(rows_of_words_);
+    words_.words = rows_of_words_;
+    words_.stride = rows_;
+    if (w.layout == NF4_INT4_GPTQ)
+      dequant_.gptq_words({words, w.rows, rows, columns, to, rows_ * 4});
+    else  // Rows of codes to rows of words, as the other way round.
+      dequant_.gptq_rows(
+          {words, int4_words(w.cols), int4_words(columns), rows * kInt4PerWord, to, rows_ * 4});
+  }
+
+  // The words that are loaded next, from row n on: those of a place are about a row's.
+  void expect(int64_t n, int64_t k) {
+    const auto &w = weight_;
+    next_ = {block_, 0, 0};
+    if (w.layout == NF4_INT4_GPTQ)
+      next_ = {w.packed + int4_code(w.layout, w.rows, w.cols, n, k).word, w.rows,
+               kernels_.sum_lanes};
+  }
+
+  void prefetch_groups(int64_t n) const {
+    const auto &w = weight_;
+    if (w.layout == NF4_INT4_COMPRESSED_TENSORS) return;
+    for (const ColumnOrder::Group &group : order_) {
+      const int64_t scale = int4_scale(w.layout, w.rows, w.groups, n, group.group);
+      for (int64_t i = 0; i < rows_; i += 32)
+        __builtin_prefetch(static_cast<const uint16_t *>(w.scales) + scale + i, 0, 2);
+      if (w.zeros != nullptr)
+        __builtin_prefetch(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, group.group).word, 0,
+                           2);
+    }
+  }
+
+  void add_group(const ColumnOrder::Group &group, RowRange n, int64_t first_row) {
+    read_group(n, group.group);
+    words_.cols = group.places;
+    words_.columns = order_.column() + group.first;
+    (awq_ ? dequant_.awq_words : dequant_.gptq_words)(words_);
+    ColumnsArgs args = args_of(group.first, group.places, 1);
+    args.words = block_;
+    args.stride = rows_;
+    args.rows = n.end - n.begin;
+    args.block_scales = scales_;
+    args.block_zeros = zeros_;
+    args.sums += n.begin - first_row;
+    args.next = next_;
+    args.next.words += group.first / kInt4PerWord * next_.stride;
+    if (weight_.zeros != nullptr) {
+      args.x_sums = x_sums_ + (&group - order_.begin());
+      args.x_sums_stride = order_.end() - order_.begin();
+    }
+    kernels_.block_columns(args);
+  }
+
+  void read_group(RowRange n, int64_t group) {
+    const int64_t rows = n.end - n.begin;
+    if (weight_.layout != NF4_INT4_COMPRESSED_TENSORS)
+      return dequant_.groups(int4_groups(weight_, n.begin, group, rows, scales_, zeros_));
+    for (int64_t i = 0; i < rows; ++i)
+      dequant_.groups(int4_groups(weight_, n.begin + i, group, 1, scales_ + i, zeros_ + i));
+  }
+
+  static constexpr int64_t kGathered = 1024;  // elements, whole steps
+
+  const DequantKernels &dequant_;
+  const bool awq_;
+  const int64_t columns_;
+  const int64_t rows_;  // of the weight
+  Ahead next_{};
+  int64_t prepared_k_ = -1;
+  int64_t prepared_m_ = -1;
+  WordsArgs words_{};
+  float x_sums_[kMaxXSums];
+  float scales_[kVectorRows + 16];
+  float zeros_[kVectorRows + 16];
+  alignas(64) char gathered_[kGathered * sizeof(float)];
+  alignas(64) uint32_t block_[kBlockWords];
+  ColumnOrder order_;
+  alignas(64) uint32_t rows_of_words_[kCodes / kInt4PerWord];
+};
+
+}  // namespace
+
+void matmul_sorted_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
+                           const Int4MatmulProblem &problem, RowRange n) {
+  SortedColumnsMultiplier(dequant, kernels, problem)(n);
+}
+
+}  // namespace nf4::cpu
