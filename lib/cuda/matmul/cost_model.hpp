@@ -40,7 +40,7 @@ inline constexpr CostModel kH200 = {
     1500,                     // tile
     {0,    0,    0,    0,     // k_tile: mma, skinny
      1200, 1440, 2040, 1065,  // up to 64 rows of x
-     1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620, 1810, 1960, 2130, 2330, 2460, 2690, 0, 0, 0},
+     1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620, 1810, 1960, 2130, 2330, 2460, 2690, 0, 0},
     1000,  // cluster_exchange
     200,   // cluster_cta
     0.5,   // cluster_sum
@@ -80,14 +80,14 @@ constexpr CostModel int4_model(const double (&k_tile)[kMatmulConfigCount]) {
   return model;
 }
 inline constexpr CostModel kH200Gptq =
-    int4_model({0, 0, 0,    0, 1340, 1540, 0,    990, 1540, 0,    1750, 1940, 2270,
-                0, 0, 1490, 0, 0,    0,    2490, 0,   2930, 1360, 1470, 980});
+    int4_model({0,    0, 0, 0,    1340, 1540, 0, 990,  1540, 0,    1750, 1940,
+                2270, 0, 0, 1490, 0,    0,    0, 2490, 0,    2930, 1470, 980});
 inline constexpr CostModel kH200Awq =
-    int4_model({0, 0, 0,    0, 1240, 1370, 0,    980, 1390, 0,    1600, 1860, 2270,
-                0, 0, 1460, 0, 0,    0,    2490, 0,   2970, 1310, 1350, 1020});
+    int4_model({0,    0, 0, 0,    1240, 1370, 0, 980,  1390, 0,    1600, 1860,
+                2270, 0, 0, 1460, 0,    0,    0, 2490, 0,    2970, 1350, 1020});
 inline constexpr CostModel kH200CompressedTensors =
-    int4_model({0, 0, 0,    0, 1430, 1540, 0,    1090, 1490, 0,    1760, 1900, 2290,
-                0, 0, 1480, 0, 0,    0,    2500, 0,    2910, 1490, 1590, 1040});
+    int4_model({0,    0, 0, 0,    1430, 1540, 0, 1090, 1490, 0,    1760, 1900,
+                2290, 0, 0, 1480, 0,    0,    0, 2500, 0,    2910, 1590, 1040});
 
 constexpr bool has_k_tiles(const CostModel &model, bool has_kernel(int config)) {
   for (int i = 0; i < kMatmulConfigCount; ++i)
@@ -100,7 +100,8 @@ static_assert(has_k_tiles(kH200, has_codebook_kernel) && has_k_tiles(kH200Gptq, 
               has_k_tiles(kH200CompressedTensors, has_int4_kernel) &&
               kH200.k_tile[config_named("wgmma_64x128")] == 1065 &&
               kH200.k_tile[config_named("wgmma_304x128")] == 2650 &&
-              kH200.k_tile[config_named("wgmma_304x128_stream_k")] == 2690);
+              kH200.k_tile[config_named("wgmma_304x128_stream_k")] == 2690 &&
+              kH200Awq.k_tile[config_named("wgmma_64x128_stream_k")] == 1020);
 
 // GPUs that were not measured use the H200's.
 constexpr const CostModel &cost_model() { return kH200; }
