@@ -180,9 +180,9 @@ TEST_CASE("stream-K kernels of integer weights share the tiles that do not fill 
                              layout == NF4_INT4_GPTQ && zeros ? 1 : 0,
                              rng.one_in(2) ? ColumnOrder::kPlain : ColumnOrder::kPermutation};
         const int64_t odd_rows = layout == NF4_INT4_COMPRESSED_TENSORS ? rng.between(0, 7) : 0;
-        const Int4Shape shape{n_tiles * 128 - rng.between(0, 3) * 32 - odd_rows,
-                              k_tiles * 128 - (half_tile ? 64 : 0),
-                              half_tile || rng.one_in(2) ? 64 : 128};
+        const Int4Shape shape{
+            n_tiles * cuda::kMatmulConfigs[config].tile_n - rng.between(0, 3) * 32 - odd_rows,
+            k_tiles * 128 - (half_tile ? 64 : 0), half_tile || rng.one_in(2) ? 64 : 128};
         Case test = plain_int4_case(rng, kind, shape, rng.pick(kDtypes16),
                                     cuda::kMatmulConfigs[config].tile_m * m_tiles - 3);
         repeat_rows(test, rng, 8);

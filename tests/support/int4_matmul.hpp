@@ -42,7 +42,8 @@ inline bool has_fast_kernel(nf4_int4_layout layout, int config) {
     return false;
   if (cuda::is_skinny(config))
     return best.tensor_maps && (layout != NF4_INT4_AWQ || config != cuda::kSkinny2);
-  return cuda::has_int4_kernel(config) && cuda::matmul_has(best, config, compute_capability());
+  return cuda::has_int4_kernel(config) &&
+         cuda::matmul_has(best, cuda::kFirstWgmma, compute_capability());
 }
 
 // What is aligned, in memory, rows and groups, is not kMma64x64's where there are others.

@@ -10,38 +10,45 @@ namespace nf4::cuda {
 namespace {
 
 constexpr bool has_kernel(bool integers, int config) {
-  return !integers || has_int4_kernel(config);
+  return integers ? has_int4_kernel(config) : has_codebook_kernel(config);
 }
 
-// The narrowest stream-K tile that holds m rows of x, else the widest. Tiles are in order.
+// The narrowest stream-K tile that holds m rows of x, else the widest.
 constexpr const MatmulConfig &stream_k_config(bool integers, int64_t m) {
-  int config = kFirstStreamK;
+  const MatmulConfig *best = nullptr;
   for (int i = kFirstStreamK; i < kMatmulConfigCount; ++i) {
+    const MatmulConfig &config = kMatmulConfigs[i];
     if (!has_kernel(integers, i)) continue;
-    config = i;
-    if (kMatmulConfigs[i].tile_m >= m) break;
+    const bool holds = config.tile_m >= m;
+    if (best == nullptr ||
+        (holds != (best->tile_m >= m) ? holds : holds == (config.tile_m < best->tile_m)))
+      best = &config;
   }
-  return kMatmulConfigs[config];
+  return *best;
 }
 
-// So many rows of x fit into a narrower tile than any of stream-K.
+// So many rows of x fit into a narrower tile than any of stream-K. Skinny kernels of up to 16 are
+// not always the fastest.
 constexpr int64_t no_stream_k_up_to(bool integers) {
   int64_t m = 0;
-  for (int i = kFirstWgmma; i < kFirstStreamK; ++i) {
+  for (int i = kSkinny2; i < kFirstStreamK; ++i) {
     const int64_t tile_m = kMatmulConfigs[i].tile_m;
-    if (has_kernel(integers, i) && tile_m > m && tile_m < stream_k_config(integers, 1).tile_m)
+    if ((is_skinny(i) || has_kernel(integers, i)) && tile_m > m &&
+        tile_m < stream_k_config(integers, 1).tile_m)
       m = tile_m;
   }
   return m;
 }
-static_assert(no_stream_k_up_to(false) == 64);
+static_assert(no_stream_k_up_to(false) == 64 && no_stream_k_up_to(true) == 8);
 
 constexpr bool stream_k_in_order() {
   for (int i = 0; i < kMatmulConfigCount; ++i) {
     if (is_stream_k(i) != (i >= kFirstStreamK)) return false;
-    if (i > kFirstStreamK && (kMatmulConfigs[i].tile_m <= kMatmulConfigs[i - 1].tile_m ||
-                              kMatmulConfigs[i].tile_n != kMatmulConfigs[i - 1].tile_n))
-      return false;
+    for (int j = kFirstStreamK; j < kMatmulConfigCount; ++j) {
+      const MatmulConfig &a = kMatmulConfigs[i], &b = kMatmulConfigs[j];
+      if (is_stream_k(i) && a.tile_m < b.tile_m && a.tile_m * a.tile_n > b.tile_m * b.tile_n)
+        return false;
+    }
   }
   return true;
 }

@@ -10,6 +10,7 @@ namespace nf4::cuda {
 constexpr int kPermuteThreads = 256;
 constexpr int kPermuteRowsThreads = 512;
 constexpr int kPermuteRows = 4;  // of x that a CTA has
+constexpr int kPermuteEarlyCtas = 7;
 
 // The columns of a weight in the order of their groups.
 struct SortColumnsArgs {
