@@ -476,7 +476,8 @@ NF4_API nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_i
  * blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
  * nf4_int4_reorder_launch saves that. Workspace sizes and the choice of a kernel also depend
  * on whether zeros, g_idx and permutation are NULL, and the choice on the alignment of
- * scales. On a GPU fp32 is refused. Differences from exact arithmetic, beside those of nf4_matmul_launch:
+ * scales. On a GPU dtype is not fp32. Differences from exact arithmetic, beside those of
+ * nf4_matmul_launch:
  *   rounding    the weights s * (q - z) may be rounded to x's dtype, as dequantize does. In
  *               fp16 a bf16 scale may first be rounded to fp16: one that fp16 holds as a
  *               subnormal number loses bits, one beyond 65504 is infinite.
