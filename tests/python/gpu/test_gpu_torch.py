@@ -284,7 +284,7 @@ def test_bitsandbytes_multiplies_as_well(nested, dtype, rows, bnb, backend):
 @pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 130])
 def test_a_layer_of_bitsandbytes_has_its_gradients(nested, dtype, storage, rows, bnb, backend):
-    """Its forward and its Function are replaced in eager mode; fp32 stays as it is."""
+    """Its forward and its Function are replaced in eager mode."""
     layer = bnb.nn.Linear4bit(
         COLS, ROWS, quant_type="nf4", compress_statistics=nested, quant_storage=storage,
         compute_dtype=x_of(1, dtype=dtype).dtype,
@@ -298,7 +298,7 @@ def test_a_layer_of_bitsandbytes_has_its_gradients(nested, dtype, storage, rows,
     theirs = results()
     backend.register()
     ours = results()
-    assert error(ours[0], theirs[0]) <= 2 * ALLOWED[dtype]
+    assert error(ours[0], theirs[0]) <= 2 * max(ALLOWED[dtype], 1e-5)
     assert all(torch.equal(a, b) for a, b in zip(ours[1:], theirs[1:], strict=True))
     with torch.no_grad():
         assert torch.equal(layer(x), ours[0])
