@@ -63,8 +63,9 @@
  *   Every function may be called from any number of threads at once, on outputs
  *   that do not overlap. nf4_*_cpu use up to 192 KiB of the calling thread's stack. The
  *   threads that they start have stacks of the default size, or 256 KiB if that is more,
- *   and have ended when they return; where the system refuses one, the others do its
- *   work. A thread that is cancelled (pthread_cancel) acts on it after such a call.
+ *   and block all signals; where the system refuses one, the others do its work. As many
+ *   as there are processors are kept: without work they spin for a millisecond, yielding
+ *   to others, then sleep. A child of fork() starts its own. A thread that is cancelled (pthread_cancel) acts on it after such a call.
  *
  * ALIGNMENT
  *   packed of an nf4_tensor and uint8 absmax: none. Everything else: that of its element type.
@@ -475,7 +476,8 @@ NF4_API nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_i
  * blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
  * nf4_int4_reorder_launch saves that. Workspace sizes and the choice of a kernel also depend
  * on whether zeros, g_idx and permutation are NULL, and the choice on the alignment of
- * scales. On a GPU fp32 is refused. Differences from exact arithmetic, beside those of nf4_matmul_launch:
+ * scales. On a GPU dtype is not fp32. Differences from exact arithmetic, beside those of
+ * nf4_matmul_launch:
  *   rounding    the weights s * (q - z) may be rounded to x's dtype, as dequantize does. In
  *               fp16 a bf16 scale may first be rounded to fp16: one that fp16 holds as a
  *               subnormal number loses bits, one beyond 65504 is infinite.

@@ -22,13 +22,13 @@ class SmemTile {
   __device__ __forceinline__ uint4 &chunk(int row, int index) const {
     return chunks_[row * kRowChunks + (index ^ row % 8)];
   }
-  // Eight neighbours, from a multiple of 8 on.
-  __device__ __forceinline__ void store(int row, int column, const float (&v)[8]) const {
+  // The index-th eight neighbours of a row.
+  __device__ __forceinline__ void store(int row, int index, const float (&v)[8]) const {
     if constexpr (kPerVector<T> == 8) {
-      chunk(row, column / 8) = pack_vector<T>(v);
+      chunk(row, index) = pack_vector<T>(v);
     } else {
-      chunk(row, column / 4) = pack_vector<T>({v[0], v[1], v[2], v[3]});
-      chunk(row, column / 4 + 1) = pack_vector<T>({v[4], v[5], v[6], v[7]});
+      chunk(row, index * 2) = pack_vector<T>({v[0], v[1], v[2], v[3]});
+      chunk(row, index * 2 + 1) = pack_vector<T>({v[4], v[5], v[6], v[7]});
     }
   }
   // Two neighbours of 16 bits, the first at an even column.

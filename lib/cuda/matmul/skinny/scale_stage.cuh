@@ -106,8 +106,7 @@ class ScaleStage {
       const int last = (nested_phase_ + rows * static_cast<int>(matmul.weight.cols) - 1) >> shift;
       const float *const from = matmul.weight.nested_absmax + (first_element >> shift);
 #pragma unroll 1
-      for (int i = threadIdx.x; i <= last; i += kThreads)
-        cp_async_4(nested_absmax_ + i, from + i);
+      for (int i = threadIdx.x; i <= last; i += kThreads) cp_async_4(nested_absmax_ + i, from + i);
     }
     const Item *const from =
         static_cast<const Item *>(matmul.weight.absmax) + first_element / kWarpTileK;
