@@ -57,7 +57,8 @@ template <class Tensor, class W>
 nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_matmul_args *args,
                                       size_t count, MatmulBatchOf<W> &batch);
 
-// Refuses dtypes that GPUs do not multiply.
+// Refuses what GPUs do not multiply: fp32 of integer weights, or of more than kFp32RowsOfX rows of
+// x.
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem);
 

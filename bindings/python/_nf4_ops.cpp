@@ -328,49 +328,26 @@ bool run(const Work &work) {
   Py_END_ALLOW_THREADS return done;
 }
 
-// Reads x, a bias and a weight. False leaves the call to the general way.
+// None if nothing was done.
 template <class Kind>
-bool read_call(const dl_tensor &x, PyObject *given_bias, PyObject *given, Product<Kind> &product) {
-  View bias;
+PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given) {
+  View x, bias, of_y;
   WeightViews<Kind> weight{};
-  if (given_bias != Py_None && (!view_of(given_bias, bias) || is_negative(given_bias)))
-    return false;
-  if (!view_weight(given, weight) || read_product(x, bias, weight, product)) return false;
-  return x.device_type != DL_CUDA || product.args.dtype != NF4_DTYPE_FP32;
-}
-
-// Has a product write to a new y. A mode of torch may have made something else: false.
-template <class Kind>
-bool write_to(PyObject *y, const dl_tensor &x, Product<Kind> &product) {
-  View of_y;
-  if (!view_of(y, of_y) || !is_output(*of_y, x, product.args.m * product.weight.rows)) {
-    PyErr_Clear();
-    return false;
-  }
-  product.args.y = const_cast<char *>(address_of(&*of_y));
-  return true;
-}
-
-// A tuple of one y for each weight; None if nothing was done.
-template <class Kind>
-PyObject *linear_of(PyObject *given_x, PyObject *const *biases, PyObject *const *weights,
-                    size_t count) {
-  View x;
-  Product<Kind> products[kMostSiblings];
+  Product<Kind> product;
   if (!view_plain(given_x, x)) return none();
-  for (size_t i = 0; i < count; ++i)
-    if (!read_call(*x, biases[i], weights[i], products[i])) return none();
-  PyErr_Clear();
-  PyObject *all = PyTuple_New(static_cast<Py_ssize_t>(count));
-  bool usable = all != nullptr;
-  for (size_t i = 0; usable && i < count; ++i) {
-    PyObject *y = new_output(given_x, *x, products[i].weight.rows);
-    usable = y != nullptr && write_to(y, *x, products[i]);
-    if (y != nullptr) PyTuple_SetItem(all, static_cast<Py_ssize_t>(i), y);
+  if (given_bias != Py_None && (!view_of(given_bias, bias) || is_negative(given_bias)))
+    return none();
+  if (!view_weight(given, weight) || read_product(*x, bias, weight, product)) return none();
+  if (x->device_type == DL_CUDA && product.args.dtype == NF4_DTYPE_FP32) return none();
+  PyObject *y = new_output(given_x, *x, product.weight.rows);
+  if (y == nullptr) return nullptr;
+  // A mode of torch may have made something else.
+  if (view_of(y, of_y) && is_output(*of_y, *x, product.args.m * product.weight.rows)) {
+    product.args.y = const_cast<char *>(address_of(&*of_y));
+    if (run([&] { multiply(&product, 1, *x); })) return y;
   }
-  if (usable && run([&] { multiply(products, count, *x); })) return all;
-  Py_XDECREF(all);
-  return PyErr_Occurred() != nullptr ? nullptr : none();
+  Py_DECREF(y);
+  return none();
 }
 
 template <class Kind>
@@ -392,31 +369,7 @@ PyDoc_STRVAR(
 PyObject *linear(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, 3)) return nullptr;
   const auto of_kind = is_int4(arguments[2]) ? linear_of<Int4> : linear_of<Codebook>;
-  PyObject *all = of_kind(arguments[0], arguments + 1, arguments + 2, 1);
-  if (all == nullptr || all == Py_None) return all;
-  PyObject *y = Py_NewRef(PyTuple_GetItem(all, 0));
-  Py_DECREF(all);
-  return y;
-}
-
-PyDoc_STRVAR(linear_batch_doc,
-             "linear_batch(x, biases, weights)\n--\n\n"
-             "The same for two or three weights of one kind, in one call: tuples of as many biases "
-             "and weights, and of results.");
-PyObject *linear_batch(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
-  if (!count_is(count, 3)) return nullptr;
-  const Py_ssize_t siblings = PyTuple_Size(arguments[2]);
-  if (siblings < 1 || siblings > static_cast<Py_ssize_t>(kMostSiblings) ||
-      PyTuple_Size(arguments[1]) != siblings)
-    return none();
-  PyObject *biases[kMostSiblings], *weights[kMostSiblings];
-  for (Py_ssize_t i = 0; i < siblings; ++i) {
-    biases[i] = PyTuple_GetItem(arguments[1], i);
-    weights[i] = PyTuple_GetItem(arguments[2], i);
-    if (is_int4(weights[i]) != is_int4(weights[0])) return none();
-  }
-  const auto of_kind = is_int4(weights[0]) ? linear_of<Int4> : linear_of<Codebook>;
-  return of_kind(arguments[0], biases, weights, static_cast<size_t>(siblings));
+  return of_kind(arguments[0], arguments[1], arguments[2]);
 }
 
 PyDoc_STRVAR(dequantize_doc,
@@ -516,7 +469,6 @@ extern "C" {
 
 PyMethodDef nf4_operator_methods[] = {
     {"linear", method(linear), METH_FASTCALL, linear_doc},
-    {"linear_batch", method(linear_batch), METH_FASTCALL, linear_batch_doc},
     {"dequantize", method(dequantize), METH_FASTCALL, dequantize_doc},
     {"take_packed", take_packed, METH_O, take_packed_doc},
     {"operator_functions", functions, METH_NOARGS, functions_doc},

@@ -52,7 +52,7 @@ constexpr Variant kVariants[] = {
      quantize_scales_with<kAvx512Quantize>,
      bf16_codebook_for,
      matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
-     {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Quantize>,
+     {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>}},
 #endif
 #if defined(NF4_AVX512)
@@ -63,7 +63,7 @@ constexpr Variant kVariants[] = {
      quantize_scales_with<kAvx512Quantize>,
      nullptr,
      matmul_with<kAvx512Dequant, kAvx512Matmul>,
-     {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Quantize>,
+     {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul>}},
 #endif
 #if defined(NF4_AVX2)
@@ -74,7 +74,7 @@ constexpr Variant kVariants[] = {
      quantize_scales_with<kAvx2Quantize>,
      nullptr,
      matmul_with<kAvx2Dequant, kAvx2Matmul>,
-     {int4_dequant_with<kAvx2Dequant>, int4_quantize_with<kAvx2Quantize>,
+     {int4_dequant_with<kAvx2Dequant>, int4_quantize_with<kAvx2Dequant, kAvx2Quantize>,
       int4_matmul_with<kAvx2Dequant, kAvx2Matmul>}},
 #endif
     {"scalar",

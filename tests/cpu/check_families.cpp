@@ -56,7 +56,7 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     check_kernels(cuda::kernels_of<cuda::DequantKernels>(family), 0, seen);
     check_kernels(cuda::kernels_of<cuda::QuantizeKernels>(family), 0, seen);
     // mma kernels take one weight a launch; without tensor cores there are no skinny ones.
-    constexpr size_t kKinds = 2 * 2;
+    constexpr size_t kKinds = 3 * 2;
     const size_t skinny = 2 * kKinds * (cuda::kFamilyConfigCount - 1);
     check_kernels(cuda::kernels_of<cuda::MatmulKernels>(family),
                   kKinds + (family.tensor_cores ? 0 : skinny), seen);

@@ -119,3 +119,14 @@ TEST_CASE("every variant quantizes integer weights to the bytes of the reference
         check_quantize(weight, rng.pick(kDtypes), symmetric, rng);
       }
 }
+
+TEST_CASE("every variant quantizes integer weights of whole vectors", "[cpu]") {
+  uint64_t stream = 0x1e000000;
+  for (const Int4Class &kind : int4_classes())
+    for (const Int4Shape &shape : {Int4Shape{256, 640, 128}, {392, 1024, 32}, {128, 384, -1}}) {
+      Rng rng(++stream);
+      const HostInt4Weight weight = empty_int4_weight(kind, shape);
+      INFO(describe(weight, stream));
+      check_quantize(weight, rng.pick(kDtypes), !kind.zeros, rng);
+    }
+}

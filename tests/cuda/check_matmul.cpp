@@ -2,7 +2,9 @@
 // shapes, strides, tails, alignments, blocksizes and tables.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
 #include <map>
 #include <string>
@@ -137,6 +139,50 @@ TEST_CASE("every kernel multiplies blocks of 64 in rows of many blocks", "[cuda]
       check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
     }
   check_counts(counts, few_shapes() ? 1 : 4);
+}
+
+// fp32, of up to 16 rows of x: there is no skinny_2.
+TEST_CASE("every kernel multiplies fp32 within the rounding of fp32", "[cuda][matmul][random]") {
+  constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
+  const Stream stream;
+  MatmulCounts counts;
+  uint64_t number = 0xb600000;
+  for (const bool nested : {false, true})
+    for (int i = 0; i < shapes(); ++i) {
+      Rng rng(++number);
+      const CaseClass kind{NF4_DTYPE_FP32, rng.pick(kBlocksizes), nested};
+      MatmulShape shape = random_shape_for_gpu(rng);
+      shape.m = std::min<int64_t>(shape.m, kFp32RowsOfX);
+      MatmulCase test =
+          random_matmul_case(rng, kind, random_codebook_kind(rng), shape, rng.pick(kKinds));
+      INFO(describe(test, number));
+      check_matmul(test, rng, stream, counts);
+    }
+  check_counts(counts, few_shapes() ? 1 : shapes() / 4, {cuda::kMma64x64, cuda::kMma64x64 + 1});
+  check_counts(counts, few_shapes() ? 1 : shapes() / 4, {cuda::kSkinny8, cuda::kSkinny16 + 1});
+}
+
+// x far from 1, whose powers of two differ from row to row.
+TEST_CASE("fp32 has the error of fp32 as a whole", "[cuda][matmul]") {
+  const Stream stream;
+  MatmulCounts counts;
+  uint64_t number = 0xb700000;
+  for (const bool nested : {false, true})
+    for (const MatmulShape shape :
+         {MatmulShape{130, 1536, 1}, MatmulShape{70, 512, 16}, MatmulShape{140, 8192, 8},
+          MatmulShape{135, 12288, 16}, MatmulShape{13000, 64, 9}, MatmulShape{60, 4160, 13}}) {
+      Rng rng(++number);
+      MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_FP32, 64, nested}, shape);
+      for (int64_t row = 0; row < shape.m; ++row)
+        for (int64_t k = 0; k < shape.cols; ++k) {
+          auto *const x = reinterpret_cast<float *>(test.x.data()) + row * test.x_stride + k;
+          *x = std::ldexp(*x, static_cast<int>(row * 12) - 90);
+        }
+      test.bias.clear();
+      INFO(describe(test, number));
+      check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+    }
+  check_counts(counts, 2, {cuda::kSkinny2, cuda::kSkinny16 + 1});
 }
 
 // Shapes in which a CTA's rows or columns take more than one pass.
@@ -296,11 +342,13 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
         MatmulShape{300, 2048, 200}, MatmulShape{300, 2048, 300},
         MatmulShape{rows_to_share(), 4096, 300}})
     for (const CaseClass &kind :
-         {CaseClass{NF4_DTYPE_BF16, 64, true}, CaseClass{NF4_DTYPE_FP16, 64, false}}) {
+         {CaseClass{NF4_DTYPE_BF16, 64, true}, CaseClass{NF4_DTYPE_FP16, 64, false},
+          CaseClass{NF4_DTYPE_FP32, 64, true}, CaseClass{NF4_DTYPE_FP32, 64, false}}) {
+      if (kind.dtype == NF4_DTYPE_FP32 && shape.m > kFp32RowsOfX) continue;
       Rng rng(++number);
       MatmulCase test =
           kind.nested ? plain_matmul_case(rng, kind, shape) : sorted_case(rng, kind, shape);
-      test.bias.assign(shape.rows * 2, 0x3c);
+      test.bias.assign(shape.rows * dtype_bytes(kind.dtype), 0x3c);
       const PlacedMatmul placed(rng, test, true);
       check_not_mma(placed, test);
       check_shared(placed, test);

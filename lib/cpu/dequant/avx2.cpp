@@ -147,6 +147,7 @@ struct Words {
   static void store(uint8_t *to, Vector x) { _mm256_storeu_si256((__m256i *)to, (__m256i)x); }
   // Word c of vector j to be word 8 c + j of all.
   static void interleave(Vector (&x)[8]) { transpose(x); }
+  static void deinterleave(Vector (&x)[8]) { transpose(x); }
   static void transpose(Vector (&x)[kLanes]) {
     __m256i a[kLanes], b[kLanes];
     NF4_UNROLL
@@ -187,6 +188,7 @@ const DequantKernels kAvx2Dequant = {
     read_groups<Int4Lanes>,
     gptq_words<Words>,
     awq_words<Words>,
+    awq_from_gptq<Words>,
     gptq_rows<Words>,
     awq_rows<Words>,
     store_nontemporal,

@@ -157,6 +157,26 @@ struct Words {
       x[i / 2 + 6] = (Vector)_mm512_shuffle_i32x4(high, next_high, 0xdd);
     }
   }
+  // The other way round.
+  static void deinterleave(Vector (&x)[8]) {
+    Vector b[8];
+    __m512i words[8];
+    NF4_UNROLL
+    for (int i = 0; i < 4; i += 2) {
+      const __m512i *from = (const __m512i *)(x + i / 2);
+      const __m512i low = _mm512_shuffle_i32x4(from[0], from[2], 0x88);
+      const __m512i high = _mm512_shuffle_i32x4(from[4], from[6], 0x88);
+      const __m512i odd_low = _mm512_shuffle_i32x4(from[0], from[2], 0xdd);
+      const __m512i odd_high = _mm512_shuffle_i32x4(from[4], from[6], 0xdd);
+      b[i] = (Vector)_mm512_shuffle_i32x4(low, high, 0x88);
+      b[i + 1] = (Vector)_mm512_shuffle_i32x4(low, high, 0xdd);
+      b[i + 4] = (Vector)_mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+      b[i + 5] = (Vector)_mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+    }
+    nf4::cpu::transpose_lanes(b, words);
+    NF4_UNROLL
+    for (int i = 0; i < 8; ++i) x[i] = (Vector)words[i];
+  }
   static void transpose(Vector (&x)[kLanes]) { nf4::cpu::transpose(x); }
 };
 
@@ -173,6 +193,7 @@ const DequantKernels kAvx512Dequant = {
     read_groups<Fp32Sums>,
     gptq_words<Words>,
     awq_words<Words>,
+    awq_from_gptq<Words>,
     gptq_rows<Words>,
     awq_rows<Words>,
     store_nontemporal,

@@ -59,7 +59,8 @@ struct DequantKernels {
   // To words of GPTQ, of whole words of columns; and to rows of codes.
   void (*gptq_words)(const WordsArgs &args);
   void (*awq_words)(const WordsArgs &args);
-  void (*gptq_rows)(const WordsArgs &args);
+  void (*awq_from_gptq)(const WordsArgs &args);  // of multiples of 128 rows
+  void (*gptq_rows)(const WordsArgs &args);      // and back, rows of codes taken for rows of words
   void (*awq_rows)(const WordsArgs &args);
   // Copies lines of 64 bytes, by stores that bypass the caches, to a multiple of 64.
   void (*store_nontemporal)(char *to, const char *from, int64_t lines);

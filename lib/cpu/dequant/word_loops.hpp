@@ -112,6 +112,27 @@ void awq_words(const WordsArgs &args) {
     }
 }
 
+// From words of GPTQ to those of AWQ, of whole vectors of rows and whole words of columns.
+template <class W>
+void awq_from_gptq(const WordsArgs &args) {
+  constexpr int kLanes = W::kLanes;
+  constexpr int kOrder[] = {0, 2, 4, 6, 1, 3, 5, 7};
+  for (int64_t n = 0; n < args.rows; n += kLanes * 8)
+    for (int64_t k = 0; k < args.cols; k += 8) {
+      typename W::Vector rows[8], nibbles[8];
+      NF4_UNROLL
+      for (int j = 0; j < 8; ++j)
+        rows[j] = W::load(args.words + k / 8 * args.stride + n + j * kLanes, kLanes);
+      W::deinterleave(rows);
+      NF4_UNROLL
+      for (int j = 0; j < 8; ++j) nibbles[j] = rows[kOrder[j]];
+      transpose_nibbles<W>(nibbles);
+      NF4_UNROLL
+      for (int j = 0; j < 8; ++j)
+        W::store(args.out + (k + j) * args.out_stride + n / 2, nibbles[j]);
+    }
+}
+
 template <class W>
 void awq_rows(const WordsArgs &args) {
   constexpr int kLanes = W::kLanes, kSquareCols = kLanes * 8;

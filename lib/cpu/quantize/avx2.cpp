@@ -151,33 +151,59 @@ void encode_scales(const EncodeScalesArgs &args) {
   }
 }
 
-// Integers. The division that the rule has takes most of the time.
 struct Integers4 {
+  using Vector = __m256;
   using Integers = __m256i;
+  using Mask = __m256i;
   static constexpr int kLanes = 8;
 
   static __m256 zero() { return _mm256_setzero_ps(); }
+  static __m256 set(float x) { return _mm256_set1_ps(x); }
+  static __m256 load(const float *x) { return _mm256_loadu_ps(x); }
+  static void store(float *to, __m256 x) { _mm256_storeu_ps(to, x); }
   static __m256 min(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
   static __m256 max(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+  static __m256 negative(__m256 x) { return _mm256_xor_ps(x, set(-0.0f)); }
+  static __m256 add(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
+  static __m256 subtract(__m256 a, __m256 b) { return _mm256_sub_ps(a, b); }
+  static __m256 multiply(__m256 a, __m256 b) { return _mm256_mul_ps(a, b); }
+  static __m256 divide(__m256 a, __m256 b) { return _mm256_div_ps(a, b); }
+  static __m256 multiply_add(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+  static __m256 multiply_subtract(__m256 a, __m256 b, __m256 from) {
+    return _mm256_fnmadd_ps(a, b, from);
+  }
+  static __m256 nearest(__m256 x) { return _mm256_round_ps(x, kNearest); }
   static float lowest(__m256 x) {
     __m128 half = _mm_min_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     half = _mm_min_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_min_ss(half, _mm_movehdup_ps(half)));
   }
-  static float highest(__m256 x) { return -lowest(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f))); }
-  static __m256 finite_or_zero(__m256 x) {
-    const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-    const __m256 infinity = _mm256_set1_ps(__builtin_inff());
-    return _mm256_and_ps(x, _mm256_cmp_ps(magnitude, infinity, _CMP_LT_OQ));
+  static float highest(__m256 x) { return -lowest(negative(x)); }
+  static Mask all() { return _mm256_set1_epi32(-1); }
+  static bool is_all(Mask mask) { return _mm256_movemask_epi8(mask) == -1; }
+  static Mask is_finite(__m256 x) {
+    const __m256 magnitude = _mm256_andnot_ps(set(-0.0f), x);
+    return _mm256_castps_si256(_mm256_cmp_ps(magnitude, set(__builtin_inff()), _CMP_LT_OQ));
   }
-  static __m256i encode(__m256 x, float scale, float zero) {
-    const __m256 quotient = _mm256_div_ps(x, _mm256_set1_ps(scale));
-    const __m256 nearest = _mm256_round_ps(quotient, kNearest);
-    const __m256 code = _mm256_add_ps(nearest, _mm256_set1_ps(zero));
-    const __m256 clamped =
-        _mm256_max_ps(_mm256_min_ps(code, _mm256_set1_ps(15)), _mm256_setzero_ps());
-    const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-    return _mm256_cvtps_epi32(_mm256_blendv_ps(clamped, _mm256_set1_ps(zero), nan));
+  static __m256 where(Mask mask, __m256 x) { return _mm256_and_ps(x, _mm256_castsi256_ps(mask)); }
+  static __m256 replace_nan(__m256 x, __m256 of, __m256 by) {
+    return _mm256_blendv_ps(x, by, _mm256_cmp_ps(of, of, _CMP_UNORD_Q));
+  }
+  static __m256i to_integers(__m256 x) { return _mm256_cvtps_epi32(x); }
+  static __m256i add_integers(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
+  // To the nearest of 16 bits, within the positive finite ones.
+  static __m256 round_scale(__m256 x, bool fp16, uint16_t *bits) {
+    const __m256i float_bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(float_bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(
+        _mm256_add_epi32(_mm256_add_epi32(float_bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+    const __m128i nearest = fp16 ? _mm256_cvtps_ph(x, kNearest)
+                                 : _mm_packus_epi32(_mm256_castsi256_si128(rounded),
+                                                    _mm256_extracti128_si256(rounded, 1));
+    const __m128i within = _mm_min_epu16(_mm_max_epu16(nearest, _mm_set1_epi16(1)),
+                                         _mm_set1_epi16(fp16 ? 0x7bff : 0x7f7f));
+    _mm_storeu_si128((__m128i *)bits, within);
+    return fp16 ? Fp16::widen(within) : Bf16::widen(within);
   }
   static void pack(const __m256i (&codes)[4], uint8_t *out) {
     // By lane: 0 4 8 12, 16 20 24 28 of each half, in dwords of 4 codes.
@@ -198,6 +224,7 @@ const QuantizeKernels kAvx2Quantize = {
     {quantize<Fp32>, quantize<Fp16>, quantize<Bf16>},
     encode_scales,
     {int4_range<Integers4, Fp32>, int4_range<Integers4, Fp16>, int4_range<Integers4, Bf16>},
+    int4_scales<Integers4>,
     {int4_codes<Integers4, Fp32>, int4_codes<Integers4, Fp16>, int4_codes<Integers4, Bf16>},
 };
 

@@ -197,44 +197,107 @@ void encode_scales(const EncodeScalesArgs &args) {
   }
 }
 
-// Integers. The division that the rule has takes most of the time.
+// The lowest of 32 signed words.
+int lowest_of_words(__m512i x) {
+  const __m256i half = _mm256_min_epi16(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+  const __m128i quarter =
+      _mm_min_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  // The only reduction of words is of unsigned ones.
+  const __m128i offset = _mm_set1_epi16(static_cast<short>(0x8000));
+  return _mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(quarter, offset)), 0) - 0x8000;
+}
+
 struct Integers4 {
+  using Vector = __m512;
   using Integers = __m512i;
+  using Mask = __mmask16;
   static constexpr int kLanes = 16;
 
   static __m512 zero() { return _mm512_setzero_ps(); }
+  static __m512 set(float x) { return _mm512_set1_ps(x); }
+  static __m512 load(const float *x) { return _mm512_loadu_ps(x); }
+  static void store(float *to, __m512 x) { _mm512_storeu_ps(to, x); }
   static __m512 min(__m512 a, __m512 b) { return _mm512_min_ps(a, b); }
   static __m512 max(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
+  static __m512 negative(__m512 x) { return _mm512_xor_ps(x, set(-0.0f)); }
+  static __m512 add(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
+  static __m512 subtract(__m512 a, __m512 b) { return _mm512_sub_ps(a, b); }
+  static __m512 multiply(__m512 a, __m512 b) { return _mm512_mul_ps(a, b); }
+  static __m512 divide(__m512 a, __m512 b) { return _mm512_div_ps(a, b); }
+  static __m512 multiply_add(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
+  static __m512 multiply_subtract(__m512 a, __m512 b, __m512 from) {
+    return _mm512_fnmadd_ps(a, b, from);
+  }
+  static __m512 nearest(__m512 x) { return _mm512_roundscale_ps(x, kNearest); }
   static float lowest(__m512 x) { return _mm512_reduce_min_ps(x); }
   static float highest(__m512 x) { return _mm512_reduce_max_ps(x); }
-  static __m512 finite_or_zero(__m512 x) {
-    const __m512 infinity = _mm512_set1_ps(__builtin_inff());
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(_mm512_abs_ps(x), infinity, _CMP_LT_OQ), x);
+  static Mask all() { return 0xffff; }
+  static bool is_all(Mask mask) { return mask == 0xffff; }
+  static Mask is_finite(__m512 x) {
+    return _mm512_cmp_ps_mask(_mm512_abs_ps(x), set(__builtin_inff()), _CMP_LT_OQ);
   }
-  static __m512i encode(__m512 x, float scale, float zero) {
-    const __m512 quotient = _mm512_div_ps(x, _mm512_set1_ps(scale));
-    const __m512 nearest = _mm512_roundscale_ps(quotient, kNearest);
-    const __m512 code = _mm512_add_ps(nearest, _mm512_set1_ps(zero));
-    const __m512 clamped =
-        _mm512_max_ps(_mm512_min_ps(code, _mm512_set1_ps(15)), _mm512_setzero_ps());
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtps_epi32(_mm512_mask_mov_ps(clamped, nan, _mm512_set1_ps(zero)));
+  static __m512 where(Mask mask, __m512 x) { return _mm512_maskz_mov_ps(mask, x); }
+  static __m512 replace_nan(__m512 x, __m512 of, __m512 by) {
+    return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(of, of, _CMP_UNORD_Q), by);
+  }
+  static __m512i to_integers(__m512 x) { return _mm512_cvtps_epi32(x); }
+  static __m512i add_integers(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
+  // To the nearest of 16 bits, within the positive finite ones.
+  static __m512 round_scale(__m512 x, bool fp16, uint16_t *bits) {
+    const __m512i float_bits = as_integers(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(float_bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_add_epi32(_mm512_add_epi32(float_bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m256i nearest =
+        fp16 ? _mm512_cvtps_ph(x, kNearest) : _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+    const __m256i within = _mm256_min_epu16(_mm256_max_epu16(nearest, _mm256_set1_epi16(1)),
+                                            _mm256_set1_epi16(fp16 ? 0x7bff : 0x7f7f));
+    _mm256_storeu_si256((__m256i *)bits, within);
+    return fp16 ? Fp16::widen(within) : Bf16::widen(within);
   }
   static void pack(const __m512i (&codes)[2], uint8_t *out) {
-    const __m256i bytes =
-        _mm256_set_m128i(_mm512_cvtepi32_epi8(codes[1]), _mm512_cvtepi32_epi8(codes[0]));
-    const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
-    _mm_storeu_si128((__m128i *)out, _mm256_cvtepi16_epi8(pairs));
+    const __m512i words = _mm512_packus_epi32(codes[0], codes[1]);
+    const __m512i bytes = _mm512_madd_epi16(words, _mm512_set1_epi32(0x00100001));
+    // Lane by lane, two bytes of either.
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    _mm_storeu_si128((__m128i *)out, _mm_shuffle_epi8(_mm512_cvtepi32_epi8(bytes), order));
   }
   static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 };
+
+// As integers, 32 at a time: those of negative numbers with all bits but the sign's turned over are
+// in the order of the numbers.
+template <class From>
+bool int4_range_of_16_bits(const void *in, int64_t elements, float *low, float *high) {
+  const char *from = static_cast<const char *>(in);
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff),
+                infinity = _mm512_set1_epi16(From::kInfinity);
+  __m512i lows = _mm512_setzero_si512(), highs = lows;
+  __mmask32 all = ~__mmask32{0};
+  for (int64_t i = 0; i < elements; i += 32, from += 64) {
+    const __m512i x = _mm512_loadu_si512(from);
+    const __mmask32 finite = _mm512_cmplt_epu16_mask(_mm512_and_si512(x, magnitude), infinity);
+    const __m512i key = _mm512_xor_si512(x, _mm512_and_si512(_mm512_srai_epi16(x, 15), magnitude));
+    lows = _mm512_mask_min_epi16(lows, finite, lows, key);
+    highs = _mm512_mask_max_epi16(highs, finite, highs, key);
+    all &= finite;
+  }
+  const auto number = [](int key) {
+    const uint16_t bits = static_cast<uint16_t>(key < 0 ? key ^ 0x7fff : key);
+    return _mm512_cvtss_f32(From::widen(_mm256_set1_epi16(static_cast<short>(bits)))) + 0.0f;
+  };
+  *low = number(lowest_of_words(lows));
+  *high = number(-1 - lowest_of_words(_mm512_ternarylogic_epi32(highs, highs, highs, 0x55)));
+  return all == ~__mmask32{0};
+}
 
 }  // namespace
 
 const QuantizeKernels kAvx512Quantize = {
     {quantize<Fp32>, quantize<Fp16>, quantize<Bf16>},
     encode_scales,
-    {int4_range<Integers4, Fp32>, int4_range<Integers4, Fp16>, int4_range<Integers4, Bf16>},
+    {int4_range<Integers4, Fp32>, int4_range_of_16_bits<Fp16>, int4_range_of_16_bits<Bf16>},
+    int4_scales<Integers4>,
     {int4_codes<Integers4, Fp32>, int4_codes<Integers4, Fp16>, int4_codes<Integers4, Bf16>},
 };
 

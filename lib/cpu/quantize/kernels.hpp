@@ -42,6 +42,18 @@ struct EncodeScalesArgs {
   uint8_t *codes;
 };
 
+// Scales and zeros of kInt4Groups groups of integers from their ranges.
+constexpr int kInt4Groups = 16;
+struct Int4ScalesArgs {
+  const float *low;
+  const float *high;
+  bool symmetric;
+  bool fp16;       // else bf16
+  uint16_t *bits;  // of the scales
+  float *scales;
+  float *zeros;
+};
+
 // Quantizes elements of a group of integers, a multiple of kKernelStep, to a row of codes, the
 // first of them in the low nibble.
 struct Int4CodesArgs {
@@ -49,14 +61,16 @@ struct Int4CodesArgs {
   int64_t elements;
   float scale;
   float zero;
+  bool finite;  // each element
   uint8_t *codes;
 };
 
 struct QuantizeKernels {
   void (*quantize[3])(const QuantizeArgs &args);  // by dtype, in the order of nf4.h
   void (*encode_scales)(const EncodeScalesArgs &args);
-  // The range of 0 and of those elements, a multiple of kKernelStep, that are finite.
-  void (*int4_range[3])(const void *in, int64_t elements, float *low, float *high);
+  // The range of 0 and of those elements, a multiple of kKernelStep, that are finite: whether all.
+  bool (*int4_range[3])(const void *in, int64_t elements, float *low, float *high);
+  void (*int4_scales)(const Int4ScalesArgs &args);
   void (*int4_codes[3])(const Int4CodesArgs &args);
 };
 

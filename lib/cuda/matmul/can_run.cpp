@@ -49,12 +49,13 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
   const int log2 = weight.nested() ? weight.blocksize_log2 + weight.nested_blocksize_log2 : 0;
   if (log2 > 30) return false;
   return rows <= kSkinnyElementsMax / weight.cols &&
-         skinny_tiles_that_fit(skinny_smem(max_m, gpu.tensor_maps),
+         skinny_tiles_that_fit(skinny_smem_of(problem.dtype, max_m, gpu.tensor_maps),
                                skinny_scale_bytes(weight.cols, weight.nested(), log2),
                                gpu.shared_bytes) > 0;
 }
 
 bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which) {
+  if (problem.dtype == NF4_DTYPE_FP32) return false;
   const Weight &weight = problem.weight;
   // Past a row's end codes, scales and x are 0. Their product is 0 unless a caller's codebook
   // begins with an infinity or a NaN.

@@ -110,7 +110,8 @@ bool takes_skinny2_for_long_rows(const Int4Weight &weight, const GpuFacts &gpu) 
 
 template <class W>
 int choose_skinny(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model) {
-  const bool many = problem.weight.rows >= model.skinny2_rows_per_cta * gpu.multiprocessors ||
+  const bool many = problem.dtype == NF4_DTYPE_FP32 ||
+                    problem.weight.rows >= model.skinny2_rows_per_cta * gpu.multiprocessors ||
                     takes_skinny2_for_long_rows(problem.weight, gpu);
   for (const int config : {kSkinny2, kSkinny8, kSkinny16})
     if ((config != kSkinny2 || many) && skinny_can_run(problem, gpu, config)) return config;

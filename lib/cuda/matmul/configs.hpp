@@ -53,7 +53,6 @@ inline constexpr MatmulConfig kMatmulConfigs[] = {
      Schedule::kStreamK},
     {"wgmma_304x128_stream_k", MatmulKernel::kWgmma, 304, 128, ScaleOn::kWeights,
      Schedule::kStreamK},
-    {"wgmma_16x256_stream_k", MatmulKernel::kWgmma, 16, 256, ScaleOn::kSums, Schedule::kStreamK},
     {"wgmma_32x256_stream_k", MatmulKernel::kWgmma, 32, 256, ScaleOn::kSums, Schedule::kStreamK},
     {"wgmma_64x128_stream_k", MatmulKernel::kWgmma, 64, 128, ScaleOn::kSums, Schedule::kStreamK},
 };
@@ -96,11 +95,10 @@ constexpr bool has_codebook_kernel(int config) {
 // so they do without those that gain little (docs/design/matmul-wgmma.md, "Integer weights").
 constexpr bool has_int4_kernel(int config) {
   constexpr std::string_view kNames[] = {
-      "wgmma_16x256",          "wgmma_32x256",           "wgmma_64x128",
-      "wgmma_128x128",         "wgmma_176x128",          "wgmma_208x128",
-      "wgmma_256x128",         "wgmma_16x256_stream_k",  "wgmma_32x256_stream_k",
-      "wgmma_64x128_stream_k", "wgmma_128x128_stream_k", "wgmma_256x128_stream_k",
-      "wgmma_304x128_stream_k"};
+      "wgmma_16x256",           "wgmma_32x256",           "wgmma_64x128",
+      "wgmma_128x128",          "wgmma_176x128",          "wgmma_208x128",
+      "wgmma_256x128",          "wgmma_32x256_stream_k",  "wgmma_64x128_stream_k",
+      "wgmma_128x128_stream_k", "wgmma_256x128_stream_k", "wgmma_304x128_stream_k"};
   for (const std::string_view name : kNames)
     if (name == kMatmulConfigs[config].name) return true;
   return false;

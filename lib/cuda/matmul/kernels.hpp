@@ -9,10 +9,10 @@ namespace nf4::cuda {
 // The last index is the configuration; NULL: there is none. Args: MatmulArgs of mma kernels,
 // SkinnyArgs of skinny kernels.
 struct MatmulKernels {
-  // [dtype - NF4_DTYPE_FP16][nested][configuration]
-  const void *of[2][2][kFamilyConfigCount];
+  // [dtype - NF4_DTYPE_FP32][nested][configuration]
+  const void *of[3][2][kFamilyConfigCount];
   // For several weights in one launch, args: SkinnyBatch. NULL for mma kernels.
-  const void *batch[2][2][kFamilyConfigCount];
+  const void *batch[3][2][kFamilyConfigCount];
 
   template <class Arch>
   static MatmulKernels make();

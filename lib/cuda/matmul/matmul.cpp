@@ -246,7 +246,7 @@ void force_matmul(std::optional<int> config) { forced_config = config; }
 
 bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
   return is_wgmma(config) ? has_codebook_kernel(config) && has_wgmma(family, compute_capability)
-                          : kernels_of<MatmulKernels>(family).of[0][0][config] != nullptr;
+                          : kernels_of<MatmulKernels>(family).of[1][0][config] != nullptr;
 }
 
 cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {

@@ -27,19 +27,17 @@ constexpr const MatmulConfig &stream_k_config(bool integers, int64_t m) {
   return *best;
 }
 
-// So many rows of x fit into a narrower tile than any of stream-K. Skinny kernels of up to 16 are
-// not always the fastest.
+// So many rows of x fit into a narrower tile than any of stream-K.
 constexpr int64_t no_stream_k_up_to(bool integers) {
   int64_t m = 0;
-  for (int i = kSkinny2; i < kFirstStreamK; ++i) {
+  for (int i = kFirstWgmma; i < kFirstStreamK; ++i) {
     const int64_t tile_m = kMatmulConfigs[i].tile_m;
-    if ((is_skinny(i) || has_kernel(integers, i)) && tile_m > m &&
-        tile_m < stream_k_config(integers, 1).tile_m)
+    if (has_kernel(integers, i) && tile_m > m && tile_m < stream_k_config(integers, 1).tile_m)
       m = tile_m;
   }
   return m;
 }
-static_assert(no_stream_k_up_to(false) == 64 && no_stream_k_up_to(true) == 8);
+static_assert(no_stream_k_up_to(false) == 64 && no_stream_k_up_to(true) == 16);
 
 constexpr bool stream_k_in_order() {
   for (int i = 0; i < kMatmulConfigCount; ++i) {

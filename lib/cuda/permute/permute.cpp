@@ -76,7 +76,9 @@ cudaError_t permute_x(const Int4MatmulProblem &problem, void *to, const LaunchTa
                   args);
   }
   args.row_ctas = static_cast<int>(std::min<int64_t>(ceil_divide(cols, kPermuteThreads * 8), 64));
-  return target.launch(kernels.x, args.m * args.row_ctas, kPermuteThreads, args);
+  const int64_t ctas = args.m * args.row_ctas;
+  const bool pdl = target.family->pdl && ctas <= kPermutePdlCtas;
+  return launch({kernels.x, ctas, kPermuteThreads, pdl, target.stream}, args);
 }
 
 }  // namespace nf4::cuda

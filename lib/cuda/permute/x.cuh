@@ -39,16 +39,13 @@ __device__ __forceinline__ void permute_eight(const uint16_t *row, const int32_t
 template <class Arch>
 __global__ void __launch_bounds__(kPermuteThreads)
     permute_x(const __grid_constant__ PermuteXArgs args) {
-  // The CTAs that wait take the place of those of the dependent grid, so that it starts first only
-  // if they are few. It waits for this kernel, and so for its predecessor.
-  if (gridDim.x <= kPermuteEarlyCtas) pdl_launch_dependents<Arch>();
+  pdl_launch_dependents<Arch>();  // they wait for this kernel, and so for its predecessor
   const int64_t m = blockIdx.x / args.row_ctas;
   const int part = static_cast<int>(blockIdx.x - m * args.row_ctas);
   const int64_t first = (int64_t{part} * kPermuteThreads + threadIdx.x) * kPermuteColumns;
   // Allowed while the predecessor still writes.
   if (first < args.cols) prefetch_l2_sector(args.permutation + first);
   pdl_wait<Arch>();
-  pdl_launch_dependents<Arch>();
   const uint16_t *const row = args.from + m * args.from_stride;
   uint16_t *const to = args.to + m * args.cols;
   const bool aligned = args.cols % kPermuteColumns == 0;

@@ -24,7 +24,6 @@ OF_TORCH = {
     "_C",
     "_FunctionBase",
     "_any_requires_grad",
-    "_cuda_getCurrentRawStream",
     "_current_level",
     "_destroy",
     "_functorch",

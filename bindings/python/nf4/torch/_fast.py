@@ -1,9 +1,9 @@
 """The fast way: nf4.torch's operators in C++ (bindings/python/_nf4_ops.cpp).
 
-`linear`, `linear_batch` and `dequantize` are its entry for Python. They take plain tensors without
-a fault. For anything else, or without the extension module, they do nothing and say so. Its entry
-for torch's dispatcher is torch.ops.nf4._linear, ._linear_batch2, ._linear_batch3 and ._dense_like,
-and those with _int4.
+`linear` and `dequantize` are its entry for Python. They take plain tensors without a fault. For
+anything else, or without the extension module, they do nothing and say so. Its entry for torch's
+dispatcher is torch.ops.nf4._linear, ._linear_batch2, ._linear_batch3 and ._dense_like, and those
+with _int4.
 """
 
 from __future__ import annotations
@@ -22,13 +22,6 @@ from nf4.torch._schemas import Parts  # C++ has kernels for operators that are d
 
 def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor | None:
     """y = x W^T + bias; None if nothing was done."""
-    return None
-
-
-def linear_batch(
-    x: Tensor, biases: tuple[Tensor | None, ...], weights: tuple[Parts, ...]
-) -> tuple[Tensor, ...] | None:
-    """The same for two or three weights of one kind, in one call; None if nothing was done."""
     return None
 
 
@@ -78,4 +71,3 @@ registered = _register()
 if registered:
     linear, dequantize = _prepared._nf4_fast.linear, _prepared._nf4_fast.dequantize
     take_packed = _prepared._nf4_fast.take_packed
-    linear_batch = _prepared._nf4_fast.linear_batch

@@ -20,7 +20,7 @@ _NAMES = (
     ("w1", "w3"),
     ("wi_0", "wi_1"),
 )
-# Arguments of an attention's forward that its k and v may be of, while q is of another.
+# Arguments of an attention's forward that k and v may be made of, while q is of another.
 _OTHER_INPUTS = {
     "context",
     "cross_attention_states",
@@ -47,7 +47,7 @@ def join(model: nn.Module) -> None:
     separate(model)
     for parent in model.modules():
         for layers in _siblings_in(parent):
-            group = Siblings(len(layers), _has_one_input(parent))
+            group = Siblings(len(layers))
             for place, layer in enumerate(layers):
                 layer._siblings = (group, place)
                 group.join(place, layer)
@@ -60,13 +60,11 @@ def _siblings_in(parent: nn.Module) -> Iterator[list[QuantizedLinear]]:
         found = (getattr(child, "base_layer", child) for child in children)
         layers = [each for each in found if isinstance(each, QuantizedLinear)]
         alike = {(type(each), each.in_features) for each in layers}
-        if len(set(layers)) == len(layers) > 1 and len(alike) == 1:
+        distinct = len(set(layers)) == len(layers) > 1
+        if distinct and len(alike) == 1 and _has_one_input(parent):
             yield layers
 
 
 def _has_one_input(parent: nn.Module) -> bool:
-    try:
-        names = inspect.signature(type(parent).forward).parameters
-    except (TypeError, ValueError):
-        return False
+    names = inspect.signature(type(parent).forward).parameters
     return _OTHER_INPUTS.isdisjoint(names)

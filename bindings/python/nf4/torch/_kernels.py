@@ -63,8 +63,7 @@ def linear_batch(
     x: Tensor, biases: Sequence[Tensor | None], weights: Sequence[Parts]
 ) -> tuple[Tensor, ...]:
     """linear of each of several weights."""
-    ys = _fast.linear_batch(x, tuple(biases), tuple(weights))
-    return ys or tuple(linear(x, *each) for each in zip(biases, weights, strict=True))
+    return tuple(linear(x, *each) for each in zip(biases, weights, strict=True))
 
 
 def needs_dense(x: Tensor) -> bool:

@@ -61,10 +61,10 @@ def convert(model: nn.Module, *, siblings: bool = True) -> list[str]:
     as nothing holds it.
 
     siblings    layers of one parent whose names say that they get the same x, such as q_proj,
-                k_proj and v_proj, or gate_proj and up_proj, are multiplied in one call once that
-                was seen: the first of them computes the products of all. This goes for all layers
-                of ours in the model, also those that it had. False: each by itself. No result
-                changes by it
+                k_proj and v_proj, or gate_proj and up_proj, are multiplied in one call where
+                torch.compile traces the model and while a CUDA graph is captured. This goes for
+                all layers of ours in the model, also those that it had. False: each by itself.
+                No result changes by it
 
     PEFT's adapters beside a Linear4bit cannot be merged once it is replaced, not even after
     to_dense, since they look for its quant_state. To merge them, convert the model before PEFT

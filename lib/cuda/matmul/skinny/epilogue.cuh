@@ -33,7 +33,7 @@ struct PartialSums {
 
   // A warp's sums for the tile `tile` of the group.
   __device__ __forceinline__ float *of_warp(int tile, int warp) const {
-    return partials + (tile * kSkinnyWarps + warp) * kTilePartials;
+    return partials + (tile * kWarpsOf<WarpMma> + warp) * kTilePartials;
   }
 };
 
@@ -65,9 +65,9 @@ class Epilogue {
   __device__ __forceinline__ void store(int warps, float unit) const {
     if (!in_bounds_) return;
     float sums[4] = {};
-    if (warps == kSkinnyWarps) {
+    if (warps == kWarpsOf<WarpMma>) {
 #pragma unroll
-      for (int warp = 0; warp < kSkinnyWarps; ++warp)
+      for (int warp = 0; warp < kWarpsOf<WarpMma>; ++warp)
         sums[warp % 4] += partial_[warp * kTilePartials];
     } else {
 #pragma unroll 1

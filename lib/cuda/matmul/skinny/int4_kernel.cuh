@@ -19,6 +19,7 @@ struct Int4Skinny {
   using Arch = Arch_;
   using Args = Int4SkinnyArgs;
   using Codes = Layout;
+  static constexpr int kWarps = kSkinnyWarps;
   static constexpr SkinnySmem kSmem = int4_skinny_smem(kMaxM);
 };
 

@@ -111,8 +111,7 @@ class QuantizedLinear(nn.Linear):
         y = None
         if siblings is not None:
             group, place = siblings
-            take = group.traced if torch.compiler.is_dynamo_compiling() else group.at_once
-            y = take(place, self, x, wanted if casts else dtype)
+            y = group.product(place, self, x, wanted if casts else dtype)
         if y is None:
             x = x.to(wanted) if casts else x
             y = self.multiply(x, self.bias_in(x.dtype))
