@@ -19,7 +19,7 @@ namespace nf4::cpu {
 namespace {
 
 constexpr int kMaxThreads = 256;
-// The stack of a thread, of which kernels use less than half. `ulimit -s` or the program may have
+// The stack of a thread, of which kernels use up to 190 KiB. `ulimit -s` or the program may have
 // made the default smaller.
 constexpr size_t kStackBytes = size_t{256} << 10;
 // A chunk is this part of what is left of a share,
