@@ -1,5 +1,5 @@
 // extern "C": checks the arguments, then calls a backend.
-#include "api_matmul.hpp"
+#include "api_calls.hpp"
 #include "core/formats.hpp"
 #include "cpu/backend.hpp"
 #include "cuda/backend.hpp"
@@ -57,42 +57,24 @@ nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t *bytes) 
 
 nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                               nf4_stream stream) {
-  nf4::DequantProblem problem;
-  if (const nf4_status status = nf4::validate_dequant(weight, out, out_dtype, problem))
-    return status;
-  if (problem.weight.elements == 0) return NF4_STATUS_OK;
-  return nf4::cuda::dequant(problem, stream);
+  return nf4::dequant_launch<nf4::Weight>(weight, out, out_dtype, stream);
 }
 
 nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                            int32_t threads) {
-  nf4::DequantProblem problem;
-  if (const nf4_status status = nf4::validate_dequant(weight, out, out_dtype, problem))
-    return status;
-  if (const nf4_status status = nf4::validate_threads(threads)) return status;
-  if (problem.weight.elements != 0) nf4::cpu::dequant(problem, threads);
-  return NF4_STATUS_OK;
+  return nf4::dequant_cpu<nf4::Weight>(weight, out, out_dtype, threads);
 }
 
 nf4_status nf4_quantize_launch(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
                                void *workspace, size_t workspace_bytes, nf4_stream stream) {
-  nf4::QuantizeProblem problem;
-  if (const nf4_status status =
-          nf4::validate_quantize(in, in_dtype, weight, workspace, workspace_bytes, problem))
-    return status;
-  if (problem.weight.elements == 0) return NF4_STATUS_OK;
-  return nf4::cuda::quantize(problem, stream);
+  return nf4::quantize_launch<nf4::QuantizeProblem>(stream, in, in_dtype, weight, workspace,
+                                                    workspace_bytes);
 }
 
 nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
                             void *workspace, size_t workspace_bytes, int32_t threads) {
-  nf4::QuantizeProblem problem;
-  if (const nf4_status status =
-          nf4::validate_quantize(in, in_dtype, weight, workspace, workspace_bytes, problem))
-    return status;
-  if (const nf4_status status = nf4::validate_threads(threads)) return status;
-  if (problem.weight.elements != 0) nf4::cpu::quantize(problem, threads);
-  return NF4_STATUS_OK;
+  return nf4::quantize_cpu<nf4::QuantizeProblem>(threads, in, in_dtype, weight, workspace,
+                                                 workspace_bytes);
 }
 
 nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,

@@ -1,5 +1,5 @@
 // extern "C": integer weights.
-#include "api_matmul.hpp"
+#include "api_calls.hpp"
 #include "cpu/backend.hpp"
 #include "cuda/backend.hpp"
 #include "nf4/nf4.h"
@@ -26,49 +26,29 @@ nf4_status nf4_int4_tensor_sizes(const nf4_int4_tensor *tensor, nf4_int4_sizes *
 
 nf4_status nf4_int4_dequant_launch(const nf4_int4_tensor *weight, void *out, nf4_dtype out_dtype,
                                    nf4_stream stream) {
-  nf4::Int4DequantProblem problem;
-  if (const nf4_status status = nf4::validate_int4_dequant(weight, out, out_dtype, problem))
-    return status;
-  if (problem.weight.elements == 0) return NF4_STATUS_OK;
-  return nf4::cuda::dequant(problem, stream);
+  return nf4::dequant_launch<nf4::Int4Weight>(weight, out, out_dtype, stream);
 }
 
 nf4_status nf4_int4_dequant_cpu(const nf4_int4_tensor *weight, void *out, nf4_dtype out_dtype,
                                 int32_t threads) {
-  nf4::Int4DequantProblem problem;
-  if (const nf4_status status = nf4::validate_int4_dequant(weight, out, out_dtype, problem))
-    return status;
-  if (const nf4_status status = nf4::validate_threads(threads)) return status;
-  if (problem.weight.elements != 0) nf4::cpu::dequant(problem, threads);
-  return NF4_STATUS_OK;
+  return nf4::dequant_cpu<nf4::Int4Weight>(weight, out, out_dtype, threads);
 }
 
 nf4_status nf4_int4_quantize_launch(const void *in, nf4_dtype in_dtype,
                                     const nf4_int4_tensor *weight, int32_t symmetric,
                                     nf4_stream stream) {
-  nf4::Int4QuantizeProblem problem;
-  if (const nf4_status status =
-          nf4::validate_int4_quantize(in, in_dtype, weight, symmetric, problem))
-    return status;
-  if (problem.weight.elements == 0) return NF4_STATUS_OK;
-  return nf4::cuda::quantize(problem, stream);
+  return nf4::quantize_launch<nf4::Int4QuantizeProblem>(stream, in, in_dtype, weight, symmetric);
 }
 
 nf4_status nf4_int4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf4_int4_tensor *weight,
                                  int32_t symmetric, int32_t threads) {
-  nf4::Int4QuantizeProblem problem;
-  if (const nf4_status status =
-          nf4::validate_int4_quantize(in, in_dtype, weight, symmetric, problem))
-    return status;
-  if (const nf4_status status = nf4::validate_threads(threads)) return status;
-  if (problem.weight.elements != 0) nf4::cpu::quantize(problem, threads);
-  return NF4_STATUS_OK;
+  return nf4::quantize_cpu<nf4::Int4QuantizeProblem>(threads, in, in_dtype, weight, symmetric);
 }
 
 nf4_status nf4_int4_reorder_launch(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
                                    nf4_stream stream) {
   nf4::Int4ReorderProblem problem;
-  if (const nf4_status status = nf4::validate_int4_reorder(from, to, problem)) return status;
+  if (const nf4_status status = nf4::validate_reorder(from, to, problem)) return status;
   if (problem.from.elements == 0) return NF4_STATUS_OK;
   return nf4::cuda::reorder(problem, stream);
 }
@@ -76,7 +56,7 @@ nf4_status nf4_int4_reorder_launch(const nf4_int4_tensor *from, const nf4_int4_t
 nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
                                 int32_t threads) {
   nf4::Int4ReorderProblem problem;
-  if (const nf4_status status = nf4::validate_int4_reorder(from, to, problem)) return status;
+  if (const nf4_status status = nf4::validate_reorder(from, to, problem)) return status;
   if (const nf4_status status = nf4::validate_threads(threads)) return status;
   if (problem.from.elements != 0) nf4::cpu::reorder(problem, threads);
   return NF4_STATUS_OK;

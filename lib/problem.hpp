@@ -105,6 +105,9 @@ struct Int4ReorderProblem {
   Operands operands;
 };
 
+// The most rows of x in fp32 on a GPU.
+constexpr int kFp32RowsOfX = 16;
+
 template <class W>
 struct MatmulProblemOf {
   W weight;

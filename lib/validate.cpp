@@ -40,11 +40,6 @@ nf4_status validate_pointers_agree(const nf4_tensor &tensor) {
   return NF4_STATUS_OK;
 }
 
-nf4_status validate_weight(const nf4_tensor *tensor, Weight &weight) {
-  if (const nf4_status status = validate_shape(tensor, weight)) return status;
-  return validate_pointers(*tensor, weight);
-}
-
 }  // namespace
 
 void add_weight(Operands &operands, const Weight &weight, bool written) {
@@ -107,18 +102,24 @@ nf4_status validate_shape(const nf4_tensor *tensor, Weight &weight) {
   return NF4_STATUS_OK;
 }
 
-nf4_status validate_dequant(const nf4_tensor *tensor, void *out, nf4_dtype dtype,
-                            DequantProblem &problem) {
+template <class Tensor, class W>
+nf4_status validate_dequant(const Tensor *tensor, void *out, nf4_dtype dtype,
+                            DequantProblemOf<W> &problem) {
+  const W &weight = problem.weight;
   if (const nf4_status status = validate_weight(tensor, problem.weight)) return status;
   if (const nf4_status status = validate_dtype("out_dtype", dtype)) return status;
   problem.out = out;
   problem.dtype = dtype;
-  if (problem.weight.elements == 0) return NF4_STATUS_OK;
-  add_weight(problem.operands, problem.weight, false);
-  problem.operands.add("out", out, problem.weight.elements * element_bytes(dtype),
-                       element_bytes(dtype), true);
+  if (weight.elements == 0) return NF4_STATUS_OK;
+  add_weight(problem.operands, weight, false);
+  problem.operands.add("out", out, weight.elements * element_bytes(dtype), element_bytes(dtype),
+                       true);
   return validate_operands(problem.operands);
 }
+
+template nf4_status validate_dequant(const nf4_tensor *, void *, nf4_dtype, DequantProblem &);
+template nf4_status validate_dequant(const nf4_int4_tensor *, void *, nf4_dtype,
+                                     Int4DequantProblem &);
 
 nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_tensor *tensor,
                              void *workspace, size_t workspace_bytes, QuantizeProblem &problem) {

@@ -8,13 +8,6 @@
 namespace nf4 {
 
 nf4_status validate_shape(const nf4_tensor *tensor, Weight &weight);
-
-nf4_status validate_dequant(const nf4_tensor *tensor, void *out, nf4_dtype dtype,
-                            DequantProblem &problem);
-
-nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_tensor *tensor,
-                             void *workspace, size_t workspace_bytes, QuantizeProblem &problem);
-
 nf4_status validate_shape(const nf4_int4_tensor *tensor, Int4Weight &weight);
 
 struct Int4Bytes {
@@ -22,14 +15,18 @@ struct Int4Bytes {
 };
 Int4Bytes bytes_of(const Int4Weight &weight);
 
-nf4_status validate_int4_dequant(const nf4_int4_tensor *tensor, void *out, nf4_dtype dtype,
-                                 Int4DequantProblem &problem);
+// An nf4_tensor and its Weight, or an nf4_int4_tensor and its Int4Weight.
+template <class Tensor, class W>
+nf4_status validate_dequant(const Tensor *tensor, void *out, nf4_dtype dtype,
+                            DequantProblemOf<W> &problem);
 
-nf4_status validate_int4_quantize(const void *in, nf4_dtype dtype, const nf4_int4_tensor *tensor,
-                                  int32_t symmetric, Int4QuantizeProblem &problem);
+nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_tensor *tensor,
+                             void *workspace, size_t workspace_bytes, QuantizeProblem &problem);
+nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_int4_tensor *tensor,
+                             int32_t symmetric, Int4QuantizeProblem &problem);
 
-nf4_status validate_int4_reorder(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
-                                 Int4ReorderProblem &problem);
+nf4_status validate_reorder(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
+                            Int4ReorderProblem &problem);
 
 // ---- Matmul, for each kind of weight: an nf4_tensor and its Weight, and so on
 // --------------------
@@ -60,7 +57,8 @@ template <class Tensor, class W>
 nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_matmul_args *args,
                                       size_t count, MatmulBatchOf<W> &batch);
 
-// Refuses dtypes that GPUs do not multiply.
+// Refuses what GPUs do not multiply: fp32 of integer weights, or of more than kFp32RowsOfX rows of
+// x.
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem);
 

@@ -109,24 +109,9 @@ Int4Bytes bytes_of(const Int4Weight &weight) {
   return {packed_words(weight) * 4, weight.rows * weight.groups * 2, zero_words(weight) * 4};
 }
 
-nf4_status validate_int4_dequant(const nf4_int4_tensor *tensor, void *out, nf4_dtype dtype,
-                                 Int4DequantProblem &problem) {
-  if (const nf4_status status = validate_shape(tensor, problem.weight)) return status;
-  if (const nf4_status status = validate_pointers(*tensor, problem.weight)) return status;
-  if (const nf4_status status = validate_dtype("out_dtype", dtype)) return status;
-  problem.out = out;
-  problem.dtype = dtype;
-  if (problem.weight.elements == 0) return NF4_STATUS_OK;
-  add_weight(problem.operands, problem.weight, false);
-  problem.operands.add("out", out, problem.weight.elements * element_bytes(dtype),
-                       element_bytes(dtype), true);
-  return validate_operands(problem.operands);
-}
-
-nf4_status validate_int4_quantize(const void *in, nf4_dtype dtype, const nf4_int4_tensor *tensor,
-                                  int32_t symmetric, Int4QuantizeProblem &problem) {
-  if (const nf4_status status = validate_shape(tensor, problem.weight)) return status;
-  if (const nf4_status status = validate_pointers(*tensor, problem.weight)) return status;
+nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_int4_tensor *tensor,
+                             int32_t symmetric, Int4QuantizeProblem &problem) {
+  if (const nf4_status status = validate_weight(tensor, problem.weight)) return status;
   if (const nf4_status status = validate_dtype("in_dtype", dtype)) return status;
   if (symmetric != 0 && symmetric != 1) return invalid("symmetric", symmetric, "0 or 1");
   problem.in = in;
@@ -145,13 +130,11 @@ nf4_status validate_int4_quantize(const void *in, nf4_dtype dtype, const nf4_int
   return validate_operands(problem.operands);
 }
 
-nf4_status validate_int4_reorder(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
-                                 Int4ReorderProblem &problem) {
+nf4_status validate_reorder(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
+                            Int4ReorderProblem &problem) {
   Int4Weight reordered;
-  if (const nf4_status status = validate_shape(from, problem.from)) return status;
-  if (const nf4_status status = validate_pointers(*from, problem.from)) return status;
-  if (const nf4_status status = validate_shape(to, reordered)) return status;
-  if (const nf4_status status = validate_pointers(*to, reordered)) return status;
+  if (const nf4_status status = validate_weight(from, problem.from)) return status;
+  if (const nf4_status status = validate_weight(to, reordered)) return status;
   if (!same_fields(*from, *to))
     return fail(NF4_STATUS_INVALID_ARGUMENT,
                 "`to` differs from `from` in another field than packed, g_idx and permutation");

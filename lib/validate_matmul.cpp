@@ -1,6 +1,7 @@
 // The checks of matmul, for any kind of weight.
 #include <algorithm>
 #include <cinttypes>
+#include <type_traits>
 
 #include "status.hpp"
 #include "validate.hpp"
@@ -144,7 +145,15 @@ nf4_status validate_matmul_operands(const Tensor *tensor, const nf4_matmul_args 
 
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem) {
-  if (problem.dtype != NF4_DTYPE_FP32) return NF4_STATUS_OK;
+  constexpr bool kHasFp32 = std::is_same_v<W, Weight>;
+  if (problem.dtype != NF4_DTYPE_FP32 || (kHasFp32 && problem.m <= kFp32RowsOfX))
+    return NF4_STATUS_OK;
+  if (kHasFp32)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "dtype is 1 (fp32) and m is %" PRId64
+                "; expected m of at most %d, or dtype 2 "
+                "(fp16) or 3 (bf16), on a GPU",
+                problem.m, kFp32RowsOfX);
   return fail(NF4_STATUS_INVALID_ARGUMENT,
               "dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU");
 }

@@ -6,6 +6,7 @@
 
 #include "nf4/nf4.h"
 #include "problem.hpp"
+#include "validate.hpp"
 
 namespace nf4 {
 
@@ -36,6 +37,11 @@ bool overlap(const Operand &a, const Operand &b);
 // nothing is to be read.
 nf4_status validate_pointers(const nf4_tensor &tensor, Weight &weight);
 nf4_status validate_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight);
+template <class Tensor, class W>
+nf4_status validate_weight(const Tensor *tensor, W &weight) {
+  if (const nf4_status status = validate_shape(tensor, weight)) return status;
+  return validate_pointers(*tensor, weight);
+}
 void add_weight(Operands &operands, const Weight &weight, bool written);
 void add_weight(Operands &operands, const Int4Weight &weight, bool written);
 // The pointers on which the choice of a kernel depends, without a check.

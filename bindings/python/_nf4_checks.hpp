@@ -37,6 +37,7 @@ template <class Kind>
 struct WeightViews {
   std::array<View, Kind::kParts> parts;
   std::array<int64_t, 5> spec;
+  int64_t packed_bytes;  // the shape of `packed` where that is seen as bytes
 };
 
 // The argument that the body does not take, and what it expects: `count`, if any, and words.

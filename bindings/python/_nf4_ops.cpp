@@ -1,7 +1,7 @@
 // The operators of nf4.torch: one body with two entries. Python calls linear and dequantize with a
 // WeightParts or an Int4Parts (nf4/torch/_weight.py, _int4_weight.py); torch's dispatcher calls
-// torch.ops.nf4._linear and ._dense_like, and those with _int4, which are what a compiled graph
-// has, without Python.
+// torch.ops.nf4._linear, ._linear_batch2, ._linear_batch3 and ._dense_like, and those with _int4,
+// which are what a compiled graph has, without Python.
 //
 // Each entry views its tensors; the body checks the views (_nf4_checks.hpp) and calls libnf4. It
 // takes what is common and has no fault. For anything else Python gets None and goes the general
@@ -14,6 +14,7 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "_nf4_checks.hpp"
@@ -35,6 +36,11 @@ struct Functions {
   nf4_status (*matmul_launch)(const Weight *, const nf4_matmul_args *, void *, size_t, nf4_stream);
   nf4_status (*matmul_cpu)(const Weight *, const nf4_matmul_args *, int32_t);
   nf4_status (*matmul_workspace_size)(const Weight *, const nf4_matmul_args *, size_t *);
+  nf4_status (*batch_launch)(const Weight *const *, const nf4_matmul_args *, size_t, void *, size_t,
+                             nf4_stream);
+  nf4_status (*batch_cpu)(const Weight *const *, const nf4_matmul_args *, size_t, int32_t);
+  nf4_status (*batch_workspace_size)(const Weight *const *, const nf4_matmul_args *, size_t,
+                                     size_t *);
 };
 
 struct Nf4 {
@@ -48,11 +54,17 @@ constexpr std::array kNf4{"nf4_dequant_launch",
                           "nf4_matmul_launch",
                           "nf4_matmul_cpu",
                           "nf4_matmul_workspace_size",
+                          "nf4_matmul_batch_launch",
+                          "nf4_matmul_batch_cpu",
+                          "nf4_matmul_batch_workspace_size",
                           "nf4_int4_dequant_launch",
                           "nf4_int4_dequant_cpu",
                           "nf4_int4_matmul_launch",
                           "nf4_int4_matmul_cpu",
                           "nf4_int4_matmul_workspace_size",
+                          "nf4_int4_matmul_batch_launch",
+                          "nf4_int4_matmul_batch_cpu",
+                          "nf4_int4_matmul_batch_workspace_size",
                           "nf4_last_error"};
 static_assert(sizeof(Nf4) == kNf4.size() * sizeof(void *));
 
@@ -80,19 +92,32 @@ int32_t threads() {
   return static_cast<int32_t>(count);
 }
 
+// The most weights that share x in a call.
+constexpr size_t kMostSiblings = 3;
+
 template <class Kind>
-void multiply(const Product<Kind> &product, const dl_tensor &x) {
-  const auto *weight = &product.weight;
-  const auto &of_kind = functions_for(*weight);
-  const nf4_matmul_args *args = &product.args;
-  if (x.device_type == DL_CPU) return require(of_kind.matmul_cpu(weight, args, threads()));
+void multiply(const Product<Kind> *products, size_t count, const dl_tensor &x) {
+  const typename Kind::Descriptor *weights[kMostSiblings];
+  nf4_matmul_args args[kMostSiblings];
+  for (size_t i = 0; i < count; ++i) {
+    weights[i] = &products[i].weight;
+    args[i] = products[i].args;
+  }
+  const auto &of_kind = functions_for(*weights[0]);
+  const bool one = count == 1;
+  if (x.device_type == DL_CPU)
+    return require(one ? of_kind.matmul_cpu(weights[0], args, threads())
+                       : of_kind.batch_cpu(weights, args, count, threads()));
   size_t needed = 0;
-  require(of_kind.matmul_workspace_size(weight, args, &needed));
+  require(one ? of_kind.matmul_workspace_size(weights[0], args, &needed)
+              : of_kind.batch_workspace_size(weights, args, count, &needed));
   Tensor workspace;  // the stream's as soon as torch has it back
   if (needed != 0)
     workspace = Tensor::empty({static_cast<int64_t>(needed)}, codes.uint8, codes.cuda, x.device_id);
-  require(of_kind.matmul_launch(weight, args, workspace ? workspace.data() : nullptr, needed,
-                                stream_of(x)));
+  void *const space = workspace ? workspace.data() : nullptr;
+  const nf4_stream stream = stream_of(x);
+  require(one ? of_kind.matmul_launch(weights[0], args, space, needed, stream)
+              : of_kind.batch_launch(weights, args, count, space, needed, stream));
 }
 
 template <class Weight>
@@ -136,20 +161,30 @@ class TakenWeight {
   std::array<Value, 5> spec_;
 };
 
-// _linear(x, bias, WEIGHT) -> y
-template <class Kind>
-void linear_operator(Value *stack, uint64_t arguments, uint64_t) {
-  const Tensor x = taken(stack[0]), bias = taken_if_any(stack[1]);
-  const TakenWeight<Kind> weight(stack + arguments - TakenWeight<Kind>::kArguments);
+// _linear(x, bias, WEIGHT) -> y. Of several weights: all biases, then all weights -> each y
+template <class Kind, size_t kCount>
+void linear_operator(Value *stack, uint64_t, uint64_t) {
+  const Tensor x = taken(stack[0]);
+  const Value *const first = stack + 1 + kCount;
+  Tensor biases[kCount], outputs[kCount];
+  std::vector<TakenWeight<Kind>> weights;
+  weights.reserve(kCount);
+  for (size_t i = 0; i < kCount; ++i) {
+    biases[i] = taken_if_any(stack[1 + i]);
+    weights.emplace_back(first + i * TakenWeight<Kind>::kArguments);
+  }
   const dl_tensor of_x = x.view();
-  Product<Kind> product;
-  require(read_product(of_x, bias ? View(bias.view()) : View(), weight.views(), product));
   std::vector<int64_t> sizes(of_x.shape, of_x.shape + of_x.ndim);
-  sizes.back() = product.weight.rows;
-  Tensor y = Tensor::empty(sizes, x.dtype(), x.device_type(), x.device_index());
-  product.args.y = y.data();
-  multiply(product, of_x);
-  stack[0] = y.release();
+  Product<Kind> products[kCount];
+  for (size_t i = 0; i < kCount; ++i) {
+    const View bias = biases[i] ? View(biases[i].view()) : View();
+    require(read_product(of_x, bias, weights[i].views(), products[i]));
+    sizes.back() = products[i].weight.rows;
+    outputs[i] = Tensor::empty(sizes, x.dtype(), x.device_type(), x.device_index());
+    products[i].args.y = outputs[i].data();
+  }
+  multiply(products, kCount, of_x);
+  for (size_t i = 0; i < kCount; ++i) stack[i] = outputs[i].release();
 }
 
 // _dense_like(like, WEIGHT) -> the weight in the dtype of `like`
@@ -167,13 +202,22 @@ void dense_like_operator(Value *stack, uint64_t arguments, uint64_t) {
   stack[0] = dense.release();
 }
 
+template <class Kind>
+bool implement_kind(LibraryHandle library, const std::string &suffix) {
+  const std::pair<const char *, Operator> operators[] = {
+      {"_linear", linear_operator<Kind, 1>},
+      {"_linear_batch2", linear_operator<Kind, 2>},
+      {"_linear_batch3", linear_operator<Kind, kMostSiblings>},
+      {"_dense_like", dense_like_operator<Kind>}};
+  return std::all_of(std::begin(operators), std::end(operators), [&](const auto &each) {
+    return torch.implement(library, (each.first + suffix).c_str(), each.second) == 0;
+  });
+}
+
 bool implement(const char *key) {
   LibraryHandle library = nullptr;  // is there for as long as the process
   return torch.new_library("nf4", key, "_nf4_ops.cpp", __LINE__, &library) == 0 &&
-         torch.implement(library, "_linear", linear_operator<Codebook>) == 0 &&
-         torch.implement(library, "_dense_like", dense_like_operator<Codebook>) == 0 &&
-         torch.implement(library, "_linear_int4", linear_operator<Int4>) == 0 &&
-         torch.implement(library, "_dense_like_int4", dense_like_operator<Int4>) == 0;
+         implement_kind<Codebook>(library, "") && implement_kind<Int4>(library, "_int4");
 }
 
 // ---- Python's entry ----------------------------------------------------------------------
@@ -182,6 +226,7 @@ struct Python {
   const dl_exchange *exchange;
   PyObject *tensor, *parameter;  // the types torch.Tensor and torch.nn.Parameter
   PyObject *is_neg, *new_empty;  // names of methods
+  PyObject *packed;              // a class of packed bytes, or NULL
 } python;
 
 // Leaves the call to the general way, which names what is wrong, if anything is.
@@ -210,12 +255,31 @@ bool view_plain(PyObject *tensor, View &view) {
          !is_negative(tensor);
 }
 
+// Packed bytes of the class that take_packed named, whatever their dtype; `bytes` is their number.
+bool view_packed(PyObject *tensor, View &view, int64_t &bytes) {
+  if (reinterpret_cast<PyObject *>(Py_TYPE(tensor)) != python.packed) return view_of(tensor, view);
+  if (python.exchange->view(tensor, &view.emplace()) != 0) return false;
+  const int64_t elements = elements_of(&*view);
+  if (!is_contiguous(&*view, elements)) return false;
+  bytes = elements * view->bits / 8;
+  view->ndim = 1;
+  view->shape = &bytes;
+  view->strides = nullptr;
+  view->code = DL_UINT;
+  view->bits = 8;
+  return true;
+}
+
 // Of a WeightParts or an Int4Parts, whose parts have no negative bit.
 template <class Kind>
 bool view_weight(PyObject *given, WeightViews<Kind> &views) {
   for (int i = 0; i < Kind::kParts; ++i) {
     PyObject *part = PyTuple_GetItem(given, i);
-    if (part == nullptr || (part != Py_None && !view_of(part, views.parts[i]))) return false;
+    if (part == nullptr) return false;
+    if (part == Py_None) continue;
+    View &view = views.parts[i];
+    if (!(i == kPacked ? view_packed(part, view, views.packed_bytes) : view_of(part, view)))
+      return false;
   }
   PyObject *spec = PyTuple_GetItem(given, Kind::kParts);
   if (spec == nullptr) return false;
@@ -280,7 +344,7 @@ PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given) {
   // A mode of torch may have made something else.
   if (view_of(y, of_y) && is_output(*of_y, *x, product.args.m * product.weight.rows)) {
     product.args.y = const_cast<char *>(address_of(&*of_y));
-    if (run([&] { multiply(product, *x); })) return y;
+    if (run([&] { multiply(&product, 1, *x); })) return y;
   }
   Py_DECREF(y);
   return none();
@@ -318,6 +382,16 @@ PyObject *dequantize(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   const bool done = of_kind(arguments[0], arguments[1]);
   PyErr_Clear();
   return PyBool_FromLong(done);
+}
+
+PyDoc_STRVAR(take_packed_doc,
+             "take_packed(class)\n--\n\n"
+             "Makes linear and dequantize take packed bytes of this class of tensors, too, in any "
+             "dtype. It has memory of its own, and its __torch_function__ is not called.");
+PyObject *take_packed(PyObject *, PyObject *kind) {
+  Py_XDECREF(python.packed);
+  python.packed = Py_NewRef(kind);
+  Py_RETURN_NONE;
 }
 
 // ---- Registration --------------------------------------------------------------------
@@ -368,8 +442,12 @@ PyObject *register_operators(PyObject *, PyObject *arguments) {
   PyObject *tensor, *parameter, *of_torch, *of_nf4;
   if (!PyArg_ParseTuple(arguments, "OOOO", &tensor, &parameter, &of_torch, &of_nf4)) return nullptr;
   if (!fill(of_torch, torch) || !fill(of_nf4, nf4)) return nullptr;
-  python = {exchange_of(tensor), Py_NewRef(tensor), Py_NewRef(parameter),
-            PyUnicode_InternFromString("is_neg"), PyUnicode_InternFromString("new_empty")};
+  python = {exchange_of(tensor),
+            Py_NewRef(tensor),
+            Py_NewRef(parameter),
+            PyUnicode_InternFromString("is_neg"),
+            PyUnicode_InternFromString("new_empty"),
+            nullptr};
   if (python.exchange == nullptr || PyErr_Occurred()) return nullptr;
   codes = {torch.uint8(),    torch.int32(), torch.float32(), torch.float16(),
            torch.bfloat16(), torch.cpu(),   torch.cuda()};
@@ -392,6 +470,7 @@ extern "C" {
 PyMethodDef nf4_operator_methods[] = {
     {"linear", method(linear), METH_FASTCALL, linear_doc},
     {"dequantize", method(dequantize), METH_FASTCALL, dequantize_doc},
+    {"take_packed", take_packed, METH_O, take_packed_doc},
     {"operator_functions", functions, METH_NOARGS, functions_doc},
     {"register_operators", register_operators, METH_VARARGS, register_doc},
     {nullptr, nullptr, 0, nullptr},

@@ -63,8 +63,9 @@
  *   Every function may be called from any number of threads at once, on outputs
  *   that do not overlap. nf4_*_cpu use up to 192 KiB of the calling thread's stack. The
  *   threads that they start have stacks of the default size, or 256 KiB if that is more,
- *   and have ended when they return; where the system refuses one, the others do its
- *   work. A thread that is cancelled (pthread_cancel) acts on it after such a call.
+ *   and block all signals; where the system refuses one, the others do its work. As many
+ *   as there are processors are kept: without work they spin for a millisecond, yielding
+ *   to others, then sleep. A child of fork() starts its own. A thread that is cancelled (pthread_cancel) acts on it after such a call.
  *
  * ALIGNMENT
  *   packed of an nf4_tensor and uint8 absmax: none. Everything else: that of its element type.
@@ -257,7 +258,7 @@ NF4_API nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf
  * from one row to the next, in elements. */
 typedef struct nf4_matmul_args {
   size_t struct_size;         /* sizeof(nf4_matmul_args) */
-  nf4_dtype dtype;            /* of x, bias and y; fp32 on the CPU only */
+  nf4_dtype dtype;            /* of x, bias and y; fp32 on a GPU for m <= 16, of an nf4_tensor */
   int32_t reserved;           /* 0 */
   int64_t m;                  /* >= 0 */
   const void *x;
@@ -287,10 +288,13 @@ NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4
  *               rounded to the dtype. The errors of the latter, those of a dense weight
  *               of that dtype, have a nonzero mean in each block; if a row of x has a
  *               nonzero mean too, they add up, the more the larger the blocks.
- *   overflow    x may be multiplied by the entries (in 16 bits by up to twice the
- *               entries) and summed before the scale is applied: a sum that exceeds
- *               binary32 is infinite, even if the scale would bring it back, as 1e-3
- *               does with 2e38 + 2e38.
+ *   overflow    x may be multiplied by the entries (in 16 bits, and in fp32 on a GPU, by
+ *               up to twice the entries) and summed before the scale is applied: a sum
+ *               that exceeds binary32 is infinite, even if the scale would bring it back,
+ *               as 1e-3 does with 2e38 + 2e38.
+ *   fp32        on a GPU, an x that is 2^-40 of the largest of 256 neighbours may lose
+ *               bits, and so may an entry beside the codebook's largest; what is infinite
+ *               with an infinite x or entry may be NaN.
  *   subnormals  bf16 by AVX512-BF16 instructions flushes numbers, products and sums
  *               below 2^-126 to 0.
  *
@@ -300,9 +304,10 @@ NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4
  * undefined then, and they may never end.
  *
  * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
- * m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m times
- * a stride is more than 2^60, the workspace is NULL, misaligned or too small, or y,
- * between its first and its last element, or the workspace overlaps anything else. */
+ * m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch and m is
+ * more than 16, m times a stride is more than 2^60, the workspace is NULL, misaligned or
+ * too small, or y, between its first and its last element, or the workspace overlaps
+ * anything else. */
 NF4_API nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
                                      void *workspace, size_t workspace_bytes, nf4_stream stream);
 
@@ -471,7 +476,8 @@ NF4_API nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_i
  * blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
  * nf4_int4_reorder_launch saves that. Workspace sizes and the choice of a kernel also depend
  * on whether zeros, g_idx and permutation are NULL, and the choice on the alignment of
- * scales. Differences from exact arithmetic, beside those of nf4_matmul_launch:
+ * scales. On a GPU dtype is not fp32. Differences from exact arithmetic, beside those of
+ * nf4_matmul_launch:
  *   rounding    the weights s * (q - z) may be rounded to x's dtype, as dequantize does. In
  *               fp16 a bf16 scale may first be rounded to fp16: one that fp16 holds as a
  *               subnormal number loses bits, one beyond 65504 is infinite.

@@ -58,6 +58,7 @@ NF4_HOST_DEVICE int64_t int4_scale(nf4_int4_layout layout, int64_t rows, int64_t
 // What a word of stored zeros means. GPTQ v1 stores z - 1, subtracted from the whole word as
 // GPTQModel does: a zero of 0 borrows from the next.
 constexpr uint32_t kInt4Ones = 0x11111111;
+constexpr uint32_t kInt4SymmetricZeros = kInt4SymmetricZero * kInt4Ones;  // a word of them
 NF4_HOST_DEVICE uint32_t int4_zero_word(uint32_t stored, uint32_t zero_offset) {
   return stored + zero_offset * kInt4Ones;
 }

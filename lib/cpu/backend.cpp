@@ -50,7 +50,7 @@ constexpr Variant kVariants[] = {
      dequant_with<kAvx512Dequant>,
      quantize_with<kAvx512Quantize>,
      quantize_scales_with<kAvx512Quantize>,
-     bf16_codebook_with<kAvx512Bf16Matmul>,
+     bf16_codebook_for,
      matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
      {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>}},

@@ -11,9 +11,8 @@ namespace nf4::cpu {
 // thread takes the next one when it is done with its last, so that one that starts late or is
 // interrupted holds up little.
 //
-// Threads are made for the call. A pool would have to survive fork, dlclose and the exit of the
-// process, and would save a few tens of microseconds, little beside the work that is worth
-// splitting. Where the system refuses a thread, the others do its share.
+// Threads are kept for the next call (workers.hpp). Where the system refuses one, the others do its
+// share.
 template <class Body>
 void parallel_for(int64_t count, int64_t per_thread, int threads, const Body &body);
 

@@ -306,8 +306,14 @@ TEST_CASE("a plan needs no pointer but the structs' own", "[api]") {
         NF4_STATUS_INVALID_ARGUMENT);
   CHECK(nf4_last_error() == std::string("kernels is NULL"));
   products.args[1].dtype = NF4_DTYPE_FP32;
-  CHECK(refused("product 1: dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU"));
+  products.args[1].m = 17;
+  CHECK(refused(
+      "product 1: dtype is 1 (fp32) and m is 17; expected m of at most 16, or dtype 2 (fp16) "
+      "or 3 (bf16), on a GPU"));
+  products.args[1].m = 16;
+  CHECK(plan(0) == usable);
   products.args[1].dtype = NF4_DTYPE_BF16;
+  products.args[1].m = 1;
   products.args[1].x_stride = kCols - 1;
   CHECK(refused("product 1: x_stride is 96; expected at least 97"));
 }

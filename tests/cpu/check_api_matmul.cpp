@@ -30,11 +30,14 @@ const std::vector<BadArgument> kBadArguments = {
      [](Call &c) { c.args.struct_size += 8; },
      {"nf4_matmul_args.struct_size", std::to_string(sizeof(nf4_matmul_args) + 8)}},
     {"no such dtype", Who::kMatmul, false, [](Call &c) { c.args.dtype = 4; }, {"dtype", "4"}},
-    {"fp32 on a GPU",
+    {"fp32 of 17 rows on a GPU",
      Who::kMatmulLaunch,
      false,
-     [](Call &c) { c.args.dtype = NF4_DTYPE_FP32; },
-     {"dtype", "1"}},
+     [](Call &c) {
+       c.args.dtype = NF4_DTYPE_FP32;
+       c.args.m = 17;
+     },
+     {"dtype", "1", "m is 17", "at most 16"}},
     {"args' reserved 1",
      Who::kMatmul,
      false,

@@ -56,7 +56,7 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     check_kernels(cuda::kernels_of<cuda::DequantKernels>(family), 0, seen);
     check_kernels(cuda::kernels_of<cuda::QuantizeKernels>(family), 0, seen);
     // mma kernels take one weight a launch; without tensor cores there are no skinny ones.
-    constexpr size_t kKinds = 2 * 2;
+    constexpr size_t kKinds = 3 * 2;
     const size_t skinny = 2 * kKinds * (cuda::kFamilyConfigCount - 1);
     check_kernels(cuda::kernels_of<cuda::MatmulKernels>(family),
                   kKinds + (family.tensor_cores ? 0 : skinny), seen);
@@ -66,8 +66,10 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
                      kSkinny = cuda::kFamilyConfigCount - 1;
     const size_t gptq_and_row_packed = family.tensor_cores ? 0 : 2 * kSkinny;
     const size_t awq = family.tensor_maps ? 1 : kSkinny;
+    // Wide strips: AWQ's and GPTQ's skinny_8 and skinny_16, which copy with TMA.
+    const size_t no_wide = 3 * cuda::kFamilyConfigCount - (family.tensor_maps ? 4 : 0);
     check_kernels(cuda::kernels_of<cuda::Int4MatmulKernels>(family),
-                  kDtypes * (3 * kSkinny + gptq_and_row_packed + awq), seen);
+                  kDtypes * (3 * kSkinny + gptq_and_row_packed + awq + no_wide), seen);
     check_kernels(cuda::kernels_of<cuda::Int4FewKernels>(family),
                   family.tensor_cores ? 0 : kInt4Kinds, seen);
   }

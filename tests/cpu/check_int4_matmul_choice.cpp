@@ -125,6 +125,30 @@ TEST_CASE("integer weights in groups of 64 and more take the fast kernels of Hop
       }
 }
 
+TEST_CASE("stream-K kernels of integer weights have a workspace, where there are any",
+          "[matmul][int4]") {
+  Int4MatmulProblem problem{};
+  Int4Weight &weight = problem.weight;
+  weight.layout = NF4_INT4_GPTQ;
+  weight.scales_dtype = problem.dtype = NF4_DTYPE_BF16;
+  weight.rows = weight.cols = weight.group_size = 14336;
+  weight.elements = weight.rows * weight.cols;
+  weight.groups = 1;
+  problem.x_stride = problem.y_stride = 14336;
+  int64_t before = 0;
+  for (problem.m = 1; problem.m <= 1000; ++problem.m) {
+    INFO("m " << problem.m);
+    const int64_t bytes = cuda::MatmulWorkspace(problem).bytes();
+    REQUIRE(bytes >= before);
+    before = bytes;
+    bool any = false;
+    for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
+      any |= cuda::can_run(problem, facts_of(kChoiceGpus[0]), config);
+    REQUIRE(any == (bytes != 0));
+  }
+  CHECK(before == int64_t{144} * (16 * 8 + 304 * 128 * 4));
+}
+
 TEST_CASE("integer weights in groups of 64 and more take the skinny kernels for few rows of x",
           "[matmul][int4]") {
   for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS})

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -128,6 +129,15 @@ bool threads_meet(int threads) {
   return in_time;
 }
 
+// Whether it is so in a child of this process.
+template <class Condition>
+bool in_child(Condition condition) {
+  const pid_t child = fork();
+  if (child == 0) _exit(condition() ? 0 : 1);
+  int status = -1;
+  return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
 // For its lifetime threads are made with this stack by default.
 class DefaultStack {
  public:
@@ -242,9 +252,42 @@ TEST_CASE("the caller may run where it could before", "[threads]") {
 TEST_CASE("where the system refuses threads the caller does their work", "[threads]") {
   const DefaultStack refused(kEndlessStack);
   REQUIRE_THROWS_AS(std::thread([] {}), std::system_error);
-  const Coverage coverage = cover(1000, 1, 7);
-  CHECK(coverage.wrong_visits == 0);
-  CHECK(coverage.threads == 1);
+  // In a child, which has no threads that were kept.
+  CHECK(in_child([] {
+    const Coverage coverage = cover(1000, 1, 7);
+    return coverage.wrong_visits == 0 && coverage.threads == 1;
+  }));
+}
+
+TEST_CASE("threads are kept for the next call", "[threads]") {
+  const auto other_thread = [] {
+    std::atomic<int> here{0}, other{0};
+    cpu::parallel_for(2, 1, 2, [&](int64_t, int64_t) {
+      if (gettid() != getpid()) other = gettid();
+      for (++here; here < 2;) std::this_thread::yield();
+    });
+    return other.load();
+  };
+  const int first = other_thread();
+  CHECK(other_thread() == first);
+  // Long enough for it to fall asleep.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK(other_thread() == first);
+}
+
+TEST_CASE("a child of fork() has threads of its own, also one of a thread", "[threads]") {
+  REQUIRE(threads_meet(3));
+  CHECK(in_child([] { return threads_meet(3) && cover(1000, 1, 7).wrong_visits == 0; }));
+  std::thread([] { CHECK(in_child([] { return threads_meet(3); })); }).join();
+  // Of one that forks while another calls.
+  std::atomic<bool> forked{false};
+  std::thread caller([&] {
+    while (!forked) cover(1000, 1, 3);
+  });
+  for (int i = 0; i < 20; ++i) CHECK(in_child([] { return threads_meet(3); }));
+  forked = true;
+  caller.join();
+  CHECK(threads_meet(3));
 }
 
 TEST_CASE("a cancelled thread goes on until its call is over", "[threads]") {

@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -23,9 +22,8 @@ using namespace nf4::test;
 
 namespace {
 
-// Per class of weights and dtype. compute-sanitizer runs fewer.
-bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
-int shapes() { return few_shapes() ? std::atoi(std::getenv("NF4_TEST_SHAPES")) : 12; }
+// Per class of weights and dtype.
+int shapes() { return shapes_or(12); }
 
 class ForcedAny {
  public:
@@ -44,7 +42,7 @@ struct Placement {
 
 bool takes_aligned(const nf4_int4_tensor &weight, void *out, nf4_dtype dtype) {
   Int4DequantProblem problem;
-  REQUIRE(validate_int4_dequant(&weight, out, dtype, problem) == NF4_STATUS_OK);
+  REQUIRE(validate_dequant(&weight, out, dtype, problem) == NF4_STATUS_OK);
   return cuda::is_aligned(problem);
 }
 
@@ -120,9 +118,7 @@ void check_quantize(HostInt4Weight &host, nf4_dtype dtype, bool symmetric, Rng &
 
 void check_reorder(HostInt4Weight &host, Rng &rng, const Stream &stream) {
   const ForcedVariant scalar(scalar_variant());
-  HostInt4Weight sorted = host;
-  sorted.bytes[kInt4GIdx].clear();
-  sorted.bytes[kInt4Permutation].resize(host.shape.cols * 4);
+  HostInt4Weight sorted = sorted_shape(host);
   std::fill(sorted.bytes[kInt4Packed].begin(), sorted.bytes[kInt4Packed].end(), 0xa5);
   const Placement placement(rng);
   const DeviceInt4Weight from(rng, host, placement.aligned);
@@ -169,7 +165,7 @@ void check_permute_x(const Int4Shape &shape, int64_t m, int64_t stride, Rng &rng
   for (const cuda::GpuFamily *family : runnable_families()) {
     INFO("family " << family->name << ", m " << m << ", x_stride " << stride);
     const DeviceBuffer to(m * shape.cols * 2);
-    REQUIRE_CUDA(cuda::permute_x(problem, to.data(), *family, device, stream));
+    REQUIRE_CUDA(cuda::permute_x(problem, to.data(), {device, family, stream}));
     stream.synchronize();
     const std::vector<uint8_t> got = to.read();
     int64_t differences = 0;
@@ -264,43 +260,30 @@ TEST_CASE("the columns of x in the order of a weight's", "[cuda][int4]") {
     }
 }
 
-TEST_CASE("integer weights in a graph", "[cuda][int4]") {
-  Rng rng(0xf000000);
+// By the layout's kernel and the one for any weight.
+TEST_CASE("integer weights of more than 2^31 elements", "[cuda][int4][large]") {
+  constexpr Int4Shape kShape{16416, 131072, 128};
+  static_assert(kShape.rows * kShape.cols > int64_t{1} << 31);
   const Stream stream;
-  HostInt4Weight host = random_int4_weight(
-      rng, {NF4_INT4_GPTQ, NF4_DTYPE_FP16, true, 1, ColumnOrder::kGIdx}, {264, 512, 128});
-  HostInt4Weight sorted = host;
-  sorted.bytes[kInt4GIdx].clear();
-  sorted.bytes[kInt4Permutation].resize(host.shape.cols * 4);
-  HostInt4Weight quantized = empty_int4_weight(
-      {NF4_INT4_AWQ, NF4_DTYPE_FP16, true, 0, ColumnOrder::kPlain}, {264, 512, 64});
-  const DeviceInt4Weight from(rng, host), to(rng, sorted), awq(rng, quantized);
-  const DeviceBuffer values(host.elements() * 2), again(host.elements() * 2);
-  const auto run = [&] {
-    REQUIRE(nf4_int4_reorder_launch(&from.tensor(), &to.tensor(), stream) == NF4_STATUS_OK);
-    REQUIRE(nf4_int4_dequant_launch(&to.tensor(), values.data(), NF4_DTYPE_FP16, stream) ==
-            NF4_STATUS_OK);
-    REQUIRE(nf4_int4_quantize_launch(values.data(), NF4_DTYPE_FP16, &awq.tensor(), 0, stream) ==
-            NF4_STATUS_OK);
-    REQUIRE(nf4_int4_dequant_launch(&awq.tensor(), again.data(), NF4_DTYPE_FP16, stream) ==
-            NF4_STATUS_OK);
-  };
-  run();
-  stream.synchronize();
-  const std::vector<uint8_t> expected = again.read();
-  cudaGraphExec_t graph = capture(stream, run);
-  for (int replay = 0; replay < 50; ++replay) {
-    fill_bytes(values.data(), 0xa5, values.size());
-    fill_bytes(again.data(), 0xa5, again.size());
-    REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
-    stream.synchronize();
-    REQUIRE(same_bytes(again.read(), expected));
+  Rng rng(0xf800000);
+  const DeviceBuffer out(kShape.rows * kShape.cols * 2);
+  std::vector<uint8_t> expected(out.size()), got(out.size());
+  for (const nf4_int4_layout layout : kInt4Layouts) {
+    HostInt4Weight host = random_int4_weight(rng, {layout, NF4_DTYPE_FP16, true, 0}, kShape, true);
+    INFO(describe(host, 0));
+    const DeviceInt4Weight weight(rng, host, true);
+    const nf4_int4_tensor on_host = host.in_place();
+    REQUIRE(nf4_int4_dequant_cpu(&on_host, expected.data(), NF4_DTYPE_FP16, 0) == NF4_STATUS_OK);
+    for (const bool any : {false, true}) {
+      INFO((any ? "the kernel for any weight" : "the layout's"));
+      const ForcedAny forced(any);
+      REQUIRE(takes_aligned(weight.tensor(), out.data(), NF4_DTYPE_FP16) != any);
+      fill_bytes(out.data(), 0xa5, out.size());
+      REQUIRE(nf4_int4_dequant_launch(&weight.tensor(), out.data(), NF4_DTYPE_FP16, stream) ==
+              NF4_STATUS_OK);
+      stream.synchronize();
+      REQUIRE_CUDA(cudaMemcpy(got.data(), out.data(), got.size(), cudaMemcpyDeviceToHost));
+      CHECK(same_bytes(got, expected));
+    }
   }
-  REQUIRE_CUDA(cudaGraphExecDestroy(graph));
-  const DeviceBuffer direct(host.elements() * 2);
-  REQUIRE(nf4_int4_dequant_launch(&from.tensor(), direct.data(), NF4_DTYPE_FP16, stream) ==
-          NF4_STATUS_OK);
-  stream.synchronize();
-  REQUIRE(first_difference(NF4_DTYPE_FP16, direct.read().data(), values.read().data(),
-                           host.elements()) == kNoDifference);
 }

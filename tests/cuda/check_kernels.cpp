@@ -2,7 +2,6 @@
 // random shapes, tails, alignments, blocksizes and tables.
 #include <cuda_runtime.h>
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -20,11 +19,7 @@ using namespace nf4::test;
 namespace {
 
 // Per dtype, blocksize and flat/nested: of formats and of the caller's codebooks in turn.
-// compute-sanitizer runs fewer.
-int shapes() {
-  const char *asked = std::getenv("NF4_TEST_SHAPES");
-  return asked != nullptr ? std::atoi(asked) : 150;
-}
+int shapes() { return shapes_or(150); }
 
 // The formats and the caller's codebooks in turn; classes start at different ones, and the caller's
 // codebooks go on from class to class, so that even few shapes in each class meet all of them.

@@ -2,8 +2,9 @@
 // shapes, strides, tails, alignments, blocksizes and tables.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <array>
-#include <cstdlib>
+#include <cmath>
 #include <iterator>
 #include <map>
 #include <string>
@@ -15,7 +16,7 @@
 #include "support/device.hpp"
 #include "support/families.hpp"
 #include "support/force_matmul.hpp"
-#include "support/kernels.hpp"
+#include "support/late_inputs.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_placed.hpp"
 
@@ -25,9 +26,8 @@ using namespace nf4::test;
 namespace {
 
 constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
-// Per dtype and flat or nested; compute-sanitizer runs fewer.
-bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
-int shapes() { return few_shapes() ? 8 * std::atoi(std::getenv("NF4_TEST_SHAPES")) : 240; }
+// Per dtype and flat or nested.
+int shapes() { return 8 * shapes_or(30); }
 
 // Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
 bool much_shared_memory() {
@@ -141,6 +141,50 @@ TEST_CASE("every kernel multiplies blocks of 64 in rows of many blocks", "[cuda]
   check_counts(counts, few_shapes() ? 1 : 4);
 }
 
+// fp32, of up to 16 rows of x: there is no skinny_2.
+TEST_CASE("every kernel multiplies fp32 within the rounding of fp32", "[cuda][matmul][random]") {
+  constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
+  const Stream stream;
+  MatmulCounts counts;
+  uint64_t number = 0xb600000;
+  for (const bool nested : {false, true})
+    for (int i = 0; i < shapes(); ++i) {
+      Rng rng(++number);
+      const CaseClass kind{NF4_DTYPE_FP32, rng.pick(kBlocksizes), nested};
+      MatmulShape shape = random_shape_for_gpu(rng);
+      shape.m = std::min<int64_t>(shape.m, kFp32RowsOfX);
+      MatmulCase test =
+          random_matmul_case(rng, kind, random_codebook_kind(rng), shape, rng.pick(kKinds));
+      INFO(describe(test, number));
+      check_matmul(test, rng, stream, counts);
+    }
+  check_counts(counts, few_shapes() ? 1 : shapes() / 4, {cuda::kMma64x64, cuda::kMma64x64 + 1});
+  check_counts(counts, few_shapes() ? 1 : shapes() / 4, {cuda::kSkinny8, cuda::kSkinny16 + 1});
+}
+
+// x far from 1, whose powers of two differ from row to row.
+TEST_CASE("fp32 has the error of fp32 as a whole", "[cuda][matmul]") {
+  const Stream stream;
+  MatmulCounts counts;
+  uint64_t number = 0xb700000;
+  for (const bool nested : {false, true})
+    for (const MatmulShape shape :
+         {MatmulShape{130, 1536, 1}, MatmulShape{70, 512, 16}, MatmulShape{140, 8192, 8},
+          MatmulShape{135, 12288, 16}, MatmulShape{13000, 64, 9}, MatmulShape{60, 4160, 13}}) {
+      Rng rng(++number);
+      MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_FP32, 64, nested}, shape);
+      for (int64_t row = 0; row < shape.m; ++row)
+        for (int64_t k = 0; k < shape.cols; ++k) {
+          auto *const x = reinterpret_cast<float *>(test.x.data()) + row * test.x_stride + k;
+          *x = std::ldexp(*x, static_cast<int>(row * 12) - 90);
+        }
+      test.bias.clear();
+      INFO(describe(test, number));
+      check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+    }
+  check_counts(counts, 2, {cuda::kSkinny2, cuda::kSkinny16 + 1});
+}
+
 // Shapes in which a CTA's rows or columns take more than one pass.
 TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda][matmul][long]") {
   const Stream stream;
@@ -171,6 +215,7 @@ TEST_CASE("stream-K kernels share the tiles that do not fill the GPU", "[cuda][m
   for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
     for (const nf4_dtype dtype : kDtypes16)
       for (const auto &[n_tiles, k_tiles, m_tiles] : sizes) {
+        if (!cuda::has_codebook_kernel(config)) continue;
         Rng rng(++number);
         if (few_shapes() && number % 2 != 0) continue;  // each size once
         const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};
@@ -288,10 +333,8 @@ TEST_CASE("matmuls that nothing has warmed up are captured", "[.cold]") {
   REQUIRE_CUDA(cudaGraphExecDestroy(graph));
 }
 
-// Launches may start while their predecessor runs, which this one invites them to.
 TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][long]") {
   const Stream stream;
-  constexpr long long kEnoughToStart = 2'000'000;
   uint64_t number = 0xd800000;
   for (const MatmulShape shape :
        {MatmulShape{300, 2048, 1}, MatmulShape{300, 2048, 8}, MatmulShape{300, 2048, 16},
@@ -299,23 +342,18 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
         MatmulShape{300, 2048, 200}, MatmulShape{300, 2048, 300},
         MatmulShape{rows_to_share(), 4096, 300}})
     for (const CaseClass &kind :
-         {CaseClass{NF4_DTYPE_BF16, 64, true}, CaseClass{NF4_DTYPE_FP16, 64, false}}) {
+         {CaseClass{NF4_DTYPE_BF16, 64, true}, CaseClass{NF4_DTYPE_FP16, 64, false},
+          CaseClass{NF4_DTYPE_FP32, 64, true}, CaseClass{NF4_DTYPE_FP32, 64, false}}) {
+      if (kind.dtype == NF4_DTYPE_FP32 && shape.m > kFp32RowsOfX) continue;
       Rng rng(++number);
       MatmulCase test =
           kind.nested ? plain_matmul_case(rng, kind, shape) : sorted_case(rng, kind, shape);
-      test.bias.assign(shape.rows * 2, 0x3c);
+      test.bias.assign(shape.rows * dtype_bytes(kind.dtype), 0x3c);
       const PlacedMatmul placed(rng, test, true);
       check_not_mma(placed, test);
       check_shared(placed, test);
-      REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
-      stream.synchronize();
-      const std::vector<uint8_t> expected = placed.y.read();
       const nf4_tensor &weight = placed.weight.tensor();
-      const struct {
-        const char *name;
-        const void *address;  // NULL: there is none
-        size_t bytes;
-      } parts[] = {
+      const std::vector<DeviceBytes> inputs = {
           {"packed", weight.packed, test.weight.bytes[kPacked].size()},
           {"absmax", weight.absmax, test.weight.bytes[kAbsmax].size()},
           {"nested_absmax", weight.nested_absmax, test.weight.bytes[kNestedAbsmax].size()},
@@ -324,22 +362,10 @@ TEST_CASE("a matmul waits for what a predecessor writes late", "[cuda][matmul][l
           {"codebook", weight.codebook, test.weight.bytes[kCodebook].size()},
           {"x", placed.x.data(), placed.x.size()},
           {"bias", placed.bias.data(), placed.bias.size()},
-          {"workspace", placed.workspace.size() != 0 ? placed.workspace.data() : nullptr,
-           placed.workspace.size()},
+          {"workspace", placed.workspace.data(), placed.workspace.size()},
       };
-      for (const auto &part : parts) {
-        if (part.address == nullptr) continue;
-        INFO("m " << shape.m << ", " << part.name);
-        auto *const address = static_cast<uint8_t *>(const_cast<void *>(part.address));
-        const DeviceBuffer source(part.bytes);
-        REQUIRE_CUDA(cudaMemcpy(source.data(), address, part.bytes, cudaMemcpyDeviceToDevice));
-        fill_bytes(address, 0, part.bytes);
-        fill_bytes(placed.y.data(), 0xa5, placed.y.size());
-        REQUIRE_CUDA(cudaDeviceSynchronize());
-        launch_late_copy(address, source.data<uint8_t>(), part.bytes, kEnoughToStart, stream);
-        REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
-        stream.synchronize();
-        CHECK(same_bytes(placed.y.read(), expected));
-      }
+      INFO("m " << shape.m);
+      check_waits(inputs, {{"y", placed.y.data(), placed.y.size()}}, stream,
+                  [&] { return placed.multiply(test, stream); });
     }
 }

@@ -11,7 +11,8 @@
 using namespace nf4;
 using namespace nf4::test;
 
-TEST_CASE("a matmul of fp32 is refused on a GPU, and an empty one is nothing", "[cuda][matmul]") {
+TEST_CASE("a matmul of fp32 and many rows is refused on a GPU, and an empty one is nothing",
+          "[cuda][matmul]") {
   const Stream stream;
   Rng rng(0xd000000);
   const CaseClass kind{NF4_DTYPE_BF16, 64, false};
@@ -20,9 +21,10 @@ TEST_CASE("a matmul of fp32 is refused on a GPU, and an empty one is nothing", "
         random_matmul_case(rng, kind, CodebookKind::kNf4, shape, XKind::kOrdinary);
     CHECK(PlacedMatmul(rng, test, false).multiply(test, stream) == NF4_STATUS_OK);
   }
-  MatmulCase test = random_matmul_case(rng, kind, CodebookKind::kNf4, {5, 64, 2}, XKind::kOrdinary);
+  const CaseClass fp32{NF4_DTYPE_FP32, 64, false};
+  const MatmulCase test = random_matmul_case(rng, fp32, CodebookKind::kNf4,
+                                             {5, 64, kFp32RowsOfX + 1}, XKind::kOrdinary);
   const PlacedMatmul placed(rng, test, false);
-  test.dtype = NF4_DTYPE_FP32;
   CHECK(placed.multiply(test, stream) == NF4_STATUS_INVALID_ARGUMENT);
   stream.synchronize();
   CHECK(placed.y.untouched());

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <array>
+#include <cstdlib>
 #include <vector>
 
 #include "support/cases.hpp"
@@ -15,6 +16,12 @@ namespace nf4::test {
 // Ends the test on a CUDA error, which it names.
 void require_cuda(cudaError_t error, const char *call);
 #define REQUIRE_CUDA(call) ::nf4::test::require_cuda(call, #call)
+
+// compute-sanitizer runs few cases: so many of a class as NF4_TEST_SHAPES says.
+inline bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
+inline int shapes_or(int usual) {
+  return few_shapes() ? std::atoi(std::getenv("NF4_TEST_SHAPES")) : usual;
+}
 
 // Sets bytes, and waits: the tests' streams do not wait for the legacy stream, on which
 // cudaMemset works on.

@@ -153,6 +153,12 @@ HostInt4Weight random_int4_weight(Rng &rng, const Int4Class &kind, const Int4Sha
   return weight;
 }
 
+HostInt4Weight sorted_shape(HostInt4Weight weight) {
+  weight.bytes[kInt4GIdx].clear();
+  weight.bytes[kInt4Permutation].resize(weight.shape.cols * 4);
+  return weight;
+}
+
 std::vector<uint8_t> random_int4_input(Rng &rng, nf4_dtype dtype, const HostInt4Weight &weight) {
   const int64_t group_size = weight.groups() == 0 ? 1 : weight.shape.cols / weight.groups();
   std::vector<uint8_t> in = random_input(rng, dtype, static_cast<int>(group_size),

@@ -72,6 +72,9 @@ HostInt4Weight random_int4_weight(Rng &rng, const Int4Class &kind, const Int4Sha
 // Of a weight to quantize: no part has contents.
 HostInt4Weight empty_int4_weight(const Int4Class &kind, const Int4Shape &shape);
 
+// Of what a weight with g_idx is reordered into: the permutation has no contents.
+HostInt4Weight sorted_shape(HostInt4Weight weight);
+
 // What to quantize into groups of `group_size`: blocks of all kinds as random_input() has them,
 // and groups on the ties between codes.
 std::vector<uint8_t> random_int4_input(Rng &rng, nf4_dtype dtype, const HostInt4Weight &weight);

@@ -49,18 +49,28 @@ nf4_int4_tensor in_place(HostInt4Weight &weight) { return weight.in_place(); }
 MatmulProblem problem_of(const nf4_tensor &) { return {}; }
 Int4MatmulProblem problem_of(const nf4_int4_tensor &) { return {}; }
 
+// How far numbers of a dtype may be from exact: relative, and where they underflow.
+struct Precision {
+  double unit, underflow, largest;
+  double on_average;
+};
+// Those of fp32 are products of two parts of fp16, next to the largest of 256.
+Precision precision_of(nf4_dtype dtype) {
+  if (dtype == NF4_DTYPE_FP32) return {0x1p-21, 0x1p-38, 0x1p126, 1e-6};
+  if (dtype == NF4_DTYPE_BF16) return {0x1p-8, 0x1p-126, 0x1p126, 4e-3};
+  return {0x1p-11, 0x1p-24, 65000, 5e-4};
+}
+
 // Numbers of 16 bits are rounded once before they are multiplied: the codebook's entries over
 // the largest of them, or those times the scale. Sums are in binary32.
 template <class Host>
 bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y) {
-  const bool bf16 = test.dtype == NF4_DTYPE_BF16;
+  const Precision precision = precision_of(test.dtype);
   if (!std::isfinite(expected.value)) return !std::isfinite(y);
-  const double largest = bf16 ? 0x1p126 : 65000;
-  if (expected.magnitude > 0x1p126 || expected.largest > largest) return true;
-  const double unit = bf16 ? 0x1p-8 : 0x1p-11;
+  if (expected.magnitude > 0x1p126 || expected.largest > precision.largest) return true;
   const double sums = static_cast<double>(test.weight.shape.cols) / 8 + 64;
-  const double underflow = bf16 ? 0x1p-126 : 0x1p-24;
-  const double error = (unit + sums * 0x1p-24) * expected.magnitude + underflow * expected.coarse;
+  const double error = (precision.unit + sums * 0x1p-24) * expected.magnitude +
+                       precision.underflow * expected.coarse;
   return y >= round_to(test.dtype, expected.value - error) &&
          y <= round_to(test.dtype, expected.value + error);
 }
@@ -68,7 +78,8 @@ bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y
 // What lies between the rows of y is as it was.
 template <class Host>
 bool gaps_intact(const MatmulCaseOf<Host> &test, const std::vector<uint8_t> &y) {
-  const int64_t stride = test.y_stride * 2, row = test.weight.shape.rows * 2;
+  const int bytes = dtype_bytes(test.dtype);
+  const int64_t stride = test.y_stride * bytes, row = test.weight.shape.rows * bytes;
   for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i)
     if (i % stride >= row && y[i] != 0xa5) return false;
   return true;
@@ -86,7 +97,7 @@ bool is_right_on_average(const MatmulCaseOf<Host> &test, const ExpectedProduct &
     squares += (got - expected[i].value) * (got - expected[i].value);
     energy += expected[i].energy;
   }
-  const double most = test.dtype == NF4_DTYPE_BF16 ? 4e-3 : 5e-4;
+  const double most = precision_of(test.dtype).on_average;
   return squares <= most * most * energy;
 }
 
@@ -137,9 +148,9 @@ void check_placed(const MatmulCaseOf<Host> &test, const PlacedMatmulOf<Host> &pl
 template <class Host>
 PlacedMatmulOf<Host>::PlacedMatmulOf(Rng &rng, const MatmulCaseOf<Host> &test, bool aligned)
     : weight(rng, test.weight, aligned),
-      x(test.x.size(), aligned ? 0 : random_lead(rng, 2)),
-      bias(test.bias.size(), aligned ? 0 : random_lead(rng, 2)),
-      y(test.y_bytes(), aligned ? 0 : random_lead(rng, 2)),
+      x(test.x.size(), aligned ? 0 : random_lead(rng, dtype_bytes(test.dtype))),
+      bias(test.bias.size(), aligned ? 0 : random_lead(rng, dtype_bytes(test.dtype))),
+      y(test.y_bytes(), aligned ? 0 : random_lead(rng, dtype_bytes(test.dtype))),
       workspace(workspace_bytes(test, weight), 64) {
   x.write(test.x.data());
   bias.write(test.bias.data());

@@ -6,9 +6,12 @@ AWQ and compressed-tensors.
     weight = nf4.dequantize(q)
     y = nf4.matmul(x, q)               # x W^T
     q = nf4.quantize_int4(weight)      # groups of 128; Int4Tensor has the parts of a checkpoint
+    tensors = nf4.load("model/")       # a checkpoint's, by name; nf4.save writes one
 
 Every function is thread-safe. nf4.typing has the types of their arguments.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from nf4 import _interrupt  # noqa: F401  first: it ends the command at a Ctrl-C
 from nf4._dequantize import dequantize
@@ -39,6 +42,9 @@ from nf4.int4 import Int4Tensor
 from nf4.tensor import QuantizedTensor, Sizes, sizes
 from nf4.weight import Weight
 
+if TYPE_CHECKING:
+    from nf4.checkpoint.tensors import load, save
+
 __all__ = [
     "CudaError",
     "Device",
@@ -58,6 +64,7 @@ __all__ = [
     "dequantize",
     "device_info",
     "library_path",
+    "load",
     "matmul",
     "matmul_batch",
     "matmul_batch_workspace_bytes",
@@ -65,13 +72,18 @@ __all__ = [
     "quantize",
     "quantize_int4",
     "reorder",
+    "save",
     "scale_code",
     "sizes",
     "version",
 ]
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> Any:
     if name == "__version__":  # the library's, which is loaded when it is first asked
         return version()
+    if name in ("load", "save"):  # what reads files imports what is above
+        from nf4.checkpoint import tensors
+
+        return getattr(tensors, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -143,7 +143,7 @@ struct Words {
   // Word c of vector j to be word 8 c + j of all.
   static void interleave(Vector (&x)[8]) {
     __m512i b[8];
-    transpose_lanes(x, b);
+    nf4::cpu::transpose_lanes(x, b);
     NF4_UNROLL
     for (int i = 0; i < 4; i += 2) {
       // Of the words i and i + 1 of a lane, those of all 8.
@@ -173,44 +173,11 @@ struct Words {
       b[i + 4] = (Vector)_mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
       b[i + 5] = (Vector)_mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
     }
-    transpose_lanes(b, words);
+    nf4::cpu::transpose_lanes(b, words);
     NF4_UNROLL
     for (int i = 0; i < 8; ++i) x[i] = (Vector)words[i];
   }
-  // Lane by lane, 4 x 4 words: words j of x[i] to x[i + 3] to b[i + j].
-  template <int kVectors>
-  static void transpose_lanes(const Vector (&x)[kVectors], __m512i (&b)[kVectors]) {
-    __m512i a[kVectors];
-    NF4_UNROLL
-    for (int i = 0; i < kVectors; i += 2) {
-      a[i] = _mm512_unpacklo_epi32((__m512i)x[i], (__m512i)x[i + 1]);
-      a[i + 1] = _mm512_unpackhi_epi32((__m512i)x[i], (__m512i)x[i + 1]);
-    }
-    NF4_UNROLL
-    for (int i = 0; i < kVectors; i += 4) {
-      NF4_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
-        b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
-      }
-    }
-  }
-  static void transpose(Vector (&x)[kLanes]) {
-    __m512i b[kLanes];
-    transpose_lanes(x, b);
-    // b[4 r + j]: words j, j + 4, j + 8, j + 12 of rows 4 r to 4 r + 3, a lane each.
-    NF4_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      const __m512i low = _mm512_shuffle_i32x4(b[j], b[j + 4], 0x88);
-      const __m512i high = _mm512_shuffle_i32x4(b[j + 8], b[j + 12], 0x88);
-      const __m512i odd_low = _mm512_shuffle_i32x4(b[j], b[j + 4], 0xdd);
-      const __m512i odd_high = _mm512_shuffle_i32x4(b[j + 8], b[j + 12], 0xdd);
-      x[j] = (Vector)_mm512_shuffle_i32x4(low, high, 0x88);
-      x[j + 8] = (Vector)_mm512_shuffle_i32x4(low, high, 0xdd);
-      x[j + 4] = (Vector)_mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
-      x[j + 12] = (Vector)_mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
-    }
-  }
+  static void transpose(Vector (&x)[kLanes]) { nf4::cpu::transpose(x); }
 };
 
 void store_nontemporal(char *to, const char *from, int64_t lines) {

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "cpu/isa/unroll.hpp"
+
 namespace nf4::cpu {
 namespace {
 
@@ -15,6 +17,43 @@ inline __m512i iota() {
 
 inline __m512 as_floats(__m512i x) { return _mm512_castsi512_ps(x); }
 inline __m512i as_integers(__m512 x) { return _mm512_castps_si512(x); }
+
+// Lane by lane of 128 bits, 4 x 4 words: words j of x[i] to x[i + 3] to b[i + j]. Inlined, so that
+// they stay in registers.
+template <class Vector, int kVectors>
+__attribute__((always_inline)) inline void transpose_lanes(const Vector (&x)[kVectors],
+                                                           __m512i (&b)[kVectors]) {
+  NF4_UNROLL
+  for (int i = 0; i < kVectors; i += 4) {
+    const __m512i low = _mm512_unpacklo_epi32((__m512i)x[i], (__m512i)x[i + 1]);
+    const __m512i high = _mm512_unpackhi_epi32((__m512i)x[i], (__m512i)x[i + 1]);
+    const __m512i next_low = _mm512_unpacklo_epi32((__m512i)x[i + 2], (__m512i)x[i + 3]);
+    const __m512i next_high = _mm512_unpackhi_epi32((__m512i)x[i + 2], (__m512i)x[i + 3]);
+    b[i] = _mm512_unpacklo_epi64(low, next_low);
+    b[i + 1] = _mm512_unpackhi_epi64(low, next_low);
+    b[i + 2] = _mm512_unpacklo_epi64(high, next_high);
+    b[i + 3] = _mm512_unpackhi_epi64(high, next_high);
+  }
+}
+
+// 16 x 16 words.
+template <class Vector>
+__attribute__((always_inline)) inline void transpose(Vector (&x)[16]) {
+  __m512i b[16];
+  transpose_lanes(x, b);
+  // b[4 r + j]: words j, j + 4, j + 8, j + 12 of rows 4 r to 4 r + 3, a lane each.
+  NF4_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    const __m512i low = _mm512_shuffle_i32x4(b[j], b[j + 4], 0x88);
+    const __m512i high = _mm512_shuffle_i32x4(b[j + 8], b[j + 12], 0x88);
+    const __m512i odd_low = _mm512_shuffle_i32x4(b[j], b[j + 4], 0xdd);
+    const __m512i odd_high = _mm512_shuffle_i32x4(b[j + 8], b[j + 12], 0xdd);
+    x[j] = (Vector)_mm512_shuffle_i32x4(low, high, 0x88);
+    x[j + 8] = (Vector)_mm512_shuffle_i32x4(low, high, 0xdd);
+    x[j + 4] = (Vector)_mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+    x[j + 12] = (Vector)_mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+  }
+}
 
 // Element types: 16 of them as floats.
 struct Fp32 {

@@ -34,7 +34,9 @@ class Nf4Dots {
   static constexpr bool kHighFirst = true;
 
   Nf4Dots(const MatmulKernels &kernels, const Weight &weight, const RoundedCodebook &bf16_codebook)
-      : weight_(weight), codebook_(nf4::cpu::codebook(weight)) {
+      : weight_(weight),
+        codebook_(nf4::cpu::codebook(weight)),
+        nested_scales_(kernels.nested_scales) {
     if (kernels.dtype != NF4_DTYPE_BF16) return;
     codebook_ = bf16_codebook.entries;
     unit_ = bf16_codebook.unit;
@@ -53,9 +55,10 @@ class Nf4Dots {
     const int64_t first = first_element >> weight_.blocksize_log2;
     const int64_t last = (first_element + elements - 1) >> weight_.blocksize_log2;
     const int64_t count = elements / per_scale;
-    if (per_scale == weight_.blocksize()) return read_scales(weight_, first, count, scales);
+    if (per_scale == weight_.blocksize())
+      return read_scales(weight_, first, count, scales, nested_scales_);
     float by_block[kMaxScales];
-    read_scales(weight_, first, last - first + 1, by_block);
+    read_scales(weight_, first, last - first + 1, by_block, nested_scales_);
     for (int64_t i = 0; i < count; ++i)
       scales[i] = by_block[((first_element + i * per_scale) >> weight_.blocksize_log2) - first];
   }
@@ -63,6 +66,7 @@ class Nf4Dots {
  private:
   const Weight &weight_;
   const void *codebook_;
+  const NestedScales nested_scales_;
   float unit_ = 1;
 };
 
@@ -233,8 +237,8 @@ class DotMultiplier {
   int64_t prepared_m_ = -1;
   int64_t prepared_k_ = -1;
   int64_t x_stride_ = 0;
-  float scales_[kKernelN * kMaxScales] = {};
-  float zeros_[kKernelN * kMaxScales] = {};
+  float scales_[kKernelN * kMaxScales];
+  float zeros_[kKernelN * kMaxScales];
   float x_sums_[kPreparedBytes / kMinUnitBytesOfSum];
   alignas(64) char x_[kPreparedBytes];
 };

@@ -74,6 +74,26 @@ struct ColumnsArgs {
   int64_t nibble_stride;
 };
 
+// Transposed codes times x, for some rows of the weight, a lane each, and columns.
+constexpr int kLaneBlockN = 64;
+constexpr int64_t kLaneColumns = 1024;
+constexpr int kMaxLaneM = 12;
+constexpr int kCodesPerWord = 8;
+struct LanesArgs {
+  const void *codebook;   // 16 numbers of the kernels' dtype
+  const uint32_t *codes;  // [elements / 8][kLaneBlockN], as transpose_codes() makes them
+  const float *scales;    // [elements / per_scale][kLaneBlockN]
+  int64_t per_scale;
+  const void *x;  // [m][kLaneColumns]
+  int64_t elements;
+  int n;  // a multiple of a vector of sums
+  int m;
+  float *sums;  // [m][kLaneBlockN]
+  // Packed codes of the next rows or columns, of which kLaneColumns of each row are prefetched.
+  const uint8_t *next;
+  int64_t row_bytes;
+};
+
 // Dense rows of the weight times x.
 struct TileArgs {
   const void *w;
@@ -114,6 +134,18 @@ struct MatmulKernels {
   // Converts whole steps of x; NULL where x is of this set's dtype.
   void (*convert[3])(const void *x, int64_t elements, void *out);
   void (*tile)(const TileArgs &args);
+  // What lanes, which is for more rows of x than dot, takes; NULL where there is no such way. Words
+  // of codes of 16 rows, or of fewer and zeros, a word of a row to a lane, with the codes of
+  // columns 2 i and 2 i + 1 in nibbles i and i + 4. Scales of 16 rows likewise. Both in whole
+  // multiples of 16 words or scales.
+  void (*transpose_codes)(const uint8_t *packed, int64_t row_bytes, int rows, int64_t words,
+                          uint32_t *out) = nullptr;
+  void (*transpose_scales)(const float *scales, int64_t stride, int64_t count,
+                           float *out) = nullptr;
+  // The scales of a nested block or of a part of it.
+  void (*nested_scales)(const uint8_t *codes, int64_t count, const float *table, float absmax,
+                        float offset, float *out) = nullptr;
+  void (*lanes)(const LanesArgs &args) = nullptr;
 };
 
 extern const MatmulKernels kAvx2Matmul;

@@ -54,7 +54,7 @@ void x_sums(const void *x, int64_t elements, float *sums) {
 
 // ---- Dot -----------------------------------------------------------------------------
 
-constexpr int64_t kPrefetchBytes = 4096;
+constexpr int64_t kPrefetchBytes = 8192;
 
 template <class T, int kN, int kM, bool kZeros>
 void dot_block(const DotArgs &args, int n) {

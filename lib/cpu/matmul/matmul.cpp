@@ -20,9 +20,9 @@ constexpr int64_t kMaxStepBytes = 128 * sizeof(float);
 // Numbers that neither padding nor bf16 can turn into others: zero times each of them is zero.
 bool is_ordinary(float x) { return x == 0 || (std::fabs(x) > 0x1p-60f && std::fabs(x) < 0x1p60f); }
 
-bool suits_dot(const MatmulKernels &kernels, const MatmulProblem &problem) {
+bool suits_look_up(const MatmulProblem &problem) {
   const float *entries = codebook(problem.weight);
-  return problem.m <= kernels.max_dot_m && problem.weight.cols % kKernelStep == 0 &&
+  return problem.weight.cols % kKernelStep == 0 &&
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 
@@ -67,15 +67,18 @@ void store_sums(const Problem &problem, const Sums &sums) {
 template void store_sums(const MatmulProblem &problem, const Sums &sums);
 template void store_sums(const Int4MatmulProblem &problem, const Sums &sums);
 
-RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem &problem) {
-  const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_dot(bf16, problem);
+RoundedCodebook bf16_codebook_for(const MatmulProblem &problem) {
+  const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_look_up(problem);
   return used ? codebook_in_bf16(problem.weight) : RoundedCodebook{};
 }
 
 void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
                    const RoundedCodebook &bf16_codebook, RowRange n) {
   const MatmulKernels &kernels = kernels_for(set, problem.dtype);
-  if (suits_dot(kernels, problem)) return matmul_dot(kernels, problem, bf16_codebook, n);
+  if (suits_look_up(problem)) {
+    if (problem.m <= kernels.max_dot_m) return matmul_dot(kernels, problem, bf16_codebook, n);
+    if (kernels.lanes != nullptr) return matmul_lanes(kernels, problem, bf16_codebook, n);
+  }
   matmul_panel(set.dequant, kernels, problem, n);
 }
 

@@ -17,7 +17,7 @@ struct MatmulSet {
 };
 
 // What matmul_vector() is to be given for all rows of a problem. Not set where it needs none.
-RoundedCodebook codebook_for_dot(const MatmulKernels &bf16, const MatmulProblem &problem);
+RoundedCodebook bf16_codebook_for(const MatmulProblem &problem);
 
 // All of x times the rows n of the weight.
 void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
@@ -26,10 +26,6 @@ void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
 void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n);
 
 // The functions of a Variant, for each set of kernels.
-template <const MatmulKernels &bf16>
-RoundedCodebook bf16_codebook_with(const MatmulProblem &problem) {
-  return codebook_for_dot(bf16, problem);
-}
 template <const DequantKernels &dequant, const MatmulKernels &fp32,
           const MatmulKernels *bf16 = nullptr>
 void matmul_with(const MatmulProblem &problem, const RoundedCodebook &bf16_codebook, RowRange n) {

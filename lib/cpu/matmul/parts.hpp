@@ -16,6 +16,10 @@ namespace nf4::cpu {
 void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
                 const RoundedCodebook &bf16_codebook, RowRange n);
 
+// The same with a lane for each row of the weight, for more rows of x in bf16.
+void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
+                  const RoundedCodebook &bf16_codebook, RowRange n);
+
 // For integer weights whose codes lie along the columns, in groups of whole steps.
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
                 const Int4MatmulProblem &problem, RowRange n);

@@ -18,21 +18,32 @@ inline float block_scale(const Weight &weight, int64_t block) {
                       *weight.nested_offset);
 }
 
-// The scales of `count` blocks from `first` on.
-inline void read_scales(const Weight &weight, int64_t first, int64_t count, float *scales) {
+// The scales of some blocks of one nested block.
+using NestedScales = void (*)(const uint8_t *codes, int64_t count, const float *table, float absmax,
+                              float offset, float *scales);
+
+inline void nested_scales(const uint8_t *codes, int64_t count, const float *table, float absmax,
+                          float offset, float *scales) {
+  for (int64_t i = 0; i < count; ++i) scales[i] = table[codes[i]];
+  for (int64_t i = 0; i < count; ++i) scales[i] = add_rn(multiply_rn(scales[i], absmax), offset);
+}
+
+// The scales of `count` blocks from `first` on, by a kernel if there is one.
+inline void read_scales(const Weight &weight, int64_t first, int64_t count, float *scales,
+                        NestedScales kernel = nullptr) {
   if (!weight.nested()) {
     const float *absmax = static_cast<const float *>(weight.absmax) + first;
     std::copy(absmax, absmax + count, scales);
     return;
   }
   const uint8_t *codes = static_cast<const uint8_t *>(weight.absmax) + first;
-  for (int64_t i = 0; i < count; ++i) scales[i] = weight.nested_code[codes[i]];
-  const float offset = *weight.nested_offset;
   for (int64_t i = 0; i < count;) {
     const int64_t nested = (first + i) >> weight.nested_blocksize_log2;
     const int64_t end = std::min(count, ((nested + 1) << weight.nested_blocksize_log2) - first);
-    const float nested_absmax = weight.nested_absmax[nested];
-    for (; i < end; ++i) scales[i] = add_rn(multiply_rn(scales[i], nested_absmax), offset);
+    (kernel != nullptr ? kernel : nested_scales)(codes + i, end - i, weight.nested_code,
+                                                 weight.nested_absmax[nested],
+                                                 *weight.nested_offset, scales + i);
+    i = end;
   }
 }
 

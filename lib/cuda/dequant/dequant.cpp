@@ -3,9 +3,7 @@
 #include "cuda/dequant/choose.hpp"
 #include "cuda/dequant/kernels.hpp"
 #include "cuda/dequant/tuning.hpp"
-#include "cuda/runtime/families.hpp"
-#include "cuda/runtime/launch.hpp"
-#include "cuda/runtime/locate.hpp"
+#include "cuda/runtime/target.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -41,22 +39,16 @@ DequantConfig choose_dequant(const DequantProblem &problem) {
 void force_dequant(std::optional<DequantConfig> config) { forced_config = config; }
 
 nf4_status dequant(const DequantProblem &problem, nf4_stream stream) {
-  Device device;
-  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
-  const GpuFamily *family = family_for(device.compute_capability);
-  if (family == nullptr) return no_family(device);
-
-  const DequantArgs args = dequant_args(problem);
-  const DequantConfig config = choose_dequant(problem);
-  const DequantTiling tiling = dequant_tiling(config);
-  const auto &kernels = kernels_of<DequantKernels>(*family).of;
-  const CurrentDevice current(device.index);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  const cudaError_t error = launch({kernels[problem.dtype - 1][problem.weight.nested()][config],
-                                    ceil_divide(args.elements + args.shift, tiling.cta_tile()),
-                                    tiling.threads, family->pdl, stream},
-                                   args);
-  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching dequantize");
+  const auto launch = [&](const LaunchTarget &target) {
+    const DequantArgs args = dequant_args(problem);
+    const DequantConfig config = choose_dequant(problem);
+    const DequantTiling tiling = dequant_tiling(config);
+    const auto &kernels = kernels_of<DequantKernels>(*target.family).of;
+    return target.launch(kernels[problem.dtype - 1][problem.weight.nested()][config],
+                         ceil_divide(args.elements + args.shift, tiling.cta_tile()), tiling.threads,
+                         args);
+  };
+  return launch_on_device(problem.operands, stream, "launching dequantize", launch);
 }
 
 }  // namespace nf4::cuda

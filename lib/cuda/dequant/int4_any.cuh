@@ -24,7 +24,7 @@ __device__ __forceinline__ float int4_value_at(const Int4View &weight, int64_t n
       __ldg(weight.scales + int4_scale(weight.layout, weight.rows, weight.groups, n, g));
   return int4_value(
       unpack_int4(weight.packed, int4_code(weight.layout, weight.rows, weight.cols, n, k)), zero,
-      int4_scale_to_float(bits, weight.fp16_scales));
+      scale_to_float(weight.fp16_scales, bits));
 }
 
 template <class Arch, class T>

@@ -6,9 +6,7 @@
 #include "cuda/dequant/int4_choose.hpp"
 #include "cuda/dequant/int4_kernels.hpp"
 #include "cuda/dequant/tuning.hpp"
-#include "cuda/runtime/families.hpp"
-#include "cuda/runtime/launch.hpp"
-#include "cuda/runtime/locate.hpp"
+#include "cuda/runtime/target.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -77,26 +75,21 @@ bool is_aligned(const Int4DequantProblem &problem) {
 void force_int4_dequant_any(bool any) { forced_any = any; }
 
 nf4_status dequant(const Int4DequantProblem &problem, nf4_stream stream) {
-  Device device;
-  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
-  const GpuFamily *family = family_for(device.compute_capability);
-  if (family == nullptr) return no_family(device);
-
-  const Int4Weight &weight = problem.weight;
-  const auto &kernels = kernels_of<Int4DequantKernels>(*family);
-  Int4DequantArgs args = args_of(problem);
-  Launch plan{kernels.any[problem.dtype - 1],
-              ceil_divide(weight.cols, kInt4AnyColumns) * ceil_divide(weight.rows, kInt4AnyRows),
-              kInt4AnyThreads, family->pdl, stream};
-  if (is_aligned(problem)) {
-    plan.kernel = kernels.aligned[problem.dtype - 1][weight.layout - 1];
-    plan.ctas = set_tiles(weight, args);
-    plan.threads = tiling_of(weight.layout).threads;
-  }
-  const CurrentDevice current(device.index);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  const cudaError_t error = launch(plan, args);
-  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching dequantize");
+  const auto launch = [&](const LaunchTarget &target) {
+    const Int4Weight &weight = problem.weight;
+    const auto &kernels = kernels_of<Int4DequantKernels>(*target.family);
+    Int4DequantArgs args = args_of(problem);
+    if (is_aligned(problem)) {
+      const int64_t ctas = set_tiles(weight, args);
+      return target.launch(kernels.aligned[problem.dtype - 1][weight.layout - 1], ctas,
+                           tiling_of(weight.layout).threads, args);
+    }
+    return target.launch(
+        kernels.any[problem.dtype - 1],
+        ceil_divide(weight.cols, kInt4AnyColumns) * ceil_divide(weight.rows, kInt4AnyRows),
+        kInt4AnyThreads, args);
+  };
+  return launch_on_device(problem.operands, stream, "launching dequantize", launch);
 }
 
 }  // namespace nf4::cuda

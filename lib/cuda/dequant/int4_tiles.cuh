@@ -9,17 +9,12 @@
 #include "cuda/dequant/int4_args.hpp"
 #include "cuda/element.cuh"
 #include "cuda/ptx/memory.cuh"
+#include "cuda/weight/int4_scale.cuh"
 
 namespace nf4::cuda {
 namespace {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
-constexpr uint32_t kSymmetricZeros = kInt4SymmetricZero * kInt4Ones;
-
-__device__ __forceinline__ float int4_scale_to_float(uint32_t bits, bool fp16) {
-  return fp16 ? __half2float(__ushort_as_half(static_cast<unsigned short>(bits)))
-              : __uint_as_float(bits << 16);
-}
 
 // 2^23 + a small integer, as a float: the bits of both, one over the other. Differences of such
 // numbers are exact.
@@ -93,7 +88,7 @@ class GptqTile {
     const int64_t group = args.group_divisor.divide(run / 8);
     scales_ =
         __ldg(reinterpret_cast<const uint32_t *>(weight.scales + (group * weight.rows + row)));
-    zeros_ = kSymmetricZeros;
+    zeros_ = kInt4SymmetricZeros;
     if (weight.zeros != nullptr)
       zeros_ = int4_zero_word(__ldg(weight.zeros + (group * int4_words(weight.rows) + row / 8)),
                               weight.zero_offset) >>
@@ -106,7 +101,7 @@ class GptqTile {
   }
   __device__ __forceinline__ bool has(int) const { return whole_; }
   __device__ __forceinline__ ScaleAndZero scale(const Int4View &weight, int row) const {
-    return {int4_scale_to_float(row == 0 ? scales_ & 0xffffu : scales_ >> 16, weight.fp16_scales),
+    return {scale_to_float(weight.fp16_scales, row == 0 ? scales_ & 0xffffu : scales_ >> 16),
             shifted_integer(zeros_ >> (4 * row) & 15u)};
   }
   // Where the lanes' runs of a row begin in out.
@@ -166,7 +161,7 @@ class AwqTile {
       const int64_t group = args.group_divisor.divide(place.column_tile);
       scales_ = __ldg(reinterpret_cast<const uint2 *>(
           weight.scales + (group * weight.rows + (octet * 8 + half_ * kRows))));
-      zeros_ = kSymmetricZeros;
+      zeros_ = kInt4SymmetricZeros;
       if (weight.zeros != nullptr)
         zeros_ = __ldg(weight.zeros + (group * octets + octet)) >> (half_ * 8);
     }
@@ -187,7 +182,7 @@ class AwqTile {
   __device__ __forceinline__ bool has(int) const { return whole_; }
   __device__ __forceinline__ ScaleAndZero scale(const Int4View &weight, int row) const {
     const uint32_t pair = row < 2 ? scales_.x : scales_.y;
-    return {int4_scale_to_float(row % 2 == 0 ? pair & 0xffffu : pair >> 16, weight.fp16_scales),
+    return {scale_to_float(weight.fp16_scales, row % 2 == 0 ? pair & 0xffffu : pair >> 16),
             shifted_integer(zeros_ >> (4 * awq_nibble(row)) & 15u)};
   }
   __device__ __forceinline__ int64_t out(const Int4View &weight, int row) const {
@@ -255,7 +250,7 @@ class RowPackedTile {
                                         row, index - int64_t{row} * weight.groups);
       zero = __ldg(weight.zeros + place.word) >> place.shift & 15u;
     }
-    return {int4_scale_to_float(__ldg(weight.scales + index), weight.fp16_scales),
+    return {scale_to_float(weight.fp16_scales, __ldg(weight.scales + index)),
             shifted_integer(zero)};
   }
 

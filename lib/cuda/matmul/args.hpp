@@ -26,13 +26,14 @@ struct MatmulArgsOf {
 using MatmulArgs = MatmulArgsOf<WeightView>;
 using Int4MatmulArgs = MatmulArgsOf<Int4View>;
 
-// Whether rows of x, of 16-bit elements, are 16-byte aligned.
+// Whether rows of x are 16-byte aligned.
 template <class W>
 bool has_x_vectors(const MatmulProblemOf<W> &problem) {
-  return is_multiple(problem.x, 16) && (problem.m == 1 || problem.x_stride % 8 == 0);
+  return is_multiple(problem.x, 16) &&
+         (problem.m == 1 || problem.x_stride * element_bytes(problem.dtype) % 16 == 0);
 }
 
-// The format's own codebook, rounded to x's dtype.
+// The format's own codebook, rounded to x's dtype of 16 bits.
 inline const RoundedCodebook &rounded_codebook(const WeightView &weight, nf4_dtype dtype) {
   const Format &format = kFormats[weight.format_row];
   return dtype == NF4_DTYPE_BF16 ? format.bf16 : format.fp16;

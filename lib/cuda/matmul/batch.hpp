@@ -13,7 +13,7 @@ namespace nf4::cuda {
 inline const void *kernel_for(const GpuFamily &family, const MatmulProblem &problem, int config) {
   // A weight without elements has no scales, of either kind.
   const bool nested = problem.weight.nested() && problem.weight.elements != 0;
-  return kernels_of<MatmulKernels>(family).of[problem.dtype - NF4_DTYPE_FP16][nested][config];
+  return kernels_of<MatmulKernels>(family).of[problem.dtype - NF4_DTYPE_FP32][nested][config];
 }
 inline const void *kernel_for(const GpuFamily &family, const Int4MatmulProblem &problem,
                               int config) {
@@ -40,7 +40,7 @@ inline const void *batch_kernel_for(const GpuFamily &family, const MatmulProblem
                                     int config) {
   if (config >= kFamilyConfigCount) return nullptr;
   const auto &kernels = kernels_of<MatmulKernels>(family).batch;
-  return kernels[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][config];
+  return kernels[problem.dtype - NF4_DTYPE_FP32][problem.weight.nested()][config];
 }
 
 // Walks through the launches. Products that write nothing are skipped.

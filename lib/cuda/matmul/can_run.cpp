@@ -49,12 +49,13 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
   const int log2 = weight.nested() ? weight.blocksize_log2 + weight.nested_blocksize_log2 : 0;
   if (log2 > 30) return false;
   return rows <= kSkinnyElementsMax / weight.cols &&
-         skinny_tiles_that_fit(skinny_smem(max_m, gpu.tensor_maps),
+         skinny_tiles_that_fit(skinny_smem_of(problem.dtype, max_m, gpu.tensor_maps),
                                skinny_scale_bytes(weight.cols, weight.nested(), log2),
                                gpu.shared_bytes) > 0;
 }
 
 bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which) {
+  if (problem.dtype == NF4_DTYPE_FP32) return false;
   const Weight &weight = problem.weight;
   // Past a row's end codes, scales and x are 0. Their product is 0 unless a caller's codebook
   // begins with an infinity or a NaN.
@@ -63,7 +64,7 @@ bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which)
   if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16 &&
       kMatmulConfigs[which].scale_on == ScaleOn::kWeights)
     return false;
-  return weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
+  return has_codebook_kernel(which) && weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
          wgmma_sizes_can_run(problem, gpu, which);
 }
 
@@ -84,7 +85,8 @@ bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int c
     return gpu.tensor_maps && config != kSkinny2 &&
            (weight.layout == NF4_INT4_GPTQ || weight.rows % 32 == 0) &&
            (problem.m == 1 || problem.x_stride < kMaxPitch) &&
-           gpu.shared_bytes >= strip_smem(max_m).bytes;
+           gpu.shared_bytes >= strip_smem(narrow_strip(weight.layout), max_m).bytes &&
+           gpu.shared_bytes >= strip_smem(wide_strip(weight.layout), max_m).bytes;
   const int64_t ctas = std::min<int64_t>(ceil_divide(weight.rows, kInt4Unit), gpu.multiprocessors);
   const int64_t rows = ceil_divide(weight.rows, ctas) + kInt4Unit + kWarpTileN;
   return rows <= kSkinnyElementsMax / weight.cols &&

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <type_traits>
 
 #include "cuda/matmul/skinny/smem.hpp"
+#include "cuda/matmul/skinny/strip_plan.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
 namespace nf4::cuda {
@@ -60,9 +60,21 @@ void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel 
                 (whole * static_cast<double>(k_tiles) + share) * model.k_tile[config];
 }
 
-double skinny16_cycles(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model) {
-  const int64_t rows = ceil_divide(size.rows, gpu.multiprocessors);
-  return model.skinny16_start + model.skinny16_element * static_cast<double>(rows * size.cols);
+double skinny16_cycles(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model) {
+  const int64_t rows = ceil_divide(problem.weight.rows, gpu.multiprocessors);
+  return model.skinny16_start +
+         model.skinny16_element * static_cast<double>(rows * problem.weight.cols);
+}
+double skinny16_cycles(const Int4MatmulProblem &problem, const GpuFacts &gpu,
+                       const CostModel &model) {
+  const Int4Weight &weight = problem.weight;
+  if (!takes_strips(weight.layout, 16, gpu.tensor_maps)) {
+    const int64_t rows = ceil_divide(weight.rows, gpu.multiprocessors);
+    return model.skinny16_start + model.skinny16_element * static_cast<double>(rows * weight.cols);
+  }
+  const StripPlan plan = plan_strips(weight.layout, weight.rows, weight.cols, gpu);
+  return model.strip16_start +
+         model.strip16_element * plan.busiest_rows(gpu) * static_cast<double>(weight.cols);
 }
 
 }  // namespace
@@ -89,12 +101,18 @@ WgmmaPlan plan_wgmma(const MatmulSize &size, const GpuFacts &gpu, const CostMode
   return plan;
 }
 
+// With integer weights skinny_2 loads x ahead where rows are long.
+bool takes_skinny2_for_long_rows(const Weight &, const GpuFacts &) { return false; }
+bool takes_skinny2_for_long_rows(const Int4Weight &weight, const GpuFacts &gpu) {
+  return weight.cols > kSkinnyWarps * kWarpTileK &&
+         !takes_strips(weight.layout, kMatmulConfigs[kSkinny8].tile_m, gpu.tensor_maps);
+}
+
 template <class W>
 int choose_skinny(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model) {
-  // With integer weights skinny_2 loads x ahead where rows are long.
-  const bool many =
-      problem.weight.rows >= model.skinny2_rows_per_cta * gpu.multiprocessors ||
-      (std::is_same_v<W, Int4Weight> && problem.weight.cols > kSkinnyWarps * kWarpTileK);
+  const bool many = problem.dtype == NF4_DTYPE_FP32 ||
+                    problem.weight.rows >= model.skinny2_rows_per_cta * gpu.multiprocessors ||
+                    takes_skinny2_for_long_rows(problem.weight, gpu);
   for (const int config : {kSkinny2, kSkinny8, kSkinny16})
     if ((config != kSkinny2 || many) && skinny_can_run(problem, gpu, config)) return config;
   // Its partial sums are the smallest, where rows are very long.
@@ -106,7 +124,7 @@ void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const 
                   MatmulChoice &choice) {
   double least = std::numeric_limits<double>::infinity();
   if (choice.config == kSkinny16)
-    least = model.skinny16_margin * skinny16_cycles(size_of(problem), gpu, model);
+    least = model.skinny16_margin * skinny16_cycles(problem, gpu, model);
   for (int config = kFirstWgmma; config < kMatmulConfigCount; ++config) {
     if (!wgmma_can_run(problem, gpu, config)) continue;
     const WgmmaPlan plan = plan_wgmma(size_of(problem), gpu, model, config);

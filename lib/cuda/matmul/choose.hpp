@@ -77,7 +77,9 @@ auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostM
                    Load load, MatmulChoice &choice) {
   using Error = decltype(load(gpu));
   choice.config = choose_skinny(problem, gpu, model);
-  if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8) return Error{};
+  if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8 ||
+      problem.dtype == NF4_DTYPE_FP32)
+    return Error{};
   if (const Error error = load(gpu)) return error;
   choose_wgmma(problem, gpu, model, choice);
   return Error{};

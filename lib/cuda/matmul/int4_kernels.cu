@@ -20,23 +20,30 @@ struct Kind {
     const void **const of = kernels.of[kDtype][kLayout][kByColumn];
     of[kMma64x64] = (const void *)matmul_mma<Arch, T, Source>;
     if constexpr (!kByColumn && Arch::kTensorCores) {
-      set_skinny<kSkinny2>(of);
-      set_skinny<kSkinny8>(of);
-      set_skinny<kSkinny16>(of);
+      set_skinny<kSkinny2>(kernels);
+      set_skinny<kSkinny8>(kernels);
+      set_skinny<kSkinny16>(kernels);
     }
   }
+  template <int kWarpsN, int kMTiles>
+  static const void *strip() {
+    using Strip = std::conditional_t<Layout == NF4_INT4_AWQ, StripAwq<kWarpsN>, StripGptq<kWarpsN>>;
+    return (const void *)int4_matmul_strip<Arch, T, Strip, kMTiles>;
+  }
   template <int Config>
-  static void set_skinny(const void **of) {
+  static void set_skinny(Int4MatmulKernels &kernels) {
     constexpr int kMTiles = Config == kSkinny16 ? 2 : 1;
-    if constexpr (takes_strips(Layout, kMTiles * 8, Arch::kTensorMaps)) {
-      using Strip = std::conditional_t<Layout == NF4_INT4_AWQ, StripAwq, StripGptq>;
-      if constexpr (Arch::kTensorMaps && Config != kSkinny2)
-        of[Config] = (const void *)int4_matmul_strip<Arch, T, Strip, kMTiles>;
+    const void *&kernel = kernels.of[kDtype][kLayout][kByColumn][Config];
+    if constexpr (takes_strips(Layout, kMatmulConfigs[Config].tile_m, Arch::kTensorMaps)) {
+      if constexpr (Arch::kTensorMaps && Config != kSkinny2) {
+        kernel = strip<narrow_strip(Layout), kMTiles>();
+        kernels.wide[kDtype][kLayout][Config] = strip<wide_strip(Layout), kMTiles>();
+      }
     } else {
       using Skinny = std::conditional_t<Layout == NF4_INT4_GPTQ, SkinnyGptq, SkinnyRowPacked>;
       using WarpMma = std::conditional_t<Config == kSkinny2, Int4MmaM2<T, Skinny>,
                                          Int4MmaM8<T, Skinny, kMTiles>>;
-      of[Config] = (const void *)int4_matmul_skinny<Arch, T, Skinny, WarpMma>;
+      kernel = (const void *)int4_matmul_skinny<Arch, T, Skinny, WarpMma>;
     }
   }
   static void set(Int4FewKernels &kernels) {

@@ -1,4 +1,6 @@
 // Instantiates the mma and skinny kernels of one GPU family; compiled once for each.
+#include <type_traits>
+
 #include "cuda/arch.cuh"
 #include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/mma/codebook_source.cuh"
@@ -21,7 +23,11 @@ template <class Arch, class T, class Scales>
 void set_kernels(MatmulKernels &kernels, int dtype) {
   kernels.of[dtype][Scales::kNested][kMma64x64] =
       (const void *)matmul_mma<Arch, T, CodebookSource<Arch, Scales>>;
-  if constexpr (Arch::kTensorCores) {
+  if constexpr (Arch::kTensorCores && std::is_same_v<T, float>) {
+    set_skinny_kernels<Arch, T, Scales, WarpMmaFp32M2>(kernels, dtype, kSkinny2);
+    set_skinny_kernels<Arch, T, Scales, WarpMmaFp32<1>>(kernels, dtype, kSkinny8);
+    set_skinny_kernels<Arch, T, Scales, WarpMmaFp32<2>>(kernels, dtype, kSkinny16);
+  } else if constexpr (Arch::kTensorCores) {
     set_skinny_kernels<Arch, T, Scales, WarpMmaM2<T>>(kernels, dtype, kSkinny2);
     set_skinny_kernels<Arch, T, Scales, WarpMmaM8<T, 1>>(kernels, dtype, kSkinny8);
     set_skinny_kernels<Arch, T, Scales, WarpMmaM8<T, 2>>(kernels, dtype, kSkinny16);
@@ -33,10 +39,12 @@ void set_kernels(MatmulKernels &kernels, int dtype) {
 template <class Arch>
 MatmulKernels MatmulKernels::make() {
   MatmulKernels kernels{};
-  set_kernels<Arch, __half, FlatScales>(kernels, 0);
-  set_kernels<Arch, __half, NestedScales>(kernels, 0);
-  set_kernels<Arch, __nv_bfloat16, FlatScales>(kernels, 1);
-  set_kernels<Arch, __nv_bfloat16, NestedScales>(kernels, 1);
+  set_kernels<Arch, float, FlatScales>(kernels, 0);
+  set_kernels<Arch, float, NestedScales>(kernels, 0);
+  set_kernels<Arch, __half, FlatScales>(kernels, 1);
+  set_kernels<Arch, __half, NestedScales>(kernels, 1);
+  set_kernels<Arch, __nv_bfloat16, FlatScales>(kernels, 2);
+  set_kernels<Arch, __nv_bfloat16, NestedScales>(kernels, 2);
   return kernels;
 }
 

@@ -9,20 +9,23 @@ namespace nf4::cuda {
 // The last index is the configuration; NULL: there is none. Args: MatmulArgs of mma kernels,
 // SkinnyArgs of skinny kernels.
 struct MatmulKernels {
-  // [dtype - NF4_DTYPE_FP16][nested][configuration]
-  const void *of[2][2][kFamilyConfigCount];
+  // [dtype - NF4_DTYPE_FP32][nested][configuration]
+  const void *of[3][2][kFamilyConfigCount];
   // For several weights in one launch, args: SkinnyBatch. NULL for mma kernels.
-  const void *batch[2][2][kFamilyConfigCount];
+  const void *batch[3][2][kFamilyConfigCount];
 
   template <class Arch>
   static MatmulKernels make();
 };
 
 // Integer weights. Args: Int4MatmulArgs of mma kernels; of skinny kernels Int4SkinnyArgs, or
-// StripArgs where takes_strips(): of AWQ's, and of GPTQ's skinny_16 with tensor maps.
+// StripArgs where takes_strips().
 struct Int4MatmulKernels {
   // [dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][has g_idx][configuration]
   const void *of[2][3][2][kFamilyConfigCount];
+  // [dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][configuration]: those of wide strips, where
+  // `of` has those of narrow ones.
+  const void *wide[2][3][kFamilyConfigCount];
 
   template <class Arch>
   static Int4MatmulKernels make();

@@ -13,9 +13,7 @@
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/permute/permute.hpp"
-#include "cuda/runtime/families.hpp"
-#include "cuda/runtime/launch.hpp"
-#include "cuda/runtime/locate.hpp"
+#include "cuda/runtime/target.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -39,8 +37,7 @@ cudaError_t order_x(const MatmulTarget &, const MatmulProblem &, const MatmulPro
 cudaError_t order_x(const MatmulTarget &target, const Int4MatmulProblem &problem,
                     const Int4MatmulProblem &ordered) {
   if (problem.weight.permutation == nullptr || problem.weight.cols == 0) return cudaSuccess;
-  return permute_x(problem, const_cast<void *>(ordered.x), *target.family, target.device,
-                   target.stream);
+  return permute_x(problem, const_cast<void *>(ordered.x), target);
 }
 
 template <class W>
@@ -71,7 +68,9 @@ template <class W>
 cudaError_t choose(MatmulTarget &target, const MatmulProblemOf<W> &given, MatmulChoice &choice) {
   const auto &problem = in_column_order(given);
   GpuFacts &gpu = target.gpu;
-  const auto load = [&](GpuFacts &facts) { return load_wgmma_kernels(target.device, facts); };
+  const auto load = [&](GpuFacts &facts) {
+    return load_wgmma_kernels(target.device, problem.weight, facts);
+  };
   if (!forced_config) return choose_config(problem, gpu, cost_model(problem.weight), load, choice);
   choice.config = can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
   if (!is_wgmma(choice.config)) return cudaSuccess;
@@ -97,18 +96,14 @@ cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
   return cudaSuccess;
 }
 
-// What runs on the target's device.
-nf4_status find_family(MatmulTarget &target) {
+GpuFacts facts_of(const LaunchTarget &target) {
   const Device &device = target.device;
-  target.family = family_for(device.compute_capability);
-  if (target.family == nullptr) return no_family(device);
-  target.gpu = {device.multiprocessors,
-                device.shared_bytes,
-                target.family->tensor_cores,
-                target.family->tensor_maps,
-                has_wgmma(*target.family, device.compute_capability),
-                {}};
-  return NF4_STATUS_OK;
+  return {device.multiprocessors,
+          device.shared_bytes,
+          target.family->tensor_cores,
+          target.family->tensor_maps,
+          has_wgmma(*target.family, device.compute_capability),
+          {}};
 }
 
 // Where the problems are, and what runs there.
@@ -117,9 +112,9 @@ nf4_status find_target(const MatmulProblemOf<W> *problems, int count, nf4_stream
                        MatmulTarget &target) {
   const Operands *operands[NF4_MATMUL_BATCH_MAX];
   for (int i = 0; i < count; ++i) operands[i] = &problems[i].operands;
-  if (const nf4_status status = locate(operands, count, stream, target.device)) return status;
-  target.stream = stream;
-  return find_family(target);
+  if (const nf4_status status = find_target(operands, count, stream, target)) return status;
+  target.gpu = facts_of(target);
+  return NF4_STATUS_OK;
 }
 
 template <class W>
@@ -183,7 +178,7 @@ nf4_status find_config(const MatmulProblemOf<W> &problem, nf4_stream stream, int
   MatmulTarget target;
   if (const nf4_status status = find_target(&problem, 1, stream, target)) return status;
   const CurrentDevice current(target.device.index);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  if (const nf4_status status = current.status()) return status;
   MatmulChoice choice{};
   const cudaError_t error = choose(target, problem, choice);
   if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
@@ -197,7 +192,7 @@ nf4_status launch_all(const MatmulProblemOf<W> *problems, int count, nf4_stream 
   if (const nf4_status status = find_target(problems, count, stream, target)) return status;
 
   const CurrentDevice current(target.device.index);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  if (const nf4_status status = current.status()) return status;
   BatchLaunches<W> launches(target, problems, count);
   cudaError_t error = choose_all(target, launches);
   if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
@@ -217,9 +212,10 @@ nf4_status plan_all(const MatmulBatchOf<W> &batch, int device, int32_t *launch_o
   if (const nf4_status status = check_device(device, count)) return status;
   if (const nf4_status status = cached_device(device, target.device)) return status;
   if (const nf4_status status = find_family(target)) return status;
+  target.gpu = facts_of(target);
 
   const CurrentDevice current(device);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
+  if (const nf4_status status = current.status()) return status;
   BatchLaunches<W> launches(target, batch.list, batch.count);
   const cudaError_t error = choose_all(target, launches);
   if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
@@ -249,8 +245,8 @@ nf4_status matmul_config(const Int4MatmulProblem &problem, nf4_stream stream, in
 void force_matmul(std::optional<int> config) { forced_config = config; }
 
 bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
-  return is_wgmma(config) ? has_wgmma(family, compute_capability)
-                          : kernels_of<MatmulKernels>(family).of[0][0][config] != nullptr;
+  return is_wgmma(config) ? has_codebook_kernel(config) && has_wgmma(family, compute_capability)
+                          : kernels_of<MatmulKernels>(family).of[1][0][config] != nullptr;
 }
 
 cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {
@@ -259,9 +255,14 @@ cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4FewKernels>(family));
   if (error == cudaSuccess) error = allow_shared_memory<MatmulKernels>(family, device);
   if (error == cudaSuccess) error = allow_shared_memory<Int4MatmulKernels>(family, device);
+  if (error != cudaSuccess || !has_wgmma(family, device.compute_capability)) return error;
   GpuFacts gpu{};
-  if (error == cudaSuccess && has_wgmma(family, device.compute_capability))
-    error = load_wgmma_kernels(device, gpu);
+  Int4Weight weight{};
+  error = load_wgmma_kernels(device, Weight{}, gpu);
+  for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS}) {
+    weight.layout = layout;
+    if (error == cudaSuccess) error = load_wgmma_kernels(device, weight, gpu);
+  }
   return error;
 }
 

@@ -1,17 +1,13 @@
-// Where the launches of a call go.
+// Where the launches of a matmul go.
 #pragma once
 
 #include "cuda/matmul/choose.hpp"
-#include "cuda/runtime/device.hpp"
-#include "cuda/runtime/families.hpp"
+#include "cuda/runtime/target.hpp"
 
 namespace nf4::cuda {
 
-struct MatmulTarget {
-  Device device;
-  const GpuFamily *family;
+struct MatmulTarget : LaunchTarget {
   GpuFacts gpu;
-  cudaStream_t stream;
 };
 
 }  // namespace nf4::cuda

@@ -9,21 +9,44 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int64_t kNoStreamKUpToM = 64;
-
-// The narrowest stream-K tile that holds m rows of x, else the widest. Tiles are in order.
-const MatmulConfig &stream_k_config(int64_t m) {
-  for (int i = kFirstStreamK; i < kMatmulConfigCount; ++i)
-    if (kMatmulConfigs[i].tile_m >= m) return kMatmulConfigs[i];
-  return kMatmulConfigs[kMatmulConfigCount - 1];
+constexpr bool has_kernel(bool integers, int config) {
+  return integers ? has_int4_kernel(config) : has_codebook_kernel(config);
 }
+
+// The narrowest stream-K tile that holds m rows of x, else the widest.
+constexpr const MatmulConfig &stream_k_config(bool integers, int64_t m) {
+  const MatmulConfig *best = nullptr;
+  for (int i = kFirstStreamK; i < kMatmulConfigCount; ++i) {
+    const MatmulConfig &config = kMatmulConfigs[i];
+    if (!has_kernel(integers, i)) continue;
+    const bool holds = config.tile_m >= m;
+    if (best == nullptr ||
+        (holds != (best->tile_m >= m) ? holds : holds == (config.tile_m < best->tile_m)))
+      best = &config;
+  }
+  return *best;
+}
+
+// So many rows of x fit into a narrower tile than any of stream-K.
+constexpr int64_t no_stream_k_up_to(bool integers) {
+  int64_t m = 0;
+  for (int i = kFirstWgmma; i < kFirstStreamK; ++i) {
+    const int64_t tile_m = kMatmulConfigs[i].tile_m;
+    if (has_kernel(integers, i) && tile_m > m && tile_m < stream_k_config(integers, 1).tile_m)
+      m = tile_m;
+  }
+  return m;
+}
+static_assert(no_stream_k_up_to(false) == 64 && no_stream_k_up_to(true) == 16);
 
 constexpr bool stream_k_in_order() {
   for (int i = 0; i < kMatmulConfigCount; ++i) {
     if (is_stream_k(i) != (i >= kFirstStreamK)) return false;
-    if (i > kFirstStreamK && (kMatmulConfigs[i].tile_m <= kMatmulConfigs[i - 1].tile_m ||
-                              kMatmulConfigs[i].tile_n != kMatmulConfigs[i - 1].tile_n))
-      return false;
+    for (int j = kFirstStreamK; j < kMatmulConfigCount; ++j) {
+      const MatmulConfig &a = kMatmulConfigs[i], &b = kMatmulConfigs[j];
+      if (is_stream_k(i) && a.tile_m < b.tile_m && a.tile_m * a.tile_n > b.tile_m * b.tile_n)
+        return false;
+    }
   }
   return true;
 }
@@ -33,20 +56,24 @@ static_assert(stream_k_in_order(), "sizes must not decrease as m increases");
 
 MatmulSize size_of(const MatmulProblem &problem) {
   const Weight &weight = problem.weight;
-  return {problem.dtype, problem.m, weight.rows, weight.cols, weight.blocksize()};
+  return {problem.dtype, problem.m, weight.rows, weight.cols, weight.blocksize(), false};
 }
 
 MatmulSize size_of(const Int4MatmulProblem &problem) {
   const Int4Weight &weight = problem.weight;
-  return {problem.dtype, problem.m, weight.rows, weight.cols,
-          weight.g_idx == nullptr ? weight.group_size : 1};
+  return {problem.dtype,
+          problem.m,
+          weight.rows,
+          weight.cols,
+          weight.g_idx == nullptr ? weight.group_size : 1,
+          true};
 }
 
 MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
-  if (size.m <= kNoStreamKUpToM || size.rows == 0 || size.dtype == NF4_DTYPE_FP32 ||
-      size.cols % kStepK != 0 || size.scale_columns < kStepK)
+  if (size.m <= no_stream_k_up_to(size.integers) || size.rows == 0 ||
+      size.dtype == NF4_DTYPE_FP32 || size.cols % kStepK != 0 || size.scale_columns < kStepK)
     return;
-  const MatmulConfig &narrowest = kMatmulConfigs[kFirstStreamK];
+  const MatmulConfig &narrowest = stream_k_config(size.integers, 1);
   // Each at most as many as fill all CTAs, so that their product is no large number.
   const auto count = [](int64_t size, int64_t tile) {
     return std::min(ceil_divide(size, tile), kMaxCtas * kMinKTiles);
@@ -54,7 +81,7 @@ MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
   const int64_t k_tiles = count(size.rows, narrowest.tile_n) * count(size.m, narrowest.tile_m) *
                           count(size.cols, kTileK);
   ctas = std::min(kMaxCtas, k_tiles / kMinKTiles);
-  const MatmulConfig &config = stream_k_config(size.m);
+  const MatmulConfig &config = stream_k_config(size.integers, size.m);
   cta_bytes = int64_t{config.tile_m} * config.tile_n * 4;
 }
 

@@ -14,6 +14,7 @@ struct MatmulSize {
   int64_t rows;
   int64_t cols;
   int64_t scale_columns;  // that share a scale, from a multiple of them on
+  bool integers;          // integer weights, which do without some configurations
 };
 MatmulSize size_of(const MatmulProblem &problem);
 MatmulSize size_of(const Int4MatmulProblem &problem);

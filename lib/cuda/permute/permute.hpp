@@ -3,16 +3,14 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/runtime/device.hpp"
-#include "cuda/runtime/families.hpp"
+#include "cuda/runtime/target.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
 
 // Enqueues the copy of problem.x, m x cols of 16 bits, into `to`, [m][cols] on a 16-byte boundary,
-// by the weight's permutation, which is not NULL. The stream's device, `device`, is current. The
-// kernel waits for its predecessor and may be waited for by PDL.
-cudaError_t permute_x(const Int4MatmulProblem &problem, void *to, const GpuFamily &family,
-                      const Device &device, cudaStream_t stream);
+// by the weight's permutation, which is not NULL. The target's device is current. The kernel
+// waits for its predecessor and may be waited for by PDL.
+cudaError_t permute_x(const Int4MatmulProblem &problem, void *to, const LaunchTarget &target);
 
 }  // namespace nf4::cuda

@@ -8,6 +8,7 @@
 
 #include "cuda/arch.cuh"
 #include "cuda/permute/args.hpp"
+#include "cuda/ptx/memory.cuh"
 #include "cuda/ptx/pdl.cuh"
 
 namespace nf4::cuda {
@@ -38,16 +39,18 @@ __device__ __forceinline__ void permute_eight(const uint16_t *row, const int32_t
 template <class Arch>
 __global__ void __launch_bounds__(kPermuteThreads)
     permute_x(const __grid_constant__ PermuteXArgs args) {
-  pdl_wait<Arch>();
-  pdl_launch_dependents<Arch>();
+  pdl_launch_dependents<Arch>();  // they wait for this kernel, and so for its predecessor
   const int64_t m = blockIdx.x / args.row_ctas;
   const int part = static_cast<int>(blockIdx.x - m * args.row_ctas);
+  const int64_t first = (int64_t{part} * kPermuteThreads + threadIdx.x) * kPermuteColumns;
+  // Allowed while the predecessor still writes.
+  if (first < args.cols) prefetch_l2_sector(args.permutation + first);
+  pdl_wait<Arch>();
   const uint16_t *const row = args.from + m * args.from_stride;
   uint16_t *const to = args.to + m * args.cols;
   const bool aligned = args.cols % kPermuteColumns == 0;
   const int64_t stride = int64_t{args.row_ctas} * kPermuteThreads * kPermuteColumns;
-  for (int64_t k = (int64_t{part} * kPermuteThreads + threadIdx.x) * kPermuteColumns; k < args.cols;
-       k += stride)
+  for (int64_t k = first; k < args.cols; k += stride)
     permute_eight(row, args.permutation + k, args.cols - k, to + k, aligned);
 }
 

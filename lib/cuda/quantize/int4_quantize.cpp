@@ -3,9 +3,7 @@
 #include "cuda/backend.hpp"
 #include "cuda/quantize/int4_args.hpp"
 #include "cuda/quantize/int4_kernels.hpp"
-#include "cuda/runtime/families.hpp"
-#include "cuda/runtime/launch.hpp"
-#include "cuda/runtime/locate.hpp"
+#include "cuda/runtime/target.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -33,21 +31,14 @@ Int4QuantizeArgs args_of(const Int4QuantizeProblem &problem) {
 }  // namespace
 
 nf4_status quantize(const Int4QuantizeProblem &problem, nf4_stream stream) {
-  Device device;
-  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
-  const GpuFamily *family = family_for(device.compute_capability);
-  if (family == nullptr) return no_family(device);
-
-  const Int4QuantizeArgs args = args_of(problem);
-  const int64_t tiles = int4_words(args.rows) * args.groups;
-  const CurrentDevice current(device.index);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  const cudaError_t error =
-      launch({kernels_of<Int4QuantizeKernels>(*family).of[problem.dtype - 1],
-              args.cta_tiles ? tiles : ceil_divide(tiles, kInt4QuantizeThreads / 32),
-              kInt4QuantizeThreads, family->pdl, stream},
-             args);
-  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching quantize");
+  const auto launch = [&](const LaunchTarget &target) {
+    const Int4QuantizeArgs args = args_of(problem);
+    const int64_t tiles = int4_words(args.rows) * args.groups;
+    return target.launch(kernels_of<Int4QuantizeKernels>(*target.family).of[problem.dtype - 1],
+                         args.cta_tiles ? tiles : ceil_divide(tiles, kInt4QuantizeThreads / 32),
+                         kInt4QuantizeThreads, args);
+  };
+  return launch_on_device(problem.operands, stream, "launching quantize", launch);
 }
 
 }  // namespace nf4::cuda

@@ -15,6 +15,7 @@
 #include "cuda/element.cuh"
 #include "cuda/ptx/pdl.cuh"
 #include "cuda/quantize/int4_args.hpp"
+#include "cuda/weight/int4_scale.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -64,11 +65,6 @@ __device__ __forceinline__ uint16_t round_scale(float scale, nf4_dtype dtype) {
   return int4_scale_bits(dtype == NF4_DTYPE_FP16 ? __half_as_ushort(__float2half_rn(scale))
                                                  : __bfloat16_as_ushort(__float2bfloat16_rn(scale)),
                          dtype);
-}
-
-__device__ __forceinline__ float scale_of_bits(uint16_t bits, nf4_dtype dtype) {
-  return dtype == NF4_DTYPE_FP16 ? __half2float(__ushort_as_half(bits))
-                                 : __uint_as_float(uint32_t{bits} << 16);
 }
 
 // The word of 8 rows of one column each, from words of 8 columns of one row each: of lanes 4 r + j,
@@ -242,7 +238,7 @@ __global__ void __launch_bounds__(kInt4QuantizeThreads)
       static_cast<const T *>(args.in) + (has_row ? n : 0) * args.cols + place.g * args.group_size;
   const Int4Range range = group_range(args, in, place);
   const uint16_t bits = round_scale(int4_exact_scale(range, args.symmetric), args.scales_dtype);
-  const float scale = scale_of_bits(bits, args.scales_dtype);
+  const float scale = scale_to_float(args.scales_dtype == NF4_DTYPE_FP16, bits);
   const uint32_t zero = int4_zero_of(range, args.symmetric, scale);
   if (place.first == 0 && has_row)
     args.scales[int4_scale(args.layout, args.rows, args.groups, n, place.g)] = bits;

@@ -4,9 +4,7 @@
 #include "cuda/backend.hpp"
 #include "cuda/quantize/args.hpp"
 #include "cuda/quantize/kernels.hpp"
-#include "cuda/runtime/families.hpp"
-#include "cuda/runtime/launch.hpp"
-#include "cuda/runtime/locate.hpp"
+#include "cuda/runtime/target.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -37,39 +35,30 @@ QuantizeArgs weights_args(const QuantizeProblem &problem) {
   return args;
 }
 
-// What all launches of a call have in common.
-struct Target {
-  const QuantizeKernels &kernels;
-  bool pdl;
-  int multiprocessors;
-  cudaStream_t stream;
+const QuantizeKernels &kernels_on(const LaunchTarget &target) {
+  return kernels_of<QuantizeKernels>(*target.family);
+}
 
-  template <class Args>
-  cudaError_t launch(const void *kernel, int64_t ctas, int threads, const Args &args) const {
-    return cuda::launch({kernel, ctas, threads, pdl, stream}, args);
-  }
-};
-
-cudaError_t launch_weights(const QuantizeProblem &problem, const Target &target) {
+cudaError_t launch_weights(const QuantizeProblem &problem, const LaunchTarget &target) {
   const bool callers_codebook = problem.weight.codebook != nullptr;
-  return target.launch(target.kernels.weights[problem.dtype - 1][callers_codebook],
+  return target.launch(kernels_on(target).weights[problem.dtype - 1][callers_codebook],
                        ceil_divide(problem.weight.elements, kQuantizeCtaTile), kQuantizeThreads,
                        weights_args(problem));
 }
 
 // Adds up partial sums until one CTA can add up those that are left.
-cudaError_t launch_sums(const Target &target, SumArgs &sums) {
+cudaError_t launch_sums(const LaunchTarget &target, SumArgs &sums) {
   cudaError_t error = cudaSuccess;
   while (error == cudaSuccess && sums.count > kSumsPerSum) {
     const int64_t ctas = ceil_divide(sums.count, kSumsPerSum);
-    error = target.launch(target.kernels.sums, ctas, kScalesThreads, sums);
+    error = target.launch(kernels_on(target).sums, ctas, kScalesThreads, sums);
     sums = {sums.out, sums.out + ctas, ctas};
   }
   return error;
 }
 
 // The mean of the scales, then their codes.
-cudaError_t launch_scales(const QuantizeProblem &problem, const Target &target) {
+cudaError_t launch_scales(const QuantizeProblem &problem, const LaunchTarget &target) {
   const Weight &weight = problem.weight;
   double *first = partial_sums_of(problem);
   const int64_t count = ceil_divide(weight.elements, kQuantizeCtaTile);
@@ -93,25 +82,20 @@ cudaError_t launch_scales(const QuantizeProblem &problem, const Target &target) 
   const int64_t work = weight.nested_blocksize_log2 <= kChunkLog2
                            ? ceil_divide(weight.blocks, int64_t{1} << kChunkLog2)
                            : weight.nested_blocks;
-  return target.launch(target.kernels.scales, std::min<int64_t>(work, target.multiprocessors),
-                       kScalesThreads, args);
+  return target.launch(kernels_on(target).scales,
+                       std::min<int64_t>(work, target.device.multiprocessors), kScalesThreads,
+                       args);
 }
 
 }  // namespace
 
 nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream) {
-  Device device;
-  if (const nf4_status status = locate(problem.operands, stream, device)) return status;
-  const GpuFamily *family = family_for(device.compute_capability);
-  if (family == nullptr) return no_family(device);
-
-  const CurrentDevice current(device.index);
-  if (current.error() != cudaSuccess) return fail_cuda(current.error(), "cudaSetDevice");
-  const Target target{kernels_of<QuantizeKernels>(*family), family->pdl, device.multiprocessors,
-                      stream};
-  cudaError_t error = launch_weights(problem, target);
-  if (error == cudaSuccess && problem.weight.nested()) error = launch_scales(problem, target);
-  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "launching quantize");
+  const auto launch = [&](const LaunchTarget &target) {
+    const cudaError_t error = launch_weights(problem, target);
+    if (error != cudaSuccess || !problem.weight.nested()) return error;
+    return launch_scales(problem, target);
+  };
+  return launch_on_device(problem.operands, stream, "launching quantize", launch);
 }
 
 }  // namespace nf4::cuda

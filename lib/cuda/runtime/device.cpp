@@ -104,6 +104,10 @@ CurrentDevice::CurrentDevice(int device) {
   switched_ = error_ == cudaSuccess;
 }
 
+nf4_status CurrentDevice::status() const {
+  return error_ == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error_, "cudaSetDevice");
+}
+
 CurrentDevice::~CurrentDevice() {
   if (switched_) cudaSetDevice(previous_);
 }

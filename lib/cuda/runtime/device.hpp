@@ -41,6 +41,7 @@ class CurrentDevice {
   CurrentDevice(const CurrentDevice &) = delete;
   CurrentDevice &operator=(const CurrentDevice &) = delete;
   cudaError_t error() const { return error_; }
+  nf4_status status() const;
 
  private:
   int previous_ = 0;

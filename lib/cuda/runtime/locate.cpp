@@ -115,11 +115,6 @@ cudaError_t device_of_stream(cudaStream_t stream, int devices, int &index) {
 
 }  // namespace
 
-nf4_status locate(const Operands &operands, cudaStream_t stream, Device &device) {
-  const Operands *const only = &operands;
-  return locate(&only, 1, stream, device);
-}
-
 nf4_status locate(const Operands *const *products, int count, cudaStream_t stream, Device &device) {
   int devices = 0;
   cudaError_t error = count_devices(devices);  // which initialises CUDA

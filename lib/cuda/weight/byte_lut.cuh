@@ -15,7 +15,9 @@ namespace {
 // address is the byte and the lane's offset, side by side.
 class ByteLut {
  public:
-  // lane_bytes is 4 times the lane.
+  static constexpr int kLaneBytes = 4;
+
+  // lane_bytes is kLaneBytes times the lane.
   __device__ __forceinline__ ByteLut(const uint8_t *lut, uint32_t lane_bytes)
       : lut_(lut), lane_(lane_bytes) {}
 

@@ -135,13 +135,22 @@ class Int4Codes {
   __device__ __forceinline__ PairOf<T> difference(uint32_t word, int half,
                                                   const Int4Scale &scale) const {
     using N = NibbleNumber<T>;
-    const uint32_t number = (nibbles_.bytes(word) & Nibbles::mask(half)) | N::kMagic;
+    const uint32_t number = masked_number(nibbles_.bytes(word), Nibbles::mask(half));
     PairOf<T> addend = as_pair<T>(scale.minus_zero);
     if constexpr (N::kMagic != 0) addend = __hadd2(addend, as_pair<T>(Nibbles::addend(half)));
     return __hfma2(as_pair<T>(number), as_pair<T>(Nibbles::multiplier(half)), addend);
   }
 
  private:
+  // One LOP3: of two constants the compiler makes two.
+  static __device__ __forceinline__ uint32_t masked_number(uint32_t bytes, uint32_t mask) {
+    constexpr uint32_t kMagic = NibbleNumber<T>::kMagic;
+    if constexpr (kMagic == 0) return bytes & mask;
+    uint32_t number;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(number) : "r"(bytes), "r"(mask), "r"(kMagic));
+    return number;
+  }
+
   const Nibbles nibbles_;
 };
 

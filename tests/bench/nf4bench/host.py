@@ -12,7 +12,7 @@ from typing import Any
 import nf4
 import torch
 
-from nf4bench import tables
+from nf4bench import models_forms, tables
 from nf4bench.cases import Case
 from nf4bench.matmul_cases import weight_case
 from nf4bench.measure import Timing, in_turns, queued
@@ -145,21 +145,40 @@ def matmul(bench: Bench, peers: Mapping[str, Any]) -> dict:
     }
 
 
+def _queued_as(gpu: Any, form: str, call: Callable[[], object]) -> float:
+    with models_forms.kernels_of(form):
+        call()  # Python is slow at functions that were just replaced
+        return queued(gpu, call, HOST_CALLS)
+
+
 def layer(bench: Bench, layers: Mapping[str, list[Linears]]) -> dict[str, Any]:
     """Host overhead of an eager call of a linear layer with one row of x, by form, and each over
-    ours; "failed": why a form has none."""
+    ours; "gradients": of one that records them. "failed": why a form has none."""
     modules = {form: each[0][LAYER] for form, each in layers.items()}
     ours = modules["libnf4"]
     x = torch.randn(1, 1, ours.in_features, dtype=DTYPE, device=bench.gpu.place)
-    work, failed = {}, {}
+    recorded = x.clone().requires_grad_()
+    calls, failed = {}, {}
     for form, module in modules.items():
-        work[form] = torch.no_grad()(lambda module=module: module(x))
         try:
-            work[form]()
+            with models_forms.kernels_of(form):
+                module(recorded)
         except Exception as error:  # the others go on
             failed[form] = f"{type(error).__name__}: {error}"
-            del work[form]
-    times = host_times(bench.gpu, work)
+            continue
+        calls[form, False] = torch.no_grad()(partial(module, x))
+        calls[form, True] = partial(module, recorded)
+    work = {key: partial(_queued_as, bench.gpu, key[0], call) for key, call in calls.items()}
+    times = in_turns(work, HOST_TURNS)
+    plain, grad = (
+        _over_ours_if_any({form: each for (form, of), each in times.items() if of == recording})
+        for recording in (False, True)
+    )
+    forms = {form: each | {"gradients": grad[form]} for form, each in plain.items()}
+    return {"shape": [ours.out_features, ours.in_features], "forms": forms, "failed": failed}
+
+
+def _over_ours_if_any(times: Mapping[str, Timing]) -> dict[str, dict]:
     figures = over_ours(times) if "libnf4" in times else {n: t.figures() for n, t in times.items()}
     figures.get("libnf4", {}).pop("ratio", None)
-    return {"shape": [ours.out_features, ours.in_features], "forms": figures, "failed": failed}
+    return figures

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from nf4bench import host, models_forms, models_steps, tables
 from nf4bench.check import WrongResult
 from nf4bench.measure import Timing, in_turns
-from nf4bench.models_cases import FORMS, MOST_ERROR, TURNS, Group
+from nf4bench.models_cases import DROP_IN, FORMS, MOST_ERROR, TURNS, Group
 from nf4bench.models_forms import Peer
 from nf4bench.models_steps import Made, Models
 from nf4bench.peers import present
@@ -41,7 +42,8 @@ class Attempt:
             if form in self.failed:
                 continue
             try:
-                results[form] = work(step)
+                with models_forms.kernels_of(form):
+                    results[form] = work(step)
             except Exception as error:  # the other forms and the other rows go on
                 self.failed[form] = reason(error)
         return results
@@ -64,10 +66,17 @@ def _checked(bench: Bench, group: Group, made: Made, attempt: Attempt) -> float 
     return float(f"{error:.3e}")
 
 
+def _timed(gpu: Any, form: str, enqueue: Callable[[], object]) -> float:
+    with models_forms.kernels_of(form):
+        if form == DROP_IN:
+            enqueue()  # Python is slow at functions that were just replaced
+        return gpu.microseconds(enqueue)
+
+
 def _times(bench: Bench, launch: str, made: Made, attempt: Attempt) -> dict[str, Timing]:
     gpu, eager = bench.gpu, launch == "eager"
     ready = attempt.each(made, lambda step: gpu.prepare([step], eager))
-    work = {form: lambda e=enqueue: gpu.microseconds(e) for form, enqueue in ready.items()}
+    work = {form: partial(_timed, gpu, form, enqueue) for form, enqueue in ready.items()}
     return in_turns(work, bench.replays or TURNS)
 
 
@@ -99,10 +108,11 @@ def rows_of(bench: Bench, group: Group, made: Made) -> list[dict[str, Any]]:
         attempt.memory[form] = {"weights": weights, "step": peak}
     for launch in group.launches:
         here, times = Attempt(attempt.memory, dict(attempt.failed)), {}
+        timed = {form: each for form, each in made.items() if launch == "eager" or form != DROP_IN}
         try:
-            times = _times(bench, launch, made, here)
+            times = _times(bench, launch, timed, here)
         except Exception as problem:  # in turns, where it is nobody's in particular
-            here.failed = dict.fromkeys(made, reason(problem)) | here.failed
+            here.failed = dict.fromkeys(timed, reason(problem)) | here.failed
         rows.append(row(group, launch, times, here, error))
     return rows
 

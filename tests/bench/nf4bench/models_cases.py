@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-FORMS = ("libnf4", "bitsandbytes", "dense")  # what a linear layer may be
-PEERS = FORMS[1:]
+DROP_IN = "drop-in"  # bitsandbytes' layers on libnf4's kernels, timed in eager mode alone
+PEERS = ("bitsandbytes", "dense")
+FORMS = ("libnf4", DROP_IN, *PEERS)  # what a linear layer may be
 CONTEXT = 512  # positions of the key-value cache
 LORA_RANK = 16
 ADAPTED = ("q_proj", "v_proj")  # the layers that have adapters in training

@@ -1,10 +1,12 @@
-"""The forms of a linear layer: dense, bitsandbytes' Linear4bit, and NF4Linear around the bytes of
-that. Each is made from one dense weight in bf16 [rows, cols], without a bias, and frozen."""
+"""The forms of a linear layer: dense, bitsandbytes' Linear4bit, the same served by libnf4 (the
+drop-in), and NF4Linear around the bytes of that. Each is made from one dense weight in bf16
+[rows, cols], without a bias, and frozen."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +14,7 @@ from nf4.torch import NF4Linear
 from torch import Tensor, nn
 
 from nf4bench import peers
-from nf4bench.models_cases import PEERS
+from nf4bench.models_cases import DROP_IN, FORMS, PEERS
 from nf4bench.models_llama import random_weight
 from nf4bench.peers import Missing, PeerMissing
 
@@ -79,15 +81,36 @@ def _try_out(peer: Peer, place: str) -> None:
     peer.linear(weight)(x).sum().backward()
 
 
+def names(present: Mapping[str, Peer]) -> list[str]:
+    """The forms that are here, ours first."""
+    here = {"libnf4", *present} | ({DROP_IN} if "bitsandbytes" in present else set())
+    return [form for form in FORMS if form in here]
+
+
+@contextmanager
+def kernels_of(form: str) -> Iterator[None]:
+    """Puts libnf4's behind bitsandbytes' layers for the drop-in, which are the same layers."""
+    if form != DROP_IN:
+        yield
+        return
+    backend = importlib.import_module("nf4.torch.bitsandbytes")
+    backend.register()
+    try:
+        yield
+    finally:
+        backend.unregister()
+
+
 def of(weight: Tensor, present: Mapping[str, Peer]) -> dict[str, nn.Module]:
-    """The weight in every form that is here, ours first. Ours has bitsandbytes' bytes, or where
+    """The weight in every form that is here. Ours has bitsandbytes' bytes, or where
     that is missing its own."""
     theirs = {name: peer.linear(weight) for name, peer in present.items()}
     if "bitsandbytes" in theirs:
         ours = NF4Linear.from_bitsandbytes(theirs["bitsandbytes"])
     else:
         ours = NF4Linear.from_linear(Dense(weight.device.type).linear(weight))
-    return {"libnf4": ours, **theirs}
+    made = {"libnf4": ours, DROP_IN: theirs.get("bitsandbytes"), **theirs}
+    return {form: made[form] for form in names(present)}
 
 
 def _of_quant_state(state: Any) -> Iterator[Tensor]:

@@ -168,7 +168,7 @@ class Lora(nn.Module):
 
     def __init__(self, base: nn.Module, down: nn.Parameter, up: nn.Parameter) -> None:
         super().__init__()
-        self.base, self.down, self.up = base, down, up
+        self.base_layer, self.down, self.up = base, down, up  # the first as in PEFT
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + functional.linear(functional.linear(x, self.down), self.up)
+        return self.base_layer(x) + functional.linear(functional.linear(x, self.down), self.up)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import nf4.torch
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +28,7 @@ def weights(
 ) -> dict[str, list[Linears]]:
     """The linear layers of a size in every form, by form and layer: each has weights of its own, so
     that a step finds none in the caches."""
-    forms: dict[str, list[Linears]] = {name: [] for name in ("libnf4", *present)}
+    forms: dict[str, list[Linears]] = {name: [] for name in models_forms.names(present)}
     for _ in range(size.layers):
         layer = {
             name: models_forms.of(models_llama.random_weight(*shape, place), present)
@@ -40,6 +41,7 @@ def weights(
 
 
 def _steps(models: Mapping[str, nn.Module], step: Callable[[nn.Module, int], Any]) -> Made:
+    nf4.torch.convert(models["libnf4"])  # whose layers know their siblings then
     return {form: (each, partial(step, each)) for form, each in models.items()}
 
 

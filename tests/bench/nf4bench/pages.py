@@ -229,7 +229,7 @@ def models_method(models: Row) -> str:
         "frozen weights. The head is dense in all. Results are first compared with bitsandbytes'.",
         *_versions(models["peers"], {
             "bitsandbytes": "bitsandbytes {} is Linear4bit, NF4 doubly quantized, on its own "
-            "kernels",
+            "kernels; the drop-in is the same layers on libnf4's, timed in eager mode",
             "dense": "dense is torch {}'s Linear in bf16",
         }),
     ])  # fmt: skip

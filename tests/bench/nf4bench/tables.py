@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from nf4bench.cases import INT4
+from nf4bench.models_cases import FORMS, PEERS
 from nf4bench.table import (
     NOTHING,
     Cell,
@@ -146,7 +147,11 @@ def matmul_calls(figures: Row) -> Filled:
 
 def layer_calls(figures: Row) -> Filled:
     title = f"one eager call of a layer at {shape(figures)}, M = 1"
-    columns = number("host overhead µs", "{us:.2f}"), number("ratio", "{ratio:.2f}x")
+    columns = (
+        number("host overhead µs", "{us:.2f}"), number("ratio", "{ratio:.2f}x"),
+        number("with gradients µs", optional("gradients", "{us:.2f}")),
+        number("ratio", optional("gradients", lambda each: f"{each.get('ratio', 1):.2f}x")),
+    )  # fmt: skip
     return Filled(Table(text(title, "{name}"), *columns), _named(figures["forms"]))
 
 
@@ -304,7 +309,6 @@ WORKS = {
     "decode": "decode", "prefill": "prefill", "training": "forward + backward",
     "mlp": "MLP, forward",
 }  # fmt: skip
-FORMS = ("libnf4", "bitsandbytes", "dense")
 
 
 def layers(row: Row) -> str:
@@ -358,7 +362,7 @@ MODELS = Table(
 )  # fmt: skip
 _MEMORY = Table(
     text("work", _compiled_work), _MODEL[1],
-    *(number(f"{name} GB", _form_memory(name)) for name in FORMS),
+    *(number(f"{name} GB", _form_memory(name)) for name in ("libnf4", *PEERS)),
 )  # fmt: skip
 _SPREADS = Table(
     *_MODEL, text("form", "{form}"), number("ms", "{ms}"), number("deciles", "{spread}"),

@@ -22,7 +22,7 @@ from nf4bench import (  # noqa: E402
     models_llama,
     models_steps,
 )  # fmt: skip
-from nf4bench.models_cases import BOTH, EAGER, FORMS, GRAPH, Group, Size  # noqa: E402
+from nf4bench.models_cases import BOTH, DROP_IN, EAGER, FORMS, GRAPH, Group, Size  # noqa: E402
 from nf4bench.models_steps import Models, runner  # noqa: E402
 from nf4bench.peers import Missing, present  # noqa: E402
 
@@ -35,6 +35,8 @@ WORKS = {
     "decode": DECODE, "prefill": Group("prefill", 2, 8, TINY, GRAPH), "training": TRAINING,
     "mlp": MLP,
 }  # fmt: skip
+
+TIMED = {"eager": list(FORMS), "graph": [form for form in FORMS if form != DROP_IN]}
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,7 @@ def test_ours_shares_the_bytes_of_bitsandbytes(peers) -> None:
     weight = models_llama.random_weight(64, 192, "cpu")
     found = models_forms.of(weight, present(peers))
     assert list(found) == list(FORMS) and isinstance(found["libnf4"], NF4Linear)
+    assert found[DROP_IN] is found["bitsandbytes"]
     theirs = found["bitsandbytes"].weight
     assert found["libnf4"].weight.data_ptr() == theirs.data_ptr()
     assert found["libnf4"].absmax.data_ptr() == theirs.quant_state.absmax.data_ptr()
@@ -90,7 +93,10 @@ def test_bytes_are_those_of_the_four_bits_and_their_scales(peers) -> None:
     # packed, scales, one nested scale, its table, the offset; bitsandbytes has a codebook besides.
     ours = elements // 2 + elements // 64 + 4 + 1024 + 4
     sizes = {form: models_forms.bytes_of(each) for form, each in found.items()}
-    assert sizes == {"libnf4": ours, "bitsandbytes": ours + 64, "dense": 2 * elements}
+    theirs = ours + 64
+    assert sizes == {
+        "libnf4": ours, DROP_IN: theirs, "bitsandbytes": theirs, "dense": 2 * elements
+    }  # fmt: skip
 
 
 def test_a_peer_that_libnf4_serves_or_that_fails_is_missing(
@@ -168,7 +174,7 @@ def test_one_graph_serves_all_layers_of_a_form(
         found = models._compared(step(None))
         assert torch.dist(found, eager[form]) < 2e-2 * eager[form].norm()
         graphs.append(counters["stats"]["unique_graphs"])
-    assert graphs == [1, 2, 3]
+    assert graphs == [1, 2, 2, 3]  # the drop-in has bitsandbytes' layers, and its graph
 
 
 def _again(tiny: Models, work: str, compiled: bool = False):
@@ -186,9 +192,9 @@ def test_a_row_for_each_way_to_launch(tiny: Models) -> None:
     for row in found:
         size = [row[name] for name in ("work", "batch", "tokens", "layers", "hidden")]
         assert size == ["decode", 2, 1, 2, 64]
-        assert list(row["forms"]) == list(FORMS) and row["failed"] == {}
+        assert list(row["forms"]) == TIMED[row["launch"]] and row["failed"] == {}
         assert 0 < row["error"] < models_cases.MOST_ERROR["decode"]
-        ours, theirs, dense = row["forms"].values()
+        ours, theirs, dense = (row["forms"][form] for form in TIMED["graph"])
         assert "ratio" not in ours and ours["step"] == 1_000_000
         assert ours["weights"] < dense["weights"]
         assert theirs["ratio"] == pytest.approx(theirs["us"] / ours["us"], abs=1e-3)
@@ -203,13 +209,14 @@ def test_a_form_that_fails_leaves_the_others(tiny: Models) -> None:
     found["bitsandbytes"] = found["bitsandbytes"][0], _broken
     for row in rows(found, DECODE):
         assert row["failed"] == {"bitsandbytes": "RuntimeError: out of luck"}
-        assert list(row["forms"]) == ["libnf4", "dense"] and row["error"] is None
+        left = [form for form in TIMED[row["launch"]] if form != "bitsandbytes"]
+        assert list(row["forms"]) == left and row["error"] is None
     found["libnf4"] = found["libnf4"][0], _broken
     (row, _) = rows(found, DECODE)
-    assert list(row["forms"]) == ["dense"] and "ratio" not in row["forms"]["dense"]
+    assert list(row["forms"]) == [DROP_IN, "dense"] and "ratio" not in row["forms"]["dense"]
 
 
-@pytest.mark.parametrize("holder, where, calls", [(FakeGpu, "prepare", 3), (models, "in_turns", 1)])
+@pytest.mark.parametrize("holder, where, calls", [(FakeGpu, "prepare", 4), (models, "in_turns", 1)])
 def test_a_graph_that_fails_leaves_the_eager_row(
     holder, where: str, calls: int, tiny: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +231,7 @@ def test_a_graph_that_fails_leaves_the_eager_row(
     eager, graph = rows(made(tiny, DECODE), DECODE)
     assert list(eager["forms"]) == list(FORMS) and eager["failed"] == {}
     assert graph["forms"] == {}
-    assert graph["failed"] == dict.fromkeys(FORMS, "RuntimeError: the GPU is gone")
+    assert graph["failed"] == dict.fromkeys(TIMED["graph"], "RuntimeError: the GPU is gone")
 
 
 def test_a_wrong_result_ends_it_before_anything_is_timed(tiny: Models) -> None:
@@ -258,10 +265,11 @@ def test_all_figures(peers, monkeypatch: pytest.MonkeyPatch) -> None:
         ("training", "eager", False), ("mlp", "eager", False), ("decode", "eager", True),
         ("decode", "graph", True),
     ]  # fmt: skip
-    assert all(list(row["forms"]) == list(FORMS) for row in figures["rows"])
+    assert all(list(row["forms"]) == TIMED[row["launch"]] for row in figures["rows"])
     assert figures["left_out"] == [] and figures["seconds"] >= figures["build_seconds"]
     assert figures["call"]["shape"] == [64, 64]
     assert list(figures["call"]["forms"]) == list(FORMS)
+    assert all(each["gradients"]["us"] > 0 for each in figures["call"]["forms"].values())
     assert any(line.startswith("decode batch 2, 1 layer, compiled, CUDA graph, ") for line in said)
 
     def fails(self, group, run):
@@ -290,4 +298,4 @@ def test_a_layer_whose_call_fails_is_left_out(tiny: Models) -> None:
     broken.forward = _broken
     figures = host.layer(bench(names=()), layers)
     assert figures["failed"] == {"bitsandbytes": "RuntimeError: out of luck\nand more"}
-    assert list(figures["forms"]) == ["libnf4", "dense"]
+    assert list(figures["forms"]) == ["libnf4", DROP_IN, "dense"]

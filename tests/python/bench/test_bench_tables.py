@@ -73,11 +73,11 @@ TABLES = [
      "2 of 14336×4096 | bf16, nested | plain | skinny_2 | 1 | 10.00 | 9.50..10.50 | 12 | 8.00 | "
      "2.40e-03"),
     (tables.MODELS, models_row(),
-     "decode batch 1 | 32 layers | CUDA graph | 3.00 | 6.00 (2.00x) | 6.60 (2.20x)"),
+     "decode batch 1 | 32 layers | CUDA graph | 3.00 | – | 6.00 (2.00x) | 6.60 (2.20x)"),
     (tables.MODELS, models_row(150_000.0, work="training", batch=4, tokens=256, launch="eager"),
-     "forward + backward 4×256 | 32 layers | eager | 150 | 6.00 (0.04x) | 6.60 (0.04x)"),
+     "forward + backward 4×256 | 32 layers | eager | 150 | – | 6.00 (0.04x) | 6.60 (0.04x)"),
     (tables.MODELS, models_row(without="dense", **MLP),
-     "MLP, forward 32×512, 4096/11008 | 1 layer | compiled | 3.00 | 6.00 (2.00x) | failed"),
+     "MLP, forward 32×512, 4096/11008 | 1 layer | compiled | 3.00 | – | 6.00 (2.00x) | failed"),
 ]  # fmt: skip
 
 

@@ -74,9 +74,9 @@ def test_quantize_is_that_of_the_cpu(layout, symmetric):
 @pytest.mark.skipif(not _fast.registered, reason="the extension module _nf4_fast is not built")
 def test_the_fast_way_does_not_leave_it_to_the_general_one(case):
     layer, x = layer_of(case).to(torch.bfloat16), x_of(3, SHAPE["cols"])
-    y = _fast.linear(x, layer.bias.detach(), layer._parts())
+    y = _fast.linear(x, layer.bias.detach(), layer.parts())
     assert y is not None and torch.equal(y, layer(x))
-    assert _fast.dequantize(torch.empty(layer.quantized.shape, device=DEVICE), layer._parts())
+    assert _fast.dequantize(torch.empty(layer.quantized.shape, device=DEVICE), layer.parts())
 
 
 @pytest.mark.parametrize("case", CASES)

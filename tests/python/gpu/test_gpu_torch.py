@@ -279,6 +279,31 @@ def test_bitsandbytes_multiplies_as_well(nested, dtype, rows, bnb, backend):
     assert torch.equal(our_grad, their_grad)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 130])
+def test_a_layer_of_bitsandbytes_has_its_gradients(nested, dtype, storage, rows, bnb, backend):
+    """Its forward and its Function are replaced in eager mode; fp32 stays as it is."""
+    layer = bnb.nn.Linear4bit(
+        COLS, ROWS, quant_type="nf4", compress_statistics=nested, quant_storage=storage,
+        compute_dtype=x_of(1, dtype=dtype).dtype,
+    ).to(DEVICE)  # fmt: skip
+    x, grad_y = x_of(2, rows, COLS, dtype=dtype, grad=True), x_of(2, rows, ROWS, dtype=dtype)
+
+    def results():
+        y = layer(x)
+        return y.detach(), *torch.autograd.grad(y, (x, layer.bias), grad_y)
+
+    theirs = results()
+    backend.register()
+    ours = results()
+    assert error(ours[0], theirs[0]) <= 2 * ALLOWED[dtype]
+    assert all(torch.equal(a, b) for a, b in zip(ours[1:], theirs[1:], strict=True))
+    with torch.no_grad():
+        assert torch.equal(layer(x), ours[0])
+
+
 @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     "names", [("offset",), ("absmax",), ("code",), ("offset", "absmax", "code")]

@@ -1,11 +1,9 @@
-"""Int4Linear: made from, moved, saved, loaded, reordered."""
+"""Int4Linear: made from, saved, loaded, reordered. test_layers.py has the rest."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import io
-import pickle
 
 import nf4
 import pytest
@@ -128,41 +126,7 @@ def test_what_no_layer_is_made_from(message):
     assert message in str(caught.value)
 
 
-# ---- Moved, copied, cast ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
-def test_copies_are_equal_and_their_own(case, copied):
-    layer = layer_of(case)
-    expected = layer(X)
-    if copied == "deepcopy":
-        other = copy.deepcopy(layer)
-    elif copied == "pickle":
-        other = pickle.loads(pickle.dumps(layer))
-    else:
-        file = io.BytesIO()
-        torch.save(layer, file)
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
-    layer.quantized.packed.zero_()
-    assert torch.equal(other(X), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_a_cast_is_of_the_bias_alone(dtype):
-    layer = layer_of("compressed-tensors, zeros, act order")
-    before = layer.dequantize("fp32")
-    layer.to(dtype)
-    assert layer.bias.dtype == dtype and layer.weight_scale.dtype == torch.float16
-    assert torch.equal(layer.dequantize("fp32"), before)
-
-
-def test_on_meta_and_back_to_memory():
-    layer = layer_of("gptq_v2, act order").to("meta")
-    assert layer(X.to("meta")).shape == (3, OUT)
-    layer = layer.to_empty(device="cpu")
-    assert layer.qweight.shape == (IN // 8, OUT) and layer.qweight.dtype == torch.int32
+# ---- Compiled ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -245,11 +209,6 @@ def test_a_weight_shape_that_contradicts():
     state = layer_of("compressed-tensors").state_dict() | {"weight_shape": torch.tensor([3, 4])}
     with pytest.raises(RuntimeError, match=r"weight_shape is \[3, 4\]; expected \[24, 64\]"):
         empty_of("compressed-tensors").load_state_dict(state)
-
-
-def test_on_meta_nothing_is_copied():
-    with pytest.raises(RuntimeError, match="assign=True"):
-        empty_of("gptq", device="meta").load_state_dict(layer_of().state_dict())
 
 
 # ---- Act order ---------------------------------------------------------------------------

@@ -23,10 +23,18 @@ import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from nf4.cli import doctor_bitsandbytes  # noqa: E402
 from nf4.torch import bitsandbytes as backend  # noqa: E402
+from nf4.torch.bitsandbytes import operators, replacements  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OPERATORS = ["gemm_4bit", "dequantize_4bit", "dequantize_4bit.out"]
-FUNCTIONS = ["functional.dequantize_4bit", "nn.modules.has_avx512bf16"]
+FUNCTIONS = [
+    "functional.dequantize_4bit",
+    "autograd._functions.matmul_4bit",
+    "matmul_4bit",
+    "autograd._functions.MatMul4Bit.apply",
+    "nn.modules.Linear4bit.forward",
+    "nn.modules.has_avx512bf16",
+]
 
 
 @pytest.fixture
@@ -280,9 +288,9 @@ def test_a_layer_made_from_them_has_float32(names):
 
 
 def test_an_operator_with_other_arguments_is_left_alone(monkeypatch):
-    arguments, make = backend._OPERATORS["gemm_4bit"]
-    monkeypatch.setitem(backend._OPERATORS, "gemm_4bit", (arguments[:-1], make))
-    monkeypatch.setitem(backend._OPERATORS, "gemm_5bit", (arguments, make))
+    arguments, make = operators.OPERATORS["gemm_4bit"]
+    monkeypatch.setitem(operators.OPERATORS, "gemm_4bit", (arguments[:-1], make))
+    monkeypatch.setitem(operators.OPERATORS, "gemm_5bit", (arguments, make))
     monkeypatch.setattr(backend, "_version", lambda: "0.45.0")
     before = bnb.functional.dequantize_4bit
     with pytest.warns(UserWarning, match="libnf4 does not serve gemm_"):
@@ -301,10 +309,10 @@ def test_a_gpu_that_libnf4_cannot_use_stays_with_bitsandbytes(monkeypatch):
     found = nf4.device_info(0)
     unusable = dataclasses.replace(found, usable=False, reason="no kernel for sm_70")
     monkeypatch.setattr(nf4, "device_info", lambda index: unusable)
-    monkeypatch.setattr(backend, "_usable_gpus", {})
+    monkeypatch.setattr(operators, "_usable_gpus", {})
     with pytest.warns(UserWarning, match="GPU 0 to bitsandbytes' own kernels: no kernel for sm_70"):
-        assert not backend._usable_gpu(0)
-    assert not backend._usable_gpu(0) and backend._usable_gpus == {0: False}
+        assert not operators._usable_gpu(0)
+    assert not operators._usable_gpu(0) and operators._usable_gpus == {0: False}
 
 
 # ---- The entry point and nf4 doctor -----------------------------------------------------------
@@ -340,7 +348,7 @@ assert "nf4" not in bitsandbytes.functional.dequantize_4bit.__code__.co_filename
 """
 FAILING = """
 from nf4.torch import bitsandbytes as backend
-backend._replace_functions = lambda module: module.no_such_name
+backend.replacements.replace = lambda module, *_: module.no_such_name
 import bitsandbytes
 assert backend.served() is None
 """
@@ -366,10 +374,10 @@ def test_whatever_goes_wrong_bitsandbytes_is_imported(installed):
 
 
 def test_what_cannot_be_done_is_undone(monkeypatch):
-    def fail(_bitsandbytes):
+    def fail(*_arguments):
         raise RuntimeError("no functions today")
 
-    monkeypatch.setattr(backend, "_replace_functions", fail)
+    monkeypatch.setattr(replacements, "replace", fail)
     with pytest.raises(RuntimeError, match="no functions today") as caught:
         backend.register()
     made = calls_of(monkeypatch)

@@ -1,11 +1,9 @@
-"""NF4Linear and convert: copies, moves, state_dicts both ways with bitsandbytes."""
+"""NF4Linear: made from, state_dicts both ways with bitsandbytes. test_layers.py has the rest."""
 
 from __future__ import annotations
 
 import copy
-import io
 import json
-import pickle
 
 import nf4
 import pytest
@@ -127,166 +125,6 @@ def test_what_no_layer_is_made_from(message):
     assert message in str(caught.value)
 
 
-# ---- Moved, copied, cast ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
-def test_copies_are_equal_and_their_own(layout, copied):
-    layer = layer_of(layout)
-    expected = layer(X)
-    if copied == "deepcopy":
-        other = copy.deepcopy(layer)
-    elif copied == "pickle":
-        other = pickle.loads(pickle.dumps(layer))
-    else:
-        file = io.BytesIO()
-        torch.save(layer, file)
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
-    assert same_parts(layer, other) and torch.equal(other(X), expected)
-    layer.weight.zero_()
-    assert torch.equal(other(X), expected)
-
-
-CASTS = {
-    "half": lambda layer: layer.half(),
-    "bfloat16": lambda layer: layer.bfloat16(),
-    "double, float": lambda layer: layer.double().float(),
-    "to cpu as fp16": lambda layer: layer.to("cpu", torch.float16),
-    "to bf16": lambda layer: layer.to(torch.bfloat16),
-}
-
-
-@pytest.mark.parametrize("cast", CASTS)
-def test_a_cast_is_of_the_bias_alone(cast):
-    layer = layer_of()
-    before = copy.deepcopy(layer)
-    CASTS[cast](layer)
-    assert same_parts(layer, before)
-    assert layer.absmax.dtype == torch.uint8 and layer.nested_absmax.dtype == torch.float32
-    x = X.to(layer.bias.dtype)
-    expected = reference(x, before.quantized, layer.bias)
-    assert error(layer(x), expected) <= ALLOWED["bf16"]
-
-
-def test_moved_to_meta_and_back_to_memory():
-    layer = layer_of().to("meta")
-    assert {getattr(layer, name).device.type for name in PARTS} == {"meta"}
-    assert layer(X.to("meta")).shape == (3, OUT)
-    layer = layer.to_empty(device="cpu")
-    assert layer.nested_offset.shape == () and layer.nested_offset.dtype == torch.float32
-
-
-def test_shared_memory_for_other_processes():
-    layer = layer_of().share_memory()
-    assert layer.weight.is_shared() and layer.nested_absmax.is_shared()
-
-
-def _in_parallel(rank, store, found):
-    from torch import distributed
-
-    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    layer = layer_of()
-    x = torch.ones(3, IN, requires_grad=True)
-    wrapped = torch.nn.parallel.DistributedDataParallel(layer, broadcast_buffers=False)
-    (wrapped(x).sum() + wrapped(x).sum()).backward()
-    assert torch.equal(layer.bias.grad, torch.full((OUT,), 6.0))
-    distributed.destroy_process_group()
-    (found / str(rank)).touch()
-
-
-def test_under_distributed_data_parallel(tmp_path):
-    """Two forward passes come before a backward pass, which needs the scales as they were."""
-    arguments = (f"file://{tmp_path}/store", tmp_path)
-    torch.multiprocessing.spawn(_in_parallel, arguments, nprocs=2)
-    assert (tmp_path / "0").exists() and (tmp_path / "1").exists()
-
-
-def test_a_replica_of_data_parallel():
-    """Whose parameters are plain attributes."""
-    layer, x = layer_of(), torch.randn(2, IN)
-    replica = layer._replicate_for_data_parallel()
-    for name, parameter in layer.named_parameters():
-        setattr(replica, name, parameter * 1)
-    assert not replica._parameters
-    assert torch.equal(replica(x), layer(x))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [*PARTS, "bias"])
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_tensor_that_is_replaced_is_the_one_used(layout, name, grad, compiled):
-    """Each parameter and buffer in turn, between two calls and between forward and backward."""
-    layer, other = layer_of(layout), layer_of(layout)
-    run = layer
-    if compiled:
-        run = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x = X.clone().requires_grad_(grad)
-    run(x)
-    before = getattr(layer, name)
-    if before is None:
-        pytest.skip("a flat weight has no nested scales")
-    # Of other numbers than those that were there; the table is that of all weights.
-    new = before * 2 if name in ("nested_code", "nested_offset") else getattr(other, name)
-    assert not torch.equal(before, new)
-    setattr(layer, name, new if name != "bias" else torch.nn.Parameter(new.detach().clone()))
-    expected = nf4.matmul(X, layer.quantized, bias=layer.bias.detach())
-    y = run(x)
-    assert torch.equal(y, expected)
-    if grad:
-        (found,) = torch.autograd.grad(y.sum(), x)
-        dense = nf4.dequantize(layer.quantized)
-        assert error(found, torch.ones(3, OUT).double() @ dense.double()) <= ALLOWED["fp32"]
-
-
-def test_layers_of_a_shape_share_a_graph():
-    """Each with its own weights."""
-    graphs = []
-
-    def counted(graph, _inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    @torch.compile(fullgraph=True, backend=counted)
-    def run(layer, x):
-        return layer(x)
-
-    layers = [layer_of() for _ in range(4)]
-    with torch.no_grad():
-        for layer in layers:
-            assert torch.equal(run(layer, X), layer(X))
-    assert len(graphs) == 1
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_functional_call_uses_what_it_is_given(grad):
-    layer, other = layer_of(), layer_of()
-    x = X.clone().requires_grad_(grad)
-    given = {name: getattr(other, name) for name in (*PARTS, "bias")}
-    y = torch.func.functional_call(layer, given, (x,))
-    assert torch.equal(y, other(x)) and not torch.equal(y, layer(x))
-
-
-class Twice(torch.nn.Module):
-    def forward(self, bias):
-        return 2 * bias
-
-
-def test_a_bias_with_a_parametrization():
-    layer, x = layer_of(), torch.randn(2, IN)
-    expected = layer(x) + layer.bias
-    torch.nn.utils.parametrize.register_parametrization(layer, "bias", Twice())
-    assert torch.allclose(layer(x), expected, atol=1e-6)
-
-
-def test_a_bias_in_another_dtype_is_cast_for_the_call():
-    layer = layer_of()
-    y = layer(X.bfloat16())
-    assert y.dtype == torch.bfloat16 and layer.bias.dtype == torch.float32
-
-
 def test_what_it_says_of_itself():
     assert repr(layer_of()) == (
         "NF4Linear(in_features=64, out_features=24, bias=True, format=nf4, blocksize=64, "
@@ -330,18 +168,6 @@ def test_we_load_what_bitsandbytes_saved(format, nested, storage, assign):
     assert torch.equal(layer(X), NF4Linear.from_bitsandbytes(theirs)(X))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_loaded_goes_to_the_memory_that_is_there(layout):
-    """CUDA graphs and optimizers know where that is."""
-    layer, other = layer_of(layout), layer_of(layout)
-    before = {name: getattr(layer, name) for name in PARTS}
-    layer.load_state_dict(other.state_dict())
-    assert all(getattr(layer, name) is part for name, part in before.items())
-    assert same_parts(layer, other) and torch.equal(layer(X), other(X))
-    other.weight.zero_()
-    assert not same_parts(layer, other)
-
-
 def test_a_table_that_weights_share_is_not_written_to():
     first, second = (NF4Linear.from_quantized(nf4.quantize(torch.randn(OUT, IN))) for _ in range(2))
     assert first.nested_code.data_ptr() == second.nested_code.data_ptr()
@@ -351,19 +177,6 @@ def test_a_table_that_weights_share_is_not_written_to():
     first.load_state_dict(saved)
     assert torch.equal(first.nested_code, second.nested_code / 2)
     assert torch.equal(second(X), expected)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_on_meta_there_are_keys_and_no_numbers(bias):
-    layer = layer_of(bias=bias)
-    saved = layer.state_dict()
-    empty = NF4Linear(IN, OUT, bias, device="meta")
-    assert empty.state_dict().keys() == saved.keys()
-    assert all(part.is_meta for part in empty.state_dict().values())
-    with pytest.raises(RuntimeError, match="the layer is on meta, where nothing can be copied to"):
-        empty.load_state_dict(saved)
-    empty.load_state_dict(saved, assign=True)
-    assert torch.equal(empty(X), layer(X))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -14,13 +14,10 @@ safetensors suffice; torch and transformers, where installed, say which layers b
 
 from nf4.checkpoint.audit import ErrorStatistics, Finding, audit, error_statistics
 from nf4.checkpoint.bnb import State
-from nf4.checkpoint.convert import (
-    QuantizeOptions,
-    dequantize_checkpoint,
-    quantize_checkpoint,
-)
+from nf4.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
 from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused
 from nf4.checkpoint.kinds import survey
+from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.checkpoint.repack import convert_checkpoint
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Result

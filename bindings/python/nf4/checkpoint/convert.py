@@ -2,131 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from typing import Any
 
-from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
-from nf4.checkpoint.dtypes import DTYPE_KEYS, FILE_TO_NF4, NF4_TO_TORCH
-from nf4.checkpoint.errors import FormatError, OptionError
+from nf4.checkpoint.dtypes import DTYPE_KEYS, NF4_TO_TORCH
+from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
-from nf4.checkpoint.int4_layouts import LAYOUTS
-from nf4.checkpoint.int4_plan import Int4Plan, integer_config
 from nf4.checkpoint.kinds import survey
-from nf4.checkpoint.model_files import (
-    compute_dtype,
-    existing_quantization,
-    quantization_config,
-)
+from nf4.checkpoint.model_files import existing_quantization
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
+from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of, dense_reasons, plan_of
 from nf4.checkpoint.reader import SafetensorsFile
-from nf4.checkpoint.rules import (
-    Rules,
-    architectures,
-    choose_rules,
-    is_matrix,
-    is_transposed,
-    model_types,
-    module_of,
-    transposed_if_conv1d,
-)
+from nf4.checkpoint.rules import Rules, choose_rules, is_matrix, is_transposed, model_types
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Dequantize, Quantize, Result, Step
 from nf4.checkpoint.weights import Survey
-
-
-@dataclasses.dataclass(frozen=True)
-class QuantizeOptions:
-    """How to quantize a checkpoint.
-
-    format           "nf4", "fp4" or "int4"
-    blocksize        weights for each scale: a power of two, 32..4096
-    nested           double quantization: 8-bit scales
-    storage          torch's name of the dtype that packed bytes are viewed as
-    skip             patterns of modules to leave dense besides the default ones
-    only             patterns of the modules to quantize; empty: the default rules
-    compute          torch's name of the dtype to compute in; None: the model's own
-    allow_nonfinite  accept NaN (stored as 0) and Inf (as the largest of its block)
-    threads          CPU threads; 0: all
-
-    Of nf4 and fp4 alone: blocksize, nested, storage, compute. Of int4 alone:
-
-    layout           "gptq", "gptq_v2", "awq" or "compressed-tensors"
-    group_size       columns for each scale: a multiple of 8; -1: the whole row
-    symmetric        all zero points are 8; else each group has one
-    """
-
-    format: str = "nf4"
-    blocksize: int = 64
-    nested: bool = True
-    storage: str = "uint8"
-    skip: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    compute: str | None = None
-    allow_nonfinite: bool = False
-    threads: int = 0
-    layout: str = "compressed-tensors"
-    group_size: int = 128
-    symmetric: bool = True
-
-    def __post_init__(self) -> None:
-        if self.format == "int4":
-            self._check_integers()
-        for name in ("skip", "only"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise OptionError(f"{name} is {value!r}; expected a tuple of patterns")
-
-    def _check_integers(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise OptionError(f"layout is {self.layout!r}; expected {', '.join(LAYOUTS)}")
-        if self.group_size != -1 and (self.group_size <= 0 or self.group_size % 8):
-            raise OptionError(f"group_size is {self.group_size}; expected a multiple of 8, or -1")
 
 
 def _quantize_step(
     file: SafetensorsFile, info: TensorInfo, rules: Rules, options: QuantizeOptions
 ) -> Quantize:
     """The step for a dense tensor that becomes 4-bit."""
-    if options.format == "int4":
-        plan: Plan | Int4Plan = _integer_plan(info, options)
-    else:
-        plan = _bnb_plan(info, rules, options)
-    transposed = is_transposed(info.name, rules.types)
+    plan, transposed = plan_of(info, rules, options), is_transposed(info.name, rules.types)
     return Quantize(file, info, plan, transposed, options.allow_nonfinite, options.threads)
-
-
-def _integer_plan(info: TensorInfo, options: QuantizeOptions) -> Int4Plan:
-    # The layouts have no scales of float32.
-    scales = "F16" if info.dtype == "F32" else info.dtype
-    rows, cols = info.shape
-    layout, size = LAYOUTS[options.layout], options.group_size
-    return Int4Plan(info.name, layout, (rows, cols), size, scales, options.symmetric)
-
-
-def _integer_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
-    """Why this layout cannot hold a matrix that may become 4-bit."""
-    rows, cols = info.shape
-    if is_transposed(info.name, rules.types):
-        return "Conv1D"
-    if options.group_size != -1 and cols % options.group_size:
-        return f"columns not a multiple of the group size {options.group_size}"
-    return LAYOUTS[options.layout].misfit((rows, cols))
-
-
-def _bnb_plan(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan:
-    state = State(
-        format=options.format,
-        blocksize=options.blocksize,
-        dtype=FILE_TO_NF4[info.dtype],
-        shape=transposed_if_conv1d(info.name, info.shape, rules.types),
-        nested_blocksize=NESTED_BLOCKSIZE if options.nested else 0,
-    )
-    plan = Plan(info.name, state, options.storage)
-    problem = plan.storage_problem()
-    if problem:
-        raise OptionError(f"{info.name}: {problem}")
-    return plan
 
 
 def _quantized_config(
@@ -138,24 +36,11 @@ def _quantized_config(
 ) -> dict[str, Any]:
     if not steps and existing_quantization(checkpoint):
         return checkpoint.config
-    if options.format == "int4":
-        plans = [step.plan for step in steps if isinstance(step.plan, Int4Plan)]
-        config = integer_config(checkpoint, found, plans)
-        return {**checkpoint.config, "quantization_config": config}
     quantized = {step.name for step in steps}
     dense = [info for name, info in found.dense.items() if name not in quantized]
-    skip = rules.skip_modules(dense, [*quantized, *found.weights], architectures(checkpoint.config))
-    dtypes = [step.plan.state.dtype for step in steps if isinstance(step.plan, Plan)]
-    return {
-        **checkpoint.config,
-        "quantization_config": quantization_config(
-            format=options.format,
-            nested=options.nested,
-            compute=options.compute or compute_dtype(checkpoint.config, dtypes),
-            storage=options.storage,
-            skip_modules=skip,
-        ),
-    }
+    plans, config = [step.plan for step in steps], checkpoint.config
+    made = config_of(plans, dense, rules, options, config, found.weights)
+    return {**config, "quantization_config": made}
 
 
 def _require_dense(checkpoint: Checkpoint, found: Survey) -> None:
@@ -189,16 +74,9 @@ def quantize_checkpoint(
         found = survey(checkpoint)
         found.require_sound()
         rules, chosen_by = choose_rules(checkpoint.config, found, options.skip, options.only)
-        unknown = rules.unmatched(module_of(name) for name in found.dense)
-        if unknown:
-            raise OptionError(f"--skip or --only names no tensor: {', '.join(map(repr, unknown))}")
-        reasons = {name: rules.dense_reason(info) for name, info in found.dense.items()}
+        reasons = dense_reasons(found.dense, rules, options)
         if options.format == "int4":
             _require_dense(checkpoint, found)
-            reasons = {
-                name: reason or _integer_reason(found.dense[name], rules, options)
-                for name, reason in reasons.items()
-            }
         if None not in reasons.values() and not found.weights:
             raise FormatError(
                 source, f"nothing to quantize: no matrix may become 4-bit ({chosen_by})"

@@ -20,11 +20,22 @@ BITS: dict[str, int] = {
     name: bits for bits, names in _NAMES_BY_BITS.items() for name in names.split()
 }
 
+# All but F4 and F6, which are smaller than a byte, and what an old ml_dtypes has not.
+_NUMPY_TYPES = {
+    "BOOL": np.bool_,
+    **{f"{sign.upper()}{bits}": getattr(np, f"{kind}{bits}")
+       for sign, kind in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": getattr(np, f"float{bits}") for bits in (16, 32, 64)},
+    "C64": np.complex64,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E8M0": getattr(ml_dtypes, "float8_e8m0fnu", None),
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+}  # fmt: skip
 NUMPY: dict[str, np.dtype] = {
-    "U8": np.dtype(np.uint8),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F32": np.dtype(np.float32),
+    name: np.dtype(type) for name, type in _NUMPY_TYPES.items() if type is not None
 }
 
 # The dtypes of dense weights, by the names of libnf4, torch (in quant_state and config.json) and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,10 @@ import numpy as np
 import nf4
 from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.errors import FormatError
-from nf4.checkpoint.header import TensorSpec
+from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4_config import METHOD_OF, METHODS, Settings
 from nf4.checkpoint.int4_layouts import Layout
-from nf4.checkpoint.rules import architectures, dense_linear
-from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.weights import Survey
+from nf4.checkpoint.rules import dense_linear
 
 _DTYPES = {"packed": "I32", "zeros": "I32", "g_idx": "I32", "shape": "I64"}
 
@@ -87,9 +85,14 @@ class Int4Plan:
         return {spec.name: given[names[spec.name]] for spec in self.specs()}
 
 
-def integer_config(checkpoint: Checkpoint, found: Survey, plans: list[Int4Plan]) -> dict[str, Any]:
-    """quantization_config for these weights beside the tensors that stay dense. FormatError where
-    the layout has one group size for all, and they have several."""
+def integer_config(
+    plans: Sequence[Int4Plan],
+    dense: Iterable[TensorInfo],
+    architectures: Iterable[str],
+    path: str = "",
+) -> dict[str, Any]:
+    """quantization_config for these weights beside the tensors that stay dense. FormatError, with
+    the checkpoint's path, where the layout has one group size for all, and they have several."""
     to = plans[0].layout
     sizes = [size for size, _ in Counter(plan.group_size for plan in plans).most_common()]
     if len(sizes) > 1 and not to.by_row:
@@ -98,13 +101,11 @@ def integer_config(checkpoint: Checkpoint, found: Survey, plans: list[Int4Plan])
             f"cannot become {to.name}, which has one group size for all weights: it has "
             f"{other.group_size}, others {sizes[0]}"
         )
-        raise FormatError(checkpoint.path, reason, other.name)
+        raise FormatError(path, reason, other.name)
     modules: dict[int, list[str]] = {size: [] for size in sizes}
     for plan in plans:
         modules[plan.group_size].append(plan.module)
-    quantized = {plan.name for plan in plans}
-    dense = [info for name, info in found.dense.items() if name not in quantized]
-    kept = dense_linear(dense, [plan.module for plan in plans], architectures(checkpoint.config))
+    kept = dense_linear(dense, [plan.module for plan in plans], architectures)
     settings = Settings(
         to,
         tuple(sizes),

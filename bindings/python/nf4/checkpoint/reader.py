@@ -81,7 +81,7 @@ class SafetensorsFile(Closing):
         return data
 
     def array(self, info: TensorInfo) -> np.ndarray:
-        """A tensor of U8, F16, BF16 or F32 as an array of its shape."""
+        """A tensor of a dtype in NUMPY as an array of its shape."""
         return self.read(info).view(NUMPY[info.dtype]).reshape(info.shape)
 
     def pieces(self, info: TensorInfo) -> Iterator[tuple[int, memoryview]]:

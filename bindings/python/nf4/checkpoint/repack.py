@@ -23,6 +23,7 @@ from nf4.checkpoint.int4_plan import Int4Plan, integer_config
 from nf4.checkpoint.kinds import config_path, integer_settings, survey
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
 from nf4.checkpoint.reader import SafetensorsFile
+from nf4.checkpoint.rules import architectures
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Result, Step
 from nf4.checkpoint.weights import Survey
@@ -115,10 +116,9 @@ def _config(
     if old.get("kv_cache_scheme"):
         reason = f"cannot become {to.name}, which has no kv_cache_scheme"
         raise FormatError(config_path(checkpoint), reason)
-    return {
-        **checkpoint.config,
-        "quantization_config": integer_config(checkpoint, found, plans),
-    }
+    names = architectures(checkpoint.config)
+    made = integer_config(plans, found.dense.values(), names, checkpoint.path)
+    return {**checkpoint.config, "quantization_config": made}
 
 
 def convert_checkpoint(

@@ -6,10 +6,11 @@ import argparse
 from typing import Any
 
 from nf4.checkpoint.bnb import FORMATS
-from nf4.checkpoint.convert import QuantizeOptions, quantize_checkpoint
+from nf4.checkpoint.convert import quantize_checkpoint
 from nf4.checkpoint.dtypes import STORAGE, TORCH_TO_NF4
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.int4_layouts import LAYOUTS
+from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.cli.console import add_command, add_conversion
 from nf4.cli.conversion import run_conversion
 

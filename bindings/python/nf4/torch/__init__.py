@@ -2,6 +2,7 @@
 
     import nf4.torch
     layer = nf4.torch.NF4Linear.from_linear(linear)  # quantizes it
+    nf4.torch.quantize_model(model)                  # a dense transformers model, in place
     nf4.torch.convert(model)                         # replaces other libraries' 4-bit layers
     model = nf4.torch.load("model/")                 # GPTQ, AWQ or compressed-tensors
 
@@ -19,6 +20,7 @@ from nf4.torch.conversion import convert, to_dense
 from nf4.torch.functional import dequantize, linear, quantize, quantize_int4
 from nf4.torch.loading import load
 from nf4.torch.modules import Int4Linear, NF4Linear
+from nf4.torch.quantizing import quantize_model
 from nf4.torch.unsloth import fast_dequantize as unsloth_fast_dequantize
 from nf4.torch.unsloth import patch_unsloth
 
@@ -32,6 +34,7 @@ __all__ = [
     "patch_unsloth",
     "quantize",
     "quantize_int4",
+    "quantize_model",
     "register_bitsandbytes",
     "to_dense",
     "unsloth_fast_dequantize",

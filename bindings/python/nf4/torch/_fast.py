@@ -2,7 +2,8 @@
 
 `linear` and `dequantize` are its entry for Python. They take plain tensors without a fault. For
 anything else, or without the extension module, they do nothing and say so. Its entry for torch's
-dispatcher is torch.ops.nf4._linear and ._dense_like, and those with _int4.
+dispatcher is torch.ops.nf4._linear, ._linear_batch2, ._linear_batch3 and ._dense_like, and those
+with _int4.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor | None:
 def dequantize(out: Tensor, weight: Parts) -> bool:
     """Writes the weight to `out`; False if nothing was done."""
     return False
+
+
+def take_packed(kind: type[Tensor]) -> None:
+    """Makes `linear` and `dequantize` take packed bytes that are of this class, in any dtype."""
 
 
 def _address(libraries: Sequence[ctypes.CDLL], name: str) -> int:
@@ -65,3 +70,4 @@ def _register() -> bool:
 registered = _register()
 if registered:
     linear, dequantize = _prepared._nf4_fast.linear, _prepared._nf4_fast.dequantize
+    take_packed = _prepared._nf4_fast.take_packed

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,13 @@ def general_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     return nf4.matmul(x.detach(), weight.quantized(), bias=bias, threads=_threads(x))
 
 
+def linear_batch(
+    x: Tensor, biases: Sequence[Tensor | None], weights: Sequence[Parts]
+) -> tuple[Tensor, ...]:
+    """linear of each of several weights."""
+    return tuple(linear(x, *each) for each in zip(biases, weights, strict=True))
+
+
 def needs_dense(x: Tensor) -> bool:
     """libnf4's matmul on a GPU takes 16-bit x only."""
     return x.is_cuda and x.dtype == torch.float32
@@ -89,7 +96,7 @@ def _has_row_stride(x: Tensor) -> bool:
 _kept = threading.local()
 
 
-def _new_dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def new_dense(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory for one dense weight, until the next call. torch's CUDA allocator reuses it from layer
     to layer. Its CPU allocator returns it to the system, and getting it again takes longer than
     dequantizing, so it is kept here."""
@@ -107,14 +114,14 @@ def _dense_beside(grad_y: Tensor, weight: Parts) -> Tensor:
     """Where to dequantize the weight to for a product with grad_y."""
     require_float("grad_y", grad_y.dtype)
     require_device(grad_y.device, "grad_y", {"packed": weight.packed})
-    return _new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
+    return new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
 
 
 def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
     """linear_grad, the fast way; None if nothing was done."""
     if type(grad_y) is not Tensor:
         return None
-    dense = _dense_beside(grad_y, weight)
+    dense = new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
     return torch.matmul(grad_y, dense) if _fast.dequantize(dense, weight) else None
 
 

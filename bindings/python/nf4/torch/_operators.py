@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from nf4.errors import InvalidArgument
 from nf4.torch import _fast, _kernels, _private, _schemas
 from nf4.torch._checks import DTYPES, require_float
-from nf4.torch._schemas import OPERATORS, Parts
+from nf4.torch._schemas import BATCHES, OPERATORS, Parts
 
 _DEVICES = ("CPU", "CUDA")
 _AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -83,6 +83,23 @@ def _linear_seen(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     return operators.graph_linear(x.contiguous(), bias, *weight.numbers())
 
 
+def _linear_batch_below(
+    x: Tensor, biases: Sequence[Tensor | None], weights: Sequence[Parts]
+) -> tuple[Tensor, ...]:
+    """Of weights that share x: through an operator that compilers see."""
+    operators = BATCHES[type(weights[0])][len(weights)]
+    if _private.has_transforms():
+        arguments = (each for weight in weights for each in weight.arguments())
+        return _to_next_transform(operators.linear, x, *biases, *arguments)
+    for bias, weight in zip(biases, weights, strict=True):
+        _schemas.require_operands(x, bias, weight)
+    if _kernels.needs_dense(x):
+        return tuple(map(_linear_seen, [x] * len(weights), biases, weights))
+    biases = [None if bias is None else bias.contiguous() for bias in biases]
+    numbers = (each for weight in weights for each in weight.numbers())
+    return operators.graph_linear(x.contiguous(), *biases, *numbers)
+
+
 def _linear_grad_below(grad_y: Tensor, weight: Parts) -> Tensor:
     if _private.is_idle():
         grad_x = _kernels.fast_linear_grad(grad_y, weight)
@@ -114,10 +131,14 @@ def _refuse_grad(
             )
 
 
-def _keep(ctx: Any, weight: Parts) -> None:
-    """For the backward pass."""
+def _require_frozen(weight: Parts) -> None:
     if _private.in_forward_ad() or _private.any_requires_grad(*weight):
         _refuse_grad(weight.names, weight)
+
+
+def _keep(ctx: Any, weight: Parts) -> None:
+    """For the backward pass."""
+    _require_frozen(weight)
     if ctx.needs_input_grad[0]:  # that of a bias needs no weight
         ctx.save_for_backward(*weight.tensors)
     ctx.kind, ctx.spec = type(weight), weight.spec
@@ -141,14 +162,51 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         of_x, of_bias, *_ = ctx.needs_input_grad
-        grad_x = grad_bias = None
-        if of_x:
-            grad_x = linear_grad(grad_y, ctx.kind(*ctx.saved_tensors, ctx.spec))
-        if of_bias:
-            # Without dimensions to sum over, torch sums over all.
-            leading = tuple(range(grad_y.dim() - 1))
-            grad_bias = grad_y.sum(dim=leading) if leading else grad_y
-        return grad_x, grad_bias, None, None
+        grad_x = linear_grad(grad_y, ctx.kind(*ctx.saved_tensors, ctx.spec)) if of_x else None
+        return grad_x, _grad_of_bias(grad_y) if of_bias else None, None, None
+
+
+def _grad_of_bias(grad_y: Tensor) -> Tensor:
+    # Without dimensions to sum over, torch sums over all.
+    leading = tuple(range(grad_y.dim() - 1))
+    return grad_y.sum(dim=leading) if leading else grad_y
+
+
+class _LinearBatch(torch.autograd.Function):
+    """_Linear of each of several weights that share x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weights: Sequence[Parts],
+        below: Callable[..., tuple[Tensor, ...]],
+        *biases: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        for weight in weights:
+            _require_frozen(weight)
+        ctx.kind, ctx.specs = type(weights[0]), [weight.spec for weight in weights]
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(*(part for weight in weights for part in weight.tensors))
+        return below(x, biases, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        of_x, _, _, *of_biases = ctx.needs_input_grad
+        parts, count = ctx.saved_tensors, len(ctx.kind.names)
+        grad_x = None
+        # In the order in which autograd adds the gradients of single layers.
+        for i in reversed(range(len(grads) if of_x else 0)):
+            if grads[i] is not None:
+                weight = ctx.kind(*parts[i * count : (i + 1) * count], ctx.specs[i])
+                grad = linear_grad(grads[i], weight)
+                grad_x = grad if grad_x is None else grad_x + grad
+        grad_biases = (
+            _grad_of_bias(grad) if of_bias and grad is not None else None
+            for of_bias, grad in zip(of_biases, grads, strict=True)
+        )
+        return grad_x, None, None, *grad_biases
 
 
 class _LinearGrad(torch.autograd.Function):
@@ -169,6 +227,7 @@ class _LinearGrad(torch.autograd.Function):
 
 
 _apply_linear = _private.apply_of(_Linear)
+_apply_linear_batch = _private.apply_of(_LinearBatch)
 _apply_linear_grad = _private.apply_of(_LinearGrad)
 
 
@@ -211,6 +270,17 @@ def _autograd_linear(kind: type[Parts], x: Tensor, bias: Tensor | None, *weight:
         return _apply_linear(x, bias, parts, _around(_linear_below))
 
 
+def _autograd_linear_batch(
+    kind: type[Parts], count: int, x: Tensor, *arguments: Any
+) -> tuple[Tensor, ...]:
+    make = functools.partial(_resolved, kind)
+    biases, weights = _schemas.taken_apart(count, make, arguments)
+    if not _is_differentiated(x, *biases, *(part for weight in weights for part in weight)):
+        return _linear_batch_below(x, biases, weights)
+    with _private.function_in_transform():
+        return _apply_linear_batch(x, weights, _around(_linear_batch_below), *biases)
+
+
 def _autograd_linear_backward(kind: type[Parts], grad_y: Tensor, *weight: Any) -> Tensor:
     parts = _resolved(kind, *weight)
     if not _is_differentiated(grad_y, *parts):
@@ -250,6 +320,15 @@ def _autocast_linear(
         return op(x, bias, *weight)
 
 
+def _autocast_linear_batch(
+    op: Callable[..., Any], count: int, device: str, x: Tensor, *arguments: Any
+) -> tuple[Tensor, ...]:
+    biases = [_cast(x, bias)[1] for bias in arguments[:count]]
+    x, _ = _cast(x, None)
+    with torch.autocast(device, enabled=False):
+        return op(x, *biases, *arguments[count:])
+
+
 # ---- Registrations ---------------------------------------------------------------------
 
 
@@ -278,6 +357,19 @@ def _implement(kind: type[Parts], ops: _schemas.Operators) -> None:
     _refuse_grads_of(ops.dequantize, kind.names)
 
 
+def _implement_batch(kind: type[Parts], count: int, ops: _schemas.BatchOperators) -> None:
+    """The same for several weights that share x."""
+    taken_apart, kernel = _schemas.taken_apart, _kernels.linear_batch
+    _impl(ops.linear, lambda x, *a: kernel(x, *taken_apart(count, kind.of_arguments, a)))
+    if not _fast.registered:
+        _impl(ops.graph_linear, lambda x, *a: kernel(x, *taken_apart(count, kind.of_numbers, a)))
+    autograd = functools.partial(_autograd_linear_batch, kind, count)
+    _schemas.library.impl(ops.linear, autograd, "Autograd")
+    for device, key in _AUTOCAST.items():
+        autocast = functools.partial(_autocast_linear_batch, ops.linear, count, device)
+        _schemas.library.impl(ops.linear, autocast, key)
+
+
 def _refuse_grads_of(op: Any, names: Sequence[str]) -> None:
     if _private.can_redispatch:
         kernel = _not_differentiable(op, names)
@@ -290,6 +382,8 @@ _refuse_grads_of(_schemas.quantize, ("weight", "codebook"))
 _refuse_grads_of(_schemas.quantize_int4, ("weight",))
 for _kind, _ops in OPERATORS.items():
     _implement(_kind, _ops)
+    for _count, _batch in BATCHES[_kind].items():
+        _implement_batch(_kind, _count, _batch)
 
 
 # ---- What layers call ------------------------------------------------------------------
@@ -305,6 +399,14 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
             return _apply_linear(x, bias, weight, _linear_idle)
         return _linear_idle(x, bias, weight)
     return OPERATORS[type(weight)].linear(x, bias, *weight.arguments())
+
+
+def linear_batch(
+    x: Tensor, biases: Sequence[Tensor | None], weights: Sequence[Parts]
+) -> tuple[Tensor, ...]:
+    """linear of two or three weights that share x: torch.ops.nf4.linear_batch2 or 3."""
+    arguments = [each for weight in weights for each in weight.arguments()]
+    return BATCHES[type(weights[0])][len(weights)].linear(x, *biases, *arguments)
 
 
 def linear_grad(grad_y: Tensor, weight: Parts) -> Tensor:

@@ -17,6 +17,9 @@ does must never change, nor its arguments.
     _linear(Tensor x, Tensor? bias, NUMBERS) -> Tensor
     _dense_like(Tensor like, NUMBERS) -> Tensor
 
+linear_batch2 and linear_batch3, and below autograd _linear_batch2 and _linear_batch3, do the same
+for two or three weights that share x. They take all biases, then all weights, and give one y each.
+
 Those for integers, dequantize_int4, linear_int4, linear_backward_int4, _linear_int4 and
 _dense_like_int4, have the arguments that _int4_weight.py says for WEIGHT and NUMBERS.
 """
@@ -24,6 +27,7 @@ _dense_like_int4, have the arguments that _int4_weight.py says for WEIGHT and NU
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -95,7 +99,34 @@ def _defined(suffix: str, weight: str, numbers: str) -> Operators:
     return Operators(*(getattr(torch.ops.nf4, name + suffix).default for name in schemas))
 
 
+class BatchOperators(NamedTuple):
+    """Those of a kind of weight for several that share x."""
+
+    linear: Any
+    graph_linear: Any
+
+
+def _numbered(arguments: str, count: int) -> str:
+    """Schema arguments for each of `count` weights."""
+    names = (f"{each}{i}" for i in range(count) for each in arguments.split(", "))
+    return ", ".join(names)
+
+
+def _defined_batch(count: int, suffix: str, weight: str, numbers: str) -> BatchOperators:
+    names = (f"linear_batch{count}{suffix}", f"_linear_batch{count}{suffix}")
+    results = ", ".join(["Tensor"] * count)
+    for name, arguments in zip(names, (weight, numbers), strict=True):
+        each = f"{_numbered('Tensor? bias', count)}, {_numbered(arguments, count)}"
+        _define(f"{name}(Tensor x, {each}) -> ({results})")
+    return BatchOperators(*(getattr(torch.ops.nf4, name).default for name in names))
+
+
 OPERATORS = {kind: _defined(*strings) for kind, strings in _KINDS.items()}
+# By how many weights there are. C++ has the same numbers.
+BATCHES = {
+    kind: {count: _defined_batch(count, *strings) for count in (2, 3)}
+    for kind, strings in _KINDS.items()
+}
 quantize = torch.ops.nf4.quantize.default
 quantize_int4 = torch.ops.nf4.quantize_int4.default
 dequantize, linear, linear_backward, graph_linear, graph_dense_like = OPERATORS[WeightParts]
@@ -183,6 +214,43 @@ _FAKES = Operators(
     _fake_graph_linear,
     _fake_graph_dense_like,
 )
+
+
+def taken_apart(
+    count: int, make: Callable[..., Parts], arguments: Sequence[Any]
+) -> tuple[tuple[Tensor | None, ...], tuple[Parts, ...]]:
+    """The biases and weights of a batch operator's arguments after x. make: of_arguments or
+    of_numbers of the kind of weight."""
+    biases, rest = tuple(arguments[:count]), arguments[count:]
+    size = len(rest) // count
+    return biases, tuple(make(*rest[i * size : (i + 1) * size]) for i in range(count))
+
+
+def _fake_linear_batch(
+    kind: type[Parts], count: int, x: Tensor, *arguments: Any
+) -> tuple[Tensor, ...]:
+    biases, weights = taken_apart(count, kind.of_arguments, arguments)
+    for bias, weight in zip(biases, weights, strict=True):
+        require_operands(x, bias, weight)
+    return tuple(x.new_empty((*x.shape[:-1], weight.spec.rows)) for weight in weights)
+
+
+def _fake_graph_linear_batch(
+    kind: type[Parts], count: int, x: Tensor, *arguments: Any
+) -> tuple[Tensor, ...]:
+    size = (len(arguments) - count) // count
+    rows = arguments[count + len(kind.names) :: size]
+    return tuple(x.new_empty((*x.shape[:-1], each)) for each in rows)
+
+
+for _kind, _batches in BATCHES.items():
+    for _count, (_linear, _graph_linear) in _batches.items():
+        for _operator, _fake in (
+            (_linear, _fake_linear_batch),
+            (_graph_linear, _fake_graph_linear_batch),
+        ):
+            _of_count = functools.partial(_fake, _kind, _count)
+            torch.library.register_fake(_operator, _of_count, lib=library)
 for _kind, _operators in OPERATORS.items():
     for _operator, _fake in zip(_operators, _FAKES, strict=True):
         torch.library.register_fake(_operator, functools.partial(_fake, _kind), lib=library)

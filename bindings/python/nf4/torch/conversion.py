@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from nf4.errors import InvalidArgument, kind_of
-from nf4.torch import _int4_modules
+from nf4.torch import _grouping, _int4_modules
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.typing import DTypeLike
@@ -30,6 +30,11 @@ def _linear4bit() -> tuple[type, ...]:
     return tuple(getattr(modules, name) for name in names if hasattr(modules, name))
 
 
+def is_in_4_bits(layer: nn.Module) -> bool:
+    """Also of a class that is derived from ours or Linear4bit, which nothing replaces."""
+    return isinstance(layer, (*_OURS, *_linear4bit()))
+
+
 def _from_others(layer: nn.Module) -> Maker | None:
     """What makes a layer of ours of another library's; None if it is none."""
     if type(layer) in _linear4bit():
@@ -39,7 +44,7 @@ def _from_others(layer: nn.Module) -> Maker | None:
     return Int4Linear.from_module if _int4_modules.why_left_alone(layer) is None else None
 
 
-def convert(model: nn.Module) -> list[str]:
+def convert(model: nn.Module, *, siblings: bool = True) -> list[str]:
     """Replaces the 4-bit linear layers of other libraries in a model by layers of ours around the
     same memory:
 
@@ -55,6 +60,12 @@ def convert(model: nn.Module) -> list[str]:
     accelerate's, which move inputs to a layer's device. The model itself must not be such a layer,
     as nothing holds it.
 
+    siblings    layers of one parent whose names say that they get the same x, such as q_proj,
+                k_proj and v_proj, or gate_proj and up_proj, are multiplied in one call where
+                torch.compile traces the model and while a CUDA graph is captured. This goes for
+                all layers of ours in the model, also those that it had. False: each by itself.
+                No result changes by it
+
     PEFT's adapters beside a Linear4bit cannot be merged once it is replaced, not even after
     to_dense, since they look for its quant_state. To merge them, convert the model before PEFT
     adds them.
@@ -67,6 +78,7 @@ def convert(model: nn.Module) -> list[str]:
     replaced = _replace(model, _from_others, instead)
     _warn_of_others(model)
     _remove_decompression(model)
+    (_grouping.join if siblings else _grouping.separate)(model)
     return replaced
 
 
@@ -108,8 +120,7 @@ def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     replaced = _replace(
         model, lambda layer: to_linear if type(layer) in _OURS else None, "its to_linear"
     )
-    in_4bit = (*_OURS, *_linear4bit())  # and what is derived from them, which is not replaced
-    if replaced and not any(isinstance(each, in_4bit) for each in model.modules()):
+    if replaced and not any(map(is_in_4_bits, model.modules())):
         _forget_quantization(model)
     return replaced
 
@@ -147,16 +158,17 @@ def _replace(
                 continue
             full = f"{path}.{name}".lstrip(".")
             if id(child) not in made:
-                made[id(child)] = _made(full, child, make)
+                made[id(child)] = made_of(full, child, make)
             places.append((parent, name, full, child))
     for layer in {id(child): child for *_, child in places}.values():
-        _take_along(layer, made[id(layer)])
+        take_along(layer, made[id(layer)])
     for parent, name, _, child in places:
         setattr(parent, name, made[id(child)])
     return [full for _, _, full, _ in places]
 
 
-def _made(name: str, layer: nn.Module, make: Maker) -> nn.Module:
+def made_of(name: str, layer: nn.Module, make: Maker) -> nn.Module:
+    """What replaces a layer. InvalidArgument, with its name, where it cannot be replaced."""
     try:
         if _int4_modules.has_own_forward(layer) and not hasattr(layer, _ACCELERATE):
             raise InvalidArgument("the layer has a forward of its own, which would be lost")
@@ -165,7 +177,7 @@ def _made(name: str, layer: nn.Module, make: Maker) -> nn.Module:
         raise InvalidArgument(f"{name}: {error}") from None
 
 
-def _take_along(layer: nn.Module, made: nn.Module) -> None:
+def take_along(layer: nn.Module, made: nn.Module) -> None:
     """Gives a layer the hooks of the one that it replaces."""
     for hooks in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
                   "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",

@@ -11,6 +11,7 @@ from nf4.checkpoint import Checkpoint, FormatError, survey
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
 from nf4.errors import InvalidArgument
+from nf4.torch import _grouping
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules.base import torch_device
 from nf4.typing import DTypeLike
@@ -34,8 +35,8 @@ def load(
             config.json. Scales stay as they are stored
     device  where to; by default the CPU
 
-    save_pretrained writes such a checkpoint again. Layers with act order: see
-    Int4Linear.reorder_.
+    Siblings are joined as by convert. save_pretrained writes such a checkpoint again. Layers with
+    act order: see Int4Linear.reorder_.
 
     Raises nf4.checkpoint.FormatError, which names the file and the tensor, for what breaks the
     format, contradicts config.json or the model, or is missing, and for a g_idx that is out of
@@ -50,6 +51,7 @@ def load(
         from nf4.torch import _int4_quantizer  # which imports transformers
 
         model = _int4_quantizer.load_model(checkpoint, weights, wanted)
+    _grouping.join(model)
     return model if moved_to is None else model.to(moved_to)
 
 

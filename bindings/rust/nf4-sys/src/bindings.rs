@@ -153,7 +153,7 @@ const _: () = {
 pub struct nf4_matmul_args {
     /// sizeof(nf4_matmul_args)
     pub struct_size: usize,
-    /// of x, bias and y; fp32 on the CPU only
+    /// of x, bias and y; fp32 on a GPU for m <= 16, of an nf4_tensor
     pub dtype: nf4_dtype,
     /// 0
     pub reserved: i32,
@@ -501,10 +501,13 @@ extern "C" {
                rounded to the dtype. The errors of the latter, those of a dense weight
                of that dtype, have a nonzero mean in each block; if a row of x has a
                nonzero mean too, they add up, the more the larger the blocks.
-   overflow    x may be multiplied by the entries (in 16 bits by up to twice the
-               entries) and summed before the scale is applied: a sum that exceeds
-               binary32 is infinite, even if the scale would bring it back, as 1e-3
-               does with 2e38 + 2e38.
+   overflow    x may be multiplied by the entries (in 16 bits, and in fp32 on a GPU, by
+               up to twice the entries) and summed before the scale is applied: a sum
+               that exceeds binary32 is infinite, even if the scale would bring it back,
+               as 1e-3 does with 2e38 + 2e38.
+   fp32        on a GPU, an x that is 2^-40 of the largest of 256 neighbours may lose
+               bits, and so may an entry beside the codebook's largest; what is infinite
+               with an infinite x or entry may be NaN.
    subnormals  bf16 by AVX512-BF16 instructions flushes numbers, products and sums
                below 2^-126 to 0.
 
@@ -514,9 +517,10 @@ extern "C" {
  undefined then, and they may never end.
 
  INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
- m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch, m times
- a stride is more than 2^60, the workspace is NULL, misaligned or too small, or y,
- between its first and its last element, or the workspace overlaps anything else.*/
+ m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch and m is
+ more than 16, m times a stride is more than 2^60, the workspace is NULL, misaligned or
+ too small, or y, between its first and its last element, or the workspace overlaps
+ anything else.*/
     pub fn nf4_matmul_launch(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
@@ -649,7 +653,8 @@ extern "C" {
  blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
  nf4_int4_reorder_launch saves that. Workspace sizes and the choice of a kernel also depend
  on whether zeros, g_idx and permutation are NULL, and the choice on the alignment of
- scales. Differences from exact arithmetic, beside those of nf4_matmul_launch:
+ scales. On a GPU dtype is not fp32. Differences from exact arithmetic, beside those of
+ nf4_matmul_launch:
    rounding    the weights s * (q - z) may be rounded to x's dtype, as dequantize does. In
                fp16 a bf16 scale may first be rounded to fp16: one that fp16 holds as a
                subnormal number loses bits, one beyond 65504 is infinite.

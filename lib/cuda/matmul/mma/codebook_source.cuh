@@ -88,7 +88,7 @@ class CodebookSource {
                         ? multiply_rn(entry, k < registers.in_first_block ? first : last)
                         : 0.0f;
       }
-      to.chunk(tile_row(), tile_column() / 8 + word) = pack_vector<T>(values);
+      to.store(tile_row(), tile_column() / 8 + word, values);
     }
   }
 

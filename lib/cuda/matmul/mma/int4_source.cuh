@@ -10,6 +10,7 @@
 #include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/mma/smem_tile.cuh"
 #include "cuda/ptx/memory.cuh"
+#include "cuda/weight/int4_scale.cuh"
 #include "cuda/weight/scales.cuh"
 
 namespace nf4::cuda {
@@ -246,7 +247,7 @@ class Int4Source {
       float values[8];
 #pragma unroll
       for (int j = 0; j < kScales; ++j) {
-        const float scale = scale_of(registers.scales[i][j]);
+        const float scale = scale_to_float(weight_.fp16_scales, registers.scales[i][j]);
         const float zero = zero_of(registers.zeros[i][j], row);
 #pragma unroll
         for (int k = j * (8 / kScales); k < (j + 1) * (8 / kScales); ++k)
@@ -271,10 +272,6 @@ class Int4Source {
     uint32_t bits;
     asm("lop3.b32 %0, %1, 15, %2, 0xea;" : "=r"(bits) : "r"(codes), "r"(bias));
     return __uint_as_float(bits);
-  }
-  __device__ __forceinline__ float scale_of(uint16_t bits) const {
-    return weight_.fp16_scales ? __half2float(__ushort_as_half(bits))
-                               : __uint_as_float(static_cast<uint32_t>(bits) << 16);
   }
   // Biased. The shift of a row is that of row % 8, as tiles begin at multiples of 8.
   __device__ __forceinline__ float zero_of(uint32_t word, int row) const {

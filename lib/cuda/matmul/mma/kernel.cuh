@@ -3,7 +3,8 @@
 //
 // A CTA tile is 64 rows of the weight (A) by 64 rows of x (B), in K-tiles of 64 columns; while it
 // multiplies one K-tile the loads of the next are in flight. Right for every shape and alignment.
-// On GPUs without 16-bit tensor-core products of both dtypes it multiplies in fp32.
+// On GPUs without 16-bit tensor-core products of both dtypes it multiplies in fp32; so it does with
+// fp32 x, 16 rows at most.
 //
 // Bound by mma.sync's rate at many rows of x, by the latency of a K-tile at few. The experiments
 // are in docs/design/matmul-wgmma.md, "The mma kernel".
@@ -124,6 +125,44 @@ struct CtaFma {
   }
 };
 
+// Each thread has 4 x 1 of y, of up to 16 rows of x in fp32; the sum of a K-tile first, whose
+// roundings are smaller.
+struct CtaFmaFp32 {
+  float sums[4] = {};
+
+  __device__ __forceinline__ void add(const SmemTile<float> &w, const SmemTile<float> &x) {
+    const int row = threadIdx.x % 16, m = threadIdx.x / 16;
+    float d[4] = {};
+#pragma unroll 4
+    for (int chunk = 0; chunk < SmemTile<float>::kRowChunks; ++chunk) {
+      const float4 x4 = x.vector(m, chunk);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float4 w4 = w.vector(row + i * 16, chunk);
+        d[i] = __fmaf_rn(w4.x, x4.x, d[i]);
+        d[i] = __fmaf_rn(w4.y, x4.y, d[i]);
+        d[i] = __fmaf_rn(w4.z, x4.z, d[i]);
+        d[i] = __fmaf_rn(w4.w, x4.w, d[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += d[i];
+  }
+
+  template <class Visit>
+  __device__ __forceinline__ void each(Visit visit) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      visit(static_cast<int>(threadIdx.x) % 16 + i * 16, static_cast<int>(threadIdx.x) / 16,
+            sums[i]);
+  }
+};
+
+template <class Arch, class T, class TensorMma>
+using CtaProducts =
+    std::conditional_t<std::is_same_v<T, float>, CtaFmaFp32,
+                       std::conditional_t<Arch::kTensorCores, TensorMma, CtaFma<T>>>;
+
 // ---- The kernel --------------------------------------------------------------------------
 
 // `Source` is what loads and dequantizes a kind of weight.
@@ -131,8 +170,9 @@ template <class Arch, class T, class Source>
 __global__ void __launch_bounds__(kMmaThreads, Source::kResidentCtas)
     matmul_mma(const __grid_constant__ MatmulArgsOf<typename Source::View> args) {
   using TensorMma = std::conditional_t<Source::kLdmatrix, CtaLdmatrixMma<T>, CtaMma<T>>;
-  using Mma = std::conditional_t<Arch::kTensorCores, TensorMma, CtaFma<T>>;
-  __shared__ uint4 chunks[2][kMmaTileN * 8];
+  using Mma = CtaProducts<Arch, T, TensorMma>;
+  constexpr int kXChunks = kVectorK / kPerVector<T>;
+  __shared__ uint4 chunks[2][kMmaTileN * SmemTile<T>::kRowChunks];
   __shared__ float scale_code[Source::kScaleCodeSize];
   __shared__ float codebook[Source::kCodebookSize];
   pdl_wait<Arch>();
@@ -149,7 +189,7 @@ __global__ void __launch_bounds__(kMmaThreads, Source::kResidentCtas)
   const int64_t own_row = first_n + Source::tile_row();
   weight.seek(own_row, Source::tile_column());
   typename Source::Registers codes = weight.load(own_row, Source::tile_column());
-  uint4 values[kVectorK / 8];
+  uint4 values[kXChunks];
   load_x<T>(args, first_m + row, vector * kVectorK, values);
   for (int64_t k = 0; k < args.weight.cols; k += kMmaTileK) {
     const int64_t next = k + kMmaTileK + Source::tile_column();
@@ -157,7 +197,7 @@ __global__ void __launch_bounds__(kMmaThreads, Source::kResidentCtas)
     __syncthreads();
     weight.store(codes, w);
 #pragma unroll
-    for (int i = 0; i < kVectorK / 8; ++i) x.chunk(row, vector * (kVectorK / 8) + i) = values[i];
+    for (int i = 0; i < kXChunks; ++i) x.chunk(row, vector * kXChunks + i) = values[i];
     __syncthreads();
     codes = weight.load(own_row, next);
     load_x<T>(args, first_m + row, next_x, values);

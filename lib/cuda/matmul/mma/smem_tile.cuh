@@ -11,21 +11,37 @@
 namespace nf4::cuda {
 namespace {
 
-// 64 x 64 elements of 16 bits in shared memory, rows of 128 bytes in the 128-byte swizzle: eight
-// rows' 16-byte chunks of one column, and one row's eight chunks, are in different banks.
+// 64 x 64 elements in shared memory, rows of 128 bytes, or 256 of fp32, in the 128-byte swizzle:
+// eight rows' 16-byte chunks of one column, and one row's eight chunks, are in different banks.
 template <class T>
 class SmemTile {
  public:
+  static constexpr int kRowChunks = 64 / kPerVector<T>;
+
   __device__ __forceinline__ explicit SmemTile(uint4 *chunks) : chunks_(chunks) {}
   __device__ __forceinline__ uint4 &chunk(int row, int index) const {
-    return chunks_[row * 8 + (index ^ row % 8)];
+    return chunks_[row * kRowChunks + (index ^ row % 8)];
   }
-  // Two neighbours, the first at an even column.
+  // The index-th eight neighbours of a row.
+  __device__ __forceinline__ void store(int row, int index, const float (&v)[8]) const {
+    if constexpr (kPerVector<T> == 8) {
+      chunk(row, index) = pack_vector<T>(v);
+    } else {
+      chunk(row, index * 2) = pack_vector<T>({v[0], v[1], v[2], v[3]});
+      chunk(row, index * 2 + 1) = pack_vector<T>({v[4], v[5], v[6], v[7]});
+    }
+  }
+  // Two neighbours of 16 bits, the first at an even column.
   __device__ __forceinline__ uint32_t pair(int row, int column) const {
     return reinterpret_cast<const uint32_t *>(&chunk(row, column / 8))[column % 8 / 2];
   }
   __device__ __forceinline__ float element(int row, int column) const {
-    return to_float(reinterpret_cast<const T *>(&chunk(row, column / 8))[column % 8]);
+    return to_float(
+        reinterpret_cast<const T *>(&chunk(row, column / kPerVector<T>))[column % kPerVector<T>]);
+  }
+  // Four neighbours of fp32.
+  __device__ __forceinline__ float4 vector(int row, int index) const {
+    return *reinterpret_cast<const float4 *>(&chunk(row, index));
   }
   // Of 16 rows and columns, operand A of mma_m16n8k16, and operand B of two products.
   __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int column) const {

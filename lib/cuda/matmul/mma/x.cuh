@@ -18,16 +18,17 @@ __device__ __forceinline__ void load_x(const Args &args, int64_t row, int64_t co
 #pragma unroll
   for (int chunk = 0; chunk < Chunks; ++chunk) {
     vector[chunk] = {};
-    const int64_t k = column + chunk * 8;
+    const int64_t k = column + chunk * kPerVector<T>;
     if (row >= args.m || k >= args.weight.cols) continue;
     const T *x = static_cast<const T *>(args.x) + row * args.x_stride + k;
-    if (args.x_vectors && k + 8 <= args.weight.cols) {
+    if (args.x_vectors && k + kPerVector<T> <= args.weight.cols) {
       vector[chunk] = *reinterpret_cast<const uint4 *>(x);
       continue;
     }
-    T elements[8];
+    T elements[kPerVector<T>];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) elements[i] = k + i < args.weight.cols ? x[i] : from_float<T>(0.0f);
+    for (int i = 0; i < kPerVector<T>; ++i)
+      elements[i] = k + i < args.weight.cols ? x[i] : from_float<T>(0.0f);
     memcpy(&vector[chunk], elements, sizeof elements);
   }
 }

@@ -11,8 +11,13 @@
 
 namespace nf4::cuda {
 
-template <class Arch, int kMaxM>
-constexpr SkinnySmem kSkinnySmem = skinny_smem(kMaxM, Arch::kTensorMaps);
+template <class Arch, int kMaxM, int kWarps>
+constexpr SkinnySmem kSkinnySmem =
+    kWarps == kSkinnyWarps ? skinny_smem(kMaxM, Arch::kTensorMaps) : fp32_m16_smem();
+
+// The warps of a CTA, by what multiplies a warp tile.
+template <class WarpMma>
+constexpr int kWarpsOf = kSkinnyWarps;
 
 // How the CTAs and their warps share the work.
 struct SkinnyWork {
@@ -45,7 +50,7 @@ struct SkinnyArgs {
   int item_step;
   int element_step;
   bool whole_items;  // the scales of a warp tile's row lie side by side, aligned
-  // kSkinnyThreads items on: rows, and warp tiles along K.
+  // As many items on as a CTA has threads: rows, and warp tiles along K.
   int row_step;
   int k_tile_step;
 };
@@ -54,6 +59,7 @@ struct Int4SkinnyArgs {
   Int4MatmulArgs matmul;
   TensorMap packed;
   SkinnyWork work;
+  int unit_rows;  // of a unit of a CTA's rows
   // Offsets in shared memory.
   int smem_scales;
   int smem_zeros;

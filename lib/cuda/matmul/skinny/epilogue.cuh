@@ -16,10 +16,10 @@ struct CtaRows {
   __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta)
       : first(cta * work.cta_units + min(cta, work.big_ctas)),
         count(work.cta_units + (cta < work.big_ctas)) {}
-  // Of units of kInt4Unit rows.
-  __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta, int rows)
-      : first((cta * work.cta_units + min(cta, work.big_ctas)) * kInt4Unit),
-        count(min((work.cta_units + (cta < work.big_ctas)) * kInt4Unit, rows - first)) {}
+  // Of units of `unit` rows.
+  __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta, int unit, int rows)
+      : first((cta * work.cta_units + min(cta, work.big_ctas)) * unit),
+        count(min((work.cta_units + (cta < work.big_ctas)) * unit, rows - first)) {}
   __device__ __forceinline__ int tiles() const { return (count + kWarpTileN - 1) / kWarpTileN; }
 };
 
@@ -33,7 +33,7 @@ struct PartialSums {
 
   // A warp's sums for the tile `tile` of the group.
   __device__ __forceinline__ float *of_warp(int tile, int warp) const {
-    return partials + (tile * kSkinnyWarps + warp) * kTilePartials;
+    return partials + (tile * kWarpsOf<WarpMma> + warp) * kTilePartials;
   }
 };
 
@@ -65,9 +65,9 @@ class Epilogue {
   __device__ __forceinline__ void store(int warps, float unit) const {
     if (!in_bounds_) return;
     float sums[4] = {};
-    if (warps == kSkinnyWarps) {
+    if (warps == kWarpsOf<WarpMma>) {
 #pragma unroll
-      for (int warp = 0; warp < kSkinnyWarps; ++warp)
+      for (int warp = 0; warp < kWarpsOf<WarpMma>; ++warp)
         sums[warp % 4] += partial_[warp * kTilePartials];
     } else {
 #pragma unroll 1

@@ -19,6 +19,7 @@ struct Int4Skinny {
   using Arch = Arch_;
   using Args = Int4SkinnyArgs;
   using Codes = Layout;
+  static constexpr int kWarps = kSkinnyWarps;
   static constexpr SkinnySmem kSmem = int4_skinny_smem(kMaxM);
 };
 
@@ -29,7 +30,8 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1)
   using Kind = Int4Skinny<Arch, Layout, WarpMma::kMaxM>;
   extern __shared__ __align__(1024) uint8_t shared[];
   const Int4MatmulArgs &matmul = args.matmul;
-  const CtaRows rows(args.work, static_cast<int>(blockIdx.x), static_cast<int>(matmul.weight.rows));
+  const CtaRows rows(args.work, static_cast<int>(blockIdx.x), args.unit_rows,
+                     static_cast<int>(matmul.weight.rows));
   const int tiles = rows.tiles();
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));

@@ -1,20 +1,30 @@
 // Launches of the skinny kernels of integer weights.
 #include <algorithm>
 
+#include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/skinny/plan_work.hpp"
 #include "cuda/matmul/skinny/strip_args.hpp"
+#include "cuda/matmul/skinny/strip_plan.hpp"
+#include "cuda/runtime/families.hpp"
 #include "cuda/runtime/launch.hpp"
 
 namespace nf4::cuda {
 namespace {
 
+// Of a unit of a CTA's rows. GPTQ's boxes are best aligned, where there are enough for all CTAs.
+int unit_rows(const Int4View &weight, const GpuFacts &gpu) {
+  const bool aligned =
+      weight.layout == NF4_INT4_GPTQ && weight.rows >= int64_t{kWarpTileN} * gpu.multiprocessors;
+  return aligned ? kWarpTileN : kInt4Unit;
+}
+
 // Fills in how `ctas` CTAs share the work; returns the bytes of shared memory.
 int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, Int4SkinnyArgs &args) {
   const Int4View &weight = args.matmul.weight;
-  const int64_t units = ceil_divide(weight.rows, kInt4Unit);
+  const int64_t units = ceil_divide(weight.rows, args.unit_rows);
   plan_work(units, weight.cols, ctas, args.work);
-  const int64_t tiles = ceil_divide(ceil_divide(units, ctas) * kInt4Unit, kWarpTileN);
+  const int64_t tiles = ceil_divide(ceil_divide(units, ctas) * args.unit_rows, kWarpTileN);
   const int group_tiles =
       even_groups(tiles, int4_skinny_tiles_that_fit(smem, weight.groups, gpu.shared_bytes));
   args.work.group_tiles = group_tiles;
@@ -38,8 +48,9 @@ cudaError_t launch_rows(const MatmulTarget &target, const void *kernel,
                         const Int4MatmulArgs &matmul, int max_m) {
   Int4SkinnyArgs args{};
   args.matmul = matmul;
-  const int64_t ctas =
-      std::min<int64_t>(ceil_divide(matmul.weight.rows, kInt4Unit), target.gpu.multiprocessors);
+  args.unit_rows = unit_rows(matmul.weight, target.gpu);
+  const int64_t ctas = std::min<int64_t>(ceil_divide(matmul.weight.rows, args.unit_rows),
+                                         target.gpu.multiprocessors);
   const bool tensor_maps = target.gpu.tensor_maps;
   const int smem_bytes = plan_ctas(int4_skinny_smem(max_m), ctas, target.gpu, args);
   if (tensor_maps) {
@@ -50,29 +61,18 @@ cudaError_t launch_rows(const MatmulTarget &target, const void *kernel,
                 args);
 }
 
-// CTAs of a strip's cluster: as many as are resident at a time, with work for each. A cluster's
-// multiprocessors are of one group of 16 or 18, not all of which are whole.
-int strip_cluster(int64_t strips, int64_t k_tiles, const GpuFacts &gpu) {
-  int cluster = 1;
-  for (int size = 2; size <= kMaxClusterSize; ++size)
-    if (strips <= gpu.multiprocessors / 18 * (16 / size) && size * kStripWarpsK <= k_tiles)
-      cluster = size;
-  return cluster;
-}
-
 cudaError_t launch_strip(const MatmulTarget &target, const void *kernel,
-                         const Int4MatmulArgs &matmul, int max_m) {
+                         const Int4MatmulArgs &matmul, int max_m, const StripPlan &plan) {
   const Int4View &weight = matmul.weight;
   StripArgs args{};
   args.matmul = matmul;
   args.k_tiles = static_cast<int>(weight.cols / kStripK);
-  const int64_t strips = ceil_divide(weight.rows, kStripN);
-  args.cluster = strip_cluster(strips, args.k_tiles, target.gpu);
-  args.cluster_rows = static_cast<int>(ceil_divide(kStripN, args.cluster));
+  args.cluster = plan.cluster;
+  args.cluster_rows = static_cast<int>(ceil_divide(plan.rows(), args.cluster));
   const bool gptq = weight.layout == NF4_INT4_GPTQ;
   const ByteMatrix packed{weight.packed, gptq ? weight.cols / 8 : weight.cols,
                           gptq ? weight.rows * 4 : weight.rows / 2};
-  cudaError_t error = make_tensor_map(packed, packed.row_bytes, gptq ? 128 : kStripN / 2,
+  cudaError_t error = make_tensor_map(packed, packed.row_bytes, gptq ? 128 : plan.rows() / 2,
                                       gptq ? kStripK / 8 : kStripK, args.packed);
   if (error != cudaSuccess) return error;
   const int64_t x_bytes = weight.cols * 2;
@@ -80,19 +80,24 @@ cudaError_t launch_strip(const MatmulTarget &target, const void *kernel,
       make_tensor_map({matmul.x, matmul.m, x_bytes}, matmul.m == 1 ? x_bytes : matmul.x_stride * 2,
                       kStripK * 2, max_m, args.x);
   if (error != cudaSuccess) return error;
-  return launch({kernel, strips * args.cluster, kStripThreads, target.family->pdl, target.stream,
-                 strip_smem(max_m).bytes, args.cluster},
+  return launch({kernel, plan.strips * args.cluster, kStripThreads, target.family->pdl,
+                 target.stream, strip_smem(plan.warps_n, max_m).bytes, args.cluster},
                 args);
 }
 
 }  // namespace
 
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
-                          const Int4MatmulArgs &matmul, nf4_dtype, int config) {
+                          const Int4MatmulArgs &matmul, nf4_dtype dtype, int config) {
   const int max_m = kMatmulConfigs[config].tile_m;
-  return takes_strips(matmul.weight.layout, max_m, target.gpu.tensor_maps)
-             ? launch_strip(target, kernel, matmul, max_m)
-             : launch_rows(target, kernel, matmul, max_m);
+  const nf4_int4_layout layout = matmul.weight.layout;
+  if (!takes_strips(layout, max_m, target.gpu.tensor_maps))
+    return launch_rows(target, kernel, matmul, max_m);
+  const StripPlan plan = plan_strips(layout, matmul.weight.rows, matmul.weight.cols, target.gpu);
+  if (plan.warps_n == wide_strip(layout))
+    kernel = kernels_of<Int4MatmulKernels>(*target.family)
+                 .wide[dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][config];
+  return launch_strip(target, kernel, matmul, max_m, plan);
 }
 
 }  // namespace nf4::cuda

@@ -6,6 +6,7 @@
 #include "core/int4.hpp"
 #include "cuda/matmul/skinny/mainloop.cuh"
 #include "cuda/matmul/skinny/pipeline.cuh"
+#include "cuda/weight/int4_scale.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -15,11 +16,6 @@ struct Int4Scales {
   float scale, scale8;
   uint32_t zeros;
 };
-
-__device__ __forceinline__ float scale_to_float(bool fp16, uint32_t bits) {
-  const float from_half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-  return fp16 ? from_half : __uint_as_float(bits << 16);
-}
 
 // Two zero points from the low bits of each half.
 __device__ __forceinline__ uint32_t zero_points(uint32_t halves) { return halves & 0x000f000fu; }

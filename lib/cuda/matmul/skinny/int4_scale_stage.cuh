@@ -8,8 +8,6 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr uint32_t kSymmetricZeros = 0x88888888u;
-
 template <class Arch, class Layout>
 class Int4ScaleStage {
  public:
@@ -72,7 +70,7 @@ class Int4ScaleStage {
     if (weight.zeros != nullptr)
       cp_async_4(to_zeros, weight.zeros + zeros);
     else
-      *to_zeros = kSymmetricZeros;
+      *to_zeros = kInt4SymmetricZeros;
   }
 
   const Int4SkinnyArgs &args_;

@@ -13,9 +13,12 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "cuda/element.cuh"
 #include "cuda/matmul/skinny/args.hpp"
 #include "cuda/matmul/skinny/epilogue.cuh"
+#include "cuda/matmul/skinny/fp32_mainloop.cuh"
 #include "cuda/matmul/skinny/mainloop.cuh"
 #include "cuda/matmul/skinny/pipeline.cuh"
 #include "cuda/matmul/skinny/scale_stage.cuh"
@@ -37,18 +40,23 @@ __device__ __forceinline__ void prefetch_rows(const SkinnyArgs &args, const CtaR
 }
 
 // All threads of the CTA call it, and a barrier must follow. Returns the unit of the sums.
-template <class T>
-__device__ __forceinline__ float build_lut(const SkinnyArgs &args, uint8_t *shared) {
-  float unit;
-  const uint32_t entry = lane_entry<T>(args.codebook, args.matmul.weight.codebook, unit);
-  fill_lut<4, kSkinnyThreads>(shared, static_cast<int>(threadIdx.x), entry, pack_entries);
-  return unit;
+template <class T, int kThreads>
+__device__ __forceinline__ float build_lut(const SkinnyArgs &args, float entry, uint8_t *shared) {
+  if constexpr (std::is_same_v<T, float>) {
+    return fill_split_lut<kThreads>(shared, entry);
+  } else {
+    float unit;
+    const uint32_t entry = lane_entry<T>(args.codebook, args.matmul.weight.codebook, unit);
+    fill_lut<4, kThreads>(shared, static_cast<int>(threadIdx.x), entry, pack_entries);
+    return unit;
+  }
 }
 
 // What one of a weight's CTAs does.
 template <class Arch, class T, class Scales, class WarpMma>
 __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
-  constexpr int kMaxM = WarpMma::kMaxM;
+  constexpr int kWarps = kWarpsOf<WarpMma>, kThreads = 32 * kWarps;
+  using Kind = CodebookSkinny<Arch, WarpMma::kMaxM, kWarps>;
   extern __shared__ __align__(1024) uint8_t shared[];
   const MatmulArgs &matmul = args.matmul;
   const CtaRows rows(args.work, cta);
@@ -60,45 +68,49 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
   const int first_k_tile = warp - n_warp * args.work.k_warps;
   const int first_tile = n_warp < args.work.n_warps ? n_warp : tiles;
-  WeightPipeline<CodebookSkinny<Arch, kMaxM>> pipeline(
-      args, shared, warp, rows.first, WarpTileIterator(args.work, tiles, first_tile, first_k_tile));
-  ScaleStage<Arch, Scales> scales(args, shared, kSkinnySmem<Arch, kMaxM>.scale_barrier);
+  WeightPipeline<Kind> pipeline(
+      args, shared, warp, rows.first,
+      WarpTileIterator<kWarps>(args.work, tiles, first_tile, first_k_tile));
+  ScaleStage<Arch, Scales, kThreads> scales(args, shared, Kind::kSmem.scale_barrier);
   pipeline.init();
   scales.init();
   // The small loads before the large ones, which delay them. All of them are ordinary loads: the
   // compiler may move a __ldg above the wait.
   float offset = 0;
   if constexpr (Scales::kNested) offset = *matmul.weight.nested_offset;
+  float entry = 0;
+  if constexpr (std::is_same_v<T, float>)
+    entry = device_codebook(matmul.weight)[threadIdx.x % kCodebookSize];
   WarpMma warp_mma;
   warp_mma.load_x(matmul, first_k_tile);
   scales.load_scale_code();
   constexpr bool kKeep = WarpMma::kKeepsLane;
-  const ByteLut lut(shared, keep_in_register<kKeep>(threadIdx.x % 32 * 4));
+  using Lut = typename WarpMma::Lut;
+  const Lut lut(shared, keep_in_register<kKeep>(threadIdx.x % 32 * Lut::kLaneBytes));
   const int thread_in_group = static_cast<int>(keep_in_register<kKeep>(threadIdx.x % 4));
   float unit = 1;
   uint32_t phase = 0;
 #pragma unroll 1
   for (int first = 0; first < tiles; first += args.work.group_tiles, phase ^= 1) {
-    const PartialSums<WarpMma> group{
-        first, min(first + args.work.group_tiles, tiles),
-        reinterpret_cast<float *>(shared + kSkinnySmem<Arch, kMaxM>.partials)};
+    const PartialSums<WarpMma> group{first, min(first + args.work.group_tiles, tiles),
+                                     reinterpret_cast<float *>(shared + Kind::kSmem.partials)};
     const int first_row = first * kWarpTileN;
     scales.load(rows.first + first_row,
                 min(args.work.group_tiles * kWarpTileN, rows.count - first_row));
     if (first == 0) {
       pipeline.load_next();
       pdl_launch_dependents<Arch>();
-      unit = build_lut<T>(args, shared);
+      unit = build_lut<T, kThreads>(args, entry, shared);
     }
     scales.publish(first == 0);
 #pragma unroll 1
-    for (int stage = 1; stage < kSkinnySmem<Arch, kMaxM>.stages && first == 0; ++stage)
-      pipeline.load_next();
+    for (int stage = 1; stage < Kind::kSmem.stages && first == 0; ++stage) pipeline.load_next();
     // Now, while the first tile is on its way, and not when the last sums are there.
     Epilogue<T, WarpMma> epilogue(args, rows, group, threadIdx.x);
 #pragma unroll 1
-    for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kSkinnyWarps) {
+    for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kWarps) {
       if (k_tile != first_k_tile || first != 0) warp_mma.load_x(matmul, k_tile);
+      warp_mma.prepare_x();
       auto cursor = scales.cursor(k_tile, first_tile, WarpMma::row(0), thread_in_group);
       float *partial = group.of_warp(first_tile, warp);
 #pragma unroll 1
@@ -112,14 +124,14 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
         warp_mma.add(pipeline.wait_next(), lut, find_scales, k_tile != first_k_tile, partial);
         __syncwarp();  // before the stage is overwritten
         pipeline.load_next();
-        partial += args.work.n_warps * kSkinnyWarps * group.kTilePartials;
+        partial += args.work.n_warps * kWarps * group.kTilePartials;
       }
     }
     __syncthreads();
     const uint32_t outputs = (group.end - group.first) * group.kTilePartials;
     for (uint32_t i = threadIdx.x; i < outputs;) {
       epilogue.store(args.work.k_warps, unit);
-      i += kSkinnyThreads;
+      i += kThreads;
       if (i < outputs) epilogue = Epilogue<T, WarpMma>(args, rows, group, i);
     }
     if (group.end < tiles) __syncthreads();
@@ -128,7 +140,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
 
 // For cols that are a multiple of kScaleK; the weight and rows of x are 16-byte aligned.
 template <class Arch, class T, class Scales, class WarpMma>
-__global__ void __launch_bounds__(kSkinnyThreads, 1)
+__global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     matmul_skinny(const __grid_constant__ SkinnyArgs args) {
   run_cta<Arch, T, Scales, WarpMma>(args, static_cast<int>(blockIdx.x));
 }
@@ -136,7 +148,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1)
 // The same for several weights. A whole CTA has one of them, so its arguments are found through
 // uniform registers and a thread needs no more registers.
 template <class Arch, class T, class Scales, class WarpMma>
-__global__ void __launch_bounds__(kSkinnyThreads, 1)
+__global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     matmul_skinny_batch(const __grid_constant__ SkinnyBatch batch) {
   const int cta = static_cast<int>(blockIdx.x);
   int problem = 0;

@@ -18,17 +18,18 @@ int prefetch_bytes(int64_t cta_bytes) {
 }
 
 // Fills in how `ctas` CTAs share the work; returns the bytes of shared memory.
-int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, SkinnyArgs &args) {
+int plan_ctas(const SkinnySmem &smem, int warps, int64_t ctas, const GpuFacts &gpu,
+              SkinnyArgs &args) {
   const MatmulArgs &matmul = args.matmul;
   SkinnyWork &work = args.work;
   const bool nested = matmul.weight.nested_absmax != nullptr;
-  plan_work(matmul.weight.rows, matmul.weight.cols, ctas, work);
+  plan_work(matmul.weight.rows, matmul.weight.cols, ctas, work, warps);
   work.prefetch_bytes = prefetch_bytes(work.cta_units * matmul.weight.cols / 2);
   args.scale_pitch = static_cast<int>(skinny_scale_pitch(work.k_tiles));
   args.item_step = work.n_warps * kWarpTileN * args.scale_pitch;
   args.element_step = work.n_warps * kWarpTileN * static_cast<int>(matmul.weight.cols);
-  args.row_step = kSkinnyThreads / work.k_tiles;
-  args.k_tile_step = kSkinnyThreads % work.k_tiles;
+  args.row_step = 32 * warps / work.k_tiles;
+  args.k_tile_step = 32 * warps % work.k_tiles;
   args.whole_items = matmul.weight.blocksize_log2 == 6 && matmul.weight.cols % kWarpTileK == 0 &&
                      is_multiple(matmul.weight.absmax, nested ? 4 : 16);
 
@@ -50,7 +51,8 @@ cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf
   args.matmul = matmul;
   args.codebook = rounded_codebook(matmul.weight, dtype);
   smem_bytes =
-      plan_ctas(skinny_smem(kMatmulConfigs[config].tile_m, tensor_maps), ctas, target.gpu, args);
+      plan_ctas(skinny_smem_of(dtype, kMatmulConfigs[config].tile_m, tensor_maps),
+                skinny_warps(dtype, kMatmulConfigs[config].tile_m), ctas, target.gpu, args);
   if (!tensor_maps) return cudaSuccess;
   return make_tensor_map({matmul.weight.packed, matmul.weight.rows, matmul.weight.cols / 2},
                          matmul.weight.cols / 2, kWarpTileK / 2, kWarpTileN, args.packed);
@@ -65,7 +67,8 @@ cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const 
   int smem_bytes = 0;
   const cudaError_t error = skinny_args(target, matmul, dtype, config, ctas, args, smem_bytes);
   if (error != cudaSuccess) return error;
-  return launch({kernel, ctas, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
+  return launch({kernel, ctas, 32 * skinny_warps(dtype, kMatmulConfigs[config].tile_m),
+                 target.family->pdl, target.stream, smem_bytes},
                 args);
 }
 
@@ -96,7 +99,8 @@ cudaError_t launch_skinny_batch(const MatmulTarget &target, const void *kernel,
     first_cta += ctas[i];
   }
   std::fill(batch.first_cta + count, batch.first_cta + kSkinnyBatchMax, INT_MAX);
-  return launch({kernel, first_cta, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
+  return launch({kernel, first_cta, 32 * skinny_warps(dtype, kMatmulConfigs[config].tile_m),
+                 target.family->pdl, target.stream, smem_bytes},
                 batch);
 }
 

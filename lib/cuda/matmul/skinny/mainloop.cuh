@@ -96,6 +96,7 @@ __device__ __forceinline__ void store_sums(FragmentLane lane, const float (&sums
 
 template <class T>
 struct WarpMmaM2 {
+  using Lut = ByteLut;
   static constexpr int kMaxM = 2;
   static constexpr bool kKeepsLane = true;  // there are registers for what depends on the lane
   uint32_t x[1][32];
@@ -119,6 +120,8 @@ struct WarpMmaM2 {
 #pragma unroll
     for (int i = 0; i < 8; ++i) load_b(from + i * 8, own, x[0] + i * 4);
   }
+
+  __device__ __forceinline__ void prepare_x() const {}
 
   // Adds to partial[row][m], or sets it if `accumulate` is false. find_scales() gives the scales of
   // the lane's rows.
@@ -152,6 +155,7 @@ struct WarpMmaM2 {
 
 template <class T, int MTiles>
 struct WarpMmaM8 {
+  using Lut = ByteLut;
   static constexpr int kMaxM = 8 * MTiles;
   static constexpr bool kKeepsLane = false;
   uint32_t x[MTiles][32];
@@ -177,6 +181,8 @@ struct WarpMmaM8 {
                (m < matmul.m) & (column + i / 2 * kScaleK < matmul.weight.cols), x[m_tile] + i * 4);
     }
   }
+
+  __device__ __forceinline__ void prepare_x() const {}
 
   // As WarpMmaM2::add.
   template <class FindScales>

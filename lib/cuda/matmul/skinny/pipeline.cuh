@@ -67,16 +67,18 @@ struct RowCodes {
 };
 
 // What the pipeline and the sums depend on of a kind of weight; this one, of NF4 and FP4.
-template <class Arch_, int kMaxM>
+template <class Arch_, int kMaxM, int kWarps_>
 struct CodebookSkinny {
   using Arch = Arch_;
   using Args = SkinnyArgs;
   using Codes = RowCodes;
-  static constexpr SkinnySmem kSmem = kSkinnySmem<Arch, kMaxM>;
+  static constexpr int kWarps = kWarps_;
+  static constexpr SkinnySmem kSmem = kSkinnySmem<Arch, kMaxM, kWarps>;
 };
 
 // The warp tiles that a warp takes, in its order: in each group of rows of tiles, for each of its
 // K-tiles, every n_warps-th row of tiles.
+template <int kWarps = kSkinnyWarps>
 class WarpTileIterator {
  public:
   __device__ __forceinline__ WarpTileIterator(const SkinnyWork &work, int tiles, int first_tile,
@@ -101,7 +103,7 @@ class WarpTileIterator {
 
  private:
   __device__ __forceinline__ void next_k_tile() {
-    k_tile_ += kSkinnyWarps;
+    k_tile_ += kWarps;
     if (k_tile_ >= work_.k_tiles) {
       k_tile_ = first_k_tile_;
       group_ = group_end_;
@@ -150,9 +152,11 @@ class PipelineState {
 // By TMA: one lane issues a box.
 template <class Kind>
 class TmaPipeline {
+  using TileIterator = WarpTileIterator<Kind::kWarps>;
+
  public:
   __device__ __forceinline__ TmaPipeline(const typename Kind::Args &args, uint8_t *shared, int warp,
-                                         int first_row, WarpTileIterator iterator)
+                                         int first_row, TileIterator iterator)
       : args_(args),
         iterator_(iterator),
         first_row_(first_row),
@@ -201,7 +205,7 @@ class TmaPipeline {
 
  private:
   const typename Kind::Args &args_;
-  WarpTileIterator iterator_;
+  TileIterator iterator_;
   int first_row_;
   PipelineState<Kind> state_;
   uint64_t *const barriers_;
@@ -211,9 +215,11 @@ class TmaPipeline {
 // By cp.async: every lane copies chunks of 16 bytes.
 template <class Kind>
 class CpAsyncPipeline {
+  using TileIterator = WarpTileIterator<Kind::kWarps>;
+
  public:
   __device__ __forceinline__ CpAsyncPipeline(const typename Kind::Args &args, uint8_t *shared,
-                                             int warp, int first_row, WarpTileIterator iterator)
+                                             int warp, int first_row, TileIterator iterator)
       : args_(args), iterator_(iterator), first_row_(first_row), state_(shared, warp) {}
 
   __device__ __forceinline__ void prefetch() const {}
@@ -250,7 +256,7 @@ class CpAsyncPipeline {
   }
 
   const typename Kind::Args &args_;
-  WarpTileIterator iterator_;
+  TileIterator iterator_;
   int first_row_;
   PipelineState<Kind> state_;
 };

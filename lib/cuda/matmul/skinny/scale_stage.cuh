@@ -18,7 +18,7 @@ __device__ __forceinline__ void copy_item(float4 *to, const float4 *from) {
 }
 
 // When the scales that all threads copy are in shared memory.
-template <class Arch>
+template <class Arch, int kThreads = kSkinnyThreads>
 class ScaleBarrier {
  public:
   __device__ __forceinline__ explicit ScaleBarrier(uint8_t *barrier)
@@ -28,7 +28,7 @@ class ScaleBarrier {
   __device__ __forceinline__ void init() const {
     if constexpr (Arch::kTensorMaps) {
       if (threadIdx.x != 0) return;
-      mbarrier_init(barrier_, kSkinnyThreads);
+      mbarrier_init(barrier_, kThreads);
       fence_mbarrier_init();
     }
   }
@@ -69,7 +69,7 @@ class ScaleBarrier {
 
 // The items of a row are an odd number of items from those of the next: reading those of 8 rows has
 // no bank conflicts.
-template <class Arch, class Scales>
+template <class Arch, class Scales, int kThreads>
 class ScaleStage {
  public:
   using Item = typename Scales::Quad;  // the scales of a warp tile's row
@@ -106,8 +106,7 @@ class ScaleStage {
       const int last = (nested_phase_ + rows * static_cast<int>(matmul.weight.cols) - 1) >> shift;
       const float *const from = matmul.weight.nested_absmax + (first_element >> shift);
 #pragma unroll 1
-      for (int i = threadIdx.x; i <= last; i += kSkinnyThreads)
-        cp_async_4(nested_absmax_ + i, from + i);
+      for (int i = threadIdx.x; i <= last; i += kThreads) cp_async_4(nested_absmax_ + i, from + i);
     }
     const Item *const from =
         static_cast<const Item *>(matmul.weight.absmax) + first_element / kWarpTileK;
@@ -115,7 +114,7 @@ class ScaleStage {
     uint32_t row = args_.work.k_tiles_divisor.divide(threadIdx.x);
     int k_tile = static_cast<int>(threadIdx.x - row * args_.work.k_tiles);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < items; i += kSkinnyThreads) {
+    for (int i = threadIdx.x; i < items; i += kThreads) {
       Item *const to = items_ + row * args_.scale_pitch + k_tile;
       if (args_.whole_items)
         copy_item(to, from + i);
@@ -202,7 +201,7 @@ class ScaleStage {
   }
 
   const SkinnyArgs &args_;
-  const ScaleBarrier<Arch> barrier_;
+  const ScaleBarrier<Arch, kThreads> barrier_;
   float *const scale_code_;
   float *const nested_absmax_;
   Item *const items_;

@@ -11,13 +11,14 @@ namespace nf4::cuda {
 // A warp tile: kWarpTileN rows of the weight by kWarpTileK columns.
 constexpr int kSkinnyWarps = 16;
 constexpr int kSkinnyThreads = 32 * kSkinnyWarps;
+constexpr int kFp32M16Warps = 8;  // of 16 rows of x in fp32, which take many registers
 constexpr int kWarpTileK = 256;
 constexpr int kWarpTileN = 16;
 constexpr int kScaleK = kWarpTileK / 4;  // columns that share a scale
 constexpr int kStageBytes = kWarpTileN * kWarpTileK / 2;
 constexpr int64_t kSkinnyElementsMax = int64_t{1} << 30;  // of a CTA, for 32-bit offsets
 
-constexpr int kInt4Unit = 8;  // rows of a word of zero points, a unit of a CTA's rows
+constexpr int kInt4Unit = 8;  // rows of a word of zero points
 
 // Shared memory of the kernel for up to max_m rows of x, offsets in bytes: the byte LUT, each
 // warp's pipeline stages, the mbarriers of the stages and of the scales; then, for each row of warp
@@ -30,21 +31,32 @@ struct SkinnySmem {
   int partials;
   int tile_partials;  // bytes of a row of warp tiles
 };
-constexpr SkinnySmem skinny_smem(int max_m, int stages, int pipeline) {
+constexpr SkinnySmem skinny_smem(int max_m, int stages, int pipeline, int warps = kSkinnyWarps) {
   SkinnySmem smem{};
   smem.stages = stages;
   smem.pipeline = pipeline;
-  smem.barriers = smem.pipeline + kSkinnyWarps * smem.stages * kStageBytes;
-  smem.scale_barrier = smem.barriers + kSkinnyWarps * smem.stages * 8;
+  smem.barriers = smem.pipeline + warps * smem.stages * kStageBytes;
+  smem.scale_barrier = smem.barriers + warps * smem.stages * 8;
   smem.partials =
-      smem.barriers + static_cast<int>(ceil_divide(kSkinnyWarps * smem.stages * 8 + 8, 512) * 512);
-  smem.tile_partials = kSkinnyWarps * kWarpTileN * max_m * 4;
+      smem.barriers + static_cast<int>(ceil_divide(warps * smem.stages * 8 + 8, 512) * 512);
+  smem.tile_partials = warps * kWarpTileN * max_m * 4;
   return smem;
 }
 
 constexpr SkinnySmem skinny_smem(int max_m, bool tensor_maps) {
   // Three stages do not fit before Hopper.
   return skinny_smem(max_m, max_m == 2 && tensor_maps ? 3 : 2, 65536);
+}
+
+// The same of fewer warps.
+constexpr SkinnySmem fp32_m16_smem() { return skinny_smem(16, 4, 65536, kFp32M16Warps); }
+
+constexpr int skinny_warps(nf4_dtype dtype, int max_m) {
+  return dtype == NF4_DTYPE_FP32 && max_m == 16 ? kFp32M16Warps : kSkinnyWarps;
+}
+constexpr SkinnySmem skinny_smem_of(nf4_dtype dtype, int max_m, bool tensor_maps) {
+  return skinny_warps(dtype, max_m) == kSkinnyWarps ? skinny_smem(max_m, tensor_maps)
+                                                    : fp32_m16_smem();
 }
 
 // The same of integer weights, without a LUT.

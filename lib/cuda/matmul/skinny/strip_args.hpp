@@ -7,8 +7,12 @@
 
 namespace nf4::cuda {
 
-template <int kMaxM>
-constexpr StripSmem kStripSmem = strip_smem(kMaxM);
+template <int kWarpsN>
+constexpr int kStripRows = strip_rows(kWarpsN);
+template <int kWarpsN>
+constexpr int kStripWarpsK = strip_warps_k(kWarpsN);
+template <int kWarpsN, int kMaxM>
+constexpr StripSmem kStripSmem = strip_smem(kWarpsN, kMaxM);
 
 struct StripArgs {
   Int4MatmulArgs matmul;

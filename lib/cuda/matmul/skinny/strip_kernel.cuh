@@ -1,10 +1,10 @@
 // y = x W^T for up to 16 rows of x and an integer weight whose words lie along its rows (AWQ,
 // GPTQ): a skinny GEMM by mma.sync, split along K.
 //
-// A CTA has a strip of 128 rows of the weight; where strips are few, a cluster shares the columns
-// and adds up its sums through distributed shared memory, in a fixed order. Two warps side by side
-// share the stages of a pipeline, which bring x along.
-// docs/design/matmul-skinny.md has the experiments.
+// A CTA has a strip of 64 to 256 rows of the weight; where strips are few, a cluster shares the
+// columns and adds up its sums through distributed shared memory, in a fixed order. The warps side
+// by side share the stages of a pipeline, which bring x along. docs/design/matmul-skinny.md has the
+// experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,10 +18,11 @@
 namespace nf4::cuda {
 namespace {
 
-// The K-tiles of kStripWarpsN warps on their way to shared memory. Lanes of the first of them copy.
+// The K-tiles of Layout::kWarpsN warps on their way to shared memory. Lanes of the first of them
+// copy.
 template <class Layout, int kMaxM>
 class StripPipeline {
-  static constexpr StripSmem kSmem = kStripSmem<kMaxM>;
+  static constexpr StripSmem kSmem = kStripSmem<Layout::kWarpsN, kMaxM>;
 
  public:
   __device__ __forceinline__ StripPipeline(const StripArgs &args, uint8_t *shared, int k_warp,
@@ -46,7 +47,7 @@ class StripPipeline {
 #pragma unroll 1
       for (int i = 0; i < kSmem.stages; ++i) {
         mbarrier_init(full_ + i);
-        mbarrier_init(full_ + kSmem.stages + i, kStripWarpsN * kWarpArrivals);
+        mbarrier_init(full_ + kSmem.stages + i, Layout::kWarpsN * kWarpArrivals);
       }
       fence_mbarrier_init();
     }
@@ -58,7 +59,7 @@ class StripPipeline {
     uint8_t *const to = stages_ + stage * kSmem.stage_bytes;
     if (threadIdx.x % 32 == 0) {
       mbarrier_arrive_expect_tx(full_ + stage, kSmem.stage_bytes);
-      tma_load_2d(to + kStripWeightBytes, &args_.x, (first_k_tile_ + index) * kXRowBytes, 0,
+      tma_load_2d(to + kSmem.weight_bytes, &args_.x, (first_k_tile_ + index) * kXRowBytes, 0,
                   full_ + stage);
     }
     __syncwarp();
@@ -77,9 +78,15 @@ class StripPipeline {
     return stages_ + stage_ * kSmem.stage_bytes;
   }
 
-  // After the `index`-th K-tile was read. Its predecessor's stage, which the other warps have read
-  // by now, is loaded again.
+  // After the `index`-th K-tile was read. Its stage is loaded again, or, if other warps read it
+  // too, its predecessor's, which they have read by now.
   __device__ __forceinline__ void release(int index) {
+    if constexpr (Layout::kWarpsN == 1) {
+      __syncwarp();
+      if (index + kSmem.stages < k_tiles_) load(index + kSmem.stages, stage_);
+      advance();
+      return;
+    }
     mbarrier_arrive_warp(full_ + kSmem.stages + stage_);
     if (producer_ && index > 0 && index - 1 + kSmem.stages < k_tiles_) {
       const bool wrapped = stage_ == 0;
@@ -87,11 +94,15 @@ class StripPipeline {
       mbarrier_wait_parity(full_ + kSmem.stages + stage, phase_ ^ wrapped);
       load(index - 1 + kSmem.stages, stage);
     }
+    advance();
+  }
+
+ private:
+  __device__ __forceinline__ void advance() {
     stage_ = stage_ == kSmem.stages - 1 ? 0 : stage_ + 1;
     phase_ ^= stage_ == 0;
   }
 
- private:
   const StripArgs &args_;
   uint8_t *const stages_;
   uint64_t *const full_;  // and those that say that a stage was read
@@ -158,15 +169,17 @@ __device__ __forceinline__ void store_outputs(const Int4MatmulArgs &matmul, int6
 }
 
 // Adds up the sums of the CTA's pipelines, then of the cluster's CTAs, and stores the outputs.
-template <class T, int MTiles>
+template <class T, int kWarpsN, int MTiles>
 __device__ __forceinline__ void reduce_strip(const StripArgs &args, uint8_t *shared, int first_row,
                                              int n_warp, int k_warp,
                                              const float (&total)[kRowTiles][MTiles][4]) {
-  constexpr int kMaxM = 8 * MTiles, kQuads = kMaxM / 4;
-  constexpr StripSmem kSmem = kStripSmem<kMaxM>;
+  constexpr int kMaxM = 8 * MTiles, kQuads = kMaxM / 4, kRows = kStripRows<kWarpsN>;
+  constexpr StripSmem kSmem = kStripSmem<kWarpsN, kMaxM>;
+  static_assert(kStripWarpsK<kWarpsN> * kSmem.partials_of * 4 <= kSmem.barriers);
   const FragmentLane lane;
   const int rows_of_x = static_cast<int>(args.matmul.m);
-  float *const partials = reinterpret_cast<float *>(shared + kSmem.partials);
+  float *const partials = reinterpret_cast<float *>(shared);
+  __syncthreads();  // all stages were read
   // 8 floats further each 8 rows, against bank conflicts.
   const auto at = [](int n, int m) { return n * kMaxM + n / 8 * 8 + m; };
 #pragma unroll
@@ -176,19 +189,19 @@ __device__ __forceinline__ void reduce_strip(const StripArgs &args, uint8_t *sha
 #pragma unroll
     for (int i = 0; i < kRowTiles * 2; ++i)
       *reinterpret_cast<float2 *>(partials + k_warp * kSmem.partials_of +
-                                  at(n_warp * 64 + lane.group_id * 8 + i, column)) =
+                                  at(n_warp * kStripWarpRows + lane.group_id * 8 + i, column)) =
           float2{total[i / 2][m][i % 2 * 2], total[i / 2][m][i % 2 * 2 + 1]};
   }
   __syncthreads();
   const uint32_t rank = args.cluster > 1 ? cluster_rank() : 0;
   float4 *const received = reinterpret_cast<float4 *>(shared + kSmem.received);
 #pragma unroll
-  for (int i = 0; i < kStripN * kQuads; i += kStripThreads) {
-    const int n = (i + threadIdx.x) % kStripN, quad = (i + threadIdx.x) / kStripN;
+  for (int i = 0; i < kRows * kQuads; i += kStripThreads) {
+    const int n = (i + threadIdx.x) % kRows, quad = (i + threadIdx.x) / kRows;
     if (quad * 4 >= rows_of_x || quad >= kQuads) continue;
     float4 sum = *reinterpret_cast<const float4 *>(partials + at(n, quad * 4));
 #pragma unroll
-    for (int k = 1; k < kStripWarpsK; ++k)
+    for (int k = 1; k < kStripWarpsK<kWarpsN>; ++k)
       sum = add_float4(sum, *reinterpret_cast<const float4 *>(partials + k * kSmem.partials_of +
                                                               at(n, quad * 4)));
     if (args.cluster == 1) {
@@ -205,7 +218,7 @@ __device__ __forceinline__ void reduce_strip(const StripArgs &args, uint8_t *sha
   for (int i = threadIdx.x; i < args.cluster_rows * kQuads; i += kStripThreads) {
     const int local = i % args.cluster_rows, quad = i / args.cluster_rows;
     const int n = rank * args.cluster_rows + local;
-    if (quad * 4 >= rows_of_x || n >= kStripN) continue;
+    if (quad * 4 >= rows_of_x || n >= kRows) continue;
     float4 sum{};
 #pragma unroll 1
     for (int from = 0; from < args.cluster; ++from)
@@ -219,16 +232,19 @@ __device__ __forceinline__ void reduce_strip(const StripArgs &args, uint8_t *sha
 template <class Arch, class T, class Layout, int MTiles>
 __global__ void __launch_bounds__(kStripThreads, 1)
     int4_matmul_strip(const __grid_constant__ StripArgs args) {
+  constexpr int kWarpsK = kStripWarpsK<Layout::kWarpsN>;
+  constexpr int kWeightBytes = kStripSmem<Layout::kWarpsN, 8 * MTiles>.weight_bytes;
   extern __shared__ __align__(1024) uint8_t shared[];
   const Int4View &weight = args.matmul.weight;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
-  const int n_warp = warp % kStripWarpsN, k_warp = warp / kStripWarpsN;
+  const int n_warp = warp % Layout::kWarpsN, k_warp = warp / Layout::kWarpsN;
   const int strip = static_cast<int>(blockIdx.x) / args.cluster;
-  const int part = (static_cast<int>(blockIdx.x) - strip * args.cluster) * kStripWarpsK + k_warp;
-  const int parts = args.cluster * kStripWarpsK;
+  const int first_row = strip * kStripRows<Layout::kWarpsN>;
+  const int part = (static_cast<int>(blockIdx.x) - strip * args.cluster) * kWarpsK + k_warp;
+  const int parts = args.cluster * kWarpsK;
   const int begin = part * args.k_tiles / parts, end = (part + 1) * args.k_tiles / parts;
-  StripPipeline<Layout, 8 * MTiles> pipeline(args, shared, k_warp, strip * kStripN, begin,
-                                             end - begin, n_warp == 0);
+  StripPipeline<Layout, 8 * MTiles> pipeline(args, shared, k_warp, first_row, begin, end - begin,
+                                             n_warp == 0);
   pipeline.prefetch();
   pipeline.init();
   pdl_wait<Arch>();
@@ -240,7 +256,7 @@ __global__ void __launch_bounds__(kStripThreads, 1)
     __syncthreads();
 
   const typename Layout::Lane lane(n_warp);
-  const int row = strip * kStripN + n_warp * 64 + FragmentLane().group_id * 8;
+  const int row = first_row + n_warp * kStripWarpRows + FragmentLane().group_id * 8;
   const int group_tiles = static_cast<int>(weight.group_size) / kStripK;
   StripSums<MTiles> sums;
   float total[kRowTiles][MTiles][4] = {};
@@ -252,12 +268,12 @@ __global__ void __launch_bounds__(kStripThreads, 1)
 #pragma unroll 1
     for (; k_tile < group_end; ++k_tile) {
       const uint8_t *const stage = pipeline.wait();
-      Layout::template add<T>(lane, stage, stage + kStripWeightBytes, sums);
+      Layout::template add<T>(lane, stage, stage + kWeightBytes, sums);
       pipeline.release(k_tile - begin);
     }
     finish_group<T, Layout>(weight, scales, sums, total);
   }
-  reduce_strip<T>(args, shared, strip * kStripN, n_warp, k_warp, total);
+  reduce_strip<T, Layout::kWarpsN>(args, shared, first_row, n_warp, k_warp, total);
 }
 
 }  // namespace

@@ -31,9 +31,11 @@ __device__ __forceinline__ void mma_ones(StripSums<MTiles> &sums, int m_tile, ui
 // A stage of x: rows of 128 bytes in the 128-byte swizzle.
 constexpr int kXRowBytes = kStripK * 2;
 
-// Codes [k][n / 8]: a K-tile is kStripK rows of 64 bytes in the 64-byte swizzle.
+// Codes [k][n / 8]: a K-tile is kStripK rows of 64 or 128 bytes in the swizzle of as many.
+template <int kWarpsN_>
 struct StripAwq {
-  static constexpr int kRowBytes = kStripN / 2;
+  static constexpr int kWarpsN = kWarpsN_;
+  static constexpr int kRowBytes = kStripRows<kWarpsN> / 2;
   static constexpr int kBoxes = 1;
   static __device__ __forceinline__ void load_box(uint8_t *to, const void *map, int k_tile, int n,
                                                   int, uint64_t *barrier) {
@@ -104,8 +106,10 @@ struct StripAwq {
 
 // Codes [k / 8][n]: a K-tile is kBoxes boxes of 8 rows of 128 bytes in the 128-byte swizzle, 32
 // rows of the weight each.
+template <int kWarpsN_>
 struct StripGptq {
-  static constexpr int kBoxes = kStripN / 32;
+  static constexpr int kWarpsN = kWarpsN_;
+  static constexpr int kBoxes = kStripRows<kWarpsN> / 32;
   static __device__ __forceinline__ void load_box(uint8_t *to, const void *map, int k_tile, int n,
                                                   int box, uint64_t *barrier) {
     tma_load_2d(to + box * 1024, map, n * 4 + box * 128, k_tile * (kStripK / 8), barrier);

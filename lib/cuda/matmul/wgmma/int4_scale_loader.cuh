@@ -10,6 +10,7 @@
 #include "cuda/matmul/wgmma/shared.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/weight/int4_decode.cuh"
+#include "cuda/weight/int4_scale.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -164,10 +165,7 @@ class Int4ScaleLoader {
     const Int4View &weight = args_.matmul.weight;
     const float minus_zero =
         static_cast<float>(cursor.zero(fetched, i)) * (-1 / NibbleNumber<T>::kUnit);
-    const uint16_t bits = fetched.scale(i);
-    const float scale = weight.fp16_scales
-                            ? to_float(*reinterpret_cast<const __half *>(&bits))
-                            : to_float(*reinterpret_cast<const __nv_bfloat16 *>(&bits));
+    const float scale = scale_to_float(weight.fp16_scales, fetched.scale(i));
     return {scale_word(scale), pack_pair(T{}, minus_zero, minus_zero)};
   }
   static __device__ __forceinline__ uint32_t scale_word(float scale) {

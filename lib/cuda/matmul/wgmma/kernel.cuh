@@ -17,6 +17,7 @@
 
 #include "cuda/arch.cuh"
 #include "cuda/matmul/wgmma/epilogue.cuh"
+#include "cuda/matmul/wgmma/mainloop_group_sums.cuh"
 #include "cuda/matmul/wgmma/mainloop_scaled_sums.cuh"
 #include "cuda/matmul/wgmma/mainloop_scaled_weights.cuh"
 #include "cuda/matmul/wgmma/producer.cuh"
@@ -54,6 +55,17 @@ struct WarpgroupRegisters {
   static constexpr int kConsumer = Tile::kWarpgroups == 2 ? 224 : 104;
 };
 
+template <class Mainloop, class Scheduler, class Epilogue, class Tile>
+__device__ __forceinline__ void consume(const typename Tile::Args &args, SharedStorage<Tile> shared,
+                                        Epilogue &epilogue) {
+  Mainloop mainloop(shared);
+  for (Scheduler scheduler(args); scheduler.is_valid(); scheduler.advance()) {
+    // Both compute the work tile anew, so that it takes no registers in the mainloop.
+    mainloop.run(scheduler.work_tile());
+    epilogue.store(scheduler, mainloop.sums());
+  }
+}
+
 template <class Decode, class Tile, class Scheduler>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     matmul_wgmma(const __grid_constant__ typename Tile::Args args) {
@@ -77,12 +89,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     setmaxnreg_inc<WarpgroupRegisters<Tile>::kConsumer>();
     Epilogue<typename Decode::Element, Tile> epilogue(
         args, shared, Tile::Kind::template begin_consumer<Decode, Tile>(args, shared));
-    Mainloop mainloop(shared);
-    for (Scheduler scheduler(args); scheduler.is_valid(); scheduler.advance()) {
-      // Both compute the work tile anew, so that it takes no registers in the mainloop.
-      mainloop.run(scheduler.work_tile());
-      epilogue.store(scheduler, mainloop.sums());
-    }
+    if constexpr (Tile::Kind::kGroups && Tile::kScaleOn == ScaleOn::kSums)
+      if (args.decode.group_steps % 2 == 0)
+        return consume<MainloopGroupSums<Decode, Tile>, Scheduler>(args, shared, epilogue);
+    consume<Mainloop, Scheduler>(args, shared, epilogue);
   }
 }
 

@@ -32,11 +32,15 @@ const void *kernel_of() {
 
 template <int Config>
 WgmmaKernel wgmma_kernel() {
-  using Tile = CtaTile<Config, CodebookKind>;
-  return {Tile::kThreads,
-          SharedLayout<Tile>::kBytes,
-          SharedLayout<Tile>::kXBoxRows,
-          {kernel_of<__half, Config>(), kernel_of<__nv_bfloat16, Config>()}};
+  if constexpr (!has_codebook_kernel(Config))
+    return {};
+  else {
+    using Tile = CtaTile<Config, CodebookKind>;
+    return {Tile::kThreads,
+            SharedLayout<Tile>::kBytes,
+            SharedLayout<Tile>::kXBoxRows,
+            {kernel_of<__half, Config>(), kernel_of<__nv_bfloat16, Config>()}};
+  }
 }
 
 template <int... Index>

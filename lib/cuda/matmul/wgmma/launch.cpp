@@ -164,26 +164,34 @@ cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
   return cudaSuccess;
 }
 
-}  // namespace
+// The kernels of codebooks are loaded, or of integers of a layout.
+ContextFlag loaded[NF4_INT4_COMPRESSED_TENSORS + 1];
+ContextFlag &loaded_of(const Weight &) { return loaded[0]; }
+ContextFlag &loaded_of(const Int4Weight &weight) { return loaded[weight.layout]; }
 
-cudaError_t load_wgmma_kernels(const Device &device, GpuFacts &gpu) {
-  static ContextFlag known;
-  if (!known.has(device.index)) {
-    const WgmmaKernels &kernels = kernels_on(device, Weight{});
-    cudaError_t error = cudaSuccess;
-    for (const WgmmaKernels *each :
-         {&kernels, &int4_kernels_on<NF4_INT4_GPTQ>(device), &int4_kernels_on<NF4_INT4_AWQ>(device),
-          &int4_kernels_on<NF4_INT4_COMPRESSED_TENSORS>(device)})
-      if (error == cudaSuccess) error = allow_shared_memory(*each);
-    // Each kernel has a multiprocessor to itself, so one speaks for all.
-    if (error == cudaSuccess) error = count_clusters(device, kernels.of[0]);
-    if (error != cudaSuccess) return error;
-    known.set(device.index);
+template <class W>
+cudaError_t load_kind(const Device &device, const W &weight, GpuFacts &gpu) {
+  ContextFlag &flag = loaded_of(weight);
+  if (!flag.has(device.index)) {
+    const WgmmaKernels &kernels = kernels_on(device, weight);
+    if (const cudaError_t error = allow_shared_memory(kernels)) return error;
+    // Each kernel has a multiprocessor to itself, so one speaks for all, of any kind.
+    if (const cudaError_t error = count_clusters(device, kernels.of[0])) return error;
+    flag.set(device.index);
   }
   for (int size = 2; size <= kMaxClusterSize; ++size)
     gpu.resident_clusters[size] =
         resident_clusters[device.index][size].load(std::memory_order_relaxed);
   return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t load_wgmma_kernels(const Device &device, const Weight &weight, GpuFacts &gpu) {
+  return load_kind(device, weight, gpu);
+}
+cudaError_t load_wgmma_kernels(const Device &device, const Int4Weight &weight, GpuFacts &gpu) {
+  return load_kind(device, weight, gpu);
 }
 
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,

@@ -29,8 +29,10 @@ struct Int4WgmmaKernels : WgmmaKernels {
   static Int4WgmmaKernels make();
 };
 
-// Loads the kernels on the device, which is current and has them, and fills in resident_clusters.
-cudaError_t load_wgmma_kernels(const Device &device, GpuFacts &gpu);
+// Loads the kernels for a weight of its kind and layout on the device, which is current and has
+// them, and fills in resident_clusters.
+cudaError_t load_wgmma_kernels(const Device &device, const Weight &weight, GpuFacts &gpu);
+cudaError_t load_wgmma_kernels(const Device &device, const Int4Weight &weight, GpuFacts &gpu);
 
 // The kernels are loaded.
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,

@@ -37,8 +37,17 @@ class StreamKReduction {
   // launch with these arguments.
   __device__ __forceinline__ void reduce_partials(int first_peer,
                                                   typename Tile::Accumulators &sums) const {
+    if constexpr (Tile::Kind::kGroups) {
+      wait_for_all(first_peer);
 #pragma unroll 1
-    for (int peer = first_peer; peer < cta(); ++peer) add_partials(peer, sums);
+      for (int peer = first_peer; peer < cta(); peer += kTogether) add_together(peer, sums);
+    } else {
+#pragma unroll 1
+      for (int peer = first_peer; peer < cta(); ++peer) {
+        wait_for(peer);
+        add_partials(peer, sums);
+      }
+    }
   }
 
  private:
@@ -56,18 +65,55 @@ class StreamKReduction {
     return args_.partials + (cta * kColumns + column) * Tile::kConsumers + consumer_thread();
   }
 
-  __device__ __forceinline__ void add_partials(int peer, typename Tile::Accumulators &sums) const {
+  __device__ __forceinline__ void wait_for(int peer) const {
     // All lanes wait: if one did, the compiler would take the warp for diverged (10 % slower).
     while (__any_sync(kAllLanes, flag(peer).load(::cuda::memory_order_acquire) != args_.signature))
       continue;
     if (lane_index() == 0) flag(peer).store(0, ::cuda::memory_order_relaxed);
+  }
+  __device__ __forceinline__ void add_partials(int peer, typename Tile::Accumulators &sums) const {
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      const float4 partial = __ldcg(partials(peer, i));
-      sums[4 * i] += partial.x;
-      sums[4 * i + 1] += partial.y;
-      sums[4 * i + 2] += partial.z;
-      sums[4 * i + 3] += partial.w;
+    for (int i = 0; i < kColumns; ++i) add(__ldcg(partials(peer, i)), i, sums);
+  }
+  static __device__ __forceinline__ void add(const float4 &partial, int column,
+                                             typename Tile::Accumulators &sums) {
+    sums[4 * column] += partial.x;
+    sums[4 * column + 1] += partial.y;
+    sums[4 * column + 2] += partial.z;
+    sums[4 * column + 3] += partial.w;
+  }
+
+  // Peers whose partial sums are in flight at the same time, as registers allow.
+  static constexpr int kTogether = kColumns < 16 ? 16 / kColumns : 1;
+
+  // The same for all at once: each lane waits for a peer.
+  __device__ __forceinline__ void wait_for_all(int first_peer) const {
+#pragma unroll 1
+    for (int first = first_peer; first < cta(); first += 32) {
+      const int peer = first + lane_index();
+      while (__any_sync(kAllLanes, peer < cta() && flag(peer).load(::cuda::memory_order_acquire) !=
+                                                       args_.signature))
+        continue;
+      if (peer < cta()) flag(peer).store(0, ::cuda::memory_order_relaxed);
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void add_together(int first, typename Tile::Accumulators &sums) const {
+    if constexpr (kTogether == 1) {
+      add_partials(first, sums);
+    } else {
+      float4 all[kTogether][kColumns];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+          all[i][column] = __ldcg(partials(min(first + i, cta() - 1), column));
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i >= cta()) break;
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) add(all[i][column], column, sums);
+      }
     }
   }
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from nf4.errors import InvalidArgument, kind_of, shown
+from nf4.torch import _operators
 from nf4.torch._checks import require_dense, require_tensor, torch_dtype
+from nf4.torch._schemas import Parts
+from nf4.torch.modules.siblings import Siblings
 from nf4.typing import DTypeLike
 
 _Self = TypeVar("_Self", bound="QuantizedLinear")
@@ -59,15 +62,29 @@ class QuantizedLinear(nn.Linear):
     """y = x W^T + bias, with a frozen W that is quantized.
 
     A derived class holds the codes in the parameter `weight` or in a buffer, and the scales in
-    buffers; no cast reaches buffers. It has multiply and dequantize, its constructors, which call
+    buffers; no cast reaches buffers. It has parts and dequantize, its constructors, which call
     _take_bias, and the keys of its state_dict.
     """
 
     compute_dtype: torch.dtype | None
+    # The group, and the layer's place in it.
+    _siblings: tuple[Siblings, int] | None = None
+
+    def parts(self) -> Parts:
+        """The weight as it is now."""
+        raise NotImplementedError
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias in the dtype of x, or autocast's. x and bias are of one dtype."""
-        raise NotImplementedError
+        return _operators.linear(x, bias, self.parts())
+
+    def bias_in(self, dtype: torch.dtype) -> Tensor | None:
+        """The bias in a dtype."""
+        # torch.nn.Module looks for an attribute in three places before it comes to this one.
+        # DataParallel and parametrizations put a parameter elsewhere.
+        parameters = self._parameters
+        bias = parameters["bias"] if "bias" in parameters else self.bias
+        return bias if bias is None or bias.dtype == dtype else bias.to(dtype)
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
         """W, dense: [out_features, in_features]."""
@@ -87,20 +104,24 @@ class QuantizedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x is [..., in_features]. y is [..., out_features] in the dtype of x, or autocast's."""
         require_tensor("x", x)
-        dtype, wanted = x.dtype, self.compute_dtype
+        dtype, wanted, siblings = x.dtype, self.compute_dtype, self._siblings
         casts = (
             wanted is not None and wanted != dtype and not torch.is_autocast_enabled(x.device.type)
         )
-        if casts:
-            x = x.to(wanted)
-        # torch.nn.Module looks for an attribute in three places before it comes to this one.
-        # DataParallel and parametrizations put a parameter elsewhere.
-        parameters = self._parameters
-        bias = parameters["bias"] if "bias" in parameters else self.bias
-        if bias is not None and bias.dtype != x.dtype:
-            bias = bias.to(x.dtype)
-        y = self.multiply(x, bias)
+        y = None
+        if siblings is not None:
+            group, place = siblings
+            y = group.product(place, self, x, wanted if casts else dtype)
+        if y is None:
+            x = x.to(wanted) if casts else x
+            y = self.multiply(x, self.bias_in(x.dtype))
         return y.to(dtype) if casts else y
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._siblings is not None:
+            group, place = self._siblings
+            group.join(place, self)
 
     def to_linear(self, dtype: DTypeLike | None = None) -> nn.Linear:
         """A dense layer of W, in a dtype, by default that of the weight before it was quantized.

@@ -14,7 +14,7 @@ from nf4 import _convert, _torch
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument
 from nf4.int4 import int4_shapes
-from nf4.torch import _int4_columns, _operators, functional
+from nf4.torch import _int4_columns, functional
 from nf4.torch._checks import torch_dtype
 from nf4.torch._int4_weight import Int4Parts
 from nf4.torch.modules.base import (
@@ -190,7 +190,7 @@ class Int4Linear(QuantizedLinear):
     def group_size(self) -> int:
         return self.spec.group_size
 
-    def _parts(self) -> Int4Parts:
+    def parts(self) -> Int4Parts:
         buffers, keys = self._buffers, KEYS[self.spec.layout]
         tensors = (buffers[keys.get(name, name)] for name in Int4Parts.names)
         return Int4Parts(*tensors, self.spec)
@@ -198,14 +198,11 @@ class Int4Linear(QuantizedLinear):
     @property
     def quantized(self) -> nf4.Int4Tensor[Tensor]:
         """The weight, for the functions of nf4 and nf4.torch. Memory is shared."""
-        return self._parts().quantized()
+        return self.parts().quantized()
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
         """The weight, dense: [out_features, in_features]. dtype: by default that of the scales."""
         return functional.dequantize(self.quantized, dtype)
-
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return _operators.linear(x, bias, self._parts())
 
     def reorder_(self) -> Int4Linear:
         """Sorts the columns of a weight with act order by their groups (nf4.reorder), so that
@@ -271,7 +268,7 @@ class Int4Linear(QuantizedLinear):
     def _load_weight(self, given: dict[str, Tensor], assign: bool | None) -> None:
         """Takes over parts of a weight: the tensors (`assign`), or a copy in this layer's memory,
         which CUDA graphs hold, or in new memory on this layer's device where there is none."""
-        own = self._parts()
+        own = self.parts()
         if not assign:
             require_memory(own.packed, given["packed"])
         weight = nf4.Int4Tensor(
@@ -291,8 +288,8 @@ class Int4Linear(QuantizedLinear):
         self.adopt(weight)
 
     def extra_repr(self) -> str:
-        symmetric = ", no zeros" if self._parts().zeros is None else ""
-        g_idx = self._parts().g_idx
+        symmetric = ", no zeros" if self.parts().zeros is None else ""
+        g_idx = self.parts().g_idx
         order = ", act order" if g_idx is not None else ""
         order = ", reordered" if self.permutation is not None else order
         return (

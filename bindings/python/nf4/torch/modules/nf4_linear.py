@@ -12,7 +12,7 @@ import nf4
 from nf4 import _convert, _torch
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, kind_of
-from nf4.torch import _operators, _state, functional
+from nf4.torch import _state, functional
 from nf4.torch._checks import torch_dtype
 from nf4.torch._weight import WeightParts
 from nf4.torch.modules.base import (
@@ -226,8 +226,8 @@ class NF4Linear(QuantizedLinear):
         before it was quantized."""
         return functional.dequantize(self.quantized, dtype)
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        # As in QuantizedLinear.forward: the layer's tensors as they are now, in the shortest way.
+    def parts(self) -> WeightParts:
+        # As in QuantizedLinear.bias_in: the layer's tensors as they are now, in the shortest way.
         parameters, scales = self._parameters, self._buffers
         weight = (
             parameters["weight"] if "weight" in parameters else self.weight,
@@ -238,7 +238,7 @@ class NF4Linear(QuantizedLinear):
             None,
             self.spec,
         )
-        return _operators.linear(x, bias, tuple.__new__(WeightParts, weight))
+        return tuple.__new__(WeightParts, weight)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

@@ -1,4 +1,4 @@
-// The matmul functions of nf4.h for any kind of weight: W is Weight for an nf4_tensor, Int4Weight
+// What the functions of nf4.h do, for any kind of weight: W is Weight for an nf4_tensor, Int4Weight
 // for an nf4_int4_tensor.
 #pragma once
 
@@ -9,6 +9,41 @@
 #include "validate.hpp"
 
 namespace nf4 {
+
+template <class W, class Tensor>
+nf4_status dequant_launch(const Tensor *weight, void *out, nf4_dtype dtype, nf4_stream stream) {
+  DequantProblemOf<W> problem;
+  if (const nf4_status status = validate_dequant(weight, out, dtype, problem)) return status;
+  if (problem.weight.elements == 0) return NF4_STATUS_OK;
+  return cuda::dequant(problem, stream);
+}
+
+template <class W, class Tensor>
+nf4_status dequant_cpu(const Tensor *weight, void *out, nf4_dtype dtype, int32_t threads) {
+  DequantProblemOf<W> problem;
+  if (const nf4_status status = validate_dequant(weight, out, dtype, problem)) return status;
+  if (const nf4_status status = validate_threads(threads)) return status;
+  if (problem.weight.elements != 0) cpu::dequant(problem, threads);
+  return NF4_STATUS_OK;
+}
+
+// Of the arguments of validate_quantize, which differ by kind.
+template <class Problem, class... Arguments>
+nf4_status quantize_launch(nf4_stream stream, Arguments... arguments) {
+  Problem problem;
+  if (const nf4_status status = validate_quantize(arguments..., problem)) return status;
+  if (problem.weight.elements == 0) return NF4_STATUS_OK;
+  return cuda::quantize(problem, stream);
+}
+
+template <class Problem, class... Arguments>
+nf4_status quantize_cpu(int32_t threads, Arguments... arguments) {
+  Problem problem;
+  if (const nf4_status status = validate_quantize(arguments..., problem)) return status;
+  if (const nf4_status status = validate_threads(threads)) return status;
+  if (problem.weight.elements != 0) cpu::quantize(problem, threads);
+  return NF4_STATUS_OK;
+}
 
 template <class W, class Tensor>
 nf4_status matmul_workspace_size(const Tensor *weight, const nf4_matmul_args *args, size_t *bytes) {

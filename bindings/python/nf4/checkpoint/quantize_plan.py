@@ -1,0 +1,152 @@
+"""What quantizing makes of the dense tensors of a model, in a file or in memory: which stay dense,
+the tensors of those that become 4-bit, and the quantization_config for all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
+from nf4.checkpoint.dtypes import FILE_TO_NF4
+from nf4.checkpoint.errors import OptionError
+from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.int4_layouts import LAYOUTS
+from nf4.checkpoint.int4_plan import Int4Plan, integer_config
+from nf4.checkpoint.model_files import compute_dtype, quantization_config
+from nf4.checkpoint.rules import (
+    Rules,
+    architectures,
+    is_transposed,
+    module_of,
+    transposed_if_conv1d,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizeOptions:
+    """How to quantize a checkpoint.
+
+    format           "nf4", "fp4" or "int4"
+    blocksize        weights for each scale: a power of two, 32..4096
+    nested           double quantization: 8-bit scales
+    storage          torch's name of the dtype that packed bytes are viewed as
+    skip             patterns of modules to leave dense besides the default ones
+    only             patterns of the modules to quantize; empty: the default rules
+    compute          torch's name of the dtype to compute in; None: the model's own
+    allow_nonfinite  accept NaN (stored as 0) and Inf (as the largest of its block)
+    threads          CPU threads; 0: all
+
+    Of nf4 and fp4 alone: blocksize, nested, storage, compute. Of int4 alone:
+
+    layout           "gptq", "gptq_v2", "awq" or "compressed-tensors"
+    group_size       columns for each scale: a multiple of 8; -1: the whole row
+    symmetric        all zero points are 8; else each group has one
+    """
+
+    format: str = "nf4"
+    blocksize: int = 64
+    nested: bool = True
+    storage: str = "uint8"
+    skip: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    compute: str | None = None
+    allow_nonfinite: bool = False
+    threads: int = 0
+    layout: str = "compressed-tensors"
+    group_size: int = 128
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        if self.format == "int4":
+            self._check_integers()
+        for name in ("skip", "only"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise OptionError(f"{name} is {value!r}; expected a tuple of patterns")
+
+    def _check_integers(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise OptionError(f"layout is {self.layout!r}; expected {', '.join(LAYOUTS)}")
+        if self.group_size != -1 and (self.group_size <= 0 or self.group_size % 8):
+            raise OptionError(f"group_size is {self.group_size}; expected a multiple of 8, or -1")
+
+
+def dense_reasons(
+    dense: Mapping[str, TensorInfo], rules: Rules, options: QuantizeOptions
+) -> dict[str, str | None]:
+    """Why each dense tensor stays dense; None if it becomes 4-bit. OptionError for a pattern that
+    names none of them."""
+    unknown = rules.unmatched(module_of(name) for name in dense)
+    if unknown:
+        raise OptionError(f"--skip or --only names no tensor: {', '.join(map(repr, unknown))}")
+    reasons = {name: rules.dense_reason(info) for name, info in dense.items()}
+    if options.format != "int4":
+        return reasons
+    return {
+        name: reason or _integer_reason(dense[name], rules, options)
+        for name, reason in reasons.items()
+    }
+
+
+def _integer_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
+    """Why this layout cannot hold a matrix that may become 4-bit."""
+    rows, cols = info.shape
+    if is_transposed(info.name, rules.types):
+        return "Conv1D"
+    if options.group_size != -1 and cols % options.group_size:
+        return f"columns not a multiple of the group size {options.group_size}"
+    return LAYOUTS[options.layout].misfit((rows, cols))
+
+
+def plan_of(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan | Int4Plan:
+    """The tensors of a dense one that becomes 4-bit."""
+    plan = _integer_plan if options.format == "int4" else _bnb_plan
+    return plan(info, rules, options)
+
+
+def _integer_plan(info: TensorInfo, _rules: Rules, options: QuantizeOptions) -> Int4Plan:
+    # The layouts have no scales of float32.
+    scales = "F16" if info.dtype == "F32" else info.dtype
+    rows, cols = info.shape
+    layout, size = LAYOUTS[options.layout], options.group_size
+    return Int4Plan(info.name, layout, (rows, cols), size, scales, options.symmetric)
+
+
+def _bnb_plan(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan:
+    state = State(
+        format=options.format,
+        blocksize=options.blocksize,
+        dtype=FILE_TO_NF4[info.dtype],
+        shape=transposed_if_conv1d(info.name, info.shape, rules.types),
+        nested_blocksize=NESTED_BLOCKSIZE if options.nested else 0,
+    )
+    plan = Plan(info.name, state, options.storage)
+    problem = plan.storage_problem()
+    if problem:
+        raise OptionError(f"{info.name}: {problem}")
+    return plan
+
+
+def config_of(
+    plans: Sequence[Plan | Int4Plan],
+    dense: Iterable[TensorInfo],
+    rules: Rules,
+    options: QuantizeOptions,
+    config: Mapping[str, Any],
+    quantized: Iterable[str] = (),
+) -> dict[str, Any]:
+    """quantization_config for these weights. dense: the tensors that stay dense. config: that of
+    the model. quantized: the names of weights that were 4-bit before."""
+    if options.format == "int4":
+        integers = [plan for plan in plans if isinstance(plan, Int4Plan)]
+        return integer_config(integers, dense, architectures(config))
+    names = [*(plan.name for plan in plans), *quantized]
+    dtypes = [plan.state.dtype for plan in plans if isinstance(plan, Plan)]
+    return quantization_config(
+        format=options.format,
+        nested=options.nested,
+        compute=options.compute or compute_dtype(config, dtypes),
+        storage=options.storage,
+        skip_modules=rules.skip_modules(dense, names, architectures(config)),
+    )

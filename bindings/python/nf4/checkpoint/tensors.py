@@ -1,0 +1,266 @@
+"""load and save: a checkpoint as its tensors by name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import nf4
+from nf4 import _torch
+from nf4._prepared import prepare
+from nf4.checkpoint.bnb import Plan, State
+from nf4.checkpoint.dtypes import NF4_TO_FILE, NUMPY
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.header import TensorInfo, TensorSpec
+from nf4.checkpoint.int4 import Int4State, Int4Weight
+from nf4.checkpoint.int4_layouts import LAYOUTS, SYMMETRIC_ZERO
+from nf4.checkpoint.int4_plan import Int4Plan
+from nf4.checkpoint.kinds import survey
+from nf4.checkpoint.model_files import write_json
+from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of
+from nf4.checkpoint.rules import Rules, model_types
+from nf4.checkpoint.source import CONFIG_NAME, SINGLE_NAME, Checkpoint
+from nf4.checkpoint.transaction import DirectoryTarget, FileTarget
+from nf4.checkpoint.writer import SafetensorsWriter
+from nf4.errors import InvalidArgument, kind_of
+from nf4.typing import ArrayLike
+
+_FILE_DTYPES = {dtype: name for name, dtype in NUMPY.items()}
+# torch's dtypes that numpy has not of its own, as integers of their size.
+_VIEWED = {"bfloat16": "bfloat16", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, nf4.Weight[np.ndarray] | np.ndarray]:
+    """The tensors of a checkpoint by name, in host memory: a 4-bit weight under the name of the
+    dense one ("model.layers.0.mlp.up_proj.weight"), as a QuantizedTensor or an Int4Tensor, all
+    others as arrays.
+
+    path  a safetensors file, a directory with config.json and such files, or their index, of
+          bitsandbytes (NF4, FP4), GPTQ, AWQ, compressed-tensors (4 bits), or dense
+
+    Raises nf4.checkpoint.FormatError, which names the file and the tensor, for what breaks the
+    format, and OSError. nf4.checkpoint.Checkpoint reads tensors one by one.
+    """
+    with Checkpoint(path) as checkpoint:
+        found = survey(checkpoint)
+        found.require_sound()
+        tensors: dict[str, Any] = {n: w.load(checkpoint) for n, w in found.weights.items()}
+        for name, info in found.dense.items():
+            file = checkpoint.owner[name]
+            if info.dtype not in NUMPY:
+                raise FormatError(file.path, f"numpy has no {info.dtype}", name)
+            tensors[name] = file.array(info)
+        checkpoint.check_unchanged()
+    return tensors
+
+
+def save(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, nf4.Weight[Any] | ArrayLike],
+    *,
+    config: Mapping[str, object] | None = None,
+    replace: bool = False,
+) -> None:
+    """Writes a checkpoint: what `load` gives, or the like. It appears whole or not at all.
+
+    path     a file if it ends with ".safetensors", else a directory, which gets model.safetensors
+             and config.json
+    tensors  by name: weights in the layout that they have, all NF4 and FP4 or all of integers, and
+             arrays or tensors, on a GPU too. An Int4Tensor's name ends with ".weight"
+    config   of the model, for config.json of a directory, where the quantization_config is added
+             unless it is there. A file has none
+    replace  what is there may be replaced: a file, or a directory that holds a checkpoint
+
+    Raises InvalidArgument for a tensor that no checkpoint holds, such as a weight that `reorder`
+    made or one with a codebook of its own, or that would be read otherwise, such as GPTQ v2 in a
+    file without config.json;
+    nf4.checkpoint.OutputRefused where something is in the way, and OSError.
+    """
+    items = [_item(name, value) for name, value in tensors.items()]
+    is_file = os.fspath(path).endswith(".safetensors")
+    if is_file and config is not None:
+        raise InvalidArgument("config is given; a file has none: expected a directory as path")
+    if is_file:
+        target: FileTarget | DirectoryTarget = FileTarget.check(path, replace=replace)
+    else:
+        target = DirectoryTarget.check(path, replace=replace)
+    problems: list[str] = []
+    with _staged(target, problems) as (staged, file):
+        with SafetensorsWriter(file, [spec for each in items for spec in each.specs()],
+                               {"format": "pt"}) as writer:  # fmt: skip
+            for each in items:
+                for name, data in each.data().items():
+                    writer.write(name, data)
+        if not is_file:
+            written = _config(items, {} if config is None else config)
+            write_json(os.path.join(staged, CONFIG_NAME), written, file)
+        _require_readable(staged, items)
+    for problem in problems:
+        warnings.warn(problem, stacklevel=2)
+
+
+@contextlib.contextmanager
+def _staged(target: FileTarget | DirectoryTarget, problems: list[str]) -> Iterator[tuple[str, str]]:
+    """Where to write: the whole, and the file of the tensors."""
+    if isinstance(target, FileTarget):
+        with target.staged(problems) as path:
+            yield path, path
+    else:
+        with target.staged(problems, like=str(Path(target.path).parent)) as path:
+            yield path, os.path.join(path, SINGLE_NAME)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    """A tensor or weight to write, in host memory. plan: of a weight."""
+
+    name: str
+    value: Any
+    plan: Plan | Int4Plan | None = None
+
+    def info(self) -> TensorInfo:
+        (spec,) = self.specs()
+        return TensorInfo(spec.name, spec.dtype, spec.shape, 0, spec.nbytes)
+
+    def specs(self) -> list[TensorSpec]:
+        if self.plan is not None:
+            return self.plan.specs()
+        dtype = _FILE_DTYPES.get(self.value.dtype)
+        if dtype is None:
+            raise InvalidArgument(
+                f"{self.name} is of {self.value.dtype}, which safetensors has not"
+            )
+        return [TensorSpec(self.name, dtype, self.value.shape)]
+
+    def data(self) -> dict[str, Any]:
+        if self.plan is None:
+            return {self.name: self.value}
+        if isinstance(self.plan, Plan):
+            return self.plan.parts(self.value)
+        parts = ("packed", "scales", "zeros", "g_idx")
+        return self.plan.tensors({part: getattr(self.value, part) for part in parts})
+
+
+def _item(name: str, value: Any) -> _Item:
+    if not isinstance(value, nf4.Weight):
+        return _Item(name, _host(name, value))
+    parts = {
+        part.name: _host(f"{part.name} of {name}", getattr(value, part.name))
+        for part in value.parts()
+    }
+    weight = dataclasses.replace(value, **parts)
+    try:
+        prepare(weight)  # or a part is of the wrong size or type
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+    if isinstance(weight, nf4.QuantizedTensor):
+        if weight.codebook is not None:
+            raise InvalidArgument(
+                f"{name} has a codebook of its own; expected that of {weight.format}, which "
+                f"bitsandbytes computes with whatever a file says"
+            )
+        plan = State(weight.format, weight.blocksize, weight.dtype, weight.shape,
+                     weight.nested_blocksize)  # fmt: skip
+        return _Item(name, weight, Plan(name, plan))
+    return _int4_item(name, weight)
+
+
+def _int4_item(name: str, weight: nf4.Int4Tensor) -> _Item:
+    layout, (rows, cols) = LAYOUTS[weight.layout], weight.shape
+    if weight.permutation is not None:
+        raise InvalidArgument(f"{name} is reordered; expected what nf4.reorder made it of")
+    if weight.g_idx is not None and "g_idx" not in layout.names:
+        raise InvalidArgument(f"{name} has a g_idx, which {weight.layout} has not")
+    if not name.endswith(".weight"):
+        raise InvalidArgument(f'tensors has integers as {name!r}; expected a name with ".weight"')
+    size = weight.group_size
+    groups = 1 if size == -1 else cols // size
+    zeros = np.full((groups, rows), SYMMETRIC_ZERO, np.uint8)
+    if weight.zeros is None and not layout.by_row:
+        weight = dataclasses.replace(weight, zeros=layout.stored_zeros(zeros))
+    symmetric = weight.zeros is None
+    if not symmetric and not layout.by_row:
+        symmetric = bool((layout.zeros(weight.zeros, rows) == SYMMETRIC_ZERO).all())
+    scales, act_order = NF4_TO_FILE[weight.dtype], weight.g_idx is not None
+    return _Item(
+        name, weight, Int4Plan(name, layout, (rows, cols), size, scales, symmetric, act_order)
+    )
+
+
+def _host(name: str, value: Any) -> np.ndarray:
+    """A contiguous array of the same dtype."""
+    if _torch.is_tensor(value):
+        value, dtype = value.detach().cpu().contiguous(), str(value.dtype).removeprefix("torch.")
+        if dtype in _VIEWED:
+            integers = value.view(getattr(_torch_module(), f"int{8 * value.itemsize}"))
+            return integers.numpy().view(getattr(ml_dtypes, _VIEWED[dtype]))
+        return value.resolve_neg().resolve_conj().numpy()
+    if not isinstance(value, np.ndarray):
+        try:
+            value = np.from_dlpack(value)
+        except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
+            raise InvalidArgument(
+                f"{name} is {kind_of(value)}; expected an array, a tensor or a weight"
+            ) from None
+    return np.ascontiguousarray(value).reshape(value.shape)
+
+
+def _torch_module() -> Any:
+    import torch  # whose tensor was given
+
+    return torch
+
+
+def _config(items: list[_Item], config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json, with the quantization_config."""
+    plans = [each.plan for each in items if each.plan is not None]
+    if not plans or "quantization_config" in config:
+        return dict(config)
+    if len({type(plan) for plan in plans}) > 1:
+        raise InvalidArgument("tensors has weights of integers and of NF4 or FP4; expected one")
+    first = plans[0]
+    if isinstance(first, Plan):
+        options = QuantizeOptions(first.state.format, nested=first.state.nested_blocksize != 0)
+    else:
+        options = QuantizeOptions("int4")
+        if len({plan.layout.name for plan in plans if isinstance(plan, Int4Plan)}) > 1:
+            raise InvalidArgument("tensors has integers of several layouts; expected one")
+    dense = [each.info() for each in items if each.plan is None]
+    rules = Rules(model_types(config))
+    try:
+        made = config_of(plans, dense, rules, options, config)
+    except FormatError as error:
+        raise InvalidArgument(f"{error.tensor} {error.reason}") from None
+    return {**config, "quantization_config": made}
+
+
+def _require_readable(path: str, items: list[_Item]) -> None:
+    """Whether what was written reads as what was given."""
+    with Checkpoint(path) as checkpoint:
+        found = survey(checkpoint)
+        for fault in found.faults:
+            raise InvalidArgument(f"{fault.tensor} would not be read: {fault.reason}")
+        for each in items:
+            read = found.weights.get(each.name)
+            if (read is None) != (each.plan is None):
+                raise InvalidArgument(f"{each.name} would be read as another kind of tensor")
+            if isinstance(each.plan, Int4Plan) and not _is_same(each.plan, read):
+                raise InvalidArgument(
+                    f"{each.name} would be read in another layout or group size; expected a "
+                    f"directory as path, whose config.json says it"
+                )
+
+
+def _is_same(plan: Int4Plan, read: Any) -> bool:
+    state: Int4State | None = read.state if isinstance(read, Int4Weight) else None
+    return (
+        state is not None and state.layout.name == plan.layout.name and state.groups == plan.groups
+    )

@@ -1,0 +1,79 @@
+"""Which layers of a dense transformers model become 4-bit: what `nf4 quantize` decides for the
+files that the model would be saved as. Imports transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from nf4.checkpoint.architecture import Model
+from nf4.checkpoint.dtypes import BITS, FLOATS
+from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.meta_model import LoadPlan
+from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of, dense_reasons, plan_of
+from nf4.checkpoint.rules import Rules, is_matrix, model_types
+
+_FILE_DTYPES = {getattr(torch, name): file for _, name, file in FLOATS}
+
+
+class Choice(NamedTuple):
+    """modules: the names of the layers that become 4-bit. config: the quantization_config."""
+
+    modules: list[str]
+    config: dict[str, Any]
+
+
+def _info(name: str, tensor: Tensor) -> TensorInfo:
+    """As of a file. Other dtypes than those of weights have torch's name, and stay dense."""
+    dtype = _FILE_DTYPES.get(tensor.dtype, str(tensor.dtype))
+    nbytes = tensor.numel() * BITS.get(dtype, 0) // 8
+    return TensorInfo(name, dtype, tuple(tensor.shape), 0, nbytes)
+
+
+def _stored(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
+    """The tensors that save_pretrained would write, without their memory."""
+    on_meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+    written = revert_weight_conversion(model, on_meta)
+    return {name: _info(name, tensor) for name, tensor in written.items()}
+
+
+def _shared(state: Mapping[str, Tensor]) -> set[str]:
+    """The names of tensors that have another name too."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        names.setdefault(id(tensor), []).append(name)
+    return {name for group in names.values() if len(group) > 1 for name in group}
+
+
+def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
+    """OptionError for a pattern that names no tensor."""
+    state = model.state_dict(keep_vars=True)
+    dense, shared = _stored(model, state), _shared(state)
+    plan = LoadPlan(model)
+    answer = plan.answer({name: info.shape for name, info in dense.items() if is_matrix(info)})
+    architecture = type(model).__name__
+    config = {**model.config.to_dict(), "architectures": [architecture]}
+    found = Model.from_answer(architecture, answer)
+    shapes = {name: info.shape for name, info in dense.items()}
+    rules = Rules(model_types(config), options.skip, options.only, found, shapes)
+    reasons = dense_reasons(dense, rules, options)
+    # What transformers does not know to be tied may be so all the same.
+    chosen = [
+        name
+        for name, reason in reasons.items()
+        if reason is None and f"{found.modules[name]}.weight" not in shared
+    ]
+    plans = [plan_of(dense[name], rules, options) for name in chosen]
+    left = [info for name, info in dense.items() if name not in set(chosen)]
+    if not plans:
+        return Choice([], {})
+    # The weights say the dtype: that of config.json is of the files that they came from.
+    named = {"architectures": [architecture]}
+    return Choice(
+        [found.modules[name] for name in chosen], config_of(plans, left, rules, options, named)
+    )

@@ -1,0 +1,70 @@
+"""Which layers of a model are siblings (modules/siblings.py): by their names in one parent."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from torch import nn
+
+from nf4.torch.modules import QuantizedLinear
+from nf4.torch.modules.siblings import Siblings
+
+# Of transformers' attentions and MLPs.
+_NAMES = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("q", "k", "v"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("wi_0", "wi_1"),
+)
+# Arguments of an attention's forward that k and v may be made of, while q is of another.
+_OTHER_INPUTS = {
+    "context",
+    "cross_attention_states",
+    "encoder_hidden_states",
+    "key",
+    "key_states",
+    "key_value_states",
+    "kv",
+    "latents",
+    "memory",
+    "value",
+}
+
+
+def separate(model: nn.Module) -> None:
+    """Leaves each layer of a model to itself."""
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear):
+            layer._siblings = None
+
+
+def join(model: nn.Module) -> None:
+    """Makes groups of the siblings in a model, those that it had aside."""
+    separate(model)
+    for parent in model.modules():
+        for layers in _siblings_in(parent):
+            group = Siblings(len(layers))
+            for place, layer in enumerate(layers):
+                layer._siblings = (group, place)
+                group.join(place, layer)
+
+
+def _siblings_in(parent: nn.Module) -> Iterator[list[QuantizedLinear]]:
+    for names in _NAMES:
+        children = (getattr(parent, name, None) for name in names)
+        # PEFT's adapters hold the layer that they adapt.
+        found = (getattr(child, "base_layer", child) for child in children)
+        layers = [each for each in found if isinstance(each, QuantizedLinear)]
+        alike = {(type(each), each.in_features) for each in layers}
+        distinct = len(set(layers)) == len(layers) > 1
+        if distinct and len(alike) == 1 and _has_one_input(parent):
+            yield layers
+
+
+def _has_one_input(parent: nn.Module) -> bool:
+    names = inspect.signature(type(parent).forward).parameters
+    return _OTHER_INPUTS.isdisjoint(names)

@@ -1,0 +1,192 @@
+"""bitsandbytes' way from Linear4bit to gemm_4bit in eager mode, with NF4Linear's host overhead.
+
+Its own is five Python functions and an operator of torch. Ours takes what layers call all the time
+and goes to C++ (_fast.py) at once; anything else goes to the original, whose messages, warnings and
+rare cases stay as they are, and which comes to libnf4 by the operators:
+    torch.compile, modes, transforms, tracing, derivatives in forward mode, subclasses of Tensor
+    an `out`, a weight in another layout or orientation, one that is not quantized yet
+    fp32 on a GPU, a bias in another dtype, scales in 16 bits
+The results have the bits of the operators, and autocast changes nothing, as it does not there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from nf4 import _convert
+from nf4.torch import _fast, _kernels, _operators, _private
+from nf4.torch._state import as_bytes
+from nf4.torch._weight import Spec, WeightParts
+from nf4.torch.bitsandbytes.operators import NESTED_BLOCKSIZE, is_ours, ready
+
+# (x, packed, state, bias) -> x W^T + bias; None where the original is to be called.
+Product = Callable[[Tensor, Tensor, Any, "Tensor | None"], "Tensor | None"]
+
+
+@functools.lru_cache(maxsize=4096)
+def _spec(
+    shape: tuple[int, ...], quant_type: str, blocksize: int, nested_blocksize: int
+) -> Spec | None:
+    """None for what gemm_4bit does not take."""
+    known = quant_type in _convert.FORMATS and nested_blocksize in (0, NESTED_BLOCKSIZE)
+    if len(shape) != 2 or not known:
+        return None
+    return Spec.of(shape, quant_type, blocksize, nested_blocksize)
+
+
+def _weight_of(packed: Tensor, state: Any) -> tuple[Any, ...] | None:
+    """The fields of a WeightParts; None for a state that only the original knows."""
+    # A QuantState has a __getattr__, which makes its attributes slow.
+    of_state = state.__dict__
+    if of_state.get("packing_format_for_cpu"):
+        return None
+    outer = of_state["state2"]
+    if outer is None:
+        scales, nested_blocksize = (None, None, None), 0
+    else:
+        of_outer = outer.__dict__
+        scales = (of_outer["absmax"], of_outer["code"], of_state["offset"])
+        nested_blocksize = of_outer["blocksize"]
+    spec = _spec(of_state["shape"], of_state["quant_type"], of_state["blocksize"], nested_blocksize)
+    return None if spec is None else (packed, of_state["absmax"], *scales, None, spec)
+
+
+# ---- Gradients -------------------------------------------------------------------------
+
+
+def _dense(weight: tuple[Any, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
+    """The weight in a dtype, for a product with `like`."""
+    if not torch.is_grad_enabled() and _private.is_idle():
+        dense = _kernels.new_dense(*weight[-1][:2], dtype, like.device)
+        if _fast.dequantize(dense, weight):
+            return dense
+    parts = WeightParts(as_bytes(weight[0]), *weight[1:]).with_float_scales()
+    return _operators.dequantize(parts, dtype)
+
+
+class MatMul4Bit(torch.autograd.Function):
+    """Gives y, which is x W^T + bias already, its gradients: those of bitsandbytes, bit by bit.
+
+    It keeps the weight's parts as attributes, as bitsandbytes does, so that no hook of saved
+    tensors moves or copies a weight.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, made: tuple[Tensor, tuple[Any, ...], torch.dtype]
+    ) -> Tensor:
+        y, ctx.weight, ctx.weight_dtype = made
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        of_x, of_bias, _ = ctx.needs_input_grad
+        grad_x = grad_bias = None
+        if of_x:
+            # A weight that was in 16 bits is rounded to these first.
+            wide = ctx.weight_dtype == torch.float32
+            dense = _dense(ctx.weight, grad_y.dtype if wide else ctx.weight_dtype, grad_y)
+            grad_x = torch.matmul(grad_y, dense.to(grad_y.dtype))
+        if of_bias:
+            grad_bias = grad_y.sum(0)  # of the other dimensions, autograd takes the sum
+        return grad_x, grad_bias, None
+
+
+_apply = _private.apply_of(MatMul4Bit)
+
+
+# ---- What takes the place of bitsandbytes' functions -----------------------------------
+
+# Who has kept one of them, as accelerate keeps a layer's forward, gets the original by it.
+given_back = False
+
+
+def product_for(bitsandbytes: Any) -> Product:
+    QuantState = bitsandbytes.functional.QuantState
+
+    def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor | None:
+        if type(state) is not QuantState or given_back or not _private.is_idle():
+            return None
+        if x.device not in ready and not is_ours(x):
+            return None
+        try:
+            weight = _weight_of(packed, state)
+        except (KeyError, TypeError):  # a state with a list for shape, for instance
+            return None
+        y = None if weight is None else _fast.linear(x, bias, weight)
+        if y is None or not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias)):
+            return y
+        return _apply(x, bias, (y, weight, state.dtype))
+
+    return product
+
+
+def matmul_4bit(product: Product, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(original)
+    def matmul_4bit(
+        A: Tensor,
+        B: Tensor,
+        quant_state: Any,
+        out: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        y = None
+        if out is None and not is_dynamo_compiling():
+            y = product(A, B, quant_state, bias)
+        return original(A, B, quant_state, out, bias) if y is None else y
+
+    return matmul_4bit
+
+
+def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
+    """For MatMul4Bit.apply, which its subclasses inherit."""
+    served = original.__self__
+
+    def apply(
+        cls: type,
+        A: Tensor,
+        B: Tensor,
+        out: Tensor | None = None,
+        bias: Tensor | None = None,
+        quant_state: Any = None,
+    ) -> Tensor:
+        y = None
+        if cls is served and out is None and not is_dynamo_compiling():
+            y = product(A, B, quant_state, bias)
+        return original.__func__(cls, A, B, out, bias, quant_state) if y is None else y
+
+    return classmethod(apply)
+
+
+def forward(
+    product: Product, Params4bit: type, original: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """For Linear4bit.forward."""
+
+    @functools.wraps(original)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if is_dynamo_compiling():
+            return original(self, x)
+        # torch.nn.Module looks for an attribute in three places before it comes to a parameter.
+        own = self.__dict__
+        parameters = own["_parameters"]
+        weight = parameters.get("weight")
+        if type(weight) is not Params4bit or not own.get("compute_type_is_set"):
+            return original(self, x)
+        if x.is_cpu and self.support_avx512bf16_for_cpu:
+            return original(self, x)  # it may change the layout
+        dtype, wanted = x.dtype, self.compute_dtype
+        casts = wanted is not None and wanted is not dtype
+        bias = parameters["bias"] if "bias" in parameters else self.bias
+        y = product(x.to(wanted) if casts else x, weight, weight.quant_state, bias)
+        if y is None:
+            return original(self, x)
+        return y.to(dtype) if casts else y
+
+    return forward

@@ -1,0 +1,187 @@
+"""The kernels behind bitsandbytes' operators: which it has, and where libnf4 can run."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nf4
+from nf4._versions import OLDEST_BITSANDBYTES
+from nf4.torch import _fast, _kernels, _private
+from nf4.torch._state import as_bytes
+from nf4.torch._weight import Spec, WeightParts
+
+NESTED_BLOCKSIZE = 256
+_DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+_GEMM = (
+    "A", "B", "shapeB", "absmax", "blocksize", "quant_type",
+    "bias", "absmax_8bit", "absmax_code", "absmax_offset",
+)  # fmt: skip
+_DEQUANTIZE = ("A", "absmax", "blocksize", "quant_type", "shape", "dtype")
+
+# ---- Where libnf4 can run --------------------------------------------------------------
+
+
+_usable_gpus: dict[int, bool] = {}
+ready = {torch.device("cpu")}  # the devices of which is_ours needs no more be asked
+
+
+def _usable_gpu(index: int) -> bool:
+    """Has libnf4 kernels that run on this GPU? Asked at the first call and not when bitsandbytes
+    is imported, as the question initialises CUDA."""
+    known = _usable_gpus.get(index)
+    # Dynamo cannot trace the question: what is compiled before any eager call stays with
+    # bitsandbytes.
+    if known is not None or torch.compiler.is_compiling():
+        return bool(known)
+    found = nf4.device_info(index)
+    if not found.usable:
+        warnings.warn(
+            f"libnf4 leaves GPU {index} to bitsandbytes' own kernels: {found.reason}", stacklevel=2
+        )
+    _usable_gpus[index] = found.usable
+    if found.usable:
+        ready.add(torch.device("cuda", index))
+    return found.usable
+
+
+def is_ours(tensor: Tensor) -> bool:
+    device = tensor.device
+    return device.type == "cpu" or (device.type == "cuda" and _usable_gpu(device.index))
+
+
+def device_types() -> list[str]:
+    has_cuda = nf4.build_info().get("cuda", "none") != "none" and torch.version.hip is None
+    return ["cpu", "cuda"] if has_cuda and torch.cuda.is_available() else ["cpu"]
+
+
+# ---- The operators ---------------------------------------------------------------------
+
+
+def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
+    def gemm_4bit(
+        A: Tensor,
+        B: Tensor,
+        shapeB: Sequence[int],
+        absmax: Tensor,
+        blocksize: int,
+        quant_type: str,
+        bias: Tensor | None = None,
+        absmax_8bit: Tensor | None = None,
+        absmax_code: Tensor | None = None,
+        absmax_offset: Tensor | None = None,
+    ) -> Tensor:
+        # In forward mode, bitsandbytes' own on the CPU gives derivatives.
+        fp32_on_a_gpu = A.is_cuda and A.dtype == torch.float32
+        if not is_ours(A) or fp32_on_a_gpu or _private.in_forward_ad():
+            return original(
+                A, B, shapeB, absmax, blocksize, quant_type,
+                bias, absmax_8bit, absmax_code, absmax_offset,
+            )  # fmt: skip
+        if absmax_8bit is None:
+            scales, nested_blocksize = (absmax, None, None, None), 0
+        else:
+            scales = (absmax_8bit, absmax, absmax_code, absmax_offset)
+            nested_blocksize = NESTED_BLOCKSIZE
+        spec = Spec.of(shapeB, quant_type, blocksize, nested_blocksize)
+        weight = WeightParts(as_bytes(B), *scales, None, spec)
+        y = _fast.linear(A, bias, weight)
+        return _kernels.general_linear(A, bias, weight.with_float_scales()) if y is None else y
+
+    return gemm_4bit
+
+
+def _flat(
+    A: Tensor, absmax: Tensor, blocksize: int, quant_type: str, shape: Sequence[int]
+) -> WeightParts:
+    spec = Spec.of(shape, quant_type, blocksize, 0)
+    return WeightParts(as_bytes(A), absmax, None, None, None, None, spec).with_float_scales()
+
+
+def _dequantize_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
+    def dequantize_4bit(
+        A: Tensor,
+        absmax: Tensor,
+        blocksize: int,
+        quant_type: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        if not is_ours(A):
+            return original(A, absmax, blocksize, quant_type, shape, dtype)
+        return _kernels.dequantize(_flat(A, absmax, blocksize, quant_type, shape), dtype)
+
+    return dequantize_4bit
+
+
+def _dequantize_4bit_out(original: Callable[..., Any]) -> Callable[..., None]:
+    def dequantize_4bit_out(
+        A: Tensor,
+        absmax: Tensor,
+        blocksize: int,
+        quant_type: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        out: Tensor,
+    ) -> None:
+        if not is_ours(A):
+            original(A, absmax, blocksize, quant_type, shape, dtype, out)
+            return
+        _kernels.dequantize(_flat(A, absmax, blocksize, quant_type, shape), dtype, out)
+
+    return dequantize_4bit_out
+
+
+OPERATORS = {
+    "gemm_4bit": (_GEMM, _gemm_4bit),
+    "dequantize_4bit": (_DEQUANTIZE, _dequantize_4bit),
+    "dequantize_4bit.out": ((*_DEQUANTIZE, "out"), _dequantize_4bit_out),
+}
+
+
+def _problem(name: str, expected: Sequence[str], version: str) -> str | None:
+    """Why an operator of the imported bitsandbytes cannot be served; None if it can."""
+    base, _, overload = name.partition(".")
+    packet = getattr(torch.ops.bitsandbytes, base, None)
+    if packet is None or (overload or "default") not in packet.overloads():
+        return f"bitsandbytes {version} has none; {OLDEST_BITSANDBYTES} and later have"
+    found = _private.argument_names(getattr(packet, overload or "default"))
+    if found != list(expected):
+        others = ", ".join(found) if found else "unknown to this torch"
+        return f"that of bitsandbytes {version} takes other arguments: {others}"
+    return None
+
+
+def _no_kernel(*_arguments: Any) -> None:
+    raise NotImplementedError("bitsandbytes has no kernel of its own here")
+
+
+def _original(name: str, key: str) -> Callable[..., Any]:
+    """The kernel that was there before."""
+    try:
+        kernel = torch.library.get_kernel(f"bitsandbytes::{name}", key)
+    except RuntimeError:
+        return _no_kernel
+    return functools.partial(kernel.call_boxed, _private.keyset(key))
+
+
+def serve(library: torch.library.Library, name: str, device: str) -> None:
+    key = _DISPATCH_KEYS[device]
+    kernel = OPERATORS[name][1](_original(name, key))
+    with warnings.catch_warnings():
+        # torch warns of every kernel that replaces another, which these do on purpose.
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+        library.impl(name, _kernels.uncompiled(kernel), key, allow_override=True)
+
+
+def left_alone(version: str) -> dict[str, str]:
+    """Why each operator that cannot be served is not, by name."""
+    problems = {
+        name: _problem(name, expected, version) for name, (expected, _) in OPERATORS.items()
+    }
+    return {name: problem for name, problem in problems.items() if problem is not None}

@@ -1,0 +1,176 @@
+"""quantize_model: a dense transformers model to 4 bits, in place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nf4 import _torch
+from nf4.checkpoint.dtypes import NF4_TO_TORCH
+from nf4.checkpoint.errors import OptionError
+from nf4.checkpoint.quantize_plan import QuantizeOptions
+from nf4.errors import InvalidArgument, kind_of, shown
+from nf4.torch import _grouping, functional
+from nf4.torch._checks import torch_dtype
+from nf4.torch.conversion import is_in_4_bits, made_of, take_along
+from nf4.torch.modules import Int4Linear, NF4Linear
+from nf4.torch.modules.base import torch_device
+from nf4.typing import DTypeLike, Int4Layout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_FORMATS = ("nf4", "fp4", "int4")
+
+
+def quantize_model(
+    model: PreTrainedModel,
+    *,
+    format: Literal["nf4", "fp4", "int4"] = "nf4",
+    skip: Sequence[str] = (),
+    only: Sequence[str] = (),
+    blocksize: int = 64,
+    nested: bool = True,
+    layout: Int4Layout = "compressed-tensors",
+    group_size: int = 128,
+    symmetric: bool = True,
+    compute_dtype: DTypeLike | None = None,
+    device: torch.device | str | int | None = None,
+    allow_nonfinite: bool = False,
+) -> list[str]:
+    """Quantizes a dense transformers model in place: its linear layers become NF4Linear, or
+    Int4Linear for "int4", and model.config gets the quantization_config. What save_pretrained then
+    writes is what `nf4 quantize` makes of the dense checkpoint: transformers loads it with
+    bitsandbytes, and integers with the package of their layout, or nf4.torch.load.
+
+    skip, only   patterns of modules, as --skip and --only of `nf4 quantize`, whose rules decide:
+                 embeddings, output heads, routers, experts and tied weights stay dense
+    blocksize, nested
+                 of "nf4" and "fp4": weights for each scale, and 8-bit scales
+    layout, group_size, symmetric
+                 of "int4", as for quantize_int4. A layer that the layout cannot hold stays dense
+    compute_dtype
+                 of the layers, as for NF4Linear. By default it is that of x, and in the
+                 quantization_config that of most weights
+    device       where to: each layer is quantized there, and in the end the rest is moved. By
+                 default everything stays where it is
+    allow_nonfinite
+                 take NaN as 0 and Inf as the largest of its block or group
+
+    One layer at a time is dense beside its result. Hooks go along as in convert, and siblings are
+    joined as there. Returns the names
+    of the replaced layers.
+
+    Raises InvalidArgument for a model that is not of transformers, is quantized already, has a
+    layer to be replaced on meta, with NaN or Inf or with a forward of its own, or no layer to
+    replace, and for a pattern that names nothing; then nothing was replaced.
+    """
+    _require_dense_model(model)
+    dtype = None if compute_dtype is None else torch_dtype(compute_dtype, "compute_dtype")
+    moved_to = torch_device(device)
+    if format not in _FORMATS:
+        raise InvalidArgument(f"format is {shown(format)}; expected one of {', '.join(_FORMATS)}")
+    try:
+        options = QuantizeOptions(
+            format=format,
+            blocksize=blocksize,
+            nested=nested,
+            skip=skip if isinstance(skip, str) else tuple(skip),
+            only=only if isinstance(only, str) else tuple(only),
+            compute=None if dtype is None else NF4_TO_TORCH[_torch.dtype_name(dtype)],
+            layout=layout,
+            group_size=group_size,
+            symmetric=symmetric,
+        )
+        from nf4.torch import _dense_model  # which imports transformers
+
+        modules, config = _dense_model.choose(model, options)
+    except OptionError as error:
+        raise InvalidArgument(str(error)) from None
+    if not modules:
+        raise InvalidArgument("model has no layer that may become 4-bit")
+    quantized = _maker(options, dtype, moved_to)
+    for name in modules:
+        made_of(name, model.get_submodule(name), _check_finite if not allow_nonfinite else _check)
+    for name in modules:
+        _replace(model, name, quantized)
+    _grouping.join(model)
+    model.config.quantization_config = config
+    if moved_to is not None:
+        model.to(moved_to)
+    return modules
+
+
+def _require_dense_model(model: nn.Module) -> None:
+    kind = getattr(sys.modules.get("transformers"), "PreTrainedModel", None)
+    if kind is None or not isinstance(model, kind):
+        raise InvalidArgument(
+            f"model is {kind_of(model)}; expected a PreTrainedModel of transformers: "
+            f"NF4Linear.from_linear quantizes a layer of any model"
+        )
+    has_config = getattr(model.config, "quantization_config", None) is not None
+    if has_config or any(map(is_in_4_bits, model.modules())):
+        raise InvalidArgument("model is quantized already; expected a dense one")
+
+
+def _check(layer: nn.Module) -> nn.Module:
+    if layer.weight.is_meta:
+        raise InvalidArgument(
+            "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
+        )
+    return layer
+
+
+def _check_finite(layer: nn.Module) -> nn.Module:
+    weight = _check(layer).weight.detach()
+    if not all(extreme.isfinite().item() for extreme in torch.aminmax(weight)):  # NaN is both
+        raise InvalidArgument(
+            "the weight has NaN or Inf; expected finite numbers, or allow_nonfinite=True"
+        )
+    return layer
+
+
+def _maker(
+    options: QuantizeOptions, compute_dtype: torch.dtype | None, device: torch.device | None
+) -> Callable[[nn.Module], nn.Module]:
+    """What makes a layer of a dense one, a Linear or, except for int4, a Conv1D."""
+
+    def of_bnb(weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
+        made = functional.quantize(
+            weight,
+            format=options.format,
+            blocksize=options.blocksize,
+            nested_blocksize=256 if options.nested else 0,
+        )
+        return NF4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
+
+    def of_integers(weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
+        made = functional.quantize_int4(
+            weight,
+            layout=options.layout,
+            group_size=options.group_size,
+            symmetric=options.symmetric,
+        )
+        return Int4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
+
+    of_weight = of_integers if options.format == "int4" else of_bnb
+
+    def quantized(layer: nn.Module) -> nn.Module:
+        weight = layer.weight.detach()
+        weight = weight if device is None else weight.to(device)
+        weight = weight if isinstance(layer, nn.Linear) else weight.T  # Conv1D's is [in, out]
+        return of_weight(weight, layer.bias).train(layer.training)
+
+    return quantized
+
+
+def _replace(model: nn.Module, name: str, quantized: Callable[[nn.Module], nn.Module]) -> None:
+    """In a function of its own, so that no variable holds the dense layer any longer."""
+    layer = model.get_submodule(name)
+    made = made_of(name, layer, quantized)
+    take_along(layer, made)
+    model.set_submodule(name, made)

@@ -1,0 +1,242 @@
+// A pool of threads. Each has a slot, which is all that a caller shares with it; slots are taken
+// from a list for the duration of a call, so that callers on several threads have threads of their
+// own. Nothing is allocated and nothing destroyed when the process exits; a child of fork() has
+// none of the threads and begins with empty slots.
+//
+// A thread without work spins for a while, as the next call of a model is often near, and yields to
+// others meanwhile; then it sleeps. docs/design/cpu.md has the figures. The system places threads,
+// but for two cases in which one of them would hold up the call:
+// - It may be woken on its waker's processor, and wait there until that one sleeps. So threads are
+//   kept off the caller's processor.
+// - It may wait behind a thread of the caller's that spins, as OpenMP's do for milliseconds after
+//   their work. One that has not begun is not waited for; one that has a chunk and no processor
+//   gets the caller's.
+#include "cpu/workers.hpp"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <type_traits>
+
+namespace nf4::cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The stack of a thread, of which kernels use up to 190 KiB. `ulimit -s` or the program may have
+// made the default smaller.
+constexpr size_t kStackBytes = size_t{256} << 10;
+constexpr std::chrono::microseconds kSpin{1000};
+constexpr int kPausesOfYield = 16;
+// A thread that is still busy so long after all others most likely has a chunk and no processor:
+// the last chunks of a vector variant take a tenth of it. One that does have a processor, as the
+// scalar variant's may, loses its caches and little else.
+constexpr std::chrono::microseconds kPatience{100};
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// A thread and what it is to do.
+class Slot {
+ public:
+  // Called by callers that have taken the slot.
+  bool start() {
+    if (started_) return true;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    size_t bytes = 0;
+    pthread_attr_getstacksize(&attributes, &bytes);
+    if (bytes < kStackBytes) pthread_attr_setstacksize(&attributes, kStackBytes);
+    // No signal of the process is handled on it.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    started_ = pthread_create(&thread_, &attributes, run, this) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+    CPU_ZERO(&processors_);
+    return started_;
+  }
+
+  // A hint: where the system refuses it, the thread only comes later.
+  void move(const cpu_set_t &processors) {
+    if (CPU_EQUAL(&processors, &processors_)) return;
+    processors_ = processors;
+    pthread_setaffinity_np(thread_, sizeof processors, &processors);
+  }
+
+  void give(Workers::Work work, void *context, int number) {
+    work_ = work;
+    context_ = context;
+    number_ = number;
+    if (state_.exchange(kGiven) == kAsleep) wake();
+  }
+
+  bool take_back() {
+    State given = kGiven;
+    return state_.compare_exchange_strong(given, kIdle);
+  }
+
+  bool working() const { return state_.load(std::memory_order_acquire) == kWorking; }
+
+  void wait() {
+    State working = kWorking;
+    if (!state_.compare_exchange_strong(working, kAwaited)) return;
+    while (state_.load(std::memory_order_acquire) == kAwaited) sleep(kAwaited);
+  }
+
+  void end() {
+    if (state_.exchange(kEnding) == kAsleep) wake();
+    pthread_join(thread_, nullptr);
+    new (this) Slot();
+  }
+
+ private:
+  enum State : uint32_t { kIdle, kAsleep, kGiven, kWorking, kAwaited, kEnding };
+
+  static void *run(void *opaque) {
+    Slot &slot = *static_cast<Slot *>(opaque);
+    while (slot.next()) {
+      slot.work_(slot.context_, slot.number_);
+      if (slot.state_.exchange(kIdle) == kAwaited) slot.wake();
+    }
+    return nullptr;
+  }
+
+  // Waits until there is work; false: there will be none.
+  bool next() {
+    auto spins_until = Clock::now() + kSpin;
+    for (;;) {
+      State state = state_.load(std::memory_order_acquire);
+      if (state == kEnding) return false;
+      if (state == kGiven && state_.compare_exchange_strong(state, kWorking)) return true;
+      if (state != kIdle && state != kAsleep) continue;
+      if (Clock::now() < spins_until) {
+        for (int i = 0; i < kPausesOfYield && state_.load(std::memory_order_relaxed) == state; ++i)
+          pause();
+        sched_yield();
+      } else if (state == kAsleep || state_.compare_exchange_strong(state, kAsleep)) {
+        sleep(kAsleep);
+      }
+    }
+  }
+
+  void sleep(State state) {
+    syscall(SYS_futex, &state_, FUTEX_WAIT_PRIVATE, state, nullptr, nullptr, 0);
+  }
+  void wake() { syscall(SYS_futex, &state_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
+
+  std::atomic<State> state_{kIdle};
+  bool started_ = false;
+  int number_ = 0;
+  Workers::Work work_ = nullptr;
+  void *context_ = nullptr;
+  pthread_t thread_{};
+  cpu_set_t processors_{};
+};
+
+class Pool {
+ public:
+  constexpr Pool() = default;
+
+  // Takes so many slots with threads, or as many as there are.
+  int take(int count, int16_t *slots) {
+    static const bool prepared = pthread_atfork(nullptr, nullptr, begin_anew) == 0;
+    if (!prepared) return 0;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int taken = 0;
+    for (; taken < count && free_count_ > 0; ++taken) slots[taken] = free_[--free_count_];
+    for (int i = 0; taken < count && i < kMaxThreads - 1; ++i) {
+      if (used_[i]) continue;
+      if (!slots_[i].start()) break;
+      used_[i] = true;
+      slots[taken++] = static_cast<int16_t>(i);
+    }
+    return taken;
+  }
+
+  // Threads that are more than the machine has processors for end.
+  void give_back(const int16_t *slots, int count) {
+    static const int kept =
+        std::clamp(static_cast<int>(std::thread::hardware_concurrency()) - 1, 1, kMaxThreads - 1);
+    for (int i = count - 1; i >= 0; --i) {
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (free_count_ < kept) {
+          free_[free_count_++] = slots[i];
+          continue;
+        }
+      }
+      slots_[slots[i]].end();
+      const std::lock_guard<std::mutex> lock(mutex_);
+      used_[slots[i]] = false;
+    }
+  }
+
+  Slot &operator[](int slot) { return slots_[slot]; }
+
+ private:
+  static void begin_anew();
+
+  std::mutex mutex_;
+  int free_count_ = 0;
+  int16_t free_[kMaxThreads - 1] = {};  // slots with threads that no call has
+  bool used_[kMaxThreads - 1] = {};     // slots with threads
+  Slot slots_[kMaxThreads - 1];
+};
+
+// There before any constructor runs, and never destroyed: threads may call while the process exits.
+Pool pool;
+static_assert(std::is_trivially_destructible_v<Pool>);
+
+void Pool::begin_anew() { new (&pool) Pool(); }
+
+// Those of the caller but its own, if there are others.
+cpu_set_t other_processors() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_ZERO(&set);
+  if (CPU_COUNT(&set) > 1) CPU_CLR(sched_getcpu(), &set);
+  return set;
+}
+
+}  // namespace
+
+Workers::Workers(int count, Work work, void *context) : count_(pool.take(count, slots_)) {
+  const cpu_set_t processors = other_processors();
+  for (int i = 0; i < count_; ++i) {
+    Slot &slot = pool[slots_[i]];
+    slot.move(processors);
+    slot.give(work, context, i + 1);
+  }
+}
+
+Workers::~Workers() {
+  const auto patience_ends = Clock::now() + kPatience;
+  for (int i = 0; i < count_; ++i) {
+    Slot &slot = pool[slots_[i]];
+    if (slot.take_back()) continue;
+    while (slot.working() && Clock::now() < patience_ends) pause();
+    if (!slot.working()) continue;
+    cpu_set_t here;
+    CPU_ZERO(&here);
+    CPU_SET(sched_getcpu(), &here);
+    slot.move(here);
+    slot.wait();
+  }
+  pool.give_back(slots_, count_);
+}
+
+}  // namespace nf4::cpu

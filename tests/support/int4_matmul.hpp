@@ -1,0 +1,56 @@
+// Products of integer weights on a GPU: their cases, and which kernels there are for them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/matmul/matmul.hpp"
+#include "cuda/matmul/wgmma/tile.hpp"
+#include "support/catch.hpp"
+#include "support/device.hpp"
+#include "support/families.hpp"
+#include "support/int4_cases.hpp"
+#include "support/matmul_cases.hpp"
+#include "support/matmul_placed.hpp"
+
+namespace nf4::test {
+
+using Int4MatmulCase = MatmulCaseOf<HostInt4Weight>;
+using PlacedInt4Matmul = PlacedMatmulOf<HostInt4Weight>;
+
+constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
+
+// Scales of about 0.01, and rows of x that vectors can load.
+inline Int4MatmulCase plain_int4_case(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
+                                      nf4_dtype dtype, int64_t m) {
+  Int4MatmulCase test;
+  do test = random_int4_matmul_case(rng, kind, shape, dtype, m, XKind::kOrdinary, true);
+  while (test.x_stride % 8 != 0);
+  return test;
+}
+
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int value = 0;
+  REQUIRE_CUDA(cudaDeviceGetAttribute(&value, attribute, 0));
+  return value;
+}
+
+// Whether the best family has a skinny or wgmma kernel of the layout in the configuration. Less
+// shared memory than Hopper's leaves some of them out.
+inline bool has_fast_kernel(nf4_int4_layout layout, int config) {
+  const cuda::GpuFamily &best = *runnable_families()[0];
+  if (device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) < cuda::kWgmmaSmemBytes)
+    return false;
+  if (cuda::is_skinny(config))
+    return best.tensor_maps && (layout != NF4_INT4_AWQ || config != cuda::kSkinny2);
+  return cuda::has_int4_kernel(config) &&
+         cuda::matmul_has(best, cuda::kFirstWgmma, compute_capability());
+}
+
+// What is aligned, in memory, rows and groups, is not kMma64x64's where there are others.
+inline void require_not_mma(const PlacedInt4Matmul &placed, const Int4MatmulCase &test) {
+  const int config = test.m <= 16 ? cuda::kSkinny16 : cuda::kFirstWgmma;
+  if (!test.weight.has(kInt4GIdx) && has_fast_kernel(test.weight.shape.layout, config))
+    REQUIRE(placed.used(test) != cuda::kMma64x64);
+}
+
+}  // namespace nf4::test

@@ -1,0 +1,69 @@
+// Launches that may start while a predecessor still writes what they read.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/device.hpp"
+#include "support/kernels.hpp"
+
+namespace nf4::test {
+
+// Device memory of a launch, with its name in nf4.h. NULL or empty: it has none of that name.
+struct DeviceBytes {
+  const char *name;
+  const void *address;
+  size_t size;
+
+  uint8_t *data() const { return static_cast<uint8_t *>(const_cast<void *>(address)); }
+  bool empty() const { return address == nullptr || size == 0; }
+};
+
+inline std::vector<DeviceBytes> parts_of(const HostInt4Weight &host,
+                                         const nf4_int4_tensor &tensor) {
+  return {{"packed", tensor.packed, host.bytes[kInt4Packed].size()},
+          {"scales", tensor.scales, host.bytes[kInt4Scales].size()},
+          {"zeros", tensor.zeros, host.bytes[kInt4Zeros].size()},
+          {"g_idx", tensor.g_idx, host.bytes[kInt4GIdx].size()},
+          {"permutation", tensor.permutation, host.bytes[kInt4Permutation].size()}};
+}
+
+inline std::vector<std::vector<uint8_t>> read_all(const std::vector<DeviceBytes> &buffers) {
+  std::vector<std::vector<uint8_t>> read;
+  for (const DeviceBytes &buffer : buffers) {
+    read.emplace_back(buffer.empty() ? 0 : buffer.size);
+    if (!buffer.empty())
+      REQUIRE_CUDA(
+          cudaMemcpy(read.back().data(), buffer.address, buffer.size, cudaMemcpyDeviceToHost));
+  }
+  return read;
+}
+
+// `launch` writes the same, whichever input a predecessor, which lets it start early, writes late.
+template <class Launch>
+void check_waits(const std::vector<DeviceBytes> &inputs, const std::vector<DeviceBytes> &outputs,
+                 const Stream &stream, const Launch &launch) {
+  constexpr long long kEnoughToStart = 2'000'000;  // cycles
+  REQUIRE(launch() == NF4_STATUS_OK);
+  stream.synchronize();
+  const std::vector<std::vector<uint8_t>> expected = read_all(outputs);
+  for (const DeviceBytes &input : inputs) {
+    if (input.empty()) continue;
+    INFO(input.name << " comes late");
+    const DeviceBuffer source(input.size);
+    REQUIRE_CUDA(cudaMemcpy(source.data(), input.address, input.size, cudaMemcpyDeviceToDevice));
+    fill_bytes(input.data(), 0, input.size);
+    for (const DeviceBytes &output : outputs)
+      if (!output.empty()) fill_bytes(output.data(), 0xa5, output.size);
+    REQUIRE_CUDA(cudaDeviceSynchronize());
+    launch_late_copy(input.data(), source.data<uint8_t>(), input.size, kEnoughToStart, stream);
+    REQUIRE(launch() == NF4_STATUS_OK);
+    stream.synchronize();
+    const bool same = read_all(outputs) == expected;
+    CHECK(same);
+  }
+}
+
+}  // namespace nf4::test
