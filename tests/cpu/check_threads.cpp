@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -249,6 +250,20 @@ TEST_CASE("threads are kept for the next call", "[threads]") {
   // Long enough for it to fall asleep.
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK(other_thread() == first);
+}
+
+TEST_CASE("threads leave all signals to the program's own but those of their faults", "[threads]") {
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  std::atomic<int> here{0};
+  cpu::parallel_for(2, 1, 2, [&](int64_t, int64_t) {
+    if (gettid() != getpid()) pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+    for (++here; here < 2;) std::this_thread::yield();
+  });
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD, SIGPROF})
+    CHECK(sigismember(&blocked, signal) == 1);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP})
+    CHECK(sigismember(&blocked, fault) == 0);
 }
 
 TEST_CASE("a child of fork() has threads of its own, also one of a thread", "[threads]") {
