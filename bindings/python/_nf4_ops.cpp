@@ -338,7 +338,9 @@ PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given) {
   if (given_bias != Py_None && (!view_of(given_bias, bias) || is_negative(given_bias)))
     return none();
   if (!view_weight(given, weight) || read_product(*x, bias, weight, product)) return none();
-  if (x->device_type == DL_CUDA && product.args.dtype == NF4_DTYPE_FP32) return none();
+  if (x->device_type == DL_CUDA && product.args.dtype == NF4_DTYPE_FP32 &&
+      product.args.m > Kind::kFp32Rows)
+    return none();
   PyObject *y = new_output(given_x, *x, product.weight.rows);
   if (y == nullptr) return nullptr;
   // A mode of torch may have made something else.
