@@ -13,7 +13,7 @@ namespace nf4::cpu {
 namespace {
 
 // A chunk is this part of what is left of a share,
-constexpr int64_t kChunks = 8;
+constexpr int64_t kChunks = 6;
 // and at least this part of what is worth a thread.
 constexpr int64_t kSmallestPart = 4;
 

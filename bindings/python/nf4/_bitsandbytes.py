@@ -6,15 +6,9 @@ serve it, a warning says why.
 
 from __future__ import annotations
 
-import os
 import warnings
 
-SWITCH = "NF4_BITSANDBYTES"
-
-
-def switched_off() -> bool:
-    """Whether the environment asks for bitsandbytes' own kernels."""
-    return os.environ.get(SWITCH, "").strip().lower() in ("0", "false", "off", "no")
+from _nf4_quiet import SWITCH, release, switched_off
 
 
 def activate() -> None:
@@ -27,6 +21,7 @@ def activate() -> None:
 
         register()
     except Exception as error:  # such as torch or the library that is missing or too old
+        release(served=False)
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         warnings.warn(
             f"libnf4 does not serve bitsandbytes, which runs on its own kernels: {kind}{error}; "

@@ -17,7 +17,7 @@ namespace nf4::cpu {
 namespace {
 
 // Rows of the weight whose sums are kept at once, and those that a kernel gets at once.
-constexpr int64_t kBlockN = 64;
+constexpr int64_t kBlockN = 256;
 constexpr int64_t kKernelN = 4;
 // Of prepared x: as much as the L1 cache holds; codes are prefetched into the L2 cache.
 constexpr int64_t kPreparedBytes = 32768;

@@ -299,7 +299,7 @@ def test_a_layer_of_bitsandbytes_has_its_gradients(nested, dtype, storage, rows,
     theirs = results()
     backend.register()
     ours = results()
-    assert error(ours[0], theirs[0]) <= 2 * ALLOWED[dtype]
+    assert error(ours[0], theirs[0]) <= 2 * max(ALLOWED[dtype], 1e-5)
     assert all(torch.equal(a, b) for a, b in zip(ours[1:], theirs[1:], strict=True))
     with torch.no_grad():
         assert torch.equal(layer(x), ours[0])

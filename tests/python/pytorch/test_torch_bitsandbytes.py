@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import nf4
@@ -324,7 +325,10 @@ def installed(tmp_path):
     notes = tmp_path / "libnf4-0.1.0.dist-info"
     notes.mkdir()
     (notes / "METADATA").write_text("Metadata-Version: 2.1\nName: libnf4\nVersion: 0.1.0\n")
-    entry_points = "[bitsandbytes.backends]\nnf4 = nf4._bitsandbytes:activate\n"
+    entry_points = (
+        "[bitsandbytes.backends]\nnf4 = nf4._bitsandbytes:activate\n"
+        "[torch.backends]\nnf4 = _nf4_quiet:hold_back\n"
+    )
     (notes / "entry_points.txt").write_text(entry_points)
     path = [str(Path(nf4.__file__).parents[1]), str(tmp_path), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(path), "NF4_BITSANDBYTES": "1"}
@@ -364,6 +368,38 @@ def test_registered_before_bitsandbytes_is_imported(installed):
     """The entry point registers, too, in the middle of the import; once is enough."""
     result = run(REGISTERED_FIRST, installed)
     assert result.returncode == 0, result.stderr
+
+
+NO_KERNEL = """
+import logging, torch
+logging.getLogger("bitsandbytes.backends.cpu.ops").warning("before")
+log = logging.getLogger("bitsandbytes.backends.cpu.ops")
+log.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s", "none")
+import bitsandbytes
+log.warning("after")
+log.warning("Failed to load CPU gemm_4bit_forward, for the second time")
+"""
+
+
+@pytest.mark.parametrize("switch, lines", [("1", 0), ("0", 1)])
+def test_what_bitsandbytes_says_of_its_kernel_appears_where_it_means_something(
+    switch, lines, installed
+):
+    result = run(NO_KERNEL, installed | {"NF4_BITSANDBYTES": switch})
+    assert result.returncode == 0, result.stderr
+    # bitsandbytes itself says so, too, on CPUs with AVX512-BF16.
+    own = bnb.functional.has_avx512bf16() and find_spec("kernels") is None
+    found = result.stderr.count("Failed to load CPU gemm_4bit_forward from kernels-community")
+    assert found == lines * (1 + own)
+    assert "before\n" in result.stderr and "after\n" in result.stderr
+    assert "for the second time" in result.stderr
+
+
+def test_it_appears_where_nothing_is_served(installed):
+    failing = FAILING.replace("import bitsandbytes\n", NO_KERNEL + "\n", 1)
+    result = run(failing, installed)
+    assert result.returncode == 0, result.stderr
+    assert "gemm_4bit_forward from kernels-community: none" in result.stderr
 
 
 def test_whatever_goes_wrong_bitsandbytes_is_imported(installed):

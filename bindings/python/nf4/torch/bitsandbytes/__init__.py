@@ -35,6 +35,7 @@ import importlib.metadata
 import warnings
 from typing import Any, NamedTuple
 
+import _nf4_quiet
 import torch
 
 from nf4.torch import _operators, _private, _schemas  # noqa: F401  kernels are registered
@@ -84,11 +85,16 @@ def register() -> Served:
     """
     global _active
     if _active is None:
-        import bitsandbytes
+        _nf4_quiet.hold_back()
+        try:
+            import bitsandbytes
 
-        # Its import may have called this function already, by the entry point.
-        if _active is None:
-            _active = _activated(bitsandbytes)
+            # Its import may have called this function already, by the entry point.
+            if _active is None:
+                _active = _activated(bitsandbytes)
+        finally:
+            served = _active is not None and "gemm_4bit" in _active.served.operators
+            _nf4_quiet.release(served)
     return _active.served
 
 
