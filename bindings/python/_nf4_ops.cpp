@@ -1,226 +1,22 @@
-// The operators of nf4.torch: one body with two entries. Python calls linear and dequantize with a
-// WeightParts or an Int4Parts (nf4/torch/_weight.py, _int4_weight.py); torch's dispatcher calls
-// torch.ops.nf4._linear, ._linear_batch2, ._linear_batch3 and ._dense_like, and those with _int4,
-// which are what a compiled graph has, without Python.
+// The operators of nf4.torch: one body (_nf4_body.hpp) with two entries. Here is Python's, which
+// calls linear and dequantize with a WeightParts or an Int4Parts (nf4/torch/_weight.py,
+// _int4_weight.py); torch's dispatcher has the other (_nf4_dispatcher.cpp).
 //
-// Each entry views its tensors; the body checks the views (_nf4_checks.hpp) and calls libnf4. It
-// takes what is common and has no fault. For anything else Python gets None and goes the general
-// way, and the dispatcher gets an exception, which torch turns into Python's ValueError.
+// Each entry views its tensors and checks the views (_nf4_checks.hpp). It takes what is common and
+// has no fault: for anything else Python gets None and goes the general way.
 #include <Python.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <exception>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "_nf4_checks.hpp"
+#include "_nf4_body.hpp"
 #include "_nf4_dlpack.h"
 #include "_nf4_fast.h"
-#include "_nf4_torch.hpp"
-#include "nf4/nf4.h"
 
 namespace {
 
 using namespace nf4_torch;
-
-// ---- libnf4 --------------------------------------------------------------------
-
-template <class Weight>
-struct Functions {
-  nf4_status (*dequant_launch)(const Weight *, void *, nf4_dtype, nf4_stream);
-  nf4_status (*dequant_cpu)(const Weight *, void *, nf4_dtype, int32_t);
-  nf4_status (*matmul_launch)(const Weight *, const nf4_matmul_args *, void *, size_t, nf4_stream);
-  nf4_status (*matmul_cpu)(const Weight *, const nf4_matmul_args *, int32_t);
-  nf4_status (*matmul_workspace_size)(const Weight *, const nf4_matmul_args *, size_t *);
-  nf4_status (*batch_launch)(const Weight *const *, const nf4_matmul_args *, size_t, void *, size_t,
-                             nf4_stream);
-  nf4_status (*batch_cpu)(const Weight *const *, const nf4_matmul_args *, size_t, int32_t);
-  nf4_status (*batch_workspace_size)(const Weight *const *, const nf4_matmul_args *, size_t,
-                                     size_t *);
-};
-
-struct Nf4 {
-  Functions<nf4_tensor> codebook;
-  Functions<nf4_int4_tensor> int4;
-  decltype(&nf4_last_error) last_error;
-} nf4;
-
-constexpr std::array kNf4{"nf4_dequant_launch",
-                          "nf4_dequant_cpu",
-                          "nf4_matmul_launch",
-                          "nf4_matmul_cpu",
-                          "nf4_matmul_workspace_size",
-                          "nf4_matmul_batch_launch",
-                          "nf4_matmul_batch_cpu",
-                          "nf4_matmul_batch_workspace_size",
-                          "nf4_int4_dequant_launch",
-                          "nf4_int4_dequant_cpu",
-                          "nf4_int4_matmul_launch",
-                          "nf4_int4_matmul_cpu",
-                          "nf4_int4_matmul_workspace_size",
-                          "nf4_int4_matmul_batch_launch",
-                          "nf4_int4_matmul_batch_cpu",
-                          "nf4_int4_matmul_batch_workspace_size",
-                          "nf4_last_error"};
-static_assert(sizeof(Nf4) == kNf4.size() * sizeof(void *));
-
-const Functions<nf4_tensor> &functions_for(const nf4_tensor &) { return nf4.codebook; }
-const Functions<nf4_int4_tensor> &functions_for(const nf4_int4_tensor &) { return nf4.int4; }
-
-void require(nf4_status status) {
-  if (status == NF4_STATUS_OK) return;
-  const std::string why = std::string("libnf4: ") + nf4.last_error();
-  if (status == NF4_STATUS_INVALID_ARGUMENT) throw std::invalid_argument(why);
-  throw std::runtime_error(why);
-}
-
-// ---- The body, after its checks -------------------------------------------------------
-
-nf4_stream stream_of(const dl_tensor &view) {
-  void *stream = nullptr;
-  require_torch(torch.cuda_stream(view.device_id, &stream), "name its stream");
-  return static_cast<nf4_stream>(stream);
-}
-
-int32_t threads() {
-  uint32_t count = 0;
-  require_torch(torch.threads(&count), "count its threads");
-  return static_cast<int32_t>(count);
-}
-
-// The most weights that share x in a call.
-constexpr size_t kMostSiblings = 3;
-
-template <class Kind>
-void multiply(const Product<Kind> *products, size_t count, const dl_tensor &x) {
-  const typename Kind::Descriptor *weights[kMostSiblings];
-  nf4_matmul_args args[kMostSiblings];
-  for (size_t i = 0; i < count; ++i) {
-    weights[i] = &products[i].weight;
-    args[i] = products[i].args;
-  }
-  const auto &of_kind = functions_for(*weights[0]);
-  const bool one = count == 1;
-  if (x.device_type == DL_CPU)
-    return require(one ? of_kind.matmul_cpu(weights[0], args, threads())
-                       : of_kind.batch_cpu(weights, args, count, threads()));
-  size_t needed = 0;
-  require(one ? of_kind.matmul_workspace_size(weights[0], args, &needed)
-              : of_kind.batch_workspace_size(weights, args, count, &needed));
-  Tensor workspace;  // the stream's as soon as torch has it back
-  if (needed != 0)
-    workspace = Tensor::empty({static_cast<int64_t>(needed)}, codes.uint8, codes.cuda, x.device_id);
-  void *const space = workspace ? workspace.data() : nullptr;
-  const nf4_stream stream = stream_of(x);
-  require(one ? of_kind.matmul_launch(weights[0], args, space, needed, stream)
-              : of_kind.batch_launch(weights, args, count, space, needed, stream));
-}
-
-template <class Weight>
-void dequantize_to(void *out, const dl_tensor &like, const Weight &weight) {
-  const nf4_dtype dtype = dtype_of(&like);
-  const auto &of_kind = functions_for(weight);
-  if (like.device_type == DL_CPU)
-    return require(of_kind.dequant_cpu(&weight, out, dtype, threads()));
-  require(of_kind.dequant_launch(&weight, out, dtype, stream_of(like)));
-}
-
-// ---- The dispatcher's entry ------------------------------------------------------------
-
-void require(const Checked &fault) {
-  if (fault) throw std::invalid_argument(fault->text());
-}
-
-// The last arguments of an operator: tensors and five numbers. Takes the tensors over, all of them
-// before anything is refused.
-template <class Kind>
-class TakenWeight {
- public:
-  static constexpr uint64_t kArguments = Kind::kParts + 5;
-
-  explicit TakenWeight(const Value *stack) {
-    for (int i = 0; i < Kind::kParts; ++i)
-      parts_[i] = i < Kind::kNeeded ? taken(stack[i]) : taken_if_any(stack[i]);
-    std::copy_n(stack + Kind::kParts, spec_.size(), spec_.begin());
-  }
-
-  WeightViews<Kind> views() const {
-    WeightViews<Kind> made{};
-    for (int i = 0; i < Kind::kParts; ++i)
-      if (parts_[i]) made.parts[i] = parts_[i].view();
-    for (size_t i = 0; i < spec_.size(); ++i) made.spec[i] = static_cast<int64_t>(spec_[i]);
-    return made;
-  }
-
- private:
-  std::array<Tensor, Kind::kParts> parts_;
-  std::array<Value, 5> spec_;
-};
-
-// _linear(x, bias, WEIGHT) -> y. Of several weights: all biases, then all weights -> each y
-template <class Kind, size_t kCount>
-void linear_operator(Value *stack, uint64_t, uint64_t) {
-  const Tensor x = taken(stack[0]);
-  const Value *const first = stack + 1 + kCount;
-  Tensor biases[kCount], outputs[kCount];
-  std::vector<TakenWeight<Kind>> weights;
-  weights.reserve(kCount);
-  for (size_t i = 0; i < kCount; ++i) {
-    biases[i] = taken_if_any(stack[1 + i]);
-    weights.emplace_back(first + i * TakenWeight<Kind>::kArguments);
-  }
-  const dl_tensor of_x = x.view();
-  std::vector<int64_t> sizes(of_x.shape, of_x.shape + of_x.ndim);
-  Product<Kind> products[kCount];
-  for (size_t i = 0; i < kCount; ++i) {
-    const View bias = biases[i] ? View(biases[i].view()) : View();
-    require(read_product(of_x, bias, weights[i].views(), products[i]));
-    sizes.back() = products[i].weight.rows;
-    outputs[i] = Tensor::empty(sizes, x.dtype(), x.device_type(), x.device_index());
-    products[i].args.y = outputs[i].data();
-  }
-  multiply(products, kCount, of_x);
-  for (size_t i = 0; i < kCount; ++i) stack[i] = outputs[i].release();
-}
-
-// _dense_like(like, WEIGHT) -> the weight in the dtype of `like`
-template <class Kind>
-void dense_like_operator(Value *stack, uint64_t arguments, uint64_t) {
-  const Tensor like = taken(stack[0]);
-  const TakenWeight<Kind> taken_weight(stack + arguments - TakenWeight<Kind>::kArguments);
-  const dl_tensor of_like = like.view();
-  typename Kind::Descriptor weight;
-  require(check_first("like", of_like));
-  require(read_weight(taken_weight.views(), of_like, weight));
-  Tensor dense = Tensor::empty({weight.rows, weight.cols}, like.dtype(), like.device_type(),
-                               like.device_index());
-  dequantize_to(dense.data(), of_like, weight);
-  stack[0] = dense.release();
-}
-
-template <class Kind>
-bool implement_kind(LibraryHandle library, const std::string &suffix) {
-  const std::pair<const char *, Operator> operators[] = {
-      {"_linear", linear_operator<Kind, 1>},
-      {"_linear_batch2", linear_operator<Kind, 2>},
-      {"_linear_batch3", linear_operator<Kind, kMostSiblings>},
-      {"_dense_like", dense_like_operator<Kind>}};
-  return std::all_of(std::begin(operators), std::end(operators), [&](const auto &each) {
-    return torch.implement(library, (each.first + suffix).c_str(), each.second) == 0;
-  });
-}
-
-bool implement(const char *key) {
-  LibraryHandle library = nullptr;  // is there for as long as the process
-  return torch.new_library("nf4", key, "_nf4_ops.cpp", __LINE__, &library) == 0 &&
-         implement_kind<Codebook>(library, "") && implement_kind<Int4>(library, "_int4");
-}
-
-// ---- Python's entry ----------------------------------------------------------------------
 
 struct Python {
   const dl_exchange *exchange;
@@ -338,7 +134,9 @@ PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given) {
   if (given_bias != Py_None && (!view_of(given_bias, bias) || is_negative(given_bias)))
     return none();
   if (!view_weight(given, weight) || read_product(*x, bias, weight, product)) return none();
-  if (x->device_type == DL_CUDA && product.args.dtype == NF4_DTYPE_FP32) return none();
+  if (x->device_type == DL_CUDA && product.args.dtype == NF4_DTYPE_FP32 &&
+      product.args.m > Kind::kFp32Rows)
+    return none();
   PyObject *y = new_output(given_x, *x, product.weight.rows);
   if (y == nullptr) return nullptr;
   // A mode of torch may have made something else.

@@ -38,16 +38,10 @@ def config_for(device: str) -> transformers.LlamaConfig:
     )
 
 
-def quantize_layers(model: torch.nn.Module) -> int:
+def quantize(model: transformers.PreTrainedModel) -> int:
     """Swaps the linear layers for NF4Linear, all but the head. Returns their bytes."""
-    total = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear and name != "lm_head":
-                layer = nf4.torch.NF4Linear.from_linear(child)
-                setattr(parent, name, layer)
-                total += layer.quantized.nbytes
-    return total
+    names = nf4.torch.quantize_model(model)
+    return sum(model.get_submodule(name).quantized.nbytes for name in names)
 
 
 def dequantized(model: torch.nn.Module) -> torch.nn.Module:
@@ -71,7 +65,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = transformers.LlamaForCausalLM(config_for(device)).to(device, dtype).eval()
-    size = quantize_layers(model)
+    size = quantize(model)
     dense = dequantized(model)
     prompt = torch.arange(1, 9, device=device)[None]
     with torch.no_grad():

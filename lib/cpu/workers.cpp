@@ -33,7 +33,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The stack of a thread, of which kernels use less than half. `ulimit -s` or the program may have
+// The stack of a thread, of which kernels use up to 190 KiB. `ulimit -s` or the program may have
 // made the default smaller.
 constexpr size_t kStackBytes = size_t{256} << 10;
 constexpr std::chrono::microseconds kSpin{1000};

@@ -59,8 +59,9 @@ def problem_of(
     if bias is not None:
         operands.append(read("bias", bias, torch).expect(dtype, weight.rows))
     in_device_memory = on_device(weight.located, *operands)
-    if in_device_memory and dtype == "fp32":
-        raise InvalidArgument("x is of fp32; expected fp16 or bf16 in device memory")
+    if in_device_memory and dtype == "fp32" and m > weight.fp32_rows:
+        rows = f", or at most {weight.fp32_rows} rows of x," if weight.fp32_rows > 0 else ""
+        raise InvalidArgument(f"x is of fp32; expected fp16 or bf16{rows} in device memory")
     bias_address = None if bias is None else operands[2].address
     args = _abi.MatmulArgs(
         ARGS_SIZE,
@@ -170,9 +171,10 @@ def matmul(
     """y = x W^T + bias for a quantized weight W, which is never dequantized as a whole. Sums are
     in binary32 and each is rounded once.
 
-    x          an array [..., cols] of fp16 or bf16, or of fp32 on the CPU: a numpy array, a torch
-               tensor, or an object with __cuda_array_interface__ or __dlpack__. Each row is
-               contiguous, and rows are at one distance of cols elements or more
+    x          an array [..., cols] of fp16, bf16 or fp32: a numpy array, a torch tensor, or an
+               object with __cuda_array_interface__ or __dlpack__. Each row is contiguous, and rows
+               are at one distance of cols elements or more. In device memory fp32 is of up to 16
+               rows, and not with an Int4Tensor
     weight     a QuantizedTensor of shape [..., rows, cols], whose leading dimensions count as rows,
                or an Int4Tensor
     bias       a contiguous array of one element for each row of the weight, in the dtype of x

@@ -45,6 +45,7 @@ class Prepared:
     torch             the device of torch where `packed` is a tensor, else None
     argument          the nf4_tensor or nf4_int4_tensor, as a pointer
     functions         of C for this kind of weight
+    fp32_rows         of x at most, in device memory
     in_place()        is the memory of each tensor where it was?
     launch(out, dtype, stream)
                       dequantizes; gives the status, or None where nothing was done and the
@@ -60,6 +61,7 @@ class Prepared:
         "cols",
         "dtype",
         "elements",
+        "fp32_rows",
         "functions",
         "in_place",
         "launch",
@@ -75,6 +77,7 @@ class Prepared:
         self.shape, self.dtype, self.elements = weight.shape, weight.dtype, weight.elements
         self._descriptor = weight.descriptor()
         self.functions = functions(weight.prefix)
+        self.fp32_rows = weight.fp32_rows
         # A c_void_p passes as it is; byref() would be converted in each call.
         self.argument = ctypes.c_void_p(ctypes.addressof(self._descriptor))
         self.rows, self.cols = self._descriptor.rows, self._descriptor.cols

@@ -10,18 +10,20 @@ namespace nf4::cpu {
 namespace {
 
 constexpr int64_t kMaxM = 64;
+// More rows of x are worth blocks.
+constexpr int64_t kMaxDirectGptq = 16, kMaxDirectAwq = 8;
 // Of a row, done at once, if groups are no larger.
 constexpr int64_t kColumns = 128;
 constexpr int64_t kMaxGroups = kColumns / kInt4PerWord;
 
-class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
+class ColumnsMultiplier : ColumnsBase<kMaxM, 24576> {
  public:
   ColumnsMultiplier(const DequantKernels &dequant, const MatmulKernels &kernels,
                     const Int4MatmulProblem &problem)
       : ColumnsBase(kernels, problem),
         dequant_(dequant),
         gptq_(problem.weight.layout == NF4_INT4_GPTQ),
-        in_blocks_(problem.m > kMaxDotM) {}
+        in_blocks_(problem.m > (gptq_ ? kMaxDirectGptq : kMaxDirectAwq)) {}
 
   void operator()(RowRange n) {
     for_blocks(
@@ -45,7 +47,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
         if (in_group != 0) groups = 1;
         ColumnsArgs args = args_of(part - k, cols, groups);
         if (weight_.zeros != nullptr) sum_x(args, part - k);
-        in_blocks_ ? add_blocks(args, n, part) : add_words(args, n, part);
+        in_blocks_ ? add_blocks(args, n, part) : add_words(args, n, part, part - k);
         part += cols * groups;
       }
     }
@@ -77,7 +79,8 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
   }
   int64_t words_stride() const { return gptq_ ? weight_.rows : weight_.rows / kInt4PerWord; }
 
-  void add_words(ColumnsArgs args, RowRange n, int64_t k) {
+  // at: of the prepared columns.
+  void add_words(ColumnsArgs args, RowRange n, int64_t k, int64_t at) {
     const auto &w = weight_;
     const int64_t group = k / w.group_size;
     args.words = words(n.begin, k);
@@ -92,7 +95,14 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
     args.zero_stride = int4_words(w.rows);
     args.zero_offset = w.zero_offset * kInt4Ones;
     args.nibble_stride = block_n_ / kInt4PerWord;
-    (gptq_ ? kernels_.gptq_columns : kernels_.awq_columns)(args);
+    for (int64_t m = 0; m < m_.end - m_.begin; m += kMaxDotM) {
+      ColumnsArgs part = args;
+      part.m = static_cast<int>(std::min<int64_t>(kMaxDotM, args.m - m));
+      part.x = prepared(m, at);
+      part.sums += m * args.sums_stride;
+      if (args.x_sums != nullptr) part.x_sums += m * args.x_sums_stride;
+      (gptq_ ? kernels_.gptq_columns : kernels_.awq_columns)(part);
+    }
   }
 
   void add_blocks(ColumnsArgs args, RowRange n, int64_t k) {

@@ -29,7 +29,7 @@ def run(page: str, which: slice, **names: Any) -> dict[str, Any]:
 
 def test_every_block_is_python():
     """Those that need a GPU's packages and a model at hand are not run."""
-    counts = {"README.md": 2, "docs/cli.md": 1, "docs/python.md": 4, "docs/pytorch.md": 4}
+    counts = {"README.md": 2, "docs/cli.md": 1, "docs/python.md": 5, "docs/pytorch.md": 4}
     assert {page: len(blocks) for page, blocks in BLOCKS.items()} == counts
     for page, blocks in BLOCKS.items():
         for block in blocks:
@@ -39,7 +39,8 @@ def test_every_block_is_python():
 @pytest.mark.parametrize(
     "page, which", [("README.md", slice(1, 2)), ("docs/python.md", slice(0, 1))]
 )
-def test_on_numpy_arrays(page, which):
+def test_on_numpy_arrays(page, which, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     made = run(page, which)
     assert made["back"].shape == (4096, 4096) and made["back"].dtype.name == "bfloat16"
     assert round(made["q"].bits_per_weight, 3) == 4.127
@@ -49,6 +50,12 @@ def test_on_integer_weights():
     made = run("docs/python.md", slice(3, 4))
     assert made["back"].shape == (512, 1024) and made["back"].dtype == np.float16
     assert made["y"].shape == (2, 512)
+
+
+def test_tensors_of_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = run("docs/python.md", slice(4, 5))
+    assert np.array_equal(made["up"].packed, made["tensors"]["up.weight"].packed)
 
 
 def test_a_checkpoint(model: Path, monkeypatch: pytest.MonkeyPatch):
@@ -66,10 +73,20 @@ def test_on_tensors():
     assert made["up"].shape == made["gate"].shape == made["y"].shape
 
 
+def small_llama() -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, vocab_size=50,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
 @pytest.mark.interop
 @pytest.mark.parametrize("page", ["README.md", "docs/pytorch.md"])
 def test_layers(page):
     torch, bnb = (pytest.importorskip(name) for name in ("torch", "bitsandbytes"))
     model = torch.nn.Sequential(bnb.nn.Linear4bit(64, 24, quant_type="nf4").to("cpu"))
-    made = run(page, slice(0, 1), model=model, linear=torch.nn.Linear(64, 24))
+    names = {"model": model, "linear": torch.nn.Linear(64, 24), "dense_model": small_llama()}
+    made = run(page, slice(0, 1), **names)
     assert all(type(each) is made["nf4"].torch.NF4Linear for each in (model[0], made["layer"]))

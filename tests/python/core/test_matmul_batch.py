@@ -192,7 +192,7 @@ class TestLaunches:
         for message, arguments in {
             "product 1: out is None; expected an array of device memory": {"out": [HIGH, None]},
             "product 0: x is of fp32; expected fp16 or bf16": {
-                "x": [CudaArray(HIGH, "fp32", COLS), x]
+                "x": [CudaArray(HIGH, "fp32", 17, COLS), x]
             },
             "threads is 2; expected 0 for device memory": {"threads": 2},
         }.items():

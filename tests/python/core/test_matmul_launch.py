@@ -92,8 +92,8 @@ def test_the_size_of_a_workspace_is_asked_for_once(last, raw, workspace_needed):
 
 
 FAULTS = {
-    "x is of fp32; expected fp16 or bf16 in device memory": {
-        "x": array(0, COLS, dtype="fp32"),
+    "x is of fp32; expected fp16 or bf16, or at most 16 rows of x, in device memory": {
+        "x": array(0, 17, COLS, dtype="fp32"),
         "out": HIGH,
     },
     "out is None; expected an array of device memory": {"out": None},

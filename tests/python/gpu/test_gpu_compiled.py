@@ -137,10 +137,12 @@ def test_compiled_without_a_break(options):
         require_alike(compiled, run, x_of(5, COLS, grad=True))
 
 
-def test_compiled_in_fp32_goes_by_a_dense_weight():
+@pytest.mark.parametrize("rows", [5, 17])
+def test_compiled_in_fp32(rows):
+    """Many rows of x go by a dense weight."""
     layer = layer_of(dtype="fp32")
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    require_alike(compiled, layer, x_of(5, COLS, dtype="fp32", grad=True), "fp32")
+    require_alike(compiled, layer, x_of(rows, COLS, dtype="fp32", grad=True), "fp32")
 
 
 def test_compiled_with_x_in_columns():

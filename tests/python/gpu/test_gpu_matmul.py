@@ -132,7 +132,9 @@ def test_what_matmul_refuses():
     on_device = memory.weight_on(q, DEVICE)
     out = torch.zeros(4, 200, dtype=torch.float16, device=DEVICE)
     for message, call in {
-        "x is of fp32; expected fp16 or bf16": lambda: nf4.matmul(x.float(), on_device),
+        "x is of fp32; expected fp16 or bf16, or at most 16 rows": lambda: nf4.matmul(
+            x.float().repeat(5, 1), on_device
+        ),
         "x is in host memory": lambda: nf4.matmul(x.cpu(), on_device, out=out),
         "x is in device memory": lambda: nf4.matmul(x, q),
         "overlaps out": lambda: nf4.matmul(x[:, :320], on_device, out=x[:, :200]),

@@ -42,7 +42,7 @@ def test_linear_and_its_gradients(dtype, layout, rows):
     layer = layer_of(dtype, layout)
     x = x_of(2, rows, COLS, dtype=dtype, grad=True)
     y = layer(x)
-    # fp32 goes by torch's product with the dense weight, which may be in TF32 where that is on.
+    # Many rows of fp32 go by torch's product with the dense weight, in TF32 where that is on.
     assert y.dtype == x.dtype and y.device == x.device
     assert error(y, reference(x, layer.quantized, layer.bias)) <= max(ALLOWED[dtype], 1e-5)
     arguments = WeightParts.of(layer.quantized).arguments()
@@ -284,7 +284,8 @@ def test_bitsandbytes_multiplies_as_well(nested, dtype, rows, bnb, backend):
 @pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 130])
 def test_a_layer_of_bitsandbytes_has_its_gradients(nested, dtype, storage, rows, bnb, backend):
-    """Its forward and its Function are replaced in eager mode; fp32 stays as it is."""
+    """Its forward and its Function are replaced in eager mode; many rows of fp32 stay as they
+    are."""
     layer = bnb.nn.Linear4bit(
         COLS, ROWS, quant_type="nf4", compress_statistics=nested, quant_storage=storage,
         compute_dtype=x_of(1, dtype=dtype).dtype,
@@ -298,7 +299,7 @@ def test_a_layer_of_bitsandbytes_has_its_gradients(nested, dtype, storage, rows,
     theirs = results()
     backend.register()
     ours = results()
-    assert error(ours[0], theirs[0]) <= 2 * ALLOWED[dtype]
+    assert error(ours[0], theirs[0]) <= 2 * max(ALLOWED[dtype], 1e-5)
     assert all(torch.equal(a, b) for a, b in zip(ours[1:], theirs[1:], strict=True))
     with torch.no_grad():
         assert torch.equal(layer(x), ours[0])
@@ -326,13 +327,18 @@ def test_nested_scales_in_16_bits_are_cast(scales, names, bnb, backend):
     assert torch.equal(dense(packed, narrow), dense(packed, wide))
 
 
-@pytest.mark.parametrize("rows", [1, 130])
-def test_fp32_stays_with_bitsandbytes(rows, bnb, backend):
+@pytest.mark.parametrize("rows", [1, 16, 17, 130])
+def test_many_rows_of_fp32_stay_with_bitsandbytes(rows, bnb, backend):
     packed, state = quantized(bnb, dtype="fp32")
     x = x_of(rows, COLS, dtype="fp32")
     theirs = bnb.matmul_4bit(x, packed.t(), state)
+    dense = bnb.functional.dequantize_4bit(packed, state).double()
     backend.register()
-    assert torch.equal(bnb.matmul_4bit(x, packed.t(), state), theirs)
+    ours = bnb.matmul_4bit(x, packed.t(), state)
+    if rows > 16:
+        assert torch.equal(ours, theirs)
+    else:
+        assert error(ours, x.double() @ dense.T) <= ALLOWED["fp32"]
 
 
 def peak(model, x):

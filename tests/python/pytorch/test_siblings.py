@@ -310,6 +310,33 @@ def test_compiled_ahead_of_time(make):
         assert same(grads_of(joined, x, compiled), grads_of(alone, x))
 
 
+def test_layers_that_are_alike_are_compiled_once(graphs):
+    found, backend = graphs
+    pairs = [both() for _ in range(4)]
+
+    def call(model, x):
+        return model(x)
+
+    compiled = torch.compile(call, backend=backend, fullgraph=True)
+    x = torch.randn(3, IN)
+    for joined, alone in pairs:
+        assert same(compiled(joined, x), alone(x))
+    assert found == [["linear_batch3"]]
+
+
+def test_a_layer_replaced_after_it_was_compiled(graphs):
+    _, backend = graphs
+    joined, alone = both()
+    compiled = torch.compile(joined, backend=backend)
+    x = torch.randn(3, IN)
+    assert same(compiled(x), alone(x))
+    for model in (joined, alone):
+        model.k_proj = model.k_proj.to_linear()
+    gc.collect()
+    for _ in range(2):
+        assert same(compiled(x), alone(x))
+
+
 def test_a_compiler_relies_on_one_input_alone(graphs):
     found, backend = graphs
     joined, alone = both(Cross)

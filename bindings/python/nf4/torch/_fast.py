@@ -1,4 +1,4 @@
-"""The fast way: nf4.torch's operators in C++ (bindings/python/_nf4_ops.cpp).
+"""The fast way: nf4.torch's operators in C++ (bindings/python/_nf4_*.cpp).
 
 `linear` and `dequantize` are its entry for Python. They take plain tensors without a fault. For
 anything else, or without the extension module, they do nothing and say so. Its entry for torch's

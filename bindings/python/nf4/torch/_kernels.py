@@ -3,6 +3,7 @@ functions of nf4, which name what is wrong."""
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -49,8 +50,9 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
 
 
 def general_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
-    """The same for x of any strides and for fp32 on a GPU, with a message for each fault."""
-    if needs_dense(x):
+    """The same for x of any strides and for many rows of fp32 on a GPU, with a message for each
+    fault."""
+    if needs_dense(x, weight.fp32_rows):
         return dense_linear(x, bias, weight)
     require_device(x.device, "x", {"bias": bias, **weight.named()})
     if x.dim() > 0 and not _has_row_stride(x):
@@ -66,9 +68,9 @@ def linear_batch(
     return tuple(linear(x, *each) for each in zip(biases, weights, strict=True))
 
 
-def needs_dense(x: Tensor) -> bool:
-    """libnf4's matmul on a GPU takes 16-bit x only."""
-    return x.is_cuda and x.dtype == torch.float32
+def needs_dense(x: Tensor, fp32_rows: int) -> bool:
+    """On a GPU libnf4 multiplies fp32 of so many rows of x only."""
+    return x.is_cuda and x.dtype == torch.float32 and math.prod(x.shape[:-1]) > fp32_rows
 
 
 def dense_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:

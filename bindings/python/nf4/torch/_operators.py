@@ -75,7 +75,7 @@ def _linear_seen(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
         return _to_next_transform(OPERATORS[type(weight)].linear, x, bias, *weight.arguments())
     _schemas.require_operands(x, bias, weight)
     operators = OPERATORS[type(weight)]
-    if _kernels.needs_dense(x):
+    if _kernels.needs_dense(x, weight.fp32_rows):
         dense = operators.graph_dense_like(x, *weight.numbers())
         return torch.nn.functional.linear(x, dense, bias)
     bias = None if bias is None else bias.contiguous()
@@ -93,7 +93,7 @@ def _linear_batch_below(
         return _to_next_transform(operators.linear, x, *biases, *arguments)
     for bias, weight in zip(biases, weights, strict=True):
         _schemas.require_operands(x, bias, weight)
-    if _kernels.needs_dense(x):
+    if _kernels.needs_dense(x, weights[0].fp32_rows):
         return tuple(map(_linear_seen, [x] * len(weights), biases, weights))
     biases = [None if bias is None else bias.contiguous() for bias in biases]
     numbers = (each for weight in weights for each in weight.numbers())

@@ -1,6 +1,9 @@
 // The product of a warp tile in fp32, on tensor cores: x and the codebook are each a sum of two
-// numbers of fp16, a high and a low part of 11 bits, over powers of two that bring their largest to
-// 2^14. Three products of parts are summed; low times low is below fp32's rounding.
+// numbers of fp16, a high and a low part, over powers of two that bring the largest to [2^14,
+// 2^15). All four products of parts are summed.
+//
+// Cost: twice the look-ups' bytes of 16 bits, 128 cycles of shared memory for a warp tile, and 32
+// to 128 mma; these bound it. docs/design/matmul-skinny.md, "fp32", has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>

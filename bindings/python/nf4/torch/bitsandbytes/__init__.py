@@ -5,7 +5,8 @@ When bitsandbytes is imported, it calls nf4's entry point bitsandbytes.backends,
 `register`.
 
 Served, on the CPU and on GPUs that libnf4 has kernels for:
-    gemm_4bit           x W^T + bias, flat or nested. fp32 on a GPU stays with bitsandbytes
+    gemm_4bit           x W^T + bias, flat or nested. More than 16 rows of fp32 on a GPU
+                        stay with bitsandbytes
     dequantize_4bit     and its .out: bit-equal to bitsandbytes' CUDA kernels
     functional.dequantize_4bit
                         the function that is given the QuantState. bitsandbytes dequantizes nested

@@ -5,7 +5,7 @@ and goes to C++ (_fast.py) at once; anything else goes to the original, whose me
 rare cases stay as they are, and which comes to libnf4 by the operators:
     torch.compile, modes, transforms, tracing, derivatives in forward mode, subclasses of Tensor
     an `out`, a weight in another layout or orientation, one that is not quantized yet
-    fp32 on a GPU, a bias in another dtype, scales in 16 bits
+    more than 16 rows of fp32 on a GPU, a bias in another dtype, scales in 16 bits
 The results have the bits of the operators, and autocast changes nothing, as it does not there.
 """
 

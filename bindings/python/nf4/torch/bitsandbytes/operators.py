@@ -77,8 +77,11 @@ def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
         absmax_offset: Tensor | None = None,
     ) -> Tensor:
         # In forward mode, bitsandbytes' own on the CPU gives derivatives.
-        fp32_on_a_gpu = A.is_cuda and A.dtype == torch.float32
-        if not is_ours(A) or fp32_on_a_gpu or _private.in_forward_ad():
+        if (
+            not is_ours(A)
+            or _kernels.needs_dense(A, WeightParts.fp32_rows)
+            or _private.in_forward_ad()
+        ):
             return original(
                 A, B, shapeB, absmax, blocksize, quant_type,
                 bias, absmax_8bit, absmax_code, absmax_offset,

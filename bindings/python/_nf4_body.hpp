@@ -1,0 +1,125 @@
+// What both entries of the operators do after their checks: calls of libnf4, whose functions
+// nf4.torch finds by name.
+#ifndef NF4_BODY_HPP
+#define NF4_BODY_HPP
+
+#include <array>
+#include <stdexcept>
+#include <string>
+
+#include "_nf4_checks.hpp"
+#include "_nf4_torch.hpp"
+#include "nf4/nf4.h"
+
+namespace nf4_torch {
+
+// ---- libnf4 --------------------------------------------------------------------
+
+template <class Weight>
+struct Functions {
+  nf4_status (*dequant_launch)(const Weight *, void *, nf4_dtype, nf4_stream);
+  nf4_status (*dequant_cpu)(const Weight *, void *, nf4_dtype, int32_t);
+  nf4_status (*matmul_launch)(const Weight *, const nf4_matmul_args *, void *, size_t, nf4_stream);
+  nf4_status (*matmul_cpu)(const Weight *, const nf4_matmul_args *, int32_t);
+  nf4_status (*matmul_workspace_size)(const Weight *, const nf4_matmul_args *, size_t *);
+  nf4_status (*batch_launch)(const Weight *const *, const nf4_matmul_args *, size_t, void *, size_t,
+                             nf4_stream);
+  nf4_status (*batch_cpu)(const Weight *const *, const nf4_matmul_args *, size_t, int32_t);
+  nf4_status (*batch_workspace_size)(const Weight *const *, const nf4_matmul_args *, size_t,
+                                     size_t *);
+};
+
+struct Nf4 {
+  Functions<nf4_tensor> codebook;
+  Functions<nf4_int4_tensor> int4;
+  decltype(&nf4_last_error) last_error;
+};
+inline Nf4 nf4;
+
+inline constexpr std::array kNf4{"nf4_dequant_launch",
+                                 "nf4_dequant_cpu",
+                                 "nf4_matmul_launch",
+                                 "nf4_matmul_cpu",
+                                 "nf4_matmul_workspace_size",
+                                 "nf4_matmul_batch_launch",
+                                 "nf4_matmul_batch_cpu",
+                                 "nf4_matmul_batch_workspace_size",
+                                 "nf4_int4_dequant_launch",
+                                 "nf4_int4_dequant_cpu",
+                                 "nf4_int4_matmul_launch",
+                                 "nf4_int4_matmul_cpu",
+                                 "nf4_int4_matmul_workspace_size",
+                                 "nf4_int4_matmul_batch_launch",
+                                 "nf4_int4_matmul_batch_cpu",
+                                 "nf4_int4_matmul_batch_workspace_size",
+                                 "nf4_last_error"};
+static_assert(sizeof(Nf4) == kNf4.size() * sizeof(void *));
+
+inline const Functions<nf4_tensor> &functions_for(const nf4_tensor &) { return nf4.codebook; }
+inline const Functions<nf4_int4_tensor> &functions_for(const nf4_int4_tensor &) { return nf4.int4; }
+
+inline void require(nf4_status status) {
+  if (status == NF4_STATUS_OK) return;
+  const std::string why = std::string("libnf4: ") + nf4.last_error();
+  if (status == NF4_STATUS_INVALID_ARGUMENT) throw std::invalid_argument(why);
+  throw std::runtime_error(why);
+}
+
+// ---- The body, after its checks -------------------------------------------------------
+
+inline nf4_stream stream_of(const dl_tensor &view) {
+  void *stream = nullptr;
+  require_torch(torch.cuda_stream(view.device_id, &stream), "name its stream");
+  return static_cast<nf4_stream>(stream);
+}
+
+inline int32_t threads() {
+  uint32_t count = 0;
+  require_torch(torch.threads(&count), "count its threads");
+  return static_cast<int32_t>(count);
+}
+
+// The most weights that share x in a call.
+inline constexpr size_t kMostSiblings = 3;
+
+template <class Kind>
+void multiply(const Product<Kind> *products, size_t count, const dl_tensor &x) {
+  const typename Kind::Descriptor *weights[kMostSiblings];
+  nf4_matmul_args args[kMostSiblings];
+  for (size_t i = 0; i < count; ++i) {
+    weights[i] = &products[i].weight;
+    args[i] = products[i].args;
+  }
+  const auto &of_kind = functions_for(*weights[0]);
+  const bool one = count == 1;
+  if (x.device_type == DL_CPU)
+    return require(one ? of_kind.matmul_cpu(weights[0], args, threads())
+                       : of_kind.batch_cpu(weights, args, count, threads()));
+  size_t needed = 0;
+  require(one ? of_kind.matmul_workspace_size(weights[0], args, &needed)
+              : of_kind.batch_workspace_size(weights, args, count, &needed));
+  Tensor workspace;  // the stream's as soon as torch has it back
+  if (needed != 0)
+    workspace = Tensor::empty({static_cast<int64_t>(needed)}, codes.uint8, codes.cuda, x.device_id);
+  void *const space = workspace ? workspace.data() : nullptr;
+  const nf4_stream stream = stream_of(x);
+  require(one ? of_kind.matmul_launch(weights[0], args, space, needed, stream)
+              : of_kind.batch_launch(weights, args, count, space, needed, stream));
+}
+
+template <class Weight>
+void dequantize_to(void *out, const dl_tensor &like, const Weight &weight) {
+  const nf4_dtype dtype = dtype_of(&like);
+  const auto &of_kind = functions_for(weight);
+  if (like.device_type == DL_CPU)
+    return require(of_kind.dequant_cpu(&weight, out, dtype, threads()));
+  require(of_kind.dequant_launch(&weight, out, dtype, stream_of(like)));
+}
+
+// Registers kernels for the operators that are defined, with torch's key for a device
+// (_nf4_dispatcher.cpp). False if torch refuses.
+bool implement(const char *key);
+
+}  // namespace nf4_torch
+
+#endif

@@ -1,0 +1,107 @@
+// The dispatcher's entry of nf4.torch's operators: kernels of torch.ops.nf4._linear,
+// ._linear_batch2,
+// ._linear_batch3 and ._dense_like, and those with _int4, which are what a compiled graph has. No
+// Python runs. An exception is Python's ValueError.
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "_nf4_body.hpp"
+
+namespace {
+
+using namespace nf4_torch;
+
+void require(const Checked &fault) {
+  if (fault) throw std::invalid_argument(fault->text());
+}
+
+// The last arguments of an operator: tensors and five numbers. Takes the tensors over, all of them
+// before anything is refused.
+template <class Kind>
+class TakenWeight {
+ public:
+  static constexpr uint64_t kArguments = Kind::kParts + 5;
+
+  explicit TakenWeight(const Value *stack) {
+    for (int i = 0; i < Kind::kParts; ++i)
+      parts_[i] = i < Kind::kNeeded ? taken(stack[i]) : taken_if_any(stack[i]);
+    std::copy_n(stack + Kind::kParts, spec_.size(), spec_.begin());
+  }
+
+  WeightViews<Kind> views() const {
+    WeightViews<Kind> made{};
+    for (int i = 0; i < Kind::kParts; ++i)
+      if (parts_[i]) made.parts[i] = parts_[i].view();
+    for (size_t i = 0; i < spec_.size(); ++i) made.spec[i] = static_cast<int64_t>(spec_[i]);
+    return made;
+  }
+
+ private:
+  std::array<Tensor, Kind::kParts> parts_;
+  std::array<Value, 5> spec_;
+};
+
+// _linear(x, bias, WEIGHT) -> y. Of several weights: all biases, then all weights -> each y
+template <class Kind, size_t kCount>
+void linear_operator(Value *stack, uint64_t, uint64_t) {
+  const Tensor x = taken(stack[0]);
+  const Value *const first = stack + 1 + kCount;
+  Tensor biases[kCount], outputs[kCount];
+  std::vector<TakenWeight<Kind>> weights;
+  weights.reserve(kCount);
+  for (size_t i = 0; i < kCount; ++i) {
+    biases[i] = taken_if_any(stack[1 + i]);
+    weights.emplace_back(first + i * TakenWeight<Kind>::kArguments);
+  }
+  const dl_tensor of_x = x.view();
+  std::vector<int64_t> sizes(of_x.shape, of_x.shape + of_x.ndim);
+  Product<Kind> products[kCount];
+  for (size_t i = 0; i < kCount; ++i) {
+    const View bias = biases[i] ? View(biases[i].view()) : View();
+    require(read_product(of_x, bias, weights[i].views(), products[i]));
+    sizes.back() = products[i].weight.rows;
+    outputs[i] = Tensor::empty(sizes, x.dtype(), x.device_type(), x.device_index());
+    products[i].args.y = outputs[i].data();
+  }
+  multiply(products, kCount, of_x);
+  for (size_t i = 0; i < kCount; ++i) stack[i] = outputs[i].release();
+}
+
+// _dense_like(like, WEIGHT) -> the weight in the dtype of `like`
+template <class Kind>
+void dense_like_operator(Value *stack, uint64_t arguments, uint64_t) {
+  const Tensor like = taken(stack[0]);
+  const TakenWeight<Kind> taken_weight(stack + arguments - TakenWeight<Kind>::kArguments);
+  const dl_tensor of_like = like.view();
+  typename Kind::Descriptor weight;
+  require(check_first("like", of_like));
+  require(read_weight(taken_weight.views(), of_like, weight));
+  Tensor dense = Tensor::empty({weight.rows, weight.cols}, like.dtype(), like.device_type(),
+                               like.device_index());
+  dequantize_to(dense.data(), of_like, weight);
+  stack[0] = dense.release();
+}
+
+template <class Kind>
+bool implement_kind(LibraryHandle library, const std::string &suffix) {
+  const std::pair<const char *, Operator> operators[] = {
+      {"_linear", linear_operator<Kind, 1>},
+      {"_linear_batch2", linear_operator<Kind, 2>},
+      {"_linear_batch3", linear_operator<Kind, kMostSiblings>},
+      {"_dense_like", dense_like_operator<Kind>}};
+  return std::all_of(std::begin(operators), std::end(operators), [&](const auto &each) {
+    return torch.implement(library, (each.first + suffix).c_str(), each.second) == 0;
+  });
+}
+
+}  // namespace
+
+bool nf4_torch::implement(const char *key) {
+  LibraryHandle library = nullptr;  // is there for as long as the process
+  return torch.new_library("nf4", key, "_nf4_dispatcher.cpp", __LINE__, &library) == 0 &&
+         implement_kind<Codebook>(library, "") && implement_kind<Int4>(library, "_int4");
+}
