@@ -28,8 +28,7 @@ nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_int4_ten
 nf4_status validate_reorder(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
                             Int4ReorderProblem &problem);
 
-// ---- Matmul, for each kind of weight: an nf4_tensor and its Weight, and so on
-// --------------------
+// ---- Matmul, for each kind of weight: an nf4_tensor and its Weight, and so on --------
 
 // Checks everything but pointers, and fills the sizes of `problem`.
 template <class Tensor, class W>

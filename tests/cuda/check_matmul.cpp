@@ -141,7 +141,7 @@ TEST_CASE("every kernel multiplies blocks of 64 in rows of many blocks", "[cuda]
   check_counts(counts, few_shapes() ? 1 : 4);
 }
 
-// fp32, of up to 16 rows of x: there is no skinny_2.
+// fp32, of up to 16 rows of x.
 TEST_CASE("every kernel multiplies fp32 within the rounding of fp32", "[cuda][matmul][random]") {
   constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
   const Stream stream;

@@ -10,8 +10,8 @@ namespace nf4::cuda {
 constexpr int kPermuteThreads = 256;
 constexpr int kPermuteRowsThreads = 512;
 constexpr int kPermuteRows = 4;  // of x that a CTA has
-// CTAs of few rows that may start while the predecessor ends: more would crowd the multiprocessors
-// that it leaves free.
+// CTAs of few rows that may start while the predecessor ends: more would presumably crowd the
+// multiprocessors that it leaves free.
 constexpr int kPermutePdlCtas = 16;
 
 // The columns of a weight in the order of their groups.

@@ -27,7 +27,7 @@ from typing import Any
 import nf4
 import torch
 
-from nf4bench import check, int4_cases, matmul_peers, peers, tables
+from nf4bench import check, cpu_layers, int4_cases, matmul_peers, peers, tables
 from nf4bench.cases import CLASSES, Case
 from nf4bench.matmul_cases import MOST_OF_DENSE, Group, weight_case
 from nf4bench.measure import summary, taken
@@ -336,6 +336,7 @@ def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = p
             for row in matmul_rows(memory, group):
                 matmul.append(row)
                 report(MATMUL.line(row))
+        layers = cpu_layers.run(shapes, threads, report) if theirs else []
         keep_freed_memory()
         for case, times in zip(cases, with_new, strict=True):
             made = contest(memory, theirs, case)
@@ -343,5 +344,5 @@ def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = p
             report(TABLE.line(rows[-1]))
     return {
         "cpu_variant": nf4.cpu_variant(), "threads": threads, "peers": {"bitsandbytes": version},
-        "rows": rows, "matmul": matmul,
+        "rows": rows, "matmul": matmul, "layers": layers,
     }  # fmt: skip

@@ -172,8 +172,9 @@ def test_without_a_gpu_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_figures_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, but for malloc, of which there is no way back."""
     pytest.importorskip("bitsandbytes")
-    from nf4bench import cpu
+    from nf4bench import cpu, cpu_layers
 
+    monkeypatch.setattr(cpu_layers, "TURNS", 1)
     for name, value in (("TURNS", 2), ("PAUSE", 0), ("LONG_MS", 1), ("ROTATED_BYTES", 1)):
         monkeypatch.setattr(cpu, name, value)
     monkeypatch.setattr(cpu, "keep_freed_memory", lambda: None)
@@ -182,7 +183,8 @@ def test_the_figures_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(row["work"], row["dtype"], row["nested"]) for row in figures["rows"]] == cpu.CASES
     ms = [m for group in cpu.products((64, 256)) for m in group.ms]
     assert [row["m"] for row in figures["matmul"]] == ms
-    assert len(said) == 1 + len(cpu.CASES) + len(ms)
+    assert tuple(row["m"] for row in figures["layers"]) == cpu_layers.MS
+    assert len(said) == 1 + len(cpu.CASES) + len(ms) + len(cpu_layers.MS)
     for row in figures["rows"]:
         theirs, ours = row["peers"]["bitsandbytes"], row["kept"]["ms"]
         assert theirs["ratio"]["both_kept"] == pytest.approx(theirs["kept"]["ms"] / ours, rel=0.1)

@@ -505,9 +505,9 @@ extern "C" {
                up to twice the entries) and summed before the scale is applied: a sum
                that exceeds binary32 is infinite, even if the scale would bring it back,
                as 1e-3 does with 2e38 + 2e38.
-   fp32        on a GPU, an x that is 2^-40 of the largest of 256 neighbours may lose
-               bits, and so may an entry beside the codebook's largest; what is infinite
-               with an infinite x or entry may be NaN.
+   fp32        on a GPU, an x is kept to 2^-23 of itself or 2^-40 of the largest of 256
+               neighbours, whichever is more, and an entry likewise beside the largest of
+               the codebook; what is infinite with an infinite x or entry may be NaN.
    subnormals  bf16 by AVX512-BF16 instructions flushes numbers, products and sums
                below 2^-126 to 0.
 

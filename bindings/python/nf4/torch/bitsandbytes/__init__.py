@@ -16,7 +16,8 @@ Served, on the CPU and on GPUs that libnf4 has kernels for:
                         the way to gemm_4bit in eager mode, with the host overhead of an NF4Linear
     nn.modules.has_avx512bf16
                         answers no, so that a Linear4bit in eval mode on the CPU keeps its bytes.
-                        bitsandbytes would repack them, and round the scales to bf16
+                        bitsandbytes would repack them, and round the scales to bf16. One that
+                        was repacked before stays with bitsandbytes
 Scales in fp16 or bf16 are cast to float32.
 
 Left alone:

@@ -1,0 +1,34 @@
+"""The bench's Linear4bit on the CPU: both forms are compared before they are timed."""
+
+from __future__ import annotations
+
+import bench_path  # noqa: F401  (the path)
+import pytest
+
+pytestmark = pytest.mark.interop
+pytest.importorskip("torch")
+pytest.importorskip("bitsandbytes")
+
+from nf4bench import cpu_layers  # noqa: E402
+from nf4bench.errors import WrongResult  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    for name, value in {"MS": (1, 9), "TURNS": 1, "PAUSE": 0, "ROTATED_BYTES": 0}.items():
+        monkeypatch.setattr(cpu_layers, name, value)
+
+
+def test_rows():
+    lines = []
+    rows = cpu_layers.run([(64, 128)], 2, lines.append)
+    assert [(row["threads"], row["m"]) for row in rows] == [(1, 1), (1, 9), (2, 1), (2, 9)]
+    assert all(row["ratio"] > 0 and row["error"] <= cpu_layers.MOST_ERROR for row in rows)
+    assert len(lines) == 4 and lines[0].startswith("Linear4bit, 64×128, 1 threads, 1 M, ")
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch):
+    monkeypatch.setattr(cpu_layers, "MOST_ERROR", -1)
+    monkeypatch.setattr(cpu_layers, "turn", None)
+    with pytest.raises(WrongResult, match="M = 1: the forms differ"):
+        cpu_layers.run([(64, 128)], 1)
