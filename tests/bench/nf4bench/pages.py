@@ -114,7 +114,7 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         f"One {bench['device']}, {bench['date']}, bf16, NF4 with double quantization, GPTQ in "
         "groups of 128, CUDA graphs. The roofline is the fastest kernel that moves the same bytes "
         "and does nothing else; dense is torch.nn.Linear (cuBLAS) in bf16. The last columns are "
-        "the peers' time over ours.",
+        "the peers' time over ours, of quantize in eager calls.",
         README.markdown(found),
         " ".join(last),
     ])  # fmt: skip

@@ -83,10 +83,20 @@ def small_llama() -> Any:
 
 
 @pytest.mark.interop
-@pytest.mark.parametrize("page", ["README.md", "docs/pytorch.md"])
-def test_layers(page):
+def test_layers_of_readme(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    small_llama().save_pretrained("model")
+    made = run("README.md", slice(0, 1), linear=torch.nn.Linear(64, 24))
+    changed = made["model"].model.layers[0].mlp.up_proj
+    assert all(type(each) is made["nf4"].torch.NF4Linear for each in (changed, made["layer"]))
+    assert (tmp_path / "model-nf4" / "model.safetensors").exists()
+
+
+@pytest.mark.interop
+def test_layers():
     torch, bnb = (pytest.importorskip(name) for name in ("torch", "bitsandbytes"))
     model = torch.nn.Sequential(bnb.nn.Linear4bit(64, 24, quant_type="nf4").to("cpu"))
     names = {"model": model, "linear": torch.nn.Linear(64, 24), "dense_model": small_llama()}
-    made = run(page, slice(0, 1), **names)
+    made = run("docs/pytorch.md", slice(0, 1), **names)
     assert all(type(each) is made["nf4"].torch.NF4Linear for each in (model[0], made["layer"]))

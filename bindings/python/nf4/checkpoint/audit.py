@@ -14,7 +14,7 @@ from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.int4_audit import int4_config_problems, int4_value_problems
-from nf4.checkpoint.kinds import integer_settings, survey
+from nf4.checkpoint.kinds import config_path, integer_settings, survey
 from nf4.checkpoint.model_files import config_problems
 from nf4.checkpoint.rules import (
     choose_rules,
@@ -134,7 +134,7 @@ def audit_report(path: str) -> Report:
             found = survey(checkpoint)
             findings = [_fault(error) for error in [*faults, *found.faults]]
             if not findings:
-                config = f"{checkpoint.directory}/config.json"
+                config = config_path(checkpoint)
                 with _faults_in(findings):
                     for severity, problem in _config_problems(checkpoint, found):
                         findings.append(Finding(severity, config, None, problem))
@@ -180,7 +180,7 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
             problem = f"transformers does not load it: {reason}"
             findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
     if rules.model is not None:
-        config = f"{checkpoint.directory}/config.json"
+        config = config_path(checkpoint)
         for module in replaced_dense(rules.model, found, settings.get("llm_int8_skip_modules")):
             problem = f"llm_int8_skip_modules lacks {module}, whose weight is dense"
             findings.append(Finding("fault", config, None, problem))

@@ -13,7 +13,9 @@ from nf4.checkpoint.weights import Survey
 
 
 def config_path(checkpoint: Checkpoint) -> str:
-    return os.path.join(checkpoint.directory or "", CONFIG_NAME)
+    """Of a single file, which has none, the file's."""
+    directory = checkpoint.directory
+    return checkpoint.path if directory is None else os.path.join(directory, CONFIG_NAME)
 
 
 def integer_settings(checkpoint: Checkpoint) -> Settings | None:

@@ -162,7 +162,7 @@ def _rename(first: str, second: str, flags: int) -> int:
 
 
 def _exists(path: str) -> OutputRefused:
-    return OutputRefused(f"{path}: exists already (--force replaces it)")
+    return OutputRefused(f"{path}: exists already (--force, or replace=True, replaces it)")
 
 
 def _move_to_free(temporary: str, path: str, warnings: list[str]) -> None:
@@ -320,7 +320,9 @@ class DirectoryTarget:
             raise OutputRefused(f"{path}: is not a directory, and the output is one")
         names = os.listdir(path)
         if names and not replace:
-            raise OutputRefused(f"{path}: exists already and is not empty (--force replaces it)")
+            raise OutputRefused(
+                f"{path}: exists already and is not empty (--force, or replace=True, replaces it)"
+            )
         kept = "so it is not replaced; remove it first"
         if ".git" in names:
             raise OutputRefused(f"{path}: holds a .git, {kept}")

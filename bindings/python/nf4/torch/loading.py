@@ -62,7 +62,10 @@ def _integer_weights(checkpoint: Checkpoint) -> dict[str, Int4Weight]:
     others = [name for name, each in found.weights.items() if not isinstance(each, Int4Weight)]
     if others or not found.weights:
         has = f"{others[0]} is not of integers" if others else "it has no quantized weights"
-        reason = f"{has}; load is for GPTQ, AWQ and compressed-tensors"
+        reason = (
+            f"{has}; load is for GPTQ, AWQ and compressed-tensors, transformers' "
+            "from_pretrained for bitsandbytes"
+        )
         raise FormatError(config_path(checkpoint), reason)
     for weight in found.weights.values():
         weight.g_idx(checkpoint)
