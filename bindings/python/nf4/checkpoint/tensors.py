@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -88,6 +89,8 @@ def save(
     is_file = os.fspath(path).endswith(".safetensors")
     if is_file and config is not None:
         raise InvalidArgument("config is given; a file has none: expected a directory as path")
+    if config is not None:
+        _require_json(config)
     if is_file:
         target: FileTarget | DirectoryTarget = FileTarget.check(path, replace=replace)
     else:
@@ -198,11 +201,7 @@ def _int4_item(name: str, weight: nf4.Int4Tensor) -> _Item:
 def _host(name: str, value: Any) -> np.ndarray:
     """A contiguous array of the same dtype."""
     if _torch.is_tensor(value):
-        value, dtype = value.detach().cpu().contiguous(), str(value.dtype).removeprefix("torch.")
-        if dtype in _VIEWED:
-            integers = value.view(getattr(_torch_module(), f"int{8 * value.itemsize}"))
-            return integers.numpy().view(getattr(ml_dtypes, _VIEWED[dtype]))
-        return value.resolve_neg().resolve_conj().numpy()
+        return _of_torch(name, value)
     if not isinstance(value, np.ndarray):
         try:
             value = np.from_dlpack(value)
@@ -213,10 +212,35 @@ def _host(name: str, value: Any) -> np.ndarray:
     return np.ascontiguousarray(value).reshape(value.shape)
 
 
+def _of_torch(name: str, tensor: Any) -> np.ndarray:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_meta:
+        raise InvalidArgument(f"{name} is on meta; expected a tensor with memory")
+    tensor = tensor.detach().cpu()  # a failure of the GPU is not the argument's
+    try:
+        tensor = tensor.resolve_conj().resolve_neg().contiguous()
+        if dtype not in _VIEWED:
+            return tensor.numpy()
+        integers = tensor.view(getattr(_torch_module(), f"int{8 * tensor.itemsize}"))
+        return integers.numpy().view(getattr(ml_dtypes, _VIEWED[dtype]))
+    except (RuntimeError, TypeError) as error:
+        why = str(error).splitlines()[0]
+        raise InvalidArgument(f"{name}, of {dtype}, cannot become an array: {why}") from None
+
+
 def _torch_module() -> Any:
     import torch  # whose tensor was given
 
     return torch
+
+
+def _require_json(config: Mapping[str, object]) -> None:
+    if not isinstance(config, Mapping):
+        raise InvalidArgument(f"config is {kind_of(config)}; expected a dict")
+    try:
+        json.dumps(dict(config))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"config cannot be written as JSON: {error}") from None
 
 
 def _config(items: list[_Item], config: Mapping[str, Any]) -> dict[str, Any]:
