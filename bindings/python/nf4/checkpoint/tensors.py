@@ -31,7 +31,7 @@ from nf4.checkpoint.rules import Rules, model_types
 from nf4.checkpoint.source import CONFIG_NAME, SINGLE_NAME, Checkpoint
 from nf4.checkpoint.transaction import DirectoryTarget, FileTarget
 from nf4.checkpoint.writer import SafetensorsWriter
-from nf4.errors import InvalidArgument, kind_of
+from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.typing import ArrayLike
 
 _FILE_DTYPES = {dtype: name for name, dtype in NUMPY.items()}
@@ -85,7 +85,7 @@ def save(
     file without config.json;
     nf4.checkpoint.OutputRefused where something is in the way, and OSError.
     """
-    items = [_item(name, value) for name, value in tensors.items()]
+    items = _items(tensors)
     is_file = os.fspath(path).endswith(".safetensors")
     if is_file and config is not None:
         raise InvalidArgument("config is given; a file has none: expected a directory as path")
@@ -150,6 +150,25 @@ class _Item:
             return self.plan.parts(self.value)
         parts = ("packed", "scales", "zeros", "g_idx")
         return self.plan.tensors({part: getattr(self.value, part) for part in parts})
+
+
+def _items(tensors: Mapping[str, Any]) -> list[_Item]:
+    for name in tensors:
+        if not isinstance(name, str):
+            raise InvalidArgument(f"tensors has the key {shown(name)}; expected names, as str")
+    items = [_item(name, value) for name, value in tensors.items()]
+    owners: dict[str, str] = {}
+    for each in items:
+        for stored in (spec.name for spec in each.specs()):
+            if stored == "__metadata__":
+                raise InvalidArgument(f"tensors has {stored!r}, which safetensors keeps for itself")
+            if stored in owners:
+                raise InvalidArgument(
+                    f"{owners[stored]} and {each.name} would both be stored as {stored!r}; "
+                    f"expected names that no other weight's parts have"
+                )
+            owners[stored] = each.name
+    return items
 
 
 def _item(name: str, value: Any) -> _Item:
