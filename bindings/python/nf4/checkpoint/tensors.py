@@ -82,7 +82,7 @@ def save(
 
     Raises InvalidArgument for a tensor that no checkpoint holds, such as a weight that `reorder`
     made or one with a codebook of its own, or that would be read otherwise, such as GPTQ v2 in a
-    file without config.json;
+    file without config.json, for names that clash, and for a config that is not JSON;
     nf4.checkpoint.OutputRefused where something is in the way, and OSError.
     """
     items = _items(tensors)
