@@ -161,7 +161,7 @@ UNREADABLE = {
     "a, of quint8, cannot": lambda torch: torch.quantize_per_tensor(
         torch.zeros(2), 1.0, 0, torch.quint8
     ),
-    "a, of float32, cannot": lambda torch: torch.zeros(2).to_sparse(),
+    "a is of layout torch.sparse_coo": lambda torch: torch.zeros(2).to_sparse(),
     "a is on meta": lambda torch: torch.zeros(2, device="meta"),
 }
 
@@ -218,6 +218,7 @@ REFUSED = {
     },
     "a would not be read: it has absmax": lambda: {"a.absmax": np.zeros(3), "a": np.zeros(3)},
     "tensors has the key 1; expected names": lambda: {1: np.zeros(2)},
+    "half of a surrogate pair": lambda: {"a\ud800": np.zeros(2)},
     "tensors has '__metadata__', which": lambda: {"__metadata__": np.zeros(2)},
     "a and a.absmax would both be stored as 'a.absmax'": lambda: {
         "a": nf4.quantize(np.ones(64, np.float32)), "a.absmax": np.zeros(2),

@@ -156,6 +156,8 @@ def _items(tensors: Mapping[str, Any]) -> list[_Item]:
     for name in tensors:
         if not isinstance(name, str):
             raise InvalidArgument(f"tensors has the key {shown(name)}; expected names, as str")
+        if any("\ud800" <= each <= "\udfff" for each in name):
+            raise InvalidArgument(f"tensors has {name!a}, half of a surrogate pair; expected UTF-8")
     items = [_item(name, value) for name, value in tensors.items()]
     owners: dict[str, str] = {}
     for each in items:
@@ -235,6 +237,8 @@ def _of_torch(name: str, tensor: Any) -> np.ndarray:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_meta:
         raise InvalidArgument(f"{name} is on meta; expected a tensor with memory")
+    if tensor.layout is not _torch_module().strided:
+        raise InvalidArgument(f"{name} is of layout {tensor.layout}; expected torch.strided")
     tensor = tensor.detach().cpu()  # a failure of the GPU is not the argument's
     try:
         tensor = tensor.resolve_conj().resolve_neg().contiguous()
