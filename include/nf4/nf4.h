@@ -63,9 +63,12 @@
  *   Every function may be called from any number of threads at once, on outputs
  *   that do not overlap. nf4_*_cpu use up to 192 KiB of the calling thread's stack. The
  *   threads that they start have stacks of the default size, or 256 KiB if that is more,
- *   and block all signals; where the system refuses one, the others do its work. As many
- *   as there are processors are kept: without work they spin for a millisecond, yielding
- *   to others, then sleep. A child of fork() starts its own. A thread that is cancelled (pthread_cancel) acts on it after such a call.
+ *   the nice value and scheduling policy of the thread whose call started them, and block
+ *   all signals but those of faults (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP); where the
+ *   system refuses one, the others do its work. One fewer than there are processors, but
+ *   one at least, are kept: without work they spin for a millisecond, yielding to others,
+ *   then sleep. Those beyond end with their call. A child of fork() starts its own. A thread
+ *   that is cancelled (pthread_cancel) acts on it after such a call.
  *
  * ALIGNMENT
  *   packed of an nf4_tensor and uint8 absmax: none. Everything else: that of its element type.

@@ -7,7 +7,7 @@
 // others meanwhile; then it sleeps. docs/design/cpu.md has the figures. The system places threads,
 // but for two cases in which one of them would hold up the call:
 // - It may be woken on its waker's processor, and wait there until that one sleeps. So threads are
-//   kept off the caller's processor.
+//   kept off the caller's processor when they are woken.
 // - It may wait behind a thread of the caller's that spins, as OpenMP's do for milliseconds after
 //   their work. One that has not begun is not waited for; one that has a chunk and no processor
 //   gets the caller's.
@@ -33,7 +33,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The stack of a thread, of which kernels use up to 190 KiB. `ulimit -s` or the program may have
+// The stack of a thread, of which kernels use up to 160 KiB. `ulimit -s` or the program may have
 // made the default smaller.
 constexpr size_t kStackBytes = size_t{256} << 10;
 constexpr std::chrono::microseconds kSpin{1000};
@@ -49,6 +49,18 @@ void pause() {
 #endif
 }
 
+// Those that the caller may run on, and those but the one that it runs on, if there are others.
+struct Processors {
+  cpu_set_t callers;
+  cpu_set_t others;
+
+  Processors() {
+    if (sched_getaffinity(0, sizeof callers, &callers) != 0) CPU_ZERO(&callers);
+    others = callers;
+    if (CPU_COUNT(&others) > 1) CPU_CLR(sched_getcpu(), &others);
+  }
+};
+
 // A thread and what it is to do.
 class Slot {
  public:
@@ -60,34 +72,48 @@ class Slot {
     size_t bytes = 0;
     pthread_attr_getstacksize(&attributes, &bytes);
     if (bytes < kStackBytes) pthread_attr_setstacksize(&attributes, kStackBytes);
-    // No signal of the process is handled on it.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    // No signal of the process is handled on it. Those of its own faults are: blocked, they would
+    // end the process whatever its handlers.
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
     started_ = pthread_create(&thread_, &attributes, run, this) == 0;
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&attributes);
     CPU_ZERO(&processors_);
+    CPU_ZERO(&callers_);
     return started_;
+  }
+
+  // Keeps the thread off the caller's processor if it is to be woken. One that spins has a
+  // processor and is left there, or a caller that migrates would move all of them before it works.
+  void keep_off(const Processors &processors) {
+    const bool asleep = state_.load(std::memory_order_relaxed) == kAsleep;
+    if (!asleep && CPU_EQUAL(&processors.callers, &callers_)) return;
+    move(processors.others);
+    callers_ = processors.callers;
   }
 
   // A hint: where the system refuses it, the thread only comes later.
   void move(const cpu_set_t &processors) {
+    CPU_ZERO(&callers_);
     if (CPU_EQUAL(&processors, &processors_)) return;
     processors_ = processors;
     pthread_setaffinity_np(thread_, sizeof processors, &processors);
   }
 
-  void give(Workers::Work work, void *context, int number) {
+  void submit(Workers::Work work, void *context, int number) {
     work_ = work;
     context_ = context;
     number_ = number;
-    if (state_.exchange(kGiven) == kAsleep) wake();
+    if (state_.exchange(kSubmitted) == kAsleep) wake();
   }
 
-  bool take_back() {
-    State given = kGiven;
-    return state_.compare_exchange_strong(given, kIdle);
+  // False: it has begun.
+  bool cancel() {
+    State submitted = kSubmitted;
+    return state_.compare_exchange_strong(submitted, kIdle);
   }
 
   bool working() const { return state_.load(std::memory_order_acquire) == kWorking; }
@@ -98,14 +124,14 @@ class Slot {
     while (state_.load(std::memory_order_acquire) == kAwaited) sleep(kAwaited);
   }
 
-  void end() {
-    if (state_.exchange(kEnding) == kAsleep) wake();
+  void join() {
+    if (state_.exchange(kStopping) == kAsleep) wake();
     pthread_join(thread_, nullptr);
     new (this) Slot();
   }
 
  private:
-  enum State : uint32_t { kIdle, kAsleep, kGiven, kWorking, kAwaited, kEnding };
+  enum State : uint32_t { kIdle, kAsleep, kSubmitted, kWorking, kAwaited, kStopping };
 
   static void *run(void *opaque) {
     Slot &slot = *static_cast<Slot *>(opaque);
@@ -121,8 +147,8 @@ class Slot {
     auto spins_until = Clock::now() + kSpin;
     for (;;) {
       State state = state_.load(std::memory_order_acquire);
-      if (state == kEnding) return false;
-      if (state == kGiven && state_.compare_exchange_strong(state, kWorking)) return true;
+      if (state == kStopping) return false;
+      if (state == kSubmitted && state_.compare_exchange_strong(state, kWorking)) return true;
       if (state != kIdle && state != kAsleep) continue;
       if (Clock::now() < spins_until) {
         for (int i = 0; i < kPausesOfYield && state_.load(std::memory_order_relaxed) == state; ++i)
@@ -145,7 +171,8 @@ class Slot {
   Workers::Work work_ = nullptr;
   void *context_ = nullptr;
   pthread_t thread_{};
-  cpu_set_t processors_{};
+  cpu_set_t processors_{};  // those of the thread
+  cpu_set_t callers_{};  // those of the caller that kept it off its own; none if it was moved since
 };
 
 class Pool {
@@ -169,7 +196,7 @@ class Pool {
   }
 
   // Threads that are more than the machine has processors for end.
-  void give_back(const int16_t *slots, int count) {
+  void release(const int16_t *slots, int count) {
     static const int kept =
         std::clamp(static_cast<int>(std::thread::hardware_concurrency()) - 1, 1, kMaxThreads - 1);
     for (int i = count - 1; i >= 0; --i) {
@@ -180,7 +207,7 @@ class Pool {
           continue;
         }
       }
-      slots_[slots[i]].end();
+      slots_[slots[i]].join();
       const std::lock_guard<std::mutex> lock(mutex_);
       used_[slots[i]] = false;
     }
@@ -204,22 +231,14 @@ static_assert(std::is_trivially_destructible_v<Pool>);
 
 void Pool::begin_anew() { new (&pool) Pool(); }
 
-// Those of the caller but its own, if there are others.
-cpu_set_t other_processors() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_ZERO(&set);
-  if (CPU_COUNT(&set) > 1) CPU_CLR(sched_getcpu(), &set);
-  return set;
-}
-
 }  // namespace
 
 Workers::Workers(int count, Work work, void *context) : count_(pool.take(count, slots_)) {
-  const cpu_set_t processors = other_processors();
+  const Processors processors;
   for (int i = 0; i < count_; ++i) {
     Slot &slot = pool[slots_[i]];
-    slot.move(processors);
-    slot.give(work, context, i + 1);
+    slot.keep_off(processors);
+    slot.submit(work, context, i + 1);
   }
 }
 
@@ -227,7 +246,7 @@ Workers::~Workers() {
   const auto patience_ends = Clock::now() + kPatience;
   for (int i = 0; i < count_; ++i) {
     Slot &slot = pool[slots_[i]];
-    if (slot.take_back()) continue;
+    if (slot.cancel()) continue;
     while (slot.working() && Clock::now() < patience_ends) pause();
     if (!slot.working()) continue;
     cpu_set_t here;
@@ -236,7 +255,7 @@ Workers::~Workers() {
     slot.move(here);
     slot.wait();
   }
-  pool.give_back(slots_, count_);
+  pool.release(slots_, count_);
 }
 
 }  // namespace nf4::cpu

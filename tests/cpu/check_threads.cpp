@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -69,30 +70,6 @@ bool same_parts(const HostWeight &host, const PlacedWeight &a, const PlacedWeigh
 QuantizeCase large_case(Rng &rng, int blocksize, bool nested) {
   const CaseClass kind{kDtypes[rng.below(3)], blocksize, nested};
   return random_quantize_case(rng, kind, CodebookKind::kNf4, 2500000 + rng.between(1, 5000));
-}
-
-// How much of a stack a function takes, in bytes.
-template <class Function>
-size_t stack_of(Function function) {
-  constexpr size_t kBytes = size_t{1} << 20;
-  constexpr uint8_t kPoison = 0xa5;
-  const size_t page = sysconf(_SC_PAGESIZE);
-  std::vector<uint8_t> memory(kBytes + page, kPoison);
-  uint8_t *const stack = &memory[page - reinterpret_cast<uintptr_t>(memory.data()) % page];
-  pthread_attr_t attributes;
-  REQUIRE(pthread_attr_init(&attributes) == 0);
-  REQUIRE(pthread_attr_setstack(&attributes, stack, kBytes) == 0);
-  pthread_t thread;
-  const auto call = [](void *opaque) -> void * {
-    (*static_cast<Function *>(opaque))();
-    return nullptr;
-  };
-  REQUIRE(pthread_create(&thread, &attributes, call, &function) == 0);
-  REQUIRE(pthread_join(thread, nullptr) == 0);
-  pthread_attr_destroy(&attributes);
-  const uint8_t *const lowest =
-      std::find_if(stack, stack + kBytes, [](uint8_t byte) { return byte != kPoison; });
-  return stack + kBytes - lowest;
 }
 
 struct Coverage {
@@ -275,6 +252,20 @@ TEST_CASE("threads are kept for the next call", "[threads]") {
   CHECK(other_thread() == first);
 }
 
+TEST_CASE("threads leave all signals to the program's own but those of their faults", "[threads]") {
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  std::atomic<int> here{0};
+  cpu::parallel_for(2, 1, 2, [&](int64_t, int64_t) {
+    if (gettid() != getpid()) pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+    for (++here; here < 2;) std::this_thread::yield();
+  });
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD, SIGPROF})
+    CHECK(sigismember(&blocked, signal) == 1);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP})
+    CHECK(sigismember(&blocked, fault) == 0);
+}
+
 TEST_CASE("a child of fork() has threads of its own, also one of a thread", "[threads]") {
   REQUIRE(threads_meet(3));
   CHECK(in_child([] { return threads_meet(3) && cover(1000, 1, 7).wrong_visits == 0; }));
@@ -368,36 +359,6 @@ TEST_CASE("64 threads may call at once", "[threads]") {
   }
   for (std::thread &caller : callers) caller.join();
   for (const std::string &fault : faults) CHECK(fault == "");
-}
-
-TEST_CASE("a call takes as much of its thread's stack as nf4.h says, and no more", "[threads]") {
-  constexpr size_t kMost = 192 << 10;
-  Rng rng(14);
-  const QuantizeCase dense =
-      random_quantize_case(rng, {NF4_DTYPE_FP32, 64, true}, CodebookKind::kSorted, 2500001);
-  const MatmulCase one = random_matmul_case(rng, {NF4_DTYPE_BF16, 32, true}, CodebookKind::kSorted,
-                                            {60, 4160, 1}, XKind::kOrdinary);
-  for (const cpu::Variant &variant : cpu::variants()) {
-    if (!variant.supported()) continue;
-    const ForcedVariant forced(variant);
-    const PlacedWeight weight(rng, one.weight);
-    const std::vector<const nf4_tensor *> weights(NF4_MATMUL_BATCH_MAX, &weight.tensor());
-    CHECK(stack_of([&] { quantize(dense, 3); }) <= kMost);
-    for (const nf4_dtype dtype : kDtypes)
-      for (const int64_t m : {1, 20}) {
-        std::vector<float> x(m * 4160), y(NF4_MATMUL_BATCH_MAX * m * 60);
-        std::vector<nf4_matmul_args> args;
-        for (size_t i = 0; i < weights.size(); ++i)
-          args.push_back(
-              {sizeof(nf4_matmul_args), dtype, 0, m, x.data(), 4160, nullptr, &y[i * m * 60], 60});
-        nf4_status status = -1;
-        const size_t bytes = stack_of(
-            [&] { status = nf4_matmul_batch_cpu(weights.data(), args.data(), args.size(), 3); });
-        INFO("variant " << variant.name << ", dtype " << dtype << ", m " << m);
-        CHECK(status == NF4_STATUS_OK);
-        CHECK(bytes <= kMost);
-      }
-  }
 }
 
 TEST_CASE("threads have the stack that they need, whatever the default is", "[threads]") {

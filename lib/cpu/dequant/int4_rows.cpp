@@ -23,14 +23,22 @@ bool has_rows_of_codes(const Int4Weight &weight) {
 
 }  // namespace
 
-int64_t Int4Rows::max_columns(const Int4Weight &weight, int64_t rows) {
-  if (has_rows_of_codes(weight)) return kMaxColumns;
-  const int64_t row_bytes = kCodeBytes / (ceil_divide(rows, 16) * 16);
+int64_t Int4Rows::max_columns(int64_t rows) const {
+  if (has_rows_of_codes(weight_)) return kMaxColumns;
+  const int64_t row_bytes = code_bytes_ / (ceil_divide(rows, 16) * 16);
   return std::min(kMaxColumns, (row_bytes - kPad) * 2 / kWordsCols * kWordsCols);
 }
 
-Int4Rows::Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype)
-    : kernels_(kernels), weight_(weight), dtype_(dtype), element_bytes_(element_bytes(dtype)) {}
+Int4Rows::Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype,
+                   int64_t code_bytes, uint8_t *codes, float *scales, float *zeros)
+    : kernels_(kernels),
+      weight_(weight),
+      dtype_(dtype),
+      element_bytes_(element_bytes(dtype)),
+      code_bytes_(code_bytes),
+      buffer_(codes),
+      scales_(scales),
+      zeros_(zeros) {}
 
 // Whether a step is of one group.
 bool Int4Rows::in_vectors() const {

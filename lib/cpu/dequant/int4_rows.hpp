@@ -11,9 +11,7 @@ class Int4Rows {
  public:
   // Rows in one load(), from a multiple of 8 on; and stored columns, from a multiple of kKernelStep
   // on, for so many rows.
-  static int64_t max_columns(const Int4Weight &weight, int64_t rows);
-
-  Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype);
+  int64_t max_columns(int64_t rows) const;
 
   // Makes the codes of these rows and columns accessible.
   void load(RowRange n, int64_t k, int64_t columns);
@@ -23,10 +21,17 @@ class Int4Rows {
   // to a whole kKernelStep.
   void operator()(int64_t n, int64_t k, int64_t count, char *out);
 
+ protected:
+  static constexpr int64_t max_groups(int64_t code_bytes) {
+    return code_bytes * 2 / kKernelStep + 16;
+  }
+
+  // For so many bytes of codes, and scales and zeros of their groups.
+  Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype,
+           int64_t code_bytes, uint8_t *codes, float *scales, float *zeros);
+
  private:
-  static constexpr int64_t kCodeBytes = 57344;
   static constexpr int64_t kMaxColumns = 4096;
-  static constexpr int64_t kMaxGroups = kCodeBytes * 2 / kKernelStep + 16;
 
   // Words of some rows and columns: rows of `bytes`.
   struct Words {
@@ -59,9 +64,23 @@ class Int4Rows {
   // Of the rows' groups from group_ on; of compressed-tensors, of one row.
   int64_t group_ = 0;
   int64_t groups_ = 0;
-  float scales_[kMaxGroups];
-  float zeros_[kMaxGroups];
-  alignas(64) uint8_t buffer_[kCodeBytes];
+  const int64_t code_bytes_;
+  uint8_t *const buffer_;
+  float *const scales_;
+  float *const zeros_;
+};
+
+// With its buffers.
+template <int64_t kCodeBytes>
+class Int4RowsOf : public Int4Rows {
+ public:
+  Int4RowsOf(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype)
+      : Int4Rows(kernels, weight, dtype, kCodeBytes, codes_, scales_, zeros_) {}
+
+ private:
+  float scales_[max_groups(kCodeBytes)];
+  float zeros_[max_groups(kCodeBytes)];
+  alignas(64) uint8_t codes_[kCodeBytes];
 };
 
 }  // namespace nf4::cpu

@@ -12,34 +12,34 @@ class ColumnOrder {
  public:
   // Of columns at once, and of places: a group begins a word, so that some places have no column.
   static constexpr int64_t kMaxColumns = 4096;
-  static constexpr int64_t kMaxPlaces = 5120;
+  static constexpr int64_t kMaxPlaces = 4608;
   static constexpr int64_t kMaxGroupPlaces = 128;
 
-  // Columns of a group, from a place on: all that are taken, or as many as may be together.
+  // Columns of a group, from a place on: all that have places, or as many as may be together.
   struct Group {
-    int64_t group;
-    int32_t first;
-    int32_t places;  // whole words
+    int16_t first;
+    int16_t places;  // whole words
   };
 
-  // Takes columns from k on: as many as there are, `columns` at most and as have room.
-  void take(const Int4Weight &weight, int64_t k, int64_t columns, int64_t places);
+  // Assigns places to the columns from k on: to as many as there are, `columns` at most and as
+  // have room. sorted: for kMaxColumns, which nothing needs afterwards.
+  void assign(const Int4Weight &weight, int64_t k, int64_t columns, int64_t places,
+              int16_t *sorted);
 
   int64_t columns() const { return columns_; }
   int64_t places() const { return places_; }
   const Group *begin() const { return list_; }
   const Group *end() const { return list_ + groups_; }
-  // The column of each place, from the first one taken on; negative where there is none.
+  // The column of each place, from the first one on; negative where there is none.
   const int16_t *column() const { return column_; }
 
  private:
-  void sort(const Int4Weight &weight, int64_t k);
-  bool place(const Int4Weight &weight, int64_t k, int64_t places);
+  void sort(const Int4Weight &weight, int64_t k, int16_t *sorted);
+  bool try_assign(const Int4Weight &weight, int64_t k, int64_t places, const int16_t *sorted);
 
   int64_t columns_ = 0;
   int64_t places_ = 0;
   int groups_ = 0;
-  int16_t sorted_[kMaxColumns];
   int16_t column_[kMaxPlaces];
   Group list_[kMaxPlaces / 8];
 };

@@ -16,7 +16,7 @@ constexpr int64_t kMaxDirectGptq = 16, kMaxDirectAwq = 8;
 constexpr int64_t kColumns = 128;
 constexpr int64_t kMaxGroups = kColumns / kInt4PerWord;
 
-class ColumnsMultiplier : ColumnsBase<kMaxM, 24576> {
+class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
  public:
   ColumnsMultiplier(const DequantKernels &dequant, const MatmulKernels &kernels,
                     const Int4MatmulProblem &problem)
@@ -131,13 +131,12 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 24576> {
 
   // From the order of nibbles to that of rows.
   void sort_sums(int64_t rows) {
-    float by_nibble[kMaxBlockN];
     const int64_t stride = block_n_ / kInt4PerWord;
     for (int64_t m = 0; m < m_.end - m_.begin; ++m) {
       float *const sums = sums_ + m * block_n_;
-      std::copy_n(sums, block_n_, by_nibble);
+      std::copy_n(sums, block_n_, by_nibble_);
       for (int64_t i = 0; i < rows; ++i)
-        sums[i] = by_nibble[awq_nibble(static_cast<int>(i % 8)) * stride + i / 8];
+        sums[i] = by_nibble_[awq_nibble(static_cast<int>(i % 8)) * stride + i / 8];
     }
   }
 
@@ -149,7 +148,11 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 24576> {
   int64_t prepared_k_ = -1;
   int64_t prepared_m_ = -1;
   float x_sums_[kMaxM * kMaxGroups];
-  float scales_[kMaxGroups * kVectorRows];
+  // What blocks need, and what sorting does without them.
+  union {
+    float scales_[kMaxGroups * kVectorRows];
+    float by_nibble_[kMaxBlockN];
+  };
   float zeros_[kMaxGroups * kVectorRows];
   alignas(64) uint32_t block_[kMaxGroups * kVectorRows];
   alignas(64) char gathered_[kGathered * sizeof(float)];

@@ -68,8 +68,8 @@ struct ColumnsArgs {
   int m;                // kMaxDotM at most, but of a block
   const float *x_sums;  // of the columns of a group, [m][x_sums_stride]; NULL: zeros are 8
   int64_t x_sums_stride;
-  float *
-      sums;  // [m][sums_stride], of AWQ [m][8][nibble_stride]: up to a multiple of 16 rows or words
+  // [m][sums_stride], of AWQ [m][8][nibble_stride]: up to a multiple of 16 rows or words.
+  float *sums;
   int64_t sums_stride;
   int64_t nibble_stride;
 };

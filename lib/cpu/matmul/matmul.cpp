@@ -1,4 +1,4 @@
-// Chooses between the two ways to multiply, and holds what they share.
+// Chooses between the ways to multiply, and holds what they share.
 #include "cpu/matmul/matmul.hpp"
 
 #include <algorithm>

@@ -58,6 +58,7 @@ class IntegerRows {
   static constexpr int64_t kPanelM = 64;
   static constexpr int64_t kPanelBytes = 32768;
   static constexpr int64_t kMaxColumns = 2048;
+  static constexpr int64_t kCodeBytes = 32768;
 
   IntegerRows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype,
               int64_t panel_n)
@@ -68,9 +69,7 @@ class IntegerRows {
     if (weight_.layout == NF4_INT4_AWQ) return kBlockN;
     return weight_.layout == NF4_INT4_GPTQ ? kMaxPanelN : panel_n_;
   }
-  int64_t max_columns() const {
-    return std::min(kMaxColumns, Int4Rows::max_columns(weight_, block_n()));
-  }
+  int64_t max_columns() const { return std::min(kMaxColumns, rows_.max_columns(block_n())); }
   // The next rows are those of `all` after n.
   void load(RowRange n, RowRange all, int64_t k, int64_t elements) {
     rows_.load(n, k, elements);
@@ -84,7 +83,7 @@ class IntegerRows {
  private:
   const Int4Weight &weight_;
   const int64_t panel_n_;
-  Int4Rows rows_;
+  Int4RowsOf<kCodeBytes> rows_;
 };
 
 template <class Rows, class Problem>

@@ -1,4 +1,4 @@
-// The two ways to multiply, and what they share.
+// The ways to multiply (dot, lanes, columns, sorted columns, panel), and what they share.
 #pragma once
 
 #include "core/formats.hpp"
@@ -28,7 +28,7 @@ void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
 void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                     const Int4MatmulProblem &problem, RowRange n);
 
-// For any of whole words of columns in a group, or of g_idx.
+// For those whose groups g_idx scatters, or whose rows of codes are in groups of no whole steps.
 void matmul_sorted_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                            const Int4MatmulProblem &problem, RowRange n);
 

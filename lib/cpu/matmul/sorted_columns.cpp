@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMaxM = 16;
 
-class SortedColumnsMultiplier : ColumnsBase<kMaxM, 8192> {
+class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
  public:
   SortedColumnsMultiplier(const DequantKernels &dequant, const MatmulKernels &kernels,
                           const Int4MatmulProblem &problem)
@@ -46,7 +46,7 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 8192> {
         const RowRange rows{i, std::min(n.end, i + rows_)};
         prefetch_groups(i);
         load(rows, k);
-        expect(rows.end < n.end ? rows.end : n.begin, k);
+        set_next(rows.end < n.end ? rows.end : n.begin, k);
         for (const ColumnOrder::Group &group : order_) add_group(group, rows, n.begin);
       }
     }
@@ -57,7 +57,7 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 8192> {
     if (prepared_k_ == k && prepared_m_ == m_.begin) return;
     prepared_k_ = k;
     prepared_m_ = m_.begin;
-    order_.take(weight_, k, columns_, x_stride_);
+    order_.assign(weight_, k, columns_, x_stride_, sorted_);
     for (int64_t i = 0; i < m_.end - m_.begin; ++i) {
       for (int64_t at = 0; at < order_.places(); at += kGathered) {
         const int64_t count = std::min(kGathered, order_.places() - at);
@@ -98,8 +98,9 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 8192> {
           {words, int4_words(w.cols), int4_words(columns), rows * kInt4PerWord, to, rows_ * 4});
   }
 
-  // The words that are loaded next, from row n on: those of a place are about a row's.
-  void expect(int64_t n, int64_t k) {
+  // Sets what add_group() prefetches: the words that are loaded next, from row n on. Those of a
+  // place are about a row's.
+  void set_next(int64_t n, int64_t k) {
     const auto &w = weight_;
     next_ = {block_, 0, 0};
     if (w.layout == NF4_INT4_GPTQ)
@@ -107,21 +108,26 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 8192> {
                kernels_.sum_lanes};
   }
 
+  int64_t group_of_weight(const ColumnOrder::Group &group) const {
+    return int4_group(weight_, prepared_k_ + order_.column()[group.first]);
+  }
+
   void prefetch_groups(int64_t n) const {
     const auto &w = weight_;
     if (w.layout == NF4_INT4_COMPRESSED_TENSORS) return;
     for (const ColumnOrder::Group &group : order_) {
-      const int64_t scale = int4_scale(w.layout, w.rows, w.groups, n, group.group);
+      const int64_t of_weight = group_of_weight(group);
+      const int64_t scale = int4_scale(w.layout, w.rows, w.groups, n, of_weight);
       for (int64_t i = 0; i < rows_; i += 32)
         __builtin_prefetch(static_cast<const uint16_t *>(w.scales) + scale + i, 0, 2);
       if (w.zeros != nullptr)
-        __builtin_prefetch(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, group.group).word, 0,
+        __builtin_prefetch(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, of_weight).word, 0,
                            2);
     }
   }
 
   void add_group(const ColumnOrder::Group &group, RowRange n, int64_t first_row) {
-    read_group(n, group.group);
+    read_group(n, group_of_weight(group));
     words_.cols = group.places;
     words_.columns = order_.column() + group.first;
     (awq_ ? dequant_.awq_words : dequant_.gptq_words)(words_);
@@ -162,10 +168,14 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 8192> {
   float x_sums_[kMaxXSums];
   float scales_[kVectorRows + 16];
   float zeros_[kVectorRows + 16];
-  alignas(64) char gathered_[kGathered * sizeof(float)];
   alignas(64) uint32_t block_[kBlockWords];
   ColumnOrder order_;
-  alignas(64) uint32_t rows_of_words_[kCodes / kInt4PerWord];
+  // One after the other.
+  union {
+    int16_t sorted_[ColumnOrder::kMaxColumns];
+    alignas(64) char gathered_[kGathered * sizeof(float)];
+    alignas(64) uint32_t rows_of_words_[kCodes / kInt4PerWord];
+  };
 };
 
 }  // namespace

@@ -1,0 +1,150 @@
+// How much of its thread's stack a call takes.
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "support/cases.hpp"
+#include "support/catch.hpp"
+#include "support/force.hpp"
+#include "support/matmul_cases.hpp"
+#include "support/placed.hpp"
+#include "support/variants.hpp"
+
+using namespace nf4;
+using namespace nf4::test;
+
+namespace {
+
+// As nf4.h says.
+constexpr size_t kMost = 192 << 10;
+// With more than one, the calling thread keeps what it shares with the others.
+constexpr int kThreads = 3;
+
+// How much of a stack a function takes, in bytes.
+template <class Function>
+size_t stack_of(Function function) {
+  constexpr size_t kBytes = size_t{1} << 20;
+  constexpr uint8_t kPoison = 0xa5;
+  const size_t page = sysconf(_SC_PAGESIZE);
+  std::vector<uint8_t> memory(kBytes + page, kPoison);
+  uint8_t *const stack = &memory[page - reinterpret_cast<uintptr_t>(memory.data()) % page];
+  pthread_attr_t attributes;
+  REQUIRE(pthread_attr_init(&attributes) == 0);
+  REQUIRE(pthread_attr_setstack(&attributes, stack, kBytes) == 0);
+  pthread_t thread;
+  const auto call = [](void *opaque) -> void * {
+    (*static_cast<Function *>(opaque))();
+    return nullptr;
+  };
+  REQUIRE(pthread_create(&thread, &attributes, call, &function) == 0);
+  REQUIRE(pthread_join(thread, nullptr) == 0);
+  pthread_attr_destroy(&attributes);
+  const uint8_t *const lowest =
+      std::find_if(stack, stack + kBytes, [](uint8_t byte) { return byte != kPoison; });
+  return stack + kBytes - lowest;
+}
+
+template <class Call>
+void check_stack(Call call) {
+  nf4_status status = -1;
+  const size_t bytes = stack_of([&] { status = call(); });
+  CHECK(status == NF4_STATUS_OK);
+  CHECK(bytes <= kMost);
+}
+
+// x and y, of so many products of one weight.
+struct Products {
+  std::vector<float> x, y;
+  std::vector<nf4_matmul_args> args;
+
+  Products(size_t count, nf4_dtype dtype, int64_t rows, int64_t cols, int64_t m)
+      : x(m * cols), y(count * m * rows) {
+    for (size_t i = 0; i < count; ++i)
+      args.push_back(
+          {sizeof(nf4_matmul_args), dtype, 0, m, x.data(), cols, nullptr, &y[i * m * rows], rows});
+  }
+};
+
+void check_int4_products(const nf4_int4_tensor &weight) {
+  const std::vector<const nf4_int4_tensor *> weights(2, &weight);
+  for (const nf4_dtype dtype : kDtypes)
+    for (const int64_t m : {1, 4, 20, 64}) {
+      INFO("dtype " << dtype << ", m " << m);
+      const Products products(weights.size(), dtype, weight.rows, weight.cols, m);
+      check_stack([&] { return nf4_int4_matmul_cpu(&weight, products.args.data(), kThreads); });
+      check_stack([&] {
+        return nf4_int4_matmul_batch_cpu(weights.data(), products.args.data(), weights.size(),
+                                         kThreads);
+      });
+    }
+}
+
+void check_reorder(HostInt4Weight host) {
+  HostInt4Weight sorted = sorted_shape(host);
+  const nf4_int4_tensor from = host.in_place();
+  nf4_int4_tensor to = sorted.in_place();
+  to.scales = from.scales;
+  to.zeros = from.zeros;
+  check_stack([&] { return nf4_int4_reorder_cpu(&from, &to, kThreads); });
+}
+
+}  // namespace
+
+TEST_CASE("a call takes as much of its thread's stack as nf4.h says, and no more", "[threads]") {
+  Rng rng(14);
+  const QuantizeCase dense =
+      random_quantize_case(rng, {NF4_DTYPE_FP32, 64, true}, CodebookKind::kSorted, 2500001);
+  const MatmulCase one = random_matmul_case(rng, {NF4_DTYPE_BF16, 32, true}, CodebookKind::kSorted,
+                                            {60, 4160, 1}, XKind::kOrdinary);
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name);
+    const ForcedVariant forced(*variant);
+    const PlacedWeight weight(rng, one.weight), quantized(rng, dense.weight);
+    const std::vector<const nf4_tensor *> weights(NF4_MATMUL_BATCH_MAX, &weight.tensor());
+    std::vector<uint8_t> workspace(dense.workspace_bytes);
+    check_stack([&] {
+      return nf4_quantize_cpu(dense.in.data(), dense.dtype, &quantized.tensor(), workspace.data(),
+                              workspace.size(), kThreads);
+    });
+    for (const nf4_dtype dtype : kDtypes)
+      for (const int64_t m : {1, 20}) {
+        INFO("dtype " << dtype << ", m " << m);
+        const Products products(weights.size(), dtype, 60, 4160, m);
+        check_stack([&] {
+          return nf4_matmul_batch_cpu(weights.data(), products.args.data(), weights.size(),
+                                      kThreads);
+        });
+      }
+  }
+}
+
+TEST_CASE("so do those of integer weights", "[threads]") {
+  uint64_t stream = 0x1e000000;
+  for (const ColumnOrder order :
+       {ColumnOrder::kPlain, ColumnOrder::kGIdx, ColumnOrder::kPermutation})
+    for (const nf4_int4_layout layout : kInt4Layouts)
+      for (const int32_t group_size : {8, 128}) {
+        Rng rng(++stream);
+        const Int4Shape shape{136, 1152, group_size};
+        const Int4Class kind{layout, NF4_DTYPE_FP16, true, 0, order};
+        HostInt4Weight host = random_int4_weight(rng, kind, shape, true);
+        const nf4_int4_tensor weight = host.in_place();
+        std::vector<float> dense(host.elements());
+        INFO(describe(host, stream));
+        for (const cpu::Variant *variant : supported_variants()) {
+          INFO("variant " << variant->name);
+          const ForcedVariant forced(*variant);
+          check_int4_products(weight);
+          for (const nf4_dtype dtype : kDtypes) {
+            check_stack(
+                [&] { return nf4_int4_dequant_cpu(&weight, dense.data(), dtype, kThreads); });
+            if (order == ColumnOrder::kPlain)
+              check_stack(
+                  [&] { return nf4_int4_quantize_cpu(dense.data(), dtype, &weight, 0, kThreads); });
+          }
+          if (order == ColumnOrder::kGIdx) check_reorder(host);
+        }
+      }
+}
