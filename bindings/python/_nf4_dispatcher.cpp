@@ -1,7 +1,6 @@
 // The dispatcher's entry of nf4.torch's operators: kernels of torch.ops.nf4._linear,
-// ._linear_batch2,
-// ._linear_batch3 and ._dense_like, and those with _int4, which are what a compiled graph has. No
-// Python runs. An exception is Python's ValueError.
+// ._linear_batch2, ._linear_batch3 and ._dense_like, and those with _int4, which are what a
+// compiled graph has. No Python runs. An exception is Python's ValueError.
 #include <algorithm>
 #include <array>
 #include <stdexcept>

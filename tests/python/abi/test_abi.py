@@ -5,6 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import nf4
 import pytest
 from conftest import ROOT, compile_c
 from nf4 import _abi
@@ -134,3 +135,15 @@ def test_structs(layout):
             descriptor = getattr(struct, field)
             bound[f"{name}.{field}"] = (descriptor.offset, descriptor.size)
     assert bound == layout
+
+
+def test_the_rows_of_fp32_are_those_of_the_sources():
+    """What GPUs multiply in fp32 stands in the library, in the extension and in Python."""
+    limit = re.search(r"kFp32RowsOfX = (\d+);", (ROOT / "lib" / "problem.hpp").read_text())
+    assert limit and nf4.QuantizedTensor.fp32_rows == int(limit[1])
+    checks = (ROOT / "bindings" / "python" / "_nf4_checks.hpp").read_text()
+    kinds = dict(re.findall(r"using Descriptor = (\w+);[^}]*?kFp32Rows = (-?\d+);", checks))
+    assert kinds == {
+        "nf4_tensor": str(nf4.QuantizedTensor.fp32_rows),
+        "nf4_int4_tensor": str(nf4.Int4Tensor.fp32_rows),
+    }

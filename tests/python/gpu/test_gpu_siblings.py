@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded"), NEEDS_GPU]
 torch = pytest.importorskip("torch")
 
 import nf4.torch  # noqa: E402
-from nf4.torch import Int4Linear, _operators  # noqa: E402
+from nf4.torch import Int4Linear, _operators_batch  # noqa: E402
 from torch_gpu_cases import COLS, DTYPES, layer_of, x_of  # noqa: E402
 
 
@@ -44,8 +44,8 @@ def both(*arguments):
 def batches(monkeypatch):
     """How many calls there were for all siblings together."""
     counted = []
-    batch = _operators.linear_batch
-    monkeypatch.setattr(_operators, "linear_batch", lambda *a: counted.append(1) or batch(*a))
+    batch = _operators_batch.linear_batch
+    monkeypatch.setattr(_operators_batch, "linear_batch", lambda *a: counted.append(1) or batch(*a))
     return counted
 
 

@@ -168,6 +168,66 @@ def test_the_device_is_where_all_of_it_goes():
     assert {each.device.type for each in (*model.parameters(), *model.buffers())} == {"cpu"}
 
 
+def fail_at(monkeypatch, name, call):
+    """Makes functional.`name` run out of memory in this call of it, once."""
+    real, calls = getattr(functional, name), []
+
+    def failing(*arguments, **options):
+        calls.append(1)
+        if len(calls) == call:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(functional, name, failing)
+
+
+@pytest.mark.parametrize("case", ["nf4", "Conv1D", "gptq", "tied, biases"])
+def test_a_call_that_failed_can_be_repeated(monkeypatch, tmp_path, case):
+    make, options = CASES[case]
+    model = make()
+    model.save_pretrained(tmp_path / "dense")
+    quantize_checkpoint(tmp_path / "dense", tmp_path / "expected", QuantizeOptions(**options))
+    integers = options.get("format") == "int4"
+    fail_at(monkeypatch, "quantize_int4" if integers else "quantize", 4)
+    with pytest.raises(torch.OutOfMemoryError):
+        quantize_model(model, **options)
+    assert sum(isinstance(each, (NF4Linear, Int4Linear)) for each in model.modules()) == 3
+    other = {**options, "skip": ("lm_head",)}
+    with pytest.raises(nf4.InvalidArgument, match=r"model is quantized in part: .*: skip=\(\)"):
+        quantize_model(model, **other)
+    assert not hasattr(model.config, "quantization_config")
+    names = quantize_model(model, device="cpu", **options)
+    model.save_pretrained(tmp_path / "found")
+    found, expected = (load_file(tmp_path / n / "model.safetensors") for n in ("found", "expected"))
+    assert names and found.keys() == expected.keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    configs = ((tmp_path / n / "config.json").read_bytes() for n in ("found", "expected"))
+    assert json.loads(next(configs)) == json.loads(next(configs))
+    with pytest.raises(nf4.InvalidArgument, match="quantized already"):
+        quantize_model(model, **options)
+
+
+def test_a_call_that_failed_before_the_first_layer_binds_nothing(monkeypatch):
+    model = llama()
+    fail_at(monkeypatch, "quantize", 1)
+    with pytest.raises(torch.OutOfMemoryError):
+        quantize_model(model)
+    assert quantize_model(model, blocksize=128)
+
+
+def test_a_model_that_cannot_be_moved_is_complete_without(monkeypatch):
+    model = llama()
+
+    def refuse(*_):
+        raise RuntimeError("dispatched")
+
+    monkeypatch.setattr(model, "to", refuse)
+    with pytest.raises(RuntimeError, match="dispatched"):
+        quantize_model(model, device="cpu")
+    assert not hasattr(model.config, "quantization_config")
+    assert len(quantize_model(model)) == 14 and model.config.quantization_config
+
+
 def with_nan(model):
     model.model.layers[1].mlp.down_proj.weight.data[3, 5] = float("nan")
     return model
@@ -175,6 +235,11 @@ def with_nan(model):
 
 def with_own_forward(model):
     model.model.layers[1].mlp.down_proj.forward = lambda x: x
+    return model
+
+
+def with_offloaded_head(model):
+    model.lm_head.to("meta")
     return model
 
 
@@ -189,6 +254,10 @@ REFUSED = {
     "down_proj: the weight has NaN": (lambda: with_nan(llama()), {}),
     "down_proj: the layer has a forward of its own": (lambda: with_own_forward(llama()), {}),
     "down_proj: the weight is on meta": (lambda: on_meta(llama()), {}),
+    "device is given, and lm_head.weight is on meta": (
+        lambda: with_offloaded_head(llama()),
+        {"device": "cpu"},
+    ),
     "names no tensor: 'absent'": (llama, {"skip": ["absent"]}),
     "skip is 'lm_head'": (llama, {"skip": "lm_head"}),
     "no layer that may": (llama, {"skip": ["model"]}),

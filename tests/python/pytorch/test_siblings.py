@@ -15,7 +15,7 @@ torch_cases.require("torch")
 
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
-from nf4.torch import Int4Linear, NF4Linear, _operators  # noqa: E402
+from nf4.torch import Int4Linear, NF4Linear, _operators_batch  # noqa: E402
 from nf4.torch._weight import WeightParts  # noqa: E402
 from nf4.torch.modules import siblings  # noqa: E402
 
@@ -60,13 +60,13 @@ def captured(monkeypatch):
 def batches(monkeypatch):
     """How many products each call for all siblings had."""
     counted = []
-    batch = _operators.linear_batch
+    batch = _operators_batch.linear_batch
 
     def counting(x, biases, weights):
         counted.append(len(weights))
         return batch(x, biases, weights)
 
-    monkeypatch.setattr(_operators, "linear_batch", counting)
+    monkeypatch.setattr(_operators_batch, "linear_batch", counting)
     return counted
 
 
@@ -370,7 +370,7 @@ def test_the_operators_keep_their_promises(count):
     plain = [None if bias is None else bias.detach() for bias in biases]
     torch.library.opcheck(below, (x.detach(), *plain, *numbers))
     expected = [layer(x) for layer in layers]
-    assert same(_operators.linear_batch(x, biases, parts), expected)
+    assert same(_operators_batch.linear_batch(x, biases, parts), expected)
     with pytest.raises(nf4.InvalidArgument, match="x is of shape"):
         public(x[:, 1:], *biases, *arguments)
 
@@ -385,6 +385,6 @@ def test_second_derivatives_of_the_operators():
         return torch.autograd.grad(first.pow(2).sum(), x)
 
     x = torch.randn(2, IN, requires_grad=True)
-    found = gradients_of_gradients(_operators.linear_batch(x, biases, parts), x)
+    found = gradients_of_gradients(_operators_batch.linear_batch(x, biases, parts), x)
     expected = gradients_of_gradients([layer(x) for layer in layers], x)
     assert torch_cases.error(found[0], expected[0]) < 1e-6

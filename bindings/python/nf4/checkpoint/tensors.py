@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ from nf4.checkpoint.rules import Rules, model_types
 from nf4.checkpoint.source import CONFIG_NAME, SINGLE_NAME, Checkpoint
 from nf4.checkpoint.transaction import DirectoryTarget, FileTarget
 from nf4.checkpoint.writer import SafetensorsWriter
-from nf4.errors import InvalidArgument, kind_of
+from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.typing import ArrayLike
 
 _FILE_DTYPES = {dtype: name for name, dtype in NUMPY.items()}
@@ -81,13 +82,15 @@ def save(
 
     Raises InvalidArgument for a tensor that no checkpoint holds, such as a weight that `reorder`
     made or one with a codebook of its own, or that would be read otherwise, such as GPTQ v2 in a
-    file without config.json;
+    file without config.json, for names that clash, and for a config that is not JSON;
     nf4.checkpoint.OutputRefused where something is in the way, and OSError.
     """
-    items = [_item(name, value) for name, value in tensors.items()]
+    items = _items(tensors)
     is_file = os.fspath(path).endswith(".safetensors")
     if is_file and config is not None:
         raise InvalidArgument("config is given; a file has none: expected a directory as path")
+    if config is not None:
+        _require_json(config)
     if is_file:
         target: FileTarget | DirectoryTarget = FileTarget.check(path, replace=replace)
     else:
@@ -149,6 +152,27 @@ class _Item:
         return self.plan.tensors({part: getattr(self.value, part) for part in parts})
 
 
+def _items(tensors: Mapping[str, Any]) -> list[_Item]:
+    for name in tensors:
+        if not isinstance(name, str):
+            raise InvalidArgument(f"tensors has the key {shown(name)}; expected names, as str")
+        if any("\ud800" <= each <= "\udfff" for each in name):
+            raise InvalidArgument(f"tensors has {name!a}, half of a surrogate pair; expected UTF-8")
+    items = [_item(name, value) for name, value in tensors.items()]
+    owners: dict[str, str] = {}
+    for each in items:
+        for stored in (spec.name for spec in each.specs()):
+            if stored == "__metadata__":
+                raise InvalidArgument(f"tensors has {stored!r}, which safetensors keeps for itself")
+            if stored in owners:
+                raise InvalidArgument(
+                    f"{owners[stored]} and {each.name} would both be stored as {stored!r}; "
+                    f"expected names that no other weight's parts have"
+                )
+            owners[stored] = each.name
+    return items
+
+
 def _item(name: str, value: Any) -> _Item:
     if not isinstance(value, nf4.Weight):
         return _Item(name, _host(name, value))
@@ -198,11 +222,7 @@ def _int4_item(name: str, weight: nf4.Int4Tensor) -> _Item:
 def _host(name: str, value: Any) -> np.ndarray:
     """A contiguous array of the same dtype."""
     if _torch.is_tensor(value):
-        value, dtype = value.detach().cpu().contiguous(), str(value.dtype).removeprefix("torch.")
-        if dtype in _VIEWED:
-            integers = value.view(getattr(_torch_module(), f"int{8 * value.itemsize}"))
-            return integers.numpy().view(getattr(ml_dtypes, _VIEWED[dtype]))
-        return value.resolve_neg().resolve_conj().numpy()
+        return _of_torch(name, value)
     if not isinstance(value, np.ndarray):
         try:
             value = np.from_dlpack(value)
@@ -213,10 +233,37 @@ def _host(name: str, value: Any) -> np.ndarray:
     return np.ascontiguousarray(value).reshape(value.shape)
 
 
+def _of_torch(name: str, tensor: Any) -> np.ndarray:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_meta:
+        raise InvalidArgument(f"{name} is on meta; expected a tensor with memory")
+    if tensor.layout is not _torch_module().strided:
+        raise InvalidArgument(f"{name} is of layout {tensor.layout}; expected torch.strided")
+    tensor = tensor.detach().cpu()  # a failure of the GPU is not the argument's
+    try:
+        tensor = tensor.resolve_conj().resolve_neg().contiguous()
+        if dtype not in _VIEWED:
+            return tensor.numpy()
+        integers = tensor.view(getattr(_torch_module(), f"int{8 * tensor.itemsize}"))
+        return integers.numpy().view(getattr(ml_dtypes, _VIEWED[dtype]))
+    except (RuntimeError, TypeError) as error:
+        why = str(error).splitlines()[0]
+        raise InvalidArgument(f"{name}, of {dtype}, cannot become an array: {why}") from None
+
+
 def _torch_module() -> Any:
     import torch  # whose tensor was given
 
     return torch
+
+
+def _require_json(config: Mapping[str, object]) -> None:
+    if not isinstance(config, Mapping):
+        raise InvalidArgument(f"config is {kind_of(config)}; expected a dict")
+    try:
+        json.dumps(dict(config))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"config cannot be written as JSON: {error}") from None
 
 
 def _config(items: list[_Item], config: Mapping[str, Any]) -> dict[str, Any]:

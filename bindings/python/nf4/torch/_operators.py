@@ -8,7 +8,8 @@ in their place: linear, linear_grad and dequantize.
 
 What the fast way does not do, the general one does. The weight is frozen: no gradient goes to it.
 The gradient of x is an operator of its own, so that a compiler's graph of the backward pass holds
-the four bits, and nowhere a dense weight that the forward pass left.
+the four bits, and nowhere a dense weight that the forward pass left. The operators of several
+weights that share x are in _operators_batch.py.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from torch.autograd import forward_ad
 from nf4.errors import InvalidArgument
 from nf4.torch import _fast, _kernels, _private, _schemas
 from nf4.torch._checks import DTYPES, require_float
-from nf4.torch._schemas import BATCHES, OPERATORS, Parts
+from nf4.torch._schemas import OPERATORS, Parts
 
 _DEVICES = ("CPU", "CUDA")
-_AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
@@ -49,14 +50,14 @@ def _with_memory(tensor: Tensor | None) -> Tensor | None:
     return tensor
 
 
-def _to_next_transform(op: Callable[..., Tensor], *arguments: Any) -> Tensor:
+def to_next_transform(op: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """Calls the operator again, for the next transform outwards: autograd has served one."""
     with _private.below_autograd():
         return op(*arguments)
 
 
 def _linear_below(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
-    return (_linear_idle if _private.is_idle() else _linear_seen)(x, bias, weight)
+    return (_linear_idle if _private.is_idle() else linear_seen)(x, bias, weight)
 
 
 def _linear_idle(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
@@ -66,13 +67,13 @@ def _linear_idle(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
         return y
     if _are_plain(x, bias, *weight.tensors):
         return _kernels.general_linear(_with_memory(x), _with_memory(bias), weight)
-    return _linear_seen(x, bias, weight)
+    return linear_seen(x, bias, weight)
 
 
-def _linear_seen(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
+def linear_seen(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """Through operators that compilers, modes, transforms and subclasses see."""
     if _private.has_transforms():
-        return _to_next_transform(OPERATORS[type(weight)].linear, x, bias, *weight.arguments())
+        return to_next_transform(OPERATORS[type(weight)].linear, x, bias, *weight.arguments())
     _schemas.require_operands(x, bias, weight)
     operators = OPERATORS[type(weight)]
     if _kernels.needs_dense(x, weight.fp32_rows):
@@ -81,23 +82,6 @@ def _linear_seen(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     bias = None if bias is None else bias.contiguous()
     # Asking whether C++ takes these strides would fix the sizes of a graph.
     return operators.graph_linear(x.contiguous(), bias, *weight.numbers())
-
-
-def _linear_batch_below(
-    x: Tensor, biases: Sequence[Tensor | None], weights: Sequence[Parts]
-) -> tuple[Tensor, ...]:
-    """Of weights that share x: through an operator that compilers see."""
-    operators = BATCHES[type(weights[0])][len(weights)]
-    if _private.has_transforms():
-        arguments = (each for weight in weights for each in weight.arguments())
-        return _to_next_transform(operators.linear, x, *biases, *arguments)
-    for bias, weight in zip(biases, weights, strict=True):
-        _schemas.require_operands(x, bias, weight)
-    if _kernels.needs_dense(x, weights[0].fp32_rows):
-        return tuple(map(_linear_seen, [x] * len(weights), biases, weights))
-    biases = [None if bias is None else bias.contiguous() for bias in biases]
-    numbers = (each for weight in weights for each in weight.numbers())
-    return operators.graph_linear(x.contiguous(), *biases, *numbers)
 
 
 def _linear_grad_below(grad_y: Tensor, weight: Parts) -> Tensor:
@@ -109,7 +93,7 @@ def _linear_grad_below(grad_y: Tensor, weight: Parts) -> Tensor:
             return _kernels.linear_grad(grad_y, weight)
     operators = OPERATORS[type(weight)]
     if _private.has_transforms():
-        return _to_next_transform(operators.linear_backward, grad_y, *weight.arguments())
+        return to_next_transform(operators.linear_backward, grad_y, *weight.arguments())
     require_float("grad_y", grad_y.dtype)
     return torch.matmul(grad_y, operators.graph_dense_like(grad_y, *weight.numbers()))
 
@@ -131,14 +115,14 @@ def _refuse_grad(
             )
 
 
-def _require_frozen(weight: Parts) -> None:
+def require_frozen(weight: Parts) -> None:
     if _private.in_forward_ad() or _private.any_requires_grad(*weight):
         _refuse_grad(weight.names, weight)
 
 
 def _keep(ctx: Any, weight: Parts) -> None:
     """For the backward pass."""
-    _require_frozen(weight)
+    require_frozen(weight)
     if ctx.needs_input_grad[0]:  # that of a bias needs no weight
         ctx.save_for_backward(*weight.tensors)
     ctx.kind, ctx.spec = type(weight), weight.spec
@@ -163,50 +147,13 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         of_x, of_bias, *_ = ctx.needs_input_grad
         grad_x = linear_grad(grad_y, ctx.kind(*ctx.saved_tensors, ctx.spec)) if of_x else None
-        return grad_x, _grad_of_bias(grad_y) if of_bias else None, None, None
+        return grad_x, grad_of_bias(grad_y) if of_bias else None, None, None
 
 
-def _grad_of_bias(grad_y: Tensor) -> Tensor:
+def grad_of_bias(grad_y: Tensor) -> Tensor:
     # Without dimensions to sum over, torch sums over all.
     leading = tuple(range(grad_y.dim() - 1))
     return grad_y.sum(dim=leading) if leading else grad_y
-
-
-class _LinearBatch(torch.autograd.Function):
-    """_Linear of each of several weights that share x."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weights: Sequence[Parts],
-        below: Callable[..., tuple[Tensor, ...]],
-        *biases: Tensor | None,
-    ) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        for weight in weights:
-            _require_frozen(weight)
-        ctx.kind, ctx.specs = type(weights[0]), [weight.spec for weight in weights]
-        if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(*(part for weight in weights for part in weight.tensors))
-        return below(x, biases, weights)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        of_x, _, _, *of_biases = ctx.needs_input_grad
-        parts, count = ctx.saved_tensors, len(ctx.kind.names)
-        grad_x = None
-        # In the order in which autograd adds the gradients of single layers.
-        for i in reversed(range(len(grads) if of_x else 0)):
-            if grads[i] is not None:
-                weight = ctx.kind(*parts[i * count : (i + 1) * count], ctx.specs[i])
-                grad = linear_grad(grads[i], weight)
-                grad_x = grad if grad_x is None else grad_x + grad
-        grad_biases = (
-            _grad_of_bias(grad) if of_bias and grad is not None else None
-            for of_bias, grad in zip(of_biases, grads, strict=True)
-        )
-        return grad_x, None, None, *grad_biases
 
 
 class _LinearGrad(torch.autograd.Function):
@@ -227,7 +174,6 @@ class _LinearGrad(torch.autograd.Function):
 
 
 _apply_linear = _private.apply_of(_Linear)
-_apply_linear_batch = _private.apply_of(_LinearBatch)
 _apply_linear_grad = _private.apply_of(_LinearGrad)
 
 
@@ -238,7 +184,7 @@ def _recording(recorded: bool, below: Callable[..., Tensor], *arguments: Any) ->
         return below(*arguments)
 
 
-def _around(below: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def around(below: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`below` for the transforms outside the current one, which record gradients as the caller's
     grad mode says."""
     if not _private.has_transforms():
@@ -246,13 +192,13 @@ def _around(below: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return functools.partial(_recording, torch.is_grad_enabled(), below)
 
 
-def _is_differentiated(*tensors: Any) -> bool:
+def is_differentiated(*tensors: Any) -> bool:
     """Forward mode takes the same way: torch's error says that it is not supported."""
     reverse = torch.is_grad_enabled() and _private.any_requires_grad(*tensors)
     return reverse or _private.in_forward_ad()
 
 
-def _resolved(kind: type[Parts], *weight: Any) -> Parts:
+def resolved(kind: type[Parts], *weight: Any) -> Parts:
     """Without negative bits, which the kernels do not see."""
     count = len(kind.names)
     tensors = (
@@ -263,30 +209,19 @@ def _resolved(kind: type[Parts], *weight: Any) -> Parts:
 
 
 def _autograd_linear(kind: type[Parts], x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
-    parts = _resolved(kind, *weight)
-    if not _is_differentiated(x, bias, *parts):
+    parts = resolved(kind, *weight)
+    if not is_differentiated(x, bias, *parts):
         return _linear_below(x, bias, parts)
     with _private.function_in_transform():
-        return _apply_linear(x, bias, parts, _around(_linear_below))
-
-
-def _autograd_linear_batch(
-    kind: type[Parts], count: int, x: Tensor, *arguments: Any
-) -> tuple[Tensor, ...]:
-    make = functools.partial(_resolved, kind)
-    biases, weights = _schemas.taken_apart(count, make, arguments)
-    if not _is_differentiated(x, *biases, *(part for weight in weights for part in weight)):
-        return _linear_batch_below(x, biases, weights)
-    with _private.function_in_transform():
-        return _apply_linear_batch(x, weights, _around(_linear_batch_below), *biases)
+        return _apply_linear(x, bias, parts, around(_linear_below))
 
 
 def _autograd_linear_backward(kind: type[Parts], grad_y: Tensor, *weight: Any) -> Tensor:
-    parts = _resolved(kind, *weight)
-    if not _is_differentiated(grad_y, *parts):
+    parts = resolved(kind, *weight)
+    if not is_differentiated(grad_y, *parts):
         return _linear_grad_below(grad_y, parts)
     with _private.function_in_transform():
-        return _apply_linear_grad(grad_y, parts, _around(_linear_grad_below))
+        return _apply_linear_grad(grad_y, parts, around(_linear_grad_below))
 
 
 def _not_differentiable(op: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
@@ -303,10 +238,10 @@ def _not_differentiable(op: Callable[..., Any], names: Sequence[str]) -> Callabl
 # ---- Autocast --------------------------------------------------------------------------
 
 
-def _cast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def cast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """x and bias in autocast's dtype where that is on; scales stay as they are."""
     device = x.device.type
-    if x.dtype not in DTYPES or device not in _AUTOCAST or not torch.is_autocast_enabled(device):
+    if x.dtype not in DTYPES or device not in AUTOCAST or not torch.is_autocast_enabled(device):
         return x, bias
     dtype = torch.get_autocast_dtype(device)
     return x.to(dtype), None if bias is None else bias.to(dtype)
@@ -315,24 +250,15 @@ def _cast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
 def _autocast_linear(
     op: Callable[..., Tensor], device: str, x: Tensor, bias: Tensor | None, *weight: Any
 ) -> Tensor:
-    x, bias = _cast(x, bias)
+    x, bias = cast(x, bias)
     with torch.autocast(device, enabled=False):
         return op(x, bias, *weight)
-
-
-def _autocast_linear_batch(
-    op: Callable[..., Any], count: int, device: str, x: Tensor, *arguments: Any
-) -> tuple[Tensor, ...]:
-    biases = [_cast(x, bias)[1] for bias in arguments[:count]]
-    x, _ = _cast(x, None)
-    with torch.autocast(device, enabled=False):
-        return op(x, *biases, *arguments[count:])
 
 
 # ---- Registrations ---------------------------------------------------------------------
 
 
-def _impl(op: Any, kernel: Callable[..., Any]) -> None:
+def impl(op: Any, kernel: Callable[..., Any]) -> None:
     for device in _DEVICES:
         _schemas.library.impl(op, _kernels.uncompiled(kernel), device)
 
@@ -340,34 +266,21 @@ def _impl(op: Any, kernel: Callable[..., Any]) -> None:
 def _implement(kind: type[Parts], ops: _schemas.Operators) -> None:
     """The operators of a kind of weight, but for those in C++."""
     of_arguments, of_numbers = kind.of_arguments, kind.of_numbers
-    _impl(ops.dequantize, lambda *a: _kernels.dequantize(of_arguments(*a[:-1]), a[-1]))
-    _impl(ops.linear, lambda x, bias, *w: _kernels.linear(x, bias, of_arguments(*w)))
-    _impl(ops.linear_backward, lambda dy, *w: _kernels.linear_grad(dy, of_arguments(*w)))
+    impl(ops.dequantize, lambda *a: _kernels.dequantize(of_arguments(*a[:-1]), a[-1]))
+    impl(ops.linear, lambda x, bias, *w: _kernels.linear(x, bias, of_arguments(*w)))
+    impl(ops.linear_backward, lambda dy, *w: _kernels.linear_grad(dy, of_arguments(*w)))
     if not _fast.registered:
-        _impl(ops.graph_linear, lambda x, b, *n: _kernels.general_linear(x, b, of_numbers(*n)))
-        _impl(
+        impl(ops.graph_linear, lambda x, b, *n: _kernels.general_linear(x, b, of_numbers(*n)))
+        impl(
             ops.graph_dense_like,
             lambda like, *n: _kernels.dequantize(of_numbers(*n), like.dtype),
         )
     library, backward = _schemas.library, _autograd_linear_backward
     library.impl(ops.linear, functools.partial(_autograd_linear, kind), "Autograd")
     library.impl(ops.linear_backward, functools.partial(backward, kind), "Autograd")
-    for device, key in _AUTOCAST.items():
+    for device, key in AUTOCAST.items():
         library.impl(ops.linear, functools.partial(_autocast_linear, ops.linear, device), key)
     _refuse_grads_of(ops.dequantize, kind.names)
-
-
-def _implement_batch(kind: type[Parts], count: int, ops: _schemas.BatchOperators) -> None:
-    """The same for several weights that share x."""
-    taken_apart, kernel = _schemas.taken_apart, _kernels.linear_batch
-    _impl(ops.linear, lambda x, *a: kernel(x, *taken_apart(count, kind.of_arguments, a)))
-    if not _fast.registered:
-        _impl(ops.graph_linear, lambda x, *a: kernel(x, *taken_apart(count, kind.of_numbers, a)))
-    autograd = functools.partial(_autograd_linear_batch, kind, count)
-    _schemas.library.impl(ops.linear, autograd, "Autograd")
-    for device, key in _AUTOCAST.items():
-        autocast = functools.partial(_autocast_linear_batch, ops.linear, count, device)
-        _schemas.library.impl(ops.linear, autocast, key)
 
 
 def _refuse_grads_of(op: Any, names: Sequence[str]) -> None:
@@ -376,14 +289,12 @@ def _refuse_grads_of(op: Any, names: Sequence[str]) -> None:
         _schemas.library.impl(op, kernel, "Autograd", with_keyset=True)
 
 
-_impl(_schemas.quantize, _kernels.quantize)
-_impl(_schemas.quantize_int4, _kernels.quantize_int4)
+impl(_schemas.quantize, _kernels.quantize)
+impl(_schemas.quantize_int4, _kernels.quantize_int4)
 _refuse_grads_of(_schemas.quantize, ("weight", "codebook"))
 _refuse_grads_of(_schemas.quantize_int4, ("weight",))
 for _kind, _ops in OPERATORS.items():
     _implement(_kind, _ops)
-    for _count, _batch in BATCHES[_kind].items():
-        _implement_batch(_kind, _count, _batch)
 
 
 # ---- What layers call ------------------------------------------------------------------
@@ -394,19 +305,11 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     do."""
     if not torch.compiler.is_dynamo_compiling() and type(x) is Tensor and _private.is_idle():
         if _private.any_autocast():
-            x, bias = _cast(x, bias)
+            x, bias = cast(x, bias)
         if torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight):
             return _apply_linear(x, bias, weight, _linear_idle)
         return _linear_idle(x, bias, weight)
     return OPERATORS[type(weight)].linear(x, bias, *weight.arguments())
-
-
-def linear_batch(
-    x: Tensor, biases: Sequence[Tensor | None], weights: Sequence[Parts]
-) -> tuple[Tensor, ...]:
-    """linear of two or three weights that share x: torch.ops.nf4.linear_batch2 or 3."""
-    arguments = [each for weight in weights for each in weight.arguments()]
-    return BATCHES[type(weights[0])][len(weights)].linear(x, *biases, *arguments)
 
 
 def linear_grad(grad_y: Tensor, weight: Parts) -> Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,14 +65,19 @@ def quantize_model(
                  take NaN as 0 and Inf as the largest of its block or group
 
     One layer at a time is dense beside its result. Hooks go along as in convert, and siblings are
-    joined as there. Returns the names
-    of the replaced layers.
+    joined as there. Returns the names of the replaced layers.
 
     Raises InvalidArgument for a model that is not of transformers, is quantized already, has a
     layer to be replaced on meta, with NaN or Inf or with a forward of its own, or no layer to
-    replace, and for a pattern that names nothing; then nothing was replaced.
+    replace, or anything on meta where device is given, and for a pattern that names nothing; then
+    nothing was replaced.
+
+    Any other failure, such as out of memory, leaves the layers before it replaced, and model.config
+    without a quantization_config: such a model is not to be saved. The same call again replaces
+    the rest; device and allow_nonfinite may be others then, and with other options InvalidArgument
+    is raised.
     """
-    _require_dense_model(model)
+    _require_model(model)
     dtype = None if compute_dtype is None else torch_dtype(compute_dtype, "compute_dtype")
     moved_to = torch_device(device)
     if format not in _FORMATS:
@@ -86,34 +94,83 @@ def quantize_model(
             group_size=group_size,
             symmetric=symmetric,
         )
-        from nf4.torch import _dense_model  # which imports transformers
-
-        modules, config = _dense_model.choose(model, options)
+        plan = _begun(model, options) or _plan(model, options)
     except OptionError as error:
         raise InvalidArgument(str(error)) from None
-    if not modules:
-        raise InvalidArgument("model has no layer that may become 4-bit")
+    if moved_to is not None:
+        _require_loaded(model)
+    left = [name for name in plan.modules if not is_in_4_bits(model.get_submodule(name))]
     quantized = _maker(options, dtype, moved_to)
-    for name in modules:
+    for name in left:
         made_of(name, model.get_submodule(name), _check_finite if not allow_nonfinite else _check)
-    for name in modules:
+    _unfinished[model] = plan
+    for name in left:
         _replace(model, name, quantized)
     _grouping.join(model)
-    model.config.quantization_config = config
     if moved_to is not None:
         model.to(moved_to)
-    return modules
+    model.config.quantization_config = plan.config
+    del _unfinished[model]
+    return plan.modules
 
 
-def _require_dense_model(model: nn.Module) -> None:
+class _Plan(NamedTuple):
+    """modules: the names of the layers that become 4-bit. config: the quantization_config."""
+
+    options: QuantizeOptions
+    modules: list[str]
+    config: dict[str, Any]
+
+
+# Of the models that a call is at, or failed in.
+_unfinished: weakref.WeakKeyDictionary[nn.Module, _Plan] = weakref.WeakKeyDictionary()
+
+
+def _plan(model: PreTrainedModel, options: QuantizeOptions) -> _Plan:
+    if any(map(is_in_4_bits, model.modules())):
+        raise InvalidArgument("model is quantized already; expected a dense one")
+    from nf4.torch import _dense_model  # which imports transformers
+
+    modules, config = _dense_model.choose(model, options)
+    if not modules:
+        raise InvalidArgument("model has no layer that may become 4-bit")
+    return _Plan(options, modules, config)
+
+
+def _begun(model: nn.Module, options: QuantizeOptions) -> _Plan | None:
+    """What a call had begun that failed after it replaced a layer."""
+    plan = _unfinished.get(model)
+    modules = [] if plan is None else plan.modules
+    done = [name for name in modules if is_in_4_bits(model.get_submodule(name))]
+    if plan is None or not done:
+        return None
+    if plan.options != options:
+        before, now = dataclasses.asdict(plan.options), dataclasses.asdict(options)
+        differing = (f"{key}={before[key]!r}" for key in now if before[key] != now[key])
+        raise InvalidArgument(
+            f"model is quantized in part: {done[0]} is in 4 bits since a call that failed; "
+            f"expected its options again: {', '.join(differing)}"
+        )
+    return plan
+
+
+def _require_loaded(model: nn.Module) -> None:
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_meta:
+            raise InvalidArgument(
+                f"device is given, and {name} is on meta, where accelerate leaves what it "
+                f"offloads; expected all of the model loaded"
+            )
+
+
+def _require_model(model: nn.Module) -> None:
     kind = getattr(sys.modules.get("transformers"), "PreTrainedModel", None)
     if kind is None or not isinstance(model, kind):
         raise InvalidArgument(
             f"model is {kind_of(model)}; expected a PreTrainedModel of transformers: "
             f"NF4Linear.from_linear quantizes a layer of any model"
         )
-    has_config = getattr(model.config, "quantization_config", None) is not None
-    if has_config or any(map(is_in_4_bits, model.modules())):
+    if getattr(model.config, "quantization_config", None) is not None:
         raise InvalidArgument("model is quantized already; expected a dense one")
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nf4._torch import device_of
-from nf4.torch import _operators
+from nf4.torch import _operators_batch
 
 if TYPE_CHECKING:
     from nf4.torch.modules.base import QuantizedLinear
@@ -106,7 +106,7 @@ class Siblings:
         if not _adds_in_dtype(x, dtype):
             return None
         biases = [layer.bias_in(dtype) for layer in layers]
-        first, *others = _operators.linear_batch(
+        first, *others = _operators_batch.linear_batch(
             x.to(dtype), biases, [layer.parts() for layer in layers]
         )
         self._ahead = (x, state, dict(enumerate(others, 1)))
