@@ -41,7 +41,7 @@ def weights(
 
 
 def _steps(models: Mapping[str, nn.Module], step: Callable[[nn.Module, int], Any]) -> Made:
-    nf4.torch.convert(models["libnf4"])  # whose layers know their siblings then
+    nf4.torch.convert(models["libnf4"], siblings="all")  # whose layers know their siblings then
     return {form: (each, partial(step, each)) for form, each in models.items()}
 
 

@@ -36,7 +36,7 @@ def both(*arguments):
     """A model whose layers are siblings, and one whose layers are not."""
     joined = Attention(*arguments)
     alone = copy.deepcopy(joined)
-    nf4.torch.convert(joined)
+    nf4.torch.convert(joined, siblings="all")
     return joined, alone
 
 
@@ -96,6 +96,18 @@ def test_a_product_is_not_taken_on_another_stream():
         graph, found = captured(forked, x)
         graph.replay()
         assert same(found, alone(x))
+    assert joined.q_proj._siblings[0]._ahead is None
+
+
+def test_a_product_is_not_taken_in_another_capture():
+    joined, alone = both("bf16")
+    x = x_of(1, COLS)
+    with torch.no_grad():
+        joined(x)
+        captured(joined.q_proj, x)
+        graph, found = captured(lambda x: (joined.k_proj(x), joined.v_proj(x)), x)
+        graph.replay()
+        assert same(found, alone(x)[1:])
     assert joined.q_proj._siblings[0]._ahead is None
 
 

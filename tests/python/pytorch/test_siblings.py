@@ -1,10 +1,13 @@
-"""Siblings: layers that share x are multiplied in one call, and no result changes by it."""
+"""Siblings: layers that share x are multiplied in one call, with the bits of single products."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
 import gc
 import pickle
+import weakref
 
 import nf4
 import pytest
@@ -15,9 +18,8 @@ torch_cases.require("torch")
 
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
-from nf4.torch import Int4Linear, NF4Linear, _operators_batch  # noqa: E402
+from nf4.torch import Int4Linear, NF4Linear, _capture, _operators_batch  # noqa: E402
 from nf4.torch._weight import WeightParts  # noqa: E402
-from nf4.torch.modules import siblings  # noqa: E402
 
 IN = 64
 SIZES = {"q_proj": (32, True), "k_proj": (16, False), "v_proj": (24, True)}
@@ -53,7 +55,7 @@ class Mlp(torch.nn.Module):
 @pytest.fixture
 def captured(monkeypatch):
     """As while a CUDA graph is captured."""
-    monkeypatch.setattr(siblings, "_is_captured", lambda x: True)
+    monkeypatch.setattr(_capture, "id_of", lambda x: 1)
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def both(make=Attention, *arguments):
     """A model whose layers are siblings, and one whose layers are not."""
     alone = make(*arguments)
     joined = copy.deepcopy(alone)
-    assert nf4.torch.convert(joined) == []
+    assert nf4.torch.convert(joined, siblings="all") == []
     return joined, alone
 
 
@@ -127,6 +129,62 @@ def test_those_of_several_inputs_are_no_siblings():
     assert all(layer._siblings is None for layer in joined.children())
 
 
+# ---- Whose forward is known ------------------------------------------------------------
+
+
+class Writing(Attention):
+    """Writes to x, and to a bias, before k is called."""
+
+    def forward(self, x):
+        x = x * 1
+        q = self.q_proj(x)
+        x.add_(1)
+        with torch.no_grad():
+            self.v_proj.bias.add_(1)
+        return q, self.k_proj(x), self.v_proj(x)
+
+
+def test_parents_of_unknown_classes_are_not_joined():
+    torch._dynamo.reset()
+    joined = Writing()
+    alone = copy.deepcopy(joined)
+    nf4.torch.convert(joined)
+    assert all(layer._siblings is None for layer in joined.children())
+    x = torch.randn(3, IN)
+    compiled = torch.compile(joined, backend="aot_eager")
+    with torch.no_grad():
+        assert same(compiled(x), alone(x))
+
+
+@pytest.mark.parametrize("kind", ["its own", "derived", "patched", "adapted", "hidden"])
+def test_parents_of_transformers_classes_are_joined(kind):
+    torch_cases.require("transformers")
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    made = type("Derived", (LlamaMLP,), {}) if kind == "derived" else LlamaMLP
+    mlp = made(LlamaConfig(hidden_size=IN, intermediate_size=96))
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        setattr(mlp, name, NF4Linear.from_linear(getattr(mlp, name)))
+    layers = mlp.gate_proj, mlp.up_proj
+    if kind == "patched":
+        mlp.forward = lambda x: x
+    if kind in ("adapted", "hidden"):
+        holder = type("Holder", (torch.nn.Module,), {})()
+        holder.base_layer = mlp.up_proj
+        type(holder).__module__ = "peft.tuners.lora.layer" if kind == "adapted" else "elsewhere"
+        mlp.up_proj = holder
+    known = kind in ("its own", "adapted")
+    for siblings, joined in ((True, known), ("all", True), (True, known), (False, False)):
+        nf4.torch.convert(mlp, siblings=siblings)
+        assert [layer._siblings is not None for layer in layers] == [joined] * 2
+
+
+def test_which_siblings_are_joined_is_checked():
+    with pytest.raises(nf4.InvalidArgument, match="siblings is 'both'; expected True"):
+        nf4.torch.convert(Attention(), siblings="both")
+
+
 # ---- Captured --------------------------------------------------------------------------
 
 
@@ -175,17 +233,59 @@ def test_a_gradient_for_one_of_them(captured):
     assert same(found, expected)
 
 
-@pytest.mark.parametrize("other", ["x", "version", "mode"])
+@pytest.mark.parametrize("other", ["x", "version", "no_grad", "inference", "autocast", "dtype"])
 def test_products_are_taken_for_the_same_x_alone(captured, batches, other):
     joined, alone = both()
     x = torch.randn(3, IN)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=other == "dtype"):
         joined.q_proj(x)
-    with torch.set_grad_enabled(other == "mode"):
+    with (
+        torch.set_grad_enabled(other == "no_grad"),
+        torch.inference_mode(other == "inference"),
+        torch.autocast("cpu", torch.float16, enabled=other in ("autocast", "dtype")),
+    ):
         x = x.clone() if other == "x" else x.add_(1) if other == "version" else x
-        assert torch.equal(joined.k_proj(x), alone.k_proj(x))
+        assert same(joined.k_proj(x), alone.k_proj(x))
         assert same(joined(x), alone(x))  # from here on each by itself
     assert batches == [3] and joined.q_proj._siblings[0]._ahead is None
+
+
+def test_a_later_capture_takes_nothing_of_an_earlier_one(monkeypatch, batches):
+    joined, _ = both()
+    x = torch.randn(3, IN)
+    for number in (1, 2):
+        monkeypatch.setattr(_capture, "id_of", lambda x, number=number: number)
+        (joined.q_proj if number == 1 else joined.k_proj)(x)
+        assert (joined.q_proj._siblings[0]._ahead is None) == (number == 2)
+    joined(x)
+    assert batches == [3]
+
+
+def test_an_eager_call_drops_what_nobody_took(monkeypatch, batches):
+    joined, alone = both()
+    x = torch.randn(3, IN)
+    with monkeypatch.context() as patch:
+        patch.setattr(_capture, "id_of", lambda x: 1)
+        joined.q_proj(x)
+    product = weakref.ref(joined.q_proj._siblings[0]._ahead[2][1])
+    assert torch.equal(joined.v_proj(x), alone.v_proj(x))
+    assert product() is None and batches == [3]
+
+
+def test_the_driver_tells_which_capture_it_is(monkeypatch):
+    """A stand-in for cuStreamGetCaptureInfo, by the streams that it knows."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 6)
+
+    @kind
+    def ask(stream, status, number, *rest):
+        ctypes.c_int.from_address(status).value = (stream or 0) % 3
+        ctypes.c_uint64.from_address(number).value = 2**40 + (stream or 0)
+        return 0 if stream != 4 else 900  # in a capture, with an error
+
+    monkeypatch.setattr(_capture, "_driver", lambda: ask)
+    assert [_capture.id_on(stream) for stream in (0, 1, 2, 4)] == [None, 2**40 + 1, None, None]
+    monkeypatch.setattr(_capture, "_driver", lambda: None)
+    assert _capture.id_on(1) is None and _capture.id_of(torch.ones(1)) is None
 
 
 def test_a_layer_called_twice_computes_twice(captured):
@@ -261,7 +361,7 @@ def test_adapters_hold_the_layers_that_they_adapt(captured, batches):
     alone = Attention()
     alone.q_proj = Adapter(alone.q_proj)
     joined = copy.deepcopy(alone)
-    nf4.torch.convert(joined)
+    nf4.torch.convert(joined, siblings="all")
     x = torch.randn(3, IN)
     assert same(joined(x), alone(x))
     assert batches == [3]
@@ -308,6 +408,62 @@ def test_compiled_ahead_of_time(make):
     with torch.autocast("cpu", torch.bfloat16):
         assert same(compiled(x), alone(x))
         assert same(grads_of(joined, x, compiled), grads_of(alone, x))
+
+
+class Switching(Attention):
+    """k, or all but q, in other modes or of another x."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def forward(self, x):
+        for_q = {
+            "no_grad": torch.no_grad(),
+            "inference": torch.inference_mode(),
+            "dtype": torch.autocast("cpu", torch.bfloat16),
+        }
+        with for_q.get(self.other, contextlib.nullcontext()):
+            q = self.q_proj(x)
+        with torch.autocast("cpu", torch.float16, enabled=self.other in ("autocast", "dtype")):
+            k = self.k_proj(x.clone() if self.other == "x" else x)
+        return q, k, self.v_proj(x)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("other", ["x", "no_grad", "inference", "autocast", "dtype"])
+def test_compiled_products_are_taken_for_the_same_x_alone(batches, backend, other):
+    torch._dynamo.reset()
+    joined, alone = both(Switching, other)
+    compiled = torch.compile(joined, backend=backend, fullgraph=True)
+    runs = (joined, compiled), (alone, alone)
+    for _ in range(2):
+        x = torch.randn(3, IN)
+        found, expected = compiled(x), alone(x)
+        assert same(found, expected)
+        assert found[0].requires_grad == expected[0].requires_grad
+        of_k = [grads_of(model, x, lambda x, run=run: run(x)[1])[:1] for model, run in runs]
+        assert same(*of_k)
+    assert batches == [3] and joined.q_proj._siblings[0]._ahead is None
+
+
+def test_products_left_over_in_a_trace_are_dropped(graphs):
+    _, backend = graphs
+
+    class Broken(Attention):
+        def forward(self, x):
+            return self.q_proj(x), *self.rest(x)
+
+        @torch.compiler.disable
+        def rest(self, x):
+            return self.k_proj(x), self.v_proj(x)
+
+    joined, alone = both(Broken)
+    compiled = torch.compile(joined, backend=backend)
+    for _ in range(2):
+        x = torch.randn(3, IN)
+        assert same(compiled(x), alone(x))
+        assert joined.q_proj._siblings[0]._ahead is None
 
 
 def test_layers_that_are_alike_are_compiled_once(graphs):

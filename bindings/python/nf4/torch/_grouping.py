@@ -1,4 +1,6 @@
-"""Which layers of a model are siblings (modules/siblings.py): by their names in one parent."""
+"""Which layers of a model are siblings (modules/siblings.py): by their names in one parent, whose
+forward must not write to x between their calls. Those of transformers do not; nobody knows others.
+"""
 
 from __future__ import annotations
 
@@ -42,22 +44,36 @@ def separate(model: nn.Module) -> None:
             layer._siblings = None
 
 
-def join(model: nn.Module) -> None:
-    """Makes groups of the siblings in a model, those that it had aside."""
+def join(model: nn.Module, *, unknown: bool = False) -> None:
+    """Makes groups of the siblings in a model, those that it had aside. unknown: also in parents
+    that are not of transformers."""
     separate(model)
     for parent in model.modules():
-        for layers in _siblings_in(parent):
+        for layers in _siblings_in(parent, unknown):
             group = Siblings(len(layers))
             for place, layer in enumerate(layers):
                 layer._siblings = (group, place)
                 group.join(place, layer)
 
 
-def _siblings_in(parent: nn.Module) -> Iterator[list[QuantizedLinear]]:
+def _is_known(parent: nn.Module) -> bool:
+    """Whether its class and its forward are of transformers, nothing derived or put there."""
+    sources = (type(parent).__module__, getattr(parent.forward, "__module__", None) or "")
+    return all(source.startswith("transformers.models.") for source in sources)
+
+
+def _siblings_in(parent: nn.Module, unknown: bool) -> Iterator[list[QuantizedLinear]]:
+    if not (unknown or _is_known(parent)):
+        return
     for names in _NAMES:
-        children = (getattr(parent, name, None) for name in names)
+        children = [getattr(parent, name, None) for name in names]
         # PEFT's adapters hold the layer that they adapt.
-        found = (getattr(child, "base_layer", child) for child in children)
+        found = (
+            getattr(child, "base_layer", child)
+            if unknown or type(child).__module__.startswith("peft.")
+            else child
+            for child in children
+        )
         layers = [each for each in found if isinstance(each, QuantizedLinear)]
         alike = {(type(each), each.in_features) for each in layers}
         distinct = len(set(layers)) == len(layers) > 1

@@ -6,11 +6,11 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from nf4.errors import InvalidArgument, kind_of
+from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _grouping, _int4_modules
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Linear
@@ -44,7 +44,7 @@ def _from_others(layer: nn.Module) -> Maker | None:
     return Int4Linear.from_module if _int4_modules.why_left_alone(layer) is None else None
 
 
-def convert(model: nn.Module, *, siblings: bool = True) -> list[str]:
+def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list[str]:
     """Replaces the 4-bit linear layers of other libraries in a model by layers of ours around the
     same memory:
 
@@ -63,8 +63,11 @@ def convert(model: nn.Module, *, siblings: bool = True) -> list[str]:
     siblings    layers of one parent whose names say that they get the same x, such as q_proj,
                 k_proj and v_proj, or gate_proj and up_proj, are multiplied in one call where
                 torch.compile traces the model and while a CUDA graph is captured. This goes for
-                all layers of ours in the model, also those that it had. False: each by itself.
-                No result changes by it
+                all layers of ours in the model, also those that it had. True: where the class of
+                the parent is of transformers.models, not derived from one, as x must not be
+                written to between the calls, nor a bias or weight: the results would be of what
+                was there before. Else they have the same bits. "all": in parents of every class,
+                which you know not to write so. False: each by itself
 
     PEFT's adapters beside a Linear4bit cannot be merged once it is replaced, not even after
     to_dense, since they look for its quant_state. To merge them, convert the model before PEFT
@@ -74,11 +77,16 @@ def convert(model: nn.Module, *, siblings: bool = True) -> list[str]:
     quantized yet, is repacked (by bitsandbytes' CPU kernels, or for Marlin, Machete, ExLlama and
     the like), is offloaded, or has a forward of its own; then nothing was replaced.
     """
+    if siblings not in (True, False, "all"):
+        raise InvalidArgument(f"siblings is {shown(siblings)}; expected True, False or 'all'")
     instead = "NF4Linear.from_bitsandbytes or Int4Linear.from_module"
     replaced = _replace(model, _from_others, instead)
     _warn_of_others(model)
     _remove_decompression(model)
-    (_grouping.join if siblings else _grouping.separate)(model)
+    if siblings:
+        _grouping.join(model, unknown=siblings == "all")
+    else:
+        _grouping.separate(model)
     return replaced
 
 

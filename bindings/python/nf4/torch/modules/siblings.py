@@ -1,10 +1,11 @@
 """Siblings: layers that get the same x, such as q, k and v of an attention, multiplied together:
-where torch.compile traces a model, and while a CUDA graph is captured. The results have the bits
-of single products. In eager calls each layer is by itself, as one call for all is no faster then:
-it is the host that takes the time.
+where torch.compile traces a model, and while a CUDA graph is captured. In eager calls each layer
+is by itself, as one call for all is no faster then: it is the host that takes the time.
 
 The first layer computes the products of all, by an operator with an output for each, and the
-others take theirs if they are called with the same x.
+others take theirs if they are called with the same x, in the same modes of torch and in the same
+trace or capture. They have the bits of single products then, unless x, a bias or a weight is
+written to between the calls: a trace shows no such write.
 """
 
 from __future__ import annotations
@@ -16,22 +17,25 @@ import torch
 from torch import Tensor
 
 from nf4._torch import device_of
-from nf4.torch import _operators_batch
+from nf4.torch import _capture, _operators_batch
 
 if TYPE_CHECKING:
     from nf4.torch.modules.base import QuantizedLinear
 
 
-def _is_captured(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+def _modes_of(x: Tensor) -> tuple[Any, ...]:
+    """Of torch, in which a product is computed. Dynamo has no answer where it is asked for
+    inference mode, but that turns gradients off."""
+    device = x.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return torch.is_grad_enabled(), autocast
 
 
-def _state_of(x: Tensor) -> tuple[Any, ...]:
-    """What products depend on besides. A tensor of inference mode has no version."""
+def _state_of(x: Tensor, capture: int) -> tuple[Any, ...]:
+    """What captured products depend on besides. A tensor of inference mode has no version."""
     version = None if x.is_inference() else x._version
     stream = device_of(x).current_stream() if x.is_cuda else None
-    modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-    return version, stream, modes, torch.is_autocast_enabled(x.device.type)
+    return capture, stream, version, torch.is_inference_mode_enabled()
 
 
 def _adds_in_dtype(x: Tensor, dtype: torch.dtype) -> bool:
@@ -53,8 +57,8 @@ class Siblings:
         self._layers: list[weakref.ref[QuantizedLinear] | None] = [None] * count
         # Not any more, once products were left over.
         self._together = True
-        # x, its state, and the products that are not taken yet, by place.
-        self._ahead: tuple[Tensor, tuple[Any, ...] | None, dict[int, Tensor]] | None = None
+        # x, its modes and state, and the products that are not taken yet, by place.
+        self._ahead: tuple[Tensor, tuple[Any, ...], dict[int, Tensor]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"count": self.count}
@@ -76,13 +80,16 @@ class Siblings:
         if not self._together or (ahead is None and place != 0):
             return None
         tracing = torch.compiler.is_dynamo_compiling()
-        if not (tracing or _is_captured(x)):
+        capture = None if tracing else _capture.id_of(x)
+        if not tracing and capture is None:
+            if ahead is not None:
+                self._separate()
             return None
         # A replica or a shallow copy is not of the group.
         layers = [None if held is None else held() for held in self._layers]
         if layers[place] is not layer:
             return None
-        state = None if tracing else _state_of(x)
+        state = _modes_of(x) if capture is None else (*_modes_of(x), *_state_of(x, capture))
         if ahead is None:
             return self._first(layers, x, dtype, state)
         given, before, ys = ahead
@@ -90,16 +97,20 @@ class Siblings:
             y = ys.pop(place)
             self._ahead = ahead if ys else None
             return y
-        # x is of one alone, perhaps, or only one layer is compiled.
-        self._together, self._ahead = False, None
+        self._separate()
         return None
+
+    def _separate(self) -> None:
+        """Where products are left over: x is of one alone, perhaps, or only one layer is
+        compiled. They are dropped."""
+        self._together, self._ahead = False, None
 
     def _first(
         self,
         layers: list[QuantizedLinear | None],
         x: Tensor,
         dtype: torch.dtype,
-        state: tuple[Any, ...] | None,
+        state: tuple[Any, ...],
     ) -> Tensor | None:
         if None in layers or len({layer.compute_dtype for layer in layers}) > 1:
             return None
