@@ -60,6 +60,13 @@ def _weight_of(packed: Tensor, state: Any) -> tuple[Any, ...] | None:
 # ---- Gradients -------------------------------------------------------------------------
 
 
+def _plain(packed: Tensor) -> Tensor:
+    """Its bytes as they are now: a Params4bit follows its .data, which may be swapped or released
+    before the backward pass."""
+    with _private.no_torch_function():  # a Params4bit has one, which takes 2 us
+        return as_bytes(packed.data)
+
+
 def _dense(weight: tuple[Any, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
     """The weight in a dtype, for a product with `like`."""
     if not torch.is_grad_enabled() and _private.is_idle():
@@ -122,7 +129,7 @@ def product_for(bitsandbytes: Any) -> Product:
         y = None if weight is None else _fast.linear(x, bias, weight)
         if y is None or not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias)):
             return y
-        return _apply(x, bias, (y, weight, state.dtype))
+        return _apply(x, bias, (y, (_plain(packed), *weight[1:]), state.dtype))
 
     return product
 

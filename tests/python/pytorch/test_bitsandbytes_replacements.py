@@ -1,0 +1,88 @@
+"""Which of bitsandbytes' functions are replaced, and given back."""
+
+from __future__ import annotations
+
+import pytest
+import torch_cases
+from torch_cases import IN
+
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
+torch_cases.require("torch", "bitsandbytes", "_nf4_fast")
+
+import bitsandbytes as bnb  # noqa: E402
+import torch  # noqa: E402
+from bitsandbytes_cases import (  # noqa: E402
+    Calls,
+    layer,
+)
+from nf4.cli import doctor_bitsandbytes  # noqa: E402
+from nf4.torch import _fast  # noqa: E402
+from nf4.torch import bitsandbytes as backend  # noqa: E402
+from nf4.torch.bitsandbytes import replacements  # noqa: E402
+
+if not _fast.registered:
+    pytest.skip("this torch has not what C++ needs", allow_module_level=True)
+
+MatMul4Bit = bnb.autograd._functions.MatMul4Bit
+
+
+@pytest.fixture
+def served():
+    yield backend.register()
+    backend.unregister()
+
+
+@pytest.fixture
+def calls():
+    with Calls() as counted:
+        yield counted
+
+
+# ---- Which functions are known ----------------------------------------------------------
+
+
+def test_given_back(calls):
+    owners = {bnb: "matmul_4bit", bnb.autograd._functions: "matmul_4bit",
+              bnb.nn.Linear4bit: "forward", bnb.functional: "dequantize_4bit"}  # fmt: skip
+    before = {owner: vars(owner)[name] for owner, name in owners.items()}
+    backend.register()
+    assert all(vars(owner)[name] is not before[owner] for owner, name in owners.items())
+    assert "apply" in vars(MatMul4Bit)
+    made, x = layer(), torch.randn(3, IN)
+    kept, _ = made.forward, made(x)
+    backend.unregister()
+    kept(x)
+    assert calls.count == 1
+    assert all(vars(owner)[name] is before[owner] for owner, name in owners.items())
+    assert "apply" not in vars(MatMul4Bit)
+
+
+@pytest.mark.parametrize(
+    "changed, alone",
+    [
+        ("nn.modules.Linear4bit.forward", {"nn.modules.Linear4bit.forward"}),
+        ("autograd._functions.MatMul4Bit.backward", set(replacements.RELIES_ON)
+         - {"functional.dequantize_4bit"}),
+    ],
+)  # fmt: skip
+def test_a_function_of_unknown_source_is_left_alone(changed, alone, monkeypatch, calls):
+    monkeypatch.setitem(replacements.KNOWN, changed, ())
+    monkeypatch.setattr(backend, "_version", lambda: "0.99.0")
+    with pytest.warns(UserWarning, match="libnf4 leaves") as caught:
+        served = backend.register()
+    try:
+        assert len(caught) == 1
+        assert set(served.left_alone) == alone and alone.isdisjoint(served.functions)
+        assert set(served.operators) and "functional.dequantize_4bit" in served.functions
+        made, x = layer(), torch.randn(3, IN)
+        made(x)
+        assert calls.count == (len(alone) > 1)
+    finally:
+        backend.unregister()
+    (line, *_) = served.left_alone.values()
+    assert (
+        line == f"{changed} is of bitsandbytes 0.99.0, whose source is not that of 0.50.0 to 0.50.2"
+    )
+    report = {"active": True, "reason": None, **served._asdict()}
+    lines = doctor_bitsandbytes.lines(report)
+    assert f"nn.modules.Linear4bit.forward left alone: {line}" in lines
