@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch_cases
-from torch_cases import IN
+from torch_cases import ALLOWED, IN, error
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch", "bitsandbytes", "_nf4_fast")
@@ -24,6 +26,7 @@ if not _fast.registered:
     pytest.skip("this torch has not what C++ needs", allow_module_level=True)
 
 MatMul4Bit = bnb.autograd._functions.MatMul4Bit
+FORWARD = "nn.modules.Linear4bit.forward"
 
 
 @pytest.fixture
@@ -86,3 +89,32 @@ def test_a_function_of_unknown_source_is_left_alone(changed, alone, monkeypatch,
     report = {"active": True, "reason": None, **served._asdict()}
     lines = doctor_bitsandbytes.lines(report)
     assert f"nn.modules.Linear4bit.forward left alone: {line}" in lines
+
+
+# ---- Patches of somebody else's -----------------------------------------------------------
+
+
+def doubled(original):
+    @functools.wraps(original)
+    def patch(*arguments, **named):
+        return 2 * original(*arguments, **named)
+
+    return patch
+
+
+@pytest.fixture
+def patches(monkeypatch):
+    """Patches made before; what is registered goes before they do."""
+    yield monkeypatch
+    backend.unregister()
+
+
+def test_a_wrapper_of_a_known_function_is_left_alone(patches):
+    made, x = layer(), torch.randn(3, IN)
+    expected = 2 * made(x)
+    patch = doubled(bnb.nn.Linear4bit.forward)
+    patches.setattr(bnb.nn.Linear4bit, "forward", patch)
+    with pytest.warns(UserWarning, match="libnf4 leaves nn.modules.Linear4bit.forward alone"):
+        served = backend.register()
+    assert bnb.nn.Linear4bit.forward is patch and list(served.left_alone) == [FORWARD]
+    assert error(made(x), expected) <= ALLOWED["fp32"]

@@ -65,8 +65,9 @@ def _found(bitsandbytes: Any, name: str) -> Any:
 
 def _is_known(bitsandbytes: Any, name: str) -> bool:
     try:
-        source = inspect.getsource(_found(bitsandbytes, name))
-    except (OSError, TypeError):  # no source beside it, or no function
+        # Of a function itself getsource would follow __wrapped__, past somebody's decorator.
+        source = inspect.getsource(_found(bitsandbytes, name).__code__)
+    except (OSError, AttributeError):  # no source beside it, or no function
         return False
     return hashlib.sha256(source.encode()).hexdigest()[:16] in KNOWN[name]
 
