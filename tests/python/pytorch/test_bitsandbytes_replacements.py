@@ -118,3 +118,35 @@ def test_a_wrapper_of_a_known_function_is_left_alone(patches):
         served = backend.register()
     assert bnb.nn.Linear4bit.forward is patch and list(served.left_alone) == [FORWARD]
     assert error(made(x), expected) <= ALLOWED["fp32"]
+
+
+def test_a_patch_of_what_layers_call_is_left_alone(patches):
+    made, x = layer(), torch.randn(3, IN)
+    expected = 2 * made(x)
+    patch = doubled(bnb.matmul_4bit)
+    patches.setattr(bnb, "matmul_4bit", patch)
+    with pytest.warns(UserWarning, match="libnf4 leaves matmul_4bit, nn.modules.Linear4bit"):
+        served = backend.register()
+    line = "matmul_4bit is not autograd._functions.matmul_4bit, but a patch"
+    assert served.left_alone == {"matmul_4bit": line, FORWARD: line}
+    assert bnb.matmul_4bit is patch
+    assert error(made(x), expected) <= ALLOWED["fp32"]
+
+
+def test_a_patched_apply_is_left_alone(patches):
+    made, x = layer(), torch.randn(3, IN, requires_grad=True)
+    expected = 2 * made(x)
+    patches.setattr(MatMul4Bit, "apply", doubled(MatMul4Bit.apply), raising=False)
+    with pytest.warns(UserWarning, match="MatMul4Bit.apply is not torch.autograd.Function's"):
+        backend.register()
+    assert error(made(x), expected) <= ALLOWED["fp32"]
+
+
+def test_a_later_patch_of_what_layers_call_is_called(patches):
+    made, x = layer(), torch.randn(3, IN)
+    backend.register()
+    expected = 2 * made(x)
+    with patches.context() as patched:
+        patched.setattr(bnb, "matmul_4bit", doubled(bnb.matmul_4bit))
+        assert torch.equal(made(x), expected)
+    assert torch.equal(2 * made(x), expected)

@@ -172,13 +172,15 @@ def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
 
 
 def forward(
-    product: Product, Params4bit: type, original: Callable[..., Tensor]
+    product: Product, bitsandbytes: Any, original: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
-    """For Linear4bit.forward."""
+    """For Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced."""
+    Params4bit, ours = bitsandbytes.nn.Params4bit, bitsandbytes.matmul_4bit
 
     @functools.wraps(original)
     def forward(self: Any, x: Tensor) -> Tensor:
-        if is_dynamo_compiling():
+        # A later patch of the function that the original calls is to be called.
+        if is_dynamo_compiling() or bitsandbytes.matmul_4bit is not ours:
             return original(self, x)
         # torch.nn.Module looks for an attribute in three places before it comes to a parameter.
         own = self.__dict__
