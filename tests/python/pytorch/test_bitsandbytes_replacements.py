@@ -150,3 +150,20 @@ def test_a_later_patch_of_what_layers_call_is_called(patches):
         patched.setattr(bnb, "matmul_4bit", doubled(bnb.matmul_4bit))
         assert torch.equal(made(x), expected)
     assert torch.equal(2 * made(x), expected)
+
+
+@pytest.mark.parametrize("patched", ["forward", "matmul_4bit", "dequantize_4bit", "apply"])
+def test_unregister_leaves_later_patches(patched):
+    owner = {"forward": bnb.nn.Linear4bit, "matmul_4bit": bnb, "apply": MatMul4Bit,
+             "dequantize_4bit": bnb.functional}[patched]  # fmt: skip
+    original = vars(owner).get(patched)
+    backend.register()
+    patch = doubled(getattr(owner, patched))
+    setattr(owner, patched, patch)
+    backend.unregister()
+    found = vars(owner)[patched]
+    if original is None:
+        delattr(owner, patched)
+    else:
+        setattr(owner, patched, original)
+    assert found is patch

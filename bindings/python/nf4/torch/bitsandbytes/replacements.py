@@ -46,15 +46,19 @@ class Replaced(NamedTuple):
     owner: Any
     attribute: str
     original: Any  # None: the owner had inherited it
+    ours: Any
 
     @classmethod
     def by(cls, name: str, owner: Any, ours: Any) -> Replaced:
         attribute = name.rpartition(".")[2]
         original = vars(owner).get(attribute)
         setattr(owner, attribute, ours)
-        return cls(name, owner, attribute, original)
+        return cls(name, owner, attribute, original, ours)
 
     def give_back(self) -> None:
+        """A patch that somebody made meanwhile stays."""
+        if vars(self.owner).get(self.attribute) is not self.ours:
+            return
         if self.original is None:
             delattr(self.owner, self.attribute)
         else:
