@@ -142,6 +142,19 @@ def test_matmul_4bit_and_its_function(orientation, grad, served, calls):
     assert bnb.autograd._functions.matmul_4bit is bnb.matmul_4bit
 
 
+def test_a_packed_weight_that_requires_grad():
+    """y requires grad by it, though there is no gradient of a weight."""
+
+    def call(made):
+        packed = made.weight.requires_grad_()
+        x, state = torch.randn(3, IN).bfloat16(), packed.quant_state
+        by_function = MatMul4Bit.apply(x, packed, None, None, state)
+        return [y.requires_grad for y in (by_function, bnb.matmul_4bit(x, packed, state), made(x))]
+
+    off, on = both(lambda: layer("bf16", bias=False, quant_storage=torch.bfloat16), call)
+    assert on == off == [True] * 3
+
+
 def test_a_function_of_the_functions_own_is_called(served):
     class Doubled(MatMul4Bit):
         @staticmethod

@@ -3,8 +3,9 @@
 Its own is five Python functions and an operator of torch. Ours takes what layers call all the time
 and goes to C++ (_fast.py) at once; anything else goes to the original, whose messages, warnings and
 rare cases stay as they are, and which comes to libnf4 by the operators:
-    torch.compile, modes, transforms, tracing, derivatives in forward mode, subclasses of Tensor
-    an `out`, a weight in another layout or orientation, one that is not quantized yet
+    torch.compile, dispatch modes, transforms, tracing, derivatives in forward mode
+    subclasses of Tensor, an `out`, a weight that requires grad
+    a weight in another layout or orientation, one that is not quantized yet
     more than 16 rows of fp32 on a GPU, a bias in another dtype, scales in 16 bits
 The results have the bits of the operators, and autocast changes nothing, as it does not there.
 """
@@ -122,12 +123,15 @@ def product_for(bitsandbytes: Any) -> Product:
             return None
         if x.device not in ready and not is_ours(x):
             return None
+        records = torch.is_grad_enabled() and _private.any_requires_grad(x, packed, bias)
+        if records and _private.any_requires_grad(packed):
+            return None  # y requires grad, though there is no gradient of the weight
         try:
             weight = _weight_of(packed, state)
         except (KeyError, TypeError):  # a state with a list for shape, for instance
             return None
         y = None if weight is None else _fast.linear(x, bias, weight)
-        if y is None or not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias)):
+        if y is None or not records:
             return y
         return _apply(x, bias, (y, (_plain(packed), *weight[1:]), state.dtype))
 
