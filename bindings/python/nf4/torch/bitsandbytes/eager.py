@@ -131,7 +131,7 @@ def product_for(bitsandbytes: Any) -> Product:
         except (KeyError, TypeError):  # a state with a list for shape, for instance
             return None
         y = None if weight is None else _fast.linear(x, bias, weight)
-        if y is None or not records:
+        if weight is None or y is None or not records:
             return y
         return _apply(x, bias, (y, (_plain(packed), *weight[1:]), state.dtype))
 
