@@ -4,32 +4,34 @@ left to it."""
 from __future__ import annotations
 
 import copy
-import logging
-import pickle
 import warnings
 
 import pytest
 import torch_cases
-from torch_cases import ALLOWED, IN, OUT, error, linear4bit
+from torch_cases import ALLOWED, IN, OUT, error
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch", "bitsandbytes", "_nf4_fast")
 
 import bitsandbytes as bnb  # noqa: E402
 import torch  # noqa: E402
-from nf4.cli import doctor_bitsandbytes  # noqa: E402
+from bitsandbytes_cases import (  # noqa: E402
+    DTYPES,
+    Calls,
+    Seen,
+    both,
+    layer,
+    packed_of,
+    with_gradients,
+)
 from nf4.torch import _fast  # noqa: E402
 from nf4.torch import bitsandbytes as backend  # noqa: E402
-from nf4.torch.bitsandbytes import replacements  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 if not _fast.registered:
     pytest.skip("this torch has not what C++ needs", allow_module_level=True)
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MatMul4Bit = bnb.autograd._functions.MatMul4Bit
 
 
@@ -39,55 +41,10 @@ def served():
     backend.unregister()
 
 
-class Seen(TorchDispatchMode):
-    """A mode, which is to see bitsandbytes' operators: calls go its own way."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-def layer(dtype="fp32", bias=True, weights=torch.float32, nested=True, **options):
-    """Its bias is of this dtype already; `weights` is of what was quantized."""
-    made = bnb.nn.Linear4bit(
-        IN, OUT, bias=bias, compute_dtype=DTYPES[dtype], compress_statistics=nested,
-        **{"quant_type": "nf4"} | options,
-    )  # fmt: skip
-    made.support_avx512bf16_for_cpu = False
-    made.weight.data = torch.randn(OUT, IN).to(weights)
-    if bias:
-        made.bias.data = torch.randn(OUT).to(DTYPES[dtype])
-    return made.to("cpu")
-
-
-def packed_of(made):
-    return made.weight.data, made.weight.quant_state
-
-
-class Calls(TorchFunctionMode):
-    """Counts calls of the operator gemm_4bit by Python, without changing their way."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.bitsandbytes.gemm_4bit.default
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.fixture
 def calls():
     with Calls() as counted:
         yield counted
-
-
-def with_gradients(call, x, made, grad_y):
-    """y, and the gradients of x and of the layer's bias."""
-    x = x.clone().requires_grad_()
-    made.zero_grad()
-    y = call(x)
-    y.backward(grad_y)
-    return y.detach(), x.grad, None if made.bias is None else made.bias.grad.clone()
 
 
 # ---- The same results ------------------------------------------------------------------
@@ -185,6 +142,19 @@ def test_matmul_4bit_and_its_function(orientation, grad, served, calls):
     assert bnb.autograd._functions.matmul_4bit is bnb.matmul_4bit
 
 
+def test_a_packed_weight_that_requires_grad():
+    """y requires grad by it, though there is no gradient of a weight."""
+
+    def call(made):
+        packed = made.weight.requires_grad_()
+        x, state = torch.randn(3, IN).bfloat16(), packed.quant_state
+        by_function = MatMul4Bit.apply(x, packed, None, None, state)
+        return [y.requires_grad for y in (by_function, bnb.matmul_4bit(x, packed, state), made(x))]
+
+    off, on = both(lambda: layer("bf16", bias=False, quant_storage=torch.bfloat16), call)
+    assert on == off == [True] * 3
+
+
 def test_a_function_of_the_functions_own_is_called(served):
     class Doubled(MatMul4Bit):
         @staticmethod
@@ -216,137 +186,29 @@ def test_checkpointed(reentrant, served):
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
+@pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
+@pytest.mark.parametrize("after", ["another weight", "released"])
+def test_the_backward_pass_has_the_weight_of_the_forward_pass(storage, after, served):
+    """A model whose weights are swapped or offloaded in between, as bitsandbytes allows it."""
+    made, x, grad_y = layer(quant_storage=storage), torch.randn(3, IN), torch.randn(3, OUT)
+    expected = with_gradients(made, x, made, grad_y)
+    other = torch.zeros_like(made.weight.data) if after == "another weight" else torch.empty(0)
+
+    def call(x):
+        y = made(x)
+        made.weight.data = other.to(storage)
+        return y
+
+    found = with_gradients(call, x, made, grad_y)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_hooks_of_saved_tensors_see_no_weight(served):
     """One that offloads activations would copy the weight in each call."""
     made, seen = layer(), []
     with torch.autograd.graph.saved_tensors_hooks(seen.append, lambda each: each):
         made(torch.randn(3, IN, requires_grad=True))
     assert seen == []
-
-
-# ---- What a layer does beside ---------------------------------------------------------
-
-
-def both(make, call):
-    """What `call` gives of a new layer, with the drop-in off and on."""
-    found = []
-    for on in (False, True):
-        torch.manual_seed(3)
-        if on:
-            backend.register()
-        try:
-            found.append(call(make()))
-        finally:
-            backend.unregister()
-    return found
-
-
-def test_the_bias_is_cast_for_good():
-    def call(made):
-        y = made(torch.randn(3, IN))
-        return y, made.bias.dtype
-
-    for y, dtype in both(lambda: linear4bit(compute_dtype=torch.bfloat16), call):
-        assert y.dtype == torch.float32 and dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_compute_dtype_is_chosen_once(dtype, caplog):
-    def call(made):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            x = torch.randn(1, IN).to(DTYPES[dtype])
-            ys = [made(x), made(x), made(torch.randn(2, IN))]
-        said = [record.message for record in caplog.records]
-        return [y.dtype for y in ys], made.compute_dtype, made.compute_type_is_set, said
-
-    off, on = both(linear4bit, call)
-    assert off == on
-    assert len(on[3]) == (dtype == "fp16")
-
-
-def test_autocast_changes_nothing(served):
-    made, x = layer("fp32"), torch.randn(3, IN, requires_grad=True)
-    expected = made(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = made(x)
-    assert y.dtype == torch.float32 and torch.equal(y, expected)
-
-
-def test_hooks_and_subclasses_run(served, calls):
-    class Doubling(bnb.nn.Linear4bit):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    made, seen = layer(), []
-    x = torch.randn(3, IN)
-    expected = made(x)
-    made.__class__ = Doubling
-    made.register_forward_pre_hook(lambda module, arguments: seen.append("before"))
-    made.register_forward_hook(lambda module, arguments, y: seen.append("after"))
-    assert torch.equal(made(x), 2 * expected) and seen == ["before", "after"]
-    assert calls.count == 0
-
-
-def test_adapters_of_peft():
-    peft = pytest.importorskip("peft")
-
-    def call(made):
-        config = peft.LoraConfig(r=4, target_modules=["0"], init_lora_weights=False)
-        model = peft.get_peft_model(torch.nn.Sequential(made, torch.nn.ReLU()), config)
-        x = torch.randn(2, 5, IN)
-        y = model(x)
-        y.square().sum().backward()
-        grads = [each.grad for each in model.parameters() if each.grad is not None]
-        return [y.detach(), *grads]
-
-    off, on = both(layer, call)
-    assert len(on) == len(off) == 3
-    assert all(error(a, b) <= ALLOWED["fp32"] for a, b in zip(on, off, strict=True))
-
-
-def test_a_state_that_got_lost_is_taken_from_the_layer(served):
-    made, x = layer(), torch.randn(3, IN)
-    expected = made(x)
-    made.weight = torch.nn.Parameter(made.weight.data, requires_grad=False)
-    assert torch.equal(made(x), expected)
-    assert type(made.weight) is bnb.nn.Params4bit and made.weight.quant_state is made.quant_state
-
-
-def test_a_layer_that_is_not_quantized_says_so(caplog):
-    def call(made):
-        with pytest.raises(Exception) as caught, caplog.at_level(logging.WARNING):
-            made(torch.randn(3, IN))
-        return type(caught.value), str(caught.value)
-
-    off, on = both(lambda: bnb.nn.Linear4bit(IN, OUT, compute_dtype=torch.float32), call)
-    assert off == on
-
-
-def test_a_weight_is_followed_where_it_goes(served):
-    made, other, x = layer(), layer(), torch.randn(3, IN)
-    expected = other(x) - other.bias + made.bias
-    made(x)
-    made.weight.data = other.weight.data.clone()
-    made.weight.quant_state.absmax = other.weight.quant_state.absmax.clone()
-    made.weight.quant_state.state2.absmax = other.weight.quant_state.state2.absmax
-    made.weight.quant_state.offset = other.weight.quant_state.offset
-    assert error(made(x), expected) <= ALLOWED["fp32"]
-    moved = copy.deepcopy(made).to("cpu")
-    assert torch.equal(moved(x), made(x))
-    assert b"nf4.torch" not in pickle.dumps(made)
-
-
-def test_a_parametrized_bias(served):
-    made, x = layer(), torch.randn(3, IN)
-    expected = made(x) + made.bias
-
-    class Doubled(torch.nn.Module):
-        def forward(self, bias):
-            return 2 * bias
-
-    torch.nn.utils.parametrize.register_parametrization(made, "bias", Doubled())
-    assert error(made(x), expected) <= ALLOWED["fp32"]
 
 
 # ---- What is left to bitsandbytes -------------------------------------------------------
@@ -445,53 +307,3 @@ def test_compiled_as_before(served):
         (found,) = torch.autograd.grad(compiled(x).sum(), x)
         (expected,) = torch.autograd.grad(made(x).sum(), x)
         assert torch.equal(found, expected)
-
-
-# ---- Which functions are known ----------------------------------------------------------
-
-
-def test_given_back(calls):
-    owners = {bnb: "matmul_4bit", bnb.autograd._functions: "matmul_4bit",
-              bnb.nn.Linear4bit: "forward", bnb.functional: "dequantize_4bit"}  # fmt: skip
-    before = {owner: vars(owner)[name] for owner, name in owners.items()}
-    backend.register()
-    assert all(vars(owner)[name] is not before[owner] for owner, name in owners.items())
-    assert "apply" in vars(MatMul4Bit)
-    made, x = layer(), torch.randn(3, IN)
-    kept, _ = made.forward, made(x)
-    backend.unregister()
-    kept(x)
-    assert calls.count == 1
-    assert all(vars(owner)[name] is before[owner] for owner, name in owners.items())
-    assert "apply" not in vars(MatMul4Bit)
-
-
-@pytest.mark.parametrize(
-    "changed, alone",
-    [
-        ("nn.modules.Linear4bit.forward", {"nn.modules.Linear4bit.forward"}),
-        ("autograd._functions.MatMul4Bit.backward", set(replacements.RELIES_ON)
-         - {"functional.dequantize_4bit"}),
-    ],
-)  # fmt: skip
-def test_a_function_of_unknown_source_is_left_alone(changed, alone, monkeypatch, calls):
-    monkeypatch.setitem(replacements.KNOWN, changed, ())
-    monkeypatch.setattr(backend, "_version", lambda: "0.99.0")
-    with pytest.warns(UserWarning, match="libnf4 leaves") as caught:
-        served = backend.register()
-    try:
-        assert len(caught) == 1
-        assert set(served.left_alone) == alone and alone.isdisjoint(served.functions)
-        assert set(served.operators) and "functional.dequantize_4bit" in served.functions
-        made, x = layer(), torch.randn(3, IN)
-        made(x)
-        assert calls.count == (len(alone) > 1)
-    finally:
-        backend.unregister()
-    (line, *_) = served.left_alone.values()
-    assert (
-        line == f"{changed} is of bitsandbytes 0.99.0, whose source is not that of 0.50.0 to 0.50.2"
-    )
-    report = {"active": True, "reason": None, **served._asdict()}
-    lines = doctor_bitsandbytes.lines(report)
-    assert f"nn.modules.Linear4bit.forward left alone: {line}" in lines

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 import nf4
 import pytest
@@ -22,7 +16,6 @@ torch_cases.require("torch", "bitsandbytes")
 import bitsandbytes as bnb  # noqa: E402
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
-from nf4.cli import doctor_bitsandbytes  # noqa: E402
 from nf4.torch import bitsandbytes as backend  # noqa: E402
 from nf4.torch.bitsandbytes import operators, replacements  # noqa: E402
 
@@ -306,109 +299,6 @@ def test_an_operator_with_other_arguments_is_left_alone(monkeypatch):
         backend.unregister()
 
 
-def test_a_gpu_that_libnf4_cannot_use_stays_with_bitsandbytes(monkeypatch):
-    found = nf4.device_info(0)
-    unusable = dataclasses.replace(found, usable=False, reason="no kernel for sm_70")
-    monkeypatch.setattr(nf4, "device_info", lambda index: unusable)
-    monkeypatch.setattr(operators, "_usable_gpus", {})
-    with pytest.warns(UserWarning, match="GPU 0 to bitsandbytes' own kernels: no kernel for sm_70"):
-        assert not operators._usable_gpu(0)
-    assert not operators._usable_gpu(0) and operators._usable_gpus == {0: False}
-
-
-# ---- The entry point and nf4 doctor -----------------------------------------------------------
-
-
-@pytest.fixture
-def installed(tmp_path):
-    """The environment of a process that finds nf4 as if pip had installed it."""
-    notes = tmp_path / "libnf4-0.1.0.dist-info"
-    notes.mkdir()
-    (notes / "METADATA").write_text("Metadata-Version: 2.1\nName: libnf4\nVersion: 0.1.0\n")
-    entry_points = (
-        "[bitsandbytes.backends]\nnf4 = nf4._bitsandbytes:activate\n"
-        "[torch.backends]\nnf4 = _nf4_quiet:hold_back\n"
-    )
-    (notes / "entry_points.txt").write_text(entry_points)
-    path = [str(Path(nf4.__file__).parents[1]), str(tmp_path), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path), "NF4_BITSANDBYTES": "1"}
-
-
-def doctor(environment) -> dict:
-    result = subprocess.run(
-        [sys.executable, "-m", "nf4", "doctor", "--json"],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(result.stdout)["bitsandbytes"]
-
-
-REGISTERED_FIRST = """
-from nf4.torch import bitsandbytes as backend
-backend.register()
-import bitsandbytes
-assert "nf4" in bitsandbytes.functional.dequantize_4bit.__code__.co_filename
-backend.unregister()
-assert "nf4" not in bitsandbytes.functional.dequantize_4bit.__code__.co_filename
-"""
-FAILING = """
-from nf4.torch import bitsandbytes as backend
-backend.replacements.replace = lambda module, *_: module.no_such_name
-import bitsandbytes
-assert backend.served() is None
-"""
-
-
-def run(code, environment) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-
-
-def test_registered_before_bitsandbytes_is_imported(installed):
-    """The entry point registers, too, in the middle of the import; once is enough."""
-    result = run(REGISTERED_FIRST, installed)
-    assert result.returncode == 0, result.stderr
-
-
-NO_KERNEL = """
-import logging, torch
-logging.getLogger("bitsandbytes.backends.cpu.ops").warning("before")
-log = logging.getLogger("bitsandbytes.backends.cpu.ops")
-log.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s", "none")
-import bitsandbytes
-log.warning("after")
-log.warning("Failed to load CPU gemm_4bit_forward, for the second time")
-"""
-
-
-@pytest.mark.parametrize("switch, lines", [("1", 0), ("0", 1)])
-def test_what_bitsandbytes_says_of_its_kernel_appears_where_it_means_something(
-    switch, lines, installed
-):
-    result = run(NO_KERNEL, installed | {"NF4_BITSANDBYTES": switch})
-    assert result.returncode == 0, result.stderr
-    # bitsandbytes itself says so, too, on CPUs with AVX512-BF16.
-    own = bnb.functional.has_avx512bf16() and find_spec("kernels") is None
-    found = result.stderr.count("Failed to load CPU gemm_4bit_forward from kernels-community")
-    assert found == lines * (1 + own)
-    assert "before\n" in result.stderr and "after\n" in result.stderr
-    assert "for the second time" in result.stderr
-
-
-def test_it_appears_where_nothing_is_served(installed):
-    failing = FAILING.replace("import bitsandbytes\n", NO_KERNEL + "\n", 1)
-    result = run(failing, installed)
-    assert result.returncode == 0, result.stderr
-    assert "gemm_4bit_forward from kernels-community: none" in result.stderr
-
-
-def test_whatever_goes_wrong_bitsandbytes_is_imported(installed):
-    result = run(FAILING, installed)
-    assert result.returncode == 0, result.stderr
-    assert "libnf4 does not serve bitsandbytes" in result.stderr
-    assert "AttributeError" in result.stderr and "no_such_name" in result.stderr
-
-
 def test_what_cannot_be_done_is_undone(monkeypatch):
     def fail(*_arguments):
         raise RuntimeError("no functions today")
@@ -423,41 +313,11 @@ def test_what_cannot_be_done_is_undone(monkeypatch):
     assert caught.tb  # which keeps what was registered, unless it was undone
 
 
-def test_doctor_says_what_is_served(installed):
-    report = doctor(installed)
-    assert report["active"] and report["reason"] is None
-    assert list(report["operators"]) == OPERATORS and report["functions"] == FUNCTIONS
-    off = doctor(installed | {"NF4_BITSANDBYTES": "0"})
-    assert off == {"active": False, "reason": "NF4_BITSANDBYTES=0 is set"}
-
-
-def test_doctor_says_why_nothing_is_served(monkeypatch):
-    assert doctor_bitsandbytes.diagnose(None)["reason"] == "not installed"
-    monkeypatch.setenv("NF4_BITSANDBYTES", "1")
-    monkeypatch.setattr(doctor_bitsandbytes.metadata, "entry_points", lambda group: [])
-    assert "not installed by pip" in doctor_bitsandbytes.diagnose("0.50.2")["reason"]
-    monkeypatch.setattr(doctor_bitsandbytes, "_is_found", lambda: True)
-    monkeypatch.setattr(doctor_bitsandbytes, "_PROBE", "raise ImportError('no such GPU')")
-    report = doctor_bitsandbytes.diagnose("0.50.2")
-    assert report["reason"] == "it cannot be imported: ImportError: no such GPU"
-    monkeypatch.setattr(doctor_bitsandbytes, "_asked", lambda: (None, ""))
-    old = doctor_bitsandbytes.diagnose("0.44.1")["reason"]
-    assert old == "0.44.1 did not load libnf4; 0.50 and later do"
-    (line,) = doctor_bitsandbytes.lines(report)
-    assert line == f"bitsandbytes on its own kernels: {report['reason']}"
-
-
-def test_doctor_in_words():
-    report = {
-        "active": True,
-        "reason": None,
-        "operators": {"gemm_4bit": ["cpu", "cuda"], "dequantize_4bit": ["cpu"]},
-        "left_alone": {"dequantize_4bit.out": "bitsandbytes 0.45 has none"},
-        "functions": ["functional.dequantize_4bit"],
-    }
-    assert doctor_bitsandbytes.lines(report) == [
-        "bitsandbytes on libnf4's kernels on cpu and cuda: gemm_4bit",
-        "on cpu: dequantize_4bit",
-        "functional.dequantize_4bit replaced",
-        "dequantize_4bit.out left alone: bitsandbytes 0.45 has none",
-    ]
+def test_a_gpu_that_libnf4_cannot_use_stays_with_bitsandbytes(monkeypatch):
+    found = nf4.device_info(0)
+    unusable = dataclasses.replace(found, usable=False, reason="no kernel for sm_70")
+    monkeypatch.setattr(nf4, "device_info", lambda index: unusable)
+    monkeypatch.setattr(operators, "_usable_gpus", {})
+    with pytest.warns(UserWarning, match="GPU 0 to bitsandbytes' own kernels: no kernel for sm_70"):
+        assert not operators._usable_gpu(0)
+    assert not operators._usable_gpu(0) and operators._usable_gpus == {0: False}

@@ -72,6 +72,10 @@ def _in_forward_ad() -> bool:
 
 in_forward_ad = _in_forward_ad if hasattr(forward_ad, "_current_level") else _may_be_forward_ad
 STAND_INS["in_forward_ad"] = _may_be_forward_ad
+# A context in which a subclass's __torch_function__ is not called.
+no_torch_function = _found(
+    "no_torch_function", "_C.DisableTorchFunctionSubclass", contextlib.nullcontext
+)
 is_zero_tensor = _found("is_zero_tensor", "Tensor._is_zerotensor", lambda tensor: False)
 
 

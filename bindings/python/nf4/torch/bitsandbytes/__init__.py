@@ -24,7 +24,7 @@ Left alone:
     quantize_4bit       bitsandbytes' backends differ in the codes of ties and of zero blocks
     gemv_4bit           on CPUs it takes the repacked layout; on GPUs no layer calls it any more
     the 8-bit operators, optimizers and quantize_blockwise
-    functions whose source is not one that replacements.py knows
+    functions whose source is not one that replacements.py knows, and patches
 
 Files: operators.py (kernels), replacements.py (which functions), eager.py and dequantize.py (what
 takes their place).
@@ -138,7 +138,7 @@ def _give_back(library: torch.library.Library, replaced: list[replacements.Repla
 
 def unregister() -> None:
     """Gives bitsandbytes its own kernels back, for a comparison for example. Layers that were made
-    meanwhile keep their bytes."""
+    meanwhile keep their bytes, and patches that were made since stay."""
     global _active
     if _active is not None:
         _give_back(_active.library, _active.replaced)

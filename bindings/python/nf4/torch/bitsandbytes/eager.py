@@ -3,8 +3,9 @@
 Its own is five Python functions and an operator of torch. Ours takes what layers call all the time
 and goes to C++ (_fast.py) at once; anything else goes to the original, whose messages, warnings and
 rare cases stay as they are, and which comes to libnf4 by the operators:
-    torch.compile, modes, transforms, tracing, derivatives in forward mode, subclasses of Tensor
-    an `out`, a weight in another layout or orientation, one that is not quantized yet
+    torch.compile, dispatch modes, transforms, tracing, derivatives in forward mode
+    subclasses of Tensor, an `out`, a weight that requires grad
+    a weight in another layout or orientation, one that is not quantized yet
     more than 16 rows of fp32 on a GPU, a bias in another dtype, scales in 16 bits
 The results have the bits of the operators, and autocast changes nothing, as it does not there.
 """
@@ -58,6 +59,13 @@ def _weight_of(packed: Tensor, state: Any) -> tuple[Any, ...] | None:
 
 
 # ---- Gradients -------------------------------------------------------------------------
+
+
+def _plain(packed: Tensor) -> Tensor:
+    """Its bytes as they are now: a Params4bit follows its .data, which may be swapped or released
+    before the backward pass."""
+    with _private.no_torch_function():  # a Params4bit has one, which takes 2 us
+        return as_bytes(packed.data)
 
 
 def _dense(weight: tuple[Any, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
@@ -115,14 +123,17 @@ def product_for(bitsandbytes: Any) -> Product:
             return None
         if x.device not in ready and not is_ours(x):
             return None
+        records = torch.is_grad_enabled() and _private.any_requires_grad(x, packed, bias)
+        if records and _private.any_requires_grad(packed):
+            return None  # y requires grad, though there is no gradient of the weight
         try:
             weight = _weight_of(packed, state)
         except (KeyError, TypeError):  # a state with a list for shape, for instance
             return None
         y = None if weight is None else _fast.linear(x, bias, weight)
-        if y is None or not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias)):
+        if weight is None or y is None or not records:
             return y
-        return _apply(x, bias, (y, weight, state.dtype))
+        return _apply(x, bias, (y, (_plain(packed), *weight[1:]), state.dtype))
 
     return product
 
@@ -165,13 +176,15 @@ def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
 
 
 def forward(
-    product: Product, Params4bit: type, original: Callable[..., Tensor]
+    product: Product, bitsandbytes: Any, original: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
-    """For Linear4bit.forward."""
+    """For Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced."""
+    Params4bit, ours = bitsandbytes.nn.Params4bit, bitsandbytes.matmul_4bit
 
     @functools.wraps(original)
     def forward(self: Any, x: Tensor) -> Tensor:
-        if is_dynamo_compiling():
+        # A later patch of the function that the original calls is to be called.
+        if is_dynamo_compiling() or bitsandbytes.matmul_4bit is not ours:
             return original(self, x)
         # torch.nn.Module looks for an attribute in three places before it comes to a parameter.
         own = self.__dict__

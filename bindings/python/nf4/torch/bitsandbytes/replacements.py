@@ -1,4 +1,5 @@
-"""Which of bitsandbytes' Python functions are replaced: those whose source was read."""
+"""Which of bitsandbytes' Python functions are replaced: those whose source was read, and that
+nobody else has patched."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from nf4.torch.bitsandbytes.dequantize import dequantize_4bit
 
 _DEQUANTIZE = "functional.dequantize_4bit"
 _MATMUL = "autograd._functions.matmul_4bit"
+_BY_LAYERS = "matmul_4bit"  # the same function, by the name that layers call
 _APPLY = "autograd._functions.MatMul4Bit.apply"
 _FORWARD = "nn.modules.Linear4bit.forward"
 _FUNCTION = ("autograd._functions.MatMul4Bit.forward", "autograd._functions.MatMul4Bit.backward")
@@ -30,9 +32,10 @@ KNOWN: dict[str, Sequence[str]] = {
 # Of each function that is replaced, those whose work its replacement does.
 RELIES_ON: Mapping[str, Sequence[str]] = {
     _DEQUANTIZE: (_DEQUANTIZE,),
-    _MATMUL: (_MATMUL, *_FUNCTION),
-    _APPLY: _FUNCTION,
-    _FORWARD: (_FORWARD, _MATMUL, *_FUNCTION),
+    _MATMUL: (_MATMUL, _APPLY, *_FUNCTION),
+    _BY_LAYERS: (_BY_LAYERS, _MATMUL, _APPLY, *_FUNCTION),
+    _APPLY: (_APPLY, *_FUNCTION),
+    _FORWARD: (_FORWARD, _BY_LAYERS, _MATMUL, _APPLY, *_FUNCTION),
 }
 
 
@@ -43,15 +46,19 @@ class Replaced(NamedTuple):
     owner: Any
     attribute: str
     original: Any  # None: the owner had inherited it
+    ours: Any
 
     @classmethod
     def by(cls, name: str, owner: Any, ours: Any) -> Replaced:
         attribute = name.rpartition(".")[2]
         original = vars(owner).get(attribute)
         setattr(owner, attribute, ours)
-        return cls(name, owner, attribute, original)
+        return cls(name, owner, attribute, original, ours)
 
     def give_back(self) -> None:
+        """A patch that somebody made meanwhile stays."""
+        if vars(self.owner).get(self.attribute) is not self.ours:
+            return
         if self.original is None:
             delattr(self.owner, self.attribute)
         else:
@@ -59,26 +66,39 @@ class Replaced(NamedTuple):
 
 
 def _found(bitsandbytes: Any, name: str) -> Any:
-    """None if there is no such function."""
-    return functools.reduce(lambda at, each: getattr(at, each, None), name.split("."), bitsandbytes)
+    """None if there is no such function; the module itself by an empty name."""
+    names = name.split(".") if name else []
+    return functools.reduce(lambda at, each: getattr(at, each, None), names, bitsandbytes)
 
 
 def _is_known(bitsandbytes: Any, name: str) -> bool:
     try:
-        source = inspect.getsource(_found(bitsandbytes, name))
-    except (OSError, TypeError):  # no source beside it, or no function
+        # Of a function itself getsource would follow __wrapped__, past somebody's decorator.
+        source = inspect.getsource(_found(bitsandbytes, name).__code__)
+    except (OSError, AttributeError):  # no source beside it, or no function
         return False
     return hashlib.sha256(source.encode()).hexdigest()[:16] in KNOWN[name]
 
 
+def _problems(bitsandbytes: Any, version: str) -> dict[str, str]:
+    """What is wrong with each function whose work is not ours to do, by name."""
+    why = f"is of bitsandbytes {version}, whose source is not that of {CHECKED}"
+    found = {name: why for name in KNOWN if not _is_known(bitsandbytes, name)}
+    if _found(bitsandbytes, _BY_LAYERS) is not _found(bitsandbytes, _MATMUL):
+        found[_BY_LAYERS] = f"is not {_MATMUL}, but a patch"
+    function = _found(bitsandbytes, _APPLY.rpartition(".")[0])
+    if "apply" in getattr(function, "__dict__", {}):
+        found[_APPLY] = "is not torch.autograd.Function's, but a patch"
+    return found
+
+
 def unknown(bitsandbytes: Any, version: str) -> dict[str, str]:
     """Why each function that cannot be replaced is not, by name."""
-    known = {name: _is_known(bitsandbytes, name) for name in KNOWN}
-    why = f"of bitsandbytes {version}, whose source is not that of {CHECKED}"
+    problems = _problems(bitsandbytes, version)
     return {
-        name: f"{each} is {why}"
+        name: f"{each} {problems[each]}"
         for name, relies_on in RELIES_ON.items()
-        for each in [next((each for each in relies_on if not known[each]), None)]
+        for each in [next((each for each in relies_on if each in problems), None)]
         if each is not None
     }
 
@@ -89,13 +109,14 @@ def _keeps_its_bytes() -> bool:
 
 
 def _ours(bitsandbytes: Any) -> dict[str, Callable[[Any], Any]]:
-    """What makes each replacement from the original."""
+    """What makes each replacement from the original, in this order."""
     product = eager.product_for(bitsandbytes)
     return {
         _DEQUANTIZE: dequantize_4bit,
         _MATMUL: functools.partial(eager.matmul_4bit, product),
+        _BY_LAYERS: lambda _original: _found(bitsandbytes, _MATMUL),
         _APPLY: functools.partial(eager.apply, product),
-        _FORWARD: functools.partial(eager.forward, product, bitsandbytes.nn.Params4bit),
+        _FORWARD: functools.partial(eager.forward, product, bitsandbytes),
     }
 
 
@@ -108,8 +129,6 @@ def replace(bitsandbytes: Any, left_alone: Mapping[str, str], replaced: list[Rep
             owner = _found(bitsandbytes, name.rpartition(".")[0])
             ours = make(_found(bitsandbytes, name))
             replaced.append(Replaced.by(name, owner, ours))
-            if name == _MATMUL:  # which layers call by this name
-                replaced.append(Replaced.by("matmul_4bit", bitsandbytes, ours))
     modules = bitsandbytes.nn.modules
     if hasattr(modules, "has_avx512bf16"):
         name = "nn.modules.has_avx512bf16"
