@@ -39,7 +39,8 @@ inline StripPlan plan_strips(int64_t rows, int64_t cols, int warps_n, const GpuF
   return plan;
 }
 
-// Of equal ones the wide, which take fewer copies, unless they need a cluster and the narrow do not.
+// Of equal ones the wide, which take fewer copies, unless they need a cluster and the narrow do
+// not.
 inline StripPlan plan_strips(nf4_int4_layout layout, int64_t rows, int64_t cols,
                              const GpuFacts &gpu) {
   const StripPlan narrow = plan_strips(rows, cols, narrow_strip(layout), gpu);
