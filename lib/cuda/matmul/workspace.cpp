@@ -15,16 +15,15 @@ constexpr bool has_kernel(bool integers, int config) {
 
 // The narrowest stream-K tile that holds m rows of x, else the widest.
 constexpr const MatmulConfig &stream_k_config(bool integers, int64_t m) {
-  const MatmulConfig *best = nullptr;
+  int best = -1;
   for (int i = kFirstStreamK; i < kMatmulConfigCount; ++i) {
-    const MatmulConfig &config = kMatmulConfigs[i];
     if (!has_kernel(integers, i)) continue;
-    const bool holds = config.tile_m >= m;
-    if (best == nullptr ||
-        (holds != (best->tile_m >= m) ? holds : holds == (config.tile_m < best->tile_m)))
-      best = &config;
+    const int64_t tile_m = kMatmulConfigs[i].tile_m;
+    const int64_t best_m = best < 0 ? 0 : int64_t{kMatmulConfigs[best].tile_m};
+    const bool holds = tile_m >= m;
+    if (best < 0 || (holds != (best_m >= m) ? holds : holds == (tile_m < best_m))) best = i;
   }
-  return *best;
+  return kMatmulConfigs[best];
 }
 
 // So many rows of x fit into a narrower tile than any of stream-K.

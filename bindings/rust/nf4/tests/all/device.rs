@@ -185,8 +185,14 @@ fn wrong_operands_are_named() {
             "m is 18446744073709551615",
         ),
         (
-            matmul(&weight, operands::<f32>()),
-            "dtype is 1 (fp32); expected",
+            matmul(
+                &weight,
+                DeviceMatmul {
+                    m: 17,
+                    ..operands::<f32>()
+                },
+            ),
+            "dtype is 1 (fp32) and m is 17; expected",
         ),
     ];
     for (result, start) in cases {
