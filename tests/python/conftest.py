@@ -111,6 +111,24 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def served() -> Iterator[object]:
+    """bitsandbytes on libnf4's kernels, and what is served."""
+    from nf4.torch import bitsandbytes as backend
+
+    yield backend.register()
+    backend.unregister()
+
+
+@pytest.fixture
+def calls() -> Iterator[object]:
+    """Counts calls of bitsandbytes' operator gemm_4bit by Python."""
+    from bitsandbytes_cases import Calls
+
+    with Calls() as counted:
+        yield counted
+
+
 @pytest.fixture(params=["extension", "ctypes"])
 def way_to_call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs a test twice: with calls through the extension module, and without it."""

@@ -10,6 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import IN, OUT
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# What register serves.
+OPERATORS = ["gemm_4bit", "dequantize_4bit", "dequantize_4bit.out"]
+FUNCTIONS = [
+    "functional.dequantize_4bit",
+    "autograd._functions.matmul_4bit",
+    "matmul_4bit",
+    "autograd._functions.MatMul4Bit.apply",
+    "nn.modules.Linear4bit.forward",
+    "nn.modules.has_avx512bf16",
+]
 
 
 class Seen(TorchDispatchMode):

@@ -18,17 +18,8 @@ torch_cases.require("torch", "bitsandbytes")
 
 import bitsandbytes as bnb  # noqa: E402
 import nf4.torch  # noqa: E402
+from bitsandbytes_cases import FUNCTIONS, OPERATORS  # noqa: E402
 from nf4.cli import doctor_bitsandbytes  # noqa: E402
-
-OPERATORS = ["gemm_4bit", "dequantize_4bit", "dequantize_4bit.out"]
-FUNCTIONS = [
-    "functional.dequantize_4bit",
-    "autograd._functions.matmul_4bit",
-    "matmul_4bit",
-    "autograd._functions.MatMul4Bit.apply",
-    "nn.modules.Linear4bit.forward",
-    "nn.modules.has_avx512bf16",
-]
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import bitsandbytes as bnb  # noqa: E402
 import torch  # noqa: E402
 from bitsandbytes_cases import (  # noqa: E402
     DTYPES,
-    Calls,
     Seen,
     both,
     layer,
@@ -33,18 +32,6 @@ if not _fast.registered:
     pytest.skip("this torch has not what C++ needs", allow_module_level=True)
 
 MatMul4Bit = bnb.autograd._functions.MatMul4Bit
-
-
-@pytest.fixture
-def served():
-    yield backend.register()
-    backend.unregister()
-
-
-@pytest.fixture
-def calls():
-    with Calls() as counted:
-        yield counted
 
 
 # ---- The same results ------------------------------------------------------------------

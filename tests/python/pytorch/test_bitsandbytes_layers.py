@@ -17,29 +17,13 @@ import bitsandbytes as bnb  # noqa: E402
 import torch  # noqa: E402
 from bitsandbytes_cases import (  # noqa: E402
     DTYPES,
-    Calls,
     both,
     layer,
 )
 from nf4.torch import _fast  # noqa: E402
-from nf4.torch import bitsandbytes as backend  # noqa: E402
 
 if not _fast.registered:
     pytest.skip("this torch has not what C++ needs", allow_module_level=True)
-
-MatMul4Bit = bnb.autograd._functions.MatMul4Bit
-
-
-@pytest.fixture
-def served():
-    yield backend.register()
-    backend.unregister()
-
-
-@pytest.fixture
-def calls():
-    with Calls() as counted:
-        yield counted
 
 
 # ---- What a layer does beside ---------------------------------------------------------

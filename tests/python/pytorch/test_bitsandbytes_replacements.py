@@ -14,7 +14,6 @@ torch_cases.require("torch", "bitsandbytes", "_nf4_fast")
 import bitsandbytes as bnb  # noqa: E402
 import torch  # noqa: E402
 from bitsandbytes_cases import (  # noqa: E402
-    Calls,
     layer,
 )
 from nf4.cli import doctor_bitsandbytes  # noqa: E402
@@ -27,18 +26,6 @@ if not _fast.registered:
 
 MatMul4Bit = bnb.autograd._functions.MatMul4Bit
 FORWARD = "nn.modules.Linear4bit.forward"
-
-
-@pytest.fixture
-def served():
-    yield backend.register()
-    backend.unregister()
-
-
-@pytest.fixture
-def calls():
-    with Calls() as counted:
-        yield counted
 
 
 # ---- Which functions are known ----------------------------------------------------------

@@ -16,25 +16,9 @@ torch_cases.require("torch", "bitsandbytes")
 import bitsandbytes as bnb  # noqa: E402
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
+from bitsandbytes_cases import DTYPES, FUNCTIONS, OPERATORS  # noqa: E402
 from nf4.torch import bitsandbytes as backend  # noqa: E402
 from nf4.torch.bitsandbytes import operators, replacements  # noqa: E402
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-OPERATORS = ["gemm_4bit", "dequantize_4bit", "dequantize_4bit.out"]
-FUNCTIONS = [
-    "functional.dequantize_4bit",
-    "autograd._functions.matmul_4bit",
-    "matmul_4bit",
-    "autograd._functions.MatMul4Bit.apply",
-    "nn.modules.Linear4bit.forward",
-    "nn.modules.has_avx512bf16",
-]
-
-
-@pytest.fixture
-def served():
-    yield backend.register()
-    backend.unregister()
 
 
 def quantized(shape=(24, 64), format="nf4", nested=True, storage=torch.uint8, **options):
