@@ -60,18 +60,15 @@ void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel 
                 (whole * static_cast<double>(k_tiles) + share) * model.k_tile[config];
 }
 
-double skinny16_cycles(const MatmulProblem &problem, const GpuFacts &gpu, const CostModel &model) {
-  const int64_t rows = ceil_divide(problem.weight.rows, gpu.multiprocessors);
-  return model.skinny16_start +
-         model.skinny16_element * static_cast<double>(rows * problem.weight.cols);
+// CTAs share the rows evenly.
+template <class W>
+double skinny16_cycles(const W &weight, const GpuFacts &gpu, const CostModel &model) {
+  const int64_t rows = ceil_divide(weight.rows, gpu.multiprocessors);
+  return model.skinny16_start + model.skinny16_element * static_cast<double>(rows * weight.cols);
 }
-double skinny16_cycles(const Int4MatmulProblem &problem, const GpuFacts &gpu,
-                       const CostModel &model) {
-  const Int4Weight &weight = problem.weight;
-  if (!takes_strips(weight.layout, 16, gpu.tensor_maps)) {
-    const int64_t rows = ceil_divide(weight.rows, gpu.multiprocessors);
-    return model.skinny16_start + model.skinny16_element * static_cast<double>(rows * weight.cols);
-  }
+double skinny16_cycles(const Int4Weight &weight, const GpuFacts &gpu, const CostModel &model) {
+  if (!takes_strips(weight.layout, 16, gpu.tensor_maps))
+    return skinny16_cycles<Int4Weight>(weight, gpu, model);
   const StripPlan plan = plan_strips(weight.layout, weight.rows, weight.cols, gpu);
   return model.strip16_start +
          model.strip16_element * plan.busiest_rows(gpu) * static_cast<double>(weight.cols);
@@ -124,7 +121,7 @@ void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const 
                   MatmulChoice &choice) {
   double least = std::numeric_limits<double>::infinity();
   if (choice.config == kSkinny16)
-    least = model.skinny16_margin * skinny16_cycles(problem, gpu, model);
+    least = model.skinny16_margin * skinny16_cycles(problem.weight, gpu, model);
   for (int config = kFirstWgmma; config < kMatmulConfigCount; ++config) {
     if (!wgmma_can_run(problem, gpu, config)) continue;
     const WgmmaPlan plan = plan_wgmma(size_of(problem), gpu, model, config);
