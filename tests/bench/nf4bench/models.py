@@ -70,6 +70,7 @@ def _timed(gpu: Any, form: str, enqueue: Callable[[], object]) -> float:
     with models_forms.kernels_of(form):
         if form == DROP_IN:
             enqueue()  # Python is slow at functions that were just replaced
+            gpu.synchronize()  # that was on another stream
         return gpu.microseconds(enqueue)
 
 
