@@ -1,5 +1,5 @@
-"""PEFT's LoRA layers over weights in 4 bits: NF4Linear and Int4Linear, and bitsandbytes' Linear4bit
-where libnf4 serves that.
+"""PEFT's LoRA layers over weights in 4 bits: NF4Linear, and bitsandbytes' Linear4bit where libnf4
+serves that.
 
 Importing nf4.torch is enough; as soon as PEFT is loaded, before or after, these are replaced:
     tuners.lora.layer.Linear.forward, tuners.lora.bnb.Linear4bit.forward

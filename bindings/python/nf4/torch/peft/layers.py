@@ -18,11 +18,10 @@ from torch.compiler import is_dynamo_compiling
 
 from nf4.torch import _private
 from nf4.torch._schemas import Parts
-from nf4.torch.modules import Int4Linear, NF4Linear
+from nf4.torch.modules import NF4Linear
 from nf4.torch.peft import adapted
 from nf4.torch.peft.adapted import Adapter
 
-_OURS = (NF4Linear, Int4Linear)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -77,7 +76,7 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def _operands(base: nn.Module, x: Tensor, autocast: torch.dtype | None) -> Operands | None:
-    if type(base) in _OURS:
+    if type(base) is NF4Linear:
         dtype = autocast or base.compute_dtype or x.dtype
         return base.parts(), base.bias_in(dtype), dtype
     # Of bitsandbytes' layers, those whose forward is replaced (bitsandbytes/eager.py).
@@ -116,7 +115,7 @@ def product(layer: nn.Module, x: Tensor) -> Tensor | None:
     if not _fits(adapter, x, dtype):
         return None
     y = adapted.linear(x.to(dtype) if casts else x, bias, weight, adapter)
-    if y is None or not casts or type(base) in _OURS:
+    if y is None or not casts or type(base) is NF4Linear:
         return y
     return y.to(x.dtype)  # as a Linear4bit does
 

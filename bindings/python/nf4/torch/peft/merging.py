@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nf4.errors import InvalidArgument
 from nf4.torch.modules import NF4Linear
-from nf4.torch.modules.base import QuantizedLinear
 
 
 def dequantized(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,20 +18,11 @@ def dequantized(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def dequantize_module_weight(module: torch.nn.Module) -> Any:
-        if isinstance(module, QuantizedLinear):
+        if isinstance(module, NF4Linear):
             return module.dequantize()
         return original(module)
 
     return dequantize_module_weight
-
-
-def _require_mergeable(base: QuantizedLinear) -> NF4Linear:
-    if isinstance(base, NF4Linear):
-        return base
-    raise InvalidArgument(
-        f"the base layer is an {type(base).__name__}, whose integers cannot take an adapter in; "
-        "expected an NF4Linear: nf4.torch.to_dense(model) first"
-    )
 
 
 def _require_finite(tensor: Tensor, adapter: str) -> None:
@@ -82,12 +71,12 @@ def merge(
     @torch.no_grad()
     def merge(self: Any, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         base = self.get_base_layer()
-        if not isinstance(base, QuantizedLinear):
+        if not isinstance(base, NF4Linear):
             original(self, safe_merge=safe_merge, adapter_names=adapter_names)
             return
         for adapter in to_merge(self, adapter_names) or ():
             if adapter in self.lora_A:
-                _merge(self, _require_mergeable(base), adapter, safe_merge)
+                _merge(self, base, adapter, safe_merge)
                 self.merged_adapters.append(adapter)
 
     return merge
@@ -98,12 +87,12 @@ def unmerge(original: Callable[..., None]) -> Callable[..., None]:
     @torch.no_grad()
     def unmerge(self: Any) -> None:
         base = self.get_base_layer()
-        if not self.merged or not isinstance(base, QuantizedLinear):
+        if not self.merged or not isinstance(base, NF4Linear):
             original(self)  # which warns where nothing is merged
             return
         while self.merged_adapters:
             adapter = self.merged_adapters.pop()
             if adapter in self.lora_A:
-                _unmerge(self, _require_mergeable(base), adapter)
+                _unmerge(self, base, adapter)
 
     return unmerge
