@@ -34,11 +34,13 @@ class Adapter(NamedTuple):
 
 def _scaled(left: Tensor, right: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """scale left right, in a dtype that may be wider than theirs."""
+    shape = left.shape[0], right.shape[1]
     if left.dtype == dtype:
-        made = left.new_empty(left.shape[0], right.shape[1])
-        return made.addmm_(left, right, beta=0, alpha=scale)
-    wide = torch.mm(left, right, out_dtype=dtype) if left.is_cuda else (left @ right).to(dtype)
-    return wide if scale == 1 else wide.mul_(scale)
+        return left.new_empty(shape).addmm_(left, right, beta=0, alpha=scale)
+    if not left.is_cuda:
+        return (left @ right).to(dtype).mul_(scale)
+    made = left.new_empty(shape, dtype=dtype)
+    return torch.addmm(made, left, right, out_dtype=dtype, beta=0, alpha=scale, out=made)
 
 
 def _rows(tensor: Tensor) -> Tensor:
