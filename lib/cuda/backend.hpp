@@ -18,7 +18,7 @@ nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
 int64_t matmul_workspace_bytes(const MatmulProblem &problem);
 int64_t matmul_workspace_bytes(const MatmulBatch &batch);
 
-// The gradient: x is dY, y is dX = dY W; no bias. The workspace is the same in every build.
+// The gradient: problem.gradient is true.
 nf4_status matmul_grad(const MatmulProblem &problem, nf4_stream stream);
 int64_t matmul_grad_workspace_bytes(const MatmulProblem &problem);
 

@@ -14,6 +14,7 @@
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/permute/permute.hpp"
 #include "cuda/runtime/target.hpp"
+#include "status.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -180,6 +181,9 @@ template <class W>
 nf4_status launch_all(const MatmulProblemOf<W> *problems, int count, nf4_stream stream) {
   MatmulTarget target;
   if (const nf4_status status = find_target(problems, count, stream, target)) return status;
+  for (int i = 0; i < count; ++i)
+    if (problems[i].lora.rank > 0)
+      return fail(NF4_STATUS_UNSUPPORTED_DEVICE, "lora is not NULL: no kernel adds it yet");
 
   const CurrentDevice current(target.device.index);
   if (const nf4_status status = current.status()) return status;

@@ -7,6 +7,7 @@
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul_grad/kernels.hpp"
 #include "cuda/weight/transposed.hpp"
+#include "status.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -27,7 +28,7 @@ MatmulArgs grad_args(const GradProblem &problem) {
   return args;
 }
 
-// wgmma from so many rows of dY on where it can run; for fewer mma does.
+// wgmma where it can run.
 cudaError_t choose(MatmulTarget &target, const GradProblem &problem, MatmulChoice &choice) {
   GpuFacts &gpu = target.gpu;
   const CostModel &model = cost_model(problem.weight);
@@ -69,6 +70,8 @@ nf4_status with_choice(const MatmulProblem &given, nf4_stream stream, const Visi
 }  // namespace
 
 nf4_status matmul_grad(const MatmulProblem &problem, nf4_stream stream) {
+  if (problem.lora.rank > 0)
+    return fail(NF4_STATUS_UNSUPPORTED_DEVICE, "lora is not NULL: no kernel adds it yet");
   return with_choice(problem, stream, launch_choice);
 }
 
