@@ -4,7 +4,7 @@
 
 namespace nf4::cuda {
 
-// Args: MatmulArgsOf<TransposedView>.
+// Args: MatmulArgs of W^T.
 struct GradKernels {
   const void *mma[3][2];  // [dtype - NF4_DTYPE_FP32][nested]
 

@@ -8,7 +8,6 @@
 #include "cuda/ptx/memory.cuh"
 #include "cuda/weight/codebooks.cuh"
 #include "cuda/weight/scales.cuh"
-#include "cuda/weight/transposed.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -16,8 +15,7 @@ namespace {
 template <class Arch, class Scales, bool Transposed = false>
 class CodebookSource {
  public:
-  using View = std::conditional_t<Transposed, TransposedView, WeightView>;
-  using Args = MatmulArgsOf<View>;
+  using View = WeightView;  // if Transposed, with its rows and columns exchanged
   static constexpr bool kLdmatrix = false;
   static constexpr int kResidentCtas = 1;  // at least, of a multiprocessor
   // In shared memory.
@@ -35,7 +33,7 @@ class CodebookSource {
   };
 
   // All threads of the CTA call it; a barrier must follow.
-  __device__ __forceinline__ CodebookSource(const Args &args, float *scale_code,
+  __device__ __forceinline__ CodebookSource(const MatmulArgs &args, float *scale_code,
                                             float *codebook)
       : args_(args), table_(scale_code), codebook_(codebook) {
     table_.template load<LoadGlobal, kMmaThreads>(args.weight);
@@ -53,8 +51,7 @@ class CodebookSource {
 
   __device__ __forceinline__ void seek(int64_t, int64_t) {}
   __device__ __forceinline__ Registers load(int64_t row, int64_t column) const {
-    return Transposed ? load_stored(column, row, args_.weight.cols, args_.weight.rows)
-                      : load_stored(row, column, args_.weight.rows, args_.weight.cols);
+    return Transposed ? load_stored(column, row) : load_stored(row, column);
   }
 
   // Rounded as dequantize rounds; zeros past the end of the row. Rows of the tile are stored rows.
@@ -83,13 +80,18 @@ class CodebookSource {
     return threadIdx.x % kVectorsPerTileK * kVectorK;
   }
 
-  // Of the stored matrix of rows x cols.
-  __device__ __forceinline__ Registers load_stored(int64_t row, int64_t column, int64_t rows,
-                                                   int64_t cols) const {
+  // Of the stored matrix.
+  __device__ __forceinline__ const int64_t &stored_rows() const {
+    return Transposed ? args_.weight.cols : args_.weight.rows;
+  }
+  __device__ __forceinline__ const int64_t &stored_cols() const {
+    return Transposed ? args_.weight.rows : args_.weight.cols;
+  }
+  __device__ __forceinline__ Registers load_stored(int64_t row, int64_t column) const {
     Registers registers{};
-    if (row >= rows || column >= cols) return registers;
-    const int64_t first = row * cols + column;
-    registers.count = static_cast<int>(min(cols - column, int64_t{kVectorK}));
+    if (row >= stored_rows() || column >= stored_cols()) return registers;
+    const int64_t first = row * stored_cols() + column;
+    registers.count = static_cast<int>(min(stored_cols() - column, int64_t{kVectorK}));
     const int blocksize = 1 << args_.weight.blocksize_log2;
     registers.in_first_block = blocksize - (static_cast<int>(first) & (blocksize - 1));
     registers.first_scale =
@@ -110,7 +112,7 @@ class CodebookSource {
     return registers;
   }
 
-  const Args &args_;
+  const MatmulArgs &args_;
   ScaleTable<Scales> table_;
   const float *codebook_;
 };
