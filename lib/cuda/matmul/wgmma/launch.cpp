@@ -108,14 +108,18 @@ void stream_k_args(const MatmulProblemOf<W> &problem, const WgmmaPlan &plan, Arg
                                              MatmulWorkspace(problem).flags_bytes());
 }
 
-// Whether ScaleLoader::load_vectors can be used: each step is a block, and vectors are aligned.
+// Whether ScaleLoader::load_vectors can be used: each step is a block, and vectors are aligned. Or
+// PairedScales.
 bool has_scale_vectors(const Weight &weight) {
   return weight.blocksize_log2 == 6 && weight.cols % 512 == 0 &&
          is_multiple(weight.absmax, weight.nested() ? 8 : 16) &&
          (!weight.nested() || weight.nested_blocksize_log2 >= 3);
 }
 bool has_scale_vectors(const Int4Weight &) { return false; }
-bool has_scale_vectors(const TransposedWeight &) { return false; }
+bool has_scale_vectors(const TransposedWeight &weight) {
+  return weight.blocksize_log2 == 6 && weight.rows % 128 == 0 &&
+         is_multiple(weight.absmax, weight.nested() ? 2 : 8) && weight.nested_blocksize_log2 != 0;
+}
 
 // Boxes of a K-tile.
 cudaError_t make_weight_map(const Weight &weight, int tile_n, TensorMap &map) {
