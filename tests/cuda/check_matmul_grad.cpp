@@ -41,8 +41,8 @@ bool has(int config) {
   return cuda::matmul_grad_has(*runnable_families()[0], config, compute_capability());
 }
 
-// Each kernel that this GPU has, of these configurations, was met so often. Stream-K kernels are for
-// weights that are large for the GPU.
+// Each kernel that this GPU has, of these configurations, was met so often. Stream-K kernels are
+// for weights that are large for the GPU.
 void check_counts(const MatmulCounts &counts, int least,
                   ConfigRange configs = {cuda::kMma64x64, cuda::kFirstStreamK}) {
   for (const cuda::GpuFamily *family : runnable_families())

@@ -1,4 +1,5 @@
-// One family and configuration of CUDA kernels, of matmul and its gradient, for the length of a scope.
+// One family and configuration of CUDA kernels, of matmul and its gradient, for the length of a
+// scope.
 #pragma once
 
 #include <optional>

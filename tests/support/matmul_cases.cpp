@@ -58,8 +58,9 @@ void add_operands(Rng &rng, MatmulCaseOf<Host> &test, int64_t m, XKind x) {
 
 template <class Host>
 std::string describe_rows(const MatmulCaseOf<Host> &test) {
-  return std::string(test.gradient ? ", gradient" : "") + ", m " + std::to_string(test.m) + ", strides " + std::to_string(test.x_stride) + " and " +
-         std::to_string(test.y_stride) + (test.bias.empty() ? "" : ", bias");
+  return std::string(test.gradient ? ", gradient" : "") + ", m " + std::to_string(test.m) +
+         ", strides " + std::to_string(test.x_stride) + " and " + std::to_string(test.y_stride) +
+         (test.bias.empty() ? "" : ", bias");
 }
 
 }  // namespace

@@ -29,8 +29,8 @@ nf4_status launch(const nf4_tensor *weight, const nf4_matmul_args *args, bool gr
   return gradient ? nf4_matmul_grad_launch(weight, args, workspace, bytes, stream)
                   : nf4_matmul_launch(weight, args, workspace, bytes, stream);
 }
-nf4_status launch(const nf4_int4_tensor *weight, const nf4_matmul_args *args, bool,
-                  void *workspace, size_t bytes, cudaStream_t stream) {
+nf4_status launch(const nf4_int4_tensor *weight, const nf4_matmul_args *args, bool, void *workspace,
+                  size_t bytes, cudaStream_t stream) {
   return nf4_int4_matmul_launch(weight, args, workspace, bytes, stream);
 }
 
@@ -84,8 +84,8 @@ bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y
   const double sums = static_cast<double>(test.x_columns()) / 8 + 64;
   // Of the gradient a single product may be all: its weight is rounded from an entry of fp16.
   const double unit = precision.unit + (test.gradient ? precision.unit / 8 : 0);
-  const double error = (unit + sums * 0x1p-24) * expected.magnitude +
-                       precision.underflow * expected.coarse;
+  const double error =
+      (unit + sums * 0x1p-24) * expected.magnitude + precision.underflow * expected.coarse;
   return y >= round_to(test.dtype, expected.value - error) &&
          y <= round_to(test.dtype, expected.value + error);
 }
@@ -192,7 +192,8 @@ template <class Host>
 nf4_status PlacedMatmulOf<Host>::multiply(const MatmulCaseOf<Host> &test,
                                           cudaStream_t stream) const {
   const nf4_matmul_args given = args(test);
-  return launch(&weight.tensor(), &given, test.gradient, workspace.data(), workspace.size(), stream);
+  return launch(&weight.tensor(), &given, test.gradient, workspace.data(), workspace.size(),
+                stream);
 }
 
 template <class Host>

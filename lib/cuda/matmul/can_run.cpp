@@ -74,8 +74,7 @@ bool wgmma_can_run(const GradProblem &problem, const GpuFacts &gpu, int which) {
   if (problem.dtype == NF4_DTYPE_FP32) return false;
   const Weight &weight = problem.weight;
   // As above, past the last column.
-  if (weight.codebook != nullptr &&
-      (problem.dtype == NF4_DTYPE_BF16 || weight.cols % kTileK != 0))
+  if (weight.codebook != nullptr && (problem.dtype == NF4_DTYPE_BF16 || weight.cols % kTileK != 0))
     return false;
   return has_grad_kernel(which) && weight.rows % kStepK == 0 && weight.blocksize() >= kStepK &&
          weight.blocks <= std::numeric_limits<int>::max() - kTileK * weight.rows &&

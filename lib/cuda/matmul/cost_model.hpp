@@ -96,9 +96,8 @@ constexpr CostModel grad_model(const double (&k_tile)[kMatmulConfigCount]) {
   for (int i = 0; i < kMatmulConfigCount; ++i) model.k_tile[i] = k_tile[i];
   return model;
 }
-inline constexpr CostModel kH200Grad =
-    grad_model({0,    0, 0, 0,    0, 0, 0, 1200, 1650, 0,    0, 0,
-                2350, 0, 0, 1680, 0, 0, 0, 2380, 0,    0, 0, 1220});
+inline constexpr CostModel kH200Grad = grad_model(
+    {0, 0, 0, 0, 0, 0, 0, 1200, 1650, 0, 0, 0, 2350, 0, 0, 1680, 0, 0, 0, 2380, 0, 0, 0, 1220});
 
 constexpr bool has_k_tiles(const CostModel &model, bool has_kernel(int config)) {
   for (int i = 0; i < kMatmulConfigCount; ++i)

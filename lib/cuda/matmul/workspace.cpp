@@ -33,8 +33,7 @@ constexpr int64_t no_stream_k_up_to(WgmmaSet set) {
   int64_t m = 0;
   for (int i = kFirstWgmma; i < kFirstStreamK; ++i) {
     const int64_t tile_m = kMatmulConfigs[i].tile_m;
-    if (has_kernel(set, i) && tile_m > m && tile_m < stream_k_config(set, 1).tile_m)
-      m = tile_m;
+    if (has_kernel(set, i) && tile_m > m && tile_m < stream_k_config(set, 1).tile_m) m = tile_m;
   }
   return m;
 }
@@ -59,7 +58,8 @@ static_assert(stream_k_in_order(), "sizes must not decrease as m increases");
 
 MatmulSize size_of(const MatmulProblem &problem) {
   const Weight &weight = problem.weight;
-  return {problem.dtype, problem.m, weight.rows, weight.cols, weight.blocksize(), WgmmaSet::kCodebook};
+  return {problem.dtype, problem.m,          weight.rows,
+          weight.cols,   weight.blocksize(), WgmmaSet::kCodebook};
 }
 
 MatmulSize size_of(const Int4MatmulProblem &problem) {
@@ -84,8 +84,8 @@ MatmulSize size_of(const GradProblem &problem) {
 }
 
 MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
-  if (size.m <= no_stream_k_up_to(size.set) || size.rows == 0 ||
-      size.dtype == NF4_DTYPE_FP32 || size.cols % kStepK != 0 || size.scale_columns < kStepK)
+  if (size.m <= no_stream_k_up_to(size.set) || size.rows == 0 || size.dtype == NF4_DTYPE_FP32 ||
+      size.cols % kStepK != 0 || size.scale_columns < kStepK)
     return;
   const MatmulConfig &narrowest = stream_k_config(size.set, 1);
   // Each at most as many as fill all CTAs, so that their product is no large number.

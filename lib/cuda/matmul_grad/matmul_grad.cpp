@@ -58,13 +58,13 @@ cudaError_t launch_choice(const MatmulTarget &target, const GradProblem &problem
 template <class Visit>
 nf4_status with_choice(const MatmulProblem &given, nf4_stream stream, const Visit &visit) {
   const GradProblem problem = transposed(given);
-  return launch_on_device(
-      problem.operands, stream, "launching matmul_grad", [&](const LaunchTarget &where) {
-        MatmulTarget target{where, facts_of(where)};
-        MatmulChoice choice{};
-        const cudaError_t error = choose(target, problem, choice);
-        return error == cudaSuccess ? visit(target, problem, choice) : error;
-      });
+  return launch_on_device(problem.operands, stream, "launching matmul_grad",
+                          [&](const LaunchTarget &where) {
+                            MatmulTarget target{where, facts_of(where)};
+                            MatmulChoice choice{};
+                            const cudaError_t error = choose(target, problem, choice);
+                            return error == cudaSuccess ? visit(target, problem, choice) : error;
+                          });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Products of the mma kernel's tiles with the weight transposed: rows of the weight's tile run along
-// the columns of dY, its columns along those of dX.
+// Products of the mma kernel's tiles with the weight transposed: rows of the weight's tile run
+// along the columns of dY, its columns along those of dX.
 #pragma once
 
 #include <type_traits>

@@ -15,8 +15,8 @@
 namespace nf4::cuda {
 namespace {
 
-// The address of a byte of a word, that of lane % 4 unless given, in a table of 256 entries, 256 bytes apart, in which each
-// lane has its own copy of Bytes bytes.
+// The address of a byte of a word, that of lane % 4 unless given, in a table of 256 entries, 256
+// bytes apart, in which each lane has its own copy of Bytes bytes.
 template <int Bytes>
 class QuadLut {
  public:

@@ -12,10 +12,10 @@
 namespace nf4::cuda {
 namespace {
 
-// NF4 and FP4 are stored as [n][k / 2] bytes; rows of W^T run along k, its columns along n. A K-tile
-// is 128 stored rows of TileN / 2 bytes, in the swizzle of as many. Of 16 bytes of eight of them,
-// which are 8 columns of 32 rows, a transposing ldmatrix gives a lane two bytes of columns 2t and
-// 2t + 1 side by side: four rows, of which a warp takes two and its neighbour two.
+// NF4 and FP4 are stored as [n][k / 2] bytes; rows of W^T run along k, its columns along n. A
+// K-tile is 128 stored rows of TileN / 2 bytes, in the swizzle of as many. Of 16 bytes of eight of
+// them, which are 8 columns of 32 rows, a transposing ldmatrix gives a lane two bytes of columns 2t
+// and 2t + 1 side by side: four rows, of which a warp takes two and its neighbour two.
 template <int TileN>
 struct TransposedLayout {
   static constexpr int kTileCols = 128;

@@ -1,5 +1,5 @@
-// The mma kernel's weights of NF4 and FP4, and their transposes: codes, scales and look-ups of a CTA
-// tile.
+// The mma kernel's weights of NF4 and FP4, and their transposes: codes, scales and look-ups of a
+// CTA tile.
 #pragma once
 
 #include "cuda/matmul/args.hpp"

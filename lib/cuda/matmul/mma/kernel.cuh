@@ -166,8 +166,8 @@ using CtaProducts =
 // ---- The kernel --------------------------------------------------------------------------
 
 template <class Arch, class T, class Source>
-using ProductsOf = CtaProducts<
-    Arch, T, std::conditional_t<Source::kLdmatrix, CtaLdmatrixMma<T>, CtaMma<T>>>;
+using ProductsOf =
+    CtaProducts<Arch, T, std::conditional_t<Source::kLdmatrix, CtaLdmatrixMma<T>, CtaMma<T>>>;
 
 // `Source` is what loads and dequantizes a kind of weight, `Mma` what multiplies its tiles.
 template <class Arch, class T, class Source, class Mma = ProductsOf<Arch, T, Source>>

@@ -136,8 +136,8 @@ class Epilogue {
             __byte_perm(even.y, odd.y, 0x5410), __byte_perm(even.y, odd.y, 0x7632)};
   }
 
-  // The same of the 32 rows of two warps, of which a warp has words of two neighbours (a distance of
-  // 2), or of one in each four and its neighbour.
+  // The same of the 32 rows of two warps, of which a warp has words of two neighbours (a distance
+  // of 2), or of one in each four and its neighbour.
   __device__ __forceinline__ uint4 gather(int64_t first, int64_t second) const {
     const int warp = consumer_thread() / 32;
     const int word = (warp % 2 * 2 + lane_index() % 2) * 4;

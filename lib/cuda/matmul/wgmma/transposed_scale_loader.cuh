@@ -1,5 +1,5 @@
-// The two producer warps that load the scales of W^T: of each of a K-tile's columns, one for each 64
-// rows of the CTA tile. Neighbouring columns' lie a stored row apart.
+// The two producer warps that load the scales of W^T: of each of a K-tile's columns, one for each
+// 64 rows of the CTA tile. Neighbouring columns' lie a stored row apart.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct SeparateScales {
   }
 };
 
-// Loaded at once: the second lies beside the first, aligned, and in the same nested block. Each load
-// of a warp is of 32 lines, which takes the path to shared memory as long as 32 of its loads.
+// Loaded at once: the second lies beside the first, aligned, and in the same nested block. Each
+// load of a warp is of 32 lines, which takes the path to shared memory as long as 32 of its loads.
 template <class Scales>
 struct PairedScales;
 template <>
