@@ -47,7 +47,7 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _forward(
+def product(
     x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter
 ) -> tuple[Tensor, Tensor] | None:
     """y and p = x A^T; None if nothing was done, as _fast.linear says."""
@@ -130,7 +130,7 @@ _apply = _private.apply_of(_Adapted)
 def linear(x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter) -> Tensor | None:
     """The product, with gradients for x, A, B and bias; None if nothing was done, as _fast.linear
     says."""
-    made = _forward(x, bias, weight, adapter)
+    made = product(x, bias, weight, adapter)
     if made is None:
         return None
     a, b, scale = adapter
