@@ -23,6 +23,8 @@ void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
 // For integer weights whose codes lie along the columns, in groups of whole steps.
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
                 const Int4MatmulProblem &problem, RowRange n);
+void matmul_lanes(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const Int4MatmulProblem &problem, RowRange n);
 
 // For those in words of GPTQ or AWQ, in groups of whole words.
 void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
