@@ -15,6 +15,7 @@
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/lane_loops.hpp"
 #include "cpu/matmul/loops.hpp"
+#include "cpu/matmul/scattered_loops.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cpu {
@@ -187,6 +188,7 @@ const MatmulKernels kAvx512Bf16Matmul = {
     gptq_columns<Bf16Pairs>,
     awq_columns<Bf16Pairs>,
     block_columns<Bf16Pairs>,
+    scattered_columns<Bf16Pairs>,
     {nullptr, nullptr, nullptr},
     tile<Bf16Pairs>,
     transpose_codes,

@@ -74,6 +74,24 @@ struct ColumnsArgs {
   int64_t nibble_stride;
 };
 
+// Words of GPTQ times x, to sums by groups.
+constexpr int kMaxScatteredM = 2;
+struct ScatteredArgs {
+  const void *codebook;   // 16 numbers of the kernels' dtype
+  const uint32_t *words;  // of the first row and column
+  int64_t stride;         // from one row of words to the next
+  int64_t rows;
+  int64_t cols;           // a multiple of 8
+  const int32_t *groups;  // of each column
+  const void *x;          // [m][x_stride]; in bf16 each number between zeros
+  int64_t x_stride;       // in elements
+  int m;
+  float *sums;  // [m][groups], readable and writable up to a multiple of 16 rows
+  int64_t group_stride;
+  int64_t sums_stride;
+  Ahead next;
+};
+
 // Transposed codes times x, for some rows of the weight, a lane each, and columns.
 constexpr int kLaneBlockN = 32;
 constexpr int kMaxLaneM = 12;
@@ -135,6 +153,7 @@ struct MatmulKernels {
   void (*gptq_columns)(const ColumnsArgs &args);
   void (*awq_columns)(const ColumnsArgs &args);
   void (*block_columns)(const ColumnsArgs &args);  // words as of GPTQ
+  void (*scattered_columns)(const ScatteredArgs &args);
   // Converts whole steps of x; NULL where x is of this set's dtype.
   void (*convert[3])(const void *x, int64_t elements, void *out);
   void (*tile)(const TileArgs &args);

@@ -1,4 +1,5 @@
-// The ways to multiply (dot, lanes, columns, sorted columns, panel), and what they share.
+// The ways to multiply (dot, lanes, columns, sorted and scattered columns, panel), and what they
+// share.
 #pragma once
 
 #include "core/formats.hpp"
@@ -33,6 +34,11 @@ void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
 // For those whose groups g_idx scatters, or whose rows of codes are in groups of no whole steps.
 void matmul_sorted_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                            const Int4MatmulProblem &problem, RowRange n);
+
+// For very few rows of x of those that g_idx scatters over some groups.
+bool suits_scattered_columns(const Int4MatmulProblem &problem);
+void matmul_scattered_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
+                              const Int4MatmulProblem &problem, RowRange n);
 
 // The codes of integer weights less 8, which bf16 holds, too, in the kernels' dtype.
 const void *int4_codebook(const MatmulKernels &kernels);
