@@ -123,7 +123,7 @@ def uses_fused_grad(grad_y: Tensor, weight: Parts) -> bool:
         return False
     m, spec = math.prod(grad_y.shape[:-1]), weight.spec
     if type(m) is not int:  # asking would fix the sizes of a graph
-        return False
+        return not grad_y.is_cuda
     if not grad_y.is_cuda:
         rows = _FUSED_ROWS_AMX if _has_amx() else _FUSED_ROWS_CPU
         return grad_y.dtype != torch.bfloat16 or m <= rows
@@ -133,6 +133,7 @@ def uses_fused_grad(grad_y: Tensor, weight: Parts) -> bool:
     return (
         m <= _FUSED_ROWS_HOPPER
         and (in_bf16 or grad_y.dtype == torch.float16)
+        and spec.rows % 8 == 0
         and spec.cols % 64 == 0
         and spec.blocksize >= 64
         and not (in_bf16 and weight.codebook is not None)
@@ -169,9 +170,7 @@ def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
     if type(grad_y) is not Tensor:
         return None
     if uses_fused_grad(grad_y, weight):
-        grad_x = _fast.linear_grad(grad_y, weight)
-        if grad_x is not None:
-            return grad_x
+        return _fast.linear_grad(grad_y, weight)
     dense = new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
     return torch.matmul(grad_y, dense) if _fast.dequantize(dense, weight) else None
 

@@ -92,7 +92,7 @@ def _linear_grad_below(grad_y: Tensor, weight: Parts) -> Tensor:
         if grad_x is not None:
             return grad_x
         if _are_plain(grad_y, *weight.tensors):
-            return _kernels.linear_grad(grad_y, weight)
+            return _kernels.linear_grad(_with_memory(grad_y), weight)
     operators = OPERATORS[type(weight)]
     if _private.has_transforms():
         return to_next_transform(operators.linear_backward, grad_y, *weight.arguments())
