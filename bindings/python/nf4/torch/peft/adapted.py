@@ -66,7 +66,7 @@ def product(
 
 def _backward(grad: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tuple[Tensor, ...]:
     """q = dY B and, if it is asked for, dX; of dY in two dimensions."""
-    if of_x and _kernels.uses_fused_grad(grad):
+    if of_x and _kernels.uses_fused_grad(grad, weight):
         made = _fast.linear_grad(grad, weight, *adapter)
         if made is not None:
             return made
