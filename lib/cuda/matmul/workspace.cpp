@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/backend.hpp"
+#include "cuda/lora/workspace.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
@@ -85,7 +86,7 @@ MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
 }
 
 int64_t matmul_workspace_bytes(const MatmulProblem &problem) {
-  return MatmulWorkspace(problem).bytes();
+  return MatmulWorkspace(problem).bytes() + LoraWorkspaceBytes(problem).bytes();
 }
 
 int64_t permuted_x_bytes(const Int4MatmulProblem &problem) {

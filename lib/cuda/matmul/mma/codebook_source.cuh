@@ -14,7 +14,7 @@ namespace {
 template <class Arch, class Scales>
 class CodebookSource {
  public:
-  using View = WeightView;
+  using Args = MatmulArgs;
   static constexpr bool kLdmatrix = false;
   static constexpr int kResidentCtas = 1;  // at least, of a multiprocessor
   // In shared memory.

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/element.cuh"
+#include "cuda/lora/term.cuh"
 #include "cuda/matmul/skinny/args.hpp"
 
 namespace nf4::cuda {
@@ -59,6 +60,7 @@ class Epilogue {
     y_ = static_cast<T *>(matmul.y) + m * matmul.y_stride + rows.first + row;
     if (matmul.bias != nullptr)
       bias_ = to_float(static_cast<const T *>(matmul.bias)[rows.first + row]);
+    bias_ += lora_of(matmul, m, rows.first + row);
   }
 
   // Always adds in the same order.
@@ -78,6 +80,11 @@ class Epilogue {
   }
 
  private:
+  static __device__ __forceinline__ float lora_of(const MatmulArgs &matmul, int m, int row) {
+    return lora_term<T>(matmul.lora, m, row);
+  }
+  static __device__ __forceinline__ float lora_of(const Int4MatmulArgs &, int, int) { return 0; }
+
   const float *partial_;
   T *y_;
   float bias_ = 0;

@@ -22,6 +22,7 @@ struct CodebookKind {
   using Layout = RowPacked;
 
   static constexpr bool kGroups = false;
+  static constexpr bool kLora = true;
   static constexpr int kLutBytes = 65536;
   static constexpr int kScaleCodeBytes = 1024;
   // A K-tile of a tile with many rows of x takes long, and leaves little room.

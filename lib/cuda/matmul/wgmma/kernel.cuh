@@ -62,6 +62,8 @@ __device__ __forceinline__ void consume(const typename Tile::Args &args, SharedS
   for (Scheduler scheduler(args); scheduler.is_valid(); scheduler.advance()) {
     // Both compute the work tile anew, so that it takes no registers in the mainloop.
     mainloop.run(scheduler.work_tile());
+    if constexpr (Tile::Kind::kLora)
+      mainloop.add_lora(lora_k_tiles<Tile>(args, scheduler.work_tile()), epilogue.unit());
     epilogue.store(scheduler, mainloop.sums());
   }
 }

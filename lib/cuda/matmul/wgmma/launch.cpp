@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cuda/lora/lora.hpp"
+#include "cuda/lora/workspace.hpp"
 #include "cuda/matmul/wgmma/args.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul/workspace.hpp"
@@ -132,6 +134,21 @@ cudaError_t make_tensor_maps(int tile_n, int x_box_rows, Args &args) {
                          args.x_map);
 }
 
+cudaError_t lora_args(const Int4MatmulProblem &, int, int, Int4WgmmaArgs &) { return cudaSuccess; }
+cudaError_t lora_args(const MatmulProblem &problem, int tile_n, int x_box_rows, WgmmaArgs &args) {
+  if (problem.lora.rank == 0) return cudaSuccess;
+  args.lora.k_tiles = static_cast<int>(ceil_divide(problem.lora.rank, kLoraTileK));
+  void *const workspace =
+      static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
+  const int64_t stride = lora_stride(problem.lora);
+  const LoraMatrix b = lora_b_for_tma(problem, workspace);
+  const cudaError_t error = make_tensor_map({b.data, problem.weight.rows, b.ranks * 2},
+                                            b.stride * 2, kLoraTileK * 2, tile_n, args.lora.b_map);
+  if (error != cudaSuccess) return error;
+  return make_tensor_map({workspace, problem.m, stride * 2}, stride * 2, kStepK * 2, x_box_rows,
+                         args.lora.product_map);
+}
+
 template <class Args, class W>
 cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
                         const decltype(Args::matmul) &matmul, const MatmulChoice &choice) {
@@ -146,6 +163,8 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
   args.scale_vectors = has_scale_vectors(matmul.weight);
   args.y_vectors = is_multiple(matmul.y, 16) && (matmul.m == 1 || matmul.y_stride % 8 == 0);
   if (const cudaError_t error = make_tensor_maps(config.tile_n, kernel.x_box_rows, args))
+    return error;
+  if (const cudaError_t error = lora_args(problem, config.tile_n, kernel.x_box_rows, args))
     return error;
   return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
                  choice.plan.clusters * choice.plan.cluster_size, kernel.threads, true,

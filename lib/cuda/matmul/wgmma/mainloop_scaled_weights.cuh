@@ -32,6 +32,25 @@ class MainloopScaledWeights {
     x_.release_held();
   }
 
+  // Adds K-tiles of an adapter, after run().
+  __device__ __forceinline__ void add_lora(int k_tiles, float) {
+#pragma unroll 1
+    for (; k_tiles > 0; --k_tiles) {
+      const uint64_t b = weight_.wait_lora(), product = x_.wait();
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kLoraTileK / 16; ++k)
+        for_each_part([&](auto &sums, int offset) {
+          Wgmma<kPartM>::template ss<true>(T{}, sums, b + 2 * k, product + 2 * k + offset);
+        });
+      wgmma_commit();
+      wgmma_wait<0>();
+      wgmma_fence_operand(sums_);
+      weight_.release();
+      x_.release();
+    }
+  }
+
   __device__ __forceinline__ typename Tile::Accumulators &sums() { return sums_; }
 
  private:
@@ -62,14 +81,19 @@ class MainloopScaledWeights {
     x_.hold();
   }
 
-  // A wgmma has 256 rows of x at most.
-  __device__ __forceinline__ void multiply_add(const uint32_t (&a)[4], uint64_t x) {
-    constexpr int kParts = Tile::kTileM > 256 ? 2 : 1, kPartM = Tile::kTileM / kParts;
+  // A wgmma has 256 rows of x at most. Calls visit(sums, offset) for each: the offset in a
+  // descriptor of x.
+  static constexpr int kParts = Tile::kTileM > 256 ? 2 : 1, kPartM = Tile::kTileM / kParts;
+  template <class Visit>
+  __device__ __forceinline__ void for_each_part(Visit visit) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
-      Wgmma<kPartM>::template rs<true>(
-          T{}, reinterpret_cast<float (&)[kPartM / 2]>(sums_[part * kPartM / 2]), a,
-          x + part * kPartM * kStepK * 2 / 16);
+      visit(reinterpret_cast<float (&)[kPartM / 2]>(sums_[part * kPartM / 2]),
+            part * kPartM * kStepK * 2 / 16);
+  }
+  __device__ __forceinline__ void multiply_add(const uint32_t (&a)[4], uint64_t x) {
+    for_each_part(
+        [&](auto &sums, int offset) { Wgmma<kPartM>::template rs<true>(T{}, sums, a, x + offset); });
   }
 
   const Decode decode_;

@@ -54,6 +54,14 @@ __device__ __forceinline__ WorkTile cluster_work_tile(const typename Tile::Args 
   return work;
 }
 
+// K-tiles of the adapter that this CTA multiplies: the one that has the last K-tile of the weight.
+template <class Tile>
+__device__ __forceinline__ int lora_k_tiles(const typename Tile::Args &args, const WorkTile &work) {
+  if constexpr (Tile::Kind::kLora)
+    return work.k_tile_end == args.k_tiles ? args.lora.k_tiles : 0;
+  return 0;
+}
+
 // Every cluster takes every `clusters`-th tile.
 template <class Tile>
 class PersistentScheduler {
