@@ -26,7 +26,7 @@ bool has_vectors(const void *data, int64_t stride, nf4_dtype dtype) {
 }
 
 void *b_copy_in(const MatmulProblem &problem, void *workspace) {
-  return static_cast<uint8_t *>(workspace) + LoraWorkspaceBytes(problem).scaled;
+  return static_cast<uint8_t *>(workspace) + LoraWorkspace(problem).scaled_bytes;
 }
 
 bool can_use_tma(const MatmulProblem &problem) {

@@ -7,19 +7,21 @@
 
 namespace nf4::cuda {
 
-// Ranks with padding: of a row of what is in the workspace.
+// Ranks of a row of what is there, with zeros past the adapter's.
 inline int64_t lora_stride(const Lora &lora) { return ceil_divide(lora.rank, 16) * 16; }
 
-struct LoraWorkspaceBytes {
-  int64_t scaled;  // [m][lora_stride()] in x's dtype, a multiple of 16 bytes
-  int64_t b_copy;  // [rows][lora_stride()], for TMA
+struct LoraWorkspace {
+  // scale * x A^T, [m][lora_stride()], or in the gradient scale * dy B; in the problem's dtype.
+  int64_t scaled_bytes;
+  // Behind it, in 16 bits, the other factor for TMA, [rows][lora_stride()]; [cols] in the gradient.
+  int64_t copy_bytes;
 
-  explicit LoraWorkspaceBytes(const MatmulProblem &problem)
-      : scaled(problem.m * lora_stride(problem.lora) * element_bytes(problem.dtype)),
-        b_copy(problem.dtype == NF4_DTYPE_FP32
-                   ? 0
-                   : problem.weight.rows * lora_stride(problem.lora) * 2) {}
-  int64_t bytes() const { return scaled + b_copy; }
+  explicit LoraWorkspace(const MatmulProblem &problem)
+      : scaled_bytes(problem.m * lora_stride(problem.lora) * element_bytes(problem.dtype)),
+        copy_bytes(problem.dtype == NF4_DTYPE_FP32
+                       ? 0
+                       : problem.y_columns() * lora_stride(problem.lora) * 2) {}
+  int64_t bytes() const { return scaled_bytes + copy_bytes; }
 };
 
 }  // namespace nf4::cuda

@@ -17,6 +17,7 @@
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/permute/permute.hpp"
 #include "cuda/runtime/target.hpp"
+#include "status.hpp"
 
 namespace nf4::cuda {
 namespace {

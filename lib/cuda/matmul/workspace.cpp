@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cuda/backend.hpp"
-#include "cuda/lora/workspace.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
@@ -85,8 +84,12 @@ MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
   cta_bytes = int64_t{config.tile_m} * config.tile_n * 4;
 }
 
+int64_t lora_workspace_bytes(const MatmulProblem &problem) {
+  return LoraWorkspace(problem).bytes();
+}
+
 int64_t matmul_workspace_bytes(const MatmulProblem &problem) {
-  return MatmulWorkspace(problem).bytes() + LoraWorkspaceBytes(problem).bytes();
+  return MatmulWorkspace(problem).bytes() + lora_workspace_bytes(problem);
 }
 
 int64_t permuted_x_bytes(const Int4MatmulProblem &problem) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/lora/workspace.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -35,6 +36,9 @@ struct MatmulWorkspace {
   int64_t flags_bytes() const { return ctas * kFlags * 8; }
   int64_t bytes() const { return flags_bytes() + ctas * cta_bytes; }
 };
+
+// Of the adapter, behind the rest of a product's or gradient's workspace (lora/workspace.hpp).
+int64_t lora_workspace_bytes(const MatmulProblem &problem);
 
 // Of x with its columns in the order of the weight's, behind MatmulWorkspace; 0 if they are.
 int64_t permuted_x_bytes(const Int4MatmulProblem &problem);
