@@ -15,6 +15,7 @@
 #include "cuda/arch.cuh"
 #include "cuda/element.cuh"
 #include "cuda/lora/args.hpp"
+#include "cuda/lora/term.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/memory.cuh"
 #include "cuda/ptx/mma.cuh"
@@ -22,23 +23,6 @@
 
 namespace nf4::cuda {
 namespace {
-
-__device__ __forceinline__ float lora_element(const LoraFactor &factor, int64_t at, float) {
-  return static_cast<const float *>(factor.data)[at];
-}
-template <class T>
-__device__ __forceinline__ float lora_element(const LoraFactor &factor, int64_t at, T) {
-  return factor.is_fp32 ? static_cast<const float *>(factor.data)[at]
-                        : to_float(static_cast<const T *>(factor.data)[at]);
-}
-
-// Element (rank r, i), or 0 past the rank.
-template <class T>
-__device__ __forceinline__ float lora_element(const LoraFactor &factor, int rank, int r,
-                                              int64_t i) {
-  if (r >= rank) return 0.0f;
-  return lora_element(factor, r * factor.rank_stride + i * factor.stride, T{});
-}
 
 // The CTAs that copy B: eight ranks of a row a thread.
 template <class T>
@@ -52,7 +36,8 @@ __device__ __forceinline__ void copy_b(const LoraProductArgs &args, int cta) {
     T values[8];
 #pragma unroll
     for (int r = 0; r < 8; ++r)
-      values[r] = from_float<T>(lora_element<T>(args.b, args.rank, first + r, row));
+      values[r] = from_float<T>(
+          first + r < args.rank ? lora_element<T>(args.b, first + r, row) : 0.0f);
     *reinterpret_cast<uint4 *>(static_cast<T *>(args.b_copy) + i * 8) =
         *reinterpret_cast<const uint4 *>(values);
   }
@@ -238,7 +223,7 @@ __global__ void __launch_bounds__(kLoraProductThreads)
   const T *const x = static_cast<const T *>(args.x) + m * args.x_stride;
   if (r < args.rank)
     for (int64_t k = lane; k < args.cols; k += 32)
-      sum = __fmaf_rn(to_float(x[k]), lora_element<T>(args.a, args.rank, r, k), sum);
+      sum = __fmaf_rn(to_float(x[k]), lora_element<T>(args.a, r, k), sum);
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
     sum += __shfl_xor_sync(0xffffffffu, sum, distance);

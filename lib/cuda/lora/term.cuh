@@ -9,6 +9,14 @@
 namespace nf4::cuda {
 namespace {
 
+// Element (rank r, i).
+template <class T>
+__device__ __forceinline__ float lora_element(const LoraFactor &factor, int r, int64_t i) {
+  const int64_t at = r * factor.rank_stride + i * factor.stride;
+  return factor.is_fp32 ? static_cast<const float *>(factor.data)[at]
+                        : to_float(static_cast<const T *>(factor.data)[at]);
+}
+
 // Eight numbers, aligned.
 template <class T>
 __device__ __forceinline__ void load_eight(const T *from, float (&to)[8]) {
@@ -22,33 +30,27 @@ __device__ __forceinline__ void load_eight(const T *from, float (&to)[8]) {
   }
 }
 
-template <class T, class B>
-__device__ __forceinline__ float lora_dot(const LoraTerm &lora, int64_t m, int64_t row) {
-  const T *const product = static_cast<const T *>(lora.product) + m * lora.product_stride;
-  const B *const b = static_cast<const B *>(lora.b.data) + row * lora.b.stride;
-  float sum = 0;
-#pragma unroll 2
-  for (int r = 0; r < lora.rank; r += 8) {
-    float p[8], factor[8];
-    load_eight(product + r, p);
-    if (lora.b_vectors) {
-      load_eight(b + r, factor);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        factor[i] = r + i < lora.rank ? to_float(b[(r + i) * lora.b.rank_stride]) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum = __fmaf_rn(p[i], factor[i], sum);
-  }
-  return sum;
-}
-
-// Of row m of x and a row of the weight; 0 without an adapter.
+// Of row m of x and a row of the weight; 0 without an adapter. Loops, for the code to be small.
 template <class T>
 __device__ __forceinline__ float lora_term(const LoraTerm &lora, int64_t m, int64_t row) {
-  if (lora.rank == 0) return 0.0f;
-  return lora.b.is_fp32 ? lora_dot<T, float>(lora, m, row) : lora_dot<T, T>(lora, m, row);
+  float sum = 0;
+  const T *const product = static_cast<const T *>(lora.product) + m * lora.product_stride;
+  const int64_t first = row * lora.b.stride;
+#pragma unroll 1
+  for (int r = 0; lora.b_vectors && r < lora.rank; r += 8) {
+    float p[8], b[8];
+    load_eight(product + r, p);
+    if (lora.b.is_fp32)
+      load_eight(static_cast<const float *>(lora.b.data) + first + r, b);
+    else
+      load_eight(static_cast<const T *>(lora.b.data) + first + r, b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = __fmaf_rn(p[i], b[i], sum);
+  }
+#pragma unroll 1
+  for (int r = 0; !lora.b_vectors && r < lora.rank; ++r)
+    sum = __fmaf_rn(to_float(product[r]), lora_element<T>(lora.b, r, row), sum);
+  return sum;
 }
 
 }  // namespace
