@@ -24,7 +24,7 @@ using namespace nf4::test;
 
 namespace {
 
-struct Adapter {
+struct HostAdapter {
   nf4_dtype dtype;
   int rank;
   float scale;
@@ -39,8 +39,7 @@ std::vector<uint8_t> random_matrix(Rng &rng, nf4_dtype dtype, int64_t rows, int6
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t i = 0; i < cols; ++i) {
       const auto number = static_cast<float>(round_to(dtype, size * rng.normal()));
-      const uint16_t bits =
-          dtype == NF4_DTYPE_FP16 ? float_to_half(number) : float_to_bf16(number);
+      const uint16_t bits = dtype == NF4_DTYPE_FP16 ? float_to_half(number) : float_to_bf16(number);
       const void *from = dtype == NF4_DTYPE_FP32 ? static_cast<const void *>(&number) : &bits;
       std::memcpy(&matrix[(row * stride + i) * bytes], from, bytes);
     }
@@ -48,9 +47,9 @@ std::vector<uint8_t> random_matrix(Rng &rng, nf4_dtype dtype, int64_t rows, int6
 }
 
 // Of about the size of the product that it is beside.
-Adapter random_adapter(Rng &rng, const MatmulCase &test, nf4_dtype dtype, int rank, bool padded) {
+HostAdapter random_adapter(Rng &rng, const MatmulCase &test, nf4_dtype dtype, int rank, bool padded) {
   const int64_t rows = test.weight.shape.rows, cols = test.weight.shape.cols;
-  Adapter adapter{dtype, rank, 0.75f, cols, rank, {}, {}};
+  HostAdapter adapter{dtype, rank, 0.75f, cols, rank, {}, {}};
   if (padded) {
     adapter.a_stride += rng.between(1, 20);
     adapter.b_stride += rng.between(1, 20);
@@ -65,7 +64,7 @@ struct PlacedAdapter {
   nf4_lora lora{};
   nf4_matmul_args args;
 
-  PlacedAdapter(Rng &rng, const MatmulCase &test, const Adapter &adapter,
+  PlacedAdapter(Rng &rng, const MatmulCase &test, const HostAdapter &adapter,
                 const PlacedMatmul &placed, bool aligned, bool with_product)
       : a(adapter.a.size(), aligned ? 0 : random_lead(rng, dtype_bytes(adapter.dtype))),
         b(adapter.b.size(), aligned ? 0 : random_lead(rng, dtype_bytes(adapter.dtype))),
@@ -89,7 +88,7 @@ struct PlacedAdapter {
   }
 
  private:
-  static nf4_lora lora_of(const Adapter &adapter) {
+  static nf4_lora lora_of(const HostAdapter &adapter) {
     nf4_lora lora{};
     lora.struct_size = sizeof lora;
     lora.dtype = adapter.dtype;
@@ -99,7 +98,7 @@ struct PlacedAdapter {
     lora.b_stride = adapter.b_stride;
     return lora;
   }
-  static size_t workspace_bytes(const MatmulCase &test, const Adapter &adapter,
+  static size_t workspace_bytes(const MatmulCase &test, const HostAdapter &adapter,
                                 const PlacedMatmul &placed) {
     const nf4_lora lora = lora_of(adapter);
     nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
@@ -118,7 +117,7 @@ nf4_tensor in_place(HostWeight &weight) {
 }
 
 // x A^T in binary64: [m][rank].
-std::vector<double> exact_product(const MatmulCase &test, const Adapter &adapter) {
+std::vector<double> exact_product(const MatmulCase &test, const HostAdapter &adapter) {
   std::vector<double> product;
   for (int64_t i = 0; i < test.m; ++i)
     for (int r = 0; r < adapter.rank; ++r) {
@@ -139,7 +138,7 @@ double most_error(nf4_dtype dtype) {
 struct ExpectedLora {
   std::vector<double> product, y;
 
-  ExpectedLora(MatmulCase &test, const Adapter &adapter) : product(exact_product(test, adapter)) {
+  ExpectedLora(MatmulCase &test, const HostAdapter &adapter) : product(exact_product(test, adapter)) {
     const ExpectedProduct base(test, in_place(test.weight));
     const int64_t rows = test.weight.shape.rows;
     for (int64_t i = 0; i < test.m; ++i)
@@ -166,7 +165,8 @@ struct ExpectedLora {
     const auto bound = [&](const std::vector<RelativeError> &errors) {
       double most = 0;
       for (const RelativeError &error : errors)
-        most = std::max(most, std::sqrt(error.error / (all.norm / static_cast<double>(errors.size()))));
+        most = std::max(most,
+                        std::sqrt(error.error / (all.norm / static_cast<double>(errors.size()))));
       return most;
     };
     CHECK(all.value() <= most_error(test.dtype));
@@ -182,7 +182,7 @@ struct ExpectedLora {
 };
 
 // Every kernel that takes the case, aligned and as it comes.
-void check_lora(MatmulCase &test, const Adapter &adapter, Rng &rng, const Stream &stream,
+void check_lora(MatmulCase &test, const HostAdapter &adapter, Rng &rng, const Stream &stream,
                 MatmulCounts &counts) {
   const ExpectedLora expected(test, adapter);
   for (const bool aligned : {false, true}) {
@@ -224,7 +224,7 @@ int multiprocessors() {
 TEST_CASE("every kernel adds an adapter", "[cuda][matmul][lora]") {
   const Stream stream;
   MatmulCounts counts;
-  constexpr MatmulShape kShapes[] = {{130, 1536, 2}, {140, 3072, 9}, {75, 500, 5}, {130, 1536, 17},
+  constexpr MatmulShape kShapes[] = {{130, 1536, 2}, {140, 3072, 9},  {75, 500, 5}, {130, 1536, 17},
                                      {300, 512, 70}, {264, 512, 310}, {20, 333, 40}};
   constexpr int kRanks[] = {1, 8, 16, 40, 64, 128};
   uint64_t number = 0xb900000;
@@ -235,8 +235,7 @@ TEST_CASE("every kernel adds an adapter", "[cuda][matmul][lora]") {
         Rng rng(++number);
         MatmulCase test = plain_matmul_case(rng, {dtype, 64, rng.one_in(2)}, shape);
         const nf4_dtype factors = rng.one_in(2) ? NF4_DTYPE_FP32 : dtype;
-        const Adapter adapter =
-            random_adapter(rng, test, factors, rng.pick(kRanks), rng.one_in(3));
+        const HostAdapter adapter = random_adapter(rng, test, factors, rng.pick(kRanks), rng.one_in(3));
         INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
         check_lora(test, adapter, rng, stream, counts);
       }
@@ -251,10 +250,10 @@ TEST_CASE("stream-K kernels add an adapter once", "[cuda][matmul][lora]") {
   uint64_t number = 0xba00000;
   for (const int rank : {16, 128}) {
     Rng rng(++number);
-    MatmulCase test = plain_matmul_case(
-        rng, {NF4_DTYPE_BF16, 64, true}, {(multiprocessors() / 2 + 1) * 128 - 5, 1024, 100});
+    MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true},
+                                        {(multiprocessors() / 2 + 1) * 128 - 5, 1024, 100});
     repeat_rows(test, rng, 4);
-    const Adapter adapter = random_adapter(rng, test, NF4_DTYPE_BF16, rank, false);
+    const HostAdapter adapter = random_adapter(rng, test, NF4_DTYPE_BF16, rank, false);
     MatmulCounts counts;
     INFO(describe(test, number));
     check_lora(test, adapter, rng, stream, counts);
@@ -270,7 +269,7 @@ TEST_CASE("a product with an adapter waits for what a predecessor writes late",
     Rng rng(++number);
     MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, {300, 2048, m});
     for (const nf4_dtype dtype : {NF4_DTYPE_BF16, NF4_DTYPE_FP32}) {
-      const Adapter adapter = random_adapter(rng, test, dtype, 16, false);
+      const HostAdapter adapter = random_adapter(rng, test, dtype, 16, false);
       const PlacedMatmul placed(rng, test, true);
       const PlacedAdapter with(rng, test, adapter, placed, true, true);
       const nf4_tensor &weight = placed.weight.tensor();

@@ -30,20 +30,21 @@ struct LoraProductArgs {
   LoraFactor a;
   float scale;
   int rank;
-  int stride;      // of scaled and b_copy
-  void *product;   // [m][rank], or NULL
-  void *scaled;    // [m][stride], times the scale; zeros past the rank
-  LoraFactor b;    // copied for TMA:
-  void *b_copy;    // [b_rows][stride] in x's dtype, zeros past the rank; or NULL
+  int stride;     // of scaled and b_copy
+  void *product;  // [m][rank], or NULL
+  void *scaled;   // [m][stride], times the scale; zeros past the rank
+  LoraFactor b;   // copied for TMA:
+  void *b_copy;   // [b_rows][stride] in x's dtype, zeros past the rank; or NULL
   int64_t b_rows;
-  // CTAs: clusters of cluster_size share the columns of a tile of x and ranks; those after the
+  // CTAs: clusters of 2^cluster_log2 share the columns of a tile of x and ranks; those after the
   // first product_ctas copy B.
   int rank_chunks;
-  int cluster_size;
+  int cluster_log2;
   int product_ctas;
   int copy_ctas;
 };
 
 constexpr int kLoraProductThreads = 512;
+constexpr int kMaxLoraClusterLog2 = 3;  // what any GPU allows
 
 }  // namespace nf4::cuda

@@ -1,6 +1,5 @@
 // Instantiates the kernels of one GPU family; compiled once for each.
 #include "cuda/lora/kernels.hpp"
-
 #include "cuda/lora/product.cuh"
 
 namespace nf4::cuda {

@@ -9,7 +9,6 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int kMaxClusterSize = 8;  // what any GPU allows
 constexpr int kFewRanks = 16, kManyRanks = 64;
 constexpr int64_t kCopyVectors = 8;  // of eight elements, of a thread that copies B
 
@@ -55,12 +54,11 @@ LoraProductArgs product_args(const MatmulProblem &problem, void *workspace, bool
   args.scaled = workspace;
   args.b = factor_b(lora);
   args.b_rows = problem.weight.rows;
-  args.cluster_size = 1;
   if (tma && !can_use_tma(problem)) {
     args.b_copy = b_copy_in(problem, workspace);
     const int64_t vectors = args.b_rows * args.stride / 8;
-    args.copy_ctas = static_cast<int>(
-        std::clamp<int64_t>(vectors / kLoraProductThreads / kCopyVectors, 1, 128));
+    args.copy_ctas =
+        static_cast<int>(std::clamp<int64_t>(vectors / kLoraProductThreads / kCopyVectors, 1, 128));
   }
   return args;
 }
@@ -68,11 +66,11 @@ LoraProductArgs product_args(const MatmulProblem &problem, void *workspace, bool
 cudaError_t launch_ctas(const LaunchTarget &target, const void *kernel, LoraProductArgs &args,
                         int64_t product_ctas) {
   // Whole clusters.
-  args.copy_ctas =
-      static_cast<int>(ceil_divide(args.copy_ctas, args.cluster_size) * args.cluster_size);
+  const int cluster = 1 << args.cluster_log2;
+  args.copy_ctas = static_cast<int>(ceil_divide(args.copy_ctas, cluster) * cluster);
   args.product_ctas = static_cast<int>(product_ctas);
   return launch({kernel, product_ctas + args.copy_ctas, kLoraProductThreads, target.family->pdl,
-                 target.stream, 0, args.cluster_size},
+                 target.stream, 0, cluster},
                 args);
 }
 
@@ -81,10 +79,7 @@ cudaError_t launch_ctas(const LaunchTarget &target, const void *kernel, LoraProd
 LoraTerm lora_term_of(const MatmulProblem &problem, void *workspace) {
   const Lora &lora = problem.lora;
   if (lora.rank == 0) return {};
-  return {workspace,
-          factor_b(lora),
-          static_cast<int>(lora_stride(lora)),
-          lora.rank,
+  return {workspace, factor_b(lora), static_cast<int>(lora_stride(lora)), lora.rank,
           lora.rank % 8 == 0 && has_vectors(lora.b, lora.b_stride, lora.dtype)};
 }
 
@@ -112,12 +107,12 @@ cudaError_t launch_lora_product(const LaunchTarget &target, const MatmulProblem 
   // As many CTAs as multiprocessors, as long as each of their warps has columns.
   const int64_t steps = ceil_divide(args.cols, 32 * kLoraProductThreads / 32);
   if (target.family->tensor_maps)
-    while (args.cluster_size < kMaxClusterSize && args.cluster_size * 2 <= steps &&
-           tiles * args.cluster_size * 2 <= target.device.multiprocessors)
-      args.cluster_size *= 2;
+    while (args.cluster_log2 < kMaxLoraClusterLog2 && 2 << args.cluster_log2 <= steps &&
+           tiles << (args.cluster_log2 + 1) <= target.device.multiprocessors)
+      ++args.cluster_log2;
   const void *const kernel =
       kernels.product[problem.dtype - NF4_DTYPE_FP16][args.a.is_fp32][many_rows][many_ranks];
-  return launch_ctas(target, kernel, args, tiles * args.cluster_size);
+  return launch_ctas(target, kernel, args, tiles << args.cluster_log2);
 }
 
 }  // namespace nf4::cuda

@@ -36,8 +36,8 @@ __device__ __forceinline__ void copy_b(const LoraProductArgs &args, int cta) {
     T values[8];
 #pragma unroll
     for (int r = 0; r < 8; ++r)
-      values[r] = from_float<T>(
-          first + r < args.rank ? lora_element<T>(args.b, first + r, row) : 0.0f);
+      values[r] =
+          from_float<T>(first + r < args.rank ? lora_element<T>(args.b, first + r, row) : 0.0f);
     *reinterpret_cast<uint4 *>(static_cast<T *>(args.b_copy) + i * 8) =
         *reinterpret_cast<const uint4 *>(values);
   }
@@ -74,36 +74,50 @@ struct LoraTile {
   // Warps whose sums lie in shared memory at a time.
   static constexpr int kStored = kWarps * kOutputs * 4 <= 32 << 10 ? kWarps : (8 << 10) / kOutputs;
 
+  static constexpr int kDepth = RankTiles > 2 ? 1 : 2;  // steps of 32 columns in flight
+
   float sums[MTiles][RankTiles][4] = {};
 
+  // What a lane has of a step: eight columns of two rows of x for each of MTiles, and of a rank for
+  // each of RankTiles.
+  struct Fragments {
+    uint4 x[MTiles][2], a[RankTiles];
+  };
+
   template <class T, class F>
-  __device__ __forceinline__ void add(const LoraProductArgs &args, int64_t first_m, int first_rank,
-                                      int64_t step) {
+  static __device__ __forceinline__ void load(const LoraProductArgs &args, int64_t first_m,
+                                              int first_rank, int step, int end,
+                                              Fragments &to) {
     const int group_id = threadIdx.x % 32 / 4, thread_in_group = threadIdx.x % 4;
     const int64_t column = step * 32 + thread_in_group * 8;
-    const bool in_row = column < args.cols;
-    uint4 x[MTiles][2];
+    const bool in_row = step < end && column < args.cols;
 #pragma unroll
     for (int i = 0; i < MTiles; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int64_t m = first_m + i * 16 + half * 8 + group_id;
-        x[i][half] = load_fragment<T>(static_cast<const T *>(args.x) + m * args.x_stride + column,
-                                      in_row && m < args.m);
+        to.x[i][half] = load_fragment<T>(
+            static_cast<const T *>(args.x) + m * args.x_stride + column, in_row && m < args.m);
       }
 #pragma unroll
     for (int j = 0; j < RankTiles; ++j) {
       const int r = first_rank + j * 8 + group_id;
-      const uint4 a = load_fragment<T>(
-          static_cast<const F *>(args.a.data) + r * args.a.rank_stride + column,
-          in_row && r < args.rank);
+      to.a[j] =
+          load_fragment<T>(static_cast<const F *>(args.a.data) + r * args.a.rank_stride + column,
+                           in_row && r < args.rank);
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ void add(const Fragments &fragments) {
+#pragma unroll
+    for (int j = 0; j < RankTiles; ++j)
 #pragma unroll
       for (int i = 0; i < MTiles; ++i) {
-        const uint4 low = x[i][0], high = x[i][1];
+        const uint4 low = fragments.x[i][0], high = fragments.x[i][1], a = fragments.a[j];
         mma_m16n8k16(T{}, sums[i][j], {low.x, high.x, low.y, high.y}, a.x, a.y);
         mma_m16n8k16(T{}, sums[i][j], {low.z, high.z, low.w, high.w}, a.z, a.w);
       }
-    }
   }
 
   // This lane's `index`-th sum.
@@ -143,8 +157,20 @@ __device__ __forceinline__ void store_partials(Tile &tile, float *partials) {
 template <class Arch>
 __device__ __forceinline__ int rank_in_cluster(const LoraProductArgs &args) {
   if constexpr (Arch::kClusters)
-    if (args.cluster_size > 1) return static_cast<int>(cluster_rank());
+    if (args.cluster_log2 > 0) return static_cast<int>(cluster_rank());
   return 0;
+}
+
+// The ranks that a lane loads first, into L2.
+template <class F, int Ranks>
+__device__ __forceinline__ void prefetch_a(const LoraProductArgs &args, int first_rank, int step) {
+  const int64_t column = step * 32 + threadIdx.x % 32 / 16 * 16;
+#pragma unroll
+  for (int i = 0; i < Ranks; i += 16) {
+    const int r = first_rank + i + threadIdx.x % 16;
+    if (r < args.rank && column < args.cols)
+      prefetch_l2_sector(static_cast<const F *>(args.a.data) + r * args.a.rank_stride + column);
+  }
 }
 
 // For rows of x and of A on 16 bytes and cols that are a multiple of 8.
@@ -154,55 +180,67 @@ __global__ void __launch_bounds__(kLoraProductThreads)
   using Tile = LoraTile<MTiles, RankTiles>;
   __shared__ float partials[Tile::kStored * Tile::kOutputs];
   __shared__ float received[Tile::kOutputs];  // [CTA of the cluster][share]
-  pdl_launch_dependents<Arch>();  // they wait for this kernel, and so for its predecessor
   const int copy_cta = static_cast<int>(blockIdx.x) - args.product_ctas;
   if (copy_cta >= 0) {
     pdl_wait<Arch>();
+    pdl_launch_dependents<Arch>();
     return copy_b<T>(args, copy_cta);
   }
   const int warp = threadIdx.x / 32;
   const int in_cluster = rank_in_cluster<Arch>(args);
-  const int tile_index = static_cast<int>(blockIdx.x) / args.cluster_size;
-  const int chunk = tile_index % args.rank_chunks;
-  const int64_t first_m = int64_t{tile_index / args.rank_chunks} * Tile::kM;
-  const int64_t steps = (args.cols + 31) / 32;
-  const int64_t begin = steps * in_cluster / args.cluster_size;
-  const int64_t end = steps * (in_cluster + 1) / args.cluster_size;
+  const int tile_index = static_cast<int>(blockIdx.x) >> args.cluster_log2;
+  const int m_tile = args.rank_chunks == 1 ? tile_index : tile_index / args.rank_chunks;
+  const int first_rank = (tile_index - m_tile * args.rank_chunks) * Tile::kRanks;
+  const int64_t first_m = int64_t{m_tile} * Tile::kM;
+  const int steps = static_cast<int>((args.cols + 31) / 32);
+  const int begin = steps * in_cluster >> args.cluster_log2;
+  const int end = steps * (in_cluster + 1) >> args.cluster_log2;
+  // Allowed while the predecessor still writes.
+  prefetch_a<F, Tile::kRanks>(args, first_rank, begin + warp);
   // All of the cluster run before one writes to another's shared memory.
   if constexpr (Arch::kClusters)
-    if (args.cluster_size > 1) cluster_sync_relaxed();
+    if (args.cluster_log2 > 0) cluster_sync_relaxed();
   pdl_wait<Arch>();
+  // Not before: the dependent waits for this kernel only where it reads what this one writes.
+  pdl_launch_dependents<Arch>();
 
   Tile tile;
-#pragma unroll(RankTiles > 2 ? 1 : 2)
-  for (int64_t step = begin + warp; step < end; step += Tile::kWarps)
-    tile.template add<T, F>(args, first_m, chunk * Tile::kRanks, step);
+#pragma unroll 1
+  for (int step = begin + warp; step < end; step += Tile::kDepth * Tile::kWarps) {
+    typename Tile::Fragments fragments[Tile::kDepth];
+#pragma unroll
+    for (int i = 0; i < Tile::kDepth; ++i)
+      Tile::template load<T, F>(args, first_m, first_rank, step + i * Tile::kWarps, end,
+                                fragments[i]);
+#pragma unroll
+    for (int i = 0; i < Tile::kDepth; ++i) tile.template add<T>(fragments[i]);
+  }
   store_partials(tile, partials);
 
-  const int share = Tile::kOutputs / args.cluster_size;
+  const int share = Tile::kOutputs >> args.cluster_log2;
   for (int output = threadIdx.x; output < Tile::kOutputs; output += kLoraProductThreads) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < Tile::kStored; ++i) sum += partials[i * Tile::kOutputs + output];
     if constexpr (Arch::kClusters)
-      if (args.cluster_size > 1) {
-        float *const to = received + in_cluster * share + output % share;
-        store_shared_cluster(map_shared_rank(to, output / share), sum);
+      if (args.cluster_log2 > 0) {
+        const int owner = static_cast<int>(static_cast<unsigned>(output) / share);
+        float *const to = received + in_cluster * share + output - owner * share;
+        store_shared_cluster(map_shared_rank(to, owner), sum);
         continue;
       }
-    store_product<T>(args, first_m + Tile::row(output), chunk * Tile::kRanks + Tile::rank(output),
-                     sum);
+    store_product<T>(args, first_m + Tile::row(output), first_rank + Tile::rank(output), sum);
   }
   if constexpr (Arch::kClusters) {
-    if (args.cluster_size == 1) return;
+    if (args.cluster_log2 == 0) return;
     cluster_sync();
     for (int i = threadIdx.x; i < share; i += kLoraProductThreads) {
       float sum = 0;
-      for (int source = 0; source < args.cluster_size; ++source)
-        sum += received[source * share + i];
+#pragma unroll
+      for (int source = 0; source < 1 << kMaxLoraClusterLog2; ++source)
+        if (source < 1 << args.cluster_log2) sum += received[source * share + i];
       const int output = in_cluster * share + i;
-      store_product<T>(args, first_m + Tile::row(output),
-                       chunk * Tile::kRanks + Tile::rank(output), sum);
+      store_product<T>(args, first_m + Tile::row(output), first_rank + Tile::rank(output), sum);
     }
   }
 }
@@ -210,12 +248,11 @@ __global__ void __launch_bounds__(kLoraProductThreads)
 template <class Arch, class T>
 __global__ void __launch_bounds__(kLoraProductThreads)
     lora_product_any(const __grid_constant__ LoraProductArgs args) {
-  pdl_launch_dependents<Arch>();
   pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
   const int copy_cta = static_cast<int>(blockIdx.x) - args.product_ctas;
   if (copy_cta >= 0) return copy_b<T>(args, copy_cta);
-  const int64_t output =
-      int64_t{blockIdx.x} * (kLoraProductThreads / 32) + threadIdx.x / 32;
+  const int64_t output = int64_t{blockIdx.x} * (kLoraProductThreads / 32) + threadIdx.x / 32;
   const int64_t m = output / args.stride;
   const int r = static_cast<int>(output - m * args.stride), lane = threadIdx.x % 32;
   if (m >= args.m) return;

@@ -5,6 +5,7 @@
 
 #include "cuda/element.cuh"
 #include "cuda/lora/args.hpp"
+#include "cuda/ptx/memory.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -30,13 +31,20 @@ __device__ __forceinline__ void load_eight(const T *from, float (&to)[8]) {
   }
 }
 
-// Of row m of x and a row of the weight; 0 without an adapter. Loops, for the code to be small.
+// A row of B into L2, as far as a sector has it.
+template <class T>
+__device__ __forceinline__ void prefetch_lora_b(const LoraTerm &lora, int64_t row) {
+  const int64_t bytes = row * lora.b.stride * (lora.b.is_fp32 ? 4 : int{sizeof(T)});
+  prefetch_l2_sector(static_cast<const uint8_t *>(lora.b.data) + bytes);
+}
+
+// Of row m of x and a row of the weight; 0 without an adapter.
 template <class T>
 __device__ __forceinline__ float lora_term(const LoraTerm &lora, int64_t m, int64_t row) {
   float sum = 0;
   const T *const product = static_cast<const T *>(lora.product) + m * lora.product_stride;
   const int64_t first = row * lora.b.stride;
-#pragma unroll 1
+#pragma unroll 2
   for (int r = 0; lora.b_vectors && r < lora.rank; r += 8) {
     float p[8], b[8];
     load_eight(product + r, p);

@@ -1,5 +1,5 @@
-// wgmma with A from registers or shared memory, and setmaxnreg (PTX ISA, "Asynchronous warpgroup level matrix
-// instructions"). sm_90a only.
+// wgmma with A from registers or shared memory, and setmaxnreg (PTX ISA, "Asynchronous warpgroup
+// level matrix instructions"). sm_90a only.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -75,31 +75,31 @@ struct Wgmma;
 #define NF4_D64(i) NF4_D32(i), NF4_D32(i + 32)
 
 // `sums` names the operands of D, o0 to o5 those after them, and `...` lists D's.
-#define NF4_WGMMA_OF(type, name, n, sums, o0, o1, o2, o3, o4, o5, ...)                          \
-  template <bool Accumulate>                                                                    \
-  static __device__ __forceinline__ void rs(type, float (&d)[n / 2], const uint32_t (&of_a)[4], \
-                                            uint64_t of_b) {                                    \
-    asm volatile(                                                                               \
-        "{\n.reg .pred p;\nsetp.ne.u32 p, " o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n     \
-        "k16.f32." name "." name " {" sums "}, {" o0 ", " o1 ", " o2 ", " o3 "}, " o4           \
-        ", p, 1, 1, 0;\n}"                                                                      \
-        : __VA_ARGS__                                                                           \
-        : "r"(of_a[0]), "r"(of_a[1]), "r"(of_a[2]), "r"(of_a[3]), "l"(of_b), "n"(Accumulate));  \
-  }                                                                                             \
-  template <bool Accumulate>                                                                    \
-  static __device__ __forceinline__ void ss(type, float (&d)[n / 2], uint64_t of_a,             \
-                                            uint64_t of_b) {                                    \
-    asm volatile(                                                                               \
-        "{\n.reg .pred p;\nsetp.ne.u32 p, " o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n     \
-        "k16.f32." name "." name " {" sums "}, " o0 ", " o1 ", p, 1, 1, 0, 0;\n}"               \
-        : __VA_ARGS__                                                                           \
-        : "l"(of_a), "l"(of_b), "n"(Accumulate));                                               \
+#define NF4_WGMMA_OF(type, name, n, sums, o0, o1, o2, o3, o4, o5, ...)                           \
+  template <bool Accumulate>                                                                     \
+  static __device__ __forceinline__ void rs(type, float (&d)[n / 2], const uint32_t (&of_a)[4],  \
+                                            uint64_t of_b) {                                     \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, " o5                                          \
+                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name " {" sums \
+                 "}, {" o0 ", " o1 ", " o2 ", " o3 "}, " o4 ", p, 1, 1, 0;\n}"                   \
+                 : __VA_ARGS__                                                                   \
+                 : "r"(of_a[0]), "r"(of_a[1]), "r"(of_a[2]), "r"(of_a[3]), "l"(of_b),            \
+                   "n"(Accumulate));                                                             \
+  }                                                                                              \
+  template <bool Accumulate>                                                                     \
+  static __device__ __forceinline__ void ss(type, float (&d)[n / 2], uint64_t of_a,              \
+                                            uint64_t of_b) {                                     \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, " o2                                          \
+                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name " {" sums \
+                 "}, " o0 ", " o1 ", p, 1, 1, 0, 0;\n}"                                          \
+                 : __VA_ARGS__                                                                   \
+                 : "l"(of_a), "l"(of_b), "n"(Accumulate));                                       \
   }
-#define NF4_WGMMA(n, ...)                                  \
-  template <>                                              \
-  struct Wgmma<n> {                                        \
-    NF4_WGMMA_OF(__nv_bfloat16, "bf16", n, __VA_ARGS__)    \
-    NF4_WGMMA_OF(__half, "f16", n, __VA_ARGS__)            \
+#define NF4_WGMMA(n, ...)                               \
+  template <>                                           \
+  struct Wgmma<n> {                                     \
+    NF4_WGMMA_OF(__nv_bfloat16, "bf16", n, __VA_ARGS__) \
+    NF4_WGMMA_OF(__half, "f16", n, __VA_ARGS__)         \
   };
 
 NF4_WGMMA(16, NF4_EIGHT(""), "%8", "%9", "%10", "%11", "%12", "%13", NF4_D8(0))
@@ -107,14 +107,16 @@ NF4_WGMMA(32, NF4_TEN("") ", " NF4_SIX("1"), "%16", "%17", "%18", "%19", "%20", 
 NF4_WGMMA(64, NF4_THIRTY ", " NF4_TWO("3"), "%32", "%33", "%34", "%35", "%36", "%37", NF4_D32(0))
 NF4_WGMMA(104, NF4_FIFTY ", " NF4_TWO("5"), "%52", "%53", "%54", "%55", "%56", "%57", NF4_D32(0),
           NF4_D16(32), NF4_D4(48))
-NF4_WGMMA(128, NF4_FIFTY ", " NF4_TEN("5") ", " NF4_FOUR("6"), "%64", "%65", "%66", "%67", "%68", "%69",
-          NF4_D64(0))
-NF4_WGMMA(136, NF4_FIFTY ", " NF4_TEN("5") ", " NF4_EIGHT("6"), "%68", "%69", "%70", "%71", "%72", "%73",
-          NF4_D64(0), NF4_D4(64))
+NF4_WGMMA(128, NF4_FIFTY ", " NF4_TEN("5") ", " NF4_FOUR("6"), "%64", "%65", "%66", "%67", "%68",
+          "%69", NF4_D64(0))
+NF4_WGMMA(136, NF4_FIFTY ", " NF4_TEN("5") ", " NF4_EIGHT("6"), "%68", "%69", "%70", "%71", "%72",
+          "%73", NF4_D64(0), NF4_D4(64))
 NF4_WGMMA(152, NF4_SEVENTY ", " NF4_SIX("7"), "%76", "%77", "%78", "%79", "%80", "%81", NF4_D64(0),
           NF4_D8(64), NF4_D4(72))
-NF4_WGMMA(176, NF4_SEVENTY ", " NF4_TEN("7") ", " NF4_EIGHT("8"), "%88", "%89", "%90", "%91", "%92", "%93", NF4_D64(0), NF4_D16(64), NF4_D8(80))
-NF4_WGMMA(208, NF4_NINETY ", " NF4_TEN("9") ", " NF4_FOUR("10"), "%104", "%105", "%106", "%107", "%108", "%109", NF4_D64(0), NF4_D32(64), NF4_D8(96))
+NF4_WGMMA(176, NF4_SEVENTY ", " NF4_TEN("7") ", " NF4_EIGHT("8"), "%88", "%89", "%90", "%91", "%92",
+          "%93", NF4_D64(0), NF4_D16(64), NF4_D8(80))
+NF4_WGMMA(208, NF4_NINETY ", " NF4_TEN("9") ", " NF4_FOUR("10"), "%104", "%105", "%106", "%107",
+          "%108", "%109", NF4_D64(0), NF4_D32(64), NF4_D8(96))
 NF4_WGMMA(256,
           NF4_NINETY ", " NF4_TEN("9") ", " NF4_TEN("10") ", " NF4_TEN("11") ", " NF4_EIGHT("12"),
           "%128", "%129", "%130", "%131", "%132", "%133", NF4_D64(0), NF4_D64(64))

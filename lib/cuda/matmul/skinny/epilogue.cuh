@@ -60,7 +60,18 @@ class Epilogue {
     y_ = static_cast<T *>(matmul.y) + m * matmul.y_stride + rows.first + row;
     if (matmul.bias != nullptr)
       bias_ = to_float(static_cast<const T *>(matmul.bias)[rows.first + row]);
-    bias_ += lora_of(matmul, m, rows.first + row);
+  }
+
+  // The adapter's part of output `index`, once its product with x is there. What is read of B is
+  // prefetched before.
+  __device__ __forceinline__ void prefetch_lora(const LoraTerm &lora, const CtaRows &rows,
+                                                const PartialSums<WarpMma> &group,
+                                                uint32_t index) const {
+    if (in_bounds_) prefetch_lora_b<T>(lora, row_of(rows, group, index));
+  }
+  __device__ __forceinline__ void add_lora(const LoraTerm &lora, const CtaRows &rows,
+                                           const PartialSums<WarpMma> &group, uint32_t index) {
+    if (in_bounds_) bias_ += lora_term<T>(lora, index % kMaxM, row_of(rows, group, index));
   }
 
   // Always adds in the same order.
@@ -80,10 +91,11 @@ class Epilogue {
   }
 
  private:
-  static __device__ __forceinline__ float lora_of(const MatmulArgs &matmul, int m, int row) {
-    return lora_term<T>(matmul.lora, m, row);
+  static __device__ __forceinline__ int row_of(const CtaRows &rows,
+                                               const PartialSums<WarpMma> &group, uint32_t index) {
+    return rows.first + (group.first + static_cast<int>(index / kTilePartials)) * kWarpTileN +
+           WarpMma::row_at(index % kTilePartials / kMaxM);
   }
-  static __device__ __forceinline__ float lora_of(const Int4MatmulArgs &, int, int) { return 0; }
 
   const float *partial_;
   T *y_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
 
 #include "cuda/matmul/skinny/partition.hpp"
 #include "cuda/matmul/skinny/plan_work.hpp"
@@ -63,7 +64,8 @@ cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
                           nf4_dtype dtype, int config) {
   SkinnyArgs args{};
-  const int64_t ctas = std::min<int64_t>(matmul.weight.rows, target.gpu.multiprocessors);
+  const int64_t spare = matmul.lora.rank > 0 && getenv("NF4_SPARE") ? atoi(getenv("NF4_SPARE")) : 0;
+  const int64_t ctas = std::min<int64_t>(matmul.weight.rows, target.gpu.multiprocessors - spare);
   int smem_bytes = 0;
   const cudaError_t error = skinny_args(target, matmul, dtype, config, ctas, args, smem_bytes);
   if (error != cudaSuccess) return error;

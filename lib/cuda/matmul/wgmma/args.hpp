@@ -48,6 +48,7 @@ struct WgmmaLora {
   TensorMap product_map;  // of scale * x A^T: boxes of a K-step's bytes, half of which are read
   TensorMap b_map;        // of B: boxes of kLoraTileK ranks
   int k_tiles;
+  int k_steps;  // of 16 ranks
 };
 constexpr int kLoraTileK = 32;
 

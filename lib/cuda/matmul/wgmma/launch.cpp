@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 
 #include "cuda/lora/lora.hpp"
 #include "cuda/lora/workspace.hpp"
@@ -138,6 +139,8 @@ cudaError_t lora_args(const Int4MatmulProblem &, int, int, Int4WgmmaArgs &) { re
 cudaError_t lora_args(const MatmulProblem &problem, int tile_n, int x_box_rows, WgmmaArgs &args) {
   if (problem.lora.rank == 0) return cudaSuccess;
   args.lora.k_tiles = static_cast<int>(ceil_divide(problem.lora.rank, kLoraTileK));
+  if (getenv("NF4_SKIP_TILE")) args.lora.k_tiles = 0;
+  args.lora.k_steps = static_cast<int>(ceil_divide(problem.lora.rank, 16));
   void *const workspace =
       static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
   const int64_t stride = lora_stride(problem.lora);
@@ -166,7 +169,8 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
     return error;
   if (const cudaError_t error = lora_args(problem, config.tile_n, kernel.x_box_rows, args))
     return error;
-  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
+  const auto &kernels = problem.lora.rank > 0 ? kernel.lora : kernel.kernels;
+  return launch({kernels[problem.dtype - NF4_DTYPE_FP16],
                  choice.plan.clusters * choice.plan.cluster_size, kernel.threads, true,
                  target.stream, kernel.smem_bytes, choice.plan.cluster_size},
                 args);
@@ -174,7 +178,8 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
 
 cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
   for (const WgmmaKernel &config : kernels.of)
-    for (const void *kernel : config.kernels) {
+    for (const void *kernel :
+         {config.kernels[0], config.kernels[1], config.lora[0], config.lora[1]}) {
       if (kernel == nullptr) continue;
       const cudaError_t error = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);

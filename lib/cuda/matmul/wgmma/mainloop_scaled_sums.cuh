@@ -36,7 +36,7 @@ class MainloopScaledSums {
   }
 
   // Adds K-tiles of an adapter, after run(): its product over the sums' unit, a power of two.
-  __device__ __forceinline__ void add_lora(int k_tiles, float unit) {
+  __device__ __forceinline__ void add_lora(int k_tiles, int, float unit) {
 #pragma unroll 1
     for (; k_tiles > 0; --k_tiles) {
       const uint64_t b = weight_.wait_lora(), product = x_.wait();

@@ -37,9 +37,12 @@ __device__ __forceinline__ void load_x(const typename Tile::Args &args,
       if (steps++ == 2) mbarrier_wait_parity(shared.first_scales(), 0);
       load(args.x_map, step * kStepK * 2);
     }
-    if constexpr (Tile::Kind::kLora)
-      for (int i = 0; i < lora_k_tiles<Tile>(args, work); ++i)
+    if constexpr (Tile::Kind::kLora) {
+      for (int i = 0; i < lora_k_tiles<Tile>(args, work); ++i) {
+        pdl_wait<Sm90>();
         load(args.lora.product_map, i * kLoraTileK * 2);
+      }
+    }
   });
 }
 
@@ -64,13 +67,15 @@ __device__ __forceinline__ void load_weight(const typename Tile::Args &args,
       state.advance();
     }
     // B in the place of a K-tile: as many bytes.
-    if constexpr (Tile::Kind::kLora)
+    if constexpr (Tile::Kind::kLora) {
       for (int i = 0; i < lora_k_tiles<Tile>(args, work); ++i) {
         static_assert(SharedLayout<Tile>::kWeightStageBytes == Tile::kTileN * kLoraTileK * 2);
+        pdl_wait<Sm90>();
         uint64_t *const full = acquire();
         tma_load_2d(shared.weight(state.stage), &args.lora.b_map, i * kLoraTileK * 2, work.n, full);
         state.advance();
       }
+    }
   });
 }
 
@@ -93,7 +98,7 @@ __device__ __forceinline__ void produce(const typename Tile::Args &args,
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (warp == 0 && lane == 0) prefetch_tensor_map(&args.x_map);
   if (warp == 1 && lane == 0) prefetch_weight<Tile, Scheduler>(args);
-  pdl_wait<Sm90>();
+  wait_for_inputs<typename Tile::Kind>(args);
   pdl_launch_dependents<Sm90>();
   if (warp == 0 && lane == 0) load_x<Tile, Scheduler>(args, shared);
   if (warp == 1 && lane == 0) load_weight<Tile, Scheduler>(args, shared);
