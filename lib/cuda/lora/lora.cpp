@@ -2,6 +2,7 @@
 #include "cuda/lora/lora.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "cuda/lora/kernels.hpp"
 #include "cuda/lora/workspace.hpp"
@@ -54,6 +55,7 @@ LoraProductArgs product_args(const MatmulProblem &problem, void *workspace, bool
   args.scaled = workspace;
   args.b = factor_b(lora);
   args.b_rows = problem.weight.rows;
+  args.early = getenv("NF4_EARLY") != nullptr;
   if (tma && !can_use_tma(problem)) {
     args.b_copy = b_copy_in(problem, workspace);
     const int64_t vectors = args.b_rows * args.stride / 8;
@@ -80,7 +82,7 @@ LoraTerm lora_term_of(const MatmulProblem &problem, void *workspace) {
   const Lora &lora = problem.lora;
   if (lora.rank == 0) return {};
   return {workspace, factor_b(lora), static_cast<int>(lora_stride(lora)), lora.rank,
-          lora.rank % 8 == 0 && has_vectors(lora.b, lora.b_stride, lora.dtype)};
+          getenv("NF4_EARLY") != nullptr, lora.rank % 8 == 0 && has_vectors(lora.b, lora.b_stride, lora.dtype)};
 }
 
 LoraMatrix lora_b_for_tma(const MatmulProblem &problem, void *workspace) {
@@ -108,7 +110,8 @@ cudaError_t launch_lora_product(const LaunchTarget &target, const MatmulProblem 
   const int64_t steps = ceil_divide(args.cols, 32 * kLoraProductThreads / 32);
   if (target.family->tensor_maps)
     while (args.cluster_log2 < kMaxLoraClusterLog2 && 2 << args.cluster_log2 <= steps &&
-           tiles << (args.cluster_log2 + 1) <= target.device.multiprocessors)
+           tiles << (args.cluster_log2 + 1) <=
+               target.device.multiprocessors * (args.cluster_log2 == 0 ? 4 : 3) / 2)
       ++args.cluster_log2;
   const void *const kernel =
       kernels.product[problem.dtype - NF4_DTYPE_FP16][args.a.is_fp32][many_rows][many_ranks];

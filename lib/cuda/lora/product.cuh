@@ -175,11 +175,12 @@ __device__ __forceinline__ void prefetch_a(const LoraProductArgs &args, int firs
 
 // For rows of x and of A on 16 bytes and cols that are a multiple of 8.
 template <class Arch, class T, class F, int MTiles, int RankTiles>
-__global__ void __launch_bounds__(kLoraProductThreads)
+__global__ void __launch_bounds__(kLoraProductThreads, 2)
     lora_product(const __grid_constant__ LoraProductArgs args) {
   using Tile = LoraTile<MTiles, RankTiles>;
   __shared__ float partials[Tile::kStored * Tile::kOutputs];
   __shared__ float received[Tile::kOutputs];  // [CTA of the cluster][share]
+  if (args.early) pdl_launch_dependents<Arch>();
   const int copy_cta = static_cast<int>(blockIdx.x) - args.product_ctas;
   if (copy_cta >= 0) {
     pdl_wait<Arch>();

@@ -62,7 +62,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   const CtaRows rows(args.work, cta);
   const int tiles = rows.tiles();
   prefetch_rows<Arch>(args, rows);
-  if constexpr (kLora)
+  if (kLora && !matmul.lora.early)
     pdl_wait_for_earlier<Arch>();
   else
     pdl_wait<Arch>();

@@ -140,6 +140,7 @@ cudaError_t lora_args(const MatmulProblem &problem, int tile_n, int x_box_rows, 
   if (problem.lora.rank == 0) return cudaSuccess;
   args.lora.k_tiles = static_cast<int>(ceil_divide(problem.lora.rank, kLoraTileK));
   if (getenv("NF4_SKIP_TILE")) args.lora.k_tiles = 0;
+  args.lora.early = getenv("NF4_EARLY") != nullptr;
   args.lora.k_steps = static_cast<int>(ceil_divide(problem.lora.rank, 16));
   void *const workspace =
       static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
