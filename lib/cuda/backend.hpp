@@ -17,6 +17,7 @@ nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
 // The workspace of a product, and of several, which use it in turn. The same in every build.
 int64_t matmul_workspace_bytes(const MatmulProblem &problem);
 int64_t matmul_workspace_bytes(const MatmulBatch &batch);
+
 // The gradient: problem.gradient is true.
 nf4_status matmul_grad(const MatmulProblem &problem, nf4_stream stream);
 int64_t matmul_grad_workspace_bytes(const MatmulProblem &problem);

@@ -121,16 +121,6 @@ cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
   return cudaSuccess;
 }
 
-GpuFacts facts_of(const LaunchTarget &target) {
-  const Device &device = target.device;
-  return {device.multiprocessors,
-          device.shared_bytes,
-          target.family->tensor_cores,
-          target.family->tensor_maps,
-          has_wgmma(*target.family, device.compute_capability),
-          {}};
-}
-
 // Where the problems are, and what runs there.
 template <class W>
 nf4_status find_target(const MatmulProblemOf<W> *problems, int count, nf4_stream stream,
@@ -260,6 +250,16 @@ nf4_status plan_all(const MatmulBatchOf<W> &batch, int device, int32_t *launch_o
 }
 
 }  // namespace
+
+GpuFacts facts_of(const LaunchTarget &target) {
+  const Device &device = target.device;
+  return {device.multiprocessors,
+          device.shared_bytes,
+          target.family->tensor_cores,
+          target.family->tensor_maps,
+          has_wgmma(*target.family, device.compute_capability),
+          {}};
+}
 
 nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config) {
   return find_config(problem, stream, config);

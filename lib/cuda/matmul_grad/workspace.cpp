@@ -6,7 +6,7 @@
 namespace nf4::cuda {
 
 int64_t matmul_grad_workspace_bytes(const MatmulProblem &problem) {
-  return lora_workspace_bytes(problem);
+  return MatmulWorkspace(transposed(problem)).bytes() + lora_workspace_bytes(problem);
 }
 
 }  // namespace nf4::cuda

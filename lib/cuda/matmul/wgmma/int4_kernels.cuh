@@ -36,7 +36,8 @@ WgmmaKernel int4_kernel() {
             SharedLayout<Tile>::kBytes,
             SharedLayout<Tile>::kXBoxRows,
             {int4_kernel_of<__half, Layout, Config>(),
-             int4_kernel_of<__nv_bfloat16, Layout, Config>()}};
+             int4_kernel_of<__nv_bfloat16, Layout, Config>()},
+            {}};
   }
 }
 
