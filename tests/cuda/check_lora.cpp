@@ -47,7 +47,8 @@ std::vector<uint8_t> random_matrix(Rng &rng, nf4_dtype dtype, int64_t rows, int6
 }
 
 // Of about the size of the product that it is beside.
-HostAdapter random_adapter(Rng &rng, const MatmulCase &test, nf4_dtype dtype, int rank, bool padded) {
+HostAdapter random_adapter(Rng &rng, const MatmulCase &test, nf4_dtype dtype, int rank,
+                           bool padded) {
   const int64_t rows = test.weight.shape.rows, cols = test.weight.shape.cols;
   HostAdapter adapter{dtype, rank, 0.75f, cols, rank, {}, {}};
   if (padded) {
@@ -138,7 +139,8 @@ double most_error(nf4_dtype dtype) {
 struct ExpectedLora {
   std::vector<double> product, y;
 
-  ExpectedLora(MatmulCase &test, const HostAdapter &adapter) : product(exact_product(test, adapter)) {
+  ExpectedLora(MatmulCase &test, const HostAdapter &adapter)
+      : product(exact_product(test, adapter)) {
     const ExpectedProduct base(test, in_place(test.weight));
     const int64_t rows = test.weight.shape.rows;
     for (int64_t i = 0; i < test.m; ++i)
@@ -235,7 +237,8 @@ TEST_CASE("every kernel adds an adapter", "[cuda][matmul][lora]") {
         Rng rng(++number);
         MatmulCase test = plain_matmul_case(rng, {dtype, 64, rng.one_in(2)}, shape);
         const nf4_dtype factors = rng.one_in(2) ? NF4_DTYPE_FP32 : dtype;
-        const HostAdapter adapter = random_adapter(rng, test, factors, rng.pick(kRanks), rng.one_in(3));
+        const HostAdapter adapter =
+            random_adapter(rng, test, factors, rng.pick(kRanks), rng.one_in(3));
         INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
         check_lora(test, adapter, rng, stream, counts);
       }

@@ -19,7 +19,7 @@ struct LoraTerm {
   LoraFactor b;
   int product_stride;  // a multiple of 16; zeros past the rank
   int rank;            // 0: there is no adapter
-  bool early; bool b_vectors;      // b's rows load as vectors of eight
+  bool b_vectors;      // b's rows load as vectors of eight
 };
 
 struct LoraProductArgs {
@@ -42,7 +42,6 @@ struct LoraProductArgs {
   int cluster_log2;
   int product_ctas;
   int copy_ctas;
-  bool early;
 };
 
 constexpr int kLoraProductThreads = 256;

@@ -2,7 +2,6 @@
 #include "cuda/lora/lora.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "cuda/lora/kernels.hpp"
 #include "cuda/lora/workspace.hpp"
@@ -55,7 +54,6 @@ LoraProductArgs product_args(const MatmulProblem &problem, void *workspace, bool
   args.scaled = workspace;
   args.b = factor_b(lora);
   args.b_rows = problem.weight.rows;
-  args.early = getenv("NF4_EARLY") != nullptr;
   if (tma && !can_use_tma(problem)) {
     args.b_copy = b_copy_in(problem, workspace);
     const int64_t vectors = args.b_rows * args.stride / 8;
@@ -82,7 +80,7 @@ LoraTerm lora_term_of(const MatmulProblem &problem, void *workspace) {
   const Lora &lora = problem.lora;
   if (lora.rank == 0) return {};
   return {workspace, factor_b(lora), static_cast<int>(lora_stride(lora)), lora.rank,
-          getenv("NF4_EARLY") != nullptr, lora.rank % 8 == 0 && has_vectors(lora.b, lora.b_stride, lora.dtype)};
+          lora.rank % 8 == 0 && has_vectors(lora.b, lora.b_stride, lora.dtype)};
 }
 
 LoraMatrix lora_b_for_tma(const MatmulProblem &problem, void *workspace) {
@@ -106,7 +104,8 @@ cudaError_t launch_lora_product(const LaunchTarget &target, const MatmulProblem 
   args.rank_chunks =
       static_cast<int>(ceil_divide(args.stride, many_ranks ? kManyRanks : kFewRanks));
   const int64_t tiles = ceil_divide(args.m, many_rows ? 32 : 16) * args.rank_chunks;
-  // As many CTAs as multiprocessors, as long as each of their warps has columns.
+  // As long as each of their warps has columns, as many CTAs as are resident at a time: two a
+  // multiprocessor, fewer of larger clusters.
   const int64_t steps = ceil_divide(args.cols, 32 * kLoraProductThreads / 32);
   if (target.family->tensor_maps)
     while (args.cluster_log2 < kMaxLoraClusterLog2 && 2 << args.cluster_log2 <= steps &&

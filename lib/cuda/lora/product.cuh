@@ -86,8 +86,7 @@ struct LoraTile {
 
   template <class T, class F>
   static __device__ __forceinline__ void load(const LoraProductArgs &args, int64_t first_m,
-                                              int first_rank, int step, int end,
-                                              Fragments &to) {
+                                              int first_rank, int step, int end, Fragments &to) {
     const int group_id = threadIdx.x % 32 / 4, thread_in_group = threadIdx.x % 4;
     const int64_t column = step * 32 + thread_in_group * 8;
     const bool in_row = step < end && column < args.cols;
@@ -180,7 +179,6 @@ __global__ void __launch_bounds__(kLoraProductThreads, 2)
   using Tile = LoraTile<MTiles, RankTiles>;
   __shared__ float partials[Tile::kStored * Tile::kOutputs];
   __shared__ float received[Tile::kOutputs];  // [CTA of the cluster][share]
-  if (args.early) pdl_launch_dependents<Arch>();
   const int copy_cta = static_cast<int>(blockIdx.x) - args.product_ctas;
   if (copy_cta >= 0) {
     pdl_wait<Arch>();

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
-#include <cstdlib>
 #include <type_traits>
 
 #include "cuda/backend.hpp"
@@ -57,7 +56,6 @@ void set_lora(const Int4MatmulProblem &, Int4MatmulArgs &) {}
 
 cudaError_t multiply_lora(const MatmulTarget &target, const MatmulProblem &problem, int config) {
   if (problem.lora.rank == 0) return cudaSuccess;
-  if (getenv("NF4_SKIP_P")) return cudaSuccess;
   return launch_lora_product(target, problem, lora_workspace(problem), is_wgmma(config));
 }
 cudaError_t multiply_lora(const MatmulTarget &, const Int4MatmulProblem &, int) {

@@ -62,7 +62,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   const CtaRows rows(args.work, cta);
   const int tiles = rows.tiles();
   prefetch_rows<Arch>(args, rows);
-  if (kLora && !matmul.lora.early)
+  if constexpr (kLora)
     pdl_wait_for_earlier<Arch>();
   else
     pdl_wait<Arch>();

@@ -49,7 +49,6 @@ struct WgmmaLora {
   TensorMap b_map;        // of B: boxes of kLoraTileK ranks
   int k_tiles;
   int k_steps;  // of 16 ranks
-  bool early;
 };
 constexpr int kLoraTileK = 32;
 

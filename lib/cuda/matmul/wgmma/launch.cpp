@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 
 #include "cuda/lora/lora.hpp"
 #include "cuda/lora/workspace.hpp"
@@ -157,8 +156,6 @@ cudaError_t lora_args(const GradProblem &, int, int, WgmmaArgs &) { return cudaS
 cudaError_t lora_args(const MatmulProblem &problem, int tile_n, int x_box_rows, WgmmaArgs &args) {
   if (problem.lora.rank == 0) return cudaSuccess;
   args.lora.k_tiles = static_cast<int>(ceil_divide(problem.lora.rank, kLoraTileK));
-  if (getenv("NF4_SKIP_TILE")) args.lora.k_tiles = 0;
-  args.lora.early = getenv("NF4_EARLY") != nullptr;
   args.lora.k_steps = static_cast<int>(ceil_divide(problem.lora.rank, 16));
   void *const workspace =
       static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
@@ -190,10 +187,10 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
   if (const cudaError_t error = lora_args(problem, config.tile_n, kernel.x_box_rows, args))
     return error;
   const auto &kernels = problem.lora.rank > 0 ? kernel.lora : kernel.kernels;
-  return launch({kernels[problem.dtype - NF4_DTYPE_FP16],
-                 choice.plan.clusters * choice.plan.cluster_size, kernel.threads, true,
-                 target.stream, kernel.smem_bytes, choice.plan.cluster_size},
-                args);
+  return launch(
+      {kernels[problem.dtype - NF4_DTYPE_FP16], choice.plan.clusters * choice.plan.cluster_size,
+       kernel.threads, true, target.stream, kernel.smem_bytes, choice.plan.cluster_size},
+      args);
 }
 
 cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {

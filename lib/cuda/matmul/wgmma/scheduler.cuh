@@ -67,7 +67,7 @@ __device__ __forceinline__ int lora_k_tiles(const typename Tile::Args &args, con
 template <class Kind>
 __device__ __forceinline__ void wait_for_inputs(const typename Kind::Args &args) {
   if constexpr (Kind::kLora)
-    if (args.lora.k_tiles > 0 && !args.lora.early) return pdl_wait_for_earlier<Sm90>();
+    if (args.lora.k_tiles > 0) return pdl_wait_for_earlier<Sm90>();
   pdl_wait<Sm90>();
 }
 
