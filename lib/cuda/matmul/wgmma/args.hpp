@@ -50,7 +50,6 @@ struct WgmmaLora {
   int k_tiles;
   int k_steps;  // of 16 ranks
 };
-constexpr int kLoraTileK = 32;
 
 struct WgmmaArgs : WgmmaArgsOf<WeightView, LutCodebook> {
   WgmmaLora lora;
