@@ -59,7 +59,7 @@ class TransposedReader {
   float4 scales_[kStepK / 16];
 };
 
-struct TransposedKind : CodebookKind {
+struct TransposedKind : CodebookKind<false> {
   template <int TileN>
   using Layout = TransposedLayout<TileN>;
   template <class Tile>
