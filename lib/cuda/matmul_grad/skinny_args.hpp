@@ -1,0 +1,47 @@
+// What a skinny kernel of the gradient gets. No device code: launches are ordinary C++.
+#pragma once
+
+#include "core/formats.hpp"
+#include "cuda/matmul/args.hpp"
+#include "cuda/matmul/skinny/strip_args.hpp"
+#include "cuda/runtime/tensor_map.hpp"
+
+namespace nf4::cuda {
+
+// Names are those of strips: x is dY, its columns are the weight's rows (K-tiles); y is dX.
+struct GradStripArgs {
+  MatmulArgs matmul;
+  TensorMap packed;
+  TensorMap x;
+  RoundedCodebook codebook;  // in fp16; scales are multiplied by its unit
+  int k_tiles;
+  int cluster;       // CTAs of a strip, along the weight's rows
+  int cluster_rows;  // of a strip's columns, those whose sums a CTA of its cluster adds up
+};
+
+constexpr int kGradWarpsN = 4;  // of a strip of 256 columns
+constexpr int kGradWarpsK = strip_warps_k(kGradWarpsN);
+
+// Offsets in shared memory: the LUT, what strips have, the code of nested scales, and the finished
+// scales of each stage: [warp along N][row of the K-tile].
+struct GradStripSmem {
+  int strip;
+  int scale_code;
+  int scales;
+  int bytes;
+};
+constexpr int kGradLutBytes = 256 * 256;
+constexpr int kGradStageScales = kGradWarpsN * kStripK;
+constexpr GradStripSmem grad_strip_smem(int max_m) {
+  const StripSmem strip = strip_smem(kGradWarpsN, max_m);
+  GradStripSmem smem{};
+  smem.strip = kGradLutBytes;
+  smem.scale_code = smem.strip + strip.bytes;
+  smem.scales = smem.scale_code + kScaleCodeSize * 4;
+  smem.bytes = smem.scales + kGradWarpsK * strip.stages * kGradStageScales * 4;
+  return smem;
+}
+template <int kMaxM>
+constexpr GradStripSmem kGradStripSmem = grad_strip_smem(kMaxM);
+
+}  // namespace nf4::cuda
