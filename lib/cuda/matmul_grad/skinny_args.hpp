@@ -13,7 +13,7 @@ struct GradStripArgs {
   MatmulArgs matmul;
   TensorMap packed;
   TensorMap x;
-  RoundedCodebook codebook;  // in fp16; scales are multiplied by its unit
+  RoundedCodebook codebook;  // in fp16; sums are multiplied by its unit
   int k_tiles;
   int cluster;       // CTAs of a strip, along the weight's rows
   int cluster_rows;  // of a strip's columns, those whose sums a CTA of its cluster adds up
@@ -21,6 +21,7 @@ struct GradStripArgs {
 
 constexpr int kGradWarpsN = 4;  // of a strip of 256 columns
 constexpr int kGradWarpsK = strip_warps_k(kGradWarpsN);
+constexpr int kGradBlocksize = kStripWarpRows;  // a warp's columns have one scale a row
 
 // Offsets in shared memory: the LUT, what strips have, the code of nested scales, and the finished
 // scales of each stage: [warp along N][row of the K-tile].

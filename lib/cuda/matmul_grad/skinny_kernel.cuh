@@ -19,8 +19,8 @@
 namespace nf4::cuda {
 namespace {
 
-// Blocks of at least kStripWarpRows elements, of which cols is a multiple; the format's own
-// codebook; 16-byte aligned packed and rows of x.
+// Blocks of kGradBlocksize elements, of which a row has whole strips; the format's own codebook;
+// 16-byte aligned packed and rows of x, absmax on two of its elements.
 template <class Arch, class T, class Scales, int MTiles>
 __global__ void __launch_bounds__(kStripThreads, 1)
     matmul_grad_skinny(const __grid_constant__ GradStripArgs args) {
@@ -37,49 +37,56 @@ __global__ void __launch_bounds__(kStripThreads, 1)
   const int first_column = strip * kStripRows<kGradWarpsN>;
   const int part = (static_cast<int>(blockIdx.x) - strip * args.cluster) * kGradWarpsK + k_warp;
   const int parts = args.cluster * kGradWarpsK;
-  const int begin = part * args.k_tiles / parts, end = (part + 1) * args.k_tiles / parts;
+  const int begin = part * args.k_tiles / parts;
+  const int k_tiles = (part + 1) * args.k_tiles / parts - begin;
   StripPipeline<GradStripArgs, StripAwq<kGradWarpsN>, kMaxM, kGradWarpsN> pipeline(
-      args, shared + kSmem.strip, k_warp, first_column, begin, end - begin, n_warp == 0);
+      args, shared + kSmem.strip, k_warp, first_column, begin, k_tiles, n_warp == 0);
+  if (warp == 0) prefetch_tensor_map(&args.x);
   pipeline.prefetch();
   pipeline.init();
   pdl_wait<Arch>();
-  pipeline.start();
+  // The small loads before all but the first K-tile, which would delay them.
+  pipeline.start(0, 1);
   pdl_launch_dependents<Arch>();
-
-  GradScales<Scales> scales(weight, first_column, n_warp);
-  scales.fetch(weight, begin);
+  GradScales<Scales> scales(weight, strip, n_warp, begin);
+  scales.fetch_next(weight);
   ScaleTable<Scales> table(reinterpret_cast<float *>(shared + kSmem.scale_code));
-  table.template load<LoadGlobal, kStripThreads>(weight);
+  table.template load_async<LoadGlobal, kStripThreads>(weight);
+  pipeline.start(1);
   fill_lut<4, kStripThreads>(shared, static_cast<int>(threadIdx.x),
                              uint32_t{args.codebook.entries[threadIdx.x % kCodebookSize]},
                              pack_entries);
-  if (args.cluster > 1) cluster_sync_relaxed();  // all of them have started
+  if (args.cluster > 1) cluster_arrive_relaxed();
+  cp_async_wait_all();
   __syncthreads();
 
   float *const stage_scales =
       reinterpret_cast<float *>(shared + kSmem.scales) + k_warp * kStrip.stages * kGradStageScales;
-  // Of the K-tile after the next `ahead`; then fetches the one after it.
-  const auto write_scales = [&](int k_tile, int ahead) {
+  // Of the K-tile after the next `ahead`; then fetches those of the one after it.
+  const auto write_scales = [&](int ahead) {
     const int stage = pipeline.stage_ahead(ahead);
-    scales.store(table, args.codebook.unit, stage_scales + stage * kGradStageScales);
+    scales.store(table, stage_scales + stage * kGradStageScales);
     pipeline.written(stage);
-    scales.fetch(weight, k_tile + 1);
+    scales.fetch_next(weight);
   };
-  if (begin < end) write_scales(begin, 0);
+  if (k_tiles > 0) write_scales(0);
   const GradMainloop<T, MTiles> mainloop(shared, n_warp);
   float sums[kRowTiles][MTiles][4] = {};
 #pragma unroll 1
-  for (int k_tile = begin; k_tile < end; ++k_tile) {
-    if (k_tile + 1 < end) write_scales(k_tile + 1, 1);
+  for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+    if (k_tile + 1 < k_tiles) write_scales(1);
     const uint8_t *const stage = pipeline.wait();
     mainloop.add(stage, stage + kStrip.weight_bytes,
                  stage_scales + pipeline.stage() * kGradStageScales + n_warp * kStripK, sums);
-    pipeline.release(k_tile - begin);
+    pipeline.release(k_tile);
   }
+  if (args.cluster > 1) cluster_wait();  // all of them have started
+  const float unit = SplitUnit::kToOne * args.codebook.unit;
 #pragma unroll
   for (int i = 0; i < kRowTiles * MTiles * 4; ++i)
-    sums[i / (MTiles * 4)][i / 4 % MTiles][i % 4] *= SplitUnit::kToOne;
-  reduce_strip<T, kGradWarpsN>(args, shared + kSmem.strip, first_column, n_warp, k_warp, sums);
+    sums[i / (MTiles * 4)][i / 4 % MTiles][i % 4] *= unit;
+  reduce_strip<T, kGradWarpsN, MTiles, true>(args, shared + kSmem.strip, first_column, n_warp,
+                                             k_warp, sums);
 }
 
 }  // namespace

@@ -35,12 +35,13 @@ __device__ __forceinline__ int grad_scale_index(int row) {
 // so that sums cannot be multiplied by them. Each row of dY has a power of two over which fp16
 // holds the products of the K-tile; what is 2^-38 of the largest is lost.
 template <class T>
-struct GradProducts {
+struct ScaledRows {
   uint32_t b[kGradSteps][2];
   float2 units;  // of the columns of D that the lane has, over SplitUnit::kToOne
 
   // `x`: eight rows of dY in a stage, where the lane reads; `scales`: the lane's of the K-tile.
-  __device__ __forceinline__ GradProducts(const uint8_t *x, uint32_t x_lane,
+  __device__ __forceinline__ ScaledRows(const uint8_t *x,
+                                          const uint32_t (&x_offsets)[kGradSteps * 2],
                                           const float4 (&scales)[kGradSteps]) {
     float2 products[kGradSteps][2];
     float largest = 0;
@@ -49,7 +50,7 @@ struct GradProducts {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float2 v = unpack_pair(
-            T{}, *reinterpret_cast<const uint32_t *>(x + (x_lane ^ (step * 2 + j) * 16)));
+            T{}, *reinterpret_cast<const uint32_t *>(x + x_offsets[step * 2 + j]));
         const float4 s = scales[step];
         products[step][j] = {v.x * (j == 0 ? s.x : s.z), v.y * (j == 0 ? s.y : s.w)};
         largest = fmaxf(largest, fmaxf(fabsf(products[step][j].x), fabsf(products[step][j].y)));
@@ -77,15 +78,19 @@ __device__ __forceinline__ uint32_t merge_nibbles(uint32_t a, uint32_t b) {
   return merged;
 }
 
-// A K-tile lies in a stage as AWQ's; a lane has 8 neighbouring outputs of a row's word: fragment
-// rows g and g + 8 of the i-th row tile are 2i and 2i + 1 of them.
+// A lane has 8 neighbouring outputs of a row's word: fragment rows g and g + 8 of the i-th row tile
+// are 2i and 2i + 1 of them.
 template <class T, int MTiles>
 class GradMainloop {
   using Layout = StripAwq<kGradWarpsN>;
 
  public:
   __device__ __forceinline__ GradMainloop(const uint8_t *lut, int n_warp)
-      : lane_(n_warp), lut_(lut, threadIdx.x % 32 * ByteLut::kLaneBytes) {}
+      : lane_(n_warp), lut_(lut, threadIdx.x % 32 * ByteLut::kLaneBytes) {
+#pragma unroll
+    for (int i = 0; i < kGradSteps * 2; ++i)
+      x_offsets_[i] = keep_in_register<MTiles == 1>(lane_.x ^ i * 16);
+  }
 
   // Adds to sums, which are over SplitUnit::kToOne. `scales`: the warp's of the K-tile.
   __device__ __forceinline__ void add(const uint8_t *weights, const uint8_t *x, const float *scales,
@@ -99,7 +104,7 @@ class GradMainloop {
     float2 units[MTiles];
 #pragma unroll
     for (int m = 0; m < MTiles; ++m) {
-      const GradProducts<T> products(x + m * 8 * kXRowBytes, lane_.x, lane_scales);
+      const ScaledRows<T> products(x + m * 8 * kXRowBytes, x_offsets_, lane_scales);
       units[m] = products.units;
 #pragma unroll
       for (int i = 0; i < kGradSteps * 2; ++i) b[m][i / 2][i % 2] = products.b[i / 2][i % 2];
@@ -142,6 +147,7 @@ class GradMainloop {
   }
 
   typename Layout::Lane lane_;
+  uint32_t x_offsets_[kGradSteps * 2];  // of dY, in a stage
   ByteLut lut_;
 };
 

@@ -11,45 +11,39 @@ namespace {
 template <class Scales>
 class GradScales {
   static constexpr int kRows = kStripK / kGradWarpsN;  // of a warp
-  static constexpr int kScales = 2;
-  static_assert(kRows * kGradWarpsN == 32 * kScales);
+  static_assert(kRows * kGradWarpsN == 32 * 2);
 
  public:
-  __device__ __forceinline__ GradScales(const WeightView &weight, int first_column, int n_warp)
-      : row_(n_warp * kRows + static_cast<int>(threadIdx.x % 32 / 2)) {
-#pragma unroll
-    for (int i = 0; i < kScales; ++i)
-      // Past the last column are those of the last block, for sums that are not stored.
-      columns_[i] = min(first_column + kStripWarpRows * block_column(i),
-                        static_cast<int>(weight.cols) - kStripWarpRows);
+  __device__ __forceinline__ GradScales(const WeightView &weight, int strip, int n_warp,
+                                        int k_tile) {
+    const int row = n_warp * kRows + static_cast<int>(threadIdx.x % 32 / 2);
+    const int column = strip * kGradWarpsN + threadIdx.x % 2 * 2;
+    const int row_blocks = static_cast<int>(weight.cols) / kGradBlocksize;
+    block_ = (k_tile * kStripK + row) * row_blocks + column;
+    last_ = static_cast<int>(weight.rows - 1) * row_blocks + column;
+    to_ = threadIdx.x % 2 * 2 * kStripK + grad_scale_index(row);
   }
 
-  // Past the last row is that of the last, which multiplies zeros.
-  __device__ __forceinline__ void fetch(const WeightView &weight, int k_tile) {
-    const int64_t row = min(int64_t{k_tile} * kStripK + row_, weight.rows - 1);
-#pragma unroll
-    for (int i = 0; i < kScales; ++i)
-      fetched_[i] = Scales::template fetch<LoadGlobal>(
-          weight, (row * weight.cols + columns_[i]) >> weight.blocksize_log2);
+  // Those of the K-tile after the last one that was fetched. Past the last row it is that of the
+  // last, which multiplies zeros.
+  __device__ __forceinline__ void fetch_next(const WeightView &weight) {
+    fetched_.template fetch<LoadGlobal>(weight, min(block_, last_));
+    block_ += static_cast<int>(weight.cols) * (kStripK / kGradBlocksize);
   }
 
-  // Those that were fetched, times `unit`, to a stage.
+  // Those that were fetched to a stage.
   template <class Table>
-  __device__ __forceinline__ void store(const Table &table, float unit, float *stage) const {
-#pragma unroll
-    for (int i = 0; i < kScales; ++i)
-      stage[block_column(i) * kStripK + grad_scale_index(row_)] =
-          multiply_rn(Scales::finish(fetched_[i], table), unit);
+  __device__ __forceinline__ void store(const Table &table, float *stage) const {
+    const float2 scales = fetched_.finish(table);
+    stage[to_] = scales.x;
+    stage[to_ + kStripK] = scales.y;
   }
 
  private:
-  static __device__ __forceinline__ int block_column(int i) {
-    return static_cast<int>(threadIdx.x % 2) + i * 2;
-  }
-
-  int row_;  // of a K-tile
-  int columns_[kScales];
-  typename Scales::Fetched fetched_[kScales];
+  int block_;  // of the first of two
+  int last_;
+  int to_;  // in a stage
+  typename Scales::Pair fetched_;
 };
 
 }  // namespace

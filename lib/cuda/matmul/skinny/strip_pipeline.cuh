@@ -64,10 +64,11 @@ class StripPipeline {
       Layout::load_box(to, &args_.packed, first_k_tile_ + index, first_row_, threadIdx.x % 32,
                        full_ + stage);
   }
-  __device__ __forceinline__ void start() const {
+  // Fills stages, all of them or those from `first` up to `last`.
+  __device__ __forceinline__ void start(int first = 0, int last = kSmem.stages) const {
     if (!producer_) return;
 #pragma unroll 1
-    for (int i = 0; i < min(kSmem.stages, k_tiles_); ++i) load(i, i);
+    for (int i = first; i < min(last, k_tiles_); ++i) load(i, i);
   }
 
   // The stage of the K-tile after the next `ahead` that are read.

@@ -40,7 +40,9 @@ __device__ __forceinline__ void store_outputs(const Matmul &matmul, int64_t row,
 }
 
 // Adds up the sums of the CTA's pipelines, then of the cluster's CTAs, and stores the outputs.
-template <class T, int kWarpsN, int MTiles, class Args>
+// Lanes have neighbouring outputs of a row of x, or with kQuadsFirst neighbouring sums, which is
+// faster from 9 rows on.
+template <class T, int kWarpsN, int MTiles, bool kQuadsFirst = false, class Args>
 __device__ __forceinline__ void reduce_strip(const Args &args, uint8_t *shared, int first_row,
                                              int n_warp, int k_warp,
                                              const float (&total)[kRowTiles][MTiles][4]) {
@@ -68,7 +70,8 @@ __device__ __forceinline__ void reduce_strip(const Args &args, uint8_t *shared, 
   float4 *const received = reinterpret_cast<float4 *>(shared + kSmem.received);
 #pragma unroll
   for (int i = 0; i < kRows * kQuads; i += kStripThreads) {
-    const int n = (i + threadIdx.x) % kRows, quad = (i + threadIdx.x) / kRows;
+    const int n = kQuadsFirst ? (i + threadIdx.x) / kQuads : (i + threadIdx.x) % kRows;
+    const int quad = kQuadsFirst ? (i + threadIdx.x) % kQuads : (i + threadIdx.x) / kRows;
     if (quad * 4 >= rows_of_x || quad >= kQuads) continue;
     float4 sum = *reinterpret_cast<const float4 *>(partials + at(n, quad * 4));
 #pragma unroll
@@ -87,7 +90,8 @@ __device__ __forceinline__ void reduce_strip(const Args &args, uint8_t *shared, 
   cluster_sync();
 #pragma unroll 1
   for (int i = threadIdx.x; i < args.cluster_rows * kQuads; i += kStripThreads) {
-    const int local = i % args.cluster_rows, quad = i / args.cluster_rows;
+    const int local = kQuadsFirst ? i / kQuads : i % args.cluster_rows;
+    const int quad = kQuadsFirst ? i % kQuads : i / args.cluster_rows;
     const int n = rank * args.cluster_rows + local;
     if (quad * 4 >= rows_of_x || n >= kRows) continue;
     float4 sum{};
