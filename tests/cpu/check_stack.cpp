@@ -65,8 +65,8 @@ struct Products {
   Products(size_t count, nf4_dtype dtype, int64_t rows, int64_t cols, int64_t m)
       : x(m * cols), y(count * m * rows) {
     for (size_t i = 0; i < count; ++i)
-      args.push_back(
-          {sizeof(nf4_matmul_args), dtype, 0, m, x.data(), cols, nullptr, &y[i * m * rows], rows});
+      args.push_back({sizeof(nf4_matmul_args), dtype, 0, m, x.data(), cols, nullptr,
+                      &y[i * m * rows], rows, nullptr});
   }
 };
 

@@ -49,8 +49,32 @@ void PaddedConversion::operator()(const char *x, int64_t elements, char *out) co
   convert(padded, step, out + whole * bytes_out);
 }
 
+namespace {
+
+// Adds the adapter's product with row m of x for rows of the weight.
+template <class Problem>
+void add_lora(const Problem &problem, int64_t m, RowRange n, float *sums) {
+  const Lora &lora = problem.lora;
+  with_dtype(problem.dtype, [&](auto type) {
+    const auto *product = static_cast<const decltype(type) *>(lora.product) + m * lora.rank;
+    with_dtype(lora.dtype, [&](auto factor) {
+      for (int64_t i = n.begin; i < n.end; ++i) {
+        const auto *b = static_cast<const decltype(factor) *>(lora.b) + i * lora.b_stride;
+        float sum = 0;
+        for (int64_t r = 0; r < lora.rank; ++r) sum += to_float(product[r]) * to_float(b[r]);
+        sums[i - n.begin] += lora.scale * sum;
+      }
+    });
+  });
+}
+
+}  // namespace
+
 template <class Problem>
 void store_sums(const Problem &problem, const Sums &sums) {
+  if (problem.lora.rank > 0)
+    for (int64_t m = sums.m.begin; m < sums.m.end; ++m)
+      add_lora(problem, m, sums.n, sums.values + (m - sums.m.begin) * sums.stride);
   with_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
     const T *bias = static_cast<const T *>(problem.bias);

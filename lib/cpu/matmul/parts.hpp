@@ -85,13 +85,13 @@ struct PaddedConversion {
 
 // The sums of a part of y.
 struct Sums {
-  RowRange n;           // rows of the weight
-  RowRange m;           // rows of x
-  const float *values;  // [m][stride]
+  RowRange n;     // rows of the weight
+  RowRange m;     // rows of x
+  float *values;  // [m][stride]
   int64_t stride;
 };
 
-// Adds the bias and rounds.
+// Adds the adapter's product and the bias, and rounds.
 template <class Problem>
 void store_sums(const Problem &problem, const Sums &sums);
 

@@ -26,7 +26,9 @@ from nf4.torch._state import as_bytes
 from nf4.torch._weight import Spec, WeightParts
 from nf4.torch.bitsandbytes.operators import NESTED_BLOCKSIZE, is_ours, ready
 
-# (x, packed, state, bias) -> x W^T + bias; None where the original is to be called.
+# (x, packed, state) -> the fields of a WeightParts; None where the original is to be called.
+WeightOf = Callable[[Tensor, Tensor, Any], "tuple[Any, ...] | None"]
+# (x, packed, state, bias) -> x W^T + bias; None likewise.
 Product = Callable[[Tensor, Tensor, Any, "Tensor | None"], "Tensor | None"]
 
 
@@ -115,21 +117,28 @@ _apply = _private.apply_of(MatMul4Bit)
 given_back = False
 
 
-def product_for(bitsandbytes: Any) -> Product:
+def weights_of(bitsandbytes: Any) -> WeightOf:
     QuantState = bitsandbytes.functional.QuantState
 
-    def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor | None:
+    def weight_of(x: Tensor, packed: Tensor, state: Any) -> tuple[Any, ...] | None:
         if type(state) is not QuantState or given_back or not _private.is_idle():
             return None
         if x.device not in ready and not is_ours(x):
             return None
+        try:
+            return _weight_of(packed, state)
+        except (KeyError, TypeError):  # a state with a list for shape, for instance
+            return None
+
+    return weight_of
+
+
+def product_for(weight_of: WeightOf) -> Product:
+    def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor | None:
         records = torch.is_grad_enabled() and _private.any_requires_grad(x, packed, bias)
         if records and _private.any_requires_grad(packed):
             return None  # y requires grad, though there is no gradient of the weight
-        try:
-            weight = _weight_of(packed, state)
-        except (KeyError, TypeError):  # a state with a list for shape, for instance
-            return None
+        weight = weight_of(x, packed, state)
         y = None if weight is None else _fast.linear(x, bias, weight)
         if weight is None or y is None or not records:
             return y
@@ -176,30 +185,49 @@ def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
 
 
 def forward(
-    product: Product, bitsandbytes: Any, original: Callable[..., Tensor]
+    product: Product, weight_of: WeightOf, bitsandbytes: Any, original: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
-    """For Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced."""
+    """For Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced. Its attribute nf4_operands
+    is for who does more than this product at once (nf4/torch/peft/layers.py)."""
     Params4bit, ours = bitsandbytes.nn.Params4bit, bitsandbytes.matmul_4bit
 
-    @functools.wraps(original)
-    def forward(self: Any, x: Tensor) -> Tensor:
+    def weight_and_bias(self: Any, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
         # A later patch of the function that the original calls is to be called.
         if is_dynamo_compiling() or bitsandbytes.matmul_4bit is not ours:
-            return original(self, x)
+            return None
         # torch.nn.Module looks for an attribute in three places before it comes to a parameter.
         own = self.__dict__
         parameters = own["_parameters"]
         weight = parameters.get("weight")
         if type(weight) is not Params4bit or not own.get("compute_type_is_set"):
-            return original(self, x)
+            return None
         if x.is_cpu and self.support_avx512bf16_for_cpu:
-            return original(self, x)  # it may change the layout
+            return None  # the original may change the layout
+        return weight, parameters["bias"] if "bias" in parameters else self.bias
+
+    def operands(self: Any, x: Tensor) -> tuple[WeightParts, Tensor | None, torch.dtype] | None:
+        found = weight_and_bias(self, x)
+        if found is None:
+            return None
+        packed, bias = found
+        weight = None if packed.requires_grad else weight_of(x, packed, packed.quant_state)
+        if weight is None:
+            return None
+        plain = tuple.__new__(WeightParts, (_plain(packed), *weight[1:]))
+        return plain, bias, x.dtype if self.compute_dtype is None else self.compute_dtype
+
+    @functools.wraps(original)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        found = weight_and_bias(self, x)
+        if found is None:
+            return original(self, x)
+        weight, bias = found
         dtype, wanted = x.dtype, self.compute_dtype
         casts = wanted is not None and wanted is not dtype
-        bias = parameters["bias"] if "bias" in parameters else self.bias
         y = product(x.to(wanted) if casts else x, weight, weight.quant_state, bias)
         if y is None:
             return original(self, x)
         return y.to(dtype) if casts else y
 
+    forward.nf4_operands = operands
     return forward
