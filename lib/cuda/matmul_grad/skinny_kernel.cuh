@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(kStripThreads, 1)
   constexpr int kMaxM = 8 * MTiles;
   constexpr GradStripSmem kSmem = kGradStripSmem<kMaxM>;
   constexpr StripSmem kStrip = kStripSmem<kGradWarpsN, kMaxM>;
-  // Scales are written a K-tile ahead, when other warps may still read those of the last one.
-  static_assert(kStrip.stages >= 3);
+  // Scales are written a K-tile ahead, when other warps may still read those of this one.
+  static_assert(kStrip.stages >= 2);
   extern __shared__ __align__(1024) uint8_t shared[];
   const WeightView &weight = args.matmul.weight;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
@@ -41,43 +41,42 @@ __global__ void __launch_bounds__(kStripThreads, 1)
   const int k_tiles = (part + 1) * args.k_tiles / parts - begin;
   StripPipeline<GradStripArgs, StripAwq<kGradWarpsN>, kMaxM, kGradWarpsN> pipeline(
       args, shared + kSmem.strip, k_warp, first_column, begin, k_tiles, n_warp == 0);
+  GradScales<Scales> scales(weight, strip, n_warp, begin);
   if (warp == 0) prefetch_tensor_map(&args.x);
   pipeline.prefetch();
+  scales.prefetch(weight);
   pipeline.init();
+  fill_lut<4, kStripThreads>(shared, static_cast<int>(threadIdx.x),
+                             uint32_t{args.codebook.entries[threadIdx.x % kCodebookSize]},
+                             pack_entries);
   pdl_wait<Arch>();
   // The small loads before all but the first K-tile, which would delay them.
   pipeline.start(0, 1);
   pdl_launch_dependents<Arch>();
-  GradScales<Scales> scales(weight, strip, n_warp, begin);
-  scales.fetch_next(weight);
+  const auto first_scales = scales.fetch_next(weight);
+  auto next_scales = scales.fetch_next(weight);
   ScaleTable<Scales> table(reinterpret_cast<float *>(shared + kSmem.scale_code));
   table.template load_async<LoadGlobal, kStripThreads>(weight);
   pipeline.start(1);
-  fill_lut<4, kStripThreads>(shared, static_cast<int>(threadIdx.x),
-                             uint32_t{args.codebook.entries[threadIdx.x % kCodebookSize]},
-                             pack_entries);
   if (args.cluster > 1) cluster_arrive_relaxed();
   cp_async_wait_all();
   __syncthreads();
 
+  // Scales are written a K-tile ahead and fetched another one ahead.
   float *const stage_scales =
       reinterpret_cast<float *>(shared + kSmem.scales) + k_warp * kStrip.stages * kGradStageScales;
-  // Of the K-tile after the next `ahead`; then fetches those of the one after it.
-  const auto write_scales = [&](int ahead) {
-    const int stage = pipeline.stage_ahead(ahead);
-    scales.store(table, stage_scales + stage * kGradStageScales);
-    pipeline.written(stage);
-    scales.fetch_next(weight);
-  };
-  if (k_tiles > 0) write_scales(0);
+  scales.store(first_scales, table, stage_scales);
+  pipeline.written(0);
   const GradMainloop<T, MTiles> mainloop(shared, n_warp);
   float sums[kRowTiles][MTiles][4] = {};
 #pragma unroll 1
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-    if (k_tile + 1 < k_tiles) write_scales(1);
     const uint8_t *const stage = pipeline.wait();
     mainloop.add(stage, stage + kStrip.weight_bytes,
                  stage_scales + pipeline.stage() * kGradStageScales + n_warp * kStripK, sums);
+    scales.store(next_scales, table, stage_scales + pipeline.next_stage() * kGradStageScales);
+    pipeline.written(pipeline.next_stage());
+    next_scales = scales.fetch_next(weight);
     pipeline.release(k_tile);
   }
   if (args.cluster > 1) cluster_wait();  // all of them have started

@@ -24,17 +24,25 @@ class GradScales {
     to_ = threadIdx.x % 2 * 2 * kStripK + grad_scale_index(row);
   }
 
-  // Those of the K-tile after the last one that was fetched. Past the last row it is that of the
-  // last, which multiplies zeros.
-  __device__ __forceinline__ void fetch_next(const WeightView &weight) {
-    fetched_.template fetch<LoadGlobal>(weight, min(block_, last_));
-    block_ += static_cast<int>(weight.cols) * (kStripK / kGradBlocksize);
+  // The first into L2, which is allowed while the predecessor still writes.
+  __device__ __forceinline__ void prefetch(const WeightView &weight) const {
+    Scales::Pair::prefetch(weight, min(block_, last_));
   }
 
-  // Those that were fetched to a stage.
+  // Those of the K-tile after the last one that was fetched. Past the last row they are those of
+  // the last, which multiply zeros.
+  __device__ __forceinline__ typename Scales::Pair fetch_next(const WeightView &weight) {
+    typename Scales::Pair pair;
+    pair.template fetch<LoadGlobal>(weight, min(block_, last_));
+    block_ += static_cast<int>(weight.cols) * (kStripK / kGradBlocksize);
+    return pair;
+  }
+
+  // To a stage.
   template <class Table>
-  __device__ __forceinline__ void store(const Table &table, float *stage) const {
-    const float2 scales = fetched_.finish(table);
+  __device__ __forceinline__ void store(const typename Scales::Pair &pair, const Table &table,
+                                        float *stage) const {
+    const float2 scales = pair.finish(table);
     stage[to_] = scales.x;
     stage[to_ + kStripK] = scales.y;
   }
@@ -43,7 +51,6 @@ class GradScales {
   int block_;  // of the first of two
   int last_;
   int to_;  // in a stage
-  typename Scales::Pair fetched_;
 };
 
 }  // namespace

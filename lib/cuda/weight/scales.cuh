@@ -8,6 +8,7 @@
 #include "core/decode.hpp"
 #include "core/formats.hpp"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/memory.cuh"
 #include "cuda/weight/view.hpp"
 
 namespace nf4::cuda {
@@ -72,6 +73,9 @@ struct FlatScales {
   struct Pair {
     float2 absmax;
 
+    static __device__ __forceinline__ void prefetch(const WeightView &weight, int block) {
+      prefetch_l2_sector(static_cast<const Stored *>(weight.absmax) + block);
+    }
     template <class Load>
     __device__ __forceinline__ void fetch(const WeightView &weight, int block) {
       absmax = Load::load(
@@ -152,6 +156,10 @@ struct NestedScales {
     uint16_t codes;
     float absmax;
 
+    static __device__ __forceinline__ void prefetch(const WeightView &weight, int block) {
+      prefetch_l2_sector(static_cast<const Stored *>(weight.absmax) + block);
+      prefetch_l2_sector(weight.nested_absmax + (block >> weight.nested_blocksize_log2));
+    }
     template <class Load>
     __device__ __forceinline__ void fetch(const WeightView &weight, int block) {
       codes = Load::load(

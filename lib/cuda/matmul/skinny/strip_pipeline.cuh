@@ -71,10 +71,9 @@ class StripPipeline {
     for (int i = first; i < min(last, k_tiles_); ++i) load(i, i);
   }
 
-  // The stage of the K-tile after the next `ahead` that are read.
-  __device__ __forceinline__ int stage_ahead(int ahead) const {
-    const int stage = stage_ + ahead;
-    return stage < kSmem.stages ? stage : stage - kSmem.stages;
+  // The stage of the K-tile after the one that wait() is for.
+  __device__ __forceinline__ int next_stage() const {
+    return stage_ == kSmem.stages - 1 ? 0 : stage_ + 1;
   }
   // By each writer, once it has written what belongs to the K-tile of a stage.
   __device__ __forceinline__ void written(int stage) const { mbarrier_arrive_warp(full_ + stage); }
