@@ -41,16 +41,16 @@ struct ScaledRows {
 
   // `x`: eight rows of dY in a stage, where the lane reads; `scales`: the lane's of the K-tile.
   __device__ __forceinline__ ScaledRows(const uint8_t *x,
-                                          const uint32_t (&x_offsets)[kGradSteps * 2],
-                                          const float4 (&scales)[kGradSteps]) {
+                                        const uint32_t (&x_offsets)[kGradSteps * 2],
+                                        const float4 (&scales)[kGradSteps]) {
     float2 products[kGradSteps][2];
     float largest = 0;
 #pragma unroll
     for (int step = 0; step < kGradSteps; ++step)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float2 v = unpack_pair(
-            T{}, *reinterpret_cast<const uint32_t *>(x + x_offsets[step * 2 + j]));
+        const float2 v =
+            unpack_pair(T{}, *reinterpret_cast<const uint32_t *>(x + x_offsets[step * 2 + j]));
         const float4 s = scales[step];
         products[step][j] = {v.x * (j == 0 ? s.x : s.z), v.y * (j == 0 ? s.y : s.w)};
         largest = fmaxf(largest, fmaxf(fabsf(products[step][j].x), fabsf(products[step][j].y)));
@@ -98,8 +98,8 @@ class GradMainloop {
     float4 lane_scales[kGradSteps];
 #pragma unroll
     for (int step = 0; step < kGradSteps; ++step)
-      lane_scales[step] = *reinterpret_cast<const float4 *>(
-          scales + step * 16 + FragmentLane().thread_in_group * 4);
+      lane_scales[step] = *reinterpret_cast<const float4 *>(scales + step * 16 +
+                                                            FragmentLane().thread_in_group * 4);
     uint32_t b[MTiles][kGradSteps][2];
     float2 units[MTiles];
 #pragma unroll

@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kStripThreads, 1)
   const int part = (static_cast<int>(blockIdx.x) - strip * args.cluster) * kWarpsK + k_warp;
   const int parts = args.cluster * kWarpsK;
   const int begin = part * args.k_tiles / parts, end = (part + 1) * args.k_tiles / parts;
-  StripPipeline<StripArgs, Layout, 8 * MTiles> pipeline(args, shared, k_warp, first_row, begin, end - begin,
-                                             n_warp == 0);
+  StripPipeline<StripArgs, Layout, 8 * MTiles> pipeline(args, shared, k_warp, first_row, begin,
+                                                        end - begin, n_warp == 0);
   pipeline.prefetch();
   pipeline.init();
   pdl_wait<Arch>();
