@@ -52,7 +52,8 @@ constexpr Variant kVariants[] = {
      quantize_scales_with<kAvx512Quantize>,
      bf16_codebook_for,
      matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
-     matmul_grad_reference,
+     matmul_grad_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
+     lora_product_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
      {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>}},
 #endif
@@ -64,7 +65,8 @@ constexpr Variant kVariants[] = {
      quantize_scales_with<kAvx512Quantize>,
      nullptr,
      matmul_with<kAvx512Dequant, kAvx512Matmul>,
-     matmul_grad_reference,
+     matmul_grad_with<kAvx512Dequant, kAvx512Matmul>,
+     lora_product_with<kAvx512Dequant, kAvx512Matmul>,
      {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul>}},
 #endif
@@ -76,7 +78,8 @@ constexpr Variant kVariants[] = {
      quantize_scales_with<kAvx2Quantize>,
      nullptr,
      matmul_with<kAvx2Dequant, kAvx2Matmul>,
-     matmul_grad_reference,
+     matmul_grad_with<kAvx2Dequant, kAvx2Matmul>,
+     lora_product_with<kAvx2Dequant, kAvx2Matmul>,
      {int4_dequant_with<kAvx2Dequant>, int4_quantize_with<kAvx2Dequant, kAvx2Quantize>,
       int4_matmul_with<kAvx2Dequant, kAvx2Matmul>}},
 #endif
@@ -88,6 +91,7 @@ constexpr Variant kVariants[] = {
      nullptr,
      matmul_reference,
      matmul_grad_reference,
+     lora_product_reference,
      {int4_dequant_reference, int4_quantize_reference, int4_matmul_reference}},
 };
 
@@ -142,18 +146,18 @@ void quantize(const QuantizeProblem &problem, int threads) {
 }
 
 // What the matmul and the gradient of a problem with an adapter read.
-void lora_product(const MatmulProblem &problem, int threads) {
+void lora_product(const Variant &variant, const MatmulProblem &problem, int threads) {
   if (problem.lora.rank == 0) return;
   const int64_t products = problem.lora.rank * problem.x_columns();
   parallel_for(problem.m, std::max<int64_t>(1, kProductsPerThread / products), threads,
-               [&](int64_t begin, int64_t end) { lora_product_reference(problem, {begin, end}); });
+               [&](int64_t begin, int64_t end) { variant.lora_product(problem, {begin, end}); });
 }
 
 void matmul(const MatmulProblem *problems, int count, int threads) {
   const CallEnvironment environment;
   const Variant &variant = variant_in_use();
   for (int i = 0; i < count; ++i)
-    if (!problems[i].empty()) lora_product(problems[i], threads);
+    if (!problems[i].empty()) lora_product(variant, problems[i], threads);
   const Partition partition(problems, count, threads_of(threads));
   RoundedCodebook codebooks[NF4_MATMUL_BATCH_MAX];
   for (int i = 0; i < count && variant.bf16_codebook != nullptr; ++i)
@@ -168,8 +172,8 @@ void matmul(const MatmulProblem *problems, int count, int threads) {
 void matmul_grad(const MatmulProblem &problem, int threads) {
   const CallEnvironment environment;
   const Variant &variant = variant_in_use();
-  lora_product(problem, threads);
-  constexpr int64_t kUnit = 64;
+  lora_product(variant, problem, threads);
+  constexpr int64_t kUnit = 128;
   const int64_t products_of_unit = problem.m * std::max<int64_t>(1, problem.weight.rows) * kUnit;
   parallel_for(ceil_divide(problem.weight.cols, kUnit),
                std::max<int64_t>(1, kProductsPerThread / products_of_unit), threads,

@@ -34,6 +34,8 @@ struct Variant {
   void (*matmul)(const MatmulProblem &problem, const RoundedCodebook &bf16_codebook, RowRange n);
   // All rows of dy times some columns of the weight.
   void (*matmul_grad)(const MatmulProblem &problem, RowRange k);
+  // Writes rows of the adapter's product, x A^T or dy B, which the functions above read.
+  void (*lora_product)(const MatmulProblem &problem, RowRange m);
   Int4Functions int4;
 };
 

@@ -13,6 +13,7 @@
 
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
+#include "cpu/matmul/outer_loops.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cpu {
@@ -27,6 +28,7 @@ struct Floats : Fp32Sums {
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {4, 4, 2, 2};
   static constexpr int kTileM = 6;
+  static constexpr int kOuterVectors[] = {8, 8, 8, 4, 4, 4};
   static constexpr int kColumnM = 12;
   static constexpr int kColumnRegisters = 28;
 
@@ -78,6 +80,8 @@ const MatmulKernels kAvx512Matmul = {
     block_columns<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
+    outer<Floats>,
+    nullptr,
 };
 
 }  // namespace nf4::cpu

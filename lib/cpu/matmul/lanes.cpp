@@ -49,7 +49,9 @@ class LaneMultiplier {
       add_products(n, m, k, elements, sums);
     }
     for (int64_t i = 0; i < count; ++i) sums[i] *= codebook_.unit;
-    store_sums(problem_, {n, m, sums, kLaneBlockN});
+    const Sums done{n, m, sums, kLaneBlockN};
+    add_adapter(kernels_, problem_, done);
+    store_sums(problem_, done);
   }
 
   // The codes and scales of a vector of rows to lane `at` and those after it.

@@ -26,11 +26,11 @@ bool suits_look_up(const MatmulProblem &problem) {
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 
+}  // namespace
+
 const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype) {
   return set.bf16 != nullptr && dtype == NF4_DTYPE_BF16 ? *set.bf16 : set.fp32;
 }
-
-}  // namespace
 
 const void *int4_codebook(const MatmulKernels &kernels) {
   static constexpr uint16_t kBf16[] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
@@ -49,32 +49,8 @@ void PaddedConversion::operator()(const char *x, int64_t elements, char *out) co
   convert(padded, step, out + whole * bytes_out);
 }
 
-namespace {
-
-// Adds the adapter's product with row m of x for rows of the weight.
-template <class Problem>
-void add_lora(const Problem &problem, int64_t m, RowRange n, float *sums) {
-  const Lora &lora = problem.lora;
-  with_dtype(problem.dtype, [&](auto type) {
-    const auto *product = static_cast<const decltype(type) *>(lora.product) + m * lora.rank;
-    with_dtype(lora.dtype, [&](auto factor) {
-      for (int64_t i = n.begin; i < n.end; ++i) {
-        const auto *b = static_cast<const decltype(factor) *>(lora.b) + i * lora.b_stride;
-        float sum = 0;
-        for (int64_t r = 0; r < lora.rank; ++r) sum += to_float(product[r]) * to_float(b[r]);
-        sums[i - n.begin] += lora.scale * sum;
-      }
-    });
-  });
-}
-
-}  // namespace
-
 template <class Problem>
 void store_sums(const Problem &problem, const Sums &sums) {
-  if (problem.lora.rank > 0)
-    for (int64_t m = sums.m.begin; m < sums.m.end; ++m)
-      add_lora(problem, m, sums.n, sums.values + (m - sums.m.begin) * sums.stride);
   with_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
     const T *bias = static_cast<const T *>(problem.bias);
@@ -90,6 +66,7 @@ void store_sums(const Problem &problem, const Sums &sums) {
 
 template void store_sums(const MatmulProblem &problem, const Sums &sums);
 template void store_sums(const Int4MatmulProblem &problem, const Sums &sums);
+template void store_sums(const DenseProblem &problem, const Sums &sums);
 
 RoundedCodebook bf16_codebook_for(const MatmulProblem &problem) {
   const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_look_up(problem);

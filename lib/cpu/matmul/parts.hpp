@@ -4,6 +4,7 @@
 #include "core/formats.hpp"
 #include "cpu/dequant/kernels.hpp"
 #include "cpu/dtypes.hpp"
+#include "cpu/matmul/dense.hpp"
 #include "cpu/matmul/kernels.hpp"
 #include "cpu/ranges.hpp"
 #include "problem.hpp"
@@ -45,6 +46,11 @@ void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const MatmulProblem &problem, RowRange n);
 void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const Int4MatmulProblem &problem, RowRange n);
+void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const DenseProblem &problem, RowRange n);
+
+// x times a matrix, the reduction along its rows: y = x W, for a few columns.
+void dense_outer(const MatmulKernels &kernels, const DenseProblem &problem);
 
 // The address of x[m, k].
 template <class Problem>
@@ -91,7 +97,12 @@ struct Sums {
   int64_t stride;
 };
 
-// Adds the adapter's product and the bias, and rounds.
+// Adds what the adapter adds to them, if there is one.
+void add_adapter(const MatmulKernels &kernels, const MatmulProblem &problem, const Sums &sums);
+template <class Problem>
+void add_adapter(const MatmulKernels &, const Problem &, const Sums &) {}
+
+// Adds the bias and rounds.
 template <class Problem>
 void store_sums(const Problem &problem, const Sums &sums);
 

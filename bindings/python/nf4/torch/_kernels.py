@@ -95,6 +95,14 @@ def _has_row_stride(x: Tensor) -> bool:
 
 # ---- The gradient of x -----------------------------------------------------------------
 
+_FUSED_ROWS = 256  # of dY on a GPU, up to which dY W needs no dense weight to be fast
+
+
+def uses_fused_grad(grad_y: Tensor) -> bool:
+    """Is libnf4's own dY W at least as fast as dequantize and torch's product?"""
+    return grad_y.is_cuda and grad_y.numel() <= _FUSED_ROWS * grad_y.shape[-1]
+
+
 _kept = threading.local()
 
 
