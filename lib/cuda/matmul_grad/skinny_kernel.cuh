@@ -3,7 +3,7 @@
 // As the strip kernels of integer weights (matmul/skinny/strip_kernel.cuh): a CTA has a strip of
 // 256 columns of the weight; where strips are few, a cluster shares its rows, and adds up through
 // distributed shared memory in a fixed order. 0.516 bytes a weight. For 4096 weights a warp takes
-// 116 cycles of shared memory, of which 64 are look-ups, and 380 instructions.
+// 116 cycles of shared memory, of which 64 are look-ups, and 400 instructions.
 // docs/design/matmul-skinny.md has the experiments.
 #pragma once
 
