@@ -62,7 +62,7 @@ TEST_CASE("skinny gradient kernels have the error of dense products", "[cuda][ma
   const Stream stream;
   MatmulCounts counts;
   constexpr MatmulShape kShapes[] = {
-      {70, 256, 1, true},    {65, 256, 16, true},   {1999, 256, 7, true},  {6000, 512, 3, true},
+      {70, 256, 1, true},    {65, 256, 16, true},   {1999, 256, 7, true}, {6000, 512, 3, true},
       {3000, 1280, 9, true}, {300, 14336, 2, true}, {20, 34048, 16, true}};
   uint64_t number = 0x18400000;
   for (const nf4_dtype dtype : kDtypes16)

@@ -7,7 +7,6 @@
 #include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/matmul/skinny/strip_smem.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
-#include "cuda/matmul_grad/skinny_smem.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -67,23 +66,6 @@ bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which)
     return false;
   return has_codebook_kernel(which) && weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
          wgmma_sizes_can_run(problem, gpu, which);
-}
-
-// Strips are whole, and numbers of blocks have 31 bits.
-bool skinny_can_run(const GradProblem &problem, const GpuFacts &gpu, int config) {
-  constexpr int64_t kMaxSide = int64_t{1} << 30;
-  constexpr int64_t kMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
-  const Weight &weight = problem.weight;
-  const int max_m = kMatmulConfigs[config].tile_m;
-  if (weight.rows > kMaxSide || weight.cols > kMaxSide) return false;
-  if (!gpu.tensor_maps || config == kSkinny2 || problem.m > max_m) return false;
-  if (problem.dtype == NF4_DTYPE_FP32 || weight.codebook != nullptr || weight.cols == 0)
-    return false;
-  return weight.blocksize() == kGradBlocksize && weight.rows % strip_rows(kGradWarpsN) == 0 &&
-         weight.blocks < std::numeric_limits<int>::max() / 2 - 8 * weight.rows &&
-         is_multiple(weight.packed, 16) && is_multiple(weight.absmax, weight.nested() ? 2 : 8) &&
-         has_x_vectors(problem) && (problem.m == 1 || problem.x_stride < kMaxPitch) &&
-         gpu.shared_bytes >= grad_strip_smem(max_m).bytes;
 }
 
 // Stored rows of tensor maps are multiples of 16 bytes, and 64 rows of W^T share scales, of which

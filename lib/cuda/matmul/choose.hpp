@@ -44,7 +44,6 @@ struct MatmulChoice {
 // What the kernels of each kind of weight can run.
 bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
-bool skinny_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);

@@ -35,7 +35,7 @@ cudaError_t choose(MatmulTarget &target, const GradProblem &problem, MatmulChoic
   const CostModel &model = cost_model(problem.weight);
   choice.config = kMma64x64;
   for (const int config : {kSkinny8, kSkinny16})
-    if (config == forced_config.value_or(config) && skinny_can_run(problem, gpu, config)) {
+    if (config == forced_config.value_or(config) && grad_skinny_can_run(problem, gpu, config)) {
       choice.config = config;
       return cudaSuccess;
     }
