@@ -44,6 +44,10 @@ _STEP = [
 STEPS = Table(*_STEP, *(number(f"{name} ms", _form(name)) for name in FORMS))
 HOST = Table(*_STEP, *_of_each("host ms", "host_us", 1e3, 1))
 MEMORY = Table(*_STEP, *_of_each("GB", "step_bytes", 1e9, 2))
+LAYER = Table(
+    text("layer", "{name}"), text("adapters", "{adapters}"), number("µs", "{us:.1f}"),
+    number("over nn.Linear", "{ratio:.2f}x"),
+)  # fmt: skip
 _PROFILE = Table(text("name", "{name}"), number("ms", "{ms:.2f}"), number("calls", "{calls}"))
 
 

@@ -80,8 +80,18 @@ def _dense(weight: tuple[Any, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
     return _operators.dequantize(parts, dtype)
 
 
+def _fused_grad(grad_y: Tensor, weight: tuple[Any, ...]) -> Tensor | None:
+    """grad_y W without a dense weight; None where that is slower, or nothing was done."""
+    if torch.is_grad_enabled() or not _private.is_idle():
+        return None
+    if not _kernels.uses_fused_grad(grad_y, WeightParts(*weight)):
+        return None
+    return _fast.linear_grad(grad_y, weight)
+
+
 class MatMul4Bit(torch.autograd.Function):
-    """Gives y, which is x W^T + bias already, its gradients: those of bitsandbytes, bit by bit.
+    """Gives y, which is x W^T + bias already, its gradients: those of bitsandbytes, bit by bit,
+    where they are made as it makes them, from a dense weight.
 
     It keeps the weight's parts as attributes, as bitsandbytes does, so that no hook of saved
     tensors moves or copies a weight.
@@ -101,8 +111,11 @@ class MatMul4Bit(torch.autograd.Function):
         if of_x:
             # A weight that was in 16 bits is rounded to these first.
             wide = ctx.weight_dtype == torch.float32
-            dense = _dense(ctx.weight, grad_y.dtype if wide else ctx.weight_dtype, grad_y)
-            grad_x = torch.matmul(grad_y, dense.to(grad_y.dtype))
+            dtype = grad_y.dtype if wide else ctx.weight_dtype
+            grad_x = _fused_grad(grad_y, ctx.weight) if dtype == grad_y.dtype else None
+            if grad_x is None:
+                dense = _dense(ctx.weight, dtype, grad_y)
+                grad_x = torch.matmul(grad_y, dense.to(grad_y.dtype))
         if of_bias:
             grad_bias = grad_y.sum(0)  # of the other dimensions, autograd takes the sum
         return grad_x, grad_bias, None
