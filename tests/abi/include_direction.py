@@ -39,10 +39,14 @@ MAY_INCLUDE = {
     "cuda/permute": _OPERATION | {"cuda/permute"},
     "cuda/matmul": _OPERATION
     | {"cuda/permute", "cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
+    "cuda/matmul_grad": _OPERATION
+    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"}
+    | {"cuda/matmul_grad"},
     "cuda/matmul/skinny": _OPERATION | {"cuda/matmul", "cuda/matmul/skinny"},
     "cuda/matmul/mma": _OPERATION | {"cuda/matmul", "cuda/matmul/mma"},
     "cuda/matmul/wgmma": _OPERATION | {"cuda/matmul", "cuda/matmul/wgmma"},
-    "cuda/info.cpp": _OPERATION | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/matmul"},
+    "cuda/info.cpp": _OPERATION
+    | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/matmul", "cuda/matmul_grad"},
     "api": {"api", "cpu/backend.hpp", "cuda", "core", "shared", "header"},
 }
 # What is compiled for one instruction set: a function that it shared with other files might be

@@ -6,6 +6,7 @@
 
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
+#include "cpu/matmul/outer_loops.hpp"
 #include "cpu/matmul/scattered_loops.hpp"
 #include "nf4/nf4.h"
 
@@ -20,6 +21,7 @@ struct Floats : Int4Lanes {
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {1, 1, 1, 1};
   static constexpr int kTileM = 3;
+  static constexpr int kOuterVectors[] = {8, 4, 4, 2, 2, 2};
   static constexpr int kColumnM = 4;
   static constexpr int kColumnRegisters = 12;
 
@@ -90,6 +92,8 @@ const MatmulKernels kAvx2Matmul = {
     scattered_columns<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
+    outer<Floats>,
+    nullptr,
 };
 
 }  // namespace nf4::cpu

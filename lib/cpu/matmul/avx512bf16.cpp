@@ -15,6 +15,7 @@
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/lane_loops.hpp"
 #include "cpu/matmul/loops.hpp"
+#include "cpu/matmul/outer_loops.hpp"
 #include "cpu/matmul/scattered_loops.hpp"
 #include "nf4/nf4.h"
 
@@ -32,6 +33,7 @@ struct Bf16Pairs : Fp32Sums {
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {4, 2, 2, 2};
   static constexpr int kTileM = 6;
+  static constexpr int kOuterVectors[] = {8, 8, 8, 4, 4, 4};
   static constexpr int kColumnM = 12;
   static constexpr int kColumnRegisters = 28;
 
@@ -163,6 +165,20 @@ void nested_scales(const uint8_t *codes, int64_t count, const float *table, floa
   }
 }
 
+void pair_rows(const void *a, const void *b, int64_t elements, void *out) {
+  // 0 32 1 33 ... 15 47.
+  const __m512i first = _mm512_or_si512(
+      iota(), _mm512_slli_epi32(_mm512_add_epi32(iota(), _mm512_set1_epi32(32)), 16));
+  const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+  const auto *row = static_cast<const uint16_t *>(a), *next = static_cast<const uint16_t *>(b);
+  auto *to = static_cast<uint16_t *>(out);
+  for (int64_t i = 0; i < elements; i += 32, to += 64) {
+    const __m512i x = _mm512_loadu_si512(row + i), y = _mm512_loadu_si512(next + i);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(x, first, y));
+    _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi16(x, second, y));
+  }
+}
+
 struct Words {
   static constexpr int kBytes = 2;
   static __m512i load(const char *x) { return _mm512_loadu_si512(x); }
@@ -191,6 +207,8 @@ const MatmulKernels kAvx512Bf16Matmul = {
     scattered_columns<Bf16Pairs>,
     {nullptr, nullptr, nullptr},
     tile<Bf16Pairs>,
+    outer<Bf16Pairs>,
+    pair_rows,
     transpose_codes,
     transpose_scales,
     pair_for_lanes<Bf16Pairs>,

@@ -59,7 +59,9 @@ class DotMultiplier {
         add_products({i, std::min(n.end, i + kKernelN)}, m, k, elements, sums + (i - n.begin));
     }
     for (float &sum : sums) sum *= rows_.unit();
-    store_sums(problem_, {n, {first_m, first_m + m}, sums, kBlockN});
+    const Sums done{n, {first_m, first_m + m}, sums, kBlockN};
+    add_adapter(kernels_, problem_, done);
+    store_sums(problem_, done);
   }
 
   // Does nothing where that part of x is there from the block of rows before.

@@ -129,6 +129,22 @@ struct TileArgs {
   int64_t sums_stride;
 };
 
+// Dense rows of the weight, added up with factors: the sums are of rows of x, and of columns of the
+// weight.
+constexpr int kOuterColumns = 128;
+constexpr int kOuterM = 6;
+struct OuterArgs {
+  const void *w;     // rows, or in bf16 pairs of rows, element by element side by side
+  int64_t w_stride;  // from one row or pair to the next, in elements
+  const void *x;     // [m][rows]
+  int64_t x_stride;
+  int rows;     // in bf16 an even number
+  int columns;  // a multiple of kOuterColumns
+  int m;
+  float *sums;  // [m][sums_stride]
+  int64_t sums_stride;
+};
+
 // The kernels that form products in one dtype; arrays are by the dtype of x, in the order of
 // nf4.h, with NULL for those that are not for this set.
 struct MatmulKernels {
@@ -157,6 +173,9 @@ struct MatmulKernels {
   // Converts whole steps of x; NULL where x is of this set's dtype.
   void (*convert[3])(const void *x, int64_t elements, void *out);
   void (*tile)(const TileArgs &args);
+  void (*outer)(const OuterArgs &args);
+  // Whole steps of two rows, element by element side by side; NULL where rows are single.
+  void (*pair_rows)(const void *a, const void *b, int64_t elements, void *out);
   // What lanes, which is for more rows of x than dot, takes; NULL where there is no such way. Words
   // of codes of 16 rows, or of fewer and zeros, a word of a row to a lane. Scales of 16 rows
   // likewise. Both in whole multiples of 16 words or scales. Whole steps of x in the order in which

@@ -68,7 +68,9 @@ class LaneMultiplier {
       }
     }
     for (int64_t i = 0; i < count; ++i) sums_[i] *= rows_.unit();
-    store_sums(problem_, {n, m_, sums_, block_n_});
+    const Sums done{n, m_, sums_, block_n_};
+    add_adapter(kernels_, problem_, done);
+    store_sums(problem_, done);
   }
 
   // The codes and scales of a vector of rows to lane `at` and those after it.

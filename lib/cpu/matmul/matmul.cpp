@@ -26,11 +26,11 @@ bool suits_look_up(const MatmulProblem &problem) {
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 
+}  // namespace
+
 const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype) {
   return set.bf16 != nullptr && dtype == NF4_DTYPE_BF16 ? *set.bf16 : set.fp32;
 }
-
-}  // namespace
 
 const void *int4_codebook(const MatmulKernels &kernels) {
   static constexpr uint16_t kBf16[] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
@@ -66,6 +66,7 @@ void store_sums(const Problem &problem, const Sums &sums) {
 
 template void store_sums(const MatmulProblem &problem, const Sums &sums);
 template void store_sums(const Int4MatmulProblem &problem, const Sums &sums);
+template void store_sums(const DenseProblem &problem, const Sums &sums);
 
 RoundedCodebook bf16_codebook_for(const MatmulProblem &problem) {
   const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_look_up(problem);

@@ -5,6 +5,7 @@
 #include "core/formats.hpp"
 #include "cpu/dequant/kernels.hpp"
 #include "cpu/dtypes.hpp"
+#include "cpu/matmul/dense.hpp"
 #include "cpu/matmul/kernels.hpp"
 #include "cpu/ranges.hpp"
 #include "problem.hpp"
@@ -53,6 +54,11 @@ void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const MatmulProblem &problem, RowRange n);
 void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const Int4MatmulProblem &problem, RowRange n);
+void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const DenseProblem &problem, RowRange n);
+
+// x times a matrix, the reduction along its rows: y = x W, for a few columns.
+void dense_outer(const MatmulKernels &kernels, const DenseProblem &problem);
 
 // The address of x[m, k].
 template <class Problem>
@@ -93,11 +99,16 @@ struct PaddedConversion {
 
 // The sums of a part of y.
 struct Sums {
-  RowRange n;           // rows of the weight
-  RowRange m;           // rows of x
-  const float *values;  // [m][stride]
+  RowRange n;     // rows of the weight
+  RowRange m;     // rows of x
+  float *values;  // [m][stride]
   int64_t stride;
 };
+
+// Adds what the adapter adds to them, if there is one.
+void add_adapter(const MatmulKernels &kernels, const MatmulProblem &problem, const Sums &sums);
+template <class Problem>
+void add_adapter(const MatmulKernels &, const Problem &, const Sums &) {}
 
 // Adds the bias and rounds.
 template <class Problem>

@@ -137,5 +137,7 @@ template void choose_wgmma(const MatmulProblem &, const GpuFacts &, const CostMo
                            MatmulChoice &);
 template void choose_wgmma(const Int4MatmulProblem &, const GpuFacts &, const CostModel &,
                            MatmulChoice &);
+template void choose_wgmma(const GradProblem &, const GpuFacts &, const CostModel &,
+                           MatmulChoice &);
 
 }  // namespace nf4::cuda

@@ -14,6 +14,7 @@
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/permute/permute.hpp"
 #include "cuda/runtime/target.hpp"
+#include "status.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -94,16 +95,6 @@ cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
   }
   flag.set(device.index);
   return cudaSuccess;
-}
-
-GpuFacts facts_of(const LaunchTarget &target) {
-  const Device &device = target.device;
-  return {device.multiprocessors,
-          device.shared_bytes,
-          target.family->tensor_cores,
-          target.family->tensor_maps,
-          has_wgmma(*target.family, device.compute_capability),
-          {}};
 }
 
 // Where the problems are, and what runs there.
@@ -190,6 +181,9 @@ template <class W>
 nf4_status launch_all(const MatmulProblemOf<W> *problems, int count, nf4_stream stream) {
   MatmulTarget target;
   if (const nf4_status status = find_target(problems, count, stream, target)) return status;
+  for (int i = 0; i < count; ++i)
+    if (problems[i].lora.rank > 0)
+      return fail(NF4_STATUS_UNSUPPORTED_DEVICE, "lora is not NULL: no kernel adds it yet");
 
   const CurrentDevice current(target.device.index);
   if (const nf4_status status = current.status()) return status;
@@ -234,6 +228,16 @@ nf4_status plan_all(const MatmulBatchOf<W> &batch, int device, int32_t *launch_o
 }
 
 }  // namespace
+
+GpuFacts facts_of(const LaunchTarget &target) {
+  const Device &device = target.device;
+  return {device.multiprocessors,
+          device.shared_bytes,
+          target.family->tensor_cores,
+          target.family->tensor_maps,
+          has_wgmma(*target.family, device.compute_capability),
+          {}};
+}
 
 nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config) {
   return find_config(problem, stream, config);

@@ -120,7 +120,7 @@ def test_matmul_4bit(format, nested, dtype, with_bias, served, monkeypatch):
     assert error(y, expected) <= ALLOWED[dtype]
 
 
-def test_gradients_through_matmul_4bit(served, monkeypatch):
+def test_gradients_through_matmul_4bit(served, monkeypatch, dense_gradients):
     packed, state = quantized()
     dense = nf4.dequantize(ours(packed, state))
     x = torch.randn(5, 64, requires_grad=True)

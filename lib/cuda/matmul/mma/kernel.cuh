@@ -165,12 +165,14 @@ using CtaProducts =
 
 // ---- The kernel --------------------------------------------------------------------------
 
-// `Source` is what loads and dequantizes a kind of weight.
 template <class Arch, class T, class Source>
+using ProductsOf =
+    CtaProducts<Arch, T, std::conditional_t<Source::kLdmatrix, CtaLdmatrixMma<T>, CtaMma<T>>>;
+
+// `Source` is what loads and dequantizes a kind of weight, `Mma` what multiplies its tiles.
+template <class Arch, class T, class Source, class Mma = ProductsOf<Arch, T, Source>>
 __global__ void __launch_bounds__(kMmaThreads, Source::kResidentCtas)
     matmul_mma(const __grid_constant__ MatmulArgsOf<typename Source::View> args) {
-  using TensorMma = std::conditional_t<Source::kLdmatrix, CtaLdmatrixMma<T>, CtaMma<T>>;
-  using Mma = CtaProducts<Arch, T, TensorMma>;
   constexpr int kXChunks = kVectorK / kPerVector<T>;
   __shared__ uint4 chunks[2][kMmaTileN * SmemTile<T>::kRowChunks];
   __shared__ float scale_code[Source::kScaleCodeSize];

@@ -20,6 +20,9 @@ struct CodebookKind {
   using Scale = float;
   template <int TileN>
   using Layout = RowPacked;
+  template <class Tile>
+  using Reader = WeightReader<Tile>;
+  static constexpr ScaleOn scale_on(ScaleOn of_config) { return of_config; }
 
   static constexpr bool kGroups = false;
   static constexpr int kLutBytes = 65536;

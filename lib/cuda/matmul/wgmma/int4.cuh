@@ -22,6 +22,9 @@ struct Int4Kind {
   using Scale = Int4Scale;
   template <int TileN>
   using Layout = typename Int4LayoutOf<kLayout, TileN>::Type;
+  template <class Tile>
+  using Reader = WeightReader<Tile>;
+  static constexpr ScaleOn scale_on(ScaleOn of_config) { return of_config; }
 
   static constexpr bool kAwq = kLayout == NF4_INT4_AWQ;
   template <class Tile>

@@ -36,6 +36,7 @@ class MainloopScaledWeights {
 
  private:
   using T = typename Decode::Element;
+  using Reader = typename Tile::Kind::template Reader<Tile>;
 
   __device__ __forceinline__ void wait_weight() {
     weight_.wait();
@@ -73,9 +74,9 @@ class MainloopScaledWeights {
   }
 
   const Decode decode_;
-  WeightReader<Tile> weight_;
+  Reader weight_;
   XReader<Tile> x_;
-  typename WeightReader<Tile>::Scales scales_[2];  // of the K-tile's steps
+  typename Reader::Scales scales_[2];  // of the K-tile's steps
   typename Tile::Accumulators sums_;
   uint32_t a_[2][4][4];  // of two steps, the A operands of four wgmmas each
 };

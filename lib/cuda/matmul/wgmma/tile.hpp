@@ -26,7 +26,7 @@ struct CtaTile {
   static constexpr int kWarpgroups = kTileN / 64;
   static constexpr int kConsumers = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumers;
-  static constexpr ScaleOn kScaleOn = kConfig.scale_on;
+  static constexpr ScaleOn kScaleOn = Kind::scale_on(kConfig.scale_on);
   using Layout = typename Kind::template Layout<kTileN>;
   using Accumulators = float[kTileM / 2];  // of a thread
   // TMA boxes of x: a box has 256 rows at most.

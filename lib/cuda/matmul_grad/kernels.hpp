@@ -1,0 +1,15 @@
+// The gradient's kernels of a GPU family (runtime/families.hpp). Hopper's wgmma kernels are of
+// their own.
+#pragma once
+
+namespace nf4::cuda {
+
+// Args: MatmulArgs of W^T.
+struct GradKernels {
+  const void *mma[3][2];  // [dtype - NF4_DTYPE_FP32][nested]
+
+  template <class Arch>
+  static GradKernels make();
+};
+
+}  // namespace nf4::cuda
