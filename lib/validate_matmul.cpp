@@ -232,7 +232,8 @@ nf4_status validate_matmul_operands(const Tensor *tensor, const nf4_matmul_args 
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem) {
   constexpr bool kHasFp32 = std::is_same_v<W, Weight>;
-  if (problem.dtype != NF4_DTYPE_FP32 || (kHasFp32 && (problem.gradient || problem.m <= kFp32RowsOfX)))
+  if (problem.dtype != NF4_DTYPE_FP32 ||
+      (kHasFp32 && (problem.gradient || problem.m <= kFp32RowsOfX)))
     return NF4_STATUS_OK;
   if (kHasFp32)
     return fail(NF4_STATUS_INVALID_ARGUMENT,

@@ -14,6 +14,7 @@
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
 #include "cpu/matmul/outer_loops.hpp"
+#include "cpu/matmul/scattered_loops.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cpu {
@@ -78,6 +79,7 @@ const MatmulKernels kAvx512Matmul = {
     gptq_columns<Floats>,
     awq_columns<Floats>,
     block_columns<Floats>,
+    scattered_columns<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
     outer<Floats>,

@@ -90,10 +90,14 @@ void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, 
   const bool whole_steps = weight.group_size % kKernelStep == 0;
   const bool for_panel = (whole_steps || weight.groups == 1) && weight.g_idx == nullptr;
   if (weight.cols == 0) return matmul_panel(set.dequant, kernels, problem, n);
+  if (suits_scattered_columns(problem))
+    return matmul_scattered_columns(set.dequant, kernels, problem, n);
   if (weight.g_idx != nullptr || (in_rows && !for_panel))
     return matmul_sorted_columns(set.dequant, kernels, problem, n);
-  if (in_rows && whole_steps && problem.m <= kernels.max_dot_m)
-    return matmul_dot(set.dequant, kernels, problem, n);
+  if (in_rows && whole_steps) {
+    if (problem.m <= kernels.max_dot_m) return matmul_dot(set.dequant, kernels, problem, n);
+    if (kernels.lanes != nullptr) return matmul_lanes(set.dequant, kernels, problem, n);
+  }
   if (!in_rows && weight.group_size % kInt4PerWord == 0 &&
       (problem.m <= kernels.max_columns_m || !for_panel))
     return matmul_columns(set.dequant, kernels, problem, n);

@@ -1,4 +1,5 @@
-// The ways to multiply (dot, lanes, columns, sorted columns, panel), and what they share.
+// The ways to multiply (dot, lanes, columns, sorted and scattered columns, panel), and what they
+// share.
 #pragma once
 
 #include "core/formats.hpp"
@@ -24,6 +25,8 @@ void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
 // For integer weights whose codes lie along the columns, in groups of whole steps.
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
                 const Int4MatmulProblem &problem, RowRange n);
+void matmul_lanes(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const Int4MatmulProblem &problem, RowRange n);
 
 // For those in words of GPTQ or AWQ, in groups of whole words.
 void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
@@ -32,6 +35,11 @@ void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
 // For those whose groups g_idx scatters, or whose rows of codes are in groups of no whole steps.
 void matmul_sorted_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                            const Int4MatmulProblem &problem, RowRange n);
+
+// For very few rows of x of those that g_idx scatters over some groups.
+bool suits_scattered_columns(const Int4MatmulProblem &problem);
+void matmul_scattered_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
+                              const Int4MatmulProblem &problem, RowRange n);
 
 // The codes of integer weights less 8, which bf16 holds, too, in the kernels' dtype.
 const void *int4_codebook(const MatmulKernels &kernels);

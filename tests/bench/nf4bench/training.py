@@ -12,14 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nf4bench import models_forms, models_steps, training_model, training_tables
-from nf4bench.measure import Timing, summary, taken
+from nf4bench import (
+    models_forms,
+    models_steps,
+    training_model,
+    training_products,
+    training_tables,
+)
+from nf4bench.measure import Timing, in_turns, queued, summary, taken
+from nf4bench.models_llama import DTYPE
 from nf4bench.peers import present
 from nf4bench.product import require
 from nf4bench.rows import Bench, Report, begin
-from nf4bench.training_cases import MOST_ERROR, TURNS, WARM_UP, Group
+from nf4bench.training_cases import MOST_ERROR, PRODUCTS, TURNS, WARM_UP, Group
 
 LARGEST = 12  # so many kernels and operators of a profile are kept
+LAYER, LINEAR = "base_model.model.model.layers.0.self_attn.q_proj", "torch.nn.Linear"
+LAYER_CALLS, LAYER_TURNS = 50, 7
 
 
 class Step:
@@ -101,6 +110,48 @@ def profile(gpu: Any, form: str, step: Step) -> dict[str, Any]:
     }
 
 
+# ---- One layer -------------------------------------------------------------------------
+
+
+def _through(gpu: Any, form: str, module: nn.Module, x: Tensor) -> float:
+    grad_y = torch.ones_like(module(x))
+    parameters = [x, *training_model.trained(module)]
+
+    def call() -> None:
+        for each in parameters:
+            each.grad = None
+        module(x).backward(grad_y)
+
+    with models_forms.kernels_of(form):
+        call()  # Python is slow at functions that were just replaced
+        return queued(gpu, call, LAYER_CALLS)
+
+
+def layer(bench: Bench, models: Mapping[str, nn.Module]) -> list[dict[str, Any]]:
+    """The host overhead of forward and backward through one layer, by form and adapters' dtype."""
+    modules = {form: model.get_submodule(LAYER) for form, model in models.items()}
+    base = next(iter(modules.values()))
+    options = {"device": bench.gpu.place, "dtype": DTYPE}
+    x = torch.randn(1, 1, base.in_features, **options).requires_grad_()
+    modules[LINEAR] = nn.Linear(base.in_features, base.out_features, bias=False, **options)
+    found = []
+    for adapters, dtype in training_model.DTYPES.items():
+        for model in models.values():
+            training_model.cast(model, dtype)
+        work = {n: partial(_through, bench.gpu, n, each, x) for n, each in modules.items()}
+        times = in_turns(work, LAYER_TURNS)
+        found += [
+            {
+                "name": name,
+                "adapters": "none" if name == LINEAR else adapters,
+                "ratio": round(each.us / times[LINEAR].us, 3),
+                **each.figures(),
+            }
+            for name, each in times.items()
+        ]
+    return found
+
+
 # ---- A row -----------------------------------------------------------------------------
 
 
@@ -143,7 +194,8 @@ def row(
 
 def run(bench: Bench, peers: Mapping[str, Any], groups: Iterable[Group], report: Report) -> dict:
     """All figures, as figures.json holds them. Raises WrongResult before a group is timed."""
-    figures = begin(bench, peers, report) | {"rows": []}
+    figures = begin(bench, peers, report) | {"rows": [], "versions": training_model.versions()}
+    figures["products"] = training_products.rows(bench, peers, PRODUCTS, report)
     groups, place = list(groups), bench.gpu.place
     size = groups[0].size
     layers = models_steps.weights(size, tuple(size.linears()), present(peers), place)
@@ -155,6 +207,9 @@ def run(bench: Bench, peers: Mapping[str, Any], groups: Iterable[Group], report:
         for table in (training_tables.STEPS, training_tables.HOST, training_tables.MEMORY):
             report(table.line(made))
         bench.gpu.release()
+    figures["layer"] = layer(bench, models)
+    for each in figures["layer"]:
+        report(training_tables.LAYER.line(each))
     for title, table in training_tables.profiles(figures["rows"]):
         report("\n".join([title, *table.lines()]))
     return figures

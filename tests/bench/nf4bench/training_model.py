@@ -4,6 +4,7 @@ form: what load_in_4bit, get_peft_model and a training loop make of it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -14,7 +15,11 @@ from nf4bench.models_cases import Size
 from nf4bench.models_llama import DTYPE, Linears, random_weight
 from nf4bench.training_cases import ALPHA, RANK, Group
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("transformers", "peft")}
 
 
 def _config(size: Size) -> Any:
@@ -77,11 +82,16 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [each for each in model.parameters() if each.requires_grad]
 
 
-def set_up(model: nn.Module, group: Group) -> None:
-    """Casts the adapters, and switches checkpointing on or off."""
+def cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """The adapters."""
     for parameter in trained(model):
         parameter.grad = None
-        parameter.data = parameter.data.to(_DTYPES[group.adapters])
+        parameter.data = parameter.data.to(dtype)
+
+
+def set_up(model: nn.Module, group: Group) -> None:
+    """Casts the adapters, and switches checkpointing on or off."""
+    cast(model, DTYPES[group.adapters])
     if group.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()

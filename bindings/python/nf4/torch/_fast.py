@@ -2,7 +2,8 @@
 
 The functions here are its entry for Python. They take plain tensors without a fault. For anything
 else, or without the extension module, they do nothing and say so. Its entry for torch's dispatcher
-is torch.ops.nf4._linear, ._linear_batch2, ._linear_batch3 and ._dense_like, and those with _int4.
+is torch.ops.nf4._linear, ._linear_batch2, ._linear_batch3 and ._dense_like, those with _int4, and
+._linear_grad.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class TransposedReader {
   float2 floats_[8];
 };
 
-struct TransposedKind : CodebookKind {
+struct TransposedKind : CodebookKind<false> {
   template <int TileN>
   using Layout = TransposedLayout<TileN>;
   template <class Tile>

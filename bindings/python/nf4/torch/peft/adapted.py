@@ -34,18 +34,20 @@ class Adapter(NamedTuple):
 
 def _scaled(left: Tensor, right: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """scale left right, in a dtype that may be wider than theirs."""
+    shape = left.shape[0], right.shape[1]
     if left.dtype == dtype:
-        made = left.new_empty(left.shape[0], right.shape[1])
-        return made.addmm_(left, right, beta=0, alpha=scale)
-    wide = torch.mm(left, right, out_dtype=dtype) if left.is_cuda else (left @ right).to(dtype)
-    return wide if scale == 1 else wide.mul_(scale)
+        return left.new_empty(shape).addmm_(left, right, beta=0, alpha=scale)
+    if not left.is_cuda:
+        return (left @ right).to(dtype).mul_(scale)
+    made = left.new_empty(shape, dtype=dtype)
+    return torch.addmm(made, left, right, out_dtype=dtype, beta=0, alpha=scale, out=made)
 
 
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _forward(
+def product(
     x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter
 ) -> tuple[Tensor, Tensor] | None:
     """y and p = x A^T; None if nothing was done, as _fast.linear says."""
@@ -64,7 +66,7 @@ def _forward(
 
 def _backward(grad: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tuple[Tensor, ...]:
     """q = dY B and, if it is asked for, dX; of dY in two dimensions."""
-    if of_x and _kernels.uses_fused_grad(grad):
+    if of_x and _kernels.uses_fused_grad(grad, weight):
         made = _fast.linear_grad(grad, weight, *adapter)
         if made is not None:
             return made
@@ -128,7 +130,7 @@ _apply = _private.apply_of(_Adapted)
 def linear(x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter) -> Tensor | None:
     """The product, with gradients for x, A, B and bias; None if nothing was done, as _fast.linear
     says."""
-    made = _forward(x, bias, weight, adapter)
+    made = product(x, bias, weight, adapter)
     if made is None:
         return None
     a, b, scale = adapter
