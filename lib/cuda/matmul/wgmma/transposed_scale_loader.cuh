@@ -211,8 +211,7 @@ class TransposedScaleLoader {
       to.store(column, scales);
       if constexpr (kHasFp16Scales<Tile>) to.store_fp16(column, scales);
     }
-    if constexpr (kHasFp16Scales<Tile>)
-      to.store_right(thread_ / 32, __all_sync(0xffffffff, right));
+    if constexpr (kHasFp16Scales<Tile>) to.store_right(thread_ / 32, __all_sync(0xffffffff, right));
     mbarrier_arrive_warp(shared_.barrier(kWeightFull, state_.stage));
     if (first_) mbarrier_arrive_warp(shared_.first_scales());
     first_ = false;
