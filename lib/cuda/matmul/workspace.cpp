@@ -99,10 +99,8 @@ MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
   cta_bytes = int64_t{config.tile_m} * config.tile_n * 4;
 }
 
-int64_t lora_stride(const Lora &lora) { return ceil_divide(lora.rank, 16) * 16; }
-
 int64_t lora_workspace_bytes(const MatmulProblem &problem) {
-  return problem.m * lora_stride(problem.lora) * element_bytes(problem.dtype);
+  return LoraWorkspace(problem).bytes();
 }
 
 int64_t matmul_workspace_bytes(const MatmulProblem &problem) {

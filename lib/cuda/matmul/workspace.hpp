@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/lora/workspace.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
@@ -41,10 +42,7 @@ struct MatmulWorkspace {
   int64_t bytes() const { return flags_bytes() + ctas * cta_bytes; }
 };
 
-// Of the adapter, behind the rest of a product's or gradient's workspace: [m][lora_stride()] in the
-// problem's dtype, 16-byte aligned, for scale * x A^T or scale * dy B with zeros past the rank. 0
-// without an adapter only.
-int64_t lora_stride(const Lora &lora);
+// Of the adapter, behind the rest of a product's or gradient's workspace (lora/workspace.hpp).
 int64_t lora_workspace_bytes(const MatmulProblem &problem);
 
 // Of x with its columns in the order of the weight's, behind MatmulWorkspace; 0 if they are.

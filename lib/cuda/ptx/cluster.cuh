@@ -50,6 +50,10 @@ __device__ __forceinline__ void store_shared_cluster(uint32_t address, float4 v)
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_cluster(uint32_t address, float v) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+
 __device__ __forceinline__ float load_shared_cluster(uint32_t address) {
   float v;
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");

@@ -15,7 +15,7 @@ namespace {
 template <class Arch, class Scales, bool Transposed = false>
 class CodebookSource {
  public:
-  using View = WeightView;  // if Transposed, with its rows and columns exchanged
+  using Args = MatmulArgs;  // if Transposed, with the rows and columns of the weight exchanged
   static constexpr bool kLdmatrix = false;
   static constexpr int kResidentCtas = 1;  // at least, of a multiprocessor
   // In shared memory.

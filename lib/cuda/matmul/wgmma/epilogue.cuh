@@ -22,6 +22,8 @@ class Epilogue {
                                       float unit)
       : args_(args), shared_(shared), unit_(unit) {}
 
+  __device__ __forceinline__ float unit() const { return unit_; }
+
   template <class Scheduler>
   __device__ __forceinline__ void store(const Scheduler &scheduler,
                                         typename Tile::Accumulators &all) {

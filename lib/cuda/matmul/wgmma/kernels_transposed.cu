@@ -25,7 +25,8 @@ WgmmaKernel wgmma_kernel() {
     return {Tile::kThreads,
             SharedLayout<Tile>::kBytes,
             SharedLayout<Tile>::kXBoxRows,
-            {kernel_of<__half, Config>(), kernel_of<__nv_bfloat16, Config>()}};
+            {kernel_of<__half, Config>(), kernel_of<__nv_bfloat16, Config>()},
+            {}};
   }
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cuda/lora/lora.hpp"
+#include "cuda/lora/workspace.hpp"
 #include "cuda/matmul/wgmma/args.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul/workspace.hpp"
@@ -149,6 +151,23 @@ cudaError_t make_x_map(const MatmulProblemOf<W> &problem, int box_rows, TensorMa
   return make_tensor_map({problem.x, problem.m, cols * 2}, pitch * 2, kStepK * 2, box_rows, map);
 }
 
+cudaError_t lora_args(const Int4MatmulProblem &, int, int, Int4WgmmaArgs &) { return cudaSuccess; }
+cudaError_t lora_args(const GradProblem &, int, int, WgmmaArgs &) { return cudaSuccess; }
+cudaError_t lora_args(const MatmulProblem &problem, int tile_n, int x_box_rows, WgmmaArgs &args) {
+  if (problem.lora.rank == 0) return cudaSuccess;
+  args.lora.k_tiles = static_cast<int>(ceil_divide(problem.lora.rank, kLoraTileK));
+  args.lora.k_steps = static_cast<int>(ceil_divide(problem.lora.rank, 16));
+  void *const workspace =
+      static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
+  const int64_t stride = lora_stride(problem.lora);
+  const LoraMatrix b = lora_b_for_tma(problem, workspace);
+  const cudaError_t error = make_tensor_map({b.data, problem.weight.rows, b.ranks * 2},
+                                            b.stride * 2, kLoraTileK * 2, tile_n, args.lora.b_map);
+  if (error != cudaSuccess) return error;
+  return make_tensor_map({workspace, problem.m, stride * 2}, stride * 2, kStepK * 2, x_box_rows,
+                         args.lora.product_map);
+}
+
 template <class Args, class W>
 cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
                         const decltype(Args::matmul) &matmul, const MatmulChoice &choice) {
@@ -165,15 +184,19 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
   if (const cudaError_t error = make_weight_map(problem.weight, config.tile_n, args.weight_map))
     return error;
   if (const cudaError_t error = make_x_map(problem, kernel.x_box_rows, args.x_map)) return error;
-  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
-                 choice.plan.clusters * choice.plan.cluster_size, kernel.threads, true,
-                 target.stream, kernel.smem_bytes, choice.plan.cluster_size},
-                args);
+  if (const cudaError_t error = lora_args(problem, config.tile_n, kernel.x_box_rows, args))
+    return error;
+  const auto &kernels = problem.lora.rank > 0 ? kernel.lora : kernel.kernels;
+  return launch(
+      {kernels[problem.dtype - NF4_DTYPE_FP16], choice.plan.clusters * choice.plan.cluster_size,
+       kernel.threads, true, target.stream, kernel.smem_bytes, choice.plan.cluster_size},
+      args);
 }
 
 cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
   for (const WgmmaKernel &config : kernels.of)
-    for (const void *kernel : config.kernels) {
+    for (const void *kernel :
+         {config.kernels[0], config.kernels[1], config.lora[0], config.lora[1]}) {
       if (kernel == nullptr) continue;
       const cudaError_t error = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);

@@ -14,6 +14,7 @@ struct WgmmaKernel {
   int smem_bytes;
   int x_box_rows;          // of a TMA box of x
   const void *kernels[2];  // fp16, bf16: WgmmaArgs
+  const void *lora[2];     // the same for products with an adapter
 };
 
 struct WgmmaKernels {

@@ -140,6 +140,14 @@ class ScaleLoader {
     }
   }
 
+  // K-tiles of an adapter, which have none.
+  __device__ __forceinline__ void pass(int k_tiles) {
+    for (; k_tiles > 0; --k_tiles) {
+      acquire();
+      commit();
+    }
+  }
+
  private:
   using Vector = typename Scales::Vector;
   static constexpr int kVectorKTiles = Vector::kBlocks / 2;
@@ -183,11 +191,13 @@ __device__ __forceinline__ void load_scales(const typename Tile::Args &args,
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
       const WorkTile work = scheduler.work_tile();
       loader.load_vectors(work, scheduler.n_end(work));
+      loader.pass(lora_k_tiles<Tile>(args, work));
     });
   else
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
       const WorkTile work = scheduler.work_tile();
       loader.load_each(work, scheduler.n_end(work));
+      loader.pass(lora_k_tiles<Tile>(args, work));
     });
 }
 

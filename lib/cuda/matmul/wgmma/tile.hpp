@@ -12,6 +12,7 @@ constexpr int kStepK = 64;                   // a K-step: columns that are multi
 constexpr int kTileK = 2 * kStepK;           // a K-tile: columns of the weight loaded together
 constexpr int kWgmmaSmemBytes = 227 * 1024;  // what Hopper has
 constexpr int kMaxStages = 8;
+constexpr int kLoraTileK = 32;  // ranks of an adapter in the place of a K-tile: as many bytes
 
 // kTileM rows of x by 64 rows of the weight for each consumer warpgroup. `KindOfWeight`:
 // codebook.cuh, int4.cuh.

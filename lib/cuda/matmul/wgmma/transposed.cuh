@@ -76,7 +76,7 @@ class TransposedReader {
   bool fp16_;
 };
 
-struct TransposedKind : CodebookKind {
+struct TransposedKind : CodebookKind<false> {
   template <int TileN>
   using Layout = TransposedLayout<TileN>;
   template <class Tile>
