@@ -41,6 +41,10 @@ class TransposedReader {
     state_.advance();
   }
 
+  __device__ __forceinline__ uint64_t wait_lora() const {
+    return lora_descriptor(shared_, state_.stage, state_.phase);
+  }
+
   template <int Step>
   __device__ __forceinline__ Scales scales() const {
     return {};
@@ -59,7 +63,7 @@ class TransposedReader {
   float4 scales_[kStepK / 16];
 };
 
-struct TransposedKind : CodebookKind<false> {
+struct TransposedKind : CodebookKind<true> {
   template <int TileN>
   using Layout = TransposedLayout<TileN>;
   template <class Tile>
