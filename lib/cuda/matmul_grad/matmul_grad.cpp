@@ -7,6 +7,7 @@
 #include "cuda/matmul/target.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul_grad/kernels.hpp"
+#include "cuda/matmul_grad/skinny_launch.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "status.hpp"
 
@@ -36,11 +37,16 @@ MatmulArgs grad_args(const GradProblem &problem) {
   return args;
 }
 
-// wgmma where it can run.
+// Skinny where it can run, then wgmma.
 cudaError_t choose(MatmulTarget &target, const GradProblem &problem, MatmulChoice &choice) {
   GpuFacts &gpu = target.gpu;
   const CostModel &model = cost_model(problem.weight);
   choice.config = kMma64x64;
+  for (const int config : {kSkinny8, kSkinny16})
+    if (config == forced_config.value_or(config) && grad_skinny_can_run(problem, gpu, config)) {
+      choice.config = config;
+      return cudaSuccess;
+    }
   if (!gpu.wgmma || problem.dtype == NF4_DTYPE_FP32) return cudaSuccess;
   if (forced_config && !is_wgmma(*forced_config)) return cudaSuccess;
   if (const cudaError_t error = load_wgmma_kernels(target.device, problem.weight, gpu))
@@ -61,6 +67,7 @@ cudaError_t launch_choice(const MatmulTarget &target, const GradProblem &problem
       return error;
   const MatmulArgs args = grad_args(problem);
   if (is_wgmma(choice.config)) return launch_wgmma(target, problem, args, choice);
+  if (is_skinny(choice.config)) return launch_grad_skinny(target, problem, args, choice.config);
   const GradKernels &kernels = kernels_of<GradKernels>(*target.family);
   const void *kernel = kernels.mma[problem.dtype - NF4_DTYPE_FP32][problem.weight.nested()];
   return launch_mma(target, kernel, args);
@@ -97,6 +104,7 @@ void force_matmul_grad(std::optional<int> config) { forced_config = config; }
 
 bool matmul_grad_has(const GpuFamily &family, int config, int compute_capability) {
   if (config == kMma64x64) return true;
+  if (is_skinny(config)) return config != kSkinny2 && family.tensor_maps;
   LaunchTarget target{};
   target.family = &family;
   target.device.compute_capability = compute_capability;
@@ -104,7 +112,8 @@ bool matmul_grad_has(const GpuFamily &family, int config, int compute_capability
 }
 
 cudaError_t load_matmul_grad_kernels(const GpuFamily &family, const Device &device) {
-  const cudaError_t error = load_kernels(kernels_of<GradKernels>(family));
+  cudaError_t error = load_kernels(kernels_of<GradKernels>(family));
+  if (error == cudaSuccess) error = allow_grad_skinny(family, device);
   LaunchTarget target{};
   target.family = &family;
   target.device = device;

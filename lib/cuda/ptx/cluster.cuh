@@ -22,12 +22,19 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
-// The barrier alone: it orders no writes.
+// The barrier alone: it orders no writes. In one, or in its two parts.
 __device__ __forceinline__ void cluster_sync_relaxed() {
   asm volatile(
       "barrier.cluster.arrive.relaxed;\n"
       "barrier.cluster.wait;" ::
           : "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait;" ::: "memory");
 }
 
 // The address of `own` in the shared memory of another CTA of the cluster.

@@ -1,9 +1,9 @@
 """bitsandbytes' Linear4bit in eval mode on the CPU: served by libnf4, and on bitsandbytes' own
 kernels, for which it rearranges its weight where the processor has AVX512-BF16.
 
-Calls of layers that rotate over more than caches hold, in turns, for each dtype, one thread and all.
-Either is timed after a pause and after calls that wake its threads up. The ratio is that of the
-first deciles, which other work on the machine disturbs least.
+Calls of layers that rotate over more than caches hold, in turns, for each dtype, with one thread
+and with all. Either is timed after a pause and after calls that wake its threads up. The ratio is
+that of the first deciles, which other work on the machine disturbs least.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from nf4bench.options import Shape
 from nf4bench.product import relative_error
 from nf4bench.table import Table, number, shape, text
 
-DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 MS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROTATED_BYTES = 100 << 20
 TURNS, LEAD_IN, CALLS, PAUSE = 15, 3, 5, 0.01
 MOST_ERROR = 1e-2  # of one form's y, relative to the other's
 
 TABLE = Table(
-    text("work", "Linear4bit"), text("dtype", "{dtype}"), text("shape", shape), number("threads", "{threads}"),
-    number("M", "{m}"), number("ms", "{ms:.3f}"), number("ms bitsandbytes", "{theirs_ms:.3f}"),
-    number("over bitsandbytes", "{ratio:.2f}"),
+    text("work", "Linear4bit"), text("dtype", "{dtype}"), text("shape", shape),
+    number("threads", "{threads}"), number("M", "{m}"), number("ms", "{ms:.3f}"),
+    number("ms bitsandbytes", "{theirs_ms:.3f}"), number("over bitsandbytes", "{ratio:.2f}"),
 )  # fmt: skip
 
 
@@ -91,7 +91,8 @@ def rows(at: Shape, dtype: torch.dtype, threads: Sequence[int]) -> Iterator[dict
                 found += turn(form, calls[form], x)
         ours, theirs = map(first_decile, times.values())
         yield {
-            "work": "linear4bit", "dtype": str(dtype).removeprefix("torch."), "shape": list(at), "threads": count, "m": m,
+            "work": "linear4bit", "dtype": DTYPES[dtype], "shape": list(at),
+            "threads": count, "m": m,
             "ms": round(ours, 4), "theirs_ms": round(theirs, 4), "ratio": round(ours / theirs, 3),
             "error": error,
         }  # fmt: skip

@@ -12,13 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nf4bench import models_forms, models_steps, training_model, training_tables
+from nf4bench import (
+    models_forms,
+    models_steps,
+    training_model,
+    training_products,
+    training_tables,
+)
 from nf4bench.measure import Timing, in_turns, queued, summary, taken
 from nf4bench.models_llama import DTYPE
 from nf4bench.peers import present
 from nf4bench.product import require
 from nf4bench.rows import Bench, Report, begin
-from nf4bench.training_cases import MOST_ERROR, TURNS, WARM_UP, Group
+from nf4bench.training_cases import MOST_ERROR, PRODUCTS, TURNS, WARM_UP, Group
 
 LARGEST = 12  # so many kernels and operators of a profile are kept
 LAYER, LINEAR = "base_model.model.model.layers.0.self_attn.q_proj", "torch.nn.Linear"
@@ -189,6 +195,7 @@ def row(
 def run(bench: Bench, peers: Mapping[str, Any], groups: Iterable[Group], report: Report) -> dict:
     """All figures, as figures.json holds them. Raises WrongResult before a group is timed."""
     figures = begin(bench, peers, report) | {"rows": [], "versions": training_model.versions()}
+    figures["products"] = training_products.rows(bench, peers, PRODUCTS, report)
     groups, place = list(groups), bench.gpu.place
     size = groups[0].size
     layers = models_steps.weights(size, tuple(size.linears()), present(peers), place)

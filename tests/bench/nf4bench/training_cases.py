@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nf4bench.models_cases import LLAMA_7B, Size
+from nf4bench.options import Shape
 
 RANK, ALPHA = 16, 32
 TOKENS = (4, 512)
 SIZE = replace(LLAMA_7B, layers=16)
 WARM_UP, TURNS = 2, 7
+# Of the single products: rows of x for a weight's shape.
+MS = (1, 16, 64, 128, 256, 512, 1024, 4096)
+PRODUCTS: dict[Shape, tuple[int, ...]] = {(14336, 4096): MS, (4096, 4096): MS}
 # Of the adapters' gradients, drop-in and NF4Linear beside bitsandbytes: all round to bf16 after
 # each product, and PEFT multiplies adapters in fp32 where ours are rounded to bf16.
 MOST_ERROR = 5e-2

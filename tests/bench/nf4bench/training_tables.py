@@ -48,6 +48,23 @@ LAYER = Table(
     text("layer", "{name}"), text("adapters", "{adapters}"), number("µs", "{us:.1f}"),
     number("over nn.Linear", "{ratio:.2f}x"),
 )  # fmt: skip
+
+
+def _others(row: Row) -> str:
+    """What was timed beside libnf4, and its time over ours."""
+    ours = row["forms"]["libnf4"]["us"]
+    return ", ".join(
+        f"{name} {each['us']:.1f} ({each['us'] / ours:.2f}x)"
+        for name, each in row["forms"].items()
+        if name != "libnf4"
+    )
+
+
+PRODUCTS = Table(
+    text("work", "{work}"), text("shape", lambda row: "×".join(map(str, row["shape"]))),
+    number("rows", "{m}"), number("libnf4 µs", lambda row: f"{row['forms']['libnf4']['us']:.1f}"),
+    text("beside it, µs", _others),
+)  # fmt: skip
 _PROFILE = Table(text("name", "{name}"), number("ms", "{ms:.2f}"), number("calls", "{calls}"))
 
 

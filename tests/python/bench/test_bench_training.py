@@ -30,6 +30,7 @@ def run() -> tuple[dict, list[str]]:
     lines: list[str] = []
     made = bench(names=())
     made.replays, training.LAYER_CALLS, training.LAYER_TURNS = 3, 2, 2
+    training.PRODUCTS = {(128, 64): (1, 8)}
     return training.run(made, models_forms.load("cpu"), GROUPS, lines.append), lines
 
 
@@ -56,12 +57,27 @@ def test_a_row_for_each_group_with_every_form(figures) -> None:
         assert len(table.markdown(figures["rows"]).splitlines()) == 4
 
 
+def test_a_row_for_each_product(figures) -> None:
+    rows = figures[0]["products"]
+    assert [(row["work"], row["m"]) for row in rows] == [
+        (work, m) for m in (1, 8) for work in ("gradient", "adapted", "adapted backward")
+    ]
+    assert [list(row["forms"]) for row in rows[:3]] == [
+        ["libnf4", "dequantize + dense", "bitsandbytes", "dense"],
+        ["libnf4", "as PEFT", "base alone"],
+        ["libnf4", "as PEFT", "dense gradient alone"],
+    ]
+    assert all(each["us"] > 0 for row in rows for each in row["forms"].values())
+    assert any(line.startswith("adapted backward, 128×64, 8") for line in figures[1])
+
+
 def test_the_page(figures) -> None:
     found = {"training": figures[0] | {"date": "1 Jan", "commit": "abc"}}
     page = training_pages.page(found, {"training"})
     assert "commit abc; their code has changed since" in page
     assert "### Drop-in: the host" in page and "| drop-in | fp32 |" in page
     assert page.count("| torch.nn.Linear | none |") == 2
+    assert page.count("| adapted backward | 128×64 |") == 2
 
 
 def test_a_wrong_gradient_ends_it(monkeypatch) -> None:

@@ -16,24 +16,31 @@ template <class Tile>
 class TransposedReader {
  public:
   using Layout = typename Tile::Layout;
-  struct Scales {};
+  struct Scales {
+    int step;
+  };
 
   __device__ __forceinline__ explicit TransposedReader(SharedStorage<Tile> shared)
       : shared_(shared), lane_offset_(Layout::lane_offset(lane_row<Layout>())) {}
 
   __device__ __forceinline__ void wait() {
     mbarrier_wait_parity(shared_.barrier(kWeightFull, state_.stage), state_.phase);
+    if constexpr (kFp16) fp16_ = stage().fp16();
     load_words<0>();
   }
 
   template <int Step>
   __device__ __forceinline__ void load_words() {
     Layout::template load<Step>(words_, shared_.weight(state_.stage), lane_offset_);
-    const float *const scales = shared_.scales(state_.stage) + consumer_thread() / 128 * kTileK +
-                                Step * kStepK + lane_index() % 4 * 4;
+    if constexpr (kFp16) {
+      const uint4 *const pairs = stage().pairs(block(), Step, lane_index() % 4);
+      pairs_[0] = pairs[0];
+      pairs_[1] = pairs[1];
+    } else {
+      const float2 *const floats = stage().floats(block(), Step, lane_index() % 4);
 #pragma unroll
-    for (int i = 0; i < kStepK / 16; ++i)
-      scales_[i] = *reinterpret_cast<const float4 *>(scales + i * 16);
+      for (int i = 0; i < 8; ++i) floats_[i] = floats[i * 4];
+    }
   }
 
   __device__ __forceinline__ void release() {
@@ -47,20 +54,42 @@ class TransposedReader {
 
   template <int Step>
   __device__ __forceinline__ Scales scales() const {
-    return {};
+    return {Step};
   }
 
   template <class Decode>
-  __device__ __forceinline__ void decode(uint32_t (&a)[4][4], const Decode &decode, Scales) const {
-    Layout::decode(a, words_, scales_, decode);
+  __device__ __forceinline__ void decode(uint32_t (&a)[4][4], const Decode &decode,
+                                         Scales scales) const {
+    if constexpr (!kFp16) {
+      Layout::decode(a, words_, [&](uint32_t word, int i) { return decode(word, floats_[i]); });
+      return;
+    }
+    if constexpr (Decode::kFp16Scales)
+      if (fp16_)
+        return Layout::decode(a, words_, [&](uint32_t word, int i) {
+          const uint4 &four = pairs_[i / 4];
+          const uint32_t pairs[] = {four.x, four.y, four.z, four.w};
+          return decode(word, pairs[i % 4]);
+        });
+    const float2 *const floats = stage().floats(block(), scales.step, lane_index() % 4);
+    Layout::decode(a, words_, [&](uint32_t word, int i) { return decode(word, floats[i * 4]); });
   }
 
  private:
+  __device__ __forceinline__ TransposedScaleStage stage() const {
+    return {shared_.scales(state_.stage)};
+  }
+  static constexpr bool kFp16 = kHasFp16Scales<Tile>;
+  static __device__ __forceinline__ int block() { return consumer_thread() / 128; }
+
   const SharedStorage<Tile> shared_;
   const int lane_offset_;
   WeightPipelineState<Tile> state_;
   typename Layout::Words words_;
-  float4 scales_[kStepK / 16];
+  // kFp16: that, and whether they are right; else those in fp32. Of a step.
+  uint4 pairs_[2];
+  bool fp16_;
+  float2 floats_[8];
 };
 
 struct TransposedKind : CodebookKind<true> {
@@ -69,6 +98,8 @@ struct TransposedKind : CodebookKind<true> {
   template <class Tile>
   using Reader = TransposedReader<Tile>;
   static constexpr ScaleOn scale_on(ScaleOn) { return ScaleOn::kWeights; }
+  // That have as many bytes as TransposedScaleStage.
+  static constexpr int scale_rows(int) { return TransposedScaleStage::kBytes / 8; }
 
   template <class Tile, class Scheduler>
   static __device__ __forceinline__ void load_scales(const Args &args, SharedStorage<Tile> shared,

@@ -12,6 +12,63 @@
 namespace nf4::cuda {
 namespace {
 
+// Whether the stage has scales in fp16: of tiles that the path to shared memory bounds, which
+// scales in fp32 take twice as long. Of others the producers would.
+template <class Tile>
+constexpr bool kHasFp16Scales = Tile::kTileM > 128;
+
+// The scales of a K-tile's columns, of the first and the second 64 rows (block) of the CTA tile: in
+// fp32, and in fp16 if weights from those are right to an eighth of their rounding to bf16.
+struct TransposedScaleStage {
+  static constexpr int kFloatsBytes = 2 * kTileK * 4;
+  static constexpr int kPairsBytes = 2 * kTileK * 2;
+  static constexpr int kBytes = kFloatsBytes + kPairsBytes + 16;
+  float *base;
+
+  // Of a step, columns 2t and 2t + 1; those of the next eight are four further on.
+  __device__ __forceinline__ const float2 *floats(int block, int step, int t) const {
+    return reinterpret_cast<const float2 *>(base) + (block * kTileK + step * kStepK) / 2 + t;
+  }
+  // Of a step, two vectors: those that a lane of t multiplies with.
+  __device__ __forceinline__ const uint4 *pairs(int block, int step, int t) const {
+    return reinterpret_cast<const uint4 *>(base + kFloatsBytes / 4) +
+           ((block * 2 + step) * 4 + t) * 2;
+  }
+  // Whether those in fp16 are right, as each of the loader's warps says.
+  __device__ __forceinline__ bool fp16() const {
+    const uint2 right = *reinterpret_cast<const uint2 *>(base + (kFloatsBytes + kPairsBytes) / 4);
+    return (right.x & right.y) != 0;
+  }
+
+  __device__ __forceinline__ void store(int column, float2 scales) const {
+    base[column] = scales.x;
+    base[kTileK + column] = scales.y;
+  }
+  __device__ __forceinline__ void store_fp16(int column, float2 scales) const {
+    const int step = column / kStepK, eight = column % kStepK / 8, t = column % 8 / 2;
+    const int half = ((step * 4 + t) * 8 + eight) * 2 + column % 2;
+    auto *const halves = reinterpret_cast<__half *>(base + kFloatsBytes / 4);
+    halves[half] = __float2half_rn(scales.x);
+    halves[kTileK + half] = __float2half_rn(scales.y);
+  }
+  // `least`: of which products with a format's entries are not subnormal in fp16.
+  static __device__ __forceinline__ bool is_right(float2 scales, float least) {
+    constexpr float kMost = 0x1p15f;
+    const float smaller = fminf(fabsf(scales.x), fabsf(scales.y));
+    return smaller >= least && fabsf(scales.x) <= kMost && fabsf(scales.y) <= kMost;
+  }
+  static __device__ __forceinline__ float least_right(const float (&codebook)[kCodebookSize]) {
+    float smallest = 1.0f;
+#pragma unroll
+    for (const float entry : codebook)
+      if (entry != 0) smallest = fminf(smallest, fabsf(entry));
+    return 0x1p-14f / smallest;
+  }
+  __device__ __forceinline__ void store_right(int warp, bool right) const {
+    reinterpret_cast<uint32_t *>(base + (kFloatsBytes + kPairsBytes) / 4)[warp] = right;
+  }
+};
+
 // The scales of a column's first and second 64 rows of a CTA tile, loaded by themselves: the second
 // lies `distance` blocks further on.
 template <class Scales>
@@ -110,7 +167,8 @@ class TransposedScaleLoader {
       : weight_(args.matmul.weight),
         shared_(shared),
         thread_(thread),
-        table_(weight_, shared.scale_code(), thread) {}
+        table_(weight_, shared.scale_code(), thread),
+        least_right_(TransposedScaleStage::least_right(args.decode.exact)) {}
 
   template <class Pair>
   __device__ __forceinline__ void load(const WorkTile &work) {
@@ -155,15 +213,20 @@ class TransposedScaleLoader {
   template <class Pair, int Columns>
   __device__ __forceinline__ void store(int k_tile, const Pair (&fetched)[Columns]) {
     mbarrier_wait_parity(shared_.barrier(kWeightEmpty, state_.stage), state_.phase ^ 1);
-    float *const to = shared_.scales(state_.stage);
+    const TransposedScaleStage to{shared_.scales(state_.stage)};
+    bool right = true;
 #pragma unroll
     for (int i = 0; i < Columns; ++i) {
       const int column = thread_ + i * kScaleThreads;
       float2 scales{};
-      if (int64_t{k_tile} * kTileK + column < weight_.cols) scales = fetched[i].finish(table_);
-      to[Tile::Layout::scale_index(column)] = scales.x;
-      to[kTileK + Tile::Layout::scale_index(column)] = scales.y;
+      if (int64_t{k_tile} * kTileK + column < weight_.cols) {
+        scales = fetched[i].finish(table_);
+        right &= TransposedScaleStage::is_right(scales, least_right_);
+      }
+      to.store(column, scales);
+      if constexpr (kHasFp16Scales<Tile>) to.store_fp16(column, scales);
     }
+    if constexpr (kHasFp16Scales<Tile>) to.store_right(thread_ / 32, __all_sync(0xffffffff, right));
     commit();
   }
 
@@ -171,6 +234,7 @@ class TransposedScaleLoader {
   const SharedStorage<Tile> shared_;
   const int thread_;
   LateScaleTable<Scales> table_;
+  const float least_right_;
   bool first_ = true;
   WeightPipelineState<Tile> state_;
 };

@@ -8,6 +8,7 @@ rare cases stay as they are, and which comes to libnf4 by the operators:
     a weight in another layout or orientation, one that is not quantized yet
     more than 16 rows of fp32 on a GPU, a bias in another dtype, scales in 16 bits
 The results have the bits of the operators, and autocast changes nothing, as it does not there.
+Where bitsandbytes rounds x to bf16, so does Linear4bit.forward.
 """
 
 from __future__ import annotations
@@ -197,12 +198,48 @@ def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
     return classmethod(apply)
 
 
+def _in_bf16(layer: Any, x: Tensor, QuantState: type) -> bool:
+    """Would bitsandbytes itself, on a CPU with AVX512-BF16, compute this call in bf16, though its
+    dtype is another one? It does in eval mode, for an x without gradients."""
+    state = layer.weight.quant_state
+    if layer.training or x.requires_grad or type(state) is not QuantState:
+        return False
+    rows, cols = state.shape
+    if rows % 32 != 0 or cols % state.blocksize != 0:  # its layout does not hold these
+        return False
+    return (layer.compute_dtype or x.dtype) is not torch.bfloat16
+
+
+def _rounded(layer: Any, x: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
+    """y, computed in bf16: in fp32 it would take up to twice bitsandbytes' time."""
+    if not layer.compute_type_is_set:
+        layer.set_compute_type(x)
+        layer.compute_type_is_set = True
+    dtype, bias = layer.compute_dtype or x.dtype, layer.bias
+    weight = layer.weight
+    y = matmul(x.to(dtype).to(torch.bfloat16), weight, quant_state=weight.quant_state).to(dtype)
+    if bias is not None:
+        if bias.dtype is not dtype:
+            bias.data = bias.data.to(dtype)
+        y = y + bias
+    return y.to(x.dtype)
+
+
 def forward(
     product: Product, weight_of: WeightOf, bitsandbytes: Any, original: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
     """For Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced. Its attribute nf4_operands
     is for who does more than this product at once (nf4/torch/peft/layers.py)."""
     Params4bit, ours = bitsandbytes.nn.Params4bit, bitsandbytes.matmul_4bit
+    QuantState = bitsandbytes.functional.QuantState
+    rounds = bitsandbytes.functional.has_avx512bf16()  # that of nn.modules is replaced
+
+    def in_bf16(self: Any, x: Tensor) -> bool:
+        if not rounds or given_back or bitsandbytes.matmul_4bit is not ours or not x.is_cpu:
+            return False
+        if self.support_avx512bf16_for_cpu or type(self.weight) is not Params4bit:
+            return False
+        return _in_bf16(self, x, QuantState)
 
     def weight_and_bias(self: Any, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
         # A later patch of the function that the original calls is to be called.
@@ -219,7 +256,7 @@ def forward(
         return weight, parameters["bias"] if "bias" in parameters else self.bias
 
     def operands(self: Any, x: Tensor) -> tuple[WeightParts, Tensor | None, torch.dtype] | None:
-        found = weight_and_bias(self, x)
+        found = None if in_bf16(self, x) else weight_and_bias(self, x)
         if found is None:
             return None
         packed, bias = found
@@ -231,6 +268,8 @@ def forward(
 
     @functools.wraps(original)
     def forward(self: Any, x: Tensor) -> Tensor:
+        if in_bf16(self, x):
+            return _rounded(self, x, ours)
         found = weight_and_bias(self, x)
         if found is None:
             return original(self, x)
