@@ -152,17 +152,18 @@ cudaError_t make_x_map(const MatmulProblemOf<W> &problem, int box_rows, TensorMa
 }
 
 cudaError_t lora_args(const Int4MatmulProblem &, int, int, Int4WgmmaArgs &) { return cudaSuccess; }
-cudaError_t lora_args(const GradProblem &, int, int, WgmmaArgs &) { return cudaSuccess; }
-cudaError_t lora_args(const MatmulProblem &problem, int tile_n, int x_box_rows, WgmmaArgs &args) {
+template <class W>
+cudaError_t lora_args(const MatmulProblemOf<W> &problem, int tile_n, int x_box_rows,
+                      WgmmaArgs &args) {
   if (problem.lora.rank == 0) return cudaSuccess;
   args.lora.k_tiles = static_cast<int>(ceil_divide(problem.lora.rank, kLoraTileK));
   args.lora.k_steps = static_cast<int>(ceil_divide(problem.lora.rank, 16));
   void *const workspace =
       static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
   const int64_t stride = lora_stride(problem.lora);
-  const LoraMatrix b = lora_b_for_tma(problem, workspace);
-  const cudaError_t error = make_tensor_map({b.data, problem.weight.rows, b.ranks * 2},
-                                            b.stride * 2, kLoraTileK * 2, tile_n, args.lora.b_map);
+  const LoraMatrix out = lora_out_for_tma(LoraProblem(problem), workspace);
+  const cudaError_t error = make_tensor_map({out.data, out.rows, out.ranks * 2}, out.stride * 2,
+                                            kLoraTileK * 2, tile_n, args.lora.out_map);
   if (error != cudaSuccess) return error;
   return make_tensor_map({workspace, problem.m, stride * 2}, stride * 2, kStepK * 2, x_box_rows,
                          args.lora.product_map);

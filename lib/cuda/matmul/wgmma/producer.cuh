@@ -72,7 +72,8 @@ __device__ __forceinline__ void load_weight(const typename Tile::Args &args,
         static_assert(SharedLayout<Tile>::kWeightStageBytes == Tile::kTileN * kLoraTileK * 2);
         pdl_wait<Sm90>();
         uint64_t *const full = acquire();
-        tma_load_2d(shared.weight(state.stage), &args.lora.b_map, i * kLoraTileK * 2, work.n, full);
+        tma_load_2d(shared.weight(state.stage), &args.lora.out_map, i * kLoraTileK * 2, work.n,
+                    full);
         state.advance();
       }
     }
