@@ -59,8 +59,7 @@ class TransposedReader {
           return decode(word, pairs[i % 4]);
         });
     const float2 *const floats = stage().floats(block(), scales.step, lane_index() % 4);
-    Layout::decode(a, words_,
-                   [&](uint32_t word, int i) { return decode(word, floats[i * 4]); });
+    Layout::decode(a, words_, [&](uint32_t word, int i) { return decode(word, floats[i * 4]); });
   }
 
  private:
