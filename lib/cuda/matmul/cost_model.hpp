@@ -21,6 +21,9 @@ struct CostModel {
   double stream_k_exchange;
   double stream_k_sum;
   double stream_k_peer;
+  // Of split-K by a stream-K kernel, and of each sum of a tile that exists.
+  double split_k_exchange;
+  double split_k_sum;
   // skinny_16: of a launch, and of each element of a CTA; wgmma must cost less than this share.
   double skinny16_start;
   double skinny16_element;
@@ -40,13 +43,16 @@ inline constexpr CostModel kH200 = {
     1500,                     // tile
     {0,    0,    0,    0,     // k_tile: mma, skinny
      1200, 1440, 2040, 1065,  // up to 64 rows of x
-     1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620, 1810, 1960, 2130, 2330, 2460, 2690, 0, 0},
+     1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620, 1810, 1960, 2130, 2330, 2460, 2690,
+     1440, 1065, 1200},
     1000,  // cluster_exchange
     200,   // cluster_cta
     0.5,   // cluster_sum
     1500,  // stream_k_exchange
     0.28,  // stream_k_sum
     0.06,  // stream_k_peer
+    2000,  // split_k_exchange
+    0.23,  // split_k_sum
     // From 19.8 us at 14336x4096, 7.9 at 4096x4096 and 20.5 at 4096x14336, within 2 %; at
     // 28672x8192 it took 61.5, 13 % less, where wgmma takes less still.
     5100,    // skinny16_start
@@ -81,13 +87,16 @@ constexpr CostModel int4_model(const double (&k_tile)[kMatmulConfigCount]) {
 }
 inline constexpr CostModel kH200Gptq =
     int4_model({0,    0, 0, 0,    1340, 1540, 0, 990,  1540, 0,    1750, 1940,
-                2270, 0, 0, 1490, 0,    0,    0, 2490, 0,    2930, 1470, 980});
+                2270, 0, 0, 1490, 0,    0,    0, 2490, 0,    2930, 1470, 980,
+                1340});
 inline constexpr CostModel kH200Awq =
     int4_model({0,    0, 0, 0,    1240, 1370, 0, 980,  1390, 0,    1600, 1860,
-                2270, 0, 0, 1460, 0,    0,    0, 2490, 0,    2970, 1350, 1020});
+                2270, 0, 0, 1460, 0,    0,    0, 2490, 0,    2970, 1350, 1020,
+                1240});
 inline constexpr CostModel kH200CompressedTensors =
     int4_model({0,    0, 0, 0,    1430, 1540, 0, 1090, 1490, 0,    1760, 1900,
-                2290, 0, 0, 1480, 0,    0,    0, 2500, 0,    2910, 1590, 1040});
+                2290, 0, 0, 1480, 0,    0,    0, 2500, 0,    2910, 1590, 1040,
+                1430});
 
 constexpr bool has_k_tiles(const CostModel &model, bool has_kernel(int config)) {
   for (int i = 0; i < kMatmulConfigCount; ++i)
