@@ -74,10 +74,10 @@ void plan_shared_waves(const MatmulSize &size, const GpuFacts &gpu, const CostMo
   // A CTA stores its sums once, and reduces others' once, or for each CTA that has a part.
   const auto peers = static_cast<double>(ceil_divide(plan.clusters, plan.stream_k_tiles) - 1);
   const double sums = static_cast<double>(tile.tile_m) * tile.tile_n;
-  plan.cycles = model.start + model.stream_k_exchange +
-                (model.stream_k_sum + model.stream_k_peer * peers) * sums +
-                (whole + 2) * model.tile +
-                (whole * static_cast<double>(k_tiles) + share) * model.k_tile[config];
+  plan.cycles =
+      model.start + model.stream_k_exchange + (tile.tile_m <= 128 ? model.stream_k_narrow : 0) +
+      (model.stream_k_sum + model.stream_k_peer * peers) * sums + (whole + 2) * model.tile +
+      (whole * static_cast<double>(k_tiles) + share) * model.k_tile[config];
 }
 
 // The same number of CTAs share each tile.

@@ -30,7 +30,7 @@ struct WgmmaPlan {
   int64_t stream_k_tiles;  // of a stream-K configuration; 0 if it shares each tile by itself
   int64_t clusters;
   int cluster_size;  // CTAs that share a tile (split-K); of a stream-K configuration no clusters
-  double cycles;  // estimated
+  double cycles;     // estimated
 
   int64_t tiles() const { return n_tiles * m_tiles; }
 };

@@ -87,8 +87,8 @@ constexpr bool is_stream_k(int config) {
   return kMatmulConfigs[config].schedule == Schedule::kStreamK;
 }
 
-// Whether CTAs may share each tile of a stream-K configuration (split-K): not the widest, whose sums
-// fill the registers.
+// Whether CTAs may share each tile of a stream-K configuration (split-K): not the widest, whose
+// sums fill the registers.
 constexpr bool has_split_k(int config) {
   return is_stream_k(config) && kMatmulConfigs[config].tile_m <= 256;
 }

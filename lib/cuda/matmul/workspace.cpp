@@ -60,8 +60,8 @@ MatmulSize size_of(const Int4MatmulProblem &problem) {
 }
 
 MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
-  if (size.m <= kNoStreamKUpTo || size.rows == 0 ||
-      size.dtype == NF4_DTYPE_FP32 || size.cols % kStepK != 0 || size.scale_columns < kStepK)
+  if (size.m <= kNoStreamKUpTo || size.rows == 0 || size.dtype == NF4_DTYPE_FP32 ||
+      size.cols % kStepK != 0 || size.scale_columns < kStepK)
     return;
   const MatmulConfig &narrowest = stream_k_config(size.integers, 1);
   // Each at most as many as fill all CTAs, so that their product is no large number.

@@ -122,7 +122,7 @@ struct StripScales {
     if (row >= weight.rows) row = 0;
     const int64_t index = int64_t{group} * weight.rows + row;
     scales = *reinterpret_cast<const uint4 *>(weight.scales + index);
-    zeros = weight.zeros != nullptr ? weight.zeros[index / 8] : kInt4SymmetricZero * kInt4Ones;
+    zeros = weight.zeros != nullptr ? weight.zeros[index / 8] : kInt4SymmetricZeros;
   }
 };
 

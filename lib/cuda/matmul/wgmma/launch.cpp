@@ -147,11 +147,11 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
   args.y_vectors = is_multiple(matmul.y, 16) && (matmul.m == 1 || matmul.y_stride % 8 == 0);
   if (const cudaError_t error = make_tensor_maps(config.tile_n, kernel.x_box_rows, args))
     return error;
-  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
-                 choice.plan.clusters * choice.plan.cluster_size, kernel.threads, true,
-                 target.stream, kernel.smem_bytes,
-                 is_stream_k(choice.config) ? 1 : choice.plan.cluster_size},
-                args);
+  return launch(
+      {kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
+       choice.plan.clusters * choice.plan.cluster_size, kernel.threads, true, target.stream,
+       kernel.smem_bytes, is_stream_k(choice.config) ? 1 : choice.plan.cluster_size},
+      args);
 }
 
 cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {

@@ -4,7 +4,8 @@
 //
 // That takes CTAs that run at the same time. CTAs start in order, so once the last of a tile's runs
 // all do: it says so, and a CTA that has heard of it when its sums are made takes its slice. The
-// others leave theirs to the last CTA and end, so that none waits for one that may not have started.
+// others leave theirs to the last CTA and end, so that none waits for one that may not have
+// started.
 #pragma once
 
 #include <cstdint>
@@ -100,7 +101,8 @@ class SplitKReduction {
     }
   }
 
-  // The last CTA clears the flags for the next launch with these arguments, when all have read them.
+  // The last CTA clears the flags for the next launch with these arguments, when all have read
+  // them.
   __device__ __forceinline__ void finish() const {
     if (!is_last()) return;
     wait_for(kRead);
@@ -137,9 +139,8 @@ class SplitKReduction {
            consumer_thread();
   }
   __device__ __forceinline__ float4 load(int rank, int slice, int column) const {
-    return rank == rank_ && slice == rank_
-               ? own_[(column - first_column(slice)) * Tile::kConsumers]
-               : __ldcg(partials(rank, column));
+    return rank == rank_ && slice == rank_ ? own_[(column - first_column(slice)) * Tile::kConsumers]
+                                           : __ldcg(partials(rank, column));
   }
 
   // The same for all consumers, which have all left the mainloop then.
