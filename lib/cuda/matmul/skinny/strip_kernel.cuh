@@ -190,7 +190,8 @@ __device__ __forceinline__ void reduce_strip(const StripArgs &args, uint8_t *sha
     for (int i = 0; i < kRowTiles * 2; ++i)
       *reinterpret_cast<float2 *>(partials + k_warp * kSmem.partials_of +
                                   at(n_warp * kStripWarpRows + lane.group_id * 8 + i, column)) =
-          float2{total[i / 2][m][i % 2 * 2], total[i / 2][m][i % 2 * 2 + 1]};
+          float2{multiply_rn(Int4Pairs<T>::kUnit, total[i / 2][m][i % 2 * 2]),
+                 multiply_rn(Int4Pairs<T>::kUnit, total[i / 2][m][i % 2 * 2 + 1])};
   }
   __syncthreads();
   const uint32_t rank = args.cluster > 1 ? cluster_rank() : 0;
