@@ -146,7 +146,7 @@ TEST_CASE("stream-K kernels of integer weights have a workspace, where there are
       any |= cuda::can_run(problem, facts_of(kChoiceGpus[0]), config);
     REQUIRE(any == (bytes != 0));
   }
-  CHECK(before == int64_t{144} * (32 * 8 + 304 * 128 * 4));
+  CHECK(before == int64_t{144} * (16 * 8 + 304 * 128 * 4));
 }
 
 TEST_CASE("integer weights in groups of 64 and more take the skinny kernels for few rows of x",

@@ -255,8 +255,8 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
        plain_matmul_case(rng, kind, {rows_to_share(), 4096, 300})},
       {cuda::config_named("wgmma_128x128_stream_k"),
        plain_matmul_case(rng, kind, {rows_to_share(), 1024, 100})},
-      {cuda::config_named("wgmma_64x128_stream_k"),
-       plain_matmul_case(rng, kind, {rows_to_split(), 2304, 60})},
+      {cuda::config_named("wgmma_152x128_stream_k"),
+       plain_matmul_case(rng, kind, {rows_to_split(), 2304, 150})},
   };
   std::vector<PlacedMatmul> placed;
   std::vector<std::vector<uint8_t>> expected;
@@ -296,7 +296,7 @@ TEST_CASE("stream-K kernels end on few multiprocessors", "[cuda][matmul]") {
   const Stream stream, other;
   Rng rng(0xf900000);
   for (const char *const name :
-       {"wgmma_16x256_stream_k", "wgmma_64x128_stream_k", "wgmma_256x128_stream_k"}) {
+       {"wgmma_128x128_stream_k", "wgmma_208x128_stream_k", "wgmma_256x128_stream_k"}) {
     const int config = cuda::config_named(name);
     const ForcedMatmul forced(runnable_families()[0], config);
     const MatmulCase test =

@@ -94,7 +94,9 @@ constexpr bool has_split_k(int config) {
 }
 
 // Whether there are kernels of weights with a codebook in the configuration.
-constexpr bool has_codebook_kernel(int) { return true; }
+constexpr bool has_codebook_kernel(int config) {
+  return !is_stream_k(config) || kMatmulConfigs[config].tile_m > 64;
+}
 
 // Whether there are wgmma kernels of integer weights in the configuration. They have three layouts,
 // so they do without those that gain little (docs/design/matmul-wgmma.md, "Integer weights").

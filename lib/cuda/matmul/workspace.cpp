@@ -26,8 +26,18 @@ constexpr const MatmulConfig &stream_k_config(bool integers, int64_t m) {
   return kMatmulConfigs[best];
 }
 
-// Up to so many rows of x the skinny kernels are faster.
-constexpr int64_t kNoStreamKUpTo = kMatmulConfigs[kSkinny8].tile_m;
+// So many rows of x fit into a narrower tile than any of stream-K, or into a skinny kernel's that
+// is faster.
+constexpr int64_t no_stream_k_up_to(bool integers) {
+  int64_t m = kMatmulConfigs[kSkinny8].tile_m;
+  for (int i = kFirstWgmma; i < kFirstStreamK; ++i) {
+    const int64_t tile_m = kMatmulConfigs[i].tile_m;
+    if (has_kernel(integers, i) && tile_m > m && tile_m < stream_k_config(integers, 1).tile_m)
+      m = tile_m;
+  }
+  return m;
+}
+static_assert(no_stream_k_up_to(false) == 64 && no_stream_k_up_to(true) == 8);
 
 constexpr bool stream_k_in_order() {
   for (int i = 0; i < kMatmulConfigCount; ++i) {
@@ -60,8 +70,8 @@ MatmulSize size_of(const Int4MatmulProblem &problem) {
 }
 
 MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
-  if (size.m <= kNoStreamKUpTo || size.rows == 0 || size.dtype == NF4_DTYPE_FP32 ||
-      size.cols % kStepK != 0 || size.scale_columns < kStepK)
+  if (size.m <= no_stream_k_up_to(size.integers) || size.rows == 0 ||
+      size.dtype == NF4_DTYPE_FP32 || size.cols % kStepK != 0 || size.scale_columns < kStepK)
     return;
   const MatmulConfig &narrowest = stream_k_config(size.integers, 1);
   // Each at most as many as fill all CTAs, so that their product is no large number.

@@ -23,8 +23,7 @@ MatmulSize size_of(const Int4MatmulProblem &problem);
 // of each CTA. Which GPU it will be is not known here, so it is large enough for any Hopper.
 struct MatmulWorkspace {
   static constexpr int64_t kMaxCtas = 144;
-  static constexpr int64_t kFlags = 32;  // of a CTA, of 8 bytes: a warp's each, and kRuns
-  static constexpr int64_t kRuns = 16;
+  static constexpr int64_t kFlags = 16;     // of a CTA, of 8 bytes: a warp's each, up to 128 bytes
   static constexpr int kSignatures = 4;     // of a launch: values that its flags may have
   static constexpr int64_t kMinKTiles = 4;  // of a CTA
 

@@ -89,8 +89,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     setmaxnreg_inc<WarpgroupRegisters<Tile>::kConsumer>();
     Epilogue<typename Decode::Element, Tile> epilogue(
         args, shared, Tile::Kind::template begin_consumer<Decode, Tile>(args, shared));
-    if constexpr (Tile::kSplitK)
-      if (args.cluster_size > 1) SplitKReduction<Tile>::announce(args);
     if constexpr (Tile::Kind::kGroups && Tile::kScaleOn == ScaleOn::kSums)
       if (args.decode.group_steps % 2 == 0)
         return consume<MainloopGroupSums<Decode, Tile>, Scheduler>(args, shared, epilogue);

@@ -38,12 +38,14 @@ class SplitKReduction {
         columns_(columns),
         slice_columns_((columns + args.cluster_size - 1) / args.cluster_size) {}
 
-  // By the consumers, once they may write to the workspace.
+  // By a thread of the producers, once it may write to the workspace: here and elsewhere in this
+  // file, a condition on one thread of the consumers would make the compiler take its warp for
+  // diverged in the mainloop too (10 % slower).
   static __device__ __forceinline__ void announce(const typename Tile::Args &args) {
     const int cta = static_cast<int>(blockIdx.x);
-    if (consumer_thread() == 0 && (cta + 1) % args.cluster_size == 0)
-      flag(args, cta, MatmulWorkspace::kRuns)
-          .store(args.signature + kStored, ::cuda::memory_order_relaxed);
+    if ((cta + 1) % args.cluster_size == 0)
+      Flag(args.flags[cta * MatmulWorkspace::kFlags])
+          .store(args.signature + kRuns, ::cuda::memory_order_relaxed);
   }
 
   // Stores the sums; returns the slices to reduce, a bit each, once those of all CTAs are there.
@@ -63,11 +65,11 @@ class SplitKReduction {
     // after __syncwarp.
     __syncwarp();
     __threadfence();
-    if (lane_index() == 0) store_flag(rank_, takes ? kTakes : kStored);
+    store_flag(takes ? kTakes : kStored);
     if (!takes) return 0;
     const uint32_t left = __ballot_sync(kAllLanes, wait_for(kStored) == kStored);
     if (is_last()) return left | 1u << rank_;
-    if (lane_index() == 0) store_flag(rank_, kRead);
+    store_flag(kRead);
     return 1u << rank_;
   }
 
@@ -78,7 +80,7 @@ class SplitKReduction {
 
   // Sums of kColumns columns of the slice from `column` on, in the order of the CTAs.
   __device__ __forceinline__ void reduce(int slice, int column, float *sums) const {
-    constexpr int kTogether = kColumns == 4 ? 4 : 8;
+    constexpr int kTogether = Tile::kWarpgroups > 2 || kColumns == 4 ? 4 : 8;  // as registers allow
 #pragma unroll 1
     for (int first = 0; first < args_.cluster_size; first += kTogether) {
       float4 all[kTogether][kColumns];
@@ -107,31 +109,29 @@ class SplitKReduction {
     if (!is_last()) return;
     wait_for(kRead);
     __syncwarp();
-    if (lane_index() < args_.cluster_size) clear(lane_index(), consumer_thread() / 32);
-    if (consumer_thread() == 0) clear(rank_, MatmulWorkspace::kRuns);
+    if (lane_index() < args_.cluster_size)
+      flag(lane_index(), consumer_thread() / 32).store(0, ::cuda::memory_order_relaxed);
   }
 
  private:
   // What a warp's flag adds to the signature: its sums are stored, and its slice is the last CTA's;
-  // or its own; and it has read the others' flags.
-  enum State : uint32_t { kStored, kTakes, kRead, kStates };
+  // or its own; and it has read the others' flags. Before, of the last CTA's first warp: it runs.
+  enum State : uint32_t { kStored, kTakes, kRead, kRuns, kStates };
   static_assert(kStates <= MatmulWorkspace::kSignatures);
-  static_assert(Tile::kConsumers / 32 <= MatmulWorkspace::kRuns, "each warp has a flag");
+  static_assert(Tile::kConsumers / 32 <= MatmulWorkspace::kFlags, "each warp has a flag");
   static_assert((kTileColumns + 1) / 2 * Tile::kConsumers * 16 <= SharedLayout<Tile>::kSubtiles);
   static constexpr uint32_t kAllLanes = 0xffffffff;
   static constexpr int kBarrier = 1;  // named, of the consumers
   using Flag = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>;
 
   __device__ __forceinline__ bool is_last() const { return rank_ == args_.cluster_size - 1; }
-  static __device__ __forceinline__ Flag flag(const typename Tile::Args &args, int cta, int index) {
-    return Flag(args.flags[cta * MatmulWorkspace::kFlags + index]);
+  __device__ __forceinline__ Flag flag(int rank, int warp) const {
+    return Flag(args_.flags[(first_cta_ + rank) * MatmulWorkspace::kFlags + warp]);
   }
-  __device__ __forceinline__ void store_flag(int rank, State state) const {
-    flag(args_, first_cta_ + rank, consumer_thread() / 32)
-        .store(args_.signature + state, ::cuda::memory_order_relaxed);
-  }
-  __device__ __forceinline__ void clear(int rank, int index) const {
-    flag(args_, first_cta_ + rank, index).store(0, ::cuda::memory_order_relaxed);
+  __device__ __forceinline__ void store_flag(State state) const {
+    if (lane_index() == 0)
+      flag(rank_, consumer_thread() / 32)
+          .store(args_.signature + state, ::cuda::memory_order_relaxed);
   }
   // Of 8 columns of a CTA's sums, this thread's.
   __device__ __forceinline__ float4 *partials(int rank, int column) const {
@@ -145,11 +145,10 @@ class SplitKReduction {
 
   // The same for all consumers, which have all left the mainloop then.
   __device__ __forceinline__ bool takes() const {
-    bool runs = is_last();
-    if (consumer_thread() == 0 && !runs)
-      runs = flag(args_, first_cta_ + args_.cluster_size - 1, MatmulWorkspace::kRuns)
-                 .load(::cuda::memory_order_relaxed) == args_.signature + kStored;
-    return named_barrier_or(kBarrier, Tile::kConsumers, runs);
+    const uint64_t last =
+        flag(args_.cluster_size - 1, 0).load(::cuda::memory_order_relaxed) - args_.signature;
+    return __any_sync(kAllLanes,
+                      named_barrier_or(kBarrier, Tile::kConsumers, is_last() || last < kStates));
   }
 
   // Each lane waits for a CTA: until its flag is at least `state`, or says that it has left.
@@ -159,10 +158,9 @@ class SplitKReduction {
     uint64_t found;
     // The last is awaited by others alone, which do not leave.
     const auto waits = [&] {
-      found = flag(args_, first_cta_ + rank, consumer_thread() / 32)
-                  .load(::cuda::memory_order_acquire) -
-              args_.signature;
-      return found >= kStates || (found == kTakes && state == kRead && rank != rank_);
+      found =
+          flag(rank, consumer_thread() / 32).load(::cuda::memory_order_acquire) - args_.signature;
+      return found >= kRuns || (found == kTakes && state == kRead && rank != rank_);
     };
     while (__any_sync(kAllLanes, waits())) continue;
     return static_cast<uint32_t>(found);
