@@ -91,6 +91,21 @@ nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
   return nf4::matmul_cpu<nf4::Weight>(weight, args, threads);
 }
 
+nf4_status nf4_matmul_grad_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                          size_t *bytes) {
+  return nf4::matmul_workspace_size<nf4::Weight>(weight, args, bytes, true);
+}
+
+nf4_status nf4_matmul_grad_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                  void *workspace, size_t workspace_bytes, nf4_stream stream) {
+  return nf4::matmul_launch<nf4::Weight>(weight, args, workspace, workspace_bytes, stream, true);
+}
+
+nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
+                               int32_t threads) {
+  return nf4::matmul_cpu<nf4::Weight>(weight, args, threads, true);
+}
+
 nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
                                            const nf4_matmul_args *args, size_t count,
                                            size_t *bytes) {

@@ -45,37 +45,63 @@ nf4_status quantize_cpu(int32_t threads, Arguments... arguments) {
   return NF4_STATUS_OK;
 }
 
+// A product or its gradient, which integer weights have not.
+inline int64_t workspace_bytes_of(const MatmulProblem &problem) {
+  return problem.gradient ? cuda::matmul_grad_workspace_bytes(problem)
+                          : cuda::matmul_workspace_bytes(problem);
+}
+inline int64_t workspace_bytes_of(const Int4MatmulProblem &problem) {
+  return cuda::matmul_workspace_bytes(problem);
+}
+inline nf4_status launch(const MatmulProblem &problem, nf4_stream stream) {
+  return problem.gradient ? cuda::matmul_grad(problem, stream) : cuda::matmul(&problem, 1, stream);
+}
+inline nf4_status launch(const Int4MatmulProblem &problem, nf4_stream stream) {
+  return cuda::matmul(&problem, 1, stream);
+}
+inline void run_on_cpu(const MatmulProblem &problem, int threads) {
+  problem.gradient ? cpu::matmul_grad(problem, threads) : cpu::matmul(&problem, 1, threads);
+}
+inline void run_on_cpu(const Int4MatmulProblem &problem, int threads) {
+  cpu::matmul(&problem, 1, threads);
+}
+
 template <class W, class Tensor>
-nf4_status matmul_workspace_size(const Tensor *weight, const nf4_matmul_args *args, size_t *bytes) {
+nf4_status matmul_workspace_size(const Tensor *weight, const nf4_matmul_args *args, size_t *bytes,
+                                 bool gradient = false) {
   MatmulProblemOf<W> problem;
+  problem.gradient = gradient;
   if (const nf4_status status = validate_matmul_shape(weight, args, problem)) return status;
   if (bytes == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
-  *bytes = static_cast<size_t>(cuda::matmul_workspace_bytes(problem));
+  *bytes = static_cast<size_t>(workspace_bytes_of(problem));
   return NF4_STATUS_OK;
 }
 
 template <class W, class Tensor>
 nf4_status matmul_launch(const Tensor *weight, const nf4_matmul_args *args, void *workspace,
-                         size_t workspace_bytes, nf4_stream stream) {
+                         size_t workspace_bytes, nf4_stream stream, bool gradient = false) {
   MatmulProblemOf<W> problem;
+  problem.gradient = gradient;
   if (const nf4_status status = validate_matmul_shape(weight, args, problem)) return status;
-  const int64_t needed = cuda::matmul_workspace_bytes(problem);
+  const int64_t needed = workspace_bytes_of(problem);
   if (const nf4_status status = validate_workspace(workspace_bytes, needed)) return status;
   if (const nf4_status status = validate_matmul_operands(weight, args, workspace, needed, problem))
     return status;
   if (const nf4_status status = validate_matmul_dtype(problem)) return status;
   if (problem.empty()) return NF4_STATUS_OK;
-  return cuda::matmul(&problem, 1, stream);
+  return launch(problem, stream);
 }
 
 template <class W, class Tensor>
-nf4_status matmul_cpu(const Tensor *weight, const nf4_matmul_args *args, int32_t threads) {
+nf4_status matmul_cpu(const Tensor *weight, const nf4_matmul_args *args, int32_t threads,
+                      bool gradient = false) {
   MatmulProblemOf<W> problem;
+  problem.gradient = gradient;
   if (const nf4_status status = validate_matmul_shape(weight, args, problem)) return status;
   if (const nf4_status status = validate_matmul_operands(weight, args, nullptr, 0, problem))
     return status;
   if (const nf4_status status = validate_threads(threads)) return status;
-  if (!problem.empty()) cpu::matmul(&problem, 1, threads);
+  if (!problem.empty()) run_on_cpu(problem, threads);
   return NF4_STATUS_OK;
 }
 

@@ -58,7 +58,7 @@ struct Operand {
   bool written;
 };
 
-constexpr int kMaxOperands = 10;
+constexpr int kMaxOperands = 13;
 
 struct Operands {
   Operand list[kMaxOperands];
@@ -108,8 +108,34 @@ struct Int4ReorderProblem {
 // The most rows of x in fp32 on a GPU.
 constexpr int kFp32RowsOfX = 16;
 
+constexpr int kMaxLoraRank = 128;
+
+// The adapter of a product. Beside a weight without elements there is none.
+struct Lora {
+  int rank = 0;     // 0: no adapter
+  nf4_dtype dtype;  // of a and b: the problem's, or fp32
+  float scale;
+  const void *a;  // [rank][cols]
+  int64_t a_stride;
+  const void *b;  // [rows][rank]
+  int64_t b_stride;
+  void *product;  // [m][rank], in the problem's dtype; NULL on a GPU: not wanted
+};
+
+// Integer weights have no adapters.
 template <class W>
-struct MatmulProblemOf {
+struct Adapter {
+  Lora lora{};
+};
+template <>
+struct Adapter<Int4Weight> {
+  static constexpr Lora lora{};
+};
+
+// y = x W^T + bias, or its gradient: y = x W, without a bias.
+template <class W>
+struct MatmulProblemOf : Adapter<W> {
+  bool gradient = false;
   W weight;
   nf4_dtype dtype;
   int64_t m;
@@ -121,7 +147,9 @@ struct MatmulProblemOf {
   void *workspace;  // NULL on the CPU
   Operands operands;
 
-  bool empty() const { return m == 0 || weight.rows == 0; }
+  int64_t x_columns() const { return gradient ? weight.rows : weight.cols; }
+  int64_t y_columns() const { return gradient ? weight.cols : weight.rows; }
+  bool empty() const { return m == 0 || y_columns() == 0; }
 };
 using MatmulProblem = MatmulProblemOf<Weight>;
 using Int4MatmulProblem = MatmulProblemOf<Int4Weight>;

@@ -1,6 +1,8 @@
 // The checks of matmul, for any kind of weight.
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
+#include <cstddef>
 #include <type_traits>
 
 #include "status.hpp"
@@ -19,10 +21,20 @@ const nf4_matmul_args *args_of(const nf4_matmul_args *args, int product) {
   return reinterpret_cast<const nf4_matmul_args *>(reinterpret_cast<const char *>(args) + offset);
 }
 
-// The y of a product, which is its last operand.
+// What a product writes, but for the workspace: its last operands, of which y is the very last.
+struct Outputs {
+  const Operand *first, *last;
+  const Operand *begin() const { return first; }
+  const Operand *end() const { return last; }
+};
 template <class W>
-const Operand &output(const MatmulProblemOf<W> &problem) {
-  return problem.operands.list[problem.operands.count - 1];
+Outputs outputs(const MatmulProblemOf<W> &problem) {
+  const bool has_product = problem.lora.rank > 0 && problem.lora.product != nullptr;
+  return {problem.operands.end() - (has_product ? 2 : 1), problem.operands.end()};
+}
+template <class W>
+const Operand &y_of(const MatmulProblemOf<W> &problem) {
+  return problem.operands.end()[-1];
 }
 
 // Do the rows of one y lie between those of the other?
@@ -37,34 +49,35 @@ bool interleaved(const MatmulProblemOf<W> &a, const MatmulProblemOf<W> &b) {
   return from_row >= a.weight.rows * a_item && from_row + b.weight.rows * b_item <= stride;
 }
 
-// Is every y, from its first element to its last, disjoint from everything else? Cheaper than
+// Is every output, from its first element to its last, disjoint from everything else? Cheaper than
 // finding out what overlaps what, and nearly always true.
 template <class W>
 bool all_disjoint(const MatmulBatchOf<W> &batch) {
-  Extent outputs[NF4_MATMUL_BATCH_MAX];
+  Extent written[2 * NF4_MATMUL_BATCH_MAX];
   int count = 0;
   for (const auto &problem : batch)
-    if (!problem.empty()) outputs[count++] = extent(output(problem));
-  std::sort(outputs, outputs + count,
+    if (!problem.empty())
+      for (const Operand &output : outputs(problem)) written[count++] = extent(output);
+  std::sort(written, written + count,
             [](const Extent &a, const Extent &b) { return a.begin < b.begin; });
   for (int i = 1; i < count; ++i)
-    if (outputs[i].begin < outputs[i - 1].end) return false;
+    if (written[i].begin < written[i - 1].end) return false;
   for (const auto &problem : batch) {
     if (problem.empty()) continue;
     for (const Operand &operand : problem.operands) {
-      if (&operand == &output(problem)) continue;
+      if (&operand == outputs(problem).begin()) break;
       const auto [begin, end] = extent(operand);
       const Extent *const next =
-          std::upper_bound(outputs, outputs + count, begin,
+          std::upper_bound(written, written + count, begin,
                            [](uintptr_t address, const Extent &of) { return address < of.end; });
-      if (next != outputs + count && next->begin < end) return false;
+      if (next != written + count && next->begin < end) return false;
     }
   }
   return true;
 }
 
-// No product's y may be what another reads or writes. (That no y overlaps the workspace, which they
-// share, has been checked with each product.)
+// No output of a product may be what another reads or writes. (That none overlaps the workspace,
+// which they share, has been checked with each product.)
 template <class W>
 nf4_status validate_disjoint(const MatmulBatchOf<W> &batch) {
   if (all_disjoint(batch)) return NF4_STATUS_OK;
@@ -72,16 +85,93 @@ nf4_status validate_disjoint(const MatmulBatchOf<W> &batch) {
     if (a.empty()) continue;
     for (const auto &b : batch) {
       if (b.empty() || &a == &b) continue;
-      for (const Operand &operand : b.operands) {
-        if (!overlap(output(a), operand)) continue;
-        if (&operand == &output(b) && interleaved(a, b)) continue;
-        return fail(NF4_STATUS_INVALID_ARGUMENT, "y of product %d overlaps %s of product %d",
-                    static_cast<int>(&a - batch.begin()), operand.name,
-                    static_cast<int>(&b - batch.begin()));
-      }
+      for (const Operand &output : outputs(a))
+        for (const Operand &operand : b.operands) {
+          if (!overlap(output, operand)) continue;
+          if (&output == &y_of(a) && &operand == &y_of(b) && interleaved(a, b)) continue;
+          return fail(NF4_STATUS_INVALID_ARGUMENT, "%s of product %d overlaps %s of product %d",
+                      output.name, static_cast<int>(&a - batch.begin()), operand.name,
+                      static_cast<int>(&b - batch.begin()));
+        }
     }
   }
   return NF4_STATUS_OK;
+}
+
+// Those of libraries before lora was appended are valid.
+constexpr size_t kArgsSizeWithoutLora = offsetof(nf4_matmul_args, lora);
+
+nf4_status validate_args_size(const nf4_matmul_args &args) {
+  if (args.struct_size == kArgsSizeWithoutLora) return NF4_STATUS_OK;
+  return validate_struct_size("nf4_matmul_args", args.struct_size, sizeof(nf4_matmul_args));
+}
+
+const nf4_lora *lora_of(const nf4_matmul_args &args) {
+  return args.struct_size == kArgsSizeWithoutLora ? nullptr : args.lora;
+}
+
+struct Matrix {
+  const char *name;
+  int64_t stride, rows, columns;
+  const char *rows_name;
+};
+
+// A matrix has whole rows, and not too many.
+nf4_status validate_stride(const Matrix &matrix) {
+  if (matrix.stride < matrix.columns)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is %" PRId64 "; expected at least %" PRId64,
+                matrix.name, matrix.stride, matrix.columns);
+  if (matrix.rows != 0 && matrix.stride > kMaxElements / matrix.rows)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "%s * %s is %" PRId64 " * %" PRId64 "; expected at most 2^60", matrix.rows_name,
+                matrix.name, matrix.rows, matrix.stride);
+  return NF4_STATUS_OK;
+}
+
+// Everything but pointers. problem has its sizes.
+nf4_status validate_lora_shape(const nf4_lora &, Int4MatmulProblem &) {
+  return fail(NF4_STATUS_INVALID_ARGUMENT,
+              "lora is not NULL; expected NULL for an nf4_int4_tensor");
+}
+nf4_status validate_lora_shape(const nf4_lora &lora, MatmulProblem &problem) {
+  const Weight &weight = problem.weight;
+  if (const nf4_status status =
+          validate_struct_size("nf4_lora", lora.struct_size, sizeof(nf4_lora)))
+    return status;
+  if (lora.dtype != NF4_DTYPE_FP32 && lora.dtype != problem.dtype)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "lora.dtype is %d; expected 1 (fp32) or that of the nf4_matmul_args, %d",
+                lora.dtype, problem.dtype);
+  if (lora.rank < 1 || lora.rank > kMaxLoraRank) return invalid("lora.rank", lora.rank, "1 to 128");
+  if (!std::isfinite(lora.scale))
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "lora.scale is %g; expected a finite number",
+                static_cast<double>(lora.scale));
+  if (lora.reserved != 0) return invalid("lora.reserved", lora.reserved, "0");
+  const int64_t rank = lora.rank;
+  for (const Matrix &matrix : {Matrix{"lora.a_stride", lora.a_stride, rank, weight.cols, "rank"},
+                               Matrix{"lora.b_stride", lora.b_stride, weight.rows, rank, "rows"}})
+    if (const nf4_status status = validate_stride(matrix)) return status;
+  if (problem.m > kMaxElements / kMaxLoraRank)
+    return invalid("m", problem.m, "at most 2^53 with a lora");
+  if (weight.elements == 0) return NF4_STATUS_OK;
+  problem.lora.rank = lora.rank;
+  problem.lora.dtype = lora.dtype;
+  problem.lora.scale = lora.scale;
+  problem.lora.a_stride = lora.a_stride;
+  problem.lora.b_stride = lora.b_stride;
+  return NF4_STATUS_OK;
+}
+
+// What a product with an adapter reads beside the rest.
+void add_lora(const nf4_lora &, Int4MatmulProblem &) {}
+void add_lora(const nf4_lora &lora, MatmulProblem &problem) {
+  const int item = element_bytes(lora.dtype);
+  const int64_t rank = lora.rank, cols = problem.weight.cols, rows = problem.weight.rows;
+  problem.lora.a = lora.a;
+  problem.lora.b = lora.b;
+  problem.lora.product = lora.product;
+  problem.operands.add("lora.a", lora.a, ((rank - 1) * lora.a_stride + cols) * item, item, false);
+  problem.operands.add("lora.b", lora.b, ((rows - 1) * lora.b_stride + rank) * item, item, false);
 }
 
 }  // namespace
@@ -91,37 +181,28 @@ nf4_status validate_matmul_shape(const Tensor *tensor, const nf4_matmul_args *ar
                                  MatmulProblemOf<W> &problem) {
   if (const nf4_status status = validate_shape(tensor, problem.weight)) return status;
   if (args == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "the nf4_matmul_args is NULL");
-  if (const nf4_status status =
-          validate_struct_size("nf4_matmul_args", args->struct_size, sizeof(nf4_matmul_args)))
-    return status;
+  if (const nf4_status status = validate_args_size(*args)) return status;
   if (const nf4_status status = validate_dtype("dtype", args->dtype)) return status;
   if (args->reserved != 0) return invalid("nf4_matmul_args.reserved", args->reserved, "0");
   if (args->m < 0) return invalid("m", args->m, "0 or more");
-  const struct {
-    const char *name;
-    int64_t stride, columns;
-  } matrices[] = {{"x_stride", args->x_stride, tensor->cols},
-                  {"y_stride", args->y_stride, tensor->rows}};
-  for (const auto &matrix : matrices) {
-    if (matrix.stride < matrix.columns)
-      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is %" PRId64 "; expected at least %" PRId64,
-                  matrix.name, matrix.stride, matrix.columns);
-    if (args->m != 0 && matrix.stride > kMaxElements / args->m)
-      return fail(NF4_STATUS_INVALID_ARGUMENT,
-                  "m * %s is %" PRId64 " * %" PRId64 "; expected at most 2^60", matrix.name,
-                  args->m, matrix.stride);
-  }
+  for (const Matrix &matrix :
+       {Matrix{"x_stride", args->x_stride, args->m, problem.x_columns(), "m"},
+        Matrix{"y_stride", args->y_stride, args->m, problem.y_columns(), "m"}})
+    if (const nf4_status status = validate_stride(matrix)) return status;
   problem.dtype = args->dtype;
   problem.m = args->m;
   problem.x_stride = args->x_stride;
   problem.y_stride = args->y_stride;
-  return NF4_STATUS_OK;
+  const nf4_lora *const lora = lora_of(*args);
+  return lora == nullptr ? NF4_STATUS_OK : validate_lora_shape(*lora, problem);
 }
 
 template <class Tensor, class W>
 nf4_status validate_matmul_operands(const Tensor *tensor, const nf4_matmul_args *args,
                                     void *workspace, int64_t workspace_bytes,
                                     MatmulProblemOf<W> &problem) {
+  if (problem.gradient && args->bias != nullptr)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "bias is not NULL; expected NULL in the gradient");
   if (problem.empty()) return NF4_STATUS_OK;
   if (const nf4_status status = validate_pointers(*tensor, problem.weight)) return status;
   problem.x = args->x;
@@ -134,19 +215,25 @@ nf4_status validate_matmul_operands(const Tensor *tensor, const nf4_matmul_args 
   };
   if (problem.weight.elements != 0) {
     add_weight(problem.operands, problem.weight, false);
-    problem.operands.add("x", problem.x, bytes(problem.x_stride, tensor->cols), item, false);
+    problem.operands.add("x", problem.x, bytes(problem.x_stride, problem.x_columns()), item, false);
   }
   if (problem.bias != nullptr)
     problem.operands.add("bias", problem.bias, tensor->rows * item, item, false);
+  if (problem.lora.rank > 0) add_lora(*args->lora, problem);
   if (workspace_bytes > 0) problem.operands.add("workspace", workspace, workspace_bytes, 16, true);
-  problem.operands.add("y", problem.y, bytes(problem.y_stride, tensor->rows), item, true);
+  // Where there is no workspace for it, the caller's is needed.
+  if (problem.lora.rank > 0 && (problem.lora.product != nullptr || workspace_bytes == 0))
+    problem.operands.add("lora.product", problem.lora.product, problem.m * problem.lora.rank * item,
+                         item, true);
+  problem.operands.add("y", problem.y, bytes(problem.y_stride, problem.y_columns()), item, true);
   return validate_operands(problem.operands);
 }
 
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem) {
   constexpr bool kHasFp32 = std::is_same_v<W, Weight>;
-  if (problem.dtype != NF4_DTYPE_FP32 || (kHasFp32 && problem.m <= kFp32RowsOfX))
+  if (problem.dtype != NF4_DTYPE_FP32 ||
+      (kHasFp32 && (problem.gradient || problem.m <= kFp32RowsOfX)))
     return NF4_STATUS_OK;
   if (kHasFp32)
     return fail(NF4_STATUS_INVALID_ARGUMENT,

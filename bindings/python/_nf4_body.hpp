@@ -32,6 +32,9 @@ struct Functions {
 struct Nf4 {
   Functions<nf4_tensor> codebook;
   Functions<nf4_int4_tensor> int4;
+  decltype(&nf4_matmul_grad_launch) grad_launch;
+  decltype(&nf4_matmul_grad_cpu) grad_cpu;
+  decltype(&nf4_matmul_grad_workspace_size) grad_workspace_size;
   decltype(&nf4_last_error) last_error;
 };
 inline Nf4 nf4;
@@ -52,6 +55,9 @@ inline constexpr std::array kNf4{"nf4_dequant_launch",
                                  "nf4_int4_matmul_batch_launch",
                                  "nf4_int4_matmul_batch_cpu",
                                  "nf4_int4_matmul_batch_workspace_size",
+                                 "nf4_matmul_grad_launch",
+                                 "nf4_matmul_grad_cpu",
+                                 "nf4_matmul_grad_workspace_size",
                                  "nf4_last_error"};
 static_assert(sizeof(Nf4) == kNf4.size() * sizeof(void *));
 
@@ -79,6 +85,15 @@ inline int32_t threads() {
   return static_cast<int32_t>(count);
 }
 
+// Calls launch(workspace, stream) with so many bytes on the device of x.
+template <class Launch>
+void in_workspace(size_t bytes, const dl_tensor &x, const Launch &launch) {
+  Tensor workspace;  // the stream's as soon as torch has it back
+  if (bytes != 0)
+    workspace = Tensor::empty({static_cast<int64_t>(bytes)}, codes.uint8, codes.cuda, x.device_id);
+  require(launch(workspace ? workspace.data() : nullptr, stream_of(x)));
+}
+
 // The most weights that share x in a call.
 inline constexpr size_t kMostSiblings = 3;
 
@@ -98,13 +113,22 @@ void multiply(const Product<Kind> *products, size_t count, const dl_tensor &x) {
   size_t needed = 0;
   require(one ? of_kind.matmul_workspace_size(weights[0], args, &needed)
               : of_kind.batch_workspace_size(weights, args, count, &needed));
-  Tensor workspace;  // the stream's as soon as torch has it back
-  if (needed != 0)
-    workspace = Tensor::empty({static_cast<int64_t>(needed)}, codes.uint8, codes.cuda, x.device_id);
-  void *const space = workspace ? workspace.data() : nullptr;
-  const nf4_stream stream = stream_of(x);
-  require(one ? of_kind.matmul_launch(weights[0], args, space, needed, stream)
-              : of_kind.batch_launch(weights, args, count, space, needed, stream));
+  in_workspace(needed, x, [&](void *space, nf4_stream stream) {
+    return one ? of_kind.matmul_launch(weights[0], args, space, needed, stream)
+               : of_kind.batch_launch(weights, args, count, space, needed, stream);
+  });
+}
+
+// dX = dY W; args.x is dY.
+inline void multiply_gradient(const Product<Codebook> &product, const dl_tensor &grad_y) {
+  const nf4_tensor *const weight = &product.weight;
+  const nf4_matmul_args *const args = &product.args;
+  if (grad_y.device_type == DL_CPU) return require(nf4.grad_cpu(weight, args, threads()));
+  size_t needed = 0;
+  require(nf4.grad_workspace_size(weight, args, &needed));
+  in_workspace(needed, grad_y, [&](void *space, nf4_stream stream) {
+    return nf4.grad_launch(weight, args, space, needed, stream);
+  });
 }
 
 template <class Weight>

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "_nf4_dlpack.h"
 #include "nf4/nf4.h"
@@ -218,6 +219,54 @@ Checked read_product(const dl_tensor &x, const View &bias, const WeightViews<Kin
       !is_contiguous(&*bias, rows) || !has_memory(&*bias) || !beside(*bias, x))
     return Fault{"bias", "contiguous elements of x's dtype where x is", rows};
   args.bias = address_of(&*bias);
+  return {};
+}
+
+// The same of a gradient, whose x is dY and whose y is dX.
+inline Checked read_gradient(const dl_tensor &grad_y, const WeightViews<Codebook> &given,
+                             Product<Codebook> &product) {
+  if (Checked fault = check_first("grad_y", grad_y)) return fault;
+  if (Checked fault = read_weight(given, grad_y, product.weight)) return fault;
+  nf4_matmul_args &args = product.args;
+  args.struct_size = sizeof args;
+  args.dtype = dtype_of(&grad_y);
+  args.x = address_of(&grad_y);
+  args.y_stride = product.weight.cols;
+  const int64_t rows = product.weight.rows;
+  if (!rows_of(&grad_y, rows, &args.m, &args.x_stride))
+    return Fault{"grad_y", "elements in each row, and rows one distance apart", rows};
+  return {};
+}
+
+constexpr int64_t kMostRank = 128;
+
+struct AdapterViews {
+  View a, b;
+  double scale;
+};
+
+// Fills in all of an adapter but its product, and makes it that of a product whose x is `first`.
+inline Checked read_adapter(const AdapterViews &given, const dl_tensor &first,
+                            Product<Codebook> &product, nf4_lora &lora) {
+  const auto [rows, cols] = std::pair(product.weight.rows, product.weight.cols);
+  const dl_tensor &a = *given.a, &b = *given.b;
+  int64_t rank = 0, rows_of_b = 0;
+  lora = {};
+  lora.struct_size = sizeof lora;
+  lora.dtype = dtype_of(&a);
+  lora.scale = static_cast<float>(given.scale);
+  if (!rows_of(&a, cols, &rank, &lora.a_stride) || rank < 1 || rank > kMostRank)
+    return Fault{"a", "columns, and 1 to 128 rows", cols};
+  if (!rows_of(&b, rank, &rows_of_b, &lora.b_stride) || rows_of_b != rows)
+    return Fault{"b", "rows, and a column for each row of a", rows};
+  const bool narrow = lora.dtype == product.args.dtype || lora.dtype == NF4_DTYPE_FP32;
+  if (!narrow || dtype_of(&b) != lora.dtype) return Fault{"a", "of x's dtype or float32, as b is"};
+  for (const dl_tensor *each : {&a, &b})
+    if (!has_memory(each) || !beside(*each, first)) return Fault{"a", "where x is, as b is"};
+  lora.rank = static_cast<int32_t>(rank);
+  lora.a = address_of(&a);
+  lora.b = address_of(&b);
+  product.args.lora = &lora;
   return {};
 }
 

@@ -1,6 +1,6 @@
 // The dispatcher's entry of nf4.torch's operators: kernels of torch.ops.nf4._linear,
-// ._linear_batch2, ._linear_batch3 and ._dense_like, and those with _int4, which are what a
-// compiled graph has. No Python runs. An exception is Python's ValueError.
+// ._linear_batch2, ._linear_batch3 and ._dense_like, and those with _int4, and of ._linear_grad,
+// which are what a compiled graph has. No Python runs. An exception is Python's ValueError.
 #include <algorithm>
 #include <array>
 #include <stdexcept>
@@ -85,6 +85,21 @@ void dense_like_operator(Value *stack, uint64_t arguments, uint64_t) {
   stack[0] = dense.release();
 }
 
+// _linear_grad(grad_y, WEIGHT) -> grad_y W
+void linear_grad_operator(Value *stack, uint64_t, uint64_t) {
+  const Tensor grad_y = taken(stack[0]);
+  const TakenWeight<Codebook> weight(stack + 1);
+  const dl_tensor of_y = grad_y.view();
+  Product<Codebook> product;
+  require(read_gradient(of_y, weight.views(), product));
+  std::vector<int64_t> sizes(of_y.shape, of_y.shape + of_y.ndim);
+  sizes.back() = product.weight.cols;
+  Tensor made = Tensor::empty(sizes, grad_y.dtype(), grad_y.device_type(), grad_y.device_index());
+  product.args.y = made.data();
+  multiply_gradient(product, of_y);
+  stack[0] = made.release();
+}
+
 template <class Kind>
 bool implement_kind(LibraryHandle library, const std::string &suffix) {
   const std::pair<const char *, Operator> operators[] = {
@@ -102,5 +117,6 @@ bool implement_kind(LibraryHandle library, const std::string &suffix) {
 bool nf4_torch::implement(const char *key) {
   LibraryHandle library = nullptr;  // is there for as long as the process
   return torch.new_library("nf4", key, "_nf4_dispatcher.cpp", __LINE__, &library) == 0 &&
-         implement_kind<Codebook>(library, "") && implement_kind<Int4>(library, "_int4");
+         implement_kind<Codebook>(library, "") && implement_kind<Int4>(library, "_int4") &&
+         torch.implement(library, "_linear_grad", linear_grad_operator) == 0;
 }

@@ -100,7 +100,15 @@ bool is_output(const dl_tensor &out, const dl_tensor &x, int64_t elements) {
          elements_of(&out) == elements && is_contiguous(&out, elements);
 }
 
-// A new y beside x, [..., rows].
+// A new y beside x, of sizes that torch gets as they are.
+PyObject *new_beside(PyObject *x, PyObject *sizes) {
+  if (sizes == nullptr) return nullptr;
+  PyObject *y = PyObject_CallMethodObjArgs(x, python.new_empty, sizes, nullptr);
+  Py_DECREF(sizes);
+  return y;
+}
+
+// The same, [..., rows].
 PyObject *new_output(PyObject *x, const dl_tensor &of_x, int64_t rows) {
   const Py_ssize_t last = of_x.ndim - 1;
   PyObject *sizes = PyTuple_New(of_x.ndim);
@@ -108,10 +116,7 @@ PyObject *new_output(PyObject *x, const dl_tensor &of_x, int64_t rows) {
     PyObject *size = PyLong_FromLongLong(i < last ? of_x.shape[i] : rows);
     if (size == nullptr || PyTuple_SetItem(sizes, i, size) != 0) Py_CLEAR(sizes);
   }
-  if (sizes == nullptr) return nullptr;
-  PyObject *y = PyObject_CallMethodObjArgs(x, python.new_empty, sizes, nullptr);
-  Py_DECREF(sizes);
-  return y;
+  return new_beside(x, sizes);
 }
 
 // Runs `work` without the GIL. False if it threw: the general way finds the words.
@@ -124,6 +129,10 @@ bool run(const Work &work) {
   Py_END_ALLOW_THREADS return done;
 }
 
+bool is_slow(const dl_tensor &x, const nf4_matmul_args &args, int fp32_rows) {
+  return x.device_type == DL_CUDA && args.dtype == NF4_DTYPE_FP32 && args.m > fp32_rows;
+}
+
 // None if nothing was done.
 template <class Kind>
 PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given) {
@@ -134,9 +143,7 @@ PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given) {
   if (given_bias != Py_None && (!view_of(given_bias, bias) || is_negative(given_bias)))
     return none();
   if (!view_weight(given, weight) || read_product(*x, bias, weight, product)) return none();
-  if (x->device_type == DL_CUDA && product.args.dtype == NF4_DTYPE_FP32 &&
-      product.args.m > Kind::kFp32Rows)
-    return none();
+  if (is_slow(*x, product.args, Kind::kFp32Rows)) return none();
   PyObject *y = new_output(given_x, *x, product.weight.rows);
   if (y == nullptr) return nullptr;
   // A mode of torch may have made something else.
@@ -180,6 +187,96 @@ PyObject *dequantize(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   const bool done = of_kind(arguments[0], arguments[1]);
   PyErr_Clear();
   return PyBool_FromLong(done);
+}
+
+// ---- With an adapter, and the gradient ------------------------------------------------
+
+// What a call writes: y, [..., columns], and with an adapter its product, [m, rank].
+class Outputs {
+ public:
+  Outputs(PyObject *x, const dl_tensor &of_x, int64_t columns, Product<Codebook> &product,
+          nf4_lora *lora) {
+    nf4_matmul_args &args = product.args;
+    y_ = new_output(x, of_x, columns);
+    if (lora != nullptr)
+      p_ = new_beside(x, Py_BuildValue("(LL)", static_cast<long long>(args.m),
+                                       static_cast<long long>(lora->rank)));
+    if (!is_made(y_, of_x, args.m * columns, args.y)) return;
+    good_ = lora == nullptr || is_made(p_, of_x, args.m * lora->rank, lora->product);
+  }
+  ~Outputs() {
+    Py_XDECREF(y_);
+    Py_XDECREF(p_);
+  }
+  Outputs(const Outputs &) = delete;
+  Outputs &operator=(const Outputs &) = delete;
+
+  explicit operator bool() const { return good_; }
+  PyObject *result() const { return p_ == nullptr ? Py_NewRef(y_) : PyTuple_Pack(2, y_, p_); }
+
+ private:
+  static bool is_made(PyObject *made, const dl_tensor &x, int64_t elements, void *&data) {
+    View view;
+    if (made == nullptr || !view_of(made, view) || !is_output(*view, x, elements)) return false;
+    data = const_cast<char *>(address_of(&*view));
+    return true;
+  }
+
+  PyObject *y_ = nullptr, *p_ = nullptr;
+  bool good_ = false;
+};
+
+// Of the arguments a, b, scale.
+bool view_adapter(PyObject *const *given, AdapterViews &views) {
+  views.scale = PyFloat_AsDouble(given[2]);
+  return PyErr_Occurred() == nullptr && view_of(given[0], views.a) && view_of(given[1], views.b) &&
+         !is_negative(given[0]) && !is_negative(given[1]);
+}
+
+PyDoc_STRVAR(
+    linear_adapted_doc,
+    "linear_adapted(x, bias, weight, a, b, scale)\n--\n\n"
+    "y = x W^T + bias + scale p B^T and p = x A^T, both new; None if nothing was done, as linear.");
+PyObject *linear_adapted(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (!count_is(count, 6)) return nullptr;
+  PyObject *const given_bias = arguments[1];
+  View x, bias;
+  WeightViews<Codebook> weight{};
+  AdapterViews adapter{};
+  Product<Codebook> product;
+  nf4_lora lora;
+  if (is_int4(arguments[2]) || !view_plain(arguments[0], x)) return none();
+  if (given_bias != Py_None && (!view_of(given_bias, bias) || is_negative(given_bias)))
+    return none();
+  if (!view_weight(arguments[2], weight) || !view_adapter(arguments + 3, adapter) ||
+      read_product(*x, bias, weight, product) || read_adapter(adapter, *x, product, lora) ||
+      is_slow(*x, product.args, Codebook::kFp32Rows))
+    return none();
+  const Outputs made(arguments[0], *x, product.weight.rows, product, &lora);
+  return made && run([&] { multiply(&product, 1, *x); }) ? made.result() : none();
+}
+
+PyDoc_STRVAR(linear_grad_doc,
+             "linear_grad(grad_y, weight, a=None, b=None, scale=1.0)\n--\n\n"
+             "dX = dY W, new; with an adapter dX = dY W + scale q A and q = dY B. None if nothing "
+             "was done, as linear.");
+PyObject *linear_grad(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  const bool adapted = count == 5;
+  if (!adapted && !count_is(count, 2)) return nullptr;
+  View grad_y;
+  WeightViews<Codebook> weight{};
+  AdapterViews adapter{};
+  Product<Codebook> product;
+  nf4_lora lora;
+  if (is_int4(arguments[1]) || !view_plain(arguments[0], grad_y) ||
+      !view_weight(arguments[1], weight) || read_gradient(*grad_y, weight, product))
+    return none();
+  if (adapted &&
+      (!view_adapter(arguments + 2, adapter) || read_adapter(adapter, *grad_y, product, lora)))
+    return none();
+  const Outputs made(arguments[0], *grad_y, product.weight.cols, product,
+                     adapted ? &lora : nullptr);
+  return made && run([&] { multiply_gradient(product, *grad_y); }) ? made.result() : none();
 }
 
 PyDoc_STRVAR(take_packed_doc,
@@ -268,6 +365,8 @@ extern "C" {
 PyMethodDef nf4_operator_methods[] = {
     {"linear", method(linear), METH_FASTCALL, linear_doc},
     {"dequantize", method(dequantize), METH_FASTCALL, dequantize_doc},
+    {"linear_adapted", method(linear_adapted), METH_FASTCALL, linear_adapted_doc},
+    {"linear_grad", method(linear_grad), METH_FASTCALL, linear_grad_doc},
     {"take_packed", take_packed, METH_O, take_packed_doc},
     {"operator_functions", functions, METH_NOARGS, functions_doc},
     {"register_operators", register_operators, METH_VARARGS, register_doc},

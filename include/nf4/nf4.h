@@ -256,11 +256,30 @@ NF4_API nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf
 
 /* ---- Matmul -------------------------------------------------------------- */
 
+/* A low-rank adapter (LoRA, arXiv:2106.09685) beside a weight W [rows, cols]: W + scale B A,
+ * for A [rank, cols] and B [rows, rank], both row-major. */
+typedef struct nf4_lora {
+  size_t struct_size;         /* sizeof(nf4_lora) */
+  nf4_dtype dtype;            /* of a and b: that of nf4_matmul_args, or fp32, which may be
+                                 rounded to it */
+  int32_t rank;               /* 1..128 */
+  float scale;                /* finite */
+  int32_t reserved;           /* 0 */
+  const void *a;
+  int64_t a_stride;           /* >= cols */
+  const void *b;
+  int64_t b_stride;           /* >= rank */
+  void *product;              /* [m, rank], contiguous, in the dtype of nf4_matmul_args: is
+                                 written. x A^T, or in the gradient dy B, without the scale:
+                                 what the gradients of B and A need. NULL: not wanted; needed
+                                 on the CPU */
+} nf4_lora;
+
 /* y = x W^T + bias, for activations x [m, cols], a weight W [rows, cols], an output
  * y [m, rows] and a bias [rows]. Matrices are row-major; a stride is the distance
  * from one row to the next, in elements. */
 typedef struct nf4_matmul_args {
-  size_t struct_size;         /* sizeof(nf4_matmul_args) */
+  size_t struct_size;         /* sizeof(nf4_matmul_args), or 64: without lora */
   nf4_dtype dtype;            /* of x, bias and y; fp32 on a GPU for m <= 16, of an nf4_tensor */
   int32_t reserved;           /* 0 */
   int64_t m;                  /* >= 0 */
@@ -269,12 +288,13 @@ typedef struct nf4_matmul_args {
   const void *bias;           /* or NULL */
   void *y;
   int64_t y_stride;           /* >= rows */
+  const nf4_lora *lora;       /* or NULL; NULL for an nf4_int4_tensor */
 } nf4_matmul_args;
 
 /* The bytes of workspace that nf4_matmul_launch needs; often 0. They depend on the
- * weight's shape and blocksize, m and dtype, not on the GPU, and do not decrease as m
- * increases: what suffices for the largest m suffices for all. The pointers in the
- * structs are not read. */
+ * weight's shape and blocksize, m, dtype and the lora's rank, not on the GPU, and do not
+ * decrease as m increases: what suffices for the largest m suffices for all. No pointer in
+ * the structs is read but lora. */
 NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
                                              size_t *bytes);
 
@@ -285,6 +305,11 @@ NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4
  * lies between the rows of y is not written. If y is empty, nothing is read or written,
  * and pointers may be NULL; if cols is 0, y is the bias or 0, and no other pointer is
  * read.
+ *
+ * With a lora, y = x W^T + bias + scale p B^T: p is x A^T, summed in binary32 and rounded to
+ * dtype; on a GPU in 16 bits scale * p is rounded once more. The sums are those of one
+ * product: y is rounded once. Beside a weight without elements the lora is not looked at, and
+ * its product not written.
  *
  * Further differences from exact arithmetic:
  *   rounding    in 16 bits the entries, or the entries times the scale, may first be
@@ -309,8 +334,9 @@ NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4
  * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
  * m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch and m is
  * more than 16, m times a stride is more than 2^60, the workspace is NULL, misaligned or
- * too small, or y, between its first and its last element, or the workspace overlaps
- * anything else. */
+ * too small, or y, between its first and its last element, the lora's product or the
+ * workspace overlaps anything else; struct_size, dtype, rank, scale, reserved or a stride of
+ * the lora is out of range. */
 NF4_API nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
                                      void *workspace, size_t workspace_bytes, nf4_stream stream);
 
@@ -318,6 +344,21 @@ NF4_API nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_
  * number changes no bit. */
 NF4_API nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
                                   int32_t threads);
+
+/* The gradient of y = x W^T with respect to x: dx = dy W, for dy [m, rows] and dx [m, cols].
+ * args->x is dy, and x_stride at least rows; args->y is dx, and y_stride at least cols; bias is
+ * NULL. With a lora dx = dy W + scale p A, and p = dy B. All else is as in the functions
+ * above, the roles of rows and cols exchanged: dx is empty if m or cols is 0, and 0 if rows is.
+ * Weights times their scales may be rounded to the dtype, as dequantize does.
+ *
+ * INVALID_ARGUMENT: as for those, and if bias is not NULL. */
+NF4_API nf4_status nf4_matmul_grad_workspace_size(const nf4_tensor *weight,
+                                                  const nf4_matmul_args *args, size_t *bytes);
+NF4_API nf4_status nf4_matmul_grad_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                          void *workspace, size_t workspace_bytes,
+                                          nf4_stream stream);
+NF4_API nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                       int32_t threads);
 
 /* ---- Matmul of several weights -------------------------------------------- */
 
@@ -330,8 +371,8 @@ NF4_API nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_arg
  * that struct_size. Neither array is kept. If count is 0, both may be NULL and nothing is
  * done.
  *
- * Products may share what they read: x, a weight, a bias. A y overlaps nothing that another
- * product reads or writes; but if two y have strides of as many bytes, the rows of one may
+ * Products may share what they read: x, a weight, a bias, a lora's matrices. A y or a lora's
+ * product overlaps nothing that another product reads or writes; but if two y have strides of as many bytes, the rows of one may
  * lie between those of the other, as if both were columns of one matrix.
  *
  * INVALID_ARGUMENT: as for the functions without "batch", for any product; count is more
@@ -477,7 +518,7 @@ NF4_API nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_i
 
 /* As the functions without "int4", for x, y and bias as there; where those name the
  * blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
- * nf4_int4_reorder_launch saves that. Workspace sizes and the choice of a kernel also depend
+ * nf4_int4_reorder_launch saves that. args->lora is NULL. Workspace sizes and the choice of a kernel also depend
  * on whether zeros, g_idx and permutation are NULL, and the choice on the alignment of
  * scales. On a GPU dtype is not fp32. Differences from exact arithmetic, beside those of
  * nf4_matmul_launch:

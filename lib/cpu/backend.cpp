@@ -52,6 +52,8 @@ constexpr Variant kVariants[] = {
      quantize_scales_with<kAvx512Quantize>,
      bf16_codebook_for,
      matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
+     matmul_grad_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
+     lora_product_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
      {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>}},
 #endif
@@ -63,6 +65,8 @@ constexpr Variant kVariants[] = {
      quantize_scales_with<kAvx512Quantize>,
      nullptr,
      matmul_with<kAvx512Dequant, kAvx512Matmul>,
+     matmul_grad_with<kAvx512Dequant, kAvx512Matmul>,
+     lora_product_with<kAvx512Dequant, kAvx512Matmul>,
      {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul>}},
 #endif
@@ -74,6 +78,8 @@ constexpr Variant kVariants[] = {
      quantize_scales_with<kAvx2Quantize>,
      nullptr,
      matmul_with<kAvx2Dequant, kAvx2Matmul>,
+     matmul_grad_with<kAvx2Dequant, kAvx2Matmul>,
+     lora_product_with<kAvx2Dequant, kAvx2Matmul>,
      {int4_dequant_with<kAvx2Dequant>, int4_quantize_with<kAvx2Dequant, kAvx2Quantize>,
       int4_matmul_with<kAvx2Dequant, kAvx2Matmul>}},
 #endif
@@ -84,6 +90,8 @@ constexpr Variant kVariants[] = {
      quantize_scales_reference,
      nullptr,
      matmul_reference,
+     matmul_grad_reference,
+     lora_product_reference,
      {int4_dequant_reference, int4_quantize_reference, int4_matmul_reference}},
 };
 
@@ -99,6 +107,7 @@ const Variant &best_variant() {
 // Less work than this, about 50 microseconds for the vector variants, is not worth a thread.
 constexpr int64_t kDequantElementsPerThread = 1 << 20;
 constexpr int64_t kQuantizeElementsPerThread = 1 << 18;
+constexpr int64_t kProductsPerThread = 1 << 20;
 
 int64_t blocks_per_thread(const Weight &weight, int64_t elements_per_thread) {
   return std::max<int64_t>(1, elements_per_thread >> weight.blocksize_log2);
@@ -136,9 +145,19 @@ void quantize(const QuantizeProblem &problem, int threads) {
   variant.quantize_scales(weight, scales, partial_sums, threads);
 }
 
+// What the matmul and the gradient of a problem with an adapter read.
+void lora_product(const Variant &variant, const MatmulProblem &problem, int threads) {
+  if (problem.lora.rank == 0) return;
+  const int64_t products = problem.lora.rank * problem.x_columns();
+  parallel_for(problem.m, std::max<int64_t>(1, kProductsPerThread / products), threads,
+               [&](int64_t begin, int64_t end) { variant.lora_product(problem, {begin, end}); });
+}
+
 void matmul(const MatmulProblem *problems, int count, int threads) {
   const CallEnvironment environment;
   const Variant &variant = variant_in_use();
+  for (int i = 0; i < count; ++i)
+    if (!problems[i].empty()) lora_product(variant, problems[i], threads);
   const Partition partition(problems, count, threads_of(threads));
   RoundedCodebook codebooks[NF4_MATMUL_BATCH_MAX];
   for (int i = 0; i < count && variant.bf16_codebook != nullptr; ++i)
@@ -148,6 +167,20 @@ void matmul(const MatmulProblem *problems, int count, int threads) {
         partition.for_each(
             begin, end, [&](int i, RowRange n) { variant.matmul(problems[i], codebooks[i], n); });
       });
+}
+
+void matmul_grad(const MatmulProblem &problem, int threads) {
+  const CallEnvironment environment;
+  const Variant &variant = variant_in_use();
+  lora_product(variant, problem, threads);
+  constexpr int64_t kUnit = 128;
+  const int64_t products_of_unit = problem.m * std::max<int64_t>(1, problem.weight.rows) * kUnit;
+  parallel_for(ceil_divide(problem.weight.cols, kUnit),
+               std::max<int64_t>(1, kProductsPerThread / products_of_unit), threads,
+               [&](int64_t begin, int64_t end) {
+                 variant.matmul_grad(problem,
+                                     {begin * kUnit, std::min(problem.weight.cols, end * kUnit)});
+               });
 }
 
 // Calls run(rows) on parts of a weight's rows that begin at a multiple of 64: a line of words.

@@ -32,6 +32,10 @@ struct Variant {
   RoundedCodebook (*bf16_codebook)(const MatmulProblem &problem);
   // All rows of x times some rows of the weight.
   void (*matmul)(const MatmulProblem &problem, const RoundedCodebook &bf16_codebook, RowRange n);
+  // All rows of dy times some columns of the weight.
+  void (*matmul_grad)(const MatmulProblem &problem, RowRange k);
+  // Writes rows of the adapter's product, x A^T or dy B, which the functions above read.
+  void (*lora_product)(const MatmulProblem &problem, RowRange m);
   Int4Functions int4;
 };
 
@@ -60,5 +64,6 @@ void reorder(const Int4ReorderProblem &problem, int threads);
 // One matmul or several, which write nothing that others read or write.
 void matmul(const MatmulProblem *problems, int count, int threads);
 void matmul(const Int4MatmulProblem *problems, int count, int threads);
+void matmul_grad(const MatmulProblem &problem, int threads);
 
 }  // namespace nf4::cpu

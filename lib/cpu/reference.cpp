@@ -36,6 +36,31 @@ float quantize_block(const Weight &weight, const Quantizer &quantizer, const T *
   return absmax;
 }
 
+double entry_times_scale(const Weight &weight, const float *entries, int64_t element) {
+  const double value = entries[unpack_code(weight.packed, element)];
+  return value * block_scale(weight, element >> weight.blocksize_log2);
+}
+
+double read_float(nf4_dtype dtype, const void *data, int64_t i) {
+  double value = 0;
+  with_dtype(dtype,
+             [&](auto type) { value = to_float(static_cast<const decltype(type) *>(data)[i]); });
+  return value;
+}
+
+// Of row i of x: what the adapter adds to column `column` of y.
+double lora_term(const MatmulProblem &problem, int64_t i, int64_t column) {
+  const Lora &lora = problem.lora;
+  double sum = 0;
+  for (int64_t r = 0; r < lora.rank; ++r) {
+    const double factor = problem.gradient
+                              ? read_float(lora.dtype, lora.a, r * lora.a_stride + column)
+                              : read_float(lora.dtype, lora.b, column * lora.b_stride + r);
+    sum += read_float(problem.dtype, lora.product, i * lora.rank + r) * factor;
+  }
+  return lora.rank == 0 ? 0 : sum * static_cast<double>(lora.scale);
+}
+
 template <class T>
 void matmul_rows(const MatmulProblem &problem, RowRange rows) {
   const Weight &weight = problem.weight;
@@ -46,13 +71,46 @@ void matmul_rows(const MatmulProblem &problem, RowRange rows) {
   for (int64_t row = rows.begin; row < rows.end; ++row)
     for (int64_t i = 0; i < problem.m; ++i) {
       double sum = bias == nullptr ? 0.0 : static_cast<double>(to_float(bias[row]));
-      for (int64_t k = 0; k < weight.cols; ++k) {
-        const int64_t element = row * weight.cols + k;
-        const double value = entries[unpack_code(weight.packed, element)];
-        sum += value * block_scale(weight, element >> weight.blocksize_log2) *
+      for (int64_t k = 0; k < weight.cols; ++k)
+        sum += entry_times_scale(weight, entries, row * weight.cols + k) *
                static_cast<double>(to_float(x[i * problem.x_stride + k]));
-      }
+      sum += lora_term(problem, i, row);
       y[i * problem.y_stride + row] = from_float<T>(static_cast<float>(sum));
+    }
+}
+
+template <class T>
+void matmul_grad_columns(const MatmulProblem &problem, RowRange columns) {
+  const Weight &weight = problem.weight;
+  const float *entries = codebook(weight);
+  const T *dy = static_cast<const T *>(problem.x);
+  T *dx = static_cast<T *>(problem.y);
+  for (int64_t i = 0; i < problem.m; ++i)
+    for (int64_t k = columns.begin; k < columns.end; ++k) {
+      double sum = 0;
+      for (int64_t n = 0; n < weight.rows; ++n)
+        sum += entry_times_scale(weight, entries, n * weight.cols + k) *
+               static_cast<double>(to_float(dy[i * problem.x_stride + n]));
+      sum += lora_term(problem, i, k);
+      dx[i * problem.y_stride + k] = from_float<T>(static_cast<float>(sum));
+    }
+}
+
+template <class T>
+void lora_product_rows(const MatmulProblem &problem, RowRange m) {
+  const Lora &lora = problem.lora;
+  const T *x = static_cast<const T *>(problem.x);
+  T *product = static_cast<T *>(lora.product);
+  for (int64_t i = m.begin; i < m.end; ++i)
+    for (int64_t r = 0; r < lora.rank; ++r) {
+      double sum = 0;
+      for (int64_t j = 0; j < problem.x_columns(); ++j) {
+        const double factor = problem.gradient
+                                  ? read_float(lora.dtype, lora.b, j * lora.b_stride + r)
+                                  : read_float(lora.dtype, lora.a, r * lora.a_stride + j);
+        sum += static_cast<double>(to_float(x[i * problem.x_stride + j])) * factor;
+      }
+      product[i * lora.rank + r] = from_float<T>(static_cast<float>(sum));
     }
 }
 
@@ -88,6 +146,14 @@ void quantize_reference(const QuantizeProblem &problem, float *absmax, BlockRang
 
 void matmul_reference(const MatmulProblem &problem, const RoundedCodebook &, RowRange rows) {
   with_dtype(problem.dtype, [&](auto type) { matmul_rows<decltype(type)>(problem, rows); });
+}
+
+void matmul_grad_reference(const MatmulProblem &problem, RowRange k) {
+  with_dtype(problem.dtype, [&](auto type) { matmul_grad_columns<decltype(type)>(problem, k); });
+}
+
+void lora_product_reference(const MatmulProblem &problem, RowRange m) {
+  with_dtype(problem.dtype, [&](auto type) { lora_product_rows<decltype(type)>(problem, m); });
 }
 
 double tree_sum(const float *values, int64_t count) { return sum_of_tree(values, count); }

@@ -15,6 +15,11 @@ void quantize_scales_reference(const Weight &weight, const float *scales, double
 
 // The products of unrounded numbers, summed in binary64 in order.
 void matmul_reference(const MatmulProblem &problem, const RoundedCodebook &, RowRange rows);
+void matmul_grad_reference(const MatmulProblem &problem, RowRange k);
+
+// Writes rows of the adapter's product, x A^T or dy B, to problem.lora.product, which is an operand
+// of the functions above: likewise summed, then rounded to the problem's dtype.
+void lora_product_reference(const MatmulProblem &problem, RowRange m);
 
 // Of integer weights. Rows of quantize and reorder begin at a multiple of 8, so that ranges share
 // no word.

@@ -18,6 +18,10 @@ nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
 int64_t matmul_workspace_bytes(const MatmulProblem &problem);
 int64_t matmul_workspace_bytes(const MatmulBatch &batch);
 
+// The gradient: problem.gradient is true.
+nf4_status matmul_grad(const MatmulProblem &problem, nf4_stream stream);
+int64_t matmul_grad_workspace_bytes(const MatmulProblem &problem);
+
 // The same for integer weights.
 nf4_status dequant(const Int4DequantProblem &problem, nf4_stream stream);
 nf4_status quantize(const Int4QuantizeProblem &problem, nf4_stream stream);

@@ -37,12 +37,18 @@ MAY_INCLUDE = {
     "cuda/dequant": _OPERATION | {"cuda/dequant"},
     "cuda/quantize": _OPERATION | {"cuda/quantize"},
     "cuda/permute": _OPERATION | {"cuda/permute"},
+    "cuda/lora": _OPERATION | {"cuda/lora"},
     "cuda/matmul": _OPERATION
-    | {"cuda/permute", "cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
-    "cuda/matmul/skinny": _OPERATION | {"cuda/matmul", "cuda/matmul/skinny"},
-    "cuda/matmul/mma": _OPERATION | {"cuda/matmul", "cuda/matmul/mma"},
-    "cuda/matmul/wgmma": _OPERATION | {"cuda/matmul", "cuda/matmul/wgmma"},
-    "cuda/info.cpp": _OPERATION | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/matmul"},
+    | {"cuda/lora", "cuda/permute"}
+    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
+    "cuda/matmul_grad": _OPERATION
+    | {"cuda/lora", "cuda/matmul_grad"}
+    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
+    "cuda/matmul/skinny": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/skinny"},
+    "cuda/matmul/mma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/mma"},
+    "cuda/matmul/wgmma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/wgmma"},
+    "cuda/info.cpp": _OPERATION
+    | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/matmul", "cuda/matmul_grad"},
     "api": {"api", "cpu/backend.hpp", "cuda", "core", "shared", "header"},
 }
 # What is compiled for one instruction set: a function that it shared with other files might be

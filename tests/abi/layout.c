@@ -58,7 +58,19 @@ FIELD(nf4_sizes, nested_blocks, 24, 8);
 FIELD(nf4_sizes, packed_bytes, 32, 8);
 FIELD(nf4_sizes, absmax_bytes, 40, 8);
 
-SIZE(nf4_matmul_args, 64);
+SIZE(nf4_lora, 64);
+FIELD(nf4_lora, struct_size, 0, 8);
+FIELD(nf4_lora, dtype, 8, 4);
+FIELD(nf4_lora, rank, 12, 4);
+FIELD(nf4_lora, scale, 16, 4);
+FIELD(nf4_lora, reserved, 20, 4);
+FIELD(nf4_lora, a, 24, 8);
+FIELD(nf4_lora, a_stride, 32, 8);
+FIELD(nf4_lora, b, 40, 8);
+FIELD(nf4_lora, b_stride, 48, 8);
+FIELD(nf4_lora, product, 56, 8);
+
+SIZE(nf4_matmul_args, 72);
 FIELD(nf4_matmul_args, struct_size, 0, 8);
 FIELD(nf4_matmul_args, dtype, 8, 4);
 FIELD(nf4_matmul_args, reserved, 12, 4);
@@ -68,6 +80,7 @@ FIELD(nf4_matmul_args, x_stride, 32, 8);
 FIELD(nf4_matmul_args, bias, 40, 8);
 FIELD(nf4_matmul_args, y, 48, 8);
 FIELD(nf4_matmul_args, y_stride, 56, 8);
+FIELD(nf4_matmul_args, lora, 64, 8);
 
 VALUE(NF4_MATMUL_BATCH_MAX, 64);
 
@@ -133,6 +146,12 @@ nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_
 nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
                              size_t workspace_bytes, nf4_stream stream);
 nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t threads);
+nf4_status nf4_matmul_grad_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                          size_t *bytes);
+nf4_status nf4_matmul_grad_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                  void *workspace, size_t workspace_bytes, nf4_stream stream);
+nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
+                               int32_t threads);
 nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
                                            const nf4_matmul_args *args, size_t count,
                                            size_t *bytes);

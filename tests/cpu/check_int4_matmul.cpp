@@ -195,6 +195,19 @@ TEST_CASE("long rows of scattered groups are multiplied, too", "[matmul]") {
       }
 }
 
+TEST_CASE("very few rows of x and scattered groups are multiplied, too", "[matmul]") {
+  uint64_t stream = 0x1e000000;
+  for (const ColumnOrder order : {ColumnOrder::kGIdx, ColumnOrder::kAnyGIdx, ColumnOrder::kBoth})
+    for (const Int4Class &kind : int4_classes(order))
+      for (const Int4Shape &shape : {Int4Shape{200, 2304, 128}, {72, 16640, 128}, {16, 1024, 8}})
+        for (const int64_t m : {1, 2}) {
+          Rng rng(++stream);
+          const Int4MatmulCase test(rng, kind, shape, rng.pick(kDtypes), m, XKind::kOrdinary);
+          INFO(describe(test.weight, stream));
+          check_matmul(test, rng);
+        }
+}
+
 TEST_CASE("many rows of integer weights are multiplied, too", "[matmul]") {
   uint64_t stream = 0x18000000;
   for (const Int4Class &kind : int4_classes())

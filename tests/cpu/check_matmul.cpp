@@ -291,7 +291,7 @@ TEST_CASE("no pointer of a weight without columns is read", "[matmul]") {
             nowhere,       nowhere,        nowhere, nowhere,          nowhere, nowhere};
         std::vector<uint16_t> y(m * 3);
         const nf4_matmul_args args{sizeof args, NF4_DTYPE_BF16, 0,        m, nowhere,
-                                   0,           kBias,          y.data(), 3};
+                                   0,           kBias,          y.data(), 3, nullptr};
         REQUIRE(nf4_matmul_cpu(&weight, &args, 1) == NF4_STATUS_OK);
         for (int64_t i = 0; i < m * 3; ++i) CHECK(y[i] == kBias[i % 3]);
       }

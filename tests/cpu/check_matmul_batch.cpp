@@ -234,15 +234,8 @@ TEST_CASE("columns of one matrix are written side by side", "[matmul]") {
   for (int i = 0; i < 3; ++i) {
     weights.emplace_back(rng, cases[i].weight);
     tensors[i] = &weights[i].tensor();
-    args[i] = {sizeof(nf4_matmul_args),
-               NF4_DTYPE_FP32,
-               0,
-               kM,
-               x.data(),
-               kCols,
-               nullptr,
-               y.data() + column,
-               kAll};
+    args[i] = {sizeof(nf4_matmul_args), NF4_DTYPE_FP32, 0,      kM, x.data(), kCols, nullptr,
+               y.data() + column,       kAll,           nullptr};
     column += kRowsOf[i];
   }
   REQUIRE(nf4_matmul_batch_cpu(tensors, args, 3, 2) == NF4_STATUS_OK);

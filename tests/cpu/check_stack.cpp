@@ -65,8 +65,8 @@ struct Products {
   Products(size_t count, nf4_dtype dtype, int64_t rows, int64_t cols, int64_t m)
       : x(m * cols), y(count * m * rows) {
     for (size_t i = 0; i < count; ++i)
-      args.push_back(
-          {sizeof(nf4_matmul_args), dtype, 0, m, x.data(), cols, nullptr, &y[i * m * rows], rows});
+      args.push_back({sizeof(nf4_matmul_args), dtype, 0, m, x.data(), cols, nullptr,
+                      &y[i * m * rows], rows, nullptr});
   }
 };
 
@@ -82,6 +82,20 @@ void check_int4_products(const nf4_int4_tensor &weight) {
                                          kThreads);
       });
     }
+}
+
+// The gradient and both with an adapter. x and y are as large as each other's.
+void check_adapters(const nf4_tensor &weight, nf4_matmul_args args) {
+  const int64_t rank = 128;
+  const std::vector<float> a(rank * weight.cols), b(rank * weight.rows);
+  std::vector<float> product(args.m * rank), dx(args.m * weight.cols);
+  const nf4_lora lora{sizeof lora, NF4_DTYPE_FP32, rank,     1,    0,
+                      a.data(),    weight.cols,    b.data(), rank, product.data()};
+  args.lora = &lora;
+  check_stack([&] { return nf4_matmul_cpu(&weight, &args, kThreads); });
+  args.y = dx.data();
+  args.y_stride = weight.cols;
+  check_stack([&] { return nf4_matmul_grad_cpu(&weight, &args, kThreads); });
 }
 
 void check_reorder(HostInt4Weight host) {
@@ -119,6 +133,7 @@ TEST_CASE("a call takes as much of its thread's stack as nf4.h says, and no more
           return nf4_matmul_batch_cpu(weights.data(), products.args.data(), weights.size(),
                                       kThreads);
         });
+        check_adapters(weight.tensor(), products.args[0]);
       }
   }
 }

@@ -213,6 +213,7 @@ def figures(build: Path, commit: str) -> dict:
         "matmul": Options(mode="matmul", build=build),
         "models": Options(mode="models", build=build),
         "int4": Options(mode="int4", build=build),
+        "training": Options(mode="training", build=build),
     }
     try:
         found = {name: modes.run(each) for name, each in options.items()}

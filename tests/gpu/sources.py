@@ -37,6 +37,7 @@ _BINDINGS = (
 )
 _MEMORY = (*_SHARED, "lib/cuda/dequant/**/*", "lib/cuda/quantize/**/*")
 _MATMUL = (*_SHARED, "lib/cuda/matmul/**/*")
+_GRADIENT = ("lib/cuda/matmul_grad/**/*", "lib/cuda/lora/**/*")
 # By the name of the figures in docs/bench/figures.json.
 FIGURES = {
     "bench": _MEMORY,
@@ -47,6 +48,7 @@ FIGURES = {
     "sweep": _MEMORY,
     "matmul-sweep": _MATMUL,
     "models": (*_MEMORY, *_MATMUL, *_BINDINGS),
+    "training": (*_MEMORY, *_MATMUL, *_GRADIENT, *_BINDINGS),
 }
 
 # A character that no other alternative begins with stands for itself. Words are matched whole, so

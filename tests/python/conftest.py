@@ -121,6 +121,14 @@ def served() -> Iterator[object]:
 
 
 @pytest.fixture
+def dense_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of x is made from a dense weight, as bitsandbytes makes it."""
+    from nf4.torch import _kernels
+
+    monkeypatch.setattr(_kernels, "uses_fused_grad", lambda *_: False)
+
+
+@pytest.fixture
 def calls() -> Iterator[object]:
     """Counts calls of bitsandbytes' operator gemm_4bit by Python."""
     from bitsandbytes_cases import Calls
@@ -191,6 +199,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "ctypes":
         monkeypatch.setattr(_fast, "linear", lambda *_: None)
         monkeypatch.setattr(_fast, "dequantize", lambda *_: False)
+        monkeypatch.setattr(_fast, "linear_adapted", lambda *_: None)
+        monkeypatch.setattr(_fast, "linear_grad", lambda *_: None)
     elif not _fast.registered:
         pytest.skip("the extension module _nf4_fast is not built")
     return request.param

@@ -22,6 +22,8 @@ typedef struct fake_call {
   nf4_matmul_args matmuls[FAKE_PRODUCTS];
   nf4_int4_tensor int4[FAKE_PRODUCTS]; /* the integer weights of any call */
   int32_t symmetric;
+  int32_t gradient;
+  nf4_lora lora; /* of a matmul that has one */
 } fake_call;
 
 NF4_API fake_call fake_last;
@@ -60,6 +62,7 @@ nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t *bytes) 
 }
 
 static nf4_status record(fake_call call) {
+  if (call.matmul.lora != NULL) call.lora = *call.matmul.lora;
   call.count = fake_last.count + 1;
   fake_last = call;
   return fake_status;
@@ -123,6 +126,30 @@ nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
   *bytes = 0;
   for (size_t i = 0; i < count; i++) *bytes += (size_t)args[i].m * fake_workspace_per_row;
   return NF4_STATUS_OK;
+}
+
+nf4_status nf4_matmul_grad_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                          size_t *bytes) {
+  nf4_matmul_workspace_size(weight, args, bytes);
+  *bytes += args->lora ? (size_t)args->lora->rank : 0;
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_matmul_grad_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                  void *workspace, size_t workspace_bytes, nf4_stream stream) {
+  fake_call call = {.weight = *weight,
+                    .matmul = *args,
+                    .workspace = workspace,
+                    .workspace_bytes = workspace_bytes,
+                    .stream = stream,
+                    .gradient = 1};
+  return record(call);
+}
+
+nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
+                               int32_t threads) {
+  fake_call call = {.weight = *weight, .matmul = *args, .threads = threads, .gradient = 1};
+  return record(call);
 }
 
 static fake_call batch_call(const nf4_tensor *const *weights, const nf4_matmul_args *args,

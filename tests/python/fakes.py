@@ -30,6 +30,8 @@ class Call(ctypes.Structure):
         ("matmuls", _abi.MatmulArgs * 4),
         ("int4", _abi.Int4Tensor * 4),
         ("symmetric", ctypes.c_int32),
+        ("gradient", ctypes.c_int32),
+        ("lora", _abi.Lora),
     ]
 
 

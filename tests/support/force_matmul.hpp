@@ -1,9 +1,11 @@
-// One family and configuration of CUDA matmul kernels for the length of a scope.
+// One family and configuration of CUDA kernels, of matmul and its gradient, for the length of a
+// scope.
 #pragma once
 
 #include <optional>
 
 #include "cuda/matmul/matmul.hpp"
+#include "cuda/matmul_grad/matmul_grad.hpp"
 
 namespace nf4::test {
 
@@ -12,9 +14,11 @@ class ForcedMatmul {
   ForcedMatmul(const cuda::GpuFamily *family, int config) {
     cuda::force_family(family);
     cuda::force_matmul(config);
+    cuda::force_matmul_grad(config);
   }
   ~ForcedMatmul() {
     cuda::force_matmul(std::nullopt);
+    cuda::force_matmul_grad(std::nullopt);
     cuda::force_family(nullptr);
   }
   ForcedMatmul(const ForcedMatmul &) = delete;

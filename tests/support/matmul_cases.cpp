@@ -38,7 +38,7 @@ size_t matrix_bytes(int64_t rows, int64_t cols, int64_t stride, nf4_dtype dtype)
 // Fills in all but the weight and the dtype.
 template <class Host>
 void add_operands(Rng &rng, MatmulCaseOf<Host> &test, int64_t m, XKind x) {
-  const int64_t rows = test.weight.shape.rows, cols = test.weight.shape.cols;
+  const int64_t rows = test.y_columns(), cols = test.x_columns();
   test.m = m;
   test.x_stride = cols + (rng.one_in(2) ? 0 : rng.below(40));
   if (cols % 8 == 0 && rng.one_in(2)) test.x_stride = test.x_stride / 8 * 8;
@@ -50,7 +50,7 @@ void add_operands(Rng &rng, MatmulCaseOf<Host> &test, int64_t m, XKind x) {
       write_number(test.dtype, test.x.data(), row * test.x_stride + k,
                    random_x(rng, x, not_finite));
   }
-  if (rng.one_in(2)) {
+  if (rng.one_in(2) && !test.gradient) {
     test.bias.resize(rows * dtype_bytes(test.dtype));
     for (int64_t i = 0; i < rows; ++i) write_number(test.dtype, test.bias.data(), i, rng.normal());
   }
@@ -58,15 +58,16 @@ void add_operands(Rng &rng, MatmulCaseOf<Host> &test, int64_t m, XKind x) {
 
 template <class Host>
 std::string describe_rows(const MatmulCaseOf<Host> &test) {
-  return ", m " + std::to_string(test.m) + ", strides " + std::to_string(test.x_stride) + " and " +
-         std::to_string(test.y_stride) + (test.bias.empty() ? "" : ", bias");
+  return std::string(test.gradient ? ", gradient" : "") + ", m " + std::to_string(test.m) +
+         ", strides " + std::to_string(test.x_stride) + " and " + std::to_string(test.y_stride) +
+         (test.bias.empty() ? "" : ", bias");
 }
 
 }  // namespace
 
 template <class Host>
 size_t MatmulCaseOf<Host>::y_bytes() const {
-  return matrix_bytes(m, weight.shape.rows, y_stride, dtype);
+  return matrix_bytes(m, y_columns(), y_stride, dtype);
 }
 
 template <class Host>
@@ -102,6 +103,7 @@ MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind code
   test.weight = random_dequant_case(rng, kind, codebook, shape.rows * shape.cols).weight;
   test.weight.shape.rows = shape.rows;
   test.weight.shape.cols = shape.cols;
+  test.gradient = shape.gradient;
   add_operands(rng, test, shape.m, x);
   return test;
 }
@@ -140,7 +142,7 @@ void repeat_rows(MatmulCaseOf<Host> &test, Rng &rng, int64_t distinct) {
   const int bytes = dtype_bytes(test.dtype);
   const auto row = [&](int64_t i) { return test.x.data() + i * test.x_stride * bytes; };
   for (int64_t i = distinct; i < test.m; ++i)
-    std::memcpy(row(i), row(rng.below(distinct)), test.weight.shape.cols * bytes);
+    std::memcpy(row(i), row(rng.below(distinct)), test.x_columns() * bytes);
 }
 
 std::string describe(const MatmulCase &test, uint64_t stream) {

@@ -1,4 +1,4 @@
-// Random matmuls: a weight, rows of x, and strides.
+// Random matmuls and gradients: a weight, rows of x, and strides.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,11 @@
 namespace nf4::test {
 
 // A HostWeight or HostInt4Weight.
+// gradient: x is dY and y is dX; there is no bias.
 template <class Host>
 struct MatmulCaseOf {
   nf4_dtype dtype;
+  bool gradient;
   Host weight;
   int64_t m;
   int64_t x_stride;
@@ -21,6 +23,8 @@ struct MatmulCaseOf {
   std::vector<uint8_t> x;     // from the first to the last element; NaN between the rows
   std::vector<uint8_t> bias;  // empty: none
 
+  int64_t x_columns() const { return gradient ? weight.shape.rows : weight.shape.cols; }
+  int64_t y_columns() const { return gradient ? weight.shape.cols : weight.shape.rows; }
   // From the first to the last element; 0 where y is empty.
   size_t y_bytes() const;
   nf4_matmul_args args(const void *x_address, const void *bias_address, void *y) const;
@@ -33,6 +37,7 @@ enum class XKind { kOrdinary, kOutliers, kNotFinite, kShifted, kPositive };
 
 struct MatmulShape {
   int64_t rows, cols, m;
+  bool gradient = false;
 };
 
 // rows, cols and m from 1 up, cols often a multiple of 32, the whole small enough for a

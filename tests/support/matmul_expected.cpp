@@ -47,8 +47,8 @@ Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column
     if (std::isfinite(codebook[i]))
       largest_entry = std::max(largest_entry, std::fabs(double{codebook[i]}));
   Expected y = bias_of(test, row);
-  for (int64_t k = 0; k < weight.cols; ++k) {
-    const int64_t element = row * weight.cols + k;
+  for (int64_t k = 0; k < test.x_columns(); ++k) {
+    const int64_t element = test.gradient ? k * weight.cols + row : row * weight.cols + k;
     const int byte = static_cast<const uint8_t *>(weight.packed)[element / 2];
     const double scale = scale_of(weight, element);
     const double value = codebook[element % 2 == 0 ? byte / 16 : byte % 16] * scale;
@@ -86,19 +86,20 @@ Expected expect(const MatmulCaseOf<HostInt4Weight> &test, const nf4_int4_tensor 
 template <class Host>
 ExpectedProduct::ExpectedProduct(const MatmulCaseOf<Host> &test,
                                  const typename Host::Tensor &weight)
-    : rows_(weight.rows) {
+    : rows_(test.y_columns()) {
   const int bytes = dtype_bytes(test.dtype);
   const auto row = [&](int64_t i) { return test.x.data() + i * test.x_stride * bytes; };
   std::vector<int64_t> firsts;  // of rows that are the same
   for (int64_t i = 0; i < test.m; ++i) {
     const auto same = std::find_if(firsts.begin(), firsts.end(), [&](int64_t first) {
-      return weight.cols == 0 || std::memcmp(row(first), row(i), weight.cols * bytes) == 0;
+      return test.x_columns() == 0 ||
+             std::memcmp(row(first), row(i), test.x_columns() * bytes) == 0;
     });
     row_of_.push_back(same - firsts.begin());
     if (same == firsts.end()) firsts.push_back(i);
   }
   distinct_.resize(firsts.size() * rows_);
-  const int64_t worth_a_thread = 20000 / (weight.cols + 1) + 1;
+  const int64_t worth_a_thread = 20000 / (test.x_columns() + 1) + 1;
   const auto count = static_cast<int64_t>(distinct_.size());
   cpu::parallel_for(count, worth_a_thread, 0, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "cuda/matmul_grad/matmul_grad.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/families.hpp"
@@ -13,19 +14,22 @@
 namespace nf4::test {
 namespace {
 
-nf4_status workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args, size_t *bytes) {
-  return nf4_matmul_workspace_size(weight, args, bytes);
+nf4_status workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args, bool gradient,
+                          size_t *bytes) {
+  return gradient ? nf4_matmul_grad_workspace_size(weight, args, bytes)
+                  : nf4_matmul_workspace_size(weight, args, bytes);
 }
-nf4_status workspace_size(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+nf4_status workspace_size(const nf4_int4_tensor *weight, const nf4_matmul_args *args, bool,
                           size_t *bytes) {
   return nf4_int4_matmul_workspace_size(weight, args, bytes);
 }
 
-nf4_status launch(const nf4_tensor *weight, const nf4_matmul_args *args, void *workspace,
-                  size_t bytes, cudaStream_t stream) {
-  return nf4_matmul_launch(weight, args, workspace, bytes, stream);
+nf4_status launch(const nf4_tensor *weight, const nf4_matmul_args *args, bool gradient,
+                  void *workspace, size_t bytes, cudaStream_t stream) {
+  return gradient ? nf4_matmul_grad_launch(weight, args, workspace, bytes, stream)
+                  : nf4_matmul_launch(weight, args, workspace, bytes, stream);
 }
-nf4_status launch(const nf4_int4_tensor *weight, const nf4_matmul_args *args, void *workspace,
+nf4_status launch(const nf4_int4_tensor *weight, const nf4_matmul_args *args, bool, void *workspace,
                   size_t bytes, cudaStream_t stream) {
   return nf4_int4_matmul_launch(weight, args, workspace, bytes, stream);
 }
@@ -34,7 +38,7 @@ template <class Host>
 size_t workspace_bytes(const MatmulCaseOf<Host> &test, const DeviceWeightOf<Host> &weight) {
   size_t bytes = 0;
   const nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
-  REQUIRE(workspace_size(&weight.tensor(), &args, &bytes) == NF4_STATUS_OK);
+  REQUIRE(workspace_size(&weight.tensor(), &args, test.gradient, &bytes) == NF4_STATUS_OK);
   return bytes;
 }
 
@@ -45,6 +49,15 @@ nf4_tensor in_place(HostWeight &weight) {
   return weight.at(addresses);
 }
 nf4_int4_tensor in_place(HostInt4Weight &weight) { return weight.in_place(); }
+
+// How a launch would run.
+nf4_status config_of(const MatmulProblem &problem, int &config) {
+  return problem.gradient ? cuda::matmul_grad_config(problem, nullptr, config)
+                          : cuda::matmul_config(problem, nullptr, config);
+}
+nf4_status config_of(const Int4MatmulProblem &problem, int &config) {
+  return cuda::matmul_config(problem, nullptr, config);
+}
 
 MatmulProblem problem_of(const nf4_tensor &) { return {}; }
 Int4MatmulProblem problem_of(const nf4_int4_tensor &) { return {}; }
@@ -68,9 +81,11 @@ bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y
   const Precision precision = precision_of(test.dtype);
   if (!std::isfinite(expected.value)) return !std::isfinite(y);
   if (expected.magnitude > 0x1p126 || expected.largest > precision.largest) return true;
-  const double sums = static_cast<double>(test.weight.shape.cols) / 8 + 64;
-  const double error = (precision.unit + sums * 0x1p-24) * expected.magnitude +
-                       precision.underflow * expected.coarse;
+  const double sums = static_cast<double>(test.x_columns()) / 8 + 64;
+  // Of the gradient a single product may be all: its weight is rounded from an entry of fp16.
+  const double unit = precision.unit + (test.gradient ? precision.unit / 8 : 0);
+  const double error =
+      (unit + sums * 0x1p-24) * expected.magnitude + precision.underflow * expected.coarse;
   return y >= round_to(test.dtype, expected.value - error) &&
          y <= round_to(test.dtype, expected.value + error);
 }
@@ -79,7 +94,7 @@ bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y
 template <class Host>
 bool gaps_intact(const MatmulCaseOf<Host> &test, const std::vector<uint8_t> &y) {
   const int bytes = dtype_bytes(test.dtype);
-  const int64_t stride = test.y_stride * bytes, row = test.weight.shape.rows * bytes;
+  const int64_t stride = test.y_stride * bytes, row = test.y_columns() * bytes;
   for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i)
     if (i % stride >= row && y[i] != 0xa5) return false;
   return true;
@@ -90,7 +105,7 @@ bool gaps_intact(const MatmulCaseOf<Host> &test, const std::vector<uint8_t> &y) 
 template <class Host>
 bool is_right_on_average(const MatmulCaseOf<Host> &test, const ExpectedProduct &expected,
                          const std::vector<uint8_t> &y) {
-  const int64_t rows = test.weight.shape.rows;
+  const int64_t rows = test.y_columns();
   double squares = 0, energy = 0;
   for (int64_t i = 0; i < test.m * rows; ++i) {
     const double got = read_number(test.dtype, y.data(), i / rows * test.y_stride + i % rows);
@@ -105,7 +120,7 @@ bool is_right_on_average(const MatmulCaseOf<Host> &test, const ExpectedProduct &
 template <class Host>
 int64_t first_wrong(const MatmulCaseOf<Host> &test, const ExpectedProduct &expected,
                     const std::vector<uint8_t> &y, double &got) {
-  const int64_t rows = test.weight.shape.rows;
+  const int64_t rows = test.y_columns();
   for (int64_t i = 0; i < test.m * rows; ++i) {
     got = read_number(test.dtype, y.data(), i / rows * test.y_stride + i % rows);
     if (!is_right(test, expected[i], got)) return i;
@@ -118,7 +133,7 @@ template <class Host>
 void check_placed(const MatmulCaseOf<Host> &test, const PlacedMatmulOf<Host> &placed,
                   const ExpectedProduct &expected, const Stream &stream, MatmulCounts &counts,
                   Judged judged, ConfigRange configs) {
-  const int64_t rows = test.weight.shape.rows;
+  const int64_t rows = test.y_columns();
   for (const cuda::GpuFamily *family : runnable_families()) {
     for (int config = configs.first; config < configs.end; ++config) {
       INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
@@ -165,10 +180,11 @@ template <class Host>
 int PlacedMatmulOf<Host>::used(const MatmulCaseOf<Host> &test) const {
   const nf4_matmul_args given = args(test);
   auto problem = problem_of(weight.tensor());
+  problem.gradient = test.gradient;
   REQUIRE(validate_matmul_shape(&weight.tensor(), &given, problem) == NF4_STATUS_OK);
   REQUIRE(validate_matmul_operands(&weight.tensor(), &given, nullptr, 0, problem) == NF4_STATUS_OK);
   int config;
-  REQUIRE(cuda::matmul_config(problem, nullptr, config) == NF4_STATUS_OK);
+  REQUIRE(config_of(problem, config) == NF4_STATUS_OK);
   return config;
 }
 
@@ -176,7 +192,8 @@ template <class Host>
 nf4_status PlacedMatmulOf<Host>::multiply(const MatmulCaseOf<Host> &test,
                                           cudaStream_t stream) const {
   const nf4_matmul_args given = args(test);
-  return launch(&weight.tensor(), &given, workspace.data(), workspace.size(), stream);
+  return launch(&weight.tensor(), &given, test.gradient, workspace.data(), workspace.size(),
+                stream);
 }
 
 template <class Host>

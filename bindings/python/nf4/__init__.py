@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from nf4 import _interrupt  # noqa: F401  first: it ends the command at a Ctrl-C
 from nf4._dequantize import dequantize
 from nf4._load import library_path
-from nf4._matmul import matmul, matmul_workspace_bytes
+from nf4._lora import Lora
+from nf4._matmul import matmul, matmul_grad, matmul_workspace_bytes
 from nf4._matmul_batch import matmul_batch, matmul_batch_workspace_bytes
 from nf4._quantize import quantize
 from nf4._quantize_int4 import quantize_int4, reorder
@@ -52,6 +53,7 @@ __all__ = [
     "Int4Tensor",
     "InvalidArgument",
     "LibraryNotFound",
+    "Lora",
     "NoCuda",
     "NoDevice",
     "QuantizedTensor",
@@ -68,6 +70,7 @@ __all__ = [
     "matmul",
     "matmul_batch",
     "matmul_batch_workspace_bytes",
+    "matmul_grad",
     "matmul_workspace_bytes",
     "quantize",
     "quantize_int4",

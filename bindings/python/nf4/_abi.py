@@ -80,6 +80,21 @@ class Sizes(Structure):
     ]
 
 
+class Lora(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("dtype", Dtype),
+        ("rank", c_int32),
+        ("scale", c_float),
+        ("reserved", c_int32),
+        ("a", c_void_p),
+        ("a_stride", c_int64),
+        ("b", c_void_p),
+        ("b_stride", c_int64),
+        ("product", c_void_p),
+    ]
+
+
 class MatmulArgs(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -91,6 +106,7 @@ class MatmulArgs(Structure):
         ("bias", c_void_p),
         ("y", c_void_p),
         ("y_stride", c_int64),
+        ("lora", c_void_p),
     ]
 
 
@@ -160,6 +176,9 @@ FUNCTIONS = {
     "nf4_matmul_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
     "nf4_matmul_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
     "nf4_matmul_cpu": (Status, [c_void_p, c_void_p, c_int32]),
+    "nf4_matmul_grad_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
+    "nf4_matmul_grad_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
+    "nf4_matmul_grad_cpu": (Status, [c_void_p, c_void_p, c_int32]),
     "nf4_matmul_batch_workspace_size": (
         Status,
         [c_void_p, c_void_p, c_size_t, POINTER(c_size_t)],

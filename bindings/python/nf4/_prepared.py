@@ -35,6 +35,11 @@ PRODUCT_NAMES = {
     "m * x_stride": "rows * stride of x",
     "m * y_stride": "rows * stride of out",
 }
+GRAD_NAMES = {
+    **PRODUCT_NAMES,
+    "x": "grad_y",
+    "m * x_stride": "rows * stride of grad_y",
+}
 
 
 class Prepared:
@@ -50,8 +55,8 @@ class Prepared:
     launch(out, dtype, stream)
                       dequantizes; gives the status, or None where nothing was done and the
                       arguments have to be checked one by one
-    matmul_workspace(dtype, m, x_stride, y_stride)
-                      bytes of workspace that matmul_launch needs
+    matmul_workspace(dtype, m, x_stride, y_stride, rank=0, gradient=False)
+                      bytes of workspace that matmul_launch or matmul_grad_launch needs
     """
 
     __slots__ = (
@@ -147,7 +152,14 @@ def _no_launch(_out: object, _dtype: object, _stream: object) -> None:
 
 
 def _matmul_workspace(
-    functions: Functions, descriptor: Structure, dtype: int, m: int, x_stride: int, y_stride: int
+    functions: Functions,
+    descriptor: Structure,
+    dtype: int,
+    m: int,
+    x_stride: int,
+    y_stride: int,
+    rank: int = 0,
+    gradient: bool = False,
 ) -> int:
     args = _abi.MatmulArgs(
         struct_size=ctypes.sizeof(_abi.MatmulArgs),
@@ -156,9 +168,19 @@ def _matmul_workspace(
         x_stride=x_stride,
         y_stride=y_stride,
     )
+    if rank:
+        lora = _abi.Lora(
+            struct_size=ctypes.sizeof(_abi.Lora),
+            dtype=dtype,
+            rank=rank,
+            a_stride=descriptor.cols,
+            b_stride=rank,
+        )
+        args.lora = ctypes.addressof(lora)
     needed = ctypes.c_size_t()
     references = [ctypes.byref(each) for each in (descriptor, args, needed)]
-    check(functions.matmul_workspace_size(*references), PRODUCT_NAMES)
+    size_of = functions.matmul_grad_workspace_size if gradient else functions.matmul_workspace_size
+    check(size_of(*references), GRAD_NAMES if gradient else PRODUCT_NAMES)
     return needed.value
 
 

@@ -6,6 +6,8 @@
 
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
+#include "cpu/matmul/outer_loops.hpp"
+#include "cpu/matmul/scattered_loops.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cpu {
@@ -19,6 +21,7 @@ struct Floats : Int4Lanes {
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {1, 1, 1, 1};
   static constexpr int kTileM = 3;
+  static constexpr int kOuterVectors[] = {8, 4, 4, 2, 2, 2};
   static constexpr int kColumnM = 4;
   static constexpr int kColumnRegisters = 12;
 
@@ -86,8 +89,11 @@ const MatmulKernels kAvx2Matmul = {
     gptq_columns<Floats>,
     awq_columns<Floats>,
     block_columns<Floats>,
+    scattered_columns<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
+    outer<Floats>,
+    nullptr,
 };
 
 }  // namespace nf4::cpu

@@ -13,6 +13,8 @@
 
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
+#include "cpu/matmul/outer_loops.hpp"
+#include "cpu/matmul/scattered_loops.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cpu {
@@ -27,6 +29,7 @@ struct Floats : Fp32Sums {
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {4, 4, 2, 2};
   static constexpr int kTileM = 6;
+  static constexpr int kOuterVectors[] = {8, 8, 8, 4, 4, 4};
   static constexpr int kColumnM = 12;
   static constexpr int kColumnRegisters = 28;
 
@@ -76,8 +79,11 @@ const MatmulKernels kAvx512Matmul = {
     gptq_columns<Floats>,
     awq_columns<Floats>,
     block_columns<Floats>,
+    scattered_columns<Floats>,
     {nullptr, convert<Floats, Fp16>, convert<Floats, Bf16>},
     tile<Floats>,
+    outer<Floats>,
+    nullptr,
 };
 
 }  // namespace nf4::cpu

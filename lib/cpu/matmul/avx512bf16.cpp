@@ -15,6 +15,8 @@
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/lane_loops.hpp"
 #include "cpu/matmul/loops.hpp"
+#include "cpu/matmul/outer_loops.hpp"
+#include "cpu/matmul/scattered_loops.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cpu {
@@ -31,6 +33,7 @@ struct Bf16Pairs : Fp32Sums {
   static constexpr int kUnit = kLanes * kVectors;
   static constexpr int kDotN[] = {4, 2, 2, 2};
   static constexpr int kTileM = 6;
+  static constexpr int kOuterVectors[] = {8, 8, 8, 4, 4, 4};
   static constexpr int kColumnM = 12;
   static constexpr int kColumnRegisters = 28;
 
@@ -66,10 +69,22 @@ struct Bf16Pairs : Fp32Sums {
     const uint32_t mask = items >= kLanes ? ~0u : (1u << items) - 1;
     return _mm512_maskz_loadu_epi16(mask, x);
   }
-  // Of each 8: 0 4 1 5 2 6 3 7.
+  // Of each 8, as look_up() finds the codes of a word of which the first is the high nibble: 1 5 0
+  // 4 3 7 2 6.
+  static __m512i pair_high_first(__m512i x) {
+    return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, 10, 11, 0, 1, 8, 9, 6,
+                                                                       7, 14, 15, 4, 5, 12, 13)));
+  }
+  // The low one: 0 4 1 5 2 6 3 7.
   static __m512i pair(__m512i x) {
     return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4,
                                                                        5, 12, 13, 6, 7, 14, 15)));
+  }
+  static void store_eights(uint16_t *to, int64_t stride, __m512i x) {
+    _mm_storeu_si128((__m128i *)to, _mm512_castsi512_si128(x));
+    _mm_storeu_si128((__m128i *)(to + stride), _mm512_extracti32x4_epi32(x, 1));
+    _mm_storeu_si128((__m128i *)(to + 2 * stride), _mm512_extracti32x4_epi32(x, 2));
+    _mm_storeu_si128((__m128i *)(to + 3 * stride), _mm512_extracti32x4_epi32(x, 3));
   }
   static __m512i broadcast(const uint16_t *x) {
     int pair;
@@ -85,17 +100,6 @@ struct Bf16Pairs : Fp32Sums {
     return _mm512_mask_shuffle_epi8(words[1], ~kHigh, words[0], other_half);
   }
 };
-
-// Nibbles l0 h0 l1 h1 l2 h2 l3 h3 of a word, the low ones first, to h0 h1 h2 h3 l0 l1 l2 l3.
-__m512i pair_nibbles(__m512i words) {
-  const __m512i middle = _mm512_set1_epi16(0x00f0);
-  const __m512i differing =
-      _mm512_ternarylogic_epi32(words, _mm512_srli_epi16(words, 4), middle, 0x28);  // (a ^ b) & c
-  const __m512i sorted =
-      _mm512_ternarylogic_epi32(words, differing, _mm512_slli_epi16(differing, 4), 0x96);
-  return _mm512_shuffle_epi8(sorted, _mm512_broadcast_i32x4(_mm_setr_epi8(
-                                         1, 3, 0, 2, 5, 7, 4, 6, 9, 11, 8, 10, 13, 15, 12, 14)));
-}
 
 // 16 words of 16 rows: vector i gets word i of each.
 __attribute__((always_inline)) inline void load_transposed(const char *from, int64_t row_bytes,
@@ -121,8 +125,7 @@ void transpose_codes(const uint8_t *packed, int64_t row_bytes, int rows, int64_t
     __m512i vectors[16];
     load_transposed(from, stride, vectors);
     NF4_UNROLL
-    for (int j = 0; j < 16; ++j)
-      _mm512_store_si512(out + j * kLaneBlockN, pair_nibbles(vectors[j]));
+    for (int j = 0; j < 16; ++j) _mm512_store_si512(out + j * kLaneBlockN, vectors[j]);
   }
 }
 
@@ -162,6 +165,20 @@ void nested_scales(const uint8_t *codes, int64_t count, const float *table, floa
   }
 }
 
+void pair_rows(const void *a, const void *b, int64_t elements, void *out) {
+  // 0 32 1 33 ... 15 47.
+  const __m512i first = _mm512_or_si512(
+      iota(), _mm512_slli_epi32(_mm512_add_epi32(iota(), _mm512_set1_epi32(32)), 16));
+  const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+  const auto *row = static_cast<const uint16_t *>(a), *next = static_cast<const uint16_t *>(b);
+  auto *to = static_cast<uint16_t *>(out);
+  for (int64_t i = 0; i < elements; i += 32, to += 64) {
+    const __m512i x = _mm512_loadu_si512(row + i), y = _mm512_loadu_si512(next + i);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(x, first, y));
+    _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi16(x, second, y));
+  }
+}
+
 struct Words {
   static constexpr int kBytes = 2;
   static __m512i load(const char *x) { return _mm512_loadu_si512(x); }
@@ -174,7 +191,7 @@ const MatmulKernels kAvx512Bf16Matmul = {
     Bf16Pairs::kUnit,
     Bf16Pairs::kTileM,
     4096,
-    8,
+    4,
     INT_MAX,
     Bf16Pairs::kSumLanes,
     {nullptr, nullptr, prepare_units<Bf16Pairs, Words>},
@@ -187,10 +204,14 @@ const MatmulKernels kAvx512Bf16Matmul = {
     gptq_columns<Bf16Pairs>,
     awq_columns<Bf16Pairs>,
     block_columns<Bf16Pairs>,
+    scattered_columns<Bf16Pairs>,
     {nullptr, nullptr, nullptr},
     tile<Bf16Pairs>,
+    outer<Bf16Pairs>,
+    pair_rows,
     transpose_codes,
     transpose_scales,
+    pair_for_lanes<Bf16Pairs>,
     nested_scales,
     lanes<Bf16Pairs>,
 };

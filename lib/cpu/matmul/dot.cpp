@@ -7,11 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/formats.hpp"
-#include "cpu/dequant/int4_groups.hpp"
+#include "cpu/matmul/code_rows.hpp"
 #include "cpu/matmul/parts.hpp"
-#include "cpu/weight/int4.hpp"
-#include "cpu/weight/scales.hpp"
 
 namespace nf4::cpu {
 namespace {
@@ -25,106 +22,21 @@ constexpr int64_t kMaxUnit = 128;
 // Prepared x for each float of its sums: 128 numbers of bf16 for 16, or 64 and more of fp32 for 8.
 constexpr int64_t kMinUnitBytesOfSum = 16;
 constexpr int64_t kMaxScales = kPreparedBytes / 2 / kMinBlocksize + kScalePadding;
+static_assert(kMaxScales <= kMaxRowScales, "what is read at once");
 
-// What of a weight the multiplier asks for: its codebook in the kernels' dtype, its rows of codes,
-// and the scales of elements of a row, one for each per_scale() of them.
-
-class Nf4Dots {
- public:
-  static constexpr bool kHighFirst = true;
-
-  Nf4Dots(const MatmulKernels &kernels, const Weight &weight, const RoundedCodebook &bf16_codebook)
-      : weight_(weight),
-        codebook_(nf4::cpu::codebook(weight)),
-        nested_scales_(kernels.nested_scales) {
-    if (kernels.dtype != NF4_DTYPE_BF16) return;
-    codebook_ = bf16_codebook.entries;
-    unit_ = bf16_codebook.unit;
-  }
-
-  const void *codebook() const { return codebook_; }
-  float unit() const { return unit_; }  // of its numbers
-  const uint8_t *packed() const { return weight_.packed; }
-  int64_t row_bytes() const { return weight_.cols / 2; }
-  int64_t block() const { return weight_.blocksize(); }
-  bool has_zeros() const { return false; }
-
-  void read(int64_t n, int64_t k, int64_t elements, int64_t per_scale, float *scales,
-            float *) const {
-    const int64_t first_element = n * weight_.cols + k;
-    const int64_t first = first_element >> weight_.blocksize_log2;
-    const int64_t last = (first_element + elements - 1) >> weight_.blocksize_log2;
-    const int64_t count = elements / per_scale;
-    if (per_scale == weight_.blocksize())
-      return read_scales(weight_, first, count, scales, nested_scales_);
-    float by_block[kMaxScales];
-    read_scales(weight_, first, last - first + 1, by_block, nested_scales_);
-    for (int64_t i = 0; i < count; ++i)
-      scales[i] = by_block[((first_element + i * per_scale) >> weight_.blocksize_log2) - first];
-  }
-
- private:
-  const Weight &weight_;
-  const void *codebook_;
-  const NestedScales nested_scales_;
-  float unit_ = 1;
-};
-
-class IntegerDots {
- public:
-  static constexpr bool kHighFirst = false;
-
-  IntegerDots(const DequantKernels &dequant, const MatmulKernels &kernels, const Int4Weight &weight)
-      : dequant_(dequant), weight_(weight), codebook_(int4_codebook(kernels)) {}
-
-  const void *codebook() const { return codebook_; }
-  float unit() const { return 1; }
-  const uint8_t *packed() const { return reinterpret_cast<const uint8_t *>(weight_.packed); }
-  int64_t row_bytes() const { return int4_words(weight_.cols) * 4; }
-  int64_t block() const { return weight_.group_size; }
-  bool has_zeros() const { return weight_.zeros != nullptr; }
-
-  void read(int64_t n, int64_t k, int64_t elements, int64_t per_scale, float *scales,
-            float *zeros) const {
-    const int64_t first = k / weight_.group_size;
-    const int64_t groups = (k + elements - 1) / weight_.group_size - first + 1;
-    if (per_scale == weight_.group_size)
-      return dequant_.groups(int4_groups(weight_, n, first, groups, scales, zeros));
-    float group_scales[kMaxScales], group_zeros[kMaxScales];
-    dequant_.groups(int4_groups(weight_, n, first, groups, group_scales, group_zeros));
-    int64_t g = 0, in_group = k - first * weight_.group_size;
-    for (int64_t i = 0; i < elements / per_scale; ++i) {
-      scales[i] = group_scales[g];
-      zeros[i] = group_zeros[g];
-      in_group += per_scale;
-      if (in_group < weight_.group_size) continue;
-      in_group = 0;
-      ++g;
-    }
-  }
-
- private:
-  const DequantKernels &dequant_;
-  const Int4Weight &weight_;
-  const void *codebook_;
-};
-
-template <class Dots, class Problem>
+template <class Rows, class Problem>
 class DotMultiplier {
  public:
-  DotMultiplier(const MatmulKernels &kernels, const Problem &problem, const Dots &dots)
+  DotMultiplier(const MatmulKernels &kernels, const Problem &problem, const Rows &rows)
       : kernels_(kernels),
         problem_(problem),
-        dots_(dots),
+        rows_(rows),
         cols_(problem.weight.cols),
         element_bytes_(element_bytes(kernels.dtype)),
         prepare_{
-            (Dots::kHighFirst ? kernels.prepare : kernels.prepare_low_first)[problem.dtype - 1],
-            kernels.unit, element_bytes(problem.dtype), element_bytes_} {
-    while (per_scale_ < kernels.unit && dots.block() % (2 * per_scale_) == 0 &&
-           cols_ % (2 * per_scale_) == 0)
-      per_scale_ *= 2;
-  }
+            (Rows::kHighFirst ? kernels.prepare : kernels.prepare_low_first)[problem.dtype - 1],
+            kernels.unit, element_bytes(problem.dtype), element_bytes_},
+        per_scale_(elements_per_scale(rows, cols_, kernels.unit)) {}
 
   void operator()(RowRange n) {
     const int64_t groups = ceil_divide(problem_.m, kMaxDotM);
@@ -146,8 +58,10 @@ class DotMultiplier {
       for (int64_t i = n.begin; i < n.end; i += kKernelN)
         add_products({i, std::min(n.end, i + kKernelN)}, m, k, elements, sums + (i - n.begin));
     }
-    for (float &sum : sums) sum *= dots_.unit();
-    store_sums(problem_, {n, {first_m, first_m + m}, sums, kBlockN});
+    for (float &sum : sums) sum *= rows_.unit();
+    const Sums done{n, {first_m, first_m + m}, sums, kBlockN};
+    add_adapter(kernels_, problem_, done);
+    store_sums(problem_, done);
   }
 
   // Does nothing where that part of x is there from the block of rows before.
@@ -159,7 +73,7 @@ class DotMultiplier {
     for (int i = 0; i < m; ++i) {
       char *const out = x_ + i * x_stride_ * element_bytes_;
       prepare_row(first_m + i, k, elements, out);
-      if (dots_.has_zeros()) kernels_.x_sums(out, x_stride_, x_sums_ + i * x_sums_stride());
+      if (rows_.has_zeros()) kernels_.x_sums(out, x_stride_, x_sums_ + i * x_sums_stride());
     }
   }
 
@@ -180,15 +94,15 @@ class DotMultiplier {
     const int64_t scales = elements / per_scale_;
     for (int i = 0; i < count; ++i) {
       float *const row = scales_ + i * kMaxScales, *const zeros = zeros_ + i * kMaxScales;
-      dots_.read(n.begin + i, k, elements, per_scale_, row, zeros);
+      rows_.read(n.begin + i, k, elements, per_scale_, row, zeros);
       // Zeros after the last.
       std::fill_n(row + scales, kMaxUnit / kMinBlocksize, 0.0f);
-      if (dots_.has_zeros()) std::fill_n(zeros + scales, kMaxUnit / kMinBlocksize, 0.0f);
+      if (rows_.has_zeros()) std::fill_n(zeros + scales, kMaxUnit / kMinBlocksize, 0.0f);
     }
     const int64_t tail = elements % kernels_.unit;
-    DotArgs args{dots_.codebook(),
-                 dots_.packed() + n.begin * dots_.row_bytes() + k / 2,
-                 dots_.row_bytes(),
+    DotArgs args{rows_.codebook(),
+                 rows_.packed() + n.begin * rows_.row_bytes() + k / 2,
+                 rows_.row_bytes(),
                  scales_,
                  kMaxScales,
                  static_cast<int>(kernels_.unit / per_scale_),
@@ -222,18 +136,18 @@ class DotMultiplier {
   }
 
   void dot(const DotArgs &args) const {
-    (dots_.has_zeros() ? kernels_.dot_zeros : kernels_.dot)(args);
+    (rows_.has_zeros() ? kernels_.dot_zeros : kernels_.dot)(args);
   }
 
   static constexpr int64_t kGathered = 1024;  // elements, whole units
 
   const MatmulKernels &kernels_;
   const Problem &problem_;
-  const Dots dots_;
+  const Rows rows_;
   const int64_t cols_;
   const int64_t element_bytes_;  // of prepared x
   const PaddedConversion prepare_;
-  int64_t per_scale_ = kMinBlocksize;  // elements, of which a unit and every row have whole ones
+  const int64_t per_scale_;  // elements
   int64_t prepared_m_ = -1;
   int64_t prepared_k_ = -1;
   int64_t x_stride_ = 0;
@@ -247,13 +161,13 @@ class DotMultiplier {
 
 void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
                 const RoundedCodebook &bf16_codebook, RowRange n) {
-  using Multiplier = DotMultiplier<Nf4Dots, MatmulProblem>;
+  using Multiplier = DotMultiplier<CodebookRows, MatmulProblem>;
   Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n);
 }
 
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
                 const Int4MatmulProblem &problem, RowRange n) {
-  using Multiplier = DotMultiplier<IntegerDots, Int4MatmulProblem>;
+  using Multiplier = DotMultiplier<IntegerRows, Int4MatmulProblem>;
   Multiplier(kernels, problem, {dequant, kernels, problem.weight})(n);
 }
 

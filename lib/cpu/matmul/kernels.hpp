@@ -74,9 +74,26 @@ struct ColumnsArgs {
   int64_t nibble_stride;
 };
 
+// Words of GPTQ times x, to sums by groups.
+constexpr int kMaxScatteredM = 2;
+struct ScatteredArgs {
+  const void *codebook;   // 16 numbers of the kernels' dtype
+  const uint32_t *words;  // of the first row and column
+  int64_t stride;         // from one row of words to the next
+  int64_t rows;
+  int64_t cols;           // a multiple of 8
+  const int32_t *groups;  // of each column
+  const void *x;          // [m][x_stride]; in bf16 each number between zeros
+  int64_t x_stride;       // in elements
+  int m;
+  float *sums;  // [m][groups], readable and writable up to a multiple of 16 rows
+  int64_t group_stride;
+  int64_t sums_stride;
+  Ahead next;
+};
+
 // Transposed codes times x, for some rows of the weight, a lane each, and columns.
-constexpr int kLaneBlockN = 64;
-constexpr int64_t kLaneColumns = 1024;
+constexpr int kLaneBlockN = 32;
 constexpr int kMaxLaneM = 12;
 constexpr int kCodesPerWord = 8;
 struct LanesArgs {
@@ -84,14 +101,19 @@ struct LanesArgs {
   const uint32_t *codes;  // [elements / 8][kLaneBlockN], as transpose_codes() makes them
   const float *scales;    // [elements / per_scale][kLaneBlockN]
   int64_t per_scale;
-  const void *x;  // [m][kLaneColumns]
+  const void *x;  // [elements / 8][m][8], each 8 as pair_for_lanes() makes them
   int64_t elements;
   int n;  // a multiple of a vector of sums
   int m;
-  float *sums;  // [m][kLaneBlockN]
-  // Packed codes of the next rows or columns, of which kLaneColumns of each row are prefetched.
+  float *sums;  // [m][sums_stride]
+  int64_t sums_stride;
+  // Packed codes of the next rows or columns, of each row as many as these; or NULL.
   const uint8_t *next;
   int64_t row_bytes;
+  // What is added to each entry, like the scales, and the sums of x, [m][x_sums_stride]; or NULL.
+  const float *zeros;
+  const float *x_sums;
+  int64_t x_sums_stride;
 };
 
 // Dense rows of the weight times x.
@@ -102,6 +124,22 @@ struct TileArgs {
   int64_t x_stride;
   int64_t elements;  // a multiple of kKernelStep
   int n;
+  int m;
+  float *sums;  // [m][sums_stride]
+  int64_t sums_stride;
+};
+
+// Dense rows of the weight, added up with factors: the sums are of rows of x, and of columns of the
+// weight.
+constexpr int kOuterColumns = 128;
+constexpr int kOuterM = 6;
+struct OuterArgs {
+  const void *w;     // rows, or in bf16 pairs of rows, element by element side by side
+  int64_t w_stride;  // from one row or pair to the next, in elements
+  const void *x;     // [m][rows]
+  int64_t x_stride;
+  int rows;     // in bf16 an even number
+  int columns;  // a multiple of kOuterColumns
   int m;
   float *sums;  // [m][sums_stride]
   int64_t sums_stride;
@@ -131,17 +169,24 @@ struct MatmulKernels {
   void (*gptq_columns)(const ColumnsArgs &args);
   void (*awq_columns)(const ColumnsArgs &args);
   void (*block_columns)(const ColumnsArgs &args);  // words as of GPTQ
+  void (*scattered_columns)(const ScatteredArgs &args);
   // Converts whole steps of x; NULL where x is of this set's dtype.
   void (*convert[3])(const void *x, int64_t elements, void *out);
   void (*tile)(const TileArgs &args);
+  void (*outer)(const OuterArgs &args);
+  // Whole steps of two rows, element by element side by side; NULL where rows are single.
+  void (*pair_rows)(const void *a, const void *b, int64_t elements, void *out);
   // What lanes, which is for more rows of x than dot, takes; NULL where there is no such way. Words
-  // of codes of 16 rows, or of fewer and zeros, a word of a row to a lane, with the codes of
-  // columns 2 i and 2 i + 1 in nibbles i and i + 4. Scales of 16 rows likewise. Both in whole
-  // multiples of 16 words or scales.
+  // of codes of 16 rows, or of fewer and zeros, a word of a row to a lane. Scales of 16 rows
+  // likewise. Both in whole multiples of 16 words or scales. Whole steps of x in the order in which
+  // the kernel meets the codes, of which the first is the high nibble, or the low one: 8 columns,
+  // and the next 8 `stride` elements from there.
   void (*transpose_codes)(const uint8_t *packed, int64_t row_bytes, int rows, int64_t words,
                           uint32_t *out) = nullptr;
   void (*transpose_scales)(const float *scales, int64_t stride, int64_t count,
                            float *out) = nullptr;
+  void (*pair_for_lanes)(const void *x, int64_t elements, bool high_first, void *out,
+                         int64_t stride) = nullptr;
   // The scales of a nested block or of a part of it.
   void (*nested_scales)(const uint8_t *codes, int64_t count, const float *table, float absmax,
                         float offset, float *out) = nullptr;

@@ -1,116 +1,157 @@
-// Matmul for more than a few rows of x in bf16: a lane is a row of the weight.
+// Matmul of rows of codes, of either kind of weight, for more than a few rows of x in bf16: a lane
+// is a row of the weight.
 //
 // Codes of a block of rows and columns are transposed, so that a vector has a word of each of 16
 // rows; the kernel looks them up, multiplies them with x, and applies the scales to the sums of a
-// block of quantization. Per 128 weights 11 instructions to transpose, 8 to look up for up to 12
-// rows of x, and 4 vdpbf16ps for each row of x, which bound it. docs/design/cpu.md has the rates.
+// block of quantization. For zero points these get sums of x, too. Per 128 weights 6 instructions
+// to transpose, 8 to look up for up to 12 rows of x, and 4 vdpbf16ps for each row of x, which bound
+// it. docs/design/cpu.md has the rates.
 #include <algorithm>
 
+#include "cpu/matmul/code_rows.hpp"
 #include "cpu/matmul/parts.hpp"
-#include "cpu/weight/scales.hpp"
 
 namespace nf4::cpu {
 namespace {
 
-// Rows of x whose sums are kept at once.
+// Rows of x, and sums, that are kept at once.
 constexpr int64_t kGroupM = 64;
+constexpr int64_t kMaxSums = 12288;
 constexpr int64_t kLanes = 16;
-constexpr int64_t kMaxScales = kLaneColumns / kMinBlocksize;
+// Columns at once: the longer the parts of rows, the better they are read; x of many rows has room
+// for half as many.
+constexpr int64_t kColumns = 1024;
+constexpr int64_t kMaxPrepared = kGroupM * kColumns / 2;
+constexpr int64_t kMaxScales = kColumns / kMinBlocksize;
+static_assert(kMaxScales + 1 <= kMaxRowScales, "what is read at once");
 
+template <class Rows, class Problem>
 class LaneMultiplier {
  public:
-  LaneMultiplier(const MatmulKernels &kernels, const MatmulProblem &problem,
-                 const RoundedCodebook &codebook)
-      : kernels_(kernels), problem_(problem), weight_(problem.weight), codebook_(codebook) {
-    while (per_scale_ < kLaneColumns && weight_.blocksize() % (2 * per_scale_) == 0 &&
-           weight_.cols % (2 * per_scale_) == 0)
-      per_scale_ *= 2;
-  }
+  LaneMultiplier(const MatmulKernels &kernels, const Problem &problem, const Rows &rows)
+      : kernels_(kernels),
+        problem_(problem),
+        rows_(rows),
+        cols_(problem.weight.cols),
+        per_scale_(elements_per_scale(rows, cols_, kColumns / 2)) {}
 
   // All of n for some rows of x, which stay in the L2 cache.
   void operator()(RowRange n) {
     const int64_t groups = ceil_divide(problem_.m, kGroupM);
     for (int64_t group = 0; group < groups; ++group) {
-      const RowRange m{problem_.m * group / groups, problem_.m * (group + 1) / groups};
-      for (int64_t i = n.begin; i < n.end; i += kLaneBlockN)
-        multiply({i, std::min(n.end, i + kLaneBlockN)}, m);
+      m_ = {problem_.m * group / groups, problem_.m * (group + 1) / groups};
+      parts_ = ceil_divide(m_.end - m_.begin, kMaxLaneM);
+      columns_ = m_.end - m_.begin > kGroupM / 2 ? kColumns / 2 : kColumns;
+      const int64_t blocks = std::min(kMaxSums / kLaneBlockN / (m_.end - m_.begin),
+                                      ceil_divide(n.end - n.begin, kLaneBlockN));
+      block_n_ = blocks * kLaneBlockN;
+      for (int64_t i = n.begin; i < n.end; i += block_n_)
+        multiply({i, std::min(n.end, i + block_n_)});
     }
   }
 
  private:
-  void multiply(RowRange n, RowRange m) {
-    alignas(64) float sums[kGroupM * kLaneBlockN];
-    const int64_t count = (m.end - m.begin) * kLaneBlockN;
-    std::fill_n(sums, count, 0.0f);
-    for (int64_t k = 0; k < weight_.cols; k += kLaneColumns) {
-      const int64_t elements = std::min(kLaneColumns, weight_.cols - k);
-      for (int64_t i = n.begin; i < n.end; i += kLanes)
-        load({i, std::min(n.end, i + kLanes)}, i - n.begin, k, elements);
-      add_products(n, m, k, elements, sums);
+  void multiply(RowRange n) {
+    const int64_t count = (m_.end - m_.begin) * block_n_;
+    std::fill_n(sums_, count, 0.0f);
+    for (int64_t k = 0; k < cols_; k += columns_) {
+      const int64_t elements = std::min(columns_, cols_ - k);
+      prepare(k, elements);
+      for (int64_t i = n.begin; i < n.end; i += kLaneBlockN) {
+        const RowRange rows{i, std::min(n.end, i + kLaneBlockN)};
+        for (int64_t row = i; row < rows.end; row += kLanes)
+          load({row, std::min(rows.end, row + kLanes)}, row - i, k, elements);
+        const bool last = rows.end == n.end;
+        add_products(rows, elements, sums_ + (i - n.begin),
+                     rows_.packed() + (last ? n.begin : rows.end) * rows_.row_bytes() +
+                         (last ? k + elements : k) / 2);
+      }
     }
-    for (int64_t i = 0; i < count; ++i) sums[i] *= codebook_.unit;
-    store_sums(problem_, {n, m, sums, kLaneBlockN});
+    for (int64_t i = 0; i < count; ++i) sums_[i] *= rows_.unit();
+    const Sums done{n, m_, sums_, block_n_};
+    add_adapter(kernels_, problem_, done);
+    store_sums(problem_, done);
   }
 
   // The codes and scales of a vector of rows to lane `at` and those after it.
   void load(RowRange n, int64_t at, int64_t k, int64_t elements) {
-    const int64_t row_bytes = weight_.cols / 2;
     const int rows = static_cast<int>(n.end - n.begin);
-    kernels_.transpose_codes(weight_.packed + n.begin * row_bytes + k / 2, row_bytes, rows,
-                             elements / kCodesPerWord, codes_ + at);
+    kernels_.transpose_codes(rows_.packed() + n.begin * rows_.row_bytes() + k / 2,
+                             rows_.row_bytes(), rows, elements / kCodesPerWord, codes_ + at);
     const int64_t count = elements / per_scale_;
     for (int64_t row = 0; row < rows; ++row)
-      read_scales((n.begin + row) * weight_.cols + k, count, row_scales_ + row * kMaxScales);
+      rows_.read(n.begin + row, k, elements, per_scale_, row_scales_ + row * kMaxScales,
+                 row_zeros_ + row * kMaxScales);
     kernels_.transpose_scales(row_scales_, kMaxScales, count, scales_ + at);
+    if (rows_.has_zeros()) kernels_.transpose_scales(row_zeros_, kMaxScales, count, zeros_ + at);
   }
 
-  void read_scales(int64_t first_element, int64_t count, float *scales) const {
-    const int64_t first = first_element >> weight_.blocksize_log2;
-    if (per_scale_ == weight_.blocksize())
-      return nf4::cpu::read_scales(weight_, first, count, scales, kernels_.nested_scales);
-    float by_block[kMaxScales + 1];
-    const int64_t last = (first_element + count * per_scale_ - 1) >> weight_.blocksize_log2;
-    nf4::cpu::read_scales(weight_, first, last - first + 1, by_block, kernels_.nested_scales);
-    for (int64_t i = 0; i < count; ++i)
-      scales[i] = by_block[((first_element + i * per_scale_) >> weight_.blocksize_log2) - first];
+  // Rows of x in parts as even as can be; of m_.
+  RowRange rows_of_part(int64_t part) const {
+    const int64_t count = m_.end - m_.begin;
+    return {count * part / parts_, count * (part + 1) / parts_};
   }
 
-  void add_products(RowRange n, RowRange m, int64_t k, int64_t elements, float *sums) {
-    const int64_t count = m.end - m.begin, groups = ceil_divide(count, kMaxLaneM);
-    const bool last = k + elements == weight_.cols;
-    const int64_t next =
-        last ? (n.begin + kLaneBlockN) * weight_.cols : n.begin * weight_.cols + k + elements;
-    for (int64_t group = 0; group < groups; ++group) {
-      const RowRange some{count * group / groups, count * (group + 1) / groups};
-      for (int64_t i = some.begin; i < some.end; ++i)
-        std::copy_n(row_of_x(m.begin + i) + k, elements, x_ + (i - some.begin) * kLaneColumns);
-      kernels_.lanes({codebook_.entries, codes_, scales_, per_scale_, x_, elements,
-                      static_cast<int>(ceil_divide(n.end - n.begin, kLanes) * kLanes),
-                      static_cast<int>(some.end - some.begin), sums + some.begin * kLaneBlockN,
-                      group == 0 ? weight_.packed + next / 2 : nullptr, weight_.cols / 2});
+  // 8 columns of all rows of a part, and then the next 8.
+  void prepare(int64_t k, int64_t elements) {
+    alignas(64) char gathered[kColumns * sizeof(uint16_t)];
+    for (int64_t part = 0; part < parts_; ++part) {
+      const RowRange m = rows_of_part(part);
+      for (int64_t i = m.begin; i < m.end; ++i) {
+        const char *x = part_of_x(problem_, m_.begin + i, k, elements, gathered);
+        if (rows_.has_zeros())
+          kernels_.column_sums(x, per_scale_, elements / per_scale_, x_sums_ + i * kMaxScales);
+        kernels_.pair_for_lanes(x, elements, Rows::kHighFirst,
+                                x_ + m.begin * elements + (i - m.begin) * kCodesPerWord,
+                                (m.end - m.begin) * kCodesPerWord);
+      }
     }
   }
 
-  const uint16_t *row_of_x(int64_t m) const {
-    return reinterpret_cast<const uint16_t *>(address_of_x(problem_, m, 0));
+  // next: the codes that are loaded next.
+  void add_products(RowRange n, int64_t elements, float *sums, const uint8_t *next) {
+    for (int64_t part = 0; part < parts_; ++part) {
+      const RowRange m = rows_of_part(part);
+      kernels_.lanes({rows_.codebook(), codes_, scales_, per_scale_, x_ + m.begin * elements,
+                      elements, static_cast<int>(ceil_divide(n.end - n.begin, kLanes) * kLanes),
+                      static_cast<int>(m.end - m.begin), sums + m.begin * block_n_, block_n_,
+                      part == 0 ? next : nullptr, rows_.row_bytes(),
+                      rows_.has_zeros() ? zeros_ : nullptr, x_sums_ + m.begin * kMaxScales,
+                      kMaxScales});
+    }
   }
 
   const MatmulKernels &kernels_;
-  const MatmulProblem &problem_;
-  const Weight &weight_;
-  const RoundedCodebook &codebook_;
-  int64_t per_scale_ = kMinBlocksize;  // elements, of which a block and every row have whole ones
-  alignas(64) uint32_t codes_[kLaneColumns / kCodesPerWord * kLaneBlockN];
+  const Problem &problem_;
+  const Rows rows_;
+  const int64_t cols_;
+  const int64_t per_scale_;  // elements
+  int64_t parts_ = 0;
+  int64_t columns_ = 0;
+  int64_t block_n_ = 0;
+  RowRange m_{};
+  alignas(64) float sums_[kMaxSums];
+  alignas(64) uint32_t codes_[kColumns / kCodesPerWord * kLaneBlockN];
   float row_scales_[kLanes * kMaxScales] = {};
+  float row_zeros_[kLanes * kMaxScales] = {};
   alignas(64) float scales_[kMaxScales * kLaneBlockN];
-  alignas(64) uint16_t x_[kMaxLaneM * kLaneColumns];
+  alignas(64) float zeros_[kMaxScales * kLaneBlockN];
+  float x_sums_[kGroupM * kMaxScales];
+  alignas(64) uint16_t x_[kMaxPrepared];
 };
 
 }  // namespace
 
 void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
                   const RoundedCodebook &bf16_codebook, RowRange n) {
-  LaneMultiplier(kernels, problem, bf16_codebook)(n);
+  using Multiplier = LaneMultiplier<CodebookRows, MatmulProblem>;
+  Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n);
+}
+
+void matmul_lanes(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const Int4MatmulProblem &problem, RowRange n) {
+  using Multiplier = LaneMultiplier<IntegerRows, Int4MatmulProblem>;
+  Multiplier(kernels, problem, {dequant, kernels, problem.weight})(n);
 }
 
 }  // namespace nf4::cpu

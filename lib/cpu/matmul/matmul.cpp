@@ -26,11 +26,11 @@ bool suits_look_up(const MatmulProblem &problem) {
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 
+}  // namespace
+
 const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype) {
   return set.bf16 != nullptr && dtype == NF4_DTYPE_BF16 ? *set.bf16 : set.fp32;
 }
-
-}  // namespace
 
 const void *int4_codebook(const MatmulKernels &kernels) {
   static constexpr uint16_t kBf16[] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
@@ -66,6 +66,7 @@ void store_sums(const Problem &problem, const Sums &sums) {
 
 template void store_sums(const MatmulProblem &problem, const Sums &sums);
 template void store_sums(const Int4MatmulProblem &problem, const Sums &sums);
+template void store_sums(const DenseProblem &problem, const Sums &sums);
 
 RoundedCodebook bf16_codebook_for(const MatmulProblem &problem) {
   const bool used = problem.dtype == NF4_DTYPE_BF16 && suits_look_up(problem);
@@ -89,10 +90,14 @@ void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, 
   const bool whole_steps = weight.group_size % kKernelStep == 0;
   const bool for_panel = (whole_steps || weight.groups == 1) && weight.g_idx == nullptr;
   if (weight.cols == 0) return matmul_panel(set.dequant, kernels, problem, n);
+  if (suits_scattered_columns(problem))
+    return matmul_scattered_columns(set.dequant, kernels, problem, n);
   if (weight.g_idx != nullptr || (in_rows && !for_panel))
     return matmul_sorted_columns(set.dequant, kernels, problem, n);
-  if (in_rows && whole_steps && problem.m <= kernels.max_dot_m)
-    return matmul_dot(set.dequant, kernels, problem, n);
+  if (in_rows && whole_steps) {
+    if (problem.m <= kernels.max_dot_m) return matmul_dot(set.dequant, kernels, problem, n);
+    if (kernels.lanes != nullptr) return matmul_lanes(set.dequant, kernels, problem, n);
+  }
   if (!in_rows && weight.group_size % kInt4PerWord == 0 &&
       (problem.m <= kernels.max_columns_m || !for_panel))
     return matmul_columns(set.dequant, kernels, problem, n);

@@ -16,12 +16,18 @@ struct MatmulSet {
   const MatmulKernels *bf16;
 };
 
+const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype);
+
 // What matmul_vector() is to be given for all rows of a problem. Not set where it needs none.
 RoundedCodebook bf16_codebook_for(const MatmulProblem &problem);
 
 // All of x times the rows n of the weight.
 void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
                    const RoundedCodebook &bf16_codebook, RowRange n);
+
+// Columns of the gradient, and rows of the product of an adapter.
+void matmul_grad_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange k);
+void lora_product_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange m);
 
 void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n);
 
@@ -30,6 +36,16 @@ template <const DequantKernels &dequant, const MatmulKernels &fp32,
           const MatmulKernels *bf16 = nullptr>
 void matmul_with(const MatmulProblem &problem, const RoundedCodebook &bf16_codebook, RowRange n) {
   matmul_vector({dequant, fp32, bf16}, problem, bf16_codebook, n);
+}
+template <const DequantKernels &dequant, const MatmulKernels &fp32,
+          const MatmulKernels *bf16 = nullptr>
+void matmul_grad_with(const MatmulProblem &problem, RowRange k) {
+  matmul_grad_vector({dequant, fp32, bf16}, problem, k);
+}
+template <const DequantKernels &dequant, const MatmulKernels &fp32,
+          const MatmulKernels *bf16 = nullptr>
+void lora_product_with(const MatmulProblem &problem, RowRange m) {
+  lora_product_vector({dequant, fp32, bf16}, problem, m);
 }
 template <const DequantKernels &dequant, const MatmulKernels &fp32,
           const MatmulKernels *bf16 = nullptr>

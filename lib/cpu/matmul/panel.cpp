@@ -28,8 +28,9 @@ class Nf4Rows {
   static constexpr int64_t kPanelBytes = 65536;
   static constexpr int64_t kMaxColumns = RangeDequantizer::kMaxElements;
 
-  Nf4Rows(const DequantKernels &kernels, const Weight &weight, nf4_dtype dtype, int64_t panel_n)
-      : weight_(weight), panel_n_(panel_n), dequant_(kernels, weight, dtype) {}
+  Nf4Rows(const DequantKernels &dequant, const MatmulKernels &kernels, const Weight &weight,
+          int64_t panel_n)
+      : weight_(weight), panel_n_(panel_n), dequant_(dequant, weight, kernels.dtype) {}
 
   int64_t block_n() const { return panel_n_; }
   int64_t max_columns() const { return kMaxColumns; }
@@ -60,9 +61,9 @@ class IntegerRows {
   static constexpr int64_t kMaxColumns = 2048;
   static constexpr int64_t kCodeBytes = 32768;
 
-  IntegerRows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype,
+  IntegerRows(const DequantKernels &dequant, const MatmulKernels &kernels, const Int4Weight &weight,
               int64_t panel_n)
-      : weight_(weight), panel_n_(panel_n), rows_(kernels, weight, dtype) {}
+      : weight_(weight), panel_n_(panel_n), rows_(dequant, weight, kernels.dtype) {}
 
   // Of words of AWQ whole vectors, of GPTQ a cache line.
   int64_t block_n() const {
@@ -86,6 +87,31 @@ class IntegerRows {
   Int4RowsOf<kCodeBytes> rows_;
 };
 
+// Those of a matrix of an adapter.
+class DenseRows {
+ public:
+  static constexpr int64_t kBlockN = kMaxPanelN;
+  static constexpr int64_t kPanelM = 96;
+  static constexpr int64_t kPanelBytes = 65536;
+  static constexpr int64_t kMaxColumns = 4096;
+
+  DenseRows(const DequantKernels &, const MatmulKernels &kernels, const DenseMatrix &matrix,
+            int64_t panel_n)
+      : kernels_(kernels), matrix_(matrix), panel_n_(panel_n) {}
+
+  int64_t block_n() const { return panel_n_; }
+  int64_t max_columns() const { return kMaxColumns; }
+  void load(RowRange, RowRange, int64_t, int64_t) {}
+  void operator()(int64_t n, int64_t k, int64_t elements, char *out) {
+    matrix_.read(kernels_, n, k, elements, out);
+  }
+
+ private:
+  const MatmulKernels &kernels_;
+  const DenseMatrix &matrix_;
+  const int64_t panel_n_;
+};
+
 template <class Rows, class Problem>
 class PanelMultiplier {
  public:
@@ -97,7 +123,7 @@ class PanelMultiplier {
         element_bytes_(element_bytes(kernels.dtype)),
         row_bytes_(std::min<int64_t>(kernels.tile_elements, Rows::kMaxColumns) * element_bytes_),
         panel_n_(std::min(kMaxPanelN, Rows::kPanelBytes / row_bytes_)),
-        rows_(dequant, problem.weight, kernels.dtype, panel_n_),
+        rows_(dequant, kernels, problem.weight, panel_n_),
         convert_{kernels.convert[problem.dtype - 1], kKernelStep, element_bytes(problem.dtype),
                  element_bytes_} {}
 
@@ -125,7 +151,9 @@ class PanelMultiplier {
       }
       k += elements;
     }
-    store_sums(problem_, {n, m, sums, Rows::kBlockN});
+    const Sums done{n, m, sums, Rows::kBlockN};
+    add_adapter(kernels_, problem_, done);
+    store_sums(problem_, done);
   }
 
   // Whole steps as long as there are any.
@@ -188,6 +216,11 @@ void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
 void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const Int4MatmulProblem &problem, RowRange n) {
   PanelMultiplier<IntegerRows, Int4MatmulProblem>(dequant, kernels, problem)(n);
+}
+
+void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const DenseProblem &problem, RowRange n) {
+  PanelMultiplier<DenseRows, DenseProblem>(dequant, kernels, problem)(n);
 }
 
 }  // namespace nf4::cpu

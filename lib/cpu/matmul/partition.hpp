@@ -10,14 +10,22 @@
 
 namespace nf4::cpu {
 
-// Rows that a kernel does together: of words of AWQ, a vector of them has 128. Rows of words are
-// far apart, so that the longer their parts are, the better they are read: a few for each thread.
-inline int64_t tile_rows(const Weight &, int) { return 16; }
+// Whole multiples of a kernel's rows that give each thread some tiles.
+inline int64_t tile_rows(int64_t rows, int threads, int64_t of_kernel, int64_t most) {
+  constexpr int64_t kTilesPerThread = 8;
+  const int64_t wanted = rows / (kTilesPerThread * threads);
+  return std::clamp(wanted / of_kernel * of_kernel, of_kernel, most);
+}
+
+// Rows of a tile. Lanes take 32 at once, and a vector of words of AWQ has 128. Rows of words are
+// far apart, so that the longer their parts are, the better they are read.
+inline int64_t tile_rows(const Weight &weight, int threads) {
+  return tile_rows(weight.rows, threads, 16, 32);
+}
 inline int64_t tile_rows(const Int4Weight &weight, int threads) {
-  if (weight.layout == NF4_INT4_COMPRESSED_TENSORS) return 16;
-  constexpr int64_t kTilesPerThread = 8, kVector = 128, kMost = 8 * kVector;
-  const int64_t rows = weight.rows / (kTilesPerThread * threads);
-  return std::clamp(rows / kVector * kVector, kVector, kMost);
+  const bool in_rows = weight.layout == NF4_INT4_COMPRESSED_TENSORS;
+  return in_rows ? tile_rows(weight.rows, threads, 16, 32)
+                 : tile_rows(weight.rows, threads, 128, 1024);
 }
 
 // The rows of the weights of several matmuls, one after the other, in tiles of rows: a range of

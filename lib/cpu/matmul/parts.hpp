@@ -1,9 +1,11 @@
-// The ways to multiply (dot, lanes, columns, sorted columns, panel), and what they share.
+// The ways to multiply (dot, lanes, columns, sorted and scattered columns, panel), and what they
+// share.
 #pragma once
 
 #include "core/formats.hpp"
 #include "cpu/dequant/kernels.hpp"
 #include "cpu/dtypes.hpp"
+#include "cpu/matmul/dense.hpp"
 #include "cpu/matmul/kernels.hpp"
 #include "cpu/ranges.hpp"
 #include "problem.hpp"
@@ -23,6 +25,8 @@ void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
 // For integer weights whose codes lie along the columns, in groups of whole steps.
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
                 const Int4MatmulProblem &problem, RowRange n);
+void matmul_lanes(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const Int4MatmulProblem &problem, RowRange n);
 
 // For those in words of GPTQ or AWQ, in groups of whole words.
 void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
@@ -31,6 +35,11 @@ void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
 // For those whose groups g_idx scatters, or whose rows of codes are in groups of no whole steps.
 void matmul_sorted_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                            const Int4MatmulProblem &problem, RowRange n);
+
+// For very few rows of x of those that g_idx scatters over some groups.
+bool suits_scattered_columns(const Int4MatmulProblem &problem);
+void matmul_scattered_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
+                              const Int4MatmulProblem &problem, RowRange n);
 
 // The codes of integer weights less 8, which bf16 holds, too, in the kernels' dtype.
 const void *int4_codebook(const MatmulKernels &kernels);
@@ -45,6 +54,11 @@ void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const MatmulProblem &problem, RowRange n);
 void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const Int4MatmulProblem &problem, RowRange n);
+void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const DenseProblem &problem, RowRange n);
+
+// x times a matrix, the reduction along its rows: y = x W, for a few columns.
+void dense_outer(const MatmulKernels &kernels, const DenseProblem &problem);
 
 // The address of x[m, k].
 template <class Problem>
@@ -85,11 +99,16 @@ struct PaddedConversion {
 
 // The sums of a part of y.
 struct Sums {
-  RowRange n;           // rows of the weight
-  RowRange m;           // rows of x
-  const float *values;  // [m][stride]
+  RowRange n;     // rows of the weight
+  RowRange m;     // rows of x
+  float *values;  // [m][stride]
   int64_t stride;
 };
+
+// Adds what the adapter adds to them, if there is one.
+void add_adapter(const MatmulKernels &kernels, const MatmulProblem &problem, const Sums &sums);
+template <class Problem>
+void add_adapter(const MatmulKernels &, const Problem &, const Sums &) {}
 
 // Adds the bias and rounds.
 template <class Problem>

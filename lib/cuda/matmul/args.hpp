@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/formats.hpp"
+#include "cuda/lora/args.hpp"
 #include "cuda/weight/int4_view.hpp"
 #include "cuda/weight/view.hpp"
 #include "problem.hpp"
@@ -23,7 +24,9 @@ struct MatmulArgsOf {
   bool x_vectors;    // rows of x are 16-byte aligned
   bool whole_words;  // cols is a multiple of 32 and packed 16-byte aligned: rows load as words
 };
-using MatmulArgs = MatmulArgsOf<WeightView>;
+struct MatmulArgs : MatmulArgsOf<WeightView> {
+  LoraTerm lora;  // for epilogues that add it
+};
 using Int4MatmulArgs = MatmulArgsOf<Int4View>;
 
 // Whether rows of x are 16-byte aligned.

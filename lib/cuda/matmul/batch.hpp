@@ -13,7 +13,9 @@ namespace nf4::cuda {
 inline const void *kernel_for(const GpuFamily &family, const MatmulProblem &problem, int config) {
   // A weight without elements has no scales, of either kind.
   const bool nested = problem.weight.nested() && problem.weight.elements != 0;
-  return kernels_of<MatmulKernels>(family).of[problem.dtype - NF4_DTYPE_FP32][nested][config];
+  const MatmulKernels &kernels = kernels_of<MatmulKernels>(family);
+  const bool lora = problem.lora.rank > 0 && is_skinny(config);
+  return (lora ? kernels.lora : kernels.of)[problem.dtype - NF4_DTYPE_FP32][nested][config];
 }
 inline const void *kernel_for(const GpuFamily &family, const Int4MatmulProblem &problem,
                               int config) {
@@ -85,8 +87,8 @@ class BatchLaunches {
       const MatmulProblemOf<W> &first = problems_[first_], &problem = problems_[i];
       const int config = choices_[first_].config;
       const void *const kernel = batch_kernel_for(*target_.family, first, config);
-      return choices_[i].config == config && kernel != nullptr &&
-             kernel == batch_kernel_for(*target_.family, problem, config) &&
+      return first.lora.rank == 0 && problem.lora.rank == 0 && choices_[i].config == config &&
+             kernel != nullptr && kernel == batch_kernel_for(*target_.family, problem, config) &&
              joins_launch(launch, problem, target_.gpu);
     }
     return false;

@@ -68,6 +68,19 @@ bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which)
          wgmma_sizes_can_run(problem, gpu, which);
 }
 
+// Stored rows of tensor maps are multiples of 16 bytes, and 64 rows of W^T share scales, of which
+// all have 31 bits.
+bool wgmma_can_run(const GradProblem &problem, const GpuFacts &gpu, int which) {
+  if (problem.dtype == NF4_DTYPE_FP32) return false;
+  const Weight &weight = problem.weight;
+  // As above, past the last column.
+  if (weight.codebook != nullptr && (problem.dtype == NF4_DTYPE_BF16 || weight.cols % kTileK != 0))
+    return false;
+  return has_grad_kernel(which) && weight.rows % kStepK == 0 && weight.blocksize() >= kStepK &&
+         weight.blocks <= std::numeric_limits<int>::max() - kTileK * weight.rows &&
+         wgmma_sizes_can_run(problem, gpu, which);
+}
+
 // Words of zero points and vectors of scales have 8 rows; rows of tensor maps and of compressed-
 // tensors' scales are multiples of 16 bytes.
 bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config) {

@@ -56,7 +56,8 @@ bool can_share_waves(const MatmulSize &size, const GpuFacts &gpu, int config) {
 }
 bool can_split_k(const MatmulSize &size, const GpuFacts &gpu, int config, int ctas) {
   const int64_t tiles = tiles_of(kMatmulConfigs[config], size);
-  return has_split_k(config) && tiles > 0 && tiles <= gpu.multiprocessors / ctas &&
+  return size.set != WgmmaSet::kGrad && has_split_k(config) && tiles > 0 &&
+         tiles <= gpu.multiprocessors / ctas &&
          k_tiles_of(size) >= ctas * MatmulWorkspace::kMinKTiles &&
          holds_sums(size, config, tiles * ctas);
 }
@@ -174,6 +175,8 @@ template int choose_skinny(const Int4MatmulProblem &, const GpuFacts &, const Co
 template void choose_wgmma(const MatmulProblem &, const GpuFacts &, const CostModel &,
                            MatmulChoice &);
 template void choose_wgmma(const Int4MatmulProblem &, const GpuFacts &, const CostModel &,
+                           MatmulChoice &);
+template void choose_wgmma(const GradProblem &, const GpuFacts &, const CostModel &,
                            MatmulChoice &);
 
 }  // namespace nf4::cuda

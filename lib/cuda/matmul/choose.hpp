@@ -7,6 +7,7 @@
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/cost_model.hpp"
 #include "cuda/matmul/workspace.hpp"
+#include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -45,6 +46,7 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
 bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
+bool wgmma_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 
 template <class W>
 bool can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {

@@ -112,4 +112,15 @@ constexpr bool has_int4_kernel(int config) {
   return false;
 }
 
+// Whether there are kernels of the gradient, which multiplies W^T, in the configuration; all of
+// them scale weights.
+constexpr bool has_grad_kernel(int config) {
+  constexpr std::string_view kNames[] = {"wgmma_64x128",           "wgmma_128x128",
+                                         "wgmma_256x128",          "wgmma_64x128_stream_k",
+                                         "wgmma_128x128_stream_k", "wgmma_256x128_stream_k"};
+  for (const std::string_view name : kNames)
+    if (name == kMatmulConfigs[config].name) return true;
+  return false;
+}
+
 }  // namespace nf4::cuda

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/matmul/configs.hpp"
+#include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -102,6 +103,16 @@ inline constexpr CostModel kH200CompressedTensors =
     int4_model({0, 0, 0,    0, 1430, 1540, 0,    1090, 1490, 0,    1760, 1900, 2290,
                 0, 0, 1480, 0, 0,    0,    2500, 0,    2910, 1590, 1040, 1430});
 
+// Of the gradient, of which the machinery is the codebook kernels'.
+constexpr CostModel grad_model(const double (&k_tile)[kMatmulConfigCount]) {
+  CostModel model = kH200;
+  for (int i = 0; i < kMatmulConfigCount; ++i) model.k_tile[i] = k_tile[i];
+  model.stream_k_narrow = 0;
+  return model;
+}
+inline constexpr CostModel kH200Grad = grad_model(
+    {0, 0, 0, 0, 0, 0, 0, 1200, 1650, 0, 0, 0, 2350, 0, 0, 1680, 0, 0, 0, 2380, 0, 0, 0, 1220});
+
 constexpr bool has_k_tiles(const CostModel &model, bool has_kernel(int config)) {
   for (int i = 0; i < kMatmulConfigCount; ++i)
     if (model.k_tile[i] == 0 && is_wgmma(i) && has_kernel(i)) return false;
@@ -111,6 +122,7 @@ constexpr bool has_k_tiles(const CostModel &model, bool has_kernel(int config)) 
 static_assert(has_k_tiles(kH200, has_codebook_kernel) && has_k_tiles(kH200Gptq, has_int4_kernel) &&
               has_k_tiles(kH200Awq, has_int4_kernel) &&
               has_k_tiles(kH200CompressedTensors, has_int4_kernel) &&
+              has_k_tiles(kH200Grad, has_grad_kernel) &&
               kH200.k_tile[config_named("wgmma_64x128")] == 1065 &&
               kH200.k_tile[config_named("wgmma_304x128")] == 2650 &&
               kH200.k_tile[config_named("wgmma_304x128_stream_k")] == 2690 &&
@@ -119,6 +131,7 @@ static_assert(has_k_tiles(kH200, has_codebook_kernel) && has_k_tiles(kH200Gptq, 
 // GPUs that were not measured use the H200's.
 constexpr const CostModel &cost_model() { return kH200; }
 constexpr const CostModel &cost_model(const Weight &) { return kH200; }
+constexpr const CostModel &cost_model(const TransposedWeight &) { return kH200Grad; }
 constexpr const CostModel &cost_model(const Int4Weight &weight) {
   return weight.layout == NF4_INT4_GPTQ  ? kH200Gptq
          : weight.layout == NF4_INT4_AWQ ? kH200Awq

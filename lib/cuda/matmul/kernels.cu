@@ -14,7 +14,9 @@ namespace {
 template <class Arch, class T, class Scales, class WarpMma>
 void set_skinny_kernels(MatmulKernels &kernels, int dtype, int config) {
   kernels.of[dtype][Scales::kNested][config] =
-      (const void *)matmul_skinny<Arch, T, Scales, WarpMma>;
+      (const void *)matmul_skinny<Arch, T, Scales, WarpMma, false>;
+  kernels.lora[dtype][Scales::kNested][config] =
+      (const void *)matmul_skinny<Arch, T, Scales, WarpMma, true>;
   kernels.batch[dtype][Scales::kNested][config] =
       (const void *)matmul_skinny_batch<Arch, T, Scales, WarpMma>;
 }

@@ -11,6 +11,8 @@ namespace nf4::cuda {
 struct MatmulKernels {
   // [dtype - NF4_DTYPE_FP32][nested][configuration]
   const void *of[3][2][kFamilyConfigCount];
+  // Of skinny kernels for products with an adapter.
+  const void *lora[3][2][kFamilyConfigCount];
   // For several weights in one launch, args: SkinnyBatch. NULL for mma kernels.
   const void *batch[3][2][kFamilyConfigCount];
 

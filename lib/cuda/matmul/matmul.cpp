@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <type_traits>
 
 #include "cuda/backend.hpp"
+#include "cuda/lora/kernels.hpp"
+#include "cuda/lora/lora.hpp"
 #include "cuda/matmul/batch.hpp"
 #include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/mma/launch.hpp"
@@ -14,6 +17,7 @@
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/permute/permute.hpp"
 #include "cuda/runtime/target.hpp"
+#include "status.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -40,10 +44,28 @@ cudaError_t order_x(const MatmulTarget &target, const Int4MatmulProblem &problem
   return permute_x(problem, const_cast<void *>(ordered.x), target);
 }
 
+// Behind the rest of the workspace.
+void *lora_workspace(const MatmulProblem &problem) {
+  return static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
+}
+
+void set_lora(const MatmulProblem &problem, MatmulArgs &args) {
+  if (problem.lora.rank > 0) args.lora = lora_term_of(problem, lora_workspace(problem));
+}
+void set_lora(const Int4MatmulProblem &, Int4MatmulArgs &) {}
+
+cudaError_t multiply_lora(const MatmulTarget &target, const MatmulProblem &problem, int config) {
+  if (problem.lora.rank == 0) return cudaSuccess;
+  return launch_lora_product(target, problem, lora_workspace(problem), is_wgmma(config));
+}
+cudaError_t multiply_lora(const MatmulTarget &, const Int4MatmulProblem &, int) {
+  return cudaSuccess;
+}
+
 template <class W>
 auto matmul_args(const MatmulProblemOf<W> &problem) {
   const W &weight = problem.weight;
-  MatmulArgsOf<decltype(view_of(weight))> args{};
+  std::conditional_t<std::is_same_v<W, Weight>, MatmulArgs, Int4MatmulArgs> args{};
   args.weight = view_of(weight);
   args.x = problem.x;
   args.bias = problem.bias;
@@ -53,6 +75,7 @@ auto matmul_args(const MatmulProblemOf<W> &problem) {
   args.y_stride = problem.y_stride;
   args.x_vectors = has_x_vectors(problem);
   args.whole_words = is_multiple(weight.packed, 16) && weight.cols % 32 == 0;
+  set_lora(problem, args);
   return args;
 }
 
@@ -96,16 +119,6 @@ cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
   return cudaSuccess;
 }
 
-GpuFacts facts_of(const LaunchTarget &target) {
-  const Device &device = target.device;
-  return {device.multiprocessors,
-          device.shared_bytes,
-          target.family->tensor_cores,
-          target.family->tensor_maps,
-          has_wgmma(*target.family, device.compute_capability),
-          {}};
-}
-
 // Where the problems are, and what runs there.
 template <class W>
 nf4_status find_target(const MatmulProblemOf<W> *problems, int count, nf4_stream stream,
@@ -147,6 +160,7 @@ cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &giv
                        const MatmulChoice &choice) {
   const auto &problem = in_column_order(given);
   if (const cudaError_t error = order_x(target, given, problem)) return error;
+  if (const cudaError_t error = multiply_lora(target, problem, choice.config)) return error;
   const auto args = matmul_args(problem);
   if (is_wgmma(choice.config)) return launch_wgmma(target, problem, args, choice);
   if (choice.config == kMma64x64) return run_mma(target, problem, args);
@@ -235,6 +249,16 @@ nf4_status plan_all(const MatmulBatchOf<W> &batch, int device, int32_t *launch_o
 
 }  // namespace
 
+GpuFacts facts_of(const LaunchTarget &target) {
+  const Device &device = target.device;
+  return {device.multiprocessors,
+          device.shared_bytes,
+          target.family->tensor_cores,
+          target.family->tensor_maps,
+          has_wgmma(*target.family, device.compute_capability),
+          {}};
+}
+
 nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config) {
   return find_config(problem, stream, config);
 }
@@ -251,6 +275,7 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
 
 cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {
   cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
+  if (error == cudaSuccess) error = load_kernels(kernels_of<LoraKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4MatmulKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4FewKernels>(family));
   if (error == cudaSuccess) error = allow_shared_memory<MatmulKernels>(family, device);

@@ -10,4 +10,6 @@ struct MatmulTarget : LaunchTarget {
   GpuFacts gpu;
 };
 
+GpuFacts facts_of(const LaunchTarget &target);
+
 }  // namespace nf4::cuda

@@ -9,15 +9,17 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr bool has_kernel(bool integers, int config) {
-  return integers ? has_int4_kernel(config) : has_codebook_kernel(config);
+constexpr bool has_kernel(WgmmaSet set, int config) {
+  return set == WgmmaSet::kGrad       ? has_grad_kernel(config)
+         : set == WgmmaSet::kIntegers ? has_int4_kernel(config)
+                                      : has_codebook_kernel(config);
 }
 
 // The narrowest stream-K tile that holds m rows of x, else the widest.
-constexpr const MatmulConfig &stream_k_config(bool integers, int64_t m) {
+constexpr const MatmulConfig &stream_k_config(WgmmaSet set, int64_t m) {
   int best = -1;
   for (int i = kFirstStreamK; i < kMatmulConfigCount; ++i) {
-    if (!has_kernel(integers, i)) continue;
+    if (!has_kernel(set, i)) continue;
     const int64_t tile_m = kMatmulConfigs[i].tile_m;
     const int64_t best_m = best < 0 ? 0 : int64_t{kMatmulConfigs[best].tile_m};
     const bool holds = tile_m >= m;
@@ -27,17 +29,18 @@ constexpr const MatmulConfig &stream_k_config(bool integers, int64_t m) {
 }
 
 // So many rows of x fit into a narrower tile than any of stream-K, or into a skinny kernel's that
-// is faster.
-constexpr int64_t no_stream_k_up_to(bool integers) {
-  int64_t m = kMatmulConfigs[kSkinny8].tile_m;
+// is faster; gradients have none.
+constexpr int64_t no_stream_k_up_to(WgmmaSet set) {
+  int64_t m = set == WgmmaSet::kIntegers ? kMatmulConfigs[kSkinny8].tile_m : 0;
   for (int i = kFirstWgmma; i < kFirstStreamK; ++i) {
     const int64_t tile_m = kMatmulConfigs[i].tile_m;
-    if (has_kernel(integers, i) && tile_m > m && tile_m < stream_k_config(integers, 1).tile_m)
-      m = tile_m;
+    if (has_kernel(set, i) && tile_m > m && tile_m < stream_k_config(set, 1).tile_m) m = tile_m;
   }
   return m;
 }
-static_assert(no_stream_k_up_to(false) == 64 && no_stream_k_up_to(true) == 8);
+static_assert(no_stream_k_up_to(WgmmaSet::kCodebook) == 64 &&
+              no_stream_k_up_to(WgmmaSet::kIntegers) == 8 &&
+              no_stream_k_up_to(WgmmaSet::kGrad) == 0);
 
 constexpr bool stream_k_in_order() {
   for (int i = 0; i < kMatmulConfigCount; ++i) {
@@ -56,7 +59,8 @@ static_assert(stream_k_in_order(), "sizes must not decrease as m increases");
 
 MatmulSize size_of(const MatmulProblem &problem) {
   const Weight &weight = problem.weight;
-  return {problem.dtype, problem.m, weight.rows, weight.cols, weight.blocksize(), false};
+  return {problem.dtype, problem.m,          weight.rows,
+          weight.cols,   weight.blocksize(), WgmmaSet::kCodebook};
 }
 
 MatmulSize size_of(const Int4MatmulProblem &problem) {
@@ -66,14 +70,25 @@ MatmulSize size_of(const Int4MatmulProblem &problem) {
           weight.rows,
           weight.cols,
           weight.g_idx == nullptr ? weight.group_size : 1,
-          true};
+          WgmmaSet::kIntegers};
+}
+
+// The columns of W^T need not be whole steps, but its rows, which share scales.
+MatmulSize size_of(const GradProblem &problem) {
+  const Weight &weight = problem.weight;
+  return {problem.dtype,
+          problem.m,
+          weight.rows,
+          ceil_divide(weight.cols, kStepK) * kStepK,
+          weight.rows % kStepK == 0 ? weight.blocksize() : 1,
+          WgmmaSet::kGrad};
 }
 
 MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
-  if (size.m <= no_stream_k_up_to(size.integers) || size.rows == 0 ||
-      size.dtype == NF4_DTYPE_FP32 || size.cols % kStepK != 0 || size.scale_columns < kStepK)
+  if (size.m <= no_stream_k_up_to(size.set) || size.rows == 0 || size.dtype == NF4_DTYPE_FP32 ||
+      size.cols % kStepK != 0 || size.scale_columns < kStepK)
     return;
-  const MatmulConfig &narrowest = stream_k_config(size.integers, 1);
+  const MatmulConfig &narrowest = stream_k_config(size.set, 1);
   // Each at most as many as fill all CTAs, so that their product is no large number.
   const auto count = [](int64_t size, int64_t tile) {
     return std::min(ceil_divide(size, tile), kMaxCtas * kMinKTiles);
@@ -81,12 +96,16 @@ MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
   const int64_t k_tiles = count(size.rows, narrowest.tile_n) * count(size.m, narrowest.tile_m) *
                           count(size.cols, kTileK);
   ctas = std::min(kMaxCtas, k_tiles / kMinKTiles);
-  const MatmulConfig &config = stream_k_config(size.integers, size.m);
+  const MatmulConfig &config = stream_k_config(size.set, size.m);
   cta_bytes = int64_t{config.tile_m} * config.tile_n * 4;
 }
 
+int64_t lora_workspace_bytes(const MatmulProblem &problem) {
+  return LoraWorkspace(problem).bytes();
+}
+
 int64_t matmul_workspace_bytes(const MatmulProblem &problem) {
-  return MatmulWorkspace(problem).bytes();
+  return MatmulWorkspace(problem).bytes() + lora_workspace_bytes(problem);
 }
 
 int64_t permuted_x_bytes(const Int4MatmulProblem &problem) {

@@ -3,9 +3,14 @@
 
 #include <cstdint>
 
+#include "cuda/lora/workspace.hpp"
+#include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
+
+// Which wgmma configurations there are.
+enum class WgmmaSet : uint8_t { kCodebook, kIntegers, kGrad };
 
 // What the workspace of a product depends on.
 struct MatmulSize {
@@ -14,10 +19,11 @@ struct MatmulSize {
   int64_t rows;
   int64_t cols;
   int64_t scale_columns;  // that share a scale, from a multiple of them on
-  bool integers;          // integer weights, which do without some configurations
+  WgmmaSet set;
 };
 MatmulSize size_of(const MatmulProblem &problem);
 MatmulSize size_of(const Int4MatmulProblem &problem);
+MatmulSize size_of(const GradProblem &problem);
 
 // What the stream-K kernels exchange: a flag for each warp of a CTA, then the partial sums
 // of each CTA. Which GPU it will be is not known here, so it is large enough for any Hopper.
@@ -36,6 +42,9 @@ struct MatmulWorkspace {
   int64_t flags_bytes() const { return ctas * kFlags * 8; }
   int64_t bytes() const { return flags_bytes() + ctas * cta_bytes; }
 };
+
+// Of the adapter, behind the rest of a product's or gradient's workspace (lora/workspace.hpp).
+int64_t lora_workspace_bytes(const MatmulProblem &problem);
 
 // Of x with its columns in the order of the weight's, behind MatmulWorkspace; 0 if they are.
 int64_t permuted_x_bytes(const Int4MatmulProblem &problem);

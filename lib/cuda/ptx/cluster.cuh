@@ -22,12 +22,19 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
-// The barrier alone: it orders no writes.
+// The barrier alone: it orders no writes. In one, or in its two parts.
 __device__ __forceinline__ void cluster_sync_relaxed() {
   asm volatile(
       "barrier.cluster.arrive.relaxed;\n"
       "barrier.cluster.wait;" ::
           : "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait;" ::: "memory");
 }
 
 // The address of `own` in the shared memory of another CTA of the cluster.
@@ -41,6 +48,10 @@ __device__ __forceinline__ void store_shared_cluster(uint32_t address, float4 v)
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x),
                "f"(v.y), "f"(v.z), "f"(v.w)
                : "memory");
+}
+
+__device__ __forceinline__ void store_shared_cluster(uint32_t address, float v) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 
 __device__ __forceinline__ float load_shared_cluster(uint32_t address) {

@@ -1,5 +1,5 @@
-// wgmma with A from registers, and setmaxnreg (PTX ISA, "Asynchronous warpgroup level matrix
-// instructions"). sm_90a only.
+// wgmma with A from registers or shared memory, and setmaxnreg (PTX ISA, "Asynchronous warpgroup
+// level matrix instructions"). sm_90a only.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -36,6 +36,14 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared) {
   return kSwizzle128 | kEightRows | kLeading | (shared_address(shared) & 0x3ffff) >> 4;
 }
 
+// The same of rows of 64 bytes in the 64-byte swizzle, on a boundary of 512 bytes.
+__device__ __forceinline__ uint64_t wgmma_descriptor_64(const void *shared) {
+  constexpr uint64_t kSwizzle64 = uint64_t{2} << 62;
+  constexpr uint64_t kEightRows = uint64_t{512 >> 4} << 32;
+  constexpr uint64_t kLeading = uint64_t{1} << 16;  // not used with a swizzle
+  return kSwizzle64 | kEightRows | kLeading | (shared_address(shared) & 0x3ffff) >> 4;
+}
+
 // Between waiting for a group and reading its accumulators: to the compiler they were written when
 // the wgmma was issued.
 template <int Count>
@@ -47,7 +55,7 @@ __device__ __forceinline__ void wgmma_fence_operand(float (&d)[Count]) {
 // D[64][N] = A[64][16] B[N][16]^T, plus D if Accumulate. Warp w of the warpgroup has rows 16w to
 // 16w + 15 of A and D; a lane's a[] is that of mma_m16n8k16, and its d[4j] to
 // d[4j + 3] are the d[] there for columns 8j to 8j + 7. Neither may be touched before the group
-// is waited for.
+// is waited for. rs: A from registers; ss: from shared memory, by a descriptor.
 template <int N>
 struct Wgmma;
 
@@ -66,42 +74,52 @@ struct Wgmma;
 #define NF4_D32(i) NF4_D16(i), NF4_D16(i + 16)
 #define NF4_D64(i) NF4_D32(i), NF4_D32(i + 32)
 
-// `sums` names the operands of D, `a`, `b` and `sum` those after them, and `...` lists D's.
-#define NF4_WGMMA_OF(type, name, n, sums, a, b, sum, ...)                                       \
-  template <bool Accumulate>                                                                    \
-  static __device__ __forceinline__ void rs(type, float (&d)[n / 2], const uint32_t (&of_a)[4], \
-                                            uint64_t of_b) {                                    \
-    asm volatile(                                                                               \
-        "{\n.reg .pred p;\nsetp.ne.u32 p, " sum ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n    \
-        "k16.f32." name "." name " {" sums "}, {" a "}, " b ", p, 1, 1, 0;\n}"                  \
-        : __VA_ARGS__                                                                           \
-        : "r"(of_a[0]), "r"(of_a[1]), "r"(of_a[2]), "r"(of_a[3]), "l"(of_b), "n"(Accumulate));  \
+// `sums` names the operands of D, o0 to o5 those after them, and `...` lists D's.
+#define NF4_WGMMA_OF(type, name, n, sums, o0, o1, o2, o3, o4, o5, ...)                           \
+  template <bool Accumulate>                                                                     \
+  static __device__ __forceinline__ void rs(type, float (&d)[n / 2], const uint32_t (&of_a)[4],  \
+                                            uint64_t of_b) {                                     \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, " o5                                          \
+                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name " {" sums \
+                 "}, {" o0 ", " o1 ", " o2 ", " o3 "}, " o4 ", p, 1, 1, 0;\n}"                   \
+                 : __VA_ARGS__                                                                   \
+                 : "r"(of_a[0]), "r"(of_a[1]), "r"(of_a[2]), "r"(of_a[3]), "l"(of_b),            \
+                   "n"(Accumulate));                                                             \
+  }                                                                                              \
+  template <bool Accumulate>                                                                     \
+  static __device__ __forceinline__ void ss(type, float (&d)[n / 2], uint64_t of_a,              \
+                                            uint64_t of_b) {                                     \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, " o2                                          \
+                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name " {" sums \
+                 "}, " o0 ", " o1 ", p, 1, 1, 0, 0;\n}"                                          \
+                 : __VA_ARGS__                                                                   \
+                 : "l"(of_a), "l"(of_b), "n"(Accumulate));                                       \
   }
-#define NF4_WGMMA(n, sums, a, b, sum, ...)                               \
-  template <>                                                            \
-  struct Wgmma<n> {                                                      \
-    NF4_WGMMA_OF(__nv_bfloat16, "bf16", n, sums, a, b, sum, __VA_ARGS__) \
-    NF4_WGMMA_OF(__half, "f16", n, sums, a, b, sum, __VA_ARGS__)         \
+#define NF4_WGMMA(n, ...)                               \
+  template <>                                           \
+  struct Wgmma<n> {                                     \
+    NF4_WGMMA_OF(__nv_bfloat16, "bf16", n, __VA_ARGS__) \
+    NF4_WGMMA_OF(__half, "f16", n, __VA_ARGS__)         \
   };
 
-NF4_WGMMA(16, NF4_EIGHT(""), "%8, %9, %10, %11", "%12", "%13", NF4_D8(0))
-NF4_WGMMA(32, NF4_TEN("") ", " NF4_SIX("1"), "%16, %17, %18, %19", "%20", "%21", NF4_D16(0))
-NF4_WGMMA(64, NF4_THIRTY ", " NF4_TWO("3"), "%32, %33, %34, %35", "%36", "%37", NF4_D32(0))
-NF4_WGMMA(104, NF4_FIFTY ", " NF4_TWO("5"), "%52, %53, %54, %55", "%56", "%57", NF4_D32(0),
+NF4_WGMMA(16, NF4_EIGHT(""), "%8", "%9", "%10", "%11", "%12", "%13", NF4_D8(0))
+NF4_WGMMA(32, NF4_TEN("") ", " NF4_SIX("1"), "%16", "%17", "%18", "%19", "%20", "%21", NF4_D16(0))
+NF4_WGMMA(64, NF4_THIRTY ", " NF4_TWO("3"), "%32", "%33", "%34", "%35", "%36", "%37", NF4_D32(0))
+NF4_WGMMA(104, NF4_FIFTY ", " NF4_TWO("5"), "%52", "%53", "%54", "%55", "%56", "%57", NF4_D32(0),
           NF4_D16(32), NF4_D4(48))
-NF4_WGMMA(128, NF4_FIFTY ", " NF4_TEN("5") ", " NF4_FOUR("6"), "%64, %65, %66, %67", "%68", "%69",
-          NF4_D64(0))
-NF4_WGMMA(136, NF4_FIFTY ", " NF4_TEN("5") ", " NF4_EIGHT("6"), "%68, %69, %70, %71", "%72", "%73",
-          NF4_D64(0), NF4_D4(64))
-NF4_WGMMA(152, NF4_SEVENTY ", " NF4_SIX("7"), "%76, %77, %78, %79", "%80", "%81", NF4_D64(0),
+NF4_WGMMA(128, NF4_FIFTY ", " NF4_TEN("5") ", " NF4_FOUR("6"), "%64", "%65", "%66", "%67", "%68",
+          "%69", NF4_D64(0))
+NF4_WGMMA(136, NF4_FIFTY ", " NF4_TEN("5") ", " NF4_EIGHT("6"), "%68", "%69", "%70", "%71", "%72",
+          "%73", NF4_D64(0), NF4_D4(64))
+NF4_WGMMA(152, NF4_SEVENTY ", " NF4_SIX("7"), "%76", "%77", "%78", "%79", "%80", "%81", NF4_D64(0),
           NF4_D8(64), NF4_D4(72))
-NF4_WGMMA(176, NF4_SEVENTY ", " NF4_TEN("7") ", " NF4_EIGHT("8"), "%88, %89, %90, %91", "%92",
+NF4_WGMMA(176, NF4_SEVENTY ", " NF4_TEN("7") ", " NF4_EIGHT("8"), "%88", "%89", "%90", "%91", "%92",
           "%93", NF4_D64(0), NF4_D16(64), NF4_D8(80))
-NF4_WGMMA(208, NF4_NINETY ", " NF4_TEN("9") ", " NF4_FOUR("10"), "%104, %105, %106, %107", "%108",
-          "%109", NF4_D64(0), NF4_D32(64), NF4_D8(96))
+NF4_WGMMA(208, NF4_NINETY ", " NF4_TEN("9") ", " NF4_FOUR("10"), "%104", "%105", "%106", "%107",
+          "%108", "%109", NF4_D64(0), NF4_D32(64), NF4_D8(96))
 NF4_WGMMA(256,
           NF4_NINETY ", " NF4_TEN("9") ", " NF4_TEN("10") ", " NF4_TEN("11") ", " NF4_EIGHT("12"),
-          "%128, %129, %130, %131", "%132", "%133", NF4_D64(0), NF4_D64(64))
+          "%128", "%129", "%130", "%131", "%132", "%133", NF4_D64(0), NF4_D64(64))
 
 #undef NF4_WGMMA
 #undef NF4_WGMMA_OF

@@ -45,7 +45,9 @@ cudaError_t encode(const ByteMatrix &matrix, int64_t pitch, const Boxes &boxes, 
 
 cudaError_t make_tensor_map(const ByteMatrix &matrix, int64_t pitch, int box_bytes, int box_rows,
                             TensorMap &map) {
-  const auto swizzle = box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+  const auto swizzle = box_bytes == 32   ? CU_TENSOR_MAP_SWIZZLE_NONE
+                       : box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                         : CU_TENSOR_MAP_SWIZZLE_128B;
   return encode(matrix, pitch,
                 {CU_TENSOR_MAP_DATA_TYPE_UINT8, matrix.row_bytes, box_bytes, box_rows, swizzle},
                 map);

@@ -19,8 +19,8 @@ struct ByteMatrix {
   int64_t row_bytes;  // a multiple of 16
 };
 
-// Boxes of box_rows rows of box_bytes bytes, 64 or 128, of a matrix whose rows are at a distance
-// of `pitch` bytes, a multiple of 16. In the 64-byte or 128-byte swizzle.
+// Boxes of box_rows rows of box_bytes bytes, 32, 64 or 128, of a matrix whose rows are at a
+// distance of `pitch` bytes, a multiple of 16. In the 64-byte or 128-byte swizzle, or in none.
 // What is read past the matrix is 0.
 cudaError_t make_tensor_map(const ByteMatrix &matrix, int64_t pitch, int box_bytes, int box_rows,
                             TensorMap &map);

@@ -15,14 +15,14 @@
 namespace nf4::cuda {
 namespace {
 
-// The address of byte lane % 4 of a word in a table of 256 entries, 256 bytes apart, in which each
-// lane has its own copy of Bytes bytes.
+// The address of a byte of a word, that of lane % 4 unless given, in a table of 256 entries, 256
+// bytes apart, in which each lane has its own copy of Bytes bytes.
 template <int Bytes>
 class QuadLut {
  public:
-  __device__ __forceinline__ explicit QuadLut(const uint8_t *lut)
-      : lut_(lut),
-        lane_(threadIdx.x % 32 * Bytes << 24 | kZeroZeroByteLane | threadIdx.x % 4 << 4) {}
+  __device__ __forceinline__ explicit QuadLut(const uint8_t *lut) : QuadLut(lut, threadIdx.x % 4) {}
+  __device__ __forceinline__ QuadLut(const uint8_t *lut, uint32_t byte)
+      : lut_(lut), lane_(threadIdx.x % 32 * Bytes << 24 | kZeroZeroByteLane | byte << 4) {}
   __device__ __forceinline__ const uint8_t *address(uint32_t word) const {
     return lut_ + __byte_perm(word, lane_, lane_);
   }

@@ -30,6 +30,7 @@ struct GptqLayout {
   static __device__ __forceinline__ int zero_shift(int i) { return i * 4; }
   static constexpr int kWordRows = 16;
   static constexpr int kRowDistance = 1;
+  static constexpr bool kWarpPairs = false;
 
   static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
                                                    int n, uint64_t *barrier) {
@@ -79,6 +80,7 @@ struct AwqLayout {
   static constexpr int kTileCols = 128;
   static constexpr int kRowBytes = TileN / 2;  // of a column of the weight
   static constexpr int kRowDistance = 2;
+  static constexpr bool kWarpPairs = true;
   static_assert(kRowBytes == 64 || kRowBytes == 128);
 
   static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,

@@ -15,6 +15,8 @@ struct RowPacked {
   static constexpr int kRowBytes = 64;
   // Of a lane's two rows, where the second lies from the first.
   static constexpr int kRowDistance = 8;
+  // Whether two warps have 32 rows between them, each some of every 8.
+  static constexpr bool kWarpPairs = false;
 
   // A K-tile of a CTA tile whose first row of the weight is n: the box of the weight's tensor map.
   static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,

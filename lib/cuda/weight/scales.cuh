@@ -7,6 +7,8 @@
 
 #include "core/decode.hpp"
 #include "core/formats.hpp"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/memory.cuh"
 #include "cuda/weight/view.hpp"
 
 namespace nf4::cuda {
@@ -65,6 +67,24 @@ struct FlatScales {
 
    private:
     const char *absmax_;  // in bytes, to which the compiler adds 4 block in one instruction
+  };
+
+  // The scales of two blocks in one load, from an even block on.
+  struct Pair {
+    float2 absmax;
+
+    static __device__ __forceinline__ void prefetch(const WeightView &weight, int block) {
+      prefetch_l2_sector(static_cast<const Stored *>(weight.absmax) + block);
+    }
+    template <class Load>
+    __device__ __forceinline__ void fetch(const WeightView &weight, int block) {
+      absmax = Load::load(
+          reinterpret_cast<const float2 *>(static_cast<const Stored *>(weight.absmax) + block));
+    }
+    template <class Table>
+    __device__ __forceinline__ float2 finish(const Table &) const {
+      return absmax;
+    }
   };
 
   // The scales of kBlocks blocks in one load, from an aligned block on.
@@ -131,6 +151,28 @@ struct NestedScales {
     int phase_;  // of the first block in its nested block
   };
 
+  // Both in one nested block.
+  struct Pair {
+    uint16_t codes;
+    float absmax;
+
+    static __device__ __forceinline__ void prefetch(const WeightView &weight, int block) {
+      prefetch_l2_sector(static_cast<const Stored *>(weight.absmax) + block);
+      prefetch_l2_sector(weight.nested_absmax + (block >> weight.nested_blocksize_log2));
+    }
+    template <class Load>
+    __device__ __forceinline__ void fetch(const WeightView &weight, int block) {
+      codes = Load::load(
+          reinterpret_cast<const uint16_t *>(static_cast<const Stored *>(weight.absmax) + block));
+      absmax = Load::load(weight.nested_absmax + (block >> weight.nested_blocksize_log2));
+    }
+    template <class Table>
+    __device__ __forceinline__ float2 finish(const Table &table) const {
+      return {nested_scale(table[codes & 255u], absmax, table.offset()),
+              nested_scale(table[codes >> 8], absmax, table.offset())};
+    }
+  };
+
   // All of them in one nested block.
   struct Vector {
     static constexpr int kBlocks = 8;
@@ -170,6 +212,17 @@ class ScaleTable {
       for (int i = 0; i < Scales::kTableSize; i += Threads)
         if (Threads <= Scales::kTableSize || threadIdx.x < Scales::kTableSize)
           entries_[i + threadIdx.x] = Load::load(weight.nested_code + i + threadIdx.x);
+    }
+  }
+
+  // The same by cp.async, which the caller waits for before the barrier.
+  template <class Load, int Threads>
+  __device__ __forceinline__ void load_async(const WeightView &weight) {
+    if constexpr (Scales::kTableSize > 0) {
+      offset_ = Load::load(weight.nested_offset);
+      static_assert(Threads >= Scales::kTableSize);
+      if (threadIdx.x < Scales::kTableSize)
+        cp_async_4(entries_ + threadIdx.x, weight.nested_code + threadIdx.x);
     }
   }
 

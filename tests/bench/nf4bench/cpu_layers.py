@@ -1,9 +1,9 @@
 """bitsandbytes' Linear4bit in eval mode on the CPU: served by libnf4, and on bitsandbytes' own
 kernels, for which it rearranges its weight where the processor has AVX512-BF16.
 
-Calls in bf16 of layers that rotate over more than caches hold, in turns, one thread and all. Either
-is timed after a pause and after calls that wake its threads up. The ratio is that of the first
-deciles, which other work on the machine disturbs least.
+Calls of layers that rotate over more than caches hold, in turns, for each dtype, with one thread
+and with all. Either is timed after a pause and after calls that wake its threads up. The ratio is
+that of the first deciles, which other work on the machine disturbs least.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +25,16 @@ from nf4bench.options import Shape
 from nf4bench.product import relative_error
 from nf4bench.table import Table, number, shape, text
 
+DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 MS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROTATED_BYTES = 100 << 20
 TURNS, LEAD_IN, CALLS, PAUSE = 15, 3, 5, 0.01
 MOST_ERROR = 1e-2  # of one form's y, relative to the other's
 
 TABLE = Table(
-    text("work", "Linear4bit"), text("shape", shape), number("threads", "{threads}"),
-    number("M", "{m}"), number("ms", "{ms:.3f}"), number("ms bitsandbytes", "{theirs_ms:.3f}"),
-    number("over bitsandbytes", "{ratio:.2f}"),
+    text("work", "Linear4bit"), text("dtype", "{dtype}"), text("shape", shape),
+    number("threads", "{threads}"), number("M", "{m}"), number("ms", "{ms:.3f}"),
+    number("ms bitsandbytes", "{theirs_ms:.3f}"), number("over bitsandbytes", "{ratio:.2f}"),
 )  # fmt: skip
 
 
@@ -42,9 +42,9 @@ def served(form: str) -> AbstractContextManager[None]:
     return models_forms.kernels_of(form) if form == DROP_IN else nullcontext()
 
 
-def layers(at: Shape) -> dict[str, list[nn.Module]]:
+def layers(at: Shape, dtype: torch.dtype) -> dict[str, list[nn.Module]]:
     """Of both forms, from one weight. A layer asks when it is made whether it is to rearrange."""
-    weight, peer = random_weight(*at, "cpu"), models_forms.Bitsandbytes("cpu")
+    weight, peer = random_weight(*at, "cpu").to(dtype), models_forms.Bitsandbytes("cpu")
     copies = max(2, ROTATED_BYTES // (at[0] * at[1] // 2))
     found = {}
     for form in (DROP_IN, "bitsandbytes"):
@@ -71,12 +71,12 @@ def first_decile(times: Sequence[float]) -> float:
     return sorted(times)[len(times) // 10]
 
 
-def rows(at: Shape, threads: Sequence[int]) -> Iterator[dict]:
+def rows(at: Shape, dtype: torch.dtype, threads: Sequence[int]) -> Iterator[dict]:
     """Raises WrongResult before anything is timed."""
-    both = layers(at)
+    both = layers(at, dtype)
     for count, m in itertools.product(threads, MS):
         torch.set_num_threads(count)
-        x = torch.randn(m, at[1]).bfloat16()
+        x = torch.randn(m, at[1]).to(dtype)
         y = {}
         for form, each in both.items():
             with served(form):
@@ -91,7 +91,8 @@ def rows(at: Shape, threads: Sequence[int]) -> Iterator[dict]:
                 found += turn(form, calls[form], x)
         ours, theirs = map(first_decile, times.values())
         yield {
-            "work": "linear4bit", "shape": list(at), "threads": count, "m": m,
+            "work": "linear4bit", "dtype": DTYPES[dtype], "shape": list(at),
+            "threads": count, "m": m,
             "ms": round(ours, 4), "theirs_ms": round(theirs, 4), "ratio": round(ours / theirs, 3),
             "error": error,
         }  # fmt: skip
@@ -101,8 +102,9 @@ def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = p
     """All figures; the number of torch's threads is `threads` afterwards."""
     found = []
     with torch.no_grad():
-        for row in itertools.chain(*map(partial(rows, threads=sorted({1, threads})), shapes)):
-            found.append(row)
-            report(TABLE.line(row))
+        for at, dtype in itertools.product(shapes, DTYPES):
+            for row in rows(at, dtype, sorted({1, threads})):
+                found.append(row)
+                report(TABLE.line(row))
     torch.set_num_threads(threads)
     return found

@@ -20,6 +20,8 @@ from nf4bench import (
     peers,
     rows,
     sweep,
+    training,
+    training_cases,
 )  # fmt: skip
 from nf4bench.device import Gpu
 from nf4bench.library import Library
@@ -31,7 +33,9 @@ def bench(options: Options) -> Bench:
     """Everything that measures. Raises LibraryMissing."""
     gpu = Gpu()
     # Those of matmul, models and int4 are others.
-    names = () if options.mode.startswith(("matmul", "models", "int4")) else options.peers
+    names = (
+        () if options.mode.startswith(("matmul", "models", "int4", "training")) else options.peers
+    )
     return Bench(gpu, Library(options.build), peers.load(names, gpu.place), options.replays)
 
 
@@ -66,6 +70,11 @@ def _models(made: Bench, options: Options, report: Report) -> dict:
     return models.run(made, found, _of(options, models_cases), limit, report)
 
 
+def _training(made: Bench, options: Options, report: Report) -> dict:
+    found = models_forms.load(made.gpu.place)
+    return training.run(made, found, _of(options, training_cases), report)
+
+
 PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
     "": lambda made, options, report: rows.run(made, _of(options, cases), report),
     "sweep": lambda made, options, report: sweep.dequantize(made, _sizes(options, sweep), report),
@@ -75,6 +84,7 @@ PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
     "matmul-sweep": _matmul_sweep,
     "models": _models,
     "int4": _int4,
+    "training": _training,
 }
 
 

@@ -39,6 +39,7 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
         "GPTQ, AWQ and compressed-tensors beside NF4 and peers",
         ("shapes", "quick", "replays"),
     ),
+    "training": ("a QLoRA step through transformers and PEFT", ("quick", "replays")),
     "before": (
         "this checkout beside the one in DIR, both already built: dequantize, quantize, matmul, "
         "models and host overhead in turns. Exits with 1 where a product is over 3 %% slower",

@@ -18,9 +18,9 @@ MATMUL_PLOT = "Matmul: microseconds by rows of x, for each weight"
 WORK = {
     "bench": "dequantize and quantize", "challenge": "Unsloth's puzzle", "call": "a call",
     "matmul": "matmul", "models": "whole models", "int4": "integer weights",
-    "sweep": "dequantize", "matmul-sweep": "matmul",
+    "training": "QLoRA steps", "sweep": "dequantize", "matmul-sweep": "matmul",
 }  # fmt: skip
-SHOWN, SWEEPS = tuple(WORK)[:6], {"sweep", "matmul-sweep"}
+SHOWN, SWEEPS = tuple(WORK)[:7], {"sweep", "matmul-sweep"}
 
 
 def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[str]:

@@ -14,6 +14,7 @@ HEADER = ROOT / "include" / "nf4" / "nf4.h"
 STRUCTS = {
     "nf4_tensor": _abi.Tensor,
     "nf4_sizes": _abi.Sizes,
+    "nf4_lora": _abi.Lora,
     "nf4_matmul_args": _abi.MatmulArgs,
     "nf4_int4_tensor": _abi.Int4Tensor,
     "nf4_int4_sizes": _abi.Int4Sizes,

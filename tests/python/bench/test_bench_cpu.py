@@ -22,9 +22,12 @@ def short(monkeypatch):
 def test_rows():
     lines = []
     rows = cpu_layers.run([(64, 128)], 2, lines.append)
-    assert [(row["threads"], row["m"]) for row in rows] == [(1, 1), (1, 9), (2, 1), (2, 9)]
+    each = [(1, 1), (1, 9), (2, 1), (2, 9)]
+    assert [(row["dtype"], row["threads"], row["m"]) for row in rows] == [
+        (dtype, *one) for dtype in ("bf16", "fp32", "fp16") for one in each
+    ]
     assert all(row["ratio"] > 0 and row["error"] <= cpu_layers.MOST_ERROR for row in rows)
-    assert len(lines) == 4 and lines[0].startswith("Linear4bit, 64×128, 1 threads, 1 M, ")
+    assert len(lines) == 12 and lines[0].startswith("Linear4bit, bf16, 64×128, 1 threads, 1 M, ")
 
 
 def test_a_wrong_result_is_not_timed(monkeypatch):

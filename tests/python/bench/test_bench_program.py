@@ -174,7 +174,8 @@ def test_the_figures_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("bitsandbytes")
     from nf4bench import cpu, cpu_layers
 
-    monkeypatch.setattr(cpu_layers, "TURNS", 1)
+    for name, value in (("TURNS", 1), ("PAUSE", 0), ("ROTATED_BYTES", 1)):
+        monkeypatch.setattr(cpu_layers, name, value)
     for name, value in (("TURNS", 2), ("PAUSE", 0), ("LONG_MS", 1), ("ROTATED_BYTES", 1)):
         monkeypatch.setattr(cpu, name, value)
     monkeypatch.setattr(cpu, "keep_freed_memory", lambda: None)
@@ -183,8 +184,9 @@ def test_the_figures_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(row["work"], row["dtype"], row["nested"]) for row in figures["rows"]] == cpu.CASES
     ms = [m for group in cpu.products((64, 256)) for m in group.ms]
     assert [row["m"] for row in figures["matmul"]] == ms
-    assert tuple(row["m"] for row in figures["layers"]) == cpu_layers.MS
-    assert len(said) == 1 + len(cpu.CASES) + len(ms) + len(cpu_layers.MS)
+    layers = len(cpu_layers.DTYPES) * cpu_layers.MS
+    assert tuple(row["m"] for row in figures["layers"]) == layers
+    assert len(said) == 1 + len(cpu.CASES) + len(ms) + len(layers)
     for row in figures["rows"]:
         theirs, ours = row["peers"]["bitsandbytes"], row["kept"]["ms"]
         assert theirs["ratio"]["both_kept"] == pytest.approx(theirs["kept"]["ms"] / ours, rel=0.1)

@@ -215,3 +215,58 @@ class TestTensors:
         monkeypatch.setattr(x, "stride", lambda: (COLS + 28, 1), raising=False)
         nf4.matmul(x, weight)
         assert (last.matmul.x_stride, last.matmul.y_stride) == (COLS + 28, ROWS)
+
+
+# ---- The gradient, and adapters ----------------------------------------------------------
+
+
+def adapter(**options):
+    a, b = array(0x100, 8, COLS), array(0x200, ROWS, 8)
+    return nf4.Lora(a, b, **{"scale": 0.5} | options)
+
+
+def test_a_gradient_and_its_adapter_are_passed(last, raw, workspace_needed):
+    workspace_needed(16)
+    grad_y, out = array(32, 3, ROWS), array(48, 3, COLS)
+    assert nf4.matmul_workspace_bytes(raw, 3, "bf16", rank=8, gradient=True) == 3 * 16 + 8
+    lora = adapter(product=HIGH + 0x300)
+    result = nf4.matmul_grad(grad_y, raw, lora=lora, out=out, workspace=HIGH + 80, stream=HIGH + 96)
+    assert result is out and last.gradient == 1
+    args, passed = last.matmul, last.lora
+    assert (args.m, args.x_stride, args.y_stride) == (3, ROWS, COLS)
+    assert (args.x - HIGH, args.y - HIGH, args.bias) == (32, 48, None)
+    assert (last.workspace - HIGH, last.workspace_bytes, last.stream) == (80, 56, HIGH + 96)
+    assert passed.struct_size == ctypes.sizeof(_abi.Lora)
+    assert (passed.dtype, passed.rank, passed.scale, passed.reserved) == (
+        _abi.DTYPE_BF16,
+        8,
+        0.5,
+        0,
+    )
+    assert (passed.a - HIGH, passed.a_stride) == (0x100, COLS)
+    assert (passed.b - HIGH, passed.b_stride) == (0x200, 8)
+    assert passed.product - HIGH == 0x300
+
+
+def test_an_adapter_beside_a_product(last, raw):
+    x, out = array(32, 3, COLS), array(48, 3, ROWS)
+    nf4.matmul(x, raw, lora=adapter(), out=out)
+    assert (last.gradient, last.lora.rank, last.lora.product) == (0, 8, None)
+    nf4.matmul(x, raw, out=out)
+    assert last.matmul.lora is None
+
+
+def test_a_gradient_of_many_rows_of_fp32(last, raw):
+    nf4.matmul_grad(array(32, 17, ROWS, dtype="fp32"), raw, out=array(48, 17, COLS, dtype="fp32"))
+    assert (last.matmul.dtype, last.matmul.m) == (_abi.DTYPE_FP32, 17)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "product"])
+def test_an_adapter_in_host_memory_is_named(name, last, raw):
+    shape = {"a": (8, COLS), "b": (ROWS, 8), "product": (3, 8)}[name]
+    fields = {"a": array(0, 8, COLS, dtype="fp16"), "b": array(0, ROWS, 8, dtype="fp16")}
+    lora = nf4.Lora(**fields | {name: np.zeros(shape, np.float16)})
+    x, out = array(32, 3, COLS, dtype="fp16"), array(48, 3, ROWS, dtype="fp16")
+    with pytest.raises(nf4.InvalidArgument, match=f"lora.{name} is in host memory"):
+        nf4.matmul(x, raw, lora=lora, out=out)
+    assert last.count == 0

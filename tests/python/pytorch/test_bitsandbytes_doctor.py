@@ -116,6 +116,13 @@ def test_doctor_says_what_is_served(installed):
     report = doctor(installed)
     assert report["active"] and report["reason"] is None
     assert list(report["operators"]) == OPERATORS and report["functions"] == FUNCTIONS
+    peft = report["peft"]
+    assert "peft.tuners.lora.bnb.Linear4bit.forward" in peft["functions"]
+    assert peft["left_alone"] == []
+    assert doctor_bitsandbytes.lines(report)[-1].startswith("PEFT: utils.integrations.dequantize")
+    unknown = {"functions": [], "left_alone": ["peft.tuners.lora.layer.Linear.forward"]}
+    last = doctor_bitsandbytes.lines(report | {"peft": unknown})[-1]
+    assert last == "PEFT: tuners.lora.layer.Linear.forward left alone"
     off = doctor(installed | {"NF4_BITSANDBYTES": "0"})
     assert off == {"active": False, "reason": "NF4_BITSANDBYTES=0 is set"}
 

@@ -42,7 +42,9 @@ MatMul4Bit = bnb.autograd._functions.MatMul4Bit
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_bits_of_the_operators(format, nested, dtype, storage, bias, served, calls):
+def test_the_bits_of_the_operators(
+    format, nested, dtype, storage, bias, served, calls, dense_gradients
+):
     made = layer(
         dtype, bias, weights=DTYPES[dtype], nested=nested, quant_type=format, quant_storage=storage
     )
@@ -64,7 +66,7 @@ def test_the_bits_of_the_operators(format, nested, dtype, storage, bias, served,
 
 @pytest.mark.parametrize("weights", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_of_a_weight_of_another_dtype(weights, dtype, served):
+def test_gradients_of_a_weight_of_another_dtype(weights, dtype, served, dense_gradients):
     """bitsandbytes rounds the weight to the dtype that it had, and only then to the gradient's."""
     made = layer(dtype, weights=DTYPES[weights])
     x, grad_y = (torch.randn(3, n).to(DTYPES[dtype]) for n in (IN, OUT))
@@ -74,9 +76,22 @@ def test_gradients_of_a_weight_of_another_dtype(weights, dtype, served):
     assert torch.equal(grad_bias, grad_y.sum(0))
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_that_need_no_dense_weight(nested, dtype, served, monkeypatch):
+    made = layer(dtype, weights=DTYPES[dtype], nested=nested)
+    x, grad_y = (torch.randn(2, 5, n).to(DTYPES[dtype]) for n in (IN, OUT))
+    dense = bnb.functional.dequantize_4bit(*packed_of(made)).double()
+    monkeypatch.setattr(_fast, "dequantize", None)
+    _, grad_x, grad_bias = with_gradients(made, x, made, grad_y)
+    assert error(grad_x, grad_y.double() @ dense) <= 2 * ALLOWED[dtype]
+    assert torch.equal(grad_bias, grad_y.sum(0).sum(0))
+    assert torch.equal(with_gradients(made, x, made, grad_y)[1], grad_x)
+
+
 @pytest.mark.parametrize("x_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_x_of_another_dtype_than_the_layers(x_dtype, dtype, served, calls):
+def test_x_of_another_dtype_than_the_layers(x_dtype, dtype, served, calls, dense_gradients):
     made = layer(dtype)
     x = torch.randn(3, IN).to(DTYPES[x_dtype])
     ours = with_gradients(made, x, made, torch.ones(3, OUT, dtype=x.dtype))

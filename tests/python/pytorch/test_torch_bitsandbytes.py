@@ -120,7 +120,7 @@ def test_matmul_4bit(format, nested, dtype, with_bias, served, monkeypatch):
     assert error(y, expected) <= ALLOWED[dtype]
 
 
-def test_gradients_through_matmul_4bit(served, monkeypatch):
+def test_gradients_through_matmul_4bit(served, monkeypatch, dense_gradients):
     packed, state = quantized()
     dense = nf4.dequantize(ours(packed, state))
     x = torch.randn(5, 64, requires_grad=True)
@@ -154,7 +154,8 @@ def test_a_layer_keeps_its_bytes(rows, training, storage, served):
         y = layer(x)
     weight = ours(layer.weight.data, layer.weight.quant_state)
     expected = torch_cases.reference(x, weight, layer.bias)
-    assert error(y, expected) <= ALLOWED["fp32"]
+    in_bf16 = bnb.functional.has_avx512bf16() and rows == 32 and not training  # as bitsandbytes
+    assert error(y, expected) <= ALLOWED["bf16" if in_bf16 else "fp32"]
     after = layer.state_dict()
     assert all(torch.equal(raw(after[key]), value) for key, value in before.items())
 

@@ -180,8 +180,8 @@ def test_adapters_are_merged_into_what_is_dense_again(safe, dense):
     model = with_lora(base)
     trained(model)
     found = logits(model)
-    with pytest.raises(RuntimeError):
-        model.merge_and_unload(safe_merge=safe)
+    in_4_bits = logits(copy.deepcopy(model).merge_and_unload(safe_merge=safe))
+    assert CLOSE < error(in_4_bits, found) < 0.2  # the sum is rounded to 4 bits
     assert len(nf4.torch.to_dense(model, "fp32")) == LINEARS
     assert error(logits(model), found) <= CLOSE
     merged = model.merge_and_unload(safe_merge=safe)

@@ -27,6 +27,10 @@ OF_TORCH = {
     "_current_level",
     "_destroy",
     "_functorch",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
     "_is_any_autocast_enabled",
     "_is_tracing",
     "_is_zerotensor",
@@ -86,7 +90,7 @@ def test_those_of_torch_are_in_one_file():
     here = FILES[PACKAGE / "_private.py"]
     assert _names(here) - _own(here) == OF_TORCH
     ours = set().union(*map(_own, FILES.values())) | {"_nf4_fast", "_replace"}
-    ours |= {"_linear", "_dense_like"}  # operators
+    ours |= {"_linear", "_linear_grad", "_dense_like"}  # operators
     ours |= {"_version"}  # of a tensor: its documentation has it
     for path, tree in FILES.items():
         if path.name != "_private.py":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import types
 
@@ -102,6 +103,61 @@ def test_the_patch_reaches_every_module(unsloth):
     for module in unsloth:
         assert torch.equal(module.fast_dequantize(packed.t(), state), expected.t())
         assert module.fast_dequantize(packed, quant_state=torch.ones(1)) == "Unsloth's own"
+
+
+@pytest.fixture
+def with_lora(unsloth):
+    """Unsloth's matmul_lora, which calls its fast_dequantize."""
+    utils, lora = unsloth
+
+    def matmul_lora(X, W, W_quant, A, B, s, out=None):
+        y = torch.matmul(X, utils.fast_dequantize(W, W_quant).t(), out=out)
+        return y if A is None else y + s * ((X @ A.t().to(X.dtype)) @ B.t().to(X.dtype))
+
+    utils.matmul_lora = lora.matmul_lora = matmul_lora
+    nf4.torch.patch_unsloth()
+    return lora, matmul_lora
+
+
+@pytest.mark.parametrize("adapters", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5,), (2, 3)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_with_its_adapter(adapters, shape, transposed, with_lora):
+    lora, own = with_lora
+    packed, state = quantized()
+    rows, cols = (64, 24) if transposed else (24, 64)
+    x = torch.randn(*shape, cols).bfloat16()
+    a = b = None
+    if adapters is not None:
+        a, b = torch.randn(4, cols).to(adapters), torch.randn(4, rows).to(adapters).t()
+    of_weight = packed.t() if transposed else packed, state
+    found = lora.matmul_lora(x, *of_weight, a, b, 1.5)
+    in_fp32 = (None, None) if a is None else (a.float(), b.float())
+    expected = own(x.float(), of_weight[0], wide(state), *in_fp32, 1.5)
+    assert found.dtype == torch.bfloat16 and found.shape == expected.shape
+    assert (found - expected).norm() < 1e-2 * expected.norm()
+
+
+def wide(state):
+    """The same weight, dequantized to float32."""
+    made = copy.copy(state)
+    made.dtype = torch.float32
+    return made
+
+
+def test_what_unsloth_still_multiplies(with_lora):
+    """An `out`, and what autograd records."""
+    lora, own = with_lora
+    packed, state = quantized()
+    x = torch.randn(5, 64).bfloat16()
+    out = torch.empty(5, 24, dtype=torch.bfloat16)
+    assert lora.matmul_lora(x, packed, state, None, None, None, out) is out
+    assert torch.equal(out, own(x, packed, state, None, None, None))
+    a = torch.randn(4, 64).bfloat16().requires_grad_()
+    b = torch.randn(24, 4).bfloat16()
+    assert lora.matmul_lora(x, packed, state, a, b, 1.0).requires_grad
+    with torch.no_grad():
+        assert not lora.matmul_lora(x, packed, state, a, b, 1.0).requires_grad
 
 
 def test_without_unsloth_there_is_nothing_to_patch():

@@ -17,13 +17,18 @@ _SECONDS = 300
 # In another process: bitsandbytes imports torch, and chooses its kernels for good.
 _PROBE = """
 import json, sys, warnings
+from importlib.util import find_spec
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import bitsandbytes
 backend = sys.modules.get("nf4.torch.bitsandbytes")
 served = backend and backend.served()
 said = [str(each.message) for each in caught if "libnf4" in str(each.message)]
-print(json.dumps({"served": served and served._asdict(), "said": said}))
+peft = None
+if served and find_spec("peft"):
+    import peft.tuners.lora.bnb
+    peft = sys.modules["nf4.torch.peft"].served()._asdict()
+print(json.dumps({"served": served and {**served._asdict(), "peft": peft}, "said": said}))
 """
 
 
@@ -69,6 +74,18 @@ def diagnose(version: str | None) -> dict[str, Any]:
     return {"active": bool(served["operators"]), "reason": said or None, **served}
 
 
+def _of_peft(found: dict[str, list[str]] | None) -> list[str]:
+    if found is None:
+        return []
+    names = {"replaced": found["functions"], "left alone": found["left_alone"]}
+    parts = [
+        f"{', '.join(each.removeprefix('peft.') for each in some)} {what}"
+        for what, some in names.items()
+        if some
+    ]
+    return [f"PEFT: {'; '.join(parts)}"]
+
+
 def lines(report: dict[str, Any]) -> list[str]:
     """What `nf4 doctor` prints of the report."""
     if not report["active"]:
@@ -79,5 +96,5 @@ def lines(report: dict[str, Any]) -> list[str]:
     served = [f"on {devices}: {', '.join(names)}" for devices, names in by_devices.items()]
     more = [f"{', '.join(report['functions'])} replaced"] if report["functions"] else []
     alone = [f"{name} left alone: {why}" for name, why in report["left_alone"].items()]
-    first, *rest = [*served, *more, *alone]
+    first, *rest = [*served, *more, *alone, *_of_peft(report.get("peft"))]
     return [f"bitsandbytes on libnf4's kernels {first}", *rest]

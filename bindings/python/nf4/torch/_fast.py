@@ -1,15 +1,16 @@
 """The fast way: nf4.torch's operators in C++ (bindings/python/_nf4_*.cpp).
 
-`linear` and `dequantize` are its entry for Python. They take plain tensors without a fault. For
-anything else, or without the extension module, they do nothing and say so. Its entry for torch's
-dispatcher is torch.ops.nf4._linear, ._linear_batch2, ._linear_batch3 and ._dense_like, and those
-with _int4.
+The functions here are its entry for Python. They take plain tensors without a fault. For anything
+else, or without the extension module, they do nothing and say so. Its entry for torch's dispatcher
+is torch.ops.nf4._linear, ._linear_batch2, ._linear_batch3 and ._dense_like, those with _int4, and
+._linear_grad.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,25 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor | None:
 def dequantize(out: Tensor, weight: Parts) -> bool:
     """Writes the weight to `out`; False if nothing was done."""
     return False
+
+
+def linear_adapted(
+    x: Tensor, bias: Tensor | None, weight: Parts, a: Tensor, b: Tensor, scale: float
+) -> tuple[Tensor, Tensor] | None:
+    """y = x W^T + bias + scale p B^T, and p = x A^T, [rows of x, rank]; None if nothing was
+    done."""
+    return None
+
+
+def linear_grad(
+    grad_y: Tensor,
+    weight: Parts,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    scale: float = 1.0,
+) -> Any:
+    """dX = dY W; with A and B dX = dY W + scale q A, and q = dY B. None if nothing was done."""
+    return None
 
 
 def take_packed(kind: type[Tensor]) -> None:
@@ -70,4 +90,6 @@ def _register() -> bool:
 registered = _register()
 if registered:
     linear, dequantize = _prepared._nf4_fast.linear, _prepared._nf4_fast.dequantize
+    linear_adapted = _prepared._nf4_fast.linear_adapted
+    linear_grad = _prepared._nf4_fast.linear_grad
     take_packed = _prepared._nf4_fast.take_packed

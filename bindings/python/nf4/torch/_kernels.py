@@ -3,6 +3,7 @@ functions of nf4, which name what is wrong."""
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import threading
@@ -18,6 +19,7 @@ from nf4.errors import InvalidArgument
 from nf4.torch import _fast
 from nf4.torch._checks import require_device, require_float
 from nf4.torch._schemas import Parts, require_operands
+from nf4.torch._weight import WeightParts
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,6 +97,50 @@ def _has_row_stride(x: Tensor) -> bool:
 
 # ---- The gradient of x -----------------------------------------------------------------
 
+# Rows of dY up to which libnf4's own dY W is at least as fast as dequantize and torch's product
+# (docs/design): on any GPU; on Hopper, of 16 bits; on a CPU in bf16, without and with AMX, which
+# torch has and libnf4 has not.
+_FUSED_ROWS = 16
+_FUSED_ROWS_HOPPER = 1024
+_FUSED_ROWS_CPU, _FUSED_ROWS_AMX = 256, 16
+
+
+@functools.cache
+def _has_wgmma(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.cache
+def _has_amx() -> bool:
+    ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return ask is not None and ask()
+
+
+def uses_fused_grad(grad_y: Tensor, weight: Parts) -> bool:
+    """Is libnf4's own dY W, which makes no dense weight, at least as fast as dequantize and
+    torch's product?"""
+    if type(weight) is not WeightParts or grad_y.dim() == 0:
+        return False
+    m, spec = math.prod(grad_y.shape[:-1]), weight.spec
+    if type(m) is not int:  # asking would fix the sizes of a graph
+        return not grad_y.is_cuda
+    if not grad_y.is_cuda:
+        rows = _FUSED_ROWS_AMX if _has_amx() else _FUSED_ROWS_CPU
+        return grad_y.dtype != torch.bfloat16 or m <= rows
+    if m <= _FUSED_ROWS:
+        return True
+    in_bf16 = grad_y.dtype == torch.bfloat16
+    return (
+        m <= _FUSED_ROWS_HOPPER
+        and (in_bf16 or grad_y.dtype == torch.float16)
+        and spec.rows % 8 == 0
+        and spec.cols % 64 == 0
+        and spec.blocksize >= 64
+        and not (in_bf16 and weight.codebook is not None)
+        and _has_wgmma(grad_y.device)
+    )
+
+
 _kept = threading.local()
 
 
@@ -123,15 +169,28 @@ def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
     """linear_grad, the fast way; None if nothing was done."""
     if type(grad_y) is not Tensor:
         return None
+    if uses_fused_grad(grad_y, weight):
+        return _fast.linear_grad(grad_y, weight)
     dense = new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
     return torch.matmul(grad_y, dense) if _fast.dequantize(dense, weight) else None
 
 
 def linear_grad(grad_y: Tensor, weight: Parts) -> Tensor:
-    """grad_y W, with W dense for as long as this takes."""
+    """grad_y W, with W dense for as long as this takes where that is faster."""
+    if uses_fused_grad(grad_y, weight):
+        return general_linear_grad(grad_y, weight)
     dense = _dense_beside(grad_y, weight)
     _dequantize_to(dense, weight)
     return torch.matmul(grad_y, dense)
+
+
+def general_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor:
+    """grad_y W without a dense weight, for grad_y of any strides."""
+    require_float("grad_y", grad_y.dtype)
+    require_device(grad_y.device, "grad_y", weight.named())
+    if not _has_row_stride(grad_y):
+        grad_y = grad_y.contiguous()
+    return nf4.matmul_grad(grad_y.detach(), weight.quantized(), threads=_threads(grad_y))
 
 
 # ---- dequantize, quantize --------------------------------------------------------------

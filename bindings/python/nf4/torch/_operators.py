@@ -8,7 +8,9 @@ in their place: linear, linear_grad and dequantize.
 
 What the fast way does not do, the general one does. The weight is frozen: no gradient goes to it.
 The gradient of x is an operator of its own, so that a compiler's graph of the backward pass holds
-the four bits, and nowhere a dense weight that the forward pass left. The operators of several
+the four bits, and nowhere a dense weight that the forward pass left. For few rows (_kernels.py) it
+is a product of libnf4; for more, or of a number that a graph leaves open, torch's with the
+dequantized weight. The operators of several
 weights that share x are in _operators_batch.py.
 """
 
@@ -90,11 +92,13 @@ def _linear_grad_below(grad_y: Tensor, weight: Parts) -> Tensor:
         if grad_x is not None:
             return grad_x
         if _are_plain(grad_y, *weight.tensors):
-            return _kernels.linear_grad(grad_y, weight)
+            return _kernels.linear_grad(_with_memory(grad_y), weight)
     operators = OPERATORS[type(weight)]
     if _private.has_transforms():
         return to_next_transform(operators.linear_backward, grad_y, *weight.arguments())
     require_float("grad_y", grad_y.dtype)
+    if _kernels.uses_fused_grad(grad_y, weight):
+        return operators.graph_linear_grad(grad_y.contiguous(), *weight.numbers())
     return torch.matmul(grad_y, operators.graph_dense_like(grad_y, *weight.numbers()))
 
 
@@ -275,6 +279,11 @@ def _implement(kind: type[Parts], ops: _schemas.Operators) -> None:
             ops.graph_dense_like,
             lambda like, *n: _kernels.dequantize(of_numbers(*n), like.dtype),
         )
+        if ops.graph_linear_grad is not None:
+            impl(
+                ops.graph_linear_grad,
+                lambda dy, *n: _kernels.general_linear_grad(dy, of_numbers(*n)),
+            )
     library, backward = _schemas.library, _autograd_linear_backward
     library.impl(ops.linear, functools.partial(_autograd_linear, kind), "Autograd")
     library.impl(ops.linear_backward, functools.partial(backward, kind), "Autograd")

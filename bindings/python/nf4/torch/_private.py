@@ -79,6 +79,36 @@ no_torch_function = _found(
 is_zero_tensor = _found("is_zero_tensor", "Tensor._is_zerotensor", lambda tensor: False)
 
 
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
+def _has_global_hooks_of() -> Callable[[], bool]:
+    module = torch.nn.modules.module
+    hooks = [getattr(module, name, None) for name in _GLOBAL_HOOKS]
+    if None in hooks:
+        return _may_have_global_hooks
+
+    def has_global_hooks() -> bool:
+        """Does every module call hooks?"""
+        return any(hooks)
+
+    return has_global_hooks
+
+
+def _may_have_global_hooks() -> bool:
+    """Where nobody knows."""
+    return True
+
+
+has_global_hooks = _has_global_hooks_of()
+STAND_INS["has_global_hooks"] = _may_have_global_hooks
+
+
 # ---- Below autograd, inside of transforms ----------------------------------------------
 
 

@@ -10,12 +10,13 @@
                   ScalarType scales_dtype) -> (Tensor packed, Tensor scales, Tensor zeros)
 
 WEIGHT is ten arguments, as _weight.py says. These have kernels for autograd (_operators.py). Below
-autograd a compiler's graph has two others, with the eleven arguments, in C++ where the extension
+autograd a compiler's graph has three others, with the eleven arguments, in C++ where the extension
 module was built. torch keeps compiled graphs on disk, so what an operator of one of their names
 does must never change, nor its arguments.
 
     _linear(Tensor x, Tensor? bias, NUMBERS) -> Tensor
     _dense_like(Tensor like, NUMBERS) -> Tensor
+    _linear_grad(Tensor grad_y, NUMBERS) -> Tensor
 
 linear_batch2 and linear_batch3, and below autograd _linear_batch2 and _linear_batch3, do the same
 for two or three weights that share x. They take all biases, then all weights, and give one y each.
@@ -77,13 +78,14 @@ for _schema in _QUANTIZE:
 
 
 class Operators(NamedTuple):
-    """Those of a kind of weight."""
+    """Those of a kind of weight. Of integers there is no graph_linear_grad."""
 
     dequantize: Any
     linear: Any
     linear_backward: Any
     graph_linear: Any
     graph_dense_like: Any
+    graph_linear_grad: Any = None
 
 
 def _defined(suffix: str, weight: str, numbers: str) -> Operators:
@@ -94,6 +96,8 @@ def _defined(suffix: str, weight: str, numbers: str) -> Operators:
         "_linear": f"Tensor x, Tensor? bias, {numbers}",
         "_dense_like": f"Tensor like, {numbers}",
     }
+    if suffix == "":
+        schemas["_linear_grad"] = f"Tensor grad_y, {numbers}"
     for name, arguments in schemas.items():
         _define(f"{name}{suffix}({arguments}) -> Tensor")
     return Operators(*(getattr(torch.ops.nf4, name + suffix).default for name in schemas))
@@ -129,7 +133,9 @@ BATCHES = {
 }
 quantize = torch.ops.nf4.quantize.default
 quantize_int4 = torch.ops.nf4.quantize_int4.default
-dequantize, linear, linear_backward, graph_linear, graph_dense_like = OPERATORS[WeightParts]
+dequantize, linear, linear_backward, graph_linear, graph_dense_like, graph_linear_grad = OPERATORS[
+    WeightParts
+]
 
 
 def require_operands(x: Tensor, bias: Tensor | None, weight: Parts) -> None:
@@ -207,12 +213,17 @@ def _fake_graph_dense_like(kind: type[Parts], like: Tensor, *numbers: Any) -> Te
     return like.new_empty(numbers[first : first + 2])
 
 
+def _fake_graph_linear_grad(kind: type[Parts], grad_y: Tensor, *numbers: Any) -> Tensor:
+    return grad_y.new_empty((*grad_y.shape[:-1], numbers[len(kind.names) + 1]))
+
+
 _FAKES = Operators(
     _fake_dequantize,
     _fake_linear,
     _fake_linear_backward,
     _fake_graph_linear,
     _fake_graph_dense_like,
+    _fake_graph_linear_grad,
 )
 
 
@@ -253,4 +264,5 @@ for _kind, _batches in BATCHES.items():
             torch.library.register_fake(_operator, _of_count, lib=library)
 for _kind, _operators in OPERATORS.items():
     for _operator, _fake in zip(_operators, _FAKES, strict=True):
-        torch.library.register_fake(_operator, functools.partial(_fake, _kind), lib=library)
+        if _operator is not None:
+            torch.library.register_fake(_operator, functools.partial(_fake, _kind), lib=library)

@@ -69,9 +69,9 @@ def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list
                 was there before. Else they have the same bits. "all": in parents of every class,
                 which you know not to write so. False: each by itself
 
-    PEFT's adapters beside a Linear4bit cannot be merged once it is replaced, not even after
-    to_dense, since they look for its quant_state. To merge them, convert the model before PEFT
-    adds them.
+    PEFT merges adapters into an NF4Linear, whose weight is quantized again. After to_dense, those
+    that were added beside a Linear4bit cannot be merged, since they look for its quant_state:
+    convert the model before PEFT adds them.
 
     Returns the names of the replaced layers. Raises InvalidArgument for a layer that is not
     quantized yet, is repacked (by bitsandbytes' CPU kernels, or for Marlin, Machete, ExLlama and
@@ -112,7 +112,8 @@ def _remove_decompression(model: nn.Module) -> None:
 
 def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     """Replaces every NF4Linear and Int4Linear in a model by a torch.nn.Linear with the dequantized
-    weight. To merge adapters: to_dense(model), then PEFT's model.merge_and_unload().
+    weight. To merge adapters without rounding to 4 bits: to_dense(model), then PEFT's
+    model.merge_and_unload().
 
     dtype  "fp32", "fp16", "bf16" or torch's; by default that of each weight before it was quantized
 

@@ -1,4 +1,4 @@
-"""Unsloth's fast_dequantize, served by libnf4."""
+"""Unsloth's fast_dequantize and matmul_lora, served by libnf4."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nf4.errors import InvalidArgument
-from nf4.torch import _kernels, _operators, _schemas, _state  # noqa: F401  kernels are registered
+from nf4.torch import _kernels, _operators, _private, _state
 from nf4.torch._checks import require_tensor
+from nf4.torch.peft import adapted
+from nf4.torch.peft.adapted import Adapter
 
-_NAME = "fast_dequantize"
+_UTILS = "unsloth.kernels.utils"
 
 
 def fast_dequantize(
@@ -45,37 +48,89 @@ def fast_dequantize(
     return result.t() if W.shape[0] == 1 else result
 
 
-def _or_original(original: Callable[..., Any]) -> Callable[..., Any]:
+def matmul_lora(
+    X: Tensor,
+    W: Tensor,
+    W_quant: _state.QuantState,
+    A: Tensor | None,
+    B: Tensor | None,
+    s: float | None,
+) -> Tensor:
+    """With the arguments and results of unsloth.kernels.utils.matmul_lora: X W^T + s (X A^T) B^T of
+    a weight in 4 bits; of its transpose, if W is of shape [1, n]. No gradients are recorded."""
+    x = X.reshape(-1, X.shape[-1])
+    weight = _state.parts_of(W, W_quant)
+    made = None
+    with torch.no_grad():
+        if W.shape[0] == 1:
+            y = _operators.linear_grad(x, weight)
+        else:
+            made = None if A is None else adapted.product(x, None, weight, Adapter(A, B, s))
+            y = _operators.linear(x, None, weight) if made is None else made[0]
+        if A is not None and made is None:
+            y.addmm_(x @ A.t().to(x.dtype), B.t().to(x.dtype), alpha=s)
+    return y.view(*X.shape[:-1], -1)
+
+
+def _is_ours(quant_state: Any) -> bool:
+    return getattr(quant_state, "quant_type", None) in ("nf4", "fp4")
+
+
+def _dequantize_or(original: Callable[..., Any]) -> Callable[..., Any]:
     """Unsloth's own function still serves weights that are not in 4 bits."""
 
     def patched(W: Tensor, quant_state: Any = None, *rest: Any, **options: Any) -> Any:
-        if getattr(quant_state, "quant_type", None) in ("nf4", "fp4"):
+        if _is_ours(quant_state):
             return fast_dequantize(W, quant_state, *rest, **options)
         return original(W, quant_state, *rest, **options)
 
-    patched.nf4_original = original
     return patched
 
 
+def _matmul_or(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Unsloth's own still serves an `out`, x of another dtype, and what autograd records."""
+
+    def patched(X: Tensor, W: Tensor, W_quant: Any, A: Any, B: Any, s: Any, out: Any = None) -> Any:
+        ours = _is_ours(W_quant) and out is None and type(X) is Tensor and X.dtype == W_quant.dtype
+        if ours and not (torch.is_grad_enabled() and _private.any_requires_grad(X, A, B)):
+            return matmul_lora(X, W, W_quant, A, B, s)
+        return original(X, W, W_quant, A, B, s, out)
+
+    return patched
+
+
+_PATCHES = {"fast_dequantize": _dequantize_or, "matmul_lora": _matmul_or}
+
+
+def _patch(name: str) -> set[str]:
+    """The modules of Unsloth's in which a function of this name was replaced."""
+    original = getattr(sys.modules[_UTILS], name, None)
+    if original is None or hasattr(original, "nf4_original"):
+        return set()
+    patched = _PATCHES[name](original)
+    patched.nf4_original = original
+    found = {
+        each: module
+        for each, module in list(sys.modules.items())
+        if each.split(".")[0] == "unsloth" and getattr(module, name, None) is original
+    }
+    for module in found.values():
+        setattr(module, name, patched)
+    return set(found)
+
+
 def patch_unsloth() -> list[str]:
-    """Makes Unsloth dequantize 4-bit weights by libnf4, in all of its modules that are loaded: call
-    it after `import unsloth`. Returns their names; a second call changes nothing.
+    """Makes Unsloth dequantize and multiply 4-bit weights by libnf4, in all of its modules that are
+    loaded: call it after `import unsloth`. Returns their names; a second call changes nothing.
+
+    fast_dequantize and matmul_lora are replaced, by which its LoRA_MLP, LoRA_QKV and LoRA_W compute
+    y, and LoRA_MLP the gradient of its last product. Their other gradients dequantize, and add to
+    a dX that is where x was.
 
     Raises InvalidArgument where unsloth.kernels.utils is not loaded or has no fast_dequantize.
     """
-    original = getattr(sys.modules.get("unsloth.kernels.utils"), _NAME, None)
-    if original is None:
+    if getattr(sys.modules.get(_UTILS), "fast_dequantize", None) is None:
         raise InvalidArgument(
-            f"unsloth.kernels.utils has no {_NAME}; expected that unsloth is imported first"
+            f"{_UTILS} has no fast_dequantize; expected that unsloth is imported first"
         )
-    if hasattr(original, "nf4_original"):
-        return []
-    patched = _or_original(original)
-    found = [
-        (name, module)
-        for name, module in list(sys.modules.items())
-        if name.split(".")[0] == "unsloth" and getattr(module, _NAME, None) is original
-    ]
-    for _, module in found:
-        setattr(module, _NAME, patched)
-    return sorted(name for name, _ in found)
+    return sorted(set().union(*map(_patch, _PATCHES)))

@@ -145,13 +145,72 @@ const _: () = {
         "Offset of field: nf4_sizes::absmax_bytes",
     ][::core::mem::offset_of!(nf4_sizes, absmax_bytes) - 40usize];
 };
+/** A low-rank adapter (LoRA, arXiv:2106.09685) beside a weight W [rows, cols]: W + scale B A,
+ for A [rank, cols] and B [rows, rank], both row-major.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nf4_lora {
+    /// sizeof(nf4_lora)
+    pub struct_size: usize,
+    /** of a and b: that of nf4_matmul_args, or fp32, which may be
+rounded to it*/
+    pub dtype: nf4_dtype,
+    /// 1..128
+    pub rank: i32,
+    /// finite
+    pub scale: f32,
+    /// 0
+    pub reserved: i32,
+    pub a: *const ::core::ffi::c_void,
+    /// >= cols
+    pub a_stride: i64,
+    pub b: *const ::core::ffi::c_void,
+    /// >= rank
+    pub b_stride: i64,
+    /** [m, rank], contiguous, in the dtype of nf4_matmul_args: is
+written. x A^T, or in the gradient dy B, without the scale:
+what the gradients of B and A need. NULL: not wanted; needed
+on the CPU*/
+    pub product: *mut ::core::ffi::c_void,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of nf4_lora"][::core::mem::size_of::<nf4_lora>() - 64usize];
+    ["Alignment of nf4_lora"][::core::mem::align_of::<nf4_lora>() - 8usize];
+    [
+        "Offset of field: nf4_lora::struct_size",
+    ][::core::mem::offset_of!(nf4_lora, struct_size) - 0usize];
+    [
+        "Offset of field: nf4_lora::dtype",
+    ][::core::mem::offset_of!(nf4_lora, dtype) - 8usize];
+    [
+        "Offset of field: nf4_lora::rank",
+    ][::core::mem::offset_of!(nf4_lora, rank) - 12usize];
+    [
+        "Offset of field: nf4_lora::scale",
+    ][::core::mem::offset_of!(nf4_lora, scale) - 16usize];
+    [
+        "Offset of field: nf4_lora::reserved",
+    ][::core::mem::offset_of!(nf4_lora, reserved) - 20usize];
+    ["Offset of field: nf4_lora::a"][::core::mem::offset_of!(nf4_lora, a) - 24usize];
+    [
+        "Offset of field: nf4_lora::a_stride",
+    ][::core::mem::offset_of!(nf4_lora, a_stride) - 32usize];
+    ["Offset of field: nf4_lora::b"][::core::mem::offset_of!(nf4_lora, b) - 40usize];
+    [
+        "Offset of field: nf4_lora::b_stride",
+    ][::core::mem::offset_of!(nf4_lora, b_stride) - 48usize];
+    [
+        "Offset of field: nf4_lora::product",
+    ][::core::mem::offset_of!(nf4_lora, product) - 56usize];
+};
 /** y = x W^T + bias, for activations x [m, cols], a weight W [rows, cols], an output
  y [m, rows] and a bias [rows]. Matrices are row-major; a stride is the distance
  from one row to the next, in elements.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct nf4_matmul_args {
-    /// sizeof(nf4_matmul_args)
+    /// sizeof(nf4_matmul_args), or 64: without lora
     pub struct_size: usize,
     /// of x, bias and y; fp32 on a GPU for m <= 16, of an nf4_tensor
     pub dtype: nf4_dtype,
@@ -167,10 +226,12 @@ pub struct nf4_matmul_args {
     pub y: *mut ::core::ffi::c_void,
     /// >= rows
     pub y_stride: i64,
+    /// or NULL; NULL for an nf4_int4_tensor
+    pub lora: *const nf4_lora,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of nf4_matmul_args"][::core::mem::size_of::<nf4_matmul_args>() - 64usize];
+    ["Size of nf4_matmul_args"][::core::mem::size_of::<nf4_matmul_args>() - 72usize];
     [
         "Alignment of nf4_matmul_args",
     ][::core::mem::align_of::<nf4_matmul_args>() - 8usize];
@@ -201,6 +262,9 @@ const _: () = {
     [
         "Offset of field: nf4_matmul_args::y_stride",
     ][::core::mem::offset_of!(nf4_matmul_args, y_stride) - 56usize];
+    [
+        "Offset of field: nf4_matmul_args::lora",
+    ][::core::mem::offset_of!(nf4_matmul_args, lora) - 64usize];
 };
 /** GPTQ, AWQ and compressed-tensors store a weight of rows x cols (N x K) elements as codes
  q of 4 bits, and for each row and group of columns a scale s and a zero point z, 0..15:
@@ -480,9 +544,9 @@ extern "C" {
         threads: i32,
     ) -> nf4_status;
     /** The bytes of workspace that nf4_matmul_launch needs; often 0. They depend on the
- weight's shape and blocksize, m and dtype, not on the GPU, and do not decrease as m
- increases: what suffices for the largest m suffices for all. The pointers in the
- structs are not read.*/
+ weight's shape and blocksize, m, dtype and the lora's rank, not on the GPU, and do not
+ decrease as m increases: what suffices for the largest m suffices for all. No pointer in
+ the structs is read but lora.*/
     pub fn nf4_matmul_workspace_size(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
@@ -495,6 +559,11 @@ extern "C" {
  lies between the rows of y is not written. If y is empty, nothing is read or written,
  and pointers may be NULL; if cols is 0, y is the bias or 0, and no other pointer is
  read.
+
+ With a lora, y = x W^T + bias + scale p B^T: p is x A^T, summed in binary32 and rounded to
+ dtype; on a GPU in 16 bits scale * p is rounded once more. The sums are those of one
+ product: y is rounded once. Beside a weight without elements the lora is not looked at, and
+ its product not written.
 
  Further differences from exact arithmetic:
    rounding    in 16 bits the entries, or the entries times the scale, may first be
@@ -519,8 +588,9 @@ extern "C" {
  INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
  m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch and m is
  more than 16, m times a stride is more than 2^60, the workspace is NULL, misaligned or
- too small, or y, between its first and its last element, or the workspace overlaps
- anything else.*/
+ too small, or y, between its first and its last element, the lora's product or the
+ workspace overlaps anything else; struct_size, dtype, rank, scale, reserved or a stride of
+ the lora is out of range.*/
     pub fn nf4_matmul_launch(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
@@ -531,6 +601,30 @@ extern "C" {
     /** The same on host memory, without workspace; threads as in nf4_dequant_cpu, and their
  number changes no bit.*/
     pub fn nf4_matmul_cpu(
+        weight: *const nf4_tensor,
+        args: *const nf4_matmul_args,
+        threads: i32,
+    ) -> nf4_status;
+    /** The gradient of y = x W^T with respect to x: dx = dy W, for dy [m, rows] and dx [m, cols].
+ args->x is dy, and x_stride at least rows; args->y is dx, and y_stride at least cols; bias is
+ NULL. With a lora dx = dy W + scale p A, and p = dy B. All else is as in the functions
+ above, the roles of rows and cols exchanged: dx is empty if m or cols is 0, and 0 if rows is.
+ Weights times their scales may be rounded to the dtype, as dequantize does.
+
+ INVALID_ARGUMENT: as for those, and if bias is not NULL.*/
+    pub fn nf4_matmul_grad_workspace_size(
+        weight: *const nf4_tensor,
+        args: *const nf4_matmul_args,
+        bytes: *mut usize,
+    ) -> nf4_status;
+    pub fn nf4_matmul_grad_launch(
+        weight: *const nf4_tensor,
+        args: *const nf4_matmul_args,
+        workspace: *mut ::core::ffi::c_void,
+        workspace_bytes: usize,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    pub fn nf4_matmul_grad_cpu(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
         threads: i32,
@@ -651,7 +745,7 @@ extern "C" {
     ) -> nf4_status;
     /** As the functions without "int4", for x, y and bias as there; where those name the
  blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
- nf4_int4_reorder_launch saves that. Workspace sizes and the choice of a kernel also depend
+ nf4_int4_reorder_launch saves that. args->lora is NULL. Workspace sizes and the choice of a kernel also depend
  on whether zeros, g_idx and permutation are NULL, and the choice on the alignment of
  scales. On a GPU dtype is not fp32. Differences from exact arithmetic, beside those of
  nf4_matmul_launch:

@@ -146,16 +146,21 @@ pub(crate) fn matmul_workspace_bytes<T: Element>(
     m: usize,
 ) -> Result<usize> {
     let (rows, cols) = weight.shape();
-    let args = Operands::<T> {
-        m,
-        x: ptr::null(),
-        x_stride: cols,
-        bias: ptr::null(),
-        y: ptr::null_mut(),
-        y_stride: rows,
-    };
+    let args = contiguous::<T>(m, cols, rows);
     let (weight, args, mut bytes) = (weight.raw()?, args.raw()?, 0);
     // SAFETY: all three live through the call, and the struct_size of both structs is set.
     check(unsafe { (weight.functions().matmul_workspace_size)(&weight, &args, &mut bytes) })?;
     Ok(bytes)
+}
+
+/// `m` contiguous rows of x and y, nowhere.
+pub(crate) fn contiguous<T>(m: usize, x_stride: usize, y_stride: usize) -> Operands<T> {
+    Operands {
+        m,
+        x: ptr::null(),
+        x_stride,
+        bias: ptr::null(),
+        y: ptr::null_mut(),
+        y_stride,
+    }
 }

@@ -19,6 +19,8 @@
 //!   buffers.
 //! - [`matmul`] and [`matmul_into`]: x W^T + bias on [`Matrix`] and [`MatrixMut`], which borrow
 //!   slices. [`matmul_batch`] and [`matmul_batch_into`]: several in one call.
+//! - [`matmul_grad`]: the gradient of x. [`matmul_lora`] and [`matmul_grad_lora`]: with a low-rank
+//!   adapter, [`Lora`], beside the weight.
 //! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
 //!   slices, such as those of a mapped file. [`Spec`] is its shape and format.
 //! - [`Int4Tensor`], [`Int4Ref`] and [`Int4Spec`]: the same of a weight of integers, made by
@@ -38,6 +40,7 @@ pub mod cuda;
 pub mod device;
 mod error;
 mod format;
+mod gradient;
 mod info;
 mod int4;
 mod kind;
@@ -52,6 +55,7 @@ pub use batch::{matmul_batch, matmul_batch_into, Product};
 pub use cudarc;
 pub use error::{Error, Result};
 pub use format::{DType, Element, Format, CODEBOOK_SIZE, SCALE_CODE_SIZE};
+pub use gradient::{matmul_grad, matmul_grad_into, matmul_grad_lora, matmul_lora, Lora};
 pub use info::{
     build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
     DeviceInfo, Version,

@@ -146,6 +146,15 @@ impl<T: Element> Operands<T> {
             bias: self.bias.cast(),
             y: self.y.cast(),
             y_stride: convert("y_stride", self.y_stride)?,
+            lora: ptr::null(),
+        })
+    }
+
+    /// The same beside an adapter, which they point to.
+    pub(crate) fn raw_with(&self, lora: &sys::nf4_lora) -> Result<sys::nf4_matmul_args> {
+        Ok(sys::nf4_matmul_args {
+            lora,
+            ..self.raw()?
         })
     }
 }

@@ -6,6 +6,7 @@ use nf4_sys as sys;
 
 use crate::error::{check, check_length, convert};
 use crate::format::SCALE_CODE_SIZE;
+use crate::gradient::RawLora;
 use crate::info::check_version;
 use crate::kind::Described;
 use crate::scales::ScaleLengths;
@@ -134,6 +135,59 @@ impl Spec {
     /// rows are too many.
     pub fn matmul_workspace_bytes<T: Element>(&self, m: usize) -> Result<usize> {
         kind::matmul_workspace_bytes::<T>(self, m)
+    }
+
+    /// Workspace of a [`matmul_lora_launch`](crate::device::matmul_lora_launch) with an adapter of
+    /// `rank`, likewise.
+    ///
+    /// # Errors
+    /// As [`Spec::matmul_workspace_bytes`].
+    pub fn matmul_lora_workspace_bytes<T: Element>(&self, m: usize, rank: usize) -> Result<usize> {
+        self.adapted_workspace_bytes::<T>(m, rank, false)
+    }
+
+    /// Workspace of a [`matmul_grad_launch`](crate::device::matmul_grad_launch), or with a `rank`
+    /// other than 0 of a [`matmul_grad_lora_launch`](crate::device::matmul_grad_lora_launch),
+    /// likewise.
+    ///
+    /// # Errors
+    /// As [`Spec::matmul_workspace_bytes`].
+    pub fn matmul_grad_workspace_bytes<T: Element>(&self, m: usize, rank: usize) -> Result<usize> {
+        self.adapted_workspace_bytes::<T>(m, rank, true)
+    }
+
+    fn adapted_workspace_bytes<T: Element>(
+        &self,
+        m: usize,
+        rank: usize,
+        gradient: bool,
+    ) -> Result<usize> {
+        let lora = RawLora {
+            dtype: T::DTYPE.as_raw(),
+            rank,
+            scale: 1.0,
+            a: ptr::null(),
+            a_stride: self.cols,
+            b: ptr::null(),
+            b_stride: rank,
+            product: ptr::null_mut(),
+        };
+        let (of_size, x_stride, y_stride): (unsafe extern "C" fn(_, _, _) -> _, _, _) = if gradient
+        {
+            (sys::nf4_matmul_grad_workspace_size, self.rows, self.cols)
+        } else {
+            (sys::nf4_matmul_workspace_size, self.cols, self.rows)
+        };
+        let args = kind::contiguous::<T>(m, x_stride, y_stride);
+        let (lora, mut bytes) = (lora.raw()?, 0);
+        let args = if rank == 0 && gradient {
+            args.raw()?
+        } else {
+            args.raw_with(&lora)?
+        };
+        // SAFETY: all of them live through the call, and the struct_size of each struct is set.
+        check(unsafe { of_size(&self.descriptor()?, &args, &mut bytes) })?;
+        Ok(bytes)
     }
 
     /// The C descriptor, with no pointers yet. Every call on a weight passes through here.

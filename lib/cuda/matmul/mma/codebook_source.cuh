@@ -1,4 +1,5 @@
-// The mma kernel's weights of NF4 and FP4: codes, scales and look-ups of a CTA tile.
+// The mma kernel's weights of NF4 and FP4, and their transposes: codes, scales and look-ups of a
+// CTA tile.
 #pragma once
 
 #include "cuda/matmul/args.hpp"
@@ -11,10 +12,10 @@
 namespace nf4::cuda {
 namespace {
 
-template <class Arch, class Scales>
+template <class Arch, class Scales, bool Transposed = false>
 class CodebookSource {
  public:
-  using View = WeightView;
+  using Args = MatmulArgs;  // if Transposed, with the rows and columns of the weight exchanged
   static constexpr bool kLdmatrix = false;
   static constexpr int kResidentCtas = 1;  // at least, of a multiprocessor
   // In shared memory.
@@ -23,7 +24,7 @@ class CodebookSource {
   static constexpr int kVectorK = 16;  // columns that a thread loads
   static constexpr int kVectorsPerTileK = kMmaTileK / kVectorK;
 
-  // kVectorK columns of a row of W: codes, and the scales of the first and the last block.
+  // kVectorK columns of a stored row: codes, and the scales of the first and the last block.
   struct Registers {
     uint32_t words[kVectorK / 8];  // high nibble of the lowest byte first
     typename Scales::Fetched first_scale, last_scale;
@@ -40,18 +41,57 @@ class CodebookSource {
       codebook[threadIdx.x] = device_codebook(args.weight)[threadIdx.x];
   }
 
-  // This thread's row and first column in a tile.
-  static __device__ __forceinline__ int tile_row() { return threadIdx.x / kVectorsPerTileK; }
+  // This thread's row and column in a tile, the first ones of its vector.
+  static __device__ __forceinline__ int tile_row() {
+    return Transposed ? stored_column() : stored_row();
+  }
   static __device__ __forceinline__ int tile_column() {
-    return threadIdx.x % kVectorsPerTileK * kVectorK;
+    return Transposed ? stored_row() : stored_column();
   }
 
   __device__ __forceinline__ void seek(int64_t, int64_t) {}
   __device__ __forceinline__ Registers load(int64_t row, int64_t column) const {
+    return Transposed ? load_stored(column, row) : load_stored(row, column);
+  }
+
+  // Rounded as dequantize rounds; zeros past the end of the row. Rows of the tile are stored rows.
+  template <class T>
+  __device__ __forceinline__ void store(const Registers &registers, const SmemTile<T> &to) const {
+    const float first = Scales::finish(registers.first_scale, table_);
+    const float last = Scales::finish(registers.last_scale, table_);
+#pragma unroll
+    for (int word = 0; word < kVectorK / 8; ++word) {
+      float values[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int k = word * 8 + i;
+        const float entry = codebook_[registers.words[word] >> (4 * (i ^ 1)) & 15u];
+        values[i] = k < registers.count
+                        ? multiply_rn(entry, k < registers.in_first_block ? first : last)
+                        : 0.0f;
+      }
+      to.store(stored_row(), stored_column() / 8 + word, values);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int stored_row() { return threadIdx.x / kVectorsPerTileK; }
+  static __device__ __forceinline__ int stored_column() {
+    return threadIdx.x % kVectorsPerTileK * kVectorK;
+  }
+
+  // Of the stored matrix.
+  __device__ __forceinline__ const int64_t &stored_rows() const {
+    return Transposed ? args_.weight.cols : args_.weight.rows;
+  }
+  __device__ __forceinline__ const int64_t &stored_cols() const {
+    return Transposed ? args_.weight.rows : args_.weight.cols;
+  }
+  __device__ __forceinline__ Registers load_stored(int64_t row, int64_t column) const {
     Registers registers{};
-    if (row >= args_.weight.rows || column >= args_.weight.cols) return registers;
-    const int64_t first = row * args_.weight.cols + column;
-    registers.count = static_cast<int>(min(args_.weight.cols - column, int64_t{kVectorK}));
+    if (row >= stored_rows() || column >= stored_cols()) return registers;
+    const int64_t first = row * stored_cols() + column;
+    registers.count = static_cast<int>(min(stored_cols() - column, int64_t{kVectorK}));
     const int blocksize = 1 << args_.weight.blocksize_log2;
     registers.in_first_block = blocksize - (static_cast<int>(first) & (blocksize - 1));
     registers.first_scale =
@@ -72,27 +112,6 @@ class CodebookSource {
     return registers;
   }
 
-  // Rounded as dequantize rounds; zeros past the end of the row.
-  template <class T>
-  __device__ __forceinline__ void store(const Registers &registers, const SmemTile<T> &to) const {
-    const float first = Scales::finish(registers.first_scale, table_);
-    const float last = Scales::finish(registers.last_scale, table_);
-#pragma unroll
-    for (int word = 0; word < kVectorK / 8; ++word) {
-      float values[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int k = word * 8 + i;
-        const float entry = codebook_[registers.words[word] >> (4 * (i ^ 1)) & 15u];
-        values[i] = k < registers.count
-                        ? multiply_rn(entry, k < registers.in_first_block ? first : last)
-                        : 0.0f;
-      }
-      to.store(tile_row(), tile_column() / 8 + word, values);
-    }
-  }
-
- private:
   const MatmulArgs &args_;
   ScaleTable<Scales> table_;
   const float *codebook_;

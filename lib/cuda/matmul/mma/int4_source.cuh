@@ -181,7 +181,7 @@ class Int4Source {
   static constexpr int kScales = Scales::kScales;
 
  public:
-  using View = Int4View;
+  using Args = Int4MatmulArgs;
   static constexpr bool kLdmatrix = true;
   static constexpr int kResidentCtas = 2;  // at least, of a multiprocessor
   // In shared memory: none.

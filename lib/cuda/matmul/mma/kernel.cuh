@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "cuda/element.cuh"
+#include "cuda/lora/term.cuh"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/mma/smem_tile.cuh"
@@ -164,14 +165,25 @@ using CtaProducts =
     std::conditional_t<std::is_same_v<T, float>, CtaFmaFp32,
                        std::conditional_t<Arch::kTensorCores, TensorMma, CtaFma<T>>>;
 
+template <class T>
+__device__ __forceinline__ float lora_of(const MatmulArgs &args, int64_t m, int64_t n) {
+  return lora_term<T>(args.lora, m, n);
+}
+template <class T>
+__device__ __forceinline__ float lora_of(const Int4MatmulArgs &, int64_t, int64_t) {
+  return 0;
+}
+
 // ---- The kernel --------------------------------------------------------------------------
 
-// `Source` is what loads and dequantizes a kind of weight.
 template <class Arch, class T, class Source>
+using ProductsOf =
+    CtaProducts<Arch, T, std::conditional_t<Source::kLdmatrix, CtaLdmatrixMma<T>, CtaMma<T>>>;
+
+// `Source` is what loads and dequantizes a kind of weight, `Mma` what multiplies its tiles.
+template <class Arch, class T, class Source, class Mma = ProductsOf<Arch, T, Source>>
 __global__ void __launch_bounds__(kMmaThreads, Source::kResidentCtas)
-    matmul_mma(const __grid_constant__ MatmulArgsOf<typename Source::View> args) {
-  using TensorMma = std::conditional_t<Source::kLdmatrix, CtaLdmatrixMma<T>, CtaMma<T>>;
-  using Mma = CtaProducts<Arch, T, TensorMma>;
+    matmul_mma(const __grid_constant__ typename Source::Args args) {
   constexpr int kXChunks = kVectorK / kPerVector<T>;
   __shared__ uint4 chunks[2][kMmaTileN * SmemTile<T>::kRowChunks];
   __shared__ float scale_code[Source::kScaleCodeSize];
@@ -211,7 +223,7 @@ __global__ void __launch_bounds__(kMmaThreads, Source::kResidentCtas)
     const int64_t n = first_n + i, m = first_m + j;
     if (n >= args.weight.rows || m >= args.m) return;
     const float bias_value = bias == nullptr ? 0.0f : to_float(bias[n]);
-    y[m * args.y_stride + n] = from_float<T>(sum + bias_value);
+    y[m * args.y_stride + n] = from_float<T>(sum + bias_value + lora_of<T>(args, m, n));
   });
 }
 

@@ -43,6 +43,17 @@ class SmemTile {
   __device__ __forceinline__ float4 vector(int row, int index) const {
     return *reinterpret_cast<const float4 *>(&chunk(row, index));
   }
+  // Four neighbours of any type.
+  __device__ __forceinline__ float4 four(int row, int index) const {
+    if constexpr (kPerVector<T> == 4) {
+      return vector(row, index);
+    } else {
+      const uint2 v = reinterpret_cast<const uint2 *>(&chunk(row, index / 2))[index % 2];
+      const T *const elements = reinterpret_cast<const T *>(&v);
+      return {to_float(elements[0]), to_float(elements[1]), to_float(elements[2]),
+              to_float(elements[3])};
+    }
+  }
   // Of 16 rows and columns, operand A of mma_m16n8k16, and operand B of two products.
   __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int column) const {
     const int lane = threadIdx.x % 32;
@@ -51,6 +62,11 @@ class SmemTile {
   __device__ __forceinline__ void load_b(uint32_t (&b)[4], int row, int column) const {
     const int lane = threadIdx.x % 32;
     ldmatrix_x4(b, &chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2));
+  }
+  // Operand A whose rows are 16 columns of the tile, and its columns rows.
+  __device__ __forceinline__ void load_transposed_a(uint32_t (&a)[4], int row, int column) const {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4_trans(a, &chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2));
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/element.cuh"
+#include "cuda/lora/term.cuh"
 #include "cuda/matmul/skinny/args.hpp"
 
 namespace nf4::cuda {
@@ -61,6 +62,18 @@ class Epilogue {
       bias_ = to_float(static_cast<const T *>(matmul.bias)[rows.first + row]);
   }
 
+  // The adapter's part of output `index`, once its product with x is there. What is read of B is
+  // prefetched before.
+  __device__ __forceinline__ void prefetch_lora(const LoraTerm &lora, const CtaRows &rows,
+                                                const PartialSums<WarpMma> &group,
+                                                uint32_t index) const {
+    if (in_bounds_) prefetch_lora_b<T>(lora, row_of(rows, group, index));
+  }
+  __device__ __forceinline__ void add_lora(const LoraTerm &lora, const CtaRows &rows,
+                                           const PartialSums<WarpMma> &group, uint32_t index) {
+    if (in_bounds_) bias_ += lora_term<T>(lora, index % kMaxM, row_of(rows, group, index));
+  }
+
   // Always adds in the same order.
   __device__ __forceinline__ void store(int warps, float unit) const {
     if (!in_bounds_) return;
@@ -78,6 +91,12 @@ class Epilogue {
   }
 
  private:
+  static __device__ __forceinline__ int row_of(const CtaRows &rows,
+                                               const PartialSums<WarpMma> &group, uint32_t index) {
+    return rows.first + (group.first + static_cast<int>(index / kTilePartials)) * kWarpTileN +
+           WarpMma::row_at(index % kTilePartials / kMaxM);
+  }
+
   const float *partial_;
   T *y_;
   float bias_ = 0;

@@ -53,7 +53,7 @@ __device__ __forceinline__ float build_lut(const SkinnyArgs &args, float entry, 
 }
 
 // What one of a weight's CTAs does.
-template <class Arch, class T, class Scales, class WarpMma>
+template <class Arch, class T, class Scales, class WarpMma, bool kLora>
 __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   constexpr int kWarps = kWarpsOf<WarpMma>, kThreads = 32 * kWarps;
   using Kind = CodebookSkinny<Arch, WarpMma::kMaxM, kWarps>;
@@ -62,7 +62,10 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   const CtaRows rows(args.work, cta);
   const int tiles = rows.tiles();
   prefetch_rows<Arch>(args, rows);
-  pdl_wait<Arch>();
+  if constexpr (kLora)
+    pdl_wait_for_earlier<Arch>();
+  else
+    pdl_wait<Arch>();
 
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
@@ -107,6 +110,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
     for (int stage = 1; stage < Kind::kSmem.stages && first == 0; ++stage) pipeline.load_next();
     // Now, while the first tile is on its way, and not when the last sums are there.
     Epilogue<T, WarpMma> epilogue(args, rows, group, threadIdx.x);
+    if constexpr (kLora) epilogue.prefetch_lora(matmul.lora, rows, group, threadIdx.x);
 #pragma unroll 1
     for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kWarps) {
       if (k_tile != first_k_tile || first != 0) warp_mma.load_x(matmul, k_tile);
@@ -127,9 +131,11 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
         partial += args.work.n_warps * kWarps * group.kTilePartials;
       }
     }
+    if constexpr (kLora) pdl_wait<Arch>();
     __syncthreads();
     const uint32_t outputs = (group.end - group.first) * group.kTilePartials;
     for (uint32_t i = threadIdx.x; i < outputs;) {
+      if constexpr (kLora) epilogue.add_lora(matmul.lora, rows, group, i);
       epilogue.store(args.work.k_warps, unit);
       i += kThreads;
       if (i < outputs) epilogue = Epilogue<T, WarpMma>(args, rows, group, i);
@@ -139,10 +145,10 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
 }
 
 // For cols that are a multiple of kScaleK; the weight and rows of x are 16-byte aligned.
-template <class Arch, class T, class Scales, class WarpMma>
+template <class Arch, class T, class Scales, class WarpMma, bool kLora>
 __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     matmul_skinny(const __grid_constant__ SkinnyArgs args) {
-  run_cta<Arch, T, Scales, WarpMma>(args, static_cast<int>(blockIdx.x));
+  run_cta<Arch, T, Scales, WarpMma, kLora>(args, static_cast<int>(blockIdx.x));
 }
 
 // The same for several weights. A whole CTA has one of them, so its arguments are found through
@@ -154,7 +160,7 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   int problem = 0;
 #pragma unroll
   for (int i = 1; i < kSkinnyBatchMax; ++i) problem += cta >= batch.first_cta[i];
-  run_cta<Arch, T, Scales, WarpMma>(batch.problems[problem], cta - batch.first_cta[problem]);
+  run_cta<Arch, T, Scales, WarpMma, false>(batch.problems[problem], cta - batch.first_cta[problem]);
 }
 
 }  // namespace

@@ -5,11 +5,11 @@
 
 #include "cuda/matmul/skinny/int4_mainloop.cuh"
 #include "cuda/matmul/skinny/strip_args.hpp"
+#include "cuda/matmul/skinny/strip_pipeline.cuh"
+#include "cuda/matmul/skinny/strip_reduce.cuh"
 
 namespace nf4::cuda {
 namespace {
-
-constexpr int kRowTiles = 4;  // of a warp
 
 // fp32 sums of a warp: 64 rows of the weight by MTiles tiles of 8 rows of x, and of x alone.
 template <int MTiles>
@@ -27,9 +27,6 @@ __device__ __forceinline__ void mma_ones(StripSums<MTiles> &sums, int m_tile, ui
   constexpr uint32_t kOnes[4] = {kOne, kOne, kOne, kOne};
   mma_m16n8k16(T{}, sums.x[m_tile], kOnes, b0, b1);
 }
-
-// A stage of x: rows of 128 bytes in the 128-byte swizzle.
-constexpr int kXRowBytes = kStripK * 2;
 
 // Codes [k][n / 8]: a K-tile is kStripK rows of 64 or 128 bytes in the swizzle of as many.
 template <int kWarpsN_>

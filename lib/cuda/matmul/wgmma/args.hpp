@@ -42,7 +42,18 @@ struct WgmmaArgsOf {
   bool scale_vectors;  // scales may be loaded several steps at once (scale_loader.cuh)
   bool y_vectors;      // rows of y are 16-byte aligned
 };
-using WgmmaArgs = WgmmaArgsOf<WeightView, LutCodebook>;
+
+// An adapter: k_tiles more for each tile, of a K-step each.
+struct WgmmaLora {
+  TensorMap product_map;  // of scale * x A^T: boxes of a K-step's bytes, half of which are read
+  TensorMap b_map;        // of B: boxes of kLoraTileK ranks
+  int k_tiles;
+  int k_steps;  // of 16 ranks
+};
+
+struct WgmmaArgs : WgmmaArgsOf<WeightView, LutCodebook> {
+  WgmmaLora lora;
+};
 
 struct Int4DecodeArgs {
   int group_steps;  // K-steps that share a scale

@@ -15,13 +15,20 @@
 namespace nf4::cuda {
 namespace {
 
+// Lora: an adapter may be added.
+template <bool Lora>
 struct CodebookKind {
   using Args = WgmmaArgs;
   using Scale = float;
   template <int TileN>
   using Layout = RowPacked;
+  template <class Tile>
+  using Reader = WeightReader<Tile>;
+  static constexpr ScaleOn scale_on(ScaleOn of_config) { return of_config; }
 
   static constexpr bool kGroups = false;
+  static constexpr bool kLora = Lora;
+  static constexpr bool kSplitK = true;  // where the configuration has it
   static constexpr int kLutBytes = 65536;
   static constexpr int kScaleCodeBytes = 1024;
   // A K-tile of a tile with many rows of x takes long, and leaves little room.
@@ -46,10 +53,10 @@ struct CodebookKind {
   static __device__ __forceinline__ float begin_consumer(const Args &args,
                                                          SharedStorage<Tile> shared) {
     const float *const codebook = args.matmul.weight.codebook;
-    if (codebook != nullptr) pdl_wait<Sm90>();
+    if (codebook != nullptr) wait_for_inputs<CodebookKind<Lora>>(args);
     const float unit = Decode::template build<Tile::kConsumers>(args.decode, codebook, shared.base,
                                                                 consumer_thread());
-    pdl_wait<Sm90>();
+    wait_for_inputs<CodebookKind<Lora>>(args);
     pdl_launch_dependents<Sm90>();
     named_barrier_sync(1, Tile::kConsumers);
     return unit;

@@ -37,6 +37,14 @@ class WeightReader {
     load_words<0>();
   }
 
+  // Waits for the next ranks of an adapter's B; returns the wgmma descriptor of this warpgroup's
+  // rows.
+  __device__ __forceinline__ uint64_t wait_lora() {
+    mbarrier_wait_parity(shared_.barrier(kWeightFull, state_.stage), state_.phase);
+    return wgmma_descriptor_64(shared_.weight(state_.stage) +
+                               consumer_thread() / 128 * 64 * kLoraTileK * 2);
+  }
+
   template <int Step>
   __device__ __forceinline__ void load_words() {
     Layout::template load<Step>(words_, shared_.weight(state_.stage), lane_offset_);

@@ -23,6 +23,8 @@ class Epilogue {
                                       float unit)
       : args_(args), shared_(shared), unit_(unit) {}
 
+  __device__ __forceinline__ float unit() const { return unit_; }
+
   template <class Scheduler>
   __device__ __forceinline__ void store(const Scheduler &scheduler,
                                         typename Tile::Accumulators &all) {
@@ -143,12 +145,12 @@ class Epilogue {
     for (int part = 0; part < kSubtileM / 16; ++part) {
       const int i = part * 16 + lane_index() / 2;
       uint4 values;
-      if constexpr (Layout::kRowDistance == 8)
-        values = *reinterpret_cast<const uint4 *>(half_row(i, lane_index() % 2));
-      else if constexpr (Layout::kRowDistance == 1)
-        values = interleave(half_row(i, 0), half_row(i, 1));
-      else
+      if constexpr (Layout::kWarpPairs)
         values = gather(half_row(i, 0) - subtile, half_row(i, 1) - subtile);
+      else if constexpr (Layout::kRowDistance == 8)
+        values = *reinterpret_cast<const uint4 *>(half_row(i, lane_index() % 2));
+      else
+        values = interleave(half_row(i, 0), half_row(i, 1));
       if (i < count) store_row(first, n_end, m + i, values);
     }
   }
@@ -162,18 +164,22 @@ class Epilogue {
             __byte_perm(even.y, odd.y, 0x5410), __byte_perm(even.y, odd.y, 0x7632)};
   }
 
-  // The same of the 32 rows of two warps: words of two neighbours, of which a warp has two of four.
+  // The same of the 32 rows of two warps, of which a warp has words of two neighbours (a distance
+  // of 2), or of one in each four and its neighbour.
   __device__ __forceinline__ uint4 gather(int64_t first, int64_t second) const {
     const int warp = consumer_thread() / 32;
     const int word = (warp % 2 * 2 + lane_index() % 2) * 4;
     const auto at = [&](int of, int64_t half) {
       return *reinterpret_cast<const uint32_t *>(shared_.subtile(warp / 2 * 2 + of) + half + word);
     };
-    return {at(0, first), at(0, second), at(1, first), at(1, second)};
+    const uint4 words{at(0, first), at(0, second), at(1, first), at(1, second)};
+    if constexpr (Layout::kRowDistance == 2) return words;
+    return {__byte_perm(words.x, words.y, 0x5410), __byte_perm(words.z, words.w, 0x5410),
+            __byte_perm(words.x, words.y, 0x7632), __byte_perm(words.z, words.w, 0x7632)};
   }
   // Between stores to the subtile and loads from it.
   static __device__ __forceinline__ void sync_subtile() {
-    if constexpr (Layout::kRowDistance == 2)
+    if constexpr (Layout::kWarpPairs)
       named_barrier_sync(kFirstPairBarrier + consumer_thread() / 64, 64);
     else
       __syncwarp();

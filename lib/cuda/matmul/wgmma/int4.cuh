@@ -22,12 +22,17 @@ struct Int4Kind {
   using Scale = Int4Scale;
   template <int TileN>
   using Layout = typename Int4LayoutOf<kLayout, TileN>::Type;
+  template <class Tile>
+  using Reader = WeightReader<Tile>;
+  static constexpr ScaleOn scale_on(ScaleOn of_config) { return of_config; }
 
   static constexpr bool kAwq = kLayout == NF4_INT4_AWQ;
   template <class Tile>
   static constexpr int kAwqDistance = Tile::kTileN / 4 + 2;
 
   static constexpr bool kGroups = true;  // groups of steps share scales
+  static constexpr bool kLora = false;
+  static constexpr bool kSplitK = true;
   static constexpr int kLutBytes = 0;
   static constexpr int kScaleCodeBytes = 0;
   static constexpr int weight_stages(int tile_m, int) { return tile_m > 192 ? 4 : 6; }

@@ -32,11 +32,12 @@ WgmmaKernel int4_kernel() {
     return {};
   else {
     using Tile = CtaTile<Config, Int4Kind<__half, Layout>>;
-    return {Tile::kThreads,
-            SharedLayout<Tile>::kBytes,
-            SharedLayout<Tile>::kXBoxRows,
-            {int4_kernel_of<__half, Layout, Config>(),
-             int4_kernel_of<__nv_bfloat16, Layout, Config>()}};
+    return {
+        Tile::kThreads,
+        SharedLayout<Tile>::kBytes,
+        SharedLayout<Tile>::kXBoxRows,
+        {int4_kernel_of<__half, Layout, Config>(), int4_kernel_of<__nv_bfloat16, Layout, Config>()},
+        {}};
   }
 }
 

@@ -62,6 +62,9 @@ __device__ __forceinline__ void consume(const typename Tile::Args &args, SharedS
   for (Scheduler scheduler(args); scheduler.is_valid(); scheduler.advance()) {
     // Both compute the work tile anew, so that it takes no registers in the mainloop.
     mainloop.run(scheduler.work_tile());
+    if constexpr (Tile::Kind::kLora)
+      if (const int k_tiles = lora_k_tiles<Tile>(args, scheduler.work_tile()))
+        mainloop.add_lora(k_tiles, args.lora.k_steps, epilogue.unit());
     epilogue.store(scheduler, mainloop.sums());
   }
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cuda/lora/lora.hpp"
+#include "cuda/lora/workspace.hpp"
 #include "cuda/matmul/wgmma/args.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul/workspace.hpp"
@@ -24,6 +26,12 @@ const WgmmaKernels &kernels_on(const Device &device, const Int4Weight &weight) {
   if (weight.layout == NF4_INT4_AWQ) return int4_kernels_on<NF4_INT4_AWQ>(device);
   return int4_kernels_on<NF4_INT4_COMPRESSED_TENSORS>(device);
 }
+const WgmmaKernels &kernels_on(const Device &device, const TransposedWeight &) {
+  return *exact_kernels_for<GradWgmmaKernels>(device.compute_capability);
+}
+
+// A configuration that all kinds of weight have.
+constexpr int kEveryKind = config_named("wgmma_128x128");
 
 // By device and cluster size, once the kernels are loaded.
 std::atomic<int> resident_clusters[kMaxDevices][kMaxClusterSize + 1];
@@ -46,6 +54,12 @@ cudaError_t count_clusters(const Device &device, const WgmmaKernel &kernel) {
   }
   return cudaSuccess;
 }
+
+template <class W>
+ScaleOn scale_on(const W &, const MatmulConfig &config) {
+  return config.scale_on;
+}
+ScaleOn scale_on(const TransposedWeight &, const MatmulConfig &) { return ScaleOn::kWeights; }
 
 LutCodebook decode_args(const WeightView &weight, nf4_dtype dtype, ScaleOn scale_on) {
   const Format &format = kFormats[weight.format_row];
@@ -96,21 +110,25 @@ void stream_k_args(const MatmulProblemOf<W> &problem, const WgmmaPlan &plan, Arg
                                              MatmulWorkspace(problem).flags_bytes());
 }
 
-// Whether ScaleLoader::load_vectors can be used: each step is a block, and vectors are aligned.
-bool has_scale_vectors(const WeightView &weight) {
-  const bool nested = weight.nested_absmax != nullptr;
+// Whether ScaleLoader::load_vectors can be used: each step is a block, and vectors are aligned. Or
+// PairedScales.
+bool has_scale_vectors(const Weight &weight) {
   return weight.blocksize_log2 == 6 && weight.cols % 512 == 0 &&
-         is_multiple(weight.absmax, nested ? 8 : 16) &&
-         (!nested || weight.nested_blocksize_log2 >= 3);
+         is_multiple(weight.absmax, weight.nested() ? 8 : 16) &&
+         (!weight.nested() || weight.nested_blocksize_log2 >= 3);
 }
-bool has_scale_vectors(const Int4View &) { return false; }
+bool has_scale_vectors(const Int4Weight &) { return false; }
+bool has_scale_vectors(const TransposedWeight &weight) {
+  return weight.blocksize_log2 == 6 && weight.rows % 128 == 0 &&
+         is_multiple(weight.absmax, weight.nested() ? 2 : 8) && weight.nested_blocksize_log2 != 0;
+}
 
 // Boxes of a K-tile.
-cudaError_t make_weight_map(const WeightView &weight, int tile_n, TensorMap &map) {
+cudaError_t make_weight_map(const Weight &weight, int tile_n, TensorMap &map) {
   return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2, kTileK / 2,
                          tile_n, map);
 }
-cudaError_t make_weight_map(const Int4View &weight, int tile_n, TensorMap &map) {
+cudaError_t make_weight_map(const Int4Weight &weight, int tile_n, TensorMap &map) {
   if (weight.layout == NF4_INT4_GPTQ)
     return make_word_tensor_map({weight.packed, weight.cols / 8, weight.rows * 4}, tile_n,
                                 kTileK / 8, map);
@@ -120,16 +138,34 @@ cudaError_t make_weight_map(const Int4View &weight, int tile_n, TensorMap &map) 
   return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2, kTileK / 2,
                          tile_n, map);
 }
+cudaError_t make_weight_map(const TransposedWeight &weight, int tile_n, TensorMap &map) {
+  return make_tensor_map({weight.packed, weight.cols, weight.rows / 2}, weight.rows / 2, tile_n / 2,
+                         kTileK, map);
+}
 
-template <class Args>
-cudaError_t make_tensor_maps(int tile_n, int x_box_rows, Args &args) {
-  const auto &matmul = args.matmul;
-  const cudaError_t error = make_weight_map(matmul.weight, tile_n, args.weight_map);
+// Boxes of a step. One row of x may have any stride.
+template <class W>
+cudaError_t make_x_map(const MatmulProblemOf<W> &problem, int box_rows, TensorMap &map) {
+  const int64_t cols = problem.weight.cols;
+  const int64_t pitch = problem.m == 1 ? ceil_divide(cols, 8) * 8 : problem.x_stride;
+  return make_tensor_map({problem.x, problem.m, cols * 2}, pitch * 2, kStepK * 2, box_rows, map);
+}
+
+cudaError_t lora_args(const Int4MatmulProblem &, int, int, Int4WgmmaArgs &) { return cudaSuccess; }
+cudaError_t lora_args(const GradProblem &, int, int, WgmmaArgs &) { return cudaSuccess; }
+cudaError_t lora_args(const MatmulProblem &problem, int tile_n, int x_box_rows, WgmmaArgs &args) {
+  if (problem.lora.rank == 0) return cudaSuccess;
+  args.lora.k_tiles = static_cast<int>(ceil_divide(problem.lora.rank, kLoraTileK));
+  args.lora.k_steps = static_cast<int>(ceil_divide(problem.lora.rank, 16));
+  void *const workspace =
+      static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
+  const int64_t stride = lora_stride(problem.lora);
+  const LoraMatrix b = lora_b_for_tma(problem, workspace);
+  const cudaError_t error = make_tensor_map({b.data, problem.weight.rows, b.ranks * 2},
+                                            b.stride * 2, kLoraTileK * 2, tile_n, args.lora.b_map);
   if (error != cudaSuccess) return error;
-  // One row of x may have any stride.
-  const int64_t cols = matmul.weight.cols, pitch = matmul.m == 1 ? cols : matmul.x_stride;
-  return make_tensor_map({matmul.x, matmul.m, cols * 2}, pitch * 2, kStepK * 2, x_box_rows,
-                         args.x_map);
+  return make_tensor_map({workspace, problem.m, stride * 2}, stride * 2, kStepK * 2, x_box_rows,
+                         args.lora.product_map);
 }
 
 template <class Args, class W>
@@ -140,23 +176,28 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
       kernels_on(target.device, problem.weight).of[choice.config - kFirstWgmma];
   Args args{};
   args.matmul = matmul;
-  args.decode = decode_args(matmul.weight, problem.dtype, config.scale_on);
+  args.decode = decode_args(matmul.weight, problem.dtype, scale_on(problem.weight, config));
   split_args(choice.plan, args);
   if (is_stream_k(choice.config)) stream_k_args(problem, choice.plan, args);
-  args.scale_vectors = has_scale_vectors(matmul.weight);
+  args.scale_vectors = has_scale_vectors(problem.weight);
   args.y_vectors = is_multiple(matmul.y, 16) && (matmul.m == 1 || matmul.y_stride % 8 == 0);
-  if (const cudaError_t error = make_tensor_maps(config.tile_n, kernel.x_box_rows, args))
+  if (const cudaError_t error = make_weight_map(problem.weight, config.tile_n, args.weight_map))
     return error;
+  if (const cudaError_t error = make_x_map(problem, kernel.x_box_rows, args.x_map)) return error;
+  if (const cudaError_t error = lora_args(problem, config.tile_n, kernel.x_box_rows, args))
+    return error;
+  const auto &kernels = problem.lora.rank > 0 ? kernel.lora : kernel.kernels;
   return launch(
-      {kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
-       choice.plan.clusters * choice.plan.cluster_size, kernel.threads, true, target.stream,
-       kernel.smem_bytes, is_stream_k(choice.config) ? 1 : choice.plan.cluster_size},
+      {kernels[problem.dtype - NF4_DTYPE_FP16], choice.plan.clusters * choice.plan.cluster_size,
+       kernel.threads, true, target.stream, kernel.smem_bytes,
+       is_stream_k(choice.config) ? 1 : choice.plan.cluster_size},
       args);
 }
 
 cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
   for (const WgmmaKernel &config : kernels.of)
-    for (const void *kernel : config.kernels) {
+    for (const void *kernel :
+         {config.kernels[0], config.kernels[1], config.lora[0], config.lora[1]}) {
       if (kernel == nullptr) continue;
       const cudaError_t error = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
@@ -165,10 +206,11 @@ cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
   return cudaSuccess;
 }
 
-// The kernels of codebooks are loaded, or of integers of a layout.
-ContextFlag loaded[NF4_INT4_COMPRESSED_TENSORS + 1];
+// The kernels of codebooks are loaded, or of integers of a layout, or of the gradient.
+ContextFlag loaded[NF4_INT4_COMPRESSED_TENSORS + 2];
 ContextFlag &loaded_of(const Weight &) { return loaded[0]; }
 ContextFlag &loaded_of(const Int4Weight &weight) { return loaded[weight.layout]; }
+ContextFlag &loaded_of(const TransposedWeight &) { return loaded[NF4_INT4_COMPRESSED_TENSORS + 1]; }
 
 template <class W>
 cudaError_t load_kind(const Device &device, const W &weight, GpuFacts &gpu) {
@@ -177,7 +219,8 @@ cudaError_t load_kind(const Device &device, const W &weight, GpuFacts &gpu) {
     const WgmmaKernels &kernels = kernels_on(device, weight);
     if (const cudaError_t error = allow_shared_memory(kernels)) return error;
     // Each kernel has a multiprocessor to itself, so one speaks for all, of any kind.
-    if (const cudaError_t error = count_clusters(device, kernels.of[0])) return error;
+    if (const cudaError_t error = count_clusters(device, kernels.of[kEveryKind - kFirstWgmma]))
+      return error;
     flag.set(device.index);
   }
   for (int size = 2; size <= kMaxClusterSize; ++size)
@@ -195,6 +238,11 @@ cudaError_t load_wgmma_kernels(const Device &device, const Int4Weight &weight, G
   return load_kind(device, weight, gpu);
 }
 
+cudaError_t load_wgmma_kernels(const Device &device, const TransposedWeight &weight,
+                               GpuFacts &gpu) {
+  return load_kind(device, weight, gpu);
+}
+
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,
                          const MatmulArgs &matmul, const MatmulChoice &choice) {
   return launch_kind<WgmmaArgs>(target, problem, matmul, choice);
@@ -202,6 +250,10 @@ cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &proble
 cudaError_t launch_wgmma(const MatmulTarget &target, const Int4MatmulProblem &problem,
                          const Int4MatmulArgs &matmul, const MatmulChoice &choice) {
   return launch_kind<Int4WgmmaArgs>(target, problem, matmul, choice);
+}
+cudaError_t launch_wgmma(const MatmulTarget &target, const GradProblem &problem,
+                         const MatmulArgs &matmul, const MatmulChoice &choice) {
+  return launch_kind<WgmmaArgs>(target, problem, matmul, choice);
 }
 
 }  // namespace nf4::cuda

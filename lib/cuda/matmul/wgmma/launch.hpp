@@ -4,6 +4,7 @@
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/target.hpp"
+#include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -13,6 +14,7 @@ struct WgmmaKernel {
   int smem_bytes;
   int x_box_rows;          // of a TMA box of x
   const void *kernels[2];  // fp16, bf16: WgmmaArgs
+  const void *lora[2];     // the same for products with an adapter
 };
 
 struct WgmmaKernels {
@@ -29,15 +31,24 @@ struct Int4WgmmaKernels : WgmmaKernels {
   static Int4WgmmaKernels make();
 };
 
+// Of the gradient, likewise.
+struct GradWgmmaKernels : WgmmaKernels {
+  template <class Arch>
+  static GradWgmmaKernels make();
+};
+
 // Loads the kernels for a weight of its kind and layout on the device, which is current and has
 // them, and fills in resident_clusters.
 cudaError_t load_wgmma_kernels(const Device &device, const Weight &weight, GpuFacts &gpu);
 cudaError_t load_wgmma_kernels(const Device &device, const Int4Weight &weight, GpuFacts &gpu);
+cudaError_t load_wgmma_kernels(const Device &device, const TransposedWeight &weight, GpuFacts &gpu);
 
 // The kernels are loaded.
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,
                          const MatmulArgs &matmul, const MatmulChoice &choice);
 cudaError_t launch_wgmma(const MatmulTarget &target, const Int4MatmulProblem &problem,
                          const Int4MatmulArgs &matmul, const MatmulChoice &choice);
+cudaError_t launch_wgmma(const MatmulTarget &target, const GradProblem &problem,
+                         const MatmulArgs &matmul, const MatmulChoice &choice);
 
 }  // namespace nf4::cuda

@@ -35,6 +35,19 @@ class MainloopScaledSums {
         step_split(left > 1);
   }
 
+  // Adds K-tiles of an adapter, after run(): its product over the sums' unit, a power of two.
+  __device__ __forceinline__ void add_lora(int k_tiles, int, float unit) {
+#pragma unroll 1
+    for (; k_tiles > 0; --k_tiles) {
+      const uint64_t b = weight_.wait_lora(), product = x_.wait();
+      const float factor = 1.0f / unit;
+      multiply_lora<0>(b, product, factor);
+      if constexpr (!kPipelined) multiply_lora<kPartM>(b, product, factor);
+      weight_.release();
+      x_.release();
+    }
+  }
+
   __device__ __forceinline__ typename Tile::Accumulators &sums() { return sums_; }
 
  private:
@@ -108,6 +121,21 @@ class MainloopScaledSums {
     for (int k = 1; k < 4; ++k)
       Mma::template rs<true>(T{}, accumulators_, a[k], x + kOffset + 2 * k);
     wgmma_commit();
+  }
+  template <int First>
+  __device__ __forceinline__ void multiply_lora(uint64_t b, uint64_t product, float factor) {
+    using Mma = Wgmma<kPartM>;
+    product += First * kStepK * 2 / 16;
+    wgmma_fence();
+    Mma::template ss<false>(T{}, accumulators_, b, product);
+#pragma unroll
+    for (int k = 1; k < kLoraTileK / 16; ++k)
+      Mma::template ss<true>(T{}, accumulators_, b + 2 * k, product + 2 * k);
+    wgmma_commit();
+    wait();
+#pragma unroll
+    for (int i = 0; i < kPartM / 2; ++i)
+      sums_[First / 2 + i] = __fmaf_rn(factor, accumulators_[i], sums_[First / 2 + i]);
   }
   __device__ __forceinline__ void wait() {
     wgmma_wait<0>();

@@ -32,10 +32,25 @@ class MainloopScaledWeights {
     x_.release_held();
   }
 
+  // Adds K-tiles of an adapter, of k_steps together, after run().
+  __device__ __forceinline__ void add_lora(int k_tiles, int k_steps, float) {
+#pragma unroll 1
+    for (; k_tiles > 0; --k_tiles, k_steps -= 2) {
+      const uint64_t b = weight_.wait_lora(), product = x_.wait();
+      multiply_lora(b, product);
+      if (k_steps > 1) multiply_lora(b + 2, product + 2);
+      wgmma_wait<0>();
+      wgmma_fence_operand(sums_);
+      weight_.release();
+      x_.release();
+    }
+  }
+
   __device__ __forceinline__ typename Tile::Accumulators &sums() { return sums_; }
 
  private:
   using T = typename Decode::Element;
+  using Reader = typename Tile::Kind::template Reader<Tile>;
 
   __device__ __forceinline__ void wait_weight() {
     weight_.wait();
@@ -62,20 +77,35 @@ class MainloopScaledWeights {
     x_.hold();
   }
 
-  // A wgmma has 256 rows of x at most.
-  __device__ __forceinline__ void multiply_add(const uint32_t (&a)[4], uint64_t x) {
-    constexpr int kParts = Tile::kTileM > 256 ? 2 : 1, kPartM = Tile::kTileM / kParts;
+  // 16 ranks.
+  __device__ __forceinline__ void multiply_lora(uint64_t b, uint64_t product) {
+    wgmma_fence();
+    for_each_part([&](auto &sums, int offset) {
+      Wgmma<kPartM>::template ss<true>(T{}, sums, b, product + offset);
+    });
+    wgmma_commit();
+  }
+
+  // A wgmma has 256 rows of x at most. Calls visit(sums, offset) for each: the offset in a
+  // descriptor of x.
+  static constexpr int kParts = Tile::kTileM > 256 ? 2 : 1, kPartM = Tile::kTileM / kParts;
+  template <class Visit>
+  __device__ __forceinline__ void for_each_part(Visit visit) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
-      Wgmma<kPartM>::template rs<true>(
-          T{}, reinterpret_cast<float (&)[kPartM / 2]>(sums_[part * kPartM / 2]), a,
-          x + part * kPartM * kStepK * 2 / 16);
+      visit(reinterpret_cast<float (&)[kPartM / 2]>(sums_[part * kPartM / 2]),
+            part * kPartM * kStepK * 2 / 16);
+  }
+  __device__ __forceinline__ void multiply_add(const uint32_t (&a)[4], uint64_t x) {
+    for_each_part([&](auto &sums, int offset) {
+      Wgmma<kPartM>::template rs<true>(T{}, sums, a, x + offset);
+    });
   }
 
   const Decode decode_;
-  WeightReader<Tile> weight_;
+  Reader weight_;
   XReader<Tile> x_;
-  typename WeightReader<Tile>::Scales scales_[2];  // of the K-tile's steps
+  typename Reader::Scales scales_[2];  // of the K-tile's steps
   typename Tile::Accumulators sums_;
   uint32_t a_[2][4][4];  // of two steps, the A operands of four wgmmas each
 };

@@ -25,15 +25,24 @@ __device__ __forceinline__ void load_x(const typename Tile::Args &args,
   int steps = 0;
   for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
     const WorkTile work = scheduler.work_tile();
-    for (int step = work.k_tile * 2; step < work.k_tile_end * 2; ++step) {
-      if (steps++ == 2) mbarrier_wait_parity(shared.first_scales(), 0);
+    const auto load = [&](const TensorMap &map, int column_bytes) {
       uint64_t *const full = shared.barrier(kXFull, state.stage);
       mbarrier_wait_parity(shared.barrier(kXEmpty, state.stage), state.phase ^ 1);
       mbarrier_arrive_expect_tx(full, Smem::kXStageBytes);
       for (int row = 0; row < Tile::kTileM; row += Smem::kXBoxRows)
-        tma_load_2d(shared.x(state.stage) + row * kStepK * 2, &args.x_map, step * kStepK * 2,
-                    work.m + row, full);
+        tma_load_2d(shared.x(state.stage) + row * kStepK * 2, &map, column_bytes, work.m + row,
+                    full);
       state.advance();
+    };
+    for (int step = work.k_tile * 2; step < work.k_tile_end * 2; ++step) {
+      if (steps++ == 2) mbarrier_wait_parity(shared.first_scales(), 0);
+      load(args.x_map, step * kStepK * 2);
+    }
+    if constexpr (Tile::Kind::kLora) {
+      for (int i = 0; i < lora_k_tiles<Tile>(args, work); ++i) {
+        pdl_wait<Sm90>();
+        load(args.lora.product_map, i * kLoraTileK * 2);
+      }
     }
   });
 }
@@ -46,13 +55,27 @@ __device__ __forceinline__ void load_weight(const typename Tile::Args &args,
   int k_tiles = 0;
   for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
     const WorkTile work = scheduler.work_tile();
-    for (int k_tile = work.k_tile; k_tile < work.k_tile_end; ++k_tile) {
-      if (k_tiles++ == 1) mbarrier_wait_parity(shared.first_scales(), 0);
+    const auto acquire = [&] {
       uint64_t *const full = shared.barrier(kWeightFull, state.stage);
       mbarrier_wait_parity(shared.barrier(kWeightEmpty, state.stage), state.phase ^ 1);
       mbarrier_arrive_expect_tx(full, SharedLayout<Tile>::kWeightStageBytes);
+      return full;
+    };
+    for (int k_tile = work.k_tile; k_tile < work.k_tile_end; ++k_tile) {
+      if (k_tiles++ == 1) mbarrier_wait_parity(shared.first_scales(), 0);
+      uint64_t *const full = acquire();
       Tile::Layout::load_tile(shared.weight(state.stage), &args.weight_map, k_tile, work.n, full);
       state.advance();
+    }
+    // B in the place of a K-tile: as many bytes.
+    if constexpr (Tile::Kind::kLora) {
+      for (int i = 0; i < lora_k_tiles<Tile>(args, work); ++i) {
+        static_assert(SharedLayout<Tile>::kWeightStageBytes == Tile::kTileN * kLoraTileK * 2);
+        pdl_wait<Sm90>();
+        uint64_t *const full = acquire();
+        tma_load_2d(shared.weight(state.stage), &args.lora.b_map, i * kLoraTileK * 2, work.n, full);
+        state.advance();
+      }
     }
   });
 }
@@ -76,11 +99,7 @@ __device__ __forceinline__ void produce(const typename Tile::Args &args,
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (warp == 0 && lane == 0) prefetch_tensor_map(&args.x_map);
   if (warp == 1 && lane == 0) prefetch_weight<Tile, Scheduler>(args);
-  // These have much to compute before they wait for the predecessor.
-  if (warp >= 2)
-    return Tile::Kind::template load_scales<Tile, Scheduler>(args, shared,
-                                                             static_cast<int>(threadIdx.x) - 64);
-  pdl_wait<Sm90>();
+  wait_for_inputs<typename Tile::Kind>(args);
   pdl_launch_dependents<Sm90>();
   if (warp == 0 && lane == 0) load_x<Tile, Scheduler>(args, shared);
   if (warp == 1 && lane == 0) {
@@ -88,6 +107,9 @@ __device__ __forceinline__ void produce(const typename Tile::Args &args,
       if (args.cluster_size > 1) SplitKReduction<Tile>::announce(args);
     load_weight<Tile, Scheduler>(args, shared);
   }
+  if (warp < 2) return;
+  Tile::Kind::template load_scales<Tile, Scheduler>(args, shared,
+                                                    static_cast<int>(threadIdx.x) - 64);
 }
 
 }  // namespace

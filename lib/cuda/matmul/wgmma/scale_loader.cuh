@@ -3,12 +3,9 @@
 
 #include <cstdint>
 
-#include "cuda/arch.cuh"
 #include "cuda/matmul/wgmma/scheduler.cuh"
 #include "cuda/matmul/wgmma/shared.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/memory.cuh"
-#include "cuda/ptx/pdl.cuh"
 #include "cuda/weight/scales.cuh"
 
 namespace nf4::cuda {
@@ -143,6 +140,14 @@ class ScaleLoader {
     }
   }
 
+  // K-tiles of an adapter, which have none.
+  __device__ __forceinline__ void pass(int k_tiles) {
+    for (; k_tiles > 0; --k_tiles) {
+      acquire();
+      commit();
+    }
+  }
+
  private:
   using Vector = typename Scales::Vector;
   static constexpr int kVectorKTiles = Vector::kBlocks / 2;
@@ -178,41 +183,21 @@ class ScaleLoader {
   WeightPipelineState<Tile> state_;
 };
 
-// Prefetches the first scales of a thread's rows into L2, which is allowed while the predecessor
-// still writes.
-template <class Scales, class Tile, class Scheduler>
-__device__ __forceinline__ void prefetch_scales(const typename Tile::Args &args, int thread) {
-  const Scheduler scheduler(args);
-  if (!scheduler.is_valid()) return;
-  const WeightView &weight = args.matmul.weight;
-  const WorkTile work = scheduler.work_tile();
-  const int64_t last_row = scheduler.n_end(work) - 1;
-#pragma unroll
-  for (int i = 0; i < Tile::kTileN / kScaleThreads; ++i) {
-    const int64_t row = min(int64_t{work.n} + thread + i * kScaleThreads, last_row);
-    const int64_t block = (row * weight.cols + work.k_tile * kTileK) >> weight.blocksize_log2;
-    prefetch_l2_sector(static_cast<const typename Scales::Stored *>(weight.absmax) + block);
-    if constexpr (Scales::kNested)
-      prefetch_l2_sector(weight.nested_absmax + (block >> weight.nested_blocksize_log2));
-  }
-  if constexpr (Scales::kNested) prefetch_l2_sector(weight.nested_code + thread * 4);
-}
-
 template <class Scales, class Tile, class Scheduler>
 __device__ __forceinline__ void load_scales(const typename Tile::Args &args,
                                             SharedStorage<Tile> shared, int thread) {
-  prefetch_scales<Scales, Tile, Scheduler>(args, thread);
-  pdl_wait<Sm90>();
   ScaleLoader<Scales, Tile> loader(args, shared, thread);
   if (args.scale_vectors)
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
       const WorkTile work = scheduler.work_tile();
       loader.load_vectors(work, scheduler.n_end(work));
+      loader.pass(lora_k_tiles<Tile>(args, work));
     });
   else
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
       const WorkTile work = scheduler.work_tile();
       loader.load_each(work, scheduler.n_end(work));
+      loader.pass(lora_k_tiles<Tile>(args, work));
     });
 }
 

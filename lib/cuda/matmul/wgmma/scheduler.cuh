@@ -5,7 +5,9 @@
 
 #include <cstdint>
 
+#include "cuda/arch.cuh"
 #include "cuda/matmul/wgmma/args.hpp"
+#include "cuda/ptx/pdl.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -52,6 +54,21 @@ __device__ __forceinline__ WorkTile cluster_work_tile(const typename Tile::Args 
   work.k_tile = rank * args.cta_k_tiles + min(rank, args.big_ctas);
   work.k_tile_end = work.k_tile + args.cta_k_tiles + (rank < args.big_ctas);
   return work;
+}
+
+// K-tiles of the adapter that this CTA multiplies: the one that has the last K-tile of the weight.
+template <class Tile>
+__device__ __forceinline__ int lora_k_tiles(const typename Tile::Args &args, const WorkTile &work) {
+  if constexpr (Tile::Kind::kLora) return work.k_tile_end == args.k_tiles ? args.lora.k_tiles : 0;
+  return 0;
+}
+
+// Waits for all that the kernel reads but what the adapter's kernel writes.
+template <class Kind>
+__device__ __forceinline__ void wait_for_inputs(const typename Kind::Args &args) {
+  if constexpr (Kind::kLora)
+    if (args.lora.k_tiles > 0) return pdl_wait_for_earlier<Sm90>();
+  pdl_wait<Sm90>();
 }
 
 // Every cluster takes every `clusters`-th tile.

@@ -12,6 +12,7 @@ constexpr int kStepK = 64;                   // a K-step: columns that are multi
 constexpr int kTileK = 2 * kStepK;           // a K-tile: columns of the weight loaded together
 constexpr int kWgmmaSmemBytes = 227 * 1024;  // what Hopper has
 constexpr int kMaxStages = 8;
+constexpr int kLoraTileK = 32;  // ranks of an adapter in the place of a K-tile: as many bytes
 
 // kTileM rows of x by 64 rows of the weight for each consumer warpgroup. `KindOfWeight`:
 // codebook.cuh, int4.cuh.
@@ -26,8 +27,8 @@ struct CtaTile {
   static constexpr int kWarpgroups = kTileN / 64;
   static constexpr int kConsumers = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumers;
-  static constexpr ScaleOn kScaleOn = kConfig.scale_on;
-  static constexpr bool kSplitK = has_split_k(Config);
+  static constexpr ScaleOn kScaleOn = Kind::scale_on(kConfig.scale_on);
+  static constexpr bool kSplitK = Kind::kSplitK && has_split_k(Config);
   using Layout = typename Kind::template Layout<kTileN>;
   using Accumulators = float[kTileM / 2];  // of a thread
   // TMA boxes of x: a box has 256 rows at most.

@@ -8,6 +8,7 @@ rare cases stay as they are, and which comes to libnf4 by the operators:
     a weight in another layout or orientation, one that is not quantized yet
     more than 16 rows of fp32 on a GPU, a bias in another dtype, scales in 16 bits
 The results have the bits of the operators, and autocast changes nothing, as it does not there.
+Where bitsandbytes rounds x to bf16, so does Linear4bit.forward.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from nf4.torch._state import as_bytes
 from nf4.torch._weight import Spec, WeightParts
 from nf4.torch.bitsandbytes.operators import NESTED_BLOCKSIZE, is_ours, ready
 
-# (x, packed, state, bias) -> x W^T + bias; None where the original is to be called.
+# (x, packed, state) -> the fields of a WeightParts; None where the original is to be called.
+WeightOf = Callable[[Tensor, Tensor, Any], "tuple[Any, ...] | None"]
+# (x, packed, state, bias) -> x W^T + bias; None likewise.
 Product = Callable[[Tensor, Tensor, Any, "Tensor | None"], "Tensor | None"]
 
 
@@ -78,8 +81,18 @@ def _dense(weight: tuple[Any, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
     return _operators.dequantize(parts, dtype)
 
 
+def _fused_grad(grad_y: Tensor, weight: tuple[Any, ...]) -> Tensor | None:
+    """grad_y W without a dense weight; None where that is slower, or nothing was done."""
+    if torch.is_grad_enabled() or not _private.is_idle():
+        return None
+    if not _kernels.uses_fused_grad(grad_y, WeightParts(*weight)):
+        return None
+    return _fast.linear_grad(grad_y, weight)
+
+
 class MatMul4Bit(torch.autograd.Function):
-    """Gives y, which is x W^T + bias already, its gradients: those of bitsandbytes, bit by bit.
+    """Gives y, which is x W^T + bias already, its gradients: those of bitsandbytes, bit by bit,
+    where they are made as it makes them, from a dense weight.
 
     It keeps the weight's parts as attributes, as bitsandbytes does, so that no hook of saved
     tensors moves or copies a weight.
@@ -99,8 +112,11 @@ class MatMul4Bit(torch.autograd.Function):
         if of_x:
             # A weight that was in 16 bits is rounded to these first.
             wide = ctx.weight_dtype == torch.float32
-            dense = _dense(ctx.weight, grad_y.dtype if wide else ctx.weight_dtype, grad_y)
-            grad_x = torch.matmul(grad_y, dense.to(grad_y.dtype))
+            dtype = grad_y.dtype if wide else ctx.weight_dtype
+            grad_x = _fused_grad(grad_y, ctx.weight) if dtype == grad_y.dtype else None
+            if grad_x is None:
+                dense = _dense(ctx.weight, dtype, grad_y)
+                grad_x = torch.matmul(grad_y, dense.to(grad_y.dtype))
         if of_bias:
             grad_bias = grad_y.sum(0)  # of the other dimensions, autograd takes the sum
         return grad_x, grad_bias, None
@@ -115,21 +131,28 @@ _apply = _private.apply_of(MatMul4Bit)
 given_back = False
 
 
-def product_for(bitsandbytes: Any) -> Product:
+def weights_of(bitsandbytes: Any) -> WeightOf:
     QuantState = bitsandbytes.functional.QuantState
 
-    def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor | None:
+    def weight_of(x: Tensor, packed: Tensor, state: Any) -> tuple[Any, ...] | None:
         if type(state) is not QuantState or given_back or not _private.is_idle():
             return None
         if x.device not in ready and not is_ours(x):
             return None
+        try:
+            return _weight_of(packed, state)
+        except (KeyError, TypeError):  # a state with a list for shape, for instance
+            return None
+
+    return weight_of
+
+
+def product_for(weight_of: WeightOf) -> Product:
+    def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor | None:
         records = torch.is_grad_enabled() and _private.any_requires_grad(x, packed, bias)
         if records and _private.any_requires_grad(packed):
             return None  # y requires grad, though there is no gradient of the weight
-        try:
-            weight = _weight_of(packed, state)
-        except (KeyError, TypeError):  # a state with a list for shape, for instance
-            return None
+        weight = weight_of(x, packed, state)
         y = None if weight is None else _fast.linear(x, bias, weight)
         if weight is None or y is None or not records:
             return y
@@ -175,31 +198,88 @@ def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
     return classmethod(apply)
 
 
-def forward(
-    product: Product, bitsandbytes: Any, original: Callable[..., Tensor]
-) -> Callable[..., Tensor]:
-    """For Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced."""
-    Params4bit, ours = bitsandbytes.nn.Params4bit, bitsandbytes.matmul_4bit
+def _in_bf16(layer: Any, x: Tensor, QuantState: type) -> bool:
+    """Would bitsandbytes itself, on a CPU with AVX512-BF16, compute this call in bf16, though its
+    dtype is another one? It does in eval mode, for an x without gradients."""
+    state = layer.weight.quant_state
+    if layer.training or x.requires_grad or type(state) is not QuantState:
+        return False
+    rows, cols = state.shape
+    if rows % 32 != 0 or cols % state.blocksize != 0:  # its layout does not hold these
+        return False
+    return (layer.compute_dtype or x.dtype) is not torch.bfloat16
 
-    @functools.wraps(original)
-    def forward(self: Any, x: Tensor) -> Tensor:
+
+def _rounded(layer: Any, x: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
+    """y, computed in bf16: in fp32 it would take up to twice bitsandbytes' time."""
+    if not layer.compute_type_is_set:
+        layer.set_compute_type(x)
+        layer.compute_type_is_set = True
+    dtype, bias = layer.compute_dtype or x.dtype, layer.bias
+    weight = layer.weight
+    y = matmul(x.to(dtype).to(torch.bfloat16), weight, quant_state=weight.quant_state).to(dtype)
+    if bias is not None:
+        if bias.dtype is not dtype:
+            bias.data = bias.data.to(dtype)
+        y = y + bias
+    return y.to(x.dtype)
+
+
+def forward(
+    product: Product, weight_of: WeightOf, bitsandbytes: Any, original: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """For Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced. Its attribute nf4_operands
+    is for who does more than this product at once (nf4/torch/peft/layers.py)."""
+    Params4bit, ours = bitsandbytes.nn.Params4bit, bitsandbytes.matmul_4bit
+    QuantState = bitsandbytes.functional.QuantState
+    rounds = bitsandbytes.functional.has_avx512bf16()  # that of nn.modules is replaced
+
+    def in_bf16(self: Any, x: Tensor) -> bool:
+        if not rounds or given_back or bitsandbytes.matmul_4bit is not ours or not x.is_cpu:
+            return False
+        if self.support_avx512bf16_for_cpu or type(self.weight) is not Params4bit:
+            return False
+        return _in_bf16(self, x, QuantState)
+
+    def weight_and_bias(self: Any, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
         # A later patch of the function that the original calls is to be called.
         if is_dynamo_compiling() or bitsandbytes.matmul_4bit is not ours:
-            return original(self, x)
+            return None
         # torch.nn.Module looks for an attribute in three places before it comes to a parameter.
         own = self.__dict__
         parameters = own["_parameters"]
         weight = parameters.get("weight")
         if type(weight) is not Params4bit or not own.get("compute_type_is_set"):
-            return original(self, x)
+            return None
         if x.is_cpu and self.support_avx512bf16_for_cpu:
-            return original(self, x)  # it may change the layout
+            return None  # the original may change the layout
+        return weight, parameters["bias"] if "bias" in parameters else self.bias
+
+    def operands(self: Any, x: Tensor) -> tuple[WeightParts, Tensor | None, torch.dtype] | None:
+        found = None if in_bf16(self, x) else weight_and_bias(self, x)
+        if found is None:
+            return None
+        packed, bias = found
+        weight = None if packed.requires_grad else weight_of(x, packed, packed.quant_state)
+        if weight is None:
+            return None
+        plain = tuple.__new__(WeightParts, (_plain(packed), *weight[1:]))
+        return plain, bias, x.dtype if self.compute_dtype is None else self.compute_dtype
+
+    @functools.wraps(original)
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if in_bf16(self, x):
+            return _rounded(self, x, ours)
+        found = weight_and_bias(self, x)
+        if found is None:
+            return original(self, x)
+        weight, bias = found
         dtype, wanted = x.dtype, self.compute_dtype
         casts = wanted is not None and wanted is not dtype
-        bias = parameters["bias"] if "bias" in parameters else self.bias
         y = product(x.to(wanted) if casts else x, weight, weight.quant_state, bias)
         if y is None:
             return original(self, x)
         return y.to(dtype) if casts else y
 
+    forward.nf4_operands = operands
     return forward

@@ -4,12 +4,11 @@ nobody else has patched."""
 from __future__ import annotations
 
 import functools
-import hashlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nf4.torch import _fast
+from nf4.torch._replacing import Replaced, found, is_known
 from nf4.torch.bitsandbytes import eager
 from nf4.torch.bitsandbytes.dequantize import dequantize_4bit
 
@@ -39,57 +38,16 @@ RELIES_ON: Mapping[str, Sequence[str]] = {
 }
 
 
-class Replaced(NamedTuple):
-    """A function that was replaced: where it was, and what there was."""
-
-    name: str
-    owner: Any
-    attribute: str
-    original: Any  # None: the owner had inherited it
-    ours: Any
-
-    @classmethod
-    def by(cls, name: str, owner: Any, ours: Any) -> Replaced:
-        attribute = name.rpartition(".")[2]
-        original = vars(owner).get(attribute)
-        setattr(owner, attribute, ours)
-        return cls(name, owner, attribute, original, ours)
-
-    def give_back(self) -> None:
-        """A patch that somebody made meanwhile stays."""
-        if vars(self.owner).get(self.attribute) is not self.ours:
-            return
-        if self.original is None:
-            delattr(self.owner, self.attribute)
-        else:
-            setattr(self.owner, self.attribute, self.original)
-
-
-def _found(bitsandbytes: Any, name: str) -> Any:
-    """None if there is no such function; the module itself by an empty name."""
-    names = name.split(".") if name else []
-    return functools.reduce(lambda at, each: getattr(at, each, None), names, bitsandbytes)
-
-
-def _is_known(bitsandbytes: Any, name: str) -> bool:
-    try:
-        # Of a function itself getsource would follow __wrapped__, past somebody's decorator.
-        source = inspect.getsource(_found(bitsandbytes, name).__code__)
-    except (OSError, AttributeError):  # no source beside it, or no function
-        return False
-    return hashlib.sha256(source.encode()).hexdigest()[:16] in KNOWN[name]
-
-
 def _problems(bitsandbytes: Any, version: str) -> dict[str, str]:
     """What is wrong with each function whose work is not ours to do, by name."""
     why = f"is of bitsandbytes {version}, whose source is not that of {CHECKED}"
-    found = {name: why for name in KNOWN if not _is_known(bitsandbytes, name)}
-    if _found(bitsandbytes, _BY_LAYERS) is not _found(bitsandbytes, _MATMUL):
-        found[_BY_LAYERS] = f"is not {_MATMUL}, but a patch"
-    function = _found(bitsandbytes, _APPLY.rpartition(".")[0])
+    problems = {name: why for name in KNOWN if not is_known(found(bitsandbytes, name), KNOWN[name])}
+    if found(bitsandbytes, _BY_LAYERS) is not found(bitsandbytes, _MATMUL):
+        problems[_BY_LAYERS] = f"is not {_MATMUL}, but a patch"
+    function = found(bitsandbytes, _APPLY.rpartition(".")[0])
     if "apply" in getattr(function, "__dict__", {}):
-        found[_APPLY] = "is not torch.autograd.Function's, but a patch"
-    return found
+        problems[_APPLY] = "is not torch.autograd.Function's, but a patch"
+    return problems
 
 
 def unknown(bitsandbytes: Any, version: str) -> dict[str, str]:
@@ -110,13 +68,14 @@ def _keeps_its_bytes() -> bool:
 
 def _ours(bitsandbytes: Any) -> dict[str, Callable[[Any], Any]]:
     """What makes each replacement from the original, in this order."""
-    product = eager.product_for(bitsandbytes)
+    weight_of = eager.weights_of(bitsandbytes)
+    product = eager.product_for(weight_of)
     return {
         _DEQUANTIZE: dequantize_4bit,
         _MATMUL: functools.partial(eager.matmul_4bit, product),
-        _BY_LAYERS: lambda _original: _found(bitsandbytes, _MATMUL),
+        _BY_LAYERS: lambda _original: found(bitsandbytes, _MATMUL),
         _APPLY: functools.partial(eager.apply, product),
-        _FORWARD: functools.partial(eager.forward, product, bitsandbytes),
+        _FORWARD: functools.partial(eager.forward, product, weight_of, bitsandbytes),
     }
 
 
@@ -126,8 +85,8 @@ def replace(bitsandbytes: Any, left_alone: Mapping[str, str], replaced: list[Rep
     _fast.take_packed(bitsandbytes.nn.Params4bit)
     for name, make in _ours(bitsandbytes).items():
         if name not in left_alone:
-            owner = _found(bitsandbytes, name.rpartition(".")[0])
-            ours = make(_found(bitsandbytes, name))
+            owner = found(bitsandbytes, name.rpartition(".")[0])
+            ours = make(found(bitsandbytes, name))
             replaced.append(Replaced.by(name, owner, ours))
     modules = bitsandbytes.nn.modules
     if hasattr(modules, "has_avx512bf16"):

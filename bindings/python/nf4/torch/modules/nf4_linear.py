@@ -76,8 +76,8 @@ class NF4Linear(QuantizedLinear):
     bnb_4bit_compute_dtype, which no state_dict holds. Without it the reloaded model computes in
     fp32.
 
-    PEFT puts adapters beside it as beside any torch.nn.Linear. Merging them, and DoRA, read the
-    weight: call nf4.torch.to_dense first.
+    PEFT puts adapters beside it as beside any torch.nn.Linear, and nf4.torch makes one product of
+    both (nf4/torch/peft). Merging an adapter quantizes the sum again.
     """
 
     __module__ = "nf4.torch.modules"  # where pickled layers look for it
@@ -225,6 +225,22 @@ class NF4Linear(QuantizedLinear):
         """The weight, dense: [out_features, in_features]. dtype: by default that of the weight
         before it was quantized."""
         return functional.dequantize(self.quantized, dtype)
+
+    def requantize(self, weight: Tensor) -> None:
+        """Takes a dense weight, [out_features, in_features], in the format that the layer has, on
+        its device. Raises what nf4.quantize raises."""
+        if tuple(weight.shape) != (self.out_features, self.in_features):
+            raise InvalidArgument(
+                f"weight is of shape {tuple(weight.shape)}; expected "
+                f"{(self.out_features, self.in_features)}"
+            )
+        made = functional.quantize(
+            weight.detach().to(self.weight.device).contiguous(),
+            format=self.format,
+            blocksize=self.blocksize,
+            nested_blocksize=self.nested_blocksize,
+        )
+        self._take_weight(dataclasses.replace(made, dtype=self.dtype_before))
 
     def parts(self) -> WeightParts:
         # As in QuantizedLinear.bias_in: the layer's tensors as they are now, in the shortest way.

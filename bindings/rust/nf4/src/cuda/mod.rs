@@ -34,7 +34,7 @@ mod ops;
 mod tensor;
 
 pub use int4::{quantize_int4_into, reorder_int4_into, CudaInt4Mut, CudaInt4Ref, CudaInt4Tensor};
-pub use ops::{dequantize_into, matmul_into, quantize_into};
+pub use ops::{dequantize_into, matmul_grad_into, matmul_into, quantize_into};
 pub use tensor::{CudaMut, CudaRef, CudaScalesMut, CudaScalesRef, CudaTensor};
 
 /// A weight of any kind in buffers on the GPU, to be read: a [`CudaRef`] or a [`CudaInt4Ref`].

@@ -3,7 +3,8 @@
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice};
 
 use super::access::Access;
-use super::tensor::CudaMut;
+use super::access::Readable;
+use super::tensor::{CudaMut, CudaRef};
 use super::CudaWeight;
 use crate::device::{self, DeviceMatmul, DevicePtr, DeviceTensor};
 use crate::error::check_length;
@@ -106,4 +107,44 @@ pub fn matmul_into<T: Element>(
     let stream = access.bound_stream()?;
     // SAFETY: as in dequantize_into; libnf4 checks the size of the workspace.
     unsafe { device::matmul_launch(&raw, &operands, workspace, workspace_bytes, stream) }
+}
+
+/// Enqueues on `stream`: the gradient of x, as [`matmul_grad`](crate::matmul_grad), with `m`
+/// contiguous rows of `grad_y`. `workspace` has at least
+/// [`Spec::matmul_grad_workspace_bytes`](crate::Spec::matmul_grad_workspace_bytes) bytes, aligned
+/// to 16; `None` will do where that is 0.
+///
+/// # Errors
+/// As [`dequantize_into`], for any of the buffers.
+pub fn matmul_grad_into<T: Element>(
+    grad_y: &CudaView<'_, T>,
+    m: usize,
+    weight: &CudaRef<'_>,
+    grad_x: &mut CudaViewMut<'_, T>,
+    workspace: Option<&mut CudaViewMut<'_, u8>>,
+    stream: &CudaStream,
+) -> Result<()> {
+    let (rows, cols) = weight.shape();
+    let length = product("m * rows", m, rows)?;
+    check_length("grad_y", DeviceSlice::len(grad_y), length)?;
+    let length = product("m * cols", m, cols)?;
+    check_length("grad_x", DeviceSlice::len(grad_x), length)?;
+    let workspace_bytes = workspace.as_ref().map_or(0, |each| DeviceSlice::len(*each));
+    let access = Access::new(stream);
+    let raw = weight.read(&access)?;
+    let operands = DeviceMatmul {
+        m,
+        x: access.read("grad_y", grad_y)?,
+        x_stride: rows,
+        bias: None,
+        y: access.write("grad_x", grad_x)?,
+        y_stride: cols,
+    };
+    let workspace = workspace
+        .map(|workspace| access.write("workspace", workspace))
+        .transpose()?
+        .unwrap_or(DevicePtr::NULL);
+    let stream = access.bound_stream()?;
+    // SAFETY: as in dequantize_into; libnf4 checks the size of the workspace.
+    unsafe { device::matmul_grad_launch(&raw, &operands, workspace, workspace_bytes, stream) }
 }

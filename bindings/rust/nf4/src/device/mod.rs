@@ -9,8 +9,10 @@ use std::fmt;
 
 use nf4_sys as sys;
 
+mod gradient;
 mod int4;
 
+pub use gradient::{matmul_grad_launch, matmul_grad_lora_launch, matmul_lora_launch, DeviceLora};
 pub use int4::{
     quantize_int4_launch, reorder_int4_launch, DeviceColumns, DeviceInt4Parts, DeviceInt4Tensor,
 };

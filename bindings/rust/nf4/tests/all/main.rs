@@ -7,6 +7,7 @@ mod common;
 mod cuda;
 mod dequantize;
 mod device;
+mod gradient;
 mod info;
 mod int4;
 mod int4_arguments;

@@ -1,0 +1,91 @@
+"""Adapters beside a weight."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import SupportsFloat
+
+from nf4 import _abi, _call, _convert, _torch
+from nf4._operand import Operand, read
+from nf4._prepared import Prepared
+from nf4.errors import InvalidArgument, shown
+from nf4.typing import ArrayLike, MemoryLike
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A low-rank adapter of a weight W of [rows, cols], as matmul and matmul_grad add it:
+    W + scale B A.
+
+    a        an array [rank, cols], of the dtype of x or fp32 (then it may be rounded to that), of
+             rank 1 to 128. Each row is contiguous, and rows are at one distance
+    b        an array [rows, rank], likewise, in the dtype of a
+    scale    a finite number; of LoRA, alpha / rank
+    product  an array [m, rank] in the dtype of x, without gaps, for m rows of x: x A^T is written
+             to it, or grad_y B by matmul_grad, which the gradients of B and A need. Or the address
+             of such memory, or None
+    """
+
+    a: ArrayLike
+    b: ArrayLike
+    scale: SupportsFloat = 1.0
+    product: MemoryLike | None = None
+
+
+def read_lora(
+    lora: Lora,
+    weight: Prepared,
+    dtype: str,
+    m: int,
+    torch: _torch.Device | None,
+    in_device_memory: bool,
+) -> tuple[_abi.Lora, list[Operand]]:
+    """An nf4_lora, and the operands that are in it."""
+    if not isinstance(lora, Lora):
+        raise InvalidArgument(f"lora is {shown(lora)}; expected an nf4.Lora")
+    a, b = _read_matrix("lora.a", lora.a, torch), _read_matrix("lora.b", lora.b, torch)
+    rank = a.shape[0]
+    if a.shape[1] != weight.cols:
+        raise InvalidArgument(f"lora.a is of shape {a.shape}; expected (rank, {weight.cols})")
+    b.expect_shape((weight.rows, rank))
+    if a.dtype not in (dtype, "fp32"):
+        wanted = "fp32" if dtype == "fp32" else f"fp32 or {dtype}"
+        raise InvalidArgument(f"lora.a is of {a.dtype}; expected {wanted}, as x is")
+    if b.dtype != a.dtype:
+        raise InvalidArgument(f"lora.b is of {b.dtype}; expected {a.dtype}, as lora.a is")
+    operands, address = [a, b], None
+    product = lora.product
+    if product is None and not in_device_memory:
+        product = _call.new_output((m, rank), dtype, torch, False, None)
+    if product is not None:
+        operands.append(read("lora.product", product, torch).expect(dtype, m * rank))
+        if operands[-1].torch is None:
+            operands[-1].require_writable()
+        address = operands[-1].address
+    try:
+        scale = float(lora.scale)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(f"lora.scale is {shown(lora.scale)}; expected a number") from None
+    made = _abi.Lora(
+        ctypes.sizeof(_abi.Lora),
+        _convert.DTYPES[a.dtype],
+        rank,
+        scale,
+        0,
+        a.address,
+        a.row_stride(weight.cols),
+        b.address,
+        b.row_stride(rank),
+        address,
+    )
+    return made, operands
+
+
+def _read_matrix(name: str, value: ArrayLike, torch: _torch.Device | None) -> Operand:
+    found = read(name, value, torch)
+    if found.shape is None:
+        raise InvalidArgument(f"{name} is an address; expected an array, for its shape")
+    if len(found.shape) != 2:
+        raise InvalidArgument(f"{name} is of shape {found.shape}; expected two dimensions")
+    return found

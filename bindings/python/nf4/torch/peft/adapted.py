@@ -1,0 +1,139 @@
+"""y = x W^T + bias + s (x A^T) B^T with a frozen W in 4 bits: one Function for a layer and its
+adapter.
+
+    forward    p = x A^T, y = x W^T + bias + s p B^T
+    backward   q = dY B, dX = dY W + s q A, dA = s q^T x, dB = s dY^T p
+
+Each of y and dX is one call of libnf4 where that has a kernel that is fast (_fast.py); else the
+adapter's part is added in place. Beside x, p alone is kept, which is [rows of x, rank]. A and B in
+float32 beside x in 16 bits are rounded to its dtype, as autocast would; their gradients are
+float32, and on a GPU never rounded to 16 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nf4.torch import _fast, _kernels, _operators, _private
+from nf4.torch._schemas import Parts
+
+
+class Adapter(NamedTuple):
+    """a is [rank, cols], b is [rows, rank], both in the dtype of x or in float32."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+    def narrow(self, dtype: torch.dtype) -> Adapter:
+        return Adapter(self.a.to(dtype), self.b.to(dtype), self.scale)
+
+
+def _scaled(left: Tensor, right: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """scale left right, in a dtype that may be wider than theirs."""
+    shape = left.shape[0], right.shape[1]
+    if left.dtype == dtype:
+        return left.new_empty(shape).addmm_(left, right, beta=0, alpha=scale)
+    if not left.is_cuda:
+        return (left @ right).to(dtype).mul_(scale)
+    made = left.new_empty(shape, dtype=dtype)
+    return torch.addmm(made, left, right, out_dtype=dtype, beta=0, alpha=scale, out=made)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def product(
+    x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter
+) -> tuple[Tensor, Tensor] | None:
+    """y and p = x A^T; None if nothing was done, as _fast.linear says."""
+    made = _fast.linear_adapted(x, bias, weight, *adapter) if x.is_cuda else None
+    if made is not None:
+        return made
+    y = _fast.linear(x, bias, weight)
+    if y is None:
+        return None
+    with torch.no_grad():
+        a, b, scale = adapter.narrow(x.dtype)
+        p = torch.mm(_rows(x), a.t())
+        y.view(p.shape[0], y.shape[-1]).addmm_(p, b.t(), alpha=scale)
+    return y, p
+
+
+def _backward(grad: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tuple[Tensor, ...]:
+    """q = dY B and, if it is asked for, dX; of dY in two dimensions."""
+    if of_x and _kernels.uses_fused_grad(grad, weight):
+        made = _fast.linear_grad(grad, weight, *adapter)
+        if made is not None:
+            return made
+    a, b, scale = adapter.narrow(grad.dtype)
+    q = torch.mm(grad, b)
+    grad_x = _operators.linear_grad(grad, weight).addmm_(q, a, alpha=scale) if of_x else None
+    return grad_x, q
+
+
+class _Adapted(torch.autograd.Function):
+    """Gives y its gradients. `made`: y and p; the weight, kept as an attribute, so that no hook of
+    saved tensors moves or copies it; and the scale."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None,
+        made: tuple[Tensor, Tensor, Parts, float],
+    ) -> Tensor:
+        y, p, ctx.weight, ctx.scale = made
+        ctx.save_for_backward(x, p, a, b)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return *_differentiable(ctx, grad_y), None
+        of_x, of_a, of_b, of_bias, _ = ctx.needs_input_grad
+        x, p, a, b = ctx.saved_tensors
+        grad, scale = _rows(grad_y), ctx.scale
+        grad_x = grad_a = grad_b = None
+        if of_x or of_a:
+            grad_x, q = _backward(grad, ctx.weight, Adapter(a, b, scale), of_x)
+        if of_x:
+            grad_x = grad_x.view(x.shape)
+        if of_a:
+            grad_a = _scaled(q.t(), _rows(x), scale, a.dtype)
+        if of_b:
+            grad_b = _scaled(grad.t(), p, scale, b.dtype)
+        return grad_x, grad_a, grad_b, _operators.grad_of_bias(grad_y) if of_bias else None, None
+
+
+def _differentiable(ctx: Any, grad_y: Tensor) -> list[Tensor | None]:
+    """The gradients, by operators that autograd records, for those who want theirs."""
+    x, _, a, b = ctx.saved_tensors
+    *needed, of_bias, _ = ctx.needs_input_grad
+    y = _operators.linear(x, None, ctx.weight)
+    y = y + ctx.scale * ((x @ a.to(x.dtype).t()) @ b.to(x.dtype).t())
+    inputs = [each for each, needs in zip((x, a, b), needed, strict=True) if needs]
+    found = iter(torch.autograd.grad(y, inputs, grad_y, create_graph=True) if inputs else ())
+    grads = [next(found) if needs else None for needs in needed]
+    return [*grads, _operators.grad_of_bias(grad_y) if of_bias else None]
+
+
+_apply = _private.apply_of(_Adapted)
+
+
+def linear(x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter) -> Tensor | None:
+    """The product, with gradients for x, A, B and bias; None if nothing was done, as _fast.linear
+    says."""
+    made = product(x, bias, weight, adapter)
+    if made is None:
+        return None
+    a, b, scale = adapter
+    if torch.is_grad_enabled() and _private.any_requires_grad(x, a, b, bias):
+        return _apply(x, a, b, bias, (*made, weight, scale))
+    return made[0]

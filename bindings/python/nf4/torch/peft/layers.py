@@ -1,0 +1,134 @@
+"""PEFT's forward of a LoRA layer around a base of 4 bits, in one Function (adapted.py).
+
+What that does not keep goes PEFT's own way, with equal results: dropout in training, several
+active adapters or none, variants such as DoRA, a bias of the adapter, adapter_names, merged
+layers, hooks and parametrizations, subclasses, x in another dtype than the layer computes in,
+torch.compile, modes and transforms.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from nf4.torch import _private
+from nf4.torch._schemas import Parts
+from nf4.torch.modules import NF4Linear
+from nf4.torch.peft import adapted
+from nf4.torch.peft.adapted import Adapter
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_NARROW = (torch.float16, torch.bfloat16)
+
+# (weight, bias, the dtype that the layer computes in) of a base layer for x, or None.
+Operands = tuple[Parts, "Tensor | None", torch.dtype]
+
+
+def _is_called_plainly(module: nn.Module) -> bool:
+    own = module.__dict__
+    return not any([own[name] for name in _HOOKS]) and "forward" not in own
+
+
+def _matrix(modules: nn.Module, name: str) -> Tensor | None:
+    """The weight of an adapter's half, if that is a torch.nn.Linear without more."""
+    module = modules._modules.get(name)
+    if type(module) is not nn.Linear or not _is_called_plainly(module):
+        return None
+    parameters = module._parameters
+    weight = parameters.get("weight")
+    plain = type(weight) is nn.Parameter and parameters.get("bias") is None
+    return weight if plain else None
+
+
+def _drops(modules: nn.Module, name: str) -> bool:
+    module = modules._modules.get(name)
+    if type(module) is nn.Dropout:
+        return (module.training and module.p > 0) or not _is_called_plainly(module)
+    return type(module) is not nn.Identity or not _is_called_plainly(module)
+
+
+def _adapter(own: dict[str, Any]) -> Adapter | None:
+    """Of a LoRA layer's attributes, where exactly one is active and nothing is special."""
+    active = own["_active_adapter"]
+    if type(active) is not str:
+        if len(active) != 1:
+            return None
+        (active,) = active
+    if own["_disable_adapters"] or own["merged_adapters"] or active in own["lora_variant"]:
+        return None
+    modules = own["_modules"]
+    if _drops(modules["lora_dropout"], active) or not own["cast_input_dtype_enabled"]:
+        return None
+    a, b = _matrix(modules["lora_A"], active), _matrix(modules["lora_B"], active)
+    return None if a is None or b is None else Adapter(a, b, own["scaling"][active])
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    if not _private.any_autocast():
+        return None
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _operands(base: nn.Module, x: Tensor, autocast: torch.dtype | None) -> Operands | None:
+    if type(base) is NF4Linear:
+        dtype = autocast or base.compute_dtype or x.dtype
+        return base.parts(), base.bias_in(dtype), dtype
+    # Of bitsandbytes' layers, those whose forward is replaced (bitsandbytes/eager.py).
+    operands = getattr(type(base).forward, "nf4_operands", None)
+    return None if operands is None else operands(base, x)
+
+
+def _fits(adapter: Adapter, x: Tensor, dtype: torch.dtype) -> bool:
+    """May A and B be rounded to this dtype?"""
+    return all(
+        [
+            each.device == x.device
+            and (each.dtype == dtype or (each.dtype == torch.float32 and dtype in _NARROW))
+            for each in adapter[:2]
+        ]
+    )
+
+
+def product(layer: nn.Module, x: Tensor) -> Tensor | None:
+    """y of a LoRA layer; None where PEFT's own way is to be gone."""
+    if type(x) is not Tensor or not _private.is_idle() or _private.has_global_hooks():
+        return None
+    own = layer.__dict__
+    base = own["_modules"]["base_layer"]
+    adapter, autocast = _adapter(own), _autocast_dtype(x)
+    if adapter is None or not _is_called_plainly(base):
+        return None
+    found = _operands(base, x, autocast)
+    if found is None:
+        return None
+    weight, bias, dtype = found
+    casts = x.dtype != dtype
+    # In fp32, PEFT multiplies fp32 adapters unrounded, but for autocast.
+    if autocast not in (None, dtype) or (casts and not (autocast and x.dtype == torch.float32)):
+        return None
+    if not _fits(adapter, x, dtype):
+        return None
+    y = adapted.linear(x.to(dtype) if casts else x, bias, weight, adapter)
+    if y is None or not casts or type(base) is NF4Linear:
+        return y
+    return y.to(x.dtype)  # as a Linear4bit does
+
+
+def forward(original: Callable[..., Tensor], served: type) -> Callable[..., Tensor]:
+    """For the forward of a class of PEFT's layers, but not of its subclasses."""
+
+    @functools.wraps(original)
+    def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not args and not kwargs and type(self) is served and not is_dynamo_compiling():
+            y = product(self, x)
+            if y is not None:
+                return y
+        return original(self, x, *args, **kwargs)
+
+    return forward

@@ -1,0 +1,98 @@
+"""Merging PEFT's adapters into an NF4Linear, and back, as PEFT does for bitsandbytes' Linear4bit:
+the weight is dequantized, changed and quantized again, which rounds it each time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nf4.torch.modules import NF4Linear
+
+
+def dequantized(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For PEFT's dequantize_module_weight, which DoRA reads weights by."""
+
+    @functools.wraps(original)
+    def dequantize_module_weight(module: torch.nn.Module) -> Any:
+        if isinstance(module, NF4Linear):
+            return module.dequantize()
+        return original(module)
+
+    return dequantize_module_weight
+
+
+def _require_finite(tensor: Tensor, adapter: str) -> None:
+    if not torch.isfinite(tensor).all():
+        raise ValueError(f"the merged weight is not finite; adapter {adapter} seems to be broken")
+
+
+def _merge(layer: Any, base: NF4Linear, adapter: str, safe: bool) -> None:
+    dense = base.dequantize()
+    if adapter in layer.lora_variant:
+        merged = layer.lora_variant[adapter].merge_safe(layer, adapter, dense)
+    else:
+        merged = dense + layer.get_delta_weight(adapter)
+    bias = None
+    if layer.lora_bias[adapter]:
+        if base.bias is None:
+            raise RuntimeError(
+                "an adapter with lora_bias=True cannot be merged: the base layer has no bias"
+            )
+        bias = base.bias + layer.lora_B[adapter].bias * layer.scaling[adapter]
+    if safe:
+        _require_finite(merged, adapter)
+        if bias is not None:
+            _require_finite(bias, adapter)
+    base.requantize(merged)
+    if bias is not None:
+        base.bias.data = bias.detach().to(base.bias.dtype)
+
+
+def _unmerge(layer: Any, base: NF4Linear, adapter: str) -> None:
+    dense = base.dequantize()
+    if adapter in layer.lora_variant:
+        base.requantize(layer.lora_variant[adapter].unmerge(layer, adapter, dense))
+    else:
+        base.requantize(dense - layer.get_delta_weight(adapter))
+    if layer.lora_bias[adapter]:
+        base.bias.data -= layer.lora_B[adapter].bias * layer.scaling[adapter]
+
+
+def merge(
+    original: Callable[..., None], to_merge: Callable[..., Sequence[str] | None]
+) -> Callable[..., None]:
+    """For the `merge` of PEFT's layers. to_merge: its check_adapters_to_merge."""
+
+    @functools.wraps(original)
+    @torch.no_grad()
+    def merge(self: Any, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        base = self.get_base_layer()
+        if not isinstance(base, NF4Linear):
+            original(self, safe_merge=safe_merge, adapter_names=adapter_names)
+            return
+        for adapter in to_merge(self, adapter_names) or ():
+            if adapter in self.lora_A:
+                _merge(self, base, adapter, safe_merge)
+                self.merged_adapters.append(adapter)
+
+    return merge
+
+
+def unmerge(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    @torch.no_grad()
+    def unmerge(self: Any) -> None:
+        base = self.get_base_layer()
+        if not self.merged or not isinstance(base, NF4Linear):
+            original(self)  # which warns where nothing is merged
+            return
+        while self.merged_adapters:
+            adapter = self.merged_adapters.pop()
+            if adapter in self.lora_A:
+                _unmerge(self, base, adapter)
+
+    return unmerge

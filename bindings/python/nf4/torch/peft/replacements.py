@@ -1,0 +1,67 @@
+"""Which of PEFT's functions are replaced: those whose source was read, and that nobody else has
+patched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nf4.torch import _replacing
+from nf4.torch._replacing import Replaced, found
+from nf4.torch.peft import layers, merging
+
+CHECKED = "0.18.0 to 0.21.2"  # the versions that were read
+LINEAR, LINEAR4BIT = "peft.tuners.lora.layer", "peft.tuners.lora.bnb"
+_INTEGRATIONS, _DEQUANTIZE = "peft.utils.integrations", "dequantize_module_weight"
+# What the functions' sources begin with in SHA-256, by the module that has them.
+KNOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    LINEAR: {
+        "Linear.forward": ("ec0a80f5c5ce05f5",),
+        "Linear.merge": ("4fd45bf818b48207", "660acdb14ddefcc6"),
+        "Linear.unmerge": ("7b9ea81fbe6e5077",),
+    },
+    LINEAR4BIT: {
+        "Linear4bit.forward": ("ba53967c7f857438",),
+        "Linear4bit.merge": ("bd1ec4e49bdf039d",),
+        "Linear4bit.unmerge": ("4cb203ee55edebd7",),
+    },
+}
+_DEQUANTIZE_DIGESTS = ("745bb18021ab7aff",)
+
+
+def _maker(module: Any, name: str) -> Callable[[Any], Any]:
+    """What makes the replacement of a method from the original."""
+    of_class, _, method = name.partition(".")
+    if method == "forward":
+        return lambda original: layers.forward(original, getattr(module, of_class))
+    if method == "merge":
+        to_merge = module.check_adapters_to_merge
+        return lambda original: merging.merge(original, to_merge)
+    return merging.unmerge
+
+
+def replace(module_name: str, replaced: list[Replaced], left_alone: list[str]) -> None:
+    """The methods of a module that is loaded."""
+    module = sys.modules[module_name]
+    for name, digests in KNOWN[module_name].items():
+        method = found(module, name)
+        if not _replacing.is_known(method, digests):
+            left_alone.append(f"{module_name}.{name}")
+            continue
+        owner = found(module, name.rpartition(".")[0])
+        ours = _maker(module, name)(method)
+        replaced.append(Replaced.by(f"{module_name}.{name}", owner, ours))
+
+
+def replace_dequantize(replaced: list[Replaced], left_alone: list[str]) -> None:
+    """dequantize_module_weight, by its name in all of PEFT's modules that are loaded; later ones
+    find it where it is defined."""
+    original = getattr(sys.modules.get(_INTEGRATIONS), _DEQUANTIZE, None)
+    if not _replacing.is_known(original, _DEQUANTIZE_DIGESTS):
+        left_alone.append(f"{_INTEGRATIONS}.{_DEQUANTIZE}")
+        return
+    ours = merging.dequantized(original)
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "peft" and vars(module).get(_DEQUANTIZE) is original:
+            replaced.append(Replaced.by(f"{name}.{_DEQUANTIZE}", module, ours))

@@ -1,0 +1,106 @@
+// What dot and lanes ask of a weight in rows of codes: its codebook in the kernels' dtype, its
+// codes, and the scales of elements of a row, one for each per_scale of them.
+#pragma once
+
+#include "core/formats.hpp"
+#include "cpu/dequant/int4_groups.hpp"
+#include "cpu/matmul/parts.hpp"
+#include "cpu/weight/int4.hpp"
+#include "cpu/weight/scales.hpp"
+
+namespace nf4::cpu {
+
+// That read() is asked for.
+constexpr int64_t kMaxRowScales = 16384 / kMinBlocksize + kScalePadding;
+
+class CodebookRows {
+ public:
+  static constexpr bool kHighFirst = true;
+
+  CodebookRows(const MatmulKernels &kernels, const Weight &weight,
+               const RoundedCodebook &bf16_codebook)
+      : weight_(weight),
+        codebook_(nf4::cpu::codebook(weight)),
+        nested_scales_(kernels.nested_scales) {
+    if (kernels.dtype != NF4_DTYPE_BF16) return;
+    codebook_ = bf16_codebook.entries;
+    unit_ = bf16_codebook.unit;
+  }
+
+  const void *codebook() const { return codebook_; }
+  float unit() const { return unit_; }  // of its numbers
+  const uint8_t *packed() const { return weight_.packed; }
+  int64_t row_bytes() const { return weight_.cols / 2; }
+  int64_t block() const { return weight_.blocksize(); }
+  bool has_zeros() const { return false; }
+
+  void read(int64_t n, int64_t k, int64_t elements, int64_t per_scale, float *scales,
+            float *) const {
+    const int64_t first_element = n * weight_.cols + k;
+    const int64_t first = first_element >> weight_.blocksize_log2;
+    const int64_t last = (first_element + elements - 1) >> weight_.blocksize_log2;
+    const int64_t count = elements / per_scale;
+    if (per_scale == weight_.blocksize())
+      return read_scales(weight_, first, count, scales, nested_scales_);
+    float by_block[kMaxRowScales];
+    read_scales(weight_, first, last - first + 1, by_block, nested_scales_);
+    for (int64_t i = 0; i < count; ++i)
+      scales[i] = by_block[((first_element + i * per_scale) >> weight_.blocksize_log2) - first];
+  }
+
+ private:
+  const Weight &weight_;
+  const void *codebook_;
+  const NestedScales nested_scales_;
+  float unit_ = 1;
+};
+
+class IntegerRows {
+ public:
+  static constexpr bool kHighFirst = false;
+
+  IntegerRows(const DequantKernels &dequant, const MatmulKernels &kernels, const Int4Weight &weight)
+      : dequant_(dequant), weight_(weight), codebook_(int4_codebook(kernels)) {}
+
+  const void *codebook() const { return codebook_; }
+  float unit() const { return 1; }
+  const uint8_t *packed() const { return reinterpret_cast<const uint8_t *>(weight_.packed); }
+  int64_t row_bytes() const { return int4_words(weight_.cols) * 4; }
+  int64_t block() const { return weight_.group_size; }
+  bool has_zeros() const { return weight_.zeros != nullptr; }
+
+  void read(int64_t n, int64_t k, int64_t elements, int64_t per_scale, float *scales,
+            float *zeros) const {
+    const int64_t first = k / weight_.group_size;
+    const int64_t groups = (k + elements - 1) / weight_.group_size - first + 1;
+    if (per_scale == weight_.group_size)
+      return dequant_.groups(int4_groups(weight_, n, first, groups, scales, zeros));
+    float group_scales[kMaxRowScales], group_zeros[kMaxRowScales];
+    dequant_.groups(int4_groups(weight_, n, first, groups, group_scales, group_zeros));
+    int64_t g = 0, in_group = k - first * weight_.group_size;
+    for (int64_t i = 0; i < elements / per_scale; ++i) {
+      scales[i] = group_scales[g];
+      zeros[i] = group_zeros[g];
+      in_group += per_scale;
+      if (in_group < weight_.group_size) continue;
+      in_group = 0;
+      ++g;
+    }
+  }
+
+ private:
+  const DequantKernels &dequant_;
+  const Int4Weight &weight_;
+  const void *codebook_;
+};
+
+// How many elements a scale is for, if of `most` and of every row there are to be whole ones.
+template <class Rows>
+int64_t elements_per_scale(const Rows &rows, int64_t cols, int64_t most) {
+  int64_t elements = kMinBlocksize;
+  while (elements < most && rows.block() % (2 * elements) == 0 && cols % (2 * elements) == 0)
+    elements *= 2;
+  return elements;
+}
+
+}  // namespace nf4::cpu

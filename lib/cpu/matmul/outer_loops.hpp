@@ -1,0 +1,64 @@
+// Products of which the reduction runs along the rows of the weight, as in the gradient. T is a
+// type of an unnamed namespace (loops.hpp).
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/isa/unroll.hpp"
+#include "cpu/matmul/kernels.hpp"
+
+namespace nf4::cpu {
+
+// Rows that an operand has side by side: two of bf16.
+template <class T>
+constexpr int kRowsOfOperand = T::kLanes / T::kSumLanes;
+
+template <class T, int kM, int kV>
+void outer_block(const OuterArgs &args, int m, int column) {
+  using Item = typename T::Item;
+  const Item *w = static_cast<const Item *>(args.w) + column * kRowsOfOperand<T>;
+  const Item *x = static_cast<const Item *>(args.x) + m * args.x_stride;
+  typename T::Sum sums[kM][kV];
+  NF4_UNROLL
+  for (int j = 0; j < kM; ++j) {
+    NF4_UNROLL
+    for (int v = 0; v < kV; ++v) sums[j][v] = T::zero();
+  }
+  for (int n = 0; n < args.rows; n += kRowsOfOperand<T>, w += args.w_stride) {
+    typename T::Operand values[kV];
+    NF4_UNROLL
+    for (int v = 0; v < kV; ++v) values[v] = T::load(w + v * T::kLanes);
+    NF4_UNROLL
+    for (int j = 0; j < kM; ++j) {
+      const auto x_n = T::broadcast(x + j * args.x_stride + n);
+      NF4_UNROLL
+      for (int v = 0; v < kV; ++v) sums[j][v] = T::multiply_add(values[v], x_n, sums[j][v]);
+    }
+  }
+  NF4_UNROLL
+  for (int j = 0; j < kM; ++j) {
+    float *to = args.sums + (m + j) * args.sums_stride + column;
+    NF4_UNROLL
+    for (int v = 0; v < kV; ++v, to += T::kSumLanes)
+      T::store_sums(to, T::scale_add(sums[j][v], T::broadcast_sum(1), T::load_sums(to)));
+  }
+}
+
+template <class T, int kM>
+void outer_m(const OuterArgs &args, int m, int count, int column) {
+  if constexpr (kM > 1)
+    if (count < kM) return outer_m<T, kM - 1>(args, m, count, column);
+  constexpr int kV = T::kOuterVectors[kM - 1];
+  static_assert(kOuterColumns % (kV * T::kSumLanes) == 0, "whole vectors");
+  for (int i = 0; i < kOuterColumns; i += kV * T::kSumLanes)
+    outer_block<T, kM, kV>(args, m, column + i);
+}
+
+template <class T>
+void outer(const OuterArgs &args) {
+  for (int column = 0; column < args.columns; column += kOuterColumns)
+    for (int m = 0; m < args.m; m += kOuterM)
+      outer_m<T, kOuterM>(args, m, args.m - m < kOuterM ? args.m - m : kOuterM, column);
+}
+
+}  // namespace nf4::cpu

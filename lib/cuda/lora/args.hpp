@@ -1,0 +1,50 @@
+// An adapter (LoRA) as kernels get it: y += scale * (x A^T) B^T. No device code.
+#pragma once
+
+#include <cstdint>
+
+namespace nf4::cuda {
+
+// A factor of the adapter: element (rank r, column or row i) at r * rank_stride + i * stride.
+struct LoraFactor {
+  const void *data;
+  int64_t rank_stride;
+  int64_t stride;
+  bool is_fp32;  // else in x's dtype
+};
+
+// What an epilogue adds to an output: the scaled product of its row of x, times its row of B.
+struct LoraTerm {
+  const void *product;  // scale * x A^T: [m][product_stride], in x's dtype
+  LoraFactor b;
+  int product_stride;  // a multiple of 16; zeros past the rank
+  int rank;            // 0: there is no adapter
+  bool b_vectors;      // b's rows load as vectors of eight
+};
+
+struct LoraProductArgs {
+  const void *x;
+  int64_t x_stride;
+  int64_t m;
+  int64_t cols;
+  LoraFactor a;
+  float scale;
+  int rank;
+  int stride;     // of scaled and b_copy
+  void *product;  // [m][rank], or NULL
+  void *scaled;   // [m][stride], times the scale; zeros past the rank
+  LoraFactor b;   // copied for TMA:
+  void *b_copy;   // [b_rows][stride] in x's dtype, zeros past the rank; or NULL
+  int64_t b_rows;
+  // CTAs: clusters of 2^cluster_log2 share the columns of a tile of x and ranks; those after the
+  // first product_ctas copy B.
+  int rank_chunks;
+  int cluster_log2;
+  int product_ctas;
+  int copy_ctas;
+};
+
+constexpr int kLoraProductThreads = 256;
+constexpr int kMaxLoraClusterLog2 = 3;  // what any GPU allows
+
+}  // namespace nf4::cuda

@@ -1,0 +1,120 @@
+// Host side: x A^T.
+#include "cuda/lora/lora.hpp"
+
+#include <algorithm>
+
+#include "cuda/lora/kernels.hpp"
+#include "cuda/lora/workspace.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+constexpr int kFewRanks = 16, kManyRanks = 64;
+constexpr int64_t kCopyVectors = 8;  // of eight elements, of a thread that copies B
+
+LoraFactor factor_a(const Lora &lora) {
+  return {lora.a, lora.a_stride, 1, lora.dtype == NF4_DTYPE_FP32};
+}
+LoraFactor factor_b(const Lora &lora) {
+  return {lora.b, 1, lora.b_stride, lora.dtype == NF4_DTYPE_FP32};
+}
+
+// Whether rows of a matrix are on 16 bytes.
+bool has_vectors(const void *data, int64_t stride, nf4_dtype dtype) {
+  return is_multiple(data, 16) && stride * element_bytes(dtype) % 16 == 0;
+}
+
+void *b_copy_in(const MatmulProblem &problem, void *workspace) {
+  return static_cast<uint8_t *>(workspace) + LoraWorkspace(problem).scaled_bytes;
+}
+
+bool can_use_tma(const MatmulProblem &problem) {
+  const Lora &lora = problem.lora;
+  return lora.dtype == problem.dtype && lora.rank % 8 == 0 &&
+         has_vectors(lora.b, lora.b_stride, lora.dtype);
+}
+
+bool has_x_vectors(const MatmulProblem &problem) {
+  return is_multiple(problem.x, 16) &&
+         (problem.m == 1 || problem.x_stride * element_bytes(problem.dtype) % 16 == 0);
+}
+
+LoraProductArgs product_args(const MatmulProblem &problem, void *workspace, bool tma) {
+  const Lora &lora = problem.lora;
+  LoraProductArgs args{};
+  args.x = problem.x;
+  args.x_stride = problem.x_stride;
+  args.m = problem.m;
+  args.cols = problem.weight.cols;
+  args.a = factor_a(lora);
+  args.scale = lora.scale;
+  args.rank = lora.rank;
+  args.stride = static_cast<int>(lora_stride(lora));
+  args.product = lora.product;
+  args.scaled = workspace;
+  args.b = factor_b(lora);
+  args.b_rows = problem.weight.rows;
+  if (tma && !can_use_tma(problem)) {
+    args.b_copy = b_copy_in(problem, workspace);
+    const int64_t vectors = args.b_rows * args.stride / 8;
+    args.copy_ctas =
+        static_cast<int>(std::clamp<int64_t>(vectors / kLoraProductThreads / kCopyVectors, 1, 128));
+  }
+  return args;
+}
+
+cudaError_t launch_ctas(const LaunchTarget &target, const void *kernel, LoraProductArgs &args,
+                        int64_t product_ctas) {
+  // Whole clusters.
+  const int cluster = 1 << args.cluster_log2;
+  args.copy_ctas = static_cast<int>(ceil_divide(args.copy_ctas, cluster) * cluster);
+  args.product_ctas = static_cast<int>(product_ctas);
+  return launch({kernel, product_ctas + args.copy_ctas, kLoraProductThreads, target.family->pdl,
+                 target.stream, 0, cluster},
+                args);
+}
+
+}  // namespace
+
+LoraTerm lora_term_of(const MatmulProblem &problem, void *workspace) {
+  const Lora &lora = problem.lora;
+  if (lora.rank == 0) return {};
+  return {workspace, factor_b(lora), static_cast<int>(lora_stride(lora)), lora.rank,
+          lora.rank % 8 == 0 && has_vectors(lora.b, lora.b_stride, lora.dtype)};
+}
+
+LoraMatrix lora_b_for_tma(const MatmulProblem &problem, void *workspace) {
+  const Lora &lora = problem.lora;
+  if (can_use_tma(problem)) return {lora.b, lora.b_stride, lora.rank};
+  const auto stride = static_cast<int>(lora_stride(lora));
+  return {b_copy_in(problem, workspace), stride, stride};
+}
+
+cudaError_t launch_lora_product(const LaunchTarget &target, const MatmulProblem &problem,
+                                void *workspace, bool tma) {
+  LoraProductArgs args = product_args(problem, workspace, tma);
+  const Lora &lora = problem.lora;
+  const LoraKernels &kernels = kernels_of<LoraKernels>(*target.family);
+  const bool vectors = has_x_vectors(problem) && args.cols % 8 == 0 &&
+                       has_vectors(lora.a, lora.a_stride, lora.dtype);
+  if (problem.dtype == NF4_DTYPE_FP32 || !target.family->tensor_cores || !vectors)
+    return launch_ctas(target, kernels.any[problem.dtype - NF4_DTYPE_FP32], args,
+                       ceil_divide(args.m * args.stride, kLoraProductThreads / 32));
+  const bool many_ranks = args.rank > kFewRanks, many_rows = args.m > 16;
+  args.rank_chunks =
+      static_cast<int>(ceil_divide(args.stride, many_ranks ? kManyRanks : kFewRanks));
+  const int64_t tiles = ceil_divide(args.m, many_rows ? 32 : 16) * args.rank_chunks;
+  // As long as each of their warps has columns, as many CTAs as are resident at a time: two a
+  // multiprocessor, fewer of larger clusters.
+  const int64_t steps = ceil_divide(args.cols, 32 * kLoraProductThreads / 32);
+  if (target.family->tensor_maps)
+    while (args.cluster_log2 < kMaxLoraClusterLog2 && 2 << args.cluster_log2 <= steps &&
+           tiles << (args.cluster_log2 + 1) <=
+               target.device.multiprocessors * (args.cluster_log2 == 0 ? 4 : 3) / 2)
+      ++args.cluster_log2;
+  const void *const kernel =
+      kernels.product[problem.dtype - NF4_DTYPE_FP16][args.a.is_fp32][many_rows][many_ranks];
+  return launch_ctas(target, kernel, args, tiles << args.cluster_log2);
+}
+
+}  // namespace nf4::cuda

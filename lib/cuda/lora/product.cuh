@@ -1,0 +1,270 @@
+// The product of x with an adapter's A: p = x A^T, [m][rank], and a copy times the scale, which the
+// kernels of the base product multiply by B. Each output is summed in fp32 in a fixed order.
+//
+// lora_product: by mma.sync straight from global memory. A warp has 16 or 32 rows of x and every
+// 16th 32 columns of its CTA, which adds up its warps' sums in shared memory; the CTAs of a cluster
+// share the columns. lora_product_any: a warp for each output; any stride, dtype and GPU.
+//
+// Bound by latency at few rows, then by reading x once. docs/design/lora.md has the experiments.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include "cuda/arch.cuh"
+#include "cuda/element.cuh"
+#include "cuda/lora/args.hpp"
+#include "cuda/lora/term.cuh"
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/pdl.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// The CTAs that copy B: eight ranks of a row a thread.
+template <class T>
+__device__ __forceinline__ void copy_b(const LoraProductArgs &args, int cta) {
+  const int row_vectors = args.stride / 8;
+  const int64_t vectors = args.b_rows * row_vectors;
+  const int64_t step = int64_t{args.copy_ctas} * blockDim.x;
+  for (int64_t i = int64_t{cta} * blockDim.x + threadIdx.x; i < vectors; i += step) {
+    const int64_t row = i / row_vectors;
+    const int first = static_cast<int>(i - row * row_vectors) * 8;
+    T values[8];
+#pragma unroll
+    for (int r = 0; r < 8; ++r)
+      values[r] =
+          from_float<T>(first + r < args.rank ? lora_element<T>(args.b, first + r, row) : 0.0f);
+    *reinterpret_cast<uint4 *>(static_cast<T *>(args.b_copy) + i * 8) =
+        *reinterpret_cast<const uint4 *>(values);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void store_product(const LoraProductArgs &args, int64_t m, int r,
+                                              float sum) {
+  if (m >= args.m || r >= args.stride) return;
+  static_cast<T *>(args.scaled)[m * args.stride + r] = from_float<T>(sum * args.scale);
+  if (args.product != nullptr && r < args.rank)
+    static_cast<T *>(args.product)[m * args.rank + r] = from_float<T>(sum);
+}
+
+// Eight columns of a row as two k16 steps of a fragment: any order of the columns will do if x and
+// A have the same.
+template <class T, class F>
+__device__ __forceinline__ uint4 load_fragment(const F *from, bool in_bounds) {
+  if (!in_bounds) return {};
+  if constexpr (std::is_same_v<T, F>) return *reinterpret_cast<const uint4 *>(from);
+  const float4 low = reinterpret_cast<const float4 *>(from)[0];
+  const float4 high = reinterpret_cast<const float4 *>(from)[1];
+  return {pack_pair(T{}, low.x, low.y), pack_pair(T{}, low.z, low.w),
+          pack_pair(T{}, high.x, high.y), pack_pair(T{}, high.z, high.w)};
+}
+
+// A tile of MTiles * 16 rows of x by RankTiles * 8 ranks.
+template <int MTiles, int RankTiles>
+struct LoraTile {
+  static constexpr int kM = MTiles * 16, kRanks = RankTiles * 8;
+  static constexpr int kSums = MTiles * RankTiles * 4;  // of a lane
+  static constexpr int kOutputs = kSums * 32;
+  static constexpr int kWarps = kLoraProductThreads / 32;
+  // Warps whose sums lie in shared memory at a time.
+  static constexpr int kStored = kWarps * kOutputs * 4 <= 32 << 10 ? kWarps : (8 << 10) / kOutputs;
+
+  static constexpr int kDepth = RankTiles > 2 ? 1 : 2;  // steps of 32 columns in flight
+
+  float sums[MTiles][RankTiles][4] = {};
+
+  // What a lane has of a step: eight columns of two rows of x for each of MTiles, and of a rank for
+  // each of RankTiles.
+  struct Fragments {
+    uint4 x[MTiles][2], a[RankTiles];
+  };
+
+  template <class T, class F>
+  static __device__ __forceinline__ void load(const LoraProductArgs &args, int64_t first_m,
+                                              int first_rank, int step, int end, Fragments &to) {
+    const int group_id = threadIdx.x % 32 / 4, thread_in_group = threadIdx.x % 4;
+    const int64_t column = step * 32 + thread_in_group * 8;
+    const bool in_row = step < end && column < args.cols;
+#pragma unroll
+    for (int i = 0; i < MTiles; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t m = first_m + i * 16 + half * 8 + group_id;
+        to.x[i][half] = load_fragment<T>(
+            static_cast<const T *>(args.x) + m * args.x_stride + column, in_row && m < args.m);
+      }
+#pragma unroll
+    for (int j = 0; j < RankTiles; ++j) {
+      const int r = first_rank + j * 8 + group_id;
+      to.a[j] =
+          load_fragment<T>(static_cast<const F *>(args.a.data) + r * args.a.rank_stride + column,
+                           in_row && r < args.rank);
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ void add(const Fragments &fragments) {
+#pragma unroll
+    for (int j = 0; j < RankTiles; ++j)
+#pragma unroll
+      for (int i = 0; i < MTiles; ++i) {
+        const uint4 low = fragments.x[i][0], high = fragments.x[i][1], a = fragments.a[j];
+        mma_m16n8k16(T{}, sums[i][j], {low.x, high.x, low.y, high.y}, a.x, a.y);
+        mma_m16n8k16(T{}, sums[i][j], {low.z, high.z, low.w, high.w}, a.z, a.w);
+      }
+  }
+
+  // This lane's `index`-th sum.
+  __device__ __forceinline__ float &sum(int index) {
+    return sums[index / (RankTiles * 4)][index / 4 % RankTiles][index % 4];
+  }
+  static __device__ __forceinline__ int row(int output) {
+    const int index = output / 32, lane = output % 32;
+    return index / (RankTiles * 4) * 16 + lane / 4 + index % 4 / 2 * 8;
+  }
+  static __device__ __forceinline__ int rank(int output) {
+    const int index = output / 32, lane = output % 32;
+    return index / 4 % RankTiles * 8 + lane % 4 * 2 + index % 2;
+  }
+};
+
+// All threads of the CTA call it. Leaves the sums of the first kStored warps in
+// partials[warp][index][lane]; those of later warps are added to theirs first.
+template <class Tile>
+__device__ __forceinline__ void store_partials(Tile &tile, float *partials) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const auto at = [&](int warp, int index) -> float & {
+    return partials[(warp * Tile::kSums + index) * 32 + lane];
+  };
+#pragma unroll
+  for (int first = Tile::kWarps - Tile::kStored; first >= 0; first -= Tile::kStored) {
+    if (warp / Tile::kStored == first / Tile::kStored)
+#pragma unroll
+      for (int i = 0; i < Tile::kSums; ++i) {
+        float &to = at(warp - first, i);
+        to = first == Tile::kWarps - Tile::kStored ? tile.sum(i) : to + tile.sum(i);
+      }
+    __syncthreads();
+  }
+}
+
+template <class Arch>
+__device__ __forceinline__ int rank_in_cluster(const LoraProductArgs &args) {
+  if constexpr (Arch::kClusters)
+    if (args.cluster_log2 > 0) return static_cast<int>(cluster_rank());
+  return 0;
+}
+
+// The ranks that a lane loads first, into L2.
+template <class F, int Ranks>
+__device__ __forceinline__ void prefetch_a(const LoraProductArgs &args, int first_rank, int step) {
+  const int64_t column = step * 32 + threadIdx.x % 32 / 16 * 16;
+#pragma unroll
+  for (int i = 0; i < Ranks; i += 16) {
+    const int r = first_rank + i + threadIdx.x % 16;
+    if (r < args.rank && column < args.cols)
+      prefetch_l2_sector(static_cast<const F *>(args.a.data) + r * args.a.rank_stride + column);
+  }
+}
+
+// For rows of x and of A on 16 bytes and cols that are a multiple of 8.
+template <class Arch, class T, class F, int MTiles, int RankTiles>
+__global__ void __launch_bounds__(kLoraProductThreads, 2)
+    lora_product(const __grid_constant__ LoraProductArgs args) {
+  using Tile = LoraTile<MTiles, RankTiles>;
+  __shared__ float partials[Tile::kStored * Tile::kOutputs];
+  __shared__ float received[Tile::kOutputs];  // [CTA of the cluster][share]
+  const int copy_cta = static_cast<int>(blockIdx.x) - args.product_ctas;
+  if (copy_cta >= 0) {
+    pdl_wait<Arch>();
+    pdl_launch_dependents<Arch>();
+    return copy_b<T>(args, copy_cta);
+  }
+  const int warp = threadIdx.x / 32;
+  const int in_cluster = rank_in_cluster<Arch>(args);
+  const int tile_index = static_cast<int>(blockIdx.x) >> args.cluster_log2;
+  const int m_tile = args.rank_chunks == 1 ? tile_index : tile_index / args.rank_chunks;
+  const int first_rank = (tile_index - m_tile * args.rank_chunks) * Tile::kRanks;
+  const int64_t first_m = int64_t{m_tile} * Tile::kM;
+  const int steps = static_cast<int>((args.cols + 31) / 32);
+  const int begin = steps * in_cluster >> args.cluster_log2;
+  const int end = steps * (in_cluster + 1) >> args.cluster_log2;
+  // Allowed while the predecessor still writes.
+  prefetch_a<F, Tile::kRanks>(args, first_rank, begin + warp);
+  // All of the cluster run before one writes to another's shared memory.
+  if constexpr (Arch::kClusters)
+    if (args.cluster_log2 > 0) cluster_sync_relaxed();
+  pdl_wait<Arch>();
+  // Not before: the dependent waits for this kernel only where it reads what this one writes.
+  pdl_launch_dependents<Arch>();
+
+  Tile tile;
+#pragma unroll 1
+  for (int step = begin + warp; step < end; step += Tile::kDepth * Tile::kWarps) {
+    typename Tile::Fragments fragments[Tile::kDepth];
+#pragma unroll
+    for (int i = 0; i < Tile::kDepth; ++i)
+      Tile::template load<T, F>(args, first_m, first_rank, step + i * Tile::kWarps, end,
+                                fragments[i]);
+#pragma unroll
+    for (int i = 0; i < Tile::kDepth; ++i) tile.template add<T>(fragments[i]);
+  }
+  store_partials(tile, partials);
+
+  const int share = Tile::kOutputs >> args.cluster_log2;
+  for (int output = threadIdx.x; output < Tile::kOutputs; output += kLoraProductThreads) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < Tile::kStored; ++i) sum += partials[i * Tile::kOutputs + output];
+    if constexpr (Arch::kClusters)
+      if (args.cluster_log2 > 0) {
+        const int owner = static_cast<int>(static_cast<unsigned>(output) / share);
+        float *const to = received + in_cluster * share + output - owner * share;
+        store_shared_cluster(map_shared_rank(to, owner), sum);
+        continue;
+      }
+    store_product<T>(args, first_m + Tile::row(output), first_rank + Tile::rank(output), sum);
+  }
+  if constexpr (Arch::kClusters) {
+    if (args.cluster_log2 == 0) return;
+    cluster_sync();
+    for (int i = threadIdx.x; i < share; i += kLoraProductThreads) {
+      float sum = 0;
+#pragma unroll
+      for (int source = 0; source < 1 << kMaxLoraClusterLog2; ++source)
+        if (source < 1 << args.cluster_log2) sum += received[source * share + i];
+      const int output = in_cluster * share + i;
+      store_product<T>(args, first_m + Tile::row(output), first_rank + Tile::rank(output), sum);
+    }
+  }
+}
+
+template <class Arch, class T>
+__global__ void __launch_bounds__(kLoraProductThreads)
+    lora_product_any(const __grid_constant__ LoraProductArgs args) {
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
+  const int copy_cta = static_cast<int>(blockIdx.x) - args.product_ctas;
+  if (copy_cta >= 0) return copy_b<T>(args, copy_cta);
+  const int64_t output = int64_t{blockIdx.x} * (kLoraProductThreads / 32) + threadIdx.x / 32;
+  const int64_t m = output / args.stride;
+  const int r = static_cast<int>(output - m * args.stride), lane = threadIdx.x % 32;
+  if (m >= args.m) return;
+  float sum = 0;
+  const T *const x = static_cast<const T *>(args.x) + m * args.x_stride;
+  if (r < args.rank)
+    for (int64_t k = lane; k < args.cols; k += 32)
+      sum = __fmaf_rn(to_float(x[k]), lora_element<T>(args.a, r, k), sum);
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2)
+    sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  if (lane == 0) store_product<T>(args, m, r, sum);
+}
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,17 @@
+// The gradient's kernels of a GPU family (runtime/families.hpp). Hopper's wgmma kernels are of
+// their own.
+#pragma once
+
+namespace nf4::cuda {
+
+// Args: MatmulArgs of W^T of mma kernels, GradStripArgs of skinny kernels.
+struct GradKernels {
+  const void *mma[3][2];  // [dtype - NF4_DTYPE_FP32][nested]
+  // [dtype - NF4_DTYPE_FP16][nested][configuration - kSkinny8]; NULL without tensor maps.
+  const void *skinny[2][2][2];
+
+  template <class Arch>
+  static GradKernels make();
+};
+
+}  // namespace nf4::cuda

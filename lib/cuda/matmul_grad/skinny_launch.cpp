@@ -1,0 +1,75 @@
+#include "cuda/matmul_grad/skinny_launch.hpp"
+
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "cuda/matmul/skinny/strip_plan.hpp"
+#include "cuda/matmul_grad/kernels.hpp"
+#include "cuda/matmul_grad/skinny_args.hpp"
+
+namespace nf4::cuda {
+
+cudaError_t allow_grad_skinny(const GpuFamily &family, const Device &device) {
+  static ContextFlag known[std::size(kGpuFamilies)];
+  ContextFlag &flag = known[&family - kGpuFamilies];
+  if (flag.has(device.index)) return cudaSuccess;
+  for (const auto &of_dtype : kernels_of<GradKernels>(family).skinny)
+    for (const auto &of_scales : of_dtype)
+      for (const void *const kernel : of_scales) {
+        if (kernel == nullptr) continue;
+        const cudaError_t error = cudaFuncSetAttribute(
+            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
+        if (error != cudaSuccess) return error;
+      }
+  flag.set(device.index);
+  return cudaSuccess;
+}
+
+// Strips are whole, and numbers of blocks have 31 bits.
+bool grad_skinny_can_run(const GradProblem &problem, const GpuFacts &gpu, int config) {
+  constexpr int64_t kMaxSide = int64_t{1} << 30;
+  constexpr int64_t kMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
+  const Weight &weight = problem.weight;
+  const int max_m = kMatmulConfigs[config].tile_m;
+  if (weight.rows > kMaxSide || weight.cols > kMaxSide) return false;
+  if (!gpu.tensor_maps || config == kSkinny2 || problem.m > max_m) return false;
+  if (problem.dtype == NF4_DTYPE_FP32 || weight.codebook != nullptr || weight.cols == 0)
+    return false;
+  return weight.blocksize() == kGradBlocksize && weight.rows % strip_rows(kGradWarpsN) == 0 &&
+         weight.blocks < std::numeric_limits<int>::max() / 2 - 8 * weight.rows &&
+         is_multiple(weight.packed, 16) && is_multiple(weight.absmax, weight.nested() ? 2 : 8) &&
+         has_x_vectors(problem) && (problem.m == 1 || problem.x_stride < kMaxPitch) &&
+         gpu.shared_bytes >= grad_strip_smem(max_m).bytes;
+}
+
+cudaError_t launch_grad_skinny(const MatmulTarget &target, const GradProblem &problem,
+                               MatmulArgs matmul, int config) {
+  cudaError_t error = allow_grad_skinny(*target.family, target.device);
+  if (error != cudaSuccess) return error;
+  std::swap(matmul.weight.rows, matmul.weight.cols);  // as it is stored
+  const WeightView &weight = matmul.weight;
+  const int max_m = kMatmulConfigs[config].tile_m;
+  const StripPlan plan = plan_strips(weight.cols, weight.rows, kGradWarpsN, target.gpu);
+  GradStripArgs args{};
+  args.matmul = matmul;
+  args.codebook = rounded_codebook(weight, NF4_DTYPE_FP16);
+  args.k_tiles = static_cast<int>(ceil_divide(weight.rows, kStripK));
+  args.cluster = plan.cluster;
+  args.cluster_rows = static_cast<int>(ceil_divide(plan.rows(), plan.cluster));
+  error = make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2,
+                          plan.rows() / 2, kStripK, args.packed);
+  if (error != cudaSuccess) return error;
+  const int64_t x_bytes = weight.rows * 2;
+  const int64_t pitch = matmul.m == 1 ? ceil_divide(x_bytes, 16) * 16 : matmul.x_stride * 2;
+  error = make_tensor_map({matmul.x, matmul.m, x_bytes}, pitch, kStripK * 2, max_m, args.x);
+  if (error != cudaSuccess) return error;
+  const void *const kernel =
+      kernels_of<GradKernels>(*target.family)
+          .skinny[problem.dtype - NF4_DTYPE_FP16][problem.weight.nested()][config - kSkinny8];
+  return launch({kernel, plan.strips * plan.cluster, kStripThreads, target.family->pdl,
+                 target.stream, grad_strip_smem(max_m).bytes, plan.cluster},
+                args);
+}
+
+}  // namespace nf4::cuda

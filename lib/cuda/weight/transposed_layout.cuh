@@ -1,0 +1,122 @@
+// The layout of W^T for the wgmma kernels, as RowPacked in layout.cuh, and how its codes decode.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/element.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/weight/decode.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// NF4 and FP4 are stored as [n][k / 2] bytes; rows of W^T run along k, its columns along n. A
+// K-tile is 128 stored rows of TileN / 2 bytes, in the swizzle of as many. Of 16 bytes of eight of
+// them, which are 8 columns of 32 rows, a transposing ldmatrix gives a lane two bytes of columns 2t
+// and 2t + 1 side by side: four rows, of which a warp takes two and its neighbour two.
+template <int TileN>
+struct TransposedLayout {
+  static constexpr int kTileCols = 128;
+  static constexpr int kRowBytes = TileN / 2;  // of a column of W^T
+  static constexpr int kRowDistance = 1;
+  static constexpr bool kWarpPairs = true;
+  static_assert(kRowBytes == 64);
+
+  static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
+                                                   int n, uint64_t *barrier) {
+    tma_load_2d(stage, map, n / 2, k_tile * kTileCols, barrier);
+  }
+  static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
+    tma_prefetch_2d(map, n / 2, k_tile * kTileCols);
+  }
+
+  // Of a step, by 8 columns.
+  struct Words {
+    uint32_t words[2][4];
+  };
+
+  static __device__ __forceinline__ int odd_warp() {
+    return static_cast<int>(threadIdx.x / 32 % 2);
+  }
+  // Rows 4g and 4g + 1 of a pair of warps, 2 further on in an odd one.
+  static __device__ __forceinline__ int lane_row(int lane) {
+    return lane / 4 * 4 + odd_warp() * (2 - 16);
+  }
+  // Of the 16 bytes whose address this lane gives, of column `lane`.
+  static __device__ __forceinline__ int lane_offset(int row) {
+    const int column = static_cast<int>(threadIdx.x % 32);
+    return column * kRowBytes + (row / 32 ^ column / 2 % 4) * 16;
+  }
+
+  template <int Step>
+  static __device__ __forceinline__ void load(Words &to, const uint8_t *stage, int lane_offset) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      ldmatrix_x4_trans(to.words[i], stage + lane_offset + (Step * 2 + i) * 32 * kRowBytes);
+  }
+
+  // The A operands of a step's four wgmmas. decode(word, i) makes those of this lane's two rows from
+  // its bytes of columns 8i + 2t and 8i + 2t + 1.
+  template <class Decode>
+  static __device__ __forceinline__ void decode(uint32_t (&a)[4][4], const Words &from,
+                                                Decode decode) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint2 rows = decode(from.words[i / 4][i % 4], i);
+      a[i / 2][i % 2 * 2] = rows.x;
+      a[i / 2][i % 2 * 2 + 1] = rows.y;
+    }
+  }
+};
+
+// Weights in T, rounded as LutScaledBf16 and LutScaledFp16 round them: a look-up for each stored
+// byte, which has a column of both rows. In bf16 also by scales in fp16, whose products with entries
+// are rounded to fp16 first: the norm of the errors is 1.02 times that.
+template <class T>
+class TransposedDecode {
+  static constexpr bool kFp16 = std::is_same_v<T, __half>;
+  using Scaled = std::conditional_t<kFp16, LutScaledFp16, LutScaledBf16>;
+  using Layout = TransposedLayout<128>;
+
+ public:
+  using Element = T;
+  static constexpr bool kFp16Scales = !kFp16;
+
+  template <int Threads>
+  static __device__ __forceinline__ float build(const LutCodebook &own, const float *codebook,
+                                                uint8_t *lut, int thread) {
+    return Scaled::template build<Threads>(own, codebook, lut, thread);
+  }
+
+  __device__ __forceinline__ explicit TransposedDecode(const uint8_t *lut)
+      : first_(lut, Layout::odd_warp()), second_(lut, Layout::odd_warp() + 2) {}
+
+  // Of both rows, columns 2t and 2t + 1, which have these scales.
+  __device__ __forceinline__ uint2 operator()(uint32_t word, float2 scales) const {
+    const float2 first = entries(first_.address(word)), second = entries(second_.address(word));
+    return {pack_pair(T{}, multiply_rn(first.x, scales.x), multiply_rn(second.x, scales.y)),
+            pack_pair(T{}, multiply_rn(first.y, scales.x), multiply_rn(second.y, scales.y))};
+  }
+  __device__ __forceinline__ uint2 operator()(uint32_t word, uint32_t scales) const {
+    const __half2 of = *reinterpret_cast<const __half2 *>(&scales);
+    const auto pair = [](const uint8_t *at) { return *reinterpret_cast<const __half2 *>(at); };
+    const float2 first = __half22float2(__hmul2(pair(first_.address(word)), __low2half2(of)));
+    const float2 second = __half22float2(__hmul2(pair(second_.address(word)), __high2half2(of)));
+    return {pack_pair(T{}, first.x, second.x), pack_pair(T{}, first.y, second.y)};
+  }
+
+ private:
+  static __device__ __forceinline__ float2 entries(const uint8_t *at) {
+    if constexpr (kFp16)
+      return *reinterpret_cast<const float2 *>(at);
+    else
+      return __half22float2(*reinterpret_cast<const __half2 *>(at));
+  }
+
+  const QuadLut<kFp16 ? 8 : 4> first_, second_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

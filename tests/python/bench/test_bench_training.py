@@ -1,0 +1,91 @@
+"""The bench of QLoRA steps on the CPU: a small model in all four forms, from group to row."""
+
+from __future__ import annotations
+
+import bench_path  # noqa: F401  (the path)
+import pytest
+
+pytestmark = pytest.mark.interop
+torch = pytest.importorskip("torch")
+for _name in ("bitsandbytes", "peft", "transformers"):
+    pytest.importorskip(_name)
+
+from bench_fakes import bench  # noqa: E402
+from nf4bench import (  # noqa: E402
+    models_forms,
+    training,
+    training_cases,
+    training_pages,
+    training_tables,
+)  # fmt: skip
+from nf4bench.check import WrongResult  # noqa: E402
+from nf4bench.models_cases import FORMS, Size  # noqa: E402
+from nf4bench.training_cases import Group  # noqa: E402
+
+TINY = Size(hidden=64, heads=4, intermediate=192, layers=2, vocabulary=50)
+GROUPS = [Group("fp32", False, TINY, (2, 8)), Group("bf16", True, TINY, (2, 8))]
+
+
+def run() -> tuple[dict, list[str]]:
+    lines: list[str] = []
+    made = bench(names=())
+    made.replays, training.LAYER_CALLS, training.LAYER_TURNS = 3, 2, 2
+    training.PRODUCTS = {(128, 64): (1, 8)}
+    return training.run(made, models_forms.load("cpu"), GROUPS, lines.append), lines
+
+
+@pytest.fixture(scope="module")
+def figures() -> tuple[dict, list[str]]:
+    return run()
+
+
+def test_a_row_for_each_group_with_every_form(figures) -> None:
+    figures, lines = figures
+    assert [(row["adapters"], row["checkpointing"]) for row in figures["rows"]] == [
+        ("fp32", False),
+        ("bf16", True),
+    ]
+    for row in figures["rows"]:
+        assert list(row["forms"]) == list(FORMS)
+        for form, each in row["forms"].items():
+            assert each["us"] > 0 and each["host_us"] > 0 and each["step_bytes"] > 0
+            assert (each["error"] is None) == (form in ("bitsandbytes", "dense"))
+    profiles = [("profile" in each) for row in figures["rows"] for each in row["forms"].values()]
+    assert profiles == [True] * 4 + [False] * 4
+    assert any(line.startswith("drop-in: the host") for line in lines)
+    for table in (training_tables.STEPS, training_tables.HOST, training_tables.MEMORY):
+        assert len(table.markdown(figures["rows"]).splitlines()) == 4
+
+
+def test_a_row_for_each_product(figures) -> None:
+    rows = figures[0]["products"]
+    assert [(row["work"], row["m"]) for row in rows] == [
+        (work, m) for m in (1, 8) for work in ("gradient", "adapted", "adapted backward")
+    ]
+    assert [list(row["forms"]) for row in rows[:3]] == [
+        ["libnf4", "dequantize + dense", "bitsandbytes", "dense"],
+        ["libnf4", "as PEFT", "base alone"],
+        ["libnf4", "as PEFT", "dense gradient alone"],
+    ]
+    assert all(each["us"] > 0 for row in rows for each in row["forms"].values())
+    assert any(line.startswith("adapted backward, 128×64, 8") for line in figures[1])
+
+
+def test_the_page(figures) -> None:
+    found = {"training": figures[0] | {"date": "1 Jan", "commit": "abc"}}
+    page = training_pages.page(found, {"training"})
+    assert "commit abc; their code has changed since" in page
+    assert "### Drop-in: the host" in page and "| drop-in | fp32 |" in page
+    assert page.count("| torch.nn.Linear | none |") == 2
+    assert page.count("| adapted backward | 128×64 |") == 2
+
+
+def test_a_wrong_gradient_ends_it(monkeypatch) -> None:
+    monkeypatch.setattr(training, "MOST_ERROR", 0.0)
+    with pytest.raises(WrongResult, match="adapters in fp32: (drop-in|libnf4)"):
+        run()
+
+
+def test_the_cases_are_all_four_steps() -> None:
+    assert len({(each.adapters, each.checkpointing) for each in training_cases.full()}) == 4
+    assert training_cases.quick() == training_cases.full()[:2]
