@@ -111,7 +111,7 @@ constexpr CostModel grad_model(const double (&k_tile)[kMatmulConfigCount]) {
   return model;
 }
 inline constexpr CostModel kH200Grad = grad_model(
-    {0, 0, 0, 0, 0, 0, 0, 1200, 1650, 0, 0, 0, 2350, 0, 0, 1680, 0, 0, 0, 2380, 0, 0, 0, 1220});
+    {0, 0, 0, 0, 0, 0, 0, 1350, 1720, 0, 0, 0, 2450, 0, 0, 1640, 0, 0, 0, 2650, 0, 0, 0, 1280});
 
 constexpr bool has_k_tiles(const CostModel &model, bool has_kernel(int config)) {
   for (int i = 0; i < kMatmulConfigCount; ++i)

@@ -57,8 +57,8 @@ struct TransposedLayout {
       ldmatrix_x4_trans(to.words[i], stage + lane_offset + (Step * 2 + i) * 32 * kRowBytes);
   }
 
-  // The A operands of a step's four wgmmas. decode(word, i) makes those of this lane's two rows from
-  // its bytes of columns 8i + 2t and 8i + 2t + 1.
+  // The A operands of a step's four wgmmas. decode(word, i) makes those of this lane's two rows
+  // from its bytes of columns 8i + 2t and 8i + 2t + 1.
   template <class Decode>
   static __device__ __forceinline__ void decode(uint32_t (&a)[4][4], const Words &from,
                                                 Decode decode) {
@@ -72,8 +72,8 @@ struct TransposedLayout {
 };
 
 // Weights in T, rounded as LutScaledBf16 and LutScaledFp16 round them: a look-up for each stored
-// byte, which has a column of both rows. In bf16 also by scales in fp16, whose products with entries
-// are rounded to fp16 first: the norm of the errors is 1.02 times that.
+// byte, which has a column of both rows. In bf16 also by scales in fp16, whose products with
+// entries are rounded to fp16 first: the norm of the errors is 1.02 times that.
 template <class T>
 class TransposedDecode {
   static constexpr bool kFp16 = std::is_same_v<T, __half>;

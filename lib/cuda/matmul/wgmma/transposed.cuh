@@ -11,8 +11,7 @@
 namespace nf4::cuda {
 namespace {
 
-// As WeightReader; scales in fp16, 16 for a lane, are loaded with the words of their step. Those in
-// fp32 take the path to shared memory twice as long, as long as the step's look-ups.
+// As WeightReader; the scales of a step, 16 for a lane, are loaded with its words.
 template <class Tile>
 class TransposedReader {
  public:
@@ -26,16 +25,22 @@ class TransposedReader {
 
   __device__ __forceinline__ void wait() {
     mbarrier_wait_parity(shared_.barrier(kWeightFull, state_.stage), state_.phase);
-    fp16_ = stage().fp16();
+    if constexpr (kFp16) fp16_ = stage().fp16();
     load_words<0>();
   }
 
   template <int Step>
   __device__ __forceinline__ void load_words() {
     Layout::template load<Step>(words_, shared_.weight(state_.stage), lane_offset_);
-    const uint4 *const pairs = stage().pairs(block(), Step, lane_index() % 4);
-    pairs_[0] = pairs[0];
-    pairs_[1] = pairs[1];
+    if constexpr (kFp16) {
+      const uint4 *const pairs = stage().pairs(block(), Step, lane_index() % 4);
+      pairs_[0] = pairs[0];
+      pairs_[1] = pairs[1];
+    } else {
+      const float2 *const floats = stage().floats(block(), Step, lane_index() % 4);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) floats_[i] = floats[i * 4];
+    }
   }
 
   __device__ __forceinline__ void release() {
@@ -51,6 +56,10 @@ class TransposedReader {
   template <class Decode>
   __device__ __forceinline__ void decode(uint32_t (&a)[4][4], const Decode &decode,
                                          Scales scales) const {
+    if constexpr (!kFp16) {
+      Layout::decode(a, words_, [&](uint32_t word, int i) { return decode(word, floats_[i]); });
+      return;
+    }
     if constexpr (Decode::kFp16Scales)
       if (fp16_)
         return Layout::decode(a, words_, [&](uint32_t word, int i) {
@@ -66,14 +75,17 @@ class TransposedReader {
   __device__ __forceinline__ TransposedScaleStage stage() const {
     return {shared_.scales(state_.stage)};
   }
+  static constexpr bool kFp16 = kHasFp16Scales<Tile>;
   static __device__ __forceinline__ int block() { return consumer_thread() / 128; }
 
   const SharedStorage<Tile> shared_;
   const int lane_offset_;
   WeightPipelineState<Tile> state_;
   typename Layout::Words words_;
+  // kFp16: that, and whether they are right; else those in fp32. Of a step.
   uint4 pairs_[2];
   bool fp16_;
+  float2 floats_[8];
 };
 
 struct TransposedKind : CodebookKind<false> {

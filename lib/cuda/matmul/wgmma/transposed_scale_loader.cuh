@@ -12,6 +12,11 @@
 namespace nf4::cuda {
 namespace {
 
+// Whether the stage has scales in fp16: of tiles that the path to shared memory bounds, which
+// scales in fp32 take twice as long. Of others the producers would.
+template <class Tile>
+constexpr bool kHasFp16Scales = Tile::kTileM > 128;
+
 // The scales of a K-tile's columns, of the first and the second 64 rows (block) of the CTA tile: in
 // fp32, and in fp16 if weights from those are right to an eighth of their rounding to bf16.
 struct TransposedScaleStage {
@@ -36,11 +41,13 @@ struct TransposedScaleStage {
   }
 
   __device__ __forceinline__ void store(int column, float2 scales) const {
+    base[column] = scales.x;
+    base[kTileK + column] = scales.y;
+  }
+  __device__ __forceinline__ void store_fp16(int column, float2 scales) const {
     const int step = column / kStepK, eight = column % kStepK / 8, t = column % 8 / 2;
     const int half = ((step * 4 + t) * 8 + eight) * 2 + column % 2;
     auto *const halves = reinterpret_cast<__half *>(base + kFloatsBytes / 4);
-    base[column] = scales.x;
-    base[kTileK + column] = scales.y;
     halves[half] = __float2half_rn(scales.x);
     halves[kTileK + half] = __float2half_rn(scales.y);
   }
@@ -202,8 +209,9 @@ class TransposedScaleLoader {
         right &= TransposedScaleStage::is_right(scales, least_right_);
       }
       to.store(column, scales);
+      if constexpr (kHasFp16Scales<Tile>) to.store_fp16(column, scales);
     }
-    to.store_right(thread_ / 32, __all_sync(0xffffffff, right));
+    if constexpr (kHasFp16Scales<Tile>) to.store_right(thread_ / 32, __all_sync(0xffffffff, right));
     mbarrier_arrive_warp(shared_.barrier(kWeightFull, state_.stage));
     if (first_) mbarrier_arrive_warp(shared_.first_scales());
     first_ = false;

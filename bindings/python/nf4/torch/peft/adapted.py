@@ -4,10 +4,10 @@ adapter.
     forward    p = x A^T, y = x W^T + bias + s p B^T
     backward   q = dY B, dX = dY W + s q A, dA = s q^T x, dB = s dY^T p
 
-Each of y and dX is one call of libnf4 where that has a kernel that is fast (_fast.py); else the
-adapter's part is added in place. Beside x, p alone is kept, which is [rows of x, rank]. A and B in
-float32 beside x in 16 bits are rounded to its dtype, as autocast would; their gradients are
-float32, and on a GPU never rounded to 16 bits.
+Each of y and dX is one call of libnf4 where that has a fast kernel (_fast.py), and is rounded once;
+else the adapter's part is added in place. Beside x, p alone is kept, which is [rows of x, rank]. A
+and B in float32 beside x in 16 bits are rounded to its dtype, as autocast would; their gradients
+are float32, and on a GPU never rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def product(
     x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter
 ) -> tuple[Tensor, Tensor] | None:
     """y and p = x A^T; None if nothing was done, as _fast.linear says."""
-    made = _fast.linear_adapted(x, bias, weight, *adapter) if x.is_cuda else None
+    made = _fast.linear_adapted(x, bias, weight, *adapter)
     if made is not None:
         return made
     y = _fast.linear(x, bias, weight)
