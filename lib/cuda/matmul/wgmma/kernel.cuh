@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     setmaxnreg_dec<WarpgroupRegisters<Tile>::kProducer>();
     produce<Tile, Scheduler>(args, shared);
     // The two barriers of ClusterReduction::exchange.
-    if (args.cluster_size > 1) {
+    if (!Scheduler::kStreamK && args.cluster_size > 1) {
       cluster_sync_relaxed();
       cluster_sync();
     }

@@ -91,12 +91,12 @@ void split_args(const WgmmaPlan &plan, Args &args) {
   args.big_ctas = args.k_tiles % plan.cluster_size;
 }
 
-// The value of this launch's flags, and of no other launch of the process. Uninitialized memory
-// holds other values.
+// The first value of this launch's flags, which no other launch of the process uses. Uninitialized
+// memory holds other values.
 uint64_t next_signature() {
   constexpr uint64_t kFirst = 0x9e3779b97f4a7c15;
   static std::atomic<uint64_t> next{kFirst};
-  return next.fetch_add(1, std::memory_order_relaxed);
+  return next.fetch_add(MatmulWorkspace::kSignatures, std::memory_order_relaxed);
 }
 
 template <class W, class Args>
@@ -190,7 +190,8 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
   const auto &kernels = problem.lora.rank > 0 ? kernel.lora : kernel.kernels;
   return launch(
       {kernels[problem.dtype - NF4_DTYPE_FP16], choice.plan.clusters * choice.plan.cluster_size,
-       kernel.threads, true, target.stream, kernel.smem_bytes, choice.plan.cluster_size},
+       kernel.threads, true, target.stream, kernel.smem_bytes,
+       is_stream_k(choice.config) ? 1 : choice.plan.cluster_size},
       args);
 }
 

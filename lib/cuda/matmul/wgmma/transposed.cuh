@@ -93,6 +93,7 @@ class TransposedReader {
 };
 
 struct TransposedKind : CodebookKind<true> {
+  static constexpr bool kSplitK = false;
   template <int TileN>
   using Layout = TransposedLayout<TileN>;
   template <class Tile>
