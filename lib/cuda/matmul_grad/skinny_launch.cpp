@@ -36,6 +36,7 @@ bool grad_skinny_can_run(const GradProblem &problem, const GpuFacts &gpu, int co
   if (!gpu.tensor_maps || config == kSkinny2 || problem.m > max_m) return false;
   if (problem.dtype == NF4_DTYPE_FP32 || weight.codebook != nullptr || weight.cols == 0)
     return false;
+  if (problem.lora.rank > 0) return false;  // their epilogue does not add it
   return weight.blocksize() == kGradBlocksize && weight.nested_blocksize_log2 != 0 &&
          weight.rows % strip_rows(kGradWarpsN) == 0 &&
          weight.blocks < std::numeric_limits<int>::max() / 2 - 8 * weight.rows &&
