@@ -263,8 +263,12 @@ TEST_CASE("every kernel adds an adapter", "[cuda][matmul][lora]") {
 TEST_CASE("every kernel of the gradient adds an adapter", "[cuda][matmul][lora]") {
   const Stream stream;
   MatmulCounts counts;
-  constexpr MatmulShape kShapes[] = {
-      {1536, 128, 2, true}, {512, 264, 70, true}, {512, 320, 310, true}, {333, 20, 40, true}};
+  // The second is such as a skinny kernel takes without an adapter.
+  constexpr MatmulShape kShapes[] = {{1536, 128, 2, true},
+                                     {1024, 256, 9, true},
+                                     {512, 264, 70, true},
+                                     {512, 320, 310, true},
+                                     {333, 20, 40, true}};
   constexpr int kRanks[] = {1, 8, 16, 40, 64, 128};
   uint64_t number = 0xbc00000;
   for (const nf4_dtype dtype : {NF4_DTYPE_FP32, NF4_DTYPE_FP16, NF4_DTYPE_BF16})
