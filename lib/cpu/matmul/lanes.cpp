@@ -16,7 +16,7 @@ namespace {
 
 // Rows of x, and sums, that are kept at once.
 constexpr int64_t kGroupM = 64;
-constexpr int64_t kMaxSums = 12288;
+constexpr int64_t kMaxSums = 8192;
 constexpr int64_t kLanes = 16;
 // Columns at once: the longer the parts of rows, the better they are read; x of many rows has room
 // for half as many.
@@ -92,6 +92,8 @@ class LaneMultiplier {
     return {count * part / parts_, count * (part + 1) / parts_};
   }
 
+  int64_t x_sums_stride() const { return columns_ / kMinBlocksize; }
+
   // 8 columns of all rows of a part, and then the next 8.
   void prepare(int64_t k, int64_t elements) {
     alignas(64) char gathered[kColumns * sizeof(uint16_t)];
@@ -100,7 +102,7 @@ class LaneMultiplier {
       for (int64_t i = m.begin; i < m.end; ++i) {
         const char *x = part_of_x(problem_, m_.begin + i, k, elements, gathered);
         if (rows_.has_zeros())
-          kernels_.column_sums(x, per_scale_, elements / per_scale_, x_sums_ + i * kMaxScales);
+          kernels_.column_sums(x, per_scale_, elements / per_scale_, x_sums_ + i * x_sums_stride());
         kernels_.pair_for_lanes(x, elements, Rows::kHighFirst,
                                 x_ + m.begin * elements + (i - m.begin) * kCodesPerWord,
                                 (m.end - m.begin) * kCodesPerWord);
@@ -116,8 +118,8 @@ class LaneMultiplier {
                       elements, static_cast<int>(ceil_divide(n.end - n.begin, kLanes) * kLanes),
                       static_cast<int>(m.end - m.begin), sums + m.begin * block_n_, block_n_,
                       part == 0 ? next : nullptr, rows_.row_bytes(),
-                      rows_.has_zeros() ? zeros_ : nullptr, x_sums_ + m.begin * kMaxScales,
-                      kMaxScales});
+                      rows_.has_zeros() ? zeros_ : nullptr, x_sums_ + m.begin * x_sums_stride(),
+                      x_sums_stride()});
     }
   }
 
@@ -136,7 +138,7 @@ class LaneMultiplier {
   float row_zeros_[kLanes * kMaxScales] = {};
   alignas(64) float scales_[kMaxScales * kLaneBlockN];
   alignas(64) float zeros_[kMaxScales * kLaneBlockN];
-  float x_sums_[kGroupM * kMaxScales];
+  float x_sums_[kGroupM / 2 * kMaxScales];
   alignas(64) uint16_t x_[kMaxPrepared];
 };
 

@@ -20,10 +20,10 @@ constexpr int64_t kMaxSums = 16384, kWantedSums = 8192;
 constexpr int64_t kMinBlockN = 64, kMaxBlockN = 128;
 constexpr int64_t kMaxGroups = kMaxSums / kMinBlockN;  // of all rows of x
 // Of all rows of x, prepared: a number and a zero in bf16, or fp32.
-constexpr int64_t kMaxPrepared = 16384;
+constexpr int64_t kMaxPrepared = 14336;
 constexpr int64_t kColumns = 128;  // brought into the order of GPTQ's at once
 // Rows of compressed-tensors' scales that are read at once.
-constexpr int64_t kRowsOfScales = 8;
+constexpr int64_t kRowsOfScales = 4;
 
 class ScatteredColumnsMultiplier {
  public:
@@ -196,7 +196,7 @@ class ScatteredColumnsMultiplier {
     }
   }
 
-  static constexpr int64_t kGathered = 1024;  // elements, whole steps
+  static constexpr int64_t kGathered = 512;  // elements, whole steps
   static constexpr int64_t kScaleStride = kMaxGroups + 16;
 
   const DequantKernels &dequant_;
