@@ -165,7 +165,8 @@ OWN = {"codebook": torch.linspace(-1, 1, 16)}
         (17, "bf16", 9, {"shape": (ROWS + 1, COLS)}, False),
         (17, "bf16", 9, {"blocksize": 32}, False),
         (17, "bf16", 9, OWN, False),
-        (17, "fp16", 9, OWN, True),
+        (17, "fp16", 9, OWN, False),
+        (17, "fp16", 9, OWN | {"shape": (128, COLS)}, True),
     ],
 )
 def test_which_way_a_gpu_takes(m, dtype, capability, options, fused, monkeypatch):

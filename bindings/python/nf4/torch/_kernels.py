@@ -133,7 +133,9 @@ def uses_fused_grad(grad_y: Tensor, weight: Parts) -> bool:
     own = weight.codebook is not None
     if m <= _FUSED_ROWS_SKINNY and spec.cols % 256 == 0 and spec.blocksize == 64 and not own:
         return _capability(grad_y.device) >= 9
-    if spec.cols % 64 != 0 or spec.blocksize < 64 or (own and grad_y.dtype == torch.bfloat16):
+    if own and (grad_y.dtype == torch.bfloat16 or spec.rows % 128 != 0):
+        return False
+    if spec.cols % 64 != 0 or spec.blocksize < 64:
         return False
     return _capability(grad_y.device) == 9
 
@@ -162,12 +164,20 @@ def _dense_beside(grad_y: Tensor, weight: Parts) -> Tensor:
     return new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
 
 
+def fused_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
+    """_fast.linear_grad, for grad_y of any strides: that of a sum is one number, expanded."""
+    grad_x = _fast.linear_grad(grad_y, weight)
+    if grad_x is None and not grad_y.is_contiguous():
+        grad_x = _fast.linear_grad(grad_y.contiguous(), weight)
+    return grad_x
+
+
 def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
     """linear_grad, the fast way; None if nothing was done."""
     if type(grad_y) is not Tensor:
         return None
     if uses_fused_grad(grad_y, weight):
-        return _fast.linear_grad(grad_y, weight)
+        return fused_linear_grad(grad_y, weight)
     dense = new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
     return torch.matmul(grad_y, dense) if _fast.dequantize(dense, weight) else None
 
