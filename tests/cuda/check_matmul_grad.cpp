@@ -190,6 +190,7 @@ TEST_CASE("the gradient of a weight without rows is 0", "[cuda][matmul_grad]") {
     weight.struct_size = sizeof weight;
     weight.format = NF4_FORMAT_NF4;
     weight.blocksize = 64;
+    weight.nested_blocksize = 256;
     weight.cols = 2;
     nf4_matmul_args args{};
     args.struct_size = sizeof args;

@@ -69,7 +69,9 @@ cudaError_t launch_choice(const MatmulTarget &target, const GradProblem &problem
   if (is_wgmma(choice.config)) return launch_wgmma(target, problem, args, choice);
   if (is_skinny(choice.config)) return launch_grad_skinny(target, problem, args, choice.config);
   const GradKernels &kernels = kernels_of<GradKernels>(*target.family);
-  const void *kernel = kernels.mma[problem.dtype - NF4_DTYPE_FP32][problem.weight.nested()];
+  // A weight without elements has no scales, of either kind.
+  const bool nested = problem.weight.nested() && problem.weight.elements != 0;
+  const void *kernel = kernels.mma[problem.dtype - NF4_DTYPE_FP32][nested];
   return launch_mma(target, kernel, args);
 }
 
