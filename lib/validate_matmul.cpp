@@ -151,8 +151,13 @@ nf4_status validate_lora_shape(const nf4_lora &lora, MatmulProblem &problem) {
   for (const Matrix &matrix : {Matrix{"lora.a_stride", lora.a_stride, rank, weight.cols, "rank"},
                                Matrix{"lora.b_stride", lora.b_stride, weight.rows, rank, "rows"}})
     if (const nf4_status status = validate_stride(matrix)) return status;
-  if (problem.m > kMaxElements / kMaxLoraRank)
-    return invalid("m", problem.m, "at most 2^53 with a lora");
+  const struct {
+    const char *name;
+    int64_t size;
+  } sizes[] = {{"m", problem.m}, {"rows", weight.rows}, {"cols", weight.cols}};
+  for (const auto &each : sizes)
+    if (each.size > kMaxElements / kMaxLoraRank)
+      return invalid(each.name, each.size, "at most 2^53 with a lora");
   if (weight.elements == 0) return NF4_STATUS_OK;
   problem.lora.rank = lora.rank;
   problem.lora.dtype = lora.dtype;
@@ -257,10 +262,16 @@ nf4_status validate_matmul_batch_shapes(const Tensor *const *tensors, const nf4_
     return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of %s is NULL", name_of(tensors));
   if (args == nullptr)
     return fail(NF4_STATUS_INVALID_ARGUMENT, "the array of nf4_matmul_args is NULL");
-  for (int i = 0; i < batch.count; ++i)
-    if (const nf4_status status =
-            validate_matmul_shape(tensors[i], args_of(args, i), batch.list[i]))
+  for (int i = 0; i < batch.count; ++i) {
+    const nf4_matmul_args *const each = args_of(args, i);
+    if (each->struct_size != args->struct_size)
+      return of_product(fail(NF4_STATUS_INVALID_ARGUMENT,
+                             "nf4_matmul_args.struct_size is %zu; expected that of product 0, %zu",
+                             each->struct_size, args->struct_size),
+                        i);
+    if (const nf4_status status = validate_matmul_shape(tensors[i], each, batch.list[i]))
       return of_product(status, i);
+  }
   return NF4_STATUS_OK;
 }
 

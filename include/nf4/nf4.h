@@ -307,9 +307,9 @@ NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4
  * read.
  *
  * With a lora, y = x W^T + bias + scale p B^T: p is x A^T, summed in binary32 and rounded to
- * dtype; on a GPU in 16 bits scale * p is rounded once more. The sums are those of one
- * product: y is rounded once. Beside a weight without elements the lora is not looked at, and
- * its product not written.
+ * dtype. On a GPU in 16 bits y is made of scale times the binary32 sum, rounded once to dtype,
+ * and not of p. The sums are those of one product: y is rounded once. Beside a weight without
+ * elements the lora's matrices are not read, and its product not written.
  *
  * Further differences from exact arithmetic:
  *   rounding    in 16 bits the entries, or the entries times the scale, may first be
@@ -319,7 +319,8 @@ NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4
  *   overflow    x may be multiplied by the entries (in 16 bits, and in fp32 on a GPU, by
  *               up to twice the entries) and summed before the scale is applied: a sum
  *               that exceeds binary32 is infinite, even if the scale would bring it back,
- *               as 1e-3 does with 2e38 + 2e38.
+ *               as 1e-3 does with 2e38 + 2e38. In fp16 so is a p beyond 65504, and on a
+ *               GPU a scale * p.
  *   fp32        on a GPU, an x is kept to 2^-23 of itself or 2^-40 of the largest of 256
  *               neighbours, whichever is more, and an entry likewise beside the largest of
  *               the codebook; what is infinite with an infinite x or entry may be NaN.
@@ -336,7 +337,7 @@ NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4
  * more than 16, m times a stride is more than 2^60, the workspace is NULL, misaligned or
  * too small, or y, between its first and its last element, the lora's product or the
  * workspace overlaps anything else; struct_size, dtype, rank, scale, reserved or a stride of
- * the lora is out of range. */
+ * the lora is out of range, or with a lora m, rows or cols is more than 2^53. */
 NF4_API nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
                                      void *workspace, size_t workspace_bytes, nf4_stream stream);
 
@@ -372,11 +373,12 @@ NF4_API nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmu
  * done.
  *
  * Products may share what they read: x, a weight, a bias, a lora's matrices. A y or a lora's
- * product overlaps nothing that another product reads or writes; but if two y have strides of as many bytes, the rows of one may
- * lie between those of the other, as if both were columns of one matrix.
+ * product overlaps nothing that another product reads or writes; but if two y have strides
+ * of as many bytes, the rows of one may lie between those of the other, as if both were
+ * columns of one matrix.
  *
  * INVALID_ARGUMENT: as for the functions without "batch", for any product; count is more
- * than NF4_MATMUL_BATCH_MAX; weights or args is NULL; products overlap, or are memory of
+ * than NF4_MATMUL_BATCH_MAX; struct_sizes of args differ; weights or args is NULL; products overlap, or are memory of
  * different devices. nf4_last_error() counts products from 0. All products are checked
  * before any is enqueued. */
 
@@ -520,8 +522,8 @@ NF4_API nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_i
  * blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
  * nf4_int4_reorder_launch saves that. args->lora is NULL. Workspace sizes and the choice of
  * a kernel also depend on whether zeros, g_idx and permutation are NULL, and the choice on
- * the alignment of scales. On a GPU dtype is not fp32. Differences from exact arithmetic, beside those of
- * nf4_matmul_launch:
+ * the alignment of scales. On a GPU dtype is not fp32. Differences from exact arithmetic,
+ * beside those of nf4_matmul_launch:
  *   rounding    the weights s * (q - z) may be rounded to x's dtype, as dequantize does. In
  *               fp16 a bf16 scale may first be rounded to fp16: one that fp16 holds as a
  *               subnormal number loses bits, one beyond 65504 is infinite.

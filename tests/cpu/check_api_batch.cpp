@@ -1,10 +1,12 @@
 // Arguments that only the batched matmul functions have: the count, the arrays, which product a
 // failure is of, and products that overlap.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nf4/nf4.h"
@@ -243,6 +245,33 @@ TEST_CASE("of args whose first struct_size is wrong no other is read", "[api]") 
     }
     size_t bytes = 0;
     CHECK(nf4_matmul_batch_workspace_size(weights, args, 2, &bytes) == NF4_STATUS_INVALID_ARGUMENT);
+  }
+}
+
+// A library that knew one size of args alone would read a lora where there is none.
+TEST_CASE("the args of a batch have one struct_size", "[api]") {
+  const TwoProducts products;
+  const nf4_tensor *const weights[] = {&products.weights[0], &products.weights[1]};
+  constexpr size_t kWithout = offsetof(nf4_matmul_args, lora), kWith = sizeof(nf4_matmul_args);
+  for (const auto &[first, second] : {std::pair{kWithout, kWith}, std::pair{kWith, kWithout}}) {
+    const GuardedBuffer two(first + second, Edge::kEnd, 0);
+    for (int i = 0; i < 2; ++i) {
+      nf4_matmul_args each = products.args[i];
+      each.struct_size = i == 0 ? first : second;
+      std::memcpy(two.data() + i * first, &each, each.struct_size);
+    }
+    const auto *args = reinterpret_cast<const nf4_matmul_args *>(two.data());
+    const std::string detail = "product 1: nf4_matmul_args.struct_size is " +
+                               std::to_string(second) + "; expected that of product 0, " +
+                               std::to_string(first);
+    for (const BatchFunction &function : kBatchFunctions) {
+      INFO(function.name);
+      CHECK(function.call(weights, args, 2) == NF4_STATUS_INVALID_ARGUMENT);
+      CHECK(nf4_last_error() == detail);
+    }
+    size_t bytes = 0;
+    CHECK(nf4_matmul_batch_workspace_size(weights, args, 2, &bytes) == NF4_STATUS_INVALID_ARGUMENT);
+    CHECK(products.untouched());
   }
 }
 

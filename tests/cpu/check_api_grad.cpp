@@ -105,6 +105,18 @@ const std::vector<Fault> kFaults = {
      "rows * lora.b_stride is 6 * 9223372036854775807; expected at most 2^60"},
     {Who::kBoth, [](Call &c) { c.args.m = (int64_t{1} << 53) + 1; },
      "m is 9007199254740993; expected at most 2^53 with a lora"},
+    {Who::kBoth,
+     [](Call &c) {
+       c.tensor.rows = (int64_t{1} << 53) + 1;
+       (c.gradient ? c.args.x_stride : c.args.y_stride) = c.tensor.rows;
+     },
+     "rows is 9007199254740993; expected at most 2^53 with a lora"},
+    {Who::kBoth,
+     [](Call &c) {
+       c.tensor.cols = (int64_t{1} << 53) + 1;
+       c.lora.a_stride = (c.gradient ? c.args.y_stride : c.args.x_stride) = c.tensor.cols;
+     },
+     "cols is 9007199254740993; expected at most 2^53 with a lora"},
     {Who::kBoth, [](Call &c) { c.lora.a = nullptr; }, "lora.a is NULL"},
     {Who::kBoth, [](Call &c) { c.lora.b = nullptr; }, "lora.b is NULL"},
     {Who::kCpu, [](Call &c) { c.lora.product = nullptr; }, "lora.product is NULL"},

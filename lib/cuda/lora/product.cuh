@@ -108,7 +108,7 @@ struct LoraTile {
   static __device__ __forceinline__ void load(const LoraProductArgs &args, int64_t first_m,
                                               int first_rank, int step, int end, Fragments &to) {
     const int group_id = threadIdx.x % 32 / 4, thread_in_group = threadIdx.x % 4;
-    const int64_t column = step * 32 + thread_in_group * 8;
+    const int64_t column = int64_t{step} * 32 + thread_in_group * 8;
     const bool in_row = step < end && column < args.cols;
 #pragma unroll
     for (int i = 0; i < MTiles; ++i)
@@ -187,7 +187,7 @@ __device__ __forceinline__ int rank_in_cluster(const LoraProductArgs &args) {
 // The ranks that a lane loads first, into L2.
 template <class F, int Ranks>
 __device__ __forceinline__ void prefetch_a(const LoraProductArgs &args, int first_rank, int step) {
-  const int64_t column = step * 32 + threadIdx.x % 32 / 16 * 16;
+  const int64_t column = int64_t{step} * 32 + threadIdx.x % 32 / 16 * 16;
 #pragma unroll
   for (int i = 0; i < Ranks; i += 16) {
     const int r = first_rank + i + threadIdx.x % 16;
