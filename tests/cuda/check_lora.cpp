@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <vector>
 
 #include "core/float16.hpp"
 #include "cuda/matmul/matmul.hpp"
+#include "cuda/matmul_grad/matmul_grad.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
@@ -18,6 +20,7 @@
 #include "support/matmul_cases.hpp"
 #include "support/matmul_expected.hpp"
 #include "support/matmul_placed.hpp"
+#include "validate.hpp"
 
 using namespace nf4;
 using namespace nf4::test;
@@ -88,6 +91,20 @@ struct PlacedAdapter {
   nf4_status multiply(const PlacedMatmul &placed, cudaStream_t stream) const {
     const auto launch = gradient ? nf4_matmul_grad_launch : nf4_matmul_launch;
     return launch(&placed.weight.tensor(), &args, workspace.data(), workspace.size(), stream);
+  }
+  // The configuration that multiply() uses.
+  int used(const PlacedMatmul &placed) const {
+    const nf4_tensor &weight = placed.weight.tensor();
+    const auto bytes = static_cast<int64_t>(workspace.size());
+    MatmulProblem problem{};
+    problem.gradient = gradient;
+    REQUIRE(validate_matmul_shape(&weight, &args, problem) == NF4_STATUS_OK);
+    REQUIRE(validate_matmul_operands(&weight, &args, workspace.data(), bytes, problem) ==
+            NF4_STATUS_OK);
+    int config = -1;
+    REQUIRE((gradient ? cuda::matmul_grad_config(problem, nullptr, config)
+                      : cuda::matmul_config(problem, nullptr, config)) == NF4_STATUS_OK);
+    return config;
   }
 
  private:
@@ -208,7 +225,7 @@ void check_lora(MatmulCase &test, const HostAdapter &adapter, Rng &rng, const St
         INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name
                        << (aligned ? ", aligned" : ""));
         const ForcedMatmul forced(family, config);
-        if (placed.used(test) != config) continue;
+        if (with.used(placed) != config) continue;
         ++counts[family][config];
         fill_bytes(placed.y.data(), 0xa5, placed.y.size());
         fill_bytes(with.product.data(), 0xa5, with.product.size());
@@ -234,6 +251,34 @@ int multiprocessors() {
   return count;
 }
 
+// Rows of the weight, or in the gradient columns, whose tiles of 128 fill half a wave: CTAs share
+// them; and those whose tiles clusters split.
+int64_t rows_to_share() { return (multiprocessors() / 2 + 1) * 128; }
+int64_t rows_to_split() { return (multiprocessors() / 4 - 1) * 128 - 5; }
+
+// Each kernel that this GPU has was met, but for those of stream-K and the skinny ones, which take
+// few of the shapes.
+void check_counts(MatmulCounts &counts, bool gradient) {
+  const auto has = gradient ? cuda::matmul_grad_has : cuda::matmul_has;
+  for (const cuda::GpuFamily *family : runnable_families())
+    for (int config = cuda::kMma64x64; config < cuda::kFirstStreamK; ++config) {
+      INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
+      if (!cuda::is_skinny(config) && has(*family, config, compute_capability()))
+        CHECK(counts[family][config] > 0);
+    }
+}
+
+// Those of stream-K and split-K.
+void check_stream_k_counts(MatmulCounts &counts, bool gradient) {
+  const auto has = gradient ? cuda::matmul_grad_has : cuda::matmul_has;
+  const cuda::GpuFamily *const family = runnable_families()[0];
+  if (!has(*family, cuda::kFirstStreamK, compute_capability())) return;
+  int count = 0;
+  for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
+    count += counts[family][config];
+  CHECK(count > 0);
+}
+
 }  // namespace
 
 TEST_CASE("every kernel adds an adapter", "[cuda][matmul][lora]") {
@@ -255,9 +300,7 @@ TEST_CASE("every kernel adds an adapter", "[cuda][matmul][lora]") {
         INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
         check_lora(test, adapter, rng, stream, counts);
       }
-  if (!few_shapes())
-    for (const cuda::GpuFamily *family : runnable_families())
-      CHECK(counts[family][cuda::kMma64x64] > 0);
+  check_counts(counts, false);
 }
 
 TEST_CASE("every kernel of the gradient adds an adapter", "[cuda][matmul][lora]") {
@@ -282,21 +325,101 @@ TEST_CASE("every kernel of the gradient adds an adapter", "[cuda][matmul][lora]"
         INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
         check_lora(test, adapter, rng, stream, counts);
       }
+  check_counts(counts, true);
 }
 
 // The CTA that has a tile's last K-tile adds the adapter.
 TEST_CASE("stream-K kernels add an adapter once", "[cuda][matmul][lora]") {
   const Stream stream;
   uint64_t number = 0xba00000;
-  for (const int rank : {16, 128}) {
-    Rng rng(++number);
-    MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true},
-                                        {(multiprocessors() / 2 + 1) * 128 - 5, 1024, 100});
-    repeat_rows(test, rng, 4);
-    const HostAdapter adapter = random_adapter(rng, test, NF4_DTYPE_BF16, rank, false);
-    MatmulCounts counts;
-    INFO(describe(test, number));
-    check_lora(test, adapter, rng, stream, counts);
+  for (const MatmulShape &shape :
+       {MatmulShape{rows_to_share() - 5, 1024, 100}, MatmulShape{rows_to_split(), 2304, 150},
+        MatmulShape{1024, rows_to_share(), 100, true}})
+    for (const int rank : {16, 128}) {
+      Rng rng(++number);
+      MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
+      repeat_rows(test, rng, 4);
+      const HostAdapter adapter = random_adapter(rng, test, NF4_DTYPE_BF16, rank, false);
+      MatmulCounts counts;
+      INFO(describe(test, number));
+      check_lora(test, adapter, rng, stream, counts);
+      check_stream_k_counts(counts, shape.gradient);
+    }
+}
+
+TEST_CASE("a product with an adapter gives the same bits 100 times from a graph",
+          "[cuda][matmul][lora][long]") {
+  const Stream stream;
+  for (const MatmulShape &shape :
+       {MatmulShape{300, 2048, 1}, MatmulShape{300, 2048, 40},
+        MatmulShape{rows_to_split(), 2304, 150}, MatmulShape{2048, 320, 2, true},
+        MatmulShape{2048, rows_to_share(), 300, true}}) {
+    Rng rng(0xbd00000 + shape.m);
+    const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
+    const HostAdapter adapter = random_adapter(rng, test, NF4_DTYPE_BF16, 16, false);
+    const PlacedMatmul placed(rng, test, true);
+    const PlacedAdapter with(rng, test, adapter, placed, true, true);
+    INFO("m " << shape.m << (shape.gradient ? ", gradient" : ""));
+    REQUIRE(with.multiply(placed, stream) == NF4_STATUS_OK);
+    stream.synchronize();
+    const std::vector<uint8_t> y = placed.y.read(), product = with.product.read();
+    cudaGraphExec_t graph =
+        capture(stream, [&] { REQUIRE(with.multiply(placed, stream) == NF4_STATUS_OK); });
+    for (int replay = 0; replay < 100; ++replay) {
+      fill_bytes(placed.y.data(), 0xa5, placed.y.size());
+      fill_bytes(with.product.data(), 0xa5, with.product.size());
+      REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
+      stream.synchronize();
+      REQUIRE(same_bytes(placed.y.read(), y));
+      REQUIRE(same_bytes(with.product.read(), product));
+    }
+    REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+  }
+}
+
+// The second has none.
+TEST_CASE("a batch with adapters gives the bits of its products", "[cuda][matmul][lora]") {
+  const Stream stream;
+  for (const int64_t m : {1, 16, 100}) {
+    INFO("m " << m);
+    Rng rng(0xbe00000 + m);
+    std::deque<PlacedMatmul> placed;
+    std::deque<PlacedAdapter> with;
+    std::vector<const nf4_tensor *> weights;
+    std::vector<nf4_matmul_args> args;
+    std::vector<std::vector<uint8_t>> y, product;
+    const auto clear = [&](int i) {
+      fill_bytes(placed[i].y.data(), 0xa5, placed[i].y.size());
+      fill_bytes(with[i].product.data(), 0xa5, with[i].product.size());
+    };
+    for (int i = 0; i < 3; ++i) {
+      const MatmulCase test =
+          plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, {130 + 8 * i, 1536, m});
+      const HostAdapter adapter = random_adapter(rng, test, NF4_DTYPE_BF16, 8 << i, false);
+      placed.emplace_back(rng, test, true);
+      with.emplace_back(rng, test, adapter, placed[i], true, true);
+      weights.push_back(&placed[i].weight.tensor());
+      args.push_back(with[i].args);
+      if (i == 1) args[i].lora = nullptr;
+      clear(i);
+      REQUIRE(nf4_matmul_launch(weights[i], &args[i], with[i].workspace.data(),
+                                with[i].workspace.size(), stream) == NF4_STATUS_OK);
+      stream.synchronize();
+      y.push_back(placed[i].y.read());
+      product.push_back(with[i].product.read());
+      clear(i);
+    }
+    size_t bytes = 0;
+    REQUIRE(nf4_matmul_batch_workspace_size(weights.data(), args.data(), 3, &bytes) ==
+            NF4_STATUS_OK);
+    const DeviceBuffer workspace(bytes);
+    REQUIRE(nf4_matmul_batch_launch(weights.data(), args.data(), 3, workspace.data(), bytes,
+                                    stream) == NF4_STATUS_OK);
+    stream.synchronize();
+    for (int i = 0; i < 3; ++i) {
+      CHECK(same_bytes(placed[i].y.read(), y[i]));
+      CHECK(same_bytes(with[i].product.read(), product[i]));
+    }
   }
 }
 
@@ -305,15 +428,18 @@ TEST_CASE("a product with an adapter waits for what a predecessor writes late",
           "[cuda][matmul][lora][long]") {
   const Stream stream;
   uint64_t number = 0xbb00000;
-  for (const int64_t m : {1, 16, 40, 300}) {
+  for (const MatmulShape &shape :
+       {MatmulShape{300, 2048, 1}, MatmulShape{300, 2048, 16}, MatmulShape{300, 2048, 40},
+        MatmulShape{300, 2048, 300}, MatmulShape{2048, 320, 1, true},
+        MatmulShape{2048, 320, 70, true}}) {
     Rng rng(++number);
-    MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, {300, 2048, m});
+    MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
     for (const nf4_dtype dtype : {NF4_DTYPE_BF16, NF4_DTYPE_FP32}) {
       const HostAdapter adapter = random_adapter(rng, test, dtype, 16, false);
       const PlacedMatmul placed(rng, test, true);
       const PlacedAdapter with(rng, test, adapter, placed, true, true);
       const nf4_tensor &weight = placed.weight.tensor();
-      INFO("m " << m);
+      INFO("m " << shape.m << (shape.gradient ? ", gradient" : ""));
       check_waits({{"packed", weight.packed, test.weight.bytes[kPacked].size()},
                    {"x", placed.x.data(), placed.x.size()},
                    {"a", with.a.data(), with.a.size()},

@@ -148,20 +148,6 @@ class ScatteredColumnsMultiplier {
     }
   }
 
-  // Of GPTQ, those of a group are far from the next one's.
-  void prefetch_groups(RowRange n) const {
-    const auto *scales = static_cast<const uint16_t *>(weight_.scales) + n.begin;
-    for (int64_t g = 0; g < weight_.groups; ++g) {
-      for (int64_t i = 0; i < n.end - n.begin; i += 32)
-        __builtin_prefetch(scales + g * weight_.rows + i, 0, 2);
-      if (weight_.zeros != nullptr)
-        __builtin_prefetch(
-            weight_.zeros +
-                int4_zero(weight_.layout, weight_.rows, weight_.groups, n.begin, g).word,
-            0, 2);
-    }
-  }
-
   void apply_groups(RowRange n) {
     std::fill_n(y_, m_ * kMaxBlockN, 0.0f);
     if (weight_.layout == NF4_INT4_GPTQ) {

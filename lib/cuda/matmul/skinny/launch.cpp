@@ -58,11 +58,13 @@ cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf
                          matmul.weight.cols / 2, kWarpTileK / 2, kWarpTileN, args.packed);
 }
 
-// Multiprocessors left to the CTAs of lora_product, which still run when this kernel starts. With
-// more rows of x it has more to do than to wait for them.
-int lora_ctas(const MatmulArgs &matmul, int config, const GpuFacts &gpu) {
-  const bool leaves = matmul.lora.rank > 0 && config != kSkinny16 && gpu.multiprocessors > 64;
-  return leaves ? 1 << kMaxLoraClusterLog2 : 0;
+// Multiprocessors left to the CTAs of lora_product, which still run when this kernel starts, where
+// it starts early. With more rows of x it has more to do than to wait for them.
+constexpr int kLoraProductMultiprocessors = 8;
+int lora_ctas(const MatmulArgs &matmul, int config, const MatmulTarget &target) {
+  const bool leaves = matmul.lora.rank > 0 && config != kSkinny16 && target.family->pdl &&
+                      target.gpu.multiprocessors > 64;
+  return leaves ? kLoraProductMultiprocessors : 0;
 }
 
 }  // namespace
@@ -71,7 +73,7 @@ cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const 
                           nf4_dtype dtype, int config) {
   SkinnyArgs args{};
   const int64_t ctas = std::min<int64_t>(
-      matmul.weight.rows, target.gpu.multiprocessors - lora_ctas(matmul, config, target.gpu));
+      matmul.weight.rows, target.gpu.multiprocessors - lora_ctas(matmul, config, target));
   int smem_bytes = 0;
   const cudaError_t error = skinny_args(target, matmul, dtype, config, ctas, args, smem_bytes);
   if (error != cudaSuccess) return error;
