@@ -84,18 +84,26 @@ void check_int4_products(const nf4_int4_tensor &weight) {
     }
 }
 
-// The gradient and both with an adapter. x and y are as large as each other's.
-void check_adapters(const nf4_tensor &weight, nf4_matmul_args args) {
-  const int64_t rank = 128;
+// A batch with adapters, one of its products, and its gradient. x and y are as large as each
+// other's.
+void check_adapters(const nf4_tensor &weight, std::vector<nf4_matmul_args> args) {
+  const int64_t rank = 128, m = args[0].m;
   const std::vector<float> a(rank * weight.cols), b(rank * weight.rows);
-  std::vector<float> product(args.m * rank), dx(args.m * weight.cols);
-  const nf4_lora lora{sizeof lora, NF4_DTYPE_FP32, rank,     1,    0,
-                      a.data(),    weight.cols,    b.data(), rank, product.data()};
-  args.lora = &lora;
-  check_stack([&] { return nf4_matmul_cpu(&weight, &args, kThreads); });
-  args.y = dx.data();
-  args.y_stride = weight.cols;
-  check_stack([&] { return nf4_matmul_grad_cpu(&weight, &args, kThreads); });
+  std::vector<float> product(args.size() * m * rank), dx(m * weight.cols);
+  std::vector<nf4_lora> loras;
+  loras.reserve(args.size());
+  for (nf4_matmul_args &each : args) {
+    loras.push_back({sizeof(nf4_lora), NF4_DTYPE_FP32, rank, 1, 0, a.data(), weight.cols, b.data(),
+                     rank, &product[loras.size() * m * rank]});
+    each.lora = &loras.back();
+  }
+  const std::vector<const nf4_tensor *> weights(args.size(), &weight);
+  check_stack(
+      [&] { return nf4_matmul_batch_cpu(weights.data(), args.data(), args.size(), kThreads); });
+  check_stack([&] { return nf4_matmul_cpu(&weight, args.data(), kThreads); });
+  args[0].y = dx.data();
+  args[0].y_stride = weight.cols;
+  check_stack([&] { return nf4_matmul_grad_cpu(&weight, args.data(), kThreads); });
 }
 
 void check_reorder(HostInt4Weight host) {
@@ -133,7 +141,7 @@ TEST_CASE("a call takes as much of its thread's stack as nf4.h says, and no more
           return nf4_matmul_batch_cpu(weights.data(), products.args.data(), weights.size(),
                                       kThreads);
         });
-        check_adapters(weight.tensor(), products.args[0]);
+        check_adapters(weight.tensor(), products.args);
       }
   }
 }

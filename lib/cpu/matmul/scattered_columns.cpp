@@ -3,7 +3,7 @@
 // end.
 //
 // Words of GPTQ are read where they are; rows of codes are brought into their order in the L1
-// cache. 16 products take a load and a store of sums, which bound it: twice a cycle each.
+// cache. 16 products take a load and a store of sums, which bound it.
 // docs/design/cpu.md has the rates.
 #include <algorithm>
 #include <cstring>

@@ -2,7 +2,7 @@
 // kernels of the base product multiply by B. Each output is summed in fp32 in a fixed order.
 //
 // lora_product: by mma.sync straight from global memory. A warp has 16 or 32 rows of x and every
-// 16th 32 columns of its CTA, which adds up its warps' sums in shared memory; the CTAs of a cluster
+// 8th 32 columns of its CTA, which adds up its warps' sums in shared memory; the CTAs of a cluster
 // share the columns. lora_product_any: a warp for each output; any stride, dtype and GPU.
 //
 // Bound by latency at few rows, then by reading x once. docs/design/lora.md has the experiments.

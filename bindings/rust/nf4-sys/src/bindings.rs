@@ -561,9 +561,9 @@ extern "C" {
  read.
 
  With a lora, y = x W^T + bias + scale p B^T: p is x A^T, summed in binary32 and rounded to
- dtype; on a GPU in 16 bits scale * p is rounded once more. The sums are those of one
- product: y is rounded once. Beside a weight without elements the lora is not looked at, and
- its product not written.
+ dtype. On a GPU in 16 bits y is made of scale times the binary32 sum, rounded once to dtype,
+ and not of p. The sums are those of one product: y is rounded once. Beside a weight without
+ elements the lora's matrices are not read, and its product not written.
 
  Further differences from exact arithmetic:
    rounding    in 16 bits the entries, or the entries times the scale, may first be
@@ -573,7 +573,8 @@ extern "C" {
    overflow    x may be multiplied by the entries (in 16 bits, and in fp32 on a GPU, by
                up to twice the entries) and summed before the scale is applied: a sum
                that exceeds binary32 is infinite, even if the scale would bring it back,
-               as 1e-3 does with 2e38 + 2e38.
+               as 1e-3 does with 2e38 + 2e38. In fp16 so is a p beyond 65504, and on a
+               GPU a scale * p.
    fp32        on a GPU, an x is kept to 2^-23 of itself or 2^-40 of the largest of 256
                neighbours, whichever is more, and an entry likewise beside the largest of
                the codebook; what is infinite with an infinite x or entry may be NaN.
@@ -590,7 +591,7 @@ extern "C" {
  more than 16, m times a stride is more than 2^60, the workspace is NULL, misaligned or
  too small, or y, between its first and its last element, the lora's product or the
  workspace overlaps anything else; struct_size, dtype, rank, scale, reserved or a stride of
- the lora is out of range.*/
+ the lora is out of range, or with a lora m, rows or cols is more than 2^53.*/
     pub fn nf4_matmul_launch(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
@@ -747,8 +748,8 @@ extern "C" {
  blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
  nf4_int4_reorder_launch saves that. args->lora is NULL. Workspace sizes and the choice of
  a kernel also depend on whether zeros, g_idx and permutation are NULL, and the choice on
- the alignment of scales. On a GPU dtype is not fp32. Differences from exact arithmetic, beside those of
- nf4_matmul_launch:
+ the alignment of scales. On a GPU dtype is not fp32. Differences from exact arithmetic,
+ beside those of nf4_matmul_launch:
    rounding    the weights s * (q - z) may be rounded to x's dtype, as dequantize does. In
                fp16 a bf16 scale may first be rounded to fp16: one that fp16 holds as a
                subnormal number loses bits, one beyond 65504 is infinite.

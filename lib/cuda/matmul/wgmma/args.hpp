@@ -17,8 +17,9 @@ struct WgmmaArgsOf {
   TensorMap weight_map;  // boxes of a K-tile
   TensorMap x_map;       // boxes of a step
   DecodeArgs decode;
-  // A cluster makes a tile, each of its CTAs from a part of the columns (split-K): cta_k_tiles
-  // K-tiles, and one more in the first big_ctas CTAs. Each cluster takes every `clusters`-th tile.
+  // cluster_size CTAs make a tile, each from a part of the columns (split-K): cta_k_tiles K-tiles,
+  // and one more in the first big_ctas CTAs. In stream-K kernels they are neighbours in the grid,
+  // in others a cluster. Each such group takes every `clusters`-th tile.
   int tiles;
   int n_tiles;
   int m_tiles;
@@ -28,11 +29,11 @@ struct WgmmaArgsOf {
   FastDivisor cluster_divisor;  // for fewer than 1024 CTAs
   int cta_k_tiles;
   int big_ctas;
-  // Stream-K kernels, whose clusters are single CTAs: all of them share the first tiles, as many as
-  // the last waves of whole tiles would have. Their K-tiles are numbered one tile after the other;
+  // Stream-K, where cluster_size is 1: all CTAs share the first tiles, as many as the last waves of
+  // whole tiles would have. Their K-tiles are numbered one tile after the other;
   // a CTA has stream_k_cta_k_tiles of them, and one more if it is among the first
   // stream_k_big_ctas.
-  int stream_k_tiles;  // 0 in other kernels
+  int stream_k_tiles;  // 0 in other kernels, and with split-K
   int k_tiles;         // of a tile
   int stream_k_cta_k_tiles;
   int stream_k_big_ctas;

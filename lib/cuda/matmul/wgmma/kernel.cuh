@@ -4,7 +4,8 @@
 // Persistent CTAs, one a multiprocessor, warp-specialized: a producer warpgroup loads x, the weight
 // and its scales; each consumer warpgroup decodes 64 rows of the weight while the tensor
 // cores multiply the step before. Scales are applied to sums or to weights (the two mainloops). Few
-// tiles are split along K by clusters; tiles that do not fill the last wave by stream-K kernels.
+// tiles are split along K by clusters, or by CTAs of the stream-K kernels, which also share tiles
+// that do not fill the last wave.
 //
 // Bound by shared memory up to 128 rows of x, then by decoding between two steps (1200 cycles where
 // the tensor cores take 1024), and from about 1000 rows by power.

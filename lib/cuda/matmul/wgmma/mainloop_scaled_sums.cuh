@@ -35,7 +35,7 @@ class MainloopScaledSums {
         step_split(left > 1);
   }
 
-  // Adds K-tiles of an adapter, after run(): its product over the sums' unit, a power of two.
+  // Adds K-tiles of an adapter, after run(): its product over the sums' unit.
   __device__ __forceinline__ void add_lora(int k_tiles, int, float unit) {
 #pragma unroll 1
     for (; k_tiles > 0; --k_tiles) {
