@@ -94,7 +94,7 @@ TEST_CASE("the choice of matmul's kernel for integer weights can run the product
       if (!wgmma) continue;
       // Each CTA of a stream-K kernel has a slot in the workspace, and all run at the same time.
       if (cuda::is_stream_k(choice.config))
-        REQUIRE(choice.plan.clusters <=
+        REQUIRE(choice.plan.clusters * choice.plan.cluster_size <=
                 std::min<int64_t>(gpu.multiprocessors, cuda::MatmulWorkspace(problem).ctas));
       REQUIRE(choice.plan.n_tiles * cuda::kMatmulConfigs[choice.config].tile_n >= weight.rows);
       REQUIRE(choice.plan.m_tiles * cuda::kMatmulConfigs[choice.config].tile_m >= problem.m);

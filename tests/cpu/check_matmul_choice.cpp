@@ -28,7 +28,8 @@ cuda::GpuFacts facts_of(const ChoiceGpu &gpu) {
 }
 
 std::string name_of(char config, char cluster_size) {
-  return std::string(cuda::kMatmulConfigs[config - 'a'].name) + ", clusters of " + cluster_size;
+  return std::string(cuda::kMatmulConfigs[config - 'a'].name) + ", a tile shared by " +
+         cluster_size;
 }
 
 // FNV-1a of the plans, each number as 8 bytes, the lowest first.
@@ -68,9 +69,9 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
     if (cuda::is_wgmma(choice.config)) plans.add(choice.plan);
     // Each CTA of a stream-K kernel has a slot in the workspace, and all run at the same time.
     if (cuda::is_wgmma(choice.config) && cuda::is_stream_k(choice.config)) {
-      CHECK(size == 1);
-      CHECK(choice.plan.clusters <= cuda::MatmulWorkspace(test.problem).ctas);
-      CHECK(choice.plan.clusters <= gpu.multiprocessors);
+      CHECK((size == 1) == (choice.plan.stream_k_tiles > 0));
+      CHECK(choice.plan.clusters * size <= cuda::MatmulWorkspace(test.problem).ctas);
+      CHECK(choice.plan.clusters * size <= gpu.multiprocessors);
     }
     CHECK(name_of(static_cast<char>('a' + choice.config), static_cast<char>('0' + size)) ==
           name_of(expected[2 * i], expected[2 * i + 1]));

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "cuda/matmul/matmul.hpp"
+#include "cuda/matmul/skinny/strip_plan.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
 #include "support/families.hpp"
@@ -105,14 +107,18 @@ TEST_CASE("each kernel of integer weights, once", "[cuda][matmul][int4]") {
     int64_t m, cols;
     int32_t group_size;
   } sizes[] = {{ColumnOrder::kPlain, 2, 896, 128},     {ColumnOrder::kPlain, 130, 1024, 64},
+               {ColumnOrder::kPlain, 2, 2048, 128},  // wide strips
                {ColumnOrder::kPlain, 3, 160, 32},      {ColumnOrder::kPlain, 70, 160, 32},
                {ColumnOrder::kAnyGIdx, 3, 160, 32},    {ColumnOrder::kAnyGIdx, 70, 160, 32},
                {ColumnOrder::kPermutation, 9, 512, -1}};
   const Stream stream;
+  cuda::GpuFacts facts{};
+  facts.multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   uint64_t number = 0x1b400000;
   for (const nf4_int4_layout layout : kInt4Layouts)
     for (const nf4_dtype dtype : kDtypes16) {
       MatmulCounts counts;
+      std::set<int> strips;  // by the warps side by side
       for (const auto &[order, m, cols, group_size] : sizes) {
         Rng rng(++number);
         const bool zeros = number % 2 == 0;
@@ -123,9 +129,12 @@ TEST_CASE("each kernel of integer weights, once", "[cuda][matmul][int4]") {
         repeat_rows(test, rng, 8);
         INFO(describe(test, number));
         check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+        if (m <= 16 && (group_size < 0 || group_size % 64 == 0))
+          strips.insert(cuda::plan_strips(layout, rows, cols, facts).warps_n);
       }
       check_counts(counts);
       check_fast_counts(counts, layout, {cuda::kSkinny2, cuda::kFirstStreamK});
+      if (layout != NF4_INT4_COMPRESSED_TENSORS) CHECK(strips.size() == 2);
     }
 }
 
@@ -167,14 +176,19 @@ TEST_CASE("stream-K kernels of integer weights share the tiles that do not fill 
   uint64_t number = 0x1ba00000;
   const struct {
     int64_t n_tiles, k_tiles, m_tiles;
-  } sizes[] = {{ctas / 3 + 1, 16, 1}, {2 * ctas + 3, 4, 1}, {ctas / 2 + 3, 4, 3}};
+  } sizes[] = {{ctas / 3 + 1, 16, 1},
+               {2 * ctas + 3, 4, 1},
+               {ctas / 2 + 3, 4, 3},
+               {ctas / 4 - 1, 18, 1},  // split-K
+               {ctas / 16, 35, 2}};
   for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
     for (const nf4_int4_layout layout : kInt4Layouts)
       for (const auto &[n_tiles, k_tiles, m_tiles] : sizes) {
         if (!has_fast_kernel(layout, config)) continue;
         Rng rng(++number);
         // A size for each layout, another for each.
-        if (few_shapes() && number % 3 != static_cast<uint64_t>(layout % 3)) continue;
+        if ((few_shapes() || k_tiles > 16) && number % 3 != static_cast<uint64_t>(layout % 3))
+          continue;
         const bool zeros = rng.one_in(2), half_tile = rng.one_in(4);
         const Int4Class kind{layout, rng.pick(kDtypes16), zeros,
                              layout == NF4_INT4_GPTQ && zeros ? 1 : 0,

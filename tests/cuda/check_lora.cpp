@@ -64,6 +64,7 @@ struct PlacedAdapter {
   DeviceBuffer a, b, product, workspace;
   nf4_lora lora{};
   nf4_matmul_args args;
+  bool gradient;
 
   PlacedAdapter(Rng &rng, const MatmulCase &test, const HostAdapter &adapter,
                 const PlacedMatmul &placed, bool aligned, bool with_product)
@@ -71,7 +72,8 @@ struct PlacedAdapter {
         b(adapter.b.size(), aligned ? 0 : random_lead(rng, dtype_bytes(adapter.dtype))),
         product(test.m * adapter.rank * dtype_bytes(test.dtype)),
         workspace(workspace_bytes(test, adapter, placed), 64),
-        args(placed.args(test)) {
+        args(placed.args(test)),
+        gradient(test.gradient) {
     a.write(adapter.a.data());
     b.write(adapter.b.data());
     lora = lora_of(adapter);
@@ -84,8 +86,8 @@ struct PlacedAdapter {
   PlacedAdapter &operator=(const PlacedAdapter &) = delete;
 
   nf4_status multiply(const PlacedMatmul &placed, cudaStream_t stream) const {
-    return nf4_matmul_launch(&placed.weight.tensor(), &args, workspace.data(), workspace.size(),
-                             stream);
+    const auto launch = gradient ? nf4_matmul_grad_launch : nf4_matmul_launch;
+    return launch(&placed.weight.tensor(), &args, workspace.data(), workspace.size(), stream);
   }
 
  private:
@@ -105,7 +107,8 @@ struct PlacedAdapter {
     nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
     args.lora = &lora;
     size_t bytes = 0;
-    REQUIRE(nf4_matmul_workspace_size(&placed.weight.tensor(), &args, &bytes) == NF4_STATUS_OK);
+    REQUIRE((test.gradient ? nf4_matmul_grad_workspace_size : nf4_matmul_workspace_size)(
+                &placed.weight.tensor(), &args, &bytes) == NF4_STATUS_OK);
     return bytes;
   }
 };
@@ -117,15 +120,26 @@ nf4_tensor in_place(HostWeight &weight) {
   return weight.at(addresses);
 }
 
-// x A^T in binary64: [m][rank].
+// An element of what x is multiplied by, A or in the gradient B, and of what that product is.
+double in_element(const MatmulCase &test, const HostAdapter &adapter, int r, int64_t k) {
+  return test.gradient ? read_number(adapter.dtype, adapter.b.data(), k * adapter.b_stride + r)
+                       : read_number(adapter.dtype, adapter.a.data(), r * adapter.a_stride + k);
+}
+double out_element(const MatmulCase &test, const HostAdapter &adapter, int r, int64_t column) {
+  return test.gradient
+             ? read_number(adapter.dtype, adapter.a.data(), r * adapter.a_stride + column)
+             : read_number(adapter.dtype, adapter.b.data(), column * adapter.b_stride + r);
+}
+
+// x A^T, or dY B, in binary64: [m][rank].
 std::vector<double> exact_product(const MatmulCase &test, const HostAdapter &adapter) {
   std::vector<double> product;
   for (int64_t i = 0; i < test.m; ++i)
     for (int r = 0; r < adapter.rank; ++r) {
       double sum = 0;
-      for (int64_t k = 0; k < test.weight.shape.cols; ++k)
+      for (int64_t k = 0; k < test.x_columns(); ++k)
         sum += read_number(test.dtype, test.x.data(), i * test.x_stride + k) *
-               read_number(adapter.dtype, adapter.a.data(), r * adapter.a_stride + k);
+               in_element(test, adapter, r, k);
       product.push_back(sum);
     }
   return product;
@@ -142,20 +156,19 @@ struct ExpectedLora {
   ExpectedLora(MatmulCase &test, const HostAdapter &adapter)
       : product(exact_product(test, adapter)) {
     const ExpectedProduct base(test, in_place(test.weight));
-    const int64_t rows = test.weight.shape.rows;
+    const int64_t columns = test.y_columns();
     for (int64_t i = 0; i < test.m; ++i)
-      for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
         double sum = 0;
         for (int r = 0; r < adapter.rank; ++r)
-          sum += product[i * adapter.rank + r] *
-                 read_number(adapter.dtype, adapter.b.data(), row * adapter.b_stride + r);
-        y.push_back(base[i * rows + row].value + adapter.scale * sum);
+          sum += product[i * adapter.rank + r] * out_element(test, adapter, r, column);
+        y.push_back(base[i * columns + column].value + adapter.scale * sum);
       }
   }
 
-  // By rows of x and by rows of the weight, so that a wrong one is not lost among the others.
+  // By rows of x and by columns of y, so that a wrong one is not lost among the others.
   void check(const MatmulCase &test, const std::vector<uint8_t> &got) const {
-    const int64_t rows = test.weight.shape.rows;
+    const int64_t rows = test.y_columns();
     std::vector<RelativeError> of_m(test.m), of_row(rows);
     RelativeError all;
     for (int64_t i = 0; i < test.m * rows; ++i) {
@@ -245,6 +258,30 @@ TEST_CASE("every kernel adds an adapter", "[cuda][matmul][lora]") {
   if (!few_shapes())
     for (const cuda::GpuFamily *family : runnable_families())
       CHECK(counts[family][cuda::kMma64x64] > 0);
+}
+
+TEST_CASE("every kernel of the gradient adds an adapter", "[cuda][matmul][lora]") {
+  const Stream stream;
+  MatmulCounts counts;
+  // The second is such as a skinny kernel takes without an adapter.
+  constexpr MatmulShape kShapes[] = {{1536, 128, 2, true},
+                                     {1024, 256, 9, true},
+                                     {512, 264, 70, true},
+                                     {512, 320, 310, true},
+                                     {333, 20, 40, true}};
+  constexpr int kRanks[] = {1, 8, 16, 40, 64, 128};
+  uint64_t number = 0xbc00000;
+  for (const nf4_dtype dtype : {NF4_DTYPE_FP32, NF4_DTYPE_FP16, NF4_DTYPE_BF16})
+    for (const MatmulShape &shape : kShapes)
+      for (int i = 0; i < (few_shapes() ? 1 : 3); ++i) {
+        Rng rng(++number);
+        MatmulCase test = plain_matmul_case(rng, {dtype, 64, rng.one_in(2)}, shape);
+        const nf4_dtype factors = rng.one_in(2) ? NF4_DTYPE_FP32 : dtype;
+        const HostAdapter adapter =
+            random_adapter(rng, test, factors, rng.pick(kRanks), rng.one_in(3));
+        INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
+        check_lora(test, adapter, rng, stream, counts);
+      }
 }
 
 // The CTA that has a tile's last K-tile adds the adapter.

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda/matmul/matmul.hpp"
@@ -25,7 +27,6 @@ using namespace nf4::test;
 
 namespace {
 
-constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
 // Per dtype and flat or nested.
 int shapes() { return 8 * shapes_or(30); }
 
@@ -91,6 +92,9 @@ int multiprocessors() {
 
 // Rows of the weight whose tiles of 128 fill half a wave: CTAs share them if columns are many.
 int64_t rows_to_share() { return (multiprocessors() / 2 + 1) * 128 - 5; }
+
+// Those whose tiles of 128 are a fourth of the multiprocessors: four CTAs or more share each.
+int64_t rows_to_split() { return (multiprocessors() / 4 - 1) * 128 - 5; }
 
 bool can_share() {
   return cuda::matmul_has(*runnable_families()[0], cuda::kFirstStreamK, compute_capability());
@@ -211,15 +215,19 @@ TEST_CASE("stream-K kernels share the tiles that do not fill the GPU", "[cuda][m
   uint64_t number = 0xf000000;
   const struct {
     int64_t n_tiles, k_tiles, m_tiles;
-  } sizes[] = {{ctas / 3 + 1, 16, 1}, {2 * ctas + 3, 4, 1}, {ctas / 2 + 3, 4, 3}};
+  } sizes[] = {{ctas / 3 + 1, 16, 1},
+               {2 * ctas + 3, 4, 1},
+               {ctas / 2 + 3, 4, 3},
+               {ctas / 4 - 1, 18, 1},  // split-K
+               {ctas / 16, 35, 2}};
   for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
     for (const nf4_dtype dtype : kDtypes16)
       for (const auto &[n_tiles, k_tiles, m_tiles] : sizes) {
         if (!cuda::has_codebook_kernel(config)) continue;
         Rng rng(++number);
-        if (few_shapes() && number % 2 != 0) continue;  // each size once
+        if ((few_shapes() || k_tiles > 16) && number % 2 != 0) continue;  // each size once
         const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};
-        const MatmulShape size{n_tiles * 128 - rng.between(0, 100),
+        const MatmulShape size{n_tiles * cuda::kMatmulConfigs[config].tile_n - rng.between(0, 100),
                                k_tiles * 128 - (rng.one_in(4) ? 64 : 0),
                                cuda::kMatmulConfigs[config].tile_m * m_tiles - 3};
         MatmulCase test = plain_matmul_case(rng, kind, size);
@@ -247,6 +255,8 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
        plain_matmul_case(rng, kind, {rows_to_share(), 4096, 300})},
       {cuda::config_named("wgmma_128x128_stream_k"),
        plain_matmul_case(rng, kind, {rows_to_share(), 1024, 100})},
+      {cuda::config_named("wgmma_152x128_stream_k"),
+       plain_matmul_case(rng, kind, {rows_to_split(), 2304, 150})},
   };
   std::vector<PlacedMatmul> placed;
   std::vector<std::vector<uint8_t>> expected;
@@ -258,24 +268,56 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
     stream.synchronize();
     expected.push_back(placed.back().y.read());
   }
-  REQUIRE(placed[0].workspace.size() > placed[1].workspace.size());
+  for (const int i : {1, 2})
+    REQUIRE(placed[0].workspace.size() > placed[i].workspace.size() + (1 << 20));
   std::vector<DeviceBuffer> y;
-  for (int i = 0; i < kLaunches; ++i) y.emplace_back(placed[i % 2].y.size());
+  for (int i = 0; i < kLaunches; ++i) y.emplace_back(placed[i % 3].y.size());
   for (int i = 0; i < kLaunches; ++i) {
-    const auto &[config, test] = products[i % 2];
+    const auto &[config, test] = products[i % 3];
     const ForcedMatmul forced(runnable_families()[0], config);
-    nf4_matmul_args args = placed[i % 2].args(test);
+    nf4_matmul_args args = placed[i % 3].args(test);
     args.y = y[i].data();
-    // The second's flags lie where the first's sums do.
-    const size_t begin = i % 2 == 0 ? 0 : 1 << 20;
-    REQUIRE(nf4_matmul_launch(&placed[i % 2].weight.tensor(), &args,
+    // The others' flags lie where the first's sums do.
+    const size_t begin = i % 3 == 0 ? 0 : 1 << 20;
+    REQUIRE(nf4_matmul_launch(&placed[i % 3].weight.tensor(), &args,
                               placed[0].workspace.data<uint8_t>() + begin,
                               placed[0].workspace.size() - begin, stream) == NF4_STATUS_OK);
   }
   stream.synchronize();
   for (int i = 0; i < kLaunches; ++i) {
     INFO("launch " << i);
-    CHECK(same_bytes(y[i].read(), expected[i % 2]));
+    CHECK(same_bytes(y[i].read(), expected[i % 3]));
+  }
+}
+
+// The CTAs of the others wait for the end of those that run, so that none may wait for them.
+TEST_CASE("stream-K kernels end on few multiprocessors", "[cuda][matmul]") {
+  if (!can_share()) return;
+  const Stream stream, other;
+  Rng rng(0xf900000);
+  for (const char *const name :
+       {"wgmma_128x128_stream_k", "wgmma_208x128_stream_k", "wgmma_256x128_stream_k"}) {
+    const int config = cuda::config_named(name);
+    const ForcedMatmul forced(runnable_families()[0], config);
+    const MatmulCase test =
+        plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true},
+                          {rows_to_split(), 2304, cuda::kMatmulConfigs[config].tile_m - 3});
+    INFO(describe(test, 0) << ", " << name);
+    const PlacedMatmul placed(rng, test, true);
+    REQUIRE(placed.used(test) == config);
+    REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
+    stream.synchronize();
+    const std::vector<uint8_t> expected = placed.y.read();
+    for (const int free : {1, 2, 3, 7}) {
+      INFO(free << " free");
+      fill_bytes(placed.y.data(), 0xa5, placed.y.size());
+      REQUIRE_CUDA(launch_occupy(multiprocessors() - free, 3 << 20, other));
+      std::this_thread::sleep_for(std::chrono::microseconds(300));  // until they run
+      REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
+      stream.synchronize();
+      other.synchronize();
+      CHECK(same_bytes(placed.y.read(), expected));
+    }
   }
 }
 

@@ -60,6 +60,7 @@ CodebookKind random_codebook_kind(Rng &rng);
 CodebookKind random_own_codebook_kind(Rng &rng);
 
 constexpr nf4_dtype kDtypes[] = {NF4_DTYPE_FP32, NF4_DTYPE_FP16, NF4_DTYPE_BF16};
+constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
 constexpr int kBlocksizes[] = {32, 64, 128, 256, 512, 1024, 2048, 4096};
 
 struct CaseClass {

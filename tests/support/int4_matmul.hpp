@@ -17,8 +17,6 @@ namespace nf4::test {
 using Int4MatmulCase = MatmulCaseOf<HostInt4Weight>;
 using PlacedInt4Matmul = PlacedMatmulOf<HostInt4Weight>;
 
-constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
-
 // Scales of about 0.01, and rows of x that vectors can load.
 inline Int4MatmulCase plain_int4_case(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
                                       nf4_dtype dtype, int64_t m) {

@@ -27,6 +27,15 @@ __global__ void write_byte(uint8_t *address) { *address = 1; }
 
 void launch_spin(long long cycles, cudaStream_t stream) { spin<<<1, 1, 0, stream>>>(cycles); }
 
+cudaError_t launch_occupy(int multiprocessors, long long cycles, cudaStream_t stream) {
+  constexpr int kBytes = 120 << 10;  // more than half of what a multiprocessor has
+  const cudaError_t error =
+      cudaFuncSetAttribute(spin, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  spin<<<multiprocessors, 1, kBytes, stream>>>(cycles);
+  return cudaGetLastError();
+}
+
 void launch_late_copy(uint8_t *to, const uint8_t *from, size_t bytes, long long cycles,
                       cudaStream_t stream) {
   late_copy<<<1, 256, 0, stream>>>(to, from, bytes, cycles);

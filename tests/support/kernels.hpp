@@ -10,6 +10,9 @@ namespace nf4::test {
 // Keeps the stream busy.
 void launch_spin(long long cycles, cudaStream_t stream);
 
+// Takes so many multiprocessors of Hopper from kernels that want one to themselves.
+cudaError_t launch_occupy(int multiprocessors, long long cycles, cudaStream_t stream);
+
 // Copies, but late: it lets its dependents start at once, as far as they were launched so,
 // and begins after so many cycles.
 void launch_late_copy(uint8_t *to, const uint8_t *from, size_t bytes, long long cycles,

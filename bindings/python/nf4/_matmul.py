@@ -124,8 +124,9 @@ def require_host_arguments(stream: CudaStreamLike | None, workspace: MemoryLike 
 def matmul_workspace_bytes(
     weight: Weight[Any], m: int, dtype: DTypeLike, *, rank: int = 0, gradient: bool = False
 ) -> int:
-    """Bytes of workspace that `matmul` needs for m rows of x in device memory: 0 for up to 64,
-    unless the weight has a permutation or there is an adapter, and never more for fewer rows.
+    """Bytes of workspace that `matmul` needs for m rows of x in device memory: 0 for up to 64
+    (integers: 8), unless the weight has a permutation or there is an adapter, and never more for
+    fewer rows.
 
     dtype     of x: "fp16", "bf16", or a numpy or torch dtype
     rank      of an adapter; 0: none

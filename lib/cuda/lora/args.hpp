@@ -27,17 +27,18 @@ struct LoraProductArgs {
   int64_t x_stride;
   int64_t m;
   int64_t cols;
-  LoraFactor a;
+  LoraFactor in;  // A, or in the gradient the transpose of B
   float scale;
   int rank;
-  int stride;     // of scaled and b_copy
-  void *product;  // [m][rank], or NULL
-  void *scaled;   // [m][stride], times the scale; zeros past the rank
-  LoraFactor b;   // copied for TMA:
-  void *b_copy;   // [b_rows][stride] in x's dtype, zeros past the rank; or NULL
-  int64_t b_rows;
+  int stride;      // of scaled and b_copy
+  void *product;   // [m][rank], or NULL
+  void *scaled;    // [m][stride], times the scale; zeros past the rank
+  LoraFactor out;  // B, or in the gradient the transpose of A: copied for TMA
+  void *out_copy;  // [lora_copy_rows()][stride] in x's dtype, zeros past the rank; or NULL
+  int64_t out_rows;
+  bool permuted;  // its rows, as transposed wgmma kernels have them
   // CTAs: clusters of 2^cluster_log2 share the columns of a tile of x and ranks; those after the
-  // first product_ctas copy B.
+  // first product_ctas copy `out`.
   int rank_chunks;
   int cluster_log2;
   int product_ctas;

@@ -5,12 +5,18 @@
 namespace nf4::cuda {
 namespace {
 
-template <class Arch, class T, class F>
+template <class Arch, class T, class F, bool kGradient>
 void set_kernels(const void *(&of)[2][2]) {
-  of[0][0] = (const void *)lora_product<Arch, T, F, 1, 2>;
-  of[0][1] = (const void *)lora_product<Arch, T, F, 1, 8>;
-  of[1][0] = (const void *)lora_product<Arch, T, F, 2, 2>;
-  of[1][1] = (const void *)lora_product<Arch, T, F, 2, 8>;
+  of[0][0] = (const void *)lora_product<Arch, T, F, kGradient, 1, 2>;
+  of[0][1] = (const void *)lora_product<Arch, T, F, kGradient, 1, 8>;
+  of[1][0] = (const void *)lora_product<Arch, T, F, kGradient, 2, 2>;
+  of[1][1] = (const void *)lora_product<Arch, T, F, kGradient, 2, 8>;
+}
+
+template <class Arch, class T, class F>
+void set_kernels(const void *(&of)[2][2][2]) {
+  set_kernels<Arch, T, F, false>(of[0]);
+  set_kernels<Arch, T, F, true>(of[1]);
 }
 
 }  // namespace

@@ -12,51 +12,47 @@ namespace {
 constexpr int kFewRanks = 16, kManyRanks = 64;
 constexpr int64_t kCopyVectors = 8;  // of eight elements, of a thread that copies B
 
-LoraFactor factor_a(const Lora &lora) {
-  return {lora.a, lora.a_stride, 1, lora.dtype == NF4_DTYPE_FP32};
-}
-LoraFactor factor_b(const Lora &lora) {
-  return {lora.b, 1, lora.b_stride, lora.dtype == NF4_DTYPE_FP32};
-}
-
 // Whether rows of a matrix are on 16 bytes.
 bool has_vectors(const void *data, int64_t stride, nf4_dtype dtype) {
   return is_multiple(data, 16) && stride * element_bytes(dtype) % 16 == 0;
 }
 
-void *b_copy_in(const MatmulProblem &problem, void *workspace) {
-  return static_cast<uint8_t *>(workspace) + LoraWorkspace(problem).scaled_bytes;
+void *copy_in(const LoraProblem &problem, void *workspace) {
+  return static_cast<uint8_t *>(workspace) +
+         problem.m * lora_stride(problem.lora) * element_bytes(problem.dtype);
 }
 
-bool can_use_tma(const MatmulProblem &problem) {
+// The transposed kernels want the rows of `out` in an order of their own (copy_out).
+bool can_use_tma(const LoraProblem &problem) {
   const Lora &lora = problem.lora;
-  return lora.dtype == problem.dtype && lora.rank % 8 == 0 &&
+  return !problem.gradient && lora.dtype == problem.dtype && lora.rank % 8 == 0 &&
          has_vectors(lora.b, lora.b_stride, lora.dtype);
 }
 
-bool has_x_vectors(const MatmulProblem &problem) {
+bool has_x_vectors(const LoraProblem &problem) {
   return is_multiple(problem.x, 16) &&
          (problem.m == 1 || problem.x_stride * element_bytes(problem.dtype) % 16 == 0);
 }
 
-LoraProductArgs product_args(const MatmulProblem &problem, void *workspace, bool tma) {
+LoraProductArgs product_args(const LoraProblem &problem, void *workspace, bool tma) {
   const Lora &lora = problem.lora;
   LoraProductArgs args{};
   args.x = problem.x;
   args.x_stride = problem.x_stride;
   args.m = problem.m;
-  args.cols = problem.weight.cols;
-  args.a = factor_a(lora);
+  args.cols = problem.cols;
+  args.in = problem.in;
   args.scale = lora.scale;
   args.rank = lora.rank;
   args.stride = static_cast<int>(lora_stride(lora));
   args.product = lora.product;
   args.scaled = workspace;
-  args.b = factor_b(lora);
-  args.b_rows = problem.weight.rows;
+  args.out = problem.out;
+  args.out_rows = problem.rows;
+  args.permuted = problem.gradient;
   if (tma && !can_use_tma(problem)) {
-    args.b_copy = b_copy_in(problem, workspace);
-    const int64_t vectors = args.b_rows * args.stride / 8;
+    args.out_copy = copy_in(problem, workspace);
+    const int64_t vectors = lora_copy_rows(args.out_rows) * args.stride / 8;
     args.copy_ctas =
         static_cast<int>(std::clamp<int64_t>(vectors / kLoraProductThreads / kCopyVectors, 1, 128));
   }
@@ -76,27 +72,52 @@ cudaError_t launch_ctas(const LaunchTarget &target, const void *kernel, LoraProd
 
 }  // namespace
 
-LoraTerm lora_term_of(const MatmulProblem &problem, void *workspace) {
+LoraProblem::LoraProblem(const MatmulProblem &problem)
+    : dtype(problem.dtype),
+      m(problem.m),
+      x(problem.x),
+      x_stride(problem.x_stride),
+      cols(problem.weight.cols),
+      rows(problem.weight.rows),
+      lora(problem.lora),
+      in{lora.a, lora.a_stride, 1, lora.dtype == NF4_DTYPE_FP32},
+      out{lora.b, 1, lora.b_stride, lora.dtype == NF4_DTYPE_FP32},
+      gradient(false) {}
+
+LoraProblem::LoraProblem(const GradProblem &problem)
+    : dtype(problem.dtype),
+      m(problem.m),
+      x(problem.x),
+      x_stride(problem.x_stride),
+      cols(problem.weight.cols),
+      rows(problem.weight.rows),
+      lora(problem.lora),
+      in{lora.b, 1, lora.b_stride, lora.dtype == NF4_DTYPE_FP32},
+      out{lora.a, lora.a_stride, 1, lora.dtype == NF4_DTYPE_FP32},
+      gradient(true) {}
+
+LoraTerm lora_term_of(const LoraProblem &problem, void *workspace) {
   const Lora &lora = problem.lora;
   if (lora.rank == 0) return {};
-  return {workspace, factor_b(lora), static_cast<int>(lora_stride(lora)), lora.rank,
-          lora.rank % 8 == 0 && has_vectors(lora.b, lora.b_stride, lora.dtype)};
+  return {
+      workspace, problem.out, static_cast<int>(lora_stride(lora)), lora.rank,
+      !problem.gradient && lora.rank % 8 == 0 && has_vectors(lora.b, lora.b_stride, lora.dtype)};
 }
 
-LoraMatrix lora_b_for_tma(const MatmulProblem &problem, void *workspace) {
+LoraMatrix lora_out_for_tma(const LoraProblem &problem, void *workspace) {
   const Lora &lora = problem.lora;
-  if (can_use_tma(problem)) return {lora.b, lora.b_stride, lora.rank};
+  if (can_use_tma(problem)) return {lora.b, problem.rows, lora.b_stride, lora.rank};
   const auto stride = static_cast<int>(lora_stride(lora));
-  return {b_copy_in(problem, workspace), stride, stride};
+  return {copy_in(problem, workspace), lora_copy_rows(problem.rows), stride, stride};
 }
 
-cudaError_t launch_lora_product(const LaunchTarget &target, const MatmulProblem &problem,
+cudaError_t launch_lora_product(const LaunchTarget &target, const LoraProblem &problem,
                                 void *workspace, bool tma) {
   LoraProductArgs args = product_args(problem, workspace, tma);
   const Lora &lora = problem.lora;
   const LoraKernels &kernels = kernels_of<LoraKernels>(*target.family);
   const bool vectors = has_x_vectors(problem) && args.cols % 8 == 0 &&
-                       has_vectors(lora.a, lora.a_stride, lora.dtype);
+                       (problem.gradient || has_vectors(lora.a, lora.a_stride, lora.dtype));
   if (problem.dtype == NF4_DTYPE_FP32 || !target.family->tensor_cores || !vectors)
     return launch_ctas(target, kernels.any[problem.dtype - NF4_DTYPE_FP32], args,
                        ceil_divide(args.m * args.stride, kLoraProductThreads / 32));
@@ -112,8 +133,8 @@ cudaError_t launch_lora_product(const LaunchTarget &target, const MatmulProblem 
            tiles << (args.cluster_log2 + 1) <=
                target.device.multiprocessors * (args.cluster_log2 == 0 ? 4 : 3) / 2)
       ++args.cluster_log2;
-  const void *const kernel =
-      kernels.product[problem.dtype - NF4_DTYPE_FP16][args.a.is_fp32][many_rows][many_ranks];
+  const void *const kernel = kernels.product[problem.dtype - NF4_DTYPE_FP16][args.in.is_fp32]
+                                            [problem.gradient][many_rows][many_ranks];
   return launch_ctas(target, kernel, args, tiles << args.cluster_log2);
 }
 

@@ -3,23 +3,43 @@
 
 #include "cuda/lora/args.hpp"
 #include "cuda/runtime/target.hpp"
+#include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
 
-// What epilogues add. `workspace` is the adapter's part (lora/workspace.hpp), on 16 bytes.
-LoraTerm lora_term_of(const MatmulProblem &problem, void *workspace);
+// A product with an adapter, or its gradient, where A and B change places: x times `in`, times
+// `out`.
+struct LoraProblem {
+  nf4_dtype dtype;
+  int64_t m;
+  const void *x;
+  int64_t x_stride;
+  int64_t cols;  // of x
+  int64_t rows;  // outputs of a row of x
+  Lora lora;
+  LoraFactor in;   // A, or the transpose of B
+  LoraFactor out;  // B, or the transpose of A
+  bool gradient;
 
-// B as TMA loads it: where it lies in x's dtype, aligned, else its copy.
+  explicit LoraProblem(const MatmulProblem &problem);
+  explicit LoraProblem(const GradProblem &problem);
+};
+
+// What epilogues add. `workspace` is the adapter's part (lora/workspace.hpp), on 16 bytes.
+LoraTerm lora_term_of(const LoraProblem &problem, void *workspace);
+
+// `out` as TMA loads it: where it lies in x's dtype, aligned, else its copy.
 struct LoraMatrix {
   const void *data;
+  int64_t rows;
   int64_t stride;  // elements
   int ranks;       // with zeros past the adapter's, in the copy
 };
-LoraMatrix lora_b_for_tma(const MatmulProblem &problem, void *workspace);
+LoraMatrix lora_out_for_tma(const LoraProblem &problem, void *workspace);
 
-// Enqueues x A^T, and the copy of B if TMA is to load it and needs one.
-cudaError_t launch_lora_product(const LaunchTarget &target, const MatmulProblem &problem,
+// Enqueues x times `in`, and the copy of `out` if TMA is to load it and needs one.
+cudaError_t launch_lora_product(const LaunchTarget &target, const LoraProblem &problem,
                                 void *workspace, bool tma);
 
 }  // namespace nf4::cuda

@@ -24,22 +24,30 @@
 namespace nf4::cuda {
 namespace {
 
-// The CTAs that copy B: eight ranks of a row a thread.
+// The row of the output that row `row` of a wgmma's A is, in transposed kernels: TransposedLayout
+// gives a lane four neighbours, two in each warp of a pair.
+__device__ __forceinline__ int64_t transposed_row(int64_t row) {
+  const int in_pair = static_cast<int>(row % 32), in_warp = in_pair % 16;
+  return row - in_pair + in_warp % 8 * 4 + in_pair / 16 * 2 + in_warp / 8;
+}
+
+// The CTAs that copy `out`: eight ranks of a row a thread.
 template <class T>
-__device__ __forceinline__ void copy_b(const LoraProductArgs &args, int cta) {
+__device__ __forceinline__ void copy_out(const LoraProductArgs &args, int cta) {
   const int row_vectors = args.stride / 8;
-  const int64_t vectors = args.b_rows * row_vectors;
+  const int64_t vectors = (args.out_rows + 31) / 32 * 32 * row_vectors;
   const int64_t step = int64_t{args.copy_ctas} * blockDim.x;
   for (int64_t i = int64_t{cta} * blockDim.x + threadIdx.x; i < vectors; i += step) {
-    const int64_t row = i / row_vectors;
+    const int64_t row = i / row_vectors, from = args.permuted ? transposed_row(row) : row;
     const int first = static_cast<int>(i - row * row_vectors) * 8;
-    T values[8];
+    const bool in_bounds = from < args.out_rows;
+    float values[8];
 #pragma unroll
     for (int r = 0; r < 8; ++r)
       values[r] =
-          from_float<T>(first + r < args.rank ? lora_element<T>(args.b, first + r, row) : 0.0f);
-    *reinterpret_cast<uint4 *>(static_cast<T *>(args.b_copy) + i * 8) =
-        *reinterpret_cast<const uint4 *>(values);
+          in_bounds && first + r < args.rank ? lora_element<T>(args.out, first + r, from) : 0.0f;
+    if constexpr (sizeof(T) == 2)
+      *reinterpret_cast<uint4 *>(static_cast<T *>(args.out_copy) + i * 8) = pack_vector<T>(values);
   }
 }
 
@@ -64,6 +72,17 @@ __device__ __forceinline__ uint4 load_fragment(const F *from, bool in_bounds) {
           pack_pair(T{}, high.x, high.y), pack_pair(T{}, high.z, high.w)};
 }
 
+// The same of eight elements at a stride.
+template <class T, class F>
+__device__ __forceinline__ uint4 load_strided_fragment(const F *from, int64_t stride,
+                                                       bool in_bounds) {
+  float values[8] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    if (in_bounds) values[i] = to_float(from[i * stride]);
+  return pack_vector<T>(values);
+}
+
 // A tile of MTiles * 16 rows of x by RankTiles * 8 ranks.
 template <int MTiles, int RankTiles>
 struct LoraTile {
@@ -84,7 +103,8 @@ struct LoraTile {
     uint4 x[MTiles][2], a[RankTiles];
   };
 
-  template <class T, class F>
+  // kGradient: a rank's elements are not neighbours.
+  template <class T, class F, bool kGradient>
   static __device__ __forceinline__ void load(const LoraProductArgs &args, int64_t first_m,
                                               int first_rank, int step, int end, Fragments &to) {
     const int group_id = threadIdx.x % 32 / 4, thread_in_group = threadIdx.x % 4;
@@ -101,9 +121,13 @@ struct LoraTile {
 #pragma unroll
     for (int j = 0; j < RankTiles; ++j) {
       const int r = first_rank + j * 8 + group_id;
-      to.a[j] =
-          load_fragment<T>(static_cast<const F *>(args.a.data) + r * args.a.rank_stride + column,
-                           in_row && r < args.rank);
+      const bool in_bounds = in_row && r < args.rank;
+      const F *const from = static_cast<const F *>(args.in.data) + r * args.in.rank_stride +
+                            column * (kGradient ? args.in.stride : 1);
+      if constexpr (kGradient)
+        to.a[j] = load_strided_fragment<T>(from, args.in.stride, in_bounds);
+      else
+        to.a[j] = load_fragment<T>(from, in_bounds);
     }
   }
 
@@ -168,12 +192,12 @@ __device__ __forceinline__ void prefetch_a(const LoraProductArgs &args, int firs
   for (int i = 0; i < Ranks; i += 16) {
     const int r = first_rank + i + threadIdx.x % 16;
     if (r < args.rank && column < args.cols)
-      prefetch_l2_sector(static_cast<const F *>(args.a.data) + r * args.a.rank_stride + column);
+      prefetch_l2_sector(static_cast<const F *>(args.in.data) + r * args.in.rank_stride + column);
   }
 }
 
-// For rows of x and of A on 16 bytes and cols that are a multiple of 8.
-template <class Arch, class T, class F, int MTiles, int RankTiles>
+// For rows of x, and of A, on 16 bytes and cols that are a multiple of 8.
+template <class Arch, class T, class F, bool kGradient, int MTiles, int RankTiles>
 __global__ void __launch_bounds__(kLoraProductThreads, 2)
     lora_product(const __grid_constant__ LoraProductArgs args) {
   using Tile = LoraTile<MTiles, RankTiles>;
@@ -183,7 +207,7 @@ __global__ void __launch_bounds__(kLoraProductThreads, 2)
   if (copy_cta >= 0) {
     pdl_wait<Arch>();
     pdl_launch_dependents<Arch>();
-    return copy_b<T>(args, copy_cta);
+    return copy_out<T>(args, copy_cta);
   }
   const int warp = threadIdx.x / 32;
   const int in_cluster = rank_in_cluster<Arch>(args);
@@ -195,7 +219,7 @@ __global__ void __launch_bounds__(kLoraProductThreads, 2)
   const int begin = steps * in_cluster >> args.cluster_log2;
   const int end = steps * (in_cluster + 1) >> args.cluster_log2;
   // Allowed while the predecessor still writes.
-  prefetch_a<F, Tile::kRanks>(args, first_rank, begin + warp);
+  if constexpr (!kGradient) prefetch_a<F, Tile::kRanks>(args, first_rank, begin + warp);
   // All of the cluster run before one writes to another's shared memory.
   if constexpr (Arch::kClusters)
     if (args.cluster_log2 > 0) cluster_sync_relaxed();
@@ -209,8 +233,8 @@ __global__ void __launch_bounds__(kLoraProductThreads, 2)
     typename Tile::Fragments fragments[Tile::kDepth];
 #pragma unroll
     for (int i = 0; i < Tile::kDepth; ++i)
-      Tile::template load<T, F>(args, first_m, first_rank, step + i * Tile::kWarps, end,
-                                fragments[i]);
+      Tile::template load<T, F, kGradient>(args, first_m, first_rank, step + i * Tile::kWarps, end,
+                                           fragments[i]);
 #pragma unroll
     for (int i = 0; i < Tile::kDepth; ++i) tile.template add<T>(fragments[i]);
   }
@@ -250,7 +274,7 @@ __global__ void __launch_bounds__(kLoraProductThreads)
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
   const int copy_cta = static_cast<int>(blockIdx.x) - args.product_ctas;
-  if (copy_cta >= 0) return copy_b<T>(args, copy_cta);
+  if (copy_cta >= 0) return copy_out<T>(args, copy_cta);
   const int64_t output = int64_t{blockIdx.x} * (kLoraProductThreads / 32) + threadIdx.x / 32;
   const int64_t m = output / args.stride;
   const int r = static_cast<int>(output - m * args.stride), lane = threadIdx.x % 32;
@@ -259,7 +283,7 @@ __global__ void __launch_bounds__(kLoraProductThreads)
   const T *const x = static_cast<const T *>(args.x) + m * args.x_stride;
   if (r < args.rank)
     for (int64_t k = lane; k < args.cols; k += 32)
-      sum = __fmaf_rn(to_float(x[k]), lora_element<T>(args.a, r, k), sum);
+      sum = __fmaf_rn(to_float(x[k]), lora_element<T>(args.in, r, k), sum);
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
     sum += __shfl_xor_sync(0xffffffffu, sum, distance);

@@ -41,10 +41,31 @@ void plan_persistent(const MatmulSize &size, const GpuFacts &gpu, const CostMode
   }
 }
 
+// Whether the workspace has room for the sums of so many CTAs.
+bool holds_sums(const MatmulSize &size, int config, int64_t ctas) {
+  const MatmulWorkspace workspace(size);
+  const MatmulConfig &tile = kMatmulConfigs[config];
+  return workspace.ctas >= ctas &&
+         workspace.cta_bytes >= int64_t{tile.tile_n} * tile.tile_m * int64_t{sizeof(float)};
+}
+
+bool can_share_waves(const MatmulSize &size, const GpuFacts &gpu, int config) {
+  const int64_t tiles = tiles_of(kMatmulConfigs[config], size), ctas = gpu.multiprocessors;
+  return tiles % ctas != 0 && tiles * k_tiles_of(size) >= ctas * MatmulWorkspace::kMinKTiles &&
+         holds_sums(size, config, ctas);
+}
+bool can_split_k(const MatmulSize &size, const GpuFacts &gpu, int config, int ctas) {
+  const int64_t tiles = tiles_of(kMatmulConfigs[config], size);
+  return size.set != WgmmaSet::kGrad && has_split_k(config) && tiles > 0 &&
+         tiles <= gpu.multiprocessors / ctas &&
+         k_tiles_of(size) >= ctas * MatmulWorkspace::kMinKTiles &&
+         holds_sums(size, config, tiles * ctas);
+}
+
 // All CTAs share the tiles of the last wave, and of the one before it if there is one: then partial
 // sums are stored long before they are reduced.
-void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model, int config,
-                   WgmmaPlan &plan) {
+void plan_shared_waves(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model,
+                       int config, WgmmaPlan &plan) {
   const MatmulConfig &tile = kMatmulConfigs[config];
   const int64_t tiles = plan.tiles(), k_tiles = k_tiles_of(size);
   plan.clusters = gpu.multiprocessors;
@@ -54,10 +75,33 @@ void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel 
   // A CTA stores its sums once, and reduces others' once, or for each CTA that has a part.
   const auto peers = static_cast<double>(ceil_divide(plan.clusters, plan.stream_k_tiles) - 1);
   const double sums = static_cast<double>(tile.tile_m) * tile.tile_n;
-  plan.cycles = model.start + model.stream_k_exchange +
-                (model.stream_k_sum + model.stream_k_peer * peers) * sums +
-                (whole + 2) * model.tile +
-                (whole * static_cast<double>(k_tiles) + share) * model.k_tile[config];
+  plan.cycles =
+      model.start + model.stream_k_exchange + (tile.tile_m <= 128 ? model.stream_k_narrow : 0) +
+      (model.stream_k_sum + model.stream_k_peer * peers) * sums + (whole + 2) * model.tile +
+      (whole * static_cast<double>(k_tiles) + share) * model.k_tile[config];
+}
+
+// The same number of CTAs share each tile.
+void plan_split_k(const MatmulSize &size, const CostModel &model, int config, int ctas,
+                  WgmmaPlan &plan) {
+  const MatmulConfig &tile = kMatmulConfigs[config];
+  const auto k_tiles = static_cast<double>(ceil_divide(k_tiles_of(size), ctas));
+  const auto sums = static_cast<double>(std::min<int64_t>(size.m, tile.tile_m) * tile.tile_n);
+  const double cycles = model.start + model.tile + k_tiles * model.k_tile[config] +
+                        model.split_k_exchange + model.split_k_sum * sums;
+  if (cycles >= plan.cycles) return;
+  plan.stream_k_tiles = 0;
+  plan.clusters = plan.tiles();
+  plan.cluster_size = ctas;
+  plan.cycles = cycles;
+}
+
+void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model, int config,
+                   WgmmaPlan &plan) {
+  plan.cycles = std::numeric_limits<double>::infinity();
+  if (can_share_waves(size, gpu, config)) plan_shared_waves(size, gpu, model, config, plan);
+  for (int ctas = 2; ctas <= kMaxClusterSize; ++ctas)
+    if (can_split_k(size, gpu, config, ctas)) plan_split_k(size, model, config, ctas, plan);
 }
 
 // CTAs share the rows evenly.
@@ -77,12 +121,7 @@ double skinny16_cycles(const Int4Weight &weight, const GpuFacts &gpu, const Cost
 }  // namespace
 
 bool can_stream_k(const MatmulSize &size, const GpuFacts &gpu, int config) {
-  const MatmulConfig &tile = kMatmulConfigs[config];
-  const int64_t tiles = tiles_of(tile, size), ctas = gpu.multiprocessors;
-  const MatmulWorkspace workspace(size);
-  return tiles % ctas != 0 && tiles * k_tiles_of(size) >= ctas * MatmulWorkspace::kMinKTiles &&
-         workspace.ctas >= ctas &&
-         workspace.cta_bytes >= int64_t{tile.tile_n} * tile.tile_m * int64_t{sizeof(float)};
+  return can_share_waves(size, gpu, config) || can_split_k(size, gpu, config, 2);
 }
 
 WgmmaPlan plan_wgmma(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model,

@@ -28,10 +28,10 @@ struct GpuFacts {
 struct WgmmaPlan {
   int64_t n_tiles;
   int64_t m_tiles;
-  int64_t stream_k_tiles;  // 0 if the configuration is not stream-K
+  int64_t stream_k_tiles;  // of a stream-K configuration; 0 if it shares each tile by itself
   int64_t clusters;
-  int cluster_size;
-  double cycles;  // estimated
+  int cluster_size;  // CTAs that share a tile (split-K); of a stream-K configuration no clusters
+  double cycles;     // estimated
 
   int64_t tiles() const { return n_tiles * m_tiles; }
 };
@@ -55,7 +55,7 @@ bool can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config)
 }
 
 // Whether each CTA of a stream-K configuration gets enough K-tiles, and room for its sums in the
-// workspace.
+// workspace, by stream-K or split-K.
 bool can_stream_k(const MatmulSize &size, const GpuFacts &gpu, int config);
 
 // The fastest skinny configuration; kMma64x64 if none can run the problem.

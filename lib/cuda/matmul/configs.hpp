@@ -55,6 +55,7 @@ inline constexpr MatmulConfig kMatmulConfigs[] = {
      Schedule::kStreamK},
     {"wgmma_32x256_stream_k", MatmulKernel::kWgmma, 32, 256, ScaleOn::kSums, Schedule::kStreamK},
     {"wgmma_64x128_stream_k", MatmulKernel::kWgmma, 64, 128, ScaleOn::kSums, Schedule::kStreamK},
+    {"wgmma_16x256_stream_k", MatmulKernel::kWgmma, 16, 256, ScaleOn::kSums, Schedule::kStreamK},
 };
 constexpr int kMatmulConfigCount = sizeof kMatmulConfigs / sizeof kMatmulConfigs[0];
 
@@ -86,6 +87,12 @@ constexpr bool is_stream_k(int config) {
   return kMatmulConfigs[config].schedule == Schedule::kStreamK;
 }
 
+// Whether CTAs may share each tile of a stream-K configuration (split-K): not the widest, whose
+// sums fill the registers.
+constexpr bool has_split_k(int config) {
+  return is_stream_k(config) && kMatmulConfigs[config].tile_m <= 256;
+}
+
 // Whether there are kernels of weights with a codebook in the configuration.
 constexpr bool has_codebook_kernel(int config) {
   return !is_stream_k(config) || kMatmulConfigs[config].tile_m > 64;
@@ -98,7 +105,8 @@ constexpr bool has_int4_kernel(int config) {
       "wgmma_16x256",           "wgmma_32x256",           "wgmma_64x128",
       "wgmma_128x128",          "wgmma_176x128",          "wgmma_208x128",
       "wgmma_256x128",          "wgmma_32x256_stream_k",  "wgmma_64x128_stream_k",
-      "wgmma_128x128_stream_k", "wgmma_256x128_stream_k", "wgmma_304x128_stream_k"};
+      "wgmma_128x128_stream_k", "wgmma_256x128_stream_k", "wgmma_304x128_stream_k",
+      "wgmma_16x256_stream_k"};
   for (const std::string_view name : kNames)
     if (name == kMatmulConfigs[config].name) return true;
   return false;

@@ -18,10 +18,15 @@ struct CostModel {
   double cluster_exchange;
   double cluster_cta;
   double cluster_sum;
-  // Of stream-K, of each sum of a tile, and of the same for each further CTA that has a part of it.
+  // Of stream-K, what tiles of up to 128 rows of x cost besides, of each sum of a tile, and of the
+  // same for each further CTA that has a part of it.
   double stream_k_exchange;
+  double stream_k_narrow;
   double stream_k_sum;
   double stream_k_peer;
+  // Of split-K by a stream-K kernel, and of each sum of a tile that exists.
+  double split_k_exchange;
+  double split_k_sum;
   // skinny_16: of a launch, and of each element of a CTA; wgmma must cost less than this share.
   double skinny16_start;
   double skinny16_element;
@@ -41,13 +46,16 @@ inline constexpr CostModel kH200 = {
     1500,                     // tile
     {0,    0,    0,    0,     // k_tile: mma, skinny
      1200, 1440, 2040, 1065,  // up to 64 rows of x
-     1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620, 1810, 1960, 2130, 2330, 2460, 2690, 0, 0},
-    1000,  // cluster_exchange
-    200,   // cluster_cta
-    0.5,   // cluster_sum
-    1500,  // stream_k_exchange
-    0.28,  // stream_k_sum
-    0.06,  // stream_k_peer
+     1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620, 1810, 1960, 2130, 2330, 2460, 2690, 0, 0, 0},
+    1000,   // cluster_exchange
+    200,    // cluster_cta
+    0.5,    // cluster_sum
+    1500,   // stream_k_exchange
+    4000,   // stream_k_narrow
+    0.28,   // stream_k_sum
+    0.06,   // stream_k_peer
+    5200,   // split_k_exchange
+    0.225,  // split_k_sum
     // From 19.8 us at 14336x4096, 7.9 at 4096x4096 and 20.5 at 4096x14336, within 2 %; at
     // 28672x8192 it took 61.5, 13 % less, where wgmma takes less still.
     5100,    // skinny16_start
@@ -66,7 +74,8 @@ inline constexpr CostModel kH200 = {
     32 << 20};  // l2_kept_bytes
 
 // Of integer weights, by layout, from the times of 171 products in one run: of the kernels that
-// were timed the one of least cycles was within 5 % of the fastest, 0.2 % on average.
+// were timed the one of least cycles was within 5 % of the fastest, 0.2 % on average. Stream-K and
+// split-K from another run, of 90 products.
 constexpr CostModel int4_model(const double (&k_tile)[kMatmulConfigCount]) {
   CostModel model = kH200;
   for (int i = 0; i < kMatmulConfigCount; ++i) model.k_tile[i] = k_tile[i];
@@ -76,24 +85,29 @@ constexpr CostModel int4_model(const double (&k_tile)[kMatmulConfigCount]) {
   model.cluster_cta = 150;
   model.cluster_sum = 0.40;
   model.stream_k_exchange = 890;
+  model.stream_k_narrow = 3000;
   model.stream_k_sum = 0.14;
   model.stream_k_peer = 0.065;
+  model.split_k_exchange = 6900;
+  model.split_k_sum = 0.11;
+  model.skinny16_margin = 0.98;
   return model;
 }
 inline constexpr CostModel kH200Gptq =
-    int4_model({0,    0, 0, 0,    1340, 1540, 0, 990,  1540, 0,    1750, 1940,
-                2270, 0, 0, 1490, 0,    0,    0, 2490, 0,    2930, 1470, 980});
+    int4_model({0, 0, 0,    0, 1340, 1540, 0,    990, 1540, 0,    1750, 1940, 2270,
+                0, 0, 1490, 0, 0,    0,    2490, 0,   2930, 1540, 980,  1340});
 inline constexpr CostModel kH200Awq =
-    int4_model({0,    0, 0, 0,    1240, 1370, 0, 980,  1390, 0,    1600, 1860,
-                2270, 0, 0, 1460, 0,    0,    0, 2490, 0,    2970, 1350, 1020});
+    int4_model({0, 0, 0,    0, 1240, 1370, 0,    980, 1390, 0,    1600, 1860, 2270,
+                0, 0, 1460, 0, 0,    0,    2490, 0,   2970, 1370, 1020, 1240});
 inline constexpr CostModel kH200CompressedTensors =
-    int4_model({0,    0, 0, 0,    1430, 1540, 0, 1090, 1490, 0,    1760, 1900,
-                2290, 0, 0, 1480, 0,    0,    0, 2500, 0,    2910, 1590, 1040});
+    int4_model({0, 0, 0,    0, 1430, 1540, 0,    1090, 1490, 0,    1760, 1900, 2290,
+                0, 0, 1480, 0, 0,    0,    2500, 0,    2910, 1590, 1040, 1430});
 
 // Of the gradient, of which the machinery is the codebook kernels'.
 constexpr CostModel grad_model(const double (&k_tile)[kMatmulConfigCount]) {
   CostModel model = kH200;
   for (int i = 0; i < kMatmulConfigCount; ++i) model.k_tile[i] = k_tile[i];
+  model.stream_k_narrow = 0;
   return model;
 }
 inline constexpr CostModel kH200Grad = grad_model(

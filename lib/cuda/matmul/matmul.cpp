@@ -50,13 +50,15 @@ void *lora_workspace(const MatmulProblem &problem) {
 }
 
 void set_lora(const MatmulProblem &problem, MatmulArgs &args) {
-  if (problem.lora.rank > 0) args.lora = lora_term_of(problem, lora_workspace(problem));
+  if (problem.lora.rank > 0)
+    args.lora = lora_term_of(LoraProblem(problem), lora_workspace(problem));
 }
 void set_lora(const Int4MatmulProblem &, Int4MatmulArgs &) {}
 
 cudaError_t multiply_lora(const MatmulTarget &target, const MatmulProblem &problem, int config) {
   if (problem.lora.rank == 0) return cudaSuccess;
-  return launch_lora_product(target, problem, lora_workspace(problem), is_wgmma(config));
+  return launch_lora_product(target, LoraProblem(problem), lora_workspace(problem),
+                             is_wgmma(config));
 }
 cudaError_t multiply_lora(const MatmulTarget &, const Int4MatmulProblem &, int) {
   return cudaSuccess;

@@ -2,6 +2,7 @@
 #include "cuda/matmul_grad/matmul_grad.hpp"
 
 #include "cuda/backend.hpp"
+#include "cuda/lora/lora.hpp"
 #include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/target.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
@@ -15,6 +16,11 @@ namespace {
 
 std::optional<int> forced_config;
 
+// Behind the rest of the workspace.
+void *lora_workspace(const GradProblem &problem) {
+  return static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
+}
+
 MatmulArgs grad_args(const GradProblem &problem) {
   const TransposedWeight &weight = problem.weight;
   MatmulArgs args{};
@@ -26,6 +32,8 @@ MatmulArgs grad_args(const GradProblem &problem) {
   args.y_stride = problem.y_stride;
   args.x_vectors = has_x_vectors(problem);
   args.whole_words = is_multiple(weight.packed, 16) && weight.rows % 32 == 0;
+  if (problem.lora.rank > 0)
+    args.lora = lora_term_of(LoraProblem(problem), lora_workspace(problem));
   return args;
 }
 
@@ -53,6 +61,10 @@ cudaError_t choose(MatmulTarget &target, const GradProblem &problem, MatmulChoic
 
 cudaError_t launch_choice(const MatmulTarget &target, const GradProblem &problem,
                           const MatmulChoice &choice) {
+  if (problem.lora.rank > 0)
+    if (const cudaError_t error = launch_lora_product(
+            target, LoraProblem(problem), lora_workspace(problem), is_wgmma(choice.config)))
+      return error;
   const MatmulArgs args = grad_args(problem);
   if (is_wgmma(choice.config)) return launch_wgmma(target, problem, args, choice);
   if (is_skinny(choice.config)) return launch_grad_skinny(target, problem, args, choice.config);
@@ -77,8 +89,6 @@ nf4_status with_choice(const MatmulProblem &given, nf4_stream stream, const Visi
 }  // namespace
 
 nf4_status matmul_grad(const MatmulProblem &problem, nf4_stream stream) {
-  if (problem.lora.rank > 0)
-    return fail(NF4_STATUS_UNSUPPORTED_DEVICE, "lora is not NULL: no kernel adds it yet");
   return with_choice(problem, stream, launch_choice);
 }
 

@@ -59,4 +59,20 @@ __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// The same; returns whether `mine` is true of any of them.
+__device__ __forceinline__ bool named_barrier_or(int barrier, int threads, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %3, 0;\n"
+      "barrier.red.or.pred p, %1, %2, p;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(static_cast<uint32_t>(mine))
+      : "memory");
+  return any != 0;
+}
+
 }  // namespace nf4::cuda

@@ -151,7 +151,7 @@ struct NestedScales {
     int phase_;  // of the first block in its nested block
   };
 
-  // Both in one nested block.
+  // Both in one nested block, which has two or more.
   struct Pair {
     uint16_t codes;
     float absmax;

@@ -22,6 +22,7 @@ inline GradProblem transposed(const MatmulProblem &problem) {
   grad.y = problem.y;
   grad.y_stride = problem.y_stride;
   grad.workspace = problem.workspace;
+  grad.lora = problem.lora;
   grad.operands = problem.operands;
   return grad;
 }

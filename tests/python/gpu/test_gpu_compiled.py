@@ -54,6 +54,16 @@ def test_dense_like_is_dequantize(dtype):
     assert torch.equal(dense, nf4.dequantize(weight, dtype))
 
 
+@pytest.mark.parametrize("rows", [1, 16, 17, 300])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_grad_is_matmul_grad(dtype, rows):
+    weight, grad_y = weight_of(), x_of(rows, ROWS, dtype=dtype)
+    grad_x = _schemas.graph_linear_grad(grad_y, *numbers_of(weight))
+    assert torch.equal(grad_x, nf4.matmul_grad(grad_y, weight))
+    dense = nf4.dequantize(weight, "fp32").double()
+    assert error(grad_x, grad_y.double() @ dense) <= 2 * max(ALLOWED[dtype], 1e-5)
+
+
 def test_rows_that_need_a_workspace():
     """Hopper's thread blocks share tiles in it."""
     tiles = torch.cuda.get_device_properties(0).multi_processor_count // 2 + 1

@@ -267,7 +267,7 @@ def test_bitsandbytes_dequantizes_the_same_bits(format, nested, dtype, bnb, back
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("rows", [1, 8, 130])
-def test_bitsandbytes_multiplies_as_well(nested, dtype, rows, bnb, backend):
+def test_bitsandbytes_multiplies_as_well(nested, dtype, rows, bnb, backend, dense_gradients):
     packed, state = quantized(bnb, nested=nested, dtype=dtype)
     x, bias = x_of(rows, COLS, dtype=dtype, grad=True), x_of(ROWS, dtype=dtype)
     theirs = bnb.matmul_4bit(x, packed.t(), state, bias=bias)
@@ -283,7 +283,9 @@ def test_bitsandbytes_multiplies_as_well(nested, dtype, rows, bnb, backend):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 130])
-def test_a_layer_of_bitsandbytes_has_its_gradients(nested, dtype, storage, rows, bnb, backend):
+def test_a_layer_of_bitsandbytes_has_its_gradients(
+    nested, dtype, storage, rows, bnb, backend, dense_gradients
+):
     """Its forward and its Function are replaced in eager mode; many rows of fp32 stay as they
     are."""
     layer = bnb.nn.Linear4bit(
@@ -303,6 +305,25 @@ def test_a_layer_of_bitsandbytes_has_its_gradients(nested, dtype, storage, rows,
     assert all(torch.equal(a, b) for a, b in zip(ours[1:], theirs[1:], strict=True))
     with torch.no_grad():
         assert torch.equal(layer(x), ours[0])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("rows", [1, 5, 130, 1024])
+def test_gradients_that_need_no_dense_weight(nested, dtype, rows, bnb, backend, monkeypatch):
+    """Those of layers and of bitsandbytes', where libnf4's own product is used for them."""
+    out, cols = 384, 512
+    packed, state = quantized(bnb, nested=nested, dtype=dtype, shape=(out, cols))
+    dense = bnb.functional.dequantize_4bit(packed, state).double()
+    x, grad_y = x_of(rows, cols, dtype=dtype, grad=True), x_of(rows, out, dtype=dtype)
+    backend.register()
+    monkeypatch.setattr(_kernels, "uses_fused_grad", lambda *_: True)
+    monkeypatch.setattr(_kernels, "new_dense", None)
+    found = [
+        torch.autograd.grad(bnb.matmul_4bit(x, packed.t(), state), x, grad_y)[0] for _ in range(3)
+    ]
+    assert error(found[0], grad_y.double() @ dense) <= 2 * ALLOWED[dtype]
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16])

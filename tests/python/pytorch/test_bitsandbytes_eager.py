@@ -103,7 +103,7 @@ def test_x_of_another_dtype_than_the_layers(x_dtype, dtype, served, calls, dense
 
 
 @pytest.mark.parametrize("shape", [(IN,), (0, IN), (3, 0, IN), (1, IN), (2, 1, 3, IN)])
-def test_x_of_any_shape(shape, served):
+def test_x_of_any_shape(shape, served, dense_gradients):
     made = layer()
     x = torch.randn(shape)
     found, grad_x = [], []
@@ -285,7 +285,7 @@ def test_under_vmap_as_it_was():
     assert off == on
 
 
-def test_compiled_as_before(served):
+def test_compiled_as_before(served, dense_gradients):
     torch._dynamo.reset()
     made, packed_state = layer(), None
     packed_state = packed_of(made)

@@ -218,7 +218,7 @@ def narrowed(state, names, dtype):
 @pytest.mark.parametrize("scales", ["bf16", "fp16"])
 @pytest.mark.parametrize("names", [*SCALES.values(), None], ids=[*SCALES, "flat absmax"])
 @pytest.mark.parametrize("grad", [False, True])
-def test_scales_in_16_bits_are_cast(scales, names, grad, served):
+def test_scales_in_16_bits_are_cast(scales, names, grad, served, dense_gradients):
     packed, state = quantized(nested=names is not None)
     narrow, wide = narrowed(state, names or ("absmax",), DTYPES[scales])
     x, bias = torch.randn(5, 64, requires_grad=grad), torch.randn(24)

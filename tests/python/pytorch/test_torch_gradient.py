@@ -142,25 +142,35 @@ class Gpu:
         return 2
 
 
+WIDE = {"shape": (ROWS, 256)}
+OWN = {"codebook": torch.linspace(-1, 1, 16)}
+
+
 @pytest.mark.parametrize(
-    ("m", "dtype", "hopper", "options", "fused"),
+    ("m", "dtype", "capability", "options", "fused"),
     [
-        (16, "bf16", False, {}, True),
-        (17, "bf16", False, {}, False),
-        (17, "bf16", True, {}, True),
-        (1024, "fp16", True, {}, True),
-        (1025, "fp16", True, {}, False),
-        (17, "fp32", True, {}, False),
-        (16, "fp32", True, {}, True),
-        (17, "bf16", True, {"shape": (ROWS, COLS + 1)}, False),
-        (17, "bf16", True, {"shape": (ROWS + 1, COLS)}, False),
-        (17, "bf16", True, {"blocksize": 32}, False),
-        (17, "bf16", True, {"codebook": torch.linspace(-1, 1, 16)}, False),
-        (17, "fp16", True, {"codebook": torch.linspace(-1, 1, 16)}, True),
+        (16, "bf16", 8, WIDE, False),
+        (16, "bf16", 9, WIDE, True),
+        (16, "fp16", 10, WIDE, True),
+        (17, "bf16", 10, WIDE, False),
+        (16, "bf16", 10, {}, False),
+        (16, "bf16", 9, {}, True),
+        (16, "bf16", 10, WIDE | OWN, False),
+        (16, "bf16", 10, WIDE | {"blocksize": 128}, False),
+        (16, "fp32", 9, WIDE, False),
+        (1024, "fp16", 9, {}, True),
+        (1025, "fp16", 9, {}, False),
+        (17, "bf16", 8, {}, False),
+        (17, "bf16", 9, {"shape": (ROWS, COLS + 1)}, False),
+        (17, "bf16", 9, {"shape": (ROWS + 1, COLS)}, False),
+        (17, "bf16", 9, {"blocksize": 32}, False),
+        (17, "bf16", 9, OWN, False),
+        (17, "fp16", 9, OWN, False),
+        (17, "fp16", 9, OWN | {"shape": (128, COLS)}, True),
     ],
 )
-def test_which_way_a_gpu_takes(m, dtype, hopper, options, fused, monkeypatch):
-    monkeypatch.setattr(_kernels, "_has_wgmma", lambda _: hopper)
+def test_which_way_a_gpu_takes(m, dtype, capability, options, fused, monkeypatch):
+    monkeypatch.setattr(_kernels, "_capability", lambda _: capability)
     given = dict(options)
     weight = nf4.torch.quantize(torch.randn(given.pop("shape", (ROWS, COLS))), **given)
     assert _kernels.uses_fused_grad(Gpu(m, dtype), WeightParts.of(weight)) == fused

@@ -98,16 +98,16 @@ def _has_row_stride(x: Tensor) -> bool:
 # ---- The gradient of x -----------------------------------------------------------------
 
 # Rows of dY up to which libnf4's own dY W is at least as fast as dequantize and torch's product
-# (docs/design): on any GPU; on Hopper, of 16 bits; on a CPU in bf16, without and with AMX, which
+# (docs/design): on Hopper and later GPUs; on Hopper; on a CPU in bf16, without and with AMX, which
 # torch has and libnf4 has not.
-_FUSED_ROWS = 16
+_FUSED_ROWS_SKINNY = 16
 _FUSED_ROWS_HOPPER = 1024
 _FUSED_ROWS_CPU, _FUSED_ROWS_AMX = 256, 16
 
 
 @functools.cache
-def _has_wgmma(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device)[0] == 9
+def _capability(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0]
 
 
 @functools.cache
@@ -127,18 +127,17 @@ def uses_fused_grad(grad_y: Tensor, weight: Parts) -> bool:
     if not grad_y.is_cuda:
         rows = _FUSED_ROWS_AMX if _has_amx() else _FUSED_ROWS_CPU
         return grad_y.dtype != torch.bfloat16 or m <= rows
-    if m <= _FUSED_ROWS:
-        return True
-    in_bf16 = grad_y.dtype == torch.bfloat16
-    return (
-        m <= _FUSED_ROWS_HOPPER
-        and (in_bf16 or grad_y.dtype == torch.float16)
-        and spec.rows % 8 == 0
-        and spec.cols % 64 == 0
-        and spec.blocksize >= 64
-        and not (in_bf16 and weight.codebook is not None)
-        and _has_wgmma(grad_y.device)
-    )
+    in_16_bits = grad_y.dtype in (torch.bfloat16, torch.float16)
+    if m > _FUSED_ROWS_HOPPER or not in_16_bits or spec.rows % 8 != 0:
+        return False
+    own = weight.codebook is not None
+    if m <= _FUSED_ROWS_SKINNY and spec.cols % 256 == 0 and spec.blocksize == 64 and not own:
+        return _capability(grad_y.device) >= 9
+    if own and (grad_y.dtype == torch.bfloat16 or spec.rows % 128 != 0):
+        return False
+    if spec.cols % 64 != 0 or spec.blocksize < 64:
+        return False
+    return _capability(grad_y.device) == 9
 
 
 _kept = threading.local()
@@ -165,12 +164,20 @@ def _dense_beside(grad_y: Tensor, weight: Parts) -> Tensor:
     return new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
 
 
+def fused_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
+    """_fast.linear_grad, for grad_y of any strides: that of a sum is one number, expanded."""
+    grad_x = _fast.linear_grad(grad_y, weight)
+    if grad_x is None and not grad_y.is_contiguous():
+        grad_x = _fast.linear_grad(grad_y.contiguous(), weight)
+    return grad_x
+
+
 def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
     """linear_grad, the fast way; None if nothing was done."""
     if type(grad_y) is not Tensor:
         return None
     if uses_fused_grad(grad_y, weight):
-        return _fast.linear_grad(grad_y, weight)
+        return fused_linear_grad(grad_y, weight)
     dense = new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
     return torch.matmul(grad_y, dense) if _fast.dequantize(dense, weight) else None
 

@@ -609,7 +609,7 @@ extern "C" {
  args->x is dy, and x_stride at least rows; args->y is dx, and y_stride at least cols; bias is
  NULL. With a lora dx = dy W + scale p A, and p = dy B. All else is as in the functions
  above, the roles of rows and cols exchanged: dx is empty if m or cols is 0, and 0 if rows is.
- Weights times their scales may be rounded to the dtype, as dequantize does.
+ Weights times their scales may be rounded to the dtype, as dequantize does; fp32 is of any m.
 
  INVALID_ARGUMENT: as for those, and if bias is not NULL.*/
     pub fn nf4_matmul_grad_workspace_size(
@@ -745,9 +745,9 @@ extern "C" {
     ) -> nf4_status;
     /** As the functions without "int4", for x, y and bias as there; where those name the
  blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
- nf4_int4_reorder_launch saves that. args->lora is NULL. Workspace sizes and the choice of a kernel also depend
- on whether zeros, g_idx and permutation are NULL, and the choice on the alignment of
- scales. On a GPU dtype is not fp32. Differences from exact arithmetic, beside those of
+ nf4_int4_reorder_launch saves that. args->lora is NULL. Workspace sizes and the choice of
+ a kernel also depend on whether zeros, g_idx and permutation are NULL, and the choice on
+ the alignment of scales. On a GPU dtype is not fp32. Differences from exact arithmetic, beside those of
  nf4_matmul_launch:
    rounding    the weights s * (q - z) may be rounded to x's dtype, as dequantize does. In
                fp16 a bf16 scale may first be rounded to fp16: one that fp16 holds as a

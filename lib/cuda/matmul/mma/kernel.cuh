@@ -129,6 +129,7 @@ struct CtaFma {
 // Each thread has 4 x 1 of y, of up to 16 rows of x in fp32; the sum of a K-tile first, whose
 // roundings are smaller.
 struct CtaFmaFp32 {
+  static_assert(kMmaThreads == 16 * kFp32RowsOfX && kMmaTileN == 16 * 4);
   float sums[4] = {};
 
   __device__ __forceinline__ void add(const SmemTile<float> &w, const SmemTile<float> &x) {

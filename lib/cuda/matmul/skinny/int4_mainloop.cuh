@@ -1,32 +1,37 @@
 // A warp's product of a warp tile of an integer weight with its part of x.
 //
-// A code q becomes a number c + q of T by a shift and a logical operation on two codes at a time;
+// A code q becomes a number c + q of T, two codes at a time;
 // the sum of (c + q) x minus (c + z) times the sum of x is the group's sum of (q - z) x.
 #pragma once
 
 #include <type_traits>
 
 #include "cuda/matmul/skinny/int4_layout.cuh"
+#include "cuda/weight/int4_decode.cuh"
 
 namespace nf4::cuda {
 namespace {
 
-// Codes as numbers: bf16 128 + q, its last four bits; fp16 64 + q.
+// Codes as numbers c + q, in bf16 32 + q / 4, in fp16 64 + q. Of four codes of a half of a word two
+// are made where they lie, in bits 0 to 3 and 4 to 7, and two from the word shifted by 8. One of
+// each two is masked with the bits of c; the other, whose mask alone makes a number that is linear
+// in q, takes an FMA more, which is not the ALU's.
 template <class T>
 struct Int4Pairs {
   static constexpr bool kHalf = std::is_same_v<T, __half>;
-  static constexpr int kBit = kHalf ? 4 : 0;  // of q in a number
   static constexpr uint32_t kOne = kHalf ? 0x3c003c00u : 0x3f803f80u;
+  static constexpr float kUnit = kHalf ? 1.0f : 4.0f;  // of sums
 
   // Codes `index` and index + 4 of a word.
   static __device__ __forceinline__ uint32_t at(uint32_t word, int index) {
-    const int shift = index * 4 - kBit;
-    const uint32_t moved = shift < 0 ? word << -shift % 32 : word >> shift % 32;
-    uint32_t numbers;  // moved & mask | magic, in one instruction
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;"
-        : "=r"(numbers)
-        : "r"(moved), "r"(0x000f000fu << kBit), "r"(kHalf ? 0x54005400u : 0x43004300u));
-    return numbers;
+    const uint32_t moved = index < 2 ? word : word >> 8;
+    if constexpr (kHalf) {
+      if (index % 2 != 0) return masked<0x00f000f0u, 0x54005400u>(moved);
+      const uint32_t number = masked<0x000f000fu, 0x64006400u>(moved);  // 1024 + q
+      return fma(number, 0x3c003c00u, 0xe380e380u);                     // - 960
+    }
+    if (index % 2 == 0) return masked<0x000f000fu, 0x42004200u>(moved);
+    return fma(moved & 0x00f000f0u, 0x7f007f00u, 0x42004200u);  // q * 2^-129 * 2^127 + 32
   }
   template <int Index>
   __device__ __forceinline__ uint32_t pair(uint32_t word) const {
@@ -35,11 +40,23 @@ struct Int4Pairs {
 
   // c + z of the zero points in the low and the high half, negative.
   static __device__ __forceinline__ float minus_low(uint32_t zeros) {
-    return __uint_as_float(kHalf ? zeros << 17 | 0xc2800000u : zeros << 16 | 0xc3000000u);
+    return __uint_as_float(kHalf ? zeros << 17 | 0xc2800000u : zeros << 16 | 0xc2000000u);
   }
   static __device__ __forceinline__ float minus_high(uint32_t zeros) {
     return __uint_as_float(kHalf ? (zeros << 1 & 0x1e0000u) | 0xc2800000u
-                                 : (zeros & 0xf0000u) | 0xc3000000u);
+                                 : (zeros & 0xf0000u) | 0xc2000000u);
+  }
+
+ private:
+  // In one instruction; the compiler makes two of the constants.
+  template <uint32_t Mask, uint32_t Magic>
+  static __device__ __forceinline__ uint32_t masked(uint32_t word) {
+    uint32_t numbers;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(numbers) : "r"(word), "r"(Mask), "r"(Magic));
+    return numbers;
+  }
+  static __device__ __forceinline__ uint32_t fma(uint32_t a, uint32_t b, uint32_t c) {
+    return as_bits(__hfma2(as_pair<T>(a), as_pair<T>(b), as_pair<T>(c)));
   }
 };
 
@@ -137,7 +154,8 @@ struct Int4MmaM2 {
     for (int k = 0; k < 4; ++k)
       sums[k] = multiply_rn(
           k < 2 ? found.scale : found.scale8,
-          __fmaf_rn(k < 2 ? offset : offset8, k % 2 ? x_sum.y : x_sum.x, d[0][0][k] + d[1][0][k]));
+          multiply_rn(pairs.kUnit, __fmaf_rn(k < 2 ? offset : offset8, k % 2 ? x_sum.y : x_sum.x,
+                                             d[0][0][k] + d[1][0][k])));
     store_quad_sums(sums, accumulate, partial);
   }
 };
@@ -218,6 +236,10 @@ struct Int4MmaM8 {
         for (int k = 0; k < 4; ++k)
           sums[i][k] = __fmaf_rn(k < 2 ? scale : scale8, d[i][k], sums[i][k]);
     }
+#pragma unroll
+    for (auto &tile_sums : sums)
+#pragma unroll
+      for (float &sum : tile_sums) sum = multiply_rn(pairs.kUnit, sum);
     store_sums(FragmentLane(), sums, accumulate, partial);
   }
 };

@@ -30,7 +30,7 @@ struct StripScales {
     if (row >= weight.rows) row = 0;
     const int64_t index = int64_t{group} * weight.rows + row;
     scales = *reinterpret_cast<const uint4 *>(weight.scales + index);
-    zeros = weight.zeros != nullptr ? weight.zeros[index / 8] : kInt4SymmetricZero * kInt4Ones;
+    zeros = weight.zeros != nullptr ? weight.zeros[index / 8] : kInt4SymmetricZeros;
   }
 };
 
@@ -104,6 +104,12 @@ __global__ void __launch_bounds__(kStripThreads, 1)
     }
     finish_group<T, Layout>(weight, scales, sums, total);
   }
+#pragma unroll
+  for (auto &row_tile : total)
+#pragma unroll
+    for (auto &tile : row_tile)
+#pragma unroll
+      for (float &sum : tile) sum = multiply_rn(Int4Pairs<T>::kUnit, sum);
   reduce_strip<T, Layout::kWarpsN>(args, shared, first_row, n_warp, k_warp, total);
 }
 

@@ -46,7 +46,7 @@ struct WgmmaArgsOf {
 // An adapter: k_tiles more for each tile, of a K-step each.
 struct WgmmaLora {
   TensorMap product_map;  // of scale * x A^T: boxes of a K-step's bytes, half of which are read
-  TensorMap b_map;        // of B: boxes of kLoraTileK ranks
+  TensorMap out_map;      // of B, or in the gradient of A^T: boxes of kLoraTileK ranks
   int k_tiles;
   int k_steps;  // of 16 ranks
 };

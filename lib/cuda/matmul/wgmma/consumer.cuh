@@ -19,6 +19,15 @@ __device__ __forceinline__ int lane_row() {
   return consumer_thread() / 32 * 16 + Layout::lane_row(lane_index());
 }
 
+// Waits for a stage with ranks of an adapter's B; returns the wgmma descriptor of this warpgroup's
+// rows.
+template <class Tile>
+__device__ __forceinline__ uint64_t lora_descriptor(SharedStorage<Tile> shared, int stage,
+                                                    uint32_t phase) {
+  mbarrier_wait_parity(shared.barrier(kWeightFull, stage), phase);
+  return wgmma_descriptor_64(shared.weight(stage) + consumer_thread() / 128 * 64 * kLoraTileK * 2);
+}
+
 template <class Tile>
 class WeightReader {
  public:
@@ -37,12 +46,8 @@ class WeightReader {
     load_words<0>();
   }
 
-  // Waits for the next ranks of an adapter's B; returns the wgmma descriptor of this warpgroup's
-  // rows.
-  __device__ __forceinline__ uint64_t wait_lora() {
-    mbarrier_wait_parity(shared_.barrier(kWeightFull, state_.stage), state_.phase);
-    return wgmma_descriptor_64(shared_.weight(state_.stage) +
-                               consumer_thread() / 128 * 64 * kLoraTileK * 2);
+  __device__ __forceinline__ uint64_t wait_lora() const {
+    return lora_descriptor(shared_, state_.stage, state_.phase);
   }
 
   template <int Step>

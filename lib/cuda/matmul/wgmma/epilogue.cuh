@@ -7,6 +7,7 @@
 #include "cuda/element.cuh"
 #include "cuda/matmul/wgmma/consumer.cuh"
 #include "cuda/matmul/wgmma/reduce.cuh"
+#include "cuda/matmul/wgmma/reduce_split.cuh"
 #include "cuda/matmul/wgmma/scheduler.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
@@ -30,6 +31,8 @@ class Epilogue {
     const WorkTile work = scheduler.work_tile();
     const Limits limits{scheduler.m_end(work), scheduler.n_end(work)};
     if constexpr (Scheduler::kStreamK) {
+      if constexpr (Tile::kSplitK)
+        if (args_.cluster_size > 1) return store_split(work, limits, all);
       const StreamKReduction<Tile> reduction(args_);
       if (!work.is_final_split) return reduction.store_partials(all);
       reduction.reduce_partials(work.first_peer, all);
@@ -88,6 +91,29 @@ class Epilogue {
       store_subtile(work.n + lane_row<Layout>(), limits.n, work.m + (first + column) * 8,
                     count - column * 8, bias, sums);
     }
+  }
+
+  // Each CTA stores its slice of the tile; the last also those of CTAs that have ended.
+  __device__ __forceinline__ void store_split(const WorkTile &work, const Limits &limits,
+                                              const typename Tile::Accumulators &all) {
+    using Reduction = SplitKReduction<Tile>;
+    const int count = static_cast<int>(min(limits.m - work.m, int64_t{Tile::kTileM}));
+    const Reduction reduction(args_, shared_, (count + 7) / 8);
+    uint32_t slices = reduction.exchange(all);
+    const Bias bias(args_.matmul, work.n + lane_row<Layout>(), limits.n);
+#pragma unroll 1
+    for (; slices != 0; slices &= slices - 1) {
+      const int slice = __ffs(static_cast<int>(slices)) - 1, end = reduction.end_column(slice);
+#pragma unroll 1
+      for (int column = reduction.first_column(slice); column < end;
+           column += Reduction::kColumns) {
+        float sums[kSubtileM / 2] = {};
+        reduction.reduce(slice, column, sums);
+        store_subtile(work.n + lane_row<Layout>(), limits.n, work.m + column * 8,
+                      min(count, end * 8) - column * 8, bias, sums);
+      }
+    }
+    reduction.finish();
   }
 
   // y of a warp's 16 rows of the weight, this lane's from `row` on, by kSubtileM rows of x of which

@@ -5,10 +5,13 @@
 #include <cstdint>
 
 #include "core/int4.hpp"
+#include "cuda/arch.cuh"
 #include "cuda/element.cuh"
 #include "cuda/matmul/wgmma/scheduler.cuh"
 #include "cuda/matmul/wgmma/shared.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/pdl.cuh"
 #include "cuda/weight/int4_decode.cuh"
 #include "cuda/weight/int4_scale.cuh"
 
@@ -60,6 +63,14 @@ class Int4GroupCursor {
     }
     return to;
   }
+  // Into L2, which is allowed while the predecessor still writes.
+  __device__ __forceinline__ void prefetch() const {
+    if (weight_.zeros != nullptr) prefetch_l2_sector(zeros_);
+#pragma unroll
+    for (int i = 0; i < (Layout::kScalesByGroup ? 1 : kRows); ++i)
+      prefetch_l2_sector(scales_ + min(i, last_row_) * static_cast<int>(weight_.groups));
+  }
+
   __device__ __forceinline__ void advance() {
     scales_ += Layout::kScalesByGroup ? static_cast<int>(weight_.rows) : 1;
     zeros_ += Layout::kScalesByGroup ? static_cast<int>(weight_.rows) / kInt4PerWord : 1;
@@ -115,6 +126,10 @@ class Int4ScaleLoader {
                  kSteps - 1) /
                     kSteps -
                 work.k_tile * Groups;
+    if (first_) {
+      cursor.prefetch();
+      pdl_wait<Sm90>();
+    }
     Fetched fetched[kAhead][Groups];
     const auto fetch = [&](Fetched(&to)[Groups]) {
 #pragma unroll

@@ -63,8 +63,9 @@ __device__ __forceinline__ void consume(const typename Tile::Args &args, SharedS
     // Both compute the work tile anew, so that it takes no registers in the mainloop.
     mainloop.run(scheduler.work_tile());
     if constexpr (Tile::Kind::kLora)
-      if (const int k_tiles = lora_k_tiles<Tile>(args, scheduler.work_tile()))
-        mainloop.add_lora(k_tiles, args.lora.k_steps, epilogue.unit());
+      if (args.lora.k_tiles > 0)  // else no work tile is computed
+        mainloop.add_lora(lora_k_tiles<Tile>(args, scheduler.work_tile()), args.lora.k_steps,
+                          epilogue.unit());
     epilogue.store(scheduler, mainloop.sums());
   }
 }
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     setmaxnreg_dec<WarpgroupRegisters<Tile>::kProducer>();
     produce<Tile, Scheduler>(args, shared);
     // The two barriers of ClusterReduction::exchange.
-    if (args.cluster_size > 1) {
+    if (!Scheduler::kStreamK && args.cluster_size > 1) {
       cluster_sync_relaxed();
       cluster_sync();
     }

@@ -26,7 +26,7 @@ WgmmaKernel wgmma_kernel() {
             SharedLayout<Tile>::kBytes,
             SharedLayout<Tile>::kXBoxRows,
             {kernel_of<__half, Config>(), kernel_of<__nv_bfloat16, Config>()},
-            {}};
+            {kernel_of<__half, Config>(), kernel_of<__nv_bfloat16, Config>()}};
   }
 }
 

@@ -91,12 +91,12 @@ void split_args(const WgmmaPlan &plan, Args &args) {
   args.big_ctas = args.k_tiles % plan.cluster_size;
 }
 
-// The value of this launch's flags, and of no other launch of the process. Uninitialized memory
-// holds other values.
+// The first value of this launch's flags, which no other launch of the process uses. Uninitialized
+// memory holds other values.
 uint64_t next_signature() {
   constexpr uint64_t kFirst = 0x9e3779b97f4a7c15;
   static std::atomic<uint64_t> next{kFirst};
-  return next.fetch_add(1, std::memory_order_relaxed);
+  return next.fetch_add(MatmulWorkspace::kSignatures, std::memory_order_relaxed);
 }
 
 template <class W, class Args>
@@ -152,17 +152,18 @@ cudaError_t make_x_map(const MatmulProblemOf<W> &problem, int box_rows, TensorMa
 }
 
 cudaError_t lora_args(const Int4MatmulProblem &, int, int, Int4WgmmaArgs &) { return cudaSuccess; }
-cudaError_t lora_args(const GradProblem &, int, int, WgmmaArgs &) { return cudaSuccess; }
-cudaError_t lora_args(const MatmulProblem &problem, int tile_n, int x_box_rows, WgmmaArgs &args) {
+template <class W>
+cudaError_t lora_args(const MatmulProblemOf<W> &problem, int tile_n, int x_box_rows,
+                      WgmmaArgs &args) {
   if (problem.lora.rank == 0) return cudaSuccess;
   args.lora.k_tiles = static_cast<int>(ceil_divide(problem.lora.rank, kLoraTileK));
   args.lora.k_steps = static_cast<int>(ceil_divide(problem.lora.rank, 16));
   void *const workspace =
       static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
   const int64_t stride = lora_stride(problem.lora);
-  const LoraMatrix b = lora_b_for_tma(problem, workspace);
-  const cudaError_t error = make_tensor_map({b.data, problem.weight.rows, b.ranks * 2},
-                                            b.stride * 2, kLoraTileK * 2, tile_n, args.lora.b_map);
+  const LoraMatrix out = lora_out_for_tma(LoraProblem(problem), workspace);
+  const cudaError_t error = make_tensor_map({out.data, out.rows, out.ranks * 2}, out.stride * 2,
+                                            kLoraTileK * 2, tile_n, args.lora.out_map);
   if (error != cudaSuccess) return error;
   return make_tensor_map({workspace, problem.m, stride * 2}, stride * 2, kStepK * 2, x_box_rows,
                          args.lora.product_map);
@@ -189,7 +190,8 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
   const auto &kernels = problem.lora.rank > 0 ? kernel.lora : kernel.kernels;
   return launch(
       {kernels[problem.dtype - NF4_DTYPE_FP16], choice.plan.clusters * choice.plan.cluster_size,
-       kernel.threads, true, target.stream, kernel.smem_bytes, choice.plan.cluster_size},
+       kernel.threads, true, target.stream, kernel.smem_bytes,
+       is_stream_k(choice.config) ? 1 : choice.plan.cluster_size},
       args);
 }
 

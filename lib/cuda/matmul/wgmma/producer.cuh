@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/arch.cuh"
+#include "cuda/matmul/wgmma/reduce_split.cuh"
 #include "cuda/matmul/wgmma/scheduler.cuh"
 #include "cuda/matmul/wgmma/shared.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -72,7 +73,8 @@ __device__ __forceinline__ void load_weight(const typename Tile::Args &args,
         static_assert(SharedLayout<Tile>::kWeightStageBytes == Tile::kTileN * kLoraTileK * 2);
         pdl_wait<Sm90>();
         uint64_t *const full = acquire();
-        tma_load_2d(shared.weight(state.stage), &args.lora.b_map, i * kLoraTileK * 2, work.n, full);
+        tma_load_2d(shared.weight(state.stage), &args.lora.out_map, i * kLoraTileK * 2, work.n,
+                    full);
         state.advance();
       }
     }
@@ -98,13 +100,22 @@ __device__ __forceinline__ void produce(const typename Tile::Args &args,
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (warp == 0 && lane == 0) prefetch_tensor_map(&args.x_map);
   if (warp == 1 && lane == 0) prefetch_weight<Tile, Scheduler>(args);
+  const auto load_scales = [&] {
+    Tile::Kind::template load_scales<Tile, Scheduler>(args, shared,
+                                                      static_cast<int>(threadIdx.x) - 64);
+  };
+  // Int4ScaleLoader has much to compute before it waits.
+  if constexpr (Tile::Kind::kGroups)
+    if (warp >= 2) return load_scales();
   wait_for_inputs<typename Tile::Kind>(args);
   pdl_launch_dependents<Sm90>();
   if (warp == 0 && lane == 0) load_x<Tile, Scheduler>(args, shared);
-  if (warp == 1 && lane == 0) load_weight<Tile, Scheduler>(args, shared);
-  if (warp < 2) return;
-  Tile::Kind::template load_scales<Tile, Scheduler>(args, shared,
-                                                    static_cast<int>(threadIdx.x) - 64);
+  if (warp == 1 && lane == 0) {
+    if constexpr (Scheduler::kStreamK && Tile::kSplitK)
+      if (args.cluster_size > 1) SplitKReduction<Tile>::announce(args);
+    load_weight<Tile, Scheduler>(args, shared);
+  }
+  if (warp >= 2) load_scales();
 }
 
 }  // namespace

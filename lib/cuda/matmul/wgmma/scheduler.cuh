@@ -140,6 +140,7 @@ class StreamKScheduler {
   }
 
   __device__ __forceinline__ int shared_count() const {
+    if (args_.stream_k_tiles == 0) return 0;  // split-K
     return last_shared() - begin(cta()) / args_.k_tiles + 1;
   }
   __device__ __forceinline__ int last_shared() const {

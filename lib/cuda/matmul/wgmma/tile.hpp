@@ -28,6 +28,7 @@ struct CtaTile {
   static constexpr int kConsumers = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumers;
   static constexpr ScaleOn kScaleOn = Kind::scale_on(kConfig.scale_on);
+  static constexpr bool kSplitK = Kind::kSplitK && has_split_k(Config);
   using Layout = typename Kind::template Layout<kTileN>;
   using Accumulators = float[kTileM / 2];  // of a thread
   // TMA boxes of x: a box has 256 rows at most.

@@ -48,6 +48,10 @@ class TransposedReader {
     state_.advance();
   }
 
+  __device__ __forceinline__ uint64_t wait_lora() const {
+    return lora_descriptor(shared_, state_.stage, state_.phase);
+  }
+
   template <int Step>
   __device__ __forceinline__ Scales scales() const {
     return {Step};
@@ -88,7 +92,8 @@ class TransposedReader {
   float2 floats_[8];
 };
 
-struct TransposedKind : CodebookKind<false> {
+struct TransposedKind : CodebookKind<true> {
+  static constexpr bool kSplitK = false;
   template <int TileN>
   using Layout = TransposedLayout<TileN>;
   template <class Tile>

@@ -191,8 +191,23 @@ class TransposedScaleLoader {
       }
   }
 
+  // K-tiles of an adapter, which have none.
+  __device__ __forceinline__ void pass(int k_tiles) {
+    for (; k_tiles > 0; --k_tiles) {
+      mbarrier_wait_parity(shared_.barrier(kWeightEmpty, state_.stage), state_.phase ^ 1);
+      commit();
+    }
+  }
+
  private:
   static_assert(Tile::kTileN == 128);
+
+  __device__ __forceinline__ void commit() {
+    mbarrier_arrive_warp(shared_.barrier(kWeightFull, state_.stage));
+    if (first_) mbarrier_arrive_warp(shared_.first_scales());
+    first_ = false;
+    state_.advance();
+  }
 
   // 0 past the last column, where dY is 0.
   template <class Pair, int Columns>
@@ -212,10 +227,7 @@ class TransposedScaleLoader {
       if constexpr (kHasFp16Scales<Tile>) to.store_fp16(column, scales);
     }
     if constexpr (kHasFp16Scales<Tile>) to.store_right(thread_ / 32, __all_sync(0xffffffff, right));
-    mbarrier_arrive_warp(shared_.barrier(kWeightFull, state_.stage));
-    if (first_) mbarrier_arrive_warp(shared_.first_scales());
-    first_ = false;
-    state_.advance();
+    commit();
   }
 
   const WeightView &weight_;
@@ -233,11 +245,15 @@ __device__ __forceinline__ void load_transposed_scales(const typename Tile::Args
   TransposedScaleLoader<Scales, Tile> loader(args, shared, thread);
   if (args.scale_vectors)
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
-      loader.template load<PairedScales<Scales>>(scheduler.work_tile());
+      const WorkTile work = scheduler.work_tile();
+      loader.template load<PairedScales<Scales>>(work);
+      loader.pass(lora_k_tiles<Tile>(args, work));
     });
   else
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
-      loader.template load<SeparateScales<Scales>>(scheduler.work_tile());
+      const WorkTile work = scheduler.work_tile();
+      loader.template load<SeparateScales<Scales>>(work);
+      loader.pass(lora_k_tiles<Tile>(args, work));
     });
 }
 

@@ -85,9 +85,10 @@ def _fused_grad(grad_y: Tensor, weight: tuple[Any, ...]) -> Tensor | None:
     """grad_y W without a dense weight; None where that is slower, or nothing was done."""
     if torch.is_grad_enabled() or not _private.is_idle():
         return None
-    if not _kernels.uses_fused_grad(grad_y, WeightParts(*weight)):
+    parts = WeightParts(*weight)
+    if not _kernels.uses_fused_grad(grad_y, parts):
         return None
-    return _fast.linear_grad(grad_y, weight)
+    return _kernels.fused_linear_grad(grad_y, parts)
 
 
 class MatMul4Bit(torch.autograd.Function):

@@ -66,7 +66,8 @@ def product(
 
 def _backward(grad: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tuple[Tensor, ...]:
     """q = dY B and, if it is asked for, dX; of dY in two dimensions."""
-    if of_x and _kernels.uses_fused_grad(grad, weight):
+    # On a GPU, libnf4's dX has no adapter.
+    if of_x and not grad.is_cuda and _kernels.uses_fused_grad(grad, weight):
         made = _fast.linear_grad(grad, weight, *adapter)
         if made is not None:
             return made

@@ -1,0 +1,178 @@
+// The reduction of split-K in the stream-K kernels, whose CTAs need not be clusters: those that
+// share a tile are neighbours in the grid, exchange sums through L2, and each reduces a slice of
+// the tile, in a fixed order.
+//
+// That takes CTAs that run at the same time. CTAs start in order, so once the last of a tile's runs
+// all do: it says so, and a CTA that has heard of it when its sums are made takes its slice. The
+// others leave theirs to the last CTA and end, so that none waits for one that may not have
+// started.
+#pragma once
+
+#include <cstdint>
+#include <cuda/atomic>
+
+#include "cuda/matmul/wgmma/consumer.cuh"
+#include "cuda/matmul/wgmma/scheduler.cuh"
+#include "cuda/matmul/wgmma/shared.cuh"
+#include "cuda/matmul/workspace.hpp"
+#include "cuda/ptx/mbarrier.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// Slices are whole columns of 8 rows of x, of which the tile has `columns`.
+template <class Tile>
+class SplitKReduction {
+  static constexpr int kTileColumns = Tile::kTileM / 8;
+
+ public:
+  // Columns that are reduced at once.
+  static constexpr int kColumns = kTileColumns >= 16 ? 4 : kTileColumns >= 8 ? 2 : 1;
+
+  __device__ __forceinline__ SplitKReduction(const typename Tile::Args &args,
+                                             SharedStorage<Tile> shared, int columns)
+      : args_(args),
+        own_(reinterpret_cast<float4 *>(shared.base) + consumer_thread()),
+        first_cta_(cluster_index(args) * args.cluster_size),
+        rank_(static_cast<int>(blockIdx.x) - first_cta_),
+        columns_(columns),
+        slice_columns_((columns + args.cluster_size - 1) / args.cluster_size) {}
+
+  // By a thread of the producers, once it may write to the workspace: here and elsewhere in this
+  // file, a condition on one thread of the consumers would make the compiler take its warp for
+  // diverged in the mainloop too (10 % slower).
+  static __device__ __forceinline__ void announce(const typename Tile::Args &args) {
+    const int cta = static_cast<int>(blockIdx.x);
+    if ((cta + 1) % args.cluster_size == 0)
+      Flag(args.flags[cta * MatmulWorkspace::kFlags])
+          .store(args.signature + kRuns, ::cuda::memory_order_relaxed);
+  }
+
+  // Stores the sums; returns the slices to reduce, a bit each, once those of all CTAs are there.
+  // The mainloop's shared memory is overwritten.
+  __device__ __forceinline__ uint32_t exchange(const typename Tile::Accumulators &sums) const {
+    const bool takes = this->takes();
+    const int own = takes ? rank_ * slice_columns_ : columns_;
+#pragma unroll
+    for (int i = 0; i < kTileColumns; ++i) {
+      const float4 sum{sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
+      if (i >= own && i < own + slice_columns_)
+        own_[(i - own) * Tile::kConsumers] = sum;
+      else if (i < columns_)
+        __stcg(partials(rank_, i), sum);
+    }
+    // In this order: a fence covers what its own thread has seen, which is the stores of all lanes
+    // after __syncwarp.
+    __syncwarp();
+    __threadfence();
+    store_flag(takes ? kTakes : kStored);
+    if (!takes) return 0;
+    const uint32_t left = __ballot_sync(kAllLanes, wait_for(kStored) == kStored);
+    if (is_last()) return left | 1u << rank_;
+    store_flag(kRead);
+    return 1u << rank_;
+  }
+
+  __device__ __forceinline__ int first_column(int slice) const { return slice * slice_columns_; }
+  __device__ __forceinline__ int end_column(int slice) const {
+    return min(columns_, (slice + 1) * slice_columns_);
+  }
+
+  // Sums of kColumns columns of the slice from `column` on, in the order of the CTAs.
+  __device__ __forceinline__ void reduce(int slice, int column, float *sums) const {
+    constexpr int kTogether = Tile::kWarpgroups > 2 || kColumns == 4 ? 4 : 8;  // as registers allow
+#pragma unroll 1
+    for (int first = 0; first < args_.cluster_size; first += kTogether) {
+      float4 all[kTogether][kColumns];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j)
+          all[i][j] = first + i < args_.cluster_size && column + j < end_column(slice)
+                          ? load(first + i, slice, column + j)
+                          : float4{};
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          sums[4 * j] += all[i][j].x;
+          sums[4 * j + 1] += all[i][j].y;
+          sums[4 * j + 2] += all[i][j].z;
+          sums[4 * j + 3] += all[i][j].w;
+        }
+    }
+  }
+
+  // The last CTA clears the flags for the next launch with these arguments, when all have read
+  // them.
+  __device__ __forceinline__ void finish() const {
+    if (!is_last()) return;
+    wait_for(kRead);
+    __syncwarp();
+    if (lane_index() < args_.cluster_size)
+      flag(lane_index(), consumer_thread() / 32).store(0, ::cuda::memory_order_relaxed);
+  }
+
+ private:
+  // What a warp's flag adds to the signature: its sums are stored, and its slice is the last CTA's;
+  // or its own; and it has read the others' flags. Before, of the last CTA's first warp: it runs.
+  enum State : uint32_t { kStored, kTakes, kRead, kRuns, kStates };
+  static_assert(kStates <= MatmulWorkspace::kSignatures);
+  static_assert(Tile::kConsumers / 32 <= MatmulWorkspace::kFlags, "each warp has a flag");
+  static_assert((kTileColumns + 1) / 2 * Tile::kConsumers * 16 <= SharedLayout<Tile>::kSubtiles);
+  static constexpr uint32_t kAllLanes = 0xffffffff;
+  static constexpr int kBarrier = 1;  // named, of the consumers
+  using Flag = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>;
+
+  __device__ __forceinline__ bool is_last() const { return rank_ == args_.cluster_size - 1; }
+  __device__ __forceinline__ Flag flag(int rank, int warp) const {
+    return Flag(args_.flags[(first_cta_ + rank) * MatmulWorkspace::kFlags + warp]);
+  }
+  __device__ __forceinline__ void store_flag(State state) const {
+    if (lane_index() == 0)
+      flag(rank_, consumer_thread() / 32)
+          .store(args_.signature + state, ::cuda::memory_order_relaxed);
+  }
+  // Of 8 columns of a CTA's sums, this thread's.
+  __device__ __forceinline__ float4 *partials(int rank, int column) const {
+    return args_.partials + ((first_cta_ + rank) * kTileColumns + column) * Tile::kConsumers +
+           consumer_thread();
+  }
+  __device__ __forceinline__ float4 load(int rank, int slice, int column) const {
+    return rank == rank_ && slice == rank_ ? own_[(column - first_column(slice)) * Tile::kConsumers]
+                                           : __ldcg(partials(rank, column));
+  }
+
+  // The same for all consumers, which have all left the mainloop then.
+  __device__ __forceinline__ bool takes() const {
+    const uint64_t last =
+        flag(args_.cluster_size - 1, 0).load(::cuda::memory_order_relaxed) - args_.signature;
+    return __any_sync(kAllLanes,
+                      named_barrier_or(kBarrier, Tile::kConsumers, is_last() || last < kStates));
+  }
+
+  // Each lane waits for a CTA: until its flag is at least `state`, or says that it has left.
+  // Returns the flag.
+  __device__ __forceinline__ uint32_t wait_for(State state) const {
+    const int rank = min(lane_index(), args_.cluster_size - 1);
+    uint64_t found;
+    // The last is awaited by others alone, which do not leave.
+    const auto waits = [&] {
+      found =
+          flag(rank, consumer_thread() / 32).load(::cuda::memory_order_acquire) - args_.signature;
+      return found >= kRuns || (found == kTakes && state == kRead && rank != rank_);
+    };
+    while (__any_sync(kAllLanes, waits())) continue;
+    return static_cast<uint32_t>(found);
+  }
+
+  const typename Tile::Args &args_;
+  float4 *const own_;
+  const int first_cta_;
+  const int rank_;
+  const int columns_;
+  const int slice_columns_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda
