@@ -20,7 +20,6 @@ using namespace nf4::test;
 
 namespace {
 
-constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
 constexpr MatmulShape gradient(int64_t rows, int64_t cols, int64_t m) {
   return {rows, cols, m, true};
 }

@@ -15,7 +15,6 @@ using namespace nf4::test;
 
 namespace {
 
-constexpr nf4_dtype kDtypes16[] = {NF4_DTYPE_FP16, NF4_DTYPE_BF16};
 constexpr ConfigRange kSkinny{cuda::kSkinny8, cuda::kSkinny16 + 1};
 
 bool has_skinny() {
