@@ -1,15 +1,26 @@
-"""Text from a LLaMA-shaped model in 4 bits, on the GPU if there is one: every linear layer is an
-NF4Linear, and what it generates is what the same weights generate when they are dense.
+"""Text from a LLaMA-shaped model in 4 bits, in every form that serves it, and tokens a second
+beside the same weights dense:
 
-The weights are random, made here. On a GPU the model is large enough to be worth a look at the
-clock.
+    quantize_model   a dense model, quantized in place: NF4Linear
+    bitsandbytes     saved, and loaded by from_pretrained as Linear4bit, on bitsandbytes' kernels
+    drop-in          the same with libnf4 registered behind bitsandbytes
+    convert          the same bytes in NF4Linear
 
-python examples/python/generate.py
+The weights are random, made here. On a GPU the layers are LLaMA-7B's, and the decode steps are
+compiled with a static cache, which captures them in CUDA graphs: q, k and v are multiplied together
+then, and so are gate and up. The forms of bitsandbytes need bitsandbytes and accelerate.
+
+python examples/python/generate.py [--layers 8] [--tokens 64] [--forms dense,convert]
 """
 
+import argparse
 import copy
+import gc
+import importlib.util
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 
 import nf4
 
@@ -20,13 +31,25 @@ except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
 import nf4.torch
+from nf4.torch import bitsandbytes as drop_in
 
-TOKENS = 32
+FORMS = ("dense", "quantize_model", "bitsandbytes", "drop-in", "convert")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+# Of logits, beside the dense model's: bitsandbytes computes in bf16 on some CPUs, too.
+MOST_ERROR = 2e-2
 
 
-def config_for(device: str) -> transformers.LlamaConfig:
-    sizes = (2048, 5632, 8) if device == "cuda" else (128, 352, 2)
-    hidden, intermediate, layers = sizes
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Tokens a second of a 4-bit model, form by form.")
+    parser.add_argument("--layers", type=int, default=8 if DEVICE == "cuda" else 2)
+    parser.add_argument("--tokens", type=int, default=64 if DEVICE == "cuda" else 8)
+    parser.add_argument("--forms", default=",".join(FORMS))
+    return parser.parse_args()
+
+
+def config_for(layers: int) -> transformers.LlamaConfig:
+    hidden, intermediate = (4096, 11008) if DEVICE == "cuda" else (128, 384)
     return transformers.LlamaConfig(
         vocab_size=1000,
         hidden_size=hidden,
@@ -38,46 +61,86 @@ def config_for(device: str) -> transformers.LlamaConfig:
     )
 
 
-def quantize(model: transformers.PreTrainedModel) -> int:
-    """Swaps the linear layers for NF4Linear, all but the head. Returns their bytes."""
+def quantized(layers: int) -> transformers.PreTrainedModel:
+    """All linear layers but the head are NF4Linear."""
+    with torch.device(DEVICE):
+        model = transformers.LlamaForCausalLM(config_for(layers)).to(DTYPE).eval()
     names = nf4.torch.quantize_model(model)
-    return sum(model.get_submodule(name).quantized.nbytes for name in names)
+    size = sum(model.get_submodule(name).quantized.nbytes for name in names)
+    print(f"{layers} layers on {DEVICE}, {size / 1e6:.1f} MB in {len(names)} linear layers")
+    return model
 
 
-def dequantized(model: torch.nn.Module) -> torch.nn.Module:
+def dense_of(model: torch.nn.Module) -> torch.nn.Module:
     """A copy whose linear layers are dense, with the same numbers."""
     model = copy.deepcopy(model)
     nf4.torch.to_dense(model)
     return model
 
 
-def generated(model: torch.nn.Module, prompt: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Tokens, and the milliseconds that each took."""
-    options = {"do_sample": False, "pad_token_id": 0}
-    model.generate(prompt, max_new_tokens=2, **options)
+def reloaded(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """By bitsandbytes: the checkpoint has its format."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=DTYPE, device_map={"": DEVICE}
+        ).eval()
+
+
+def each_form(layers: int) -> Iterator[tuple[str, torch.nn.Module]]:
+    model = quantized(layers)
+    yield "dense", dense_of(model)
+    yield "quantize_model", model
+    needed = ("bitsandbytes", "accelerate")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"bitsandbytes' forms are left out: no {' nor '.join(missing)}")
+        return
+    import bitsandbytes  # noqa: F401  registers libnf4, where pip installed it
+
+    drop_in.unregister()
+    yield "bitsandbytes", reloaded(model)
+    drop_in.register()
+    model = reloaded(model)
+    yield "drop-in", model
+    nf4.torch.convert(model)
+    yield "convert", model
+
+
+def generated(model: torch.nn.Module, prompt: torch.Tensor, tokens: int) -> tuple[list[int], float]:
+    """Tokens, and how many a second once everything is compiled."""
+    options = {"do_sample": False, "pad_token_id": 0, "cache_implementation": "static"}
+    # transformers compiles no model that bitsandbytes quantized; libnf4 has no such limit, and on
+    # bitsandbytes' own kernels it works, too.
+    model.hf_quantizer = None
+    torch.compiler.reset()
+    model.__dict__.pop("_compiled_call", None)
+    for _ in range(2):  # the second captures
+        model.generate(prompt, max_new_tokens=tokens, **options)
     began = time.perf_counter()
-    tokens = model.generate(prompt, max_new_tokens=TOKENS, **options).cpu()
-    return tokens, (time.perf_counter() - began) * 1e3 / TOKENS
+    found = model.generate(prompt, max_new_tokens=tokens, **options)[0, prompt.shape[1] :].tolist()
+    return found, tokens / (time.perf_counter() - began)
 
 
 def main() -> None:
     torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = transformers.LlamaForCausalLM(config_for(device)).to(device, dtype).eval()
-    size = quantize(model)
-    dense = dequantized(model)
-    prompt = torch.arange(1, 9, device=device)[None]
-    with torch.no_grad():
-        found, expected = model(prompt).logits.double(), dense(prompt).logits.double()
-    difference = ((found - expected).norm() / expected.norm()).item()
-    tokens, milliseconds = generated(model, prompt)
-    _, dense_milliseconds = generated(dense, prompt)
-    print(f"{size / 1e6:.1f} MB of layers on {device}, logits off by {difference:.1e}")
-    print(f"{milliseconds:.1f} ms a token, dense {dense_milliseconds:.1f} ms")
-    print("tokens:", *tokens[0, 8:].tolist())
-    assert tokens.shape == (1, 8 + TOKENS)
-    assert difference < (2e-2 if dtype == torch.bfloat16 else 1e-5)
+    given = arguments()
+    prompt = torch.arange(1, 9, device=DEVICE)[None]
+    expected, dense_speed = None, None
+    for form, model in each_form(given.layers):
+        with torch.no_grad():
+            logits = model(prompt).logits.double()
+        expected = logits if expected is None else expected
+        difference = ((logits - expected).norm() / expected.norm()).item()
+        assert difference <= MOST_ERROR, f"{form}: logits off by {difference:.1e}"
+        if form in given.forms.split(","):
+            tokens, speed = generated(model, prompt, given.tokens)
+            dense_speed = speed if form == "dense" else dense_speed
+            beside = f"{speed / dense_speed:.2f} of dense, " if dense_speed else ""
+            print(f"{form}: {speed:.0f} tokens/s, {beside}logits off by {difference:.1e}")
+            print("    ", *tokens[:16], flush=True)
+        del model
+        gc.collect()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 #include <set>
 
 #include "cuda/dequant/kernels.hpp"
+#include "cuda/lora/kernels.hpp"
 #include "cuda/matmul/kernels.hpp"
+#include "cuda/matmul_grad/kernels.hpp"
 #include "cuda/quantize/kernels.hpp"
 #include "cuda/runtime/families.hpp"
 #include "support/catch.hpp"
@@ -55,11 +57,16 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     INFO("family " << family.name);
     check_kernels(cuda::kernels_of<cuda::DequantKernels>(family), 0, seen);
     check_kernels(cuda::kernels_of<cuda::QuantizeKernels>(family), 0, seen);
-    // mma kernels take one weight a launch; without tensor cores there are no skinny ones.
+    // mma kernels take one weight a launch, and have none of their own for adapters; without tensor
+    // cores there are no skinny ones.
     constexpr size_t kKinds = 3 * 2;
-    const size_t skinny = 2 * kKinds * (cuda::kFamilyConfigCount - 1);
+    const size_t skinny = 3 * kKinds * (cuda::kFamilyConfigCount - 1);
     check_kernels(cuda::kernels_of<cuda::MatmulKernels>(family),
-                  kKinds + (family.tensor_cores ? 0 : skinny), seen);
+                  2 * kKinds + (family.tensor_cores ? 0 : skinny), seen);
+    check_kernels(cuda::kernels_of<cuda::GradKernels>(family), family.tensor_maps ? 0 : 2 * 2 * 2,
+                  seen);
+    check_kernels(cuda::kernels_of<cuda::LoraKernels>(family),
+                  family.tensor_cores ? 0 : 2 * 2 * 2 * 2 * 2, seen);
     // Integer weights with g_idx have no skinny kernels; those of AWQ copy with TMA, and there is
     // no skinny_2.
     constexpr size_t kDtypes = 2, kInt4Kinds = kDtypes * 3 * 2,

@@ -204,3 +204,19 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     elif not _fast.registered:
         pytest.skip("the extension module _nf4_fast is not built")
     return request.param
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many products each call for all siblings had."""
+    from nf4.torch import _operators_batch
+
+    counted: list[int] = []
+    batch = _operators_batch.linear_batch
+
+    def counting(x: object, biases: object, weights: list[Any]) -> object:
+        counted.append(len(weights))
+        return batch(x, biases, weights)
+
+    monkeypatch.setattr(_operators_batch, "linear_batch", counting)
+    return counted

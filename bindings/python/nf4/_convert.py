@@ -65,7 +65,12 @@ def shape(value: Any) -> tuple[int, ...]:
 def format_code(value: Any) -> int:
     """The nf4_format of "nf4" or "fp4"."""
     if not isinstance(value, str) or value not in FORMATS:
-        raise InvalidArgument(f'format is {shown(value)}; expected "nf4" or "fp4"')
+        hint = (
+            "; nf4.quantize_int4 makes integers"
+            if isinstance(value, str) and value == "int4"
+            else ""
+        )
+        raise InvalidArgument(f'format is {shown(value)}; expected "nf4" or "fp4"{hint}')
     return FORMATS[value]
 
 

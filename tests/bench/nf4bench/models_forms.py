@@ -89,16 +89,20 @@ def names(present: Mapping[str, Peer]) -> list[str]:
 
 @contextmanager
 def kernels_of(form: str) -> Iterator[None]:
-    """Puts libnf4's behind bitsandbytes' layers for the drop-in, which are the same layers."""
-    if form != DROP_IN:
+    """Puts libnf4's behind bitsandbytes' layers for the drop-in, which are the same layers, and
+    gives PEFT its own functions back for a peer."""
+    if form == "libnf4":
         yield
         return
-    backend = importlib.import_module("nf4.torch.bitsandbytes")
-    backend.register()
+    backend = importlib.import_module(f"nf4.torch.{'bitsandbytes' if form == DROP_IN else 'peft'}")
+    before, after = backend.register, backend.unregister
+    if form != DROP_IN:
+        before, after = after, before
+    before()
     try:
         yield
     finally:
-        backend.unregister()
+        after()
 
 
 def of(weight: Tensor, present: Mapping[str, Peer]) -> dict[str, nn.Module]:

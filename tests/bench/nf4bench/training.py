@@ -74,6 +74,8 @@ def _checked(bench: Bench, group: Group, steps: Steps) -> dict[str, float]:
 def _timed(bench: Bench, form: str, step: Step) -> tuple[float, float]:
     """Microseconds of the GPU's stream, and of the host until all is enqueued."""
     with models_forms.kernels_of(form):
+        step()  # Python is slow at functions that were just replaced
+        bench.gpu.synchronize()
         began = time.perf_counter()
         host = []
 

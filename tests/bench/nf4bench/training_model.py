@@ -56,10 +56,9 @@ def _filled(model: nn.Module, layers: list[Linears], shared: tuple[Tensor, Tenso
 
 
 def adapted(
-    form: str, size: Size, layers: list[Linears], shared: tuple[Tensor, Tensor], seed: int = 0
+    form: str, size: Size, layers: list[Linears], shared: tuple[Tensor, Tensor]
 ) -> nn.Module:
-    """A model of PEFT's, with the same adapters for every form. None is zero, so that no gradient
-    is."""
+    """A model of PEFT's."""
     import peft
     import transformers
 
@@ -71,11 +70,7 @@ def adapted(
     config = peft.LoraConfig(
         r=RANK, lora_alpha=ALPHA, target_modules=names, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
-    made = peft.get_peft_model(model, config)
-    torch.manual_seed(seed)
-    for parameter in trained(made):
-        nn.init.normal_(parameter, std=0.5 * parameter.shape[1] ** -0.5)
-    return made.train()
+    return peft.get_peft_model(model, config).train()
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -89,9 +84,19 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
+def begin(model: nn.Module, dtype: torch.dtype, seed: int = 0) -> None:
+    """The same adapters for every form, whatever it has been trained to. None is zero, so that no
+    gradient is."""
+    cast(model, torch.float32)
+    torch.manual_seed(seed)
+    for parameter in trained(model):
+        nn.init.normal_(parameter, std=0.5 * parameter.shape[1] ** -0.5)
+    cast(model, dtype)
+
+
 def set_up(model: nn.Module, group: Group) -> None:
-    """Casts the adapters, and switches checkpointing on or off."""
-    cast(model, DTYPES[group.adapters])
+    """Begins with new adapters, and switches checkpointing on or off."""
+    begin(model, DTYPES[group.adapters])
     if group.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()

@@ -1,6 +1,6 @@
 """What the layers of a QLoRA step multiply, one product at a time: the gradient of x, and both
-passes with an adapter. Each is checked against float64, then timed in turns with what it replaces;
-weights rotate as those of matmul do.
+passes with an adapter. libnf4's y and dX are checked against float64, then timed in turns with what
+they replace; weights rotate as those of matmul do.
 
     gradient           dX = dY W: libnf4's, dequantize + cuBLAS, bitsandbytes' dequantize + cuBLAS,
                        and cuBLAS on the dense weight
@@ -104,8 +104,9 @@ def _adapted_backward(each: Operands, bitsandbytes: Any) -> Calls:
         return made
 
     def as_peft(stream: int) -> Tensor:
-        q = torch.mm(each.grad_y * each.scale, each.b)
-        torch.mm(q.t(), each.x), torch.mm(each.grad_y.t() * each.scale, p)
+        scaled = each.grad_y * each.scale
+        q = torch.mm(scaled, each.b)
+        torch.mm(q.t(), each.x), torch.mm(scaled.t(), p)
         return torch.mm(each.grad_y, each.weight.dequantize(stream)) + torch.mm(q, each.a)
 
     dense = _gradient(each, None)["dense"]

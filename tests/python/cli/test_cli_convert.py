@@ -15,6 +15,7 @@ REPORT = {
     "destination": str,
     "weights": int,
     "dense_tensors": int,
+    "already_4bit": int,
     "elements": int,
     "bytes_in": int,
     "bytes_out": int,
@@ -58,6 +59,8 @@ def test_report_in_words(tmp_path, capsys):
     assert "\ncopied 4 dense tensors\nleft dense: " in stdout
     assert "\nlayers chosen by tensor names: config.json does not name one" in stdout
     assert stdout.endswith(f"wrote {tmp_path}/q/\n")
+    assert main(["quantize", str(tmp_path / "q"), str(tmp_path / "again")]) == 0
+    assert "\ncopied 2 weights that are 4-bit already\n" in capsys.readouterr().out
 
 
 def test_configuration_and_side_files(tmp_path, capsys):

@@ -98,6 +98,12 @@ def test_inspect_with_a_dense_file_that_does_not_fit(quantized, tmp_path, capsys
     assert "its shape [32, 24] is not [24, 32]" in capsys.readouterr().err
 
 
+def test_inspect_names_checkpoints_that_are_swapped(model, quantized, capsys):
+    assert main(["inspect", str(model), "--dense", str(quantized)]) == 3
+    stderr = capsys.readouterr().err
+    assert "no 4-bit weight to compare; --dense is for the dense checkpoint" in stderr
+
+
 def test_inspect_compares_with_floats_alone(quantized, tmp_path, capsys):
     tensors = helpers.dense_tensors()
     tensors["model.layers.0.proj.weight"] = np.ones((24, 32), np.float64)

@@ -40,6 +40,10 @@ QUANTIZE = {
     "out is None; expected a QuantizedTensor for a raw address": (4096, {}),
     "out is None; expected a QuantizedTensor for device memory": (CudaArray(64, "fp32", 3), {}),
     'format is \'nf5\'; expected "nf4" or "fp4"': (SOURCE, {"format": "nf5"}),
+    'format is \'int4\'; expected "nf4" or "fp4"; nf4.quantize_int4 makes integers': (
+        SOURCE,
+        {"format": "int4"},
+    ),
     "blocksize is 48; expected a power of two from 32 to 4096": (SOURCE, {"blocksize": 48}),
     "blocksize is 0;": (SOURCE, {"blocksize": 0}),
     "blocksize is -64;": (SOURCE, {"blocksize": -64}),

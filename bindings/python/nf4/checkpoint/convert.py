@@ -94,6 +94,7 @@ def quantize_checkpoint(
         config = _quantized_config(checkpoint, found, quantized, rules, options)
         result = write_checkpoint(checkpoint, steps, config, target, progress)
         result.chosen_by = chosen_by
+        result.already = len(found.weights)
         matrices = (name for name, info in found.dense.items() if is_matrix(info))
         result.left_dense = dict(Counter(reason for name in matrices if (reason := reasons[name])))
         return result

@@ -41,6 +41,7 @@ class Result:
     left_out             files beside the weights that were not copied
     warnings             what failed after the output was in place, and what may not load it
     chosen_by            what decided which layers become 4-bit (quantize only)
+    already              weights that were 4-bit, and are copied (quantize only)
     left_dense           why matrices were left dense: reason -> how many (quantize only)
     """
 
@@ -58,6 +59,7 @@ class Result:
     left_out: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
     chosen_by: str = ""
+    already: int = 0
     left_dense: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def count(self, step: Step, elements: int, kernel_bytes: int, started: float) -> None:

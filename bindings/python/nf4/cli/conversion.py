@@ -57,6 +57,7 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
         **settings,
         "weights": result.weights,
         "dense_tensors": result.dense,
+        "already_4bit": result.already,
         "elements": result.elements,
         "bytes_in": result.bytes_in,
         "bytes_out": result.bytes_out,
@@ -87,6 +88,8 @@ def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
             f"{size_text(result.weight_bytes_in)} -> {size_text(result.weight_bytes_out)}",
             f"copied {result.dense} dense tensors",
         ]
+    if result.already:
+        lines.append(f"copied {result.already} weights that are 4-bit already")
     for reason, count in result.left_dense.items():
         lines.append(f"left dense: {count} {'matrix' if count == 1 else 'matrices'} ({reason})")
     if result.chosen_by:

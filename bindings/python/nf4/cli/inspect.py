@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nf4.checkpoint.audit import ErrorStatistics, error_statistics, relative
+from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.source import Checkpoint
@@ -115,6 +116,9 @@ def inspect_checkpoint(
         errors: dict[str, ErrorStatistics] = {}
         if dense_path is not None:
             dense = stack.enter_context(Checkpoint(dense_path))
+            if not found.weights:
+                why = "it has no 4-bit weight to compare; --dense is for the dense checkpoint"
+                raise FormatError(path, why)
             total = sum(weight.nbytes for weight in found.weights.values())
             with progress(total, "comparing", quiet) as advance:
                 for name, weight in found.weights.items():

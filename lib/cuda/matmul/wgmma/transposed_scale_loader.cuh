@@ -2,6 +2,8 @@
 // 64 rows of the CTA tile. Neighbouring columns' lie a stored row apart.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 #include "cuda/matmul/wgmma/scale_loader.cuh"

@@ -211,6 +211,23 @@ def _in_bf16(layer: Any, x: Tensor, QuantState: type) -> bool:
     return (layer.compute_dtype or x.dtype) is not torch.bfloat16
 
 
+# torch shares elementwise work of so many elements between OpenMP's threads, which spin for
+# milliseconds afterwards and hold up those of libnf4.
+_SHARED = 32768
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype) without OpenMP's threads."""
+    if x.dtype is dtype or x.numel() < _SHARED or is_dynamo_compiling() or x.is_meta:
+        return x.to(dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    made = torch.empty_like(rows, dtype=dtype)
+    step = max(1, (_SHARED - 1) // rows.shape[1])
+    for part, of in zip(made.split(step), rows.split(step), strict=True):
+        part.copy_(of)
+    return made.view(x.shape)
+
+
 def _rounded(layer: Any, x: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
     """y, computed in bf16: in fp32 it would take up to twice bitsandbytes' time."""
     if not layer.compute_type_is_set:
@@ -218,12 +235,13 @@ def _rounded(layer: Any, x: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
         layer.compute_type_is_set = True
     dtype, bias = layer.compute_dtype or x.dtype, layer.bias
     weight = layer.weight
-    y = matmul(x.to(dtype).to(torch.bfloat16), weight, quant_state=weight.quant_state).to(dtype)
+    in_bf16 = _cast(_cast(x, dtype), torch.bfloat16)
+    y = _cast(matmul(in_bf16, weight, quant_state=weight.quant_state), dtype)
     if bias is not None:
         if bias.dtype is not dtype:
             bias.data = bias.data.to(dtype)
         y = y + bias
-    return y.to(x.dtype)
+    return y.to(x.dtype) if y.requires_grad else _cast(y, x.dtype)
 
 
 def forward(

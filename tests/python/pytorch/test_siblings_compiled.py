@@ -1,0 +1,197 @@
+"""Siblings under torch.compile: one operator, with the bits of single layers."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+import nf4
+import pytest
+import torch_cases
+
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
+torch_cases.require("torch")
+
+import nf4.torch  # noqa: E402
+import torch  # noqa: E402
+from nf4.torch import _operators_batch  # noqa: E402
+from nf4.torch._weight import WeightParts  # noqa: E402
+from siblings_cases import IN, Attention, Cross, Mlp, both, grads_of, same  # noqa: E402
+
+# ---- Compiled --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def graphs():
+    """A backend for torch.compile that counts operators of nf4, graph by graph."""
+    torch._dynamo.reset()
+    found = []
+
+    def backend(graph, _inputs):
+        names = [str(node.target) for node in graph.graph.nodes if "nf4" in str(node.target)]
+        found.append(sorted(name.split(".")[1] for name in names))
+        return graph
+
+    yield found, backend
+    torch._dynamo.reset()
+
+
+def test_a_compiled_graph_has_one_operator(graphs):
+    found, backend = graphs
+    joined, alone = both()
+    compiled = torch.compile(joined, backend=backend, fullgraph=True)
+    for rows in (3, 3, 5):
+        x = torch.randn(rows, IN)
+        assert same(compiled(x), alone(x))
+        assert same(grads_of(joined, x, compiled), grads_of(alone, x))
+    assert found and all(graph == ["linear_batch3"] for graph in found)
+
+
+@pytest.mark.parametrize("make", [Attention, Mlp])
+def test_compiled_ahead_of_time(make):
+    torch._dynamo.reset()
+    joined, alone = both(make)
+    compiled = torch.compile(joined, backend="aot_eager", fullgraph=True)
+    x = torch.randn(3, IN)
+    assert same(grads_of(joined, x, compiled), grads_of(alone, x))
+    with torch.no_grad():
+        assert same(compiled(x), alone(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert same(compiled(x), alone(x))
+        assert same(grads_of(joined, x, compiled), grads_of(alone, x))
+
+
+class Switching(Attention):
+    """k, or all but q, in other modes or of another x."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def forward(self, x):
+        for_q = {
+            "no_grad": torch.no_grad(),
+            "inference": torch.inference_mode(),
+            "dtype": torch.autocast("cpu", torch.bfloat16),
+        }
+        with for_q.get(self.other, contextlib.nullcontext()):
+            q = self.q_proj(x)
+        with torch.autocast("cpu", torch.float16, enabled=self.other in ("autocast", "dtype")):
+            k = self.k_proj(x.clone() if self.other == "x" else x)
+        return q, k, self.v_proj(x)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("other", ["x", "no_grad", "inference", "autocast", "dtype"])
+def test_compiled_products_are_taken_for_the_same_x_alone(batches, backend, other):
+    torch._dynamo.reset()
+    joined, alone = both(Switching, other)
+    compiled = torch.compile(joined, backend=backend, fullgraph=True)
+    runs = (joined, compiled), (alone, alone)
+    for _ in range(2):
+        x = torch.randn(3, IN)
+        found, expected = compiled(x), alone(x)
+        assert same(found, expected)
+        assert found[0].requires_grad == expected[0].requires_grad
+        of_k = [grads_of(model, x, lambda x, run=run: run(x)[1])[:1] for model, run in runs]
+        assert same(*of_k)
+    assert batches == [3] and joined.q_proj._siblings[0]._ahead is None
+
+
+def test_products_left_over_in_a_trace_are_dropped(graphs):
+    _, backend = graphs
+
+    class Broken(Attention):
+        def forward(self, x):
+            return self.q_proj(x), *self.rest(x)
+
+        @torch.compiler.disable
+        def rest(self, x):
+            return self.k_proj(x), self.v_proj(x)
+
+    joined, alone = both(Broken)
+    compiled = torch.compile(joined, backend=backend)
+    for _ in range(2):
+        x = torch.randn(3, IN)
+        assert same(compiled(x), alone(x))
+        assert joined.q_proj._siblings[0]._ahead is None
+
+
+def test_layers_that_are_alike_are_compiled_once(graphs):
+    found, backend = graphs
+    pairs = [both() for _ in range(4)]
+
+    def call(model, x):
+        return model(x)
+
+    compiled = torch.compile(call, backend=backend, fullgraph=True)
+    x = torch.randn(3, IN)
+    for joined, alone in pairs:
+        assert same(compiled(joined, x), alone(x))
+    assert found == [["linear_batch3"]]
+
+
+def test_a_layer_replaced_after_it_was_compiled(graphs):
+    _, backend = graphs
+    joined, alone = both()
+    compiled = torch.compile(joined, backend=backend)
+    x = torch.randn(3, IN)
+    assert same(compiled(x), alone(x))
+    for model in (joined, alone):
+        model.k_proj = model.k_proj.to_linear()
+    gc.collect()
+    for _ in range(2):
+        assert same(compiled(x), alone(x))
+
+
+def test_a_compiler_relies_on_one_input_alone(graphs):
+    found, backend = graphs
+    joined, alone = both(Cross)
+    compiled = torch.compile(joined, backend=backend, fullgraph=True)
+    x, other = torch.randn(3, IN), torch.randn(4, IN)
+    assert same(compiled(x, other), alone(x, other))
+    assert found == [["linear"] * 3]
+
+
+def test_a_layer_that_is_compiled_alone_is_alone_soon(graphs):
+    found, backend = graphs
+    joined, alone = both()
+    compiled = torch.compile(joined.q_proj, backend=backend)
+    for _ in range(4):
+        x = torch.randn(3, IN)
+        assert torch.equal(compiled(x), alone.q_proj(x))
+    assert found[-1] == ["linear"] and joined.q_proj._siblings[0]._ahead is None
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_operators_keep_their_promises(count):
+    layers = list(Attention().children())[:count]
+    parts = [WeightParts.of(layer.quantized) for layer in layers]
+    biases = [layer.bias for layer in layers]
+    x = torch.randn(2, IN, requires_grad=True)
+    arguments = [each for weight in parts for each in weight.arguments()]
+    numbers = [each for weight in parts for each in weight.numbers()]
+    public = getattr(torch.ops.nf4, f"linear_batch{count}").default
+    below = getattr(torch.ops.nf4, f"_linear_batch{count}").default
+    torch.library.opcheck(public, (x, *biases, *arguments))
+    plain = [None if bias is None else bias.detach() for bias in biases]
+    torch.library.opcheck(below, (x.detach(), *plain, *numbers))
+    expected = [layer(x) for layer in layers]
+    assert same(_operators_batch.linear_batch(x, biases, parts), expected)
+    with pytest.raises(nf4.InvalidArgument, match="x is of shape"):
+        public(x[:, 1:], *biases, *arguments)
+
+
+def test_second_derivatives_of_the_operators():
+    layers = list(Attention().children())
+    parts = [WeightParts.of(layer.quantized) for layer in layers]
+    biases = [layer.bias for layer in layers]
+
+    def gradients_of_gradients(ys, x):
+        (first,) = torch.autograd.grad(sum(y.pow(3).sum() for y in ys), x, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), x)
+
+    x = torch.randn(2, IN, requires_grad=True)
+    found = gradients_of_gradients(_operators_batch.linear_batch(x, biases, parts), x)
+    expected = gradients_of_gradients([layer(x) for layer in layers], x)
+    assert torch_cases.error(found[0], expected[0]) < 1e-6
