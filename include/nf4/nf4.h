@@ -378,9 +378,9 @@ NF4_API nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmu
  * columns of one matrix.
  *
  * INVALID_ARGUMENT: as for the functions without "batch", for any product; count is more
- * than NF4_MATMUL_BATCH_MAX; struct_sizes of args differ; weights or args is NULL; products overlap, or are memory of
- * different devices. nf4_last_error() counts products from 0. All products are checked
- * before any is enqueued. */
+ * than NF4_MATMUL_BATCH_MAX; struct_sizes of args differ; weights or args is NULL;
+ * products overlap, or are memory of different devices. nf4_last_error() counts
+ * products from 0. All products are checked before any is enqueued. */
 
 /* The bytes of workspace that nf4_matmul_batch_launch needs: as many as the product that
  * needs most. They do not decrease as the m of any product increases. */
