@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded", "served")]
 torch_cases.require("torch", "bitsandbytes", "peft", "_nf4_fast")
 
 import torch  # noqa: E402
-from nf4.torch import _fast, _operators  # noqa: E402
+from nf4.torch import _fast, _kernels, _operators  # noqa: E402
 from peft_cases import (  # noqa: E402
     BASES,
     IN,
@@ -175,7 +175,7 @@ def test_a_mode_sees_the_backward_pass(kind):
             return function(*args, **(kwargs or {}))
 
     with Seen():
-        y.sum().backward()
+        y.backward(torch.ones_like(y))
     assert any("nf4" in each for each in seen)
 
 
@@ -247,8 +247,11 @@ def test_under_autocast(kind, x_dtype, fused):
 
 @pytest.mark.parametrize("kind", BASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_backward_under_autocast(kind, dtype):
+@pytest.mark.parametrize("dense", [False, True])
+def test_backward_under_autocast(kind, dtype, dense, monkeypatch):
     """Of another dtype than the forward: the gradients are those without it."""
+    if dense:
+        monkeypatch.setattr(_kernels, "uses_fused_grad", lambda *_: False)
     model = pair(kind, dtype)[0]
     x = torch.randn(4, IN, dtype=dtype, requires_grad=True)
     found = []
