@@ -259,8 +259,8 @@ inline Checked read_adapter(const AdapterViews &given, const dl_tensor &first,
     return Fault{"a", "columns, and 1 to 128 rows", cols};
   if (!rows_of(&b, rank, &rows_of_b, &lora.b_stride) || rows_of_b != rows)
     return Fault{"b", "rows, and a column for each row of a", rows};
-  const bool narrow = lora.dtype == product.args.dtype || lora.dtype == NF4_DTYPE_FP32;
-  if (!narrow || dtype_of(&b) != lora.dtype) return Fault{"a", "of x's dtype or float32, as b is"};
+  const bool allowed = lora.dtype == product.args.dtype || lora.dtype == NF4_DTYPE_FP32;
+  if (!allowed || dtype_of(&b) != lora.dtype) return Fault{"a", "of x's dtype or float32, as b is"};
   for (const dl_tensor *each : {&a, &b})
     if (!has_memory(each) || !beside(*each, first)) return Fault{"a", "where x is, as b is"};
   lora.rank = static_cast<int32_t>(rank);

@@ -198,11 +198,13 @@ class Outputs {
           nf4_lora *lora) {
     nf4_matmul_args &args = product.args;
     y_ = new_output(x, of_x, columns);
+    if (y_ == nullptr) return;
     if (lora != nullptr)
       p_ = new_beside(x, Py_BuildValue("(LL)", static_cast<long long>(args.m),
                                        static_cast<long long>(lora->rank)));
-    if (!is_made(y_, of_x, args.m * columns, args.y)) return;
-    good_ = lora == nullptr || is_made(p_, of_x, args.m * lora->rank, lora->product);
+    allocated_ = lora == nullptr || p_ != nullptr;
+    good_ = allocated_ && is_made(y_, of_x, args.m * columns, args.y) &&
+            (lora == nullptr || is_made(p_, of_x, args.m * lora->rank, lora->product));
   }
   ~Outputs() {
     Py_XDECREF(y_);
@@ -211,19 +213,25 @@ class Outputs {
   Outputs(const Outputs &) = delete;
   Outputs &operator=(const Outputs &) = delete;
 
-  explicit operator bool() const { return good_; }
-  PyObject *result() const { return p_ == nullptr ? Py_NewRef(y_) : PyTuple_Pack(2, y_, p_); }
+  // What `work` wrote; None if nothing was done; NULL, with torch's error, without memory for it.
+  template <class Work>
+  PyObject *after(const Work &work) const {
+    if (!allocated_) return nullptr;
+    return good_ && run(work) ? result() : none();
+  }
 
  private:
+  PyObject *result() const { return p_ == nullptr ? Py_NewRef(y_) : PyTuple_Pack(2, y_, p_); }
+
   static bool is_made(PyObject *made, const dl_tensor &x, int64_t elements, void *&data) {
     View view;
-    if (made == nullptr || !view_of(made, view) || !is_output(*view, x, elements)) return false;
+    if (!view_of(made, view) || !is_output(*view, x, elements)) return false;
     data = const_cast<char *>(address_of(&*view));
     return true;
   }
 
   PyObject *y_ = nullptr, *p_ = nullptr;
-  bool good_ = false;
+  bool allocated_ = false, good_ = false;
 };
 
 // Of the arguments a, b, scale.
@@ -253,7 +261,7 @@ PyObject *linear_adapted(PyObject *, PyObject *const *arguments, Py_ssize_t coun
       is_slow(*x, product.args, Codebook::kFp32Rows))
     return none();
   const Outputs made(arguments[0], *x, product.weight.rows, product, &lora);
-  return made && run([&] { multiply(&product, 1, *x); }) ? made.result() : none();
+  return made.after([&] { multiply(&product, 1, *x); });
 }
 
 PyDoc_STRVAR(linear_grad_doc,
@@ -276,7 +284,7 @@ PyObject *linear_grad(PyObject *, PyObject *const *arguments, Py_ssize_t count) 
     return none();
   const Outputs made(arguments[0], *grad_y, product.weight.cols, product,
                      adapted ? &lora : nullptr);
-  return made && run([&] { multiply_gradient(product, *grad_y); }) ? made.result() : none();
+  return made.after([&] { multiply_gradient(product, *grad_y); });
 }
 
 PyDoc_STRVAR(take_packed_doc,

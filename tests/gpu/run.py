@@ -138,7 +138,7 @@ def pytest(folder: Path) -> dict:
     junit = folder / "pytest.xml"
     tests = [
         f"tests/python/gpu/test_gpu{name}.py"
-        for name in ("", "_matmul", "_torch", "_compiled", "_int4_torch", "_siblings")
+        for name in ("", "_matmul", "_torch", "_compiled", "_int4_torch", "_peft", "_siblings")
     ]
     command = [sys.executable, "-m", "pytest", "-q", *tests]
     return run_junit([*command, f"--junitxml={junit}"], junit)

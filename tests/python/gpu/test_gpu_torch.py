@@ -135,7 +135,7 @@ def test_quantized_and_moved_the_bytes_are_the_same():
     assert torch.equal(here.cpu().weight, there.weight.cpu())
 
 
-def test_opcheck():
+def test_opcheck(dense_gradients):
     arguments = WeightParts.of(weight_of()).arguments()
     bias = x_of(ROWS, grad=True)
     torch.library.opcheck(

@@ -77,13 +77,16 @@ def layer_of(model: peft.PeftModel) -> nn.Module:
     return model.base_model.model.linear
 
 
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [each for each in model.parameters() if each.requires_grad]
+
+
 def results(model: nn.Module, x: torch.Tensor, *arguments, **options) -> list[torch.Tensor]:
     """y, and the gradients of x and of what is trained."""
     x = x.detach().clone().requires_grad_()
-    trained = [each for each in model.parameters() if each.requires_grad]
     y = model(x, *arguments, **options)
     torch.manual_seed(9)
-    grads = torch.autograd.grad(y, [x, *trained], torch.randn(y.shape).to(y.dtype))
+    grads = torch.autograd.grad(y, [x, *trained(model)], torch.randn(y.shape).to(y.dtype))
     return [y, *grads]
 
 
@@ -103,7 +106,7 @@ class Fused:
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fused]:
-    fused, product = Fused(), layers.product
+    fused, product = Fused(), layers.fused_forward
 
     def counting(*arguments):
         y = product(*arguments)
@@ -111,5 +114,5 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fused]:
         return y
 
     with monkeypatch.context() as patch:
-        patch.setattr(layers, "product", counting)
+        patch.setattr(layers, "fused_forward", counting)
         yield fused

@@ -127,6 +127,14 @@ def test_doctor_says_what_is_served(installed):
     assert off == {"active": False, "reason": "NF4_BITSANDBYTES=0 is set"}
 
 
+def test_a_peft_that_cannot_be_imported(installed, tmp_path):
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "__init__.py").write_text("raise ImportError('too old a transformers')")
+    found = doctor(installed)
+    assert found["active"] and found["peft"] is None
+    assert found["reason"] == "PEFT cannot be imported: too old a transformers"
+
+
 def test_doctor_says_why_nothing_is_served(monkeypatch):
     assert doctor_bitsandbytes.diagnose(None)["reason"] == "not installed"
     monkeypatch.setenv("NF4_BITSANDBYTES", "1")

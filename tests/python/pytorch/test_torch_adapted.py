@@ -139,6 +139,25 @@ def test_a_wrong_number_of_arguments(arguments):
         _fast.linear_grad(*arguments)
 
 
+@pytest.mark.parametrize("call", range(3))
+def test_no_memory_is_an_error(call, monkeypatch):
+    """Of y, of p, and of dX."""
+    parts, new_empty, left = layer(torch.float32).parts(), torch.Tensor.new_empty, [call]
+
+    def failing(*arguments):
+        left[0] -= 1
+        if left[0] < 0 or call == 2:
+            raise torch.OutOfMemoryError("no memory")
+        return new_empty(*arguments)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", failing)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        if call == 2:
+            _fast.linear_grad(torch.randn(2, OUT), parts)
+        else:
+            _fast.linear_adapted(torch.randn(2, IN), None, parts, A, B, SCALE)
+
+
 def test_nothing_is_leaked():
     made = layer(torch.float32)
     x, grad_y = torch.randn(2, IN), torch.randn(2, OUT)

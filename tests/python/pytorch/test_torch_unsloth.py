@@ -153,6 +153,10 @@ def test_what_unsloth_still_multiplies(with_lora):
     out = torch.empty(5, 24, dtype=torch.bfloat16)
     assert lora.matmul_lora(x, packed, state, None, None, None, out) is out
     assert torch.equal(out, own(x, packed, state, None, None, None))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'later'"):  # Unsloth's own
+        lora.matmul_lora(x, packed, state, None, None, None, later=1)
+    with pytest.raises(TypeError, match="matmul_lora.. takes"):
+        lora.matmul_lora(x, packed, state, None, None, None, None, 1)
     a = torch.randn(4, 64).bfloat16().requires_grad_()
     b = torch.randn(24, 4).bfloat16()
     assert lora.matmul_lora(x, packed, state, a, b, 1.0).requires_grad

@@ -26,8 +26,11 @@ served = backend and backend.served()
 said = [str(each.message) for each in caught if "libnf4" in str(each.message)]
 peft = None
 if served and find_spec("peft"):
-    import peft.tuners.lora.bnb
-    peft = sys.modules["nf4.torch.peft"].served()._asdict()
+    try:
+        import peft.tuners.lora.bnb
+        peft = sys.modules["nf4.torch.peft"].served()._asdict()
+    except Exception as error:
+        said.append(f"PEFT cannot be imported: {error}")
 print(json.dumps({"served": served and {**served._asdict(), "peft": peft}, "said": said}))
 """
 

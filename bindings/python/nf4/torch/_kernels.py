@@ -164,12 +164,12 @@ def _dense_beside(grad_y: Tensor, weight: Parts) -> Tensor:
     return new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
 
 
-def fused_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
+def fused_linear_grad(grad_y: Tensor, weight: Parts, *adapter: Any) -> Any:
     """_fast.linear_grad, for grad_y of any strides: that of a sum is one number, expanded."""
-    grad_x = _fast.linear_grad(grad_y, weight)
-    if grad_x is None and not grad_y.is_contiguous():
-        grad_x = _fast.linear_grad(grad_y.contiguous(), weight)
-    return grad_x
+    made = _fast.linear_grad(grad_y, weight, *adapter)
+    if made is None and not grad_y.is_contiguous():
+        made = _fast.linear_grad(grad_y.contiguous(), weight, *adapter)
+    return made
 
 
 def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:

@@ -8,10 +8,10 @@ in their place: linear, linear_grad and dequantize.
 
 What the fast way does not do, the general one does. The weight is frozen: no gradient goes to it.
 The gradient of x is an operator of its own, so that a compiler's graph of the backward pass holds
-the four bits, and nowhere a dense weight that the forward pass left. For few rows (_kernels.py) it
-is a product of libnf4; for more, or of a number that a graph leaves open, torch's with the
-dequantized weight. The operators of several
-weights that share x are in _operators_batch.py.
+the four bits, and nowhere a dense weight that the forward pass left. For few rows it is a product
+of libnf4, and on a CPU for a number of them that a graph leaves open (uses_fused_grad of
+_kernels.py); else torch's with the dequantized weight. The operators of several weights that share
+x are in _operators_batch.py.
 """
 
 from __future__ import annotations

@@ -88,13 +88,16 @@ def _dequantize_or(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _matmul_or(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Unsloth's own still serves an `out`, x of another dtype, and what autograd records."""
+    """Unsloth's own still serves more arguments, x of another dtype, and what autograd records."""
 
-    def patched(X: Tensor, W: Tensor, W_quant: Any, A: Any, B: Any, s: Any, out: Any = None) -> Any:
-        ours = _is_ours(W_quant) and out is None and type(X) is Tensor and X.dtype == W_quant.dtype
+    def patched(
+        X: Tensor, W: Tensor, W_quant: Any, A: Any, B: Any, s: Any, *rest: Any, **options: Any
+    ) -> Any:
+        plain = not rest and not options and type(X) is Tensor
+        ours = plain and _is_ours(W_quant) and X.dtype == W_quant.dtype
         if ours and not (torch.is_grad_enabled() and _private.any_requires_grad(X, A, B)):
             return matmul_lora(X, W, W_quant, A, B, s)
-        return original(X, W, W_quant, A, B, s, out)
+        return original(X, W, W_quant, A, B, s, *rest, **options)
 
     return patched
 

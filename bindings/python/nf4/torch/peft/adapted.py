@@ -37,7 +37,7 @@ def _scaled(left: Tensor, right: Tensor, scale: float, dtype: torch.dtype) -> Te
     shape = left.shape[0], right.shape[1]
     if left.dtype == dtype:
         return left.new_empty(shape).addmm_(left, right, beta=0, alpha=scale)
-    if not left.is_cuda:
+    if not left.is_cuda or not _private.is_idle():  # a transform takes no `out`
         return (left @ right).to(dtype).mul_(scale)
     made = left.new_empty(shape, dtype=dtype)
     return torch.addmm(made, left, right, out_dtype=dtype, beta=0, alpha=scale, out=made)
@@ -66,9 +66,10 @@ def product(
 
 def _backward(grad: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tuple[Tensor, ...]:
     """q = dY B and, if it is asked for, dX; of dY in two dimensions."""
-    # On a GPU, libnf4's dX has no adapter.
-    if of_x and not grad.is_cuda and _kernels.uses_fused_grad(grad, weight):
-        made = _fast.linear_grad(grad, weight, *adapter)
+    # libnf4's dX has the adapter on a GPU, too, where it takes longer than these parts at few rows.
+    fused = of_x and not grad.is_cuda and _private.is_idle()
+    if fused and _kernels.uses_fused_grad(grad, weight):
+        made = _kernels.fused_linear_grad(grad, weight, *adapter)
         if made is not None:
             return made
     a, b, scale = adapter.narrow(grad.dtype)
@@ -96,21 +97,27 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return *_differentiable(ctx, grad_y), None
-        of_x, of_a, of_b, of_bias, _ = ctx.needs_input_grad
-        x, p, a, b = ctx.saved_tensors
-        grad, scale = _rows(grad_y), ctx.scale
-        grad_x = grad_a = grad_b = None
-        if of_x or of_a:
-            grad_x, q = _backward(grad, ctx.weight, Adapter(a, b, scale), of_x)
-        if of_x:
-            grad_x = grad_x.view(x.shape)
-        if of_a:
-            grad_a = _scaled(q.t(), _rows(x), scale, a.dtype)
-        if of_b:
-            grad_b = _scaled(grad.t(), p, scale, b.dtype)
-        return grad_x, grad_a, grad_b, _operators.grad_of_bias(grad_y) if of_bias else None, None
+        grads_of = _differentiable if torch.is_grad_enabled() else _grads
+        if not _private.any_autocast():
+            return *grads_of(ctx, grad_y), None
+        with torch.autocast(grad_y.device.type, enabled=False):  # the dtypes are the forward's
+            return *grads_of(ctx, grad_y), None
+
+
+def _grads(ctx: Any, grad_y: Tensor) -> list[Tensor | None]:
+    of_x, of_a, of_b, of_bias, _ = ctx.needs_input_grad
+    x, p, a, b = ctx.saved_tensors
+    grad, scale = _rows(grad_y), ctx.scale
+    grad_x = grad_a = grad_b = None
+    if of_x or of_a:
+        grad_x, q = _backward(grad, ctx.weight, Adapter(a, b, scale), of_x)
+    if of_x:
+        grad_x = grad_x.view(x.shape)
+    if of_a:
+        grad_a = _scaled(q.t(), _rows(x), scale, a.dtype)
+    if of_b:
+        grad_b = _scaled(grad.t(), p, scale, b.dtype)
+    return [grad_x, grad_a, grad_b, _operators.grad_of_bias(grad_y) if of_bias else None]
 
 
 def _differentiable(ctx: Any, grad_y: Tensor) -> list[Tensor | None]:
@@ -131,10 +138,11 @@ _apply = _private.apply_of(_Adapted)
 def linear(x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter) -> Tensor | None:
     """The product, with gradients for x, A, B and bias; None if nothing was done, as _fast.linear
     says."""
-    made = product(x, bias, weight, adapter)
-    if made is None:
-        return None
     a, b, scale = adapter
-    if torch.is_grad_enabled() and _private.any_requires_grad(x, a, b, bias):
-        return _apply(x, a, b, bias, (*made, weight, scale))
-    return made[0]
+    records = torch.is_grad_enabled() and _private.any_requires_grad(x, a, b, bias)
+    if records and not (a.requires_grad and b.requires_grad):
+        return None  # a frozen half needs neither x nor p to be kept
+    made = product(x, bias, weight, adapter)
+    if made is None or not records:
+        return made and made[0]
+    return _apply(x, a, b, bias, (*made, weight, scale))

@@ -1,9 +1,12 @@
 """PEFT's forward of a LoRA layer around a base of 4 bits, in one Function (adapted.py).
 
-What that does not keep goes PEFT's own way, with equal results: dropout in training, several
-active adapters or none, variants such as DoRA, a bias of the adapter, adapter_names, merged
-layers, hooks and parametrizations, subclasses, x in another dtype than the layer computes in,
-torch.compile, modes and transforms.
+fp32 adapters beside x in bf16 are rounded to it, which PEFT does under autocast alone; beside fp16,
+whose range is narrow, they are under autocast alone here, too.
+
+What that does not keep goes PEFT's own way: dropout in training, several active adapters or none,
+variants such as DoRA, a bias of the adapter, a scale that is a tensor, A or B frozen beside what is
+trained, adapter_names, merged layers, hooks and parametrizations, subclasses, x in another dtype
+than the layer computes in, torch.compile, modes and transforms.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ from nf4.torch.peft import adapted
 from nf4.torch.peft.adapted import Adapter
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_NARROW = (torch.float16, torch.bfloat16)
 
 # (weight, bias, the dtype that the layer computes in) of a base layer for x, or None.
 Operands = tuple[Parts, "Tensor | None", torch.dtype]
@@ -65,7 +67,10 @@ def _adapter(own: dict[str, Any]) -> Adapter | None:
     if _drops(modules["lora_dropout"], active) or not own["cast_input_dtype_enabled"]:
         return None
     a, b = _matrix(modules["lora_A"], active), _matrix(modules["lora_B"], active)
-    return None if a is None or b is None else Adapter(a, b, own["scaling"][active])
+    scale = own["scaling"][active]
+    if a is None or b is None or type(scale) not in (float, int):  # a tensor may require grad
+        return None
+    return Adapter(a, b, scale)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -75,32 +80,39 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
+def _is_served(base: nn.Module) -> bool:
+    return type(base) is NF4Linear or hasattr(type(base).forward, "nf4_operands")
+
+
 def _operands(base: nn.Module, x: Tensor, autocast: torch.dtype | None) -> Operands | None:
     if type(base) is NF4Linear:
         dtype = autocast or base.compute_dtype or x.dtype
         return base.parts(), base.bias_in(dtype), dtype
     # Of bitsandbytes' layers, those whose forward is replaced (bitsandbytes/eager.py).
-    operands = getattr(type(base).forward, "nf4_operands", None)
-    return None if operands is None else operands(base, x)
+    return type(base).forward.nf4_operands(base, x)
 
 
-def _fits(adapter: Adapter, x: Tensor, dtype: torch.dtype) -> bool:
+def _fits(adapter: Adapter, x: Tensor, dtype: torch.dtype, autocast: bool) -> bool:
     """May A and B be rounded to this dtype?"""
+    # PEFT casts x to fp32 but for autocast. bf16 has its range; in fp16 x A^T could overflow.
+    rounds = dtype == torch.bfloat16 or (autocast and dtype == torch.float16)
     return all(
         [
             each.device == x.device
-            and (each.dtype == dtype or (each.dtype == torch.float32 and dtype in _NARROW))
+            and (each.dtype == dtype or (rounds and each.dtype == torch.float32))
             for each in adapter[:2]
         ]
     )
 
 
-def product(layer: nn.Module, x: Tensor) -> Tensor | None:
+def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
     """y of a LoRA layer; None where PEFT's own way is to be gone."""
-    if type(x) is not Tensor or not _private.is_idle() or _private.has_global_hooks():
-        return None
     own = layer.__dict__
     base = own["_modules"]["base_layer"]
+    if not _is_served(base) or type(x) is not Tensor:
+        return None
+    if not _private.is_idle() or _private.has_global_hooks():
+        return None
     adapter, autocast = _adapter(own), _autocast_dtype(x)
     if adapter is None or not _is_called_plainly(base):
         return None
@@ -112,7 +124,7 @@ def product(layer: nn.Module, x: Tensor) -> Tensor | None:
     # In fp32, PEFT multiplies fp32 adapters unrounded, but for autocast.
     if autocast not in (None, dtype) or (casts and not (autocast and x.dtype == torch.float32)):
         return None
-    if not _fits(adapter, x, dtype):
+    if not _fits(adapter, x, dtype, autocast is not None):
         return None
     y = adapted.linear(x.to(dtype) if casts else x, bias, weight, adapter)
     if y is None or not casts or type(base) is NF4Linear:
@@ -126,7 +138,7 @@ def forward(original: Callable[..., Tensor], served: type) -> Callable[..., Tens
     @functools.wraps(original)
     def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not args and not kwargs and type(self) is served and not is_dynamo_compiling():
-            y = product(self, x)
+            y = fused_forward(self, x)
             if y is not None:
                 return y
         return original(self, x, *args, **kwargs)

@@ -1,0 +1,78 @@
+"""PEFT's LoRA layers over NF4Linear on a GPU: y and the gradients of x, A and B beside float64."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_cases import NEEDS_GPU
+
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded"), NEEDS_GPU]
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+
+from nf4.torch.peft import layers  # noqa: E402
+from torch_gpu_cases import DEVICE, DTYPES, layer_of, x_of  # noqa: E402
+
+# As on the CPU: sums may cancel, and p, q, A and B are rounded to the dtype of x.
+ALLOWED = {"fp16": 3e-3, "bf16": 2e-2}
+SHAPE = OUT, IN = 384, 512
+
+
+def adapted(dtype, adapters, rank):
+    model = torch.nn.Sequential(layer_of(dtype, shape=SHAPE).requires_grad_(False))
+    config = peft.LoraConfig(r=rank, lora_alpha=12, target_modules=["0"])
+    made = peft.get_peft_model(model, config)
+    layer = made.base_model.model[0]
+    for half in (layer.lora_A, layer.lora_B):
+        weight = half["default"].weight
+        weight.data = (0.2 * torch.randn_like(weight)).to(DEVICE, DTYPES[adapters])
+    return layer
+
+
+def reference(layer, x, grad_y):
+    """y, dX, dA, dB."""
+    base = layer.base_layer
+    a, b = layer.lora_A["default"].weight.double(), layer.lora_B["default"].weight.double()
+    weight, scale = base.dequantize("fp32").double(), layer.scaling["default"]
+    x, grad_y = x.detach().double(), grad_y.double()
+    p, q = x @ a.t(), grad_y @ b
+    y = x @ weight.t() + base.bias.double() + scale * (p @ b.t())
+    return y, grad_y @ weight + scale * (q @ a), scale * (q.t() @ x), scale * (grad_y.t() @ p)
+
+
+def require_near(found, expected, allowed):
+    for each, other in zip(found, expected, strict=True):
+        assert each.shape == other.shape
+        assert (each.double() - other).norm() <= allowed * other.norm()
+
+
+@pytest.mark.parametrize("dtype", ALLOWED)
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("rows", [1, 17, 300])
+@pytest.mark.parametrize("rank", [8, 16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_layer_with_its_adapter(dtype, narrow, rows, rank, autocast, monkeypatch):
+    """One product, but for fp32 adapters beside fp16 without autocast."""
+    layer = adapted(dtype, dtype if narrow else "fp32", rank)
+    x, grad_y = x_of(rows, IN, dtype=dtype, grad=True), x_of(rows, OUT, dtype=dtype)
+    inputs = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    made, fused = [], layers.fused_forward
+    monkeypatch.setattr(
+        layers, "fused_forward", lambda *each: (made.append(fused(*each)), made[-1])[1]
+    )
+    with torch.autocast(DEVICE, DTYPES[dtype], enabled=autocast):
+        y = layer(x)
+    assert (made[0] is not None) == (narrow or autocast or dtype == "bf16")
+    grads = torch.autograd.grad(y, inputs, grad_y)
+    assert [each.dtype for each in (y, *grads)] == [x.dtype, *(each.dtype for each in inputs)]
+    require_near((y, *grads), reference(layer, x, grad_y), ALLOWED[dtype])
+
+
+@pytest.mark.parametrize("dtype", ALLOWED)
+def test_the_gradient_of_a_sum_under_autocast(dtype):
+    layer = adapted(dtype, dtype, 8)
+    x = x_of(17, IN, dtype=dtype, grad=True)
+    y = layer(x)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        (grad,) = torch.autograd.grad(y.sum(), x)
+    expected = reference(layer, x, torch.ones_like(y))[1]
+    require_near([grad], [expected], ALLOWED[dtype])
