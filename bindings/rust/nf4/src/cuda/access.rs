@@ -66,6 +66,18 @@ impl<'a> Access<'a> {
             .transpose()
     }
 
+    /// The address of a workspace, if there is one, and its bytes.
+    pub(super) fn workspace(
+        &self,
+        workspace: Option<&'a mut CudaViewMut<'_, u8>>,
+    ) -> Result<(DevicePtr<u8>, usize)> {
+        let Some(workspace) = workspace else {
+            return Ok((DevicePtr::NULL, 0));
+        };
+        let bytes = workspace.len();
+        Ok((self.write("workspace", workspace)?, bytes))
+    }
+
     /// The stream, with its context current on this thread. A wait that failed above is
     /// reported here, before anything is enqueued.
     pub(super) fn bound_stream(&self) -> Result<Stream> {

@@ -2,11 +2,10 @@
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice};
 
-use super::access::Access;
-use super::access::Readable;
+use super::access::{Access, Readable};
 use super::tensor::{CudaMut, CudaRef};
 use super::CudaWeight;
-use crate::device::{self, DeviceMatmul, DevicePtr, DeviceTensor};
+use crate::device::{self, DeviceMatmul, DeviceTensor};
 use crate::error::check_length;
 use crate::matmul::product;
 use crate::{Element, Result};
@@ -89,7 +88,6 @@ pub fn matmul_into<T: Element>(
     if let Some(bias) = bias {
         check_length("bias", DeviceSlice::len(bias), rows)?;
     }
-    let workspace_bytes = workspace.as_ref().map_or(0, |each| DeviceSlice::len(*each));
     let access = Access::new(stream);
     let raw = weight.read(&access)?;
     let operands = DeviceMatmul {
@@ -100,10 +98,7 @@ pub fn matmul_into<T: Element>(
         y: access.write("y", y)?,
         y_stride: rows,
     };
-    let workspace = workspace
-        .map(|workspace| access.write("workspace", workspace))
-        .transpose()?
-        .unwrap_or(DevicePtr::NULL);
+    let (workspace, workspace_bytes) = access.workspace(workspace)?;
     let stream = access.bound_stream()?;
     // SAFETY: as in dequantize_into; libnf4 checks the size of the workspace.
     unsafe { device::matmul_launch(&raw, &operands, workspace, workspace_bytes, stream) }
@@ -129,7 +124,6 @@ pub fn matmul_grad_into<T: Element>(
     check_length("grad_y", DeviceSlice::len(grad_y), length)?;
     let length = product("m * cols", m, cols)?;
     check_length("grad_x", DeviceSlice::len(grad_x), length)?;
-    let workspace_bytes = workspace.as_ref().map_or(0, |each| DeviceSlice::len(*each));
     let access = Access::new(stream);
     let raw = weight.read(&access)?;
     let operands = DeviceMatmul {
@@ -140,10 +134,7 @@ pub fn matmul_grad_into<T: Element>(
         y: access.write("grad_x", grad_x)?,
         y_stride: cols,
     };
-    let workspace = workspace
-        .map(|workspace| access.write("workspace", workspace))
-        .transpose()?
-        .unwrap_or(DevicePtr::NULL);
+    let (workspace, workspace_bytes) = access.workspace(workspace)?;
     let stream = access.bound_stream()?;
     // SAFETY: as in dequantize_into; libnf4 checks the size of the workspace.
     unsafe { device::matmul_grad_launch(&raw, &operands, workspace, workspace_bytes, stream) }
