@@ -60,11 +60,11 @@ PyObject *linear_grad(PyObject *, PyObject *const *arguments, Py_ssize_t count) 
   return made.after([&] { multiply_gradient(product, *grad_y); });
 }
 
-PyDoc_STRVAR(
-    adapter_grad_doc,
-    "adapter_grad(left, right, scale, like)\n--\n\n"
-    "scale left^T right, both [..., columns] of 16 bits on a GPU, in the dtype of `like`, new; None "
-    "if nothing was done.");
+PyDoc_STRVAR(adapter_grad_doc,
+             "adapter_grad(left, right, scale, like)\n--\n\n"
+             "scale left^T right, both [..., columns] of 16 bits on a GPU, in the dtype of `like`, "
+             "new; None "
+             "if nothing was done.");
 PyObject *adapter_grad(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, 4)) return nullptr;
   View left, right, like, of_made;
