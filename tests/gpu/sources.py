@@ -22,6 +22,7 @@ COVERED = (
     "tests/support/device.*",
     "tests/support/families.hpp",
     "tests/support/force*.hpp",
+    "tests/support/grouped_*",
     "tests/support/int4_cases.*",
     "tests/support/int4_matmul.hpp",
     "tests/support/kernels.*",
