@@ -10,8 +10,11 @@
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/skinny/plan_work.hpp"
 #include "cuda/matmul/target.hpp"
+#include "cuda/matmul/wgmma/launch.hpp"
+#include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul_grouped/args.hpp"
 #include "cuda/matmul_grouped/kernels.hpp"
+#include "cuda/matmul_grouped/wgmma_args.hpp"
 #include "status.hpp"
 
 namespace nf4::cuda {
@@ -40,8 +43,24 @@ int64_t skinny_expert_tiles(const GroupedProblem &problem) {
   return ceil_divide(problem.expert_rows(), kWarpTileN);
 }
 
+int64_t wgmma_expert_tiles(const GroupedProblem &problem, int config) {
+  return ceil_divide(problem.expert_rows(), kMatmulConfigs[config].tile_n);
+}
+
+// Which of kGroupedWgmmaConfigs a configuration is, or -1.
+int wgmma_index(int config) {
+  const auto *const end = std::end(kGroupedWgmmaConfigs);
+  const auto *const found = std::find(std::begin(kGroupedWgmmaConfigs), end, config);
+  return found == end ? -1 : static_cast<int>(found - std::begin(kGroupedWgmmaConfigs));
+}
+
 bool can_run(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
   if (config == kMma64x64) return true;
+  if (is_wgmma(config))
+    return wgmma_index(config) >= 0 && problem.x_rows > 0 && problem.x_rows < (1 << 30) &&
+           wgmma_can_run(stack_problem(problem), gpu, config) &&
+           max_chunks(problem, kMatmulConfigs[config].tile_m) <
+               std::numeric_limits<int>::max() / 2 / wgmma_expert_tiles(problem, config);
   return is_skinny(config) && skinny_can_run(stack_problem(problem), gpu, config) &&
          max_chunks(problem, kMatmulConfigs[config].tile_m) <
              std::numeric_limits<int>::max() / skinny_expert_tiles(problem);
@@ -127,6 +146,43 @@ cudaError_t launch_skinny(const MatmulTarget &target, const GroupedProblem &prob
                 args);
 }
 
+cudaError_t allow_shared_memory(const GroupedWgmmaKernels &kernels, const Device &device) {
+  static ContextFlag known;
+  if (known.has(device.index)) return cudaSuccess;
+  for (const GroupedWgmmaKernel &config : kernels.of)
+    for (const auto &of_dtype : config.kernels)
+      for (const void *kernel : of_dtype) {
+        const cudaError_t error = cudaFuncSetAttribute(
+            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
+        if (error != cudaSuccess) return error;
+      }
+  known.set(device.index);
+  return cudaSuccess;
+}
+
+cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblem &problem, int config) {
+  const auto &kernels = *exact_kernels_for<GroupedWgmmaKernels>(target.device.compute_capability);
+  cudaError_t error = allow_shared_memory(kernels, target.device);
+  if (error != cudaSuccess) return error;
+  const GroupedWgmmaKernel &kernel = kernels.of[wgmma_index(config)];
+  GroupedWgmmaArgs args{};
+  args.matmul = matmul_args(problem);
+  args.groups = groups_of(problem);
+  args.expert_n_tiles = static_cast<int>(wgmma_expert_tiles(problem, config));
+  args.cluster_size = 1;
+  args.y_vectors = is_multiple(problem.y, 16) && problem.y_stride % 8 == 0;
+  error = set_weight(problem.weight, problem.dtype, kMatmulConfigs[config], args);
+  if (error != cudaSuccess) return error;
+  error = make_tensor_map({problem.x, problem.x_rows, problem.weight.cols * 2},
+                          problem.x_stride * 2, kStepK * 2, kernel.x_box_rows, args.x_map);
+  if (error != cudaSuccess) return error;
+  const int64_t tiles = max_chunks(problem, kMatmulConfigs[config].tile_m) * args.expert_n_tiles;
+  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16][problem.x_index != nullptr],
+                 std::min<int64_t>(tiles, target.gpu.multiprocessors), kernel.threads, true,
+                 target.stream, kernel.smem_bytes},
+                args);
+}
+
 cudaError_t launch_mma(const MatmulTarget &target, const GroupedProblem &problem) {
   GroupedArgs args{};
   static_cast<MatmulArgs &>(args) = matmul_args(problem);
@@ -155,7 +211,8 @@ nf4_status with_choice(const GroupedProblem &problem, nf4_stream stream, const V
 
 nf4_status matmul_grouped(const GroupedProblem &problem, nf4_stream stream) {
   return with_choice(problem, stream, [&](const MatmulTarget &target, int config) {
-    return is_skinny(config) ? launch_skinny(target, problem, config) : launch_mma(target, problem);
+    if (is_skinny(config)) return launch_skinny(target, problem, config);
+    return is_wgmma(config) ? launch_wgmma(target, problem, config) : launch_mma(target, problem);
   });
 }
 
@@ -168,13 +225,24 @@ nf4_status matmul_grouped_config(const GroupedProblem &problem, nf4_stream strea
 
 void force_matmul_grouped(std::optional<int> config) { forced_config = config; }
 
-bool matmul_grouped_has(const GpuFamily &family, int config, int) {
-  return config == kMma64x64 || (is_skinny(config) && family.tensor_cores);
+bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capability) {
+  if (config == kMma64x64) return true;
+  if (is_skinny(config)) return family.tensor_cores;
+  LaunchTarget target{};
+  target.family = &family;
+  target.device.compute_capability = compute_capability;
+  return wgmma_index(config) >= 0 && facts_of(target).wgmma;
 }
 
 cudaError_t load_matmul_grouped_kernels(const GpuFamily &family, const Device &device) {
-  const cudaError_t error = load_kernels(kernels_of<GroupedKernels>(family));
-  return error == cudaSuccess ? allow_shared_memory(family, device) : error;
+  cudaError_t error = load_kernels(kernels_of<GroupedKernels>(family));
+  if (error == cudaSuccess) error = allow_shared_memory(family, device);
+  LaunchTarget target{};
+  target.family = &family;
+  target.device = device;
+  if (error != cudaSuccess || !facts_of(target).wgmma) return error;
+  return allow_shared_memory(*exact_kernels_for<GroupedWgmmaKernels>(device.compute_capability),
+                             device);
 }
 
 }  // namespace nf4::cuda
