@@ -22,7 +22,7 @@ namespace {
 
 std::optional<int> forced_config;
 
-// All rows of x times the stack of experts: what decides which kernels can run the problem.
+// Rows of x times the stack of experts: what decides which kernels can run the problem.
 MatmulProblem stack_problem(const GroupedProblem &problem) {
   MatmulProblem stack{};
   stack.weight = problem.weight;
@@ -54,16 +54,26 @@ int wgmma_index(int config) {
   return found == end ? -1 : static_cast<int>(found - std::begin(kGroupedWgmmaConfigs));
 }
 
-bool can_run(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
-  if (config == kMma64x64) return true;
-  if (is_wgmma(config))
-    return wgmma_index(config) >= 0 && problem.x_rows > 0 && problem.x_rows < (1 << 30) &&
-           wgmma_can_run(stack_problem(problem), gpu, config) &&
-           max_chunks(problem, kMatmulConfigs[config].tile_m) <
-               std::numeric_limits<int>::max() / 2 / wgmma_expert_tiles(problem, config);
-  return is_skinny(config) && skinny_can_run(stack_problem(problem), gpu, config) &&
+bool skinny_can_run(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
+  constexpr int64_t kMaxRows = int64_t{1} << 30;  // of a tensor map
+  MatmulProblem expert = stack_problem(problem);
+  expert.weight.rows = problem.expert_rows();
+  return problem.weight.rows <= kMaxRows && skinny_can_run(expert, gpu, config) &&
          max_chunks(problem, kMatmulConfigs[config].tile_m) <
              std::numeric_limits<int>::max() / skinny_expert_tiles(problem);
+}
+
+bool wgmma_can_run(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
+  constexpr int64_t kMaxRows = int64_t{1} << 30;  // of a tensor map
+  return wgmma_index(config) >= 0 && problem.x_rows > 0 && problem.x_rows <= kMaxRows &&
+         wgmma_can_run(stack_problem(problem), gpu, config) &&
+         max_chunks(problem, kMatmulConfigs[config].tile_m) <
+             std::numeric_limits<int>::max() / 2 / wgmma_expert_tiles(problem, config);
+}
+
+bool can_run(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
+  if (is_skinny(config)) return skinny_can_run(problem, gpu, config);
+  return config == kMma64x64 || wgmma_can_run(problem, gpu, config);
 }
 
 int choose(const GroupedProblem &problem, const GpuFacts &gpu) {

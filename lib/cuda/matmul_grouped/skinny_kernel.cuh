@@ -40,7 +40,7 @@ __device__ __forceinline__ void store_group(const GroupedSkinnyArgs &args,
   }
 }
 
-// As matmul_skinny, for a stack of experts whose elements have 32 bits.
+// As matmul_skinny, for a stack of experts.
 template <class Arch, class T, class Scales, class WarpMma>
 __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     matmul_grouped_skinny(const __grid_constant__ GroupedSkinnyArgs args) {
@@ -53,6 +53,10 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
   const int first_k_tile = warp - n_warp * args.work.k_warps;
   const int first_tile = n_warp < args.work.n_warps ? n_warp : args.work.group_tiles;
+  // From arguments alone while the predecessor may still write, unless a caller's codebook is read.
+  float unit = 1;
+  const bool own_codebook = matmul.weight.codebook == nullptr;
+  if (own_codebook) unit = build_lut<T, kThreads>(args, 0.0f, shared);
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
   const Routing<kMaxM> routing(args.groups);
@@ -61,37 +65,33 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
 
   WeightPipeline<Kind, TileIterator> pipeline(
       args, shared, warp, 0, TileIterator(args.work, group, first_tile, first_k_tile));
-  ScaleStage<Arch, Scales, kThreads> scales(args, shared, Kind::kSmem.scale_barrier);
+  ScaleStage<Arch, Scales, kThreads, int64_t> scales(args, shared, Kind::kSmem.scale_barrier);
   pipeline.init();
   scales.init();
   float offset = 0;
   if constexpr (Scales::kNested) offset = *matmul.weight.nested_offset;
   WarpMma warp_mma;
+  warp_mma.load_x(ChunkX{matmul, args.groups, group.chunk()}, first_k_tile);
   scales.load_scale_code();
+  scales.load(group.weight_row(), group.rows());
+  pipeline.load_next();
+  if (!own_codebook) unit = build_lut<T, kThreads>(args, 0.0f, shared);
+  scales.publish(true);
+#pragma unroll 1
+  for (int stage = 1; stage < Kind::kSmem.stages; ++stage) pipeline.load_next();
+
   constexpr bool kKeep = WarpMma::kKeepsLane;
   using Lut = typename WarpMma::Lut;
   const Lut lut(shared, keep_in_register<kKeep>(threadIdx.x % 32 * Lut::kLaneBytes));
   const int thread_in_group = static_cast<int>(keep_in_register<kKeep>(threadIdx.x % 4));
-  float unit = 1;
-  uint32_t phase = 0;
-  bool first = true, other_x = true;
 #pragma unroll 1
-  while (group.is_valid()) {
+  for (uint32_t phase = 0;; phase ^= 1) {
     const PartialSums<WarpMma> sums{0, group.tiles(),
                                     reinterpret_cast<float *>(shared + Kind::kSmem.partials)};
-    const ChunkX x{matmul, args.groups, group.chunk()};
-    if (other_x) warp_mma.load_x(x, first_k_tile);
-    scales.load(group.weight_row(), group.rows());
-    if (first) {
-      pipeline.load_next();
-      unit = build_lut<T, kThreads>(args, 0.0f, shared);
-    }
-    scales.publish(first);
-#pragma unroll 1
-    for (int stage = 1; stage < Kind::kSmem.stages && first; ++stage) pipeline.load_next();
 #pragma unroll 1
     for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kWarps) {
-      if (k_tile != first_k_tile) warp_mma.load_x(x, k_tile);
+      if (k_tile != first_k_tile)
+        warp_mma.load_x(ChunkX{matmul, args.groups, group.chunk()}, k_tile);
       auto cursor = scales.cursor(k_tile, first_tile, WarpMma::row(0), thread_in_group);
       float *partial = sums.of_warp(first_tile, warp);
 #pragma unroll 1
@@ -109,11 +109,16 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
       }
     }
     __syncthreads();
-    store_group<T>(args, group, sums, unit);
-    other_x = group.advance() || args.work.k_tiles > kWarps;
-    if (group.is_valid()) __syncthreads();
-    first = false;
-    phase ^= 1;
+    // What the next group needs is on its way while the sums of this one are added up.
+    const TileGroups<kMaxM> done = group;
+    const bool other_x = group.advance() || args.work.k_tiles > kWarps;
+    if (group.is_valid()) {
+      if (other_x) warp_mma.load_x(ChunkX{matmul, args.groups, group.chunk()}, first_k_tile);
+      scales.load(group.weight_row(), group.rows());
+    }
+    store_group<T>(args, done, sums, unit);
+    if (!group.is_valid()) return;
+    scales.publish(false);
   }
 }
 

@@ -1,7 +1,7 @@
 // How the skinny kernel's CTAs and warps walk over the warp tiles of all experts.
 //
 // A row of warp tiles is 16 rows of an expert's weight by a chunk of its rows of x. The CTAs have
-// equal shares of all of them, chunk after chunk; a share is cut into groups, each of one chunk,
+// equal shares of all of them, chunk after chunk. A share is cut into groups, each of one chunk,
 // whose partial sums and scales fit in shared memory.
 #pragma once
 
@@ -22,13 +22,23 @@ class TileGroups {
 
   __device__ __forceinline__ TileGroups(const GroupedSkinnyArgs &args, const ChunkRouting &routing)
       : args_(args), routing_(routing) {
-    const int tiles = routing.chunks() * args.expert_tiles, cta = static_cast<int>(blockIdx.x);
-    const int share = tiles / static_cast<int>(gridDim.x);
-    const int larger = tiles - share * static_cast<int>(gridDim.x);
-    const int first = cta * share + min(cta, larger);
-    left_ = share + (cta < larger);
-    index_ = first / args.expert_tiles;
-    tile_ = first - index_ * args.expert_tiles;
+    const int chunks = routing.chunks(), tiles = chunks * args.expert_tiles;
+    const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
+    const int share = tiles / ctas, larger = tiles - share * ctas;
+    // A CTA waits long for its second chunk's x: with few chunks each CTA has one, if that gives
+    // none much more work.
+    const int chunk_ctas = chunks == 0 ? 0 : ctas / chunks;
+    const int part = chunk_ctas == 0 ? 0 : (args.expert_tiles + chunk_ctas - 1) / chunk_ctas;
+    if (chunk_ctas > 0 && part <= share + 1 + share / 16) {
+      index_ = cta / chunk_ctas;
+      tile_ = (cta - index_ * chunk_ctas) * part;
+      left_ = index_ < chunks ? min(part, args.expert_tiles - tile_) : 0;
+    } else {
+      const int first = cta * share + min(cta, larger);
+      left_ = share + (cta < larger);
+      index_ = first / args.expert_tiles;
+      tile_ = first - index_ * args.expert_tiles;
+    }
     if (left_ > 0) chunk_ = routing_.at(index_);
   }
 

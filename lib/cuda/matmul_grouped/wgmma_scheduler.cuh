@@ -60,15 +60,25 @@ class GroupedScheduler {
   __device__ __forceinline__ int m_tiles() const {
     return (end_row_ - first_row_ + Tile::kTileM - 1) / Tile::kTileM;
   }
-  // The expert that tile_ is of, counted from that expert's first tile.
+  // Walks on to the expert that tile_ is of, and counts it from that expert's first tile. Several
+  // ends are loaded at once, as each takes long.
   __device__ __forceinline__ void find_expert() {
-#pragma unroll 1
-    for (int tiles = m_tiles() * args_.expert_n_tiles; tile_ >= tiles && is_valid();
-         tiles = m_tiles() * args_.expert_n_tiles) {
-      tile_ -= tiles;
-      first_row_ = end_row_;
-      if (++expert_ < args_.groups.experts)
-        end_row_ = max(first_row_, min(args_.groups.ends[expert_], args_.groups.rows));
+    constexpr int kEnds = 8;
+    const Groups &groups = args_.groups;
+    while (true) {
+      int ends[kEnds];
+#pragma unroll
+      for (int i = 0; i < kEnds; ++i)
+        ends[i] = groups.ends[min(expert_ + 1 + i, groups.experts - 1)];
+#pragma unroll
+      for (int i = 0; i < kEnds; ++i) {
+        const int tiles = m_tiles() * args_.expert_n_tiles;
+        if (tile_ < tiles || !is_valid()) return;
+        tile_ -= tiles;
+        ++expert_;
+        first_row_ = end_row_;
+        end_row_ = max(first_row_, min(ends[i], groups.rows));
+      }
     }
   }
 
@@ -92,23 +102,24 @@ struct GroupedKind : CodebookKind<false> {
   }
 
   // One warp, in place of load_x: rows of x by cp.async, in the swizzle that TMA would give them.
-  // A step is published two steps later, when its copies are there, so that two more are in flight.
+  // A step is published when the copies of several later ones are in flight. Consumers hold a
+  // stage until the next one is there.
   template <class Tile, class Scheduler>
   static __device__ __forceinline__ void gather_x(const Args &args, SharedStorage<Tile> shared) {
-    constexpr int kPending = 2;
+    constexpr int kPending = SharedLayout<Tile>::kXStages - 2;
     XPipelineState<Tile> load, publish;
     int steps = 0;
     const auto publish_next = [&] {
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads what was copied
+      fence_async_proxy();  // wgmma reads what was copied
       mbarrier_arrive_warp(shared.barrier(kXFull, publish.stage));
       publish.advance();
     };
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
       const WorkTile work = scheduler.work_tile();
-      const int rows = static_cast<int>(scheduler.m_end(work)) - work.m;
+      const GatheredRows<Tile> rows(args, work.m, static_cast<int>(scheduler.m_end(work)));
       for (int step = 0; step < args.k_tiles * 2; ++step) {
         mbarrier_wait_parity(shared.barrier(kXEmpty, load.stage), load.phase ^ 1);
-        copy_step<Tile>(args, work.m, rows, step * kStepK, shared.x(load.stage));
+        rows.copy(step * kStepK, shared.x(load.stage));
         cp_async_commit();
         load.advance();
         if (++steps > kPending) {
@@ -122,24 +133,54 @@ struct GroupedKind : CodebookKind<false> {
   }
 
  private:
-  // 64 columns of a tile's rows of x; zeros for rows and columns that do not exist.
+  // A lane's part of a tile's rows of x: a chunk of 16 bytes of every fourth row. Where each row
+  // is stays in registers if they are few.
   template <class Tile>
-  static __device__ __forceinline__ void copy_step(const Args &args, int first_row, int rows,
-                                                   int first_column, uint8_t *to) {
-    constexpr int kRowChunks = kStepK / 8, kRowStep = 32 / kRowChunks;
-    const int chunk = static_cast<int>(threadIdx.x) % kRowChunks;
-    const int column = first_column + chunk * 8;
-    const auto *const x = static_cast<const uint16_t *>(args.matmul.x);
-#pragma unroll 8
-    for (int row = static_cast<int>(threadIdx.x % 32) / kRowChunks; row < Tile::kTileM;
-         row += kRowStep) {
-      const int64_t x_row =
-          row < rows ? x_row_of(args.groups, args.matmul.m, first_row + row) : args.matmul.m;
-      const bool exists = x_row < args.matmul.m && column < args.matmul.weight.cols;
-      cp_async_16(to + row * (kStepK * 2) + (chunk ^ row % 8) * 16,
-                  x + (exists ? x_row * args.matmul.x_stride + column : 0), exists ? 16 : 0);
+  class GatheredRows {
+   public:
+    __device__ __forceinline__ GatheredRows(const Args &args, int first_row, int end_row)
+        : args_(args), first_row_(first_row), end_row_(end_row) {
+      if constexpr (kKept)
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) kept_[i] = find(i);
     }
-  }
+
+    // 64 columns; zeros for rows and columns that do not exist.
+    __device__ __forceinline__ void copy(int first_column, uint8_t *to) const {
+      const int column = first_column + chunk() * 8;
+      const auto *const x = static_cast<const uint16_t *>(args_.matmul.x) + column;
+      const bool in_row = column < args_.matmul.weight.cols;
+#pragma unroll kKept ? kRows : 4
+      for (int i = 0; i < kRows; ++i) {
+        const int x_row = kKept ? kept_[kKept ? i : 0] : find(i);
+        const bool exists = in_row & (x_row >= 0);
+        cp_async_16(to + row(i) * (kStepK * 2) + (chunk() ^ row(i) % 8) * 16,
+                    exists ? x + x_row * args_.matmul.x_stride : args_.matmul.x, exists ? 16 : 0);
+      }
+    }
+
+   private:
+    static constexpr int kRowChunks = kStepK / 8, kRowStep = 32 / kRowChunks;
+    static constexpr int kRows = Tile::kTileM / kRowStep;
+    static constexpr bool kKept = kRows <= 16;
+
+    static __device__ __forceinline__ int chunk() {
+      return static_cast<int>(threadIdx.x) % kRowChunks;
+    }
+    static __device__ __forceinline__ int row(int i) {
+      return static_cast<int>(threadIdx.x % 32) / kRowChunks + i * kRowStep;
+    }
+    // The row of x, or -1. The loads of all rows are independent of each other.
+    __device__ __forceinline__ int find(int i) const {
+      const int y_row = min(first_row_ + row(i), end_row_ - 1);
+      const int x_row = args_.groups.x_index[y_row];
+      return first_row_ + row(i) < end_row_ && x_row < args_.matmul.m ? x_row : -1;
+    }
+
+    const Args &args_;
+    const int first_row_, end_row_;
+    int kept_[kKept ? kRows : 1];
+  };
 };
 
 }  // namespace
