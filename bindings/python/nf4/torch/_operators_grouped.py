@@ -6,8 +6,8 @@
 
 WEIGHT is the ten arguments of _weight.py, of three dimensions: experts, rows, columns. What ends
 and x_index mean nf4.matmul_grouped says. Each is the other's gradient, so that both can be
-differentiated as often as one likes; the weight is frozen. On a GPU linear_grouped waits for nothing; its gradient
-there, and fp32, make a dense stack for the length of the call.
+differentiated as often as one likes; the weight is frozen. On a GPU linear_grouped waits for
+nothing; its gradient there, and fp32, make a dense stack for the length of the call.
 """
 
 from __future__ import annotations
