@@ -141,8 +141,7 @@ cudaError_t launch_mma(const MatmulTarget &target, const GroupedProblem &problem
   args.groups = groups_of(problem);
   // A weight without elements has no scales, of either kind.
   const bool nested = problem.weight.nested() && problem.weight.elements != 0;
-  const int64_t tiles =
-      max_chunks(problem, kMmaTileM) * expert_n_tiles(problem, kMma64x64);
+  const int64_t tiles = max_chunks(problem, kMmaTileM) * expert_n_tiles(problem, kMma64x64);
   const int64_t ctas = std::min<int64_t>(tiles, target.gpu.multiprocessors * 2);
   return target.launch(
       kernels_of<GroupedKernels>(*target.family).mma[problem.dtype - NF4_DTYPE_FP16][nested], ctas,
