@@ -14,7 +14,7 @@
 #include "support/catch.hpp"
 #include "support/device.hpp"
 #include "support/families.hpp"
-#include "support/late_inputs.hpp"
+#include "support/launches.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_expected.hpp"
 #include "validate.hpp"
