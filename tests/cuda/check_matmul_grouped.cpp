@@ -229,8 +229,8 @@ TEST_CASE("a grouped product waits for what a predecessor writes late",
     Rng rng(0x19e00000 + m);
     GroupedCase test;
     do
-      test =
-          random_grouped_case(rng, {NF4_DTYPE_BF16, 64, true}, {8, 64, 512, m}, Routing::kAny, true);
+      test = random_grouped_case(rng, {NF4_DTYPE_BF16, 64, true}, {8, 64, 512, m}, Routing::kAny,
+                                 true);
     while (test.x_index.empty() || test.row_scale.empty() || test.all.m == 0);
     const PlacedGrouped placed(rng, test, true);
     const nf4_tensor &weight = placed.weight.tensor();
