@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -13,11 +13,11 @@ from nf4.checkpoint import FormatError
 _T = TypeVar("_T")
 
 
-def _gathered(said: str | None) -> list[str | None]:
+def gathered(said: _T) -> list[_T]:
     """What each rank says, by rank; this one's alone where nothing is distributed."""
     if not (dist.is_available() and dist.is_initialized()):
         return [said]
-    found: list[str | None] = [None] * dist.get_world_size()
+    found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, said)
     return found
 
@@ -30,7 +30,7 @@ def on_every_rank(path: str | os.PathLike[str], work: Callable[[], _T]) -> _T:
         result = work()
     except Exception as raised:  # what it is matters to no rank but this
         error = raised
-    said = _gathered(None if error is None else f"{type(error).__name__}: {error}")
+    said = gathered(None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
     for rank, each in enumerate(said):
@@ -41,7 +41,7 @@ def on_every_rank(path: str | os.PathLike[str], work: Callable[[], _T]) -> _T:
 
 def require_alike(path: str | os.PathLike[str], said: str) -> None:
     """FormatError on every rank if one says something else than rank 0."""
-    found = _gathered(said)
+    found = gathered(said)
     for rank, each in enumerate(found):
         if each != found[0]:
             raise FormatError(

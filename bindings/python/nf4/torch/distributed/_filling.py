@@ -17,6 +17,8 @@ from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.weights import Weight
 from nf4.torch.distributed import _reading
+from nf4.torch.distributed._cuts import CutOf, NF4Cut
+from nf4.torch.distributed._cuts_int4 import Int4Cut
 from nf4.torch.modules import Int4Linear, NF4Linear, QuantizedLinear
 from nf4.torch.modules.int4_linear import KEYS
 
@@ -25,7 +27,9 @@ def fill_layer(layer: QuantizedLinear, weight: Weight, checkpoint: Checkpoint) -
     """FormatError where the layer is of another kind, format, blocksize or shape."""
     _require_alike(layer, weight)
     state = layer.state_dict()
-    if not any(isinstance(each, DTensor) for each in state.values()):
+    if layer.cut_of is not None:
+        _fill_cut(layer, weight, checkpoint)
+    elif not any(isinstance(each, DTensor) for each in state.values()):
         _fill_whole(layer, weight, checkpoint)
     elif isinstance(weight, Int4Weight):
         _fill_int4(layer, state, weight, checkpoint)
@@ -39,13 +43,22 @@ def _require_alike(layer: QuantizedLinear, weight: Weight) -> None:
         reason = f"it is in {weight.format}, but {type(layer).__name__} in the model"
         raise FormatError(weight.path, reason, weight.name)
     stored = {"format": weight.format, **weight.describe()}
-    names = ("layout", "group_size") if is_int4 else ("format", "blocksize", "nested_blocksize")
+    # The part of a weight may have other groups of scales than the whole.
+    names = ("layout",) if is_int4 else ("format", "blocksize")
+    if layer.cut_of is None:
+        names += ("group_size",) if is_int4 else ("nested_blocksize",)
     pairs = {name: (stored[name], getattr(layer, name)) for name in names}
-    pairs["shape"] = (weight.shape, (layer.out_features, layer.in_features))
+    pairs["shape"] = (weight.shape, _whole_shape(layer))
     for name, (theirs, own) in pairs.items():
         if theirs != own:
             reason = f"its {name} is {theirs}, but {own} in the model"
             raise FormatError(weight.path, reason, weight.name)
+
+
+def _whole_shape(layer: QuantizedLinear) -> tuple[int, int]:
+    if layer.cut_of is not None:
+        return layer.cut_of.shape
+    return layer.out_features, layer.in_features
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -59,11 +72,56 @@ def _fill_whole(layer: Any, weight: Weight, checkpoint: Checkpoint) -> None:
     if getattr(read, "codebook", None) is not None:
         raise _not_standard(weight)
     tensors = {part.name: _tensor(getattr(read, part.name)) for part in read.parts()}
+    _take(layer, dataclasses.replace(read, **tensors))
+
+
+def _take(layer: Any, read: nf4.Weight[Tensor]) -> None:
+    """Into the layer's memory."""
     with torch.no_grad():
         if isinstance(layer, Int4Linear):
-            layer._load_weight(tensors, assign=False)
+            parts = {part.name: getattr(read, part.name) for part in read.parts()}
+            layer._load_weight(parts, assign=False)
         else:
-            layer._load_weight(dataclasses.replace(read, **tensors), assign=False)
+            layer._load_weight(read, assign=False)
+
+
+# The names that parts have in a checkpoint of bitsandbytes.
+_OF_BNB = {"packed": "", "nested_code": "nested_quant_map"}
+
+
+def _fill_cut(layer: QuantizedLinear, weight: Weight, checkpoint: Checkpoint) -> None:
+    cut = _int4_cut if isinstance(weight, Int4Weight) else _nf4_cut
+    plan = cut(layer.cut_of, weight, checkpoint)
+    is_int4, parts = isinstance(weight, Int4Weight), {}
+    for name, read in plan.reads.items():
+        info = weight.parts.get(name if is_int4 else _OF_BNB.get(name, name))
+        if info is not None:
+            file, as_bytes = checkpoint.owner[info.name], name == "packed" and not is_int4
+            parts[name] = _reading.read_part(file, info, read, as_bytes=as_bytes)
+    if is_int4:
+        _take(layer, plan.assemble(parts))
+        return
+    if weight.state.nested_blocksize:
+        parts["nested_offset"] = torch.tensor([weight.state.nested_offset])
+    _take(layer, plan.assemble({**parts, "codebook": None}, weight.format, weight.dtype))
+
+
+def _nf4_cut(of: CutOf, weight: BnbWeight, checkpoint: Checkpoint) -> NF4Cut:
+    _require_standard(weight, checkpoint)
+    state = weight.state
+    return NF4Cut.plan(of.shape, state.blocksize, state.nested_blocksize, of.dim, of.ranges)
+
+
+def _int4_cut(of: CutOf, weight: Int4Weight, checkpoint: Checkpoint) -> Int4Cut:
+    return Int4Cut.plan(
+        weight.state.layout.name,
+        of.shape,
+        weight.state.group_size,
+        of.dim,
+        of.ranges,
+        zeros="zeros" in weight.parts,
+        act_order=weight.g_idx(checkpoint) is not None,
+    )
 
 
 def _not_standard(weight: Weight) -> FormatError:
@@ -71,12 +129,16 @@ def _not_standard(weight: Weight) -> FormatError:
     return FormatError(weight.path, reason, weight.name)
 
 
-def _fill_nf4(
-    layer: NF4Linear, state: dict[str, Tensor], weight: BnbWeight, checkpoint: Checkpoint
-) -> None:
+def _require_standard(weight: BnbWeight, checkpoint: Checkpoint) -> None:
     table = checkpoint.read(weight.parts["quant_map"].name).view(np.float32)
     if not np.array_equal(table, nf4.codebook(weight.format)):
         raise _not_standard(weight)
+
+
+def _fill_nf4(
+    layer: NF4Linear, state: dict[str, Tensor], weight: BnbWeight, checkpoint: Checkpoint
+) -> None:
+    _require_standard(weight, checkpoint)
     for part in ("", "absmax", "nested_absmax"):
         if part in weight.parts:
             info = weight.parts[part]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from nf4.checkpoint import Checkpoint, FormatError
+from nf4.torch.distributed._cuts import Ranges
 from nf4.torch.modules import QuantizedLinear
 
 # What wrappers put into names: PEFT, activation checkpointing, torch.compile, FSDP1.
@@ -51,6 +52,12 @@ class Names(NamedTuple):
         """What the model has now for a dense tensor."""
         module, attribute = self.tensors.get(self.target(name), (None, ""))
         return None if module is None else getattr(module, attribute)
+
+    def rows(self, name: str) -> Ranges | None:
+        """Those of a dense tensor that the model has; None: all. It is the bias of a cut layer."""
+        module, _ = self.tensors.get(self.target(name), (None, ""))
+        cut = module.cut_of if isinstance(module, QuantizedLinear) else None
+        return cut.ranges if cut is not None and cut.dim == 0 else None
 
 
 def _target(known: set[str], checkpoint: Checkpoint) -> Callable[[str], str]:

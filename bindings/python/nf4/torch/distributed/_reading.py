@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from nf4.checkpoint import FormatError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.reader import SafetensorsFile
+from nf4.torch.distributed._cuts import Ranges, Read
 
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
@@ -63,19 +64,47 @@ def dtype_of(file: SafetensorsFile, info: TensorInfo) -> torch.dtype:
     return _DTYPES[info.dtype]
 
 
-def fill(own: Tensor, file: SafetensorsFile, info: TensorInfo, *, as_bytes: bool = False) -> None:
+def read_part(
+    file: SafetensorsFile, info: TensorInfo, read: Read | None, *, as_bytes: bool = False
+) -> Tensor:
+    """What a cut (_cuts.py) needs of a weight's part, in host memory; None: all of it."""
+    stored = torch.uint8 if as_bytes else dtype_of(file, info)
+    shape, runs = info.shape, [(0, info.elements)]
+    if read is not None:
+        count = sum(end - begin for begin, end in read.ranges)
+        shape = (*read.view[: read.dim], count, *read.view[read.dim + 1 :])
+        runs = read.runs()
+    made = torch.empty(shape, dtype=stored)
+    read_runs(file, info, runs, made)
+    return made
+
+
+def fill(
+    own: Tensor,
+    file: SafetensorsFile,
+    info: TensorInfo,
+    *,
+    as_bytes: bool = False,
+    rows: Ranges | None = None,
+) -> None:
     """Reads a tensor, or of a DTensor this rank's part. as_bytes: of codes, whatever dtype the file
-    calls them; else floats are cast to the dtype of `own`. FormatError for another shape."""
+    calls them; else floats are cast to the dtype of `own`. rows: those of the file's that `own`
+    has. FormatError for another shape."""
     stored = torch.uint8 if as_bytes else dtype_of(file, info)
     shape = (info.nbytes, 1) if as_bytes else info.shape
+    if rows is not None:
+        shape = (sum(end - begin for begin, end in rows), *shape[1:])
     if tuple(own.shape) != shape:
         reason = f"its shape is {list(shape)}, but {list(own.shape)} in the model"
         raise FormatError(file.path, reason, info.name)
     if stored != own.dtype and not (stored.is_floating_point and own.is_floating_point()):
         raise FormatError(file.path, f"it is {info.dtype}, but {own.dtype} in the model", info.name)
     with torch.no_grad():
-        for local, offsets in _parts(own):
-            runs = runs_of_box(shape, offsets, local.shape)
+        for local, offsets in parts_of(own):
+            if rows is None:
+                runs = list(runs_of_box(shape, offsets, local.shape))
+            else:
+                runs = Read(info.shape, 0, tuple(rows)).runs()
             in_place = local.device.type == "cpu" and local.dtype == stored
             if in_place and local.is_contiguous():
                 read_runs(file, info, runs, local)
@@ -85,7 +114,7 @@ def fill(own: Tensor, file: SafetensorsFile, info: TensorInfo, *, as_bytes: bool
             local.copy_(host)
 
 
-def _parts(own: Tensor) -> list[tuple[Tensor, Sequence[int]]]:
+def parts_of(own: Tensor) -> list[tuple[Tensor, Sequence[int]]]:
     """The memory that this rank has of a tensor, and where in it that begins."""
     own = own.detach()
     if not isinstance(own, DTensor):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument, kind_of
-from nf4.torch.distributed import _errors, _reading
+from nf4.torch.distributed import _adapters, _errors, _reading
 from nf4.torch.distributed._filling import fill_layer
 from nf4.torch.distributed._names import Names
 from nf4.torch.modules import QuantizedLinear
@@ -32,16 +32,17 @@ def load_checkpoint(
     each rank reads its own bytes and no others, so that none holds the whole model. Every rank
     calls this, since they wait for each other.
 
-    model   such as empty_model made and fully_shard sharded, with adapters of PEFT or without, or
-            one that has memory. Layers in 4 bits must be of the checkpoint's format and blocksize
+    model   such as empty_model made and fully_shard sharded, or one that has memory. Layers in 4
+            bits must be of the checkpoint's format and blocksize. LoRA adapters of PEFT that are on
+            meta get the values that PEFT begins with, others keep theirs
     path    a directory with safetensors files of bitsandbytes, GPTQ, AWQ or compressed-tensors, or
             dense ones; a file; or an index
     device  where what is on meta gets memory; by default the CPU. What has memory stays where it is
 
     Raises, on every rank, nf4.checkpoint.FormatError for what breaks the format, contradicts the
     model or is missing, also if only one rank finds it, and where ranks read different checkpoints;
-    InvalidArgument for arguments, and for what is on meta and in no checkpoint: adapters, and
-    buffers that are not persistent. Then the model is filled in part.
+    InvalidArgument for arguments, and for what is on meta and in no checkpoint: buffers that are
+    not persistent, and adapters whose first values depend on the weight.
     """
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
@@ -49,7 +50,8 @@ def load_checkpoint(
     opened = _errors.on_every_rank(path, functools.partial(_open, path))
     with opened.checkpoint:
         _errors.require_alike(path, opened.summary())
-        fill = functools.partial(_fill, model, opened, moved_to)
+        seed = _errors.gathered(int(torch.randint(2**62, ())))[0]
+        fill = functools.partial(_fill, model, opened, moved_to, seed)
         _errors.on_every_rank(path, fill)
 
 
@@ -82,28 +84,32 @@ def _open(path: str | os.PathLike[str]) -> _Opened:
     return _Opened(checkpoint, found)
 
 
-def _fill(model: nn.Module, opened: _Opened, device: torch.device) -> None:
+def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) -> None:
     checkpoint, found = opened
-    names = Names.of(model, checkpoint)
-    _require_sources(model, names, opened)
+    names, adapters = Names.of(model, checkpoint), _adapters.untrained(model)
+    _require_sources(model, names, opened, adapters)
     _give_memory(model, device)
+    _adapters.begin(adapters, seed)
     for name, weight in found.weights.items():
         fill_layer(names.layer(name, weight.path), weight, checkpoint)
     for name, info in found.dense.items():
         own = names.tensor(name)
         if own is not None:
-            _reading.fill(own, checkpoint.owner[name], info)
+            _reading.fill(own, checkpoint.owner[name], info, rows=names.rows(name))
     checkpoint.check_unchanged()
 
 
-def _require_sources(model: nn.Module, names: Names, opened: _Opened) -> None:
+def _require_sources(
+    model: nn.Module, names: Names, opened: _Opened, adapters: list[_adapters.Untrained]
+) -> None:
     """Whether everything will have a value, before anything gets memory."""
     checkpoint, found = opened
+    begun = {id(parameter) for each in adapters for _, _, parameter in each.tensors()}
     filled = {id(names.tensor(name)) for name in found.dense}
     filled |= {id(names.layer(name, weight.path)) for name, weight in found.weights.items()}
     for name, own, source in _tensors(model):
         if isinstance(source, str):
-            if own.is_meta:
+            if own.is_meta and id(own) not in begun:
                 raise InvalidArgument(
                     f"{name} is on meta, and {source} is in no checkpoint; expected it with its "
                     f"values"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from nf4.torch._checks import require_dense, require_tensor, torch_dtype
 from nf4.torch._schemas import Parts
 from nf4.torch.modules.siblings import Siblings
 from nf4.typing import DTypeLike
+
+if TYPE_CHECKING:
+    from nf4.torch.distributed._cuts import CutOf
 
 _Self = TypeVar("_Self", bound="QuantizedLinear")
 
@@ -69,6 +72,8 @@ class QuantizedLinear(nn.Linear):
     compute_dtype: torch.dtype | None
     # The group, and the layer's place in it.
     _siblings: tuple[Siblings, int] | None = None
+    # Which part of its weight a layer has that tensor parallelism has cut.
+    cut_of: CutOf | None = None
 
     def parts(self) -> Parts:
         """The weight as it is now."""
