@@ -15,6 +15,7 @@ torch.get_num_threads() threads. Package nf4 itself never imports torch.
 from nf4.torch import _torch_version  # noqa: F401  first: it says what is missing
 
 # isort: on
+from nf4.torch import _distributed
 from nf4.torch import peft as _peft
 from nf4.torch.bitsandbytes import register as register_bitsandbytes
 from nf4.torch.conversion import convert, to_dense
@@ -42,3 +43,4 @@ __all__ = [
 ]
 
 _peft.register()
+_distributed.register()

@@ -12,6 +12,8 @@ from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _operators
 from nf4.torch._checks import require_dense, require_tensor, torch_dtype
 from nf4.torch._schemas import Parts
+from nf4.torch.modules import frozen_part
+from nf4.torch.modules.frozen_part import FrozenPart
 from nf4.torch.modules.siblings import Siblings
 from nf4.typing import DTypeLike
 
@@ -79,6 +81,59 @@ class QuantizedLinear(nn.Linear):
         """The weight as it is now."""
         raise NotImplementedError
 
+    def sharded_parts(self) -> dict[str, str]:
+        """The attributes that FSDP2 shards, by the parts' names. Other parts are small: each rank
+        keeps them whole."""
+        raise NotImplementedError
+
+    def is_prepared(self) -> bool:
+        """Are the sharded parts what distributed.prepare makes of them?"""
+        *_, name = self.sharded_parts().values()
+        return frozen_part.is_part(getattr(self, name))
+
+    def stored(self, name: str) -> Tensor | None:
+        """An attribute, or what it stores where distributed.prepare has made a FrozenPart of it.
+        Raises InvalidArgument while that is sharded."""
+        part = getattr(self, name)
+        if isinstance(part, FrozenPart):
+            return part.stored
+        if frozen_part.is_part(part):
+            raise InvalidArgument(
+                "the weight is sharded; expected a call within the forward of the module that "
+                "fully_shard was given, or after its unshard()"
+            )
+        return part
+
+    def _shown(self) -> dict[str, Tensor]:
+        """The sharded parts, by their names, as a state_dict has them: DTensors where sharded."""
+        names = self.sharded_parts().items()
+        return {part: frozen_part.shown(getattr(self, name)) for part, name in names}
+
+    def _load_parts(self, given: dict[str, Tensor], assign: bool | None) -> None:
+        """Takes over parts of a weight by the names of attributes. This layer is prepared."""
+        for name, tensor in given.items():
+            own = getattr(self, name)
+            if own.shape != tensor.shape:
+                raise InvalidArgument(
+                    f"{name} is of shape {tuple(tensor.shape)}; expected {tuple(own.shape)}"
+                )
+        for name, tensor in given.items():
+            own = getattr(self, name)
+            if frozen_part.is_part(own):
+                setattr(self, name, frozen_part.load(own, tensor, assign))
+            elif assign:
+                setattr(self, name, frozen_part.whole(tensor))
+            else:
+                own.copy_(frozen_part.whole(tensor))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # FSDP2 sets parts that it shards, or has gathered, as parameters.
+        buffers = self.__dict__.get("_buffers", ())
+        if name in buffers and isinstance(value, nn.Parameter):
+            buffers[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias in the dtype of x, or autocast's. x and bias are of one dtype."""
         return _operators.linear(x, bias, self.parts())
@@ -144,7 +199,7 @@ class QuantizedLinear(nn.Linear):
         scales = {id(scale) for scale in self._buffers.values() if scale is not None}
 
         def moved(tensor: Tensor) -> Tensor:
-            if id(tensor) not in scales:
+            if id(tensor) not in scales or frozen_part.is_part(tensor):
                 return fn(tensor)
             # As bytes, which are moved as floats are, and which nothing casts.
             result = fn(tensor.reshape(-1).view(torch.uint8))

@@ -211,15 +211,7 @@ class NF4Linear(QuantizedLinear):
     @property
     def quantized(self) -> nf4.QuantizedTensor[Tensor]:
         """The weight, for the functions of nf4 and nf4.torch. Memory is shared."""
-        return nf4.QuantizedTensor(
-            packed=self.weight.detach(),
-            **{name: getattr(self, name) for name in _SCALES},
-            shape=(self.out_features, self.in_features),
-            format=self.format,
-            blocksize=self.blocksize,
-            nested_blocksize=self.nested_blocksize,
-            dtype=self.dtype_before,
-        )
+        return self.parts().quantized(self.dtype_before)
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
         """The weight, dense: [out_features, in_features]. dtype: by default that of the weight
@@ -245,9 +237,12 @@ class NF4Linear(QuantizedLinear):
     def parts(self) -> WeightParts:
         # As in QuantizedLinear.bias_in: the layer's tensors as they are now, in the shortest way.
         parameters, scales = self._parameters, self._buffers
+        absmax = scales["absmax"]
+        if type(absmax) is not Tensor:
+            return self._prepared_parts()
         weight = (
             parameters["weight"] if "weight" in parameters else self.weight,
-            scales["absmax"],
+            absmax,
             scales["nested_absmax"],
             scales["nested_code"],
             scales["nested_offset"],
@@ -256,11 +251,25 @@ class NF4Linear(QuantizedLinear):
         )
         return tuple.__new__(WeightParts, weight)
 
+    def sharded_parts(self) -> dict[str, str]:
+        return {"packed": "weight", "absmax": "absmax"}
+
+    def _prepared_parts(self) -> WeightParts:
+        return WeightParts(*map(self.stored, ("weight", *_SCALES)), None, self.spec)
+
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for key, part in _state.save(self.quantized).items():
+        if self.is_prepared():
+            scales = {name: self._buffers[name] for name in _SCALES} | self._shown()
+            weight = WeightParts(**scales, codebook=None, spec=self.spec).quantized(
+                self.dtype_before
+            )
+            destination[f"{prefix}weight"] = weight.packed
+        else:
+            weight = self.quantized
+        for key, part in _state.save(weight).items():
             destination[f"{prefix}weight.{key}"] = part
 
     def _load_from_state_dict(
@@ -279,25 +288,31 @@ class NF4Linear(QuantizedLinear):
             for key, value in state_dict.items()
             if key == name or key.startswith(f"{name}.")
         }
+        loaded, fault = _state.Loaded(set(parts), None), None
         try:
             loaded = _state.load(parts)
-            if loaded.weight is not None:
-                self._load_weight(loaded.weight, local_metadata.get("assign_to_params_buffers"))
-            elif "" in parts:
+            if loaded.weight is None and "" in parts:
                 raise InvalidArgument(
                     f"weight is of {parts[''].dtype} and has no quant_state beside it; expected "
                     f"the keys of bitsandbytes: NF4Linear.from_linear quantizes a dense weight"
                 )
         except InvalidArgument as error:
-            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
-            return
+            loaded, fault = _state.Loaded(set(parts), None), error
         consumed = {f"{name}.{key}".rstrip(".") for key in loaded.keys}
         rest = {key: value for key, value in state_dict.items() if key not in consumed}
         absent: list[str] = []
+        # First, as it calls the hooks, such as FSDP2's that shards the weight again.
         super()._load_from_state_dict(
             rest, prefix, local_metadata, strict, absent, unexpected_keys, error_msgs
         )
-        missing_keys += [key for key in absent if key != name or loaded.weight is None]
+        missing_keys += [key for key in absent if key != name or not parts]
+        try:
+            if fault is not None:
+                raise fault
+            if loaded.weight is not None:
+                self._load_weight(loaded.weight, local_metadata.get("assign_to_params_buffers"))
+        except InvalidArgument as error:
+            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
 
     def _load_weight(self, weight: nf4.QuantizedTensor[Tensor], assign: bool | None) -> None:
         """Takes over a weight: its tensors (`assign`), or a copy in this layer's memory, which CUDA
@@ -305,6 +320,9 @@ class NF4Linear(QuantizedLinear):
         shape = (self.out_features, self.in_features)
         if weight.shape != shape:
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected {shape}")
+        if self.is_prepared():
+            self._load_prepared(weight, assign)
+            return
         if assign:
             self._take_weight(weight)
             return
@@ -319,6 +337,17 @@ class NF4Linear(QuantizedLinear):
         else:
             moved = {name: part.to(self.weight.device, copy=True) for name, part in parts.items()}
             self._take_weight(dataclasses.replace(weight, **moved))
+
+    def _load_prepared(self, weight: nf4.QuantizedTensor[Tensor], assign: bool | None) -> None:
+        given = (weight.format, weight.blocksize, weight.nested_blocksize)
+        own = (self.format, self.blocksize, self.nested_blocksize)
+        if given != own:
+            raise InvalidArgument(
+                f"weight is of format, blocksize and nested_blocksize {given}; expected {own}"
+            )
+        parts = _tensors(weight)
+        self._load_parts({"weight": parts.pop("packed"), **parts}, assign)
+        self.dtype_before = weight.dtype
 
     def _has_memory_for(self, weight: nf4.QuantizedTensor[Tensor]) -> bool:
         """Is the weight of this layer's layout, with its nested_code? Other weights may share
