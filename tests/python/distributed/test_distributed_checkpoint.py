@@ -1,13 +1,10 @@
 """A model on meta, sharded and loaded by three processes, each its part; what they check is in
-checkpoint_ranks.py."""
+checkpoint_checks.py."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +13,19 @@ import torch_cases
 pytestmark = pytest.mark.interop
 torch_cases.require("torch", "transformers")
 
+import checkpoint_checks  # noqa: E402
 import nf4.torch  # noqa: E402
+import ranks  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checkpoint_ranks  # noqa: E402
+NAMES = [name for name in vars(checkpoint_checks) if name.startswith("check_")]
+QUANTIZED = {
+    "quantized": {},
+    "flat": {"nested": False, "format": "fp4"},
+    "gptq": {"format": "int4", "layout": "gptq", "group_size": 32, "symmetric": False},
+    "compressed": {"format": "int4", "layout": "compressed-tensors", "group_size": 32},
+}
 
 
 def llama(tied: bool = False, hidden: int = 128) -> transformers.PreTrainedModel:
@@ -40,37 +44,22 @@ def write_models(data: Path) -> None:
     llama(hidden=192).save_pretrained(data / "wide")
     shutil.copytree(data / "dense", data / "broken")
     (data / "broken" / "model-00002-of-00002.safetensors").unlink()
-    model = llama()
-    nf4.torch.quantize_model(model)
-    model.save_pretrained(data / "quantized")
+    for name, options in QUANTIZED.items():
+        model = llama()
+        nf4.torch.quantize_model(model, **options)
+        model.save_pretrained(data / name)
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What each rank says of each check: nothing, or what went wrong."""
-    data = tmp_path_factory.mktemp("ranks")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str | None]]]:
+    data = tmp_path_factory.mktemp("checkpoints")
     write_models(data)
-    package = str(Path(nf4.__file__).parents[1])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    ranks = range(checkpoint_ranks.WORLD)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, checkpoint_ranks.__file__, str(rank), str(data)], env=environment
-        )
-        for rank in ranks
-    ]
-    try:
-        for process in processes:
-            process.wait(timeout=300)
-    finally:
-        for process in processes:
-            process.kill()
-    files = [data / f"outcome-{rank}.json" for rank in ranks]
-    return [json.loads(file.read_text()) if file.exists() else {} for file in files]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHECKPOINTS", str(data))
+        yield ranks.run("checkpoint_checks", NAMES, 3, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("name", checkpoint_ranks.CHECKS)
-def test_of_three_ranks(outcomes: list[dict[str, str]], name: str) -> None:
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.get(name) == "", f"rank {rank}: {outcome.get(name, 'it did not come to it')}"
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoint(name: str, found: dict[str, list[str | None]]) -> None:
+    failed = {rank: error for rank, error in enumerate(found[name]) if error is not None}
+    assert not failed, "\n".join(f"rank {rank}: {error}" for rank, error in failed.items())

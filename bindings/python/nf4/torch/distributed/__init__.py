@@ -1,8 +1,8 @@
 """Quantized layers on several GPUs, by torch.distributed.
 
-    prepare          before FSDP2; fully_shard does it by itself where nf4.torch is imported
-    empty_model      a checkpoint's model on meta, to be sharded
-    load_checkpoint  each rank's part of a checkpoint into the sharded model
+prepare          before FSDP2; fully_shard does it by itself where nf4.torch is imported
+empty_model      a checkpoint's model on meta, to be sharded
+load_checkpoint  each rank's part of a checkpoint into the sharded model
 """
 
 from nf4.torch.distributed._prepare import prepare

@@ -160,10 +160,9 @@ def _fill_int4(
         if part in weight.parts:
             info = weight.parts[part]
             _reading.fill(state[keys[part]], checkpoint.owner[info.name], info)
-    if "zeros" in weight.parts:
-        own = state[keys["zeros"]]
-        own = own.to_local() if isinstance(own, DTensor) else own
-        weight.check_zeros(own.cpu().numpy())
+        if part == "zeros" and part in weight.parts:
+            for local, _ in _reading.parts_of(state[keys[part]]):
+                weight.check_zeros(local.cpu().numpy())
     g_idx = weight.g_idx(checkpoint)
     device = state[keys["packed"]].device
     setattr(layer, keys.get("g_idx", "g_idx"), None if g_idx is None else _tensor(g_idx).to(device))
