@@ -10,6 +10,7 @@ import nf4
 import nf4.torch
 import torch
 from nf4.checkpoint import FormatError
+from nf4.checkpoint.reader import SafetensorsFile
 from nf4.errors import InvalidArgument
 from nf4.torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -72,6 +73,52 @@ def check_quantized(rank: int, world: int) -> None:
     for name in ("quantized", "flat", "gptq", "compressed"):
         model = loaded(DATA / name)
         require_equal(model, DATA / name)
+
+
+def check_each_reads_its_own_bytes(rank: int, world: int) -> None:
+    read: dict[str, int] = {}
+    into = SafetensorsFile.read_into
+
+    def counted(self, info, begin, view):
+        read[info.name] = read.get(info.name, 0) + len(view)
+        into(self, info, begin, view)
+
+    SafetensorsFile.read_into = counted
+    try:
+        model = loaded(DATA / "quantized")
+    finally:
+        SafetensorsFile.read_into = into
+    for name, each in model.state_dict().items():
+        if isinstance(each, DTensor):
+            assert read.get(name, 0) == each.to_local().nbytes, name
+
+
+def status(field: str) -> int:
+    """Of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def peak(work: Callable[[], object]) -> int:
+    """The bytes by which the process was larger at most while it did this."""
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = status("VmRSS")
+    work()
+    return status("VmHWM") - before
+
+
+def check_memory(rank: int, world: int) -> None:
+    """A rank's peak is its share of the weights, and one gathered layer more when it computes."""
+    if not Path("/proc/self/clear_refs").exists():
+        return
+    model = sharded(distributed.empty_model(DATA / "large"))
+    weights = os.path.getsize(DATA / "large/model.safetensors")
+    loaded_peak = peak(lambda: distributed.load_checkpoint(model, DATA / "large"))
+    computed_peak = peak(lambda: model(TOKENS[:1, :1]))
+    slack = 12 << 20
+    assert loaded_peak <= weights // world + slack, loaded_peak
+    layer = weights // len(model.model.layers)
+    assert computed_peak <= 3 * layer + slack, computed_peak
 
 
 def check_tied(rank: int, world: int) -> None:

@@ -150,7 +150,7 @@ def check_functions_of_state_dict(rank: int, world: int) -> None:
 def adapted(seed: int, mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
     import peft
 
-    config = peft.LoraConfig(r=4, target_modules=["nested", "gptq", "uneven"])
+    config = peft.LoraConfig(r=4, target_modules=["nested", "flat", "uneven"])
     model = sharded(peft.get_peft_model(Model(seed), config), mesh)
     trained = [each for each in model.parameters() if each.requires_grad]
     return model, torch.optim.AdamW(trained, lr=0.1)
@@ -201,9 +201,9 @@ def check_another_format(rank: int, world: int) -> None:
     folder = folder_of("another")
     dcp.save(sharded(Model(), mesh_of(world)).state_dict(), checkpoint_id=folder)
     for other, named in (
-        ({"blocksize": 128}, "nested.weight.absmax"),
+        ({"blocksize": 128}, "for nested.weight.absmax"),
         ({"format": "fp4"}, "nested.weight.quant_state.bitsandbytes__fp4"),
-        ({"nested_blocksize": 0}, "nested.weight.absmax"),
+        ({"nested_blocksize": 0}, "for nested.weight."),
     ):
         said = failure(sharded(Model(1, **other), mesh_of(world)), folder)
         assert named in said, said

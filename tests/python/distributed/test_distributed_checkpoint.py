@@ -3,6 +3,7 @@ checkpoint_checks.py."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import nf4.torch  # noqa: E402
 import ranks  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 NAMES = [name for name in vars(checkpoint_checks) if name.startswith("check_")]
 QUANTIZED = {
@@ -48,6 +50,30 @@ def write_models(data: Path) -> None:
         model = llama()
         nf4.torch.quantize_model(model, **options)
         model.save_pretrained(data / name)
+    write_large(data / "large")
+
+
+def write_large(folder: Path, layers: int = 12) -> None:
+    """100 MB of random codes and scales."""
+    config = transformers.LlamaConfig(
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=layers,
+        num_attention_heads=8, vocab_size=100, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    tensors = {"model.embed_tokens.weight": torch.randn(100, 1024)}
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear and name != "lm_head":
+            layer = nf4.torch.NF4Linear(module.in_features, module.out_features, bias=False)
+            layer.weight.data.random_()
+            layer.nested_code.copy_(torch.linspace(-1, 1, 256))
+            tensors |= {f"{name}.{key}": each for key, each in layer.state_dict().items()}
+        elif "norm" in name:
+            tensors[f"{name}.weight"] = torch.ones(1024)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    fields = config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(fields))
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +82,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[s
     write_models(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHECKPOINTS", str(data))
+        patch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed is no longer resident
         yield ranks.run("checkpoint_checks", NAMES, 3, tmp_path_factory.mktemp("ranks"))
 
 
