@@ -9,6 +9,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded"), NEEDS_GPU]
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
+from nf4.torch import _fast  # noqa: E402
 from nf4.torch.peft import layers  # noqa: E402
 from torch_gpu_cases import DEVICE, DTYPES, layer_of, x_of  # noqa: E402
 
@@ -76,3 +77,37 @@ def test_the_gradient_of_a_sum_under_autocast(dtype):
         (grad,) = torch.autograd.grad(y.sum(), x)
     expected = reference(layer, x, torch.ones_like(y))[1]
     require_near([grad], [expected], ALLOWED[dtype])
+
+
+@pytest.mark.parametrize("dtype", ALLOWED)
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(("m", "rank", "cols"), [(1, 16, 512), (77, 8, 100), (2048, 128, 1030)])
+def test_the_gradient_of_an_adapters_half(dtype, narrow, m, rank, cols):
+    """Rows of x are further apart than they are long; the same bits each time, and in a graph."""
+    made = DTYPES[dtype]
+    like = torch.empty(1, device=DEVICE, dtype=made if narrow else torch.float32)
+    p = torch.randn(m, rank, device=DEVICE).to(made)
+    x = torch.randn(m, cols + 6, device=DEVICE).to(made)[:, :cols]
+    found = _fast.adapter_grad(p, x, 1.5, like)
+    assert found.dtype == like.dtype
+    require_near([found], [1.5 * (p.double().t() @ x.double())], ALLOWED[dtype] if narrow else 2e-6)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = _fast.adapter_grad(p, x, 1.5, like)
+    graph.replay()
+    assert torch.equal(again, found)
+
+
+def test_what_an_adapters_gradient_leaves_to_torch():
+    p, x = (torch.randn(4, cols, device=DEVICE).bfloat16() for cols in (8, 64))
+    like = torch.empty(1, device=DEVICE)
+    for arguments in (
+        (p.float(), x.float(), 1.5, like),
+        (p, x.half(), 1.5, like),
+        (p, x[:1].expand(4, 64), 1.5, like),
+        (p[:3], x, 1.5, like),
+        (p[:0], x[:0], 1.5, like),
+        (p, x, 1.5, like.half()),
+        (p, x, 1.5, like.cpu()),
+    ):
+        assert _fast.adapter_grad(*arguments) is None

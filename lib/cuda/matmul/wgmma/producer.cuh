@@ -99,7 +99,8 @@ __device__ __forceinline__ void produce(const typename Tile::Args &args,
                                         SharedStorage<Tile> shared) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (warp == 0 && lane == 0) prefetch_tensor_map(&args.x_map);
-  if (warp == 1 && lane == 0) prefetch_weight<Tile, Scheduler>(args);
+  if constexpr (!Scheduler::kReadsMemory)
+    if (warp == 1 && lane == 0) prefetch_weight<Tile, Scheduler>(args);
   const auto load_scales = [&] {
     Tile::Kind::template load_scales<Tile, Scheduler>(args, shared,
                                                       static_cast<int>(threadIdx.x) - 64);
@@ -109,7 +110,11 @@ __device__ __forceinline__ void produce(const typename Tile::Args &args,
     if (warp >= 2) return load_scales();
   wait_for_inputs<typename Tile::Kind>(args);
   pdl_launch_dependents<Sm90>();
-  if (warp == 0 && lane == 0) load_x<Tile, Scheduler>(args, shared);
+  if constexpr (Scheduler::kGathersX) {
+    if (warp == 0) Tile::Kind::template gather_x<Tile, Scheduler>(args, shared);
+  } else if (warp == 0 && lane == 0) {
+    load_x<Tile, Scheduler>(args, shared);
+  }
   if (warp == 1 && lane == 0) {
     if constexpr (Scheduler::kStreamK && Tile::kSplitK)
       if (args.cluster_size > 1) SplitKReduction<Tile>::announce(args);

@@ -85,10 +85,7 @@ def _fused_grad(grad_y: Tensor, weight: tuple[Any, ...]) -> Tensor | None:
     """grad_y W without a dense weight; None where that is slower, or nothing was done."""
     if torch.is_grad_enabled() or not _private.is_idle():
         return None
-    parts = WeightParts(*weight)
-    if not _kernels.uses_fused_grad(grad_y, parts):
-        return None
-    return _kernels.fused_linear_grad(grad_y, parts)
+    return _kernels.fused_linear_grad(grad_y, WeightParts(*weight))
 
 
 class MatMul4Bit(torch.autograd.Function):

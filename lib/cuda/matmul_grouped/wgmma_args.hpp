@@ -1,0 +1,36 @@
+// What a grouped wgmma kernel gets, and the configurations that there are of them.
+#pragma once
+
+#include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/wgmma/args.hpp"
+#include "cuda/matmul_grouped/args.hpp"
+
+namespace nf4::cuda {
+
+// Of WgmmaArgsOf, what divides tiles among CTAs counts for nothing: GroupedScheduler does.
+struct GroupedWgmmaArgs : WgmmaArgs {
+  Groups groups;
+  int expert_n_tiles;
+};
+
+// Of kMatmulConfigs, by the rows of x of a tile.
+inline constexpr int kGroupedWgmmaConfigs[] = {
+    config_named("wgmma_32x256"), config_named("wgmma_64x256"), config_named("wgmma_128x128"),
+    config_named("wgmma_304x128")};
+constexpr int kGroupedWgmmaCount = sizeof kGroupedWgmmaConfigs / sizeof *kGroupedWgmmaConfigs;
+
+struct GroupedWgmmaKernel {
+  int threads;
+  int smem_bytes;
+  int x_box_rows;             // of a TMA box of x
+  const void *kernels[2][2];  // [dtype - NF4_DTYPE_FP16][x is gathered]
+};
+
+struct GroupedWgmmaKernels {
+  GroupedWgmmaKernel of[kGroupedWgmmaCount];
+
+  template <class Arch>
+  static GroupedWgmmaKernels make();
+};
+
+}  // namespace nf4::cuda
