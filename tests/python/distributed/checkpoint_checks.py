@@ -140,6 +140,25 @@ def check_dense_layers_that_are_cut_by_columns_too(rank: int, world: int) -> Non
     assert torch.equal(found.full_tensor(), torch.from_numpy(expected))
 
 
+def check_cut_layers(rank: int, world: int) -> None:
+    """Tensor parallelism of a model on meta: the parts, with their biases, are those of a model
+    that was cut when it had its weights."""
+    mesh = init_device_mesh("cpu", (world,))
+    for name in ("quantized", "flat", "gptq", "compressed"):
+        whole, model = (distributed.empty_model(DATA / name) for _ in range(2))
+        distributed.load_checkpoint(whole, DATA / name)
+        for each in (whole, model):
+            for layer in each.model.layers:
+                up, down = distributed.ColwiseParallel, distributed.RowwiseParallel
+                styles = {"mlp.up_proj": up(), "mlp.gate_proj": up(), "mlp.down_proj": down()}
+                parallelize_module(layer, mesh, styles)
+        distributed.load_checkpoint(model, DATA / name)
+        state = whole.state_dict()
+        for key, each in model.state_dict().items():
+            assert torch.equal(each, state[key]), (name, key)
+        assert torch.equal(model(TOKENS).logits, whole(TOKENS).logits)
+
+
 def check_a_file_that_one_rank_has_not(rank: int, world: int) -> None:
     """As where each machine has a copy of its own."""
     folder = DATA / "broken" if rank == 1 else DATA / "dense"
