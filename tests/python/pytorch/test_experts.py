@@ -214,3 +214,18 @@ class TestTheModule:
             NF4Experts(3, 8, 64).load_state_dict(
                 NF4Experts.from_dense(torch.randn(3, 8, 128)).state_dict()
             )
+
+    def test_memory_that_moves_is_followed(self):
+        layer = NF4Experts.from_dense(torch.randn(3, 8, 64))
+        x, ends = torch.randn(2, 64), torch.tensor([1, 1, 2], dtype=torch.int32)
+        expected = layer(x, ends)
+        assert torch.equal(layer(x, ends), expected)
+        layer.weight.data = layer.weight.data.clone()
+        assert torch.equal(layer(x, ends), expected)
+        layer.absmax = layer.absmax.clone()
+        layer.absmax.fill_(200)
+        assert not torch.equal(layer(x, ends), expected)
+        other = NF4Experts.from_dense(torch.randn(3, 8, 64))
+        layer.load_state_dict(other.state_dict())
+        assert torch.equal(layer(x, ends), other(x, ends))
+        assert torch.equal(copy.deepcopy(layer)(x, ends), other(x, ends))
