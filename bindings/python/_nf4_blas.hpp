@@ -28,29 +28,33 @@ inline constexpr std::array kBlas{"aoti_torch_get_current_device_index",
                                   "cublasGemmEx"};
 static_assert(sizeof(Blas) == kBlas.size() * sizeof(void *));
 
-// Rows of a matrix, one distance apart.
+// Rows of a matrix on a GPU, one distance apart, in 16 bits.
 struct Rows {
-  const dl_tensor *view;
+  const void *data;
+  nf4_dtype dtype;
+  int32_t device;
   int64_t rows, cols, stride;
 };
 
 inline bool read_rows(const dl_tensor &view, Rows &found) {
-  if (view.ndim < 1 || !has_memory(&view)) return false;
-  found.view = &view;
+  const nf4_dtype dtype = dtype_of(&view);
+  if (view.ndim < 1 || view.device_type != DL_CUDA || !has_memory(&view) ||
+      (dtype != NF4_DTYPE_FP16 && dtype != NF4_DTYPE_BF16))
+    return false;
+  found.data = address_of(&view);
+  found.dtype = dtype;
+  found.device = view.device_id;
   found.cols = view.shape[view.ndim - 1];
   return rows_of(&view, found.cols, &found.rows, &found.stride) && fits(found.rows, 1) &&
          fits(found.cols, 1) && fits(found.stride, 1);
 }
 
-// Does transposed_product take these? `out` is of a dtype, contiguous.
+// Does transposed_product take these, for a contiguous result of a dtype?
 inline bool can_multiply(const Rows &left, const Rows &right, nf4_dtype out) {
-  const nf4_dtype dtype = dtype_of(left.view);
   int32_t device = -1;
-  return blas.gemm != nullptr && left.view->device_type == DL_CUDA &&
-         beside(*right.view, *left.view) && left.rows == right.rows &&
-         (dtype == NF4_DTYPE_FP16 || dtype == NF4_DTYPE_BF16) && dtype_of(right.view) == dtype &&
-         (out == dtype || out == NF4_DTYPE_FP32) && blas.device(&device) == 0 &&
-         device == left.view->device_id;
+  return blas.gemm != nullptr && left.rows == right.rows && left.dtype == right.dtype &&
+         left.device == right.device && (out == left.dtype || out == NF4_DTYPE_FP32) &&
+         blas.device(&device) == 0 && device == left.device;
 }
 
 // out = scale left^T right, summed in binary32.
@@ -63,16 +67,16 @@ inline void transposed_product(const Rows &left, const Rows &right, float scale,
   };
   void *handle = nullptr;
   require_torch(blas.handle(&handle), "find its cuBLAS handle");
-  const int type = type_of(dtype_of(left.view));
+  const int type = type_of(left.dtype);
   const int rank = static_cast<int>(left.cols), cols = static_cast<int>(right.cols);
   const float zero = 0;
   // cuBLAS is column-major, and so computes out^T = scale right^T left.
   int failed = blas.set_math_mode(handle, kNoReducedPrecisionReduction);
   if (failed == 0)
     failed = blas.gemm(handle, kNoTranspose, kTranspose, cols, rank, static_cast<int>(left.rows),
-                       &scale, address_of(right.view), type, static_cast<int>(right.stride),
-                       address_of(left.view), type, static_cast<int>(left.stride), &zero, out,
-                       type_of(out_dtype), cols, kCompute32F, kDefault);
+                       &scale, right.data, type, static_cast<int>(right.stride), left.data, type,
+                       static_cast<int>(left.stride), &zero, out, type_of(out_dtype), cols,
+                       kCompute32F, kDefault);
   blas.set_math_mode(handle, kDefaultMath);  // as torch leaves it
   if (failed != 0) throw std::runtime_error("nf4: cuBLAS failed");
 }

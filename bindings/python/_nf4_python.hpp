@@ -5,6 +5,7 @@
 
 #include <Python.h>
 
+#include <array>
 #include <exception>
 
 #include "_nf4_body.hpp"
@@ -128,47 +129,47 @@ inline bool is_slow(const dl_tensor &x, const nf4_matmul_args &args, int fp32_ro
   return x.device_type == DL_CUDA && args.dtype == NF4_DTYPE_FP32 && args.m > fp32_rows;
 }
 
-// What a call writes: y, [..., columns], and with an adapter its product, [m, rank].
+// The new tensors that a call writes.
 class Outputs {
  public:
-  Outputs(PyObject *x, const dl_tensor &of_x, int64_t columns, Product<Codebook> &product,
-          nf4_lora *lora) {
-    nf4_matmul_args &args = product.args;
-    y_ = new_output(x, of_x, columns);
-    if (y_ == nullptr) return;
-    if (lora != nullptr)
-      p_ = new_beside(x, Py_BuildValue("(LL)", static_cast<long long>(args.m),
-                                       static_cast<long long>(lora->rank)));
-    allocated_ = lora == nullptr || p_ != nullptr;
-    good_ = allocated_ && is_made(y_, of_x, args.m * columns, args.y) &&
-            (lora == nullptr || is_made(p_, of_x, args.m * lora->rank, lora->product));
-  }
+  Outputs() = default;
   ~Outputs() {
-    Py_XDECREF(y_);
-    Py_XDECREF(p_);
+    for (PyObject *each : made_) Py_XDECREF(each);
   }
   Outputs(const Outputs &) = delete;
   Outputs &operator=(const Outputs &) = delete;
+
+  // The memory of `made`, a new reference, or NULL: so many elements of the dtype of `like`, and
+  // beside it, unless a mode of torch has made something else.
+  void *take(PyObject *made, const dl_tensor &like, int64_t elements) {
+    View view;
+    made_.at(count_++) = made;
+    allocated_ = allocated_ && made != nullptr;
+    good_ = good_ && made != nullptr && view_of(made, view) && is_output(*view, like, elements);
+    return good_ ? const_cast<char *>(address_of(&*view)) : nullptr;
+  }
+
+  void *matrix(PyObject *like, const dl_tensor &of_like, int64_t rows, int64_t cols) {
+    if (!good_) return nullptr;
+    PyObject *const sizes =
+        Py_BuildValue("(LL)", static_cast<long long>(rows), static_cast<long long>(cols));
+    return take(new_beside(like, sizes), of_like, rows * cols);
+  }
 
   // What `work` wrote; None if nothing was done; NULL, with torch's error, without memory for it.
   template <class Work>
   PyObject *after(const Work &work) const {
     if (!allocated_) return nullptr;
-    return good_ && run(work) ? result() : none();
+    if (!good_ || !run(work)) return none();
+    if (count_ == 1) return Py_NewRef(made_[0]);
+    return count_ == 2 ? PyTuple_Pack(2, made_[0], made_[1])
+                       : PyTuple_Pack(3, made_[0], made_[1], made_[2]);
   }
 
  private:
-  PyObject *result() const { return p_ == nullptr ? Py_NewRef(y_) : PyTuple_Pack(2, y_, p_); }
-
-  static bool is_made(PyObject *made, const dl_tensor &x, int64_t elements, void *&data) {
-    View view;
-    if (!view_of(made, view) || !is_output(*view, x, elements)) return false;
-    data = const_cast<char *>(address_of(&*view));
-    return true;
-  }
-
-  PyObject *y_ = nullptr, *p_ = nullptr;
-  bool allocated_ = false, good_ = false;
+  std::array<PyObject *, 3> made_{};
+  size_t count_ = 0;
+  bool allocated_ = true, good_ = true;
 };
 
 // For a PyMethodDef.

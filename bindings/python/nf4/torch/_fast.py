@@ -56,6 +56,14 @@ def adapter_grad(left: Tensor, right: Tensor, scale: float, like: Tensor) -> Ten
     return None
 
 
+def adapted_grads(
+    grad_y: Tensor, x: Tensor, p: Tensor, weight: Parts, a: Tensor, b: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """For y and p of linear_adapted in 16 bits on the current GPU: dX, dA and dB; None if nothing
+    was done."""
+    return None
+
+
 def take_packed(kind: type[Tensor]) -> None:
     """Makes `linear` and `dequantize` take packed bytes that are of this class, in any dtype."""
 
@@ -102,4 +110,5 @@ if registered:
     linear_adapted = _prepared._nf4_fast.linear_adapted
     linear_grad = _prepared._nf4_fast.linear_grad
     adapter_grad = _prepared._nf4_fast.adapter_grad
+    adapted_grads = _prepared._nf4_fast.adapted_grads
     take_packed = _prepared._nf4_fast.take_packed

@@ -276,7 +276,8 @@ def forward(
         if found is None:
             return None
         packed, bias = found
-        weight = None if packed.requires_grad else weight_of(x, packed, packed.quant_state)
+        frozen = not _private.any_requires_grad(packed)  # its own attribute calls Python
+        weight = weight_of(x, packed, packed.quant_state) if frozen else None
         if weight is None:
             return None
         plain = tuple.__new__(WeightParts, (_plain(packed), *weight[1:]))

@@ -1,8 +1,8 @@
-"""Rows or columns of a 4-bit weight, cut out of its parts as they are stored. No code of a weight is
-dequantized, and the part's values are those of the whole.
+"""Rows or columns of a 4-bit weight, cut out of its parts as they are stored. No code of a weight
+is dequantized, and the part's values are those of the whole.
 
-plan() says which elements of each stored part a cut needs, without reading any, and what the part of
-the weight is made of; cut() does both on a weight in memory:
+plan() says which elements of each stored part a cut needs, without reading any, and what the part
+is made of; cut() does both on a weight in memory:
 
     part = cut(weight, 0, [(0, 4096)])                       # rows 0..4095
     part = cut(weight, 0, [(0, 512), (8192, 8320)])          # of two projections in one weight
@@ -184,8 +184,8 @@ def _checked(
     found = tuple((int(begin), int(end)) for begin, end in ranges)
     if not found or any(not 0 <= begin < end <= shape[dim] for begin, end in found):
         raise InvalidArgument(
-            f"ranges is {list(found)}; expected (begin, end) within the {shape[dim]} {AXES[dim]} of "
-            f"the weight"
+            f"ranges is {list(found)}; expected (begin, end) within the {shape[dim]} {AXES[dim]} "
+            f"of the weight"
         )
     count = sum(end - begin for begin, end in found)
     return found, ((count, shape[1]) if dim == 0 else (shape[0], count))

@@ -72,7 +72,8 @@ class Int4Cut(Cut):
         Raises InvalidArgument where a range does not begin and end with a group and a word."""
         ranges, made = _checked(shape, dim, ranges)
         shapes = int4_shapes(layout, shape, group_size)
-        views = dict(shapes._asdict(), g_idx=shape[1:])
+        views = {name: getattr(shapes, name) for name in ("packed", "scales", "zeros")}
+        views["g_idx"] = shape[1:]
         size, group = group_size, 0
         if dim == 1:
             size, group = _groups(shape, shapes.groups, made[1], ranges, act_order)

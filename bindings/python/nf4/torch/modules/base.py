@@ -87,6 +87,19 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
     compute_dtype: torch.dtype | None
     # The group, and the layer's place in it.
     _siblings: tuple[Siblings, int] | None = None
+    # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which
+    # are summed over the ranks before the bias is added.
+    tensor_parallel: int | None = None
+
+    @property
+    def _distribute_module_applied(self) -> bool:
+        """By which torch's styles of tensor parallelism ask whether a layer is theirs already. They
+        would cut the bytes of the weight as if those were its rows."""
+        raise InvalidArgument(
+            f"a style of torch.distributed.tensor.parallel is given for {type(self).__name__}; "
+            f"expected nf4.torch.distributed.ColwiseParallel or RowwiseParallel, with the same "
+            f"arguments"
+        )
 
     def parts(self) -> Parts:
         """The weight as it is now."""
@@ -150,12 +163,14 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
         return _operators.linear(x, bias, self.parts())
 
     def bias_in(self, dtype: torch.dtype) -> Tensor | None:
-        """The bias in a dtype."""
+        """The bias in a dtype, if the product is to have it."""
         # torch.nn.Module looks for an attribute in three places before it comes to this one.
         # DataParallel and parametrizations put a parameter elsewhere.
         parameters = self._parameters
         bias = parameters["bias"] if "bias" in parameters else self.bias
-        return bias if bias is None or bias.dtype == dtype else bias.to(dtype)
+        if bias is None or self.tensor_parallel == 1:
+            return None
+        return bias if bias.dtype == dtype else bias.to(dtype)
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
         """W, dense: [out_features, in_features]."""

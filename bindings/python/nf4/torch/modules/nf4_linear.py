@@ -132,6 +132,7 @@ class NF4Linear(QuantizedLinear):
         self.spec, self.dtype_before = parts.spec, weight.dtype
         self.out_features, self.in_features = weight.shape
         packed = _state.bytes_of(parts.packed)
+        self._buffers.pop("weight", None)  # under FSDP1 it is one
         self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
         for name in SCALES:
             self.register_buffer(name, getattr(parts, name), persistent=False)

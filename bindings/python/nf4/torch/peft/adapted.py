@@ -5,9 +5,10 @@ adapter.
     backward   q = dY B, dX = dY W + s q A, dA = s q^T x, dB = s dY^T p
 
 Each of y and dX is one call of libnf4 where that has a fast kernel (_fast.py), and is rounded once;
-else the adapter's part is added in place. Beside x, p alone is kept, which is [rows of x, rank]. A
-and B in float32 beside x in 16 bits are rounded to its dtype, as autocast would; their gradients
-are float32, and on a GPU never rounded to 16 bits.
+else the adapter's part is added in place. On a GPU the whole backward pass is one call of C++ then.
+Beside x, p alone is kept, which is [rows of x, rank]. A and B in float32 beside x in 16 bits are
+rounded to its dtype, as autocast would; their gradients are float32, and on a GPU never rounded to
+16 bits.
 """
 
 from __future__ import annotations
@@ -114,15 +115,21 @@ class _Adapted(torch.autograd.Function):
 def _grads(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     of_x, of_a, of_b, of_bias, _ = ctx.needs_input_grad
     x, p, a, b = ctx.saved_tensors
-    scale = ctx.scale
+    weight, scale = ctx.weight, ctx.scale
+    grad_bias = _operators.grad_of_bias(grad_y) if of_bias else None
+    if grad_y.is_cuda and of_x and of_a and of_b and _private.is_idle():
+        if _kernels.uses_fused_grad(grad_y, weight):
+            made = _fast.adapted_grads(grad_y, x, p, weight, a, b, scale)
+            if made is not None:
+                return *made, grad_bias, None
     grad_x = grad_a = grad_b = None
     if of_x or of_a:
-        grad_x, q = _backward(grad_y, ctx.weight, Adapter(a, b, scale), of_x)
+        grad_x, q = _backward(grad_y, weight, Adapter(a, b, scale), of_x)
         if of_a:
             grad_a = _adapter_grad(q, x, scale, a)
     if of_b:
         grad_b = _adapter_grad(grad_y, p, scale, b)
-    return grad_x, grad_a, grad_b, _operators.grad_of_bias(grad_y) if of_bias else None, None
+    return grad_x, grad_a, grad_b, grad_bias, None
 
 
 def _differentiable(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
+from nf4.errors import InvalidArgument
 from nf4.torch import _private
 from nf4.torch._schemas import Parts
 from nf4.torch.modules import NF4Linear
@@ -119,6 +120,11 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
     base = own["_modules"]["base_layer"]
     if not _is_served(base) or type(x) is not Tensor:
         return None
+    if "tensor_parallel" in base.__dict__ and not _is_called_plainly(base.__dict__):
+        raise InvalidArgument(
+            "a LoRA layer is around a layer that was cut for tensor parallelism, and is not cut "
+            "itself; expected PEFT first, then a style for the LoRA layer"
+        )
     if not _private.is_idle() or _private.has_global_hooks():
         return None
     adapter, autocast = _adapter(own), _autocast_dtype(x)
