@@ -138,6 +138,26 @@ def test_experts_stay_dense_unless_asked_and_by_patterns():
         torch.testing.assert_close(model(TOKENS).logits, twin(TOKENS).logits, rtol=1e-4, atol=1e-5)
 
 
+def test_experts_of_other_ranks_add_nothing():
+    """Expert parallelism numbers them as num_experts, with a weight of 0."""
+    model = qwen3()
+    quantize_model(model, experts=True)
+    ours = model.model.layers[0].mlp.experts
+    theirs = dense_twin(model).model.layers[0].mlp.experts
+    x, weights = torch.randn(5, 64), torch.rand(5, 2)
+    chosen = torch.tensor([[0, 6], [6, 6], [5, 1], [6, 2], [3, 6]])
+    weights = weights.masked_fill(chosen == 6, 0)
+    results = []
+    for each, implementation in ((ours, "nf4"), (theirs, "grouped_mm")):
+        each._is_expert_parallel = True
+        each.config._experts_implementation = implementation
+        given = x.clone().requires_grad_()
+        y = each(given, chosen, weights)
+        results.append((y.detach(), torch.autograd.grad(y.square().sum(), given)[0]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+    assert not results[0][0][1].any() and results[0][0].isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("break_it", "options", "message"),
     [
