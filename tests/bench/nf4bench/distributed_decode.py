@@ -115,7 +115,7 @@ class Step:
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.stream = torch.cuda.Stream()
-        with torch.inference_mode(), torch.cuda.stream(self.stream):
+        with torch.no_grad(), torch.cuda.stream(self.stream):
             for _ in range(2):
                 model(x)
             torch.cuda.synchronize()
