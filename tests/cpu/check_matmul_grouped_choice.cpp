@@ -57,10 +57,13 @@ TEST_CASE("grouped products take the kernel that was measured to be fastest", "[
   CHECK(chosen(qwen(8), kH200) == "skinny_2");
   CHECK(chosen(qwen(64), kH200) == "skinny_8");
   CHECK(chosen(qwen(256), kH200) == "wgmma_32x256");
+  CHECK(chosen(qwen(512), kH200) == "wgmma_64x256");
+  CHECK(chosen(qwen(2048), kH200) == "wgmma_152x128");
   CHECK(chosen(qwen(4096), kH200) == "wgmma_304x128");
   CHECK(chosen(product(8, 28672, 4096, 2), kH200) == "skinny_2");
   CHECK(chosen(product(8, 28672, 4096, 32), kH200) == "skinny_8");
   CHECK(chosen(product(8, 28672, 4096, 2048), kH200) == "wgmma_304x128");
+  CHECK(chosen(product(8, 28672, 4096, 8192), kH200) == "wgmma_304x128");
   CHECK(chosen(qwen(1), kA100) == "skinny_2");
   CHECK(chosen(qwen(64), kA100) == "skinny_8");
   CHECK(chosen(qwen(1), kT4) == "mma_64x64");

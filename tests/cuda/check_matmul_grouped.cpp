@@ -58,7 +58,7 @@ struct PlacedGrouped {
 
   size_t workspace_bytes(const GroupedCase &test) const {
     size_t bytes = 0;
-    const nf4_grouped_args given = grouped_args(test, {});
+    const nf4_grouped_args given = args(test);
     REQUIRE(nf4_matmul_grouped_workspace_size(&weight.tensor(), &given, &bytes) == NF4_STATUS_OK);
     return bytes;
   }

@@ -27,11 +27,11 @@ constexpr Cost kCosts[] = {
     {kSkinny2, kWarpTileK, 165, 0},
     {kSkinny8, kWarpTileK, 195, 0},
     {kSkinny16, kWarpTileK, 280, 0},
-    {config_named("wgmma_32x256"), 128, 1500, 4000},
-    {config_named("wgmma_64x256"), 128, 2040, 4000},
-    {config_named("wgmma_152x128"), 128, 1700, 4000},
-    {config_named("wgmma_208x128"), 128, 2000, 5000},
-    {config_named("wgmma_304x128"), 128, 2720, 6000},
+    {config_named("wgmma_32x256"), 128, 1420, 5500},
+    {config_named("wgmma_64x256"), 128, 2150, 5500},
+    {config_named("wgmma_152x128"), 128, 2000, 5000},
+    {config_named("wgmma_208x128"), 128, 2500, 6000},
+    {config_named("wgmma_304x128"), 128, 3150, 8500},
 };
 
 // How many chunks of up to `rows` rows an expert has, on average: rows that come at random are
@@ -48,7 +48,7 @@ double mean_chunks(const GroupedProblem &problem, int rows) {
 
 // A launch, and x read and written.
 double gather_cycles(const GroupedProblem &problem, const GpuFacts &gpu) {
-  constexpr double kLaunchCycles = 4000, kBytesPerCycle = 14;  // of a multiprocessor
+  constexpr double kLaunchCycles = 4000, kBytesPerCycle = 8;  // of a multiprocessor
   return kLaunchCycles + static_cast<double>(problem.m * problem.weight.cols * 4) /
                              (kBytesPerCycle * gpu.multiprocessors);
 }
