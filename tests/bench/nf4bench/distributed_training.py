@@ -21,7 +21,7 @@ from nf4bench.product import require
 from nf4bench.training_cases import ALPHA, RANK
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 8192, 28672, 64, 8
-LAYERS, TOKENS = 4, (1, 2048)
+LAYERS, TOKENS = 8, (1, 2048)
 STEPS, TURNS = 2, 5
 DTYPE = torch.bfloat16
 SHARDED, THEIRS, ONE = "libnf4", "bitsandbytes", "libnf4, one GPU"
@@ -94,8 +94,10 @@ def models(place: str) -> dict[str, nn.Module]:
         made = {THEIRS: _model(their, True, place)}
     made |= {ONE: _model(our, False, place), SHARDED: _model(our, False, place)}
     for form in (SHARDED, THEIRS):
-        for layer in made[form].base_model.model.layers:
-            fully_shard(layer)
+        layers = made[form].base_model.model.layers
+        for at, layer in enumerate(layers):
+            # The backward pass begins with the last one.
+            fully_shard(layer, reshard_after_forward=at + 1 < len(layers))
         fully_shard(made[form])
     return made
 

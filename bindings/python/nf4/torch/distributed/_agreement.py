@@ -19,11 +19,13 @@ def spec_of(layer: QuantizedLinear) -> str:
     return f"{type(layer).__name__} {tuple(layer.spec)} of {', '.join(dtypes)}"
 
 
-def specs_of(modules: Iterable[nn.Module], params: Iterable[nn.Parameter]) -> dict[str, str]:
-    """By the names of layers within the modules, of those whose parts are among params."""
+def layers_of(
+    modules: Iterable[nn.Module], params: Iterable[nn.Parameter]
+) -> dict[str, QuantizedLinear]:
+    """By their names, the layers within the modules whose parts are among params."""
     wanted = set(map(id, params))
     return {
-        name: spec_of(layer)
+        name: layer
         for module in modules
         for name, layer in module.named_modules()
         if isinstance(layer, QuantizedLinear)

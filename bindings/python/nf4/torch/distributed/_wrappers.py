@@ -16,9 +16,10 @@ from typing import Any
 
 from torch import nn
 
-from nf4.torch.distributed._agreement import require_agreement, specs_of
+from nf4.torch.distributed._agreement import layers_of, require_agreement, spec_of
 from nf4.torch.distributed._prepare import buffers_as_parameters, prepare_layers
 from nf4.torch.modules import QuantizedLinear
+from nf4.torch.modules.frozen_part import FrozenPart
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
@@ -54,7 +55,12 @@ def param_group(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    require_agreement(specs_of(modules, params), mesh_info.mesh)
+    layers = layers_of(modules, params)
+    require_agreement({name: spec_of(layer) for name, layer in layers.items()}, mesh_info.mesh)
+    beside = {each.dtype for each in params if not isinstance(each, FrozenPart)}
+    if len(beside) == 1:
+        for layer in layers.values():
+            layer.gathered_beside = next(iter(beside))
     original(group, params, modules, mesh_info, *args, **kwargs)
 
 

@@ -87,6 +87,8 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
     compute_dtype: torch.dtype | None
     # The group, and the layer's place in it.
     _siblings: tuple[Siblings, int] | None = None
+    # The dtype of what FSDP2 gathers together with the weight.
+    gathered_beside: torch.dtype = torch.int64
     # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which
     # are summed over the ranks before the bias is added.
     tensor_parallel: int | None = None
