@@ -57,9 +57,12 @@ TEST_CASE("grouped products take the kernel that was measured to be fastest", "[
   CHECK(chosen(qwen(8), kH200) == "skinny_2");
   CHECK(chosen(qwen(64), kH200) == "skinny_8");
   CHECK(chosen(qwen(256), kH200) == "wgmma_32x256");
+  CHECK(chosen(qwen(512), kH200) == "wgmma_64x256");
+  CHECK(chosen(qwen(2048), kH200) == "wgmma_152x128");
   CHECK(chosen(qwen(4096), kH200) == "wgmma_304x128");
   CHECK(chosen(product(8, 28672, 4096, 2), kH200) == "skinny_2");
   CHECK(chosen(product(8, 28672, 4096, 32), kH200) == "skinny_8");
+  CHECK(chosen(product(8, 28672, 4096, 2048), kH200) == "wgmma_304x128");
   CHECK(chosen(product(8, 28672, 4096, 8192), kH200) == "wgmma_304x128");
   CHECK(chosen(qwen(1), kA100) == "skinny_2");
   CHECK(chosen(qwen(64), kA100) == "skinny_8");
@@ -83,9 +86,14 @@ TEST_CASE("what grouped kernels can run", "[matmul]") {
   problem.x_stride += 4;  // its rows are not 16-byte aligned
   CHECK(!can_run(problem, "skinny_8"));
   CHECK(!can_run(problem, "wgmma_32x256"));
-  problem = qwen(8);
+  problem = qwen(64);
+  problem.x_index = at<int32_t>(4096);  // few rows of an expert: no workspace to gather them in
+  CHECK(!can_run(problem, "wgmma_32x256"));
+  problem = qwen(65);
   problem.x_rows = 0;
   CHECK(!can_run(problem, "wgmma_32x256"));
+  problem.x_index = at<int32_t>(4096);
+  CHECK(can_run(problem, "wgmma_32x256"));
   // More than 2^32 elements.
   CHECK(can_run(product(256, 4096, 7168, 8), "skinny_2"));
   // Numbers of tiles past 31 bits.

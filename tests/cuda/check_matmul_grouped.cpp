@@ -38,7 +38,7 @@ class ForcedGrouped {
 // In a GPU's memory. aligned: on 256-byte boundaries, else now and then.
 struct PlacedGrouped {
   DeviceWeight weight;
-  DeviceBuffer x, bias, y, ends, x_index, row_scale;
+  DeviceBuffer x, bias, y, ends, x_index, row_scale, workspace;
 
   PlacedGrouped(Rng &rng, const GroupedCase &test, bool aligned)
       : weight(rng, test.all.weight, aligned),
@@ -47,7 +47,8 @@ struct PlacedGrouped {
         y(test.y_bytes(), aligned ? 256 : random_lead(rng, dtype_bytes(test.all.dtype))),
         ends(test.ends.size() * 4, 64),
         x_index(test.x_index.size() * 4, 64),
-        row_scale(test.row_scale.size() * 4, 64) {
+        row_scale(test.row_scale.size() * 4, 64),
+        workspace(workspace_bytes(test), 64) {
     x.write(test.all.x.data());
     bias.write(test.bias.data());
     ends.write(test.ends.data());
@@ -55,6 +56,12 @@ struct PlacedGrouped {
     row_scale.write(test.row_scale.data());
   }
 
+  size_t workspace_bytes(const GroupedCase &test) const {
+    size_t bytes = 0;
+    const nf4_grouped_args given = args(test);
+    REQUIRE(nf4_matmul_grouped_workspace_size(&weight.tensor(), &given, &bytes) == NF4_STATUS_OK);
+    return bytes;
+  }
   nf4_grouped_args args(const GroupedCase &test) const {
     return grouped_args(
         test, {x.data(), bias.data(), ends.data(), x_index.data(), row_scale.data(), y.data()});
@@ -71,10 +78,12 @@ struct PlacedGrouped {
   }
   nf4_status multiply(const GroupedCase &test, cudaStream_t stream) const {
     const nf4_grouped_args given = args(test);
-    return nf4_matmul_grouped_launch(&weight.tensor(), &given, nullptr, 0, stream);
+    return nf4_matmul_grouped_launch(&weight.tensor(), &given, workspace.data(), workspace.size(),
+                                     stream);
   }
   bool leads_intact() const {
-    return y.lead_intact() && ends.lead_intact() && x.lead_intact() && weight.leads_intact();
+    return y.lead_intact() && workspace.lead_intact() && ends.lead_intact() && x.lead_intact() &&
+           weight.leads_intact();
   }
 };
 

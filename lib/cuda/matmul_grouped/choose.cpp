@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "cuda/backend.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/matmul_grouped/wgmma_configs.hpp"
 
@@ -26,11 +27,11 @@ constexpr Cost kCosts[] = {
     {kSkinny2, kWarpTileK, 165, 0},
     {kSkinny8, kWarpTileK, 195, 0},
     {kSkinny16, kWarpTileK, 280, 0},
-    {config_named("wgmma_32x256"), 128, 1500, 4000},
-    {config_named("wgmma_64x256"), 128, 2040, 4000},
-    {config_named("wgmma_152x128"), 128, 1700, 4000},
-    {config_named("wgmma_208x128"), 128, 2000, 5000},
-    {config_named("wgmma_304x128"), 128, 2720, 6000},
+    {config_named("wgmma_32x256"), 128, 1420, 5500},
+    {config_named("wgmma_64x256"), 128, 2150, 5500},
+    {config_named("wgmma_152x128"), 128, 2000, 5000},
+    {config_named("wgmma_208x128"), 128, 2500, 6000},
+    {config_named("wgmma_304x128"), 128, 3150, 8500},
 };
 
 // How many chunks of up to `rows` rows an expert has, on average: rows that come at random are
@@ -45,6 +46,13 @@ double mean_chunks(const GroupedProblem &problem, int rows) {
   return std::min(chunks / 8, static_cast<double>(max_chunks(problem, rows)) / problem.experts);
 }
 
+// A launch, and x read and written.
+double gather_cycles(const GroupedProblem &problem, const GpuFacts &gpu) {
+  constexpr double kLaunchCycles = 4000, kBytesPerCycle = 8;  // of a multiprocessor
+  return kLaunchCycles + static_cast<double>(problem.m * problem.weight.cols * 4) /
+                             (kBytesPerCycle * gpu.multiprocessors);
+}
+
 double estimated_cycles(const GroupedProblem &problem, const GpuFacts &gpu, const Cost &cost) {
   const double tiles = mean_chunks(problem, kMatmulConfigs[cost.config].tile_m) * problem.experts *
                        static_cast<double>(expert_n_tiles(problem, cost.config));
@@ -53,7 +61,9 @@ double estimated_cycles(const GroupedProblem &problem, const GpuFacts &gpu, cons
       cost.tile_cycles;
   // Skinny CTAs share tiles; of others the last wave is half full, on average.
   const double waves = tiles / gpu.multiprocessors;
-  return (is_wgmma(cost.config) ? std::max(1.0, waves + 0.5) : waves) * tile_cycles;
+  if (!is_wgmma(cost.config)) return waves * tile_cycles;
+  return std::max(1.0, waves + 0.5) * tile_cycles +
+         (problem.x_index == nullptr ? 0 : gather_cycles(problem, gpu));
 }
 
 bool skinny_can_run_experts(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
@@ -63,7 +73,9 @@ bool skinny_can_run_experts(const GroupedProblem &problem, const GpuFacts &gpu, 
 }
 
 bool wgmma_can_run_experts(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
-  return grouped_wgmma_index(config) >= 0 && problem.x_rows > 0 && problem.x_rows <= kMaxRows &&
+  const bool has_x = problem.x_index != nullptr ? matmul_grouped_workspace_bytes(problem) > 0
+                                                : problem.x_rows > 0 && problem.x_rows <= kMaxRows;
+  return grouped_wgmma_index(config) >= 0 && has_x && problem.m <= kMaxRows &&
          wgmma_can_run(stack_problem(problem), gpu, config);
 }
 

@@ -102,20 +102,47 @@ cudaError_t allow_shared_memory(const GroupedWgmmaKernels &kernels, const Device
   static ContextFlag known;
   if (known.has(device.index)) return cudaSuccess;
   for (const GroupedWgmmaKernel &config : kernels.of)
-    for (const auto &of_dtype : config.kernels)
-      for (const void *kernel : of_dtype) {
-        const cudaError_t error = cudaFuncSetAttribute(
-            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
-        if (error != cudaSuccess) return error;
-      }
+    for (const void *kernel : config.kernels) {
+      const cudaError_t error = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
+      if (error != cudaSuccess) return error;
+    }
   known.set(device.index);
-  return cudaSuccess;
+  return load_kernels(&kernels.gather, 1);
 }
 
-cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblem &problem, int config) {
+// The problem with rows of x in the order of y's, once gather_rows has copied them.
+GroupedProblem in_row_order(const GroupedProblem &problem) {
+  GroupedProblem ordered = problem;
+  if (problem.x_index == nullptr) return ordered;
+  ordered.x = problem.workspace;
+  ordered.x_stride = problem.weight.cols;
+  ordered.x_rows = problem.m;
+  ordered.x_index = nullptr;
+  return ordered;
+}
+
+cudaError_t gather_x(const MatmulTarget &target, const void *kernel,
+                     const GroupedProblem &problem) {
+  if (problem.x_index == nullptr) return cudaSuccess;
+  const GatherArgs args{groups_of(problem),
+                        static_cast<const uint4 *>(problem.x),
+                        problem.x_rows,
+                        problem.x_stride / 8,
+                        static_cast<uint4 *>(problem.workspace),
+                        static_cast<int>(problem.weight.cols / 8)};
+  const int64_t ctas = std::min<int64_t>(ceil_divide(problem.m, kGatherThreads / 32),
+                                         target.gpu.multiprocessors * 8);
+  return target.launch(kernel, ctas, kGatherThreads, args);
+}
+
+cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblem &given, int config) {
   const auto &kernels = *exact_kernels_for<GroupedWgmmaKernels>(target.device.compute_capability);
   cudaError_t error = allow_shared_memory(kernels, target.device);
   if (error != cudaSuccess) return error;
+  error = gather_x(target, kernels.gather, given);
+  if (error != cudaSuccess) return error;
+  const GroupedProblem problem = in_row_order(given);
   const GroupedWgmmaKernel &kernel = kernels.of[grouped_wgmma_index(config)];
   GroupedWgmmaArgs args{};
   args.matmul = matmul_args(problem);
@@ -129,7 +156,7 @@ cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblem &probl
                           problem.x_stride * 2, kStepK * 2, kernel.x_box_rows, args.x_map);
   if (error != cudaSuccess) return error;
   const int64_t tiles = max_chunks(problem, kMatmulConfigs[config].tile_m) * args.expert_n_tiles;
-  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16][problem.x_index != nullptr],
+  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
                  std::min<int64_t>(tiles, target.gpu.multiprocessors), kernel.threads, true,
                  target.stream, kernel.smem_bytes},
                 args);

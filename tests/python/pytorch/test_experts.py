@@ -138,6 +138,26 @@ def test_experts_stay_dense_unless_asked_and_by_patterns():
         torch.testing.assert_close(model(TOKENS).logits, twin(TOKENS).logits, rtol=1e-4, atol=1e-5)
 
 
+def test_experts_of_other_ranks_add_nothing():
+    """Expert parallelism numbers them as num_experts, with a weight of 0."""
+    model = qwen3()
+    quantize_model(model, experts=True)
+    ours = model.model.layers[0].mlp.experts
+    theirs = dense_twin(model).model.layers[0].mlp.experts
+    x, weights = torch.randn(5, 64), torch.rand(5, 2)
+    chosen = torch.tensor([[0, 6], [6, 6], [5, 1], [6, 2], [3, 6]])
+    weights = weights.masked_fill(chosen == 6, 0)
+    results = []
+    for each, implementation in ((ours, "nf4"), (theirs, "grouped_mm")):
+        each._is_expert_parallel = True
+        each.config._experts_implementation = implementation
+        given = x.clone().requires_grad_()
+        y = each(given, chosen, weights)
+        results.append((y.detach(), torch.autograd.grad(y.square().sum(), given)[0]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+    assert not results[0][0][1].any() and results[0][0].isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("break_it", "options", "message"),
     [
@@ -214,3 +234,18 @@ class TestTheModule:
             NF4Experts(3, 8, 64).load_state_dict(
                 NF4Experts.from_dense(torch.randn(3, 8, 128)).state_dict()
             )
+
+    def test_memory_that_moves_is_followed(self):
+        layer = NF4Experts.from_dense(torch.randn(3, 8, 64))
+        x, ends = torch.randn(2, 64), torch.tensor([1, 1, 2], dtype=torch.int32)
+        expected = layer(x, ends)
+        assert torch.equal(layer(x, ends), expected)
+        layer.weight.data = layer.weight.data.clone()
+        assert torch.equal(layer(x, ends), expected)
+        layer.absmax = layer.absmax.clone()
+        layer.absmax.fill_(200)
+        assert not torch.equal(layer(x, ends), expected)
+        other = NF4Experts.from_dense(torch.randn(3, 8, 64))
+        layer.load_state_dict(other.state_dict())
+        assert torch.equal(layer(x, ends), other(x, ends))
+        assert torch.equal(copy.deepcopy(layer)(x, ends), other(x, ends))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import nf4
 from nf4.errors import InvalidArgument
-from nf4.torch import _kernels, _schemas
+from nf4.torch import _kernels, _private, _schemas
 from nf4.torch._checks import require_device, require_float
 from nf4.torch._operators import AUTOCAST, cast, impl, require_frozen
 from nf4.torch._weight import Spec, WeightParts
@@ -172,7 +172,17 @@ def _dense_linear(
 def _linear(
     x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, *arguments: Any
 ) -> Tensor:
-    weight = WeightParts.of_arguments(*arguments)
+    return _product(x, ends, x_index, bias, WeightParts.of_arguments(*arguments))
+
+
+def _product(
+    x: Tensor,
+    ends: Tensor,
+    x_index: Tensor | None,
+    bias: Tensor | None,
+    weight: WeightParts,
+    made: nf4.QuantizedTensor | None = None,
+) -> Tensor:
     experts, rows, cols = _require_stack(weight)
     _require_operands("x", x, cols, ends, x_index, weight)
     if bias is not None:
@@ -186,7 +196,7 @@ def _linear(
         return _dense_linear(x, ends, x_index, bias, weight)
     return nf4.matmul_grouped(
         x.detach().contiguous(),
-        weight.quantized(),
+        weight.quantized() if made is None else made,
         ends.contiguous(),
         x_index=None if x_index is None else x_index.contiguous(),
         bias=None if bias is None else bias.detach().contiguous(),
@@ -303,6 +313,25 @@ for _device, _key in AUTOCAST.items():
 
 
 def linear_grouped(
-    x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, weight: WeightParts
+    x: Tensor,
+    ends: Tensor,
+    x_index: Tensor | None,
+    bias: Tensor | None,
+    weight: WeightParts,
+    made: nf4.QuantizedTensor | None = None,
 ) -> Tensor:
+    """torch.ops.nf4.linear_grouped, without the dispatcher where that has nothing to do. made: the
+    weight as a QuantizedTensor, where there is one already."""
+    idle = not torch.compiler.is_dynamo_compiling() and _private.is_idle()
+    if idle and all(map(_is_plain, (x, ends, x_index, bias, *weight.tensors))):
+        if _private.any_autocast():
+            x, bias = cast(x, bias)
+        if not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight)):
+            return _product(x, ends, x_index, bias, weight, made)
     return _forward(x, ends, x_index, bias, *weight.arguments())
+
+
+def _is_plain(tensor: Tensor | None) -> bool:
+    if tensor is None:
+        return True
+    return type(tensor) in (Tensor, torch.nn.Parameter) and not (tensor.is_meta or tensor.is_neg())

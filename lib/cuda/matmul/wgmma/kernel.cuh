@@ -37,13 +37,12 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Tile> shared, bool o
   using Smem = SharedLayout<Tile>;
   constexpr int kConsumerArrivals = Tile::kConsumers / 32 * kWarpArrivals;
   constexpr int kScaleArrivals = kScaleThreads / 32 * kWarpArrivals;
-  constexpr int kXArrivals = Tile::Kind::kGathersX ? 32 : 1;
   const int stages = of_x ? Smem::kXStages : Smem::kWeightStages;
 #pragma unroll
   for (int stage = 0; stage < kMaxStages; ++stage) {
     if (stage >= stages) break;
     mbarrier_init(shared.barrier(of_x ? kXFull : kWeightFull, stage),
-                  of_x ? kXArrivals : 1 + kScaleArrivals);
+                  of_x ? 1 : 1 + kScaleArrivals);
     mbarrier_init(shared.barrier(of_x ? kXEmpty : kWeightEmpty, stage), kConsumerArrivals);
   }
   if (of_x) mbarrier_init(shared.first_scales(), kScaleArrivals);

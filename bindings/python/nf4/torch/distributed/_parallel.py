@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import style
 from nf4 import _convert
 from nf4.errors import InvalidArgument, kind_of
 from nf4.torch.distributed import _parallel_adapter
+from nf4.torch.distributed._cuts import CutOf
 from nf4.torch.distributed._parallel_layer import (
     LAST,
     cut_layer,
@@ -43,7 +44,9 @@ class _Parallel:
         require_alike(base, device_mesh, bytes_too=self.src_data_rank is not None)
         if base is not module:
             _parallel_adapter.require_served(module)
+        shape = (base.out_features, base.in_features)
         ranges = cut_layer(base, device_mesh, self.dim, self.sections)
+        base.cut_of = CutOf(shape, self.dim, ranges)
         if base is not module:
             _parallel_adapter.cut_adapters(
                 module, device_mesh, self.dim, ranges, self.src_data_rank

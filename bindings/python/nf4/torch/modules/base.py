@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from nf4.torch.modules import frozen_part
 from nf4.torch.modules.frozen_part import FrozenPart
 from nf4.torch.modules.siblings import Siblings
 from nf4.typing import DTypeLike
+
+if TYPE_CHECKING:
+    from nf4.torch.distributed._cuts import CutOf
 
 _Self = TypeVar("_Self", bound="FixedBuffers")
 
@@ -89,6 +92,8 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
     _siblings: tuple[Siblings, int] | None = None
     # The dtype of what FSDP2 gathers together with the weight.
     gathered_beside: torch.dtype = torch.int64
+    # Which part of its weight a layer has that tensor parallelism has cut, for checkpoints.
+    cut_of: CutOf | None = None
     # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which
     # are summed over the ranks before the bias is added.
     tensor_parallel: int | None = None

@@ -38,6 +38,9 @@ class NF4Experts(FixedBuffers):
 
     __module__ = "nf4.torch.modules"  # where pickled modules look for it
 
+    _kept: nf4.QuantizedTensor[Tensor] | None = None
+    _places: list[int | None] | None = None
+
     def __init__(
         self,
         experts: int,
@@ -102,7 +105,7 @@ class NF4Experts(FixedBuffers):
         parts = WeightParts.of(weight)  # or a part is no tensor
         if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
             prepare(dataclasses.replace(weight, **parts.named()))  # or a part is not as it should
-        self.spec, self.dtype_before = parts.spec, weight.dtype
+        self.spec, self.dtype_before, self._places = parts.spec, weight.dtype, None
         self.experts, self.out_features, self.in_features = weight.shape
         packed = _state.bytes_of(parts.packed)
         self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
@@ -137,7 +140,21 @@ class NF4Experts(FixedBuffers):
         require_tensor("ends", ends)
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
-        return _operators_grouped.linear_grouped(x, ends, x_index, bias, self.parts())
+        parts = self.parts()
+        made = None if torch.compiler.is_compiling() else self._made(parts)
+        return _operators_grouped.linear_grouped(x, ends, x_index, bias, parts, made)
+
+    def _made(self, parts: WeightParts) -> nf4.QuantizedTensor[Tensor] | None:
+        """The parts as a QuantizedTensor, which is kept while their memory stays where it is."""
+        if _torch.fault(parts.packed) is not None:  # meta and fake tensors have no memory
+            return None
+        places = [None if part is None else part.data_ptr() for part in parts.tensors]
+        if places != self._places:
+            self._kept, self._places = parts.quantized(self.dtype_before), places
+        return self._kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None, "_places": None}
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

@@ -57,6 +57,15 @@ def zeros(
     )
 
 
+class _Key:
+    """Of state_dict: an attribute for each name that may follow."""
+
+    def __getattr__(self, name: str) -> _Key:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self
+
+
 class NF4Linear(QuantizedLinear):
     """y = x W^T + bias, with a frozen W in 4 bits. The forward pass makes no dense W.
 
@@ -257,6 +266,13 @@ class NF4Linear(QuantizedLinear):
 
     def _prepared_parts(self) -> WeightParts:
         return WeightParts(*map(self.stored, ("weight", *SCALES)), None, self.spec)
+
+    # torch.distributed.checkpoint.state_dict follows the names in a key, "weight.absmax", from
+    # attribute to attribute, and has a module name another to begin with.
+    _keys = _Key()
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        return {"weight": "_keys"}
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
