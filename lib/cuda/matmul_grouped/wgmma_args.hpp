@@ -1,9 +1,9 @@
-// What a grouped wgmma kernel gets, and the configurations that there are of them.
+// What a grouped wgmma kernel gets, and the table of them.
 #pragma once
 
-#include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/wgmma/args.hpp"
 #include "cuda/matmul_grouped/args.hpp"
+#include "cuda/matmul_grouped/wgmma_configs.hpp"
 
 namespace nf4::cuda {
 
@@ -12,12 +12,6 @@ struct GroupedWgmmaArgs : WgmmaArgs {
   Groups groups;
   int expert_n_tiles;
 };
-
-// Of kMatmulConfigs, by the rows of x of a tile.
-inline constexpr int kGroupedWgmmaConfigs[] = {
-    config_named("wgmma_32x256"), config_named("wgmma_64x256"), config_named("wgmma_128x128"),
-    config_named("wgmma_304x128")};
-constexpr int kGroupedWgmmaCount = sizeof kGroupedWgmmaConfigs / sizeof *kGroupedWgmmaConfigs;
 
 struct GroupedWgmmaKernel {
   int threads;

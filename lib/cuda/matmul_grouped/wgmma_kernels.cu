@@ -1,4 +1,5 @@
 // The grouped wgmma kernels of a weight with a codebook: Hopper's, for experts with many rows.
+#include <algorithm>
 #include <utility>
 
 #include "cuda/matmul/wgmma/decode_of.cuh"
@@ -11,16 +12,17 @@ namespace {
 
 template <class T, int Config, bool GathersX>
 const void *kernel_of() {
-  using Tile = CtaTile<Config, GroupedKind>;
+  using Tile = CtaTile<Config, GroupedKind<GathersX>>;
   using Decode = typename CodebookDecode<T, Tile::kScaleOn>::Type;
-  return (const void *)matmul_wgmma<Decode, Tile, GroupedScheduler<Tile, GathersX>>;
+  return (const void *)matmul_wgmma<Decode, Tile, GroupedScheduler<Tile>>;
 }
 
 template <int Config>
 GroupedWgmmaKernel wgmma_kernel() {
-  using Tile = CtaTile<Config, GroupedKind>;
+  using Tile = CtaTile<Config, GroupedKind<false>>;
+  using GatheredTile = CtaTile<Config, GroupedKind<true>>;
   return {Tile::kThreads,
-          SharedLayout<Tile>::kBytes,
+          std::max(SharedLayout<Tile>::kBytes, SharedLayout<GatheredTile>::kBytes),
           SharedLayout<Tile>::kXBoxRows,
           {{kernel_of<__half, Config, false>(), kernel_of<__half, Config, true>()},
            {kernel_of<__nv_bfloat16, Config, false>(), kernel_of<__nv_bfloat16, Config, true>()}}};

@@ -13,13 +13,12 @@ namespace {
 // Tiles are numbered expert after expert; in one, those that share rows of the weight are
 // neighbours. Each CTA takes every gridDim.x-th. Each thread walks over the experts by itself, with
 // which it keeps up: single threads load x and the weight, and no memory holds a list of tiles.
-template <class Tile, bool GathersX>
+template <class Tile>
 class GroupedScheduler {
  public:
   using Args = typename Tile::Args;
   static constexpr bool kStreamK = false;
   static constexpr bool kReadsMemory = true;
-  static constexpr bool kGathersX = GathersX;
 
   __device__ __forceinline__ explicit GroupedScheduler(const Args &args)
       : args_(args), tile_(static_cast<int>(blockIdx.x)) {
@@ -89,8 +88,13 @@ class GroupedScheduler {
 };
 
 // A weight with a codebook, in kernels whose tiles are GroupedScheduler's.
+template <bool GathersX>
 struct GroupedKind : CodebookKind<false> {
   using Args = GroupedWgmmaArgs;
+  static constexpr bool kGathersX = GathersX;
+  // Behind the scale code: which row of x each row of a tile is.
+  static constexpr int kScaleCodeOwnBytes = CodebookKind<false>::kScaleCodeBytes;
+  static constexpr int kScaleCodeBytes = kScaleCodeOwnBytes + (GathersX ? 320 * 4 : 0);
 
   template <class Tile, class Scheduler>
   static __device__ __forceinline__ void load_scales(const Args &args, SharedStorage<Tile> shared,
@@ -102,85 +106,56 @@ struct GroupedKind : CodebookKind<false> {
   }
 
   // One warp, in place of load_x: rows of x by cp.async, in the swizzle that TMA would give them.
-  // A step is published when the copies of several later ones are in flight. Consumers hold a
-  // stage until the next one is there.
   template <class Tile, class Scheduler>
   static __device__ __forceinline__ void gather_x(const Args &args, SharedStorage<Tile> shared) {
-    constexpr int kPending = SharedLayout<Tile>::kXStages - 2;
-    XPipelineState<Tile> load, publish;
-    int steps = 0;
-    const auto publish_next = [&] {
-      fence_async_proxy();  // wgmma reads what was copied
-      mbarrier_arrive_warp(shared.barrier(kXFull, publish.stage));
-      publish.advance();
-    };
+    static_assert(Tile::kTileM * 4 <= kScaleCodeBytes - kScaleCodeOwnBytes);
+    int *const x_rows = reinterpret_cast<int *>(shared.scale_code()) + kScaleCodeOwnBytes / 4;
+    XPipelineState<Tile> state;
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
       const WorkTile work = scheduler.work_tile();
-      const GatheredRows<Tile> rows(args, work.m, static_cast<int>(scheduler.m_end(work)));
+      __syncwarp();  // before the last tile's are overwritten
+      find_rows<Tile>(args, work.m, static_cast<int>(scheduler.m_end(work)), x_rows);
+      __syncwarp();
       for (int step = 0; step < args.k_tiles * 2; ++step) {
-        mbarrier_wait_parity(shared.barrier(kXEmpty, load.stage), load.phase ^ 1);
-        rows.copy(step * kStepK, shared.x(load.stage));
-        cp_async_commit();
-        load.advance();
-        if (++steps > kPending) {
-          cp_async_wait<kPending>();
-          publish_next();
-        }
+        mbarrier_wait_parity(shared.barrier(kXEmpty, state.stage), state.phase ^ 1);
+        copy_step<Tile>(args, step * kStepK, x_rows, shared.x(state.stage));
+        cp_async_mbarrier_arrive(shared.barrier(kXFull, state.stage));
+        state.advance();
       }
     });
     cp_async_wait_all();
-    for (steps = min(steps, kPending); steps > 0; --steps) publish_next();
   }
 
  private:
-  // A lane's part of a tile's rows of x: a chunk of 16 bytes of every fourth row. Where each row
-  // is stays in registers if they are few.
+  // Of each row of a tile, the row of x, or -1.
   template <class Tile>
-  class GatheredRows {
-   public:
-    __device__ __forceinline__ GatheredRows(const Args &args, int first_row, int end_row)
-        : args_(args), first_row_(first_row), end_row_(end_row) {
-      if constexpr (kKept)
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) kept_[i] = find(i);
+  static __device__ __forceinline__ void find_rows(const Args &args, int first_row, int end_row,
+                                                   int *to) {
+#pragma unroll 4
+    for (int row = static_cast<int>(threadIdx.x) % 32; row < Tile::kTileM; row += 32) {
+      const int x_row = args.groups.x_index[min(first_row + row, end_row - 1)];
+      to[row] = first_row + row < end_row && x_row < args.matmul.m ? x_row : -1;
     }
+  }
 
-    // 64 columns; zeros for rows and columns that do not exist.
-    __device__ __forceinline__ void copy(int first_column, uint8_t *to) const {
-      const int column = first_column + chunk() * 8;
-      const auto *const x = static_cast<const uint16_t *>(args_.matmul.x) + column;
-      const bool in_row = column < args_.matmul.weight.cols;
-#pragma unroll kKept ? kRows : 4
-      for (int i = 0; i < kRows; ++i) {
-        const int x_row = kKept ? kept_[kKept ? i : 0] : find(i);
-        const bool exists = in_row & (x_row >= 0);
-        cp_async_16(to + row(i) * (kStepK * 2) + (chunk() ^ row(i) % 8) * 16,
-                    exists ? x + x_row * args_.matmul.x_stride : args_.matmul.x, exists ? 16 : 0);
-      }
+  // 64 columns of the rows, of which a lane copies 16 bytes of every fourth; zeros for rows and
+  // columns that do not exist.
+  template <class Tile>
+  static __device__ __forceinline__ void copy_step(const Args &args, int first_column,
+                                                   const int *x_rows, uint8_t *to) {
+    constexpr int kRowChunks = kStepK / 8, kRowStep = 32 / kRowChunks;
+    const int chunk = static_cast<int>(threadIdx.x) % kRowChunks;
+    const int column = first_column + chunk * 8;
+    const auto *const x = static_cast<const uint16_t *>(args.matmul.x);
+    const bool in_row = column < args.matmul.weight.cols;
+#pragma unroll 8
+    for (int row = static_cast<int>(threadIdx.x % 32) / kRowChunks; row < Tile::kTileM;
+         row += kRowStep) {
+      const bool exists = in_row & (x_rows[row] >= 0);
+      cp_async_16(to + row * (kStepK * 2) + (chunk ^ row % 8) * 16,
+                  exists ? x + x_rows[row] * args.matmul.x_stride + column : x, exists ? 16 : 0);
     }
-
-   private:
-    static constexpr int kRowChunks = kStepK / 8, kRowStep = 32 / kRowChunks;
-    static constexpr int kRows = Tile::kTileM / kRowStep;
-    static constexpr bool kKept = kRows <= 16;
-
-    static __device__ __forceinline__ int chunk() {
-      return static_cast<int>(threadIdx.x) % kRowChunks;
-    }
-    static __device__ __forceinline__ int row(int i) {
-      return static_cast<int>(threadIdx.x % 32) / kRowChunks + i * kRowStep;
-    }
-    // The row of x, or -1. The loads of all rows are independent of each other.
-    __device__ __forceinline__ int find(int i) const {
-      const int y_row = min(first_row_ + row(i), end_row_ - 1);
-      const int x_row = args_.groups.x_index[y_row];
-      return first_row_ + row(i) < end_row_ && x_row < args_.matmul.m ? x_row : -1;
-    }
-
-    const Args &args_;
-    const int first_row_, end_row_;
-    int kept_[kKept ? kRows : 1];
-  };
+  }
 };
 
 }  // namespace

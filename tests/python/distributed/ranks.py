@@ -45,3 +45,9 @@ def run(module, names, world, folder):
     files = [Path(folder, f"{rank}.json") for rank in range(world)]
     found = [json.loads(each.read_text()) if each.exists() else {} for each in files]
     return {name: [each.get(name, "not run") for each in found] for name in names}
+
+
+def require_passed(found):
+    """Of one check."""
+    failed = {rank: error for rank, error in enumerate(found) if error is not None}
+    assert not failed, "\n".join(f"rank {rank}: {error}" for rank, error in failed.items())

@@ -1,103 +1,112 @@
-"""torch.distributed serves quantized layers as it is: as soon as its FSDP2 is loaded, before or
-after nf4.torch, three functions of it are wrapped. Nothing is imported before.
+"""torch.distributed serves quantized layers as it is: as soon as its modules are loaded, before or
+after nf4.torch, some functions of theirs are wrapped (distributed/_wrappers.py says how). Nothing
+is imported before.
 
-    _get_managed_states      our layers are prepared first (distributed/_prepare.py)
-    _get_param_module_infos  finds their scales, which are buffers
-    FSDPParamGroup.__init__  ranks whose layers are not alike are named (distributed/_agreement.py)
-
-They are private to torch. Where they have other arguments, fully_shard is not served.
+They are private to torch. Where one has other arguments than these, it is left alone, with a
+warning that says what is not served.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from nf4.torch._import_watch import ImportWatch
 from nf4.torch._replacing import Replaced, found
 
-_FSDP2 = "torch.distributed.fsdp._fully_shard"
-_STATES, _GROUP = f"{_FSDP2}._fsdp_init", f"{_FSDP2}._fsdp_param_group"
+
+class _Wrapped(NamedTuple):
+    serves: str
+    function: str
+    arguments: tuple[str, ...]  # which it begins with
+    by: str  # of distributed/_wrappers.py
+
+
+_FSDP1, _FSDP2 = "torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard"
+_WRAPPED = {
+    f"{_FSDP2}._fsdp_init": (
+        _Wrapped(
+            "fully_shard", "_get_managed_states", ("modules", "ignored_params"), "managed_states"
+        ),
+    ),
+    f"{_FSDP2}._fsdp_param_group": (
+        _Wrapped(
+            "fully_shard", "_get_param_module_infos", ("params", "modules"), "param_module_infos"
+        ),
+        _Wrapped(
+            "fully_shard",
+            "FSDPParamGroup.__init__",
+            ("self", "params", "modules", "mesh_info"),
+            "param_group",
+        ),
+    ),
+    f"{_FSDP1}._init_utils": (
+        _Wrapped(
+            "FullyShardedDataParallel",
+            "_get_ignored_params",
+            ("root_module", "ignored_modules"),
+            "ignored_params",
+        ),
+        _Wrapped(
+            "FullyShardedDataParallel",
+            "_get_ignored_buffer_names",
+            ("root_module", "ignored_modules"),
+            "ignored_buffer_names",
+        ),
+    ),
+    "torch.nn.parallel.distributed": (
+        _Wrapped(
+            "DistributedDataParallel",
+            "DistributedDataParallel._assign_modules_buffers",
+            ("self",),
+            "assign_modules_buffers",
+        ),
+    ),
+}
 _replaced: list[Replaced] = []
 
 
-def _begins_with(function: Any, *names: str) -> bool:
-    if not inspect.isfunction(function):
-        return False
-    return tuple(inspect.signature(function).parameters)[: len(names)] == names
-
-
-def _preparing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _ours(original: Callable[..., Any], by: str) -> Callable[..., Any]:
     @functools.wraps(original)
-    def managed_states(modules: Any, ignored_params: Any = None) -> Any:
-        from nf4.torch.distributed import _prepare
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        wrappers = importlib.import_module("nf4.torch.distributed._wrappers")
+        return getattr(wrappers, by)(original, *args, **kwargs)
 
-        _prepare.prepare_layers(modules, ignored_params or ())
-        with _prepare.buffers_as_parameters(modules):
-            return original(modules, ignored_params)
-
-    return managed_states
+    return wrapper
 
 
-def _listing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def module_infos(params: Any, modules: Any) -> Any:
-        from nf4.torch.distributed import _prepare
-
-        with _prepare.buffers_as_parameters(each for top in modules for each in top.modules()):
-            return original(params, modules)
-
-    return module_infos
-
-
-def _agreeing(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, params: Any, modules: Any, mesh_info: Any, *others: Any) -> None:
-        from nf4.torch.distributed._agreement import require_agreement, specs_of
-
-        require_agreement(specs_of(modules, params), mesh_info.mesh)
-        original(self, params, modules, mesh_info, *others)
-
-    return init
-
-
-def _wrap_states() -> None:
-    original = found(sys.modules[_STATES], "_get_managed_states")
-    if not _begins_with(original, "modules", "ignored_params"):
-        raise NotImplementedError("it collects parameters in another way")
-    ours = _preparing(original)
-    for name, module in list(sys.modules.items()):
-        if name.startswith(_FSDP2) and vars(module).get("_get_managed_states") is original:
-            _replaced.append(Replaced.by(f"{name}._get_managed_states", module, ours))
-
-
-def _wrap_group() -> None:
-    module = sys.modules[_GROUP]
-    infos, init = found(module, "_get_param_module_infos"), found(module, "FSDPParamGroup.__init__")
-    if not (
-        _begins_with(infos, "params", "modules")
-        and _begins_with(init, "self", "params", "modules", "mesh_info")
-    ):
-        raise NotImplementedError("it makes groups of parameters in another way")
-    name = f"{_GROUP}._get_param_module_infos"
-    _replaced.append(Replaced.by(name, module, _listing(infos)))
-    name = f"{_GROUP}.FSDPParamGroup.__init__"
-    _replaced.append(Replaced.by(name, module.FSDPParamGroup, _agreeing(init)))
+def _wrap(module_name: str, each: _Wrapped) -> None:
+    """Also where other modules of torch.distributed have imported it by its name."""
+    module = sys.modules[module_name]
+    original = found(module, each.function)
+    arguments = tuple(inspect.signature(original).parameters)[: len(each.arguments)]
+    if arguments != each.arguments:
+        raise TypeError(f"{each.function} takes {', '.join(arguments)}")
+    of_class, _, name = each.function.rpartition(".")
+    owners = [found(module, of_class)]
+    if not of_class:
+        modules = [m for n, m in list(sys.modules.items()) if n.startswith("torch.distributed.")]
+        owners += [m for m in modules if m is not module and vars(m).get(name) is original]
+    ours = _ours(original, each.by)
+    for owner in owners:
+        _replaced.append(Replaced.by(f"{owner.__name__}.{name}", owner, ours))
 
 
 def _loaded(name: str) -> None:
-    """Never raises: whoever imports FSDP2 would get it."""
-    try:
-        _wrap_states() if name == _STATES else _wrap_group()
-    except Exception as error:
-        warnings.warn(f"libnf4 does not serve fully_shard: {error!r}", stacklevel=2)
+    """Never raises: whoever imports torch.distributed would get it."""
+    for each in _WRAPPED[name]:
+        try:
+            _wrap(name, each)
+        except Exception as error:
+            warnings.warn(f"libnf4 does not serve {each.serves}: {error!r}", stacklevel=2)
 
 
-_watch = ImportWatch((_STATES, _GROUP), _loaded)
+_watch = ImportWatch(_WRAPPED, _loaded)
 
 
 def register() -> None:

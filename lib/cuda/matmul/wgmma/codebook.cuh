@@ -28,7 +28,8 @@ struct CodebookKind {
 
   static constexpr bool kGroups = false;
   static constexpr bool kLora = Lora;
-  static constexpr bool kSplitK = true;  // where the configuration has it
+  static constexpr bool kGathersX = false;  // by a warp and cp.async, in place of TMA
+  static constexpr bool kSplitK = true;     // where the configuration has it
   static constexpr int kLutBytes = 65536;
   static constexpr int kScaleCodeBytes = 1024;
   // A K-tile of a tile with many rows of x takes long, and leaves little room.

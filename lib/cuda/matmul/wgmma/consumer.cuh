@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/matmul/wgmma/shared.cuh"
+#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
@@ -94,6 +95,7 @@ class XReader {
   // Waits for the next step; returns its wgmma descriptor.
   __device__ __forceinline__ uint64_t wait() {
     mbarrier_wait_parity(shared_.barrier(kXFull, state_.stage), state_.phase);
+    if constexpr (Tile::Kind::kGathersX) fence_async_proxy();  // wgmma reads what cp.async wrote
     return wgmma_descriptor(shared_.x(state_.stage));
   }
   // The wgmmas that read it are complete.

@@ -32,6 +32,7 @@ struct Int4Kind {
 
   static constexpr bool kGroups = true;  // groups of steps share scales
   static constexpr bool kLora = false;
+  static constexpr bool kGathersX = false;
   static constexpr bool kSplitK = true;
   static constexpr int kLutBytes = 0;
   static constexpr int kScaleCodeBytes = 0;

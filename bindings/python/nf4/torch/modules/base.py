@@ -17,7 +17,7 @@ from nf4.torch.modules.frozen_part import FrozenPart
 from nf4.torch.modules.siblings import Siblings
 from nf4.typing import DTypeLike
 
-_Self = TypeVar("_Self", bound="QuantizedLinear")
+_Self = TypeVar("_Self", bound="FixedBuffers")
 
 
 def torch_device(device: torch.device | str | int | None) -> torch.device | None:
@@ -60,7 +60,23 @@ def require_memory(own: Tensor, given: Tensor) -> None:
         )
 
 
-class QuantizedLinear(nn.Linear):
+class FixedBuffers(nn.Module):
+    """No cast reaches its buffers, which are scales: .half() changes floats elsewhere alone."""
+
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        scales = {id(scale) for scale in self._buffers.values() if scale is not None}
+
+        def moved(tensor: Tensor) -> Tensor:
+            if id(tensor) not in scales or frozen_part.is_part(tensor):
+                return fn(tensor)
+            # As bytes, which are moved as floats are, and which nothing casts.
+            result = fn(tensor.reshape(-1).view(torch.uint8))
+            return result.view(tensor.dtype).view(tensor.shape)
+
+        return super()._apply(moved, recurse)
+
+
+class QuantizedLinear(FixedBuffers, nn.Linear):
     """y = x W^T + bias, with a frozen W that is quantized.
 
     A derived class holds the codes in the parameter `weight` or in a buffer, and the scales in
@@ -204,18 +220,6 @@ class QuantizedLinear(nn.Linear):
         else:
             made.bias = self.bias
         return made.train(self.training)
-
-    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
-        scales = {id(scale) for scale in self._buffers.values() if scale is not None}
-
-        def moved(tensor: Tensor) -> Tensor:
-            if id(tensor) not in scales or frozen_part.is_part(tensor):
-                return fn(tensor)
-            # As bytes, which are moved as floats are, and which nothing casts.
-            result = fn(tensor.reshape(-1).view(torch.uint8))
-            return result.view(tensor.dtype).view(tensor.shape)
-
-        return super()._apply(moved, recurse)
 
     def extra_repr(self) -> str:
         return (
