@@ -132,6 +132,19 @@ struct Adapter<Int4Weight> {
   static constexpr Lora lora{};
 };
 
+// On the CPU, when the rows of y are those of an expert.
+struct Group {
+  const int32_t *x_index = nullptr;  // NULL: row m of x for row m of y
+  int64_t x_rows = 0;                // with x_index, at least 1
+  const float *row_scale = nullptr;  // NULL: 1
+
+  bool has_x(int64_t m) const {
+    return x_index == nullptr || (x_index[m] >= 0 && x_index[m] < x_rows);
+  }
+  // Where there is none, any row may be read in its place.
+  int64_t row_of_x(int64_t m) const { return x_index == nullptr ? m : has_x(m) ? x_index[m] : 0; }
+};
+
 // y = x W^T + bias, or its gradient: y = x W, without a bias.
 template <class W>
 struct MatmulProblemOf : Adapter<W> {
@@ -146,6 +159,7 @@ struct MatmulProblemOf : Adapter<W> {
   int64_t y_stride;
   void *workspace;  // NULL on the CPU
   Operands operands;
+  Group group;
 
   int64_t x_columns() const { return gradient ? weight.rows : weight.cols; }
   int64_t y_columns() const { return gradient ? weight.cols : weight.rows; }
@@ -170,6 +184,29 @@ struct MatmulBatchOf {
 };
 using MatmulBatch = MatmulBatchOf<Weight>;
 using Int4MatmulBatch = MatmulBatchOf<Int4Weight>;
+
+// Products of experts, whose weights are the rows of one: see nf4_grouped_args.
+struct GroupedProblem {
+  Weight weight;  // of all experts
+  nf4_dtype dtype;
+  int32_t experts;
+  int64_t m;
+  const void *x;
+  int64_t x_stride;
+  int64_t x_rows;
+  void *y;
+  int64_t y_stride;
+  const int32_t *ends;
+  const int32_t *x_index;  // or NULL
+  const void *bias;        // or NULL
+  int64_t bias_stride;
+  const float *row_scale;  // or NULL
+  void *workspace;         // NULL on the CPU
+  Operands operands;
+
+  int64_t expert_rows() const { return experts == 0 ? 0 : weight.rows / experts; }
+  bool empty() const { return m == 0 || weight.rows == 0; }
+};
 
 inline bool is_multiple(const void *address, int alignment) {
   return reinterpret_cast<uintptr_t>(address) % alignment == 0;

@@ -56,10 +56,18 @@ template <class Tensor, class W>
 nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_matmul_args *args,
                                       size_t count, MatmulBatchOf<W> &batch);
 
+// The same for products of experts.
+nf4_status validate_grouped_shape(const nf4_tensor *tensor, const nf4_grouped_args *args,
+                                  GroupedProblem &problem);
+nf4_status validate_grouped_operands(const nf4_tensor *tensor, const nf4_grouped_args *args,
+                                     void *workspace, int64_t workspace_bytes,
+                                     GroupedProblem &problem);
+
 // Refuses what GPUs do not multiply: fp32 of integer weights, or of more than kFp32RowsOfX rows of
 // x.
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem);
+nf4_status validate_grouped_dtype(const GroupedProblem &problem);
 
 nf4_status validate_workspace(size_t given, int64_t needed);
 

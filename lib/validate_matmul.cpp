@@ -110,24 +110,6 @@ const nf4_lora *lora_of(const nf4_matmul_args &args) {
   return args.struct_size == kArgsSizeWithoutLora ? nullptr : args.lora;
 }
 
-struct Matrix {
-  const char *name;
-  int64_t stride, rows, columns;
-  const char *rows_name;
-};
-
-// A matrix has whole rows, and not too many.
-nf4_status validate_stride(const Matrix &matrix) {
-  if (matrix.stride < matrix.columns)
-    return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is %" PRId64 "; expected at least %" PRId64,
-                matrix.name, matrix.stride, matrix.columns);
-  if (matrix.rows != 0 && matrix.stride > kMaxElements / matrix.rows)
-    return fail(NF4_STATUS_INVALID_ARGUMENT,
-                "%s * %s is %" PRId64 " * %" PRId64 "; expected at most 2^60", matrix.rows_name,
-                matrix.name, matrix.rows, matrix.stride);
-  return NF4_STATUS_OK;
-}
-
 // Everything but pointers. problem has its sizes.
 nf4_status validate_lora_shape(const nf4_lora &, Int4MatmulProblem &) {
   return fail(NF4_STATUS_INVALID_ARGUMENT,

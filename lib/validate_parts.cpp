@@ -32,6 +32,17 @@ nf4_status validate_rows_cols(int64_t rows, int64_t cols) {
   return NF4_STATUS_OK;
 }
 
+nf4_status validate_stride(const Matrix &matrix) {
+  if (matrix.stride < matrix.columns)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is %" PRId64 "; expected at least %" PRId64,
+                matrix.name, matrix.stride, matrix.columns);
+  if (matrix.rows != 0 && matrix.stride > kMaxElements / matrix.rows)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "%s * %s is %" PRId64 " * %" PRId64 "; expected at most 2^60", matrix.rows_name,
+                matrix.name, matrix.rows, matrix.stride);
+  return NF4_STATUS_OK;
+}
+
 Extent extent(const Operand &operand) {
   const auto begin = reinterpret_cast<uintptr_t>(operand.address);
   return {begin, begin + static_cast<uintptr_t>(operand.bytes)};

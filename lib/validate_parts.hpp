@@ -22,6 +22,14 @@ nf4_status validate_dtype(const char *name, nf4_dtype dtype);
 
 nf4_status validate_rows_cols(int64_t rows, int64_t cols);
 
+// Of a matrix with whole rows, and not too many.
+struct Matrix {
+  const char *name;
+  int64_t stride, rows, columns;
+  const char *rows_name;
+};
+nf4_status validate_stride(const Matrix &matrix);
+
 // No operand is NULL or misaligned, and none that is written overlaps another.
 nf4_status validate_operands(const Operands &operands);
 

@@ -242,7 +242,7 @@ static int execute(PyObject *module) {
   if (type == NULL) return -1;
   const int failed = PyModule_AddObjectRef(module, "Weight", type);
   Py_DECREF(type);
-  return failed;
+  return failed != 0 ? failed : PyModule_AddFunctions(module, nf4_lora_methods);
 }
 
 static PyModuleDef_Slot module_slots[] = {

@@ -36,8 +36,10 @@ from nf4.torch import bitsandbytes as drop_in
 FORMS = ("dense", "quantize_model", "bitsandbytes", "drop-in", "convert")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
-# Of logits, beside the dense model's: bitsandbytes computes in bf16 on some CPUs, too.
+# Of logits, beside a dense model's in fp32: bitsandbytes computes in bf16 on some CPUs. In a GPU's
+# bf16 the dense model has an error, too.
 MOST_ERROR = 2e-2
+MOST_OF_DENSE = 1.5
 
 
 def arguments() -> argparse.Namespace:
@@ -71,11 +73,16 @@ def quantized(layers: int) -> transformers.PreTrainedModel:
     return model
 
 
-def dense_of(model: torch.nn.Module) -> torch.nn.Module:
+def dense_of(model: torch.nn.Module, dtype: torch.dtype = DTYPE) -> torch.nn.Module:
     """A copy whose linear layers are dense, with the same numbers."""
     model = copy.deepcopy(model)
-    nf4.torch.to_dense(model)
-    return model
+    nf4.torch.to_dense(model, dtype=dtype)
+    return model.to(dtype)
+
+
+def logits_of(model: torch.nn.Module, prompt: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(prompt).logits.double()
 
 
 def reloaded(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
@@ -87,8 +94,7 @@ def reloaded(model: transformers.PreTrainedModel) -> transformers.PreTrainedMode
         ).eval()
 
 
-def each_form(layers: int) -> Iterator[tuple[str, torch.nn.Module]]:
-    model = quantized(layers)
+def each_form(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     yield "dense", dense_of(model)
     yield "quantize_model", model
     needed = ("bitsandbytes", "accelerate")
@@ -126,13 +132,14 @@ def main() -> None:
     torch.manual_seed(0)
     given = arguments()
     prompt = torch.arange(1, 9, device=DEVICE)[None]
-    expected, dense_speed = None, None
-    for form, model in each_form(given.layers):
-        with torch.no_grad():
-            logits = model(prompt).logits.double()
-        expected = logits if expected is None else expected
-        difference = ((logits - expected).norm() / expected.norm()).item()
-        assert difference <= MOST_ERROR, f"{form}: logits off by {difference:.1e}"
+    first = quantized(given.layers)
+    exact = logits_of(dense_of(first, torch.float32), prompt)
+    most, dense_speed = MOST_ERROR, None
+    for form, model in each_form(first):
+        difference = ((logits_of(model, prompt) - exact).norm() / exact.norm()).item()
+        if form == "dense":
+            most = max(most, MOST_OF_DENSE * difference)
+        assert difference <= most, f"{form}: logits off by {difference:.1e}; {most:.1e} at most"
         if form in given.forms.split(","):
             tokens, speed = generated(model, prompt, given.tokens)
             dense_speed = speed if form == "dense" else dense_speed

@@ -1,4 +1,4 @@
-"""QLoRA on the CPU: adapters are trained beside a small LLaMA-shaped model in 4 bits, by
+"""QLoRA on a GPU or a CPU: adapters are trained beside a small LLaMA-shaped model in 4 bits, by
 transformers, PEFT and bitsandbytes, which runs on libnf4's kernels.
 
 The model is made here, so that nothing is downloaded, and learns to count in steps.
@@ -24,9 +24,10 @@ except ImportError as error:
 import nf4.torch
 
 VOCABULARY, LENGTH, BATCH, STEPS = 64, 32, 16, 150
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def base_model(folder: str) -> transformers.PreTrainedModel:
+def base_model(folder: str, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
     """A dense model of random weights, saved and loaded again in 4 bits."""
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
@@ -40,18 +41,18 @@ def base_model(folder: str) -> transformers.PreTrainedModel:
         pad_token_id=None,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return in_4bit(folder)
+    return in_4bit(folder, dtype)
 
 
-def in_4bit(folder: str) -> transformers.PreTrainedModel:
+def in_4bit(folder: str, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
     config = transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.float32,
+        bnb_4bit_compute_dtype=dtype,
     )
     return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, quantization_config=config, device_map="cpu"
+        folder, quantization_config=config, dtype=dtype, device_map=DEVICE
     )
 
 
@@ -59,22 +60,28 @@ def sequences(count: int) -> torch.Tensor:
     """Numbers that grow by a step of 1 to 4 and begin anew at the end of the vocabulary."""
     start = torch.randint(VOCABULARY, (count, 1))
     step = torch.randint(1, 5, (count, 1))
-    return (start + step * torch.arange(LENGTH)) % VOCABULARY
+    return ((start + step * torch.arange(LENGTH)) % VOCABULARY).to(DEVICE)
 
 
-def train(model: torch.nn.Module) -> tuple[float, float]:
-    """The loss of the first step, and that of the last ten."""
+def adapted(base: transformers.PreTrainedModel) -> peft.PeftModel:
+    base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
+    config = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    return peft.get_peft_model(base, config)
+
+
+def train(model: torch.nn.Module, steps: int = STEPS) -> list[float]:
+    """The loss of each step."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=5e-3)
     losses = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         batch = sequences(BATCH)
         loss = model(input_ids=batch, labels=batch).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses[0], sum(losses[-10:]) / 10
+    return losses
 
 
 def main() -> None:
@@ -83,14 +90,11 @@ def main() -> None:
     served = nf4.torch.register_bitsandbytes()
     print(f"bitsandbytes on libnf4's kernels: {', '.join(served.operators)}")
     with tempfile.TemporaryDirectory() as folder:
-        base = peft.prepare_model_for_kbit_training(
-            base_model(f"{folder}/base"), use_gradient_checkpointing=False
-        )
-        config = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = peft.get_peft_model(base, config)
+        model = adapted(base_model(f"{folder}/base"))
         layers = sum(isinstance(each, bnb.nn.Linear4bit) for each in model.modules())
         began = time.perf_counter()
-        first, last = train(model.train())
+        losses = train(model.train())
+        first, last = losses[0], sum(losses[-10:]) / 10
         seconds = time.perf_counter() - began
         print(f"{layers} layers in 4 bits, {STEPS} steps in {seconds:.1f} s: "
               f"loss {first:.2f} to {last:.2f}")  # fmt: skip

@@ -415,6 +415,64 @@ NF4_API nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_m
                                    size_t count, int32_t device, int32_t *launches,
                                    const char **kernels);
 
+/* ---- Matmul of experts ----------------------------------------------------- */
+
+/* E experts of N x K elements (mixture of experts) are one weight of rows = E * N and
+ * cols = K: expert e has its rows e * N to (e + 1) * N - 1. If E is more than 1, N * K is a
+ * multiple of blocksize, so that each expert begins with a block. A nested block may span
+ * experts.
+ *
+ * The rows of y are sorted by expert, and belong to the experts as `ends` says: those of
+ * expert e begin where the last one's end and end before ends[e], as the offs of
+ * torch.nn.functional.grouped_mm. An expert may have none. The host does not read ends,
+ * x_index or row_scale of a launch: a CUDA graph may be replayed with others in their place.
+ *   end(e)   = min(m, max(0, ends[0], ..., ends[e])): ends that decrease give an expert no
+ *              rows, those beyond m no more than there are.
+ *   y[i, n]  = row_scale[i] * (the sum over k of x[x_index[i], k] * W[e * N + n, k]
+ *                              + bias[e, n]), for the expert e of row i.
+ * Rows of y from end(E - 1) on belong to no expert: what is in them afterwards is
+ * unspecified. */
+typedef struct nf4_grouped_args {
+  size_t struct_size;         /* sizeof(nf4_grouped_args) */
+  nf4_dtype dtype;            /* of x, bias and y; on a GPU fp16 or bf16 */
+  int32_t experts;            /* E >= 0; divides the weight's rows, which are 0 if E is */
+  int64_t m;                  /* rows of y: 0..2^31-1 */
+  const void *x;              /* [x_rows, K] */
+  int64_t x_stride;           /* >= K */
+  int64_t x_rows;             /* >= 0; at least m if x_index is NULL */
+  void *y;                    /* [m, N] */
+  int64_t y_stride;           /* >= N */
+  const int32_t *ends;        /* [E] */
+  const int32_t *x_index;     /* [m], the row of x for each row of y, several times the same
+                                 if need be. Outside 0..x_rows-1: a row of zeros. NULL: row i
+                                 of x for row i of y */
+  const void *bias;           /* [E, N], or NULL */
+  int64_t bias_stride;        /* >= N, from one expert to the next; not read without bias */
+  const float *row_scale;     /* [m], such as the router's weights, or NULL: 1 */
+} nf4_grouped_args;
+
+/* The bytes of workspace that nf4_matmul_grouped_launch needs; they depend on the weight's
+ * shape and blocksize, experts, m and dtype, and do not decrease as m increases. No pointer
+ * in the structs is followed. */
+NF4_API nf4_status nf4_matmul_grouped_workspace_size(const nf4_tensor *weight,
+                                                     const nf4_grouped_args *args,
+                                                     size_t *bytes);
+
+/* Sums, rounding, workspace and streams are as in nf4_matmul_launch, and so is a y that is
+ * empty or a K of 0; row_scale multiplies the sum in binary32 before it is rounded to dtype.
+ *
+ * INVALID_ARGUMENT: as for nf4_matmul_launch, and if experts, m or x_rows is out of range,
+ * experts does not divide rows, or N * K is not a multiple of blocksize though there are
+ * several experts; dtype is fp32 in nf4_matmul_grouped_launch. */
+NF4_API nf4_status nf4_matmul_grouped_launch(const nf4_tensor *weight,
+                                             const nf4_grouped_args *args, void *workspace,
+                                             size_t workspace_bytes, nf4_stream stream);
+
+/* The same on host memory, without workspace; threads as in nf4_dequant_cpu, and their number
+ * changes no bit. */
+NF4_API nf4_status nf4_matmul_grouped_cpu(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                          int32_t threads);
+
 /* ---- 4-bit integer weights ----------------------------------------------- */
 
 /* GPTQ, AWQ and compressed-tensors store a weight of rows x cols (N x K) elements as codes

@@ -65,5 +65,6 @@ void reorder(const Int4ReorderProblem &problem, int threads);
 void matmul(const MatmulProblem *problems, int count, int threads);
 void matmul(const Int4MatmulProblem *problems, int count, int threads);
 void matmul_grad(const MatmulProblem &problem, int threads);
+void matmul_grouped(const GroupedProblem &problem, int threads);
 
 }  // namespace nf4::cpu

@@ -22,6 +22,10 @@ int64_t matmul_workspace_bytes(const MatmulBatch &batch);
 nf4_status matmul_grad(const MatmulProblem &problem, nf4_stream stream);
 int64_t matmul_grad_workspace_bytes(const MatmulProblem &problem);
 
+// Products of experts. The host reads none of ends, x_index and row_scale.
+nf4_status matmul_grouped(const GroupedProblem &problem, nf4_stream stream);
+int64_t matmul_grouped_workspace_bytes(const GroupedProblem &problem);
+
 // The same for integer weights.
 nf4_status dequant(const Int4DequantProblem &problem, nf4_stream stream);
 nf4_status quantize(const Int4QuantizeProblem &problem, nf4_stream stream);

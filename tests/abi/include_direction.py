@@ -44,11 +44,15 @@ MAY_INCLUDE = {
     "cuda/matmul_grad": _OPERATION
     | {"cuda/lora", "cuda/matmul_grad"}
     | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
+    "cuda/matmul_grouped": _OPERATION
+    | {"cuda/lora", "cuda/matmul_grouped"}
+    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
     "cuda/matmul/skinny": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/skinny"},
     "cuda/matmul/mma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/mma"},
     "cuda/matmul/wgmma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/wgmma"},
     "cuda/info.cpp": _OPERATION
-    | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/matmul", "cuda/matmul_grad"},
+    | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/matmul", "cuda/matmul_grad"}
+    | {"cuda/matmul_grouped"},
     "api": {"api", "cpu/backend.hpp", "cuda", "core", "shared", "header"},
 }
 # What is compiled for one instruction set: a function that it shared with other files might be

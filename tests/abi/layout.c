@@ -84,6 +84,22 @@ FIELD(nf4_matmul_args, lora, 64, 8);
 
 VALUE(NF4_MATMUL_BATCH_MAX, 64);
 
+SIZE(nf4_grouped_args, 104);
+FIELD(nf4_grouped_args, struct_size, 0, 8);
+FIELD(nf4_grouped_args, dtype, 8, 4);
+FIELD(nf4_grouped_args, experts, 12, 4);
+FIELD(nf4_grouped_args, m, 16, 8);
+FIELD(nf4_grouped_args, x, 24, 8);
+FIELD(nf4_grouped_args, x_stride, 32, 8);
+FIELD(nf4_grouped_args, x_rows, 40, 8);
+FIELD(nf4_grouped_args, y, 48, 8);
+FIELD(nf4_grouped_args, y_stride, 56, 8);
+FIELD(nf4_grouped_args, ends, 64, 8);
+FIELD(nf4_grouped_args, x_index, 72, 8);
+FIELD(nf4_grouped_args, bias, 80, 8);
+FIELD(nf4_grouped_args, bias_stride, 88, 8);
+FIELD(nf4_grouped_args, row_scale, 96, 8);
+
 SIZE(nf4_int4_layout, 4);
 SIGNED(nf4_int4_layout);
 VALUE(NF4_INT4_GPTQ, 1);
@@ -162,6 +178,12 @@ nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights, const nf4_matm
                                 size_t count, int32_t threads);
 nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                            size_t count, int32_t device, int32_t *launches, const char **kernels);
+nf4_status nf4_matmul_grouped_workspace_size(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                             size_t *bytes);
+nf4_status nf4_matmul_grouped_launch(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                     void *workspace, size_t workspace_bytes, nf4_stream stream);
+nf4_status nf4_matmul_grouped_cpu(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                  int32_t threads);
 nf4_status nf4_int4_tensor_sizes(const nf4_int4_tensor *tensor, nf4_int4_sizes *sizes);
 nf4_status nf4_int4_dequant_launch(const nf4_int4_tensor *weight, void *out, nf4_dtype out_dtype,
                                    nf4_stream stream);

@@ -15,6 +15,7 @@
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/compare.hpp"
+#include "support/cpu_tolerance.hpp"
 #include "support/force.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_expected.hpp"
@@ -29,32 +30,8 @@ namespace {
 
 constexpr int kShapes = 150;  // per dtype, flat or nested
 constexpr int kThreadCounts[] = {1, 2, 3, 7, 300, 0};
-constexpr double kFp32Unit = 0x1p-24;
-constexpr double kBf16Unit = 0x1p-8;
 // What the error may be beside y, by dtype.
 constexpr double kLargest[] = {1e-6, 5e-4, 4e-3};
-
-bool in_bf16(const cpu::Variant &variant, nf4_dtype dtype) {
-  return std::string(variant.name) == "avx512bf16" && dtype == NF4_DTYPE_BF16;
-}
-
-// The most roundings that any product goes through on its way: the sums of the narrowest
-// vectors and of the lanes of one, and a few for the factors, the scale and the bias.
-double roundings(int64_t cols) { return static_cast<double>(cols) / 8 + 32; }
-
-bool is_right(const cpu::Variant &variant, const MatmulCase &test, const Expected &expected,
-              double y) {
-  constexpr double kSafe = 0x1p126;
-  if (!std::isfinite(expected.value)) return !std::isfinite(y);
-  if (expected.magnitude > kSafe || expected.largest > kSafe) return true;
-  const bool bf16 = in_bf16(variant, test.dtype);
-  const double relative = roundings(test.weight.shape.cols) * kFp32Unit + (bf16 ? kBf16Unit : 0);
-  // vdpbf16ps takes what is subnormal for zero.
-  const double underflow = bf16 ? 0x1p-126 : 0x1p-149;
-  const double error = relative * expected.magnitude + underflow * expected.small;
-  return y >= round_to(test.dtype, expected.value - error) &&
-         y <= round_to(test.dtype, expected.value + error);
-}
 
 // x, bias, y and the weight of a case, each between guard pages.
 struct Placed {
@@ -106,7 +83,7 @@ void check_matmul(const MatmulCase &test, Rng &rng) {
       const double y = read_number(test.dtype, placed.y.data(), place);
       INFO("y[" << i / rows << "][" << i % rows << "] is " << y << ", expected "
                 << expected[i].value << ", of the magnitude " << expected[i].magnitude);
-      REQUIRE(is_right(*variant, test, expected[i], y));
+      REQUIRE(is_right(*variant, test.dtype, test.weight.shape.cols, expected[i], y));
     }
     REQUIRE(gaps_intact(test, placed.y));
     REQUIRE(placed.y.surroundings_intact());

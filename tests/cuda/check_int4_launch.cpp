@@ -10,7 +10,7 @@
 #include "support/device.hpp"
 #include "support/int4_cases.hpp"
 #include "support/int4_matmul.hpp"
-#include "support/late_inputs.hpp"
+#include "support/launches.hpp"
 
 using namespace nf4;
 using namespace nf4::test;
@@ -68,18 +68,8 @@ TEST_CASE("a matmul of an integer weight gives the same bits 100 times, and from
         INFO(describe(test, number));
         const PlacedInt4Matmul placed(rng, test, true);
         require_not_mma(placed, test);
-        REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
-        stream.synchronize();
-        const std::vector<uint8_t> expected = placed.y.read();
-        cudaGraphExec_t graph =
-            capture(stream, [&] { REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK); });
-        for (int replay = 0; replay < 100; ++replay) {
-          fill_bytes(placed.y.data(), 0xa5, placed.y.size());
-          REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
-          stream.synchronize();
-          REQUIRE(same_bytes(placed.y.read(), expected));
-        }
-        REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+        check_replays({bytes_of("y", placed.y)}, stream,
+                      [&] { return placed.multiply(test, stream); });
       }
 }
 
@@ -99,9 +89,9 @@ TEST_CASE("a matmul of an integer weight waits for what a predecessor writes lat
         const PlacedInt4Matmul placed(rng, test, true);
         require_not_mma(placed, test);
         std::vector<DeviceBytes> inputs = parts_of(test.weight, placed.weight.tensor());
-        inputs.push_back({"x", placed.x.data(), placed.x.size()});
-        inputs.push_back({"bias", placed.bias.data(), placed.bias.size()});
-        check_waits(inputs, {{"y", placed.y.data(), placed.y.size()}}, stream,
+        inputs.push_back(bytes_of("x", placed.x));
+        inputs.push_back(bytes_of("bias", placed.bias));
+        check_waits(inputs, {bytes_of("y", placed.y)}, stream,
                     [&] { return placed.multiply(test, stream); });
       }
 }
@@ -120,7 +110,7 @@ TEST_CASE("dequantize, quantize and reorder of integer weights wait for what com
       const DeviceInt4Weight weight(rng, host, true);
       const std::vector<DeviceBytes> parts = parts_of(host, weight.tensor());
       const DeviceBuffer values(host.elements() * 2);
-      const DeviceBytes bytes{"values", values.data(), values.size()};
+      const DeviceBytes bytes = bytes_of("values", values);
       check_waits(parts, {bytes}, stream, [&] {
         return nf4_int4_dequant_launch(&weight.tensor(), values.data(), NF4_DTYPE_FP16, stream);
       });

@@ -4,131 +4,24 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <deque>
 #include <vector>
 
-#include "core/float16.hpp"
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul_grad/matmul_grad.hpp"
+#include "support/adapter.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
 #include "support/families.hpp"
 #include "support/force_matmul.hpp"
-#include "support/late_inputs.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_expected.hpp"
 #include "support/matmul_placed.hpp"
-#include "validate.hpp"
 
 using namespace nf4;
 using namespace nf4::test;
 
 namespace {
-
-struct HostAdapter {
-  nf4_dtype dtype;
-  int rank;
-  float scale;
-  int64_t a_stride, b_stride;
-  std::vector<uint8_t> a, b;  // from the first to the last element; NaN between the rows
-};
-
-std::vector<uint8_t> random_matrix(Rng &rng, nf4_dtype dtype, int64_t rows, int64_t cols,
-                                   int64_t stride, float size) {
-  const int bytes = dtype_bytes(dtype);
-  std::vector<uint8_t> matrix(((rows - 1) * stride + cols) * bytes, 0xff);
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t i = 0; i < cols; ++i) {
-      const auto number = static_cast<float>(round_to(dtype, size * rng.normal()));
-      const uint16_t bits = dtype == NF4_DTYPE_FP16 ? float_to_half(number) : float_to_bf16(number);
-      const void *from = dtype == NF4_DTYPE_FP32 ? static_cast<const void *>(&number) : &bits;
-      std::memcpy(&matrix[(row * stride + i) * bytes], from, bytes);
-    }
-  return matrix;
-}
-
-// Of about the size of the product that it is beside.
-HostAdapter random_adapter(Rng &rng, const MatmulCase &test, nf4_dtype dtype, int rank,
-                           bool padded) {
-  const int64_t rows = test.weight.shape.rows, cols = test.weight.shape.cols;
-  HostAdapter adapter{dtype, rank, 0.75f, cols, rank, {}, {}};
-  if (padded) {
-    adapter.a_stride += rng.between(1, 20);
-    adapter.b_stride += rng.between(1, 20);
-  }
-  adapter.a = random_matrix(rng, dtype, rank, cols, adapter.a_stride, 1);
-  adapter.b = random_matrix(rng, dtype, rows, rank, adapter.b_stride, 1);
-  return adapter;
-}
-
-struct PlacedAdapter {
-  DeviceBuffer a, b, product, workspace;
-  nf4_lora lora{};
-  nf4_matmul_args args;
-  bool gradient;
-
-  PlacedAdapter(Rng &rng, const MatmulCase &test, const HostAdapter &adapter,
-                const PlacedMatmul &placed, bool aligned, bool with_product)
-      : a(adapter.a.size(), aligned ? 0 : random_lead(rng, dtype_bytes(adapter.dtype))),
-        b(adapter.b.size(), aligned ? 0 : random_lead(rng, dtype_bytes(adapter.dtype))),
-        product(test.m * adapter.rank * dtype_bytes(test.dtype)),
-        workspace(workspace_bytes(test, adapter, placed), 64),
-        args(placed.args(test)),
-        gradient(test.gradient) {
-    a.write(adapter.a.data());
-    b.write(adapter.b.data());
-    lora = lora_of(adapter);
-    lora.a = a.data();
-    lora.b = b.data();
-    lora.product = with_product ? product.data() : nullptr;
-    args.lora = &lora;
-  }
-  PlacedAdapter(const PlacedAdapter &) = delete;
-  PlacedAdapter &operator=(const PlacedAdapter &) = delete;
-
-  nf4_status multiply(const PlacedMatmul &placed, cudaStream_t stream) const {
-    const auto launch = gradient ? nf4_matmul_grad_launch : nf4_matmul_launch;
-    return launch(&placed.weight.tensor(), &args, workspace.data(), workspace.size(), stream);
-  }
-  // The configuration that multiply() uses.
-  int used(const PlacedMatmul &placed) const {
-    const nf4_tensor &weight = placed.weight.tensor();
-    const auto bytes = static_cast<int64_t>(workspace.size());
-    MatmulProblem problem{};
-    problem.gradient = gradient;
-    REQUIRE(validate_matmul_shape(&weight, &args, problem) == NF4_STATUS_OK);
-    REQUIRE(validate_matmul_operands(&weight, &args, workspace.data(), bytes, problem) ==
-            NF4_STATUS_OK);
-    int config = -1;
-    REQUIRE((gradient ? cuda::matmul_grad_config(problem, nullptr, config)
-                      : cuda::matmul_config(problem, nullptr, config)) == NF4_STATUS_OK);
-    return config;
-  }
-
- private:
-  static nf4_lora lora_of(const HostAdapter &adapter) {
-    nf4_lora lora{};
-    lora.struct_size = sizeof lora;
-    lora.dtype = adapter.dtype;
-    lora.rank = adapter.rank;
-    lora.scale = adapter.scale;
-    lora.a_stride = adapter.a_stride;
-    lora.b_stride = adapter.b_stride;
-    return lora;
-  }
-  static size_t workspace_bytes(const MatmulCase &test, const HostAdapter &adapter,
-                                const PlacedMatmul &placed) {
-    const nf4_lora lora = lora_of(adapter);
-    nf4_matmul_args args = test.args(nullptr, nullptr, nullptr);
-    args.lora = &lora;
-    size_t bytes = 0;
-    REQUIRE((test.gradient ? nf4_matmul_grad_workspace_size : nf4_matmul_workspace_size)(
-                &placed.weight.tensor(), &args, &bytes) == NF4_STATUS_OK);
-    return bytes;
-  }
-};
 
 nf4_tensor in_place(HostWeight &weight) {
   std::array<void *, kPartCount> addresses{};
@@ -245,17 +138,6 @@ void check_lora(MatmulCase &test, const HostAdapter &adapter, Rng &rng, const St
   }
 }
 
-int multiprocessors() {
-  int count = 0;
-  REQUIRE_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
-  return count;
-}
-
-// Rows of the weight, or in the gradient columns, whose tiles of 128 fill half a wave: CTAs share
-// them; and those whose tiles clusters split.
-int64_t rows_to_share() { return (multiprocessors() / 2 + 1) * 128; }
-int64_t rows_to_split() { return (multiprocessors() / 4 - 1) * 128 - 5; }
-
 // Each kernel that this GPU has was met, but for those of stream-K and the skinny ones, which take
 // few of the shapes.
 void check_counts(MatmulCounts &counts, bool gradient) {
@@ -345,109 +227,4 @@ TEST_CASE("stream-K kernels add an adapter once", "[cuda][matmul][lora]") {
       check_lora(test, adapter, rng, stream, counts);
       check_stream_k_counts(counts, shape.gradient);
     }
-}
-
-TEST_CASE("a product with an adapter gives the same bits 100 times from a graph",
-          "[cuda][matmul][lora][long]") {
-  const Stream stream;
-  for (const MatmulShape &shape :
-       {MatmulShape{300, 2048, 1}, MatmulShape{300, 2048, 40},
-        MatmulShape{rows_to_split(), 2304, 150}, MatmulShape{2048, 320, 2, true},
-        MatmulShape{2048, rows_to_share(), 300, true}}) {
-    Rng rng(0xbd00000 + shape.m);
-    const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
-    const HostAdapter adapter = random_adapter(rng, test, NF4_DTYPE_BF16, 16, false);
-    const PlacedMatmul placed(rng, test, true);
-    const PlacedAdapter with(rng, test, adapter, placed, true, true);
-    INFO("m " << shape.m << (shape.gradient ? ", gradient" : ""));
-    REQUIRE(with.multiply(placed, stream) == NF4_STATUS_OK);
-    stream.synchronize();
-    const std::vector<uint8_t> y = placed.y.read(), product = with.product.read();
-    cudaGraphExec_t graph =
-        capture(stream, [&] { REQUIRE(with.multiply(placed, stream) == NF4_STATUS_OK); });
-    for (int replay = 0; replay < 100; ++replay) {
-      fill_bytes(placed.y.data(), 0xa5, placed.y.size());
-      fill_bytes(with.product.data(), 0xa5, with.product.size());
-      REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
-      stream.synchronize();
-      REQUIRE(same_bytes(placed.y.read(), y));
-      REQUIRE(same_bytes(with.product.read(), product));
-    }
-    REQUIRE_CUDA(cudaGraphExecDestroy(graph));
-  }
-}
-
-// The second has none.
-TEST_CASE("a batch with adapters gives the bits of its products", "[cuda][matmul][lora]") {
-  const Stream stream;
-  for (const int64_t m : {1, 16, 100}) {
-    INFO("m " << m);
-    Rng rng(0xbe00000 + m);
-    std::deque<PlacedMatmul> placed;
-    std::deque<PlacedAdapter> with;
-    std::vector<const nf4_tensor *> weights;
-    std::vector<nf4_matmul_args> args;
-    std::vector<std::vector<uint8_t>> y, product;
-    const auto clear = [&](int i) {
-      fill_bytes(placed[i].y.data(), 0xa5, placed[i].y.size());
-      fill_bytes(with[i].product.data(), 0xa5, with[i].product.size());
-    };
-    for (int i = 0; i < 3; ++i) {
-      const MatmulCase test =
-          plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, {130 + 8 * i, 1536, m});
-      const HostAdapter adapter = random_adapter(rng, test, NF4_DTYPE_BF16, 8 << i, false);
-      placed.emplace_back(rng, test, true);
-      with.emplace_back(rng, test, adapter, placed[i], true, true);
-      weights.push_back(&placed[i].weight.tensor());
-      args.push_back(with[i].args);
-      if (i == 1) args[i].lora = nullptr;
-      clear(i);
-      REQUIRE(nf4_matmul_launch(weights[i], &args[i], with[i].workspace.data(),
-                                with[i].workspace.size(), stream) == NF4_STATUS_OK);
-      stream.synchronize();
-      y.push_back(placed[i].y.read());
-      product.push_back(with[i].product.read());
-      clear(i);
-    }
-    size_t bytes = 0;
-    REQUIRE(nf4_matmul_batch_workspace_size(weights.data(), args.data(), 3, &bytes) ==
-            NF4_STATUS_OK);
-    const DeviceBuffer workspace(bytes);
-    REQUIRE(nf4_matmul_batch_launch(weights.data(), args.data(), 3, workspace.data(), bytes,
-                                    stream) == NF4_STATUS_OK);
-    stream.synchronize();
-    for (int i = 0; i < 3; ++i) {
-      CHECK(same_bytes(placed[i].y.read(), y[i]));
-      CHECK(same_bytes(with[i].product.read(), product[i]));
-    }
-  }
-}
-
-// Whose product's kernel and the base product's start early.
-TEST_CASE("a product with an adapter waits for what a predecessor writes late",
-          "[cuda][matmul][lora][long]") {
-  const Stream stream;
-  uint64_t number = 0xbb00000;
-  for (const MatmulShape &shape :
-       {MatmulShape{300, 2048, 1}, MatmulShape{300, 2048, 16}, MatmulShape{300, 2048, 40},
-        MatmulShape{300, 2048, 300}, MatmulShape{2048, 320, 1, true},
-        MatmulShape{2048, 320, 70, true}}) {
-    Rng rng(++number);
-    MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
-    for (const nf4_dtype dtype : {NF4_DTYPE_BF16, NF4_DTYPE_FP32}) {
-      const HostAdapter adapter = random_adapter(rng, test, dtype, 16, false);
-      const PlacedMatmul placed(rng, test, true);
-      const PlacedAdapter with(rng, test, adapter, placed, true, true);
-      const nf4_tensor &weight = placed.weight.tensor();
-      INFO("m " << shape.m << (shape.gradient ? ", gradient" : ""));
-      check_waits({{"packed", weight.packed, test.weight.bytes[kPacked].size()},
-                   {"x", placed.x.data(), placed.x.size()},
-                   {"a", with.a.data(), with.a.size()},
-                   {"b", with.b.data(), with.b.size()},
-                   {"workspace", with.workspace.data(), with.workspace.size()}},
-                  {{"y", placed.y.data(), placed.y.size()},
-                   {"product", with.product.data(), with.product.size()}},
-                  stream, [&] { return with.multiply(placed, stream); });
-    }
-  }
 }

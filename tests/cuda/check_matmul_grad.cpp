@@ -11,7 +11,7 @@
 #include "support/device.hpp"
 #include "support/families.hpp"
 #include "support/force_matmul.hpp"
-#include "support/late_inputs.hpp"
+#include "support/launches.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_placed.hpp"
 
@@ -50,12 +50,6 @@ void check_counts(const MatmulCounts &counts, int least,
       if (!cuda::is_skinny(config) && cuda::matmul_grad_has(*family, config, compute_capability()))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
-}
-
-int multiprocessors() {
-  int count = 0;
-  REQUIRE_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
-  return count;
 }
 
 }  // namespace
@@ -134,23 +128,12 @@ TEST_CASE("a gradient gives the same bits 100 times, and from a graph",
   const Stream stream;
   for (const MatmulShape shape :
        {gradient(1000, 320, 1), gradient(1536, 512, 16), gradient(2000, 1088, 70),
-        gradient(4096, 640, 300), gradient(2048, (multiprocessors() / 2 + 1) * 128, 300)}) {
+        gradient(4096, 640, 300), gradient(2048, rows_to_share(), 300)}) {
     Rng rng(0x17c00000 + shape.m);
     const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
     const PlacedMatmul placed(rng, test, true);
     if (has(cuda::kFirstWgmma) && shape.m > 16) CHECK(placed.used(test) != cuda::kMma64x64);
-    REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
-    stream.synchronize();
-    const std::vector<uint8_t> expected = placed.y.read();
-    cudaGraphExec_t graph =
-        capture(stream, [&] { REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK); });
-    for (int replay = 0; replay < 100; ++replay) {
-      fill_bytes(placed.y.data(), 0xa5, placed.y.size());
-      REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
-      stream.synchronize();
-      REQUIRE(same_bytes(placed.y.read(), expected));
-    }
-    REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+    check_replays({bytes_of("y", placed.y)}, stream, [&] { return placed.multiply(test, stream); });
   }
 }
 
@@ -165,18 +148,11 @@ TEST_CASE("a gradient waits for what a predecessor writes late", "[cuda][matmul_
       Rng rng(++number);
       const MatmulCase test = plain_matmul_case(rng, kind, shape);
       const PlacedMatmul placed(rng, test, true);
-      const nf4_tensor &weight = placed.weight.tensor();
-      const std::vector<DeviceBytes> inputs = {
-          {"packed", weight.packed, test.weight.bytes[kPacked].size()},
-          {"absmax", weight.absmax, test.weight.bytes[kAbsmax].size()},
-          {"nested_absmax", weight.nested_absmax, test.weight.bytes[kNestedAbsmax].size()},
-          {"nested_code", weight.nested_code, test.weight.bytes[kNestedCode].size()},
-          {"nested_offset", weight.nested_offset, test.weight.bytes[kNestedOffset].size()},
-          {"x", placed.x.data(), placed.x.size()},
-          {"workspace", placed.workspace.data(), placed.workspace.size()},
-      };
+      std::vector<DeviceBytes> inputs = parts_of(test.weight, placed.weight.tensor());
+      inputs.push_back(bytes_of("x", placed.x));
+      inputs.push_back(bytes_of("workspace", placed.workspace));
       INFO("m " << shape.m);
-      check_waits(inputs, {{"y", placed.y.data(), placed.y.size()}}, stream,
+      check_waits(inputs, {bytes_of("y", placed.y)}, stream,
                   [&] { return placed.multiply(test, stream); });
     }
 }

@@ -6,7 +6,7 @@
 #include "support/catch.hpp"
 #include "support/device.hpp"
 #include "support/families.hpp"
-#include "support/late_inputs.hpp"
+#include "support/launches.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_placed.hpp"
 
@@ -85,15 +85,7 @@ TEST_CASE("skinny gradient kernels run where they can, and give the same bits 10
     const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
     const PlacedMatmul placed(rng, test, true);
     if (has_skinny()) CHECK(placed.used(test) == (shape.m > 8 ? cuda::kSkinny16 : cuda::kSkinny8));
-    REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
-    stream.synchronize();
-    const std::vector<uint8_t> expected = placed.y.read();
-    for (int i = 0; i < 100; ++i) {
-      fill_bytes(placed.y.data(), 0xa5, placed.y.size());
-      REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
-      stream.synchronize();
-      REQUIRE(same_bytes(placed.y.read(), expected));
-    }
+    check_replays({bytes_of("y", placed.y)}, stream, [&] { return placed.multiply(test, stream); });
   }
 }
 
@@ -107,21 +99,10 @@ TEST_CASE("a skinny gradient waits for what a predecessor writes late",
       const MatmulCase test =
           plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, nested}, {2048, 512, m, true});
       const PlacedMatmul placed(rng, test, true);
-      const nf4_tensor &weight = placed.weight.tensor();
-      std::vector<DeviceBytes> inputs = {
-          {"packed", weight.packed, test.weight.bytes[kPacked].size()},
-          {"absmax", weight.absmax, test.weight.bytes[kAbsmax].size()},
-          {"x", placed.x.data(), placed.x.size()}};
-      if (nested) {
-        inputs.push_back(
-            {"nested_absmax", weight.nested_absmax, test.weight.bytes[kNestedAbsmax].size()});
-        inputs.push_back(
-            {"nested_code", weight.nested_code, test.weight.bytes[kNestedCode].size()});
-        inputs.push_back(
-            {"nested_offset", weight.nested_offset, test.weight.bytes[kNestedOffset].size()});
-      }
+      std::vector<DeviceBytes> inputs = parts_of(test.weight, placed.weight.tensor());
+      inputs.push_back(bytes_of("x", placed.x));
       INFO("m " << m << (nested ? ", nested" : ", flat"));
-      check_waits(inputs, {{"y", placed.y.data(), placed.y.size()}}, stream,
+      check_waits(inputs, {bytes_of("y", placed.y)}, stream,
                   [&] { return placed.multiply(test, stream); });
     }
 }

@@ -37,7 +37,20 @@ sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 import record as records  # noqa: E402
 from sources import source_hash  # noqa: E402
 
-SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# Steps of compute-sanitizer: the tool, and the tests that it runs. Racecheck takes seconds for a
+# random product in all of its kernels; what is left meets each kernel, if not with each dtype. It
+# is the longest, so it is two steps, and they go first.
+_USUAL = "[cuda]~[large]~[long]"
+SANITIZER_STEPS = {
+    "racecheck": ("racecheck", f"{_USUAL}~[random]~[matmul_grad]~[lora]"),
+    "racecheck of gradients and adapters": (
+        "racecheck",
+        f"{_USUAL}~[random][matmul_grad],{_USUAL}~[random][lora]",
+    ),
+    "memcheck": ("memcheck", _USUAL),
+    "initcheck": ("initcheck", _USUAL),
+    "synccheck": ("synccheck", _USUAL),
+}
 # Shapes per dtype, blocksize and flat/nested: NF4, FP4 and a codebook of the caller's. With
 # 48 such classes, 144 for each family and shape of a kernel that dequantizes or quantizes; of
 # matmul's each has one or more, which the tests see to.
@@ -144,12 +157,9 @@ def pytest(folder: Path) -> dict:
     return run_junit([*command, f"--junitxml={junit}"], junit)
 
 
-def sanitize(program: Path, tool: str) -> dict:
-    """One of compute-sanitizer's tools over every kernel; raises on the first report."""
+def sanitize(program: Path, tool: str, tags: str) -> dict:
+    """One of compute-sanitizer's tools over kernels; raises on the first report."""
     base = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", str(program)]
-    # Racecheck takes seconds for a random product in all of its kernels. What is left meets each
-    # kernel, if not with each dtype.
-    tags = "[cuda]~[large]~[long]" + ("~[random]" if tool == "racecheck" else "")
     status, output = execute([*base, tags], NF4_TEST_SHAPES=SANITIZER_SHAPES)
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
     if status != 0 or summary is None or summary[1] != "0":
@@ -239,11 +249,11 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
     check, race = check_cuda(arguments.build), check_cuda(arguments.race_build)
     of_tests = tests(arguments, folder)
     of_sanitizer = {
-        tool: functools.partial(sanitize, race if tool == "racecheck" else check, tool)
-        for tool in SANITIZER_TOOLS
+        name: functools.partial(sanitize, race if tool == "racecheck" else check, tool, tags)
+        for name, (tool, tags) in SANITIZER_STEPS.items()
     }
     two = functools.partial(two_gpus, check, device.device_count, folder)
-    results = at_once(of_tests | of_sanitizer | {"two GPUs": two})
+    results = at_once(of_sanitizer | of_tests | {"two GPUs": two})
     return {
         "sources": source_hash(),
         "date": records.today(),
@@ -254,7 +264,7 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
         "tests": {name: results[name] for name in of_tests},
         "two GPUs": results["two GPUs"],
         "examples": step("examples", lambda: examples(arguments.build)),
-        "compute-sanitizer": {tool: results[tool] for tool in of_sanitizer},
+        "compute-sanitizer": {name: results[name] for name in of_sanitizer},
     }
 
 

@@ -24,6 +24,7 @@ typedef struct fake_call {
   int32_t symmetric;
   int32_t gradient;
   nf4_lora lora; /* of a matmul that has one */
+  nf4_grouped_args grouped;
 } fake_call;
 
 NF4_API fake_call fake_last;
@@ -149,6 +150,29 @@ nf4_status nf4_matmul_grad_launch(const nf4_tensor *weight, const nf4_matmul_arg
 nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
                                int32_t threads) {
   fake_call call = {.weight = *weight, .matmul = *args, .threads = threads, .gradient = 1};
+  return record(call);
+}
+
+nf4_status nf4_matmul_grouped_workspace_size(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                             size_t *bytes) {
+  (void)weight;
+  *bytes = (size_t)args->m * fake_workspace_per_row;
+  return NF4_STATUS_OK;
+}
+
+nf4_status nf4_matmul_grouped_launch(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                     void *workspace, size_t workspace_bytes, nf4_stream stream) {
+  fake_call call = {.weight = *weight,
+                    .grouped = *args,
+                    .workspace = workspace,
+                    .workspace_bytes = workspace_bytes,
+                    .stream = stream};
+  return record(call);
+}
+
+nf4_status nf4_matmul_grouped_cpu(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                  int32_t threads) {
+  fake_call call = {.weight = *weight, .grouped = *args, .threads = threads};
   return record(call);
 }
 

@@ -32,6 +32,7 @@ class Call(ctypes.Structure):
         ("symmetric", ctypes.c_int32),
         ("gradient", ctypes.c_int32),
         ("lora", _abi.Lora),
+        ("grouped", _abi.GroupedArgs),
     ]
 
 

@@ -27,6 +27,18 @@ inline int shapes_or(int usual) {
 // cudaMemset works on.
 void fill_bytes(void *address, uint8_t byte, size_t bytes);
 
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int value = 0;
+  REQUIRE_CUDA(cudaDeviceGetAttribute(&value, attribute, 0));
+  return value;
+}
+inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+
+// Of a matmul's output: as many as its tiles of 128 fill half a wave, so that CTAs share them where
+// the reduction is long; and a fourth of the multiprocessors, so that clusters split each.
+inline int64_t rows_to_share() { return (multiprocessors() / 2 + 1) * 128; }
+inline int64_t rows_to_split() { return (multiprocessors() / 4 - 1) * 128 - 5; }
+
 class DeviceBuffer {
  public:
   // `bytes` of data after `lead` bytes of poison, and the data poison too at first.

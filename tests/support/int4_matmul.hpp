@@ -26,12 +26,6 @@ inline Int4MatmulCase plain_int4_case(Rng &rng, const Int4Class &kind, const Int
   return test;
 }
 
-inline int device_attribute(cudaDeviceAttr attribute) {
-  int value = 0;
-  REQUIRE_CUDA(cudaDeviceGetAttribute(&value, attribute, 0));
-  return value;
-}
-
 // Whether the best family has a skinny or wgmma kernel of the layout in the configuration. Less
 // shared memory than Hopper's leaves some of them out.
 inline bool has_fast_kernel(nf4_int4_layout layout, int config) {

@@ -110,6 +110,25 @@ class MatmulArgs(Structure):
     ]
 
 
+class GroupedArgs(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("dtype", Dtype),
+        ("experts", c_int32),
+        ("m", c_int64),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("x_rows", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("ends", c_void_p),
+        ("x_index", c_void_p),
+        ("bias", c_void_p),
+        ("bias_stride", c_int64),
+        ("row_scale", c_void_p),
+    ]
+
+
 class Int4Tensor(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -192,6 +211,9 @@ FUNCTIONS = {
         Status,
         [c_void_p, c_void_p, c_size_t, c_int32, POINTER(c_int32), POINTER(c_char_p)],
     ),
+    "nf4_matmul_grouped_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
+    "nf4_matmul_grouped_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
+    "nf4_matmul_grouped_cpu": (Status, [c_void_p, c_void_p, c_int32]),
     "nf4_int4_tensor_sizes": (Status, [c_void_p, POINTER(Int4Sizes)]),
     "nf4_int4_dequant_launch": (Status, [c_void_p, c_void_p, Dtype, Stream]),
     "nf4_int4_dequant_cpu": (Status, [c_void_p, c_void_p, Dtype, c_int32]),

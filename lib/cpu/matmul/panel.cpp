@@ -161,14 +161,13 @@ class PanelMultiplier {
     if (left < kKernelStep) return left;
     const int64_t whole = left - left % kKernelStep;
     // What is gathered is as much as what is converted.
-    const int64_t gathered =
-        column_order(weight_) == nullptr ? whole : kConvertedBytes / element_bytes_;
+    const int64_t gathered = has_plain_x(problem_) ? whole : kConvertedBytes / element_bytes_;
     return std::min({int64_t{kernels_.tile_elements}, rows_.max_columns(), whole, gathered});
   }
 
   void add_products(int n, RowRange m, int64_t k, int64_t elements, float *sums) {
-    const bool in_place = convert_.convert == nullptr && elements % kKernelStep == 0 &&
-                          column_order(weight_) == nullptr;
+    const bool in_place =
+        convert_.convert == nullptr && elements % kKernelStep == 0 && has_plain_x(problem_);
     for (int64_t i = m.begin; i < m.end; i += kernels_.tile_m) {
       const int count = static_cast<int>(std::min<int64_t>(kernels_.tile_m, m.end - i));
       if (!in_place) convert(i, count, k, elements);

@@ -64,13 +64,19 @@ void dense_outer(const MatmulKernels &kernels, const DenseProblem &problem);
 template <class Problem>
 const char *address_of_x(const Problem &problem, int64_t m, int64_t k) {
   return static_cast<const char *>(problem.x) +
-         (m * problem.x_stride + k) * element_bytes(problem.dtype);
+         (problem.group.row_of_x(m) * problem.x_stride + k) * element_bytes(problem.dtype);
 }
 
 // The column of x that a stored column of the weight is multiplied with, by stored column; NULL:
 // the same.
 inline const int32_t *column_order(const Weight &) { return nullptr; }
 inline const int32_t *column_order(const Int4Weight &weight) { return weight.permutation; }
+
+// Whether its rows of x lie in memory as the kernels take them.
+template <class Problem>
+bool has_plain_x(const Problem &problem) {
+  return column_order(problem.weight) == nullptr && problem.group.x_index == nullptr;
+}
 
 // Row m of x from stored column k on: where it is, or gathered in `buffer`.
 template <class Problem>
@@ -110,7 +116,7 @@ void add_adapter(const MatmulKernels &kernels, const MatmulProblem &problem, con
 template <class Problem>
 void add_adapter(const MatmulKernels &, const Problem &, const Sums &) {}
 
-// Adds the bias and rounds.
+// Adds the bias, multiplies with the scale of the row, and rounds.
 template <class Problem>
 void store_sums(const Problem &problem, const Sums &sums);
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nf4bench import (
+    convergence,
     models_forms,
     models_steps,
     training_model,
@@ -212,6 +213,9 @@ def run(bench: Bench, peers: Mapping[str, Any], groups: Iterable[Group], report:
     figures["layer"] = layer(bench, models)
     for each in figures["layer"]:
         report(training_tables.LAYER.line(each))
+    figures["convergence"] = convergence.rows() if "bitsandbytes" in present(peers) else []
+    for each in figures["convergence"]:
+        report(training_tables.CONVERGENCE.line(each))
     for title, table in training_tables.profiles(figures["rows"]):
         report("\n".join([title, *table.lines()]))
     return figures

@@ -15,6 +15,17 @@ def _profiles(figures: Row) -> list[str]:
     return parts
 
 
+def _convergence(found: Row) -> list[str]:
+    if not found.get("convergence"):
+        return []
+    return [
+        "## Convergence",
+        "Losses of the model of examples/python/qlora.py beside those of PEFT over bitsandbytes' "
+        "own kernels, from the same seed.",
+        training_tables.CONVERGENCE.markdown(found["convergence"]),
+    ]
+
+
 def page(figures: Row, changed: Collection[str] = ()) -> str:
     found = figures["training"]
     batch, tokens = training_cases.TOKENS
@@ -42,6 +53,7 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
         "Forward and backward of one row of x through a layer with an adapter, nothing waited for; "
         "over a torch.nn.Linear that is trained.",
         training_tables.LAYER.markdown(found["layer"]),
+        *_convergence(found),
         "## Single products",
         "CUDA-graph replays in turns, weights rotating past the L2 cache, bf16 nested; adapters of "
         f"rank {training_cases.RANK}. The gradient is dX = dY W; adapted is y = x W^T + s (x A^T) "

@@ -49,6 +49,13 @@ LAYER = Table(
     number("over nn.Linear", "{ratio:.2f}x"),
 )  # fmt: skip
 
+CONVERGENCE = Table(
+    text("layer", "{form}"), text("computes in", "{dtype}"), number("steps", "{steps}"),
+    number("largest difference of a loss", "{largest:.1e}"),
+    number("of a mean of 10", "{largest_mean:.1e}"), number("last mean", "{last:.4f}"),
+    number("bitsandbytes'", "{last_bitsandbytes:.4f}"),
+)  # fmt: skip
+
 
 def _others(row: Row) -> str:
     """What was timed beside libnf4, and its time over ours."""

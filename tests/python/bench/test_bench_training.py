@@ -12,6 +12,7 @@ for _name in ("bitsandbytes", "peft", "transformers"):
 
 from bench_fakes import bench  # noqa: E402
 from nf4bench import (  # noqa: E402
+    convergence,
     models_forms,
     training,
     training_cases,
@@ -31,6 +32,7 @@ def run() -> tuple[dict, list[str]]:
     made = bench(names=())
     made.replays, training.LAYER_CALLS, training.LAYER_TURNS = 3, 2, 2
     training.PRODUCTS = {(128, 64): (1, 8)}
+    convergence.STEPS = 10
     return training.run(made, models_forms.load("cpu"), GROUPS, lines.append), lines
 
 
@@ -71,6 +73,16 @@ def test_a_row_for_each_product(figures) -> None:
     assert any(line.startswith("adapted backward, 128×64, 8") for line in figures[1])
 
 
+def test_losses_beside_bitsandbytes(figures) -> None:
+    """Which multiplies in bf16 on some CPUs, whatever it is asked for."""
+    rows = figures[0]["convergence"]
+    assert [(row["form"], row["dtype"]) for row in rows] == [
+        (form, dtype) for dtype in ("fp32", "bf16") for form in ("libnf4", "drop-in")
+    ]
+    for row in rows:
+        assert row["largest_mean"] <= row["largest"] < 0.05 < row["last"] < 5
+
+
 def test_the_page(figures) -> None:
     found = {"training": figures[0] | {"date": "1 Jan", "commit": "abc"}}
     page = training_pages.page(found, {"training"})
@@ -78,6 +90,7 @@ def test_the_page(figures) -> None:
     assert "### Drop-in: the host" in page and "| drop-in | fp32 |" in page
     assert page.count("| torch.nn.Linear | none |") == 2
     assert page.count("| adapted backward | 128×64 |") == 2
+    assert "| drop-in | bf16 | 10 |" in page
 
 
 def test_a_wrong_gradient_ends_it(monkeypatch) -> None:

@@ -9,6 +9,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded"), NEEDS_GPU]
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
+from nf4.torch import _fast  # noqa: E402
 from nf4.torch.peft import layers  # noqa: E402
 from torch_gpu_cases import DEVICE, DTYPES, layer_of, x_of  # noqa: E402
 
@@ -76,3 +77,69 @@ def test_the_gradient_of_a_sum_under_autocast(dtype):
         (grad,) = torch.autograd.grad(y.sum(), x)
     expected = reference(layer, x, torch.ones_like(y))[1]
     require_near([grad], [expected], ALLOWED[dtype])
+
+
+@pytest.mark.parametrize("dtype", ALLOWED)
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(("m", "rank", "cols"), [(1, 16, 512), (77, 8, 100), (2048, 128, 1030)])
+def test_the_gradient_of_an_adapters_half(dtype, narrow, m, rank, cols):
+    """Rows of x are further apart than they are long; the same bits each time, and in a graph."""
+    made = DTYPES[dtype]
+    like = torch.empty(1, device=DEVICE, dtype=made if narrow else torch.float32)
+    p = torch.randn(m, rank, device=DEVICE).to(made)
+    x = torch.randn(m, cols + 6, device=DEVICE).to(made)[:, :cols]
+    found = _fast.adapter_grad(p, x, 1.5, like)
+    assert found.dtype == like.dtype
+    require_near([found], [1.5 * (p.double().t() @ x.double())], ALLOWED[dtype] if narrow else 2e-6)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = _fast.adapter_grad(p, x, 1.5, like)
+    graph.replay()
+    assert torch.equal(again, found)
+
+
+@pytest.mark.parametrize("dtype", ALLOWED)
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("shape", [(1,), (3, 7), (600,)])
+def test_all_gradients_in_one_call(dtype, narrow, shape):
+    layer = adapted(dtype, dtype if narrow else "fp32", 16)
+    base, x, grad_y = (
+        layer.base_layer,
+        x_of(*shape, IN, dtype=dtype),
+        x_of(*shape, OUT, dtype=dtype),
+    )
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    scale = layer.scaling["default"]
+    _, p = _fast.linear_adapted(x, None, base.parts(), a, b, scale)
+    found = _fast.adapted_grads(grad_y, x, p, base.parts(), a, b, scale)
+    assert [each.dtype for each in found] == [x.dtype, a.dtype, b.dtype]
+    flat = reference(layer, x.view(-1, IN), grad_y.view(-1, OUT))
+    require_near(found, (flat[1].view(x.shape), *flat[2:]), ALLOWED[dtype])
+    again = _fast.adapted_grads(grad_y, x, p, base.parts(), a, b, scale)
+    assert all(map(torch.equal, found, again))
+
+
+def test_one_call_is_all_of_a_layers_backward_pass(monkeypatch):
+    layer, made, grads = adapted("bf16", "fp32", 8), [], _fast.adapted_grads
+    monkeypatch.setattr(
+        _fast, "adapted_grads", lambda *each: (made.append(grads(*each)), made[-1])[1]
+    )
+    x = x_of(17, IN, grad=True)
+    layer(x).backward(x_of(17, OUT))
+    parameters = (x, layer.lora_A["default"].weight, layer.lora_B["default"].weight)
+    assert len(made) == 1 and all(map(torch.equal, made[0], (each.grad for each in parameters)))
+
+
+def test_what_an_adapters_gradient_leaves_to_torch():
+    p, x = (torch.randn(4, cols, device=DEVICE).bfloat16() for cols in (8, 64))
+    like = torch.empty(1, device=DEVICE)
+    for arguments in (
+        (p.float(), x.float(), 1.5, like),
+        (p, x.half(), 1.5, like),
+        (p, x[:1].expand(4, 64), 1.5, like),
+        (p[:3], x, 1.5, like),
+        (p[:0], x[:0], 1.5, like),
+        (p, x, 1.5, like.half()),
+        (p, x, 1.5, like.cpu()),
+    ):
+        assert _fast.adapter_grad(*arguments) is None

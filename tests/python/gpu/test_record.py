@@ -43,12 +43,10 @@ def test_everything_in_the_record_passed(record: dict) -> None:
     last = records.verified(record)
     for name, counts in last["tests"].items():
         assert counts["passed"] > 0 and counts["failed"] == 0, name
-    assert {tool: each["reports"] for tool, each in last["compute-sanitizer"].items()} == {
-        "memcheck": 0,
-        "racecheck": 0,
-        "initcheck": 0,
-        "synccheck": 0,
-    }
+    reports = {step: each["reports"] for step, each in last["compute-sanitizer"].items()}
+    tools = {step.split()[0] for step in reports}
+    assert tools == {"memcheck", "racecheck", "initcheck", "synccheck"}
+    assert not any(reports.values()), reports
 
 
 def test_errors_of_matmul_are_within_their_bounds(figures: dict) -> None:

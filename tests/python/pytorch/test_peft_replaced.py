@@ -16,6 +16,7 @@ torch_cases.require("torch", "bitsandbytes", "peft", "_nf4_fast")
 import peft  # noqa: E402
 import torch  # noqa: E402
 from nf4.torch import peft as nf4_peft  # noqa: E402
+from nf4.torch._import_watch import is_loaded  # noqa: E402
 from peft_cases import IN, counted, pair, require_equal, results  # noqa: E402
 
 
@@ -124,6 +125,6 @@ def test_a_module_that_is_being_imported_is_not_read(monkeypatch):
     module = types.ModuleType(name)
     module.__file__, module.__spec__ = "bnb.py", types.SimpleNamespace(_initializing=True)
     monkeypatch.setitem(sys.modules, name, module)
-    assert not nf4_peft._is_loaded(name)
+    assert not is_loaded(name)
     module.__spec__._initializing = False
-    assert nf4_peft._is_loaded(name)
+    assert is_loaded(name)

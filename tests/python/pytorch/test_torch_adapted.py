@@ -137,6 +137,19 @@ def test_a_wrong_number_of_arguments(arguments):
         _fast.linear_adapted(*arguments)
     with pytest.raises(TypeError, match="arguments; expected"):
         _fast.linear_grad(*arguments)
+    with pytest.raises(TypeError, match="arguments; expected"):
+        _fast.adapter_grad(*arguments)
+    with pytest.raises(TypeError, match="arguments; expected"):
+        _fast.adapted_grads(*arguments)
+
+
+def test_an_adapters_gradient_is_left_to_torch_on_a_cpu():
+    """And where an argument is of another kind; test_gpu_peft.py has what it does on a GPU."""
+    p, x = torch.randn(4, 8).bfloat16(), torch.randn(4, IN).bfloat16()
+    for arguments in ((p, x, SCALE, A), (p, x, "1", A), (None, x, SCALE, A), (p, x, SCALE, None)):
+        assert _fast.adapter_grad(*arguments) is None
+    weight, grad_y = layer(torch.bfloat16).parts(), torch.randn(4, OUT).bfloat16()
+    assert _fast.adapted_grads(grad_y, x, p, weight, A, B, SCALE) is None
 
 
 @pytest.mark.parametrize("call", range(3))

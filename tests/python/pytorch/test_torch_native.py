@@ -157,7 +157,7 @@ def test_a_format_that_is_none_is_named_without_the_extension():
 def test_python_stands_in_for_all_devices_or_for_none(cuda, taken, monkeypatch):
     """Where torch has CUDA but not the name of its stream, C++ would have left CUDA without."""
     extension = SimpleNamespace(
-        operator_functions=lambda: (("sizes", "stream"), ("matmul",)),
+        operator_functions=lambda: (("sizes", "stream"), ("matmul",), ()),
         register_operators=lambda *_: None,
     )
     monkeypatch.setattr(_fast._prepared, "_nf4_fast", extension)

@@ -110,8 +110,8 @@ class LoadPlan:
         self._converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
         (deserialize,) = quantizer.get_weight_conversions()
         self._generic = set(deserialize.source_patterns)
-        parts = quantizer.serialized_names["weight"]
-        self._parts = [part.removeprefix("weight") for part in parts if part != "weight"]
+        parts = {source.removeprefix("weight") for source in self._generic}
+        self._parts = sorted(parts - {""})
 
     def target(self, tensor: str) -> tuple[str, str | None]:
         """The parameter that a tensor is loaded into, and the source pattern of its converter, as

@@ -50,6 +50,20 @@ def linear_grad(
     return None
 
 
+def adapter_grad(left: Tensor, right: Tensor, scale: float, like: Tensor) -> Tensor | None:
+    """scale left^T right in the dtype of `like`, both [..., columns] of 16 bits on the current GPU,
+    by cuBLAS; None if nothing was done."""
+    return None
+
+
+def adapted_grads(
+    grad_y: Tensor, x: Tensor, p: Tensor, weight: Parts, a: Tensor, b: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """For y and p of linear_adapted in 16 bits on the current GPU: dX, dA and dB; None if nothing
+    was done."""
+    return None
+
+
 def take_packed(kind: type[Tensor]) -> None:
     """Makes `linear` and `dequantize` take packed bytes that are of this class, in any dtype."""
 
@@ -74,14 +88,17 @@ def _register() -> bool:
             of_torch.append(ctypes.CDLL("libtorch_cuda.so"))
     except (LibraryNotFound, OSError):
         return False
-    names, own_names = module.operator_functions()
+    names, own_names, blas_names = module.operator_functions()
     addresses = [_address(of_torch, name) for name in names]
     needed = addresses if torch.version.cuda else addresses[:-1]
     if not all(needed):
         return False
     try:
         own_addresses = [_address([own], name) for name in own_names]
-        module.register_operators(Tensor, torch.nn.Parameter, addresses, own_addresses)
+        blas = [_address(of_torch, name) for name in blas_names]  # libtorch_cuda links to cuBLAS
+        module.register_operators(
+            Tensor, torch.nn.Parameter, addresses, own_addresses, blas if all(blas) else []
+        )
     except (AttributeError, BufferError):  # torch without DLPack's exchange
         return False
     return True
@@ -92,4 +109,6 @@ if registered:
     linear, dequantize = _prepared._nf4_fast.linear, _prepared._nf4_fast.dequantize
     linear_adapted = _prepared._nf4_fast.linear_adapted
     linear_grad = _prepared._nf4_fast.linear_grad
+    adapter_grad = _prepared._nf4_fast.adapter_grad
+    adapted_grads = _prepared._nf4_fast.adapted_grads
     take_packed = _prepared._nf4_fast.take_packed

@@ -10,12 +10,13 @@ from torch import Tensor
 
 import nf4
 from nf4.errors import InvalidArgument
+from nf4.torch._int4_weight import Int4Spec
 
 _CODES_IN_A_WORD = 8
 _BITS = 4
 
 
-def plain_g_idx(weight: nf4.Int4Tensor, device: torch.device | None = None) -> Tensor:
+def plain_g_idx(weight: nf4.Int4Tensor | Int4Spec, device: torch.device | None = None) -> Tensor:
     """The g_idx of a weight without act order."""
     cols = weight.shape[1]
     size = cols if weight.group_size == -1 else weight.group_size

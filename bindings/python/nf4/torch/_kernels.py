@@ -164,7 +164,7 @@ def _dense_beside(grad_y: Tensor, weight: Parts) -> Tensor:
     return new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
 
 
-def fused_linear_grad(grad_y: Tensor, weight: Parts, *adapter: Any) -> Any:
+def _fused(grad_y: Tensor, weight: Parts, *adapter: Any) -> Any:
     """_fast.linear_grad, for grad_y of any strides: that of a sum is one number, expanded."""
     made = _fast.linear_grad(grad_y, weight, *adapter)
     if made is None and not grad_y.is_contiguous():
@@ -172,12 +172,17 @@ def fused_linear_grad(grad_y: Tensor, weight: Parts, *adapter: Any) -> Any:
     return made
 
 
+def fused_linear_grad(grad_y: Tensor, weight: Parts, *adapter: Any) -> Any:
+    """What _fast.linear_grad makes; None where a dense weight is faster, too."""
+    return _fused(grad_y, weight, *adapter) if uses_fused_grad(grad_y, weight) else None
+
+
 def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
     """linear_grad, the fast way; None if nothing was done."""
     if type(grad_y) is not Tensor:
         return None
     if uses_fused_grad(grad_y, weight):
-        return fused_linear_grad(grad_y, weight)
+        return _fused(grad_y, weight)
     dense = new_dense(weight.spec.rows, weight.spec.cols, grad_y.dtype, grad_y.device)
     return torch.matmul(grad_y, dense) if _fast.dequantize(dense, weight) else None
 

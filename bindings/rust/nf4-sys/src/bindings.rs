@@ -266,6 +266,104 @@ const _: () = {
         "Offset of field: nf4_matmul_args::lora",
     ][::core::mem::offset_of!(nf4_matmul_args, lora) - 64usize];
 };
+/** E experts of N x K elements (mixture of experts) are one weight of rows = E * N and
+ cols = K: expert e has its rows e * N to (e + 1) * N - 1. If E is more than 1, N * K is a
+ multiple of blocksize, so that each expert begins with a block. A nested block may span
+ experts.
+
+ The rows of y are sorted by expert, and belong to the experts as `ends` says: those of
+ expert e begin where the last one's end and end before ends[e], as the offs of
+ torch.nn.functional.grouped_mm. An expert may have none. The host does not read ends,
+ x_index or row_scale of a launch: a CUDA graph may be replayed with others in their place.
+   end(e)   = min(m, max(0, ends[0], ..., ends[e])): ends that decrease give an expert no
+              rows, those beyond m no more than there are.
+   y[i, n]  = row_scale[i] * (the sum over k of x[x_index[i], k] * W[e * N + n, k]
+                              + bias[e, n]), for the expert e of row i.
+ Rows of y from end(E - 1) on belong to no expert: what is in them afterwards is
+ unspecified.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nf4_grouped_args {
+    /// sizeof(nf4_grouped_args)
+    pub struct_size: usize,
+    /// of x, bias and y; on a GPU fp16 or bf16
+    pub dtype: nf4_dtype,
+    /// E >= 0; divides the weight's rows, which are 0 if E is
+    pub experts: i32,
+    /// rows of y: 0..2^31-1
+    pub m: i64,
+    /// [x_rows, K]
+    pub x: *const ::core::ffi::c_void,
+    /// >= K
+    pub x_stride: i64,
+    /// >= 0; at least m if x_index is NULL
+    pub x_rows: i64,
+    /// [m, N]
+    pub y: *mut ::core::ffi::c_void,
+    /// >= N
+    pub y_stride: i64,
+    /// [E]
+    pub ends: *const i32,
+    /** [m], the row of x for each row of y, several times the same
+if need be. Outside 0..x_rows-1: a row of zeros. NULL: row i
+of x for row i of y*/
+    pub x_index: *const i32,
+    /// [E, N], or NULL
+    pub bias: *const ::core::ffi::c_void,
+    /// >= N, from one expert to the next; not read without bias
+    pub bias_stride: i64,
+    /// [m], such as the router's weights, or NULL: 1
+    pub row_scale: *const f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of nf4_grouped_args"][::core::mem::size_of::<nf4_grouped_args>() - 104usize];
+    [
+        "Alignment of nf4_grouped_args",
+    ][::core::mem::align_of::<nf4_grouped_args>() - 8usize];
+    [
+        "Offset of field: nf4_grouped_args::struct_size",
+    ][::core::mem::offset_of!(nf4_grouped_args, struct_size) - 0usize];
+    [
+        "Offset of field: nf4_grouped_args::dtype",
+    ][::core::mem::offset_of!(nf4_grouped_args, dtype) - 8usize];
+    [
+        "Offset of field: nf4_grouped_args::experts",
+    ][::core::mem::offset_of!(nf4_grouped_args, experts) - 12usize];
+    [
+        "Offset of field: nf4_grouped_args::m",
+    ][::core::mem::offset_of!(nf4_grouped_args, m) - 16usize];
+    [
+        "Offset of field: nf4_grouped_args::x",
+    ][::core::mem::offset_of!(nf4_grouped_args, x) - 24usize];
+    [
+        "Offset of field: nf4_grouped_args::x_stride",
+    ][::core::mem::offset_of!(nf4_grouped_args, x_stride) - 32usize];
+    [
+        "Offset of field: nf4_grouped_args::x_rows",
+    ][::core::mem::offset_of!(nf4_grouped_args, x_rows) - 40usize];
+    [
+        "Offset of field: nf4_grouped_args::y",
+    ][::core::mem::offset_of!(nf4_grouped_args, y) - 48usize];
+    [
+        "Offset of field: nf4_grouped_args::y_stride",
+    ][::core::mem::offset_of!(nf4_grouped_args, y_stride) - 56usize];
+    [
+        "Offset of field: nf4_grouped_args::ends",
+    ][::core::mem::offset_of!(nf4_grouped_args, ends) - 64usize];
+    [
+        "Offset of field: nf4_grouped_args::x_index",
+    ][::core::mem::offset_of!(nf4_grouped_args, x_index) - 72usize];
+    [
+        "Offset of field: nf4_grouped_args::bias",
+    ][::core::mem::offset_of!(nf4_grouped_args, bias) - 80usize];
+    [
+        "Offset of field: nf4_grouped_args::bias_stride",
+    ][::core::mem::offset_of!(nf4_grouped_args, bias_stride) - 88usize];
+    [
+        "Offset of field: nf4_grouped_args::row_scale",
+    ][::core::mem::offset_of!(nf4_grouped_args, row_scale) - 96usize];
+};
 /** GPTQ, AWQ and compressed-tensors store a weight of rows x cols (N x K) elements as codes
  q of 4 bits, and for each row and group of columns a scale s and a zero point z, 0..15:
    value = RN_dtype(s * (q - z)),
@@ -673,6 +771,34 @@ extern "C" {
         device: i32,
         launches: *mut i32,
         kernels: *mut *const ::core::ffi::c_char,
+    ) -> nf4_status;
+    /** The bytes of workspace that nf4_matmul_grouped_launch needs; they depend on the weight's
+ shape and blocksize, experts, m and dtype, and do not decrease as m increases. No pointer
+ in the structs is followed.*/
+    pub fn nf4_matmul_grouped_workspace_size(
+        weight: *const nf4_tensor,
+        args: *const nf4_grouped_args,
+        bytes: *mut usize,
+    ) -> nf4_status;
+    /** Sums, rounding, workspace and streams are as in nf4_matmul_launch, and so is a y that is
+ empty or a K of 0; row_scale multiplies the sum in binary32 before it is rounded to dtype.
+
+ INVALID_ARGUMENT: as for nf4_matmul_launch, and if experts, m or x_rows is out of range,
+ experts does not divide rows, or N * K is not a multiple of blocksize though there are
+ several experts; dtype is fp32 in nf4_matmul_grouped_launch.*/
+    pub fn nf4_matmul_grouped_launch(
+        weight: *const nf4_tensor,
+        args: *const nf4_grouped_args,
+        workspace: *mut ::core::ffi::c_void,
+        workspace_bytes: usize,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    /** The same on host memory, without workspace; threads as in nf4_dequant_cpu, and their number
+ changes no bit.*/
+    pub fn nf4_matmul_grouped_cpu(
+        weight: *const nf4_tensor,
+        args: *const nf4_grouped_args,
+        threads: i32,
     ) -> nf4_status;
     /** Fills *sizes from the layout, group_size, rows and cols of *tensor; its pointers are not
  read.*/

@@ -21,6 +21,7 @@
 //!   slices. [`matmul_batch`] and [`matmul_batch_into`]: several in one call.
 //! - [`matmul_grad`]: the gradient of x. [`matmul_lora`] and [`matmul_grad_lora`]: with a low-rank
 //!   adapter, [`Lora`], beside the weight.
+//! - [`matmul_grouped`]: a stack of experts, each with the rows of [`Grouped`] that are its own.
 //! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
 //!   slices, such as those of a mapped file. [`Spec`] is its shape and format.
 //! - [`Int4Tensor`], [`Int4Ref`] and [`Int4Spec`]: the same of a weight of integers, made by
@@ -41,6 +42,7 @@ pub mod device;
 mod error;
 mod format;
 mod gradient;
+mod grouped;
 mod info;
 mod int4;
 mod kind;
@@ -56,6 +58,7 @@ pub use cudarc;
 pub use error::{Error, Result};
 pub use format::{DType, Element, Format, CODEBOOK_SIZE, SCALE_CODE_SIZE};
 pub use gradient::{matmul_grad, matmul_grad_into, matmul_grad_lora, matmul_lora, Lora};
+pub use grouped::{matmul_grouped, Grouped};
 pub use info::{
     build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
     DeviceInfo, Version,

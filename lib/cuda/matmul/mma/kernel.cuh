@@ -180,11 +180,37 @@ template <class Arch, class T, class Source>
 using ProductsOf =
     CtaProducts<Arch, T, std::conditional_t<Source::kLdmatrix, CtaLdmatrixMma<T>, CtaMma<T>>>;
 
-// `Source` is what loads and dequantizes a kind of weight, `Mma` what multiplies its tiles.
+// Adds to `mma` a CTA tile: rows of the weight from first_n on, by the rows of x of which `x_row`
+// is this thread's. `Source` is what loads and dequantizes a kind of weight, `Mma` what multiplies
+// its tiles.
+template <class T, class Source, class Mma>
+__device__ __forceinline__ void multiply_tile(const typename Source::Args &args, Source &weight,
+                                              int64_t first_n, int64_t x_row, const SmemTile<T> &w,
+                                              const SmemTile<T> &x, Mma &mma) {
+  constexpr int kXChunks = kVectorK / kPerVector<T>;
+  const int row = threadIdx.x / kVectorsPerTileK, vector = threadIdx.x % kVectorsPerTileK;
+  const int64_t own_row = first_n + Source::tile_row();
+  weight.seek(own_row, Source::tile_column());
+  typename Source::Registers codes = weight.load(own_row, Source::tile_column());
+  uint4 values[kXChunks];
+  load_x<T>(args, x_row, vector * kVectorK, values);
+  for (int64_t k = 0; k < args.weight.cols; k += kMmaTileK) {
+    const int64_t next = k + kMmaTileK + Source::tile_column();
+    const int64_t next_x = k + kMmaTileK + vector * kVectorK;
+    __syncthreads();
+    weight.store(codes, w);
+#pragma unroll
+    for (int i = 0; i < kXChunks; ++i) x.chunk(row, vector * kXChunks + i) = values[i];
+    __syncthreads();
+    codes = weight.load(own_row, next);
+    load_x<T>(args, x_row, next_x, values);
+    mma.add(w, x);
+  }
+}
+
 template <class Arch, class T, class Source, class Mma = ProductsOf<Arch, T, Source>>
 __global__ void __launch_bounds__(kMmaThreads, Source::kResidentCtas)
     matmul_mma(const __grid_constant__ typename Source::Args args) {
-  constexpr int kXChunks = kVectorK / kPerVector<T>;
   __shared__ uint4 chunks[2][kMmaTileN * SmemTile<T>::kRowChunks];
   __shared__ float scale_code[Source::kScaleCodeSize];
   __shared__ float codebook[Source::kCodebookSize];
@@ -196,26 +222,8 @@ __global__ void __launch_bounds__(kMmaThreads, Source::kResidentCtas)
   const int64_t n_tiles = (args.weight.rows + kMmaTileN - 1) / kMmaTileN;
   const int64_t first_n = blockIdx.x % n_tiles * kMmaTileN;
   const int64_t first_m = blockIdx.x / n_tiles * kMmaTileM;
-  const int row = threadIdx.x / kVectorsPerTileK, vector = threadIdx.x % kVectorsPerTileK;
-
   Mma mma;
-  const int64_t own_row = first_n + Source::tile_row();
-  weight.seek(own_row, Source::tile_column());
-  typename Source::Registers codes = weight.load(own_row, Source::tile_column());
-  uint4 values[kXChunks];
-  load_x<T>(args, first_m + row, vector * kVectorK, values);
-  for (int64_t k = 0; k < args.weight.cols; k += kMmaTileK) {
-    const int64_t next = k + kMmaTileK + Source::tile_column();
-    const int64_t next_x = k + kMmaTileK + vector * kVectorK;
-    __syncthreads();
-    weight.store(codes, w);
-#pragma unroll
-    for (int i = 0; i < kXChunks; ++i) x.chunk(row, vector * kXChunks + i) = values[i];
-    __syncthreads();
-    codes = weight.load(own_row, next);
-    load_x<T>(args, first_m + row, next_x, values);
-    mma.add(w, x);
-  }
+  multiply_tile<T>(args, weight, first_n, first_m + threadIdx.x / kVectorsPerTileK, w, x, mma);
 
   const T *bias = static_cast<const T *>(args.bias);
   T *y = static_cast<T *>(args.y);

@@ -38,6 +38,22 @@ struct PartialSums {
   }
 };
 
+// Adds up the warps' sums of an output, always in the same order.
+template <class WarpMma>
+__device__ __forceinline__ float add_partials(const float *partial, int warps) {
+  constexpr uint32_t kTilePartials = PartialSums<WarpMma>::kTilePartials;
+  float sums[4] = {};
+  if (warps == kWarpsOf<WarpMma>) {
+#pragma unroll
+    for (int warp = 0; warp < kWarpsOf<WarpMma>; ++warp)
+      sums[warp % 4] += partial[warp * kTilePartials];
+  } else {
+#pragma unroll 1
+    for (int warp = 0; warp < warps; ++warp) sums[0] += partial[warp * kTilePartials];
+  }
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 // An output of a group: all that it takes to add up the warps' sums and to store it, known before
 // the sums are there.
 template <class T, class WarpMma>
@@ -74,19 +90,9 @@ class Epilogue {
     if (in_bounds_) bias_ += lora_term<T>(lora, index % kMaxM, row_of(rows, group, index));
   }
 
-  // Always adds in the same order.
   __device__ __forceinline__ void store(int warps, float unit) const {
     if (!in_bounds_) return;
-    float sums[4] = {};
-    if (warps == kWarpsOf<WarpMma>) {
-#pragma unroll
-      for (int warp = 0; warp < kWarpsOf<WarpMma>; ++warp)
-        sums[warp % 4] += partial_[warp * kTilePartials];
-    } else {
-#pragma unroll 1
-      for (int warp = 0; warp < warps; ++warp) sums[0] += partial_[warp * kTilePartials];
-    }
-    const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    const float sum = add_partials<WarpMma>(partial_, warps);
     *y_ = from_float<T>(__fmaf_rn(sum, unit, bias_));
   }
 

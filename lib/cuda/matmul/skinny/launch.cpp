@@ -21,28 +21,10 @@ int prefetch_bytes(int64_t cta_bytes) {
 int plan_ctas(const SkinnySmem &smem, int warps, int64_t ctas, const GpuFacts &gpu,
               SkinnyArgs &args) {
   const MatmulArgs &matmul = args.matmul;
-  SkinnyWork &work = args.work;
-  const bool nested = matmul.weight.nested_absmax != nullptr;
-  plan_work(matmul.weight.rows, matmul.weight.cols, ctas, work, warps);
-  work.prefetch_bytes = prefetch_bytes(work.cta_units * matmul.weight.cols / 2);
-  args.scale_pitch = static_cast<int>(skinny_scale_pitch(work.k_tiles));
-  args.item_step = work.n_warps * kWarpTileN * args.scale_pitch;
-  args.element_step = work.n_warps * kWarpTileN * static_cast<int>(matmul.weight.cols);
-  args.row_step = 32 * warps / work.k_tiles;
-  args.k_tile_step = 32 * warps % work.k_tiles;
-  args.whole_items = matmul.weight.blocksize_log2 == 6 && matmul.weight.cols % kWarpTileK == 0 &&
-                     is_multiple(matmul.weight.absmax, nested ? 4 : 16);
-
-  const SkinnyScaleBytes scales =
-      skinny_scale_bytes(matmul.weight.cols, nested,
-                         matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2);
+  plan_work(matmul.weight.rows, matmul.weight.cols, ctas, args.work, warps);
+  args.work.prefetch_bytes = prefetch_bytes(args.work.cta_units * matmul.weight.cols / 2);
   const int64_t tiles = ceil_divide(ceil_divide(matmul.weight.rows, ctas), kWarpTileN);
-  work.group_tiles = even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes));
-  args.smem_scale_code = smem.partials + work.group_tiles * smem.tile_partials;
-  args.smem_nested_absmax = args.smem_scale_code + static_cast<int>(scales.code);
-  args.smem_scales = static_cast<int>(
-      ceil_divide(args.smem_nested_absmax + work.group_tiles * scales.nested + 4, 16) * 16);
-  return args.smem_scales + static_cast<int>(work.group_tiles * scales.items);
+  return plan_skinny_smem(smem, warps, tiles, gpu, args);
 }
 
 cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf4_dtype dtype,
@@ -68,6 +50,30 @@ int lora_ctas(const MatmulArgs &matmul, int config, const MatmulTarget &target) 
 }
 
 }  // namespace
+
+int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const GpuFacts &gpu,
+                     SkinnyArgs &args) {
+  const MatmulArgs &matmul = args.matmul;
+  SkinnyWork &work = args.work;
+  const bool nested = matmul.weight.nested_absmax != nullptr;
+  args.scale_pitch = static_cast<int>(skinny_scale_pitch(work.k_tiles));
+  args.item_step = work.n_warps * kWarpTileN * args.scale_pitch;
+  args.element_step = work.n_warps * kWarpTileN * static_cast<int>(matmul.weight.cols);
+  args.row_step = 32 * warps / work.k_tiles;
+  args.k_tile_step = 32 * warps % work.k_tiles;
+  args.whole_items = matmul.weight.blocksize_log2 == 6 && matmul.weight.cols % kWarpTileK == 0 &&
+                     is_multiple(matmul.weight.absmax, nested ? 4 : 16);
+
+  const SkinnyScaleBytes scales =
+      skinny_scale_bytes(matmul.weight.cols, nested,
+                         matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2);
+  work.group_tiles = even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes));
+  args.smem_scale_code = smem.partials + work.group_tiles * smem.tile_partials;
+  args.smem_nested_absmax = args.smem_scale_code + static_cast<int>(scales.code);
+  args.smem_scales = static_cast<int>(
+      ceil_divide(args.smem_nested_absmax + work.group_tiles * scales.nested + 4, 16) * 16);
+  return args.smem_scales + static_cast<int>(work.group_tiles * scales.items);
+}
 
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
                           nf4_dtype dtype, int config) {

@@ -14,6 +14,11 @@ cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const 
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
                           const Int4MatmulArgs &matmul, nf4_dtype dtype, int config);
 
+// Divides shared memory between the partial sums and scales of groups of up to `tiles` rows of warp
+// tiles, after plan_work; returns its bytes.
+int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const GpuFacts &gpu,
+                     SkinnyArgs &args);
+
 // The products of one launch, which have their configuration, dtype and kind of scales in common.
 template <class W>
 struct SkinnyBatchProblems {

@@ -30,6 +30,18 @@ __device__ __forceinline__ uint32_t keep_in_register(uint32_t number) {
   return number;
 }
 
+// Where row m of x begins. Another type in the place of MatmulArgs may find the rows otherwise.
+template <class T>
+struct XRow {
+  const T *data;
+  bool exists;
+};
+template <class T>
+__device__ __forceinline__ XRow<T> x_row(const MatmulArgs &matmul, int m) {
+  return {static_cast<const T *>(matmul.x) + m * matmul.x_stride, m < matmul.m};
+}
+__device__ __forceinline__ int64_t x_cols(const MatmulArgs &matmul) { return matmul.weight.cols; }
+
 // 8 elements of x as B fragments, or zeros.
 template <class T>
 __device__ __forceinline__ void load_b(const T *x, bool in_bounds, uint32_t *b) {
@@ -110,15 +122,15 @@ struct WarpMmaM2 {
   static __device__ __forceinline__ int row(int half) { return FragmentLane().group_id + half * 8; }
   static __device__ __forceinline__ int row_at(int fragment_row) { return fragment_row; }
 
-  __device__ __forceinline__ void load_x(const MatmulArgs &matmul, int k_tile) {
+  template <class X>
+  __device__ __forceinline__ void load_x(const X &from, int k_tile) {
     const FragmentLane lane;
     const int column = k_tile * kWarpTileK + lane.thread_in_group * kScaleK;
-    const int m = static_cast<int>(matmul.m), row = lane.group_id % 2;
+    const XRow<T> row = x_row<T>(from, lane.group_id % 2);
     const bool own =
-        (lane.group_id / 2 == lane.thread_in_group) & (row < m) & (column < matmul.weight.cols);
-    const T *from = static_cast<const T *>(matmul.x) + (row == 0 ? 0 : matmul.x_stride) + column;
+        (lane.group_id / 2 == lane.thread_in_group) & row.exists & (column < x_cols(from));
 #pragma unroll
-    for (int i = 0; i < 8; ++i) load_b(from + i * 8, own, x[0] + i * 4);
+    for (int i = 0; i < 8; ++i) load_b(row.data + column + i * 8, own, x[0] + i * 4);
   }
 
   __device__ __forceinline__ void prepare_x() const {}
@@ -168,17 +180,17 @@ struct WarpMmaM8 {
     return (fragment_row % 4 * 2 + fragment_row / 4 % 2) + fragment_row / 8 * 8;
   }
 
-  __device__ __forceinline__ void load_x(const MatmulArgs &matmul, int k_tile) {
+  template <class X>
+  __device__ __forceinline__ void load_x(const X &from, int k_tile) {
     const FragmentLane lane;
     const int column = k_tile * kWarpTileK + lane.thread_in_group * 16;
 #pragma unroll
     for (int m_tile = 0; m_tile < MTiles; ++m_tile) {
-      const int m = m_tile * 8 + lane.group_id;
-      const T *from = static_cast<const T *>(matmul.x) + m * matmul.x_stride + column;
+      const XRow<T> row = x_row<T>(from, m_tile * 8 + lane.group_id);
 #pragma unroll
       for (int i = 0; i < 8; ++i)
-        load_b(from + i / 2 * kScaleK + i % 2 * 8,
-               (m < matmul.m) & (column + i / 2 * kScaleK < matmul.weight.cols), x[m_tile] + i * 4);
+        load_b(row.data + column + i / 2 * kScaleK + i % 2 * 8,
+               row.exists & (column + i / 2 * kScaleK < x_cols(from)), x[m_tile] + i * 4);
     }
   }
 

@@ -94,7 +94,7 @@ class WarpTileIterator {
     if (tile_ >= group_end_) next_k_tile();
   }
   __device__ __forceinline__ bool is_valid() const { return tile_ < tiles_; }
-  __device__ __forceinline__ int tile() const { return tile_; }
+  __device__ __forceinline__ int row() const { return tile_ * kWarpTileN; }
   __device__ __forceinline__ int k_tile() const { return k_tile_; }
   __device__ __forceinline__ void advance() {
     tile_ += work_.n_warps;
@@ -150,10 +150,8 @@ class PipelineState {
 };
 
 // By TMA: one lane issues a box.
-template <class Kind>
+template <class Kind, class TileIterator>
 class TmaPipeline {
-  using TileIterator = WarpTileIterator<Kind::kWarps>;
-
  public:
   __device__ __forceinline__ TmaPipeline(const typename Kind::Args &args, uint8_t *shared, int warp,
                                          int first_row, TileIterator iterator)
@@ -167,8 +165,7 @@ class TmaPipeline {
   // Prefetches the first tile into L2, which is allowed while the predecessor still writes.
   __device__ __forceinline__ void prefetch() const {
     if (threadIdx.x % 32 == 0 && iterator_.is_valid())
-      Kind::Codes::prefetch_tile(&args_.packed, iterator_.k_tile(),
-                                 first_row_ + iterator_.tile() * kWarpTileN);
+      Kind::Codes::prefetch_tile(&args_.packed, iterator_.k_tile(), first_row_ + iterator_.row());
   }
 
   // Before all else, by all lanes.
@@ -189,7 +186,7 @@ class TmaPipeline {
       uint64_t *const barrier = barriers_ + state_.load_stage();
       mbarrier_arrive_expect_tx(barrier, kStageBytes);
       Kind::Codes::load_tile(state_.load_address(), &args_.packed, iterator_.k_tile(),
-                             first_row_ + iterator_.tile() * kWarpTileN, barrier);
+                             first_row_ + iterator_.row(), barrier);
     }
     state_.advance_load();
     iterator_.advance();
@@ -213,10 +210,8 @@ class TmaPipeline {
 };
 
 // By cp.async: every lane copies chunks of 16 bytes.
-template <class Kind>
+template <class Kind, class TileIterator>
 class CpAsyncPipeline {
-  using TileIterator = WarpTileIterator<Kind::kWarps>;
-
  public:
   __device__ __forceinline__ CpAsyncPipeline(const typename Kind::Args &args, uint8_t *shared,
                                              int warp, int first_row, TileIterator iterator)
@@ -249,8 +244,8 @@ class CpAsyncPipeline {
 #pragma unroll
     for (int i = 0; i < kStageBytes / 16; i += 32) {
       const TileChunk chunk =
-          Kind::Codes::chunk(args_.matmul.weight, iterator_.k_tile(),
-                             first_row_ + iterator_.tile() * kWarpTileN, i + threadIdx.x % 32);
+          Kind::Codes::chunk(args_.matmul.weight, iterator_.k_tile(), first_row_ + iterator_.row(),
+                             i + threadIdx.x % 32);
       cp_async_16(to + chunk.to, packed + chunk.from, chunk.in_bounds ? 16 : 0);
     }
   }
@@ -261,9 +256,11 @@ class CpAsyncPipeline {
   PipelineState<Kind> state_;
 };
 
-template <class Kind>
-using WeightPipeline =
-    std::conditional_t<Kind::Arch::kTensorMaps, TmaPipeline<Kind>, CpAsyncPipeline<Kind>>;
+// `TileIterator` is the warp's order of warp tiles: the row of the weight, from the pipeline's
+// first one, and the K-tile.
+template <class Kind, class TileIterator = WarpTileIterator<Kind::kWarps>>
+using WeightPipeline = std::conditional_t<Kind::Arch::kTensorMaps, TmaPipeline<Kind, TileIterator>,
+                                          CpAsyncPipeline<Kind, TileIterator>>;
 
 }  // namespace
 }  // namespace nf4::cuda

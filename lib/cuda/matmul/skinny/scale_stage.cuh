@@ -68,8 +68,8 @@ class ScaleBarrier {
 };
 
 // The items of a row are an odd number of items from those of the next: reading those of 8 rows has
-// no bank conflicts.
-template <class Arch, class Scales, int kThreads>
+// no bank conflicts. Element: a type for the number of any element of the weight.
+template <class Arch, class Scales, int kThreads, class Element = uint32_t>
 class ScaleStage {
  public:
   using Item = typename Scales::Quad;  // the scales of a warp tile's row
@@ -99,10 +99,10 @@ class ScaleStage {
   // group where the kernel counts groups.
   __device__ __forceinline__ void load(int first_row, int rows) {
     const MatmulArgs &matmul = args_.matmul;
-    const uint32_t first_element = first_row * static_cast<uint32_t>(matmul.weight.cols);
+    const Element first_element = first_row * static_cast<Element>(matmul.weight.cols);
     if constexpr (Scales::kNested) {
       const int shift = matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2;
-      nested_phase_ = static_cast<int>(first_element & ((1u << shift) - 1));
+      nested_phase_ = static_cast<int>(first_element & ((Element{1} << shift) - 1));
       const int last = (nested_phase_ + rows * static_cast<int>(matmul.weight.cols) - 1) >> shift;
       const float *const from = matmul.weight.nested_absmax + (first_element >> shift);
 #pragma unroll 1
@@ -119,7 +119,7 @@ class ScaleStage {
       if (args_.whole_items)
         copy_item(to, from + i);
       else
-        *to = gather(first_element + row * static_cast<uint32_t>(matmul.weight.cols), k_tile);
+        *to = gather(first_element + row * static_cast<Element>(matmul.weight.cols), k_tile);
       row += args_.row_step;
       k_tile += args_.k_tile_step;
       if (k_tile >= args_.work.k_tiles) {
@@ -186,14 +186,14 @@ class ScaleStage {
     __device__ __forceinline__ float offset() const { return nested_offset; }
   };
 
-  __device__ __forceinline__ Item gather(uint32_t row_element, int k_tile) const {
+  __device__ __forceinline__ Item gather(Element row_element, int k_tile) const {
     const MatmulArgs &matmul = args_.matmul;
     Item item{};
 #pragma unroll 1
     for (int i = 3; i >= 0; --i) {
       int column = k_tile * kWarpTileK + i * kScaleK;
       if (column >= matmul.weight.cols) column = k_tile * kWarpTileK;
-      const uint32_t block = (row_element + column) >> matmul.weight.blocksize_log2;
+      const Element block = (row_element + column) >> matmul.weight.blocksize_log2;
       item = Scales::prepend(
           static_cast<const typename Scales::Stored *>(matmul.weight.absmax)[block], item);
     }

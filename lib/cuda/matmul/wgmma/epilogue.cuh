@@ -32,22 +32,23 @@ class Epilogue {
     const Limits limits{scheduler.m_end(work), scheduler.n_end(work)};
     if constexpr (Scheduler::kStreamK) {
       if constexpr (Tile::kSplitK)
-        if (args_.cluster_size > 1) return store_split(work, limits, all);
+        if (args_.cluster_size > 1) return store_split(scheduler, work, limits, all);
       const StreamKReduction<Tile> reduction(args_);
       if (!work.is_final_split) return reduction.store_partials(all);
       reduction.reduce_partials(work.first_peer, all);
     } else if (args_.cluster_size > 1) {
-      return store_cluster(work, limits, all);
+      return store_cluster(scheduler, work, limits, all);
     }
     const int count = static_cast<int>(min(limits.m - work.m, int64_t{Tile::kTileM}));
-    const Bias bias(args_.matmul, work.n + lane_row<Layout>(), limits.n);
+    const Bias bias(scheduler, args_.matmul, work.n + lane_row<Layout>(), limits.n);
 #pragma unroll
     for (int m = 0; m < Tile::kTileM; m += kSubtileM) {
       float sums[kSubtileM / 2];
 #pragma unroll
       for (int i = 0; i < kSubtileM / 2; ++i)
         sums[i] = m / 2 + i < Tile::kTileM / 2 ? all[m / 2 + i] : 0.0f;
-      store_subtile(work.n + lane_row<Layout>(), limits.n, work.m + m, count - m, bias, sums);
+      store_subtile(scheduler, work.n + lane_row<Layout>(), limits.n, work.m + m, count - m, bias,
+                    sums);
     }
   }
 
@@ -64,43 +65,48 @@ class Epilogue {
   // Of this lane's two rows, from `row` on.
   struct Bias {
     float values[2];
-    template <class Matmul>
-    __device__ __forceinline__ Bias(const Matmul &matmul, int row, int64_t n_end) {
+    template <class Scheduler, class Matmul>
+    __device__ __forceinline__ Bias(const Scheduler &scheduler, const Matmul &matmul, int row,
+                                    int64_t n_end) {
       const T *bias = static_cast<const T *>(matmul.bias);
       constexpr int kDistance = Layout::kRowDistance;
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         values[half] = bias != nullptr && row + half * kDistance < n_end
-                           ? to_float(bias[row + half * kDistance])
+                           ? to_float(bias[scheduler.bias_offset() + row + half * kDistance])
                            : 0.0f;
     }
   };
 
   // Each CTA stores its share of the cluster's tile.
-  __device__ __forceinline__ void store_cluster(const WorkTile &work, const Limits &limits,
+  template <class Scheduler>
+  __device__ __forceinline__ void store_cluster(const Scheduler &scheduler, const WorkTile &work,
+                                                const Limits &limits,
                                                 const typename Tile::Accumulators &all) {
     const ClusterReduction<Tile> reduction(shared_, args_.cluster_size);
     reduction.exchange(all);
     const int first = reduction.first_column();
     const int count =
         static_cast<int>(min(int64_t{reduction.columns()} * 8, limits.m - work.m - first * 8));
-    const Bias bias(args_.matmul, work.n + lane_row<Layout>(), limits.n);
+    const Bias bias(scheduler, args_.matmul, work.n + lane_row<Layout>(), limits.n);
     for (int column = 0; column * 8 < count; column += kSubtileM / 8) {
       float sums[kSubtileM / 2] = {};
       reduction.template reduce<kSubtileM / 8>(column, sums);
-      store_subtile(work.n + lane_row<Layout>(), limits.n, work.m + (first + column) * 8,
+      store_subtile(scheduler, work.n + lane_row<Layout>(), limits.n, work.m + (first + column) * 8,
                     count - column * 8, bias, sums);
     }
   }
 
   // Each CTA stores its slice of the tile; the last also those of CTAs that have ended.
-  __device__ __forceinline__ void store_split(const WorkTile &work, const Limits &limits,
+  template <class Scheduler>
+  __device__ __forceinline__ void store_split(const Scheduler &scheduler, const WorkTile &work,
+                                              const Limits &limits,
                                               const typename Tile::Accumulators &all) {
     using Reduction = SplitKReduction<Tile>;
     const int count = static_cast<int>(min(limits.m - work.m, int64_t{Tile::kTileM}));
     const Reduction reduction(args_, shared_, (count + 7) / 8);
     uint32_t slices = reduction.exchange(all);
-    const Bias bias(args_.matmul, work.n + lane_row<Layout>(), limits.n);
+    const Bias bias(scheduler, args_.matmul, work.n + lane_row<Layout>(), limits.n);
 #pragma unroll 1
     for (; slices != 0; slices &= slices - 1) {
       const int slice = __ffs(static_cast<int>(slices)) - 1, end = reduction.end_column(slice);
@@ -109,7 +115,7 @@ class Epilogue {
            column += Reduction::kColumns) {
         float sums[kSubtileM / 2] = {};
         reduction.reduce(slice, column, sums);
-        store_subtile(work.n + lane_row<Layout>(), limits.n, work.m + column * 8,
+        store_subtile(scheduler, work.n + lane_row<Layout>(), limits.n, work.m + column * 8,
                       min(count, end * 8) - column * 8, bias, sums);
       }
     }
@@ -118,8 +124,9 @@ class Epilogue {
 
   // y of a warp's 16 rows of the weight, this lane's from `row` on, by kSubtileM rows of x of which
   // `count` exist.
-  __device__ __forceinline__ void store_subtile(int row, int64_t n_end, int m, int count,
-                                                const Bias &bias,
+  template <class Scheduler>
+  __device__ __forceinline__ void store_subtile(const Scheduler &scheduler, int row, int64_t n_end,
+                                                int m, int count, const Bias &bias,
                                                 const float (&sums)[kSubtileM / 2]) {
     if (count <= 0) return;
     uint8_t *const subtile = shared_.subtile(consumer_thread() / 32);
@@ -132,9 +139,13 @@ class Epilogue {
     for (int part = 0; part < kSubtileM / 16; ++part) {
       uint32_t packed[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        packed[i] = pack_pair(T{}, __fmaf_rn(sums[part * 8 + 2 * i], unit_, bias.values[i % 2]),
-                              __fmaf_rn(sums[part * 8 + 2 * i + 1], unit_, bias.values[i % 2]));
+      for (int i = 0; i < 4; ++i) {
+        const float *const pair = sums + part * 8 + 2 * i;
+        const int own = m + part * 16 + i / 2 * 8 + lane_index() % 4 * 2;
+        packed[i] =
+            pack_pair(T{}, __fmaf_rn(pair[0], unit_, bias.values[i % 2]) * scheduler.row_scale(own),
+                      __fmaf_rn(pair[1], unit_, bias.values[i % 2]) * scheduler.row_scale(own + 1));
+      }
       stmatrix_x4_trans(
           half_row(part * 16 + lane_index() / 16 * 8 + lane_index() % 8, lane_index() / 8 % 2),
           packed);
@@ -151,7 +162,8 @@ class Epilogue {
         values = *reinterpret_cast<const uint4 *>(half_row(i, lane_index() % 2));
       else
         values = interleave(half_row(i, 0), half_row(i, 1));
-      if (i < count) store_row(first, n_end, m + i, values);
+      if (i < count)
+        store_row(scheduler.y_offset() + (m + i) * args_.matmul.y_stride, first, n_end, values);
     }
   }
 
@@ -186,9 +198,8 @@ class Epilogue {
   }
 
   // Eight neighbours in a row of y, as far as they exist.
-  __device__ __forceinline__ void store_row(int row, int64_t n_end, int m, uint4 values) {
-    const auto &matmul = args_.matmul;
-    T *const y = static_cast<T *>(matmul.y) + m * matmul.y_stride + row;
+  __device__ __forceinline__ void store_row(int64_t first, int row, int64_t n_end, uint4 values) {
+    T *const y = static_cast<T *>(args_.matmul.y) + first + row;
     if (args_.y_vectors && row + 8 <= n_end) {
       *reinterpret_cast<uint4 *>(y) = values;
       return;

@@ -2,24 +2,12 @@
 #include <utility>
 
 #include "cuda/matmul/wgmma/codebook.cuh"
+#include "cuda/matmul/wgmma/decode_of.cuh"
 #include "cuda/matmul/wgmma/kernel.cuh"
 #include "cuda/matmul/wgmma/launch.hpp"
 
 namespace nf4::cuda {
 namespace {
-
-template <class T, ScaleOn>
-struct CodebookDecode {
-  using Type = LutEntries<T>;
-};
-template <>
-struct CodebookDecode<__half, ScaleOn::kWeights> {
-  using Type = LutScaledFp16;
-};
-template <>
-struct CodebookDecode<__nv_bfloat16, ScaleOn::kWeights> {
-  using Type = LutScaledBf16;
-};
 
 template <class T, int Config, bool Lora>
 const void *kernel_of() {

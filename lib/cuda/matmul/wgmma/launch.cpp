@@ -244,6 +244,14 @@ cudaError_t load_wgmma_kernels(const Device &device, const TransposedWeight &wei
   return load_kind(device, weight, gpu);
 }
 
+cudaError_t set_weight(const Weight &weight, nf4_dtype dtype, const MatmulConfig &config,
+                       WgmmaArgs &args) {
+  args.decode = decode_args(args.matmul.weight, dtype, config.scale_on);
+  args.k_tiles = static_cast<int>(ceil_divide(weight.cols, kTileK));
+  args.scale_vectors = has_scale_vectors(weight);
+  return make_weight_map(weight, config.tile_n, args.weight_map);
+}
+
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,
                          const MatmulArgs &matmul, const MatmulChoice &choice) {
   return launch_kind<WgmmaArgs>(target, problem, matmul, choice);

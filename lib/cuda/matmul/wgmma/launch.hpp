@@ -4,6 +4,7 @@
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/target.hpp"
+#include "cuda/matmul/wgmma/args.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
@@ -42,6 +43,10 @@ struct GradWgmmaKernels : WgmmaKernels {
 cudaError_t load_wgmma_kernels(const Device &device, const Weight &weight, GpuFacts &gpu);
 cudaError_t load_wgmma_kernels(const Device &device, const Int4Weight &weight, GpuFacts &gpu);
 cudaError_t load_wgmma_kernels(const Device &device, const TransposedWeight &weight, GpuFacts &gpu);
+
+// Fills in what a kernel of the configuration reads of a weight, after args.matmul.weight.
+cudaError_t set_weight(const Weight &weight, nf4_dtype dtype, const MatmulConfig &config,
+                       WgmmaArgs &args);
 
 // The kernels are loaded.
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,

@@ -99,7 +99,8 @@ __device__ __forceinline__ void produce(const typename Tile::Args &args,
                                         SharedStorage<Tile> shared) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (warp == 0 && lane == 0) prefetch_tensor_map(&args.x_map);
-  if (warp == 1 && lane == 0) prefetch_weight<Tile, Scheduler>(args);
+  if constexpr (!Scheduler::kReadsMemory)
+    if (warp == 1 && lane == 0) prefetch_weight<Tile, Scheduler>(args);
   const auto load_scales = [&] {
     Tile::Kind::template load_scales<Tile, Scheduler>(args, shared,
                                                       static_cast<int>(threadIdx.x) - 64);

@@ -1,6 +1,7 @@
 // Tile schedulers: which work tiles a CTA gets, one after the other. All warps of a cluster ask the
 // same and get the same. m_end and n_end are the limits of a work tile, past its last rows of x and
-// of the weight.
+// of the weight. Tiles of one weight lie in y where they lie in the weight; matmul_grouped has a
+// scheduler whose tiles do not.
 #pragma once
 
 #include <cstdint>
@@ -71,9 +72,19 @@ __device__ __forceinline__ void wait_for_inputs(const typename Kind::Args &args)
   pdl_wait<Sm90>();
 }
 
+// What the schedulers of a single weight have in common.
+struct SingleWeight {
+  static constexpr bool kReadsMemory = false;  // which the predecessor may still write
+  // Of a work tile: how far its part of y and of the bias lies from where its row of the weight
+  // would have it, in elements; and what a row of y is multiplied by.
+  __device__ __forceinline__ int64_t y_offset() const { return 0; }
+  __device__ __forceinline__ int64_t bias_offset() const { return 0; }
+  __device__ __forceinline__ float row_scale(int) const { return 1.0f; }
+};
+
 // Every cluster takes every `clusters`-th tile.
 template <class Tile>
-class PersistentScheduler {
+class PersistentScheduler : public SingleWeight {
  public:
   using Args = typename Tile::Args;
   static constexpr bool kStreamK = false;
@@ -104,7 +115,7 @@ class PersistentScheduler {
 // wait: with too few multiprocessors for all of them none waits for ever, as long as CTAs start in
 // order.
 template <class Tile>
-class StreamKScheduler {
+class StreamKScheduler : public SingleWeight {
  public:
   using Args = typename Tile::Args;
   static constexpr bool kStreamK = true;

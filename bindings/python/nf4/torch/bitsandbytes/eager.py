@@ -85,10 +85,7 @@ def _fused_grad(grad_y: Tensor, weight: tuple[Any, ...]) -> Tensor | None:
     """grad_y W without a dense weight; None where that is slower, or nothing was done."""
     if torch.is_grad_enabled() or not _private.is_idle():
         return None
-    parts = WeightParts(*weight)
-    if not _kernels.uses_fused_grad(grad_y, parts):
-        return None
-    return _kernels.fused_linear_grad(grad_y, parts)
+    return _kernels.fused_linear_grad(grad_y, WeightParts(*weight))
 
 
 class MatMul4Bit(torch.autograd.Function):
@@ -279,7 +276,8 @@ def forward(
         if found is None:
             return None
         packed, bias = found
-        weight = None if packed.requires_grad else weight_of(x, packed, packed.quant_state)
+        frozen = not _private.any_requires_grad(packed)  # its own attribute calls Python
+        weight = weight_of(x, packed, packed.quant_state) if frozen else None
         if weight is None:
             return None
         plain = tuple.__new__(WeightParts, (_plain(packed), *weight[1:]))

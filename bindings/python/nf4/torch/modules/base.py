@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,15 @@ from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _operators
 from nf4.torch._checks import require_dense, require_tensor, torch_dtype
 from nf4.torch._schemas import Parts
+from nf4.torch.modules import frozen_part
+from nf4.torch.modules.frozen_part import FrozenPart
 from nf4.torch.modules.siblings import Siblings
 from nf4.typing import DTypeLike
 
-_Self = TypeVar("_Self", bound="QuantizedLinear")
+if TYPE_CHECKING:
+    from nf4.torch.distributed._cuts import CutOf
+
+_Self = TypeVar("_Self", bound="FixedBuffers")
 
 
 def torch_device(device: torch.device | str | int | None) -> torch.device | None:
@@ -58,7 +63,23 @@ def require_memory(own: Tensor, given: Tensor) -> None:
         )
 
 
-class QuantizedLinear(nn.Linear):
+class FixedBuffers(nn.Module):
+    """No cast reaches its buffers, which are scales: .half() changes floats elsewhere alone."""
+
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        scales = {id(scale) for scale in self._buffers.values() if scale is not None}
+
+        def moved(tensor: Tensor) -> Tensor:
+            if id(tensor) not in scales or frozen_part.is_part(tensor):
+                return fn(tensor)
+            # As bytes, which are moved as floats are, and which nothing casts.
+            result = fn(tensor.reshape(-1).view(torch.uint8))
+            return result.view(tensor.dtype).view(tensor.shape)
+
+        return super()._apply(moved, recurse)
+
+
+class QuantizedLinear(FixedBuffers, nn.Linear):
     """y = x W^T + bias, with a frozen W that is quantized.
 
     A derived class holds the codes in the parameter `weight` or in a buffer, and the scales in
@@ -69,22 +90,94 @@ class QuantizedLinear(nn.Linear):
     compute_dtype: torch.dtype | None
     # The group, and the layer's place in it.
     _siblings: tuple[Siblings, int] | None = None
+    # The dtype of what FSDP2 gathers together with the weight.
+    gathered_beside: torch.dtype = torch.int64
+    # Which part of its weight a layer has that tensor parallelism has cut, for checkpoints.
+    cut_of: CutOf | None = None
+    # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which
+    # are summed over the ranks before the bias is added.
+    tensor_parallel: int | None = None
+
+    @property
+    def _distribute_module_applied(self) -> bool:
+        """By which torch's styles of tensor parallelism ask whether a layer is theirs already. They
+        would cut the bytes of the weight as if those were its rows."""
+        raise InvalidArgument(
+            f"a style of torch.distributed.tensor.parallel is given for {type(self).__name__}; "
+            f"expected nf4.torch.distributed.ColwiseParallel or RowwiseParallel, with the same "
+            f"arguments"
+        )
 
     def parts(self) -> Parts:
         """The weight as it is now."""
         raise NotImplementedError
+
+    def sharded_parts(self) -> dict[str, str]:
+        """The attributes that FSDP2 shards, by the parts' names. Other parts are small: each rank
+        keeps them whole."""
+        raise NotImplementedError
+
+    def is_prepared(self) -> bool:
+        """Are the sharded parts what distributed.prepare makes of them?"""
+        *_, name = self.sharded_parts().values()
+        return frozen_part.is_part(getattr(self, name))
+
+    def stored(self, name: str) -> Tensor | None:
+        """An attribute, or what it stores where distributed.prepare has made a FrozenPart of it.
+        Raises InvalidArgument while that is sharded."""
+        part = getattr(self, name)
+        if isinstance(part, FrozenPart):
+            return part.stored
+        if frozen_part.is_part(part):
+            raise InvalidArgument(
+                "the weight is sharded; expected a call within the forward of the module that "
+                "fully_shard was given, or after its unshard()"
+            )
+        return part
+
+    def _shown(self) -> dict[str, Tensor]:
+        """The sharded parts, by their names, as a state_dict has them: DTensors where sharded."""
+        names = self.sharded_parts().items()
+        return {part: frozen_part.shown(getattr(self, name)) for part, name in names}
+
+    def _load_parts(self, given: dict[str, Tensor], assign: bool | None) -> None:
+        """Takes over parts of a weight by the names of attributes. This layer is prepared."""
+        for name, tensor in given.items():
+            own = getattr(self, name)
+            if own.shape != tensor.shape:
+                raise InvalidArgument(
+                    f"{name} is of shape {tuple(tensor.shape)}; expected {tuple(own.shape)}"
+                )
+        for name, tensor in given.items():
+            own = getattr(self, name)
+            if frozen_part.is_part(own):
+                setattr(self, name, frozen_part.load(own, tensor, assign))
+            elif assign:
+                setattr(self, name, frozen_part.whole(tensor))
+            else:
+                own.copy_(frozen_part.whole(tensor))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # FSDP2 sets parts that it shards, or has gathered, as parameters.
+        buffers = self.__dict__.get("_buffers", ())
+        if name in buffers and isinstance(value, nn.Parameter):
+            buffers[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias in the dtype of x, or autocast's. x and bias are of one dtype."""
         return _operators.linear(x, bias, self.parts())
 
     def bias_in(self, dtype: torch.dtype) -> Tensor | None:
-        """The bias in a dtype."""
+        """The bias in a dtype, if the product is to have it."""
         # torch.nn.Module looks for an attribute in three places before it comes to this one.
         # DataParallel and parametrizations put a parameter elsewhere.
         parameters = self._parameters
         bias = parameters["bias"] if "bias" in parameters else self.bias
-        return bias if bias is None or bias.dtype == dtype else bias.to(dtype)
+        if bias is None or self.tensor_parallel == 1:
+            return None
+        return bias if bias.dtype == dtype else bias.to(dtype)
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
         """W, dense: [out_features, in_features]."""
@@ -134,18 +227,6 @@ class QuantizedLinear(nn.Linear):
         else:
             made.bias = self.bias
         return made.train(self.training)
-
-    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
-        scales = {id(scale) for scale in self._buffers.values() if scale is not None}
-
-        def moved(tensor: Tensor) -> Tensor:
-            if id(tensor) not in scales:
-                return fn(tensor)
-            # As bytes, which are moved as floats are, and which nothing casts.
-            result = fn(tensor.reshape(-1).view(torch.uint8))
-            return result.view(tensor.dtype).view(tensor.shape)
-
-        return super()._apply(moved, recurse)
 
     def extra_repr(self) -> str:
         return (

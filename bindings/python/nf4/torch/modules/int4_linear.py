@@ -192,8 +192,15 @@ class Int4Linear(QuantizedLinear):
 
     def parts(self) -> Int4Parts:
         buffers, keys = self._buffers, KEYS[self.spec.layout]
-        tensors = (buffers[keys.get(name, name)] for name in Int4Parts.names)
+        read = buffers.__getitem__ if type(buffers[keys["packed"]]) is Tensor else self.stored
+        tensors = (read(keys.get(name, name)) for name in Int4Parts.names)
         return Int4Parts(*tensors, self.spec)
+
+    def sharded_parts(self) -> dict[str, str]:
+        keys = KEYS[self.spec.layout]
+        has_zeros = self._buffers[keys["zeros"]] is not None
+        names = ("zeros", "scales", "packed") if has_zeros else ("scales", "packed")
+        return {name: keys[name] for name in names}
 
     @property
     def quantized(self) -> nf4.Int4Tensor[Tensor]:
@@ -220,6 +227,9 @@ class Int4Linear(QuantizedLinear):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.is_prepared():
+            self._save_prepared(destination, prefix)
+            return
         weight, keys = self.quantized, KEYS[self.layout]
         if weight.permutation is not None:
             weight = _int4_columns.in_order_of_checkpoint(weight)
@@ -228,6 +238,19 @@ class Int4Linear(QuantizedLinear):
         elif keys is _OF_GPTQ and weight.g_idx is None:
             plain = _int4_columns.plain_g_idx(weight, weight.packed.device)
             destination[prefix + keys["g_idx"]] = plain
+
+    def _save_prepared(self, destination: dict[str, Any], prefix: str) -> None:
+        keys = KEYS[self.layout]
+        if self.permutation is not None:
+            raise InvalidArgument(
+                f"{prefix.rstrip('.')}: the weight is reordered, whose state_dict sorts the codes "
+                f"of all rows back; expected the state_dict before fully_shard"
+            )
+        for part, tensor in self._shown().items():
+            destination[prefix + keys[part]] = tensor
+        if keys is _OF_GPTQ and self.g_idx is None:
+            device = self._buffers[keys["packed"]].device
+            destination[prefix + keys["g_idx"]] = _int4_columns.plain_g_idx(self.spec, device)
 
     def _load_from_state_dict(
         self,
@@ -268,6 +291,9 @@ class Int4Linear(QuantizedLinear):
     def _load_weight(self, given: dict[str, Tensor], assign: bool | None) -> None:
         """Takes over parts of a weight: the tensors (`assign`), or a copy in this layer's memory,
         which CUDA graphs hold, or in new memory on this layer's device where there is none."""
+        if self.is_prepared():
+            self._load_prepared(given, assign)
+            return
         own = self.parts()
         if not assign:
             require_memory(own.packed, given["packed"])
@@ -287,9 +313,25 @@ class Int4Linear(QuantizedLinear):
             weight = dataclasses.replace(weight, **copies)
         self.adopt(weight)
 
+    def _load_prepared(self, given: dict[str, Tensor], assign: bool | None) -> None:
+        keys, parts = KEYS[self.layout], dict(given)
+        own, index = self._buffers.get(keys.get("g_idx", "")), parts.pop("g_idx", None)
+        if self.permutation is not None:
+            raise InvalidArgument("the layer is sharded and reordered; expected one as stored")
+        if own is not None:
+            parts[keys["g_idx"]] = index
+        elif index is not None and not index.is_meta:
+            plain = _int4_columns.plain_g_idx(self.spec, index.device)
+            if not torch.equal(index.to(plain.dtype), plain):
+                raise InvalidArgument(
+                    f"{keys['g_idx']} is of act order; expected none, as the layer that is sharded"
+                )
+        self._load_parts({keys.get(name, name): part for name, part in parts.items()}, assign)
+
     def extra_repr(self) -> str:
-        symmetric = ", no zeros" if self.parts().zeros is None else ""
-        g_idx = self.parts().g_idx
+        keys = KEYS[self.layout]
+        symmetric = "" if "zeros" in self.sharded_parts() else ", no zeros"
+        g_idx = self._buffers.get(keys.get("g_idx", "g_idx"))
         order = ", act order" if g_idx is not None else ""
         order = ", reordered" if self.permutation is not None else order
         return (

@@ -25,11 +25,11 @@ from nf4.torch.modules.base import (
 from nf4.typing import DTypeLike, FormatName
 from nf4.weight import no_weight
 
-_SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
+SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
 
 
-def _zeros(
-    shape: tuple[int, int],
+def zeros(
+    shape: tuple[int, ...],
     format: FormatName,
     blocksize: int,
     nested_blocksize: int,
@@ -40,21 +40,30 @@ def _zeros(
     counts = nf4.sizes(shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize)
     nested = nested_blocksize != 0
 
-    def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def made(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(size, dtype=dtype, device=device)
 
     return nf4.QuantizedTensor(
-        packed=zeros(counts.packed_bytes, 1, dtype=torch.uint8),
-        absmax=zeros(counts.blocks, dtype=torch.uint8 if nested else torch.float32),
-        nested_absmax=zeros(counts.nested_blocks) if nested else None,
-        nested_code=zeros(256) if nested else None,
-        nested_offset=zeros() if nested else None,
+        packed=made(counts.packed_bytes, 1, dtype=torch.uint8),
+        absmax=made(counts.blocks, dtype=torch.uint8 if nested else torch.float32),
+        nested_absmax=made(counts.nested_blocks) if nested else None,
+        nested_code=made(256) if nested else None,
+        nested_offset=made() if nested else None,
         shape=shape,
         format=format,
         blocksize=blocksize,
         nested_blocksize=nested_blocksize,
         dtype=dtype,
     )
+
+
+class _Key:
+    """Of state_dict: an attribute for each name that may follow."""
+
+    def __getattr__(self, name: str) -> _Key:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self
 
 
 class NF4Linear(QuantizedLinear):
@@ -103,7 +112,7 @@ class NF4Linear(QuantizedLinear):
         made = new_bias(bias, out_features, dtype, device)
         shape, name = (out_features, in_features), _torch.dtype_name(dtype)
         self._take(
-            _zeros(shape, format, blocksize, nested_blocksize, name, device),
+            zeros(shape, format, blocksize, nested_blocksize, name, device),
             made,
             compute_dtype,
         )
@@ -132,8 +141,9 @@ class NF4Linear(QuantizedLinear):
         self.spec, self.dtype_before = parts.spec, weight.dtype
         self.out_features, self.in_features = weight.shape
         packed = _state.bytes_of(parts.packed)
+        self._buffers.pop("weight", None)  # under FSDP1 it is one
         self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
-        for name in _SCALES:
+        for name in SCALES:
             self.register_buffer(name, getattr(parts, name), persistent=False)
 
     @classmethod
@@ -211,15 +221,7 @@ class NF4Linear(QuantizedLinear):
     @property
     def quantized(self) -> nf4.QuantizedTensor[Tensor]:
         """The weight, for the functions of nf4 and nf4.torch. Memory is shared."""
-        return nf4.QuantizedTensor(
-            packed=self.weight.detach(),
-            **{name: getattr(self, name) for name in _SCALES},
-            shape=(self.out_features, self.in_features),
-            format=self.format,
-            blocksize=self.blocksize,
-            nested_blocksize=self.nested_blocksize,
-            dtype=self.dtype_before,
-        )
+        return self.parts().quantized(self.dtype_before)
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
         """The weight, dense: [out_features, in_features]. dtype: by default that of the weight
@@ -245,9 +247,12 @@ class NF4Linear(QuantizedLinear):
     def parts(self) -> WeightParts:
         # As in QuantizedLinear.bias_in: the layer's tensors as they are now, in the shortest way.
         parameters, scales = self._parameters, self._buffers
+        absmax = scales["absmax"]
+        if type(absmax) is not Tensor:
+            return self._prepared_parts()
         weight = (
             parameters["weight"] if "weight" in parameters else self.weight,
-            scales["absmax"],
+            absmax,
             scales["nested_absmax"],
             scales["nested_code"],
             scales["nested_offset"],
@@ -256,11 +261,32 @@ class NF4Linear(QuantizedLinear):
         )
         return tuple.__new__(WeightParts, weight)
 
+    def sharded_parts(self) -> dict[str, str]:
+        return {"packed": "weight", "absmax": "absmax"}
+
+    def _prepared_parts(self) -> WeightParts:
+        return WeightParts(*map(self.stored, ("weight", *SCALES)), None, self.spec)
+
+    # torch.distributed.checkpoint.state_dict follows the names in a key, "weight.absmax", from
+    # attribute to attribute, and has a module name another to begin with.
+    _keys = _Key()
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        return {"weight": "_keys"}
+
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for key, part in _state.save(self.quantized).items():
+        if self.is_prepared():
+            scales = {name: self._buffers[name] for name in SCALES} | self._shown()
+            weight = WeightParts(**scales, codebook=None, spec=self.spec).quantized(
+                self.dtype_before
+            )
+            destination[f"{prefix}weight"] = weight.packed
+        else:
+            weight = self.quantized
+        for key, part in _state.save(weight).items():
             destination[f"{prefix}weight.{key}"] = part
 
     def _load_from_state_dict(
@@ -279,25 +305,31 @@ class NF4Linear(QuantizedLinear):
             for key, value in state_dict.items()
             if key == name or key.startswith(f"{name}.")
         }
+        loaded, fault = _state.Loaded(set(parts), None), None
         try:
             loaded = _state.load(parts)
-            if loaded.weight is not None:
-                self._load_weight(loaded.weight, local_metadata.get("assign_to_params_buffers"))
-            elif "" in parts:
+            if loaded.weight is None and "" in parts:
                 raise InvalidArgument(
                     f"weight is of {parts[''].dtype} and has no quant_state beside it; expected "
                     f"the keys of bitsandbytes: NF4Linear.from_linear quantizes a dense weight"
                 )
         except InvalidArgument as error:
-            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
-            return
+            loaded, fault = _state.Loaded(set(parts), None), error
         consumed = {f"{name}.{key}".rstrip(".") for key in loaded.keys}
         rest = {key: value for key, value in state_dict.items() if key not in consumed}
         absent: list[str] = []
+        # First, as it calls the hooks, such as FSDP2's that shards the weight again.
         super()._load_from_state_dict(
             rest, prefix, local_metadata, strict, absent, unexpected_keys, error_msgs
         )
-        missing_keys += [key for key in absent if key != name or loaded.weight is None]
+        missing_keys += [key for key in absent if key != name or not parts]
+        try:
+            if fault is not None:
+                raise fault
+            if loaded.weight is not None:
+                self._load_weight(loaded.weight, local_metadata.get("assign_to_params_buffers"))
+        except InvalidArgument as error:
+            error_msgs.append(f"{prefix.rstrip('.')}: {error}")
 
     def _load_weight(self, weight: nf4.QuantizedTensor[Tensor], assign: bool | None) -> None:
         """Takes over a weight: its tensors (`assign`), or a copy in this layer's memory, which CUDA
@@ -305,6 +337,9 @@ class NF4Linear(QuantizedLinear):
         shape = (self.out_features, self.in_features)
         if weight.shape != shape:
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected {shape}")
+        if self.is_prepared():
+            self._load_prepared(weight, assign)
+            return
         if assign:
             self._take_weight(weight)
             return
@@ -319,6 +354,17 @@ class NF4Linear(QuantizedLinear):
         else:
             moved = {name: part.to(self.weight.device, copy=True) for name, part in parts.items()}
             self._take_weight(dataclasses.replace(weight, **moved))
+
+    def _load_prepared(self, weight: nf4.QuantizedTensor[Tensor], assign: bool | None) -> None:
+        given = (weight.format, weight.blocksize, weight.nested_blocksize)
+        own = (self.format, self.blocksize, self.nested_blocksize)
+        if given != own:
+            raise InvalidArgument(
+                f"weight is of format, blocksize and nested_blocksize {given}; expected {own}"
+            )
+        parts = _tensors(weight)
+        self._load_parts({"weight": parts.pop("packed"), **parts}, assign)
+        self.dtype_before = weight.dtype
 
     def _has_memory_for(self, weight: nf4.QuantizedTensor[Tensor]) -> bool:
         """Is the weight of this layer's layout, with its nested_code? Other weights may share
@@ -337,5 +383,5 @@ class NF4Linear(QuantizedLinear):
 
 def _tensors(weight: nf4.QuantizedTensor[Tensor]) -> dict[str, Tensor]:
     """Those that the weight has, by their names."""
-    parts = {name: getattr(weight, name) for name in ("packed", *_SCALES)}
+    parts = {name: getattr(weight, name) for name in ("packed", *SCALES)}
     return {name: part for name, part in parts.items() if part is not None}

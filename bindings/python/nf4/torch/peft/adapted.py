@@ -5,9 +5,10 @@ adapter.
     backward   q = dY B, dX = dY W + s q A, dA = s q^T x, dB = s dY^T p
 
 Each of y and dX is one call of libnf4 where that has a fast kernel (_fast.py), and is rounded once;
-else the adapter's part is added in place. Beside x, p alone is kept, which is [rows of x, rank]. A
-and B in float32 beside x in 16 bits are rounded to its dtype, as autocast would; their gradients
-are float32, and on a GPU never rounded to 16 bits.
+else the adapter's part is added in place. On a GPU the whole backward pass is one call of C++ then.
+Beside x, p alone is kept, which is [rows of x, rank]. A and B in float32 beside x in 16 bits are
+rounded to its dtype, as autocast would; their gradients are float32, and on a GPU never rounded to
+16 bits.
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ class Adapter(NamedTuple):
         return Adapter(self.a.to(dtype), self.b.to(dtype), self.scale)
 
 
-def _scaled(left: Tensor, right: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """scale left right, in a dtype that may be wider than theirs."""
+def _adapter_grad(left: Tensor, right: Tensor, scale: float, like: Tensor) -> Tensor:
+    """scale left^T right in the dtype of `like`, which may be wider than theirs. Of rows of left
+    and right."""
+    idle = _private.is_idle()
+    made = _fast.adapter_grad(left, right, scale, like) if idle else None
+    if made is not None:
+        return made
+    left, right, dtype = _rows(left).t(), _rows(right), like.dtype
     shape = left.shape[0], right.shape[1]
     if left.dtype == dtype:
         return left.new_empty(shape).addmm_(left, right, beta=0, alpha=scale)
-    if not left.is_cuda or not _private.is_idle():  # a transform takes no `out`
+    if not left.is_cuda or not idle:  # a transform takes no `out`
         return (left @ right).to(dtype).mul_(scale)
     made = left.new_empty(shape, dtype=dtype)
     return torch.addmm(made, left, right, out_dtype=dtype, beta=0, alpha=scale, out=made)
@@ -64,18 +71,19 @@ def product(
     return y, p
 
 
-def _backward(grad: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tuple[Tensor, ...]:
-    """q = dY B and, if it is asked for, dX; of dY in two dimensions."""
-    # libnf4's dX has the adapter on a GPU, too, where it takes longer than these parts at few rows.
-    fused = of_x and not grad.is_cuda and _private.is_idle()
-    if fused and _kernels.uses_fused_grad(grad, weight):
-        made = _kernels.fused_linear_grad(grad, weight, *adapter)
+def _backward(grad_y: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tuple[Any, Tensor]:
+    """dX, if it is asked for, and q = dY B, whose rows are those of dY."""
+    if of_x and _private.is_idle():
+        made = _kernels.fused_linear_grad(grad_y, weight, *adapter)
         if made is not None:
             return made
-    a, b, scale = adapter.narrow(grad.dtype)
-    q = torch.mm(grad, b)
-    grad_x = _operators.linear_grad(grad, weight).addmm_(q, a, alpha=scale) if of_x else None
-    return grad_x, q
+    a, b, scale = adapter.narrow(grad_y.dtype)
+    rows = _rows(grad_y)
+    q = torch.mm(rows, b)
+    if not of_x:
+        return None, q
+    grad_x = _operators.linear_grad(rows, weight).addmm_(q, a, alpha=scale)
+    return grad_x.view(*grad_y.shape[:-1], a.shape[1]), q
 
 
 class _Adapted(torch.autograd.Function):
@@ -99,28 +107,32 @@ class _Adapted(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         grads_of = _differentiable if torch.is_grad_enabled() else _grads
         if not _private.any_autocast():
-            return *grads_of(ctx, grad_y), None
+            return grads_of(ctx, grad_y)
         with torch.autocast(grad_y.device.type, enabled=False):  # the dtypes are the forward's
-            return *grads_of(ctx, grad_y), None
+            return grads_of(ctx, grad_y)
 
 
-def _grads(ctx: Any, grad_y: Tensor) -> list[Tensor | None]:
+def _grads(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     of_x, of_a, of_b, of_bias, _ = ctx.needs_input_grad
     x, p, a, b = ctx.saved_tensors
-    grad, scale = _rows(grad_y), ctx.scale
+    weight, scale = ctx.weight, ctx.scale
+    grad_bias = _operators.grad_of_bias(grad_y) if of_bias else None
+    if grad_y.is_cuda and of_x and of_a and of_b and _private.is_idle():
+        if _kernels.uses_fused_grad(grad_y, weight):
+            made = _fast.adapted_grads(grad_y, x, p, weight, a, b, scale)
+            if made is not None:
+                return *made, grad_bias, None
     grad_x = grad_a = grad_b = None
     if of_x or of_a:
-        grad_x, q = _backward(grad, ctx.weight, Adapter(a, b, scale), of_x)
-    if of_x:
-        grad_x = grad_x.view(x.shape)
-    if of_a:
-        grad_a = _scaled(q.t(), _rows(x), scale, a.dtype)
+        grad_x, q = _backward(grad_y, weight, Adapter(a, b, scale), of_x)
+        if of_a:
+            grad_a = _adapter_grad(q, x, scale, a)
     if of_b:
-        grad_b = _scaled(grad.t(), p, scale, b.dtype)
-    return [grad_x, grad_a, grad_b, _operators.grad_of_bias(grad_y) if of_bias else None]
+        grad_b = _adapter_grad(grad_y, p, scale, b)
+    return grad_x, grad_a, grad_b, grad_bias, None
 
 
-def _differentiable(ctx: Any, grad_y: Tensor) -> list[Tensor | None]:
+def _differentiable(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients, by operators that autograd records, for those who want theirs."""
     x, _, a, b = ctx.saved_tensors
     *needed, of_bias, _ = ctx.needs_input_grad
@@ -129,7 +141,7 @@ def _differentiable(ctx: Any, grad_y: Tensor) -> list[Tensor | None]:
     inputs = [each for each, needs in zip((x, a, b), needed, strict=True) if needs]
     found = iter(torch.autograd.grad(y, inputs, grad_y, create_graph=True) if inputs else ())
     grads = [next(found) if needs else None for needs in needed]
-    return [*grads, _operators.grad_of_bias(grad_y) if of_bias else None]
+    return *grads, _operators.grad_of_bias(grad_y) if of_bias else None, None
 
 
 _apply = _private.apply_of(_Adapted)

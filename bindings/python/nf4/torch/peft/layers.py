@@ -19,39 +19,49 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
+from nf4.errors import InvalidArgument
 from nf4.torch import _private
 from nf4.torch._schemas import Parts
 from nf4.torch.modules import NF4Linear
 from nf4.torch.peft import adapted
 from nf4.torch.peft.adapted import Adapter
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 # (weight, bias, the dtype that the layer computes in) of a base layer for x, or None.
 Operands = tuple[Parts, "Tensor | None", torch.dtype]
 
 
-def _is_called_plainly(module: nn.Module) -> bool:
-    own = module.__dict__
-    return not any([own[name] for name in _HOOKS]) and "forward" not in own
+def _is_called_plainly(own: dict[str, Any]) -> bool:
+    """Of a module's attributes: does nothing but its class's forward run?"""
+    return not (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+    )
 
 
 def _matrix(modules: nn.Module, name: str) -> Tensor | None:
     """The weight of an adapter's half, if that is a torch.nn.Linear without more."""
     module = modules._modules.get(name)
-    if type(module) is not nn.Linear or not _is_called_plainly(module):
+    if type(module) is not nn.Linear:
         return None
-    parameters = module._parameters
+    own = module.__dict__
+    parameters = own["_parameters"]
     weight = parameters.get("weight")
-    plain = type(weight) is nn.Parameter and parameters.get("bias") is None
-    return weight if plain else None
+    if type(weight) is not nn.Parameter or parameters.get("bias") is not None:
+        return None
+    return weight if _is_called_plainly(own) else None
 
 
 def _drops(modules: nn.Module, name: str) -> bool:
     module = modules._modules.get(name)
     if type(module) is nn.Dropout:
-        return (module.training and module.p > 0) or not _is_called_plainly(module)
-    return type(module) is not nn.Identity or not _is_called_plainly(module)
+        if module.training and module.p > 0:
+            return True
+    elif type(module) is not nn.Identity:
+        return True
+    return not _is_called_plainly(module.__dict__)
 
 
 def _adapter(own: dict[str, Any]) -> Adapter | None:
@@ -94,15 +104,14 @@ def _operands(base: nn.Module, x: Tensor, autocast: torch.dtype | None) -> Opera
 
 def _fits(adapter: Adapter, x: Tensor, dtype: torch.dtype, autocast: bool) -> bool:
     """May A and B be rounded to this dtype?"""
-    # PEFT casts x to fp32 but for autocast. bf16 has its range; in fp16 x A^T could overflow.
-    rounds = dtype == torch.bfloat16 or (autocast and dtype == torch.float16)
-    return all(
-        [
-            each.device == x.device
-            and (each.dtype == dtype or (rounds and each.dtype == torch.float32))
-            for each in adapter[:2]
-        ]
-    )
+    a, b, _ = adapter
+    if a.dtype != dtype or b.dtype != dtype:
+        # PEFT casts x to fp32 but for autocast. bf16 has its range; in fp16 x A^T could overflow.
+        rounds = dtype == torch.bfloat16 or (autocast and dtype == torch.float16)
+        allowed = (dtype, torch.float32)
+        if not rounds or a.dtype not in allowed or b.dtype not in allowed:
+            return False
+    return a.device == b.device == x.device
 
 
 def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
@@ -111,10 +120,15 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
     base = own["_modules"]["base_layer"]
     if not _is_served(base) or type(x) is not Tensor:
         return None
+    if "tensor_parallel" in base.__dict__ and not _is_called_plainly(base.__dict__):
+        raise InvalidArgument(
+            "a LoRA layer is around a layer that was cut for tensor parallelism, and is not cut "
+            "itself; expected PEFT first, then a style for the LoRA layer"
+        )
     if not _private.is_idle() or _private.has_global_hooks():
         return None
     adapter, autocast = _adapter(own), _autocast_dtype(x)
-    if adapter is None or not _is_called_plainly(base):
+    if adapter is None or not _is_called_plainly(base.__dict__):
         return None
     found = _operands(base, x, autocast)
     if found is None:

@@ -10,9 +10,11 @@ use std::fmt;
 use nf4_sys as sys;
 
 mod gradient;
+mod grouped;
 mod int4;
 
 pub use gradient::{matmul_grad_launch, matmul_grad_lora_launch, matmul_lora_launch, DeviceLora};
+pub use grouped::{matmul_grouped_launch, DeviceGrouped};
 pub use int4::{
     quantize_int4_launch, reorder_int4_launch, DeviceColumns, DeviceInt4Parts, DeviceInt4Tensor,
 };

@@ -8,6 +8,7 @@ mod cuda;
 mod dequantize;
 mod device;
 mod gradient;
+mod grouped;
 mod info;
 mod int4;
 mod int4_arguments;

@@ -1,4 +1,5 @@
-// Launches that may start while a predecessor still writes what they read.
+// What a launch writes: again and again from a graph, and while a predecessor still writes what the
+// launch reads.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,6 +22,19 @@ struct DeviceBytes {
   bool empty() const { return address == nullptr || size == 0; }
 };
 
+inline DeviceBytes bytes_of(const char *name, const DeviceBuffer &buffer) {
+  return {name, buffer.data(), buffer.size()};
+}
+
+inline std::vector<DeviceBytes> parts_of(const HostWeight &host, const nf4_tensor &tensor) {
+  return {{"packed", tensor.packed, host.bytes[kPacked].size()},
+          {"absmax", tensor.absmax, host.bytes[kAbsmax].size()},
+          {"nested_absmax", tensor.nested_absmax, host.bytes[kNestedAbsmax].size()},
+          {"nested_code", tensor.nested_code, host.bytes[kNestedCode].size()},
+          {"nested_offset", tensor.nested_offset, host.bytes[kNestedOffset].size()},
+          {"codebook", tensor.codebook, host.bytes[kCodebook].size()}};
+}
+
 inline std::vector<DeviceBytes> parts_of(const HostInt4Weight &host,
                                          const nf4_int4_tensor &tensor) {
   return {{"packed", tensor.packed, host.bytes[kInt4Packed].size()},
@@ -41,6 +55,29 @@ inline std::vector<std::vector<uint8_t>> read_all(const std::vector<DeviceBytes>
   return read;
 }
 
+inline void poison_all(const std::vector<DeviceBytes> &buffers) {
+  for (const DeviceBytes &buffer : buffers)
+    if (!buffer.empty()) fill_bytes(buffer.data(), 0xa5, buffer.size);
+}
+
+// `launch` writes the same bytes once, and 100 times from a graph.
+template <class Launch>
+void check_replays(const std::vector<DeviceBytes> &outputs, const Stream &stream,
+                   const Launch &launch) {
+  REQUIRE(launch() == NF4_STATUS_OK);
+  stream.synchronize();
+  const std::vector<std::vector<uint8_t>> expected = read_all(outputs);
+  cudaGraphExec_t graph = capture(stream, [&] { REQUIRE(launch() == NF4_STATUS_OK); });
+  for (int replay = 0; replay < 100; ++replay) {
+    poison_all(outputs);
+    REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
+    stream.synchronize();
+    const bool same = read_all(outputs) == expected;
+    REQUIRE(same);
+  }
+  REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+}
+
 // `launch` writes the same, whichever input a predecessor, which lets it start early, writes late.
 template <class Launch>
 void check_waits(const std::vector<DeviceBytes> &inputs, const std::vector<DeviceBytes> &outputs,
@@ -55,8 +92,7 @@ void check_waits(const std::vector<DeviceBytes> &inputs, const std::vector<Devic
     const DeviceBuffer source(input.size);
     REQUIRE_CUDA(cudaMemcpy(source.data(), input.address, input.size, cudaMemcpyDeviceToDevice));
     fill_bytes(input.data(), 0, input.size);
-    for (const DeviceBytes &output : outputs)
-      if (!output.empty()) fill_bytes(output.data(), 0xa5, output.size);
+    poison_all(outputs);
     REQUIRE_CUDA(cudaDeviceSynchronize());
     launch_late_copy(input.data(), source.data<uint8_t>(), input.size, kEnoughToStart, stream);
     REQUIRE(launch() == NF4_STATUS_OK);

@@ -1,0 +1,86 @@
+// The gradient of an adapter's half by cuBLAS, on the handle that torch has for its current device
+// and stream: torch's own addmm with another out_dtype, without what the host does around it.
+#ifndef NF4_BLAS_HPP
+#define NF4_BLAS_HPP
+
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+
+#include "_nf4_checks.hpp"
+#include "_nf4_torch.hpp"
+
+namespace nf4_torch {
+
+// Of torch/csrc/stable/c/shim.h, and of cublas_v2.h, whose enums are int here.
+struct Blas {
+  Error (*device)(int32_t *);
+  Error (*handle)(void **);
+  int (*set_math_mode)(void *handle, int mode);
+  int (*gemm)(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
+              const void *a, int a_type, int a_stride, const void *b, int b_type, int b_stride,
+              const void *beta, void *c, int c_type, int c_stride, int compute_type, int algorithm);
+};
+inline Blas blas;  // zeros where torch has no CUDA
+
+inline constexpr std::array kBlas{"aoti_torch_get_current_device_index",
+                                  "torch_get_current_cuda_blas_handle", "cublasSetMathMode",
+                                  "cublasGemmEx"};
+static_assert(sizeof(Blas) == kBlas.size() * sizeof(void *));
+
+// Rows of a matrix on a GPU, one distance apart, in 16 bits.
+struct Rows {
+  const void *data;
+  nf4_dtype dtype;
+  int32_t device;
+  int64_t rows, cols, stride;
+};
+
+inline bool read_rows(const dl_tensor &view, Rows &found) {
+  const nf4_dtype dtype = dtype_of(&view);
+  if (view.ndim < 1 || view.device_type != DL_CUDA || !has_memory(&view) ||
+      (dtype != NF4_DTYPE_FP16 && dtype != NF4_DTYPE_BF16))
+    return false;
+  found.data = address_of(&view);
+  found.dtype = dtype;
+  found.device = view.device_id;
+  found.cols = view.shape[view.ndim - 1];
+  return rows_of(&view, found.cols, &found.rows, &found.stride) && fits(found.rows, 1) &&
+         fits(found.cols, 1) && fits(found.stride, 1);
+}
+
+// Does transposed_product take these, for a contiguous result of a dtype?
+inline bool can_multiply(const Rows &left, const Rows &right, nf4_dtype out) {
+  int32_t device = -1;
+  return blas.gemm != nullptr && left.rows == right.rows && left.dtype == right.dtype &&
+         left.device == right.device && (out == left.dtype || out == NF4_DTYPE_FP32) &&
+         blas.device(&device) == 0 && device == left.device;
+}
+
+// out = scale left^T right, summed in binary32.
+inline void transposed_product(const Rows &left, const Rows &right, float scale, void *out,
+                               nf4_dtype out_dtype) {
+  constexpr int kNoTranspose = 0, kTranspose = 1, kCompute32F = 68, kDefault = -1;
+  constexpr int kDefaultMath = 0, kNoReducedPrecisionReduction = 16;
+  const auto type_of = [](nf4_dtype dtype) {  // cudaDataType
+    return dtype == NF4_DTYPE_FP32 ? 0 : dtype == NF4_DTYPE_FP16 ? 2 : 14;
+  };
+  void *handle = nullptr;
+  require_torch(blas.handle(&handle), "find its cuBLAS handle");
+  const int type = type_of(left.dtype);
+  const int rank = static_cast<int>(left.cols), cols = static_cast<int>(right.cols);
+  const float zero = 0;
+  // cuBLAS is column-major, and so computes out^T = scale right^T left.
+  int failed = blas.set_math_mode(handle, kNoReducedPrecisionReduction);
+  if (failed == 0)
+    failed = blas.gemm(handle, kNoTranspose, kTranspose, cols, rank, static_cast<int>(left.rows),
+                       &scale, right.data, type, static_cast<int>(right.stride), left.data, type,
+                       static_cast<int>(left.stride), &zero, out, type_of(out_dtype), cols,
+                       kCompute32F, kDefault);
+  blas.set_math_mode(handle, kDefaultMath);  // as torch leaves it
+  if (failed != 0) throw std::runtime_error("nf4: cuBLAS failed");
+}
+
+}  // namespace nf4_torch
+
+#endif

@@ -1,0 +1,139 @@
+// Python's entries for an adapter beside a weight, and for the gradients (_nf4_ops.cpp).
+#include "_nf4_blas.hpp"
+#include "_nf4_fast.h"
+#include "_nf4_python.hpp"
+
+namespace {
+
+using namespace nf4_torch;
+
+// Of the arguments a, b, scale.
+bool view_adapter(PyObject *const *given, AdapterViews &views) {
+  views.scale = PyFloat_AsDouble(given[2]);
+  return PyErr_Occurred() == nullptr && view_of(given[0], views.a) && view_of(given[1], views.b) &&
+         !is_negative(given[0]) && !is_negative(given[1]);
+}
+
+PyDoc_STRVAR(
+    linear_adapted_doc,
+    "linear_adapted(x, bias, weight, a, b, scale)\n--\n\n"
+    "y = x W^T + bias + scale p B^T and p = x A^T, both new; None if nothing was done, as linear.");
+PyObject *linear_adapted(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (!count_is(count, 6)) return nullptr;
+  PyObject *const given_bias = arguments[1];
+  View x, bias;
+  WeightViews<Codebook> weight{};
+  AdapterViews adapter{};
+  Product<Codebook> product;
+  nf4_lora lora;
+  if (is_int4(arguments[2]) || !view_plain(arguments[0], x)) return none();
+  if (given_bias != Py_None && (!view_of(given_bias, bias) || is_negative(given_bias)))
+    return none();
+  if (!view_weight(arguments[2], weight) || !view_adapter(arguments + 3, adapter) ||
+      read_product(*x, bias, weight, product) || read_adapter(adapter, *x, product, lora) ||
+      is_slow(*x, product.args, Codebook::kFp32Rows))
+    return none();
+  const int64_t m = product.args.m, rows = product.weight.rows;
+  Outputs made;
+  product.args.y = made.take(new_output(arguments[0], *x, rows), *x, m * rows);
+  lora.product = made.matrix(arguments[0], *x, m, lora.rank);
+  return made.after([&] { multiply(&product, 1, *x); });
+}
+
+PyDoc_STRVAR(linear_grad_doc,
+             "linear_grad(grad_y, weight, a=None, b=None, scale=1.0)\n--\n\n"
+             "dX = dY W, new; with an adapter dX = dY W + scale q A and q = dY B. None if nothing "
+             "was done, as linear.");
+PyObject *linear_grad(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  const bool adapted = count == 5;
+  if (!adapted && !count_is(count, 2)) return nullptr;
+  View grad_y;
+  WeightViews<Codebook> weight{};
+  AdapterViews adapter{};
+  Product<Codebook> product;
+  nf4_lora lora;
+  if (is_int4(arguments[1]) || !view_plain(arguments[0], grad_y) ||
+      !view_weight(arguments[1], weight) || read_gradient(*grad_y, weight, product))
+    return none();
+  if (adapted &&
+      (!view_adapter(arguments + 2, adapter) || read_adapter(adapter, *grad_y, product, lora)))
+    return none();
+  const int64_t m = product.args.m, cols = product.weight.cols;
+  Outputs made;
+  product.args.y = made.take(new_output(arguments[0], *grad_y, cols), *grad_y, m * cols);
+  if (adapted) lora.product = made.matrix(arguments[0], *grad_y, m, lora.rank);
+  return made.after([&] { multiply_gradient(product, *grad_y); });
+}
+
+PyDoc_STRVAR(adapter_grad_doc,
+             "adapter_grad(left, right, scale, like)\n--\n\n"
+             "scale left^T right, both [..., columns] of 16 bits on a GPU, in the dtype of `like`, "
+             "new; None if nothing was done.");
+PyObject *adapter_grad(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (!count_is(count, 4)) return nullptr;
+  View left, right, like;
+  Rows l{}, r{};
+  const auto scale = static_cast<float>(PyFloat_AsDouble(arguments[2]));
+  if (PyErr_Occurred() || !view_of(arguments[0], left) || !view_of(arguments[1], right) ||
+      !view_of(arguments[3], like) || is_negative(arguments[0]) || is_negative(arguments[1]) ||
+      !read_rows(*left, l) || !read_rows(*right, r) || !beside(*like, *left) ||
+      !can_multiply(l, r, dtype_of(&*like)))
+    return none();
+  Outputs made;
+  void *const out = made.matrix(arguments[3], *like, l.cols, r.cols);
+  return made.after([&] { transposed_product(l, r, scale, out, dtype_of(&*like)); });
+}
+
+PyDoc_STRVAR(adapted_grads_doc,
+             "adapted_grads(grad_y, x, p, weight, a, b, scale)\n--\n\n"
+             "On a GPU in 16 bits, for y and p of linear_adapted: dX, dA and dB, new; None if "
+             "nothing was done.");
+PyObject *adapted_grads(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (!count_is(count, 7)) return nullptr;
+  PyObject *const *const given_adapter = arguments + 4;
+  View grad_y, x, p;
+  WeightViews<Codebook> weight{};
+  AdapterViews adapter{};
+  Product<Codebook> product;
+  nf4_lora lora;
+  Rows of_y{}, of_x{}, of_p{};
+  if (is_int4(arguments[3]) || !view_plain(arguments[0], grad_y) || !view_of(arguments[1], x) ||
+      is_negative(arguments[1]) || !view_of(arguments[2], p) ||
+      !view_weight(arguments[3], weight) || read_gradient(*grad_y, weight, product) ||
+      !view_adapter(given_adapter, adapter) || read_adapter(adapter, *grad_y, product, lora))
+    return none();
+  const dl_tensor &a = *adapter.a, &b = *adapter.b;
+  const int64_t m = product.args.m, cols = product.weight.cols;
+  if (!read_rows(*grad_y, of_y) || !read_rows(*x, of_x) || !read_rows(*p, of_p)) return none();
+  Rows of_q{nullptr, of_y.dtype, of_y.device, m, lora.rank, lora.rank};
+  if (of_x.cols != cols || of_p.cols != lora.rank || !can_multiply(of_q, of_x, lora.dtype) ||
+      !can_multiply(of_y, of_p, lora.dtype))
+    return none();
+  Outputs made;
+  product.args.y = made.take(new_output(arguments[0], *grad_y, cols), *grad_y, m * cols);
+  void *const grad_a = made.matrix(given_adapter[0], a, lora.rank, cols);
+  void *const grad_b = made.matrix(given_adapter[1], b, of_y.cols, lora.rank);
+  return made.after([&] {
+    const int32_t dtype = product.args.dtype == NF4_DTYPE_FP16 ? codes.float16 : codes.bfloat16;
+    const Tensor q = Tensor::empty({m, lora.rank}, dtype, codes.cuda, grad_y->device_id);
+    lora.product = q.data();
+    multiply_gradient(product, *grad_y);
+    of_q.data = q.data();
+    transposed_product(of_q, of_x, lora.scale, grad_a, lora.dtype);
+    transposed_product(of_y, of_p, lora.scale, grad_b, lora.dtype);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+PyMethodDef nf4_lora_methods[] = {
+    {"linear_adapted", method(linear_adapted), METH_FASTCALL, linear_adapted_doc},
+    {"linear_grad", method(linear_grad), METH_FASTCALL, linear_grad_doc},
+    {"adapter_grad", method(adapter_grad), METH_FASTCALL, adapter_grad_doc},
+    {"adapted_grads", method(adapted_grads), METH_FASTCALL, adapted_grads_doc},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // extern "C"

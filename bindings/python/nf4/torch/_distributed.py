@@ -1,0 +1,122 @@
+"""torch.distributed serves quantized layers as it is: as soon as its modules are loaded, before or
+after nf4.torch, some functions of theirs are wrapped (distributed/_wrappers.py says how). Nothing
+is imported before.
+
+They are private to torch. Where one has other arguments than these, it is left alone, with a
+warning that says what is not served.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from nf4.torch._import_watch import ImportWatch
+from nf4.torch._replacing import Replaced, found
+
+
+class _Wrapped(NamedTuple):
+    serves: str
+    function: str
+    arguments: tuple[str, ...]  # which it begins with
+    by: str  # of distributed/_wrappers.py
+
+
+_FSDP1, _FSDP2 = "torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard"
+_WRAPPED = {
+    f"{_FSDP2}._fsdp_init": (
+        _Wrapped(
+            "fully_shard", "_get_managed_states", ("modules", "ignored_params"), "managed_states"
+        ),
+    ),
+    f"{_FSDP2}._fsdp_param_group": (
+        _Wrapped(
+            "fully_shard", "_get_param_module_infos", ("params", "modules"), "param_module_infos"
+        ),
+        _Wrapped(
+            "fully_shard",
+            "FSDPParamGroup.__init__",
+            ("self", "params", "modules", "mesh_info"),
+            "param_group",
+        ),
+    ),
+    f"{_FSDP1}._init_utils": (
+        _Wrapped(
+            "FullyShardedDataParallel",
+            "_get_ignored_params",
+            ("root_module", "ignored_modules"),
+            "ignored_params",
+        ),
+        _Wrapped(
+            "FullyShardedDataParallel",
+            "_get_ignored_buffer_names",
+            ("root_module", "ignored_modules"),
+            "ignored_buffer_names",
+        ),
+    ),
+    "torch.nn.parallel.distributed": (
+        _Wrapped(
+            "DistributedDataParallel",
+            "DistributedDataParallel._assign_modules_buffers",
+            ("self",),
+            "assign_modules_buffers",
+        ),
+    ),
+}
+_replaced: list[Replaced] = []
+
+
+def _ours(original: Callable[..., Any], by: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        wrappers = importlib.import_module("nf4.torch.distributed._wrappers")
+        return getattr(wrappers, by)(original, *args, **kwargs)
+
+    return wrapper
+
+
+def _wrap(module_name: str, each: _Wrapped) -> None:
+    """Also where other modules of torch.distributed have imported it by its name."""
+    module = sys.modules[module_name]
+    original = found(module, each.function)
+    arguments = tuple(inspect.signature(original).parameters)[: len(each.arguments)]
+    if arguments != each.arguments:
+        raise TypeError(f"{each.function} takes {', '.join(arguments)}")
+    of_class, _, name = each.function.rpartition(".")
+    owners = [found(module, of_class)]
+    if not of_class:
+        modules = [m for n, m in list(sys.modules.items()) if n.startswith("torch.distributed.")]
+        owners += [m for m in modules if m is not module and vars(m).get(name) is original]
+    ours = _ours(original, each.by)
+    for owner in owners:
+        _replaced.append(Replaced.by(f"{owner.__name__}.{name}", owner, ours))
+
+
+def _loaded(name: str) -> None:
+    """Never raises: whoever imports torch.distributed would get it."""
+    for each in _WRAPPED[name]:
+        try:
+            _wrap(name, each)
+        except Exception as error:
+            warnings.warn(f"libnf4 does not serve {each.serves}: {error!r}", stacklevel=2)
+
+
+_watch = ImportWatch(_WRAPPED, _loaded)
+
+
+def register() -> None:
+    """A second call changes nothing."""
+    _watch.start()
+
+
+def unregister() -> None:
+    """Gives torch its functions back. Patches made since stay."""
+    _watch.stop()
+    for each in reversed(_replaced):
+        each.give_back()
+    _replaced.clear()

@@ -1,0 +1,150 @@
+"""Styles for torch.distributed.tensor.parallel.parallelize_module."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import style
+
+from nf4 import _convert
+from nf4.errors import InvalidArgument, kind_of
+from nf4.torch.distributed import _parallel_adapter
+from nf4.torch.distributed._cuts import CutOf
+from nf4.torch.distributed._parallel_layer import (
+    LAST,
+    cut_layer,
+    input_of,
+    output_of,
+    require_alike,
+    sum_of,
+)
+
+
+class _Parallel:
+    """What both styles do to quantized layers; to others a style of torch does what it does."""
+
+    dim: int
+    sections: tuple[int, ...] | None = None
+    _desired: tuple[Placement, ...]
+    _after: Any  # the forward hook
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        base = _parallel_adapter.base_of(module)
+        if base is None:
+            if self.sections is not None:
+                raise InvalidArgument("sections is given; expected None for layers of torch")
+            return super()._apply(module, device_mesh)
+        if base.tensor_parallel is not None:
+            raise InvalidArgument("layer is cut already; expected a whole one")
+        require_alike(base, device_mesh, bytes_too=self.src_data_rank is not None)
+        if base is not module:
+            _parallel_adapter.require_served(module)
+        shape = (base.out_features, base.in_features)
+        ranges = cut_layer(base, device_mesh, self.dim, self.sections)
+        base.cut_of = CutOf(shape, self.dim, ranges)
+        if base is not module:
+            _parallel_adapter.cut_adapters(
+                module, device_mesh, self.dim, ranges, self.src_data_rank
+            )
+        base.tensor_parallel = self.dim
+        before = functools.partial(input_of, self.input_layouts, self._desired, device_mesh)
+        after = functools.partial(
+            self._after, self.output_layouts, self.use_local_output, device_mesh
+        )
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+        return module
+
+
+class ColwiseParallel(_Parallel, style.ColwiseParallel):
+    """Each rank has its share of a layer's rows, out_features / world size of them, and of its
+    bias; y has so many columns. For NF4Linear and Int4Linear, and PEFT's LoRA layers around them;
+    other modules go torch's way.
+
+    input_layouts, output_layouts, use_local_output
+              as in torch.distributed.tensor.parallel.ColwiseParallel
+    sections  the out_features of projections that are fused in one layer, such as q, k and v: each
+              is cut for itself, and y holds the shares one after another. y is of Shard(-1) and a
+              plain tensor then
+
+    The layer stays one of its class, of the part's shape: its weight and scales are plain tensors,
+    and other ranks' parts are freed. Every rank must have the same weight, which is checked unless
+    parallelize_module has src_data_rank=None. Applying it raises InvalidArgument where ranks differ
+    or no cut exists: each share has to begin and end with blocks of the weight (docs/several-gpus).
+    """
+
+    dim = 0
+    _desired = (Replicate(),)
+    _after = staticmethod(output_of)
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        sections: Iterable[int] | None = None,
+    ) -> None:
+        super().__init__(
+            input_layouts=input_layouts,
+            output_layouts=output_layouts,
+            use_local_output=use_local_output,
+        )
+        if sections is not None:
+            self.sections = tuple(_convert.count("sections", each) for each in sections)
+            if self.output_layouts != LAST or not use_local_output:
+                raise InvalidArgument(
+                    "sections is given; expected output_layouts Shard(-1) and use_local_output, as "
+                    "the columns of y are not those of the whole layer in order"
+                )
+
+
+class RowwiseParallel(_Parallel, style.RowwiseParallel):
+    """Each rank has its share of a layer's columns, in_features / world size of them, and gets the
+    same share of x; the products are summed over the ranks in the dtype of y, and the bias is added
+    once. For the layers, and with the errors, of ColwiseParallel.
+
+    input_layouts, output_layouts, use_local_output
+              as in torch.distributed.tensor.parallel.RowwiseParallel
+    """
+
+    dim = 1
+    _desired = (Shard(-1),)
+    _after = staticmethod(sum_of)
+
+
+_STYLES: dict[str, Any] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_rep": functools.partial(ColwiseParallel, output_layouts=Replicate()),
+    "rowwise_rep": functools.partial(RowwiseParallel, input_layouts=Replicate()),
+}
+
+
+def plan_of(model: nn.Module) -> dict[str, Any]:
+    """The styles of a transformers model's own tensor parallel plan, model.tp_plan, for its
+    quantized layers and LoRA layers around them, to be given to parallelize_module. Layers that are
+    not quantized stay whole on every rank. Of a PeftModel, it takes base_model.model. Raises
+    InvalidArgument for a model without a plan for quantized layers, or with a style for one that
+    there is not here."""
+    wanted = getattr(model, "tp_plan", None) or {}
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        generic = ".".join("*" if each.isdigit() else each for each in name.split("."))
+        named = wanted.get(generic)
+        if named is None or _parallel_adapter.base_of(module) is None:
+            continue
+        if named not in _STYLES:
+            raise InvalidArgument(f"tp_plan has {named!r} for {name}; expected {list(_STYLES)}")
+        found[name] = _STYLES[named]()
+    if not found:
+        raise InvalidArgument(
+            f"model is {kind_of(model)} and has no tp_plan for quantized layers; expected a model "
+            f"of transformers that has, itself and not in another module"
+        )
+    return found

@@ -1,0 +1,86 @@
+"""PEFT's LoRA layers around a quantized layer that is cut: with it, an adapter's A or B is.
+
+    column-wise    y = x W^T + s (x A^T) B^T with rows of W and B; A is whole
+    row-wise       the same with columns of W and A; B is whole. Sums are of y with the adapter
+
+The gradient of the whole half is summed over the ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from nf4.errors import InvalidArgument, kind_of
+from nf4.torch.distributed._cuts import Ranges
+from nf4.torch.modules import QuantizedLinear
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    layers = sys.modules.get("peft.tuners.lora.layer")
+    return layers is not None and isinstance(module, layers.LoraLayer)
+
+
+def base_of(module: nn.Module) -> QuantizedLinear | None:
+    """The quantized layer that a style is to cut; None if there is none."""
+    if _is_adapted(module):
+        module = module.get_base_layer()
+    return module if isinstance(module, QuantizedLinear) else None
+
+
+def require_served(module: nn.Module) -> None:
+    """Raises InvalidArgument for adapters that cannot be cut with their layer."""
+    for name, a in module.lora_A.items():
+        b = module.lora_B[name]
+        plain = type(a) is nn.Linear and type(b) is nn.Linear and b.bias is None
+        if not plain or name in module.lora_variant or module.merged:
+            raise InvalidArgument(
+                f"adapter {name!r} of {kind_of(module)} is no plain LoRA; expected one without "
+                f"DoRA or another variant, without a bias, and not merged"
+            )
+
+
+def cut_adapters(
+    module: nn.Module, mesh: DeviceMesh, dim: int, ranges: Ranges, src_data_rank: int | None
+) -> None:
+    """B with the rows of the layer (dim 0), or A with its columns; those of every adapter, which
+    are the rank's of the mesh that src_data_rank names, as torch's styles have it."""
+    base, group = module.get_base_layer(), mesh.get_group()
+    for name in module.lora_A:
+        halves = (module.lora_B[name], module.lora_A[name])
+        if src_data_rank is not None:
+            for half in halves:
+                torch.distributed.broadcast(half.weight.data, group=group, group_src=src_data_rank)
+        cut, whole = halves if dim == 0 else reversed(halves)
+        pieces = [cut.weight.detach().narrow(dim, at, end - at) for at, end in ranges]
+        cut.weight = nn.Parameter(torch.cat(pieces, dim), cut.weight.requires_grad)
+        cut.out_features, cut.in_features = cut.weight.shape
+        if whole.weight.requires_grad:
+            whole.weight.register_hook(functools.partial(_summed, group))
+            whole.weight.nf4_summed = True
+    module.out_features, module.in_features = base.out_features, base.in_features
+    module.register_forward_pre_hook(functools.partial(_require_summed, dim))
+
+
+def _summed(group: Any, grad: Tensor) -> Tensor:
+    grad = grad.clone()
+    torch.distributed.all_reduce(grad, group=group)
+    return grad
+
+
+def _require_summed(dim: int, module: nn.Module, _args: Any) -> None:
+    """A forward_pre_hook: is each whole half that is trained one whose gradient is summed?"""
+    if not torch.is_grad_enabled():
+        return
+    for name, half in (module.lora_A if dim == 0 else module.lora_B).items():
+        if half.weight.requires_grad and not hasattr(half.weight, "nf4_summed"):
+            raise InvalidArgument(
+                f"adapter {name!r} has a weight that it had not when its layer was cut, or that "
+                f"was frozen then, so that its gradient would not be summed over the ranks; "
+                f"expected adapters to be added before, and no fully_shard of their layers"
+            )

@@ -1,0 +1,159 @@
+"""A quantized layer that keeps one rank's part of its weight, and what is done to x and y around
+its forward pass. The bits of a part are those of the whole (_cuts.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from nf4.errors import InvalidArgument, shown
+from nf4.torch.distributed._agreement import require_agreement
+from nf4.torch.distributed._cuts import AXES, Ranges, cut
+from nf4.torch.modules import NF4Linear, QuantizedLinear
+
+Layouts = tuple[Placement, ...]
+_WHOLE: Layouts = (Replicate(),)
+_PARTIAL: Layouts = (Partial(),)
+LAST: Layouts = (Shard(-1),)
+
+
+# ---- Cutting a layer -------------------------------------------------------------------
+
+
+def share(extent: int, mesh: DeviceMesh, sections: tuple[int, ...] | None = None) -> Ranges | None:
+    """This rank's equal share of so many rows or columns, of each section for itself; None where
+    there are no equal ones."""
+    world, rank = mesh.size(), mesh.get_local_rank()
+    sections = (extent,) if sections is None else sections
+    if any(size % world or size < world for size in sections):
+        return None
+    found, begin = [], 0
+    for size in sections:
+        part = size // world
+        found.append((begin + rank * part, begin + (rank + 1) * part))
+        begin += size
+    return found
+
+
+def cut_layer(
+    layer: QuantizedLinear, mesh: DeviceMesh, dim: int, sections: tuple[int, ...] | None = None
+) -> Ranges:
+    """Leaves the layer this rank's rows (dim 0), with their bias, or columns (dim 1); the ranges
+    that it keeps. Raises InvalidArgument."""
+    parts = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+    if any(isinstance(part, DTensor) for part in parts):
+        raise InvalidArgument(
+            "layer is sharded already; expected a whole one: parallelize_module first, then "
+            "fully_shard over another dimension of the mesh"
+        )
+    spec, extent = layer.spec, (layer.out_features, layer.in_features)[dim]
+    if sections is not None and sum(sections) != extent:
+        raise InvalidArgument(
+            f"sections is {shown(sections)}, {sum(sections)} in all; expected the layer's {extent} "
+            f"rows"
+        )
+    ranges = share(extent, mesh, sections)
+    no_cut = f"the {AXES[dim]} of {type(layer).__name__}({_named(spec)}) have no cut for a world "
+    no_cut += f"size of {mesh.size()}"
+    if ranges is None:
+        of = extent if sections is None else f"each of {sections}"
+        raise InvalidArgument(f"{no_cut}: it does not divide {of}")
+    try:
+        part = cut(layer.quantized, dim, ranges)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{no_cut}: {error}") from None
+    if isinstance(layer, NF4Linear):
+        layer._take_weight(part)
+    else:
+        layer.adopt(part)
+    bias = layer.bias
+    if dim == 0 and bias is not None:
+        pieces = [bias.detach()[begin:end] for begin, end in ranges]
+        layer.bias = nn.Parameter(torch.cat(pieces), bias.requires_grad)
+    return ranges
+
+
+def _named(spec: Any) -> str:
+    names = ("shape", "format", "layout", "blocksize", "nested_blocksize", "group_size")
+    return ", ".join(f"{name} {getattr(spec, name)}" for name in names if hasattr(spec, name))
+
+
+def require_alike(layer: QuantizedLinear, mesh: DeviceMesh, bytes_too: bool) -> None:
+    """Raises InvalidArgument on every rank where ranks have other layers, or, if that is asked for,
+    other weights: each computes with a part of its own weight. Waits for a GPU then."""
+    about = f"{type(layer).__name__}({_named(layer.spec)}, bias {layer.bias is not None})"
+    tensors = [part for part in layer.parts().tensors if part is not None]
+    if bytes_too and not any(part.is_meta for part in tensors):
+        about += f" with bytes that add up to {[_sums(part) for part in tensors]}"
+    require_agreement({"": about}, mesh)
+
+
+def _sums(part: Tensor) -> int:
+    """Of all bytes, and again of some, which tells other orders apart."""
+    stored = part.detach().reshape(-1).view(torch.uint8)
+    return int(stored.sum(dtype=torch.int64) + (stored[::7].sum(dtype=torch.int64) << 40))
+
+
+# ---- x and y ---------------------------------------------------------------------------
+
+
+def _distributed(tensor: Tensor, mesh: DeviceMesh, layouts: Layouts) -> Tensor:
+    if isinstance(tensor, DTensor):
+        return tensor
+    return DTensor.from_local(tensor, mesh, layouts, run_check=False)
+
+
+def _in_layouts(tensor: Tensor, layouts: Layouts) -> Tensor:
+    if tensor.placements == layouts:
+        return tensor
+    return tensor.redistribute(placements=layouts, async_op=True)
+
+
+def _has_grad(tensor: Tensor) -> bool:
+    return torch.is_grad_enabled() and tensor.requires_grad
+
+
+def input_of(
+    layouts: Layouts, desired: Layouts, mesh: DeviceMesh, _layer: nn.Module, args: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """A forward_pre_hook: x as this rank multiplies it, a plain tensor. That of a whole x has a
+    gradient that is summed over the ranks. What need not be changed stays the same tensor, by which
+    siblings know each other."""
+    x, *rest = args
+    plain = not isinstance(x, DTensor) and layouts == desired
+    if plain and not (desired == _WHOLE and _has_grad(x)):
+        return args
+    x = _in_layouts(_distributed(x, mesh, layouts), desired)
+    grads = _PARTIAL if desired == _WHOLE else None
+    return x.to_local(grad_placements=grads), *rest
+
+
+def output_of(
+    layouts: Layouts, local: bool, mesh: DeviceMesh, _layer: nn.Module, _args: Any, y: Tensor
+) -> Tensor:
+    """A forward_hook: y, of which this rank has columns, in the layouts that are asked for."""
+    if local and layouts == LAST:
+        return y
+    y = _in_layouts(_distributed(y, mesh, LAST), layouts)
+    return y.to_local() if local else y
+
+
+def sum_of(
+    layouts: Layouts, local: bool, mesh: DeviceMesh, layer: nn.Module, _args: Any, y: Tensor
+) -> Tensor:
+    """A forward_hook: the sum over the ranks of y, in its dtype, in the layouts that are asked for,
+    and the bias, which is added once."""
+    base = getattr(layer, "base_layer", layer)
+    bias = base.bias
+    bias = None if bias is None else bias.to(y.dtype)
+    if local and layouts == _WHOLE and not _has_grad(y):
+        torch.distributed.all_reduce(y, group=mesh.get_group())
+        return y if bias is None else y + bias
+    y = _in_layouts(_distributed(y, mesh, _PARTIAL), layouts)
+    if bias is not None:
+        y = y + _distributed(bias, mesh, _WHOLE)
+    return y.to_local() if local else y

@@ -1,0 +1,75 @@
+"""prepare: quantized layers as FSDP2 shards them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn
+
+from nf4.errors import InvalidArgument, kind_of
+from nf4.torch.modules import QuantizedLinear
+from nf4.torch.modules.frozen_part import FrozenPart
+
+
+def prepare(model: nn.Module) -> list[str]:
+    """Makes the weights of all NF4Linear and Int4Linear in a model what fully_shard can shard:
+    codes and scales in tensors that look like frozen floats. fully_shard does this by itself where
+    nf4.torch is imported. Results and state_dict stay what they were; of a sharded layer the
+    state_dict has DTensors under the same keys.
+
+    Returns the names of the layers that were prepared. Raises InvalidArgument.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
+    names = {layer: name for name, layer in model.named_modules()}
+    return [names[layer] for layer in prepare_layers(names)]
+
+
+def prepare_layers(
+    modules: Iterable[nn.Module], ignored: Iterable[nn.Parameter] = ()
+) -> list[QuantizedLinear]:
+    """Those of the modules that are quantized layers and have no parts among the ignored."""
+    left_alone, made = {id(each) for each in ignored}, {}
+    prepared = []
+    for layer in modules:
+        if not isinstance(layer, QuantizedLinear) or layer.is_prepared():
+            continue
+        names = layer.sharded_parts().values()
+        parts = {name: getattr(layer, name) for name in names}
+        if not left_alone.isdisjoint(map(id, parts.values())):
+            continue
+        for name, part in parts.items():
+            _replace(layer, name, part, made)
+        prepared.append(layer)
+    return prepared
+
+
+def _replace(
+    layer: QuantizedLinear, name: str, part: Tensor, made: dict[int, nn.Parameter]
+) -> None:
+    """`made`: by the tensors that they are made of, which layers may share."""
+    if id(part) not in made:
+        made[id(part)] = nn.Parameter(FrozenPart(part.detach()), requires_grad=False)
+    owner = layer._buffers if name in layer._buffers else layer._parameters
+    owner[name] = made[id(part)]
+
+
+@contextlib.contextmanager
+def buffers_as_parameters(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Within it, parts that are buffers of these modules are among their parameters, too: FSDP2
+    collects those. Outside of it no name has changed, to which FSDP2 holds itself."""
+    listed = [
+        (layer._parameters, name, part)
+        for layer in modules
+        if isinstance(layer, QuantizedLinear)
+        for name, part in layer._buffers.items()
+        if isinstance(part, FrozenPart)
+    ]
+    for parameters, name, part in listed:
+        parameters[name] = part
+    try:
+        yield
+    finally:
+        for parameters, name, _ in listed:
+            parameters.pop(name, None)

@@ -1,0 +1,186 @@
+"""FrozenPart: a part of a quantized weight as FSDP2 shards it.
+
+FSDP2 makes a Parameter of each rank's shard, and torch lets a Parameter of integers require no
+gradient, not even until FSDP2 says that it shall not. So a part looks like a float of its own size;
+what is stored, moved and all-gathered is the part itself. No cast reaches it.
+
+A part is cut along its first dimension by the rule of torch.chunk, wherever that falls: after the
+all-gather it is whole again. The all-gather's own output is the unsharded part; nothing is copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map  # no public way maps a call's arguments
+
+_aten = torch.ops.aten
+# Integers look like floats of their size, as torch counts a parameter's bytes by its dtype.
+_LOOKS = {torch.uint8: torch.float8_e4m3fn, torch.int32: torch.float32}
+# What tells nothing of values: these are run on the stored part.
+_STRUCTURE = {
+    _aten._pin_memory.default, _aten._to_copy.default, _aten.alias.default,
+    _aten.as_strided.default, _aten.clone.default, _aten.copy_.default, _aten.detach.default,
+    _aten.empty_like.default, _aten.is_pinned.default, _aten.narrow.default,
+    _aten.new_empty.default, _aten.new_zeros.default, _aten.slice.Tensor, _aten.split.Tensor,
+    _aten.t.default, _aten.view.default,
+}  # fmt: skip
+
+
+class FrozenPart(Tensor):
+    """Looks like a float tensor of the shape of `stored`, which is what it holds."""
+
+    stored: Tensor
+
+    @staticmethod
+    def __new__(cls, stored: Tensor) -> FrozenPart:
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            stored.size(),
+            strides=stored.stride(),
+            storage_offset=stored.storage_offset(),
+            dtype=_LOOKS.get(stored.dtype, stored.dtype),
+            device=stored.device,
+        )
+        made.stored = stored
+        return made
+
+    def requires_grad_(self, requires_grad: bool = True) -> FrozenPart:
+        """Nothing happens: a part has no gradient."""
+        return self
+
+    def __repr__(self, **_: Any) -> str:
+        return f"{type(self).__name__}({self.stored!r})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["stored"], None
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls, inner: dict[str, Tensor], context: None, size: Any, stride: Any
+    ) -> FrozenPart:
+        return cls(inner["stored"])
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func not in _STRUCTURE:
+            raise NotImplementedError(f"{func} of a part of a quantized weight, which is not dense")
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "dtype"}
+        made = func(*tree_map(_stored, args), **tree_map(_stored, kwargs))
+        return args[0] if func is _aten.copy_.default else tree_map(_part, made)
+
+    # ---- FSDP2's extension of the all-gather ----------------------------------------
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[Tensor, ...], torch.Size]:
+        """The bytes of this rank, of as many rows as each rank has. They go in the dtype of what
+        is gathered with them, where they can: FSDP2 copies tensors of one dtype in larger words
+        than those of several, which it takes for bytes."""
+        sent = _padded(self.stored, -(-outer_size[0] // mesh.size()))
+        dtype = mp_policy.param_dtype or module.gathered_beside
+        even = outer_size[0] % mesh.size() == 0 and sent.nbytes % dtype.itemsize == 0
+        return (sent.view(-1).view(dtype) if even else sent,), outer_size
+
+    def fsdp_post_all_gather(
+        self,
+        gathered: tuple[Tensor, ...],
+        outer_size: torch.Size,
+        param_dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+    ) -> tuple[FrozenPart, tuple[Tensor, ...]] | None:
+        """The whole part. `out` is of the same memory, which FSDP2 frees and fills again."""
+        if out is not None:
+            return None
+        whole = gathered[0].view(-1).view(self.stored.dtype)
+        return FrozenPart(whole.view(-1, *outer_size[1:])), ()
+
+
+def _stored(value: Any) -> Any:
+    return value.stored if isinstance(value, FrozenPart) else value
+
+
+def _part(value: Any) -> Any:
+    return FrozenPart(value) if isinstance(value, Tensor) else value
+
+
+def _padded(stored: Tensor, rows: int) -> Tensor:
+    if stored.shape[0] >= rows:
+        return stored
+    shape = (rows, *stored.shape[1:])
+    room = stored.untyped_storage().nbytes() // stored.itemsize - stored.storage_offset()
+    if room >= math.prod(shape):  # FSDP2 allocates as many rows for every rank
+        return stored.as_strided(shape, stored.stride())
+    made = stored.new_empty(shape)
+    made[: stored.shape[0]].copy_(stored)
+    return made
+
+
+def is_part(tensor: Any) -> bool:
+    """Is it one, or a DTensor of one?"""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return isinstance(local, FrozenPart)
+
+
+# ---- What a layer and its state_dict show of a part -------------------------------------
+
+
+def shown(part: Tensor) -> Tensor:
+    """The part itself, as a DTensor of the same placements where it is sharded. Memory is
+    shared."""
+    if isinstance(part, FrozenPart):
+        return part.stored.detach()
+    return _of_local(part, part.to_local().stored.detach())
+
+
+def _of_local(like: Any, local: Tensor) -> Any:
+    from torch.distributed.tensor import DTensor  # as whoever made `like` has
+
+    return DTensor.from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def _cut(like: Any, given: Tensor) -> Tensor:
+    """The rows of this rank, of a tensor that every rank has or that is sharded."""
+    if type(given) is type(like):
+        return given.redistribute(like.device_mesh, like.placements).to_local()
+    for dim, placement in enumerate(like.placements):
+        if placement.is_shard():
+            rows = -(-given.shape[0] // like.device_mesh.size(dim))
+            given = given[rows * like.device_mesh.get_local_rank(dim) :][:rows]
+    return given
+
+
+def load(part: Tensor, given: Tensor, assign: bool | None) -> nn.Parameter:
+    """The parameter with what `given` holds, which is whole or sharded: in its own memory, or with
+    `assign` of the memory of what is given."""
+    sharded = not isinstance(part, FrozenPart)
+    given = _cut(part, given) if sharded else whole(given)
+    own = part.to_local() if sharded else part
+    if not assign:
+        own.stored.copy_(given.view(own.shape))
+        return part
+    made = FrozenPart(given.contiguous())
+    return nn.Parameter(_of_local(part, made) if sharded else made, requires_grad=False)
+
+
+def whole(given: Tensor) -> Tensor:
+    """A tensor that is not sharded."""
+    return given.full_tensor() if hasattr(given, "full_tensor") else given

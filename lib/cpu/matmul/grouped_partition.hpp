@@ -1,0 +1,63 @@
+// How the products of experts are split over threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/matmul/partition.hpp"
+#include "cpu/ranges.hpp"
+#include "problem.hpp"
+
+namespace nf4::cpu {
+
+// Tiles of rows of the experts' weights, expert by expert. A tile has a unit of work for each row
+// of y of its expert, so that the experts without rows have none.
+class GroupedPartition {
+ public:
+  GroupedPartition(const GroupedProblem &problem, int threads)
+      : problem_(problem),
+        expert_rows_(problem.expert_rows()),
+        tile_(tile_rows(expert_rows_, threads, 16, 32)),
+        tiles_(ceil_divide(expert_rows_, tile_)) {}
+
+  int64_t units() const {
+    int64_t rows = 0;
+    for (int32_t e = 0; e < problem_.experts; ++e) rows = end_of(e, rows);
+    return rows * tiles_;
+  }
+  int64_t units_per_thread() const {
+    const int64_t products = tile_ * std::max<int64_t>(1, problem_.weight.cols);
+    return std::max<int64_t>(1, Partition<MatmulProblem>::kProductsPerThread / products);
+  }
+
+  // Calls matmul(expert, rows of y, rows of the expert's weight) for the tiles whose first unit is
+  // in [begin, end).
+  template <class Matmul>
+  void for_each(int64_t begin, int64_t end, Matmul matmul) const {
+    RowRange m{0, 0};
+    for (int32_t e = 0; e < problem_.experts && m.end * tiles_ < end; ++e) {
+      m = {m.end, end_of(e, m.end)};
+      if (m.begin == m.end) continue;
+      const int64_t first = tile_at(begin, m), last = tile_at(end, m);
+      if (first < last) matmul(e, m, RowRange{first * tile_, std::min(expert_rows_, last * tile_)});
+    }
+  }
+
+ private:
+  // Of the rows of expert e, which begin with `begin`.
+  int64_t end_of(int32_t e, int64_t begin) const {
+    return std::min(problem_.m, std::max<int64_t>(begin, problem_.ends[e]));
+  }
+  // The first tile of the expert with the rows m of y that begins at a unit or after it.
+  int64_t tile_at(int64_t unit, RowRange m) const {
+    const int64_t units = std::clamp(unit, m.begin * tiles_, m.end * tiles_) - m.begin * tiles_;
+    return ceil_divide(units, m.end - m.begin);
+  }
+
+  const GroupedProblem &problem_;
+  int64_t expert_rows_;
+  int64_t tile_;
+  int64_t tiles_;
+};
+
+}  // namespace nf4::cpu

@@ -1,0 +1,32 @@
+// What the kernels of a grouped matmul get. No device code: launches are ordinary C++.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/args.hpp"
+#include "cuda/matmul/skinny/args.hpp"
+
+namespace nf4::cuda {
+
+// Which rows of y and x an expert has, all of it in device memory.
+struct Groups {
+  const int32_t *ends;     // [experts], the end of each expert's rows of y
+  const int32_t *x_index;  // [rows], or NULL: the row of x is that of y
+  const float *row_scale;  // [rows], or NULL
+  int64_t bias_stride;
+  int32_t experts;
+  int32_t expert_rows;  // of the weight
+  int32_t rows;         // of y
+};
+
+// The weight is the stack of all experts, m is the number of rows of x.
+struct GroupedArgs : MatmulArgs {
+  Groups groups;
+};
+
+struct GroupedSkinnyArgs : SkinnyArgs {
+  Groups groups;
+  int expert_tiles;  // rows of warp tiles of an expert
+};
+
+}  // namespace nf4::cuda

@@ -1,0 +1,38 @@
+// Instantiates the grouped kernels of one GPU family; compiled once for each.
+#include "cuda/arch.cuh"
+#include "cuda/matmul/mma/codebook_source.cuh"
+#include "cuda/matmul_grouped/kernels.hpp"
+#include "cuda/matmul_grouped/mma_kernel.cuh"
+#include "cuda/matmul_grouped/skinny_kernel.cuh"
+#include "cuda/weight/scales.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Arch, class T, class Scales>
+void set_kernels(GroupedKernels &kernels, int dtype) {
+  kernels.mma[dtype][Scales::kNested] =
+      (const void *)matmul_grouped_mma<Arch, T, CodebookSource<Arch, Scales>>;
+  if constexpr (Arch::kTensorCores) {
+    const void **const skinny = kernels.skinny[dtype][Scales::kNested];
+    skinny[0] = (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMmaM2<T>>;
+    skinny[1] = (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMmaM8<T, 1>>;
+    skinny[2] = (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMmaM8<T, 2>>;
+  }
+}
+
+}  // namespace
+
+template <class Arch>
+GroupedKernels GroupedKernels::make() {
+  GroupedKernels kernels{};
+  set_kernels<Arch, __half, FlatScales>(kernels, 0);
+  set_kernels<Arch, __half, NestedScales>(kernels, 0);
+  set_kernels<Arch, __nv_bfloat16, FlatScales>(kernels, 1);
+  set_kernels<Arch, __nv_bfloat16, NestedScales>(kernels, 1);
+  return kernels;
+}
+
+template GroupedKernels GroupedKernels::make<NF4_FAMILY>();
+
+}  // namespace nf4::cuda

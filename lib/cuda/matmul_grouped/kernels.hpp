@@ -1,0 +1,17 @@
+// The kernels of a grouped matmul of a GPU family (runtime/families.hpp).
+#pragma once
+
+namespace nf4::cuda {
+
+constexpr int kGroupedSkinnyCount = 3;  // for chunks of 2, 8 and 16 rows of x
+
+// [dtype - NF4_DTYPE_FP16][nested]
+struct GroupedKernels {
+  const void *mma[2][2];                          // args: GroupedArgs
+  const void *skinny[2][2][kGroupedSkinnyCount];  // args: GroupedSkinnyArgs; NULL: there is none
+
+  template <class Arch>
+  static GroupedKernels make();
+};
+
+}  // namespace nf4::cuda

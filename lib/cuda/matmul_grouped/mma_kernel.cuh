@@ -1,0 +1,48 @@
+// Each expert's y = x W^T by the mma kernel's tiles, for any product on any GPU: CTAs walk over the
+// tiles of all experts, which they find on the device. A K-tile of x is gathered by rows.
+//
+// Cost and bound: those of matmul/mma/kernel.cuh; experts with few rows fill their tiles badly.
+#pragma once
+
+#include "cuda/matmul/mma/kernel.cuh"
+#include "cuda/matmul_grouped/routing.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Arch, class T, class Source, class Mma = ProductsOf<Arch, T, Source>>
+__global__ void __launch_bounds__(kMmaThreads)
+    matmul_grouped_mma(const __grid_constant__ GroupedArgs args) {
+  __shared__ uint4 chunks[2][kMmaTileN * SmemTile<T>::kRowChunks];
+  __shared__ float scale_code[Source::kScaleCodeSize];
+  __shared__ float codebook[Source::kCodebookSize];
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
+  const Groups &groups = args.groups;
+  const Routing<kMmaTileM> routing(groups);
+  Source weight(args, scale_code, codebook);
+  const SmemTile<T> w(chunks[0]), x(chunks[1]);
+
+  const int64_t n_tiles = (groups.expert_rows + kMmaTileN - 1) / kMmaTileN;
+  const int64_t tiles = routing.chunks() * n_tiles;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const RowChunk chunk = routing.at(static_cast<int>(tile / n_tiles));
+    const int first_n = static_cast<int>(tile % n_tiles) * kMmaTileN;
+    const int row = static_cast<int>(threadIdx.x) / kVectorsPerTileK;
+    const int64_t x_row =
+        row < chunk.rows ? x_row_of(groups, args.m, chunk.first_row + row) : args.m;
+    Mma mma;
+    multiply_tile<T>(args, weight, int64_t{chunk.expert} * groups.expert_rows + first_n, x_row, w,
+                     x, mma);
+    T *const y = static_cast<T *>(args.y) + chunk.first_row * args.y_stride;
+    mma.each([&](int i, int j, float sum) {
+      const int n = first_n + i;
+      if (n >= groups.expert_rows || j >= chunk.rows) return;
+      y[j * args.y_stride + n] =
+          from_float<T>(finish_output<T>(args, groups, chunk.expert, chunk.first_row + j, n, sum));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace nf4::cuda

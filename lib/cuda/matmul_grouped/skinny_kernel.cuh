@@ -1,0 +1,126 @@
+// Each expert's y = x W^T for experts with few rows: the skinny kernel's warp tiles and pipelines,
+// persistent over all experts that have rows. Chunks of up to kMaxM rows of x; an expert with more
+// rows has several, and its weight is read again, mostly from L2.
+//
+// Bound by the bytes of the experts that have rows, as matmul/skinny/kernel.cuh. Finding them takes
+// one round trip to L2 more. docs/design/matmul-grouped.md has the experiments.
+#pragma once
+
+#include "cuda/matmul/skinny/kernel.cuh"
+#include "cuda/matmul_grouped/skinny_tiles.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Arch_, int kMaxM, int kWarps_>
+struct GroupedSkinny : CodebookSkinny<Arch_, kMaxM, kWarps_> {
+  using Args = GroupedSkinnyArgs;
+};
+
+// Adds up the group's sums and stores its part of y.
+template <class T, class WarpMma>
+__device__ __forceinline__ void store_group(const GroupedSkinnyArgs &args,
+                                            const TileGroups<WarpMma::kMaxM> &group,
+                                            const PartialSums<WarpMma> &sums, float unit) {
+  constexpr uint32_t kMaxM = WarpMma::kMaxM, kTilePartials = sums.kTilePartials;
+  const RowChunk &chunk = group.chunk();
+  const uint32_t outputs = group.tiles() * kTilePartials;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < outputs; i += 32 * kWarpsOf<WarpMma>) {
+    const uint32_t tile = i / kTilePartials, within = i % kTilePartials, m = within % kMaxM;
+    const int row = tile * kWarpTileN + WarpMma::row_at(within / kMaxM);
+    if (static_cast<int>(m) >= chunk.rows || row >= group.rows()) continue;
+    const uint32_t first_warp =
+        args.work.n_warps == 1 ? 0 : tile % args.work.n_warps * args.work.k_warps;
+    const float *const partial = sums.of_warp(tile, first_warp) + within;
+    const float sum = unit * add_partials<WarpMma>(partial, args.work.k_warps);
+    const int n = group.row() + row, y_row = chunk.first_row + static_cast<int>(m);
+    static_cast<T *>(args.matmul.y)[y_row * args.matmul.y_stride + n] =
+        from_float<T>(finish_output<T>(args.matmul, args.groups, chunk.expert, y_row, n, sum));
+  }
+}
+
+// As matmul_skinny, for a stack of experts.
+template <class Arch, class T, class Scales, class WarpMma>
+__global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
+    matmul_grouped_skinny(const __grid_constant__ GroupedSkinnyArgs args) {
+  constexpr int kWarps = kWarpsOf<WarpMma>, kThreads = 32 * kWarps, kMaxM = WarpMma::kMaxM;
+  using Kind = GroupedSkinny<Arch, kMaxM, kWarps>;
+  using TileIterator = GroupTileIterator<kMaxM, kWarps>;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const MatmulArgs &matmul = args.matmul;
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
+  const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
+  const int first_k_tile = warp - n_warp * args.work.k_warps;
+  const int first_tile = n_warp < args.work.n_warps ? n_warp : args.work.group_tiles;
+  // From arguments alone while the predecessor may still write, unless a caller's codebook is read.
+  float unit = 1;
+  const bool own_codebook = matmul.weight.codebook == nullptr;
+  if (own_codebook) unit = build_lut<T, kThreads>(args, 0.0f, shared);
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
+  const Routing<kMaxM> routing(args.groups);
+  TileGroups<kMaxM> group(args, routing);
+  if (!group.is_valid()) return;
+
+  WeightPipeline<Kind, TileIterator> pipeline(
+      args, shared, warp, 0, TileIterator(args.work, group, first_tile, first_k_tile));
+  ScaleStage<Arch, Scales, kThreads, int64_t> scales(args, shared, Kind::kSmem.scale_barrier);
+  pipeline.init();
+  scales.init();
+  float offset = 0;
+  if constexpr (Scales::kNested) offset = *matmul.weight.nested_offset;
+  WarpMma warp_mma;
+  warp_mma.load_x(ChunkX{matmul, args.groups, group.chunk()}, first_k_tile);
+  scales.load_scale_code();
+  scales.load(group.weight_row(), group.rows());
+  pipeline.load_next();
+  if (!own_codebook) unit = build_lut<T, kThreads>(args, 0.0f, shared);
+  scales.publish(true);
+#pragma unroll 1
+  for (int stage = 1; stage < Kind::kSmem.stages; ++stage) pipeline.load_next();
+
+  constexpr bool kKeep = WarpMma::kKeepsLane;
+  using Lut = typename WarpMma::Lut;
+  const Lut lut(shared, keep_in_register<kKeep>(threadIdx.x % 32 * Lut::kLaneBytes));
+  const int thread_in_group = static_cast<int>(keep_in_register<kKeep>(threadIdx.x % 4));
+#pragma unroll 1
+  for (uint32_t phase = 0;; phase ^= 1) {
+    const PartialSums<WarpMma> sums{0, group.tiles(),
+                                    reinterpret_cast<float *>(shared + Kind::kSmem.partials)};
+#pragma unroll 1
+    for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kWarps) {
+      if (k_tile != first_k_tile)
+        warp_mma.load_x(ChunkX{matmul, args.groups, group.chunk()}, k_tile);
+      auto cursor = scales.cursor(k_tile, first_tile, WarpMma::row(0), thread_in_group);
+      float *partial = sums.of_warp(first_tile, warp);
+#pragma unroll 1
+      for (int tile = first_tile; tile < sums.end; tile += args.work.n_warps) {
+        const auto find_scales = [&] {
+          scales.wait(phase);
+          const float2 found = scales.get(cursor, thread_in_group, offset);
+          scales.advance(cursor);
+          return found;
+        };
+        warp_mma.add(pipeline.wait_next(), lut, find_scales, k_tile != first_k_tile, partial);
+        __syncwarp();  // before the stage is overwritten
+        pipeline.load_next();
+        partial += args.work.n_warps * kWarps * sums.kTilePartials;
+      }
+    }
+    __syncthreads();
+    // What the next group needs is on its way while the sums of this one are added up.
+    const TileGroups<kMaxM> done = group;
+    const bool other_x = group.advance() || args.work.k_tiles > kWarps;
+    if (group.is_valid()) {
+      if (other_x) warp_mma.load_x(ChunkX{matmul, args.groups, group.chunk()}, first_k_tile);
+      scales.load(group.weight_row(), group.rows());
+    }
+    store_group<T>(args, done, sums, unit);
+    if (!group.is_valid()) return;
+    scales.publish(false);
+  }
+}
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,139 @@
+// How the skinny kernel's CTAs and warps walk over the warp tiles of all experts.
+//
+// A row of warp tiles is 16 rows of an expert's weight by a chunk of its rows of x. The CTAs have
+// equal shares of all of them, chunk after chunk. A share is cut into groups, each of one chunk,
+// whose partial sums and scales fit in shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/skinny/mainloop.cuh"
+#include "cuda/matmul/skinny/smem.hpp"
+#include "cuda/matmul_grouped/routing.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// The groups of a CTA, one after the other. All lanes of a warp call each function.
+template <int kMaxM>
+class TileGroups {
+ public:
+  using ChunkRouting = Routing<kMaxM>;
+
+  __device__ __forceinline__ TileGroups(const GroupedSkinnyArgs &args, const ChunkRouting &routing)
+      : args_(args), routing_(routing) {
+    const int chunks = routing.chunks(), tiles = chunks * args.expert_tiles;
+    const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
+    const int share = tiles / ctas, larger = tiles - share * ctas;
+    // A CTA waits long for its second chunk's x: with few chunks each CTA has one, if that gives
+    // none much more work.
+    const int chunk_ctas = chunks == 0 ? 0 : ctas / chunks;
+    const int part = chunk_ctas == 0 ? 0 : (args.expert_tiles + chunk_ctas - 1) / chunk_ctas;
+    if (chunk_ctas > 0 && part <= share + 1 + share / 16) {
+      index_ = cta / chunk_ctas;
+      tile_ = (cta - index_ * chunk_ctas) * part;
+      left_ = index_ < chunks ? min(part, args.expert_tiles - tile_) : 0;
+    } else {
+      const int first = cta * share + min(cta, larger);
+      left_ = share + (cta < larger);
+      index_ = first / args.expert_tiles;
+      tile_ = first - index_ * args.expert_tiles;
+    }
+    if (left_ > 0) chunk_ = routing_.at(index_);
+  }
+
+  __device__ __forceinline__ bool is_valid() const { return left_ > 0; }
+  __device__ __forceinline__ const RowChunk &chunk() const { return chunk_; }
+  // Of the group: its first row in the expert's weight, its rows of warp tiles, and its rows.
+  __device__ __forceinline__ int row() const { return tile_ * kWarpTileN; }
+  __device__ __forceinline__ int tiles() const {
+    return min(min(args_.work.group_tiles, left_), args_.expert_tiles - tile_);
+  }
+  __device__ __forceinline__ int rows() const {
+    return min(tiles() * kWarpTileN, args_.groups.expert_rows - row());
+  }
+  // In the stack of all experts.
+  __device__ __forceinline__ int weight_row() const {
+    return chunk_.expert * args_.groups.expert_rows + row();
+  }
+
+  // Returns whether the next group is of another chunk.
+  __device__ __forceinline__ bool advance() {
+    const int tiles_of_group = tiles();
+    left_ -= tiles_of_group;
+    tile_ += tiles_of_group;
+    if (tile_ < args_.expert_tiles || left_ == 0) return false;
+    tile_ = 0;
+    chunk_ = routing_.at(++index_);
+    return true;
+  }
+
+ private:
+  const GroupedSkinnyArgs &args_;
+  const ChunkRouting &routing_;
+  RowChunk chunk_{};
+  int left_;   // rows of warp tiles, from the group on
+  int index_;  // of the chunk
+  int tile_;   // in the chunk
+};
+
+// The warp tiles that a warp takes, in its order: in each group, for each of its K-tiles, every
+// n_warps-th row of tiles.
+template <int kMaxM, int kWarps>
+class GroupTileIterator {
+ public:
+  // first_tile is work.group_tiles or more for a warp that has none.
+  __device__ __forceinline__ GroupTileIterator(const SkinnyWork &work,
+                                               const TileGroups<kMaxM> &groups, int first_tile,
+                                               int first_k_tile)
+      : work_(work),
+        groups_(groups),
+        first_tile_(first_tile),
+        first_k_tile_(first_k_tile),
+        tile_(first_tile),
+        k_tile_(first_k_tile) {
+    skip_groups();
+  }
+  __device__ __forceinline__ bool is_valid() const {
+    return first_tile_ < work_.group_tiles && groups_.is_valid();
+  }
+  __device__ __forceinline__ int row() const { return groups_.weight_row() + tile_ * kWarpTileN; }
+  __device__ __forceinline__ int k_tile() const { return k_tile_; }
+  __device__ __forceinline__ void advance() {
+    tile_ += work_.n_warps;
+    if (tile_ < groups_.tiles()) return;
+    tile_ = first_tile_;
+    k_tile_ += kWarps;
+    if (k_tile_ < work_.k_tiles) return;
+    k_tile_ = first_k_tile_;
+    groups_.advance();
+    skip_groups();
+  }
+
+ private:
+  // Groups with fewer rows of tiles than would give this warp one.
+  __device__ __forceinline__ void skip_groups() {
+    while (is_valid() && first_tile_ >= groups_.tiles()) groups_.advance();
+  }
+
+  const SkinnyWork &work_;
+  TileGroups<kMaxM> groups_;
+  int first_tile_, first_k_tile_, tile_, k_tile_;
+};
+
+// The rows of x of a chunk.
+struct ChunkX {
+  const MatmulArgs &matmul;
+  const Groups &groups;
+  const RowChunk &chunk;
+};
+template <class T>
+__device__ __forceinline__ XRow<T> x_row(const ChunkX &x, int m) {
+  if (m >= x.chunk.rows) return {nullptr, false};
+  const int64_t row = x_row_of(x.groups, x.matmul.m, x.chunk.first_row + m);
+  return {static_cast<const T *>(x.matmul.x) + row * x.matmul.x_stride, row < x.matmul.m};
+}
+__device__ __forceinline__ int64_t x_cols(const ChunkX &x) { return x.matmul.weight.cols; }
+
+}  // namespace
+}  // namespace nf4::cuda

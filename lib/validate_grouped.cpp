@@ -1,0 +1,110 @@
+// The checks of products of experts.
+#include <cinttypes>
+#include <cstdint>
+#include <initializer_list>
+
+#include "status.hpp"
+#include "validate.hpp"
+#include "validate_parts.hpp"
+
+namespace nf4 {
+namespace {
+
+// Each expert has as many rows, and begins with a block.
+nf4_status validate_experts(const Weight &weight, int32_t experts) {
+  if (experts < 0) return invalid("experts", experts, "0 or more");
+  if (experts == 0) {
+    if (weight.rows == 0) return NF4_STATUS_OK;
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "experts is 0, but the weight has %" PRId64 " rows; expected none", weight.rows);
+  }
+  if (weight.rows % experts != 0)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "experts is %d; expected a divisor of the weight's %" PRId64 " rows", experts,
+                weight.rows);
+  const int64_t of_expert = weight.elements / experts;
+  if (experts > 1 && of_expert % weight.blocksize() != 0)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "an expert has %" PRId64 " elements; expected a multiple of the blocksize, %" PRId64
+                ", so that each begins with a block",
+                of_expert, weight.blocksize());
+  return NF4_STATUS_OK;
+}
+
+}  // namespace
+
+nf4_status validate_grouped_shape(const nf4_tensor *tensor, const nf4_grouped_args *args,
+                                  GroupedProblem &problem) {
+  if (const nf4_status status = validate_shape(tensor, problem.weight)) return status;
+  if (args == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "the nf4_grouped_args is NULL");
+  if (const nf4_status status =
+          validate_struct_size("nf4_grouped_args", args->struct_size, sizeof(nf4_grouped_args)))
+    return status;
+  if (const nf4_status status = validate_dtype("dtype", args->dtype)) return status;
+  if (const nf4_status status = validate_experts(problem.weight, args->experts)) return status;
+  problem.dtype = args->dtype;
+  problem.experts = args->experts;
+  problem.m = args->m;
+  problem.x_rows = args->x_rows;
+  problem.x_stride = args->x_stride;
+  problem.y_stride = args->y_stride;
+  problem.bias_stride = args->bias_stride;
+  if (args->m < 0 || args->m > INT32_MAX) return invalid("m", args->m, "0 to 2^31 - 1");
+  if (args->x_rows < 0) return invalid("x_rows", args->x_rows, "0 or more");
+  if (args->x_index == nullptr && args->x_rows < args->m)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "x_rows is %" PRId64 "; expected at least m, %" PRId64 ", without x_index",
+                args->x_rows, args->m);
+  const int64_t n = problem.expert_rows();
+  for (const Matrix &matrix :
+       {Matrix{"x_stride", args->x_stride, args->x_rows, problem.weight.cols, "x_rows"},
+        Matrix{"y_stride", args->y_stride, args->m, n, "m"}})
+    if (const nf4_status status = validate_stride(matrix)) return status;
+  if (args->bias == nullptr) return NF4_STATUS_OK;
+  return validate_stride({"bias_stride", args->bias_stride, args->experts, n, "experts"});
+}
+
+nf4_status validate_grouped_operands(const nf4_tensor *tensor, const nf4_grouped_args *args,
+                                     void *workspace, int64_t workspace_bytes,
+                                     GroupedProblem &problem) {
+  if (problem.empty()) return NF4_STATUS_OK;
+  if (const nf4_status status = validate_pointers(*tensor, problem.weight)) return status;
+  problem.x = args->x;
+  problem.y = args->y;
+  problem.ends = args->ends;
+  problem.x_index = args->x_index;
+  problem.bias = args->bias;
+  problem.row_scale = args->row_scale;
+  problem.workspace = workspace;
+  const int item = element_bytes(problem.dtype);
+  const auto matrix_bytes = [&](int64_t rows, int64_t stride, int64_t columns) {
+    return ((rows - 1) * stride + columns) * item;
+  };
+  const int64_t n = problem.expert_rows();
+  Operands &operands = problem.operands;
+  if (problem.weight.elements != 0) {
+    add_weight(operands, problem.weight, false);
+    if (problem.x_rows != 0)
+      operands.add("x", problem.x,
+                   matrix_bytes(problem.x_rows, problem.x_stride, problem.weight.cols), item,
+                   false);
+  }
+  operands.add("ends", problem.ends, int64_t{problem.experts} * 4, 4, false);
+  if (problem.x_index != nullptr) operands.add("x_index", problem.x_index, problem.m * 4, 4, false);
+  if (problem.bias != nullptr)
+    operands.add("bias", problem.bias, matrix_bytes(problem.experts, problem.bias_stride, n), item,
+                 false);
+  if (problem.row_scale != nullptr)
+    operands.add("row_scale", problem.row_scale, problem.m * 4, 4, false);
+  if (workspace_bytes > 0) operands.add("workspace", workspace, workspace_bytes, 16, true);
+  operands.add("y", problem.y, matrix_bytes(problem.m, problem.y_stride, n), item, true);
+  return validate_operands(operands);
+}
+
+nf4_status validate_grouped_dtype(const GroupedProblem &problem) {
+  if (problem.dtype != NF4_DTYPE_FP32) return NF4_STATUS_OK;
+  return fail(NF4_STATUS_INVALID_ARGUMENT,
+              "dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU");
+}
+
+}  // namespace nf4

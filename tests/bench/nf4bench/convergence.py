@@ -1,0 +1,60 @@
+"""Do adapters learn the same? The model of examples/python/qlora.py, trained from the same seed by
+PEFT over bitsandbytes' own kernels, the drop-in and NF4Linear: how far their losses are apart."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import nf4.torch
+import torch
+
+from nf4bench import models_forms
+from nf4bench.models_cases import DROP_IN
+from nf4bench.training_model import DTYPES
+
+EXAMPLE = Path(__file__).parents[3] / "examples/python/qlora.py"
+STEPS = 200
+AVERAGED = 10  # steps, as a single one of bf16 is noise
+
+
+def _example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("nf4_example_qlora", EXAMPLE)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def _losses(example: ModuleType, form: str, dtype: torch.dtype, steps: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    with models_forms.kernels_of(form), tempfile.TemporaryDirectory() as folder:
+        base = example.base_model(folder, dtype)
+        if form == "libnf4":
+            nf4.torch.convert(base)
+        return torch.tensor(example.train(example.adapted(base).train(), steps))
+
+
+def rows() -> list[dict[str, Any]]:
+    """Of each form beside bitsandbytes: the largest difference of a step's loss, of the mean of
+    ten steps, and both last means."""
+    example, found = _example(), []
+    for name, dtype in {"fp32": torch.float32, "bf16": DTYPES["bf16"]}.items():
+        expected = _losses(example, "bitsandbytes", dtype, STEPS)
+        for form in ("libnf4", DROP_IN):
+            losses = _losses(example, form, dtype, STEPS)
+            means, others = (each.view(-1, AVERAGED).mean(1) for each in (losses, expected))
+            found.append(
+                {
+                    "form": form,
+                    "dtype": name,
+                    "steps": STEPS,
+                    "largest": (losses - expected).abs().max().item(),
+                    "largest_mean": (means - others).abs().max().item(),
+                    "last": means[-1].item(),
+                    "last_bitsandbytes": others[-1].item(),
+                }
+            )
+    return found

@@ -1,0 +1,149 @@
+"""What test_data_parallel.py has two processes check: DDP, FSDP1 and replicate around quantized
+layers, PEFT's adapters, layers that were bitsandbytes', and accelerate."""
+
+import itertools
+
+import nf4.torch
+import torch
+from fsdp_checks import KINDS, Block, inputs, model, require_same, shard, step
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+
+def check_ddp(rank, world):
+    for kind in KINDS:
+        expected = step(model(kind), inputs())
+        made = DistributedDataParallel(model(kind))
+        for _ in range(2):
+            y, grad, grads = step(made, inputs())
+            grads = {name.removeprefix("module."): each for name, each in grads.items()}
+            require_same((y, grad, grads), expected)
+            made.zero_grad()
+
+
+def check_ddp_of_several_forwards(rank, world):
+    """Whose buffers' broadcasts autograd must not take for changes."""
+    for kind in ("nested", "flat", "gptq"):
+        for compiles in (False, True):
+            made = model(kind)
+            expected = step(made, inputs())[1]
+            if compiles:
+                made.compile(backend="aot_eager")
+            made = DistributedDataParallel(made)
+            x = inputs().requires_grad_()
+            ys = [made(x), made(x)]
+            sum(y.square().sum() for y in ys).backward()
+            torch.testing.assert_close(x.grad, 2 * expected)
+    torch._dynamo.reset()
+
+
+def check_ddp_begins_alike(rank, world):
+    """Its constructor broadcasts all that a layer has, and other modules' buffers in each call."""
+    for kind in ("nested", "flat", "gptq"):
+        made = nn.Sequential(model(kind, seed=rank), nn.BatchNorm1d(64, affine=False))
+        made = DistributedDataParallel(made)
+        assert torch.equal(made.module[0](inputs()), model(kind, seed=0)(inputs()))
+        names = {name.rpartition(".")[2] for name in made.named_module_buffers}
+        assert names == {"running_mean", "running_var", "num_batches_tracked"}
+
+
+def check_fsdp1(rank, world):
+    for kind, originals in itertools.product(KINDS, (True, False)):
+        one = model(kind)
+        made = FullyShardedDataParallel(
+            model(kind),
+            use_orig_params=originals,
+            device_id=torch.device("cpu"),
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+        )
+        for _ in range(2):
+            x = inputs().requires_grad_()
+            y = made(x)
+            y.square().sum().backward()
+        assert torch.equal(y, one(inputs()))
+        found = made.state_dict()
+        assert set(found) == set(one.state_dict())
+        assert all(torch.equal(found[key], each) for key, each in one.state_dict().items())
+        made.load_state_dict(model(kind, seed=7).state_dict())
+        assert torch.equal(made(inputs()), model(kind, seed=7)(inputs()))
+
+
+def check_fsdp1_in_16_bits(rank, world):
+    """Its policy casts buffers, but none of ours."""
+    dtype = torch.bfloat16
+    for kind in KINDS:
+        made = FullyShardedDataParallel(
+            model(kind),
+            device_id=torch.device("cpu"),
+            use_orig_params=True,
+            mixed_precision=MixedPrecision(dtype, dtype, dtype),
+        )
+        expected = model(kind).to(dtype)(inputs().to(dtype))
+        assert torch.equal(made(inputs()), expected)
+        assert torch.equal(made(inputs()), expected)
+
+
+def check_replicate(rank, world):
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    for kind in ("nested", "gptq"):
+        expected, made = step(model(kind), inputs()), replicate(model(kind))
+        for _ in range(2):
+            require_same(step(made, inputs()), expected)
+            made.zero_grad()
+
+
+def check_peft(rank, world):
+    """Adapters are sharded and trained beside weights that are not; the losses are one process's,
+    as both ranks have the same x."""
+    import peft
+
+    def adapted():
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = model("nested")
+                self.requires_grad_(False)
+
+            def forward(self, x):
+                return self.blocks(x)
+
+        torch.manual_seed(3)
+        config = peft.LoraConfig(target_modules=["up", "down"], init_lora_weights=False)
+        return peft.get_peft_model(Model(), config)
+
+    def losses(made, steps=20):
+        trained = [each for each in made.parameters() if each.requires_grad]
+        optimizer, found = torch.optim.AdamW(trained, lr=1e-2), []
+        for at in range(steps):
+            loss = (made(inputs(at % 4)) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    expected = losses(adapted())
+    made = adapted()
+    shard(made.base_model.model.blocks)
+    found = losses(made)
+    assert expected[-1] < 0.9 * expected[0]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
+    weights = [each for each in made.parameters() if each.requires_grad]
+    assert weights and all(isinstance(each, DTensor) for each in weights)
+
+
+def check_of_bitsandbytes(rank, world):
+    import bitsandbytes
+
+    torch.manual_seed(0)
+    layer = bitsandbytes.nn.Linear4bit(64, 130, compute_dtype=torch.float32)
+    layer.load_state_dict(nn.Linear(64, 130).state_dict())
+    made = nn.Sequential(layer.to("cpu"), nn.Linear(130, 64))
+    assert nf4.torch.convert(made) == ["0"]
+    expected = step(made, inputs())
+    made.zero_grad()
+    require_same(step(shard(made), inputs()), expected)

@@ -1,0 +1,320 @@
+"""What test_fsdp.py has three processes check: quantized layers under FSDP2."""
+
+import copy
+
+import nf4.torch
+import pytest
+import torch
+from nf4.torch import Int4Linear, NF4Linear
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import checkpoint
+
+KINDS = ("nested", "flat", "gptq", "awq", "compressed-tensors", "act order")
+WIDTH, X = 64, (5, 64)
+
+
+def quantized(linear, kind):
+    if kind == "nested":
+        return NF4Linear.from_linear(linear)
+    if kind == "flat":
+        return NF4Linear.from_linear(linear, format="fp4", nested_blocksize=0)
+    layout = "gptq" if kind == "act order" else kind
+    made = Int4Linear.from_linear(linear, layout=layout, group_size=32, symmetric=kind == "awq")
+    if kind != "act order":
+        return made
+    g_idx = torch.arange(linear.in_features, dtype=torch.int32) % (linear.in_features // 32)
+    return Int4Linear.from_quantized(
+        nf4.Int4Tensor(**{**vars_of(made.quantized), "g_idx": g_idx}), made.bias
+    )
+
+
+def vars_of(weight):
+    names = ("layout", "shape", "group_size", "packed", "scales", "zeros")
+    return {name: getattr(weight, name) for name in names}
+
+
+class Block(nn.Module):
+    """A frozen layer, one that is trained, a frozen one; of odd sizes if the kind allows it."""
+
+    def __init__(self, kind):
+        super().__init__()
+        inner = 130 if kind in ("nested", "flat") else 160
+        self.up = quantized(nn.Linear(WIDTH, inner), kind)
+        self.trained = nn.Linear(inner, inner)
+        self.down = quantized(nn.Linear(inner, WIDTH, bias=False), kind)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.trained(self.up(x))))
+
+
+def model(kind, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(Block(kind), Block(kind))
+
+
+def inputs(seed=1):
+    torch.manual_seed(seed)
+    return torch.randn(X)
+
+
+def shard(made, **options):
+    for block in made:
+        fully_shard(block, **options)
+    return fully_shard(made, **options)
+
+
+def step(made, x):
+    """y, the gradient of x and those of the parameters, by their names."""
+    x = x.clone().requires_grad_()
+    y = made(x)
+    y.square().sum().backward()
+    return y.detach(), x.grad, grads_of(made)
+
+
+def grads_of(made):
+    grads = {name: each.grad for name, each in made.named_parameters() if each.requires_grad}
+    return {
+        name: each.full_tensor() if isinstance(each, DTensor) else each
+        for name, each in grads.items()
+    }
+
+
+def require_same(found, expected):
+    """y and dX have the same bits. Gradients of parameters are means over ranks that all had the
+    same x; three times a number by three may be rounded."""
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+    assert found[2].keys() == expected[2].keys() and found[2]
+    for name, grad in expected[2].items():
+        torch.testing.assert_close(found[2][name], grad, rtol=1e-6, atol=1e-6)
+
+
+def check_forward_and_backward(rank, world):
+    for kind in KINDS:
+        for reshards in (True, False):
+            expected = step(model(kind), inputs())
+            made = shard(model(kind), reshard_after_forward=reshards)
+            for _ in range(2):  # the second goes by memory that was freed
+                require_same(step(made, inputs()), expected)
+                made.zero_grad()
+
+
+def check_two_ranks(rank, world):
+    """65 rows each."""
+    mesh = DeviceMesh("cpu", [0, 1])
+    if rank < 2:
+        expected = step(model("nested"), inputs())
+        require_same(step(shard(model("nested"), mesh=mesh), inputs()), expected)
+
+
+def check_a_layer_by_itself(rank, world):
+    """Also one with fewer rows than ranks."""
+    for rows in (1, 2, 130):
+        torch.manual_seed(0)
+        one = quantized(nn.Linear(WIDTH, rows), "nested")
+        y = one(inputs())
+        assert torch.equal(fully_shard(one)(inputs()), y)
+        assert type(one).__name__ == "FSDPNF4Linear"
+
+
+def check_memory_and_traffic(rank, world):
+    """A rank holds its share, gathers 4-bit bytes, and frees them."""
+    made = NF4Linear.from_linear(nn.Linear(512, 384, bias=False))
+    bytes_before = made.weight.nbytes + made.absmax.nbytes
+    fully_shard(made, reshard_after_forward=True)
+    local = [each.to_local() for each in (made.weight, made.absmax)]
+    assert sum(each.nbytes for each in local) == bytes_before // world
+    (group,) = [made._get_fsdp_state()._fsdp_param_group]
+    made.unshard()
+    gathered = [out for each in group.fsdp_params for out in each.all_gather_outputs]
+    assert sum(each.nbytes for each in gathered) <= 0.53 * 384 * 512
+    stored = [made.stored(name).untyped_storage() for name in ("weight", "absmax")]
+    outputs = [each.untyped_storage().data_ptr() for each in gathered]
+    assert [each.data_ptr() for each in stored] == outputs  # nothing was copied
+    made.reshard()
+    assert [each.nbytes() for each in stored] == [0, 0]
+    with pytest.raises(nf4.InvalidArgument, match="the weight is sharded"):
+        made.dequantize()
+
+
+def check_accumulation(rank, world):
+    for syncs in (False, True):
+        one, made = model("nested"), shard(model("nested"))
+        for at in range(3):
+            made.set_requires_gradient_sync(syncs or at == 2)
+            y, grad, _ = step(one, inputs(at))
+            found = step(made, inputs(at)) if syncs or at == 2 else unsynced(made, inputs(at))
+            assert torch.equal(found[0], y) and torch.equal(found[1], grad)
+        for name, grad in grads_of(one).items():
+            torch.testing.assert_close(grads_of(made)[name], grad, rtol=1e-6, atol=1e-6)
+
+
+def unsynced(made, x):
+    x = x.clone().requires_grad_()
+    y = made(x)
+    y.square().sum().backward()
+    return y.detach(), x.grad
+
+
+def check_mixed_precision(rank, world):
+    """No cast reaches codes and scales, whose float32 would not be what it was."""
+    for kind in KINDS:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        one = model(kind).to(torch.bfloat16)
+        made = shard(model(kind), mp_policy=policy)
+        assert torch.equal(made(inputs()), one(inputs().bfloat16()))
+        made.bfloat16()
+        assert torch.equal(made(inputs()), one(inputs().bfloat16()))
+
+
+def check_offload(rank, world):
+    for pins in (False,):  # memory is pinned by a GPU's driver
+        made = shard(model("nested"), offload_policy=CPUOffloadPolicy(pin_memory=pins))
+        require_same(step(made, inputs()), step(model("nested"), inputs()))
+
+
+def check_checkpointing(rank, world):
+    class Checkpointed(Block):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    expected, made = step(model("nested"), inputs()), model("nested")
+    for block in made:
+        block.__class__ = Checkpointed
+    require_same(step(shard(made), inputs()), expected)
+
+
+def check_two_dimensions(rank, world):
+    for shape in ((1, world), (world, 1)):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        for kind in ("nested", "gptq"):
+            expected = step(model(kind), inputs())
+            require_same(step(shard(model(kind), mesh=mesh), inputs()), expected)
+
+
+def check_compiled(rank, world):
+    made = model("nested")
+    expected = step(made, inputs())
+    made.zero_grad()
+    for block in made:
+        block.compile(backend="aot_eager")
+    require_same(step(shard(made), inputs()), expected)
+    torch._dynamo.reset()
+
+
+def check_shared(rank, world):
+    """Layers may share a weight, and it stays one."""
+    made = model("nested")
+    made[1] = copy.copy(made[0])
+    made[1].up = NF4Linear.from_quantized(made[0].up.quantized)
+    made[1].up.weight, made[1].up.absmax = made[0].up.weight, made[0].up.absmax
+    y = made(inputs())
+    fully_shard(made)
+    assert torch.equal(made(inputs()), y)
+    assert made[0].up.weight is made[1].up.weight and made[0].up.absmax is made[1].up.absmax
+
+
+def check_ignored(rank, world):
+    """What the caller ignores stays as it was."""
+    made = model("nested")
+    y = made(inputs())
+    fully_shard(made, ignored_params={made[0].up.weight})
+    assert made[0].up.weight.dtype == torch.uint8 and not made[0].up.is_prepared()
+    assert made[1].up.is_prepared()
+    assert torch.equal(made(inputs()), y)
+
+
+def check_ranks_disagree(rank, world):
+    """All are told, and none waits."""
+    for change in ("blocksize", "kind", "shape", "none"):
+        torch.manual_seed(0)
+        options = {"blocksize": 128} if (rank, change) == (1, "blocksize") else {}
+        rows = 66 if (rank, change) == (2, "shape") else 64
+        linear = nn.Linear(WIDTH, rows)
+        last = NF4Linear.from_linear(linear, **options)
+        if change == "kind" and rank == 0:
+            last = Int4Linear.from_linear(linear, group_size=32)
+        if change == "none" and rank == 1:
+            last = linear
+        made = nn.Sequential(NF4Linear.from_linear(nn.Linear(WIDTH, WIDTH)), last)
+        with pytest.raises(nf4.InvalidArgument, match="ranks disagree about 1: rank 0 has .*rank"):
+            fully_shard(made)
+
+
+def check_state_dict(rank, world):
+    """Under the keys that it had, sharded, and in the shards' memory."""
+    for kind in KINDS:
+        one, made = model(kind).state_dict(), shard(model(kind))
+        found = made.state_dict()
+        assert list(found) == list(one)
+        for key, value in one.items():
+            part = found[key]
+            if isinstance(part, DTensor):
+                assert part.placements == (Shard(0),) and part.dtype == value.dtype
+                part = part.full_tensor()
+            assert torch.equal(part, value), key
+        sharded = {key for key, value in found.items() if isinstance(value, DTensor)}
+        names = ("weight", "absmax", "qweight", "qzeros", "weight_packed", "scale", "scales")
+        assert {k for k in one if k.rsplit(".", 1)[-1] in names and "quant" not in k} <= sharded
+        y = made(inputs())
+        for key in sharded:
+            found[key].to_local().view(torch.uint8).zero_()
+        assert not torch.equal(made(inputs()), y)
+
+
+def check_load_state_dict(rank, world):
+    for kind in KINDS:
+        expected, other = model(kind, 0), shard(model(kind, 7))
+        wanted = {key: value.clone() for key, value in shard(model(kind)).state_dict().items()}
+        for assign in (False, True):
+            made = shard(model(kind, 7))
+            assert not torch.equal(made(inputs()), expected(inputs()))
+            made.load_state_dict(wanted, assign=assign)
+            assert torch.equal(made(inputs()), expected(inputs()))
+        del other
+
+
+def check_load_whole_parts(rank, world):
+    """Each rank takes its rows of what every rank has; faults are named."""
+    one = quantized(nn.Linear(WIDTH, 130, bias=False), "nested")
+    made = fully_shard(quantized(nn.Linear(WIDTH, 130, bias=False), "nested"))
+    made.load_state_dict(one.state_dict())
+    assert torch.equal(made(inputs()), one(inputs()))
+    other = NF4Linear.from_linear(nn.Linear(WIDTH, 130, bias=False), blocksize=128)
+    with pytest.raises(RuntimeError, match=r"nested_blocksize \('nf4', 128, 256\); expected"):
+        made.load_state_dict(other.state_dict())
+    assert torch.equal(made(inputs()), one(inputs()))
+
+
+def check_meta(rank, world):
+    """A model that is whole in no process: made on meta, sharded, filled."""
+    for kind in ("nested", "flat", "gptq"):
+        one = model(kind)
+        with torch.device("meta"):
+            made = model_of_zeros(kind)
+        shard(made)
+        made.to_empty(device="cpu")
+        made.load_state_dict(shard(model(kind)).state_dict())
+        assert torch.equal(made(inputs()), one(inputs()))
+
+
+def model_of_zeros(kind):
+    def layer(before):
+        bias = before.bias is not None
+        shape = before.in_features, before.out_features, bias
+        if isinstance(before, NF4Linear):
+            return NF4Linear(*shape, format=before.format, nested_blocksize=before.nested_blocksize)
+        return Int4Linear(*shape, group_size=32, scales_dtype=before.scales.dtype)
+
+    with torch.device("cpu"):
+        made = model(kind)
+    for block in made:
+        block.up, block.down = layer(block.up), layer(block.down)
+        block.trained = nn.Linear(block.trained.in_features, block.trained.out_features)
+    return made

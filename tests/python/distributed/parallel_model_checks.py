@@ -1,0 +1,129 @@
+"""What test_parallel.py has two processes check: PEFT's adapters, models of transformers and FSDP2
+with layers that are cut for tensor parallelism."""
+
+import copy
+
+import nf4.torch
+import peft
+import pytest
+import torch
+import transformers
+from nf4.torch.distributed import ColwiseParallel, RowwiseParallel, plan_of
+from parallel_checks import IN, INNER, MLP, close, inputs, mesh_of, mine, mlp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
+
+PLAN = {"up": ColwiseParallel, "down": RowwiseParallel}
+
+
+def adapted(kind="nested", model=None, seed=7, **options):
+    """With weights that are not zero."""
+    config = {"r": 4, "target_modules": ["up", "down"]} | options
+    made = peft.get_peft_model(model or mlp(kind), peft.LoraConfig(**config))
+    torch.manual_seed(seed)
+    for name, each in made.named_parameters():
+        if "lora" in name:
+            each.data = torch.randn_like(each) * 0.1
+    return made
+
+
+def cut(made, mesh, **options):
+    inner = made.base_model.model if isinstance(made, peft.PeftModel) else made
+    return parallelize_module(inner, mesh, {n: style() for n, style in PLAN.items()}, **options)
+
+
+def check_adapters(rank, world):
+    """Forward and backward, twice, as in one process; ranks begin with other adapters."""
+    for kind in ("nested", "flat"):
+        whole, made = adapted(kind), adapted(kind, seed=7 + rank)
+        cut(made, mesh_of(world))
+        for seed in (1, 2):
+            x = inputs(3, IN, seed=seed)
+            found, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
+            y, reference = made(found), whole(expected)
+            close(y.detach(), reference.detach())
+            reference.square().sum().backward()
+            y.square().sum().backward()
+            close(found.grad, expected.grad)
+        layers = whole.base_model.model
+        for name, half, dim in (("up", "lora_B", 0), ("down", "lora_A", 1)):
+            ours = getattr(getattr(made.base_model.model, name), half).default.weight
+            theirs = getattr(getattr(layers, name), half).default.weight
+            close(ours.grad, mine(theirs.grad, rank, world, dim))
+            other = {"lora_A": "lora_B", "lora_B": "lora_A"}[half]
+            ours = getattr(getattr(made.base_model.model, name), other).default.weight
+            close(ours.grad, getattr(getattr(layers, name), other).default.weight.grad)
+        with torch.no_grad():
+            close(made(x), whole(x))
+
+
+def check_merged_adapters(rank, world):
+    """Each rank quantizes its part of the sum, with nested scales of its own."""
+    whole, made = adapted().base_model.model.down, adapted()
+    cut(made, mesh_of(world))
+    dense = whole.base_layer.dequantize() + whole.get_delta_weight("default")
+    made.merge_adapter()
+    whole.base_layer.requantize(dense)
+    found = made.base_model.model.down.base_layer.dequantize()
+    expected, once = (mine(each, rank, world, 1) for each in (dense, whole.base_layer.dequantize()))
+    assert (found - expected).norm() < 1.01 * (once - expected).norm()
+
+
+def check_adapters_that_are_refused(rank, world):
+    mesh, x = mesh_of(world), inputs(2, IN)
+    with pytest.raises(nf4.InvalidArgument, match="DoRA"):
+        cut(adapted(use_dora=True), mesh)
+    before = cut(mlp(), mesh)
+    with pytest.raises(nf4.InvalidArgument, match="PEFT first"):
+        adapted(model=before)(x)
+    made = adapted()
+    cut(made, mesh)
+    made.add_adapter("second", peft.LoraConfig(r=4, target_modules=["up", "down"]))
+    made.set_adapter("second")
+    with pytest.raises(nf4.InvalidArgument, match="adapter 'second'"):
+        made(x)
+    with torch.no_grad():
+        made(x)
+
+
+def check_a_model_of_transformers(rank, world):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=64,
+    )  # fmt: skip
+    whole = transformers.LlamaForCausalLM(config).eval()
+    nf4.torch.quantize_model(whole)
+    made = copy.deepcopy(whole)
+    plan = plan_of(made)
+    assert len(plan) == 14 and isinstance(plan["model.layers.1.mlp.down_proj"], RowwiseParallel)
+    parallelize_module(made, mesh_of(world), plan)
+    tokens = torch.arange(10).view(2, 5)
+    with torch.no_grad():
+        close(made(tokens).logits, whole(tokens).logits)
+    options = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assert torch.equal(made.generate(tokens, **options), whole.generate(tokens, **options))
+    adapted = peft.get_peft_model(whole, peft.LoraConfig(r=4, task_type="CAUSAL_LM"))
+    plan = plan_of(adapted.base_model.model)
+    assert len(plan) == 14
+    parallelize_module(adapted.base_model.model, mesh_of(world), plan)
+    with torch.no_grad():
+        close(adapted(tokens).logits, made(tokens).logits)
+    for other in (adapted, MLP()):
+        with pytest.raises(nf4.InvalidArgument, match="tp_plan"):
+            plan_of(other)
+
+
+def check_fsdp_of_layers_that_are_cut(rank, world):
+    """Over the other dimension of a mesh, which has one rank here; as FSDP2 has it, last."""
+    mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("dp", "tp"))
+    whole, made = mlp(), mlp()
+    cut(made, mesh["tp"])
+    fully_shard(made, mesh=mesh["dp"])
+    x = inputs(3, IN)
+    close(made(x).detach(), whole(x).detach())
+    assert made.up.out_features * world == INNER
+    sharded = fully_shard(mlp(), mesh=mesh["dp"])
+    with pytest.raises(nf4.InvalidArgument, match="sharded"):
+        cut(sharded, mesh["tp"])

@@ -1,0 +1,53 @@
+"""Checks that several processes run together, on the CPU with gloo: started once for all of them,
+as that takes longer than they do."""
+
+import datetime
+import importlib
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+TIMEOUT = datetime.timedelta(seconds=60)
+
+
+def _main(rank, world, module, names, folder):
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", store, TIMEOUT, world_size=world, rank=rank)
+    checks, found = importlib.import_module(module), {}
+    for name in names:
+        try:
+            getattr(checks, name)(rank, world)
+            found[name] = None
+        except Exception:
+            found[name] = traceback.format_exc()
+        Path(folder, f"{rank}.json").write_text(json.dumps(found))
+        everywhere = [None] * world
+        # A rank that failed may have left collectives out: the next check would get them.
+        dist.all_gather_object(everywhere, found[name] is None)
+        if not all(everywhere):
+            break
+    dist.destroy_process_group()
+
+
+def run(module, names, world, folder):
+    """What each check raised on each rank, by its name; None where it passed. Those after one that
+    failed are not run."""
+    try:
+        torch.multiprocessing.spawn(_main, (world, module, names, str(folder)), nprocs=world)
+    except Exception as error:
+        print(error, file=sys.stderr)
+    files = [Path(folder, f"{rank}.json") for rank in range(world)]
+    found = [json.loads(each.read_text()) if each.exists() else {} for each in files]
+    return {name: [each.get(name, "not run") for each in found] for name in names}
+
+
+def require_passed(found):
+    """Of one check."""
+    failed = {rank: error for rank, error in enumerate(found) if error is not None}
+    assert not failed, "\n".join(f"rank {rank}: {error}" for rank, error in failed.items())

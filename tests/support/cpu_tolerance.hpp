@@ -1,0 +1,38 @@
+// How far what a CPU variant multiplies may be from binary64.
+#pragma once
+
+#include <cmath>
+#include <string>
+
+#include "cpu/backend.hpp"
+#include "support/matmul_cases.hpp"
+#include "support/matmul_expected.hpp"
+
+namespace nf4::test {
+
+constexpr double kFp32Unit = 0x1p-24;
+constexpr double kBf16Unit = 0x1p-8;
+
+inline bool in_bf16(const cpu::Variant &variant, nf4_dtype dtype) {
+  return std::string(variant.name) == "avx512bf16" && dtype == NF4_DTYPE_BF16;
+}
+
+// The most roundings that any product goes through on its way: the sums of the narrowest
+// vectors and of the lanes of one, and a few for the factors, the scale and the bias.
+inline double roundings(int64_t cols) { return static_cast<double>(cols) / 8 + 32; }
+
+inline bool is_right(const cpu::Variant &variant, nf4_dtype dtype, int64_t cols,
+                     const Expected &expected, double y) {
+  constexpr double kSafe = 0x1p126;
+  if (!std::isfinite(expected.value)) return !std::isfinite(y);
+  if (expected.magnitude > kSafe || expected.largest > kSafe) return true;
+  const bool bf16 = in_bf16(variant, dtype);
+  const double relative = roundings(cols) * kFp32Unit + (bf16 ? kBf16Unit : 0);
+  // vdpbf16ps takes what is subnormal for zero.
+  const double underflow = bf16 ? 0x1p-126 : 0x1p-149;
+  const double error = relative * expected.magnitude + underflow * expected.small;
+  return y >= round_to(dtype, expected.value - error) &&
+         y <= round_to(dtype, expected.value + error);
+}
+
+}  // namespace nf4::test

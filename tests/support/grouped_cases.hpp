@@ -1,0 +1,60 @@
+// Random products of experts: a weight, rows of x, and which rows of y are whose.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "support/matmul_cases.hpp"
+#include "support/matmul_expected.hpp"
+
+namespace nf4::test {
+
+// How many rows of y each expert has: any; some of the experts all; one of them all; none of them
+// any, or not those at the end; ends that decrease, are negative or beyond m.
+enum class Routing { kAny, kFew, kOne, kPartial, kBad };
+constexpr Routing kRoutings[] = {Routing::kAny, Routing::kFew, Routing::kOne, Routing::kPartial,
+                                 Routing::kBad};
+
+struct GroupedShape {
+  int32_t experts;
+  int64_t n, k, m;
+};
+
+struct GroupedCase {
+  MatmulCase all;  // the weight of all experts, as one with all of x
+  GroupedShape shape;
+  int64_t y_stride;
+  int64_t bias_stride;
+  std::vector<uint8_t> bias;  // [E][bias_stride]; empty: none
+  std::vector<int32_t> ends;
+  std::vector<int32_t> x_index;  // some of them out of range; empty: none
+  std::vector<float> row_scale;  // empty: none
+
+  size_t y_bytes() const;
+  // The expert of a row of y, or -1.
+  int32_t expert_of(int64_t row) const;
+  // The row of x of a row of y, or -1 for zeros.
+  int64_t x_row_of(int64_t row) const;
+};
+
+// E, N, K and m for which experts begin with a block, small enough for a naive reference.
+GroupedShape random_grouped_shape(Rng &rng, int blocksize);
+
+// Ordinary numbers and scales of about 1 with `plain`, else anything.
+GroupedCase random_grouped_case(Rng &rng, const CaseClass &kind, const GroupedShape &shape,
+                                Routing routing, bool plain);
+
+// What y[row][n] should be, of a row that has an expert.
+Expected expect(const GroupedCase &test, const nf4_tensor &weight, int64_t row, int64_t n);
+
+// Addresses are of memory with the case's contents.
+struct GroupedAddresses {
+  const void *x, *bias, *ends, *x_index, *row_scale;
+  void *y;
+};
+nf4_grouped_args grouped_args(const GroupedCase &test, const GroupedAddresses &at);
+
+std::string describe(const GroupedCase &test, uint64_t stream);
+
+}  // namespace nf4::test
