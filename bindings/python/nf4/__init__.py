@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nf4 import _interrupt  # noqa: F401  first: it ends the command at a Ctrl-C
 from nf4._dequantize import dequantize
 from nf4._grouped import matmul_grouped, matmul_grouped_workspace_bytes
-from nf4._load import library_path
+from nf4._load import get_include, get_library, library_path
 from nf4._lora import Lora
 from nf4._matmul import matmul, matmul_grad, matmul_workspace_bytes
 from nf4._matmul_batch import matmul_batch, matmul_batch_workspace_bytes
@@ -66,6 +66,8 @@ __all__ = [
     "cpu_variant",
     "dequantize",
     "device_info",
+    "get_include",
+    "get_library",
     "library_path",
     "load",
     "matmul",

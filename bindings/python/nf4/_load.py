@@ -13,8 +13,9 @@ from typing import Any
 from nf4 import _abi
 from nf4.errors import InvalidArgument, LibraryNotFound, error_of
 
-_INSTALLED = Path(__file__).resolve().parent / "libnf4.so"
+_PACKAGE = Path(__file__).resolve().parent
 _SONAME = "libnf4.so.0"
+_INSTALLED = _PACKAGE / "lib" / _SONAME
 
 
 def _candidate() -> str:
@@ -75,6 +76,30 @@ def functions(prefix: str) -> Functions:
 def library_path() -> str:
     """The path or name that the library was loaded by. Raises LibraryNotFound."""
     return str(library()._name)
+
+
+def get_include() -> str:
+    """The folder to compile C and C++ with: nf4/nf4.h is in it. The package's own, else that of the
+    sources beside it.
+
+    Raises FileNotFoundError where the package was installed without.
+    """
+    for folder in (_PACKAGE / "include", _PACKAGE.parents[2] / "include"):
+        if (folder / "nf4" / "nf4.h").is_file():
+            return str(folder)
+    raise FileNotFoundError(f"no nf4.h in {_PACKAGE}: install libnf4 again with pip")
+
+
+def get_library() -> str:
+    """The path of the shared library, for a linker, dlopen or another language's FFI: the one that
+    this package calls. The package's own folder lib/ also has CMake and pkg-config files.
+
+    Raises LibraryNotFound where there is none, or only one that the loader finds by its name.
+    """
+    path = _candidate()
+    if not os.path.isfile(path):
+        raise LibraryNotFound(f"there is no file {path}; set NF4_LIBRARY to the path of libnf4.so")
+    return os.path.abspath(path)
 
 
 def _renamed(detail: str, names: Mapping[str, str]) -> str:

@@ -1,9 +1,8 @@
-// Host side of grouped products: choose a kernel by the mean number of rows of an expert, launch.
+// Host side of grouped products: choose a kernel, launch.
 #include "cuda/matmul_grouped/matmul_grouped.hpp"
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 
 #include "cuda/backend.hpp"
 #include "cuda/matmul/mma/launch.hpp"
@@ -13,6 +12,7 @@
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul_grouped/args.hpp"
+#include "cuda/matmul_grouped/choose.hpp"
 #include "cuda/matmul_grouped/kernels.hpp"
 #include "cuda/matmul_grouped/wgmma_args.hpp"
 #include "status.hpp"
@@ -22,67 +22,9 @@ namespace {
 
 std::optional<int> forced_config;
 
-// Rows of x times the stack of experts: what decides which kernels can run the problem.
-MatmulProblem stack_problem(const GroupedProblem &problem) {
-  MatmulProblem stack{};
-  stack.weight = problem.weight;
-  stack.dtype = problem.dtype;
-  stack.m = 2;  // a stride counts
-  stack.x = problem.x;
-  stack.x_stride = problem.x_stride;
-  stack.y = problem.y;
-  stack.y_stride = problem.y_stride;
-  return stack;
-}
-
-// The most chunks of up to `rows` rows that the experts' rows of x make.
-int64_t max_chunks(const GroupedProblem &problem, int rows) {
-  return std::min(problem.m, problem.experts + problem.m / rows);
-}
-int64_t skinny_expert_tiles(const GroupedProblem &problem) {
-  return ceil_divide(problem.expert_rows(), kWarpTileN);
-}
-
-int64_t wgmma_expert_tiles(const GroupedProblem &problem, int config) {
-  return ceil_divide(problem.expert_rows(), kMatmulConfigs[config].tile_n);
-}
-
-// Which of kGroupedWgmmaConfigs a configuration is, or -1.
-int wgmma_index(int config) {
-  const auto *const end = std::end(kGroupedWgmmaConfigs);
-  const auto *const found = std::find(std::begin(kGroupedWgmmaConfigs), end, config);
-  return found == end ? -1 : static_cast<int>(found - std::begin(kGroupedWgmmaConfigs));
-}
-
-bool skinny_can_run(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
-  constexpr int64_t kMaxRows = int64_t{1} << 30;  // of a tensor map
-  MatmulProblem expert = stack_problem(problem);
-  expert.weight.rows = problem.expert_rows();
-  return problem.weight.rows <= kMaxRows && skinny_can_run(expert, gpu, config) &&
-         max_chunks(problem, kMatmulConfigs[config].tile_m) <
-             std::numeric_limits<int>::max() / skinny_expert_tiles(problem);
-}
-
-bool wgmma_can_run(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
-  constexpr int64_t kMaxRows = int64_t{1} << 30;  // of a tensor map
-  return wgmma_index(config) >= 0 && problem.x_rows > 0 && problem.x_rows <= kMaxRows &&
-         wgmma_can_run(stack_problem(problem), gpu, config) &&
-         max_chunks(problem, kMatmulConfigs[config].tile_m) <
-             std::numeric_limits<int>::max() / 2 / wgmma_expert_tiles(problem, config);
-}
-
-bool can_run(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
-  if (is_skinny(config)) return skinny_can_run(problem, gpu, config);
-  return config == kMma64x64 || wgmma_can_run(problem, gpu, config);
-}
-
 int choose(const GroupedProblem &problem, const GpuFacts &gpu) {
-  if (forced_config) return can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
-  for (const int config : {kSkinny2, kSkinny8, kSkinny16})
-    if (problem.m <= int64_t{problem.experts} * kMatmulConfigs[config].tile_m / 2 &&
-        can_run(problem, gpu, config))
-      return config;
-  return kMma64x64;
+  if (!forced_config) return choose_grouped(problem, gpu);
+  return grouped_can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
 }
 
 MatmulArgs matmul_args(const GroupedProblem &problem) {
@@ -134,7 +76,7 @@ cudaError_t launch_skinny(const MatmulTarget &target, const GroupedProblem &prob
   args.matmul = matmul_args(problem);
   args.codebook = rounded_codebook(args.matmul.weight, problem.dtype);
   args.groups = groups_of(problem);
-  args.expert_tiles = static_cast<int>(skinny_expert_tiles(problem));
+  args.expert_tiles = static_cast<int>(expert_n_tiles(problem, config));
   const int64_t tiles = max_chunks(problem, max_m) * args.expert_tiles;
   const int64_t ctas = std::min<int64_t>(tiles, target.gpu.multiprocessors);
   plan_work(tiles, weight.cols, ctas, args.work);
@@ -160,25 +102,52 @@ cudaError_t allow_shared_memory(const GroupedWgmmaKernels &kernels, const Device
   static ContextFlag known;
   if (known.has(device.index)) return cudaSuccess;
   for (const GroupedWgmmaKernel &config : kernels.of)
-    for (const auto &of_dtype : config.kernels)
-      for (const void *kernel : of_dtype) {
-        const cudaError_t error = cudaFuncSetAttribute(
-            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
-        if (error != cudaSuccess) return error;
-      }
+    for (const void *kernel : config.kernels) {
+      const cudaError_t error = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
+      if (error != cudaSuccess) return error;
+    }
   known.set(device.index);
-  return cudaSuccess;
+  return load_kernels(&kernels.gather, 1);
 }
 
-cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblem &problem, int config) {
+// The problem with rows of x in the order of y's, once gather_rows has copied them.
+GroupedProblem in_row_order(const GroupedProblem &problem) {
+  GroupedProblem ordered = problem;
+  if (problem.x_index == nullptr) return ordered;
+  ordered.x = problem.workspace;
+  ordered.x_stride = problem.weight.cols;
+  ordered.x_rows = problem.m;
+  ordered.x_index = nullptr;
+  return ordered;
+}
+
+cudaError_t gather_x(const MatmulTarget &target, const void *kernel,
+                     const GroupedProblem &problem) {
+  if (problem.x_index == nullptr) return cudaSuccess;
+  const GatherArgs args{groups_of(problem),
+                        static_cast<const uint4 *>(problem.x),
+                        problem.x_rows,
+                        problem.x_stride / 8,
+                        static_cast<uint4 *>(problem.workspace),
+                        static_cast<int>(problem.weight.cols / 8)};
+  const int64_t ctas = std::min<int64_t>(ceil_divide(problem.m, kGatherThreads / 32),
+                                         target.gpu.multiprocessors * 8);
+  return target.launch(kernel, ctas, kGatherThreads, args);
+}
+
+cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblem &given, int config) {
   const auto &kernels = *exact_kernels_for<GroupedWgmmaKernels>(target.device.compute_capability);
   cudaError_t error = allow_shared_memory(kernels, target.device);
   if (error != cudaSuccess) return error;
-  const GroupedWgmmaKernel &kernel = kernels.of[wgmma_index(config)];
+  error = gather_x(target, kernels.gather, given);
+  if (error != cudaSuccess) return error;
+  const GroupedProblem problem = in_row_order(given);
+  const GroupedWgmmaKernel &kernel = kernels.of[grouped_wgmma_index(config)];
   GroupedWgmmaArgs args{};
   args.matmul = matmul_args(problem);
   args.groups = groups_of(problem);
-  args.expert_n_tiles = static_cast<int>(wgmma_expert_tiles(problem, config));
+  args.expert_n_tiles = static_cast<int>(expert_n_tiles(problem, config));
   args.cluster_size = 1;
   args.y_vectors = is_multiple(problem.y, 16) && problem.y_stride % 8 == 0;
   error = set_weight(problem.weight, problem.dtype, kMatmulConfigs[config], args);
@@ -187,7 +156,7 @@ cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblem &probl
                           problem.x_stride * 2, kStepK * 2, kernel.x_box_rows, args.x_map);
   if (error != cudaSuccess) return error;
   const int64_t tiles = max_chunks(problem, kMatmulConfigs[config].tile_m) * args.expert_n_tiles;
-  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16][problem.x_index != nullptr],
+  return launch({kernel.kernels[problem.dtype - NF4_DTYPE_FP16],
                  std::min<int64_t>(tiles, target.gpu.multiprocessors), kernel.threads, true,
                  target.stream, kernel.smem_bytes},
                 args);
@@ -199,8 +168,7 @@ cudaError_t launch_mma(const MatmulTarget &target, const GroupedProblem &problem
   args.groups = groups_of(problem);
   // A weight without elements has no scales, of either kind.
   const bool nested = problem.weight.nested() && problem.weight.elements != 0;
-  const int64_t tiles =
-      max_chunks(problem, kMmaTileM) * ceil_divide(problem.expert_rows(), kMmaTileN);
+  const int64_t tiles = max_chunks(problem, kMmaTileM) * expert_n_tiles(problem, kMma64x64);
   const int64_t ctas = std::min<int64_t>(tiles, target.gpu.multiprocessors * 2);
   return target.launch(
       kernels_of<GroupedKernels>(*target.family).mma[problem.dtype - NF4_DTYPE_FP16][nested], ctas,
@@ -241,7 +209,7 @@ bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capabil
   LaunchTarget target{};
   target.family = &family;
   target.device.compute_capability = compute_capability;
-  return wgmma_index(config) >= 0 && facts_of(target).wgmma;
+  return grouped_wgmma_index(config) >= 0 && facts_of(target).wgmma;
 }
 
 cudaError_t load_matmul_grouped_kernels(const GpuFamily &family, const Device &device) {

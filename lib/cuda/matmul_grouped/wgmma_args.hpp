@@ -1,9 +1,11 @@
-// What a grouped wgmma kernel gets, and the configurations that there are of them.
+// What a grouped wgmma kernel gets, and the table of them.
 #pragma once
 
-#include "cuda/matmul/configs.hpp"
+#include <cuda_runtime.h>
+
 #include "cuda/matmul/wgmma/args.hpp"
 #include "cuda/matmul_grouped/args.hpp"
+#include "cuda/matmul_grouped/wgmma_configs.hpp"
 
 namespace nf4::cuda {
 
@@ -13,21 +15,27 @@ struct GroupedWgmmaArgs : WgmmaArgs {
   int expert_n_tiles;
 };
 
-// Of kMatmulConfigs, by the rows of x of a tile.
-inline constexpr int kGroupedWgmmaConfigs[] = {
-    config_named("wgmma_32x256"), config_named("wgmma_64x256"), config_named("wgmma_128x128"),
-    config_named("wgmma_304x128")};
-constexpr int kGroupedWgmmaCount = sizeof kGroupedWgmmaConfigs / sizeof *kGroupedWgmmaConfigs;
+// Vectors are of 16 bytes.
+constexpr int kGatherThreads = 256;
+struct GatherArgs {
+  Groups groups;
+  const uint4 *x;
+  int64_t x_rows;
+  int64_t x_stride;  // vectors
+  uint4 *to;         // [rows][row_vectors]
+  int row_vectors;
+};
 
 struct GroupedWgmmaKernel {
   int threads;
   int smem_bytes;
-  int x_box_rows;             // of a TMA box of x
-  const void *kernels[2][2];  // [dtype - NF4_DTYPE_FP16][x is gathered]
+  int x_box_rows;          // of a TMA box of x
+  const void *kernels[2];  // fp16, bf16: GroupedWgmmaArgs
 };
 
 struct GroupedWgmmaKernels {
   GroupedWgmmaKernel of[kGroupedWgmmaCount];
+  const void *gather;  // args: GatherArgs
 
   template <class Arch>
   static GroupedWgmmaKernels make();

@@ -3,17 +3,18 @@
 
 #include "cuda/matmul/wgmma/decode_of.cuh"
 #include "cuda/matmul/wgmma/kernel.cuh"
+#include "cuda/matmul_grouped/gather.cuh"
 #include "cuda/matmul_grouped/wgmma_args.hpp"
 #include "cuda/matmul_grouped/wgmma_scheduler.cuh"
 
 namespace nf4::cuda {
 namespace {
 
-template <class T, int Config, bool GathersX>
+template <class T, int Config>
 const void *kernel_of() {
   using Tile = CtaTile<Config, GroupedKind>;
   using Decode = typename CodebookDecode<T, Tile::kScaleOn>::Type;
-  return (const void *)matmul_wgmma<Decode, Tile, GroupedScheduler<Tile, GathersX>>;
+  return (const void *)matmul_wgmma<Decode, Tile, GroupedScheduler<Tile>>;
 }
 
 template <int Config>
@@ -22,13 +23,12 @@ GroupedWgmmaKernel wgmma_kernel() {
   return {Tile::kThreads,
           SharedLayout<Tile>::kBytes,
           SharedLayout<Tile>::kXBoxRows,
-          {{kernel_of<__half, Config, false>(), kernel_of<__half, Config, true>()},
-           {kernel_of<__nv_bfloat16, Config, false>(), kernel_of<__nv_bfloat16, Config, true>()}}};
+          {kernel_of<__half, Config>(), kernel_of<__nv_bfloat16, Config>()}};
 }
 
 template <int... Index>
 GroupedWgmmaKernels wgmma_kernels(std::integer_sequence<int, Index...>) {
-  return {{wgmma_kernel<kGroupedWgmmaConfigs[Index]>()...}};
+  return {{wgmma_kernel<kGroupedWgmmaConfigs[Index]>()...}, (const void *)gather_rows<Sm90>};
 }
 
 }  // namespace

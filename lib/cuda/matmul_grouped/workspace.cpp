@@ -1,9 +1,17 @@
-// The workspace of products of experts. Compiled without CUDA too: sizes do not depend on the
-// build.
+// The workspace of products of experts: rows of x in the order of the rows of y, for kernels that
+// load x by TMA. Experts with few rows have kernels that read x where it is. Compiled without CUDA
+// too: sizes do not depend on the build.
 #include "cuda/backend.hpp"
 
 namespace nf4::cuda {
 
-int64_t matmul_grouped_workspace_bytes(const GroupedProblem &) { return 0; }
+int64_t matmul_grouped_workspace_bytes(const GroupedProblem &problem) {
+  constexpr int kFewRows = 4;     // of an expert, on average
+  constexpr int kWholeCols = 64;  // that the wgmma kernels need
+  if (problem.dtype == NF4_DTYPE_FP32 || problem.weight.cols % kWholeCols != 0 ||
+      problem.m <= int64_t{kFewRows} * problem.experts)
+    return 0;
+  return problem.m * problem.weight.cols * 2;
+}
 
 }  // namespace nf4::cuda

@@ -40,10 +40,4 @@ __device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t *barrier) {
                : "memory");
 }
 
-// Makes what this thread has stored or copied to shared memory visible to wgmma and TMA. Compute
-// capability 9.0.
-__device__ __forceinline__ void fence_async_proxy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 }  // namespace nf4::cuda

@@ -18,6 +18,7 @@ else:
 
 DEV = ROOT / "dev"
 INSTALL = ROOT / "tools" / "install.sh"
+WHEEL = ROOT / "tools" / "wheel.sh"
 TALLY = ROOT / "tools" / "tally.py"
 
 
@@ -37,10 +38,12 @@ def _functions(script: str, *, at: Path = ROOT, **environment: str) -> subproces
 
 
 def test_every_file_that_dev_names_exists() -> None:
-    text = (DEV.read_text() + INSTALL.read_text()).replace("$PACKAGE/", "bindings/python/")
+    text = (DEV.read_text() + INSTALL.read_text() + WHEEL.read_text()).replace(
+        "$PACKAGE/", "bindings/python/"
+    )
     names = set(re.findall(r"(?<![\w/$}])(?:bindings|examples|tests|tools)/[\w./-]+\.\w+", text))
     assert {"tests/bench/bench.py", "tools/tally.py", "tools/install.sh"} <= names
-    assert "bindings/python/build_backend/nf4_build.py" in names
+    assert {"bindings/python/build_backend/nf4_build.py", "tests/packaging/wheel.sh"} <= names
     assert [name for name in sorted(names) if not (ROOT / name).is_file()] == []
 
 

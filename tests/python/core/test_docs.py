@@ -29,7 +29,14 @@ def run(page: str, which: slice, **names: Any) -> dict[str, Any]:
 
 def test_every_block_is_python():
     """Those that need a GPU's packages and a model at hand are not run."""
-    counts = {"README.md": 2, "docs/cli.md": 1, "docs/python.md": 5, "docs/pytorch.md": 4}
+    counts = {
+        "README.md": 2,
+        "docs/cli.md": 1,
+        "docs/experts.md": 2,
+        "docs/python.md": 5,
+        "docs/pytorch.md": 4,
+        "docs/several-gpus.md": 2,
+    }
     assert {page: len(blocks) for page, blocks in BLOCKS.items()} == counts
     for page, blocks in BLOCKS.items():
         for block in blocks:
@@ -100,3 +107,17 @@ def test_layers():
     names = {"model": model, "linear": torch.nn.Linear(64, 24), "dense_model": small_llama()}
     made = run("docs/pytorch.md", slice(0, 1), **names)
     assert all(type(each) is made["nf4"].torch.NF4Linear for each in (model[0], made["layer"]))
+
+
+def test_a_layer_of_experts():
+    torch = pytest.importorskip("torch")
+    import nf4.torch
+
+    names = {"weight": torch.randn(4, 8, 64), "x": torch.randn(3, 64), "top_k": 2}
+    top_k_index = torch.tensor([[0, 3], [3, 1], [1, 0]])
+    page = {"nf4": nf4, "torch": torch, "top_k_index": top_k_index}
+    made = run("docs/experts.md", slice(1, 2), **names | page)
+    dense = made["experts"].dequantize()
+    chosen, order = top_k_index.flatten().sort(stable=True)
+    expected = torch.einsum("mk,mnk->mn", names["x"][order // 2], dense[chosen])
+    torch.testing.assert_close(made["y"], expected)

@@ -104,8 +104,15 @@ def check_a_model_of_transformers(rank, world):
         close(made(tokens).logits, whole(tokens).logits)
     options = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
     assert torch.equal(made.generate(tokens, **options), whole.generate(tokens, **options))
-    with pytest.raises(nf4.InvalidArgument, match="tp_plan"):
-        plan_of(MLP())
+    adapted = peft.get_peft_model(whole, peft.LoraConfig(r=4, task_type="CAUSAL_LM"))
+    plan = plan_of(adapted.base_model.model)
+    assert len(plan) == 14
+    parallelize_module(adapted.base_model.model, mesh_of(world), plan)
+    with torch.no_grad():
+        close(adapted(tokens).logits, made(tokens).logits)
+    for other in (adapted, MLP()):
+        with pytest.raises(nf4.InvalidArgument, match="tp_plan"):
+            plan_of(other)
 
 
 def check_fsdp_of_layers_that_are_cut(rank, world):

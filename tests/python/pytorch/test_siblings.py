@@ -229,6 +229,13 @@ def test_in_inference_mode(captured, batches):
     assert batches == [3]
 
 
+def test_one_call_in_inference_mode(captured):
+    joined, _ = both()
+    with torch.inference_mode(), torch.profiler.profile() as made:
+        joined(torch.randn(3, IN))
+    assert any(each.name.startswith("nf4::_linear_batch") for each in made.events())
+
+
 def test_hooks_may_change_x(captured):
     joined, alone = both()
     called = []

@@ -234,7 +234,9 @@ def _weight(
         if f"{name}.{part}" in checkpoint:
             parts[part] = checkpoint.info(f"{name}.{part}")
     problems = _part_problems(state, parts)
-    return (None if problems else BnbWeight(name, parts, state)), problems
+    return (
+        None if problems else BnbWeight(name, parts, checkpoint.owner[name].path, state)
+    ), problems
 
 
 def survey(checkpoint: Checkpoint) -> Survey:

@@ -64,7 +64,6 @@ class Int4Weight(Weight):
     "zeros", "g_idx" and "shape"."""
 
     state: Int4State
-    path: str
 
     @property
     def format(self) -> str:
@@ -110,7 +109,11 @@ class Int4Weight(Weight):
         FormatError if they contradict config.json."""
         if "zeros" not in self.parts:
             return None
-        found = self.state.layout.zeros(self.words(checkpoint, "zeros"), self.shape[0])
+        return self.check_zeros(self.words(checkpoint, "zeros"))
+
+    def check_zeros(self, words: np.ndarray) -> np.ndarray:
+        """The zero points in words of all rows, of some or all groups, as `zeros` gives them."""
+        found = self.state.layout.zeros(words, self.shape[0])
         self._require(self._zeros_problem(found) if self.state.symmetric else None)
         return found
 
@@ -307,7 +310,7 @@ def _weight(
         return None, [str(error)]
     problems = list(_part_problems(state, parts))
     path = checkpoint.owner[parts["packed"].name].path
-    return (None if problems else Int4Weight(name, parts, state, path)), problems
+    return (None if problems else Int4Weight(name, parts, path, state)), problems
 
 
 def add_integers(found: Survey, checkpoint: Checkpoint, settings: Settings | None) -> None:

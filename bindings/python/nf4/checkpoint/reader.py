@@ -77,8 +77,14 @@ class SafetensorsFile(Closing):
     def read(self, info: TensorInfo) -> np.ndarray:
         """The bytes of a tensor: uint8 [nbytes], aligned for any dtype."""
         data = np.empty(info.nbytes, np.uint8)
-        self._pread_into(memoryview(data), self._data_start + info.begin)
+        self.read_into(info, 0, memoryview(data))
         return data
+
+    def read_into(self, info: TensorInfo, begin: int, view: memoryview) -> None:
+        """The bytes of a tensor from `begin` on, as many as fit into a view of bytes."""
+        if not 0 <= begin <= info.nbytes - len(view):
+            raise ValueError(f"bytes {begin} to {begin + len(view)} of {info.nbytes}")
+        self._pread_into(view, self._data_start + info.begin + begin)
 
     def array(self, info: TensorInfo) -> np.ndarray:
         """A tensor of a dtype in NUMPY as an array of its shape."""

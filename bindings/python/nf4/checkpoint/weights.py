@@ -16,10 +16,11 @@ from nf4.checkpoint.source import Checkpoint
 @dataclasses.dataclass(frozen=True)
 class Weight(abc.ABC):
     """A 4-bit weight of a checkpoint. name: of the dense weight, such as "layers.0.q_proj.weight".
-    parts: its tensors in the file, by the names of its kind."""
+    parts: its tensors in the file, by the names of its kind. path: of the file with its codes."""
 
     name: str
     parts: dict[str, TensorInfo]
+    path: str
 
     @property
     @abc.abstractmethod

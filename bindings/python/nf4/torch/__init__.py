@@ -15,23 +15,25 @@ torch.get_num_threads() threads. Package nf4 itself never imports torch.
 from nf4.torch import _torch_version  # noqa: F401  first: it says what is missing
 
 # isort: on
-from nf4.torch import _distributed
+from nf4.torch import _distributed, experts
 from nf4.torch import peft as _peft
 from nf4.torch.bitsandbytes import register as register_bitsandbytes
 from nf4.torch.conversion import convert, to_dense
-from nf4.torch.functional import dequantize, linear, quantize, quantize_int4
+from nf4.torch.functional import dequantize, linear, linear_grouped, quantize, quantize_int4
 from nf4.torch.loading import load
-from nf4.torch.modules import Int4Linear, NF4Linear
+from nf4.torch.modules import Int4Linear, NF4Experts, NF4Linear
 from nf4.torch.quantizing import quantize_model
 from nf4.torch.unsloth import fast_dequantize as unsloth_fast_dequantize
 from nf4.torch.unsloth import patch_unsloth
 
 __all__ = [
     "Int4Linear",
+    "NF4Experts",
     "NF4Linear",
     "convert",
     "dequantize",
     "linear",
+    "linear_grouped",
     "load",
     "patch_unsloth",
     "quantize",
@@ -44,3 +46,4 @@ __all__ = [
 
 _peft.register()
 _distributed.register()
+experts.register()

@@ -8,20 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-import nf4
 from nf4.checkpoint import Checkpoint, FormatError
-from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
 from nf4.checkpoint.meta_model import LoadPlan, model_class
-from nf4.torch._checks import torch_dtype
+from nf4.torch._meta_layers import empty, layer_on_meta
 from nf4.torch.modules import Int4Linear
 
 _METHOD = "nf4-int4"
@@ -58,20 +54,13 @@ class Int4Quantizer(HfQuantizer):
         plan, ignored = LoadPlan(model), set()
         for name, weight in self.quantization_config.weights.items():
             target = plan.target(name)[0].rpartition(".")[0]
-            module = plan.modules.get(target)
-            _require_linear(weight, module, target)
-            bias = None
-            if (
-                module.bias is not None
-                or f"{weight.module}.bias" in self.quantization_config.biases
-            ):
-                empty = _empty(weight.shape[:1], module.weight.dtype)
-                bias = nn.Parameter(empty, requires_grad=False)
+            layer = layer_on_meta(
+                weight, plan.modules.get(target), target, self.quantization_config.biases
+            )
             parent, _, child = target.rpartition(".")
-            layer = Int4Linear.from_quantized(_on_meta(weight), bias)
             setattr(plan.modules[parent], child, layer)
             if "g_idx" not in weight.parts and "g_idx" in layer.state_dict():
-                layer.g_idx = _empty(weight.shape[1:], torch.int32)  # which is missing then
+                layer.g_idx = empty(weight.shape[1:], torch.int32)  # which is missing then
                 self.without_g_idx.append(layer)
                 ignored.add(f"^{re.escape(target)}\\.g_idx$")
         ignored.update(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
@@ -96,40 +85,6 @@ class Int4Quantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """Adapters are."""
         return True
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _on_meta(weight: Int4Weight) -> nf4.Int4Tensor[Tensor]:
-    """The weight without its memory."""
-    parts = {
-        name: _empty(
-            info.shape,
-            torch_dtype(FILE_TO_NF4[info.dtype]) if name == "scales" else torch.int32,
-        )
-        for name, info in weight.parts.items()
-        if name != "shape"
-    }
-    state = weight.state
-    return nf4.Int4Tensor(
-        layout=state.layout.name, shape=state.shape, group_size=state.group_size, **parts
-    )
-
-
-def _require_linear(weight: Int4Weight, module: nn.Module | None, target: str) -> None:
-    if module is None:
-        raise FormatError(weight.path, f"the model has no {target}", weight.name)
-    if type(module) is not nn.Linear and not isinstance(module, Conv1D):
-        kind = type(module).__name__
-        raise FormatError(weight.path, f"{target} of the model is {kind}, not Linear", weight.name)
-    shape = tuple(module.weight.shape)
-    if isinstance(module, Conv1D):
-        shape = shape[::-1]
-    if shape != weight.shape:
-        reason = f"its shape is {list(weight.shape)}, but {list(shape)} in the model"
-        raise FormatError(weight.path, reason, weight.name)
 
 
 def load_model(

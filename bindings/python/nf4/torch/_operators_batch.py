@@ -108,7 +108,9 @@ def _autocast_linear_batch(
 def _implement_batch(kind: type[Parts], count: int, ops: _schemas.BatchOperators) -> None:
     """But for those in C++."""
     taken_apart, kernel = _schemas.taken_apart, _kernels.linear_batch
-    impl(ops.linear, lambda x, *a: kernel(x, *taken_apart(count, kind.of_arguments, a)))
+    # Called in inference mode, in which the kernel for autograd is not.
+    below = _linear_batch_below
+    impl(ops.linear, lambda x, *a: below(x, *taken_apart(count, kind.of_arguments, a)))
     if not _fast.registered:
         impl(ops.graph_linear, lambda x, *a: kernel(x, *taken_apart(count, kind.of_numbers, a)))
     autograd = functools.partial(_autograd_linear_batch, kind, count)

@@ -72,9 +72,14 @@ _QUANTIZE = (
 
 # It takes its registrations along when it goes.
 library = torch.library.Library("nf4", "DEF")
-_define = functools.partial(library.define, tags=(torch.Tag.pt2_compliant_tag,))
+define = functools.partial(library.define, tags=(torch.Tag.pt2_compliant_tag,))
 for _schema in _QUANTIZE:
-    _define(_schema)
+    define(_schema)
+
+
+def weight_arguments(kind: type[Parts]) -> str:
+    """The schema of a weight in a public operator."""
+    return _KINDS[kind][1]
 
 
 class Operators(NamedTuple):
@@ -99,7 +104,7 @@ def _defined(suffix: str, weight: str, numbers: str) -> Operators:
     if suffix == "":
         schemas["_linear_grad"] = f"Tensor grad_y, {numbers}"
     for name, arguments in schemas.items():
-        _define(f"{name}{suffix}({arguments}) -> Tensor")
+        define(f"{name}{suffix}({arguments}) -> Tensor")
     return Operators(*(getattr(torch.ops.nf4, name + suffix).default for name in schemas))
 
 
@@ -121,7 +126,7 @@ def _defined_batch(count: int, suffix: str, weight: str, numbers: str) -> BatchO
     results = ", ".join(["Tensor"] * count)
     for name, arguments in zip(names, (weight, numbers), strict=True):
         each = f"{_numbered('Tensor? bias', count)}, {_numbered(arguments, count)}"
-        _define(f"{name}(Tensor x, {each}) -> ({results})")
+        define(f"{name}(Tensor x, {each}) -> ({results})")
     return BatchOperators(*(getattr(torch.ops.nf4, name).default for name in names))
 
 

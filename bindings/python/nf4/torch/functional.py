@@ -8,7 +8,7 @@ from torch import Tensor
 import nf4
 from nf4 import _convert, _torch
 from nf4.errors import InvalidArgument, shown
-from nf4.torch import _operators, _schemas
+from nf4.torch import _operators, _operators_grouped, _schemas
 from nf4.torch._checks import (
     require_dense,
     require_device,
@@ -153,3 +153,33 @@ def linear(x: Tensor, weight: nf4.Weight, bias: Tensor | None = None) -> Tensor:
     if bias is not None:
         require_tensor("bias", bias)
     return _operators.linear(x, bias, _parts_of(weight))
+
+
+def linear_grouped(
+    x: Tensor,
+    weight: nf4.QuantizedTensor,
+    ends: Tensor,
+    *,
+    x_index: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The products of a stack of experts, as nf4.matmul_grouped: row i of y is
+    x[x_index[i]] W[e]^T + bias[e], for the expert e that `ends` gives it.
+
+    x        [x_rows, cols] of fp32, fp16 or bf16, on the weight's device. fp32 on a GPU needs a
+             dense stack for the length of the call
+    weight   a QuantizedTensor of shape [experts, rows, cols]; its parts are tensors
+    ends     int32 [experts], where the rows of y of each expert end
+    x_index  int32 [m], the row of x for each row of y, or None: row i for row i
+    bias     [experts, rows] in the dtype of x
+
+    x and bias may require gradients, of any order; the weight is frozen. On a GPU the backward pass
+    makes a dense stack for the length of the call. Under torch.autocast x and bias are cast first.
+
+    Returns [m, rows]; rows behind the last end are unspecified. Raises what nf4.matmul_grouped
+    raises.
+    """
+    for name, given in (("x", x), ("ends", ends), ("x_index", x_index), ("bias", bias)):
+        if given is not None or name in ("x", "ends"):
+            require_tensor(name, given)
+    return _operators_grouped.linear_grouped(x, ends, x_index, bias, WeightParts.of(weight))

@@ -16,10 +16,13 @@ from nf4 import _torch
 from nf4.checkpoint.dtypes import NF4_TO_TORCH
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
+from nf4.checkpoint.rules import matches
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _grouping, functional
 from nf4.torch._checks import torch_dtype
 from nf4.torch.conversion import is_in_4_bits, made_of, take_along
+from nf4.torch.experts import Stack, quantize_stack, require_whole_blocks
+from nf4.torch.experts import stacks as dense_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.modules.base import torch_device
 from nf4.typing import DTypeLike, Int4Layout
@@ -44,6 +47,7 @@ def quantize_model(
     compute_dtype: DTypeLike | None = None,
     device: torch.device | str | int | None = None,
     allow_nonfinite: bool = False,
+    experts: bool = False,
 ) -> list[str]:
     """Quantizes a dense transformers model in place: its linear layers become NF4Linear, or
     Int4Linear for "int4", and model.config gets the quantization_config. What save_pretrained then
@@ -51,7 +55,8 @@ def quantize_model(
     bitsandbytes, and integers with the package of their layout, or nf4.torch.load.
 
     skip, only   patterns of modules, as --skip and --only of `nf4 quantize`, whose rules decide:
-                 embeddings, output heads, routers, experts and tied weights stay dense
+                 embeddings, output heads, routers, experts (but see below) and tied
+                 weights stay dense
     blocksize, nested
                  of "nf4" and "fp4": weights for each scale, and 8-bit scales
     layout, group_size, symmetric
@@ -63,6 +68,9 @@ def quantize_model(
                  default everything stays where it is
     allow_nonfinite
                  take NaN as 0 and Inf as the largest of its block or group
+    experts      quantize stacks of experts too (of "nf4" and "fp4"), where transformers lets others
+                 compute their products: each becomes an NF4Experts. Checkpoints of these are not
+                 known to save_pretrained; their state_dict loads into a model quantized alike
 
     One layer at a time is dense beside its result. Hooks go along as in convert, and siblings are
     joined as there. Returns the names of the replaced layers.
@@ -99,19 +107,38 @@ def quantize_model(
         raise InvalidArgument(str(error)) from None
     if moved_to is not None:
         _require_loaded(model)
+    if experts and format == "int4":
+        raise InvalidArgument('experts is True; expected False with format "int4"')
+    stacks = _chosen_stacks(model, options) if experts else []
     left = [name for name in plan.modules if not is_in_4_bits(model.get_submodule(name))]
     quantized = _maker(options, dtype, moved_to)
     for name in left:
         made_of(name, model.get_submodule(name), _check_finite if not allow_nonfinite else _check)
+    for stack in stacks:
+        _check_stack(model, stack, blocksize, allow_nonfinite)
     _unfinished[model] = plan
     for name in left:
         _replace(model, name, quantized)
+    for stack in stacks:
+        nested_blocksize = 256 if nested else 0
+        of_stack = {"format": format, "blocksize": blocksize, "nested_blocksize": nested_blocksize}
+        quantize_stack(model, stack, moved_to, **of_stack)
     _grouping.join(model)
     if moved_to is not None:
         model.to(moved_to)
     model.config.quantization_config = plan.config
     del _unfinished[model]
-    return plan.modules
+    return plan.modules + [stack.full for stack in stacks]
+
+
+def _chosen_stacks(model: nn.Module, options: QuantizeOptions) -> list[Stack]:
+    """Of experts, by the patterns of modules."""
+    return [
+        stack
+        for stack in dense_stacks(model)
+        if not any(matches(pattern, stack.full) for pattern in options.skip)
+        and (not options.only or any(matches(pattern, stack.full) for pattern in options.only))
+    ]
 
 
 class _Plan(NamedTuple):
@@ -174,21 +201,35 @@ def _require_model(model: nn.Module) -> None:
         raise InvalidArgument("model is quantized already; expected a dense one")
 
 
+def _check_stack(model: nn.Module, stack: Stack, blocksize: int, allow_nonfinite: bool) -> None:
+    require_whole_blocks(model, stack, blocksize)
+    weight = getattr(model.get_submodule(stack.module), stack.name)
+    try:
+        _check_weight(weight, finite=not allow_nonfinite)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{stack.full}: {error}") from None
+
+
 def _check(layer: nn.Module) -> nn.Module:
-    if layer.weight.is_meta:
-        raise InvalidArgument(
-            "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
-        )
+    _check_weight(layer.weight, finite=False)
     return layer
 
 
 def _check_finite(layer: nn.Module) -> nn.Module:
-    weight = _check(layer).weight.detach()
-    if not all(extreme.isfinite().item() for extreme in torch.aminmax(weight)):  # NaN is both
+    _check_weight(layer.weight, finite=True)
+    return layer
+
+
+def _check_weight(weight: Tensor, finite: bool) -> None:
+    if weight.is_meta:
+        raise InvalidArgument(
+            "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
+        )
+    # NaN is both extremes.
+    if finite and not all(each.isfinite().item() for each in torch.aminmax(weight.detach())):
         raise InvalidArgument(
             "the weight has NaN or Inf; expected finite numbers, or allow_nonfinite=True"
         )
-    return layer
 
 
 def _maker(

@@ -32,18 +32,17 @@ namespace nf4::cuda {
 namespace {
 
 // Two threads of different warps, one for the barriers of x.
-template <class Tile, class Scheduler>
+template <class Tile>
 __device__ __forceinline__ void init_barriers(SharedStorage<Tile> shared, bool of_x) {
   using Smem = SharedLayout<Tile>;
   constexpr int kConsumerArrivals = Tile::kConsumers / 32 * kWarpArrivals;
   constexpr int kScaleArrivals = kScaleThreads / 32 * kWarpArrivals;
-  constexpr int kXArrivals = Scheduler::kGathersX ? kWarpArrivals : 1;
   const int stages = of_x ? Smem::kXStages : Smem::kWeightStages;
 #pragma unroll
   for (int stage = 0; stage < kMaxStages; ++stage) {
     if (stage >= stages) break;
     mbarrier_init(shared.barrier(of_x ? kXFull : kWeightFull, stage),
-                  of_x ? kXArrivals : 1 + kScaleArrivals);
+                  of_x ? 1 : 1 + kScaleArrivals);
     mbarrier_init(shared.barrier(of_x ? kXEmpty : kWeightEmpty, stage), kConsumerArrivals);
   }
   if (of_x) mbarrier_init(shared.first_scales(), kScaleArrivals);
@@ -80,8 +79,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                          MainloopScaledWeights<Decode, Tile>>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   const SharedStorage<Tile> shared{dynamic};
-  if (threadIdx.x == 0) init_barriers<Tile, Scheduler>(shared, true);
-  if (threadIdx.x == 32) init_barriers<Tile, Scheduler>(shared, false);
+  if (threadIdx.x == 0) init_barriers(shared, true);
+  if (threadIdx.x == 32) init_barriers(shared, false);
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<WarpgroupRegisters<Tile>::kProducer>();

@@ -110,11 +110,7 @@ __device__ __forceinline__ void produce(const typename Tile::Args &args,
     if (warp >= 2) return load_scales();
   wait_for_inputs<typename Tile::Kind>(args);
   pdl_launch_dependents<Sm90>();
-  if constexpr (Scheduler::kGathersX) {
-    if (warp == 0) Tile::Kind::template gather_x<Tile, Scheduler>(args, shared);
-  } else if (warp == 0 && lane == 0) {
-    load_x<Tile, Scheduler>(args, shared);
-  }
+  if (warp == 0 && lane == 0) load_x<Tile, Scheduler>(args, shared);
   if (warp == 1 && lane == 0) {
     if constexpr (Scheduler::kStreamK && Tile::kSplitK)
       if (args.cluster_size > 1) SplitKReduction<Tile>::announce(args);

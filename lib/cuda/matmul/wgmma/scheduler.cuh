@@ -75,7 +75,6 @@ __device__ __forceinline__ void wait_for_inputs(const typename Kind::Args &args)
 // What the schedulers of a single weight have in common.
 struct SingleWeight {
   static constexpr bool kReadsMemory = false;  // which the predecessor may still write
-  static constexpr bool kGathersX = false;     // by one warp, in place of TMA
   // Of a work tile: how far its part of y and of the bias lies from where its row of the weight
   // would have it, in elements; and what a row of y is multiplied by.
   __device__ __forceinline__ int64_t y_offset() const { return 0; }

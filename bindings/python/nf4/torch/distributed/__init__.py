@@ -4,21 +4,28 @@ prepare                            before FSDP2; fully_shard does it by itself w
                                    is imported
 ColwiseParallel, RowwiseParallel   styles for parallelize_module
 plan_of                            those of a transformers model
+empty_model                        a checkpoint's model on meta, to be sharded or cut
+load_checkpoint                    then each rank's part of the checkpoint into it
 """
 
+import importlib
 from typing import Any
 
 from nf4.torch.distributed._prepare import prepare
 
-_PARALLEL = ("ColwiseParallel", "RowwiseParallel", "plan_of")
+# Importing this imports no torch.distributed.tensor.
+_MODULES = {
+    "ColwiseParallel": "_parallel",
+    "RowwiseParallel": "_parallel",
+    "plan_of": "_parallel",
+    "empty_model": "empty_models",
+    "load_checkpoint": "loading",
+}
 
-__all__ = [*_PARALLEL, "prepare"]
+__all__ = [*_MODULES, "prepare"]
 
 
 def __getattr__(name: str) -> Any:
-    # Importing this imports no torch.distributed.tensor.
-    if name in _PARALLEL:
-        from nf4.torch.distributed import _parallel
-
-        return getattr(_parallel, name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

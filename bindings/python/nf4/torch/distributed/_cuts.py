@@ -31,6 +31,14 @@ _SMALLEST_NESTED = 8
 AXES = ("rows", "columns")
 
 
+class CutOf(NamedTuple):
+    """Which part of a weight a layer has: of its shape, rows (dim 0) or columns."""
+
+    shape: tuple[int, int]
+    dim: int
+    ranges: Ranges
+
+
 class Read(NamedTuple):
     """The elements of a stored part that a cut needs: of its elements in memory, seen as `view`,
     these ranges along `dim`, one after another."""

@@ -12,8 +12,9 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import style
 
 from nf4 import _convert
-from nf4.errors import InvalidArgument
+from nf4.errors import InvalidArgument, kind_of
 from nf4.torch.distributed import _parallel_adapter
+from nf4.torch.distributed._cuts import CutOf
 from nf4.torch.distributed._parallel_layer import (
     LAST,
     cut_layer,
@@ -22,7 +23,6 @@ from nf4.torch.distributed._parallel_layer import (
     require_alike,
     sum_of,
 )
-from nf4.torch.modules import QuantizedLinear
 
 
 class _Parallel:
@@ -44,7 +44,9 @@ class _Parallel:
         require_alike(base, device_mesh, bytes_too=self.src_data_rank is not None)
         if base is not module:
             _parallel_adapter.require_served(module)
+        shape = (base.out_features, base.in_features)
         ranges = cut_layer(base, device_mesh, self.dim, self.sections)
+        base.cut_of = CutOf(shape, self.dim, ranges)
         if base is not module:
             _parallel_adapter.cut_adapters(
                 module, device_mesh, self.dim, ranges, self.src_data_rank
@@ -126,21 +128,23 @@ _STYLES: dict[str, Any] = {
 
 def plan_of(model: nn.Module) -> dict[str, Any]:
     """The styles of a transformers model's own tensor parallel plan, model.tp_plan, for its
-    quantized layers, to be given to parallelize_module. Layers that are not quantized stay whole on
-    every rank. Raises InvalidArgument for a model without a plan, and for a quantized layer for
-    which the plan has another style."""
-    wanted = getattr(model, "tp_plan", None)
-    if not wanted:
-        raise InvalidArgument("model has no tp_plan; expected one of transformers that has")
+    quantized layers and LoRA layers around them, to be given to parallelize_module. Layers that are
+    not quantized stay whole on every rank. Of a PeftModel, it takes base_model.model. Raises
+    InvalidArgument for a model without a plan for quantized layers, or with a style for one that
+    there is not here."""
+    wanted = getattr(model, "tp_plan", None) or {}
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, QuantizedLinear):
-            continue
         generic = ".".join("*" if each.isdigit() else each for each in name.split("."))
         named = wanted.get(generic)
-        if named is None:
+        if named is None or _parallel_adapter.base_of(module) is None:
             continue
         if named not in _STYLES:
             raise InvalidArgument(f"tp_plan has {named!r} for {name}; expected {list(_STYLES)}")
         found[name] = _STYLES[named]()
+    if not found:
+        raise InvalidArgument(
+            f"model is {kind_of(model)} and has no tp_plan for quantized layers; expected a model "
+            f"of transformers that has, itself and not in another module"
+        )
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,10 @@ from nf4.torch.modules.frozen_part import FrozenPart
 from nf4.torch.modules.siblings import Siblings
 from nf4.typing import DTypeLike
 
-_Self = TypeVar("_Self", bound="QuantizedLinear")
+if TYPE_CHECKING:
+    from nf4.torch.distributed._cuts import CutOf
+
+_Self = TypeVar("_Self", bound="FixedBuffers")
 
 
 def torch_device(device: torch.device | str | int | None) -> torch.device | None:
@@ -60,7 +63,23 @@ def require_memory(own: Tensor, given: Tensor) -> None:
         )
 
 
-class QuantizedLinear(nn.Linear):
+class FixedBuffers(nn.Module):
+    """No cast reaches its buffers, which are scales: .half() changes floats elsewhere alone."""
+
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        scales = {id(scale) for scale in self._buffers.values() if scale is not None}
+
+        def moved(tensor: Tensor) -> Tensor:
+            if id(tensor) not in scales or frozen_part.is_part(tensor):
+                return fn(tensor)
+            # As bytes, which are moved as floats are, and which nothing casts.
+            result = fn(tensor.reshape(-1).view(torch.uint8))
+            return result.view(tensor.dtype).view(tensor.shape)
+
+        return super()._apply(moved, recurse)
+
+
+class QuantizedLinear(FixedBuffers, nn.Linear):
     """y = x W^T + bias, with a frozen W that is quantized.
 
     A derived class holds the codes in the parameter `weight` or in a buffer, and the scales in
@@ -71,6 +90,8 @@ class QuantizedLinear(nn.Linear):
     compute_dtype: torch.dtype | None
     # The group, and the layer's place in it.
     _siblings: tuple[Siblings, int] | None = None
+    # Which part of its weight a layer has that tensor parallelism has cut, for checkpoints.
+    cut_of: CutOf | None = None
     # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which
     # are summed over the ranks before the bias is added.
     tensor_parallel: int | None = None
@@ -204,18 +225,6 @@ class QuantizedLinear(nn.Linear):
         else:
             made.bias = self.bias
         return made.train(self.training)
-
-    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
-        scales = {id(scale) for scale in self._buffers.values() if scale is not None}
-
-        def moved(tensor: Tensor) -> Tensor:
-            if id(tensor) not in scales or frozen_part.is_part(tensor):
-                return fn(tensor)
-            # As bytes, which are moved as floats are, and which nothing casts.
-            result = fn(tensor.reshape(-1).view(torch.uint8))
-            return result.view(tensor.dtype).view(tensor.shape)
-
-        return super()._apply(moved, recurse)
 
     def extra_repr(self) -> str:
         return (

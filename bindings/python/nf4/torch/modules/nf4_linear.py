@@ -25,11 +25,11 @@ from nf4.torch.modules.base import (
 from nf4.typing import DTypeLike, FormatName
 from nf4.weight import no_weight
 
-_SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
+SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
 
 
-def _zeros(
-    shape: tuple[int, int],
+def zeros(
+    shape: tuple[int, ...],
     format: FormatName,
     blocksize: int,
     nested_blocksize: int,
@@ -40,21 +40,30 @@ def _zeros(
     counts = nf4.sizes(shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize)
     nested = nested_blocksize != 0
 
-    def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def made(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(size, dtype=dtype, device=device)
 
     return nf4.QuantizedTensor(
-        packed=zeros(counts.packed_bytes, 1, dtype=torch.uint8),
-        absmax=zeros(counts.blocks, dtype=torch.uint8 if nested else torch.float32),
-        nested_absmax=zeros(counts.nested_blocks) if nested else None,
-        nested_code=zeros(256) if nested else None,
-        nested_offset=zeros() if nested else None,
+        packed=made(counts.packed_bytes, 1, dtype=torch.uint8),
+        absmax=made(counts.blocks, dtype=torch.uint8 if nested else torch.float32),
+        nested_absmax=made(counts.nested_blocks) if nested else None,
+        nested_code=made(256) if nested else None,
+        nested_offset=made() if nested else None,
         shape=shape,
         format=format,
         blocksize=blocksize,
         nested_blocksize=nested_blocksize,
         dtype=dtype,
     )
+
+
+class _Key:
+    """Of state_dict: an attribute for each name that may follow."""
+
+    def __getattr__(self, name: str) -> _Key:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self
 
 
 class NF4Linear(QuantizedLinear):
@@ -103,7 +112,7 @@ class NF4Linear(QuantizedLinear):
         made = new_bias(bias, out_features, dtype, device)
         shape, name = (out_features, in_features), _torch.dtype_name(dtype)
         self._take(
-            _zeros(shape, format, blocksize, nested_blocksize, name, device),
+            zeros(shape, format, blocksize, nested_blocksize, name, device),
             made,
             compute_dtype,
         )
@@ -134,7 +143,7 @@ class NF4Linear(QuantizedLinear):
         packed = _state.bytes_of(parts.packed)
         self._buffers.pop("weight", None)  # under FSDP1 it is one
         self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
-        for name in _SCALES:
+        for name in SCALES:
             self.register_buffer(name, getattr(parts, name), persistent=False)
 
     @classmethod
@@ -256,14 +265,21 @@ class NF4Linear(QuantizedLinear):
         return {"packed": "weight", "absmax": "absmax"}
 
     def _prepared_parts(self) -> WeightParts:
-        return WeightParts(*map(self.stored, ("weight", *_SCALES)), None, self.spec)
+        return WeightParts(*map(self.stored, ("weight", *SCALES)), None, self.spec)
+
+    # torch.distributed.checkpoint.state_dict follows the names in a key, "weight.absmax", from
+    # attribute to attribute, and has a module name another to begin with.
+    _keys = _Key()
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        return {"weight": "_keys"}
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.is_prepared():
-            scales = {name: self._buffers[name] for name in _SCALES} | self._shown()
+            scales = {name: self._buffers[name] for name in SCALES} | self._shown()
             weight = WeightParts(**scales, codebook=None, spec=self.spec).quantized(
                 self.dtype_before
             )
@@ -367,5 +383,5 @@ class NF4Linear(QuantizedLinear):
 
 def _tensors(weight: nf4.QuantizedTensor[Tensor]) -> dict[str, Tensor]:
     """Those that the weight has, by their names."""
-    parts = {name: getattr(weight, name) for name in ("packed", *_SCALES)}
+    parts = {name: getattr(weight, name) for name in ("packed", *SCALES)}
     return {name: part for name, part in parts.items() if part is not None}

@@ -120,7 +120,7 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
     base = own["_modules"]["base_layer"]
     if not _is_served(base) or type(x) is not Tensor:
         return None
-    if getattr(base, "tensor_parallel", None) is not None and not _is_called_plainly(base):
+    if "tensor_parallel" in base.__dict__ and not _is_called_plainly(base.__dict__):
         raise InvalidArgument(
             "a LoRA layer is around a layer that was cut for tensor parallelism, and is not cut "
             "itself; expected PEFT first, then a style for the LoRA layer"

@@ -1,0 +1,92 @@
+"""Layers on meta for the weights of a checkpoint: what a model's skeleton has before it is loaded.
+Importing this imports transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+import nf4
+from nf4.checkpoint import FormatError
+from nf4.checkpoint.bnb import BnbWeight
+from nf4.checkpoint.dtypes import FILE_TO_NF4
+from nf4.checkpoint.int4 import Int4Weight
+from nf4.checkpoint.weights import Weight
+from nf4.torch._checks import torch_dtype
+from nf4.torch.modules import Int4Linear, NF4Linear, QuantizedLinear
+from nf4.typing import DTypeLike
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def layer_on_meta(
+    weight: Weight,
+    module: nn.Module | None,
+    target: str,
+    biases: Container[str],
+    compute_dtype: DTypeLike | None = None,
+) -> QuantizedLinear:
+    """What replaces the model's dense layer `module`, of the name `target`. biases: the names of
+    the checkpoint's tensors that are biases. FormatError if there is no such layer."""
+    module = _linear(weight, module, target)
+    bias = None
+    if module.bias is not None or f"{weight.name.removesuffix('.weight')}.bias" in biases:
+        bias = nn.Parameter(empty(weight.shape[:1], module.weight.dtype), requires_grad=False)
+    if isinstance(weight, Int4Weight):
+        made = Int4Linear.from_quantized(_int4_on_meta(weight), bias, compute_dtype=compute_dtype)
+    else:
+        made = _nf4_on_meta(weight, compute_dtype)
+        made.bias = bias
+    return made.train(module.training)
+
+
+def _linear(weight: Weight, module: nn.Module | None, target: str) -> nn.Module:
+    def wrong(reason: str) -> FormatError:
+        return FormatError(weight.path, reason, weight.name)
+
+    if module is None:
+        raise wrong(f"the model has no {target}")
+    if type(module) is not nn.Linear and not isinstance(module, Conv1D):
+        raise wrong(f"{target} of the model is {type(module).__name__}, not Linear")
+    shape = tuple(module.weight.shape)
+    if isinstance(module, Conv1D):
+        shape = shape[::-1]
+    if shape != weight.shape:
+        raise wrong(f"its shape is {list(weight.shape)}, but {list(shape)} in the model")
+    return module
+
+
+def _int4_on_meta(weight: Int4Weight) -> nf4.Int4Tensor[Tensor]:
+    """The weight without its memory."""
+    parts = {
+        name: empty(
+            info.shape,
+            torch_dtype(FILE_TO_NF4[info.dtype]) if name == "scales" else torch.int32,
+        )
+        for name, info in weight.parts.items()
+        if name != "shape"
+    }
+    state = weight.state
+    return nf4.Int4Tensor(
+        layout=state.layout.name, shape=state.shape, group_size=state.group_size, **parts
+    )
+
+
+def _nf4_on_meta(weight: BnbWeight, compute_dtype: DTypeLike | None) -> NF4Linear:
+    state = weight.state
+    return NF4Linear(
+        state.shape[1],
+        state.shape[0],
+        bias=False,
+        format=state.format,
+        blocksize=state.blocksize,
+        nested_blocksize=state.nested_blocksize,
+        compute_dtype=compute_dtype,
+        dtype=state.dtype,
+        device="meta",
+    )

@@ -1,0 +1,337 @@
+"""torch.ops.nf4.linear_grouped, the products of a stack of experts, and its gradient:
+
+    linear_grouped(Tensor x, Tensor ends, Tensor? x_index, Tensor? bias, WEIGHT) -> Tensor
+    linear_grouped_backward(Tensor grad_y, Tensor ends, Tensor? x_index, SymInt x_rows, WEIGHT)
+        -> Tensor
+
+WEIGHT is the ten arguments of _weight.py, of three dimensions: experts, rows, columns. What ends
+and x_index mean nf4.matmul_grouped says. Each is the other's gradient, so that both can be
+differentiated as often as one likes; the weight is frozen. On a GPU linear_grouped waits for
+nothing; its gradient there, and fp32, make a dense stack for the length of the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nf4
+from nf4.errors import InvalidArgument
+from nf4.torch import _kernels, _private, _schemas
+from nf4.torch._checks import require_device, require_float
+from nf4.torch._operators import AUTOCAST, cast, impl, require_frozen
+from nf4.torch._weight import Spec, WeightParts
+
+_ARGUMENTS = _schemas.weight_arguments(WeightParts)
+_BEFORE = "Tensor ends, Tensor? x_index"
+_schemas.define(f"linear_grouped(Tensor x, {_BEFORE}, Tensor? bias, {_ARGUMENTS}) -> Tensor")
+_schemas.define(
+    f"linear_grouped_backward(Tensor grad_y, {_BEFORE}, SymInt x_rows, {_ARGUMENTS}) -> Tensor"
+)
+_forward = torch.ops.nf4.linear_grouped.default
+_backward = torch.ops.nf4.linear_grouped_backward.default
+_COUNT = len(WeightParts.names)
+
+
+def _require_stack(weight: WeightParts) -> tuple[int, int, int]:
+    """Experts, rows and columns."""
+    if len(weight.spec.shape) != 3:
+        raise InvalidArgument(
+            f"weight is of shape {weight.spec.shape}; expected 3 dimensions: experts, rows and "
+            f"columns"
+        )
+    return weight.spec.shape
+
+
+def _require_operands(
+    name: str,
+    x: Tensor,
+    columns: int,
+    ends: Tensor,
+    x_index: Tensor | None,
+    weight: WeightParts,
+) -> None:
+    experts, *_ = _require_stack(weight)
+    require_float(name, x.dtype)
+    if x.dim() != 2 or x.shape[1] != columns:
+        raise InvalidArgument(f"{name} is of shape {tuple(x.shape)}; expected [rows, {columns}]")
+    if ends.dtype != torch.int32 or ends.shape != (experts,):
+        raise InvalidArgument(
+            f"ends is {ends.dtype} of shape {tuple(ends.shape)}; expected torch.int32 of "
+            f"({experts},)"
+        )
+    if x_index is not None and (x_index.dtype != torch.int32 or x_index.dim() != 1):
+        raise InvalidArgument(
+            f"x_index is {x_index.dtype} of shape {tuple(x_index.shape)}; expected torch.int32 of "
+            f"one dimension"
+        )
+    require_device(x.device, name, {"ends": ends, "x_index": x_index, **weight.named()})
+
+
+def _experts_of(ends: Tensor, m: int) -> Tensor:
+    """The expert of each of m rows; the number of experts, of one that has none."""
+    rows = torch.arange(m, device=ends.device, dtype=torch.int32)
+    return torch.searchsorted(ends.cummax(0).values, rows, right=True)
+
+
+def _sums_by(place: Tensor, rows: Tensor, count: int) -> Tensor:
+    """The sums of the rows of each place below `count`, in binary32 and a fixed order."""
+    sums = torch.zeros(count + 1, rows.shape[1], dtype=torch.float32, device=rows.device)
+    place = place.clamp(max=count).long()
+    if rows.is_cuda:  # of which index_add_ is atomic
+        sums.index_put_((place,), rows.float(), accumulate=True)
+    else:
+        sums.index_add_(0, place, rows.float())
+    return sums[:count].to(rows.dtype)
+
+
+# ---- One expert after the other ----------------------------------------------------------
+
+
+def _expert(weight: WeightParts, expert: int) -> WeightParts:
+    """A part of the stack, as a matrix. Its scales are those of the stack, or flat where a nested
+    block spans two experts."""
+    spec = weight.spec
+    experts, rows, cols = spec.shape
+    if experts == 1:
+        return weight._replace(spec=Spec.of((rows, cols), *_options(spec)))
+    blocks = rows * cols // spec.blocksize
+    first = expert * blocks
+    packed = weight.packed.reshape(-1)[expert * rows * cols // 2 :][: rows * cols // 2]
+    absmax = weight.absmax.reshape(-1)[first : first + blocks]
+    if weight.nested_absmax is None:
+        made = Spec.of((rows, cols), *_options(spec))
+        return weight._replace(packed=packed, absmax=absmax, spec=made)
+    nested, size = weight.nested_absmax.reshape(-1), spec.nested_blocksize
+    if first % size == 0:
+        made = Spec.of((rows, cols), *_options(spec))
+        nested = nested[first // size :][: -(-blocks // size)]
+        return weight._replace(packed=packed, absmax=absmax, nested_absmax=nested, spec=made)
+    # As the library computes them: a product and a sum, each rounded.
+    of_block = nested[torch.arange(first, first + blocks, device=nested.device) // size]
+    scales = weight.nested_code[absmax.long()] * of_block + weight.nested_offset
+    made = Spec.of((rows, cols), spec.format, spec.blocksize, 0)
+    return WeightParts(packed, scales, None, None, None, weight.codebook, made)
+
+
+def _options(spec: Spec) -> tuple[str, int, int]:
+    return spec.format, spec.blocksize, spec.nested_blocksize
+
+
+def _ranges(ends: Tensor, m: int) -> list[tuple[int, int, int]]:
+    """(expert, first row, end) of those that have rows."""
+    found, begin = [], 0
+    for expert, given in enumerate(ends.tolist()):
+        end = min(m, max(begin, given))
+        if end > begin:
+            found.append((expert, begin, end))
+        begin = end
+    return found
+
+
+def _dense_products(rows: Tensor, dense: Tensor, ends: Tensor) -> Tensor:
+    """rows[i] times dense[expert of i], [experts, inner, columns]; zeros where there is none."""
+    m = rows.shape[0]
+    grouped_mm = getattr(torch.nn.functional, "grouped_mm", None)
+    whole_vectors = dense.shape[1] % 8 == 0 and dense.shape[2] % 8 == 0
+    if grouped_mm is not None and rows.dtype == torch.bfloat16 and rows.is_cuda and whole_vectors:
+        sound = ends.cummax(0).values.clamp(0, m)
+        y = grouped_mm(rows.contiguous(), dense, offs=sound)
+        inside = torch.arange(m, device=rows.device) < sound[-1]
+        return torch.where(inside[:, None], y, 0)
+    y = rows.new_zeros(m, dense.shape[2])
+    for expert, begin, end in _ranges(ends, m):
+        y[begin:end] = rows[begin:end] @ dense[expert]
+    return y
+
+
+# ---- Kernels -----------------------------------------------------------------------------
+
+
+def _gathered(x: Tensor, x_index: Tensor) -> Tensor:
+    """The rows of x, or zeros, by their numbers."""
+    inside = (x_index >= 0) & (x_index < x.shape[0])
+    rows = x.new_zeros(x_index.shape[0], x.shape[1])
+    return torch.where(inside[:, None], x[x_index.clamp(0, x.shape[0] - 1)] if len(x) else rows, 0)
+
+
+def _dense_linear(
+    x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, weight: WeightParts
+) -> Tensor:
+    rows = x if x_index is None else _gathered(x, x_index)
+    dense = _kernels.dequantize(weight, x.dtype)
+    y = _dense_products(rows, dense.transpose(1, 2), ends)
+    if bias is None:
+        return y
+    experts = _experts_of(ends, rows.shape[0]).clamp(max=bias.shape[0] - 1)
+    return y + bias[experts]
+
+
+def _linear(
+    x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, *arguments: Any
+) -> Tensor:
+    return _product(x, ends, x_index, bias, WeightParts.of_arguments(*arguments))
+
+
+def _product(
+    x: Tensor,
+    ends: Tensor,
+    x_index: Tensor | None,
+    bias: Tensor | None,
+    weight: WeightParts,
+    made: nf4.QuantizedTensor | None = None,
+) -> Tensor:
+    experts, rows, cols = _require_stack(weight)
+    _require_operands("x", x, cols, ends, x_index, weight)
+    if bias is not None:
+        require_device(x.device, "x", {"bias": bias})
+        if bias.dtype != x.dtype or bias.shape != (experts, rows):
+            raise InvalidArgument(
+                f"bias is {bias.dtype} of shape {tuple(bias.shape)}; expected {x.dtype} of "
+                f"({experts}, {rows})"
+            )
+    if x.is_cuda and x.dtype == torch.float32:
+        return _dense_linear(x, ends, x_index, bias, weight)
+    return nf4.matmul_grouped(
+        x.detach().contiguous(),
+        weight.quantized() if made is None else made,
+        ends.contiguous(),
+        x_index=None if x_index is None else x_index.contiguous(),
+        bias=None if bias is None else bias.detach().contiguous(),
+        threads=0 if x.is_cuda else torch.get_num_threads(),
+    )
+
+
+def _linear_grad(
+    grad_y: Tensor, ends: Tensor, x_index: Tensor | None, x_rows: int, *arguments: Any
+) -> Tensor:
+    weight = WeightParts.of_arguments(*arguments)
+    _, rows, cols = _require_stack(weight)
+    _require_operands("grad_y", grad_y, rows, ends, x_index, weight)
+    m = grad_y.shape[0]
+    if grad_y.is_cuda:
+        pairs = _dense_products(grad_y, _kernels.dequantize(weight, grad_y.dtype), ends)
+    else:
+        pairs = grad_y.new_zeros(m, cols)
+        for expert, begin, end in _ranges(ends, m):
+            pairs[begin:end] = _kernels.linear_grad(grad_y[begin:end], _expert(weight, expert))
+    if x_index is None:
+        return pairs
+    inside = (x_index >= 0) & (x_index < x_rows)
+    return _sums_by(torch.where(inside, x_index, x_rows), pairs, x_rows)
+
+
+impl(_forward, _linear)
+impl(_backward, _linear_grad)
+
+
+@torch.library.register_fake(_forward, lib=_schemas.library)
+def _fake_linear(
+    x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, *arguments: Any
+) -> Tensor:
+    weight = WeightParts.of_arguments(*arguments)
+    _, rows, cols = _require_stack(weight)
+    _require_operands("x", x, cols, ends, x_index, weight)
+    return x.new_empty((x if x_index is None else x_index).shape[0], rows)
+
+
+@torch.library.register_fake(_backward, lib=_schemas.library)
+def _fake_linear_grad(
+    grad_y: Tensor, ends: Tensor, x_index: Tensor | None, x_rows: int, *arguments: Any
+) -> Tensor:
+    *_, cols = _require_stack(WeightParts.of_arguments(*arguments))
+    return grad_y.new_empty(x_rows, cols)
+
+
+# ---- Gradients ---------------------------------------------------------------------------
+
+
+def _keep(ctx: Any, ends: Tensor, x_index: Tensor | None, arguments: tuple[Any, ...]) -> None:
+    require_frozen(WeightParts.of_arguments(*arguments))
+    ctx.save_for_backward(ends, x_index, *arguments[:_COUNT])
+    ctx.rest = arguments[_COUNT:]
+
+
+def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ends, x_index, bias, *arguments = inputs
+    _keep(ctx, ends, x_index, tuple(arguments))
+    ctx.x_rows, ctx.experts = x.shape[0], None if bias is None else bias.shape[0]
+
+
+def _linear_backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+    ends, x_index, *tensors = ctx.saved_tensors
+    of_x, of_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
+    grad_x = grad_bias = None
+    if of_x:
+        grad_x = _backward(grad_y, ends, x_index, ctx.x_rows, *tensors, *ctx.rest)
+    if of_bias:
+        grad_bias = _sums_by(_experts_of(ends, grad_y.shape[0]), grad_y, ctx.experts)
+    return grad_x, None, None, grad_bias, *[None] * (len(tensors) + len(ctx.rest))
+
+
+def _keep_linear_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    grad_y, ends, x_index, _, *arguments = inputs
+    _keep(ctx, ends, x_index, tuple(arguments))
+    ctx.m = grad_y.shape[0]
+
+
+def _linear_grad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    ends, x_index, *tensors = ctx.saved_tensors
+    made = None
+    if ctx.needs_input_grad[0]:
+        made = _forward(grad, ends, x_index, None, *tensors, *ctx.rest)
+        # What rows without an expert have is unspecified.
+        inside = _experts_of(ends, ctx.m) < ends.shape[0]
+        made = torch.where(inside[:, None], made, 0)
+    return made, None, None, None, *[None] * (len(tensors) + len(ctx.rest))
+
+
+torch.library.register_autograd(
+    _forward, _linear_backward, setup_context=_keep_linear, lib=_schemas.library
+)
+torch.library.register_autograd(
+    _backward, _linear_grad_backward, setup_context=_keep_linear_grad, lib=_schemas.library
+)
+
+
+def _autocast_linear(
+    device: str, x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, *weight: Any
+) -> Tensor:
+    x, bias = cast(x, bias)
+    with torch.autocast(device, enabled=False):
+        return _forward(x, ends, x_index, bias, *weight)
+
+
+for _device, _key in AUTOCAST.items():
+    _schemas.library.impl(
+        _forward,
+        lambda *arguments, device=_device: _autocast_linear(device, *arguments),
+        _key,
+    )
+
+
+def linear_grouped(
+    x: Tensor,
+    ends: Tensor,
+    x_index: Tensor | None,
+    bias: Tensor | None,
+    weight: WeightParts,
+    made: nf4.QuantizedTensor | None = None,
+) -> Tensor:
+    """torch.ops.nf4.linear_grouped, without the dispatcher where that has nothing to do. made: the
+    weight as a QuantizedTensor, where there is one already."""
+    idle = not torch.compiler.is_dynamo_compiling() and _private.is_idle()
+    if idle and all(map(_is_plain, (x, ends, x_index, bias, *weight.tensors))):
+        if _private.any_autocast():
+            x, bias = cast(x, bias)
+        if not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight)):
+            return _product(x, ends, x_index, bias, weight, made)
+    return _forward(x, ends, x_index, bias, *weight.arguments())
+
+
+def _is_plain(tensor: Tensor | None) -> bool:
+    if tensor is None:
+        return True
+    return type(tensor) in (Tensor, torch.nn.Parameter) and not (tensor.is_meta or tensor.is_neg())

@@ -1,0 +1,170 @@
+"""A quantized layer from its weight in a checkpoint: a rank reads what it has of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+import nf4
+from nf4.checkpoint import Checkpoint, FormatError
+from nf4.checkpoint.bnb import BnbWeight
+from nf4.checkpoint.int4 import Int4Weight
+from nf4.checkpoint.weights import Weight
+from nf4.torch.distributed import _reading
+from nf4.torch.distributed._cuts import CutOf, NF4Cut
+from nf4.torch.distributed._cuts_int4 import Int4Cut
+from nf4.torch.modules import Int4Linear, NF4Linear, QuantizedLinear
+from nf4.torch.modules.int4_linear import KEYS
+
+
+def fill_layer(layer: QuantizedLinear, weight: Weight, checkpoint: Checkpoint) -> None:
+    """FormatError where the layer is of another kind, format, blocksize or shape."""
+    _require_alike(layer, weight)
+    state = layer.state_dict()
+    if layer.cut_of is not None:
+        _fill_cut(layer, weight, checkpoint)
+    elif not any(isinstance(each, DTensor) for each in state.values()):
+        _fill_whole(layer, weight, checkpoint)
+    elif isinstance(weight, Int4Weight):
+        _fill_int4(layer, state, weight, checkpoint)
+    else:
+        _fill_nf4(layer, state, weight, checkpoint)
+
+
+def _require_alike(layer: QuantizedLinear, weight: Weight) -> None:
+    is_int4 = isinstance(weight, Int4Weight)
+    if isinstance(layer, Int4Linear) != is_int4:
+        reason = f"it is in {weight.format}, but {type(layer).__name__} in the model"
+        raise FormatError(weight.path, reason, weight.name)
+    stored = {"format": weight.format, **weight.describe()}
+    # The part of a weight may have other groups of scales than the whole.
+    names = ("layout",) if is_int4 else ("format", "blocksize")
+    if layer.cut_of is None:
+        names += ("group_size",) if is_int4 else ("nested_blocksize",)
+    pairs = {name: (stored[name], getattr(layer, name)) for name in names}
+    pairs["shape"] = (weight.shape, _whole_shape(layer))
+    for name, (theirs, own) in pairs.items():
+        if theirs != own:
+            reason = f"its {name} is {theirs}, but {own} in the model"
+            raise FormatError(weight.path, reason, weight.name)
+
+
+def _whole_shape(layer: QuantizedLinear) -> tuple[int, int]:
+    if layer.cut_of is not None:
+        return layer.cut_of.shape
+    return layer.out_features, layer.in_features
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _fill_whole(layer: Any, weight: Weight, checkpoint: Checkpoint) -> None:
+    read = weight.load(checkpoint)
+    if getattr(read, "codebook", None) is not None:
+        raise _not_standard(weight)
+    tensors = {part.name: _tensor(getattr(read, part.name)) for part in read.parts()}
+    _take(layer, dataclasses.replace(read, **tensors))
+
+
+def _take(layer: Any, read: nf4.Weight[Tensor]) -> None:
+    """Into the layer's memory."""
+    with torch.no_grad():
+        if isinstance(layer, Int4Linear):
+            parts = {part.name: getattr(read, part.name) for part in read.parts()}
+            layer._load_weight(parts, assign=False)
+        else:
+            layer._load_weight(read, assign=False)
+
+
+# The names that parts have in a checkpoint of bitsandbytes.
+_OF_BNB = {"packed": "", "nested_code": "nested_quant_map"}
+
+
+def _fill_cut(layer: QuantizedLinear, weight: Weight, checkpoint: Checkpoint) -> None:
+    cut = _int4_cut if isinstance(weight, Int4Weight) else _nf4_cut
+    plan = cut(layer.cut_of, weight, checkpoint)
+    is_int4, parts = isinstance(weight, Int4Weight), {}
+    for name, read in plan.reads.items():
+        info = weight.parts.get(name if is_int4 else _OF_BNB.get(name, name))
+        if info is not None:
+            file, as_bytes = checkpoint.owner[info.name], name == "packed" and not is_int4
+            parts[name] = _reading.read_part(file, info, read, as_bytes=as_bytes)
+    if is_int4:
+        _take(layer, plan.assemble(parts))
+        return
+    if weight.state.nested_blocksize:
+        parts["nested_offset"] = torch.tensor([weight.state.nested_offset])
+    _take(layer, plan.assemble({**parts, "codebook": None}, weight.format, weight.dtype))
+
+
+def _nf4_cut(of: CutOf, weight: BnbWeight, checkpoint: Checkpoint) -> NF4Cut:
+    _require_standard(weight, checkpoint)
+    state = weight.state
+    return NF4Cut.plan(of.shape, state.blocksize, state.nested_blocksize, of.dim, of.ranges)
+
+
+def _int4_cut(of: CutOf, weight: Int4Weight, checkpoint: Checkpoint) -> Int4Cut:
+    return Int4Cut.plan(
+        weight.state.layout.name,
+        of.shape,
+        weight.state.group_size,
+        of.dim,
+        of.ranges,
+        zeros="zeros" in weight.parts,
+        act_order=weight.g_idx(checkpoint) is not None,
+    )
+
+
+def _not_standard(weight: Weight) -> FormatError:
+    reason = f"its quant_map is not the table of {weight.format}; no other is computed with"
+    return FormatError(weight.path, reason, weight.name)
+
+
+def _require_standard(weight: BnbWeight, checkpoint: Checkpoint) -> None:
+    table = checkpoint.read(weight.parts["quant_map"].name).view(np.float32)
+    if not np.array_equal(table, nf4.codebook(weight.format)):
+        raise _not_standard(weight)
+
+
+def _fill_nf4(
+    layer: NF4Linear, state: dict[str, Tensor], weight: BnbWeight, checkpoint: Checkpoint
+) -> None:
+    _require_standard(weight, checkpoint)
+    for part in ("", "absmax", "nested_absmax"):
+        if part in weight.parts:
+            info = weight.parts[part]
+            own = state[f"weight.{part}".rstrip(".")]
+            _reading.fill(own, checkpoint.owner[info.name], info, as_bytes=not part)
+    if weight.state.nested_blocksize:
+        code = checkpoint.read(weight.parts["nested_quant_map"].name).view(np.float32)
+        # In memory of its own: layers may share the one that they have.
+        layer.nested_code = torch.from_numpy(code).to(layer.nested_code.device)
+        layer.nested_offset.fill_(weight.state.nested_offset)
+    layer.dtype_before = weight.dtype
+
+
+def _fill_int4(
+    layer: Int4Linear, state: dict[str, Tensor], weight: Int4Weight, checkpoint: Checkpoint
+) -> None:
+    keys = KEYS[layer.layout]
+    for part in ("packed", "scales", "zeros"):
+        if part in weight.parts:
+            info = weight.parts[part]
+            _reading.fill(state[keys[part]], checkpoint.owner[info.name], info)
+        if part == "zeros" and part in weight.parts:
+            for local, _ in _reading.parts_of(state[keys[part]]):
+                weight.check_zeros(local.cpu().numpy())
+    g_idx = weight.g_idx(checkpoint)
+    device = state[keys["packed"]].device
+    setattr(layer, keys.get("g_idx", "g_idx"), None if g_idx is None else _tensor(g_idx).to(device))
+    if layer.layout == "compressed-tensors":
+        layer.weight_shape.copy_(torch.tensor(weight.shape))

@@ -1,0 +1,79 @@
+"""Which module or tensor of a model a checkpoint's tensor is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from nf4.checkpoint import Checkpoint, FormatError
+from nf4.torch.distributed._cuts import Ranges
+from nf4.torch.modules import QuantizedLinear
+
+# What wrappers put into names: PEFT, activation checkpointing, torch.compile, FSDP1.
+_WRAPPERS = ("base_layer", "_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module",
+             "original_module")  # fmt: skip
+_OF_PEFT = "base_model.model."
+
+
+def _plain(name: str) -> str:
+    """A name as it was before anything was wrapped."""
+    return ".".join(p for p in name.removeprefix(_OF_PEFT).split(".") if p not in _WRAPPERS)
+
+
+class Names(NamedTuple):
+    """Of a model. target: the model's name, without wrappers, of a checkpoint's tensor."""
+
+    target: Callable[[str], str]
+    layers: dict[str, QuantizedLinear]
+    tensors: dict[str, tuple[nn.Module, str]]
+
+    @classmethod
+    def of(cls, model: nn.Module, checkpoint: Checkpoint) -> Names:
+        layers, tensors = {}, {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            names = {*module._parameters, *module._buffers}
+            if isinstance(module, QuantizedLinear):
+                layers[f"{_plain(path)}.weight".lstrip(".")] = module
+                names = {"bias"}
+            for name in names:
+                tensors[_plain(f"{path}.{name}".lstrip("."))] = (module, name)
+        return cls(_target({*tensors, *layers}, checkpoint), layers, tensors)
+
+    def layer(self, weight: str, file: str) -> QuantizedLinear:
+        """Of a 4-bit weight. FormatError if the model has none."""
+        found = self.layers.get(self.target(weight))
+        if found is None:
+            raise FormatError(file, f"the model has no {self.target(weight)} in 4 bits", weight)
+        return found
+
+    def tensor(self, name: str) -> Tensor | None:
+        """What the model has now for a dense tensor."""
+        module, attribute = self.tensors.get(self.target(name), (None, ""))
+        return None if module is None else getattr(module, attribute)
+
+    def rows(self, name: str) -> Ranges | None:
+        """Those of a dense tensor that the model has; None: all. It is the bias of a cut layer."""
+        module, _ = self.tensors.get(self.target(name), (None, ""))
+        cut = module.cut_of if isinstance(module, QuantizedLinear) else None
+        return cut.ranges if cut is not None and cut.dim == 0 else None
+
+
+def _target(known: set[str], checkpoint: Checkpoint) -> Callable[[str], str]:
+    """The checkpoint's own names, where the model has them; else as transformers loads them."""
+    if all(name in known for name in _weights(checkpoint)):
+        return lambda name: name
+    try:
+        from nf4.checkpoint.meta_model import LoadPlan, build, model_class
+
+        kind = model_class(checkpoint.config)
+        plan = LoadPlan(build(kind, kind.config_class.from_dict(dict(checkpoint.config))))
+    except (ImportError, LookupError, TypeError):  # not a model of transformers
+        return lambda name: name
+    return lambda name: plan.target(name)[0]
+
+
+def _weights(checkpoint: Checkpoint) -> Iterator[str]:
+    """The names of weights, dense or in 4 bits of bitsandbytes."""
+    return (name for name in checkpoint.owner if name.endswith(".weight"))

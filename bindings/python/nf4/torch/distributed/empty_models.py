@@ -1,0 +1,128 @@
+"""empty_model: a checkpoint's model on the meta device, its 4-bit layers as those of libnf4."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from nf4.checkpoint import Checkpoint, FormatError, survey
+from nf4.checkpoint.dtypes import TORCH_TO_NF4
+from nf4.checkpoint.int4 import Int4Weight
+from nf4.checkpoint.kinds import config_path
+from nf4.checkpoint.weights import Weight
+from nf4.errors import InvalidArgument
+from nf4.torch import _grouping
+from nf4.torch._checks import torch_dtype
+from nf4.typing import DTypeLike
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def empty_model(
+    path: str | os.PathLike[str],
+    *,
+    dtype: DTypeLike | None = None,
+    compute_dtype: DTypeLike | None = None,
+) -> PreTrainedModel:
+    """The transformers model of a checkpoint without its memory: parameters are on torch's meta
+    device, and the 4-bit weights' layers are NF4Linear and Int4Linear. Shard it, then
+    load_checkpoint: no process ever holds the whole model.
+
+    path    a directory with config.json and safetensors files of bitsandbytes, GPTQ, AWQ or
+            compressed-tensors, or dense ones. Only their headers are read, and of integers g_idx
+    dtype   "fp32", "fp16", "bf16" or torch's, of what is not quantized; by default that of
+            config.json
+    compute_dtype
+            of an NF4Linear; by default bnb_4bit_compute_dtype of config.json, else the dtype of x
+
+    Buffers that no checkpoint has, such as inv_freq of rotary embeddings, have their values.
+    Siblings are joined as by nf4.torch.convert.
+
+    Raises nf4.checkpoint.FormatError for what breaks the format or contradicts the model;
+    InvalidArgument for arguments; and what transformers raises.
+    """
+    wanted = None if dtype is None else torch_dtype(dtype)
+    computing = None if compute_dtype is None else torch_dtype(compute_dtype, "compute_dtype")
+    if not os.path.isdir(path):
+        raise InvalidArgument(f"path is {os.fspath(path)!r}; expected a directory with config.json")
+    with Checkpoint(path) as checkpoint:
+        found = survey(checkpoint)
+        found.require_sound()
+        model = _skeleton(checkpoint, wanted)
+        _replace(model, checkpoint, found.weights, computing or _compute_dtype(checkpoint))
+    _grouping.join(model)
+    return model
+
+
+def _compute_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
+    stored = checkpoint.config.get("quantization_config") or {}
+    name = stored.get("bnb_4bit_compute_dtype") if isinstance(stored, dict) else None
+    return torch_dtype(TORCH_TO_NF4[name]) if name in TORCH_TO_NF4 else None
+
+
+def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedModel:
+    """The dense model on meta."""
+    from transformers import AutoConfig
+
+    from nf4.checkpoint.meta_model import model_class
+
+    try:
+        kind = model_class(checkpoint.config)
+    except (LookupError, TypeError) as error:
+        reason = f"transformers cannot build the model: {error}"
+        raise FormatError(config_path(checkpoint), reason) from None
+    config = AutoConfig.from_pretrained(checkpoint.directory)
+    stored = config.__dict__.pop("quantization_config", None)
+    with torch.device("meta"):
+        model = kind._from_config(config, **({} if dtype is None else {"dtype": dtype}))
+    model.tie_weights()
+    _fill_buffers(model, model)
+    if stored is not None:
+        model.config.quantization_config = checkpoint.config["quantization_config"]
+    return model.eval()
+
+
+def _fill_buffers(module: nn.Module, owner: PreTrainedModel) -> None:
+    """Computes the buffers that no checkpoint has, as transformers does in from_pretrained. owner:
+    the nearest model around a module, which knows how."""
+    owner = module if hasattr(module, "_init_weights") else owner
+    own = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
+    lost = {name: each for name, each in own.items() if each is not None and each.is_meta}
+    for name, each in lost.items():
+        unset = float("nan") if each.is_floating_point() else 0
+        module._buffers[name] = torch.full_like(each, unset, device="cpu")
+    if lost:
+        owner._init_weights(module)
+    for name in lost:
+        if module._buffers[name].isnan().any():
+            kind = type(module).__name__
+            raise InvalidArgument(f"{name} of {kind} is on meta, and transformers does not set it")
+    for child in module.children():
+        _fill_buffers(child, owner)
+
+
+def _replace(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    weights: dict[str, Weight],
+    compute_dtype: torch.dtype | None,
+) -> None:
+    from nf4.checkpoint.meta_model import LoadPlan
+    from nf4.torch._meta_layers import layer_on_meta
+
+    plan = LoadPlan(model)
+    for name, weight in weights.items():
+        target = plan.target(name)[0].rpartition(".")[0]
+        found = plan.modules.get(target)
+        layer = layer_on_meta(weight, found, target, checkpoint.owner, compute_dtype)
+        if isinstance(weight, Int4Weight):
+            weight.zeros(checkpoint)
+            if weight.g_idx(checkpoint) is None and "g_idx" in weight.parts:
+                layer.adopt(dataclasses.replace(layer.quantized, g_idx=None))
+        parent, _, child = target.rpartition(".")
+        setattr(plan.modules[parent], child, layer)

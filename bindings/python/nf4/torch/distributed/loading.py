@@ -1,0 +1,159 @@
+"""load_checkpoint: each rank's part of a checkpoint into a model that is sharded already."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
+from nf4.checkpoint.weights import Weight
+from nf4.errors import InvalidArgument, kind_of
+from nf4.torch.distributed import _adapters, _errors, _reading
+from nf4.torch.distributed._filling import fill_layer
+from nf4.torch.distributed._names import Names
+from nf4.torch.modules import QuantizedLinear
+from nf4.torch.modules.base import torch_device
+
+
+def load_checkpoint(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | int | None = None,
+) -> None:
+    """Fills a model from a checkpoint. Of what is sharded (by fully_shard, or parallelize_module)
+    each rank reads its own bytes and no others, so that none holds the whole model. Every rank
+    calls this, since they wait for each other.
+
+    model   such as empty_model made and fully_shard sharded, or one that has memory. Layers in 4
+            bits must be of the checkpoint's format and blocksize. LoRA adapters of PEFT that are on
+            meta get the values that PEFT begins with, others keep theirs
+    path    a directory with safetensors files of bitsandbytes, GPTQ, AWQ or compressed-tensors, or
+            dense ones; a file; or an index
+    device  where what is on meta gets memory; by default the CPU. What has memory stays where it is
+
+    Raises, on every rank, nf4.checkpoint.FormatError for what breaks the format, contradicts the
+    model or is missing, also if only one rank finds it, and where ranks read different checkpoints;
+    InvalidArgument for arguments, and for what is on meta and in no checkpoint: buffers that are
+    not persistent, and adapters whose first values depend on the weight.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
+    moved_to = torch_device(device) or torch.device("cpu")
+    opened = _errors.on_every_rank(path, functools.partial(_open, path))
+    with opened.checkpoint:
+        _errors.require_alike(path, opened.summary())
+        seed = _errors.gathered(int(torch.randint(2**62, ())))[0]
+        fill = functools.partial(_fill, model, opened, moved_to, seed)
+        _errors.on_every_rank(path, fill)
+
+
+class _Opened(NamedTuple):
+    checkpoint: Checkpoint
+    found: Survey
+
+    def summary(self) -> str:
+        """Of tensors, dtypes and shapes; in words, with a digest of them."""
+        infos = sorted((i.name, i.dtype, i.shape) for _, i in self.checkpoint.tensors())
+        digest = hashlib.sha256(repr(infos).encode()).hexdigest()[:8]
+        kinds = sorted({_kind(weight) for weight in self.found.weights.values()})
+        named = f" in {', '.join(kinds)}" if kinds else ""
+        return f"{len(infos)} tensors ({digest}), {len(self.found.weights)} of them 4-bit{named}"
+
+
+def _kind(weight: Weight) -> str:
+    size = weight.describe().get("blocksize") or weight.describe().get("group_size")
+    return f"{weight.format} of {size}"
+
+
+def _open(path: str | os.PathLike[str]) -> _Opened:
+    checkpoint = Checkpoint(path)
+    try:
+        found = survey(checkpoint)
+        found.require_sound()
+    except BaseException:
+        checkpoint.close()
+        raise
+    return _Opened(checkpoint, found)
+
+
+def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) -> None:
+    checkpoint, found = opened
+    names, adapters = Names.of(model, checkpoint), _adapters.untrained(model)
+    _require_sources(model, names, opened, adapters)
+    _give_memory(model, device)
+    _adapters.begin(adapters, seed)
+    for name, weight in found.weights.items():
+        fill_layer(names.layer(name, weight.path), weight, checkpoint)
+    for name, info in found.dense.items():
+        own = names.tensor(name)
+        if own is not None:
+            _reading.fill(own, checkpoint.owner[name], info, rows=names.rows(name))
+    checkpoint.check_unchanged()
+
+
+def _require_sources(
+    model: nn.Module, names: Names, opened: _Opened, adapters: list[_adapters.Untrained]
+) -> None:
+    """Whether everything will have a value, before anything gets memory."""
+    checkpoint, found = opened
+    begun = {id(parameter) for each in adapters for _, _, parameter in each.tensors()}
+    filled = {id(names.tensor(name)) for name in found.dense}
+    filled |= {id(names.layer(name, weight.path)) for name, weight in found.weights.items()}
+    for name, own, source in _tensors(model):
+        if isinstance(source, str):
+            if own.is_meta and id(own) not in begun:
+                raise InvalidArgument(
+                    f"{name} is on meta, and {source} is in no checkpoint; expected it with its "
+                    f"values"
+                )
+        elif id(source) not in filled:
+            what = f"{name} in 4 bits" if isinstance(source, QuantizedLinear) else name
+            reason = f"the model needs {what}, and the checkpoint does not have it"
+            raise FormatError(checkpoint.path, reason)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, object]]:
+    """Parameters and buffers with their names, and where their values are from: the layer of a
+    4-bit weight, the tensor itself, or what else it is, in words."""
+    adapters: tuple[str, ...] = ()
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        # Of PEFT's layers: what an adapter has.
+        names = (
+            getattr(module, "adapter_layer_names", ()),
+            getattr(module, "other_param_names", ()),
+        )
+        adapters += tuple(f"{prefix}{name}." for name in itertools.chain(*names))
+        for name, tensor in itertools.chain(module._parameters.items(), module._buffers.items()):
+            if tensor is None:
+                continue
+            source: object = tensor
+            if f"{prefix}{name}.".startswith(adapters):
+                source = "an adapter"
+            elif isinstance(module, QuantizedLinear) and name != "bias":
+                source = module
+            elif name in module._non_persistent_buffers_set:
+                source = "a buffer that is not persistent"
+            yield f"{prefix}{name}", tensor, source
+
+
+def _give_memory(model: nn.Module, device: torch.device) -> None:
+    """To what is on meta; the same parameter in several places stays one."""
+    first: dict[int, nn.Parameter] = {}
+    places = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.is_meta
+    ]
+    model._apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each)
+    for module, name, before in places:
+        module._parameters[name] = first.setdefault(id(before), module._parameters[name])

@@ -1,0 +1,131 @@
+"""Experts of transformers' models in 4 bits.
+
+transformers stacks the experts of a layer in parameters of three dimensions, and multiplies them as
+config._experts_implementation says. Here such a parameter becomes an NF4Experts of the same name,
+and "nf4" names what multiplies with it: registered as soon as transformers.integrations.moe is
+loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nf4.errors import InvalidArgument
+from nf4.torch._import_watch import ImportWatch
+from nf4.torch.modules.nf4_experts import NF4Experts, require_stack
+
+IMPLEMENTATION = "nf4"
+_MOE = "transformers.integrations.moe"
+
+
+class Stack(NamedTuple):
+    """A parameter of experts: of which module, by both names."""
+
+    module: str
+    name: str
+
+    @property
+    def full(self) -> str:
+        return f"{self.module}.{self.name}".lstrip(".")
+
+
+def _names(experts: Any) -> tuple[str, str]:
+    return ("gate_up_proj" if experts.has_gate else "up_proj"), "down_proj"
+
+
+def stacks(model: nn.Module) -> list[Stack]:
+    """The dense parameters of experts of which transformers lets others compute the products."""
+    found = []
+    for path, module in model.named_modules():
+        if not all(hasattr(module, each) for each in ("has_gate", "is_transposed", "_apply_gate")):
+            continue
+        found += [
+            Stack(path, name)
+            for name in _names(module)
+            if isinstance(getattr(module, name, None), nn.Parameter)
+            and getattr(module, name).dim() == 3
+        ]
+    return found
+
+
+def require_whole_blocks(model: nn.Module, stack: Stack, blocksize: int) -> None:
+    weight = getattr(model.get_submodule(stack.module), stack.name)
+    try:
+        require_stack(tuple(weight.shape), blocksize)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{stack.full}: {error}") from None
+
+
+def quantize_stack(
+    model: nn.Module, stack: Stack, device: torch.device | None, **options: Any
+) -> None:
+    """Replaces a dense parameter. options: as for NF4Experts.from_dense."""
+    experts = model.get_submodule(stack.module)
+    weight = getattr(experts, stack.name).detach()
+    weight = weight if device is None else weight.to(device)
+    made = NF4Experts.from_dense(weight, transposed=experts.is_transposed, **options)
+    delattr(experts, stack.name)
+    setattr(experts, stack.name, made.train(experts.training))
+    experts.config._experts_implementation = IMPLEMENTATION
+
+
+def _product(
+    experts: nn.Module, name: str, x: Tensor, ends: Tensor, x_index: Tensor | None = None
+) -> Tensor:
+    bias = getattr(experts, f"{name}_bias") if experts.has_bias else None
+    return getattr(experts, name)(x, ends, x_index, bias)
+
+
+def experts_forward(
+    self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """For transformers' ALL_EXPERTS_FUNCTIONS: the outputs of the experts that each token was
+    routed to, top_k_index [tokens, k], times top_k_weights, added up. No number is read on the
+    host. Experts that are dense are computed by "grouped_mm"."""
+    first, second = _names(self)
+    if not all(isinstance(getattr(self, name), NF4Experts) for name in (first, second)):
+        dense = sys.modules[_MOE].grouped_mm_experts_forward
+        return dense(self, hidden_states, top_k_index, top_k_weights)
+    top_k = top_k_index.shape[-1]
+    chosen, order = top_k_index.reshape(-1).sort(stable=True)
+    experts = torch.arange(self.num_experts, device=chosen.device, dtype=chosen.dtype)
+    # Parallel ranks number the experts of others as those behind their own: rows without one.
+    ends = torch.searchsorted(chosen, experts, right=True, out_int32=True)
+    others = None
+    if getattr(self, "_is_expert_parallel", False):
+        others = (chosen >= self.num_experts).unsqueeze(-1)
+
+    def specified(y: Tensor) -> Tensor:
+        return y if others is None else y.masked_fill(others, 0)
+
+    y = specified(_product(self, first, hidden_states, ends, (order // top_k).int()))
+    y = self._apply_gate(y) if self.has_gate else self.act_fn(y)
+    y = specified(_product(self, second, y, ends))
+    if getattr(self, "has_post_expert_norm", False):
+        y = self.post_expert_norm(y)
+    y = y * top_k_weights.reshape(-1)[order].unsqueeze(-1)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.shape[0], device=order.device)
+    y = y[place].view(*top_k_index.shape, y.shape[-1]).sum(dim=-2)
+    return y.to(hidden_states.dtype)
+
+
+def _loaded(name: str) -> None:
+    """Never raises: whoever imports transformers would get it."""
+    try:
+        sys.modules[name].ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
+    except Exception as error:
+        warnings.warn(f"libnf4 does not serve transformers' experts: {error!r}", stacklevel=2)
+
+
+_watch = ImportWatch((_MOE,), _loaded)
+
+
+def register() -> None:
+    """Now or as soon as transformers' experts are loaded; a second call changes nothing."""
+    _watch.start()

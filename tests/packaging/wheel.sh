@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# What a user does with a wheel, in an environment that has nothing else: README's Python and a
+# checkpoint on the command line, without a compiler; then programs in C by get_library(), pkg-config and
+# CMake, without LD_LIBRARY_PATH.
+#
+#   wheel.sh FOLDER WHEEL [REQUIREMENTS]
+#
+# FOLDER is made anew. The wheel's requirements are downloaded, or lie in the folder REQUIREMENTS.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+folder=$1 wheel=$(realpath "$2") requirements=${3:-}
+unset PYTHONPATH NF4_LIBRARY LD_LIBRARY_PATH
+began=$(date +%s%N)
+# block PAGE LANGUAGE INDEX: of the page's blocks in a language.
+block() {
+  python3 -c 'import re, sys
+page, language, index = sys.argv[1:]
+print(re.findall(rf"^```{language}\n(.*?)^```", open(page).read(), re.M | re.S)[int(index)])' "$root/$1" "$2" "$3"
+}
+passed() { echo "ok: $1 ($((($(date +%s%N) - began) / 1000000)) ms)"; }
+
+python3 -m venv --clear "$folder"
+cd "$folder"
+if [ -n "$requirements" ]; then
+  echo "$requirements" >"$(bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/requirements.pth"
+  bin/pip install -q --no-index "$wheel"
+else
+  bin/pip install -q --disable-pip-version-check "$wheel"
+fi
+passed 'installed'
+
+# README's Python, its second block, with nothing but the environment on PATH.
+block README.md python 1 >start.py
+grep -q 'nf4.quantize(weight)' start.py
+env PATH="$PWD/bin" NF4_BITSANDBYTES=0 python start.py
+env PATH="$PWD/bin" nf4 --version
+env PATH="$PWD/bin" nf4 inspect model.safetensors >/dev/null
+env PATH="$PWD/bin" nf4 doctor >doctor.txt
+grep -q "$PWD/lib/.*/nf4/lib/libnf4.so.0" doctor.txt
+passed 'Python and the command line, without a compiler'
+
+include=$(bin/python -c 'import nf4; print(nf4.get_include())')
+library=$(bin/python -c 'import nf4; print(nf4.get_library())')
+example=$root/examples/c/host_matmul.c
+cc -std=c99 "$example" -I"$include" "$library" "-Wl,-rpath,$(dirname "$library")" -lm -o by_path
+./by_path >/dev/null
+cc -std=c99 "$root/examples/c/host_dlopen.c" -I"$include" -ldl -lm -o by_dlopen
+./by_dlopen "$library" >/dev/null
+passed 'C by its path and by dlopen'
+
+package=$(dirname "$(dirname "$library")")
+if command -v pkg-config >/dev/null; then
+  flags=$(PKG_CONFIG_PATH=$package/lib/pkgconfig pkg-config --cflags --libs nf4)
+  # shellcheck disable=SC2086  # flags are words
+  cc -std=c99 "$example" $flags -lm -o by_pkg_config
+  ./by_pkg_config >/dev/null
+  passed 'C by pkg-config'
+fi
+if command -v cmake >/dev/null; then
+  mkdir -p app
+  cp "$example" app/app.c
+  {
+    echo 'cmake_minimum_required(VERSION 3.18)'
+    echo 'project(app LANGUAGES C)'
+    block docs/building.md cmake 0
+    echo 'target_link_libraries(app PRIVATE m)'
+  } >app/CMakeLists.txt
+  cmake -S app -B app/build "-DCMAKE_PREFIX_PATH=$package" >/dev/null
+  cmake --build app/build >/dev/null
+  app/build/app >/dev/null
+  passed 'C by CMake'
+fi

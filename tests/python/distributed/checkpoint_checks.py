@@ -1,0 +1,194 @@
+"""Of loading each rank's part of a checkpoint, for test_distributed_checkpoint.py, which writes the
+checkpoints to the folder of $CHECKPOINTS."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import dcp_checks
+import nf4
+import nf4.torch
+import torch
+from nf4.checkpoint import FormatError
+from nf4.checkpoint.reader import SafetensorsFile
+from nf4.errors import InvalidArgument
+from nf4.torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+TOKENS = torch.arange(14).view(2, 7)
+DATA = Path(os.environ.get("CHECKPOINTS", ""))
+
+
+def sharded(model: torch.nn.Module, world: int = 3) -> torch.nn.Module:
+    mesh = init_device_mesh("cpu", (world,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def loaded(folder: Path) -> torch.nn.Module:
+    model = sharded(distributed.empty_model(folder))
+    distributed.load_checkpoint(model, folder)
+    return model
+
+
+def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The state_dict, gathered."""
+    return {
+        name: each.full_tensor() if isinstance(each, DTensor) else each
+        for name, each in model.state_dict().items()
+    }
+
+
+def require_equal(model: torch.nn.Module, folder: Path) -> None:
+    """To one that was loaded in one process: in its state_dict, and in results."""
+    expected = distributed.empty_model(folder)
+    distributed.load_checkpoint(expected, folder)
+    found, state = whole(model), expected.state_dict()
+    assert found.keys() == state.keys()
+    for name, each in state.items():
+        assert torch.equal(found[name], each), name
+    assert torch.equal(model(TOKENS).logits, expected(TOKENS).logits)
+
+
+def fails(kind: type[Exception], work: Callable[[], object]) -> str:
+    try:
+        work()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def check_dense(rank: int, world: int) -> None:
+    model = loaded(DATA / "dense")
+    parts = [each for each in model.state_dict().values() if isinstance(each, DTensor)]
+    assert len(parts) == len(model.state_dict())
+    require_equal(model, DATA / "dense")
+
+
+def check_quantized(rank: int, world: int) -> None:
+    for name in ("quantized", "flat", "gptq", "compressed"):
+        model = loaded(DATA / name)
+        require_equal(model, DATA / name)
+
+
+def check_each_reads_its_own_bytes(rank: int, world: int) -> None:
+    read: dict[str, int] = {}
+    into = SafetensorsFile.read_into
+
+    def counted(self, info, begin, view):
+        read[info.name] = read.get(info.name, 0) + len(view)
+        into(self, info, begin, view)
+
+    SafetensorsFile.read_into = counted
+    try:
+        model = loaded(DATA / "quantized")
+    finally:
+        SafetensorsFile.read_into = into
+    for name, each in model.state_dict().items():
+        if isinstance(each, DTensor):
+            assert read.get(name, 0) == each.to_local().nbytes, name
+
+
+def status(field: str) -> int:
+    """Of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def peak(work: Callable[[], object]) -> int:
+    """The bytes by which the process was larger at most while it did this."""
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = status("VmRSS")
+    work()
+    return status("VmHWM") - before
+
+
+def check_memory(rank: int, world: int) -> None:
+    """A rank's peak is its share of the weights, and one gathered layer more when it computes."""
+    if not Path("/proc/self/clear_refs").exists():
+        return
+    model = sharded(distributed.empty_model(DATA / "large"))
+    weights = os.path.getsize(DATA / "large/model.safetensors")
+    loaded_peak = peak(lambda: distributed.load_checkpoint(model, DATA / "large"))
+    computed_peak = peak(lambda: model(TOKENS[:1, :1]))
+    slack = 12 << 20
+    assert loaded_peak <= weights // world + slack, loaded_peak
+    layer = weights // len(model.model.layers)
+    assert computed_peak <= 3 * layer + slack, computed_peak
+
+
+def check_tied(rank: int, world: int) -> None:
+    model = loaded(DATA / "tied")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    require_equal(model, DATA / "tied")
+
+
+def check_dense_layers_that_are_cut_by_columns_too(rank: int, world: int) -> None:
+    model = distributed.empty_model(DATA / "dense")
+    mesh = init_device_mesh("cpu", (world,))
+    for layer in model.model.layers:
+        styles = {"mlp.up_proj": ColwiseParallel(), "mlp.gate_proj": ColwiseParallel()}
+        parallelize_module(layer, mesh, styles | {"mlp.down_proj": RowwiseParallel()})
+    distributed.load_checkpoint(model, DATA / "dense")
+    expected = nf4.load(DATA / "dense")["model.layers.1.mlp.down_proj.weight"]
+    found = model.model.layers[1].mlp.down_proj.weight
+    assert found.to_local().shape[1] < expected.shape[1]
+    assert torch.equal(found.full_tensor(), torch.from_numpy(expected))
+
+
+def check_cut_layers(rank: int, world: int) -> None:
+    """Tensor parallelism of a model on meta: the parts, with their biases, are those of a model
+    that was cut when it had its weights."""
+    mesh = init_device_mesh("cpu", (world,))
+    for name in ("quantized", "flat", "gptq", "compressed"):
+        whole, model = (distributed.empty_model(DATA / name) for _ in range(2))
+        distributed.load_checkpoint(whole, DATA / name)
+        for each in (whole, model):
+            for layer in each.model.layers:
+                up, down = distributed.ColwiseParallel, distributed.RowwiseParallel
+                styles = {"mlp.up_proj": up(), "mlp.gate_proj": up(), "mlp.down_proj": down()}
+                parallelize_module(layer, mesh, styles)
+        distributed.load_checkpoint(model, DATA / name)
+        state = whole.state_dict()
+        for key, each in model.state_dict().items():
+            assert torch.equal(each, state[key]), (name, key)
+        assert torch.equal(model(TOKENS).logits, whole(TOKENS).logits)
+
+
+def check_a_file_that_one_rank_has_not(rank: int, world: int) -> None:
+    """As where each machine has a copy of its own."""
+    folder = DATA / "broken" if rank == 1 else DATA / "dense"
+    model = sharded(distributed.empty_model(DATA / "dense"))
+    said = fails(FormatError, lambda: distributed.load_checkpoint(model, folder))
+    assert "its shard model-00002-of-00002.safetensors is missing" in said
+    assert rank == 1 or "rank 1 failed" in said
+
+
+def check_ranks_with_different_checkpoints(rank: int, world: int) -> None:
+    folder = DATA / "quantized" if rank == 2 else DATA / "dense"
+    model = sharded(distributed.empty_model(DATA / "dense"))
+    said = fails(FormatError, lambda: distributed.load_checkpoint(model, folder))
+    assert "ranks read different checkpoints" in said
+    assert "4-bit in nf4 of 64" in said
+
+
+def check_a_tensor_of_another_shape(rank: int, world: int) -> None:
+    model = sharded(distributed.empty_model(DATA / "dense"))
+    said = fails(FormatError, lambda: distributed.load_checkpoint(model, DATA / "wide"))
+    assert "in the model" in said
+    assert "its shape is" in said
+
+
+def check_a_buffer_that_no_checkpoint_has(rank: int, world: int) -> None:
+    model = sharded(distributed.empty_model(DATA / "dense"))
+    model.model.rotary_emb.to("meta")
+    said = fails(InvalidArgument, lambda: distributed.load_checkpoint(model, DATA / "dense"))
+    assert "model.rotary_emb.inv_freq is on meta" in said
+
+
+# With them, as each start of processes takes long.
+globals().update({n: each for n, each in vars(dcp_checks).items() if n.startswith("check_")})

@@ -1,0 +1,166 @@
+"""torch.ops.nf4.linear_grouped: values, gradients, compilers, and what is refused."""
+
+import nf4
+import nf4.torch
+import pytest
+import torch
+
+EXPERTS, ROWS, COLS, TOKENS, TOP_K = 5, 24, 64, 6, 2
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ALLOWED = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def stack(dtype=torch.float32, nested_blocksize=256, rows=ROWS, **options):
+    weight = torch.randn(EXPERTS, rows, COLS, generator=torch.Generator().manual_seed(1))
+    return nf4.torch.quantize(weight.to(dtype), nested_blocksize=nested_blocksize, **options)
+
+
+def routing(seed=2):
+    """The ends, the token of each row of y, and its expert."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K]] * TOKENS)
+    chosen[::2] = (chosen[::2] + 1) % EXPERTS
+    experts, order = chosen.flatten().sort(stable=True)
+    ends = torch.bincount(experts, minlength=EXPERTS).cumsum(0).int()
+    return ends, (order // TOP_K).int(), experts
+
+
+def operands(dtype, requires_grad=True):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(TOKENS, COLS, generator=generator).to(dtype)
+    bias = torch.randn(EXPERTS, ROWS, generator=generator).to(dtype)
+    return x.requires_grad_(requires_grad), bias.requires_grad_(requires_grad)
+
+
+def expected_of(weight, x, x_index, experts, bias):
+    dense = nf4.torch.dequantize(weight, torch.float32).double()
+    return torch.einsum("mk,mnk->mn", x.double()[x_index.long()], dense[experts]) + bias[experts]
+
+
+def error(found, expected):
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+@pytest.mark.parametrize("nested_blocksize", [0, 32, 256])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_and_gradients(dtype, nested_blocksize):
+    weight = stack(dtype, nested_blocksize)
+    ends, x_index, experts = routing()
+    x, bias = operands(dtype)
+    y = nf4.torch.linear_grouped(x, weight, ends, x_index=x_index, bias=bias)
+    expected = expected_of(weight, x, x_index, experts, bias)
+    assert y.dtype == dtype and error(y, expected) <= ALLOWED[dtype]
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    found = torch.autograd.grad(y, (x, bias), grad)
+    for each, exact in zip(
+        found, torch.autograd.grad(expected, (x, bias), grad.double()), strict=True
+    ):
+        assert each.dtype == dtype and error(each, exact) <= 2 * ALLOWED[dtype]
+
+
+def test_sorted_rows_need_no_index():
+    weight = stack()
+    ends, x_index, _ = routing()
+    x, bias = operands(torch.float32)
+    gathered = nf4.torch.linear_grouped(x, weight, ends, x_index=x_index, bias=bias)
+    rows = x[x_index.long()]
+    y = nf4.torch.linear_grouped(rows, weight, ends, bias=bias)
+    assert torch.equal(y, gathered)
+    grad = torch.randn_like(y)
+    for one, other in zip(
+        torch.autograd.grad(y, (x, bias), grad),
+        torch.autograd.grad(gathered, (x, bias), grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_second_order_and_rows_of_no_expert():
+    weight = stack()
+    ends, x_index, _ = routing()
+    ends = (ends - 3).clamp(min=0)  # the last rows have no expert
+    x_index = x_index.clone()
+    x_index[1] = -1
+    x, _ = operands(torch.float32)
+    inside = (torch.arange(len(x_index)) < ends[-1])[:, None]
+    y = nf4.torch.linear_grouped(x, weight, ends, x_index=x_index)
+    assert not y[1].any()
+    grad = torch.randn(y.shape, requires_grad=True)
+    (grad_x,) = torch.autograd.grad(y, x, grad, create_graph=True)
+    direction = torch.randn_like(x)
+    (back,) = torch.autograd.grad(grad_x, grad, direction)
+    # grad_x is linear in grad: what comes back is the product of the direction.
+    forward = nf4.torch.linear_grouped(direction, weight, ends, x_index=x_index)
+    torch.testing.assert_close(back, torch.where(inside, forward, 0))
+    assert not back[~inside.flatten()].any()
+
+
+def test_the_operator_passes_torchs_checks():
+    weight = stack()
+    ends, x_index, _ = routing()
+    x, bias = operands(torch.float32)
+    parts = nf4.torch._weight.WeightParts.of(weight).arguments()
+    op = torch.ops.nf4.linear_grouped.default
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(op, (x, ends, x_index, bias, *parts), test_utils=tests)
+    grad_y = torch.randn(len(x_index), ROWS, requires_grad=True)
+    op = torch.ops.nf4.linear_grouped_backward.default
+    torch.library.opcheck(op, (grad_y, ends, x_index, TOKENS, *parts), test_utils=tests)
+
+
+def test_compiled_with_gradients():
+    weight = stack()
+    x, bias = operands(torch.float32)
+
+    def loss(x, bias, ends, x_index):
+        y = nf4.torch.linear_grouped(x, weight, ends, x_index=x_index, bias=bias)
+        return (y * y).sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for seed in (2, 5):
+        ends, x_index, _ = routing(seed)
+        expected = torch.autograd.grad(loss(x, bias, ends, x_index), (x, bias))
+        found = torch.autograd.grad(compiled(x, bias, ends, x_index), (x, bias))
+        torch.testing.assert_close(found, expected)
+
+
+def test_autocast_casts_x_and_bias():
+    weight = stack()
+    ends, x_index, _ = routing()
+    x, bias = operands(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = nf4.torch.linear_grouped(x, weight, ends, x_index=x_index, bias=bias)
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert x.grad.dtype == bias.grad.dtype == torch.float32
+
+
+def test_the_weight_is_frozen():
+    weight = stack(nested_blocksize=0)
+    ends, x_index, _ = routing()
+    x, _ = operands(torch.float32)
+    weight.absmax.requires_grad_()
+    with pytest.raises(nf4.InvalidArgument, match="absmax requires grad"):
+        nf4.torch.linear_grouped(x, weight, ends, x_index=x_index)
+
+
+WRONG = {
+    "x is of shape": {"x": torch.ones(2, 3, COLS)},
+    "x is of torch.int32": {"x": torch.ones(2, COLS, dtype=torch.int32)},
+    "ends is torch.int64": {"ends": torch.zeros(EXPERTS, dtype=torch.int64)},
+    "ends is torch.int32 of shape .4,.": {"ends": torch.zeros(4, dtype=torch.int32)},
+    "ends is None": {"ends": None},
+    "x_index is torch.int64": {"x_index": torch.zeros(3, dtype=torch.int64)},
+    "bias is torch.float16": {"bias": torch.zeros(EXPERTS, ROWS, dtype=torch.float16)},
+    "weight is of shape .24, 64.": {"weight": nf4.torch.quantize(torch.ones(24, 64))},
+    "weight is .*Int4Tensor": {"weight": nf4.torch.quantize_int4(torch.ones(24, 128))},
+    "ends is on meta": {"ends": torch.zeros(EXPERTS, dtype=torch.int32, device="meta")},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_wrong_is_named(message):
+    ends, *_ = routing()
+    right = {"x": torch.ones(TOKENS, COLS), "weight": stack(), "ends": ends}
+    with pytest.raises(nf4.InvalidArgument, match=message):
+        nf4.torch.linear_grouped(**right | WRONG[message])

@@ -1,0 +1,73 @@
+# ./dev wheel and ./dev release. Read by ./dev, as install.sh is.
+# shellcheck shell=bash disable=SC2154
+
+readonly DIST=$ROOT/dist WHEEL_MOST=$((20 * 1000 * 1000))
+
+# The version, which meson.build has; tests compare that of nf4.h and of Cargo.toml with it.
+version() { sed -n "s/^  version: '\(.*\)',\$/\1/p" meson.build; }
+
+# wheel [--cpu] [-D...]: an sdist of what is committed, and a wheel from it, into dist/. The wheel
+# runs where glibc is that of this machine or later, on Python 3.10 and later.
+wheel() {
+  local cuda=1 option config=() built=$CACHE/wheel file
+  for option; do
+    case $option in
+      --cpu) cuda=0 ;;
+      -D*) config+=("-Csetup-args=$option") ;;
+      *) die "wheel takes --cpu and options of Meson (-D...), not '$option'" ;;
+    esac
+  done
+  virtual_environment
+  install_lists 'the build tools' requires
+  install 'the packaging tools' "${PACKAGING_PACKAGES[@]}"
+  if [ "$cuda" = 1 ]; then
+    cuda_compiler
+    [ -n "$HAVE_CUDA" ] || die 'no nvcc for this machine; ./dev wheel --cpu makes a wheel for the CPU alone'
+    # A third less to download; every driver that runs CUDA 13 unpacks it.
+    config+=('-Csetup-args=-Dcuda_args=--compress-mode=size')
+    say 'compiling CUDA kernels: about 10 minutes on two cores'
+  fi
+  rm -rf "$built" "$DIST" && mkdir -p "$built" "$DIST"
+  PYTHONPATH=$PACKAGE/build_backend python -c \
+    'import nf4_build, sys; nf4_build.build_sdist(sys.argv[1])' "$DIST" >"$built/log" 2>&1 ||
+    { cat "$built/log" >&2 && die 'cannot make the sdist; what it said is above'; }
+  NF4_CUDA=$cuda python -m pip wheel -q --no-deps --no-build-isolation "${config[@]}" -w "$built" \
+    "$DIST/libnf4-$(version).tar.gz" >&2
+  # The extension module keeps to the stable ABI of 3.10; the build backend names its own Python.
+  python -m wheel tags --remove --python-tag cp310 "$built"/*.whl >/dev/null
+  python -m auditwheel repair --strip -w "$DIST" "$built"/*.whl >"$built/log" 2>&1 ||
+    { cat "$built/log" >&2 && die 'auditwheel refuses the wheel; what it said is above'; }
+  file=$(echo "$DIST"/*.whl)
+  say "$file: $(($(stat -c %s "$file") / 1000)) kB"
+  [ "$(stat -c %s "$file")" -le "$WHEEL_MOST" ] || die "a wheel is to have at most $WHEEL_MOST bytes"
+}
+
+# release [--dry-run] [options of wheel]: all that is published, in dist/, and its checksums; then the
+# tag. Nothing is uploaded. A dry run goes on where something is not ready, and makes no tag.
+release() {
+  local dry='' number tag
+  number=$(version) tag=v$number
+  if [ "${1:-}" = --dry-run ]; then
+    dry=1
+    shift
+  fi
+  unready() { if [ -n "$dry" ]; then say "not ready: $*"; else die "$*"; fi; }
+  grep -q "^## \[$number\] - 20" CHANGELOG.md ||
+    unready "CHANGELOG.md has no section '## [$number] - <date>'"
+  [ -z "$(git status --porcelain)" ] || unready 'there are changes that are not committed'
+  [ -z "$(git tag -l "$tag")" ] || unready "there is a tag $tag"
+  install_tests
+  python tests/gpu/record.py --release >&2 || unready 'the GPU record does not cover this code'
+  wheel "$@"
+  bash tests/packaging/wheel.sh "$CACHE/wheel-user" "$DIST"/*.whl >&2 || die 'the wheel does not work'
+  NF4_LIB_DIR=$CACHE/wheel-user/$(cd "$CACHE/wheel-user" && echo lib/python*/site-packages/nf4/lib) \
+    CARGO_TARGET_DIR=$CACHE/rust cargo package --workspace --exclude nf4-examples --allow-dirty -q >&2
+  cp "$CACHE/rust/package/"*"-$number.crate" "$DIST/"
+  (cd "$DIST" && sha256sum -- * >SHA256SUMS && cat SHA256SUMS)
+  if [ -n "$dry" ]; then
+    say "a dry run: no tag $tag"
+  else
+    git tag -a "$tag" -m "libnf4 $number"
+    say "tagged $tag; publish dist/ with twine and cargo publish, and push the tag"
+  fi
+}
