@@ -156,10 +156,10 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
                 own.copy_(frozen_part.whole(tensor))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # FSDP2 sets parts that it shards, or has gathered, as parameters.
-        buffers = self.__dict__.get("_buffers", ())
-        if name in buffers and isinstance(value, nn.Parameter):
-            buffers[name] = value
+        # FSDP2 sets the parts that it shards, or has gathered, as parameters: in their places.
+        if type(value) is not nn.Parameter and isinstance(value, nn.Parameter):
+            own = self._buffers if name in self._buffers else self._parameters
+            own[name] = value
         else:
             super().__setattr__(name, value)
 
