@@ -1,15 +1,21 @@
-//! Finds libnf4: the folder `NF4_LIB_DIR`, else what pkg-config knows as `nf4`.
+//! Finds libnf4: the folder `NF4_LIB_DIR`, else what pkg-config knows as `nf4`. With the feature
+//! `vendored` it builds libnf4 with Meson instead, and links it statically.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs, io};
 
 const HELP: &str = "\
-Build libnf4 and set NF4_LIB_DIR to the folder that holds libnf4.so, for example in a clone of it
+Set NF4_LIB_DIR to the folder that holds libnf4.so or libnf4.so.0: that of the Python package,
+
+    export NF4_LIB_DIR=$(python -c 'import nf4, os; print(os.path.dirname(nf4.get_library()))')
+
+or, in a clone, that of a build:
 
     meson setup build-pkg -Dcuda=disabled && meson compile -C build-pkg
     export NF4_LIB_DIR=$PWD/build-pkg/lib
 
-or install it where pkg-config finds nf4.pc (see PKG_CONFIG_PATH).";
+Or install it where pkg-config finds nf4.pc (see PKG_CONFIG_PATH). The feature `vendored` builds it.";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -19,20 +25,35 @@ fn main() {
     if env::var_os("DOCS_RS").is_some() {
         return;
     }
+    if env::var_os("CARGO_FEATURE_VENDORED").is_some() {
+        return link_vendored();
+    }
     match env::var_os("NF4_LIB_DIR") {
         Some(folder) => link_folder(Path::new(&folder)),
         None => link_installed(),
     }
 }
 
+/// The library in a folder: a wheel has no link for the linker.
+fn library_in(folder: &Path) -> Option<PathBuf> {
+    ["libnf4.so", "libnf4.so.0"]
+        .map(|name| folder.join(name))
+        .into_iter()
+        .find(|path| path.is_file())
+}
+
+fn out_dir() -> PathBuf {
+    PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"))
+}
+
 fn link_folder(folder: &Path) {
-    if !folder.join("libnf4.so").is_file() {
+    let Some(library) = library_in(folder) else {
         fail(&format!(
             "NF4_LIB_DIR is {}, which holds no libnf4.so.",
             folder.display()
         ));
-    }
-    let search = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    };
+    let search = out_dir();
     if let Err(error) = link_into(folder, &search) {
         fail(&format!(
             "Cannot link {} into {}: {error}.",
@@ -40,12 +61,11 @@ fn link_folder(folder: &Path) {
             search.display()
         ));
     }
-    println!(
-        "cargo:rerun-if-changed={}",
-        folder.join("libnf4.so").display()
-    );
+    println!("cargo:rerun-if-changed={}", library.display());
     println!("cargo:rustc-link-search=native={}", search.display());
     println!("cargo:rustc-link-lib=dylib=nf4");
+    // For the rpath of programs that start without cargo: DEP_NF4_LIB_DIR.
+    println!("cargo:lib_dir={}", folder.display());
 }
 
 /// Makes links to the library in `search`, under the names of all its versions. Cargo
@@ -53,18 +73,97 @@ fn link_folder(folder: &Path) {
 /// what it runs: so `cargo test` and `cargo run` find libnf4 and no rpath is needed.
 fn link_into(folder: &Path, search: &Path) -> io::Result<()> {
     let folder = folder.canonicalize()?;
+    let link = |name: &str, target: &Path| -> io::Result<()> {
+        let link = search.join(name);
+        if link.symlink_metadata().is_ok() {
+            fs::remove_file(&link)?;
+        }
+        std::os::unix::fs::symlink(target, &link)
+    };
     for entry in fs::read_dir(&folder)? {
         let name = entry?.file_name();
         let target = folder.join(&name);
-        if name.to_string_lossy().starts_with("libnf4.so") && target.is_file() {
-            let link = search.join(&name);
-            if link.symlink_metadata().is_ok() {
-                fs::remove_file(&link)?;
-            }
-            std::os::unix::fs::symlink(&target, &link)?;
+        let name = name.to_string_lossy();
+        if name.starts_with("libnf4.so") && target.is_file() {
+            link(&name, &target)?;
         }
     }
-    Ok(())
+    match library_in(&folder) {
+        Some(library) => link("libnf4.so", &library),
+        None => Ok(()),
+    }
+}
+
+/// Builds the sources around this crate, in a clone or a git dependency, or those of NF4_SOURCE_DIR.
+fn link_vendored() {
+    println!("cargo:rerun-if-env-changed=NF4_SOURCE_DIR");
+    println!("cargo:rerun-if-env-changed=NF4_MESON_OPTIONS");
+    let source = env::var_os("NF4_SOURCE_DIR").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.."),
+        PathBuf::from,
+    );
+    if !source.join("include/nf4/nf4.h").is_file() {
+        fail(&format!(
+            "the feature vendored needs the sources of libnf4, which are not in {}: \
+             use a git dependency, or set NF4_SOURCE_DIR to a clone.",
+            source.display()
+        ));
+    }
+    for folder in ["include", "lib", "meson.build", "meson.options"] {
+        println!("cargo:rerun-if-changed={}", source.join(folder).display());
+    }
+    let (build, prefix) = (out_dir().join("meson"), out_dir().join("prefix"));
+    // A build folder of other options or of a broken run would be kept by Meson.
+    let _ = fs::remove_dir_all(&build);
+    let options = env::var("NF4_MESON_OPTIONS").unwrap_or_default();
+    meson(
+        Command::new("meson")
+            .args(["setup", "--libdir=lib", "-Ddefault_library=static"])
+            .args(["-Dtests=disabled", "-Dpython_extension=disabled"])
+            .arg(format!("--prefix={}", prefix.display()))
+            .args(options.split_whitespace())
+            .arg(&build)
+            .arg(&source),
+    );
+    meson(Command::new("meson").args(["compile", "-C"]).arg(&build));
+    meson(
+        Command::new("meson")
+            .args(["install", "--quiet", "--no-rebuild", "-C"])
+            .arg(&build),
+    );
+    link_static(&prefix);
+}
+
+fn meson(command: &mut Command) {
+    match command.output() {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => fail(&format!(
+            "Meson cannot build libnf4:\n{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )),
+        Err(error) => fail(&format!(
+            "the feature vendored builds libnf4 with Meson, which does not run ({error}): \
+             pip install meson ninja."
+        )),
+    }
+}
+
+/// Links what nf4.pc of a prefix with the static library names.
+fn link_static(prefix: &Path) {
+    let lib = prefix.join("lib");
+    let text = fs::read_to_string(lib.join("pkgconfig/nf4.pc"))
+        .unwrap_or_else(|error| fail(&format!("cannot read nf4.pc: {error}")));
+    let libs = text.lines().find_map(|line| line.strip_prefix("Libs:"));
+    println!("cargo:rustc-link-search=native={}", lib.display());
+    println!("cargo:rustc-link-lib=static=nf4");
+    for word in libs.unwrap_or_default().split_whitespace() {
+        if let Some(folder) = word.strip_prefix("-L").filter(|word| !word.contains('$')) {
+            println!("cargo:rustc-link-search=native={folder}");
+        } else if let Some(name) = word.strip_prefix("-l").filter(|name| *name != "nf4") {
+            println!("cargo:rustc-link-lib={name}");
+        }
+    }
 }
 
 fn link_installed() {
@@ -79,8 +178,7 @@ fn link_installed() {
             "NF4_LIB_DIR is not set and pkg-config does not find nf4: {error}"
         )),
     };
-    let holds_it = |folder: &&PathBuf| folder.join("libnf4.so").is_file();
-    match paths.iter().find(holds_it) {
+    match paths.iter().find(|folder| library_in(folder).is_some()) {
         Some(folder) => link_folder(folder),
         // pkg-config names no folder where the linker and the loader search anyway.
         None => println!("cargo:rustc-link-lib=dylib=nf4"),

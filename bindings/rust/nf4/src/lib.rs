@@ -33,7 +33,7 @@
 //!
 //! # Building
 //! The crate `nf4-sys` links libnf4.so: from the folder in `NF4_LIB_DIR`, else as pkg-config
-//! finds it.
+//! finds it; with the feature `vendored` it builds libnf4 and links it statically.
 
 mod batch;
 #[cfg(feature = "cudarc")]
