@@ -38,7 +38,9 @@ def _functions(script: str, *, at: Path = ROOT, **environment: str) -> subproces
 
 
 def test_every_file_that_dev_names_exists() -> None:
-    text = (DEV.read_text() + INSTALL.read_text() + WHEEL.read_text()).replace("$PACKAGE/", "bindings/python/")
+    text = (DEV.read_text() + INSTALL.read_text() + WHEEL.read_text()).replace(
+        "$PACKAGE/", "bindings/python/"
+    )
     names = set(re.findall(r"(?<![\w/$}])(?:bindings|examples|tests|tools)/[\w./-]+\.\w+", text))
     assert {"tests/bench/bench.py", "tools/tally.py", "tools/install.sh"} <= names
     assert {"bindings/python/build_backend/nf4_build.py", "tests/packaging/wheel.sh"} <= names
