@@ -1,5 +1,6 @@
-// The gradient of an adapter's half by cuBLAS, on the handle that torch has for its current device
-// and stream: torch's own addmm with another out_dtype, without what the host does around it.
+// Products of dense matrices in 16 bits by cuBLAS, on the handle that torch has for its current
+// device and stream: torch's own addmm, also with another dtype for its result, without what the
+// host does around it.
 #ifndef NF4_BLAS_HPP
 #define NF4_BLAS_HPP
 
@@ -12,9 +13,14 @@
 
 namespace nf4_torch {
 
-// Of torch/csrc/stable/c/shim.h, and of cublas_v2.h, whose enums are int here.
+// Of torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch, and of cublas_v2.h, whose enums
+// are int here.
 struct Blas {
   Error (*device)(int32_t *);
+  Error (*from_blob)(void *data, int64_t dimensions, const int64_t *sizes, const int64_t *strides,
+                     int64_t offset, int32_t dtype, int32_t device_type, int32_t device_index,
+                     TensorHandle *);
+  Error (*copy)(TensorHandle to, TensorHandle from, int32_t non_blocking);
   Error (*handle)(void **);
   int (*set_math_mode)(void *handle, int mode);
   int (*gemm)(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
@@ -24,7 +30,10 @@ struct Blas {
 inline Blas blas;  // zeros where torch has no CUDA
 
 inline constexpr std::array kBlas{"aoti_torch_get_current_device_index",
-                                  "torch_get_current_cuda_blas_handle", "cublasSetMathMode",
+                                  "aoti_torch_create_tensor_from_blob",
+                                  "aoti_torch_copy_",
+                                  "torch_get_current_cuda_blas_handle",
+                                  "cublasSetMathMode",
                                   "cublasGemmEx"};
 static_assert(sizeof(Blas) == kBlas.size() * sizeof(void *));
 
@@ -49,7 +58,8 @@ inline bool read_rows(const dl_tensor &view, Rows &found) {
          fits(found.cols, 1) && fits(found.stride, 1);
 }
 
-// Does transposed_product take these, for a contiguous result of a dtype?
+// Can left and right, of as many rows, be multiplied on torch's current device, for a contiguous
+// result of a dtype?
 inline bool can_multiply(const Rows &left, const Rows &right, nf4_dtype out) {
   int32_t device = -1;
   return blas.gemm != nullptr && left.rows == right.rows && left.dtype == right.dtype &&
@@ -57,9 +67,11 @@ inline bool can_multiply(const Rows &left, const Rows &right, nf4_dtype out) {
          blas.device(&device) == 0 && device == left.device;
 }
 
-// out = scale left^T right, summed in binary32.
-inline void transposed_product(const Rows &left, const Rows &right, float scale, void *out,
-                               nf4_dtype out_dtype) {
+enum class Left { kPlain, kTransposed };
+
+// out = scale left right + kept out, summed in binary32.
+inline void multiply(Left how, const Rows &left, const Rows &right, float scale, float kept,
+                     void *out, nf4_dtype out_dtype) {
   constexpr int kNoTranspose = 0, kTranspose = 1, kCompute32F = 68, kDefault = -1;
   constexpr int kDefaultMath = 0, kNoReducedPrecisionReduction = 16;
   const auto type_of = [](nf4_dtype dtype) {  // cudaDataType
@@ -67,19 +79,48 @@ inline void transposed_product(const Rows &left, const Rows &right, float scale,
   };
   void *handle = nullptr;
   require_torch(blas.handle(&handle), "find its cuBLAS handle");
-  const int type = type_of(left.dtype);
-  const int rank = static_cast<int>(left.cols), cols = static_cast<int>(right.cols);
-  const float zero = 0;
-  // cuBLAS is column-major, and so computes out^T = scale right^T left.
+  const bool transposed = how == Left::kTransposed;
+  const int type = type_of(left.dtype), cols = static_cast<int>(right.cols);
+  const int rows = static_cast<int>(transposed ? left.cols : left.rows);
+  // cuBLAS is column-major, and so computes out^T = right^T left^T.
   int failed = blas.set_math_mode(handle, kNoReducedPrecisionReduction);
   if (failed == 0)
-    failed = blas.gemm(handle, kNoTranspose, kTranspose, cols, rank, static_cast<int>(left.rows),
-                       &scale, right.data, type, static_cast<int>(right.stride), left.data, type,
-                       static_cast<int>(left.stride), &zero, out, type_of(out_dtype), cols,
-                       kCompute32F, kDefault);
+    failed =
+        blas.gemm(handle, kNoTranspose, transposed ? kTranspose : kNoTranspose, cols, rows,
+                  static_cast<int>(right.rows), &scale, right.data, type,
+                  static_cast<int>(right.stride), left.data, type, static_cast<int>(left.stride),
+                  &kept, out, type_of(out_dtype), cols, kCompute32F, kDefault);
   blas.set_math_mode(handle, kDefaultMath);  // as torch leaves it
   if (failed != 0) throw std::runtime_error("nf4: cuBLAS failed");
 }
+
+// A new matrix on a GPU, in 16 bits, and its memory.
+class Matrix {
+ public:
+  Matrix(int64_t rows, int64_t cols, nf4_dtype dtype, int32_t device)
+      : tensor_(Tensor::empty({rows, cols},
+                              dtype == NF4_DTYPE_FP16 ? codes.float16 : codes.bfloat16, codes.cuda,
+                              device)),
+        rows_{tensor_.data(), dtype, device, rows, cols, cols} {}
+
+  // Takes over a float32 matrix, rounded.
+  void round(const void *from, int64_t stride) {
+    const int64_t sizes[] = {rows_.rows, rows_.cols}, strides[] = {stride, 1};
+    TensorHandle handle = nullptr;
+    require_torch(blas.from_blob(const_cast<void *>(from), 2, sizes, strides, 0, codes.float32,
+                                 codes.cuda, rows_.device, &handle),
+                  "take a matrix");
+    const Tensor source(handle);
+    require_torch(blas.copy(tensor_.handle(), source.handle(), 1), "cast a matrix");
+  }
+
+  const Rows &rows() const { return rows_; }
+  void *data() const { return tensor_.data(); }
+
+ private:
+  Tensor tensor_;
+  Rows rows_;
+};
 
 }  // namespace nf4_torch
 

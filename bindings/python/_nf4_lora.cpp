@@ -1,4 +1,6 @@
 // Python's entries for an adapter beside a weight, and for the gradients (_nf4_ops.cpp).
+#include <optional>
+
 #include "_nf4_blas.hpp"
 #include "_nf4_fast.h"
 #include "_nf4_python.hpp"
@@ -81,15 +83,37 @@ PyObject *adapter_grad(PyObject *, PyObject *const *arguments, Py_ssize_t count)
     return none();
   Outputs made;
   void *const out = made.matrix(arguments[3], *like, l.cols, r.cols);
-  return made.after([&] { transposed_product(l, r, scale, out, dtype_of(&*like)); });
+  return made.after([&] { multiply(Left::kTransposed, l, r, scale, 0, out, dtype_of(&*like)); });
+}
+
+// One half of an adapter, [rows, cols], in the dtype of x: its memory, or that of `copy`.
+Rows narrowed(const nf4_lora &lora, const void *half, int64_t rows, int64_t cols, int64_t stride,
+              const Rows &x, std::optional<Matrix> &copy) {
+  if (lora.dtype == x.dtype) return {half, x.dtype, x.device, rows, cols, stride};
+  copy.emplace(rows, cols, x.dtype, x.device).round(half, stride);
+  return copy->rows();
+}
+
+// dX and q = dY B by a dense weight.
+void multiply_dense_gradient(const Product<Codebook> &product, const dl_tensor &grad_y,
+                             const Rows &of_y, const nf4_lora &lora, Matrix &q) {
+  const nf4_tensor &weight = product.weight;
+  std::optional<Matrix> of_a, of_b;
+  const Rows a = narrowed(lora, lora.a, lora.rank, weight.cols, lora.a_stride, of_y, of_a);
+  const Rows b = narrowed(lora, lora.b, weight.rows, lora.rank, lora.b_stride, of_y, of_b);
+  multiply(Left::kPlain, of_y, b, 1, 0, q.data(), of_y.dtype);
+  const Matrix dense(weight.rows, weight.cols, of_y.dtype, of_y.device);
+  dequantize_to(dense.data(), grad_y, weight);
+  multiply(Left::kPlain, of_y, dense.rows(), 1, 0, product.args.y, of_y.dtype);
+  multiply(Left::kPlain, q.rows(), a, lora.scale, 1, product.args.y, of_y.dtype);
 }
 
 PyDoc_STRVAR(adapted_grads_doc,
-             "adapted_grads(grad_y, x, p, weight, a, b, scale)\n--\n\n"
+             "adapted_grads(grad_y, x, p, weight, a, b, scale, fused)\n--\n\n"
              "On a GPU in 16 bits, for y and p of linear_adapted: dX, dA and dB, new; None if "
-             "nothing was done.");
+             "nothing was done. fused: without a dense weight.");
 PyObject *adapted_grads(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
-  if (!count_is(count, 7)) return nullptr;
+  if (!count_is(count, 8)) return nullptr;
   PyObject *const *const given_adapter = arguments + 4;
   View grad_y, x, p;
   WeightViews<Codebook> weight{};
@@ -100,27 +124,28 @@ PyObject *adapted_grads(PyObject *, PyObject *const *arguments, Py_ssize_t count
   if (is_int4(arguments[3]) || !view_plain(arguments[0], grad_y) || !view_of(arguments[1], x) ||
       is_negative(arguments[1]) || !view_of(arguments[2], p) ||
       !view_weight(arguments[3], weight) || read_gradient(*grad_y, weight, product) ||
-      !view_adapter(given_adapter, adapter) || read_adapter(adapter, *grad_y, product, lora))
+      !view_adapter(given_adapter, adapter) || read_adapter(adapter, *grad_y, product, lora) ||
+      !read_rows(*grad_y, of_y) || !read_rows(*x, of_x) || !read_rows(*p, of_p))
     return none();
-  const dl_tensor &a = *adapter.a, &b = *adapter.b;
   const int64_t m = product.args.m, cols = product.weight.cols;
-  if (!read_rows(*grad_y, of_y) || !read_rows(*x, of_x) || !read_rows(*p, of_p)) return none();
-  Rows of_q{nullptr, of_y.dtype, of_y.device, m, lora.rank, lora.rank};
-  if (of_x.cols != cols || of_p.cols != lora.rank || !can_multiply(of_q, of_x, lora.dtype) ||
+  if (of_x.cols != cols || of_p.cols != lora.rank || !can_multiply(of_y, of_x, lora.dtype) ||
       !can_multiply(of_y, of_p, lora.dtype))
     return none();
+  const bool fused = arguments[7] == Py_True;
   Outputs made;
   product.args.y = made.take(new_output(arguments[0], *grad_y, cols), *grad_y, m * cols);
-  void *const grad_a = made.matrix(given_adapter[0], a, lora.rank, cols);
-  void *const grad_b = made.matrix(given_adapter[1], b, of_y.cols, lora.rank);
+  void *const grad_a = made.matrix(given_adapter[0], *adapter.a, lora.rank, cols);
+  void *const grad_b = made.matrix(given_adapter[1], *adapter.b, of_y.cols, lora.rank);
   return made.after([&] {
-    const int32_t dtype = product.args.dtype == NF4_DTYPE_FP16 ? codes.float16 : codes.bfloat16;
-    const Tensor q = Tensor::empty({m, lora.rank}, dtype, codes.cuda, grad_y->device_id);
-    lora.product = q.data();
-    multiply_gradient(product, *grad_y);
-    of_q.data = q.data();
-    transposed_product(of_q, of_x, lora.scale, grad_a, lora.dtype);
-    transposed_product(of_y, of_p, lora.scale, grad_b, lora.dtype);
+    Matrix q(m, lora.rank, of_y.dtype, of_y.device);
+    if (fused) {
+      lora.product = q.data();
+      multiply_gradient(product, *grad_y);
+    } else {
+      multiply_dense_gradient(product, *grad_y, of_y, lora, q);
+    }
+    multiply(Left::kTransposed, q.rows(), of_x, lora.scale, 0, grad_a, lora.dtype);
+    multiply(Left::kTransposed, of_y, of_p, lora.scale, 0, grad_b, lora.dtype);
   });
 }
 

@@ -124,6 +124,7 @@ class Tensor {
   }
 
   explicit operator bool() const { return handle_ != nullptr; }
+  TensorHandle handle() const { return handle_.get(); }
   Value release() { return reinterpret_cast<Value>(handle_.release()); }
 
   void *data() const { return get<void *>(torch.data); }

@@ -1,11 +1,12 @@
 """One token through decoder layers of LLaMA-70B's shape under tensor parallelism, as each of
 torchrun's processes runs it: NF4Linear and dense layers, cut over the GPUs, and whole on each. A
-CUDA graph holds all layers, with their all-reduces."""
+CUDA graph holds all layers, with their all-reduces; layers of NF4Linear also compiled by
+torch.compile, which makes norms and other small work faster alike."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ HEAD, LAYERS = HIDDEN // HEADS, 4
 REPLAYS, TURNS = 4, 15
 CUT, ONE, DENSE, DENSE_ONE = "libnf4", "libnf4, one GPU", "dense", "dense, one GPU"
 FORMS = (CUT, ONE, DENSE, DENSE_ONE)
+COMPILED = {CUT: "libnf4, compiled", ONE: "libnf4, one GPU, compiled"}
 MOST_ERROR = 2e-2  # of y: both round to bf16 after each product, and sums are of rounded halves
 _SHAPES = {
     "q_proj": (HIDDEN, HIDDEN),
@@ -110,19 +112,24 @@ def models(place: str, mesh: Any) -> dict[str, nn.Sequential]:
     return found
 
 
+def _call(layer: nn.Module, x: Tensor) -> Tensor:
+    return layer(x)
+
+
 class Step:
     """A captured step of all layers."""
 
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
+    def __init__(self, model: nn.Sequential, x: Tensor, compiles: bool = False) -> None:
+        run = torch.compile(_call, fullgraph=True, dynamic=False) if compiles else _call
         self.stream = torch.cuda.Stream()
         with torch.no_grad(), torch.cuda.stream(self.stream):
             for _ in range(2):
-                model(x)
+                functools.reduce(lambda x, layer: run(layer, x), model, x)
             torch.cuda.synchronize()
             dist.barrier()
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=self.stream):
-                self.y = model(x)
+                self.y = functools.reduce(lambda x, layer: run(layer, x), model, x)
 
     def __call__(self) -> float:
         """Microseconds of one layer, of the rank that takes longest."""
@@ -143,17 +150,19 @@ class Step:
 
 
 def run(place: str) -> Mapping[str, Any]:
-    """The figures; the same on every rank. Raises WrongResult before anything is timed."""
+    """The figures, us of a layer; the same on every rank. Raises WrongResult before anything is
+    timed. Graphs are gone when it returns: no process group is destroyed before them."""
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     torch.manual_seed(0)
     made = models(place, mesh)
     x = torch.randn(1, 1, HIDDEN, dtype=DTYPE, device=place)
     steps = {form: Step(model, x) for form, model in made.items()}
+    steps |= {name: Step(made[form], x, compiles=True) for form, name in COMPILED.items()}
     for each in steps.values():
         each()
     errors = {
         form: float(f"{require(form, MOST_ERROR, steps[ONE].y, each.y):.3e}")
         for form, each in steps.items()
     }
-    times = taken({form: partial(each) for form, each in steps.items()}, TURNS, 1, rotate=True)
+    times = taken(steps, TURNS, 1, rotate=True)
     return {form: summary(each).figures() | {"error": errors[form]} for form, each in times.items()}

@@ -134,6 +134,8 @@ def check_memory_and_traffic(rank, world):
     made.unshard()
     gathered = [out for each in group.fsdp_params for out in each.all_gather_outputs]
     assert sum(each.nbytes for each in gathered) <= 0.53 * 384 * 512
+    # As floats, bytes that are a NaN's would be changed by copies.
+    assert {each.dtype for each in gathered} == {torch.uint8}
     stored = [made.stored(name).untyped_storage() for name in ("weight", "absmax")]
     outputs = [each.untyped_storage().data_ptr() for each in gathered]
     assert [each.data_ptr() for each in stored] == outputs  # nothing was copied

@@ -1,5 +1,5 @@
-"""Checks that several processes run together, on the CPU with gloo: started once for all of them,
-as that takes longer than they do."""
+"""Checks that several processes run together, on the CPU with gloo, or on a GPU each with nccl:
+started once for all of them, as that takes longer than they do."""
 
 import datetime
 import importlib
@@ -15,10 +15,12 @@ import torch.multiprocessing
 TIMEOUT = datetime.timedelta(seconds=60)
 
 
-def _main(rank, world, module, names, folder):
+def _main(rank, world, module, names, folder, backend):
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", store, TIMEOUT, world_size=world, rank=rank)
+    dist.init_process_group(backend, store, TIMEOUT, world_size=world, rank=rank)
     checks, found = importlib.import_module(module), {}
     for name in names:
         try:
@@ -35,11 +37,12 @@ def _main(rank, world, module, names, folder):
     dist.destroy_process_group()
 
 
-def run(module, names, world, folder):
+def run(module, names, world, folder, backend="gloo"):
     """What each check raised on each rank, by its name; None where it passed. Those after one that
     failed are not run."""
     try:
-        torch.multiprocessing.spawn(_main, (world, module, names, str(folder)), nprocs=world)
+        arguments = (world, module, names, str(folder), backend)
+        torch.multiprocessing.spawn(_main, arguments, nprocs=world)
     except Exception as error:
         print(error, file=sys.stderr)
     files = [Path(folder, f"{rank}.json") for rank in range(world)]

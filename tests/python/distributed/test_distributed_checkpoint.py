@@ -34,7 +34,8 @@ def llama(tied: bool = False, hidden: int = 128) -> transformers.PreTrainedModel
     torch.manual_seed(hidden)
     config = transformers.LlamaConfig(
         hidden_size=hidden, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=100, attention_bias=True, mlp_bias=True, tie_word_embeddings=tied,
+        num_key_value_heads=2, vocab_size=100, attention_bias=True, mlp_bias=True,
+        tie_word_embeddings=tied,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config).eval()
 

@@ -40,6 +40,4 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tensor_parallel(name, found):
-    everywhere = found(NAMES[name])[name]
-    failed = {rank: error for rank, error in enumerate(everywhere) if error is not None}
-    assert not failed, "\n".join(f"rank {rank}: {error}" for rank, error in failed.items())
+    ranks.require_passed(found(NAMES[name])[name])

@@ -101,7 +101,8 @@ def test_the_gradient_of_an_adapters_half(dtype, narrow, m, rank, cols):
 @pytest.mark.parametrize("dtype", ALLOWED)
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("shape", [(1,), (3, 7), (600,)])
-def test_all_gradients_in_one_call(dtype, narrow, shape):
+@pytest.mark.parametrize("fused", [False, True])
+def test_all_gradients_in_one_call(dtype, narrow, shape, fused):
     layer = adapted(dtype, dtype if narrow else "fp32", 16)
     base, x, grad_y = (
         layer.base_layer,
@@ -111,21 +112,23 @@ def test_all_gradients_in_one_call(dtype, narrow, shape):
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     scale = layer.scaling["default"]
     _, p = _fast.linear_adapted(x, None, base.parts(), a, b, scale)
-    found = _fast.adapted_grads(grad_y, x, p, base.parts(), a, b, scale)
+    found = _fast.adapted_grads(grad_y, x, p, base.parts(), a, b, scale, fused)
     assert [each.dtype for each in found] == [x.dtype, a.dtype, b.dtype]
     flat = reference(layer, x.view(-1, IN), grad_y.view(-1, OUT))
     require_near(found, (flat[1].view(x.shape), *flat[2:]), ALLOWED[dtype])
-    again = _fast.adapted_grads(grad_y, x, p, base.parts(), a, b, scale)
+    again = _fast.adapted_grads(grad_y, x, p, base.parts(), a, b, scale, fused)
     assert all(map(torch.equal, found, again))
 
 
-def test_one_call_is_all_of_a_layers_backward_pass(monkeypatch):
+@pytest.mark.parametrize("rows", [17, 1100])
+def test_one_call_is_all_of_a_layers_backward_pass(rows, monkeypatch):
+    """With a dense weight for many rows."""
     layer, made, grads = adapted("bf16", "fp32", 8), [], _fast.adapted_grads
     monkeypatch.setattr(
         _fast, "adapted_grads", lambda *each: (made.append(grads(*each)), made[-1])[1]
     )
-    x = x_of(17, IN, grad=True)
-    layer(x).backward(x_of(17, OUT))
+    x = x_of(rows, IN, grad=True)
+    layer(x).backward(x_of(rows, OUT))
     parameters = (x, layer.lora_A["default"].weight, layer.lora_B["default"].weight)
     assert len(made) == 1 and all(map(torch.equal, made[0], (each.grad for each in parameters)))
 

@@ -149,7 +149,8 @@ def test_an_adapters_gradient_is_left_to_torch_on_a_cpu():
     for arguments in ((p, x, SCALE, A), (p, x, "1", A), (None, x, SCALE, A), (p, x, SCALE, None)):
         assert _fast.adapter_grad(*arguments) is None
     weight, grad_y = layer(torch.bfloat16).parts(), torch.randn(4, OUT).bfloat16()
-    assert _fast.adapted_grads(grad_y, x, p, weight, A, B, SCALE) is None
+    for fused in (False, True):
+        assert _fast.adapted_grads(grad_y, x, p, weight, A, B, SCALE, fused) is None
 
 
 @pytest.mark.parametrize("call", range(3))

@@ -57,10 +57,17 @@ def adapter_grad(left: Tensor, right: Tensor, scale: float, like: Tensor) -> Ten
 
 
 def adapted_grads(
-    grad_y: Tensor, x: Tensor, p: Tensor, weight: Parts, a: Tensor, b: Tensor, scale: float
+    grad_y: Tensor,
+    x: Tensor,
+    p: Tensor,
+    weight: Parts,
+    a: Tensor,
+    b: Tensor,
+    scale: float,
+    fused: bool,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """For y and p of linear_adapted in 16 bits on the current GPU: dX, dA and dB; None if nothing
-    was done."""
+    was done. fused: without a dense weight."""
     return None
 
 

@@ -19,7 +19,6 @@ from torch import nn
 from nf4.torch.distributed._agreement import layers_of, require_agreement, spec_of
 from nf4.torch.distributed._prepare import buffers_as_parameters, prepare_layers
 from nf4.torch.modules import QuantizedLinear
-from nf4.torch.modules.frozen_part import FrozenPart
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
@@ -55,12 +54,8 @@ def param_group(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    layers = layers_of(modules, params)
-    require_agreement({name: spec_of(layer) for name, layer in layers.items()}, mesh_info.mesh)
-    beside = {each.dtype for each in params if not isinstance(each, FrozenPart)}
-    if len(beside) == 1:
-        for layer in layers.values():
-            layer.gathered_beside = next(iter(beside))
+    specs = {name: spec_of(layer) for name, layer in layers_of(modules, params).items()}
+    require_agreement(specs, mesh_info.mesh)
     original(group, params, modules, mesh_info, *args, **kwargs)
 
 

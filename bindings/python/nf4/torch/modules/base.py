@@ -90,8 +90,6 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
     compute_dtype: torch.dtype | None
     # The group, and the layer's place in it.
     _siblings: tuple[Siblings, int] | None = None
-    # The dtype of what FSDP2 gathers together with the weight.
-    gathered_beside: torch.dtype = torch.int64
     # Which part of its weight a layer has that tensor parallelism has cut, for checkpoints.
     cut_of: CutOf | None = None
     # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which

@@ -83,28 +83,21 @@ class FrozenPart(Tensor):
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
-    ) -> tuple[tuple[Tensor, ...], torch.Size]:
-        """The bytes of this rank, of as many rows as each rank has. They go in the dtype of what
-        is gathered with them, where they can: FSDP2 copies tensors of one dtype in larger words
-        than those of several, which it takes for bytes."""
-        sent = _padded(self.stored, -(-outer_size[0] // mesh.size()))
-        dtype = mp_policy.param_dtype or module.gathered_beside
-        even = outer_size[0] % mesh.size() == 0 and sent.nbytes % dtype.itemsize == 0
-        return (sent.view(-1).view(dtype) if even else sent,), outer_size
+    ) -> tuple[tuple[Tensor, ...], None]:
+        """The bytes of this rank, of as many rows as each rank has. They go as integers: a copy of
+        floats would change bytes that are a NaN's."""
+        return (_padded(self.stored, -(-outer_size[0] // mesh.size())),), None
 
     def fsdp_post_all_gather(
         self,
         gathered: tuple[Tensor, ...],
-        outer_size: torch.Size,
+        metadata: None,
         param_dtype: torch.dtype,
         *,
         out: Tensor | None = None,
     ) -> tuple[FrozenPart, tuple[Tensor, ...]] | None:
         """The whole part. `out` is of the same memory, which FSDP2 frees and fills again."""
-        if out is not None:
-            return None
-        whole = gathered[0].view(-1).view(self.stored.dtype)
-        return FrozenPart(whole.view(-1, *outer_size[1:])), ()
+        return None if out is not None else (FrozenPart(gathered[0]), ())
 
 
 def _stored(value: Any) -> Any:

@@ -118,10 +118,10 @@ def _grads(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     weight, scale = ctx.weight, ctx.scale
     grad_bias = _operators.grad_of_bias(grad_y) if of_bias else None
     if grad_y.is_cuda and of_x and of_a and of_b and _private.is_idle():
-        if _kernels.uses_fused_grad(grad_y, weight):
-            made = _fast.adapted_grads(grad_y, x, p, weight, a, b, scale)
-            if made is not None:
-                return *made, grad_bias, None
+        fused = _kernels.uses_fused_grad(grad_y, weight)
+        made = _fast.adapted_grads(grad_y, x, p, weight, a, b, scale, fused)
+        if made is not None:
+            return *made, grad_bias, None
     grad_x = grad_a = grad_b = None
     if of_x or of_a:
         grad_x, q = _backward(grad_y, weight, Adapter(a, b, scale), of_x)
