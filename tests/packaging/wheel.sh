@@ -8,14 +8,15 @@
 # FOLDER is made anew. The wheel's requirements are downloaded, or lie in the folder REQUIREMENTS.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-folder=$1 wheel=$(realpath "$2") requirements=${3:-}
+folder=$(realpath -m "$1") wheel=$(realpath "$2") requirements=${3:-}
 unset PYTHONPATH NF4_LIBRARY LD_LIBRARY_PATH
 began=$(date +%s%N)
-# block PAGE LANGUAGE INDEX: of the page's blocks in a language.
+# block PAGE LANGUAGE WORD: the page's first block in a language that has the word.
 block() {
   python3 -c 'import re, sys
-page, language, index = sys.argv[1:]
-print(re.findall(rf"^```{language}\n(.*?)^```", open(page).read(), re.M | re.S)[int(index)])' "$root/$1" "$2" "$3"
+page, language, word = sys.argv[1:]
+blocks = re.findall(rf"^```{language}\n(.*?)^```", open(page).read(), re.M | re.S)
+print(next(block for block in blocks if word in block))' "$root/$1" "$2" "$3"
 }
 passed() { echo "ok: $1 ($((($(date +%s%N) - began) / 1000000)) ms)"; }
 
@@ -29,9 +30,8 @@ else
 fi
 passed 'installed'
 
-# README's Python, its second block, with nothing but the environment on PATH.
-block README.md python 1 >start.py
-grep -q 'nf4.quantize(weight)' start.py
+# README's Python, with nothing but the environment on PATH.
+block README.md python numpy >start.py
 env PATH="$PWD/bin" NF4_BITSANDBYTES=0 python start.py
 env PATH="$PWD/bin" nf4 --version
 env PATH="$PWD/bin" nf4 inspect model.safetensors >/dev/null
@@ -48,25 +48,23 @@ cc -std=c99 "$root/examples/c/host_dlopen.c" -I"$include" -ldl -lm -o by_dlopen
 ./by_dlopen "$library" >/dev/null
 passed 'C by its path and by dlopen'
 
-package=$(dirname "$(dirname "$library")")
-if command -v pkg-config >/dev/null; then
-  flags=$(PKG_CONFIG_PATH=$package/lib/pkgconfig pkg-config --cflags --libs nf4)
-  # shellcheck disable=SC2086  # flags are words
-  cc -std=c99 "$example" $flags -lm -o by_pkg_config
-  ./by_pkg_config >/dev/null
-  passed 'C by pkg-config'
-fi
-if command -v cmake >/dev/null; then
-  mkdir -p app
-  cp "$example" app/app.c
+if command -v pkg-config >/dev/null && command -v cmake >/dev/null; then
+  mkdir app
+  cd app
+  cp "$example" app.c
   {
     echo 'cmake_minimum_required(VERSION 3.18)'
     echo 'project(app LANGUAGES C)'
-    block docs/building.md cmake 0
+    block docs/building.md cmake find_package
     echo 'target_link_libraries(app PRIVATE m)'
-  } >app/CMakeLists.txt
-  cmake -S app -B app/build "-DCMAKE_PREFIX_PATH=$package" >/dev/null
-  cmake --build app/build >/dev/null
-  app/build/app >/dev/null
+  } >CMakeLists.txt
+  block docs/building.md sh 'prefix=' >page.sh
+  PATH=$folder/bin:$PATH sh -e page.sh >/dev/null
+  ./app >/dev/null
+  passed 'C by pkg-config'
+  cmake --build build >/dev/null
+  build/app >/dev/null
   passed 'C by CMake'
+else
+  echo 'skipped: no pkg-config or no cmake'
 fi

@@ -78,11 +78,26 @@ def _interpreter_settings() -> list[str]:
     return ["-Dpython.allow_limited_api=false"] if free_threaded else []
 
 
+def _say_what_takes_long() -> None:
+    """On the terminal, if there is one: pip shows nothing of what a build prints."""
+    text = (
+        "libnf4: compiling CUDA kernels, some minutes on each core "
+        "(NF4_CUDA=0 leaves them out; -Csetup-args=-Dgpu_archs=90 compiles for one GPU)"
+    )
+    try:
+        with open("/dev/tty", "w") as terminal:
+            print(text, file=terminal)
+    except OSError:
+        print(text, file=sys.stderr)
+
+
 def _prepared(settings: dict[str, Any] | None) -> dict[str, Any]:
     """Sets the environment and returns the settings with the cuda option in front."""
     environment = cuda_environment() if cuda_wanted() else {}
     os.environ.update(environment)
     cuda = "disabled" if not cuda_wanted() else "enabled" if environment else "auto"
+    if environment:
+        _say_what_takes_long()
     prepared = dict(settings or {})
     given = prepared.get("setup-args", [])
     given = [given] if isinstance(given, str) else list(given)

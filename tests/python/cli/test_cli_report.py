@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import checkpoint_helpers as helpers
@@ -279,6 +280,28 @@ def test_doctor_shows_a_gpu(monkeypatch, capsys):
     assert "kernels sm90" in text
     assert "not used: no kernel for sm_35" in text
     assert "GPU memory by sm90" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize("proc", ["NVRM version: NVIDIA UNIX Module  550.54.15  Mar 5", None])
+def test_doctor_names_the_driver_that_is_wanted(proc, monkeypatch, tmp_path, capsys):
+    """Of a driver that is too old; the CPU is usable."""
+    none = nf4.Device(
+        index=0, usable=False, reason="cudaGetDeviceCount: CUDA driver version is insufficient",
+        status="NF4_STATUS_NO_DEVICE", device_count=0, name="", compute_capability=(0, 0),
+        multiprocessors=0, memory_bytes=0, driver_version=12040, runtime_version=13000,
+        dequant_variant="",
+    )  # fmt: skip
+    if proc is not None:
+        (tmp_path / "version").write_text(proc)
+    monkeypatch.setattr(doctor, "_DRIVER_FILE", tmp_path / "version")
+    monkeypatch.setattr(nf4, "device_info", lambda index: none)
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    name = "the NVIDIA driver 550.54.15" if proc else "the NVIDIA driver"
+    assert f"{name} is for CUDA 12.4; this libnf4 needs one for CUDA 13.0" in text
+    assert "580.65.06 or later" in text and text.splitlines()[-1].startswith("usable")
+    for other in (replace(none, driver_version=13000), replace(none, driver_version=0)):
+        assert doctor._no_gpu(other) == none.reason
 
 
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}

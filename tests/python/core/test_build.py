@@ -78,14 +78,29 @@ def test_the_wheels_come_last(backend, monkeypatch, tmp_path):
 
 def test_the_cuda_option(backend, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "environ", dict(os.environ))
+    said = []
     assert backend._prepared(None) == {"setup-args": ["-Dcuda=auto"]}
     monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path)
+    monkeypatch.setattr(backend, "_say_what_takes_long", lambda: said.append(1))
     given = {"setup-args": "-Dgpu_archs=90"}
     assert backend._prepared(given) == {"setup-args": ["-Dcuda=enabled", "-Dgpu_archs=90"]}
     assert os.environ["PATH"].startswith(str(tmp_path))
     assert given == {"setup-args": "-Dgpu_archs=90"}
     monkeypatch.setenv("NF4_CUDA", "0")
     assert backend._prepared({"setup-args": ["-Da"]}) == {"setup-args": ["-Dcuda=disabled", "-Da"]}
+    assert len(said) == 1  # of the one build with CUDA
+
+
+def test_a_build_with_cuda_says_so(backend, capsys, monkeypatch):
+    """In one line, with what leaves it out; on standard error where there is no terminal."""
+
+    def nowhere(*arguments):
+        raise OSError
+
+    monkeypatch.setattr(backend, "open", nowhere, raising=False)
+    backend._say_what_takes_long()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "compiling CUDA kernels" in said and "NF4_CUDA=0" in said
 
 
 def test_free_threaded_python_has_no_stable_abi(backend, monkeypatch):

@@ -105,7 +105,7 @@ def test_pkg_config(prefix: Path, project: Path, static: bool) -> None:
         (project / "nf4.pc").write_text(
             re.sub("^libdir=.*", f"libdir={link_lib}", text, flags=re.M)
         )
-    line = block("sh", "pkg-config --cflags").splitlines()[0]
+    line = block("sh", "app $(pkg-config").splitlines()[0]
     line = line.replace("--libs", "--libs --static") if static else line
     run("sh", "-ec", f"{line} -lm", at=project, PKG_CONFIG_PATH=str(project))
     run("./app", at=project)

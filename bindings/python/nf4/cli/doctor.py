@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ _NEEDS = {
     "avx512": _AVX512,
     "avx2": ("avx2", "fma", "f16c"),
 }
+# The first Linux driver for a CUDA of that number, by the release notes of its toolkit.
+_DRIVERS = {12: "525.60.13", 13: "580.65.06"}
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _PACKAGES = ("numpy", "ml_dtypes", "safetensors", "torch", "bitsandbytes", "transformers")
 
 
@@ -77,6 +81,28 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
     ]
 
 
+def _installed_driver() -> str:
+    """The version of the NVIDIA driver, such as "550.54.15"; "" where it is not known."""
+    try:
+        found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", _DRIVER_FILE.read_text(errors="replace"))
+    except OSError:
+        return ""
+    return found[0] if found else ""
+
+
+def _no_gpu(device: nf4.Device) -> str:
+    """Why there is no GPU, and of a driver that is too old, what to do."""
+    needed = device.runtime_version // 1000
+    if not 0 < device.driver_version < needed * 1000:
+        return device.reason
+    driver = " ".join(["the NVIDIA driver", *_installed_driver().split()])
+    return (
+        f"{driver} is for {_cuda_version(device.driver_version)}; this libnf4 needs one for CUDA "
+        f"{needed}.0, which is {_DRIVERS.get(needed, 'newer')} or later. Install that; until then "
+        f"the CPU kernels are used"
+    )
+
+
 def _packages() -> dict[str, str | None]:
     versions: dict[str, str | None] = {}
     for name in _PACKAGES:
@@ -109,7 +135,7 @@ def diagnose() -> dict[str, Any]:
         "build": build,
         "cpu": {"kernels": variant, "reason": _cpu_reason(variant, build.get("cpu_variants", ""))},
         "gpus": _gpus(first),
-        "no_gpu": first.reason if first.device_count == 0 else None,
+        "no_gpu": _no_gpu(first) if first.device_count == 0 else None,
         "bitsandbytes": doctor_bitsandbytes.diagnose(packages["bitsandbytes"]),
     }
 
