@@ -23,6 +23,7 @@ except ImportError as error:
 import nf4.torch
 import torch.distributed as dist
 from torch.distributed import checkpoint
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 VOCABULARY, LENGTH, BATCH, STEPS = 64, 32, 8, 120
@@ -51,9 +52,10 @@ def sharded(device: torch.device) -> torch.nn.Module:
     """Each decoder layer is gathered by itself, then freed."""
     config = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
     model = peft.get_peft_model(quantized_model(), config).to(device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in model.base_model.model.model.layers:
-        fully_shard(layer)
-    return fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def sequences(device: torch.device) -> torch.Tensor:

@@ -5,7 +5,7 @@ import itertools
 
 import nf4.torch
 import torch
-from fsdp_checks import KINDS, Block, inputs, model, require_same, shard, step
+from fsdp_checks import KINDS, Block, all_ranks, inputs, model, require_same, shard, step
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -90,7 +90,7 @@ def check_replicate(rank, world):
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
     for kind in ("nested", "gptq"):
-        expected, made = step(model(kind), inputs()), replicate(model(kind))
+        expected, made = step(model(kind), inputs()), replicate(model(kind), mesh=all_ranks())
         for _ in range(2):
             require_same(step(made, inputs()), expected)
             made.zero_grad()

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 KINDS = ("nested", "flat", "gptq", "awq", "compressed-tensors", "act order")
 WIDTH, X = 64, (5, 64)
+DEVICE = "cpu"  # "cuda" in gpu_fsdp_checks.py
 
 
 def quantized(linear, kind):
@@ -56,15 +57,21 @@ class Block(nn.Module):
 
 def model(kind, seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(Block(kind), Block(kind))
+    return nn.Sequential(Block(kind), Block(kind)).to(DEVICE)
 
 
 def inputs(seed=1):
     torch.manual_seed(seed)
-    return torch.randn(X)
+    return torch.randn(X).to(DEVICE)
+
+
+def all_ranks():
+    """torch's own is of GPUs wherever it is built for them."""
+    return init_device_mesh(DEVICE, (torch.distributed.get_world_size(),))
 
 
 def shard(made, **options):
+    options.setdefault("mesh", all_ranks())
     for block in made:
         fully_shard(block, **options)
     return fully_shard(made, **options)
@@ -119,15 +126,15 @@ def check_a_layer_by_itself(rank, world):
         torch.manual_seed(0)
         one = quantized(nn.Linear(WIDTH, rows), "nested")
         y = one(inputs())
-        assert torch.equal(fully_shard(one)(inputs()), y)
+        assert torch.equal(fully_shard(one, mesh=all_ranks())(inputs()), y)
         assert type(one).__name__ == "FSDPNF4Linear"
 
 
 def check_memory_and_traffic(rank, world):
     """A rank holds its share, gathers 4-bit bytes, and frees them."""
-    made = NF4Linear.from_linear(nn.Linear(512, 384, bias=False))
+    made = NF4Linear.from_linear(nn.Linear(512, 384, bias=False)).to(DEVICE)
     bytes_before = made.weight.nbytes + made.absmax.nbytes
-    fully_shard(made, reshard_after_forward=True)
+    fully_shard(made, mesh=all_ranks(), reshard_after_forward=True)
     local = [each.to_local() for each in (made.weight, made.absmax)]
     assert sum(each.nbytes for each in local) == bytes_before // world
     (group,) = [made._get_fsdp_state()._fsdp_param_group]
@@ -176,8 +183,9 @@ def check_mixed_precision(rank, world):
 
 
 def check_offload(rank, world):
-    for pins in (False,):  # memory is pinned by a GPU's driver
-        made = shard(model("nested"), offload_policy=CPUOffloadPolicy(pin_memory=pins))
+    for pins in {DEVICE == "cuda", False}:  # a GPU's driver pins memory
+        made = model("nested")
+        made = shard(made, offload_policy=CPUOffloadPolicy(pin_memory=pins))
         require_same(step(made, inputs()), step(model("nested"), inputs()))
 
 
@@ -194,7 +202,7 @@ def check_checkpointing(rank, world):
 
 def check_two_dimensions(rank, world):
     for shape in ((1, world), (world, 1)):
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(DEVICE, shape, mesh_dim_names=("replicate", "shard"))
         for kind in ("nested", "gptq"):
             expected = step(model(kind), inputs())
             require_same(step(shard(model(kind), mesh=mesh), inputs()), expected)
@@ -217,7 +225,7 @@ def check_shared(rank, world):
     made[1].up = NF4Linear.from_quantized(made[0].up.quantized)
     made[1].up.weight, made[1].up.absmax = made[0].up.weight, made[0].up.absmax
     y = made(inputs())
-    fully_shard(made)
+    fully_shard(made, mesh=all_ranks())
     assert torch.equal(made(inputs()), y)
     assert made[0].up.weight is made[1].up.weight and made[0].up.absmax is made[1].up.absmax
 
@@ -226,7 +234,7 @@ def check_ignored(rank, world):
     """What the caller ignores stays as it was."""
     made = model("nested")
     y = made(inputs())
-    fully_shard(made, ignored_params={made[0].up.weight})
+    fully_shard(made, mesh=all_ranks(), ignored_params={made[0].up.weight})
     assert made[0].up.weight.dtype == torch.uint8 and not made[0].up.is_prepared()
     assert made[1].up.is_prepared()
     assert torch.equal(made(inputs()), y)
@@ -246,7 +254,7 @@ def check_ranks_disagree(rank, world):
             last = linear
         made = nn.Sequential(NF4Linear.from_linear(nn.Linear(WIDTH, WIDTH)), last)
         with pytest.raises(nf4.InvalidArgument, match="ranks disagree about 1: rank 0 has .*rank"):
-            fully_shard(made)
+            fully_shard(made, mesh=all_ranks())
 
 
 def check_state_dict(rank, world):
@@ -285,7 +293,8 @@ def check_load_state_dict(rank, world):
 def check_load_whole_parts(rank, world):
     """Each rank takes its rows of what every rank has; faults are named."""
     one = quantized(nn.Linear(WIDTH, 130, bias=False), "nested")
-    made = fully_shard(quantized(nn.Linear(WIDTH, 130, bias=False), "nested"))
+    made = quantized(nn.Linear(WIDTH, 130, bias=False), "nested")
+    fully_shard(made, mesh=all_ranks())
     made.load_state_dict(one.state_dict())
     assert torch.equal(made(inputs()), one(inputs()))
     other = NF4Linear.from_linear(nn.Linear(WIDTH, 130, bias=False), blocksize=128)
