@@ -96,7 +96,7 @@ def test_prepared_layers_are_what_they_were():
     for assign in (False, True):
         made.load_state_dict(state, assign=assign)
         assert torch.equal(made(x), y)
-    with pytest.raises(nf4.InvalidArgument, match="model is int"):
+    with pytest.raises(nf4.InvalidArgument, match="model is of type int"):
         prepare(3)
 
 
