@@ -9,11 +9,13 @@ import dcp_checks
 import nf4
 import nf4.torch
 import torch
+import torch.distributed as dist
 from nf4.checkpoint import FormatError
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.errors import InvalidArgument
 from nf4.torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
+from ranks import place
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -22,17 +24,24 @@ TOKENS = torch.arange(14).view(2, 7)
 DATA = Path(os.environ.get("CHECKPOINTS", ""))
 
 
-def sharded(model: torch.nn.Module, world: int = 3) -> torch.nn.Module:
-    mesh = init_device_mesh("cpu", (world,))
+def mesh_of(world: int) -> DeviceMesh:
+    return init_device_mesh(place().type, (world,))
+
+
+def sharded(model: torch.nn.Module) -> torch.nn.Module:
+    mesh = mesh_of(dist.get_world_size())
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
-def loaded(folder: Path) -> torch.nn.Module:
-    model = sharded(distributed.empty_model(folder))
-    distributed.load_checkpoint(model, folder)
+def load(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
+    distributed.load_checkpoint(model, folder, device=place())
     return model
+
+
+def loaded(folder: Path) -> torch.nn.Module:
+    return load(sharded(distributed.empty_model(folder)), folder)
 
 
 def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -43,15 +52,19 @@ def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def require_equal_logits(model: torch.nn.Module, expected: torch.nn.Module) -> None:
+    tokens = TOKENS.to(place())
+    assert torch.equal(model(tokens).logits, expected(tokens).logits)
+
+
 def require_equal(model: torch.nn.Module, folder: Path) -> None:
     """To one that was loaded in one process: in its state_dict, and in results."""
-    expected = distributed.empty_model(folder)
-    distributed.load_checkpoint(expected, folder)
+    expected = load(distributed.empty_model(folder), folder)
     found, state = whole(model), expected.state_dict()
     assert found.keys() == state.keys()
     for name, each in state.items():
         assert torch.equal(found[name], each), name
-    assert torch.equal(model(TOKENS).logits, expected(TOKENS).logits)
+    require_equal_logits(model, expected)
 
 
 def fails(kind: type[Exception], work: Callable[[], object]) -> str:
@@ -113,7 +126,7 @@ def check_memory(rank: int, world: int) -> None:
         return
     model = sharded(distributed.empty_model(DATA / "large"))
     weights = os.path.getsize(DATA / "large/model.safetensors")
-    loaded_peak = peak(lambda: distributed.load_checkpoint(model, DATA / "large"))
+    loaded_peak = peak(lambda: load(model, DATA / "large"))
     computed_peak = peak(lambda: model(TOKENS[:1, :1]))
     slack = 12 << 20
     assert loaded_peak <= weights // world + slack, loaded_peak
@@ -129,38 +142,38 @@ def check_tied(rank: int, world: int) -> None:
 
 def check_dense_layers_that_are_cut_by_columns_too(rank: int, world: int) -> None:
     model = distributed.empty_model(DATA / "dense")
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = mesh_of(world)
     for layer in model.model.layers:
         styles = {"mlp.up_proj": ColwiseParallel(), "mlp.gate_proj": ColwiseParallel()}
         parallelize_module(layer, mesh, styles | {"mlp.down_proj": RowwiseParallel()})
-    distributed.load_checkpoint(model, DATA / "dense")
+    load(model, DATA / "dense")
     expected = nf4.load(DATA / "dense")["model.layers.1.mlp.down_proj.weight"]
     found = model.model.layers[1].mlp.down_proj.weight
     assert found.to_local().shape[1] < expected.shape[1]
-    assert torch.equal(found.full_tensor(), torch.from_numpy(expected))
+    assert torch.equal(found.full_tensor().cpu(), torch.from_numpy(expected))
 
 
 def check_cut_layers(rank: int, world: int) -> None:
     """Tensor parallelism of a model on meta: the parts, with their biases, are those of a model
     that was cut when it had its weights."""
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = mesh_of(world)
     for name in ("quantized", "flat", "gptq", "compressed"):
         whole, model = (distributed.empty_model(DATA / name) for _ in range(2))
-        distributed.load_checkpoint(whole, DATA / name)
+        load(whole, DATA / name)
         for each in (whole, model):
             for layer in each.model.layers:
                 up, down = distributed.ColwiseParallel, distributed.RowwiseParallel
                 styles = {"mlp.up_proj": up(), "mlp.gate_proj": up(), "mlp.down_proj": down()}
                 parallelize_module(layer, mesh, styles)
-        distributed.load_checkpoint(model, DATA / name)
+        load(model, DATA / name)
         state = whole.state_dict()
         for key, each in model.state_dict().items():
             assert torch.equal(each, state[key]), (name, key)
-        assert torch.equal(model(TOKENS).logits, whole(TOKENS).logits)
+        require_equal_logits(model, whole)
 
 
 def check_cut_and_sharded(rank: int, world: int) -> None:
-    mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(place().type, (world, 1), mesh_dim_names=("data", "tensor"))
     for name in ("quantized", "gptq"):
         model = distributed.empty_model(DATA / name)
         for layer in model.model.layers:
@@ -168,7 +181,7 @@ def check_cut_and_sharded(rank: int, world: int) -> None:
             parallelize_module(layer, mesh["tensor"], styles)
             fully_shard(layer, mesh=mesh["data"])
         fully_shard(model, mesh=mesh["data"])
-        distributed.load_checkpoint(model, DATA / name)
+        load(model, DATA / name)
         assert model.model.layers[0].mlp.up_proj.cut_of is not None
         require_equal(model, DATA / name)
 
@@ -177,22 +190,22 @@ def check_a_file_that_one_rank_has_not(rank: int, world: int) -> None:
     """As where each machine has a copy of its own."""
     folder = DATA / "broken" if rank == 1 else DATA / "dense"
     model = sharded(distributed.empty_model(DATA / "dense"))
-    said = fails(FormatError, lambda: distributed.load_checkpoint(model, folder))
+    said = fails(FormatError, lambda: load(model, folder))
     assert "its shard model-00002-of-00002.safetensors is missing" in said
     assert rank == 1 or "rank 1 failed" in said
 
 
 def check_ranks_with_different_checkpoints(rank: int, world: int) -> None:
-    folder = DATA / "quantized" if rank == 2 else DATA / "dense"
+    folder = DATA / "quantized" if rank == world - 1 else DATA / "dense"
     model = sharded(distributed.empty_model(DATA / "dense"))
-    said = fails(FormatError, lambda: distributed.load_checkpoint(model, folder))
+    said = fails(FormatError, lambda: load(model, folder))
     assert "ranks read different checkpoints" in said
     assert "4-bit in nf4 of 64" in said
 
 
 def check_a_tensor_of_another_shape(rank: int, world: int) -> None:
     model = sharded(distributed.empty_model(DATA / "dense"))
-    said = fails(FormatError, lambda: distributed.load_checkpoint(model, DATA / "wide"))
+    said = fails(FormatError, lambda: load(model, DATA / "wide"))
     assert "in the model" in said
     assert "its shape is" in said
 
@@ -200,7 +213,7 @@ def check_a_tensor_of_another_shape(rank: int, world: int) -> None:
 def check_a_buffer_that_no_checkpoint_has(rank: int, world: int) -> None:
     model = sharded(distributed.empty_model(DATA / "dense"))
     model.model.rotary_emb.to("meta")
-    said = fails(InvalidArgument, lambda: distributed.load_checkpoint(model, DATA / "dense"))
+    said = fails(InvalidArgument, lambda: load(model, DATA / "dense"))
     assert "model.rotary_emb.inv_freq is on meta" in said
 
 

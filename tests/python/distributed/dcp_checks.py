@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from nf4.torch import Int4Linear, NF4Linear
+from ranks import place
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -48,9 +49,13 @@ class Model(nn.Module):
         return torch.cat(ys, -1)
 
 
+def made(seed: int = 0, **other) -> Model:
+    return Model(seed, **other).to(place())
+
+
 def mesh_of(count: int) -> DeviceMesh:
     """Of the first ranks. Every rank calls this."""
-    return DeviceMesh("cpu", torch.arange(count))
+    return DeviceMesh(place().type, torch.arange(count))
 
 
 def sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -77,25 +82,25 @@ def require_equal(model: nn.Module, expected: nn.Module) -> None:
     for name, each in model.state_dict().items():
         whole = each.full_tensor() if isinstance(each, DTensor) else each
         assert torch.equal(whole, state[name]), name
-    assert torch.equal(model(X), expected(X))
+    assert torch.equal(model(X.to(place())), expected(X.to(place())))
 
 
 def check_saved_by_three(rank: int, world: int) -> None:
-    folder, expected = folder_of("three"), Model()
-    model = sharded(Model(), mesh_of(world))
+    folder, expected = folder_of("three"), made()
+    model = sharded(made(), mesh_of(world))
     for name, each in model.state_dict().items():
         small = name.endswith(("quant_map", "nested_absmax", "g_idx", "_shape", "bitsandbytes__nf4",
                                "bitsandbytes__fp4"))  # fmt: skip
         assert isinstance(each, DTensor) != small, name
     dcp.save(model.state_dict(), checkpoint_id=folder)
-    three, two = sharded(Model(1), mesh_of(world)), mesh_of(2)
+    three, two = sharded(made(1), mesh_of(world)), mesh_of(2)
     load(three, folder)
     require_equal(three, expected)
     if rank < 2:
-        other = sharded(Model(1), two)
+        other = sharded(made(1), two)
         load(other, folder, process_group=two.get_group())
         require_equal(other, expected)
-    one = Model(1)
+    one = made(1)
     load(one, folder, no_dist=True)
     require_equal(one, expected)
 
@@ -103,47 +108,47 @@ def check_saved_by_three(rank: int, world: int) -> None:
 def check_saved_by_two(rank: int, world: int) -> None:
     folder, two = folder_of("two"), mesh_of(2)
     if rank < 2:
-        model = sharded(Model(), two)
+        model = sharded(made(), two)
         dcp.save(model.state_dict(), checkpoint_id=folder, process_group=two.get_group())
     dist.barrier()
-    other = sharded(Model(1), mesh_of(world))
+    other = sharded(made(1), mesh_of(world))
     load(other, folder)
-    require_equal(other, Model())
+    require_equal(other, made())
 
 
 def check_saved_by_one(rank: int, world: int) -> None:
     folder = folder_of("one")
     if rank == 0:
-        dcp.save(Model().state_dict(), checkpoint_id=folder, no_dist=True)
+        dcp.save(made().state_dict(), checkpoint_id=folder, no_dist=True)
     dist.barrier()
-    other = sharded(Model(1), mesh_of(world))
+    other = sharded(made(1), mesh_of(world))
     load(other, folder)
-    require_equal(other, Model())
+    require_equal(other, made())
 
 
 def check_on_meta(rank: int, world: int) -> None:
     """A model that was on meta has everything from the checkpoint."""
     folder = folder_of("meta")
-    dcp.save(sharded(Model(), mesh_of(world)).state_dict(), checkpoint_id=folder)
-    other = sharded(Model(1).to("meta"), mesh_of(world)).to_empty(device="cpu")
+    dcp.save(sharded(made(), mesh_of(world)).state_dict(), checkpoint_id=folder)
+    other = sharded(made(1).to("meta"), mesh_of(world)).to_empty(device=place())
     load(other, folder)
-    require_equal(other, Model())
+    require_equal(other, made())
 
 
 def check_functions_of_state_dict(rank: int, world: int) -> None:
     folder = folder_of("functions")
-    dcp.save(get_model_state_dict(sharded(Model(), mesh_of(world))), checkpoint_id=folder)
-    other = sharded(Model(1), mesh_of(world))
+    dcp.save(get_model_state_dict(sharded(made(), mesh_of(world))), checkpoint_id=folder)
+    other = sharded(made(1), mesh_of(world))
     state = get_model_state_dict(other)
     dcp.load(state, checkpoint_id=folder)
     set_model_state_dict(other, state)
-    require_equal(other, Model())
+    require_equal(other, made())
     whole = StateDictOptions(full_state_dict=True)
-    other = sharded(Model(1), mesh_of(world))
-    set_model_state_dict(other, Model().state_dict(), options=whole)
-    require_equal(other, Model())
+    other = sharded(made(1), mesh_of(world))
+    set_model_state_dict(other, made().state_dict(), options=whole)
+    require_equal(other, made())
     full = get_model_state_dict(other, options=whole)
-    for name, each in Model().state_dict().items():
+    for name, each in made().state_dict().items():
         assert torch.equal(full[name], each), name
 
 
@@ -151,13 +156,13 @@ def adapted(seed: int, mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimiz
     import peft
 
     config = peft.LoraConfig(r=4, target_modules=["nested", "flat", "uneven"])
-    model = sharded(peft.get_peft_model(Model(seed), config), mesh)
+    model = sharded(peft.get_peft_model(made(seed), config), mesh)
     trained = [each for each in model.parameters() if each.requires_grad]
     return model, torch.optim.AdamW(trained, lr=0.1)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    loss = model(X).square().mean()
+    loss = model(X.to(place())).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -190,20 +195,20 @@ def failure(model: nn.Module, folder: Path) -> str:
 
 def check_a_missing_file(rank: int, world: int) -> None:
     folder = folder_of("missing")
-    dcp.save(sharded(Model(), mesh_of(world)).state_dict(), checkpoint_id=folder)
+    dcp.save(sharded(made(), mesh_of(world)).state_dict(), checkpoint_id=folder)
     if rank == 0:
         (folder / "__1_0.distcp").unlink()
     dist.barrier()
-    assert "__1_0.distcp" in failure(sharded(Model(1), mesh_of(world)), folder)
+    assert "__1_0.distcp" in failure(sharded(made(1), mesh_of(world)), folder)
 
 
 def check_another_format(rank: int, world: int) -> None:
     folder = folder_of("another")
-    dcp.save(sharded(Model(), mesh_of(world)).state_dict(), checkpoint_id=folder)
+    dcp.save(sharded(made(), mesh_of(world)).state_dict(), checkpoint_id=folder)
     for other, named in (
         ({"blocksize": 128}, "for nested.weight.absmax"),
         ({"format": "fp4"}, "nested.weight.quant_state.bitsandbytes__fp4"),
         ({"nested_blocksize": 0}, "for nested.weight."),
     ):
-        said = failure(sharded(Model(1, **other), mesh_of(world)), folder)
+        said = failure(sharded(made(1, **other), mesh_of(world)), folder)
         assert named in said, said

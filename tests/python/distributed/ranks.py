@@ -50,6 +50,13 @@ def run(module, names, world, folder, backend="gloo"):
     return {name: [each.get(name, "not run") for each in found] for name in names}
 
 
+def place():
+    """The device of this process."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
 def require_passed(found):
     """Of one check."""
     failed = {rank: error for rank, error in enumerate(found) if error is not None}

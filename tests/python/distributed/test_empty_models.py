@@ -115,6 +115,16 @@ def test_layers_that_are_prepared_for_fsdp(tmp_path, options):
     require_equal(model, expected)
 
 
+def test_wrappers_do_not_change_names(tmp_path):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    expected = write(tmp_path / "m")
+    model = empty_model(tmp_path / "m")
+    model.model.layers[0] = checkpoint_wrapper(model.model.layers[0])
+    load_checkpoint(torch.compile(model), tmp_path / "m")
+    assert torch.equal(model(TOKENS).logits, expected(TOKENS).logits)
+
+
 def test_dtypes(tmp_path):
     write(tmp_path / "m")
     model = empty_model(tmp_path / "m", dtype="fp16", compute_dtype="fp32")

@@ -44,11 +44,18 @@ OF_MODULES = {
     "_buffers",
     "_load_from_state_dict",
     "_modules",
+    "_non_persistent_buffers_set",
     "_parameters",
     "_save_to_state_dict",
 }
 # Those that transformers' models declare.
-OF_TRANSFORMERS = {"_keys_to_ignore_on_load_missing"}
+OF_TRANSFORMERS = {
+    "_apply_gate",
+    "_experts_implementation",
+    "_from_config",
+    "_init_weights",
+    "_keys_to_ignore_on_load_missing",
+}
 
 
 def _attributes(tree: ast.AST) -> set[str]:
