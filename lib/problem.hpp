@@ -145,9 +145,19 @@ struct Group {
   int64_t row_of_x(int64_t m) const { return x_index == nullptr ? m : has_x(m) ? x_index[m] : 0; }
 };
 
+// Integer weights have no experts.
+template <class W>
+struct Grouped {
+  Group group{};
+};
+template <>
+struct Grouped<Int4Weight> {
+  static constexpr Group group{};
+};
+
 // y = x W^T + bias, or its gradient: y = x W, without a bias.
 template <class W>
-struct MatmulProblemOf : Adapter<W> {
+struct MatmulProblemOf : Adapter<W>, Grouped<W> {
   bool gradient = false;
   W weight;
   nf4_dtype dtype;
@@ -159,7 +169,6 @@ struct MatmulProblemOf : Adapter<W> {
   int64_t y_stride;
   void *workspace;  // NULL on the CPU
   Operands operands;
-  Group group;
 
   int64_t x_columns() const { return gradient ? weight.rows : weight.cols; }
   int64_t y_columns() const { return gradient ? weight.cols : weight.rows; }

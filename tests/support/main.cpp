@@ -1,5 +1,5 @@
 // main() for Catch2 version 2; version 3 brings its own in a library.
-#if !__has_include(<catch2/catch_all.hpp>)
+#if defined NF4_CATCH2_HEADERS || !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 #endif

@@ -8,6 +8,7 @@ from typing import Any
 from nf4bench import (
     cases,
     challenge,
+    distributed,
     host,
     int4,
     int4_cases,
@@ -95,4 +96,6 @@ def say(text: str) -> None:
 def run(options: Options, report: Report = say) -> dict[str, Any]:
     """The figures of options.mode. Raises LibraryMissing, and WrongResult before a case is
     timed."""
+    if options.mode == "distributed":  # whose processes have a GPU each
+        return distributed.run(report)
     return PROGRAMS[options.mode](bench(options), options, report)

@@ -159,6 +159,20 @@ def check_cut_layers(rank: int, world: int) -> None:
         assert torch.equal(model(TOKENS).logits, whole(TOKENS).logits)
 
 
+def check_cut_and_sharded(rank: int, world: int) -> None:
+    mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("data", "tensor"))
+    for name in ("quantized", "gptq"):
+        model = distributed.empty_model(DATA / name)
+        for layer in model.model.layers:
+            styles = {"mlp.up_proj": distributed.ColwiseParallel()}
+            parallelize_module(layer, mesh["tensor"], styles)
+            fully_shard(layer, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh["data"])
+        distributed.load_checkpoint(model, DATA / name)
+        assert model.model.layers[0].mlp.up_proj.cut_of is not None
+        require_equal(model, DATA / name)
+
+
 def check_a_file_that_one_rank_has_not(rank: int, world: int) -> None:
     """As where each machine has a copy of its own."""
     folder = DATA / "broken" if rank == 1 else DATA / "dense"

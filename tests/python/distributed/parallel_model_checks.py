@@ -42,6 +42,8 @@ def check_adapters(rank, world):
             x = inputs(3, IN, seed=seed)
             found, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
             y, reference = made(found), whole(expected)
+            of_layer = made.base_model.model.up(found).grad_fn
+            assert "Adapted" in type(of_layer).__name__  # layer and adapter are one product
             close(y.detach(), reference.detach())
             reference.square().sum().backward()
             y.square().sum().backward()
@@ -68,6 +70,21 @@ def check_merged_adapters(rank, world):
     found = made.base_model.model.down.base_layer.dequantize()
     expected, once = (mine(each, rank, world, 1) for each in (dense, whole.base_layer.dequantize()))
     assert (found - expected).norm() < 1.01 * (once - expected).norm()
+
+
+def check_unloaded_adapters(rank, world):
+    """Base layers alone are summed as the LoRA layers around them were."""
+    whole, made, x = mlp(), adapted(), inputs(3, IN)
+    cut(made, mesh_of(world))
+    with torch.no_grad():
+        made(x)
+        close(made.unload()(x), whole(x))
+    again = adapted()
+    cut(again, mesh_of(world))
+    with torch.no_grad(), again.disable_adapter():
+        close(again(x), whole(x))
+    with pytest.raises(nf4.InvalidArgument, match="cut"):
+        nf4.torch.to_dense(again)
 
 
 def check_adapters_that_are_refused(rank, world):

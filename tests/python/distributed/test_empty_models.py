@@ -23,7 +23,7 @@ from int4_models import CASES, checkpoint  # noqa: E402
 from nf4.checkpoint import FormatError  # noqa: E402
 from nf4.errors import InvalidArgument  # noqa: E402
 from nf4.torch import Int4Linear, NF4Linear  # noqa: E402
-from nf4.torch.distributed import empty_model, load_checkpoint  # noqa: E402
+from nf4.torch.distributed import empty_model, load_checkpoint, prepare  # noqa: E402
 from nf4.torch.distributed._reading import runs_of_box  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
@@ -103,6 +103,15 @@ def test_a_model_that_has_memory_keeps_it(tmp_path):
     first = model.model.layers[0].mlp.up_proj.weight.data_ptr()
     load_checkpoint(model, tmp_path / "m")
     assert model.model.layers[0].mlp.up_proj.weight.data_ptr() == first
+    require_equal(model, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "int4", "group_size": 32}], ids=str)
+def test_layers_that_are_prepared_for_fsdp(tmp_path, options):
+    expected = write(tmp_path / "m", **options)
+    model = empty_model(tmp_path / "m")
+    assert prepare(model)
+    load_checkpoint(model, tmp_path / "m")
     require_equal(model, expected)
 
 

@@ -108,11 +108,9 @@ def experts_forward(
     y = specified(_product(self, second, y, ends))
     if getattr(self, "has_post_expert_norm", False):
         y = self.post_expert_norm(y)
-    y = y * top_k_weights.reshape(-1)[order].unsqueeze(-1)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(order.shape[0], device=order.device)
-    y = y[place].view(*top_k_index.shape, y.shape[-1]).sum(dim=-2)
-    return y.to(hidden_states.dtype)
+    # Back in the order of tokens, where those of one token are added up in a fixed order.
+    y = torch.empty_like(y).index_copy_(0, order, y).view(*top_k_index.shape, y.shape[-1])
+    return (y * top_k_weights.unsqueeze(-1)).sum(dim=-2).to(hidden_states.dtype)
 
 
 def _loaded(name: str) -> None:

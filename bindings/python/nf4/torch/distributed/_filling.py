@@ -35,6 +35,8 @@ def fill_layer(layer: QuantizedLinear, weight: Weight, checkpoint: Checkpoint) -
         _fill_int4(layer, state, weight, checkpoint)
     else:
         _fill_nf4(layer, state, weight, checkpoint)
+    if getattr(layer, "weight_shape", None) is not None:  # of compressed-tensors
+        layer.weight_shape.copy_(torch.tensor((layer.out_features, layer.in_features)))
 
 
 def _require_alike(layer: QuantizedLinear, weight: Weight) -> None:
@@ -81,8 +83,11 @@ def _take(layer: Any, read: nf4.Weight[Tensor]) -> None:
         if isinstance(layer, Int4Linear):
             parts = {part.name: getattr(read, part.name) for part in read.parts()}
             layer._load_weight(parts, assign=False)
-        else:
-            layer._load_weight(read, assign=False)
+            return
+        offset = read.nested_offset  # in the shapes that a layer has
+        shaped = {} if offset is None else {"nested_offset": offset.reshape(())}
+        packed = read.packed.reshape(-1, 1)
+        layer._load_weight(dataclasses.replace(read, packed=packed, **shaped), assign=False)
 
 
 # The names that parts have in a checkpoint of bitsandbytes.
@@ -166,5 +171,3 @@ def _fill_int4(
     g_idx = weight.g_idx(checkpoint)
     device = state[keys["packed"]].device
     setattr(layer, keys.get("g_idx", "g_idx"), None if g_idx is None else _tensor(g_idx).to(device))
-    if layer.layout == "compressed-tensors":
-        layer.weight_shape.copy_(torch.tensor(weight.shape))

@@ -47,15 +47,16 @@ class _Parallel:
         shape = (base.out_features, base.in_features)
         ranges = cut_layer(base, device_mesh, self.dim, self.sections)
         base.cut_of = CutOf(shape, self.dim, ranges)
-        if base is not module:
-            _parallel_adapter.cut_adapters(
-                module, device_mesh, self.dim, ranges, self.src_data_rank
-            )
         base.tensor_parallel = self.dim
         before = functools.partial(input_of, self.input_layouts, self._desired, device_mesh)
         after = functools.partial(
             self._after, self.output_layouts, self.use_local_output, device_mesh
         )
+        if base is not module:
+            _parallel_adapter.cut_adapters(
+                module, device_mesh, self.dim, ranges, self.src_data_rank
+            )
+            _parallel_adapter.hook_base(module, base, before, after)
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
         return module

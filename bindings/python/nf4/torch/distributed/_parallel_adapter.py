@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,6 +66,26 @@ def cut_adapters(
             whole.weight.nf4_summed = True
     module.out_features, module.in_features = base.out_features, base.in_features
     module.register_forward_pre_hook(functools.partial(_require_summed, dim))
+
+
+def hook_base(
+    module: nn.Module, base: QuantizedLinear, before: Callable[..., Any], after: Callable[..., Any]
+) -> None:
+    """What is done around the LoRA layer is done around its base layer when that is called by
+    itself, as after merge_and_unload()."""
+    base.in_cut_adapter = False
+    base.register_forward_pre_hook(functools.partial(_unless_within, before))
+    base.register_forward_hook(functools.partial(_unless_within, after))
+    module.register_forward_pre_hook(functools.partial(_within, True))
+    module.register_forward_hook(functools.partial(_within, False), always_call=True)
+
+
+def _within(now: bool, module: nn.Module, *_: Any) -> None:
+    module.get_base_layer().in_cut_adapter = now
+
+
+def _unless_within(hook: Callable[..., Any], base: nn.Module, *given: Any) -> Any:
+    return None if base.in_cut_adapter else hook(base, *given)
 
 
 def _summed(group: Any, grad: Tensor) -> Tensor:

@@ -217,6 +217,8 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
     def to_linear(self, dtype: DTypeLike | None = None) -> nn.Linear:
         """A dense layer of W, in a dtype, by default that of the weight before it was quantized.
         It shares the bias where that is of this dtype, and has it cast elsewhere."""
+        if self.tensor_parallel is not None:
+            raise InvalidArgument("layer is cut for tensor parallelism; expected a whole one")
         weight = nn.Parameter(self.dequantize(dtype), requires_grad=False)
         made = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         made.weight = weight

@@ -120,7 +120,9 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
     base = own["_modules"]["base_layer"]
     if not _is_served(base) or type(x) is not Tensor:
         return None
-    if "tensor_parallel" in base.__dict__ and not _is_called_plainly(base.__dict__):
+    of_base = base.__dict__
+    plainly = _is_called_plainly(of_base) or of_base.get("in_cut_adapter", False)
+    if not plainly and "tensor_parallel" in of_base:
         raise InvalidArgument(
             "a LoRA layer is around a layer that was cut for tensor parallelism, and is not cut "
             "itself; expected PEFT first, then a style for the LoRA layer"
@@ -128,7 +130,7 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
     if not _private.is_idle() or _private.has_global_hooks():
         return None
     adapter, autocast = _adapter(own), _autocast_dtype(x)
-    if adapter is None or not _is_called_plainly(base.__dict__):
+    if adapter is None or not plainly:
         return None
     found = _operands(base, x, autocast)
     if found is None:
