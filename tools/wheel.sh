@@ -42,6 +42,17 @@ wheel() {
   [ "$(stat -c %s "$file")" -le "$WHEEL_MOST" ] || die "a wheel is to have at most $WHEEL_MOST bytes"
 }
 
+# try_tarball TARBALL: its C++ and ABI tests and its examples, on the CPU.
+try_tarball() {
+  local folder=$CACHE/tarball catch2
+  catch2=$(catch2_include)
+  rm -rf "$folder" && mkdir -p "$folder" && tar -xf "$1" -C "$folder" --strip-components=1
+  meson setup "$folder/build" "$folder" -Dcuda=disabled -Dtests=enabled -Dexamples=enabled \
+    "-Dcatch2_include=${catch2:+$ROOT/$catch2}" >"$folder/log" || { cat "$folder/log" >&2 && return 1; }
+  meson compile -C "$folder/build" >"$folder/log" || { cat "$folder/log" >&2 && return 1; }
+  meson test -C "$folder/build" --no-rebuild -q --print-errorlogs >&2
+}
+
 # release [--dry-run] [options of wheel]: all that is published, in dist/, and its checksums; then the
 # tag. Nothing is uploaded. A dry run goes on where something is not ready, and makes no tag.
 release() {
@@ -60,6 +71,7 @@ release() {
   python tests/gpu/record.py --release >&2 || unready 'the GPU record does not cover this code'
   wheel "$@"
   bash tests/packaging/wheel.sh "$CACHE/wheel-user" "$DIST"/*.whl >&2 || die 'the wheel does not work'
+  try_tarball "$DIST/libnf4-$number.tar.gz" || die 'the tarball does not pass its tests'
   NF4_LIB_DIR=$CACHE/wheel-user/$(cd "$CACHE/wheel-user" && echo lib/python*/site-packages/nf4/lib) \
     CARGO_TARGET_DIR=$CACHE/rust cargo package --workspace --exclude nf4-examples --allow-dirty -q >&2
   cp "$CACHE/rust/package/"*"-$number.crate" "$DIST/"
