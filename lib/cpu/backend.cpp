@@ -184,9 +184,9 @@ void matmul_grad(const MatmulProblem &problem, int threads) {
                });
 }
 
-// What an expert has of x, y and so on is at `address`, before which there are that many elements.
+// The address so many bytes on; NULL stays NULL.
 template <class T>
-T *behind(T *address, int64_t bytes) {
+T *offset_by(T *address, int64_t bytes) {
   if (address == nullptr) return nullptr;
   return reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(address) + bytes);
 }
@@ -201,12 +201,12 @@ MatmulProblem product_of_expert(const GroupedProblem &problem, int32_t expert, R
   product.m = m.end - m.begin;
   product.x = problem.x;
   product.x_stride = problem.x_stride;
-  product.bias = behind(problem.bias, (expert * problem.bias_stride - first_n) * item);
-  product.y = behind(problem.y, (m.begin * problem.y_stride - first_n) * item);
+  product.bias = offset_by(problem.bias, (expert * problem.bias_stride - first_n) * item);
+  product.y = offset_by(problem.y, (m.begin * problem.y_stride - first_n) * item);
   product.y_stride = problem.y_stride;
-  product.group.row_scale = behind(problem.row_scale, m.begin * 4);
+  product.group.row_scale = offset_by(problem.row_scale, m.begin * 4);
   if (problem.x_index == nullptr) {
-    product.x = behind(problem.x, m.begin * problem.x_stride * item);
+    product.x = offset_by(problem.x, m.begin * problem.x_stride * item);
     return product;
   }
   product.group.x_index = problem.x_index + m.begin;

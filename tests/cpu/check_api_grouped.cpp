@@ -167,6 +167,7 @@ TEST_CASE("the workspace of a product of experts needs no pointers, and does not
   call.tensor.packed = call.tensor.absmax = nullptr;
   call.args.x = call.args.y = nullptr;
   call.args.ends = nullptr;
+  call.tensor.cols = call.args.x_stride = 128;
   size_t before = 0, bytes = 1;
   for (const int64_t m : {0, 1, 5, 100, 4096}) {
     call.args.m = m;
@@ -174,24 +175,45 @@ TEST_CASE("the workspace of a product of experts needs no pointers, and does not
     CHECK(bytes >= before);
     before = bytes;
   }
+  CHECK(before > 0);
   CHECK(nf4_matmul_grouped_workspace_size(&call.tensor, &call.args, nullptr) ==
         NF4_STATUS_INVALID_ARGUMENT);
   CHECK(std::string(nf4_last_error()) == "bytes is NULL");
 }
 
-TEST_CASE("an empty product of experts needs no pointers", "[api]") {
-  for (const bool launch : {false, true}) {
-    Call call;
-    call.tensor = {};
-    call.tensor.struct_size = sizeof call.tensor;
-    call.tensor.format = NF4_FORMAT_NF4;
-    call.tensor.blocksize = 64;
-    call.tensor.cols = kK;
-    call.args = {};
-    call.args.struct_size = sizeof call.args;
-    call.args.dtype = NF4_DTYPE_BF16;
-    call.args.x_stride = kK;
-    CHECK(call.run(launch) == NF4_STATUS_OK);
-    CHECK(call.untouched());
+TEST_CASE("a workspace of a product of experts that does not fit is named", "[api]") {
+  Call call;
+  call.tensor.cols = call.args.x_stride = 128;
+  call.args.m = 100;
+  size_t bytes = 0;
+  REQUIRE(nf4_matmul_grouped_workspace_size(&call.tensor, &call.args, &bytes) == NF4_STATUS_OK);
+  REQUIRE(bytes > 1);
+  for (const size_t given : {size_t{0}, bytes - 1}) {
+    CHECK(nf4_matmul_grouped_launch(&call.tensor, &call.args, call.workspace.data(), given,
+                                    nullptr) == NF4_STATUS_INVALID_ARGUMENT);
+    CHECK(std::string(nf4_last_error()).find("workspace") != std::string::npos);
   }
+  for (void *place : {static_cast<void *>(nullptr), static_cast<void *>(call.workspace.data() + 1),
+                      static_cast<void *>(call.y.data())})
+    CHECK(nf4_matmul_grouped_launch(&call.tensor, &call.args, place, bytes, nullptr) ==
+          NF4_STATUS_INVALID_ARGUMENT);
+}
+
+TEST_CASE("an empty product of experts needs no pointers", "[api]") {
+  for (const bool launch : {false, true})
+    for (const int64_t m : {0, 64}) {
+      Call call;
+      call.tensor = {};
+      call.tensor.struct_size = sizeof call.tensor;
+      call.tensor.format = NF4_FORMAT_NF4;
+      call.tensor.blocksize = 64;
+      call.tensor.cols = 64;
+      call.args = {};
+      call.args.struct_size = sizeof call.args;
+      call.args.dtype = NF4_DTYPE_BF16;
+      call.args.x_stride = call.args.y_stride = 64;
+      call.args.m = call.args.x_rows = m;
+      CHECK(call.run(launch) == NF4_STATUS_OK);
+      CHECK(call.untouched());
+    }
 }

@@ -6,12 +6,14 @@
 namespace nf4::cuda {
 
 int64_t matmul_grouped_workspace_bytes(const GroupedProblem &problem) {
-  constexpr int kFewRows = 4;     // of an expert, on average
-  constexpr int kWholeCols = 64;  // that the wgmma kernels need
-  if (problem.dtype == NF4_DTYPE_FP32 || problem.weight.cols % kWholeCols != 0 ||
-      problem.m <= int64_t{kFewRows} * problem.experts)
+  constexpr int kFewRows = 4;                      // of an expert, on average
+  constexpr int kWholeCols = 64;                   // that the wgmma kernels need
+  constexpr int64_t kMostCols = int64_t{1} << 22;  // that they take
+  const int64_t cols = problem.weight.cols;
+  if (problem.empty() || problem.dtype == NF4_DTYPE_FP32 || cols % kWholeCols != 0 ||
+      cols > kMostCols || problem.m <= int64_t{kFewRows} * problem.experts)
     return 0;
-  return problem.m * problem.weight.cols * 2;
+  return problem.m * cols * 2;
 }
 
 }  // namespace nf4::cuda

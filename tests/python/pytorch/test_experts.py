@@ -163,6 +163,7 @@ def test_experts_of_other_ranks_add_nothing():
     [
         (None, {"format": "int4", "group_size": 32}, "experts is True; expected False"),
         (None, {"blocksize": 4096 * 2}, "blocksize"),
+        (None, {"skip": ["*down_proj"]}, "down_proj dense beside a stack of .*both or neither"),
         (lambda weight: weight.fill_(float("nan")), {}, "gate_up_proj: the weight has NaN or Inf"),
     ],
 )

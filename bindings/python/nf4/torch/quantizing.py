@@ -132,13 +132,22 @@ def quantize_model(
 
 
 def _chosen_stacks(model: nn.Module, options: QuantizeOptions) -> list[Stack]:
-    """Of experts, by the patterns of modules."""
-    return [
+    """Of experts, by the patterns of modules. Those of one module are computed together."""
+    stacks = dense_stacks(model)
+    chosen = [
         stack
-        for stack in dense_stacks(model)
+        for stack in stacks
         if not any(matches(pattern, stack.full) for pattern in options.skip)
         and (not options.only or any(matches(pattern, stack.full) for pattern in options.only))
     ]
+    modules = {stack.module for stack in chosen}
+    for stack in stacks:
+        if stack.module in modules and stack not in chosen:
+            raise InvalidArgument(
+                f"skip and only leave {stack.full} dense beside a stack of {stack.module} that "
+                f"becomes 4-bit; expected both or neither"
+            )
+    return chosen
 
 
 class _Plan(NamedTuple):

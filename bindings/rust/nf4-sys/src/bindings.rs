@@ -781,7 +781,8 @@ extern "C" {
         bytes: *mut usize,
     ) -> nf4_status;
     /** Sums, rounding, workspace and streams are as in nf4_matmul_launch, and so is a y that is
- empty or a K of 0; row_scale multiplies the sum in binary32 before it is rounded to dtype.
+ empty; with a K of 0 x is not read. row_scale multiplies the sum in binary32 before it is
+ rounded to dtype.
 
  INVALID_ARGUMENT: as for nf4_matmul_launch, and if experts, m or x_rows is out of range,
  experts does not divide rows, or N * K is not a multiple of blocksize though there are

@@ -23,7 +23,7 @@ from nf4.weight import no_weight
 
 class NF4Experts(FixedBuffers):
     """y[i] = x[x_index[i]] W[e]^T + bias[e], for the expert e of each row of y, with frozen W in 4
-    bits. The forward pass makes no dense W and no sorted copy of x.
+    bits. The forward pass of 16 bits makes no dense W.
 
     weight    the packed bytes of all experts, a Parameter uint8 [ceil(E * N * K / 2), 1]
     absmax, nested_absmax, nested_code, nested_offset
