@@ -4,14 +4,18 @@ trained beside it. Each all-gather moves the four bits; no rank makes a dense we
 The model is made here, so that nothing is downloaded, and learns to count in steps.
 
 torchrun --nproc-per-node 8 examples/python/qlora_fsdp2.py
-    on GPUs, by NCCL. On several machines torchrun takes --nnodes and --rdzv-endpoint besides
+    on GPUs, by NCCL. On several machines torchrun takes --nnodes and --rdzv-endpoint besides, and
+    this --folder with a directory that all of them share
 python examples/python/qlora_fsdp2.py
     two processes on the CPU, by gloo
 """
 
+import argparse
+import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 
 try:
     import peft
@@ -81,7 +85,32 @@ def train(model: torch.nn.Module, steps: int, device: torch.device) -> list[floa
     return losses
 
 
+@contextlib.contextmanager
+def checkpoint_folder(given: str | None) -> Iterator[str]:
+    """That of all ranks: what is given stays; else a temporary one of this machine."""
+    if given is not None:
+        yield given
+        return
+    with contextlib.ExitStack() as stack:
+        folder = [None]
+        if dist.get_rank() == 0:
+            folder = [stack.enter_context(tempfile.TemporaryDirectory())]
+        dist.broadcast_object_list(folder)
+        yield folder[0]
+        dist.barrier()  # rank 0 deletes it when nobody reads any more
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="QLoRA over several GPUs, by FSDP2")
+    parser.add_argument("--folder", help="for the checkpoint; one that all machines share")
+    given = parser.parse_args()
+    if given.folder is None and os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
+        parser.error("on several machines --folder is needed, a directory that all of them share")
+    return given
+
+
 def main() -> None:
+    given = arguments()
     on_gpus = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
     if on_gpus:
@@ -96,12 +125,11 @@ def main() -> None:
     assert losses[-1] < 0.6 * losses[0]
 
     # A sharded checkpoint: each rank writes its part, under the keys that one process would have.
-    folder = [tempfile.mkdtemp() if rank == 0 else ""]
-    dist.broadcast_object_list(folder)
-    checkpoint.save(model.state_dict(), checkpoint_id=folder[0])
     again = sharded(device).eval()
-    state = again.state_dict()
-    checkpoint.load(state, checkpoint_id=folder[0])
+    with checkpoint_folder(given.folder) as folder:
+        checkpoint.save(model.state_dict(), checkpoint_id=folder)
+        state = again.state_dict()
+        checkpoint.load(state, checkpoint_id=folder)
     again.load_state_dict(state)
     with torch.no_grad():
         batch = sequences(device)
@@ -115,5 +143,5 @@ if __name__ == "__main__":
     if "RANK" not in os.environ:  # not started by torchrun
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        os.execv(sys.executable, [*torchrun, "--standalone", __file__])
+        os.execv(sys.executable, [*torchrun, "--standalone", *sys.argv])
     main()

@@ -42,7 +42,7 @@ TABLE = Table(
     number("error", _of("error", 1, 5)),
     number("GB of weights a rank", _of("resident_bytes", 1e9, 2)),
     number("GB a step beyond", _of("step_bytes", 1e9, 2)),
-    number("bytes gathered a weight", _of("gathered_bytes_a_weight", 1, 4)),
+    number("bytes of the sharded parts a weight", _of("sharded_bytes_a_weight", 1, 4)),
 )
 
 

@@ -17,7 +17,7 @@ from nf4.torch import distributed
 from ranks import place
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 TOKENS = torch.arange(14).view(2, 7)
@@ -170,6 +170,41 @@ def check_cut_layers(rank: int, world: int) -> None:
         for key, each in model.state_dict().items():
             assert torch.equal(each, state[key]), (name, key)
         require_equal_logits(model, whole)
+
+
+def check_cut_adapters(rank: int, world: int) -> None:
+    """Of a model on meta, given their values before the cut, which stay: y and a step's gradients
+    are those of the model in one process."""
+    import peft
+
+    def adapted(model: torch.nn.Module) -> torch.nn.Module:
+        config = peft.LoraConfig(r=4, target_modules=["up_proj", "down_proj"])
+        model = peft.get_peft_model(model, config)
+        torch.manual_seed(3)
+        for layer in model.modules():
+            if isinstance(layer, peft.tuners.lora.LoraLayer):
+                layer.lora_A.to_empty(device=place())
+                layer.lora_B.to_empty(device=place())
+                layer.reset_lora_parameters("default", True)
+                torch.nn.init.normal_(layer.lora_B.default.weight)
+        return model
+
+    whole, model = (adapted(distributed.empty_model(DATA / "quantized")) for _ in range(2))
+    for layer in model.base_model.model.model.layers:
+        styles = {
+            "mlp.up_proj": distributed.ColwiseParallel(output_layouts=Replicate()),
+            "mlp.down_proj": distributed.RowwiseParallel(input_layouts=Replicate()),
+        }
+        parallelize_module(layer, mesh_of(world), styles)
+    tokens, grads = TOKENS.to(place()), []
+    for each in (whole, model):
+        load(each, DATA / "quantized")
+        logits = each(tokens).logits
+        logits.square().sum().backward()
+        mlp = each.base_model.model.model.layers[0].mlp
+        grads.append((logits.detach(), mlp.up_proj.lora_A.default.weight.grad))
+    for expected, found in zip(*grads, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max())
 
 
 def check_cut_and_sharded(rank: int, world: int) -> None:

@@ -1,5 +1,5 @@
 """What test_data_parallel.py has two processes check: DDP, FSDP1 and replicate around quantized
-layers, PEFT's adapters, layers that were bitsandbytes', and accelerate."""
+layers, PEFT's adapters, and layers that were bitsandbytes'."""
 
 import itertools
 

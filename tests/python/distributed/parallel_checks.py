@@ -2,6 +2,7 @@
 in one process, and beside dense layers that torch's styles cut."""
 
 import copy
+import inspect
 
 import nf4.torch
 import pytest
@@ -190,6 +191,7 @@ def check_styles_of_torch_are_refused(rank, world):
         for style in (torch_parallel.ColwiseParallel, torch_parallel.RowwiseParallel):
             with pytest.raises(nf4.InvalidArgument, match="nf4.torch.distributed.ColwiseParallel"):
                 cut(mlp(kind), mesh_of(world), up=style())
+        assert inspect.getmembers(mlp(kind).up)  # to others that is no attribute
 
 
 def check_no_cut(rank, world):

@@ -8,7 +8,7 @@ import peft
 import pytest
 import torch
 import transformers
-from nf4.torch.distributed import ColwiseParallel, RowwiseParallel, plan_of
+from nf4.torch.distributed import ColwiseParallel, RowwiseParallel, clip_grad_norm_, plan_of
 from parallel_checks import IN, INNER, MLP, close, inputs, mesh_of, mine, mlp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -91,9 +91,19 @@ def check_adapters_that_are_refused(rank, world):
     mesh, x = mesh_of(world), inputs(2, IN)
     with pytest.raises(nf4.InvalidArgument, match="DoRA"):
         cut(adapted(use_dora=True), mesh)
-    before = cut(mlp(), mesh)
-    with pytest.raises(nf4.InvalidArgument, match="PEFT first"):
-        adapted(model=before)(x)
+    before = adapted(model=cut(mlp(), mesh))
+    within = adapted()
+    parallelize_module(within.base_model.model.up.base_layer, mesh, ColwiseParallel())
+    unloaded = adapted()
+    cut(unloaded, mesh)
+    again = adapted(model=unloaded.unload())
+    for made in (before, within, again):
+        for compiles in (False, True):
+            with pytest.raises(nf4.InvalidArgument, match="PEFT first"):
+                (torch.compile(made, backend="eager") if compiles else made)(x)
+    torch._dynamo.reset()
+    with pytest.raises(nf4.InvalidArgument, match="'default' of .* is on meta"):
+        cut(adapted().to("meta"), mesh, src_data_rank=None)
     made = adapted()
     cut(made, mesh)
     made.add_adapter("second", peft.LoraConfig(r=4, target_modules=["up", "down"]))
@@ -102,6 +112,87 @@ def check_adapters_that_are_refused(rank, world):
         made(x)
     with torch.no_grad():
         made(x)
+
+
+def check_adapters_on_meta_given_values(rank, world):
+    """As the error for them says."""
+    made = adapted().to("meta")
+    for name in PLAN:
+        layer = getattr(made.base_model.model, name)
+        layer.lora_A.to_empty(device="cpu"), layer.lora_B.to_empty(device="cpu")
+        layer.reset_lora_parameters("default", True)
+    cut(made, mesh_of(world))
+    half = made.base_model.model.down.lora_A.default.weight
+    assert half.shape == (4, INNER // world) and half.norm() > 0
+
+
+def check_adapters_that_differ_between_ranks(rank, world):
+    def frozen():
+        made = adapted()
+        made.base_model.model.up.lora_A.requires_grad_(rank == 0)
+        return made
+
+    def of_bf16():
+        return adapted().to(torch.bfloat16) if rank else adapted()
+
+    others = {
+        "of r 8": lambda: adapted(r=4 << rank),
+        "scaling 4.0": lambda: adapted(lora_alpha=8 << rank),
+        "frozen": frozen,
+        "bfloat16": of_bf16,
+    }
+    for words, make in others.items():
+        with pytest.raises(nf4.InvalidArgument, match="rank 0 has .*rank 1 has") as found:
+            cut(make(), mesh_of(world), src_data_rank=None)
+        assert words in str(found.value), str(found.value)
+
+
+def check_what_one_rank_refuses(rank, world):
+    """Is raised on every rank, which would wait otherwise, and changes no layer."""
+    made = adapted(use_dora=rank == 1)
+    with pytest.raises(nf4.InvalidArgument, match="DoRA"):
+        cut(made, mesh_of(world))
+    assert made.base_model.model.up.base_layer.out_features == INNER
+    made = mlp()
+    if rank == 0:
+        made.up.tensor_parallel = 0
+    with pytest.raises(nf4.InvalidArgument, match="cut already") as found:
+        cut(made, mesh_of(world))
+    assert ("rank 0 failed" in str(found.value)) == (rank == 1)
+
+
+def check_clipped_gradients(rank, world):
+    """By the norm of one process; what is whole stays the same on all ranks."""
+    whole, made, x = adapted(bias="all"), adapted(bias="all"), inputs(3, IN)
+    cut(made, mesh_of(world))
+    for each in (whole, made):
+        each(x).square().sum().backward()
+    for limit in (1e9, 1.0):
+        parameters = [each for each in whole.parameters() if each.grad is not None]
+        expected = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        assert expected > 1
+        close(clip_grad_norm_(made, limit, mesh_of(world)), expected)
+    for name, half in (("up", "lora_A"), ("down", "lora_B")):
+        ours, theirs = (
+            getattr(getattr(each.base_model.model, name), half).default.weight.grad
+            for each in (made, whole)
+        )
+        close(ours, theirs)
+        everywhere = [torch.empty_like(ours) for _ in range(world)]
+        torch.distributed.all_gather(everywhere, ours)
+        assert all(torch.equal(each, ours) for each in everywhere)
+
+
+def check_hooks_of_a_base_layer(rank, world):
+    """Those of others run, too."""
+    made, seen, x = adapted(), [], inputs(3, IN)
+    cut(made, mesh_of(world))
+    with torch.no_grad():
+        expected = made(x)
+        base = made.base_model.model.up.base_layer
+        base.register_forward_hook(lambda *_: seen.append(1))
+        close(made(x), expected)
+    assert seen == [1]
 
 
 def check_a_model_of_transformers(rank, world):

@@ -4,6 +4,7 @@ prepare                            before FSDP2; fully_shard does it by itself w
                                    is imported
 ColwiseParallel, RowwiseParallel   styles for parallelize_module
 plan_of                            those of a transformers model
+clip_grad_norm_                    of gradients of layers that are cut
 empty_model                        a checkpoint's model on meta, to be sharded or cut
 load_checkpoint                    then each rank's part of the checkpoint into it
 """
@@ -18,6 +19,7 @@ _MODULES = {
     "ColwiseParallel": "_parallel",
     "RowwiseParallel": "_parallel",
     "plan_of": "_parallel",
+    "clip_grad_norm_": "_clipping",
     "empty_model": "empty_models",
     "load_checkpoint": "loading",
 }

@@ -14,15 +14,18 @@ from torch.distributed.tensor.parallel import style
 from nf4 import _convert
 from nf4.errors import InvalidArgument, kind_of
 from nf4.torch.distributed import _parallel_adapter
-from nf4.torch.distributed._cuts import CutOf
+from nf4.torch.distributed._agreement import agreed
+from nf4.torch.distributed._cuts import Ranges
 from nf4.torch.distributed._parallel_layer import (
     LAST,
-    cut_layer,
+    about,
     input_of,
+    keep,
     output_of,
-    require_alike,
+    part_of,
     sum_of,
 )
+from nf4.torch.modules import QuantizedLinear
 
 
 class _Parallel:
@@ -30,6 +33,7 @@ class _Parallel:
 
     dim: int
     sections: tuple[int, ...] | None = None
+    layer_name = ""  # for errors, where plan_of knows it
     _desired: tuple[Placement, ...]
     _after: Any  # the forward hook
 
@@ -39,15 +43,9 @@ class _Parallel:
             if self.sections is not None:
                 raise InvalidArgument("sections is given; expected None for layers of torch")
             return super()._apply(module, device_mesh)
-        if base.tensor_parallel is not None:
-            raise InvalidArgument("layer is cut already; expected a whole one")
-        require_alike(base, device_mesh, bytes_too=self.src_data_rank is not None)
-        if base is not module:
-            _parallel_adapter.require_served(module)
-        shape = (base.out_features, base.in_features)
-        ranges = cut_layer(base, device_mesh, self.dim, self.sections)
-        base.cut_of = CutOf(shape, self.dim, ranges)
-        base.tensor_parallel = self.dim
+        work = functools.partial(self._part_of, module, base, device_mesh)
+        ranges, part = agreed(self.layer_name, work, device_mesh)
+        keep(base, self.dim, ranges, part)
         before = functools.partial(input_of, self.input_layouts, self._desired, device_mesh)
         after = functools.partial(
             self._after, self.output_layouts, self.use_local_output, device_mesh
@@ -60,6 +58,19 @@ class _Parallel:
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
         return module
+
+    def _part_of(
+        self, module: nn.Module, base: QuantizedLinear, mesh: DeviceMesh
+    ) -> tuple[tuple[Ranges, Any], str]:
+        """This rank's, and what ranks must have in common. Nothing is changed yet."""
+        if base.tensor_parallel is not None:
+            raise InvalidArgument("layer is cut already; expected a whole one")
+        found = part_of(base, mesh, self.dim, self.sections)
+        said = about(base, bytes_too=self.src_data_rank is not None)
+        if base is not module:
+            _parallel_adapter.require_served(module)
+            said += _parallel_adapter.about(module)
+        return found, said
 
 
 class ColwiseParallel(_Parallel, style.ColwiseParallel):
@@ -143,6 +154,7 @@ def plan_of(model: nn.Module) -> dict[str, Any]:
         if named not in _STYLES:
             raise InvalidArgument(f"tp_plan has {named!r} for {name}; expected {list(_STYLES)}")
         found[name] = _STYLES[named]()
+        found[name].layer_name = name
     if not found:
         raise InvalidArgument(
             f"model is {kind_of(model)} and has no tp_plan for quantized layers; expected a model "

@@ -44,6 +44,25 @@ def require_served(module: nn.Module) -> None:
                 f"adapter {name!r} of {kind_of(module)} is no plain LoRA; expected one without "
                 f"DoRA or another variant, without a bias, and not merged"
             )
+        if a.weight.is_meta or b.weight.is_meta:
+            raise InvalidArgument(
+                f"adapter {name!r} of {kind_of(module)} is on meta; expected it with its values "
+                f"before its layer is cut: to_empty of lora_A and lora_B, then "
+                f"reset_lora_parameters({name!r}, True)"
+            )
+
+
+def about(module: nn.Module) -> str:
+    """What ranks must have in common of the adapters of a LoRA layer."""
+    return "".join(
+        f" with adapter {name!r} of r {module.r[name]}, {a.weight.dtype}, scaling "
+        f"{module.scaling[name]}, A {_trained(a)}, B {_trained(module.lora_B[name])}"
+        for name, a in module.lora_A.items()
+    )
+
+
+def _trained(half: nn.Module) -> str:
+    return "trained" if half.weight.requires_grad else "frozen"
 
 
 def cut_adapters(
@@ -74,8 +93,11 @@ def hook_base(
     """What is done around the LoRA layer is done around its base layer when that is called by
     itself, as after merge_and_unload()."""
     base.in_cut_adapter = False
-    base.register_forward_pre_hook(functools.partial(_unless_within, before))
-    base.register_forward_hook(functools.partial(_unless_within, after))
+    around = (
+        base.register_forward_pre_hook(functools.partial(_unless_within, before)),
+        base.register_forward_hook(functools.partial(_unless_within, after)),
+    )
+    base.cut_hooks = [each.id for each in around]
     module.register_forward_pre_hook(functools.partial(_within, True))
     module.register_forward_hook(functools.partial(_within, False), always_call=True)
 

@@ -11,8 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from nf4.errors import InvalidArgument, shown
-from nf4.torch.distributed._agreement import require_agreement
-from nf4.torch.distributed._cuts import AXES, Ranges, cut
+from nf4.torch.distributed._cuts import AXES, CutOf, Ranges, cut
 from nf4.torch.modules import NF4Linear, QuantizedLinear
 
 Layouts = tuple[Placement, ...]
@@ -39,11 +38,11 @@ def share(extent: int, mesh: DeviceMesh, sections: tuple[int, ...] | None = None
     return found
 
 
-def cut_layer(
+def part_of(
     layer: QuantizedLinear, mesh: DeviceMesh, dim: int, sections: tuple[int, ...] | None = None
-) -> Ranges:
-    """Leaves the layer this rank's rows (dim 0), with their bias, or columns (dim 1); the ranges
-    that it keeps. Raises InvalidArgument."""
+) -> tuple[Ranges, Any]:
+    """This rank's rows (dim 0) or columns (dim 1), and the weight that they are. Raises
+    InvalidArgument; the layer stays as it is."""
     parts = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
     if any(isinstance(part, DTensor) for part in parts):
         raise InvalidArgument(
@@ -63,9 +62,15 @@ def cut_layer(
         of = extent if sections is None else f"each of {sections}"
         raise InvalidArgument(f"{no_cut}: it does not divide {of}")
     try:
-        part = cut(layer.quantized, dim, ranges)
+        return ranges, cut(layer.quantized, dim, ranges)
     except InvalidArgument as error:
         raise InvalidArgument(f"{no_cut}: {error}") from None
+
+
+def keep(layer: QuantizedLinear, dim: int, ranges: Ranges, part: Any) -> None:
+    """Leaves the layer its part, with the bias of its rows."""
+    layer.cut_of = CutOf((layer.out_features, layer.in_features), dim, ranges)
+    layer.tensor_parallel = dim
     if isinstance(layer, NF4Linear):
         layer._take_weight(part)
     else:
@@ -74,7 +79,6 @@ def cut_layer(
     if dim == 0 and bias is not None:
         pieces = [bias.detach()[begin:end] for begin, end in ranges]
         layer.bias = nn.Parameter(torch.cat(pieces), bias.requires_grad)
-    return ranges
 
 
 def _named(spec: Any) -> str:
@@ -82,14 +86,14 @@ def _named(spec: Any) -> str:
     return ", ".join(f"{name} {getattr(spec, name)}" for name in names if hasattr(spec, name))
 
 
-def require_alike(layer: QuantizedLinear, mesh: DeviceMesh, bytes_too: bool) -> None:
-    """Raises InvalidArgument on every rank where ranks have other layers, or, if that is asked for,
-    other weights: each computes with a part of its own weight. Waits for a GPU then."""
-    about = f"{type(layer).__name__}({_named(layer.spec)}, bias {layer.bias is not None})"
+def about(layer: QuantizedLinear, bytes_too: bool) -> str:
+    """What ranks must have in common: each computes with a part of its own layer. Waits for a GPU
+    where it says something of the bytes."""
+    said = f"{type(layer).__name__}({_named(layer.spec)}, bias {layer.bias is not None})"
     tensors = [part for part in layer.parts().tensors if part is not None]
     if bytes_too and not any(part.is_meta for part in tensors):
-        about += f" with bytes that add up to {[_sums(part) for part in tensors]}"
-    require_agreement({"": about}, mesh)
+        said += f" with bytes that add up to {[_sums(part) for part in tensors]}"
+    return said
 
 
 def _sums(part: Tensor) -> int:

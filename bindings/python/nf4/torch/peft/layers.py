@@ -41,6 +41,27 @@ def _is_called_plainly(own: dict[str, Any]) -> bool:
     )
 
 
+def _is_within_cut_adapter(own: dict[str, Any]) -> bool:
+    """Of a base layer's attributes: has it only the hooks that do nothing within a LoRA layer that
+    is cut (distributed/_parallel_adapter.py)?"""
+    return (
+        own.get("in_cut_adapter", False)
+        and [*own["_forward_pre_hooks"], *own["_forward_hooks"]] == own["cut_hooks"]
+        and not (own["_backward_hooks"] or own["_backward_pre_hooks"] or "forward" in own)
+    )
+
+
+def _require_cut_together(layer: Any) -> None:
+    """Else y would be that of a part of the layer and of a whole adapter."""
+    base = layer.base_layer
+    is_cut = getattr(base, "tensor_parallel", None) is not None
+    if is_cut and not getattr(base, "in_cut_adapter", False):
+        raise InvalidArgument(
+            "a LoRA layer is around a layer that was cut for tensor parallelism, and is not cut "
+            "itself; expected PEFT first, then a style for the LoRA layer"
+        )
+
+
 def _matrix(modules: nn.Module, name: str) -> Tensor | None:
     """The weight of an adapter's half, if that is a torch.nn.Linear without more."""
     module = modules._modules.get(name)
@@ -121,12 +142,7 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
     if not _is_served(base) or type(x) is not Tensor:
         return None
     of_base = base.__dict__
-    plainly = _is_called_plainly(of_base) or of_base.get("in_cut_adapter", False)
-    if not plainly and "tensor_parallel" in of_base:
-        raise InvalidArgument(
-            "a LoRA layer is around a layer that was cut for tensor parallelism, and is not cut "
-            "itself; expected PEFT first, then a style for the LoRA layer"
-        )
+    plainly = _is_called_plainly(of_base) or _is_within_cut_adapter(of_base)
     if not _private.is_idle() or _private.has_global_hooks():
         return None
     adapter, autocast = _adapter(own), _autocast_dtype(x)
@@ -157,6 +173,7 @@ def forward(original: Callable[..., Tensor], served: type) -> Callable[..., Tens
             y = fused_forward(self, x)
             if y is not None:
                 return y
+        _require_cut_together(self)
         return original(self, x, *args, **kwargs)
 
     return forward

@@ -1,0 +1,70 @@
+"""clip_grad_norm_: one norm for all ranks of tensor parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from nf4.errors import InvalidArgument, kind_of
+from nf4.torch.distributed import _parallel_adapter
+
+
+@torch.no_grad()
+def clip_grad_norm_(model: nn.Module, max_norm: float, mesh: DeviceMesh) -> Tensor:
+    """torch.nn.utils.clip_grad_norm_ of all parameters of a model with layers that the styles have
+    cut. Of a bias or a half of an adapter that is cut each rank has a part of the gradient: those
+    are summed over the ranks, and others, which each rank has whole, count once. torch's own would
+    give each rank a norm and a scale of its own, and what is whole would drift apart.
+
+    max_norm  of the gradients of all parameters as one vector, 2-norm
+    mesh      that parallelize_module was given, of one dimension. Every rank of it calls this
+
+    Gradients that are DTensors count whole, over whichever mesh. Returns the norm before, in
+    float32, the same on every rank. Raises InvalidArgument.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
+    if mesh.ndim != 1:
+        raise InvalidArgument(f"mesh has {mesh.ndim} dimensions; expected the one of the styles")
+    cut = {id(each) for each in _cut_parameters(model)}
+    grads = [(each.grad, id(each) in cut) for each in model.parameters() if each.grad is not None]
+    squares = torch.zeros(2, dtype=torch.float64, device=_device(mesh))  # of whole ones, of parts
+    for grad, is_part in grads:
+        squares[int(is_part)] += _norm(grad).to(squares).square()
+    torch.distributed.all_reduce(squares[1], group=mesh.get_group())
+    norm = squares.sum().sqrt().float()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch has it
+    for grad, _ in grads:
+        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        local.mul_(scale.to(local.device))
+    return norm
+
+
+def _cut_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Those of which each rank has a part as a plain tensor, or sharded further."""
+    for module in model.modules():
+        base = _parallel_adapter.base_of(module)
+        if base is None or base.tensor_parallel is None:
+            continue
+        by_rows = base.tensor_parallel == 0
+        if by_rows and base.bias is not None:
+            yield base.bias
+        if base is not module:
+            for half in (module.lora_B if by_rows else module.lora_A).values():
+                yield half.weight
+
+
+def _norm(grad: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(grad, dtype=torch.float32)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _device(mesh: DeviceMesh) -> torch.device:
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    module = torch.get_device_module(mesh.device_type)
+    return torch.device(mesh.device_type, module.current_device())
