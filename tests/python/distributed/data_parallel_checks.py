@@ -4,10 +4,12 @@ layers, PEFT's adapters, and layers that were bitsandbytes'."""
 import itertools
 
 import nf4.torch
+import pytest
 import torch
 from fsdp_checks import KINDS, Block, all_ranks, inputs, model, require_same, shard, step
+from nf4.torch import NF4Experts
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -86,6 +88,45 @@ def check_fsdp1_in_16_bits(rank, world):
         assert torch.equal(made(inputs()), expected)
 
 
+class OfExperts(nn.Module):
+    """Its first and second row go to an expert each, others to the third."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.trained = nn.Linear(64, 64)
+        self.experts = NF4Experts.from_dense(torch.randn(3, 64, 64))
+
+    def forward(self, x):
+        ends = torch.tensor([1, 2, len(x)], dtype=torch.int32)
+        return self.experts(self.trained(x), ends)
+
+
+def check_experts(rank, world):
+    """DDP broadcasts them at the beginning only, FSDP1 leaves them whole, FSDP2 names them."""
+    expected = step(OfExperts(), inputs())
+    made = DistributedDataParallel(OfExperts(seed=rank))
+    x = inputs().requires_grad_()
+    ys = [made(x), made(x)]
+    sum(y.square().sum() for y in ys).backward()
+    assert torch.equal(ys[0], expected[0])
+    torch.testing.assert_close(x.grad, 2 * expected[1])
+
+    made = FullyShardedDataParallel(OfExperts(), device_id=torch.device("cpu"))
+    require_same(step(made, inputs())[:2] + ({"": x},), expected[:2] + ({"": x},))
+    state = OfExperts(seed=7).state_dict()
+    assert set(made.state_dict()) == set(state)
+    made.load_state_dict(state)
+    assert torch.equal(made(inputs()), OfExperts(seed=7)(inputs()))
+
+    made = OfExperts()
+    with pytest.raises(nf4.InvalidArgument, match="NF4Experts, which fully_shard cannot shard"):
+        fully_shard(made, mesh=all_ranks())
+    made = OfExperts()
+    fully_shard(made, mesh=all_ranks(), ignored_params={made.experts.weight})
+    require_same(step(made, inputs()), expected)
+
+
 def check_replicate(rank, world):
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
@@ -134,6 +175,11 @@ def check_peft(rank, world):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
     weights = [each for each in made.parameters() if each.requires_grad]
     assert weights and all(isinstance(each, DTensor) for each in weights)
+    block = made.base_model.model.blocks[0]
+    block.unshard()
+    with pytest.raises(nf4.InvalidArgument, match="the layer is prepared for fully_shard"):
+        made.merge_adapter()
+    assert not block.up.merged_adapters
 
 
 def check_of_bitsandbytes(rank, world):

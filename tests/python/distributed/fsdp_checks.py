@@ -152,6 +152,21 @@ def check_memory_and_traffic(rank, world):
         made.dequantize()
 
 
+def check_new_codes(rank, world):
+    """The next reshard would drop them, after unshard() too: they are refused, and y stays."""
+    for kind in ("nested", "act order"):
+        made = shard(model(kind))
+        y, layer = made(inputs()), made[0].up
+        made[0].unshard()
+        with pytest.raises(nf4.InvalidArgument, match="the layer is prepared for fully_shard"):
+            if kind == "nested":
+                layer.requantize(layer.dequantize() + 1)
+            else:
+                layer.reorder_()
+        for _ in range(2):
+            assert torch.equal(made(inputs()), y)
+
+
 def check_accumulation(rank, world):
     for syncs in (False, True):
         one, made = model("nested"), shard(model("nested"))
@@ -310,9 +325,54 @@ def check_meta(rank, world):
         with torch.device("meta"):
             made = model_of_zeros(kind)
         shard(made)
-        made.to_empty(device="cpu")
+        made.to_empty(device=DEVICE)
         made.load_state_dict(shard(model(kind)).state_dict())
         assert torch.equal(made(inputs()), one(inputs()))
+
+
+def check_what_a_load_refuses(rank, world):
+    """What a copy would cast, or has no place, is named, and y stays."""
+    cases = [
+        ("gptq", "scales", lambda each: each.bfloat16(), "scales is of torch.bfloat16; expected"),
+        ("nested", "weight.nested_absmax", lambda each: each[:0], "nested_absmax"),
+        ("act order", "g_idx", None, "g_idx is missing; expected one"),
+        ("compressed-tensors", "weight_zero_point", None, None),
+    ]
+    for kind, key, change, said in cases:
+        linear = nn.Linear(WIDTH, 160, bias=False)
+        one = quantized(linear, kind)
+        made = quantized(linear, kind)
+        if kind == "compressed-tensors":  # zero points for a layer without
+            made = Int4Linear.from_linear(linear, layout=kind, group_size=32)
+            said = "weight_zero_point is given; expected none"
+        made = fully_shard(made, mesh=all_ranks())
+        y, state = made(inputs()), one.state_dict()
+        if kind != "compressed-tensors":
+            before = state.pop(key)
+            if change is not None:
+                state[key] = change(before)
+        for assign in (False, True):
+            with pytest.raises(RuntimeError, match=said):
+                made.load_state_dict(state, assign=assign)
+            assert torch.equal(made(inputs()), y)
+
+
+def check_what_a_load_keeps(rank, world):
+    """Only a rank's rows of whole tensors; and a table that layers share stays what it was."""
+    linear = nn.Linear(WIDTH, 160, bias=False)
+    made, other = (NF4Linear.from_linear(linear).to(DEVICE) for _ in range(2))
+    other.nested_code = code = made.nested_code
+    fully_shard(made, mesh=all_ranks())
+    state = {key: each.clone() for key, each in other.state_dict().items()}
+    y = other(inputs())
+    made.load_state_dict(state, assign=True)
+    local = made.weight.to_local().stored
+    assert local.untyped_storage().nbytes() < state["weight"].nbytes / 2
+    assert torch.equal(made(inputs()), y)
+    made.nested_code = code
+    state["weight.nested_quant_map"] = code / 2
+    made.load_state_dict(state)
+    assert torch.equal(other(inputs()), y) and not torch.equal(made(inputs()), y)
 
 
 def model_of_zeros(kind):

@@ -63,14 +63,25 @@ def test_given_back_and_taken_again():
 
 def test_one_that_is_not_known_is_left_alone(monkeypatch):
     """An error would reach whoever imports torch's module."""
-    name = "torch.distributed.fsdp._fully_shard._fsdp_init"
+    from torch.distributed.fsdp._fully_shard import _fsdp_init
+
+    name = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
     other = types.ModuleType(name)
-    other._get_managed_states = lambda everything: None
-    monkeypatch.setitem(sys.modules, name, other)
-    before = other._get_managed_states
-    with pytest.warns(UserWarning, match="does not serve fully_shard: TypeError.*everything"):
-        _distributed._loaded(name)
-    assert other._get_managed_states is before
+    other._get_param_module_infos = lambda everything: None
+    before = other._get_param_module_infos
+    _distributed.unregister()
+    try:
+        monkeypatch.setitem(sys.modules, name, other)
+        original = _fsdp_init._get_managed_states
+        with pytest.warns(UserWarning, match="does not serve fully_shard: TypeError.*everything"):
+            for each in ("torch.distributed.fsdp._fully_shard._fsdp_init", name):
+                _distributed._loaded(each)
+        assert other._get_param_module_infos is before
+        assert _fsdp_init._get_managed_states is original  # half of them would serve nothing
+    finally:
+        monkeypatch.undo()
+        _distributed.unregister()
+        _distributed.register()
 
 
 def test_prepared_layers_are_what_they_were():

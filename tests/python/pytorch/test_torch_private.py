@@ -15,6 +15,7 @@ torch_cases.require("torch")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from nf4.torch import NF4Linear, _private  # noqa: E402
+from nf4.torch.distributed import prepare  # noqa: E402
 
 PACKAGE = Path(nf4.torch.__file__).parent
 OF_TORCH = {
@@ -35,6 +36,7 @@ OF_TORCH = {
     "_is_tracing",
     "_is_zerotensor",
     "_len_torch_dispatch_stack",
+    "_pytree",
     "_schema",
     "_set_fwd_grad_enabled",
 }
@@ -98,7 +100,6 @@ def test_those_of_torch_are_in_one_file():
     assert _names(here) - _own(here) == OF_TORCH
     ours = set().union(*map(_own, FILES.values())) | {"_nf4_fast", "_replace"}
     ours |= {"_linear", "_linear_grad", "_dense_like"}  # operators
-    ours |= {"_to_copy", "_pin_memory"}  # operators of ATen
     # Of a tensor; torch's pages have the first, those on subclasses the second.
     ours |= {"_version", "_make_wrapper_subclass"}
     for path, tree in FILES.items():
@@ -124,7 +125,8 @@ def results() -> list[torch.Tensor]:
     with torch.no_grad():
         found = [layer(x), layer(x.t().contiguous().t()), layer.dequantize()]
         found.append(nf4.torch.linear(x, layer.quantized))
-    return [*found, cast, x.grad, layer.bias.grad]
+    prepare(layer)
+    return [*found, cast, x.grad, layer.bias.grad, layer.weight.clone().stored]
 
 
 @pytest.mark.parametrize("name", [*_private.STAND_INS, "all"])

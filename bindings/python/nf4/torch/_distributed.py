@@ -2,8 +2,8 @@
 after nf4.torch, some functions of theirs are wrapped (distributed/_wrappers.py says how). Nothing
 is imported before.
 
-They are private to torch. Where one has other arguments than these, it is left alone, with a
-warning that says what is not served.
+They are private to torch. Where one has other arguments than these, all that serve the same are
+left alone, with a warning that says what is not served.
 """
 
 from __future__ import annotations
@@ -21,53 +21,61 @@ from nf4.torch._replacing import Replaced, found
 
 
 class _Wrapped(NamedTuple):
-    serves: str
+    module: str
     function: str
     arguments: tuple[str, ...]  # which it begins with
     by: str  # of distributed/_wrappers.py
 
 
 _FSDP1, _FSDP2 = "torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard"
+_DDP = "torch.nn.parallel.distributed"
+# By what they serve, all of which must be known before one of them is wrapped.
 _WRAPPED = {
-    f"{_FSDP2}._fsdp_init": (
+    "fully_shard": (
         _Wrapped(
-            "fully_shard", "_get_managed_states", ("modules", "ignored_params"), "managed_states"
-        ),
-    ),
-    f"{_FSDP2}._fsdp_param_group": (
-        _Wrapped(
-            "fully_shard", "_get_param_module_infos", ("params", "modules"), "param_module_infos"
+            f"{_FSDP2}._fsdp_init",
+            "_get_managed_states",
+            ("modules", "ignored_params"),
+            "managed_states",
         ),
         _Wrapped(
-            "fully_shard",
+            f"{_FSDP2}._fsdp_param_group",
+            "_get_param_module_infos",
+            ("params", "modules"),
+            "param_module_infos",
+        ),
+        _Wrapped(
+            f"{_FSDP2}._fsdp_param_group",
             "FSDPParamGroup.__init__",
             ("self", "params", "modules", "mesh_info"),
             "param_group",
         ),
     ),
-    f"{_FSDP1}._init_utils": (
+    "FullyShardedDataParallel": (
         _Wrapped(
-            "FullyShardedDataParallel",
+            f"{_FSDP1}._init_utils",
             "_get_ignored_params",
             ("root_module", "ignored_modules"),
             "ignored_params",
         ),
         _Wrapped(
-            "FullyShardedDataParallel",
+            f"{_FSDP1}._init_utils",
             "_get_ignored_buffer_names",
             ("root_module", "ignored_modules"),
             "ignored_buffer_names",
         ),
     ),
-    "torch.nn.parallel.distributed": (
+    "DistributedDataParallel": (
         _Wrapped(
-            "DistributedDataParallel",
+            _DDP,
             "DistributedDataParallel._assign_modules_buffers",
             ("self",),
             "assign_modules_buffers",
         ),
     ),
 }
+_MODULES = dict.fromkeys(each.module for found in _WRAPPED.values() for each in found)
+_loaded_modules: set[str] = set()
 _replaced: list[Replaced] = []
 
 
@@ -80,13 +88,17 @@ def _ours(original: Callable[..., Any], by: str) -> Callable[..., Any]:
     return wrapper
 
 
-def _wrap(module_name: str, each: _Wrapped) -> None:
-    """Also where other modules of torch.distributed have imported it by its name."""
-    module = sys.modules[module_name]
-    original = found(module, each.function)
+def _require_known(each: _Wrapped) -> None:
+    original = found(sys.modules[each.module], each.function)
     arguments = tuple(inspect.signature(original).parameters)[: len(each.arguments)]
     if arguments != each.arguments:
         raise TypeError(f"{each.function} takes {', '.join(arguments)}")
+
+
+def _wrap(each: _Wrapped) -> None:
+    """Also where other modules of torch.distributed have imported it by its name."""
+    module = sys.modules[each.module]
+    original = found(module, each.function)
     of_class, _, name = each.function.rpartition(".")
     owners = [found(module, of_class)]
     if not of_class:
@@ -99,14 +111,21 @@ def _wrap(module_name: str, each: _Wrapped) -> None:
 
 def _loaded(name: str) -> None:
     """Never raises: whoever imports torch.distributed would get it."""
-    for each in _WRAPPED[name]:
+    _loaded_modules.add(name)
+    for serves, functions in _WRAPPED.items():
+        modules = {each.module for each in functions}
+        if name not in modules or not modules <= _loaded_modules:
+            continue
         try:
-            _wrap(name, each)
+            for each in functions:
+                _require_known(each)
+            for each in functions:
+                _wrap(each)
         except Exception as error:
-            warnings.warn(f"libnf4 does not serve {each.serves}: {error!r}", stacklevel=2)
+            warnings.warn(f"libnf4 does not serve {serves}: {error!r}", stacklevel=2)
 
 
-_watch = ImportWatch(_WRAPPED, _loaded)
+_watch = ImportWatch(_MODULES, _loaded)
 
 
 def register() -> None:
@@ -120,3 +139,4 @@ def unregister() -> None:
     for each in reversed(_replaced):
         each.give_back()
     _replaced.clear()
+    _loaded_modules.clear()

@@ -155,6 +155,21 @@ apply_of = _apply_of if hasattr(torch._C, "_FunctionBase") else _public_apply_of
 STAND_INS["apply_of"] = _public_apply_of
 
 
+# ---- Arguments of a call -----------------------------------------------------------------
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    """Of each leaf of tuples, lists and dicts within one another."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map(function, each) for each in value)
+    if isinstance(value, dict):
+        return {key: _map(function, each) for key, each in value.items()}
+    return function(value)
+
+
+tree_map = _found("tree_map", "utils._pytree.tree_map", _map)
+
+
 # ---- Operators' registrations ----------------------------------------------------------
 
 

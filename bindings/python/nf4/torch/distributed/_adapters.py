@@ -30,7 +30,9 @@ class Untrained(NamedTuple):
         """Draws the whole adapter, which is small, and keeps this rank's part."""
         held = list(self.tensors())
         for half, name, own in held:
-            half._parameters[name] = nn.Parameter(torch.empty(own.shape, dtype=own.dtype))
+            half._parameters[name] = nn.Parameter(
+                torch.empty(own.shape, dtype=own.dtype, device="cpu")
+            )
         try:
             self.layer.reset_lora_parameters(self.name, self.how)
             for half, name, own in held:
@@ -73,6 +75,6 @@ def _of(path: str, layer: nn.Module, name: str, config: Any) -> Untrained:
 def begin(adapters: list[Untrained], seed: int) -> None:
     """With the same numbers on every rank, whatever it has drawn before."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # manual_seed would seed those of GPUs, too
         for each in adapters:
             each.begin()

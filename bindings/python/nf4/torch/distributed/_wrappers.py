@@ -16,14 +16,17 @@ from typing import Any
 
 from torch import nn
 
+from nf4.errors import InvalidArgument
 from nf4.torch.distributed._agreement import layers_of, require_agreement, spec_of
 from nf4.torch.distributed._prepare import buffers_as_parameters, prepare_layers
-from nf4.torch.modules import QuantizedLinear
+from nf4.torch.modules import NF4Experts
+from nf4.torch.modules.base import FixedBuffers
 
 
-def _layers(module: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
+def _layers(module: nn.Module) -> Iterator[tuple[str, FixedBuffers]]:
+    """All of ours, of experts too."""
     for name, layer in module.named_modules(remove_duplicate=False):
-        if isinstance(layer, QuantizedLinear):
+        if isinstance(layer, FixedBuffers):
             yield name, layer
 
 
@@ -33,9 +36,21 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
 def managed_states(
     original: Callable[..., Any], modules: Any, ignored_params: Any = None
 ) -> tuple[Any, Any]:
+    _require_no_experts(modules, ignored_params or ())
     prepare_layers(modules, ignored_params or ())
     with buffers_as_parameters(modules):
         return original(modules, ignored_params)
+
+
+def _require_no_experts(modules: Iterable[nn.Module], ignored: Iterable[nn.Parameter]) -> None:
+    left_alone = {id(each) for each in ignored}
+    for module in modules:
+        if isinstance(module, NF4Experts) and id(module.weight) not in left_alone:
+            raise InvalidArgument(
+                "the model has NF4Experts, which fully_shard cannot shard; expected their weight "
+                "among ignored_params: each rank then keeps them whole, on the device where they "
+                "are"
+            )
 
 
 def param_module_infos(
@@ -74,14 +89,21 @@ def ignored_params(original: Callable[..., Any], root_module: nn.Module, *args: 
 
 def ignored_buffer_names(original: Callable[..., Any], root_module: nn.Module, *args: Any) -> Any:
     """Buffers of ours: those that no policy casts."""
-    from torch.distributed.fsdp._common_utils import clean_tensor_name
-
     ours = {
-        clean_tensor_name(f"{name}.{buffer}".lstrip("."))
+        _clean(f"{name}.{buffer}".lstrip("."))
         for name, layer in _layers(root_module)
         for buffer in layer._buffers
     }
     return original(root_module, *args) | ours
+
+
+def _clean(name: str) -> str:
+    """Without what wrappers put into it."""
+    try:
+        from torch.distributed.fsdp._common_utils import clean_tensor_name
+    except ImportError:
+        return name.replace("_fsdp_wrapped_module.", "")
+    return clean_tensor_name(name)
 
 
 # ---- DDP -------------------------------------------------------------------------------

@@ -123,6 +123,15 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
         *_, name = self.sharded_parts().values()
         return frozen_part.is_part(getattr(self, name))
 
+    def require_unprepared(self) -> None:
+        """For what makes new codes: FSDP2 would drop them with the next reshard."""
+        if self.is_prepared():
+            raise InvalidArgument(
+                "the layer is prepared for fully_shard, whose next all-gather brings the old codes "
+                "back; expected a weight that is merged, quantized again or reordered before "
+                "fully_shard or prepare"
+            )
+
     def stored(self, name: str) -> Tensor | None:
         """An attribute, or what it stores where distributed.prepare has made a FrozenPart of it.
         Raises InvalidArgument while that is sharded."""
@@ -141,14 +150,10 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
         names = self.sharded_parts().items()
         return {part: frozen_part.shown(getattr(self, name)) for part, name in names}
 
-    def _load_parts(self, given: dict[str, Tensor], assign: bool | None) -> None:
+    def _load_parts(self, given: dict[str, Tensor | None], assign: bool | None) -> None:
         """Takes over parts of a weight by the names of attributes. This layer is prepared."""
         for name, tensor in given.items():
-            own = getattr(self, name)
-            if own.shape != tensor.shape:
-                raise InvalidArgument(
-                    f"{name} is of shape {tuple(tensor.shape)}; expected {tuple(own.shape)}"
-                )
+            frozen_part.require_like(name, getattr(self, name), tensor)
         for name, tensor in given.items():
             own = getattr(self, name)
             if frozen_part.is_part(own):

@@ -17,18 +17,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map  # no public way maps a call's arguments
+
+from nf4.errors import InvalidArgument
+from nf4.torch import _private
+from nf4.torch._replacing import found
 
 _aten = torch.ops.aten
 # Integers look like floats of their size, as torch counts a parameter's bytes by its dtype.
 _LOOKS = {torch.uint8: torch.float8_e4m3fn, torch.int32: torch.float32}
-# What tells nothing of values: these are run on the stored part.
+# What tells nothing of values: these are run on the stored part. A torch may not have all.
 _STRUCTURE = {
-    _aten._pin_memory.default, _aten._to_copy.default, _aten.alias.default,
-    _aten.as_strided.default, _aten.clone.default, _aten.copy_.default, _aten.detach.default,
-    _aten.empty_like.default, _aten.is_pinned.default, _aten.narrow.default,
-    _aten.new_empty.default, _aten.new_zeros.default, _aten.slice.Tensor, _aten.split.Tensor,
-    _aten.t.default, _aten.view.default,
+    found(_aten, name)
+    for name in (
+        "_pin_memory.default", "_to_copy.default", "alias.default", "as_strided.default",
+        "clone.default", "copy_.default", "detach.default", "empty_like.default",
+        "is_pinned.default", "narrow.default", "new_empty.default", "new_zeros.default",
+        "slice.Tensor", "split.Tensor", "t.default", "view.default",
+    )
 }  # fmt: skip
 
 
@@ -93,8 +98,9 @@ class FrozenPart(Tensor):
         if func not in _STRUCTURE:
             raise NotImplementedError(f"{func} of a part of a quantized weight, which is not dense")
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "dtype"}
-        made = func(*tree_map(_stored, args), **tree_map(_stored, kwargs))
-        return args[0] if func is _aten.copy_.default else tree_map(_part, made)
+        mapped = _private.tree_map
+        made = func(*mapped(_stored, args), **mapped(_stored, kwargs))
+        return args[0] if func is _aten.copy_.default else mapped(_part, made)
 
     # ---- FSDP2's extension of the all-gather ----------------------------------------
 
@@ -136,8 +142,11 @@ def _padded(stored: Tensor, rows: int) -> Tensor:
 
 def is_part(tensor: Any) -> bool:
     """Is it one, or a DTensor of one?"""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return isinstance(local, FrozenPart)
+    return isinstance(_local(tensor), FrozenPart)
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 # ---- What a layer and its state_dict show of a part -------------------------------------
@@ -175,16 +184,38 @@ def _cut(like: Any, given: Tensor) -> Tensor:
     return given
 
 
+def require_like(name: str, own: Tensor | None, given: Tensor | None) -> None:
+    """For what is loaded in the place of `own`: is there such a part, of this shape, and, if it is
+    sharded, of this dtype? No copy may cast it."""
+    if own is None or given is None:
+        what, expected = ("missing", "one") if given is None else ("given", "none")
+        raise InvalidArgument(
+            f"{name} is {what}; expected {expected}, as in the layer that is prepared for "
+            f"fully_shard"
+        )
+    if own.shape != given.shape:
+        raise InvalidArgument(
+            f"{name} is of shape {tuple(given.shape)}; expected {tuple(own.shape)}"
+        )
+    dtype = _local(own).stored.dtype if is_part(own) else given.dtype
+    if given.dtype != dtype:
+        raise InvalidArgument(
+            f"{name} is of {given.dtype}; expected {dtype}, as the layer that is prepared for "
+            f"fully_shard"
+        )
+
+
 def load(part: Tensor, given: Tensor, assign: bool | None) -> nn.Parameter:
     """The parameter with what `given` holds, which is whole or sharded: in its own memory, or with
-    `assign` of the memory of what is given."""
+    `assign` of the memory of what is given, unless a rank would keep all of a whole tensor."""
     sharded = not isinstance(part, FrozenPart)
+    is_view = sharded and type(given) is not type(part)
     given = _cut(part, given) if sharded else whole(given)
-    own = part.to_local() if sharded else part
+    own = _local(part)
     if not assign:
         own.stored.copy_(given.view(own.shape))
         return part
-    made = FrozenPart(given.contiguous())
+    made = FrozenPart(given.clone() if is_view else given.contiguous())
     return nn.Parameter(_of_local(part, made) if sharded else made, requires_grad=False)
 
 

@@ -215,9 +215,11 @@ class Int4Linear(QuantizedLinear):
         """Sorts the columns of a weight with act order by their groups (nf4.reorder), so that
         kernels read whole groups; without act order there is nothing to do. The memory of the
         codes is new, and no longer that of the module that this layer was made of. The state_dict
-        stays that of the checkpoint: it sorts a copy back. Returns the layer."""
+        stays that of the checkpoint: it sorts a copy back. Returns the layer. Raises
+        InvalidArgument for a layer that is prepared for fully_shard."""
         weight = self.quantized
         if weight.g_idx is not None:
+            self.require_unprepared()
             self.adopt(nf4.reorder(weight))
         return self
 

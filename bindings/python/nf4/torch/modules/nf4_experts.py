@@ -108,6 +108,7 @@ class NF4Experts(FixedBuffers):
         self.spec, self.dtype_before, self._places = parts.spec, weight.dtype, None
         self.experts, self.out_features, self.in_features = weight.shape
         packed = _state.bytes_of(parts.packed)
+        self._buffers.pop("weight", None)  # under FSDP1 it is one
         self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
         for name in SCALES:
             self.register_buffer(name, getattr(parts, name), persistent=False)

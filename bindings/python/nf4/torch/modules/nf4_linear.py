@@ -230,7 +230,9 @@ class NF4Linear(QuantizedLinear):
 
     def requantize(self, weight: Tensor) -> None:
         """Takes a dense weight, [out_features, in_features], in the format that the layer has, on
-        its device. Raises what nf4.quantize raises."""
+        its device. Raises what nf4.quantize raises, and InvalidArgument for a layer that is
+        prepared for fully_shard."""
+        self.require_unprepared()
         if tuple(weight.shape) != (self.out_features, self.in_features):
             raise InvalidArgument(
                 f"weight is of shape {tuple(weight.shape)}; expected "
@@ -363,18 +365,22 @@ class NF4Linear(QuantizedLinear):
                 f"weight is of format, blocksize and nested_blocksize {given}; expected {own}"
             )
         parts = _tensors(weight)
+        code = None if assign else parts.pop("nested_code", None)
         self._load_parts({"weight": parts.pop("packed"), **parts}, assign)
+        if code is not None and not self._has_code(code):
+            self.nested_code = code.to(self.nested_code.device, copy=True)
         self.dtype_before = weight.dtype
 
     def _has_memory_for(self, weight: nf4.QuantizedTensor[Tensor]) -> bool:
-        """Is the weight of this layer's layout, with its nested_code? Other weights may share
-        nested_code, so that nothing is written to it."""
+        """Is the weight of this layer's layout, with its nested_code?"""
         layout = (weight.format, weight.blocksize, weight.nested_blocksize)
         if self.weight.is_meta or layout != (self.format, self.blocksize, self.nested_blocksize):
             return False
-        return not weight.nested or torch.equal(
-            self.nested_code, weight.nested_code.to(self.nested_code)
-        )
+        return not weight.nested or self._has_code(weight.nested_code)
+
+    def _has_code(self, nested_code: Tensor) -> bool:
+        """Other weights may share this layer's, so that nothing is written to it."""
+        return torch.equal(self.nested_code, nested_code.to(self.nested_code))
 
     def extra_repr(self) -> str:
         nested = f", nested_blocksize={self.nested_blocksize}" if self.nested_blocksize else ""

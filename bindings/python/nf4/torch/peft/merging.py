@@ -31,6 +31,7 @@ def _require_finite(tensor: Tensor, adapter: str) -> None:
 
 
 def _merge(layer: Any, base: NF4Linear, adapter: str, safe: bool) -> None:
+    base.require_unprepared()
     dense = base.dequantize()
     if adapter in layer.lora_variant:
         merged = layer.lora_variant[adapter].merge_safe(layer, adapter, dense)
@@ -53,6 +54,7 @@ def _merge(layer: Any, base: NF4Linear, adapter: str, safe: bool) -> None:
 
 
 def _unmerge(layer: Any, base: NF4Linear, adapter: str) -> None:
+    base.require_unprepared()
     dense = base.dequantize()
     if adapter in layer.lora_variant:
         base.requantize(layer.lora_variant[adapter].unmerge(layer, adapter, dense))
@@ -91,8 +93,9 @@ def unmerge(original: Callable[..., None]) -> Callable[..., None]:
             original(self)  # which warns where nothing is merged
             return
         while self.merged_adapters:
-            adapter = self.merged_adapters.pop()
+            adapter = self.merged_adapters[-1]
             if adapter in self.lora_A:
                 _unmerge(self, base, adapter)
+            self.merged_adapters.pop()
 
     return unmerge
