@@ -48,8 +48,8 @@ def _require_no_experts(modules: Iterable[nn.Module], ignored: Iterable[nn.Param
         if isinstance(module, NF4Experts) and id(module.weight) not in left_alone:
             raise InvalidArgument(
                 "the model has NF4Experts, which fully_shard cannot shard; expected their weight "
-                "among ignored_params: each rank then keeps them whole, on the device where they "
-                "are"
+                "among ignored_params, of a model that is on its device: each rank then keeps them "
+                "whole"
             )
 
 
