@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -101,7 +101,10 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
     def _distribute_module_applied(self) -> bool:
         """By which torch's styles of tensor parallelism ask whether a layer is theirs already. They
         would cut the bytes of the weight as if those were its rows. For others it is not there."""
-        if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
+        here = inspect.currentframe()
+        caller = here.f_back if here is not None else None
+        module = "" if caller is None else caller.f_globals.get("__name__", "")
+        if not module.startswith("torch.distributed."):
             raise AttributeError("_distribute_module_applied")
         raise InvalidArgument(
             f"a style of torch.distributed.tensor.parallel is given for {type(self).__name__}; "
