@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -106,10 +106,18 @@ def bytes_of(packed: Tensor) -> Tensor:
     return as_bytes(packed.detach()).contiguous().view(-1, 1)
 
 
+def under(state_dict: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """What is under `name` and "name.*", less that prefix."""
+    return {
+        key.removeprefix(name).removeprefix("."): value
+        for key, value in state_dict.items()
+        if key == name or key.startswith(f"{name}.")
+    }
+
+
 def load(parts: dict[str, Tensor]) -> Loaded:
-    """The weight of a layer, from what a state_dict has under "weight" and "weight.*", less that
-    prefix; `weight` is None where there is no quant_state. Raises InvalidArgument for one that is
-    incomplete or contradicts itself."""
+    """The weight of a layer, from what `under` finds for its "weight"; `weight` is None where there
+    is no quant_state. Raises InvalidArgument for one that is incomplete or contradicts itself."""
     marks = [key for key in parts if key.startswith(_MARK)]
     if not marks or "" not in parts:
         return Loaded(set(), None)

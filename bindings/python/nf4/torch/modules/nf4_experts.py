@@ -175,11 +175,7 @@ class NF4Experts(FixedBuffers):
         error_msgs: list[str],
     ) -> None:
         name = f"{prefix}weight"
-        parts = {
-            key.removeprefix(name).removeprefix("."): value
-            for key, value in state_dict.items()
-            if key == name or key.startswith(f"{name}.")
-        }
+        parts = _state.under(state_dict, name)
         if "" not in parts:
             missing_keys.append(name)
             return

@@ -302,11 +302,7 @@ class NF4Linear(QuantizedLinear):
         error_msgs: list[str],
     ) -> None:
         name = f"{prefix}weight"
-        parts = {
-            key.removeprefix(name).removeprefix("."): value
-            for key, value in state_dict.items()
-            if key == name or key.startswith(f"{name}.")
-        }
+        parts = _state.under(state_dict, name)
         loaded, fault = _state.Loaded(set(parts), None), None
         try:
             loaded = _state.load(parts)
