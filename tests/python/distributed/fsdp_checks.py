@@ -88,7 +88,7 @@ def step(made, x):
 def grads_of(made):
     grads = {name: each.grad for name, each in made.named_parameters() if each.requires_grad}
     return {
-        name: each.full_tensor() if isinstance(each, DTensor) else each
+        name: each.to(DEVICE).full_tensor() if isinstance(each, DTensor) else each
         for name, each in grads.items()
     }
 
