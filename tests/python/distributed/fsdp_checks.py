@@ -325,6 +325,8 @@ def check_meta(rank, world):
         with torch.device("meta"):
             made = model_of_zeros(kind)
         shard(made)
+        with pytest.raises(RuntimeError, match="the layer is on meta"):
+            made.load_state_dict(shard(model(kind)).state_dict())
         made.to_empty(device=DEVICE)
         made.load_state_dict(shard(model(kind)).state_dict())
         assert torch.equal(made(inputs()), one(inputs()))

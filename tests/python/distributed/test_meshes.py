@@ -1,4 +1,5 @@
-"""Quantized layers on meshes of two dimensions, by four processes. mesh_checks.py has the checks."""
+"""Quantized layers on meshes of two dimensions, by four processes.
+mesh_checks.py has the checks."""
 
 import pytest
 
