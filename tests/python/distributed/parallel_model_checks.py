@@ -12,6 +12,7 @@ from nf4.torch.distributed import ColwiseParallel, RowwiseParallel, clip_grad_no
 from parallel_checks import IN, INNER, MLP, close, inputs, mesh_of, mine, mlp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import parallel as torch_parallel
 from torch.distributed.tensor.parallel import parallelize_module
 
 PLAN = {"up": ColwiseParallel, "down": RowwiseParallel}
@@ -248,6 +249,18 @@ def check_a_model_of_transformers(rank, world):
     for other in (adapted, MLP()):
         with pytest.raises(nf4.InvalidArgument, match="tp_plan"):
             plan_of(other)
+
+
+def check_weights_that_are_cut_already(rank, world):
+    """As those of from_pretrained(tp_plan="auto") are: DTensors. Refused, with what to do."""
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
+        vocab_size=64,
+    )  # fmt: skip
+    made, name = transformers.LlamaForCausalLM(config), "model.layers.0.self_attn.q_proj"
+    parallelize_module(made, mesh_of(world), {name: torch_parallel.ColwiseParallel()})
+    with pytest.raises(nf4.InvalidArgument, match="q_proj: its weight is a DTensor.*plan_of"):
+        nf4.torch.quantize_model(made)
 
 
 def check_fsdp_of_layers_that_are_cut(rank, world):
