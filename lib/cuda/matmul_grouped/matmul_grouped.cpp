@@ -107,8 +107,9 @@ cudaError_t allow_shared_memory(const GroupedWgmmaKernels &kernels, const Device
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
       if (error != cudaSuccess) return error;
     }
-  known.set(device.index);
-  return load_kernels(&kernels.gather, 1);
+  const cudaError_t error = load_kernels(&kernels.gather, 1);
+  if (error == cudaSuccess) known.set(device.index);
+  return error;
 }
 
 // The problem with rows of x in the order of y's, once gather_rows has copied them.
