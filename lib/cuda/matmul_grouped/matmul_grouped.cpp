@@ -195,6 +195,16 @@ nf4_status matmul_grouped(const GroupedProblem &problem, nf4_stream stream) {
   });
 }
 
+nf4_status matmul_grouped_grad(const GroupedProblem &, nf4_stream) {
+  return fail(NF4_STATUS_UNSUPPORTED_DEVICE,
+              "this build has no kernels for the gradient of grouped products");
+}
+
+nf4_status matmul_grouped(const Int4GroupedProblem &, nf4_stream) {
+  return fail(NF4_STATUS_UNSUPPORTED_DEVICE,
+              "this build has no kernels for grouped products of integer weights");
+}
+
 nf4_status matmul_grouped_config(const GroupedProblem &problem, nf4_stream stream, int &config) {
   return with_choice(problem, stream, [&](const MatmulTarget &, int chosen) {
     config = chosen;

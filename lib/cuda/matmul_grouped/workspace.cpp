@@ -17,4 +17,8 @@ int64_t matmul_grouped_workspace_bytes(const GroupedProblem &problem) {
   return problem.m * cols * 2;
 }
 
+int64_t matmul_grouped_grad_workspace_bytes(const GroupedProblem &) { return 0; }
+
+int64_t matmul_grouped_workspace_bytes(const Int4GroupedProblem &) { return 0; }
+
 }  // namespace nf4::cuda
