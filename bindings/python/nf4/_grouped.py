@@ -121,14 +121,17 @@ def _problem_of(
     return _Problem(prepared, args, out, in_device_memory, torch or y.torch, operands)
 
 
+_NOWHERE = 4  # an address that is not NULL, where nothing is read
+
+
 def _not_null(index: Operand) -> int:
     """Its address; of an empty one, which may have none, any."""
-    return index.address or 4
+    return index.address or _NOWHERE
 
 
 @functools.lru_cache(maxsize=64)
 def _workspace(weight: tuple[int, ...], dtype: int, experts: int, m: int) -> int:
-    """Of a weight of this format, blocksize, nested_blocksize, rows and cols."""
+    """Of a weight of this format, blocksize, nested_blocksize, rows and cols, with x_index."""
     format, blocksize, nested_blocksize, rows, cols = weight
     tensor = _abi.Tensor(
         struct_size=ctypes.sizeof(_abi.Tensor),
@@ -146,6 +149,7 @@ def _workspace(weight: tuple[int, ...], dtype: int, experts: int, m: int) -> int
         x_stride=cols,
         x_rows=m,
         y_stride=rows,
+        x_index=_NOWHERE,
     )
     needed = ctypes.c_size_t()
     size_of = functions("nf4_").matmul_grouped_workspace_size
@@ -163,8 +167,9 @@ def _needed(weight: QuantizedTensor[Any], dtype: int, m: int) -> int:
 
 
 def matmul_grouped_workspace_bytes(weight: Weight[Any], m: int, dtype: DTypeLike) -> int:
-    """Bytes of workspace that `matmul_grouped` needs for m rows of y in device memory, and never
-    more for fewer rows. dtype: of x, as for `matmul_workspace_bytes`.
+    """Bytes of workspace that `matmul_grouped` needs for m rows of y in device memory with x_index,
+    and never more for fewer rows; without x_index it needs none. dtype: of x, as for
+    `matmul_workspace_bytes`.
 
     Raises InvalidArgument.
     """
@@ -261,7 +266,7 @@ def matmul_grouped(
     problem = _problem_of(weight, x, ends, x_index, bias, row_scale, out, handle)
     args, operands = problem.args, (problem.weight.argument, ctypes.byref(problem.args))
     if problem.on_device:
-        needed = _needed(weight, args.dtype, args.m)
+        needed = 0 if x_index is None else _needed(weight, args.dtype, args.m)
         enqueued_on = _call.launch_stream(handle, threads, problem.torch)
         space, nbytes = device_workspace(workspace, needed, problem.torch, handle)
         launch = problem.weight.functions.matmul_grouped_launch

@@ -107,8 +107,9 @@ cudaError_t allow_shared_memory(const GroupedWgmmaKernels &kernels, const Device
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
       if (error != cudaSuccess) return error;
     }
-  known.set(device.index);
-  return load_kernels(&kernels.gather, 1);
+  const cudaError_t error = load_kernels(&kernels.gather, 1);
+  if (error == cudaSuccess) known.set(device.index);
+  return error;
 }
 
 // The problem with rows of x in the order of y's, once gather_rows has copied them.
@@ -192,6 +193,16 @@ nf4_status matmul_grouped(const GroupedProblem &problem, nf4_stream stream) {
     if (is_skinny(config)) return launch_skinny(target, problem, config);
     return is_wgmma(config) ? launch_wgmma(target, problem, config) : launch_mma(target, problem);
   });
+}
+
+nf4_status matmul_grouped_grad(const GroupedProblem &, nf4_stream) {
+  return fail(NF4_STATUS_UNSUPPORTED_DEVICE,
+              "this build has no kernels for the gradient of grouped products");
+}
+
+nf4_status matmul_grouped(const Int4GroupedProblem &, nf4_stream) {
+  return fail(NF4_STATUS_UNSUPPORTED_DEVICE,
+              "this build has no kernels for grouped products of integer weights");
 }
 
 nf4_status matmul_grouped_config(const GroupedProblem &problem, nf4_stream stream, int &config) {

@@ -157,7 +157,8 @@ pub fn matmul_grouped<'a, T: Element>(
 
 impl Spec {
     /// Workspace of a [`matmul_grouped_launch`](crate::device::matmul_grouped_launch) of `m` rows of
-    /// y and so many experts, in bytes, and never more for fewer rows.
+    /// y and so many experts with `x_index`, in bytes, and never more for fewer rows. Without
+    /// `x_index` none is needed.
     ///
     /// # Errors
     /// As [`Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m` or
@@ -177,7 +178,7 @@ impl Spec {
             y: ptr::null_mut(),
             y_stride: self.rows,
             ends: ptr::null(),
-            x_index: ptr::null(),
+            x_index: ptr::NonNull::dangling().as_ptr(),
             bias: ptr::null(),
             bias_stride: 0,
             row_scale: ptr::null(),
