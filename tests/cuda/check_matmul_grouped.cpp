@@ -12,6 +12,7 @@
 #include "support/catch.hpp"
 #include "support/device.hpp"
 #include "support/families.hpp"
+#include "support/forced_grouped.hpp"
 #include "support/grouped_cases.hpp"
 #include "support/launches.hpp"
 #include "support/matmul_placed.hpp"
@@ -21,20 +22,6 @@ using namespace nf4;
 using namespace nf4::test;
 
 namespace {
-
-class ForcedGrouped {
- public:
-  ForcedGrouped(const cuda::GpuFamily *family, int config) {
-    cuda::force_family(family);
-    cuda::force_matmul_grouped(config);
-  }
-  ~ForcedGrouped() {
-    cuda::force_matmul_grouped(std::nullopt);
-    cuda::force_family(nullptr);
-  }
-  ForcedGrouped(const ForcedGrouped &) = delete;
-  ForcedGrouped &operator=(const ForcedGrouped &) = delete;
-};
 
 // In a GPU's memory. aligned: on 256-byte boundaries, else now and then.
 struct PlacedGrouped {

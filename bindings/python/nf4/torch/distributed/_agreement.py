@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from torch import nn
 
 from nf4.errors import InvalidArgument
-from nf4.torch.modules import QuantizedLinear
+from nf4.torch.modules.base import QuantizedModule
 
 _T = TypeVar("_T")
 
 
-def spec_of(layer: QuantizedLinear) -> str:
+def spec_of(layer: QuantizedModule) -> str:
     """What layers of other ranks must have in common with this one."""
     parts = layer.sharded_parts().values()
     dtypes = [str(getattr(getattr(layer, name), "dtype", None)) for name in parts]
@@ -23,14 +23,14 @@ def spec_of(layer: QuantizedLinear) -> str:
 
 def layers_of(
     modules: Iterable[nn.Module], params: Iterable[nn.Parameter]
-) -> dict[str, QuantizedLinear]:
+) -> dict[str, QuantizedModule]:
     """By their names, the layers within the modules whose parts are among params."""
     wanted = set(map(id, params))
     return {
         name: layer
         for module in modules
         for name, layer in module.named_modules()
-        if isinstance(layer, QuantizedLinear)
+        if isinstance(layer, QuantizedModule)
         and any(id(getattr(layer, part)) in wanted for part in layer.sharded_parts().values())
     }
 
