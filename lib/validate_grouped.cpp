@@ -66,6 +66,7 @@ nf4_status validate_grouped_shape(const Tensor *tensor, const nf4_grouped_args *
   problem.experts = args->experts;
   problem.m = args->m;
   problem.x_rows = args->x_rows;
+  problem.x_index = args->x_index;
   problem.x_stride = args->x_stride;
   problem.y_stride = args->y_stride;
   problem.bias_stride = args->bias_stride;
@@ -95,7 +96,6 @@ nf4_status validate_grouped_operands(const Tensor *tensor, const nf4_grouped_arg
   problem.x = args->x;
   problem.y = args->y;
   problem.ends = args->ends;
-  problem.x_index = args->x_index;
   problem.bias = args->bias;
   problem.row_scale = args->row_scale;
   problem.workspace = workspace;

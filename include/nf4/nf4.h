@@ -451,8 +451,8 @@ typedef struct nf4_grouped_args {
   const float *row_scale;     /* [m], such as the router's weights, or NULL: 1 */
 } nf4_grouped_args;
 
-/* The bytes of workspace that nf4_matmul_grouped_launch needs; they depend on the weight's
- * shape and blocksize, experts, m, dtype and whether x_index is NULL, and do not decrease as m
+/* The bytes of workspace that nf4_matmul_grouped_launch needs: 0 if x_index is NULL, else they
+ * depend on the weight's shape and blocksize, experts, m and dtype, and do not decrease as m
  * increases. No pointer in the structs is followed. */
 NF4_API nf4_status nf4_matmul_grouped_workspace_size(const nf4_tensor *weight,
                                                      const nf4_grouped_args *args,
