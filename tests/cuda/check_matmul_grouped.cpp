@@ -12,6 +12,7 @@
 #include "support/catch.hpp"
 #include "support/device.hpp"
 #include "support/families.hpp"
+#include "support/forced_grouped.hpp"
 #include "support/grouped_cases.hpp"
 #include "support/launches.hpp"
 #include "support/matmul_placed.hpp"
@@ -21,20 +22,6 @@ using namespace nf4;
 using namespace nf4::test;
 
 namespace {
-
-class ForcedGrouped {
- public:
-  ForcedGrouped(const cuda::GpuFamily *family, int config) {
-    cuda::force_family(family);
-    cuda::force_matmul_grouped(config);
-  }
-  ~ForcedGrouped() {
-    cuda::force_matmul_grouped(std::nullopt);
-    cuda::force_family(nullptr);
-  }
-  ForcedGrouped(const ForcedGrouped &) = delete;
-  ForcedGrouped &operator=(const ForcedGrouped &) = delete;
-};
 
 // In a GPU's memory. aligned: on 256-byte boundaries, else now and then.
 struct PlacedGrouped {
@@ -153,7 +140,8 @@ void check_counts(const Counts &counts, int least) {
   for (const cuda::GpuFamily *family : runnable_families())
     for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
       INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
-      if (cuda::matmul_grouped_has(*family, config, compute_capability()))
+      if (cuda::matmul_grouped_has(*family, cuda::GroupedKindOfWeight::kCodes, config,
+                                   compute_capability()))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
 }
@@ -215,7 +203,9 @@ TEST_CASE("a graph of a grouped product follows other routings", "[cuda][matmul_
   constexpr int64_t kM = 100;  // enough for kernels whose x is gathered first
   const Stream stream;
   for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
-    if (!cuda::matmul_grouped_has(*runnable_families()[0], config, compute_capability())) continue;
+    if (!cuda::matmul_grouped_has(*runnable_families()[0], cuda::GroupedKindOfWeight::kCodes,
+                                  config, compute_capability()))
+      continue;
     INFO(cuda::kMatmulConfigs[config].name);
     const ForcedGrouped forced(runnable_families()[0], config);
     Rng rng(0x19800000 + config);
@@ -253,7 +243,9 @@ TEST_CASE("every grouped kernel waits for what a predecessor writes late",
           "[cuda][matmul_grouped][long]") {
   const Stream stream;
   for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
-    if (!cuda::matmul_grouped_has(*runnable_families()[0], config, compute_capability())) continue;
+    if (!cuda::matmul_grouped_has(*runnable_families()[0], cuda::GroupedKindOfWeight::kCodes,
+                                  config, compute_capability()))
+      continue;
     INFO(cuda::kMatmulConfigs[config].name);
     const ForcedGrouped forced(runnable_families()[0], config);
     Rng rng(0x19e00000 + config);

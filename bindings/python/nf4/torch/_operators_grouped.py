@@ -23,7 +23,7 @@ from nf4.errors import InvalidArgument
 from nf4.torch import _fast, _kernels, _private, _schemas
 from nf4.torch._checks import require_device, require_float
 from nf4.torch._operators import AUTOCAST, cast, impl, require_frozen
-from nf4.torch._weight import Spec, WeightParts
+from nf4.torch._weight import WeightParts
 
 _ARGUMENTS = _schemas.weight_arguments(WeightParts)
 _BEFORE = "Tensor ends, Tensor? x_index"
@@ -87,39 +87,6 @@ def _sums_by(place: Tensor, rows: Tensor, count: int) -> Tensor:
     else:
         sums.index_add_(0, place, rows.float())
     return sums[:count].to(rows.dtype)
-
-
-# ---- One expert after the other ----------------------------------------------------------
-
-
-def _expert(weight: WeightParts, expert: int) -> WeightParts:
-    """A part of the stack, as a matrix. Its scales are those of the stack, or flat where a nested
-    block spans two experts."""
-    spec = weight.spec
-    experts, rows, cols = spec.shape
-    if experts == 1:
-        return weight._replace(spec=Spec.of((rows, cols), *_options(spec)))
-    blocks = rows * cols // spec.blocksize
-    first = expert * blocks
-    packed = weight.packed.reshape(-1)[expert * rows * cols // 2 :][: rows * cols // 2]
-    absmax = weight.absmax.reshape(-1)[first : first + blocks]
-    if weight.nested_absmax is None:
-        made = Spec.of((rows, cols), *_options(spec))
-        return weight._replace(packed=packed, absmax=absmax, spec=made)
-    nested, size = weight.nested_absmax.reshape(-1), spec.nested_blocksize
-    if first % size == 0:
-        made = Spec.of((rows, cols), *_options(spec))
-        nested = nested[first // size :][: -(-blocks // size)]
-        return weight._replace(packed=packed, absmax=absmax, nested_absmax=nested, spec=made)
-    # As the library computes them: a product and a sum, each rounded.
-    of_block = nested[torch.arange(first, first + blocks, device=nested.device) // size]
-    scales = weight.nested_code[absmax.long()] * of_block + weight.nested_offset
-    made = Spec.of((rows, cols), spec.format, spec.blocksize, 0)
-    return WeightParts(packed, scales, None, None, None, weight.codebook, made)
-
-
-def _options(spec: Spec) -> tuple[str, int, int]:
-    return spec.format, spec.blocksize, spec.nested_blocksize
 
 
 def _ranges(ends: Tensor, m: int) -> list[tuple[int, int, int]]:
@@ -213,15 +180,19 @@ def _linear_grad(
     grad_y: Tensor, ends: Tensor, x_index: Tensor | None, x_rows: int, *arguments: Any
 ) -> Tensor:
     weight = WeightParts.of_arguments(*arguments)
-    _, rows, cols = _require_stack(weight)
+    experts, rows, _ = _require_stack(weight)
     _require_operands("grad_y", grad_y, rows, ends, x_index, weight)
-    m = grad_y.shape[0]
     if grad_y.is_cuda:
         pairs = _dense_products(grad_y, _kernels.dequantize(weight, grad_y.dtype), ends)
     else:
-        pairs = grad_y.new_zeros(m, cols)
-        for expert, begin, end in _ranges(ends, m):
-            pairs[begin:end] = _kernels.linear_grad(grad_y[begin:end], _expert(weight, expert))
+        pairs = nf4.matmul_grouped_grad(
+            grad_y.detach().contiguous(),
+            weight.quantized(),
+            ends.contiguous(),
+            threads=torch.get_num_threads(),
+        )
+        # What rows without an expert have is unspecified.
+        pairs.masked_fill_((_experts_of(ends, len(pairs)) >= experts)[:, None], 0)
     if x_index is None:
         return pairs
     inside = (x_index >= 0) & (x_index < x_rows)
