@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nf4.errors import InvalidArgument
 from nf4.torch._import_watch import ImportWatch
-from nf4.torch.modules.nf4_experts import NF4Experts, require_stack
+from nf4.torch.modules.nf4_experts import NF4Experts
 
 IMPLEMENTATION = "nf4"
 _MOE = "transformers.integrations.moe"
@@ -56,7 +56,7 @@ def stacks(model: nn.Module) -> list[Stack]:
 def require_whole_blocks(model: nn.Module, stack: Stack, blocksize: int) -> None:
     weight = getattr(model.get_submodule(stack.module), stack.name)
     try:
-        require_stack(tuple(weight.shape), blocksize)
+        NF4Experts.require_shape(tuple(weight.shape), blocksize)
     except InvalidArgument as error:
         raise InvalidArgument(f"{stack.full}: {error}") from None
 
