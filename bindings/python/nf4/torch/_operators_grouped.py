@@ -12,6 +12,7 @@ nothing; its gradient there, and fp32, make a dense stack for the length of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ from torch import Tensor
 
 import nf4
 from nf4.errors import InvalidArgument
-from nf4.torch import _kernels, _private, _schemas
+from nf4.torch import _fast, _kernels, _private, _schemas
 from nf4.torch._checks import require_device, require_float
 from nf4.torch._operators import AUTOCAST, cast, impl, require_frozen
-from nf4.torch._weight import Spec, WeightParts
+from nf4.torch._weight import WeightParts
 
 _ARGUMENTS = _schemas.weight_arguments(WeightParts)
 _BEFORE = "Tensor ends, Tensor? x_index"
@@ -33,6 +34,7 @@ _schemas.define(
 _forward = torch.ops.nf4.linear_grouped.default
 _backward = torch.ops.nf4.linear_grouped_backward.default
 _COUNT = len(WeightParts.names)
+Made = Callable[[WeightParts], nf4.QuantizedTensor | None]
 
 
 def _require_stack(weight: WeightParts) -> tuple[int, int, int]:
@@ -87,39 +89,6 @@ def _sums_by(place: Tensor, rows: Tensor, count: int) -> Tensor:
     return sums[:count].to(rows.dtype)
 
 
-# ---- One expert after the other ----------------------------------------------------------
-
-
-def _expert(weight: WeightParts, expert: int) -> WeightParts:
-    """A part of the stack, as a matrix. Its scales are those of the stack, or flat where a nested
-    block spans two experts."""
-    spec = weight.spec
-    experts, rows, cols = spec.shape
-    if experts == 1:
-        return weight._replace(spec=Spec.of((rows, cols), *_options(spec)))
-    blocks = rows * cols // spec.blocksize
-    first = expert * blocks
-    packed = weight.packed.reshape(-1)[expert * rows * cols // 2 :][: rows * cols // 2]
-    absmax = weight.absmax.reshape(-1)[first : first + blocks]
-    if weight.nested_absmax is None:
-        made = Spec.of((rows, cols), *_options(spec))
-        return weight._replace(packed=packed, absmax=absmax, spec=made)
-    nested, size = weight.nested_absmax.reshape(-1), spec.nested_blocksize
-    if first % size == 0:
-        made = Spec.of((rows, cols), *_options(spec))
-        nested = nested[first // size :][: -(-blocks // size)]
-        return weight._replace(packed=packed, absmax=absmax, nested_absmax=nested, spec=made)
-    # As the library computes them: a product and a sum, each rounded.
-    of_block = nested[torch.arange(first, first + blocks, device=nested.device) // size]
-    scales = weight.nested_code[absmax.long()] * of_block + weight.nested_offset
-    made = Spec.of((rows, cols), spec.format, spec.blocksize, 0)
-    return WeightParts(packed, scales, None, None, None, weight.codebook, made)
-
-
-def _options(spec: Spec) -> tuple[str, int, int]:
-    return spec.format, spec.blocksize, spec.nested_blocksize
-
-
 def _ranges(ends: Tensor, m: int) -> list[tuple[int, int, int]]:
     """(expert, first row, end) of those that have rows."""
     found, begin = [], 0
@@ -172,16 +141,18 @@ def _dense_linear(
 def _linear(
     x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, *arguments: Any
 ) -> Tensor:
-    return _product(x, ends, x_index, bias, WeightParts.of_arguments(*arguments))
+    weight = WeightParts.of_arguments(*arguments)
+    y = _fast.linear_grouped(x, ends, x_index, bias, weight)
+    return _general_linear(x, ends, x_index, bias, weight) if y is None else y
 
 
-def _product(
+def _general_linear(
     x: Tensor,
     ends: Tensor,
     x_index: Tensor | None,
     bias: Tensor | None,
     weight: WeightParts,
-    made: nf4.QuantizedTensor | None = None,
+    made: Made | None = None,
 ) -> Tensor:
     experts, rows, cols = _require_stack(weight)
     _require_operands("x", x, cols, ends, x_index, weight)
@@ -194,9 +165,10 @@ def _product(
             )
     if x.is_cuda and x.dtype == torch.float32:
         return _dense_linear(x, ends, x_index, bias, weight)
+    quantized = None if made is None else made(weight)
     return nf4.matmul_grouped(
         x.detach().contiguous(),
-        weight.quantized() if made is None else made,
+        weight.quantized() if quantized is None else quantized,
         ends.contiguous(),
         x_index=None if x_index is None else x_index.contiguous(),
         bias=None if bias is None else bias.detach().contiguous(),
@@ -208,15 +180,19 @@ def _linear_grad(
     grad_y: Tensor, ends: Tensor, x_index: Tensor | None, x_rows: int, *arguments: Any
 ) -> Tensor:
     weight = WeightParts.of_arguments(*arguments)
-    _, rows, cols = _require_stack(weight)
+    experts, rows, _ = _require_stack(weight)
     _require_operands("grad_y", grad_y, rows, ends, x_index, weight)
-    m = grad_y.shape[0]
     if grad_y.is_cuda:
         pairs = _dense_products(grad_y, _kernels.dequantize(weight, grad_y.dtype), ends)
     else:
-        pairs = grad_y.new_zeros(m, cols)
-        for expert, begin, end in _ranges(ends, m):
-            pairs[begin:end] = _kernels.linear_grad(grad_y[begin:end], _expert(weight, expert))
+        pairs = nf4.matmul_grouped_grad(
+            grad_y.detach().contiguous(),
+            weight.quantized(),
+            ends.contiguous(),
+            threads=torch.get_num_threads(),
+        )
+        # What rows without an expert have is unspecified.
+        pairs.masked_fill_((_experts_of(ends, len(pairs)) >= experts)[:, None], 0)
     if x_index is None:
         return pairs
     inside = (x_index >= 0) & (x_index < x_rows)
@@ -318,16 +294,18 @@ def linear_grouped(
     x_index: Tensor | None,
     bias: Tensor | None,
     weight: WeightParts,
-    made: nf4.QuantizedTensor | None = None,
+    made: Made | None = None,
 ) -> Tensor:
-    """torch.ops.nf4.linear_grouped, without the dispatcher where that has nothing to do. made: the
-    weight as a QuantizedTensor, where there is one already."""
-    idle = not torch.compiler.is_dynamo_compiling() and _private.is_idle()
-    if idle and all(map(_is_plain, (x, ends, x_index, bias, *weight.tensors))):
-        if _private.any_autocast():
-            x, bias = cast(x, bias)
+    """torch.ops.nf4.linear_grouped, without the dispatcher where that has nothing to do. made: how
+    to get the weight as a QuantizedTensor, where one is kept."""
+    if not torch.compiler.is_dynamo_compiling() and _private.is_idle():
+        cast_x, cast_bias = cast(x, bias) if _private.any_autocast() else (x, bias)
         if not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight)):
-            return _product(x, ends, x_index, bias, weight, made)
+            y = _fast.linear_grouped(cast_x, ends, x_index, cast_bias, weight)
+            if y is not None:
+                return y
+            if all(map(_is_plain, (x, ends, x_index, bias, *weight.tensors))):
+                return _general_linear(cast_x, ends, x_index, cast_bias, weight, made)
     return _forward(x, ends, x_index, bias, *weight.arguments())
 
 
