@@ -22,7 +22,7 @@ from torch import Tensor
 
 import nf4
 from nf4.errors import InvalidArgument
-from nf4.torch import _kernels, _private, _schemas
+from nf4.torch import _fast, _kernels, _private, _schemas
 from nf4.torch._checks import require_device, require_float
 from nf4.torch._int4_weight import Int4Parts, Int4Stack
 from nf4.torch._operators import AUTOCAST, cast, impl, require_frozen
@@ -31,6 +31,9 @@ from nf4.torch._weight import WeightParts
 Stack: TypeAlias = WeightParts | Int4Stack
 
 _BEFORE = "Tensor ends, Tensor? x_index"
+
+# How to get the weight as package nf4 has it.
+Made: TypeAlias = Callable[[Any], nf4.QuantizedTensor | None]
 
 
 class _Operators(NamedTuple):
@@ -174,16 +177,20 @@ def _linear(
     bias: Tensor | None,
     *arguments: Any,
 ) -> Tensor:
-    return _product(x, ends, x_index, bias, kind.of_arguments(*arguments))
+    weight = kind.of_arguments(*arguments)
+    y = None
+    if isinstance(weight, WeightParts):
+        y = _fast.linear_grouped(x, ends, x_index, bias, weight)
+    return _general_linear(x, ends, x_index, bias, weight) if y is None else y
 
 
-def _product(
+def _general_linear(
     x: Tensor,
     ends: Tensor,
     x_index: Tensor | None,
     bias: Tensor | None,
     weight: Stack,
-    made: nf4.QuantizedTensor | nf4.Int4Tensor | None = None,
+    made: Made | None = None,
 ) -> Tensor:
     experts, rows, cols = _require_stack(weight)
     _require_operands("x", x, cols, ends, x_index, weight)
@@ -196,9 +203,10 @@ def _product(
             )
     if x.is_cuda and x.dtype == torch.float32:
         return _dense_linear(x, ends, x_index, bias, weight)
+    quantized = None if made is None else made(weight)
     return nf4.matmul_grouped(
         x.detach().contiguous(),
-        weight.quantized() if made is None else made,
+        weight.quantized() if quantized is None else quantized,
         ends.contiguous(),
         x_index=None if x_index is None else x_index.contiguous(),
         bias=None if bias is None else bias.detach().contiguous(),
@@ -360,16 +368,20 @@ def linear_grouped(
     x_index: Tensor | None,
     bias: Tensor | None,
     weight: Stack,
-    made: nf4.QuantizedTensor | nf4.Int4Tensor | None = None,
+    made: Made | None = None,
 ) -> Tensor:
     """torch.ops.nf4.linear_grouped, or that of integers, without the dispatcher where that has
-    nothing to do. made: the weight as package nf4 has it, where there is one already."""
-    idle = not torch.compiler.is_dynamo_compiling() and _private.is_idle()
-    if idle and all(map(_is_plain, (x, ends, x_index, bias, *weight.tensors))):
-        if _private.any_autocast():
-            x, bias = cast(x, bias)
+    nothing to do. made: how to get the weight as a QuantizedTensor, where one is kept."""
+    if not torch.compiler.is_dynamo_compiling() and _private.is_idle():
+        cast_x, cast_bias = cast(x, bias) if _private.any_autocast() else (x, bias)
         if not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight)):
-            return _product(x, ends, x_index, bias, weight, made)
+            y = None
+            if isinstance(weight, WeightParts):
+                y = _fast.linear_grouped(cast_x, ends, x_index, cast_bias, weight)
+            if y is not None:
+                return y
+            if all(map(_is_plain, (x, ends, x_index, bias, *weight.tensors))):
+                return _general_linear(cast_x, ends, x_index, cast_bias, weight, made)
     forward = _OPERATORS[type(weight)].forward
     return forward(x, ends, x_index, bias, *weight.arguments())
 
