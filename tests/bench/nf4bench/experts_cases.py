@@ -54,7 +54,7 @@ class Group:
 QWEN = Model("Qwen3-30B-A3B", 128, 2048, 768, 8)
 MIXTRAL = Model("Mixtral-8x7B", 8, 4096, 14336, 2)
 GPT_OSS = Model("gpt-oss-20b", 32, 2880, 2880, 4)
-LARGE = Model("64 of 7168, 2048", 64, 7168, 2048, 8)
+LARGE = Model("64x(7168, 2048)", 64, 7168, 2048, 8)
 _OF_LAYERS = (DENSE, DEQUANTIZED)
 
 
