@@ -88,6 +88,15 @@ def check_quantized(rank: int, world: int) -> None:
         require_equal(model, DATA / name)
 
 
+def check_experts(rank: int, world: int) -> None:
+    """In 4 bits, and dense: a rank reads the matrices of the experts that it has."""
+    for name in ("experts", "mixture"):
+        model = loaded(DATA / name)
+        stacks = [each for key, each in model.state_dict().items() if "experts" in key]
+        assert any(isinstance(each, DTensor) for each in stacks)
+        require_equal(model, DATA / name)
+
+
 def check_each_reads_its_own_bytes(rank: int, world: int) -> None:
     read: dict[str, int] = {}
     into = SafetensorsFile.read_into
