@@ -193,14 +193,28 @@ def test_experts_that_the_model_has_not(tmp_path):
 
 
 def test_an_expert_that_is_missing_stays_dense(tmp_path):
-    """With all of its stack."""
+    """With all of its layer, whose stacks are computed together."""
     qwen3().save_pretrained(tmp_path / "dense")
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     change(tmp_path / "dense", lambda state: {k: t for k, t in state.items() if k != name})
     quantize_checkpoint(str(tmp_path / "dense"), str(tmp_path / "made"), EXPERTS)
     found = nf4.load(tmp_path / "made")
-    assert f"{STACK}.weight" not in found and f"{STACK}.weight".replace("0", "1") in found
+    assert {key for key, each in found.items() if len(each.shape) == 3} == {
+        f"model.layers.1.mlp.experts.{part}_proj.weight" for part in ("gate_up", "down")
+    }
     assert "model.layers.0.mlp.experts.0.up_proj.weight" in found
+
+
+def test_one_stack_of_two_is_refused(tmp_path):
+    model = quantized(tmp_path)
+    dense = model.get_submodule(STACK).dequantize()
+    change(tmp_path, lambda state: {
+        key: each for key, each in state.items() if not key.startswith(f"{STACK}.weight")
+    } | {STACK: dense})  # fmt: skip
+    with pytest.raises(FormatError, match="gate_up_proj is not in 4 bits, as the other experts"):
+        nf4.torch.load(tmp_path)
+    reasons = [each.reason for each in audit(str(tmp_path))[1]]
+    assert any("gate_up_proj, which is computed with it, is not in 4 bits" in r for r in reasons)
 
 
 @pytest.mark.parametrize(

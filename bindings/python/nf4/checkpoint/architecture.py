@@ -68,10 +68,14 @@ class Model:
         return cls(name, answer["reasons"], answer["modules"], *modules, stacks, answer["stack_of"])
 
     def stack_reason(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Why a 4-bit stack is not one of the model's; None if it is."""
+        """Why a 4-bit stack is not one of the model's, or not loaded; None if it is."""
         stack = self.stacks.get(self.stack_of.get(name, ""))
         if stack is None:
             return "no experts of the model"
+        there = set(self.stack_of.values())
+        for parameter, other in self.stacks.items():
+            if other.module == stack.module and parameter not in there:
+                return f"{parameter}, which is computed with it, is not in 4 bits"
         if name == parameter_of(name) and stack.transposed:
             return "its blocks are along the outputs, as the parameter is [experts, in, out]"
         return None if stack.shape == shape else "another shape in the model"

@@ -138,13 +138,13 @@ def _transposed_stacks(checkpoint: Checkpoint, found: Survey) -> tuple[set[str],
     if not stacks:
         return set(), []
     rules, why = choose_rules(checkpoint.config, found)
-    if rules.model is None:
-        problem = f"experts are written as [experts, outputs, inputs]; not known by {why}"
+    model = rules.model
+    if model is None:
+        problem = f"experts are written as [experts, outputs, inputs], whatever the model's; {why}"
         return set(), [problem]
-    of_model = rules.model.stacks, rules.model.stack_of
-    turned = {full for full, stack in of_model[0].items() if stack.transposed}
+    turned = {parameter for parameter, stack in model.stacks.items() if stack.transposed}
     # A stack in the parameter's own place has its order.
-    return {n for n in stacks if of_model[1].get(n) in turned and parameter_of(n) != n}, []
+    return {n for n in stacks if model.stack_of.get(n) in turned and parameter_of(n) != n}, []
 
 
 def _dense_steps(

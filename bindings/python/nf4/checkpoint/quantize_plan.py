@@ -123,7 +123,10 @@ def stacks_of(
     if rules.model is None:
         raise OptionError(f"experts are quantized by a model of transformers, not by {why}")
     stacks = list(rules.model.stacks.values())
-    return [stack for stack in chosen_stacks(stacks, options) if stack.dense_reason(dense) is None]
+    dense_modules = {stack.module for stack in stacks if stack.dense_reason(dense) is not None}
+    chosen = chosen_stacks(stacks, options)
+    # Those of one module are computed together.
+    return [stack for stack in chosen if stack.module not in dense_modules]
 
 
 def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Stack]:

@@ -14,12 +14,13 @@ from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import TORCH_TO_NF4
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
-from nf4.checkpoint.stacks import is_stack
+from nf4.checkpoint.stacks import is_stack, names_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _grouping
 from nf4.torch._checks import torch_dtype
 from nf4.torch.experts import put, save_as_stacks
+from nf4.torch.modules import NF4Experts
 from nf4.typing import DTypeLike
 
 if TYPE_CHECKING:
@@ -136,4 +137,15 @@ def _replace(
         parent, _, child = target.rpartition(".")
         setattr(plan.modules[parent], child, layer)
     if any(map(is_stack, weights.values())):
+        _require_both(model, checkpoint)
         save_as_stacks(model)
+
+
+def _require_both(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """The stacks of a module are computed together."""
+    for path, module in model.named_modules():
+        kinds = {name: isinstance(getattr(module, name), NF4Experts) for name in names_of(module)}
+        if any(kinds.values()) and not all(kinds.values()):
+            dense = next(name for name, quantized in kinds.items() if not quantized)
+            reason = f"{path}.{dense} is not in 4 bits, as the other experts of {path} are"
+            raise FormatError(checkpoint.path, reason)
