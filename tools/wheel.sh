@@ -25,7 +25,7 @@ wheel() {
     [ -n "$HAVE_CUDA" ] || die 'no nvcc for this machine; ./dev wheel --cpu makes a wheel for the CPU alone'
     # A third less to download; every driver that runs CUDA 13 unpacks it.
     config+=('-Csetup-args=-Dcuda_args=--compress-mode=size')
-    say 'compiling CUDA kernels: about 10 minutes on two cores'
+    say 'compiling CUDA kernels: about 6 minutes on two cores'
   fi
   rm -rf "$built" "$DIST" && mkdir -p "$built" "$DIST"
   PYTHONPATH=$PACKAGE/build_backend python -c \
