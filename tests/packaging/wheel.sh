@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a user does with a wheel, in an environment that has nothing else: README's Python and a
 # checkpoint on the command line, without a compiler; then programs in C by get_library(), pkg-config and
-# CMake, without LD_LIBRARY_PATH.
+# CMake, without LD_LIBRARY_PATH, and in other languages (languages.sh).
 #
 #   wheel.sh FOLDER WHEEL [REQUIREMENTS]
 #
@@ -80,4 +80,6 @@ if have cmake; then
 else
   skipped 'C by CMake' 'no cmake'
 fi
+# shellcheck source=tests/packaging/languages.sh
+source "$root/tests/packaging/languages.sh"
 echo "<testsuite>$results</testsuite>" >"$folder/results.xml"
