@@ -29,6 +29,8 @@
 //!   [`Weight`]; [`Int4Tensor::reordered`] sorts the columns of one with `g_idx`.
 //! - [`device`]: unsafe launches on raw device pointers and a stream. Feature `cudarc`: the
 //!   module `cuda`, safe ones on the buffers of that crate.
+//! - Feature `safetensors`: the module `checkpoint` reads the weights of files that bitsandbytes,
+//!   transformers or `nf4 quantize` wrote.
 //! - [`device_info`], [`build_info`], [`version`] and others describe the library and the machine.
 //!
 //! # Building
@@ -38,6 +40,8 @@
 //! cannot be, calls return `Error::NotLoaded`, and those that return no [`Result`] abort.
 
 mod batch;
+#[cfg(feature = "safetensors")]
+pub mod checkpoint;
 #[cfg(feature = "cudarc")]
 pub mod cuda;
 pub mod device;
