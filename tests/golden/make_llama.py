@@ -53,15 +53,22 @@ def main() -> None:
         if isinstance(value, nf4.Weight):
             value = nf4.dequantize(value, "fp32")
         dense[name] = torch.from_numpy(np.array(value, np.float32))
-    model = model.float().eval()
+    # A new one: the first has rounded its frequencies to bf16 as well.
+    model = LlamaForCausalLM(config).float().eval()
     model.load_state_dict(dense)
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT])).logits[0, -1]
         tokens = model.generate(
             torch.tensor([PROMPT]), max_new_tokens=TOKENS, do_sample=False, eos_token_id=None
         )
+        rounded = LlamaForCausalLM(config).eval()
+        rounded.load_state_dict(dense)
+        for weight in rounded.parameters():
+            weight.data = weight.data.bfloat16()
+        error = rounded(torch.tensor([PROMPT])).logits[0, -1].float() - logits
     expected = {
         "prompt": PROMPT,
+        "bf16_rms_error": [round(error.square().mean().sqrt().item(), 6)],
         "logits": [round(value, 6) for value in logits.tolist()],
         "tokens": tokens[0, len(PROMPT) :].tolist(),
     }
