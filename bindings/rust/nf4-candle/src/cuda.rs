@@ -1,5 +1,6 @@
 //! The product on a GPU: libnf4 reads and writes candle's buffers, on candle's stream.
 
+use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage};
 use candle_core::{bail, CustomOp1, DType, Layout, Result, Shape};
@@ -11,7 +12,7 @@ use crate::wrap;
 
 pub(crate) fn upload(weight: &QuantizedTensor, device: &CudaDevice) -> Result<Weight> {
     let weight = CudaTensor::upload(&device.cuda_stream(), weight).map_err(wrap)?;
-    Ok(Weight::Cuda(weight))
+    Ok(Weight::Cuda(Box::new(weight)))
 }
 
 pub(crate) fn forward(

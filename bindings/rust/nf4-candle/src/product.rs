@@ -12,7 +12,7 @@ use crate::wrap;
 pub(crate) enum Weight {
     Host(QuantizedTensor),
     #[cfg(feature = "cuda")]
-    Cuda(nf4::cuda::CudaTensor),
+    Cuda(Box<nf4::cuda::CudaTensor>),
 }
 
 impl Weight {

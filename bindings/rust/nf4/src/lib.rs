@@ -43,7 +43,7 @@
 mod batch;
 #[cfg(feature = "safetensors")]
 pub mod checkpoint;
-#[cfg(feature = "cudarc")]
+#[cfg(feature = "cudarc-core")]
 pub mod cuda;
 pub mod device;
 mod error;
@@ -60,7 +60,7 @@ mod spec;
 mod tensor;
 
 pub use batch::{matmul_batch, matmul_batch_into, Product};
-#[cfg(feature = "cudarc")]
+#[cfg(feature = "cudarc-core")]
 pub use cudarc;
 pub use error::{Error, Result};
 pub use format::{DType, Element, Format, CODEBOOK_SIZE, SCALE_CODE_SIZE};
