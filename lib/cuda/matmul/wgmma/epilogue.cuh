@@ -89,7 +89,8 @@ class Epilogue {
     const int count =
         static_cast<int>(min(int64_t{reduction.columns()} * 8, limits.m - work.m - first * 8));
     const Bias bias(scheduler, args_.matmul, work.n + lane_row<Layout>(), limits.n);
-    for (int column = 0; column * 8 < count; column += kSubtileM / 8) {
+    for (int column = 0; column < reduction.columns(); column += kSubtileM / 8) {
+      reduction.wait(column);
       float sums[kSubtileM / 2] = {};
       reduction.template reduce<kSubtileM / 8>(column, sums);
       store_subtile(scheduler, work.n + lane_row<Layout>(), limits.n, work.m + (first + column) * 8,

@@ -121,7 +121,8 @@ class StreamKReduction {
 };
 
 // Each CTA of a cluster gets an equal share of the tile's columns of 8 from all of them, over the
-// LUT and the pipelines.
+// LUT and the pipelines. It reduces a part of kPartColumns while the next are on their way, which
+// distributed shared memory sends at 14 bytes a cycle.
 template <class Tile>
 class ClusterReduction {
  public:
@@ -131,18 +132,39 @@ class ClusterReduction {
         share_((kColumns + cluster_size - 1) / cluster_size),
         rank_(static_cast<int>(cluster_rank())) {}
 
-  // All warps of the cluster call it, the producers by the two barriers alone.
+  // By the producers, while the others multiply: says what each part waits for, and takes part in
+  // the barrier of exchange().
+  __device__ __forceinline__ void prepare() const {
+    if (threadIdx.x == 0) {
+#pragma unroll 1
+      for (int part = 0; part * kPartColumns < columns(); ++part)
+        mbarrier_arrive_expect_tx(shared_.partials(part),
+                                  cluster_size_ *
+                                      min(kPartColumns, columns() - part * kPartColumns) *
+                                      Tile::kConsumers * 16);
+    }
+    cluster_sync_relaxed();
+  }
+
+  // Sends the sums, the first of all shares first where there are two.
   __device__ __forceinline__ void exchange(const typename Tile::Accumulators &all) const {
+    constexpr int kHalf = (kColumns + 1) / 2;
     cluster_sync_relaxed();  // the pipelines are not read any more
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      const int owner = column / share_;
+    for (int i = 0; i < 2 * kHalf; ++i) {
+      const int column = i % 2 * kHalf + i / 2;
+      if (column >= kColumns) continue;
+      const int owner = column / share_, in_share = column - owner * share_;
       const float *const sums = all + column * 4;
-      store_shared_cluster(
-          map_shared_rank(shared_.base, owner) + offset(rank_, column - owner * share_),
-          {sums[0], sums[1], sums[2], sums[3]});
+      store_async_cluster(map_shared_rank(shared_.base, owner) + offset(rank_, in_share),
+                          {sums[0], sums[1], sums[2], sums[3]},
+                          map_shared_rank(shared_.partials(in_share / kPartColumns), owner));
     }
-    cluster_sync();
+  }
+
+  // Waits for the part of the share that begins at `column`. A CTA ends when it has them all.
+  __device__ __forceinline__ void wait(int column) const {
+    mbarrier_wait_parity(shared_.partials(column / kPartColumns), 0);
   }
 
   // This CTA's share of the columns.
@@ -160,6 +182,7 @@ class ClusterReduction {
 
  private:
   static constexpr int kColumns = Tile::kTileM / 8;
+  static constexpr int kPartColumns = SharedLayout<Tile>::kPartColumns;
 
   __device__ __forceinline__ int offset(int source, int column) const {
     return ((source * share_ + column) * Tile::kConsumers + consumer_thread()) * 16;
