@@ -139,14 +139,15 @@ class ClusterReduction {
 #pragma unroll 1
       for (int part = 0; part * kPartColumns < columns(); ++part)
         mbarrier_arrive_expect_tx(shared_.partials(part),
-                                  cluster_size_ *
+                                  (cluster_size_ - 1) *
                                       min(kPartColumns, columns() - part * kPartColumns) *
                                       Tile::kConsumers * 16);
     }
     cluster_sync_relaxed();
   }
 
-  // Sends the sums, the first of all shares first where there are two.
+  // Sends the sums, the first of all shares first where there are two. To this CTA itself st.async
+  // would take as long as to others.
   __device__ __forceinline__ void exchange(const typename Tile::Accumulators &all) const {
     constexpr int kHalf = (kColumns + 1) / 2;
     cluster_sync_relaxed();  // the pipelines are not read any more
@@ -155,10 +156,14 @@ class ClusterReduction {
       const int column = i % 2 * kHalf + i / 2;
       if (column >= kColumns) continue;
       const int owner = column / share_, in_share = column - owner * share_;
-      const float *const sums = all + column * 4;
-      store_async_cluster(map_shared_rank(shared_.base, owner) + offset(rank_, in_share),
-                          {sums[0], sums[1], sums[2], sums[3]},
-                          map_shared_rank(shared_.partials(in_share / kPartColumns), owner));
+      const int to = offset(rank_, in_share);
+      const float4 sums{all[column * 4], all[column * 4 + 1], all[column * 4 + 2],
+                        all[column * 4 + 3]};
+      if (owner == rank_)
+        *reinterpret_cast<float4 *>(shared_.base + to) = sums;
+      else
+        store_async_cluster(map_shared_rank(shared_.base, owner) + to, sums,
+                            map_shared_rank(shared_.partials(in_share / kPartColumns), owner));
     }
   }
 
