@@ -54,7 +54,11 @@ class Epilogue {
 
  private:
   using Layout = typename Tile::Layout;
-  static constexpr int kFirstBarrier = 3;  // named barriers of the warpgroups
+  static constexpr int kFirstBarrier = 3;  // named barriers of the warps that store together
+  // Warps that store y together, so that rows of it are whole lines of L2: with few rows of x
+  // waiting for each other takes longer than it saves.
+  static constexpr int kStoreWarps = Tile::kTileM > 64 ? 4 : Layout::kWarpPairs ? 2 : 1;
+  static constexpr int kChunks = 2 * kStoreWarps;  // 16 bytes of y each
   static constexpr int kSubtileM = SharedLayout<Tile>::kSubtileBytes / 32;
 
   struct Limits {
@@ -123,15 +127,15 @@ class Epilogue {
     reduction.finish();
   }
 
-  // y of a warpgroup's 64 rows of the weight, this lane's from `row` on, by kSubtileM rows of x of
-  // which `count` exist.
+  // y of kStoreWarps warps' rows of the weight, this lane's from `row` on, by kSubtileM rows of x
+  // of which `count` exist.
   template <class Scheduler>
   __device__ __forceinline__ void store_subtile(const Scheduler &scheduler, int row, int64_t n_end,
                                                 int m, int count, const Bias &bias,
                                                 const float (&sums)[kSubtileM / 2]) {
     if (count <= 0) return;
-    const int warp = consumer_thread() / 32 % 4;
-    sync_warpgroup();
+    const int warp = consumer_thread() / 32 % kStoreWarps;
+    sync_subtile();
 #pragma unroll
     for (int part = 0; part < kSubtileM / 16; ++part) {
       uint32_t packed[4];
@@ -147,22 +151,23 @@ class Epilogue {
                               warp * 2 + lane_index() / 8 % 2),
                         packed);
     }
-    sync_warpgroup();
-    const int in_warpgroup = consumer_thread() % 128, which = in_warpgroup % 8;
+    sync_subtile();
+    const int thread = consumer_thread() % (32 * kStoreWarps), which = thread % kChunks;
     const int first = row - Layout::lane_row(lane_index()) - warp * 16 + which * 8;
 #pragma unroll
     for (int part = 0; part < kSubtileM / 16; ++part) {
-      const int i = part * 16 + in_warpgroup / 8;
+      const int i = part * 16 + thread / kChunks;
       const uint4 values = neighbours(i, which);
       if (i < count)
         store_row(scheduler.y_offset() + (m + i) * args_.matmul.y_stride, first, n_end, values);
     }
   }
 
-  // A warpgroup's subtile: rows of 128 bytes, for each warp two chunks of 16, each 8 of its rows of
-  // the weight kRowDistance apart. The chunks of eight rows lie in different banks.
+  // A subtile: for each warp two chunks a row, each of 8 of its rows of the weight kRowDistance
+  // apart. Those of eight neighbours lie in different banks.
   __device__ __forceinline__ uint8_t *chunk(int m, int which) const {
-    return shared_.subtile(consumer_thread() / 128 * 4) + m * 128 + (which ^ m % 8) * 16;
+    return shared_.subtile(consumer_thread() / 32 / kStoreWarps * kStoreWarps) +
+           (m * kChunks + (which ^ m * kStoreWarps / 4 % kChunks)) * 16;
   }
 
   // Of row m, the which-th eight neighbours in y.
@@ -189,8 +194,11 @@ class Epilogue {
   }
 
   // Between stores to the subtile and loads from it.
-  static __device__ __forceinline__ void sync_warpgroup() {
-    named_barrier_sync(kFirstBarrier + consumer_thread() / 128, 128);
+  static __device__ __forceinline__ void sync_subtile() {
+    if constexpr (kStoreWarps > 1)
+      named_barrier_sync(kFirstBarrier + consumer_thread() / (32 * kStoreWarps), 32 * kStoreWarps);
+    else
+      __syncwarp();
   }
 
   // Eight neighbours in a row of y, as far as they exist.
