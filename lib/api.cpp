@@ -131,35 +131,34 @@ nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_ar
 
 nf4_status nf4_matmul_grouped_workspace_size(const nf4_tensor *weight, const nf4_grouped_args *args,
                                              size_t *bytes) {
-  nf4::GroupedProblem problem{};
-  if (const nf4_status status = nf4::validate_grouped_shape(weight, args, problem)) return status;
-  if (bytes == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
-  *bytes = static_cast<size_t>(nf4::cuda::matmul_grouped_workspace_bytes(problem));
-  return NF4_STATUS_OK;
+  return nf4::matmul_grouped_workspace_size<nf4::Weight>(weight, args, bytes);
 }
 
 nf4_status nf4_matmul_grouped_launch(const nf4_tensor *weight, const nf4_grouped_args *args,
                                      void *workspace, size_t workspace_bytes, nf4_stream stream) {
-  nf4::GroupedProblem problem{};
-  if (const nf4_status status = nf4::validate_grouped_shape(weight, args, problem)) return status;
-  const int64_t needed = nf4::cuda::matmul_grouped_workspace_bytes(problem);
-  if (const nf4_status status = nf4::validate_workspace(workspace_bytes, needed)) return status;
-  if (const nf4_status status =
-          nf4::validate_grouped_operands(weight, args, workspace, needed, problem))
-    return status;
-  if (const nf4_status status = nf4::validate_grouped_dtype(problem)) return status;
-  return problem.empty() ? NF4_STATUS_OK : nf4::cuda::matmul_grouped(problem, stream);
+  return nf4::matmul_grouped_launch<nf4::Weight>(weight, args, workspace, workspace_bytes, stream);
 }
 
 nf4_status nf4_matmul_grouped_cpu(const nf4_tensor *weight, const nf4_grouped_args *args,
                                   int32_t threads) {
-  nf4::GroupedProblem problem{};
-  if (const nf4_status status = nf4::validate_grouped_shape(weight, args, problem)) return status;
-  if (const nf4_status status = nf4::validate_grouped_operands(weight, args, nullptr, 0, problem))
-    return status;
-  if (const nf4_status status = nf4::validate_threads(threads)) return status;
-  if (!problem.empty()) nf4::cpu::matmul_grouped(problem, threads);
-  return NF4_STATUS_OK;
+  return nf4::matmul_grouped_cpu<nf4::Weight>(weight, args, threads);
+}
+
+nf4_status nf4_matmul_grouped_grad_workspace_size(const nf4_tensor *weight,
+                                                  const nf4_grouped_args *args, size_t *bytes) {
+  return nf4::matmul_grouped_workspace_size<nf4::Weight>(weight, args, bytes, true);
+}
+
+nf4_status nf4_matmul_grouped_grad_launch(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                          void *workspace, size_t workspace_bytes,
+                                          nf4_stream stream) {
+  return nf4::matmul_grouped_launch<nf4::Weight>(weight, args, workspace, workspace_bytes, stream,
+                                                 true);
+}
+
+nf4_status nf4_matmul_grouped_grad_cpu(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                       int32_t threads) {
+  return nf4::matmul_grouped_cpu<nf4::Weight>(weight, args, threads, true);
 }
 
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {

@@ -159,4 +159,59 @@ nf4_status matmul_plan(const Tensor *const *weights, const nf4_matmul_args *args
   return cuda::matmul_plan(batch, device, launches, kernels);
 }
 
+// Products of experts, or their gradient, which integer weights have not.
+inline int64_t workspace_bytes_of(const GroupedProblem &problem) {
+  return problem.gradient ? cuda::matmul_grouped_grad_workspace_bytes(problem)
+                          : cuda::matmul_grouped_workspace_bytes(problem);
+}
+inline int64_t workspace_bytes_of(const Int4GroupedProblem &problem) {
+  return cuda::matmul_grouped_workspace_bytes(problem);
+}
+inline nf4_status launch(const GroupedProblem &problem, nf4_stream stream) {
+  return problem.gradient ? cuda::matmul_grouped_grad(problem, stream)
+                          : cuda::matmul_grouped(problem, stream);
+}
+inline nf4_status launch(const Int4GroupedProblem &problem, nf4_stream stream) {
+  return cuda::matmul_grouped(problem, stream);
+}
+
+template <class W, class Tensor>
+nf4_status matmul_grouped_workspace_size(const Tensor *weight, const nf4_grouped_args *args,
+                                         size_t *bytes, bool gradient = false) {
+  GroupedProblemOf<W> problem{};
+  problem.gradient = gradient;
+  if (const nf4_status status = validate_grouped_shape(weight, args, problem)) return status;
+  if (bytes == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "bytes is NULL");
+  *bytes = static_cast<size_t>(workspace_bytes_of(problem));
+  return NF4_STATUS_OK;
+}
+
+template <class W, class Tensor>
+nf4_status matmul_grouped_launch(const Tensor *weight, const nf4_grouped_args *args,
+                                 void *workspace, size_t workspace_bytes, nf4_stream stream,
+                                 bool gradient = false) {
+  GroupedProblemOf<W> problem{};
+  problem.gradient = gradient;
+  if (const nf4_status status = validate_grouped_shape(weight, args, problem)) return status;
+  const int64_t needed = workspace_bytes_of(problem);
+  if (const nf4_status status = validate_workspace(workspace_bytes, needed)) return status;
+  if (const nf4_status status = validate_grouped_operands(weight, args, workspace, needed, problem))
+    return status;
+  if (const nf4_status status = validate_grouped_on_gpu(problem)) return status;
+  return problem.empty() ? NF4_STATUS_OK : launch(problem, stream);
+}
+
+template <class W, class Tensor>
+nf4_status matmul_grouped_cpu(const Tensor *weight, const nf4_grouped_args *args, int32_t threads,
+                              bool gradient = false) {
+  GroupedProblemOf<W> problem{};
+  problem.gradient = gradient;
+  if (const nf4_status status = validate_grouped_shape(weight, args, problem)) return status;
+  if (const nf4_status status = validate_grouped_operands(weight, args, nullptr, 0, problem))
+    return status;
+  if (const nf4_status status = validate_threads(threads)) return status;
+  if (!problem.empty()) cpu::matmul_grouped(problem, threads);
+  return NF4_STATUS_OK;
+}
+
 }  // namespace nf4

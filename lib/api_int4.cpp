@@ -101,4 +101,21 @@ nf4_status nf4_int4_matmul_plan(const nf4_int4_tensor *const *weights, const nf4
   return nf4::matmul_plan<nf4::Int4Weight>(weights, args, count, device, launches, kernels);
 }
 
+nf4_status nf4_int4_matmul_grouped_workspace_size(const nf4_int4_tensor *weight,
+                                                  const nf4_grouped_args *args, size_t *bytes) {
+  return nf4::matmul_grouped_workspace_size<nf4::Int4Weight>(weight, args, bytes);
+}
+
+nf4_status nf4_int4_matmul_grouped_launch(const nf4_int4_tensor *weight,
+                                          const nf4_grouped_args *args, void *workspace,
+                                          size_t workspace_bytes, nf4_stream stream) {
+  return nf4::matmul_grouped_launch<nf4::Int4Weight>(weight, args, workspace, workspace_bytes,
+                                                     stream);
+}
+
+nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight, const nf4_grouped_args *args,
+                                       int32_t threads) {
+  return nf4::matmul_grouped_cpu<nf4::Int4Weight>(weight, args, threads);
+}
+
 }  // extern "C"

@@ -134,6 +134,7 @@ struct Adapter<Int4Weight> {
 
 // On the CPU, when the rows of y are those of an expert.
 struct Group {
+  int64_t first_row = 0;             // of the expert in the weight; only in the gradient
   const int32_t *x_index = nullptr;  // NULL: row m of x for row m of y
   int64_t x_rows = 0;                // with x_index, at least 1
   const float *row_scale = nullptr;  // NULL: 1
@@ -145,19 +146,10 @@ struct Group {
   int64_t row_of_x(int64_t m) const { return x_index == nullptr ? m : has_x(m) ? x_index[m] : 0; }
 };
 
-// Integer weights have no experts.
-template <class W>
-struct Grouped {
-  Group group{};
-};
-template <>
-struct Grouped<Int4Weight> {
-  static constexpr Group group{};
-};
-
 // y = x W^T + bias, or its gradient: y = x W, without a bias.
 template <class W>
-struct MatmulProblemOf : Adapter<W>, Grouped<W> {
+struct MatmulProblemOf : Adapter<W> {
+  Group group{};
   bool gradient = false;
   W weight;
   nf4_dtype dtype;
@@ -194,9 +186,17 @@ struct MatmulBatchOf {
 using MatmulBatch = MatmulBatchOf<Weight>;
 using Int4MatmulBatch = MatmulBatchOf<Int4Weight>;
 
-// Products of experts, whose weights are the rows of one: see nf4_grouped_args.
-struct GroupedProblem {
-  Weight weight;  // of all experts
+// The weight of a grouped problem is a stack of codes, or the first expert's integers.
+inline int64_t rows_of_expert(const Weight &weight, int32_t experts) {
+  return experts == 0 ? 0 : weight.rows / experts;
+}
+inline int64_t rows_of_expert(const Int4Weight &weight, int32_t) { return weight.rows; }
+
+// Products of experts, or their gradient: see nf4_grouped_args.
+template <class W>
+struct GroupedProblemOf {
+  bool gradient = false;
+  W weight;
   nf4_dtype dtype;
   int32_t experts;
   int64_t m;
@@ -213,9 +213,13 @@ struct GroupedProblem {
   void *workspace;         // NULL on the CPU
   Operands operands;
 
-  int64_t expert_rows() const { return experts == 0 ? 0 : weight.rows / experts; }
-  bool empty() const { return m == 0 || weight.rows == 0; }
+  int64_t expert_rows() const { return rows_of_expert(weight, experts); }
+  int64_t x_columns() const { return gradient ? expert_rows() : weight.cols; }
+  int64_t y_columns() const { return gradient ? weight.cols : expert_rows(); }
+  bool empty() const { return m == 0 || experts == 0 || y_columns() == 0; }
 };
+using GroupedProblem = GroupedProblemOf<Weight>;
+using Int4GroupedProblem = GroupedProblemOf<Int4Weight>;
 
 inline bool is_multiple(const void *address, int alignment) {
   return reinterpret_cast<uintptr_t>(address) % alignment == 0;

@@ -57,17 +57,21 @@ nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_ma
                                       size_t count, MatmulBatchOf<W> &batch);
 
 // The same for products of experts.
-nf4_status validate_grouped_shape(const nf4_tensor *tensor, const nf4_grouped_args *args,
-                                  GroupedProblem &problem);
-nf4_status validate_grouped_operands(const nf4_tensor *tensor, const nf4_grouped_args *args,
+template <class Tensor, class W>
+nf4_status validate_grouped_shape(const Tensor *tensor, const nf4_grouped_args *args,
+                                  GroupedProblemOf<W> &problem);
+template <class Tensor, class W>
+nf4_status validate_grouped_operands(const Tensor *tensor, const nf4_grouped_args *args,
                                      void *workspace, int64_t workspace_bytes,
-                                     GroupedProblem &problem);
+                                     GroupedProblemOf<W> &problem);
 
 // Refuses what GPUs do not multiply: fp32 of integer weights, or of more than kFp32RowsOfX rows of
 // x.
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem);
-nf4_status validate_grouped_dtype(const GroupedProblem &problem);
+// The same of experts: fp32, and integers whose columns have an order of their own.
+nf4_status validate_grouped_on_gpu(const GroupedProblem &problem);
+nf4_status validate_grouped_on_gpu(const Int4GroupedProblem &problem);
 
 nf4_status validate_workspace(size_t given, int64_t needed);
 

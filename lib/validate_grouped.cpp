@@ -10,7 +10,7 @@
 namespace nf4 {
 namespace {
 
-// Each expert has as many rows, and begins with a block.
+// Of codes, each expert has as many rows, and begins with a block.
 nf4_status validate_experts(const Weight &weight, int32_t experts) {
   if (experts < 0) return invalid("experts", experts, "0 or more");
   if (experts == 0) {
@@ -31,10 +31,30 @@ nf4_status validate_experts(const Weight &weight, int32_t experts) {
   return NF4_STATUS_OK;
 }
 
+// Of integers, the weight is that of one expert.
+nf4_status validate_experts(const Int4Weight &weight, int32_t experts) {
+  if (experts < 0) return invalid("experts", experts, "0 or more");
+  if (experts != 0 && weight.elements > kMaxElements / experts)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "experts * rows * cols is %d * %" PRId64 " * %" PRId64 "; expected at most 2^60",
+                experts, weight.rows, weight.cols);
+  return NF4_STATUS_OK;
+}
+
+void add_experts(Operands &operands, const Weight &weight, int32_t) {
+  add_weight(operands, weight, false);
+}
+void add_experts(Operands &operands, const Int4Weight &weight, int32_t experts) {
+  const int first = operands.count;
+  add_weight(operands, weight, false);
+  for (int i = first; i < operands.count; ++i) operands.list[i].bytes *= experts;
+}
+
 }  // namespace
 
-nf4_status validate_grouped_shape(const nf4_tensor *tensor, const nf4_grouped_args *args,
-                                  GroupedProblem &problem) {
+template <class Tensor, class W>
+nf4_status validate_grouped_shape(const Tensor *tensor, const nf4_grouped_args *args,
+                                  GroupedProblemOf<W> &problem) {
   if (const nf4_status status = validate_shape(tensor, problem.weight)) return status;
   if (args == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "the nf4_grouped_args is NULL");
   if (const nf4_status status =
@@ -46,6 +66,7 @@ nf4_status validate_grouped_shape(const nf4_tensor *tensor, const nf4_grouped_ar
   problem.experts = args->experts;
   problem.m = args->m;
   problem.x_rows = args->x_rows;
+  problem.x_index = args->x_index;
   problem.x_stride = args->x_stride;
   problem.y_stride = args->y_stride;
   problem.bias_stride = args->bias_stride;
@@ -55,24 +76,26 @@ nf4_status validate_grouped_shape(const nf4_tensor *tensor, const nf4_grouped_ar
     return fail(NF4_STATUS_INVALID_ARGUMENT,
                 "x_rows is %" PRId64 "; expected at least m, %" PRId64 ", without x_index",
                 args->x_rows, args->m);
-  const int64_t n = problem.expert_rows();
   for (const Matrix &matrix :
-       {Matrix{"x_stride", args->x_stride, args->x_rows, problem.weight.cols, "x_rows"},
-        Matrix{"y_stride", args->y_stride, args->m, n, "m"}})
+       {Matrix{"x_stride", args->x_stride, args->x_rows, problem.x_columns(), "x_rows"},
+        Matrix{"y_stride", args->y_stride, args->m, problem.y_columns(), "m"}})
     if (const nf4_status status = validate_stride(matrix)) return status;
   if (args->bias == nullptr) return NF4_STATUS_OK;
-  return validate_stride({"bias_stride", args->bias_stride, args->experts, n, "experts"});
+  if (problem.gradient)
+    return fail(NF4_STATUS_INVALID_ARGUMENT, "bias is not NULL; expected NULL in the gradient");
+  return validate_stride(
+      {"bias_stride", args->bias_stride, args->experts, problem.expert_rows(), "experts"});
 }
 
-nf4_status validate_grouped_operands(const nf4_tensor *tensor, const nf4_grouped_args *args,
+template <class Tensor, class W>
+nf4_status validate_grouped_operands(const Tensor *tensor, const nf4_grouped_args *args,
                                      void *workspace, int64_t workspace_bytes,
-                                     GroupedProblem &problem) {
+                                     GroupedProblemOf<W> &problem) {
   if (problem.empty()) return NF4_STATUS_OK;
   if (const nf4_status status = validate_pointers(*tensor, problem.weight)) return status;
   problem.x = args->x;
   problem.y = args->y;
   problem.ends = args->ends;
-  problem.x_index = args->x_index;
   problem.bias = args->bias;
   problem.row_scale = args->row_scale;
   problem.workspace = workspace;
@@ -80,31 +103,52 @@ nf4_status validate_grouped_operands(const nf4_tensor *tensor, const nf4_grouped
   const auto matrix_bytes = [&](int64_t rows, int64_t stride, int64_t columns) {
     return ((rows - 1) * stride + columns) * item;
   };
-  const int64_t n = problem.expert_rows();
   Operands &operands = problem.operands;
   if (problem.weight.elements != 0) {
-    add_weight(operands, problem.weight, false);
+    add_experts(operands, problem.weight, problem.experts);
     if (problem.x_rows != 0)
       operands.add("x", problem.x,
-                   matrix_bytes(problem.x_rows, problem.x_stride, problem.weight.cols), item,
+                   matrix_bytes(problem.x_rows, problem.x_stride, problem.x_columns()), item,
                    false);
   }
   operands.add("ends", problem.ends, int64_t{problem.experts} * 4, 4, false);
   if (problem.x_index != nullptr) operands.add("x_index", problem.x_index, problem.m * 4, 4, false);
   if (problem.bias != nullptr)
-    operands.add("bias", problem.bias, matrix_bytes(problem.experts, problem.bias_stride, n), item,
+    operands.add("bias", problem.bias,
+                 matrix_bytes(problem.experts, problem.bias_stride, problem.expert_rows()), item,
                  false);
   if (problem.row_scale != nullptr)
     operands.add("row_scale", problem.row_scale, problem.m * 4, 4, false);
   if (workspace_bytes > 0) operands.add("workspace", workspace, workspace_bytes, 16, true);
-  operands.add("y", problem.y, matrix_bytes(problem.m, problem.y_stride, n), item, true);
+  operands.add("y", problem.y, matrix_bytes(problem.m, problem.y_stride, problem.y_columns()), item,
+               true);
   return validate_operands(operands);
 }
 
-nf4_status validate_grouped_dtype(const GroupedProblem &problem) {
+nf4_status validate_grouped_on_gpu(const GroupedProblem &problem) {
   if (problem.dtype != NF4_DTYPE_FP32) return NF4_STATUS_OK;
   return fail(NF4_STATUS_INVALID_ARGUMENT,
               "dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU");
 }
+
+nf4_status validate_grouped_on_gpu(const Int4GroupedProblem &problem) {
+  const Int4Weight &weight = problem.weight;
+  if (problem.dtype == NF4_DTYPE_FP32)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU");
+  if (weight.g_idx == nullptr && weight.permutation == nullptr) return NF4_STATUS_OK;
+  return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is not NULL; expected NULL for experts on a GPU",
+              weight.g_idx != nullptr ? "g_idx" : "permutation");
+}
+
+// The kinds of weights.
+#define NF4_VALIDATE_GROUPED(Tensor, W)                                                           \
+  template nf4_status validate_grouped_shape(const Tensor *, const nf4_grouped_args *,            \
+                                             GroupedProblemOf<W> &);                              \
+  template nf4_status validate_grouped_operands(const Tensor *, const nf4_grouped_args *, void *, \
+                                                int64_t, GroupedProblemOf<W> &);
+NF4_VALIDATE_GROUPED(nf4_tensor, Weight)
+NF4_VALIDATE_GROUPED(nf4_int4_tensor, Int4Weight)
+#undef NF4_VALIDATE_GROUPED
 
 }  // namespace nf4

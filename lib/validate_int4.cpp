@@ -10,11 +10,10 @@ namespace nf4 {
 namespace {
 
 int64_t packed_words(const Int4Weight &weight) {
-  if (weight.layout == NF4_INT4_COMPRESSED_TENSORS) return weight.rows * int4_words(weight.cols);
-  return weight.elements / kInt4PerWord;
+  return int4_packed_words(weight.layout, weight.rows, weight.cols);
 }
 
-int64_t zero_words(const Int4Weight &weight) { return int4_words(weight.rows) * weight.groups; }
+int64_t zero_words(const Int4Weight &weight) { return int4_zero_words(weight.rows, weight.groups); }
 
 nf4_status validate_group_size(const nf4_int4_tensor &tensor) {
   const int32_t size = tensor.group_size;

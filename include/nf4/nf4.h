@@ -435,7 +435,7 @@ NF4_API nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_m
 typedef struct nf4_grouped_args {
   size_t struct_size;         /* sizeof(nf4_grouped_args) */
   nf4_dtype dtype;            /* of x, bias and y; on a GPU fp16 or bf16 */
-  int32_t experts;            /* E >= 0; divides the weight's rows, which are 0 if E is */
+  int32_t experts;            /* E >= 0; divides the rows of an nf4_tensor, which are 0 if E is */
   int64_t m;                  /* rows of y: 0..2^31-1 */
   const void *x;              /* [x_rows, K] */
   int64_t x_stride;           /* >= K */
@@ -451,9 +451,9 @@ typedef struct nf4_grouped_args {
   const float *row_scale;     /* [m], such as the router's weights, or NULL: 1 */
 } nf4_grouped_args;
 
-/* The bytes of workspace that nf4_matmul_grouped_launch needs; they depend on the weight's
- * shape and blocksize, experts, m and dtype, and do not decrease as m increases. No pointer
- * in the structs is followed. */
+/* The bytes of workspace that nf4_matmul_grouped_launch needs: 0 if x_index is NULL, else they
+ * depend on the weight's shape and blocksize, experts, m and dtype, and do not decrease as m
+ * increases. No pointer in the structs is followed. */
 NF4_API nf4_status nf4_matmul_grouped_workspace_size(const nf4_tensor *weight,
                                                      const nf4_grouped_args *args,
                                                      size_t *bytes);
@@ -473,6 +473,24 @@ NF4_API nf4_status nf4_matmul_grouped_launch(const nf4_tensor *weight,
  * changes no bit. */
 NF4_API nf4_status nf4_matmul_grouped_cpu(const nf4_tensor *weight, const nf4_grouped_args *args,
                                           int32_t threads);
+
+/* The gradient with respect to the rows of x that the experts' rows of y were made of:
+ *   dx[i, k] = row_scale[i] * the sum over n of dy[x_index[i], n] * W[e * N + n, k],
+ * for the expert e of row i, dy [x_rows, N] and dx [m, K]. args->x is dy, and x_stride at least
+ * N; args->y is dx, and y_stride at least K; bias is NULL. dx has a row for each row of y: the
+ * rows of x that several were made of get the sum of theirs, which is the caller's to form. All
+ * else is as in the functions above, the roles of N and K exchanged: dx is empty if m or K is
+ * 0, and 0 if N is. Weights times their scales may be rounded to the dtype, as dequantize does.
+ *
+ * INVALID_ARGUMENT: as for those, and if bias is not NULL. */
+NF4_API nf4_status nf4_matmul_grouped_grad_workspace_size(const nf4_tensor *weight,
+                                                          const nf4_grouped_args *args,
+                                                          size_t *bytes);
+NF4_API nf4_status nf4_matmul_grouped_grad_launch(const nf4_tensor *weight,
+                                                  const nf4_grouped_args *args, void *workspace,
+                                                  size_t workspace_bytes, nf4_stream stream);
+NF4_API nf4_status nf4_matmul_grouped_grad_cpu(const nf4_tensor *weight,
+                                               const nf4_grouped_args *args, int32_t threads);
 
 /* ---- 4-bit integer weights ----------------------------------------------- */
 
@@ -609,6 +627,23 @@ NF4_API nf4_status nf4_int4_matmul_batch_cpu(const nf4_int4_tensor *const *weigh
 NF4_API nf4_status nf4_int4_matmul_plan(const nf4_int4_tensor *const *weights,
                                         const nf4_matmul_args *args, size_t count, int32_t device,
                                         int32_t *launches, const char **kernels);
+
+/* Experts of one layout. The weight is that of expert 0, of N rows and K columns; each of its
+ * parts, packed, scales, zeros, g_idx and permutation, is followed by those of the others, as if
+ * it had a first dimension of E: packed of expert e begins e times the packed_bytes of
+ * nf4_int4_tensor_sizes after that of expert 0, and so on. All else is as in the functions
+ * without "int4", and in nf4_int4_matmul_launch. On a GPU g_idx and permutation are NULL.
+ *
+ * INVALID_ARGUMENT: as there, and if E * N * K is more than 2^60; in
+ * nf4_int4_matmul_grouped_launch if g_idx or permutation is not NULL. */
+NF4_API nf4_status nf4_int4_matmul_grouped_workspace_size(const nf4_int4_tensor *weight,
+                                                          const nf4_grouped_args *args,
+                                                          size_t *bytes);
+NF4_API nf4_status nf4_int4_matmul_grouped_launch(const nf4_int4_tensor *weight,
+                                                  const nf4_grouped_args *args, void *workspace,
+                                                  size_t workspace_bytes, nf4_stream stream);
+NF4_API nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight,
+                                               const nf4_grouped_args *args, int32_t threads);
 
 /* ---- The machine ---------------------------------------------------------- */
 

@@ -31,6 +31,16 @@ NF4_HOST_DEVICE constexpr int64_t int4_words(int64_t codes) {
   return codes / kInt4PerWord + (codes % kInt4PerWord != 0);
 }
 
+// Words of the codes and of the zeros of a weight.
+NF4_HOST_DEVICE constexpr int64_t int4_packed_words(nf4_int4_layout layout, int64_t rows,
+                                                    int64_t cols) {
+  return layout == NF4_INT4_COMPRESSED_TENSORS ? rows * int4_words(cols)
+                                               : rows * cols / kInt4PerWord;
+}
+NF4_HOST_DEVICE constexpr int64_t int4_zero_words(int64_t rows, int64_t groups) {
+  return int4_words(rows) * groups;
+}
+
 // The code of row n, stored column k.
 NF4_HOST_DEVICE Int4Place int4_code(nf4_int4_layout layout, int64_t rows, int64_t cols, int64_t n,
                                     int64_t k) {

@@ -11,7 +11,6 @@
 #include "core/int4.hpp"
 #include "cpu/call_environment.hpp"
 #include "cpu/dequant/dequant.hpp"
-#include "cpu/matmul/grouped_partition.hpp"
 #include "cpu/matmul/matmul.hpp"
 #include "cpu/matmul/partition.hpp"
 #include "cpu/parallel.hpp"
@@ -181,57 +180,6 @@ void matmul_grad(const MatmulProblem &problem, int threads) {
                [&](int64_t begin, int64_t end) {
                  variant.matmul_grad(problem,
                                      {begin * kUnit, std::min(problem.weight.cols, end * kUnit)});
-               });
-}
-
-// The address so many bytes on; NULL stays NULL.
-template <class T>
-T *offset_by(T *address, int64_t bytes) {
-  if (address == nullptr) return nullptr;
-  return reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(address) + bytes);
-}
-
-// The product of one expert, as one with the weight of all, of which it takes its own rows: row n
-// of the weight has to find its y and its bias.
-MatmulProblem product_of_expert(const GroupedProblem &problem, int32_t expert, RowRange m) {
-  const int64_t item = element_bytes(problem.dtype), first_n = expert * problem.expert_rows();
-  MatmulProblem product{};
-  product.weight = problem.weight;
-  product.dtype = problem.dtype;
-  product.m = m.end - m.begin;
-  product.x = problem.x;
-  product.x_stride = problem.x_stride;
-  product.bias = offset_by(problem.bias, (expert * problem.bias_stride - first_n) * item);
-  product.y = offset_by(problem.y, (m.begin * problem.y_stride - first_n) * item);
-  product.y_stride = problem.y_stride;
-  product.group.row_scale = offset_by(problem.row_scale, m.begin * 4);
-  if (problem.x_index == nullptr) {
-    product.x = offset_by(problem.x, m.begin * problem.x_stride * item);
-    return product;
-  }
-  product.group.x_index = problem.x_index + m.begin;
-  product.group.x_rows = problem.x_rows;
-  // Without any row of x, there is nothing to multiply.
-  if (problem.x_rows == 0) product.weight.cols = 0;
-  return product;
-}
-
-void matmul_grouped(const GroupedProblem &problem, int threads) {
-  const CallEnvironment environment;
-  const Variant &variant = variant_in_use();
-  const GroupedPartition partition(problem, threads_of(threads));
-  MatmulProblem all{};
-  all.weight = problem.weight;
-  all.dtype = problem.dtype;
-  RoundedCodebook codebook{};
-  if (variant.bf16_codebook != nullptr) codebook = variant.bf16_codebook(all);
-  parallel_for(partition.units(), partition.units_per_thread(), threads,
-               [&](int64_t begin, int64_t end) {
-                 partition.for_each(begin, end, [&](int32_t expert, RowRange m, RowRange n) {
-                   const int64_t first = expert * problem.expert_rows();
-                   variant.matmul(product_of_expert(problem, expert, m), codebook,
-                                  {first + n.begin, first + n.end});
-                 });
                });
 }
 

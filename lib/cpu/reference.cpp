@@ -88,13 +88,16 @@ void matmul_grad_columns(const MatmulProblem &problem, RowRange columns) {
   const float *entries = codebook(weight);
   const T *dy = static_cast<const T *>(problem.x);
   T *dx = static_cast<T *>(problem.y);
+  const Group &group = problem.group;
   for (int64_t i = 0; i < problem.m; ++i)
     for (int64_t k = columns.begin; k < columns.end; ++k) {
       double sum = 0;
-      for (int64_t n = 0; n < weight.rows; ++n)
-        sum += entry_times_scale(weight, entries, n * weight.cols + k) *
-               static_cast<double>(to_float(dy[i * problem.x_stride + n]));
+      const T *dy_row = dy + group.row_of_x(i) * problem.x_stride;
+      for (int64_t n = 0; n < weight.rows && group.has_x(i); ++n)
+        sum += entry_times_scale(weight, entries, (group.first_row + n) * weight.cols + k) *
+               static_cast<double>(to_float(dy_row[n]));
       sum += lora_term(problem, i, k);
+      if (group.row_scale != nullptr) sum *= static_cast<double>(group.row_scale[i]);
       dx[i * problem.y_stride + k] = from_float<T>(static_cast<float>(sum));
     }
 }

@@ -74,12 +74,15 @@ void matmul_rows(const Int4MatmulProblem &problem, RowRange rows) {
   const T *x = static_cast<const T *>(problem.x);
   const T *bias = static_cast<const T *>(problem.bias);
   T *y = static_cast<T *>(problem.y);
+  const Group &group = problem.group;
   for (int64_t row = rows.begin; row < rows.end; ++row)
     for (int64_t i = 0; i < problem.m; ++i) {
       double sum = bias == nullptr ? 0.0 : static_cast<double>(to_float(bias[row]));
-      for (int64_t k = 0; k < weight.cols; ++k)
+      const T *x_row = x + group.row_of_x(i) * problem.x_stride;
+      for (int64_t k = 0; k < weight.cols && group.has_x(i); ++k)
         sum += static_cast<double>(int4_value_at(weight, row, k)) *
-               static_cast<double>(to_float(x[i * problem.x_stride + int4_column(weight, k)]));
+               static_cast<double>(to_float(x_row[int4_column(weight, k)]));
+      if (group.row_scale != nullptr) sum *= static_cast<double>(group.row_scale[i]);
       y[i * problem.y_stride + row] = from_float<T>(static_cast<float>(sum));
     }
 }

@@ -26,6 +26,10 @@ int64_t matmul_grad_workspace_bytes(const MatmulProblem &problem);
 nf4_status matmul_grouped(const GroupedProblem &problem, nf4_stream stream);
 int64_t matmul_grouped_workspace_bytes(const GroupedProblem &problem);
 
+// Their gradient: problem.gradient is true.
+nf4_status matmul_grouped_grad(const GroupedProblem &problem, nf4_stream stream);
+int64_t matmul_grouped_grad_workspace_bytes(const GroupedProblem &problem);
+
 // The same for integer weights.
 nf4_status dequant(const Int4DequantProblem &problem, nf4_stream stream);
 nf4_status quantize(const Int4QuantizeProblem &problem, nf4_stream stream);
@@ -35,6 +39,8 @@ nf4_status matmul_plan(const Int4MatmulBatch &batch, int device, int32_t *launch
                        const char **kernels);
 int64_t matmul_workspace_bytes(const Int4MatmulProblem &problem);
 int64_t matmul_workspace_bytes(const Int4MatmulBatch &batch);
+nf4_status matmul_grouped(const Int4GroupedProblem &problem, nf4_stream stream);
+int64_t matmul_grouped_workspace_bytes(const Int4GroupedProblem &problem);
 
 nf4_status device_info(int device, nf4_device &info);
 

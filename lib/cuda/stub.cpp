@@ -14,6 +14,8 @@ nf4_status quantize(const QuantizeProblem &, nf4_stream) { return no_cuda(); }
 nf4_status matmul(const MatmulProblem *, int, nf4_stream) { return no_cuda(); }
 nf4_status matmul_grad(const MatmulProblem &, nf4_stream) { return no_cuda(); }
 nf4_status matmul_grouped(const GroupedProblem &, nf4_stream) { return no_cuda(); }
+nf4_status matmul_grouped_grad(const GroupedProblem &, nf4_stream) { return no_cuda(); }
+nf4_status matmul_grouped(const Int4GroupedProblem &, nf4_stream) { return no_cuda(); }
 nf4_status matmul_plan(const MatmulBatch &, int, int32_t *, const char **) { return no_cuda(); }
 nf4_status dequant(const Int4DequantProblem &, nf4_stream) { return no_cuda(); }
 nf4_status quantize(const Int4QuantizeProblem &, nf4_stream) { return no_cuda(); }

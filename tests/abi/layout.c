@@ -184,6 +184,13 @@ nf4_status nf4_matmul_grouped_launch(const nf4_tensor *weight, const nf4_grouped
                                      void *workspace, size_t workspace_bytes, nf4_stream stream);
 nf4_status nf4_matmul_grouped_cpu(const nf4_tensor *weight, const nf4_grouped_args *args,
                                   int32_t threads);
+nf4_status nf4_matmul_grouped_grad_workspace_size(const nf4_tensor *weight,
+                                                  const nf4_grouped_args *args, size_t *bytes);
+nf4_status nf4_matmul_grouped_grad_launch(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                          void *workspace, size_t workspace_bytes,
+                                          nf4_stream stream);
+nf4_status nf4_matmul_grouped_grad_cpu(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                       int32_t threads);
 nf4_status nf4_int4_tensor_sizes(const nf4_int4_tensor *tensor, nf4_int4_sizes *sizes);
 nf4_status nf4_int4_dequant_launch(const nf4_int4_tensor *weight, void *out, nf4_dtype out_dtype,
                                    nf4_stream stream);
@@ -215,5 +222,12 @@ nf4_status nf4_int4_matmul_batch_cpu(const nf4_int4_tensor *const *weights,
 nf4_status nf4_int4_matmul_plan(const nf4_int4_tensor *const *weights, const nf4_matmul_args *args,
                                 size_t count, int32_t device, int32_t *launches,
                                 const char **kernels);
+nf4_status nf4_int4_matmul_grouped_workspace_size(const nf4_int4_tensor *weight,
+                                                  const nf4_grouped_args *args, size_t *bytes);
+nf4_status nf4_int4_matmul_grouped_launch(const nf4_int4_tensor *weight,
+                                          const nf4_grouped_args *args, void *workspace,
+                                          size_t workspace_bytes, nf4_stream stream);
+nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight, const nf4_grouped_args *args,
+                                       int32_t threads);
 nf4_status nf4_device_info(int32_t device, nf4_device *info);
 const char *nf4_cpu_variant(void);

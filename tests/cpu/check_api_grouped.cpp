@@ -176,6 +176,10 @@ TEST_CASE("the workspace of a product of experts needs no pointers, and does not
     before = bytes;
   }
   CHECK(before > 0);
+  call.args.x_index = nullptr;
+  call.args.x_rows = call.args.m;
+  REQUIRE(nf4_matmul_grouped_workspace_size(&call.tensor, &call.args, &bytes) == NF4_STATUS_OK);
+  CHECK(bytes == 0);
   CHECK(nf4_matmul_grouped_workspace_size(&call.tensor, &call.args, nullptr) ==
         NF4_STATUS_INVALID_ARGUMENT);
   CHECK(std::string(nf4_last_error()) == "bytes is NULL");

@@ -56,26 +56,11 @@ Expected expect(const Int4MatmulCase &test, const nf4_int4_tensor &weight,
   return y;
 }
 
-// For each element the scale times 16, which is at least |s (q - 8)| + |s (z - 8)|.
-std::vector<float> magnitudes(const HostInt4Weight &weight) {
-  HostInt4Weight scales = weight;
-  std::fill(scales.bytes[kInt4Packed].begin(), scales.bytes[kInt4Packed].end(), 0);
-  scales.bytes[kInt4Zeros].clear();
-  scales.shape.zero_offset = 0;
-  std::vector<float> parts(weight.elements());
-  const nf4_int4_tensor tensor = scales.in_place();
-  REQUIRE(nf4_int4_dequant_cpu(&tensor, parts.data(), NF4_DTYPE_FP32, 1) == NF4_STATUS_OK);
-  for (float &part : parts) part *= -2;
-  return parts;
-}
-
 std::vector<Expected> expect_all(const Int4MatmulCase &test) {
   const ForcedVariant forced(scalar_variant());
-  HostInt4Weight host = test.weight;
-  const nf4_int4_tensor weight = host.in_place();
-  std::vector<float> dense(host.elements());
-  REQUIRE(nf4_int4_dequant_cpu(&weight, dense.data(), NF4_DTYPE_FP32, 1) == NF4_STATUS_OK);
-  const std::vector<float> parts = magnitudes(test.weight);
+  const nf4_int4_tensor &weight = test.weight.shape;
+  const std::vector<float> dense = int4_elements(test.weight);
+  const std::vector<float> parts = int4_magnitudes(test.weight);
   std::vector<Expected> y;
   for (int64_t m = 0; m < test.x.m; ++m)
     for (int64_t n = 0; n < weight.rows; ++n) y.push_back(expect(test, weight, dense, parts, m, n));

@@ -5,12 +5,12 @@
 #include <cstring>
 #include <vector>
 
-#include "core/float16.hpp"
 #include "cpu/backend.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/force.hpp"
 #include "support/matmul_cases.hpp"
+#include "support/matrix.hpp"
 #include "support/placed.hpp"
 #include "support/variants.hpp"
 
@@ -22,39 +22,6 @@ namespace {
 constexpr int kShapes = 60;  // per dtype, flat or nested
 constexpr int kThreadCounts[] = {2, 3, 7, 0};
 constexpr double kUnit[] = {0x1p-24, 0x1p-11, 0x1p-8};  // by dtype
-
-// A matrix of normal numbers between guard pages, NaN between its rows.
-struct Matrix {
-  nf4_dtype dtype;
-  int64_t rows, cols, stride;
-  GuardedBuffer buffer;
-
-  Matrix(Rng &rng, nf4_dtype of, int64_t rows_of, int64_t cols_of, bool contiguous = false)
-      : dtype(of),
-        rows(rows_of),
-        cols(cols_of),
-        stride(cols + (contiguous || rng.one_in(2) ? 0 : rng.below(40))),
-        buffer(random_buffer(
-            rng, rows == 0 || cols == 0 ? 0 : ((rows - 1) * stride + cols) * dtype_bytes(of),
-            dtype_bytes(of))) {}
-
-  Matrix &fill(Rng &rng) {
-    std::memset(buffer.data(), 0xff, buffer.size());
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < cols; ++j) set(i, j, rng.normal());
-    return *this;
-  }
-  void set(int64_t i, int64_t j, float x) {
-    const int64_t at = i * stride + j;
-    if (dtype == NF4_DTYPE_FP32) return void(std::memcpy(buffer.data() + 4 * at, &x, 4));
-    const uint16_t bits = dtype == NF4_DTYPE_FP16 ? float_to_half(x) : float_to_bf16(x);
-    std::memcpy(buffer.data() + 2 * at, &bits, 2);
-  }
-  double operator()(int64_t i, int64_t j) const {
-    return read_number(dtype, buffer.data(), i * stride + j);
-  }
-  std::vector<uint8_t> bytes() const { return {buffer.data(), buffer.data() + buffer.size()}; }
-};
 
 struct Kind {
   bool gradient;
@@ -165,11 +132,7 @@ void check_surroundings(const Product &of) {
   CHECK(of.weight.surroundings_intact());
   for (const Matrix *matrix : {&of.x, &of.y, &of.a, &of.b, &of.p})
     CHECK(matrix->buffer.surroundings_intact());
-  const std::vector<uint8_t> poison(40 * 4, 0xa5);
-  const int bytes = dtype_bytes(of.y.dtype);
-  for (int64_t m = 0; m + 1 < of.y.rows; ++m)
-    CHECK(std::memcmp(of.y.buffer.data() + (m * of.y.stride + of.y.cols) * bytes, poison.data(),
-                      (of.y.stride - of.y.cols) * bytes) == 0);
+  CHECK(of.y.gaps_untouched());
 }
 
 std::string describe(const Kind &kind, uint64_t stream) {

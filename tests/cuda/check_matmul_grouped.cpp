@@ -12,6 +12,7 @@
 #include "support/catch.hpp"
 #include "support/device.hpp"
 #include "support/families.hpp"
+#include "support/forced_grouped.hpp"
 #include "support/grouped_cases.hpp"
 #include "support/launches.hpp"
 #include "support/matmul_placed.hpp"
@@ -21,20 +22,6 @@ using namespace nf4;
 using namespace nf4::test;
 
 namespace {
-
-class ForcedGrouped {
- public:
-  ForcedGrouped(const cuda::GpuFamily *family, int config) {
-    cuda::force_family(family);
-    cuda::force_matmul_grouped(config);
-  }
-  ~ForcedGrouped() {
-    cuda::force_matmul_grouped(std::nullopt);
-    cuda::force_family(nullptr);
-  }
-  ForcedGrouped(const ForcedGrouped &) = delete;
-  ForcedGrouped &operator=(const ForcedGrouped &) = delete;
-};
 
 // In a GPU's memory. aligned: on 256-byte boundaries, else now and then.
 struct PlacedGrouped {
@@ -153,15 +140,26 @@ void check_counts(const Counts &counts, int least) {
   for (const cuda::GpuFamily *family : runnable_families())
     for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
       INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
-      if (cuda::matmul_grouped_has(*family, config, compute_capability()))
+      if (cuda::matmul_grouped_has(*family, cuda::GroupedKindOfWeight::kCodes, config,
+                                   compute_capability()))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
 }
 
-// Several tiles along each side, tiles that are nearly empty, and tails.
+// Several tiles along each side, tiles that are nearly empty, tails, CTAs that have several tiles,
+// and warps that have several K-tiles.
 constexpr GroupedShape kShapes[] = {{1, 40, 256, 3},   {3, 16, 128, 40},  {8, 24, 64, 70},
                                     {5, 100, 768, 21}, {40, 8, 320, 30},  {130, 4, 64, 200},
-                                    {2, 72, 256, 170}, {7, 24, 1024, 16}, {2, 320, 64, 20}};
+                                    {2, 72, 256, 170}, {7, 24, 1024, 16}, {2, 320, 64, 20},
+                                    {3, 24, 4608, 20}, {60, 600, 64, 300}};
+
+// A plain case of kAny with rows of x, x_index and row_scale.
+GroupedCase indexed_case(Rng &rng, const GroupedShape &shape) {
+  GroupedCase test;
+  do test = random_grouped_case(rng, {NF4_DTYPE_BF16, 64, true}, shape, Routing::kAny, true);
+  while (test.x_index.empty() || test.row_scale.empty() || test.all.m == 0);
+  return test;
+}
 
 }  // namespace
 
@@ -201,24 +199,32 @@ TEST_CASE("grouped kernels on anything", "[cuda][matmul_grouped][random]") {
 }
 
 TEST_CASE("a graph of a grouped product follows other routings", "[cuda][matmul_grouped]") {
+  constexpr int32_t kExperts = 16;
+  constexpr int64_t kM = 100;  // enough for kernels whose x is gathered first
   const Stream stream;
   for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
+    if (!cuda::matmul_grouped_has(*runnable_families()[0], cuda::GroupedKindOfWeight::kCodes,
+                                  config, compute_capability()))
+      continue;
+    INFO(cuda::kMatmulConfigs[config].name);
     const ForcedGrouped forced(runnable_families()[0], config);
     Rng rng(0x19800000 + config);
-    GroupedCase test;
-    do
-      test = random_grouped_case(rng, {NF4_DTYPE_BF16, 64, true}, {16, 48, 512, 60}, Routing::kAny,
-                                 true);
-    while (test.all.m == 0);
+    GroupedCase test = indexed_case(rng, {kExperts, 48, 512, kM});
     PlacedGrouped placed(rng, test, true);
-    if (placed.used(test) != config) continue;
+    REQUIRE(placed.used(test) == config);
     REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
     cudaGraphExec_t graph =
         capture(stream, [&] { REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK); });
     for (const int32_t apart : {1, 3, 16}) {
-      for (int32_t expert = 0; expert < 16; ++expert)
-        test.ends[expert] = (expert + 1) / apart * apart * 60 / 16;
+      for (int32_t expert = 0; expert < kExperts; ++expert)
+        test.ends[expert] = static_cast<int32_t>((expert + 1) / apart * apart * kM / kExperts);
+      for (int64_t row = 0; row < kM; ++row) {
+        test.x_index[row] = static_cast<int32_t>(row * apart % test.all.m);
+        test.row_scale[row] = rng.normal();
+      }
       placed.ends.write(test.ends.data());
+      placed.x_index.write(test.x_index.data());
+      placed.row_scale.write(test.row_scale.data());
       std::vector<uint8_t> first;
       for (int replay = 0; replay < 10; ++replay) {
         fill_bytes(placed.y.data(), 0xa5, placed.y.size());
@@ -227,24 +233,25 @@ TEST_CASE("a graph of a grouped product follows other routings", "[cuda][matmul_
         if (replay == 0) first = placed.y.read();
         REQUIRE(same_bytes(placed.y.read(), first));
       }
-      INFO(cuda::kMatmulConfigs[config].name);
       check_y(test, expected_y(test), first, true);
     }
     REQUIRE_CUDA(cudaGraphExecDestroy(graph));
   }
 }
 
-TEST_CASE("a grouped product waits for what a predecessor writes late",
+TEST_CASE("every grouped kernel waits for what a predecessor writes late",
           "[cuda][matmul_grouped][long]") {
   const Stream stream;
-  for (const int64_t m : {4, 40, 150, 1200}) {
-    Rng rng(0x19e00000 + m);
-    GroupedCase test;
-    do
-      test = random_grouped_case(rng, {NF4_DTYPE_BF16, 64, true}, {8, 64, 512, m}, Routing::kAny,
-                                 true);
-    while (test.x_index.empty() || test.row_scale.empty() || test.all.m == 0);
+  for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
+    if (!cuda::matmul_grouped_has(*runnable_families()[0], cuda::GroupedKindOfWeight::kCodes,
+                                  config, compute_capability()))
+      continue;
+    INFO(cuda::kMatmulConfigs[config].name);
+    const ForcedGrouped forced(runnable_families()[0], config);
+    Rng rng(0x19e00000 + config);
+    const GroupedCase test = indexed_case(rng, {8, 64, 512, 150});
     const PlacedGrouped placed(rng, test, true);
+    REQUIRE(placed.used(test) == config);
     const nf4_tensor &weight = placed.weight.tensor();
     const auto &bytes = test.all.weight.bytes;
     const std::vector<DeviceBytes> inputs = {
@@ -256,7 +263,6 @@ TEST_CASE("a grouped product waits for what a predecessor writes late",
         {"ends", placed.ends.data(), placed.ends.size()},
         {"x_index", placed.x_index.data(), placed.x_index.size()},
         {"row_scale", placed.row_scale.data(), placed.row_scale.size()}};
-    INFO("m " << m);
     check_waits(inputs, {{"y", placed.y.data(), placed.y.size()}}, stream,
                 [&] { return placed.multiply(test, stream); });
   }

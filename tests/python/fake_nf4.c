@@ -176,6 +176,27 @@ nf4_status nf4_matmul_grouped_cpu(const nf4_tensor *weight, const nf4_grouped_ar
   return record(call);
 }
 
+nf4_status nf4_matmul_grouped_grad_workspace_size(const nf4_tensor *weight,
+                                                  const nf4_grouped_args *args, size_t *bytes) {
+  return nf4_matmul_grouped_workspace_size(weight, args, bytes);
+}
+
+nf4_status nf4_matmul_grouped_grad_launch(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                          void *workspace, size_t workspace_bytes,
+                                          nf4_stream stream) {
+  const nf4_status status =
+      nf4_matmul_grouped_launch(weight, args, workspace, workspace_bytes, stream);
+  fake_last.gradient = 1;
+  return status;
+}
+
+nf4_status nf4_matmul_grouped_grad_cpu(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                       int32_t threads) {
+  const nf4_status status = nf4_matmul_grouped_cpu(weight, args, threads);
+  fake_last.gradient = 1;
+  return status;
+}
+
 static fake_call batch_call(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                             size_t count) {
   fake_call call = {.products = count};
@@ -312,6 +333,29 @@ nf4_status nf4_int4_matmul_plan(const nf4_int4_tensor *const *weights, const nf4
                                 const char **kernels) {
   (void)weights;
   return nf4_matmul_plan(NULL, args, count, device, launches, kernels);
+}
+
+nf4_status nf4_int4_matmul_grouped_workspace_size(const nf4_int4_tensor *weight,
+                                                  const nf4_grouped_args *args, size_t *bytes) {
+  (void)weight;
+  return nf4_matmul_grouped_workspace_size(NULL, args, bytes);
+}
+
+nf4_status nf4_int4_matmul_grouped_launch(const nf4_int4_tensor *weight,
+                                          const nf4_grouped_args *args, void *workspace,
+                                          size_t workspace_bytes, nf4_stream stream) {
+  fake_call call = {.int4 = {*weight},
+                    .grouped = *args,
+                    .workspace = workspace,
+                    .workspace_bytes = workspace_bytes,
+                    .stream = stream};
+  return record(call);
+}
+
+nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight, const nf4_grouped_args *args,
+                                       int32_t threads) {
+  fake_call call = {.int4 = {*weight}, .grouped = *args, .threads = threads};
+  return record(call);
 }
 
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {

@@ -49,15 +49,15 @@ size_t GroupedCase::y_bytes() const {
   return ((shape.m - 1) * y_stride + shape.n) * dtype_bytes(all.dtype);
 }
 
-int32_t GroupedCase::expert_of(int64_t row) const {
+int32_t GroupedRows::expert_of(int64_t row) const {
   for (size_t e = 0; e < ends.size(); ++e)
     if (row < ends[e]) return static_cast<int32_t>(e);
   return -1;
 }
 
-int64_t GroupedCase::x_row_of(int64_t row) const {
+int64_t GroupedRows::x_row_of(int64_t row) const {
   if (x_index.empty()) return row;
-  return x_index[row] >= 0 && x_index[row] < all.m ? x_index[row] : -1;
+  return x_index[row] >= 0 && x_index[row] < x_rows ? x_index[row] : -1;
 }
 
 GroupedShape random_grouped_shape(Rng &rng, int blocksize) {
@@ -77,15 +77,25 @@ GroupedShape random_grouped_shape(Rng &rng, int blocksize) {
   return shape;
 }
 
+GroupedRows random_grouped_rows(Rng &rng, const GroupedShape &shape, Routing routing) {
+  GroupedRows rows{};
+  rows.shape = shape;
+  const bool indexed = rng.one_in(2);
+  rows.x_rows = shape.m + (rng.one_in(2) ? 0 : rng.below(5));
+  if (indexed) rows.x_rows = rng.one_in(10) ? 0 : rng.between(1, std::max<int64_t>(1, shape.m));
+  rows.ends = random_ends(rng, shape, routing);
+  if (indexed) rows.x_index = random_index(rng, shape.m, rows.x_rows);
+  if (rng.one_in(2))
+    for (int64_t i = 0; i < shape.m; ++i) rows.row_scale.push_back(rng.normal());
+  return rows;
+}
+
 GroupedCase random_grouped_case(Rng &rng, const CaseClass &kind, const GroupedShape &shape,
                                 Routing routing, bool plain) {
   constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
   GroupedCase test{};
-  test.shape = shape;
-  const bool indexed = rng.one_in(2);
-  int64_t x_rows = shape.m + (rng.one_in(2) ? 0 : rng.below(5));
-  if (indexed) x_rows = rng.one_in(10) ? 0 : rng.between(1, std::max<int64_t>(1, shape.m));
-  const MatmulShape of_all{shape.experts * shape.n, shape.k, x_rows};
+  static_cast<GroupedRows &>(test) = random_grouped_rows(rng, shape, routing);
+  const MatmulShape of_all{shape.experts * shape.n, shape.k, test.x_rows};
   test.all =
       plain ? plain_matmul_case(rng, kind, of_all)
             : random_matmul_case(rng, kind, random_codebook_kind(rng), of_all, rng.pick(kKinds));
@@ -98,10 +108,6 @@ GroupedCase random_grouped_case(Rng &rng, const CaseClass &kind, const GroupedSh
       std::memcpy(&test.bias[e * test.bias_stride * item], &test.all.bias[e * shape.n * item],
                   shape.n * item);
   }
-  test.ends = random_ends(rng, shape, routing);
-  if (indexed) test.x_index = random_index(rng, shape.m, x_rows);
-  if (rng.one_in(2))
-    for (int64_t i = 0; i < shape.m; ++i) test.row_scale.push_back(rng.normal());
   return test;
 }
 
@@ -144,13 +150,17 @@ nf4_grouped_args grouped_args(const GroupedCase &test, const GroupedAddresses &a
   return args;
 }
 
-std::string describe(const GroupedCase &test, uint64_t stream) {
-  std::string text = describe(test.all, stream) + ", " + std::to_string(test.shape.experts) +
-                     " experts, " + std::to_string(test.shape.m) + " rows of y" +
-                     (test.x_index.empty() ? "" : ", index") +
-                     (test.row_scale.empty() ? "" : ", row scale") + ", ends";
-  for (const int32_t end : test.ends) text += " " + std::to_string(end);
+std::string describe(const GroupedRows &rows) {
+  std::string text = std::to_string(rows.shape.experts) + " experts, " +
+                     std::to_string(rows.shape.m) + " rows of y" +
+                     (rows.x_index.empty() ? "" : ", index") +
+                     (rows.row_scale.empty() ? "" : ", row scale") + ", ends";
+  for (const int32_t end : rows.ends) text += " " + std::to_string(end);
   return text;
+}
+
+std::string describe(const GroupedCase &test, uint64_t stream) {
+  return describe(test.all, stream) + ", " + describe(static_cast<const GroupedRows &>(test));
 }
 
 }  // namespace nf4::test

@@ -21,21 +21,28 @@ struct GroupedShape {
   int64_t n, k, m;
 };
 
-struct GroupedCase {
-  MatmulCase all;  // the weight of all experts, as one with all of x
+// Which rows of y and x are whose.
+struct GroupedRows {
   GroupedShape shape;
-  int64_t y_stride;
-  int64_t bias_stride;
-  std::vector<uint8_t> bias;  // [E][bias_stride]; empty: none
+  int64_t x_rows;
   std::vector<int32_t> ends;
   std::vector<int32_t> x_index;  // some of them out of range; empty: none
   std::vector<float> row_scale;  // empty: none
 
-  size_t y_bytes() const;
   // The expert of a row of y, or -1.
   int32_t expert_of(int64_t row) const;
   // The row of x of a row of y, or -1 for zeros.
   int64_t x_row_of(int64_t row) const;
+};
+GroupedRows random_grouped_rows(Rng &rng, const GroupedShape &shape, Routing routing);
+
+struct GroupedCase : GroupedRows {
+  MatmulCase all;  // the weight of all experts, as one with all of x
+  int64_t y_stride;
+  int64_t bias_stride;
+  std::vector<uint8_t> bias;  // [E][bias_stride]; empty: none
+
+  size_t y_bytes() const;
 };
 
 // E, N, K and m for which experts begin with a block, small enough for a naive reference.
@@ -55,6 +62,7 @@ struct GroupedAddresses {
 };
 nf4_grouped_args grouped_args(const GroupedCase &test, const GroupedAddresses &at);
 
+std::string describe(const GroupedRows &rows);
 std::string describe(const GroupedCase &test, uint64_t stream);
 
 }  // namespace nf4::test

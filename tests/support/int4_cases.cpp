@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numeric>
 #include <sstream>
+#include <stdexcept>
+#include <utility>
 
 #include "core/float16.hpp"
 #include "support/cases.hpp"
@@ -151,6 +153,45 @@ HostInt4Weight random_int4_weight(Rng &rng, const Int4Class &kind, const Int4Sha
   if (kind.order == ColumnOrder::kPermutation || kind.order == ColumnOrder::kBoth)
     weight.bytes[kInt4Permutation] = random_permutation(rng, shape.cols);
   return weight;
+}
+
+HostInt4Weight random_int4_stack(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
+                                 int experts) {
+  HostInt4Weight stack = random_int4_weight(rng, kind, shape, true);
+  for (int e = 1; e < experts; ++e) {
+    const HostInt4Weight next = random_int4_weight(rng, kind, shape, true);
+    for (int part = 0; part < kInt4PartCount; ++part)
+      stack.bytes[part].insert(stack.bytes[part].end(), next.bytes[part].begin(),
+                               next.bytes[part].end());
+  }
+  return stack;
+}
+
+HostInt4Weight expert_of(const HostInt4Weight &stack, int experts, int expert) {
+  HostInt4Weight one = stack;
+  for (int part = 0; part < kInt4PartCount; ++part) {
+    const std::vector<uint8_t> &all = stack.bytes[part];
+    const size_t bytes = all.size() / experts;
+    one.bytes[part].assign(all.begin() + bytes * expert, all.begin() + bytes * (expert + 1));
+  }
+  return one;
+}
+
+std::vector<float> int4_elements(HostInt4Weight weight) {
+  std::vector<float> elements(weight.elements());
+  const nf4_int4_tensor tensor = weight.in_place();
+  if (nf4_int4_dequant_cpu(&tensor, elements.data(), NF4_DTYPE_FP32, 1) != NF4_STATUS_OK)
+    throw std::runtime_error(nf4_last_error());
+  return elements;
+}
+
+std::vector<float> int4_magnitudes(HostInt4Weight weight) {
+  std::fill(weight.bytes[kInt4Packed].begin(), weight.bytes[kInt4Packed].end(), 0);
+  weight.bytes[kInt4Zeros].clear();
+  weight.shape.zero_offset = 0;
+  std::vector<float> parts = int4_elements(std::move(weight));
+  for (float &part : parts) part *= -2;
+  return parts;
 }
 
 HostInt4Weight sorted_shape(HostInt4Weight weight) {

@@ -69,6 +69,16 @@ Int4Shape random_int4_shape(Rng &rng, nf4_int4_layout layout);
 HostInt4Weight random_int4_weight(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
                                   bool ordinary_scales = false);
 
+// Experts of random weights of one shape, each part one expert's after another's; and one of them.
+HostInt4Weight random_int4_stack(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
+                                 int experts);
+HostInt4Weight expert_of(const HostInt4Weight &stack, int experts, int expert);
+
+// The elements in fp32, and for each the scale times 16, which is at least |s (q - 8)| +
+// |s (z - 8)|: matmul may sum the codes and x times the zero point on their own.
+std::vector<float> int4_elements(HostInt4Weight weight);
+std::vector<float> int4_magnitudes(HostInt4Weight weight);
+
 // Of a weight to quantize: no part has contents.
 HostInt4Weight empty_int4_weight(const Int4Class &kind, const Int4Shape &shape);
 

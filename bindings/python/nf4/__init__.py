@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nf4 import _interrupt  # noqa: F401  first: it ends the command at a Ctrl-C
 from nf4._dequantize import dequantize
-from nf4._grouped import matmul_grouped, matmul_grouped_workspace_bytes
+from nf4._grouped import matmul_grouped, matmul_grouped_grad, matmul_grouped_workspace_bytes
 from nf4._load import get_include, get_library, library_path
 from nf4._lora import Lora
 from nf4._matmul import matmul, matmul_grad, matmul_workspace_bytes
@@ -75,6 +75,7 @@ __all__ = [
     "matmul_batch_workspace_bytes",
     "matmul_grad",
     "matmul_grouped",
+    "matmul_grouped_grad",
     "matmul_grouped_workspace_bytes",
     "matmul_workspace_bytes",
     "quantize",

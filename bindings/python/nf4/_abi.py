@@ -214,6 +214,15 @@ FUNCTIONS = {
     "nf4_matmul_grouped_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
     "nf4_matmul_grouped_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
     "nf4_matmul_grouped_cpu": (Status, [c_void_p, c_void_p, c_int32]),
+    "nf4_matmul_grouped_grad_workspace_size": (
+        Status,
+        [c_void_p, c_void_p, POINTER(c_size_t)],
+    ),
+    "nf4_matmul_grouped_grad_launch": (
+        Status,
+        [c_void_p, c_void_p, c_void_p, c_size_t, Stream],
+    ),
+    "nf4_matmul_grouped_grad_cpu": (Status, [c_void_p, c_void_p, c_int32]),
     "nf4_int4_tensor_sizes": (Status, [c_void_p, POINTER(Int4Sizes)]),
     "nf4_int4_dequant_launch": (Status, [c_void_p, c_void_p, Dtype, Stream]),
     "nf4_int4_dequant_cpu": (Status, [c_void_p, c_void_p, Dtype, c_int32]),
@@ -237,6 +246,15 @@ FUNCTIONS = {
         Status,
         [c_void_p, c_void_p, c_size_t, c_int32, POINTER(c_int32), POINTER(c_char_p)],
     ),
+    "nf4_int4_matmul_grouped_workspace_size": (
+        Status,
+        [c_void_p, c_void_p, POINTER(c_size_t)],
+    ),
+    "nf4_int4_matmul_grouped_launch": (
+        Status,
+        [c_void_p, c_void_p, c_void_p, c_size_t, Stream],
+    ),
+    "nf4_int4_matmul_grouped_cpu": (Status, [c_void_p, c_void_p, c_int32]),
     "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
     "nf4_cpu_variant": (c_char_p, []),
 }

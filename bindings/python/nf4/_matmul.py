@@ -62,7 +62,7 @@ def problem_of(
         out = _call.new_output(shape, dtype, given.torch, given.on_device, stream)
     y = read("out", out, torch)
     y_stride = y.row_stride(rows)
-    _require_output(y, shape, dtype, name)
+    require_output(y, shape, dtype, name)
     operands = [given, y]
     if bias is not None:
         operands.append(read("bias", bias, torch).expect(dtype, weight.rows))
@@ -92,7 +92,7 @@ def problem_of(
     return Problem(weight, args, adapter, out, in_device_memory, torch or y.torch, operands)
 
 
-def _require_output(y: Operand, shape: tuple[int, ...], dtype: str, like: str) -> None:
+def require_output(y: Operand, shape: tuple[int, ...], dtype: str, like: str) -> None:
     if y.torch is None:  # every tensor may be written
         y.require_writable()
     if y.shape is not None and y.shape != shape:
@@ -136,7 +136,7 @@ def matmul_workspace_bytes(
     """
     prepared = prepare(weight)
     if gradient:
-        _require_codebook(weight)
+        require_codebook(weight)
     number = _convert.DTYPES[_convert.dtype_name(dtype)]
     x_stride, y_stride = prepared.cols, prepared.rows
     if gradient:
@@ -146,7 +146,7 @@ def matmul_workspace_bytes(
     return prepared.matmul_workspace(number, m, x_stride, y_stride, rank, bool(gradient))
 
 
-def _require_codebook(weight: Weight[Any], what: str = "a gradient") -> None:
+def require_codebook(weight: Weight[Any], what: str = "a gradient") -> None:
     if not isinstance(weight, QuantizedTensor):
         raise InvalidArgument(
             f"weight is {shown(weight)}; expected a QuantizedTensor, which alone has {what}"
@@ -303,7 +303,7 @@ def matmul_grad(
     how much workspace. Returns `out`, or what was made. Raises what quantize raises; then `out` is
     as it was.
     """
-    _require_codebook(weight)
+    require_codebook(weight)
     return _run(grad_y, weight, None, lora, out, workspace, threads, stream, gradient=True)
 
 
@@ -322,7 +322,7 @@ def _run(
     handle = None if stream is None else _call.stream_handle(stream)
     prepared = prepare(weight)
     if lora is not None:
-        _require_codebook(weight, "adapters")
+        require_codebook(weight, "adapters")
     problem = problem_of(prepared, x, bias, out, handle, lora, gradient)
     args, operands = problem.args, (prepared.argument, ctypes.byref(problem.args))
     names = GRAD_NAMES if gradient else PRODUCT_NAMES

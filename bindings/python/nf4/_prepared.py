@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from nf4 import _abi, _call, _convert
 from nf4._load import Functions, check, functions
 from nf4._operand import Operand, locate, read
+from nf4.errors import InvalidArgument
 from nf4.typing import CudaStreamLike, DTypeLike
-from nf4.weight import PREPARED, Weight, no_weight
+from nf4.weight import PREPARED, PREPARED_STACK, Weight, no_weight
 
 if TYPE_CHECKING:
     import numpy as np
@@ -208,5 +209,19 @@ def prepare(weight: Weight[Any], name: str = "weight") -> Prepared:
     if found is None or not found.in_place():
         if not isinstance(weight, Weight):
             raise no_weight(name, weight)
+        if weight.is_stack:
+            raise InvalidArgument(
+                f"{name} is of shape {weight.shape}, a stack of experts; expected one of them"
+            )
         found = weight.__dict__[PREPARED] = Prepared(weight)
+    return found
+
+
+def prepare_stack(weight: Weight[Any]) -> Prepared:
+    """The same of a stack of experts, of either kind."""
+    if not weight.is_stack:
+        return prepare(weight)
+    found = weight.__dict__.get(PREPARED_STACK)
+    if found is None or not found.in_place():
+        found = weight.__dict__[PREPARED_STACK] = Prepared(weight)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 
@@ -38,16 +38,18 @@ def _new_weight(
     given = _DEFAULT_LAYOUT | {key: value for key, value in given.items() if value is not None}
     scales_dtype = given.setdefault("scales_dtype", "fp16" if dtype == "fp32" else dtype)
     _convert.int4_layout(given["layout"])
-    shape = shape_of(source.shape or (), "the shape of array")
+    shape = source.shape or ()
+    experts = shape[:1] if len(shape) == 3 else ()
+    rows, cols = shape_of(shape[len(experts) :], "the shape of array")
     given["group_size"] = _convert.integer("group_size", given["group_size"], 32)
-    shapes = int4_shapes(given["layout"], shape, given["group_size"])
+    shapes = int4_shapes(given["layout"], (rows, cols), given["group_size"])
     # Checkpoints of GPTQ and AWQ have zeros in any case.
     has_zeros = not symmetric or given["layout"] != "compressed-tensors"
     return Int4Tensor(
         shape=shape,
-        packed=empty(shapes.packed, "int32"),
-        scales=empty(shapes.scales, scales_dtype),
-        zeros=empty(shapes.zeros, "int32") if has_zeros else None,
+        packed=empty((*experts, *shapes.packed), "int32"),
+        scales=empty((*experts, *shapes.scales), scales_dtype),
+        zeros=empty((*experts, *shapes.zeros), "int32") if has_zeros else None,
         **given,
     )
 
@@ -105,8 +107,9 @@ def quantize_int4(
     out: Int4Tensor[Any] | None = None,
     stream: CudaStreamLike | None = None,
 ) -> Int4Tensor[Any]:
-    """Quantizes a weight [rows, cols] of fp32, fp16 or bf16 to 4-bit integers, by rounding to
-    nearest: GPTQ and AWQ themselves, which look at activations, choose better ones.
+    """Quantizes a weight [rows, cols], or a stack of experts [experts, rows, cols], of fp32, fp16
+    or bf16 to 4-bit integers, by rounding to nearest: GPTQ and AWQ themselves, which look at
+    activations, choose better ones.
 
     array         what quantize takes; an address, with `out`, is of the dtype of out's scales
     layout        "gptq" (the default), "gptq_v2", "awq" or "compressed-tensors"
@@ -131,6 +134,13 @@ def quantize_int4(
     handle = None if stream is None else _call.stream_handle(stream)
     if out is None:
         out = _new_weight(source, given, bool(symmetric), handle)
+    if isinstance(out, Int4Tensor) and out.is_stack:
+        require_agreement(out, given | {"shape": source.shape})
+        for index, each in enumerate(cast(Any, array)):
+            quantize_int4(
+                each, symmetric=symmetric, out=out.expert(index), threads=threads, stream=stream
+            )
+        return out
     weight = _prepare(out, "out")
     require_agreement(out, given | {"shape": source.shape})
     if out.zeros is None and not symmetric:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from nf4 import _abi, _convert, _torch
 from nf4._load import check, library
@@ -96,7 +97,8 @@ class Int4Tensor(Weight[Packed]):
 
     layout       "gptq" (checkpoint_format gptq), whose words of zeros are less by 0x11111111 than
                  those of "gptq_v2", "awq" (version gemm), or "compressed-tensors" (pack-quantized)
-    shape        (rows, cols): (out_features, in_features)
+    shape        (rows, cols): (out_features, in_features), or (experts, rows, cols): a stack of
+                 experts, for matmul_grouped; each part has a first dimension of experts more then
     group_size   columns that share a scale: a multiple of 8 that divides cols; -1: all
     packed       int32, eight codes a word: qweight, or weight_packed
     scales       fp16 or bf16: scales, or weight_scale
@@ -104,7 +106,7 @@ class Int4Tensor(Weight[Packed]):
     g_idx        int32 [cols], the group of each column, of weights with act order; None:
                  column / group_size
     permutation  int32 [cols], where stored column j belongs, in what `reorder` makes; or None
-    scales_dtype "fp16" or "bf16"; by default that of scales, which an address does not have
+    scales_dtype  "fp16" or "bf16"; by default that of scales, which an address does not have
 
     With G groups a row, the shapes are
 
@@ -125,7 +127,7 @@ class Int4Tensor(Weight[Packed]):
     fp32_rows = -1
 
     layout: Int4Layout
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     group_size: int
     packed: Packed = field(repr=False)
     scales: MemoryLike = field(repr=False)
@@ -136,7 +138,8 @@ class Int4Tensor(Weight[Packed]):
 
     def __post_init__(self) -> None:
         _convert.int4_layout(self.layout)
-        object.__setattr__(self, "shape", shape_of(self.shape))
+        shape = _convert.shape(self.shape)
+        object.__setattr__(self, "shape", shape if len(shape) == 3 else shape_of(shape))
         object.__setattr__(self, "group_size", _convert.integer("group_size", self.group_size, 32))
         dtype = dtype_of(self.scales) if self.scales_dtype is None else self.scales_dtype
         object.__setattr__(self, "scales_dtype", scales_dtype_of(dtype))
@@ -146,10 +149,22 @@ class Int4Tensor(Weight[Packed]):
         """That of scales."""
         return cast(ScalesDTypeName, self.scales_dtype)
 
+    @property
+    def is_stack(self) -> bool:
+        return len(self.shape) == 3
+
+    def expert(self, index: int) -> Int4Tensor[Any]:
+        """One weight of a stack, whose parts are arrays. Memory is shared."""
+        if not self.is_stack:
+            raise InvalidArgument(f"the weight is of shape {self.shape}; expected a stack")
+        parts = {part.name: getattr(self, part.name)[index] for part in self.parts()}
+        return dataclasses.replace(self, shape=self.shape[1:], **parts)
+
     @functools.cached_property
     def shapes(self) -> Int4Shapes:
-        """The shapes that the parts should have."""
-        return int4_shapes(self.layout, self.shape, self.group_size)
+        """The shapes that the parts should have, of a stack those of an expert."""
+        rows, cols = self.shape[-2:]
+        return int4_shapes(self.layout, (rows, cols), self.group_size)
 
     @property
     def groups(self) -> int:
@@ -162,17 +177,17 @@ class Int4Tensor(Weight[Packed]):
         return sum(_BYTES[part.dtype] * part.elements for part in self.parts())
 
     def descriptor(self) -> _abi.Int4Tensor:
-        zeros = self.zeros is not None
-        return descriptor(self.layout, self.shape, self.group_size, self.dtype, zeros)
+        zeros, (rows, cols) = self.zeros is not None, self.shape[-2:]
+        return descriptor(self.layout, (rows, cols), self.group_size, self.dtype, zeros)
 
     def parts(self) -> list[Part]:
-        shapes, cols = self.shapes, self.shape[1:]
+        shapes, cols, experts = self.shapes, self.shape[-1:], self.shape[:-2]
         expected: dict[str, tuple[int, ...]] = {
-            "packed": shapes.packed,
-            "scales": shapes.scales,
-            "zeros": shapes.zeros,
-            "g_idx": cols,
-            "permutation": cols,
+            "packed": (*experts, *shapes.packed),
+            "scales": (*experts, *shapes.scales),
+            "zeros": (*experts, *shapes.zeros),
+            "g_idx": (*experts, *cols),
+            "permutation": (*experts, *cols),
         }
         return [
             Part(name, self.dtype if name == "scales" else "int32", math.prod(shape), shape)

@@ -11,6 +11,7 @@ from nf4.typing import DTypeName
 
 # Where the module _prepared keeps what it made of a weight, in the weight's __dict__.
 PREPARED = "_prepared_weight"
+PREPARED_STACK = "_prepared_stack"
 
 Packed = TypeVar("Packed", covariant=True)
 
@@ -46,6 +47,11 @@ class Weight(Generic[Packed]):
         raise NotImplementedError
 
     @property
+    def is_stack(self) -> bool:
+        """Whether only matmul_grouped takes it: experts of integers."""
+        return False
+
+    @property
     def dtype(self) -> DTypeName:
         """The dtype that dequantize gives by default."""
         raise NotImplementedError
@@ -69,7 +75,8 @@ class Weight(Generic[Packed]):
         """What a copy or a pickle holds: everything except addresses, which a copy does not
         share."""
         state = self.__dict__.copy()
-        state.pop(PREPARED, None)
+        for name in (PREPARED, PREPARED_STACK):
+            state.pop(name, None)
         return state
 
 

@@ -12,9 +12,11 @@ struct DenseMatrix {
   const void *data;
   int64_t stride;
   float scale = 1;
+  const Group *order = nullptr;  // NULL: row m for row m of y
 
   const char *address(int64_t row, int64_t col) const {
-    return static_cast<const char *>(data) + (row * stride + col) * element_bytes(dtype);
+    const int64_t at = (order == nullptr ? row : order->row_of_x(row)) * stride + col;
+    return static_cast<const char *>(data) + at * element_bytes(dtype);
   }
   // `elements` of a row from `col` on, times the scale, in the kernels' dtype, and zeros up to a
   // whole kKernelStep.

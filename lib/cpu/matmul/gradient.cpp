@@ -18,21 +18,24 @@ namespace {
 
 class WeightRows {
  public:
-  WeightRows(const DequantKernels &kernels, const Weight &weight, nf4_dtype dtype)
-      : weight_(weight), dequant_(kernels, weight, dtype) {}
+  WeightRows(const DequantKernels &kernels, const MatmulProblem &problem, nf4_dtype dtype)
+      : weight_(problem.weight),
+        first_(problem.group.first_row),
+        dequant_(kernels, problem.weight, dtype) {}
 
   int64_t count() const { return weight_.rows; }
   void operator()(int64_t n, RowRange k, char *out) {
-    dequant_(n * weight_.cols + k.begin, k.end - k.begin, out);
+    dequant_((first_ + n) * weight_.cols + k.begin, k.end - k.begin, out);
   }
   // Codes that are read soon.
   void prefetch(int64_t n, RowRange k) const {
-    const uint8_t *packed = weight_.packed + (n * weight_.cols + k.begin) / 2;
+    const uint8_t *packed = weight_.packed + ((first_ + n) * weight_.cols + k.begin) / 2;
     for (int64_t i = 0; i < (k.end - k.begin) / 2; i += 64) __builtin_prefetch(packed + i, 0, 2);
   }
 
  private:
   const Weight &weight_;
+  const int64_t first_;
   RangeDequantizer dequant_;
 };
 
@@ -126,8 +129,8 @@ class OuterSums {
   void add_panel(const DenseMatrix &factors, RowRange panel, RowRange m, RowRange k, float *sums) {
     const int64_t pair = kernels_.pair_rows == nullptr ? 1 : 2;
     const int64_t rows = ceil_divide(panel.end - panel.begin, pair) * pair;
-    const bool in_place =
-        factors.dtype == kernels_.dtype && factors.scale == 1 && rows == panel.end - panel.begin;
+    const bool in_place = factors.dtype == kernels_.dtype && factors.scale == 1 &&
+                          factors.order == nullptr && rows == panel.end - panel.begin;
     if (!in_place)
       for (int64_t i = m.begin; i < m.end; ++i)
         factors.read(kernels_, i, panel.begin, panel.end - panel.begin,
@@ -152,7 +155,13 @@ class OuterSums {
 // x as factors: rows of it, a column for each row of the weight.
 template <class Problem>
 DenseMatrix factors_of(const Problem &problem, int64_t columns) {
-  return {problem.m, columns, problem.dtype, problem.x, problem.x_stride};
+  return {problem.m,
+          columns,
+          problem.dtype,
+          problem.x,
+          problem.x_stride,
+          1,
+          problem.group.x_index == nullptr ? nullptr : &problem.group};
 }
 
 }  // namespace
@@ -164,7 +173,7 @@ void matmul_grad_vector(const MatmulSet &set, const MatmulProblem &problem, RowR
   const DenseMatrix dy = factors_of(problem, weight.rows);
   const DenseMatrix a{lora.rank, weight.cols, lora.dtype, lora.a, lora.a_stride};
   const DenseMatrix p{problem.m, lora.rank, problem.dtype, lora.product, lora.rank, lora.scale};
-  WeightRows rows(set.dequant, weight, kernels.dtype);
+  WeightRows rows(set.dequant, problem, kernels.dtype);
   DenseRows adapter(kernels, a);
   OuterSums sums(kernels, OuterSums::strip_for(problem.m));
   sums.for_parts(problem, columns, [&](RowRange m, RowRange k) {

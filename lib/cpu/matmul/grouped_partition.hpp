@@ -10,15 +10,25 @@
 
 namespace nf4::cpu {
 
-// Tiles of rows of the experts' weights, expert by expert. A tile has a unit of work for each row
-// of y of its expert, so that the experts without rows have none.
+inline int64_t tile_columns(const GroupedProblem &problem, int threads) {
+  constexpr int64_t kOfGradient = 128;
+  return problem.gradient ? kOfGradient : tile_rows(problem.expert_rows(), threads, 16, 32);
+}
+inline int64_t tile_columns(const Int4GroupedProblem &problem, int threads) {
+  return tile_rows(problem.weight, threads);
+}
+
+// Tiles of the columns of y, expert by expert: rows of the weight, or columns in the gradient. A
+// tile has a unit of work for each row of y of its expert, so that the experts without rows have
+// none.
+template <class W>
 class GroupedPartition {
  public:
-  GroupedPartition(const GroupedProblem &problem, int threads)
+  GroupedPartition(const GroupedProblemOf<W> &problem, int threads)
       : problem_(problem),
-        expert_rows_(problem.expert_rows()),
-        tile_(tile_rows(expert_rows_, threads, 16, 32)),
-        tiles_(ceil_divide(expert_rows_, tile_)) {}
+        columns_(problem.y_columns()),
+        tile_(tile_columns(problem, threads)),
+        tiles_(ceil_divide(columns_, tile_)) {}
 
   int64_t units() const {
     int64_t rows = 0;
@@ -26,12 +36,12 @@ class GroupedPartition {
     return rows * tiles_;
   }
   int64_t units_per_thread() const {
-    const int64_t products = tile_ * std::max<int64_t>(1, problem_.weight.cols);
+    const int64_t products = tile_ * std::max<int64_t>(1, problem_.x_columns());
     return std::max<int64_t>(1, Partition<MatmulProblem>::kProductsPerThread / products);
   }
 
-  // Calls matmul(expert, rows of y, rows of the expert's weight) for the tiles whose first unit is
-  // in [begin, end).
+  // Calls matmul(expert, rows of y, columns of y) for the tiles whose first unit is in
+  // [begin, end).
   template <class Matmul>
   void for_each(int64_t begin, int64_t end, Matmul matmul) const {
     RowRange m{0, 0};
@@ -39,7 +49,7 @@ class GroupedPartition {
       m = {m.end, end_of(e, m.end)};
       if (m.begin == m.end) continue;
       const int64_t first = tile_at(begin, m), last = tile_at(end, m);
-      if (first < last) matmul(e, m, RowRange{first * tile_, std::min(expert_rows_, last * tile_)});
+      if (first < last) matmul(e, m, RowRange{first * tile_, std::min(columns_, last * tile_)});
     }
   }
 
@@ -54,8 +64,8 @@ class GroupedPartition {
     return ceil_divide(units, m.end - m.begin);
   }
 
-  const GroupedProblem &problem_;
-  int64_t expert_rows_;
+  const GroupedProblemOf<W> &problem_;
+  int64_t columns_;
   int64_t tile_;
   int64_t tiles_;
 };

@@ -19,8 +19,10 @@ struct Groups {
   int32_t rows;         // of y
 };
 
-// The weight is the stack of all experts, m is the number of rows of x.
-struct GroupedArgs : MatmulArgs {
+// Of mma kernels, by what a product of one weight gets. The weight is an expert's, the first of the
+// stack; m is the number of rows of x.
+template <class Args>
+struct GroupedArgsOf : Args {
   Groups groups;
 };
 

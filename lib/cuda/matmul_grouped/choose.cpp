@@ -5,7 +5,7 @@
 #include <iterator>
 #include <limits>
 
-#include "cuda/backend.hpp"
+#include "core/int4.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/matmul_grouped/wgmma_configs.hpp"
 
@@ -33,10 +33,37 @@ constexpr Cost kCosts[] = {
     {config_named("wgmma_208x128"), 128, 2500, 6000},
     {config_named("wgmma_304x128"), 128, 3150, 8500},
 };
+// Those of a K-tile as of one weight (cost_model.hpp).
+constexpr Cost kGradCosts[] = {
+    {kMma64x64, 64, 1800, 0},
+    {config_named("wgmma_64x128"), 128, 1350, 5500},
+    {config_named("wgmma_128x128"), 128, 1720, 5500},
+    {config_named("wgmma_256x128"), 128, 2450, 7500},
+};
+constexpr Cost kInt4Costs[] = {
+    {kMma64x64, 64, 1800, 0},
+    {config_named("wgmma_32x256"), 128, 1540, 5500},
+    {config_named("wgmma_64x128"), 128, 990, 5000},
+    {config_named("wgmma_128x128"), 128, 1540, 5000},
+    {config_named("wgmma_208x128"), 128, 1940, 6000},
+};
+
+struct CostList {
+  const Cost *first;
+  const Cost *last;
+  const Cost *begin() const { return first; }
+  const Cost *end() const { return last; }
+};
+CostList costs_of(const Weight &) { return {std::begin(kCosts), std::end(kCosts)}; }
+CostList costs_of(const TransposedWeight &) {
+  return {std::begin(kGradCosts), std::end(kGradCosts)};
+}
+CostList costs_of(const Int4Weight &) { return {std::begin(kInt4Costs), std::end(kInt4Costs)}; }
 
 // How many chunks of up to `rows` rows an expert has, on average: rows that come at random are
 // about normally distributed around their mean, with a variance as large as it.
-double mean_chunks(const GroupedProblem &problem, int rows) {
+template <class W>
+double mean_chunks(const GroupedProblemOf<W> &problem, int rows) {
   constexpr double kOctiles[] = {0.157, 0.489, 0.887, 1.534};  // the middles of eight equal parts
   const double mean = static_cast<double>(problem.m) / problem.experts;
   double chunks = 0;
@@ -47,17 +74,19 @@ double mean_chunks(const GroupedProblem &problem, int rows) {
 }
 
 // A launch, and x read and written.
-double gather_cycles(const GroupedProblem &problem, const GpuFacts &gpu) {
+template <class W>
+double gather_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
   constexpr double kLaunchCycles = 4000, kBytesPerCycle = 8;  // of a multiprocessor
-  return kLaunchCycles + static_cast<double>(problem.m * problem.weight.cols * 4) /
+  return kLaunchCycles + static_cast<double>(problem.m * problem.x_columns() * 4) /
                              (kBytesPerCycle * gpu.multiprocessors);
 }
 
-double estimated_cycles(const GroupedProblem &problem, const GpuFacts &gpu, const Cost &cost) {
+template <class W>
+double estimated_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu, const Cost &cost) {
   const double tiles = mean_chunks(problem, kMatmulConfigs[cost.config].tile_m) * problem.experts *
                        static_cast<double>(expert_n_tiles(problem, cost.config));
   const double tile_cycles =
-      static_cast<double>(ceil_divide(problem.weight.cols, cost.columns)) * cost.cycles +
+      static_cast<double>(ceil_divide(problem.x_columns(), cost.columns)) * cost.cycles +
       cost.tile_cycles;
   // Skinny CTAs share tiles; of others the last wave is half full, on average.
   const double waves = tiles / gpu.multiprocessors;
@@ -67,41 +96,34 @@ double estimated_cycles(const GroupedProblem &problem, const GpuFacts &gpu, cons
 }
 
 bool skinny_can_run_experts(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
-  MatmulProblem expert = stack_problem(problem);
-  expert.weight.rows = problem.expert_rows();
-  return problem.weight.rows <= kMaxRows && skinny_can_run(expert, gpu, config);
+  return problem.weight.rows <= kMaxRows &&
+         skinny_can_run(two_rows(problem, expert_weight(problem)), gpu, config);
+}
+template <class W>
+bool skinny_can_run_experts(const GroupedProblemOf<W> &, const GpuFacts &, int) {
+  return false;
 }
 
-bool wgmma_can_run_experts(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
-  const bool has_x = problem.x_index != nullptr ? matmul_grouped_workspace_bytes(problem) > 0
+// Of experts one after another along N, words of zero points begin with one.
+bool begins_words(const Weight &, int64_t) { return true; }
+bool begins_words(const Int4Weight &weight, int64_t expert_rows) {
+  return stacked_along_k(weight) || weight.zeros == nullptr || expert_rows % kInt4PerWord == 0;
+}
+
+template <class W>
+bool wgmma_can_run_experts(const GroupedProblemOf<W> &problem, const GpuFacts &gpu, int config) {
+  const bool has_x = problem.x_index != nullptr ? gathered_bytes(problem) > 0
                                                 : problem.x_rows > 0 && problem.x_rows <= kMaxRows;
-  return grouped_wgmma_index(config) >= 0 && has_x && problem.m <= kMaxRows &&
-         wgmma_can_run(stack_problem(problem), gpu, config);
+  const W stack = stack_weight(problem);
+  return kHasGroupedWgmma<W>(config) && has_x && problem.m <= kMaxRows && stack.rows <= kMaxRows &&
+         stack.cols <= kMaxRows && begins_words(problem.weight, problem.expert_rows()) &&
+         wgmma_can_run(two_rows(problem, wgmma_weight(problem)), gpu, config);
 }
 
 }  // namespace
 
-MatmulProblem stack_problem(const GroupedProblem &problem) {
-  MatmulProblem stack{};
-  stack.weight = problem.weight;
-  stack.dtype = problem.dtype;
-  stack.m = 2;  // a stride counts
-  stack.x = problem.x;
-  stack.x_stride = problem.x_stride;
-  stack.y = problem.y;
-  stack.y_stride = problem.y_stride;
-  return stack;
-}
-
-int64_t max_chunks(const GroupedProblem &problem, int rows) {
-  return std::min(problem.m, problem.experts + problem.m / rows);
-}
-
-int64_t expert_n_tiles(const GroupedProblem &problem, int config) {
-  return ceil_divide(problem.expert_rows(), kMatmulConfigs[config].tile_n);
-}
-
-bool grouped_can_run(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
+template <class W>
+bool grouped_can_run(const GroupedProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   if (config == kMma64x64) return true;
   // Numbers of tiles have 31 bits.
   if (max_chunks(problem, kMatmulConfigs[config].tile_m) >
@@ -111,10 +133,11 @@ bool grouped_can_run(const GroupedProblem &problem, const GpuFacts &gpu, int con
                            : wgmma_can_run_experts(problem, gpu, config);
 }
 
-int choose_grouped(const GroupedProblem &problem, const GpuFacts &gpu) {
+template <class W>
+int choose_grouped(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
   int best = kMma64x64;
   double least = std::numeric_limits<double>::infinity();
-  for (const Cost &cost : kCosts) {
+  for (const Cost &cost : costs_of(problem.weight)) {
     if (!grouped_can_run(problem, gpu, cost.config)) continue;
     const double cycles = estimated_cycles(problem, gpu, cost);
     if (cycles >= least) continue;
@@ -123,5 +146,13 @@ int choose_grouped(const GroupedProblem &problem, const GpuFacts &gpu) {
   }
   return best;
 }
+
+#define NF4_CHOOSE_GROUPED(W)                                                               \
+  template bool grouped_can_run(const GroupedProblemOf<W> &, const GpuFacts &, int config); \
+  template int choose_grouped(const GroupedProblemOf<W> &, const GpuFacts &);
+NF4_CHOOSE_GROUPED(Weight)
+NF4_CHOOSE_GROUPED(TransposedWeight)
+NF4_CHOOSE_GROUPED(Int4Weight)
+#undef NF4_CHOOSE_GROUPED
 
 }  // namespace nf4::cuda

@@ -1,6 +1,8 @@
 // Instantiates the grouped kernels of one GPU family; compiled once for each.
 #include "cuda/arch.cuh"
 #include "cuda/matmul/mma/codebook_source.cuh"
+#include "cuda/matmul/mma/int4_source.cuh"
+#include "cuda/matmul_grad/products.cuh"
 #include "cuda/matmul_grouped/kernels.hpp"
 #include "cuda/matmul_grouped/mma_kernel.cuh"
 #include "cuda/matmul_grouped/skinny_kernel.cuh"
@@ -13,12 +15,22 @@ template <class Arch, class T, class Scales>
 void set_kernels(GroupedKernels &kernels, int dtype) {
   kernels.mma[dtype][Scales::kNested] =
       (const void *)matmul_grouped_mma<Arch, T, CodebookSource<Arch, Scales>>;
+  kernels.grad_mma[dtype][Scales::kNested] = (const void *)
+      matmul_grouped_mma<Arch, T, CodebookSource<Arch, Scales, true>, GradProducts<Arch, T>>;
   if constexpr (Arch::kTensorCores) {
     const void **const skinny = kernels.skinny[dtype][Scales::kNested];
     skinny[0] = (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMmaM2<T>>;
     skinny[1] = (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMmaM8<T, 1>>;
     skinny[2] = (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMmaM8<T, 2>>;
   }
+}
+
+template <class Arch, class T>
+void set_int4_kernels(const void *(&kernels)[3]) {
+  kernels[0] = (const void *)matmul_grouped_mma<Arch, T, Int4Source<Arch, NF4_INT4_GPTQ, false>>;
+  kernels[1] = (const void *)matmul_grouped_mma<Arch, T, Int4Source<Arch, NF4_INT4_AWQ, false>>;
+  kernels[2] = (const void *)
+      matmul_grouped_mma<Arch, T, Int4Source<Arch, NF4_INT4_COMPRESSED_TENSORS, false>>;
 }
 
 }  // namespace
@@ -30,6 +42,8 @@ GroupedKernels GroupedKernels::make() {
   set_kernels<Arch, __half, NestedScales>(kernels, 0);
   set_kernels<Arch, __nv_bfloat16, FlatScales>(kernels, 1);
   set_kernels<Arch, __nv_bfloat16, NestedScales>(kernels, 1);
+  set_int4_kernels<Arch, __half>(kernels.int4_mma[0]);
+  set_int4_kernels<Arch, __nv_bfloat16>(kernels.int4_mma[1]);
   return kernels;
 }
 

@@ -5,9 +5,12 @@ namespace nf4::cuda {
 
 constexpr int kGroupedSkinnyCount = 3;  // for chunks of 2, 8 and 16 rows of x
 
-// [dtype - NF4_DTYPE_FP16][nested]
+// [dtype - NF4_DTYPE_FP16], then [nested], or of integers [layout - NF4_INT4_GPTQ]. The args of mma
+// kernels are GroupedArgsOf<>.
 struct GroupedKernels {
-  const void *mma[2][2];                          // args: GroupedArgs
+  const void *mma[2][2];
+  const void *grad_mma[2][2];
+  const void *int4_mma[2][3];
   const void *skinny[2][2][kGroupedSkinnyCount];  // args: GroupedSkinnyArgs; NULL: there is none
 
   template <class Arch>

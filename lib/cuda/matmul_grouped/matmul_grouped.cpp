@@ -1,4 +1,5 @@
-// Host side of grouped products: choose a kernel, launch.
+// Host side of grouped products, their gradient, and those of integer weights: choose a kernel,
+// launch.
 #include "cuda/matmul_grouped/matmul_grouped.hpp"
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "cuda/matmul_grouped/choose.hpp"
 #include "cuda/matmul_grouped/kernels.hpp"
 #include "cuda/matmul_grouped/wgmma_args.hpp"
+#include "cuda/matmul_grouped/wgmma_configs.hpp"
 #include "status.hpp"
 
 namespace nf4::cuda {
@@ -22,26 +24,83 @@ namespace {
 
 std::optional<int> forced_config;
 
-int choose(const GroupedProblem &problem, const GpuFacts &gpu) {
+template <class W>
+int choose(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
   if (!forced_config) return choose_grouped(problem, gpu);
   return grouped_can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
 }
 
-MatmulArgs matmul_args(const GroupedProblem &problem) {
-  MatmulArgs args{};
-  args.weight = view_of(problem.weight);
+// ---- What the kinds of weight differ in ---------------------------------------------------
+
+template <class W>
+struct ArgsOf {
+  using Matmul = MatmulArgs;
+  using Wgmma = WgmmaArgs;
+};
+template <>
+struct ArgsOf<Int4Weight> {
+  using Matmul = Int4MatmulArgs;
+  using Wgmma = Int4WgmmaArgs;
+};
+
+int64_t stored_cols(const Weight &weight) { return weight.cols; }
+int64_t stored_cols(const TransposedWeight &weight) { return weight.rows; }
+int64_t stored_cols(const Int4Weight &weight) { return weight.cols; }
+
+// A weight without elements has no scales, of either kind.
+bool is_nested(const Weight &weight) { return weight.nested() && weight.elements != 0; }
+
+const void *mma_kernel(const GroupedKernels &kernels, const GroupedProblem &problem) {
+  return kernels.mma[problem.dtype - NF4_DTYPE_FP16][is_nested(problem.weight)];
+}
+const void *mma_kernel(const GroupedKernels &kernels, const GroupedGradProblem &problem) {
+  return kernels.grad_mma[problem.dtype - NF4_DTYPE_FP16][is_nested(problem.weight)];
+}
+const void *mma_kernel(const GroupedKernels &kernels, const Int4GroupedProblem &problem) {
+  return kernels.int4_mma[problem.dtype - NF4_DTYPE_FP16][problem.weight.layout - NF4_INT4_GPTQ];
+}
+
+const WgmmaKernels &wgmma_kernels(const Device &device, const Weight &) {
+  return *exact_kernels_for<GroupedWgmmaKernels>(device.compute_capability);
+}
+const WgmmaKernels &wgmma_kernels(const Device &device, const TransposedWeight &) {
+  return *exact_kernels_for<GroupedGradWgmmaKernels>(device.compute_capability);
+}
+template <nf4_int4_layout Layout>
+const WgmmaKernels &int4_wgmma_kernels(const Device &device) {
+  return *exact_kernels_for<GroupedInt4WgmmaKernels<Layout>>(device.compute_capability);
+}
+const WgmmaKernels &wgmma_kernels(const Device &device, const Int4Weight &weight) {
+  if (weight.layout == NF4_INT4_GPTQ) return int4_wgmma_kernels<NF4_INT4_GPTQ>(device);
+  if (weight.layout == NF4_INT4_AWQ) return int4_wgmma_kernels<NF4_INT4_AWQ>(device);
+  return int4_wgmma_kernels<NF4_INT4_COMPRESSED_TENSORS>(device);
+}
+
+// The wgmma kernels of codebooks are loaded, or of integers of a layout, or of the gradient.
+ContextFlag loaded[NF4_INT4_COMPRESSED_TENSORS + 2];
+ContextFlag &loaded_of(const Weight &) { return loaded[0]; }
+ContextFlag &loaded_of(const Int4Weight &weight) { return loaded[weight.layout]; }
+ContextFlag &loaded_of(const TransposedWeight &) { return loaded[NF4_INT4_COMPRESSED_TENSORS + 1]; }
+
+// ---- Arguments ----------------------------------------------------------------------------
+
+template <class W>
+typename ArgsOf<W>::Matmul matmul_args(const GroupedProblemOf<W> &problem, const W &weight) {
+  typename ArgsOf<W>::Matmul args{};
+  args.weight = view_of(weight);
   args.x = problem.x;
   args.bias = problem.bias;
   args.y = problem.y;
   args.m = problem.x_rows;
   args.x_stride = problem.x_stride;
   args.y_stride = problem.y_stride;
-  args.x_vectors = has_x_vectors(stack_problem(problem));
-  args.whole_words = is_multiple(args.weight.packed, 16) && args.weight.cols % 32 == 0;
+  args.x_vectors = has_x_vectors(two_rows(problem, weight));
+  args.whole_words = is_multiple(weight.packed, 16) && stored_cols(weight) % 32 == 0;
   return args;
 }
 
-Groups groups_of(const GroupedProblem &problem) {
+template <class W>
+Groups groups_of(const GroupedProblemOf<W> &problem) {
   return {problem.ends,
           problem.x_index,
           problem.row_scale,
@@ -50,6 +109,22 @@ Groups groups_of(const GroupedProblem &problem) {
           static_cast<int32_t>(problem.expert_rows()),
           static_cast<int32_t>(problem.m)};
 }
+
+// ---- mma ----------------------------------------------------------------------------------
+
+template <class W>
+cudaError_t launch_mma(const MatmulTarget &target, const GroupedProblemOf<W> &problem) {
+  using Args = typename ArgsOf<W>::Matmul;
+  GroupedArgsOf<Args> args{};
+  static_cast<Args &>(args) = matmul_args(problem, expert_weight(problem));
+  args.groups = groups_of(problem);
+  const int64_t tiles = max_chunks(problem, kMmaTileM) * expert_n_tiles(problem, kMma64x64);
+  const int64_t ctas = std::min<int64_t>(tiles, target.gpu.multiprocessors * 2);
+  const void *const kernel = mma_kernel(kernels_of<GroupedKernels>(*target.family), problem);
+  return target.launch(kernel, ctas, kMmaThreads, args);
+}
+
+// ---- skinny -------------------------------------------------------------------------------
 
 cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
   static ContextFlag known[std::size(kGpuFamilies)];
@@ -73,7 +148,7 @@ cudaError_t launch_skinny(const MatmulTarget &target, const GroupedProblem &prob
   const Weight &weight = problem.weight;
   const int max_m = kMatmulConfigs[config].tile_m;
   GroupedSkinnyArgs args{};
-  args.matmul = matmul_args(problem);
+  args.matmul = matmul_args(problem, weight);
   args.codebook = rounded_codebook(args.matmul.weight, problem.dtype);
   args.groups = groups_of(problem);
   args.expert_tiles = static_cast<int>(expert_n_tiles(problem, config));
@@ -98,61 +173,67 @@ cudaError_t launch_skinny(const MatmulTarget &target, const GroupedProblem &prob
                 args);
 }
 
-cudaError_t allow_shared_memory(const GroupedWgmmaKernels &kernels, const Device &device) {
-  static ContextFlag known;
-  if (known.has(device.index)) return cudaSuccess;
-  for (const GroupedWgmmaKernel &config : kernels.of)
-    for (const void *kernel : config.kernels) {
-      const cudaError_t error = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
-      if (error != cudaSuccess) return error;
-    }
-  known.set(device.index);
-  return load_kernels(&kernels.gather, 1);
+// ---- wgmma --------------------------------------------------------------------------------
+
+const void *const &gather_kernel(const Device &device) {
+  return exact_kernels_for<GroupedWgmmaKernels>(device.compute_capability)->gather;
+}
+
+template <class W>
+cudaError_t load_wgmma(const Device &device, const W &weight) {
+  ContextFlag &flag = loaded_of(weight);
+  if (flag.has(device.index)) return cudaSuccess;
+  cudaError_t error = allow_shared_memory(wgmma_kernels(device, weight));
+  if (error == cudaSuccess) error = load_kernels(&gather_kernel(device), 1);
+  if (error == cudaSuccess) flag.set(device.index);
+  return error;
 }
 
 // The problem with rows of x in the order of y's, once gather_rows has copied them.
-GroupedProblem in_row_order(const GroupedProblem &problem) {
-  GroupedProblem ordered = problem;
+template <class W>
+GroupedProblemOf<W> in_row_order(const GroupedProblemOf<W> &problem) {
+  GroupedProblemOf<W> ordered = problem;
   if (problem.x_index == nullptr) return ordered;
   ordered.x = problem.workspace;
-  ordered.x_stride = problem.weight.cols;
+  ordered.x_stride = problem.x_columns();
   ordered.x_rows = problem.m;
   ordered.x_index = nullptr;
   return ordered;
 }
 
-cudaError_t gather_x(const MatmulTarget &target, const void *kernel,
-                     const GroupedProblem &problem) {
+template <class W>
+cudaError_t gather_x(const MatmulTarget &target, const GroupedProblemOf<W> &problem) {
   if (problem.x_index == nullptr) return cudaSuccess;
   const GatherArgs args{groups_of(problem),
                         static_cast<const uint4 *>(problem.x),
                         problem.x_rows,
                         problem.x_stride / 8,
                         static_cast<uint4 *>(problem.workspace),
-                        static_cast<int>(problem.weight.cols / 8)};
+                        static_cast<int>(problem.x_columns() / 8)};
   const int64_t ctas = std::min<int64_t>(ceil_divide(problem.m, kGatherThreads / 32),
                                          target.gpu.multiprocessors * 8);
-  return target.launch(kernel, ctas, kGatherThreads, args);
+  return target.launch(gather_kernel(target.device), ctas, kGatherThreads, args);
 }
 
-cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblem &given, int config) {
-  const auto &kernels = *exact_kernels_for<GroupedWgmmaKernels>(target.device.compute_capability);
-  cudaError_t error = allow_shared_memory(kernels, target.device);
+template <class W>
+cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblemOf<W> &given, int config) {
+  cudaError_t error = load_wgmma(target.device, given.weight);
   if (error != cudaSuccess) return error;
-  error = gather_x(target, kernels.gather, given);
+  error = gather_x(target, given);
   if (error != cudaSuccess) return error;
-  const GroupedProblem problem = in_row_order(given);
-  const GroupedWgmmaKernel &kernel = kernels.of[grouped_wgmma_index(config)];
-  GroupedWgmmaArgs args{};
-  args.matmul = matmul_args(problem);
+  const GroupedProblemOf<W> problem = in_row_order(given);
+  const WgmmaKernel &kernel = wgmma_kernels(target.device, problem.weight).of[config - kFirstWgmma];
+  const W weight = wgmma_weight(problem);
+  GroupedWgmmaArgsOf<typename ArgsOf<W>::Wgmma> args{};
+  args.matmul = matmul_args(problem, weight);
   args.groups = groups_of(problem);
   args.expert_n_tiles = static_cast<int>(expert_n_tiles(problem, config));
   args.cluster_size = 1;
   args.y_vectors = is_multiple(problem.y, 16) && problem.y_stride % 8 == 0;
-  error = set_weight(problem.weight, problem.dtype, kMatmulConfigs[config], args);
+  error = set_weight<W, typename ArgsOf<W>::Wgmma>(weight, stack_weight(problem), problem.dtype,
+                                                   kMatmulConfigs[config], args);
   if (error != cudaSuccess) return error;
-  error = make_tensor_map({problem.x, problem.x_rows, problem.weight.cols * 2},
+  error = make_tensor_map({problem.x, problem.x_rows, problem.x_columns() * 2},
                           problem.x_stride * 2, kStepK * 2, kernel.x_box_rows, args.x_map);
   if (error != cudaSuccess) return error;
   const int64_t tiles = max_chunks(problem, kMatmulConfigs[config].tile_m) * args.expert_n_tiles;
@@ -162,22 +243,21 @@ cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblem &given
                 args);
 }
 
-cudaError_t launch_mma(const MatmulTarget &target, const GroupedProblem &problem) {
-  GroupedArgs args{};
-  static_cast<MatmulArgs &>(args) = matmul_args(problem);
-  args.groups = groups_of(problem);
-  // A weight without elements has no scales, of either kind.
-  const bool nested = problem.weight.nested() && problem.weight.elements != 0;
-  const int64_t tiles = max_chunks(problem, kMmaTileM) * expert_n_tiles(problem, kMma64x64);
-  const int64_t ctas = std::min<int64_t>(tiles, target.gpu.multiprocessors * 2);
-  return target.launch(
-      kernels_of<GroupedKernels>(*target.family).mma[problem.dtype - NF4_DTYPE_FP16][nested], ctas,
-      kMmaThreads, args);
+// ---- Any ----------------------------------------------------------------------------------
+
+cudaError_t launch_config(const MatmulTarget &target, const GroupedProblem &problem, int config) {
+  if (is_skinny(config)) return launch_skinny(target, problem, config);
+  return is_wgmma(config) ? launch_wgmma(target, problem, config) : launch_mma(target, problem);
+}
+template <class W>
+cudaError_t launch_config(const MatmulTarget &target, const GroupedProblemOf<W> &problem,
+                          int config) {
+  return is_wgmma(config) ? launch_wgmma(target, problem, config) : launch_mma(target, problem);
 }
 
 // Calls visit(target, configuration), which returns a cudaError_t, with the device current.
-template <class Visit>
-nf4_status with_choice(const GroupedProblem &problem, nf4_stream stream, const Visit &visit) {
+template <class W, class Visit>
+nf4_status with_choice(const GroupedProblemOf<W> &problem, nf4_stream stream, const Visit &visit) {
   return launch_on_device(problem.operands, stream, "launching matmul_grouped",
                           [&](const LaunchTarget &where) {
                             const MatmulTarget target{where, facts_of(where)};
@@ -185,31 +265,56 @@ nf4_status with_choice(const GroupedProblem &problem, nf4_stream stream, const V
                           });
 }
 
-}  // namespace
-
-nf4_status matmul_grouped(const GroupedProblem &problem, nf4_stream stream) {
+template <class W>
+nf4_status launch_problem(const GroupedProblemOf<W> &problem, nf4_stream stream) {
   return with_choice(problem, stream, [&](const MatmulTarget &target, int config) {
-    if (is_skinny(config)) return launch_skinny(target, problem, config);
-    return is_wgmma(config) ? launch_wgmma(target, problem, config) : launch_mma(target, problem);
+    return launch_config(target, problem, config);
   });
 }
 
-nf4_status matmul_grouped_config(const GroupedProblem &problem, nf4_stream stream, int &config) {
+template <class W>
+nf4_status config_of(const GroupedProblemOf<W> &problem, nf4_stream stream, int &config) {
   return with_choice(problem, stream, [&](const MatmulTarget &, int chosen) {
     config = chosen;
     return cudaSuccess;
   });
 }
 
+}  // namespace
+
+nf4_status matmul_grouped(const GroupedProblem &problem, nf4_stream stream) {
+  return launch_problem(problem, stream);
+}
+nf4_status matmul_grouped_grad(const GroupedProblem &problem, nf4_stream stream) {
+  return launch_problem(transposed(problem), stream);
+}
+nf4_status matmul_grouped(const Int4GroupedProblem &problem, nf4_stream stream) {
+  return launch_problem(problem, stream);
+}
+
+nf4_status matmul_grouped_config(const GroupedProblem &problem, nf4_stream stream, int &config) {
+  return problem.gradient ? config_of(transposed(problem), stream, config)
+                          : config_of(problem, stream, config);
+}
+nf4_status matmul_grouped_config(const Int4GroupedProblem &problem, nf4_stream stream,
+                                 int &config) {
+  return config_of(problem, stream, config);
+}
+
 void force_matmul_grouped(std::optional<int> config) { forced_config = config; }
 
-bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capability) {
+bool matmul_grouped_has(const GpuFamily &family, GroupedKindOfWeight kind, int config,
+                        int compute_capability) {
   if (config == kMma64x64) return true;
-  if (is_skinny(config)) return family.tensor_cores;
+  if (is_skinny(config)) return kind == GroupedKindOfWeight::kCodes && family.tensor_cores;
   LaunchTarget target{};
   target.family = &family;
   target.device.compute_capability = compute_capability;
-  return grouped_wgmma_index(config) >= 0 && facts_of(target).wgmma;
+  const bool has = kind == GroupedKindOfWeight::kCodes ? kHasGroupedWgmma<Weight>(config)
+                   : kind == GroupedKindOfWeight::kGradient
+                       ? kHasGroupedWgmma<TransposedWeight>(config)
+                       : kHasGroupedWgmma<Int4Weight>(config);
+  return has && facts_of(target).wgmma;
 }
 
 cudaError_t load_matmul_grouped_kernels(const GpuFamily &family, const Device &device) {
@@ -219,8 +324,14 @@ cudaError_t load_matmul_grouped_kernels(const GpuFamily &family, const Device &d
   target.family = &family;
   target.device = device;
   if (error != cudaSuccess || !facts_of(target).wgmma) return error;
-  return allow_shared_memory(*exact_kernels_for<GroupedWgmmaKernels>(device.compute_capability),
-                             device);
+  error = load_wgmma(device, Weight{});
+  if (error == cudaSuccess) error = load_wgmma(device, TransposedWeight{});
+  for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS}) {
+    Int4Weight weight{};
+    weight.layout = layout;
+    if (error == cudaSuccess) error = load_wgmma(device, weight);
+  }
+  return error;
 }
 
 }  // namespace nf4::cuda

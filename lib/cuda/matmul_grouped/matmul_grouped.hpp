@@ -10,12 +10,16 @@
 
 namespace nf4::cuda {
 
+enum class GroupedKindOfWeight { kCodes, kGradient, kInt4 };
+
 // Whether the family has grouped kernels of this configuration for a GPU of this compute
 // capability.
-bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capability);
+bool matmul_grouped_has(const GpuFamily &family, GroupedKindOfWeight kind, int config,
+                        int compute_capability);
 
 // The configuration that a launch on the stream would use, forced or not.
 nf4_status matmul_grouped_config(const GroupedProblem &problem, nf4_stream stream, int &config);
+nf4_status matmul_grouped_config(const Int4GroupedProblem &problem, nf4_stream stream, int &config);
 
 // For tests: the configuration of every later launch, or kMma64x64 where it cannot run the problem;
 // empty restores the library's choice. Not thread safe.

@@ -12,7 +12,7 @@ namespace {
 
 template <class Arch, class T, class Source, class Mma = ProductsOf<Arch, T, Source>>
 __global__ void __launch_bounds__(kMmaThreads)
-    matmul_grouped_mma(const __grid_constant__ GroupedArgs args) {
+    matmul_grouped_mma(const __grid_constant__ GroupedArgsOf<typename Source::Args> args) {
   __shared__ uint4 chunks[2][kMmaTileN * SmemTile<T>::kRowChunks];
   __shared__ float scale_code[Source::kScaleCodeSize];
   __shared__ float codebook[Source::kCodebookSize];
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kMmaThreads)
     const int64_t x_row =
         row < chunk.rows ? x_row_of(groups, args.m, chunk.first_row + row) : args.m;
     Mma mma;
-    multiply_tile<T>(args, weight, int64_t{chunk.expert} * groups.expert_rows + first_n, x_row, w,
-                     x, mma);
+    weight.select_expert(chunk.expert);
+    multiply_tile<T>(args, weight, first_n, x_row, w, x, mma);
     T *const y = static_cast<T *>(args.y) + chunk.first_row * args.y_stride;
     mma.each([&](int i, int j, float sum) {
       const int n = first_n + i;

@@ -60,10 +60,12 @@ class Routing {
     if (has) {
       int first = first_chunk_;
       for_each_expert([&](int expert, int row, int rows) {
-        const int skipped = (index - first) * kChunkRows;
-        if (index >= first && skipped < rows)
+        const int chunks = chunks_of(rows);
+        if (index >= first && index - first < chunks) {
+          const int skipped = (index - first) * kChunkRows;
           found = {expert, row + skipped, min(rows - skipped, kChunkRows)};
-        first += chunks_of(rows);
+        }
+        first += chunks;
       });
     }
     return {__shfl_sync(kAllLanes, found.expert, lane),
@@ -72,15 +74,15 @@ class Routing {
   }
 
  private:
-  static __device__ __forceinline__ int chunks_of(int rows) {
-    return (rows + kChunkRows - 1) / kChunkRows;
-  }
-  __device__ __forceinline__ int per_lane() const { return (groups_.experts + 31) / 32; }
+  // Of up to 2^31 - 1.
+  static __device__ __forceinline__ int divide_up(int a, int b) { return a / b + (a % b != 0); }
+  static __device__ __forceinline__ int chunks_of(int rows) { return divide_up(rows, kChunkRows); }
+  __device__ __forceinline__ int per_lane() const { return divide_up(groups_.experts, 32); }
   __device__ __forceinline__ int first_expert() const {
     return static_cast<int>(threadIdx.x % 32) * per_lane();
   }
   __device__ __forceinline__ int end_expert() const {
-    return min(first_expert() + per_lane(), groups_.experts);
+    return first_expert() + min(per_lane(), groups_.experts - first_expert());
   }
   // Calls visit(expert, its first row, how many it has) for this lane's experts.
   template <class Visit>
@@ -107,9 +109,9 @@ __device__ __forceinline__ int64_t x_row_of(const Groups &groups, int64_t x_rows
 }
 
 // Adds an expert's bias to a sum and applies the row's scale.
-template <class T>
-__device__ __forceinline__ float finish_output(const MatmulArgs &matmul, const Groups &groups,
-                                               int expert, int row, int n, float sum) {
+template <class T, class Args>
+__device__ __forceinline__ float finish_output(const Args &matmul, const Groups &groups, int expert,
+                                               int row, int n, float sum) {
   if (matmul.bias != nullptr)
     sum += to_float(static_cast<const T *>(matmul.bias)[expert * groups.bias_stride + n]);
   return groups.row_scale == nullptr ? sum : sum * groups.row_scale[row];

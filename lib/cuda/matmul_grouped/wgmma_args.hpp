@@ -1,16 +1,18 @@
-// What a grouped wgmma kernel gets, and the table of them.
+// What a grouped wgmma kernel gets, and the tables of them.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "cuda/matmul/wgmma/args.hpp"
+#include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul_grouped/args.hpp"
-#include "cuda/matmul_grouped/wgmma_configs.hpp"
 
 namespace nf4::cuda {
 
-// Of WgmmaArgsOf, what divides tiles among CTAs counts for nothing: GroupedScheduler does.
-struct GroupedWgmmaArgs : WgmmaArgs {
+// Of WgmmaArgsOf, what divides tiles among CTAs counts for nothing: GroupedScheduler does. The
+// weight is the stack of all experts if they lie along N, else one of them (stack.hpp).
+template <class Args>
+struct GroupedWgmmaArgsOf : Args {
   Groups groups;
   int expert_n_tiles;
 };
@@ -26,19 +28,21 @@ struct GatherArgs {
   int row_vectors;
 };
 
-struct GroupedWgmmaKernel {
-  int threads;
-  int smem_bytes;
-  int x_box_rows;          // of a TMA box of x
-  const void *kernels[2];  // fp16, bf16: GroupedWgmmaArgs
-};
-
-struct GroupedWgmmaKernels {
-  GroupedWgmmaKernel of[kGroupedWgmmaCount];
-  const void *gather;  // args: GatherArgs
+// The args of their kernels are GroupedWgmmaArgsOf those of WgmmaKernels.
+struct GroupedWgmmaKernels : WgmmaKernels {
+  const void *gather;  // for all kinds of weight; args: GatherArgs
 
   template <class Arch>
   static GroupedWgmmaKernels make();
+};
+struct GroupedGradWgmmaKernels : WgmmaKernels {
+  template <class Arch>
+  static GroupedGradWgmmaKernels make();
+};
+template <nf4_int4_layout Layout>
+struct GroupedInt4WgmmaKernels : WgmmaKernels {
+  template <class Arch>
+  static GroupedInt4WgmmaKernels make();
 };
 
 }  // namespace nf4::cuda

@@ -1,7 +1,6 @@
 // The tile scheduler of grouped products.
 #pragma once
 
-#include "cuda/matmul/wgmma/codebook.cuh"
 #include "cuda/matmul/wgmma/scheduler.cuh"
 #include "cuda/matmul_grouped/routing.cuh"
 #include "cuda/matmul_grouped/wgmma_args.hpp"
@@ -12,12 +11,13 @@ namespace {
 // Tiles are numbered expert after expert; in one, those that share rows of the weight are
 // neighbours. Each CTA takes every gridDim.x-th. Each thread walks over the experts by itself, with
 // which it keeps up: single threads load x and the weight, and no memory holds a list of tiles.
-template <class Tile>
+template <class Tile, bool AlongK = false>
 class GroupedScheduler {
  public:
   using Args = typename Tile::Args;
   static constexpr bool kStreamK = false;
   static constexpr bool kReadsMemory = true;
+  static constexpr bool kAlongK = AlongK;  // as stacked_along_k()
 
   __device__ __forceinline__ explicit GroupedScheduler(const Args &args)
       : args_(args), tile_(static_cast<int>(blockIdx.x)) {
@@ -27,7 +27,7 @@ class GroupedScheduler {
   __device__ __forceinline__ bool is_valid() const { return expert_ < args_.groups.experts; }
   __device__ __forceinline__ WorkTile work_tile() const {
     const int chunks = m_tiles(), n_tile = tile_ / chunks;
-    return {expert_ * args_.groups.expert_rows + n_tile * Tile::kTileN,
+    return {static_cast<int>(first_weight_row()) + n_tile * Tile::kTileN,
             first_row_ + (tile_ - n_tile * chunks) * Tile::kTileM,
             0,
             args_.k_tiles,
@@ -41,11 +41,9 @@ class GroupedScheduler {
 
   __device__ __forceinline__ int64_t m_end(const WorkTile &) const { return end_row_; }
   __device__ __forceinline__ int64_t n_end(const WorkTile &) const {
-    return int64_t{expert_ + 1} * args_.groups.expert_rows;
+    return first_weight_row() + args_.groups.expert_rows;
   }
-  __device__ __forceinline__ int64_t y_offset() const {
-    return -int64_t{expert_} * args_.groups.expert_rows;
-  }
+  __device__ __forceinline__ int64_t y_offset() const { return -first_weight_row(); }
   __device__ __forceinline__ int64_t bias_offset() const {
     return expert_ * args_.groups.bias_stride + y_offset();
   }
@@ -53,8 +51,15 @@ class GroupedScheduler {
     const float *const scales = args_.groups.row_scale;
     return scales == nullptr || row >= end_row_ ? 1.0f : scales[row];
   }
+  __device__ __forceinline__ int expert_along_k() const { return kAlongK ? expert_ : 0; }
+  __device__ __forceinline__ int first_column() const {
+    return expert_along_k() * static_cast<int>(args_.matmul.weight.cols);
+  }
 
  private:
+  __device__ __forceinline__ int64_t first_weight_row() const {
+    return kAlongK ? 0 : int64_t{expert_} * args_.groups.expert_rows;
+  }
   __device__ __forceinline__ int m_tiles() const {
     return (end_row_ - first_row_ + Tile::kTileM - 1) / Tile::kTileM;
   }
@@ -86,18 +91,10 @@ class GroupedScheduler {
   int first_row_ = 0, end_row_ = 0;  // of y
 };
 
-// A weight with a codebook, in kernels whose tiles are GroupedScheduler's.
-struct GroupedKind : CodebookKind<false> {
-  using Args = GroupedWgmmaArgs;
-
-  template <class Tile, class Scheduler>
-  static __device__ __forceinline__ void load_scales(const Args &args, SharedStorage<Tile> shared,
-                                                     int thread) {
-    if (args.matmul.weight.nested_absmax != nullptr)
-      nf4::cuda::load_scales<NestedScales, Tile, Scheduler>(args, shared, thread);
-    else
-      nf4::cuda::load_scales<FlatScales, Tile, Scheduler>(args, shared, thread);
-  }
+// A kind of weight in kernels whose tiles are GroupedScheduler's.
+template <class Kind>
+struct GroupedKind : Kind {
+  using Args = GroupedWgmmaArgsOf<typename Kind::Args>;
 };
 
 }  // namespace

@@ -1,19 +1,38 @@
-// The workspace of products of experts: rows of x in the order of the rows of y, for kernels that
-// load x by TMA. Experts with few rows have kernels that read x where it is. Compiled without CUDA
-// too: sizes do not depend on the build.
+// The workspace of products of experts: rows of x in the order of the rows of y, where they are
+// not, for kernels that load x by TMA. Experts with few rows have kernels that read x where it is.
+// Compiled without CUDA too: sizes do not depend on the build.
 #include "cuda/backend.hpp"
+#include "cuda/matmul_grouped/choose.hpp"
 
 namespace nf4::cuda {
+namespace {
 
-int64_t matmul_grouped_workspace_bytes(const GroupedProblem &problem) {
-  constexpr int kFewRows = 4;                      // of an expert, on average
-  constexpr int kWholeCols = 64;                   // that the wgmma kernels need
-  constexpr int64_t kMostCols = int64_t{1} << 22;  // that they take
-  const int64_t cols = problem.weight.cols;
-  if (problem.empty() || problem.dtype == NF4_DTYPE_FP32 || cols % kWholeCols != 0 ||
-      cols > kMostCols || problem.m <= int64_t{kFewRows} * problem.experts)
+// `few`: rows of an expert, on average, with which other kernels are faster; `whole`: rows of x are
+// multiples of it in the wgmma kernels.
+template <class W>
+int64_t bytes_of(const GroupedProblemOf<W> &problem, int64_t few, int whole) {
+  constexpr int64_t kMostCols = int64_t{1} << 22;  // that the wgmma kernels take
+  const int64_t cols = problem.x_columns();
+  if (problem.empty() || problem.x_index == nullptr || problem.dtype == NF4_DTYPE_FP32 ||
+      cols % whole != 0 || cols > kMostCols || problem.m <= few * problem.experts)
     return 0;
   return problem.m * cols * 2;
+}
+
+}  // namespace
+
+int64_t gathered_bytes(const GroupedProblem &problem) { return bytes_of(problem, 4, 64); }
+int64_t gathered_bytes(const GroupedGradProblem &problem) { return bytes_of(problem, 0, 8); }
+int64_t gathered_bytes(const Int4GroupedProblem &problem) { return bytes_of(problem, 0, 64); }
+
+int64_t matmul_grouped_workspace_bytes(const GroupedProblem &problem) {
+  return gathered_bytes(problem);
+}
+int64_t matmul_grouped_grad_workspace_bytes(const GroupedProblem &problem) {
+  return gathered_bytes(transposed(problem));
+}
+int64_t matmul_grouped_workspace_bytes(const Int4GroupedProblem &problem) {
+  return gathered_bytes(problem);
 }
 
 }  // namespace nf4::cuda

@@ -34,7 +34,12 @@ struct GptqLayout {
 
   static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
                                                    int n, uint64_t *barrier) {
-    tma_load_2d(stage, map, n, k_tile * kWordRows, barrier);
+    load_columns(stage, map, k_tile * kWordRows * 8, n, barrier);
+  }
+  // Those from a column on that begins a word.
+  static __device__ __forceinline__ void load_columns(uint8_t *stage, const void *map, int column,
+                                                      int n, uint64_t *barrier) {
+    tma_load_2d(stage, map, n, column / 8, barrier);
   }
   static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
     tma_prefetch_2d(map, n, k_tile * kWordRows);
@@ -85,7 +90,11 @@ struct AwqLayout {
 
   static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
                                                    int n, uint64_t *barrier) {
-    tma_load_2d(stage, map, n / 2, k_tile * kTileCols, barrier);
+    load_columns(stage, map, k_tile * kTileCols, n, barrier);
+  }
+  static __device__ __forceinline__ void load_columns(uint8_t *stage, const void *map, int column,
+                                                      int n, uint64_t *barrier) {
+    tma_load_2d(stage, map, n / 2, column, barrier);
   }
   static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
     tma_prefetch_2d(map, n / 2, k_tile * kTileCols);

@@ -9,6 +9,9 @@ namespace nf4::cuda {
 struct TransposedWeight : Weight {};
 using GradProblem = MatmulProblemOf<TransposedWeight>;
 
+// Of experts, the weight of one (matmul_grouped/stack.hpp).
+inline int64_t rows_of_expert(const TransposedWeight &weight, int32_t) { return weight.rows; }
+
 // Of a problem whose x is dY and whose y is dX.
 inline GradProblem transposed(const MatmulProblem &problem) {
   GradProblem grad{};

@@ -26,7 +26,11 @@ struct TransposedLayout {
 
   static __device__ __forceinline__ void load_tile(uint8_t *stage, const void *map, int k_tile,
                                                    int n, uint64_t *barrier) {
-    tma_load_2d(stage, map, n / 2, k_tile * kTileCols, barrier);
+    load_columns(stage, map, k_tile * kTileCols, n, barrier);
+  }
+  static __device__ __forceinline__ void load_columns(uint8_t *stage, const void *map, int column,
+                                                      int n, uint64_t *barrier) {
+    tma_load_2d(stage, map, n / 2, column, barrier);
   }
   static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
     tma_prefetch_2d(map, n / 2, k_tile * kTileCols);

@@ -1,5 +1,6 @@
-"""nf4.matmul_grouped: the products of experts."""
+"""nf4.matmul_grouped: the products of experts, and matmul_grouped_grad, their gradient."""
 
+import copy
 import ctypes
 
 import nf4
@@ -64,6 +65,86 @@ def test_experts(dtype, format, nested_blocksize, rng):
         assert np.array_equal(again, y)
 
 
+@pytest.mark.parametrize("zeros", [True, False], ids=["asymmetric", "symmetric"])
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq", "compressed-tensors"])
+def test_experts_of_integers(layout, zeros, rng):
+    dense = rng.standard_normal((EXPERTS, 16, COLS)).astype(np.float32)
+    weight = nf4.quantize_int4(dense, layout=layout, group_size=32, symmetric=not zeros)
+    assert weight.shape == dense.shape and weight.packed.shape[0] == EXPERTS
+    assert (weight.zeros is None) == (not zeros and layout == "compressed-tensors")
+    stored = np.stack([nf4.dequantize(weight.expert(e), "fp32") for e in range(EXPERTS)])
+    assert error(stored, dense) <= 0.2
+    ends, x_index = routing(rng)
+    x = rng.standard_normal((TOKENS, COLS)).astype(np.float32)
+    bias = rng.standard_normal((EXPERTS, 16)).astype(np.float32)
+    row_scale = rng.random(len(x_index), dtype=np.float32)
+    y = nf4.matmul_grouped(x, weight, ends, x_index=x_index, bias=bias, row_scale=row_scale)
+    experts = np.searchsorted(ends, np.arange(len(x_index)), side="right")
+    expected = np.einsum("mk,mnk->mn", x[x_index], stored[experts]) + bias[experts]
+    assert error(y, expected * row_scale[:, None]) <= 1e-5
+
+
+def test_a_stack_of_integers_is_for_matmul_grouped_alone(rng):
+    weight = nf4.quantize_int4(np.ones((2, 16, 64), np.float32), group_size=32)
+    x = np.ones((1, 64), np.float32)
+    for use in (lambda: nf4.matmul(x, weight), lambda: nf4.dequantize(weight)):
+        with pytest.raises(nf4.InvalidArgument, match="a stack of experts; expected one of them"):
+            use()
+    ends = np.ones(2, np.int32)
+    assert nf4.matmul_grouped(x, weight, ends).shape == (1, 16)
+    with pytest.raises(nf4.InvalidArgument, match="a stack of experts"):  # afterwards, too
+        nf4.matmul(x, weight)
+    copied = copy.deepcopy(weight)
+    assert np.array_equal(nf4.matmul_grouped(x, copied, ends), nf4.matmul_grouped(x, weight, ends))
+    with pytest.raises(nf4.InvalidArgument, match="expected a stack"):
+        weight.expert(0).expert(0)
+
+
+@pytest.mark.parametrize("nested_blocksize", [0, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradient(dtype, nested_blocksize, rng):
+    weight = stack(rng, nested_blocksize=nested_blocksize)
+    ends, y_index = routing(rng)
+    grad_y = rng.standard_normal((TOKENS, ROWS)).astype(DTYPES[dtype])
+    row_scale = rng.random(len(y_index), dtype=np.float32)
+    dense = nf4.dequantize(weight, "fp32").astype(np.float64)
+    experts = np.searchsorted(ends, np.arange(len(y_index)), side="right")
+    expected = np.einsum("mn,mnk->mk", grad_y.astype(np.float64)[y_index], dense[experts])
+    given = {"y_index": y_index, "row_scale": row_scale}
+    out = np.full((len(y_index), COLS + 2), 7, DTYPES[dtype])
+    for threads in (1, 3):
+        found = nf4.matmul_grouped_grad(
+            grad_y, weight, ends, **given, out=out[:, :COLS], threads=threads
+        )
+        assert found.base is out and (out[:, COLS:] == 7).all()
+        assert error(found, expected * row_scale[:, None]) <= 2 * ALLOWED[dtype]
+    assert np.array_equal(nf4.matmul_grouped_grad(grad_y, weight, ends, **given), found)
+    sorted_rows = nf4.matmul_grouped_grad(grad_y[y_index], weight, ends, row_scale=row_scale)
+    assert np.array_equal(sorted_rows, found)
+
+
+WRONG_GRADIENT = {
+    "grad_y is of shape .* expected .rows, 12.": {"grad_y": np.ones((TOKENS, COLS), np.float32)[0]},
+    "grad_y is of int32": {"grad_y": np.ones((TOKENS, ROWS), np.int32)},
+    "y_index is of int64": {"y_index": np.zeros(3, np.int64)},
+    "out is of shape": {"out": np.zeros((TOKENS, ROWS), np.float32)},
+    "which alone has a gradient": {
+        "weight": nf4.quantize_int4(np.ones((EXPERTS, ROWS, COLS), np.float32), group_size=32)
+    },
+}
+
+
+@pytest.mark.parametrize("message", WRONG_GRADIENT)
+def test_what_is_wrong_of_a_gradient_is_named(message, rng):
+    right = {
+        "grad_y": np.ones((TOKENS, ROWS), np.float32),
+        "weight": stack(rng),
+        "ends": np.zeros(EXPERTS, np.int32),
+    }
+    with pytest.raises(nf4.InvalidArgument, match=message):
+        nf4.matmul_grouped_grad(**right | WRONG_GRADIENT[message])
+
+
 def test_sorted_rows_and_an_output_of_the_callers(rng):
     weight = stack(rng)
     ends, x_index = routing(rng)
@@ -111,7 +192,7 @@ def test_tensors_of_torch(rng):
 
 WRONG = {
     "weight is of shape": {"weight": nf4.quantize(np.ones((60, 64), np.float32))},
-    "weight is .* expected a QuantizedTensor of experts": {"weight": np.ones(3)},
+    "weight is .* expected a QuantizedTensor or an Int4Tensor of": {"weight": np.ones(3)},
     "x is of shape .* expected .rows, 64.": {"x": np.ones((2, 3, COLS), np.float32)},
     "x is of int32": {"x": np.ones((TOKENS, COLS), np.int32)},
     "x is an address": {"x": 4096},
@@ -179,3 +260,33 @@ def test_everything_is_passed_to_a_launch(fake, last):
     assert (last.weight.rows, last.weight.cols) == (EXPERTS * ROWS, COLS)
     assert (last.workspace - HIGH, last.workspace_bytes) == (128, 14 * 32)
     assert last.stream - HIGH == 144
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_the_gradient_and_integers_are_passed_to_a_launch(integers, fake, last):
+    if integers:
+        weight = nf4.Int4Tensor(
+            layout="gptq_v2",
+            shape=(EXPERTS, 16, COLS),
+            group_size=32,
+            packed=HIGH,
+            scales=HIGH + 16,
+            scales_dtype="bf16",
+        )
+        launch, columns, out_columns = nf4.matmul_grouped, COLS, 16
+    else:
+        weight = nf4.QuantizedTensor(packed=HIGH, absmax=HIGH + 16, shape=(EXPERTS, ROWS, COLS))
+        launch, columns, out_columns = nf4.matmul_grouped_grad, ROWS, COLS
+    y = CudaArray(HIGH + 48, "bf16", TOKENS, out_columns)
+    ends = CudaArray(HIGH + 64, "int32", EXPERTS)
+    scale = CudaArray(HIGH + 80, "fp32", TOKENS)
+    x = CudaArray(HIGH + 32, "bf16", TOKENS, columns)
+    assert launch(x, weight, ends, row_scale=scale, out=y, stream=HIGH + 144) is y
+    args = last.grouped
+    assert (args.dtype, args.experts, args.m) == (_abi.DTYPE_BF16, EXPERTS, TOKENS)
+    assert (args.x - HIGH, args.x_stride, args.x_rows) == (32, columns, TOKENS)
+    assert (args.y - HIGH, args.y_stride, args.x_index) == (48, out_columns, None)
+    assert (args.ends - HIGH, args.row_scale - HIGH, args.bias) == (64, 80, None)
+    assert last.gradient == (not integers) and last.stream - HIGH == 144
+    if integers:
+        assert (last.int4[0].rows, last.int4[0].cols, last.int4[0].packed - HIGH) == (16, COLS, 0)

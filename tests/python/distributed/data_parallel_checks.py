@@ -6,8 +6,17 @@ import itertools
 import nf4.torch
 import pytest
 import torch
-from fsdp_checks import KINDS, Block, all_ranks, inputs, model, require_same, shard, step
-from nf4.torch import NF4Experts
+from fsdp_checks import (
+    KINDS,
+    Block,
+    OfExperts,
+    all_ranks,
+    inputs,
+    model,
+    require_same,
+    shard,
+    step,
+)
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -88,22 +97,9 @@ def check_fsdp1_in_16_bits(rank, world):
         assert torch.equal(made(inputs()), expected)
 
 
-class OfExperts(nn.Module):
-    """Its first and second row go to an expert each, others to the third."""
-
-    def __init__(self, seed=0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.trained = nn.Linear(64, 64)
-        self.experts = NF4Experts.from_dense(torch.randn(3, 64, 64))
-
-    def forward(self, x):
-        ends = torch.tensor([1, 2, len(x)], dtype=torch.int32)
-        return self.experts(self.trained(x), ends)
-
-
 def check_experts(rank, world):
-    """DDP broadcasts them at the beginning only, FSDP1 leaves them whole, FSDP2 names them."""
+    """DDP broadcasts them at the beginning only, FSDP1 leaves them whole, FSDP2 where
+    it ignores them."""
     expected = step(OfExperts(), inputs())
     made = DistributedDataParallel(OfExperts(seed=rank))
     x = inputs().requires_grad_()
@@ -120,9 +116,6 @@ def check_experts(rank, world):
     assert torch.equal(made(inputs()), OfExperts(seed=7)(inputs()))
 
     made = OfExperts()
-    with pytest.raises(nf4.InvalidArgument, match="NF4Experts, which fully_shard cannot shard"):
-        fully_shard(made, mesh=all_ranks())
-    made = OfExperts()
     fully_shard(made, mesh=all_ranks(), ignored_params={made.experts.weight})
     require_same(step(made, inputs()), expected)
 
@@ -138,48 +131,55 @@ def check_replicate(rank, world):
 
 
 def check_peft(rank, world):
-    """Adapters are sharded and trained beside weights that are not; the losses are one process's,
-    as both ranks have the same x."""
+    """Adapters are sharded and trained beside weights that are not: 50 steps, each rank with its
+    part of the batch, beside one process with all of it."""
+    for kind in ("nested", "gptq"):
+        expected = adapter_losses(adapted(kind), torch.cat)
+        made = adapted(kind)
+        shard(made.base_model.model.blocks)
+        found = torch.tensor(adapter_losses(made, lambda each: each[rank]))
+        torch.distributed.all_reduce(found)
+        assert expected[-1] < 0.9 * expected[0]
+        torch.testing.assert_close((found / world).tolist(), expected, rtol=1e-3, atol=0)
+        weights = [each for each in made.parameters() if each.requires_grad]
+        assert weights and all(isinstance(each, DTensor) for each in weights)
+        block = made.base_model.model.blocks[0]
+        block.unshard()
+        said = {"nested": "the layer is prepared for fully_shard", "gptq": "into an Int4Linear"}
+        with pytest.raises(nf4.InvalidArgument, match=said[kind]):
+            made.merge_adapter()
+        assert not block.up.merged_adapters
+
+
+def adapted(kind):
     import peft
 
-    def adapted():
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.blocks = model("nested")
-                self.requires_grad_(False)
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = model(kind)
+            self.requires_grad_(False)
 
-            def forward(self, x):
-                return self.blocks(x)
+        def forward(self, x):
+            return self.blocks(x)
 
-        torch.manual_seed(3)
-        config = peft.LoraConfig(target_modules=["up", "down"], init_lora_weights=False)
-        return peft.get_peft_model(Model(), config)
+    torch.manual_seed(3)
+    config = peft.LoraConfig(target_modules=["up", "down"], init_lora_weights=False)
+    return peft.get_peft_model(Model(), config)
 
-    def losses(made, steps=20):
-        trained = [each for each in made.parameters() if each.requires_grad]
-        optimizer, found = torch.optim.AdamW(trained, lr=1e-2), []
-        for at in range(steps):
-            loss = (made(inputs(at % 4)) - 1).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found.append(loss.item())
-        return found
 
-    expected = losses(adapted())
-    made = adapted()
-    shard(made.base_model.model.blocks)
-    found = losses(made)
-    assert expected[-1] < 0.9 * expected[0]
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
-    weights = [each for each in made.parameters() if each.requires_grad]
-    assert weights and all(isinstance(each, DTensor) for each in weights)
-    block = made.base_model.model.blocks[0]
-    block.unshard()
-    with pytest.raises(nf4.InvalidArgument, match="the layer is prepared for fully_shard"):
-        made.merge_adapter()
-    assert not block.up.merged_adapters
+def adapter_losses(made, batch_of, steps=50):
+    """batch_of: of the batches of both ranks."""
+    trained = [each for each in made.parameters() if each.requires_grad]
+    optimizer, found = torch.optim.AdamW(trained, lr=1e-2), []
+    for at in range(steps):
+        x = batch_of([inputs(2 * (at % 4)), inputs(2 * (at % 4) + 1)])
+        loss = (made(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
 
 
 def check_of_bitsandbytes(rank, world):

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from nf4.torch import Int4Linear, NF4Linear
+from nf4.torch import Int4Linear, NF4Experts, NF4Linear
 from ranks import place
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -31,8 +31,18 @@ LAYERS = {
 }
 
 
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = NF4Experts.from_dense(torch.randn(5, 8, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ends = torch.tensor([0, 1, 1, 3, len(x)], dtype=torch.int32, device=x.device)
+        return self.experts(x, ends)
+
+
 class Model(nn.Module):
-    """A layer of each kind, of 136 rows, a dense one, and what 130 rows of NF4 make uneven."""
+    """A layer of each kind, of 136 rows, a dense one, what 130 rows of NF4 make uneven, experts."""
 
     def __init__(self, seed: int = 0, **other) -> None:
         super().__init__()
@@ -43,6 +53,7 @@ class Model(nn.Module):
             setattr(self, name, kind.from_linear(nn.Linear(64, 136), **wanted))
         self.dense = nn.Linear(64, 136)
         self.uneven = NF4Linear.from_linear(nn.Linear(64, 130))
+        self.stack = Stack()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ys = [layer(x) for layer in self.children()]

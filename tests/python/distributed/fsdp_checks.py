@@ -5,7 +5,7 @@ import copy
 import nf4.torch
 import pytest
 import torch
-from nf4.torch import Int4Linear, NF4Linear
+from nf4.torch import Int4Linear, NF4Experts, NF4Linear
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -55,6 +55,20 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.trained(self.up(x))))
 
 
+class OfExperts(nn.Module):
+    """Its first and second row go to an expert each, others to the third."""
+
+    def __init__(self, seed=0, **options):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.trained = nn.Linear(WIDTH, WIDTH)
+        self.experts = NF4Experts.from_dense(torch.randn(3, WIDTH, WIDTH), **options)
+
+    def forward(self, x):
+        ends = torch.tensor([1, 2, len(x)], dtype=torch.int32, device=x.device)
+        return self.experts(self.trained(x), ends)
+
+
 def model(kind, seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(Block(kind), Block(kind)).to(DEVICE)
@@ -88,7 +102,7 @@ def step(made, x):
 def grads_of(made):
     grads = {name: each.grad for name, each in made.named_parameters() if each.requires_grad}
     return {
-        name: each.full_tensor() if isinstance(each, DTensor) else each
+        name: each.to(DEVICE).full_tensor() if isinstance(each, DTensor) else each
         for name, each in grads.items()
     }
 
@@ -110,6 +124,35 @@ def check_forward_and_backward(rank, world):
             for _ in range(2):  # the second goes by memory that was freed
                 require_same(step(made, inputs()), expected)
                 made.zero_grad()
+
+
+def check_experts(rank, world):
+    """A stack is sharded as one weight, wherever that cuts an expert."""
+    for options in ({}, {"format": "fp4", "nested_blocksize": 0}):
+        for reshards in (True, False):
+            expected = step(OfExperts(**options).to(DEVICE), inputs())
+            made = OfExperts(**options).to(DEVICE)
+            whole = made.experts.weight.nbytes
+            fully_shard(made, mesh=all_ranks(), reshard_after_forward=reshards)
+            assert made.experts.weight.to_local().nbytes <= -(-whole // world)
+            for _ in range(2):  # the second goes by memory that was freed
+                require_same(step(made, inputs()), expected)
+                made.zero_grad()
+            other = OfExperts(seed=7, **options).to(DEVICE)
+            state = other.state_dict()
+            made.reshard()
+            found = made.state_dict()
+            assert found.keys() == state.keys()
+            assert isinstance(found["experts.weight"], DTensor)
+            with pytest.raises(nf4.InvalidArgument, match="the weight is sharded"):
+                made.experts.dequantize()
+            full = {name: each.full_tensor() if isinstance(each, DTensor) else each
+                    for name, each in found.items()}  # fmt: skip
+            assert all(map(torch.equal, full.values(), OfExperts(**options).state_dict().values()))
+            made.load_state_dict({**found, **{n: state[n] for n in state if "experts" in n}})
+            trained = made.trained.weight.full_tensor(), made.trained.bias.full_tensor()
+            other.trained.weight.data, other.trained.bias.data = trained
+            assert torch.equal(made(inputs()), other(inputs()))
 
 
 def check_two_ranks(rank, world):
@@ -325,6 +368,8 @@ def check_meta(rank, world):
         with torch.device("meta"):
             made = model_of_zeros(kind)
         shard(made)
+        with pytest.raises(RuntimeError, match="the layer is on meta"):
+            made.load_state_dict(shard(model(kind)).state_dict())
         made.to_empty(device=DEVICE)
         made.load_state_dict(shard(model(kind)).state_dict())
         assert torch.equal(made(inputs()), one(inputs()))

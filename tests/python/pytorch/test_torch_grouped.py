@@ -4,6 +4,8 @@ import nf4
 import nf4.torch
 import pytest
 import torch
+from nf4.torch import _fast
+from nf4.torch._weight import Spec, WeightParts
 
 EXPERTS, ROWS, COLS, TOKENS, TOP_K = 5, 24, 64, 6, 2
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -144,6 +146,45 @@ def test_the_weight_is_frozen():
         nf4.torch.linear_grouped(x, weight, ends, x_index=x_index)
 
 
+@pytest.mark.parametrize("layout", ["gptq", "compressed-tensors"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_and_gradients_of_integers(dtype, layout):
+    dense = torch.randn(EXPERTS, ROWS, COLS, generator=torch.Generator().manual_seed(1)).to(dtype)
+    weight = nf4.quantize_int4(dense, layout=layout, group_size=32)
+    stored = torch.stack([nf4.dequantize(weight.expert(e), "fp32") for e in range(EXPERTS)])
+    ends, x_index, experts = routing()
+    ends = (ends - 2).clamp(min=0)  # the last rows have no expert
+    inside = (torch.arange(len(x_index)) < ends[-1])[:, None]
+    experts = torch.searchsorted(ends, torch.arange(len(x_index)), right=True)
+    experts = experts.clamp(max=EXPERTS - 1)
+    x, bias = operands(dtype)
+    y = nf4.torch.linear_grouped(x, weight, ends, x_index=x_index, bias=bias)
+    expected = torch.einsum("mk,mnk->mn", x.double()[x_index.long()], stored.double()[experts])
+    expected = torch.where(inside, expected + bias[experts], 0)
+    y = torch.where(inside, y, 0)
+    assert y.dtype == dtype and error(y, expected) <= 2 * ALLOWED[dtype]
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    found = torch.autograd.grad(y, (x, bias), grad)
+    exact = torch.autograd.grad(expected, (x, bias), grad.double())
+    for each, wanted in zip(found, exact, strict=True):
+        assert each.dtype == dtype and error(each, wanted) <= 2 * ALLOWED[dtype]
+
+
+def test_the_operators_of_integers_pass_torchs_checks():
+    weight = nf4.quantize_int4(torch.randn(EXPERTS, ROWS, COLS), layout="awq", group_size=32)
+    ends, x_index, _ = routing()
+    x, bias = operands(torch.float32)
+    parts = nf4.torch._int4_weight.Int4Stack.of(weight).arguments()
+    op = torch.ops.nf4.linear_grouped_int4.default
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(op, (x, ends, x_index, bias, *parts), test_utils=tests)
+    grad_y = torch.randn(len(x_index), ROWS, requires_grad=True)
+    op = torch.ops.nf4.linear_grouped_backward_int4.default
+    torch.library.opcheck(op, (grad_y, ends, x_index, TOKENS, *parts), test_utils=tests)
+    with pytest.raises(nf4.InvalidArgument, match="expected .rows, cols."):
+        nf4.torch.linear(x, weight)
+
+
 WRONG = {
     "x is of shape": {"x": torch.ones(2, 3, COLS)},
     "x is of torch.int32": {"x": torch.ones(2, COLS, dtype=torch.int32)},
@@ -153,7 +194,7 @@ WRONG = {
     "x_index is torch.int64": {"x_index": torch.zeros(3, dtype=torch.int64)},
     "bias is torch.float16": {"bias": torch.zeros(EXPERTS, ROWS, dtype=torch.float16)},
     "weight is of shape .24, 64.": {"weight": nf4.torch.quantize(torch.ones(24, 64))},
-    "weight is .*Int4Tensor": {"weight": nf4.torch.quantize_int4(torch.ones(24, 128))},
+    "weight is of shape .24, 128.": {"weight": nf4.torch.quantize_int4(torch.ones(24, 128))},
     "ends is on meta": {"ends": torch.zeros(EXPERTS, dtype=torch.int32, device="meta")},
 }
 
@@ -164,3 +205,73 @@ def test_what_is_wrong_is_named(message):
     right = {"x": torch.ones(TOKENS, COLS), "weight": stack(), "ends": ends}
     with pytest.raises(nf4.InvalidArgument, match=message):
         nf4.torch.linear_grouped(**right | WRONG[message])
+
+
+# ---- The extension module --------------------------------------------------------------
+
+needs_extension = pytest.mark.skipif(not _fast.registered, reason="_nf4_fast is not built")
+
+
+@needs_extension
+@pytest.mark.parametrize("nested_blocksize", [0, 32])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_extension_gives_what_the_core_does(dtype, nested_blocksize):
+    weight = stack(dtype, nested_blocksize)
+    ends, x_index, _ = routing()
+    x, bias = operands(dtype, requires_grad=False)
+    wide = torch.cat((x, x), dim=1)[:, :COLS]  # rows further apart than they are long
+    given = WeightParts.of(weight)
+    for index, b in ((x_index, bias), (x_index, None), (None, bias)):
+        rows = wide if index is not None else wide[x_index.long()]
+        y = _fast.linear_grouped(rows, ends, index, b, given)
+        expected = nf4.matmul_grouped(rows.contiguous(), weight, ends, x_index=index, bias=b)
+        assert y is not None and y.is_contiguous() and torch.equal(y, expected)
+
+
+LEFT = {
+    "x of one dimension": {"x": torch.zeros(COLS)},
+    "x of other columns": {"x": torch.zeros(TOKENS, COLS + 1)},
+    "x in float64": {"x": torch.zeros(TOKENS, COLS, dtype=torch.float64)},
+    "x with its negative bit": {"x": torch.zeros(TOKENS, COLS, dtype=torch.complex64).conj().imag},
+    "ends in int64": {"ends": torch.zeros(EXPERTS, dtype=torch.int64)},
+    "ends of others": {"ends": torch.zeros(EXPERTS + 1, dtype=torch.int32)},
+    "ends with gaps": {"ends": torch.zeros(2 * EXPERTS, dtype=torch.int32)[::2]},
+    "ends on meta": {"ends": torch.zeros(EXPERTS, dtype=torch.int32, device="meta")},
+    "an index in float32": {"x_index": torch.zeros(3)},
+    "an index of two dimensions": {"x_index": torch.zeros(3, 1, dtype=torch.int32)},
+    "no rows": {"x_index": torch.zeros(0, dtype=torch.int32)},
+    "a bias in another dtype": {"bias": torch.zeros(EXPERTS, ROWS, dtype=torch.bfloat16)},
+    "a bias of one expert": {"bias": torch.zeros(1, ROWS)},
+    "a bias in one dimension": {"bias": torch.zeros(EXPERTS * ROWS)},
+    "a transposed bias": {"bias": torch.zeros(ROWS, EXPERTS).t()},
+}
+
+
+@needs_extension
+@pytest.mark.parametrize("case", LEFT)
+def test_the_extension_leaves_what_it_does_not_know(case):
+    parts = WeightParts.of(stack())
+    given = {"x": torch.zeros(TOKENS, COLS), "ends": routing()[0], "x_index": None, "bias": None}
+    assert _fast.linear_grouped(*given.values(), parts) is not None
+    assert _fast.linear_grouped(*{**given, **LEFT[case]}.values(), parts) is None
+
+
+@needs_extension
+def test_the_extension_leaves_weights_without_experts():
+    x, ends = torch.zeros(TOKENS, COLS), routing()[0]
+    parts = WeightParts.of(stack())
+    matrix = parts._replace(spec=Spec.of((EXPERTS * ROWS, COLS), "nf4", 64, 256))
+    others = parts._replace(spec=Spec.of((EXPERTS + 1, ROWS, COLS), "nf4", 64, 256))
+    short = parts._replace(packed=parts.packed[1:])
+    for weight in (matrix, others, short):
+        assert _fast.linear_grouped(x, ends, None, None, weight) is None
+
+
+def test_a_layer_without_the_extension_gives_the_same(way):
+    layer = nf4.torch.NF4Experts.from_quantized(stack())
+    ends, x_index, _ = routing()
+    x, bias = operands(torch.float32, requires_grad=False)
+    expected = nf4.matmul_grouped(x, layer.quantized, ends, x_index=x_index, bias=bias)
+    assert torch.equal(layer(x, ends, x_index, bias), expected)
+    with pytest.raises(nf4.InvalidArgument, match=r"ends is torch.int64"):
+        layer(x, ends.long(), x_index, bias)

@@ -288,7 +288,7 @@ pub struct nf4_grouped_args {
     pub struct_size: usize,
     /// of x, bias and y; on a GPU fp16 or bf16
     pub dtype: nf4_dtype,
-    /// E >= 0; divides the weight's rows, which are 0 if E is
+    /// E >= 0; divides the rows of an nf4_tensor, which are 0 if E is
     pub experts: i32,
     /// rows of y: 0..2^31-1
     pub m: i64,
@@ -545,7 +545,7 @@ const _: () = {
         "Offset of field: nf4_device::dequant_variant",
     ][::core::mem::offset_of!(nf4_device, dequant_variant) - 296usize];
 };
-extern "C" {
+functions! {
     /// The name of a status, such as "NF4_STATUS_OK"; never NULL.
     pub fn nf4_status_string(status: nf4_status) -> *const ::core::ffi::c_char;
     /** What was wrong in the last call that failed on this thread: the argument and its
@@ -772,9 +772,9 @@ extern "C" {
         launches: *mut i32,
         kernels: *mut *const ::core::ffi::c_char,
     ) -> nf4_status;
-    /** The bytes of workspace that nf4_matmul_grouped_launch needs; they depend on the weight's
- shape and blocksize, experts, m and dtype, and do not decrease as m increases. No pointer
- in the structs is followed.*/
+    /** The bytes of workspace that nf4_matmul_grouped_launch needs: 0 if x_index is NULL, else they
+ depend on the weight's shape and blocksize, experts, m and dtype, and do not decrease as m
+ increases. No pointer in the structs is followed.*/
     pub fn nf4_matmul_grouped_workspace_size(
         weight: *const nf4_tensor,
         args: *const nf4_grouped_args,
@@ -797,6 +797,32 @@ extern "C" {
     /** The same on host memory, without workspace; threads as in nf4_dequant_cpu, and their number
  changes no bit.*/
     pub fn nf4_matmul_grouped_cpu(
+        weight: *const nf4_tensor,
+        args: *const nf4_grouped_args,
+        threads: i32,
+    ) -> nf4_status;
+    /** The gradient with respect to the rows of x that the experts' rows of y were made of:
+   dx[i, k] = row_scale[i] * the sum over n of dy[x_index[i], n] * W[e * N + n, k],
+ for the expert e of row i, dy [x_rows, N] and dx [m, K]. args->x is dy, and x_stride at least
+ N; args->y is dx, and y_stride at least K; bias is NULL. dx has a row for each row of y: the
+ rows of x that several were made of get the sum of theirs, which is the caller's to form. All
+ else is as in the functions above, the roles of N and K exchanged: dx is empty if m or K is
+ 0, and 0 if N is. Weights times their scales may be rounded to the dtype, as dequantize does.
+
+ INVALID_ARGUMENT: as for those, and if bias is not NULL.*/
+    pub fn nf4_matmul_grouped_grad_workspace_size(
+        weight: *const nf4_tensor,
+        args: *const nf4_grouped_args,
+        bytes: *mut usize,
+    ) -> nf4_status;
+    pub fn nf4_matmul_grouped_grad_launch(
+        weight: *const nf4_tensor,
+        args: *const nf4_grouped_args,
+        workspace: *mut ::core::ffi::c_void,
+        workspace_bytes: usize,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    pub fn nf4_matmul_grouped_grad_cpu(
         weight: *const nf4_tensor,
         args: *const nf4_grouped_args,
         threads: i32,
@@ -927,6 +953,31 @@ extern "C" {
         device: i32,
         launches: *mut i32,
         kernels: *mut *const ::core::ffi::c_char,
+    ) -> nf4_status;
+    /** Experts of one layout. The weight is that of expert 0, of N rows and K columns; each of its
+ parts, packed, scales, zeros, g_idx and permutation, is followed by those of the others, as if
+ it had a first dimension of E: packed of expert e begins e times the packed_bytes of
+ nf4_int4_tensor_sizes after that of expert 0, and so on. All else is as in the functions
+ without "int4", and in nf4_int4_matmul_launch. On a GPU g_idx and permutation are NULL.
+
+ INVALID_ARGUMENT: as there, and if E * N * K is more than 2^60; in
+ nf4_int4_matmul_grouped_launch if g_idx or permutation is not NULL.*/
+    pub fn nf4_int4_matmul_grouped_workspace_size(
+        weight: *const nf4_int4_tensor,
+        args: *const nf4_grouped_args,
+        bytes: *mut usize,
+    ) -> nf4_status;
+    pub fn nf4_int4_matmul_grouped_launch(
+        weight: *const nf4_int4_tensor,
+        args: *const nf4_grouped_args,
+        workspace: *mut ::core::ffi::c_void,
+        workspace_bytes: usize,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    pub fn nf4_int4_matmul_grouped_cpu(
+        weight: *const nf4_int4_tensor,
+        args: *const nf4_grouped_args,
+        threads: i32,
     ) -> nf4_status;
     /** Can this library use GPU `device`? OK if so, else NO_CUDA, NO_DEVICE,
  UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range, with

@@ -21,7 +21,8 @@
 //!   slices. [`matmul_batch`] and [`matmul_batch_into`]: several in one call.
 //! - [`matmul_grad`]: the gradient of x. [`matmul_lora`] and [`matmul_grad_lora`]: with a low-rank
 //!   adapter, [`Lora`], beside the weight.
-//! - [`matmul_grouped`]: a stack of experts, each with the rows of [`Grouped`] that are its own.
+//! - [`matmul_grouped`]: a stack of experts, each with the rows of [`Grouped`] that are its own;
+//!   [`matmul_grouped_grad`]: its gradient; [`matmul_grouped_int4`]: of integers, an [`Int4Stack`].
 //! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
 //!   slices, such as those of a mapped file. [`Spec`] is its shape and format.
 //! - [`Int4Tensor`], [`Int4Ref`] and [`Int4Spec`]: the same of a weight of integers, made by
@@ -33,7 +34,9 @@
 //!
 //! # Building
 //! The crate `nf4-sys` links libnf4.so: from the folder in `NF4_LIB_DIR`, else as pkg-config
-//! finds it; with the feature `vendored` it builds libnf4 and links it statically.
+//! finds it; with the feature `vendored` it builds libnf4 and links it statically. With the
+//! feature `dynamic-loading` libnf4 is loaded when a program first needs it, or by `load`; where it
+//! cannot be, calls return `Error::NotLoaded`, and those that return no [`Result`] abort.
 
 mod batch;
 #[cfg(feature = "cudarc")]
@@ -58,7 +61,7 @@ pub use cudarc;
 pub use error::{Error, Result};
 pub use format::{DType, Element, Format, CODEBOOK_SIZE, SCALE_CODE_SIZE};
 pub use gradient::{matmul_grad, matmul_grad_into, matmul_grad_lora, matmul_lora, Lora};
-pub use grouped::{matmul_grouped, Grouped};
+pub use grouped::{matmul_grouped, matmul_grouped_grad, matmul_grouped_int4, Grouped};
 pub use info::{
     build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
     DeviceInfo, Version,
@@ -66,10 +69,12 @@ pub use info::{
 pub use int4::{
     quantize_int4, quantize_int4_into, reorder_int4_into, Columns, ColumnsOf, Int4Layout, Int4Mut,
     Int4Parts, Int4PartsMut, Int4PartsOf, Int4PartsRef, Int4Ref, Int4Scheme, Int4Sizes, Int4Spec,
-    Int4Tensor,
+    Int4Stack, Int4Tensor,
 };
 pub use kind::Weight;
 pub use matmul::{matmul, matmul_into, Matrix, MatrixMut};
+#[cfg(feature = "dynamic-loading")]
+pub use nf4_sys::{load, load_from, LoadError};
 pub use ops::{dequantize, dequantize_into, quantize, quantize_into, Workspace};
 pub use scales::{Scales, ScalesMut, ScalesOf, ScalesRef};
 pub use spec::{Sizes, Spec};

@@ -49,6 +49,10 @@ class CodebookSource {
     return Transposed ? stored_row() : stored_column();
   }
 
+  // Of a stack of such weights.
+  __device__ __forceinline__ void select_expert(int expert) {
+    first_ = expert * args_.weight.rows * args_.weight.cols;
+  }
   __device__ __forceinline__ void seek(int64_t, int64_t) {}
   __device__ __forceinline__ Registers load(int64_t row, int64_t column) const {
     return Transposed ? load_stored(column, row) : load_stored(row, column);
@@ -90,7 +94,7 @@ class CodebookSource {
   __device__ __forceinline__ Registers load_stored(int64_t row, int64_t column) const {
     Registers registers{};
     if (row >= stored_rows() || column >= stored_cols()) return registers;
-    const int64_t first = row * stored_cols() + column;
+    const int64_t first = first_ + row * stored_cols() + column;
     registers.count = static_cast<int>(min(stored_cols() - column, int64_t{kVectorK}));
     const int blocksize = 1 << args_.weight.blocksize_log2;
     registers.in_first_block = blocksize - (static_cast<int>(first) & (blocksize - 1));
@@ -115,6 +119,7 @@ class CodebookSource {
   const MatmulArgs &args_;
   ScaleTable<Scales> table_;
   const float *codebook_;
+  int64_t first_ = 0;  // element of the weight
 };
 
 }  // namespace

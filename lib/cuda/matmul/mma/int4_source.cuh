@@ -51,6 +51,7 @@ class Int4WordLoader {
     return words;
   }
   static __device__ __forceinline__ uint32_t of(const Words &words, int i) { return words.of[i]; }
+  __device__ __forceinline__ void skip(int64_t words) { word_ += words; }
 
  private:
   const uint32_t *word_;
@@ -96,6 +97,7 @@ class Int4WordLoader<Arch, NF4_INT4_AWQ> {
     return __byte_perm(__byte_perm(pairs[0], pairs[1], selector),
                        __byte_perm(pairs[2], pairs[3], selector), 0x5410);
   }
+  __device__ __forceinline__ void skip(int64_t words) { word_ += words; }
 
  private:
   const uint32_t *word_;
@@ -128,6 +130,10 @@ class Int4GroupScales {
   __device__ __forceinline__ const uint16_t *scale(int) const { return scale_; }
   __device__ __forceinline__ const uint32_t *zero(int) const { return zero_; }
   __device__ __forceinline__ void advance(const Int4View &, int) {}
+  __device__ __forceinline__ void skip(int64_t scales, int64_t words_of_zeros) {
+    scale_ += scales;
+    zero_ += words_of_zeros;
+  }
 
  private:
   const uint16_t *scale_;
@@ -203,10 +209,18 @@ class Int4Source {
   static __device__ __forceinline__ int tile_row() { return Codes::row(); }
   static __device__ __forceinline__ int tile_column() { return Codes::chunk() * 8; }
 
+  // Of a stack of such weights, without g_idx.
+  __device__ __forceinline__ void select_expert(int expert) { expert_ = expert; }
+
   // Loads begin at this row and column, of which each is a K-tile on.
   __device__ __forceinline__ void seek(int64_t row, int64_t column) {
     codes_.seek(weight_, row, column);
     scales_.seek(weight_, row, column);
+    if constexpr (!kByColumn) {
+      codes_.skip(expert_ * int4_packed_words(Layout, weight_.rows, weight_.cols));
+      scales_.skip(expert_ * weight_.rows * weight_.groups,
+                   expert_ * int4_zero_words(weight_.rows, weight_.groups));
+    }
     left_ = weight_.cols - column;
 #pragma unroll
     for (int i = 0; i < kInt4Rows; ++i) in_rows_[i] = row + i * Codes::kRowStep < weight_.rows;
@@ -286,6 +300,7 @@ class Int4Source {
   int64_t scale_row_step_, zero_row_step_;
   int64_t left_;  // columns from the next load's on
   bool in_rows_[kInt4Rows];
+  int64_t expert_ = 0;
 };
 
 }  // namespace

@@ -63,8 +63,8 @@ struct CodebookKind {
   }
 
   template <class Tile, class Scheduler>
-  static __device__ __forceinline__ void load_scales(const Args &args, SharedStorage<Tile> shared,
-                                                     int thread) {
+  static __device__ __forceinline__ void load_scales(const typename Tile::Args &args,
+                                                     SharedStorage<Tile> shared, int thread) {
     if (args.matmul.weight.nested_absmax != nullptr)
       nf4::cuda::load_scales<NestedScales, Tile, Scheduler>(args, shared, thread);
     else

@@ -69,12 +69,12 @@ struct Int4Kind {
   }
 
   template <class Tile, class Scheduler>
-  static __device__ __forceinline__ void load_scales(const Args &args, SharedStorage<Tile> shared,
-                                                     int thread) {
+  static __device__ __forceinline__ void load_scales(const typename Tile::Args &args,
+                                                     SharedStorage<Tile> shared, int thread) {
     Int4ScaleLoader<T, Tile> loader(args, shared, thread);
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
       const WorkTile work = scheduler.work_tile();
-      loader.load(work, scheduler.n_end(work));
+      loader.load(work, scheduler.n_end(work), scheduler.expert_along_k());
     });
   }
 };

@@ -34,16 +34,17 @@ class Int4GroupCursor {
     }
   };
 
-  // Past the last row they are those of the last.
+  // Past the last row they are those of the last. expert: of a stack of such weights.
   __device__ __forceinline__ Int4GroupCursor(const Int4View &weight, int row, int64_t n_end,
-                                             int group)
+                                             int group, int expert)
       : weight_(weight) {
     const int last = static_cast<int>(n_end) - (Layout::kScalesByGroup ? kRows : 1);
     row = min(row, last);
     last_row_ = last - row;
-    scales_ = weight.scales + int4_scale(Layout::kLayout, weight.rows, weight.groups, row, group);
+    scales_ = weight.scales + expert * weight.rows * weight.groups +
+              int4_scale(Layout::kLayout, weight.rows, weight.groups, row, group);
     const Int4Place zero = int4_zero(Layout::kLayout, weight.rows, weight.groups, row, group);
-    zeros_ = weight.zeros + zero.word;
+    zeros_ = weight.zeros + expert * int4_zero_words(weight.rows, weight.groups) + zero.word;
     zero_shift_ = zero.shift;
   }
 
@@ -102,11 +103,11 @@ class Int4ScaleLoader {
                                              SharedStorage<Tile> shared, int thread)
       : args_(args), shared_(shared), thread_(thread) {}
 
-  __device__ __forceinline__ void load(const WorkTile &work, int64_t n_end) {
+  __device__ __forceinline__ void load(const WorkTile &work, int64_t n_end, int expert) {
     if (args_.decode.group_steps % 2 == 0)
-      load_groups<1>(work, n_end);
+      load_groups<1>(work, n_end, expert);
     else
-      load_groups<2>(work, n_end);
+      load_groups<2>(work, n_end, expert);
   }
 
  private:
@@ -114,13 +115,13 @@ class Int4ScaleLoader {
   using Fetched = typename Cursor::Fetched;
   // Groups: that a K-tile may have.
   template <int Groups>
-  __device__ __forceinline__ void load_groups(const WorkTile &work, int64_t n_end) {
+  __device__ __forceinline__ void load_groups(const WorkTile &work, int64_t n_end, int expert) {
     constexpr int kSteps = 2 / Groups;  // that share a load
     // K-tiles between load and use. Scales that lie by rows share sectors with those of next
     // groups.
     constexpr int kAhead = (Tile::Layout::kScalesByGroup ? 4 : 2) / Groups;
     const int group_steps = args_.decode.group_steps, group = work.k_tile * 2 / group_steps;
-    Cursor cursor(args_.matmul.weight, work.n + thread_ * kRows, n_end, group);
+    Cursor cursor(args_.matmul.weight, work.n + thread_ * kRows, n_end, group, expert);
     int left = (group + 1) * group_steps - work.k_tile * 2;  // steps of the group
     int loads = (min(work.k_tile_end * 2, static_cast<int>(args_.matmul.weight.cols / kStepK)) +
                  kSteps - 1) /

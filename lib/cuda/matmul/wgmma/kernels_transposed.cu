@@ -10,7 +10,7 @@ namespace {
 
 template <class T, int Config>
 const void *kernel_of() {
-  using Tile = CtaTile<Config, TransposedKind>;
+  using Tile = CtaTile<Config, TransposedKind<true>>;
   using Scheduler =
       std::conditional_t<is_stream_k(Config), StreamKScheduler<Tile>, PersistentScheduler<Tile>>;
   return (const void *)matmul_wgmma<TransposedDecode<T>, Tile, Scheduler>;
@@ -21,7 +21,7 @@ WgmmaKernel wgmma_kernel() {
   if constexpr (!has_grad_kernel(Config))
     return {};
   else {
-    using Tile = CtaTile<Config, TransposedKind>;
+    using Tile = CtaTile<Config, TransposedKind<true>>;
     return {Tile::kThreads,
             SharedLayout<Tile>::kBytes,
             SharedLayout<Tile>::kXBoxRows,

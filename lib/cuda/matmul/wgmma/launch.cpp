@@ -11,6 +11,19 @@
 #include "cuda/runtime/launch.hpp"
 
 namespace nf4::cuda {
+
+cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
+  for (const WgmmaKernel &config : kernels.of)
+    for (const void *kernel :
+         {config.kernels[0], config.kernels[1], config.lora[0], config.lora[1]}) {
+      if (kernel == nullptr) continue;
+      const cudaError_t error = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
+      if (error != cudaSuccess) return error;
+    }
+  return cudaSuccess;
+}
+
 namespace {
 
 const WgmmaKernels &kernels_on(const Device &device, const Weight &) {
@@ -195,18 +208,6 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
       args);
 }
 
-cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
-  for (const WgmmaKernel &config : kernels.of)
-    for (const void *kernel :
-         {config.kernels[0], config.kernels[1], config.lora[0], config.lora[1]}) {
-      if (kernel == nullptr) continue;
-      const cudaError_t error = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
-      if (error != cudaSuccess) return error;
-    }
-  return cudaSuccess;
-}
-
 // The kernels of codebooks are loaded, or of integers of a layout, or of the gradient.
 ContextFlag loaded[NF4_INT4_COMPRESSED_TENSORS + 2];
 ContextFlag &loaded_of(const Weight &) { return loaded[0]; }
@@ -244,13 +245,20 @@ cudaError_t load_wgmma_kernels(const Device &device, const TransposedWeight &wei
   return load_kind(device, weight, gpu);
 }
 
-cudaError_t set_weight(const Weight &weight, nf4_dtype dtype, const MatmulConfig &config,
-                       WgmmaArgs &args) {
-  args.decode = decode_args(args.matmul.weight, dtype, config.scale_on);
+template <class W, class Args>
+cudaError_t set_weight(const W &weight, const W &stack, nf4_dtype dtype, const MatmulConfig &config,
+                       Args &args) {
+  args.decode = decode_args(args.matmul.weight, dtype, scale_on(weight, config));
   args.k_tiles = static_cast<int>(ceil_divide(weight.cols, kTileK));
   args.scale_vectors = has_scale_vectors(weight);
-  return make_weight_map(weight, config.tile_n, args.weight_map);
+  return make_weight_map(stack, config.tile_n, args.weight_map);
 }
+template cudaError_t set_weight(const Weight &, const Weight &, nf4_dtype, const MatmulConfig &,
+                                WgmmaArgs &);
+template cudaError_t set_weight(const TransposedWeight &, const TransposedWeight &, nf4_dtype,
+                                const MatmulConfig &, WgmmaArgs &);
+template cudaError_t set_weight(const Int4Weight &, const Int4Weight &, nf4_dtype,
+                                const MatmulConfig &, Int4WgmmaArgs &);
 
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,
                          const MatmulArgs &matmul, const MatmulChoice &choice) {

@@ -44,9 +44,14 @@ cudaError_t load_wgmma_kernels(const Device &device, const Weight &weight, GpuFa
 cudaError_t load_wgmma_kernels(const Device &device, const Int4Weight &weight, GpuFacts &gpu);
 cudaError_t load_wgmma_kernels(const Device &device, const TransposedWeight &weight, GpuFacts &gpu);
 
-// Fills in what a kernel of the configuration reads of a weight, after args.matmul.weight.
-cudaError_t set_weight(const Weight &weight, nf4_dtype dtype, const MatmulConfig &config,
-                       WgmmaArgs &args);
+// Kernels may use the shared memory that they need only after this. The device is current.
+cudaError_t allow_shared_memory(const WgmmaKernels &kernels);
+
+// Fills in what a kernel of the configuration reads of a weight that is one of a stack, or all of
+// it, after args.matmul.weight.
+template <class W, class Args>
+cudaError_t set_weight(const W &weight, const W &stack, nf4_dtype dtype, const MatmulConfig &config,
+                       Args &args);
 
 // The kernels are loaded.
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,

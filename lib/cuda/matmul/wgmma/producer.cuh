@@ -70,7 +70,11 @@ __device__ __forceinline__ void load_weight(const typename Tile::Args &args,
     for (int k_tile = work.k_tile; k_tile < work.k_tile_end; ++k_tile) {
       if (k_tiles++ == 1) mbarrier_wait_parity(shared.first_scales(), 0);
       uint64_t *const full = acquire();
-      Tile::Layout::load_tile(shared.weight(state.stage), &args.weight_map, k_tile, work.n, full);
+      if constexpr (Scheduler::kAlongK)
+        Tile::Layout::load_columns(shared.weight(state.stage), &args.weight_map,
+                                   scheduler.first_column() + k_tile * kTileK, work.n, full);
+      else
+        Tile::Layout::load_tile(shared.weight(state.stage), &args.weight_map, k_tile, work.n, full);
       state.advance();
     }
     // B in the place of a K-tile: as many bytes.

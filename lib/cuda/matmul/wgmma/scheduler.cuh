@@ -82,6 +82,10 @@ __device__ __forceinline__ void begin_loads(const typename Kind::Args &args) {
 // What the schedulers of a single weight have in common.
 struct SingleWeight {
   static constexpr bool kReadsMemory = false;  // which the predecessor may still write
+  // Of a stack of experts along K, whose scales and columns lie one expert's after another's, the
+  // expert of a work tile.
+  static constexpr bool kAlongK = false;
+  static __device__ __forceinline__ int expert_along_k() { return 0; }
   // Of a work tile: how far its part of y and of the bias lies from where its row of the weight
   // would have it, in elements; and what a row of y is multiplied by.
   __device__ __forceinline__ int64_t y_offset() const { return 0; }

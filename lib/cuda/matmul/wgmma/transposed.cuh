@@ -92,7 +92,8 @@ class TransposedReader {
   float2 floats_[8];
 };
 
-struct TransposedKind : CodebookKind<true> {
+template <bool Lora>
+struct TransposedKind : CodebookKind<Lora> {
   static constexpr bool kSplitK = false;
   template <int TileN>
   using Layout = TransposedLayout<TileN>;
@@ -103,8 +104,8 @@ struct TransposedKind : CodebookKind<true> {
   static constexpr int scale_rows(int) { return TransposedScaleStage::kBytes / 8; }
 
   template <class Tile, class Scheduler>
-  static __device__ __forceinline__ void load_scales(const Args &args, SharedStorage<Tile> shared,
-                                                     int thread) {
+  static __device__ __forceinline__ void load_scales(const typename Tile::Args &args,
+                                                     SharedStorage<Tile> shared, int thread) {
     if (args.matmul.weight.nested_absmax != nullptr)
       load_transposed_scales<NestedScales, Tile, Scheduler>(args, shared, thread);
     else

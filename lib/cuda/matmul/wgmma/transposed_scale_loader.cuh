@@ -130,13 +130,15 @@ class ColumnScales {
   static constexpr int kColumns = kTileK / kScaleThreads;
   using Fetched = Pair[kColumns];
 
-  __device__ __forceinline__ ColumnScales(const WeightView &weight, int row, int column)
+  // expert: of a stack of such weights.
+  __device__ __forceinline__ ColumnScales(const WeightView &weight, int row, int column, int expert)
       : weight_(weight), left_(static_cast<int>(weight.cols) - column) {
     // Past the last row it is the last scale, of rows that are not stored.
     const int second = row + 64 < weight.rows ? 64 : 0;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const int64_t first = int64_t{column + i * kScaleThreads} * weight.rows + row;
+      const int64_t in_stack = expert * weight.cols + column + i * kScaleThreads;
+      const int64_t first = in_stack * weight.rows + row;
       block_[i] = static_cast<int>(first >> weight.blocksize_log2);
       distance_[i] = static_cast<int>(first + second >> weight.blocksize_log2) - block_[i];
     }
@@ -182,10 +184,10 @@ class TransposedScaleLoader {
         least_right_(TransposedScaleStage::least_right(args.decode.exact)) {}
 
   template <class Pair>
-  __device__ __forceinline__ void load(const WorkTile &work) {
+  __device__ __forceinline__ void load(const WorkTile &work, int expert) {
     using Columns = ColumnScales<Pair>;
     constexpr int kAhead = sizeof(Pair) > 8 ? 2 : 4;  // K-tiles between load and use
-    Columns columns(weight_, work.n, work.k_tile * kTileK + thread_);
+    Columns columns(weight_, work.n, work.k_tile * kTileK + thread_, expert);
     if (first_) {
       columns.template prefetch<Scales>();
       table_.prefetch(weight_, thread_);
@@ -264,13 +266,13 @@ __device__ __forceinline__ void load_transposed_scales(const typename Tile::Args
   if (args.scale_vectors)
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
       const WorkTile work = scheduler.work_tile();
-      loader.template load<PairedScales<Scales>>(work);
+      loader.template load<PairedScales<Scales>>(work, scheduler.expert_along_k());
       loader.pass(lora_k_tiles<Tile>(args, work));
     });
   else
     for_each_work_tile<Scheduler>(args, [&](const Scheduler &scheduler) {
       const WorkTile work = scheduler.work_tile();
-      loader.template load<SeparateScales<Scales>>(work);
+      loader.template load<SeparateScales<Scales>>(work, scheduler.expert_along_k());
       loader.pass(lora_k_tiles<Tile>(args, work));
     });
 }

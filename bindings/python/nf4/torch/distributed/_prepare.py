@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor, nn
 
 from nf4.errors import InvalidArgument, kind_of
-from nf4.torch.modules import QuantizedLinear
+from nf4.torch.modules.base import QuantizedModule
 from nf4.torch.modules.frozen_part import FrozenPart
 
 
 def prepare(model: nn.Module) -> list[str]:
-    """Makes the weights of all NF4Linear and Int4Linear in a model what fully_shard can shard:
-    codes and scales in tensors that look like frozen floats. fully_shard does this by itself where
-    nf4.torch is imported. Results and state_dict stay what they were; of a sharded layer the
+    """Makes the weights of all NF4Linear, NF4Experts and Int4Linear in a model what fully_shard can
+    shard: codes and scales in tensors that look like frozen floats. fully_shard does this by itself
+    where nf4.torch is imported. Results and state_dict stay what they were; of a sharded layer the
     state_dict has DTensors under the same keys.
 
     Returns the names of the layers that were prepared. Raises InvalidArgument.
@@ -28,12 +28,12 @@ def prepare(model: nn.Module) -> list[str]:
 
 def prepare_layers(
     modules: Iterable[nn.Module], ignored: Iterable[nn.Parameter] = ()
-) -> list[QuantizedLinear]:
+) -> list[QuantizedModule]:
     """Those of the modules that are quantized layers and have no parts among the ignored."""
     left_alone, made = {id(each) for each in ignored}, {}
     prepared = []
     for layer in modules:
-        if not isinstance(layer, QuantizedLinear) or layer.is_prepared():
+        if not isinstance(layer, QuantizedModule) or layer.is_prepared():
             continue
         names = layer.sharded_parts().values()
         parts = {name: getattr(layer, name) for name in names}
@@ -46,7 +46,7 @@ def prepare_layers(
 
 
 def _replace(
-    layer: QuantizedLinear, name: str, part: Tensor, made: dict[int, nn.Parameter]
+    layer: QuantizedModule, name: str, part: Tensor, made: dict[int, nn.Parameter]
 ) -> None:
     """`made`: by the tensors that they are made of, which layers may share."""
     if id(part) not in made:
@@ -62,7 +62,7 @@ def buffers_as_parameters(modules: Iterable[nn.Module]) -> Iterator[None]:
     listed = [
         (layer._parameters, name, part)
         for layer in modules
-        if isinstance(layer, QuantizedLinear)
+        if isinstance(layer, QuantizedModule)
         for name, part in layer._buffers.items()
         if isinstance(part, FrozenPart)
     ]

@@ -16,17 +16,15 @@ from typing import Any
 
 from torch import nn
 
-from nf4.errors import InvalidArgument
 from nf4.torch.distributed._agreement import layers_of, require_agreement, spec_of
 from nf4.torch.distributed._prepare import buffers_as_parameters, prepare_layers
-from nf4.torch.modules import NF4Experts
-from nf4.torch.modules.base import FixedBuffers
+from nf4.torch.modules.base import QuantizedModule
 
 
-def _layers(module: nn.Module) -> Iterator[tuple[str, FixedBuffers]]:
+def _layers(module: nn.Module) -> Iterator[tuple[str, QuantizedModule]]:
     """All of ours, of experts too."""
     for name, layer in module.named_modules(remove_duplicate=False):
-        if isinstance(layer, FixedBuffers):
+        if isinstance(layer, QuantizedModule):
             yield name, layer
 
 
@@ -36,21 +34,9 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, FixedBuffers]]:
 def managed_states(
     original: Callable[..., Any], modules: Any, ignored_params: Any = None
 ) -> tuple[Any, Any]:
-    _require_no_experts(modules, ignored_params or ())
     prepare_layers(modules, ignored_params or ())
     with buffers_as_parameters(modules):
         return original(modules, ignored_params)
-
-
-def _require_no_experts(modules: Iterable[nn.Module], ignored: Iterable[nn.Parameter]) -> None:
-    left_alone = {id(each) for each in ignored}
-    for module in modules:
-        if isinstance(module, NF4Experts) and id(module.weight) not in left_alone:
-            raise InvalidArgument(
-                "the model has NF4Experts, which fully_shard cannot shard; expected their weight "
-                "among ignored_params, of a model that is on its device: each rank then keeps them "
-                "whole"
-            )
 
 
 def param_module_infos(

@@ -1,4 +1,5 @@
-"""QuantizedLinear: what a linear layer does whatever its quantized weight is made of."""
+"""What a module does whatever its quantized weight is made of: QuantizedModule, and QuantizedLinear
+of linear layers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from nf4.typing import DTypeLike
 if TYPE_CHECKING:
     from nf4.torch.distributed._cuts import CutOf
 
-_Self = TypeVar("_Self", bound="FixedBuffers")
+_Self = TypeVar("_Self", bound="QuantizedModule")
 
 
 def torch_device(device: torch.device | str | int | None) -> torch.device | None:
@@ -64,8 +65,12 @@ def require_memory(own: Tensor, given: Tensor) -> None:
         )
 
 
-class FixedBuffers(nn.Module):
-    """No cast reaches its buffers, which are scales: .half() changes floats elsewhere alone."""
+class QuantizedModule(nn.Module):
+    """A module with a frozen, quantized weight. No cast reaches its buffers, which are scales:
+    .half() changes floats elsewhere alone. FSDP2 shards what sharded_parts names."""
+
+    # Which part of its weight a layer has that tensor parallelism has cut, for checkpoints.
+    cut_of: CutOf | None = None
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         scales = {id(scale) for scale in self._buffers.values() if scale is not None}
@@ -78,39 +83,6 @@ class FixedBuffers(nn.Module):
             return result.view(tensor.dtype).view(tensor.shape)
 
         return super()._apply(moved, recurse)
-
-
-class QuantizedLinear(FixedBuffers, nn.Linear):
-    """y = x W^T + bias, with a frozen W that is quantized.
-
-    A derived class holds the codes in the parameter `weight` or in a buffer, and the scales in
-    buffers; no cast reaches buffers. It has parts and dequantize, its constructors, which call
-    _take_bias, and the keys of its state_dict.
-    """
-
-    compute_dtype: torch.dtype | None
-    # The group, and the layer's place in it.
-    _siblings: tuple[Siblings, int] | None = None
-    # Which part of its weight a layer has that tensor parallelism has cut, for checkpoints.
-    cut_of: CutOf | None = None
-    # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which
-    # are summed over the ranks before the bias is added.
-    tensor_parallel: int | None = None
-
-    @property
-    def _distribute_module_applied(self) -> bool:
-        """By which torch's styles of tensor parallelism ask whether a layer is theirs already. They
-        would cut the bytes of the weight as if those were its rows. For others it is not there."""
-        here = inspect.currentframe()
-        caller = here.f_back if here is not None else None
-        module = "" if caller is None else caller.f_globals.get("__name__", "")
-        if not module.startswith("torch.distributed."):
-            raise AttributeError("_distribute_module_applied")
-        raise InvalidArgument(
-            f"a style of torch.distributed.tensor.parallel is given for {type(self).__name__}; "
-            f"expected nf4.torch.distributed.ColwiseParallel or RowwiseParallel, with the same "
-            f"arguments"
-        )
 
     def parts(self) -> Parts:
         """The weight as it is now."""
@@ -156,7 +128,10 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
     def _load_parts(self, given: dict[str, Tensor | None], assign: bool | None) -> None:
         """Takes over parts of a weight by the names of attributes. This layer is prepared."""
         for name, tensor in given.items():
-            frozen_part.require_like(name, getattr(self, name), tensor)
+            own = getattr(self, name)
+            frozen_part.require_like(name, own, tensor)
+            if own is not None and not assign:
+                require_memory(own, tensor)
         for name, tensor in given.items():
             own = getattr(self, name)
             if frozen_part.is_part(own):
@@ -173,6 +148,37 @@ class QuantizedLinear(FixedBuffers, nn.Linear):
             own[name] = value
         else:
             super().__setattr__(name, value)
+
+
+class QuantizedLinear(QuantizedModule, nn.Linear):
+    """y = x W^T + bias, with a frozen W that is quantized.
+
+    A derived class holds the codes in the parameter `weight` or in a buffer, and the scales in
+    buffers; no cast reaches buffers. It has parts and dequantize, its constructors, which call
+    _take_bias, and the keys of its state_dict.
+    """
+
+    compute_dtype: torch.dtype | None
+    # The group, and the layer's place in it.
+    _siblings: tuple[Siblings, int] | None = None
+    # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which
+    # are summed over the ranks before the bias is added.
+    tensor_parallel: int | None = None
+
+    @property
+    def _distribute_module_applied(self) -> bool:
+        """By which torch's styles of tensor parallelism ask whether a layer is theirs already. They
+        would cut the bytes of the weight as if those were its rows. For others it is not there."""
+        here = inspect.currentframe()
+        caller = here.f_back if here is not None else None
+        module = "" if caller is None else caller.f_globals.get("__name__", "")
+        if not module.startswith("torch.distributed."):
+            raise AttributeError("_distribute_module_applied")
+        raise InvalidArgument(
+            f"a style of torch.distributed.tensor.parallel is given for {type(self).__name__}; "
+            f"expected nf4.torch.distributed.ColwiseParallel or RowwiseParallel, with the same "
+            f"arguments"
+        )
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias in the dtype of x, or autocast's. x and bias are of one dtype."""

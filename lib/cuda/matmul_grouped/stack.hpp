@@ -1,0 +1,67 @@
+// The weights of a grouped product's experts: one of them, and how all of them lie in memory. No
+// CUDA types.
+#pragma once
+
+#include "cuda/weight/transposed.hpp"
+#include "problem.hpp"
+
+namespace nf4::cuda {
+
+using GroupedGradProblem = GroupedProblemOf<TransposedWeight>;
+
+// Of a problem whose x is dY and whose y is dX. The weight is that of one expert.
+inline GroupedGradProblem transposed(const GroupedProblem &problem) {
+  GroupedGradProblem grad{};
+  static_cast<Weight &>(grad.weight) = problem.weight;
+  grad.weight.rows = problem.weight.cols;
+  grad.weight.cols = problem.expert_rows();
+  grad.dtype = problem.dtype;
+  grad.experts = problem.experts;
+  grad.m = problem.m;
+  grad.x = problem.x;
+  grad.x_stride = problem.x_stride;
+  grad.x_rows = problem.x_rows;
+  grad.y = problem.y;
+  grad.y_stride = problem.y_stride;
+  grad.ends = problem.ends;
+  grad.x_index = problem.x_index;
+  grad.row_scale = problem.row_scale;
+  grad.workspace = problem.workspace;
+  grad.operands = problem.operands;
+  return grad;
+}
+
+// One expert's, the first. Sizes other than rows and columns stay the stack's.
+inline Weight expert_weight(const GroupedProblem &problem) {
+  Weight weight = problem.weight;
+  weight.rows = problem.expert_rows();
+  return weight;
+}
+template <class W>
+W expert_weight(const GroupedProblemOf<W> &problem) {
+  return problem.weight;
+}
+
+// Whether experts lie one after another along K, as if they were columns of one weight, else along
+// N, as its rows.
+inline bool stacked_along_k(const Weight &) { return false; }
+inline bool stacked_along_k(const TransposedWeight &) { return true; }
+inline bool stacked_along_k(const Int4Weight &weight) {
+  return weight.layout != NF4_INT4_COMPRESSED_TENSORS;
+}
+
+// All experts as one weight.
+template <class W>
+W stack_weight(const GroupedProblemOf<W> &problem) {
+  W weight = expert_weight(problem);
+  (stacked_along_k(weight) ? weight.cols : weight.rows) *= problem.experts;
+  return weight;
+}
+
+// What the wgmma kernels take for the weight.
+template <class W>
+W wgmma_weight(const GroupedProblemOf<W> &problem) {
+  return stacked_along_k(problem.weight) ? expert_weight(problem) : stack_weight(problem);
+}
+
+}  // namespace nf4::cuda
