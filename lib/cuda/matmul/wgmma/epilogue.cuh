@@ -152,7 +152,7 @@ class Epilogue {
                         packed);
     }
     sync_subtile();
-    const int thread = consumer_thread() % (32 * kStoreWarps), which = thread % kChunks;
+    const int thread = static_cast<int>(threadIdx.x % (32 * kStoreWarps)), which = thread % kChunks;
     const int first = row - Layout::lane_row(lane_index()) - warp * 16 + which * 8;
 #pragma unroll
     for (int part = 0; part < kSubtileM / 16; ++part) {
