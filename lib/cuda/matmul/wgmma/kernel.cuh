@@ -45,7 +45,11 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Tile> shared, bool o
                   of_x ? 1 : 1 + kScaleArrivals);
     mbarrier_init(shared.barrier(of_x ? kXEmpty : kWeightEmpty, stage), kConsumerArrivals);
   }
-  if (of_x) mbarrier_init(shared.first_scales(), kScaleArrivals);
+  if (of_x) {
+    mbarrier_init(shared.first_scales(), kScaleArrivals);
+#pragma unroll
+    for (int part = 0; part < Smem::kParts; ++part) mbarrier_init(shared.partials(part), 1);
+  }
   fence_mbarrier_init();
 }
 
@@ -85,11 +89,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x < 128) {
     setmaxnreg_dec<WarpgroupRegisters<Tile>::kProducer>();
     produce<Tile, Scheduler>(args, shared);
-    // The two barriers of ClusterReduction::exchange.
-    if (!Scheduler::kStreamK && args.cluster_size > 1) {
-      cluster_sync_relaxed();
-      cluster_sync();
-    }
+    if (!Scheduler::kStreamK && args.cluster_size > 1)
+      ClusterReduction<Tile>(shared, args.cluster_size).prepare();
   } else {
     setmaxnreg_inc<WarpgroupRegisters<Tile>::kConsumer>();
     Epilogue<typename Decode::Element, Tile> epilogue(
