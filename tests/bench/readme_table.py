@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "gpu")]
 
 import sources  # noqa: E402
-from nf4bench import pages, plots, training_pages  # noqa: E402
+from nf4bench import experts_pages, pages, plots, training_pages  # noqa: E402
 from nf4bench.table import with_section  # noqa: E402
 
 README, FOLDER = ROOT / "README.md", ROOT / "docs" / "bench"
@@ -39,6 +39,8 @@ def texts(figures: dict) -> dict[Path, str]:
         made[FOLDER / "int4.md"] = pages.int4(figures, changed)
     if "training" in figures:
         made[FOLDER / "training.md"] = training_pages.page(figures, changed)
+    if "experts" in figures:
+        made[FOLDER / "experts.md"] = experts_pages.page(figures, changed)
     if pages.SWEEPS <= figures.keys():
         made[FOLDER / "sweeps.md"] = pages.sweeps(figures, changed)
     return made

@@ -223,6 +223,7 @@ def figures(build: Path, commit: str) -> dict:
         "models": Options(mode="models", build=build),
         "int4": Options(mode="int4", build=build),
         "training": Options(mode="training", build=build),
+        "experts": Options(mode="experts", build=build),
     }
     try:
         found = {name: modes.run(each) for name, each in options.items()}

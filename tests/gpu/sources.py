@@ -51,6 +51,7 @@ FIGURES = {
     "matmul-sweep": _MATMUL,
     "models": (*_MEMORY, *_MATMUL, *_BINDINGS),
     "training": (*_MEMORY, *_MATMUL, *_GRADIENT, *_BINDINGS),
+    "experts": (*_MATMUL, "lib/cuda/matmul_grouped/**/*", *_BINDINGS),
 }
 
 # A character that no other alternative begins with stands for itself. Words are matched whole, so

@@ -1,5 +1,6 @@
 //! Finds libnf4: the folder `NF4_LIB_DIR`, else what pkg-config knows as `nf4`. With the feature
-//! `vendored` it builds libnf4 with Meson instead, and links it statically.
+//! `vendored` it builds libnf4 with Meson instead, and links it statically. With the feature
+//! `dynamic-loading` there is nothing to link.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +16,8 @@ or, in a clone, that of a build:
     meson setup build-pkg -Dcuda=disabled && meson compile -C build-pkg
     export NF4_LIB_DIR=$PWD/build-pkg/lib
 
-Or install it where pkg-config finds nf4.pc (see PKG_CONFIG_PATH). The feature `vendored` builds it.";
+Or install it where pkg-config finds nf4.pc (see PKG_CONFIG_PATH). The feature `vendored` builds it,
+and with the feature `dynamic-loading` only a program that runs needs it.";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -25,8 +27,12 @@ fn main() {
     if env::var_os("DOCS_RS").is_some() {
         return;
     }
-    if env::var_os("CARGO_FEATURE_VENDORED").is_some() {
-        return link_vendored();
+    let feature = |name: &str| env::var_os(format!("CARGO_FEATURE_{name}")).is_some();
+    match (feature("VENDORED"), feature("DYNAMIC_LOADING")) {
+        (true, true) => fail("the features vendored and dynamic-loading exclude each other."),
+        (true, false) => return link_vendored(),
+        (false, true) => return,
+        (false, false) => {}
     }
     match env::var_os("NF4_LIB_DIR") {
         Some(folder) => link_folder(Path::new(&folder)),
@@ -180,8 +186,13 @@ fn link_installed() {
     };
     match paths.iter().find(|folder| library_in(folder).is_some()) {
         Some(folder) => link_folder(folder),
-        // pkg-config names no folder where the linker and the loader search anyway.
-        None => println!("cargo:rustc-link-lib=dylib=nf4"),
+        // pkg-config names no folder where the linker searches anyway.
+        None => {
+            println!("cargo:rustc-link-lib=dylib=nf4");
+            if let Ok(folder) = pkg_config::get_variable("nf4", "libdir") {
+                println!("cargo:lib_dir={folder}");
+            }
+        }
     }
 }
 

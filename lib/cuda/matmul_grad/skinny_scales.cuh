@@ -26,7 +26,7 @@ class GradScales {
 
   // The first into L2, which is allowed while the predecessor still writes.
   __device__ __forceinline__ void prefetch(const WeightView &weight) const {
-    Scales::Pair::prefetch(weight, min(block_, last_));
+    Scales::prefetch(weight, min(block_, last_));
   }
 
   // Those of the K-tile after the last one that was fetched. Past the last row they are those of

@@ -43,6 +43,10 @@ struct FlatScales {
   static __device__ __forceinline__ Fetched fetch(const WeightView &weight, int64_t block) {
     return {Load::load(static_cast<const Stored *>(weight.absmax) + block)};
   }
+  // Into L2, which is allowed while the predecessor still writes.
+  static __device__ __forceinline__ void prefetch(const WeightView &weight, int64_t block) {
+    prefetch_l2_sector(static_cast<const Stored *>(weight.absmax) + block);
+  }
   template <class Table>
   static __device__ __forceinline__ float finish(Fetched fetched, const Table &) {
     return fetched.absmax;
@@ -73,9 +77,6 @@ struct FlatScales {
   struct Pair {
     float2 absmax;
 
-    static __device__ __forceinline__ void prefetch(const WeightView &weight, int block) {
-      prefetch_l2_sector(static_cast<const Stored *>(weight.absmax) + block);
-    }
     template <class Load>
     __device__ __forceinline__ void fetch(const WeightView &weight, int block) {
       absmax = Load::load(
@@ -121,6 +122,10 @@ struct NestedScales {
     return {Load::load(weight.nested_absmax + (block >> weight.nested_blocksize_log2)),
             Load::load(static_cast<const Stored *>(weight.absmax) + block)};
   }
+  static __device__ __forceinline__ void prefetch(const WeightView &weight, int64_t block) {
+    prefetch_l2_sector(static_cast<const Stored *>(weight.absmax) + block);
+    prefetch_l2_sector(weight.nested_absmax + (block >> weight.nested_blocksize_log2));
+  }
   template <class Table>
   static __device__ __forceinline__ float finish(Fetched fetched, const Table &table) {
     return nested_scale(table[fetched.code], fetched.absmax, table.offset());
@@ -156,10 +161,6 @@ struct NestedScales {
     uint16_t codes;
     float absmax;
 
-    static __device__ __forceinline__ void prefetch(const WeightView &weight, int block) {
-      prefetch_l2_sector(static_cast<const Stored *>(weight.absmax) + block);
-      prefetch_l2_sector(weight.nested_absmax + (block >> weight.nested_blocksize_log2));
-    }
     template <class Load>
     __device__ __forceinline__ void fetch(const WeightView &weight, int block) {
       codes = Load::load(

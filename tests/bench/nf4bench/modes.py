@@ -9,6 +9,9 @@ from nf4bench import (
     cases,
     challenge,
     distributed,
+    experts,
+    experts_cases,
+    experts_decode,
     host,
     int4,
     int4_cases,
@@ -33,10 +36,8 @@ from nf4bench.rows import Bench, Report
 def bench(options: Options) -> Bench:
     """Everything that measures. Raises LibraryMissing."""
     gpu = Gpu()
-    # Those of matmul, models and int4 are others.
-    names = (
-        () if options.mode.startswith(("matmul", "models", "int4", "training")) else options.peers
-    )
+    others = ("matmul", "models", "int4", "training", "experts")  # which have their own
+    names = () if options.mode.startswith(others) else options.peers
     return Bench(gpu, Library(options.build), peers.load(names, gpu.place), options.replays)
 
 
@@ -76,6 +77,11 @@ def _training(made: Bench, options: Options, report: Report) -> dict:
     return training.run(made, found, _of(options, training_cases), report)
 
 
+def _experts(made: Bench, options: Options, report: Report) -> dict:
+    groups = _of(options, experts_cases)
+    return experts.run(made, experts.load(made.gpu.place), groups, experts_decode.QWEN3_MOE, report)
+
+
 PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
     "": lambda made, options, report: rows.run(made, _of(options, cases), report),
     "sweep": lambda made, options, report: sweep.dequantize(made, _sizes(options, sweep), report),
@@ -86,6 +92,7 @@ PROGRAMS: dict[str, Callable[[Bench, Options, Report], dict[str, Any]]] = {
     "models": _models,
     "int4": _int4,
     "training": _training,
+    "experts": _experts,
 }
 
 

@@ -40,6 +40,7 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("shapes", "quick", "replays"),
     ),
     "training": ("a QLoRA step through transformers and PEFT", ("quick", "replays")),
+    "experts": ("mixture of experts beside dense bf16 and peers", ("quick", "replays", "plots")),
     "distributed": ("two GPUs: a QLoRA step under FSDP2, a token under tensor parallelism", ()),
     "before": (
         "this checkout beside the one in DIR, both already built: dequantize, quantize, matmul, "

@@ -18,9 +18,10 @@ MATMUL_PLOT = "Matmul: microseconds by rows of x, for each weight"
 WORK = {
     "bench": "dequantize and quantize", "challenge": "Unsloth's puzzle", "call": "a call",
     "matmul": "matmul", "models": "whole models", "int4": "integer weights",
-    "training": "QLoRA steps", "sweep": "dequantize", "matmul-sweep": "matmul",
+    "training": "QLoRA steps", "experts": "mixture of experts", "sweep": "dequantize",
+    "matmul-sweep": "matmul",
 }  # fmt: skip
-SHOWN, SWEEPS = tuple(WORK)[:7], {"sweep", "matmul-sweep"}
+SHOWN, SWEEPS = tuple(WORK)[:8], {"sweep", "matmul-sweep"}
 
 
 def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[str]:
@@ -33,7 +34,7 @@ def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[s
     ]
 
 
-def _versions(peers: Mapping[str, Row], texts: Mapping[str, str]) -> list[str]:
+def versions(peers: Mapping[str, Row], texts: Mapping[str, str]) -> list[str]:
     """A sentence of what the peers are; and one for each that is missing."""
     there = {name: each["version"] for name, each in peers.items() if "version" in each}
     found = [texts[name].format(version) for name, version in there.items() if name in texts]
@@ -63,6 +64,7 @@ README_ROWS: list[tuple[str, Row]] = [
         ("int4", {"shape": LARGE, "m": m, "dtype": "bf16", "launch": "plain"})
         for m in (1, 16, 1024)
     ),
+    *(("experts", {"model": "Qwen3-30B-A3B", "work": "layer", "tokens": m}) for m in (1, 64, 1024)),
     ("models", {"work": "decode", "batch": 1, **_WHOLE}),
     ("models", {"work": "prefill", **_WHOLE}),
     ("models", {"work": "training", **_WHOLE}),
@@ -70,10 +72,13 @@ README_ROWS: list[tuple[str, Row]] = [
 
 
 _BESIDE = ("bitsandbytes", "dense", "humming")
+# Of experts: bitsandbytes' dequantize, and grouped_mm.
+_AS_PEER = {"dequantize + dense": "bitsandbytes"}
 
 
 def _readme_row(name: str, row: Row) -> dict:
     forms = row.get("forms", row.get("peers"))
+    forms = {_AS_PEER.get(n, n): each for n, each in forms.items()}
     over = {n: f"{forms[n]['ratio']:.2f}x" if n in forms else tables.NOTHING for n in _BESIDE}
     made = dict(over)
     if name == "models":
@@ -81,6 +86,12 @@ def _readme_row(name: str, row: Row) -> dict:
         return made | {
             "work": f"LLaMA-7B, {tables.work(row)}", "shape": tables.NOTHING, "us": f"{us:.0f}",
             "speed": tables.NOTHING,
+        }  # fmt: skip
+    if name == "experts":
+        work = f"{row['model']}, experts of a layer, {row['tokens']} tokens"
+        speed = f"{row['gb_per_s']:.0f} GB/s of 4-bit weights"
+        return made | {
+            "work": work, "shape": tables.NOTHING, "us": f"{row['us']:.1f}", "speed": speed,
         }  # fmt: skip
     kind = "GPTQ matmul" if name == "int4" else "matmul"
     work = row["work"] if name == "bench" else f"{kind}, M = {row['m']}"
@@ -125,7 +136,7 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
 
 def method(bench: Row) -> str:
     most = max(row["of_roofline"] for row in bench["rows"])
-    versions = {name: f"{tables.NAMES[name]} is {{}}" for name in bench["peers"]}
+    named = {name: f"{tables.NAMES[name]} is {{}}" for name in bench["peers"]}
     return " ".join([
         f"Measured on one {bench['device']} on {bench['date']}, all columns in one run: medians "
         "of CUDA-graph replays over rotating buffers, bits compared first. The bandwidth roofline "
@@ -134,7 +145,7 @@ def method(bench: Row) -> str:
         f"configuration suits a size better it is over 100%, here up to {most:.0%}. "
         "bitsandbytes' quantize cannot be captured: both are timed as eager calls (our time "
         "follows the ratio); bitsandbytes allocates its outputs, we write into preallocated ones.",
-        *_versions(bench["peers"], versions),
+        *versions(bench["peers"], named),
     ])  # fmt: skip
 
 
@@ -170,7 +181,7 @@ def matmul_method(matmul: Row) -> str:
         "y = x W^T, timed as above, with M rows of x; each result is first compared with the "
         "product in float64. The bandwidth roofline is one read of the packed weight and its "
         "scales, launched alike.",
-        *_versions(matmul["peers"], {
+        *versions(matmul["peers"], {
             "bitsandbytes": "bitsandbytes {} is its matmul_4bit, at M = 1 its gemv_4bit if faster",
             "dense": "dense is torch {}'s linear (cuBLAS) with the dequantized weight",
             "tinygemm": "int4 is torch {}'s int4 kernel in groups of 64, on rearranged bytes of a "
@@ -227,7 +238,7 @@ def models_method(models: Row) -> str:
         f"{models_cases.CONTEXT}; forward + backward is of adapters of rank "
         f"{models_cases.LORA_RANK} beside q and v, through "
         "frozen weights. The head is dense in all. Results are first compared with bitsandbytes'.",
-        *_versions(models["peers"], {
+        *versions(models["peers"], {
             "bitsandbytes": "bitsandbytes {} is Linear4bit, NF4 doubly quantized, on its own "
             "kernels; the drop-in is the same layers on libnf4's, timed in eager mode",
             "dense": "dense is torch {}'s Linear in bf16",
@@ -288,7 +299,7 @@ def int4(figures: Row, changed: Collection[str] = ()) -> str:
         "of x. Ours is GPTQ's layout. The other layouts, act order (g_idx at random; reordered: "
         "after nf4.reorder) and NF4 (flat, nested) are weights of the same shape in the public "
         "call. The Triton kernels are written for the comparison.",
-        *_versions(described, {
+        *versions(described, {
             "dense": "dense is torch {}'s linear (cuBLAS) with the dequantized weight",
             "humming": "Humming {} multiplies rearranged bytes",
             "split-K": "split-K Triton dequantizes in the kernel and adds parts of K atomically, "

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nf4bench import experts_cases
 from nf4bench.table import Row, grouped, shape
 from nf4bench.tables import NAMES
 
@@ -29,6 +30,10 @@ ROOFLINES = {
     "write": ("writes alone", "#cc79a7"),
 }  # fmt: skip
 PEERS = {"bitsandbytes": "#cc79a7", "dense": "#009e73", "tinygemm": "#e69f00"}
+EXPERTS = {
+    experts_cases.DENSE: "#009e73", experts_cases.DEQUANTIZED: "#cc79a7",
+    experts_cases.GROUPED_NF4: "#e69f00",
+}  # fmt: skip
 DARK = "#333333"
 
 
@@ -127,6 +132,13 @@ def _lines(rows: Sequence[Row], peers: Iterable[str]) -> Iterable[tuple[str, str
     yield "reading the weight once", DARK, "--", read
 
 
+def _logarithmic(axes: Any, x: str, title: str) -> None:
+    axes.set_xscale("log", base=2)
+    ticks = [2**power for power in range(0, 13, 2)]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set(yscale="log", xlabel=x, ylabel="µs", title=title)
+
+
 def time_by_rows(panels: Sequence[Any], matmul: Row) -> None:
     """Log-log, a panel for each weight in bf16: ours, the peers, the roofline."""
     by_weight = _by_weight(matmul)
@@ -135,30 +147,53 @@ def time_by_rows(panels: Sequence[Any], matmul: Row) -> None:
             if points:
                 x, y = zip(*points, strict=True)
                 axes.plot(x, y, style, color=colour, label=label, linewidth=1, markersize=4)
-        axes.set_xscale("log", base=2)
-        ticks = [2**power for power in range(0, 13, 2)]
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.set(yscale="log", xlabel="M, rows of x", ylabel="µs", title=f"{title}, bf16, nested")
+        _logarithmic(axes, "M, rows of x", f"{title}, bf16, nested")
     for axes in panels[len(by_weight) :]:
+        axes.set_axis_off()
+
+
+# ---- Experts ----------------------------------------------------------------------------
+
+
+def _by_stack(experts: Row) -> dict[str, list[Row]]:
+    return grouped(experts["rows"], lambda row: f"{row['model']}, {row['work']}")
+
+
+def time_by_tokens(panels: Sequence[Any], experts: Row) -> None:
+    """Log-log, a panel for each work of each model: ours and the peers."""
+    by_stack = _by_stack(experts)
+    for axes, (title, rows) in zip(panels, by_stack.items(), strict=False):
+        axes.plot([row["tokens"] for row in rows], [row["us"] for row in rows], "o-",
+                  color=COLOURS["plain"], label="libnf4", linewidth=1, markersize=4)  # fmt: skip
+        for name, colour in EXPERTS.items():
+            some = [row for row in rows if name in row["peers"]]
+            x, y = [row["tokens"] for row in some], [row["peers"][name]["us"] for row in some]
+            if some:
+                axes.plot(x, y, ".-", color=colour, label=name, linewidth=1, markersize=4)
+        _logarithmic(axes, "tokens", title)
+    for axes in panels[len(by_stack) :]:
         axes.set_axis_off()
 
 
 # ---- Files ------------------------------------------------------------------------------
 
-# What draws each plot, by the name of its figures; onto one axes, or onto a panel for each weight.
+# What draws each plot, by the name of its figures; onto one axes, or onto a panel for each of
+# PANELS.
 PLOTS: dict[str, dict[str, Callable]] = {
     "bench": {"speedup": speedup, "of_roofline": of_roofline, "roofline": roofline},
     "matmul": {"matmul": time_by_rows},
+    "experts": {"experts": time_by_tokens},
 }
+PANELS: dict[Callable, Callable] = {time_by_rows: _by_weight, time_by_tokens: _by_stack}
 
 
 def _drawn(pyplot: Any, draw: Callable, figures: Row) -> Any:
     """With one legend for all panels, each label once."""
-    if draw is not time_by_rows:
+    if draw not in PANELS:
         figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
         draw(axes, figures)
     else:
-        rows = -(-max(1, len(_by_weight(figures))) // 2)
+        rows = -(-max(1, len(PANELS[draw](figures))) // 2)
         size = {"figsize": (9, 3.75 * rows), "squeeze": False}
         figure, grid = pyplot.subplots(rows, 2, layout="constrained", **size)
         draw(list(grid.flat), figures)
@@ -189,7 +224,7 @@ def stale(folder: Path, name: str, figures: Row) -> list[Path]:
 
 
 def write(folder: Path, name: str, figures: Row) -> list[Path]:
-    """Makes every plot of these figures, "bench" or "matmul"; the files that were written."""
+    """Makes every plot of these figures, one of PLOTS; the files that were written."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -26,7 +26,8 @@ NAMES = {
     "dense": "dense", "tinygemm": "int4", "humming": "Humming", "split-K": "split-K Triton",
     "AutoGPTQ": "AutoGPTQ's Triton", "awq": "AWQ", "compressed-tensors": "compressed-tensors",
     "act order": "act order", "reordered": "reordered", "nf4": "NF4", "nf4 nested": "NF4 nested",
-    "gptq": "GPTQ", "gptq_v2": "GPTQ v2",
+    "gptq": "GPTQ", "gptq_v2": "GPTQ v2", "dequantize + dense": "dequantize + dense",
+    "grouped-nf4-gemm": "grouped-nf4-gemm",
 }  # fmt: skip
 AS_OPERATOR = " as an operator"  # a peer's name with this: its call, made one of torch's
 SPREAD = number("deciles", "{spread[0]:.2f}..{spread[1]:.2f}")

@@ -40,6 +40,14 @@ MATMUL = figures(
 )  # fmt: skip
 
 
+def experts_row(us: float, tokens: int, **peers: float) -> dict:
+    found = {name.replace("_", "-"): {"us": each} for name, each in peers.items()}
+    return {"model": "M", "work": "layer", "tokens": tokens, "us": us, "peers": found}
+
+
+EXPERTS = {"rows": [experts_row(5, 1, dense=20, grouped_nf4_gemm=60), experts_row(9, 8, dense=30)]}
+
+
 def lines(axes) -> dict[str, list[tuple[float, float]]]:
     return {
         line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
@@ -82,8 +90,20 @@ def test_matmul_has_a_panel_for_each_weight_in_bf16() -> None:
     pyplot.close(figure)
 
 
+def test_experts_have_a_panel_for_each_work_of_a_model() -> None:
+    figure, grid = pyplot.subplots(1, 2)
+    plots.time_by_tokens(list(grid), EXPERTS)
+    layer, none = grid
+    assert lines(layer) == {
+        "libnf4": [(1, 5), (8, 9)], "dense": [(1, 20), (8, 30)], "grouped-nf4-gemm": [(1, 60)],
+    }  # fmt: skip
+    assert layer.get_title() == "M, layer" and not none.axison
+    pyplot.close(figure)
+
+
 @pytest.mark.parametrize(
-    "name, made", [("bench", BENCH), ("matmul", MATMUL), ("bench", BENCH | {"rows": []})]
+    "name, made",
+    [("bench", BENCH), ("matmul", MATMUL), ("experts", EXPERTS), ("bench", BENCH | {"rows": []})],
 )
 def test_plots_are_written_alike_and_stale_for_other_figures(
     name: str, made: dict, tmp_path: Path

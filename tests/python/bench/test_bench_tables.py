@@ -154,9 +154,9 @@ def test_a_sweep_marks_the_best_the_chosen_and_the_refused() -> None:
 def test_readme_has_its_rows_and_only_what_it_wants() -> None:
     names = ("bench", "challenge", "call", "matmul", "models")
     recorded = {name: figures(name) for name in names}
-    of_int4 = [name for name, _ in pages.README_ROWS if name == "int4"]
+    others = [name for name, _ in pages.README_ROWS if name in ("int4", "experts")]
     shown = cells(pages.readme(recorded).split("\n\n")[1])
-    assert len(shown) == len(pages.README_ROWS) - len(of_int4) == 10
+    assert len(shown) == len(pages.README_ROWS) - len(others) == 10
     large = {"shape": [14336, 4096]}
     recorded["bench"] = figures("bench", row(**large), row(**large, **PDL), row(dtype="fp16"))
     recorded["matmul"] = figures("matmul", matmul_row(), matmul_row(m=128), matmul_row(m=2))

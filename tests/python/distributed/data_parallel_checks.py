@@ -131,48 +131,55 @@ def check_replicate(rank, world):
 
 
 def check_peft(rank, world):
-    """Adapters are sharded and trained beside weights that are not; the losses are one process's,
-    as both ranks have the same x."""
+    """Adapters are sharded and trained beside weights that are not: 50 steps, each rank with its
+    part of the batch, beside one process with all of it."""
+    for kind in ("nested", "gptq"):
+        expected = adapter_losses(adapted(kind), torch.cat)
+        made = adapted(kind)
+        shard(made.base_model.model.blocks)
+        found = torch.tensor(adapter_losses(made, lambda each: each[rank]))
+        torch.distributed.all_reduce(found)
+        assert expected[-1] < 0.9 * expected[0]
+        torch.testing.assert_close((found / world).tolist(), expected, rtol=1e-3, atol=0)
+        weights = [each for each in made.parameters() if each.requires_grad]
+        assert weights and all(isinstance(each, DTensor) for each in weights)
+        block = made.base_model.model.blocks[0]
+        block.unshard()
+        said = {"nested": "the layer is prepared for fully_shard", "gptq": "into an Int4Linear"}
+        with pytest.raises(nf4.InvalidArgument, match=said[kind]):
+            made.merge_adapter()
+        assert not block.up.merged_adapters
+
+
+def adapted(kind):
     import peft
 
-    def adapted():
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.blocks = model("nested")
-                self.requires_grad_(False)
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = model(kind)
+            self.requires_grad_(False)
 
-            def forward(self, x):
-                return self.blocks(x)
+        def forward(self, x):
+            return self.blocks(x)
 
-        torch.manual_seed(3)
-        config = peft.LoraConfig(target_modules=["up", "down"], init_lora_weights=False)
-        return peft.get_peft_model(Model(), config)
+    torch.manual_seed(3)
+    config = peft.LoraConfig(target_modules=["up", "down"], init_lora_weights=False)
+    return peft.get_peft_model(Model(), config)
 
-    def losses(made, steps=20):
-        trained = [each for each in made.parameters() if each.requires_grad]
-        optimizer, found = torch.optim.AdamW(trained, lr=1e-2), []
-        for at in range(steps):
-            loss = (made(inputs(at % 4)) - 1).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found.append(loss.item())
-        return found
 
-    expected = losses(adapted())
-    made = adapted()
-    shard(made.base_model.model.blocks)
-    found = losses(made)
-    assert expected[-1] < 0.9 * expected[0]
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
-    weights = [each for each in made.parameters() if each.requires_grad]
-    assert weights and all(isinstance(each, DTensor) for each in weights)
-    block = made.base_model.model.blocks[0]
-    block.unshard()
-    with pytest.raises(nf4.InvalidArgument, match="the layer is prepared for fully_shard"):
-        made.merge_adapter()
-    assert not block.up.merged_adapters
+def adapter_losses(made, batch_of, steps=50):
+    """batch_of: of the batches of both ranks."""
+    trained = [each for each in made.parameters() if each.requires_grad]
+    optimizer, found = torch.optim.AdamW(trained, lr=1e-2), []
+    for at in range(steps):
+        x = batch_of([inputs(2 * (at % 4)), inputs(2 * (at % 4) + 1)])
+        loss = (made(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
 
 
 def check_of_bitsandbytes(rank, world):

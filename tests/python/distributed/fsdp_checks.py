@@ -102,7 +102,7 @@ def step(made, x):
 def grads_of(made):
     grads = {name: each.grad for name, each in made.named_parameters() if each.requires_grad}
     return {
-        name: each.full_tensor() if isinstance(each, DTensor) else each
+        name: each.to(DEVICE).full_tensor() if isinstance(each, DTensor) else each
         for name, each in grads.items()
     }
 
@@ -368,6 +368,8 @@ def check_meta(rank, world):
         with torch.device("meta"):
             made = model_of_zeros(kind)
         shard(made)
+        with pytest.raises(RuntimeError, match="the layer is on meta"):
+            made.load_state_dict(shard(model(kind)).state_dict())
         made.to_empty(device=DEVICE)
         made.load_state_dict(shard(model(kind)).state_dict())
         assert torch.equal(made(inputs()), one(inputs()))

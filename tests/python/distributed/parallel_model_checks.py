@@ -35,7 +35,7 @@ def cut(made, mesh, **options):
 
 def check_adapters(rank, world):
     """Forward and backward, twice, as in one process; ranks begin with other adapters."""
-    for kind in ("nested", "flat"):
+    for kind in ("nested", "flat", "gptq", "act order"):
         whole, made = adapted(kind), adapted(kind, seed=7 + rank)
         cut(made, mesh_of(world))
         for seed in (1, 2):
@@ -58,6 +58,33 @@ def check_adapters(rank, world):
             close(ours.grad, getattr(getattr(layers, name), other).default.weight.grad)
         with torch.no_grad():
             close(made(x), whole(x))
+
+
+def check_losses(rank, world):
+    """50 steps beside one process, with gradients that are clipped."""
+
+    def losses(made, clip):
+        trained = [each for each in made.parameters() if each.requires_grad]
+        optimizer, found = torch.optim.AdamW(trained, lr=3e-3), []
+        for at in range(50):
+            loss = (made(inputs(4, IN, seed=at % 4)) - 1).square().mean()
+            loss.backward()
+            clip(made)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    mesh = mesh_of(world)
+    for kind in ("nested", "gptq"):
+        whole, made = adapted(kind), adapted(kind)
+        cut(made, mesh)
+        found = losses(made, lambda made: clip_grad_norm_(made, 0.5, mesh))
+        expected = losses(
+            whole, lambda made: torch.nn.utils.clip_grad_norm_(made.parameters(), 0.5)
+        )
+        assert expected[-1] < 0.9 * expected[0]
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
 
 
 def check_merged_adapters(rank, world):

@@ -141,8 +141,10 @@ def test_with_adapters(tmp_path, monkeypatch):
     assert all(each.is_meta for each in model.parameters())
     seeds = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    before = torch.get_rng_state()
     load_checkpoint(model, tmp_path / "m")
-    assert not seeds  # a GPU's numbers go on as they would have
+    # Numbers of the CPU and of GPUs go on as they would have.
+    assert torch.equal(torch.get_rng_state(), before) and not seeds
     assert torch.equal(model(TOKENS).logits, expected(TOKENS).logits)
     layer = model.get_submodule("base_model.model.model.layers.1.mlp.down_proj")
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight

@@ -1,4 +1,4 @@
-"""What test_gpu_parallel.py has two processes check, each with a GPU: layers that are cut, beside
+"""What test_gpu_distributed.py has two processes check, each with a GPU: layers that are cut, beside
 the same layers on one GPU."""
 
 import gc

@@ -100,13 +100,14 @@ def test_every_program_of_the_bench_is_in_the_figures(
         "models": "models",
         "int4": "int4",
         "training": "training",
+        "experts": "experts",
     }
     assert {each["commit"] for each in found.values()} == {"abc"}
     assert sources.changed(found) == set()
     assert asked == [
         ("", None, tmp_path), ("challenge", 200, tmp_path), ("call", None, tmp_path),
         ("matmul", None, tmp_path), ("models", None, tmp_path), ("int4", None, tmp_path),
-        ("training", None, tmp_path),
+        ("training", None, tmp_path), ("experts", None, tmp_path),
     ]  # fmt: skip
 
     for error in (check.WrongResult("triton: 3 of 9"), library.LibraryMissing("no such file")):

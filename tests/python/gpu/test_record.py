@@ -182,9 +182,9 @@ def test_figures_are_stale_where_their_own_code_changes(tmp_path: Path) -> None:
     }
     assert sources.changed(stamped, tmp_path) == set()
     expected = {
-        "matmul": {"int4", "matmul", "matmul-sweep", "models", "training"},
+        "matmul": {"experts", "int4", "matmul", "matmul-sweep", "models", "training"},
         "bench": {"bench", "challenge", "int4", "models", "sweep", "training"},
-        "call": {"call", "challenge", "models", "training"},
+        "call": {"call", "challenge", "experts", "models", "training"},
     }
     for name, file in files.items():
         (tmp_path / file).write_text("after")

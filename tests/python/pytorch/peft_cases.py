@@ -16,13 +16,14 @@ from nf4.torch.peft import layers
 from torch import nn
 
 IN, OUT, RANK = 128, 192, 8
-BASES = ("NF4Linear", "Linear4bit")
+BASES = ("NF4Linear", "Linear4bit", "Int4Linear")
 
 
 class Model(nn.Module):
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
         self.linear = linear
+        self.one = nn.Parameter(torch.ones(()), requires_grad=False)  # PEFT asks for its device
         self.is_loaded_in_4bit = isinstance(linear, bnb.nn.Linear4bit)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,12 +38,16 @@ def base(kind: str, dtype: torch.dtype, bias: bool) -> nn.Module:
     made = made.to("cpu")
     if bias:
         made.bias = nn.Parameter(torch.randn(OUT, dtype=dtype), requires_grad=False)
+    if kind == "Int4Linear":
+        linear = nn.Linear(IN, OUT, bias=False)
+        linear.weight, linear.bias = nn.Parameter(weight), made.bias
+        return nf4.torch.Int4Linear.from_linear(linear, group_size=32, compute_dtype=dtype)
     return made if kind == "Linear4bit" else nf4.torch.NF4Linear.from_bitsandbytes(made)
 
 
 def dense(linear: nn.Module) -> nn.Linear:
     """The same weight."""
-    if not isinstance(linear, nf4.torch.NF4Linear):
+    if isinstance(linear, bnb.nn.Linear4bit):
         linear = nf4.torch.NF4Linear.from_bitsandbytes(linear)
     made = linear.to_linear(linear.compute_dtype)
     made.bias = copy.deepcopy(made.bias)

@@ -16,56 +16,8 @@ torch_cases.require("torch", "transformers")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from experts_cases import MODELS, SIZES, TOKENS, dense_twin, qwen3  # noqa: E402
 from nf4.torch import NF4Experts, quantize_model  # noqa: E402
-from torch import nn  # noqa: E402
-
-TOKENS = torch.arange(22).view(2, 11)
-_SIZES = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "vocab_size": 100,
-}  # fmt: skip
-
-
-def qwen3():
-    config = transformers.Qwen3MoeConfig(
-        **_SIZES, moe_intermediate_size=64, num_experts=6, num_experts_per_tok=2, head_dim=32
-    )
-    return transformers.Qwen3MoeForCausalLM(config).eval()
-
-
-def mixtral():
-    config = transformers.MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2)
-    return transformers.MixtralForCausalLM(config).eval()
-
-
-def gpt_oss():
-    """Transposed, with biases and a gate of its own over interleaved columns."""
-    config = transformers.GptOssConfig(
-        **_SIZES, num_local_experts=4, num_experts_per_tok=2, head_dim=32
-    )
-    model = transformers.GptOssForCausalLM(config).eval()
-    for name, parameter in model.named_parameters():
-        if "bias" in name or "sinks" in name:
-            nn.init.normal_(parameter, std=0.1)
-    return model
-
-
-MODELS = {"qwen3": qwen3, "mixtral": mixtral, "gpt-oss": gpt_oss}
-
-
-def dense_twin(model):
-    """The same model with the dequantized weights, computed by transformers' own loop."""
-    twin = copy.deepcopy(model)
-    nf4.torch.to_dense(twin)
-    for module in list(twin.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, NF4Experts):
-                dense = child.dequantize()
-                delattr(module, name)
-                weight = dense.transpose(1, 2).contiguous() if module.is_transposed else dense
-                setattr(module, name, nn.Parameter(weight, requires_grad=False))
-                module.config._experts_implementation = "eager"
-    return twin
 
 
 def stacks_of(model):
@@ -179,7 +131,7 @@ def test_what_is_refused_changes_nothing(break_it, options, message):
 
 def test_experts_that_begin_within_a_block_are_named():
     config = transformers.Qwen3MoeConfig(
-        **_SIZES | {"num_hidden_layers": 1},
+        **SIZES | {"num_hidden_layers": 1},
         moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2, head_dim=32,
     )  # fmt: skip
     model = transformers.Qwen3MoeForCausalLM(config)

@@ -140,7 +140,7 @@ def test_only_what_is_asked_for(fused):
     assert fused.count == 2
 
 
-@pytest.mark.parametrize("kind", BASES)
+@pytest.mark.parametrize("kind", BASES[:2])  # integers have no dX kernel
 def test_the_gradient_of_a_sum(kind, monkeypatch):
     """One number, expanded: no dense weight is made for it."""
     ours, theirs = pair(kind)

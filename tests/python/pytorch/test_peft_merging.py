@@ -187,3 +187,10 @@ def test_requantize():
     with pytest.raises(InvalidArgument, match=r"weight is of shape \(128, 192\); expected"):
         linear.requantize(wanted.t())
     assert dense(linear).weight.shape == (OUT, IN)
+
+
+def test_no_merge_into_integers():
+    ours, _ = pair("Int4Linear")
+    with pytest.raises(InvalidArgument, match="into an Int4Linear.*; expected adapters that stay"):
+        ours.merge_adapter()
+    assert not layer_of(ours).merged

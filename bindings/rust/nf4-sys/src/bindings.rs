@@ -545,7 +545,7 @@ const _: () = {
         "Offset of field: nf4_device::dequant_variant",
     ][::core::mem::offset_of!(nf4_device, dequant_variant) - 296usize];
 };
-extern "C" {
+functions! {
     /// The name of a status, such as "NF4_STATUS_OK"; never NULL.
     pub fn nf4_status_string(status: nf4_status) -> *const ::core::ffi::c_char;
     /** What was wrong in the last call that failed on this thread: the argument and its

@@ -6,10 +6,25 @@
 //!
 //! # Linking
 //! The build looks in the folder that the environment variable `NF4_LIB_DIR` names,
-//! else asks pkg-config for `nf4`.
+//! else asks pkg-config for `nf4`. With the feature `vendored` it builds libnf4 and links it
+//! statically. With the feature `dynamic-loading` it links nothing: the first call loads
+//! libnf4, and `load` says why it cannot be loaded.
 #![no_std]
 #![allow(non_camel_case_types, non_upper_case_globals, missing_docs)]
+#![allow(clippy::missing_safety_doc)]
 #![allow(rustdoc::broken_intra_doc_links, rustdoc::invalid_html_tags)]
+
+/// What becomes of the functions that bindgen found: they are linked.
+#[cfg(not(feature = "dynamic-loading"))]
+macro_rules! functions {
+    ($($declarations:tt)*) => { extern "C" { $($declarations)* } };
+}
+
+#[cfg(feature = "dynamic-loading")]
+#[macro_use]
+mod loaded;
+#[cfg(feature = "dynamic-loading")]
+pub use loaded::{load, load_from, LoadError};
 
 #[rustfmt::skip]
 mod bindings;

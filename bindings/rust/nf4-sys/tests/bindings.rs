@@ -25,6 +25,7 @@ fn compiler_headers() -> Option<String> {
     Some(format!("-idirafter{}", folder.trim()))
 }
 
+/// The functions are the argument of a macro, which links them or loads them.
 fn generate() -> String {
     bindgen::Builder::default()
         .header(header().to_str().expect("a path in UTF-8"))
@@ -45,6 +46,7 @@ fn generate() -> String {
         .generate()
         .expect("bindgen reads nf4.h")
         .to_string()
+        .replace("\nextern \"C\" {\n", "\nfunctions! {\n")
 }
 
 /// Is there a libclang? One that was asked for by name has to load.

@@ -38,6 +38,10 @@ pub enum Error {
     /// what tells its version.
     #[error("wrong version of libnf4: {0}")]
     WrongVersion(String),
+    /// libnf4 cannot be loaded.
+    #[cfg(feature = "dynamic-loading")]
+    #[error(transparent)]
+    NotLoaded(#[from] sys::LoadError),
     /// A status that this crate does not know.
     #[error("unknown status {status} of libnf4: {detail}")]
     Unknown {
@@ -59,6 +63,8 @@ impl Error {
     /// The detail: which argument, which value.
     pub fn detail(&self) -> &str {
         match self {
+            #[cfg(feature = "dynamic-loading")]
+            Error::NotLoaded(error) => error.detail(),
             Error::InvalidArgument(detail)
             | Error::NoCuda(detail)
             | Error::NoDevice(detail)

@@ -55,6 +55,8 @@ impl Version {
 
 /// Has the library that was loaded the ABI that this crate calls?
 pub(crate) fn check_version() -> Result<()> {
+    #[cfg(feature = "dynamic-loading")]
+    sys::load()?;
     static CHECKED: OnceLock<Result<()>> = OnceLock::new();
     CHECKED.get_or_init(|| version().check()).clone()
 }

@@ -33,7 +33,9 @@
 //!
 //! # Building
 //! The crate `nf4-sys` links libnf4.so: from the folder in `NF4_LIB_DIR`, else as pkg-config
-//! finds it; with the feature `vendored` it builds libnf4 and links it statically.
+//! finds it; with the feature `vendored` it builds libnf4 and links it statically. With the
+//! feature `dynamic-loading` libnf4 is loaded when a program first needs it, or by `load`; where it
+//! cannot be, calls return `Error::NotLoaded`, and those that return no [`Result`] abort.
 
 mod batch;
 #[cfg(feature = "cudarc")]
@@ -70,6 +72,8 @@ pub use int4::{
 };
 pub use kind::Weight;
 pub use matmul::{matmul, matmul_into, Matrix, MatrixMut};
+#[cfg(feature = "dynamic-loading")]
+pub use nf4_sys::{load, load_from, LoadError};
 pub use ops::{dequantize, dequantize_into, quantize, quantize_into, Workspace};
 pub use scales::{Scales, ScalesMut, ScalesOf, ScalesRef};
 pub use spec::{Sizes, Spec};

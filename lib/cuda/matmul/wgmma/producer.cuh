@@ -29,6 +29,11 @@ __device__ __forceinline__ void load_x(const typename Tile::Args &args,
       uint64_t *const full = shared.barrier(kXFull, state.stage);
       mbarrier_wait_parity(shared.barrier(kXEmpty, state.stage), state.phase ^ 1);
       mbarrier_arrive_expect_tx(full, Smem::kXStageBytes);
+      if (steps == 1) {
+        begin_loads<typename Tile::Kind>(args);
+        if constexpr (Scheduler::kStreamK && Tile::kSplitK)
+          if (args.cluster_size > 1) SplitKReduction<Tile>::announce(args);
+      }
       for (int row = 0; row < Tile::kTileM; row += Smem::kXBoxRows)
         tma_load_2d(shared.x(state.stage) + row * kStepK * 2, &map, column_bytes, work.m + row,
                     full);
@@ -59,6 +64,7 @@ __device__ __forceinline__ void load_weight(const typename Tile::Args &args,
       uint64_t *const full = shared.barrier(kWeightFull, state.stage);
       mbarrier_wait_parity(shared.barrier(kWeightEmpty, state.stage), state.phase ^ 1);
       mbarrier_arrive_expect_tx(full, SharedLayout<Tile>::kWeightStageBytes);
+      if (k_tiles == 1) begin_loads<typename Tile::Kind>(args);
       return full;
     };
     for (int k_tile = work.k_tile; k_tile < work.k_tile_end; ++k_tile) {
@@ -102,25 +108,20 @@ template <class Tile, class Scheduler>
 __device__ __forceinline__ void produce(const typename Tile::Args &args,
                                         SharedStorage<Tile> shared) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  if (warp == 0 && lane == 0) prefetch_tensor_map(&args.x_map);
-  if constexpr (!Scheduler::kReadsMemory)
-    if (warp == 1 && lane == 0) prefetch_weight<Tile, Scheduler>(args);
-  const auto load_scales = [&] {
-    Tile::Kind::template load_scales<Tile, Scheduler>(args, shared,
-                                                      static_cast<int>(threadIdx.x) - 64);
-  };
-  // Int4ScaleLoader has much to compute before it waits.
-  if constexpr (Tile::Kind::kGroups && !Scheduler::kReadsMemory)
-    if (warp >= 2) return load_scales();
-  wait_for_inputs<typename Tile::Kind>(args);
-  pdl_launch_dependents<Sm90>();
+  // The work tiles are not known before.
+  if constexpr (Scheduler::kReadsMemory) wait_for_inputs<typename Tile::Kind>(args);
+  // Each waits for the predecessor when it knows what to load.
   if (warp == 0 && lane == 0) load_x<Tile, Scheduler>(args, shared);
   if (warp == 1 && lane == 0) {
-    if constexpr (Scheduler::kStreamK && Tile::kSplitK)
-      if (args.cluster_size > 1) SplitKReduction<Tile>::announce(args);
+    prefetch_tensor_map(&args.weight_map);
+    prefetch_tensor_map(&args.x_map);
+    if constexpr (Tile::Kind::kGroups && !Scheduler::kReadsMemory)
+      prefetch_weight<Tile, Scheduler>(args);
     load_weight<Tile, Scheduler>(args, shared);
   }
-  if (warp >= 2) load_scales();
+  if (warp >= 2)
+    Tile::Kind::template load_scales<Tile, Scheduler>(args, shared,
+                                                      static_cast<int>(threadIdx.x) - 64);
 }
 
 }  // namespace

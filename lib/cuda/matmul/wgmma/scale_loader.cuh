@@ -16,8 +16,20 @@ namespace {
 template <class Scales>
 class LateScaleTable {
  public:
-  __device__ __forceinline__ LateScaleTable(const WeightView &weight, float *entries, int thread)
-      : entries_(entries), offset_(0) {
+  __device__ __forceinline__ explicit LateScaleTable(float *entries)
+      : entries_(entries), offset_(0) {}
+
+  // Into L2, which is allowed while the predecessor still writes.
+  static __device__ __forceinline__ void prefetch(const WeightView &weight, int thread) {
+    constexpr int kOfSector = 8;
+    if constexpr (Scales::kTableSize > 0) {
+      if (thread == kScaleThreads - 1) prefetch_l2_sector(weight.nested_offset);
+      if (thread < Scales::kTableSize / kOfSector)
+        prefetch_l2_sector(weight.nested_code + thread * kOfSector);
+    }
+  }
+
+  __device__ __forceinline__ void load(const WeightView &weight, int thread) {
     if constexpr (Scales::kTableSize > 0) {
       offset_ = *weight.nested_offset;
 #pragma unroll
@@ -92,15 +104,22 @@ class ScaleLoader {
  public:
   __device__ __forceinline__ ScaleLoader(const typename Tile::Args &args,
                                          SharedStorage<Tile> shared, int thread)
-      : weight_(args.matmul.weight),
+      : args_(args),
+        weight_(args.matmul.weight),
         shared_(shared),
         thread_(thread),
-        table_(weight_, shared.scale_code(), thread) {}
+        table_(shared.scale_code()) {}
 
   // By vectors, each loaded as soon as there is room for it: where each step is a block and vectors
   // are aligned.
   __device__ __forceinline__ void load_vectors(const WorkTile &work, int64_t n_end) {
     Vector vectors[kRows];
+    if (first_) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        Scales::prefetch(weight_, vector_block(work, n_end, work.k_tile / kVectorKTiles, i));
+      begin();
+    }
     fetch_vectors(work, n_end, work.k_tile / kVectorKTiles, vectors);
     table_.store(thread_);
     for (int k_tile = work.k_tile; k_tile < work.k_tile_end; ++k_tile) {
@@ -116,6 +135,7 @@ class ScaleLoader {
 
   // Each scale by itself, a K-tile ahead.
   __device__ __forceinline__ void load_each(const WorkTile &work, int64_t n_end) {
+    if (first_) begin();
     const TileScales<Scales> scales(weight_, work.n, n_end);
     typename Scales::Fetched fetched[kRows][2];
     int elements[kRows];
@@ -153,15 +173,24 @@ class ScaleLoader {
   static constexpr int kVectorKTiles = Vector::kBlocks / 2;
   static constexpr int kRows = Tile::kTileN / kScaleThreads;  // of a thread
 
+  // Once, before the first load.
+  __device__ __forceinline__ void begin() {
+    table_.prefetch(weight_, thread_);
+    begin_loads<typename Tile::Kind>(args_);
+    table_.load(weight_, thread_);
+  }
+
+  // The first block of the index-th vector of this thread's i-th row.
+  __device__ __forceinline__ int64_t vector_block(const WorkTile &work, int64_t n_end, int index,
+                                                  int i) const {
+    const int64_t row = min(int64_t{work.n} + thread_ + i * kScaleThreads, n_end - 1);
+    return row * (weight_.cols / kStepK) + index * Vector::kBlocks;
+  }
   __device__ __forceinline__ void fetch_vectors(const WorkTile &work, int64_t n_end, int index,
                                                 Vector (&to)[kRows]) const {
-    const int64_t row_blocks = weight_.cols / kStepK;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int64_t row = min(int64_t{work.n} + thread_ + i * kScaleThreads, n_end - 1);
-      to[i] =
-          Vector::template fetch<LoadGlobal>(weight_, row * row_blocks + index * Vector::kBlocks);
-    }
+    for (int i = 0; i < kRows; ++i)
+      to[i] = Vector::template fetch<LoadGlobal>(weight_, vector_block(work, n_end, index, i));
   }
 
   __device__ __forceinline__ float2 *acquire() const {
@@ -175,6 +204,7 @@ class ScaleLoader {
     state_.advance();
   }
 
+  const typename Tile::Args &args_;
   const WeightView &weight_;
   const SharedStorage<Tile> shared_;
   const int thread_;

@@ -72,6 +72,13 @@ __device__ __forceinline__ void wait_for_inputs(const typename Kind::Args &args)
   pdl_wait<Sm90>();
 }
 
+// The same; then this kernel's dependent may start.
+template <class Kind>
+__device__ __forceinline__ void begin_loads(const typename Kind::Args &args) {
+  wait_for_inputs<Kind>(args);
+  pdl_launch_dependents<Sm90>();
+}
+
 // What the schedulers of a single weight have in common.
 struct SingleWeight {
   static constexpr bool kReadsMemory = false;  // which the predecessor may still write

@@ -144,6 +144,14 @@ class ColumnScales {
     }
   }
 
+  // Of the first K-tile.
+  template <class Scales>
+  __device__ __forceinline__ void prefetch() const {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i)
+      if (i * kScaleThreads < left_) Scales::prefetch(weight_, block_[i]);
+  }
+
   // The next K-tile's; past the last column nothing. A K-tile's columns are whole blocks, as rows
   // are multiples of 64.
   __device__ __forceinline__ void fetch(Fetched &to) {
@@ -168,10 +176,11 @@ class TransposedScaleLoader {
  public:
   __device__ __forceinline__ TransposedScaleLoader(const typename Tile::Args &args,
                                                    SharedStorage<Tile> shared, int thread)
-      : weight_(args.matmul.weight),
+      : args_(args),
+        weight_(args.matmul.weight),
         shared_(shared),
         thread_(thread),
-        table_(weight_, shared.scale_code(), thread),
+        table_(shared.scale_code()),
         least_right_(TransposedScaleStage::least_right(args.decode.exact)) {}
 
   template <class Pair>
@@ -179,6 +188,12 @@ class TransposedScaleLoader {
     using Columns = ColumnScales<Pair>;
     constexpr int kAhead = sizeof(Pair) > 8 ? 2 : 4;  // K-tiles between load and use
     Columns columns(weight_, work.n, work.k_tile * kTileK + thread_, expert);
+    if (first_) {
+      columns.template prefetch<Scales>();
+      table_.prefetch(weight_, thread_);
+      begin_loads<typename Tile::Kind>(args_);
+      table_.load(weight_, thread_);
+    }
     typename Columns::Fetched fetched[kAhead];
     int left = work.k_tile_end - work.k_tile;  // to fetch
 #pragma unroll
@@ -234,6 +249,7 @@ class TransposedScaleLoader {
     commit();
   }
 
+  const typename Tile::Args &args_;
   const WeightView &weight_;
   const SharedStorage<Tile> shared_;
   const int thread_;

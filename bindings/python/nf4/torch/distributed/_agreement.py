@@ -1,5 +1,6 @@
-"""Whether the ranks of a mesh have the same quantized layers: asked once, when a model is sharded.
-Ranks that differ would wait for bytes of another size, or multiply by another's."""
+"""Whether all ranks have the same, and did what they had to: asked when a model is sharded, cut or
+loaded. Ranks that differ would wait for bytes of another size, or multiply by another's; those of
+which one failed would wait for it."""
 
 from __future__ import annotations
 
@@ -38,50 +39,62 @@ def layers_of(
 def require_agreement(specs: Mapping[str, str], mesh: Any) -> None:
     """Raises InvalidArgument on every rank of a DeviceMesh where one has other layers, with the
     first that differs and the ranks. Every rank must call this."""
-    _require_alike(_gathered(specs, mesh))
+    _require_alike(gathered(specs, mesh))
 
 
-def agreed(name: str, work: Callable[[], tuple[_T, str]], mesh: Any) -> _T:
-    """The first result of `work`, once it has worked on every rank of a DeviceMesh and the second,
-    which says what this rank has, is the same there. Else its own exception where it failed, and on
-    other ranks InvalidArgument that names a rank that did, or one that has something else."""
+def agreed(
+    work: Callable[[], tuple[_T, str]],
+    error: Callable[[str], Exception] = InvalidArgument,
+    name: str = "the layer",
+    mesh: Any = None,
+) -> _T:
+    """The first result of `work`, once it has worked on every rank of a DeviceMesh, or of the
+    world, and the second, which says what this rank has of `name`, is the same there. Else its own
+    exception where it failed, and on other ranks `error` that says which rank failed and how, or
+    has something else: they would wait for this rank in the next collective."""
     result: Any = None
-    error: Exception | None = None
+    own: Exception | None = None
     said = ""
     try:
         result, said = work()
-    except Exception as raised:  # the others would wait for this rank
-        error = raised
-    failed = None if error is None else f"{type(error).__name__}: {error}"
-    found = _gathered((said, failed), mesh)
-    if error is not None:
-        raise error
+    except Exception as raised:  # what it is matters to no rank but this
+        own = raised
+    failed = None if own is None else f"{type(own).__name__}: {own}"
+    found = gathered((said, failed), mesh)
+    if own is not None:
+        raise own
     for rank, (_, reason) in found:
         if reason is not None:
-            raise InvalidArgument(f"{name or 'the layer'}: rank {rank} failed: {reason}")
-    _require_alike([(rank, {name: each}) for rank, (each, _) in found])
+            raise error(f"{name}: rank {rank} failed: {reason}")
+    _require_alike([(rank, {name: each}) for rank, (each, _) in found], error)
     return result
 
 
-def _gathered(said: _T, mesh: Any) -> list[tuple[int, _T]]:
-    """What each rank of the mesh says, with its number."""
+def gathered(said: _T, mesh: Any = None) -> list[tuple[int, _T]]:
+    """What each rank of the mesh, or of the world, says, with its number; this one's alone where
+    nothing is distributed."""
     import torch.distributed as dist
 
-    gathered: list[tuple[int, _T]] = [(dist.get_rank(), said)]
-    for dim in range(mesh.ndim):
-        group = mesh.get_group(dim)
+    if not (dist.is_available() and dist.is_initialized()):
+        return [(0, said)]
+    groups = [None] if mesh is None else [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    found: list[tuple[int, _T]] = [(dist.get_rank(), said)]
+    for group in groups:
         lists: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(lists, gathered, group=group)
-        gathered = [each for found in lists for each in found]
-    return gathered
+        dist.all_gather_object(lists, found, group=group)
+        found = [each for part in lists for each in part]
+    return found
 
 
-def _require_alike(gathered: list[tuple[int, Mapping[str, str]]]) -> None:
-    first, expected = gathered[0]
-    for rank, found in gathered[1:]:
-        for name in [*expected, *(name for name in found if name not in expected)]:
-            if found.get(name) != expected.get(name):
-                raise InvalidArgument(
+def _require_alike(
+    found: list[tuple[int, Mapping[str, str]]],
+    error: Callable[[str], Exception] = InvalidArgument,
+) -> None:
+    first, expected = found[0]
+    for rank, said in found[1:]:
+        for name in [*expected, *(name for name in said if name not in expected)]:
+            if said.get(name) != expected.get(name):
+                raise error(
                     f"ranks disagree about {name or 'the layer'}: rank {first} has "
-                    f"{expected.get(name, 'none')}, rank {rank} has {found.get(name, 'none')}"
+                    f"{expected.get(name, 'none')}, rank {rank} has {said.get(name, 'none')}"
                 )

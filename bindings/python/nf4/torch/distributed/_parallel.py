@@ -44,7 +44,7 @@ class _Parallel:
                 raise InvalidArgument("sections is given; expected None for layers of torch")
             return super()._apply(module, device_mesh)
         work = functools.partial(self._part_of, module, base, device_mesh)
-        ranges, part = agreed(self.layer_name, work, device_mesh)
+        ranges, part = agreed(work, name=self.layer_name or "the layer", mesh=device_mesh)
         keep(base, self.dim, ranges, part)
         before = functools.partial(input_of, self.input_layouts, self._desired, device_mesh)
         after = functools.partial(

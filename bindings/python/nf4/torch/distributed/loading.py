@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument, kind_of
-from nf4.torch.distributed import _adapters, _errors, _reading
+from nf4.torch.distributed import _adapters, _reading
+from nf4.torch.distributed._agreement import agreed, gathered
 from nf4.torch.distributed._filling import fill_layer
 from nf4.torch.distributed._names import Names
 from nf4.torch.modules import QuantizedLinear
@@ -47,12 +48,18 @@ def load_checkpoint(
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
     moved_to = torch_device(device) or torch.device("cpu")
-    opened = _errors.on_every_rank(path, functools.partial(_open, path))
+    fault = functools.partial(FormatError, path)
+    opened = agreed(functools.partial(_open, path), fault, "the checkpoint")
     with opened.checkpoint:
-        _errors.require_alike(path, opened.summary())
-        seed = _errors.gathered(int(torch.randint(2**62, ())))[0]
+        seed = gathered(_seed())[0][1]
         fill = functools.partial(_fill, model, opened, moved_to, seed)
-        _errors.on_every_rank(path, fill)
+        agreed(fill, fault, "the checkpoint")
+
+
+def _seed() -> int:
+    """Of adapters; torch's generator goes on where it was."""
+    with torch.random.fork_rng(devices=[]):
+        return int(torch.randint(2**62, ()))
 
 
 class _Opened(NamedTuple):
@@ -73,7 +80,7 @@ def _kind(weight: Weight) -> str:
     return f"{weight.format} of {size}"
 
 
-def _open(path: str | os.PathLike[str]) -> _Opened:
+def _open(path: str | os.PathLike[str]) -> tuple[_Opened, str]:
     checkpoint = Checkpoint(path)
     try:
         found = survey(checkpoint)
@@ -81,10 +88,11 @@ def _open(path: str | os.PathLike[str]) -> _Opened:
     except BaseException:
         checkpoint.close()
         raise
-    return _Opened(checkpoint, found)
+    opened = _Opened(checkpoint, found)
+    return opened, opened.summary()
 
 
-def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) -> None:
+def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) -> tuple[None, str]:
     checkpoint, found = opened
     names, adapters = Names.of(model, checkpoint), _adapters.untrained(model)
     _require_sources(model, names, opened, adapters)
@@ -97,6 +105,7 @@ def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) ->
         if own is not None:
             _reading.fill(own, checkpoint.owner[name], info, rows=names.rows(name))
     checkpoint.check_unchanged()
+    return None, ""
 
 
 def _require_sources(

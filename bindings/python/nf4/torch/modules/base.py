@@ -128,7 +128,10 @@ class QuantizedModule(nn.Module):
     def _load_parts(self, given: dict[str, Tensor | None], assign: bool | None) -> None:
         """Takes over parts of a weight by the names of attributes. This layer is prepared."""
         for name, tensor in given.items():
-            frozen_part.require_like(name, getattr(self, name), tensor)
+            own = getattr(self, name)
+            frozen_part.require_like(name, own, tensor)
+            if own is not None and not assign:
+                require_memory(own, tensor)
         for name, tensor in given.items():
             own = getattr(self, name)
             if frozen_part.is_part(own):

@@ -84,7 +84,7 @@ class Int4Linear(QuantizedLinear):
     column / group_size is not kept in memory, and is written for GPTQ alone. Whether zeros are
     those of "gptq" or "gptq_v2" cannot be told from a state_dict: config.json says it.
 
-    For adapters see NF4Linear.
+    For adapters see NF4Linear; merging one is refused.
     """
 
     __module__ = "nf4.torch.modules"  # where pickled layers look for it
@@ -189,6 +189,11 @@ class Int4Linear(QuantizedLinear):
     @property
     def group_size(self) -> int:
         return self.spec.group_size
+
+    @property
+    def weight(self) -> Tensor:
+        """The words of the codes, under the name by which PEFT looks for a layer's device."""
+        return self._buffers[KEYS[self.spec.layout]["packed"]]
 
     def parts(self) -> Int4Parts:
         buffers, keys = self._buffers, KEYS[self.spec.layout]

@@ -12,6 +12,7 @@ from nf4 import _convert, _torch
 from nf4.errors import InvalidArgument, shown
 from nf4.torch import _operators_grouped, functional
 from nf4.torch._checks import require_dense, require_tensor, torch_dtype
+from nf4.torch._expert_adapters import ExpertAdapter, added
 from nf4.torch._weight import WeightParts
 from nf4.torch.modules.base import torch_device
 from nf4.torch.modules.nf4_weight import NF4Weight, zeros
@@ -34,6 +35,9 @@ class NF4Experts(NF4Weight):
     """
 
     __module__ = "nf4.torch.modules"  # where pickled modules look for it
+
+    # What PEFT's adapters add, for the time of a forward (nf4/torch/peft/experts.py).
+    adapters: tuple[ExpertAdapter, ...] = ()
 
     _of_dense = "NF4Experts.from_dense"
     _kept: nf4.QuantizedTensor[Tensor] | None = None
@@ -113,11 +117,6 @@ class NF4Experts(NF4Weight):
         self.experts, self.out_features, self.in_features = shape
         self._places = None
 
-    def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
-        """The weight, dense: [experts, out_features, in_features]. dtype: by default that of the
-        weight before it was quantized."""
-        return functional.dequantize(self.quantized, dtype)
-
     def forward(
         self,
         x: Tensor,
@@ -134,7 +133,10 @@ class NF4Experts(NF4Weight):
         parts = self.parts()
         keeps = not (torch.compiler.is_compiling() or self.is_prepared())
         made = self._made(parts) if keeps else None
-        return _operators_grouped.linear_grouped(x, ends, x_index, bias, parts, made)
+        y = _operators_grouped.linear_grouped(x, ends, x_index, bias, parts, made)
+        for adapter in self.adapters:
+            y = added(y, x, ends, x_index, adapter)
+        return y
 
     def _made(self, parts: WeightParts) -> nf4.QuantizedTensor[Tensor] | None:
         """The parts as a QuantizedTensor, which is kept while their memory stays where it is."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor, nn
 
@@ -146,29 +144,6 @@ class NF4Linear(NF4Weight, QuantizedLinear):
         _state.require_quant_state("layer's quant_state", state)
         weight = _state.of_bitsandbytes(layer.weight.data, state)
         return cls._of(weight, layer.bias, layer.compute_dtype).train(layer.training)
-
-    def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
-        """The weight, dense: [out_features, in_features]. dtype: by default that of the weight
-        before it was quantized."""
-        return functional.dequantize(self.quantized, dtype)
-
-    def requantize(self, weight: Tensor) -> None:
-        """Takes a dense weight, [out_features, in_features], in the format that the layer has, on
-        its device. Raises what nf4.quantize raises, and InvalidArgument for a layer that is
-        prepared for fully_shard."""
-        self.require_unprepared()
-        if tuple(weight.shape) != (self.out_features, self.in_features):
-            raise InvalidArgument(
-                f"weight is of shape {tuple(weight.shape)}; expected "
-                f"{(self.out_features, self.in_features)}"
-            )
-        made = functional.quantize(
-            weight.detach().to(self.weight.device).contiguous(),
-            format=self.format,
-            blocksize=self.blocksize,
-            nested_blocksize=self.nested_blocksize,
-        )
-        self._take_weight(dataclasses.replace(made, dtype=self.dtype_before))
 
     def extra_repr(self) -> str:
         nested = f", nested_blocksize={self.nested_blocksize}" if self.nested_blocksize else ""

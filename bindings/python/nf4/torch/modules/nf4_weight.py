@@ -12,10 +12,10 @@ import nf4
 from nf4 import _torch
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument
-from nf4.torch import _state
+from nf4.torch import _state, functional
 from nf4.torch._weight import Spec, WeightParts
 from nf4.torch.modules.base import QuantizedModule, require_memory
-from nf4.typing import FormatName
+from nf4.typing import DTypeLike, FormatName
 from nf4.weight import no_weight
 
 SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
@@ -109,6 +109,27 @@ class NF4Weight(QuantizedModule):
     def quantized(self) -> nf4.QuantizedTensor[Tensor]:
         """The weight, for the functions of nf4 and nf4.torch. Memory is shared."""
         return self.parts().quantized(self.dtype_before)
+
+    def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
+        """The weight, dense, of its shape: [out_features, in_features], of experts [experts,
+        out_features, in_features]. dtype: by default that of the weight before it was quantized."""
+        return functional.dequantize(self.quantized, dtype)
+
+    def requantize(self, weight: Tensor) -> None:
+        """Takes a dense weight of its shape, in the format that it has, on its device. Raises what
+        nf4.quantize raises, and InvalidArgument for one that is prepared for fully_shard."""
+        self.require_unprepared()
+        if tuple(weight.shape) != self.spec.shape:
+            raise InvalidArgument(
+                f"weight is of shape {tuple(weight.shape)}; expected {self.spec.shape}"
+            )
+        made = functional.quantize(
+            weight.detach().to(self.weight.device).contiguous(),
+            format=self.format,
+            blocksize=self.blocksize,
+            nested_blocksize=self.nested_blocksize,
+        )
+        self._take_weight(dataclasses.replace(made, dtype=self.dtype_before))
 
     def parts(self) -> WeightParts:
         # As in QuantizedLinear.bias_in: the layer's tensors as they are now, in the shortest way.

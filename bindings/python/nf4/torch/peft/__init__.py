@@ -8,6 +8,8 @@ Importing nf4.torch is enough; as soon as PEFT is loaded, before or after, these
                         which change an NF4Linear (merging.py)
     utils.integrations.dequantize_module_weight
                         by which DoRA reads a weight
+    tuners.lora.layer.ParamWrapper, tuners.tuners_utils.BaseTuner._inject_parameters
+                        target_parameters of experts (experts.py)
 
 Functions whose source is not one that replacements.py knows, and patches, are left alone; so is
 everything over other base layers.
@@ -47,6 +49,7 @@ def _loaded(name: str) -> None:
     try:
         if name != LINEAR4BIT:
             replacements.replace_dequantize(_replaced, _left_alone)
+            replacements.replace_experts(_replaced, _left_alone)
         replacements.replace(_WHEN[name], _replaced, _left_alone)
     except Exception as error:
         warnings.warn(f"libnf4 does not serve {_WHEN[name]}: {error!r}", stacklevel=2)

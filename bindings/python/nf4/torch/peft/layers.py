@@ -22,12 +22,13 @@ from torch.compiler import is_dynamo_compiling
 from nf4.errors import InvalidArgument
 from nf4.torch import _private
 from nf4.torch._schemas import Parts
-from nf4.torch.modules import NF4Linear
+from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.peft import adapted
 from nf4.torch.peft.adapted import Adapter
 
 # (weight, bias, the dtype that the layer computes in) of a base layer for x, or None.
 Operands = tuple[Parts, "Tensor | None", torch.dtype]
+_OURS = (NF4Linear, Int4Linear)
 
 
 def _is_called_plainly(own: dict[str, Any]) -> bool:
@@ -112,11 +113,11 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def _is_served(base: nn.Module) -> bool:
-    return type(base) is NF4Linear or hasattr(type(base).forward, "nf4_operands")
+    return type(base) in _OURS or hasattr(type(base).forward, "nf4_operands")
 
 
 def _operands(base: nn.Module, x: Tensor, autocast: torch.dtype | None) -> Operands | None:
-    if type(base) is NF4Linear:
+    if type(base) in _OURS:
         dtype = autocast or base.compute_dtype or x.dtype
         return base.parts(), base.bias_in(dtype), dtype
     # Of bitsandbytes' layers, those whose forward is replaced (bitsandbytes/eager.py).
@@ -159,7 +160,7 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
     if not _fits(adapter, x, dtype, autocast is not None):
         return None
     y = adapted.linear(x.to(dtype) if casts else x, bias, weight, adapter)
-    if y is None or not casts or type(base) is NF4Linear:
+    if y is None or not casts or type(base) in _OURS:
         return y
     return y.to(x.dtype)  # as a Linear4bit does
 

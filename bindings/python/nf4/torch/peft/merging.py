@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nf4.torch.modules import NF4Linear
+from nf4.errors import InvalidArgument
+from nf4.torch.modules import Int4Linear, NF4Linear
 
 
 def dequantized(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,6 +21,8 @@ def dequantized(original: Callable[..., Any]) -> Callable[..., Any]:
     def dequantize_module_weight(module: torch.nn.Module) -> Any:
         if isinstance(module, NF4Linear):
             return module.dequantize()
+        if isinstance(module, Int4Linear):  # scales in fp16 would round every product
+            return module.dequantize(module.compute_dtype or torch.float32)
         return original(module)
 
     return dequantize_module_weight
@@ -73,6 +76,11 @@ def merge(
     @torch.no_grad()
     def merge(self: Any, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         base = self.get_base_layer()
+        if isinstance(base, Int4Linear):
+            raise InvalidArgument(
+                "an adapter is to be merged into an Int4Linear, whose codes were calibrated and "
+                "would only be rounded again; expected adapters that stay beside it"
+            )
         if not isinstance(base, NF4Linear):
             original(self, safe_merge=safe_merge, adapter_names=adapter_names)
             return

@@ -3,13 +3,14 @@ patched."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from nf4.torch import _replacing
 from nf4.torch._replacing import Replaced, found
-from nf4.torch.peft import layers, merging
+from nf4.torch.peft import experts, layers, merging
 
 CHECKED = "0.18.0 to 0.21.2"  # the versions that were read
 LINEAR, LINEAR4BIT = "peft.tuners.lora.layer", "peft.tuners.lora.bnb"
@@ -26,6 +27,16 @@ KNOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "Linear4bit.merge": ("bd1ec4e49bdf039d",),
         "Linear4bit.unmerge": ("4cb203ee55edebd7",),
     },
+}
+# Of target_parameters, all of which are replaced or none: by the module that has them.
+EXPERTS: Mapping[str, Mapping[str, str]] = {
+    LINEAR: {
+        "ParamWrapper.get_param": "793dbc2ab92fd8a6",
+        "ParamWrapper.forward": "704fb56e52604110",
+        "ParamWrapper.merge": "3ae95ee0ab6efe90",
+        "ParamWrapper.unmerge": "6f86faffa70bedb9",
+    },
+    "peft.tuners.tuners_utils": {"BaseTuner._inject_parameters": "10d38624f40b5393"},
 }
 _DEQUANTIZE_DIGESTS = ("745bb18021ab7aff",)
 
@@ -52,6 +63,29 @@ def replace(module_name: str, replaced: list[Replaced], left_alone: list[str]) -
         owner = found(module, name.rpartition(".")[0])
         ours = _maker(module, name)(method)
         replaced.append(Replaced.by(f"{module_name}.{name}", owner, ours))
+
+
+def replace_experts(replaced: list[Replaced], left_alone: list[str]) -> None:
+    """What serves target_parameters of experts, of modules that are loaded."""
+    methods = [
+        (sys.modules[module], name, digest)
+        for module, names in EXPERTS.items()
+        for name, digest in names.items()
+    ]
+    unknown = [
+        f"{module.__name__}.{name}"
+        for module, name, digest in methods
+        if not _replacing.is_known(found(module, name), (digest,))
+    ]
+    left_alone += unknown
+    for module, name, _ in methods if not unknown else ():
+        of_class, _, method = name.partition(".")
+        make: Callable[..., Any] = getattr(experts, method.removeprefix("_"))
+        if method == "merge":
+            make = functools.partial(make, to_merge=module.check_adapters_to_merge)
+        owner = found(module, of_class)
+        ours = make(found(module, name))
+        replaced.append(Replaced.by(f"{module.__name__}.{name}", owner, ours))
 
 
 def replace_dequantize(replaced: list[Replaced], left_alone: list[str]) -> None:

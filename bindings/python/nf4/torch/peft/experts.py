@@ -1,0 +1,173 @@
+"""PEFT's target_parameters of experts in 4 bits: a LoRA adapter by expert.
+
+PEFT wraps the module that has the parameter in a ParamWrapper, which adds B A to the parameter for
+the time of a forward. An NF4Experts, which has the parameter's place, gets A and B for that time
+instead, and computes their products (_expert_adapters.py). Names, shapes and keys of adapters are
+those over dense experts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nf4.errors import InvalidArgument
+from nf4.torch._checks import torch_dtype
+from nf4.torch._expert_adapters import ExpertAdapter
+from nf4.torch.modules import NF4Experts
+from nf4.torch.modules.base import QuantizedModule
+
+
+def _is_transposed(owner: nn.Module) -> bool:
+    return getattr(owner, "is_transposed", False)
+
+
+def _stack_of(wrapper: Any) -> NF4Experts | None:
+    """Of a ParamWrapper, if its parameter is in 4 bits."""
+    found = wrapper.get_base_layer()._modules.get(wrapper.parameter_name)
+    return found if isinstance(found, NF4Experts) else None
+
+
+def _stand_in(stack: NF4Experts, owner: nn.Module) -> Tensor:
+    """Of the shape, dtype and device of the dense parameter, without its memory."""
+    made = torch.empty((), dtype=torch_dtype(stack.dtype_before), device=stack.weight.device)
+    made = made.expand(stack.spec.shape)
+    return made.transpose(1, 2) if _is_transposed(owner) else made
+
+
+def get_param(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_param(self: Any) -> Any:
+        stack = _stack_of(self)
+        return original(self) if stack is None else _stand_in(stack, self.get_base_layer())
+
+    return get_param
+
+
+def _adapter(wrapper: Any, name: str) -> ExpertAdapter:
+    """As PEFT has them: A [experts * rank, columns], B [rows, rank * experts]."""
+    a, b = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight
+    experts = wrapper.num_experts
+    a = a.reshape(experts, -1, a.shape[1])
+    b = b.reshape(b.shape[0], -1, experts).permute(2, 0, 1)
+    return ExpertAdapter(a, b, wrapper.scaling[name])
+
+
+def forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(original)
+    def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        stack, mixed = _stack_of(self), kwargs.get("adapter_names")
+        if stack is None or self.disable_adapters or self.merged or mixed is not None:
+            return original(self, x, *args, **kwargs)
+        self._check_forward_args(x, *args, **kwargs)
+        kwargs.pop("adapter_names", None)
+        stack.adapters = tuple(_adapter(self, n) for n in self.active_adapters if n in self.lora_A)
+        try:
+            return self.base_layer(x, *args, **kwargs)
+        finally:
+            stack.adapters = ()
+
+    return forward
+
+
+# ---- Where PEFT looks for parameters ----------------------------------------------------
+
+
+def inject_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _inject_parameters(
+        self: Any, peft_config: Any, model: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        _require_no_part(model, peft_config.target_parameters or ())
+        with _listed(model):
+            return original(self, peft_config, model, *args, **kwargs)
+
+    return _inject_parameters
+
+
+def _require_no_part(model: nn.Module, targets: Iterable[str]) -> None:
+    """PEFT would add to the bytes of a weight as if those were numbers."""
+    for name, module in model.named_modules():
+        if not isinstance(module, QuantizedModule):
+            continue
+        plain = name.replace(".base_layer", "")
+        for target in targets:
+            if f".{plain}.weight".endswith(f".{target}"):
+                kind = "parameters" if isinstance(module, NF4Experts) else "modules"
+                raise InvalidArgument(
+                    f"target_parameters has {target!r}, the packed bytes of {plain}; expected "
+                    f"{target.removesuffix('.weight')!r} in target_{kind}"
+                )
+
+
+@contextlib.contextmanager
+def _listed(model: nn.Module) -> Iterator[None]:
+    """Within it, stacks are among the parameters of the modules that have them."""
+    places = [
+        (module._parameters, name, _stand_in(child, module))
+        for module in model.modules()
+        for name, child in module.named_children()
+        if isinstance(child, NF4Experts)
+    ]
+    for parameters, name, each in places:
+        parameters[name] = nn.Parameter(each, requires_grad=False)
+    try:
+        yield
+    finally:
+        for parameters, name, _ in places:
+            parameters.pop(name, None)
+
+
+# ---- Merging ----------------------------------------------------------------------------
+
+
+def _add(wrapper: Any, stack: NF4Experts, adapter: str, sign: int, safe: bool) -> None:
+    delta = wrapper.get_delta_weight(adapter)
+    if _is_transposed(wrapper.get_base_layer()):
+        delta = delta.transpose(1, 2)
+    merged = stack.dequantize().add_(delta, alpha=sign)
+    if safe and not torch.isfinite(merged).all():
+        raise ValueError(f"the merged weight is not finite; adapter {adapter} seems to be broken")
+    stack.requantize(merged)
+
+
+def merge(
+    original: Callable[..., None], to_merge: Callable[..., Sequence[str] | None]
+) -> Callable[..., None]:
+    """One dense stack at a time. to_merge: PEFT's check_adapters_to_merge."""
+
+    @functools.wraps(original)
+    @torch.no_grad()
+    def merge(self: Any, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        stack = _stack_of(self)
+        if stack is None:
+            original(self, safe_merge=safe_merge, adapter_names=adapter_names)
+            return
+        for adapter in to_merge(self, adapter_names) or ():
+            if adapter in self.lora_A:
+                _add(self, stack, adapter, 1, safe_merge)
+                self.merged_adapters.append(adapter)
+
+    return merge
+
+
+def unmerge(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    @torch.no_grad()
+    def unmerge(self: Any) -> None:
+        stack = _stack_of(self)
+        if stack is None or not self.merged:
+            original(self)  # which warns where nothing is merged
+            return
+        while self.merged_adapters:
+            adapter = self.merged_adapters[-1]
+            if adapter in self.lora_A:
+                _add(self, stack, adapter, -1, safe=False)
+            self.merged_adapters.pop()
+
+    return unmerge

@@ -1,0 +1,66 @@
+//! libnf4 loaded at run time: files that are not it are refused, each with its reason, and then the
+//! library is loaded and used. One test, since a process loads it once.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nf4::{Error, Spec};
+
+/// A library of the C source `text`.
+fn compiled(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let (source, library) = (folder.join(format!("{name}.c")), folder.join(name));
+    std::fs::write(&source, text).expect("the folder can be written");
+    let made = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .status();
+    assert!(made.expect("cc runs").success());
+    library
+}
+
+fn refused(path: &Path) -> String {
+    // SAFETY: what is loaded has no code that runs by itself.
+    let error = unsafe { nf4::load_from(path) }.expect_err("this is not libnf4");
+    error.to_string()
+}
+
+#[test]
+fn the_library_is_loaded_once_and_by_name() {
+    let library = env::var_os("NF4_LIBRARY").expect("NF4_LIBRARY is the library to test with");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+
+    env::set_var("NF4_LIBRARY", folder.join("none.so"));
+    let error = nf4::quantize(&[0.0; 64], Spec::new(1, 64), 1).unwrap_err();
+    assert!(matches!(error, Error::NotLoaded(_)), "{error:?}");
+    assert!(error.detail().contains("none.so") && error.detail().contains("set NF4_LIBRARY"));
+    assert_eq!(nf4::device_info(0).status, Err(error));
+
+    let text = refused(&compiled(folder, "other.so", "int other;"));
+    assert!(
+        text.contains("other.so is not the libnf4") && text.contains("nf4_version"),
+        "{text}"
+    );
+    let later = compiled(folder, "later.so", "int nf4_version(void) { return 907; }");
+    assert!(refused(&later).ends_with("is libnf4 0.9.7; this crate needs 0.1"));
+    let version = nf4_version_of_header();
+    let partial = format!("int nf4_version(void) {{ return {version}; }}");
+    let text = refused(&compiled(folder, "partial.so", &partial));
+    assert!(
+        text.contains("partial.so is not the libnf4") && text.contains("nf4_"),
+        "{text}"
+    );
+
+    // SAFETY: it is libnf4.
+    unsafe { nf4::load_from(&library) }.expect("libnf4 is loaded");
+    let values: Vec<f32> = (0..256).map(|i| (i as f32 * 0.1).sin()).collect();
+    let weight = nf4::quantize(&values, Spec::new(4, 64), 1).expect("quantize runs");
+    let back: Vec<f32> = nf4::dequantize(&weight, 1).expect("dequantize runs");
+    assert!(values.iter().zip(&back).all(|(a, b)| (a - b).abs() < 0.2));
+    assert_eq!(nf4::load(), Ok(()));
+    assert_eq!(refused(Path::new(&library)), "libnf4 is loaded already");
+}
+
+fn nf4_version_of_header() -> i32 {
+    nf4_sys::NF4_VERSION_MAJOR * 10_000 + nf4_sys::NF4_VERSION_MINOR * 100
+}

@@ -1,0 +1,75 @@
+"""docs/bench/experts.md: mixture of experts, made from docs/bench/figures.json. Needs only
+Python."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from nf4bench import experts_tables, pages
+from nf4bench.experts_cases import DENSE, DEQUANTIZED, GROUPED_NF4, ROUTINGS
+from nf4bench.table import Row, grouped
+
+PLOT = "Experts: microseconds by tokens"
+
+
+def _shape(row: Row) -> str:
+    return (
+        f"{row['experts']} experts of {row['hidden']} and {row['intermediate']}, {row['top_k']} "
+        f"for each token"
+    )
+
+
+def _models(found: Row) -> str:
+    return "; ".join(
+        f"{model}: {_shape(rows[0])}"
+        for model, rows in grouped(found["rows"], lambda row: row["model"]).items()
+    )
+
+
+def _decode(decode: Row) -> list[str]:
+    return [
+        "## A token of a model",
+        f"{decode['model']}'s shape in transformers {decode['transformers']} with "
+        f"{decode['layers']} layers and a vocabulary of {decode['vocabulary']}, batch 1, at the "
+        f"end of a context of {decode['context']}: torch.compile, from a CUDA graph, "
+        f"another token in each launch. libnf4 is `quantize_model(experts=True)`; dense has the "
+        f"same numbers in bf16, multiplied by either of transformers' implementations. The "
+        f"error is that of the logits beside the first dense form's: a rounding can turn a choice "
+        f"of experts.",
+        experts_tables.DECODE.markdown(decode["forms"]),
+    ]
+
+
+def page(figures: Row, changed: Collection[str] = ()) -> str:
+    found = figures["experts"]
+    return "\n\n".join([
+        "# Mixture of experts",
+        "Made by `tests/bench/readme_table.py` from [figures.json](figures.json); "
+        "`./dev bench --experts` measures.",
+        *pages.note(figures, changed, ["experts"]),
+        f"Measured on one {found['device']} on {found['date']}: products of stacks of experts, "
+        f"bf16, NF4 with nested scales, in CUDA graphs in which {ROUTINGS} random routings take "
+        f"turns, after some rows were compared with float64. gate_up takes its rows of x by index, "
+        f"which no sorted copy of x precedes; the others get x sorted, whose copy is not in their "
+        f"time. down has x sorted for all; a layer is one after the other, without activation. "
+        f"{_models(found)}.",
+        *pages.versions(found["peers"], {
+            DENSE: "dense is torch {}'s grouped_mm on bf16 weights",
+            DEQUANTIZED: "dequantize + dense is bitsandbytes {}'s dequantize of each active "
+            "expert, which the host knows, and grouped_mm",
+            GROUPED_NF4: "grouped-nf4-gemm {} has flat scales, and its graph is of the "
+            "routings that it was captured with",
+        }),
+        f"![{PLOT}](experts.svg)",
+        "## Products",
+        "In parentheses the time over libnf4's.",
+        experts_tables.ROWS.markdown(found["rows"]),
+        *_decode(found["decode"]),
+        "## An eager call",
+        "Host overhead of one product of a small stack, nothing waited for.",
+        experts_tables.CALLS.markdown(found["call"]),
+        "## Bytes, spreads and errors",
+        "What is read of the active experts, and how fast that is; ||y - exact|| / ||exact||, "
+        "exact in float64.",
+        experts_tables.DETAILS.markdown(found["rows"]),
+    ]) + "\n"  # fmt: skip

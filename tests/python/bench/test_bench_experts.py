@@ -1,0 +1,89 @@
+"""The bench of mixture of experts on the CPU with fakes: small stacks, from group to page."""
+
+from __future__ import annotations
+
+import bench_path  # noqa: F401  (the path)
+import pytest
+
+pytestmark = pytest.mark.interop
+torch = pytest.importorskip("torch")
+for _name in ("bitsandbytes", "transformers"):
+    pytest.importorskip(_name)
+if not hasattr(torch.nn.functional, "grouped_mm"):
+    pytest.skip("torch without grouped_mm", allow_module_level=True)
+
+from bench_fakes import bench  # noqa: E402
+from nf4bench import experts, experts_decode, experts_host, experts_pages, pages  # noqa: E402
+from nf4bench.check import WrongResult  # noqa: E402
+from nf4bench.experts_cases import DENSE, DEQUANTIZED, GROUPED_NF4, Group, Model  # noqa: E402
+
+SMALL = Model("small", 4, 64, 128, 2)
+GROUPS = [Group(SMALL, "gate_up", (1, 5)), Group(SMALL, "layer", (3,), (DENSE, DEQUANTIZED))]
+DECODED = experts_decode.Size(Model("tiny", 4, 64, 64, 2), 1, 2, 1, 32, 96)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler takes longer than all the rest."""
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    monkeypatch.setattr(experts_decode, "CONTEXT", 8)
+    monkeypatch.setattr(experts_host, "host_times", lambda gpu, work: host_times(work))
+
+
+def host_times(work: dict) -> dict:
+    from nf4bench.measure import in_turns
+
+    return in_turns({name: lambda each=each: len(each()) for name, each in work.items()}, 2)
+
+
+def test_from_groups_to_the_page(eager: None) -> None:
+    said: list[str] = []
+    found = experts.run(bench(names=()), experts.load("cpu"), GROUPS, DECODED, said.append)
+    assert any(line.startswith(f"{GROUPED_NF4}: missing: ") for line in said)
+    assert [(row["work"], row["tokens"]) for row in found["rows"]] == [
+        ("gate_up", 1), ("gate_up", 5), ("layer", 3),
+    ]  # fmt: skip
+    for row in found["rows"]:
+        assert list(row["peers"]) == [DENSE, DEQUANTIZED]
+        assert row["us"] > 0 and 0 < row["error"] < 4e-3 and 1 <= row["active"] <= 4
+    # Two of four experts have a token: packed bytes, their scales, and the scales of those.
+    first = found["rows"][0]
+    assert first["active"] == 2 and first["bytes"] == 2 * 256 * 64 * (1 / 2 + 1 / 64 + 4 / 64 / 256)
+    assert [each["name"] for each in found["call"]][-1] == experts_host.DENSE
+    decoded = {each["name"]: each for each in found["decode"]["forms"]}
+    assert list(decoded) == ["libnf4", "dense, grouped_mm", "dense, batched_mm"]
+    assert 0 < decoded["libnf4"]["error"] < 0.05
+    figures = {"experts": found | {"date": "1 Jan", "commit": "abc"}}
+    page = experts_pages.page(figures, {"experts"})
+    assert "commit abc; their code has changed since" in page
+    assert "| small | layer | 3 |" in page and "small: 4 experts of 64 and 128" in page
+    assert f"{GROUPED_NF4} is missing" in page
+
+
+@pytest.mark.parametrize("name", ["libnf4", DENSE])
+def test_a_wrong_product_ends_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, found = bench(names=()), experts.load("cpu")
+    peer = found[DENSE]
+    right = experts.libnf4 if name == "libnf4" else peer.prepare
+
+    def wrong(each, routing):
+        call = right(each, routing)
+        return lambda stream: call(stream).mul_(1.1)
+
+    if name == "libnf4":
+        monkeypatch.setattr(experts, name, wrong)
+    else:
+        monkeypatch.setattr(peer, "prepare", wrong)
+    with pytest.raises(WrongResult, match=f"^{name}: small gate_up, 1 tokens: "):
+        experts.rows(made, {DENSE: peer}, GROUPS, print)
+    assert made.gpu.measured == 0
+
+
+def test_readme_has_rows_of_it() -> None:
+    wanted = [row for name, row in pages.README_ROWS if name == "experts"]
+    peers = {DENSE: {"ratio": 2.5}, DEQUANTIZED: {"ratio": 7.0}}
+    made = pages._readme_row(
+        "experts", {**wanted[0], "us": 50.04, "gb_per_s": 1234.4, "peers": peers}
+    )
+    assert made["work"] == "Qwen3-30B-A3B, experts of a layer, 1 tokens"
+    assert (made["us"], made["bitsandbytes"], made["dense"]) == ("50.0", "7.00x", "2.50x")
