@@ -53,7 +53,7 @@ try_tarball() {
   meson test -C "$folder/build" --no-rebuild -q --print-errorlogs >&2
 }
 
-# release [--dry-run] [options of wheel]: all that is published, in dist/, and its checksums; then the
+# release [--dry-run [options of wheel]]: all that is published, in dist/, and its checksums; then the
 # tag. Nothing is uploaded. A dry run goes on where something is not ready, and makes no tag.
 release() {
   local dry='' number tag
@@ -63,6 +63,7 @@ release() {
     shift
   fi
   unready() { if [ -n "$dry" ]; then say "not ready: $*"; else die "$*"; fi; }
+  [ $# = 0 ] || unready "a release has every kernel; $* is for --dry-run"
   grep -q "^## \[$number\] - 20" CHANGELOG.md ||
     unready "CHANGELOG.md has no section '## [$number] - <date>'"
   [ -z "$(git status --porcelain)" ] || unready 'there are changes that are not committed'
@@ -71,6 +72,8 @@ release() {
   python tests/gpu/record.py --release >&2 || unready 'the GPU record does not cover this code'
   wheel "$@"
   bash tests/packaging/wheel.sh "$CACHE/wheel-user" "$DIST"/*.whl >&2 || die 'the wheel does not work'
+  ! grep -q '<skipped' "$CACHE/wheel-user/results.xml" ||
+    unready 'the wheel was not tried in all ways; what was skipped is above'
   try_tarball "$DIST/libnf4-$number.tar.gz" || die 'the tarball does not pass its tests'
   NF4_LIB_DIR=$CACHE/wheel-user/$(cd "$CACHE/wheel-user" && echo lib/python*/site-packages/nf4/lib) \
     CARGO_TARGET_DIR=$CACHE/rust cargo package --workspace --exclude nf4-examples --allow-dirty -q >&2

@@ -35,6 +35,9 @@ struct Nf4 {
   decltype(&nf4_matmul_grad_launch) grad_launch;
   decltype(&nf4_matmul_grad_cpu) grad_cpu;
   decltype(&nf4_matmul_grad_workspace_size) grad_workspace_size;
+  decltype(&nf4_matmul_grouped_launch) grouped_launch;
+  decltype(&nf4_matmul_grouped_cpu) grouped_cpu;
+  decltype(&nf4_matmul_grouped_workspace_size) grouped_workspace_size;
   decltype(&nf4_last_error) last_error;
 };
 inline Nf4 nf4;
@@ -58,6 +61,9 @@ inline constexpr std::array kNf4{"nf4_dequant_launch",
                                  "nf4_matmul_grad_launch",
                                  "nf4_matmul_grad_cpu",
                                  "nf4_matmul_grad_workspace_size",
+                                 "nf4_matmul_grouped_launch",
+                                 "nf4_matmul_grouped_cpu",
+                                 "nf4_matmul_grouped_workspace_size",
                                  "nf4_last_error"};
 static_assert(sizeof(Nf4) == kNf4.size() * sizeof(void *));
 

@@ -240,9 +240,10 @@ static PyType_Spec weight_spec = {
 static int execute(PyObject *module) {
   PyObject *type = PyType_FromSpec(&weight_spec);
   if (type == NULL) return -1;
-  const int failed = PyModule_AddObjectRef(module, "Weight", type);
+  int failed = PyModule_AddObjectRef(module, "Weight", type);
   Py_DECREF(type);
-  return failed != 0 ? failed : PyModule_AddFunctions(module, nf4_lora_methods);
+  if (failed == 0) failed = PyModule_AddFunctions(module, nf4_lora_methods);
+  return failed != 0 ? failed : PyModule_AddFunctions(module, nf4_grouped_methods);
 }
 
 static PyModuleDef_Slot module_slots[] = {

@@ -1,4 +1,4 @@
-/* What _nf4_fast.c has of _nf4_ops.cpp and _nf4_lora.cpp. */
+/* What _nf4_fast.c has of _nf4_ops.cpp, _nf4_lora.cpp and _nf4_grouped.cpp. */
 #ifndef NF4_FAST_H
 #define NF4_FAST_H
 
@@ -7,7 +7,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern PyMethodDef nf4_operator_methods[], nf4_lora_methods[];
+extern PyMethodDef nf4_operator_methods[], nf4_lora_methods[], nf4_grouped_methods[];
 #ifdef __cplusplus
 }
 #endif

@@ -1,7 +1,7 @@
 // The operators of nf4.torch: one body (_nf4_body.hpp) with two entries. Here is Python's, which
 // calls linear and dequantize with a WeightParts or an Int4Parts (nf4/torch/_weight.py,
-// _int4_weight.py), and what is in _nf4_lora.cpp; torch's dispatcher has the other
-// (_nf4_dispatcher.cpp).
+// _int4_weight.py), and what is in _nf4_lora.cpp and _nf4_grouped.cpp; torch's dispatcher has the
+// other (_nf4_dispatcher.cpp).
 //
 // Each entry views its tensors and checks the views (_nf4_checks.hpp). It takes what is common and
 // has no fault: for anything else Python gets None and goes the general way.

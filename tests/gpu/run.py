@@ -175,6 +175,7 @@ def examples(build: Path) -> dict:
         "C, a GPTQ weight": [str(build / "examples" / "c_gptq_matmul")],
         "C++": [str(build / "examples" / "cpp_device_buffers")],
         "C++, an MLP": [str(build / "examples" / "cpp_swiglu_mlp")],
+        "C++, experts": [str(build / "examples" / "cpp_moe_block")],
         "Python": [sys.executable, "examples/python/device_buffers.py"],
         "Rust": [str(ROOT / ".cache" / "rust" / "debug" / "device_buffers")],
     }

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # What a user does with a wheel, in an environment that has nothing else: README's Python and a
 # checkpoint on the command line, without a compiler; then programs in C by get_library(), pkg-config and
-# CMake, without LD_LIBRARY_PATH.
+# CMake, without LD_LIBRARY_PATH, and in other languages (languages.sh).
 #
 #   wheel.sh FOLDER WHEEL [REQUIREMENTS]
 #
-# FOLDER is made anew. The wheel's requirements are downloaded, or lie in the folder REQUIREMENTS.
+# FOLDER is made anew, and gets results.xml (JUnit). The wheel's requirements are downloaded, or lie in the folder
+# REQUIREMENTS.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 folder=$(realpath -m "$1") wheel=$(realpath "$2") requirements=${3:-}
@@ -18,7 +19,11 @@ page, language, word = sys.argv[1:]
 blocks = re.findall(rf"^```{language}\n(.*?)^```", open(page).read(), re.M | re.S)
 print(next(block for block in blocks if word in block))' "$root/$1" "$2" "$3"
 }
-passed() { echo "ok: $1 ($((($(date +%s%N) - began) / 1000000)) ms)"; }
+result() { results+="<testcase classname=\"wheel\" name=\"$1\">${2:-}</testcase>"; }
+passed() { result "$1" && echo "ok: $1 ($((($(date +%s%N) - began) / 1000000)) ms)"; }
+skipped() { result "$1" "<skipped message=\"$2\"/>" && echo "skipped: $1: $2"; }
+results=''
+have() { command -v "$1" >/dev/null; }
 
 python3 -m venv --clear "$folder"
 cd "$folder"
@@ -48,23 +53,33 @@ cc -std=c99 "$root/examples/c/host_dlopen.c" -I"$include" -ldl -lm -o by_dlopen
 ./by_dlopen "$library" >/dev/null
 passed 'C by its path and by dlopen'
 
-if command -v pkg-config >/dev/null && command -v cmake >/dev/null; then
-  mkdir app
-  cd app
-  cp "$example" app.c
-  {
-    echo 'cmake_minimum_required(VERSION 3.18)'
-    echo 'project(app LANGUAGES C)'
-    block docs/building.md cmake find_package
-    echo 'target_link_libraries(app PRIVATE m)'
-  } >CMakeLists.txt
-  block docs/building.md sh 'prefix=' >page.sh
-  PATH=$folder/bin:$PATH sh -e page.sh >/dev/null
+mkdir app
+cd app
+cp "$example" app.c
+{
+  echo 'cmake_minimum_required(VERSION 3.18)'
+  echo 'project(app LANGUAGES C)'
+  block docs/building.md cmake find_package
+  echo 'target_link_libraries(app PRIVATE m)'
+} >CMakeLists.txt
+block docs/building.md sh 'prefix=' >page.sh
+# page PATTERN: the page's commands, but for those that match.
+page() { grep -v "$1" page.sh | PATH=$folder/bin:$PATH sh -e >/dev/null; }
+if have pkg-config; then
+  page '^cmake '
   ./app >/dev/null
   passed 'C by pkg-config'
+else
+  skipped 'C by pkg-config' 'no pkg-config'
+fi
+if have cmake; then
+  page '^cc '
   cmake --build build >/dev/null
   build/app >/dev/null
   passed 'C by CMake'
 else
-  echo 'skipped: no pkg-config or no cmake'
+  skipped 'C by CMake' 'no cmake'
 fi
+# shellcheck source=tests/packaging/languages.sh
+source "$root/tests/packaging/languages.sh"
+echo "<testsuite>$results</testsuite>" >"$folder/results.xml"

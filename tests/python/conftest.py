@@ -201,6 +201,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(_fast, "dequantize", lambda *_: False)
         monkeypatch.setattr(_fast, "linear_adapted", lambda *_: None)
         monkeypatch.setattr(_fast, "linear_grad", lambda *_: None)
+        monkeypatch.setattr(_fast, "linear_grouped", lambda *_: None)
         monkeypatch.setattr(_fast, "adapter_grad", lambda *_: None)
         monkeypatch.setattr(_fast, "adapted_grads", lambda *_: None)
     elif not _fast.registered:

@@ -17,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+TOOLS = Path(__file__).resolve().parent
+ROOT = TOOLS.parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "examples", "include")
 SOURCES = ("lib", "tests/bench/nf4bench")  # which pages link to
 _SECTION = re.compile(r"^/\* -{3,} (.+?) -+ \*/$", re.MULTILINE)
@@ -49,8 +50,6 @@ PYTHON_REFERENCE = """\
       members: {members}
 
 ::: nf4.torch
-    options:
-      filters: ["!^_"]
 """
 
 
@@ -94,11 +93,13 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder) / "sources"
-        sources.mkdir()
+        (sources / "assets").mkdir(parents=True)
+        shutil.copy(TOOLS / "site.css", sources / "assets")
         gather(sources, options.rustdoc)
         config = Path(folder) / "mkdocs.yml"
-        text = (ROOT / "tools/docs/mkdocs.yml").read_text()
-        config.write_text(text.replace("@PACKAGE@", str(ROOT / "bindings/python")))
+        text = (TOOLS / "mkdocs.yml").read_text()
+        text = text.replace("@PACKAGE@", str(ROOT / "bindings/python"))
+        config.write_text(text.replace("@TOOLS@", str(TOOLS)))
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"]
         done = subprocess.run(
             [*command, "-f", config, "-d", options.output.resolve()],

@@ -25,6 +25,7 @@ CUDA_WHEELS = [
     for part in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime", "cuda-cccl")
 ]
 _HAVE_WHEELS = ("Linux-x86_64", "Linux-aarch64")
+_CPP_COMPILERS = ("c++", "g++", "clang++")
 
 
 def cuda_wanted() -> bool:
@@ -91,8 +92,19 @@ def _say_what_takes_long() -> None:
         print(text, file=sys.stderr)
 
 
+def _need_cpp_compiler() -> None:
+    """Raises SystemExit where there is none, without which nvcc does not run either. One sentence
+    in place of Meson's list of what it tried."""
+    if not os.environ.get("CXX") and not any(map(shutil.which, _CPP_COMPILERS)):
+        raise SystemExit(
+            "libnf4: no C++ compiler on PATH, which building from source needs; install one (on "
+            "Debian and Ubuntu: apt install g++), or install a wheel of libnf4, which needs none"
+        )
+
+
 def _prepared(settings: dict[str, Any] | None) -> dict[str, Any]:
     """Sets the environment and returns the settings with the cuda option in front."""
+    _need_cpp_compiler()
     environment = cuda_environment() if cuda_wanted() else {}
     os.environ.update(environment)
     cuda = "disabled" if not cuda_wanted() else "enabled" if environment else "auto"

@@ -106,7 +106,7 @@ class Int4Tensor(Weight[Packed]):
     g_idx        int32 [cols], the group of each column, of weights with act order; None:
                  column / group_size
     permutation  int32 [cols], where stored column j belongs, in what `reorder` makes; or None
-    scales_dtype "fp16" or "bf16"; by default that of scales, which an address does not have
+    scales_dtype  "fp16" or "bf16"; by default that of scales, which an address does not have
 
     With G groups a row, the shapes are
 

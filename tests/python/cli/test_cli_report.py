@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import checkpoint_helpers as helpers
 import nf4
 import numpy as np
 import pytest
+from conftest import compile_c
 from nf4.checkpoint import rules
 from nf4.checkpoint.architecture import Model
 from nf4.checkpoint.audit import relative
@@ -278,7 +283,7 @@ def test_doctor_shows_a_gpu(monkeypatch, capsys):
     assert "GPU 0      NVIDIA H200, sm_90, 132 multiprocessors, 150.0 GB" in text
     assert "driver CUDA 13.1, runtime CUDA 13.0" in text
     assert "kernels sm90" in text
-    assert "not used: no kernel for sm_35" in text
+    assert "not used: no kernel for sm_35; libnf4 needs compute capability 7.5 (Turing)" in text
     assert "GPU memory by sm90" in text.splitlines()[-1]
 
 
@@ -302,6 +307,34 @@ def test_doctor_names_the_driver_that_is_wanted(proc, monkeypatch, tmp_path, cap
     assert "580.65.06 or later" in text and text.splitlines()[-1].startswith("usable")
     for other in (replace(none, driver_version=13000), replace(none, driver_version=0)):
         assert doctor._no_gpu(other) == none.reason
+
+
+OLD_DRIVER = """
+int cuInit(unsigned flags) { return (int)flags; }
+int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+"""
+
+
+def test_doctor_beside_a_driver_that_is_too_old(tmp_path):
+    """A stand-in for the driver's library, in a process that finds it first."""
+    if nf4.build_info()["cuda"] == "none":
+        pytest.skip("this libnf4 was built without CUDA")
+    (tmp_path / "driver.c").write_text(OLD_DRIVER)
+    compile_c(tmp_path / "driver.c", tmp_path / "libcuda.so.1", "-shared", "-fPIC")
+    lines = """
+        import nf4, numpy
+        from nf4.cli import main
+        assert main(["doctor"]) == 0
+        q = nf4.quantize(numpy.ones((2, 64), "float32"))
+        assert (nf4.dequantize(q) == 1).all()
+    """
+    environment = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, "-c", textwrap.dedent(lines)]
+    text = subprocess.run(
+        program, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    assert "is for CUDA 12.4; this libnf4 needs one for CUDA 13.0, which is 580.65.06" in text
+    assert text.splitlines()[-1].startswith("usable     host memory by")
 
 
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}

@@ -22,6 +22,7 @@ def backend(monkeypatch):
     for name in ("CUDACXX", "NF4_CUDA", "LIBRARY_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CXX", "c++")
     monkeypatch.setattr(module, "wheel_root", lambda: None)
     return module
 
@@ -89,6 +90,17 @@ def test_the_cuda_option(backend, monkeypatch, tmp_path):
     monkeypatch.setenv("NF4_CUDA", "0")
     assert backend._prepared({"setup-args": ["-Da"]}) == {"setup-args": ["-Dcuda=disabled", "-Da"]}
     assert len(said) == 1  # of the one build with CUDA
+
+
+def test_a_machine_without_a_cpp_compiler(backend, monkeypatch, tmp_path):
+    """nvcc alone is not enough; one sentence says what to do."""
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path)
+    with pytest.raises(SystemExit, match=r"no C\+\+ compiler on PATH.*apt install g\+\+"):
+        backend.build_wheel(str(tmp_path))
+    make_executable(tmp_path / "clang++")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    backend._need_cpp_compiler()
 
 
 def test_a_build_with_cuda_says_so(backend, capsys, monkeypatch):

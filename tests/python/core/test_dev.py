@@ -148,6 +148,27 @@ def test_the_library_alone_needs_no_catch2(tmp_path: Path) -> None:
     assert "Catch2 was asked for" in _functions(stubs + "build", at=tmp_path).stderr
 
 
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_kernels_for_every_gpu_are_compiled_where_there_is_one(gpu: int, tmp_path: Path) -> None:
+    stubs = f'build() {{ echo "build: $*"; }}; have_gpu() {{ return {1 - gpu}; }}\n'
+    first = _functions(f"{stubs} step_build", at=tmp_path).stdout
+    assert first == ("build: \n" if gpu else "build: -Dgpu_archs=75,80-ptx,90\n")
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "build.ninja").write_text("")
+    assert _functions(f"{stubs} step_build", at=tmp_path).stdout == "build: \n"
+
+
+def test_a_release_has_every_kernel(tmp_path: Path) -> None:
+    """Options are for dry runs, which go on: here to the next thing that they look at."""
+    for option in ("--cpu", "-Dgpu_archs=90"):
+        done = _functions(f"git() {{ echo git; }}; release {option}")
+        assert done.returncode == 1 and done.stdout == ""
+        assert done.stderr == f"dev: a release has every kernel; {option} is for --dry-run\n"
+    done = _functions("install_tests() { die 'so far'; }; release --dry-run --cpu")
+    assert "not ready: a release has every kernel; --cpu is for --dry-run" in done.stderr
+    assert done.stderr.endswith("dev: so far\n")
+
+
 def _tally(folder: Path, name: str, status: int) -> tuple[list[int], str]:
     done = subprocess.run(
         [sys.executable, str(TALLY), name, str(folder), str(status)],

@@ -4,6 +4,8 @@ import nf4
 import nf4.torch
 import pytest
 import torch
+from nf4.torch import _fast
+from nf4.torch._weight import Spec, WeightParts
 
 EXPERTS, ROWS, COLS, TOKENS, TOP_K = 5, 24, 64, 6, 2
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -164,3 +166,73 @@ def test_what_is_wrong_is_named(message):
     right = {"x": torch.ones(TOKENS, COLS), "weight": stack(), "ends": ends}
     with pytest.raises(nf4.InvalidArgument, match=message):
         nf4.torch.linear_grouped(**right | WRONG[message])
+
+
+# ---- The extension module --------------------------------------------------------------
+
+needs_extension = pytest.mark.skipif(not _fast.registered, reason="_nf4_fast is not built")
+
+
+@needs_extension
+@pytest.mark.parametrize("nested_blocksize", [0, 32])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_extension_gives_what_the_core_does(dtype, nested_blocksize):
+    weight = stack(dtype, nested_blocksize)
+    ends, x_index, _ = routing()
+    x, bias = operands(dtype, requires_grad=False)
+    wide = torch.cat((x, x), dim=1)[:, :COLS]  # rows further apart than they are long
+    given = WeightParts.of(weight)
+    for index, b in ((x_index, bias), (x_index, None), (None, bias)):
+        rows = wide if index is not None else wide[x_index.long()]
+        y = _fast.linear_grouped(rows, ends, index, b, given)
+        expected = nf4.matmul_grouped(rows.contiguous(), weight, ends, x_index=index, bias=b)
+        assert y is not None and y.is_contiguous() and torch.equal(y, expected)
+
+
+LEFT = {
+    "x of one dimension": {"x": torch.zeros(COLS)},
+    "x of other columns": {"x": torch.zeros(TOKENS, COLS + 1)},
+    "x in float64": {"x": torch.zeros(TOKENS, COLS, dtype=torch.float64)},
+    "x with its negative bit": {"x": torch.zeros(TOKENS, COLS, dtype=torch.complex64).conj().imag},
+    "ends in int64": {"ends": torch.zeros(EXPERTS, dtype=torch.int64)},
+    "ends of others": {"ends": torch.zeros(EXPERTS + 1, dtype=torch.int32)},
+    "ends with gaps": {"ends": torch.zeros(2 * EXPERTS, dtype=torch.int32)[::2]},
+    "ends on meta": {"ends": torch.zeros(EXPERTS, dtype=torch.int32, device="meta")},
+    "an index in float32": {"x_index": torch.zeros(3)},
+    "an index of two dimensions": {"x_index": torch.zeros(3, 1, dtype=torch.int32)},
+    "no rows": {"x_index": torch.zeros(0, dtype=torch.int32)},
+    "a bias in another dtype": {"bias": torch.zeros(EXPERTS, ROWS, dtype=torch.bfloat16)},
+    "a bias of one expert": {"bias": torch.zeros(1, ROWS)},
+    "a bias in one dimension": {"bias": torch.zeros(EXPERTS * ROWS)},
+    "a transposed bias": {"bias": torch.zeros(ROWS, EXPERTS).t()},
+}
+
+
+@needs_extension
+@pytest.mark.parametrize("case", LEFT)
+def test_the_extension_leaves_what_it_does_not_know(case):
+    parts = WeightParts.of(stack())
+    given = {"x": torch.zeros(TOKENS, COLS), "ends": routing()[0], "x_index": None, "bias": None}
+    assert _fast.linear_grouped(*given.values(), parts) is not None
+    assert _fast.linear_grouped(*{**given, **LEFT[case]}.values(), parts) is None
+
+
+@needs_extension
+def test_the_extension_leaves_weights_without_experts():
+    x, ends = torch.zeros(TOKENS, COLS), routing()[0]
+    parts = WeightParts.of(stack())
+    matrix = parts._replace(spec=Spec.of((EXPERTS * ROWS, COLS), "nf4", 64, 256))
+    others = parts._replace(spec=Spec.of((EXPERTS + 1, ROWS, COLS), "nf4", 64, 256))
+    short = parts._replace(packed=parts.packed[1:])
+    for weight in (matrix, others, short):
+        assert _fast.linear_grouped(x, ends, None, None, weight) is None
+
+
+def test_a_layer_without_the_extension_gives_the_same(way):
+    layer = nf4.torch.NF4Experts.from_quantized(stack())
+    ends, x_index, _ = routing()
+    x, bias = operands(torch.float32, requires_grad=False)
+    expected = nf4.matmul_grouped(x, layer.quantized, ends, x_index=x_index, bias=bias)
+    assert torch.equal(layer(x, ends, x_index, bias), expected)
+    with pytest.raises(nf4.InvalidArgument, match=r"ends is torch.int64"):
+        layer(x, ends.long(), x_index, bias)

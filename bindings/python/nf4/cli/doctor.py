@@ -27,6 +27,8 @@ _NEEDS = {
 }
 # The first Linux driver for a CUDA of that number, by the release notes of its toolkit.
 _DRIVERS = {12: "525.60.13", 13: "580.65.06"}
+# The oldest compute capability that has kernels (lib/cuda/meson.build).
+_OLDEST_GPU = (7, 5)
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _PACKAGES = ("numpy", "ml_dtypes", "safetensors", "torch", "bitsandbytes", "transformers")
 
@@ -69,7 +71,7 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
             "index": device.index,
             "name": device.name,
             "usable": device.usable,
-            "reason": device.reason,
+            "reason": _not_used(device),
             "compute_capability": ".".join(map(str, device.compute_capability)),
             "multiprocessors": device.multiprocessors,
             "memory_bytes": device.memory_bytes,
@@ -79,6 +81,17 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
         }
         for device in found
     ]
+
+
+def _not_used(device: nf4.Device) -> str:
+    """Why not this GPU, and of one that is too old, what is used."""
+    if (0, 0) < device.compute_capability < _OLDEST_GPU:
+        oldest = ".".join(map(str, _OLDEST_GPU))
+        return (
+            f"{device.reason}; libnf4 needs compute capability {oldest} (Turing) or later. Until "
+            f"there is such a GPU the CPU kernels are used"
+        )
+    return device.reason
 
 
 def _installed_driver() -> str:

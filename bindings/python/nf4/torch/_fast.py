@@ -71,6 +71,13 @@ def adapted_grads(
     return None
 
 
+def linear_grouped(
+    x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, weight: Parts
+) -> Tensor | None:
+    """The products of a stack of experts; None if nothing was done."""
+    return None
+
+
 def take_packed(kind: type[Tensor]) -> None:
     """Makes `linear` and `dequantize` take packed bytes that are of this class, in any dtype."""
 
@@ -118,4 +125,5 @@ if registered:
     linear_grad = _prepared._nf4_fast.linear_grad
     adapter_grad = _prepared._nf4_fast.adapter_grad
     adapted_grads = _prepared._nf4_fast.adapted_grads
+    linear_grouped = _prepared._nf4_fast.linear_grouped
     take_packed = _prepared._nf4_fast.take_packed

@@ -12,6 +12,7 @@ nothing; its gradient there, and fp32, make a dense stack for the length of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 import nf4
 from nf4.errors import InvalidArgument
-from nf4.torch import _kernels, _private, _schemas
+from nf4.torch import _fast, _kernels, _private, _schemas
 from nf4.torch._checks import require_device, require_float
 from nf4.torch._operators import AUTOCAST, cast, impl, require_frozen
 from nf4.torch._weight import WeightParts
@@ -33,6 +34,7 @@ _schemas.define(
 _forward = torch.ops.nf4.linear_grouped.default
 _backward = torch.ops.nf4.linear_grouped_backward.default
 _COUNT = len(WeightParts.names)
+Made = Callable[[WeightParts], nf4.QuantizedTensor | None]
 
 
 def _require_stack(weight: WeightParts) -> tuple[int, int, int]:
@@ -139,16 +141,18 @@ def _dense_linear(
 def _linear(
     x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, *arguments: Any
 ) -> Tensor:
-    return _product(x, ends, x_index, bias, WeightParts.of_arguments(*arguments))
+    weight = WeightParts.of_arguments(*arguments)
+    y = _fast.linear_grouped(x, ends, x_index, bias, weight)
+    return _general_linear(x, ends, x_index, bias, weight) if y is None else y
 
 
-def _product(
+def _general_linear(
     x: Tensor,
     ends: Tensor,
     x_index: Tensor | None,
     bias: Tensor | None,
     weight: WeightParts,
-    made: nf4.QuantizedTensor | None = None,
+    made: Made | None = None,
 ) -> Tensor:
     experts, rows, cols = _require_stack(weight)
     _require_operands("x", x, cols, ends, x_index, weight)
@@ -161,9 +165,10 @@ def _product(
             )
     if x.is_cuda and x.dtype == torch.float32:
         return _dense_linear(x, ends, x_index, bias, weight)
+    quantized = None if made is None else made(weight)
     return nf4.matmul_grouped(
         x.detach().contiguous(),
-        weight.quantized() if made is None else made,
+        weight.quantized() if quantized is None else quantized,
         ends.contiguous(),
         x_index=None if x_index is None else x_index.contiguous(),
         bias=None if bias is None else bias.detach().contiguous(),
@@ -289,16 +294,18 @@ def linear_grouped(
     x_index: Tensor | None,
     bias: Tensor | None,
     weight: WeightParts,
-    made: nf4.QuantizedTensor | None = None,
+    made: Made | None = None,
 ) -> Tensor:
-    """torch.ops.nf4.linear_grouped, without the dispatcher where that has nothing to do. made: the
-    weight as a QuantizedTensor, where there is one already."""
-    idle = not torch.compiler.is_dynamo_compiling() and _private.is_idle()
-    if idle and all(map(_is_plain, (x, ends, x_index, bias, *weight.tensors))):
-        if _private.any_autocast():
-            x, bias = cast(x, bias)
+    """torch.ops.nf4.linear_grouped, without the dispatcher where that has nothing to do. made: how
+    to get the weight as a QuantizedTensor, where one is kept."""
+    if not torch.compiler.is_dynamo_compiling() and _private.is_idle():
+        cast_x, cast_bias = cast(x, bias) if _private.any_autocast() else (x, bias)
         if not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight)):
-            return _product(x, ends, x_index, bias, weight, made)
+            y = _fast.linear_grouped(cast_x, ends, x_index, cast_bias, weight)
+            if y is not None:
+                return y
+            if all(map(_is_plain, (x, ends, x_index, bias, *weight.tensors))):
+                return _general_linear(cast_x, ends, x_index, cast_bias, weight, made)
     return _forward(x, ends, x_index, bias, *weight.arguments())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from nf4.torch._import_watch import ImportWatch
 from nf4.torch.modules.nf4_experts import NF4Experts
 
 IMPLEMENTATION = "nf4"
+FEW = 64  # rows up to which a compiled graph compares each with each, rather than to sort
 _MOE = "transformers.integrations.moe"
 
 
@@ -81,6 +83,27 @@ def _product(
     return getattr(experts, name)(x, ends, x_index, bias)
 
 
+def _routing(
+    top_k_index: Tensor, experts: int
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """Of rows sorted by expert: the ends, the token of each, and what puts them back in the order
+    of top_k_index, flat."""
+    chosen, top_k = top_k_index.reshape(-1), top_k_index.shape[-1]
+    every = torch.arange(experts, device=chosen.device, dtype=chosen.dtype)
+    if not (torch.compiler.is_compiling() and chosen.shape[0] <= FEW):
+        chosen, order = chosen.sort(stable=True)
+        ends = torch.searchsorted(chosen, every, right=True, out_int32=True)
+        tokens = (order // top_k).int()
+        return ends, tokens, lambda y: torch.empty_like(y).index_copy_(0, order, y)
+    # Three small kernels of a compiler's, where a sort and a search are several launches each.
+    ends = (chosen <= every[:, None]).sum(1, dtype=torch.int32)
+    pairs = torch.arange(chosen.shape[0], device=chosen.device)
+    same = (chosen == chosen[:, None]) & (pairs < pairs[:, None])
+    place = ((chosen < chosen[:, None]) | same).sum(1)
+    tokens = torch.where(place == pairs[:, None], pairs // top_k, 0).sum(1, dtype=torch.int32)
+    return ends, tokens, lambda y: y[place]
+
+
 def experts_forward(
     self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
@@ -91,25 +114,23 @@ def experts_forward(
     if not all(isinstance(getattr(self, name), NF4Experts) for name in (first, second)):
         dense = sys.modules[_MOE].grouped_mm_experts_forward
         return dense(self, hidden_states, top_k_index, top_k_weights)
-    top_k = top_k_index.shape[-1]
-    chosen, order = top_k_index.reshape(-1).sort(stable=True)
-    experts = torch.arange(self.num_experts, device=chosen.device, dtype=chosen.dtype)
-    # Parallel ranks number the experts of others as those behind their own: rows without one.
-    ends = torch.searchsorted(chosen, experts, right=True, out_int32=True)
+    ends, tokens, in_order = _routing(top_k_index, self.num_experts)
     others = None
+    # Parallel ranks number the experts of others as those behind their own: rows without one.
     if getattr(self, "_is_expert_parallel", False):
-        others = (chosen >= self.num_experts).unsqueeze(-1)
+        rows = torch.arange(tokens.shape[0], device=ends.device)
+        others = (rows >= ends[-1]).unsqueeze(-1)
 
     def specified(y: Tensor) -> Tensor:
         return y if others is None else y.masked_fill(others, 0)
 
-    y = specified(_product(self, first, hidden_states, ends, (order // top_k).int()))
+    y = specified(_product(self, first, hidden_states, ends, tokens))
     y = self._apply_gate(y) if self.has_gate else self.act_fn(y)
     y = specified(_product(self, second, y, ends))
     if getattr(self, "has_post_expert_norm", False):
         y = self.post_expert_norm(y)
     # Back in the order of tokens, where those of one token are added up in a fixed order.
-    y = torch.empty_like(y).index_copy_(0, order, y).view(*top_k_index.shape, y.shape[-1])
+    y = in_order(y).view(*top_k_index.shape, y.shape[-1])
     return (y * top_k_weights.unsqueeze(-1)).sum(dim=-2).to(hidden_states.dtype)
 
 

@@ -772,8 +772,8 @@ functions! {
         launches: *mut i32,
         kernels: *mut *const ::core::ffi::c_char,
     ) -> nf4_status;
-    /** The bytes of workspace that nf4_matmul_grouped_launch needs; they depend on the weight's
- shape and blocksize, experts, m, dtype and whether x_index is NULL, and do not decrease as m
+    /** The bytes of workspace that nf4_matmul_grouped_launch needs: 0 if x_index is NULL, else they
+ depend on the weight's shape and blocksize, experts, m and dtype, and do not decrease as m
  increases. No pointer in the structs is followed.*/
     pub fn nf4_matmul_grouped_workspace_size(
         weight: *const nf4_tensor,

@@ -6,16 +6,17 @@ use std::ptr;
 use nf4_sys as sys;
 
 use crate::error::{check, check_length, convert};
+use crate::int4::Int4Stack;
 use crate::kind::Described;
-use crate::matmul::reserve_y;
+use crate::matmul::{product, reserve_y};
 use crate::ops::thread_count;
-use crate::{Element, Matrix, QuantizedRef, Result, Spec};
+use crate::{Element, Int4Spec, Matrix, QuantizedRef, Result, Spec};
 
 /// What the experts of a weight are multiplied with. There are as many experts as `ends`, and each
-/// has as many of the weight's rows.
+/// has as many of the weight's rows. In [`matmul_grouped_grad`] `x` is the gradient of y.
 #[derive(Debug, Clone, Copy)]
 pub struct Grouped<'a, T> {
-    /// `[_, cols]`.
+    /// `[_, cols]`; in the gradient `[_, rows of an expert]`.
     pub x: Matrix<'a, T>,
     /// Where the rows of y of each expert end: those of an expert begin where those of the one
     /// before it end.
@@ -23,7 +24,7 @@ pub struct Grouped<'a, T> {
     /// The row of `x` for each row of y; one out of range stands for zeros. Without it, row i for
     /// row i.
     pub x_index: Option<&'a [i32]>,
-    /// `[experts, rows of an expert]`, contiguous.
+    /// `[experts, rows of an expert]`, contiguous; `None` in the gradient.
     pub bias: Option<&'a [T]>,
     /// What each row of y is multiplied with, such as the router's weights.
     pub row_scale: Option<&'a [f32]>,
@@ -116,20 +117,109 @@ pub fn matmul_grouped<'a, T: Element>(
 ) -> Result<Vec<T>> {
     let weight = weight.into();
     let (rows, cols) = weight.shape();
+    let of_expert = rows / operands.ends.len().max(1);
+    let raw = weight.raw()?;
+    run(operands, cols, of_expert, rows, |args| {
+        // SAFETY: the parts of the weight were checked when it was made, the operands by `run`;
+        // libnf4 refuses experts that do not divide the rows.
+        unsafe { sys::nf4_matmul_grouped_cpu(&raw, args, thread_count(threads)) }
+    })
+}
+
+/// The gradient of [`matmul_grouped`] with respect to the rows of x that its rows of y were made
+/// of, `[m, cols]` in row-major order: row i is `row_scale[i] * grad_y[x_index[i]] W[e]` for the
+/// expert `e` of the row, and zeros where `ends` gives it none. The rows of x that several rows of
+/// y were made of get the sum of theirs, which is the caller's to form.
+///
+/// # Errors
+/// As [`matmul_grouped`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there is
+/// a bias.
+///
+/// ```
+/// use nf4::{matmul_grouped_grad, quantize, Grouped, Matrix, Spec};
+/// let values: Vec<f32> = (0..4 * 64).map(|i| if i < 128 { 0.5 } else { 2.0 }).collect();
+/// let weight = quantize(&values, Spec::new(4, 64).flat(), 0)?;
+/// let grad_y = [1.0f32, 2.0, 3.0, 4.0];
+/// let operands = Grouped::new(Matrix::new(&grad_y, 2, 2)?, &[1, 2]);
+/// let grad_x = matmul_grouped_grad(&operands, &weight, 0)?;
+/// assert_eq!((grad_x[0], grad_x[64]), (1.5, 14.0));
+/// # Ok::<(), nf4::Error>(())
+/// ```
+pub fn matmul_grouped_grad<'a, T: Element>(
+    operands: &Grouped<'_, T>,
+    weight: impl Into<QuantizedRef<'a>>,
+    threads: u32,
+) -> Result<Vec<T>> {
+    let weight = weight.into();
+    let (rows, cols) = weight.shape();
+    let of_expert = rows / operands.ends.len().max(1);
+    let raw = weight.raw()?;
+    run(operands, of_expert, cols, rows, |args| {
+        // SAFETY: as in matmul_grouped.
+        unsafe { sys::nf4_matmul_grouped_grad_cpu(&raw, args, thread_count(threads)) }
+    })
+}
+
+/// [`matmul_grouped`] with experts of integers, as many as `ends`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if an operand does not fit the weight.
+///
+/// ```
+/// use half::f16;
+/// use nf4::{matmul_grouped_int4, ColumnsOf, Grouped, Int4Layout, Int4PartsRef, Int4Spec};
+/// use nf4::{Int4Stack, Matrix};
+/// // Two experts of one row of eight codes; all zero points are 8.
+/// let spec = Int4Spec::new(Int4Layout::CompressedTensors, 1, 8).group_size(Some(8));
+/// let parts = Int4PartsRef {
+///     packed: &[0x9999_9999, 0xAAAA_AAAA],
+///     scales: &[f16::ONE.to_bits(), f16::ONE.to_bits()],
+///     zeros: None,
+///     columns: ColumnsOf::InOrder,
+/// };
+/// let x = [1.0f32; 16];
+/// let operands = Grouped::new(Matrix::new(&x, 2, 8)?, &[1, 2]);
+/// let y = matmul_grouped_int4(&operands, Int4Stack::new(spec, 2, parts)?, 0)?;
+/// assert_eq!(y, [8.0, 16.0]);
+/// # Ok::<(), nf4::Error>(())
+/// ```
+pub fn matmul_grouped_int4<T: Element>(
+    operands: &Grouped<'_, T>,
+    weight: Int4Stack<'_>,
+    threads: u32,
+) -> Result<Vec<T>> {
+    let (rows, cols) = weight.expert_shape();
+    check_length("ends", operands.ends.len(), weight.experts())?;
+    let of_all = product("experts * rows", weight.experts(), rows)?;
+    let raw = weight.raw()?;
+    run(operands, cols, rows, of_all, |args| {
+        // SAFETY: the parts of the stack were checked when it was made, the operands by `run`.
+        unsafe { sys::nf4_int4_matmul_grouped_cpu(&raw, args, thread_count(threads)) }
+    })
+}
+
+/// Checks the operands, calls libnf4 on them and a new y, and returns that. `of_all`: rows of all
+/// experts.
+fn run<T: Element>(
+    operands: &Grouped<'_, T>,
+    x_columns: usize,
+    y_columns: usize,
+    of_all: usize,
+    call: impl FnOnce(&sys::nf4_grouped_args) -> sys::nf4_status,
+) -> Result<Vec<T>> {
     let (experts, m, x) = (operands.ends.len(), operands.m(), &operands.x);
-    x.shape.check("x", x.shape.rows, cols)?;
+    x.shape.check("x", x.shape.rows, x_columns)?;
     if let Some(bias) = operands.bias {
-        check_length("bias", bias.len(), rows)?;
+        check_length("bias", bias.len(), of_all)?;
     }
     if let Some(row_scale) = operands.row_scale {
         check_length("row_scale", row_scale.len(), m)?;
     }
-    let columns = rows / experts.max(1);
-    let mut y = reserve_y::<T>(m, columns)?;
+    let mut y = reserve_y::<T>(m, y_columns)?;
     // SAFETY: there is room for so many elements, of types whose zero is all bits 0.
     unsafe {
-        y.as_mut_ptr().write_bytes(0, m * columns);
-        y.set_len(m * columns);
+        y.as_mut_ptr().write_bytes(0, m * y_columns);
+        y.set_len(m * y_columns);
     }
     let args = RawGrouped {
         dtype: T::DTYPE.as_raw(),
@@ -139,26 +229,51 @@ pub fn matmul_grouped<'a, T: Element>(
         x_stride: x.shape.stride,
         x_rows: x.shape.rows,
         y: y.as_mut_ptr().cast(),
-        y_stride: columns,
+        y_stride: y_columns,
         ends: operands.ends.as_ptr(),
         x_index: operands.x_index.map_or(ptr::null(), <[i32]>::as_ptr),
         bias: operands.bias.map_or(ptr::null(), <[T]>::as_ptr).cast(),
-        bias_stride: columns,
+        bias_stride: of_all / experts.max(1),
         row_scale: operands.row_scale.map_or(ptr::null(), <[f32]>::as_ptr),
     };
-    // SAFETY: the parts of the weight, and x against its slice, were checked when they were made, the
-    // other lengths here; libnf4 refuses experts that do not divide the rows, and reads no row of x
-    // that is out of range.
-    check(unsafe {
-        sys::nf4_matmul_grouped_cpu(&weight.raw()?, &args.raw()?, thread_count(threads))
-    })?;
+    // x against its slice was checked when it was made, the other lengths above; libnf4 reads no
+    // row of x that is out of range.
+    check(call(&args.raw()?))?;
     Ok(y)
+}
+
+/// Operands without addresses, for a query of the workspace of a launch with x_index.
+fn nowhere<T: Element>(experts: usize, m: usize, x_stride: usize, y_stride: usize) -> RawGrouped {
+    RawGrouped {
+        dtype: T::DTYPE.as_raw(),
+        experts,
+        m,
+        x: ptr::null(),
+        x_stride,
+        x_rows: m,
+        y: ptr::null_mut(),
+        y_stride,
+        ends: ptr::null(),
+        x_index: ptr::NonNull::<i32>::dangling().as_ptr(),
+        bias: ptr::null(),
+        bias_stride: 0,
+        row_scale: ptr::null(),
+    }
+}
+
+/// The bytes that `query` says; it gets the arguments and where to write.
+fn workspace_bytes(
+    args: &RawGrouped,
+    query: impl FnOnce(&sys::nf4_grouped_args, &mut usize) -> sys::nf4_status,
+) -> Result<usize> {
+    let mut bytes = 0;
+    check(query(&args.raw()?, &mut bytes))?;
+    Ok(bytes)
 }
 
 impl Spec {
     /// Workspace of a [`matmul_grouped_launch`](crate::device::matmul_grouped_launch) of `m` rows of
-    /// y and so many experts with `x_index`, in bytes, and never more for fewer rows. Without
-    /// `x_index` none is needed.
+    /// y and so many experts, in bytes, and never more for fewer rows, or without `x_index`.
     ///
     /// # Errors
     /// As [`Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m` or
@@ -168,26 +283,50 @@ impl Spec {
         experts: usize,
         m: usize,
     ) -> Result<usize> {
-        let args = RawGrouped {
-            dtype: T::DTYPE.as_raw(),
-            experts,
-            m,
-            x: ptr::null(),
-            x_stride: self.cols,
-            x_rows: m,
-            y: ptr::null_mut(),
-            y_stride: self.rows,
-            ends: ptr::null(),
-            x_index: ptr::NonNull::dangling().as_ptr(),
-            bias: ptr::null(),
-            bias_stride: 0,
-            row_scale: ptr::null(),
-        };
-        let mut bytes = 0;
+        let args = nowhere::<T>(experts, m, self.cols, self.rows);
+        let raw = self.descriptor()?;
         // SAFETY: all of them live through the call, and the struct_size of each struct is set.
-        check(unsafe {
-            sys::nf4_matmul_grouped_workspace_size(&self.descriptor()?, &args.raw()?, &mut bytes)
-        })?;
-        Ok(bytes)
+        workspace_bytes(&args, |args, bytes| unsafe {
+            sys::nf4_matmul_grouped_workspace_size(&raw, args, bytes)
+        })
+    }
+
+    /// The same of a [`matmul_grouped_grad_launch`](crate::device::matmul_grouped_grad_launch).
+    ///
+    /// # Errors
+    /// As [`Spec::matmul_grouped_workspace_bytes`].
+    pub fn matmul_grouped_grad_workspace_bytes<T: Element>(
+        &self,
+        experts: usize,
+        m: usize,
+    ) -> Result<usize> {
+        let args = nowhere::<T>(experts, m, self.rows, self.cols);
+        let raw = self.descriptor()?;
+        // SAFETY: as above.
+        workspace_bytes(&args, |args, bytes| unsafe {
+            sys::nf4_matmul_grouped_grad_workspace_size(&raw, args, bytes)
+        })
+    }
+}
+
+impl Int4Spec {
+    /// Workspace of a [`matmul_grouped_int4_launch`](crate::device::matmul_grouped_int4_launch) of
+    /// `m` rows of y and so many experts of this spec, in bytes, and never more for fewer rows, or
+    /// without `x_index`.
+    ///
+    /// # Errors
+    /// As [`Int4Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m`
+    /// or `experts` is out of range.
+    pub fn matmul_grouped_workspace_bytes<T: Element>(
+        &self,
+        experts: usize,
+        m: usize,
+    ) -> Result<usize> {
+        let args = nowhere::<T>(experts, m, self.cols, self.rows);
+        let raw = self.descriptor()?;
+        // SAFETY: as above.
+        workspace_bytes(&args, |args, bytes| unsafe {
+            sys::nf4_int4_matmul_grouped_workspace_size(&raw, args, bytes)
+        })
     }
 }

@@ -21,7 +21,8 @@
 //!   slices. [`matmul_batch`] and [`matmul_batch_into`]: several in one call.
 //! - [`matmul_grad`]: the gradient of x. [`matmul_lora`] and [`matmul_grad_lora`]: with a low-rank
 //!   adapter, [`Lora`], beside the weight.
-//! - [`matmul_grouped`]: a stack of experts, each with the rows of [`Grouped`] that are its own.
+//! - [`matmul_grouped`]: a stack of experts, each with the rows of [`Grouped`] that are its own;
+//!   [`matmul_grouped_grad`]: its gradient; [`matmul_grouped_int4`]: of integers, an [`Int4Stack`].
 //! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
 //!   slices, such as those of a mapped file. [`Spec`] is its shape and format.
 //! - [`Int4Tensor`], [`Int4Ref`] and [`Int4Spec`]: the same of a weight of integers, made by
@@ -60,7 +61,7 @@ pub use cudarc;
 pub use error::{Error, Result};
 pub use format::{DType, Element, Format, CODEBOOK_SIZE, SCALE_CODE_SIZE};
 pub use gradient::{matmul_grad, matmul_grad_into, matmul_grad_lora, matmul_lora, Lora};
-pub use grouped::{matmul_grouped, Grouped};
+pub use grouped::{matmul_grouped, matmul_grouped_grad, matmul_grouped_int4, Grouped};
 pub use info::{
     build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
     DeviceInfo, Version,
@@ -68,7 +69,7 @@ pub use info::{
 pub use int4::{
     quantize_int4, quantize_int4_into, reorder_int4_into, Columns, ColumnsOf, Int4Layout, Int4Mut,
     Int4Parts, Int4PartsMut, Int4PartsOf, Int4PartsRef, Int4Ref, Int4Scheme, Int4Sizes, Int4Spec,
-    Int4Tensor,
+    Int4Stack, Int4Tensor,
 };
 pub use kind::Weight;
 pub use matmul::{matmul, matmul_into, Matrix, MatrixMut};

@@ -132,7 +132,7 @@ class NF4Experts(NF4Weight):
             bias = bias.to(x.dtype)
         parts = self.parts()
         keeps = not (torch.compiler.is_compiling() or self.is_prepared())
-        made = self._made(parts) if keeps else None
+        made = self._made if keeps else None
         y = _operators_grouped.linear_grouped(x, ends, x_index, bias, parts, made)
         for adapter in self.adapters:
             y = added(y, x, ends, x_index, adapter)

@@ -29,10 +29,12 @@
 
 mod access;
 mod buffer;
+mod grouped;
 mod int4;
 mod ops;
 mod tensor;
 
+pub use grouped::{matmul_grouped_grad_into, matmul_grouped_into, CudaGrouped};
 pub use int4::{quantize_int4_into, reorder_int4_into, CudaInt4Mut, CudaInt4Ref, CudaInt4Tensor};
 pub use ops::{dequantize_into, matmul_grad_into, matmul_into, quantize_into};
 pub use tensor::{CudaMut, CudaRef, CudaScalesMut, CudaScalesRef, CudaTensor};

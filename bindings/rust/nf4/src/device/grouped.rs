@@ -4,18 +4,18 @@ use std::ptr;
 
 use nf4_sys as sys;
 
-use super::{DevicePtr, DeviceTensor, Stream};
+use super::{DeviceInt4Tensor, DevicePtr, DeviceTensor, Stream};
 use crate::error::check;
 use crate::grouped::RawGrouped;
 use crate::kind::Described;
 use crate::{Element, Result};
 
 /// What the experts of a weight are multiplied with, as [`Grouped`](crate::Grouped), in device
-/// memory; buffer sizes are not checked. N is the rows of an expert: those of the weight by
-/// `experts`.
+/// memory; buffer sizes are not checked. N is the rows of an expert. In the gradient x is
+/// `[x_rows, N]` and y `[m, cols]`, with strides to match.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceGrouped<T> {
-    /// A divisor of the weight's rows.
+    /// A divisor of the rows of a [`DeviceTensor`].
     pub experts: usize,
     /// Rows of `y`.
     pub m: usize,
@@ -88,5 +88,55 @@ pub unsafe fn matmul_grouped_launch<T: Element>(
     check(unsafe {
         let workspace = workspace.as_raw().cast();
         sys::nf4_matmul_grouped_launch(&weight, &args, workspace, workspace_bytes, stream.0)
+    })
+}
+
+/// Enqueues on `stream`: the gradient of x, as [`matmul_grouped_grad`](crate::matmul_grouped_grad):
+/// of `operands` x is the gradient of y, and y is written.
+/// [`Spec::matmul_grouped_grad_workspace_bytes`](crate::Spec::matmul_grouped_grad_workspace_bytes)
+/// says how much workspace is needed. All else is as in [`matmul_grouped_launch`].
+///
+/// # Errors
+/// As [`dequant_launch`](super::dequant_launch).
+///
+/// # Safety
+/// As for [`matmul_grouped_launch`].
+pub unsafe fn matmul_grouped_grad_launch<T: Element>(
+    weight: &DeviceTensor,
+    operands: &DeviceGrouped<T>,
+    workspace: DevicePtr<u8>,
+    workspace_bytes: usize,
+    stream: Stream,
+) -> Result<()> {
+    let (weight, args) = (weight.raw()?, operands.raw()?);
+    // SAFETY: the structs live through the call; the rest is as the caller promises.
+    check(unsafe {
+        let workspace = workspace.as_raw().cast();
+        sys::nf4_matmul_grouped_grad_launch(&weight, &args, workspace, workspace_bytes, stream.0)
+    })
+}
+
+/// Enqueues on `stream`: the products of experts of integers. `weight` is the first expert, with its
+/// columns in order; each of its parts is followed by those of the others.
+/// [`Int4Spec::matmul_grouped_workspace_bytes`](crate::Int4Spec::matmul_grouped_workspace_bytes) says
+/// how much workspace is needed. All else is as in [`matmul_grouped_launch`].
+///
+/// # Errors
+/// As [`dequant_launch`](super::dequant_launch).
+///
+/// # Safety
+/// As for [`matmul_grouped_launch`], with the parts of all experts.
+pub unsafe fn matmul_grouped_int4_launch<T: Element>(
+    weight: &DeviceInt4Tensor,
+    operands: &DeviceGrouped<T>,
+    workspace: DevicePtr<u8>,
+    workspace_bytes: usize,
+    stream: Stream,
+) -> Result<()> {
+    let (weight, args) = (weight.raw()?, operands.raw()?);
+    // SAFETY: the structs live through the call; the rest is as the caller promises.
+    check(unsafe {
+        let workspace = workspace.as_raw().cast();
+        sys::nf4_int4_matmul_grouped_launch(&weight, &args, workspace, workspace_bytes, stream.0)
     })
 }

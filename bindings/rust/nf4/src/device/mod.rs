@@ -14,7 +14,9 @@ mod grouped;
 mod int4;
 
 pub use gradient::{matmul_grad_launch, matmul_grad_lora_launch, matmul_lora_launch, DeviceLora};
-pub use grouped::{matmul_grouped_launch, DeviceGrouped};
+pub use grouped::{
+    matmul_grouped_grad_launch, matmul_grouped_int4_launch, matmul_grouped_launch, DeviceGrouped,
+};
 pub use int4::{
     quantize_int4_launch, reorder_int4_launch, DeviceColumns, DeviceInt4Parts, DeviceInt4Tensor,
 };

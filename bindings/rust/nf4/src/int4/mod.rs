@@ -3,10 +3,12 @@
 mod ops;
 mod parts;
 mod spec;
+mod stack;
 mod tensor;
 
 pub(crate) use ops::{identity, reordered};
 pub use ops::{quantize_int4, quantize_int4_into, reorder_int4_into};
 pub use parts::{Columns, ColumnsOf, Int4Parts, Int4PartsMut, Int4PartsOf, Int4PartsRef};
 pub use spec::{Int4Layout, Int4Scheme, Int4Sizes, Int4Spec};
+pub use stack::Int4Stack;
 pub use tensor::{Int4Mut, Int4Ref, Int4Tensor};

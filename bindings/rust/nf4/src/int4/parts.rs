@@ -137,6 +137,14 @@ impl Int4PartsRef<'_> {
     pub(crate) fn lengths(self) -> Int4Lengths {
         self.map(<[u32]>::len, <[u16]>::len, <[i32]>::len)
     }
+
+    pub(crate) fn pointers(self) -> RawInt4Parts {
+        self.map(
+            |words| words.as_ptr().cast_mut(),
+            |scales| scales.as_ptr().cast_mut(),
+            <[i32]>::as_ptr,
+        )
+    }
 }
 
 impl RawInt4Parts {

@@ -65,12 +65,7 @@ impl Described for Int4Ref<'_> {
     type Raw = sys::nf4_int4_tensor;
 
     fn raw(&self) -> Result<Self::Raw> {
-        let pointers = self.parts.map(
-            |words| words.as_ptr().cast_mut(),
-            |scales| scales.as_ptr().cast_mut(),
-            <[i32]>::as_ptr,
-        );
-        pointers.descriptor(&self.spec)
+        self.parts.pointers().descriptor(&self.spec)
     }
 
     fn shape(&self) -> (usize, usize) {

@@ -239,3 +239,84 @@ fn streams_wait_for_each_other() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn experts_are_multiplied_as_on_the_cpu() -> Result<()> {
+    let Some(stream) = stream() else {
+        return Ok(());
+    };
+    const EXPERTS: usize = 3;
+    let (n, k, tokens) = (72, 128, 5);
+    let values: Vec<f32> = (0..EXPERTS * n * k)
+        .map(|i| (i as f32 * 0.37).sin())
+        .collect();
+    let weight = nf4::quantize(&values, Spec::new(EXPERTS * n, k), 0)?;
+    let on_gpu = CudaTensor::upload(&stream, &weight)?;
+    let (ends, index, scale) = ([2, 2, 7], [0, 4, 1, 1, -1, 2, 3], [0.5f32; 7]);
+    for gradient in [false, true] {
+        let (x_columns, y_columns) = if gradient { (n, k) } else { (k, n) };
+        let x: Vec<bf16> = (0..tokens * x_columns)
+            .map(|i| bf16::from_f32((i as f32 * 0.11).cos()))
+            .collect();
+        let operands = nf4::Grouped {
+            x_index: Some(&index),
+            row_scale: Some(&scale),
+            ..nf4::Grouped::new(Matrix::new(&x, tokens, x_columns)?, &ends)
+        };
+        let bytes = if gradient {
+            weight
+                .spec()
+                .matmul_grouped_grad_workspace_bytes::<bf16>(EXPERTS, index.len())?
+        } else {
+            weight
+                .spec()
+                .matmul_grouped_workspace_bytes::<bf16>(EXPERTS, index.len())?
+        };
+        let (x, ends) = (stream.clone_htod(&x)?, stream.clone_htod(&ends)?);
+        let (rows, scales) = (stream.clone_htod(&index)?, stream.clone_htod(&scale)?);
+        let on_device = cuda::CudaGrouped {
+            x: x.as_view(),
+            ends: ends.as_view(),
+            x_index: Some(rows.as_view()),
+            bias: None,
+            row_scale: Some(scales.as_view()),
+        };
+        let mut workspace = stream.alloc_zeros::<u8>(bytes.max(1))?;
+        let mut y = stream.alloc_zeros::<bf16>(index.len() * y_columns)?;
+        let (view, workspace) = (on_gpu.view(), Some(&mut workspace.as_view_mut()));
+        let expected = if gradient {
+            cuda::matmul_grouped_grad_into(
+                &on_device,
+                &view,
+                &mut y.as_view_mut(),
+                workspace,
+                &stream,
+            )?;
+            nf4::matmul_grouped_grad(&operands, &weight, 0)?
+        } else {
+            cuda::matmul_grouped_into(&on_device, &view, &mut y.as_view_mut(), workspace, &stream)?;
+            nf4::matmul_grouped(&operands, &weight, 0)?
+        };
+        let found = stream.clone_dtoh(&y)?;
+        stream.synchronize()?;
+        let largest = expected
+            .iter()
+            .fold(0.0, |most: f32, y| most.max(y.to_f32().abs()));
+        for (i, (a, b)) in found.iter().zip(&expected).enumerate() {
+            let error = (a.to_f32() - b.to_f32()).abs();
+            assert!(
+                error <= 0.02 * largest,
+                "y[{i}] is {a} on the GPU, {b} on the CPU"
+            );
+        }
+        let short = nf4::cuda::matmul_grouped_into(
+            &on_device,
+            &on_gpu.view(),
+            &mut y.slice_mut(..y_columns),
+            None,
+            &stream,
+        );
+        assert!(matches!(short, Err(Error::InvalidArgument(_))));
+    }
+    Ok(())
+}

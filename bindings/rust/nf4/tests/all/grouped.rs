@@ -2,10 +2,13 @@
 
 use half::bf16;
 use nf4::device::{
-    matmul_grouped_launch, DeviceGrouped, DevicePtr, DeviceScales, DeviceTensor, Stream,
+    matmul_grouped_grad_launch, matmul_grouped_int4_launch, matmul_grouped_launch, DeviceGrouped,
+    DeviceInt4Parts, DeviceInt4Tensor, DevicePtr, DeviceScales, DeviceTensor, Stream,
 };
 use nf4::{
-    dequantize, matmul_grouped, quantize, Error, Grouped, Matrix, QuantizedTensor, Result, Spec,
+    dequantize, matmul_grouped, matmul_grouped_grad, matmul_grouped_int4, quantize, quantize_int4,
+    ColumnsOf, Error, Grouped, Int4Layout, Int4PartsRef, Int4Scheme, Int4Spec, Int4Stack, Matrix,
+    QuantizedTensor, Result, Spec,
 };
 
 const EXPERTS: usize = 3;
@@ -61,6 +64,113 @@ fn the_rows_of_each_expert_are_multiplied_with_it() -> Result<()> {
         }
     }
     assert_eq!(matmul_grouped(&operands, &weight, 2)?, y);
+    Ok(())
+}
+
+#[test]
+fn the_gradient_of_each_row_is_of_its_expert() -> Result<()> {
+    let (weight, grad_y) = (weight()?, numbers(TOKENS * ROWS, 5.0));
+    let dense: Vec<f32> = dequantize(&weight, 0)?;
+    let (index, scales, experts) = ([3, 0, -1, 1], [0.5, 2.0, 1.0, -1.0], [0, 2, 2]);
+    let operands = Grouped {
+        x_index: Some(&index),
+        row_scale: Some(&scales),
+        ..Grouped::new(Matrix::new(&grad_y, TOKENS, ROWS)?, &[1, 1, 3])
+    };
+    let grad_x = matmul_grouped_grad(&operands, &weight, 0)?;
+    for (i, row) in grad_x.chunks(COLS).enumerate() {
+        for (k, found) in row.iter().enumerate() {
+            let given = usize::try_from(index[i]).ok().zip(experts.get(i));
+            let sum: f32 = given.map_or(0.0, |(token, expert)| {
+                (0..ROWS)
+                    .map(|n| grad_y[token * ROWS + n] * dense[(expert * ROWS + n) * COLS + k])
+                    .sum()
+            });
+            assert!((found - scales[i] * sum).abs() < 1e-4, "{found}, {i}, {k}");
+        }
+    }
+    let bias = Some(&[0.0f32; EXPERTS * ROWS][..]);
+    assert_eq!(
+        detail(matmul_grouped_grad(
+            &Grouped { bias, ..operands },
+            &weight,
+            0
+        )),
+        "bias is not NULL; expected NULL in the gradient"
+    );
+    Ok(())
+}
+
+#[test]
+fn experts_of_integers_are_multiplied() -> Result<()> {
+    const OF_EXPERT: usize = 16;
+    let x = numbers(TOKENS * COLS, 2.0);
+    for layout in [
+        Int4Layout::Gptq,
+        Int4Layout::Awq,
+        Int4Layout::CompressedTensors,
+    ] {
+        let spec = Int4Spec::new(layout, OF_EXPERT, COLS).group_size(Some(32));
+        let (mut packed, mut scales, mut zeros, mut expected) = (vec![], vec![], vec![], vec![]);
+        for expert in 0..EXPERTS {
+            let values = numbers(OF_EXPERT * COLS, expert as f32);
+            let one = quantize_int4(&values, spec, Int4Scheme::Asymmetric, 0)?;
+            let row = &x[expert * COLS..][..COLS];
+            expected.extend(nf4::matmul(Matrix::new(row, 1, COLS)?, &one, None, 0)?);
+            let parts = one.into_parts().1;
+            packed.extend(parts.packed);
+            scales.extend(parts.scales);
+            zeros.extend(parts.zeros.unwrap());
+        }
+        let parts = Int4PartsRef {
+            packed: &packed,
+            scales: &scales,
+            zeros: Some(&zeros),
+            columns: ColumnsOf::InOrder,
+        };
+        let stack = Int4Stack::new(spec, EXPERTS, parts)?;
+        let operands = Grouped::new(Matrix::new(&x, TOKENS, COLS)?, &[1, 2, 3]);
+        let y = matmul_grouped_int4(&operands, stack, 0)?;
+        for (found, wanted) in y.iter().zip(&expected) {
+            assert!((found - wanted).abs() < 1e-4, "{found} is not {wanted}");
+        }
+        assert!(y[EXPERTS * OF_EXPERT..].iter().all(|y| *y == 0.0));
+        let too_few = Grouped {
+            ends: &[4],
+            ..operands
+        };
+        assert_eq!(
+            detail(matmul_grouped_int4(&too_few, stack, 0)),
+            "ends has 1 elements; expected 3"
+        );
+        let cut = Int4PartsRef {
+            scales: &scales[1..],
+            ..parts
+        };
+        assert_eq!(
+            detail(Int4Stack::new(spec, EXPERTS, cut)),
+            "scales has 95 elements; expected 96"
+        );
+        // A permutation of each expert's columns.
+        let columns = [vec![0; COLS], (0..COLS as i32).collect()].concat();
+        let twice = Int4PartsRef {
+            columns: ColumnsOf::Permuted(&columns[..]),
+            ..parts
+        };
+        assert_eq!(
+            detail(Int4Stack::new(
+                spec,
+                2,
+                Int4PartsRef {
+                    packed: &packed[..packed.len() / 3 * 2],
+                    scales: &scales[..64],
+                    zeros: None,
+                    ..twice
+                }
+            )),
+            "permutation has 0 twice"
+        );
+    }
     Ok(())
 }
 
@@ -152,5 +262,33 @@ fn a_launch_is_checked_as_far_as_a_host_can() -> Result<()> {
     };
     assert_eq!(detail(launch(overlapping)), "ends overlaps y");
     assert!(launch(DeviceGrouped { m: 0, ..right }).is_ok());
+    // SAFETY: as address() says.
+    let gradient = unsafe {
+        matmul_grouped_grad_launch(&weight, &right, address(9), 1 << 19, Stream::LEGACY_DEFAULT)
+    };
+    assert_eq!(detail(gradient), "y_stride is 10; expected at least 64");
+    let integers = DeviceInt4Tensor {
+        spec: Int4Spec::new(Int4Layout::Gptq, ROWS, COLS).group_size(None),
+        parts: DeviceInt4Parts {
+            packed: address(1),
+            scales: address(2),
+            zeros: None,
+            columns: ColumnsOf::Permuted(address(10)),
+        },
+    };
+    // SAFETY: as address() says.
+    let permuted = unsafe {
+        matmul_grouped_int4_launch(
+            &integers,
+            &right,
+            address(9),
+            1 << 19,
+            Stream::LEGACY_DEFAULT,
+        )
+    };
+    assert_eq!(
+        detail(permuted),
+        "permutation is not NULL; expected NULL for experts on a GPU"
+    );
     Ok(())
 }

@@ -1,0 +1,60 @@
+# Programs in Rust, Go and Node on the wheel that is installed, by their pages' commands as they stand.
+# Read by wheel.sh, which has what is used here and not defined.
+# shellcheck shell=bash disable=SC2154
+
+# language NAME PROGRAM...: a function of that name in a folder of its own, where there are the programs.
+language() {
+  local name=$1 program
+  for program in "${@:2}"; do
+    have "$program" || { skipped "$name" "no $program" && return; }
+  done
+  rm -rf "$folder/$name" && mkdir "$folder/$name"
+  (cd "$folder/$name" && PATH=$folder/bin:$PATH && "in_$name")
+  passed "$name"
+}
+
+# A page of commands, in a shell of its own.
+commands() { block "$@" | sh -e >log 2>&1 || { cat log >&2 && return 1; }; }
+
+# cargo_package WORD: a Cargo.toml with the page's dependencies; the clone is this one.
+cargo_package() {
+  printf '[package]\nname = "app"\nedition = "2021"\n[workspace]\n' >Cargo.toml
+  block docs/rust.md toml "$1" | sed "s|\"libnf4/|\"$root/|" >>Cargo.toml
+}
+
+in_Rust() {
+  export CARGO_TARGET_DIR=$folder/Rust/target
+  mkdir src
+  {
+    echo 'fn main() -> nf4::Result<()> {'
+    block docs/rust.md rust 'use nf4::{dequantize, quantize'
+    echo 'println!("{} values", back.len()); Ok(()) }'
+  } >src/main.rs
+  cargo_package 'nf4" }'
+  commands docs/rust.md sh 'export NF4_LIB_DIR'
+  grep -q '1048576 values' log
+  cargo_package dynamic-loading
+  commands docs/rust.md sh 'export NF4_LIBRARY'
+  grep -q '1048576 values' log
+}
+
+in_Go() {
+  block docs/go-and-node.md go 'package main' >main.go
+  commands docs/go-and-node.md sh 'go build'
+  grep -q 'y\[1\] is 0.338' log
+}
+
+in_Node() {
+  block docs/go-and-node.md js koffi >main.js
+  commands docs/go-and-node.md sh 'npm install'
+  grep -q 'y\[1\] is 0.338' log
+}
+
+language Rust cargo
+language Go go cc pkg-config
+# koffi is downloaded.
+if ! have npm || npm ping >"$folder/npm.log" 2>&1; then
+  language Node node npm
+else
+  skipped Node 'no registry to install koffi from'
+fi
