@@ -146,6 +146,48 @@ def test_the_weight_is_frozen():
         nf4.torch.linear_grouped(x, weight, ends, x_index=x_index)
 
 
+@pytest.mark.parametrize("layout", ["gptq", "compressed-tensors"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_and_gradients_of_integers(dtype, layout):
+    dense = torch.randn(EXPERTS, ROWS, COLS, generator=torch.Generator().manual_seed(1)).to(dtype)
+    weight = nf4.torch.quantize_int4(dense, layout=layout, group_size=32)
+    stored = torch.stack([nf4.dequantize(weight.expert(e), "fp32") for e in range(EXPERTS)])
+    ends, x_index, experts = routing()
+    ends = (ends - 2).clamp(min=0)  # the last rows have no expert
+    inside = (torch.arange(len(x_index)) < ends[-1])[:, None]
+    experts = torch.searchsorted(ends, torch.arange(len(x_index)), right=True)
+    experts = experts.clamp(max=EXPERTS - 1)
+    x, bias = operands(dtype)
+    y = nf4.torch.linear_grouped(x, weight, ends, x_index=x_index, bias=bias)
+    expected = torch.einsum("mk,mnk->mn", x.double()[x_index.long()], stored.double()[experts])
+    expected = torch.where(inside, expected + bias[experts], 0)
+    y = torch.where(inside, y, 0)
+    assert y.dtype == dtype and error(y, expected) <= 2 * ALLOWED[dtype]
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    found = torch.autograd.grad(y, (x, bias), grad)
+    exact = torch.autograd.grad(expected, (x, bias), grad.double())
+    for each, wanted in zip(found, exact, strict=True):
+        assert each.dtype == dtype and error(each, wanted) <= 2 * ALLOWED[dtype]
+
+
+def test_the_operators_of_integers_pass_torchs_checks():
+    weight = nf4.quantize_int4(torch.randn(EXPERTS, ROWS, COLS), layout="awq", group_size=32)
+    ends, x_index, _ = routing()
+    x, bias = operands(torch.float32)
+    parts = nf4.torch._int4_weight.Int4Stack.of(weight).arguments()
+    op = torch.ops.nf4.linear_grouped_int4.default
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(op, (x, ends, x_index, bias, *parts), test_utils=tests)
+    grad_y = torch.randn(len(x_index), ROWS, requires_grad=True)
+    op = torch.ops.nf4.linear_grouped_backward_int4.default
+    torch.library.opcheck(op, (grad_y, ends, x_index, TOKENS, *parts), test_utils=tests)
+    with pytest.raises(nf4.InvalidArgument, match="expected .rows, cols."):
+        nf4.torch.linear(x, weight)
+    op, given = torch.ops.nf4.quantize_int4.default, torch.randn(EXPERTS, ROWS, COLS)
+    arguments = (given, "compressed-tensors", 32, False, torch.float16)
+    torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
 WRONG = {
     "x is of shape": {"x": torch.ones(2, 3, COLS)},
     "x is of torch.int32": {"x": torch.ones(2, COLS, dtype=torch.int32)},
@@ -155,7 +197,7 @@ WRONG = {
     "x_index is torch.int64": {"x_index": torch.zeros(3, dtype=torch.int64)},
     "bias is torch.float16": {"bias": torch.zeros(EXPERTS, ROWS, dtype=torch.float16)},
     "weight is of shape .24, 64.": {"weight": nf4.torch.quantize(torch.ones(24, 64))},
-    "weight is .*Int4Tensor": {"weight": nf4.torch.quantize_int4(torch.ones(24, 128))},
+    "weight is of shape .24, 128.": {"weight": nf4.torch.quantize_int4(torch.ones(24, 128))},
     "ends is on meta": {"ends": torch.zeros(EXPERTS, dtype=torch.int32, device="meta")},
 }
 

@@ -106,3 +106,55 @@ class Int4Parts(NamedTuple):
         return nf4.Int4Tensor(
             **detached, layout=spec.layout, shape=spec.shape, group_size=spec.group_size
         )
+
+
+class Int4StackSpec(NamedTuple):
+    """How the bytes of a stack are read, as in nf4.Int4Tensor."""
+
+    shape: tuple[int, ...]
+    layout: str
+    group_size: int
+
+
+class Int4Stack(NamedTuple):
+    """The tensors of a stack of experts, and its Int4StackSpec. Its operators have the eight
+    arguments of a public one."""
+
+    packed: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    g_idx: Tensor | None
+    permutation: Tensor | None
+    spec: Int4StackSpec
+
+    names = Int4Parts.names
+
+    @classmethod
+    def of(cls, weight: nf4.Int4Tensor) -> Int4Stack:
+        """Of a weight whose parts are tensors, or InvalidArgument is raised."""
+        tensors = tensors_of(weight, cls.names, _OF_EVERY_WEIGHT)
+        spec = Int4StackSpec(weight.shape, weight.layout, weight.group_size)
+        return _new(cls, (*tensors, spec))
+
+    @classmethod
+    def of_arguments(cls, *arguments: Any) -> Int4Stack:
+        *tensors, shape, layout, group_size = arguments
+        return _new(cls, (*tensors, Int4StackSpec(tuple(shape), layout, group_size)))
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:5]
+
+    def arguments(self) -> tuple[Any, ...]:
+        return *self[:5], list(self.spec.shape), self.spec.layout, self.spec.group_size
+
+    def named(self) -> dict[str, Tensor | None]:
+        """The tensors by their names."""
+        return dict(zip(self.names, self, strict=False))
+
+    def quantized(self) -> nf4.Int4Tensor:
+        """For package nf4; memory is shared."""
+        parts = {
+            name: None if part is None else part.detach() for name, part in self.named().items()
+        }
+        return nf4.Int4Tensor(**parts, **self.spec._asdict())

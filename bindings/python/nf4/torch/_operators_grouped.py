@@ -4,16 +4,18 @@
     linear_grouped_backward(Tensor grad_y, Tensor ends, Tensor? x_index, SymInt x_rows, WEIGHT)
         -> Tensor
 
-WEIGHT is the ten arguments of _weight.py, of three dimensions: experts, rows, columns. What ends
-and x_index mean nf4.matmul_grouped says. Each is the other's gradient, so that both can be
-differentiated as often as one likes; the weight is frozen. On a GPU linear_grouped waits for
-nothing; its gradient there, and fp32, make a dense stack for the length of the call.
+WEIGHT is the ten arguments of _weight.py, of three dimensions: experts, rows, columns; of
+linear_grouped_int4 and linear_grouped_backward_int4 the eight of _int4_weight.py. What ends and
+x_index mean nf4.matmul_grouped says. Each is the other's gradient, so that both can be
+differentiated as often as one likes; the weight is frozen. On a GPU neither waits for anything,
+but that fp32, and the gradient of integers, make dense experts for the length of the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,22 +24,40 @@ import nf4
 from nf4.errors import InvalidArgument
 from nf4.torch import _fast, _kernels, _private, _schemas
 from nf4.torch._checks import require_device, require_float
+from nf4.torch._int4_weight import Int4Parts, Int4Stack
 from nf4.torch._operators import AUTOCAST, cast, impl, require_frozen
 from nf4.torch._weight import WeightParts
 
-_ARGUMENTS = _schemas.weight_arguments(WeightParts)
+Stack: TypeAlias = WeightParts | Int4Stack
+
 _BEFORE = "Tensor ends, Tensor? x_index"
-_schemas.define(f"linear_grouped(Tensor x, {_BEFORE}, Tensor? bias, {_ARGUMENTS}) -> Tensor")
-_schemas.define(
-    f"linear_grouped_backward(Tensor grad_y, {_BEFORE}, SymInt x_rows, {_ARGUMENTS}) -> Tensor"
-)
-_forward = torch.ops.nf4.linear_grouped.default
-_backward = torch.ops.nf4.linear_grouped_backward.default
-_COUNT = len(WeightParts.names)
-Made = Callable[[WeightParts], nf4.QuantizedTensor | None]
+
+# How to get the weight as package nf4 has it.
+Made: TypeAlias = Callable[[Any], nf4.QuantizedTensor | None]
 
 
-def _require_stack(weight: WeightParts) -> tuple[int, int, int]:
+class _Operators(NamedTuple):
+    forward: Any
+    backward: Any
+
+
+def _defined(suffix: str, weight: str) -> _Operators:
+    schemas = {
+        "linear_grouped": f"Tensor x, {_BEFORE}, Tensor? bias, {weight}",
+        "linear_grouped_backward": f"Tensor grad_y, {_BEFORE}, SymInt x_rows, {weight}",
+    }
+    for name, arguments in schemas.items():
+        _schemas.define(f"{name}{suffix}({arguments}) -> Tensor")
+    return _Operators(*(getattr(torch.ops.nf4, name + suffix).default for name in schemas))
+
+
+_OPERATORS: dict[type[Stack], _Operators] = {
+    WeightParts: _defined("", _schemas.weight_arguments(WeightParts)),
+    Int4Stack: _defined("_int4", _schemas.weight_arguments(Int4Parts)),
+}
+
+
+def _require_stack(weight: Stack) -> tuple[int, int, int]:
     """Experts, rows and columns."""
     if len(weight.spec.shape) != 3:
         raise InvalidArgument(
@@ -53,7 +73,7 @@ def _require_operands(
     columns: int,
     ends: Tensor,
     x_index: Tensor | None,
-    weight: WeightParts,
+    weight: Stack,
 ) -> None:
     experts, *_ = _require_stack(weight)
     require_float(name, x.dtype)
@@ -100,19 +120,31 @@ def _ranges(ends: Tensor, m: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def _dense_products(rows: Tensor, dense: Tensor, ends: Tensor) -> Tensor:
-    """rows[i] times dense[expert of i], [experts, inner, columns]; zeros where there is none."""
-    m = rows.shape[0]
+def _dense_experts(weight: Stack, dtype: torch.dtype) -> Callable[[int], Tensor]:
+    """Gives an expert's part, dense."""
+    if isinstance(weight, WeightParts):
+        return _kernels.dequantize(weight, dtype).__getitem__
+    made = weight.quantized()
+    return lambda expert: nf4.dequantize(made.expert(expert), dtype)
+
+
+def _dense_products(rows: Tensor, weight: Stack, ends: Tensor, gradient: bool) -> Tensor:
+    """rows[i] times the transpose of the expert of i, in the gradient the expert itself; zeros
+    where there is none."""
+    (experts, inner, cols), m = weight.spec.shape, rows.shape[0]
+    expert_of = _dense_experts(weight, rows.dtype)
     grouped_mm = getattr(torch.nn.functional, "grouped_mm", None)
-    whole_vectors = dense.shape[1] % 8 == 0 and dense.shape[2] % 8 == 0
+    whole_vectors = inner % 8 == 0 and cols % 8 == 0
     if grouped_mm is not None and rows.dtype == torch.bfloat16 and rows.is_cuda and whole_vectors:
         sound = ends.cummax(0).values.clamp(0, m)
-        y = grouped_mm(rows.contiguous(), dense, offs=sound)
+        dense = torch.stack([expert_of(e) for e in range(experts)])
+        y = grouped_mm(rows.contiguous(), dense if gradient else dense.mT, offs=sound)
         inside = torch.arange(m, device=rows.device) < sound[-1]
         return torch.where(inside[:, None], y, 0)
-    y = rows.new_zeros(m, dense.shape[2])
+    y = rows.new_zeros(m, cols if gradient else inner)
     for expert, begin, end in _ranges(ends, m):
-        y[begin:end] = rows[begin:end] @ dense[expert]
+        dense = expert_of(expert)
+        y[begin:end] = rows[begin:end] @ (dense if gradient else dense.mT)
     return y
 
 
@@ -127,11 +159,10 @@ def _gathered(x: Tensor, x_index: Tensor) -> Tensor:
 
 
 def _dense_linear(
-    x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, weight: WeightParts
+    x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, weight: Stack
 ) -> Tensor:
     rows = x if x_index is None else _gathered(x, x_index)
-    dense = _kernels.dequantize(weight, x.dtype)
-    y = _dense_products(rows, dense.transpose(1, 2), ends)
+    y = _dense_products(rows, weight, ends, gradient=False)
     if bias is None:
         return y
     experts = _experts_of(ends, rows.shape[0]).clamp(max=bias.shape[0] - 1)
@@ -139,10 +170,17 @@ def _dense_linear(
 
 
 def _linear(
-    x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, *arguments: Any
+    kind: type[Stack],
+    x: Tensor,
+    ends: Tensor,
+    x_index: Tensor | None,
+    bias: Tensor | None,
+    *arguments: Any,
 ) -> Tensor:
-    weight = WeightParts.of_arguments(*arguments)
-    y = _fast.linear_grouped(x, ends, x_index, bias, weight)
+    weight = kind.of_arguments(*arguments)
+    y = None
+    if isinstance(weight, WeightParts):
+        y = _fast.linear_grouped(x, ends, x_index, bias, weight)
     return _general_linear(x, ends, x_index, bias, weight) if y is None else y
 
 
@@ -151,7 +189,7 @@ def _general_linear(
     ends: Tensor,
     x_index: Tensor | None,
     bias: Tensor | None,
-    weight: WeightParts,
+    weight: Stack,
     made: Made | None = None,
 ) -> Tensor:
     experts, rows, cols = _require_stack(weight)
@@ -177,115 +215,151 @@ def _general_linear(
 
 
 def _linear_grad(
-    grad_y: Tensor, ends: Tensor, x_index: Tensor | None, x_rows: int, *arguments: Any
+    kind: type[Stack],
+    grad_y: Tensor,
+    ends: Tensor,
+    x_index: Tensor | None,
+    x_rows: int,
+    *arguments: Any,
 ) -> Tensor:
-    weight = WeightParts.of_arguments(*arguments)
-    experts, rows, _ = _require_stack(weight)
+    weight = kind.of_arguments(*arguments)
+    _, rows, _ = _require_stack(weight)
     _require_operands("grad_y", grad_y, rows, ends, x_index, weight)
-    if grad_y.is_cuda:
-        pairs = _dense_products(grad_y, _kernels.dequantize(weight, grad_y.dtype), ends)
-    else:
-        pairs = nf4.matmul_grouped_grad(
-            grad_y.detach().contiguous(),
-            weight.quantized(),
-            ends.contiguous(),
-            threads=torch.get_num_threads(),
-        )
-        # What rows without an expert have is unspecified.
-        pairs.masked_fill_((_experts_of(ends, len(pairs)) >= experts)[:, None], 0)
+    pairs = _pairs_grad(grad_y, ends, weight)
     if x_index is None:
         return pairs
     inside = (x_index >= 0) & (x_index < x_rows)
     return _sums_by(torch.where(inside, x_index, x_rows), pairs, x_rows)
 
 
-impl(_forward, _linear)
-impl(_backward, _linear_grad)
+def _pairs_grad(grad_y: Tensor, ends: Tensor, weight: Stack) -> Tensor:
+    """The gradient of the row of x that each row of y was made of."""
+    if isinstance(weight, Int4Stack) or (grad_y.is_cuda and grad_y.dtype == torch.float32):
+        return _dense_products(grad_y, weight, ends, gradient=True)
+    pairs = nf4.matmul_grouped_grad(
+        grad_y.detach().contiguous(),
+        weight.quantized(),
+        ends.contiguous(),
+        threads=0 if grad_y.is_cuda else torch.get_num_threads(),
+    )
+    # What rows without an expert have is unspecified.
+    outside = _experts_of(ends, len(pairs)) >= len(ends)
+    return pairs.masked_fill_(outside[:, None], 0)
 
 
-@torch.library.register_fake(_forward, lib=_schemas.library)
 def _fake_linear(
-    x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, *arguments: Any
+    kind: type[Stack],
+    x: Tensor,
+    ends: Tensor,
+    x_index: Tensor | None,
+    bias: Tensor | None,
+    *arguments: Any,
 ) -> Tensor:
-    weight = WeightParts.of_arguments(*arguments)
+    weight = kind.of_arguments(*arguments)
     _, rows, cols = _require_stack(weight)
     _require_operands("x", x, cols, ends, x_index, weight)
     return x.new_empty((x if x_index is None else x_index).shape[0], rows)
 
 
-@torch.library.register_fake(_backward, lib=_schemas.library)
 def _fake_linear_grad(
-    grad_y: Tensor, ends: Tensor, x_index: Tensor | None, x_rows: int, *arguments: Any
+    kind: type[Stack],
+    grad_y: Tensor,
+    ends: Tensor,
+    x_index: Tensor | None,
+    x_rows: int,
+    *arguments: Any,
 ) -> Tensor:
-    *_, cols = _require_stack(WeightParts.of_arguments(*arguments))
+    *_, cols = _require_stack(kind.of_arguments(*arguments))
     return grad_y.new_empty(x_rows, cols)
 
 
 # ---- Gradients ---------------------------------------------------------------------------
 
 
-def _keep(ctx: Any, ends: Tensor, x_index: Tensor | None, arguments: tuple[Any, ...]) -> None:
-    require_frozen(WeightParts.of_arguments(*arguments))
-    ctx.save_for_backward(ends, x_index, *arguments[:_COUNT])
-    ctx.rest = arguments[_COUNT:]
+def _keep(
+    kind: type[Stack],
+    ctx: Any,
+    ends: Tensor,
+    x_index: Tensor | None,
+    arguments: tuple[Any, ...],
+) -> None:
+    require_frozen(kind.of_arguments(*arguments))
+    count = len(kind.names)
+    ctx.save_for_backward(ends, x_index, *arguments[:count])
+    ctx.rest = arguments[count:]
 
 
-def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_linear(kind: type[Stack], ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, ends, x_index, bias, *arguments = inputs
-    _keep(ctx, ends, x_index, tuple(arguments))
+    _keep(kind, ctx, ends, x_index, tuple(arguments))
     ctx.x_rows, ctx.experts = x.shape[0], None if bias is None else bias.shape[0]
 
 
-def _linear_backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+def _linear_backward(kind: type[Stack], ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     ends, x_index, *tensors = ctx.saved_tensors
     of_x, of_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
     grad_x = grad_bias = None
     if of_x:
-        grad_x = _backward(grad_y, ends, x_index, ctx.x_rows, *tensors, *ctx.rest)
+        backward = _OPERATORS[kind].backward
+        grad_x = backward(grad_y, ends, x_index, ctx.x_rows, *tensors, *ctx.rest)
     if of_bias:
         grad_bias = _sums_by(_experts_of(ends, grad_y.shape[0]), grad_y, ctx.experts)
     return grad_x, None, None, grad_bias, *[None] * (len(tensors) + len(ctx.rest))
 
 
-def _keep_linear_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_linear_grad(kind: type[Stack], ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     grad_y, ends, x_index, _, *arguments = inputs
-    _keep(ctx, ends, x_index, tuple(arguments))
+    _keep(kind, ctx, ends, x_index, tuple(arguments))
     ctx.m = grad_y.shape[0]
 
 
-def _linear_grad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _linear_grad_backward(kind: type[Stack], ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     ends, x_index, *tensors = ctx.saved_tensors
     made = None
     if ctx.needs_input_grad[0]:
-        made = _forward(grad, ends, x_index, None, *tensors, *ctx.rest)
+        made = _OPERATORS[kind].forward(grad, ends, x_index, None, *tensors, *ctx.rest)
         # What rows without an expert have is unspecified.
         inside = _experts_of(ends, ctx.m) < ends.shape[0]
         made = torch.where(inside[:, None], made, 0)
     return made, None, None, None, *[None] * (len(tensors) + len(ctx.rest))
 
 
-torch.library.register_autograd(
-    _forward, _linear_backward, setup_context=_keep_linear, lib=_schemas.library
-)
-torch.library.register_autograd(
-    _backward, _linear_grad_backward, setup_context=_keep_linear_grad, lib=_schemas.library
-)
-
-
 def _autocast_linear(
-    device: str, x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, *weight: Any
+    kind: type[Stack],
+    device: str,
+    x: Tensor,
+    ends: Tensor,
+    x_index: Tensor | None,
+    bias: Tensor | None,
+    *weight: Any,
 ) -> Tensor:
     x, bias = cast(x, bias)
     with torch.autocast(device, enabled=False):
-        return _forward(x, ends, x_index, bias, *weight)
+        return _OPERATORS[kind].forward(x, ends, x_index, bias, *weight)
 
 
-for _device, _key in AUTOCAST.items():
-    _schemas.library.impl(
+# ---- Registration ------------------------------------------------------------------------
+
+for _kind, (_forward, _backward) in _OPERATORS.items():
+    _library = _schemas.library
+    impl(_forward, partial(_linear, _kind))
+    impl(_backward, partial(_linear_grad, _kind))
+    torch.library.register_fake(_forward, partial(_fake_linear, _kind), lib=_library)
+    torch.library.register_fake(_backward, partial(_fake_linear_grad, _kind), lib=_library)
+    torch.library.register_autograd(
         _forward,
-        lambda *arguments, device=_device: _autocast_linear(device, *arguments),
-        _key,
+        partial(_linear_backward, _kind),
+        setup_context=partial(_keep_linear, _kind),
+        lib=_library,
     )
+    torch.library.register_autograd(
+        _backward,
+        partial(_linear_grad_backward, _kind),
+        setup_context=partial(_keep_linear_grad, _kind),
+        lib=_library,
+    )
+    for _device, _key in AUTOCAST.items():
+        _library.impl(_forward, partial(_autocast_linear, _kind, _device), _key)
 
 
 def linear_grouped(
@@ -293,20 +367,23 @@ def linear_grouped(
     ends: Tensor,
     x_index: Tensor | None,
     bias: Tensor | None,
-    weight: WeightParts,
+    weight: Stack,
     made: Made | None = None,
 ) -> Tensor:
-    """torch.ops.nf4.linear_grouped, without the dispatcher where that has nothing to do. made: how
-    to get the weight as a QuantizedTensor, where one is kept."""
+    """torch.ops.nf4.linear_grouped, or that of integers, without the dispatcher where that has
+    nothing to do. made: how to get the weight as a QuantizedTensor, where one is kept."""
     if not torch.compiler.is_dynamo_compiling() and _private.is_idle():
         cast_x, cast_bias = cast(x, bias) if _private.any_autocast() else (x, bias)
         if not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight)):
-            y = _fast.linear_grouped(cast_x, ends, x_index, cast_bias, weight)
+            y = None
+            if isinstance(weight, WeightParts):
+                y = _fast.linear_grouped(cast_x, ends, x_index, cast_bias, weight)
             if y is not None:
                 return y
             if all(map(_is_plain, (x, ends, x_index, bias, *weight.tensors))):
                 return _general_linear(cast_x, ends, x_index, cast_bias, weight, made)
-    return _forward(x, ends, x_index, bias, *weight.arguments())
+    forward = _OPERATORS[type(weight)].forward
+    return forward(x, ends, x_index, bias, *weight.arguments())
 
 
 def _is_plain(tensor: Tensor | None) -> bool:

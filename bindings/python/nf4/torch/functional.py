@@ -15,7 +15,7 @@ from nf4.torch._checks import (
     require_tensor,
     torch_dtype,
 )
-from nf4.torch._int4_weight import Int4Parts
+from nf4.torch._int4_weight import Int4Parts, Int4Stack
 from nf4.torch._schemas import Parts
 from nf4.torch._weight import WeightParts
 from nf4.typing import DTypeLike, FormatName, Int4Layout
@@ -94,7 +94,8 @@ def quantize_int4(
 ) -> nf4.Int4Tensor:
     """Like nf4.quantize_int4, as an operator that torch.compile knows.
 
-    weight        [rows, cols] of fp32, fp16 or bf16, of any strides
+    weight        [rows, cols], or experts [experts, rows, cols], of fp32, fp16 or bf16, of any
+                  strides
     layout        "gptq", "gptq_v2", "awq" or "compressed-tensors"
     group_size    columns that share a scale; -1: all
     symmetric     all zeros are 8
@@ -157,7 +158,7 @@ def linear(x: Tensor, weight: nf4.Weight, bias: Tensor | None = None) -> Tensor:
 
 def linear_grouped(
     x: Tensor,
-    weight: nf4.QuantizedTensor,
+    weight: nf4.Weight,
     ends: Tensor,
     *,
     x_index: Tensor | None = None,
@@ -168,13 +169,15 @@ def linear_grouped(
 
     x        [x_rows, cols] of fp32, fp16 or bf16, on the weight's device. fp32 on a GPU needs a
              dense stack for the length of the call
-    weight   a QuantizedTensor of shape [experts, rows, cols]; its parts are tensors
+    weight   a QuantizedTensor or an Int4Tensor of shape [experts, rows, cols]; its parts are
+             tensors
     ends     int32 [experts], where the rows of y of each expert end
     x_index  int32 [m], the row of x for each row of y, or None: row i for row i
     bias     [experts, rows] in the dtype of x
 
-    x and bias may require gradients, of any order; the weight is frozen. On a GPU the backward pass
-    makes a dense stack for the length of the call. Under torch.autocast x and bias are cast first.
+    x and bias may require gradients, of any order; the weight is frozen. The backward pass of an
+    Int4Tensor makes dense experts for the length of the call, on a GPU of all. Under torch.autocast
+    x and bias are cast first.
 
     Returns [m, rows]; rows behind the last end are unspecified. Raises what nf4.matmul_grouped
     raises.
@@ -182,4 +185,6 @@ def linear_grouped(
     for name, given in (("x", x), ("ends", ends), ("x_index", x_index), ("bias", bias)):
         if given is not None or name in ("x", "ends"):
             require_tensor(name, given)
-    return _operators_grouped.linear_grouped(x, ends, x_index, bias, WeightParts.of(weight))
+    integers = isinstance(weight, nf4.Int4Tensor)
+    parts = Int4Stack.of(weight) if integers else WeightParts.of(weight)
+    return _operators_grouped.linear_grouped(x, ends, x_index, bias, parts)
