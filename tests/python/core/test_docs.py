@@ -9,7 +9,7 @@ from typing import Any
 import nf4
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, compile_c
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = {
@@ -32,10 +32,10 @@ def test_every_block_is_python():
     counts = {
         "README.md": 2,
         "docs/cli.md": 1,
-        "docs/experts.md": 3,
+        "docs/experts.md": 4,
         "docs/python.md": 5,
         "docs/pytorch.md": 4,
-        "docs/several-gpus.md": 4,
+        "docs/several-gpus.md": 5,
     }
     assert {page: len(blocks) for page, blocks in BLOCKS.items()} == counts
     for page, blocks in BLOCKS.items():
@@ -116,8 +116,42 @@ def test_a_layer_of_experts():
     names = {"weight": torch.randn(4, 8, 64), "x": torch.randn(3, 64), "top_k": 2}
     top_k_index = torch.tensor([[0, 3], [3, 1], [1, 0]])
     page = {"nf4": nf4, "torch": torch, "top_k_index": top_k_index}
-    made = run("docs/experts.md", slice(2, 3), **names | page)
+    made = run("docs/experts.md", slice(3, 4), **names | page)
     dense = made["experts"].dequantize()
     chosen, order = top_k_index.flatten().sort(stable=True)
     expected = torch.einsum("mk,mnk->mn", names["x"][order // 2], dense[chosen])
     torch.testing.assert_close(made["y"], expected)
+
+
+# What the C of the pages takes from the program around it.
+C_AROUND = """
+#include <stdio.h>
+#include <nf4/nf4.h>
+enum { cudaSuccess };
+int cudaMalloc(void **, size_t);
+extern void *packed, *absmax, *nested_absmax, *nested_code, *nested_offset;
+extern void *x, *y, *gate_y, *up_y, *out, *a, *b, *p, *qweight, *scales, *qzeros;
+extern void *ends, *token_of_row, *router_weights, *workspace;
+extern nf4_tensor gate, up;
+extern nf4_matmul_args args;
+extern size_t bytes;
+extern int64_t tokens;
+extern nf4_stream stream;
+"""
+
+
+def test_the_c_of_the_pages_compiles(tmp_path):
+    """As C99, with warnings as errors: names and types are those of nf4.h."""
+    found = 0
+    for page in PAGES:
+        for block in re.findall(r"^```c\n(.*?)^```", page.read_text(), re.M | re.S):
+            includes = "".join(re.findall(r"^#include.*\n", block, re.M))
+            body = block.replace(includes, "")
+            source = tmp_path / f"{page.stem}{found}.c"
+            source.write_text(
+                f"{includes}{C_AROUND}void block(void);\nvoid block(void) {{\n{body}}}\n"
+            )
+            strict = ("-Wall", "-Wextra", "-Werror", "-pedantic", "-Wno-unused-variable")
+            compile_c(source, tmp_path / "block.o", "-c", *strict)
+            found += 1
+    assert found == 6

@@ -84,3 +84,11 @@ def test_the_package_imports_without_a_library_and_without_torch(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert "quantize" in result.stdout
+
+
+def test_a_package_without_the_header_says_so(monkeypatch, tmp_path):
+    assert Path(nf4.get_include(), "nf4", "nf4.h").is_file()
+    package = tmp_path / "a" / "b" / "nf4"
+    monkeypatch.setattr(_load, "_PACKAGE", package)
+    with pytest.raises(FileNotFoundError, match=f"no nf4.h in {package}: install libnf4 again"):
+        nf4.get_include()

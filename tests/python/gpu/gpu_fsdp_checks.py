@@ -1,5 +1,5 @@
-"""What test_gpu_distributed.py has two processes check, each with a GPU: those of fsdp_checks.py that a
-GPU may answer otherwise, and layers large enough for streams to overlap."""
+"""What test_gpu_distributed.py has two processes check, each with a GPU: those of fsdp_checks.py
+that a GPU may answer otherwise, and layers large enough for streams to overlap."""
 
 import fsdp_checks
 import torch

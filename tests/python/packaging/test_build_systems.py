@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -49,21 +50,16 @@ def block(language: str, word: str) -> str:
 
 
 def install(folder: Path, *options: str, destination: Path | None = None) -> Path:
-    """A prefix with the library."""
+    """A prefix with the library, by the page's commands with another prefix and these options."""
     need("meson", "ninja", "cc")
-    run(
-        "meson",
-        "setup",
-        folder / "build",
-        ROOT,
-        f"--prefix={folder / 'prefix'}",
-        *OPTIONS,
-        *options,
-    )
-    run("meson", "compile", "-C", folder / "build")
-    staged = [f"--destdir={destination}"] if destination else []
-    run("meson", "install", "-C", folder / "build", *staged)
-    return folder / "prefix"
+    prefix = folder / "prefix"
+    told = "meson setup build-pkg --prefix=/usr/local"
+    commands = block("sh", told)
+    words = ["meson", "setup", "build-pkg", str(ROOT), f"--prefix={prefix}", *OPTIONS, *options]
+    commands = commands.replace(told, shlex.join(words)).replace("pip install", ": pip install")
+    staged = {"DESTDIR": str(destination)} if destination else {}
+    run("sh", "-ec", commands, at=folder, **staged)
+    return prefix
 
 
 @pytest.fixture(scope="module")
@@ -205,5 +201,5 @@ def test_an_installation_by_way_of_destdir(tmp_path: Path) -> None:
         "share/licenses/libnf4/LICENSE",
     }
     texts = [name for name in files if not name.endswith(".a")]
-    for place in map(str, (staged, ROOT, tmp_path / "build")):
+    for place in map(str, (staged, ROOT, tmp_path / "build-pkg")):
         assert not [name for name in texts if place in (root / name).read_text()]

@@ -179,6 +179,14 @@ def _replace(
 def made_of(name: str, layer: nn.Module, make: Maker) -> nn.Module:
     """What replaces a layer. InvalidArgument, with its name, where it cannot be replaced."""
     try:
+        if type(layer) not in _OURS and any(
+            hasattr(each, "to_local") for each in layer.parameters()
+        ):
+            raise InvalidArgument(
+                "its weight is a DTensor, as from_pretrained(tp_plan=...) or fully_shard makes it; "
+                "expected a whole one: load the model without a plan, make its layers 4-bit, then "
+                "parallelize_module(model, mesh, nf4.torch.distributed.plan_of(model))"
+            )
         if _int4_modules.has_own_forward(layer) and not hasattr(layer, _ACCELERATE):
             raise InvalidArgument("the layer has a forward of its own, which would be lost")
         return make(layer)
