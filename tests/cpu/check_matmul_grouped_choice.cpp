@@ -105,7 +105,7 @@ TEST_CASE("gradients and integers of experts take the kernel that was measured t
           "[matmul]") {
   CHECK(chosen(qwen_gradient(1), kH200) == "wgmma_64x128");
   CHECK(chosen(qwen_gradient(512), kH200) == "wgmma_64x128");
-  CHECK(chosen(qwen_gradient(4096), kH200) == "wgmma_128x128");
+  CHECK(chosen(qwen_gradient(4096), kH200) == "wgmma_256x128");
   CHECK(chosen(qwen_gradient(4096), kA100) == "mma_64x64");
   for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS}) {
     CHECK(chosen(integers(layout, 1536, 2048, 8), kH200) == "wgmma_64x128");
