@@ -65,7 +65,7 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
         "## Products",
         "In parentheses the time over libnf4's.",
         experts_tables.ROWS.markdown(found["rows"]),
-        *_decode(found["decode"]),
+        *(_decode(found["decode"]) if "decode" in found else []),
         "## An eager call",
         "Host overhead of one product of a small stack, nothing waited for.",
         experts_tables.CALLS.markdown(found["call"]),
