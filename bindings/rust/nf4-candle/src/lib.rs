@@ -34,7 +34,7 @@ pub struct QuantizedLinear {
 }
 
 impl QuantizedLinear {
-    /// A layer of this weight [out_features, in_features] and bias [out_features], on a device.
+    /// A layer of this weight `[out_features, in_features]` and bias `[out_features]`, on a device.
     ///
     /// # Errors
     /// The bias has another shape, or the device is neither the CPU nor, with the feature `cuda`, a
@@ -58,7 +58,7 @@ impl QuantizedLinear {
 }
 
 impl Module for QuantizedLinear {
-    /// y [..., out_features] of x [..., in_features], in its dtype: fp32, fp16 or bf16. The gradient
+    /// y `[..., out_features]` of x `[..., in_features]`, in its dtype: fp32, fp16 or bf16. The gradient
     /// reaches x, and the bias; the weight has none.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = x
