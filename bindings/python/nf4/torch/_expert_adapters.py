@@ -1,5 +1,6 @@
 """LoRA beside a stack of experts: the product of rows that are sorted by expert with the A and B of
-their experts. x is gathered, which dA needs anyway; no dense expert is made."""
+their experts. x is gathered, which dA needs anyway; no dense expert is made. Importing this imports
+torch._dynamo."""
 
 from __future__ import annotations
 
@@ -8,14 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-
-class ExpertAdapter(NamedTuple):
-    """a is [experts, rank, columns], b is [experts, rows, rank], in any float dtype."""
-
-    a: Tensor
-    b: Tensor
-    scale: float
 
 
 def _products(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -46,26 +39,31 @@ def _one_by_one(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return torch.cat([*parts, rows.new_zeros(len(rows) - begin, weight.shape[1])])
 
 
-def added(
-    y: Tensor, x: Tensor, ends: Tensor, x_index: Tensor | None, adapter: ExpertAdapter
-) -> Tensor:
-    """y + scale B A x for the expert of each row of y, in the dtype of y. ends and x_index: as for
-    nf4.torch.linear_grouped, also where they are wrong."""
-    m = y.shape[0]
-    if m == 0 or len(x) == 0:
-        return y
-    ends = ends.cummax(0).values.clamp(0, m)
-    with torch.autocast(y.device.type, enabled=False):
-        inside = torch.arange(m, device=y.device) < ends[-1]
-        rows = x.to(y.dtype)
-        if x_index is not None:
-            inside = inside & (x_index >= 0) & (x_index < len(x))
-            rows = rows[torch.where(inside, x_index, 0)]
-        # What is outside would bring what the products leave there into the gradients.
-        rows = torch.where(inside[:, None], rows, 0)
-        a, b = adapter.a.to(y.dtype), adapter.b.to(y.dtype)
-        wanted = -a.shape[1] % 8  # of which products are faster, and need no loop
-        a, b = functional.pad(a, (0, 0, 0, wanted)), functional.pad(b, (0, wanted))
-        p = torch.where(inside[:, None], _products(rows, a, ends), 0)
-        made = torch.where(inside[:, None], _products(p, b, ends), 0)
-        return torch.add(y, made, alpha=adapter.scale)
+class ExpertAdapter(NamedTuple):
+    """a is [experts, rank, columns], b is [experts, rows, rank], in any float dtype."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+    def added(self, y: Tensor, x: Tensor, ends: Tensor, x_index: Tensor | None) -> Tensor:
+        """y + scale B A x for the expert of each row of y, in the dtype of y. ends and x_index: as
+        for nf4.torch.linear_grouped, also where they are wrong."""
+        m = y.shape[0]
+        if m == 0 or len(x) == 0:
+            return y
+        ends = ends.cummax(0).values.clamp(0, m)
+        with torch.autocast(y.device.type, enabled=False):
+            inside = torch.arange(m, device=y.device) < ends[-1]
+            rows = x.to(y.dtype)
+            if x_index is not None:
+                inside = inside & (x_index >= 0) & (x_index < len(x))
+                rows = rows[torch.where(inside, x_index, 0)]
+            # What is outside would bring what the products leave there into the gradients.
+            rows = torch.where(inside[:, None], rows, 0)
+            a, b = self.a.to(y.dtype), self.b.to(y.dtype)
+            wanted = -a.shape[1] % 8  # of which products are faster, and need no loop
+            a, b = functional.pad(a, (0, 0, 0, wanted)), functional.pad(b, (0, wanted))
+            p = torch.where(inside[:, None], _products(rows, a, ends), 0)
+            made = torch.where(inside[:, None], _products(p, b, ends), 0)
+            return torch.add(y, made, alpha=self.scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,13 @@ from nf4 import _convert, _torch
 from nf4.errors import InvalidArgument, shown
 from nf4.torch import _operators_grouped, functional
 from nf4.torch._checks import require_dense, require_tensor, torch_dtype
-from nf4.torch._expert_adapters import ExpertAdapter, added
 from nf4.torch._weight import WeightParts
 from nf4.torch.modules.base import torch_device
 from nf4.torch.modules.nf4_weight import NF4Weight, zeros
 from nf4.typing import DTypeLike, FormatName
+
+if TYPE_CHECKING:
+    from nf4.torch._expert_adapters import ExpertAdapter
 
 
 class NF4Experts(NF4Weight):
@@ -135,7 +137,7 @@ class NF4Experts(NF4Weight):
         made = self._made if keeps else None
         y = _operators_grouped.linear_grouped(x, ends, x_index, bias, parts, made)
         for adapter in self.adapters:
-            y = added(y, x, ends, x_index, adapter)
+            y = adapter.added(y, x, ends, x_index)
         return y
 
     def _made(self, parts: WeightParts) -> nf4.QuantizedTensor[Tensor] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nf4.torch import _replacing
 from nf4.torch._replacing import Replaced, found
-from nf4.torch.peft import experts, layers, merging
+from nf4.torch.peft import layers, merging
 
 CHECKED = "0.18.0 to 0.21.2"  # the versions that were read
 LINEAR, LINEAR4BIT = "peft.tuners.lora.layer", "peft.tuners.lora.bnb"
@@ -67,6 +67,8 @@ def replace(module_name: str, replaced: list[Replaced], left_alone: list[str]) -
 
 def replace_experts(replaced: list[Replaced], left_alone: list[str]) -> None:
     """What serves target_parameters of experts, of modules that are loaded."""
+    from nf4.torch.peft import experts  # late, as it imports torch._dynamo
+
     methods = [
         (sys.modules[module], name, digest)
         for module, names in EXPERTS.items()
