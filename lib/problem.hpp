@@ -146,13 +146,15 @@ struct Group {
   int64_t row_of_x(int64_t m) const { return x_index == nullptr ? m : has_x(m) ? x_index[m] : 0; }
 };
 
+inline constexpr Group kNoGroup{};
+
 // y = x W^T + bias, or its gradient: y = x W, without a bias.
 template <class W>
 struct MatmulProblemOf : Adapter<W> {
-  Group group{};
-  bool gradient = false;
   W weight;
+  const Group *group = &kNoGroup;
   nf4_dtype dtype;
+  bool gradient = false;
   int64_t m;
   const void *x;
   int64_t x_stride;

@@ -56,7 +56,7 @@ try_tarball() {
 # release [--dry-run [options of wheel]]: all that is published, in dist/, and its checksums; then the
 # tag. Nothing is uploaded. A dry run goes on where something is not ready, and makes no tag.
 release() {
-  local dry='' number tag
+  local dry='' number tag crates
   number=$(version) tag=v$number
   if [ "${1:-}" = --dry-run ]; then
     dry=1
@@ -75,9 +75,11 @@ release() {
   ! grep -q 'name="C by [^>]*><skipped' "$CACHE/wheel-user/results.xml" ||
     unready 'the wheel was not tried with pkg-config and CMake'
   try_tarball "$DIST/libnf4-$number.tar.gz" || die 'the tarball does not pass its tests'
+  # A new folder: cargo keeps the crates that it unpacked to verify others by this path and their version.
+  mkdir -p "$CACHE" && crates=$(mktemp -d "$CACHE/crates.XXXXXX")
   NF4_LIB_DIR=$CACHE/wheel-user/$(cd "$CACHE/wheel-user" && echo lib/python*/site-packages/nf4/lib) \
-    CARGO_TARGET_DIR=$CACHE/rust cargo package --workspace --exclude nf4-examples --allow-dirty -q >&2
-  cp "$CACHE/rust/package/"*"-$number.crate" "$DIST/"
+    CARGO_TARGET_DIR=$crates cargo package --workspace --exclude nf4-examples --allow-dirty -q >&2
+  cp "$crates/package/"*"-$number.crate" "$DIST/" && rm -rf "$crates"
   (cd "$DIST" && sha256sum -- * >SHA256SUMS && cat SHA256SUMS)
   if [ -n "$dry" ]; then
     say "a dry run: no tag $tag"

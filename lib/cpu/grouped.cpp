@@ -16,6 +16,16 @@ T *offset_by(T *address, int64_t bytes) {
   return reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(address) + bytes);
 }
 
+template <class W>
+Group group_of(const GroupedProblemOf<W> &problem, int32_t expert, RowRange m) {
+  Group group;
+  group.first_row = expert * problem.expert_rows();
+  group.row_scale = offset_by(problem.row_scale, m.begin * 4);
+  group.x_index = offset_by(problem.x_index, m.begin * 4);
+  group.x_rows = problem.x_rows;
+  return group;
+}
+
 // What the products of all kinds of weights have. `first`: of the rows of the weight that the
 // product knows, which its bias and its y begin with.
 template <class W>
@@ -32,13 +42,8 @@ MatmulProblemOf<W> rows_of_expert(const GroupedProblemOf<W> &problem, int32_t ex
   product.bias = offset_by(problem.bias, (expert * problem.bias_stride - first) * item);
   product.y = offset_by(problem.y, (m.begin * problem.y_stride - first) * item);
   product.y_stride = problem.y_stride;
-  product.group.row_scale = offset_by(problem.row_scale, m.begin * 4);
-  if (problem.x_index == nullptr) {
+  if (problem.x_index == nullptr)
     product.x = offset_by(problem.x, m.begin * problem.x_stride * item);
-    return product;
-  }
-  product.group.x_index = problem.x_index + m.begin;
-  product.group.x_rows = problem.x_rows;
   return product;
 }
 
@@ -52,12 +57,10 @@ bool lacks_x(const GroupedProblemOf<W> &problem) {
 MatmulProblem product_of_expert(const GroupedProblem &problem, int32_t expert, RowRange m) {
   MatmulProblem product =
       rows_of_expert(problem, expert, m, problem.gradient ? 0 : expert * problem.expert_rows());
-  if (problem.gradient) {
+  if (problem.gradient)
     product.weight.rows = lacks_x(problem) ? 0 : problem.expert_rows();
-    product.group.first_row = expert * problem.expert_rows();
-  } else if (lacks_x(problem)) {
+  else if (lacks_x(problem))
     product.weight.cols = 0;
-  }
   return product;
 }
 
@@ -81,7 +84,10 @@ void for_experts(const GroupedProblemOf<W> &problem, int threads, const Run &run
   parallel_for(partition.units(), partition.units_per_thread(), threads,
                [&](int64_t begin, int64_t end) {
                  partition.for_each(begin, end, [&](int32_t expert, RowRange m, RowRange columns) {
-                   run(expert, product_of_expert(problem, expert, m), columns);
+                   const Group group = group_of(problem, expert, m);
+                   auto product = product_of_expert(problem, expert, m);
+                   product.group = &group;
+                   run(expert, product, columns);
                  });
                });
 }

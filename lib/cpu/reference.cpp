@@ -68,7 +68,7 @@ void matmul_rows(const MatmulProblem &problem, RowRange rows) {
   const T *x = static_cast<const T *>(problem.x);
   const T *bias = static_cast<const T *>(problem.bias);
   T *y = static_cast<T *>(problem.y);
-  const Group &group = problem.group;
+  const Group &group = *problem.group;
   for (int64_t row = rows.begin; row < rows.end; ++row)
     for (int64_t i = 0; i < problem.m; ++i) {
       double sum = bias == nullptr ? 0.0 : static_cast<double>(to_float(bias[row]));
@@ -88,7 +88,7 @@ void matmul_grad_columns(const MatmulProblem &problem, RowRange columns) {
   const float *entries = codebook(weight);
   const T *dy = static_cast<const T *>(problem.x);
   T *dx = static_cast<T *>(problem.y);
-  const Group &group = problem.group;
+  const Group &group = *problem.group;
   for (int64_t i = 0; i < problem.m; ++i)
     for (int64_t k = columns.begin; k < columns.end; ++k) {
       double sum = 0;

@@ -79,6 +79,24 @@ struct Products {
   }
 };
 
+// A stack of one expert that has all rows of a product. x and y are as large as each other's.
+struct Grouped {
+  int32_t end;
+  nf4_grouped_args args{};
+
+  explicit Grouped(const nf4_matmul_args &product) : end(static_cast<int32_t>(product.m)) {
+    args.struct_size = sizeof args;
+    args.dtype = product.dtype;
+    args.experts = 1;
+    args.m = args.x_rows = product.m;
+    args.x = product.x;
+    args.x_stride = product.x_stride;
+    args.y = product.y;
+    args.y_stride = product.y_stride;
+    args.ends = &end;
+  }
+};
+
 void check_int4_products(const nf4_int4_tensor &weight) {
   const std::vector<const nf4_int4_tensor *> weights(2, &weight);
   for (const nf4_dtype dtype : kDtypes)
@@ -86,6 +104,8 @@ void check_int4_products(const nf4_int4_tensor &weight) {
       INFO("dtype " << dtype << ", m " << m);
       const Products products(weights.size(), dtype, weight.rows, weight.cols, m);
       check_stack([&] { return nf4_int4_matmul_cpu(&weight, products.args.data(), kThreads); });
+      const Grouped grouped(products.args[0]);
+      check_stack([&] { return nf4_int4_matmul_grouped_cpu(&weight, &grouped.args, kThreads); });
       check_stack([&] {
         return nf4_int4_matmul_batch_cpu(weights.data(), products.args.data(), weights.size(),
                                          kThreads);
@@ -110,9 +130,13 @@ void check_adapters(const nf4_tensor &weight, std::vector<nf4_matmul_args> args)
   check_stack(
       [&] { return nf4_matmul_batch_cpu(weights.data(), args.data(), args.size(), kThreads); });
   check_stack([&] { return nf4_matmul_cpu(&weight, args.data(), kThreads); });
+  const Grouped grouped(args[0]);
+  check_stack([&] { return nf4_matmul_grouped_cpu(&weight, &grouped.args, kThreads); });
   args[0].y = dx.data();
   args[0].y_stride = weight.cols;
   check_stack([&] { return nf4_matmul_grad_cpu(&weight, args.data(), kThreads); });
+  const Grouped gradient(args[0]);
+  check_stack([&] { return nf4_matmul_grouped_grad_cpu(&weight, &gradient.args, kThreads); });
 }
 
 void check_reorder(HostInt4Weight host) {

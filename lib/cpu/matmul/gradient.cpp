@@ -20,7 +20,7 @@ class WeightRows {
  public:
   WeightRows(const DequantKernels &kernels, const MatmulProblem &problem, nf4_dtype dtype)
       : weight_(problem.weight),
-        first_(problem.group.first_row),
+        first_(problem.group->first_row),
         dequant_(kernels, problem.weight, dtype) {}
 
   int64_t count() const { return weight_.rows; }
@@ -161,7 +161,7 @@ DenseMatrix factors_of(const Problem &problem, int64_t columns) {
           problem.x,
           problem.x_stride,
           1,
-          problem.group.x_index == nullptr ? nullptr : &problem.group};
+          problem.group->x_index == nullptr ? nullptr : problem.group};
 }
 
 }  // namespace

@@ -57,8 +57,8 @@ void store_sums(const Problem &problem, const Sums &sums) {
     const float *values = sums.values - sums.n.begin;
     for (int64_t m = sums.m.begin; m < sums.m.end; ++m) {
       T *y = static_cast<T *>(problem.y) + m * problem.y_stride;
-      const bool has_x = problem.group.has_x(m);
-      const float scale = problem.group.row_scale == nullptr ? 1 : problem.group.row_scale[m];
+      const bool has_x = problem.group->has_x(m);
+      const float scale = problem.group->row_scale == nullptr ? 1 : problem.group->row_scale[m];
       for (int64_t n = sums.n.begin; n < sums.n.end; ++n) {
         const float sum = has_x ? values[n] : 0;
         y[n] = from_float<T>(scale * (bias == nullptr ? sum : sum + to_float(bias[n])));

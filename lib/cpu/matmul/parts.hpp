@@ -64,7 +64,7 @@ void dense_outer(const MatmulKernels &kernels, const DenseProblem &problem);
 template <class Problem>
 const char *address_of_x(const Problem &problem, int64_t m, int64_t k) {
   return static_cast<const char *>(problem.x) +
-         (problem.group.row_of_x(m) * problem.x_stride + k) * element_bytes(problem.dtype);
+         (problem.group->row_of_x(m) * problem.x_stride + k) * element_bytes(problem.dtype);
 }
 
 // The column of x that a stored column of the weight is multiplied with, by stored column; NULL:
@@ -75,7 +75,7 @@ inline const int32_t *column_order(const Int4Weight &weight) { return weight.per
 // Whether its rows of x lie in memory as the kernels take them.
 template <class Problem>
 bool has_plain_x(const Problem &problem) {
-  return column_order(problem.weight) == nullptr && problem.group.x_index == nullptr;
+  return column_order(problem.weight) == nullptr && problem.group->x_index == nullptr;
 }
 
 // Row m of x from stored column k on: where it is, or gathered in `buffer`.

@@ -27,7 +27,7 @@ from typing import Any
 import nf4
 import torch
 
-from nf4bench import check, cpu_layers, int4_cases, matmul_peers, peers, tables
+from nf4bench import check, cpu_experts, cpu_layers, int4_cases, matmul_peers, peers, tables
 from nf4bench.cases import CLASSES, Case
 from nf4bench.matmul_cases import MOST_OF_DENSE, Group, weight_case
 from nf4bench.measure import summary, taken
@@ -337,6 +337,7 @@ def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = p
                 matmul.append(row)
                 report(MATMUL.line(row))
         layers = cpu_layers.run(shapes, threads, report) if theirs else []
+        experts = cpu_experts.run(threads, report)
         keep_freed_memory()
         for case, times in zip(cases, with_new, strict=True):
             made = contest(memory, theirs, case)
@@ -345,4 +346,5 @@ def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = p
     return {
         "cpu_variant": nf4.cpu_variant(), "threads": threads, "peers": {"bitsandbytes": version},
         "rows": rows, "matmul": matmul, "layers": layers,
+        "experts": experts,
     }  # fmt: skip

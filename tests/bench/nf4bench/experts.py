@@ -31,6 +31,10 @@ grouped_mm = torch.nn.functional.grouped_mm
 
 
 def libnf4(each: Operands, routing: Routing) -> Call:
+    if each.gradient:
+        return lambda stream: nf4.matmul_grouped_grad(
+            each.x, each.stack.quantized, routing.ends, out=each.y, stream=stream
+        )
     index = routing.index if each.by_index else None
     return lambda stream: nf4.matmul_grouped(
         each.x, each.stack.quantized, routing.ends, x_index=index, out=each.y, stream=stream
@@ -44,7 +48,7 @@ class Dense:
         """As the other peers."""
 
     def prepare(self, each: Operands, routing: Routing) -> Call:
-        weight = each.stack.dense.transpose(1, 2)
+        weight = each.right(each.stack.dense)
         return lambda stream: grouped_mm(each.sorted_x, weight, offs=routing.ends)
 
 
@@ -77,7 +81,7 @@ class Dequantized:
                     dequantize(packed, state, out=out)
                 else:
                     out.copy_(dequantize(packed, state))
-            return grouped_mm(each.sorted_x, room.transpose(1, 2), offs=routing.active_ends)
+            return grouped_mm(each.sorted_x, each.right(room), offs=routing.active_ends)
 
         return call
 
@@ -139,7 +143,7 @@ def row(
     """Raises WrongResult before anything is timed."""
     model, place = group.model, bench.gpu.place
     routings = [Routing(model, tokens, place) for _ in range(experts_cases.ROUTINGS)]
-    operands = [Operands(name, stacks[name], tokens, routings[0]) for name in group.stacks]
+    operands = [Operands(name, stacks[name], tokens, routings[0]) for name in group.works]
     prepare = {"libnf4": libnf4} | {n: found[n].prepare for n in group.peers if n in found}
     launches, errors = {}, {}
     for name, form in prepare.items():
@@ -173,13 +177,14 @@ def rows(
 ) -> list[dict[str, Any]]:
     made = []
     for model, of_model in experts_cases.by_model(groups).items():
-        names = {name for group in of_model for name in group.stacks}
-        stacks = {name: Stack(model.shape(name), bench.gpu.place) for name in sorted(names)}
+        works = sorted({work for group in of_model for work in group.works})
+        of_shape = {shape: Stack(shape, bench.gpu.place) for shape in {*map(model.shape, works)}}
+        stacks = {work: of_shape[model.shape(work)] for work in works}
         for group in of_model:
             for tokens in group.tokens:
                 made.append(row(bench, group, stacks, tokens, found))
                 report(experts_tables.ROWS.line(made[-1]))
-        del stacks
+        del stacks, of_shape
         bench.gpu.release()
     return made
 

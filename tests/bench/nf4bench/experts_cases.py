@@ -31,7 +31,7 @@ class Model:
 
     def shape(self, work: str) -> tuple[int, int, int]:
         """Experts, rows, columns."""
-        if work == "gate_up":
+        if work != "down":
             return self.experts, 2 * self.intermediate, self.hidden
         return self.experts, self.hidden, self.intermediate
 
@@ -39,7 +39,8 @@ class Model:
 @dataclass(frozen=True)
 class Group:
     """Some work of a model: "gate_up", whose rows of x are taken by index, "down", whose x is
-    sorted by expert, or "layer", one after the other."""
+    sorted by expert, "layer", one after the other, or "gradient", the dX of each row of gate_up's
+    dY."""
 
     model: Model
     work: str
@@ -47,14 +48,14 @@ class Group:
     peers: tuple[str, ...] = PEERS
 
     @property
-    def stacks(self) -> tuple[str, ...]:
+    def works(self) -> tuple[str, ...]:
         return ("gate_up", "down") if self.work == "layer" else (self.work,)
 
 
 QWEN = Model("Qwen3-30B-A3B", 128, 2048, 768, 8)
 MIXTRAL = Model("Mixtral-8x7B", 8, 4096, 14336, 2)
 GPT_OSS = Model("gpt-oss-20b", 32, 2880, 2880, 4)
-LARGE = Model("64 of 7168, 2048", 64, 7168, 2048, 8)
+LARGE = Model("64x(7168, 2048)", 64, 7168, 2048, 8)
 _OF_LAYERS = (DENSE, DEQUANTIZED)
 
 
@@ -62,6 +63,7 @@ def full() -> list[Group]:
     return [
         Group(QWEN, "gate_up", (1, 8, 64, 256, 512, 1024, 4096)),
         Group(QWEN, "down", (1, 8, 64, 256, 512, 1024, 4096), _OF_LAYERS),
+        Group(QWEN, "gradient", (1, 64, 1024, 4096), _OF_LAYERS),
         Group(QWEN, "layer", (1, 4, 16, 64, 256, 1024, 4096), _OF_LAYERS),
         Group(MIXTRAL, "layer", (1, 4, 16, 64, 256, 1024, 4096), _OF_LAYERS),
         Group(GPT_OSS, "layer", (1, 4, 16, 64, 256, 1024, 4096), _OF_LAYERS),

@@ -51,7 +51,8 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
         f"bf16, NF4 with nested scales, in CUDA graphs in which {ROUTINGS} random routings take "
         f"turns, after some rows were compared with float64. gate_up takes its rows of x by index, "
         f"which no sorted copy of x precedes; the others get x sorted, whose copy is not in their "
-        f"time. down has x sorted for all; a layer is one after the other, without activation. "
+        f"time. down has x sorted for all; a layer is one after the other, without activation; the "
+        f"gradient is dX of each row of gate_up's dY. "
         f"{_models(found)}.",
         *pages.versions(found["peers"], {
             DENSE: "dense is torch {}'s grouped_mm on bf16 weights",

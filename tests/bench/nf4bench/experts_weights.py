@@ -70,23 +70,28 @@ class Routing:
 
 
 class Operands:
-    """Of one stack: x, where libnf4 takes the rows from (`index`: by the routing's), x sorted by
-    expert for the others, and libnf4's y. One for all routings."""
+    """Of one stack: x, of which libnf4 takes the rows by index or as they are, x sorted by expert
+    for the others, and libnf4's y. One for all routings. Of a gradient x is dY, and y is dX."""
 
     def __init__(self, work: str, stack: Stack, tokens: int, first: Routing) -> None:
         _, rows, cols = stack.quantized.shape
         options = {"device": stack.dense.device, "dtype": DTYPE}
-        self.stack, self.by_index = stack, work == "gate_up"
-        self.x = torch.randn(tokens if self.by_index else len(first.index), cols, **options)
+        self.stack, self.by_index, self.gradient = stack, work == "gate_up", work == "gradient"
+        inner, outer = (rows, cols) if self.gradient else (cols, rows)
+        self.x = torch.randn(tokens if self.by_index else len(first.index), inner, **options)
         self.sorted_x = self.x[first.index.long()] if self.by_index else self.x
-        self.y = torch.empty(len(first.index), rows, **options)
+        self.y = torch.empty(len(first.index), outer, **options)
+
+    def right(self, dense: Tensor) -> Tensor:
+        """What sorted_x is multiplied with, of dense experts: [experts, inner, outer]."""
+        return dense if self.gradient else dense.transpose(1, 2)
 
     def expected(self, routing: Routing, rows: Tensor) -> Tensor:
         """Those rows of y in float64."""
-        weight = nf4.dequantize(self.stack.quantized, "fp32")
+        right = self.right(nf4.dequantize(self.stack.quantized, "fp32"))
         x, experts = self.sorted_x[rows].double(), routing.experts[rows]
-        y = torch.empty(len(rows), weight.shape[1], dtype=torch.float64, device=x.device)
+        y = torch.empty(len(rows), self.y.shape[1], dtype=torch.float64, device=x.device)
         for expert in experts.unique().tolist():
             of_expert = experts == expert
-            y[of_expert] = x[of_expert] @ weight[expert].double().t()
+            y[of_expert] = x[of_expert] @ right[expert].double()
         return y

@@ -18,7 +18,10 @@ from nf4bench.check import WrongResult  # noqa: E402
 from nf4bench.experts_cases import DENSE, DEQUANTIZED, GROUPED_NF4, Group, Model  # noqa: E402
 
 SMALL = Model("small", 4, 64, 128, 2)
-GROUPS = [Group(SMALL, "gate_up", (1, 5)), Group(SMALL, "layer", (3,), (DENSE, DEQUANTIZED))]
+GROUPS = [
+    Group(SMALL, "gate_up", (1, 5)), Group(SMALL, "layer", (3,), (DENSE, DEQUANTIZED)),
+    Group(SMALL, "gradient", (4,)),
+]  # fmt: skip
 DECODED = experts_decode.Size(Model("tiny", 4, 64, 64, 2), 1, 2, 1, 32, 96)
 
 
@@ -41,7 +44,7 @@ def test_from_groups_to_the_page(eager: None) -> None:
     found = experts.run(bench(names=()), experts.load("cpu"), GROUPS, DECODED, said.append)
     assert any(line.startswith(f"{GROUPED_NF4}: missing: ") for line in said)
     assert [(row["work"], row["tokens"]) for row in found["rows"]] == [
-        ("gate_up", 1), ("gate_up", 5), ("layer", 3),
+        ("gate_up", 1), ("gate_up", 5), ("layer", 3), ("gradient", 4),
     ]  # fmt: skip
     for row in found["rows"]:
         assert list(row["peers"]) == [DENSE, DEQUANTIZED]

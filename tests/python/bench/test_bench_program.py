@@ -172,8 +172,11 @@ def test_without_a_gpu_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_figures_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, but for malloc, of which there is no way back."""
     pytest.importorskip("bitsandbytes")
-    from nf4bench import cpu, cpu_layers
+    from nf4bench import cpu, cpu_experts, cpu_layers
+    from nf4bench.experts_cases import Model
 
+    monkeypatch.setattr(cpu_experts, "TURNS", 2)
+    monkeypatch.setattr(cpu_experts.run, "__defaults__", (print, Model("M", 4, 128, 128, 2)))
     for name, value in (("TURNS", 1), ("PAUSE", 0), ("ROTATED_BYTES", 1)):
         monkeypatch.setattr(cpu_layers, name, value)
     for name, value in (("TURNS", 2), ("PAUSE", 0), ("LONG_MS", 1), ("ROTATED_BYTES", 1)):
@@ -186,7 +189,10 @@ def test_the_figures_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["m"] for row in figures["matmul"]] == ms
     layers = len(cpu_layers.DTYPES) * cpu_layers.MS
     assert tuple(row["m"] for row in figures["layers"]) == layers
-    assert len(said) == 1 + len(cpu.CASES) + len(ms) + len(layers)
+    experts = figures["experts"]
+    assert [row["tokens"] for row in experts] == list(cpu_experts.TOKENS) * 2
+    assert all(row["ratio"] > 0 and row["error"] < cpu_experts.MOST_ERROR for row in experts)
+    assert len(said) == 1 + len(cpu.CASES) + len(ms) + len(layers) + len(experts)
     for row in figures["rows"]:
         theirs, ours = row["peers"]["bitsandbytes"], row["kept"]["ms"]
         assert theirs["ratio"]["both_kept"] == pytest.approx(theirs["kept"]["ms"] / ours, rel=0.1)

@@ -40,6 +40,7 @@ def test_reports_have_one_shape(tmp_path, capsys):
     model = helpers.write_model(tmp_path / "model")
     report = _json(capsys, "quantize", model, tmp_path / "q", "--blocksize", 128, "--flat")
     settings = {"format": str, "blocksize": int, "double_quantization": bool, "quant_storage": str}
+    settings["experts"] = bool
     assert {key: type(value) for key, value in report.items()} == REPORT | settings
     assert (report["weights"], report["dense_tensors"]) == (2, 4)
     assert (report["blocksize"], report["double_quantization"]) == (128, False)

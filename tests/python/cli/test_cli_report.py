@@ -173,7 +173,7 @@ def test_verify_says_what_decided_which_layers_transformers_loads(quantized, cap
         conv1d=frozenset(),
         dense_by_default=frozenset(),
     )
-    monkeypatch.setattr(rules, "ask", lambda config, shapes: model)
+    monkeypatch.setattr(rules, "ask", lambda *asked: model)
     assert _json(capsys, "verify", quantized)["checked_by"] == "the modules of Toy (transformers 5)"
 
 

@@ -17,7 +17,7 @@ from nf4.torch import distributed
 from ranks import place
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 TOKENS = torch.arange(14).view(2, 7)
@@ -86,6 +86,47 @@ def check_quantized(rank: int, world: int) -> None:
     for name in ("quantized", "flat", "gptq", "compressed"):
         model = loaded(DATA / name)
         require_equal(model, DATA / name)
+
+
+def check_experts(rank: int, world: int) -> None:
+    """In 4 bits, and dense: a rank reads the matrices of the experts that it has."""
+    for name in ("experts", "mixture"):
+        model = loaded(DATA / name)
+        stacks = [each for key, each in model.state_dict().items() if "experts" in key]
+        assert any(isinstance(each, DTensor) for each in stacks)
+        require_equal(model, DATA / name)
+
+
+def check_adapters_of_experts(rank: int, world: int) -> None:
+    """PEFT's target_parameters on meta, sharded, filled: results and gradients of one process."""
+    import peft
+
+    results = []
+    for shards in (False, True):
+        model = distributed.empty_model(DATA / "experts")
+        targets = ["experts.gate_up_proj", "experts.down_proj"]
+        config = peft.LoraConfig(target_modules=["q_proj"], target_parameters=targets, r=4)
+        adapted = peft.get_peft_model(model, config)
+        if shards:
+            sharded(model)
+        torch.manual_seed(3)  # what A begins with
+        load(adapted, DATA / "experts")
+        for name, each in adapted.named_parameters():
+            if "lora_B" in name:
+                drawn = torch.randn(each.shape).to(each.device)
+                own = (
+                    distribute_tensor(drawn, each.device_mesh, each.placements) if shards else drawn
+                )
+                each.data.copy_(own)
+        y = adapted(TOKENS.to(place())).logits
+        y.square().sum().backward()
+        grads = {name: each.grad for name, each in adapted.named_parameters() if "lora" in name}
+        results.append((y.detach(), grads))
+    (y, grads), (found, theirs) = results
+    assert torch.equal(found, y)
+    assert len(grads) == 2 * 2 * 3, sorted(grads)
+    for name, grad in grads.items():
+        torch.testing.assert_close(theirs[name].full_tensor(), grad, rtol=1e-5, atol=1e-6)
 
 
 def check_each_reads_its_own_bytes(rank: int, world: int) -> None:

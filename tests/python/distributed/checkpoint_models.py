@@ -27,8 +27,23 @@ def llama(tied: bool = False, hidden: int = 128) -> transformers.PreTrainedModel
     return transformers.LlamaForCausalLM(config).eval()
 
 
+def mixture() -> transformers.PreTrainedModel:
+    """5 experts, which 3 ranks do not share evenly."""
+    torch.manual_seed(1)
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, vocab_size=100, moe_intermediate_size=64, num_experts=5,
+        num_experts_per_tok=2, head_dim=32,
+    )  # fmt: skip
+    return transformers.Qwen3MoeForCausalLM(config).eval()
+
+
 def write_models(data: Path) -> None:
-    """dense in two files, tied, of another width, without one file, and in 4 bits."""
+    """dense in two files, tied, of another width, without one file, in 4 bits, and experts."""
+    mixture().save_pretrained(data / "mixture")
+    experts = mixture()
+    nf4.torch.quantize_model(experts, experts=True)
+    experts.save_pretrained(data / "experts")
     llama().save_pretrained(data / "dense", max_shard_size="1200KB")
     llama(tied=True).save_pretrained(data / "tied")
     llama(hidden=192).save_pretrained(data / "wide")

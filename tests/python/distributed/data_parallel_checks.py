@@ -2,6 +2,8 @@
 layers, PEFT's adapters, and layers that were bitsandbytes'."""
 
 import itertools
+import os
+import tempfile
 
 import nf4.torch
 import pytest
@@ -168,10 +170,11 @@ def adapted(kind):
     return peft.get_peft_model(Model(), config)
 
 
-def adapter_losses(made, batch_of, steps=50):
+def adapter_losses(made, batch_of, steps=50, prepare=lambda *given: given):
     """batch_of: of the batches of both ranks."""
     trained = [each for each in made.parameters() if each.requires_grad]
-    optimizer, found = torch.optim.AdamW(trained, lr=1e-2), []
+    made, optimizer = prepare(made, torch.optim.AdamW(trained, lr=1e-2))
+    found = []
     for at in range(steps):
         x = batch_of([inputs(2 * (at % 4)), inputs(2 * (at % 4) + 1)])
         loss = (made(x) - 1).square().mean()
@@ -180,6 +183,43 @@ def adapter_losses(made, batch_of, steps=50):
         optimizer.zero_grad()
         found.append(loss.item())
     return found
+
+
+def check_accelerate(rank, world):
+    """Accelerator.prepare with an FSDP2 plugin, as Trainer calls it, and its checkpoints.
+    accelerate has FSDP for GPUs alone, so that it is told here that this is it."""
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.utils import fsdp_utils
+
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    os.environ |= {name: str(value) for name, value in variables.items()}
+    plugin = accelerate.FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Block"], cpu_ram_efficient_loading=False,
+    )  # fmt: skip
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator.state.distributed_type = accelerate.DistributedType.FSDP
+    accelerator.state.fsdp_plugin = plugin
+    expected = adapter_losses(adapted("nested"), torch.cat, steps=8)
+    made = adapted("nested")
+    losses = adapter_losses(made, lambda each: each[rank], 8, accelerator.prepare)
+    found = torch.tensor(losses)
+    torch.distributed.all_reduce(found)
+    torch.testing.assert_close((found / world).tolist(), expected, rtol=1e-3, atol=0)
+    assert made.base_model.model.blocks[0].up.base_layer.is_prepared()
+    with tempfile.TemporaryDirectory() as own:
+        every = [own]
+        torch.distributed.broadcast_object_list(every, src=0)
+        folder, y = every[0], made(inputs())
+        fsdp_utils.save_fsdp_model(plugin, accelerator, made, folder)
+        for each in made.parameters():
+            if each.requires_grad:
+                each.data.zero_()
+        assert not torch.equal(made(inputs()), y)
+        fsdp_utils.load_fsdp_model(plugin, accelerator, made, folder)
+        assert torch.equal(made(inputs()), y)
+        torch.distributed.barrier()
 
 
 def check_of_bitsandbytes(rank, world):

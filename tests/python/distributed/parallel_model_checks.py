@@ -2,16 +2,29 @@
 with layers that are cut for tensor parallelism."""
 
 import copy
+import tempfile
 
 import nf4.torch
 import peft
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import transformers
-from nf4.torch.distributed import ColwiseParallel, RowwiseParallel, clip_grad_norm_, plan_of
+from nf4.torch.distributed import (
+    ColwiseParallel,
+    RowwiseParallel,
+    clip_grad_norm_,
+    named_by_cut,
+    plan_of,
+)
 from parallel_checks import IN, INNER, MLP, close, inputs, mesh_of, mine, mlp
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import parallel as torch_parallel
 from torch.distributed.tensor.parallel import parallelize_module
 
 PLAN = {"up": ColwiseParallel, "down": RowwiseParallel}
@@ -248,6 +261,60 @@ def check_a_model_of_transformers(rank, world):
     for other in (adapted, MLP()):
         with pytest.raises(nf4.InvalidArgument, match="tp_plan"):
             plan_of(other)
+
+
+def check_checkpoints(rank, world):
+    """Of torch.distributed.checkpoint: weights, adapters and their optimizer, each rank's own."""
+
+    def made(seed):
+        model = adapted(model=mlp(seed=seed), seed=seed)
+        cut(model, mesh_of(world))
+        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
+        model(inputs(3, IN)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return model, optimizer
+
+    def states(model, optimizer):
+        return [*map(dict, (model.state_dict(), get_optimizer_state_dict(model, optimizer)))]
+
+    def named(model, states):
+        return {str(i): named_by_cut(model, each) for i, each in enumerate(states)}
+
+    with tempfile.TemporaryDirectory() as own:
+        folders = [own]
+        torch.distributed.broadcast_object_list(folders, src=0)
+        first, second = made(1), made(2)
+        dcp.save(named(first[0], states(*first)), checkpoint_id=folders[0])
+        found = states(*second)
+        dcp.load(named(second[0], found), checkpoint_id=folders[0])
+        second[0].load_state_dict(found[0])
+        set_optimizer_state_dict(*second, found[1])
+        for _ in range(2):  # the second is after a step with the moments that were loaded
+            ys = [model(inputs(3, IN)) for model, _ in (first, second)]
+            assert torch.equal(*ys)
+            for y, (_, optimizer) in zip(ys, (first, second), strict=True):
+                y.square().sum().backward()
+                optimizer.step()
+        other = mlp()
+        parallelize_module(other, mesh_of(world), {"up": RowwiseParallel()})
+        with pytest.raises(
+            dcp.CheckpointException, match=r"Missing key .*\[columns \d+:\d+ of 128\]"
+        ):
+            dcp.load({"0": named_by_cut(other, other.state_dict())}, checkpoint_id=folders[0])
+        torch.distributed.barrier()
+
+
+def check_weights_that_are_cut_already(rank, world):
+    """As those of from_pretrained(tp_plan="auto") are: DTensors. Refused, with what to do."""
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
+        vocab_size=64,
+    )  # fmt: skip
+    made, name = transformers.LlamaForCausalLM(config), "model.layers.0.self_attn.q_proj"
+    parallelize_module(made, mesh_of(world), {name: torch_parallel.ColwiseParallel()})
+    with pytest.raises(nf4.InvalidArgument, match="q_proj: its weight is a DTensor.*plan_of"):
+        nf4.torch.quantize_model(made)
 
 
 def check_fsdp_of_layers_that_are_cut(rank, world):

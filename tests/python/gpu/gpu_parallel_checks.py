@@ -1,5 +1,5 @@
-"""What test_gpu_distributed.py has two processes check, each with a GPU: layers that are cut, beside
-the same layers on one GPU."""
+"""What test_gpu_distributed.py has two processes check, each with a GPU: layers that are cut,
+beside the same layers on one GPU."""
 
 import gc
 

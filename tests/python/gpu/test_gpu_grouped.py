@@ -68,6 +68,52 @@ def test_values_and_gradients(tokens, dtype, nested_blocksize):
     assert all(map(torch.equal, found, again))
 
 
+@pytest.mark.parametrize("layout", ["gptq", "awq", "compressed-tensors"])
+@pytest.mark.parametrize("tokens", [1, 64, 300])
+def test_integers(tokens, layout):
+    dense = torch.randn(EXPERTS, ROWS, COLS, device="cuda", dtype=torch.bfloat16)
+    weight = nf4.torch.quantize_int4(dense, layout=layout, group_size=64, symmetric=False)
+    stored = torch.stack([nf4.dequantize(weight.expert(e), "fp32") for e in range(EXPERTS)])
+    ends, x_index, experts = routing(tokens)
+    x = torch.randn(tokens, COLS, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    y = nf4.torch.linear_grouped(x, weight, ends, x_index=x_index)
+    rows = x.double()[x_index.long()]
+    expected = torch.einsum("mk,mnk->mn", rows, stored.double()[experts])
+    assert error(y, expected) <= 1e-2
+    grad = torch.randn_like(y)
+    (found,), (exact,) = (
+        torch.autograd.grad(y, x, grad),
+        torch.autograd.grad(expected, x, grad.double()),
+    )
+    assert error(found, exact) <= 2e-2
+
+
+def test_a_graph_of_a_gradient_is_replayed_with_other_routings():
+    weight = stack_of()
+    x = torch.randn(9, COLS, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ends, x_index, _ = routing(9)
+    grad = torch.randn(len(x_index), ROWS, device="cuda", dtype=torch.bfloat16)
+
+    def step():
+        y = nf4.torch.linear_grouped(x, weight, ends, x_index=x_index)
+        return torch.autograd.grad(y, x, grad)[0]
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+        with torch.cuda.graph(graph, stream=stream):
+            found = step()
+    torch.cuda.synchronize()
+    for _ in range(3):
+        other = routing(9)
+        ends.copy_(other[0])
+        x_index.copy_(other[1])
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(found, step())
+
+
 def test_a_scale_of_each_row():
     weight = stack_of()
     ends, x_index, experts = routing(9)

@@ -218,7 +218,7 @@ REFUSED = {
     "symmetric is 1; expected True or False": lambda: nf4.torch.quantize_int4(
         torch.randn(OUT, IN), symmetric=1
     ),
-    "the shape of": lambda: nf4.torch.quantize_int4(torch.randn(2, OUT, IN)),
+    "the shape of": lambda: nf4.torch.quantize_int4(torch.randn(1, 2, OUT, IN)),
 }
 
 

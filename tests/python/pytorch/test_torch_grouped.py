@@ -150,7 +150,7 @@ def test_the_weight_is_frozen():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_and_gradients_of_integers(dtype, layout):
     dense = torch.randn(EXPERTS, ROWS, COLS, generator=torch.Generator().manual_seed(1)).to(dtype)
-    weight = nf4.quantize_int4(dense, layout=layout, group_size=32)
+    weight = nf4.torch.quantize_int4(dense, layout=layout, group_size=32)
     stored = torch.stack([nf4.dequantize(weight.expert(e), "fp32") for e in range(EXPERTS)])
     ends, x_index, experts = routing()
     ends = (ends - 2).clamp(min=0)  # the last rows have no expert
@@ -183,6 +183,9 @@ def test_the_operators_of_integers_pass_torchs_checks():
     torch.library.opcheck(op, (grad_y, ends, x_index, TOKENS, *parts), test_utils=tests)
     with pytest.raises(nf4.InvalidArgument, match="expected .rows, cols."):
         nf4.torch.linear(x, weight)
+    op, given = torch.ops.nf4.quantize_int4.default, torch.randn(EXPERTS, ROWS, COLS)
+    arguments = (given, "compressed-tensors", 32, False, torch.float16)
+    torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 WRONG = {

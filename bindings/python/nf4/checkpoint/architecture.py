@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 import nf4
+from nf4.checkpoint.stacks import Stack, parameter_of
 
 ANSWER_MARK = "nf4-model: "
 # Seconds; the limit on CPU time also ends a child whose parent was killed.
@@ -46,6 +47,8 @@ class Model:
     linear            the modules that transformers replaces by 4-bit layers
     conv1d            those of them whose dense weight is stored as [in, out]
     dense_by_default  those that it leaves dense when it quantizes by itself
+    stacks            the parameters of experts, by the model's names
+    stack_of          4-bit stack -> which of these it is
     """
 
     name: str
@@ -54,28 +57,56 @@ class Model:
     linear: frozenset[str]
     conv1d: frozenset[str]
     dense_by_default: frozenset[str]
+    stacks: Mapping[str, Stack] = dataclasses.field(default_factory=dict)
+    stack_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_answer(cls, name: str, answer: Mapping[str, Any]) -> Model:
         """The model from what meta_model.LoadPlan.answer gave."""
         modules = (frozenset(answer[key]) for key in ("linear", "conv1d", "dense_by_default"))
-        return cls(name, answer["reasons"], answer["modules"], *modules)
+        stacks = {full: Stack.from_answer(each) for full, each in answer["stacks"].items()}
+        return cls(name, answer["reasons"], answer["modules"], *modules, stacks, answer["stack_of"])
+
+    def stack_reason(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """Why a 4-bit stack is not one of the model's, or not loaded; None if it is."""
+        stack = self.stacks.get(self.stack_of.get(name, ""))
+        if stack is None:
+            return "no experts of the model"
+        there = set(self.stack_of.values())
+        for parameter, other in self.stacks.items():
+            if other.module == stack.module and parameter not in there:
+                return f"{parameter}, which is computed with it, is not in 4 bits"
+        if name == parameter_of(name) and stack.transposed:
+            return "its blocks are along the outputs, as the parameter is [experts, in, out]"
+        return None if stack.shape == shape else "another shape in the model"
 
 
-def ask(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Model:
-    """The model of config.json, asked about matrices: tensor name -> shape as stored.
+def ask(
+    config: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    stacked: Mapping[str, tuple[int, ...]] | None = None,
+    weights: Iterable[str] = (),
+) -> Model:
+    """The model of config.json, asked about matrices: tensor name -> shape as stored. stacked:
+    dense tensors of three dimensions, likewise. weights: the names of 4-bit stacks.
 
     UnknownModel if config.json does not name one, if torch or transformers is not installed, if
     the model needs remote code, cannot be built, or has none of these tensors.
     """
     name = _model_name(config)
     _require_packages()
-    answer = _run(json.dumps({"config": config, "shapes": shapes}), name)
+    request = {
+        "config": config,
+        "shapes": shapes,
+        "stacked": stacked or {},
+        "weights": list(weights),
+    }
+    answer = _run(json.dumps(request), name)
     try:
         if not answer["fits"]:
             raise UnknownModel(f"the tensors are not those of config.json's {name}")
         return Model.from_answer(f"{name} (transformers {answer['transformers']})", answer)
-    except (KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         raise _damaged(name) from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from nf4.checkpoint.rules import (
 )
 from nf4.checkpoint.scales import scale_problems
 from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.stacks import Stack, dense_of, is_stack, parameter_of
 from nf4.checkpoint.steps import nonfinite
 from nf4.checkpoint.weights import Survey, Weight
 
@@ -175,9 +176,14 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
     severity = "warning" if rules.model is None else "fault"
     findings: list[Finding] = []
     for name, weight in found.weights.items():
-        reason = rules.not_loadable(name, weight.shape)
+        by = "transformers"
+        if is_stack(weight):
+            by = "nf4.torch.load"
+            reason = None if rules.model is None else rules.model.stack_reason(name, weight.shape)
+        else:
+            reason = rules.not_loadable(name, weight.shape)
         if reason is not None:
-            problem = f"transformers does not load it: {reason}"
+            problem = f"{by} does not load it: {reason}"
             findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
     if rules.model is not None:
         config = config_path(checkpoint)
@@ -187,9 +193,17 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
     return findings, checked_by
 
 
-def _dense_reference(weight: Weight, dense: Checkpoint, types: frozenset[str]) -> np.ndarray:
+def _dense_reference(
+    weight: Weight, dense: Checkpoint, types: frozenset[str], stacks: Mapping[str, Stack]
+) -> np.ndarray:
     """The dense weight of a 4-bit one, [outputs, inputs], in its own dtype."""
     name = weight.name
+    if is_stack(weight):
+        array = dense_of(weight, dense, stacks)
+        if array.shape != weight.shape:
+            reason = f"its shape {list(array.shape)} is not {list(weight.shape)}"
+            raise FormatError(dense.path, reason, parameter_of(name))
+        return array
     if name not in dense:
         raise FormatError(dense.path, "not there to compare with", name)
     info = dense.info(name)
@@ -205,14 +219,25 @@ def _dense_reference(weight: Weight, dense: Checkpoint, types: frozenset[str]) -
     return array
 
 
+def stacks_by_name(dense: Checkpoint) -> dict[str, Stack]:
+    """The stacks of experts of a dense checkpoint, if transformers tells which they are."""
+    rules, _ = choose_rules(dense.config, survey(dense))
+    found = {} if rules.model is None else rules.model.stacks
+    return {stack.name: stack for stack in found.values()}
+
+
 def error_statistics(
-    weight: Weight, checkpoint: Checkpoint, dense: Checkpoint, threads: int = 0
+    weight: Weight,
+    checkpoint: Checkpoint,
+    dense: Checkpoint,
+    threads: int = 0,
+    stacks: Mapping[str, Stack] | None = None,
 ) -> ErrorStatistics:
     """The error of a 4-bit weight against the dense one, summed in float64. threads: CPU threads;
-    0: all. FormatError if the dense checkpoint has no such weight."""
+    0: all. stacks: as of stacks_by_name. FormatError if the dense checkpoint has no such weight."""
     # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
     types = model_types(dense.config) or model_types(checkpoint.config)
-    reference = _dense_reference(weight, dense, types)
+    reference = _dense_reference(weight, dense, types, stacks or {})
     reference = np.ascontiguousarray(reference).reshape(-1)
     values = nf4.dequantize(weight.load(checkpoint), "fp32", threads=threads).reshape(-1)
     squared_error = squared_reference = max_abs = 0.0

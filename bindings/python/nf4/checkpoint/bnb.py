@@ -25,7 +25,7 @@ from nf4.checkpoint.weights import Survey, Weight
 
 FORMATS = ("nf4", "fp4")
 NESTED_BLOCKSIZE = 256
-_STATE_MARK = ".quant_state.bitsandbytes__"
+STATE_MARK = ".quant_state.bitsandbytes__"
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 # bitsandbytes' own take about 180 bytes.
 _MAX_STATE_BYTES = 65536
@@ -215,7 +215,7 @@ def _weight(
         return None, [f"it has {len(keys)} quant_states"]
     if name not in checkpoint:
         return None, ["it has a quant_state, but its packed bytes are missing"]
-    format = keys[0].removeprefix(name + _STATE_MARK)
+    format = keys[0].removeprefix(name + STATE_MARK)
     info = checkpoint.info(keys[0])
     if format not in FORMATS:
         return None, [f"its quant_state is for {format!r}, neither nf4 nor fp4"]
@@ -243,7 +243,7 @@ def survey(checkpoint: Checkpoint) -> Survey:
     """Find the 4-bit weights of a checkpoint. Reads only the quant_states."""
     states: dict[str, list[str]] = {}
     for name in checkpoint.owner:
-        base, mark, _ = name.rpartition(_STATE_MARK)
+        base, mark, _ = name.rpartition(STATE_MARK)
         if mark:
             states.setdefault(base, []).append(name)
     result = Survey()
@@ -287,7 +287,7 @@ class Plan:
         packed = state.packed_bytes * 8 // BITS[dtype]
         return [
             TensorSpec(name, dtype, (packed, 1)),
-            TensorSpec(f"{name}{_STATE_MARK}{state.format}", "U8", (len(state.to_json()),)),
+            TensorSpec(f"{name}{STATE_MARK}{state.format}", "U8", (len(state.to_json()),)),
             *(
                 TensorSpec(f"{name}.{part}", dtype, (elements,))
                 for part, (dtype, elements) in state.tables().items()
@@ -318,5 +318,5 @@ class Plan:
             state = dataclasses.replace(state, nested_offset=offset)
             data[f"{name}.nested_absmax"] = weight.nested_absmax
             data[f"{name}.nested_quant_map"] = weight.nested_code
-        data[f"{name}{_STATE_MARK}{state.format}"] = state.to_json()
+        data[f"{name}{STATE_MARK}{state.format}"] = state.to_json()
         return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 from nf4.checkpoint.dtypes import DTYPE_KEYS, NF4_TO_TORCH
@@ -11,11 +12,19 @@ from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.model_files import existing_quantization
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
-from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of, dense_reasons, plan_of
+from nf4.checkpoint.quantize_plan import (
+    QuantizeOptions,
+    config_of,
+    dense_reasons,
+    plan_of,
+    plan_of_stack,
+    stacks_of,
+)
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import Rules, choose_rules, is_matrix, is_transposed, model_types
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.steps import Copy, Dequantize, Quantize, Result, Step
+from nf4.checkpoint.stacks import Stack, is_stack, parameter_of
+from nf4.checkpoint.steps import Copy, Dequantize, Quantize, QuantizeStack, Result, Step
 from nf4.checkpoint.weights import Survey
 
 
@@ -27,16 +36,24 @@ def _quantize_step(
     return Quantize(file, info, plan, transposed, options.allow_nonfinite, options.threads)
 
 
+def _stack_step(checkpoint: Checkpoint, stack: Stack, options: QuantizeOptions) -> QuantizeStack:
+    plan = plan_of_stack(stack, checkpoint.info(stack.tensors[0]).dtype, options)
+    return QuantizeStack(checkpoint, stack, plan, options.allow_nonfinite, options.threads)
+
+
 def _quantized_config(
     checkpoint: Checkpoint,
     found: Survey,
-    steps: list[Quantize],
+    steps: list[Quantize | QuantizeStack],
     rules: Rules,
     options: QuantizeOptions,
 ) -> dict[str, Any]:
     if not steps and existing_quantization(checkpoint):
         return checkpoint.config
-    quantized = {step.name for step in steps}
+    quantized = {step.name for step in steps if isinstance(step, Quantize)}
+    for step in steps:
+        if isinstance(step, QuantizeStack):
+            quantized.update(step.stack.tensors)
     dense = [info for name, info in found.dense.items() if name not in quantized]
     plans, config = [step.plan for step in steps], checkpoint.config
     made = config_of(plans, dense, rules, options, config, found.weights)
@@ -74,49 +91,77 @@ def quantize_checkpoint(
         found = survey(checkpoint)
         found.require_sound()
         rules, chosen_by = choose_rules(checkpoint.config, found, options.skip, options.only)
+        stacks = stacks_of(found.dense, rules, options, chosen_by)
         reasons = dense_reasons(found.dense, rules, options)
         if options.format == "int4":
             _require_dense(checkpoint, found)
-        if None not in reasons.values() and not found.weights:
+        if None not in reasons.values() and not found.weights and not stacks:
             raise FormatError(
                 source, f"nothing to quantize: no matrix may become 4-bit ({chosen_by})"
             )
-        steps: dict[str, list[Step]] = {
-            file_name: [
-                _quantize_step(file, info, rules, options)
-                if reasons.get(info.name, "") is None
-                else Copy(file, info, info.name in found.dense)
-                for info in file.tensors.values()
-            ]
-            for file_name, file in checkpoint.files.items()
-        }
-        quantized = [step for all in steps.values() for step in all if isinstance(step, Quantize)]
+        of_stacks = {stack.tensors[0]: _stack_step(checkpoint, stack, options) for stack in stacks}
+        taken = {name for stack in stacks for name in stack.tensors}
+
+        def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
+            if info.name in taken:
+                return of_stacks.get(info.name)
+            if reasons.get(info.name, "") is None:
+                return _quantize_step(file, info, rules, options)
+            return Copy(file, info, info.name in found.dense)
+
+        steps = _steps(checkpoint, step)
+        kinds = (Quantize, QuantizeStack)
+        quantized = [step for all in steps.values() for step in all if isinstance(step, kinds)]
         config = _quantized_config(checkpoint, found, quantized, rules, options)
         result = write_checkpoint(checkpoint, steps, config, target, progress)
         result.chosen_by = chosen_by
         result.already = len(found.weights)
-        matrices = (name for name, info in found.dense.items() if is_matrix(info))
+        matrices = (n for n, info in found.dense.items() if is_matrix(info) and n not in taken)
         result.left_dense = dict(Counter(reason for name in matrices if (reason := reasons[name])))
         return result
 
 
-def _dense_steps(
-    checkpoint: Checkpoint, found: Survey, dtype: str | None, threads: int
+def _steps(
+    checkpoint: Checkpoint, step: Callable[[SafetensorsFile, TensorInfo], Step | None]
 ) -> dict[str, list[Step]]:
-    """The steps for each file. A weight goes where its packed tensor was."""
+    """The steps for each file."""
+    return {
+        name: [made for info in file.tensors.values() if (made := step(file, info))]
+        for name, file in checkpoint.files.items()
+    }
+
+
+def _transposed_stacks(checkpoint: Checkpoint, found: Survey) -> tuple[set[str], list[str]]:
+    """The names of the 4-bit stacks whose dense parameter is [experts, inputs, outputs], and
+    warnings."""
+    stacks = [name for name, weight in found.weights.items() if is_stack(weight)]
+    if not stacks:
+        return set(), []
+    rules, why = choose_rules(checkpoint.config, found)
+    model = rules.model
+    if model is None:
+        problem = f"experts are written as [experts, outputs, inputs], whatever the model's; {why}"
+        return set(), [problem]
+    turned = {parameter for parameter, stack in model.stacks.items() if stack.transposed}
+    # A stack in the parameter's own place has its order.
+    return {n for n in stacks if model.stack_of.get(n) in turned and parameter_of(n) != n}, []
+
+
+def _dense_steps(
+    checkpoint: Checkpoint, found: Survey, dtype: str | None, threads: int, stacks: Collection[str]
+) -> dict[str, list[Step]]:
+    """The steps for each file. A weight goes where its packed tensor was. stacks: the names of
+    those that are transposed."""
     packed, types = found.by_packed(), model_types(checkpoint.config)
 
     def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
         weight = packed.get(info.name)
         if weight is not None:
-            transposed = is_transposed(weight.name, types)
+            transposed = is_transposed(weight.name, types) or weight.name in stacks
             return Dequantize(checkpoint, weight, dtype or weight.dtype, transposed, threads)
         return Copy(file, info, True) if info.name in found.dense else None
 
-    return {
-        name: [made for info in file.tensors.values() if (made := step(file, info))]
-        for name, file in checkpoint.files.items()
-    }
+    return _steps(checkpoint, step)
 
 
 def dequantize_checkpoint(
@@ -142,8 +187,11 @@ def dequantize_checkpoint(
         found.require_sound()
         if not found.weights:
             raise FormatError(source, "nothing to dequantize: it has no 4-bit weights")
-        steps = _dense_steps(checkpoint, found, dtype, threads)
+        transposed, warnings = _transposed_stacks(checkpoint, found)
+        steps = _dense_steps(checkpoint, found, dtype, threads, transposed)
         config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
         if dtype is not None:
             config |= {key: NF4_TO_TORCH[dtype] for key in DTYPE_KEYS if key in config}
-        return write_checkpoint(checkpoint, steps, config, target, progress)
+        result = write_checkpoint(checkpoint, steps, config, target, progress)
+        result.warnings += warnings
+        return result

@@ -9,14 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import (
     MODULES_TO_PATCH_FOR_QUANTIZATION,
@@ -27,6 +34,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationMethod
 
 from nf4.checkpoint.architecture import ANSWER_MARK
+from nf4.checkpoint.stacks import names_of, parameter_of
 
 # Keys of config.json, at any depth, that could load code or weights from elsewhere, or that
 # describe how to run the model rather than what it is made of.
@@ -161,8 +169,75 @@ class LoadPlan:
         parameter = self.parameters.get(self.target(tensor)[0])
         return parameter is not None and tuple(parameter.shape) == tuple(shape)
 
-    def answer(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-        """What architecture.Model is made of, for the tensors of a checkpoint: name -> shape."""
+    def stacks(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
+        """What stacks.Stack is made of, for the parameters of experts, by their names. shapes: of
+        the dense tensors of a checkpoint."""
+        sources: dict[str, dict[str | None, list[str]]] = {}
+        for tensor in shapes:
+            target, pattern = self.target(tensor)
+            sources.setdefault(target, {}).setdefault(pattern, []).append(tensor)
+        found = {}
+        for path, module in self.modules.items():
+            for name in names_of(module):
+                full = f"{path}.{name}".lstrip(".")
+                shape = tuple(getattr(self.parameters.get(full), "shape", ()))
+                if len(shape) == 3:
+                    parts = self._tensors_of(shape, sources.get(full, {}), shapes)
+                    experts, *sizes = shape
+                    found[full] = {
+                        "module": path,
+                        "parameter": full,
+                        "name": self._stored_name(full, parts),
+                        "shape": (experts, *(sizes[::-1] if module.is_transposed else sizes)),
+                        "transposed": bool(module.is_transposed),
+                        "parts": parts,
+                    }
+        return found
+
+    def _tensors_of(
+        self,
+        shape: tuple[int, ...],
+        sources: Mapping[str | None, list[str]],
+        shapes: Mapping[str, Sequence[int]],
+    ) -> list[list[str]]:
+        """Of Stack. sources: the tensors of a parameter by the patterns of its converter."""
+        tensors = [tensor for group in sources.values() for tensor in group]
+        if len(tensors) == 1 and tuple(shapes[tensors[0]]) == shape:
+            return [tensors]
+        converter = next((each for each in self._converters if each.source_patterns
+                          and set(each.source_patterns) == set(sources)), None)  # fmt: skip
+        if converter is None or not _stacks_matrices(converter.operations):
+            return []
+        parts = [sorted(sources[each], key=dot_natural_key) for each in converter.source_patterns]
+        rows = 0
+        for group in parts:
+            sizes = {tuple(shapes[name]) for name in group}
+            (size,) = sizes if len(sizes) == 1 else ((),)
+            if len(group) != shape[0] or len(size) != 2 or size[1] != shape[2]:
+                return []
+            rows += size[0]
+        return parts if rows == shape[1] else []
+
+    def _stored_name(self, full: str, parts: list[list[str]]) -> str:
+        """In the checkpoint's way where its matrices tell that, else as the model calls it."""
+        if not parts or len(parts[0]) == 1:
+            return parts[0][0] if parts else full
+        name, pattern = rename_source_key(parts[0][0], [], self._converters)
+        return full if pattern is None or pattern in self._generic else name
+
+    def stack_of(self, weights: Iterable[str]) -> dict[str, str]:
+        """The parameters of 4-bit stacks, by the names of both."""
+        found = {name: self.target(parameter_of(name))[0] for name in weights}
+        return {name: each for name, each in found.items() if each in self.parameters}
+
+    def answer(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        stacked: Mapping[str, Sequence[int]] | None = None,
+        weights: Iterable[str] = (),
+    ) -> dict[str, Any]:
+        """What architecture.Model is made of, for the tensors of a checkpoint: the matrices' and
+        dense stacks' names -> shape, and the names of 4-bit stacks."""
         reasons = {name: self.dense_reason(name, shape) for name, shape in shapes.items()}
         return {
             "transformers": transformers.__version__,
@@ -172,16 +247,24 @@ class LoadPlan:
             "linear": sorted(self.linear),
             "conv1d": sorted(n for n, m in self.linear.items() if isinstance(m, Conv1D)),
             "dense_by_default": sorted(self.dense_by_default),
+            "stacks": self.stacks({**shapes, **(stacked or {})}),
+            "stack_of": self.stack_of(weights),
         }
 
 
+def _stacks_matrices(operations: Sequence[Any]) -> bool:
+    """Do these put matrices of experts together, the parts of each along its outputs?"""
+    kinds = [(type(each), getattr(each, "dim", None)) for each in operations]
+    return kinds in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])
+
+
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """LoadPlan.answer to {"config": config.json, "shapes": {tensor: shape}}; LookupError or
+    """LoadPlan.answer to {"config": config.json, "shapes", "stacked", "weights"}; LookupError or
     whatever the model's constructor raises if it cannot be built."""
     config = _clean(request["config"])
     kind = model_class(config)
     model = build(kind, kind.config_class.from_dict(config))
-    return LoadPlan(model).answer(request["shapes"])
+    return LoadPlan(model).answer(request["shapes"], request["stacked"], request["weights"])
 
 
 def main() -> None:

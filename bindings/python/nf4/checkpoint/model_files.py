@@ -16,6 +16,9 @@ from nf4.checkpoint.skips import SkipMatcher, is_simple
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey
 
+# The quant_method of a checkpoint that has experts in 4 bits.
+OF_EXPERTS = "nf4"
+
 
 def write_json(path: str, value: Mapping[str, Any], like: str) -> None:
     """Write JSON to a new file that is no more open than the file `like`."""
@@ -25,7 +28,8 @@ def write_json(path: str, value: Mapping[str, Any], like: str) -> None:
 
 
 def existing_quantization(checkpoint: Checkpoint) -> dict[str, Any]:
-    """quantization_config of a source; FormatError if it is not bitsandbytes' 4-bit."""
+    """quantization_config of a source; FormatError if it is not bitsandbytes' 4-bit, or that with
+    experts."""
     found = checkpoint.config.get("quantization_config")
     if found is None:
         return {}
@@ -33,7 +37,7 @@ def existing_quantization(checkpoint: Checkpoint) -> dict[str, Any]:
         raise FormatError(config_path(checkpoint), "quantization_config is not an object")
     method = found.get("quant_method", "bitsandbytes")
     four_bit = found.get("load_in_4bit", found.get("_load_in_4bit"))
-    if method != "bitsandbytes" or not four_bit:
+    if method != OF_EXPERTS and (method != "bitsandbytes" or not four_bit):
         what = "bitsandbytes, but not in 4 bits" if method == "bitsandbytes" else repr(method)
         raise FormatError(config_path(checkpoint), f"the model is quantized by {what}")
     return found
@@ -49,24 +53,36 @@ def compute_dtype(config: Mapping[str, Any], survey_dtypes: Iterable[str]) -> st
 
 
 def quantization_config(
-    *, format: str, nested: bool, compute: str, storage: str, skip_modules: list[str]
+    *,
+    format: str,
+    nested: bool,
+    compute: str,
+    storage: str,
+    skip_modules: list[str],
+    experts: bool,
 ) -> dict[str, Any]:
-    """What transformers reads to load the model: the fields that BitsAndBytesConfig writes."""
-    return {
-        "_load_in_4bit": True,
-        "_load_in_8bit": False,
+    """What transformers reads to load the model: the fields that BitsAndBytesConfig writes. With
+    experts in 4 bits, which it would take for missing, nothing tells it that the layers are."""
+    method: dict[str, Any] = {"quant_method": OF_EXPERTS}
+    if not experts:
+        method = {
+            "_load_in_4bit": True,
+            "_load_in_8bit": False,
+            "llm_int8_enable_fp32_cpu_offload": False,
+            "llm_int8_has_fp16_weight": False,
+            "llm_int8_threshold": 6.0,
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "quant_method": "bitsandbytes",
+        }
+    fields = {
         "bnb_4bit_compute_dtype": compute,
         "bnb_4bit_quant_storage": storage,
         "bnb_4bit_quant_type": format,
         "bnb_4bit_use_double_quant": nested,
-        "llm_int8_enable_fp32_cpu_offload": False,
-        "llm_int8_has_fp16_weight": False,
         "llm_int8_skip_modules": skip_modules,
-        "llm_int8_threshold": 6.0,
-        "load_in_4bit": True,
-        "load_in_8bit": False,
-        "quant_method": "bitsandbytes",
     }
+    return dict(sorted((method | fields).items()))
 
 
 def config_problems(checkpoint: Checkpoint, survey: Survey) -> list[tuple[str, str]]:

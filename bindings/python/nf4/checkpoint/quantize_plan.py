@@ -18,9 +18,12 @@ from nf4.checkpoint.rules import (
     Rules,
     architectures,
     is_transposed,
+    matches,
     module_of,
     transposed_if_conv1d,
 )
+from nf4.checkpoint.stacks import Stack
+from nf4.checkpoint.weights import Weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +40,11 @@ class QuantizeOptions:
     allow_nonfinite  accept NaN (stored as 0) and Inf (as the largest of its block)
     threads          CPU threads; 0: all
 
-    Of nf4 and fp4 alone: blocksize, nested, storage, compute. Of int4 alone:
+    Of nf4 and fp4 alone: blocksize, nested, storage, compute, and
+
+    experts          quantize stacks of experts, too. transformers does not load these
+
+    Of int4 alone:
 
     layout           "gptq", "gptq_v2", "awq" or "compressed-tensors"
     group_size       columns for each scale: a multiple of 8; -1: the whole row
@@ -56,6 +63,7 @@ class QuantizeOptions:
     layout: str = "compressed-tensors"
     group_size: int = 128
     symmetric: bool = True
+    experts: bool = False
 
     def __post_init__(self) -> None:
         if self.format == "int4":
@@ -66,6 +74,8 @@ class QuantizeOptions:
                 raise OptionError(f"{name} is {value!r}; expected a tuple of patterns")
 
     def _check_integers(self) -> None:
+        if self.experts:
+            raise OptionError('experts is True; expected False with format "int4"')
         if self.layout not in LAYOUTS:
             raise OptionError(f"layout is {self.layout!r}; expected {', '.join(LAYOUTS)}")
         if self.group_size != -1 and (self.group_size <= 0 or self.group_size % 8):
@@ -73,11 +83,15 @@ class QuantizeOptions:
 
 
 def dense_reasons(
-    dense: Mapping[str, TensorInfo], rules: Rules, options: QuantizeOptions
+    dense: Mapping[str, TensorInfo],
+    rules: Rules,
+    options: QuantizeOptions,
 ) -> dict[str, str | None]:
     """Why each dense tensor stays dense; None if it becomes 4-bit. OptionError for a pattern that
     names none of them."""
-    unknown = rules.unmatched(module_of(name) for name in dense)
+    known = rules.model.stacks.values() if options.experts and rules.model is not None else ()
+    stacks = [name for stack in known for name in (stack.name, stack.parameter)]
+    unknown = rules.unmatched([*map(module_of, dense), *stacks])
     if unknown:
         raise OptionError(f"--skip or --only names no tensor: {', '.join(map(repr, unknown))}")
     reasons = {name: rules.dense_reason(info) for name, info in dense.items()}
@@ -97,6 +111,71 @@ def _integer_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) ->
     if options.group_size != -1 and cols % options.group_size:
         return f"columns not a multiple of the group size {options.group_size}"
     return LAYOUTS[options.layout].misfit((rows, cols))
+
+
+def stacks_of(
+    dense: Mapping[str, TensorInfo], rules: Rules, options: QuantizeOptions, why: str
+) -> list[Stack]:
+    """The stacks of experts that become 4-bit. OptionError where that cannot be told or done. why:
+    the second of choose_rules."""
+    if not options.experts:
+        return []
+    if rules.model is None:
+        raise OptionError(f"experts are quantized by a model of transformers, not by {why}")
+    stacks = list(rules.model.stacks.values())
+    dense_modules = {stack.module for stack in stacks if stack.dense_reason(dense) is not None}
+    chosen = chosen_stacks(stacks, options)
+    # Those of one module are computed together.
+    return [stack for stack in chosen if stack.module not in dense_modules]
+
+
+def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Stack]:
+    """By the patterns of modules. OptionError for one of two that are computed together, and for
+    experts that do not begin with a block."""
+
+    def named(patterns: Sequence[str], stack: Stack) -> bool:
+        names = (stack.name, stack.parameter)
+        return any(matches(pattern, name) for pattern in patterns for name in names)
+
+    chosen = [
+        stack
+        for stack in stacks
+        if not named(options.skip, stack) and (not options.only or named(options.only, stack))
+    ]
+    modules = {stack.module for stack in chosen}
+    for stack in stacks:
+        if stack.module in modules and stack not in chosen:
+            raise OptionError(
+                f"skip and only leave {stack.name} dense beside a stack of {stack.module} that "
+                f"becomes 4-bit; expected both or neither"
+            )
+    for stack in chosen:
+        experts, rows, cols = stack.shape
+        if experts > 1 and rows * cols % options.blocksize:
+            raise OptionError(
+                f"{stack.name}: an expert has {rows * cols} elements; expected a multiple of the "
+                f"blocksize, {options.blocksize}, so that each begins with a block"
+            )
+    return chosen
+
+
+def plan_of_stack(stack: Stack, dtype: str, options: QuantizeOptions) -> Plan:
+    """dtype: of the dense tensors, as files say."""
+    state = State(
+        format=options.format,
+        blocksize=options.blocksize,
+        dtype=FILE_TO_NF4[dtype],
+        shape=stack.shape,
+        nested_blocksize=NESTED_BLOCKSIZE if options.nested else 0,
+    )
+    return _storable(Plan(stack.weight_name, state, options.storage))
+
+
+def _storable(plan: Plan) -> Plan:
+    problem = plan.storage_problem()
+    if problem:
+        raise OptionError(f"{plan.name}: {problem}")
+    return plan
 
 
 def plan_of(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan | Int4Plan:
@@ -121,11 +200,7 @@ def _bnb_plan(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan:
         shape=transposed_if_conv1d(info.name, info.shape, rules.types),
         nested_blocksize=NESTED_BLOCKSIZE if options.nested else 0,
     )
-    plan = Plan(info.name, state, options.storage)
-    problem = plan.storage_problem()
-    if problem:
-        raise OptionError(f"{info.name}: {problem}")
-    return plan
+    return _storable(Plan(info.name, state, options.storage))
 
 
 def config_of(
@@ -134,19 +209,23 @@ def config_of(
     rules: Rules,
     options: QuantizeOptions,
     config: Mapping[str, Any],
-    quantized: Iterable[str] = (),
+    quantized: Mapping[str, Weight] | None = None,
 ) -> dict[str, Any]:
     """quantization_config for these weights. dense: the tensors that stay dense. config: that of
-    the model. quantized: the names of weights that were 4-bit before."""
+    the model. quantized: the weights that were 4-bit before."""
+    before = quantized or {}
     if options.format == "int4":
         integers = [plan for plan in plans if isinstance(plan, Int4Plan)]
         return integer_config(integers, dense, architectures(config))
-    names = [*(plan.name for plan in plans), *quantized]
-    dtypes = [plan.state.dtype for plan in plans if isinstance(plan, Plan)]
+    names = [*(plan.name for plan in plans), *before]
+    states = [plan.state for plan in plans if isinstance(plan, Plan)]
+    dtypes = [state.dtype for state in states]
+    shapes = [*(state.shape for state in states), *(each.shape for each in before.values())]
     return quantization_config(
         format=options.format,
         nested=options.nested,
         compute=options.compute or compute_dtype(config, dtypes),
         storage=options.storage,
         skip_modules=rules.skip_modules(dense, names, architectures(config)),
+        experts=any(len(shape) == 3 for shape in shapes),
     )

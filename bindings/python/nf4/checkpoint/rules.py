@@ -18,6 +18,7 @@ from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.known_models import KNOWN, Known
 from nf4.checkpoint.skips import SkipMatcher, is_simple, skip_entries
+from nf4.checkpoint.stacks import is_stack
 from nf4.checkpoint.weights import Survey
 
 # nn.Embedding modules whose names do not say "embed".
@@ -80,7 +81,9 @@ def matrix_shapes(found: Survey, types: Collection[str]) -> dict[str, tuple[int,
     """The shapes of all matrices in a dense file, also of those that are 4-bit: name -> shape."""
     dense = {name: info.shape for name, info in found.dense.items() if is_matrix(info)}
     return dense | {
-        name: transposed_if_conv1d(name, w.shape, types) for name, w in found.weights.items()
+        name: transposed_if_conv1d(name, w.shape, types)
+        for name, w in found.weights.items()
+        if not is_stack(w)
     }
 
 
@@ -297,7 +300,9 @@ def choose_rules(
     types = model_types(config)
     shapes = {name: info.shape for name, info in found.dense.items()}
     try:
-        model = ask(config, matrix_shapes(found, types))
+        stacked = {name: shape for name, shape in shapes.items() if len(shape) == 3}
+        weights = [name for name, weight in found.weights.items() if is_stack(weight)]
+        model = ask(config, matrix_shapes(found, types), stacked, weights)
     except UnknownModel as error:
         return Rules(types, skip, only, None, shapes), f"tensor names: {error}"
     return Rules(types, skip, only, model, shapes), f"the modules of {model.name}"

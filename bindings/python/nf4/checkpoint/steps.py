@@ -17,6 +17,7 @@ from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4_plan import Int4Plan
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.stacks import Stack, is_stack, parameter_of
 from nf4.checkpoint.weights import Weight
 from nf4.checkpoint.writer import SafetensorsWriter
 
@@ -147,8 +148,43 @@ class Quantize(_FromTensor):
 
 
 @dataclasses.dataclass(frozen=True)
+class QuantizeStack:
+    """Experts, which may be a tensor each, to one weight in 4 bits."""
+
+    checkpoint: Checkpoint
+    stack: Stack
+    plan: Plan
+    allow_nonfinite: bool
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def bytes_in(self) -> int:
+        return sum(self.checkpoint.info(name).nbytes for name in self.stack.tensors)
+
+    def specs(self) -> Sequence[TensorSpec]:
+        return self.plan.specs()
+
+    def run(self, writer: SafetensorsWriter, result: Result) -> None:
+        array = self.stack.read(self.checkpoint)
+        if not self.allow_nonfinite:
+            file = self.checkpoint.owner[self.stack.tensors[0]]
+            problem = nonfinite(array, self.checkpoint.info(self.stack.tensors[0]).dtype)
+            if problem:
+                raise FormatError(file.path, f"{problem} (see --allow-nonfinite)", self.stack.name)
+        started = time.perf_counter()
+        weight = self.plan.quantize(array, self.threads)
+        result.count(self, array.size, array.nbytes + weight.nbytes, started)
+        for name, data in self.plan.parts(weight).items():
+            writer.write(name, data)
+
+
+@dataclasses.dataclass(frozen=True)
 class Dequantize:
-    """A 4-bit weight to a dense matrix of `dtype` (libnf4's name)."""
+    """A 4-bit weight to a dense matrix, or experts to a dense stack, of `dtype` (libnf4's name)."""
 
     checkpoint: Checkpoint
     weight: Weight
@@ -158,14 +194,15 @@ class Dequantize:
 
     @property
     def name(self) -> str:
-        return self.weight.name
+        return parameter_of(self.weight.name) if is_stack(self.weight) else self.weight.name
 
     @property
     def bytes_in(self) -> int:
         return self.weight.nbytes
 
     def specs(self) -> Sequence[TensorSpec]:
-        shape = self.weight.shape[::-1] if self.transposed else self.weight.shape
+        *experts, rows, cols = self.weight.shape
+        shape = (*experts, *((cols, rows) if self.transposed else (rows, cols)))
         return [TensorSpec(self.name, NF4_TO_FILE[self.dtype], shape)]
 
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
@@ -174,7 +211,7 @@ class Dequantize:
         array = nf4.dequantize(weight, self.dtype, threads=self.threads)
         result.count(self, array.size, array.nbytes + weight.nbytes, started)
         if self.transposed:
-            array = np.ascontiguousarray(array.T)
+            array = np.ascontiguousarray(array.swapaxes(-1, -2))
         writer.write(self.name, array)
 
 

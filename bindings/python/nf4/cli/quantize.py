@@ -23,9 +23,9 @@ directories; the shards of DST are those of SRC.
 An installed transformers, 5.0 or later, decides by the model's modules which layers can be
 4-bit; without it, and for a model that it does not know or that needs timm, the names and
 shapes of the tensors decide. Copied unchanged: embeddings, norms, biases, output heads,
-routers and experts of mixtures, tensors that are not matrices, what --skip matches, and
-weights that are 4-bit already. config.json gets a quantization_config that lists the layers
-left dense.
+routers, experts of mixtures without --experts, tensors that are not matrices, what --skip
+matches, and weights that are 4-bit already. config.json gets a quantization_config that
+lists the layers left dense.
 
 The tokenizer and other files beside the weights are copied; weights in other formats and
 hidden files are not. Symbolic links that leave the model folder are refused, except those of
@@ -105,6 +105,12 @@ def add_parser(commands: Any) -> None:
         help="of int4: a zero point for each group",
     )
     parser.add_argument(
+        "--experts",
+        action="store_true",
+        default=None,
+        help="stacks of experts too, for nf4.torch.load: transformers does not load these",
+    )
+    parser.add_argument(
         "--allow-nonfinite",
         action="store_true",
         help="accept weights with NaN (stored as 0) or Inf (stored as the block's largest value)",
@@ -123,6 +129,7 @@ def _chosen(args: argparse.Namespace) -> dict[str, Any]:
         "nested": "--flat",
         "storage": "--quant-storage",
         "compute": "--compute-dtype",
+        "experts": "--experts",
     }
     values = {
         "layout": args.layout,
@@ -132,6 +139,7 @@ def _chosen(args: argparse.Namespace) -> dict[str, Any]:
         "nested": False if args.flat else None,
         "storage": args.quant_storage,
         "compute": args.compute_dtype,
+        "experts": args.experts,
     }
     given = {name: value for name, value in values.items() if value is not None}
     for name, option in (of_bnb if args.format == "int4" else of_integers).items():
@@ -154,6 +162,7 @@ def _settings(options: QuantizeOptions) -> dict[str, Any]:
         "blocksize": options.blocksize,
         "double_quantization": options.nested,
         "quant_storage": options.storage,
+        "experts": options.experts,
     }
 
 

@@ -15,22 +15,36 @@ from nf4.checkpoint.architecture import Model
 from nf4.checkpoint.dtypes import BITS, FLOATS
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.meta_model import LoadPlan
-from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of, dense_reasons, plan_of
+from nf4.checkpoint.quantize_plan import (
+    QuantizeOptions,
+    chosen_stacks,
+    config_of,
+    dense_reasons,
+    plan_of,
+    plan_of_stack,
+)
 from nf4.checkpoint.rules import Rules, is_matrix, model_types
+from nf4.checkpoint.stacks import Stack
 
 _FILE_DTYPES = {getattr(torch, name): file for _, name, file in FLOATS}
 
 
 class Choice(NamedTuple):
-    """modules: the names of the layers that become 4-bit. config: the quantization_config."""
+    """modules: the names of the layers that become 4-bit. stacks: the experts. config: the
+    quantization_config."""
 
     modules: list[str]
+    stacks: list[Stack]
     config: dict[str, Any]
 
 
+def _dtype(tensor: Tensor) -> str:
+    """As in a file. Other dtypes than those of weights have torch's name, and stay dense."""
+    return _FILE_DTYPES.get(tensor.dtype, str(tensor.dtype))
+
+
 def _info(name: str, tensor: Tensor) -> TensorInfo:
-    """As of a file. Other dtypes than those of weights have torch's name, and stay dense."""
-    dtype = _FILE_DTYPES.get(tensor.dtype, str(tensor.dtype))
+    dtype = _dtype(tensor)
     nbytes = tensor.numel() * BITS.get(dtype, 0) // 8
     return TensorInfo(name, dtype, tuple(tensor.shape), 0, nbytes)
 
@@ -55,7 +69,9 @@ def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
     state = model.state_dict(keep_vars=True)
     dense, shared = _stored(model, state), _shared(state)
     plan = LoadPlan(model)
-    answer = plan.answer({name: info.shape for name, info in dense.items() if is_matrix(info)})
+    matrices = {name: info.shape for name, info in dense.items() if is_matrix(info)}
+    stacked = {name: info.shape for name, info in dense.items() if len(info.shape) == 3}
+    answer = plan.answer(matrices, stacked)
     architecture = type(model).__name__
     config = {**model.config.to_dict(), "architectures": [architecture]}
     found = Model.from_answer(architecture, answer)
@@ -68,12 +84,14 @@ def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
         for name, reason in reasons.items()
         if reason is None and f"{found.modules[name]}.weight" not in shared
     ]
+    stacks = chosen_stacks([*found.stacks.values()], options) if options.experts else []
     plans = [plan_of(dense[name], rules, options) for name in chosen]
-    left = [info for name, info in dense.items() if name not in set(chosen)]
+    plans += [plan_of_stack(each, _dtype(state[each.parameter]), options) for each in stacks]
+    quantized = {*chosen} | {n for n in dense if plan.target(n)[0] in {s.parameter for s in stacks}}
+    left = [info for name, info in dense.items() if name not in quantized]
     if not plans:
-        return Choice([], {})
+        return Choice([], [], {})
     # The weights say the dtype: that of config.json is of the files that they came from.
     named = {"architectures": [architecture]}
-    return Choice(
-        [found.modules[name] for name in chosen], config_of(plans, left, rules, options, named)
-    )
+    config = config_of(plans, left, rules, options, named)
+    return Choice([found.modules[name] for name in chosen], stacks, config)

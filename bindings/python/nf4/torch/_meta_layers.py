@@ -14,9 +14,10 @@ from nf4.checkpoint import FormatError
 from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.int4 import Int4Weight
+from nf4.checkpoint.stacks import names_of, parameter_of
 from nf4.checkpoint.weights import Weight
 from nf4.torch._checks import torch_dtype
-from nf4.torch.modules import Int4Linear, NF4Linear, QuantizedLinear
+from nf4.torch.modules import Int4Linear, NF4Experts, NF4Linear, QuantizedLinear
 from nf4.typing import DTypeLike
 
 
@@ -43,6 +44,34 @@ def layer_on_meta(
         made = _nf4_on_meta(weight, compute_dtype)
         made.bias = bias
     return made.train(module.training)
+
+
+def experts_on_meta(weight: BnbWeight, model: nn.Module, parameter: str | None) -> NF4Experts:
+    """What replaces a model's dense parameter of experts. FormatError if there is no such one."""
+
+    def wrong(reason: str) -> FormatError:
+        return FormatError(weight.path, reason, weight.name)
+
+    module, _, name = (parameter or "").rpartition(".")
+    experts = model.get_submodule(module)
+    if name not in names_of(experts):
+        raise wrong(f"the model has no experts {parameter or parameter_of(weight.name)}")
+    shape = tuple(getattr(experts, name).shape)
+    if experts.is_transposed:
+        shape = (shape[0], shape[2], shape[1])
+        if weight.name == parameter_of(weight.name):
+            raise wrong("its blocks are along the outputs, as the parameter is [experts, in, out]")
+    if shape != weight.shape:
+        raise wrong(f"its shape is {list(weight.shape)}, but {list(shape)} in the model")
+    state = weight.state
+    return NF4Experts(
+        *state.shape,
+        format=state.format,
+        blocksize=state.blocksize,
+        nested_blocksize=state.nested_blocksize,
+        dtype=state.dtype,
+        device="meta",
+    )
 
 
 def _linear(weight: Weight, module: nn.Module | None, target: str) -> nn.Module:

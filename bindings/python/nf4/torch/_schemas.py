@@ -182,12 +182,14 @@ def _fake_quantize_int4(
     weight: Tensor, layout: str, group_size: int, symmetric: bool, scales_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     require_float("weight", weight.dtype)
-    shapes = int4_shapes(layout, shape_of(weight.shape, "the shape of weight"), group_size)
+    experts = weight.shape[:1] if weight.dim() == 3 else ()
+    shape = shape_of(weight.shape[len(experts) :], "the shape of weight")
+    shapes = int4_shapes(layout, shape, group_size)
     has_zeros = not symmetric or layout != "compressed-tensors"
     return (
-        weight.new_empty(shapes.packed, dtype=torch.int32),
-        weight.new_empty(shapes.scales, dtype=scales_dtype),
-        weight.new_empty(shapes.zeros if has_zeros else 0, dtype=torch.int32),
+        weight.new_empty((*experts, *shapes.packed), dtype=torch.int32),
+        weight.new_empty((*experts, *shapes.scales), dtype=scales_dtype),
+        weight.new_empty((*experts, *shapes.zeros) if has_zeros else 0, dtype=torch.int32),
     )
 
 

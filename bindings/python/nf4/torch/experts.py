@@ -11,12 +11,12 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nf4.errors import InvalidArgument
+from nf4.checkpoint.stacks import names_of
 from nf4.torch._import_watch import ImportWatch
 from nf4.torch.modules.nf4_experts import NF4Experts
 
@@ -25,55 +25,66 @@ FEW = 64  # rows up to which a compiled graph compares each with each, rather th
 _MOE = "transformers.integrations.moe"
 
 
-class Stack(NamedTuple):
-    """A parameter of experts: of which module, by both names."""
-
-    module: str
-    name: str
-
-    @property
-    def full(self) -> str:
-        return f"{self.module}.{self.name}".lstrip(".")
-
-
-def _names(experts: Any) -> tuple[str, str]:
-    return ("gate_up_proj" if experts.has_gate else "up_proj"), "down_proj"
-
-
-def stacks(model: nn.Module) -> list[Stack]:
-    """The dense parameters of experts of which transformers lets others compute the products."""
-    found = []
-    for path, module in model.named_modules():
-        if not all(hasattr(module, each) for each in ("has_gate", "is_transposed", "_apply_gate")):
-            continue
-        found += [
-            Stack(path, name)
-            for name in _names(module)
-            if isinstance(getattr(module, name, None), nn.Parameter)
-            and getattr(module, name).dim() == 3
-        ]
-    return found
-
-
-def require_whole_blocks(model: nn.Module, stack: Stack, blocksize: int) -> None:
-    weight = getattr(model.get_submodule(stack.module), stack.name)
-    try:
-        NF4Experts.require_shape(tuple(weight.shape), blocksize)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{stack.full}: {error}") from None
-
-
 def quantize_stack(
-    model: nn.Module, stack: Stack, device: torch.device | None, **options: Any
+    model: nn.Module, name: str, device: torch.device | None, **options: Any
 ) -> None:
     """Replaces a dense parameter. options: as for NF4Experts.from_dense."""
-    experts = model.get_submodule(stack.module)
-    weight = getattr(experts, stack.name).detach()
+    module, _, attribute = name.rpartition(".")
+    experts = model.get_submodule(module)
+    weight = getattr(experts, attribute).detach()
     weight = weight if device is None else weight.to(device)
-    made = NF4Experts.from_dense(weight, transposed=experts.is_transposed, **options)
-    delattr(experts, stack.name)
-    setattr(experts, stack.name, made.train(experts.training))
+    put(
+        experts,
+        attribute,
+        NF4Experts.from_dense(weight, transposed=experts.is_transposed, **options),
+    )
+
+
+def put(experts: Any, name: str, made: NF4Experts) -> None:
+    """In the place of a dense parameter."""
+    delattr(experts, name)
+    setattr(experts, name, made.train(experts.training))
     experts.config._experts_implementation = IMPLEMENTATION
+
+
+def make_dense(model: nn.Module, dtype: torch.dtype | None) -> list[str]:
+    """The reverse of quantize_stack, for all stacks of a model; their names."""
+    made = []
+    for path, experts in model.named_modules():
+        for name in names_of(experts):
+            stack = experts._modules.get(name)
+            if not isinstance(stack, NF4Experts):
+                continue
+            dense = stack.dequantize(dtype)
+            dense = dense.transpose(1, 2).contiguous() if experts.is_transposed else dense
+            delattr(experts, name)
+            experts.register_parameter(name, nn.Parameter(dense, requires_grad=False))
+            experts.config._experts_implementation = "grouped_mm"
+            made.append(f"{path}.{name}".lstrip("."))
+    for each in model.modules() if made else ():
+        vars(each).pop("_weight_conversions", None)
+    return made
+
+
+def save_as_stacks(model: Any) -> None:
+    """For save_pretrained, which would take a stack apart into the matrices of a dense checkpoint:
+    4-bit stacks, and dense ones beside them, are saved as they are."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, WeightConverter, apply_converters
+
+    names = [name for name, each in model.named_modules() if isinstance(each, NF4Experts)]
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:  # as save_pretrained does
+        conversions = get_model_conversion_mapping(model, add_legacy=False)
+        conversions = [each for each in conversions if not isinstance(each, PrefixChange)]
+
+    def takes_apart(conversion: Any) -> bool:
+        if not isinstance(conversion, WeightConverter):
+            return False
+        back = [conversion.reverse_transform()]
+        return any(apply_converters(name, back)[1] is not None for name in names)
+
+    model._weight_conversions = [each for each in conversions if not takes_apart(each)]
 
 
 def _product(
@@ -110,7 +121,7 @@ def experts_forward(
     """For transformers' ALL_EXPERTS_FUNCTIONS: the outputs of the experts that each token was
     routed to, top_k_index [tokens, k], times top_k_weights, added up. No number is read on the
     host. Experts that are dense are computed by "grouped_mm"."""
-    first, second = _names(self)
+    first, second = names_of(self)
     if not all(isinstance(getattr(self, name), NF4Experts) for name in (first, second)):
         dense = sys.modules[_MOE].grouped_mm_experts_forward
         return dense(self, hidden_states, top_k_index, top_k_weights)

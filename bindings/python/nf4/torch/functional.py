@@ -94,7 +94,8 @@ def quantize_int4(
 ) -> nf4.Int4Tensor:
     """Like nf4.quantize_int4, as an operator that torch.compile knows.
 
-    weight        [rows, cols] of fp32, fp16 or bf16, of any strides
+    weight        [rows, cols], or experts [experts, rows, cols], of fp32, fp16 or bf16, of any
+                  strides
     layout        "gptq", "gptq_v2", "awq" or "compressed-tensors"
     group_size    columns that share a scale; -1: all
     symmetric     all zeros are 8

@@ -1,4 +1,4 @@
-"""load: a checkpoint of GPTQ, AWQ or compressed-tensors as a transformers model."""
+"""load: a checkpoint that transformers does not load by itself as a transformers model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nf4.checkpoint import Checkpoint, FormatError, survey
+from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
+from nf4.checkpoint.stacks import is_stack
 from nf4.errors import InvalidArgument
 from nf4.torch import _grouping
 from nf4.torch._checks import torch_dtype
@@ -27,8 +28,9 @@ def load(
     device: torch.device | str | int | None = None,
 ) -> PreTrainedModel:
     """The transformers model of a checkpoint of GPTQ, AWQ or compressed-tensors (pack-quantized
-    integers of 4 bits), its quantized layers as Int4Linear. Needs transformers, and none of the
-    packages that made the checkpoint.
+    integers of 4 bits), its quantized layers as Int4Linear, or of one with experts in NF4 or FP4,
+    as NF4Experts and NF4Linear. Needs transformers, and none of the packages that made the
+    checkpoint.
 
     path    a directory with config.json and safetensors files
     dtype   "fp32", "fp16", "bf16" or torch's, of what is not quantized; by default that of
@@ -47,7 +49,11 @@ def load(
     if not os.path.isdir(path):
         raise InvalidArgument(f"path is {os.fspath(path)!r}; expected a directory with config.json")
     with Checkpoint(path) as checkpoint:
-        weights = _integer_weights(checkpoint)
+        found = survey(checkpoint)
+        found.require_sound()
+        if any(map(is_stack, found.weights.values())):
+            return _with_experts(path, dtype, moved_to)
+        weights = _integer_weights(checkpoint, found)
         from nf4.torch import _int4_quantizer  # which imports transformers
 
         model = _int4_quantizer.load_model(checkpoint, weights, wanted)
@@ -55,15 +61,24 @@ def load(
     return model if moved_to is None else model.to(moved_to)
 
 
-def _integer_weights(checkpoint: Checkpoint) -> dict[str, Int4Weight]:
+def _with_experts(
+    path: str | os.PathLike[str], dtype: DTypeLike | None, device: torch.device | None
+) -> PreTrainedModel:
+    """Read into its memory tensor by tensor."""
+    from nf4.torch.distributed import empty_model, load_checkpoint
+
+    model = empty_model(path, dtype=dtype)
+    load_checkpoint(model, path, device=device)
+    return model if device is None else model.to(device)
+
+
+def _integer_weights(checkpoint: Checkpoint, found: Survey) -> dict[str, Int4Weight]:
     """The weights by their names, their g_idx and zeros checked."""
-    found = survey(checkpoint)
-    found.require_sound()
     others = [name for name, each in found.weights.items() if not isinstance(each, Int4Weight)]
     if others or not found.weights:
         has = f"{others[0]} is not of integers" if others else "it has no quantized weights"
         reason = (
-            f"{has}; load is for GPTQ, AWQ and compressed-tensors, transformers' "
+            f"{has}; load is for GPTQ, AWQ, compressed-tensors and experts, transformers' "
             "from_pretrained for bitsandbytes"
         )
         raise FormatError(config_path(checkpoint), reason)

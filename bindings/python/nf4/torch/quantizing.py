@@ -16,13 +16,11 @@ from nf4 import _torch
 from nf4.checkpoint.dtypes import NF4_TO_TORCH
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
-from nf4.checkpoint.rules import matches
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _grouping, functional
 from nf4.torch._checks import torch_dtype
 from nf4.torch.conversion import is_in_4_bits, made_of, take_along
-from nf4.torch.experts import Stack, quantize_stack, require_whole_blocks
-from nf4.torch.experts import stacks as dense_stacks
+from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.modules.base import torch_device
 from nf4.typing import DTypeLike, Int4Layout
@@ -69,8 +67,8 @@ def quantize_model(
     allow_nonfinite
                  take NaN as 0 and Inf as the largest of its block or group
     experts      quantize stacks of experts too (of "nf4" and "fp4"), where transformers lets others
-                 compute their products: each becomes an NF4Experts. Checkpoints of these are not
-                 known to save_pretrained; their state_dict loads into a model quantized alike
+                 compute their products: each becomes an NF4Experts. Checkpoints of these are
+                 loaded by nf4.torch.load, and not by transformers
 
     One layer at a time is dense beside its result. Hooks go along as in convert, and siblings are
     joined as there. Returns the names of the replaced layers.
@@ -101,60 +99,44 @@ def quantize_model(
             layout=layout,
             group_size=group_size,
             symmetric=symmetric,
+            experts=experts,
         )
         plan = _begun(model, options) or _plan(model, options)
     except OptionError as error:
         raise InvalidArgument(str(error)) from None
     if moved_to is not None:
         _require_loaded(model)
-    if experts and format == "int4":
-        raise InvalidArgument('experts is True; expected False with format "int4"')
-    stacks = _chosen_stacks(model, options) if experts else []
     left = [name for name in plan.modules if not is_in_4_bits(model.get_submodule(name))]
     quantized = _maker(options, dtype, moved_to)
     for name in left:
         made_of(name, model.get_submodule(name), _check_finite if not allow_nonfinite else _check)
-    for stack in stacks:
-        _check_stack(model, stack, blocksize, allow_nonfinite)
+    stacks = [name for name in plan.stacks if _is_dense(model, name)]
+    for name in stacks:
+        _check_stack(model, name, allow_nonfinite)
     _unfinished[model] = plan
     for name in left:
         _replace(model, name, quantized)
-    for stack in stacks:
+    for name in stacks:
         nested_blocksize = 256 if nested else 0
         of_stack = {"format": format, "blocksize": blocksize, "nested_blocksize": nested_blocksize}
-        quantize_stack(model, stack, moved_to, **of_stack)
+        quantize_stack(model, name, moved_to, **of_stack)
+    if plan.stacks:
+        save_as_stacks(model)
     _grouping.join(model)
     if moved_to is not None:
         model.to(moved_to)
     model.config.quantization_config = plan.config
     del _unfinished[model]
-    return plan.modules + [stack.full for stack in stacks]
-
-
-def _chosen_stacks(model: nn.Module, options: QuantizeOptions) -> list[Stack]:
-    """Of experts, by the patterns of modules. Those of one module are computed together."""
-    stacks = dense_stacks(model)
-    chosen = [
-        stack
-        for stack in stacks
-        if not any(matches(pattern, stack.full) for pattern in options.skip)
-        and (not options.only or any(matches(pattern, stack.full) for pattern in options.only))
-    ]
-    modules = {stack.module for stack in chosen}
-    for stack in stacks:
-        if stack.module in modules and stack not in chosen:
-            raise InvalidArgument(
-                f"skip and only leave {stack.full} dense beside a stack of {stack.module} that "
-                f"becomes 4-bit; expected both or neither"
-            )
-    return chosen
+    return plan.modules + plan.stacks
 
 
 class _Plan(NamedTuple):
-    """modules: the names of the layers that become 4-bit. config: the quantization_config."""
+    """modules, stacks: the names of the layers and experts that become 4-bit. config: the
+    quantization_config."""
 
     options: QuantizeOptions
     modules: list[str]
+    stacks: list[str]
     config: dict[str, Any]
 
 
@@ -167,10 +149,15 @@ def _plan(model: PreTrainedModel, options: QuantizeOptions) -> _Plan:
         raise InvalidArgument("model is quantized already; expected a dense one")
     from nf4.torch import _dense_model  # which imports transformers
 
-    modules, config = _dense_model.choose(model, options)
-    if not modules:
+    modules, stacks, config = _dense_model.choose(model, options)
+    if not modules and not stacks:
         raise InvalidArgument("model has no layer that may become 4-bit")
-    return _Plan(options, modules, config)
+    return _Plan(options, modules, [stack.parameter for stack in stacks], config)
+
+
+def _is_dense(model: nn.Module, stack: str) -> bool:
+    module, _, name = stack.rpartition(".")
+    return name in model.get_submodule(module)._parameters
 
 
 def _begun(model: nn.Module, options: QuantizeOptions) -> _Plan | None:
@@ -178,6 +165,7 @@ def _begun(model: nn.Module, options: QuantizeOptions) -> _Plan | None:
     plan = _unfinished.get(model)
     modules = [] if plan is None else plan.modules
     done = [name for name in modules if is_in_4_bits(model.get_submodule(name))]
+    done += [] if plan is None else [each for each in plan.stacks if not _is_dense(model, each)]
     if plan is None or not done:
         return None
     if plan.options != options:
@@ -210,13 +198,11 @@ def _require_model(model: nn.Module) -> None:
         raise InvalidArgument("model is quantized already; expected a dense one")
 
 
-def _check_stack(model: nn.Module, stack: Stack, blocksize: int, allow_nonfinite: bool) -> None:
-    require_whole_blocks(model, stack, blocksize)
-    weight = getattr(model.get_submodule(stack.module), stack.name)
+def _check_stack(model: nn.Module, name: str, allow_nonfinite: bool) -> None:
     try:
-        _check_weight(weight, finite=not allow_nonfinite)
+        _check_weight(model.get_parameter(name), finite=not allow_nonfinite)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{stack.full}: {error}") from None
+        raise InvalidArgument(f"{name}: {error}") from None
 
 
 def _check(layer: nn.Module) -> nn.Module:

@@ -51,7 +51,7 @@ pub enum Error {
         detail: String,
     },
     /// An error of the CUDA driver, met by cudarc.
-    #[cfg(feature = "cudarc")]
+    #[cfg(feature = "cudarc-core")]
     #[error("CUDA driver error: {0}")]
     Driver(#[from] cudarc::driver::DriverError),
 }
@@ -72,7 +72,7 @@ impl Error {
             | Error::Cuda(detail)
             | Error::WrongVersion(detail)
             | Error::Unknown { detail, .. } => detail,
-            #[cfg(feature = "cudarc")]
+            #[cfg(feature = "cudarc-core")]
             Error::Driver(error) => error
                 .error_string()
                 .ok()

@@ -30,6 +30,8 @@
 //!   [`Weight`]; [`Int4Tensor::reordered`] sorts the columns of one with `g_idx`.
 //! - [`device`]: unsafe launches on raw device pointers and a stream. Feature `cudarc`: the
 //!   module `cuda`, safe ones on the buffers of that crate.
+//! - Feature `safetensors`: the module `checkpoint` reads the weights of files that bitsandbytes,
+//!   transformers or `nf4 quantize` wrote.
 //! - [`device_info`], [`build_info`], [`version`] and others describe the library and the machine.
 //!
 //! # Building
@@ -39,7 +41,9 @@
 //! cannot be, calls return `Error::NotLoaded`, and those that return no [`Result`] abort.
 
 mod batch;
-#[cfg(feature = "cudarc")]
+#[cfg(feature = "safetensors")]
+pub mod checkpoint;
+#[cfg(feature = "cudarc-core")]
 pub mod cuda;
 pub mod device;
 mod error;
@@ -56,7 +60,7 @@ mod spec;
 mod tensor;
 
 pub use batch::{matmul_batch, matmul_batch_into, Product};
-#[cfg(feature = "cudarc")]
+#[cfg(feature = "cudarc-core")]
 pub use cudarc;
 pub use error::{Error, Result};
 pub use format::{DType, Element, Format, CODEBOOK_SIZE, SCALE_CODE_SIZE};

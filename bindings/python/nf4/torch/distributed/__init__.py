@@ -2,9 +2,11 @@
 
 prepare                            before FSDP2; fully_shard does it by itself where nf4.torch
                                    is imported
+gather_by_copy_engines             its all-gathers without SMs
 ColwiseParallel, RowwiseParallel   styles for parallelize_module
 plan_of                            those of a transformers model
 clip_grad_norm_                    of gradients of layers that are cut
+named_by_cut                       their state_dict for torch.distributed.checkpoint
 empty_model                        a checkpoint's model on meta, to be sharded or cut
 load_checkpoint                    then each rank's part of the checkpoint into it
 """
@@ -16,10 +18,12 @@ from nf4.torch.distributed._prepare import prepare
 
 # Importing this imports no torch.distributed.tensor.
 _MODULES = {
+    "gather_by_copy_engines": "_copy_engines",
     "ColwiseParallel": "_parallel",
     "RowwiseParallel": "_parallel",
     "plan_of": "_parallel",
     "clip_grad_norm_": "_clipping",
+    "named_by_cut": "_cut_names",
     "empty_model": "empty_models",
     "load_checkpoint": "loading",
 }

@@ -19,11 +19,13 @@ from nf4.checkpoint.weights import Weight
 from nf4.torch.distributed import _reading
 from nf4.torch.distributed._cuts import CutOf, NF4Cut
 from nf4.torch.distributed._cuts_int4 import Int4Cut
-from nf4.torch.modules import Int4Linear, NF4Linear, QuantizedLinear
+from nf4.torch.modules import Int4Linear, QuantizedLinear
+from nf4.torch.modules.base import QuantizedModule
 from nf4.torch.modules.int4_linear import KEYS
+from nf4.torch.modules.nf4_weight import NF4Weight
 
 
-def fill_layer(layer: QuantizedLinear, weight: Weight, checkpoint: Checkpoint) -> None:
+def fill_layer(layer: QuantizedModule, weight: Weight, checkpoint: Checkpoint) -> None:
     """FormatError where the layer is of another kind, format, blocksize or shape."""
     _require_alike(layer, weight)
     state = layer.state_dict()
@@ -39,7 +41,7 @@ def fill_layer(layer: QuantizedLinear, weight: Weight, checkpoint: Checkpoint) -
         layer.weight_shape.copy_(torch.tensor((layer.out_features, layer.in_features)))
 
 
-def _require_alike(layer: QuantizedLinear, weight: Weight) -> None:
+def _require_alike(layer: QuantizedModule, weight: Weight) -> None:
     is_int4 = isinstance(weight, Int4Weight)
     if isinstance(layer, Int4Linear) != is_int4:
         reason = f"it is in {weight.format}, but {type(layer).__name__} in the model"
@@ -57,9 +59,11 @@ def _require_alike(layer: QuantizedLinear, weight: Weight) -> None:
             raise FormatError(weight.path, reason, weight.name)
 
 
-def _whole_shape(layer: QuantizedLinear) -> tuple[int, int]:
+def _whole_shape(layer: Any) -> tuple[int, ...]:
     if layer.cut_of is not None:
         return layer.cut_of.shape
+    if isinstance(layer, NF4Weight):
+        return layer.spec.shape
     return layer.out_features, layer.in_features
 
 
@@ -141,7 +145,7 @@ def _require_standard(weight: BnbWeight, checkpoint: Checkpoint) -> None:
 
 
 def _fill_nf4(
-    layer: NF4Linear, state: dict[str, Tensor], weight: BnbWeight, checkpoint: Checkpoint
+    layer: NF4Weight, state: dict[str, Tensor], weight: BnbWeight, checkpoint: Checkpoint
 ) -> None:
     _require_standard(weight, checkpoint)
     for part in ("", "absmax", "nested_absmax"):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
 from nf4.checkpoint import Checkpoint, FormatError
+from nf4.checkpoint.bnb import STATE_MARK
 from nf4.torch.distributed._cuts import Ranges
-from nf4.torch.modules import QuantizedLinear
+from nf4.torch.modules.base import QuantizedModule
+
+if TYPE_CHECKING:
+    from nf4.checkpoint.meta_model import LoadPlan
 
 # What wrappers put into names: PEFT, activation checkpointing, torch.compile, FSDP1.
 _WRAPPERS = ("base_layer", "_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module",
@@ -23,10 +27,12 @@ def _plain(name: str) -> str:
 
 
 class Names(NamedTuple):
-    """Of a model. target: the model's name, without wrappers, of a checkpoint's tensor."""
+    """Of a model. target: the model's name, without wrappers, of a checkpoint's tensor. begins:
+    where a matrix of an expert begins in the stack that transformers puts it into."""
 
     target: Callable[[str], str]
-    layers: dict[str, QuantizedLinear]
+    begins: dict[str, tuple[int, int, int]]
+    layers: dict[str, QuantizedModule]
     tensors: dict[str, tuple[nn.Module, str]]
 
     @classmethod
@@ -34,14 +40,14 @@ class Names(NamedTuple):
         layers, tensors = {}, {}
         for path, module in model.named_modules(remove_duplicate=False):
             names = {*module._parameters, *module._buffers}
-            if isinstance(module, QuantizedLinear):
+            if isinstance(module, QuantizedModule):
                 layers[f"{_plain(path)}.weight".lstrip(".")] = module
-                names = {"bias"}
+                names &= {"bias"}
             for name in names:
                 tensors[_plain(f"{path}.{name}".lstrip("."))] = (module, name)
-        return cls(_target({*tensors, *layers}, checkpoint), layers, tensors)
+        return cls(*_targets({*tensors, *layers}, checkpoint), layers, tensors)
 
-    def layer(self, weight: str, file: str) -> QuantizedLinear:
+    def layer(self, weight: str, file: str) -> QuantizedModule:
         """Of a 4-bit weight. FormatError if the model has none."""
         found = self.layers.get(self.target(weight))
         if found is None:
@@ -56,24 +62,49 @@ class Names(NamedTuple):
     def rows(self, name: str) -> Ranges | None:
         """Those of a dense tensor that the model has; None: all. It is the bias of a cut layer."""
         module, _ = self.tensors.get(self.target(name), (None, ""))
-        cut = module.cut_of if isinstance(module, QuantizedLinear) else None
+        cut = module.cut_of if isinstance(module, QuantizedModule) else None
         return cut.ranges if cut is not None and cut.dim == 0 else None
 
 
-def _target(known: set[str], checkpoint: Checkpoint) -> Callable[[str], str]:
-    """The checkpoint's own names, where the model has them; else as transformers loads them."""
+def _targets(
+    known: set[str], checkpoint: Checkpoint
+) -> tuple[Callable[[str], str], dict[str, tuple[int, int, int]]]:
+    """Of Names. The checkpoint's own names, where the model has them; else as transformers loads
+    them."""
     if all(name in known for name in _weights(checkpoint)):
-        return lambda name: name
+        return lambda name: name, {}
     try:
         from nf4.checkpoint.meta_model import LoadPlan, build, model_class
 
         kind = model_class(checkpoint.config)
         plan = LoadPlan(build(kind, kind.config_class.from_dict(dict(checkpoint.config))))
     except (ImportError, LookupError, TypeError):  # not a model of transformers
-        return lambda name: name
-    return lambda name: plan.target(name)[0]
+        return lambda name: name, {}
+
+    def target(name: str) -> str:
+        found = plan.target(name)[0]
+        stack = plan.stack_of([name]).get(name, "") if f"{found}.weight" not in known else found
+        return f"{stack}.weight" if f"{stack}.weight" in known else found
+
+    return target, _begins(plan, {info.name: info.shape for _, info in checkpoint.tensors()})
+
+
+def _begins(plan: LoadPlan, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, int, int]]:
+    begins = {}
+    for stack in plan.stacks(shapes).values():
+        row = 0
+        for group in stack["parts"]:
+            for expert, name in enumerate(group):
+                if len(shapes[name]) == 2:
+                    begins[name] = (expert, row, 0)
+            row += shapes[group[0]][0]
+    return begins
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[str]:
     """The names of weights, dense or in 4 bits of bitsandbytes."""
-    return (name for name in checkpoint.owner if name.endswith(".weight"))
+    for name in checkpoint.owner:
+        if name.endswith(".weight"):
+            yield name
+        elif STATE_MARK in name:
+            yield name.partition(STATE_MARK)[0]

@@ -97,8 +97,7 @@ def fill(
     if tuple(own.shape) != shape:
         reason = f"its shape is {list(shape)}, but {list(own.shape)} in the model"
         raise FormatError(file.path, reason, info.name)
-    if stored != own.dtype and not (stored.is_floating_point and own.is_floating_point()):
-        raise FormatError(file.path, f"it is {info.dtype}, but {own.dtype} in the model", info.name)
+    _require_dtype(own, stored, file, info)
     with torch.no_grad():
         for local, offsets in parts_of(own):
             if rows is None:
@@ -112,6 +111,34 @@ def fill(
             host = torch.empty(local.shape, dtype=stored)
             read_runs(file, info, runs, host)
             local.copy_(host)
+
+
+def fill_box(own: Tensor, begin: Sequence[int], file: SafetensorsFile, info: TensorInfo) -> None:
+    """Reads a tensor that is a part of `own`, which has more dimensions before its own and begins
+    at `begin`, or of a DTensor what of that part this rank has."""
+    stored = dtype_of(file, info)
+    _require_dtype(own, stored, file, info)
+    sizes = (*[1] * (own.dim() - len(info.shape)), *info.shape)
+    with torch.no_grad():
+        for local, offsets in parts_of(own):
+            boxes = list(zip(begin, sizes, offsets, local.shape, strict=True))
+            first = [max(at, offset) for at, _, offset, _ in boxes]
+            end = [min(at + size, offset + have) for at, size, offset, have in boxes]
+            if any(low >= high for low, high in zip(first, end, strict=True)):
+                continue
+            wanted = [high - low for low, high in zip(first, end, strict=True)]
+            runs = runs_of_box(sizes, [a - b for a, b in zip(first, begin, strict=True)], wanted)
+            host = torch.empty(wanted, dtype=stored)
+            read_runs(file, info, runs, host)
+            places = zip(first, end, offsets, strict=True)
+            local[tuple(slice(low - at, high - at) for low, high, at in places)].copy_(host)
+
+
+def _require_dtype(
+    own: Tensor, stored: torch.dtype, file: SafetensorsFile, info: TensorInfo
+) -> None:
+    if stored != own.dtype and not (stored.is_floating_point and own.is_floating_point()):
+        raise FormatError(file.path, f"it is {info.dtype}, but {own.dtype} in the model", info.name)
 
 
 def parts_of(own: Tensor) -> list[tuple[Tensor, Sequence[int]]]:

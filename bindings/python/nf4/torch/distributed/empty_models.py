@@ -10,13 +10,17 @@ import torch
 from torch import nn
 
 from nf4.checkpoint import Checkpoint, FormatError, survey
+from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import TORCH_TO_NF4
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
+from nf4.checkpoint.stacks import is_stack, names_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _grouping
 from nf4.torch._checks import torch_dtype
+from nf4.torch.experts import put, save_as_stacks
+from nf4.torch.modules import NF4Experts
 from nf4.typing import DTypeLike
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ def empty_model(
     compute_dtype: DTypeLike | None = None,
 ) -> PreTrainedModel:
     """The transformers model of a checkpoint without its memory: parameters are on torch's meta
-    device, and the 4-bit weights' layers are NF4Linear and Int4Linear. Shard it, then
+    device, and the 4-bit weights' layers are NF4Linear, NF4Experts and Int4Linear. Shard it, then
     load_checkpoint: no process ever holds the whole model.
 
     path    a directory with config.json and safetensors files of bitsandbytes, GPTQ, AWQ or
@@ -113,10 +117,16 @@ def _replace(
     compute_dtype: torch.dtype | None,
 ) -> None:
     from nf4.checkpoint.meta_model import LoadPlan
-    from nf4.torch._meta_layers import layer_on_meta
+    from nf4.torch._meta_layers import experts_on_meta, layer_on_meta
 
     plan = LoadPlan(model)
     for name, weight in weights.items():
+        if isinstance(weight, BnbWeight) and is_stack(weight):
+            parameter = plan.stack_of([name]).get(name, "")
+            made = experts_on_meta(weight, model, parameter)
+            owner, _, own = parameter.rpartition(".")
+            put(plan.modules[owner], own, made)
+            continue
         target = plan.target(name)[0].rpartition(".")[0]
         found = plan.modules.get(target)
         layer = layer_on_meta(weight, found, target, checkpoint.owner, compute_dtype)
@@ -126,3 +136,16 @@ def _replace(
                 layer.adopt(dataclasses.replace(layer.quantized, g_idx=None))
         parent, _, child = target.rpartition(".")
         setattr(plan.modules[parent], child, layer)
+    if any(map(is_stack, weights.values())):
+        _require_both(model, checkpoint)
+        save_as_stacks(model)
+
+
+def _require_both(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """The stacks of a module are computed together."""
+    for path, module in model.named_modules():
+        kinds = {name: isinstance(getattr(module, name), NF4Experts) for name in names_of(module)}
+        if any(kinds.values()) and not all(kinds.values()):
+            dense = next(name for name, quantized in kinds.items() if not quantized)
+            reason = f"{path}.{dense} is not in 4 bits, as the other experts of {path} are"
+            raise FormatError(checkpoint.path, reason)

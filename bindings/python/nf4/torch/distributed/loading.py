@@ -19,8 +19,7 @@ from nf4.torch.distributed import _adapters, _reading
 from nf4.torch.distributed._agreement import agreed, gathered
 from nf4.torch.distributed._filling import fill_layer
 from nf4.torch.distributed._names import Names
-from nf4.torch.modules import QuantizedLinear
-from nf4.torch.modules.base import torch_device
+from nf4.torch.modules.base import QuantizedModule, torch_device
 
 
 def load_checkpoint(
@@ -101,8 +100,10 @@ def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) ->
     for name, weight in found.weights.items():
         fill_layer(names.layer(name, weight.path), weight, checkpoint)
     for name, info in found.dense.items():
-        own = names.tensor(name)
-        if own is not None:
+        own, begin = names.tensor(name), names.begins.get(name)
+        if own is not None and begin is not None:
+            _reading.fill_box(own, begin, checkpoint.owner[name], info)
+        elif own is not None:
             _reading.fill(own, checkpoint.owner[name], info, rows=names.rows(name))
     checkpoint.check_unchanged()
     return None, ""
@@ -124,7 +125,7 @@ def _require_sources(
                     f"values"
                 )
         elif id(source) not in filled:
-            what = f"{name} in 4 bits" if isinstance(source, QuantizedLinear) else name
+            what = f"{name} in 4 bits" if isinstance(source, QuantizedModule) else name
             reason = f"the model needs {what}, and the checkpoint does not have it"
             raise FormatError(checkpoint.path, reason)
 
@@ -147,7 +148,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, object]]:
             source: object = tensor
             if f"{prefix}{name}.".startswith(adapters):
                 source = "an adapter"
-            elif isinstance(module, QuantizedLinear) and name != "bias":
+            elif isinstance(module, QuantizedModule) and name != "bias":
                 source = module
             elif name in module._non_persistent_buffers_set:
                 source = "a buffer that is not persistent"

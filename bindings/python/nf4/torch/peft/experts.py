@@ -64,7 +64,6 @@ def forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         stack, mixed = _stack_of(self), kwargs.get("adapter_names")
         if stack is None or self.disable_adapters or self.merged or mixed is not None:
             return original(self, x, *args, **kwargs)
-        self._check_forward_args(x, *args, **kwargs)
         kwargs.pop("adapter_names", None)
         stack.adapters = tuple(_adapter(self, n) for n in self.active_adapters if n in self.lora_A)
         try:

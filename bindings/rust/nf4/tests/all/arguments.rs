@@ -188,7 +188,7 @@ fn weights_of_no_elements() -> Result<()> {
         let weight = quantize::<bf16>(&[], spec.format(Format::Fp4), 0)?;
         assert_eq!((weight.packed().len(), weight.elements()), (0, 0));
         assert!(weight.bits_per_weight().is_nan());
-        assert_eq!(dequantize::<f32>(&weight, 0)?, []);
+        assert!(dequantize::<f32>(&weight, 0)?.is_empty());
         dequantize_into::<f32>(&weight, &mut [], 3)?;
         assert!(dequantize_into(&weight, &mut [0.0f32], 0).is_err());
     }

@@ -245,7 +245,7 @@ fn weights_of_no_elements() -> Result<()> {
         let spec = Int4Spec::new(Int4Layout::Gptq, rows, cols);
         let weight = quantize_int4::<bf16>(&[], spec, Int4Scheme::Asymmetric, 0)?;
         assert!(weight.bits_per_weight().is_nan());
-        assert_eq!(dequantize::<f32>(&weight, 0)?, []);
+        assert!(dequantize::<f32>(&weight, 0)?.is_empty());
         assert!(dequantize_into(&weight, &mut [0.0f32], 0).is_err());
         let (spec, parts) = weight.into_parts();
         let columns = ColumnsOf::GroupIndex(vec![0; cols]);

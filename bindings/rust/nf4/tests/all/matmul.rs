@@ -135,15 +135,9 @@ fn nothing_to_multiply() -> Result<()> {
         [bias, bias].as_flattened()
     );
     let no_rows = quantize::<f32>(&[], Spec::new(0, 64), 0)?;
-    assert_eq!(
-        matmul(Matrix::new(&[0.0f32; 64], 1, 64)?, &no_rows, None, 0)?,
-        []
-    );
+    assert!(matmul(Matrix::new(&[0.0f32; 64], 1, 64)?, &no_rows, None, 0)?.is_empty());
     let weight = quantize(&[1.0f32; 3 * 64], Spec::new(3, 64), 0)?;
-    assert_eq!(
-        matmul(Matrix::<f32>::new(&[], 0, 64)?, &weight, Some(&bias), 0)?,
-        []
-    );
+    assert!(matmul(Matrix::<f32>::new(&[], 0, 64)?, &weight, Some(&bias), 0)?.is_empty());
     Ok(())
 }
 

@@ -1,0 +1,71 @@
+//! The product on a GPU: libnf4 reads and writes candle's buffers, on candle's stream.
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
+use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage};
+use candle_core::{bail, CustomOp1, DType, Layout, Result, Shape};
+use nf4::cuda::{matmul_grad_into, matmul_into, CudaTensor};
+use nf4::{Element, QuantizedTensor};
+
+use crate::product::{Extent, Product, Weight};
+use crate::wrap;
+
+pub(crate) fn upload(weight: &QuantizedTensor, device: &CudaDevice) -> Result<Weight> {
+    let weight = CudaTensor::upload(&device.cuda_stream(), weight).map_err(wrap)?;
+    Ok(Weight::Cuda(Box::new(weight)))
+}
+
+pub(crate) fn forward(
+    product: &Product,
+    storage: &CudaStorage,
+    layout: &Layout,
+) -> Result<(CudaStorage, Shape)> {
+    let extent = product.extent(layout)?;
+    let y = match storage.dtype() {
+        DType::F32 => on_device::<f32>(product, storage, &extent),
+        DType::F16 => on_device::<half::f16>(product, storage, &extent),
+        DType::BF16 => on_device::<half::bf16>(product, storage, &extent),
+        _ => bail!("{}: the input is neither F32, F16 nor BF16", product.name()),
+    }?;
+    Ok((y, extent.shape))
+}
+
+fn on_device<T: Element + CudaDType + DeviceRepr>(
+    product: &Product,
+    storage: &CudaStorage,
+    extent: &Extent,
+) -> Result<CudaStorage> {
+    let Weight::Cuda(weight) = product.weight.as_ref() else {
+        bail!(
+            "{}: the input is on a GPU, the weight is not",
+            product.name()
+        );
+    };
+    let Extent { from, to, m, .. } = *extent;
+    let (device, spec) = (storage.device(), weight.spec());
+    let x = storage.as_cuda_slice::<T>()?.slice(from..to);
+    let bytes = if product.gradient {
+        spec.matmul_grad_workspace_bytes::<T>(m, 0)
+    } else {
+        spec.matmul_workspace_bytes::<T>(m)
+    };
+    let (bytes, view, stream) = (bytes.map_err(wrap)?, weight.view(), device.cuda_stream());
+    // SAFETY: the launch below writes every element of y before anything reads one; what it reads of
+    // its workspace it has written.
+    let (mut y, mut workspace) = unsafe {
+        let y = device.alloc::<T>(m * product.sizes().1)?;
+        (
+            y,
+            (bytes > 0).then(|| device.alloc::<u8>(bytes)).transpose()?,
+        )
+    };
+    let mut workspace = workspace.as_mut().map(|bytes| bytes.as_view_mut());
+    let (to, workspace) = (&mut y.as_view_mut(), workspace.as_mut());
+    if product.gradient {
+        matmul_grad_into(&x, m, &view, to, workspace, &stream)
+    } else {
+        matmul_into(&x, m, &view, None, to, workspace, &stream)
+    }
+    .map_err(wrap)?;
+    Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
+}

@@ -1,0 +1,76 @@
+//! NF4 and FP4 weights in candle: [`QuantizedLinear`], y = x W^T + bias on the packed bytes that
+//! bitsandbytes stores, on the CPU and, with the feature `cuda`, on GPUs.
+//!
+//! ```
+//! use candle_core::{Device, Module, Tensor};
+//! use nf4_candle::QuantizedLinear;
+//!
+//! let values: Vec<f32> = (0..64 * 128).map(|i| (i as f32 * 0.1).sin()).collect();
+//! let weight = nf4::quantize(&values, nf4::Spec::new(64, 128), 0).expect("it fits");
+//! let linear = QuantizedLinear::new(weight, None, &Device::Cpu)?;
+//! let y = linear.forward(&Tensor::ones((2, 3, 128), candle_core::DType::BF16, &Device::Cpu)?)?;
+//! assert_eq!(y.dims(), [2, 3, 64]);
+//! # Ok::<(), candle_core::Error>(())
+//! ```
+//!
+//! The example `llama` generates from a checkpoint that transformers or `nf4 quantize` wrote.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+mod product;
+
+use std::sync::Arc;
+
+use candle_core::{Device, Error, Module, Result, Tensor};
+use nf4::QuantizedTensor;
+
+use product::{Product, Weight};
+
+/// A linear layer with a weight in 4 bits.
+#[derive(Debug, Clone)]
+pub struct QuantizedLinear {
+    weight: Arc<Weight>,
+    bias: Option<Tensor>,
+}
+
+impl QuantizedLinear {
+    /// A layer of this weight `[out_features, in_features]` and bias `[out_features]`, on a device.
+    ///
+    /// # Errors
+    /// The bias has another shape, or the device is neither the CPU nor, with the feature `cuda`, a
+    /// GPU.
+    pub fn new(weight: QuantizedTensor, bias: Option<Tensor>, device: &Device) -> Result<Self> {
+        let rows = weight.spec().rows;
+        if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [rows]) {
+            candle_core::bail!("bias has the shape {:?}; expected [{rows}]", bias.dims());
+        }
+        let weight = match device {
+            Device::Cpu => Weight::Host(weight),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => cuda::upload(&weight, device)?,
+            device => candle_core::bail!("no kernels of libnf4 for {device:?} in this build"),
+        };
+        Ok(QuantizedLinear {
+            weight: Arc::new(weight),
+            bias,
+        })
+    }
+}
+
+impl Module for QuantizedLinear {
+    /// y `[..., out_features]` of x `[..., in_features]`, in its dtype: fp32, fp16 or bf16. The gradient
+    /// reaches x, and the bias; the weight has none.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = x
+            .contiguous()?
+            .apply_op1(Product::new(self.weight.clone()))?;
+        match &self.bias {
+            Some(bias) => y.broadcast_add(bias),
+            None => Ok(y),
+        }
+    }
+}
+
+fn wrap(error: nf4::Error) -> Error {
+    Error::wrap(error)
+}

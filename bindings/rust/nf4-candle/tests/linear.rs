@@ -1,0 +1,97 @@
+//! The layer beside candle's own product with the dequantized weight: values, gradients, and what is
+//! refused.
+
+use candle_core::{DType, Device, Module, Result, Tensor, Var};
+use nf4::{QuantizedTensor, Spec};
+use nf4_candle::QuantizedLinear;
+
+const ROWS: usize = 48;
+const COLS: usize = 128;
+
+fn weight() -> QuantizedTensor {
+    let values: Vec<f32> = (0..ROWS * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
+    nf4::quantize(&values, Spec::new(ROWS, COLS), 1).expect("it fits")
+}
+
+fn dense() -> Result<Tensor> {
+    let values: Vec<f32> = nf4::dequantize(&weight(), 1).expect("it fits");
+    Tensor::from_vec(values, (ROWS, COLS), &Device::Cpu)
+}
+
+fn bias() -> Result<Tensor> {
+    Tensor::arange(0f32, ROWS as f32, &Device::Cpu)
+}
+
+fn x() -> Result<Tensor> {
+    let values: Vec<f32> = (0..6 * COLS).map(|i| (i as f32 * 0.11).cos()).collect();
+    Tensor::from_vec(values, (2, 3, COLS), &Device::Cpu)
+}
+
+fn difference(a: &Tensor, b: &Tensor) -> Result<f32> {
+    let b = b.to_dtype(DType::F32)?;
+    (a.to_dtype(DType::F32)? - b)?
+        .abs()?
+        .flatten_all()?
+        .max(0)?
+        .to_scalar()
+}
+
+#[test]
+fn values_are_those_of_the_dense_weight() -> Result<()> {
+    let linear = QuantizedLinear::new(weight(), None, &Device::Cpu)?;
+    for (dtype, most) in [(DType::F32, 1e-4), (DType::F16, 0.05), (DType::BF16, 0.4)] {
+        let y = linear.forward(&x()?.to_dtype(dtype)?)?;
+        assert_eq!((y.dims(), y.dtype()), (&[2, 3, ROWS][..], dtype));
+        let wanted = x()?.broadcast_matmul(&dense()?.t()?)?;
+        let error = difference(&y, &wanted)?;
+        assert!(error < most, "{dtype:?}: {error}");
+    }
+    // A part of a tensor, which begins inside its storage; and columns that are not contiguous.
+    let part = x()?.narrow(0, 1, 1)?;
+    let wanted = part.broadcast_matmul(&dense()?.t()?)?;
+    assert!(difference(&linear.forward(&part)?, &wanted)? < 1e-4);
+    let turned = x()?.transpose(0, 1)?;
+    let wanted = turned.contiguous()?.broadcast_matmul(&dense()?.t()?)?;
+    assert!(difference(&linear.forward(&turned)?, &wanted)? < 1e-4);
+    assert_eq!(linear.forward(&x()?.narrow(0, 0, 0)?)?.dims(), [0, 3, ROWS]);
+    Ok(())
+}
+
+#[test]
+fn the_gradient_reaches_x_and_the_bias() -> Result<()> {
+    let (x, bias) = (Var::from_tensor(&x()?)?, Var::from_tensor(&bias()?)?);
+    let linear = QuantizedLinear::new(weight(), Some(bias.as_tensor().clone()), &Device::Cpu)?;
+    let ours = linear.forward(&x)?.sqr()?.sum_all()?.backward()?;
+    let dense = x.broadcast_matmul(&dense()?.t()?)?.broadcast_add(&bias)?;
+    let theirs = dense.sqr()?.sum_all()?.backward()?;
+    for var in [&x, &bias] {
+        let (ours, theirs) = (ours.get(var).unwrap(), theirs.get(var).unwrap());
+        let scale: f32 = theirs.abs()?.flatten_all()?.max(0)?.to_scalar()?;
+        assert!(difference(ours, theirs)? < 1e-5 * scale);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_named() -> Result<()> {
+    let linear = QuantizedLinear::new(weight(), None, &Device::Cpu)?;
+    let error = |x: Tensor| linear.forward(&x).unwrap_err().to_string();
+    let text = error(Tensor::zeros((2, 64), DType::F32, &Device::Cpu)?);
+    assert!(
+        text.contains("[2, 64]; expected 128 as its last size"),
+        "{text}"
+    );
+    let text = error(Tensor::zeros((2, COLS), DType::F64, &Device::Cpu)?);
+    assert!(text.contains("neither F32, F16 nor BF16"), "{text}");
+    let text = error(Tensor::zeros((), DType::F32, &Device::Cpu)?);
+    assert!(text.contains("expected 128"), "{text}");
+    let bias = Some(Tensor::zeros(3, DType::F32, &Device::Cpu)?);
+    let text = QuantizedLinear::new(weight(), bias, &Device::Cpu)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("bias has the shape [3]; expected [48]"),
+        "{text}"
+    );
+    Ok(())
+}
