@@ -1,5 +1,5 @@
-// What the entries for Python share (_nf4_ops.cpp, _nf4_lora.cpp, _nf4_grouped.cpp): views of Python's tensors and
-// weights, and new tensors beside them.
+// What the entries for Python share (_nf4_ops.cpp, _nf4_lora.cpp, _nf4_grouped.cpp): views of
+// Python's tensors and weights, and new tensors beside them.
 #ifndef NF4_PYTHON_HPP
 #define NF4_PYTHON_HPP
 

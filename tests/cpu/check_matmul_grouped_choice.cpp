@@ -43,12 +43,44 @@ GroupedProblem product(int32_t experts, int64_t expert_rows, int64_t cols, int64
   return problem;
 }
 
-std::string chosen(const GroupedProblem &problem, const cuda::GpuFacts &gpu) {
+// A stack of experts' integers, groups of 128.
+Int4GroupedProblem integers(nf4_int4_layout layout, int64_t rows, int64_t cols, int64_t m) {
+  Int4GroupedProblem problem{};
+  Int4Weight &weight = problem.weight;
+  weight.layout = layout;
+  weight.scales_dtype = NF4_DTYPE_BF16;
+  weight.rows = rows;
+  weight.cols = cols;
+  weight.elements = rows * cols;
+  weight.group_size = 128;
+  weight.groups = cols / 128;
+  weight.packed = at<uint32_t>(4096);
+  weight.scales = at(4096);
+  weight.zeros = at<uint32_t>(4096);
+  problem.dtype = NF4_DTYPE_BF16;
+  problem.experts = 128;
+  problem.m = m;
+  problem.x = at(4096);
+  problem.x_stride = cols;
+  problem.x_rows = m;
+  problem.y = at(4096);
+  problem.y_stride = rows;
+  return problem;
+}
+
+template <class W>
+std::string chosen(const GroupedProblemOf<W> &problem, const cuda::GpuFacts &gpu) {
   return cuda::kMatmulConfigs[cuda::choose_grouped(problem, gpu)].name;
 }
 
-// gate_up of Qwen3-30B-A3B, by tokens.
+// gate_up of Qwen3-30B-A3B, by tokens, and its gradient.
 GroupedProblem qwen(int64_t tokens) { return product(128, 1536, 2048, tokens * 8); }
+cuda::GroupedGradProblem qwen_gradient(int64_t tokens) {
+  GroupedProblem problem = qwen(tokens);
+  problem.x_stride = 1536;
+  problem.y_stride = 2048;
+  return cuda::transposed(problem);
+}
 
 }  // namespace
 
@@ -67,6 +99,43 @@ TEST_CASE("grouped products take the kernel that was measured to be fastest", "[
   CHECK(chosen(qwen(1), kA100) == "skinny_2");
   CHECK(chosen(qwen(64), kA100) == "skinny_8");
   CHECK(chosen(qwen(1), kT4) == "mma_64x64");
+}
+
+TEST_CASE("gradients and integers of experts take the kernel that was measured to be fastest",
+          "[matmul]") {
+  CHECK(chosen(qwen_gradient(1), kH200) == "wgmma_64x128");
+  CHECK(chosen(qwen_gradient(512), kH200) == "wgmma_64x128");
+  CHECK(chosen(qwen_gradient(4096), kH200) == "wgmma_128x128");
+  CHECK(chosen(qwen_gradient(4096), kA100) == "mma_64x64");
+  for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS}) {
+    CHECK(chosen(integers(layout, 1536, 2048, 8), kH200) == "wgmma_64x128");
+    CHECK(chosen(integers(layout, 1536, 2048, 64 * 8), kH200) == "wgmma_32x256");
+    CHECK(chosen(integers(layout, 1536, 2048, 512 * 8), kH200) == "wgmma_64x128");
+    CHECK(chosen(integers(layout, 1536, 2048, 4096 * 8), kH200) == "wgmma_128x128");
+    CHECK(chosen(integers(layout, 1536, 2048, 4096 * 8), kA100) == "mma_64x64");
+  }
+}
+
+TEST_CASE("what kernels of gradients and integers of experts can run", "[matmul]") {
+  const int wgmma = cuda::config_named("wgmma_64x128");
+  auto gradient = qwen_gradient(8);
+  CHECK(cuda::grouped_can_run(gradient, kH200, wgmma));
+  CHECK(!cuda::grouped_can_run(gradient, kH200, cuda::kSkinny8));
+  gradient.x_index = at<int32_t>(4096);
+  CHECK(cuda::grouped_can_run(gradient, kH200, wgmma));
+  CHECK(cuda::gathered_bytes(gradient) == 64 * 1536 * 2);
+  gradient.weight.cols = 1532;  // rows of dY are no multiples of 16 bytes
+  CHECK(!cuda::grouped_can_run(gradient, kH200, wgmma));
+  // Words of zero points have rows of two experts.
+  CHECK(cuda::grouped_can_run(integers(NF4_INT4_COMPRESSED_TENSORS, 1536, 2048, 8), kH200, wgmma));
+  auto odd = integers(NF4_INT4_COMPRESSED_TENSORS, 1532, 2048, 8);
+  CHECK(!cuda::grouped_can_run(odd, kH200, wgmma));
+  odd.weight.zeros = nullptr;
+  CHECK(cuda::grouped_can_run(odd, kH200, wgmma));
+  // More rows than the coordinates of a tensor map.
+  auto many = integers(NF4_INT4_GPTQ, 64, 1 << 22, 8);
+  many.experts = 512;
+  CHECK(!cuda::grouped_can_run(many, kH200, wgmma));
 }
 
 TEST_CASE("what grouped kernels can run", "[matmul]") {

@@ -18,6 +18,7 @@ import contextlib
 import functools
 import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -59,8 +60,12 @@ SANITIZER_SHAPES = "3"
 CHALLENGE_ITERATIONS = 200
 SKIPPED_STATUS = 77
 STEP_SECONDS = 420  # a step that takes longer hangs
-# Steps side by side: most of their time is a processor's, but a GPU serves many programs slowly.
+# Steps side by side on a GPU: most of their time is a processor's, but a GPU serves many programs
+# slowly.
 LANES = 3
+
+# A step is told which GPU is its own, as CUDA_VISIBLE_DEVICES has it.
+Step = Callable[[str], dict]
 
 
 class Failure(Exception):
@@ -94,12 +99,29 @@ def execute(command: list[str], **environment: str) -> tuple[int, str]:
     return process.returncode, output
 
 
-def at_once(steps: dict[str, Callable[[], dict]]) -> dict[str, dict]:
-    """What the steps return, by name. LANES of them run at a time; the first that fails ends
-    the others."""
+def gpus(count: int) -> list[str]:
+    """The names of the GPUs that this program sees."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[:count] if visible else [str(index) for index in range(count)]
+
+
+def at_once(steps: dict[str, Step], devices: list[str]) -> dict[str, dict]:
+    """What the steps return, by name. LANES of them run at a time on each device; the first that
+    fails ends the others."""
     results = {}
-    with concurrent.futures.ThreadPoolExecutor(LANES) as pool:
-        futures = {pool.submit(step, name, work): name for name, work in steps.items()}
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for device in devices * LANES:
+        free.put(device)
+
+    def run(name: str, work: Step) -> dict:
+        device = free.get()
+        try:
+            return step(name, functools.partial(work, device))
+        finally:
+            free.put(device)
+
+    with concurrent.futures.ThreadPoolExecutor(LANES * len(devices)) as pool:
+        futures = {pool.submit(run, name, work): name for name, work in steps.items()}
         try:
             for future in concurrent.futures.as_completed(futures):
                 results[futures[future]] = future.result()
@@ -156,10 +178,11 @@ def pytest(folder: Path) -> dict:
     return run_junit([*command, f"--junitxml={junit}"], junit)
 
 
-def sanitize(program: Path, tool: str, tags: str) -> dict:
+def sanitize(program: Path, tool: str, tags: str, gpu: str) -> dict:
     """One of compute-sanitizer's tools over kernels; raises on the first report."""
     base = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", str(program)]
-    status, output = execute([*base, tags], NF4_TEST_SHAPES=SANITIZER_SHAPES)
+    on = {"NF4_TEST_SHAPES": SANITIZER_SHAPES, "CUDA_VISIBLE_DEVICES": gpu}
+    status, output = execute([*base, tags], **on)
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
     if status != 0 or summary is None or summary[1] != "0":
         raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
@@ -193,7 +216,7 @@ def examples(build: Path) -> dict:
     return result
 
 
-def two_gpus(check: Path, devices: int, folder: Path) -> dict:
+def two_gpus(check: Path, devices: int, folder: Path, _gpu: str) -> dict:
     if devices < 2:
         return {"skipped": "one GPU"}
     return catch2(check, "[.two-gpus]", folder)
@@ -233,16 +256,19 @@ def figures(build: Path, commit: str) -> dict:
     return {name: records.stamped(name, each, commit) for name, each in found.items()}
 
 
-def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Callable[[], dict]]:
+def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Step]:
     check, check_ptx = check_cuda(arguments.build), check_cuda(arguments.ptx_build)
-    ptx = {"CUDA_FORCE_PTX_JIT": "1"}
+
+    def of(tags: str, program: Path = check, **environment: str) -> Step:
+        return lambda gpu: catch2(program, tags, folder, CUDA_VISIBLE_DEVICES=gpu, **environment)
+
     return {
-        "kernels and launches": lambda: catch2(check, "[cuda]~[matmul]", folder),
-        "matmul": lambda: catch2(check, "[cuda][matmul]", folder),
-        "a sticky error": lambda: catch2(check, "[.sticky]", folder),
-        "a cold capture": lambda: catch2(check, "[.cold]", folder),
-        "compute_75 and compute_80 PTX": lambda: catch2(check_ptx, "[cuda]~[large]", folder, **ptx),
-        "Python": lambda: pytest(folder),
+        "kernels and launches": of("[cuda]~[matmul]"),
+        "matmul": of("[cuda][matmul]"),
+        "a sticky error": of("[.sticky]"),
+        "a cold capture": of("[.cold]"),
+        "compute_75 and compute_80 PTX": of("[cuda]~[large]", check_ptx, CUDA_FORCE_PTX_JIT="1"),
+        "Python": lambda _: pytest(folder),
     }
 
 
@@ -255,7 +281,8 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
     }
     two = functools.partial(two_gpus, check, device.device_count, folder)
     first = {name: of_sanitizer[name] for name in of_sanitizer if name.startswith("racecheck")}
-    results = at_once(first | of_tests | of_sanitizer | {"two GPUs": two})
+    steps = first | {"two GPUs": two} | of_tests | of_sanitizer
+    results = at_once(steps, gpus(device.device_count))
     return {
         "sources": source_hash(),
         "date": records.today(),

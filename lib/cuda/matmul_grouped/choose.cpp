@@ -38,14 +38,12 @@ constexpr Cost kGradCosts[] = {
     {kMma64x64, 64, 1800, 0},
     {config_named("wgmma_64x128"), 128, 1350, 5500},
     {config_named("wgmma_128x128"), 128, 1720, 5500},
-    {config_named("wgmma_256x128"), 128, 2450, 7500},
 };
 constexpr Cost kInt4Costs[] = {
     {kMma64x64, 64, 1800, 0},
     {config_named("wgmma_32x256"), 128, 1540, 5500},
     {config_named("wgmma_64x128"), 128, 990, 5000},
     {config_named("wgmma_128x128"), 128, 1540, 5000},
-    {config_named("wgmma_208x128"), 128, 1940, 6000},
 };
 
 struct CostList {

@@ -22,10 +22,10 @@ constexpr bool has_grouped_wgmma(const Weight *, int config) {
       config, {"wgmma_32x256", "wgmma_64x256", "wgmma_152x128", "wgmma_208x128", "wgmma_304x128"});
 }
 constexpr bool has_grouped_wgmma(const TransposedWeight *, int config) {
-  return is_named(config, {"wgmma_64x128", "wgmma_128x128", "wgmma_256x128"});
+  return is_named(config, {"wgmma_64x128", "wgmma_128x128"});
 }
 constexpr bool has_grouped_wgmma(const Int4Weight *, int config) {
-  return is_named(config, {"wgmma_32x256", "wgmma_64x128", "wgmma_128x128", "wgmma_208x128"});
+  return is_named(config, {"wgmma_32x256", "wgmma_64x128", "wgmma_128x128"});
 }
 template <class W>
 constexpr bool kHasGroupedWgmma(int config) {

@@ -40,6 +40,8 @@ class GroupedScheduler {
   }
 
   __device__ __forceinline__ int64_t m_end(const WorkTile &) const { return end_row_; }
+  // Of x, from the first of the work tile on.
+  __device__ __forceinline__ int rows() const { return end_row_ - work_tile().m; }
   __device__ __forceinline__ int64_t n_end(const WorkTile &) const {
     return first_weight_row() + args_.groups.expert_rows;
   }

@@ -50,6 +50,16 @@ __device__ __forceinline__ void store_shared_cluster(uint32_t address, float4 v)
                : "memory");
 }
 
+// The mbarrier, of the same CTA as the address, counts the 16 bytes when they are there.
+__device__ __forceinline__ void store_async_cluster(uint32_t address, float4 v, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "r"(__float_as_uint(v.x)), "r"(__float_as_uint(v.y)), "r"(__float_as_uint(v.z)),
+      "r"(__float_as_uint(v.w)), "r"(barrier)
+      : "memory");
+}
+
 __device__ __forceinline__ void store_shared_cluster(uint32_t address, float v) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }

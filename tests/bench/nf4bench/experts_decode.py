@@ -80,6 +80,7 @@ def _cache(model: nn.Module, place: str) -> Any:
     for layer in cache.layers:
         layer.keys.normal_()
         layer.values.normal_()
+        layer.cumulative_length.fill_(CONTEXT - 1)
     return cache
 
 
@@ -87,9 +88,9 @@ def _step(
     compiled: Callable, config: Any, implementation: str, cache: Any, token: Tensor, stream: int
 ) -> Tensor:
     config._experts_implementation = implementation
-    for layer in cache.layers:
-        layer.cumulative_length.fill_(CONTEXT - 1)
-    return compiled(input_ids=token, past_key_values=cache).logits
+    logits = compiled(input_ids=token, past_key_values=cache).logits
+    torch._foreach_sub_([layer.cumulative_length for layer in cache.layers], 1)  # a launch
+    return logits
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import nf4.torch
 import pytest
 import torch
 from nf4.torch import Int4Linear, NF4Experts, NF4Linear
+from nf4.torch.distributed import gather_by_copy_engines
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -245,6 +246,15 @@ def check_offload(rank, world):
         made = model("nested")
         made = shard(made, offload_policy=CPUOffloadPolicy(pin_memory=pins))
         require_same(step(made, inputs()), step(model("nested"), inputs()))
+
+
+def check_copy_engines_are_of_gpus(rank, world):
+    for made, said in (
+        (model("nested"), "no module that is sharded"),
+        (shard(model("nested")), "mesh is"),
+    ):
+        with pytest.raises(nf4.InvalidArgument, match=said):
+            gather_by_copy_engines(made, all_ranks())
 
 
 def check_checkpointing(rank, world):

@@ -14,8 +14,14 @@ from fsdp_checks import (  # noqa: F401
     check_mixed_precision,
     check_offload,
     check_state_dict,
+    inputs,
+    model,
+    require_same,
+    shard,
+    step,
 )
 from nf4.torch import NF4Linear
+from nf4.torch.distributed import gather_by_copy_engines
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -46,3 +52,14 @@ def check_every_byte_arrives(rank, world):
             y.square().sum().backward()
             assert torch.equal(y, expected) and torch.equal(x.grad, grad)
             x.grad = None
+
+
+def check_copy_engines(rank, world):
+    """All-gathers without NCCL, of modules of several sizes."""
+    for kind in ("nested", "gptq"):
+        expected = step(model(kind), inputs())
+        made = shard(model(kind))
+        gather_by_copy_engines(made, all_ranks())
+        for _ in range(3):
+            require_same(step(made, inputs()), expected)
+            made.zero_grad()

@@ -49,31 +49,36 @@ def test_steps_run_side_by_side() -> None:
     # Each waits for the other.
     meeting = threading.Barrier(2, timeout=60)
 
-    def meet(name: str) -> dict:
+    def meet(name: str, gpu: str) -> dict:
         meeting.wait()
-        return {"of": name}
+        return {"of": name, "gpu": gpu}
 
     steps = {name: functools.partial(meet, name) for name in ("late", "early")}
-    results = run.at_once(steps)
+    results = run.at_once(steps, ["4", "7"])
     assert list(results) == ["late", "early"]
-    assert {name: result["of"] for name, result in results.items()} == {
-        "late": "late",
-        "early": "early",
-    }
+    assert [result["of"] for result in results.values()] == ["late", "early"]
+    assert {result["gpu"] for result in results.values()} == {"4", "7"}
+
+
+def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert run.gpus(2) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5")
+    assert run.gpus(2) == ["3", "GPU-5"]
 
 
 def test_the_first_step_that_fails_ends_the_others() -> None:
-    def fails() -> dict:
+    def fails(gpu: str) -> dict:
         raise run.Failure("broken")
 
-    def hangs() -> dict:
+    def hangs(gpu: str) -> dict:
         run.execute(["sleep", "1000"])
         return {}
 
     began = time.monotonic()
     waiting = {f"waiting {i}": hangs for i in range(run.LANES)}  # some of them never begin
     with pytest.raises(run.Failure, match="broken"):
-        run.at_once({"hangs": hangs, "fails": fails, **waiting})
+        run.at_once({"hangs": hangs, "fails": fails, **waiting}, ["0"])
     assert time.monotonic() - began < run.STEP_SECONDS / 2
 
 

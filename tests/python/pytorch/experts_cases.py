@@ -47,7 +47,6 @@ MODELS = {"qwen3": qwen3, "mixtral": mixtral, "gpt-oss": gpt_oss}
 def dense_twin(model):
     """The same model with the dequantized weights, computed by transformers' own loop."""
     twin = copy.deepcopy(model)
-    nf4.torch.to_dense(twin)
     for module in list(twin.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, NF4Experts):
@@ -56,4 +55,5 @@ def dense_twin(model):
                 weight = dense.transpose(1, 2).contiguous() if module.is_transposed else dense
                 setattr(module, name, nn.Parameter(weight, requires_grad=False))
                 module.config._experts_implementation = "eager"
+    nf4.torch.to_dense(twin)
     return twin

@@ -17,7 +17,7 @@ torch_cases.require("torch", "transformers")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from experts_cases import MODELS, TOKENS, qwen3  # noqa: E402
+from experts_cases import MODELS, TOKENS, dense_twin, qwen3  # noqa: E402
 from nf4.checkpoint import FormatError  # noqa: E402
 from nf4.checkpoint.audit import audit  # noqa: E402
 from nf4.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint  # noqa: E402
@@ -278,3 +278,17 @@ def test_dense_experts_are_loaded_one_by_one(tmp_path):
     change(tmp_path / "qwen3", lambda state: {k: t for k, t in state.items() if k != name})
     with pytest.raises(FormatError, match="its shape is .64, 64., but .6, 128, 64. in the model"):
         load_checkpoint(empty_model(tmp_path / "qwen3"), tmp_path / "qwen3")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_is_dense_again_is_saved_as_one(name, tmp_path):
+    model = quantized(tmp_path / "quantized", name)
+    expected = dense_twin(model).state_dict()
+    replaced = nf4.torch.to_dense(model)
+    assert len(replaced) == 12 and model.config._experts_implementation == "grouped_mm"
+    assert not hasattr(model.config, "quantization_config")
+    state = model.state_dict()
+    assert all(torch.equal(state[key], each) for key, each in expected.items())
+    model.save_pretrained(tmp_path / "dense")
+    found = type(model).from_pretrained(tmp_path / "dense", dtype=torch.float32)
+    assert torch.equal(logits(found), logits(model))

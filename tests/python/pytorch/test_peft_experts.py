@@ -168,4 +168,7 @@ def test_routings_that_are_wrong_add_nothing_elsewhere():
             theirs = torch.autograd.grad(expected.square().sum(), (x, a, b))
             for grad, each in zip(grads, theirs, strict=True):
                 require_near(grad, each, 1e-5)
-    assert layer.adapters == ()
+    layer.adapters = (ExpertAdapter(a, b, 2.0),)
+    ends = torch.zeros(3, dtype=torch.int32)
+    assert layer(x[:0], ends).shape == (0, 8)
+    assert torch.equal(layer(x, ends, index[:0]), torch.zeros(0, 8))

@@ -52,6 +52,8 @@ def added(
     """y + scale B A x for the expert of each row of y, in the dtype of y. ends and x_index: as for
     nf4.torch.linear_grouped, also where they are wrong."""
     m = y.shape[0]
+    if m == 0 or len(x) == 0:
+        return y
     ends = ends.cummax(0).values.clamp(0, m)
     with torch.autocast(y.device.type, enabled=False):
         inside = torch.arange(m, device=y.device) < ends[-1]

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 
 from nf4.errors import InvalidArgument, kind_of, shown
-from nf4.torch import _grouping, _int4_modules
+from nf4.torch import _grouping, _int4_modules, experts
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.typing import DTypeLike
@@ -112,8 +112,8 @@ def _remove_decompression(model: nn.Module) -> None:
 
 def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     """Replaces every NF4Linear and Int4Linear in a model by a torch.nn.Linear with the dequantized
-    weight. To merge adapters without rounding to 4 bits: to_dense(model), then PEFT's
-    model.merge_and_unload().
+    weight, and every NF4Experts of a transformers model by a parameter. To merge adapters without
+    rounding to 4 bits: to_dense(model), then PEFT's model.merge_and_unload().
 
     dtype  "fp32", "fp16", "bf16" or torch's; by default that of each weight before it was quantized
 
@@ -129,6 +129,7 @@ def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     replaced = _replace(
         model, lambda layer: to_linear if type(layer) in _OURS else None, "its to_linear"
     )
+    replaced += experts.make_dense(model, dtype)
     if replaced and not any(map(is_in_4_bits, model.modules())):
         _forget_quantization(model)
     return replaced

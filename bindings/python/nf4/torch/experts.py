@@ -47,6 +47,25 @@ def put(experts: Any, name: str, made: NF4Experts) -> None:
     experts.config._experts_implementation = IMPLEMENTATION
 
 
+def make_dense(model: nn.Module, dtype: torch.dtype | None) -> list[str]:
+    """The reverse of quantize_stack, for all stacks of a model; their names."""
+    made = []
+    for path, experts in model.named_modules():
+        for name in names_of(experts):
+            stack = experts._modules.get(name)
+            if not isinstance(stack, NF4Experts):
+                continue
+            dense = stack.dequantize(dtype)
+            dense = dense.transpose(1, 2).contiguous() if experts.is_transposed else dense
+            delattr(experts, name)
+            experts.register_parameter(name, nn.Parameter(dense, requires_grad=False))
+            experts.config._experts_implementation = "grouped_mm"
+            made.append(f"{path}.{name}".lstrip("."))
+    for each in model.modules() if made else ():
+        vars(each).pop("_weight_conversions", None)
+    return made
+
+
 def save_as_stacks(model: Any) -> None:
     """For save_pretrained, which would take a stack apart into the matrices of a dense checkpoint:
     4-bit stacks, and dense ones beside them, are saved as they are."""

@@ -54,7 +54,11 @@ class Epilogue {
 
  private:
   using Layout = typename Tile::Layout;
-  static constexpr int kFirstPairBarrier = 3;  // named barriers of two warps
+  static constexpr int kFirstBarrier = 3;  // named barriers of the warps that store together
+  // Warps that store y together, so that rows of it are whole lines of L2: with few rows of x
+  // waiting for each other takes longer than it saves.
+  static constexpr int kStoreWarps = Tile::kTileM > 64 ? 4 : Layout::kWarpPairs ? 2 : 1;
+  static constexpr int kChunks = 2 * kStoreWarps;  // 16 bytes of y each
   static constexpr int kSubtileM = SharedLayout<Tile>::kSubtileBytes / 32;
 
   struct Limits {
@@ -89,7 +93,8 @@ class Epilogue {
     const int count =
         static_cast<int>(min(int64_t{reduction.columns()} * 8, limits.m - work.m - first * 8));
     const Bias bias(scheduler, args_.matmul, work.n + lane_row<Layout>(), limits.n);
-    for (int column = 0; column * 8 < count; column += kSubtileM / 8) {
+    for (int column = 0; column < reduction.columns(); column += kSubtileM / 8) {
+      reduction.wait(column);
       float sums[kSubtileM / 2] = {};
       reduction.template reduce<kSubtileM / 8>(column, sums);
       store_subtile(scheduler, work.n + lane_row<Layout>(), limits.n, work.m + (first + column) * 8,
@@ -122,18 +127,14 @@ class Epilogue {
     reduction.finish();
   }
 
-  // y of a warp's 16 rows of the weight, this lane's from `row` on, by kSubtileM rows of x of which
-  // `count` exist.
+  // y of kStoreWarps warps' rows of the weight, this lane's from `row` on, by kSubtileM rows of x
+  // of which `count` exist.
   template <class Scheduler>
   __device__ __forceinline__ void store_subtile(const Scheduler &scheduler, int row, int64_t n_end,
                                                 int m, int count, const Bias &bias,
                                                 const float (&sums)[kSubtileM / 2]) {
     if (count <= 0) return;
-    uint8_t *const subtile = shared_.subtile(consumer_thread() / 32);
-    // Rows of 32 bytes, whose halves change places every four rows.
-    const auto half_row = [&](int m, int half) {
-      return subtile + m * 32 + (half ^ m / 4 % 2) * 16;
-    };
+    const int warp = consumer_thread() / 32 % kStoreWarps;
     sync_subtile();
 #pragma unroll
     for (int part = 0; part < kSubtileM / 16; ++part) {
@@ -146,53 +147,56 @@ class Epilogue {
             pack_pair(T{}, __fmaf_rn(pair[0], unit_, bias.values[i % 2]) * scheduler.row_scale(own),
                       __fmaf_rn(pair[1], unit_, bias.values[i % 2]) * scheduler.row_scale(own + 1));
       }
-      stmatrix_x4_trans(
-          half_row(part * 16 + lane_index() / 16 * 8 + lane_index() % 8, lane_index() / 8 % 2),
-          packed);
+      stmatrix_x4_trans(chunk(part * 16 + lane_index() / 16 * 8 + lane_index() % 8,
+                              warp * 2 + lane_index() / 8 % 2),
+                        packed);
     }
     sync_subtile();
-    const int first = row - Layout::lane_row(lane_index()) + lane_index() % 2 * 8;
+    const int thread = static_cast<int>(threadIdx.x % (32 * kStoreWarps)), which = thread % kChunks;
+    const int first = row - Layout::lane_row(lane_index()) - warp * 16 + which * 8;
 #pragma unroll
     for (int part = 0; part < kSubtileM / 16; ++part) {
-      const int i = part * 16 + lane_index() / 2;
-      uint4 values;
-      if constexpr (Layout::kWarpPairs)
-        values = gather(half_row(i, 0) - subtile, half_row(i, 1) - subtile);
-      else if constexpr (Layout::kRowDistance == 8)
-        values = *reinterpret_cast<const uint4 *>(half_row(i, lane_index() % 2));
-      else
-        values = interleave(half_row(i, 0), half_row(i, 1));
+      const int i = part * 16 + thread / kChunks;
+      const uint4 values = neighbours(i, which);
       if (i < count)
         store_row(scheduler.y_offset() + (m + i) * args_.matmul.y_stride, first, n_end, values);
     }
   }
 
-  // Of 16 neighbours in a row of y, whose even ones are in `first` and odd ones in `second`, the
-  // first eight to even lanes and the others to odd lanes.
-  static __device__ __forceinline__ uint4 interleave(const uint8_t *first, const uint8_t *second) {
-    const uint2 even = reinterpret_cast<const uint2 *>(first)[lane_index() % 2];
-    const uint2 odd = reinterpret_cast<const uint2 *>(second)[lane_index() % 2];
-    return {__byte_perm(even.x, odd.x, 0x5410), __byte_perm(even.x, odd.x, 0x7632),
-            __byte_perm(even.y, odd.y, 0x5410), __byte_perm(even.y, odd.y, 0x7632)};
+  // A subtile: for each warp two chunks a row, each of 8 of its rows of the weight kRowDistance
+  // apart. Those of eight neighbours lie in different banks.
+  __device__ __forceinline__ uint8_t *chunk(int m, int which) const {
+    return shared_.subtile(consumer_thread() / 32 / kStoreWarps * kStoreWarps) +
+           (m * kChunks + (which ^ m * kStoreWarps / 4 % kChunks)) * 16;
   }
 
-  // The same of the 32 rows of two warps, of which a warp has words of two neighbours (a distance
-  // of 2), or of one in each four and its neighbour.
-  __device__ __forceinline__ uint4 gather(int64_t first, int64_t second) const {
-    const int warp = consumer_thread() / 32;
-    const int word = (warp % 2 * 2 + lane_index() % 2) * 4;
-    const auto at = [&](int of, int64_t half) {
-      return *reinterpret_cast<const uint32_t *>(shared_.subtile(warp / 2 * 2 + of) + half + word);
-    };
-    const uint4 words{at(0, first), at(0, second), at(1, first), at(1, second)};
-    if constexpr (Layout::kRowDistance == 2) return words;
-    return {__byte_perm(words.x, words.y, 0x5410), __byte_perm(words.z, words.w, 0x5410),
-            __byte_perm(words.x, words.y, 0x7632), __byte_perm(words.z, words.w, 0x7632)};
+  // Of row m, the which-th eight neighbours in y.
+  __device__ __forceinline__ uint4 neighbours(int m, int which) const {
+    if constexpr (Layout::kWarpPairs) {
+      // Of 32 rows of two warps, of which a warp has words of two neighbours (a distance of 2), or
+      // of one in each four and its neighbour.
+      const auto at = [&](int of) {
+        return reinterpret_cast<const uint32_t *>(chunk(m, which / 4 * 4 + of))[which % 4];
+      };
+      const uint4 words{at(0), at(1), at(2), at(3)};
+      if constexpr (Layout::kRowDistance == 2) return words;
+      return {__byte_perm(words.x, words.y, 0x5410), __byte_perm(words.z, words.w, 0x5410),
+              __byte_perm(words.x, words.y, 0x7632), __byte_perm(words.z, words.w, 0x7632)};
+    } else if constexpr (Layout::kRowDistance == 8) {
+      return *reinterpret_cast<const uint4 *>(chunk(m, which));
+    } else {
+      // Even ones are in the first chunk, odd ones in the second.
+      const uint2 even = reinterpret_cast<const uint2 *>(chunk(m, which / 2 * 2))[which % 2];
+      const uint2 odd = reinterpret_cast<const uint2 *>(chunk(m, which / 2 * 2 + 1))[which % 2];
+      return {__byte_perm(even.x, odd.x, 0x5410), __byte_perm(even.x, odd.x, 0x7632),
+              __byte_perm(even.y, odd.y, 0x5410), __byte_perm(even.y, odd.y, 0x7632)};
+    }
   }
+
   // Between stores to the subtile and loads from it.
   static __device__ __forceinline__ void sync_subtile() {
-    if constexpr (Layout::kWarpPairs)
-      named_barrier_sync(kFirstPairBarrier + consumer_thread() / 64, 64);
+    if constexpr (kStoreWarps > 1)
+      named_barrier_sync(kFirstBarrier + consumer_thread() / (32 * kStoreWarps), 32 * kStoreWarps);
     else
       __syncwarp();
   }

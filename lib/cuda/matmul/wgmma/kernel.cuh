@@ -45,7 +45,11 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Tile> shared, bool o
                   of_x ? 1 : 1 + kScaleArrivals);
     mbarrier_init(shared.barrier(of_x ? kXEmpty : kWeightEmpty, stage), kConsumerArrivals);
   }
-  if (of_x) mbarrier_init(shared.first_scales(), kScaleArrivals);
+  if (of_x) {
+    mbarrier_init(shared.first_scales(), kScaleArrivals);
+#pragma unroll
+    for (int part = 0; part < Smem::kParts; ++part) mbarrier_init(shared.partials(part), 1);
+  }
   fence_mbarrier_init();
 }
 
@@ -62,7 +66,10 @@ __device__ __forceinline__ void consume(const typename Tile::Args &args, SharedS
   Mainloop mainloop(shared);
   for (Scheduler scheduler(args); scheduler.is_valid(); scheduler.advance()) {
     // Both compute the work tile anew, so that it takes no registers in the mainloop.
-    mainloop.run(scheduler.work_tile());
+    if constexpr (Scheduler::kReadsMemory && Mainloop::kHalves)
+      mainloop.run(scheduler.work_tile(), scheduler.rows() <= Mainloop::kPartM);
+    else
+      mainloop.run(scheduler.work_tile());
     if constexpr (Tile::Kind::kLora)
       if (args.lora.k_tiles > 0)  // else no work tile is computed
         mainloop.add_lora(lora_k_tiles<Tile>(args, scheduler.work_tile()), args.lora.k_steps,
@@ -85,11 +92,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x < 128) {
     setmaxnreg_dec<WarpgroupRegisters<Tile>::kProducer>();
     produce<Tile, Scheduler>(args, shared);
-    // The two barriers of ClusterReduction::exchange.
-    if (!Scheduler::kStreamK && args.cluster_size > 1) {
-      cluster_sync_relaxed();
-      cluster_sync();
-    }
+    if (!Scheduler::kStreamK && args.cluster_size > 1)
+      ClusterReduction<Tile>(shared, args.cluster_size).prepare();
   } else {
     setmaxnreg_inc<WarpgroupRegisters<Tile>::kConsumer>();
     Epilogue<typename Decode::Element, Tile> epilogue(

@@ -15,6 +15,8 @@ namespace {
 template <class Decode, class Tile>
 class MainloopGroupSums {
  public:
+  static constexpr bool kHalves = false;
+
   __device__ __forceinline__ explicit MainloopGroupSums(SharedStorage<Tile> shared)
       : decode_(shared.base), weight_(shared), x_(shared) {}
 

@@ -15,11 +15,17 @@ namespace {
 template <class Decode, class Tile>
 class MainloopScaledSums {
  public:
+  // Registers hold A of two steps, except with four warpgroups and 64 rows of x, whose wgmmas are
+  // split in halves of them.
+  static constexpr bool kHalves = !(Tile::kWarpgroups == 2 || Tile::kTileM < 64);
+  static constexpr int kPartM = kHalves ? Tile::kTileM / 2 : Tile::kTileM;
+
   __device__ __forceinline__ explicit MainloopScaledSums(SharedStorage<Tile> shared)
       : decode_(shared.base), weight_(shared), x_(shared) {}
 
-  // The sums of a work tile, over the codebook's unit.
-  __device__ __forceinline__ void run(const WorkTile &work) {
+  // The sums of a work tile, over the codebook's unit; with `half` of its first half of rows of x,
+  // where kHalves.
+  __device__ __forceinline__ void run(const WorkTile &work, bool half = false) {
 #pragma unroll
     for (float &sum : sums_) sum = 0;
     weight_.wait();
@@ -27,12 +33,10 @@ class MainloopScaledSums {
       decode<0>(a_[0]);
       weight_.template load_words<1>();
     }
-#pragma unroll 1
-    for (int left = work.k_tile_end - work.k_tile; left > 0; --left)
-      if constexpr (kPipelined)
-        step_pipelined(left > 1);
-      else
-        step_split(left > 1);
+    if (half)
+      multiply<true>(work);
+    else
+      multiply<false>(work);
   }
 
   // Adds K-tiles of an adapter, after run(): its product over the sums' unit.
@@ -54,10 +58,17 @@ class MainloopScaledSums {
   using T = typename Decode::Element;
   using Scales = typename WeightReader<Tile>::Scales;
 
-  // Registers hold A of two steps, except with four warpgroups and 64 rows of x, whose wgmmas are
-  // split in halves of them.
-  static constexpr bool kPipelined = Tile::kWarpgroups == 2 || Tile::kTileM < 64;
-  static constexpr int kPartM = kPipelined ? Tile::kTileM : Tile::kTileM / 2;
+  static constexpr bool kPipelined = !kHalves;
+
+  template <bool Half>
+  __device__ __forceinline__ void multiply(const WorkTile &work) {
+#pragma unroll 1
+    for (int left = work.k_tile_end - work.k_tile; left > 0; --left)
+      if constexpr (kPipelined)
+        step_pipelined(left > 1);
+      else
+        step_split<Half>(left > 1);
+  }
 
   // A K-tile. While the tensor cores work on a step, the threads decode the next.
   __device__ __forceinline__ void step_pipelined(bool more) {
@@ -81,23 +92,26 @@ class MainloopScaledSums {
   }
 
   // A K-tile. While the tensor cores work for one warpgroup, the others decode.
+  template <bool Half>
   __device__ __forceinline__ void step_split(bool more) {
     decode<0>(a_[0]);
     const Scales first = weight_.template scales<0>();
     weight_.template load_words<1>();
-    multiply_step(first);
+    multiply_step<Half>(first);
 
     decode<1>(a_[0]);
     const Scales second = weight_.template scales<1>();
     weight_.release();
     if (more) weight_.wait();
-    multiply_step(second);
+    multiply_step<Half>(second);
   }
+  template <bool Half>
   __device__ __forceinline__ void multiply_step(const Scales &scales) {
     const uint64_t x = x_.wait();
     issue<0>(a_[0], x);
     wait();
     add_scaled<0>(scales);
+    if constexpr (Half) return x_.release();
     issue<kPartM>(a_[0], x);
     wait();
     x_.release();

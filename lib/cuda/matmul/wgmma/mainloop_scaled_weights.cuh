@@ -14,6 +14,8 @@ namespace {
 template <class Decode, class Tile>
 class MainloopScaledWeights {
  public:
+  static constexpr bool kHalves = false;
+
   __device__ __forceinline__ explicit MainloopScaledWeights(SharedStorage<Tile> shared)
       : decode_(shared.base), weight_(shared), x_(shared) {}
 

@@ -121,7 +121,8 @@ class StreamKReduction {
 };
 
 // Each CTA of a cluster gets an equal share of the tile's columns of 8 from all of them, over the
-// LUT and the pipelines.
+// LUT and the pipelines. Of wide tiles it reduces a part of kPartColumns while the next are on
+// their way, which distributed shared memory sends at 15 bytes a cycle.
 template <class Tile>
 class ClusterReduction {
  public:
@@ -131,18 +132,48 @@ class ClusterReduction {
         share_((kColumns + cluster_size - 1) / cluster_size),
         rank_(static_cast<int>(cluster_rank())) {}
 
-  // All warps of the cluster call it, the producers by the two barriers alone.
+  // By the producers, while the others multiply: says what each part waits for, and takes part in
+  // the barriers of exchange().
+  __device__ __forceinline__ void prepare() const {
+    if (kParts > 0 && threadIdx.x == 0) {
+#pragma unroll 1
+      for (int part = 0; part * kPartColumns < columns(); ++part)
+        mbarrier_arrive_expect_tx(shared_.partials(part),
+                                  (cluster_size_ - 1) *
+                                      min(kPartColumns, columns() - part * kPartColumns) *
+                                      Tile::kConsumers * 16);
+    }
+    cluster_sync_relaxed();
+    if constexpr (kParts == 0) cluster_sync();
+  }
+
+  // Sends the sums, the first of all shares first where there are two. To this CTA itself st.async
+  // would take as long as to others.
   __device__ __forceinline__ void exchange(const typename Tile::Accumulators &all) const {
+    constexpr int kHalf = (kColumns + 1) / 2;
     cluster_sync_relaxed();  // the pipelines are not read any more
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      const int owner = column / share_;
-      const float *const sums = all + column * 4;
-      store_shared_cluster(
-          map_shared_rank(shared_.base, owner) + offset(rank_, column - owner * share_),
-          {sums[0], sums[1], sums[2], sums[3]});
+    for (int i = 0; i < 2 * kHalf; ++i) {
+      const int column = kParts == 0 ? i : i % 2 * kHalf + i / 2;
+      if (column >= kColumns) continue;
+      const int owner = column / share_, in_share = column - owner * share_;
+      const int to = offset(rank_, in_share);
+      const float4 sums{all[column * 4], all[column * 4 + 1], all[column * 4 + 2],
+                        all[column * 4 + 3]};
+      if constexpr (kParts == 0)
+        store_shared_cluster(map_shared_rank(shared_.base, owner) + to, sums);
+      else if (owner == rank_)
+        *reinterpret_cast<float4 *>(shared_.base + to) = sums;
+      else
+        store_async_cluster(map_shared_rank(shared_.base, owner) + to, sums,
+                            map_shared_rank(shared_.partials(in_share / kPartColumns), owner));
     }
-    cluster_sync();
+    if constexpr (kParts == 0) cluster_sync();
+  }
+
+  // Waits for the part of the share that begins at `column`. A CTA ends when it has them all.
+  __device__ __forceinline__ void wait(int column) const {
+    if constexpr (kParts > 0) mbarrier_wait_parity(shared_.partials(column / kPartColumns), 0);
   }
 
   // This CTA's share of the columns.
@@ -160,6 +191,8 @@ class ClusterReduction {
 
  private:
   static constexpr int kColumns = Tile::kTileM / 8;
+  static constexpr int kPartColumns = SharedLayout<Tile>::kPartColumns;
+  static constexpr int kParts = SharedLayout<Tile>::kParts;
 
   __device__ __forceinline__ int offset(int source, int column) const {
     return ((source * share_ + column) * Tile::kConsumers + consumer_thread()) * 16;

@@ -39,6 +39,10 @@ struct SharedStorage {
   }
   // Of one phase, which completes when the first scales are stored.
   __device__ __forceinline__ uint64_t *first_scales() const { return barrier(kBarrierKinds, 0); }
+  // Of one phase, which completes when a part of the cluster's partial sums is there.
+  __device__ __forceinline__ uint64_t *partials(int part) const {
+    return barrier(kBarrierKinds, 1 + part);
+  }
 };
 
 // Where in a pipeline a warp is.

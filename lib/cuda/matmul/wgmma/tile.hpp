@@ -49,7 +49,12 @@ struct SharedLayout {
   static constexpr int kSubtileBytes = 1024;
   static constexpr int kSubtilesBytes = Tile::kWarpgroups * 4 * kSubtileBytes;
   static constexpr int kLutBytes = Tile::Kind::kLutBytes;
-  static constexpr int kBarriersBytes = (4 * kMaxStages + 1) * 8;
+  // Partial sums of a cluster arrive in parts, as many rows of x as a subtile of y has; those of
+  // narrow tiles at once.
+  static constexpr int kPartColumns = kSubtileBytes / 32 / 8;
+  static constexpr int kParts =
+      Tile::kTileM <= 64 ? 0 : ((Tile::kTileM / 8 + 1) / 2 + kPartColumns - 1) / kPartColumns;
+  static constexpr int kBarriersBytes = (4 * kMaxStages + 1 + kParts) * 8;
   static constexpr int kScaleCodeBytes = Tile::Kind::kScaleCodeBytes;
   static constexpr int kEndBytes = kSubtilesBytes + kScaleCodeBytes + kBarriersBytes;
 

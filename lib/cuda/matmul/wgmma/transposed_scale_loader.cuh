@@ -137,7 +137,7 @@ class ColumnScales {
     const int second = row + 64 < weight.rows ? 64 : 0;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const int64_t in_stack = expert * weight.cols + column + i * kScaleThreads;
+      const int64_t in_stack = expert * weight.cols + int64_t{column + i * kScaleThreads};
       const int64_t first = in_stack * weight.rows + row;
       block_[i] = static_cast<int>(first >> weight.blocksize_log2);
       distance_[i] = static_cast<int>(first + second >> weight.blocksize_log2) - block_[i];

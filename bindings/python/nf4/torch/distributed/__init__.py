@@ -2,6 +2,7 @@
 
 prepare                            before FSDP2; fully_shard does it by itself where nf4.torch
                                    is imported
+gather_by_copy_engines             its all-gathers without SMs
 ColwiseParallel, RowwiseParallel   styles for parallelize_module
 plan_of                            those of a transformers model
 clip_grad_norm_                    of gradients of layers that are cut
@@ -17,6 +18,7 @@ from nf4.torch.distributed._prepare import prepare
 
 # Importing this imports no torch.distributed.tensor.
 _MODULES = {
+    "gather_by_copy_engines": "_copy_engines",
     "ColwiseParallel": "_parallel",
     "RowwiseParallel": "_parallel",
     "plan_of": "_parallel",
