@@ -25,6 +25,7 @@ cargo_package() {
 in_Rust() {
   export CARGO_TARGET_DIR=$folder/Rust/target
   mkdir src
+  cp "$root/Cargo.lock" .  # crates that lie here already
   {
     echo 'fn main() -> nf4::Result<()> {'
     block docs/rust.md rust 'use nf4::{dequantize, quantize'
