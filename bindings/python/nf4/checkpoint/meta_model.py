@@ -21,7 +21,6 @@ from transformers.core_model_loading import (
     MergeModulelist,
     WeightConverter,
     WeightRenaming,
-    dot_natural_key,
     rename_source_key,
 )
 from transformers.pytorch_utils import Conv1D
@@ -208,7 +207,7 @@ class LoadPlan:
                           and set(each.source_patterns) == set(sources)), None)  # fmt: skip
         if converter is None or not _stacks_matrices(converter.operations):
             return []
-        parts = [sorted(sources[each], key=dot_natural_key) for each in converter.source_patterns]
+        parts = [sorted(sources[each], key=_by_numbers) for each in converter.source_patterns]
         rows = 0
         for group in parts:
             sizes = {tuple(shapes[name]) for name in group}
@@ -250,6 +249,11 @@ class LoadPlan:
             "stacks": self.stacks({**shapes, **(stacked or {})}),
             "stack_of": self.stack_of(weights),
         }
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """Expert 10 comes after expert 9."""
+    return [(int(part) if part.isdigit() else -1, part) for part in name.split(".")]
 
 
 def _stacks_matrices(operations: Sequence[Any]) -> bool:

@@ -69,20 +69,21 @@ def make_dense(model: nn.Module, dtype: torch.dtype | None) -> list[str]:
 def save_as_stacks(model: Any) -> None:
     """For save_pretrained, which would take a stack apart into the matrices of a dense checkpoint:
     4-bit stacks, and dense ones beside them, are saved as they are."""
+    from transformers import core_model_loading
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import PrefixChange, WeightConverter, apply_converters
 
     names = [name for name, each in model.named_modules() if isinstance(each, NF4Experts)]
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:  # as save_pretrained does
         conversions = get_model_conversion_mapping(model, add_legacy=False)
-        conversions = [each for each in conversions if not isinstance(each, PrefixChange)]
+        prefixes = getattr(core_model_loading, "PrefixChange", ())  # an older one has none
+        conversions = [each for each in conversions if not isinstance(each, prefixes)]
 
     def takes_apart(conversion: Any) -> bool:
-        if not isinstance(conversion, WeightConverter):
+        if not isinstance(conversion, core_model_loading.WeightConverter):
             return False
         back = [conversion.reverse_transform()]
-        return any(apply_converters(name, back)[1] is not None for name in names)
+        return any(core_model_loading.rename_source_key(name, [], back)[1] for name in names)
 
     model._weight_conversions = [each for each in conversions if not takes_apart(each)]
 
