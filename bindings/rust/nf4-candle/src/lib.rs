@@ -1,5 +1,6 @@
 //! NF4 and FP4 weights in candle: [`QuantizedLinear`], y = x W^T + bias on the packed bytes that
-//! bitsandbytes stores, on the CPU and, with the feature `cuda`, on GPUs.
+//! bitsandbytes stores, on the CPU and, with the feature `cuda`, on GPUs. Beside that feature take
+//! nf4's `cudarc-core`, not `cudarc`: candle has cudarc link CUDA.
 //!
 //! ```
 //! use candle_core::{Device, Module, Tensor};

@@ -29,7 +29,8 @@
 //!   [`quantize_int4`] or from a checkpoint's tensors. dequantize and matmul take either
 //!   [`Weight`]; [`Int4Tensor::reordered`] sorts the columns of one with `g_idx`.
 //! - [`device`]: unsafe launches on raw device pointers and a stream. Feature `cudarc`: the
-//!   module `cuda`, safe ones on the buffers of that crate.
+//!   module `cuda`, safe ones on the buffers of that crate, which loads CUDA; `cudarc-core`: the same
+//!   beside a crate that has cudarc link it, such as candle.
 //! - Feature `safetensors`: the module `checkpoint` reads the weights of files that bitsandbytes,
 //!   transformers or `nf4 quantize` wrote.
 //! - [`device_info`], [`build_info`], [`version`] and others describe the library and the machine.

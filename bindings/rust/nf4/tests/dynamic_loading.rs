@@ -3,9 +3,12 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 use nf4::{Error, Spec};
+
+/// Set in the processes that the test starts.
+const CHILD: &str = "NF4_TEST_CHILD";
 
 /// A library of the C source `text`.
 fn compiled(folder: &Path, name: &str, text: &str) -> PathBuf {
@@ -25,10 +28,29 @@ fn refused(path: &Path) -> String {
     error.to_string()
 }
 
+/// This program where NF4_LIBRARY is `library`, and no function was called before one that returns no
+/// Result.
+fn version_in_a_process(library: &Path) -> Output {
+    Command::new(env::current_exe().expect("it has a path"))
+        .arg("--nocapture")
+        .env("NF4_LIBRARY", library)
+        .env(CHILD, "1")
+        .output()
+        .expect("it runs")
+}
+
 #[test]
 fn the_library_is_loaded_once_and_by_name() {
     let library = env::var_os("NF4_LIBRARY").expect("NF4_LIBRARY is the library to test with");
+    if env::var_os(CHILD).is_some() {
+        assert!(nf4::version_string().starts_with("0."));
+        return;
+    }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    assert!(version_in_a_process(Path::new(&library)).status.success());
+    let aborted = version_in_a_process(&folder.join("none.so"));
+    assert!(!aborted.status.success());
+    assert!(String::from_utf8_lossy(&aborted.stderr).contains("set NF4_LIBRARY"));
 
     env::set_var("NF4_LIBRARY", folder.join("none.so"));
     let error = nf4::quantize(&[0.0; 64], Spec::new(1, 64), 1).unwrap_err();
