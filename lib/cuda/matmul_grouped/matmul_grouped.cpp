@@ -105,8 +105,8 @@ Groups groups_of(const GroupedProblemOf<W> &problem) {
           problem.x_index,
           problem.row_scale,
           problem.bias_stride,
+          problem.expert_rows(),
           problem.experts,
-          static_cast<int32_t>(problem.expert_rows()),
           static_cast<int32_t>(problem.m)};
 }
 
