@@ -56,8 +56,7 @@ TEST_CASE("every kernel of experts of integers", "[cuda][matmul_grouped]") {
   check_counts<IntegerKind>(counts, few_shapes() ? 1 : 10);
 }
 
-TEST_CASE("every kernel of the gradient of experts with larger blocks",
-          "[.pending][matmul_grouped]") {
+TEST_CASE("every kernel of the gradient of experts with larger blocks", "[.pending]") {
   constexpr GroupedShape kShapes[] = {
       {5, 64, 256, 60}, {3, 192, 128, 40}, {4, 64, 192, 30}, {2, 128, 640, 300}};
   const Stream stream;
@@ -79,7 +78,7 @@ TEST_CASE("every kernel of the gradient of experts with larger blocks",
 }
 
 TEST_CASE("a gradient of experts takes nothing from the next one's codes, whatever they mean",
-          "[.pending][matmul_grouped]") {
+          "[.pending]") {
   const Stream stream;
   Counts counts;
   uint64_t number = 0x1ab00000;
@@ -99,7 +98,7 @@ TEST_CASE("a gradient of experts takes nothing from the next one's codes, whatev
 }
 
 TEST_CASE("a gradient of experts without rows is 0, a product of integers without columns the bias",
-          "[.pending][matmul_grouped]") {
+          "[.pending]") {
   const Stream stream;
   Counts counts;
   Rng rng(0x1ac00000);
