@@ -13,6 +13,7 @@
 
 #include "core/float16.hpp"
 #include "cuda/matmul_grouped/matmul_grouped.hpp"
+#include "cuda/weight/transposed.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
@@ -26,13 +27,11 @@
 
 namespace nf4::test {
 
-using cuda::GroupedKindOfWeight;
-
 // ---- The kinds of weight ------------------------------------------------------------------
 
 struct GradientKind {
   using Host = HostWeight;
-  static constexpr GroupedKindOfWeight kKind = GroupedKindOfWeight::kGradient;
+  using W = cuda::TransposedWeight;
   static constexpr bool kGradient = true;
   static constexpr auto launch = nf4_matmul_grouped_grad_launch;
   static constexpr auto workspace_size = nf4_matmul_grouped_grad_workspace_size;
@@ -40,7 +39,7 @@ struct GradientKind {
 };
 struct IntegerKind {
   using Host = HostInt4Weight;
-  static constexpr GroupedKindOfWeight kKind = GroupedKindOfWeight::kInt4;
+  using W = Int4Weight;
   static constexpr bool kGradient = false;
   static constexpr auto launch = nf4_int4_matmul_grouped_launch;
   static constexpr auto workspace_size = nf4_int4_matmul_grouped_workspace_size;
@@ -307,7 +306,7 @@ void check_counts(const Counts &counts, int least) {
   for (const cuda::GpuFamily *family : runnable_families())
     for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
       INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
-      if (cuda::matmul_grouped_has(*family, Kind::kKind, config, compute_capability()))
+      if (cuda::matmul_grouped_has<typename Kind::W>(*family, config, compute_capability()))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
 }
@@ -327,8 +326,8 @@ void check_late_inputs(Rng &rng, const Experts<Kind> &experts, const GroupedShap
         bytes_of("row_scale", placed.row_scale)})
     inputs.push_back(input);
   for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
-    if (!cuda::matmul_grouped_has(*runnable_families()[0], Kind::kKind, config,
-                                  compute_capability()))
+    if (!cuda::matmul_grouped_has<typename Kind::W>(*runnable_families()[0], config,
+                                                    compute_capability()))
       continue;
     INFO(cuda::kMatmulConfigs[config].name);
     const ForcedGrouped forced(runnable_families()[0], config);

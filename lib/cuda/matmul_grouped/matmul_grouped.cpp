@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <type_traits>
 
 #include "cuda/backend.hpp"
 #include "cuda/matmul/mma/launch.hpp"
@@ -307,19 +308,18 @@ nf4_status matmul_grouped_config(const Int4GroupedProblem &problem, nf4_stream s
 
 void force_matmul_grouped(std::optional<int> config) { forced_config = config; }
 
-bool matmul_grouped_has(const GpuFamily &family, GroupedKindOfWeight kind, int config,
-                        int compute_capability) {
+template <class W>
+bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capability) {
   if (config == kMma64x64) return true;
-  if (is_skinny(config)) return kind == GroupedKindOfWeight::kCodes && family.tensor_cores;
+  if (is_skinny(config)) return std::is_same_v<W, Weight> && family.tensor_cores;
   LaunchTarget target{};
   target.family = &family;
   target.device.compute_capability = compute_capability;
-  const bool has = kind == GroupedKindOfWeight::kCodes ? kHasGroupedWgmma<Weight>(config)
-                   : kind == GroupedKindOfWeight::kGradient
-                       ? kHasGroupedWgmma<TransposedWeight>(config)
-                       : kHasGroupedWgmma<Int4Weight>(config);
-  return has && facts_of(target).wgmma;
+  return has_grouped_wgmma<W>(config) && facts_of(target).wgmma;
 }
+template bool matmul_grouped_has<Weight>(const GpuFamily &, int, int);
+template bool matmul_grouped_has<TransposedWeight>(const GpuFamily &, int, int);
+template bool matmul_grouped_has<Int4Weight>(const GpuFamily &, int, int);
 
 cudaError_t load_matmul_grouped_kernels(const GpuFamily &family, const Device &device) {
   cudaError_t error = load_kernels(kernels_of<GroupedKernels>(family));
