@@ -43,6 +43,10 @@ struct ArgsOf<Int4Weight> {
   using Wgmma = Int4WgmmaArgs;
 };
 
+const char *launching(const Weight &) { return "launching matmul_grouped"; }
+const char *launching(const TransposedWeight &) { return "launching matmul_grouped_grad"; }
+const char *launching(const Int4Weight &) { return "launching int4_matmul_grouped"; }
+
 int64_t stored_cols(const Weight &weight) { return weight.cols; }
 int64_t stored_cols(const TransposedWeight &weight) { return weight.rows; }
 int64_t stored_cols(const Int4Weight &weight) { return weight.cols; }
@@ -105,8 +109,8 @@ Groups groups_of(const GroupedProblemOf<W> &problem) {
           problem.x_index,
           problem.row_scale,
           problem.bias_stride,
+          problem.expert_rows(),
           problem.experts,
-          static_cast<int32_t>(problem.expert_rows()),
           static_cast<int32_t>(problem.m)};
 }
 
@@ -258,7 +262,7 @@ cudaError_t launch_config(const MatmulTarget &target, const GroupedProblemOf<W> 
 // Calls visit(target, configuration), which returns a cudaError_t, with the device current.
 template <class W, class Visit>
 nf4_status with_choice(const GroupedProblemOf<W> &problem, nf4_stream stream, const Visit &visit) {
-  return launch_on_device(problem.operands, stream, "launching matmul_grouped",
+  return launch_on_device(problem.operands, stream, launching(problem.weight),
                           [&](const LaunchTarget &where) {
                             const MatmulTarget target{where, facts_of(where)};
                             return visit(target, choose(problem, target.gpu));
