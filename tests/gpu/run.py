@@ -40,15 +40,16 @@ from sources import source_hash  # noqa: E402
 
 # Steps of compute-sanitizer: the tool, and the tests that it runs. Racecheck takes seconds for a
 # random product in all of its kernels; what is left meets each kernel, if not with each dtype. It
-# is the longest, so it is two steps, and they go first; the other tools go last, as three at a time
-# slow each other down.
+# is the longest, so it is three steps, and they go first; the other tools go last, as three at a
+# time slow each other down.
 _USUAL = "[cuda]~[large]~[long]"
 SANITIZER_STEPS = {
-    "racecheck": ("racecheck", f"{_USUAL}~[random]~[matmul_grad]~[lora]"),
+    "racecheck": ("racecheck", f"{_USUAL}~[random]~[matmul_grad]~[lora]~[matmul_grouped]"),
     "racecheck of gradients and adapters": (
         "racecheck",
         f"{_USUAL}~[random][matmul_grad],{_USUAL}~[random][lora]",
     ),
+    "racecheck of experts": ("racecheck", f"{_USUAL}~[random][matmul_grouped]"),
     "memcheck": ("memcheck", _USUAL),
     "initcheck": ("initcheck", _USUAL),
     "synccheck": ("synccheck", _USUAL),

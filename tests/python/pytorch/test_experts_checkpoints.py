@@ -17,8 +17,9 @@ torch_cases.require("torch", "transformers")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from experts_cases import MODELS, TOKENS, dense_twin, qwen3  # noqa: E402
+from experts_cases import MODELS, TOKENS, dense_twin, gpt_oss, qwen3  # noqa: E402
 from nf4.checkpoint import FormatError  # noqa: E402
+from nf4.checkpoint.architecture import UnknownModel  # noqa: E402
 from nf4.checkpoint.audit import audit  # noqa: E402
 from nf4.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint  # noqa: E402
 from nf4.checkpoint.errors import OptionError  # noqa: E402
@@ -99,6 +100,24 @@ def test_nf4_quantize_writes_what_save_pretrained_does(name, tmp_path):
     dequantize_checkpoint(str(made), str(tmp_path / "back"))
     back = type(model).from_pretrained(tmp_path / "back", dtype=torch.float32)
     torch.testing.assert_close(logits(back), logits(model), rtol=1e-4, atol=1e-5)
+
+
+def test_inspect_compares_by_the_model(tmp_path, monkeypatch):
+    """Of a transposed parameter that is square, nothing else tells the order."""
+    model = gpt_oss(intermediate_size=64)
+    model.save_pretrained(tmp_path / "dense")
+    quantize_model(model, experts=True)
+    model.save_pretrained(tmp_path / "made")
+    for dense in (tmp_path / "dense", tmp_path / "dense" / "model.safetensors"):
+        table = inspect_checkpoint(str(tmp_path / "made"), str(dense))
+        assert table["totals"]["rms_relative_error"] < 0.12
+
+    def unknown(request, name):
+        raise UnknownModel("none")
+
+    monkeypatch.setattr("nf4.checkpoint.architecture._run", unknown)
+    with pytest.raises(FormatError, match="experts are compared by a model of transformers, not"):
+        inspect_checkpoint(str(tmp_path / "made"), str(tmp_path / "dense"))
 
 
 def test_transformers_refuses_what_it_would_take_for_missing(tmp_path):

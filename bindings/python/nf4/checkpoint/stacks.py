@@ -106,12 +106,12 @@ def names_of(experts: Any) -> tuple[str, ...]:
 
 
 def dense_of(weight: Weight, dense: Checkpoint, stacks: Mapping[str, Stack]) -> np.ndarray:
-    """The dense stack of a 4-bit one, [experts, outputs, inputs]. stacks: those of `dense`, by
-    their names."""
+    """The dense stack of a 4-bit one, in its order: [experts, outputs, inputs], or that of a
+    parameter in whose own place it is. stacks: those of `dense`, by their names."""
+    if weight.name in dense:
+        return _array(dense, weight.name)
     name = parameter_of(weight.name)
     stack = stacks.get(name)
-    if stack is not None and stack.parts:
-        return stack.read(dense)
-    if name not in dense:
+    if stack is None or not stack.parts:
         raise FormatError(dense.path, "not there to compare with", name)
-    return _array(dense, name)
+    return stack.read(dense)
