@@ -216,7 +216,11 @@ def test_an_expert_that_is_missing_stays_dense(tmp_path):
     qwen3().save_pretrained(tmp_path / "dense")
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     change(tmp_path / "dense", lambda state: {k: t for k, t in state.items() if k != name})
-    quantize_checkpoint(str(tmp_path / "dense"), str(tmp_path / "made"), EXPERTS)
+    result = quantize_checkpoint(str(tmp_path / "dense"), str(tmp_path / "made"), EXPERTS)
+    (warning,) = result.warnings
+    assert f"2 stacks of experts stay dense, the first {STACK}: a matrix is missing" in warning
+    again = quantize_checkpoint(str(tmp_path / "made"), str(tmp_path / "again"), EXPERTS)
+    assert (again.weights, again.warnings) == (0, result.warnings)  # not of those in 4 bits
     found = nf4.load(tmp_path / "made")
     assert {key for key, each in found.items() if len(each.shape) == 3} == {
         f"model.layers.1.mlp.experts.{part}_proj.weight" for part in ("gate_up", "down")

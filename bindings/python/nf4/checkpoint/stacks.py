@@ -59,7 +59,7 @@ class Stack:
     def dense_reason(self, dense: Mapping[str, TensorInfo]) -> str | None:
         """Why it cannot become 4-bit; None if it can."""
         if not self.parts or not all(name in dense for name in self.tensors):
-            return "experts that transformers makes otherwise"
+            return "a matrix is missing, or transformers makes them otherwise"
         dtypes = {dense[name].dtype for name in self.tensors}
         if len(dtypes) > 1 or not dtypes <= FILE_TO_NF4.keys():
             return f"dtype {' and '.join(sorted(dtypes))}"
