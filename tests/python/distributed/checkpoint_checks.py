@@ -279,6 +279,12 @@ def check_ranks_with_different_checkpoints(rank: int, world: int) -> None:
     assert "4-bit in nf4 of 64" in said
 
 
+def check_one_rank_alone(rank: int, world: int) -> None:
+    """Loads a whole model with experts, and waits for no other."""
+    if rank == 0:
+        assert nf4.torch.load(DATA / "experts")(TOKENS).logits.isfinite().all()
+
+
 def check_a_tensor_of_another_shape(rank: int, world: int) -> None:
     model = sharded(distributed.empty_model(DATA / "dense"))
     said = fails(FormatError, lambda: load(model, DATA / "wide"))

@@ -18,7 +18,9 @@ from nf4.torch.distributed import (
     plan_of,
 )
 from parallel_checks import IN, INNER, MLP, close, inputs, mesh_of, mine, mlp
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
@@ -26,6 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import parallel as torch_parallel
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 PLAN = {"up": ColwiseParallel, "down": RowwiseParallel}
 
@@ -302,6 +305,44 @@ def check_checkpoints(rank, world):
             dcp.CheckpointException, match=r"Missing key .*\[columns \d+:\d+ of 128\]"
         ):
             dcp.load({"0": named_by_cut(other, other.state_dict())}, checkpoint_id=folders[0])
+        torch.distributed.barrier()
+
+
+def check_names_in_checkpoints(rank, world):
+    """Under wrappers, of which a state_dict has no name or another; and of another model."""
+    mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("dp", "tp"))
+    model = adapted()
+    cut(model, mesh["tp"])
+    inner = model.base_model.model
+    inner.up, plain = checkpoint_wrapper(inner.up), inner.up
+    parallel = DistributedDataParallel(model, process_group=mesh["dp"].get_group())
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
+    for each in (model, torch.compile(model), parallel):
+        of_optimizer = get_optimizer_state_dict(each, optimizer)
+        assert len(of_optimizer["state"]) == 4
+        for state in (each.state_dict(), get_model_state_dict(each), of_optimizer):
+            named = named_by_cut(each, state)
+            assert all(key.endswith("]") for key in named.get("state", named))
+    for state in (plain.state_dict(), inner.state_dict(), optimizer.state_dict()):
+        with pytest.raises(nf4.InvalidArgument, match="which is no name of the model"):
+            named_by_cut(model, state)
+
+
+def check_numbers_of_an_optimizer(rank, world):
+    """They are restored in the state itself, of layers that are cut and of others."""
+    model = mlp()
+    parallelize_module(model, mesh_of(world), {"up": ColwiseParallel()})
+
+    def made(step):
+        return {"state": {f"{name}.bias": {"step": step} for name in ("up", "down")}}
+
+    with tempfile.TemporaryDirectory() as own:
+        folders = [own]
+        torch.distributed.broadcast_object_list(folders, src=0)
+        dcp.save(named_by_cut(model, made(5)), checkpoint_id=folders[0])
+        found = made(0)
+        dcp.load(named_by_cut(model, found), checkpoint_id=folders[0])
+        assert found == made(5)
         torch.distributed.barrier()
 
 

@@ -29,10 +29,10 @@ def mixtral():
     return transformers.MixtralForCausalLM(config).eval()
 
 
-def gpt_oss():
+def gpt_oss(**sizes):
     """Transposed, with biases and a gate of its own over interleaved columns."""
     config = transformers.GptOssConfig(
-        **SIZES, num_local_experts=4, num_experts_per_tok=2, head_dim=32
+        **(SIZES | sizes), num_local_experts=4, num_experts_per_tok=2, head_dim=32
     )
     model = transformers.GptOssForCausalLM(config).eval()
     for name, parameter in model.named_parameters():

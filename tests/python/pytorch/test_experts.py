@@ -111,19 +111,24 @@ def test_experts_of_other_ranks_add_nothing():
     assert not results[0][0][1].any() and results[0][0].isfinite().all()
 
 
+def gate_up(model):
+    return model.model.layers[1].mlp.experts.gate_up_proj.data
+
+
 @pytest.mark.parametrize(
     ("break_it", "options", "message"),
     [
         (None, {"format": "int4", "group_size": 32}, "experts is True; expected False"),
         (None, {"blocksize": 4096 * 2}, "blocksize"),
         (None, {"skip": ["*down_proj"]}, "down_proj dense beside a stack of .*both or neither"),
-        (lambda weight: weight.fill_(float("nan")), {}, "gate_up_proj: the weight has NaN or Inf"),
+        (lambda model: gate_up(model).fill_(float("nan")), {}, "gate_up_proj: the weight has NaN"),
+        (lambda model: model.model.layers[1].mlp.experts.double(), {}, "proj: dtype torch.float64"),
     ],
 )
 def test_what_is_refused_changes_nothing(break_it, options, message):
     model = qwen3()
     if break_it is not None:
-        break_it(model.model.layers[1].mlp.experts.gate_up_proj.data)
+        break_it(model)
     with pytest.raises(nf4.InvalidArgument, match=message):
         quantize_model(model, experts=True, **options)
     assert not any(map(nf4.torch.conversion.is_in_4_bits, model.modules()))
@@ -138,6 +143,12 @@ def test_experts_that_begin_within_a_block_are_named():
     model = transformers.Qwen3MoeForCausalLM(config)
     with pytest.raises(nf4.InvalidArgument, match="down_proj: an expert has 512 elements"):
         quantize_model(model, experts=True, blocksize=1024)
+
+
+def test_a_model_without_experts_is_refused():
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    with pytest.raises(nf4.InvalidArgument, match="experts is True, and the model has none"):
+        quantize_model(model, experts=True)
 
 
 class TestTheModule:

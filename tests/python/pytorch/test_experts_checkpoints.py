@@ -17,8 +17,9 @@ torch_cases.require("torch", "transformers")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from experts_cases import MODELS, TOKENS, dense_twin, qwen3  # noqa: E402
+from experts_cases import MODELS, TOKENS, dense_twin, gpt_oss, qwen3  # noqa: E402
 from nf4.checkpoint import FormatError  # noqa: E402
+from nf4.checkpoint.architecture import UnknownModel  # noqa: E402
 from nf4.checkpoint.audit import audit  # noqa: E402
 from nf4.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint  # noqa: E402
 from nf4.checkpoint.errors import OptionError  # noqa: E402
@@ -99,6 +100,24 @@ def test_nf4_quantize_writes_what_save_pretrained_does(name, tmp_path):
     dequantize_checkpoint(str(made), str(tmp_path / "back"))
     back = type(model).from_pretrained(tmp_path / "back", dtype=torch.float32)
     torch.testing.assert_close(logits(back), logits(model), rtol=1e-4, atol=1e-5)
+
+
+def test_inspect_compares_by_the_model(tmp_path, monkeypatch):
+    """Of a transposed parameter that is square, nothing else tells the order."""
+    model = gpt_oss(intermediate_size=64)
+    model.save_pretrained(tmp_path / "dense")
+    quantize_model(model, experts=True)
+    model.save_pretrained(tmp_path / "made")
+    for dense in (tmp_path / "dense", tmp_path / "dense" / "model.safetensors"):
+        table = inspect_checkpoint(str(tmp_path / "made"), str(dense))
+        assert table["totals"]["rms_relative_error"] < 0.12
+
+    def unknown(request, name):
+        raise UnknownModel("none")
+
+    monkeypatch.setattr("nf4.checkpoint.architecture._run", unknown)
+    with pytest.raises(FormatError, match="experts are compared by a model of transformers, not"):
+        inspect_checkpoint(str(tmp_path / "made"), str(tmp_path / "dense"))
 
 
 def test_transformers_refuses_what_it_would_take_for_missing(tmp_path):
@@ -197,7 +216,11 @@ def test_an_expert_that_is_missing_stays_dense(tmp_path):
     qwen3().save_pretrained(tmp_path / "dense")
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     change(tmp_path / "dense", lambda state: {k: t for k, t in state.items() if k != name})
-    quantize_checkpoint(str(tmp_path / "dense"), str(tmp_path / "made"), EXPERTS)
+    result = quantize_checkpoint(str(tmp_path / "dense"), str(tmp_path / "made"), EXPERTS)
+    (warning,) = result.warnings
+    assert f"2 stacks of experts stay dense, the first {STACK}: a matrix is missing" in warning
+    again = quantize_checkpoint(str(tmp_path / "made"), str(tmp_path / "again"), EXPERTS)
+    assert (again.weights, again.warnings) == (0, result.warnings)  # not of those in 4 bits
     found = nf4.load(tmp_path / "made")
     assert {key for key, each in found.items() if len(each.shape) == 3} == {
         f"model.layers.1.mlp.experts.{part}_proj.weight" for part in ("gate_up", "down")

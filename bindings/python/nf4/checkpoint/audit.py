@@ -219,11 +219,20 @@ def _dense_reference(
     return array
 
 
-def stacks_by_name(dense: Checkpoint) -> dict[str, Stack]:
-    """The stacks of experts of a dense checkpoint, if transformers tells which they are."""
-    rules, _ = choose_rules(dense.config, survey(dense))
-    found = {} if rules.model is None else rules.model.stacks
-    return {stack.name: stack for stack in found.values()}
+def stacks_by_name(
+    weights: Iterable[Weight], checkpoint: Checkpoint, dense: Checkpoint
+) -> dict[str, Stack]:
+    """The stacks of experts of a dense checkpoint, if a 4-bit weight is compared with one.
+    FormatError where no model tells which these are, and in which order."""
+    compared = [each.name for each in weights if is_stack(each) and each.name not in dense]
+    if not compared:
+        return {}
+    # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
+    rules, why = choose_rules(dense.config or checkpoint.config, survey(dense))
+    if rules.model is None:
+        reason = f"experts are compared by a model of transformers, not by {why}"
+        raise FormatError(dense.path, reason, compared[0])
+    return {stack.name: stack for stack in rules.model.stacks.values()}
 
 
 def error_statistics(

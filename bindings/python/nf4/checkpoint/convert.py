@@ -91,7 +91,7 @@ def quantize_checkpoint(
         found = survey(checkpoint)
         found.require_sound()
         rules, chosen_by = choose_rules(checkpoint.config, found, options.skip, options.only)
-        stacks = stacks_of(found.dense, rules, options, chosen_by)
+        stacks, warnings = stacks_of(found.dense, rules, options, chosen_by)
         reasons = dense_reasons(found.dense, rules, options)
         if options.format == "int4":
             _require_dense(checkpoint, found)
@@ -116,6 +116,7 @@ def quantize_checkpoint(
         result = write_checkpoint(checkpoint, steps, config, target, progress)
         result.chosen_by = chosen_by
         result.already = len(found.weights)
+        result.warnings += warnings
         matrices = (n for n, info in found.dense.items() if is_matrix(info) and n not in taken)
         result.left_dense = dict(Counter(reason for name in matrices if (reason := reasons[name])))
         return result

@@ -115,23 +115,39 @@ def _integer_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) ->
 
 def stacks_of(
     dense: Mapping[str, TensorInfo], rules: Rules, options: QuantizeOptions, why: str
-) -> list[Stack]:
-    """The stacks of experts that become 4-bit. OptionError where that cannot be told or done. why:
-    the second of choose_rules."""
+) -> tuple[list[Stack], list[str]]:
+    """The stacks of experts that become 4-bit, and warnings of those that cannot. OptionError where
+    that cannot be told or done. why: the second of choose_rules."""
     if not options.experts:
-        return []
+        return [], []
     if rules.model is None:
         raise OptionError(f"experts are quantized by a model of transformers, not by {why}")
-    stacks = list(rules.model.stacks.values())
-    dense_modules = {stack.module for stack in stacks if stack.dense_reason(dense) is not None}
-    chosen = chosen_stacks(stacks, options)
+    stacks, already = list(rules.model.stacks.values()), {*rules.model.stack_of.values()}
     # Those of one module are computed together.
-    return [stack for stack in chosen if stack.module not in dense_modules]
+    reasons: dict[str, str | None] = {}
+    for stack in stacks:
+        reasons[stack.module] = reasons.get(stack.module) or stack.dense_reason(dense)
+    chosen = chosen_stacks(stacks, options)
+    left: dict[str, list[str]] = {}
+    for stack in chosen:
+        reason = reasons[stack.module]
+        if reason is not None and stack.parameter not in already:
+            left.setdefault(reason, []).append(stack.name)
+    warnings = [
+        f"{len(names)} stacks of experts stay dense, the first {names[0]}: {reason}"
+        for reason, names in left.items()
+    ]
+    return [stack for stack in chosen if reasons[stack.module] is None], warnings
 
 
 def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Stack]:
-    """By the patterns of modules. OptionError for one of two that are computed together, and for
-    experts that do not begin with a block."""
+    """By the patterns of modules. OptionError where there are none, for one of two that are
+    computed together, and for experts that do not begin with a block."""
+    if not stacks:
+        raise OptionError(
+            "experts is True, and the model has none whose products transformers lets others "
+            "compute; expected False"
+        )
 
     def named(patterns: Sequence[str], stack: Stack) -> bool:
         names = (stack.name, stack.parameter)
@@ -160,7 +176,10 @@ def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Sta
 
 
 def plan_of_stack(stack: Stack, dtype: str, options: QuantizeOptions) -> Plan:
-    """dtype: of the dense tensors, as files say."""
+    """dtype: of the dense tensors, as files say. OptionError for others than those of weights."""
+    if dtype not in FILE_TO_NF4:
+        expected = ", ".join(FILE_TO_NF4)
+        raise OptionError(f"{stack.parameter}: dtype {dtype}; expected one of {expected}")
     state = State(
         format=options.format,
         blocksize=options.blocksize,

@@ -59,7 +59,7 @@ class Stack:
     def dense_reason(self, dense: Mapping[str, TensorInfo]) -> str | None:
         """Why it cannot become 4-bit; None if it can."""
         if not self.parts or not all(name in dense for name in self.tensors):
-            return "experts that transformers makes otherwise"
+            return "a matrix is missing, or transformers makes them otherwise"
         dtypes = {dense[name].dtype for name in self.tensors}
         if len(dtypes) > 1 or not dtypes <= FILE_TO_NF4.keys():
             return f"dtype {' and '.join(sorted(dtypes))}"
@@ -106,12 +106,12 @@ def names_of(experts: Any) -> tuple[str, ...]:
 
 
 def dense_of(weight: Weight, dense: Checkpoint, stacks: Mapping[str, Stack]) -> np.ndarray:
-    """The dense stack of a 4-bit one, [experts, outputs, inputs]. stacks: those of `dense`, by
-    their names."""
+    """The dense stack of a 4-bit one, in its order: [experts, outputs, inputs], or that of a
+    parameter in whose own place it is. stacks: those of `dense`, by their names."""
+    if weight.name in dense:
+        return _array(dense, weight.name)
     name = parameter_of(weight.name)
     stack = stacks.get(name)
-    if stack is not None and stack.parts:
-        return stack.read(dense)
-    if name not in dense:
+    if stack is None or not stack.parts:
         raise FormatError(dense.path, "not there to compare with", name)
-    return _array(dense, name)
+    return stack.read(dense)

@@ -14,7 +14,6 @@ from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.stacks import is_stack
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.cli.console import (
     add_command,
@@ -121,7 +120,7 @@ def inspect_checkpoint(
                 why = "it has no 4-bit weight to compare; --dense is for the dense checkpoint"
                 raise FormatError(path, why)
             total = sum(weight.nbytes for weight in found.weights.values())
-            stacks = stacks_by_name(dense) if any(map(is_stack, found.weights.values())) else {}
+            stacks = stacks_by_name(found.weights.values(), checkpoint, dense)
             with progress(total, "comparing", quiet) as advance:
                 for name, weight in found.weights.items():
                     errors[name] = error_statistics(weight, checkpoint, dense, threads, stacks)

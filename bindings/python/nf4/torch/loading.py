@@ -65,10 +65,11 @@ def _with_experts(
     path: str | os.PathLike[str], dtype: DTypeLike | None, device: torch.device | None
 ) -> PreTrainedModel:
     """Read into its memory tensor by tensor."""
-    from nf4.torch.distributed import empty_model, load_checkpoint
+    from nf4.torch.distributed.empty_models import empty_model
+    from nf4.torch.distributed.loading import load_alone
 
     model = empty_model(path, dtype=dtype)
-    load_checkpoint(model, path, device=device)
+    load_alone(model, path, device)
     return model if device is None else model.to(device)
 
 

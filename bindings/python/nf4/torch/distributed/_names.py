@@ -15,15 +15,21 @@ from nf4.torch.modules.base import QuantizedModule
 if TYPE_CHECKING:
     from nf4.checkpoint.meta_model import LoadPlan
 
-# What wrappers put into names: PEFT, activation checkpointing, torch.compile, FSDP1.
-_WRAPPERS = ("base_layer", "_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module",
-             "original_module")  # fmt: skip
+# What wrappers put into the names of modules, and not, or not always, into those of a state_dict:
+# activation checkpointing, torch.compile, FSDP1.
+_NOT_IN_STATES = ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")
+_WRAPPERS = (*_NOT_IN_STATES, "base_layer", "original_module")  # the last two are of PEFT
 _OF_PEFT = "base_model.model."
 
 
 def _plain(name: str) -> str:
     """A name as it was before anything was wrapped."""
     return ".".join(p for p in name.removeprefix(_OF_PEFT).split(".") if p not in _WRAPPERS)
+
+
+def in_state_dict(name: str) -> str:
+    """A name of the model or of a state_dict without what not all of these have."""
+    return ".".join(part for part in name.split(".") if part not in _NOT_IN_STATES)
 
 
 class Names(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -48,11 +49,18 @@ def load_checkpoint(
         raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
     moved_to = torch_device(device) or torch.device("cpu")
     fault = functools.partial(FormatError, path)
-    opened = agreed(functools.partial(_open, path), fault, "the checkpoint")
-    with opened.checkpoint:
+    with contextlib.ExitStack() as stack:
+        opened = agreed(functools.partial(_open, path, stack), fault, "the checkpoint")
         seed = gathered(_seed())[0][1]
         fill = functools.partial(_fill, model, opened, moved_to, seed)
         agreed(fill, fault, "the checkpoint")
+
+
+def load_alone(model: nn.Module, path: str | os.PathLike[str], device: torch.device | None) -> None:
+    """load_checkpoint by one process, which waits for no other."""
+    with contextlib.ExitStack() as stack:
+        opened, _ = _open(path, stack)
+        _fill(model, opened, device or torch.device("cpu"), _seed())
 
 
 def _seed() -> int:
@@ -79,14 +87,11 @@ def _kind(weight: Weight) -> str:
     return f"{weight.format} of {size}"
 
 
-def _open(path: str | os.PathLike[str]) -> tuple[_Opened, str]:
-    checkpoint = Checkpoint(path)
-    try:
-        found = survey(checkpoint)
-        found.require_sound()
-    except BaseException:
-        checkpoint.close()
-        raise
+def _open(path: str | os.PathLike[str], stack: contextlib.ExitStack) -> tuple[_Opened, str]:
+    """stack: what closes it, also where another rank fails."""
+    checkpoint = stack.enter_context(Checkpoint(path))
+    found = survey(checkpoint)
+    found.require_sound()
     opened = _Opened(checkpoint, found)
     return opened, opened.summary()
 
