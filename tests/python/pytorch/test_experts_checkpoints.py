@@ -161,7 +161,11 @@ def test_numpy_round_trip(tmp_path):
     for path in (tmp_path / "made", tmp_path / "made.safetensors"):
         found = nf4.load(path)["experts.up.weight"]
         assert found.shape == (3, 8, 64)
-        assert np.array_equal(nf4.dequantize(found), nf4.dequantize(tensors["experts.up.weight"]))
+        dense = nf4.dequantize(tensors["experts.up.weight"])
+        assert np.array_equal(nf4.dequantize(found), dense)
+        back = path.with_name(f"back-{path.name}")
+        dequantize_checkpoint(str(path), str(back))
+        assert np.array_equal(nf4.load(back)["experts.up.weight"], dense)
 
 
 def test_a_stack_in_the_place_of_its_parameter(tmp_path):

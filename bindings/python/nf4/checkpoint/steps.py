@@ -17,7 +17,7 @@ from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4_plan import Int4Plan
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.stacks import Stack, is_stack, parameter_of
+from nf4.checkpoint.stacks import Stack
 from nf4.checkpoint.weights import Weight
 from nf4.checkpoint.writer import SafetensorsWriter
 
@@ -184,17 +184,15 @@ class QuantizeStack:
 
 @dataclasses.dataclass(frozen=True)
 class Dequantize:
-    """A 4-bit weight to a dense matrix, or experts to a dense stack, of `dtype` (libnf4's name)."""
+    """A 4-bit weight to a dense matrix, or experts to a dense stack, of `dtype` (libnf4's name).
+    name: of the dense tensor."""
 
     checkpoint: Checkpoint
     weight: Weight
+    name: str
     dtype: str
     transposed: bool
     threads: int
-
-    @property
-    def name(self) -> str:
-        return parameter_of(self.weight.name) if is_stack(self.weight) else self.weight.name
 
     @property
     def bytes_in(self) -> int:
