@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -171,15 +171,23 @@ class QuantizeStack:
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         array = self.stack.read(self.checkpoint)
         if not self.allow_nonfinite:
-            file = self.checkpoint.owner[self.stack.tensors[0]]
-            problem = nonfinite(array, self.checkpoint.info(self.stack.tensors[0]).dtype)
-            if problem:
-                raise FormatError(file.path, f"{problem} (see --allow-nonfinite)", self.stack.name)
+            dtype = self.checkpoint.info(self.stack.tensors[0]).dtype
+            if nonfinite(array, dtype) is not None:
+                self._raise_nonfinite()
         started = time.perf_counter()
         weight = self.plan.quantize(array, self.threads)
         result.count(self, array.size, array.nbytes + weight.nbytes, started)
         for name, data in self.plan.parts(weight).items():
             writer.write(name, data)
+
+    def _raise_nonfinite(self) -> NoReturn:
+        """By the tensor that has it, which may be of one expert."""
+        for name in self.stack.tensors:
+            file, info = self.checkpoint.owner[name], self.checkpoint.info(name)
+            problem = nonfinite(file.array(info), info.dtype)
+            if problem:
+                raise FormatError(file.path, f"{problem} (see --allow-nonfinite)", name)
+        raise AssertionError("the stack has what no tensor of it has")
 
 
 @dataclasses.dataclass(frozen=True)
