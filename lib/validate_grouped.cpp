@@ -50,6 +50,12 @@ void add_experts(Operands &operands, const Int4Weight &weight, int32_t experts) 
   for (int i = first; i < operands.count; ++i) operands.list[i].bytes *= experts;
 }
 
+nf4_status refuse_fp32(nf4_dtype dtype) {
+  if (dtype != NF4_DTYPE_FP32) return NF4_STATUS_OK;
+  return fail(NF4_STATUS_INVALID_ARGUMENT,
+              "dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU");
+}
+
 }  // namespace
 
 template <class Tensor, class W>
@@ -126,16 +132,12 @@ nf4_status validate_grouped_operands(const Tensor *tensor, const nf4_grouped_arg
 }
 
 nf4_status validate_grouped_on_gpu(const GroupedProblem &problem) {
-  if (problem.dtype != NF4_DTYPE_FP32) return NF4_STATUS_OK;
-  return fail(NF4_STATUS_INVALID_ARGUMENT,
-              "dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU");
+  return refuse_fp32(problem.dtype);
 }
 
 nf4_status validate_grouped_on_gpu(const Int4GroupedProblem &problem) {
   const Int4Weight &weight = problem.weight;
-  if (problem.dtype == NF4_DTYPE_FP32)
-    return fail(NF4_STATUS_INVALID_ARGUMENT,
-                "dtype is 1 (fp32); expected 2 (fp16) or 3 (bf16) on a GPU");
+  if (const nf4_status status = refuse_fp32(problem.dtype)) return status;
   if (weight.g_idx == nullptr && weight.permutation == nullptr) return NF4_STATUS_OK;
   return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is not NULL; expected NULL for experts on a GPU",
               weight.g_idx != nullptr ? "g_idx" : "permutation");

@@ -1,8 +1,8 @@
 // A Mixtral-shaped block of experts on raw device buffers, whose weights stay in 4 bits: a router,
 // a grouped product for gate and up, a kernel of one's own, and a grouped product for down that
 // scales its rows by the router's weights. Which rows are whose never leaves the GPU, so a CUDA
-// graph that is captured once serves all tokens. Compares the results with the CPU's. Exits 77
-// where there is no GPU.
+// graph that is captured once serves every routing of its 40 tokens. Compares the results with the
+// CPU's. Exits 77 where there is no GPU.
 //
 //   nvcc -std=c++17 moe_block.cu -lnf4
 #include <cuda_fp16.h>
@@ -171,7 +171,8 @@ int run() {
       halves.push_back(__float2half(number));
       number = __half2float(halves.back());
     }
-    check(cudaMemcpy(x.data(), halves.data(), x.count() * sizeof(__half), cudaMemcpyHostToDevice));
+    check(cudaMemcpyAsync(x.data(), halves.data(), x.count() * sizeof(__half),
+                          cudaMemcpyHostToDevice, stream.get()));
     graph.launch(stream.get());
     check(cudaStreamSynchronize(stream.get()));
     for (const __half each : y.to_host()) got.push_back(__half2float(each));

@@ -45,6 +45,8 @@ class DeviceBuffer {
   }
   explicit DeviceBuffer(const std::vector<T> &host) : DeviceBuffer(host.size()) {
     check(cudaMemcpy(data(), host.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
+    // A copy from pageable memory may return while it runs, and make_stream()'s do not wait for it.
+    check(cudaStreamSynchronize(nullptr));
   }
   std::vector<T> to_host() const {
     std::vector<T> host(count_);

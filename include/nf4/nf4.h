@@ -51,13 +51,14 @@
  *   Every function that can fail returns nf4_status. If it is not NF4_STATUS_OK,
  *   nothing was enqueued and no output byte was written, with two exceptions: after
  *   NF4_STATUS_CUDA_ERROR from nf4_quantize_launch, nf4_int4_reorder_launch, a
- *   matmul_batch_launch, a matmul_grouped launch with x_index, or nf4_int4_matmul_launch of
- *   a weight with a permutation, which enqueue several kernels, the outputs are
- *   unspecified; nf4_device_info fills in what it knows in any case. nf4_last_error() names the
- *   argument and the value. nf4_*_cpu need no memory of their own; where there is none, only the text of
- *   nf4_last_error() is lost. dlclose() does not unload the library. nf4_*_launch and
- *   nf4_device_info call the CUDA runtime, which allocates host memory for each thread
- *   that first uses it, where the C library may abort the process if there is none.
+ *   matmul_batch_launch, a launch of experts with x_index (nf4_*matmul_grouped*_launch), or
+ *   nf4_int4_matmul_launch of a weight with a permutation, which enqueue several kernels,
+ *   the outputs are unspecified; nf4_device_info fills in what it knows in any case.
+ *   nf4_last_error() names the argument and the value. nf4_*_cpu need no memory of their
+ *   own; where there is none, only the text of nf4_last_error() is lost. dlclose() does not
+ *   unload the library. nf4_*_launch and nf4_device_info call the CUDA runtime, which
+ *   allocates host memory for each thread that first uses it, where the C library may abort
+ *   the process if there is none.
  *
  * THREADS
  *   Every function may be called from any number of threads at once, on outputs
@@ -453,7 +454,7 @@ typedef struct nf4_grouped_args {
 
 /* The bytes of workspace that nf4_matmul_grouped_launch needs: 0 if x_index is NULL, else they
  * depend on the weight's shape and blocksize, experts, m and dtype, and do not decrease as m
- * increases. No pointer in the structs is followed. */
+ * increases. No pointer in the structs is followed: of x_index it counts whether it is NULL. */
 NF4_API nf4_status nf4_matmul_grouped_workspace_size(const nf4_tensor *weight,
                                                      const nf4_grouped_args *args,
                                                      size_t *bytes);
@@ -477,10 +478,11 @@ NF4_API nf4_status nf4_matmul_grouped_cpu(const nf4_tensor *weight, const nf4_gr
 /* The gradient with respect to the rows of x that the experts' rows of y were made of:
  *   dx[i, k] = row_scale[i] * the sum over n of dy[x_index[i], n] * W[e * N + n, k],
  * for the expert e of row i, dy [x_rows, N] and dx [m, K]. args->x is dy, and x_stride at least
- * N; args->y is dx, and y_stride at least K; bias is NULL. dx has a row for each row of y: the
- * rows of x that several were made of get the sum of theirs, which is the caller's to form. All
- * else is as in the functions above, the roles of N and K exchanged: dx is empty if m or K is
- * 0, and 0 if N is. Weights times their scales may be rounded to the dtype, as dequantize does.
+ * N; args->y is dx, and y_stride at least K; bias is NULL. x_index is of rows of dy: NULL for a
+ * dy in the order of y. The x_index of the product is not passed on: dx has a row for each row
+ * of y, which the caller adds to row x_index[i] of the gradient of x. All else is as in the
+ * functions above, the roles of N and K exchanged: dx is empty if m or K is 0, and 0 if N is.
+ * Weights times their scales may be rounded to the dtype, as dequantize does.
  *
  * INVALID_ARGUMENT: as for those, and if bias is not NULL. */
 NF4_API nf4_status nf4_matmul_grouped_grad_workspace_size(const nf4_tensor *weight,
@@ -628,11 +630,12 @@ NF4_API nf4_status nf4_int4_matmul_plan(const nf4_int4_tensor *const *weights,
                                         const nf4_matmul_args *args, size_t count, int32_t device,
                                         int32_t *launches, const char **kernels);
 
-/* Experts of one layout. The weight is that of expert 0, of N rows and K columns; each of its
- * parts, packed, scales, zeros, g_idx and permutation, is followed by those of the others, as if
- * it had a first dimension of E: packed of expert e begins e times the packed_bytes of
- * nf4_int4_tensor_sizes after that of expert 0, and so on. All else is as in the functions
- * without "int4", and in nf4_int4_matmul_launch. On a GPU g_idx and permutation are NULL.
+/* The experts are weights of one shape and layout. The weight is that of expert 0, of N rows
+ * and K columns; each of its parts, packed, scales, zeros, g_idx and permutation, is followed
+ * by those of the others, as if it had a first dimension of E: packed of expert e begins e
+ * times the packed_bytes of nf4_int4_tensor_sizes after that of expert 0, and so on. All else
+ * is as in the functions without "int4", and in nf4_int4_matmul_launch. On a GPU g_idx and
+ * permutation are NULL.
  *
  * INVALID_ARGUMENT: as there, and if E * N * K is more than 2^60; in
  * nf4_int4_matmul_grouped_launch if g_idx or permutation is not NULL. */

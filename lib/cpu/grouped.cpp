@@ -29,7 +29,7 @@ Group group_of(const GroupedProblemOf<W> &problem, int32_t expert, RowRange m) {
 // What the products of all kinds of weights have. `first`: of the rows of the weight that the
 // product knows, which its bias and its y begin with.
 template <class W>
-MatmulProblemOf<W> rows_of_expert(const GroupedProblemOf<W> &problem, int32_t expert, RowRange m,
+MatmulProblemOf<W> common_product(const GroupedProblemOf<W> &problem, int32_t expert, RowRange m,
                                   int64_t first) {
   const int64_t item = element_bytes(problem.dtype);
   MatmulProblemOf<W> product{};
@@ -56,7 +56,7 @@ bool lacks_x(const GroupedProblemOf<W> &problem) {
 // As one with the weight of all, of which it takes its own rows.
 MatmulProblem product_of_expert(const GroupedProblem &problem, int32_t expert, RowRange m) {
   MatmulProblem product =
-      rows_of_expert(problem, expert, m, problem.gradient ? 0 : expert * problem.expert_rows());
+      common_product(problem, expert, m, problem.gradient ? 0 : expert * problem.expert_rows());
   if (problem.gradient)
     product.weight.rows = lacks_x(problem) ? 0 : problem.expert_rows();
   else if (lacks_x(problem))
@@ -65,7 +65,7 @@ MatmulProblem product_of_expert(const GroupedProblem &problem, int32_t expert, R
 }
 
 Int4MatmulProblem product_of_expert(const Int4GroupedProblem &problem, int32_t expert, RowRange m) {
-  Int4MatmulProblem product = rows_of_expert(problem, expert, m, 0);
+  Int4MatmulProblem product = common_product(problem, expert, m, 0);
   Int4Weight &weight = product.weight;
   const int64_t words = int4_packed_words(weight.layout, weight.rows, weight.cols);
   weight.packed = offset_by(weight.packed, expert * words * 4);

@@ -15,6 +15,7 @@ from tap import Tap
 # belongs to neither backend; "api" is the rest of lib/.
 SHARED = {"problem.hpp", "status.hpp", "status.cpp"}
 _CPU_OPERATION = {"core", "shared", "header", "cpu", "cpu/weight", "cpu/kernels", "cpu/isa"}
+_BACKEND = _CPU_OPERATION | {"cpu/backend.hpp", "cpu/dequant", "cpu/quantize", "cpu/matmul"}
 _BELOW_CUDA = {"core", "shared", "header", "cuda"}
 _OPERATION = _BELOW_CUDA | {"cuda/ptx", "cuda/runtime", "cuda/weight"}
 MAY_INCLUDE = {
@@ -28,8 +29,8 @@ MAY_INCLUDE = {
     "cpu/quantize": _CPU_OPERATION | {"cpu/quantize"},
     "cpu/matmul": _CPU_OPERATION | {"cpu/dequant", "cpu/matmul"},
     "cpu/backend.hpp": {"cpu", "shared", "header"},
-    "cpu/backend.cpp": _CPU_OPERATION
-    | {"cpu/backend.hpp", "cpu/dequant", "cpu/quantize", "cpu/matmul"},
+    "cpu/backend.cpp": _BACKEND,
+    "cpu/grouped.cpp": _BACKEND,
     "cuda": _BELOW_CUDA,
     "cuda/ptx": _BELOW_CUDA | {"cuda/ptx"},
     "cuda/runtime": _BELOW_CUDA | {"cuda/runtime"},
@@ -45,7 +46,7 @@ MAY_INCLUDE = {
     | {"cuda/lora", "cuda/matmul_grad"}
     | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
     "cuda/matmul_grouped": _OPERATION
-    | {"cuda/lora", "cuda/matmul_grouped"}
+    | {"cuda/lora", "cuda/matmul_grad", "cuda/matmul_grouped"}
     | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
     "cuda/matmul/skinny": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/skinny"},
     "cuda/matmul/mma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/mma"},

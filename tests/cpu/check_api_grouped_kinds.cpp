@@ -27,9 +27,13 @@ struct Call {
   GuardedBuffer x{kM * kK * 2, Edge::kStart, 0};
   GuardedBuffer y{kM * kK * 2, Edge::kStart, 0};
   GuardedBuffer ends{kExperts * 4, Edge::kStart, 0};
+  GuardedBuffer x_index{kM * 4, Edge::kStart, 0};
+  GuardedBuffer gathered{kM * kK * 2 + 16, Edge::kStart, 0};
   nf4_tensor codes{};
   nf4_int4_tensor weight{};
   nf4_grouped_args args{};
+  void *workspace = nullptr;
+  size_t workspace_bytes = 0;
   int32_t threads = 1;
 
   explicit Call(bool of_integers) : integers(of_integers) {
@@ -62,11 +66,21 @@ struct Call {
     args.ends = reinterpret_cast<const int32_t *>(ends.data());
   }
 
+  // Rows of x in another order than those of y, which a launch gathers in its workspace.
+  void set_x_index() {
+    args.x_index = reinterpret_cast<const int32_t *>(x_index.data());
+    workspace = gathered.data();
+    workspace_bytes = static_cast<size_t>(gathered_bytes());
+  }
+  // A row of 16-bit x for each row of y: K columns in a product, N in a gradient.
+  int64_t gathered_bytes() const { return args.m * (integers ? kK : kN) * 2; }
+
   nf4_status run(bool launch) {
     if (integers && launch)
-      return nf4_int4_matmul_grouped_launch(&weight, &args, nullptr, 0, nullptr);
+      return nf4_int4_matmul_grouped_launch(&weight, &args, workspace, workspace_bytes, nullptr);
     if (integers) return nf4_int4_matmul_grouped_cpu(&weight, &args, threads);
-    if (launch) return nf4_matmul_grouped_grad_launch(&codes, &args, nullptr, 0, nullptr);
+    if (launch)
+      return nf4_matmul_grouped_grad_launch(&codes, &args, workspace, workspace_bytes, nullptr);
     return nf4_matmul_grouped_grad_cpu(&codes, &args, threads);
   }
   nf4_status workspace_size(size_t *bytes) const {
@@ -168,21 +182,54 @@ TEST_CASE("the calls of experts that the table breaks are right", "[api]") {
   }
 }
 
-TEST_CASE("the workspace of experts of integers, and of a gradient, needs no pointers", "[api]") {
+TEST_CASE("the workspace of experts of integers, and of a gradient, is the rows that x_index names",
+          "[api]") {
   for (const bool integers : {false, true}) {
+    INFO((integers ? "integers" : "gradient"));
     Call call(integers);
+    call.set_x_index();
     call.codes.packed = call.codes.absmax = nullptr;
     call.weight.packed = call.weight.scales = call.weight.zeros = nullptr;
     call.args.x = call.args.y = nullptr;
     call.args.ends = nullptr;
-    size_t before = 0, bytes = 1;
+    size_t bytes = 1;
     for (const int64_t m : {0, 1, 5, 100, 4096}) {
-      call.args.m = call.args.x_rows = m;
+      call.args.m = m;
       REQUIRE(call.workspace_size(&bytes) == NF4_STATUS_OK);
-      CHECK(bytes >= before);
-      before = bytes;
+      CHECK(static_cast<int64_t>(bytes) == call.gathered_bytes());
     }
+    call.args.x_index = nullptr;
+    call.args.x_rows = call.args.m;
+    REQUIRE(call.workspace_size(&bytes) == NF4_STATUS_OK);
+    CHECK(bytes == 0);
     CHECK(call.workspace_size(nullptr) == NF4_STATUS_INVALID_ARGUMENT);
     CHECK(std::string(nf4_last_error()) == "bytes is NULL");
   }
+}
+
+TEST_CASE("a workspace of experts of integers, or of a gradient, that does not fit is named",
+          "[api]") {
+  struct Misfit {
+    std::function<void(Call &)> change;
+    std::string detail;
+  };
+  const Misfit misfits[] = {
+      {[](Call &c) { --c.workspace_bytes; }, "workspace_bytes is "},
+      {[](Call &c) { c.workspace = nullptr; }, "workspace is NULL"},
+      {[](Call &c) { c.workspace = c.gathered.data() + 8; }, "workspace is 0x"},
+      {[](Call &c) { c.workspace = c.y.data(); }, "workspace overlaps y"},
+      {[](Call &c) { c.args.x = c.gathered.data(); }, "x overlaps workspace"},
+  };
+  for (const bool integers : {false, true})
+    for (const Misfit &misfit : misfits) {
+      INFO((integers ? "integers: " : "gradient: ") << misfit.detail);
+      Call call(integers);
+      call.set_x_index();
+      misfit.change(call);
+      CHECK(call.run(true) == NF4_STATUS_INVALID_ARGUMENT);
+      const std::string error = nf4_last_error();
+      CHECK(error.substr(0, misfit.detail.size()) == misfit.detail);
+      CHECK(call.y.untouched());
+      CHECK(call.gathered.untouched());
+    }
 }

@@ -21,8 +21,9 @@ using namespace nf4::test;
 
 namespace {
 
-constexpr int kShapes = 60;     // per dtype, flat or nested
-constexpr int kInt4Shapes = 8;  // per class
+constexpr int kShapes = 60;                            // per dtype, flat or nested
+constexpr int kInt4Shapes = 8;                         // per class
+constexpr float kFirstEntries[] = {1, INFINITY, NAN};  // of a caller's codebook
 constexpr int kThreadCounts[] = {2, 3, 7, 0};
 
 // Experts and what they do: elements [E][N][K], and for each the magnitude of what is summed.
@@ -190,9 +191,11 @@ void check_threads(Product &product) {
   }
 }
 
-Gradient random_gradient(Rng &rng, const CaseClass &kind, const GroupedShape &shape) {
+Gradient random_gradient(Rng &rng, const CaseClass &kind, const GroupedShape &shape,
+                         bool own_codebook = false) {
   HostWeight host = plain_matmul_case(rng, kind, {shape.experts * shape.n, shape.k, 1}).weight;
   if (rng.one_in(3)) host.shape.format = NF4_FORMAT_FP4;
+  if (own_codebook) host.bytes[kCodebook] = random_own_codebook(rng, rng.pick(kFirstEntries));
   return Gradient(rng, host);
 }
 
@@ -216,9 +219,10 @@ TEST_CASE("every variant's gradient of experts is within the rounding of its sum
         const CaseClass kind{dtype, kBlocksizes[rng.below(5)], nested};
         const GroupedShape shape = random_grouped_shape(rng, kind.blocksize);
         const GroupedRows rows = random_grouped_rows(rng, shape, rng.pick(kRoutings));
+        const bool own_codebook = rng.one_in(4);
         INFO("stream " << stream << ", dtype " << dtype << ", " << shape.n << " x " << shape.k
-                       << ", " << describe(rows));
-        const Gradient experts = random_gradient(rng, kind, shape);
+                       << (own_codebook ? ", own codebook, " : ", ") << describe(rows));
+        const Gradient experts = random_gradient(rng, kind, shape, own_codebook);
         Product product(rng, experts, dtype, rows);
         check_product(product);
       }

@@ -145,7 +145,7 @@ TEST_CASE("what grouped kernels can run", "[matmul]") {
   for (int config = 0; config < cuda::kMatmulConfigCount; ++config)
     CHECK(cuda::grouped_can_run(qwen(8), kH200, config) ==
           (config == cuda::kMma64x64 || cuda::is_skinny(config) ||
-           cuda::kHasGroupedWgmma<Weight>(config)));
+           cuda::has_grouped_wgmma<Weight>(config)));
   GroupedProblem problem = qwen(8);
   problem.weight.blocksize_log2 = 5;
   CHECK(!can_run(problem, "skinny_8"));

@@ -140,8 +140,7 @@ void check_counts(const Counts &counts, int least) {
   for (const cuda::GpuFamily *family : runnable_families())
     for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
       INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
-      if (cuda::matmul_grouped_has(*family, cuda::GroupedKindOfWeight::kCodes, config,
-                                   compute_capability()))
+      if (cuda::matmul_grouped_has<Weight>(*family, config, compute_capability()))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
 }
@@ -203,8 +202,7 @@ TEST_CASE("a graph of a grouped product follows other routings", "[cuda][matmul_
   constexpr int64_t kM = 100;  // enough for kernels whose x is gathered first
   const Stream stream;
   for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
-    if (!cuda::matmul_grouped_has(*runnable_families()[0], cuda::GroupedKindOfWeight::kCodes,
-                                  config, compute_capability()))
+    if (!cuda::matmul_grouped_has<Weight>(*runnable_families()[0], config, compute_capability()))
       continue;
     INFO(cuda::kMatmulConfigs[config].name);
     const ForcedGrouped forced(runnable_families()[0], config);
@@ -243,8 +241,7 @@ TEST_CASE("every grouped kernel waits for what a predecessor writes late",
           "[cuda][matmul_grouped][long]") {
   const Stream stream;
   for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
-    if (!cuda::matmul_grouped_has(*runnable_families()[0], cuda::GroupedKindOfWeight::kCodes,
-                                  config, compute_capability()))
+    if (!cuda::matmul_grouped_has<Weight>(*runnable_families()[0], config, compute_capability()))
       continue;
     INFO(cuda::kMatmulConfigs[config].name);
     const ForcedGrouped forced(runnable_families()[0], config);

@@ -16,6 +16,9 @@ language() {
 # A page of commands, in a shell of its own.
 commands() { block "$@" | sh -e >log 2>&1 || { cat log >&2 && return 1; }; }
 
+# printed PATTERN: in what the last commands printed, which is shown otherwise.
+printed() { grep -q "$1" log || { cat log >&2 && return 1; }; }
+
 # cargo_package WORD: a Cargo.toml with the page's dependencies; the clone is this one.
 cargo_package() {
   printf '[package]\nname = "app"\nedition = "2021"\n[workspace]\n' >Cargo.toml
@@ -33,22 +36,22 @@ in_Rust() {
   } >src/main.rs
   cargo_package 'nf4" }'
   commands docs/rust.md sh 'export NF4_LIB_DIR'
-  grep -q '1048576 values' log
+  printed '1048576 values'
   cargo_package dynamic-loading
   commands docs/rust.md sh 'export NF4_LIBRARY'
-  grep -q '1048576 values' log
+  printed '1048576 values'
 }
 
 in_Go() {
   block docs/go-and-node.md go 'package main' >main.go
   commands docs/go-and-node.md sh 'go build'
-  grep -q 'y\[1\] is 0.338' log
+  printed 'y\[1\] is 0.338'
 }
 
 in_Node() {
   block docs/go-and-node.md js koffi >main.js
   commands docs/go-and-node.md sh 'npm install'
-  grep -q 'y\[1\] is 0.338' log
+  printed 'y\[1\] is 0.338'
 }
 
 language Rust cargo

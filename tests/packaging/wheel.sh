@@ -23,9 +23,11 @@ result() { results+="<testcase classname=\"wheel\" name=\"$1\">${2:-}</testcase>
 passed() { result "$1" && echo "ok: $1 ($((($(date +%s%N) - began) / 1000000)) ms)"; }
 skipped() { result "$1" "<skipped message=\"$2\"/>" && echo "skipped: $1: $2"; }
 results=''
+report() { echo "<testsuite>$results</testsuite>" >"$folder/results.xml"; }
 have() { command -v "$1" >/dev/null; }
 
 python3 -m venv --clear "$folder"
+trap report EXIT
 cd "$folder"
 if [ -n "$requirements" ]; then
   echo "$requirements" >"$(bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/requirements.pth"
@@ -82,4 +84,3 @@ else
 fi
 # shellcheck source=tests/packaging/languages.sh
 source "$root/tests/packaging/languages.sh"
-echo "<testsuite>$results</testsuite>" >"$folder/results.xml"

@@ -111,6 +111,14 @@ GroupedCase random_grouped_case(Rng &rng, const CaseClass &kind, const GroupedSh
   return test;
 }
 
+std::vector<uint8_t> random_own_codebook(Rng &rng, float first) {
+  float entries[16] = {first};
+  for (int i = 1; i < 16; ++i) entries[i] = 2 * rng.uniform() - 1;
+  std::vector<uint8_t> bytes(sizeof entries);
+  std::memcpy(bytes.data(), entries, sizeof entries);
+  return bytes;
+}
+
 Expected expect(const GroupedCase &test, const nf4_tensor &weight, int64_t row, int64_t n) {
   const int64_t of_all = test.expert_of(row) * test.shape.n + n, x_row = test.x_row_of(row);
   Expected y;

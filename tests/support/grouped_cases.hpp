@@ -62,6 +62,9 @@ struct GroupedAddresses {
 };
 nf4_grouped_args grouped_args(const GroupedCase &test, const GroupedAddresses &at);
 
+// A caller's codebook, as a weight's part: 15 numbers in [-1, 1] after the first.
+std::vector<uint8_t> random_own_codebook(Rng &rng, float first);
+
 std::string describe(const GroupedRows &rows);
 std::string describe(const GroupedCase &test, uint64_t stream);
 

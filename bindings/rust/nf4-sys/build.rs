@@ -29,7 +29,10 @@ fn main() {
     }
     let feature = |name: &str| env::var_os(format!("CARGO_FEATURE_{name}")).is_some();
     match (feature("VENDORED"), feature("DYNAMIC_LOADING")) {
-        (true, true) => fail("the features vendored and dynamic-loading exclude each other."),
+        (true, true) => {
+            eprintln!("nf4-sys: the features vendored and dynamic-loading exclude each other.");
+            std::process::exit(1);
+        }
         (true, false) => return link_vendored(),
         (false, true) => return,
         (false, false) => {}

@@ -98,6 +98,13 @@ constexpr bool has_codebook_kernel(int config) {
   return !is_stream_k(config) || kMatmulConfigs[config].tile_m > 64;
 }
 
+template <int Count>
+constexpr bool is_named(int config, const std::string_view (&names)[Count]) {
+  for (const std::string_view name : names)
+    if (name == kMatmulConfigs[config].name) return true;
+  return false;
+}
+
 // Whether there are wgmma kernels of integer weights in the configuration. They have three layouts,
 // so they do without those that gain little (docs/design/matmul-wgmma.md, "Integer weights").
 constexpr bool has_int4_kernel(int config) {
@@ -107,9 +114,7 @@ constexpr bool has_int4_kernel(int config) {
       "wgmma_256x128",          "wgmma_32x256_stream_k",  "wgmma_64x128_stream_k",
       "wgmma_128x128_stream_k", "wgmma_256x128_stream_k", "wgmma_304x128_stream_k",
       "wgmma_16x256_stream_k"};
-  for (const std::string_view name : kNames)
-    if (name == kMatmulConfigs[config].name) return true;
-  return false;
+  return is_named(config, kNames);
 }
 
 // Whether there are kernels of the gradient, which multiplies W^T, in the configuration; all of
@@ -118,9 +123,7 @@ constexpr bool has_grad_kernel(int config) {
   constexpr std::string_view kNames[] = {"wgmma_64x128",           "wgmma_128x128",
                                          "wgmma_256x128",          "wgmma_64x128_stream_k",
                                          "wgmma_128x128_stream_k", "wgmma_256x128_stream_k"};
-  for (const std::string_view name : kNames)
-    if (name == kMatmulConfigs[config].name) return true;
-  return false;
+  return is_named(config, kNames);
 }
 
 }  // namespace nf4::cuda

@@ -14,9 +14,9 @@ struct Groups {
   const int32_t *x_index;  // [rows], or NULL: the row of x is that of y
   const float *row_scale;  // [rows], or NULL
   int64_t bias_stride;
+  int64_t expert_rows;  // of the weight; skinny and wgmma kernels have at most 2^30
   int32_t experts;
-  int32_t expert_rows;  // of the weight
-  int32_t rows;         // of y
+  int32_t rows;  // of y
 };
 
 // Of mma kernels, by what a product of one weight gets. The weight is an expert's, the first of the

@@ -114,7 +114,7 @@ bool wgmma_can_run_experts(const GroupedProblemOf<W> &problem, const GpuFacts &g
   const bool has_x = problem.x_index != nullptr ? gathered_bytes(problem) > 0
                                                 : problem.x_rows > 0 && problem.x_rows <= kMaxRows;
   const W stack = stack_weight(problem);
-  return kHasGroupedWgmma<W>(config) && has_x && problem.m <= kMaxRows && stack.rows <= kMaxRows &&
+  return has_grouped_wgmma<W>(config) && has_x && problem.m <= kMaxRows && stack.rows <= kMaxRows &&
          stack.cols <= kMaxRows && begins_words(problem.weight, problem.expert_rows()) &&
          wgmma_can_run(two_rows(problem, wgmma_weight(problem)), gpu, config);
 }

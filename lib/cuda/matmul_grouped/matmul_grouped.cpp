@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <type_traits>
 
 #include "cuda/backend.hpp"
 #include "cuda/matmul/mma/launch.hpp"
@@ -42,6 +43,10 @@ struct ArgsOf<Int4Weight> {
   using Matmul = Int4MatmulArgs;
   using Wgmma = Int4WgmmaArgs;
 };
+
+const char *launching(const Weight &) { return "launching matmul_grouped"; }
+const char *launching(const TransposedWeight &) { return "launching matmul_grouped_grad"; }
+const char *launching(const Int4Weight &) { return "launching int4_matmul_grouped"; }
 
 int64_t stored_cols(const Weight &weight) { return weight.cols; }
 int64_t stored_cols(const TransposedWeight &weight) { return weight.rows; }
@@ -105,8 +110,8 @@ Groups groups_of(const GroupedProblemOf<W> &problem) {
           problem.x_index,
           problem.row_scale,
           problem.bias_stride,
+          problem.expert_rows(),
           problem.experts,
-          static_cast<int32_t>(problem.expert_rows()),
           static_cast<int32_t>(problem.m)};
 }
 
@@ -258,7 +263,7 @@ cudaError_t launch_config(const MatmulTarget &target, const GroupedProblemOf<W> 
 // Calls visit(target, configuration), which returns a cudaError_t, with the device current.
 template <class W, class Visit>
 nf4_status with_choice(const GroupedProblemOf<W> &problem, nf4_stream stream, const Visit &visit) {
-  return launch_on_device(problem.operands, stream, "launching matmul_grouped",
+  return launch_on_device(problem.operands, stream, launching(problem.weight),
                           [&](const LaunchTarget &where) {
                             const MatmulTarget target{where, facts_of(where)};
                             return visit(target, choose(problem, target.gpu));
@@ -303,19 +308,18 @@ nf4_status matmul_grouped_config(const Int4GroupedProblem &problem, nf4_stream s
 
 void force_matmul_grouped(std::optional<int> config) { forced_config = config; }
 
-bool matmul_grouped_has(const GpuFamily &family, GroupedKindOfWeight kind, int config,
-                        int compute_capability) {
+template <class W>
+bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capability) {
   if (config == kMma64x64) return true;
-  if (is_skinny(config)) return kind == GroupedKindOfWeight::kCodes && family.tensor_cores;
+  if (is_skinny(config)) return std::is_same_v<W, Weight> && family.tensor_cores;
   LaunchTarget target{};
   target.family = &family;
   target.device.compute_capability = compute_capability;
-  const bool has = kind == GroupedKindOfWeight::kCodes ? kHasGroupedWgmma<Weight>(config)
-                   : kind == GroupedKindOfWeight::kGradient
-                       ? kHasGroupedWgmma<TransposedWeight>(config)
-                       : kHasGroupedWgmma<Int4Weight>(config);
-  return has && facts_of(target).wgmma;
+  return has_grouped_wgmma<W>(config) && facts_of(target).wgmma;
 }
+template bool matmul_grouped_has<Weight>(const GpuFamily &, int, int);
+template bool matmul_grouped_has<TransposedWeight>(const GpuFamily &, int, int);
+template bool matmul_grouped_has<Int4Weight>(const GpuFamily &, int, int);
 
 cudaError_t load_matmul_grouped_kernels(const GpuFamily &family, const Device &device) {
   cudaError_t error = load_kernels(kernels_of<GroupedKernels>(family));

@@ -10,12 +10,10 @@
 
 namespace nf4::cuda {
 
-enum class GroupedKindOfWeight { kCodes, kGradient, kInt4 };
-
-// Whether the family has grouped kernels of this configuration for a GPU of this compute
-// capability.
-bool matmul_grouped_has(const GpuFamily &family, GroupedKindOfWeight kind, int config,
-                        int compute_capability);
+// Whether the family has grouped kernels of this kind of weight (TransposedWeight: the gradient)
+// and configuration for a GPU of this compute capability.
+template <class W>
+bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capability);
 
 // The configuration that a launch on the stream would use, forced or not.
 nf4_status matmul_grouped_config(const GroupedProblem &problem, nf4_stream stream, int &config);

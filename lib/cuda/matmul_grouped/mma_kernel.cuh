@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kMmaThreads)
   const int64_t tiles = routing.chunks() * n_tiles;
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const RowChunk chunk = routing.at(static_cast<int>(tile / n_tiles));
-    const int first_n = static_cast<int>(tile % n_tiles) * kMmaTileN;
+    const int64_t first_n = tile % n_tiles * kMmaTileN;
     const int row = static_cast<int>(threadIdx.x) / kVectorsPerTileK;
     const int64_t x_row =
         row < chunk.rows ? x_row_of(groups, args.m, chunk.first_row + row) : args.m;
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kMmaThreads)
     multiply_tile<T>(args, weight, first_n, x_row, w, x, mma);
     T *const y = static_cast<T *>(args.y) + chunk.first_row * args.y_stride;
     mma.each([&](int i, int j, float sum) {
-      const int n = first_n + i;
+      const int64_t n = first_n + i;
       if (n >= groups.expert_rows || j >= chunk.rows) return;
       y[j * args.y_stride + n] =
           from_float<T>(finish_output<T>(args, groups, chunk.expert, chunk.first_row + j, n, sum));

@@ -111,7 +111,7 @@ __device__ __forceinline__ int64_t x_row_of(const Groups &groups, int64_t x_rows
 // Adds an expert's bias to a sum and applies the row's scale.
 template <class T, class Args>
 __device__ __forceinline__ float finish_output(const Args &matmul, const Groups &groups, int expert,
-                                               int row, int n, float sum) {
+                                               int row, int64_t n, float sum) {
   if (matmul.bias != nullptr)
     sum += to_float(static_cast<const T *>(matmul.bias)[expert * groups.bias_stride + n]);
   return groups.row_scale == nullptr ? sum : sum * groups.row_scale[row];

@@ -50,11 +50,11 @@ class TileGroups {
     return min(min(args_.work.group_tiles, left_), args_.expert_tiles - tile_);
   }
   __device__ __forceinline__ int rows() const {
-    return min(tiles() * kWarpTileN, args_.groups.expert_rows - row());
+    return min(tiles() * kWarpTileN, expert_rows() - row());
   }
   // In the stack of all experts.
   __device__ __forceinline__ int weight_row() const {
-    return chunk_.expert * args_.groups.expert_rows + row();
+    return chunk_.expert * expert_rows() + row();
   }
 
   // Returns whether the next group is of another chunk.
@@ -69,6 +69,10 @@ class TileGroups {
   }
 
  private:
+  __device__ __forceinline__ int expert_rows() const {
+    return static_cast<int>(args_.groups.expert_rows);
+  }
+
   const GroupedSkinnyArgs &args_;
   const ChunkRouting &routing_;
   RowChunk chunk_{};

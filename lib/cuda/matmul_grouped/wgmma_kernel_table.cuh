@@ -21,7 +21,7 @@ const void *grouped_kernel_of() {
 
 template <class Of, int Config>
 WgmmaKernel grouped_kernel() {
-  if constexpr (!kHasGroupedWgmma<typename Of::W>(Config))
+  if constexpr (!has_grouped_wgmma<typename Of::W>(Config))
     return {};
   else {
     using Tile = CtaTile<Config, GroupedKind<typename Of::template Kind<__half>>>;

@@ -43,7 +43,7 @@ class GroupedScheduler {
   // Of x, from the first of the work tile on.
   __device__ __forceinline__ int rows() const { return end_row_ - work_tile().m; }
   __device__ __forceinline__ int64_t n_end(const WorkTile &) const {
-    return first_weight_row() + args_.groups.expert_rows;
+    return first_weight_row() + expert_rows();
   }
   __device__ __forceinline__ int64_t y_offset() const { return -first_weight_row(); }
   __device__ __forceinline__ int64_t bias_offset() const {
@@ -60,7 +60,10 @@ class GroupedScheduler {
 
  private:
   __device__ __forceinline__ int64_t first_weight_row() const {
-    return kAlongK ? 0 : int64_t{expert_} * args_.groups.expert_rows;
+    return kAlongK ? 0 : int64_t{expert_} * expert_rows();
+  }
+  __device__ __forceinline__ int expert_rows() const {
+    return static_cast<int>(args_.groups.expert_rows);
   }
   __device__ __forceinline__ int m_tiles() const {
     return (end_row_ - first_row_ + Tile::kTileM - 1) / Tile::kTileM;

@@ -158,6 +158,20 @@ def test_kernels_for_every_gpu_are_compiled_where_there_is_one(gpu: int, tmp_pat
     assert _functions(f"{stubs} step_build", at=tmp_path).stdout == "build: \n"
 
 
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_a_bench_is_of_the_kernels_of_its_gpu(gpu: int, tmp_path: Path) -> None:
+    stubs = f'build() {{ echo "build: $*"; }}; have_gpu() {{ return {1 - gpu}; }}\n'
+    for name in ("virtual_environment", "install_demo", "install_interop", "python_environment"):
+        stubs += f"{name}() {{ :; }}; "
+    options = tmp_path / "build" / "meson-private" / "cmd_line.txt"
+    options.parent.mkdir(parents=True)
+    built = []
+    for archs in ("75,80-ptx,90", "90"):
+        options.write_text(f"[options]\ngpu_archs = {archs}\n")
+        built.append(_functions(f"{stubs} python() {{ :; }}; bench", at=tmp_path).stdout)
+    assert built == (["build: -Dgpu_archs=all\n"] if gpu else ["build: \n"]) + ["build: \n"]
+
+
 def test_a_release_has_every_kernel(tmp_path: Path) -> None:
     """Options are for dry runs, which go on: here to the next thing that they look at."""
     for option in ("--cpu", "-Dgpu_archs=90"):

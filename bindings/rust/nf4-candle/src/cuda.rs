@@ -10,6 +10,9 @@ use nf4::{Element, QuantizedTensor};
 use crate::product::{Extent, Product, Weight};
 use crate::wrap;
 
+/// The most rows of x in fp32 that a launch takes; more go in pieces. The gradient takes any number.
+const FP32_ROWS: usize = 16;
+
 pub(crate) fn upload(weight: &QuantizedTensor, device: &CudaDevice) -> Result<Weight> {
     let weight = CudaTensor::upload(&device.cuda_stream(), weight).map_err(wrap)?;
     Ok(Weight::Cuda(Box::new(weight)))
@@ -42,30 +45,43 @@ fn on_device<T: Element + CudaDType + DeviceRepr>(
         );
     };
     let Extent { from, to, m, .. } = *extent;
-    let (device, spec) = (storage.device(), weight.spec());
+    let ((inputs, outputs), device) = (product.sizes(), storage.device());
+    let (spec, view, stream) = (weight.spec(), weight.view(), device.cuda_stream());
     let x = storage.as_cuda_slice::<T>()?.slice(from..to);
-    let bytes = if product.gradient {
-        spec.matmul_grad_workspace_bytes::<T>(m, 0)
+    let most = if T::DTYPE == nf4::DType::F32 && !product.gradient {
+        m.min(FP32_ROWS)
     } else {
-        spec.matmul_workspace_bytes::<T>(m)
+        m
     };
-    let (bytes, view, stream) = (bytes.map_err(wrap)?, weight.view(), device.cuda_stream());
-    // SAFETY: the launch below writes every element of y before anything reads one; what it reads of
-    // its workspace it has written.
+    let bytes = if product.gradient {
+        spec.matmul_grad_workspace_bytes::<T>(most, 0)
+    } else {
+        spec.matmul_workspace_bytes::<T>(most)
+    };
+    let bytes = bytes.map_err(wrap)?;
+    // SAFETY: the launches below write every element of y before anything reads one; what they read of
+    // their workspace they have written. CUDA has no allocation of 0 bytes.
     let (mut y, mut workspace) = unsafe {
-        let y = device.alloc::<T>(m * product.sizes().1)?;
+        let y = device.alloc::<T>((m * outputs).max(1))?;
         (
             y,
             (bytes > 0).then(|| device.alloc::<u8>(bytes)).transpose()?,
         )
     };
     let mut workspace = workspace.as_mut().map(|bytes| bytes.as_view_mut());
-    let (to, workspace) = (&mut y.as_view_mut(), workspace.as_mut());
-    if product.gradient {
-        matmul_grad_into(&x, m, &view, to, workspace, &stream)
-    } else {
-        matmul_into(&x, m, &view, None, to, workspace, &stream)
+    for row in (0..m).step_by(most.max(1)) {
+        let rows = most.min(m - row);
+        let x = x.slice(row * inputs..(row + rows) * inputs);
+        let (to, workspace) = (
+            &mut y.slice_mut(row * outputs..(row + rows) * outputs),
+            workspace.as_mut(),
+        );
+        if product.gradient {
+            matmul_grad_into(&x, rows, &view, to, workspace, &stream)
+        } else {
+            matmul_into(&x, rows, &view, None, to, workspace, &stream)
+        }
+        .map_err(wrap)?;
     }
-    .map_err(wrap)?;
     Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
 }

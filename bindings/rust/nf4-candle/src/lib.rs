@@ -37,12 +37,22 @@ impl QuantizedLinear {
     /// A layer of this weight `[out_features, in_features]` and bias `[out_features]`, on a device.
     ///
     /// # Errors
-    /// The bias has another shape, or the device is neither the CPU nor, with the feature `cuda`, a
-    /// GPU.
+    /// The bias has another shape or is on another device, or the device is neither the CPU nor, with
+    /// the feature `cuda`, a GPU.
     pub fn new(weight: QuantizedTensor, bias: Option<Tensor>, device: &Device) -> Result<Self> {
         let rows = weight.spec().rows;
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [rows]) {
             candle_core::bail!("bias has the shape {:?}; expected [{rows}]", bias.dims());
+        }
+        let place = device.location();
+        if let Some(bias) = bias
+            .as_ref()
+            .filter(|bias| bias.device().location() != place)
+        {
+            candle_core::bail!(
+                "bias is on {:?}; expected {place:?}",
+                bias.device().location()
+            );
         }
         let weight = match device {
             Device::Cpu => Weight::Host(weight),
@@ -58,14 +68,15 @@ impl QuantizedLinear {
 }
 
 impl Module for QuantizedLinear {
-    /// y `[..., out_features]` of x `[..., in_features]`, in its dtype: fp32, fp16 or bf16. The gradient
-    /// reaches x, and the bias; the weight has none.
+    /// y `[..., out_features]` of x `[..., in_features]`, in its dtype: fp32, fp16 or bf16. On a GPU fp32
+    /// reads the weight once for each 16 rows of x. The gradient reaches x, and the bias, which may have
+    /// another dtype; the weight has none.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = x
             .contiguous()?
             .apply_op1(Product::new(self.weight.clone()))?;
         match &self.bias {
-            Some(bias) => y.broadcast_add(bias),
+            Some(bias) => y.broadcast_add(&bias.to_dtype(y.dtype())?),
             None => Ok(y),
         }
     }

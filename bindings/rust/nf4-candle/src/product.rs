@@ -129,6 +129,6 @@ impl CustomOp1 for Product {
             weight: self.weight.clone(),
             gradient: true,
         };
-        Ok(Some(grad_y.contiguous()?.apply_op1_no_bwd(&gradient)?))
+        Ok(Some(grad_y.contiguous()?.apply_op1(gradient)?))
     }
 }

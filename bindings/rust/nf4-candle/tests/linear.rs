@@ -73,6 +73,15 @@ fn the_gradient_reaches_x_and_the_bias() -> Result<()> {
 }
 
 #[test]
+fn a_bias_may_have_another_dtype() -> Result<()> {
+    let linear = QuantizedLinear::new(weight(), Some(bias()?), &Device::Cpu)?;
+    let y = linear.forward(&x()?.to_dtype(DType::BF16)?)?;
+    assert_eq!(y.dtype(), DType::BF16);
+    assert!(difference(&y, &linear.forward(&x()?)?)? < 0.4);
+    Ok(())
+}
+
+#[test]
 fn what_does_not_fit_is_named() -> Result<()> {
     let linear = QuantizedLinear::new(weight(), None, &Device::Cpu)?;
     let error = |x: Tensor| linear.forward(&x).unwrap_err().to_string();

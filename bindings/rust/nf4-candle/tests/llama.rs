@@ -5,20 +5,27 @@ mod model;
 
 use std::path::PathBuf;
 
-use candle_core::{DType, Device};
+use candle_core::{safetensors, DType, Device, Tensor};
 use model::{Config, Llama};
 use nf4::checkpoint::Checkpoint;
-use serde_json::Value;
+use serde_json::{json, Value};
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../tests/golden/llama")
 }
 
-fn load(dtype: DType) -> candle_core::Result<Llama> {
+fn checkpoint(path: PathBuf) -> Checkpoint {
     // SAFETY: nothing writes to the file.
-    let checkpoint = unsafe { Checkpoint::open(folder()) }.expect("it is read");
+    unsafe { Checkpoint::open(path) }.expect("it is read")
+}
+
+fn load_from(checkpoint: &Checkpoint, dtype: DType) -> candle_core::Result<Llama> {
     let config = Config::read(&folder().join("config.json"))?;
-    Llama::load(config, &checkpoint, &Device::Cpu, dtype)
+    Llama::load(config, checkpoint, &Device::Cpu, dtype)
+}
+
+fn load(dtype: DType) -> candle_core::Result<Llama> {
+    load_from(&checkpoint(folder()), dtype)
 }
 
 fn expected(key: &str) -> Vec<f64> {
@@ -38,8 +45,8 @@ fn tokens(key: &str) -> Vec<u32> {
 }
 
 /// What the prompt's logits differ by from those of transformers in fp32.
-fn errors(dtype: DType) -> candle_core::Result<Vec<f64>> {
-    let logits: Vec<f32> = load(dtype)?.forward(&tokens("prompt"))?.to_vec1()?;
+fn errors(mut model: Llama) -> candle_core::Result<Vec<f64>> {
+    let logits: Vec<f32> = model.forward(&tokens("prompt"))?.to_vec1()?;
     let wanted = expected("logits");
     assert_eq!(logits.len(), wanted.len());
     let pairs = logits.iter().zip(wanted);
@@ -48,19 +55,75 @@ fn errors(dtype: DType) -> candle_core::Result<Vec<f64>> {
         .collect())
 }
 
+fn largest(errors: Vec<f64>) -> f64 {
+    errors.into_iter().fold(0.0, |a, b| a.max(b.abs()))
+}
+
 #[test]
 fn logits_are_those_of_transformers() -> candle_core::Result<()> {
-    let largest = errors(DType::F32)?
-        .into_iter()
-        .fold(0.0, |a: f64, b| a.max(b.abs()));
+    let largest = largest(errors(load(DType::F32)?)?);
     assert!(largest < 1e-4, "{largest}");
     Ok(())
+}
+
+/// As of `nf4 quantize --skip layers.0`.
+#[test]
+fn a_layer_may_be_dense() -> candle_core::Result<()> {
+    let stored = checkpoint(folder());
+    let mut tensors = safetensors::load(folder().join("model.safetensors"), &Device::Cpu)?;
+    let layer = stored
+        .names()
+        .filter(|name| name.starts_with("model.layers.0.") && stored.is_quantized(name));
+    let mut count = 0;
+    for name in layer {
+        let weight = stored.weight(name).expect("it is read");
+        let values: Vec<f32> =
+            nf4::dequantize(weight.view().expect("it fits"), 1).expect("it runs");
+        tensors.retain(|key, _| !key.starts_with(name));
+        let dense = Tensor::from_vec(values, weight.shape(), &Device::Cpu)?;
+        tensors.insert(name.to_string(), dense);
+        count += 1;
+    }
+    assert_eq!(count, 7);
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("dense_layer.safetensors");
+    safetensors::save(&tensors, &path)?;
+    let largest = largest(errors(load_from(&checkpoint(path), DType::F32)?)?);
+    assert!(largest < 1e-4, "{largest}");
+    Ok(())
+}
+
+#[test]
+fn configs_of_what_is_not_computed_are_refused() {
+    let text = std::fs::read(folder().join("config.json")).expect("it is read");
+    let published: Value = serde_json::from_slice(&text).expect("it is JSON");
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("config.json");
+    for (key, value) in [
+        ("rope_parameters", json!({"rope_type": "llama3"})),
+        (
+            "rope_scaling",
+            json!({"rope_type": "llama3", "factor": 8.0}),
+        ),
+        ("rope_scaling", json!({"type": "linear", "factor": 2.0})),
+        ("attention_bias", json!(true)),
+        ("mlp_bias", json!(true)),
+        ("hidden_act", json!("gelu")),
+    ] {
+        let mut config = published.clone();
+        config[key] = value;
+        std::fs::write(&path, config.to_string()).expect("it is written");
+        let refused = Config::read(&path)
+            .err()
+            .expect("it is refused")
+            .to_string();
+        let key = key.replace("_parameters", "_type");
+        assert!(refused.contains(&key), "{refused}");
+    }
 }
 
 /// transformers' own logits in bf16 have an error of that size, too; candle rounds a little more often.
 #[test]
 fn logits_in_bf16_are_within_its_rounding() -> candle_core::Result<()> {
-    let errors = errors(DType::BF16)?;
+    let errors = errors(load(DType::BF16)?)?;
     let squares: f64 = errors.iter().map(|error| error * error).sum();
     let (ours, theirs) = (
         (squares / errors.len() as f64).sqrt(),

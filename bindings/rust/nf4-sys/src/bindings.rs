@@ -774,7 +774,7 @@ functions! {
     ) -> nf4_status;
     /** The bytes of workspace that nf4_matmul_grouped_launch needs: 0 if x_index is NULL, else they
  depend on the weight's shape and blocksize, experts, m and dtype, and do not decrease as m
- increases. No pointer in the structs is followed.*/
+ increases. No pointer in the structs is followed: of x_index it counts whether it is NULL.*/
     pub fn nf4_matmul_grouped_workspace_size(
         weight: *const nf4_tensor,
         args: *const nf4_grouped_args,
@@ -804,10 +804,11 @@ functions! {
     /** The gradient with respect to the rows of x that the experts' rows of y were made of:
    dx[i, k] = row_scale[i] * the sum over n of dy[x_index[i], n] * W[e * N + n, k],
  for the expert e of row i, dy [x_rows, N] and dx [m, K]. args->x is dy, and x_stride at least
- N; args->y is dx, and y_stride at least K; bias is NULL. dx has a row for each row of y: the
- rows of x that several were made of get the sum of theirs, which is the caller's to form. All
- else is as in the functions above, the roles of N and K exchanged: dx is empty if m or K is
- 0, and 0 if N is. Weights times their scales may be rounded to the dtype, as dequantize does.
+ N; args->y is dx, and y_stride at least K; bias is NULL. x_index is of rows of dy: NULL for a
+ dy in the order of y. The x_index of the product is not passed on: dx has a row for each row
+ of y, which the caller adds to row x_index[i] of the gradient of x. All else is as in the
+ functions above, the roles of N and K exchanged: dx is empty if m or K is 0, and 0 if N is.
+ Weights times their scales may be rounded to the dtype, as dequantize does.
 
  INVALID_ARGUMENT: as for those, and if bias is not NULL.*/
     pub fn nf4_matmul_grouped_grad_workspace_size(
@@ -954,11 +955,12 @@ functions! {
         launches: *mut i32,
         kernels: *mut *const ::core::ffi::c_char,
     ) -> nf4_status;
-    /** Experts of one layout. The weight is that of expert 0, of N rows and K columns; each of its
- parts, packed, scales, zeros, g_idx and permutation, is followed by those of the others, as if
- it had a first dimension of E: packed of expert e begins e times the packed_bytes of
- nf4_int4_tensor_sizes after that of expert 0, and so on. All else is as in the functions
- without "int4", and in nf4_int4_matmul_launch. On a GPU g_idx and permutation are NULL.
+    /** The experts are weights of one shape and layout. The weight is that of expert 0, of N rows
+ and K columns; each of its parts, packed, scales, zeros, g_idx and permutation, is followed
+ by those of the others, as if it had a first dimension of E: packed of expert e begins e
+ times the packed_bytes of nf4_int4_tensor_sizes after that of expert 0, and so on. All else
+ is as in the functions without "int4", and in nf4_int4_matmul_launch. On a GPU g_idx and
+ permutation are NULL.
 
  INVALID_ARGUMENT: as there, and if E * N * K is more than 2^60; in
  nf4_int4_matmul_grouped_launch if g_idx or permutation is not NULL.*/

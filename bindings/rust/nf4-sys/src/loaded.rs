@@ -121,7 +121,8 @@ unsafe fn open(path: &OsStr) -> Result<Functions, LoadError> {
         let reason = reason(error);
         LoadError(format!("{shown} is not the libnf4 of this crate: {reason}"))
     };
-    // SAFETY: libnf4 does nothing when it is loaded; nf4_version is of this type in all versions.
+    // SAFETY: the caller says that the file is libnf4, which may run its code when it is loaded;
+    // nf4_version is of this type in all versions.
     let (library, number) = unsafe {
         let library = Library::new(path).map_err(|error| {
             LoadError(format!(

@@ -29,6 +29,8 @@ __device__ __forceinline__ void load_x(const typename Tile::Args &args,
       uint64_t *const full = shared.barrier(kXFull, state.stage);
       mbarrier_wait_parity(shared.barrier(kXEmpty, state.stage), state.phase ^ 1);
       mbarrier_arrive_expect_tx(full, Smem::kXStageBytes);
+      // The first time: the barrier is ready before this waits for the predecessor. Where the
+      // scheduler reads memory, that has waited before, and this returns at once.
       if (steps == 1) {
         begin_loads<typename Tile::Kind>(args);
         if constexpr (Scheduler::kStreamK && Tile::kSplitK)

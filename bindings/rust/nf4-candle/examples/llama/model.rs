@@ -11,6 +11,7 @@ use serde_json::Value;
 
 pub struct Config {
     hidden: usize,
+    intermediate: usize,
     layers: usize,
     heads: usize,
     kv_heads: usize,
@@ -35,20 +36,19 @@ impl Config {
             );
         }
         let (hidden, heads) = (size("hidden_size")?, size("num_attention_heads")?);
-        // Before transformers 5 it stood beside the others.
+        // Before transformers 5 its parts stood beside the others, and in rope_scaling.
         let rope = &json["rope_parameters"];
         let theta = rope["rope_theta"].as_f64().or(json["rope_theta"].as_f64());
-        if rope["rope_type"]
-            .as_str()
-            .is_some_and(|kind| kind != "default")
-        {
-            bail!(
-                "config.json: rope_type is {}; only default is here",
-                rope["rope_type"]
-            );
-        }
+        let scaling = &json["rope_scaling"];
+        only("rope_type", &rope["rope_type"], "default".into())?;
+        only("rope_scaling", &scaling["type"], "default".into())?;
+        only("rope_scaling", &scaling["rope_type"], "default".into())?;
+        only("hidden_act", &json["hidden_act"], "silu".into())?;
+        only("attention_bias", &json["attention_bias"], false.into())?;
+        only("mlp_bias", &json["mlp_bias"], false.into())?;
         Ok(Config {
             hidden,
+            intermediate: size("intermediate_size")?,
             layers: size("num_hidden_layers")?,
             heads,
             kv_heads: size("num_key_value_heads").unwrap_or(heads),
@@ -58,6 +58,14 @@ impl Config {
             tied: json["tie_word_embeddings"] == true,
         })
     }
+}
+
+/// What the code below computes, which is also what the absent key or null means.
+fn only(key: &str, value: &Value, computed: Value) -> Result<()> {
+    if value.is_null() || *value == computed {
+        return Ok(());
+    }
+    bail!("config.json: {key} is {value}; only {computed} is here")
 }
 
 /// Reads tensors of a checkpoint onto a device.
@@ -160,7 +168,7 @@ impl Llama {
             device,
             dtype,
         };
-        let hidden = config.hidden;
+        let (hidden, wide) = (config.hidden, config.intermediate);
         let norm = |name: &str| -> Result<Norm> {
             let weight = loader.dense(&format!("{name}.weight"), &[hidden])?;
             Ok(Norm {
@@ -179,10 +187,6 @@ impl Llama {
         );
         let layers = (0..config.layers).map(|i| {
             let of = |name: &str| format!("model.layers.{i}.{name}");
-            let up = checkpoint
-                .weight(&of("mlp.up_proj.weight"))
-                .map_err(Error::wrap)?;
-            let wide = up.shape()[0];
             Ok(Layer {
                 norms: [
                     norm(&of("input_layernorm"))?,
