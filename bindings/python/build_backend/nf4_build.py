@@ -25,7 +25,8 @@ CUDA_WHEELS = [
     for part in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime", "cuda-cccl")
 ]
 _HAVE_WHEELS = ("Linux-x86_64", "Linux-aarch64")
-_CPP_COMPILERS = ("c++", "g++", "clang++")
+# Those that Meson tries.
+_CPP_COMPILERS = ("c++", "g++", "clang++", "nvc++", "pgc++", "icpc", "icpx")
 
 
 def cuda_wanted() -> bool:
@@ -92,9 +93,11 @@ def _say_what_takes_long() -> None:
         print(text, file=sys.stderr)
 
 
-def _need_cpp_compiler() -> None:
+def _need_cpp_compiler(setup_args: list[str]) -> None:
     """Raises SystemExit where there is none, without which nvcc does not run either. One sentence
-    in place of Meson's list of what it tried."""
+    in place of Meson's list of what it tried. A file for Meson may name another."""
+    if any(each.startswith(("--native-file", "--cross-file")) for each in setup_args):
+        return
     if not os.environ.get("CXX") and not any(map(shutil.which, _CPP_COMPILERS)):
         raise SystemExit(
             "libnf4: no C++ compiler on PATH, which building from source needs; install one (on "
@@ -104,15 +107,15 @@ def _need_cpp_compiler() -> None:
 
 def _prepared(settings: dict[str, Any] | None) -> dict[str, Any]:
     """Sets the environment and returns the settings with the cuda option in front."""
-    _need_cpp_compiler()
+    prepared = dict(settings or {})
+    given = prepared.get("setup-args", [])
+    given = [given] if isinstance(given, str) else list(given)
+    _need_cpp_compiler(given)
     environment = cuda_environment() if cuda_wanted() else {}
     os.environ.update(environment)
     cuda = "disabled" if not cuda_wanted() else "enabled" if environment else "auto"
     if environment:
         _say_what_takes_long()
-    prepared = dict(settings or {})
-    given = prepared.get("setup-args", [])
-    given = [given] if isinstance(given, str) else list(given)
     prepared["setup-args"] = [f"-Dcuda={cuda}", *_interpreter_settings(), *given]
     return prepared
 

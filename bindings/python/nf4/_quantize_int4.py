@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, TypeVar, cast, overload
 
 import numpy as np
@@ -12,7 +13,7 @@ from nf4._load import check
 from nf4._operand import Operand, on_device, read
 from nf4._prepared import Prepared, prepare
 from nf4._quantize import QUANTIZE_NAMES, dense_dtype, part_maker, require_agreement
-from nf4.errors import InvalidArgument, shown
+from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.int4 import Int4Tensor, int4_shapes, scales_dtype_of, shape_of
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, Int4Layout, MemoryLike
 from nf4.weight import Packed, no_weight
@@ -136,7 +137,7 @@ def quantize_int4(
         out = _new_weight(source, given, bool(symmetric), handle)
     if isinstance(out, Int4Tensor) and out.is_stack:
         require_agreement(out, given | {"shape": source.shape})
-        for index, each in enumerate(cast(Any, array)):
+        for index, each in enumerate(_experts_of(array, source, out)):
             quantize_int4(
                 each, symmetric=symmetric, out=out.expert(index), threads=threads, stream=stream
             )
@@ -160,6 +161,19 @@ def quantize_int4(
     check(status, QUANTIZE_NAMES)
     _torch.tell_of_writes(part.owner for part in written)
     return out
+
+
+def _experts_of(array: MemoryLike, source: Operand, out: Int4Tensor[Any]) -> Iterable[Any]:
+    """Each expert's part of a stack. Raises InvalidArgument."""
+    if source.shape is None:  # an address, of 16 bits
+        experts, rows, cols = out.shape
+        return [source.address + 2 * rows * cols * expert for expert in range(experts)]
+    if not hasattr(array, "__getitem__"):
+        raise InvalidArgument(
+            f"array is {kind_of(array)} of shape {source.shape}; expected an array or tensor that "
+            f"can be indexed by expert"
+        )
+    return cast(Iterable[Any], array)
 
 
 def reorder(

@@ -26,8 +26,7 @@ def test_rows():
     assert [(row["dtype"], row["threads"], row["m"]) for row in rows] == [
         (dtype, *one) for dtype in ("bf16", "fp32", "fp16") for one in each
     ]
-    # 0.000 where the peer was interrupted for long.
-    assert all(row["ratio"] >= 0 and row["error"] <= cpu_layers.MOST_ERROR for row in rows)
+    assert all(row["error"] <= cpu_layers.MOST_ERROR for row in rows)
     assert len(lines) == 12 and lines[0].startswith("Linear4bit, bf16, 64×128, 1 threads, 1 M, ")
 
 

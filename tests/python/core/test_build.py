@@ -100,7 +100,9 @@ def test_a_machine_without_a_cpp_compiler(backend, monkeypatch, tmp_path):
         backend.build_wheel(str(tmp_path))
     make_executable(tmp_path / "clang++")
     monkeypatch.setenv("PATH", str(tmp_path))
-    backend._need_cpp_compiler()
+    backend._need_cpp_compiler([])
+    (tmp_path / "clang++").unlink()
+    backend._need_cpp_compiler(["--native-file=clang.ini"])  # which may name one
 
 
 def test_a_build_with_cuda_says_so(backend, capsys, monkeypatch):

@@ -167,3 +167,24 @@ class TestTensors:
         r = nf4.reorder(q)
         assert r.packed.dtype == r.permutation.dtype == torch.int32
         assert torch.equal(nf4.dequantize(r), nf4.dequantize(q))
+
+
+def test_a_stack_by_address_and_by_dlpack_alone():
+    """It has 16 bits there, as out's scales; what cannot be indexed is refused."""
+    stack = numbers(3, (3, 16, 64)).astype(np.float16)
+    expected = nf4.quantize_int4(stack, group_size=32)
+    parts = {n: np.zeros_like(getattr(expected, n)) for n in ("packed", "scales", "zeros")}
+    out = dataclasses.replace(expected, **parts)
+    assert nf4.quantize_int4(stack.ctypes.data, out=out) is out
+    for name in parts:
+        assert np.array_equal(getattr(out, name), getattr(expected, name)), name
+
+    class Exporter:
+        def __dlpack__(self, **options):
+            return stack.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return stack.__dlpack_device__()
+
+    with pytest.raises(nf4.InvalidArgument, match=r"array is of type .*Exporter of shape \(3, 16"):
+        nf4.quantize_int4(Exporter(), out=out)

@@ -6,7 +6,7 @@ import nf4.torch
 import pytest
 import torch
 from nf4.torch import Int4Linear, NF4Experts, NF4Linear
-from nf4.torch.distributed import gather_by_copy_engines
+from nf4.torch.distributed import _copy_engines, gather_by_copy_engines
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -255,6 +255,10 @@ def check_copy_engines_are_of_gpus(rank, world):
     ):
         with pytest.raises(nf4.InvalidArgument, match=said):
             gather_by_copy_engines(made, all_ranks())
+    mesh = init_device_mesh("cpu", (1, world))
+    engines = _copy_engines._CopyEngines(mesh.get_group(0))
+    with pytest.raises(nf4.InvalidArgument, match="mesh is of ranks .*expected the mesh that"):
+        engines(torch.empty(2), torch.empty(1), mesh.get_group(1))
 
 
 def check_checkpointing(rank, world):

@@ -17,7 +17,8 @@ import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from experts_cases import MODELS, SIZES, TOKENS, dense_twin, qwen3  # noqa: E402
-from nf4.torch import NF4Experts, quantize_model  # noqa: E402
+from nf4.torch import NF4Experts, _fast, quantize_model  # noqa: E402
+from nf4.torch.distributed._prepare import prepare_layers  # noqa: E402
 
 
 def stacks_of(model):
@@ -160,6 +161,17 @@ class TestTheModule:
         turned = NF4Experts.from_dense(weight.transpose(1, 2), transposed=True)
         assert torch.equal(turned.dequantize(), layer.dequantize())
         assert "experts=3, out_features=8, in_features=64" in repr(layer)
+
+    @pytest.mark.parametrize(
+        "move", [lambda each: each.half(), lambda each: prepare_layers([each])]
+    )
+    def test_what_it_keeps_goes_when_its_parts_do(self, move, monkeypatch):
+        monkeypatch.setattr(_fast, "linear_grouped", lambda *given: None)
+        layer = NF4Experts.from_dense(torch.randn(3, 8, 64))
+        layer(torch.randn(2, 64), torch.tensor([0, 1, 2], dtype=torch.int32))
+        assert layer._kept is not None
+        move(layer)
+        assert layer._kept is None
 
     def test_casts_reach_no_scale(self):
         layer = NF4Experts.from_dense(torch.randn(3, 8, 64), nested_blocksize=0).half()

@@ -18,7 +18,7 @@ import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from experts_cases import MODELS, TOKENS, dense_twin, gpt_oss, qwen3  # noqa: E402
-from nf4.checkpoint import FormatError  # noqa: E402
+from nf4.checkpoint import Checkpoint, FormatError  # noqa: E402
 from nf4.checkpoint.architecture import UnknownModel  # noqa: E402
 from nf4.checkpoint.audit import audit  # noqa: E402
 from nf4.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint  # noqa: E402
@@ -161,7 +161,11 @@ def test_numpy_round_trip(tmp_path):
     for path in (tmp_path / "made", tmp_path / "made.safetensors"):
         found = nf4.load(path)["experts.up.weight"]
         assert found.shape == (3, 8, 64)
-        assert np.array_equal(nf4.dequantize(found), nf4.dequantize(tensors["experts.up.weight"]))
+        dense = nf4.dequantize(tensors["experts.up.weight"])
+        assert np.array_equal(nf4.dequantize(found), dense)
+        back = path.with_name(f"back-{path.name}")
+        dequantize_checkpoint(str(path), str(back))
+        assert np.array_equal(nf4.load(back)["experts.up.weight"], dense)
 
 
 def test_a_stack_in_the_place_of_its_parameter(tmp_path):
@@ -269,10 +273,17 @@ def test_what_names_do_not_tell_is_refused(tmp_path):
 
 def test_nan_in_an_expert_is_named(tmp_path):
     model = qwen3()
-    model.model.layers[0].mlp.experts.gate_up_proj.data[2, 3, 4] = float("nan")
-    model.save_pretrained(tmp_path / "dense")
-    with pytest.raises(FormatError, match=f"{STACK}': NaN at element {(2 * 128 + 3) * 64 + 4} "):
+    model.model.layers[0].mlp.experts.gate_up_proj.data[5, 64 + 3, 4] = float("nan")
+    model.save_pretrained(tmp_path / "dense", max_shard_size="100KB")
+    name = "model.layers.0.mlp.experts.5.up_proj.weight"
+    with Checkpoint(tmp_path / "dense") as dense:
+        file = dense.owner[name].path
+        assert (
+            file != dense.owner[name.replace("experts.5", "experts.0").replace("up", "gate")].path
+        )
+    with pytest.raises(FormatError, match=f"{name}': NaN at element {3 * 64 + 4} ") as caught:
         quantize_checkpoint(str(tmp_path / "dense"), str(tmp_path / "made"), EXPERTS)
+    assert caught.value.path == file
     assert not (tmp_path / "made").exists()
 
 
@@ -309,9 +320,24 @@ def test_a_model_that_is_dense_again_is_saved_as_one(name, tmp_path):
     expected = dense_twin(model).state_dict()
     replaced = nf4.torch.to_dense(model)
     assert len(replaced) == 12 and model.config._experts_implementation == "grouped_mm"
+    assert model._weight_conversions is None
     assert not hasattr(model.config, "quantization_config")
     state = model.state_dict()
     assert all(torch.equal(state[key], each) for key, each in expected.items())
     model.save_pretrained(tmp_path / "dense")
     found = type(model).from_pretrained(tmp_path / "dense", dtype=torch.float32)
     assert torch.equal(logits(found), logits(model))
+
+
+def test_a_model_that_is_dense_again_computes_experts_as_before(tmp_path):
+    """By its own implementation, and saved by the conversions that it was loaded with."""
+    qwen3().save_pretrained(tmp_path / "dense")
+    how = {"experts_implementation": "batched_mm"}
+    model = transformers.Qwen3MoeForCausalLM.from_pretrained(tmp_path / "dense", **how)
+    conversions = model._weight_conversions
+    for _ in range(2):
+        quantize_model(model, experts=True)
+        assert model.config._experts_implementation == "nf4"
+        nf4.torch.to_dense(model)
+        assert model.config._experts_implementation == "batched_mm"
+        assert model._weight_conversions is conversions

@@ -143,6 +143,23 @@ def test_packed_bytes_are_no_target():
             peft.get_peft_model(model, config)
 
 
+def test_experts_of_rows_that_grouped_mm_does_not_take_back():
+    """20 of 16 bits are no whole number of 16 bytes, which the gradient of its result needs."""
+    from nf4.torch._expert_adapters import ExpertAdapter
+
+    a, b, x = (torch.randn(*shape, dtype=torch.bfloat16, requires_grad=True)
+               for shape in ((3, 8, 64), (3, 20, 8), (6, 64)))  # fmt: skip
+    ends = torch.tensor([2, 3, 6], dtype=torch.int32)
+    y = torch.zeros(6, 20, dtype=torch.bfloat16)
+    made = ExpertAdapter(a, b, 2.0).added(y, x, ends, None)
+    experts = torch.tensor([0, 0, 1, 2, 2, 2])
+    products = torch.einsum("mrk,mk->mr", a.float()[experts], x.float())
+    expected = 2 * torch.einsum("mor,mr->mo", b.float()[experts], products)
+    grads = [torch.autograd.grad(each.square().sum(), (x, a, b)) for each in (made, expected)]
+    for found, exact in zip(*grads, strict=True):
+        require_near(found, exact, 2e-2)
+
+
 def test_routings_that_are_wrong_add_nothing_elsewhere():
     """Ends beyond the rows, rows without an expert, and a row of x that is not there."""
     layer = NF4Experts.from_dense(torch.randn(3, 8, 64))

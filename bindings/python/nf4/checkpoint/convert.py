@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nf4.checkpoint.dtypes import DTYPE_KEYS, NF4_TO_TORCH
@@ -21,7 +21,14 @@ from nf4.checkpoint.quantize_plan import (
     stacks_of,
 )
 from nf4.checkpoint.reader import SafetensorsFile
-from nf4.checkpoint.rules import Rules, choose_rules, is_matrix, is_transposed, model_types
+from nf4.checkpoint.rules import (
+    Rules,
+    architectures,
+    choose_rules,
+    is_matrix,
+    is_transposed,
+    model_types,
+)
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import Stack, is_stack, parameter_of
 from nf4.checkpoint.steps import Copy, Dequantize, Quantize, QuantizeStack, Result, Step
@@ -132,34 +139,45 @@ def _steps(
     }
 
 
-def _transposed_stacks(checkpoint: Checkpoint, found: Survey) -> tuple[set[str], list[str]]:
-    """The names of the 4-bit stacks whose dense parameter is [experts, inputs, outputs], and
-    warnings."""
+def _parameters(checkpoint: Checkpoint, found: Survey) -> tuple[dict[str, bool], list[str]]:
+    """The names of the 4-bit stacks that are a model's parameters, and whether such a parameter is
+    [experts, inputs, outputs]; and warnings."""
     stacks = [name for name, weight in found.weights.items() if is_stack(weight)]
-    if not stacks:
-        return set(), []
+    # Without a model they are what nf4.save was given, which has names of its own.
+    if not stacks or not architectures(checkpoint.config):
+        return {}, []
     rules, why = choose_rules(checkpoint.config, found)
     model = rules.model
     if model is None:
         problem = f"experts are written as [experts, outputs, inputs], whatever the model's; {why}"
-        return set(), [problem]
+        return dict.fromkeys(stacks, False), [problem]
     turned = {parameter for parameter, stack in model.stacks.items() if stack.transposed}
     # A stack in the parameter's own place has its order.
-    return {n for n in stacks if model.stack_of.get(n) in turned and parameter_of(n) != n}, []
+    return {
+        name: model.stack_of[name] in turned and parameter_of(name) != name
+        for name in stacks
+        if name in model.stack_of
+    }, []
 
 
 def _dense_steps(
-    checkpoint: Checkpoint, found: Survey, dtype: str | None, threads: int, stacks: Collection[str]
+    checkpoint: Checkpoint,
+    found: Survey,
+    dtype: str | None,
+    threads: int,
+    parameters: Mapping[str, bool],
 ) -> dict[str, list[Step]]:
-    """The steps for each file. A weight goes where its packed tensor was. stacks: the names of
-    those that are transposed."""
+    """The steps for each file. A weight goes where its packed tensor was. parameters: the first of
+    _parameters."""
     packed, types = found.by_packed(), model_types(checkpoint.config)
 
     def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
         weight = packed.get(info.name)
         if weight is not None:
-            transposed = is_transposed(weight.name, types) or weight.name in stacks
-            return Dequantize(checkpoint, weight, dtype or weight.dtype, transposed, threads)
+            name, into = weight.name, dtype or weight.dtype
+            transposed = is_transposed(name, types) or parameters.get(name, False)
+            name = parameter_of(name) if name in parameters else name
+            return Dequantize(checkpoint, weight, name, into, transposed, threads)
         return Copy(file, info, True) if info.name in found.dense else None
 
     return _steps(checkpoint, step)
@@ -188,8 +206,8 @@ def dequantize_checkpoint(
         found.require_sound()
         if not found.weights:
             raise FormatError(source, "nothing to dequantize: it has no 4-bit weights")
-        transposed, warnings = _transposed_stacks(checkpoint, found)
-        steps = _dense_steps(checkpoint, found, dtype, threads, transposed)
+        parameters, warnings = _parameters(checkpoint, found)
+        steps = _dense_steps(checkpoint, found, dtype, threads, parameters)
         config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
         if dtype is not None:
             config |= {key: NF4_TO_TORCH[dtype] for key in DTYPE_KEYS if key in config}

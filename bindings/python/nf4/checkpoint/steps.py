@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4_plan import Int4Plan
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.stacks import Stack, is_stack, parameter_of
+from nf4.checkpoint.stacks import Stack
 from nf4.checkpoint.weights import Weight
 from nf4.checkpoint.writer import SafetensorsWriter
 
@@ -171,30 +171,36 @@ class QuantizeStack:
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         array = self.stack.read(self.checkpoint)
         if not self.allow_nonfinite:
-            file = self.checkpoint.owner[self.stack.tensors[0]]
-            problem = nonfinite(array, self.checkpoint.info(self.stack.tensors[0]).dtype)
-            if problem:
-                raise FormatError(file.path, f"{problem} (see --allow-nonfinite)", self.stack.name)
+            dtype = self.checkpoint.info(self.stack.tensors[0]).dtype
+            if nonfinite(array, dtype) is not None:
+                self._raise_nonfinite()
         started = time.perf_counter()
         weight = self.plan.quantize(array, self.threads)
         result.count(self, array.size, array.nbytes + weight.nbytes, started)
         for name, data in self.plan.parts(weight).items():
             writer.write(name, data)
 
+    def _raise_nonfinite(self) -> NoReturn:
+        """By the tensor that has it, which may be of one expert."""
+        for name in self.stack.tensors:
+            file, info = self.checkpoint.owner[name], self.checkpoint.info(name)
+            problem = nonfinite(file.array(info), info.dtype)
+            if problem:
+                raise FormatError(file.path, f"{problem} (see --allow-nonfinite)", name)
+        raise AssertionError("the stack has what no tensor of it has")
+
 
 @dataclasses.dataclass(frozen=True)
 class Dequantize:
-    """A 4-bit weight to a dense matrix, or experts to a dense stack, of `dtype` (libnf4's name)."""
+    """A 4-bit weight to a dense matrix, or experts to a dense stack, of `dtype` (libnf4's name).
+    name: of the dense tensor."""
 
     checkpoint: Checkpoint
     weight: Weight
+    name: str
     dtype: str
     transposed: bool
     threads: int
-
-    @property
-    def name(self) -> str:
-        return parameter_of(self.weight.name) if is_stack(self.weight) else self.weight.name
 
     @property
     def bytes_in(self) -> int:

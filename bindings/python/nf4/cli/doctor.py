@@ -66,12 +66,13 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
     if first.device_count == 0:
         return []
     found = [first, *(nf4.device_info(index) for index in range(1, first.device_count))]
+    alone = not any(device.usable for device in found)
     return [
         {
             "index": device.index,
             "name": device.name,
             "usable": device.usable,
-            "reason": _not_used(device),
+            "reason": _not_used(device, alone),
             "compute_capability": ".".join(map(str, device.compute_capability)),
             "multiprocessors": device.multiprocessors,
             "memory_bytes": device.memory_bytes,
@@ -83,14 +84,13 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
     ]
 
 
-def _not_used(device: nf4.Device) -> str:
-    """Why not this GPU, and of one that is too old, what is used."""
+def _not_used(device: nf4.Device, alone: bool) -> str:
+    """Why not this GPU, and of one that is too old, what is used. alone: no GPU is usable."""
     if (0, 0) < device.compute_capability < _OLDEST_GPU:
         oldest = ".".join(map(str, _OLDEST_GPU))
-        return (
-            f"{device.reason}; libnf4 needs compute capability {oldest} (Turing) or later. Until "
-            f"there is such a GPU the CPU kernels are used"
-        )
+        until = ". Until there is such a GPU the CPU kernels are used" if alone else ""
+        needed = f"libnf4 needs compute capability {oldest} (Turing) or later"
+        return f"{device.reason}; {needed}{until}"
     return device.reason
 
 

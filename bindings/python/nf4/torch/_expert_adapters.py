@@ -15,7 +15,8 @@ def _products(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """rows[i] times weight[expert of i]^T, [experts, out, columns]. Rows behind the last end are
     unspecified."""
     grouped_mm = getattr(functional, "grouped_mm", None)
-    vectors = (rows.shape[1] * rows.element_size(), weight.shape[2] * weight.element_size())
+    # Of rows, and of the gradient of the result.
+    vectors = (rows.shape[1] * rows.element_size(), weight.shape[1] * weight.element_size())
     if grouped_mm is None or any(size % 16 for size in vectors):
         return _one_by_one(rows, weight, ends)
     arguments = rows.contiguous(), weight.contiguous().transpose(1, 2), ends

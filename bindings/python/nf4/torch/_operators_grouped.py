@@ -7,8 +7,9 @@
 WEIGHT is the ten arguments of _weight.py, of three dimensions: experts, rows, columns; of
 linear_grouped_int4 and linear_grouped_backward_int4 the eight of _int4_weight.py. What ends and
 x_index mean nf4.matmul_grouped says. Each is the other's gradient, so that both can be
-differentiated as often as one likes; the weight is frozen. On a GPU neither waits for anything,
-but that fp32, and the gradient of integers, make dense experts for the length of the call.
+differentiated as often as one likes; the weight is frozen. On a GPU fp32, and the gradient of
+integers, make dense experts for the length of the call. Neither waits for anything, but fp32, and
+the gradient of integers in fp16 or of sizes that are no multiples of 8, which read `ends`.
 """
 
 from __future__ import annotations
@@ -128,19 +129,30 @@ def _dense_experts(weight: Stack, dtype: torch.dtype) -> Callable[[int], Tensor]
     return lambda expert: nf4.dequantize(made.expert(expert), dtype)
 
 
+def _dense_stack(weight: Stack, dtype: torch.dtype) -> Tensor:
+    """Of all experts."""
+    if isinstance(weight, WeightParts):
+        return _kernels.dequantize(weight, dtype)
+    made = weight.quantized()
+    dense = torch.empty(weight.spec.shape, dtype=dtype, device=made.packed.device)
+    for expert, out in enumerate(dense):
+        nf4.dequantize(made.expert(expert), out=out)
+    return dense
+
+
 def _dense_products(rows: Tensor, weight: Stack, ends: Tensor, gradient: bool) -> Tensor:
     """rows[i] times the transpose of the expert of i, in the gradient the expert itself; zeros
     where there is none."""
-    (experts, inner, cols), m = weight.spec.shape, rows.shape[0]
-    expert_of = _dense_experts(weight, rows.dtype)
+    (_, inner, cols), m = weight.spec.shape, rows.shape[0]
     grouped_mm = getattr(torch.nn.functional, "grouped_mm", None)
     whole_vectors = inner % 8 == 0 and cols % 8 == 0
     if grouped_mm is not None and rows.dtype == torch.bfloat16 and rows.is_cuda and whole_vectors:
         sound = ends.cummax(0).values.clamp(0, m)
-        dense = torch.stack([expert_of(e) for e in range(experts)])
+        dense = _dense_stack(weight, rows.dtype)
         y = grouped_mm(rows.contiguous(), dense if gradient else dense.mT, offs=sound)
         inside = torch.arange(m, device=rows.device) < sound[-1]
         return torch.where(inside[:, None], y, 0)
+    expert_of = _dense_experts(weight, rows.dtype)
     y = rows.new_zeros(m, cols if gradient else inner)
     for expert, begin, end in _ranges(ends, m):
         dense = expert_of(expert)
@@ -373,8 +385,8 @@ def linear_grouped(
     """torch.ops.nf4.linear_grouped, or that of integers, without the dispatcher where that has
     nothing to do. made: how to get the weight as a QuantizedTensor, where one is kept."""
     if not torch.compiler.is_dynamo_compiling() and _private.is_idle():
-        cast_x, cast_bias = cast(x, bias) if _private.any_autocast() else (x, bias)
         if not (torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight)):
+            cast_x, cast_bias = cast(x, bias) if _private.any_autocast() else (x, bias)
             y = None
             if isinstance(weight, WeightParts):
                 y = _fast.linear_grouped(cast_x, ends, x_index, cast_bias, weight)

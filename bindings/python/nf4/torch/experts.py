@@ -44,12 +44,15 @@ def put(experts: Any, name: str, made: NF4Experts) -> None:
     """In the place of a dense parameter."""
     delattr(experts, name)
     setattr(experts, name, made.train(experts.training))
+    before = experts.config._experts_implementation
+    if before != IMPLEMENTATION:  # layers share the config
+        experts.before_4_bits = before
     experts.config._experts_implementation = IMPLEMENTATION
 
 
 def make_dense(model: nn.Module, dtype: torch.dtype | None) -> list[str]:
     """The reverse of quantize_stack, for all stacks of a model; their names."""
-    made = []
+    made, configs = [], {}
     for path, experts in model.named_modules():
         for name in names_of(experts):
             stack = experts._modules.get(name)
@@ -59,10 +62,15 @@ def make_dense(model: nn.Module, dtype: torch.dtype | None) -> list[str]:
             dense = dense.transpose(1, 2).contiguous() if experts.is_transposed else dense
             delattr(experts, name)
             experts.register_parameter(name, nn.Parameter(dense, requires_grad=False))
-            experts.config._experts_implementation = "grouped_mm"
+            before = vars(experts).pop("before_4_bits", None)
+            known = configs.get(id(experts.config), (None, None))[1]
+            configs[id(experts.config)] = experts.config, before or known
             made.append(f"{path}.{name}".lstrip("."))
+    for config, before in configs.values():
+        config._experts_implementation = before or "grouped_mm"
     for each in model.modules() if made else ():
-        vars(each).pop("_weight_conversions", None)
+        if "dense_conversions" in vars(each):
+            each._weight_conversions = vars(each).pop("dense_conversions")
     return made
 
 
@@ -74,6 +82,8 @@ def save_as_stacks(model: Any) -> None:
 
     names = [name for name, each in model.named_modules() if isinstance(each, NF4Experts)]
     conversions = getattr(model, "_weight_conversions", None)
+    if "dense_conversions" not in vars(model):
+        model.dense_conversions = conversions  # for make_dense
     if conversions is None:  # as save_pretrained does
         conversions = get_model_conversion_mapping(model, add_legacy=False)
         prefixes = getattr(core_model_loading, "PrefixChange", ())  # an older one has none

@@ -176,8 +176,9 @@ def linear_grouped(
     bias     [experts, rows] in the dtype of x
 
     x and bias may require gradients, of any order; the weight is frozen. The backward pass of an
-    Int4Tensor makes dense experts for the length of the call, on a GPU of all. Under torch.autocast
-    x and bias are cast first.
+    Int4Tensor makes dense experts for the length of the call, on a GPU in bf16 of all. On a GPU
+    fp32, and that backward pass in fp16 or of rows and cols that are no multiples of 8, wait for
+    `ends`, and no graph can capture them. Under torch.autocast x and bias are cast first.
 
     Returns [m, rows]; rows behind the last end are unspecified. Raises what nf4.matmul_grouped
     raises.

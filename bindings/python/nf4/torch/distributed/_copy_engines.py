@@ -77,6 +77,11 @@ class _CopyEngines(AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
+        given, own = map(dist.get_process_group_ranks, (group, self._group))
+        if given != own:
+            raise InvalidArgument(
+                f"mesh is of ranks {own}; expected the mesh that fully_shard was given, of {given}"
+            )
         start = output_tensor.data_ptr()
         buffer = next(each for each, _ in self._buffers if each.data_ptr() == start)
         memory: Any = symmetric_memory.rendezvous(buffer, self._group)  # which it remembers

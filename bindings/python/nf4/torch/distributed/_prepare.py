@@ -41,6 +41,7 @@ def prepare_layers(
             continue
         for name, part in parts.items():
             _replace(layer, name, part, made)
+        layer.forget()
         prepared.append(layer)
     return prepared
 

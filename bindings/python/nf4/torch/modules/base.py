@@ -72,7 +72,11 @@ class QuantizedModule(nn.Module):
     # Which part of its weight a layer has that tensor parallelism has cut, for checkpoints.
     cut_of: CutOf | None = None
 
+    def forget(self) -> None:
+        """What the module keeps beside its parts, and that holds their memory: they leave it."""
+
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        self.forget()
         scales = {id(scale) for scale in self._buffers.values() if scale is not None}
 
         def moved(tensor: Tensor) -> Tensor:

@@ -117,7 +117,10 @@ class NF4Experts(NF4Weight):
 
     def _take_sizes(self, shape: tuple[int, ...]) -> None:
         self.experts, self.out_features, self.in_features = shape
-        self._places = None
+        self.forget()
+
+    def forget(self) -> None:
+        self._kept = self._places = None
 
     def forward(
         self,
