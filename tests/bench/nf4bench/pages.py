@@ -72,13 +72,10 @@ README_ROWS: list[tuple[str, Row]] = [
 
 
 _BESIDE = ("bitsandbytes", "dense", "humming")
-# Of experts: bitsandbytes' dequantize, and grouped_mm.
-_AS_PEER = {"dequantize + dense": "bitsandbytes"}
 
 
 def _readme_row(name: str, row: Row) -> dict:
     forms = row.get("forms", row.get("peers"))
-    forms = {_AS_PEER.get(n, n): each for n, each in forms.items()}
     over = {n: f"{forms[n]['ratio']:.2f}x" if n in forms else tables.NOTHING for n in _BESIDE}
     made = dict(over)
     if name == "models":
@@ -124,7 +121,8 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
     return "\n\n".join([
         f"One {bench['device']}, {bench['date']}, bf16, NF4 with double quantization, GPTQ in "
         "groups of 128, CUDA graphs. The roofline is the fastest kernel that moves the same bytes "
-        "and does nothing else; dense is torch.nn.Linear (cuBLAS) in bf16. The last columns are "
+        "and does nothing else; dense is torch.nn.Linear (cuBLAS), of experts grouped_mm, in bf16. "
+        "The last columns are "
         "the peers' time over ours, of quantize in eager calls.",
         README.markdown(found),
         " ".join(last),

@@ -16,6 +16,7 @@ from bench_fakes import bench  # noqa: E402
 from nf4bench import experts, experts_decode, experts_host, experts_pages, pages  # noqa: E402
 from nf4bench.check import WrongResult  # noqa: E402
 from nf4bench.experts_cases import DENSE, DEQUANTIZED, GROUPED_NF4, Group, Model  # noqa: E402
+from nf4bench.table import NOTHING  # noqa: E402
 
 SMALL = Model("small", 4, 64, 128, 2)
 GROUPS = [
@@ -84,9 +85,9 @@ def test_a_wrong_product_ends_it(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_readme_has_rows_of_it() -> None:
     wanted = [row for name, row in pages.README_ROWS if name == "experts"]
-    peers = {DENSE: {"ratio": 2.5}, DEQUANTIZED: {"ratio": 7.0}}
+    peers = {DENSE: {"ratio": 2.5}, DEQUANTIZED: {"ratio": 7.0}}  # bitsandbytes has no product
     made = pages._readme_row(
         "experts", {**wanted[0], "us": 50.04, "gb_per_s": 1234.4, "peers": peers}
     )
     assert made["work"] == "Qwen3-30B-A3B, experts of a layer, 1 tokens"
-    assert (made["us"], made["bitsandbytes"], made["dense"]) == ("50.0", "7.00x", "2.50x")
+    assert (made["us"], made["bitsandbytes"], made["dense"]) == ("50.0", NOTHING, "2.50x")
