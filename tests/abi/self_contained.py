@@ -1,10 +1,14 @@
 """Each header of lib/ compiles alone, with nothing included before it."""
 
 import argparse
+import concurrent.futures
+import functools
+import os
 import platform
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from compilers import complaint
@@ -41,6 +45,22 @@ def nvcc_complaint(nvcc: str, flags: list[str], source: str) -> str | None:
     return None if run.returncode == 0 else run.stderr + run.stdout
 
 
+def check_of(
+    header: Path, lib: Path, cxx: str, nvcc: str, includes: list[str]
+) -> Callable[[], str | None] | str:
+    """What compiles the header and returns the complaint, or why it is skipped."""
+    source = f'#include "{header.relative_to(lib)}"\n'
+    vectors = VECTORS in header.read_text()
+    if vectors and platform.machine() != "x86_64":
+        return "has instructions of x86"
+    if not needs_cuda(header, lib):
+        flags = ["-xc++", "-fsyntax-only", *FLAGS, *(VECTOR_FLAGS * vectors), *includes]
+        return functools.partial(complaint, cxx, flags, source)
+    if nvcc:
+        return functools.partial(nvcc_complaint, nvcc, includes, source)
+    return "needs nvcc, and this build has no CUDA"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, required=True)
@@ -53,19 +73,16 @@ def main() -> None:
     lib = options.root / "lib"
     includes = [f"-I{path}" for path in (lib, options.root / "include", options.generated)]
     includes.append(f"-I{options.generated / 'cuda'}")
-    for header in sorted(path for path in lib.rglob("*") if path.suffix in {".hpp", ".cuh"}):
-        name = str(header.relative_to(lib))
-        source = f'#include "{name}"\n'
-        vectors = VECTORS in header.read_text()
-        if vectors and platform.machine() != "x86_64":
-            tap.skip(name, "has instructions of x86")
-        elif not needs_cuda(header, lib):
-            flags = ["-xc++", "-fsyntax-only", *FLAGS, *(VECTOR_FLAGS * vectors), *includes]
-            tap.check(name, complaint(options.cxx, flags, source))
-        elif options.nvcc:
-            tap.check(name, nvcc_complaint(options.nvcc, includes, source))
-        else:
-            tap.skip(name, "needs nvcc, and this build has no CUDA")
+    headers = sorted(path for path in lib.rglob("*") if path.suffix in {".hpp", ".cuh"})
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        checks = [check_of(each, lib, options.cxx, options.nvcc, includes) for each in headers]
+        results = [each if isinstance(each, str) else pool.submit(each) for each in checks]
+        for header, result in zip(headers, results, strict=True):
+            name = str(header.relative_to(lib))
+            if isinstance(result, str):
+                tap.skip(name, result)
+            else:
+                tap.check(name, result.result())
     tap.finish()
 
 
