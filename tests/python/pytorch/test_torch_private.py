@@ -99,7 +99,7 @@ FILES = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 def test_those_of_torch_are_in_one_file():
     here = FILES[PACKAGE / "_private.py"]
     assert _names(here) - _own(here) == OF_TORCH
-    ours = set().union(*map(_own, FILES.values())) | {"_nf4_fast", "_replace", "_asdict"}
+    ours = set().union(*map(_own, FILES.values())) | {"_nf4_fast", "_replace"}
     ours |= {"_linear", "_linear_grad", "_dense_like"}  # operators
     # Of a tensor; torch's pages have the first, those on subclasses the second.
     ours |= {"_version", "_make_wrapper_subclass"}

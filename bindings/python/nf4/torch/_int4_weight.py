@@ -46,6 +46,20 @@ class Int4Spec(NamedTuple):
         return self[:2]
 
 
+def _named(parts: Int4Parts | Int4Stack) -> dict[str, Tensor | None]:
+    """The tensors by their names."""
+    return dict(zip(parts.names, parts.tensors, strict=True))
+
+
+def _quantized(parts: Int4Parts | Int4Stack) -> nf4.Int4Tensor:
+    """For package nf4; memory is shared."""
+    spec = parts.spec
+    detached = {n: None if part is None else part.detach() for n, part in parts.named().items()}
+    return nf4.Int4Tensor(
+        **detached, layout=spec.layout, shape=spec.shape, group_size=spec.group_size
+    )
+
+
 class Int4Parts(NamedTuple):
     """The tensors of a weight, as they are at the time of a call, and its Int4Spec."""
 
@@ -93,19 +107,8 @@ class Int4Parts(NamedTuple):
         """The ten of a compiled graph's operator."""
         return *self[:5], *self.spec[:5]
 
-    def named(self) -> dict[str, Tensor | None]:
-        """The tensors by their names."""
-        return dict(zip(self.names, self, strict=False))
-
-    def quantized(self) -> nf4.Int4Tensor:
-        """For package nf4; memory is shared."""
-        detached = {
-            name: None if part is None else part.detach() for name, part in self.named().items()
-        }
-        spec = self.spec
-        return nf4.Int4Tensor(
-            **detached, layout=spec.layout, shape=spec.shape, group_size=spec.group_size
-        )
+    named = _named
+    quantized = _quantized
 
 
 class Int4StackSpec(NamedTuple):
@@ -148,13 +151,5 @@ class Int4Stack(NamedTuple):
     def arguments(self) -> tuple[Any, ...]:
         return *self[:5], list(self.spec.shape), self.spec.layout, self.spec.group_size
 
-    def named(self) -> dict[str, Tensor | None]:
-        """The tensors by their names."""
-        return dict(zip(self.names, self, strict=False))
-
-    def quantized(self) -> nf4.Int4Tensor:
-        """For package nf4; memory is shared."""
-        parts = {
-            name: None if part is None else part.detach() for name, part in self.named().items()
-        }
-        return nf4.Int4Tensor(**parts, **self.spec._asdict())
+    named = _named
+    quantized = _quantized
