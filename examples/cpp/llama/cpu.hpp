@@ -66,9 +66,11 @@ class Cpu {
                  float *y) {
     std::vector<float> scores(cache.positions);
     for (int64_t i = 0; i < rows.count * heads.queries; ++i, y += heads.dim) {
-      const int64_t row = i / heads.queries, head = i % heads.queries, last = rows.position[row];
+      const int64_t row = i / heads.queries, head = i % heads.queries,
+                    last = rows.row[row].position;
       const float *q = qkv + row * heads.width() + head * heads.dim;
-      const int64_t cached = rows.sequence[row] * heads.keys + head / (heads.queries / heads.keys);
+      const int64_t cached =
+          rows.row[row].sequence * heads.keys + head / (heads.queries / heads.keys);
       const float *k = cache.keys + cached * cache.positions * heads.dim;
       const float *v = cache.values + cached * cache.positions * heads.dim;
       float largest = -INFINITY, sum = 0;
@@ -88,8 +90,8 @@ class Cpu {
 
   void choose(const float *logits, int64_t width, const Rows &rows) {
     for (int64_t row = 0; row < rows.count; ++row, logits += width) {
-      rows.token[row] = static_cast<int32_t>(std::max_element(logits, logits + width) - logits);
-      ++rows.position[row];
+      rows.row[row].token = static_cast<int32_t>(std::max_element(logits, logits + width) - logits);
+      ++rows.row[row].position;
     }
   }
 

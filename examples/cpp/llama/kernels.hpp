@@ -11,9 +11,12 @@
 #define HOST_DEVICE
 #endif
 
-// The rows of a step: tokens at positions of sequences.
+// A token at a position of a sequence.
+struct Row {
+  int32_t token, position, sequence;
+};
 struct Rows {
-  int32_t *token, *position, *sequence;
+  Row *row;
   int64_t count;
 };
 
@@ -32,11 +35,11 @@ struct Heads {
 template <class T>
 struct Embed {
   const T *table;
-  const int32_t *token;
+  Rows rows;
   int64_t hidden;
   T *x;
   HOST_DEVICE void operator()(int64_t i) const {
-    x[i] = table[token[i / hidden] * hidden + i % hidden];
+    x[i] = table[rows.row[i / hidden].token * hidden + i % hidden];
   }
 };
 
@@ -55,11 +58,13 @@ struct Rotate {
     T *from = qkv + row * heads.width() + head * heads.dim + pair, *to = from;
     const bool is_value = head >= heads.queries + heads.keys;
     if (head >= heads.queries) {
-      const int64_t cached = rows.sequence[row] * heads.keys + (head - heads.queries) % heads.keys;
+      const int64_t cached =
+          rows.row[row].sequence * heads.keys + (head - heads.queries) % heads.keys;
       to = (is_value ? cache.values : cache.keys) +
-           (cached * cache.positions + rows.position[row]) * heads.dim + pair;
+           (cached * cache.positions + rows.row[row].position) * heads.dim + pair;
     }
-    const float angle = is_value ? 0 : static_cast<float>(rows.position[row]) * frequencies[pair];
+    const float angle =
+        is_value ? 0 : static_cast<float>(rows.row[row].position) * frequencies[pair];
     const float c = cosf(angle), s = sinf(angle);
     const float a = static_cast<float>(from[0]), b = static_cast<float>(from[half]);
     to[0] = static_cast<T>(a * c - b * s);
