@@ -22,8 +22,7 @@ struct Config {
     only(json, rope + "type", {"default", "llama3"});
     const auto size = [&json](const char *key, int64_t otherwise) {
       const int64_t size = otherwise && !json.has(key) ? otherwise : json.size(key);
-      require(0 < size && size < 1 << 30,
-              std::string("config.json: ") + key + " is " + std::to_string(size));
+      require(0 < size && size < 1 << 30, "config.json: ", key, " is ", size);
       return size;
     };
     vocabulary = size("vocab_size", 0);
@@ -56,9 +55,9 @@ struct Config {
  private:
   static void only(const Json &json, const std::string &key,
                    const std::set<std::string> &computed) {
-    require(!json.has(key) || computed.count(json.text(key)),
-            "config.json: " + key + " is " + (json.has(key) ? json.text(key) : "") + "; only " +
-                *computed.rbegin() + " is computed");
+    if (json.has(key))
+      require(computed.count(json.text(key)), "config.json: ", key, " is ", json.text(key),
+              "; only ", *computed.rbegin(), " is computed");
   }
   // Long wavelengths are stretched by `factor`, short ones are not, those between are interpolated.
   static double llama3(const Json &json, const std::string &rope, double frequency) {

@@ -8,8 +8,7 @@
 
 struct Options {
   std::string folder, logits;
-  int64_t tokens = 64, context = 0;
-  int threads = 0;
+  int64_t tokens = 64, context = 0, threads = 0;
   bool cpu = false, text = false;
   std::vector<std::vector<int32_t>> prompts;
 };
@@ -27,18 +26,17 @@ void generate(const Options &options, Backend &backend) {
     longest = std::max<int64_t>(longest, prompt.size());
     all += prompt.size();
     for (const int32_t token : prompt)
-      require(token < config.vocabulary, "token " + std::to_string(token) +
-                                             " is outside the vocabulary of " +
-                                             std::to_string(config.vocabulary));
+      require(token < config.vocabulary, "token ", token, " is outside the vocabulary of ",
+              config.vocabulary);
   }
-  const int64_t needed = longest + options.tokens,
-                context = options.context ? options.context : needed;
-  require(needed <= std::min(context, config.positions),
-          std::to_string(needed) + " tokens are more than --context or max_position_embeddings");
+  const int64_t needed = longest + options.tokens;
+  const int64_t context = options.context ? options.context : needed;
+  require(needed <= std::min(context, config.positions), needed,
+          " tokens are more than --context or max_position_embeddings");
   Llama<Backend> model(checkpoint, config, backend, options.prompts.size(), context);
   std::unique_ptr<FILE, int (*)(FILE *)> file(nullptr, std::fclose);
   if (!options.logits.empty()) file.reset(std::fopen(options.logits.c_str(), "wb"));
-  require(options.logits.empty() || file, options.logits + ": cannot be written");
+  require(options.logits.empty() || file, options.logits, ": cannot be written");
 
   std::vector<std::string> lines(options.prompts.size());
   if (options.text)

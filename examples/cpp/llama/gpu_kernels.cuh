@@ -36,30 +36,29 @@ __device__ inline void load16(const bf16 *from, float *to) {
 }
 
 template <class Function>
-__global__ void for_each_kernel(int64_t count, Function function) {
+__global__ void for_each_kernel(int count, Function function) {
   begin();
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) function(i);
 }
 
-// x += added; y = RMS norm of x; a CTA a row, 1024 threads.
-__global__ void norm_kernel(bf16 *x, const bf16 *added, const bf16 *weight, float eps, int width,
-                            bf16 *y) {
+// A CTA a row, of 1024 threads.
+__global__ void norm_kernel(Norm<bf16> of) {
   begin();
   __shared__ float sums[32];
-  const int64_t row = int64_t{blockIdx.x} * width;
+  const int64_t row = int64_t{blockIdx.x} * of.width;
   float sum = 0;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    if (added) x[row + i] = __hadd(x[row + i], added[row + i]);
-    const float value = __bfloat162float(x[row + i]);
+  for (int i = threadIdx.x; i < of.width; i += blockDim.x) {
+    if (of.added) of.x[row + i] = __hadd(of.x[row + i], of.added[row + i]);
+    const float value = __bfloat162float(of.x[row + i]);
     sum += value * value;
   }
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
-  const float scale = rsqrtf(warp_sum(sums[threadIdx.x % 32]) / width + eps);
-  for (int i = threadIdx.x; i < width; i += blockDim.x)
-    y[row + i] = __hmul(__float2bfloat16(__bfloat162float(x[row + i]) * scale), weight[i]);
+  const float scale = rsqrtf(warp_sum(sums[threadIdx.x % 32]) / of.width + of.eps);
+  for (int i = threadIdx.x; i < of.width; i += blockDim.x)
+    of.y[row + i] = __hmul(__float2bfloat16(__bfloat162float(of.x[row + i]) * scale), of.weight[i]);
 }
 
 // y = x W^T + bias of up to M rows of x: a warp a row of W.
@@ -112,8 +111,7 @@ __device__ float merge(const float *parts, int count, int column, float *largest
 // Decode has R = 1 and is bound by reading keys and values.
 template <int D, int R>
 __global__ void __launch_bounds__(kThreads)
-    attention_kernel(const bf16 *qkv, Rows rows, Heads heads, Cache<bf16> cache, bf16 *y,
-                     float *partials, unsigned *ended) {
+    attention_kernel(Attention<bf16> of, float *partials, unsigned *ended) {
   begin();
   constexpr int kLanes = D / 16, kKeys = kThreads / kLanes;
   __shared__ float parts[R][kKeys][D + 2];
@@ -121,25 +119,24 @@ __global__ void __launch_bounds__(kThreads)
   const int head = blockIdx.x, lane = threadIdx.x % kLanes, mine = threadIdx.x / kLanes;
   const int split = blockIdx.z, splits = gridDim.z;
   const int64_t first = int64_t{blockIdx.y} * R;
-  const int64_t cached =
-      rows.row[first].sequence * heads.keys + head / (heads.queries / heads.keys);
-  const int64_t offset = cached * cache.positions * D + lane * 16;
+  const int kv_head = head / (of.heads / of.kv_heads);
+  const int64_t cached = of.cached(of.rows.row[first].sequence, kv_head) + lane * 16;
   float q[R][16], sums[R][16] = {}, largest[R], sum[R] = {};
   int position[R];
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    const int64_t row = min(first + r, rows.count - 1);
-    load16(qkv + row * heads.width() + int64_t{head} * D + lane * 16, q[r]);
-    position[r] = rows.row[row].position;
+    const int64_t row = min(first + r, of.rows.count - 1);
+    load16(of.qkv + row * of.width() + int64_t{head} * D + lane * 16, q[r]);
+    position[r] = of.rows.row[row].position;
     largest[r] = -1e30f;
   }
   const int all = position[R - 1] + 1, end = int(int64_t{all} * (split + 1) / splits);
   const float scale = 1.4426950408889634f * rsqrtf(D);  // 2^x is cheaper than e^x
   for (int key = int(int64_t{all} * split / splits) + mine; key - mine < end; key += kKeys) {
-    const int64_t at = offset + int64_t{min(key, end - 1)} * D;
+    const int64_t at = cached + int64_t{min(key, end - 1)} * D;
     float k[16], v[16];
-    load16(cache.keys + at, k);
-    load16(cache.values + at, v);
+    load16(of.keys + at, k);
+    load16(of.values + at, v);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       float score = 0;
@@ -162,12 +159,12 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const int column = min(int(threadIdx.x), D - 1);
   float most, total;
-  for (int r = 0; r < R && first + r < rows.count && splits == 1; ++r) {
+  for (int r = 0; r < R && first + r < of.rows.count && splits == 1; ++r) {
     const float value = merge<D>(parts[r][0], kKeys, column, &most, &total);
-    y[((first + r) * heads.queries + head) * D + column] = __float2bfloat16(value / total);
+    of.y[((first + r) * of.heads + head) * D + column] = __float2bfloat16(value / total);
   }
   if (splits == 1) return;
-  const int64_t place = first * heads.queries + head;
+  const int64_t place = first * of.heads + head;
   float *partial = partials + (place * splits + split) * (D + 2);
   partial[column] = merge<D>(parts[0][0], kKeys, column, &most, &total);
   partial[D] = most;
@@ -179,7 +176,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!is_last) return;
   __threadfence();
   const float value = merge<D>(partials + place * splits * (D + 2), splits, column, &most, &total);
-  y[place * D + column] = __float2bfloat16(value / total);
+  of.y[place * D + column] = __float2bfloat16(value / total);
 }
 
 // token = the largest logit's, the first of equal ones; a CTA a sequence, 1024 threads.

@@ -6,12 +6,18 @@
 #include <cstdint>
 #include <cstdlib>
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
-inline void require(bool good, const std::string &message) {
-  if (!good) throw std::runtime_error(message);
+// Throws what is wrong, in parts.
+template <class... Parts>
+void require(bool good, const Parts &...parts) {
+  if (good) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
 }
 
 class Json {
@@ -23,18 +29,18 @@ class Json {
   // null is as if it were not there.
   bool has(const std::string &path) const { return values_.count(path) != 0; }
   const std::string &text(const std::string &path) const {
-    require(has(path), name_ + ": " + path + " is missing");
+    require(has(path), name_, ": ", path, " is missing");
     return values_.at(path);
   }
   double number(const std::string &path) const {
     char *end = nullptr;
     const double number = std::strtod(text(path).c_str(), &end);
-    require(*end == 0 && end != text(path).c_str(), name_ + ": " + path + " is " + text(path));
+    require(*end == 0 && end != text(path).c_str(), name_, ": ", path, " is ", text(path));
     return number;
   }
   int64_t size(const std::string &path) const {
     const double size = number(path);
-    require(0 <= size && size < 1e15, name_ + ": " + path + " is " + text(path));
+    require(0 <= size && size < 1e15, name_, ": ", path, " is ", text(path));
     return static_cast<int64_t>(size);
   }
   double number(const std::string &path, double otherwise) const {
@@ -43,7 +49,7 @@ class Json {
 
  private:
   void expect(bool good) const {
-    require(good, name_ + ": not JSON at '" + std::string(rest_.substr(0, 20)) + "'");
+    require(good, name_, ": not JSON at '", rest_.substr(0, 20), "'");
   }
   // Skips white space, then `c` if it comes next.
   bool skip(char c) {

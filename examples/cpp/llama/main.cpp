@@ -23,22 +23,21 @@ int64_t number(const std::string &text) {
 // Throws what is not a std::runtime_error.
 Options parse(const std::vector<std::string> &words) {
   Options options;
+  const std::map<std::string, int64_t *> numbers{{"--tokens", &options.tokens},
+                                                 {"--context", &options.context},
+                                                 {"--threads", &options.threads}};
+  const std::map<std::string, bool *> flags{{"--cpu", &options.cpu}, {"--text", &options.text}};
   std::vector<std::string> rest;
   for (size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == "--cpu")
-      options.cpu = true;
-    else if (words[i] == "--text")
-      options.text = true;
-    else if (words[i] == "--tokens")
-      options.tokens = number(words.at(++i));
-    else if (words[i] == "--context")
-      options.context = number(words.at(++i));
-    else if (words[i] == "--threads")
-      options.threads = number(words.at(++i));
-    else if (words[i] == "--logits")
+    const std::string &word = words[i];
+    if (flags.count(word))
+      *flags.at(word) = true;
+    else if (word == "--logits")
       options.logits = words.at(++i);
+    else if (word.rfind("--", 0) == 0)
+      *numbers.at(word) = number(words.at(++i));
     else
-      rest.push_back(words[i]);
+      rest.push_back(word);
   }
   options.folder = rest.at(0);
   for (size_t i = 1; i < rest.size(); ++i) {
@@ -62,7 +61,7 @@ int main(int count, char **words) try {
 #ifdef LLAMA_ON_GPU
   if (!options.cpu && generate_on_gpu(options)) return 0;
 #endif
-  Cpu cpu(options.threads);
+  Cpu cpu(static_cast<int>(options.threads));
   generate(options, cpu);
   return 0;
 } catch (const std::logic_error &) {  // of parse()

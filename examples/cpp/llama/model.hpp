@@ -15,10 +15,10 @@ class Llama {
   // All memory is taken here, for `positions` tokens of each of `batch` sequences.
   Llama(const Checkpoint &checkpoint, const Config &config, Backend &backend, int64_t batch,
         int64_t positions)
-      : config_(config), backend_(backend), heads_{config.heads, config.kv_heads, config.head_dim} {
+      : config_(config), backend_(backend), positions_(positions) {
     Loader<Backend> loader(checkpoint, config, backend);
     const int64_t hidden = config.hidden, wide = config.intermediate;
-    const int64_t q = heads_.queries * heads_.dim, kv = heads_.keys * heads_.dim;
+    const int64_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
     embedding_ = loader.dense("model.embed_tokens.weight", {config.vocabulary, hidden});
     frequencies_ = loader.upload(config.frequencies.data(), config.frequencies.size(), "RoPE");
     norm_ = loader.dense("model.norm.weight", {hidden});
@@ -43,8 +43,7 @@ class Llama {
       layer.down = loader.group(mlp, {{"down_proj", hidden}}, wide, config.mlp_bias);
       for (const Group *group : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
         backend.reserve(*group, kChunk);
-      layer.cache.positions = positions;
-      for (T **part : {&layer.cache.keys, &layer.cache.values})
+      for (T **part : {&layer.keys, &layer.values})
         *part =
             allocate<T>(batch * positions * kv, "the KV cache, of which --context is the size,");
     }
@@ -52,7 +51,7 @@ class Llama {
     normed_ = allocate<T>(kChunk * hidden, "a norm");
     added_ = allocate<T>(kChunk * hidden, "a layer's output");
     attended_ = allocate<T>(kChunk * q, "attention");
-    both_ = allocate<T>(kChunk * std::max(heads_.width(), 2 * wide), "q, k and v, or gate and up");
+    both_ = allocate<T>(kChunk * std::max(q + 2 * kv, 2 * wide), "q, k and v, or gate and up");
     inner_ = allocate<T>(kChunk * wide, "the MLP");
     logits_ = allocate<T>(batch * config.vocabulary, "the logits");
     prompt_ = rows(kChunk);
@@ -101,7 +100,7 @@ class Llama {
   struct Layer {
     const T *norms[2];
     Group qkv, o, gate_up, down;
-    Cache<T> cache;
+    T *keys, *values;
   };
 
   template <class U>
@@ -111,33 +110,43 @@ class Llama {
   Rows rows(int64_t count) { return {allocate<Row>(count, "tokens"), count}; }
 
   void layers(const Rows &rows) {
-    const int64_t m = rows.count, hidden = config_.hidden, wide = config_.intermediate;
+    const int64_t m = rows.count, wide = config_.intermediate;
+    const int hidden = static_cast<int>(config_.hidden);
     backend_.for_each(m * hidden, Embed<T>{embedding_, rows, hidden, x_});
     const T *added = nullptr;
     for (const Layer &layer : layers_) {
-      backend_.norm(x_, added, layer.norms[0], config_.eps, m, hidden, normed_);
+      const Attention<T> attention{int(config_.heads),
+                                   int(config_.kv_heads),
+                                   int(config_.head_dim),
+                                   int(positions_),
+                                   layer.keys,
+                                   layer.values,
+                                   both_,
+                                   rows,
+                                   attended_};
+      backend_.norm(m, {x_, added, layer.norms[0], config_.eps, hidden, normed_});
       backend_.products(layer.qkv, normed_, m, both_);
-      backend_.for_each(m * heads_.width() / 2,
-                        Rotate<T>{both_, rows, heads_, layer.cache, frequencies_});
-      backend_.attention(both_, rows, heads_, layer.cache, attended_);
+      backend_.for_each(m * attention.width() / 2, Rotate<T>{attention, frequencies_});
+      backend_.attention(attention);
       backend_.products(layer.o, attended_, m, added_);
-      backend_.norm(x_, added_, layer.norms[1], config_.eps, m, hidden, normed_);
+      backend_.norm(m, {x_, added_, layer.norms[1], config_.eps, hidden, normed_});
       backend_.products(layer.gate_up, normed_, m, both_);
-      backend_.for_each(m * wide, Swiglu<T>{both_, wide, inner_});
+      backend_.for_each(m * wide, Swiglu<T>{both_, int(wide), inner_});
       backend_.products(layer.down, inner_, m, added_);
       added = added_;
     }
   }
   // The logits of m rows, from row `first` on.
   void predict(int64_t first, int64_t m, T *logits) {
-    const int64_t skipped = first * config_.hidden;
-    backend_.norm(x_ + skipped, added_ + skipped, norm_, config_.eps, m, config_.hidden, normed_);
+    const int hidden = static_cast<int>(config_.hidden);
+    backend_.norm(
+        m, {x_ + first * hidden, added_ + first * hidden, norm_, config_.eps, hidden, normed_});
     backend_.products(head_, normed_, m, logits);
   }
 
   const Config &config_;
   Backend &backend_;
-  Heads heads_;
+  int64_t positions_;
   std::vector<Layer> layers_;
   Group head_;
   const T *embedding_, *norm_;

@@ -63,17 +63,16 @@ class Loader {
     return memory;
   }
 
-  const T *dense(const std::string &name, const std::vector<int64_t> &shape) {
+  const T *dense(const std::string &name, const Shape &shape) {
     const View &view = checkpoint_.tensor(name, shape);
     const bool is_half = view.dtype == "F16", is_float = view.dtype == "F32";
-    require(is_half || is_float || view.dtype == "BF16",
-            name + " is " + view.dtype + "; F32, BF16 and F16 are read");
+    require(is_half || is_float || view.dtype == "BF16", name, " is ", view.dtype,
+            "; F32, BF16 and F16 are read");
     const size_t bytes = is_float ? 4 : 2;
     std::vector<T> values(view.bytes / bytes);
     int64_t expected = bytes;
     for (const int64_t size : shape) expected *= size;
-    require(int64_t(view.bytes) == expected,
-            name + " has " + std::to_string(view.bytes) + " bytes");
+    require(int64_t(view.bytes) == expected, name, " has ", view.bytes, " bytes");
     for (size_t i = 0; i < values.size(); ++i) {
       uint32_t bits = 0;
       std::memcpy(&bits, view.data + i * bytes, bytes);
@@ -119,8 +118,8 @@ class Loader {
                  int64_t cols) {
     const View &text = checkpoint_.tensor(state);
     const Json json(state, {reinterpret_cast<const char *>(text.data), text.bytes});
-    require(json.size("shape/0") == rows && json.size("shape/1") == cols,
-            name + " has another shape; expected " + text_of({rows, cols}));
+    require(json.size("shape/0") == rows && json.size("shape/1") == cols, name,
+            " has another shape; expected ", Shape{rows, cols});
     nf4_tensor tensor{};
     tensor.struct_size = sizeof tensor;
     tensor.format = format;
@@ -155,9 +154,9 @@ class Loader {
     const std::string g_idx = name + (compressed ? ".weight_g_idx" : ".g_idx");
     const View &scales = checkpoint_.tensor(name + (compressed ? ".weight_scale" : ".scales"));
     const int64_t groups = static_cast<int64_t>(scales.bytes) / 2 / rows;
-    require(scales.dtype == "F16" || scales.dtype == "BF16",
-            scales.name + " is " + scales.dtype + "; F16 and BF16 are read");
-    require(groups > 0 && cols % groups == 0, scales.name + " has another shape");
+    require(scales.dtype == "F16" || scales.dtype == "BF16", scales.name, " is ", scales.dtype,
+            "; F16 and BF16 are read");
+    require(groups > 0 && cols % groups == 0, scales.name, " has another shape");
     nf4_int4_tensor tensor{};
     tensor.struct_size = sizeof tensor;
     tensor.layout = compressed       ? NF4_INT4_COMPRESSED_TENSORS
@@ -184,12 +183,12 @@ class Loader {
   void reorder(nf4_int4_tensor &tensor, const View &packed, const std::string &name) {
     const View &view = checkpoint_.tensor(name, {tensor.cols});
     std::vector<int32_t> g_idx(tensor.cols), permutation(tensor.cols);
-    require(view.bytes == g_idx.size() * 4, name + " is " + view.dtype + "; I32 is read");
+    require(view.bytes == g_idx.size() * 4, name, " is ", view.dtype, "; I32 is read");
     std::memcpy(g_idx.data(), view.data, view.bytes);
     std::vector<int32_t> plain = g_idx;
     std::sort(plain.begin(), plain.end());
     for (int64_t k = 0; k < tensor.cols; ++k)
-      require(plain[k] == k / tensor.group_size, name + ": groups are not of one size");
+      require(plain[k] == k / tensor.group_size, name, ": groups are not of one size");
     if (g_idx == plain) return;
     std::vector<uint32_t> stored(packed.bytes / 4), sorted(stored.size());
     std::memcpy(stored.data(), packed.data, packed.bytes);
@@ -205,8 +204,7 @@ class Loader {
 
   void *part(const std::string &name, int64_t bytes) {
     const View &view = checkpoint_.tensor(name);
-    require(int64_t(view.bytes) == bytes, name + " has " + std::to_string(view.bytes) +
-                                              " bytes; expected " + std::to_string(bytes));
+    require(int64_t(view.bytes) == bytes, name, " has ", view.bytes, " bytes; expected ", bytes);
     return backend_.place(view);
   }
 
