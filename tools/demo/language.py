@@ -22,6 +22,7 @@ import nf4
 from nf4.checkpoint import FormatError, OutputRefused
 from nf4.cli.console import size_text, table
 from numpy_llama import Llama
+from packaged import packaged_file
 from tokenizers import Tokenizer
 
 KINDS = {
@@ -45,7 +46,7 @@ def packaged_model(out: Path) -> Path:
     """The model of the package as a dense checkpoint in `out`, made once."""
     folder = out / gguf_llama.NAME
     if not folder.exists():
-        gguf_llama.convert(gguf_llama.packaged_file(), folder)
+        gguf_llama.convert(packaged_file(gguf_llama.PACKAGE, ".gguf"), folder)
     return folder
 
 
