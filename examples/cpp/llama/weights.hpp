@@ -1,0 +1,229 @@
+// A model's weights where a backend reads them. 4-bit ones stay as the checkpoint has them: each is
+// described to libnf4 by an nf4_tensor or an nf4_int4_tensor that points to its parts.
+#pragma once
+
+#include <nf4/nf4.h>
+
+#include "../host_weight.hpp"
+#include "config.hpp"
+
+// One of three: nf4 or int4, of which struct_size is not 0, or dense.
+struct Linear {
+  int64_t rows, cols;
+  nf4_tensor nf4{};
+  nf4_int4_tensor int4{};
+  const void *dense = nullptr, *bias = nullptr;
+};
+
+// Weights that multiply the same x; their outputs lie side by side in a row of y.
+struct Group {
+  std::vector<Linear> parts;
+  int64_t rows = 0;
+};
+
+// What of a group one call of libnf4 computes for each kind, and what is dense.
+struct Products {
+  std::vector<const nf4_tensor *> nf4;
+  std::vector<const nf4_int4_tensor *> int4;
+  std::vector<const Linear *> dense;
+  std::vector<nf4_matmul_args> nf4_args, int4_args, dense_args;
+
+  template <class T>
+  Products(const Group &group, nf4_dtype dtype, const T *x, int64_t m, T *y) {
+    for (const Linear &part : group.parts) {
+      nf4_matmul_args args{};
+      args.struct_size = sizeof args;
+      args.dtype = dtype;
+      args.m = m;
+      args.x = x;
+      args.x_stride = part.cols;
+      args.bias = part.bias;
+      args.y = y;
+      args.y_stride = group.rows;
+      if (part.nf4.struct_size)
+        nf4.push_back(&part.nf4), nf4_args.push_back(args);
+      else if (part.int4.struct_size)
+        int4.push_back(&part.int4), int4_args.push_back(args);
+      else
+        dense.push_back(&part), dense_args.push_back(args);
+      if (y) y += part.rows;
+    }
+  }
+};
+
+template <class Backend>
+class Loader {
+ public:
+  using T = typename Backend::T;
+
+  Loader(const Checkpoint &checkpoint, const Config &config, Backend &backend)
+      : checkpoint_(checkpoint), config_(config), backend_(backend) {}
+
+  const T *dense(const std::string &name, const std::vector<int64_t> &shape) {
+    const View &view = checkpoint_.tensor(name, shape);
+    int64_t count = 1;
+    for (const int64_t size : shape) count *= size;
+    const size_t bytes = view.dtype == "F32" ? 4 : 2;
+    require(view.dtype == "F32" || view.dtype == "BF16" || view.dtype == "F16",
+            name + " is " + view.dtype + "; F32, BF16 and F16 are read");
+    require(view.bytes == count * bytes, name + " has " + std::to_string(view.bytes) + " bytes");
+    std::vector<T> values(count);
+    for (int64_t i = 0; i < count; ++i) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, view.data + i * bytes, bytes);
+      values[i] = static_cast<T>(view.dtype == "F16" ? from_half(bits)
+                                                     : from_bits(bits << (32 - 8 * bytes)));
+    }
+    return upload(values.data(), count, name);
+  }
+
+  // The weights NAME.weight, or NAME.qweight and others, of these names and rows.
+  Group group(const std::string &prefix, const std::vector<std::pair<std::string, int64_t>> &parts,
+              int64_t cols, bool bias) {
+    Group group;
+    for (const auto &[name, rows] : parts) {
+      group.parts.push_back(linear(prefix + name, rows, cols));
+      if (bias) group.parts.back().bias = dense(prefix + name + ".bias", {rows});
+      group.rows += rows;
+    }
+    return group;
+  }
+
+  template <class U>
+  U *upload(const U *values, size_t count, const std::string &what) {
+    U *memory = backend_.template allocate<U>(count, what);
+    backend_.upload(memory, values, count);
+    return memory;
+  }
+
+ private:
+  static float from_bits(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  static float from_half(uint32_t half) {
+    const float sign = half & 0x8000 ? -1.0f : 1.0f, fraction = static_cast<float>(half & 0x3ff);
+    const int exponent = static_cast<int>(half >> 10 & 31);
+    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+    return sign *
+           (exponent ? std::ldexp(fraction + 1024, exponent - 25) : std::ldexp(fraction, -24));
+  }
+
+  Linear linear(const std::string &name, int64_t rows, int64_t cols) {
+    Linear linear{rows, cols};
+    const std::string weight = name + ".weight", state = weight + ".quant_state.bitsandbytes__";
+    if (checkpoint_.find(state + "nf4"))
+      linear.nf4 = nf4(weight, state + "nf4", NF4_FORMAT_NF4, rows, cols);
+    else if (checkpoint_.find(state + "fp4"))
+      linear.nf4 = nf4(weight, state + "fp4", NF4_FORMAT_FP4, rows, cols);
+    else if (checkpoint_.find(name + ".weight_packed") || checkpoint_.find(name + ".qweight"))
+      linear.int4 = int4(name, rows, cols);
+    else
+      linear.dense = dense(weight, {rows, cols});
+    return linear;
+  }
+
+  // bitsandbytes: NAME holds the packed codes, its neighbours the scales, and JSON the rest.
+  nf4_tensor nf4(const std::string &name, const std::string &state, nf4_format format, int64_t rows,
+                 int64_t cols) {
+    const View &text = checkpoint_.tensor(state);
+    const Json json = JsonParser::parse({reinterpret_cast<const char *>(text.data), text.bytes});
+    const auto &shape = json.get<Json::Array>("shape");
+    require(shape.size() == 2 && shape[0].as<double>("shape") == rows &&
+                shape[1].as<double>("shape") == cols,
+            name + " has another shape; expected " + text_of({rows, cols}));
+    nf4_tensor tensor{};
+    tensor.struct_size = sizeof tensor;
+    tensor.format = format;
+    tensor.blocksize = static_cast<int32_t>(json.get<double>("blocksize"));
+    tensor.nested_blocksize = static_cast<int32_t>(json.get_or("nested_blocksize", 0.0));
+    tensor.rows = rows;
+    tensor.cols = cols;
+    nf4_sizes sizes{};
+    sizes.struct_size = sizeof sizes;
+    check(nf4_tensor_sizes(&tensor, &sizes));
+    tensor.packed = part<void>(name, sizes.packed_bytes);
+    tensor.absmax = part<void>(name + ".absmax", sizes.absmax_bytes);
+    const View &codebook = checkpoint_.tensor(name + ".quant_map");
+    if (codebook.bytes != 64 || std::memcmp(codebook.data, nf4_codebook(format), 64) != 0)
+      tensor.codebook = part<float>(name + ".quant_map", 64);
+    if (tensor.nested_blocksize) {
+      const auto offset = static_cast<float>(json.get<double>("nested_offset"));
+      tensor.nested_absmax = part<float>(name + ".nested_absmax", sizes.nested_blocks * 4);
+      tensor.nested_code = part<float>(name + ".nested_quant_map", 1024);
+      tensor.nested_offset = upload(&offset, 1, name);
+    }
+    return tensor;
+  }
+
+  // compressed-tensors, or GPTQ and AWQ, which have the same names.
+  nf4_int4_tensor int4(const std::string &name, int64_t rows, int64_t cols) {
+    const bool compressed = checkpoint_.find(name + ".weight_packed");
+    const std::string packed = name + (compressed ? ".weight_packed" : ".qweight");
+    const std::string zeros = name + (compressed ? ".weight_zero_point" : ".qzeros");
+    const std::string g_idx = name + (compressed ? ".weight_g_idx" : ".g_idx");
+    const View &scales = checkpoint_.tensor(name + (compressed ? ".weight_scale" : ".scales"));
+    const int64_t groups = static_cast<int64_t>(scales.bytes) / 2 / rows;
+    require(scales.dtype == "F16" || scales.dtype == "BF16",
+            scales.name + " is " + scales.dtype + "; F16 and BF16 are read");
+    require(groups > 0 && cols % groups == 0, scales.name + " has another shape");
+    nf4_int4_tensor tensor{};
+    tensor.struct_size = sizeof tensor;
+    tensor.layout = compressed                      ? NF4_INT4_COMPRESSED_TENSORS
+                    : config_.quantization == "awq" ? NF4_INT4_AWQ
+                                                    : NF4_INT4_GPTQ;
+    tensor.scales_dtype = scales.dtype == "F16" ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
+    tensor.group_size = static_cast<int32_t>(cols / groups);
+    tensor.rows = rows;
+    tensor.cols = cols;
+    const bool has_zeros = checkpoint_.find(zeros);
+    tensor.zero_offset =
+        has_zeros && tensor.layout == NF4_INT4_GPTQ && config_.checkpoint_format == "gptq";
+    nf4_int4_sizes sizes{};
+    sizes.struct_size = sizeof sizes;
+    check(nf4_int4_tensor_sizes(&tensor, &sizes));
+    tensor.packed = part<void>(packed, sizes.packed_bytes);
+    tensor.scales = part<void>(scales.name, sizes.scales_bytes);
+    if (has_zeros) tensor.zeros = part<void>(zeros, sizes.zeros_bytes);
+    if (checkpoint_.find(g_idx)) reorder(tensor, checkpoint_.tensor(packed), g_idx, groups);
+    return tensor;
+  }
+
+  // Act order: columns sorted by group once, here, so that products read whole groups.
+  void reorder(nf4_int4_tensor &tensor, const View &packed, const std::string &name,
+               int64_t groups) {
+    const View &view = checkpoint_.tensor(name, {tensor.cols});
+    std::vector<int32_t> g_idx(tensor.cols), permutation(tensor.cols);
+    require(view.bytes == g_idx.size() * 4, name + " is " + view.dtype + "; I32 is read");
+    std::memcpy(g_idx.data(), view.data, view.bytes);
+    bool sorted = true;
+    for (int64_t k = 0; k < tensor.cols; ++k) {
+      require(g_idx[k] >= 0 && g_idx[k] < groups, name + " has " + std::to_string(g_idx[k]));
+      sorted = sorted && g_idx[k] == k / tensor.group_size;
+    }
+    if (sorted) return;
+    std::vector<uint32_t> before(packed.bytes / 4), after(before.size());
+    std::memcpy(before.data(), packed.data, packed.bytes);
+    nf4_int4_tensor from = tensor, to = tensor;
+    from.packed = before.data();
+    from.g_idx = g_idx.data();
+    to.packed = after.data();
+    to.permutation = permutation.data();
+    check(nf4_int4_reorder_cpu(&from, &to, 0));
+    tensor.packed = upload(after.data(), after.size(), name);
+    tensor.permutation = upload(permutation.data(), permutation.size(), name);
+  }
+
+  template <class U>
+  U *part(const std::string &name, int64_t bytes) {
+    const View &view = checkpoint_.tensor(name);
+    require(
+        static_cast<int64_t>(view.bytes) == bytes,
+        name + " has " + std::to_string(view.bytes) + " bytes; expected " + std::to_string(bytes));
+    return static_cast<U *>(backend_.place(view));
+  }
+  const Checkpoint &checkpoint_;
+  const Config &config_;
+  Backend &backend_;
+};
