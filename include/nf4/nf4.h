@@ -77,9 +77,10 @@
  *   16-byte aligned outputs and 4-byte aligned packed are fastest.
  *
  * STABILITY
- *   Values of constants never change; struct fields are only ever appended, and
- *   struct_size says which of them the caller has. Until 1.0 the SONAME is
- *   libnf4.so.0 and a minor version may break the interface.
+ *   Within the SONAME libnf4.so.0 nothing that worked stops working: functions and values of
+ *   constants stay, struct fields are only ever appended, and struct_size says which of them
+ *   the caller has. A program runs on the library of its header's version and on any later
+ *   one of the same major version (docs/abi.md).
  */
 #ifndef NF4_NF4_H
 #define NF4_NF4_H
