@@ -213,6 +213,7 @@ def examples(build: Path) -> dict:
     programs = {
         "C": [str(build / "examples" / "c_device_buffers")],
         "C, a GPTQ weight": [str(build / "examples" / "c_gptq_matmul")],
+        "C, mistral.rs": [str(build / "examples" / "c_mistralrs")],
         "C++": [str(build / "examples" / "cpp_device_buffers")],
         "C++, an MLP": [str(build / "examples" / "cpp_swiglu_mlp")],
         "C++, experts": [str(build / "examples" / "cpp_moe_block")],
