@@ -6,60 +6,54 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <set>
-#include <sstream>
+#include <vector>
 
 #include "json.hpp"
 
-inline void require(bool good, const std::string &message) {
-  if (!good) throw std::runtime_error(message);
+struct Shape : std::vector<int64_t> {
+  using vector::vector;
+};
+
+inline std::ostream &operator<<(std::ostream &stream, const Shape &shape) {
+  for (size_t i = 0; i < shape.size(); ++i) stream << (i ? ", " : "[") << shape[i];
+  return stream << "]";
 }
 
 struct View {
   std::string name, dtype;
-  std::vector<int64_t> shape;
-  const uint8_t *data = nullptr;
-  size_t bytes = 0;
+  Shape shape;
+  const uint8_t *data;
+  size_t bytes;
 };
-
-inline std::string text_of(const std::vector<int64_t> &shape) {
-  std::string text;
-  for (const int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + text + "]";
-}
 
 class Checkpoint {
  public:
   explicit Checkpoint(const std::string &folder) : config(read_json(folder + "/config.json")) {
-    const std::string index = folder + "/model.safetensors.index.json";
+    const std::string index = folder + "/model.safetensors.index.json", map = "weight_map/";
     std::set<std::string> files{"model.safetensors"};
     if (access(index.c_str(), F_OK) == 0) {
       files.clear();
       const Json json = read_json(index);
-      for (const auto &entry : json.get<Json::Object>("weight_map"))
-        files.insert(entry.second.as<std::string>("weight_map"));
+      for (const auto &[path, file] : json.values())
+        if (path.rfind(map, 0) == 0) files.insert(file);
     }
     for (const std::string &file : files) read_shard(folder + "/" + file);
   }
 
-  const View *find(const std::string &name) const {
-    const auto found = tensors_.find(name);
-    return found == tensors_.end() ? nullptr : &found->second;
-  }
+  bool has(const std::string &name) const { return tensors_.count(name) != 0; }
   const View &tensor(const std::string &name) const {
-    const View *view = find(name);
-    require(view, "the checkpoint has no tensor " + name);
-    return *view;
+    require(has(name), "the checkpoint has no tensor ", name);
+    return tensors_.at(name);
   }
-  const View &tensor(const std::string &name, const std::vector<int64_t> &shape) const {
+  const View &tensor(const std::string &name, const Shape &shape) const {
     const View &view = tensor(name);
-    require(view.shape == shape,
-            name + " has the shape " + text_of(view.shape) + "; expected " + text_of(shape));
+    require(view.shape == shape, name, " has the shape ", view.shape, "; expected ", shape);
     return view;
   }
 
@@ -68,54 +62,37 @@ class Checkpoint {
  private:
   static Json read_json(const std::string &path) {
     std::ifstream file(path);
-    require(file.good(), path + ": cannot be read");
-    std::stringstream text;
-    text << file.rdbuf();
-    return parse(path, text.str());
-  }
-  static Json parse(const std::string &path, std::string_view text) {
-    try {
-      return JsonParser::parse(text);
-    } catch (const std::exception &error) {
-      throw std::runtime_error(path + ": " + error.what());
-    }
+    require(file.good(), path, ": cannot be read");
+    return Json(path, std::string(std::istreambuf_iterator<char>(file), {}));
   }
 
   // 8 bytes: the size of the header, which is JSON: tensors by name, then their data.
   void read_shard(const std::string &path) {
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     struct stat status{};
-    require(file >= 0 && fstat(file, &status) == 0, path + ": cannot be read");
+    require(file >= 0 && fstat(file, &status) == 0, path, ": cannot be read");
     const size_t size = status.st_size;
     void *memory = size ? mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
     close(file);
-    require(memory != MAP_FAILED, path + ": cannot be mapped");
+    require(memory != MAP_FAILED, path, ": cannot be mapped");
     maps_.emplace_back(static_cast<uint8_t *>(memory), [size](uint8_t *map) { munmap(map, size); });
     const uint8_t *bytes = maps_.back().get();
     uint64_t header = 0;
-    if (size >= 8) std::memcpy(&header, bytes, 8);
-    require(size >= 8 && header <= size - 8, path + ": the file is shorter than its header says");
-    const Json json = parse(path, {reinterpret_cast<const char *>(bytes) + 8, header});
-    for (const auto &[name, entry] : json.as<Json::Object>(path)) {
-      if (name == "__metadata__") continue;
-      View view{name, entry.get<std::string>("dtype"), sizes(entry, "shape"), nullptr, 0};
-      const std::vector<int64_t> offsets = sizes(entry, "data_offsets");
-      require(offsets.size() == 2 && offsets[0] <= offsets[1] &&
-                  static_cast<uint64_t>(offsets[1]) <= size - 8 - header,
-              path + ": " + name + " lies outside the file");
-      view.data = bytes + 8 + header + offsets[0];
-      view.bytes = offsets[1] - offsets[0];
-      tensors_[name] = view;
+    std::memcpy(&header, bytes, std::min<size_t>(size, 8));
+    require(size >= 8 && header <= size - 8, path, ": the file is shorter than its header says");
+    const Json json(path, {reinterpret_cast<const char *>(bytes) + 8, header});
+    for (const auto &[key, dtype] : json.values()) {
+      if (key.size() < 6 || key.substr(key.size() - 6) != "/dtype") continue;
+      const std::string name = key.substr(0, key.size() - 6), shape = name + "/shape/";
+      const int64_t begin = json.size(name + "/data_offsets/0"),
+                    end = json.size(name + "/data_offsets/1");
+      require(begin <= end && uint64_t(end) <= size - 8 - header, path, ": ", name,
+              " lies outside the file");
+      View view{name, dtype, {}, bytes + 8 + header + begin, size_t(end - begin)};
+      for (int i = 0; json.has(shape + std::to_string(i)); ++i)
+        view.shape.push_back(json.size(shape + std::to_string(i)));
+      tensors_.emplace(name, view);
     }
-  }
-  static std::vector<int64_t> sizes(const Json &entry, const char *key) {
-    std::vector<int64_t> result;
-    for (const Json &each : entry.get<Json::Array>(key)) {
-      const double size = each.as<double>(key);
-      require(0 <= size && size < 1e15, std::string(key) + " has " + std::to_string(size));
-      result.push_back(static_cast<int64_t>(size));
-    }
-    return result;
   }
 
   std::vector<std::unique_ptr<uint8_t, std::function<void(uint8_t *)>>> maps_;

@@ -1,6 +1,7 @@
 // What config.json says of a model of LLaMA's shape. What is not computed here is refused by name.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "checkpoint.hpp"
@@ -8,20 +9,21 @@
 struct Config {
   int64_t vocabulary, hidden, intermediate, layers, heads, kv_heads, head_dim, positions;
   float eps;
-  bool tied, attention_bias, mlp_bias;
-  std::string quantization;        // quant_method, or empty
-  std::string checkpoint_format;   // of GPTQ
-  std::vector<float> frequencies;  // of RoPE, by pair of columns of a head
+  bool tied, attention_bias, mlp_bias, is_awq, is_gptq_v2;
+  std::vector<float> frequencies;  // of RoPE, for each pair of columns of a head
 
   explicit Config(const Json &json) {
-    require(
-        json.get<std::string>("model_type") == "llama",
-        "config.json: model_type is " + json.get<std::string>("model_type") + "; llama is read");
-    const auto size = [&json](const char *key, double otherwise) {
-      const double number = otherwise > 0 ? json.get_or(key, otherwise) : json.get<double>(key);
-      require(number >= 1 && number < 1e9 && number == std::floor(number),
-              std::string("config.json: ") + key + " is " + std::to_string(number));
-      return static_cast<int64_t>(number);
+    only(json, "model_type", {"llama"});
+    only(json, "hidden_act", {"silu"});
+    // transformers 5 has rope_parameters; before, rope_theta stood beside rope_scaling.
+    const std::string rope =
+        json.has("rope_parameters/rope_type") ? "rope_parameters/" : "rope_scaling/";
+    only(json, rope + "rope_type", {"default", "llama3"});
+    only(json, rope + "type", {"default", "llama3"});
+    const auto size = [&json](const char *key, int64_t otherwise) {
+      const int64_t size = otherwise && !json.has(key) ? otherwise : json.size(key);
+      require(0 < size && size < 1 << 30, "config.json: ", key, " is ", size);
+      return size;
     };
     vocabulary = size("vocab_size", 0);
     hidden = size("hidden_size", 0);
@@ -29,48 +31,41 @@ struct Config {
     layers = size("num_hidden_layers", 0);
     heads = size("num_attention_heads", 0);
     kv_heads = size("num_key_value_heads", heads);
-    head_dim = size("head_dim", std::max<double>(1, hidden / heads));
+    head_dim = size("head_dim", hidden / heads);
     positions = size("max_position_embeddings", 2048);
     require(heads % kv_heads == 0 && head_dim % 2 == 0,
-            "config.json: num_attention_heads, num_key_value_heads or head_dim does not fit");
-    eps = static_cast<float>(json.get_or("rms_norm_eps", 1e-6));
-    tied = json.get_or("tie_word_embeddings", false);
-    attention_bias = json.get_or("attention_bias", false);
-    mlp_bias = json.get_or("mlp_bias", false);
-    const std::string activation = json.get_or<std::string>("hidden_act", "silu");
-    require(activation == "silu",
-            "config.json: hidden_act is " + activation + "; silu is computed");
-    if (const Json *quantized = json.find("quantization_config")) {
-      quantization = quantized->get_or<std::string>("quant_method", "bitsandbytes");
-      checkpoint_format = quantized->get_or<std::string>("checkpoint_format", "gptq");
+            "config.json: num_attention_heads or head_dim does not fit");
+    eps = static_cast<float>(json.number("rms_norm_eps", 1e-6));
+    const auto is = [&json](const char *key, const char *text) {
+      return json.has(key) && json.text(key) == text;
+    };
+    tied = is("tie_word_embeddings", "true");
+    attention_bias = is("attention_bias", "true");
+    mlp_bias = is("mlp_bias", "true");
+    is_awq = is("quantization_config/quant_method", "awq");
+    is_gptq_v2 = is("quantization_config/checkpoint_format", "gptq_v2");
+    const double theta = json.number(rope + "rope_theta", json.number("rope_theta", 1e4));
+    for (int64_t pair = 0; pair < head_dim / 2; ++pair) {
+      const double frequency = std::pow(theta, -2.0 * pair / head_dim);
+      frequencies.push_back(static_cast<float>(
+          json.has(rope + "factor") ? llama3(json, rope, frequency) : frequency));
     }
-    set_frequencies(json);
   }
 
  private:
-  // transformers 5 has rope_parameters; before, rope_theta stood beside rope_scaling.
-  void set_frequencies(const Json &json) {
-    const Json *rope = json.find("rope_parameters");
-    const double theta = (rope ? *rope : json).get_or("rope_theta", json.get_or("rope_theta", 1e4));
-    if (!rope) rope = json.find("rope_scaling");
-    std::string type = "default";
-    if (rope) type = rope->get_or("rope_type", rope->get_or("type", type));
-    require(type == "default" || type == "llama3",
-            "config.json: rope_type is " + type + "; default and llama3 are computed");
-    for (int64_t pair = 0; pair < head_dim / 2; ++pair) {
-      const double frequency = std::pow(theta, -2.0 * pair / head_dim);
-      frequencies.push_back(
-          static_cast<float>(type == "llama3" ? scaled(*rope, frequency) : frequency));
-    }
+  static void only(const Json &json, const std::string &key,
+                   const std::set<std::string> &computed) {
+    if (json.has(key))
+      require(computed.count(json.text(key)), "config.json: ", key, " is ", json.text(key),
+              "; only ", *computed.rbegin(), " is computed");
   }
-  // Llama 3.1: long wavelengths are stretched by `factor`, short ones are not, and those between
-  // are interpolated.
-  static double scaled(const Json &rope, double frequency) {
-    const double low = rope.get<double>("low_freq_factor"),
-                 high = rope.get<double>("high_freq_factor");
+  // Long wavelengths are stretched by `factor`, short ones are not, those between are interpolated.
+  static double llama3(const Json &json, const std::string &rope, double frequency) {
+    const double low = json.number(rope + "low_freq_factor"),
+                 high = json.number(rope + "high_freq_factor");
     const double turns =
-        rope.get<double>("original_max_position_embeddings") * frequency / 6.283185307179586;
-    const double kept = std::fmin(1, std::fmax(0, (turns - low) / (high - low)));
-    return frequency * (kept + (1 - kept) / rope.get<double>("factor"));
+        json.number(rope + "original_max_position_embeddings") * frequency / (2 * M_PI);
+    const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+    return frequency * (kept + (1 - kept) / json.number(rope + "factor"));
   }
 };

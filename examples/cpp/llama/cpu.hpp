@@ -14,10 +14,10 @@ class Cpu {
 
   template <class U>
   U *allocate(size_t count, const std::string &what) {
-    const double bytes = static_cast<double>(count) * sizeof(U);
-    const double all = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+    const double all = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE),
+                 bytes = double(count) * sizeof(U);
     void *memory = bytes < all ? std::malloc(count * sizeof(U)) : nullptr;
-    require(memory, "too little memory: " + what + " takes " + std::to_string(bytes / 1e9) + " GB");
+    require(memory, "too little memory: ", what, " takes ", bytes / 1e9, " GB");
     memory_.emplace_back(memory, std::free);
     return static_cast<U *>(memory);
   }
@@ -52,44 +52,44 @@ class Cpu {
     for (size_t i = 0; i < of.dense.size(); ++i) dense(*of.dense[i], of.dense_args[i]);
   }
 
-  void norm(float *x, const float *added, const float *weight, float eps, int64_t m, int64_t width,
-            float *y) {
-    for (int64_t row = 0; row < m; ++row, x += width, y += width) {
-      if (added)
-        for (int64_t i = 0; i < width; ++i) x[i] += added[row * width + i];
-      const float scale = 1 / std::sqrt(dot(x, x, width) / static_cast<float>(width) + eps);
-      for (int64_t i = 0; i < width; ++i) y[i] = x[i] * scale * weight[i];
+  void norm(int64_t m, const Norm<float> &of) {
+    for (int64_t row = 0; row < m; ++row) {
+      float *x = of.x + row * of.width, *y = of.y + row * of.width;
+      if (of.added)
+        for (int i = 0; i < of.width; ++i) x[i] += of.added[row * of.width + i];
+      const float scale =
+          1 / std::sqrt(dot(x, x, of.width) / static_cast<float>(of.width) + of.eps);
+      for (int i = 0; i < of.width; ++i) y[i] = x[i] * scale * of.weight[i];
     }
   }
 
-  void attention(const float *qkv, const Rows &rows, const Heads &heads, const Cache<float> &cache,
-                 float *y) {
-    std::vector<float> scores(cache.positions);
-    for (int64_t i = 0; i < rows.count * heads.queries; ++i, y += heads.dim) {
-      const int64_t row = i / heads.queries, head = i % heads.queries, last = rows.position[row];
-      const float *q = qkv + row * heads.width() + head * heads.dim;
-      const int64_t cached = rows.sequence[row] * heads.keys + head / (heads.queries / heads.keys);
-      const float *k = cache.keys + cached * cache.positions * heads.dim;
-      const float *v = cache.values + cached * cache.positions * heads.dim;
-      float largest = -INFINITY, sum = 0;
+  void attention(const Attention<float> &of) {
+    std::vector<float> scores(of.positions);
+    for (int64_t i = 0; i < of.rows.count * of.heads; ++i) {
+      const int64_t head = i % of.heads, last = of.rows.row[i / of.heads].position;
+      const int64_t cached =
+          of.cached(of.rows.row[i / of.heads].sequence, head / (of.heads / of.kv_heads));
+      const float *q = of.qkv + i / of.heads * of.width() + head * of.dim, *k = of.keys + cached,
+                  *v = of.values + cached;
+      float *y = of.y + i * of.dim, largest = -INFINITY, sum = 0;
       for (int64_t j = 0; j <= last; ++j) {
-        scores[j] = dot(q, k + j * heads.dim, heads.dim) / std::sqrt(static_cast<float>(heads.dim));
+        scores[j] = dot(q, k + j * of.dim, of.dim) / std::sqrt(static_cast<float>(of.dim));
         largest = std::max(largest, scores[j]);
       }
-      std::fill(y, y + heads.dim, 0.0f);
+      std::fill(y, y + of.dim, 0.0f);
       for (int64_t j = 0; j <= last; ++j) {
         const float weight = std::exp(scores[j] - largest);
         sum += weight;
-        for (int64_t c = 0; c < heads.dim; ++c) y[c] += weight * v[j * heads.dim + c];
+        for (int c = 0; c < of.dim; ++c) y[c] += weight * v[j * of.dim + c];
       }
-      for (int64_t c = 0; c < heads.dim; ++c) y[c] /= sum;
+      for (int c = 0; c < of.dim; ++c) y[c] /= sum;
     }
   }
 
   void choose(const float *logits, int64_t width, const Rows &rows) {
     for (int64_t row = 0; row < rows.count; ++row, logits += width) {
-      rows.token[row] = static_cast<int32_t>(std::max_element(logits, logits + width) - logits);
-      ++rows.position[row];
+      rows.row[row].token = static_cast<int32_t>(std::max_element(logits, logits + width) - logits);
+      ++rows.row[row].position;
     }
   }
 
@@ -106,13 +106,12 @@ class Cpu {
   }
   static void dense(const Linear &linear, const nf4_matmul_args &args) {
     const auto *weight = static_cast<const float *>(linear.dense),
-               *bias = static_cast<const float *>(args.bias);
+               *x = static_cast<const float *>(args.x);
+    const auto *bias = static_cast<const float *>(args.bias);
     for (int64_t i = 0; i < args.m * linear.rows; ++i) {
       const int64_t row = i / linear.rows, n = i % linear.rows;
-      static_cast<float *>(args.y)[row * args.y_stride + n] =
-          dot(static_cast<const float *>(args.x) + row * args.x_stride, weight + n * linear.cols,
-              linear.cols) +
-          (bias ? bias[n] : 0);
+      const float sum = dot(x + row * args.x_stride, weight + n * linear.cols, linear.cols);
+      static_cast<float *>(args.y)[row * args.y_stride + n] = sum + (bias ? bias[n] : 0);
     }
   }
 

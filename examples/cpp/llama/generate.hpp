@@ -6,26 +6,19 @@
 
 #include "model.hpp"
 
-constexpr int64_t kMaxBatch = 8;
-
 struct Options {
   std::string folder, logits;
-  int64_t tokens = 64, context = 0;
-  int threads = 0;
+  int64_t tokens = 64, context = 0, threads = 0;
   bool cpu = false, text = false;
   std::vector<std::vector<int32_t>> prompts;
 };
 
-bool generate_on_gpu(const Options &options);  // gpu.cu; false where there is no GPU
-
-inline double milliseconds() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double, std::milli>(now).count();
-}
+bool generate_on_gpu(const Options &options);  // false where there is none: gpu.cu
 
 // Chooses the most likely tokens after the prompts, and prints them.
 template <class Backend>
 void generate(const Options &options, Backend &backend) {
+  using Clock = std::chrono::steady_clock;
   const Checkpoint checkpoint(options.folder);
   const Config config(checkpoint.config);
   int64_t longest = 0, all = 0;
@@ -33,48 +26,47 @@ void generate(const Options &options, Backend &backend) {
     longest = std::max<int64_t>(longest, prompt.size());
     all += prompt.size();
     for (const int32_t token : prompt)
-      require(0 <= token && token < config.vocabulary, "token " + std::to_string(token) +
-                                                           " is outside the vocabulary of " +
-                                                           std::to_string(config.vocabulary));
+      require(token < config.vocabulary, "token ", token, " is outside the vocabulary of ",
+              config.vocabulary);
   }
-  const int64_t needed = longest + options.tokens,
-                context = options.context ? options.context : needed;
-  require(needed <= context && needed <= config.positions,
-          std::to_string(needed) + " tokens are more than --context or max_position_embeddings");
-  const auto batch = static_cast<int64_t>(options.prompts.size());
-  Llama<Backend> model(checkpoint, config, backend, batch, context);
+  const int64_t needed = longest + options.tokens;
+  const int64_t context = options.context ? options.context : needed;
+  require(needed <= std::min(context, config.positions), needed,
+          " tokens are more than --context or max_position_embeddings");
+  Llama<Backend> model(checkpoint, config, backend, options.prompts.size(), context);
   std::unique_ptr<FILE, int (*)(FILE *)> file(nullptr, std::fclose);
   if (!options.logits.empty()) file.reset(std::fopen(options.logits.c_str(), "wb"));
-  require(options.logits.empty() || file, options.logits + ": cannot be written");
+  require(options.logits.empty() || file, options.logits, ": cannot be written");
 
-  std::vector<std::vector<int32_t>> chosen(batch);
-  std::vector<double> times;
+  std::vector<std::string> lines(options.prompts.size());
+  if (options.text)
+    for (size_t i = 0; i < lines.size(); ++i)
+      lines[i].assign(options.prompts[i].begin(), options.prompts[i].end());
+  std::vector<double> times;  // of prefill, then of each step; milliseconds
   for (int64_t step = 0; step < options.tokens; ++step) {
-    const double began = milliseconds();
+    const auto began = Clock::now();
     if (step == 0)
       model.prefill(options.prompts);
     else
       model.decode();
     const std::vector<int32_t> tokens = model.tokens();
-    times.push_back(milliseconds() - began);
-    for (int64_t i = 0; i < batch; ++i) chosen[i].push_back(tokens[i]);
+    times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - began).count());
+    for (size_t i = 0; i < lines.size(); ++i)
+      lines[i] += options.text ? std::string(tokens[i] < 256, static_cast<char>(tokens[i]))
+                               : (step ? "," : "") + std::to_string(tokens[i]);
     if (!file) continue;
     for (const auto logit : model.logits()) {
       const auto value = static_cast<float>(logit);
       std::fwrite(&value, sizeof value, 1, file.get());
     }
   }
-  for (int64_t i = 0; i < batch; ++i) {
-    std::string line;
-    if (options.text) line.assign(options.prompts[i].begin(), options.prompts[i].end());
-    for (const int32_t token : chosen[i])
-      line += options.text ? std::string(token < 256, static_cast<char>(token))
-                           : (line.empty() ? "" : ",") + std::to_string(token);
-    std::printf("%s\n", line.c_str());
-  }
-  const double prefill = times[0];
-  std::nth_element(times.begin() + 1, times.begin() + (times.size() + 1) / 2, times.end());
-  const double decode = times.size() > 1 ? times[(times.size() + 1) / 2] : NAN;
-  std::fprintf(stderr, "%s, prefill %lld tokens %.2f ms, decode %.3f ms a step, %.1f tokens/s\n",
-               Backend::kName, static_cast<long long>(all), prefill, decode, batch * 1e3 / decode);
+  for (const std::string &line : lines) std::puts(line.c_str());
+  std::fprintf(stderr, "%s, prefill %lld tokens %.2f ms", Backend::kName,
+               static_cast<long long>(all), times[0]);
+  std::sort(times.begin() + 1, times.end());
+  const double decode = times[times.size() / 2];
+  if (times.size() > 1)
+    std::fprintf(stderr, ", decode %.3f ms a step, %.1f tokens/s", decode,
+                 lines.size() * 1e3 / decode);
+  std::fputs("\n", stderr);
 }

@@ -19,9 +19,8 @@ class Gpu {
   U *allocate(size_t count, const std::string &what) {
     void *memory = nullptr;
     const cudaError_t error = cudaMalloc(&memory, count * sizeof(U));
-    require(error != cudaErrorMemoryAllocation,
-            "too little memory on the GPU: " + what + " takes " +
-                std::to_string(static_cast<double>(count) * sizeof(U) / 1e9) + " GB");
+    require(error != cudaErrorMemoryAllocation, "too little memory on the GPU: ", what, " takes ",
+            count * sizeof(U) / 1e9, " GB");
     check(error);
     memory_.emplace_back(memory, cudaFree);
     return static_cast<U *>(memory);
@@ -60,23 +59,19 @@ class Gpu {
     workspace_ = allocate<uint8_t>(workspace_bytes_, "the workspace");
   }
 
-  // Later steps are replays of one graph: what changes is in the memory that it reads.
+  // After the first step, which loads the kernels, all are replays of one graph: what changes is in
+  // the memory that it reads.
   template <class Step>
   void repeat(const Step &step) {
-    if (!graph_ && !warm_) {
-      warm_ = true;  // loads the kernels
-      return step();
-    }
-    if (!graph_) {
-      cudaGraph_t captured = nullptr;
-      check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
-      step();
-      check(cudaStreamEndCapture(stream_.get(), &captured));
-      const cudaError_t made = cudaGraphInstantiate(&graph_, captured, 0);
-      cudaGraphDestroy(captured);
-      check(made);
-    }
-    check(cudaGraphLaunch(graph_, stream_.get()));
+    if (graph_) return check(cudaGraphLaunch(graph_, stream_.get()));
+    step();
+    cudaGraph_t captured = nullptr;
+    check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+    step();
+    check(cudaStreamEndCapture(stream_.get(), &captured));
+    const cudaError_t made = cudaGraphInstantiate(&graph_, captured, 0);
+    cudaGraphDestroy(captured);
+    check(made);
   }
 
   template <class Function>
@@ -101,25 +96,14 @@ class Gpu {
     }
   }
 
-  void norm(bf16 *x, const bf16 *added, const bf16 *weight, float eps, int64_t m, int64_t width,
-            bf16 *y) {
-    launch(norm_kernel, dim3(m), 1024, x, added, weight, eps, width, y);
-  }
+  void norm(int64_t m, const Norm<bf16> &of) { launch(norm_kernel, dim3(m), 1024, of); }
 
-  void attention(const bf16 *qkv, const Rows &rows, const Heads &heads, const Cache<bf16> &cache,
-                 bf16 *y) {
-    switch (heads.dim) {
-      case 16:
-        return attention_of<16>(qkv, rows, heads, cache, y);
-      case 32:
-        return attention_of<32>(qkv, rows, heads, cache, y);
-      case 64:
-        return attention_of<64>(qkv, rows, heads, cache, y);
-      case 128:
-        return attention_of<128>(qkv, rows, heads, cache, y);
-    }
-    require(false,
-            "head_dim is " + std::to_string(heads.dim) + "; 16, 32, 64 and 128 have a kernel");
+  void attention(const Attention<bf16> &of) {
+    if (of.dim == 16) return attention_of<16>(of);
+    if (of.dim == 32) return attention_of<32>(of);
+    if (of.dim == 64) return attention_of<64>(of);
+    require(of.dim == 128, "head_dim is ", of.dim, "; 16, 32, 64 and 128 have a kernel");
+    attention_of<128>(of);
   }
 
   void choose(const bf16 *logits, int64_t width, const Rows &rows) {
@@ -130,24 +114,20 @@ class Gpu {
   static constexpr int64_t kMaxSplits = 32;
 
   template <int D>
-  void attention_of(const bf16 *qkv, const Rows &rows, const Heads &heads, const Cache<bf16> &cache,
-                    bf16 *y) {
-    const int64_t m = rows.count;
-    if (m > kMaxBatch) {
-      launch(attention_kernel<D, 4>, dim3(heads.queries, (m + 3) / 4), kThreads, qkv, rows, heads,
-             cache, y, nullptr, nullptr);
-      return;
+  void attention_of(const Attention<bf16> &of) {
+    const int64_t m = of.rows.count, most = kMaxBatch * of.heads;
+    if (m > int64_t{kMaxBatch})  // of one prompt
+      return launch(attention_kernel<D, 4>, dim3(of.heads, (m + 3) / 4), kThreads, of, nullptr,
+                    nullptr);
+    if (!partials_) {
+      partials_ = allocate<float>(most * kMaxSplits * (D + 2), "attention");
+      ended_ = allocate<unsigned>(most, "attention");
+      check(cudaMemsetAsync(ended_, 0, most * sizeof *ended_, stream_.get()));
     }
     // About four CTAs for each multiprocessor.
     const int64_t splits =
-        std::clamp<int64_t>(4 * device_.multiprocessors / (m * heads.queries), 1, kMaxSplits);
-    if (!partials_) {
-      partials_ = allocate<float>(kMaxBatch * heads.queries * kMaxSplits * (D + 2), "attention");
-      ended_ = allocate<unsigned>(kMaxBatch * heads.queries, "attention");
-      check(cudaMemsetAsync(ended_, 0, kMaxBatch * heads.queries * sizeof *ended_, stream_.get()));
-    }
-    launch(attention_kernel<D, 1>, dim3(heads.queries, m, splits), kThreads, qkv, rows, heads,
-           cache, y, partials_, ended_);
+        std::clamp<int64_t>(4 * device_.multiprocessors / (m * of.heads), 1, kMaxSplits);
+    launch(attention_kernel<D, 1>, dim3(of.heads, m, splits), kThreads, of, partials_, ended_);
   }
 
   template <class... Parameters, class... Arguments>
@@ -173,7 +153,6 @@ class Gpu {
   float *partials_ = nullptr;
   unsigned *ended_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;
-  bool warm_ = false;
 };
 
 }  // namespace

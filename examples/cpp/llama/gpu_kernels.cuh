@@ -30,31 +30,35 @@ __device__ inline void load(const bf16 *from, float *to) {
     to[2 * i] = __low2float(pairs[i]), to[2 * i + 1] = __high2float(pairs[i]);
 }
 
+__device__ inline void load16(const bf16 *from, float *to) {
+  load(from, to);
+  load(from + 8, to + 8);
+}
+
 template <class Function>
-__global__ void for_each_kernel(int64_t count, Function function) {
+__global__ void for_each_kernel(int count, Function function) {
   begin();
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) function(i);
 }
 
-// x += added; y = RMS norm of x; a CTA a row, 1024 threads.
-__global__ void norm_kernel(bf16 *x, const bf16 *added, const bf16 *weight, float eps, int width,
-                            bf16 *y) {
+// A CTA a row, of 1024 threads.
+__global__ void norm_kernel(Norm<bf16> of) {
   begin();
   __shared__ float sums[32];
-  const int64_t row = int64_t{blockIdx.x} * width;
+  const int64_t row = int64_t{blockIdx.x} * of.width;
   float sum = 0;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    if (added) x[row + i] = __hadd(x[row + i], added[row + i]);
-    const float value = __bfloat162float(x[row + i]);
+  for (int i = threadIdx.x; i < of.width; i += blockDim.x) {
+    if (of.added) of.x[row + i] = __hadd(of.x[row + i], of.added[row + i]);
+    const float value = __bfloat162float(of.x[row + i]);
     sum += value * value;
   }
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
-  const float scale = rsqrtf(warp_sum(sums[threadIdx.x % 32]) / width + eps);
-  for (int i = threadIdx.x; i < width; i += blockDim.x)
-    y[row + i] = __hmul(__float2bfloat16(__bfloat162float(x[row + i]) * scale), weight[i]);
+  const float scale = rsqrtf(warp_sum(sums[threadIdx.x % 32]) / of.width + of.eps);
+  for (int i = threadIdx.x; i < of.width; i += blockDim.x)
+    of.y[row + i] = __hmul(__float2bfloat16(__bfloat162float(of.x[row + i]) * scale), of.weight[i]);
 }
 
 // y = x W^T + bias of up to M rows of x: a warp a row of W.
@@ -84,7 +88,8 @@ __global__ void dense_kernel(const bf16 *weight, const bf16 *bias, const bf16 *x
   }
 }
 
-// A softmax over some of the keys: numerators [D], the largest score and the denominator.
+// Softmax over all keys, of parts over some: a column of the numerator in each, and behind all D
+// the largest score and the denominator. Returns the column.
 template <int D>
 __device__ float merge(const float *parts, int count, int column, float *largest, float *sum) {
   float value = 0;
@@ -92,110 +97,86 @@ __device__ float merge(const float *parts, int count, int column, float *largest
   *sum = 0;
   for (int i = 0; i < count; ++i) *largest = fmaxf(*largest, parts[i * (D + 2) + D]);
   for (int i = 0; i < count; ++i) {
-    const float scale = exp2f(parts[i * (D + 2) + D] - *largest);
-    value += scale * parts[i * (D + 2) + column];
-    *sum += scale * parts[i * (D + 2) + D + 1];
+    const float *part = parts + i * (D + 2);
+    const float scale = exp2f(part[D] - *largest);
+    value += scale * part[column];
+    *sum += scale * part[D + 1];
   }
   return value;
 }
 
 // Attention of R rows, which follow each other in one sequence, with one head: grid (heads, rows /
-// R, splits). D / 16 threads share a key, 16 columns each; the others have other keys, and the
-// splits too, of which the last to end merges all. R = 1 is for decode, which is bound by reading
-// keys and values; with more rows each key is read once for all R.
+// R, splits). D / 16 threads share a key, 16 columns each; the other threads have other keys, and
+// so have the splits, of which the last to end merges all. Each key is read once for all R rows.
+// Decode has R = 1 and is bound by reading keys and values.
 template <int D, int R>
 __global__ void __launch_bounds__(kThreads)
-    attention_kernel(const bf16 *qkv, Rows rows, Heads heads, Cache<bf16> cache, bf16 *y,
-                     float *partials, unsigned *ended) {
+    attention_kernel(Attention<bf16> of, float *partials, unsigned *ended) {
   begin();
-  constexpr int kLanes = D / 16;
-  __shared__ float parts[R][kWarps][D + 2];
-  __shared__ bool last;
-  const int head = blockIdx.x, lane = threadIdx.x % kLanes, splits = gridDim.z, split = blockIdx.z;
+  constexpr int kLanes = D / 16, kKeys = kThreads / kLanes;
+  __shared__ float parts[R][kKeys][D + 2];
+  __shared__ bool is_last;
+  const int head = blockIdx.x, lane = threadIdx.x % kLanes, mine = threadIdx.x / kLanes;
+  const int split = blockIdx.z, splits = gridDim.z;
   const int64_t first = int64_t{blockIdx.y} * R;
-  const int64_t cached =
-      (rows.sequence[first] * heads.keys + head / (heads.queries / heads.keys)) * cache.positions;
-  const bf16 *keys = cache.keys + cached * D + lane * 16,
-             *values = cache.values + cached * D + lane * 16;
+  const int kv_head = head / (of.heads / of.kv_heads);
+  const int64_t cached = of.cached(of.rows.row[first].sequence, kv_head) + lane * 16;
   float q[R][16], sums[R][16] = {}, largest[R], sum[R] = {};
   int position[R];
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    const int64_t row = min(first + r, rows.count - 1);
-    const bf16 *from = qkv + row * heads.width() + int64_t{head} * D + lane * 16;
-    load(from, q[r]);
-    load(from + 8, q[r] + 8);
-    position[r] = rows.position[row];
+    const int64_t row = min(first + r, of.rows.count - 1);
+    load16(of.qkv + row * of.width() + int64_t{head} * D + lane * 16, q[r]);
+    position[r] = of.rows.row[row].position;
     largest[r] = -1e30f;
   }
   const int all = position[R - 1] + 1, end = int(int64_t{all} * (split + 1) / splits);
   const float scale = 1.4426950408889634f * rsqrtf(D);  // 2^x is cheaper than e^x
-  for (int base = int(int64_t{all} * split / splits); base < end; base += kThreads / kLanes) {
-    const int key = base + threadIdx.x / kLanes, read = min(key, end - 1);
+  for (int key = int(int64_t{all} * split / splits) + mine; key - mine < end; key += kKeys) {
+    const int64_t at = cached + int64_t{min(key, end - 1)} * D;
     float k[16], v[16];
-    load(keys + int64_t{read} * D, k);
-    load(keys + int64_t{read} * D + 8, k + 8);
-    load(values + int64_t{read} * D, v);
-    load(values + int64_t{read} * D + 8, v + 8);
+    load16(of.keys + at, k);
+    load16(of.values + at, v);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       float score = 0;
       for (int i = 0; i < 16; ++i) score += q[r][i] * k[i];
       score = warp_sum(score, kLanes) * scale;
       if (key >= end || key > position[r]) score = -INFINITY;
-      if (score > largest[r]) {
-        const float less = exp2f(largest[r] - score);
-        for (int i = 0; i < 16; ++i) sums[r][i] *= less;
-        sum[r] *= less;
-        largest[r] = score;
-      }
-      const float weight = exp2f(score - largest[r]);
-      for (int i = 0; i < 16; ++i) sums[r][i] += weight * v[i];
-      sum[r] += weight;
+      const float before = largest[r];
+      largest[r] = fmaxf(before, score);
+      const float less = exp2f(before - largest[r]), weight = exp2f(score - largest[r]);
+      for (int i = 0; i < 16; ++i) sums[r][i] = sums[r][i] * less + weight * v[i];
+      sum[r] = sum[r] * less + weight;
     }
   }
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    float most = largest[r];
-    for (int offset = kLanes; offset < 32; offset *= 2)
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, offset));
-    const float less = exp2f(largest[r] - most);
-    float *part = parts[r][threadIdx.x / 32];
-    for (int i = 0; i < 16; ++i) {
-      float value = sums[r][i] * less;
-      for (int offset = kLanes; offset < 32; offset *= 2)
-        value += __shfl_xor_sync(~0u, value, offset);
-      if (threadIdx.x % 32 < kLanes) part[lane * 16 + i] = value;
-    }
-    float total = sum[r] * less;
-    for (int offset = kLanes; offset < 32; offset *= 2)
-      total += __shfl_xor_sync(~0u, total, offset);
-    if (threadIdx.x % 32 == 0) part[D] = most, part[D + 1] = total;
+    for (int i = 0; i < 16; ++i) parts[r][mine][lane * 16 + i] = sums[r][i];
+    parts[r][mine][D] = largest[r];
+    parts[r][mine][D + 1] = sum[r];
   }
   __syncthreads();
-  const int column = threadIdx.x;
+  const int column = min(int(threadIdx.x), D - 1);
   float most, total;
-#pragma unroll
-  for (int r = 0; r < R && splits == 1; ++r) {
-    if (column >= D || first + r >= rows.count) break;
-    const float value = merge<D>(parts[r][0], kWarps, column, &most, &total);
-    y[((first + r) * heads.queries + head) * D + column] = __float2bfloat16(value / total);
+  for (int r = 0; r < R && first + r < of.rows.count && splits == 1; ++r) {
+    const float value = merge<D>(parts[r][0], kKeys, column, &most, &total);
+    of.y[((first + r) * of.heads + head) * D + column] = __float2bfloat16(value / total);
   }
   if (splits == 1) return;
-  const int64_t place = first * heads.queries + head;
-  float *mine = partials + place * splits * (D + 2);
-  if (column < D) {
-    mine[split * (D + 2) + column] = merge<D>(parts[0][0], kWarps, column, &most, &total);
-    if (column == 0) mine[split * (D + 2) + D] = most, mine[split * (D + 2) + D + 1] = total;
-  }
+  const int64_t place = first * of.heads + head;
+  float *partial = partials + (place * splits + split) * (D + 2);
+  partial[column] = merge<D>(parts[0][0], kKeys, column, &most, &total);
+  partial[D] = most;
+  partial[D + 1] = total;
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicInc(ended + place, splits - 1) == unsigned(splits - 1);
+  if (threadIdx.x == 0) is_last = atomicInc(ended + place, splits - 1) == unsigned(splits - 1);
   __syncthreads();
-  if (!last || column >= D) return;
+  if (!is_last) return;
   __threadfence();
-  const float value = merge<D>(mine, splits, column, &most, &total);
-  y[place * D + column] = __float2bfloat16(value / total);
+  const float value = merge<D>(partials + place * splits * (D + 2), splits, column, &most, &total);
+  of.y[place * D + column] = __float2bfloat16(value / total);
 }
 
 // token = the largest logit's, the first of equal ones; a CTA a sequence, 1024 threads.
@@ -217,6 +198,6 @@ __global__ void choose_kernel(const bf16 *logits, int width, Rows rows) {
     __syncthreads();
   }
   if (threadIdx.x) return;
-  rows.token[blockIdx.x] = static_cast<int32_t>(0xffffffffu - (best & 0xffffffffu));
-  ++rows.position[blockIdx.x];
+  rows.row[blockIdx.x].token = static_cast<int32_t>(0xffffffffu - (best & 0xffffffffu));
+  ++rows.row[blockIdx.x].position;
 }

@@ -1,104 +1,105 @@
-// As much JSON as config.json and the header of a safetensors file need.
+// As much JSON as config.json and the header of a safetensors file need, flattened: the text of
+// each string, number, true and false by its path, such as "rope_scaling/factor" or "shape/0".
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <variant>
-#include <vector>
 
-struct Json {
-  using Array = std::vector<Json>;
-  using Object = std::map<std::string, Json, std::less<>>;
-  std::variant<std::nullptr_t, bool, double, std::string, Array, Object> value;
+// Throws what is wrong, in parts.
+template <class... Parts>
+void require(bool good, const Parts &...parts) {
+  if (good) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
 
-  // The value of a key; NULL if this is no object, or has no such key, or null there.
-  const Json *find(std::string_view key) const {
-    const auto *object = std::get_if<Object>(&value);
-    if (!object) return nullptr;
-    const auto found = object->find(key);
-    const bool none = found == object->end() || found->second.value.index() == 0;
-    return none ? nullptr : &found->second;
-  }
-  // This value as a T: double, bool, std::string, Array or Object.
-  template <class T>
-  const T &as(std::string_view name) const {
-    if (const T *typed = std::get_if<T>(&value)) return *typed;
-    throw std::runtime_error(std::string(name) + " is of another type");
-  }
-  template <class T>
-  const T &get(std::string_view key) const {
-    if (const Json *member = find(key)) return member->as<T>(key);
-    throw std::runtime_error(std::string(key) + " is missing");
-  }
-  template <class T>
-  T get_or(std::string_view key, T otherwise) const {
-    return find(key) ? get<T>(key) : otherwise;
-  }
-};
-
-class JsonParser {
+class Json {
  public:
-  static Json parse(std::string_view text) { return JsonParser(text).value(0); }
+  Json(std::string name, std::string_view text) : name_(std::move(name)), rest_(text) {
+    value("", 0);
+  }
+  const std::map<std::string, std::string> &values() const { return values_; }
+  // null is as if it were not there.
+  bool has(const std::string &path) const { return values_.count(path) != 0; }
+  const std::string &text(const std::string &path) const {
+    require(has(path), name_, ": ", path, " is missing");
+    return values_.at(path);
+  }
+  double number(const std::string &path) const {
+    char *end = nullptr;
+    const double number = std::strtod(text(path).c_str(), &end);
+    require(*end == 0 && end != text(path).c_str(), name_, ": ", path, " is ", text(path));
+    return number;
+  }
+  int64_t size(const std::string &path) const {
+    const double size = number(path);
+    require(0 <= size && size < 1e15, name_, ": ", path, " is ", text(path));
+    return static_cast<int64_t>(size);
+  }
+  double number(const std::string &path, double otherwise) const {
+    return has(path) ? number(path) : otherwise;
+  }
 
  private:
-  explicit JsonParser(std::string_view text) : text_(text) {}
-
+  void expect(bool good) const {
+    require(good, name_, ": not JSON at '", rest_.substr(0, 20), "'");
+  }
   // Skips white space, then `c` if it comes next.
   bool skip(char c) {
-    const size_t next = text_.find_first_not_of(" \t\r\n");
-    text_.remove_prefix(next == text_.npos ? text_.size() : next);
-    if (text_.empty() || text_[0] != c) return false;
-    text_.remove_prefix(1);
-    return true;
+    rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\r\n"), rest_.size()));
+    const bool found = !rest_.empty() && rest_[0] == c;
+    if (found) rest_.remove_prefix(1);
+    return found;
   }
-  void expect(bool good) const {
-    if (!good) throw std::runtime_error("not JSON at '" + std::string(text_.substr(0, 20)) + "'");
+  bool another(char end) {
+    if (skip(',')) return true;
+    expect(skip(end));
+    return false;
   }
-
-  Json value(int depth) {
-    expect(depth < 32);
+  void value(const std::string &path, int depth) {
+    expect(depth < 16);
+    const auto inside = [&](const std::string &key) {
+      return path.empty() ? key : path + "/" + key;
+    };
     if (skip('{')) {
-      Json::Object object;
-      for (bool more = !skip('}'); more; more = skip(',') || (expect(skip('}')), false)) {
+      for (bool more = !skip('}'); more; more = another('}')) {
         expect(skip('"'));
-        std::string key = string();
+        const std::string key = string();
         expect(skip(':'));
-        object[std::move(key)] = value(depth + 1);
+        value(inside(key), depth + 1);
       }
-      return {std::move(object)};
+    } else if (skip('[')) {
+      int64_t count = 0;
+      for (bool more = !skip(']'); more; more = another(']'))
+        value(inside(std::to_string(count++)), depth + 1);
+    } else if (skip('"')) {
+      values_[path] = string();
+    } else {
+      const std::string word(rest_.substr(0, rest_.find_first_of(",]} \t\r\n")));
+      expect(!word.empty());
+      rest_.remove_prefix(word.size());
+      if (word != "null") values_[path] = word;
     }
-    if (skip('[')) {
-      Json::Array array;
-      for (bool more = !skip(']'); more; more = skip(',') || (expect(skip(']')), false))
-        array.push_back(value(depth + 1));
-      return {std::move(array)};
-    }
-    if (skip('"')) return {string()};
-    for (const auto &[word, meaning] : {std::pair<std::string_view, Json>{"null", {nullptr}},
-                                        {"true", {true}},
-                                        {"false", {false}}})
-      if (text_.substr(0, word.size()) == word) return text_.remove_prefix(word.size()), meaning;
-    const std::string number(text_.substr(0, 40));
-    char *end = nullptr;
-    const double parsed = std::strtod(number.c_str(), &end);
-    expect(end != number.c_str());
-    text_.remove_prefix(end - number.c_str());
-    return {parsed};
   }
-
-  // Up to the closing quote; names of tensors need no escapes, so \u stays as it is.
+  // Up to the closing quote; names of tensors need no escapes but of themselves.
   std::string string() {
     std::string result;
-    for (; !text_.empty() && text_[0] != '"'; text_.remove_prefix(1)) {
-      if (text_[0] == '\\' && text_.size() > 1 && text_[1] != 'u') text_.remove_prefix(1);
-      result += text_[0];
+    for (; !rest_.empty() && rest_[0] != '"'; rest_.remove_prefix(1)) {
+      if (rest_[0] == '\\' && rest_.size() > 1) rest_.remove_prefix(1);
+      result += rest_[0];
     }
     expect(skip('"'));
     return result;
   }
 
-  std::string_view text_;
+  std::string name_;
+  std::string_view rest_;
+  std::map<std::string, std::string> values_;
 };

@@ -1,5 +1,5 @@
-// What is computed element by element, alike on the CPU and the GPU: a backend's for_each calls
-// such a function for 0, 1, ..., count - 1.
+// What a backend computes beside products. Where elements do not depend on each other, its for_each
+// calls a function for 0, 1, ..., count - 1: the same on the CPU and the GPU.
 #pragma once
 
 #include <cmath>
@@ -11,55 +11,70 @@
 #define HOST_DEVICE
 #endif
 
-// The rows of a step: tokens at positions of sequences.
+// A token at a position of a sequence.
+struct Row {
+  int32_t token, position, sequence;
+};
 struct Rows {
-  int32_t *token, *position, *sequence;
+  Row *row;
   int64_t count;
 };
 
-// A layer's keys and values: [sequence][kv_head][position][head_dim].
+// x += added, if that is not NULL; y = RMS norm of x. [rows, width].
 template <class T>
-struct Cache {
-  T *keys, *values;
-  int64_t positions;
+struct Norm {
+  T *x;
+  const T *added, *weight;
+  float eps;
+  int width;
+  T *y;
 };
 
-struct Heads {
-  int64_t queries, keys, dim;
-  HOST_DEVICE int64_t width() const { return (queries + 2 * keys) * dim; }
-};
-
+// x = the embeddings of tokens. [rows, hidden]
 template <class T>
 struct Embed {
   const T *table;
-  const int32_t *token;
-  int64_t hidden;
+  Rows rows;
+  int hidden;
   T *x;
-  HOST_DEVICE void operator()(int64_t i) const {
-    x[i] = table[token[i / hidden] * hidden + i % hidden];
+  HOST_DEVICE void operator()(int i) const {
+    x[i] = table[int64_t{rows.row[i / hidden].token} * hidden + i % hidden];
   }
 };
 
-// Rotary position embedding of q in place and of k into the cache, and v into the cache, of rows
-// [q, k, v]; an element is a pair of columns, dim / 2 apart.
+// Attention of the rows of qkv, [q, k, v], to the keys and values of their sequences up to their
+// own positions: y [rows, heads * dim].
 template <class T>
-struct Rotate {
+struct Attention {
+  int heads, kv_heads, dim, positions;
+  T *keys, *values;  // the cache: [sequence][kv_head][positions][dim]
   T *qkv;
   Rows rows;
-  Heads heads;
-  Cache<T> cache;
+  T *y;
+  HOST_DEVICE int width() const { return (heads + 2 * kv_heads) * dim; }
+  // Where the keys, or values, of a head begin.
+  HOST_DEVICE int64_t cached(int sequence, int kv_head) const {
+    return (int64_t{sequence} * kv_heads + kv_head) * positions * dim;
+  }
+};
+
+// Before it: rotary position embedding of q in place and of k into the cache, and v into the
+// cache. An element is a pair of columns, dim / 2 apart.
+template <class T>
+struct Rotate {
+  Attention<T> of;
   const float *frequencies;
-  HOST_DEVICE void operator()(int64_t i) const {
-    const int64_t half = heads.dim / 2, pair = i % half, all = heads.queries + 2 * heads.keys;
-    const int64_t head = i / half % all, row = i / half / all;
-    T *from = qkv + row * heads.width() + head * heads.dim + pair, *to = from;
-    const bool is_value = head >= heads.queries + heads.keys;
-    if (head >= heads.queries) {
-      const int64_t cached = rows.sequence[row] * heads.keys + (head - heads.queries) % heads.keys;
-      to = (is_value ? cache.values : cache.keys) +
-           (cached * cache.positions + rows.position[row]) * heads.dim + pair;
-    }
-    const float angle = is_value ? 0 : static_cast<float>(rows.position[row]) * frequencies[pair];
+  HOST_DEVICE void operator()(int i) const {
+    const int half = of.dim / 2, pair = i % half, all = of.heads + 2 * of.kv_heads;
+    const int head = i / half % all, kv_head = (head - of.heads) % of.kv_heads,
+              row = i / half / all;
+    const bool is_value = head >= of.heads + of.kv_heads;
+    const Row at = of.rows.row[row];
+    T *from = of.qkv + int64_t{row} * of.width() + head * of.dim + pair, *to = from;
+    if (head >= of.heads)
+      to = (is_value ? of.values : of.keys) + of.cached(at.sequence, kv_head) +
+           int64_t{at.position} * of.dim + pair;
+    const float angle = is_value ? 0 : static_cast<float>(at.position) * frequencies[pair];
     const float c = cosf(angle), s = sinf(angle);
     const float a = static_cast<float>(from[0]), b = static_cast<float>(from[half]);
     to[0] = static_cast<T>(a * c - b * s);
@@ -67,14 +82,14 @@ struct Rotate {
   }
 };
 
-// Of rows [gate, up].
+// y = silu(gate) * up, of rows [gate, up].
 template <class T>
 struct Swiglu {
   const T *both;
-  int64_t width;
+  int width;
   T *y;
-  HOST_DEVICE void operator()(int64_t i) const {
-    const T *row = both + i / width * 2 * width + i % width;
+  HOST_DEVICE void operator()(int i) const {
+    const T *row = both + int64_t{i / width} * 2 * width + i % width;
     const float gate = static_cast<float>(row[0]);
     y[i] = static_cast<T>(gate / (1 + expf(-gate)) * static_cast<float>(row[width]));
   }

@@ -21,7 +21,7 @@ struct Group {
   int64_t rows = 0;
 };
 
-// What of a group one call of libnf4 computes for each kind, and what is dense.
+// The products of a group: what one call of libnf4 computes for each kind, and what is dense.
 struct Products {
   std::vector<const nf4_tensor *> nf4;
   std::vector<const nf4_int4_tensor *> int4;
@@ -31,21 +31,18 @@ struct Products {
   template <class T>
   Products(const Group &group, nf4_dtype dtype, const T *x, int64_t m, T *y) {
     for (const Linear &part : group.parts) {
-      nf4_matmul_args args{};
-      args.struct_size = sizeof args;
-      args.dtype = dtype;
-      args.m = m;
-      args.x = x;
-      args.x_stride = part.cols;
-      args.bias = part.bias;
-      args.y = y;
-      args.y_stride = group.rows;
-      if (part.nf4.struct_size)
-        nf4.push_back(&part.nf4), nf4_args.push_back(args);
-      else if (part.int4.struct_size)
-        int4.push_back(&part.int4), int4_args.push_back(args);
-      else
-        dense.push_back(&part), dense_args.push_back(args);
+      const nf4_matmul_args args{sizeof args, dtype,     0, m,          x,
+                                 part.cols,   part.bias, y, group.rows, nullptr};
+      if (part.nf4.struct_size) {
+        nf4.push_back(&part.nf4);
+        nf4_args.push_back(args);
+      } else if (part.int4.struct_size) {
+        int4.push_back(&part.int4);
+        int4_args.push_back(args);
+      } else {
+        dense.push_back(&part);
+        dense_args.push_back(args);
+      }
       if (y) y += part.rows;
     }
   }
@@ -59,25 +56,37 @@ class Loader {
   Loader(const Checkpoint &checkpoint, const Config &config, Backend &backend)
       : checkpoint_(checkpoint), config_(config), backend_(backend) {}
 
-  const T *dense(const std::string &name, const std::vector<int64_t> &shape) {
-    const View &view = checkpoint_.tensor(name, shape);
-    int64_t count = 1;
-    for (const int64_t size : shape) count *= size;
-    const size_t bytes = view.dtype == "F32" ? 4 : 2;
-    require(view.dtype == "F32" || view.dtype == "BF16" || view.dtype == "F16",
-            name + " is " + view.dtype + "; F32, BF16 and F16 are read");
-    require(view.bytes == count * bytes, name + " has " + std::to_string(view.bytes) + " bytes");
-    std::vector<T> values(count);
-    for (int64_t i = 0; i < count; ++i) {
-      uint32_t bits = 0;
-      std::memcpy(&bits, view.data + i * bytes, bytes);
-      values[i] = static_cast<T>(view.dtype == "F16" ? from_half(bits)
-                                                     : from_bits(bits << (32 - 8 * bytes)));
-    }
-    return upload(values.data(), count, name);
+  template <class U>
+  U *upload(const U *values, size_t count, const std::string &what) {
+    U *memory = backend_.template allocate<U>(count, what);
+    backend_.upload(memory, values, count);
+    return memory;
   }
 
-  // The weights NAME.weight, or NAME.qweight and others, of these names and rows.
+  const T *dense(const std::string &name, const Shape &shape) {
+    const View &view = checkpoint_.tensor(name, shape);
+    const bool is_half = view.dtype == "F16", is_float = view.dtype == "F32";
+    require(is_half || is_float || view.dtype == "BF16", name, " is ", view.dtype,
+            "; F32, BF16 and F16 are read");
+    const size_t bytes = is_float ? 4 : 2;
+    std::vector<T> values(view.bytes / bytes);
+    int64_t expected = bytes;
+    for (const int64_t size : shape) expected *= size;
+    require(int64_t(view.bytes) == expected, name, " has ", view.bytes, " bytes");
+    for (size_t i = 0; i < values.size(); ++i) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, view.data + i * bytes, bytes);
+      if (is_half)
+        bits = (bits & 0x8000) << 16 | (bits & 0x7fff) << 13;
+      else if (!is_float)
+        bits <<= 16;
+      float value;
+      std::memcpy(&value, &bits, sizeof value);
+      values[i] = static_cast<T>(is_half ? value * 0x1p112f : value);
+    }
+    return upload(values.data(), values.size(), name);
+  }
+
   Group group(const std::string &prefix, const std::vector<std::pair<std::string, int64_t>> &parts,
               int64_t cols, bool bias) {
     Group group;
@@ -89,140 +98,116 @@ class Loader {
     return group;
   }
 
-  template <class U>
-  U *upload(const U *values, size_t count, const std::string &what) {
-    U *memory = backend_.template allocate<U>(count, what);
-    backend_.upload(memory, values, count);
-    return memory;
-  }
-
  private:
-  static float from_bits(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-  }
-  static float from_half(uint32_t half) {
-    const float sign = half & 0x8000 ? -1.0f : 1.0f, fraction = static_cast<float>(half & 0x3ff);
-    const int exponent = static_cast<int>(half >> 10 & 31);
-    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-    return sign *
-           (exponent ? std::ldexp(fraction + 1024, exponent - 25) : std::ldexp(fraction, -24));
-  }
-
   Linear linear(const std::string &name, int64_t rows, int64_t cols) {
     Linear linear{rows, cols};
     const std::string weight = name + ".weight", state = weight + ".quant_state.bitsandbytes__";
-    if (checkpoint_.find(state + "nf4"))
+    if (checkpoint_.has(state + "nf4"))
       linear.nf4 = nf4(weight, state + "nf4", NF4_FORMAT_NF4, rows, cols);
-    else if (checkpoint_.find(state + "fp4"))
+    else if (checkpoint_.has(state + "fp4"))
       linear.nf4 = nf4(weight, state + "fp4", NF4_FORMAT_FP4, rows, cols);
-    else if (checkpoint_.find(name + ".weight_packed") || checkpoint_.find(name + ".qweight"))
+    else if (checkpoint_.has(weight + "_packed") || checkpoint_.has(name + ".qweight"))
       linear.int4 = int4(name, rows, cols);
     else
       linear.dense = dense(weight, {rows, cols});
     return linear;
   }
 
-  // bitsandbytes: NAME holds the packed codes, its neighbours the scales, and JSON the rest.
+  // bitsandbytes: `name` holds the packed codes, its neighbours the scales, and JSON the rest.
   nf4_tensor nf4(const std::string &name, const std::string &state, nf4_format format, int64_t rows,
                  int64_t cols) {
     const View &text = checkpoint_.tensor(state);
-    const Json json = JsonParser::parse({reinterpret_cast<const char *>(text.data), text.bytes});
-    const auto &shape = json.get<Json::Array>("shape");
-    require(shape.size() == 2 && shape[0].as<double>("shape") == rows &&
-                shape[1].as<double>("shape") == cols,
-            name + " has another shape; expected " + text_of({rows, cols}));
+    const Json json(state, {reinterpret_cast<const char *>(text.data), text.bytes});
+    require(json.size("shape/0") == rows && json.size("shape/1") == cols, name,
+            " has another shape; expected ", Shape{rows, cols});
     nf4_tensor tensor{};
     tensor.struct_size = sizeof tensor;
     tensor.format = format;
-    tensor.blocksize = static_cast<int32_t>(json.get<double>("blocksize"));
-    tensor.nested_blocksize = static_cast<int32_t>(json.get_or("nested_blocksize", 0.0));
+    tensor.blocksize = static_cast<int32_t>(json.size("blocksize"));
+    tensor.nested_blocksize =
+        json.has("nested_blocksize") ? static_cast<int32_t>(json.size("nested_blocksize")) : 0;
     tensor.rows = rows;
     tensor.cols = cols;
     nf4_sizes sizes{};
     sizes.struct_size = sizeof sizes;
     check(nf4_tensor_sizes(&tensor, &sizes));
-    tensor.packed = part<void>(name, sizes.packed_bytes);
-    tensor.absmax = part<void>(name + ".absmax", sizes.absmax_bytes);
+    tensor.packed = part(name, sizes.packed_bytes);
+    tensor.absmax = part(name + ".absmax", sizes.absmax_bytes);
     const View &codebook = checkpoint_.tensor(name + ".quant_map");
     if (codebook.bytes != 64 || std::memcmp(codebook.data, nf4_codebook(format), 64) != 0)
-      tensor.codebook = part<float>(name + ".quant_map", 64);
+      tensor.codebook = static_cast<float *>(part(codebook.name, 64));
     if (tensor.nested_blocksize) {
-      const auto offset = static_cast<float>(json.get<double>("nested_offset"));
-      tensor.nested_absmax = part<float>(name + ".nested_absmax", sizes.nested_blocks * 4);
-      tensor.nested_code = part<float>(name + ".nested_quant_map", 1024);
+      const auto offset = static_cast<float>(json.number("nested_offset"));
+      tensor.nested_absmax =
+          static_cast<float *>(part(name + ".nested_absmax", sizes.nested_blocks * 4));
+      tensor.nested_code = static_cast<float *>(part(name + ".nested_quant_map", 1024));
       tensor.nested_offset = upload(&offset, 1, name);
     }
     return tensor;
   }
 
-  // compressed-tensors, or GPTQ and AWQ, which have the same names.
+  // compressed-tensors, or GPTQ and AWQ, whose names are the same.
   nf4_int4_tensor int4(const std::string &name, int64_t rows, int64_t cols) {
-    const bool compressed = checkpoint_.find(name + ".weight_packed");
+    const bool compressed = checkpoint_.has(name + ".weight_packed");
     const std::string packed = name + (compressed ? ".weight_packed" : ".qweight");
     const std::string zeros = name + (compressed ? ".weight_zero_point" : ".qzeros");
     const std::string g_idx = name + (compressed ? ".weight_g_idx" : ".g_idx");
     const View &scales = checkpoint_.tensor(name + (compressed ? ".weight_scale" : ".scales"));
     const int64_t groups = static_cast<int64_t>(scales.bytes) / 2 / rows;
-    require(scales.dtype == "F16" || scales.dtype == "BF16",
-            scales.name + " is " + scales.dtype + "; F16 and BF16 are read");
-    require(groups > 0 && cols % groups == 0, scales.name + " has another shape");
+    require(scales.dtype == "F16" || scales.dtype == "BF16", scales.name, " is ", scales.dtype,
+            "; F16 and BF16 are read");
+    require(groups > 0 && cols % groups == 0, scales.name, " has another shape");
     nf4_int4_tensor tensor{};
     tensor.struct_size = sizeof tensor;
-    tensor.layout = compressed                      ? NF4_INT4_COMPRESSED_TENSORS
-                    : config_.quantization == "awq" ? NF4_INT4_AWQ
-                                                    : NF4_INT4_GPTQ;
+    tensor.layout = compressed       ? NF4_INT4_COMPRESSED_TENSORS
+                    : config_.is_awq ? NF4_INT4_AWQ
+                                     : NF4_INT4_GPTQ;
     tensor.scales_dtype = scales.dtype == "F16" ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
     tensor.group_size = static_cast<int32_t>(cols / groups);
     tensor.rows = rows;
     tensor.cols = cols;
-    const bool has_zeros = checkpoint_.find(zeros);
-    tensor.zero_offset =
-        has_zeros && tensor.layout == NF4_INT4_GPTQ && config_.checkpoint_format == "gptq";
     nf4_int4_sizes sizes{};
     sizes.struct_size = sizeof sizes;
     check(nf4_int4_tensor_sizes(&tensor, &sizes));
-    tensor.packed = part<void>(packed, sizes.packed_bytes);
-    tensor.scales = part<void>(scales.name, sizes.scales_bytes);
-    if (has_zeros) tensor.zeros = part<void>(zeros, sizes.zeros_bytes);
-    if (checkpoint_.find(g_idx)) reorder(tensor, checkpoint_.tensor(packed), g_idx, groups);
+    tensor.packed = part(packed, sizes.packed_bytes);
+    tensor.scales = part(scales.name, sizes.scales_bytes);
+    if (checkpoint_.has(zeros)) {
+      tensor.zeros = part(zeros, sizes.zeros_bytes);
+      tensor.zero_offset = tensor.layout == NF4_INT4_GPTQ && !config_.is_gptq_v2;
+    }
+    if (checkpoint_.has(g_idx)) reorder(tensor, checkpoint_.tensor(packed), g_idx);
     return tensor;
   }
 
   // Act order: columns sorted by group once, here, so that products read whole groups.
-  void reorder(nf4_int4_tensor &tensor, const View &packed, const std::string &name,
-               int64_t groups) {
+  void reorder(nf4_int4_tensor &tensor, const View &packed, const std::string &name) {
     const View &view = checkpoint_.tensor(name, {tensor.cols});
     std::vector<int32_t> g_idx(tensor.cols), permutation(tensor.cols);
-    require(view.bytes == g_idx.size() * 4, name + " is " + view.dtype + "; I32 is read");
+    require(view.bytes == g_idx.size() * 4, name, " is ", view.dtype, "; I32 is read");
     std::memcpy(g_idx.data(), view.data, view.bytes);
-    bool sorted = true;
-    for (int64_t k = 0; k < tensor.cols; ++k) {
-      require(g_idx[k] >= 0 && g_idx[k] < groups, name + " has " + std::to_string(g_idx[k]));
-      sorted = sorted && g_idx[k] == k / tensor.group_size;
-    }
-    if (sorted) return;
-    std::vector<uint32_t> before(packed.bytes / 4), after(before.size());
-    std::memcpy(before.data(), packed.data, packed.bytes);
+    std::vector<int32_t> plain = g_idx;
+    std::sort(plain.begin(), plain.end());
+    for (int64_t k = 0; k < tensor.cols; ++k)
+      require(plain[k] == k / tensor.group_size, name, ": groups are not of one size");
+    if (g_idx == plain) return;
+    std::vector<uint32_t> stored(packed.bytes / 4), sorted(stored.size());
+    std::memcpy(stored.data(), packed.data, packed.bytes);
     nf4_int4_tensor from = tensor, to = tensor;
-    from.packed = before.data();
+    from.packed = stored.data();
     from.g_idx = g_idx.data();
-    to.packed = after.data();
+    to.packed = sorted.data();
     to.permutation = permutation.data();
     check(nf4_int4_reorder_cpu(&from, &to, 0));
-    tensor.packed = upload(after.data(), after.size(), name);
+    tensor.packed = upload(sorted.data(), sorted.size(), name);
     tensor.permutation = upload(permutation.data(), permutation.size(), name);
   }
 
-  template <class U>
-  U *part(const std::string &name, int64_t bytes) {
+  void *part(const std::string &name, int64_t bytes) {
     const View &view = checkpoint_.tensor(name);
-    require(
-        static_cast<int64_t>(view.bytes) == bytes,
-        name + " has " + std::to_string(view.bytes) + " bytes; expected " + std::to_string(bytes));
-    return static_cast<U *>(backend_.place(view));
+    require(int64_t(view.bytes) == bytes, name, " has ", view.bytes, " bytes; expected ", bytes);
+    return backend_.place(view);
   }
+
   const Checkpoint &checkpoint_;
   const Config &config_;
   Backend &backend_;

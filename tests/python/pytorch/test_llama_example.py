@@ -139,9 +139,7 @@ FAULTS = {
     "model_type is mistral": lambda folder: edit_config(folder, model_type="mistral"),
     "rope_type is yarn": lambda folder: edit_config(folder, rope_parameters={"rope_type": "yarn"}),
     "hidden_act is gelu": lambda folder: edit_config(folder, hidden_act="gelu"),
-    "num_hidden_layers is of another type": (
-        lambda folder: edit_config(folder, num_hidden_layers="2")
-    ),
+    "num_hidden_layers is two": lambda folder: edit_config(folder, num_hidden_layers="two"),
     "vocab_size is missing": lambda folder: edit_config(folder, vocab_size=None),
     "config.json: not JSON": lambda folder: (folder / "config.json").write_text("{" * 100),
     "config.json: cannot be read": lambda folder: (folder / "config.json").unlink(),
