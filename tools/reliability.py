@@ -96,7 +96,9 @@ def record(topics: dict[str, list[Row]], cache: Path) -> list[str]:
         for command, runs in found.items():
             if row["proof"] in runs:
                 row["runs"][command] = runs[row["proof"]]
-        if "cases" in row and (run := run_of_cases(cache, row["cases"]["step"], row["cases"]["match"])):
+        if "cases" in row and (
+            run := run_of_cases(cache, row["cases"]["step"], row["cases"]["match"])
+        ):
             row["runs"]["test"] = run
     return sorted({slug for runs in found.values() for slug in runs} - known)
 
