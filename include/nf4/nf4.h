@@ -51,9 +51,10 @@
  *   Every function that can fail returns nf4_status. If it is not NF4_STATUS_OK,
  *   nothing was enqueued and no output byte was written, with two exceptions: after
  *   NF4_STATUS_CUDA_ERROR from nf4_quantize_launch, nf4_int4_reorder_launch, a
- *   matmul_batch_launch, a launch of experts with x_index (nf4_*matmul_grouped*_launch), or
- *   nf4_int4_matmul_launch of a weight with a permutation, which enqueue several kernels,
- *   the outputs are unspecified; nf4_device_info fills in what it knows in any case.
+ *   matmul_batch_launch, a launch with a lora, a launch of experts with x_index
+ *   (nf4_*matmul_grouped*_launch), or nf4_int4_matmul_launch of a weight with a
+ *   permutation, which enqueue several kernels, the outputs are unspecified;
+ *   nf4_device_info fills in what it knows in any case.
  *   nf4_last_error() names the argument and the value. nf4_*_cpu need no memory of their
  *   own; where there is none, only the text of nf4_last_error() is lost. dlclose() does not
  *   unload the library. nf4_*_launch and nf4_device_info call the CUDA runtime, which
