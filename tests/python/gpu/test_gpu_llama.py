@@ -73,6 +73,7 @@ def test_of_nf4_quantize(tmp_path):
 @pytest.mark.parametrize("case", ["gptq symmetric, act order", "awq", "compressed-tensors, zeros"])
 def test_of_integers(tmp_path, case):
     pytest.importorskip("transformers")
+    pytest.importorskip("ml_dtypes")
     import int4_models
 
     int4_models.checkpoint(tmp_path / "int4", case)
