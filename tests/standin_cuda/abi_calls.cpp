@@ -67,14 +67,9 @@ class Calls {
   }
 
   void batch(nf4_dtype dtype, Size size, int64_t m, int count) {
-    std::vector<nf4_tensor> weights;
-    std::vector<nf4_matmul_args> args;
-    for (int i = 0; i < count; ++i) {
-      weights.push_back(codebook_weight(size, true));
-      args.push_back(matmul_args(dtype, size, m, false));
-    }
-    batch("nf4_matmul_batch_launch", nf4_matmul_batch_workspace_size, nf4_matmul_batch_launch,
-          nf4_matmul_plan, weights, args);
+    batch(
+        "nf4_matmul_batch_launch", nf4_matmul_batch_workspace_size, nf4_matmul_batch_launch,
+        nf4_matmul_plan, [&] { return codebook_weight(size, true); }, dtype, m, count);
   }
 
   void grouped(nf4_dtype dtype, Size size, int experts, int64_t m, bool index, bool gradient) {
@@ -125,14 +120,10 @@ class Calls {
   }
 
   void int4_batch(nf4_int4_layout layout, Size size, int64_t m, int count) {
-    std::vector<nf4_int4_tensor> weights;
-    std::vector<nf4_matmul_args> args;
-    for (int i = 0; i < count; ++i) {
-      weights.push_back(int4_weight(layout, size));
-      args.push_back(matmul_args(NF4_DTYPE_FP16, size, m, false));
-    }
-    batch("nf4_int4_matmul_batch_launch", nf4_int4_matmul_batch_workspace_size,
-          nf4_int4_matmul_batch_launch, nf4_int4_matmul_plan, weights, args);
+    batch(
+        "nf4_int4_matmul_batch_launch", nf4_int4_matmul_batch_workspace_size,
+        nf4_int4_matmul_batch_launch, nf4_int4_matmul_plan,
+        [&] { return int4_weight(layout, size); }, NF4_DTYPE_FP16, m, count);
   }
 
   void int4_grouped(nf4_int4_layout layout, Size size, int experts, int64_t m, bool index) {
@@ -242,9 +233,16 @@ class Calls {
     return args;
   }
 
-  template <class Sizes, class Launch, class Plan, class Tensor>
+  template <class Sizes, class Launch, class Plan, class MakeWeight>
   void batch(const char *function, const Sizes &sizes, const Launch &launch, const Plan &plan,
-             const std::vector<Tensor> &weights, const std::vector<nf4_matmul_args> &args) {
+             const MakeWeight &make_weight, nf4_dtype dtype, int64_t m, int products) {
+    using Tensor = decltype(make_weight());
+    std::vector<Tensor> weights;
+    std::vector<nf4_matmul_args> args;
+    for (int i = 0; i < products; ++i) {
+      weights.push_back(make_weight());
+      args.push_back(matmul_args(dtype, {weights[i].rows, weights[i].cols}, m, false));
+    }
     const auto addresses = [](const std::vector<Tensor> &all) {
       std::vector<const Tensor *> found;
       for (const Tensor &each : all) found.push_back(&each);
@@ -255,9 +253,10 @@ class Calls {
     REQUIRE(sizes(addresses(weights).data(), args.data(), count, &bytes) == NF4_STATUS_OK);
     void *const workspace = take<void>(bytes);
     const Size size{weights[0].rows, weights[0].cols};
-    const auto m = static_cast<long long>(args[0].m);
-    add(function, text(args[0].dtype, size, true) + words(", m %lld, %zu products", m, count), true,
-        [=](nf4_stream stream) {
+    add(function,
+        text(dtype, size, true) +
+            words(", m %lld, %d products", static_cast<long long>(m), products),
+        true, [=](nf4_stream stream) {
           return launch(addresses(weights).data(), args.data(), count, workspace, bytes, stream);
         });
     list.back().plan = [=](int &launches) {

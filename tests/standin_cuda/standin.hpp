@@ -72,6 +72,9 @@ int current_device();
 cudaStreamCaptureMode capture_mode();
 cudaError_t last_error();  // as cudaPeekAtLastError
 
+// For docs/reliability.md: of a proof that passed, how much was tried.
+void proved(const char *proof, size_t count);
+
 // ---- Failures --------------------------------------------------------------------------------
 
 // The nth call, from 1, of a function from a site (NULL: any) returns an error. After a sticky one

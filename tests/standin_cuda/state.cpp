@@ -92,6 +92,14 @@ int current_device() { return machine().current; }
 cudaStreamCaptureMode capture_mode() { return machine().capture_mode; }
 cudaError_t last_error() { return machine().last_error; }
 
+void proved(const char *proof, size_t count) {
+  const char *const path = std::getenv("NF4_PROOFS");
+  std::FILE *const file = path == nullptr ? nullptr : std::fopen(path, "a");
+  if (file == nullptr) return;
+  std::fprintf(file, "%s %zu\n", proof, count);
+  std::fclose(file);
+}
+
 void set_fault(const Fault &fault) {
   machine().fault = fault;
   machine().fault_seen = 0;
