@@ -24,6 +24,9 @@ void set_gpus(const std::vector<Gpu> &gpus);
 // All devices get other contexts, as after cudaDeviceReset: kernels lose their attributes.
 void reset_contexts();
 
+// Every call lets other threads run first, so that they meet.
+void set_yielding(bool yielding);
+
 // ---- Memory: addresses that no one may follow ------------------------------------------------
 
 enum class MemoryKind { kDevice, kManaged, kPinned };
