@@ -85,6 +85,21 @@ TEST_CASE("launches use the caller's stream, and choose the same every time", "[
   proved("cuda-launches", std::size(kGpus) * list.size() * 5);
 }
 
+TEST_CASE("launches of random shapes, alignments and kinds", "[standin]") {
+  constexpr int kCalls = 3000;
+  std::string found;
+  for (const Gpu &gpu : kGpus)
+    found += in_child([&] {
+      set_gpus({gpu});
+      std::string wrong;
+      for (int i = 0; i < kCalls; ++i)
+        wrong += complaints_of_streams(random_call(i), make_stream());
+      return wrong;
+    });
+  REQUIRE(found == "");
+  proved("cuda-launches", std::size(kGpus) * kCalls * 5);
+}
+
 TEST_CASE("the first launch of a process is captured, and of a new context", "[standin]") {
   std::string found;
   size_t count = 0;

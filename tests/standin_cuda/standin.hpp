@@ -30,7 +30,7 @@ void set_yielding(bool yielding);
 // ---- Memory: addresses that no one may follow ------------------------------------------------
 
 enum class MemoryKind { kDevice, kManaged, kPinned };
-constexpr size_t kMemoryBytes = size_t{1} << 42;
+constexpr size_t kMemoryBytes = size_t{1} << 44;
 // Where so many bytes of a kind begin, each device's own.
 uint8_t *memory(MemoryKind kind, int device = 0);
 
