@@ -18,7 +18,7 @@ int64_t random_side(Rng &rng) {
 }
 
 int64_t random_m(Rng &rng) {
-  return rng.between(1, rng.pick({2, 20, 100, 400, 2000, 10000, 100000}));
+  return rng.between(1, rng.pick({2, 2, 20, 100, 400, 2000, 10000, 100000}));
 }
 
 }  // namespace

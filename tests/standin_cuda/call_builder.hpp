@@ -159,7 +159,8 @@ class CallBuilder {
   // Of so many rows; of two now and then more than a tensor map holds.
   int64_t stride(int64_t least, int64_t rows) {
     if (!one_in(3)) return least;
-    return least + rng_->below(70) + (rows == 2 && one_in(4) ? int64_t{1} << 39 : 0);
+    const int64_t more = one_in(2) ? rng_->below(70) : 64 - least % 8;
+    return least + more + (rows == 2 && one_in(2) ? int64_t{1} << 39 : 0);
   }
   static int64_t strided_bytes(int64_t rows, int64_t stride, int64_t width) {
     return rows == 0 ? 0 : ((rows - 1) * stride + width) * 4;

@@ -86,7 +86,7 @@ TEST_CASE("launches use the caller's stream, and choose the same every time", "[
 }
 
 TEST_CASE("launches of random shapes, alignments and kinds", "[standin]") {
-  constexpr int kCalls = 3000;
+  constexpr int kCalls = 10000;
   std::string found;
   for (const Gpu &gpu : kGpus)
     found += in_child([&] {
