@@ -93,14 +93,20 @@ fn logits_are_those_of_transformers() -> candle_core::Result<()> {
     Ok(())
 }
 
-/// As of `nf4 quantize --skip layers.0`.
+/// As of `nf4 quantize --skip layers.0`, or of `q_proj`.
 #[test]
-fn a_layer_may_be_dense() -> candle_core::Result<()> {
+fn layers_may_be_dense() -> candle_core::Result<()> {
+    let of_a_layer = |name: &str| name.starts_with("model.layers.0.");
+    dense_where(of_a_layer, 7)?;
+    dense_where(|name| name.contains("q_proj"), 2)
+}
+
+fn dense_where(skip: impl Fn(&str) -> bool, expected: usize) -> candle_core::Result<()> {
     let stored = checkpoint(folder());
     let mut tensors = safetensors::load(folder().join("model.safetensors"), &Device::Cpu)?;
     let layer = stored
         .names()
-        .filter(|name| name.starts_with("model.layers.0.") && stored.is_quantized(name));
+        .filter(|name| skip(name) && stored.is_quantized(name));
     let mut count = 0;
     for name in layer {
         let weight = stored.weight(name).expect("it is read");
@@ -111,7 +117,7 @@ fn a_layer_may_be_dense() -> candle_core::Result<()> {
         tensors.insert(name.to_string(), dense);
         count += 1;
     }
-    assert_eq!(count, 7);
+    assert_eq!(count, expected);
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("dense_layer.safetensors");
     safetensors::save(&tensors, &path)?;
     let largest = largest(errors(load_from(

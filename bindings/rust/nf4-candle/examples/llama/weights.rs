@@ -1,7 +1,7 @@
 //! Where the weights of a model come from: a checkpoint, or what else is a `Source`.
 
 use candle_core::safetensors::Load;
-use candle_core::{bail, DType, Device, Error, Module, Result, Tensor};
+use candle_core::{bail, DType, Device, Error, Module, Result, Tensor, D};
 use nf4::checkpoint::Checkpoint;
 use nf4::QuantizedTensor;
 use nf4_candle::QuantizedLinear;
@@ -10,6 +10,8 @@ use nf4_candle::QuantizedLinear;
 pub enum Linear {
     Quantized(QuantizedLinear),
     Dense(Tensor),
+    /// Of both kinds.
+    Mixed(Vec<Linear>),
 }
 
 impl Module for Linear {
@@ -17,6 +19,10 @@ impl Module for Linear {
         match self {
             Linear::Quantized(linear) => linear.forward(x),
             Linear::Dense(weight) => x.matmul(weight),
+            Linear::Mixed(parts) => {
+                let outputs = parts.iter().map(|part| part.forward(x));
+                Tensor::cat(&outputs.collect::<Result<Vec<_>>>()?, D::Minus1)
+            }
         }
     }
 }
@@ -46,10 +52,11 @@ pub trait Source {
             let joined = QuantizedLinear::joined(quantized, None, self.place().0)?;
             return Ok(Linear::Quantized(joined));
         }
-        if !quantized.is_empty() {
-            bail!("of {layers:?} some are in 4 bits, some are not: expected all or none");
+        if quantized.is_empty() {
+            return Ok(Linear::Dense(Tensor::cat(&dense, 0)?.t()?));
         }
-        Ok(Linear::Dense(Tensor::cat(&dense, 0)?.t()?))
+        let parts = layers.iter().map(|one| self.linear(&[*one], cols));
+        Ok(Linear::Mixed(parts.collect::<Result<_>>()?))
     }
 }
 
