@@ -91,8 +91,8 @@ pub fn matmul_joined_into<T: Element, W: CudaWeight>(
         let length = product("m * cols", m, weight.shape().1)?;
         check_length("x", x.len(), length).map_err(|error| of_product(i, error))?;
     }
-    let rows = weights.iter().map(|weight| weight.shape().0);
-    let columns = rows.fold(Some(0), |sum: Option<usize>, rows| sum?.checked_add(rows));
+    let mut rows = weights.iter().map(|weight| weight.shape().0);
+    let columns = rows.try_fold(0usize, |sum, rows| sum.checked_add(rows));
     let columns = columns.unwrap_or(usize::MAX);
     check_length(
         "y",
