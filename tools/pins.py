@@ -1,4 +1,4 @@
-"""What ./dev downloads from the Python package index, by version and SHA-256: requirements.txt here.
+"""What ./dev downloads from the Python package index, by version and SHA-256: requirements.txt.
 
     pins.py REQUIREMENT...          the lines of that file for these and what they need, for pip's
                                     --require-hashes; exit status 3 where it is not for this Python
