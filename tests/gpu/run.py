@@ -219,6 +219,11 @@ def examples(build: Path) -> dict:
         "C++": [str(build / "examples" / "cpp_device_buffers")],
         "C++, an MLP": [str(build / "examples" / "cpp_swiglu_mlp")],
         "C++, experts": [str(build / "examples" / "cpp_moe_block")],
+        "C++, a LLaMA": [
+            str(build / "examples" / "cpp_llama"),
+            str(ROOT / "tests" / "golden" / "llama"),
+            "1,17,42,5,99,3",
+        ],
         "Python": [sys.executable, "examples/python/device_buffers.py"],
         "Rust": [str(RUST / "debug" / "device_buffers")],
         "Rust, candle": [str(RUST / "candle" / "cuda")],
