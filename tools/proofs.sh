@@ -1,8 +1,19 @@
-# ./dev fuzz, ./dev tsan and ./dev nightly, and what docs/reliability.md counts. Read by ./dev, as
+# ./dev fuzz, ./dev tsan, ./dev nightly and ./dev reliability, and what that counts. Read by ./dev, as
 # install.sh is.
 # shellcheck shell=bash disable=SC2154
 
 readonly BUILD_TSAN=$ROOT/build-tsan
+
+# docs/reliability.md, by the counts that the last commands left.
+reliability() { python3 tools/reliability.py --record "$CACHE"; }
+
+# Where a command's tests leave what they counted (tools/reliability.py).
+count_proofs() {
+  [ -z "${NF4_PROOFS:-}" ] || return 0
+  export NF4_PROOFS=$CACHE/proofs/$1
+  mkdir -p "$CACHE/proofs"
+  rm -f "$NF4_PROOFS"
+}
 
 # proved PROOF COUNT: a line for docs/reliability.md.
 proved() { [ -z "${NF4_PROOFS:-}" ] || echo "$*" >>"$NF4_PROOFS"; }
