@@ -14,6 +14,7 @@ unset PYTHONPATH NF4_LIBRARY LD_LIBRARY_PATH
 began=$(date +%s%N)
 # block PAGE LANGUAGE WORD: the page's first block in a language that has the word.
 block() {
+  # shellcheck disable=SC2016  # `...` is Markdown
   python3 -c 'import re, sys
 page, language, word = sys.argv[1:]
 blocks = re.findall(rf"^```{language}\n(.*?)^```", open(page).read(), re.M | re.S)

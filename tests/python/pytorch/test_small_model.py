@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch_cases
 from conftest import ROOT
+from llama_program import program
 from nf4.checkpoint import QuantizeOptions, quantize_checkpoint
 
 torch_cases.require("torch", "transformers")
@@ -40,12 +41,11 @@ def dense(tmp_path_factory):
 
 def greedy(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     """What the engine says."""
-    program = Path(nf4.library_path()).parents[1] / "examples" / "cpp_llama"
-    if not program.exists():
-        pytest.skip(f"not built: {program}; -Dexamples=enabled")
     words = [",".join(map(str, prompt)) for prompt in prompts]
     result = subprocess.run(
-        [program, folder, "--cpu", "--tokens", str(TOKENS), *words], capture_output=True, text=True
+        [program(), folder, "--cpu", "--tokens", str(TOKENS), *words],
+        capture_output=True,
+        text=True,
     )
     assert result.returncode == 0, result.stderr
     return [[int(token) for token in line.split(",")] for line in result.stdout.split()]
