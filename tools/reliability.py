@@ -42,7 +42,8 @@ HEAD = """\
 What libnf4 promises, the test that holds it, how much was tried and what came of it. `./dev
 reliability` writes this page from the last runs of the commands in the last column;
 `tests/reliability` has its rows. A proof that fails fails its command. "Finds" is a defect that was
-planted once, and that the proof found.
+planted once, and that the proof found. What ran on a GPU has a record of its own,
+`tests/gpu/record.json`.
 """
 
 Row = dict[str, Any]
@@ -120,7 +121,8 @@ def table(rows: list[Row]) -> list[str]:
             if run is None:
                 lines.append(f"| {about} | – | not run yet |")
                 continue
-            count = f"{run['count']:,} {row['unit']}"
+            unit = row["unit"].removesuffix("s") if run["count"] == 1 else row["unit"]
+            count = f"{run['count']:,} {unit}"
             result = f"{run['failed']} failed, {run['date']}, `./dev {command}`"
             lines.append(f"| {about} | {count} | {result} |")
             about = " | | "

@@ -136,6 +136,39 @@ def test_a_machine_without_a_cuda_compiler_builds_for_the_cpu(wheels: str, tmp_p
         assert "configure: -Dcuda=disabled -Dgiven=1\n" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "status, installed",
+    [
+        (0, "pip: --no-compile --require-hashes numpy==2 --hash=1"),
+        (3, "pip: --no-compile numpy>=1"),
+    ],
+)
+def test_what_is_installed_is_taken_from_the_pins(status: int, installed: str) -> None:
+    """Where they are not for this Python, by its range."""
+    stub = """
+python() {
+  case $1 in
+    tools/pins.py) echo "pins: ${*:2}" >&2; echo 'numpy==2 --hash=1'; return STATUS ;;
+    *) echo "pip: ${*:5}" | sed "s|-r .*|$(cat "${!#}" 2>/dev/null)|" >&2 ;;
+  esac
+}
+""".replace("STATUS", str(status))
+    done = _functions(f"{stub} pip_install --no-compile 'numpy>=1'")
+    assert done.stderr.splitlines() == ["pins: numpy>=1", installed]
+    refused = _functions(f"{stub.replace(f'return {status}', 'return 1')} pip_install 'numpy>=1'")
+    assert refused.returncode == 1 and "pip:" not in refused.stderr
+
+
+def test_a_command_leaves_its_counts_anew(tmp_path: Path) -> None:
+    """A step of it, which is a process of its own, adds to them."""
+    say = 'echo {} >>"$NF4_PROOFS"'
+    twice = f"count_proofs test; {say.format('a 1')}; count_proofs step; {say.format('b 2')}"
+    for _ in range(2):
+        done = _functions(twice, at=tmp_path, NF4_PROOFS="")
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / ".cache" / "proofs" / "test").read_text() == "a 1\nb 2\n"
+
+
 def test_the_library_alone_needs_no_catch2(tmp_path: Path) -> None:
     stubs = STUBS + "catch2_include() { die 'Catch2 was asked for'; }\nwants_cuda() { false; }\n"
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
