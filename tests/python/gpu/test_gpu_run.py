@@ -171,7 +171,7 @@ def test_examples_in_rust_may_be_missing_for_a_reason(
     monkeypatch.setattr(run, "RUST", tmp_path / "rust")
     monkeypatch.setattr(run, "execute", lambda command, **environment: (0, ""))
     programs = ("c_device_buffers", "c_gptq_matmul", "c_mistralrs", "cpp_device_buffers")
-    programs += ("cpp_swiglu_mlp", "cpp_moe_block", "../rust/debug/device_buffers")
+    programs += ("cpp_swiglu_mlp", "cpp_moe_block", "cpp_llama", "../rust/debug/device_buffers")
     (tmp_path / "rust" / "debug").mkdir(parents=True)
     (tmp_path / "rust" / "candle").mkdir()
     (tmp_path / "examples").mkdir()

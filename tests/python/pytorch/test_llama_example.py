@@ -185,13 +185,3 @@ def test_requests_that_cannot_be_met(golden, arguments, message):
 def test_usage(golden, arguments):
     result = run(golden, *arguments)
     assert result.returncode == 2 and result.stderr.startswith("llama FOLDER")
-
-
-@pytest.mark.usefixtures("in_process")
-def test_text_is_bytes(tmp_path):
-    folder, _ = make(tmp_path, {"vocab_size": 256}, {})
-    with_text = run(folder, "--tokens", "4", "--text", "Once")
-    with_ids = run(folder, "--tokens", "4", ",".join(map(str, b"Once")))
-    assert with_text.returncode == 0
-    text = b"Once" + bytes(map(int, with_ids.stdout.split(",")))
-    assert with_text.stdout.encode(errors="surrogateescape") == text + b"\n"
