@@ -26,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -37,6 +38,7 @@ import checkpoint_helpers as helpers
 import int4_checkpoints
 import nf4
 import numpy as np
+import tqdm
 from nf4.cli import main as nf4_main
 
 SHIM = Path(__file__).with_name("file_faults.c")
@@ -285,6 +287,8 @@ def main() -> int:
             command = [sys.executable, __file__, "--preloaded", *sys.argv[1:]]
             return subprocess.run(command, env=environment, check=False).returncode
         warnings.simplefilter("ignore")
+        # Its own is shared by processes: one that is killed with it would hold up all others.
+        tqdm.tqdm.set_lock(threading.RLock())
         counts = _inject(folder)
         counts["killed_at_random"] = _kill_at_random(folder, args.kills)
         print(json.dumps(counts))

@@ -144,9 +144,15 @@ class Changes:
                 case 5:
                     tensors[at] = (name, dtype, shape, self.rng.randbytes(len(data)))
                 case 6 if data[:1] == b"{":  # a quant_state
-                    text = self.text(data)
+                    text = self._state(data)
                     tensors[at] = (name, dtype, [len(text)], text)
         return tensors
+
+    def _state(self, data: bytes) -> bytes:
+        try:
+            return self.text(data)
+        except ValueError:  # it was changed before
+            return self.bytes(data)
 
     def _other_shape(self, name: str, dtype: str, shape: list[int], data: bytes) -> Tensor:
         """As many elements, or fewer."""
