@@ -84,14 +84,14 @@ class Calls {
 TEST_CASE("64 threads call for long", "[.soak]") {
   const char *const text = std::getenv("NF4_SOAK_CALLS");
   const int64_t calls = text != nullptr ? std::atoll(text) : 10000;
-  const Calls small(1000, {16, 128, 2}), large(200001, {1024, 1024, 1});
+  const Calls small(1000, {16, 128, 2}), large(2500001, {4096, 2048, 1});
   std::vector<int64_t> wrong(kCallers);
   std::vector<std::thread> callers;
   for (int caller = 0; caller < kCallers; ++caller)
     callers.emplace_back([&, caller] {
       Rng rng(caller);
       for (int64_t i = 0; i < calls; ++i) {
-        const Calls &which = rng.one_in(50) ? large : small;
+        const Calls &which = rng.one_in(300) ? large : small;
         const auto kind = static_cast<int>(rng.below(kKinds));
         wrong[caller] += !which.right(kind, caller, static_cast<int>(1 + rng.below(3)));
       }

@@ -38,6 +38,15 @@ else
 fi
 passed 'installed'
 
+installed=$(echo lib/python3.*/site-packages)
+hardening=$root/tests/abi/hardening.py
+python3 "$root/tools/sbom.py" --check "$wheel"
+python3 "$hardening" --fortified "$installed/nf4/lib/libnf4.so.0" >hardening.txt || { cat hardening.txt >&2 && exit 1; }
+for extension in "$installed"/_nf4_fast.*; do
+  [ ! -e "$extension" ] || python3 "$hardening" "$extension" >hardening.txt || { cat hardening.txt >&2 && exit 1; }
+done
+passed 'what it holds is listed, and hardened'
+
 # README's Python, with nothing but the environment on PATH.
 block README.md python numpy >start.py
 env PATH="$PWD/bin" NF4_BITSANDBYTES=0 python start.py

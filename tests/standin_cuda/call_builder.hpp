@@ -32,7 +32,7 @@ struct Size {
 class CallBuilder {
  public:
   explicit CallBuilder(const Memory &where, Rng *rng = nullptr)
-      : next_(memory(where.kind, where.device)), rng_(rng) {}
+      : next_(memory(where.kind, where.device)), quarter_(next_ + kMemoryBytes / 4), rng_(rng) {}
 
   std::vector<AbiCall> list;
 
@@ -156,11 +156,11 @@ class CallBuilder {
     return taken;
   }
 
-  // Of so many rows; of two now and then more than a tensor map holds.
+  // Of so many rows; of two now and then more than a tensor map holds, as long as memory lasts.
   int64_t stride(int64_t least, int64_t rows) {
     if (!one_in(3)) return least;
     const int64_t more = one_in(2) ? rng_->below(70) : 64 - least % 8;
-    return least + more + (rows == 2 && one_in(2) ? int64_t{1} << 39 : 0);
+    return least + more + (rows == 2 && next_ < quarter_ && one_in(2) ? int64_t{1} << 39 : 0);
   }
   static int64_t strided_bytes(int64_t rows, int64_t stride, int64_t width) {
     return rows == 0 ? 0 : ((rows - 1) * stride + width) * 4;
@@ -315,7 +315,7 @@ class CallBuilder {
         index, [=](nf4_stream stream) { return launch(&weight, &args, workspace, bytes, stream); });
   }
 
-  uint8_t *next_;
+  uint8_t *next_, *quarter_;
   Rng *rng_;
 };
 
