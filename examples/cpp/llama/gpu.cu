@@ -125,9 +125,9 @@ class Gpu {
       ended_ = allocate<unsigned>(most, "attention");
       check(cudaMemsetAsync(ended_, 0, most * sizeof *ended_, stream_.get()));
     }
-    // About three CTAs for each multiprocessor.
+    // About four CTAs for each multiprocessor.
     const int64_t splits =
-        std::clamp<int64_t>(3 * device_.multiprocessors / (m * of.heads), 1, kMaxSplits);
+        std::clamp<int64_t>(4 * device_.multiprocessors / (m * of.heads), 1, kMaxSplits);
     launch(attention_kernel<D, 1>, dim3(of.heads, m, splits), kThreads, of, partials_, ended_);
   }
 

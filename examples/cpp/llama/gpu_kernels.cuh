@@ -9,7 +9,7 @@
 using bf16 = __nv_bfloat16;
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kMinKeys = 128;  // of a split of attention
+constexpr int kMinKeys = 64;  // of a split of attention
 
 __device__ inline void begin() {
 #if __CUDA_ARCH__ >= 900
@@ -133,7 +133,6 @@ __global__ void __launch_bounds__(kThreads)
     attention_kernel(Attention<bf16> of, float *partials, unsigned *ended) {
   begin();
   constexpr int kLanes = D / 16, kKeys = kThreads / kLanes;
-  constexpr int kAhead = R == 1 ? 4 : 1;  // keys that a thread loads at once
   __shared__ float parts[R][kKeys][D + 2];
   __shared__ bool is_last;
   const int head = blockIdx.x, lane = threadIdx.x % kLanes, mine = threadIdx.x / kLanes;
@@ -155,26 +154,21 @@ __global__ void __launch_bounds__(kThreads)
   if (split >= splits) return;
   const int end = int(int64_t{all} * (split + 1) / splits);
   const float scale = 1.4426950408889634f * rsqrtf(D);  // 2^x is cheaper than e^x
-  for (int base = int(int64_t{all} * split / splits) + mine; base - mine < end;
-       base += kAhead * kKeys) {
-    float k[kAhead][16], v[kAhead][16];
+  for (int key = int(int64_t{all} * split / splits) + mine; key - mine < end; key += kKeys) {
+    const int64_t at = cached + int64_t{min(key, end - 1)} * D;
+    float k[16], v[16];
+    load16(of.keys + at, k);
+    load16(of.values + at, v);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int64_t at = cached + int64_t{min(base + i * kKeys, end - 1)} * D;
-      load16(of.keys + at, k[i]);
-      load16(of.values + at, v[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead * R; ++i) {
-      const int r = i % R, key = base + i / R * kKeys;
+    for (int r = 0; r < R; ++r) {
       float score = 0;
-      for (int c = 0; c < 16; ++c) score += q[r][c] * k[i / R][c];
+      for (int i = 0; i < 16; ++i) score += q[r][i] * k[i];
       score = warp_sum(score, kLanes) * scale;
       if (key >= end || key > position[r]) score = -INFINITY;
       const float before = largest[r];
       largest[r] = fmaxf(before, score);
       const float less = exp2f(before - largest[r]), weight = exp2f(score - largest[r]);
-      for (int c = 0; c < 16; ++c) sums[r][c] = sums[r][c] * less + weight * v[i / R][c];
+      for (int i = 0; i < 16; ++i) sums[r][i] = sums[r][i] * less + weight * v[i];
       sum[r] = sum[r] * less + weight;
     }
   }
