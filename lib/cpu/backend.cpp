@@ -83,6 +83,19 @@ constexpr Variant kVariants[] = {
      {int4_dequant_with<kAvx2Dequant>, int4_quantize_with<kAvx2Dequant, kAvx2Quantize>,
       int4_matmul_with<kAvx2Dequant, kAvx2Matmul>}},
 #endif
+#if defined(NF4_NEON)
+    {"neon",
+     always,
+     dequant_with<kNeonDequant>,
+     quantize_with<kNeonQuantize>,
+     quantize_scales_with<kNeonQuantize>,
+     nullptr,
+     matmul_with<kNeonDequant, kNeonMatmul>,
+     matmul_grad_with<kNeonDequant, kNeonMatmul>,
+     lora_product_with<kNeonDequant, kNeonMatmul>,
+     {int4_dequant_with<kNeonDequant>, int4_quantize_with<kNeonDequant, kNeonQuantize>,
+      int4_matmul_with<kNeonDequant, kNeonMatmul>}},
+#endif
     {"scalar",
      always,
      dequant_reference,

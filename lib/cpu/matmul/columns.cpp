@@ -113,7 +113,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
     args.block_zeros = zeros_;
     args.scale_stride = kVectorRows;
     args.next.stride = stride;
-    args.next.step = gptq_ ? kernels_.sum_lanes : kMaxGroups * stride;
+    args.next.step = gptq_ ? kernels_.column_lanes : kMaxGroups * stride;
     for (int64_t i = n.begin; i < n.end; i += kVectorRows) {
       args.rows = std::min(kVectorRows, n.end - i);
       args.sums = sums_ + (i - n.begin);

@@ -155,6 +155,7 @@ struct MatmulKernels {
   int max_dot_m;      // the largest m for which dot is the faster way
   int max_columns_m;  // and for which columns are
   int sum_lanes;      // floats that x_sums() makes of a unit
+  int column_lanes;   // rows of the weight that columns take together
   // Brings whole units of x into the order in which dot meets the codes, of which the first is the
   // high nibble, or the low one.
   void (*prepare[3])(const void *x, int64_t elements, void *out);
@@ -196,5 +197,6 @@ struct MatmulKernels {
 extern const MatmulKernels kAvx2Matmul;
 extern const MatmulKernels kAvx512Matmul;
 extern const MatmulKernels kAvx512Bf16Matmul;
+extern const MatmulKernels kNeonMatmul;
 
 }  // namespace nf4::cpu
