@@ -142,9 +142,9 @@ struct Int4Lanes {
     return nibbles_of(Bytes4::load(padded));
   }
   static Codes nibbles_of(const Bytes4 &x) {
-    return {low_nibbles(x.by[0]), high_nibbles(x.by[0]), low_nibbles(x.by[1]),
-            high_nibbles(x.by[1]), low_nibbles(x.by[2]), high_nibbles(x.by[2]),
-            low_nibbles(x.by[3]), high_nibbles(x.by[3])};
+    return {low_nibbles(x.by[0]),  high_nibbles(x.by[0]), low_nibbles(x.by[1]),
+            high_nibbles(x.by[1]), low_nibbles(x.by[2]),  high_nibbles(x.by[2]),
+            low_nibbles(x.by[3]),  high_nibbles(x.by[3])};
   }
   // By a multiple of 4.
   static Codes shift_words(const Codes &words, int bits) {
@@ -184,31 +184,13 @@ struct Int4Lanes {
     }
     return widen(vld1q_u16(scales), vld1q_u16(scales + 8), fp16);
   }
-  // Those of the rows of so many words, by nibble: of even rows, then of odd ones.
-  static void load_awq_scales(const uint16_t *scales, bool fp16, int64_t words,
-                              Floats16 (&out)[2][4]) {
-    uint16_t padded[8 * kSumLanes] = {};
-    if (words < kSumLanes) {
-      for (int i = 0; i < 8 * words; ++i) padded[i] = scales[i];
-      scales = padded;
-    }
-    // Entry i of each has the rows i and i + 4 of 4 words in turn.
-    const uint16x8x4_t a = vld4q_u16(scales), b = vld4q_u16(scales + 32);
-    const uint16x8x4_t c = vld4q_u16(scales + 64), d = vld4q_u16(scales + 96);
-    for (int i = 0; i < 4; ++i) {
-      out[i % 2][i / 2] =
-          widen(vuzp1q_u16(a.val[i], b.val[i]), vuzp1q_u16(c.val[i], d.val[i]), fp16);
-      out[i % 2][i / 2 + 2] =
-          widen(vuzp2q_u16(a.val[i], b.val[i]), vuzp2q_u16(c.val[i], d.val[i]), fp16);
-    }
-  }
   static Floats16 widen(uint16x8_t low, uint16x8_t high, bool fp16) {
     return fp16 ? widen<Fp16>(low, high) : widen<Bf16>(low, high);
   }
   template <class T>
   static Floats16 widen(uint16x8_t low, uint16x8_t high) {
-    return {T::widen(vget_low_u16(low)), T::widen(vget_high_u16(low)),
-            T::widen(vget_low_u16(high)), T::widen(vget_high_u16(high))};
+    return {T::widen(vget_low_u16(low)), T::widen(vget_high_u16(low)), T::widen(vget_low_u16(high)),
+            T::widen(vget_high_u16(high))};
   }
 };
 

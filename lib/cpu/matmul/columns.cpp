@@ -23,7 +23,8 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
       : ColumnsBase(kernels, problem),
         dequant_(dequant),
         gptq_(problem.weight.layout == NF4_INT4_GPTQ),
-        in_blocks_(problem.m > (gptq_ ? kMaxDirectGptq : kMaxDirectAwq)) {}
+        in_blocks_(gptq_ ? problem.m > kMaxDirectGptq
+                         : problem.m > kMaxDirectAwq || kernels.awq_columns == nullptr) {}
 
   void operator()(RowRange n) {
     for_blocks(

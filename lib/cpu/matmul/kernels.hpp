@@ -168,7 +168,7 @@ struct MatmulKernels {
   void (*pair_columns)(void *x, int64_t elements);
   void (*column_sums)(const void *x, int64_t cols, int64_t groups, float *sums);
   void (*gptq_columns)(const ColumnsArgs &args);
-  void (*awq_columns)(const ColumnsArgs &args);
+  void (*awq_columns)(const ColumnsArgs &args);    // NULL where blocks are better
   void (*block_columns)(const ColumnsArgs &args);  // words as of GPTQ
   void (*scattered_columns)(const ScatteredArgs &args);
   // Converts whole steps of x; NULL where x is of this set's dtype.

@@ -110,22 +110,48 @@ struct Rows {
   }
 };
 
+// Of units of one scale, whose lanes are added up to fewer registers.
+struct RowsOfOneScale : Rows {
+  using Sum = float32x4_t;
+  static constexpr int kDotN[] = {2, 2, 1, 1};
+
+  static Sum zero() { return vdupq_n_f32(0); }
+  static Sum multiply(const Operand &a, const Operand &b) {
+    return add_products(vmulq_f32(a.q[0], b.q[0]), a, b);
+  }
+  static Sum multiply_add(const Operand &a, const Operand &b, Sum sum) {
+    return add_products(vfmaq_f32(sum, a.q[0], b.q[0]), a, b);
+  }
+  static Sum add_products(Sum first, const Operand &a, const Operand &b) {
+    return vfmaq_f32(vfmaq_f32(vfmaq_f32(first, a.q[1], b.q[1]), a.q[2], b.q[2]), a.q[3], b.q[3]);
+  }
+  static Sum scale_add(Sum a, Sum b, Sum sum) { return vfmaq_f32(sum, a, b); }
+  static Sum load_sums(const float *sums) {
+    return vaddq_f32(vld1q_f32(sums), vld1q_f32(sums + 4));
+  }
+  static float sum_of(Sum x) { return vaddvq_f32(x); }
+  static Sum spread_scales(const float *scales, int) { return vld1q_dup_f32(scales); }
+};
+
+template <bool kZeros>
+void dot_rows(const DotArgs &args) {
+  if (args.scales_per_unit == 1) return dot<RowsOfOneScale, kZeros>(args);
+  dot<Rows, kZeros>(args);
+}
+
 // Of words of GPTQ and AWQ.
 struct Columns : Int4Lanes {
   using Item = float;
   using Operand = Floats16;
   static constexpr int kLanes = 16;
   static constexpr int kColumnM = 4;
-  static constexpr int kColumnRegisters = 7;  // of 16 floats
+  static constexpr int kColumnRegisters = 5;  // of 16 floats
 
   static FloatTable load_table(const void *codebook) { return Rows::load_table(codebook); }
   static Floats16 look_up(const FloatTable &table, const Codes &codes) {
     return table.look_up(codes.by[0]);
   }
   static Codes next(const Codes &codes) { return shift_words(codes, 4); }
-  static Codes half_words(const Codes (&words)[1], int half) {
-    return half == 0 ? words[0] : shift_words(words[0], 16);
-  }
   static Floats16 broadcast(const float *x) { return broadcast_sum(*x); }
   static Floats16 multiply_add(const Floats16 &a, const Floats16 &b, const Floats16 &sum) {
     return scale_add(a, b, sum);
@@ -148,13 +174,13 @@ const MatmulKernels kNeonMatmul = {
     Columns::kSumLanes,
     {prepare<Fp32, true>, prepare<Fp16, true>, prepare<Bf16, true>},
     {prepare<Fp32, false>, prepare<Fp16, false>, prepare<Bf16, false>},
-    dot<Rows>,
-    dot<Rows, true>,
+    dot_rows<false>,
+    dot_rows<true>,
     x_sums<Rows>,
     nullptr,
     column_sums<Quads>,
     gptq_columns<Columns>,
-    awq_columns<Columns>,
+    nullptr,
     block_columns<Columns>,
     scattered_columns<Columns>,
     {nullptr, convert<Quads, Fp16>, convert<Quads, Bf16>},
