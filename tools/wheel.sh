@@ -69,6 +69,7 @@ release() {
   [ -z "$(git status --porcelain)" ] || unready 'there are changes that are not committed'
   [ -z "$(git tag -l "$tag")" ] || unready "there is a tag $tag"
   install_tests
+  python tests/abi/freeze.py --check >&2 || unready 'the header of this version is not frozen'
   python tests/gpu/record.py --release >&2 || unready 'the GPU record does not cover this code'
   wheel "$@"
   bash tests/packaging/wheel.sh "$CACHE/wheel-user" "$DIST"/*.whl >&2 || die 'the wheel does not work'

@@ -36,12 +36,13 @@ def _load(path: str) -> ctypes.CDLL:
         ) from error
     except AttributeError as error:
         raise LibraryNotFound(f"{path} is not the libnf4 of this package: {error}") from error
-    found = loaded.nf4_version() // 100
-    expected = _abi.VERSION_MAJOR * 100 + _abi.VERSION_MINOR
-    if found != expected:
+    major, minor = divmod(loaded.nf4_version() // 100, 100)
+    # docs/abi.md: a later version of the same major one has all that this one has.
+    if major != _abi.VERSION_MAJOR or minor < _abi.VERSION_MINOR:
         raise LibraryNotFound(
             f"{path} is libnf4 {loaded.nf4_version_string().decode()}; "
-            f"this package needs {_abi.VERSION_MAJOR}.{_abi.VERSION_MINOR}"
+            f"this package needs {_abi.VERSION_MAJOR}.{_abi.VERSION_MINOR} or a later "
+            f"{_abi.VERSION_MAJOR}.x"
         )
     return loaded
 

@@ -19,6 +19,7 @@ else:
 DEV = ROOT / "dev"
 INSTALL = ROOT / "tools" / "install.sh"
 WHEEL = ROOT / "tools" / "wheel.sh"
+PROOFS = ROOT / "tools" / "proofs.sh"
 TALLY = ROOT / "tools" / "tally.py"
 
 
@@ -38,9 +39,9 @@ def _functions(script: str, *, at: Path = ROOT, **environment: str) -> subproces
 
 
 def test_every_file_that_dev_names_exists() -> None:
-    text = (DEV.read_text() + INSTALL.read_text() + WHEEL.read_text()).replace(
-        "$PACKAGE/", "bindings/python/"
-    )
+    scripts = (DEV, INSTALL, WHEEL, PROOFS)
+    text = "".join(path.read_text() for path in scripts)
+    text = text.replace("$PACKAGE/", "bindings/python/")
     names = set(re.findall(r"(?<![\w/$}])(?:bindings|examples|tests|tools)/[\w./-]+\.\w+", text))
     assert {"tests/bench/bench.py", "tools/tally.py", "tools/install.sh"} <= names
     assert {"bindings/python/build_backend/nf4_build.py", "tests/packaging/wheel.sh"} <= names

@@ -77,6 +77,25 @@ fn products_and_gradients_are_those_of_the_cpu() -> Result<()> {
 }
 
 #[test]
+fn joined_weights_are_those_of_the_cpu() -> Result<()> {
+    let Ok(gpu) = Device::new_cuda(0) else {
+        eprintln!("skipped: no GPU");
+        return Ok(());
+    };
+    let weights = || vec![weight(), weight(), weight()];
+    let host = QuantizedLinear::joined(weights(), None, &Device::Cpu)?;
+    let device = QuantizedLinear::joined(weights(), None, &gpu)?;
+    for (dtype, m) in [(DType::BF16, 1), (DType::BF16, 300), (DType::F32, 40)] {
+        let x = x(m, COLS, dtype)?;
+        let y = device.forward(&x.to_device(&gpu)?)?;
+        assert_eq!(y.dims(), [m, 3 * ROWS]);
+        let error = error(&y, &host.forward(&x)?)?;
+        assert!(error < allowed(dtype), "{dtype:?} {m}: {error}");
+    }
+    Ok(())
+}
+
+#[test]
 fn the_gradient_is_that_of_the_cpu() -> Result<()> {
     let Ok(gpu) = Device::new_cuda(0) else {
         eprintln!("skipped: no GPU");

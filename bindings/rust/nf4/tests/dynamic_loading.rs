@@ -63,8 +63,12 @@ fn the_library_is_loaded_once_and_by_name() {
         text.contains("other.so is not the libnf4") && text.contains("nf4_version"),
         "{text}"
     );
-    let later = compiled(folder, "later.so", "int nf4_version(void) { return 907; }");
-    assert!(refused(&later).ends_with("is libnf4 0.9.7; this crate needs 0.1"));
+    let later = compiled(
+        folder,
+        "later.so",
+        "int nf4_version(void) { return 10907; }",
+    );
+    assert!(refused(&later).ends_with("is libnf4 1.9.7; this crate needs 0.1"));
     let version = nf4_version_of_header();
     let partial = format!("int nf4_version(void) {{ return {version}; }}");
     let text = refused(&compiled(folder, "partial.so", &partial));
