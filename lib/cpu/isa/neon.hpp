@@ -194,5 +194,66 @@ struct Int4Lanes {
   }
 };
 
+// Of matmul: sums in fp32, four lanes.
+struct QuadSums {
+  using Sum = float32x4_t;
+  static constexpr int kSumLanes = 4;
+
+  static Sum zero() { return vdupq_n_f32(0); }
+  static Sum load_sums(const float *sums) { return vld1q_f32(sums); }
+  static void store_sums(float *to, Sum sums) { vst1q_f32(to, sums); }
+  static Sum broadcast_sum(float x) { return vdupq_n_f32(x); }
+  static Sum scale_add(Sum a, Sum b, Sum sum) { return vfmaq_f32(sum, a, b); }
+  static float sum_of(Sum x) { return vaddvq_f32(x); }
+  // The sums of four vectors to four floats.
+  static void add_sums(Sum a, Sum b, Sum c, Sum d, float *to) {
+    const Sum sums = vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
+    vst1q_f32(to, vaddq_f32(vld1q_f32(to), sums));
+  }
+};
+
+// The sums of a unit of rows of codes, four registers of products: of one scale, all of them in
+// four lanes, which leaves registers for more rows of x; or of a scale for each half.
+struct OneScale : QuadSums {
+  static constexpr int kSumLanes = 8;  // as of two
+
+  static Sum load_sums(const float *sums) {
+    return vaddq_f32(vld1q_f32(sums), vld1q_f32(sums + 4));
+  }
+  static int load_spread(int) { return 0; }
+  static Sum spread_scales(const float *scales, int) { return vld1q_dup_f32(scales); }
+  template <class Operand, class Add>
+  static Sum add_products(const Operand &a, const Operand &b, Sum sum, Add add) {
+    sum = add(add(sum, a.q[0], b.q[0]), a.q[1], b.q[1]);
+    return add(add(sum, a.q[2], b.q[2]), a.q[3], b.q[3]);
+  }
+};
+struct TwoScales {
+  struct Sum {
+    float32x4_t low, high;
+  };
+  static constexpr int kSumLanes = 8;
+
+  static Sum zero() { return {vdupq_n_f32(0), vdupq_n_f32(0)}; }
+  static Sum load_sums(const float *sums) { return {vld1q_f32(sums), vld1q_f32(sums + 4)}; }
+  static void store_sums(float *to, Sum x) {
+    vst1q_f32(to, x.low);
+    vst1q_f32(to + 4, x.high);
+  }
+  static Sum scale_add(Sum a, Sum b, Sum sum) {
+    return {vfmaq_f32(sum.low, a.low, b.low), vfmaq_f32(sum.high, a.high, b.high)};
+  }
+  static float sum_of(Sum x) { return vaddvq_f32(vaddq_f32(x.low, x.high)); }
+  static int load_spread(int) { return 0; }
+  static Sum spread_scales(const float *scales, int) {
+    return {vld1q_dup_f32(scales), vld1q_dup_f32(scales + 1)};
+  }
+  template <class Operand, class Add>
+  static Sum add_products(const Operand &a, const Operand &b, Sum sum, Add add) {
+    return {add(add(sum.low, a.q[0], b.q[0]), a.q[1], b.q[1]),
+            add(add(sum.high, a.q[2], b.q[2]), a.q[3], b.q[3])};
+  }
+};
+
 }  // namespace
 }  // namespace nf4::cpu

@@ -198,5 +198,6 @@ extern const MatmulKernels kAvx2Matmul;
 extern const MatmulKernels kAvx512Matmul;
 extern const MatmulKernels kAvx512Bf16Matmul;
 extern const MatmulKernels kNeonMatmul;
+extern const MatmulKernels kNeonBf16Matmul;
 
 }  // namespace nf4::cpu
