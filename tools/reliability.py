@@ -2,10 +2,11 @@
 
     reliability.py [--record [CACHE]]
 
-tests/reliability/*.json has a row for each proof: its promise, its test, what is counted, and its last
-runs by each command of ./dev. --record takes up what the last runs left in CACHE (.cache): a line
-"SLUG COUNT [FAILED]" in proofs/COMMAND for each part of a proof, and for a row with "cases" the JUnit
-files of that step of `./dev test`.
+tests/reliability/*.json has a row for each proof: its promise, its test, what is counted, and its
+last runs by each command of ./dev. --record takes up what the last runs left in CACHE (.cache): a
+line "SLUG COUNT [FAILED]" in proofs/COMMAND for each part of a proof, and for a row with "cases"
+the JUnit files of that step of `./dev test`. A row's "planted" is a defect that the proof was shown
+to find.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ TITLES = {
 HEAD = """\
 # Reliability
 
-What libnf4 promises, the test that holds it, how much was tried and what came of it. `./dev reliability` writes
-this page from the last runs of the commands in the last column; `tests/reliability` has its rows. A proof that fails
-fails its command. Each was shown to find a planted defect once.
+What libnf4 promises, the test that holds it, how much was tried and what came of it. `./dev
+reliability` writes this page from the last runs of the commands in the last column;
+`tests/reliability` has its rows. A proof that fails fails its command. "Finds" is a defect that was
+planted once, and that the proof found.
 """
 
 Row = dict[str, Any]
@@ -96,7 +98,9 @@ def record(topics: dict[str, list[Row]], cache: Path) -> list[str]:
         for command, runs in found.items():
             if row["proof"] in runs:
                 row["runs"][command] = runs[row["proof"]]
-        if "cases" in row and (run := run_of_cases(cache, row["cases"]["step"], row["cases"]["match"])):
+        if "cases" in row and (
+            run := run_of_cases(cache, row["cases"]["step"], row["cases"]["match"])
+        ):
             row["runs"]["test"] = run
     return sorted({slug for runs in found.values() for slug in runs} - known)
 
@@ -109,18 +113,17 @@ def write(topics: dict[str, list[Row]], folder: Path = ROWS) -> None:
 
 
 def table(rows: list[Row]) -> list[str]:
-    lines = ["| promise | test | count | last result |", "| --- | --- | ---: | --- |"]
+    lines = ["| promise | test | finds | count | last result |", "| --- | --- | --- | ---: | --- |"]
     for row in rows:
-        promise = row["promise"]
-        test = f"[{Path(row['test']).name}](../{row['test']})"
+        about = f"{row['promise']} | `{row['test']}` | {row.get('planted', '–')}"
         for command, run in sorted(row["runs"].items()) or [("", None)]:
             if run is None:
-                lines.append(f"| {promise} | {test} | – | not run yet |")
+                lines.append(f"| {about} | – | not run yet |")
                 continue
             count = f"{run['count']:,} {row['unit']}"
             result = f"{run['failed']} failed, {run['date']}, `./dev {command}`"
-            lines.append(f"| {promise} | {test} | {count} | {result} |")
-            promise = test = ""
+            lines.append(f"| {about} | {count} | {result} |")
+            about = " | | "
     return lines
 
 

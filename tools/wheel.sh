@@ -38,6 +38,7 @@ wheel() {
   python -m auditwheel repair --strip -w "$DIST" "$built"/*.whl >"$built/log" 2>&1 ||
     { cat "$built/log" >&2 && die 'auditwheel refuses the wheel; what it said is above'; }
   file=$(echo "$DIST"/*.whl)
+  python tools/sbom.py "$file"
   say "$file: $(($(stat -c %s "$file") / 1000)) kB"
   [ "$(stat -c %s "$file")" -le "$WHEEL_MOST" ] || die "a wheel is to have at most $WHEEL_MOST bytes"
 }

@@ -217,7 +217,7 @@ NF4_API nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t 
  * the nested pointers are partly NULL or contradict nested_blocksize; a pointer
  * is misaligned for its type; out overlaps an input; a pointer is host memory
  * that the GPU cannot reach; the pointers are of different devices, or the stream
- * is of another one (which is not detected during capture). */
+ * is of another one (during capture neither this nor host memory is detected). */
 NF4_API nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                                       nf4_stream stream);
 

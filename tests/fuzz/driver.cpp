@@ -109,7 +109,12 @@ class Fuzzer {
   Bytes changed() {
     Bytes input = pick();
     input.resize(std::clamp<size_t>(input.size() + below(64), 1, kMostBytes));
-    for (int64_t n = int64_t{1} << below(4); n > 0; --n) change(input);
+    // Of several changes some are of neighbours, which belong to one argument.
+    size_t at = below(input.size());
+    for (int64_t n = int64_t{1} << below(4); n > 0; --n) {
+      at = below(3) == 0 ? below(input.size()) : std::min(at + below(3), input.size() - 1);
+      change(input, at);
+    }
     return input;
   }
 
@@ -124,8 +129,8 @@ class Fuzzer {
     return corpus_[below(2) == 0 ? below(count) : count - 1 - below(std::min<size_t>(count, 16))];
   }
 
-  void change(Bytes &input) {
-    uint8_t &byte = input[below(input.size())];
+  void change(Bytes &input, size_t at) {
+    uint8_t &byte = input[at];
     switch (below(6)) {
       case 0:
         byte = 0;

@@ -54,8 +54,8 @@ _COMMANDS = (
     ("dequantize", "IN", "OUT", "--quiet"),
     ("quantize", "IN", "OUT", "--quiet"),
     ("quantize", "IN", "OUT", "--format", "int4", "--group-size", "8", "--json"),
-    ("convert", "IN", "OUT", "--layout", "gptq"),
-    ("convert", "IN", "OUT", "--layout", "awq"),
+    ("convert", "IN", "OUT", "--to", "gptq"),
+    ("convert", "IN", "OUT", "--to", "awq"),
 )
 
 

@@ -20,21 +20,42 @@ class Input {
   int below(int n) { return byte() % n; }
   bool rarely() { return byte() >= 240; }
 
-  // Mostly `usual`, else a power of two, or its negative, and what is near it.
+  // Mostly `usual`; else what is near it, a limit, or a power of two, or its negative, and what is
+  // near that.
   int64_t number(int64_t usual) {
     const uint8_t kind = byte(), power = byte();
     const auto offset = static_cast<int8_t>(byte());
-    if (kind < 200) return usual;
+    if (kind < kFirstStep) return usual;
+    if (kind < kFirstLimit) return sum(usual, kSteps[kind - kFirstStep]);
+    if (kind < kFirstPower) return kLimits[kind - kFirstLimit];
     const uint64_t power_of_two = uint64_t{1} << (power & 63);
-    const uint64_t base = kind < 220            ? static_cast<uint64_t>(usual)
-                          : (power & 0x80) != 0 ? -power_of_two
-                                                : power_of_two;
-    return static_cast<int64_t>(base +
-                                static_cast<uint64_t>(int64_t{offset} / (kind < 220 ? 1 : 16)));
+    return sum(static_cast<int64_t>((power & 0x80) != 0 ? -power_of_two : power_of_two),
+               offset / 16);
   }
   int32_t number32(int32_t usual) { return static_cast<int32_t>(number(usual)); }
 
  private:
+  // That wraps.
+  static int64_t sum(int64_t a, int64_t b) {
+    return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  }
+
+  static constexpr int64_t kSteps[] = {1, -1, 2, -2, 7, -7, 8, -8, 32, 64, 128, 1000};
+  static constexpr int64_t kLimits[] = {0,
+                                        1,
+                                        -1,
+                                        INT32_MAX,
+                                        INT32_MIN,
+                                        int64_t{1} << 32,
+                                        int64_t{1} << 53,
+                                        int64_t{1} << 60,
+                                        (int64_t{1} << 60) + 1,
+                                        INT64_MAX - 4,
+                                        INT64_MAX,
+                                        INT64_MIN};
+  static constexpr int kFirstStep = 200, kFirstLimit = kFirstStep + 12,
+                       kFirstPower = kFirstLimit + 12;
+
   const uint8_t *data_;
   size_t size_;
   size_t at_ = 0;

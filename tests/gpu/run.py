@@ -68,6 +68,7 @@ STEP_SECONDS = 420  # a step that takes longer hangs
 # Steps side by side on a GPU, besides one of racecheck: most of their time is a processor's, but a
 # GPU serves many programs slowly.
 LANES = 2
+RUST = ROOT / ".cache" / "rust"
 
 # A step is told which GPU is its own, as CUDA_VISIBLE_DEVICES has it.
 Step = Callable[[str], dict]
@@ -209,7 +210,8 @@ def sanitize(program: Path, tool: str, tags: str, gpu: str) -> dict:
 
 
 def examples(build: Path) -> dict:
-    """The examples on raw device buffers. Rust's may be missing where there is no cargo."""
+    """The examples on raw device buffers, and candle's tests. Rust's may be missing where there is
+    no cargo, and candle's where `./dev gpu --build` left a word why it could not compile them."""
     programs = {
         "C": [str(build / "examples" / "c_device_buffers")],
         "C, a GPTQ weight": [str(build / "examples" / "c_gptq_matmul")],
@@ -217,17 +219,27 @@ def examples(build: Path) -> dict:
         "C++": [str(build / "examples" / "cpp_device_buffers")],
         "C++, an MLP": [str(build / "examples" / "cpp_swiglu_mlp")],
         "C++, experts": [str(build / "examples" / "cpp_moe_block")],
+        "C++, a LLaMA": [
+            str(build / "examples" / "cpp_llama"),
+            str(ROOT / "tests" / "golden" / "llama"),
+            "1,17,42,5,99,3",
+        ],
         "Python": [sys.executable, "examples/python/device_buffers.py"],
-        "Rust": [str(ROOT / ".cache" / "rust" / "debug" / "device_buffers")],
+        "Rust": [str(RUST / "debug" / "device_buffers")],
+        "Rust, candle": [str(RUST / "candle" / "cuda")],
+        "Rust, LLaMA on candle": [str(RUST / "candle" / "llama"), "a_gpu_does_the_same"],
     }
     result = {}
+    libraries = [str(build / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     for language, command in programs.items():
         if not Path(command[0]).exists():
-            if language != "Rust" or shutil.which("cargo"):
+            reason = Path(command[0]).parent / "skipped"
+            if not language.startswith("Rust") or (shutil.which("cargo") and not reason.exists()):
                 raise Failure(f"the {language} example is not built: no {command[0]}")
-            result[language] = "skipped: no cargo"
+            why = reason.read_text().strip() if reason.exists() else "no cargo"
+            result[language] = f"skipped: {why}"
             continue
-        status, output = execute(command, LD_LIBRARY_PATH=str(build / "lib"))
+        status, output = execute(command, LD_LIBRARY_PATH=os.pathsep.join(libraries))
         if status != 0:
             raise Failure(f"the {language} example ended with {status}:\n{output}")
         result[language] = "passed"

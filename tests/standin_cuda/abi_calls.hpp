@@ -2,6 +2,7 @@
 // may follow.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -32,6 +33,8 @@ struct Memory {
 std::vector<AbiCall> all_calls(const Memory &memory = {});
 // Of every function, one for each way in which it calls CUDA.
 std::vector<AbiCall> some_calls(const Memory &memory = {});
+// Any function, of a random shape, alignment and kind.
+AbiCall random_call(uint64_t number, const Memory &memory = {});
 // Of the functions that call CUDA and launch nothing.
 std::vector<AbiCall> queries();
 

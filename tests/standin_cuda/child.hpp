@@ -10,6 +10,15 @@
 
 namespace nf4::test::standin {
 
+template <class Body>
+std::string said_by(const Body &body) {
+  try {
+    return body();
+  } catch (...) {  // a failed REQUIRE, which is of the parent's test
+    _exit(1);
+  }
+}
+
 // What body() returns in a child. A child that dies says so instead.
 template <class Body>
 std::string in_child(const Body &body) {
@@ -19,7 +28,7 @@ std::string in_child(const Body &body) {
   if (child == 0) {
     // Of Catch2, which would report on a test of the parent.
     for (const int fatal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) std::signal(fatal, SIG_DFL);
-    const std::string said = body();
+    const std::string said = said_by(body);
     for (size_t at = 0; at < said.size();) {
       const ssize_t wrote = write(pipe_ends[1], said.data() + at, said.size() - at);
       if (wrote < 0) _exit(1);

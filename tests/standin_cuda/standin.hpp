@@ -24,10 +24,13 @@ void set_gpus(const std::vector<Gpu> &gpus);
 // All devices get other contexts, as after cudaDeviceReset: kernels lose their attributes.
 void reset_contexts();
 
+// Every call lets other threads run first, so that they meet.
+void set_yielding(bool yielding);
+
 // ---- Memory: addresses that no one may follow ------------------------------------------------
 
 enum class MemoryKind { kDevice, kManaged, kPinned };
-constexpr size_t kMemoryBytes = size_t{1} << 42;
+constexpr size_t kMemoryBytes = size_t{1} << 44;
 // Where so many bytes of a kind begin, each device's own.
 uint8_t *memory(MemoryKind kind, int device = 0);
 
@@ -71,6 +74,9 @@ std::string enqueued();
 int current_device();
 cudaStreamCaptureMode capture_mode();
 cudaError_t last_error();  // as cudaPeekAtLastError
+
+// For docs/reliability.md: of a proof that passed, how much was tried.
+void proved(const char *proof, size_t count);
 
 // ---- Failures --------------------------------------------------------------------------------
 

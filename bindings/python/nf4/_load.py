@@ -98,7 +98,8 @@ def get_library() -> str:
     Raises LibraryNotFound where there is none, or only one that the loader finds by its name.
     """
     path = _candidate()
-    if not os.path.isfile(path):
+    # A bare name is for the loader, which does not search the current folder.
+    if os.sep not in path or not os.path.isfile(path):
         raise LibraryNotFound(f"there is no file {path}; set NF4_LIBRARY to the path of libnf4.so")
     return os.path.abspath(path)
 

@@ -55,9 +55,10 @@ struct Config {
  private:
   static void only(const Json &json, const std::string &key,
                    const std::set<std::string> &computed) {
-    if (json.has(key))
-      require(computed.count(json.text(key)), "config.json: ", key, " is ", json.text(key),
-              "; only ", *computed.rbegin(), " is computed");
+    std::string all;
+    for (const std::string &each : computed) all += " " + each;
+    require(!json.has(key) || computed.count(json.text(key)), "config.json: ", key, " is ",
+            json.has(key) ? json.text(key) : "", "; what is computed:", all);
   }
   // Long wavelengths are stretched by `factor`, short ones are not, those between are interpolated.
   static double llama3(const Json &json, const std::string &rope, double frequency) {

@@ -9,7 +9,7 @@
 struct Options {
   std::string folder, logits;
   int64_t tokens = 64, context = 0, threads = 0;
-  bool cpu = false, text = false;
+  bool cpu = false;
   std::vector<std::vector<int32_t>> prompts;
 };
 
@@ -39,9 +39,6 @@ void generate(const Options &options, Backend &backend) {
   require(options.logits.empty() || file, options.logits, ": cannot be written");
 
   std::vector<std::string> lines(options.prompts.size());
-  if (options.text)
-    for (size_t i = 0; i < lines.size(); ++i)
-      lines[i].assign(options.prompts[i].begin(), options.prompts[i].end());
   std::vector<double> times;  // of prefill, then of each step; milliseconds
   for (int64_t step = 0; step < options.tokens; ++step) {
     const auto began = Clock::now();
@@ -52,8 +49,7 @@ void generate(const Options &options, Backend &backend) {
     const std::vector<int32_t> tokens = model.tokens();
     times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - began).count());
     for (size_t i = 0; i < lines.size(); ++i)
-      lines[i] += options.text ? std::string(tokens[i] < 256, static_cast<char>(tokens[i]))
-                               : (step ? "," : "") + std::to_string(tokens[i]);
+      lines[i] += (step ? "," : "") + std::to_string(tokens[i]);
     if (!file) continue;
     for (const auto logit : model.logits()) {
       const auto value = static_cast<float>(logit);

@@ -52,8 +52,9 @@ class Gpu {
     check(nf4_matmul_batch_workspace_size(of.nf4.data(), of.nf4_args.data(), of.nf4.size(), &nf4));
     check(nf4_int4_matmul_batch_workspace_size(of.int4.data(), of.int4_args.data(), of.int4.size(),
                                                &int4));
-    for (const Linear *linear : of.dense)
-      require(linear->cols % 8 == 0, "a dense weight's columns are no multiple of 8");
+    for (const Linear &part : group.parts)
+      require(part.cols % 8 == 0, "a weight has ", part.cols,
+              " columns; multiples of 8 are computed");
     if (std::max(nf4, int4) <= workspace_bytes_) return;
     workspace_bytes_ = std::max(nf4, int4);
     workspace_ = allocate<uint8_t>(workspace_bytes_, "the workspace");
@@ -96,7 +97,7 @@ class Gpu {
     }
   }
 
-  void norm(int64_t m, const Norm<bf16> &of) { launch(norm_kernel, dim3(m), 1024, of); }
+  void norm(int64_t m, const Norm<bf16> &of) { launch(norm_kernel, dim3(m), 512, of); }
 
   void attention(const Attention<bf16> &of) {
     if (of.dim == 16) return attention_of<16>(of);
@@ -124,9 +125,9 @@ class Gpu {
       ended_ = allocate<unsigned>(most, "attention");
       check(cudaMemsetAsync(ended_, 0, most * sizeof *ended_, stream_.get()));
     }
-    // About four CTAs for each multiprocessor.
+    // About three CTAs for each multiprocessor.
     const int64_t splits =
-        std::clamp<int64_t>(4 * device_.multiprocessors / (m * of.heads), 1, kMaxSplits);
+        std::clamp<int64_t>(3 * device_.multiprocessors / (m * of.heads), 1, kMaxSplits);
     launch(attention_kernel<D, 1>, dim3(of.heads, m, splits), kThreads, of, partials_, ended_);
   }
 

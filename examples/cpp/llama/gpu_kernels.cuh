@@ -9,6 +9,7 @@
 using bf16 = __nv_bfloat16;
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kMinKeys = 128;  // of a split of attention
 
 __device__ inline void begin() {
 #if __CUDA_ARCH__ >= 900
@@ -30,6 +31,13 @@ __device__ inline void load(const bf16 *from, float *to) {
     to[2 * i] = __low2float(pairs[i]), to[2 * i + 1] = __high2float(pairs[i]);
 }
 
+__device__ inline void store(const float *from, bf16 *to) {
+  uint4 bytes;
+  auto *pairs = reinterpret_cast<__nv_bfloat162 *>(&bytes);
+  for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(from[2 * i], from[2 * i + 1]);
+  *reinterpret_cast<uint4 *>(to) = bytes;
+}
+
 __device__ inline void load16(const bf16 *from, float *to) {
   load(from, to);
   load(from + 8, to + 8);
@@ -42,23 +50,32 @@ __global__ void for_each_kernel(int count, Function function) {
   if (i < count) function(i);
 }
 
-// A CTA a row, of 1024 threads.
+// A CTA a row, a thread 8 columns, or several times 8.
 __global__ void norm_kernel(Norm<bf16> of) {
   begin();
   __shared__ float sums[32];
   const int64_t row = int64_t{blockIdx.x} * of.width;
-  float sum = 0;
-  for (int i = threadIdx.x; i < of.width; i += blockDim.x) {
-    if (of.added) of.x[row + i] = __hadd(of.x[row + i], of.added[row + i]);
-    const float value = __bfloat162float(of.x[row + i]);
-    sum += value * value;
+  float sum = 0, x[8], other[8];
+  for (int i = threadIdx.x * 8; i < of.width; i += blockDim.x * 8) {
+    load(of.x + row + i, x);
+    if (of.added) {
+      load(of.added + row + i, other);
+      for (int j = 0; j < 8; ++j) x[j] = __bfloat162float(__float2bfloat16(x[j] + other[j]));
+      store(x, of.x + row + i);
+    }
+    for (int j = 0; j < 8; ++j) sum += x[j] * x[j];
   }
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
-  const float scale = rsqrtf(warp_sum(sums[threadIdx.x % 32]) / of.width + of.eps);
-  for (int i = threadIdx.x; i < of.width; i += blockDim.x)
-    of.y[row + i] = __hmul(__float2bfloat16(__bfloat162float(of.x[row + i]) * scale), of.weight[i]);
+  sum = threadIdx.x % 32 < blockDim.x / 32 ? sums[threadIdx.x % 32] : 0;
+  const float scale = rsqrtf(warp_sum(sum) / of.width + of.eps);
+  for (int i = threadIdx.x * 8; i < of.width; i += blockDim.x * 8) {
+    load(of.x + row + i, x);
+    load(of.weight + i, other);
+    for (int j = 0; j < 8; ++j) x[j] = __bfloat162float(__float2bfloat16(x[j] * scale)) * other[j];
+    store(x, of.y + row + i);
+  }
 }
 
 // y = x W^T + bias of up to M rows of x: a warp a row of W.
@@ -95,12 +112,14 @@ __device__ float merge(const float *parts, int count, int column, float *largest
   float value = 0;
   *largest = -1e30f;
   *sum = 0;
-  for (int i = 0; i < count; ++i) *largest = fmaxf(*largest, parts[i * (D + 2) + D]);
+#pragma unroll 8
   for (int i = 0; i < count; ++i) {
     const float *part = parts + i * (D + 2);
-    const float scale = exp2f(part[D] - *largest);
-    value += scale * part[column];
-    *sum += scale * part[D + 1];
+    const float before = *largest;
+    *largest = fmaxf(before, part[D]);
+    const float less = exp2f(before - *largest), scale = exp2f(part[D] - *largest);
+    value = value * less + scale * part[column];
+    *sum = *sum * less + scale * part[D + 1];
   }
   return value;
 }
@@ -114,10 +133,11 @@ __global__ void __launch_bounds__(kThreads)
     attention_kernel(Attention<bf16> of, float *partials, unsigned *ended) {
   begin();
   constexpr int kLanes = D / 16, kKeys = kThreads / kLanes;
+  constexpr int kAhead = R == 1 ? 4 : 1;  // keys that a thread loads at once
   __shared__ float parts[R][kKeys][D + 2];
   __shared__ bool is_last;
   const int head = blockIdx.x, lane = threadIdx.x % kLanes, mine = threadIdx.x / kLanes;
-  const int split = blockIdx.z, splits = gridDim.z;
+  const int split = blockIdx.z;
   const int64_t first = int64_t{blockIdx.y} * R;
   const int kv_head = head / (of.heads / of.kv_heads);
   const int64_t cached = of.cached(of.rows.row[first].sequence, kv_head) + lane * 16;
@@ -130,31 +150,39 @@ __global__ void __launch_bounds__(kThreads)
     position[r] = of.rows.row[row].position;
     largest[r] = -1e30f;
   }
-  const int all = position[R - 1] + 1, end = int(int64_t{all} * (split + 1) / splits);
+  const int all = position[R - 1] + 1;
+  const int splits = min(int(gridDim.z), (all + kMinKeys - 1) / kMinKeys);
+  if (split >= splits) return;
+  const int end = int(int64_t{all} * (split + 1) / splits);
   const float scale = 1.4426950408889634f * rsqrtf(D);  // 2^x is cheaper than e^x
-  for (int key = int(int64_t{all} * split / splits) + mine; key - mine < end; key += kKeys) {
-    const int64_t at = cached + int64_t{min(key, end - 1)} * D;
-    float k[16], v[16];
-    load16(of.keys + at, k);
-    load16(of.values + at, v);
+  for (int base = int(int64_t{all} * split / splits) + mine; base - mine < end;
+       base += kAhead * kKeys) {
+    float k[kAhead][16], v[kAhead][16];
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
+    for (int i = 0; i < kAhead; ++i) {
+      const int64_t at = cached + int64_t{min(base + i * kKeys, end - 1)} * D;
+      load16(of.keys + at, k[i]);
+      load16(of.values + at, v[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead * R; ++i) {
+      const int r = i % R, key = base + i / R * kKeys;
       float score = 0;
-      for (int i = 0; i < 16; ++i) score += q[r][i] * k[i];
+      for (int c = 0; c < 16; ++c) score += q[r][c] * k[i / R][c];
       score = warp_sum(score, kLanes) * scale;
       if (key >= end || key > position[r]) score = -INFINITY;
       const float before = largest[r];
       largest[r] = fmaxf(before, score);
       const float less = exp2f(before - largest[r]), weight = exp2f(score - largest[r]);
-      for (int i = 0; i < 16; ++i) sums[r][i] = sums[r][i] * less + weight * v[i];
+      for (int c = 0; c < 16; ++c) sums[r][c] = sums[r][c] * less + weight * v[i / R][c];
       sum[r] = sum[r] * less + weight;
     }
   }
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     for (int i = 0; i < 16; ++i) parts[r][mine][lane * 16 + i] = sums[r][i];
-    parts[r][mine][D] = largest[r];
-    parts[r][mine][D + 1] = sum[r];
+    if (lane == 0) parts[r][mine][D] = largest[r];
+    if (lane == 0) parts[r][mine][D + 1] = sum[r];
   }
   __syncthreads();
   const int column = min(int(threadIdx.x), D - 1);
@@ -184,6 +212,7 @@ __global__ void choose_kernel(const bf16 *logits, int width, Rows rows) {
   begin();
   __shared__ unsigned long long bests[32];
   unsigned long long best = 0;
+#pragma unroll 8
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
     const int bits = __float_as_int(__bfloat162float(logits[int64_t{blockIdx.x} * width + i]));
     const unsigned ordered = bits < 0 ? ~bits : bits | 0x80000000u;

@@ -9,9 +9,8 @@
 namespace {
 
 constexpr const char *kUsage =
-    "llama FOLDER [--tokens N] [--cpu] [--threads N] [--context N] [--logits FILE] [--text] "
-    "PROMPT...\n"
-    "1 to 8 prompts: token ids with commas, or with --text bytes, each of which is a token.\n";
+    "llama FOLDER [--tokens N] [--cpu] [--threads N] [--context N] [--logits FILE] PROMPT...\n"
+    "1 to 8 prompts: token ids with commas.\n";
 
 int64_t number(const std::string &text) {
   size_t end = 0;
@@ -26,12 +25,11 @@ Options parse(const std::vector<std::string> &words) {
   const std::map<std::string, int64_t *> numbers{{"--tokens", &options.tokens},
                                                  {"--context", &options.context},
                                                  {"--threads", &options.threads}};
-  const std::map<std::string, bool *> flags{{"--cpu", &options.cpu}, {"--text", &options.text}};
   std::vector<std::string> rest;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string &word = words[i];
-    if (flags.count(word))
-      *flags.at(word) = true;
+    if (word == "--cpu")
+      options.cpu = true;
     else if (word == "--logits")
       options.logits = words.at(++i);
     else if (word.rfind("--", 0) == 0)
@@ -43,10 +41,7 @@ Options parse(const std::vector<std::string> &words) {
   for (size_t i = 1; i < rest.size(); ++i) {
     std::vector<int32_t> tokens;
     std::stringstream text(rest[i]);
-    if (options.text)
-      for (const char byte : rest[i]) tokens.push_back(static_cast<uint8_t>(byte));
-    else
-      for (std::string each; std::getline(text, each, ',');) tokens.push_back(number(each));
+    for (std::string each; std::getline(text, each, ',');) tokens.push_back(number(each));
     if (!tokens.empty()) options.prompts.push_back(tokens);
   }
   if (options.tokens < 1 || options.prompts.empty() || options.prompts.size() > kMaxBatch)

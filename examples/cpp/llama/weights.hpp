@@ -169,13 +169,16 @@ class Loader {
     nf4_int4_sizes sizes{};
     sizes.struct_size = sizeof sizes;
     check(nf4_int4_tensor_sizes(&tensor, &sizes));
+    const View &view = checkpoint_.tensor(packed, compressed       ? Shape{rows, (cols + 7) / 8}
+                                                  : config_.is_awq ? Shape{cols, rows / 8}
+                                                                   : Shape{cols / 8, rows});
     tensor.packed = part(packed, sizes.packed_bytes);
     tensor.scales = part(scales.name, sizes.scales_bytes);
     if (checkpoint_.has(zeros)) {
       tensor.zeros = part(zeros, sizes.zeros_bytes);
       tensor.zero_offset = tensor.layout == NF4_INT4_GPTQ && !config_.is_gptq_v2;
     }
-    if (checkpoint_.has(g_idx)) reorder(tensor, checkpoint_.tensor(packed), g_idx);
+    if (checkpoint_.has(g_idx)) reorder(tensor, view, g_idx);
     return tensor;
   }
 

@@ -5,17 +5,22 @@ import os
 import shutil
 import struct
 import subprocess
-from pathlib import Path
 
-import int4_models
 import nf4
 import numpy as np
 import pytest
-import torch
+import torch_cases
 from conftest import ROOT
+from llama_program import program
 from nf4.checkpoint import QuantizeOptions, quantize_checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM
 
+torch_cases.require("torch", "transformers")
+
+import int4_models  # noqa: E402
+import torch  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+pytestmark = pytest.mark.interop
 TOKENS = 64
 # Lengths of the prompts of a batch; the last is computed in two chunks.
 LENGTHS = (5, 1, 520)
@@ -33,14 +38,6 @@ MODELS = {
     ),
     "shards, a head of 4 bits": ({}, {"only": ("*_proj", "lm_head")}),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def program():
-    path = Path(nf4.library_path()).parents[1] / "examples" / "cpp_llama"
-    if not path.exists():
-        pytest.skip(f"not built: {path}; -Dexamples=enabled")
-    return path
 
 
 def make(folder, more, options, shards=False):
@@ -70,20 +67,20 @@ def make(folder, more, options, shards=False):
     return folder / "4-bit", model
 
 
-def run(program, folder, *arguments):
-    command = [program, folder, "--cpu", "--threads", "1", *arguments]
+def run(folder, *arguments):
+    command = [program(), folder, "--cpu", "--threads", "1", *arguments]
     return subprocess.run(
         [str(each) for each in command], capture_output=True, text=True, errors="surrogateescape"
     )
 
 
-def check(program, folder, model, file):
+def check(folder, model, file):
     """Greedy tokens of a batch, and all logits on the way."""
     generator = torch.Generator().manual_seed(2)
     vocabulary = model.config.vocab_size
     prompts = [torch.randint(vocabulary, (size,), generator=generator) for size in LENGTHS]
     words = [",".join(map(str, prompt.tolist())) for prompt in prompts]
-    result = run(program, folder, "--tokens", TOKENS, "--logits", file, *words)
+    result = run(folder, "--tokens", TOKENS, "--logits", file, *words)
     assert result.returncode == 0, result.stderr
     chosen = [[int(token) for token in line.split(",")] for line in result.stdout.split()]
     logits = np.fromfile(file, np.float32).reshape(TOKENS, len(prompts), vocabulary)
@@ -102,17 +99,17 @@ def check(program, folder, model, file):
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("case", MODELS)
-def test_as_transformers(program, tmp_path, case):
+def test_as_transformers(tmp_path, case):
     more, options = MODELS[case]
     folder, model = make(tmp_path, more, options, shards="shards" in case)
-    check(program, folder, model, tmp_path / "logits")
+    check(folder, model, tmp_path / "logits")
 
 
 @pytest.mark.parametrize("case", ["gptq symmetric, act order", "gptq_v2, act order", "awq",
                                   "compressed-tensors", "compressed-tensors, zeros"])  # fmt: skip
-def test_integers_as_transformers(program, tmp_path, case):
+def test_integers_as_transformers(tmp_path, case):
     model = int4_models.checkpoint(tmp_path / "int4", case)
-    check(program, tmp_path / "int4", model, tmp_path / "logits")
+    check(tmp_path / "int4", model, tmp_path / "logits")
 
 
 @pytest.fixture
@@ -164,9 +161,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("message", FAULTS)
-def test_faults_are_named(program, golden, message):
+def test_faults_are_named(golden, message):
     FAULTS[message](golden)
-    result = run(program, golden, "--tokens", "2", "1,2")
+    result = run(golden, "--tokens", "2", "1,2")
     assert result.returncode == 1
     assert message in result.stderr and result.stderr.count("\n") == 1
 
@@ -179,22 +176,12 @@ def test_faults_are_named(program, golden, message):
         (["128"], "token 128 is outside the vocabulary of 128"),
     ],
 )
-def test_requests_that_cannot_be_met(program, golden, arguments, message):
-    result = run(program, golden, *arguments)
+def test_requests_that_cannot_be_met(golden, arguments, message):
+    result = run(golden, *arguments)
     assert result.returncode == 1 and message in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["--tokens", "0", "1"], ["1,,2"], ["--what", "1"]])
-def test_usage(program, golden, arguments):
-    result = run(program, golden, *arguments)
+def test_usage(golden, arguments):
+    result = run(golden, *arguments)
     assert result.returncode == 2 and result.stderr.startswith("llama FOLDER")
-
-
-@pytest.mark.usefixtures("in_process")
-def test_text_is_bytes(program, tmp_path):
-    folder, _ = make(tmp_path, {"vocab_size": 256}, {})
-    with_text = run(program, folder, "--tokens", "4", "--text", "Once")
-    with_ids = run(program, folder, "--tokens", "4", ",".join(map(str, b"Once")))
-    assert with_text.returncode == 0
-    text = b"Once" + bytes(map(int, with_ids.stdout.split(",")))
-    assert with_text.stdout.encode(errors="surrogateescape") == text + b"\n"

@@ -36,10 +36,13 @@ impl Source for Random<'_> {
             return Ok(None);
         }
         // Any bytes are codes.
-        let codes = (0..rows * cols / 2).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 15) as u8);
+        let page: Vec<u8> = (0..4096u32)
+            .map(|i| (i.wrapping_mul(0x9E37_79B9) >> 19) as u8)
+            .collect();
+        let codes = page.repeat(rows * cols / 2 / page.len());
         let spec = Spec::new(rows, cols).flat();
         let scales = nf4::Scales::Flat(vec![0.05; rows * cols / 64]);
-        let weight = QuantizedTensor::from_parts(spec, codes.collect(), scales, None);
+        let weight = QuantizedTensor::from_parts(spec, codes, scales, None);
         weight.map(Some).map_err(Error::wrap)
     }
 }
