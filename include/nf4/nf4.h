@@ -672,8 +672,8 @@ typedef struct nf4_device {
  * need not. */
 NF4_API nf4_status nf4_device_info(int32_t device, nf4_device *info);
 
-/* The CPU kernels that this machine runs: "avx512bf16", "avx512", "avx2" or "scalar"; later
- * versions may have others. */
+/* The CPU kernels that this machine runs: "avx512bf16", "avx512", "avx2", "neonbf16", "neon" or
+ * "scalar"; later versions may have others. */
 NF4_API const char *nf4_cpu_variant(void);
 
 #ifdef __cplusplus

@@ -3,6 +3,9 @@
 #if defined(NF4_AVX2)
 #include <cpuid.h>
 #endif
+#if defined(NF4_NEONBF16)
+#include <sys/auxv.h>
+#endif
 
 #include <algorithm>
 #include <iterator>
@@ -40,6 +43,13 @@ bool has_avx2() {
   unsigned a, b, c, d;
   const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
+}
+#endif
+
+#if defined(NF4_NEONBF16)
+bool has_neonbf16() {
+  constexpr unsigned long kBf16 = 1 << 14;  // HWCAP2_BF16, which older headers lack
+  return (getauxval(AT_HWCAP2) & kBf16) != 0;
 }
 #endif
 
@@ -82,6 +92,32 @@ constexpr Variant kVariants[] = {
      lora_product_with<kAvx2Dequant, kAvx2Matmul>,
      {int4_dequant_with<kAvx2Dequant>, int4_quantize_with<kAvx2Dequant, kAvx2Quantize>,
       int4_matmul_with<kAvx2Dequant, kAvx2Matmul>}},
+#endif
+#if defined(NF4_NEONBF16)
+    {"neonbf16",
+     has_neonbf16,
+     dequant_with<kNeonDequant>,
+     quantize_with<kNeonQuantize>,
+     quantize_scales_with<kNeonQuantize>,
+     bf16_codebook_for,
+     matmul_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
+     matmul_grad_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
+     lora_product_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
+     {int4_dequant_with<kNeonDequant>, int4_quantize_with<kNeonDequant, kNeonQuantize>,
+      int4_matmul_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>}},
+#endif
+#if defined(NF4_NEON)
+    {"neon",
+     always,
+     dequant_with<kNeonDequant>,
+     quantize_with<kNeonQuantize>,
+     quantize_scales_with<kNeonQuantize>,
+     nullptr,
+     matmul_with<kNeonDequant, kNeonMatmul>,
+     matmul_grad_with<kNeonDequant, kNeonMatmul>,
+     lora_product_with<kNeonDequant, kNeonMatmul>,
+     {int4_dequant_with<kNeonDequant>, int4_quantize_with<kNeonDequant, kNeonQuantize>,
+      int4_matmul_with<kNeonDequant, kNeonMatmul>}},
 #endif
     {"scalar",
      always,

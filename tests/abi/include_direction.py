@@ -58,7 +58,7 @@ MAY_INCLUDE = {
 }
 # What is compiled for one instruction set: a function that it shared with other files might be
 # linked in its version, for every machine.
-CPU_KERNELS = re.compile(r"cpu/\w+/(avx\w+\.cpp|kernels\.hpp|(\w+_)?loops\.hpp)")
+CPU_KERNELS = re.compile(r"cpu/\w+/((avx|neon)\w*\.cpp|kernels\.hpp|(\w+_)?loops\.hpp)")
 # What the build generates, and for whom.
 GENERATED = {"nf4_config.hpp": "api"}
 # The only rooms whose code nvcc sees.

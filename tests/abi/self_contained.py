@@ -17,6 +17,7 @@ from tap import Tap
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
 # A header of vector kernels compiles with their flags; the compilers' own warn of themselves.
 VECTORS = "<immintrin.h>"
+ARM_VECTORS = "<arm_neon.h>"
 VECTOR_FLAGS = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-Wno-uninitialized"]
 VECTOR_FLAGS += ["-Wno-maybe-uninitialized", "-Wno-unknown-warning-option"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](.*)[>"]', re.MULTILINE)
@@ -53,6 +54,8 @@ def check_of(
     vectors = VECTORS in header.read_text()
     if vectors and platform.machine() != "x86_64":
         return "has instructions of x86"
+    if ARM_VECTORS in header.read_text() and platform.machine() != "aarch64":
+        return "has instructions of Arm"
     if not needs_cuda(header, lib):
         flags = ["-xc++", "-fsyntax-only", *FLAGS, *(VECTOR_FLAGS * vectors), *includes]
         return functools.partial(complaint, cxx, flags, source)

@@ -111,7 +111,7 @@ TEST_CASE("every variant multiplies the rows of experts within the rounding of i
   uint64_t stream = 0x31000000;
   for (const nf4_dtype dtype : kDtypes)
     for (const bool nested : {false, true})
-      for (int i = 0; i < kShapes; ++i) {
+      for (int i = 0; i < cases_of(kShapes); ++i) {
         Rng rng(++stream);
         const CaseClass kind{dtype, kBlocksizes[rng.below(5)], nested};
         const GroupedShape shape = random_grouped_shape(rng, kind.blocksize);

@@ -214,7 +214,7 @@ TEST_CASE("every variant's gradient of experts is within the rounding of its sum
   uint64_t stream = 0x35000000;
   for (const nf4_dtype dtype : kDtypes)
     for (const bool nested : {false, true})
-      for (int i = 0; i < kShapes; ++i) {
+      for (int i = 0; i < cases_of(kShapes); ++i) {
         Rng rng(++stream);
         const CaseClass kind{dtype, kBlocksizes[rng.below(5)], nested};
         const GroupedShape shape = random_grouped_shape(rng, kind.blocksize);
@@ -233,7 +233,7 @@ TEST_CASE("every variant multiplies experts of integers within the rounding of i
   uint64_t stream = 0x36000000;
   for (const ColumnOrder order : kColumnOrders)
     for (const Int4Class &kind : int4_classes(order))
-      for (int i = 0; i < kInt4Shapes; ++i) {
+      for (int i = 0; i < cases_of(kInt4Shapes); ++i) {
         Rng rng(++stream);
         const Int4Shape of_expert = random_int4_shape(rng, kind.layout);
         GroupedShape shape{static_cast<int32_t>(rng.between(1, 6)), of_expert.rows, of_expert.cols,

@@ -11,6 +11,7 @@
 #include "nf4/nf4.h"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
+#include "support/cpu_tolerance.hpp"
 #include "support/force.hpp"
 #include "support/int4_cases.hpp"
 #include "support/matmul_cases.hpp"
@@ -106,7 +107,7 @@ struct Placed {
 bool is_right(const cpu::Variant &variant, const Int4MatmulCase &test, const Expected &expected,
               double y) {
   if (!std::isfinite(expected.value)) return !std::isfinite(y);
-  const bool bf16 = std::string(variant.name) == "avx512bf16" && test.x.dtype == NF4_DTYPE_BF16;
+  const bool bf16 = in_bf16(variant, test.x.dtype);
   const double roundings = static_cast<double>(test.weight.shape.cols) / 8 + 32;
   const double error = (roundings * 0x1p-24 + (bf16 ? 0x1p-8 : 0)) * expected.magnitude +
                        (bf16 ? 0x1p-126 : 0x1p-149) * expected.small;
@@ -145,7 +146,7 @@ TEST_CASE("every variant multiplies integer weights within the rounding of its s
   uint64_t stream = 0x16000000;
   for (const ColumnOrder order : kColumnOrders)
     for (const Int4Class &kind : int4_classes(order))
-      for (int i = 0; i < (order == ColumnOrder::kPlain ? 2 : 1) * kShapes; ++i) {
+      for (int i = 0; i < cases_of((order == ColumnOrder::kPlain ? 2 : 1) * kShapes); ++i) {
         Rng rng(++stream);
         const Int4Shape shape = random_int4_shape(rng, kind.layout);
         const Int4MatmulCase test(rng, kind, shape, rng.pick(kDtypes), random_m(rng),

@@ -176,7 +176,7 @@ TEST_CASE("the reference dequantizes integer weights as nf4.h says", "[reference
   uint64_t stream = 0x10000000;
   for (const ColumnOrder order : kColumnOrders)
     for (const Int4Class &kind : int4_classes(order))
-      for (int i = 0; i < kShapes; ++i) {
+      for (int i = 0; i < cases_of(kShapes); ++i) {
         Rng rng(++stream);
         HostInt4Weight host = random_int4_weight(rng, kind, random_int4_shape(rng, kind.layout));
         INFO(describe(host, stream));
@@ -200,7 +200,7 @@ TEST_CASE("the reference quantizes integer weights as nf4.h says", "[reference]"
   uint64_t stream = 0x11000000;
   for (const Int4Class &kind : int4_classes())
     for (const bool symmetric : {false, true})
-      for (int i = 0; i < 2 * kShapes; ++i) {
+      for (int i = 0; i < cases_of(2 * kShapes); ++i) {
         if (!symmetric && !kind.zeros) continue;
         Rng rng(++stream);
         const Int4Shape shape = random_int4_shape(rng, kind.layout);
@@ -248,7 +248,7 @@ TEST_CASE("reordered columns are sorted by group, and the weight is the same", "
   uint64_t stream = 0x12000000;
   for (const ColumnOrder order : {ColumnOrder::kGIdx, ColumnOrder::kAnyGIdx})
     for (const Int4Class &kind : int4_classes(order))
-      for (int i = 0; i < kShapes; ++i) {
+      for (int i = 0; i < cases_of(kShapes); ++i) {
         Rng rng(++stream);
         HostInt4Weight host = random_int4_weight(rng, kind, random_int4_shape(rng, kind.layout));
         INFO(describe(host, stream));

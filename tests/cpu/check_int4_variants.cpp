@@ -82,7 +82,7 @@ TEST_CASE("every variant dequantizes integer weights to the bits of the referenc
   uint64_t stream = 0x13000000;
   for (const ColumnOrder order : kColumnOrders)
     for (const Int4Class &kind : int4_classes(order))
-      for (int i = 0; i < (order == ColumnOrder::kPlain ? 4 : 1) * kShapes; ++i) {
+      for (int i = 0; i < cases_of((order == ColumnOrder::kPlain ? 4 : 1) * kShapes); ++i) {
         Rng rng(++stream);
         const HostInt4Weight weight =
             random_int4_weight(rng, kind, random_int4_shape(rng, kind.layout));
@@ -111,7 +111,7 @@ TEST_CASE("every variant quantizes integer weights to the bytes of the reference
   uint64_t stream = 0x15000000;
   for (const Int4Class &kind : int4_classes())
     for (const bool symmetric : {false, true})
-      for (int i = 0; i < kShapes; ++i) {
+      for (int i = 0; i < cases_of(kShapes); ++i) {
         if (!symmetric && !kind.zeros) continue;
         Rng rng(++stream);
         const HostInt4Weight weight = empty_int4_weight(kind, random_int4_shape(rng, kind.layout));

@@ -166,7 +166,7 @@ TEST_CASE("every variant multiplies within the rounding of its sums", "[matmul]"
   uint64_t stream = 0x4000000;
   for (const nf4_dtype dtype : kDtypes)
     for (const bool nested : {false, true})
-      for (int i = 0; i < kShapes; ++i) {
+      for (int i = 0; i < cases_of(kShapes); ++i) {
         Rng rng(++stream);
         const CaseClass kind{dtype, rng.pick(kBlocksizes), nested};
         const CodebookKind codebook = random_codebook_kind(rng);

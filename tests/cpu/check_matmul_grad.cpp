@@ -8,6 +8,7 @@
 #include "cpu/backend.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
+#include "support/cpu_tolerance.hpp"
 #include "support/force.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matrix.hpp"
@@ -109,9 +110,9 @@ void check_number(nf4_dtype dtype, double got, const Sum &sum, double of_terms) 
 }
 
 void check_values(const cpu::Variant &variant, const Product &of) {
-  const bool in_bf16 = std::string(variant.name) == "avx512bf16" && of.x.dtype == NF4_DTYPE_BF16;
   // A bf16 weight is rounded; otherwise the sums are.
-  const double of_terms = in_bf16 ? 0x1p-8 : 0x1p-24 * (64 + static_cast<double>(of.x.cols) / 8);
+  const double of_terms =
+      in_bf16(variant, of.x.dtype) ? 0x1p-8 : 0x1p-24 * (64 + static_cast<double>(of.x.cols) / 8);
   for (int64_t m = 0; m < of.x.rows; ++m) {
     for (int64_t r = 0; r < of.rank; ++r) {
       Sum sum;
@@ -170,7 +171,7 @@ TEST_CASE("every variant's gradient and adapters are within the rounding of thei
   uint64_t stream = 0x21000000;
   for (const nf4_dtype dtype : kDtypes)
     for (const bool nested : {false, true})
-      for (int i = 0; i < kShapes; ++i) {
+      for (int i = 0; i < cases_of(kShapes); ++i) {
         Rng rng(++stream);
         Kind kind{rng.one_in(2), dtype, nested, 0, random_matmul_shape(rng)};
         // The gradient sums over rows.

@@ -30,7 +30,7 @@ template <class Check>
 void for_every_class(uint64_t stream, const Check &check) {
   for (const CaseClass &kind : case_classes())
     for (int format = 0; format <= kFormatCount; ++format)
-      for (int i = 0; i < kShapes; ++i) {
+      for (int i = 0; i < cases_of(kShapes); ++i) {
         Rng rng(++stream);
         check(rng, stream, kind,
               format < kFormatCount ? codebook_kind(format) : random_own_codebook_kind(rng));

@@ -14,7 +14,8 @@ constexpr double kFp32Unit = 0x1p-24;
 constexpr double kBf16Unit = 0x1p-8;
 
 inline bool in_bf16(const cpu::Variant &variant, nf4_dtype dtype) {
-  return std::string(variant.name) == "avx512bf16" && dtype == NF4_DTYPE_BF16;
+  const std::string name = variant.name;
+  return (name == "avx512bf16" || name == "neonbf16") && dtype == NF4_DTYPE_BF16;
 }
 
 // The most roundings that any product goes through on its way: the sums of the narrowest
@@ -28,7 +29,7 @@ inline bool is_right(const cpu::Variant &variant, nf4_dtype dtype, int64_t cols,
   if (expected.magnitude > kSafe || expected.largest > kSafe) return true;
   const bool bf16 = in_bf16(variant, dtype);
   const double relative = roundings(cols) * kFp32Unit + (bf16 ? kBf16Unit : 0);
-  // vdpbf16ps takes what is subnormal for zero.
+  // vdpbf16ps, as bfdot, takes what is subnormal for zero.
   const double underflow = bf16 ? 0x1p-126 : 0x1p-149;
   const double error = relative * expected.magnitude + underflow * expected.small;
   return y >= round_to(dtype, expected.value - error) &&

@@ -11,6 +11,10 @@ namespace nf4::test {
 // seed of each of its cases from it, so that a case does not depend on those before.
 uint64_t run_seed();
 
+// How many of a test's random cases to try: a part of `all`, one at least, of which NF4_TEST_PARTS
+// says how many there are, for processors that are emulated.
+int cases_of(int all);
+
 class Rng {
  public:
   // Stream number `stream` of the run.

@@ -25,7 +25,10 @@ def build_info() -> dict[str, str]:
 
 
 def cpu_variant() -> str:
-    """The CPU kernels that this machine runs: "avx512bf16", "avx512", "avx2" or "scalar"."""
+    """The CPU kernels that this machine runs.
+
+    "avx512bf16", "avx512", "avx2", "neonbf16", "neon" or "scalar".
+    """
     return library().nf4_cpu_variant().decode()
 
 

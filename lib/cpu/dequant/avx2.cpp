@@ -7,6 +7,7 @@
 // its memory takes.
 #include "cpu/isa/avx2.hpp"
 
+#include "cpu/dequant/block_loops.hpp"
 #include "cpu/dequant/group_loops.hpp"
 #include "cpu/dequant/kernels.hpp"
 #include "cpu/dequant/word_loops.hpp"
@@ -109,22 +110,6 @@ struct Integers4 {
                     _mm256_set1_ps(args.scales[group]));
   }
 };
-
-template <class Kind, class Table>
-void dequant(const DequantArgs &args) {
-  const uint8_t *packed = args.packed;
-  char *out = static_cast<char *>(args.out);
-  int64_t block = 0;
-  for (int64_t left = args.elements; left > 0; left -= args.blocksize) {
-    const Table table(Kind::values(args, block++));
-    const int64_t elements = left < args.blocksize ? left : args.blocksize;
-    for (int64_t i = 0; i < elements; i += kKernelStep) {
-      table.template decode<Kind>(packed, out);
-      packed += kKernelStep / 2;
-      out += kKernelStep * Table::kBytes;
-    }
-  }
-}
 
 // 8 words at a time.
 struct Words {

@@ -62,11 +62,13 @@ struct DequantKernels {
   void (*awq_from_gptq)(const WordsArgs &args);  // of multiples of 128 rows
   void (*gptq_rows)(const WordsArgs &args);      // and back, rows of codes taken for rows of words
   void (*awq_rows)(const WordsArgs &args);
-  // Copies lines of 64 bytes, by stores that bypass the caches, to a multiple of 64.
+  // Copies lines of 64 bytes, by stores that bypass the caches, to a multiple of 64. NULL where the
+  // processor does so by itself.
   void (*store_nontemporal)(char *to, const char *from, int64_t lines);
 };
 
 extern const DequantKernels kAvx2Dequant;
 extern const DequantKernels kAvx512Dequant;
+extern const DequantKernels kNeonDequant;
 
 }  // namespace nf4::cpu

@@ -6,7 +6,9 @@
 
 #include <sys/mman.h>
 #include <unistd.h>
+#if defined(__SSE__)
 #include <xmmintrin.h>
+#endif
 
 #include <algorithm>
 #include <cstring>
@@ -28,8 +30,9 @@ bool is_resident(const char *address) {
 }  // namespace
 
 void DequantOutput::begin(int64_t first, int64_t last) {
-  nontemporal_ =
-      bytes_ > kCachesOfOutput * last_level_cache_bytes() && is_resident(out_ + (first + last) / 2);
+  nontemporal_ = kernels_.store_nontemporal != nullptr &&
+                 bytes_ > kCachesOfOutput * last_level_cache_bytes() &&
+                 is_resident(out_ + (first + last) / 2);
 }
 
 void DequantOutput::store(const char *made, int64_t offset, int64_t bytes) const {
@@ -49,8 +52,10 @@ void DequantOutput::store(const char *made, int64_t offset, int64_t bytes) const
 }
 
 void DequantOutput::end() const {
+#if defined(__SSE__)
   // Nontemporal stores are not ordered with others by themselves.
   if (nontemporal_) _mm_sfence();
+#endif
 }
 
 }  // namespace nf4::cpu

@@ -78,6 +78,7 @@ const MatmulKernels kAvx2Matmul = {
     4,
     4,
     Floats::kSumLanes,
+    Floats::kSumLanes,
     {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
     {prepare_units<Floats, Fp32, false>, prepare_units<Floats, Fp16, false>,
      prepare_units<Floats, Bf16, false>},

@@ -68,6 +68,7 @@ const MatmulKernels kAvx512Matmul = {
     8,
     INT_MAX,
     Floats::kSumLanes,
+    Floats::kSumLanes,
     {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
     {prepare_units<Floats, Fp32, false>, prepare_units<Floats, Fp16, false>,
      prepare_units<Floats, Bf16, false>},

@@ -194,6 +194,7 @@ const MatmulKernels kAvx512Bf16Matmul = {
     4,
     INT_MAX,
     Bf16Pairs::kSumLanes,
+    Bf16Pairs::kSumLanes,
     {nullptr, nullptr, prepare_units<Bf16Pairs, Words>},
     {nullptr, nullptr, prepare_units<Bf16Pairs, Words, false>},
     dot<Bf16Pairs>,

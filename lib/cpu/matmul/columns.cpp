@@ -23,7 +23,8 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
       : ColumnsBase(kernels, problem),
         dequant_(dequant),
         gptq_(problem.weight.layout == NF4_INT4_GPTQ),
-        in_blocks_(problem.m > (gptq_ ? kMaxDirectGptq : kMaxDirectAwq)) {}
+        in_blocks_(gptq_ ? problem.m > kMaxDirectGptq
+                         : problem.m > kMaxDirectAwq || kernels.awq_columns == nullptr) {}
 
   void operator()(RowRange n) {
     for_blocks(
@@ -113,7 +114,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
     args.block_zeros = zeros_;
     args.scale_stride = kVectorRows;
     args.next.stride = stride;
-    args.next.step = gptq_ ? kernels_.sum_lanes : kMaxGroups * stride;
+    args.next.step = gptq_ ? kernels_.column_lanes : kMaxGroups * stride;
     for (int64_t i = n.begin; i < n.end; i += kVectorRows) {
       args.rows = std::min(kVectorRows, n.end - i);
       args.sums = sums_ + (i - n.begin);

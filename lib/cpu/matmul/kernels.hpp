@@ -155,6 +155,7 @@ struct MatmulKernels {
   int max_dot_m;      // the largest m for which dot is the faster way
   int max_columns_m;  // and for which columns are
   int sum_lanes;      // floats that x_sums() makes of a unit
+  int column_lanes;   // rows of the weight that columns take together
   // Brings whole units of x into the order in which dot meets the codes, of which the first is the
   // high nibble, or the low one.
   void (*prepare[3])(const void *x, int64_t elements, void *out);
@@ -167,7 +168,7 @@ struct MatmulKernels {
   void (*pair_columns)(void *x, int64_t elements);
   void (*column_sums)(const void *x, int64_t cols, int64_t groups, float *sums);
   void (*gptq_columns)(const ColumnsArgs &args);
-  void (*awq_columns)(const ColumnsArgs &args);
+  void (*awq_columns)(const ColumnsArgs &args);    // NULL where blocks are better
   void (*block_columns)(const ColumnsArgs &args);  // words as of GPTQ
   void (*scattered_columns)(const ScatteredArgs &args);
   // Converts whole steps of x; NULL where x is of this set's dtype.
@@ -196,5 +197,7 @@ struct MatmulKernels {
 extern const MatmulKernels kAvx2Matmul;
 extern const MatmulKernels kAvx512Matmul;
 extern const MatmulKernels kAvx512Bf16Matmul;
+extern const MatmulKernels kNeonMatmul;
+extern const MatmulKernels kNeonBf16Matmul;
 
 }  // namespace nf4::cpu

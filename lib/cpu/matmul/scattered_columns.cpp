@@ -99,7 +99,7 @@ class ScatteredColumnsMultiplier {
 
   // The words that are read next: of GPTQ a row of them for each, of others some lines.
   void set_next(ScatteredArgs &args, int64_t n, int64_t k) const {
-    args.next = {words(n, k), row_words(), kernels_.sum_lanes};
+    args.next = {words(n, k), row_words(), kernels_.column_lanes};
     if (weight_.layout != NF4_INT4_GPTQ) args.next.step = kColumns / kInt4PerWord * row_words();
   }
 

@@ -105,7 +105,7 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
     next_ = {block_, 0, 0};
     if (w.layout == NF4_INT4_GPTQ)
       next_ = {w.packed + int4_code(w.layout, w.rows, w.cols, n, k).word, w.rows,
-               kernels_.sum_lanes};
+               kernels_.column_lanes};
   }
 
   int64_t group_of_weight(const ColumnOrder::Group &group) const {

@@ -7,6 +7,7 @@
 
 #include "cpu/quantize/int4_loops.hpp"
 #include "cpu/quantize/kernels.hpp"
+#include "cpu/quantize/scale_loops.hpp"
 
 namespace nf4::cpu {
 namespace {
@@ -134,23 +135,6 @@ void quantize(const QuantizeArgs &args) {
   }
 }
 
-// 8 searches side by side, without branches: their loads overlap.
-void encode_scales(const EncodeScalesArgs &args) {
-  constexpr int kLanes = 8;
-  for (int64_t first = 0; first < args.count; first += kLanes) {
-    const int64_t lanes = args.count - first < kLanes ? args.count - first : kLanes;
-    float x[kLanes] = {};
-    for (int64_t lane = 0; lane < lanes; ++lane)
-      x[lane] = (args.scales[first + lane] - args.offset) * args.inverse;
-    int codes[kLanes] = {};
-    for (int step = 128; step > 0; step /= 2)
-      for (int lane = 0; lane < kLanes; ++lane)
-        codes[lane] += static_cast<int>(x[lane] > args.thresholds[codes[lane] + step]) * step;
-    for (int64_t lane = 0; lane < lanes; ++lane)
-      args.codes[first + lane] = static_cast<uint8_t>(codes[lane]);
-  }
-}
-
 struct Integers4 {
   using Vector = __m256;
   using Integers = __m256i;
@@ -222,7 +206,7 @@ struct Integers4 {
 
 const QuantizeKernels kAvx2Quantize = {
     {quantize<Fp32>, quantize<Fp16>, quantize<Bf16>},
-    encode_scales,
+    encode_scales<Integers4>,
     {int4_range<Integers4, Fp32>, int4_range<Integers4, Fp16>, int4_range<Integers4, Bf16>},
     int4_scales<Integers4>,
     {int4_codes<Integers4, Fp32>, int4_codes<Integers4, Fp16>, int4_codes<Integers4, Bf16>},

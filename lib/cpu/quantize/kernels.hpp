@@ -76,5 +76,6 @@ struct QuantizeKernels {
 
 extern const QuantizeKernels kAvx2Quantize;
 extern const QuantizeKernels kAvx512Quantize;
+extern const QuantizeKernels kNeonQuantize;
 
 }  // namespace nf4::cpu

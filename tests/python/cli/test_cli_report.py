@@ -344,6 +344,9 @@ AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 @pytest.mark.parametrize(
     ("variant", "built", "flags", "expected"),
     [
+        ("neonbf16", "neonbf16 neon", {"asimd", "bf16"}, "the fastest"),
+        ("neon", "neonbf16 neon", {"asimd"}, "neonbf16 needs bf16, which this CPU lacks"),
+        ("scalar", "scalar", {"asimd", "bf16"}, "neonbf16 is not in this build; neon is not in"),
         ("avx512bf16", "avx2 avx512 avx512bf16", {"avx2"}, "the fastest"),
         ("avx512", "avx512bf16 avx512", AVX512, "avx512bf16 needs avx512_bf16, which"),
         ("avx2", "avx2 avx512", {"avx2", "f16c"}, "avx512bf16 is not in this build; avx512 needs"),
@@ -352,6 +355,8 @@ AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 )
 def test_doctor_says_why_these_cpu_kernels(variant, built, flags, expected, monkeypatch):
     monkeypatch.setattr(doctor, "_cpu_flags", lambda: flags)
+    machine = "aarch64" if "asimd" in flags else "x86_64"
+    monkeypatch.setattr(doctor.platform, "machine", lambda: machine)
     assert doctor._cpu_reason(variant, built).startswith(expected)
 
 

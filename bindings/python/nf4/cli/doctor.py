@@ -21,9 +21,12 @@ library can be used at least on the CPU.
 # What each CPU variant needs (lib/cpu), by the names of /proc/cpuinfo.
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 _NEEDS = {
-    "avx512bf16": (*_AVX512, "avx512_bf16"),
-    "avx512": _AVX512,
-    "avx2": ("avx2", "fma", "f16c"),
+    "x86_64": {
+        "avx512bf16": (*_AVX512, "avx512_bf16"),
+        "avx512": _AVX512,
+        "avx2": ("avx2", "fma", "f16c"),
+    },
+    "aarch64": {"neonbf16": ("bf16",), "neon": ("asimd",)},
 }
 # The first Linux driver for a CUDA of that number, by the release notes of its toolkit.
 _DRIVERS = {12: "525.60.13", 13: "580.65.06"}
@@ -50,7 +53,7 @@ def _cpu_reason(variant: str, built: str) -> str:
     """Why this CPU variant and not a faster one."""
     flags = _cpu_flags()
     reasons = []
-    for better, needs in _NEEDS.items():
+    for better, needs in _NEEDS.get(platform.machine(), {}).items():
         if better == variant:
             break
         missing = [flag for flag in needs if flag not in flags]

@@ -987,7 +987,7 @@ functions! {
  CUDA and loads the kernels for the device, which may take long, so that later launches
  need not.*/
     pub fn nf4_device_info(device: i32, info: *mut nf4_device) -> nf4_status;
-    /** The CPU kernels that this machine runs: "avx512bf16", "avx512", "avx2" or "scalar"; later
- versions may have others.*/
+    /** The CPU kernels that this machine runs: "avx512bf16", "avx512", "avx2", "neonbf16", "neon" or
+ "scalar"; later versions may have others.*/
     pub fn nf4_cpu_variant() -> *const ::core::ffi::c_char;
 }

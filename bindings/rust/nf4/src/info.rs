@@ -85,7 +85,8 @@ pub fn build_info() -> impl Iterator<Item = (&'static str, &'static str)> {
     text.lines().filter_map(|line| line.split_once(": "))
 }
 
-/// The CPU kernels that this machine runs: `avx512bf16`, `avx512`, `avx2` or `scalar`.
+/// The CPU kernels that this machine runs: `avx512bf16`, `avx512`, `avx2`, `neonbf16`,
+/// `neon` or `scalar`.
 pub fn cpu_variant() -> &'static str {
     // SAFETY: no arguments; the text is static.
     unsafe { static_text(sys::nf4_cpu_variant()) }

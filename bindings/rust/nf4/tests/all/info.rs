@@ -18,7 +18,8 @@ fn build_info_has_its_keys() {
             "{wanted}"
         );
     }
-    assert!(["avx512bf16", "avx512", "avx2", "scalar"].contains(&cpu_variant()));
+    let variants = ["avx512bf16", "avx512", "avx2", "neonbf16", "neon", "scalar"];
+    assert!(variants.contains(&cpu_variant()));
 }
 
 #[test]
