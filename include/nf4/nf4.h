@@ -51,9 +51,10 @@
  *   Every function that can fail returns nf4_status. If it is not NF4_STATUS_OK,
  *   nothing was enqueued and no output byte was written, with two exceptions: after
  *   NF4_STATUS_CUDA_ERROR from nf4_quantize_launch, nf4_int4_reorder_launch, a
- *   matmul_batch_launch, a launch of experts with x_index (nf4_*matmul_grouped*_launch), or
- *   nf4_int4_matmul_launch of a weight with a permutation, which enqueue several kernels,
- *   the outputs are unspecified; nf4_device_info fills in what it knows in any case.
+ *   matmul_batch_launch, a launch with a lora, a launch of experts with x_index
+ *   (nf4_*matmul_grouped*_launch), or nf4_int4_matmul_launch of a weight with a
+ *   permutation, which enqueue several kernels, the outputs are unspecified;
+ *   nf4_device_info fills in what it knows in any case.
  *   nf4_last_error() names the argument and the value. nf4_*_cpu need no memory of their
  *   own; where there is none, only the text of nf4_last_error() is lost. dlclose() does not
  *   unload the library. nf4_*_launch and nf4_device_info call the CUDA runtime, which
@@ -76,9 +77,10 @@
  *   16-byte aligned outputs and 4-byte aligned packed are fastest.
  *
  * STABILITY
- *   Values of constants never change; struct fields are only ever appended, and
- *   struct_size says which of them the caller has. Until 1.0 the SONAME is
- *   libnf4.so.0 and a minor version may break the interface.
+ *   Within the SONAME libnf4.so.0 nothing that worked stops working: functions and values of
+ *   constants stay, struct fields are only ever appended, and struct_size says which of them
+ *   the caller has. A program runs on the library of its header's version and on any later
+ *   one of the same major version (docs/abi.md).
  */
 #ifndef NF4_NF4_H
 #define NF4_NF4_H
@@ -215,7 +217,7 @@ NF4_API nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t 
  * the nested pointers are partly NULL or contradict nested_blocksize; a pointer
  * is misaligned for its type; out overlaps an input; a pointer is host memory
  * that the GPU cannot reach; the pointers are of different devices, or the stream
- * is of another one (which is not detected during capture). */
+ * is of another one (during capture neither this nor host memory is detected). */
 NF4_API nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                                       nf4_stream stream);
 

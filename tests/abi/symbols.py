@@ -26,7 +26,9 @@ def main() -> None:
 
     tap = Tap()
     defined = output(options.nm, "-D", "--defined-only", options.library)
-    exported = {line.split()[-1] for line in defined.splitlines()}
+    names = {line.split()[-1].partition("@")[0] for line in defined.splitlines()}
+    # The linker lists the symbol versions themselves, too.
+    exported = {name for name in names if not name.startswith("NF4_")}
     allowed = set((Path(__file__).parent / "symbols.txt").read_text().split())
     tap.same_set("exports are those of symbols.txt", exported, allowed)
     tap.same_set(

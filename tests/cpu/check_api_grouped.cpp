@@ -1,4 +1,5 @@
 // The arguments of products of experts.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -159,6 +160,18 @@ TEST_CASE("the product of experts that the table breaks is right", "[api]") {
   Call call;
   CHECK(call.run(false) == NF4_STATUS_OK);
   CHECK(!call.y.untouched());
+}
+
+TEST_CASE("without a bias its stride is not read", "[api]") {
+  Call call;
+  call.args.bias = nullptr;
+  REQUIRE(call.run(false) == NF4_STATUS_OK);
+  const std::vector<uint8_t> expected(call.y.data(), call.y.data() + call.y.size());
+  for (const int64_t stride : {INT64_MIN, INT64_MAX}) {
+    call.args.bias_stride = stride;
+    CHECK(call.run(false) == NF4_STATUS_OK);
+    CHECK(std::equal(expected.begin(), expected.end(), call.y.data()));
+  }
 }
 
 TEST_CASE("the workspace of a product of experts needs no pointers, and does not decrease with m",

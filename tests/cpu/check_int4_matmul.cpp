@@ -204,7 +204,8 @@ TEST_CASE("many rows of integer weights are multiplied, too", "[matmul]") {
     }
 }
 
-TEST_CASE("the error of integer weights is no more than that of a dense weight", "[matmul]") {
+TEST_CASE("the error of integer weights is no more than that of a dense weight",
+          "[matmul][accuracy]") {
   uint64_t stream = 0x19000000;
   for (const Int4Class &kind : int4_classes())
     for (const nf4_dtype dtype : kDtypes)

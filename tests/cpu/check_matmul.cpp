@@ -177,7 +177,7 @@ TEST_CASE("every variant multiplies within the rounding of its sums", "[matmul]"
       }
 }
 
-TEST_CASE("the error is no more than that of a dense weight of the dtype", "[matmul]") {
+TEST_CASE("the error is no more than that of a dense weight of the dtype", "[matmul][accuracy]") {
   uint64_t stream = 0x5000000;
   for (const nf4_dtype dtype : kDtypes)
     for (const int64_t m : {1, 3, 4, 5, 16, 33}) {
@@ -190,7 +190,7 @@ TEST_CASE("the error is no more than that of a dense weight of the dtype", "[mat
     }
 }
 
-TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul]") {
+TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul][accuracy]") {
   constexpr int kRowsOfX[] = {1, 4, 10};
   uint64_t stream = 0xb000000;
   for (const nf4_dtype dtype : kDtypes)

@@ -1,5 +1,6 @@
 // The size of matmul's workspace is part of what callers rely on: buffers sized once, graphs. So
 // the sizes of 100,000 random products are held by a hash, and a few by name.
+#include <algorithm>
 #include <cstdint>
 #include <random>
 
@@ -8,7 +9,8 @@
 
 namespace {
 
-size_t workspace_bytes(int64_t rows, int64_t cols, int64_t m, nf4_dtype dtype, int32_t blocksize) {
+size_t workspace_bytes(int64_t rows, int64_t cols, int64_t m, nf4_dtype dtype, int32_t blocksize,
+                       decltype(&nf4_matmul_workspace_size) function = nf4_matmul_workspace_size) {
   nf4_tensor weight{};
   weight.struct_size = sizeof weight;
   weight.format = NF4_FORMAT_NF4;
@@ -19,10 +21,9 @@ size_t workspace_bytes(int64_t rows, int64_t cols, int64_t m, nf4_dtype dtype, i
   args.struct_size = sizeof args;
   args.dtype = dtype;
   args.m = m;
-  args.x_stride = cols;
-  args.y_stride = rows;
+  args.x_stride = args.y_stride = std::max(rows, cols);
   size_t bytes = 1;
-  REQUIRE(nf4_matmul_workspace_size(&weight, &args, &bytes) == NF4_STATUS_OK);
+  REQUIRE(function(&weight, &args, &bytes) == NF4_STATUS_OK);
   return bytes;
 }
 
@@ -49,4 +50,15 @@ TEST_CASE("the workspace of matmul keeps its sizes", "[matmul]") {
     hash = (hash ^ workspace_bytes(rows, cols, m, dtype, blocksize)) * 0x100000001b3;
   }
   CHECK(hash == 0x2104abddf765ada5);
+}
+
+TEST_CASE("a weight without elements needs no workspace, however large its sizes", "[matmul]") {
+  for (const int64_t rows : {int64_t{0}, INT64_MAX - 4})
+    for (const int64_t cols : {int64_t{0}, INT64_MAX - 4}) {
+      if (rows != 0 && cols != 0) continue;
+      for (const nf4_dtype dtype : {NF4_DTYPE_FP32, NF4_DTYPE_BF16})
+        CHECK(workspace_bytes(rows, cols, 0, dtype, 64) == 0);
+      CHECK(workspace_bytes(rows, cols, 0, NF4_DTYPE_BF16, 64, nf4_matmul_grad_workspace_size) ==
+            0);
+    }
 }

@@ -155,7 +155,7 @@ void check_any(const Codebook &codebook) {
 
 }  // namespace
 
-TEST_CASE("the formats' codebooks in 16 bits have errors that cancel", "[core]") {
+TEST_CASE("the formats' codebooks in 16 bits have errors that cancel", "[core][accuracy]") {
   const Error none{5e-8, 5e-8};
   for (const Format &format : kFormats) {
     INFO(format.name);
@@ -169,7 +169,7 @@ TEST_CASE("the formats' codebooks in 16 bits have errors that cancel", "[core]")
   check_format<Half>(nf4.codebook, nf4.fp16_with_one, {2.5e-4, 1e-5});
 }
 
-TEST_CASE("a caller's codebook in 16 bits has errors that nearly cancel", "[core]") {
+TEST_CASE("a caller's codebook in 16 bits has errors that nearly cancel", "[core][accuracy]") {
   for (const CodebookKind kind : {CodebookKind::kSorted, CodebookKind::kShuffled}) {
     check_random_codebooks<BFloat16>(kind);
     check_random_codebooks<Half>(kind);

@@ -150,7 +150,8 @@ void check_reorder(HostInt4Weight host) {
 
 }  // namespace
 
-TEST_CASE("a call takes as much of its thread's stack as nf4.h says, and no more", "[threads]") {
+TEST_CASE("a call takes as much of its thread's stack as nf4.h says, and no more",
+          "[threads][stack]") {
   Rng rng(14);
   const QuantizeCase dense =
       random_quantize_case(rng, {NF4_DTYPE_FP32, 64, true}, CodebookKind::kSorted, 2500001);
@@ -179,7 +180,7 @@ TEST_CASE("a call takes as much of its thread's stack as nf4.h says, and no more
   }
 }
 
-TEST_CASE("so do those of integer weights", "[threads]") {
+TEST_CASE("so do those of integer weights", "[threads][stack]") {
   uint64_t stream = 0x1e000000;
   for (const ColumnOrder order :
        {ColumnOrder::kPlain, ColumnOrder::kGIdx, ColumnOrder::kPermutation})

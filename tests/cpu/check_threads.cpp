@@ -1,4 +1,5 @@
-// The threads that the library starts, and those that call it.
+// The threads that the library starts, and those that call it. [native]: not under ThreadSanitizer,
+// which needs more stack and cannot start threads in a child of fork().
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -266,7 +267,7 @@ TEST_CASE("threads leave all signals to the program's own but those of their fau
     CHECK(sigismember(&blocked, fault) == 0);
 }
 
-TEST_CASE("a child of fork() has threads of its own, also one of a thread", "[threads]") {
+TEST_CASE("a child of fork() has threads of its own, also one of a thread", "[threads][native]") {
   REQUIRE(threads_meet(3));
   CHECK(in_child([] { return threads_meet(3) && cover(1000, 1, 7).wrong_visits == 0; }));
   std::thread([] { CHECK(in_child([] { return threads_meet(3); })); }).join();
@@ -361,7 +362,7 @@ TEST_CASE("64 threads may call at once", "[threads]") {
   for (const std::string &fault : faults) CHECK(fault == "");
 }
 
-TEST_CASE("threads have the stack that they need, whatever the default is", "[threads]") {
+TEST_CASE("threads have the stack that they need, whatever the default is", "[threads][native]") {
   constexpr int kThreads = 3;
   const DefaultStack small(sysconf(_SC_THREAD_STACK_MIN));
   REQUIRE(threads_meet(kThreads));

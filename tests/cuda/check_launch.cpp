@@ -79,6 +79,28 @@ TEST_CASE("the same bits on any stream, run after run, and from a graph", "[cuda
   REQUIRE_CUDA(cudaGraphExecDestroy(graph));
 }
 
+// The driver does not know it before the graph runs.
+TEST_CASE("memory that a capture allocates", "[cuda]") {
+  const RoundTrip trip;
+  const Stream stream;
+  trip.run(stream);
+  stream.synchronize();
+  const std::vector<uint8_t> expected = trip.out.read();
+  trip.poison();
+  cudaGraphExec_t graph = capture(stream, [&] {
+    void *out = nullptr;
+    REQUIRE_CUDA(cudaMallocAsync(&out, trip.out.size(), stream));
+    CHECK(nf4_dequant_launch(&trip.weight.tensor(), out, kKind.dtype, stream) == NF4_STATUS_OK);
+    REQUIRE_CUDA(
+        cudaMemcpyAsync(trip.out.data(), out, trip.out.size(), cudaMemcpyDeviceToDevice, stream));
+    REQUIRE_CUDA(cudaFreeAsync(out, stream));
+  });
+  REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
+  stream.synchronize();
+  CHECK(same_bytes(trip.out.read(), expected));
+  REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+}
+
 TEST_CASE("a launch waits for what is before it on its stream, and does not block", "[cuda]") {
   const RoundTrip trip;
   const Stream stream;

@@ -164,6 +164,7 @@ TEST_CASE("fp32 has the error of fp32 as a whole", "[cuda][matmul]") {
          {MatmulShape{130, 1536, 1}, MatmulShape{70, 512, 16}, MatmulShape{140, 8192, 8},
           MatmulShape{135, 12288, 16}, MatmulShape{13000, 64, 9}, MatmulShape{60, 4160, 13}}) {
       Rng rng(++number);
+      if (few_shapes() && number % 5 != 4) continue;  // one, several and many rows; nested and not
       MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_FP32, 64, nested}, shape);
       for (int64_t row = 0; row < shape.m; ++row)
         for (int64_t k = 0; k < shape.cols; ++k) {
@@ -174,7 +175,7 @@ TEST_CASE("fp32 has the error of fp32 as a whole", "[cuda][matmul]") {
       INFO(describe(test, number));
       check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
     }
-  check_counts(counts, 2, {cuda::kSkinny2, cuda::kSkinny16 + 1});
+  check_counts(counts, few_shapes() ? 1 : 2, {cuda::kSkinny2, cuda::kSkinny16 + 1});
 }
 
 // Shapes in which a CTA's rows or columns take more than one pass.

@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree
 from collections.abc import Callable
@@ -40,16 +41,19 @@ from sources import source_hash  # noqa: E402
 
 # Steps of compute-sanitizer: the tool, and the tests that it runs. Racecheck takes seconds for a
 # random product in all of its kernels; what is left meets each kernel, if not with each dtype. It
-# is the longest, so it is three steps, and they go first; the other tools go last, as three at a
-# time slow each other down.
+# is the longest, and all of its time is a GPU's: it is cut by kernels, the slow ones first.
 _USUAL = "[cuda]~[large]~[long]"
+_PRODUCTS = "[matmul]~[lora]~[matmul_grad]~[matmul_grouped]"
+RACECHECK_STEPS = {
+    "racecheck of products": f"{_PRODUCTS}~[int4]",
+    "racecheck of integers' products": f"{_PRODUCTS}[int4]",
+    "racecheck of gradients": "[matmul_grad]",
+    "racecheck of adapters": "[lora]",
+    "racecheck of experts": "[matmul_grouped]",
+    "racecheck": "~[matmul]~[matmul_grad]~[matmul_grouped]",
+}
 SANITIZER_STEPS = {
-    "racecheck": ("racecheck", f"{_USUAL}~[random]~[matmul_grad]~[lora]~[matmul_grouped]"),
-    "racecheck of gradients and adapters": (
-        "racecheck",
-        f"{_USUAL}~[random][matmul_grad],{_USUAL}~[random][lora]",
-    ),
-    "racecheck of experts": ("racecheck", f"{_USUAL}~[random][matmul_grouped]"),
+    **{name: ("racecheck", f"{_USUAL}~[random]{tags}") for name, tags in RACECHECK_STEPS.items()},
     "memcheck": ("memcheck", _USUAL),
     "initcheck": ("initcheck", _USUAL),
     "synccheck": ("synccheck", _USUAL),
@@ -61,9 +65,10 @@ SANITIZER_SHAPES = "3"
 CHALLENGE_ITERATIONS = 200
 SKIPPED_STATUS = 77
 STEP_SECONDS = 420  # a step that takes longer hangs
-# Steps side by side on a GPU: most of their time is a processor's, but a GPU serves many programs
-# slowly.
-LANES = 3
+# Steps side by side on a GPU, besides one of racecheck: most of their time is a processor's, but a
+# GPU serves many programs slowly.
+LANES = 2
+RUST = ROOT / ".cache" / "rust"
 
 # A step is told which GPU is its own, as CUDA_VISIBLE_DEVICES has it.
 Step = Callable[[str], dict]
@@ -92,6 +97,10 @@ def execute(command: list[str], **environment: str) -> tuple[int, str]:
         _running.add(process)
         try:
             output, _ = process.communicate(timeout=STEP_SECONDS)
+        except subprocess.TimeoutExpired as late:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            raise Failure(f"{' '.join(command)} took over {STEP_SECONDS} s:\n{output}") from late
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -107,26 +116,34 @@ def gpus(count: int) -> list[str]:
 
 
 def at_once(steps: dict[str, Step], devices: list[str]) -> dict[str, dict]:
-    """What the steps return, by name. LANES of them run at a time on each device; the first that
-    fails ends the others."""
+    """What the steps return, by name. LANES of them and one of racecheck run at a time on each
+    device; the first that fails ends the others."""
     results = {}
-    free: queue.SimpleQueue[str] = queue.SimpleQueue()
+    ended = threading.Event()
+    lanes: queue.SimpleQueue[str] = queue.SimpleQueue()
+    races: queue.SimpleQueue[str] = queue.SimpleQueue()
     for device in devices * LANES:
-        free.put(device)
+        lanes.put(device)
+    for device in reversed(devices):
+        races.put(device)
 
     def run(name: str, work: Step) -> dict:
+        free = races if name in RACECHECK_STEPS else lanes
         device = free.get()
         try:
+            if ended.is_set():
+                raise Failure("another step failed")
             return step(name, functools.partial(work, device))
         finally:
             free.put(device)
 
-    with concurrent.futures.ThreadPoolExecutor(LANES * len(devices)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(len(steps)) as pool:
         futures = {pool.submit(run, name, work): name for name, work in steps.items()}
         try:
             for future in concurrent.futures.as_completed(futures):
                 results[futures[future]] = future.result()
         except BaseException:
+            ended.set()
             pool.shutdown(wait=False, cancel_futures=True)
             # Again and again, as a step may be about to start a program.
             begun = [future for future in futures if not future.cancelled()]
@@ -193,24 +210,36 @@ def sanitize(program: Path, tool: str, tags: str, gpu: str) -> dict:
 
 
 def examples(build: Path) -> dict:
-    """The examples on raw device buffers. Rust's may be missing where there is no cargo."""
+    """The examples on raw device buffers, and candle's tests. Rust's may be missing where there is
+    no cargo, and candle's where `./dev gpu --build` left a word why it could not compile them."""
     programs = {
         "C": [str(build / "examples" / "c_device_buffers")],
         "C, a GPTQ weight": [str(build / "examples" / "c_gptq_matmul")],
+        "C, mistral.rs": [str(build / "examples" / "c_mistralrs")],
         "C++": [str(build / "examples" / "cpp_device_buffers")],
         "C++, an MLP": [str(build / "examples" / "cpp_swiglu_mlp")],
         "C++, experts": [str(build / "examples" / "cpp_moe_block")],
+        "C++, a LLaMA": [
+            str(build / "examples" / "cpp_llama"),
+            str(ROOT / "tests" / "golden" / "llama"),
+            "1,17,42,5,99,3",
+        ],
         "Python": [sys.executable, "examples/python/device_buffers.py"],
-        "Rust": [str(ROOT / ".cache" / "rust" / "debug" / "device_buffers")],
+        "Rust": [str(RUST / "debug" / "device_buffers")],
+        "Rust, candle": [str(RUST / "candle" / "cuda")],
+        "Rust, LLaMA on candle": [str(RUST / "candle" / "llama"), "a_gpu_does_the_same"],
     }
     result = {}
+    libraries = [str(build / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     for language, command in programs.items():
         if not Path(command[0]).exists():
-            if language != "Rust" or shutil.which("cargo"):
+            reason = Path(command[0]).parent / "skipped"
+            if not language.startswith("Rust") or (shutil.which("cargo") and not reason.exists()):
                 raise Failure(f"the {language} example is not built: no {command[0]}")
-            result[language] = "skipped: no cargo"
+            why = reason.read_text().strip() if reason.exists() else "no cargo"
+            result[language] = f"skipped: {why}"
             continue
-        status, output = execute(command, LD_LIBRARY_PATH=str(build / "lib"))
+        status, output = execute(command, LD_LIBRARY_PATH=os.pathsep.join(libraries))
         if status != 0:
             raise Failure(f"the {language} example ended with {status}:\n{output}")
         result[language] = "passed"
@@ -281,8 +310,7 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
         for name, (tool, tags) in SANITIZER_STEPS.items()
     }
     two = functools.partial(two_gpus, check, device.device_count, folder)
-    first = {name: of_sanitizer[name] for name in of_sanitizer if name.startswith("racecheck")}
-    steps = first | {"two GPUs": two} | of_tests | of_sanitizer
+    steps = {"two GPUs": two} | of_tests | of_sanitizer
     results = at_once(steps, gpus(device.device_count))
     return {
         "sources": source_hash(),
@@ -320,7 +348,7 @@ def main() -> int:
             measured = figures(arguments.build, arguments.commit)
             records.save(arguments.figures, records.figures_beside(arguments.figures) | measured)
             print(f"wrote {arguments.figures}")
-    except (Failure, subprocess.TimeoutExpired) as failure:
+    except Failure as failure:
         print(f"FAILED: {failure}\nnothing more is written", file=sys.stderr)
         return 1
     return 0

@@ -8,7 +8,7 @@ language() {
   for program in "${@:2}"; do
     have "$program" || { skipped "$name" "no $program" && return; }
   done
-  rm -rf "$folder/$name" && mkdir "$folder/$name"
+  rm -rf "${folder:?}/$name" && mkdir "$folder/$name"
   (cd "$folder/$name" && PATH=$folder/bin:$PATH && "in_$name")
   passed "$name"
 }

@@ -14,6 +14,7 @@ unset PYTHONPATH NF4_LIBRARY LD_LIBRARY_PATH
 began=$(date +%s%N)
 # block PAGE LANGUAGE WORD: the page's first block in a language that has the word.
 block() {
+  # shellcheck disable=SC2016  # `...` is Markdown
   python3 -c 'import re, sys
 page, language, word = sys.argv[1:]
 blocks = re.findall(rf"^```{language}\n(.*?)^```", open(page).read(), re.M | re.S)
@@ -36,6 +37,15 @@ else
   bin/pip install -q --disable-pip-version-check "$wheel"
 fi
 passed 'installed'
+
+installed=$(echo lib/python3.*/site-packages)
+hardening=$root/tests/abi/hardening.py
+python3 "$root/tools/sbom.py" --check "$wheel"
+python3 "$hardening" --fortified "$installed/nf4/lib/libnf4.so.0" >hardening.txt || { cat hardening.txt >&2 && exit 1; }
+for extension in "$installed"/_nf4_fast.*; do
+  [ ! -e "$extension" ] || python3 "$hardening" "$extension" >hardening.txt || { cat hardening.txt >&2 && exit 1; }
+done
+passed 'what it holds is listed, and hardened'
 
 # README's Python, with nothing but the environment on PATH.
 block README.md python numpy >start.py

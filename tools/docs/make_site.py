@@ -19,7 +19,16 @@ from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parent
 ROOT = TOOLS.parents[1]
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "examples", "include")
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "LICENSE",
+    "docs",
+    "examples",
+    "include",
+)
 SOURCES = ("lib", "tests/bench/nf4bench")  # which pages link to
 _SECTION = re.compile(r"^/\* -{3,} (.+?) -+ \*/$", re.MULTILINE)
 # What a declaration declares: a function, or a struct.

@@ -36,12 +36,13 @@ def _load(path: str) -> ctypes.CDLL:
         ) from error
     except AttributeError as error:
         raise LibraryNotFound(f"{path} is not the libnf4 of this package: {error}") from error
-    found = loaded.nf4_version() // 100
-    expected = _abi.VERSION_MAJOR * 100 + _abi.VERSION_MINOR
-    if found != expected:
+    major, minor = divmod(loaded.nf4_version() // 100, 100)
+    # docs/abi.md: a later version of the same major one has all that this one has.
+    if major != _abi.VERSION_MAJOR or minor < _abi.VERSION_MINOR:
         raise LibraryNotFound(
             f"{path} is libnf4 {loaded.nf4_version_string().decode()}; "
-            f"this package needs {_abi.VERSION_MAJOR}.{_abi.VERSION_MINOR}"
+            f"this package needs {_abi.VERSION_MAJOR}.{_abi.VERSION_MINOR} or a later "
+            f"{_abi.VERSION_MAJOR}.x"
         )
     return loaded
 
@@ -97,7 +98,8 @@ def get_library() -> str:
     Raises LibraryNotFound where there is none, or only one that the loader finds by its name.
     """
     path = _candidate()
-    if not os.path.isfile(path):
+    # A bare name is for the loader, which does not search the current folder.
+    if os.sep not in path or not os.path.isfile(path):
         raise LibraryNotFound(f"there is no file {path}; set NF4_LIBRARY to the path of libnf4.so")
     return os.path.abspath(path)
 

@@ -199,13 +199,12 @@ fn link_installed() {
     }
 }
 
-/// The first version whose ABI may be another: until 1.0 a minor version may break it.
+/// The first version whose ABI may be another (docs/abi.md).
 fn next_incompatible() -> String {
-    let number = |text: &str| -> u32 { text.parse().expect("cargo's versions are numbers") };
-    match number(env!("CARGO_PKG_VERSION_MAJOR")) {
-        0 => format!("0.{}.0", number(env!("CARGO_PKG_VERSION_MINOR")) + 1),
-        major => format!("{}.0.0", major + 1),
-    }
+    let major: u32 = env!("CARGO_PKG_VERSION_MAJOR")
+        .parse()
+        .expect("cargo's versions are numbers");
+    format!("{}.0.0", major + 1)
 }
 
 fn fail(reason: &str) -> ! {

@@ -104,7 +104,9 @@ int64_t lora_workspace_bytes(const MatmulProblem &problem) {
   return LoraWorkspace(problem).bytes();
 }
 
+// Without elements there is nothing to compute, and rows, cols or m may be near the limit of int64.
 int64_t matmul_workspace_bytes(const MatmulProblem &problem) {
+  if (problem.weight.elements == 0) return 0;
   return MatmulWorkspace(problem).bytes() + lora_workspace_bytes(problem);
 }
 
@@ -115,6 +117,7 @@ int64_t permuted_x_bytes(const Int4MatmulProblem &problem) {
 }
 
 int64_t matmul_workspace_bytes(const Int4MatmulProblem &problem) {
+  if (problem.weight.elements == 0) return 0;
   return MatmulWorkspace(problem).bytes() + permuted_x_bytes(problem);
 }
 

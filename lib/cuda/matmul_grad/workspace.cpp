@@ -6,6 +6,7 @@
 namespace nf4::cuda {
 
 int64_t matmul_grad_workspace_bytes(const MatmulProblem &problem) {
+  if (problem.weight.elements == 0) return 0;
   return MatmulWorkspace(transposed(problem)).bytes() + lora_workspace_bytes(problem);
 }
 

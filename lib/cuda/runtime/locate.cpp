@@ -113,6 +113,15 @@ cudaError_t device_of_stream(cudaStream_t stream, int devices, int &index) {
   return error != cudaSuccess ? error : restored;
 }
 
+// The driver does not know memory that a capture allocates before its graph runs: unregistered
+// memory may be that.
+bool is_capturing(cudaStream_t stream) {
+  if (stream == nullptr || stream == cudaStreamLegacy) return false;
+  cudaStreamCaptureStatus capture;
+  return cudaStreamIsCapturing(stream, &capture) == cudaSuccess &&
+         capture == cudaStreamCaptureStatusActive;
+}
+
 }  // namespace
 
 nf4_status locate(const Operands *const *products, int count, cudaStream_t stream, Device &device) {
@@ -135,7 +144,7 @@ nf4_status locate(const Operands *const *products, int count, cudaStream_t strea
   if (index == kUnknownDevice) error = cudaGetDevice(&index);
   if (error != cudaSuccess) return fail_cuda(error, "cudaGetDevice");
   if (const nf4_status status = cached_device(index, device)) return status;
-  if (found.on_host.operand != nullptr && !device.reaches_host_memory)
+  if (found.on_host.operand != nullptr && !device.reaches_host_memory && !is_capturing(stream))
     return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is host memory (%p), which device %d cannot reach",
                 found.on_host.text().text, found.on_host.operand->address, index);
   return NF4_STATUS_OK;

@@ -19,6 +19,7 @@ from nf4.checkpoint import (
     Checkpoint,
     FormatError,
     QuantizeOptions,
+    audit,
     dequantize_checkpoint,
     quantize_checkpoint,
     survey,
@@ -248,6 +249,19 @@ def test_tensor_in_two_shards_is_refused(tmp_path):
     shards[1].write_bytes(shards[0].read_bytes())
     with pytest.raises(FormatError, match="it is in .*00001.* too"):
         Checkpoint(folder)
+
+
+def test_verify_reads_the_other_tensors_of_such_shards(tmp_path):
+    folder, _ = _sharded(tmp_path)
+    first, second, *_ = sorted(folder.glob("*.safetensors"))
+    (name,) = helpers.load_all(first)
+    second.write_bytes(
+        helpers.file_bytes({name: np.ones(3, np.float32), "other": np.ones(5, np.float32)})
+    )
+    found, findings = audit(str(folder))
+    assert [f.tensor for f in findings if "it is in" in f.reason] == [name]
+    assert found.dense["other"].shape == (5,)
+    assert found.dense[name].shape != (3,)
 
 
 def test_directory_without_a_clear_choice_is_refused(tmp_path):

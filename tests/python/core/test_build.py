@@ -105,6 +105,34 @@ def test_a_machine_without_a_cpp_compiler(backend, monkeypatch, tmp_path):
     backend._need_cpp_compiler(["--native-file=clang.ini"])  # which may name one
 
 
+NVCC_12_4 = """#!/bin/sh
+case "$*" in *--version*) echo "Cuda compilation tools, release 12.4, V12.4.131"; exit ;; esac
+while [ $# -gt 1 ]; do
+  [ "$1" = -o ] && echo "#!/bin/sh" >"$2" && chmod +x "$2"
+  shift
+done
+"""
+
+
+def test_an_nvcc_that_is_too_old(tmp_path):
+    """As pip builds: one sentence; the line before says what leaves the GPU out."""
+    pytest.importorskip("mesonpy")
+    nvcc = make_executable(tmp_path / "nvcc")
+    nvcc.write_text(NVCC_12_4)
+    settings = {"build-dir": str(tmp_path / "build")}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import nf4_build; nf4_build.build_wheel('.', {settings})"],
+        cwd=ROOT,
+        env=os.environ | {"CUDACXX": str(nvcc), "PYTHONPATH": str(SOURCE.parent)},
+        start_new_session=True,  # without a terminal
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "nvcc is 12.4.131, and libnf4 needs 12.5 or later" in done.stdout
+    assert "NF4_CUDA=0 leaves them out" in done.stderr
+
+
 def test_a_build_with_cuda_says_so(backend, capsys, monkeypatch):
     """In one line, with what leaves it out; on standard error where there is no terminal."""
 

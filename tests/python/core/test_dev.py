@@ -19,6 +19,7 @@ else:
 DEV = ROOT / "dev"
 INSTALL = ROOT / "tools" / "install.sh"
 WHEEL = ROOT / "tools" / "wheel.sh"
+PROOFS = ROOT / "tools" / "proofs.sh"
 TALLY = ROOT / "tools" / "tally.py"
 
 
@@ -38,9 +39,9 @@ def _functions(script: str, *, at: Path = ROOT, **environment: str) -> subproces
 
 
 def test_every_file_that_dev_names_exists() -> None:
-    text = (DEV.read_text() + INSTALL.read_text() + WHEEL.read_text()).replace(
-        "$PACKAGE/", "bindings/python/"
-    )
+    scripts = (DEV, INSTALL, WHEEL, PROOFS)
+    text = "".join(path.read_text() for path in scripts)
+    text = text.replace("$PACKAGE/", "bindings/python/")
     names = set(re.findall(r"(?<![\w/$}])(?:bindings|examples|tests|tools)/[\w./-]+\.\w+", text))
     assert {"tests/bench/bench.py", "tools/tally.py", "tools/install.sh"} <= names
     assert {"bindings/python/build_backend/nf4_build.py", "tests/packaging/wheel.sh"} <= names
@@ -181,6 +182,65 @@ def test_a_release_has_every_kernel(tmp_path: Path) -> None:
     done = _functions("install_tests() { die 'so far'; }; release --dry-run --cpu")
     assert "not ready: a release has every kernel; --cpu is for --dry-run" in done.stderr
     assert done.stderr.endswith("dev: so far\n")
+
+
+RELEASE_STUBS = """
+git() { case $1 in tag) [ "$2" = -l ] || echo "git $*" ;; esac; }
+install_tests() { :; }
+python() { :; }
+try_tarball() { echo "tried ${1##*/}" >&2; }
+wheel() { mkdir -p "$DIST"; touch "$DIST/libnf4-$(version)"{.tar.gz,-any.whl}; }
+bash() {
+  mkdir -p "$2/lib/python3.12/site-packages/nf4/lib"
+  echo "$LANGUAGES" >"$2/results.xml"
+}
+cargo() {
+  mkdir -p "$CARGO_TARGET_DIR/package"
+  echo "cargo $1 with ${NF4_LIB_DIR##*/wheel-user/}" >&2
+  touch "$CARGO_TARGET_DIR/package/nf4-$(version).crate"
+}
+"""
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_release_tries_all_that_it_publishes(dry: bool, tmp_path: Path) -> None:
+    """Only the tag is left out of a dry run, which says what is not ready."""
+    (tmp_path / "meson.build").write_text("  version: '1.2.3',\n")
+    (tmp_path / "CHANGELOG.md").write_text("## [1.2.3] - 2026-12-01\n")
+    script = RELEASE_STUBS + ("release --dry-run" if dry else "release")
+    done = _functions(script, at=tmp_path, LANGUAGES="<testcase/>")
+    assert done.returncode == 0, done.stderr
+    assert "tried libnf4-1.2.3.tar.gz" in done.stderr
+    assert "cargo package with lib/python3.12/site-packages/nf4/lib\n" in done.stderr
+    names = ["libnf4-1.2.3-any.whl", "libnf4-1.2.3.tar.gz", "nf4-1.2.3.crate"]
+    sums = (tmp_path / "dist" / "SHA256SUMS").read_text().splitlines()
+    assert sorted(line.split()[1] for line in sums) == names
+    assert ("git tag -a v1.2.3" in done.stdout) != dry
+    assert "not ready" not in done.stderr
+    done = _functions(script, at=tmp_path, LANGUAGES="<skipped/>")
+    assert done.returncode == (0 if dry else 1)
+    assert "the wheel was not tried in every language" in done.stderr
+
+
+@pytest.mark.parametrize("toolkit", [True, False])
+def test_tests_of_candle_on_a_gpu_are_compiled_or_there_is_a_reason(
+    toolkit: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "lib64").mkdir()
+    for name in ("lib64/libcublas.so", "cuda-0a", "llama-0b") if toolkit else ():
+        (tmp_path / name).touch()
+    messages = "".join(
+        f'''echo '{{"target":{{"name":"{name}"}},"executable":"{tmp_path}/{name}-{tag}"}}'; '''
+        for name, tag in (("cuda", "0a"), ("llama", "0b"))
+    )
+    script = f"have_gpu() {{ return 1; }}; cargo() {{ {messages} }}; build_candle"
+    done = _functions(script, at=tmp_path, CUDA_HOME=str(tmp_path), CUDA_COMPUTE_CAP="90")
+    assert done.returncode == 0, done.stderr
+    into = tmp_path / ".cache" / "rust" / "candle"
+    if toolkit:
+        assert {"cuda", "llama"} < {path.name for path in into.iterdir()}
+    else:
+        assert (into / "skipped").read_text() == f"no CUDA toolkit with cuBLAS in {tmp_path}\n"
 
 
 def _tally(folder: Path, name: str, status: int) -> tuple[list[int], str]:

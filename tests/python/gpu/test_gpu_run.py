@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import select
-import subprocess
 import sys
 import threading
 import time
@@ -35,7 +34,7 @@ def test_a_step_that_hangs_is_killed_with_its_children(
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
         script = 'exec 3>"$HELD"; echo started >&3; sleep 1000 & wait'
-        with pytest.raises(subprocess.TimeoutExpired):
+        with pytest.raises(run.Failure, match=r"took over 3 s"):
             run.execute(["sh", "-c", script], HELD=str(fifo))
         assert os.read(reader, 100) == b"started\n"
         ready, _, _ = select.select([reader], [], [], 60)
@@ -164,3 +163,24 @@ def test_the_program_of_the_tests_is_found_in_any_folder(tmp_path: Path) -> None
     program = tmp_path / "tests" / "cuda" / "check_cuda"
     program.write_text("")
     assert run.check_cuda(tmp_path) == program
+
+
+def test_examples_in_rust_may_be_missing_for_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "RUST", tmp_path / "rust")
+    monkeypatch.setattr(run, "execute", lambda command, **environment: (0, ""))
+    programs = ("c_device_buffers", "c_gptq_matmul", "c_mistralrs", "cpp_device_buffers")
+    programs += ("cpp_swiglu_mlp", "cpp_moe_block", "cpp_llama", "../rust/debug/device_buffers")
+    (tmp_path / "rust" / "debug").mkdir(parents=True)
+    (tmp_path / "rust" / "candle").mkdir()
+    (tmp_path / "examples").mkdir()
+    for name in programs:
+        (tmp_path / "examples" / name).touch()
+    monkeypatch.setattr(run.shutil, "which", lambda name: "/bin/cargo")
+    with pytest.raises(run.Failure, match="the Rust, candle example is not built"):
+        run.examples(tmp_path)
+    (tmp_path / "rust" / "candle" / "skipped").write_text("no CUDA toolkit\n")
+    found = run.examples(tmp_path)
+    assert found["Rust"] == found["C, mistral.rs"] == "passed"
+    assert found["Rust, candle"] == "skipped: no CUDA toolkit"

@@ -132,7 +132,7 @@ def test_a_prefix_can_be_moved_for_cmake(prefix: Path, project: Path) -> None:
     assert str(moved) in run("ldd", project / "build" / "app")
 
 
-VERSIONS = {"": 1, "0": 1, "0.1": 1, "0.1.0": 1, "0.1.99": 0, "0.0.1": 0, "0.2": 0, "1": 0}
+VERSIONS = {"": 1, "0": 1, "0.1": 1, "0.1.0": 1, "0.1.99": 0, "0.0.1": 1, "0.2": 0, "1": 0}
 
 
 @pytest.mark.parametrize("version, found", VERSIONS.items())

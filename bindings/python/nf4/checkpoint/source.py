@@ -123,10 +123,13 @@ class Checkpoint(Closing):
     def _add(self, path: str) -> None:
         file = SafetensorsFile(path)
         self.files[os.path.basename(path)] = file
+        twice = self.owner.keys() & file.tensors.keys()
+        # Those that it has alone are its own, even where the error is collected.
         for name in file.tensors:
-            if name in self.owner:
-                raise FormatError(path, f"it is in {self.owner[name].path} too", name)
-            self.owner[name] = file
+            self.owner.setdefault(name, file)
+        if twice:
+            name = min(twice)
+            raise FormatError(path, f"it is in {self.owner[name].path} too", name)
 
     @property
     def model_type(self) -> str | None:
@@ -143,8 +146,9 @@ class Checkpoint(Closing):
     def tensors(self) -> Iterator[tuple[SafetensorsFile, TensorInfo]]:
         """Every tensor with its file, file by file in the order of the data."""
         for file in self.files.values():
-            for info in file.tensors.values():
-                yield file, info
+            for name, info in file.tensors.items():
+                if self.owner[name] is file:
+                    yield file, info
 
     def read(self, name: str) -> np.ndarray:
         """The bytes of a tensor, uint8 [nbytes]."""

@@ -4,7 +4,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage};
 use candle_core::{bail, CustomOp1, DType, Layout, Result, Shape};
-use nf4::cuda::{matmul_grad_into, matmul_into, CudaTensor};
+use nf4::cuda::{matmul_grad_into, matmul_joined_into, CudaTensor};
 use nf4::{Element, QuantizedTensor};
 
 use crate::product::{Extent, Product, Weight};
@@ -38,27 +38,31 @@ fn on_device<T: Element + CudaDType + DeviceRepr>(
     storage: &CudaStorage,
     extent: &Extent,
 ) -> Result<CudaStorage> {
-    let Weight::Cuda(weight) = product.weight.as_ref() else {
-        bail!(
-            "{}: the input is on a GPU, the weight is not",
-            product.name()
-        );
-    };
     let Extent { from, to, m, .. } = *extent;
     let ((inputs, outputs), device) = (product.sizes(), storage.device());
-    let (spec, view, stream) = (weight.spec(), weight.view(), device.cuda_stream());
+    let stream = device.cuda_stream();
     let x = storage.as_cuda_slice::<T>()?.slice(from..to);
-    let most = if T::DTYPE == nf4::DType::F32 && !product.gradient {
+    let most = if T::DTYPE == nf4::DType::F32 && !product.is_gradient() {
         m.min(FP32_ROWS)
     } else {
         m
     };
-    let bytes = if product.gradient {
-        spec.matmul_grad_workspace_bytes::<T>(most, 0)
-    } else {
-        spec.matmul_workspace_bytes::<T>(most)
-    };
-    let bytes = bytes.map_err(wrap)?;
+    let (mut views, mut bytes) = (Vec::with_capacity(product.weights().len()), 0);
+    for weight in product.weights() {
+        let Weight::Cuda(weight) = weight else {
+            bail!(
+                "{}: the input is on a GPU, the weight is not",
+                product.name()
+            );
+        };
+        let of_one = if product.is_gradient() {
+            weight.spec().matmul_grad_workspace_bytes::<T>(most, 0)
+        } else {
+            weight.spec().matmul_workspace_bytes::<T>(most)
+        };
+        bytes = bytes.max(of_one.map_err(wrap)?);
+        views.push(weight.view());
+    }
     // SAFETY: the launches below write every element of y before anything reads one; what they read of
     // their workspace they have written. CUDA has no allocation of 0 bytes.
     let (mut y, mut workspace) = unsafe {
@@ -76,10 +80,10 @@ fn on_device<T: Element + CudaDType + DeviceRepr>(
             &mut y.slice_mut(row * outputs..(row + rows) * outputs),
             workspace.as_mut(),
         );
-        if product.gradient {
-            matmul_grad_into(&x, rows, &view, to, workspace, &stream)
+        if product.is_gradient() {
+            matmul_grad_into(&x, rows, &views[0], to, workspace, &stream)
         } else {
-            matmul_into(&x, rows, &view, None, to, workspace, &stream)
+            matmul_joined_into(&x, rows, &views, to, workspace, &stream)
         }
         .map_err(wrap)?;
     }

@@ -27,10 +27,10 @@ use nf4::QuantizedTensor;
 
 use product::{Product, Weight};
 
-/// A linear layer with a weight in 4 bits.
+/// A linear layer with a weight in 4 bits, or with several side by side.
 #[derive(Debug, Clone)]
 pub struct QuantizedLinear {
-    weight: Arc<Weight>,
+    weights: Arc<[Weight]>,
     bias: Option<Tensor>,
 }
 
@@ -41,7 +41,29 @@ impl QuantizedLinear {
     /// The bias has another shape or is on another device, or the device is neither the CPU nor, with
     /// the feature `cuda`, a GPU.
     pub fn new(weight: QuantizedTensor, bias: Option<Tensor>, device: &Device) -> Result<Self> {
-        let rows = weight.spec().rows;
+        Self::joined(vec![weight], bias, device)
+    }
+
+    /// One layer of several weights with as many columns each, such as q, k and v: their outputs stand
+    /// side by side, and the bias is `[rows of all]`. On a GPU up to four share a launch where x has
+    /// few rows.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and if there is no weight, or more than 64, or one has other columns.
+    pub fn joined(
+        weights: Vec<QuantizedTensor>,
+        bias: Option<Tensor>,
+        device: &Device,
+    ) -> Result<Self> {
+        let columns = weights.first().map_or(0, |first| first.spec().cols);
+        if !(1..=64).contains(&weights.len()) {
+            candle_core::bail!("weights are {}; expected 1 to 64", weights.len());
+        }
+        if let Some(other) = weights.iter().find(|one| one.spec().cols != columns) {
+            let other = other.spec().cols;
+            candle_core::bail!("a weight has {other} columns; expected {columns}, as the first");
+        }
+        let rows: usize = weights.iter().map(|weight| weight.spec().rows).sum();
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [rows]) {
             candle_core::bail!("bias has the shape {:?}; expected [{rows}]", bias.dims());
         }
@@ -55,16 +77,14 @@ impl QuantizedLinear {
                 bias.device().location()
             );
         }
-        let weight = match device {
-            Device::Cpu => Weight::Host(weight),
+        let weights = weights.into_iter().map(|weight| match device {
+            Device::Cpu => Ok(Weight::Host(weight)),
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => cuda::upload(&weight, device)?,
+            Device::Cuda(device) => cuda::upload(&weight, device),
             device => candle_core::bail!("no kernels of libnf4 for {device:?} in this build"),
-        };
-        Ok(QuantizedLinear {
-            weight: Arc::new(weight),
-            bias,
-        })
+        });
+        let weights = weights.collect::<Result<_>>()?;
+        Ok(QuantizedLinear { weights, bias })
     }
 }
 
@@ -75,7 +95,7 @@ impl Module for QuantizedLinear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = x
             .contiguous()?
-            .apply_op1(Product::new(self.weight.clone()))?;
+            .apply_op1(Product::new(self.weights.clone()))?;
         match &self.bias {
             Some(bias) => y.broadcast_add(&bias.to_dtype(y.dtype())?),
             None => Ok(y),

@@ -1,9 +1,8 @@
-//! x W^T as candle's operator, and its gradient dY W, which is the same with inputs and outputs
-//! exchanged.
+//! x W^T of one weight or several as candle's operator, and its gradient, the sum of dY W.
 
 use std::sync::Arc;
 
-use candle_core::{bail, CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use candle_core::{bail, CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, D};
 use nf4::{Element, Matrix, QuantizedTensor, Spec};
 
 use crate::wrap;
@@ -16,7 +15,7 @@ pub(crate) enum Weight {
 }
 
 impl Weight {
-    fn spec(&self) -> Spec {
+    pub(crate) fn spec(&self) -> Spec {
         match self {
             Weight::Host(weight) => weight.spec(),
             #[cfg(feature = "cuda")]
@@ -26,8 +25,10 @@ impl Weight {
 }
 
 pub(crate) struct Product {
-    pub(crate) weight: Arc<Weight>,
-    pub(crate) gradient: bool,
+    /// Of the same columns; the outputs stand side by side.
+    weights: Arc<[Weight]>,
+    /// Of the output of which weight this is the gradient.
+    gradient_of: Option<usize>,
 }
 
 /// Where the input lies in its storage, its rows, and the shape of the output.
@@ -39,17 +40,31 @@ pub(crate) struct Extent {
 }
 
 impl Product {
-    pub(crate) fn new(weight: Arc<Weight>) -> Self {
+    pub(crate) fn new(weights: Arc<[Weight]>) -> Self {
         Product {
-            weight,
-            gradient: false,
+            weights,
+            gradient_of: None,
+        }
+    }
+
+    pub(crate) fn is_gradient(&self) -> bool {
+        self.gradient_of.is_some()
+    }
+
+    /// The weights that are multiplied with: of a gradient one.
+    pub(crate) fn weights(&self) -> &[Weight] {
+        match self.gradient_of {
+            Some(i) => &self.weights[i..=i],
+            None => &self.weights,
         }
     }
 
     /// The columns of the input and of the output.
     pub(crate) fn sizes(&self) -> (usize, usize) {
-        let Spec { rows, cols, .. } = self.weight.spec();
-        if self.gradient {
+        let weights = self.weights();
+        let rows = weights.iter().map(|weight| weight.spec().rows).sum();
+        let cols = weights[0].spec().cols;
+        if self.is_gradient() {
             (rows, cols)
         } else {
             (cols, rows)
@@ -78,23 +93,36 @@ impl Product {
     }
 
     fn on_host<T: Element>(&self, x: &[T], m: usize) -> Result<Vec<T>> {
-        #[allow(irrefutable_let_patterns)]
-        let Weight::Host(weight) = self.weight.as_ref() else {
-            bail!("{}: the weight is on a GPU, the input is not", self.name());
-        };
         let x = Matrix::new(x, m, self.sizes().0).map_err(wrap)?;
-        let y = if self.gradient {
-            nf4::matmul_grad(x, weight, 0)
-        } else {
-            nf4::matmul(x, weight, None, 0)
-        };
-        y.map_err(wrap)
+        let mut products = Vec::with_capacity(self.weights().len());
+        for weight in self.weights() {
+            #[allow(irrefutable_let_patterns)]
+            let Weight::Host(weight) = weight
+            else {
+                bail!("{}: the weight is on a GPU, the input is not", self.name());
+            };
+            if self.is_gradient() {
+                return nf4::matmul_grad(x, weight, 0).map_err(wrap);
+            }
+            products.push(nf4::Product::new(x, weight));
+        }
+        let mut parts = nf4::matmul_batch(&products, 0).map_err(wrap)?;
+        if let [y] = &mut parts[..] {
+            return Ok(std::mem::take(y));
+        }
+        let rows = (0..m).flat_map(|row| {
+            parts.iter().flat_map(move |y| {
+                let columns = y.len() / m;
+                &y[row * columns..(row + 1) * columns]
+            })
+        });
+        Ok(rows.copied().collect())
     }
 }
 
 impl CustomOp1 for Product {
     fn name(&self) -> &'static str {
-        if self.gradient {
+        if self.is_gradient() {
             "nf4-matmul-grad"
         } else {
             "nf4-matmul"
@@ -122,13 +150,23 @@ impl CustomOp1 for Product {
     }
 
     fn bwd(&self, _x: &Tensor, _y: &Tensor, grad_y: &Tensor) -> Result<Option<Tensor>> {
-        if self.gradient {
+        if self.is_gradient() {
             bail!("{}: it has no gradient of its own", self.name());
         }
-        let gradient = Product {
-            weight: self.weight.clone(),
-            gradient: true,
-        };
-        Ok(Some(grad_y.contiguous()?.apply_op1(gradient)?))
+        let (mut sum, mut from): (Option<Tensor>, _) = (None, 0);
+        for (i, weight) in self.weights.iter().enumerate() {
+            let rows = weight.spec().rows;
+            let part = grad_y.narrow(D::Minus1, from, rows)?.contiguous()?;
+            let gradient = part.apply_op1(Product {
+                weights: self.weights.clone(),
+                gradient_of: Some(i),
+            })?;
+            sum = Some(match sum {
+                Some(sum) => (sum + gradient)?,
+                None => gradient,
+            });
+            from += rows;
+        }
+        Ok(sum)
     }
 }

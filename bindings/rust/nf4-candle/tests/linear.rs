@@ -72,6 +72,34 @@ fn the_gradient_reaches_x_and_the_bias() -> Result<()> {
     Ok(())
 }
 
+/// Two weights side by side are one whose rows they are: values and gradient.
+#[test]
+fn joined_weights_are_one() -> Result<()> {
+    let values: Vec<f32> = nf4::dequantize(&weight(), 1).expect("it fits");
+    let spec = |rows| Spec::new(rows, COLS);
+    let parts = [
+        (&values[..COLS * 16], 16),
+        (&values[COLS * 16..], ROWS - 16),
+    ];
+    let parts = parts.map(|(values, rows)| nf4::quantize(values, spec(rows), 1).expect("it fits"));
+    let dense = parts
+        .each_ref()
+        .map(|part| nf4::dequantize::<f32>(part, 1).expect("it fits"));
+    let dense = Tensor::from_vec(dense.concat(), (ROWS, COLS), &Device::Cpu)?;
+    let joined = QuantizedLinear::joined(parts.to_vec(), Some(bias()?), &Device::Cpu)?;
+    let x = Var::from_tensor(&x()?)?;
+    let (ours, theirs) = (joined.forward(&x)?, x.broadcast_matmul(&dense.t()?)?);
+    assert!(difference(&ours, &theirs.broadcast_add(&bias()?)?)? < 1e-4);
+    let gradient = |y: Tensor| Ok::<_, candle_core::Error>(y.sqr()?.sum_all()?.backward()?);
+    let (ours, theirs) = (gradient(joined.forward(&x)?)?, {
+        gradient(x.broadcast_matmul(&dense.t()?)?.broadcast_add(&bias()?)?)?
+    });
+    let (ours, theirs) = (ours.get(&x).unwrap(), theirs.get(&x).unwrap());
+    let scale: f32 = theirs.abs()?.flatten_all()?.max(0)?.to_scalar()?;
+    assert!(difference(ours, theirs)? < 1e-5 * scale);
+    Ok(())
+}
+
 #[test]
 fn a_bias_may_have_another_dtype() -> Result<()> {
     let linear = QuantizedLinear::new(weight(), Some(bias()?), &Device::Cpu)?;
@@ -94,6 +122,15 @@ fn what_does_not_fit_is_named() -> Result<()> {
     assert!(text.contains("neither F32, F16 nor BF16"), "{text}");
     let text = error(Tensor::zeros((), DType::F32, &Device::Cpu)?);
     assert!(text.contains("expected 128"), "{text}");
+    let refused = |weights| {
+        let refused = QuantizedLinear::joined(weights, None, &Device::Cpu);
+        refused.unwrap_err().to_string()
+    };
+    let text = refused(Vec::new());
+    assert!(text.contains("weights are 0; expected 1 to 64"), "{text}");
+    let other = nf4::quantize(&[1f32; 64], Spec::new(1, 64), 1).expect("it fits");
+    let text = refused(vec![weight(), other]);
+    assert!(text.contains("64 columns; expected 128"), "{text}");
     let bias = Some(Tensor::zeros(3, DType::F32, &Device::Cpu)?);
     let text = QuantizedLinear::new(weight(), bias, &Device::Cpu)
         .unwrap_err()

@@ -1,17 +1,32 @@
 //! The example's model on tests/golden/llama, beside what transformers computed.
 
+#[path = "../examples/llama/config.rs"]
+mod config;
+#[cfg(feature = "cuda")]
+#[path = "../examples/llama/graph.rs"]
+mod graph;
 #[path = "../examples/llama/model.rs"]
 mod model;
+#[path = "../examples/llama/session.rs"]
+mod session;
+#[path = "../examples/llama/weights.rs"]
+mod weights;
 
 use std::path::PathBuf;
 
 use candle_core::{safetensors, DType, Device, Tensor};
-use model::{Config, Llama};
+use config::Config;
+use model::Llama;
 use nf4::checkpoint::Checkpoint;
 use serde_json::{json, Value};
+use session::Session;
+use weights::Loader;
 
+/// Above the working directory, so that the program can be carried to a machine with a GPU.
 fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../tests/golden/llama")
+    let here = std::env::current_dir().expect("it is there");
+    let mut folders = here.ancestors().map(|up| up.join("tests/golden/llama"));
+    folders.find(|path| path.exists()).expect("a checkout")
 }
 
 fn checkpoint(path: PathBuf) -> Checkpoint {
@@ -19,13 +34,18 @@ fn checkpoint(path: PathBuf) -> Checkpoint {
     unsafe { Checkpoint::open(path) }.expect("it is read")
 }
 
-fn load_from(checkpoint: &Checkpoint, dtype: DType) -> candle_core::Result<Llama> {
+fn load_from(checkpoint: &Checkpoint, device: &Device, dtype: DType) -> candle_core::Result<Llama> {
     let config = Config::read(&folder().join("config.json"))?;
-    Llama::load(config, checkpoint, &Device::Cpu, dtype)
+    let loader = Loader {
+        checkpoint,
+        device,
+        dtype,
+    };
+    Llama::load(config, &loader)
 }
 
 fn load(dtype: DType) -> candle_core::Result<Llama> {
-    load_from(&checkpoint(folder()), dtype)
+    load_from(&checkpoint(folder()), &Device::Cpu, dtype)
 }
 
 fn expected(key: &str) -> Vec<f64> {
@@ -45,14 +65,21 @@ fn tokens(key: &str) -> Vec<u32> {
 }
 
 /// What the prompt's logits differ by from those of transformers in fp32.
-fn errors(mut model: Llama) -> candle_core::Result<Vec<f64>> {
-    let logits: Vec<f32> = model.forward(&tokens("prompt"))?.to_vec1()?;
+fn errors(model: Llama) -> candle_core::Result<Vec<f64>> {
+    let prompt = tokens("prompt");
+    let logits = Session::new(&model, prompt.len())?.prefill(&prompt)?;
+    let logits: Vec<f32> = logits.to_vec1()?;
     let wanted = expected("logits");
     assert_eq!(logits.len(), wanted.len());
     let pairs = logits.iter().zip(wanted);
     Ok(pairs
         .map(|(ours, theirs)| f64::from(*ours) - theirs)
         .collect())
+}
+
+fn rms(errors: Vec<f64>) -> f64 {
+    let squares: f64 = errors.iter().map(|error| error * error).sum();
+    (squares / errors.len() as f64).sqrt()
 }
 
 fn largest(errors: Vec<f64>) -> f64 {
@@ -87,7 +114,11 @@ fn a_layer_may_be_dense() -> candle_core::Result<()> {
     assert_eq!(count, 7);
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("dense_layer.safetensors");
     safetensors::save(&tensors, &path)?;
-    let largest = largest(errors(load_from(&checkpoint(path), DType::F32)?)?);
+    let largest = largest(errors(load_from(
+        &checkpoint(path),
+        &Device::Cpu,
+        DType::F32,
+    )?)?);
     assert!(largest < 1e-4, "{largest}");
     Ok(())
 }
@@ -123,22 +154,44 @@ fn configs_of_what_is_not_computed_are_refused() {
 /// transformers' own logits in bf16 have an error of that size, too; candle rounds a little more often.
 #[test]
 fn logits_in_bf16_are_within_its_rounding() -> candle_core::Result<()> {
-    let errors = errors(load(DType::BF16)?)?;
-    let squares: f64 = errors.iter().map(|error| error * error).sum();
     let (ours, theirs) = (
-        (squares / errors.len() as f64).sqrt(),
+        rms(errors(load(DType::BF16)?)?),
         expected("bf16_rms_error")[0],
     );
     assert!(ours < 2.0 * theirs, "{ours}; transformers' is {theirs}");
     Ok(())
 }
 
+/// In fp32 and bf16, and the tokens by a CUDA graph.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_gpu_does_the_same() -> candle_core::Result<()> {
+    let Ok(device) = graph::device() else {
+        eprintln!("skipped: no GPU");
+        return Ok(());
+    };
+    let stored = checkpoint(folder());
+    let load = |dtype| load_from(&stored, &device, dtype);
+    let largest = largest(errors(load(DType::F32)?)?);
+    assert!(largest < 1e-4, "{largest}");
+    let (ours, theirs) = (
+        rms(errors(load(DType::BF16)?)?),
+        expected("bf16_rms_error")[0],
+    );
+    assert!(ours < 2.0 * theirs, "{ours}; transformers' is {theirs}");
+    let (model, prompt, wanted) = (load(DType::F32)?, tokens("prompt"), tokens("tokens"));
+    let mut session = Session::new(&model, prompt.len() + wanted.len())?;
+    assert_eq!(session.generate(&prompt, wanted.len())?, wanted);
+    Ok(())
+}
+
 #[test]
 fn tokens_are_those_of_transformers() -> candle_core::Result<()> {
     let wanted = tokens("tokens");
-    assert_eq!(
-        load(DType::F32)?.generate(&tokens("prompt"), wanted.len())?,
-        wanted
-    );
+    let (model, prompt) = (load(DType::F32)?, tokens("prompt"));
+    let mut session = Session::new(&model, prompt.len() + wanted.len())?;
+    assert_eq!(session.generate(&prompt, wanted.len())?, wanted);
+    let refused = session.steps(2).unwrap_err().to_string();
+    assert!(refused.contains("has room for"), "{refused}");
     Ok(())
 }

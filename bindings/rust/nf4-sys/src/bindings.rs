@@ -587,7 +587,7 @@ functions! {
  the nested pointers are partly NULL or contradict nested_blocksize; a pointer
  is misaligned for its type; out overlaps an input; a pointer is host memory
  that the GPU cannot reach; the pointers are of different devices, or the stream
- is of another one (which is not detected during capture).*/
+ is of another one (during capture neither this nor host memory is detected).*/
     pub fn nf4_dequant_launch(
         weight: *const nf4_tensor,
         out: *mut ::core::ffi::c_void,

@@ -136,8 +136,8 @@ unsafe fn open(path: &OsStr) -> Result<Functions, LoadError> {
             .map_err(not_ours)?();
         (library, number)
     };
-    // Until 1.0 a minor version may break the ABI.
-    if number / 100 != NF4_VERSION_MAJOR * 100 + NF4_VERSION_MINOR {
+    // A later version of the same major one has all that this one has (docs/abi.md).
+    if number / 10_000 != NF4_VERSION_MAJOR || number / 100 % 100 < NF4_VERSION_MINOR {
         return Err(LoadError(format!(
             "{shown} is libnf4 {}.{}.{}; this crate needs {NF4_VERSION_MAJOR}.{NF4_VERSION_MINOR}",
             number / 10_000,

@@ -31,12 +31,16 @@ fn refused(path: &Path) -> String {
 /// This program where NF4_LIBRARY is `library`, and no function was called before one that returns no
 /// Result.
 fn version_in_a_process(library: &Path) -> Output {
-    Command::new(env::current_exe().expect("it has a path"))
-        .arg("--nocapture")
+    process()
         .env("NF4_LIBRARY", library)
-        .env(CHILD, "1")
         .output()
         .expect("it runs")
+}
+
+fn process() -> Command {
+    let mut program = Command::new(env::current_exe().expect("it has a path"));
+    program.arg("--nocapture").env(CHILD, "1");
+    program
 }
 
 #[test]
@@ -52,6 +56,25 @@ fn the_library_is_loaded_once_and_by_name() {
     assert!(!aborted.status.success());
     assert!(String::from_utf8_lossy(&aborted.stderr).contains("set NF4_LIBRARY"));
 
+    // Nothing is loaded from the current folder, neither by default nor by a bare name.
+    let planted =
+        "#include <stdlib.h>\n__attribute__((constructor)) static void f(void) { _Exit(77); }";
+    compiled(folder, "libnf4.so.0", planted);
+    assert_eq!(
+        version_in_a_process(&folder.join("libnf4.so.0"))
+            .status
+            .code(),
+        Some(77)
+    );
+    for named in ["", "libnf4.so.0"] {
+        let mut program = process();
+        program
+            .env("NF4_LIBRARY", named)
+            .env_remove("LD_LIBRARY_PATH")
+            .current_dir(folder);
+        assert_ne!(program.output().expect("it runs").status.code(), Some(77));
+    }
+
     env::set_var("NF4_LIBRARY", folder.join("none.so"));
     let error = nf4::quantize(&[0.0; 64], Spec::new(1, 64), 1).unwrap_err();
     assert!(matches!(error, Error::NotLoaded(_)), "{error:?}");
@@ -63,8 +86,12 @@ fn the_library_is_loaded_once_and_by_name() {
         text.contains("other.so is not the libnf4") && text.contains("nf4_version"),
         "{text}"
     );
-    let later = compiled(folder, "later.so", "int nf4_version(void) { return 907; }");
-    assert!(refused(&later).ends_with("is libnf4 0.9.7; this crate needs 0.1"));
+    let later = compiled(
+        folder,
+        "later.so",
+        "int nf4_version(void) { return 10907; }",
+    );
+    assert!(refused(&later).ends_with("is libnf4 1.9.7; this crate needs 0.1"));
     let version = nf4_version_of_header();
     let partial = format!("int nf4_version(void) {{ return {version}; }}");
     let text = refused(&compiled(folder, "partial.so", &partial));

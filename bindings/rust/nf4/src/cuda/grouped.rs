@@ -4,7 +4,8 @@ use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice};
 
 use super::access::{Access, Readable};
 use super::tensor::CudaRef;
-use crate::device::{self, DeviceGrouped, DevicePtr, DeviceTensor, Stream};
+use super::CudaInt4Stack;
+use crate::device::{self, DeviceGrouped, DevicePtr, Stream};
 use crate::error::check_length;
 use crate::matmul::product;
 use crate::{Element, Result};
@@ -84,15 +85,40 @@ pub fn matmul_grouped_grad_into<T: Element>(
     )
 }
 
-/// Checks the buffers, and launches. The columns are those of x and of y.
-fn enqueue<T: Element>(
+/// Enqueues on `stream`: the products of experts of integers, as [`matmul_grouped_into`]. There are
+/// as many `ends` as the stack has experts. `workspace` has at least
+/// [`Int4Spec::matmul_grouped_workspace_bytes`](crate::Int4Spec::matmul_grouped_workspace_bytes)
+/// bytes.
+///
+/// # Errors
+/// As [`dequantize_into`](super::dequantize_into), for any of the buffers.
+pub fn matmul_grouped_int4_into<T: Element>(
     operands: &CudaGrouped<'_, T>,
-    weight: &CudaRef<'_>,
+    weight: &CudaInt4Stack<'_>,
+    y: &mut CudaViewMut<'_, T>,
+    workspace: Option<&mut CudaViewMut<'_, u8>>,
+    stream: &CudaStream,
+) -> Result<()> {
+    check_length("ends", operands.ends.len(), weight.experts())?;
+    let (rows, cols) = weight.shape();
+    let of_expert = rows / operands.ends.len().max(1);
+    enqueue(operands, weight, [cols, of_expert], y, workspace, stream, {
+        // SAFETY: enqueue checks the buffers.
+        |weight, operands, workspace, bytes, stream| unsafe {
+            device::matmul_grouped_int4_launch(weight, operands, workspace, bytes, stream)
+        }
+    })
+}
+
+/// Checks the buffers, and launches. The columns are those of x and of y.
+fn enqueue<T: Element, W: Readable>(
+    operands: &CudaGrouped<'_, T>,
+    weight: &W,
     [x_columns, y_columns]: [usize; 2],
     y: &mut CudaViewMut<'_, T>,
     workspace: Option<&mut CudaViewMut<'_, u8>>,
     stream: &CudaStream,
-    launch: impl FnOnce(&DeviceTensor, &DeviceGrouped<T>, DevicePtr<u8>, usize, Stream) -> Result<()>,
+    launch: impl FnOnce(&W::Device, &DeviceGrouped<T>, DevicePtr<u8>, usize, Stream) -> Result<()>,
 ) -> Result<()> {
     let (x, experts) = (&operands.x, operands.ends.len());
     // Of rows without elements any number could be meant: those that y has.

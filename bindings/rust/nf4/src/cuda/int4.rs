@@ -13,8 +13,23 @@ use crate::error::check_length;
 use crate::int4::identity;
 use crate::{ColumnsOf, Element, Int4PartsOf, Int4Ref, Int4Scheme, Int4Spec, Int4Tensor, Result};
 
-type PartsRef<'a> = Int4PartsOf<CudaView<'a, u32>, CudaView<'a, u16>, CudaView<'a, i32>>;
+pub(super) type PartsRef<'a> = Int4PartsOf<CudaView<'a, u32>, CudaView<'a, u16>, CudaView<'a, i32>>;
 type PartsMut<'a> = Int4PartsOf<CudaViewMut<'a, u32>, CudaViewMut<'a, u16>, CudaView<'a, i32>>;
+
+impl PartsRef<'_> {
+    pub(super) fn read<'a>(
+        &'a self,
+        spec: Int4Spec,
+        access: &Access<'a>,
+    ) -> Result<DeviceInt4Tensor> {
+        let parts = self.as_ref().try_map(
+            |name, words| access.read(name, words),
+            |name, scales| access.read(name, scales),
+            |name, index| access.read(name, index),
+        )?;
+        Ok(DeviceInt4Tensor { spec, parts })
+    }
+}
 
 /// Checks the lengths of parts in any kind of buffer.
 fn check_parts<W, S, I>(spec: Int4Spec, parts: &Int4PartsOf<W, S, I>) -> Result<()>
@@ -92,14 +107,7 @@ impl Readable for CudaInt4Ref<'_> {
     type Device = DeviceInt4Tensor;
 
     fn read<'a>(&'a self, access: &Access<'a>) -> Result<DeviceInt4Tensor> {
-        Ok(DeviceInt4Tensor {
-            spec: self.spec,
-            parts: self.parts.as_ref().try_map(
-                |name, words| access.read(name, words),
-                |name, scales| access.read(name, scales),
-                |name, index| access.read(name, index),
-            )?,
-        })
+        self.parts.read(self.spec, access)
     }
 
     fn shape(&self) -> (usize, usize) {

@@ -28,14 +28,20 @@
 //! ```
 
 mod access;
+mod batch;
 mod buffer;
 mod grouped;
 mod int4;
+mod int4_stack;
 mod ops;
 mod tensor;
 
-pub use grouped::{matmul_grouped_grad_into, matmul_grouped_into, CudaGrouped};
+pub use batch::{matmul_batch_into, matmul_joined_into, CudaProduct};
+pub use grouped::{
+    matmul_grouped_grad_into, matmul_grouped_int4_into, matmul_grouped_into, CudaGrouped,
+};
 pub use int4::{quantize_int4_into, reorder_int4_into, CudaInt4Mut, CudaInt4Ref, CudaInt4Tensor};
+pub use int4_stack::CudaInt4Stack;
 pub use ops::{dequantize_into, matmul_grad_into, matmul_into, quantize_into};
 pub use tensor::{CudaMut, CudaRef, CudaScalesMut, CudaScalesRef, CudaTensor};
 

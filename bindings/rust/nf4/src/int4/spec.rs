@@ -7,6 +7,7 @@ use nf4_sys as sys;
 use super::parts::{ColumnsOf, Int4Lengths};
 use crate::error::{check, check_length, convert};
 use crate::info::check_version;
+use crate::matmul::product;
 use crate::{DType, Result};
 
 /// Where a checkpoint keeps the codes, zero points and scales of a weight of integers: `nf4.h`
@@ -164,16 +165,32 @@ impl Int4Spec {
     /// Do buffers of these lengths make a weight? This is what keeps the C side inside the slices
     /// that it is given.
     pub(crate) fn check_lengths(&self, lengths: Int4Lengths) -> Result<Int4Sizes> {
+        self.check_lengths_of(1, lengths)
+    }
+
+    /// Do they make so many weights, one after another? The sizes are those of one.
+    pub(crate) fn check_lengths_of(
+        &self,
+        weights: usize,
+        lengths: Int4Lengths,
+    ) -> Result<Int4Sizes> {
         let sizes = self.sizes()?;
-        check_length("packed", lengths.packed, sizes.packed)?;
-        check_length("scales", lengths.scales, sizes.scales)?;
+        let check = |name, length, of_one| {
+            check_length(
+                name,
+                length,
+                product("elements of a part", weights, of_one)?,
+            )
+        };
+        check("packed", lengths.packed, sizes.packed)?;
+        check("scales", lengths.scales, sizes.scales)?;
         if let Some(zeros) = lengths.zeros {
-            check_length("zeros", zeros, sizes.zeros)?;
+            check("zeros", zeros, sizes.zeros)?;
         }
         match lengths.columns {
             ColumnsOf::InOrder => {}
-            ColumnsOf::GroupIndex(length) => check_length("g_idx", length, self.cols)?,
-            ColumnsOf::Permuted(length) => check_length("permutation", length, self.cols)?,
+            ColumnsOf::GroupIndex(length) => check("g_idx", length, self.cols)?,
+            ColumnsOf::Permuted(length) => check("permutation", length, self.cols)?,
         }
         Ok(sizes)
     }

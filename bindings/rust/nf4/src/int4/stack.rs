@@ -4,8 +4,6 @@ use nf4_sys as sys;
 
 use super::parts::ColumnsOf;
 use super::{Int4PartsRef, Int4Spec};
-use crate::error::check_length;
-use crate::matmul::product;
 use crate::Result;
 
 /// A stack of experts of integers, all of one [`Int4Spec`], for
@@ -24,24 +22,14 @@ impl<'a> Int4Stack<'a> {
     /// # Errors
     /// As [`Int4Ref::new`](crate::Int4Ref::new).
     pub fn new(spec: Int4Spec, experts: usize, parts: Int4PartsRef<'a>) -> Result<Self> {
-        let sizes = spec.sizes()?;
-        let of_all = |of_one| product("elements of a part", experts, of_one);
-        check_length("packed", parts.packed.len(), of_all(sizes.packed)?)?;
-        check_length("scales", parts.scales.len(), of_all(sizes.scales)?)?;
-        if let Some(zeros) = parts.zeros {
-            check_length("zeros", zeros.len(), of_all(sizes.zeros)?)?;
-        }
+        let groups = spec.check_lengths_of(experts, parts.lengths())?.groups;
         let columns = spec.cols.max(1);
         match parts.columns {
             ColumnsOf::InOrder => {}
-            ColumnsOf::GroupIndex(index) => {
-                check_length("g_idx", index.len(), of_all(spec.cols)?)?;
-                ColumnsOf::GroupIndex(index).check(sizes.groups)?;
-            }
+            ColumnsOf::GroupIndex(index) => ColumnsOf::GroupIndex(index).check(groups)?,
             ColumnsOf::Permuted(index) => {
-                check_length("permutation", index.len(), of_all(spec.cols)?)?;
                 let mut each = index.chunks(columns);
-                each.try_for_each(|one| ColumnsOf::Permuted(one).check(sizes.groups))?;
+                each.try_for_each(|one| ColumnsOf::Permuted(one).check(groups))?;
             }
         }
         Ok(Int4Stack {

@@ -5,6 +5,8 @@ mod batch;
 mod common;
 #[cfg(feature = "cudarc")]
 mod cuda;
+#[cfg(feature = "cudarc")]
+mod cuda_batch;
 mod dequantize;
 mod device;
 mod gradient;

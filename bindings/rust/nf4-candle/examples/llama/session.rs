@@ -1,0 +1,121 @@
+//! Tokens one after another, with their keys and values in a cache. All that a step reads and writes
+//! stays on the device, so that on a GPU the steps are one CUDA graph.
+
+use candle_core::{bail, DType, Device, Result, Tensor, D};
+
+use super::model::{Llama, Step};
+
+pub struct Session<'a> {
+    model: &'a Llama,
+    device: Device,
+    capacity: usize,
+    /// Of the rotary position embedding [capacity, head_dim / 2].
+    cos: Tensor,
+    sin: Tensor,
+    /// 0, 1, 2, ... capacity.
+    numbers: Tensor,
+    cache: Vec<[Tensor; 2]>,
+    /// The prompt's place, and the tokens that were made [capacity + 1].
+    tokens: Tensor,
+    /// The token that comes next, and its position [1].
+    next: Tensor,
+    position: Tensor,
+    /// The position on the host.
+    used: usize,
+}
+
+impl<'a> Session<'a> {
+    /// For so many tokens.
+    pub fn new(model: &'a Llama, capacity: usize) -> Result<Self> {
+        let (config, embedding) = (&model.config, &model.embedding);
+        let (device, dtype) = (embedding.device(), embedding.dtype());
+        let (half, theta) = (config.head_dim / 2, config.theta);
+        let frequency = |i| theta.powf(-2.0 * i as f64 / config.head_dim as f64) as f32;
+        let angles = (0..capacity).flat_map(|at| (0..half).map(move |i| at as f32 * frequency(i)));
+        let angles = Tensor::from_vec(angles.collect::<Vec<_>>(), (capacity, half), device)?;
+        let shape = (config.kv_heads, capacity, config.head_dim);
+        let wide = if device.is_cpu() { DType::F32 } else { dtype };
+        let empty = || Tensor::zeros(shape, wide, device);
+        let cache = (0..config.layers).map(|_| Ok([empty()?, empty()?]));
+        let zeros = |count: usize| Tensor::zeros(count, DType::U32, device);
+        Ok(Session {
+            model,
+            device: device.clone(),
+            capacity,
+            cos: angles.cos()?.to_dtype(dtype)?,
+            sin: angles.sin()?.to_dtype(dtype)?,
+            numbers: Tensor::arange(0, capacity as u32 + 1, device)?,
+            cache: cache.collect::<Result<_>>()?,
+            tokens: zeros(capacity + 1)?,
+            next: zeros(1)?,
+            position: zeros(1)?,
+            used: 0,
+        })
+    }
+
+    /// The logits [vocabulary] of the last token of a prompt, which is the first that the cache gets.
+    pub fn prefill(&mut self, prompt: &[u32]) -> Result<Tensor> {
+        self.take(prompt.len())?;
+        let tokens = Tensor::new(prompt, &self.device)?;
+        let logits = self.logits(&tokens, &self.numbers.narrow(0, 0, prompt.len())?)?;
+        self.append(&logits, &self.numbers.narrow(0, prompt.len(), 1)?)?;
+        logits.squeeze(0)
+    }
+
+    /// The most likely tokens after a prompt.
+    pub fn generate(&mut self, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
+        self.prefill(prompt)?;
+        self.steps(count.saturating_sub(1))?;
+        self.tokens.narrow(0, prompt.len(), count)?.to_vec1()
+    }
+
+    /// So many tokens more: on a GPU as a CUDA graph.
+    pub fn steps(&mut self, count: usize) -> Result<()> {
+        self.take(count)?;
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(device) = &self.device {
+            return super::graph::repeat(device, count, || self.step());
+        }
+        (0..count).try_for_each(|_| self.step())
+    }
+
+    fn take(&mut self, count: usize) -> Result<()> {
+        let (used, capacity) = (self.used + count, self.capacity);
+        if used > capacity {
+            bail!("{used} tokens are more than the {capacity} that this session has room for");
+        }
+        self.used = used;
+        Ok(())
+    }
+
+    fn step(&self) -> Result<()> {
+        let logits = self.logits(&self.next, &self.position)?;
+        self.append(&logits, &(&self.position + 1.0)?)
+    }
+
+    /// The logits [1, vocabulary] of the last of some tokens at these positions.
+    fn logits(&self, tokens: &Tensor, positions: &Tensor) -> Result<Tensor> {
+        let count = positions.dim(0)?;
+        let (rows, wide) = (self.cache[0][0].dims3()?, self.cache[0][0].dtype());
+        let columns = self.numbers.narrow(0, 0, self.capacity)?.unsqueeze(0)?;
+        let later = columns.broadcast_gt(&positions.unsqueeze(1)?)?;
+        let rows = positions
+            .reshape((1, count, 1))?
+            .broadcast_as((rows.0, count, rows.2))?;
+        let step = Step {
+            cos: self.cos.index_select(positions, 0)?,
+            sin: self.sin.index_select(positions, 0)?,
+            rows: rows.contiguous()?,
+            mask: (later.to_dtype(wide)? * -1e30)?,
+        };
+        self.model.forward(tokens, &step, &self.cache)
+    }
+
+    /// The most likely token comes next, at this position.
+    fn append(&self, logits: &Tensor, position: &Tensor) -> Result<()> {
+        let token = logits.argmax(D::Minus1)?;
+        self.tokens.scatter_set(position, &token, 0)?;
+        self.next.slice_set(&token, 0, 0)?;
+        self.position.slice_set(&position.copy()?, 0, 0)
+    }
+}

@@ -1,0 +1,89 @@
+//! Where the weights of a model come from: a checkpoint, or what else is a `Source`.
+
+use candle_core::safetensors::Load;
+use candle_core::{bail, DType, Device, Error, Module, Result, Tensor};
+use nf4::checkpoint::Checkpoint;
+use nf4::QuantizedTensor;
+use nf4_candle::QuantizedLinear;
+
+/// A linear layer, or several side by side.
+pub enum Linear {
+    Quantized(QuantizedLinear),
+    Dense(Tensor),
+}
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Linear::Quantized(linear) => linear.forward(x),
+            Linear::Dense(weight) => x.matmul(weight),
+        }
+    }
+}
+
+/// Weights onto a device.
+pub trait Source {
+    /// Where the model is to be, and the type of what is not in 4 bits.
+    fn place(&self) -> (&Device, DType);
+
+    /// A tensor that is not in 4 bits. None of a shape is any.
+    fn dense(&self, name: &str, shape: &[Option<usize>]) -> Result<Tensor>;
+
+    /// A weight in 4 bits, or None where this one is not.
+    fn quantized(&self, name: &str, rows: usize, cols: usize) -> Result<Option<QuantizedTensor>>;
+
+    /// The layers of these names and rows, side by side: one launch multiplies with all of them.
+    fn linear(&self, layers: &[(&str, usize)], cols: usize) -> Result<Linear> {
+        let (mut quantized, mut dense) = (Vec::new(), Vec::new());
+        for (name, rows) in layers {
+            let name = format!("{name}.weight");
+            match self.quantized(&name, *rows, cols)? {
+                Some(weight) => quantized.push(weight),
+                None => dense.push(self.dense(&name, &[Some(*rows), Some(cols)])?),
+            }
+        }
+        if dense.is_empty() {
+            let joined = QuantizedLinear::joined(quantized, None, self.place().0)?;
+            return Ok(Linear::Quantized(joined));
+        }
+        if !quantized.is_empty() {
+            bail!("of {layers:?} some are in 4 bits, some are not: expected all or none");
+        }
+        Ok(Linear::Dense(Tensor::cat(&dense, 0)?.t()?))
+    }
+}
+
+/// Reads tensors of a checkpoint.
+pub struct Loader<'a> {
+    pub checkpoint: &'a Checkpoint,
+    pub device: &'a Device,
+    pub dtype: DType,
+}
+
+impl Source for Loader<'_> {
+    fn place(&self) -> (&Device, DType) {
+        (self.device, self.dtype)
+    }
+
+    fn dense(&self, name: &str, shape: &[Option<usize>]) -> Result<Tensor> {
+        let view = self.checkpoint.tensor(name).map_err(Error::wrap)?;
+        let found = view.shape();
+        let fits = |(found, wanted): (&usize, &Option<usize>)| wanted.is_none_or(|n| n == *found);
+        if found.len() != shape.len() || !found.iter().zip(shape).all(fits) {
+            bail!("{name} has the shape {found:?}; expected {shape:?}");
+        }
+        view.load(self.device)?.to_dtype(self.dtype)
+    }
+
+    fn quantized(&self, name: &str, rows: usize, cols: usize) -> Result<Option<QuantizedTensor>> {
+        if !self.checkpoint.is_quantized(name) {
+            return Ok(None);
+        }
+        let stored = self.checkpoint.weight(name).map_err(Error::wrap)?;
+        if stored.shape() != [rows, cols] {
+            let (found, wanted) = (stored.shape(), [rows, cols]);
+            bail!("{name} has the shape {found:?}; expected {wanted:?}");
+        }
+        stored.to_tensor().map(Some).map_err(Error::wrap)
+    }
+}

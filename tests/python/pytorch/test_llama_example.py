@@ -1,0 +1,187 @@
+"""examples/cpp/llama on the CPU against transformers on the dequantized weights, in fp32."""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+
+import nf4
+import numpy as np
+import pytest
+import torch_cases
+from conftest import ROOT
+from llama_program import program
+from nf4.checkpoint import QuantizeOptions, quantize_checkpoint
+
+torch_cases.require("torch", "transformers")
+
+import int4_models  # noqa: E402
+import torch  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+pytestmark = pytest.mark.interop
+TOKENS = 64
+# Lengths of the prompts of a batch; the last is computed in two chunks.
+LENGTHS = (5, 1, 520)
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+# What a config has beside the usual, and what `nf4 quantize` is told.
+MODELS = {
+    "nf4": ({}, {}),
+    "fp4, flat, tied, biases, llama3": (
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
+         "rope_parameters": LLAMA3, "num_key_value_heads": 1, "head_dim": 32},
+        {"format": "fp4", "nested": False, "blocksize": 128, "skip": ("k_proj",)},
+    ),
+    "shards, a head of 4 bits": ({}, {"only": ("*_proj", "lm_head")}),
+}  # fmt: skip
+
+
+def make(folder, more, options, shards=False):
+    """Writes a checkpoint; transformers' model of the same weights."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=1024,
+        **{"vocab_size": 100, "num_key_value_heads": 2, "tie_word_embeddings": False, **more},
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).bfloat16()
+    for weight in model.parameters():
+        weight.data.normal_(1 if weight.ndim == 1 else 0, 0.2)
+    dense = folder / "dense"
+    model.save_pretrained(dense, max_shard_size="60KB" if shards else "1GB")
+    assert (dense / "model.safetensors").exists() != shards
+    quantize_checkpoint(str(dense), str(folder / "4-bit"), QuantizeOptions(**options))
+    state = {}
+    for file in (folder / "4-bit").glob("*.safetensors"):
+        for name, value in nf4.load(file).items():
+            if isinstance(value, nf4.QuantizedTensor):
+                value = nf4.dequantize(value, "fp32")
+            state[name] = torch.from_numpy(np.array(value, np.float32))
+    model = LlamaForCausalLM(config).float().eval()
+    missing = model.load_state_dict(state, strict=False)
+    assert not missing.unexpected_keys and set(missing.missing_keys) <= {"lm_head.weight"}
+    return folder / "4-bit", model
+
+
+def run(folder, *arguments):
+    command = [program(), folder, "--cpu", "--threads", "1", *arguments]
+    return subprocess.run(
+        [str(each) for each in command], capture_output=True, text=True, errors="surrogateescape"
+    )
+
+
+def check(folder, model, file):
+    """Greedy tokens of a batch, and all logits on the way."""
+    generator = torch.Generator().manual_seed(2)
+    vocabulary = model.config.vocab_size
+    prompts = [torch.randint(vocabulary, (size,), generator=generator) for size in LENGTHS]
+    words = [",".join(map(str, prompt.tolist())) for prompt in prompts]
+    result = run(folder, "--tokens", TOKENS, "--logits", file, *words)
+    assert result.returncode == 0, result.stderr
+    chosen = [[int(token) for token in line.split(",")] for line in result.stdout.split()]
+    logits = np.fromfile(file, np.float32).reshape(TOKENS, len(prompts), vocabulary)
+    for i, prompt in enumerate(prompts):
+        assert len(chosen[i]) == TOKENS
+        tokens = torch.cat([prompt, torch.tensor(chosen[i])])
+        with torch.no_grad():
+            expected = model(tokens[None]).logits[0, len(prompt) - 1 : -1]
+        error = (torch.from_numpy(logits[:, i]) - expected).abs().max().item()
+        allowed = 1e-4 * expected.abs().max().item()
+        assert error < allowed
+        # The largest logit, or one that is equal to it but for rounding.
+        taken = expected.gather(1, torch.tensor(chosen[i])[:, None])[:, 0]
+        assert (expected.amax(1) - taken).max() <= 2 * allowed
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("case", MODELS)
+def test_as_transformers(tmp_path, case):
+    more, options = MODELS[case]
+    folder, model = make(tmp_path, more, options, shards="shards" in case)
+    check(folder, model, tmp_path / "logits")
+
+
+@pytest.mark.parametrize("case", ["gptq symmetric, act order", "gptq_v2, act order", "awq",
+                                  "compressed-tensors", "compressed-tensors, zeros"])  # fmt: skip
+def test_integers_as_transformers(tmp_path, case):
+    model = int4_models.checkpoint(tmp_path / "int4", case)
+    check(tmp_path / "int4", model, tmp_path / "logits")
+
+
+@pytest.fixture
+def golden(tmp_path):
+    """A checkpoint that a test may damage."""
+    return shutil.copytree(ROOT / "tests" / "golden" / "llama", tmp_path / "golden")
+
+
+def edit_config(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def edit_header(folder, old, new):
+    """In place: both are as long."""
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    assert len(old) == len(new) and data.count(old) >= 1
+    path.write_bytes(data.replace(old, new))
+
+
+UP = b"model.layers.1.mlp.up_proj.weight"
+FAULTS = {
+    "model_type is mistral": lambda folder: edit_config(folder, model_type="mistral"),
+    "rope_type is yarn": lambda folder: edit_config(folder, rope_parameters={"rope_type": "yarn"}),
+    "hidden_act is gelu": lambda folder: edit_config(folder, hidden_act="gelu"),
+    "num_hidden_layers is two": lambda folder: edit_config(folder, num_hidden_layers="two"),
+    "vocab_size is missing": lambda folder: edit_config(folder, vocab_size=None),
+    "config.json: not JSON": lambda folder: (folder / "config.json").write_text("{" * 100),
+    "config.json: cannot be read": lambda folder: (folder / "config.json").unlink(),
+    "has no tensor model.layers.1.mlp.up_proj.weight": (
+        lambda folder: edit_header(folder, b'"' + UP, b'"M' + UP[1:])
+    ),
+    "has no tensor model.layers.2.input_layernorm.weight": (
+        lambda folder: edit_config(folder, num_hidden_layers=3)
+    ),
+    "model.embed_tokens.weight has the shape [128, 64]; expected [129, 64]": (
+        lambda folder: edit_config(folder, vocab_size=129)
+    ),
+    "mlp.gate_proj.weight has another shape; expected [256, 64]": (
+        lambda folder: edit_config(folder, intermediate_size=256)
+    ),
+    "lies outside the file": (lambda folder: os.truncate(folder / "model.safetensors", 100000)),
+    "shorter than its header says": (
+        lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 63))
+    ),
+    "model.safetensors: cannot be read": lambda folder: (folder / "model.safetensors").unlink(),
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_faults_are_named(golden, message):
+    FAULTS[message](golden)
+    result = run(golden, "--tokens", "2", "1,2")
+    assert result.returncode == 1
+    assert message in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "2", "--context", str(10**9), "1"], "too little memory: the KV cache"),
+        (["--context", "3", "1"], "65 tokens are more than"),
+        (["128"], "token 128 is outside the vocabulary of 128"),
+    ],
+)
+def test_requests_that_cannot_be_met(golden, arguments, message):
+    result = run(golden, *arguments)
+    assert result.returncode == 1 and message in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--tokens", "0", "1"], ["1,,2"], ["--what", "1"]])
+def test_usage(golden, arguments):
+    result = run(golden, *arguments)
+    assert result.returncode == 2 and result.stderr.startswith("llama FOLDER")

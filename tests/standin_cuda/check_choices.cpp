@@ -1,0 +1,89 @@
+// Which kernels multiply on each GPU: none falls back to those that run anywhere.
+#include <cstring>
+
+#include "standin_cuda/call_builder.hpp"
+#include "standin_cuda/child.hpp"
+#include "standin_cuda/machines.hpp"
+
+using namespace nf4::test::standin;
+
+namespace {
+
+constexpr Size kSize{4096, 4096}, kExpert{1536, 2048};
+constexpr nf4_dtype kDtype = NF4_DTYPE_BF16;
+
+struct Row {
+  Gpu gpu;
+  const char *family;  // that a build needs for it
+  void (*build)(CallBuilder &);
+  const char *kernel;  // the last one that is launched
+};
+
+template <int64_t m>
+void matmul(CallBuilder &calls) {
+  calls.matmul(kDtype, kSize, true, m, 0, false);
+}
+template <int64_t m>
+void gradient(CallBuilder &calls) {
+  calls.matmul(kDtype, kSize, true, m, 0, true);
+}
+template <int64_t m>
+void batch(CallBuilder &calls) {
+  calls.batch(kDtype, kSize, m, 3);
+}
+template <int64_t m, bool gradient>
+void grouped(CallBuilder &calls) {
+  calls.grouped(kDtype, kExpert, 8, m, true, gradient);
+}
+template <nf4_int4_layout layout, int64_t m>
+void int4(CallBuilder &calls) {
+  calls.int4_matmul(layout, kDtype, kSize, m, false);
+}
+
+constexpr Row kRows[] = {
+    {kH200, "sm90", matmul<1>, "matmul_skinny"},
+    {kH200, "sm90", matmul<300>, "matmul_wgmma"},
+    {kH200, "sm90", gradient<1>, "matmul_grad_skinny"},
+    {kH200, "sm90", gradient<300>, "matmul_wgmma"},
+    {kH200, "sm90", batch<1>, "matmul_skinny_batch"},
+    {kH200, "sm90", grouped<8, false>, "matmul_grouped_skinny"},
+    {kH200, "sm90", grouped<4096, false>, "matmul_wgmma"},
+    {kH200, "sm90", grouped<4096, true>, "matmul_wgmma"},
+    {kH200, "sm90", int4<NF4_INT4_GPTQ, 1>, "int4_matmul_strip"},
+    {kH200, "sm90", int4<NF4_INT4_AWQ, 1>, "int4_matmul_strip"},
+    {kH200, "sm90", int4<NF4_INT4_COMPRESSED_TENSORS, 1>, "int4_matmul_skinny"},
+    {kH200, "sm90", int4<NF4_INT4_GPTQ, 300>, "matmul_wgmma"},
+    {kH200, "sm90", int4<NF4_INT4_AWQ, 300>, "matmul_wgmma"},
+    {kH200, "sm90", int4<NF4_INT4_COMPRESSED_TENSORS, 300>, "matmul_wgmma"},
+    {kA100, "sm80", matmul<1>, "matmul_skinny"},
+    {kA100, "sm80", matmul<300>, "matmul_mma"},
+    {kA100, "sm80", batch<1>, "matmul_skinny_batch"},
+    {kA100, "sm80", int4<NF4_INT4_GPTQ, 1>, "int4_matmul_skinny"},
+    // A byte LUT and pipelines take more than its 99 KiB of shared memory.
+    {kL4, "sm80", matmul<1>, "matmul_mma"},
+    {kL4, "sm80", int4<NF4_INT4_GPTQ, 1>, "int4_matmul_skinny"},
+    {kT4, "sm75", matmul<1>, "matmul_mma"},
+};
+
+}  // namespace
+
+TEST_CASE("each GPU gets its best kernels", "[standin]") {
+  std::string found;
+  for (const Row &row : kRows) {
+    CallBuilder calls({});
+    row.build(calls);
+    found += in_child([&]() -> std::string {
+      set_gpus({row.gpu});
+      const auto *const family = nf4::cuda::family_for(row.gpu.compute_capability);
+      if (family == nullptr || std::strcmp(family->name, row.family) != 0) return "";
+      const AbiCall &call = calls.list.front();
+      // As it is mangled: a name after its length.
+      const std::string name = std::to_string(std::strlen(row.kernel)) + row.kernel;
+      if (call.launch(nullptr) == NF4_STATUS_OK &&
+          launches().back().kernel.find(name) != std::string::npos)
+        return "";
+      return call.text() + ": not " + row.kernel + ", " + enqueued() + nf4_last_error();
+    });
+  }
+  CHECK(found == "");
+}

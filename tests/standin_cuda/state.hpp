@@ -1,0 +1,70 @@
+// What the stand-in remembers, for the files that stand in for the runtime and the driver.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "standin_cuda/standin.hpp"
+
+namespace nf4::test::standin {
+
+constexpr int kDefaultSharedBytes = 48 << 10;  // without cudaFuncSetAttribute
+
+struct Machine {
+  std::vector<Gpu> gpus;
+  int current = 0;
+  unsigned long long first_context = 1;  // of device 0; others follow
+  cudaError_t last_error = cudaSuccess;
+  cudaError_t sticky = cudaSuccess;
+  cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;  // of the one thread
+  cudaStream_t capturing = nullptr;
+  bool capture_valid = false;
+  std::map<cudaStream_t, int> stream_devices;
+  // By context, the kernels that may have more shared memory than the default, and how much.
+  std::map<std::pair<unsigned long long, const void *>, int> shared_bytes;
+  std::vector<Call> calls;
+  std::vector<Launched> launches;
+  std::vector<std::string> violations;
+  Fault fault{};
+  int fault_seen = 0;
+  bool yielding = false;
+
+  unsigned long long context(int device) const { return first_context + device; }
+  const Gpu &gpu() const { return gpus[current]; }
+};
+
+Machine &machine();
+std::recursive_mutex &machine_mutex();
+
+// The name of a kernel, by its function on the host; NULL if there is no such kernel.
+const char *kernel_name(const void *function);
+
+// A call from its beginning to its end, which records it. Sites are those of the library.
+class Entry {
+ public:
+  enum class Needs { kNothing, kContext };
+  Entry(const char *function, const void *site, Needs needs = Needs::kContext,
+        std::string detail = {});
+  ~Entry();
+  Entry(const Entry &) = delete;
+  Entry &operator=(const Entry &) = delete;
+
+  void on_stream(cudaStream_t stream);
+  // Whether it fails before it does anything.
+  bool failed() const { return result_ != cudaSuccess; }
+  cudaError_t error() const { return result_; }
+  // Refuses the call, as a GPU would; says why.
+  cudaError_t refuse(cudaError_t error, const std::string &why);
+  cudaError_t fail(cudaError_t error) { return result_ = error; }
+
+ private:
+  std::lock_guard<std::recursive_mutex> lock_;
+  size_t call_;
+  cudaError_t result_ = cudaSuccess;
+};
+
+// What a driver function is found under, or NULL.
+void *driver_function(const std::string &name);
+
+}  // namespace nf4::test::standin

