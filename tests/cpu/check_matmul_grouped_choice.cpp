@@ -90,10 +90,13 @@ TEST_CASE("grouped products take the kernel that was measured to be fastest", "[
   CHECK(chosen(qwen(64), kH200) == "skinny_8");
   CHECK(chosen(qwen(256), kH200) == "wgmma_32x256");
   CHECK(chosen(qwen(512), kH200) == "wgmma_64x256");
+  CHECK(chosen(qwen(1024), kH200) == "wgmma_96x256");
   CHECK(chosen(qwen(2048), kH200) == "wgmma_152x128");
   CHECK(chosen(qwen(4096), kH200) == "wgmma_304x128");
   CHECK(chosen(product(8, 28672, 4096, 2), kH200) == "skinny_2");
   CHECK(chosen(product(8, 28672, 4096, 32), kH200) == "skinny_8");
+  CHECK(chosen(product(8, 28672, 4096, 512), kH200) == "wgmma_96x256");
+  CHECK(chosen(product(8, 4096, 14336, 512), kH200) == "wgmma_96x256");
   CHECK(chosen(product(8, 28672, 4096, 2048), kH200) == "wgmma_304x128");
   CHECK(chosen(product(8, 28672, 4096, 8192), kH200) == "wgmma_304x128");
   CHECK(chosen(qwen(1), kA100) == "skinny_2");
@@ -105,11 +108,14 @@ TEST_CASE("gradients and integers of experts take the kernel that was measured t
           "[matmul]") {
   CHECK(chosen(qwen_gradient(1), kH200) == "wgmma_64x128");
   CHECK(chosen(qwen_gradient(512), kH200) == "wgmma_64x128");
+  CHECK(chosen(qwen_gradient(1024), kH200) == "wgmma_128x128");
   CHECK(chosen(qwen_gradient(4096), kH200) == "wgmma_256x128");
   CHECK(chosen(qwen_gradient(4096), kA100) == "mma_64x64");
   for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS}) {
-    CHECK(chosen(integers(layout, 1536, 2048, 8), kH200) == "wgmma_64x128");
-    CHECK(chosen(integers(layout, 1536, 2048, 64 * 8), kH200) == "wgmma_32x256");
+    const bool awq = layout == NF4_INT4_AWQ;
+    CHECK(chosen(integers(layout, 1536, 2048, 8), kH200) == (awq ? "wgmma_64x128" : "skinny_2"));
+    CHECK(chosen(integers(layout, 1536, 2048, 64 * 8), kH200) ==
+          (awq ? "wgmma_32x256" : "skinny_8"));
     CHECK(chosen(integers(layout, 1536, 2048, 512 * 8), kH200) == "wgmma_64x128");
     CHECK(chosen(integers(layout, 1536, 2048, 4096 * 8), kH200) == "wgmma_128x128");
     CHECK(chosen(integers(layout, 1536, 2048, 4096 * 8), kA100) == "mma_64x64");
@@ -132,6 +138,14 @@ TEST_CASE("what kernels of gradients and integers of experts can run", "[matmul]
   CHECK(!cuda::grouped_can_run(odd, kH200, wgmma));
   odd.weight.zeros = nullptr;
   CHECK(cuda::grouped_can_run(odd, kH200, wgmma));
+  // Those of experts begin with a word, and of x that has no row none is read.
+  auto few = integers(NF4_INT4_GPTQ, 1536, 2048, 8);
+  CHECK(cuda::grouped_can_run(few, kH200, cuda::kSkinny2));
+  few.x_rows = 0;
+  CHECK(!cuda::grouped_can_run(few, kH200, cuda::kSkinny2));
+  few = integers(NF4_INT4_COMPRESSED_TENSORS, 1532, 2048, 8);
+  CHECK(!cuda::grouped_can_run(few, kH200, cuda::kSkinny2));
+  CHECK(!cuda::grouped_can_run(integers(NF4_INT4_AWQ, 1536, 2048, 8), kH200, cuda::kSkinny8));
   // More rows than the coordinates of a tensor map.
   auto many = integers(NF4_INT4_GPTQ, 64, 1 << 22, 8);
   many.experts = 512;

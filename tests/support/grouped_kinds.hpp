@@ -36,6 +36,7 @@ struct GradientKind {
   static constexpr auto launch = nf4_matmul_grouped_grad_launch;
   static constexpr auto workspace_size = nf4_matmul_grouped_grad_workspace_size;
   using Problem = GroupedProblem;
+  static bool has(const nf4_tensor &, int) { return true; }
 };
 struct IntegerKind {
   using Host = HostInt4Weight;
@@ -44,6 +45,10 @@ struct IntegerKind {
   static constexpr auto launch = nf4_int4_matmul_grouped_launch;
   static constexpr auto workspace_size = nf4_int4_matmul_grouped_workspace_size;
   using Problem = Int4GroupedProblem;
+  // Of the configurations that there are for integers: skinny ones have no kernel of AWQ.
+  static bool has(const nf4_int4_tensor &weight, int config) {
+    return weight.layout != NF4_INT4_AWQ || !cuda::is_skinny(config);
+  }
 };
 
 // A stack of experts with its elements [E][N][K], and for each the magnitude of what is summed.
@@ -329,6 +334,7 @@ void check_late_inputs(Rng &rng, const Experts<Kind> &experts, const GroupedShap
     if (!cuda::matmul_grouped_has<typename Kind::W>(*runnable_families()[0], config,
                                                     compute_capability()))
       continue;
+    if (!Kind::has(placed.weight.tensor(), config)) continue;
     INFO(cuda::kMatmulConfigs[config].name);
     const ForcedGrouped forced(runnable_families()[0], config);
     REQUIRE(placed.used() == config);

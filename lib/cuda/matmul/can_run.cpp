@@ -54,7 +54,7 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
                                gpu.shared_bytes) > 0;
 }
 
-bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which) {
+bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which) {
   if (problem.dtype == NF4_DTYPE_FP32) return false;
   const Weight &weight = problem.weight;
   // Past a row's end codes, scales and x are 0. Their product is 0 unless a caller's codebook
@@ -64,57 +64,70 @@ bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which)
   if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16 &&
       kMatmulConfigs[which].scale_on == ScaleOn::kWeights)
     return false;
-  return has_codebook_kernel(which) && weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
+  return weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
          wgmma_sizes_can_run(problem, gpu, which);
 }
 
 // Stored rows of tensor maps are multiples of 16 bytes, and 64 rows of W^T share scales, of which
 // all have 31 bits.
-bool wgmma_can_run(const GradProblem &problem, const GpuFacts &gpu, int which) {
+bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int which) {
   if (problem.dtype == NF4_DTYPE_FP32) return false;
   const Weight &weight = problem.weight;
   // As above, past the last column.
   if (weight.codebook != nullptr && (problem.dtype == NF4_DTYPE_BF16 || weight.cols % kTileK != 0))
     return false;
-  return has_grad_kernel(which) && weight.rows % kStepK == 0 && weight.blocksize() >= kStepK &&
+  return weight.rows % kStepK == 0 && weight.blocksize() >= kStepK &&
          weight.blocks <= std::numeric_limits<int>::max() - kTileK * weight.rows &&
          wgmma_sizes_can_run(problem, gpu, which);
 }
 
 // Words of zero points and vectors of scales have 8 rows; rows of tensor maps and of compressed-
 // tensors' scales are multiples of 16 bytes.
-bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config) {
-  constexpr int64_t kMaxRows = int64_t{1} << 28;   // 32-bit coordinates in tensor maps
-  constexpr int64_t kMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
+namespace {
+bool int4_skinny_sizes_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config) {
+  constexpr int64_t kMaxRows = int64_t{1} << 28;  // 32-bit coordinates in tensor maps
   const Int4Weight &weight = problem.weight;
-  const int max_m = kMatmulConfigs[config].tile_m;
-  if (!gpu.tensor_cores || problem.m > max_m || weight.g_idx != nullptr) return false;
+  if (!gpu.tensor_cores || problem.m > kMatmulConfigs[config].tile_m || weight.g_idx != nullptr)
+    return false;
   if (weight.cols == 0 || weight.group_size % kScaleK != 0) return false;
   if (weight.cols > kSkinnyElementsMax / kWarpTileN || weight.rows > kMaxRows) return false;
-  if (!is_multiple(weight.packed, 16) || !is_multiple(weight.scales, 16)) return false;
-  if (!has_x_vectors(problem)) return false;
-  if (weight.layout == NF4_INT4_GPTQ && weight.rows % kInt4Unit != 0) return false;
-  if (takes_strips(weight.layout, max_m, gpu.tensor_maps))
-    return gpu.tensor_maps && config != kSkinny2 &&
-           (weight.layout == NF4_INT4_GPTQ || weight.rows % 32 == 0) &&
-           (problem.m == 1 || problem.x_stride < kMaxPitch) &&
-           gpu.shared_bytes >= strip_smem(narrow_strip(weight.layout), max_m).bytes &&
-           gpu.shared_bytes >= strip_smem(wide_strip(weight.layout), max_m).bytes;
+  return is_multiple(weight.packed, 16) && is_multiple(weight.scales, 16) &&
+         has_x_vectors(problem) && (weight.layout != NF4_INT4_GPTQ || weight.rows % kInt4Unit == 0);
+}
+}  // namespace
+
+bool skinny_tiles_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config) {
+  const Int4Weight &weight = problem.weight;
+  if (!int4_skinny_sizes_can_run(problem, gpu, config)) return false;
   const int64_t ctas = std::min<int64_t>(ceil_divide(weight.rows, kInt4Unit), gpu.multiprocessors);
   const int64_t rows = ceil_divide(weight.rows, ctas) + kInt4Unit + kWarpTileN;
   return rows <= kSkinnyElementsMax / weight.cols &&
-         int4_skinny_tiles_that_fit(int4_skinny_smem(max_m), weight.groups, gpu.shared_bytes) > 0;
+         int4_skinny_tiles_that_fit(int4_skinny_smem(kMatmulConfigs[config].tile_m), weight.groups,
+                                    gpu.shared_bytes) > 0;
+}
+
+bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config) {
+  constexpr int64_t kMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
+  const Int4Weight &weight = problem.weight;
+  const int max_m = kMatmulConfigs[config].tile_m;
+  if (!takes_strips(weight.layout, max_m, gpu.tensor_maps))
+    return skinny_tiles_can_run(problem, gpu, config);
+  return int4_skinny_sizes_can_run(problem, gpu, config) && gpu.tensor_maps && config != kSkinny2 &&
+         (weight.layout == NF4_INT4_GPTQ || weight.rows % 32 == 0) &&
+         (problem.m == 1 || problem.x_stride < kMaxPitch) &&
+         gpu.shared_bytes >= strip_smem(narrow_strip(weight.layout), max_m).bytes &&
+         gpu.shared_bytes >= strip_smem(wide_strip(weight.layout), max_m).bytes;
 }
 
 // Rows of the weight's tensor map are multiples of 16 bytes; scales and zeros are loaded for
 // several rows at once.
-bool wgmma_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int which) {
+bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int which) {
   const Int4Weight &weight = problem.weight;
   const bool by_rows = weight.layout == NF4_INT4_COMPRESSED_TENSORS;
   const int whole_rows = by_rows ? 1 : weight.layout == NF4_INT4_AWQ ? 32 : 8;
-  return has_int4_kernel(which) && weight.cols % kStepK == 0 && weight.rows % whole_rows == 0 &&
-         weight.g_idx == nullptr && weight.group_size % kStepK == 0 &&
-         (by_rows || is_multiple(weight.scales, 8)) && wgmma_sizes_can_run(problem, gpu, which);
+  return weight.cols % kStepK == 0 && weight.rows % whole_rows == 0 && weight.g_idx == nullptr &&
+         weight.group_size % kStepK == 0 && (by_rows || is_multiple(weight.scales, 8)) &&
+         wgmma_sizes_can_run(problem, gpu, which);
 }
 
 }  // namespace nf4::cuda

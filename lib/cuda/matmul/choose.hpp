@@ -44,9 +44,22 @@ struct MatmulChoice {
 // What the kernels of each kind of weight can run.
 bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
-bool wgmma_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
-bool wgmma_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
-bool wgmma_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
+// By warp tiles, also where strips are faster.
+bool skinny_tiles_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
+// If there is a kernel of the configuration.
+bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
+bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
+bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
+
+constexpr bool has_wgmma_kernel(const Weight &, int config) { return has_codebook_kernel(config); }
+constexpr bool has_wgmma_kernel(const Int4Weight &, int config) { return has_int4_kernel(config); }
+constexpr bool has_wgmma_kernel(const TransposedWeight &, int config) {
+  return has_grad_kernel(config);
+}
+template <class W>
+bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
+  return has_wgmma_kernel(problem.weight, config) && wgmma_shape_can_run(problem, gpu, config);
+}
 
 template <class W>
 bool can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {

@@ -32,6 +32,7 @@ inline constexpr MatmulConfig kMatmulConfigs[] = {
     {"wgmma_32x256", MatmulKernel::kWgmma, 32, 256, ScaleOn::kSums, Schedule::kDataParallel},
     {"wgmma_64x256", MatmulKernel::kWgmma, 64, 256, ScaleOn::kSums, Schedule::kDataParallel},
     {"wgmma_64x128", MatmulKernel::kWgmma, 64, 128, ScaleOn::kSums, Schedule::kDataParallel},
+    {"wgmma_96x256", MatmulKernel::kWgmma, 96, 256, ScaleOn::kWeights, Schedule::kDataParallel},
     {"wgmma_128x128", MatmulKernel::kWgmma, 128, 128, ScaleOn::kWeights, Schedule::kDataParallel},
     {"wgmma_152x128", MatmulKernel::kWgmma, 152, 128, ScaleOn::kWeights, Schedule::kDataParallel},
     {"wgmma_176x128", MatmulKernel::kWgmma, 176, 128, ScaleOn::kWeights, Schedule::kDataParallel},
@@ -93,16 +94,18 @@ constexpr bool has_split_k(int config) {
   return is_stream_k(config) && kMatmulConfigs[config].tile_m <= 256;
 }
 
-// Whether there are kernels of weights with a codebook in the configuration.
-constexpr bool has_codebook_kernel(int config) {
-  return !is_stream_k(config) || kMatmulConfigs[config].tile_m > 64;
-}
-
 template <int Count>
 constexpr bool is_named(int config, const std::string_view (&names)[Count]) {
   for (const std::string_view name : names)
     if (name == kMatmulConfigs[config].name) return true;
   return false;
+}
+
+// Whether there are kernels of a weight with a codebook in the configuration: not in that of
+// experts alone.
+constexpr bool has_codebook_kernel(int config) {
+  return is_stream_k(config) ? kMatmulConfigs[config].tile_m > 64
+                             : !is_named(config, {"wgmma_96x256"});
 }
 
 // Whether there are wgmma kernels of integer weights in the configuration. They have three layouts,

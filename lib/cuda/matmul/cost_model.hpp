@@ -46,7 +46,8 @@ inline constexpr CostModel kH200 = {
     1500,                     // tile
     {0,    0,    0,    0,     // k_tile: mma, skinny
      1200, 1440, 2040, 1065,  // up to 64 rows of x
-     1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620, 1810, 1960, 2130, 2330, 2460, 2690, 0, 0, 0},
+     0,    1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620,
+     1810, 1960, 2130, 2330, 2460, 2690, 0,    0,    0},
     1000,   // cluster_exchange
     200,    // cluster_cta
     0.5,    // cluster_sum
@@ -94,14 +95,14 @@ constexpr CostModel int4_model(const double (&k_tile)[kMatmulConfigCount]) {
   return model;
 }
 inline constexpr CostModel kH200Gptq =
-    int4_model({0, 0, 0,    0, 1340, 1540, 0,    990, 1540, 0,    1750, 1940, 2270,
-                0, 0, 1490, 0, 0,    0,    2490, 0,   2930, 1540, 980,  1340});
+    int4_model({0,    0, 0, 0,    1340, 1540, 0, 990,  0, 1540, 0,    1750, 1940,
+                2270, 0, 0, 1490, 0,    0,    0, 2490, 0, 2930, 1540, 980,  1340});
 inline constexpr CostModel kH200Awq =
-    int4_model({0, 0, 0,    0, 1240, 1370, 0,    980, 1390, 0,    1600, 1860, 2270,
-                0, 0, 1460, 0, 0,    0,    2490, 0,   2970, 1370, 1020, 1240});
+    int4_model({0,    0, 0, 0,    1240, 1370, 0, 980,  0, 1390, 0,    1600, 1860,
+                2270, 0, 0, 1460, 0,    0,    0, 2490, 0, 2970, 1370, 1020, 1240});
 inline constexpr CostModel kH200CompressedTensors =
-    int4_model({0, 0, 0,    0, 1430, 1540, 0,    1090, 1490, 0,    1760, 1900, 2290,
-                0, 0, 1480, 0, 0,    0,    2500, 0,    2910, 1590, 1040, 1430});
+    int4_model({0,    0, 0, 0,    1430, 1540, 0, 1090, 0, 1490, 0,    1760, 1900,
+                2290, 0, 0, 1480, 0,    0,    0, 2500, 0, 2910, 1590, 1040, 1430});
 
 // Of the gradient, of which the machinery is the codebook kernels'.
 constexpr CostModel grad_model(const double (&k_tile)[kMatmulConfigCount]) {
@@ -111,7 +112,7 @@ constexpr CostModel grad_model(const double (&k_tile)[kMatmulConfigCount]) {
   return model;
 }
 inline constexpr CostModel kH200Grad = grad_model(
-    {0, 0, 0, 0, 0, 0, 0, 1350, 1720, 0, 0, 0, 2450, 0, 0, 1640, 0, 0, 0, 2650, 0, 0, 0, 1280});
+    {0, 0, 0, 0, 0, 0, 0, 1350, 0, 1720, 0, 0, 0, 2450, 0, 0, 1640, 0, 0, 0, 2650, 0, 0, 0, 1280});
 
 constexpr bool has_k_tiles(const CostModel &model, bool has_kernel(int config)) {
   for (int i = 0; i < kMatmulConfigCount; ++i)

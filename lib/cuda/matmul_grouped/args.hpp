@@ -26,9 +26,13 @@ struct GroupedArgsOf : Args {
   Groups groups;
 };
 
-struct GroupedSkinnyArgs : SkinnyArgs {
+// The weight is the stack of all experts, of integers one of them.
+template <class Args>
+struct GroupedSkinnyArgsOf : Args {
   Groups groups;
   int expert_tiles;  // rows of warp tiles of an expert
 };
+using GroupedSkinnyArgs = GroupedSkinnyArgsOf<SkinnyArgs>;
+using GroupedInt4SkinnyArgs = GroupedSkinnyArgsOf<Int4SkinnyArgs>;
 
 }  // namespace nf4::cuda

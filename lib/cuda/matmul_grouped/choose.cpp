@@ -7,6 +7,7 @@
 
 #include "core/int4.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
+#include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul_grouped/wgmma_configs.hpp"
 
 namespace nf4::cuda {
@@ -15,36 +16,41 @@ namespace {
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // of a tensor map
 
 // What a CTA tile takes, measured on an H200 (docs/design/matmul-grouped.md): cycles of its
-// multiprocessor for so many columns, and beside them.
+// multiprocessor for so many columns, and of each row of x that it is multiplied with, and beside
+// them.
 struct Cost {
   int config;
   int columns;
   double cycles;
+  double row_cycles;
   double tile_cycles;
 };
 constexpr Cost kCosts[] = {
-    {kMma64x64, 64, 1800, 0},
-    {kSkinny2, kWarpTileK, 165, 0},
-    {kSkinny8, kWarpTileK, 195, 0},
-    {kSkinny16, kWarpTileK, 280, 0},
-    {config_named("wgmma_32x256"), 128, 1420, 5500},
-    {config_named("wgmma_64x256"), 128, 2150, 5500},
-    {config_named("wgmma_152x128"), 128, 2000, 5000},
-    {config_named("wgmma_208x128"), 128, 2500, 6000},
-    {config_named("wgmma_304x128"), 128, 3150, 8500},
+    {kMma64x64, 64, 1800, 0, 0},
+    {kSkinny2, kWarpTileK, 165, 0, 0},
+    {kSkinny8, kWarpTileK, 195, 0, 0},
+    {kSkinny16, kWarpTileK, 280, 0, 0},
+    {config_named("wgmma_32x256"), 128, 1450, 0, 5500},
+    {config_named("wgmma_64x256"), 128, 760, 22, 5500},
+    {config_named("wgmma_96x256"), 128, 1240, 9, 10500},
+    {config_named("wgmma_152x128"), 128, 60, 11.9, 4500},
+    {config_named("wgmma_208x128"), 128, 2150, 0, 7500},
+    {config_named("wgmma_304x128"), 128, 2570, 0, 12000},
 };
-// Those of a K-tile as of one weight (cost_model.hpp).
 constexpr Cost kGradCosts[] = {
-    {kMma64x64, 64, 1800, 0},
-    {config_named("wgmma_64x128"), 128, 1350, 5500},
-    {config_named("wgmma_128x128"), 128, 1720, 5500},
-    {config_named("wgmma_256x128"), 128, 2450, 7500},
+    {kMma64x64, 64, 1800, 0, 0},
+    {config_named("wgmma_64x128"), 128, 1220, 0, 5500},
+    {config_named("wgmma_128x128"), 128, 410, 12.75, 3500},
+    {config_named("wgmma_256x128"), 128, 2740, 0, 5500},
 };
 constexpr Cost kInt4Costs[] = {
-    {kMma64x64, 64, 1800, 0},
-    {config_named("wgmma_32x256"), 128, 1540, 5500},
-    {config_named("wgmma_64x128"), 128, 990, 5000},
-    {config_named("wgmma_128x128"), 128, 1540, 5000},
+    {kMma64x64, 64, 1800, 0, 0},
+    {kSkinny2, kWarpTileK, 165, 0, 0},
+    {kSkinny8, kWarpTileK, 195, 0, 0},
+    {kSkinny16, kWarpTileK, 280, 0, 0},
+    {config_named("wgmma_32x256"), 128, 1540, 0, 5500},
+    {config_named("wgmma_64x128"), 128, 990, 0, 5000},
+    {config_named("wgmma_128x128"), 128, 940, 4.7, 5000},
 };
 
 struct CostList {
@@ -59,38 +65,63 @@ CostList costs_of(const TransposedWeight &) {
 }
 CostList costs_of(const Int4Weight &) { return {std::begin(kInt4Costs), std::end(kInt4Costs)}; }
 
-// How many chunks of up to `rows` rows an expert has, on average: rows that come at random are
-// about normally distributed around their mean, with a variance as large as it.
+// Of a tile with so many rows of x.
+double tile_cycles(const Cost &cost, int64_t columns, int rows) {
+  const MatmulConfig &config = kMatmulConfigs[cost.config];
+  int multiplied = config.tile_m;
+  for (const int fewer : fewer_rows(config).of)
+    if (fewer >= rows) multiplied = std::min(multiplied, fewer);
+  return static_cast<double>(ceil_divide(columns, cost.columns)) *
+             (cost.cycles + cost.row_cycles * multiplied) +
+         cost.tile_cycles;
+}
+
+// Chunks of rows of x that an expert has on average, and the cycles of a tile of each.
+struct Chunks {
+  double count = 0;
+  double cycles = 0;
+};
+// Rows that come at random are about normally distributed around their mean, with a variance as
+// large as it.
 template <class W>
-double mean_chunks(const GroupedProblemOf<W> &problem, int rows) {
+Chunks mean_chunks(const GroupedProblemOf<W> &problem, const Cost &cost) {
   constexpr double kOctiles[] = {0.157, 0.489, 0.887, 1.534};  // the middles of eight equal parts
+  const int tile_m = kMatmulConfigs[cost.config].tile_m;
   const double mean = static_cast<double>(problem.m) / problem.experts;
-  double chunks = 0;
+  Chunks chunks;
   for (const double octile : kOctiles)
-    for (const double sign : {-1.0, 1.0})
-      chunks += std::ceil(std::max(0.0, mean + sign * octile * std::sqrt(mean)) / rows);
-  return std::min(chunks / 8, static_cast<double>(max_chunks(problem, rows)) / problem.experts);
+    for (const double sign : {-1.0, 1.0}) {
+      const double rows = std::max(0.0, mean + sign * octile * std::sqrt(mean));
+      const double count = std::ceil(rows / tile_m);
+      if (count == 0) continue;
+      chunks.count += count / 8;
+      chunks.cycles +=
+          count / 8 *
+          tile_cycles(cost, problem.x_columns(), static_cast<int>(std::ceil(rows / count)));
+    }
+  const double most = static_cast<double>(max_chunks(problem, tile_m)) / problem.experts;
+  const double share = std::min(1.0, most / chunks.count);
+  return {chunks.count * share, chunks.cycles * share};
 }
 
 // A launch, and x read and written.
 template <class W>
 double gather_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
-  constexpr double kLaunchCycles = 4000, kBytesPerCycle = 8;  // of a multiprocessor
+  constexpr double kLaunchCycles = 4000, kBytesPerCycle = 20;  // of a multiprocessor
   return kLaunchCycles + static_cast<double>(problem.m * problem.x_columns() * 4) /
                              (kBytesPerCycle * gpu.multiprocessors);
 }
 
 template <class W>
 double estimated_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu, const Cost &cost) {
-  const double tiles = mean_chunks(problem, kMatmulConfigs[cost.config].tile_m) * problem.experts *
-                       static_cast<double>(expert_n_tiles(problem, cost.config));
-  const double tile_cycles =
-      static_cast<double>(ceil_divide(problem.x_columns(), cost.columns)) * cost.cycles +
-      cost.tile_cycles;
+  const Chunks chunks = mean_chunks(problem, cost);
+  const double n_tiles =
+      static_cast<double>(problem.experts * expert_n_tiles(problem, cost.config));
+  const double cycles = chunks.cycles * n_tiles / gpu.multiprocessors;
   // Skinny CTAs share tiles; of others the last wave is half full, on average.
-  const double waves = tiles / gpu.multiprocessors;
-  if (!is_wgmma(cost.config)) return waves * tile_cycles;
-  return std::max(1.0, waves + 0.5) * tile_cycles +
+  if (!is_wgmma(cost.config) || chunks.count == 0) return cycles;
+  const double tile = chunks.cycles / chunks.count;
+  return std::max(tile, cycles + tile / 2) +
          (problem.x_index == nullptr ? 0 : gather_cycles(problem, gpu));
 }
 
@@ -98,9 +129,14 @@ bool skinny_can_run_experts(const GroupedProblem &problem, const GpuFacts &gpu, 
   return problem.weight.rows <= kMaxRows &&
          skinny_can_run(two_rows(problem, expert_weight(problem)), gpu, config);
 }
-template <class W>
-bool skinny_can_run_experts(const GroupedProblemOf<W> &, const GpuFacts &, int) {
-  return false;
+bool skinny_can_run_experts(const GroupedGradProblem &, const GpuFacts &, int) { return false; }
+// There is a row of x, which is read where rows do not exist. Each expert begins with a word of
+// zero points and a vector of scales.
+bool skinny_can_run_experts(const Int4GroupedProblem &problem, const GpuFacts &gpu, int config) {
+  const Int4Weight stack = stack_weight(problem);
+  return problem.weight.layout != NF4_INT4_AWQ && gpu.tensor_maps && problem.x_rows > 0 &&
+         problem.weight.rows % kInt4Unit == 0 && stack.rows <= kMaxRows && stack.cols <= kMaxRows &&
+         skinny_tiles_can_run(two_rows(problem, problem.weight), gpu, config);
 }
 
 // Of experts one after another along N, words of zero points begin with one.
@@ -116,7 +152,7 @@ bool wgmma_can_run_experts(const GroupedProblemOf<W> &problem, const GpuFacts &g
   const W stack = stack_weight(problem);
   return has_grouped_wgmma<W>(config) && has_x && problem.m <= kMaxRows && stack.rows <= kMaxRows &&
          stack.cols <= kMaxRows && begins_words(problem.weight, problem.expert_rows()) &&
-         wgmma_can_run(two_rows(problem, wgmma_weight(problem)), gpu, config);
+         wgmma_shape_can_run(two_rows(problem, wgmma_weight(problem)), gpu, config);
 }
 
 }  // namespace

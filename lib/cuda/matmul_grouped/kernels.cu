@@ -3,6 +3,7 @@
 #include "cuda/matmul/mma/codebook_source.cuh"
 #include "cuda/matmul/mma/int4_source.cuh"
 #include "cuda/matmul_grad/products.cuh"
+#include "cuda/matmul_grouped/int4_skinny_kernel.cuh"
 #include "cuda/matmul_grouped/kernels.hpp"
 #include "cuda/matmul_grouped/mma_kernel.cuh"
 #include "cuda/matmul_grouped/skinny_kernel.cuh"
@@ -25,12 +26,24 @@ void set_kernels(GroupedKernels &kernels, int dtype) {
   }
 }
 
+template <class Arch, class T, class Layout>
+void set_int4_skinny(const void *(&kernels)[kGroupedSkinnyCount]) {
+  kernels[0] = (const void *)int4_matmul_grouped_skinny<Arch, T, Layout, Int4MmaM2<T, Layout>>;
+  kernels[1] = (const void *)int4_matmul_grouped_skinny<Arch, T, Layout, Int4MmaM8<T, Layout, 1>>;
+  kernels[2] = (const void *)int4_matmul_grouped_skinny<Arch, T, Layout, Int4MmaM8<T, Layout, 2>>;
+}
+
 template <class Arch, class T>
-void set_int4_kernels(const void *(&kernels)[3]) {
-  kernels[0] = (const void *)matmul_grouped_mma<Arch, T, Int4Source<Arch, NF4_INT4_GPTQ, false>>;
-  kernels[1] = (const void *)matmul_grouped_mma<Arch, T, Int4Source<Arch, NF4_INT4_AWQ, false>>;
-  kernels[2] = (const void *)
+void set_int4_kernels(GroupedKernels &kernels, int dtype) {
+  const void *(&mma)[3] = kernels.int4_mma[dtype];
+  mma[0] = (const void *)matmul_grouped_mma<Arch, T, Int4Source<Arch, NF4_INT4_GPTQ, false>>;
+  mma[1] = (const void *)matmul_grouped_mma<Arch, T, Int4Source<Arch, NF4_INT4_AWQ, false>>;
+  mma[2] = (const void *)
       matmul_grouped_mma<Arch, T, Int4Source<Arch, NF4_INT4_COMPRESSED_TENSORS, false>>;
+  if constexpr (Arch::kTensorMaps) {
+    set_int4_skinny<Arch, T, SkinnyGptq>(kernels.int4_skinny[dtype][0]);
+    set_int4_skinny<Arch, T, SkinnyRowPacked>(kernels.int4_skinny[dtype][2]);
+  }
 }
 
 }  // namespace
@@ -42,8 +55,8 @@ GroupedKernels GroupedKernels::make() {
   set_kernels<Arch, __half, NestedScales>(kernels, 0);
   set_kernels<Arch, __nv_bfloat16, FlatScales>(kernels, 1);
   set_kernels<Arch, __nv_bfloat16, NestedScales>(kernels, 1);
-  set_int4_kernels<Arch, __half>(kernels.int4_mma[0]);
-  set_int4_kernels<Arch, __nv_bfloat16>(kernels.int4_mma[1]);
+  set_int4_kernels<Arch, __half>(kernels, 0);
+  set_int4_kernels<Arch, __nv_bfloat16>(kernels, 1);
   return kernels;
 }
 

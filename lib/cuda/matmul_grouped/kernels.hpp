@@ -11,7 +11,9 @@ struct GroupedKernels {
   const void *mma[2][2];
   const void *grad_mma[2][2];
   const void *int4_mma[2][3];
-  const void *skinny[2][2][kGroupedSkinnyCount];  // args: GroupedSkinnyArgs; NULL: there is none
+  // args: GroupedSkinnyArgs, GroupedInt4SkinnyArgs; NULL: there is none
+  const void *skinny[2][2][kGroupedSkinnyCount];
+  const void *int4_skinny[2][3][kGroupedSkinnyCount];
 
   template <class Arch>
   static GroupedKernels make();

@@ -8,14 +8,12 @@
 
 #include "cuda/backend.hpp"
 #include "cuda/matmul/mma/launch.hpp"
-#include "cuda/matmul/skinny/launch.hpp"
-#include "cuda/matmul/skinny/plan_work.hpp"
 #include "cuda/matmul/target.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
-#include "cuda/matmul_grouped/args.hpp"
 #include "cuda/matmul_grouped/choose.hpp"
 #include "cuda/matmul_grouped/kernels.hpp"
+#include "cuda/matmul_grouped/launch.hpp"
 #include "cuda/matmul_grouped/wgmma_args.hpp"
 #include "cuda/matmul_grouped/wgmma_configs.hpp"
 #include "status.hpp"
@@ -33,24 +31,9 @@ int choose(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
 
 // ---- What the kinds of weight differ in ---------------------------------------------------
 
-template <class W>
-struct ArgsOf {
-  using Matmul = MatmulArgs;
-  using Wgmma = WgmmaArgs;
-};
-template <>
-struct ArgsOf<Int4Weight> {
-  using Matmul = Int4MatmulArgs;
-  using Wgmma = Int4WgmmaArgs;
-};
-
 const char *launching(const Weight &) { return "launching matmul_grouped"; }
 const char *launching(const TransposedWeight &) { return "launching matmul_grouped_grad"; }
 const char *launching(const Int4Weight &) { return "launching int4_matmul_grouped"; }
-
-int64_t stored_cols(const Weight &weight) { return weight.cols; }
-int64_t stored_cols(const TransposedWeight &weight) { return weight.rows; }
-int64_t stored_cols(const Int4Weight &weight) { return weight.cols; }
 
 // A weight without elements has no scales, of either kind.
 bool is_nested(const Weight &weight) { return weight.nested() && weight.elements != 0; }
@@ -87,34 +70,6 @@ ContextFlag &loaded_of(const Weight &) { return loaded[0]; }
 ContextFlag &loaded_of(const Int4Weight &weight) { return loaded[weight.layout]; }
 ContextFlag &loaded_of(const TransposedWeight &) { return loaded[NF4_INT4_COMPRESSED_TENSORS + 1]; }
 
-// ---- Arguments ----------------------------------------------------------------------------
-
-template <class W>
-typename ArgsOf<W>::Matmul matmul_args(const GroupedProblemOf<W> &problem, const W &weight) {
-  typename ArgsOf<W>::Matmul args{};
-  args.weight = view_of(weight);
-  args.x = problem.x;
-  args.bias = problem.bias;
-  args.y = problem.y;
-  args.m = problem.x_rows;
-  args.x_stride = problem.x_stride;
-  args.y_stride = problem.y_stride;
-  args.x_vectors = has_x_vectors(two_rows(problem, weight));
-  args.whole_words = is_multiple(weight.packed, 16) && stored_cols(weight) % 32 == 0;
-  return args;
-}
-
-template <class W>
-Groups groups_of(const GroupedProblemOf<W> &problem) {
-  return {problem.ends,
-          problem.x_index,
-          problem.row_scale,
-          problem.bias_stride,
-          problem.expert_rows(),
-          problem.experts,
-          static_cast<int32_t>(problem.m)};
-}
-
 // ---- mma ----------------------------------------------------------------------------------
 
 template <class W>
@@ -127,55 +82,6 @@ cudaError_t launch_mma(const MatmulTarget &target, const GroupedProblemOf<W> &pr
   const int64_t ctas = std::min<int64_t>(tiles, target.gpu.multiprocessors * 2);
   const void *const kernel = mma_kernel(kernels_of<GroupedKernels>(*target.family), problem);
   return target.launch(kernel, ctas, kMmaThreads, args);
-}
-
-// ---- skinny -------------------------------------------------------------------------------
-
-cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
-  static ContextFlag known[std::size(kGpuFamilies)];
-  ContextFlag &flag = known[&family - kGpuFamilies];
-  if (flag.has(device.index)) return cudaSuccess;
-  for (const auto &of_dtype : kernels_of<GroupedKernels>(family).skinny)
-    for (const auto &of_scales : of_dtype)
-      for (const void *kernel : of_scales) {
-        if (kernel == nullptr) continue;
-        const cudaError_t error = cudaFuncSetAttribute(
-            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
-        if (error != cudaSuccess) return error;
-      }
-  flag.set(device.index);
-  return cudaSuccess;
-}
-
-cudaError_t launch_skinny(const MatmulTarget &target, const GroupedProblem &problem, int config) {
-  cudaError_t error = allow_shared_memory(*target.family, target.device);
-  if (error != cudaSuccess) return error;
-  const Weight &weight = problem.weight;
-  const int max_m = kMatmulConfigs[config].tile_m;
-  GroupedSkinnyArgs args{};
-  args.matmul = matmul_args(problem, weight);
-  args.codebook = rounded_codebook(args.matmul.weight, problem.dtype);
-  args.groups = groups_of(problem);
-  args.expert_tiles = static_cast<int>(expert_n_tiles(problem, config));
-  const int64_t tiles = max_chunks(problem, max_m) * args.expert_tiles;
-  const int64_t ctas = std::min<int64_t>(tiles, target.gpu.multiprocessors);
-  plan_work(tiles, weight.cols, ctas, args.work);
-  const int smem_bytes = plan_skinny_smem(
-      skinny_smem_of(problem.dtype, max_m, target.gpu.tensor_maps), kSkinnyWarps,
-      std::min<int64_t>(args.expert_tiles, ceil_divide(tiles, ctas)), target.gpu, args);
-  // So that all warps have as many rows of tiles of a group.
-  if (args.work.group_tiles > args.work.n_warps)
-    args.work.group_tiles -= args.work.group_tiles % args.work.n_warps;
-  if (target.gpu.tensor_maps) {
-    error = make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2,
-                            kWarpTileK / 2, kWarpTileN, args.packed);
-    if (error != cudaSuccess) return error;
-  }
-  const void *const kernel =
-      kernels_of<GroupedKernels>(*target.family)
-          .skinny[problem.dtype - NF4_DTYPE_FP16][weight.nested()][config - kSkinny2];
-  return launch({kernel, ctas, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
-                args);
 }
 
 // ---- wgmma --------------------------------------------------------------------------------
@@ -250,13 +156,11 @@ cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblemOf<W> &
 
 // ---- Any ----------------------------------------------------------------------------------
 
-cudaError_t launch_config(const MatmulTarget &target, const GroupedProblem &problem, int config) {
-  if (is_skinny(config)) return launch_skinny(target, problem, config);
-  return is_wgmma(config) ? launch_wgmma(target, problem, config) : launch_mma(target, problem);
-}
 template <class W>
 cudaError_t launch_config(const MatmulTarget &target, const GroupedProblemOf<W> &problem,
                           int config) {
+  if constexpr (kHasGroupedSkinny<W>)
+    if (is_skinny(config)) return launch_grouped_skinny(target, problem, config);
   return is_wgmma(config) ? launch_wgmma(target, problem, config) : launch_mma(target, problem);
 }
 
@@ -311,7 +215,9 @@ void force_matmul_grouped(std::optional<int> config) { forced_config = config; }
 template <class W>
 bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capability) {
   if (config == kMma64x64) return true;
-  if (is_skinny(config)) return std::is_same_v<W, Weight> && family.tensor_cores;
+  if (is_skinny(config))
+    return std::is_same_v<W, Weight> ? family.tensor_cores
+                                     : kHasGroupedSkinny<W> && family.tensor_maps;
   LaunchTarget target{};
   target.family = &family;
   target.device.compute_capability = compute_capability;
@@ -323,7 +229,7 @@ template bool matmul_grouped_has<Int4Weight>(const GpuFamily &, int, int);
 
 cudaError_t load_matmul_grouped_kernels(const GpuFamily &family, const Device &device) {
   cudaError_t error = load_kernels(kernels_of<GroupedKernels>(family));
-  if (error == cudaSuccess) error = allow_shared_memory(family, device);
+  if (error == cudaSuccess) error = allow_grouped_skinny(family, device);
   LaunchTarget target{};
   target.family = &family;
   target.device = device;

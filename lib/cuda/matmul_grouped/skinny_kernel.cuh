@@ -17,36 +17,14 @@ struct GroupedSkinny : CodebookSkinny<Arch_, kMaxM, kWarps_> {
   using Args = GroupedSkinnyArgs;
 };
 
-// Adds up the group's sums and stores its part of y.
-template <class T, class WarpMma>
-__device__ __forceinline__ void store_group(const GroupedSkinnyArgs &args,
-                                            const TileGroups<WarpMma::kMaxM> &group,
-                                            const PartialSums<WarpMma> &sums, float unit) {
-  constexpr uint32_t kMaxM = WarpMma::kMaxM, kTilePartials = sums.kTilePartials;
-  const RowChunk &chunk = group.chunk();
-  const uint32_t outputs = group.tiles() * kTilePartials;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < outputs; i += 32 * kWarpsOf<WarpMma>) {
-    const uint32_t tile = i / kTilePartials, within = i % kTilePartials, m = within % kMaxM;
-    const int row = tile * kWarpTileN + WarpMma::row_at(within / kMaxM);
-    if (static_cast<int>(m) >= chunk.rows || row >= group.rows()) continue;
-    const uint32_t first_warp =
-        args.work.n_warps == 1 ? 0 : tile % args.work.n_warps * args.work.k_warps;
-    const float *const partial = sums.of_warp(tile, first_warp) + within;
-    const float sum = unit * add_partials<WarpMma>(partial, args.work.k_warps);
-    const int n = group.row() + row, y_row = chunk.first_row + static_cast<int>(m);
-    static_cast<T *>(args.matmul.y)[y_row * args.matmul.y_stride + n] =
-        from_float<T>(finish_output<T>(args.matmul, args.groups, chunk.expert, y_row, n, sum));
-  }
-}
-
 // As matmul_skinny, for a stack of experts.
 template <class Arch, class T, class Scales, class WarpMma>
 __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     matmul_grouped_skinny(const __grid_constant__ GroupedSkinnyArgs args) {
   constexpr int kWarps = kWarpsOf<WarpMma>, kThreads = 32 * kWarps, kMaxM = WarpMma::kMaxM;
   using Kind = GroupedSkinny<Arch, kMaxM, kWarps>;
-  using TileIterator = GroupTileIterator<kMaxM, kWarps>;
+  using TileIterator = GroupTileIterator<GroupedSkinnyArgs, kMaxM, kWarps>;
+  using TileGroup = TileGroups<GroupedSkinnyArgs, kMaxM>;
   extern __shared__ __align__(1024) uint8_t shared[];
   const MatmulArgs &matmul = args.matmul;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
@@ -60,7 +38,7 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
   const Routing<kMaxM> routing(args.groups);
-  TileGroups<kMaxM> group(args, routing);
+  TileGroup group(args, routing);
   if (!group.is_valid()) return;
 
   WeightPipeline<Kind, TileIterator> pipeline(
@@ -71,7 +49,7 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   float offset = 0;
   if constexpr (Scales::kNested) offset = *matmul.weight.nested_offset;
   WarpMma warp_mma;
-  warp_mma.load_x(ChunkX{matmul, args.groups, group.chunk()}, first_k_tile);
+  warp_mma.load_x(ChunkX<MatmulArgs>{matmul, args.groups, group.chunk()}, first_k_tile);
   scales.load_scale_code();
   scales.load(group.weight_row(), group.rows());
   pipeline.load_next();
@@ -91,7 +69,7 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
 #pragma unroll 1
     for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kWarps) {
       if (k_tile != first_k_tile)
-        warp_mma.load_x(ChunkX{matmul, args.groups, group.chunk()}, k_tile);
+        warp_mma.load_x(ChunkX<MatmulArgs>{matmul, args.groups, group.chunk()}, k_tile);
       auto cursor = scales.cursor(k_tile, first_tile, WarpMma::row(0), thread_in_group);
       float *partial = sums.of_warp(first_tile, warp);
 #pragma unroll 1
@@ -110,10 +88,11 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     }
     __syncthreads();
     // What the next group needs is on its way while the sums of this one are added up.
-    const TileGroups<kMaxM> done = group;
+    const TileGroup done = group;
     const bool other_x = group.advance() || args.work.k_tiles > kWarps;
     if (group.is_valid()) {
-      if (other_x) warp_mma.load_x(ChunkX{matmul, args.groups, group.chunk()}, first_k_tile);
+      if (other_x)
+        warp_mma.load_x(ChunkX<MatmulArgs>{matmul, args.groups, group.chunk()}, first_k_tile);
       scales.load(group.weight_row(), group.rows());
     }
     store_group<T>(args, done, sums, unit);

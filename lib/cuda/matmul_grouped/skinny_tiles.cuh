@@ -15,12 +15,12 @@ namespace nf4::cuda {
 namespace {
 
 // The groups of a CTA, one after the other. All lanes of a warp call each function.
-template <int kMaxM>
+template <class Args, int kMaxM>
 class TileGroups {
  public:
   using ChunkRouting = Routing<kMaxM>;
 
-  __device__ __forceinline__ TileGroups(const GroupedSkinnyArgs &args, const ChunkRouting &routing)
+  __device__ __forceinline__ TileGroups(const Args &args, const ChunkRouting &routing)
       : args_(args), routing_(routing) {
     const int chunks = routing.chunks(), tiles = chunks * args.expert_tiles;
     const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
@@ -57,6 +57,9 @@ class TileGroups {
     return chunk_.expert * expert_rows() + row();
   }
 
+  // Of an expert.
+  __device__ __forceinline__ int cols() const { return static_cast<int>(args_.matmul.weight.cols); }
+
   // Returns whether the next group is of another chunk.
   __device__ __forceinline__ bool advance() {
     const int tiles_of_group = tiles();
@@ -73,7 +76,7 @@ class TileGroups {
     return static_cast<int>(args_.groups.expert_rows);
   }
 
-  const GroupedSkinnyArgs &args_;
+  const Args &args_;
   const ChunkRouting &routing_;
   RowChunk chunk_{};
   int left_;   // rows of warp tiles, from the group on
@@ -82,14 +85,14 @@ class TileGroups {
 };
 
 // The warp tiles that a warp takes, in its order: in each group, for each of its K-tiles, every
-// n_warps-th row of tiles.
-template <int kMaxM, int kWarps>
+// n_warps-th row of tiles. Experts lie one after another along N, or along K.
+template <class Args, int kMaxM, int kWarps, bool kAlongK = false>
 class GroupTileIterator {
  public:
   // first_tile is work.group_tiles or more for a warp that has none.
   __device__ __forceinline__ GroupTileIterator(const SkinnyWork &work,
-                                               const TileGroups<kMaxM> &groups, int first_tile,
-                                               int first_k_tile)
+                                               const TileGroups<Args, kMaxM> &groups,
+                                               int first_tile, int first_k_tile)
       : work_(work),
         groups_(groups),
         first_tile_(first_tile),
@@ -101,8 +104,14 @@ class GroupTileIterator {
   __device__ __forceinline__ bool is_valid() const {
     return first_tile_ < work_.group_tiles && groups_.is_valid();
   }
-  __device__ __forceinline__ int row() const { return groups_.weight_row() + tile_ * kWarpTileN; }
-  __device__ __forceinline__ int k_tile() const { return k_tile_; }
+  // In the stack of all experts.
+  __device__ __forceinline__ int row() const {
+    return (kAlongK ? groups_.row() : groups_.weight_row()) + tile_ * kWarpTileN;
+  }
+  __device__ __forceinline__ int column() const {
+    const int first = kAlongK ? groups_.chunk().expert * groups_.cols() : 0;
+    return first + k_tile_ * kWarpTileK;
+  }
   __device__ __forceinline__ void advance() {
     tile_ += work_.n_warps;
     if (tile_ < groups_.tiles()) return;
@@ -121,23 +130,54 @@ class GroupTileIterator {
   }
 
   const SkinnyWork &work_;
-  TileGroups<kMaxM> groups_;
+  TileGroups<Args, kMaxM> groups_;
   int first_tile_, first_k_tile_, tile_, k_tile_;
 };
 
 // The rows of x of a chunk.
+template <class Matmul>
 struct ChunkX {
-  const MatmulArgs &matmul;
+  const Matmul &matmul;
   const Groups &groups;
   const RowChunk &chunk;
 };
-template <class T>
-__device__ __forceinline__ XRow<T> x_row(const ChunkX &x, int m) {
+template <class T, class Matmul>
+__device__ __forceinline__ XRow<T> x_row(const ChunkX<Matmul> &x, int m) {
   if (m >= x.chunk.rows) return {nullptr, false};
   const int64_t row = x_row_of(x.groups, x.matmul.m, x.chunk.first_row + m);
   return {static_cast<const T *>(x.matmul.x) + row * x.matmul.x_stride, row < x.matmul.m};
 }
-__device__ __forceinline__ int64_t x_cols(const ChunkX &x) { return x.matmul.weight.cols; }
+template <class Matmul>
+__device__ __forceinline__ int64_t x_cols(const ChunkX<Matmul> &x) {
+  return x.matmul.weight.cols;
+}
+template <class T, class Matmul>
+__device__ __forceinline__ const T *x_start(const ChunkX<Matmul> &x) {
+  return static_cast<const T *>(x.matmul.x);
+}
+
+// Adds up the group's sums and stores its part of y.
+template <class T, class WarpMma, class Args>
+__device__ __forceinline__ void store_group(const Args &args,
+                                            const TileGroups<Args, WarpMma::kMaxM> &group,
+                                            const PartialSums<WarpMma> &sums, float unit) {
+  constexpr uint32_t kMaxM = WarpMma::kMaxM, kTilePartials = sums.kTilePartials;
+  const RowChunk &chunk = group.chunk();
+  const uint32_t outputs = group.tiles() * kTilePartials;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < outputs; i += 32 * kWarpsOf<WarpMma>) {
+    const uint32_t tile = i / kTilePartials, within = i % kTilePartials, m = within % kMaxM;
+    const int row = tile * kWarpTileN + WarpMma::row_at(within / kMaxM);
+    if (static_cast<int>(m) >= chunk.rows || row >= group.rows()) continue;
+    const uint32_t first_warp =
+        args.work.n_warps == 1 ? 0 : tile % args.work.n_warps * args.work.k_warps;
+    const float *const partial = sums.of_warp(tile, first_warp) + within;
+    const float sum = unit * add_partials<WarpMma>(partial, args.work.k_warps);
+    const int n = group.row() + row, y_row = chunk.first_row + static_cast<int>(m);
+    static_cast<T *>(args.matmul.y)[y_row * args.matmul.y_stride + n] =
+        from_float<T>(finish_output<T>(args.matmul, args.groups, chunk.expert, y_row, n, sum));
+  }
+}
 
 }  // namespace
 }  // namespace nf4::cuda

@@ -12,8 +12,8 @@ template <class W>
 constexpr bool has_grouped_wgmma(int config);
 template <>
 constexpr bool has_grouped_wgmma<Weight>(int config) {
-  return is_named(
-      config, {"wgmma_32x256", "wgmma_64x256", "wgmma_152x128", "wgmma_208x128", "wgmma_304x128"});
+  return is_named(config, {"wgmma_32x256", "wgmma_64x256", "wgmma_96x256", "wgmma_152x128",
+                           "wgmma_208x128", "wgmma_304x128"});
 }
 template <>
 constexpr bool has_grouped_wgmma<TransposedWeight>(int config) {

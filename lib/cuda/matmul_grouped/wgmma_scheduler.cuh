@@ -9,8 +9,9 @@ namespace nf4::cuda {
 namespace {
 
 // Tiles are numbered expert after expert; in one, those that share rows of the weight are
-// neighbours. Each CTA takes every gridDim.x-th. Each thread walks over the experts by itself, with
-// which it keeps up: single threads load x and the weight, and no memory holds a list of tiles.
+// neighbours. An expert's rows of x are divided evenly between as few tiles as have room for them.
+// Each CTA takes every gridDim.x-th. Each thread walks over the experts by itself, with which it
+// keeps up: single threads load x and the weight, and no memory holds a list of tiles.
 template <class Tile, bool AlongK = false>
 class GroupedScheduler {
  public:
@@ -28,7 +29,7 @@ class GroupedScheduler {
   __device__ __forceinline__ WorkTile work_tile() const {
     const int chunks = m_tiles(), n_tile = tile_ / chunks;
     return {static_cast<int>(first_weight_row()) + n_tile * Tile::kTileN,
-            first_row_ + (tile_ - n_tile * chunks) * Tile::kTileM,
+            first_row_ + (tile_ - n_tile * chunks) * chunk_rows(),
             0,
             args_.k_tiles,
             true,
@@ -39,9 +40,11 @@ class GroupedScheduler {
     find_expert();
   }
 
-  __device__ __forceinline__ int64_t m_end(const WorkTile &) const { return end_row_; }
-  // Of x, from the first of the work tile on.
-  __device__ __forceinline__ int rows() const { return end_row_ - work_tile().m; }
+  __device__ __forceinline__ int64_t m_end(const WorkTile &work) const {
+    return min(work.m + chunk_rows(), end_row_);
+  }
+  // Of x.
+  __device__ __forceinline__ int rows() const { return min(chunk_rows(), end_row_ - first_row_); }
   __device__ __forceinline__ int64_t n_end(const WorkTile &) const {
     return first_weight_row() + expert_rows();
   }
@@ -67,6 +70,11 @@ class GroupedScheduler {
   }
   __device__ __forceinline__ int m_tiles() const {
     return (end_row_ - first_row_ + Tile::kTileM - 1) / Tile::kTileM;
+  }
+  // Of an expert that has rows.
+  __device__ __forceinline__ int chunk_rows() const {
+    const int chunks = m_tiles();
+    return (end_row_ - first_row_ + chunks - 1) / chunks;
   }
   // Walks on to the expert that tile_ is of, and counts it from that expert's first tile. Several
   // ends are loaded at once, as each takes long.

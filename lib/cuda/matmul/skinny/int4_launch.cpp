@@ -25,23 +25,7 @@ int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, Int4Ski
   const int64_t units = ceil_divide(weight.rows, args.unit_rows);
   plan_work(units, weight.cols, ctas, args.work);
   const int64_t tiles = ceil_divide(ceil_divide(units, ctas) * args.unit_rows, kWarpTileN);
-  const int group_tiles =
-      even_groups(tiles, int4_skinny_tiles_that_fit(smem, weight.groups, gpu.shared_bytes));
-  args.work.group_tiles = group_tiles;
-  args.scale_pitch = static_cast<int>(int4_skinny_scale_pitch(group_tiles * kWarpTileN));
-  args.smem_scales = smem.partials + group_tiles * smem.tile_partials;
-  args.smem_zeros = args.smem_scales + static_cast<int>(weight.groups) * args.scale_pitch * 2;
-  return args.smem_scales +
-         static_cast<int>(int4_skinny_scale_bytes(group_tiles * kWarpTileN, weight.groups));
-}
-
-// Of compressed-tensors words run along rows of bytes, of GPTQ across them.
-cudaError_t make_map(const Int4View &weight, TensorMap &map) {
-  if (weight.layout == NF4_INT4_GPTQ)
-    return make_tensor_map({weight.packed, weight.cols / 8, weight.rows * 4}, weight.rows * 4,
-                           kWarpTileN * 4, kWarpTileK / 8, map);
-  return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2,
-                         kWarpTileK / 2, kWarpTileN, map);
+  return plan_int4_skinny_smem(smem, tiles, gpu, args);
 }
 
 cudaError_t launch_rows(const MatmulTarget &target, const void *kernel,
@@ -54,7 +38,7 @@ cudaError_t launch_rows(const MatmulTarget &target, const void *kernel,
   const bool tensor_maps = target.gpu.tensor_maps;
   const int smem_bytes = plan_ctas(int4_skinny_smem(max_m), ctas, target.gpu, args);
   if (tensor_maps) {
-    const cudaError_t error = make_map(matmul.weight, args.packed);
+    const cudaError_t error = make_int4_skinny_map(matmul.weight, args.packed);
     if (error != cudaSuccess) return error;
   }
   return launch({kernel, ctas, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
@@ -86,6 +70,27 @@ cudaError_t launch_strip(const MatmulTarget &target, const void *kernel,
 }
 
 }  // namespace
+
+int plan_int4_skinny_smem(const SkinnySmem &smem, int64_t tiles, const GpuFacts &gpu,
+                          Int4SkinnyArgs &args) {
+  const Int4View &weight = args.matmul.weight;
+  const int group_tiles =
+      even_groups(tiles, int4_skinny_tiles_that_fit(smem, weight.groups, gpu.shared_bytes));
+  args.work.group_tiles = group_tiles;
+  args.scale_pitch = static_cast<int>(int4_skinny_scale_pitch(group_tiles * kWarpTileN));
+  args.smem_scales = smem.partials + group_tiles * smem.tile_partials;
+  args.smem_zeros = args.smem_scales + static_cast<int>(weight.groups) * args.scale_pitch * 2;
+  return args.smem_scales +
+         static_cast<int>(int4_skinny_scale_bytes(group_tiles * kWarpTileN, weight.groups));
+}
+
+cudaError_t make_int4_skinny_map(const Int4View &weight, TensorMap &map) {
+  if (weight.layout == NF4_INT4_GPTQ)
+    return make_tensor_map({weight.packed, weight.cols / 8, weight.rows * 4}, weight.rows * 4,
+                           kWarpTileN * 4, kWarpTileK / 8, map);
+  return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2,
+                         kWarpTileK / 2, kWarpTileN, map);
+}
 
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
                           const Int4MatmulArgs &matmul, nf4_dtype dtype, int config) {

@@ -95,9 +95,9 @@ struct SkinnyRowPacked : RowCodes {
 struct SkinnyGptq {
   static constexpr int kBoxBytes = kWarpTileN * 4, kBoxRows = kWarpTileK / 8;
 
-  static __device__ __forceinline__ void load_tile(uint8_t *to, const void *map, int k_tile, int n,
+  static __device__ __forceinline__ void load_tile(uint8_t *to, const void *map, int column, int n,
                                                    uint64_t *barrier) {
-    tma_load_2d(to, map, n * 4, k_tile * kBoxRows, barrier);
+    tma_load_2d(to, map, n * 4, column / 8, barrier);
   }
   static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
     tma_prefetch_2d(map, n * 4, k_tile * kBoxRows);

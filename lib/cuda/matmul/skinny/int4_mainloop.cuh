@@ -99,6 +99,7 @@ struct Int4MmaM2 {
   static constexpr bool kLoadsAhead = true;  // there are registers for two K-tiles of x
   uint32_t x[1][32];
   uint32_t loaded[32];
+  bool in_bounds;  // of loaded: the column of B that a lane has is a row of x, in its own quarter
   float2 x_sum;
   typename Layout::QuarterReader reader;
 
@@ -109,29 +110,23 @@ struct Int4MmaM2 {
     return Layout::row_of_quarters(fragment_row);
   }
 
-  // Whether the column of B that a lane has is a row of x, of the lane's own quarter.
-  static __device__ __forceinline__ bool in_bounds(const Int4MatmulArgs &matmul, int k_tile) {
+  // X: as WarpMmaM2::load_x.
+  template <class X>
+  __device__ __forceinline__ void load_x(const X &from, int k_tile) {
     const FragmentLane lane;
-    return (lane.group_id / 2 == lane.thread_in_group) &
-           (lane.group_id % 2 < static_cast<int>(matmul.m)) &
-           (k_tile * kWarpTileK + lane.thread_in_group * kScaleK < matmul.weight.cols);
-  }
-
-  __device__ __forceinline__ void load_x(const Int4MatmulArgs &matmul, int k_tile) {
-    const FragmentLane lane;
-    const T *from = static_cast<const T *>(matmul.x);
-    if (in_bounds(matmul, k_tile))
-      from += lane.group_id % 2 * matmul.x_stride + k_tile * kWarpTileK +
-              lane.thread_in_group * kScaleK;
+    const int column = k_tile * kWarpTileK + lane.thread_in_group * kScaleK;
+    const XRow<T> row = x_row<T>(from, lane.group_id % 2);
+    in_bounds = (lane.group_id / 2 == lane.thread_in_group) & row.exists & (column < x_cols(from));
+    const T *const data = in_bounds ? row.data + column : x_start<T>(from);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) load_octet(from + Layout::octet_of_quarter(i) * 8, loaded + i * 4);
+    for (int i = 0; i < 8; ++i) load_octet(data + Layout::octet_of_quarter(i) * 8, loaded + i * 4);
   }
 
   // Once the elements are needed.
-  __device__ __forceinline__ void prepare_x(const Int4MatmulArgs &matmul, int k_tile) {
-    const bool own = in_bounds(matmul, k_tile);
+  template <class X>
+  __device__ __forceinline__ void prepare_x(const X &, int) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) order_octet(own, loaded + i * 4, x[0] + i * 4);
+    for (int i = 0; i < 8; ++i) order_octet(in_bounds, loaded + i * 4, x[0] + i * 4);
     x_sum = sum_octets<T, 8>(x[0]);
   }
 
@@ -166,6 +161,7 @@ struct Int4MmaM8 {
   static constexpr int kMaxM = 8 * MTiles;
   static constexpr bool kLoadsAhead = false;
   uint32_t x[MTiles][32];
+  bool exists[MTiles];  // the row of x that is the lane's column of B
   float2 x_sum[MTiles][4];
 
   static __device__ __forceinline__ int row() {
@@ -175,32 +171,36 @@ struct Int4MmaM8 {
     return Layout::row_of_shared(fragment_row);
   }
 
-  static __device__ __forceinline__ bool in_bounds(const Int4MatmulArgs &matmul, int k_tile,
-                                                   int m_tile, int quarter) {
-    return (m_tile * 8 + FragmentLane().group_id < matmul.m) &
-           (k_tile * kWarpTileK + quarter * kScaleK < matmul.weight.cols);
+  template <class X>
+  __device__ __forceinline__ bool in_bounds(const X &from, int k_tile, int m_tile,
+                                            int quarter) const {
+    return exists[m_tile] & (k_tile * kWarpTileK + quarter * kScaleK < x_cols(from));
   }
 
-  __device__ __forceinline__ void load_x(const Int4MatmulArgs &matmul, int k_tile) {
+  template <class X>
+  __device__ __forceinline__ void load_x(const X &from, int k_tile) {
     const FragmentLane lane;
 #pragma unroll
-    for (int m_tile = 0; m_tile < MTiles; ++m_tile)
+    for (int m_tile = 0; m_tile < MTiles; ++m_tile) {
+      const XRow<T> row = x_row<T>(from, m_tile * 8 + lane.group_id);
+      exists[m_tile] = row.exists;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const T *from = static_cast<const T *>(matmul.x);
-        if (in_bounds(matmul, k_tile, m_tile, i / 2))
-          from += (m_tile * 8 + lane.group_id) * matmul.x_stride + k_tile * kWarpTileK +
-                  i / 2 * kScaleK + Layout::octet_of_shared(i % 2) * 8;
-        load_octet(from, x[m_tile] + i * 4);
+        const int column =
+            k_tile * kWarpTileK + i / 2 * kScaleK + Layout::octet_of_shared(i % 2) * 8;
+        load_octet(in_bounds(from, k_tile, m_tile, i / 2) ? row.data + column : x_start<T>(from),
+                   x[m_tile] + i * 4);
       }
+    }
   }
 
-  __device__ __forceinline__ void prepare_x(const Int4MatmulArgs &matmul, int k_tile) {
+  template <class X>
+  __device__ __forceinline__ void prepare_x(const X &from, int k_tile) {
 #pragma unroll
     for (int m_tile = 0; m_tile < MTiles; ++m_tile) {
 #pragma unroll
       for (int i = 0; i < 8; ++i)
-        order_octet(in_bounds(matmul, k_tile, m_tile, i / 2), x[m_tile] + i * 4, x[m_tile] + i * 4);
+        order_octet(in_bounds(from, k_tile, m_tile, i / 2), x[m_tile] + i * 4, x[m_tile] + i * 4);
 #pragma unroll
       for (int quarter = 0; quarter < 4; ++quarter)
         x_sum[m_tile][quarter] = sum_octets<T, 2>(x[m_tile] + quarter * 8);

@@ -17,13 +17,14 @@ class Int4ScaleStage {
 
   __device__ __forceinline__ void init() const { barrier_.init(); }
 
-  // Starts the copies for `rows` rows from first_row on, a multiple of kInt4Unit.
-  __device__ __forceinline__ void load(int first_row, int rows) const {
+  // Starts the copies for `rows` rows from first_row on, a multiple of kInt4Unit, of an expert of a
+  // stack, of which args have the first.
+  __device__ __forceinline__ void load(int first_row, int rows, int64_t expert = 0) const {
     const int units = (rows + kInt4Unit - 1) / kInt4Unit;
     const int groups = static_cast<int>(args_.matmul.weight.groups);
     if constexpr (std::is_same_v<Layout, SkinnyRowPacked>) {
       // All side by side: of a unit a vector of scales and a word of zero points for each group.
-      const int64_t first = int64_t{first_row} * groups;
+      const int64_t first = (expert * args_.matmul.weight.rows + first_row) * groups;
 #pragma unroll 1
       for (int i = threadIdx.x; i < units * groups; i += kSkinnyThreads)
         copy(first + i * 8, first / 8 + i, i, min(rows * groups - i * 8, 8));
@@ -31,7 +32,7 @@ class Int4ScaleStage {
       const int pitch = args_.scale_pitch / kInt4Unit;
 #pragma unroll 1
       for (int group = threadIdx.x / 32; group < groups; group += kSkinnyWarps) {
-        const int64_t first = group * args_.matmul.weight.rows + first_row;
+        const int64_t first = (expert * groups + group) * args_.matmul.weight.rows + first_row;
 #pragma unroll 1
         for (int i = threadIdx.x % 32; i < units; i += 32)
           copy(first + i * 8, first / 8 + i, group * pitch + i, 8);

@@ -19,6 +19,13 @@ cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
 int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const GpuFacts &gpu,
                      SkinnyArgs &args);
 
+// The same of integer weights.
+int plan_int4_skinny_smem(const SkinnySmem &smem, int64_t tiles, const GpuFacts &gpu,
+                          Int4SkinnyArgs &args);
+
+// Of compressed-tensors words run along rows of bytes, of GPTQ across them.
+cudaError_t make_int4_skinny_map(const Int4View &weight, TensorMap &map);
+
 // The products of one launch, which have their configuration, dtype and kind of scales in common.
 template <class W>
 struct SkinnyBatchProblems {

@@ -36,11 +36,19 @@ struct XRow {
   const T *data;
   bool exists;
 };
-template <class T>
-__device__ __forceinline__ XRow<T> x_row(const MatmulArgs &matmul, int m) {
+template <class T, class View>
+__device__ __forceinline__ XRow<T> x_row(const MatmulArgsOf<View> &matmul, int m) {
   return {static_cast<const T *>(matmul.x) + m * matmul.x_stride, m < matmul.m};
 }
-__device__ __forceinline__ int64_t x_cols(const MatmulArgs &matmul) { return matmul.weight.cols; }
+template <class View>
+__device__ __forceinline__ int64_t x_cols(const MatmulArgsOf<View> &matmul) {
+  return matmul.weight.cols;
+}
+// Any element of x, of which there is one.
+template <class T, class View>
+__device__ __forceinline__ const T *x_start(const MatmulArgsOf<View> &matmul) {
+  return static_cast<const T *>(matmul.x);
+}
 
 // 8 elements of x as B fragments, or zeros.
 template <class T>

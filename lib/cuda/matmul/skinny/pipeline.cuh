@@ -47,9 +47,9 @@ struct TileChunk {
 
 // How the codes of a warp tile come to shared memory: rows of the weight in the 128-byte swizzle.
 struct RowCodes {
-  static __device__ __forceinline__ void load_tile(uint8_t *to, const void *map, int k_tile, int n,
+  static __device__ __forceinline__ void load_tile(uint8_t *to, const void *map, int column, int n,
                                                    uint64_t *barrier) {
-    tma_load_2d(to, map, k_tile * (kWarpTileK / 2), n, barrier);
+    tma_load_2d(to, map, column / 2, n, barrier);
   }
   static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
     tma_prefetch_2d(map, k_tile * (kWarpTileK / 2), n);
@@ -96,6 +96,7 @@ class WarpTileIterator {
   __device__ __forceinline__ bool is_valid() const { return tile_ < tiles_; }
   __device__ __forceinline__ int row() const { return tile_ * kWarpTileN; }
   __device__ __forceinline__ int k_tile() const { return k_tile_; }
+  __device__ __forceinline__ int column() const { return k_tile_ * kWarpTileK; }
   __device__ __forceinline__ void advance() {
     tile_ += work_.n_warps;
     if (tile_ >= group_end_) next_k_tile();
@@ -185,7 +186,7 @@ class TmaPipeline {
     if (threadIdx.x % 32 == 0) {
       uint64_t *const barrier = barriers_ + state_.load_stage();
       mbarrier_arrive_expect_tx(barrier, kStageBytes);
-      Kind::Codes::load_tile(state_.load_address(), &args_.packed, iterator_.k_tile(),
+      Kind::Codes::load_tile(state_.load_address(), &args_.packed, iterator_.column(),
                              first_row_ + iterator_.row(), barrier);
     }
     state_.advance_load();
@@ -257,7 +258,7 @@ class CpAsyncPipeline {
 };
 
 // `TileIterator` is the warp's order of warp tiles: the row of the weight, from the pipeline's
-// first one, and the K-tile.
+// first one, the K-tile, and its first column, of a stack of experts along K in that.
 template <class Kind, class TileIterator = WarpTileIterator<Kind::kWarps>>
 using WeightPipeline = std::conditional_t<Kind::Arch::kTensorMaps, TmaPipeline<Kind, TileIterator>,
                                           CpAsyncPipeline<Kind, TileIterator>>;

@@ -43,6 +43,8 @@ class Epilogue {
     const Bias bias(scheduler, args_.matmul, work.n + lane_row<Layout>(), limits.n);
 #pragma unroll
     for (int m = 0; m < Tile::kTileM; m += kSubtileM) {
+      if constexpr (Scheduler::kReadsMemory)
+        if (m >= count) return;
       float sums[kSubtileM / 2];
 #pragma unroll
       for (int i = 0; i < kSubtileM / 2; ++i)

@@ -66,10 +66,12 @@ __device__ __forceinline__ void consume(const typename Tile::Args &args, SharedS
   Mainloop mainloop(shared);
   for (Scheduler scheduler(args); scheduler.is_valid(); scheduler.advance()) {
     // Both compute the work tile anew, so that it takes no registers in the mainloop.
-    if constexpr (Scheduler::kReadsMemory && Mainloop::kHalves)
-      mainloop.run(scheduler.work_tile(), scheduler.rows() <= Mainloop::kPartM);
-    else
-      mainloop.run(scheduler.work_tile());
+    if constexpr (Scheduler::kReadsMemory) {
+      mainloop.run(scheduler.work_tile(), scheduler.rows(),
+                   [&] { epilogue.store(scheduler, mainloop.sums()); });
+      continue;
+    }
+    mainloop.run(scheduler.work_tile());
     if constexpr (Tile::Kind::kLora)
       if (args.lora.k_tiles > 0)  // else no work tile is computed
         mainloop.add_lora(lora_k_tiles<Tile>(args, scheduler.work_tile()), args.lora.k_steps,

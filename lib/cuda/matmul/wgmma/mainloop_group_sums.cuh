@@ -15,13 +15,17 @@ namespace {
 template <class Decode, class Tile>
 class MainloopGroupSums {
  public:
-  static constexpr bool kHalves = false;
-
   __device__ __forceinline__ explicit MainloopGroupSums(SharedStorage<Tile> shared)
       : decode_(shared.base), weight_(shared), x_(shared) {}
 
-  // The sums of a work tile.
-  __device__ __forceinline__ void run(const WorkTile &work) {
+  // Calls visit() after the sums of its first `rows` rows of x or more.
+  template <class Visit>
+  __device__ __forceinline__ void run(const WorkTile &work, int rows, Visit visit) {
+    run(work, rows);
+    visit();
+  }
+  // The sums of a work tile, of all its rows of x.
+  __device__ __forceinline__ void run(const WorkTile &work, int = Tile::kTileM) {
 #pragma unroll
     for (float &sum : sums_) sum = 0;
     begin_k_tile();

@@ -15,17 +15,17 @@ namespace {
 template <class Decode, class Tile>
 class MainloopScaledSums {
  public:
-  // Registers hold A of two steps, except with four warpgroups and 64 rows of x, whose wgmmas are
-  // split in halves of them.
-  static constexpr bool kHalves = !(Tile::kWarpgroups == 2 || Tile::kTileM < 64);
-  static constexpr int kPartM = kHalves ? Tile::kTileM / 2 : Tile::kTileM;
-
   __device__ __forceinline__ explicit MainloopScaledSums(SharedStorage<Tile> shared)
       : decode_(shared.base), weight_(shared), x_(shared) {}
 
-  // The sums of a work tile, over the codebook's unit; with `half` of its first half of rows of x,
-  // where kHalves.
-  __device__ __forceinline__ void run(const WorkTile &work, bool half = false) {
+  // Calls visit() after the sums of its first `rows` rows of x or more.
+  template <class Visit>
+  __device__ __forceinline__ void run(const WorkTile &work, int rows, Visit visit) {
+    run(work, rows);
+    visit();
+  }
+  // The sums of a work tile, over the codebook's unit; of its first `rows` rows of x or more.
+  __device__ __forceinline__ void run(const WorkTile &work, int rows = Tile::kTileM) {
 #pragma unroll
     for (float &sum : sums_) sum = 0;
     weight_.wait();
@@ -33,7 +33,7 @@ class MainloopScaledSums {
       decode<0>(a_[0]);
       weight_.template load_words<1>();
     }
-    if (half)
+    if (kHalves && rows <= kPartM)
       multiply<true>(work);
     else
       multiply<false>(work);
@@ -58,6 +58,10 @@ class MainloopScaledSums {
   using T = typename Decode::Element;
   using Scales = typename WeightReader<Tile>::Scales;
 
+  // Registers hold A of two steps, except with four warpgroups and 64 rows of x, whose wgmmas are
+  // split in halves of them.
+  static constexpr bool kHalves = !(Tile::kWarpgroups == 2 || Tile::kTileM < 64);
+  static constexpr int kPartM = kHalves ? Tile::kTileM / 2 : Tile::kTileM;
   static constexpr bool kPipelined = !kHalves;
 
   template <bool Half>

@@ -14,24 +14,16 @@ namespace {
 template <class Decode, class Tile>
 class MainloopScaledWeights {
  public:
-  static constexpr bool kHalves = false;
-
   __device__ __forceinline__ explicit MainloopScaledWeights(SharedStorage<Tile> shared)
       : decode_(shared.base), weight_(shared), x_(shared) {}
 
-  // The sums of a work tile. While the tensor cores work on a step, the threads decode the next.
-  __device__ __forceinline__ void run(const WorkTile &work) {
-#pragma unroll
-    for (float &sum : sums_) sum = 0;
-    wait_weight();
-#pragma unroll 1
-    for (int left = work.k_tile_end - work.k_tile; left > 0; --left) {
-      step<0>(left > 1);
-      step<1>(left > 1);
-    }
-    wgmma_wait<0>();
-    wgmma_fence_operand(sums_);
-    x_.release_held();
+  // The sums of a work tile.
+  __device__ __forceinline__ void run(const WorkTile &work) { multiply<Tile::kTileM>(work); }
+  // Calls visit() after the sums of its first `rows` rows of x or more: once in each loop, so that
+  // no other's registers are of the same sums.
+  template <class Visit>
+  __device__ __forceinline__ void run(const WorkTile &work, int rows, Visit visit) {
+    multiply_rows<0>(work, rows, visit);
   }
 
   // Adds K-tiles of an adapter, of k_steps together, after run().
@@ -53,6 +45,42 @@ class MainloopScaledWeights {
  private:
   using T = typename Decode::Element;
   using Reader = typename Tile::Kind::template Reader<Tile>;
+  // That registers hold A of: with four warpgroups the others decode while one waits.
+  static constexpr int kSteps = Tile::kWarpgroups == 4 ? 1 : 2;
+
+  __device__ __forceinline__ void begin() {
+#pragma unroll
+    for (float &sum : sums_) sum = 0;
+    wait_weight();
+  }
+
+  // By the narrowest wgmmas that have so many rows of x.
+  template <int Index, class Visit>
+  __device__ __forceinline__ void multiply_rows(const WorkTile &work, int rows, Visit visit) {
+    constexpr int kRows = Tile::kFewerRows.of[Index];
+    if constexpr (kRows == 0) {
+      multiply<Tile::kTileM>(work);
+      visit();
+    } else if (rows <= kRows) {
+      multiply<kRows>(work);
+      visit();
+    } else {
+      multiply_rows<Index + 1>(work, rows, visit);
+    }
+  }
+  // While the tensor cores work on a step, the threads decode the next.
+  template <int Rows>
+  __device__ __forceinline__ void multiply(const WorkTile &work) {
+    begin();
+#pragma unroll 1
+    for (int left = work.k_tile_end - work.k_tile; left > 0; --left) {
+      step<0, Rows>(left > 1);
+      step<1, Rows>(left > 1);
+    }
+    wgmma_wait<0>();
+    wgmma_fence_operand(sums_);
+    x_.release_held();
+  }
 
   __device__ __forceinline__ void wait_weight() {
     weight_.wait();
@@ -61,9 +89,10 @@ class MainloopScaledWeights {
   }
 
   // The words of the next step are on their way before the wgmmas are issued, which takes long.
-  template <int Step>
+  template <int Step, int Rows>
   __device__ __forceinline__ void step(bool more) {
-    weight_.decode(a_[Step], decode_, scales_[Step]);
+    auto &a = a_[Step % kSteps];
+    weight_.decode(a, decode_, scales_[Step]);
     if constexpr (Step == 0) {
       weight_.template load_words<1>();
     } else {
@@ -73,34 +102,40 @@ class MainloopScaledWeights {
     const uint64_t x = x_.wait();
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) multiply_add(a_[Step][k], x + 2 * k);
+    for (int k = 0; k < 4; ++k) multiply_add<Rows>(a[k], x + 2 * k);
     wgmma_commit();
-    wgmma_wait<1>();
-    x_.hold();
+    if constexpr (kSteps == 1) {
+      wgmma_wait<0>();
+      x_.release();
+    } else {
+      wgmma_wait<1>();
+      x_.hold();
+    }
   }
 
   // 16 ranks.
   __device__ __forceinline__ void multiply_lora(uint64_t b, uint64_t product) {
     wgmma_fence();
-    for_each_part([&](auto &sums, int offset) {
-      Wgmma<kPartM>::template ss<true>(T{}, sums, b, product + offset);
+    for_each_part<Tile::kTileM>([&](auto &sums, int offset, auto mma) {
+      decltype(mma)::template ss<true>(T{}, sums, b, product + offset);
     });
     wgmma_commit();
   }
 
-  // A wgmma has 256 rows of x at most. Calls visit(sums, offset) for each: the offset in a
+  // A wgmma has 256 rows of x at most. Calls visit(sums, offset, wgmma) for each: the offset in a
   // descriptor of x.
-  static constexpr int kParts = Tile::kTileM > 256 ? 2 : 1, kPartM = Tile::kTileM / kParts;
-  template <class Visit>
+  template <int Rows, class Visit>
   __device__ __forceinline__ void for_each_part(Visit visit) {
+    constexpr int kPartM = Rows / Tile::kXBoxes;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part)
-      visit(reinterpret_cast<float (&)[kPartM / 2]>(sums_[part * kPartM / 2]),
-            part * kPartM * kStepK * 2 / 16);
+    for (int part = 0; part < Tile::kXBoxes; ++part)
+      visit(reinterpret_cast<float (&)[kPartM / 2]>(sums_[part * Tile::kPartM / 2]),
+            part * Tile::kPartM * kStepK * 2 / 16, Wgmma<kPartM>{});
   }
+  template <int Rows>
   __device__ __forceinline__ void multiply_add(const uint32_t (&a)[4], uint64_t x) {
-    for_each_part([&](auto &sums, int offset) {
-      Wgmma<kPartM>::template rs<true>(T{}, sums, a, x + offset);
+    for_each_part<Rows>([&](auto &sums, int offset, auto mma) {
+      decltype(mma)::template rs<true>(T{}, sums, a, x + offset);
     });
   }
 
@@ -109,7 +144,7 @@ class MainloopScaledWeights {
   XReader<Tile> x_;
   typename Reader::Scales scales_[2];  // of the K-tile's steps
   typename Tile::Accumulators sums_;
-  uint32_t a_[2][4][4];  // of two steps, the A operands of four wgmmas each
+  uint32_t a_[kSteps][4][4];  // of steps, the A operands of four wgmmas each
 };
 
 }  // namespace

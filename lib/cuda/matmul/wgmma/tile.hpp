@@ -14,6 +14,23 @@ constexpr int kWgmmaSmemBytes = 227 * 1024;  // what Hopper has
 constexpr int kMaxStages = 8;
 constexpr int kLoraTileK = 32;  // ranks of an adapter in the place of a K-tile: as many bytes
 
+// Rows of x that a work tile of experts, which may have fewer than tile_m, is multiplied with where
+// those are enough; 0 ends them. Each is a loop of its own.
+struct FewerRows {
+  int of[4];
+};
+constexpr FewerRows fewer_rows(int tile_m, int tile_n, ScaleOn scale_on) {
+  // Two halves, in registers that have no room for all.
+  if (scale_on == ScaleOn::kSums) return {{tile_m == 64 && tile_n == 256 ? 32 : 0}};
+  if (tile_m == 96) return {{48, 64, 80}};
+  if (tile_m == 128) return {{96}};
+  if (tile_m == 152) return {{128}};
+  return {};
+}
+constexpr FewerRows fewer_rows(const MatmulConfig &config) {
+  return fewer_rows(config.tile_m, config.tile_n, config.scale_on);
+}
+
 // kTileM rows of x by 64 rows of the weight for each consumer warpgroup. `KindOfWeight`:
 // codebook.cuh, int4.cuh.
 template <int Config, class KindOfWeight>
@@ -31,8 +48,10 @@ struct CtaTile {
   static constexpr bool kSplitK = Kind::kSplitK && has_split_k(Config);
   using Layout = typename Kind::template Layout<kTileN>;
   using Accumulators = float[kTileM / 2];  // of a thread
+  static constexpr FewerRows kFewerRows = fewer_rows(kTileM, kTileN, kScaleOn);
   // TMA boxes of x: a box has 256 rows at most.
   static constexpr int kXBoxes = kTileM > 256 ? 2 : 1;
+  static constexpr int kPartM = kTileM / kXBoxes;
 };
 
 // Shared memory: the LUT; the pipelines of x, by steps, and of the weight and its scales, by
