@@ -30,8 +30,8 @@ build_arm() {
 # on_arm PROGRAM ARGUMENTS
 on_arm() { qemu-aarch64 -L /usr/aarch64-linux-gnu "$@"; }
 
-# Of each test of a variant a hundredth of its cases, which takes seconds.
-step_arm() {
+# arm_variants FOLDER: of each test of a variant a hundredth of its cases, which takes seconds.
+arm_variants() {
   build_arm check_variants
   NF4_TEST_PARTS=100 on_arm "$BUILD_ARM/tests/check_variants" \
     '"every variant*"~"*larger*"~"*whole vectors*"' -r junit -o "$1/arm.xml"
