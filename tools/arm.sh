@@ -17,13 +17,14 @@ arm_problem() {
 
 # build_arm TARGET: at -O1, which compiles in half the time; what is tested are the same instructions.
 build_arm() {
-  local catch2 problem
+  local catch2 problem cross=()
   problem=$(arm_problem)
   [ -z "$problem" ] || skip "$problem"
   virtual_environment
   catch2=$(catch2_include)
-  configure "$BUILD_ARM" --cross-file packaging/aarch64.ini -Dcuda=disabled -Dtests=enabled \
-    -Doptimization=1 -Dpython_extension=disabled "-Dcatch2_include=$catch2"
+  [ -e "$BUILD_ARM/build.ninja" ] || cross=(--cross-file packaging/aarch64.ini)
+  configure "$BUILD_ARM" "${cross[@]}" -Dcuda=disabled -Dtests=enabled -Doptimization=1 \
+    -Dpython_extension=disabled "-Dcatch2_include=$catch2"
   meson compile -C "$BUILD_ARM" "$1"
 }
 
