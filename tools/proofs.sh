@@ -79,7 +79,7 @@ nightly() {
   local each status=0
   step_build
   install_tests
-  for each in fuzz tsan step_soak step_faults_long; do
+  for each in fuzz tsan step_soak step_faults_long step_arm_long; do
     say "== $each"
     bash "$ROOT/dev" "$each" || { say "failed: $each" && status=1; }
   done

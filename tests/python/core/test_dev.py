@@ -20,6 +20,7 @@ DEV = ROOT / "dev"
 INSTALL = ROOT / "tools" / "install.sh"
 WHEEL = ROOT / "tools" / "wheel.sh"
 PROOFS = ROOT / "tools" / "proofs.sh"
+ARM = ROOT / "tools" / "arm.sh"
 TALLY = ROOT / "tools" / "tally.py"
 
 
@@ -39,7 +40,7 @@ def _functions(script: str, *, at: Path = ROOT, **environment: str) -> subproces
 
 
 def test_every_file_that_dev_names_exists() -> None:
-    scripts = (DEV, INSTALL, WHEEL, PROOFS)
+    scripts = (DEV, INSTALL, WHEEL, PROOFS, ARM)
     text = "".join(path.read_text() for path in scripts)
     text = text.replace("$PACKAGE/", "bindings/python/")
     names = set(re.findall(r"(?<![\w/$}])(?:bindings|examples|tests|tools)/[\w./-]+\.\w+", text))

@@ -1,0 +1,45 @@
+# The CPU tests for 64-bit Arm, under emulation: a step of ./dev test, and one of ./dev nightly. Read by
+# ./dev, as install.sh is.
+# shellcheck shell=bash disable=SC2154
+
+readonly BUILD_ARM=$ROOT/build-arm ARM_PACKAGES=(g++-aarch64-linux-gnu qemu-user)
+
+# arm_problem: why there is no compiler or no emulator, after apt has tried where they are missing; or
+# nothing.
+arm_problem() {
+  have aarch64-linux-gnu-g++ && have qemu-aarch64 && return
+  if have apt-get && [ "$(id -u)" = 0 ]; then
+    { apt-get update && apt-get install -y --no-install-recommends "${ARM_PACKAGES[@]}"; } >&2 || true
+  fi
+  have aarch64-linux-gnu-g++ && have qemu-aarch64 ||
+    echo "no aarch64-linux-gnu-g++ or no qemu-aarch64 (apt install ${ARM_PACKAGES[*]})"
+}
+
+# build_arm TARGET: at -O1, which compiles in half the time; what is tested are the same instructions.
+build_arm() {
+  local catch2 problem cross=()
+  problem=$(arm_problem)
+  [ -z "$problem" ] || skip "$problem"
+  virtual_environment
+  catch2=$(catch2_include)
+  [ -e "$BUILD_ARM/build.ninja" ] || cross=(--cross-file packaging/aarch64.ini)
+  configure "$BUILD_ARM" "${cross[@]}" -Dcuda=disabled -Dtests=enabled -Doptimization=1 \
+    -Dpython_extension=disabled "-Dcatch2_include=$catch2"
+  meson compile -C "$BUILD_ARM" "$1"
+}
+
+# on_arm PROGRAM ARGUMENTS
+on_arm() { qemu-aarch64 -L /usr/aarch64-linux-gnu "$@"; }
+
+# arm_variants FOLDER: of each test of a variant a hundredth of its cases, which takes seconds.
+arm_variants() {
+  build_arm check_variants
+  NF4_TEST_PARTS=100 on_arm "$BUILD_ARM/tests/check_variants" \
+    '"every variant*"~"*larger*"~"*whole vectors*"' -r junit -o "$1/arm.xml"
+}
+
+# All of the C++ tests, but for the stack's size, which is another processor's.
+step_arm_long() {
+  build_arm check
+  on_arm "$BUILD_ARM/tests/check" '~[stack]~[.]'
+}
