@@ -48,13 +48,13 @@ fuzz_both() {
   return $status
 }
 
-# faults KILLS CALLS: each change of a file failing or the last, and so many processes killed at
-# random; so many calls from Python, which leak nothing.
+# faults KILLS ALLOCATIONS CALLS: each change of a file failing or the last, so many processes killed
+# at random or without one of Python's allocations; so many calls from Python, which leak nothing.
 faults() {
   local files status=0
-  python tests/faults/fault_files.py --kills "$1" &
+  python tests/faults/fault_files.py --kills "$1" --allocations "$2" &
   files=$!
-  python tests/faults/leaks.py "$2" || status=$?
+  python tests/faults/leaks.py "$3" || status=$?
   wait $files || status=$?
   return $status
 }
@@ -91,5 +91,5 @@ step_soak() {
 }
 step_faults_long() {
   python_environment
-  faults 1000 1000000
+  faults 1000 10000 1000000
 }

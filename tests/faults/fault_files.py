@@ -1,13 +1,13 @@
 """The command line and nf4.save where the n-th call that changes a file fails, or is the last.
 
-    fault_files.py [--kills N]
+    fault_files.py [--kills N] [--allocations N]
 
 Starts itself with file_faults.c before the C library. For each way to write (a file or a
 directory, new or in place of an old one; quantize, dequantize, convert, save) and each n until the
 writing succeeds: the n-th call fails; every write from the n-th on says that the disk is full; the
 process is killed at the n-th call. The destination is then what it was, or the new one, whole;
 after an error no temporary and no descriptor is left; after a kill the next run succeeds. --kills
-also kills N processes at random moments.
+also kills N processes at random moments, --allocations fails one of Python's allocations in N.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ import nf4
 import numpy as np
 import tqdm
 from nf4.cli import main as nf4_main
+
+try:
+    import _testcapi
+except ImportError:  # some distributions leave it out
+    _testcapi = None
 
 SHIM = Path(__file__).with_name("file_faults.c")
 FAIL, FULL, KILL = 1, 2, 3
@@ -201,6 +206,31 @@ class Check:
             self.whole_after_kill()
         raise AssertionError(f"{self.writer.name} never succeeds")
 
+    def allocation(self, n: int) -> bool:
+        """The n-th of Python fails, in a child; whether there were as many."""
+        self._begin()
+        child = os.fork()
+        if child == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            # Any exception may come of it.
+            with contextlib.suppress(BaseException):
+                _testcapi.set_nomemory(n, n + 1)
+                self.writer.write(self.destination)
+                os._exit(0)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        self.count += 1
+        content = _content(self.destination)
+        self._require(content in (self.before, self.new), f"allocation {n}: not whole")
+        stray = [name for name in os.listdir(self.folder) if name != self.destination.name]
+        # The old directory may be left beside the new one, as after a kill. numpy's
+        # __array_interface__ ends the process.
+        killed = os.WIFSIGNALED(status)
+        self._require(
+            killed or not stray or content == self.new, f"allocation {n}: a temporary is left"
+        )
+        return killed or os.WEXITSTATUS(status) != 0
+
     def whole_after_kill(self) -> None:
         self._require(_content(self.destination) in (self.before, self.new), "not whole")
         stray = [name for name in os.listdir(self.folder) if name != self.destination.name]
@@ -223,6 +253,17 @@ def _inject(folder: Path) -> dict[str, int]:
         counts["killed"] += check.count
         counts["writers"] += 1
     return counts
+
+
+def _fail_allocations(folder: Path, count: int) -> int:
+    """Of all writers in turn, early ones as often as late ones; how many were there to fail."""
+    (folder / "allocations").mkdir()
+    checks = [
+        Check(writer, folder / "work", Faults()) for writer in _writers(folder / "allocations")
+    ]
+    rng = random.Random(4)
+    numbers = [int(10 ** rng.uniform(0, 4.5)) for _ in range(count)]
+    return sum(checks[i % len(checks)].allocation(n) for i, n in enumerate(numbers))
 
 
 def _kill_at_random(folder: Path, kills: int) -> int:
@@ -263,8 +304,9 @@ def _report(counts: dict[str, int]) -> None:
         "failed": "nth-file-call",
         "killed": "kill-at-file-call",
         "killed_at_random": "kill-at-random",
+        "allocations": "nth-python-allocation",
     }
-    lines = [f"{proof} {counts[key]}\n" for key, proof in names.items() if counts[key]]
+    lines = [f"{proof} {counts[key]}\n" for key, proof in names.items() if counts.get(key)]
     if path is not None:
         with open(path, "a") as file:
             file.writelines(lines)
@@ -273,6 +315,7 @@ def _report(counts: dict[str, int]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--allocations", type=int, default=0)
     parser.add_argument("--preloaded", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     # In memory, as each run syncs.
@@ -291,6 +334,8 @@ def main() -> int:
         tqdm.tqdm.set_lock(threading.RLock())
         counts = _inject(folder)
         counts["killed_at_random"] = _kill_at_random(folder, args.kills)
+        if _testcapi is not None:
+            counts["allocations"] = _fail_allocations(folder, args.allocations)
         print(json.dumps(counts))
         _report(counts)
     return 0

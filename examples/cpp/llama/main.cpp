@@ -42,7 +42,8 @@ Options parse(const std::vector<std::string> &words) {
     std::vector<int32_t> tokens;
     std::stringstream text(rest[i]);
     for (std::string each; std::getline(text, each, ',');) tokens.push_back(number(each));
-    if (!tokens.empty()) options.prompts.push_back(tokens);
+    if (tokens.empty()) throw std::invalid_argument("an empty prompt");
+    options.prompts.push_back(tokens);
   }
   if (options.tokens < 1 || options.prompts.empty() || options.prompts.size() > kMaxBatch)
     throw std::out_of_range("tokens or prompts");

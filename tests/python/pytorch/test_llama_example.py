@@ -181,7 +181,9 @@ def test_requests_that_cannot_be_met(golden, arguments, message):
     assert result.returncode == 1 and message in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--tokens", "0", "1"], ["1,,2"], ["--what", "1"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--tokens", "0", "1"], ["1,,2"], ["1", ""], ["--what", "1"]]
+)
 def test_usage(golden, arguments):
     result = run(golden, *arguments)
     assert result.returncode == 2 and result.stderr.startswith("llama FOLDER")

@@ -93,19 +93,19 @@ struct SkinnyRowPacked : RowCodes {
 // GPTQ: codes [k / 8][n] words, scales [group][n], zero points [group][n / 8] words. A warp tile
 // is 32 rows of 64 bytes in the 64-byte swizzle, each 8 columns of 16 rows of the weight.
 struct SkinnyGptq {
-  static constexpr int kBoxBytes = kWarpTileN * 4, kBoxRows = kWarpTileK / 8;
+  static constexpr int kBoxBytes = kWarpTileN * 4;
 
   static __device__ __forceinline__ void load_tile(uint8_t *to, const void *map, int column, int n,
                                                    uint64_t *barrier) {
     tma_load_2d(to, map, n * 4, column / 8, barrier);
   }
-  static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
-    tma_prefetch_2d(map, n * 4, k_tile * kBoxRows);
+  static __device__ __forceinline__ void prefetch_tile(const void *map, int column, int n) {
+    tma_prefetch_2d(map, n * 4, column / 8);
   }
-  static __device__ __forceinline__ TileChunk chunk(const Int4View &weight, int k_tile,
+  static __device__ __forceinline__ TileChunk chunk(const Int4View &weight, int column,
                                                     int first_row, int index) {
     const int octet = index / 4;
-    const int64_t k8 = k_tile * kBoxRows + octet, n = first_row + index % 4 * 4;
+    const int64_t k8 = column / 8 + octet, n = first_row + index % 4 * 4;
     const bool in_bounds = n < weight.rows && k8 < weight.cols / 8;
     return {offset(octet, index % 4), in_bounds ? (k8 * weight.rows + n) * 4 : 0, in_bounds};
   }

@@ -51,18 +51,18 @@ struct RowCodes {
                                                    uint64_t *barrier) {
     tma_load_2d(to, map, column / 2, n, barrier);
   }
-  static __device__ __forceinline__ void prefetch_tile(const void *map, int k_tile, int n) {
-    tma_prefetch_2d(map, k_tile * (kWarpTileK / 2), n);
+  static __device__ __forceinline__ void prefetch_tile(const void *map, int column, int n) {
+    tma_prefetch_2d(map, column / 2, n);
   }
   template <class View>
-  static __device__ __forceinline__ TileChunk chunk(const View &weight, int k_tile, int first_row,
+  static __device__ __forceinline__ TileChunk chunk(const View &weight, int column, int first_row,
                                                     int index) {
     constexpr int kRowChunks = kWarpTileK / 2 / 16;
     const int row = index / kRowChunks, chunk = index % kRowChunks;
     const int64_t row_bytes = weight.cols / 2, n = first_row + row;
-    const int64_t column = k_tile * (kWarpTileK / 2) + chunk * 16;
-    const bool in_bounds = n < weight.rows && column < row_bytes;
-    return {StageTile::offset(row, chunk), in_bounds ? n * row_bytes + column : 0, in_bounds};
+    const int64_t byte = column / 2 + chunk * 16;
+    const bool in_bounds = n < weight.rows && byte < row_bytes;
+    return {StageTile::offset(row, chunk), in_bounds ? n * row_bytes + byte : 0, in_bounds};
   }
 };
 
@@ -95,7 +95,6 @@ class WarpTileIterator {
   }
   __device__ __forceinline__ bool is_valid() const { return tile_ < tiles_; }
   __device__ __forceinline__ int row() const { return tile_ * kWarpTileN; }
-  __device__ __forceinline__ int k_tile() const { return k_tile_; }
   __device__ __forceinline__ int column() const { return k_tile_ * kWarpTileK; }
   __device__ __forceinline__ void advance() {
     tile_ += work_.n_warps;
@@ -166,7 +165,7 @@ class TmaPipeline {
   // Prefetches the first tile into L2, which is allowed while the predecessor still writes.
   __device__ __forceinline__ void prefetch() const {
     if (threadIdx.x % 32 == 0 && iterator_.is_valid())
-      Kind::Codes::prefetch_tile(&args_.packed, iterator_.k_tile(), first_row_ + iterator_.row());
+      Kind::Codes::prefetch_tile(&args_.packed, iterator_.column(), first_row_ + iterator_.row());
   }
 
   // Before all else, by all lanes.
@@ -245,7 +244,7 @@ class CpAsyncPipeline {
 #pragma unroll
     for (int i = 0; i < kStageBytes / 16; i += 32) {
       const TileChunk chunk =
-          Kind::Codes::chunk(args_.matmul.weight, iterator_.k_tile(), first_row_ + iterator_.row(),
+          Kind::Codes::chunk(args_.matmul.weight, iterator_.column(), first_row_ + iterator_.row(),
                              i + threadIdx.x % 32);
       cp_async_16(to + chunk.to, packed + chunk.from, chunk.in_bounds ? 16 : 0);
     }
@@ -258,7 +257,7 @@ class CpAsyncPipeline {
 };
 
 // `TileIterator` is the warp's order of warp tiles: the row of the weight, from the pipeline's
-// first one, the K-tile, and its first column, of a stack of experts along K in that.
+// first one, and its first column, of a stack of experts along K in that.
 template <class Kind, class TileIterator = WarpTileIterator<Kind::kWarps>>
 using WeightPipeline = std::conditional_t<Kind::Arch::kTensorMaps, TmaPipeline<Kind, TileIterator>,
                                           CpAsyncPipeline<Kind, TileIterator>>;
