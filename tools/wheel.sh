@@ -6,15 +6,23 @@ readonly DIST=$ROOT/dist WHEEL_MOST=$((20 * 1000 * 1000))
 # The version, which meson.build has; tests compare that of nf4.h and of Cargo.toml with it.
 version() { sed -n "s/^  version: '\(.*\)',\$/\1/p" meson.build; }
 
-# wheel [--cpu] [-D...]: an sdist of what is committed, and a wheel from it, into dist/. The wheel
+# wheel [--cpu|--arm] [-D...]: an sdist of what is committed, and a wheel from it, into dist/. The wheel
 # runs where glibc is that of this machine or later, on Python 3.10 and later.
 wheel() {
-  local cuda=1 option config=() built=$CACHE/wheel file
+  local cuda=1 option config=() host=() strip=(--strip) built=$CACHE/wheel file problem
   for option; do
     case $option in
       --cpu) cuda=0 ;;
+      --arm)
+        problem=$(arm_problem)
+        [ -z "$problem" ] || die "$problem"
+        # Stripped by the linker, as auditwheel takes the strip of this machine.
+        cuda=0 host=(_PYTHON_HOST_PLATFORM=linux-aarch64) strip=()
+        config+=("-Csetup-args=--cross-file=$ROOT/packaging/aarch64.ini"
+          -Csetup-args=-Dc_link_args=-s -Csetup-args=-Dcpp_link_args=-s)
+        ;;
       -D*) config+=("-Csetup-args=$option") ;;
-      *) die "wheel takes --cpu and options of Meson (-D...), not '$option'" ;;
+      *) die "wheel takes --cpu, --arm and options of Meson (-D...), not '$option'" ;;
     esac
   done
   virtual_environment
@@ -31,11 +39,11 @@ wheel() {
   PYTHONPATH=$PACKAGE/build_backend python -c \
     'import nf4_build, sys; nf4_build.build_sdist(sys.argv[1])' "$DIST" >"$built/log" 2>&1 ||
     { cat "$built/log" >&2 && die 'cannot make the sdist; what it said is above'; }
-  NF4_CUDA=$cuda python -m pip wheel -q --no-deps --no-build-isolation "${config[@]}" -w "$built" \
+  env "${host[@]}" NF4_CUDA=$cuda python -m pip wheel -q --no-deps --no-build-isolation "${config[@]}" -w "$built" \
     "$DIST/libnf4-$(version).tar.gz" >&2
   # The extension module keeps to the stable ABI of 3.10; the build backend names its own Python.
   python -m wheel tags --remove --python-tag cp310 "$built"/*.whl >/dev/null
-  python -m auditwheel repair --strip -w "$DIST" "$built"/*.whl >"$built/log" 2>&1 ||
+  python -m auditwheel repair "${strip[@]}" -w "$DIST" "$built"/*.whl >"$built/log" 2>&1 ||
     { cat "$built/log" >&2 && die 'auditwheel refuses the wheel; what it said is above'; }
   file=$(echo "$DIST"/*.whl)
   python tools/sbom.py "$file"

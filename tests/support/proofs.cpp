@@ -12,6 +12,8 @@ namespace {
 
 #if defined __SANITIZE_ADDRESS__
 const std::string kPrefix = "sanitized-";
+#elif defined __aarch64__
+const std::string kPrefix = "arm-";
 #else
 const std::string kPrefix = "cpu-";
 #endif
