@@ -222,6 +222,8 @@ def examples(build: Path) -> dict:
         "C++, a LLaMA": [
             str(build / "examples" / "cpp_llama"),
             str(ROOT / "tests" / "golden" / "llama"),
+            "--tokens",
+            "8",
             "1,17,42,5,99,3",
         ],
         "Python": [sys.executable, "examples/python/device_buffers.py"],

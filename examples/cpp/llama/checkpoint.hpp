@@ -43,7 +43,10 @@ class Checkpoint {
       for (const auto &[path, file] : json.values())
         if (path.rfind(map, 0) == 0) files.insert(file);
     }
-    for (const std::string &file : files) read_shard(folder + "/" + file);
+    for (const std::string &file : files) {
+      require(file.find('/') == std::string::npos, index, ": ", file, " is not in the folder");
+      read_shard(folder + "/" + file);
+    }
   }
 
   bool has(const std::string &name) const { return tensors_.count(name) != 0; }

@@ -16,8 +16,9 @@ struct Config {
     only(json, "model_type", {"llama"});
     only(json, "hidden_act", {"silu"});
     // transformers 5 has rope_parameters; before, rope_theta stood beside rope_scaling.
-    const std::string rope =
-        json.has("rope_parameters/rope_type") ? "rope_parameters/" : "rope_scaling/";
+    const bool together =
+        json.has("rope_parameters/rope_theta") || json.has("rope_parameters/rope_type");
+    const std::string rope = together ? "rope_parameters/" : "rope_scaling/";
     only(json, rope + "rope_type", {"default", "llama3"});
     only(json, rope + "type", {"default", "llama3"});
     const auto size = [&json](const char *key, int64_t otherwise) {
@@ -36,7 +37,7 @@ struct Config {
     require(heads % kv_heads == 0 && head_dim % 2 == 0,
             "config.json: num_attention_heads or head_dim does not fit");
     eps = static_cast<float>(json.number("rms_norm_eps", 1e-6));
-    const auto is = [&json](const char *key, const char *text) {
+    const auto is = [&json](const std::string &key, const char *text) {
       return json.has(key) && json.text(key) == text;
     };
     tied = is("tie_word_embeddings", "true");
@@ -44,11 +45,12 @@ struct Config {
     mlp_bias = is("mlp_bias", "true");
     is_awq = is("quantization_config/quant_method", "awq");
     is_gptq_v2 = is("quantization_config/checkpoint_format", "gptq_v2");
+    const bool is_llama3 = is(rope + "rope_type", "llama3") || is(rope + "type", "llama3");
     const double theta = json.number(rope + "rope_theta", json.number("rope_theta", 1e4));
     for (int64_t pair = 0; pair < head_dim / 2; ++pair) {
       const double frequency = std::pow(theta, -2.0 * pair / head_dim);
-      frequencies.push_back(static_cast<float>(
-          json.has(rope + "factor") ? llama3(json, rope, frequency) : frequency));
+      frequencies.push_back(
+          static_cast<float>(is_llama3 ? llama3(json, rope, frequency) : frequency));
     }
   }
 

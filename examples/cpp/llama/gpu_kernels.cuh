@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (splits == 1) return;
   const int64_t place = first * of.heads + head;
-  float *partial = partials + (place * splits + split) * (D + 2);
+  float *partial = partials + (place * gridDim.z + split) * (D + 2);
   partial[column] = merge<D>(parts[0][0], kKeys, column, &most, &total);
   partial[D] = most;
   partial[D + 1] = total;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (!is_last) return;
   __threadfence();
-  const float value = merge<D>(partials + place * splits * (D + 2), splits, column, &most, &total);
+  const float value = merge<D>(partials + place * gridDim.z * (D + 2), splits, column, &most, &total);
   of.y[place * D + column] = __float2bfloat16(value / total);
 }
 

@@ -19,7 +19,7 @@ int64_t number(const std::string &text) {
   return value;
 }
 
-// Throws what is not a std::runtime_error.
+// Throws a std::logic_error.
 Options parse(const std::vector<std::string> &words) {
   Options options;
   const std::map<std::string, int64_t *> numbers{{"--tokens", &options.tokens},
@@ -53,16 +53,19 @@ Options parse(const std::vector<std::string> &words) {
 }  // namespace
 
 int main(int count, char **words) try {
-  const Options options = parse({words + 1, words + count});
+  Options options;
+  try {
+    options = parse({words + 1, words + count});
+  } catch (const std::logic_error &) {
+    std::fputs(kUsage, stderr);
+    return 2;
+  }
 #ifdef LLAMA_ON_GPU
   if (!options.cpu && generate_on_gpu(options)) return 0;
 #endif
   Cpu cpu(static_cast<int>(options.threads));
   generate(options, cpu);
   return 0;
-} catch (const std::logic_error &) {  // of parse()
-  std::fputs(kUsage, stderr);
-  return 2;
 } catch (const std::exception &error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

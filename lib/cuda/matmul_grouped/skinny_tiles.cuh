@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/matmul/skinny/epilogue.cuh"
 #include "cuda/matmul/skinny/mainloop.cuh"
 #include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/matmul_grouped/routing.cuh"

@@ -55,7 +55,9 @@ def compare(folder, lengths, allowed=ALLOWED):
 
 
 @pytest.mark.parametrize("dim", [16, 32, 64, 128])
-@pytest.mark.parametrize("lengths", [[700], [3, 1, 12, 64, 5, 9, 300, 2]], ids=["one", "eight"])
+@pytest.mark.parametrize(
+    "lengths", [[700], [700, 100], [3, 1, 12, 64, 5, 9, 300, 2]], ids=["one", "two", "eight"]
+)
 def test_as_on_the_cpu(tmp_path, dim, lengths):
     shape = argparse.Namespace(
         layers=2, hidden=4 * dim, heads=4, kv_heads=1 if dim == 64 else 2, intermediate=8 * dim,

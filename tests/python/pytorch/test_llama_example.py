@@ -157,6 +157,11 @@ FAULTS = {
         lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 63))
     ),
     "model.safetensors: cannot be read": lambda folder: (folder / "model.safetensors").unlink(),
+    "../other.safetensors is not in the folder": (
+        lambda folder: (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {"x": "../other.safetensors"}})
+        )
+    ),
 }
 
 
