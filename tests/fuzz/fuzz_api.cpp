@@ -1,7 +1,6 @@
-// Every function of nf4.h on arguments made of the bytes of a fuzzer: sizes, launches where there
-// is no GPU, and the CPU. A shape is refused if and only if rules.hpp says so, a correct call
-// succeeds, but for launches that need a GPU, one that is refused says why and writes nothing; the
-// sanitizers see the rest.
+// Every function of nf4.h on arguments made of the bytes of a fuzzer: sizes, the CPU, and launches,
+// which may find no GPU. A shape is refused if and only if rules.hpp says so, a correct call
+// succeeds, one that is refused says why and writes nothing; the sanitizers see the rest.
 #include <cstdio>
 #include <cstdlib>
 #include <type_traits>
@@ -31,7 +30,6 @@ Expected expected(bool valid, const Memory &memory) {
   return memory.usual() ? Expected::kAccepted : Expected::kEither;
 }
 
-// Of any function but a launch.
 void check(const char *function, nf4_status status, Expected expected, const Memory &memory) {
   const bool refused = status == NF4_STATUS_INVALID_ARGUMENT;
   count_call(refused);
