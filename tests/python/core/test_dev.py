@@ -208,6 +208,23 @@ def test_a_command_leaves_its_counts_anew(tmp_path: Path) -> None:
         assert (tmp_path / ".cache" / "proofs" / "test").read_text() == "a 1\nb 2\n"
 
 
+def test_a_command_that_there_is_not_deletes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "README.md").touch()
+    (tmp_path / ".cache" / "proofs").mkdir(parents=True)
+    done = _functions("usage() { :; }; main ../../README.md", at=tmp_path, NF4_PROOFS="")
+    assert done.returncode == 1 and "no command" in done.stderr
+    assert (tmp_path / "README.md").exists()
+
+
+@pytest.mark.parametrize("code", [0, 77, 1])
+def test_what_is_skipped_at_night_is_no_failure(code: int, tmp_path: Path) -> None:
+    stubs = "step_build() { :; }; install_tests() { :; }\n"
+    stubs += f"bash() {{ case $2 in step_arm_long) return {code} ;; esac; }}\n"
+    done = _functions(f"{stubs} nightly", at=tmp_path)
+    assert done.returncode == (1 if code == 1 else 0), done.stderr
+    assert ("failed: step_arm_long" in done.stderr) == (code == 1)
+
+
 def test_the_library_alone_needs_no_catch2(tmp_path: Path) -> None:
     stubs = STUBS + "catch2_include() { die 'Catch2 was asked for'; }\nwants_cuda() { false; }\n"
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
