@@ -267,7 +267,8 @@ TEST_CASE("threads leave all signals to the program's own but those of their fau
     CHECK(sigismember(&blocked, fault) == 0);
 }
 
-TEST_CASE("a child of fork() has threads of its own, also one of a thread", "[threads][native]") {
+TEST_CASE("a child of fork() has threads of its own, also one of a thread",
+          "[threads][native][fork]") {
   REQUIRE(threads_meet(3));
   CHECK(in_child([] { return threads_meet(3) && cover(1000, 1, 7).wrong_visits == 0; }));
   std::thread([] { CHECK(in_child([] { return threads_meet(3); })); }).join();

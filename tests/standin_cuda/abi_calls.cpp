@@ -84,6 +84,7 @@ std::vector<AbiCall> some_calls(const Memory &memory) {
     calls.grouped(kBf16, kExperts, 8, m, false, true);
     calls.int4_grouped(NF4_INT4_AWQ, kExperts, 8, m, true);
   }
+  calls.int4_grouped(NF4_INT4_GPTQ, kExperts, 8, 8, true);
   calls.int4_dequant(NF4_INT4_AWQ, kFp16, kSize, false);
   calls.int4_quantize(NF4_INT4_GPTQ, kFp16, kSize);
   calls.int4_reorder(NF4_INT4_GPTQ, kSize);

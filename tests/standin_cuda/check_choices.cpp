@@ -39,6 +39,10 @@ template <nf4_int4_layout layout, int64_t m>
 void int4(CallBuilder &calls) {
   calls.int4_matmul(layout, kDtype, kSize, m, false);
 }
+template <nf4_int4_layout layout, int64_t m>
+void int4_grouped(CallBuilder &calls) {
+  calls.int4_grouped(layout, kExpert, 8, m, true);
+}
 
 constexpr Row kRows[] = {
     {kH200, "sm90", matmul<1>, "matmul_skinny"},
@@ -55,6 +59,11 @@ constexpr Row kRows[] = {
     {kH200, "sm90", int4<NF4_INT4_GPTQ, 300>, "matmul_wgmma"},
     {kH200, "sm90", int4<NF4_INT4_AWQ, 300>, "matmul_wgmma"},
     {kH200, "sm90", int4<NF4_INT4_COMPRESSED_TENSORS, 300>, "matmul_wgmma"},
+    {kH200, "sm90", int4_grouped<NF4_INT4_GPTQ, 8>, "int4_matmul_grouped_skinny"},
+    {kH200, "sm90", int4_grouped<NF4_INT4_COMPRESSED_TENSORS, 8>, "int4_matmul_grouped_skinny"},
+    {kH200, "sm90", int4_grouped<NF4_INT4_GPTQ, 4096>, "matmul_wgmma"},
+    {kH200, "sm90", int4_grouped<NF4_INT4_AWQ, 4096>, "matmul_wgmma"},
+    {kH200, "sm90", int4_grouped<NF4_INT4_COMPRESSED_TENSORS, 4096>, "matmul_wgmma"},
     {kA100, "sm80", matmul<1>, "matmul_skinny"},
     {kA100, "sm80", matmul<300>, "matmul_mma"},
     {kA100, "sm80", batch<1>, "matmul_skinny_batch"},

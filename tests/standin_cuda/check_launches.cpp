@@ -153,6 +153,25 @@ TEST_CASE("a stream of another device than the memory's is refused", "[standin]"
         }) == "");
 }
 
+TEST_CASE("host memory is refused, but in a capture, which may have allocated it", "[standin]") {
+  for (const Gpu &gpu : gpus())
+    CHECK(in_child([&] {
+            set_gpus({gpu});
+            const cudaStream_t stream = make_stream();
+            std::string found;
+            for (const AbiCall &call : some_calls({MemoryKind::kHost})) {
+              forget_calls();
+              const bool refused = call.launch(stream) == NF4_STATUS_INVALID_ARGUMENT;
+              const std::string why = nf4_last_error();
+              if (!refused || why.find("is host memory") == std::string::npos ||
+                  !launches().empty())
+                found += call.text() + ": not refused, " + why + "\n";
+              found += captured(call, stream, 0);
+            }
+            return found;
+          }) == "");
+}
+
 TEST_CASE("the first launch of many threads at once", "[standin]") {
   constexpr int kThreads = 16;
   size_t count = 0;

@@ -79,16 +79,16 @@ std::string what_is_wrong(const cudaLaunchConfig_t &config, const void *kernel) 
   return {};
 }
 
-// What ends a capture, wherever it is called.
-void end_capture_of(bool unsafe) {
+// What ends a capture that is not relaxed, wherever it is called.
+void end_strict_capture() {
   Machine &m = machine();
-  if (unsafe && m.capturing != nullptr && m.capture_mode != cudaStreamCaptureModeRelaxed)
+  if (m.capturing != nullptr && m.capture_mode != cudaStreamCaptureModeRelaxed)
     m.capture_valid = false;
 }
 
 cudaError_t forbidden(const char *function, const void *site) {
   Entry entry(function, site);
-  end_capture_of(true);
+  end_strict_capture();
   return entry.refuse(cudaErrorNotSupported, "no launch may call it");
 }
 
@@ -267,7 +267,7 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device) {
   Entry entry("cudaStreamGetDevice", SITE);
   entry.on_stream(stream);
   if (entry.failed()) return entry.error();
-  end_capture_of(true);
+  end_strict_capture();
   if (machine().capturing == stream) machine().capture_valid = false;
   if (is_default(stream)) return entry.refuse(cudaErrorInvalidResourceHandle, "a default stream");
   *device = device_of(stream);

@@ -29,7 +29,8 @@ void set_yielding(bool yielding);
 
 // ---- Memory: addresses that no one may follow ------------------------------------------------
 
-enum class MemoryKind { kDevice, kManaged, kPinned };
+// kHost: memory that CUDA was not told of.
+enum class MemoryKind { kDevice, kManaged, kPinned, kHost };
 constexpr size_t kMemoryBytes = size_t{1} << 44;
 // Where so many bytes of a kind begin, each device's own.
 uint8_t *memory(MemoryKind kind, int device = 0);

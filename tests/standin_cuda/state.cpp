@@ -44,10 +44,11 @@ void set_yielding(bool yielding) { machine().yielding = yielding; }
 void reset_contexts() { machine().first_context += kMaxGpus; }
 
 uint8_t *memory(MemoryKind kind, int device) {
-  static uint8_t *of_device[kMaxGpus], *managed, *pinned;
+  static uint8_t *of_device[kMaxGpus], *managed, *pinned, *host;
   uint8_t *&address = kind == MemoryKind::kDevice    ? of_device[device]
                       : kind == MemoryKind::kManaged ? managed
-                                                     : pinned;
+                      : kind == MemoryKind::kPinned  ? pinned
+                                                     : host;
   if (address == nullptr) address = reserve();
   return address;
 }

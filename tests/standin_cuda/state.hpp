@@ -3,7 +3,6 @@
 
 #include <map>
 #include <mutex>
-#include <set>
 
 #include "standin_cuda/standin.hpp"
 

@@ -46,9 +46,10 @@ struct IntegerKind {
   static constexpr auto workspace_size = nf4_int4_matmul_grouped_workspace_size;
   using Problem = Int4GroupedProblem;
   // Of the configurations that there are for integers: skinny ones have no kernel of AWQ.
-  static bool has(const nf4_int4_tensor &weight, int config) {
-    return weight.layout != NF4_INT4_AWQ || !cuda::is_skinny(config);
+  static bool has(nf4_int4_layout layout, int config) {
+    return layout != NF4_INT4_AWQ || !cuda::is_skinny(config);
   }
+  static bool has(const nf4_int4_tensor &weight, int config) { return has(weight.layout, config); }
 };
 
 // A stack of experts with its elements [E][N][K], and for each the magnitude of what is summed.
@@ -314,6 +315,22 @@ void check_counts(const Counts &counts, int least) {
       if (cuda::matmul_grouped_has<typename Kind::W>(*family, config, compute_capability()))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
+}
+
+// Every kernel that there is for each layout ran; with few shapes, for any.
+inline void check_counts(const std::map<nf4_int4_layout, Counts> &of_layouts) {
+  Counts all;
+  for (const auto &[layout, counts] : of_layouts)
+    for (const auto &[family, of_family] : counts)
+      for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
+        INFO("layout " << layout << ", family " << family->name << ", "
+                       << cuda::kMatmulConfigs[config].name);
+        if (!few_shapes() && IntegerKind::has(layout, config) &&
+            cuda::matmul_grouped_has<Int4Weight>(*family, config, compute_capability()))
+          CHECK(of_family[config] > 0);
+        all[family][config] += of_family[config];
+      }
+  check_counts<IntegerKind>(all, few_shapes() ? 1 : 10);
 }
 
 // Every kernel of the product, forced, with each input late.

@@ -81,9 +81,9 @@ bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int wh
          wgmma_sizes_can_run(problem, gpu, which);
 }
 
+namespace {
 // Words of zero points and vectors of scales have 8 rows; rows of tensor maps and of compressed-
 // tensors' scales are multiples of 16 bytes.
-namespace {
 bool int4_skinny_sizes_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config) {
   constexpr int64_t kMaxRows = int64_t{1} << 28;  // 32-bit coordinates in tensor maps
   const Int4Weight &weight = problem.weight;

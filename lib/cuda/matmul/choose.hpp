@@ -46,7 +46,7 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
 bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 // By warp tiles, also where strips are faster.
 bool skinny_tiles_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
-// If there is a kernel of the configuration.
+// By sizes alone: whether there is a kernel of the configuration is has_wgmma_kernel's answer.
 bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);

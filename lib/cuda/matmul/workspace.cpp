@@ -104,7 +104,8 @@ int64_t lora_workspace_bytes(const MatmulProblem &problem) {
   return LoraWorkspace(problem).bytes();
 }
 
-// Without elements there is nothing to compute, and rows, cols or m may be near the limit of int64.
+// A weight without elements needs none, and has no lora (validate_matmul.cpp); its rows, cols or m
+// may be near the limit of int64.
 int64_t matmul_workspace_bytes(const MatmulProblem &problem) {
   if (problem.weight.elements == 0) return 0;
   return MatmulWorkspace(problem).bytes() + lora_workspace_bytes(problem);

@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // of a tensor map
 
-// What a CTA tile takes, measured on an H200 (docs/design/matmul-grouped.md): cycles of its
-// multiprocessor for so many columns, and of each row of x that it is multiplied with, and beside
-// them.
+// What a CTA tile takes: cycles of its multiprocessor for so many columns, and of each row of x
+// that it is multiplied with, and beside them. Fitted by hand to times of forced kernels on an H200
+// (docs/design/matmul-grouped.md), and taken for other GPUs as they are.
 struct Cost {
   int config;
   int columns;
@@ -43,6 +43,7 @@ constexpr Cost kGradCosts[] = {
     {config_named("wgmma_128x128"), 128, 410, 12.75, 3500},
     {config_named("wgmma_256x128"), 128, 2740, 0, 5500},
 };
+// mma and skinny as NF4's.
 constexpr Cost kInt4Costs[] = {
     {kMma64x64, 64, 1800, 0, 0},
     {kSkinny2, kWarpTileK, 165, 0, 0},
