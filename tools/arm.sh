@@ -4,14 +4,13 @@
 
 readonly BUILD_ARM=$ROOT/build-arm ARM_PACKAGES=(g++-aarch64-linux-gnu qemu-user)
 
+have_arm() { have aarch64-linux-gnu-g++ && have qemu-aarch64; }
+
 # arm_problem: why there is no compiler or no emulator, after apt has tried where they are missing; or
 # nothing.
 arm_problem() {
-  have aarch64-linux-gnu-g++ && have qemu-aarch64 && return
-  if have apt-get && [ "$(id -u)" = 0 ]; then
-    { apt-get update && apt-get install -y --no-install-recommends "${ARM_PACKAGES[@]}"; } >&2 || true
-  fi
-  have aarch64-linux-gnu-g++ && have qemu-aarch64 ||
+  have_arm || apt_install --no-install-recommends "${ARM_PACKAGES[@]}" || true
+  have_arm ||
     echo "no aarch64-linux-gnu-g++ or no qemu-aarch64 (apt install ${ARM_PACKAGES[*]})"
 }
 
@@ -22,6 +21,7 @@ build_arm() {
   [ -z "$problem" ] || skip "$problem"
   virtual_environment
   catch2=$(catch2_include)
+  [ -n "$catch2" ] || skip 'pip could not install Catch2, and that of the system is not for 64-bit Arm'
   [ -e "$BUILD_ARM/build.ninja" ] || cross=(--cross-file packaging/aarch64.ini)
   configure "$BUILD_ARM" "${cross[@]}" -Dcuda=disabled -Dtests=enabled -Doptimization=1 \
     -Dpython_extension=disabled "-Dcatch2_include=$catch2"

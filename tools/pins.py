@@ -4,10 +4,10 @@
                                     --require-hashes; exit status 3 where it is not for this Python
                                     or machine
     pins.py --make REQUIREMENT...   the file anew, for all that ./dev installs, by uv on PATH; what
-                                    is in it already keeps its version where it can
+                                    is in it already keeps its version where the lists allow
 
 A package has a line "name==version ; marker", the hashes of its files that Linux on x86-64 or
-64-bit Arm and Python 3.11 to 3.14 can use, and the packages that need it.
+64-bit Arm with glibc and Python 3.11 to 3.14 can use, and the packages that need it.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ def main() -> None:
         PINS.write_text(make(options.requirements))
         return
     here = sys.version_info[0] == 3 and sys.version_info[1] in PYTHONS
+    here = here and platform.libc_ver()[0] == "glibc"
     if not here or sys.platform != "linux" or platform.machine() not in MACHINES:
         sys.exit(NOT_HERE)
     wanted = {name_of(each) for each in options.requirements}

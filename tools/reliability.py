@@ -5,7 +5,8 @@
 tests/reliability/*.json has a row for each proof: its promise, its test, what is counted, and its
 last runs by each command of ./dev. --record takes up what the last runs left in CACHE (.cache): a
 line "SLUG COUNT [FAILED]" in proofs/COMMAND for each part of a proof, and for a row with "cases"
-the JUnit files of that step of `./dev test`. A row's "planted" is a defect that the proof was shown
+the JUnit files of that step of `./dev test`. What a command that ran left nothing of is a run no
+longer. A row's "planted" is a defect that the proof was shown
 to find.
 """
 
@@ -28,10 +29,8 @@ TITLES = {
     "abi": "The ABI",
     "arguments": "Arguments",
     "cpu": "The CPU",
-    "arm": "Arm",
     "cuda": "The GPU, and the CUDA runtime",
     "fuzz": "Fuzzing",
-    "faults": "Faults",
     "threads": "Threads and memory",
     "files": "Files",
     "security": "Security",
@@ -90,6 +89,13 @@ def run_of_cases(cache: Path, step: str, pattern: str) -> Run | None:
     return run if run["count"] else None
 
 
+def take_up(row: Row, command: str, run: Run | None) -> None:
+    if run is not None:
+        row["runs"][command] = run
+    else:
+        row["runs"].pop(command, None)
+
+
 def record(topics: dict[str, list[Row]], cache: Path) -> list[str]:
     """Takes up the last runs. Returns the slugs that no row has."""
     found = {path.name: counted(path) for path in sorted((cache / "proofs").glob("*"))}
@@ -97,12 +103,10 @@ def record(topics: dict[str, list[Row]], cache: Path) -> list[str]:
     for row in (row for rows in topics.values() for row in rows):
         known.add(row["proof"])
         for command, runs in found.items():
-            if row["proof"] in runs:
-                row["runs"][command] = runs[row["proof"]]
-        if "cases" in row and (
-            run := run_of_cases(cache, row["cases"]["step"], row["cases"]["match"])
-        ):
-            row["runs"]["test"] = run
+            if "cases" not in row:
+                take_up(row, command, runs.get(row["proof"]))
+        if "cases" in row and (cache / "test").exists():
+            take_up(row, "test", run_of_cases(cache, row["cases"]["step"], row["cases"]["match"]))
     return sorted({slug for runs in found.values() for slug in runs} - known)
 
 

@@ -16,7 +16,7 @@ wheel() {
       --arm)
         problem=$(arm_problem)
         [ -z "$problem" ] || die "$problem"
-        # Stripped by the linker, as auditwheel takes the strip of this machine.
+        # Stripped by the linker: auditwheel would run this machine's strip, which does not know Arm.
         cuda=0 host=(_PYTHON_HOST_PLATFORM=linux-aarch64) strip=()
         config+=("-Csetup-args=--cross-file=$ROOT/packaging/aarch64.ini"
           -Csetup-args=-Dc_link_args=-s -Csetup-args=-Dcpp_link_args=-s)

@@ -2,7 +2,7 @@
 
     hardening.py [--fortified] LIBRARY...
 
---fortified: it calls the C library's checked functions, as one does that was optimized.
+--fortified: an optimized library, which has to call the C library's checked functions.
 """
 
 import argparse

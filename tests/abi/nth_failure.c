@@ -80,7 +80,9 @@ static uint64_t hash_of(const void *data, size_t bytes) {
   return hash;
 }
 
-/* Every kind of call: what it wrote, or a number that no hash is likely to be if it failed. */
+/* Nine calls: quantize (nested and flat), dequantize, product, gradient, batch and experts, and of
+ * integers quantize and product. The others run on the same threads. What each wrote, or a number
+ * that no hash is likely to be if it failed. */
 static void call_all(uint64_t results[kCalls]) {
   const nf4_tensor nested = {.struct_size = sizeof nested,
                              .format = NF4_FORMAT_NF4,

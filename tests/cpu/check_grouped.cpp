@@ -122,7 +122,7 @@ TEST_CASE("every variant multiplies the rows of experts within the rounding of i
       }
 }
 
-TEST_CASE("the error of experts is no more than that of dense weights", "[matmul]") {
+TEST_CASE("the error of experts is no more than that of dense weights", "[matmul][accuracy]") {
   uint64_t stream = 0x32000000;
   for (const nf4_dtype dtype : kDtypes16)
     for (const int64_t m : {4, 30, 200}) {

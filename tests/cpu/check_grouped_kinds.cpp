@@ -285,7 +285,8 @@ TEST_CASE("experts of integers, and gradients, without anything to multiply", "[
   }
 }
 
-TEST_CASE("the gradient's error of experts is no more than that of dense weights", "[matmul]") {
+TEST_CASE("the gradient's error of experts is no more than that of dense weights",
+          "[matmul][accuracy]") {
   uint64_t stream = 0x39000000;
   for (const nf4_dtype dtype : kDtypes16)
     for (const int64_t m : {4, 200}) {

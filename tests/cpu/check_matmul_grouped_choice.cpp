@@ -138,7 +138,7 @@ TEST_CASE("what kernels of gradients and integers of experts can run", "[matmul]
   CHECK(!cuda::grouped_can_run(odd, kH200, wgmma));
   odd.weight.zeros = nullptr;
   CHECK(cuda::grouped_can_run(odd, kH200, wgmma));
-  // Those of experts begin with a word, and of x that has no row none is read.
+  // Those of experts begin with a word; with no row of x there is none to load in its place.
   auto few = integers(NF4_INT4_GPTQ, 1536, 2048, 8);
   CHECK(cuda::grouped_can_run(few, kH200, cuda::kSkinny2));
   few.x_rows = 0;

@@ -1,5 +1,6 @@
 // 64 threads that call for long, in no order: ./dev nightly. NF4_SOAK_CALLS: of each thread.
 #include <cstdlib>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "support/catch.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/placed.hpp"
+#include "support/proofs.hpp"
 
 using namespace nf4::test;
 
@@ -83,7 +85,8 @@ class Calls {
 
 TEST_CASE("64 threads call for long", "[.soak]") {
   const char *const text = std::getenv("NF4_SOAK_CALLS");
-  const int64_t calls = text != nullptr ? std::atoll(text) : 10000;
+  const int64_t calls = text != nullptr ? std::stoll(text) : 10000;
+  REQUIRE(calls > 0);
   const Calls small(1000, {16, 128, 2}), large(2500001, {4096, 2048, 1});
   std::vector<int64_t> wrong(kCallers);
   std::vector<std::thread> callers;
@@ -97,5 +100,6 @@ TEST_CASE("64 threads call for long", "[.soak]") {
       }
     });
   for (std::thread &caller : callers) caller.join();
+  proved("soak", kCallers * calls, std::accumulate(wrong.begin(), wrong.end(), int64_t{0}));
   for (const int64_t each : wrong) CHECK(each == 0);
 }

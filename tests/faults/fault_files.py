@@ -4,10 +4,11 @@
 
 Starts itself with file_faults.c before the C library. For each way to write (a file or a
 directory, new or in place of an old one; quantize, dequantize, convert, save) and each n until the
-writing succeeds: the n-th call fails; every write from the n-th on says that the disk is full; the
-process is killed at the n-th call. The destination is then what it was, or the new one, whole;
-after an error no temporary and no descriptor is left; after a kill the next run succeeds. --kills
-also kills N processes at random moments, --allocations fails one of Python's allocations in N.
+writing succeeds: the n-th call fails; every one from the n-th on that takes space says that the
+disk is full; the process is killed at the n-th call. The destination is then what it was, or the
+new one, whole; after an error no temporary and no descriptor is left; after a kill the next run
+succeeds. --kills also kills N processes at random moments, --allocations fails one of Python's
+allocations N times.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
@@ -48,6 +49,8 @@ except ImportError:  # some distributions leave it out
 
 SHIM = Path(__file__).with_name("file_faults.c")
 FAIL, FULL, KILL = 1, 2, 3
+# Calls that take space of a disk.
+_TAKES_SPACE = b"write pwrite64 sendfile64 copy_file_range mkdir open64"
 # More calls than any of the writers makes.
 _MOST_CALLS = 2000
 
@@ -121,8 +124,8 @@ class Faults:
         self.shim.faults_failed.restype = ctypes.c_char_p
 
     def arm(self, mode: int, n: int) -> None:
-        kind = b"pwrite" if mode == FULL else b""
-        self.shim.faults_arm(mode, n, errno.ENOSPC if mode == FULL else errno.EIO, kind)
+        names, code = (_TAKES_SPACE, errno.ENOSPC) if mode == FULL else (b"", errno.EIO)
+        self.shim.faults_arm(mode, n, code, names)
 
     def disarm(self) -> bool:
         """Whether a call was hit."""
@@ -215,13 +218,15 @@ class Check:
             # Any exception may come of it.
             with contextlib.suppress(BaseException):
                 _testcapi.set_nomemory(n, n + 1)
-                self.writer.write(self.destination)
-                os._exit(0)
+                written = self.writer.write(self.destination)
+                os._exit(0 if written else 2)
             os._exit(1)
         _, status = os.waitpid(child, 0)
         self.count += 1
         content = _content(self.destination)
         self._require(content in (self.before, self.new), f"allocation {n}: not whole")
+        claimed = {0: self.new, 2: self.before}.get(os.waitstatus_to_exitcode(status), content)
+        self._require(content == claimed, f"allocation {n}: not what the writer says")
         stray = [name for name in os.listdir(self.folder) if name != self.destination.name]
         # The old directory may be left beside the new one, as after a kill. numpy's
         # __array_interface__ ends the process.
@@ -239,9 +244,9 @@ class Check:
         self._require(_content(self.destination) == self.new, "the next run writes another")
 
 
-def _inject(folder: Path) -> dict[str, int]:
+def _inject(folder: Path, counts: dict[str, int]) -> None:
     faults = Faults()
-    counts = {"failed": 0, "killed": 0, "writers": 0}
+    counts |= {"failed": 0, "killed": 0, "writers": 0}
     (folder / "sources").mkdir()
     for writer in _writers(folder / "sources"):
         check = Check(writer, folder / "work", faults)
@@ -252,7 +257,6 @@ def _inject(folder: Path) -> dict[str, int]:
         check.kill()
         counts["killed"] += check.count
         counts["writers"] += 1
-    return counts
 
 
 def _fail_allocations(folder: Path, count: int) -> int:
@@ -267,23 +271,26 @@ def _fail_allocations(folder: Path, count: int) -> int:
 
 
 def _kill_at_random(folder: Path, kills: int) -> int:
-    """Processes of the command line, ended at random moments."""
+    """Processes of the command line, on new ground and over an old destination, ended at random
+    moments."""
     tensors = {
         f"model.layers.{n}.proj.weight": helpers.random_weight((256, 1024), seed=n)
         for n in range(12)
     }
-    sources = [helpers.write_model(folder / "large", tensors)]
-    sources.append(sources[0] / "model.safetensors")
+    large = helpers.write_model(folder / "large", tensors)
+    small = helpers.write_model(folder / "small")
+    file = "model.safetensors"
     rng = random.Random(4)
     killed = 0
-    for source in sources:
-        writer = Writer("quantize", _command("quantize", source, "OUT", "--force"), None, False)
-        writer.is_file = source.is_file()
+    sources = [(large, None), (large, small), (large / file, None), (large / file, small / file)]
+    for number, (source, old) in enumerate(sources, 1):
+        write = _command("quantize", source, "OUT", "--force")
+        writer = Writer("quantize", write, old, source.is_file())
         check = Check(writer, folder / "work", Faults())
         start = time.monotonic()
         writer.write(check.destination)
         duration = time.monotonic() - start
-        while killed < kills * (1 + sources.index(source)) // len(sources):
+        while killed < kills * number // len(sources):
             check._begin()
             child = os.fork()
             if child == 0:
@@ -297,19 +304,39 @@ def _kill_at_random(folder: Path, kills: int) -> int:
     return killed
 
 
-def _report(counts: dict[str, int]) -> None:
-    """For docs/reliability.md."""
-    path = os.environ.get("NF4_PROOFS")
-    names = {
-        "failed": "nth-file-call",
-        "killed": "kill-at-file-call",
-        "killed_at_random": "kill-at-random",
-        "allocations": "nth-python-allocation",
-    }
-    lines = [f"{proof} {counts[key]}\n" for key, proof in names.items() if counts.get(key)]
-    if path is not None:
-        with open(path, "a") as file:
-            file.writelines(lines)
+_PROOFS = {
+    "failed": "nth-file-call",
+    "killed": "kill-at-file-call",
+    "killed_at_random": "kill-at-random",
+    "allocations": "nth-python-allocation",
+}
+
+
+@contextlib.contextmanager
+def _proving(counts: dict[str, int], *keys: str) -> Iterator[None]:
+    """Leaves those counts for docs/reliability.md, as failed where the block fails."""
+    failed = 1
+    try:
+        yield
+        failed = 0
+    finally:
+        path = os.environ.get("NF4_PROOFS")
+        for key in keys if path is not None else ():
+            if failed or counts.get(key):
+                with open(path, "a") as file:
+                    file.write(f"{_PROOFS[key]} {counts.get(key, 0)} {failed}\n")
+
+
+def _preload() -> int:
+    """Runs this program with file_faults.c. Not from /dev/shm, from which some systems load no
+    libraries."""
+    with tempfile.TemporaryDirectory() as name:
+        shim = Path(name) / "file_faults.so"
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run([compiler, "-shared", "-fPIC", SHIM, "-o", shim, "-ldl"], check=True)
+        environment = {**os.environ, "LD_PRELOAD": str(shim)}
+        command = [sys.executable, __file__, "--preloaded", *sys.argv[1:]]
+        return subprocess.run(command, env=environment, check=False).returncode
 
 
 def main() -> int:
@@ -318,26 +345,27 @@ def main() -> int:
     parser.add_argument("--allocations", type=int, default=0)
     parser.add_argument("--preloaded", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if not args.preloaded:
+        return _preload()
+    warnings.simplefilter("ignore")
+    # Its own is shared by processes: one that is killed with it would hold up all others.
+    tqdm.tqdm.set_lock(threading.RLock())
+    counts: dict[str, int] = {}
     # In memory, as each run syncs.
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=shared) as name:
         folder = Path(name)
-        if not args.preloaded:
-            shim = folder / "file_faults.so"
-            compiler = os.environ.get("CC", "cc")
-            subprocess.run([compiler, "-shared", "-fPIC", SHIM, "-o", shim, "-ldl"], check=True)
-            environment = {**os.environ, "LD_PRELOAD": str(shim)}
-            command = [sys.executable, __file__, "--preloaded", *sys.argv[1:]]
-            return subprocess.run(command, env=environment, check=False).returncode
-        warnings.simplefilter("ignore")
-        # Its own is shared by processes: one that is killed with it would hold up all others.
-        tqdm.tqdm.set_lock(threading.RLock())
-        counts = _inject(folder)
-        counts["killed_at_random"] = _kill_at_random(folder, args.kills)
-        if _testcapi is not None:
-            counts["allocations"] = _fail_allocations(folder, args.allocations)
-        print(json.dumps(counts))
-        _report(counts)
+        with _proving(counts, "failed", "killed"):
+            _inject(folder, counts)
+        with _proving(counts, "killed_at_random"):
+            if args.kills:
+                counts["killed_at_random"] = _kill_at_random(folder, args.kills)
+        if _testcapi is None:
+            print("skipped: no allocations failed, as this Python has no _testcapi")
+        else:
+            with _proving(counts, "allocations"):
+                counts["allocations"] = _fail_allocations(folder, args.allocations)
+    print(json.dumps(counts))
     return 0
 
 

@@ -19,13 +19,11 @@ enum { kOff, kFail, kFailFromThereOn, kKill };
 static int mode = kOff;
 static long countdown;
 static int failure;
-static const char *kind = ""; /* only calls whose name begins so */
-static char failed[32];       /* the call that was hit */
+static char names[128]; /* of the calls meant; empty: all */
+static char failed[32]; /* the call that was hit */
 
 void faults_arm(int new_mode, long n, int code, const char *only) {
-  static char copy[32];
-  strncpy(copy, only, sizeof copy - 1);
-  kind = copy;
+  strncpy(names, only, sizeof names - 1);
   countdown = n, failure = code, failed[0] = '\0';
   mode = new_mode;
 }
@@ -33,7 +31,7 @@ const char *faults_failed(void) { return failed; }
 
 /* Whether this call is to fail. */
 static bool hit(const char *name) {
-  if (mode == kOff || strncmp(name, kind, strlen(kind)) != 0) return false;
+  if (mode == kOff || (names[0] != '\0' && strstr(names, name) == NULL)) return false;
   if (--countdown > 0 || (countdown < 0 && mode != kFailFromThereOn)) return false;
   if (failed[0] == '\0') strncpy(failed, name, sizeof failed - 1);
   if (mode == kKill) kill(getpid(), SIGKILL);

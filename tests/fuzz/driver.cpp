@@ -94,7 +94,7 @@ class Fuzzer {
   void run(Bytes input) {
     shared->size = input.size();
     std::copy(input.begin(), input.end(), shared->input);
-    if (shared->runs % 1024 == 0) alarm(kSecondsOfAnInput);
+    alarm(kSecondsOfAnInput);
     const uint64_t places = shared->places, edges = shared->edges;
     previous = 0;
     LLVMFuzzerTestOneInput(input.data(), input.size());
@@ -161,6 +161,7 @@ class Fuzzer {
 
 int fuzz(const Options &options) {
   if (!options.input.empty()) {
+    alarm(kSecondsOfAnInput);
     std::ifstream file(options.input, std::ios::binary);
     const Bytes input((std::istreambuf_iterator<char>(file)), {});
     return LLVMFuzzerTestOneInput(input.data(), input.size());

@@ -141,9 +141,10 @@ class Run:
         try:
             load(self.destination)
         except FormatError as error:
-            # A dtype that numpy lacks, or a weight that was copied as it was.
-            if not str(error).startswith(str(self.destination)):
-                raise
+            # A dtype that numpy lacks, or a weight that was copied, is in the source, too.
+            with contextlib.suppress(FormatError):
+                load(self.source)
+                raise Finding(f"what was written of a good source: {error}") from error
         shutil.rmtree(self.destination)
 
 

@@ -20,11 +20,15 @@ page, language, word = sys.argv[1:]
 blocks = re.findall(rf"^```{language}\n(.*?)^```", open(page).read(), re.M | re.S)
 print(next(block for block in blocks if word in block))' "$root/$1" "$2" "$3"
 }
-result() { results+="<testcase classname=\"wheel\" name=\"$1\">${2:-}</testcase>"; }
+result() { last=$1 results+="<testcase classname=\"wheel\" name=\"$1\">${2:-}</testcase>"; }
 passed() { result "$1" && echo "ok: $1 ($((($(date +%s%N) - began) / 1000000)) ms)"; }
 skipped() { result "$1" "<skipped message=\"$2\"/>" && echo "skipped: $1: $2"; }
 results=''
-report() { echo "<testsuite>$results</testsuite>" >"$folder/results.xml"; }
+# At the end, whatever that is: set -e ends it at what fails, which follows on the last result.
+report() {
+  [ $? = 0 ] || result "what follows on: ${last:-nothing}" '<failure/>'
+  echo "<testsuite>$results</testsuite>" >"$folder/results.xml"
+}
 have() { command -v "$1" >/dev/null; }
 
 python3 -m venv --clear "$folder"

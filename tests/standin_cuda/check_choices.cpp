@@ -1,6 +1,5 @@
 // Which kernels multiply on each GPU: none falls back to those that run anywhere.
 #include <cstring>
-#include <iterator>
 
 #include "standin_cuda/call_builder.hpp"
 #include "standin_cuda/child.hpp"
@@ -70,13 +69,15 @@ constexpr Row kRows[] = {
 
 TEST_CASE("each GPU gets its best kernels", "[standin]") {
   std::string found;
+  size_t tried = 0;
   for (const Row &row : kRows) {
+    const auto *const family = nf4::cuda::family_for(row.gpu.compute_capability);
+    if (family == nullptr || std::strcmp(family->name, row.family) != 0) continue;
+    ++tried;
     CallBuilder calls({});
     row.build(calls);
     found += in_child([&]() -> std::string {
       set_gpus({row.gpu});
-      const auto *const family = nf4::cuda::family_for(row.gpu.compute_capability);
-      if (family == nullptr || std::strcmp(family->name, row.family) != 0) return "";
       const AbiCall &call = calls.list.front();
       // As it is mangled: a name after its length.
       const std::string name = std::to_string(std::strlen(row.kernel)) + row.kernel;
@@ -87,5 +88,5 @@ TEST_CASE("each GPU gets its best kernels", "[standin]") {
     });
   }
   REQUIRE(found == "");
-  proved("cuda-choices", std::size(kRows));
+  proved("cuda-choices", tried);
 }

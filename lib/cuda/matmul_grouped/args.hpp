@@ -26,7 +26,7 @@ struct GroupedArgsOf : Args {
   Groups groups;
 };
 
-// The weight is the stack of all experts, of integers one of them.
+// The weight is the stack of all experts; for integers, the first expert.
 template <class Args>
 struct GroupedSkinnyArgsOf : Args {
   Groups groups;

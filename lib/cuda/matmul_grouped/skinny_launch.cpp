@@ -10,7 +10,7 @@
 namespace nf4::cuda {
 namespace {
 
-// Fills in who does what; returns the number of CTAs.
+// Fills in the shares of CTAs; returns the number of CTAs.
 template <class Args, class W>
 int64_t plan_tiles(const MatmulTarget &target, const GroupedProblemOf<W> &problem, int config,
                    Args &args) {

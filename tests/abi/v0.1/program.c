@@ -210,6 +210,7 @@ static void integers(void) {
 
   float in[ALL] = {[0] = 3};
   for (int i = 1; i < ALL; i += COLS / GROUPS) in[i] = -7.5f;
+  ones[0] = 0;
   OK(nf4_int4_quantize_cpu(in, NF4_DTYPE_FP32, &weight, 1, 1));
   CHECK(ones[0] == 0x3C00 && words[0] == 0x8888880Bu);
 

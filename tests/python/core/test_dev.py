@@ -160,6 +160,44 @@ python() {
     assert refused.returncode == 1 and "pip:" not in refused.stderr
 
 
+@pytest.mark.parametrize("root", [True, False])
+def test_without_a_cross_compiler_the_step_is_skipped(root: bool, tmp_path: Path) -> None:
+    """And apt is asked where it can help, but its failure is none of the step's."""
+    stubs = f"""
+have() {{ [ "$1" = apt-get ]; }}
+id() {{ echo {0 if root else 1000}; }}
+apt-get() {{ say "apt-get $1"; return 100; }}
+"""
+    done = _functions(stubs + f"step_arm {tmp_path}")
+    assert done.returncode == 77, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("skipped: no aarch64-linux-gnu-g++")
+    assert ("apt-get update" in done.stderr) == root
+
+
+@pytest.mark.parametrize("words, left_out", [("", []), ("core", ["interop", "language_model"])])
+def test_a_model_that_cannot_be_had_leaves_the_other_packages(
+    words: str, left_out: list[str]
+) -> None:
+    names = ("tests", "interop", "model", "language_model")
+    stubs = "".join(f"install_{name}() {{ echo {name}; }}; " for name in names)
+    done = _functions(f"{stubs} python() {{ :; }}; step_packages folder {words}")
+    assert done.stdout.split() == [name for name in names if name not in left_out]
+
+
+def test_catch2_is_that_of_the_pins_or_else_the_system_s(tmp_path: Path) -> None:
+    stubs = "apt_install() { say 'apt was asked'; false; }; pkg-config() { return $FOUND; }\n"
+    header = '"$CACHE/catch2/catch2/install/include/catch2"'
+    fetched = f"pip_install() {{ mkdir -p {header} && touch {header}/catch.hpp; }}; catch2_include"
+    failed = "pip_install() { false; }; catch2_include"
+    done = _functions(stubs + failed, at=tmp_path, FOUND="0")
+    assert (done.returncode, done.stdout) == (0, "")
+    done = _functions(stubs + failed, at=tmp_path, FOUND="1")
+    assert done.returncode == 1 and "apt was asked" in done.stderr
+    for script in (fetched, failed):
+        done = _functions(stubs + script, at=tmp_path, FOUND="0")
+        assert done.stdout == ".cache/catch2/catch2/install/include\n", done.stderr
+
+
 def test_a_command_leaves_its_counts_anew(tmp_path: Path) -> None:
     """A step of it, which is a process of its own, adds to them."""
     say = 'echo {} >>"$NF4_PROOFS"'
@@ -168,6 +206,23 @@ def test_a_command_leaves_its_counts_anew(tmp_path: Path) -> None:
         done = _functions(twice, at=tmp_path, NF4_PROOFS="")
         assert done.returncode == 0, done.stderr
         assert (tmp_path / ".cache" / "proofs" / "test").read_text() == "a 1\nb 2\n"
+
+
+def test_a_command_that_there_is_not_deletes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "README.md").touch()
+    (tmp_path / ".cache" / "proofs").mkdir(parents=True)
+    done = _functions("usage() { :; }; main ../../README.md", at=tmp_path, NF4_PROOFS="")
+    assert done.returncode == 1 and "no command" in done.stderr
+    assert (tmp_path / "README.md").exists()
+
+
+@pytest.mark.parametrize("code", [0, 77, 1])
+def test_what_is_skipped_at_night_is_no_failure(code: int, tmp_path: Path) -> None:
+    stubs = "step_build() { :; }; install_tests() { :; }\n"
+    stubs += f"bash() {{ case $2 in step_arm_long) return {code} ;; esac; }}\n"
+    done = _functions(f"{stubs} nightly", at=tmp_path)
+    assert done.returncode == (1 if code == 1 else 0), done.stderr
+    assert ("failed: step_arm_long" in done.stderr) == (code == 1)
 
 
 def test_the_library_alone_needs_no_catch2(tmp_path: Path) -> None:

@@ -45,9 +45,10 @@ def run(code: str, folder: Path, **environment: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize(
-    "code", ["import nf4; nf4.version()", CLI.format("doctor"), CLI.format("--version")]
-)
+CODES = ("import nf4; nf4.version()", CLI.format("doctor"), CLI.format("--version"))
+
+
+@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("named", [None, "libnf4.so", "libnf4.so.0"])
 def test_the_current_folder_is_not_searched(code: str, named: str | None, planted: Path) -> None:
     """Nor for a NF4_LIBRARY without a folder, which is a name for the loader to search for."""
@@ -63,10 +64,11 @@ def test_the_library_loads_nothing_from_the_current_folder(planted: Path) -> Non
     assert not (planted / "loaded").exists()
 
 
-def test_a_planted_library_is_loaded_by_its_path(planted: Path) -> None:
+@pytest.mark.parametrize("code", CODES)
+def test_a_planted_library_is_loaded_by_its_path(code: str, planted: Path) -> None:
     """That the tests above could find one."""
     try:
-        run("import nf4; nf4.version()", planted, NF4_LIBRARY=f"{planted}/libnf4.so")
+        run(code, planted, NF4_LIBRARY=f"{planted}/libnf4.so")
         assert (planted / "loaded").exists()
     finally:
         (planted / "loaded").unlink(missing_ok=True)

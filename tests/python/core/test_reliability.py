@@ -48,13 +48,15 @@ def test_counts_of_the_last_runs_are_taken_up(tmp_path):
         row("second"),
         row("third", cases={"step": "python", "match": "^a: "}),
         row("fourth", cases={"step": "python", "match": "nothing"}, runs={"test": old}),
+        row("fifth", runs={"test": old, "fuzz": old}),
     ]
     assert reliability.record({"topic": rows}, tmp_path) == []
     got = [
         {name: (run["count"], run["failed"]) for name, run in row["runs"].items()} for row in rows
     ]
     assert got[0] == {"test": (120, 0), "nightly": (5000000, 0)}
-    assert got[1:] == [{"test": (7, 2)}, {"test": (2, 1)}, {"test": (1, 0)}]
+    # A command that ran and left nothing did not show it: the old run goes; that of others stays.
+    assert got[1:] == [{"test": (7, 2)}, {"test": (2, 1)}, {}, {"fuzz": (1, 0)}]
     lines = reliability.page({"topic": rows}).splitlines()
     assert "## Topic" in lines
     shown = next(line for line in lines if "first" in line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import select
 import sys
 import threading
@@ -42,6 +43,29 @@ def test_a_step_that_hangs_is_killed_with_its_children(
         assert os.read(reader, 100) == b""
     finally:
         os.close(reader)
+
+
+def _matches(expression: str, tags: set[str]) -> bool:
+    """Whether Catch2 would run a test of these tags."""
+    terms = re.findall(r"(~?)\[(\w+)\]", expression)
+    return all((name in tags) != bool(negated) for negated, name in terms)
+
+
+def test_racecheck_runs_each_test_in_one_step() -> None:
+    """But for those that every step leaves out."""
+    found = 0
+    for path in sorted((ROOT / "tests" / "cuda").glob("check_*.cpp")):
+        cases = re.findall(r'^TEST_CASE\(("(?:[^"]|"\s*")*"),\s*"(.*?)"\)', path.read_text(), re.M)
+        assert len(cases) == path.read_text().count("TEST_CASE("), path
+        for name, text in cases:
+            tags = set(re.findall(r"\[([^\]]+)\]", text))
+            usual = "cuda" in tags and not tags & {"large", "long", "random"}
+            steps = [
+                step for step in run.RACECHECK_STEPS if _matches(run.SANITIZER_STEPS[step][1], tags)
+            ]
+            assert len(steps) == usual, f"{path.name}: {name} is in {steps}"
+            found += usual
+    assert found >= len(run.RACECHECK_STEPS)
 
 
 def test_steps_run_side_by_side() -> None:

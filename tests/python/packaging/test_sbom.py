@@ -81,3 +81,19 @@ def test_a_file_that_was_changed_is_found(wheel):
             archive.writestr(name, content + (b"#" if name.endswith(".py") else b""))
     status, said = check(wheel)
     assert status == 1 and LIST in said and "RECORD" in said
+
+
+def test_exchanged_hashes_are_found(wheel):
+    """Which leave the list the same lines, in another order."""
+    sbom.add(wheel)
+    files = sbom.read(wheel)
+    first, second = (hashlib.sha256(files[name]).hexdigest() for name in sorted(files)[-2:])
+    text = files[LIST].decode().replace(first, "?").replace(second, first).replace("?", second)
+    files[LIST] = text.encode()
+    record = f"{INFO}/RECORD"
+    files[record] = sbom.record_of(files, record)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    status, said = check(wheel)
+    assert status == 1 and LIST in said

@@ -44,7 +44,7 @@ template <class View>
 __device__ __forceinline__ int64_t x_cols(const MatmulArgsOf<View> &matmul) {
   return matmul.weight.cols;
 }
-// Any element of x, of which there is one.
+// The start of x, which can always be read.
 template <class T, class View>
 __device__ __forceinline__ const T *x_start(const MatmulArgsOf<View> &matmul) {
   return static_cast<const T *>(matmul.x);

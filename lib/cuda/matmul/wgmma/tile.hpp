@@ -20,7 +20,7 @@ struct FewerRows {
   int of[4];
 };
 constexpr FewerRows fewer_rows(int tile_m, int tile_n, ScaleOn scale_on) {
-  // Two halves, in registers that have no room for all.
+  // Registers have no room for A of 64 rows: two halves.
   if (scale_on == ScaleOn::kSums) return {{tile_m == 64 && tile_n == 256 ? 32 : 0}};
   if (tile_m == 96) return {{48, 64, 80}};
   if (tile_m == 128) return {{96}};
