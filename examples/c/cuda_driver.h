@@ -1,5 +1,5 @@
-/* The few functions of the CUDA driver API that device_buffers.c needs, found at run time: the
- * example compiles without the CUDA toolkit and runs on a machine without a driver. */
+/* The few functions of the CUDA driver API that the examples need, found at run time: these compile
+ * without the CUDA toolkit and run on a machine without a driver. */
 #ifndef CUDA_DRIVER_H
 #define CUDA_DRIVER_H
 

@@ -87,7 +87,10 @@ static int check_values(void) {
                          .cols = N,
                          .packed = codes,
                          .absmax = absmax};
-    if (nf4_dequant_cpu(&weight, wanted, cases[i].dtype, 1) != NF4_STATUS_OK) return 0;
+    if (nf4_dequant_cpu(&weight, wanted, cases[i].dtype, 1) != NF4_STATUS_OK) {
+      fprintf(stderr, "%s: %s\n", cases[i].name, nf4_last_error());
+      return 0;
+    }
     cases[i].function(NULL, (const uint8_t *)(uintptr_t)a, (const float *)(uintptr_t)scales,
                       (void *)(uintptr_t)out, BLOCKSIZE, N, stream);
     right &= said(cases[i].name, "");

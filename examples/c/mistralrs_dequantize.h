@@ -1,7 +1,8 @@
 /* The NF4 and FP4 functions that mistral.rs links (mistralrs-quant, src/bitsandbytes/ffi.rs), by
  * libnf4: include this in one C or C++ file of the build, in place of the kernels of those names.
  * Its functions of 8 bits stay its own. They enqueue on the stream, and return nothing: where
- * libnf4 refuses a call, NF4_MISTRALRS_FAILED gets its words. */
+ * libnf4 refuses a call, NF4_MISTRALRS_FAILED gets its words; by default it prints them and aborts
+ * the process. */
 #ifndef NF4_MISTRALRS_DEQUANTIZE_H
 #define NF4_MISTRALRS_DEQUANTIZE_H
 

@@ -74,7 +74,9 @@ def of_engine(program: Path, folder: Path, threads: int) -> Callable[[], float]:
     def measure() -> float:
         result = subprocess.run(command, capture_output=True, text=True)
         found = re.search(r"decode ([\d.]+) ms", result.stderr)
-        return float(found[1]) / 1e3 if found else sys.exit(result.stderr)
+        if result.returncode or not found:
+            sys.exit(f"{program} ended with {result.returncode}: {result.stderr}")
+        return float(found[1]) / 1e3
 
     return measure
 

@@ -318,7 +318,7 @@ def main() -> int:
         if args.model is None:
             import language  # needs the package tokenizers
 
-            language.run(args.out / "language")
+            language.run_or_exit(args.out / "language")
         return code
     except (FormatError, OptionError, OutputRefused, OSError, nf4.Error) as error:
         sys.exit(f"demo: {error}")

@@ -47,6 +47,13 @@ class GgufError(ValueError):
     """The file is not what this program reads."""
 
 
+# What a walk over bytes that mean something else ends with.
+_MALFORMED = (
+    LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError,
+    struct.error,
+)  # fmt: skip
+
+
 class _Reader:
     """Walks over the bytes of a file."""
 
@@ -73,7 +80,7 @@ class _Reader:
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The metadata, and the tensors as float32. GgufError; struct.error in a cut metadata."""
+    """The metadata, and the tensors as float32."""
     data = np.memmap(path, np.uint8, "r")
     reader = _Reader(data)
     if bytes(data[:4]) != b"GGUF":
@@ -216,19 +223,31 @@ def tokenizer_of(metadata: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _parts(source: Path) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
+    """Tensors and JSON files of the checkpoint. GgufError, whatever the file holds."""
+    try:
+        metadata, gguf = read_gguf(source)
+        config = config_of(metadata, tied="output.weight" not in gguf)
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": metadata["tokenizer.ggml.tokens"][config["eos_token_id"]],
+            "chat_template": metadata.get("tokenizer.chat_template"),
+        }
+        files = {"config": config, "tokenizer_config": settings}
+        return tensors_of(gguf, config), {**files, "tokenizer": tokenizer_of(metadata)}
+    except GgufError:
+        raise
+    except _MALFORMED as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise GgufError(f"{source}: not what is read here: {reason}") from error
+
+
 def convert(source: Path, folder: Path) -> None:
-    """Writes the checkpoint, whole or not at all."""
-    metadata, gguf = read_gguf(source)
-    config = config_of(metadata, tied="output.weight" not in gguf)
-    tokenizer = tokenizer_of(metadata)
+    """Writes the checkpoint, whole or not at all. GgufError."""
+    tensors, files = _parts(source)
     staged = folder.with_name(f"{folder.name}.part")
-    nf4.save(staged, tensors_of(gguf, config), config=config, replace=True)
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": metadata["tokenizer.ggml.tokens"][config["eos_token_id"]],
-        "chat_template": metadata.get("tokenizer.chat_template"),
-    }
-    for name, content in {"tokenizer": tokenizer, "tokenizer_config": settings}.items():
+    nf4.save(staged, tensors, config=files.pop("config"), replace=True)
+    for name, content in files.items():
         (staged / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False))
     staged.rename(folder)
 
@@ -239,7 +258,7 @@ def main() -> None:
     *source, folder = sys.argv[1:]
     try:
         convert(Path(source[0]) if source else packaged_file(PACKAGE, ".gguf"), Path(folder))
-    except (GgufError, struct.error, OSError, nf4.Error) as error:
+    except (GgufError, OSError, nf4.Error) as error:
         sys.exit(f"gguf_llama: {error}")
 
 

@@ -58,13 +58,14 @@ def quantized(dense: Path, out: Path) -> dict[str, Path]:
 
 
 def answer_of(model: Llama, tokenizer: Tokenizer, prompt: str) -> tuple[str, float]:
-    """What the model says, at most NEW_TOKENS; and the seconds of a token after the first."""
+    """What the model says, at most NEW_TOKENS; and the seconds of a token after the first, or 0."""
     tokens: list[int] = []
     ends: list[float] = []
-    end_of_text = model.config["eos_token_id"]
+    ids = model.config.get("eos_token_id")
+    end_of_text = set(ids) if isinstance(ids, list) else {ids}
     for token in model.greedy(tokenizer.encode(prompt).ids, NEW_TOKENS):
         ends.append(time.perf_counter())
-        if token == end_of_text:
+        if token in end_of_text:
             break
         tokens.append(token)
     seconds = (ends[-1] - ends[0]) / max(1, len(ends) - 1)
@@ -89,7 +90,9 @@ def run(out: Path, dense: Path | None = None, prompt: str | None = None) -> None
         answer, seconds = answer_of(model, tokenizer, prompt)
         answers.append(f"{kind + ':':12} {answer}")
         size = size_text((folder / "model.safetensors").stat().st_size)
-        rows.append([kind, size, f"{model.perplexity(text):.1f}", f"{1 / seconds:.0f}"])
+        rows.append(
+            [kind, size, f"{model.perplexity(text):.1f}", f"{1 / seconds:.0f}" if seconds else "-"]
+        )
     header = ["", "checkpoint", "perplexity", "tokens a second in numpy"]
     lines = [
         "",
@@ -103,18 +106,23 @@ def run(out: Path, dense: Path | None = None, prompt: str | None = None) -> None
         print(textwrap.indent(textwrap.fill(line, 96, subsequent_indent=" " * 13), "  "))
 
 
+def run_or_exit(out: Path, dense: Path | None = None, prompt: str | None = None) -> None:
+    """run(), whose expected errors end the process with one line."""
+    try:
+        run(out, dense, prompt)
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
+    except (gguf_llama.GgufError, FormatError, OutputRefused, OSError, nf4.Error) as error:
+        sys.exit(f"language: {error}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="a directory for what it writes")
     parser.add_argument("--model", type=Path, help="a dense LLaMA: a directory with tokenizer.json")
     parser.add_argument("--prompt", help=f"what is continued ({PROMPT} as a chat)")
     args = parser.parse_args()
-    try:
-        run(args.out, args.model, args.prompt)
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
-    except (gguf_llama.GgufError, FormatError, OutputRefused, OSError, nf4.Error) as error:
-        sys.exit(f"language: {error}")
+    run_or_exit(args.out, args.model, args.prompt)
 
 
 if __name__ == "__main__":

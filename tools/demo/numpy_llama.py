@@ -15,6 +15,7 @@ from typing import Any
 
 import nf4
 import numpy as np
+from nf4.checkpoint import FormatError
 
 # Of a text at once: bounds the memory that logits take.
 _ROWS = 256
@@ -36,18 +37,33 @@ def _rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
 
 
 class Llama:
-    """The model of a checkpoint, dense or in 4 bits, and keys and values of what it has read."""
+    """The model of a checkpoint, dense or in 4 bits, and keys and values of what it has read.
+    FormatError where config.json asks for what is not computed."""
 
     def __init__(self, folder: Path):
         self.config = json.loads((folder / "config.json").read_text())
+        rope = self.config.get("rope_parameters") or {}
+        scaling = self.config.get("rope_scaling") or {}
+        for name, found, computed in (
+            ("model_type", self.config.get("model_type", "llama"), "llama"),
+            ("hidden_act", self.config.get("hidden_act", "silu"), "silu"),
+            ("rope_type", rope.get("rope_type", "default"), "default"),
+            ("rope_scaling", scaling.get("rope_type", scaling.get("type", "default")), "default"),
+            ("attention_bias", self.config.get("attention_bias", False), False),
+            ("mlp_bias", self.config.get("mlp_bias", False), False),
+        ):
+            if found != computed:
+                raise FormatError(
+                    folder / "config.json", f"{name} is {found}; only {computed} is computed"
+                )
+        self.theta = rope.get("rope_theta", self.config.get("rope_theta", 10000.0))
         self.tensors: dict[str, Any] = nf4.load(folder)
         for name, tensor in self.tensors.items():
             if isinstance(tensor, np.ndarray):
                 self.tensors[name] = tensor.astype(np.float32)
-        self.heads, self.kv_heads = (
-            self.config[f"num_{kind}_heads"] for kind in ("attention", "key_value")
-        )
-        self.head_size = self.config["hidden_size"] // self.heads
+        self.heads = self.config["num_attention_heads"]
+        self.kv_heads = self.config.get("num_key_value_heads") or self.heads
+        self.head_size = self.config.get("head_dim") or self.config["hidden_size"] // self.heads
         self.forget()
 
     def forget(self) -> None:
@@ -64,7 +80,7 @@ class Llama:
                 f"{layer}.self_attn", index, past, self._norm(layer, "input_layernorm", x)
             )
             x = x + self._mlp(f"{layer}.mlp", self._norm(layer, "post_attention_layernorm", x))
-        tied = self.config["tie_word_embeddings"]
+        tied = self.config.get("tie_word_embeddings", False)
         return self._linear(
             "model.embed_tokens" if tied else "lm_head", self._norm("model", "norm", x)
         )
@@ -108,7 +124,7 @@ class Llama:
             for part in "qkv"
         )
         places = np.arange(past, past + rows)
-        frequencies = self.config["rope_theta"] ** (-np.arange(0, size, 2) / size)
+        frequencies = self.theta ** (-np.arange(0, size, 2) / size)
         angles = np.outer(places, frequencies).astype(np.float32)
         before = self.cache[layer]
         k = np.concatenate([before[0], _rotated(k, angles)], axis=1)

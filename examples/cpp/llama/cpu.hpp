@@ -3,6 +3,9 @@
 
 #include <unistd.h>
 
+#include <future>
+#include <thread>
+
 #include "model.hpp"
 
 class Cpu {
@@ -16,9 +19,12 @@ class Cpu {
   U *allocate(size_t count, const std::string &what) {
     const double all = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE),
                  bytes = double(count) * sizeof(U);
-    void *memory = bytes < all ? std::malloc(count * sizeof(U)) : nullptr;
-    require(memory, "too little memory: ", what, " takes ", bytes / 1e9, " GB");
+    // malloc promises more than there is.
+    void *memory = taken_ + bytes < all ? std::malloc(count * sizeof(U)) : nullptr;
+    require(memory, "too little memory: ", what, " takes ", bytes / 1e9, " GB; taken are ",
+            taken_ / 1e9);
     memory_.emplace_back(memory, std::free);
+    taken_ += bytes;
     return static_cast<U *>(memory);
   }
   template <class U>
@@ -35,6 +41,7 @@ class Cpu {
     void *copy = allocate<uint8_t>(view.bytes, view.name);
     return std::memcpy(copy, view.data, view.bytes);
   }
+  void prepare(const Config &) {}
   void reserve(const Group &, int64_t) {}
   template <class Step>
   void repeat(const Step &step) {
@@ -64,14 +71,15 @@ class Cpu {
   }
 
   void attention(const Attention<float> &of) {
-    std::vector<float> scores(of.positions);
-    for (int64_t i = 0; i < of.rows.count * of.heads; ++i) {
+    const int64_t keys = of.rows.row[of.rows.count - 1].position + 1;
+    share(of.rows.count * of.heads, keys * of.dim, [&of](int64_t i) {
       const int64_t head = i % of.heads, last = of.rows.row[i / of.heads].position;
       const int64_t cached =
           of.cached(of.rows.row[i / of.heads].sequence, head / (of.heads / of.kv_heads));
       const float *q = of.qkv + i / of.heads * of.width() + head * of.dim, *k = of.keys + cached,
                   *v = of.values + cached;
       float *y = of.y + i * of.dim, largest = -INFINITY, sum = 0;
+      std::vector<float> scores(last + 1);
       for (int64_t j = 0; j <= last; ++j) {
         scores[j] = dot(q, k + j * of.dim, of.dim) / std::sqrt(static_cast<float>(of.dim));
         largest = std::max(largest, scores[j]);
@@ -83,7 +91,7 @@ class Cpu {
         for (int c = 0; c < of.dim; ++c) y[c] += weight * v[j * of.dim + c];
       }
       for (int c = 0; c < of.dim; ++c) y[c] /= sum;
-    }
+    });
   }
 
   void choose(const float *logits, int64_t width, const Rows &rows) {
@@ -94,6 +102,21 @@ class Cpu {
   }
 
  private:
+  // Calls function(0), function(1), ..., each of which reads so many numbers, on as many threads as
+  // pay for their start.
+  template <class Function>
+  void share(int64_t count, int64_t numbers, const Function &function) const {
+    const int64_t threads = threads_ ? threads_ : std::thread::hardware_concurrency(),
+                  parts = std::max<int64_t>(1, std::min({threads, count, count * numbers >> 18}));
+    const auto part = [&](int64_t i) {
+      for (int64_t j = count * i / parts; j < count * (i + 1) / parts; ++j) function(j);
+    };
+    std::vector<std::future<void>> others;
+    for (int64_t i = 1; i < parts; ++i) others.push_back(std::async(std::launch::async, part, i));
+    part(0);
+    for (std::future<void> &other : others) other.get();
+  }
+
   // Several sums, which a compiler makes vectors of.
   static float dot(const float *a, const float *b, int64_t count) {
     float sums[16] = {}, sum = 0;
@@ -104,17 +127,19 @@ class Cpu {
     for (const float each : sums) sum += each;
     return sum;
   }
-  static void dense(const Linear &linear, const nf4_matmul_args &args) {
+  void dense(const Linear &linear, const nf4_matmul_args &args) const {
     const auto *weight = static_cast<const float *>(linear.dense),
                *x = static_cast<const float *>(args.x);
     const auto *bias = static_cast<const float *>(args.bias);
-    for (int64_t i = 0; i < args.m * linear.rows; ++i) {
-      const int64_t row = i / linear.rows, n = i % linear.rows;
-      const float sum = dot(x + row * args.x_stride, weight + n * linear.cols, linear.cols);
-      static_cast<float *>(args.y)[row * args.y_stride + n] = sum + (bias ? bias[n] : 0);
-    }
+    share(linear.rows, args.m * linear.cols, [&](int64_t n) {
+      for (int64_t row = 0; row < args.m; ++row) {
+        const float sum = dot(x + row * args.x_stride, weight + n * linear.cols, linear.cols);
+        static_cast<float *>(args.y)[row * args.y_stride + n] = sum + (bias ? bias[n] : 0);
+      }
+    });
   }
 
-  int threads_;
+  int threads_;       // 0: all processors
+  double taken_ = 0;  // bytes
   std::vector<std::unique_ptr<void, void (*)(void *)>> memory_;
 };

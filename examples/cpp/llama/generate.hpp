@@ -33,10 +33,10 @@ void generate(const Options &options, Backend &backend) {
   const int64_t context = options.context ? options.context : needed;
   require(needed <= std::min(context, config.positions), needed,
           " tokens are more than --context or max_position_embeddings");
-  Llama<Backend> model(checkpoint, config, backend, options.prompts.size(), context);
   std::unique_ptr<FILE, int (*)(FILE *)> file(nullptr, std::fclose);
   if (!options.logits.empty()) file.reset(std::fopen(options.logits.c_str(), "wb"));
   require(options.logits.empty() || file, options.logits, ": cannot be written");
+  Llama<Backend> model(checkpoint, config, backend, options.prompts.size(), context);
 
   std::vector<std::string> lines(options.prompts.size());
   std::vector<double> times;  // of prefill, then of each step; milliseconds
@@ -56,6 +56,8 @@ void generate(const Options &options, Backend &backend) {
       std::fwrite(&value, sizeof value, 1, file.get());
     }
   }
+  require(!file || (std::fflush(file.get()) == 0 && !std::ferror(file.get())), options.logits,
+          ": writing failed");
   for (const std::string &line : lines) std::puts(line.c_str());
   std::fprintf(stderr, "%s, prefill %lld tokens %.2f ms", Backend::kName,
                static_cast<long long>(all), times[0]);

@@ -1,9 +1,22 @@
 // The model on a GPU, in bf16: one stream, and a CUDA graph of a step of decode.
-#include "../owned.hpp"
+#include <cuda_runtime.h>
+
 #include "generate.hpp"
 #include "gpu_kernels.cuh"
 
+inline void check(cudaError_t error) {
+  require(error == cudaSuccess, cudaGetErrorString(error));
+}
+
 namespace {
+
+using Stream = std::unique_ptr<CUstream_st, cudaError_t (*)(cudaStream_t)>;
+
+Stream make_stream() {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return {stream, cudaStreamDestroy};
+}
 
 class Gpu {
  public:
@@ -44,6 +57,19 @@ class Gpu {
     return memory;
   }
 
+  // Before the weights are copied: is the model one that has kernels? And attention's memory.
+  void prepare(const Config &config) {
+    const int64_t dim = config.head_dim, most = kMaxBatch * config.heads;
+    require(dim == 16 || dim == 32 || dim == 64 || dim == 128, "config.json: head_dim is ", dim,
+            "; 16, 32, 64 and 128 have a kernel");
+    for (const auto &[name, size] : {std::pair{"hidden_size", config.hidden},
+                                     std::pair{"intermediate_size", config.intermediate}})
+      require(size % 8 == 0, "config.json: ", name, " is ", size, "; multiples of 8 are computed");
+    partials_ = allocate<float>(most * kMaxSplits * (dim + 2), "attention");
+    ended_ = allocate<unsigned>(most, "attention");
+    check(cudaMemsetAsync(ended_, 0, most * sizeof *ended_, stream_.get()));
+  }
+
   // The workspace of products of up to m rows; fewer never need more.
   void reserve(const Group &group, int64_t m) {
     const Products of(group, NF4_DTYPE_BF16, static_cast<const bf16 *>(nullptr), m,
@@ -52,9 +78,6 @@ class Gpu {
     check(nf4_matmul_batch_workspace_size(of.nf4.data(), of.nf4_args.data(), of.nf4.size(), &nf4));
     check(nf4_int4_matmul_batch_workspace_size(of.int4.data(), of.int4_args.data(), of.int4.size(),
                                                &int4));
-    for (const Linear &part : group.parts)
-      require(part.cols % 8 == 0, "a weight has ", part.cols,
-              " columns; multiples of 8 are computed");
     if (std::max(nf4, int4) <= workspace_bytes_) return;
     workspace_bytes_ = std::max(nf4, int4);
     workspace_ = allocate<uint8_t>(workspace_bytes_, "the workspace");
@@ -103,7 +126,6 @@ class Gpu {
     if (of.dim == 16) return attention_of<16>(of);
     if (of.dim == 32) return attention_of<32>(of);
     if (of.dim == 64) return attention_of<64>(of);
-    require(of.dim == 128, "head_dim is ", of.dim, "; 16, 32, 64 and 128 have a kernel");
     attention_of<128>(of);
   }
 
@@ -116,15 +138,10 @@ class Gpu {
 
   template <int D>
   void attention_of(const Attention<bf16> &of) {
-    const int64_t m = of.rows.count, most = kMaxBatch * of.heads;
+    const int64_t m = of.rows.count;
     if (m > int64_t{kMaxBatch})  // of one prompt
       return launch(attention_kernel<D, 4>, dim3(of.heads, (m + 3) / 4), kThreads, of, nullptr,
                     nullptr);
-    if (!partials_) {
-      partials_ = allocate<float>(most * kMaxSplits * (D + 2), "attention");
-      ended_ = allocate<unsigned>(most, "attention");
-      check(cudaMemsetAsync(ended_, 0, most * sizeof *ended_, stream_.get()));
-    }
     // About four CTAs for each multiprocessor.
     const int64_t splits =
         std::clamp<int64_t>(4 * device_.multiprocessors / (m * of.heads), 1, kMaxSplits);
@@ -161,10 +178,13 @@ class Gpu {
 bool generate_on_gpu(const Options &options) {
   nf4_device device{};
   device.struct_size = sizeof device;
-  if (nf4_device_info(0, &device) != NF4_STATUS_OK) {
+  const nf4_status usable = nf4_device_info(0, &device);
+  if (usable == NF4_STATUS_NO_CUDA || usable == NF4_STATUS_NO_DEVICE ||
+      usable == NF4_STATUS_UNSUPPORTED_DEVICE) {
     std::fprintf(stderr, "no GPU: %s\n", nf4_last_error());
     return false;
   }
+  check(usable);
   Gpu gpu(device);
   generate(options, gpu);
   return true;

@@ -24,6 +24,8 @@ class Json {
  public:
   Json(std::string name, std::string_view text) : name_(std::move(name)), rest_(text) {
     value("", 0);
+    skip(' ');
+    expect(rest_.empty());
   }
   const std::map<std::string, std::string> &values() const { return values_; }
   // null is as if it were not there.
@@ -88,7 +90,7 @@ class Json {
       if (word != "null") values_[path] = word;
     }
   }
-  // Up to the closing quote; names of tensors need no escapes but of themselves.
+  // Up to the closing quote. Of escapes only \" and \\ are right; names need no others.
   std::string string() {
     std::string result;
     for (; !rest_.empty() && rest_[0] != '"'; rest_.remove_prefix(1)) {

@@ -58,8 +58,8 @@ struct Attention {
   }
 };
 
-// Before it: rotary position embedding of q in place and of k into the cache, and v into the
-// cache. An element is a pair of columns, dim / 2 apart.
+// What comes before attention: rotary position embedding of q in place and of k into the cache, and
+// v into the cache. An element is a pair of columns, dim / 2 apart.
 template <class T>
 struct Rotate {
   Attention<T> of;

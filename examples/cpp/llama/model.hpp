@@ -16,6 +16,7 @@ class Llama {
   Llama(const Checkpoint &checkpoint, const Config &config, Backend &backend, int64_t batch,
         int64_t positions)
       : config_(config), backend_(backend), positions_(positions) {
+    backend.prepare(config);
     Loader<Backend> loader(checkpoint, config, backend);
     const int64_t hidden = config.hidden, wide = config.intermediate;
     const int64_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
@@ -44,8 +45,7 @@ class Llama {
       for (const Group *group : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
         backend.reserve(*group, kChunk);
       for (T **part : {&layer.keys, &layer.values})
-        *part =
-            allocate<T>(batch * positions * kv, "the KV cache, of which --context is the size,");
+        *part = allocate<T>(batch * positions * kv, "the KV cache (--context)");
     }
     x_ = allocate<T>(kChunk * hidden, "x");
     normed_ = allocate<T>(kChunk * hidden, "a norm");

@@ -4,8 +4,11 @@
 
 #include <nf4/nf4.h>
 
-#include "../host_weight.hpp"
 #include "config.hpp"
+
+inline void check(nf4_status status) {
+  require(status == NF4_STATUS_OK, nf4_status_string(status), ": ", nf4_last_error());
+}
 
 // One of three: nf4 or int4, of which struct_size is not 0, or dense.
 struct Linear {

@@ -14,6 +14,7 @@ import nf4
 import numpy as np
 import pytest
 from conftest import ROOT
+from nf4.checkpoint import FormatError
 
 DEMO = ROOT / "tools" / "demo"
 sys.path.insert(0, str(DEMO))
@@ -172,6 +173,8 @@ def test_every_tensor_is_there_in_bf16(gguf, folder):
         ({"kind": 14}, "type 14"),
         ({"metadata": {"general.architecture": "gemma3"}}, "gemma3"),
         ({"metadata": {"tokenizer.ggml.pre": "llama-bpe"}}, "llama-bpe"),
+        ({"metadata": {"general.alignment": 0}}, "ZeroDivisionError"),
+        ({"metadata": {"tokenizer.ggml.eos_token_id": 1000}}, "IndexError"),
     ],
 )
 def test_another_gguf_is_refused(changes, said, tmp_path):
@@ -185,11 +188,31 @@ def test_no_gguf_is_refused(gguf, tmp_path):
     (tmp_path / "short.gguf").write_bytes(gguf[0].read_bytes()[:-64])
     with pytest.raises(gguf_llama.GgufError, match="ends within"):
         gguf_llama.convert(tmp_path / "short.gguf", tmp_path / "out")
+    (tmp_path / "cut.gguf").write_bytes(gguf[0].read_bytes()[:100])
+    with pytest.raises(gguf_llama.GgufError, match="cut.gguf: not what is read here"):
+        gguf_llama.convert(tmp_path / "cut.gguf", tmp_path / "out")
     program = [sys.executable, str(DEMO / "gguf_llama.py")]
     result = subprocess.run(
         [*program, str(DEMO / "demo.py"), str(tmp_path / "out")], capture_output=True, text=True
     )
     assert result.returncode == 1 and "not a GGUF file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "mistral"},
+        {"rope_parameters": {"rope_type": "llama3"}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"attention_bias": True},
+        {"hidden_act": "gelu"},
+    ],
+)
+def test_what_is_not_computed_is_refused(change, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **change}))
+    key = "rope_type" if "rope_parameters" in change else next(iter(change))
+    with pytest.raises(FormatError, match=f"{key} is"):
+        Llama(tmp_path)
 
 
 @pytest.mark.interop

@@ -123,12 +123,26 @@ def edit_config(folder, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+def append(path, text):
+    path.write_text(path.read_text() + text)
+
+
 def edit_header(folder, old, new):
     """In place: both are as long."""
     path = folder / "model.safetensors"
     data = path.read_bytes()
     assert len(old) == len(new) and data.count(old) >= 1
     path.write_bytes(data.replace(old, new))
+
+
+def test_threads_share_attention(golden, tmp_path):
+    """Of a prompt that is long enough for it; the bits are those of one thread."""
+    edit_config(golden, max_position_embeddings=1024)
+    prompt, files = ",".join(["5", "9"] * 300), [tmp_path / "one", tmp_path / "three"]
+    for threads, file in zip((1, 3), files, strict=True):
+        options = ["--tokens", 1, "--threads", threads, "--logits", file]
+        assert run(golden, *options, prompt).returncode == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 UP = b"model.layers.1.mlp.up_proj.weight"
@@ -139,6 +153,7 @@ FAULTS = {
     "num_hidden_layers is two": lambda folder: edit_config(folder, num_hidden_layers="two"),
     "vocab_size is missing": lambda folder: edit_config(folder, vocab_size=None),
     "config.json: not JSON": lambda folder: (folder / "config.json").write_text("{" * 100),
+    "config.json: not JSON at 'more'": lambda folder: append(folder / "config.json", " more"),
     "config.json: cannot be read": lambda folder: (folder / "config.json").unlink(),
     "has no tensor model.layers.1.mlp.up_proj.weight": (
         lambda folder: edit_header(folder, b'"' + UP, b'"M' + UP[1:])
@@ -173,12 +188,23 @@ def test_faults_are_named(golden, message):
     assert message in result.stderr and result.stderr.count("\n") == 1
 
 
+# Positions of which the keys of 8 sequences in a layer, 32 floats each, take a third of the memory,
+# and the values as much; there are two layers.
+THIRD = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (3 * 8 * 32 * 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--tokens", "2", "--context", str(10**9), "1"], "too little memory: the KV cache"),
+        (
+            ["--tokens", "2", "--context", str(THIRD), *"11111111"],
+            "too little memory: the KV cache",
+        ),
         (["--context", "3", "1"], "65 tokens are more than"),
         (["128"], "token 128 is outside the vocabulary of 128"),
+        (["--tokens", "2", "--logits", "/none/logits", "1"], "/none/logits: cannot be written"),
+        (["--tokens", "2", "--logits", "/dev/full", "1"], "/dev/full: writing failed"),
     ],
 )
 def test_requests_that_cannot_be_met(golden, arguments, message):

@@ -53,7 +53,7 @@ def greedy(folder: Path, prompt: list[int]) -> list[int]:
 
 @pytest.fixture
 def one_thread():
-    """More wait for each other where several tests run at once."""
+    """More threads than cores slow each other down."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

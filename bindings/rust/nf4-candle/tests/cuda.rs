@@ -23,7 +23,11 @@ fn numbers(count: usize, frequency: f64) -> Vec<f32> {
 }
 
 fn weight() -> QuantizedTensor {
-    nf4::quantize(&numbers(ROWS * COLS, 0.37), Spec::new(ROWS, COLS), 1).expect("it fits")
+    weight_of(ROWS, 0.37)
+}
+
+fn weight_of(rows: usize, frequency: f64) -> QuantizedTensor {
+    nf4::quantize(&numbers(rows * COLS, frequency), Spec::new(rows, COLS), 1).expect("it fits")
 }
 
 fn x(rows: usize, cols: usize, dtype: DType) -> Result<Tensor> {
@@ -82,13 +86,13 @@ fn joined_weights_are_those_of_the_cpu() -> Result<()> {
         eprintln!("skipped: no GPU");
         return Ok(());
     };
-    let weights = || vec![weight(), weight(), weight()];
+    let weights = || vec![weight(), weight_of(64, 0.53), weight_of(128, 0.71)];
     let host = QuantizedLinear::joined(weights(), None, &Device::Cpu)?;
     let device = QuantizedLinear::joined(weights(), None, &gpu)?;
     for (dtype, m) in [(DType::BF16, 1), (DType::BF16, 300), (DType::F32, 40)] {
         let x = x(m, COLS, dtype)?;
         let y = device.forward(&x.to_device(&gpu)?)?;
-        assert_eq!(y.dims(), [m, 3 * ROWS]);
+        assert_eq!(y.dims(), [m, ROWS + 64 + 128]);
         let error = error(&y, &host.forward(&x)?)?;
         assert!(error < allowed(dtype), "{dtype:?} {m}: {error}");
     }

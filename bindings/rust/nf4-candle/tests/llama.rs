@@ -144,6 +144,10 @@ fn configs_of_what_is_not_computed_are_refused() {
         ("attention_bias", json!(true)),
         ("mlp_bias", json!(true)),
         ("hidden_act", json!("gelu")),
+        ("num_key_value_heads", json!("two")),
+        ("num_key_value_heads", json!(3)),
+        ("num_attention_heads", json!(0)),
+        ("rms_norm_eps", json!("small")),
     ] {
         let mut config = published.clone();
         config[key] = value;
@@ -199,5 +203,11 @@ fn tokens_are_those_of_transformers() -> candle_core::Result<()> {
     assert_eq!(session.generate(&prompt, wanted.len())?, wanted);
     let refused = session.steps(2).unwrap_err().to_string();
     assert!(refused.contains("has room for"), "{refused}");
+    let refused = session.prefill(&prompt).unwrap_err().to_string();
+    assert!(refused.contains("already"), "{refused}");
+    let refused = Session::new(&model, 2)?.prefill(&[1, 128]).unwrap_err();
+    assert!(refused.to_string().contains("token 128 is outside"));
+    let refused = Session::new(&model, 65).err().expect("it is refused");
+    assert!(refused.to_string().contains("max_position_embeddings, 64"));
     Ok(())
 }

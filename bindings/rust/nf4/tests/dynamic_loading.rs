@@ -92,13 +92,20 @@ fn the_library_is_loaded_once_and_by_name() {
         "int nf4_version(void) { return 10907; }",
     );
     assert!(refused(&later).ends_with("is libnf4 1.9.7; this crate needs 0.1"));
-    let version = nf4_version_of_header();
-    let partial = format!("int nf4_version(void) {{ return {version}; }}");
-    let text = refused(&compiled(folder, "partial.so", &partial));
+    let earlier = "int nf4_version(void) { return 9; }";
+    let text = refused(&compiled(folder, "earlier.so", earlier));
     assert!(
-        text.contains("partial.so is not the libnf4") && text.contains("nf4_"),
+        text.ends_with("is libnf4 0.0.9; this crate needs 0.1"),
         "{text}"
     );
+    // Its minor version, and a later one, would do.
+    let version = nf4_version_of_header();
+    for (name, version) in [("partial.so", version), ("next.so", version + 100)] {
+        let partial = format!("int nf4_version(void) {{ return {version}; }}");
+        let text = refused(&compiled(folder, name, &partial));
+        let not_ours = format!("{name} is not the libnf4");
+        assert!(text.contains(&not_ours) && text.contains("nf4_"), "{text}");
+    }
 
     // SAFETY: it is libnf4.
     unsafe { nf4::load_from(&library) }.expect("libnf4 is loaded");

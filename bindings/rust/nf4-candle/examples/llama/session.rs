@@ -28,6 +28,10 @@ impl<'a> Session<'a> {
     /// For so many tokens.
     pub fn new(model: &'a Llama, capacity: usize) -> Result<Self> {
         let (config, embedding) = (&model.config, &model.embedding);
+        if capacity > config.positions {
+            let most = config.positions;
+            bail!("{capacity} tokens are more than max_position_embeddings, {most}");
+        }
         let (device, dtype) = (embedding.device(), embedding.dtype());
         let (half, theta) = (config.head_dim / 2, config.theta);
         let frequency = |i| theta.powf(-2.0 * i as f64 / config.head_dim as f64) as f32;
@@ -53,8 +57,15 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// The logits [vocabulary] of the last token of a prompt, which is the first that the cache gets.
+    /// The logits [vocabulary] of the last token of a prompt, once in a session.
     pub fn prefill(&mut self, prompt: &[u32]) -> Result<Tensor> {
+        let vocabulary = self.model.embedding.dim(0)?;
+        if let Some(token) = prompt.iter().find(|token| **token as usize >= vocabulary) {
+            bail!("token {token} is outside the vocabulary of {vocabulary}");
+        }
+        if self.used > 0 {
+            bail!("this session has read a prompt already");
+        }
         self.take(prompt.len())?;
         let tokens = Tensor::new(prompt, &self.device)?;
         let logits = self.logits(&tokens, &self.numbers.narrow(0, 0, prompt.len())?)?;

@@ -60,6 +60,7 @@ pub fn measure(layers: usize, device: &Device) -> Result<()> {
             head_dim: 128,
             eps: 1e-6,
             theta: 10000.0,
+            positions: 2048,
             tied: false,
         };
         let model = Llama::load(config, &Random { device, in_4_bits })?;

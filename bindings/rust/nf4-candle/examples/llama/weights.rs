@@ -77,7 +77,11 @@ impl Source for Loader<'_> {
         let found = view.shape();
         let fits = |(found, wanted): (&usize, &Option<usize>)| wanted.is_none_or(|n| n == *found);
         if found.len() != shape.len() || !found.iter().zip(shape).all(fits) {
-            bail!("{name} has the shape {found:?}; expected {shape:?}");
+            let wanted = shape
+                .iter()
+                .map(|n| n.map_or("any".into(), |n| n.to_string()));
+            let wanted = wanted.collect::<Vec<String>>().join(", ");
+            bail!("{name} has the shape {found:?}; expected [{wanted}]");
         }
         view.load(self.device)?.to_dtype(self.dtype)
     }
