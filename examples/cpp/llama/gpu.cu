@@ -4,9 +4,7 @@
 #include "generate.hpp"
 #include "gpu_kernels.cuh"
 
-inline void check(cudaError_t error) {
-  require(error == cudaSuccess, cudaGetErrorString(error));
-}
+inline void check(cudaError_t error) { require(error == cudaSuccess, cudaGetErrorString(error)); }
 
 namespace {
 

@@ -197,7 +197,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (!is_last) return;
   __threadfence();
-  const float value = merge<D>(partials + place * gridDim.z * (D + 2), splits, column, &most, &total);
+  const float value =
+      merge<D>(partials + place * gridDim.z * (D + 2), splits, column, &most, &total);
   of.y[place * D + column] = __float2bfloat16(value / total);
 }
 
