@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 
 from nf4.errors import InvalidArgument, kind_of, shown
-from nf4.torch import _grouping, _int4_modules, experts
+from nf4.torch import _foreign_int4, _grouping, experts
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.typing import DTypeLike
@@ -39,9 +39,9 @@ def _from_others(layer: nn.Module) -> Maker | None:
     """What makes a layer of ours of another library's; None if it is none."""
     if type(layer) in _linear4bit():
         return NF4Linear.from_bitsandbytes
-    if not _int4_modules.is_quantized(layer):
+    if not _foreign_int4.is_quantized(layer):
         return None
-    return Int4Linear.from_module if _int4_modules.why_left_alone(layer) is None else None
+    return Int4Linear.from_module if _foreign_int4.why_left_alone(layer) is None else None
 
 
 def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list[str]:
@@ -92,9 +92,9 @@ def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list
 
 def _warn_of_others(model: nn.Module) -> None:
     left = [
-        f"{name}: {_int4_modules.why_left_alone(layer)}"
+        f"{name}: {_foreign_int4.why_left_alone(layer)}"
         for name, layer in model.named_modules()
-        if _int4_modules.is_quantized(layer)
+        if _foreign_int4.is_quantized(layer)
     ]
     if left:
         more = f", and {len(left) - 1} more" if len(left) > 1 else ""
@@ -105,7 +105,7 @@ def _remove_decompression(model: nn.Module) -> None:
     """Of compressed-tensors, whose hook decompresses its layers in the first forward pass, where
     it has none left."""
     hook = getattr(model, "ct_decompress_hook", None)
-    if hook is not None and not any(map(_int4_modules.is_quantized, model.modules())):
+    if hook is not None and not any(map(_foreign_int4.is_quantized, model.modules())):
         hook.remove()
         del model.ct_decompress_hook
 
@@ -188,7 +188,7 @@ def made_of(name: str, layer: nn.Module, make: Maker) -> nn.Module:
                 "expected a whole one: load the model without a plan, make its layers 4-bit, then "
                 "parallelize_module(model, mesh, nf4.torch.distributed.plan_of(model))"
             )
-        if _int4_modules.has_own_forward(layer) and not hasattr(layer, _ACCELERATE):
+        if _foreign_int4.has_own_forward(layer) and not hasattr(layer, _ACCELERATE):
             raise InvalidArgument("the layer has a forward of its own, which would be lost")
         return make(layer)
     except InvalidArgument as error:
