@@ -45,8 +45,7 @@ def _from_others(layer: nn.Module) -> Maker | None:
 
 
 def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list[str]:
-    """Replaces the 4-bit linear layers of other libraries in a model by layers of ours around the
-    same memory:
+    """Replaces the 4-bit linear layers of other libraries in a model, on the same memory:
 
     bitsandbytes        Linear4bit, by NF4Linear
     GPTQModel, AutoAWQ  those that hold the words of the checkpoint (backend torch or triton, GEMM),
@@ -62,12 +61,11 @@ def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list
 
     siblings    layers of one parent whose names say that they get the same x, such as q_proj,
                 k_proj and v_proj, or gate_proj and up_proj, are multiplied in one call where
-                torch.compile traces the model and while a CUDA graph is captured. This goes for
-                all layers of ours in the model, also those that it had. True: where the class of
-                the parent is of transformers.models, not derived from one, as x must not be
-                written to between the calls, nor a bias or weight: the results would be of what
-                was there before. Else they have the same bits. "all": in parents of every class,
-                which you know not to write so. False: each by itself
+                torch.compile traces the model and while a CUDA graph is captured. Results have the
+                same bits if nothing writes to x, a bias or a weight between the calls of these
+                layers. It goes for all NF4Linear and Int4Linear in the model, converted or not.
+                True: where the class of the parent is defined in transformers.models. "all": in
+                every parent, for models that you know not to write so. False: each by itself
 
     PEFT merges adapters into an NF4Linear, whose weight is quantized again. After to_dense, those
     that were added beside a Linear4bit cannot be merged, since they look for its quant_state:
