@@ -37,7 +37,7 @@ def needs_cuda(header: Path, lib: Path, seen: set[Path] | None = None) -> bool:
 
 
 def nvcc_complaint(nvcc: str, flags: list[str], source: str) -> str | None:
-    """As `complaint`, with nvcc, which reads no standard input. To PTX: the host's code is read, too,
+    """As `complaint`, with nvcc, which reads no standard input. To PTX: host code is read, too,
     and the rest would take twice as long again."""
     with tempfile.TemporaryDirectory() as folder:
         unit = Path(folder) / "unit.cu"
