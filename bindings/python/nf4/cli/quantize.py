@@ -125,7 +125,7 @@ def add_parser(commands: Any) -> None:
         "--experts",
         action="store_true",
         default=None,
-        help="stacks of experts too, for nf4.torch.load: transformers does not load these",
+        help="stacks of experts too, which from_pretrained loads once nf4.torch is imported",
     )
     parser.add_argument(
         "--allow-nonfinite",
