@@ -19,7 +19,7 @@ from nf4.checkpoint.model_files import OF_EXPERTS
 from nf4.checkpoint.stacks import parameter_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
-from nf4.torch import _grouping
+from nf4.torch import _siblings
 from nf4.torch.modules.nf4_weight import NF4Weight
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class NF4Quantizer(HfQuantizer):
                 take_along(codes, made)
                 model.set_submodule(name, made)
         save_as_stacks(model)
-        _grouping.join(model)
+        _siblings.join(model)
         model.config.quantization_config = self.quantization_config.to_dict()
         return model
 
