@@ -63,7 +63,7 @@ int main(int count, char **words) try {
 #ifdef LLAMA_ON_GPU
   if (!options.cpu && generate_on_gpu(options)) return 0;
 #endif
-  Cpu cpu(static_cast<int>(options.threads));
+  Cpu cpu(options.threads);
   generate(options, cpu);
   return 0;
 } catch (const std::exception &error) {
