@@ -14,7 +14,7 @@ struct Options {
   std::vector<std::vector<int32_t>> prompts;
 };
 
-bool generate_on_gpu(const Options &options);  // false where there is none: gpu.cu
+void generate_on_gpu(const Options &options);  // gpu.cu
 
 // Chooses the most likely tokens after the prompts, and prints them.
 template <class Backend>

@@ -16,25 +16,21 @@ struct Team {
   int rank;
   float *memory;  // shared
 
-  __device__ float sum(float value) {
-    return reduce(value, [](float a, float b) { return a + b; });
-  }
-  __device__ float max(float value) {
-    return reduce(value, [](float a, float b) { return fmaxf(a, b); });
-  }
+  __device__ float sum(float value) { return reduce<false>(value); }
+  __device__ float max(float value) { return reduce<true>(value); }
   __device__ void sync() { __syncthreads(); }
 
- private:
-  template <class Operation>
-  __device__ float reduce(float value, Operation operation) {
+  template <bool kMax>
+  __device__ float reduce(float value) {
     __shared__ float warps[32];
+    const auto join = [](float a, float b) { return kMax ? fmaxf(a, b) : a + b; };
     for (int offset = 1; offset < 32; offset *= 2)
-      value = operation(value, __shfl_xor_sync(~0u, value, offset));
+      value = join(value, __shfl_xor_sync(~0u, value, offset));
     if (size == 32) return value;
     if (rank % 32 == 0) warps[rank / 32] = value;
     __syncthreads();
     value = warps[0];
-    for (int warp = 1; warp < size / 32; ++warp) value = operation(value, warps[warp]);
+    for (int warp = 1; warp < size / 32; ++warp) value = join(value, warps[warp]);
     __syncthreads();
     return value;
   }
@@ -66,7 +62,9 @@ class Gpu {
   static constexpr const char *kName = "gpu";
   static constexpr bool kReadsHost = false;
 
-  explicit Gpu(const nf4_device &device) : is_early_(device.compute_capability >= 90) {
+  Gpu() {
+    device_.struct_size = sizeof device_;
+    check(nf4_device_info(0, &device_));  // loads libnf4's kernels
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
@@ -74,9 +72,8 @@ class Gpu {
   U *allocate(size_t count, const std::string &what) {
     void *memory = nullptr;
     const cudaError_t error = cudaMalloc(&memory, count * sizeof(U));
-    require(error != cudaErrorMemoryAllocation, "too little memory on the GPU: ", what, " takes ",
-            count * sizeof(U) / 1e9, " GB");
-    check(error);
+    require(error == cudaSuccess, "too little memory on the GPU: ", what, " takes ",
+            count * sizeof(U) / 1e9, " GB; ", cudaGetErrorString(error));
     memory_.emplace_back(memory, cudaFree);
     return static_cast<U *>(memory);
   }
@@ -84,7 +81,6 @@ class Gpu {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
     check(cudaStreamSynchronize(stream_));
   }
-
   void multiply(const Products &of) {
     size_t nf4 = 0, int4 = 0;
     check(nf4_matmul_batch_workspace_size(of.nf4.data(), of.nf4_args.data(), of.nf4.size(), &nf4));
@@ -113,7 +109,7 @@ class Gpu {
     config.blockDim = kThreads;
     config.stream = stream_;
     config.attrs = &early;
-    config.numAttrs = is_early_;
+    config.numAttrs = device_.compute_capability >= 90;
     if (kTeam == kThreads) {
       config.dynamicSmemBytes = (step.context + kThreads * step.kSize) * sizeof(float);
       require(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -138,7 +134,7 @@ class Gpu {
   }
 
  private:
-  bool is_early_;
+  nf4_device device_{};
   cudaStream_t stream_ = nullptr;
   std::vector<std::unique_ptr<void, cudaError_t (*)(void *)>> memory_;
   void *workspace_ = nullptr;
@@ -148,17 +144,7 @@ class Gpu {
 
 }  // namespace
 
-bool generate_on_gpu(const Options &options) {
-  nf4_device device{};
-  device.struct_size = sizeof device;
-  const nf4_status usable = nf4_device_info(0, &device);
-  if (usable == NF4_STATUS_NO_CUDA || usable == NF4_STATUS_NO_DEVICE ||
-      usable == NF4_STATUS_UNSUPPORTED_DEVICE) {
-    std::fprintf(stderr, "no GPU: %s\n", nf4_last_error());
-    return false;
-  }
-  check(usable);
-  Gpu gpu(device);
+void generate_on_gpu(const Options &options) {
+  Gpu gpu;
   generate(options, gpu);
-  return true;
 }

@@ -95,6 +95,8 @@ struct Step : Config {
   using Thread = typename Backend::Thread;
   using Warp = typename Backend::Warp;
   using Block = typename Backend::Block;
+  // A copy is one load on a GPU, and keeps a compiler for the CPU from using vectors.
+  using Loaded = std::conditional_t<Backend::kReadsHost, const Vector<T> &, const Vector<T>>;
   static constexpr int kSize = sizeof(Vector<T>) / sizeof(T);
 
   int m;
@@ -164,7 +166,7 @@ struct Step : Config {
       float of[kSize] = {};
       UNROLL
       for (int j = c / vectors; j <= row.position; j += parts) {
-        const Vector<T> v = at(values + cache + int64_t{j} * dim + c % vectors * kSize);
+        const Loaded v = at(values + cache + int64_t{j} * dim + c % vectors * kSize);
         for (int n = 0; n < kSize; ++n) of[n] += scores[j] * float(v.of[n]);
       }
       for (int n = 0; n < kSize; ++n) sums[c * kSize + n] = of[n];
@@ -214,7 +216,7 @@ struct Step : Config {
     float sums[kSize] = {}, sum = 0;
     UNROLL
     for (int c = rank * kSize; c < count; c += size * kSize) {
-      const Vector<T> u = at(a + c), v = at(b + c);
+      const Loaded u = at(a + c), v = at(b + c);
       for (int j = 0; j < kSize; ++j) sums[j] += float(u.of[j]) * float(v.of[j]);
     }
     for (int j = 0; j < kSize; ++j) sum += sums[j];
