@@ -54,11 +54,14 @@ void generate(const Options &options, Backend &backend) {
     const std::vector<float> values(logits.begin(), logits.end());
     std::fwrite(values.data(), sizeof(float), values.size(), file.get());
   }
-  require(!file || std::fflush(file.get()) == 0, options.logits, ": writing failed");
+  require(!file || (std::fflush(file.get()) == 0 && !std::ferror(file.get())), options.logits,
+          ": writing failed");
   for (const std::string &line : lines) std::puts(line.c_str());
   std::fprintf(stderr, "%s, prefill %.2f ms", Backend::kName, times[0]);
   std::sort(times.begin() + 1, times.end());
   const double decode = times[times.size() / 2];
-  std::fprintf(stderr, ", decode %.3f ms a step, %.1f tokens/s\n", decode,
-               lines.size() * 1e3 / decode);
+  if (times.size() > 1)
+    std::fprintf(stderr, ", decode %.3f ms a step, %.1f tokens/s", decode,
+                 lines.size() * 1e3 / decode);
+  std::fputs("\n", stderr);
 }
