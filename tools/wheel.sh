@@ -52,6 +52,7 @@ wheel() {
   python tools/sbom.py "$file"
   say "$file: $(($(stat -c %s "$file") / 1000)) kB"
   [ "$(stat -c %s "$file")" -le "$WHEEL_MOST" ] || die "a wheel is to have at most $WHEEL_MOST bytes"
+  [ ${#host[@]} = 0 ] || bash tests/packaging/wheel_arm.sh "$CACHE/wheel-arm" "$file" >&2 || die 'the wheel does not work'
 }
 
 # try_tarball TARBALL: its C++ and ABI tests and its examples, on the CPU.

@@ -14,7 +14,7 @@ from nf4 import _convert, _torch
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument
 from nf4.int4 import int4_shapes
-from nf4.torch import _int4_columns, _int4_modules, functional
+from nf4.torch import _foreign_int4, _int4_columns, functional
 from nf4.torch._checks import torch_dtype
 from nf4.torch._int4_weight import KEYS, Int4Parts
 from nf4.torch.modules.base import (
@@ -164,7 +164,7 @@ class Int4Linear(QuantizedLinear):
     def from_module(cls, layer: nn.Module) -> Int4Linear:
         """Around the memory of a quantized linear layer of GPTQModel, AutoAWQ or
         compressed-tensors, as nf4.torch.convert takes them. Raises InvalidArgument."""
-        weight, bias = _int4_modules.weight_and_bias(layer)
+        weight, bias = _foreign_int4.weight_and_bias(layer)
         return cls.from_quantized(weight, bias).train(layer.training)
 
     @property
