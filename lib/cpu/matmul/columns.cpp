@@ -96,6 +96,9 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
     args.zero_stride = int4_words(w.rows);
     args.zero_offset = w.zero_offset * kInt4Ones;
     args.nibble_stride = block_n_ / kInt4PerWord;
+    const int64_t next_k = k + args.cols * args.groups;
+    args.next.words = next_k < w.cols ? words(n.begin, next_k) : words(n.end, 0);
+    args.next.stride = args.stride;
     for (int64_t m = 0; m < m_.end - m_.begin; m += kMaxDotM) {
       ColumnsArgs part = args;
       part.m = static_cast<int>(std::min<int64_t>(kMaxDotM, args.m - m));
