@@ -19,9 +19,10 @@ namespace nf4::cpu {
 
 // Whole steps of x; in bf16, the columns in the halves of a word of GPTQ side by side.
 template <class T>
-void pair_columns(void *x, int64_t elements) {
-  auto *at = static_cast<typename T::Item *>(x);
-  for (int64_t i = 0; i < elements; i += T::kLanes) T::store(at + i, T::pair(T::load(at + i)));
+void pair_columns(const void *x, int64_t elements, void *out) {
+  const auto *from = static_cast<const typename T::Item *>(x);
+  auto *to = static_cast<typename T::Item *>(out);
+  for (int64_t i = 0; i < elements; i += T::kLanes) T::store(to + i, T::pair(T::load(from + i)));
 }
 
 template <class T>

@@ -15,8 +15,10 @@ constexpr int64_t kMaxDirectGptq = 16, kMaxDirectAwq = 8;
 // Of a row, done at once, if groups are no larger.
 constexpr int64_t kColumns = 128;
 constexpr int64_t kMaxGroups = kColumns / kInt4PerWord;
+// At once: as many rows of the weight as the stack has room for.
+constexpr int64_t kSums = 24576;
 
-class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
+class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
  public:
   ColumnsMultiplier(const DequantKernels &dequant, const MatmulKernels &kernels,
                     const Int4MatmulProblem &problem)
@@ -62,9 +64,9 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
     for (int64_t m = m_.begin; m < m_.end; ++m) {
       for (int64_t i = 0; i < elements; i += kGathered) {
         const int64_t count = std::min(kGathered, elements - i);
-        convert(part_of_x(problem_, m, k + i, count, gathered_), count, prepared(m - m_.begin, i));
+        convert(part_of_x(problem_, m, k + i, count, gathered_), count, prepared(m - m_.begin, i),
+                gptq_ || in_blocks_);
       }
-      if (gptq_ || in_blocks_) pair_columns(m - m_.begin, elements);
     }
   }
 
@@ -127,9 +129,24 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
       for (int g = 0; g < args.groups; ++g)
         dequant_.groups(int4_groups(weight_, i, k / weight_.group_size + g, args.rows,
                                     scales_ + g * kVectorRows, zeros_ + g * kVectorRows));
-      const bool last = i + kVectorRows >= n.end;
-      args.next.words = words(last ? n.begin : i + kVectorRows, last ? k + columns : k);
+      const bool last = i + kVectorRows >= n.end, in_block = !last || k + columns < weight_.cols;
+      const int64_t next_n = !last ? i + kVectorRows : in_block ? n.begin : n.end;
+      const int64_t next_k = !last ? k : in_block ? k + columns : 0;
+      args.next.words = words(next_n, next_k);
+      expect_groups(next_n, next_k / weight_.group_size, args.groups);
       kernels_.block_columns(args);
+    }
+  }
+
+  // Prefetches what dequant_.groups() reads next.
+  void expect_groups(int64_t n, int64_t first, int groups) const {
+    const auto &w = weight_;
+    for (int64_t g = first; g < first + groups; ++g) {
+      const auto *scales = static_cast<const uint16_t *>(w.scales) +
+                           int4_scale(w.layout, w.rows, w.groups, n, g);
+      for (int64_t i = 0; i < kVectorRows; i += 32) __builtin_prefetch(scales + i, 0, 2);
+      if (w.zeros != nullptr)
+        __builtin_prefetch(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, g).word, 0, 2);
     }
   }
 

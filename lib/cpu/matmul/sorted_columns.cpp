@@ -62,9 +62,8 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
       for (int64_t at = 0; at < order_.places(); at += kGathered) {
         const int64_t count = std::min(kGathered, order_.places() - at);
         gather(address_of_x(problem_, m_.begin + i, 0), k, order_.column() + at, count);
-        convert(gathered_, count, prepared(i, at));
+        convert(gathered_, count, prepared(i, at), true);
       }
-      pair_columns(i, order_.places());
       float *sum = x_sums_ + i * (order_.end() - order_.begin());
       for (const ColumnOrder::Group &group : order_)
         kernels_.column_sums(prepared(i, group.first), group.places, 1, sum++);
