@@ -69,9 +69,9 @@ void gptq_words(const WordsArgs &args) {
 template <class W, int kBits>
 __attribute__((always_inline)) inline void exchange(typename W::Vector &a, typename W::Vector &b) {
   constexpr uint32_t kLow = kBits == 4 ? 0x0f0f0f0f : kBits == 8 ? 0x00ff00ff : 0x0000ffff;
-  const typename W::Vector low = (a & kLow) | (b & kLow) << kBits;
-  b = (a >> kBits & kLow) | (b & ~kLow);
-  a = low;
+  const typename W::Vector left = b << kBits, right = a >> kBits;
+  a = left ^ ((a ^ left) & kLow);
+  b ^= (b ^ right) & kLow;
 }
 
 // Nibble i of word j to nibble j of word i.
