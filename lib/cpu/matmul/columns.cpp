@@ -138,8 +138,8 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
     }
   }
 
-  // Prefetches what dequant_.groups() reads next.
-  void expect_groups(int64_t n, int64_t first, int groups) const {
+  // Prefetches what dequant_.groups() reads next. Inlined, as GCC drops calls that only prefetch.
+  __attribute__((always_inline)) void expect_groups(int64_t n, int64_t first, int groups) const {
     const auto &w = weight_;
     for (int64_t g = first; g < first + groups; ++g) {
       const auto *scales = static_cast<const uint16_t *>(w.scales) +
