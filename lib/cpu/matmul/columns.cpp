@@ -67,7 +67,15 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
         convert(part_of_x(problem_, m, k + i, count, gathered_), count, prepared(m - m_.begin, i),
                 gptq_ || in_blocks_);
       }
+      if (in_blocks_) expect_x(m, k + elements < weight_.cols ? k + elements : 0);
     }
+  }
+
+  // Prefetches the part of row m that is prepared next.
+  __attribute__((always_inline)) void expect_x(int64_t m, int64_t k) const {
+    const char *const x = address_of_x(problem_, m, k);
+    const int64_t bytes = std::min(x_stride_, weight_.cols - k) * element_bytes(problem_.dtype);
+    for (int64_t i = 0; i < bytes; i += kLineBytes) __builtin_prefetch(x + i, 0, 2);
   }
 
   void sum_x(ColumnsArgs &args, int64_t at) {
@@ -161,6 +169,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
     }
   }
 
+  static constexpr int64_t kLineBytes = 64;
   static constexpr int64_t kGathered = 1024;  // elements, whole steps
 
   const DequantKernels &dequant_;

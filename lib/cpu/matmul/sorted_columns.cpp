@@ -111,7 +111,8 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
     return int4_group(weight_, prepared_k_ + order_.column()[group.first]);
   }
 
-  void prefetch_groups(int64_t n) const {
+  // Inlined, as GCC drops calls that only prefetch.
+  __attribute__((always_inline)) void prefetch_groups(int64_t n) const {
     const auto &w = weight_;
     if (w.layout == NF4_INT4_COMPRESSED_TENSORS) return;
     for (const ColumnOrder::Group &group : order_) {
