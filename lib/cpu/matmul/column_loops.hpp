@@ -26,13 +26,24 @@ void pair_columns(const void *x, int64_t elements, void *out) {
 }
 
 template <class T>
-void column_sums(const void *x, int64_t cols, int64_t groups, float *sums) {
+void column_sums(const void *x, int64_t stride, int64_t cols, int64_t count, float *sums) {
   const auto *from = static_cast<const typename T::Item *>(x);
-  for (int64_t g = 0; g < groups; ++g, from += cols) {
-    typename T::Sum sum = T::zero();
-    for (int64_t i = 0; i < cols; i += T::kLanes)
-      sum = T::multiply_add(T::one(), T::load_some(from + i, cols - i), sum);
-    sums[g] = T::sum_of(sum);
+  for (; count > 0; count -= 4, from += 4 * stride, sums += 4) {
+    // The last one again for those that are not there.
+    const int64_t last = (count < 4 ? count : 4) - 1;
+    typename T::Sum four[4] = {T::zero(), T::zero(), T::zero(), T::zero()};
+    for (int64_t i = 0; i < cols; i += T::kLanes) {
+      NF4_UNROLL
+      for (int64_t j = 0; j < 4; ++j)
+        four[j] = T::multiply_add(
+            T::one(), T::load_some(from + (j < last ? j : last) * stride + i, cols - i), four[j]);
+    }
+    float to[4] = {};
+    T::add_sums(four[0], four[1], four[2], four[3], to);
+    if (last == 3)
+      __builtin_memcpy(sums, to, sizeof to);
+    else
+      for (int64_t j = 0; j <= last; ++j) sums[j] = to[j];
   }
 }
 

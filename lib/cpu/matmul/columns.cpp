@@ -81,8 +81,11 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
   void sum_x(ColumnsArgs &args, int64_t at) {
     args.x_sums = x_sums_;
     args.x_sums_stride = args.groups;
+    if (args.groups == 1)
+      return kernels_.column_sums(prepared(0, at), x_stride_, args.cols, args.m, x_sums_);
     for (int i = 0; i < args.m; ++i)
-      kernels_.column_sums(prepared(i, at), args.cols, args.groups, x_sums_ + i * args.groups);
+      kernels_.column_sums(prepared(i, at), args.cols, args.cols, args.groups,
+                           x_sums_ + i * args.groups);
   }
 
   const uint32_t *words(int64_t n, int64_t k) const {

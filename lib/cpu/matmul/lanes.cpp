@@ -16,7 +16,8 @@ namespace {
 
 // Rows of x, and sums, that are kept at once.
 constexpr int64_t kGroupM = 64;
-constexpr int64_t kMaxSums = 8192;
+constexpr int64_t kMinBlocks = 8;
+constexpr int64_t kMaxSums = kGroupM * kMinBlocks * kLaneBlockN;
 constexpr int64_t kLanes = 16;
 // Columns at once: the longer the parts of rows, the better they are read; x of many rows has room
 // for half as many.
@@ -42,8 +43,9 @@ class LaneMultiplier {
       m_ = {problem_.m * group / groups, problem_.m * (group + 1) / groups};
       parts_ = ceil_divide(m_.end - m_.begin, kMaxLaneM);
       columns_ = m_.end - m_.begin > kGroupM / 2 ? kColumns / 2 : kColumns;
-      const int64_t blocks = std::min(kMaxSums / kLaneBlockN / (m_.end - m_.begin),
-                                      ceil_divide(n.end - n.begin, kLaneBlockN));
+      const int64_t blocks =
+          std::min(std::max(kMinBlocks, kMaxSums / 2 / kLaneBlockN / (m_.end - m_.begin)),
+                   ceil_divide(n.end - n.begin, kLaneBlockN));
       block_n_ = blocks * kLaneBlockN;
       for (int64_t i = n.begin; i < n.end; i += block_n_)
         multiply({i, std::min(n.end, i + block_n_)});
@@ -102,7 +104,8 @@ class LaneMultiplier {
       for (int64_t i = m.begin; i < m.end; ++i) {
         const char *x = part_of_x(problem_, m_.begin + i, k, elements, gathered);
         if (rows_.has_zeros())
-          kernels_.column_sums(x, per_scale_, elements / per_scale_, x_sums_ + i * x_sums_stride());
+          kernels_.column_sums(x, per_scale_, per_scale_, elements / per_scale_,
+                               x_sums_ + i * x_sums_stride());
         kernels_.pair_for_lanes(x, elements, Rows::kHighFirst,
                                 x_ + m.begin * elements + (i - m.begin) * kCodesPerWord,
                                 (m.end - m.begin) * kCodesPerWord);
@@ -132,7 +135,6 @@ class LaneMultiplier {
   int64_t columns_ = 0;
   int64_t block_n_ = 0;
   RowRange m_{};
-  alignas(64) float sums_[kMaxSums];
   alignas(64) uint32_t codes_[kColumns / kCodesPerWord * kLaneBlockN];
   float row_scales_[kLanes * kMaxScales] = {};
   float row_zeros_[kLanes * kMaxScales] = {};
@@ -140,6 +142,7 @@ class LaneMultiplier {
   alignas(64) float zeros_[kMaxScales * kLaneBlockN];
   float x_sums_[kGroupM / 2 * kMaxScales];
   alignas(64) uint16_t x_[kMaxPrepared];
+  alignas(64) float sums_[kMaxSums];
 };
 
 }  // namespace

@@ -66,7 +66,7 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
       }
       float *sum = x_sums_ + i * (order_.end() - order_.begin());
       for (const ColumnOrder::Group &group : order_)
-        kernels_.column_sums(prepared(i, group.first), group.places, 1, sum++);
+        kernels_.column_sums(prepared(i, group.first), 0, group.places, 1, sum++);
     }
   }
 
