@@ -63,10 +63,12 @@ class LaneMultiplier {
         const RowRange rows{i, std::min(n.end, i + kLaneBlockN)};
         for (int64_t row = i; row < rows.end; row += kLanes)
           load({row, std::min(rows.end, row + kLanes)}, row - i, k, elements);
-        const bool last = rows.end == n.end;
+        const bool last = rows.end == n.end, in_rows = !last || k + elements < cols_;
+        const int64_t next_n = last && in_rows ? n.begin : rows.end;
+        const int64_t next_k = !last ? k : in_rows ? k + elements : 0;
+        for (int64_t row = 0; row < kLaneBlockN; ++row) rows_.prefetch(next_n + row, next_k);
         add_products(rows, elements, sums_ + (i - n.begin),
-                     rows_.packed() + (last ? n.begin : rows.end) * rows_.row_bytes() +
-                         (last ? k + elements : k) / 2);
+                     rows_.packed() + next_n * rows_.row_bytes() + next_k / 2);
       }
     }
     for (int64_t i = 0; i < count; ++i) sums_[i] *= rows_.unit();
