@@ -15,7 +15,7 @@ class ColumnsBase {
  protected:
   // Whole vectors of AWQ's words.
   static constexpr int64_t kVectorRows = 128;
-  static constexpr int64_t kMaxBlockN = 4096;
+  static constexpr int64_t kMaxBlockN = 2048;
   static constexpr int64_t kPreparedBytes = 32768;
 
   ColumnsBase(const MatmulKernels &kernels, const Int4MatmulProblem &problem)
