@@ -14,7 +14,7 @@ constexpr int64_t kMaxM = 64;
 constexpr int64_t kMaxDirectGptq = 16, kMaxDirectAwq = 8;
 // Of a row, done at once, if groups are no larger.
 constexpr int64_t kColumns = 128;
-constexpr int64_t kMaxGroups = kColumns / kInt4PerWord;
+constexpr int64_t kMaxGroups = 8;
 // At once: as many rows of the weight as the stack has room for.
 constexpr int64_t kSums = 24576;
 
@@ -46,7 +46,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
         const int64_t size = weight_.group_size, in_group = part % size;
         const int64_t most = in_blocks_ ? kColumns : end - part;
         const int64_t cols = std::min({most, end - part, size - in_group});
-        int64_t groups = std::max<int64_t>(std::min(kColumns, end - part) / size, 1);
+        int64_t groups = std::clamp<int64_t>(std::min(kColumns, end - part) / size, 1, kMaxGroups);
         if (in_group != 0) groups = 1;
         ColumnsArgs args = args_of(part - k, cols, groups);
         if (weight_.zeros != nullptr) sum_x(args, part - k);
@@ -126,11 +126,11 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
     const int64_t columns = args.cols * args.groups, stride = words_stride();
     args.words = block_;
     args.stride = kVectorRows;
-    args.block_scales = scales_;
-    args.block_zeros = zeros_;
+    args.block_scales = groups_.scales;
+    args.block_zeros = groups_.zeros;
     args.scale_stride = kVectorRows;
     args.next.stride = stride;
-    args.next.step = gptq_ ? kernels_.column_lanes : kMaxGroups * stride;
+    args.next.step = gptq_ ? kernels_.column_lanes : kColumns / kInt4PerWord * stride;
     for (int64_t i = n.begin; i < n.end; i += kVectorRows) {
       args.rows = std::min(kVectorRows, n.end - i);
       args.sums = sums_ + (i - n.begin);
@@ -139,7 +139,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
                                     reinterpret_cast<uint8_t *>(block_), kVectorRows * 4});
       for (int g = 0; g < args.groups; ++g)
         dequant_.groups(int4_groups(weight_, i, k / weight_.group_size + g, args.rows,
-                                    scales_ + g * kVectorRows, zeros_ + g * kVectorRows));
+                                    groups_.scales + g * kVectorRows, groups_.zeros + g * kVectorRows));
       const bool last = i + kVectorRows >= n.end, in_block = !last || k + columns < weight_.cols;
       const int64_t next_n = !last ? i + kVectorRows : in_block ? n.begin : n.end;
       const int64_t next_k = !last ? k : in_block ? k + columns : 0;
@@ -183,12 +183,16 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
   float x_sums_[kMaxM * kMaxGroups];
   // What blocks need, and what sorting does without them.
   union {
-    float scales_[kMaxGroups * kVectorRows];
+    struct {
+      float scales[kMaxGroups * kVectorRows];
+      float zeros[kMaxGroups * kVectorRows];
+    } groups_;
     float by_nibble_[kMaxBlockN];
   };
-  float zeros_[kMaxGroups * kVectorRows];
-  alignas(64) uint32_t block_[kMaxGroups * kVectorRows];
-  alignas(64) char gathered_[kGathered * sizeof(float)];
+  union {
+    alignas(64) char gathered_[kGathered * sizeof(float)];
+    alignas(64) uint32_t block_[kColumns / kInt4PerWord * kVectorRows];
+  };
 };
 
 }  // namespace

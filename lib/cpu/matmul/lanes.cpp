@@ -7,6 +7,7 @@
 // to transpose, 8 to look up for up to 12 rows of x, and 4 vdpbf16ps for each row of x, which bound
 // it. docs/design/cpu.md has the rates.
 #include <algorithm>
+#include <type_traits>
 
 #include "cpu/matmul/code_rows.hpp"
 #include "cpu/matmul/parts.hpp"
@@ -14,10 +15,10 @@
 namespace nf4::cpu {
 namespace {
 
-// Rows of x, and sums, that are kept at once.
+// Rows of x that are kept at once; and sums, of some blocks of rows of the weight at least: the
+// more, the less often x is prepared.
 constexpr int64_t kGroupM = 64;
-constexpr int64_t kMinBlocks = 8;
-constexpr int64_t kMaxSums = kGroupM * kMinBlocks * kLaneBlockN;
+constexpr int64_t kSums = 8192;
 constexpr int64_t kLanes = 16;
 // Columns at once: the longer the parts of rows, the better they are read; x of many rows has room
 // for half as many.
@@ -44,7 +45,7 @@ class LaneMultiplier {
       parts_ = ceil_divide(m_.end - m_.begin, kMaxLaneM);
       columns_ = m_.end - m_.begin > kGroupM / 2 ? kColumns / 2 : kColumns;
       const int64_t blocks =
-          std::min(std::max(kMinBlocks, kMaxSums / 2 / kLaneBlockN / (m_.end - m_.begin)),
+          std::min(std::max(kMinBlocks, kSums / kLaneBlockN / (m_.end - m_.begin)),
                    ceil_divide(n.end - n.begin, kLaneBlockN));
       block_n_ = blocks * kLaneBlockN;
       for (int64_t i = n.begin; i < n.end; i += block_n_)
@@ -53,6 +54,11 @@ class LaneMultiplier {
   }
 
  private:
+  // As many as the stack has room for, beside an adapter, which integer weights have not.
+  static constexpr int64_t kMinBlocks = std::is_same_v<Problem, Int4MatmulProblem> ? 6 : 4;
+  static constexpr int64_t kMaxSums = kGroupM * kMinBlocks * kLaneBlockN;
+  static_assert(kMaxSums >= kSums, "few rows of x");
+
   void multiply(RowRange n) {
     const int64_t count = (m_.end - m_.begin) * block_n_;
     std::fill_n(sums_, count, 0.0f);
@@ -100,7 +106,7 @@ class LaneMultiplier {
 
   // 8 columns of all rows of a part, and then the next 8.
   void prepare(int64_t k, int64_t elements) {
-    alignas(64) char gathered[kColumns * sizeof(uint16_t)];
+    char *const gathered = reinterpret_cast<char *>(codes_);  // which are loaded afterwards
     for (int64_t part = 0; part < parts_; ++part) {
       const RowRange m = rows_of_part(part);
       for (int64_t i = m.begin; i < m.end; ++i) {
