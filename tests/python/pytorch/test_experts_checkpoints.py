@@ -120,12 +120,6 @@ def test_inspect_compares_by_the_model(tmp_path, monkeypatch):
         inspect_checkpoint(str(tmp_path / "made"), str(tmp_path / "dense"))
 
 
-def test_transformers_refuses_what_it_would_take_for_missing(tmp_path):
-    model = quantized(tmp_path)
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
-        type(model).from_pretrained(tmp_path)
-
-
 def test_layers_whose_experts_stay_dense(tmp_path):
     """Beside those in 4 bits they are saved as stacks; nf4 quantize copies them as they were."""
     model = qwen3()
@@ -222,7 +216,7 @@ def test_an_expert_that_is_missing_stays_dense(tmp_path):
     change(tmp_path / "dense", lambda state: {k: t for k, t in state.items() if k != name})
     result = quantize_checkpoint(str(tmp_path / "dense"), str(tmp_path / "made"), EXPERTS)
     (warning,) = result.warnings
-    assert f"2 stacks of experts stay dense, the first {STACK}: a matrix is missing" in warning
+    assert f"2 stacks of experts stay dense, the first {STACK}: {name} is missing" in warning
     again = quantize_checkpoint(str(tmp_path / "made"), str(tmp_path / "again"), EXPERTS)
     assert (again.weights, again.warnings) == (0, result.warnings)  # not of those in 4 bits
     found = nf4.load(tmp_path / "made")
@@ -308,10 +302,6 @@ def test_dense_experts_are_loaded_one_by_one(tmp_path):
         for key, each in model.state_dict().items():
             assert torch.equal(found.state_dict()[key], each), key
         assert torch.equal(logits(found), logits(model))
-    name = "model.layers.0.mlp.experts.3.up_proj.weight"
-    change(tmp_path / "qwen3", lambda state: {k: t for k, t in state.items() if k != name})
-    with pytest.raises(FormatError, match="its shape is .64, 64., but .6, 128, 64. in the model"):
-        load_checkpoint(empty_model(tmp_path / "qwen3"), tmp_path / "qwen3")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -33,7 +33,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationMethod
 
 from nf4.checkpoint.architecture import ANSWER_MARK
-from nf4.checkpoint.stacks import names_of, parameter_of
+from nf4.checkpoint.stacks import names_of, parameter_of, parts_problem
 
 # Keys of config.json, at any depth, that could load code or weights from elsewhere, or that
 # describe how to run the model rather than what it is made of.
@@ -181,7 +181,7 @@ class LoadPlan:
                 full = f"{path}.{name}".lstrip(".")
                 shape = tuple(getattr(self.parameters.get(full), "shape", ()))
                 if len(shape) == 3:
-                    parts = self._tensors_of(shape, sources.get(full, {}), shapes)
+                    parts, problem = self._tensors_of(full, sources.get(full, {}), shapes)
                     experts, *sizes = shape
                     found[full] = {
                         "module": path,
@@ -190,32 +190,35 @@ class LoadPlan:
                         "shape": (experts, *(sizes[::-1] if module.is_transposed else sizes)),
                         "transposed": bool(module.is_transposed),
                         "parts": parts,
+                        "problem": problem,
                     }
         return found
 
     def _tensors_of(
         self,
-        shape: tuple[int, ...],
+        full: str,
         sources: Mapping[str | None, list[str]],
         shapes: Mapping[str, Sequence[int]],
-    ) -> list[list[str]]:
-        """Of Stack. sources: the tensors of a parameter by the patterns of its converter."""
+    ) -> tuple[list[list[str]], str | None]:
+        """parts and problem of Stack. sources: the tensors of a parameter by the patterns of its
+        converter."""
+        shape = tuple(self.parameters[full].shape)
         tensors = [tensor for group in sources.values() for tensor in group]
+        if not tensors:
+            return [], f"{full} is missing"
         if len(tensors) == 1 and tuple(shapes[tensors[0]]) == shape:
-            return [tensors]
-        converter = next((each for each in self._converters if each.source_patterns
-                          and set(each.source_patterns) == set(sources)), None)  # fmt: skip
+            return [tensors], None
+        of_these = (c for c in self._converters if not sources.keys().isdisjoint(c.source_patterns))
+        converter = next(of_these, None)
         if converter is None or not _stacks_matrices(converter.operations):
-            return []
+            found = f"{tensors[0]} of shape {list(shapes[tensors[0]])}"
+            return [], f"{full} of shape {list(shape)} is made of {found} in a way that is not read"
+        absent = [each for each in converter.source_patterns if each not in sources]
+        if absent:
+            return [], f"{absent[0]} is missing, of all experts"
         parts = [sorted(sources[each], key=_by_numbers) for each in converter.source_patterns]
-        rows = 0
-        for group in parts:
-            sizes = {tuple(shapes[name]) for name in group}
-            (size,) = sizes if len(sizes) == 1 else ((),)
-            if len(group) != shape[0] or len(size) != 2 or size[1] != shape[2]:
-                return []
-            rows += size[0]
-        return parts if rows == shape[1] else []
+        problem = parts_problem(parts, shapes, shape)
+        return ([], problem) if problem else (parts, None)
 
     def _stored_name(self, full: str, parts: list[list[str]]) -> str:
         """In the checkpoint's way where its matrices tell that, else as the model calls it."""
@@ -253,7 +256,7 @@ class LoadPlan:
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
     """Expert 10 comes after expert 9."""
-    return [(int(part) if part.isdigit() else -1, part) for part in name.split(".")]
+    return [(int(part) if part.isdecimal() else -1, part) for part in name.split(".")]
 
 
 def _stacks_matrices(operations: Sequence[Any]) -> bool:

@@ -42,7 +42,8 @@ class QuantizeOptions:
 
     Of nf4 and fp4 alone: blocksize, nested, storage, compute, and
 
-    experts          quantize stacks of experts, too. transformers does not load these
+    experts          quantize stacks of experts, too. transformers loads these once nf4.torch is
+                     imported
 
     Of int4 alone:
 

@@ -9,7 +9,8 @@ dense dimensions, under the parameter's name and ".weight".
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class Stack:
     parts       the dense tensors: ((name,),) if it is one; else, for each of the matrices of an
                 expert, which follow each other along the outputs, the names of all experts'. Empty
                 if the checkpoint has it otherwise, or not
+    problem     why parts is empty, with the name of a tensor
     """
 
     module: str
@@ -41,6 +43,7 @@ class Stack:
     shape: tuple[int, int, int]
     transposed: bool
     parts: tuple[tuple[str, ...], ...]
+    problem: str | None = None
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> Stack:
@@ -58,12 +61,15 @@ class Stack:
 
     def dense_reason(self, dense: Mapping[str, TensorInfo]) -> str | None:
         """Why it cannot become 4-bit; None if it can."""
-        if not self.parts or not all(name in dense for name in self.tensors):
-            return "a matrix is missing, or transformers makes them otherwise"
-        dtypes = {dense[name].dtype for name in self.tensors}
-        if len(dtypes) > 1 or not dtypes <= FILE_TO_NF4.keys():
-            return f"dtype {' and '.join(sorted(dtypes))}"
-        return None
+        absent = next((name for name in self.tensors if name not in dense), None)
+        if not self.parts or absent is not None:
+            return self.problem or f"{absent} is missing"
+        dtypes = {name: dense[name].dtype for name in self.tensors}
+        (usual, count), *_ = Counter(dtypes.values()).most_common(1)
+        if count < len(dtypes):
+            odd = next(name for name, dtype in dtypes.items() if dtype != usual)
+            return f"{odd} is {dtypes[odd]}, and others are {usual}"
+        return None if usual in FILE_TO_NF4 else f"dtype {usual}"
 
     def read(self, checkpoint: Checkpoint) -> np.ndarray:
         """The dense stack, [experts, outputs, inputs]."""
@@ -81,6 +87,45 @@ class Stack:
             row += rows
         assert made is not None
         return made
+
+
+def parts_problem(
+    parts: Sequence[Sequence[str]],
+    shapes: Mapping[str, Sequence[int]],
+    shape: tuple[int, int, int],
+) -> str | None:
+    """Why the matrices of experts, grouped as in Stack, do not make up a parameter of this shape
+    (experts, outputs, inputs); None if they do."""
+    experts, rows, cols = shape
+    total = 0
+    for group in parts:
+        found = {_expert_of(name): name for name in group}
+        for expert in range(experts):
+            if expert not in found:
+                return f"{_of_expert(expert, group[0])} is missing"
+        if len(group) != experts:
+            return f"{group[-1]} is there, and the model has {experts} experts"
+        (usual, _), *_ = Counter(tuple(shapes[name]) for name in group).most_common(1)
+        for name in group:
+            size = tuple(shapes[name])
+            if size != usual or len(size) != 2 or size[1] != cols:
+                return f"{name} is of shape {list(size)}; expected [{usual[0]}, {cols}]"
+        total += usual[0]
+    if total == rows:
+        return None
+    return f"the outputs of {parts[0][0]} and what follows are {total}, and the model has {rows}"
+
+
+def _expert_of(name: str) -> int:
+    """The last number in the name of a matrix."""
+    return next((int(each) for each in reversed(name.split(".")) if each.isdecimal()), -1)
+
+
+def _of_expert(expert: int, like: str) -> str:
+    """The name of another expert's matrix."""
+    fields = like.split(".")
+    at = max((at for at, each in enumerate(fields) if each.isdecimal()), default=0)
+    return ".".join((*fields[:at], str(expert), *fields[at + 1 :]))
 
 
 def _array(checkpoint: Checkpoint, name: str) -> np.ndarray:

@@ -3,11 +3,12 @@
 transformers stacks the experts of a layer in parameters of three dimensions, and multiplies them as
 config._experts_implementation says. Here such a parameter becomes an NF4Experts of the same name,
 and "nf4" names what multiplies with it: registered as soon as transformers.integrations.moe is
-loaded.
+loaded, as is what from_pretrained loads such a model by (_nf4_quantizer.py).
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from nf4.torch.modules.nf4_experts import NF4Experts
 
 IMPLEMENTATION = "nf4"
 FEW = 64  # rows up to which a compiled graph compares each with each, rather than to sort
-_MOE = "transformers.integrations.moe"
+_MOE, _QUANTIZERS = "transformers.integrations.moe", "transformers.quantizers.auto"
 
 
 def quantize_stack(
@@ -159,14 +160,17 @@ def experts_forward(
 def _loaded(name: str) -> None:
     """Never raises: whoever imports transformers would get it."""
     try:
-        sys.modules[name].ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
+        if name == _MOE:
+            sys.modules[name].ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
+        else:
+            importlib.import_module("nf4.torch._nf4_quantizer")
     except Exception as error:
         warnings.warn(f"libnf4 does not serve transformers' experts: {error!r}", stacklevel=2)
 
 
-_watch = ImportWatch((_MOE,), _loaded)
+_watch = ImportWatch((_MOE, _QUANTIZERS), _loaded)
 
 
 def register() -> None:
-    """Now or as soon as transformers' experts are loaded; a second call changes nothing."""
+    """Now or as soon as these modules of transformers are loaded; a second call changes nothing."""
     _watch.start()

@@ -1,4 +1,4 @@
-"""load: a checkpoint that transformers does not load by itself as a transformers model."""
+"""load: a checkpoint of integers, or with experts in 4 bits, as a transformers model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def load(
     """The transformers model of a checkpoint of GPTQ, AWQ or compressed-tensors (pack-quantized
     integers of 4 bits), its quantized layers as Int4Linear, or of one with experts in NF4 or FP4,
     as NF4Experts and NF4Linear. Needs transformers, and none of the packages that made the
-    checkpoint.
+    checkpoint. transformers' from_pretrained loads the latter too, in which other tensors may be
+    missing.
 
     path    a directory with config.json and safetensors files
     dtype   "fp32", "fp16", "bf16" or torch's, of what is not quantized; by default that of

@@ -67,8 +67,8 @@ def quantize_model(
     allow_nonfinite
                  take NaN as 0 and Inf as the largest of its block or group
     experts      quantize stacks of experts too (of "nf4" and "fp4"), where transformers lets others
-                 compute their products: each becomes an NF4Experts. Checkpoints of these are
-                 loaded by nf4.torch.load, and not by transformers
+                 compute their products: each becomes an NF4Experts. transformers loads what
+                 save_pretrained writes of these once nf4.torch is imported
 
     One layer at a time is dense beside its result. Hooks go along as in convert, and siblings are
     joined as there. Returns the names of the replaced layers.

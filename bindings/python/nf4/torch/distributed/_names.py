@@ -92,12 +92,19 @@ def _targets(
         stack = plan.stack_of([name]).get(name, "") if f"{found}.weight" not in known else found
         return f"{stack}.weight" if f"{stack}.weight" in known else found
 
-    return target, _begins(plan, {info.name: info.shape for _, info in checkpoint.tensors()})
+    return target, _begins(plan, known, checkpoint)
 
 
-def _begins(plan: LoadPlan, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, int, int]]:
+def _begins(
+    plan: LoadPlan, known: set[str], checkpoint: Checkpoint
+) -> dict[str, tuple[int, int, int]]:
+    """FormatError where the matrices of experts do not make up a stack that is dense in the
+    model."""
     begins = {}
-    for stack in plan.stacks(shapes).values():
+    shapes = {info.name: info.shape for _, info in checkpoint.tensors()}
+    for full, stack in plan.stacks(shapes).items():
+        if stack["problem"] is not None and full in known:
+            raise FormatError(checkpoint.path, stack["problem"])
         row = 0
         for group in stack["parts"]:
             for expert, name in enumerate(group):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,8 @@ from nf4.typing import DTypeLike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_GENERATION = "generation_config.json"
 
 
 def empty_model(
@@ -58,20 +61,24 @@ def empty_model(
         found = survey(checkpoint)
         found.require_sound()
         model = _skeleton(checkpoint, wanted)
-        _replace(model, checkpoint, found.weights, computing or _compute_dtype(checkpoint))
+        stored = checkpoint.config.get("quantization_config")
+        put_layers(model, checkpoint, found.weights, computing or compute_dtype_of(stored))
+    if any(map(is_stack, found.weights.values())):
+        save_as_stacks(model)
     _grouping.join(model)
     return model
 
 
-def _compute_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
-    stored = checkpoint.config.get("quantization_config") or {}
-    name = stored.get("bnb_4bit_compute_dtype") if isinstance(stored, dict) else None
+def compute_dtype_of(quantization_config: object) -> torch.dtype | None:
+    """Of config.json."""
+    stored = quantization_config if isinstance(quantization_config, dict) else {}
+    name = stored.get("bnb_4bit_compute_dtype")
     return torch_dtype(TORCH_TO_NF4[name]) if name in TORCH_TO_NF4 else None
 
 
 def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedModel:
     """The dense model on meta."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GenerationConfig
 
     from nf4.checkpoint.meta_model import model_class
 
@@ -88,6 +95,8 @@ def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedMo
     _fill_buffers(model, model)
     if stored is not None:
         model.config.quantization_config = checkpoint.config["quantization_config"]
+    if model.can_generate() and os.path.exists(os.path.join(checkpoint.directory, _GENERATION)):
+        model.generation_config = GenerationConfig.from_pretrained(checkpoint.directory)
     return model.eval()
 
 
@@ -110,24 +119,26 @@ def _fill_buffers(module: nn.Module, owner: PreTrainedModel) -> None:
         _fill_buffers(child, owner)
 
 
-def _replace(
+def put_layers(
     model: PreTrainedModel,
     checkpoint: Checkpoint,
-    weights: dict[str, Weight],
+    weights: Mapping[str, Weight],
     compute_dtype: torch.dtype | None,
-) -> None:
+) -> dict[str, str]:
+    """Puts layers on meta into a dense model that is there, too. Returns their names in the model,
+    by the weights' names."""
     from nf4.checkpoint.meta_model import LoadPlan
     from nf4.torch._meta_layers import experts_on_meta, layer_on_meta
 
-    plan = LoadPlan(model)
+    plan, places = LoadPlan(model), {}
     for name, weight in weights.items():
         if isinstance(weight, BnbWeight) and is_stack(weight):
-            parameter = plan.stack_of([name]).get(name, "")
+            places[name] = parameter = plan.stack_of([name]).get(name, "")
             made = experts_on_meta(weight, model, parameter)
             owner, _, own = parameter.rpartition(".")
             put(plan.modules[owner], own, made)
             continue
-        target = plan.target(name)[0].rpartition(".")[0]
+        places[name] = target = plan.target(name)[0].rpartition(".")[0]
         found = plan.modules.get(target)
         layer = layer_on_meta(weight, found, target, checkpoint.owner, compute_dtype)
         if isinstance(weight, Int4Weight):
@@ -138,7 +149,7 @@ def _replace(
         setattr(plan.modules[parent], child, layer)
     if any(map(is_stack, weights.values())):
         _require_both(model, checkpoint)
-        save_as_stacks(model)
+    return places
 
 
 def _require_both(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -1,0 +1,148 @@
+"""How transformers' from_pretrained loads a checkpoint with experts in 4 bits: a quantizer for the
+quant_method "nf4". Imported while transformers is, of which it needs these two modules alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from nf4.checkpoint import Checkpoint, FormatError, bnb
+from nf4.checkpoint.model_files import OF_EXPERTS
+from nf4.checkpoint.stacks import parameter_of
+from nf4.checkpoint.weights import Weight
+from nf4.errors import InvalidArgument
+from nf4.torch import _grouping
+from nf4.torch.modules.nf4_weight import NF4Weight
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# The tensors beside the codes of a weight, which transformers has no place for.
+_SCALES = r"\.(nested_)?(absmax|quant_map)$|\.quant_state\.bitsandbytes__(nf4|fp4)$"
+
+
+@register_quantization_config(OF_EXPERTS)
+class NF4Config(QuantizationConfigMixin):
+    """The quantization_config of such a checkpoint, as config.json has it."""
+
+    def __init__(self, quant_method: str = OF_EXPERTS, **fields: Any):
+        self.quant_method = quant_method
+        self.__dict__.update(fields)
+
+
+class _Codes(nn.Module):
+    """In the place of a layer while transformers loads: it gives the codes memory, on whichever
+    device they shall be, as those of any parameter."""
+
+    def __init__(self, layer: NF4Weight, weight: Weight, codes: Tensor):
+        super().__init__()
+        self.made = (layer, weight)  # in a tuple, so that it is no submodule
+        self.weight = nn.Parameter(codes, requires_grad=False)
+        self.bias = getattr(layer, "bias", None)
+
+
+@register_quantizer(OF_EXPERTS)
+class NF4Quantizer(HfQuantizer):
+    """Lets transformers load the codes and all that is dense, and adds the scales after that."""
+
+    requires_calibration = True  # a dense checkpoint is quantized by quantize_model
+
+    def _process_model_before_weight_loading(
+        self,
+        model: PreTrainedModel,
+        checkpoint_files: Sequence[str] | None = None,
+        **_: Any,
+    ) -> PreTrainedModel:
+        from nf4.torch.distributed._reading import dtype_of
+        from nf4.torch.distributed.empty_models import compute_dtype_of, put_layers
+
+        if not checkpoint_files:
+            raise InvalidArgument("state_dict is given; expected the files of a checkpoint alone")
+        several = len(checkpoint_files) > 1
+        self.path = os.path.dirname(checkpoint_files[0]) if several else checkpoint_files[0]
+        config = self.quantization_config.to_dict()
+        with Checkpoint(self.path) as checkpoint:
+            found = bnb.survey(checkpoint)
+            found.require_sound()
+            places = put_layers(model, checkpoint, found.weights, compute_dtype_of(config))
+            for name, place in places.items():
+                info = found.weights[name].packed
+                codes = torch.empty(
+                    info.shape, dtype=dtype_of(checkpoint.owner[info.name], info), device="meta"
+                )
+                layer = model.get_submodule(place)
+                model.set_submodule(place, _Codes(layer, found.weights[name], codes))
+        in_own_place = [f"^{re.escape(place)}" for name, place in places.items()
+                        if name == parameter_of(name)]  # fmt: skip
+        for kind, patterns in (
+            ("unexpected", [_SCALES, *(f"{each}$" for each in in_own_place)]),
+            ("missing", [rf"{each}\.weight$" for each in in_own_place]),
+        ):
+            attribute = f"_keys_to_ignore_on_load_{kind}"
+            setattr(model, attribute, {*patterns, *(getattr(model, attribute, None) or ())})
+        return model
+
+    def _process_model_after_weight_loading(
+        self, model: PreTrainedModel, **_: Any
+    ) -> PreTrainedModel:
+        from nf4.torch.conversion import take_along
+        from nf4.torch.experts import save_as_stacks
+
+        places = [(name, m) for name, m in model.named_modules() if isinstance(m, _Codes)]
+        with Checkpoint(self.path) as checkpoint:
+            for name, codes in places:
+                made = _filled(name, codes, checkpoint).train(codes.training)
+                take_along(codes, made)
+                model.set_submodule(name, made)
+        save_as_stacks(model)
+        _grouping.join(model)
+        model.config.quantization_config = self.quantization_config.to_dict()
+        return model
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters are."""
+        return True
+
+
+def _filled(name: str, codes: _Codes, checkpoint: Checkpoint) -> NF4Weight:
+    from nf4.torch.distributed._reading import read_part
+
+    layer, weight = codes.made
+    packed = codes.weight.detach()
+    if packed.is_meta:
+        raise InvalidArgument(
+            f"{name}: device_map offloads it; expected all of the model on GPUs, or on the CPU"
+        )
+    if hasattr(packed, "to_local"):
+        raise InvalidArgument(
+            f"{name}: its weight is a DTensor, as from_pretrained(tp_plan=...) makes it; expected "
+            f"no plan: nf4.torch.distributed shards such a model"
+        )
+    # Under another name, such as that of the dense parameter, transformers has not found it.
+    state = {"weight": packed} if getattr(codes.weight, "_is_hf_initialized", False) else {}
+    for info in weight.parts.values():
+        key = f"weight{info.name.removeprefix(weight.name)}"
+        if key not in state:
+            state[key] = read_part(checkpoint.owner[info.name], info, None).to(packed.device)
+    bias = codes.bias
+    if bias is not None:
+        state["bias"] = bias
+    try:
+        layer.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise FormatError(weight.path, str(error).splitlines()[-1].strip(), weight.name) from None
+    if bias is not None:
+        layer.bias.requires_grad_(False)
+    return layer
