@@ -98,8 +98,9 @@ class IntegerRows {
   __attribute__((always_inline)) void prefetch(int64_t n, int64_t k) const {
     const auto &w = weight_;
     const int64_t group = k / w.group_size;
-    __builtin_prefetch(static_cast<const uint16_t *>(w.scales) +
-                           int4_scale(w.layout, w.rows, w.groups, n, group), 0, 2);
+    __builtin_prefetch(
+        static_cast<const uint16_t *>(w.scales) + int4_scale(w.layout, w.rows, w.groups, n, group),
+        0, 2);
     if (w.zeros != nullptr)
       __builtin_prefetch(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, group).word, 0, 2);
   }

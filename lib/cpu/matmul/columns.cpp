@@ -139,7 +139,8 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
                                     reinterpret_cast<uint8_t *>(block_), kVectorRows * 4});
       for (int g = 0; g < args.groups; ++g)
         dequant_.groups(int4_groups(weight_, i, k / weight_.group_size + g, args.rows,
-                                    groups_.scales + g * kVectorRows, groups_.zeros + g * kVectorRows));
+                                    groups_.scales + g * kVectorRows,
+                                    groups_.zeros + g * kVectorRows));
       const bool last = i + kVectorRows >= n.end, in_block = !last || k + columns < weight_.cols;
       const int64_t next_n = !last ? i + kVectorRows : in_block ? n.begin : n.end;
       const int64_t next_k = !last ? k : in_block ? k + columns : 0;
@@ -153,8 +154,8 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
   __attribute__((always_inline)) void expect_groups(int64_t n, int64_t first, int groups) const {
     const auto &w = weight_;
     for (int64_t g = first; g < first + groups; ++g) {
-      const auto *scales = static_cast<const uint16_t *>(w.scales) +
-                           int4_scale(w.layout, w.rows, w.groups, n, g);
+      const auto *scales =
+          static_cast<const uint16_t *>(w.scales) + int4_scale(w.layout, w.rows, w.groups, n, g);
       for (int64_t i = 0; i < kVectorRows; i += 32) __builtin_prefetch(scales + i, 0, 2);
       if (w.zeros != nullptr)
         __builtin_prefetch(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, g).word, 0, 2);
