@@ -13,6 +13,12 @@ namespace nf4::cpu {
 // That read() is asked for.
 constexpr int64_t kMaxRowScales = 16384 / kMinBlocksize + kScalePadding;
 
+// The first line at least.
+__attribute__((always_inline)) inline void prefetch_lines(const void *from, int64_t bytes) {
+  for (int64_t i = 0; i == 0 || i < bytes; i += 64)
+    __builtin_prefetch(static_cast<const char *>(from) + i, 0, 2);
+}
+
 class CodebookRows {
  public:
   static constexpr bool kHighFirst = true;
@@ -48,11 +54,12 @@ class CodebookRows {
       scales[i] = by_block[((first_element + i * per_scale) >> weight_.blocksize_log2) - first];
   }
 
-  // Prefetches what read() reads first. Inlined, as GCC drops calls that only prefetch.
-  __attribute__((always_inline)) void prefetch(int64_t n, int64_t k) const {
-    const int64_t block = (n * weight_.cols + k) >> weight_.blocksize_log2;
+  // Prefetches what read() reads. Inlined, as GCC drops calls that only prefetch.
+  __attribute__((always_inline)) void prefetch(int64_t n, int64_t k, int64_t elements) const {
+    const int64_t first = (n * weight_.cols + k) >> weight_.blocksize_log2;
     const int64_t bytes = weight_.nested() ? 1 : sizeof(float);
-    __builtin_prefetch(static_cast<const char *>(weight_.absmax) + block * bytes, 0, 2);
+    prefetch_lines(static_cast<const char *>(weight_.absmax) + first * bytes,
+                   (elements >> weight_.blocksize_log2) * bytes);
   }
 
  private:
@@ -95,14 +102,15 @@ class IntegerRows {
     }
   }
 
-  __attribute__((always_inline)) void prefetch(int64_t n, int64_t k) const {
+  __attribute__((always_inline)) void prefetch(int64_t n, int64_t k, int64_t elements) const {
     const auto &w = weight_;
-    const int64_t group = k / w.group_size;
-    __builtin_prefetch(
-        static_cast<const uint16_t *>(w.scales) + int4_scale(w.layout, w.rows, w.groups, n, group),
-        0, 2);
+    const int64_t first = k / w.group_size, count = elements / w.group_size;
+    prefetch_lines(static_cast<const uint16_t *>(w.scales) +
+                       int4_scale(w.layout, w.rows, w.groups, n, first),
+                   count * sizeof(uint16_t));
     if (w.zeros != nullptr)
-      __builtin_prefetch(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, group).word, 0, 2);
+      prefetch_lines(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, first).word,
+                     count * sizeof *w.zeros);
   }
 
  private:
