@@ -116,11 +116,11 @@ all_requirements() {
     "${RESOLVER_PACKAGES[@]}"
 }
 
-# The resolver is the one thing that is not pinned: it makes the pins.
+# The resolver is that of the last pins.
 pin() {
   local all
   virtual_environment
-  python -m pip install -q "${RESOLVER_PACKAGES[@]}" >&2
+  pip_install "${RESOLVER_PACKAGES[@]}"
   mapfile -t all < <(all_requirements)
   python tools/pins.py --make "${all[@]}"
 }

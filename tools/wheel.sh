@@ -18,10 +18,9 @@ wheel() {
         [ -z "$problem" ] || die "$problem"
         # Stripped by the linker: auditwheel would run this machine's strip, which does not know Arm.
         cuda=0 host=(_PYTHON_HOST_PLATFORM=linux-aarch64) strip=()
-        config+=("-Csetup-args=--cross-file=$ROOT/packaging/aarch64.ini"
-          -Csetup-args=-Dc_link_args=-s -Csetup-args=-Dcpp_link_args=-s)
+        config+=("--cross-file=$ROOT/packaging/aarch64.ini" -Dc_link_args=-s -Dcpp_link_args=-s)
         ;;
-      -D*) config+=("-Csetup-args=$option") ;;
+      -D*) config+=("$option") ;;
       *) die "wheel takes --cpu, --arm and options of Meson (-D...), not '$option'" ;;
     esac
   done
@@ -32,15 +31,19 @@ wheel() {
     cuda_compiler
     [ -n "$HAVE_CUDA" ] || die 'no nvcc for this machine; ./dev wheel --cpu makes a wheel for the CPU alone'
     # A third less to download; every driver that runs CUDA 13 unpacks it.
-    config+=('-Csetup-args=-Dcuda_args=--compress-mode=size')
+    config+=(-Dcuda_args=--compress-mode=size)
     say 'compiling CUDA kernels: about 6 minutes on two cores'
   fi
-  rm -rf "$built" "$DIST" && mkdir -p "$built" "$DIST"
+  rm -rf "$built" "$DIST" && mkdir -p "$built/source" "$DIST"
   PYTHONPATH=$PACKAGE/build_backend python -c \
     'import nf4_build, sys; nf4_build.build_sdist(sys.argv[1])' "$DIST" >"$built/log" 2>&1 ||
     { cat "$built/log" >&2 && die 'cannot make the sdist; what it said is above'; }
-  env "${host[@]}" NF4_CUDA=$cuda python -m pip wheel -q --no-deps --no-build-isolation "${config[@]}" -w "$built" \
-    "$DIST/libnf4-$(version).tar.gz" >&2
+  # Without pip, which passes several options on from 23.1 alone; Debian 12 has 23.0.
+  tar -xf "$DIST/libnf4-$(version).tar.gz" -C "$built/source" --strip-components=1
+  (cd "$built/source" && env "${host[@]}" NF4_CUDA=$cuda PYTHONPATH=bindings/python/build_backend python -c \
+    'import nf4_build, sys; nf4_build.build_wheel(sys.argv[1], {"setup-args": sys.argv[2:]})' \
+    "$built" "${config[@]}") >"$built/log" 2>&1 ||
+    { cat "$built/log" >&2 && die 'cannot make the wheel; what it said is above'; }
   # The extension module keeps to the stable ABI of 3.10; the build backend names its own Python.
   python -m wheel tags --remove --python-tag cp310 "$built"/*.whl >/dev/null
   python -m auditwheel repair "${strip[@]}" -w "$DIST" "$built"/*.whl >"$built/log" 2>&1 ||
@@ -49,6 +52,7 @@ wheel() {
   python tools/sbom.py "$file"
   say "$file: $(($(stat -c %s "$file") / 1000)) kB"
   [ "$(stat -c %s "$file")" -le "$WHEEL_MOST" ] || die "a wheel is to have at most $WHEEL_MOST bytes"
+  [ ${#host[@]} = 0 ] || bash tests/packaging/wheel_arm.sh "$CACHE/wheel-arm" "$file" >&2 || die 'the wheel does not work'
 }
 
 # try_tarball TARBALL: its C++ and ABI tests and its examples, on the CPU.
@@ -88,7 +92,7 @@ release() {
   # Empty: cargo keeps the crates that it unpacked to verify others by this path and their version.
   rm -rf "$crates"
   NF4_LIB_DIR=$CACHE/wheel-user/$(cd "$CACHE/wheel-user" && echo lib/python*/site-packages/nf4/lib) \
-    CARGO_TARGET_DIR=$crates cargo package --workspace --exclude nf4-examples --allow-dirty -q >&2
+    CARGO_TARGET_DIR=$crates cargo package --workspace --exclude nf4-examples --exclude nf4-candle-bench --allow-dirty -q >&2
   cp "$crates/package/"*"-$number.crate" "$DIST/" && rm -rf "$crates"
   (cd "$DIST" && sha256sum -- * >SHA256SUMS && cat SHA256SUMS)
   if [ -n "$dry" ]; then

@@ -19,8 +19,8 @@ extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t count, size_t bytes);
 extern void *__libc_realloc(void *memory, size_t bytes);
 extern void __libc_free(void *memory);
-enum { kRows = 2048, kCols = 512, kThreads = 5, kExperts = 4, kMost = 1000, kCalls = 9 };
-enum { kElements = kRows * kCols, kBlocks = kElements / 64 };
+enum { kRows = 2048, kCols = 512, kThreads = 5, kExperts = 4, kMost = 1000, kCalls = 14 };
+enum { kElements = kRows * kCols, kBlocks = kElements / 64, kGroup = 128 };
 
 enum kind { kNone, kAllocation, kThread };
 
@@ -72,6 +72,8 @@ static uint16_t dense[kElements], out[kElements], x[8 * kRows], y[8 * kRows], gr
 static uint8_t packed[kElements / 2], absmax[kBlocks], codes[kElements / 2], scales[kElements / 64];
 static float nested_absmax[kBlocks], nested_offset, flat_absmax[kBlocks];
 static uint64_t workspace[2 * kBlocks];
+static uint8_t sorted[kElements / 2];
+static int32_t group_of[kCols], permutation[kCols];
 static const int32_t ends[kExperts] = {1, 3, 3, 8};
 
 static uint64_t hash_of(const void *data, size_t bytes) {
@@ -80,9 +82,8 @@ static uint64_t hash_of(const void *data, size_t bytes) {
   return hash;
 }
 
-/* Nine calls: quantize (nested and flat), dequantize, product, gradient, batch and experts, and of
- * integers quantize and product. The others run on the same threads. What each wrote, or a number
- * that no hash is likely to be if it failed. */
+/* Every function of the CPU, quantize both nested and flat. What each wrote, or a number that no
+ * hash is likely to be if it failed. */
 static void call_all(uint64_t results[kCalls]) {
   const nf4_tensor nested = {.struct_size = sizeof nested,
                              .format = NF4_FORMAT_NF4,
@@ -126,14 +127,24 @@ static void call_all(uint64_t results[kCalls]) {
                                     .y = y,
                                     .y_stride = kRows / kExperts,
                                     .ends = ends};
+  nf4_grouped_args grouped_back = grouped;
+  grouped_back.x_stride = kRows;
+  grouped_back.y = gradient;
+  grouped_back.y_stride = kCols;
   const nf4_int4_tensor integers = {.struct_size = sizeof integers,
                                     .layout = NF4_INT4_COMPRESSED_TENSORS,
                                     .scales_dtype = NF4_DTYPE_FP16,
-                                    .group_size = 128,
+                                    .group_size = kGroup,
                                     .rows = kRows,
                                     .cols = kCols,
                                     .packed = codes,
                                     .scales = scales};
+  const nf4_int4_tensor *const both[2] = {&integers, &integers};
+  nf4_int4_tensor expert = integers, act_order = integers, reordered = integers;
+  expert.rows = kRows / kExperts;
+  act_order.g_idx = group_of;
+  reordered.packed = sorted;
+  reordered.permutation = permutation;
   const nf4_dtype bf16 = NF4_DTYPE_BF16;
   int at = 0;
 #define CALL(call, data, bytes) \
@@ -147,7 +158,12 @@ static void call_all(uint64_t results[kCalls]) {
   CALL(nf4_matmul_batch_cpu(weights, batch, 2, kThreads), y, sizeof y);
   CALL(nf4_matmul_grouped_cpu(&nested, &grouped, kThreads), y, 8 * kRows / kExperts * 2);
   CALL(nf4_int4_quantize_cpu(dense, bf16, &integers, 1, kThreads), codes, sizeof codes);
+  CALL(nf4_matmul_grouped_grad_cpu(&nested, &grouped_back, kThreads), gradient, sizeof gradient);
+  CALL(nf4_int4_dequant_cpu(&integers, out, bf16, kThreads), out, sizeof out);
+  CALL(nf4_int4_reorder_cpu(&act_order, &reordered, kThreads), sorted, sizeof sorted);
   CALL(nf4_int4_matmul_cpu(&integers, &args, kThreads), y, sizeof y);
+  CALL(nf4_int4_matmul_batch_cpu(both, batch, 2, kThreads), y, sizeof y);
+  CALL(nf4_int4_matmul_grouped_cpu(&expert, &grouped, kThreads), y, 8 * kRows / kExperts * 2);
 #undef CALL
 }
 
@@ -182,7 +198,7 @@ static bool run(enum kind kind, int n) {
   check(error_told, "an error without its text", kind, n);
   call_and_compare(kind, n);
   int before = 0;
-  for (int i = 0; i < 20; ++i) {
+  for (int i = 0; i < 10; ++i) {
     void *result = NULL;
     if (pthread_create(&thread, NULL, fail_once, NULL) != 0) continue;
     pthread_join(thread, &result);
@@ -220,6 +236,7 @@ int main(void) {
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return 2;
   for (int i = 0; i < kElements; ++i) dense[i] = (uint16_t)(0x3f00 + (i * 7 & 0x80ff));
+  for (int i = 0; i < kCols; ++i) group_of[i] = i % (kCols / kGroup);
   for (int i = 0; i < 8 * kRows; ++i) x[i] = (uint16_t)(0x3f80 + i % 128); /* 1 to 2 */
   const pid_t child = fork();
   if (child == 0) {

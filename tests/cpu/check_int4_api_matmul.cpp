@@ -123,6 +123,26 @@ TEST_CASE("a batch of integer weights counts its products", "[api]") {
   refused("y of product 1 overlaps zeros of product 0");
 }
 
+TEST_CASE("an integer weight without elements needs no pointers", "[api]") {
+  for (const nf4_int4_layout layout : {kGptq, kAwq, kCompressed})
+    for (const auto &[rows, cols] : {std::pair<int64_t, int64_t>{0, 0}, {0, 64}, {8, 0}}) {
+      Int4Call call(layout);
+      for (nf4_int4_tensor *tensor : {&call.tensor, &call.to}) {
+        tensor->rows = rows;
+        tensor->cols = cols;
+        tensor->packed = tensor->scales = tensor->zeros = nullptr;
+        tensor->permutation = nullptr;
+      }
+      call.out = nullptr;
+      call.args.m = 0;
+      for (const Int4Function &function : int4_functions()) {
+        INFO(function.name << ", layout " << layout << ", " << rows << " x " << cols);
+        CHECK(function.call(call) == NF4_STATUS_OK);
+        CHECK(call.untouched());
+      }
+    }
+}
+
 TEST_CASE("sizes, workspace and plan of an integer weight need no pointer but the structs' own",
           "[api]") {
   Int4Call call(kGptq);

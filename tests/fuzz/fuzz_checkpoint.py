@@ -157,17 +157,19 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, resource.RLIM_INFINITY))
 
 
-def fuzz(seed: int, numbers: range, folder: Path, now: mmap.mmap) -> tuple[dict[str, int], int]:
-    """Runs them; how often what came of them, and the findings. `now`: the number of the run."""
+def fuzz(seed: int, numbers: range, folder: Path, now: mmap.mmap) -> dict[str, object]:
+    """Runs them, until there are too many findings, and reports. `now`: the number of the run."""
     architecture._run = _no_model
     seeds = _write_seeds(folder / "seeds")
     work = folder / "work"
     work.mkdir()
     signal.signal(signal.SIGALRM, _expire)
+    done = 0
     outcomes: collections.Counter[str] = collections.Counter()
     known: set[str] = set()
     _limit_memory()
     for number in numbers:
+        done += 1
         now[:8] = struct.pack("<q", number)
         signal.alarm(_SECONDS)
         try:
@@ -182,7 +184,7 @@ def fuzz(seed: int, numbers: range, folder: Path, now: mmap.mmap) -> tuple[dict[
             work.mkdir()
         if len(known) == _MOST_FINDINGS:
             break
-    return dict(outcomes), len(known)
+    return {"runs": done, "findings": len(known), "outcomes": dict(outcomes)}
 
 
 def main() -> int:
@@ -202,10 +204,9 @@ def main() -> int:
         if child == 0:
             status = 1
             try:
-                outcomes, findings = fuzz(args.seed, numbers, Path(name), now)
-                document = {"runs": len(numbers), "findings": findings, "outcomes": outcomes}
+                document = fuzz(args.seed, numbers, Path(name), now)
                 report.write_text(json.dumps(document))
-                status = 0 if findings == 0 else 1
+                status = 0 if document["findings"] == 0 else 1
             except BaseException:
                 traceback.print_exc()
             os._exit(status)

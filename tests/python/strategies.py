@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import oracle
@@ -24,3 +25,28 @@ def any_case(awkward: bool = True, least: int = 0, **fixed: Any) -> st.SearchStr
         "awkward": st.booleans() if awkward else st.just(False),
     }
     return st.builds(Case, **fields | fixed)
+
+
+_INTERESTING = st.sampled_from(list(b'{}[]":,0129-.\\ \x00\xff\x80'))
+
+
+@st.composite
+def mutated_file(draw: st.DrawFn, content: bytes) -> bytes:
+    """A safetensors file with a few bytes changed, put in, or cut out; mostly in the header."""
+    mutated = bytearray(content)
+    header_end = 8 + struct.unpack("<Q", content[:8])[0]
+    for _ in range(draw(st.integers(1, 4))):
+        limit = draw(st.sampled_from([8, header_end, len(mutated)]))
+        at = draw(st.integers(0, max(min(limit, len(mutated)) - 1, 0)))
+        what = draw(st.sampled_from(["flip", "set", "insert", "delete", "cut"]))
+        if what == "flip" and mutated:
+            mutated[at] ^= 1 << draw(st.integers(0, 7))
+        elif what == "set" and mutated:
+            mutated[at] = draw(_INTERESTING)
+        elif what == "insert":
+            mutated.insert(at, draw(_INTERESTING))
+        elif what == "delete":
+            del mutated[at : at + draw(st.integers(1, 8))]
+        else:
+            del mutated[at:]
+    return bytes(mutated)

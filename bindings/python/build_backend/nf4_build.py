@@ -84,7 +84,8 @@ def _say_what_takes_long() -> None:
     """On the terminal, if there is one: pip shows nothing of what a build prints."""
     text = (
         "libnf4: compiling CUDA kernels, some minutes on each core "
-        "(NF4_CUDA=0 leaves them out; -Csetup-args=-Dgpu_archs=90 compiles for one GPU)"
+        "(NF4_CUDA=0 leaves them out; "
+        "--config-settings=setup-args=-Dgpu_archs=90 compiles for one GPU)"
     )
     try:
         with open("/dev/tty", "w") as terminal:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from nf4.checkpoint import (
     survey,
 )
 from nf4.cli.inspect import inspect_checkpoint
+from strategies import mutated_file
 
 _CASES = {
     str(case): case
@@ -36,7 +36,6 @@ _CASES = {
         Case(layout, symmetric=False, act_order=layout != "awq", shapes=((16, 64),)),
     )
 }
-_INTERESTING = st.sampled_from(list(b'{}[]":,0129-.\\ \x00\xff\x80'))
 _JUNK = st.sampled_from(
     [None, True, False, 0, -1, 1, 4, 8, 3.5, 2**31, 2**63, -(2**70), "", "gptq", "4", [], {}, ["a"]]
     + [[1], {"a": 1}, {"-:": 1}, "x" * 1000]
@@ -67,21 +66,7 @@ def _stored(case: Case) -> dict[str, np.ndarray]:
 @st.composite
 def _mutated_file(draw: st.DrawFn) -> tuple[Case, bytes]:
     case = _CASES[draw(st.sampled_from(sorted(_CASES)))]
-    content = bytearray(helpers.file_bytes(_stored(case)))
-    header_end = 8 + struct.unpack("<Q", content[:8])[0]
-    for _ in range(draw(st.integers(1, 4))):
-        limit = draw(st.sampled_from([header_end, len(content)]))
-        at = draw(st.integers(0, max(min(limit, len(content)) - 1, 0)))
-        what = draw(st.sampled_from(["flip", "set", "insert", "delete"]))
-        if what == "flip" and content:
-            content[at] ^= 1 << draw(st.integers(0, 7))
-        elif what == "set" and content:
-            content[at] = draw(_INTERESTING)
-        elif what == "insert":
-            content.insert(at, draw(_INTERESTING))
-        else:
-            del content[at : at + draw(st.integers(1, 8))]
-    return case, bytes(content)
+    return case, draw(mutated_file(helpers.file_bytes(_stored(case))))
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,7 +8,7 @@ import tempfile
 import nf4.torch
 import pytest
 import torch
-from fsdp_checks import (
+from fsdp_cases import (
     KINDS,
     Block,
     OfExperts,

@@ -4,8 +4,23 @@ import copy
 
 import nf4.torch
 import pytest
+import ranks
 import torch
-from nf4.torch import Int4Linear, NF4Experts, NF4Linear
+from fsdp_cases import (
+    KINDS,
+    WIDTH,
+    Block,
+    OfExperts,
+    all_ranks,
+    grads_of,
+    inputs,
+    model,
+    quantized,
+    require_same,
+    shard,
+    step,
+)
+from nf4.torch import Int4Linear, NF4Linear
 from nf4.torch.distributed import _copy_engines, gather_by_copy_engines
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -16,105 +31,6 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
-
-KINDS = ("nested", "flat", "gptq", "awq", "compressed-tensors", "act order")
-WIDTH, X = 64, (5, 64)
-DEVICE = "cpu"  # "cuda" in gpu_fsdp_checks.py
-
-
-def quantized(linear, kind):
-    if kind == "nested":
-        return NF4Linear.from_linear(linear)
-    if kind == "flat":
-        return NF4Linear.from_linear(linear, format="fp4", nested_blocksize=0)
-    layout = "gptq" if kind == "act order" else kind
-    made = Int4Linear.from_linear(linear, layout=layout, group_size=32, symmetric=kind == "awq")
-    if kind != "act order":
-        return made
-    g_idx = torch.arange(linear.in_features, dtype=torch.int32) % (linear.in_features // 32)
-    return Int4Linear.from_quantized(
-        nf4.Int4Tensor(**{**vars_of(made.quantized), "g_idx": g_idx}), made.bias
-    )
-
-
-def vars_of(weight):
-    names = ("layout", "shape", "group_size", "packed", "scales", "zeros")
-    return {name: getattr(weight, name) for name in names}
-
-
-class Block(nn.Module):
-    """A frozen layer, one that is trained, a frozen one; of odd sizes if the kind allows it."""
-
-    def __init__(self, kind):
-        super().__init__()
-        inner = 130 if kind in ("nested", "flat") else 160
-        self.up = quantized(nn.Linear(WIDTH, inner), kind)
-        self.trained = nn.Linear(inner, inner)
-        self.down = quantized(nn.Linear(inner, WIDTH, bias=False), kind)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.trained(self.up(x))))
-
-
-class OfExperts(nn.Module):
-    """Its first and second row go to an expert each, others to the third."""
-
-    def __init__(self, seed=0, **options):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.trained = nn.Linear(WIDTH, WIDTH)
-        self.experts = NF4Experts.from_dense(torch.randn(3, WIDTH, WIDTH), **options)
-
-    def forward(self, x):
-        ends = torch.tensor([1, 2, len(x)], dtype=torch.int32, device=x.device)
-        return self.experts(self.trained(x), ends)
-
-
-def model(kind, seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(Block(kind), Block(kind)).to(DEVICE)
-
-
-def inputs(seed=1):
-    torch.manual_seed(seed)
-    return torch.randn(X).to(DEVICE)
-
-
-def all_ranks():
-    """torch's own is of GPUs wherever it is built for them."""
-    return init_device_mesh(DEVICE, (torch.distributed.get_world_size(),))
-
-
-def shard(made, **options):
-    options.setdefault("mesh", all_ranks())
-    for block in made:
-        fully_shard(block, **options)
-    return fully_shard(made, **options)
-
-
-def step(made, x):
-    """y, the gradient of x and those of the parameters, by their names."""
-    x = x.clone().requires_grad_()
-    y = made(x)
-    y.square().sum().backward()
-    return y.detach(), x.grad, grads_of(made)
-
-
-def grads_of(made):
-    grads = {name: each.grad for name, each in made.named_parameters() if each.requires_grad}
-    return {
-        name: each.to(DEVICE).full_tensor() if isinstance(each, DTensor) else each
-        for name, each in grads.items()
-    }
-
-
-def require_same(found, expected):
-    """y and dX have the same bits. Gradients of parameters are means over ranks that all had the
-    same x; three times a number by three may be rounded."""
-    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
-    assert found[2].keys() == expected[2].keys() and found[2]
-    for name, grad in expected[2].items():
-        torch.testing.assert_close(found[2][name], grad, rtol=1e-6, atol=1e-6)
 
 
 def check_forward_and_backward(rank, world):
@@ -131,15 +47,15 @@ def check_experts(rank, world):
     """A stack is sharded as one weight, wherever that cuts an expert."""
     for options in ({}, {"format": "fp4", "nested_blocksize": 0}):
         for reshards in (True, False):
-            expected = step(OfExperts(**options).to(DEVICE), inputs())
-            made = OfExperts(**options).to(DEVICE)
+            expected = step(OfExperts(**options).to(ranks.place()), inputs())
+            made = OfExperts(**options).to(ranks.place())
             whole = made.experts.weight.nbytes
             fully_shard(made, mesh=all_ranks(), reshard_after_forward=reshards)
             assert made.experts.weight.to_local().nbytes <= -(-whole // world)
             for _ in range(2):  # the second goes by memory that was freed
                 require_same(step(made, inputs()), expected)
                 made.zero_grad()
-            other = OfExperts(seed=7, **options).to(DEVICE)
+            other = OfExperts(seed=7, **options).to(ranks.place())
             state = other.state_dict()
             made.reshard()
             found = made.state_dict()
@@ -176,7 +92,7 @@ def check_a_layer_by_itself(rank, world):
 
 def check_memory_and_traffic(rank, world):
     """A rank holds its share, gathers 4-bit bytes, and frees them."""
-    made = NF4Linear.from_linear(nn.Linear(512, 384, bias=False)).to(DEVICE)
+    made = NF4Linear.from_linear(nn.Linear(512, 384, bias=False)).to(ranks.place())
     bytes_before = made.weight.nbytes + made.absmax.nbytes
     fully_shard(made, mesh=all_ranks(), reshard_after_forward=True)
     local = [each.to_local() for each in (made.weight, made.absmax)]
@@ -242,7 +158,7 @@ def check_mixed_precision(rank, world):
 
 
 def check_offload(rank, world):
-    for pins in {DEVICE == "cuda", False}:  # a GPU's driver pins memory
+    for pins in {ranks.place().type == "cuda", False}:  # a GPU's driver pins memory
         made = model("nested")
         made = shard(made, offload_policy=CPUOffloadPolicy(pin_memory=pins))
         require_same(step(made, inputs()), step(model("nested"), inputs()))
@@ -274,7 +190,7 @@ def check_checkpointing(rank, world):
 
 def check_two_dimensions(rank, world):
     for shape in ((1, world), (world, 1)):
-        mesh = init_device_mesh(DEVICE, shape, mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(ranks.place().type, shape, mesh_dim_names=("replicate", "shard"))
         for kind in ("nested", "gptq"):
             expected = step(model(kind), inputs())
             require_same(step(shard(model(kind), mesh=mesh), inputs()), expected)
@@ -384,7 +300,7 @@ def check_meta(rank, world):
         shard(made)
         with pytest.raises(RuntimeError, match="the layer is on meta"):
             made.load_state_dict(shard(model(kind)).state_dict())
-        made.to_empty(device=DEVICE)
+        made.to_empty(device=ranks.place())
         made.load_state_dict(shard(model(kind)).state_dict())
         assert torch.equal(made(inputs()), one(inputs()))
 
@@ -419,7 +335,7 @@ def check_what_a_load_refuses(rank, world):
 def check_what_a_load_keeps(rank, world):
     """Only a rank's rows of whole tensors; and a table that layers share stays what it was."""
     linear = nn.Linear(WIDTH, 160, bias=False)
-    made, other = (NF4Linear.from_linear(linear).to(DEVICE) for _ in range(2))
+    made, other = (NF4Linear.from_linear(linear).to(ranks.place()) for _ in range(2))
     other.nested_code = code = made.nested_code
     fully_shard(made, mesh=all_ranks())
     state = {key: each.clone() for key, each in other.state_dict().items()}

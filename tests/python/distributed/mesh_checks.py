@@ -1,7 +1,7 @@
 """What test_meshes.py has four processes check: meshes of two dimensions with two ranks each."""
 
 import torch
-from fsdp_checks import inputs, model, require_same, shard, step
+from fsdp_cases import inputs, model, require_same, shard, step
 from parallel_checks import IN, INNER, close, cut, mlp
 from parallel_checks import inputs as inputs_of
 from torch.distributed.device_mesh import init_device_mesh

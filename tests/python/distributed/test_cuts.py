@@ -20,8 +20,9 @@ import int4_cases  # noqa: E402
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from int4_torch_cases import tensor, weight_of  # noqa: E402
-from nf4.torch.distributed._cuts import NF4Cut, cut  # noqa: E402
+from nf4.torch.distributed._cut_weight import cut  # noqa: E402
 from nf4.torch.distributed._cuts_int4 import Int4Cut  # noqa: E402
+from nf4.torch.distributed._cuts_nf4 import NF4Cut  # noqa: E402
 
 
 def bits(weight: nf4.Weight) -> torch.Tensor:

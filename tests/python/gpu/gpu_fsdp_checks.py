@@ -1,10 +1,9 @@
 """What test_gpu_distributed.py has two processes check, each with a GPU: those of fsdp_checks.py
 that a GPU may answer otherwise, and layers large enough for streams to overlap."""
 
-import fsdp_checks
 import torch
+from fsdp_cases import all_ranks, inputs, model, require_same, shard, step
 from fsdp_checks import (  # noqa: F401
-    all_ranks,
     check_accumulation,
     check_checkpointing,
     check_compiled,
@@ -14,18 +13,11 @@ from fsdp_checks import (  # noqa: F401
     check_mixed_precision,
     check_offload,
     check_state_dict,
-    inputs,
-    model,
-    require_same,
-    shard,
-    step,
 )
 from nf4.torch import NF4Linear
 from nf4.torch.distributed import gather_by_copy_engines
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-fsdp_checks.DEVICE = "cuda"
 
 
 def check_every_byte_arrives(rank, world):

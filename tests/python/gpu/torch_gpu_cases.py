@@ -34,3 +34,17 @@ def settle():
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+
+
+def require_replays(layer):
+    """Captured at one row of x, it gives what it gives outside, for whatever x holds then."""
+    static, graph = x_of(1, COLS), torch.cuda.CUDAGraph()
+    with torch.inference_mode():
+        layer(static)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            y = layer(static)
+        for _ in range(3):
+            static.copy_(x_of(1, COLS))
+            graph.replay()
+            assert torch.equal(y, layer(static))

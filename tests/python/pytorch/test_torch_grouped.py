@@ -173,7 +173,7 @@ def test_values_and_gradients_of_integers(dtype, layout):
 def test_a_dense_stack_of_integers_is_made_expert_by_expert():
     weight = nf4.quantize_int4(torch.randn(EXPERTS, ROWS, COLS), group_size=32)
     parts = nf4.torch._int4_weight.Int4Stack.of(weight)
-    made = nf4.torch._operators_grouped._dense_stack(parts, torch.bfloat16)
+    made = nf4.torch._grouped_dense.dense_stack(parts, torch.bfloat16)
     for expert in range(EXPERTS):
         assert torch.equal(made[expert], nf4.dequantize(weight.expert(expert), torch.bfloat16))
 

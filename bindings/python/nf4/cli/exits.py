@@ -25,7 +25,8 @@ EPILOG = """exit codes:
   3    the input breaks its format, or has files that are not read (links that leave
        the model folder, devices, too much beside the weights)
   4    a file cannot be read or written, the destination is in the way, or the
-       library failed; the destination is as it was
+       library failed; the destination is as it was, or complete if memory ran
+       out last of all
   5    stdout cannot be written; the destination of a conversion is complete
   129, 130, 143   ended by SIGHUP, SIGINT, SIGTERM; the destination is as it was, or
        complete if the signal came last of all

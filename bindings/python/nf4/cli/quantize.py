@@ -34,6 +34,19 @@ the Hugging Face cache.
 A PATTERN is one or more whole parts of a module's name (lm_head, layers.0), or, with *, ? or
 [], a glob over the whole name ('*.mlp.*_proj').
 """
+# By the names of QuantizeOptions.
+_OF_INTEGERS = {
+    "layout": "--layout",
+    "group_size": "--group-size",
+    "symmetric": "--symmetric or --asymmetric",
+}
+_OF_BITSANDBYTES = {
+    "blocksize": "--blocksize",
+    "nested": "--flat",
+    "storage": "--quant-storage",
+    "compute": "--compute-dtype",
+    "experts": "--experts",
+}
 
 
 def add_parser(commands: Any) -> None:
@@ -51,7 +64,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--flat",
-        action="store_true",
+        dest="nested",
+        action="store_false",
+        default=None,
         help="float32 scales (default: double quantization, 8-bit scales)",
     )
     parser.add_argument(
@@ -70,11 +85,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--compute-dtype",
+        dest="compute",
         choices=tuple(TORCH_TO_NF4),
         help="bnb_4bit_compute_dtype of config.json (default: the model's dtype)",
     )
     parser.add_argument(
         "--quant-storage",
+        dest="storage",
         choices=tuple(STORAGE),
         help="the dtype that the packed bytes are stored as, for FSDP (default: uint8)",
     )
@@ -119,30 +136,9 @@ def add_parser(commands: Any) -> None:
 
 def _chosen(args: argparse.Namespace) -> dict[str, Any]:
     """The options of one format that were given. OptionError for those of another."""
-    of_integers = {
-        "layout": "--layout",
-        "group_size": "--group-size",
-        "symmetric": "--symmetric or --asymmetric",
-    }
-    of_bnb = {
-        "blocksize": "--blocksize",
-        "nested": "--flat",
-        "storage": "--quant-storage",
-        "compute": "--compute-dtype",
-        "experts": "--experts",
-    }
-    values = {
-        "layout": args.layout,
-        "group_size": args.group_size,
-        "symmetric": args.symmetric,
-        "blocksize": args.blocksize,
-        "nested": False if args.flat else None,
-        "storage": args.quant_storage,
-        "compute": args.compute_dtype,
-        "experts": args.experts,
-    }
-    given = {name: value for name, value in values.items() if value is not None}
-    for name, option in (of_bnb if args.format == "int4" else of_integers).items():
+    options = _OF_INTEGERS | _OF_BITSANDBYTES
+    given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
+    for name, option in (_OF_BITSANDBYTES if args.format == "int4" else _OF_INTEGERS).items():
         if name in given:
             raise OptionError(f"{option} is not an option of --format {args.format}")
     return given

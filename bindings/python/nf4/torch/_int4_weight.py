@@ -19,6 +19,19 @@ from nf4 import _convert
 from nf4.errors import InvalidArgument
 from nf4.torch._weight import tensors_of
 
+_OF_GPTQ = {"packed": "qweight", "scales": "scales", "zeros": "qzeros", "g_idx": "g_idx"}
+# The keys that checkpoints of a layout have for the parts.
+KEYS = {
+    "gptq": _OF_GPTQ,
+    "gptq_v2": _OF_GPTQ,
+    "awq": {name: key for name, key in _OF_GPTQ.items() if name != "g_idx"},
+    "compressed-tensors": {
+        "packed": "weight_packed",
+        "scales": "weight_scale",
+        "zeros": "weight_zero_point",
+        "g_idx": "weight_g_idx",
+    },
+}
 _OF_EVERY_WEIGHT = frozenset(("packed", "scales"))
 _new = tuple.__new__
 

@@ -19,7 +19,7 @@ from nf4.checkpoint.model_files import OF_EXPERTS
 from nf4.checkpoint.stacks import parameter_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
-from nf4.torch import _grouping
+from nf4.torch import _siblings
 from nf4.torch.modules.nf4_weight import NF4Weight
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class NF4Quantizer(FrozenQuantizer):
         save_as_stacks(model)
         # Those that were of use on loading are not all that to_dense needs.
         model.dense_conversions = None
-        _grouping.join(model)
+        _siblings.join(model)
         model.config.quantization_config = self.quantization_config.to_dict()
         return model
 

@@ -23,13 +23,12 @@ from torch import Tensor
 
 import nf4
 from nf4.errors import InvalidArgument
-from nf4.torch import _fast, _kernels, _private, _schemas
+from nf4.torch import _fast, _private, _schemas
 from nf4.torch._checks import require_device, require_float
+from nf4.torch._grouped_dense import Stack, dense_linear, dense_products, experts_of, sums_by
 from nf4.torch._int4_weight import Int4Parts, Int4Stack
 from nf4.torch._operators import AUTOCAST, cast, impl, require_frozen
 from nf4.torch._weight import WeightParts
-
-Stack: TypeAlias = WeightParts | Int4Stack
 
 _BEFORE = "Tensor ends, Tensor? x_index"
 
@@ -93,92 +92,7 @@ def _require_operands(
     require_device(x.device, name, {"ends": ends, "x_index": x_index, **weight.named()})
 
 
-def _experts_of(ends: Tensor, m: int) -> Tensor:
-    """The expert of each of m rows; the number of experts, of one that has none."""
-    rows = torch.arange(m, device=ends.device, dtype=torch.int32)
-    return torch.searchsorted(ends.cummax(0).values, rows, right=True)
-
-
-def _sums_by(place: Tensor, rows: Tensor, count: int) -> Tensor:
-    """The sums of the rows of each place below `count`, in binary32 and a fixed order."""
-    sums = torch.zeros(count + 1, rows.shape[1], dtype=torch.float32, device=rows.device)
-    place = place.clamp(max=count).long()
-    if rows.is_cuda:  # of which index_add_ is atomic
-        sums.index_put_((place,), rows.float(), accumulate=True)
-    else:
-        sums.index_add_(0, place, rows.float())
-    return sums[:count].to(rows.dtype)
-
-
-def _ranges(ends: Tensor, m: int) -> list[tuple[int, int, int]]:
-    """(expert, first row, end) of those that have rows."""
-    found, begin = [], 0
-    for expert, given in enumerate(ends.tolist()):
-        end = min(m, max(begin, given))
-        if end > begin:
-            found.append((expert, begin, end))
-        begin = end
-    return found
-
-
-def _dense_experts(weight: Stack, dtype: torch.dtype) -> Callable[[int], Tensor]:
-    """Gives an expert's part, dense."""
-    if isinstance(weight, WeightParts):
-        return _kernels.dequantize(weight, dtype).__getitem__
-    made = weight.quantized()
-    return lambda expert: nf4.dequantize(made.expert(expert), dtype)
-
-
-def _dense_stack(weight: Stack, dtype: torch.dtype) -> Tensor:
-    """Of all experts."""
-    if isinstance(weight, WeightParts):
-        return _kernels.dequantize(weight, dtype)
-    made = weight.quantized()
-    dense = torch.empty(weight.spec.shape, dtype=dtype, device=made.packed.device)
-    for expert, out in enumerate(dense):
-        nf4.dequantize(made.expert(expert), out=out)
-    return dense
-
-
-def _dense_products(rows: Tensor, weight: Stack, ends: Tensor, gradient: bool) -> Tensor:
-    """rows[i] times the transpose of the expert of i, in the gradient the expert itself; zeros
-    where there is none."""
-    (_, inner, cols), m = weight.spec.shape, rows.shape[0]
-    grouped_mm = getattr(torch.nn.functional, "grouped_mm", None)
-    whole_vectors = inner % 8 == 0 and cols % 8 == 0
-    if grouped_mm is not None and rows.dtype == torch.bfloat16 and rows.is_cuda and whole_vectors:
-        sound = ends.cummax(0).values.clamp(0, m)
-        dense = _dense_stack(weight, rows.dtype)
-        y = grouped_mm(rows.contiguous(), dense if gradient else dense.mT, offs=sound)
-        inside = torch.arange(m, device=rows.device) < sound[-1]
-        return torch.where(inside[:, None], y, 0)
-    expert_of = _dense_experts(weight, rows.dtype)
-    y = rows.new_zeros(m, cols if gradient else inner)
-    for expert, begin, end in _ranges(ends, m):
-        dense = expert_of(expert)
-        y[begin:end] = rows[begin:end] @ (dense if gradient else dense.mT)
-    return y
-
-
 # ---- Kernels -----------------------------------------------------------------------------
-
-
-def _gathered(x: Tensor, x_index: Tensor) -> Tensor:
-    """The rows of x, or zeros, by their numbers."""
-    inside = (x_index >= 0) & (x_index < x.shape[0])
-    rows = x.new_zeros(x_index.shape[0], x.shape[1])
-    return torch.where(inside[:, None], x[x_index.clamp(0, x.shape[0] - 1)] if len(x) else rows, 0)
-
-
-def _dense_linear(
-    x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, weight: Stack
-) -> Tensor:
-    rows = x if x_index is None else _gathered(x, x_index)
-    y = _dense_products(rows, weight, ends, gradient=False)
-    if bias is None:
-        return y
-    experts = _experts_of(ends, rows.shape[0]).clamp(max=bias.shape[0] - 1)
-    return y + bias[experts]
 
 
 def _linear(
@@ -214,7 +128,7 @@ def _general_linear(
                 f"({experts}, {rows})"
             )
     if x.is_cuda and x.dtype == torch.float32:
-        return _dense_linear(x, ends, x_index, bias, weight)
+        return dense_linear(x, ends, x_index, bias, weight)
     quantized = None if made is None else made(weight)
     return nf4.matmul_grouped(
         x.detach().contiguous(),
@@ -241,13 +155,13 @@ def _linear_grad(
     if x_index is None:
         return pairs
     inside = (x_index >= 0) & (x_index < x_rows)
-    return _sums_by(torch.where(inside, x_index, x_rows), pairs, x_rows)
+    return sums_by(torch.where(inside, x_index, x_rows), pairs, x_rows)
 
 
 def _pairs_grad(grad_y: Tensor, ends: Tensor, weight: Stack) -> Tensor:
     """The gradient of the row of x that each row of y was made of."""
     if isinstance(weight, Int4Stack) or (grad_y.is_cuda and grad_y.dtype == torch.float32):
-        return _dense_products(grad_y, weight, ends, gradient=True)
+        return dense_products(grad_y, weight, ends, gradient=True)
     pairs = nf4.matmul_grouped_grad(
         grad_y.detach().contiguous(),
         weight.quantized(),
@@ -255,7 +169,7 @@ def _pairs_grad(grad_y: Tensor, ends: Tensor, weight: Stack) -> Tensor:
         threads=0 if grad_y.is_cuda else torch.get_num_threads(),
     )
     # What rows without an expert have is unspecified.
-    outside = _experts_of(ends, len(pairs)) >= len(ends)
+    outside = experts_of(ends, len(pairs)) >= len(ends)
     return pairs.masked_fill_(outside[:, None], 0)
 
 
@@ -315,7 +229,7 @@ def _linear_backward(kind: type[Stack], ctx: Any, grad_y: Tensor) -> tuple[Tenso
         backward = _OPERATORS[kind].backward
         grad_x = backward(grad_y, ends, x_index, ctx.x_rows, *tensors, *ctx.rest)
     if of_bias:
-        grad_bias = _sums_by(_experts_of(ends, grad_y.shape[0]), grad_y, ctx.experts)
+        grad_bias = sums_by(experts_of(ends, grad_y.shape[0]), grad_y, ctx.experts)
     return grad_x, None, None, grad_bias, *[None] * (len(tensors) + len(ctx.rest))
 
 
@@ -331,7 +245,7 @@ def _linear_grad_backward(kind: type[Stack], ctx: Any, grad: Tensor) -> tuple[Te
     if ctx.needs_input_grad[0]:
         made = _OPERATORS[kind].forward(grad, ends, x_index, None, *tensors, *ctx.rest)
         # What rows without an expert have is unspecified.
-        inside = _experts_of(ends, ctx.m) < ends.shape[0]
+        inside = experts_of(ends, ctx.m) < ends.shape[0]
         made = torch.where(inside[:, None], made, 0)
     return made, None, None, None, *[None] * (len(tensors) + len(ctx.rest))
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 
 from nf4.errors import InvalidArgument, kind_of, shown
-from nf4.torch import _grouping, _int4_modules, experts
+from nf4.torch import _foreign_int4, _siblings, experts
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.typing import DTypeLike
@@ -39,14 +39,13 @@ def _from_others(layer: nn.Module) -> Maker | None:
     """What makes a layer of ours of another library's; None if it is none."""
     if type(layer) in _linear4bit():
         return NF4Linear.from_bitsandbytes
-    if not _int4_modules.is_quantized(layer):
+    if not _foreign_int4.is_quantized(layer):
         return None
-    return Int4Linear.from_module if _int4_modules.why_left_alone(layer) is None else None
+    return Int4Linear.from_module if _foreign_int4.why_left_alone(layer) is None else None
 
 
 def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list[str]:
-    """Replaces the 4-bit linear layers of other libraries in a model by layers of ours around the
-    same memory:
+    """Replaces the 4-bit linear layers of other libraries in a model, on the same memory:
 
     bitsandbytes        Linear4bit, by NF4Linear
     GPTQModel, AutoAWQ  those that hold the words of the checkpoint (backend torch or triton, GEMM),
@@ -62,12 +61,11 @@ def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list
 
     siblings    layers of one parent whose names say that they get the same x, such as q_proj,
                 k_proj and v_proj, or gate_proj and up_proj, are multiplied in one call where
-                torch.compile traces the model and while a CUDA graph is captured. This goes for
-                all layers of ours in the model, also those that it had. True: where the class of
-                the parent is of transformers.models, not derived from one, as x must not be
-                written to between the calls, nor a bias or weight: the results would be of what
-                was there before. Else they have the same bits. "all": in parents of every class,
-                which you know not to write so. False: each by itself
+                torch.compile traces the model and while a CUDA graph is captured. Results have the
+                same bits if nothing writes to x, a bias or a weight between the calls of these
+                layers. It goes for all NF4Linear and Int4Linear in the model, converted or not.
+                True: where the class of the parent is defined in transformers.models. "all": in
+                every parent, for models that you know not to write so. False: each by itself
 
     PEFT merges adapters into an NF4Linear, whose weight is quantized again. After to_dense, those
     that were added beside a Linear4bit cannot be merged, since they look for its quant_state:
@@ -84,17 +82,17 @@ def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list
     _warn_of_others(model)
     _remove_decompression(model)
     if siblings:
-        _grouping.join(model, unknown=siblings == "all")
+        _siblings.join(model, unknown=siblings == "all")
     else:
-        _grouping.separate(model)
+        _siblings.separate(model)
     return replaced
 
 
 def _warn_of_others(model: nn.Module) -> None:
     left = [
-        f"{name}: {_int4_modules.why_left_alone(layer)}"
+        f"{name}: {_foreign_int4.why_left_alone(layer)}"
         for name, layer in model.named_modules()
-        if _int4_modules.is_quantized(layer)
+        if _foreign_int4.is_quantized(layer)
     ]
     if left:
         more = f", and {len(left) - 1} more" if len(left) > 1 else ""
@@ -105,7 +103,7 @@ def _remove_decompression(model: nn.Module) -> None:
     """Of compressed-tensors, whose hook decompresses its layers in the first forward pass, where
     it has none left."""
     hook = getattr(model, "ct_decompress_hook", None)
-    if hook is not None and not any(map(_int4_modules.is_quantized, model.modules())):
+    if hook is not None and not any(map(_foreign_int4.is_quantized, model.modules())):
         hook.remove()
         del model.ct_decompress_hook
 
@@ -188,7 +186,7 @@ def made_of(name: str, layer: nn.Module, make: Maker) -> nn.Module:
                 "expected a whole one: load the model without a plan, make its layers 4-bit, then "
                 "parallelize_module(model, mesh, nf4.torch.distributed.plan_of(model))"
             )
-        if _int4_modules.has_own_forward(layer) and not hasattr(layer, _ACCELERATE):
+        if _foreign_int4.has_own_forward(layer) and not hasattr(layer, _ACCELERATE):
             raise InvalidArgument("the layer has a forward of its own, which would be lost")
         return make(layer)
     except InvalidArgument as error:

@@ -12,7 +12,7 @@ from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
 from nf4.checkpoint.stacks import is_stack
 from nf4.errors import InvalidArgument
-from nf4.torch import _grouping
+from nf4.torch import _siblings
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules.base import torch_device
 from nf4.typing import DTypeLike
@@ -58,7 +58,7 @@ def load(
         from nf4.torch import _int4_quantizer  # which imports transformers
 
         model = _int4_quantizer.load_model(checkpoint, weights, wanted)
-    _grouping.join(model)
+    _siblings.join(model)
     return model if moved_to is None else model.to(moved_to)
 
 

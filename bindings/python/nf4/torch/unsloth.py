@@ -126,9 +126,9 @@ def patch_unsloth() -> list[str]:
     """Makes Unsloth dequantize and multiply 4-bit weights by libnf4, in all of its modules that are
     loaded: call it after `import unsloth`. Returns their names; a second call changes nothing.
 
-    fast_dequantize and matmul_lora are replaced, by which its LoRA_MLP, LoRA_QKV and LoRA_W compute
-    y, and LoRA_MLP the gradient of its last product. Their other gradients dequantize, and add to
-    a dX that is where x was.
+    Replaces fast_dequantize and matmul_lora. By the latter LoRA_MLP, LoRA_QKV and LoRA_W compute y,
+    and LoRA_MLP the gradient of its last product; their other gradients dequantize, and add to a
+    dX in the memory of x.
 
     Raises InvalidArgument where unsloth.kernels.utils is not loaded or has no fast_dequantize.
     """

@@ -16,9 +16,9 @@ from nf4.torch.distributed import _parallel_adapter
 @torch.no_grad()
 def clip_grad_norm_(model: nn.Module, max_norm: float, mesh: DeviceMesh) -> Tensor:
     """torch.nn.utils.clip_grad_norm_ of all parameters of a model with layers that the styles have
-    cut. Of a bias or a half of an adapter that is cut each rank has a part of the gradient: those
-    are summed over the ranks, and others, which each rank has whole, count once. torch's own would
-    give each rank a norm and a scale of its own, and what is whole would drift apart.
+    cut. Of a bias or an adapter's matrix that is cut, each rank has a part of the gradient, and the
+    norm is over all parts; gradients that each rank has whole count once. torch's own function
+    would give each rank a norm and a scale of its own, and what is whole would drift apart.
 
     max_norm  of the gradients of all parameters as one vector, 2-norm
     mesh      that parallelize_module was given, of one dimension. Every rank of it calls this

@@ -21,8 +21,8 @@ from nf4.errors import InvalidArgument, kind_of
 
 
 def gather_by_copy_engines(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Makes the all-gathers of all modules in a model that fully_shard was given copies between
-    GPUs, which take none of their SMs. Results stay what they were.
+    """For all modules of a model that fully_shard was given: all-gathers become copies between
+    GPUs, which take no SMs. Results have the same bits.
 
     mesh  that fully_shard was given, of one dimension, whose GPUs reach each other's memory
           (NVLink, one machine). Every rank of it calls this, before the first forward

@@ -12,8 +12,7 @@ from torch import Tensor
 import nf4
 from nf4.errors import InvalidArgument
 from nf4.int4 import int4_shapes
-from nf4.torch import _int4_columns
-from nf4.torch.distributed._cuts import Cut, Ranges, Read, _checked, _named
+from nf4.torch.distributed._cuts import Cut, Ranges, Read, checked, named
 from nf4.typing import Int4Layout
 
 _CODES_IN_A_WORD = 8
@@ -70,7 +69,7 @@ class Int4Cut(Cut):
     ) -> Int4Cut:
         """dim 0: rows; 1: columns. zeros, act_order: has the weight zero points, and a g_idx?
         Raises InvalidArgument where a range does not begin and end with a group and a word."""
-        ranges, made = _checked(shape, dim, ranges)
+        ranges, made = checked(shape, dim, ranges)
         shapes = int4_shapes(layout, shape, group_size)
         views = {name: getattr(shapes, name) for name in ("packed", "scales", "zeros")}
         views["g_idx"] = shape[1:]
@@ -88,7 +87,7 @@ class Int4Cut(Cut):
             in_words = name == "packed" or (name == "zeros" and dim == 0)
             if in_words and not _fits(ranges, extent, step, name == "packed"):
                 raise InvalidArgument(
-                    f"{_named(dim, ranges)} cannot be cut from a weight of shape {shape}, layout "
+                    f"{named(dim, ranges)} cannot be cut from a weight of shape {shape}, layout "
                     f"{layout} and group_size {group_size}: {name} has {step} of them in one"
                 )
             found = tuple((begin // step, -(-end // step)) for begin, end in ranges)
@@ -125,7 +124,7 @@ def _groups(
         # The part's columns are of any group. Of its group_size only the number of groups counts.
         if cols % groups or cols // groups % _CODES_IN_A_WORD:
             raise InvalidArgument(
-                f"{_named(1, ranges)} cannot be cut from a weight of shape {shape} with act order: "
+                f"{named(1, ranges)} cannot be cut from a weight of shape {shape} with act order: "
                 f"{cols} columns have no {groups} groups of a multiple of {_CODES_IN_A_WORD}"
             )
         return cols // groups, 0
@@ -133,24 +132,7 @@ def _groups(
         if len(ranges) == 1 and ranges[0][0] // size == (ranges[0][1] - 1) // size:
             return -1, size  # within one group
         raise InvalidArgument(
-            f"{_named(1, ranges)} cannot be cut from a weight of shape {shape} and group_size "
+            f"{named(1, ranges)} cannot be cut from a weight of shape {shape} and group_size "
             f"{size}: a cut is inside a group"
         )
     return size, size
-
-
-def cut_int4(weight: nf4.Int4Tensor[Tensor], dim: int, ranges: Ranges) -> nf4.Int4Tensor[Tensor]:
-    """_cuts.cut."""
-    if dim == 1:
-        weight = _int4_columns.in_order_of_checkpoint(weight)
-    made = Int4Cut.plan(
-        weight.layout,
-        weight.shape,
-        weight.group_size,
-        dim,
-        ranges,
-        zeros=weight.zeros is not None,
-        act_order=weight.g_idx is not None,
-    )
-    parts = made.narrowed({name: getattr(weight, name) for name in made.reads})
-    return made.assemble({**parts, "permutation": weight.permutation if dim == 0 else None})

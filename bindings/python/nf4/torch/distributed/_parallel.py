@@ -82,12 +82,12 @@ class _Parallel:
 class ColwiseParallel(_Parallel, style.ColwiseParallel):
     """Each rank has its share of a layer's rows, out_features / world size of them, and of its
     bias; y has so many columns. For NF4Linear and Int4Linear, and PEFT's LoRA layers around them;
-    other modules go torch's way.
+    other modules are cut by torch's style.
 
     input_layouts, output_layouts, use_local_output
               as in torch.distributed.tensor.parallel.ColwiseParallel
     sections  the out_features of projections that are fused in one layer, such as q, k and v: each
-              is cut for itself, and y holds the shares one after another. y is of Shard(-1) and a
+              of them is cut, and y holds the shares one after another. y is of Shard(-1) and a
               plain tensor then
 
     The layer stays one of its class, of the part's shape: its weight and scales are plain tensors,

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from nf4.errors import InvalidArgument, shown
-from nf4.torch.distributed._cuts import AXES, CutOf, Ranges, cut
+from nf4.torch.distributed._cut_weight import cut
+from nf4.torch.distributed._cuts import AXES, CutOf, Ranges
 from nf4.torch.modules import NF4Linear, QuantizedLinear
 
 Layouts = tuple[Placement, ...]

@@ -14,9 +14,9 @@ from nf4 import _convert, _torch
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument
 from nf4.int4 import int4_shapes
-from nf4.torch import _int4_columns, functional
+from nf4.torch import _foreign_int4, _int4_columns, functional
 from nf4.torch._checks import torch_dtype
-from nf4.torch._int4_weight import Int4Parts
+from nf4.torch._int4_weight import KEYS, Int4Parts
 from nf4.torch.modules.base import (
     QuantizedLinear,
     dense_weight,
@@ -27,19 +27,6 @@ from nf4.torch.modules.base import (
 from nf4.typing import DTypeLike, Int4Layout
 from nf4.weight import no_weight
 
-_OF_GPTQ = {"packed": "qweight", "scales": "scales", "zeros": "qzeros", "g_idx": "g_idx"}
-# The keys that checkpoints of a layout have for the parts.
-KEYS = {
-    "gptq": _OF_GPTQ,
-    "gptq_v2": _OF_GPTQ,
-    "awq": {name: key for name, key in _OF_GPTQ.items() if name != "g_idx"},
-    "compressed-tensors": {
-        "packed": "weight_packed",
-        "scales": "weight_scale",
-        "zeros": "weight_zero_point",
-        "g_idx": "weight_g_idx",
-    },
-}
 _SHAPE = "weight_shape"  # beside those of compressed-tensors
 
 
@@ -177,9 +164,7 @@ class Int4Linear(QuantizedLinear):
     def from_module(cls, layer: nn.Module) -> Int4Linear:
         """Around the memory of a quantized linear layer of GPTQModel, AutoAWQ or
         compressed-tensors, as nf4.torch.convert takes them. Raises InvalidArgument."""
-        from nf4.torch import _int4_modules  # which imports this
-
-        weight, bias = _int4_modules.weight_and_bias(layer)
+        weight, bias = _foreign_int4.weight_and_bias(layer)
         return cls.from_quantized(weight, bias).train(layer.training)
 
     @property
@@ -242,7 +227,7 @@ class Int4Linear(QuantizedLinear):
             weight = _int4_columns.in_order_of_checkpoint(weight)
             destination[prefix + keys["packed"]] = weight.packed
             destination[prefix + keys["g_idx"]] = weight.g_idx
-        elif keys is _OF_GPTQ and weight.g_idx is None:
+        elif keys is KEYS["gptq"] and weight.g_idx is None:
             plain = _int4_columns.plain_g_idx(weight, weight.packed.device)
             destination[prefix + keys["g_idx"]] = plain
 
@@ -255,7 +240,7 @@ class Int4Linear(QuantizedLinear):
             )
         for part, tensor in self._shown().items():
             destination[prefix + keys[part]] = tensor
-        if keys is _OF_GPTQ and self.g_idx is None:
+        if keys is KEYS["gptq"] and self.g_idx is None:
             device = self._buffers[keys["packed"]].device
             destination[prefix + keys["g_idx"]] = _int4_columns.plain_g_idx(self.spec, device)
 

@@ -84,69 +84,69 @@ impl Llama {
 
     /// The logits [1, vocabulary] of the last of these tokens, in fp32. Nothing here depends on the
     /// values of its operands but on the device.
-    pub fn forward(&self, tokens: &Tensor, step: &Step, cache: &[[Tensor; 2]]) -> Result<Tensor> {
+    pub fn forward(&self, tokens: &Tensor, step: &Step, cache: &[Tensor]) -> Result<Tensor> {
         let mut x = self.embedding.index_select(tokens, 0)?;
         for (layer, cache) in self.layers.iter().zip(cache) {
-            x = (&x + layer.attention(&layer.norms[0].forward(&x)?, &self.config, step, cache)?)?;
-            x = (&x + layer.mlp(&layer.norms[1].forward(&x)?)?)?;
+            x = layer.attention(&x, &self.config, step, cache)?;
+            x = layer.mlp(&x)?;
         }
         let last = self.norm.forward(&x.i(x.dim(0)? - 1..)?)?;
         self.head.forward(&last)?.to_dtype(DType::F32)
     }
 }
 
-/// What the layers share of the positions of some tokens.
+/// What the layers share of the positions of some tokens, in the shapes that they need: in decode each
+/// launch of a layer counts, however little it computes.
 pub struct Step {
-    /// Of the rotary position embedding [tokens, head_dim / 2].
+    /// The rotary position embedding of the heads of q, with the scale of attention, of k, and of v, which
+    /// it leaves as they are: one launch for all [heads of q, k and v, tokens, head_dim / 2].
     pub cos: Tensor,
     pub sin: Tensor,
-    /// Where keys and values go in the cache [kv_heads, tokens, head_dim].
+    /// Where keys and values go in the cache [2 * kv_heads, tokens, head_dim].
     pub rows: Tensor,
-    /// 0, or what hides a later token [tokens, capacity].
+    /// 0, or what hides a later token [heads, tokens, capacity].
     pub mask: Tensor,
 }
 
 impl Layer {
-    /// The cache has the keys and the values [kv_heads, capacity, head_dim], and gets those of x.
+    /// What comes in is added to what goes out. The cache has the keys, then the values
+    /// [2 * kv_heads, capacity, head_dim], and gets those of x.
     fn attention(
         &self,
         x: &Tensor,
         config: &Config,
         step: &Step,
-        [keys, values]: &[Tensor; 2],
+        cache: &Tensor,
     ) -> Result<Tensor> {
         let (count, dim) = (x.dim(0)?, config.head_dim);
         let (heads, kv_heads) = (config.heads, config.kv_heads);
-        let qkv = self.linear[0].forward(x)?;
-        let qkv = qkv.reshape((1, count, heads + 2 * kv_heads, dim))?;
-        let qk = qkv.narrow(2, 0, heads + kv_heads)?.contiguous()?;
+        let qkv = self.linear[0].forward(&self.norms[0].forward(x)?)?;
+        let qkv = qkv.reshape((count, heads + 2 * kv_heads, dim))?;
+        let qkv = qkv.transpose(0, 1)?.contiguous()?.unsqueeze(2)?;
+        let qkv = rope_thd(&qkv, &step.cos, &step.sin)?.squeeze(2)?;
         // candle's own sums on the CPU are rounded to bf16: the cache there, and so all that follows,
         // is in fp32, as fused attention has it.
-        let wide = keys.dtype();
-        let turned = |y: Tensor| y.squeeze(0)?.transpose(0, 1)?.to_dtype(wide)?.contiguous();
-        let qk = turned(rope_thd(&qk, &step.cos, &step.sin)?)?;
-        let v = turned(qkv.narrow(2, heads + kv_heads, kv_heads)?)?;
-        keys.scatter_set(&step.rows, &qk.narrow(0, heads, kv_heads)?.contiguous()?, 1)?;
-        values.scatter_set(&step.rows, &v, 1)?;
+        let qkv = qkv.to_dtype(cache.dtype())?;
+        cache.scatter_set(&step.rows, &qkv.narrow(0, heads, 2 * kv_heads)?, 1)?;
+        let keys = cache.narrow(0, 0, kv_heads)?;
+        let values = cache.narrow(0, kv_heads, kv_heads)?;
 
         // The heads that share keys and values are rows of one product.
-        let q = qk.narrow(0, 0, heads)?;
         let rows = heads / kv_heads * count;
-        let q = (q.reshape((kv_heads, rows, dim))? / (dim as f64).sqrt())?;
-        let scores = q.matmul(&keys.t()?)?;
-        let scores = scores.reshape((heads, count, keys.dim(1)?))?;
-        let weights = softmax_last_dim(&scores.broadcast_add(&step.mask)?)?;
-        let y = weights.reshape((kv_heads, rows, ()))?.matmul(values)?;
+        let q = qkv.narrow(0, 0, heads)?.reshape((kv_heads, rows, dim))?;
+        let scores = q.matmul(&keys.t()?)?.reshape(step.mask.shape())?;
+        let weights = softmax_last_dim(&(scores + &step.mask)?)?;
+        let y = weights.reshape((kv_heads, rows, ()))?.matmul(&values)?;
         let y = y.reshape((heads, count, dim))?.transpose(0, 1)?;
         let y = y.to_dtype(x.dtype())?.reshape((count, heads * dim))?;
-        self.linear[1].forward(&y)
+        self.linear[1].forward_add(&y, x)
     }
 
     fn mlp(&self, x: &Tensor) -> Result<Tensor> {
         let [.., both, down] = &self.linear;
-        let both = both.forward(x)?;
+        let both = both.forward(&self.norms[1].forward(x)?)?;
         let wide = both.dim(D::Minus1)? / 2;
         let (gate, up) = (both.narrow(1, 0, wide)?, both.narrow(1, wide, wide)?);
-        down.forward(&(gate.silu()? * up)?)
+        down.forward_add(&(gate.silu()? * up)?, x)
     }
 }

@@ -3,18 +3,23 @@
 
 use candle_core::{bail, DType, Device, Result, Tensor, D};
 
+use super::config::Config;
 use super::model::{Llama, Step};
 
 pub struct Session<'a> {
     model: &'a Llama,
     device: Device,
     capacity: usize,
-    /// Of the rotary position embedding [capacity, head_dim / 2].
+    /// Of the rotary position embedding of q, k and v [3 * capacity, head_dim / 2].
     cos: Tensor,
     sin: Tensor,
+    /// Where those of each head begin [heads of q, k and v, 1].
+    kinds: Tensor,
+    /// 0, or what hides a later token [capacity, capacity].
+    mask: Tensor,
     /// 0, 1, 2, ... capacity.
     numbers: Tensor,
-    cache: Vec<[Tensor; 2]>,
+    cache: Vec<Tensor>,
     /// The prompt's place, and the tokens that were made [capacity + 1].
     tokens: Tensor,
     /// The token that comes next, and its position [1].
@@ -33,23 +38,27 @@ impl<'a> Session<'a> {
             bail!("{capacity} tokens are more than max_position_embeddings, {most}");
         }
         let (device, dtype) = (embedding.device(), embedding.dtype());
-        let (half, theta) = (config.head_dim / 2, config.theta);
-        let frequency = |i| theta.powf(-2.0 * i as f64 / config.head_dim as f64) as f32;
-        let angles = (0..capacity).flat_map(|at| (0..half).map(move |i| at as f32 * frequency(i)));
-        let angles = Tensor::from_vec(angles.collect::<Vec<_>>(), (capacity, half), device)?;
-        let shape = (config.kv_heads, capacity, config.head_dim);
         let wide = if device.is_cpu() { DType::F32 } else { dtype };
-        let empty = || Tensor::zeros(shape, wide, device);
-        let cache = (0..config.layers).map(|_| Ok([empty()?, empty()?]));
+        let (cos, sin) = rotations(config, capacity, device)?;
+        let (kv, rows) = (config.kv_heads, capacity as u32);
+        let kinds = [vec![0; config.heads], vec![rows; kv], vec![2 * rows; kv]].concat();
+        let numbers = Tensor::arange(0, rows + 1, device)?;
+        let positions = numbers.narrow(0, 0, capacity)?;
+        let later = positions
+            .unsqueeze(0)?
+            .broadcast_gt(&positions.unsqueeze(1)?)?;
+        let empty = || Tensor::zeros((2 * kv, capacity, config.head_dim), wide, device);
         let zeros = |count: usize| Tensor::zeros(count, DType::U32, device);
         Ok(Session {
             model,
             device: device.clone(),
             capacity,
-            cos: angles.cos()?.to_dtype(dtype)?,
-            sin: angles.sin()?.to_dtype(dtype)?,
-            numbers: Tensor::arange(0, capacity as u32 + 1, device)?,
-            cache: cache.collect::<Result<_>>()?,
+            cos: cos.to_dtype(dtype)?,
+            sin: sin.to_dtype(dtype)?,
+            kinds: Tensor::new(kinds, device)?.unsqueeze(1)?,
+            mask: (later.to_dtype(wide)? * -1e30)?,
+            numbers,
+            cache: (0..config.layers).map(|_| empty()).collect::<Result<_>>()?,
             tokens: zeros(capacity + 1)?,
             next: zeros(1)?,
             position: zeros(1)?,
@@ -106,18 +115,21 @@ impl<'a> Session<'a> {
 
     /// The logits [1, vocabulary] of the last of some tokens at these positions.
     fn logits(&self, tokens: &Tensor, positions: &Tensor) -> Result<Tensor> {
-        let count = positions.dim(0)?;
-        let (rows, wide) = (self.cache[0][0].dims3()?, self.cache[0][0].dtype());
-        let columns = self.numbers.narrow(0, 0, self.capacity)?.unsqueeze(0)?;
-        let later = columns.broadcast_gt(&positions.unsqueeze(1)?)?;
-        let rows = positions
-            .reshape((1, count, 1))?
-            .broadcast_as((rows.0, count, rows.2))?;
+        let (count, config) = (positions.dim(0)?, &self.model.config);
+        let (all, half) = (self.kinds.dim(0)?, config.head_dim / 2);
+        let ids = self.kinds.broadcast_add(&positions.unsqueeze(0)?)?;
+        let ids = ids.flatten_all()?;
+        let rotation = |of: &Tensor| of.index_select(&ids, 0)?.reshape((all, count, half));
+        // Those of q, which come first, are the positions.
+        let mask = ids.narrow(0, 0, config.heads * count)?;
+        let mask = self.mask.index_select(&mask, 0)?;
+        let rows = (2 * config.kv_heads, count, config.head_dim);
+        let rows = positions.reshape((1, count, 1))?.broadcast_as(rows)?;
         let step = Step {
-            cos: self.cos.index_select(positions, 0)?,
-            sin: self.sin.index_select(positions, 0)?,
+            cos: rotation(&self.cos)?,
+            sin: rotation(&self.sin)?,
             rows: rows.contiguous()?,
-            mask: (later.to_dtype(wide)? * -1e30)?,
+            mask: mask.reshape((config.heads, count, self.capacity))?,
         };
         self.model.forward(tokens, &step, &self.cache)
     }
@@ -129,4 +141,18 @@ impl<'a> Session<'a> {
         self.next.slice_set(&token, 0, 0)?;
         self.position.slice_set(&position.copy()?, 0, 0)
     }
+}
+
+/// cos and sin of each position [3 * capacity, head_dim / 2]: for q, with the scale of attention, for k,
+/// and for v, 1 and 0.
+fn rotations(config: &Config, capacity: usize, device: &Device) -> Result<(Tensor, Tensor)> {
+    let half = config.head_dim / 2;
+    let frequency = |i| config.theta.powf(-2.0 * i as f64 / config.head_dim as f64) as f32;
+    let angles = (0..capacity).flat_map(|at| (0..half).map(move |i| at as f32 * frequency(i)));
+    let angles = Tensor::from_vec(angles.collect::<Vec<_>>(), (capacity, half), device)?;
+    let (cos, sin) = (&angles.cos()?, &angles.sin()?);
+    let scale = (config.head_dim as f64).powf(-0.5);
+    let cos = Tensor::cat(&[&(cos * scale)?, cos, &cos.ones_like()?], 0)?;
+    let sin = Tensor::cat(&[&(sin * scale)?, sin, &sin.zeros_like()?], 0)?;
+    Ok((cos, sin))
 }

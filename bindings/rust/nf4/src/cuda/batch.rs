@@ -41,6 +41,31 @@ impl<T: Element, W: CudaWeight> CudaProduct<'_, T, W> {
 ///
 /// # Errors
 /// As [`dequantize_into`](super::dequantize_into), for any of the buffers.
+///
+/// ```
+/// use half::bf16;
+/// use nf4::cuda::{matmul_batch_into, CudaProduct, CudaTensor};
+/// use nf4::cudarc::driver::{CudaSlice, CudaStream};
+/// use std::sync::Arc;
+///
+/// /// q, k and v of m rows of x. The workspace has the most of the weights' `matmul_workspace_bytes`.
+/// fn qkv(
+///     x: &CudaSlice<bf16>,
+///     m: usize,
+///     weights: &[CudaTensor; 3],
+///     workspace: &mut CudaSlice<u8>,
+///     stream: &Arc<CudaStream>,
+/// ) -> nf4::Result<Vec<CudaSlice<bf16>>> {
+///     let outputs = weights.iter().map(|weight| stream.alloc_zeros(m * weight.spec().rows));
+///     let mut y = outputs.collect::<Result<Vec<_>, _>>()?;
+///     let mut to: Vec<_> = y.iter_mut().map(|y| y.as_view_mut()).collect();
+///     let views = weights.each_ref().map(CudaTensor::view);
+///     let x = || x.as_view();
+///     let products = views.each_ref().map(|weight| CudaProduct { x: x(), m, weight, bias: None });
+///     matmul_batch_into(&products, &mut to, Some(&mut workspace.as_view_mut()), stream)?;
+///     Ok(y)
+/// }
+/// ```
 pub fn matmul_batch_into<T: Element, W: CudaWeight>(
     products: &[CudaProduct<'_, T, W>],
     y: &mut [CudaViewMut<'_, T>],

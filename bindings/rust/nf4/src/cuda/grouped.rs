@@ -92,6 +92,37 @@ pub fn matmul_grouped_grad_into<T: Element>(
 ///
 /// # Errors
 /// As [`dequantize_into`](super::dequantize_into), for any of the buffers.
+///
+/// ```
+/// use half::bf16;
+/// use nf4::cuda::{matmul_grouped_int4_into, CudaGrouped, CudaInt4Stack};
+/// use nf4::cudarc::driver::{CudaSlice, CudaStream};
+/// use std::sync::Arc;
+///
+/// /// Row i of y is that of the row token_of_row[i] of x, by the expert whose rows end behind i.
+/// fn experts(
+///     x: &CudaSlice<bf16>,
+///     weight: &CudaInt4Stack<'_>,
+///     ends: &CudaSlice<i32>,
+///     token_of_row: &CudaSlice<i32>,
+///     stream: &Arc<CudaStream>,
+/// ) -> nf4::Result<CudaSlice<bf16>> {
+///     let (spec, m) = (weight.spec(), token_of_row.len());
+///     let bytes = spec.matmul_grouped_workspace_bytes::<bf16>(weight.experts(), m)?;
+///     let mut workspace = stream.alloc_zeros::<u8>(bytes.max(1))?;
+///     let mut y = stream.alloc_zeros::<bf16>(m * spec.rows)?;
+///     let operands = CudaGrouped {
+///         x: x.as_view(),
+///         ends: ends.as_view(),
+///         x_index: Some(token_of_row.as_view()),
+///         bias: None,
+///         row_scale: None,
+///     };
+///     let (to, workspace) = (&mut y.as_view_mut(), &mut workspace.as_view_mut());
+///     matmul_grouped_int4_into(&operands, weight, to, Some(workspace), stream)?;
+///     Ok(y)
+/// }
+/// ```
 pub fn matmul_grouped_int4_into<T: Element>(
     operands: &CudaGrouped<'_, T>,
     weight: &CudaInt4Stack<'_>,

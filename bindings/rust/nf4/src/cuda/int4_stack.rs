@@ -44,6 +44,11 @@ impl<'a> CudaInt4Stack<'a> {
         })
     }
 
+    /// The layout and sizes of one expert.
+    pub fn spec(&self) -> Int4Spec {
+        self.spec
+    }
+
     /// How many there are.
     pub fn experts(&self) -> usize {
         self.experts

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import nf4
 from nf4.errors import InvalidArgument, kind_of
-from nf4.torch.modules.int4_linear import KEYS, Int4Linear
+from nf4.torch._int4_weight import KEYS
+from nf4.torch.modules.base import QuantizedModule
 
 _WORDS = frozenset(("qweight", "qzeros", "scales"))
 # The classes of GPTQModel and AutoAWQ that compute with the words as the checkpoint has them. All
@@ -29,7 +30,7 @@ def _has(layer: nn.Module, names: Iterable[str]) -> bool:
 
 def is_quantized(layer: nn.Module) -> bool:
     """Has a layer the tensors of one, whatever its bits, and is not ours?"""
-    if isinstance(layer, Int4Linear):
+    if isinstance(layer, QuantizedModule):
         return False
     return _has(layer, _WORDS) or _has(layer, ("weight_packed", "weight_scale"))
 

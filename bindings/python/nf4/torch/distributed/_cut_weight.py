@@ -1,0 +1,52 @@
+"""Rows or columns of a 4-bit weight in memory, as a weight:
+
+part = cut(weight, 0, [(0, 4096)])                       # rows 0..4095
+part = cut(weight, 0, [(0, 512), (8192, 8320)])          # of two projections in one weight
+part = cut(weight, 1, [(4096, 8192)])                    # columns
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import nf4
+from nf4.torch import _int4_columns
+from nf4.torch.distributed._cuts import Ranges
+from nf4.torch.distributed._cuts_int4 import Int4Cut
+from nf4.torch.distributed._cuts_nf4 import NF4Cut
+from nf4.weight import Weight, no_weight
+
+
+def cut(weight: Weight[Tensor], dim: int, ranges: Ranges) -> Weight[Tensor]:
+    """Rows (dim 0) or columns (dim 1) of a weight whose parts are tensors, in new memory, except
+    what all weights share and what a part needs whole.
+
+    Where a cut of an NF4 or FP4 weight falls inside a group of nested scales, the part's groups are
+    smaller, or its scales are float32 (NF4Cut.nested_blocksize). Of integers with act order, a
+    part of columns keeps all scales; one that nf4.reorder sorted is in the checkpoint's order.
+
+    Raises InvalidArgument where a range does not begin and end with a block, a group, or a word.
+    """
+    if isinstance(weight, nf4.Int4Tensor):
+        return _cut_int4(weight, dim, ranges)
+    if not isinstance(weight, nf4.QuantizedTensor):
+        raise no_weight("weight", weight)
+    made = NF4Cut.plan(weight.shape, weight.blocksize, weight.nested_blocksize, dim, ranges)
+    parts = made.narrowed({name: getattr(weight, name) for name in made.reads})
+    return made.assemble(parts, weight.format, weight.dtype)
+
+
+def _cut_int4(weight: nf4.Int4Tensor[Tensor], dim: int, ranges: Ranges) -> nf4.Int4Tensor[Tensor]:
+    if dim == 1:
+        weight = _int4_columns.in_order_of_checkpoint(weight)
+    made = Int4Cut.plan(
+        weight.layout,
+        weight.shape,
+        weight.group_size,
+        dim,
+        ranges,
+        zeros=weight.zeros is not None,
+        act_order=weight.g_idx is not None,
+    )
+    parts = made.narrowed({name: getattr(weight, name) for name in made.reads})
+    return made.assemble({**parts, "permutation": weight.permutation if dim == 0 else None})
