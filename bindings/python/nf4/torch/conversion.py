@@ -110,8 +110,8 @@ def _remove_decompression(model: nn.Module) -> None:
 
 def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     """Replaces every NF4Linear and Int4Linear in a model by a torch.nn.Linear with the dequantized
-    weight, and every NF4Experts of a transformers model by a parameter. To merge adapters without
-    rounding to 4 bits: to_dense(model), then PEFT's model.merge_and_unload().
+    weight, and every NF4Experts and Int4Experts of a transformers model by a parameter. To merge
+    adapters without rounding to 4 bits: to_dense(model), then PEFT's model.merge_and_unload().
 
     dtype  "fp32", "fp16", "bf16" or torch's; by default that of each weight before it was quantized
 
