@@ -61,8 +61,8 @@ try_tarball() {
   catch2=$(catch2_include)
   rm -rf "$folder" && mkdir -p "$folder" && tar -xf "$1" -C "$folder" --strip-components=1
   meson setup "$folder/build" "$folder" -Dcuda=disabled -Dtests=enabled -Dexamples=enabled \
-    "-Dcatch2_include=${catch2:+$ROOT/$catch2}" >"$folder/log" || { cat "$folder/log" >&2 && return 1; }
-  meson compile -C "$folder/build" >"$folder/log" || { cat "$folder/log" >&2 && return 1; }
+    "-Dcatch2_include=${catch2:+$ROOT/$catch2}" >"$folder/log" 2>&1 || { cat "$folder/log" >&2 && return 1; }
+  meson compile -C "$folder/build" >"$folder/log" 2>&1 || { cat "$folder/log" >&2 && return 1; }
   meson test -C "$folder/build" --no-rebuild -q --print-errorlogs >&2
 }
 
