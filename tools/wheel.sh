@@ -92,7 +92,7 @@ release() {
   # Empty: cargo keeps the crates that it unpacked to verify others by this path and their version.
   rm -rf "$crates"
   NF4_LIB_DIR=$CACHE/wheel-user/$(cd "$CACHE/wheel-user" && echo lib/python*/site-packages/nf4/lib) \
-    CARGO_TARGET_DIR=$crates cargo package --workspace --exclude nf4-examples --allow-dirty -q >&2
+    CARGO_TARGET_DIR=$crates cargo package --workspace --exclude nf4-examples --exclude nf4-candle-bench --allow-dirty -q >&2
   cp "$crates/package/"*"-$number.crate" "$DIST/" && rm -rf "$crates"
   (cd "$DIST" && sha256sum -- * >SHA256SUMS && cat SHA256SUMS)
   if [ -n "$dry" ]; then

@@ -47,7 +47,8 @@ def on_cpu(options: Options) -> dict:
     from nf4bench import cpu
 
     shapes = options.shapes or cpu.SHAPES[: 1 if options.quick else None]
-    return cpu.run(shapes, options.threads or len(os.sched_getaffinity(0)))
+    program = {"": cpu.run, "int4": cpu.int4, "models": cpu.layers}[options.mode]
+    return program(shapes, options.threads or len(os.sched_getaffinity(0)))
 
 
 def on_gpu(options: Options) -> dict:

@@ -67,16 +67,16 @@ void gptq_words(const WordsArgs &args) {
 
 // Exchanges the high half of each 2 kBits bits of a with the low half of those of b.
 template <class W, int kBits>
-void exchange(typename W::Vector &a, typename W::Vector &b) {
+__attribute__((always_inline)) inline void exchange(typename W::Vector &a, typename W::Vector &b) {
   constexpr uint32_t kLow = kBits == 4 ? 0x0f0f0f0f : kBits == 8 ? 0x00ff00ff : 0x0000ffff;
-  const typename W::Vector low = (a & kLow) | (b & kLow) << kBits;
-  b = (a >> kBits & kLow) | (b & ~kLow);
-  a = low;
+  const typename W::Vector left = b << kBits, right = a >> kBits;
+  a = left ^ ((a ^ left) & kLow);
+  b ^= (b ^ right) & kLow;
 }
 
 // Nibble i of word j to nibble j of word i.
 template <class W>
-void transpose_nibbles(typename W::Vector (&words)[8]) {
+__attribute__((always_inline)) inline void transpose_nibbles(typename W::Vector (&words)[8]) {
   NF4_UNROLL
   for (int i = 0; i < 4; ++i) exchange<W, 16>(words[i], words[i + 4]);
   NF4_UNROLL

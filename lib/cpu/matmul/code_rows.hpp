@@ -13,6 +13,12 @@ namespace nf4::cpu {
 // That read() is asked for.
 constexpr int64_t kMaxRowScales = 16384 / kMinBlocksize + kScalePadding;
 
+// The first line at least.
+__attribute__((always_inline)) inline void prefetch_lines(const void *from, int64_t bytes) {
+  for (int64_t i = 0; i == 0 || i < bytes; i += 64)
+    __builtin_prefetch(static_cast<const char *>(from) + i, 0, 2);
+}
+
 class CodebookRows {
  public:
   static constexpr bool kHighFirst = true;
@@ -46,6 +52,14 @@ class CodebookRows {
     read_scales(weight_, first, last - first + 1, by_block, nested_scales_);
     for (int64_t i = 0; i < count; ++i)
       scales[i] = by_block[((first_element + i * per_scale) >> weight_.blocksize_log2) - first];
+  }
+
+  // Prefetches what read() reads. Inlined, as GCC drops calls that only prefetch.
+  __attribute__((always_inline)) void prefetch(int64_t n, int64_t k, int64_t elements) const {
+    const int64_t first = (n * weight_.cols + k) >> weight_.blocksize_log2;
+    const int64_t bytes = weight_.nested() ? 1 : sizeof(float);
+    prefetch_lines(static_cast<const char *>(weight_.absmax) + first * bytes,
+                   (elements >> weight_.blocksize_log2) * bytes);
   }
 
  private:
@@ -86,6 +100,17 @@ class IntegerRows {
       in_group = 0;
       ++g;
     }
+  }
+
+  __attribute__((always_inline)) void prefetch(int64_t n, int64_t k, int64_t elements) const {
+    const auto &w = weight_;
+    const int64_t first = k / w.group_size, count = elements / w.group_size;
+    prefetch_lines(static_cast<const uint16_t *>(w.scales) +
+                       int4_scale(w.layout, w.rows, w.groups, n, first),
+                   count * sizeof(uint16_t));
+    if (w.zeros != nullptr)
+      prefetch_lines(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, first).word,
+                     count * sizeof *w.zeros);
   }
 
  private:

@@ -19,19 +19,31 @@ namespace nf4::cpu {
 
 // Whole steps of x; in bf16, the columns in the halves of a word of GPTQ side by side.
 template <class T>
-void pair_columns(void *x, int64_t elements) {
-  auto *at = static_cast<typename T::Item *>(x);
-  for (int64_t i = 0; i < elements; i += T::kLanes) T::store(at + i, T::pair(T::load(at + i)));
+void pair_columns(const void *x, int64_t elements, void *out) {
+  const auto *from = static_cast<const typename T::Item *>(x);
+  auto *to = static_cast<typename T::Item *>(out);
+  for (int64_t i = 0; i < elements; i += T::kLanes) T::store(to + i, T::pair(T::load(from + i)));
 }
 
 template <class T>
-void column_sums(const void *x, int64_t cols, int64_t groups, float *sums) {
+void column_sums(const void *x, int64_t stride, int64_t cols, int64_t count, float *sums) {
   const auto *from = static_cast<const typename T::Item *>(x);
-  for (int64_t g = 0; g < groups; ++g, from += cols) {
-    typename T::Sum sum = T::zero();
-    for (int64_t i = 0; i < cols; i += T::kLanes)
-      sum = T::multiply_add(T::one(), T::load_some(from + i, cols - i), sum);
-    sums[g] = T::sum_of(sum);
+  for (; count > 0; count -= 4, from += 4 * stride, sums += 4) {
+    // The last one again for those that are not there.
+    const int64_t last = (count < 4 ? count : 4) - 1;
+    typename T::Sum four[4] = {T::zero(), T::zero(), T::zero(), T::zero()};
+    for (int64_t i = 0; i < cols; i += T::kLanes) {
+      NF4_UNROLL
+      for (int64_t j = 0; j < 4; ++j)
+        four[j] = T::multiply_add(
+            T::one(), T::load_some(from + (j < last ? j : last) * stride + i, cols - i), four[j]);
+    }
+    float to[4] = {};
+    T::add_sums(four[0], four[1], four[2], four[3], to);
+    if (last == 3)
+      __builtin_memcpy(sums, to, sizeof to);
+    else
+      for (int64_t j = 0; j <= last; ++j) sums[j] = to[j];
   }
 }
 
@@ -188,6 +200,33 @@ void block_columns(const ColumnsArgs &args) {
 
 // ---- AWQ -----------------------------------------------------------------------------
 
+// Prefetches the words of the next columns row by row, a vector for each that is multiplied: memory
+// is read faster in long parts of rows than in the order of the products.
+template <class T>
+class NextWords {
+ public:
+  // done: vectors that were multiplied.
+  NextWords(const ColumnsArgs &args, int64_t vectors_of_row, int64_t done)
+      : skip_(args.next.stride - vectors_of_row * T::kSumLanes),
+        vectors_of_row_(vectors_of_row),
+        left_(vectors_of_row - done % vectors_of_row),
+        at_(args.next.words + done / vectors_of_row * args.next.stride +
+            done % vectors_of_row * T::kSumLanes) {}
+
+  void prefetch() {
+    __builtin_prefetch(at_, 0, 2);
+    at_ += T::kSumLanes;
+    if (--left_ > 0) return;
+    left_ = vectors_of_row_;
+    at_ += skip_;
+  }
+
+ private:
+  const int64_t skip_, vectors_of_row_;
+  int64_t left_;
+  const uint32_t *at_;
+};
+
 // kHalves halves of the words from word c on, the first of them `half`. Sums are by nibble, and for
 // each of them by word.
 template <class T, int kHalves, int kM>
@@ -197,7 +236,8 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
   const auto table = T::load_table(args.codebook);
   const int64_t lanes = args.rows / 8 - c;
   const uint32_t *words = args.words + c;
-  const int64_t next = words_ahead<T>(args, c, args.rows / 8, T::kSumLanes, args.cols);
+  NextWords<T> next(args, (args.rows / 8 + T::kSumLanes - 1) / T::kSumLanes,
+                    c / T::kSumLanes * args.cols * args.groups);
   const Item *x = static_cast<const Item *>(args.x);
   for (int g = 0; g < args.groups; ++g) {
     typename T::Sum sums[kHalves][4][kM];
@@ -210,7 +250,7 @@ void awq_block(const ColumnsArgs &args, int64_t c, int half) {
       typename T::Codes rows[kItems];
       NF4_UNROLL
       for (int i = 0; i < kItems; ++i, words += args.stride) {
-        __builtin_prefetch(words + next, 0, 2);
+        next.prefetch();
         rows[i] = T::load_words(words, lanes);
       }
       NF4_UNROLL

@@ -14,9 +14,11 @@ constexpr int64_t kMaxM = 64;
 constexpr int64_t kMaxDirectGptq = 16, kMaxDirectAwq = 8;
 // Of a row, done at once, if groups are no larger.
 constexpr int64_t kColumns = 128;
-constexpr int64_t kMaxGroups = kColumns / kInt4PerWord;
+constexpr int64_t kMaxGroups = 8;
+// At once: as many rows of the weight as the stack has room for.
+constexpr int64_t kSums = 24576;
 
-class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
+class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
  public:
   ColumnsMultiplier(const DequantKernels &dequant, const MatmulKernels &kernels,
                     const Int4MatmulProblem &problem)
@@ -44,7 +46,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
         const int64_t size = weight_.group_size, in_group = part % size;
         const int64_t most = in_blocks_ ? kColumns : end - part;
         const int64_t cols = std::min({most, end - part, size - in_group});
-        int64_t groups = std::max<int64_t>(std::min(kColumns, end - part) / size, 1);
+        int64_t groups = std::clamp<int64_t>(std::min(kColumns, end - part) / size, 1, kMaxGroups);
         if (in_group != 0) groups = 1;
         ColumnsArgs args = args_of(part - k, cols, groups);
         if (weight_.zeros != nullptr) sum_x(args, part - k);
@@ -62,17 +64,28 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
     for (int64_t m = m_.begin; m < m_.end; ++m) {
       for (int64_t i = 0; i < elements; i += kGathered) {
         const int64_t count = std::min(kGathered, elements - i);
-        convert(part_of_x(problem_, m, k + i, count, gathered_), count, prepared(m - m_.begin, i));
+        convert(part_of_x(problem_, m, k + i, count, gathered_), count, prepared(m - m_.begin, i),
+                gptq_ || in_blocks_);
       }
-      if (gptq_ || in_blocks_) pair_columns(m - m_.begin, elements);
+      if (in_blocks_) expect_x(m, k + elements < weight_.cols ? k + elements : 0);
     }
+  }
+
+  // Prefetches the part of row m that is prepared next.
+  __attribute__((always_inline)) void expect_x(int64_t m, int64_t k) const {
+    const char *const x = address_of_x(problem_, m, k);
+    const int64_t bytes = std::min(x_stride_, weight_.cols - k) * element_bytes(problem_.dtype);
+    for (int64_t i = 0; i < bytes; i += kLineBytes) __builtin_prefetch(x + i, 0, 2);
   }
 
   void sum_x(ColumnsArgs &args, int64_t at) {
     args.x_sums = x_sums_;
     args.x_sums_stride = args.groups;
+    if (args.groups == 1)
+      return kernels_.column_sums(prepared(0, at), x_stride_, args.cols, args.m, x_sums_);
     for (int i = 0; i < args.m; ++i)
-      kernels_.column_sums(prepared(i, at), args.cols, args.groups, x_sums_ + i * args.groups);
+      kernels_.column_sums(prepared(i, at), args.cols, args.cols, args.groups,
+                           x_sums_ + i * args.groups);
   }
 
   const uint32_t *words(int64_t n, int64_t k) const {
@@ -96,6 +109,9 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
     args.zero_stride = int4_words(w.rows);
     args.zero_offset = w.zero_offset * kInt4Ones;
     args.nibble_stride = block_n_ / kInt4PerWord;
+    const int64_t next_k = k + args.cols * args.groups;
+    args.next.words = next_k < w.cols ? words(n.begin, next_k) : words(n.end, 0);
+    args.next.stride = args.stride;
     for (int64_t m = 0; m < m_.end - m_.begin; m += kMaxDotM) {
       ColumnsArgs part = args;
       part.m = static_cast<int>(std::min<int64_t>(kMaxDotM, args.m - m));
@@ -110,11 +126,11 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
     const int64_t columns = args.cols * args.groups, stride = words_stride();
     args.words = block_;
     args.stride = kVectorRows;
-    args.block_scales = scales_;
-    args.block_zeros = zeros_;
+    args.block_scales = groups_.scales;
+    args.block_zeros = groups_.zeros;
     args.scale_stride = kVectorRows;
     args.next.stride = stride;
-    args.next.step = gptq_ ? kernels_.column_lanes : kMaxGroups * stride;
+    args.next.step = gptq_ ? kernels_.column_lanes : kColumns / kInt4PerWord * stride;
     for (int64_t i = n.begin; i < n.end; i += kVectorRows) {
       args.rows = std::min(kVectorRows, n.end - i);
       args.sums = sums_ + (i - n.begin);
@@ -123,10 +139,26 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
                                     reinterpret_cast<uint8_t *>(block_), kVectorRows * 4});
       for (int g = 0; g < args.groups; ++g)
         dequant_.groups(int4_groups(weight_, i, k / weight_.group_size + g, args.rows,
-                                    scales_ + g * kVectorRows, zeros_ + g * kVectorRows));
-      const bool last = i + kVectorRows >= n.end;
-      args.next.words = words(last ? n.begin : i + kVectorRows, last ? k + columns : k);
+                                    groups_.scales + g * kVectorRows,
+                                    groups_.zeros + g * kVectorRows));
+      const bool last = i + kVectorRows >= n.end, in_block = !last || k + columns < weight_.cols;
+      const int64_t next_n = !last ? i + kVectorRows : in_block ? n.begin : n.end;
+      const int64_t next_k = !last ? k : in_block ? k + columns : 0;
+      args.next.words = words(next_n, next_k);
+      expect_groups(next_n, next_k / weight_.group_size, args.groups);
       kernels_.block_columns(args);
+    }
+  }
+
+  // Prefetches what dequant_.groups() reads next. Inlined, as GCC drops calls that only prefetch.
+  __attribute__((always_inline)) void expect_groups(int64_t n, int64_t first, int groups) const {
+    const auto &w = weight_;
+    for (int64_t g = first; g < first + groups; ++g) {
+      const auto *scales =
+          static_cast<const uint16_t *>(w.scales) + int4_scale(w.layout, w.rows, w.groups, n, g);
+      for (int64_t i = 0; i < kVectorRows; i += 32) __builtin_prefetch(scales + i, 0, 2);
+      if (w.zeros != nullptr)
+        __builtin_prefetch(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, g).word, 0, 2);
     }
   }
 
@@ -141,6 +173,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
     }
   }
 
+  static constexpr int64_t kLineBytes = 64;
   static constexpr int64_t kGathered = 1024;  // elements, whole steps
 
   const DequantKernels &dequant_;
@@ -151,12 +184,16 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, 16384> {
   float x_sums_[kMaxM * kMaxGroups];
   // What blocks need, and what sorting does without them.
   union {
-    float scales_[kMaxGroups * kVectorRows];
+    struct {
+      float scales[kMaxGroups * kVectorRows];
+      float zeros[kMaxGroups * kVectorRows];
+    } groups_;
     float by_nibble_[kMaxBlockN];
   };
-  float zeros_[kMaxGroups * kVectorRows];
-  alignas(64) uint32_t block_[kMaxGroups * kVectorRows];
-  alignas(64) char gathered_[kGathered * sizeof(float)];
+  union {
+    alignas(64) char gathered_[kGathered * sizeof(float)];
+    alignas(64) uint32_t block_[kColumns / kInt4PerWord * kVectorRows];
+  };
 };
 
 }  // namespace

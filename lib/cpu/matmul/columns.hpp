@@ -15,7 +15,7 @@ class ColumnsBase {
  protected:
   // Whole vectors of AWQ's words.
   static constexpr int64_t kVectorRows = 128;
-  static constexpr int64_t kMaxBlockN = 4096;
+  static constexpr int64_t kMaxBlockN = 2048;
   static constexpr int64_t kPreparedBytes = 32768;
 
   ColumnsBase(const MatmulKernels &kernels, const Int4MatmulProblem &problem)
@@ -28,7 +28,9 @@ class ColumnsBase {
         x_bytes_(kPreparedBytes / max_m_ / (kKernelStep * 4) * (kKernelStep * 4)),
         x_stride_(x_bytes_ / element_bytes(kernels.dtype)),
         convert_{kernels.convert[problem.dtype - 1], kKernelStep, element_bytes(problem.dtype),
-                 element_bytes(kernels.dtype)} {}
+                 element_bytes(kernels.dtype)},
+        pair_{kernels.pair_columns, kKernelStep, element_bytes(problem.dtype),
+              element_bytes(kernels.dtype)} {}
 
   // Calls add(rows) for blocks of rows of the weight and groups of rows of x, which are in m_.
   template <class Add, class Store>
@@ -49,17 +51,14 @@ class ColumnsBase {
     return x_ + i * x_bytes_ + at * element_bytes(kernels_.dtype);
   }
 
-  // Elements of x to `out`, in whole steps.
-  void convert(const char *x, int64_t elements, char *out) const {
-    if (convert_.convert != nullptr)
+  // Elements of x to `out`, in whole steps; to the order of words of GPTQ or of columns.
+  void convert(const char *x, int64_t elements, char *out, bool for_gptq) const {
+    if (for_gptq && pair_.convert != nullptr)
+      pair_(x, elements, out);
+    else if (convert_.convert != nullptr)
       convert_(x, elements, out);
     else
       std::memcpy(out, x, elements * element_bytes(kernels_.dtype));
-  }
-  // From the order of columns to that of words of GPTQ.
-  void pair_columns(int64_t i, int64_t elements) {
-    if (kernels_.pair_columns != nullptr)
-      kernels_.pair_columns(prepared(i), ceil_divide(elements, kKernelStep) * kKernelStep);
   }
 
   // Of some groups of columns, from `at` on of those that are prepared.
@@ -85,6 +84,7 @@ class ColumnsBase {
   const int64_t x_bytes_;
   const int64_t x_stride_;
   const PaddedConversion convert_;
+  const PaddedConversion pair_;  // of x in the kernels' dtype
   RowRange m_{};
   alignas(64) float sums_[kSums];
   alignas(64) char x_[kPreparedBytes];

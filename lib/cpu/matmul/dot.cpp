@@ -16,6 +16,8 @@ namespace {
 // Rows of the weight whose sums are kept at once, and those that a kernel gets at once.
 constexpr int64_t kBlockN = 256;
 constexpr int64_t kKernelN = 4;
+// Whose scales are prefetched.
+constexpr int64_t kRowsAhead = 8;
 // Of prepared x: as much as the L1 cache holds; codes are prefetched into the L2 cache.
 constexpr int64_t kPreparedBytes = 32768;
 constexpr int64_t kMaxUnit = 128;
@@ -94,6 +96,7 @@ class DotMultiplier {
     const int64_t scales = elements / per_scale_;
     for (int i = 0; i < count; ++i) {
       float *const row = scales_ + i * kMaxScales, *const zeros = zeros_ + i * kMaxScales;
+      rows_.prefetch(n.begin + i + kRowsAhead, k, elements);
       rows_.read(n.begin + i, k, elements, per_scale_, row, zeros);
       // Zeros after the last.
       std::fill_n(row + scales, kMaxUnit / kMinBlocksize, 0.0f);

@@ -164,9 +164,10 @@ struct MatmulKernels {
   void (*dot_zeros)(const DotArgs &args);
   // The sums of whole units of prepared x, a vector each.
   void (*x_sums)(const void *x, int64_t elements, float *sums);
-  // Bring whole steps of x into the order of gptq_columns, or NULL; and sum groups of columns.
-  void (*pair_columns)(void *x, int64_t elements);
-  void (*column_sums)(const void *x, int64_t cols, int64_t groups, float *sums);
+  // Bring whole steps of x, of this set's dtype, into the order of gptq_columns, or NULL; and sum
+  // `count` parts of so many columns, which are `stride` elements from one another.
+  void (*pair_columns)(const void *x, int64_t elements, void *out);
+  void (*column_sums)(const void *x, int64_t stride, int64_t cols, int64_t count, float *sums);
   void (*gptq_columns)(const ColumnsArgs &args);
   void (*awq_columns)(const ColumnsArgs &args);    // NULL where blocks are better
   void (*block_columns)(const ColumnsArgs &args);  // words as of GPTQ

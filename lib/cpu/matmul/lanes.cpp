@@ -7,6 +7,7 @@
 // to transpose, 8 to look up for up to 12 rows of x, and 4 vdpbf16ps for each row of x, which bound
 // it. docs/design/cpu.md has the rates.
 #include <algorithm>
+#include <type_traits>
 
 #include "cpu/matmul/code_rows.hpp"
 #include "cpu/matmul/parts.hpp"
@@ -14,9 +15,10 @@
 namespace nf4::cpu {
 namespace {
 
-// Rows of x, and sums, that are kept at once.
+// Rows of x that are kept at once; and sums, of some blocks of rows of the weight at least: the
+// more, the less often x is prepared.
 constexpr int64_t kGroupM = 64;
-constexpr int64_t kMaxSums = 8192;
+constexpr int64_t kSums = 8192;
 constexpr int64_t kLanes = 16;
 // Columns at once: the longer the parts of rows, the better they are read; x of many rows has room
 // for half as many.
@@ -42,8 +44,9 @@ class LaneMultiplier {
       m_ = {problem_.m * group / groups, problem_.m * (group + 1) / groups};
       parts_ = ceil_divide(m_.end - m_.begin, kMaxLaneM);
       columns_ = m_.end - m_.begin > kGroupM / 2 ? kColumns / 2 : kColumns;
-      const int64_t blocks = std::min(kMaxSums / kLaneBlockN / (m_.end - m_.begin),
-                                      ceil_divide(n.end - n.begin, kLaneBlockN));
+      const int64_t blocks =
+          std::min(std::max(kMinBlocks, kSums / kLaneBlockN / (m_.end - m_.begin)),
+                   ceil_divide(n.end - n.begin, kLaneBlockN));
       block_n_ = blocks * kLaneBlockN;
       for (int64_t i = n.begin; i < n.end; i += block_n_)
         multiply({i, std::min(n.end, i + block_n_)});
@@ -51,6 +54,11 @@ class LaneMultiplier {
   }
 
  private:
+  // As many as the stack has room for, beside an adapter, which integer weights have not.
+  static constexpr int64_t kMinBlocks = std::is_same_v<Problem, Int4MatmulProblem> ? 6 : 4;
+  static constexpr int64_t kMaxSums = kGroupM * kMinBlocks * kLaneBlockN;
+  static_assert(kMaxSums >= kSums, "few rows of x");
+
   void multiply(RowRange n) {
     const int64_t count = (m_.end - m_.begin) * block_n_;
     std::fill_n(sums_, count, 0.0f);
@@ -61,10 +69,12 @@ class LaneMultiplier {
         const RowRange rows{i, std::min(n.end, i + kLaneBlockN)};
         for (int64_t row = i; row < rows.end; row += kLanes)
           load({row, std::min(rows.end, row + kLanes)}, row - i, k, elements);
-        const bool last = rows.end == n.end;
+        const bool last = rows.end == n.end, in_rows = !last || k + elements < cols_;
+        const int64_t next_n = last && in_rows ? n.begin : rows.end;
+        const int64_t next_k = !last ? k : in_rows ? k + elements : 0;
+        for (int64_t row = 0; row < kLaneBlockN; ++row) rows_.prefetch(next_n + row, next_k, elements);
         add_products(rows, elements, sums_ + (i - n.begin),
-                     rows_.packed() + (last ? n.begin : rows.end) * rows_.row_bytes() +
-                         (last ? k + elements : k) / 2);
+                     rows_.packed() + next_n * rows_.row_bytes() + next_k / 2);
       }
     }
     for (int64_t i = 0; i < count; ++i) sums_[i] *= rows_.unit();
@@ -96,13 +106,14 @@ class LaneMultiplier {
 
   // 8 columns of all rows of a part, and then the next 8.
   void prepare(int64_t k, int64_t elements) {
-    alignas(64) char gathered[kColumns * sizeof(uint16_t)];
+    char *const gathered = reinterpret_cast<char *>(codes_);  // which are loaded afterwards
     for (int64_t part = 0; part < parts_; ++part) {
       const RowRange m = rows_of_part(part);
       for (int64_t i = m.begin; i < m.end; ++i) {
         const char *x = part_of_x(problem_, m_.begin + i, k, elements, gathered);
         if (rows_.has_zeros())
-          kernels_.column_sums(x, per_scale_, elements / per_scale_, x_sums_ + i * x_sums_stride());
+          kernels_.column_sums(x, per_scale_, per_scale_, elements / per_scale_,
+                               x_sums_ + i * x_sums_stride());
         kernels_.pair_for_lanes(x, elements, Rows::kHighFirst,
                                 x_ + m.begin * elements + (i - m.begin) * kCodesPerWord,
                                 (m.end - m.begin) * kCodesPerWord);
@@ -132,7 +143,6 @@ class LaneMultiplier {
   int64_t columns_ = 0;
   int64_t block_n_ = 0;
   RowRange m_{};
-  alignas(64) float sums_[kMaxSums];
   alignas(64) uint32_t codes_[kColumns / kCodesPerWord * kLaneBlockN];
   float row_scales_[kLanes * kMaxScales] = {};
   float row_zeros_[kLanes * kMaxScales] = {};
@@ -140,6 +150,7 @@ class LaneMultiplier {
   alignas(64) float zeros_[kMaxScales * kLaneBlockN];
   float x_sums_[kGroupM / 2 * kMaxScales];
   alignas(64) uint16_t x_[kMaxPrepared];
+  alignas(64) float sums_[kMaxSums];
 };
 
 }  // namespace

@@ -62,12 +62,11 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
       for (int64_t at = 0; at < order_.places(); at += kGathered) {
         const int64_t count = std::min(kGathered, order_.places() - at);
         gather(address_of_x(problem_, m_.begin + i, 0), k, order_.column() + at, count);
-        convert(gathered_, count, prepared(i, at));
+        convert(gathered_, count, prepared(i, at), true);
       }
-      pair_columns(i, order_.places());
       float *sum = x_sums_ + i * (order_.end() - order_.begin());
       for (const ColumnOrder::Group &group : order_)
-        kernels_.column_sums(prepared(i, group.first), group.places, 1, sum++);
+        kernels_.column_sums(prepared(i, group.first), 0, group.places, 1, sum++);
     }
   }
 
@@ -112,7 +111,8 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
     return int4_group(weight_, prepared_k_ + order_.column()[group.first]);
   }
 
-  void prefetch_groups(int64_t n) const {
+  // Inlined, as GCC drops calls that only prefetch.
+  __attribute__((always_inline)) void prefetch_groups(int64_t n) const {
     const auto &w = weight_;
     if (w.layout == NF4_INT4_COMPRESSED_TENSORS) return;
     for (const ColumnOrder::Group &group : order_) {

@@ -27,7 +27,16 @@ from typing import Any
 import nf4
 import torch
 
-from nf4bench import check, cpu_experts, cpu_layers, int4_cases, matmul_peers, peers, tables
+from nf4bench import (
+    check,
+    cpu_experts,
+    cpu_int4,
+    cpu_layers,
+    int4_cases,
+    matmul_peers,
+    peers,
+    tables,
+)
 from nf4bench.cases import CLASSES, Case
 from nf4bench.matmul_cases import MOST_OF_DENSE, Group, weight_case
 from nf4bench.measure import summary, taken
@@ -318,6 +327,18 @@ MATMUL = Table(
     text("work", lambda row: f"matmul {tables.weight(row)}"), text("shape", shape),
     number("M", "{m}"), number("ms", "{ours[ms]:.3f}"), *_SHARED, number("error", "{error:.1e}"),
 )  # fmt: skip
+
+
+def int4(shapes: Sequence[Shape], threads: int) -> dict:
+    """Products of integer weights beside NF4's. Raises WrongResult."""
+    rows = cpu_int4.run(shapes, threads)
+    return {"cpu_variant": nf4.cpu_variant(), "threads": threads, "matmul": rows}
+
+
+def layers(shapes: Sequence[Shape], threads: int) -> dict:
+    """Linear4bit of bf16 beside bitsandbytes'. Raises WrongResult."""
+    rows = cpu_layers.run(shapes, threads, dtypes=(torch.bfloat16,))
+    return {"cpu_variant": nf4.cpu_variant(), "threads": threads, "layers": rows}
 
 
 def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = print) -> dict:

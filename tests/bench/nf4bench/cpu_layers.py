@@ -2,8 +2,9 @@
 kernels, for which it rearranges its weight where the processor has AVX512-BF16.
 
 Calls of layers that rotate over more than caches hold, in turns, for each dtype, with one thread
-and with all. Either is timed after a pause and after calls that wake its threads up. The ratio is
-that of the first deciles, which other work on the machine disturbs least.
+and with all. Either is timed after a pause and after calls that wake its threads up: by processor
+time with one thread, else by the clock. The ratio is that of the first deciles, which other work on
+the machine disturbs least.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nf4bench import models_forms
 from nf4bench.errors import WrongResult
@@ -54,16 +57,16 @@ def layers(at: Shape, dtype: torch.dtype) -> dict[str, list[nn.Module]]:
     return found
 
 
-def turn(form: str, calls: Iterator[nn.Module], x: Tensor) -> list[float]:
+def turn(calls: Iterator[Callable[[], Any]], threads: int) -> list[float]:
     """Milliseconds of the calls that count."""
+    now = time.thread_time if threads == 1 else time.perf_counter
     times = []
-    with served(form):
-        time.sleep(PAUSE)
-        for _ in range(LEAD_IN + CALLS):
-            layer = next(calls)
-            begin = time.perf_counter()
-            layer(x)
-            times.append((time.perf_counter() - begin) * 1e3)
+    time.sleep(PAUSE)
+    for _ in range(LEAD_IN + CALLS):
+        call = next(calls)
+        begin = now()
+        call()
+        times.append((now() - begin) * 1e3)
     return times[LEAD_IN:]
 
 
@@ -84,11 +87,15 @@ def rows(at: Shape, dtype: torch.dtype, threads: Sequence[int]) -> Iterator[dict
         error = relative_error(y[DROP_IN], y["bitsandbytes"].double())
         if not error <= MOST_ERROR:
             raise WrongResult(f"Linear4bit {at}, M = {m}: the forms differ by {error:.1e}")
-        calls = {form: itertools.cycle(each) for form, each in both.items()}
+        calls = {
+            form: itertools.cycle([partial(layer, x) for layer in each])
+            for form, each in both.items()
+        }
         times: dict[str, list[float]] = {form: [] for form in both}
         for _ in range(TURNS):
             for form, found in times.items():
-                found += turn(form, calls[form], x)
+                with served(form):
+                    found += turn(calls[form], count)
         ours, theirs = map(first_decile, times.values())
         yield {
             "work": "linear4bit", "dtype": DTYPES[dtype], "shape": list(at),
@@ -98,11 +105,16 @@ def rows(at: Shape, dtype: torch.dtype, threads: Sequence[int]) -> Iterator[dict
         }  # fmt: skip
 
 
-def run(shapes: Sequence[Shape], threads: int, report: Callable[[str], None] = print) -> list[dict]:
+def run(
+    shapes: Sequence[Shape],
+    threads: int,
+    report: Callable[[str], None] = print,
+    dtypes: Iterable[torch.dtype] = tuple(DTYPES),
+) -> list[dict]:
     """All figures; the number of torch's threads is `threads` afterwards."""
     found = []
     with torch.no_grad():
-        for at, dtype in itertools.product(shapes, DTYPES):
+        for at, dtype in itertools.product(shapes, dtypes):
             for row in rows(at, dtype, sorted({1, threads})):
                 found.append(row)
                 report(TABLE.line(row))

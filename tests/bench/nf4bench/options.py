@@ -25,8 +25,8 @@ ITERATIONS = 1000  # of the challenge, as its authors have it
 Shape = tuple[int, int]
 
 
-# The programs of the bench, all on a GPU but for "", the rows: help, and the options that mean
-# something to them, beside --json, --build and --device.
+# The programs of the bench, all on a GPU and some on the CPU: help, and the options that mean
+# something to them, beside --json, --build and --device. "" has the rows.
 MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "": ("", ("shapes", "quick", "peers", "replays", "plots", "threads")),
     "sweep": ("every launch configuration of dequantize", ("shapes", "quick", "replays")),
@@ -34,10 +34,13 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "call": ("what a Python call costs", ()),
     "matmul": ("matmul beside its peers", ("shapes", "quick", "replays", "plots")),
     "matmul-sweep": ("every kernel of matmul", ("shapes", "quick", "replays")),
-    "models": ("LLaMA-7B beside its peers", ("quick", "replays")),
+    "models": (
+        "LLaMA-7B beside its peers; on the CPU a Linear4bit beside bitsandbytes'",
+        ("quick", "replays", "threads"),
+    ),
     "int4": (
         "GPTQ, AWQ and compressed-tensors beside NF4 and peers",
-        ("shapes", "quick", "replays"),
+        ("shapes", "quick", "replays", "threads"),
     ),
     "training": ("a QLoRA step through transformers and PEFT", ("quick", "replays")),
     "experts": ("mixture of experts beside dense bf16 and peers", ("quick", "replays", "plots")),
@@ -50,6 +53,7 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 OPTIONS = ("shapes", "quick", "peers", "replays", "iterations", "plots", "threads")
 GPU_ONLY = ("peers", "replays", "plots")
+CPU_MODES = ("", "int4", "models")
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
     modes = made.add_mutually_exclusive_group()
     for name, (text, _) in list(MODES.items())[1:]:
         how = {"type": Path, "metavar": "DIR"} if name == "before" else {"action": "store_true"}
-        modes.add_argument(f"--{name}", help=f"{text} (GPU)", **how)
+        modes.add_argument(f"--{name}", help=text if name in CPU_MODES else f"{text} (GPU)", **how)
     which, add = made.add_mutually_exclusive_group(), made.add_argument
     which.add_argument("--shapes", type=_shapes, help="ROWSxCOLS,... instead of LLaMA's")
     which.add_argument("--quick", action="store_true", help="only the shapes that matter most")
@@ -145,8 +149,10 @@ def _contradiction_on(options: Options, device: str) -> str | None:
     """Why these options make no sense on "gpu" or "cpu", or None."""
     if device == "gpu":
         return None if options.threads is None else "--threads is for the CPU"
-    for name in filter(None, (options.mode, *GPU_ONLY)):
-        if name == options.mode or getattr(options, name) is not None:
+    if options.mode not in CPU_MODES:
+        return f"--{options.mode} needs a GPU"
+    for name in GPU_ONLY:
+        if getattr(options, name) is not None:
             return f"--{name} needs a GPU"
     processors = len(os.sched_getaffinity(0))
     if (options.threads or 0) > processors:

@@ -62,6 +62,7 @@ REFUSED = {
     "--json no/such/folder/x.json": "there is no folder no/such/folder",
     "--plots no/such/folder": "there is no folder no/such/folder",
     "--device cpu --sweep": "--sweep needs a GPU: no driver",
+    "--device cpu --int4 --replays 5": "--replays needs a GPU",
     "--device cpu --peers none": "--peers needs a GPU",
     "--device cpu --replays 5": "--replays needs a GPU",
     "--device gpu --threads 2": "--threads is for the CPU",
@@ -88,6 +89,7 @@ def test_the_device_is_settled_by_what_is_there(capsys: pytest.CaptureFixture[st
     assert options.settle(Options(), None) == "gpu"
     assert options.settle(Options(), "no driver") == "cpu"
     assert options.settle(Options(device="cpu"), None) == "cpu"
+    assert options.settle(Options("int4", threads=1), "no driver") == "cpu"
     refused = [
         (Options(device="gpu"), "no driver", "--device gpu: no driver"),
         (Options("challenge"), "no driver", "--challenge needs a GPU: no driver"),

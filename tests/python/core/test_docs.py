@@ -35,7 +35,7 @@ def test_every_block_is_python():
     counts = {
         "README.md": 2,
         "docs/cli.md": 1,
-        "docs/experts.md": 5,
+        "docs/experts.md": 6,
         "docs/python.md": 5,
         "docs/pytorch.md": 4,
         "docs/several-gpus.md": 5,
