@@ -4,7 +4,7 @@ several processes."""
 import nf4.torch
 import ranks
 import torch
-from nf4.torch import Int4Linear, NF4Experts, NF4Linear
+from nf4.torch import Int4Experts, Int4Linear, NF4Experts, NF4Linear
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -55,7 +55,11 @@ class OfExperts(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.trained = nn.Linear(WIDTH, WIDTH)
-        self.experts = NF4Experts.from_dense(torch.randn(3, WIDTH, WIDTH), **options)
+        dense = torch.randn(3, WIDTH, WIDTH)
+        if "layout" in options:
+            self.experts = Int4Experts(nf4.torch.quantize_int4(dense, group_size=32, **options))
+        else:
+            self.experts = NF4Experts.from_dense(dense, **options)
 
     def forward(self, x):
         ends = torch.tensor([1, 2, len(x)], dtype=torch.int32, device=x.device)

@@ -72,6 +72,28 @@ def check_experts(rank, world):
             assert torch.equal(made(inputs()), other(inputs()))
 
 
+def check_experts_of_integers(rank, world):
+    for layout, symmetric in (("gptq", True), ("awq", False), ("compressed-tensors", False)):
+        options = {"layout": layout, "symmetric": symmetric}
+        expected = step(OfExperts(**options).to(ranks.place()), inputs())
+        made = OfExperts(**options).to(ranks.place())
+        state, whole = made.state_dict(), made.experts.packed.nbytes
+        fully_shard(made, mesh=all_ranks())
+        assert made.experts.packed.to_local().nbytes <= -(-whole // world)
+        for _ in range(2):  # the second goes by memory that was freed
+            require_same(step(made, inputs()), expected)
+            made.zero_grad()
+        made.reshard()
+        found = made.state_dict()
+        assert found.keys() == state.keys() and isinstance(found["experts.packed"], DTensor)
+        full = {name: each.full_tensor() if isinstance(each, DTensor) else each
+                for name, each in found.items()}  # fmt: skip
+        assert all(torch.equal(full[name], each) for name, each in state.items())
+        other = fully_shard(OfExperts(seed=7, **options).to(ranks.place()), mesh=all_ranks())
+        other.load_state_dict(found)
+        require_same(step(other, inputs()), expected)
+
+
 def check_two_ranks(rank, world):
     """65 rows each."""
     mesh = DeviceMesh("cpu", [0, 1])

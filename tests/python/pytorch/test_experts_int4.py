@@ -3,6 +3,7 @@ nf4.torch.load stacks them, so that one product serves all experts."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -16,7 +17,7 @@ import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from experts_cases import MODELS, TOKENS, gpt_oss, qwen3  # noqa: E402
 from nf4.checkpoint import FormatError  # noqa: E402
-from nf4.torch import Int4Experts, Int4Linear  # noqa: E402
+from nf4.torch import Int4Experts, Int4Linear, _int4_stacks  # noqa: E402
 from nf4.torch.distributed import empty_model, prepare  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
@@ -91,7 +92,7 @@ def test_zero_points_and_back_to_dense(tmp_path):
     assert f"{LAYER}.5.up_proj.weight" in names
 
 
-ONE = f"{LAYER}.3.up_proj.weight"
+ONE, FIRST = f"{LAYER}.3.up_proj.weight", f"{LAYER}.0.gate_proj.weight"
 
 
 def dense_one(made):
@@ -107,6 +108,31 @@ def other_groups(made):
     }
 
 
+def other_scales(made):
+    return {
+        **made,
+        ONE: nf4.torch.quantize_int4(
+            torch.zeros(64, 64), layout="compressed-tensors", group_size=32, scales_dtype="bf16"
+        ),
+    }
+
+
+def act_order(made):
+    g_idx = torch.arange(64, dtype=torch.int32) % 2
+    return {**made, ONE: dataclasses.replace(made[ONE], g_idx=g_idx)}
+
+
+def outputs(made):
+    """gate and up have as many as the model together."""
+    rows = {"gate_proj": 60, "up_proj": 68}
+    return {
+        name: nf4.torch.quantize_int4(
+            torch.zeros(rows[name.split(".")[-2]], 64), layout="compressed-tensors", group_size=32
+        ) if LAYER in name and "down" not in name else each
+        for name, each in made.items()
+    }  # fmt: skip
+
+
 def one_stack(made):
     return {n: torch.zeros(64, 64) if "down_proj" in n and LAYER in n else t
             for n, t in made.items()}  # fmt: skip
@@ -116,12 +142,17 @@ def one_stack(made):
     ("change", "message"),
     [
         (dense_one, f"as integers, {ONE} is missing"),
-        (other_groups, "groups"),
+        (other_groups, f"'{ONE}': its group_size is not that of {FIRST}"),
+        (other_scales, f"'{ONE}': its dtype of scales is not that of {FIRST}"),
+        (act_order, f"'{ONE}': it has act order, which experts are not read with"),
+        (outputs, f"'{FIRST}': it has 60 outputs; expected a multiple of 8, to join it"),
         (one_stack, f"{LAYER}.down_proj, which is computed with it, is not of integers"),
     ],
 )
-def test_what_is_wrong_is_named(change, message, tmp_path):
+def test_what_is_wrong_is_named(change, message, tmp_path, monkeypatch):
+    """Before weights are loaded."""
     integers(tmp_path, qwen3(), "compressed-tensors", change)
+    monkeypatch.setattr(_int4_stacks, "read", None)
     with pytest.raises(FormatError) as caught:
         nf4.torch.load(tmp_path / "made")
     assert message in str(caught.value)

@@ -29,7 +29,9 @@ def blocks(language):
 
 
 def run(source, **names):
-    names |= {"nf4": nf4, "torch": torch, "transformers": transformers, "peft": peft}
+    """A block that begins with imports has all that it needs."""
+    if not source.startswith("import "):
+        names |= {"nf4": nf4, "torch": torch, "transformers": transformers, "peft": peft}
     exec(compile(source.replace('"cuda"', '"cpu"'), PAGE, "exec"), names)
     return names["model"]
 

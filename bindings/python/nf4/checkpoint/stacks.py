@@ -68,7 +68,7 @@ class Stack:
         (usual, count), *_ = Counter(dtypes.values()).most_common(1)
         if count < len(dtypes):
             odd = next(name for name, dtype in dtypes.items() if dtype != usual)
-            return f"{odd} is {dtypes[odd]}, and others are {usual}"
+            return f"{odd} is {dtypes[odd]}, and most are {usual}"
         return None if usual in FILE_TO_NF4 else f"dtype {usual}"
 
     def read(self, checkpoint: Checkpoint) -> np.ndarray:
@@ -99,7 +99,11 @@ def parts_problem(
     experts, rows, cols = shape
     total = 0
     for group in parts:
-        found = {_expert_of(name): name for name in group}
+        found: dict[int, str] = {}
+        for name in group:
+            same = found.setdefault(_expert_of(name), name)
+            if same != name:
+                return f"{same} is there, and {name} too"
         for expert in range(experts):
             if expert not in found:
                 return f"{_of_expert(expert, group[0])} is missing"

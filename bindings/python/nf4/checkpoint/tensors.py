@@ -76,9 +76,9 @@ def save(
              and config.json
     tensors  by name: weights in the layout that they have, all NF4 and FP4 or all of integers, and
              arrays or tensors, on a GPU too. An Int4Tensor's name ends with ".weight"
-    config   of the model, for config.json of a directory, where the quantization_config is added
-             unless it is there: of bitsandbytes, which loads no weight of three dimensions, so that
-             the quant_method is "nf4" where there is one. A file has none
+    config   of the model, for config.json of a directory. A quantization_config is added unless
+             it has one: that of the integers' layout, else of "bitsandbytes", or of "nf4" if any
+             weight has three dimensions, which bitsandbytes does not load. A file has no config
     replace  what is there may be replaced: a file, or a directory that holds a checkpoint
 
     Raises InvalidArgument for a tensor that no checkpoint holds, such as a weight that `reorder`

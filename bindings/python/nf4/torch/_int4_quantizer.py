@@ -18,8 +18,8 @@ from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
 from nf4.checkpoint.meta_model import LoadPlan, model_class
 from nf4.torch import _int4_stacks
+from nf4.torch._frozen_quantizer import FrozenQuantizer
 from nf4.torch._meta_layers import empty, layer_on_meta
-from nf4.torch._nf4_quantizer import FrozenQuantizer
 from nf4.torch.experts import put
 from nf4.torch.modules import Int4Linear
 
@@ -32,15 +32,17 @@ _OF_AN_EXPERT = (
 @register_quantization_config(_METHOD)
 class Int4Config(QuantizationConfigMixin):
     """What the quantizer needs. weights: those of the checkpoint by their names; biases: the names
-    of its tensors that are biases."""
+    of its tensors that are biases; act_order: of its weights that have it."""
 
     def __init__(
         self,
         quant_method: str = _METHOD,
         weights: Mapping[str, Int4Weight] | None = None,
         biases: frozenset[str] = frozenset(),
+        act_order: frozenset[str] = frozenset(),
     ):
-        self.quant_method, self.weights, self.biases = quant_method, weights or {}, biases
+        self.quant_method, self.weights = quant_method, weights or {}
+        self.biases, self.act_order = biases, act_order
 
 
 @register_quantizer(_METHOD)
@@ -57,7 +59,8 @@ class Int4Quantizer(FrozenQuantizer):
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
         plan, ignored, weights = LoadPlan(model), set(), self.quantization_config.weights
-        self.stacks = _int4_stacks.found(plan, weights)
+        act_order = self.quantization_config.act_order
+        self.stacks = _int4_stacks.found(plan, weights, act_order)
         stacked = {weight.name for stack in self.stacks for weight in stack.weights}
         for stack in self.stacks:
             put(plan.modules[stack.experts], stack.name, nn.Module())
@@ -97,7 +100,10 @@ class Int4Quantizer(FrozenQuantizer):
 
 
 def load_model(
-    checkpoint: Checkpoint, weights: Mapping[str, Int4Weight], dtype: torch.dtype | str
+    checkpoint: Checkpoint,
+    weights: Mapping[str, Int4Weight],
+    act_order: frozenset[str],
+    dtype: torch.dtype | str,
 ) -> PreTrainedModel:
     try:
         kind = model_class(checkpoint.config)
@@ -107,7 +113,9 @@ def load_model(
     config = AutoConfig.from_pretrained(checkpoint.directory)
     stored = checkpoint.config.get("quantization_config")
     biases = frozenset(name for name in checkpoint.owner if name.endswith(".bias"))
-    config.quantization_config = {"quant_method": _METHOD, "weights": weights, "biases": biases}
+    config.quantization_config = {
+        "quant_method": _METHOD, "weights": weights, "biases": biases, "act_order": act_order
+    }  # fmt: skip
     model, info = kind.from_pretrained(
         checkpoint.directory,
         config=config,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,8 +28,11 @@ class Stack(NamedTuple):
         return [weight for group in self.parts for weight in group]
 
 
-def found(plan: LoadPlan, weights: Mapping[str, Int4Weight]) -> list[Stack]:
-    """FormatError where the weights of experts do not make up the stacks of a module."""
+def found(
+    plan: LoadPlan, weights: Mapping[str, Int4Weight], act_order: Container[str]
+) -> list[Stack]:
+    """FormatError where the weights of experts do not make up the stacks of a module. act_order:
+    the names of those that have it."""
     made, dense = [], {}
     known = plan.stacks({name: weight.shape for name, weight in weights.items()})
     targets: dict[str, list[Int4Weight]] = {}
@@ -50,15 +53,32 @@ def found(plan: LoadPlan, weights: Mapping[str, Int4Weight]) -> list[Stack]:
             reason = f"{dense[each.experts]}, which is computed with it, is not of integers"
             raise FormatError(first.path, reason, first.name)
         for weight in each.weights:
-            if _kind(weight) != _kind(first):
-                reason = f"its layout, groups, scales or zeros are not those of {first.name}"
+            reason = _problem(weight, first, len(each.parts) > 1)
+            if weight.name in act_order:
+                reason = "it has act order, which experts are not read with"
+            if reason is not None:
                 raise FormatError(weight.path, reason, weight.name)
     return made
 
 
-def _kind(weight: Int4Weight) -> tuple[object, ...]:
-    size = weight.state.group_size
-    return weight.state.layout, size, weight.parts["scales"].dtype, "zeros" in weight.parts
+def _problem(weight: Int4Weight, first: Int4Weight, is_joined: bool) -> str | None:
+    """Why a weight cannot be in a stack with the first of it."""
+    kind = _kind(first)
+    for what, each in _kind(weight).items():
+        if each != kind[what]:
+            return f"its {what} is not that of {first.name}"
+    if is_joined and weight.shape[0] % 8:
+        return f"it has {weight.shape[0]} outputs; expected a multiple of 8, to join it"
+    return None
+
+
+def _kind(weight: Int4Weight) -> dict[str, object]:
+    return {
+        "layout": weight.state.layout,
+        "group_size": weight.state.group_size,
+        "dtype of scales": weight.parts["scales"].dtype,
+        "presence of zeros": "zeros" in weight.parts,
+    }
 
 
 def read(stack: Stack, checkpoint: Checkpoint) -> Int4Experts:
@@ -66,18 +86,10 @@ def read(stack: Stack, checkpoint: Checkpoint) -> Int4Experts:
     from nf4.torch.distributed._filling import tensor_of
 
     layout = stack.parts[0][0].state.layout
-    experts = []
-    for matrices in zip(*stack.parts, strict=True):
-        loaded = [weight.load(checkpoint) for weight in matrices]
-        for weight, each in zip(matrices, loaded, strict=True):
-            problem = None
-            if each.g_idx is not None:
-                problem = "it has act order, which experts are not read with"
-            elif len(matrices) > 1 and weight.shape[0] % 8:
-                problem = f"it has {weight.shape[0]} outputs; expected a multiple of 8, to join it"
-            if problem is not None:
-                raise FormatError(weight.path, problem, weight.name)
-        experts.append(loaded)
+    experts = [
+        [weight.load(checkpoint) for weight in matrices]
+        for matrices in zip(*stack.parts, strict=True)
+    ]
     first, outputs = experts[0][0], 0 if layout.by_row else 1
     parts = {}
     for name in ("packed", "scales", "zeros"):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
-from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nf4.checkpoint import Checkpoint, FormatError, bnb
@@ -20,6 +19,7 @@ from nf4.checkpoint.stacks import parameter_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
+from nf4.torch._frozen_quantizer import FrozenQuantizer
 from nf4.torch.modules.nf4_weight import NF4Weight
 
 if TYPE_CHECKING:
@@ -47,20 +47,6 @@ class _Codes(nn.Module):
         self.made = (layer, weight)  # in a tuple, so that it is no submodule
         self.weight = nn.Parameter(codes, requires_grad=False)
         self.bias = getattr(layer, "bias", None)
-
-
-class FrozenQuantizer(HfQuantizer):
-    """Of weights that are quantized before, and stay as they are."""
-
-    requires_calibration = True
-
-    def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Adapters are."""
-        return True
 
 
 @register_quantizer(OF_EXPERTS)

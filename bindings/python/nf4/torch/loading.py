@@ -30,16 +30,17 @@ def load(
     """The transformers model of a checkpoint of GPTQ, AWQ or compressed-tensors (pack-quantized
     integers of 4 bits), its quantized layers as Int4Linear and its experts stacked as Int4Experts,
     or of one with experts in NF4 or FP4, as NF4Experts and NF4Linear. Needs transformers, and none
-    of the packages that made the checkpoint. transformers' from_pretrained loads the latter too, in
-    which other tensors may be missing.
+    of the packages that made the checkpoint. transformers' from_pretrained loads the latter too,
+    and only warns of missing tensors.
 
     path    a directory with config.json and safetensors files
     dtype   "fp32", "fp16", "bf16" or torch's, of what is not quantized; by default that of
             config.json. Scales stay as they are stored
     device  where to; by default the CPU
 
-    Siblings are joined as by convert. save_pretrained writes such a checkpoint again, but of
-    Int4Experts: to_dense makes these dense. Layers with act order: see Int4Linear.reorder_.
+    Siblings are joined as by convert. save_pretrained writes such a checkpoint again, but raises an
+    error for a model with Int4Experts: make it dense with to_dense first. Layers with act order:
+    see Int4Linear.reorder_.
 
     Raises nf4.checkpoint.FormatError, which names the file and the tensor, for what breaks the
     format, contradicts config.json or the model, or is missing, and for a g_idx that is out of
@@ -54,10 +55,10 @@ def load(
         found.require_sound()
         if any(map(is_stack, found.weights.values())):
             return _with_experts(path, dtype, moved_to)
-        weights = _integer_weights(checkpoint, found)
+        weights, act_order = _integer_weights(checkpoint, found)
         from nf4.torch import _int4_quantizer  # which imports transformers
 
-        model = _int4_quantizer.load_model(checkpoint, weights, wanted)
+        model = _int4_quantizer.load_model(checkpoint, weights, act_order, wanted)
     _siblings.join(model)
     return model if moved_to is None else model.to(moved_to)
 
@@ -74,8 +75,10 @@ def _with_experts(
     return model if device is None else model.to(device)
 
 
-def _integer_weights(checkpoint: Checkpoint, found: Survey) -> dict[str, Int4Weight]:
-    """The weights by their names, their g_idx and zeros checked."""
+def _integer_weights(
+    checkpoint: Checkpoint, found: Survey
+) -> tuple[dict[str, Int4Weight], frozenset[str]]:
+    """The weights by their names, their g_idx and zeros checked; which have act order."""
     others = [name for name, each in found.weights.items() if not isinstance(each, Int4Weight)]
     if others or not found.weights:
         has = f"{others[0]} is not of integers" if others else "it has no quantized weights"
@@ -84,7 +87,9 @@ def _integer_weights(checkpoint: Checkpoint, found: Survey) -> dict[str, Int4Wei
             "from_pretrained for bitsandbytes"
         )
         raise FormatError(config_path(checkpoint), reason)
-    for weight in found.weights.values():
-        weight.g_idx(checkpoint)
+    act_order = set()
+    for name, weight in found.weights.items():
+        if weight.g_idx(checkpoint) is not None:
+            act_order.add(name)
         weight.zeros(checkpoint)
-    return found.weights
+    return found.weights, frozenset(act_order)

@@ -13,10 +13,10 @@ from nf4.torch.modules.frozen_part import FrozenPart
 
 
 def prepare(model: nn.Module) -> list[str]:
-    """Prepares all NF4Linear, NF4Experts and Int4Linear in a model for fully_shard: codes and
-    scales become tensors that look like frozen floats. fully_shard does this by itself where
-    nf4.torch is imported. Results and state_dict do not change; of a sharded layer the state_dict
-    has DTensors under the same keys.
+    """Prepares all NF4Linear, NF4Experts, Int4Linear and Int4Experts in a model for fully_shard:
+    codes and scales become tensors that look like frozen floats. fully_shard does this by itself
+    where nf4.torch is imported. Results and state_dict do not change; of a sharded layer the
+    state_dict has DTensors under the same keys.
 
     Returns the names of the layers that were prepared. Raises InvalidArgument.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -48,6 +50,13 @@ class Int4Experts(QuantizedModule):
 
     def sharded_parts(self) -> dict[str, str]:
         return {name: name for name in _PARTS if self._buffers[name] is not None}
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.is_prepared():
+            destination.update({prefix + name: part for name, part in self._shown().items()})
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
         """[experts, out_features, in_features], dense; by default in the dtype of the scales."""
