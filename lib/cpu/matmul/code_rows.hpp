@@ -105,9 +105,9 @@ class IntegerRows {
   __attribute__((always_inline)) void prefetch(int64_t n, int64_t k, int64_t elements) const {
     const auto &w = weight_;
     const int64_t first = k / w.group_size, count = elements / w.group_size;
-    prefetch_lines(static_cast<const uint16_t *>(w.scales) +
-                       int4_scale(w.layout, w.rows, w.groups, n, first),
-                   count * sizeof(uint16_t));
+    prefetch_lines(
+        static_cast<const uint16_t *>(w.scales) + int4_scale(w.layout, w.rows, w.groups, n, first),
+        count * sizeof(uint16_t));
     if (w.zeros != nullptr)
       prefetch_lines(w.zeros + int4_zero(w.layout, w.rows, w.groups, n, first).word,
                      count * sizeof *w.zeros);

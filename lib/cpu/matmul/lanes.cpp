@@ -72,7 +72,8 @@ class LaneMultiplier {
         const bool last = rows.end == n.end, in_rows = !last || k + elements < cols_;
         const int64_t next_n = last && in_rows ? n.begin : rows.end;
         const int64_t next_k = !last ? k : in_rows ? k + elements : 0;
-        for (int64_t row = 0; row < kLaneBlockN; ++row) rows_.prefetch(next_n + row, next_k, elements);
+        for (int64_t row = 0; row < kLaneBlockN; ++row)
+          rows_.prefetch(next_n + row, next_k, elements);
         add_products(rows, elements, sums_ + (i - n.begin),
                      rows_.packed() + next_n * rows_.row_bytes() + next_k / 2);
       }
