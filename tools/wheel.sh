@@ -61,8 +61,8 @@ try_tarball() {
   catch2=$(catch2_include)
   rm -rf "$folder" && mkdir -p "$folder" && tar -xf "$1" -C "$folder" --strip-components=1
   meson setup "$folder/build" "$folder" -Dcuda=disabled -Dtests=enabled -Dexamples=enabled \
-    "-Dcatch2_include=${catch2:+$ROOT/$catch2}" >"$folder/log" || { cat "$folder/log" >&2 && return 1; }
-  meson compile -C "$folder/build" >"$folder/log" || { cat "$folder/log" >&2 && return 1; }
+    "-Dcatch2_include=${catch2:+$ROOT/$catch2}" >"$folder/log" 2>&1 || { cat "$folder/log" >&2 && return 1; }
+  meson compile -C "$folder/build" >"$folder/log" 2>&1 || { cat "$folder/log" >&2 && return 1; }
   meson test -C "$folder/build" --no-rebuild -q --print-errorlogs >&2
 }
 
@@ -92,7 +92,7 @@ release() {
   # Empty: cargo keeps the crates that it unpacked to verify others by this path and their version.
   rm -rf "$crates"
   NF4_LIB_DIR=$CACHE/wheel-user/$(cd "$CACHE/wheel-user" && echo lib/python*/site-packages/nf4/lib) \
-    CARGO_TARGET_DIR=$crates cargo package --workspace --exclude nf4-examples --allow-dirty -q >&2
+    CARGO_TARGET_DIR=$crates cargo package --workspace --exclude nf4-examples --exclude nf4-candle-bench --allow-dirty -q >&2
   cp "$crates/package/"*"-$number.crate" "$DIST/" && rm -rf "$crates"
   (cd "$DIST" && sha256sum -- * >SHA256SUMS && cat SHA256SUMS)
   if [ -n "$dry" ]; then

@@ -35,8 +35,11 @@ in_Rust() {
     echo 'println!("{} values", back.len()); Ok(()) }'
   } >src/main.rs
   cargo_package 'nf4" }'
+  block docs/rust.md toml 'nf4-sys =' | sed "s|\"libnf4/|\"$root/|" >>Cargo.toml
+  block docs/rust.md rust DEP_NF4_LIB_DIR >build.rs
   commands docs/rust.md sh 'export NF4_LIB_DIR'
   printed '1048576 values'
+  target/debug/app >log && printed '1048576 values'  # without cargo, by the rpath of build.rs
   cargo_package dynamic-loading
   commands docs/rust.md sh 'export NF4_LIBRARY'
   printed '1048576 values'

@@ -72,12 +72,7 @@ passed 'C by its path and by dlopen'
 mkdir app
 cd app
 cp "$example" app.c
-{
-  echo 'cmake_minimum_required(VERSION 3.18)'
-  echo 'project(app LANGUAGES C)'
-  block docs/building.md cmake find_package
-  echo 'target_link_libraries(app PRIVATE m)'
-} >CMakeLists.txt
+block docs/building.md cmake find_package >CMakeLists.txt
 block docs/building.md sh 'prefix=' >page.sh
 # page PATTERN: the page's commands, but for those that match.
 page() { grep -v "$1" page.sh | PATH=$folder/bin:$PATH sh -e >/dev/null; }
@@ -90,7 +85,6 @@ else
 fi
 if have cmake; then
   page '^cc '
-  cmake --build build >/dev/null
   build/app >/dev/null
   passed 'C by CMake'
 else

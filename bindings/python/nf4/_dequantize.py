@@ -54,7 +54,7 @@ def _launch(
     return weight.functions.dequant_cpu(weight.argument, address, number, threads)
 
 
-@overload  # of which the first that fits is taken: tensors are MemoryLike as well
+@overload  # the first that fits is taken: tensors are MemoryLike, too
 def dequantize(  # type: ignore[overload-overlap]
     tensor: Weight[Array],
     dtype: DTypeLike | None = ...,

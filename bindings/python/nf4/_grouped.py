@@ -182,7 +182,7 @@ def matmul_grouped_workspace_bytes(
     return _workspace(prepared, args, gradient)
 
 
-@overload  # of which the first that fits is taken: tensors are ArrayLike as well
+@overload  # the first that fits is taken: tensors are ArrayLike, too
 def matmul_grouped(  # type: ignore[overload-overlap]
     x: Array,
     weight: Weight[Any],
@@ -271,7 +271,7 @@ def matmul_grouped(
     )
 
 
-@overload  # of which the first that fits is taken: tensors are ArrayLike as well
+@overload  # the first that fits is taken: tensors are ArrayLike, too
 def matmul_grouped_grad(  # type: ignore[overload-overlap]
     grad_y: Array,
     weight: Weight[Any],

@@ -153,7 +153,7 @@ def require_codebook(weight: Weight[Any], what: str = "a gradient") -> None:
         )
 
 
-@overload  # of which the first that fits is taken: tensors are ArrayLike as well
+@overload  # the first that fits is taken: tensors are ArrayLike, too
 def matmul(  # type: ignore[overload-overlap]
     x: Array,
     weight: Weight[Any],
@@ -239,7 +239,7 @@ def matmul(
     return _run(x, weight, bias, lora, out, workspace, threads, stream)
 
 
-@overload  # of which the first that fits is taken: tensors are ArrayLike as well
+@overload  # the first that fits is taken: tensors are ArrayLike, too
 def matmul_grad(  # type: ignore[overload-overlap]
     grad_y: Array,
     weight: Weight[Any],

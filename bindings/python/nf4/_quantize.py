@@ -93,7 +93,7 @@ def require_agreement(out: Weight[Any], given: dict[str, Any]) -> None:
             raise InvalidArgument(f"{name} is {shown(value)}, but that of out is {shown(expected)}")
 
 
-@overload  # of which the first that fits is taken: tensors are ArrayLike as well
+@overload  # the first that fits is taken: tensors are ArrayLike, too
 def quantize(  # type: ignore[overload-overlap]
     array: Array,
     *,

@@ -55,7 +55,7 @@ def _new_weight(
     )
 
 
-@overload  # of which the first that fits is taken: tensors are ArrayLike as well
+@overload  # the first that fits is taken: tensors are ArrayLike, too
 def quantize_int4(  # type: ignore[overload-overlap]
     array: Array,
     *,

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <memory>
 
 #include "model.hpp"
 
@@ -13,25 +14,22 @@ struct Options {
   std::vector<std::vector<int32_t>> prompts;
 };
 
-bool generate_on_gpu(const Options &options);  // false where there is none: gpu.cu
+void generate_on_gpu(const Options &options);  // gpu.cu
 
 // Chooses the most likely tokens after the prompts, and prints them.
 template <class Backend>
 void generate(const Options &options, Backend &backend) {
-  using Clock = std::chrono::steady_clock;
   const Checkpoint checkpoint(options.folder);
-  const Config config(checkpoint.config);
-  int64_t longest = 0, all = 0;
+  const Config config(checkpoint.config());
+  size_t needed = 0;
   for (const auto &prompt : options.prompts) {
-    longest = std::max<int64_t>(longest, prompt.size());
-    all += prompt.size();
+    needed = std::max(needed, prompt.size() + options.tokens);
     for (const int32_t token : prompt)
       require(token < config.vocabulary, "token ", token, " is outside the vocabulary of ",
               config.vocabulary);
   }
-  const int64_t needed = longest + options.tokens;
-  const int64_t context = options.context ? options.context : needed;
-  require(needed <= std::min(context, config.positions), needed,
+  const size_t context = options.context ? options.context : needed;
+  require(needed <= context && needed <= size_t(config.context), needed,
           " tokens are more than --context or max_position_embeddings");
   std::unique_ptr<FILE, int (*)(FILE *)> file(nullptr, std::fclose);
   if (!options.logits.empty()) file.reset(std::fopen(options.logits.c_str(), "wb"));
@@ -41,26 +39,25 @@ void generate(const Options &options, Backend &backend) {
   std::vector<std::string> lines(options.prompts.size());
   std::vector<double> times;  // of prefill, then of each step; milliseconds
   for (int64_t step = 0; step < options.tokens; ++step) {
-    const auto began = Clock::now();
+    const auto began = std::chrono::steady_clock::now();
     if (step == 0)
       model.prefill(options.prompts);
     else
       model.decode();
-    const std::vector<int32_t> tokens = model.tokens();
-    times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - began).count());
+    const std::vector<Row> rows = model.rows();
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - began;
+    times.push_back(time.count());
     for (size_t i = 0; i < lines.size(); ++i)
-      lines[i] += (step ? "," : "") + std::to_string(tokens[i]);
+      lines[i] += (step ? "," : "") + std::to_string(rows[i].token);
     if (!file) continue;
-    for (const auto logit : model.logits()) {
-      const auto value = static_cast<float>(logit);
-      std::fwrite(&value, sizeof value, 1, file.get());
-    }
+    const auto logits = model.logits();
+    const std::vector<float> values(logits.begin(), logits.end());
+    std::fwrite(values.data(), sizeof(float), values.size(), file.get());
   }
   require(!file || (std::fflush(file.get()) == 0 && !std::ferror(file.get())), options.logits,
           ": writing failed");
   for (const std::string &line : lines) std::puts(line.c_str());
-  std::fprintf(stderr, "%s, prefill %lld tokens %.2f ms", Backend::kName,
-               static_cast<long long>(all), times[0]);
+  std::fprintf(stderr, "%s, prefill %.2f ms", Backend::kName, times[0]);
   std::sort(times.begin() + 1, times.end());
   const double decode = times[times.size() / 2];
   if (times.size() > 1)

@@ -6,13 +6,11 @@
 #include "cpu.hpp"
 #include "generate.hpp"
 
-namespace {
-
 constexpr const char *kUsage =
     "llama FOLDER [--tokens N] [--cpu] [--threads N] [--context N] [--logits FILE] PROMPT...\n"
     "1 to 8 prompts: token ids with commas.\n";
 
-int64_t number(const std::string &text) {
+static int64_t number(const std::string &text) {
   size_t end = 0;
   const long long value = std::stoll(text, &end);
   if (end != text.size() || value < 0 || value > INT32_MAX) throw std::out_of_range(text);
@@ -20,37 +18,32 @@ int64_t number(const std::string &text) {
 }
 
 // Throws a std::logic_error.
-Options parse(const std::vector<std::string> &words) {
+static Options parse(std::vector<std::string> words) {
   Options options;
-  const std::map<std::string, int64_t *> numbers{{"--tokens", &options.tokens},
-                                                 {"--context", &options.context},
-                                                 {"--threads", &options.threads}};
-  std::vector<std::string> rest;
+  std::map<std::string, std::string> values{
+      {"--tokens", "64"}, {"--context", "0"}, {"--threads", "0"}, {"--logits", ""}};
   for (size_t i = 0; i < words.size(); ++i) {
-    const std::string &word = words[i];
-    if (word == "--cpu")
+    if (words[i] == "--cpu") {
       options.cpu = true;
-    else if (word == "--logits")
-      options.logits = words.at(++i);
-    else if (word.rfind("--", 0) == 0)
-      *numbers.at(word) = number(words.at(++i));
-    else
-      rest.push_back(word);
+    } else if (values.count(words[i])) {
+      values[words[i]] = words.at(i + 1);
+      ++i;
+    } else if (options.folder.empty()) {
+      options.folder = words[i];
+    } else {
+      std::stringstream text(words[i] + ",");
+      std::vector<int32_t> &prompt = options.prompts.emplace_back();
+      for (std::string token; std::getline(text, token, ',');) prompt.push_back(number(token));
+    }
   }
-  options.folder = rest.at(0);
-  for (size_t i = 1; i < rest.size(); ++i) {
-    std::vector<int32_t> tokens;
-    std::stringstream text(rest[i]);
-    for (std::string each; std::getline(text, each, ',');) tokens.push_back(number(each));
-    if (tokens.empty()) throw std::invalid_argument("an empty prompt");
-    options.prompts.push_back(tokens);
-  }
-  if (options.tokens < 1 || options.prompts.empty() || options.prompts.size() > kMaxBatch)
-    throw std::out_of_range("tokens or prompts");
+  options.logits = values["--logits"];
+  options.tokens = number(values["--tokens"]);
+  options.context = number(values["--context"]);
+  options.threads = number(values["--threads"]);
+  const size_t prompts = options.prompts.size();
+  if (!options.tokens || !prompts || prompts > kMaxBatch) throw std::out_of_range("prompts");
   return options;
 }
-
-}  // namespace
 
 int main(int count, char **words) try {
   Options options;
@@ -61,9 +54,9 @@ int main(int count, char **words) try {
     return 2;
   }
 #ifdef LLAMA_ON_GPU
-  if (!options.cpu && generate_on_gpu(options)) return 0;
+  if (!options.cpu) return generate_on_gpu(options), 0;
 #endif
-  Cpu cpu(static_cast<int>(options.threads));
+  Cpu cpu(options.threads);
   generate(options, cpu);
   return 0;
 } catch (const std::exception &error) {

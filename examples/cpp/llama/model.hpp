@@ -1,61 +1,55 @@
-// The model: the same for each backend, which has the memory and the kernels.
+// The model: the same for each backend, which has the memory and runs the kernels.
 #pragma once
 
 #include "kernels.hpp"
-#include "weights.hpp"
 
-constexpr size_t kMaxBatch = 8;
-constexpr int64_t kChunk = 512;  // rows of a prompt that are computed at a time
+constexpr int kMaxBatch = 8;
+constexpr int kChunk = 512;  // rows of a prompt that are computed at a time
 
 template <class Backend>
 class Llama {
  public:
   using T = typename Backend::T;
+  using S = Step<Backend>;
 
-  // All memory is taken here, for `positions` tokens of each of `batch` sequences.
-  Llama(const Checkpoint &checkpoint, const Config &config, Backend &backend, int64_t batch,
-        int64_t positions)
-      : config_(config), backend_(backend), positions_(positions) {
-    backend.prepare(config);
-    Loader<Backend> loader(checkpoint, config, backend);
-    const int64_t hidden = config.hidden, wide = config.intermediate;
-    const int64_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
+  // Takes all memory, for `context` tokens of each of `batch` sequences, but the workspace.
+  Llama(const Checkpoint &checkpoint, const Config &config, Backend &backend, int batch,
+        int context)
+      : backend_(backend), step_(config) {
+    Loader<Backend> loader{checkpoint, checkpoint.config(), backend};
+    const int64_t hidden = config.hidden, wide = config.wide;
+    const int64_t q = config.heads * config.dim, kv = config.kv_heads * config.dim;
+    const std::vector<float> rope = frequencies(loader.config, config.dim);
     embedding_ = loader.dense("model.embed_tokens.weight", {config.vocabulary, hidden});
-    frequencies_ = loader.upload(config.frequencies.data(), config.frequencies.size(), "RoPE");
     norm_ = loader.dense("model.norm.weight", {hidden});
-    if (config.tied) {
-      head_.parts.push_back({config.vocabulary, hidden, {}, {}, embedding_, nullptr});
-      head_.rows = config.vocabulary;
-    } else {
-      head_ = loader.group("", {{"lm_head", config.vocabulary}}, hidden, false);
-    }
-    backend.reserve(head_, batch);
-    for (int64_t i = 0; i < config.layers; ++i) {
+    head_ = {{config.vocabulary, hidden, {}, {}, embedding_, nullptr}};
+    if (!config.tied) head_ = loader.group("", {{"lm_head", config.vocabulary}}, hidden, false);
+    for (int i = 0; i < config.layers; ++i) {
       const std::string name = "model.layers." + std::to_string(i) + ".", mlp = name + "mlp.",
                         self = name + "self_attn.";
-      Layer &layer = layers_.emplace_back();
-      layer.norms[0] = loader.dense(name + "input_layernorm.weight", {hidden});
-      layer.norms[1] = loader.dense(name + "post_attention_layernorm.weight", {hidden});
-      layer.qkv = loader.group(self, {{"q_proj", q}, {"k_proj", kv}, {"v_proj", kv}}, hidden,
-                               config.attention_bias);
-      layer.o = loader.group(self, {{"o_proj", hidden}}, q, config.attention_bias);
-      layer.gate_up =
-          loader.group(mlp, {{"gate_proj", wide}, {"up_proj", wide}}, hidden, config.mlp_bias);
-      layer.down = loader.group(mlp, {{"down_proj", hidden}}, wide, config.mlp_bias);
-      for (const Group *group : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
-        backend.reserve(*group, kChunk);
-      for (T **part : {&layer.keys, &layer.values})
-        *part = allocate<T>(batch * positions * kv, "the KV cache (--context)");
+      const bool bias = config.attention_bias;
+      layers_.push_back(
+          {loader.dense(name + "input_layernorm.weight", {hidden}),
+           loader.dense(name + "post_attention_layernorm.weight", {hidden}),
+           loader.group(self, {{"q_proj", q}, {"k_proj", kv}, {"v_proj", kv}}, hidden, bias),
+           loader.group(self, {{"o_proj", hidden}}, q, bias),
+           loader.group(mlp, {{"gate_proj", wide}, {"up_proj", wide}}, hidden, config.mlp_bias),
+           loader.group(mlp, {{"down_proj", hidden}}, wide, config.mlp_bias),
+           backend.template allocate<T>(batch * context * kv, "the KV cache (--context)"),
+           backend.template allocate<T>(batch * context * kv, "the KV cache (--context)")});
     }
-    x_ = allocate<T>(kChunk * hidden, "x");
-    normed_ = allocate<T>(kChunk * hidden, "a norm");
-    added_ = allocate<T>(kChunk * hidden, "a layer's output");
-    attended_ = allocate<T>(kChunk * q, "attention");
-    both_ = allocate<T>(kChunk * std::max(q + 2 * kv, 2 * wide), "q, k and v, or gate and up");
-    inner_ = allocate<T>(kChunk * wide, "the MLP");
-    logits_ = allocate<T>(batch * config.vocabulary, "the logits");
-    prompt_ = rows(kChunk);
-    next_ = rows(batch);
+    step_.m = batch;
+    step_.context = context;
+    step_.frequencies = loader.upload(rope.data(), rope.size(), "RoPE");
+    step_.rows = backend.template allocate<Row>(kChunk, "tokens");
+    step_.logits = backend.template allocate<T>(batch * config.vocabulary, "the logits");
+    for (const auto &[memory, width] : {std::pair{&step_.x, hidden},
+                                        {&step_.normed, hidden},
+                                        {&step_.added, hidden},
+                                        {&step_.attended, q},
+                                        {&step_.both, std::max(q + 2 * kv, 2 * wide)},
+                                        {&step_.inner, wide}})
+      *memory = backend.template allocate<T>(kChunk * width, "activations");
   }
 
   // Reads the prompts, and chooses the token after each.
@@ -66,91 +60,82 @@ class Llama {
       std::vector<Row> rows;
       for (const int32_t token : prompt)
         rows.push_back({token, static_cast<int32_t>(rows.size()), sequence});
-      for (size_t begin = 0; begin < rows.size(); begin += prompt_.count) {
-        prompt_.count = std::min<int64_t>(kChunk, rows.size() - begin);
-        backend_.upload(prompt_.row, rows.data() + begin, prompt_.count);
-        layers(prompt_);
+      S step = step_;
+      for (size_t begin = 0; begin < rows.size(); begin += step.m) {
+        step.m = std::min<int64_t>(kChunk, rows.size() - begin);
+        backend_.copy(step.rows, rows.data() + begin, step.m * sizeof(Row));
+        layers(step);
       }
-      predict(prompt_.count - 1, 1, logits_ + sequence * config_.vocabulary);
+      step.x += int64_t{step.m - 1} * step.hidden;
+      step.added += int64_t{step.m - 1} * step.hidden;
+      step.logits += int64_t{sequence} * step.vocabulary;
+      step.m = 1;
+      predict(step);
       last.push_back(rows.back());
     }
-    backend_.upload(next_.row, last.data(), next_.count);
-    backend_.choose(logits_, config_.vocabulary, next_);
+    backend_.copy(step_.rows, last.data(), last.size() * sizeof(Row));
+    run<&S::choose>(step_.m, step_);
   }
 
   // The token after the last one, of each sequence.
   void decode() {
     backend_.repeat([this] {
-      layers(next_);
-      predict(0, next_.count, logits_);
-      backend_.choose(logits_, config_.vocabulary, next_);
+      layers(step_);
+      predict(step_);
+      run<&S::choose>(step_.m, step_);
     });
   }
 
-  std::vector<int32_t> tokens() const {
-    std::vector<int32_t> tokens;
-    for (const Row &row : backend_.download(next_.row, next_.count)) tokens.push_back(row.token);
-    return tokens;
-  }
-  std::vector<T> logits() const {
-    return backend_.download(logits_, next_.count * config_.vocabulary);
-  }
+  std::vector<Row> rows() const { return host(step_.rows, step_.m); }
+  std::vector<T> logits() const { return host(step_.logits, step_.m * step_.vocabulary); }
 
  private:
   struct Layer {
-    const T *norms[2];
+    const T *norm, *mlp_norm;
     Group qkv, o, gate_up, down;
     T *keys, *values;
   };
 
   template <class U>
-  U *allocate(int64_t count, const char *what) {
-    return backend_.template allocate<U>(count, what);
+  std::vector<U> host(const U *from, int64_t count) const {
+    std::vector<U> values(count);
+    backend_.copy(values.data(), from, count * sizeof(U));
+    return values;
   }
-  Rows rows(int64_t count) { return {allocate<Row>(count, "tokens"), count}; }
-
-  void layers(const Rows &rows) {
-    const int64_t m = rows.count, wide = config_.intermediate;
-    const int hidden = static_cast<int>(config_.hidden);
-    backend_.for_each(m * hidden, Embed<T>{embedding_, rows, hidden, x_});
-    const T *added = nullptr;
+  template <auto kMethod, class... Arguments>
+  void run(int64_t count, const S &step, Arguments... arguments) {
+    backend_.template run<kMethod>(count, step, arguments...);
+  }
+  void multiply(const Group &group, const S &step, const T *x, T *y) {
+    const Products products(group, x, step.m, y);
+    backend_.multiply(products);
+    for (size_t i = 0; i < products.dense.size(); ++i)
+      run<&S::dense>(products.dense[i]->rows, step,
+                     static_cast<const T *>(products.dense[i]->dense), products.dense_args[i]);
+  }
+  void layers(const S &s) {
+    const int64_t m = s.m;
+    run<&S::embed>(m * s.hidden, s, embedding_);
     for (const Layer &layer : layers_) {
-      const Attention<T> attention{int(config_.heads),
-                                   int(config_.kv_heads),
-                                   int(config_.head_dim),
-                                   int(positions_),
-                                   layer.keys,
-                                   layer.values,
-                                   both_,
-                                   rows,
-                                   attended_};
-      backend_.norm(m, {x_, added, layer.norms[0], config_.eps, hidden, normed_});
-      backend_.products(layer.qkv, normed_, m, both_);
-      backend_.for_each(m * attention.width() / 2, Rotate<T>{attention, frequencies_});
-      backend_.attention(attention);
-      backend_.products(layer.o, attended_, m, added_);
-      backend_.norm(m, {x_, added_, layer.norms[1], config_.eps, hidden, normed_});
-      backend_.products(layer.gate_up, normed_, m, both_);
-      backend_.for_each(m * wide, Swiglu<T>{both_, int(wide), inner_});
-      backend_.products(layer.down, inner_, m, added_);
-      added = added_;
+      run<&S::norm>(m, s, layer.norm);
+      multiply(layer.qkv, s, s.normed, s.both);
+      run<&S::rotate>(m * (s.heads + 2 * s.kv_heads) * s.dim / 2, s, layer.keys, layer.values);
+      run<&S::attend>(m * s.heads, s, layer.keys, layer.values);
+      multiply(layer.o, s, s.attended, s.added);
+      run<&S::norm>(m, s, layer.mlp_norm);
+      multiply(layer.gate_up, s, s.normed, s.both);
+      run<&S::swiglu>(m * s.wide, s);
+      multiply(layer.down, s, s.inner, s.added);
     }
   }
-  // The logits of m rows, from row `first` on.
-  void predict(int64_t first, int64_t m, T *logits) {
-    const int hidden = static_cast<int>(config_.hidden);
-    backend_.norm(
-        m, {x_ + first * hidden, added_ + first * hidden, norm_, config_.eps, hidden, normed_});
-    backend_.products(head_, normed_, m, logits);
+  void predict(const S &step) {
+    run<&S::norm>(step.m, step, norm_);
+    multiply(head_, step, step.normed, step.logits);
   }
 
-  const Config &config_;
   Backend &backend_;
-  int64_t positions_;
+  S step_;
   std::vector<Layer> layers_;
   Group head_;
   const T *embedding_, *norm_;
-  const float *frequencies_;
-  T *x_, *normed_, *added_, *attended_, *both_, *inner_, *logits_;
-  Rows prompt_, next_;
 };

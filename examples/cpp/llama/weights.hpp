@@ -4,7 +4,7 @@
 
 #include <nf4/nf4.h>
 
-#include "config.hpp"
+#include "checkpoint.hpp"
 
 inline void check(nf4_status status) {
   require(status == NF4_STATUS_OK, nf4_status_string(status), ": ", nf4_last_error());
@@ -19,10 +19,7 @@ struct Linear {
 };
 
 // Weights that multiply the same x; their outputs lie side by side in a row of y.
-struct Group {
-  std::vector<Linear> parts;
-  int64_t rows = 0;
-};
+using Group = std::vector<Linear>;
 
 // The products of a group: what one call of libnf4 computes for each kind, and what is dense.
 struct Products {
@@ -32,189 +29,154 @@ struct Products {
   std::vector<nf4_matmul_args> nf4_args, int4_args, dense_args;
 
   template <class T>
-  Products(const Group &group, nf4_dtype dtype, const T *x, int64_t m, T *y) {
-    for (const Linear &part : group.parts) {
-      const nf4_matmul_args args{sizeof args, dtype,     0, m,          x,
-                                 part.cols,   part.bias, y, group.rows, nullptr};
-      if (part.nf4.struct_size) {
-        nf4.push_back(&part.nf4);
-        nf4_args.push_back(args);
-      } else if (part.int4.struct_size) {
-        int4.push_back(&part.int4);
-        int4_args.push_back(args);
-      } else {
-        dense.push_back(&part);
-        dense_args.push_back(args);
-      }
-      if (y) y += part.rows;
+  Products(const Group &group, const T *x, int64_t m, T *y) {
+    nf4_matmul_args args{
+        sizeof args, sizeof(T) == 4 ? NF4_DTYPE_FP32 : NF4_DTYPE_BF16, 0, m, x, 0, nullptr, y, 0,
+        nullptr};
+    for (const Linear &part : group) args.y_stride += part.rows;
+    for (const Linear &part : group) {
+      args.x_stride = part.cols;
+      args.bias = part.bias;
+      args.y = y;
+      y += part.rows;
+      if (part.nf4.struct_size) nf4.push_back(&part.nf4);
+      if (part.int4.struct_size) int4.push_back(&part.int4);
+      if (part.dense) dense.push_back(&part);
+      (part.dense ? dense_args : part.int4.struct_size ? int4_args : nf4_args).push_back(args);
     }
   }
 };
 
 template <class Backend>
-class Loader {
- public:
+struct Loader {
   using T = typename Backend::T;
 
-  Loader(const Checkpoint &checkpoint, const Config &config, Backend &backend)
-      : checkpoint_(checkpoint), config_(config), backend_(backend) {}
+  const Checkpoint &checkpoint;
+  const Json config;
+  Backend &backend;
 
   template <class U>
   U *upload(const U *values, size_t count, const std::string &what) {
-    U *memory = backend_.template allocate<U>(count, what);
-    backend_.upload(memory, values, count);
+    U *memory = backend.template allocate<U>(count, what);
+    backend.copy(memory, values, count * sizeof(U));
     return memory;
   }
 
   const T *dense(const std::string &name, const Shape &shape) {
-    const View &view = checkpoint_.tensor(name, shape);
+    const View &view = checkpoint.tensor(name);
+    require(view.shape == shape, name, " has the shape ", text(view.shape), "; expected ",
+            text(shape));
     const bool is_half = view.dtype == "F16", is_float = view.dtype == "F32";
     require(is_half || is_float || view.dtype == "BF16", name, " is ", view.dtype,
             "; F32, BF16 and F16 are read");
-    const size_t bytes = is_float ? 4 : 2;
-    std::vector<T> values(view.bytes / bytes);
-    int64_t expected = bytes;
-    for (const int64_t size : shape) expected *= size;
-    require(int64_t(view.bytes) == expected, name, " has ", view.bytes, " bytes");
+    const int64_t bytes = is_float ? 4 : 2;
+    std::vector<T> values(shape[0] * (shape.size() > 1 ? shape[1] : 1));
+    require(view.bytes == int64_t(values.size()) * bytes, name, " has ", view.bytes, " bytes");
     for (size_t i = 0; i < values.size(); ++i) {
       uint32_t bits = 0;
       std::memcpy(&bits, view.data + i * bytes, bytes);
-      if (is_half)
-        bits = (bits & 0x8000) << 16 | (bits & 0x7fff) << 13;
-      else if (!is_float)
-        bits <<= 16;
+      if (is_half) bits = (bits & 0x8000) << 16 | (bits & 0x7fff) << 13;
+      if (view.dtype == "BF16") bits <<= 16;
       float value;
       std::memcpy(&value, &bits, sizeof value);
-      values[i] = static_cast<T>(is_half ? value * 0x1p112f : value);
+      values[i] = T(is_half ? value * 0x1p112f : value);
     }
     return upload(values.data(), values.size(), name);
   }
 
   Group group(const std::string &prefix, const std::vector<std::pair<std::string, int64_t>> &parts,
-              int64_t cols, bool bias) {
+              int64_t cols, bool has_bias) {
     Group group;
-    for (const auto &[name, rows] : parts) {
-      group.parts.push_back(linear(prefix + name, rows, cols));
-      if (bias) group.parts.back().bias = dense(prefix + name + ".bias", {rows});
-      group.rows += rows;
+    for (const auto &[part, rows] : parts) {
+      const std::string name = prefix + part;
+      Linear &linear = group.emplace_back(Linear{rows, cols});
+      if (checkpoint.has(name + ".weight.quant_map"))
+        linear.nf4 = nf4(name + ".weight", rows, cols);
+      else if (checkpoint.has(name + ".qweight") || checkpoint.has(name + ".weight_packed"))
+        linear.int4 = int4(name, rows, cols);
+      else
+        linear.dense = dense(name + ".weight", {rows, cols});
+      if (has_bias) linear.bias = dense(name + ".bias", {rows});
     }
     return group;
   }
 
- private:
-  Linear linear(const std::string &name, int64_t rows, int64_t cols) {
-    Linear linear{rows, cols};
-    const std::string weight = name + ".weight", state = weight + ".quant_state.bitsandbytes__";
-    if (checkpoint_.has(state + "nf4"))
-      linear.nf4 = nf4(weight, state + "nf4", NF4_FORMAT_NF4, rows, cols);
-    else if (checkpoint_.has(state + "fp4"))
-      linear.nf4 = nf4(weight, state + "fp4", NF4_FORMAT_FP4, rows, cols);
-    else if (checkpoint_.has(weight + "_packed") || checkpoint_.has(name + ".qweight"))
-      linear.int4 = int4(name, rows, cols);
-    else
-      linear.dense = dense(weight, {rows, cols});
-    return linear;
-  }
-
   // bitsandbytes: `name` holds the packed codes, its neighbours the scales, and JSON the rest.
-  nf4_tensor nf4(const std::string &name, const std::string &state, nf4_format format, int64_t rows,
-                 int64_t cols) {
-    const View &text = checkpoint_.tensor(state);
-    const Json json(state, {reinterpret_cast<const char *>(text.data), text.bytes});
+  nf4_tensor nf4(const std::string &name, int64_t rows, int64_t cols) {
+    const std::string key = name + ".quant_state.bitsandbytes__";
+    const bool is_fp4 = checkpoint.has(key + "fp4");
+    const View &state = checkpoint.tensor(key + (is_fp4 ? "fp4" : "nf4"));
+    const Json json(key, {reinterpret_cast<const char *>(state.data), size_t(state.bytes)});
     require(json.size("shape/0") == rows && json.size("shape/1") == cols, name,
-            " has another shape; expected ", Shape{rows, cols});
+            " has another shape; expected ", text({rows, cols}));
     nf4_tensor tensor{};
     tensor.struct_size = sizeof tensor;
-    tensor.format = format;
+    tensor.format = is_fp4 ? NF4_FORMAT_FP4 : NF4_FORMAT_NF4;
     tensor.blocksize = static_cast<int32_t>(json.size("blocksize"));
-    tensor.nested_blocksize =
-        json.has("nested_blocksize") ? static_cast<int32_t>(json.size("nested_blocksize")) : 0;
+    tensor.nested_blocksize = static_cast<int32_t>(json.size("nested_blocksize", "0"));
     tensor.rows = rows;
     tensor.cols = cols;
-    nf4_sizes sizes{};
-    sizes.struct_size = sizeof sizes;
+    nf4_sizes sizes{sizeof sizes, 0, 0, 0, 0, 0};
     check(nf4_tensor_sizes(&tensor, &sizes));
     tensor.packed = part(name, sizes.packed_bytes);
     tensor.absmax = part(name + ".absmax", sizes.absmax_bytes);
-    const View &codebook = checkpoint_.tensor(name + ".quant_map");
-    if (codebook.bytes != 64 || std::memcmp(codebook.data, nf4_codebook(format), 64) != 0)
-      tensor.codebook = static_cast<float *>(part(codebook.name, 64));
-    if (tensor.nested_blocksize) {
-      const auto offset = static_cast<float>(json.number("nested_offset"));
-      tensor.nested_absmax =
-          static_cast<float *>(part(name + ".nested_absmax", sizes.nested_blocks * 4));
-      tensor.nested_code = static_cast<float *>(part(name + ".nested_quant_map", 1024));
-      tensor.nested_offset = upload(&offset, 1, name);
-    }
+    const float *codebook = part<float>(name + ".quant_map", 64);
+    if (std::memcmp(checkpoint.tensor(name + ".quant_map").data, nf4_codebook(tensor.format), 64))
+      tensor.codebook = codebook;
+    if (!tensor.nested_blocksize) return tensor;
+    const auto offset = static_cast<float>(json.number("nested_offset"));
+    tensor.nested_absmax = part<float>(name + ".nested_absmax", sizes.nested_blocks * 4);
+    tensor.nested_code = part<float>(name + ".nested_quant_map", 1024);
+    tensor.nested_offset = upload(&offset, 1, name);
     return tensor;
   }
 
   // compressed-tensors, or GPTQ and AWQ, whose names are the same.
   nf4_int4_tensor int4(const std::string &name, int64_t rows, int64_t cols) {
-    const bool compressed = checkpoint_.has(name + ".weight_packed");
-    const std::string packed = name + (compressed ? ".weight_packed" : ".qweight");
-    const std::string zeros = name + (compressed ? ".weight_zero_point" : ".qzeros");
-    const std::string g_idx = name + (compressed ? ".weight_g_idx" : ".g_idx");
-    const View &scales = checkpoint_.tensor(name + (compressed ? ".weight_scale" : ".scales"));
-    const int64_t groups = static_cast<int64_t>(scales.bytes) / 2 / rows;
-    require(scales.dtype == "F16" || scales.dtype == "BF16", scales.name, " is ", scales.dtype,
+    const bool is_gptq = checkpoint.has(name + ".qweight");
+    const std::string packed = name + (is_gptq ? ".qweight" : ".weight_packed"),
+                      scales = name + (is_gptq ? ".scales" : ".weight_scale"),
+                      zeros = name + (is_gptq ? ".qzeros" : ".weight_zero_point"),
+                      g_idx = name + (is_gptq ? ".g_idx" : ".weight_g_idx");
+    const View &view = checkpoint.tensor(scales);
+    const int64_t groups = view.bytes / 2 / rows;
+    require(view.dtype == "F16" || view.dtype == "BF16", scales, " is ", view.dtype,
             "; F16 and BF16 are read");
-    require(groups > 0 && cols % groups == 0, scales.name, " has another shape");
+    require(groups > 0 && cols % groups == 0, scales, " has the shape ", text(view.shape));
     nf4_int4_tensor tensor{};
     tensor.struct_size = sizeof tensor;
-    tensor.layout = compressed       ? NF4_INT4_COMPRESSED_TENSORS
-                    : config_.is_awq ? NF4_INT4_AWQ
-                                     : NF4_INT4_GPTQ;
-    tensor.scales_dtype = scales.dtype == "F16" ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
+    tensor.layout = is_gptq ? NF4_INT4_GPTQ : NF4_INT4_COMPRESSED_TENSORS;
+    if (config.text("quantization_config/quant_method") == "awq") tensor.layout = NF4_INT4_AWQ;
+    tensor.scales_dtype = view.dtype == "F16" ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
     tensor.group_size = static_cast<int32_t>(cols / groups);
     tensor.rows = rows;
     tensor.cols = cols;
-    nf4_int4_sizes sizes{};
-    sizes.struct_size = sizeof sizes;
+    nf4_int4_sizes sizes{sizeof sizes, 0, 0, 0, 0};
     check(nf4_int4_tensor_sizes(&tensor, &sizes));
-    const View &view = checkpoint_.tensor(packed, compressed       ? Shape{rows, (cols + 7) / 8}
-                                                  : config_.is_awq ? Shape{cols, rows / 8}
-                                                                   : Shape{cols / 8, rows});
     tensor.packed = part(packed, sizes.packed_bytes);
-    tensor.scales = part(scales.name, sizes.scales_bytes);
-    if (checkpoint_.has(zeros)) {
-      tensor.zeros = part(zeros, sizes.zeros_bytes);
-      tensor.zero_offset = tensor.layout == NF4_INT4_GPTQ && !config_.is_gptq_v2;
+    tensor.scales = part(scales, sizes.scales_bytes);
+    if (checkpoint.has(zeros)) tensor.zeros = part(zeros, sizes.zeros_bytes);
+    tensor.zero_offset = tensor.zeros && tensor.layout == NF4_INT4_GPTQ &&
+                         config.text("quantization_config/checkpoint_format", "gptq") == "gptq";
+    if (!checkpoint.has(g_idx)) return tensor;
+    // Act order. nf4_int4_reorder_cpu, here and once, would make the products faster.
+    const int32_t *group_of = part<int32_t>(g_idx, cols * 4);
+    for (int32_t k = 0, group; k < cols; ++k) {
+      std::memcpy(&group, checkpoint.tensor(g_idx).data + int64_t{k} * 4, 4);
+      require(0 <= group && group < groups, g_idx, " has a group ", group, " of ", groups);
+      if (group != k / tensor.group_size) tensor.g_idx = group_of;
     }
-    if (checkpoint_.has(g_idx)) reorder(tensor, view, g_idx);
     return tensor;
   }
 
-  // Act order: columns sorted by group once, here, so that products read whole groups.
-  void reorder(nf4_int4_tensor &tensor, const View &packed, const std::string &name) {
-    const View &view = checkpoint_.tensor(name, {tensor.cols});
-    std::vector<int32_t> g_idx(tensor.cols), permutation(tensor.cols);
-    require(view.bytes == g_idx.size() * 4, name, " is ", view.dtype, "; I32 is read");
-    std::memcpy(g_idx.data(), view.data, view.bytes);
-    std::vector<int32_t> plain = g_idx;
-    std::sort(plain.begin(), plain.end());
-    for (int64_t k = 0; k < tensor.cols; ++k)
-      require(plain[k] == k / tensor.group_size, name, ": groups are not of one size");
-    if (g_idx == plain) return;
-    std::vector<uint32_t> stored(packed.bytes / 4), sorted(stored.size());
-    std::memcpy(stored.data(), packed.data, packed.bytes);
-    nf4_int4_tensor from = tensor, to = tensor;
-    from.packed = stored.data();
-    from.g_idx = g_idx.data();
-    to.packed = sorted.data();
-    to.permutation = permutation.data();
-    check(nf4_int4_reorder_cpu(&from, &to, 0));
-    tensor.packed = upload(sorted.data(), sorted.size(), name);
-    tensor.permutation = upload(permutation.data(), permutation.size(), name);
+  // A part of a 4-bit weight. Where the backend reads host memory, it is read where it is mapped.
+  template <class U = void>
+  U *part(const std::string &name, int64_t bytes) {
+    const View &view = checkpoint.tensor(name);
+    require(view.bytes == bytes, name, " has ", view.bytes, " bytes; expected ", bytes);
+    auto *memory = const_cast<uint8_t *>(view.data);
+    if (!Backend::kReadsHost || reinterpret_cast<uintptr_t>(memory) % 4)
+      memory = upload(memory, bytes, name);
+    return reinterpret_cast<U *>(memory);
   }
-
-  void *part(const std::string &name, int64_t bytes) {
-    const View &view = checkpoint_.tensor(name);
-    require(int64_t(view.bytes) == bytes, name, " has ", view.bytes, " bytes; expected ", bytes);
-    return backend_.place(view);
-  }
-
-  const Checkpoint &checkpoint_;
-  const Config &config_;
-  Backend &backend_;
 };

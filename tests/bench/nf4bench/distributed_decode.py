@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from nf4.torch import NF4Linear, _grouping
+from nf4.torch import NF4Linear, _siblings
 from nf4.torch.distributed import ColwiseParallel, RowwiseParallel
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -108,7 +108,7 @@ def models(place: str, mesh: Any) -> dict[str, nn.Sequential]:
             layers[form].append(layer)
     found = {form: nn.Sequential(*each) for form, each in layers.items()}
     for form in (CUT, ONE):
-        _grouping.join(found[form], unknown=True)
+        _siblings.join(found[form], unknown=True)
     return found
 
 

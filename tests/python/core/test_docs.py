@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import nf4
 import numpy as np
 import pytest
+from checkpoint_helpers import write_model
 from conftest import ROOT, compile_c
+from nf4.cli import main
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = {
@@ -32,7 +35,7 @@ def test_every_block_is_python():
     counts = {
         "README.md": 2,
         "docs/cli.md": 1,
-        "docs/experts.md": 5,
+        "docs/experts.md": 6,
         "docs/python.md": 5,
         "docs/pytorch.md": 4,
         "docs/several-gpus.md": 5,
@@ -69,6 +72,16 @@ def test_a_checkpoint(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(model.parent)
     made = run("docs/cli.md", slice(None))
     assert made["findings"] == [] and made["dense"].shape == made["q"].shape
+
+
+def test_the_command_line_of_readme(tmp_path, monkeypatch, in_process):
+    monkeypatch.chdir(tmp_path)
+    weight = np.random.default_rng(0).normal(0, 0.02, (64, 256)).astype(np.float32)
+    write_model(tmp_path / "model", {"model.layers.0.up_proj.weight": weight})
+    lines = re.findall(r"^nf4 (.*)", (ROOT / "README.md").read_text(), re.M)
+    assert len(lines) == 7
+    for line in lines:
+        assert main(shlex.split(line, comments=True)) == 0, line
 
 
 @pytest.mark.interop

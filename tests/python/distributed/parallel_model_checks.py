@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import transformers
+from checkpoint_models import mixture
 from nf4.torch.distributed import (
     ColwiseParallel,
     RowwiseParallel,
@@ -264,6 +265,22 @@ def check_a_model_of_transformers(rank, world):
     for other in (adapted, MLP()):
         with pytest.raises(nf4.InvalidArgument, match="tp_plan"):
             plan_of(other)
+
+
+def check_experts_stay_whole(rank, world):
+    """By a plan of transformers' own. A style for them is refused by name."""
+    whole = mixture()
+    nf4.torch.quantize_model(whole, experts=True, blocksize=32, nested=False)
+    made, tokens = copy.deepcopy(whole), torch.arange(10).view(2, 5)
+    plan = plan_of(made)
+    assert plan and not any("experts" in name for name in plan)
+    parallelize_module(made, mesh_of(world), plan)
+    with torch.no_grad():
+        close(made(tokens).logits, whole(tokens).logits)
+    for style in (ColwiseParallel, RowwiseParallel):
+        with pytest.raises(nf4.InvalidArgument, match="for NF4Experts; expected no style"):
+            experts = {"model.layers.0.mlp.experts.gate_up_proj": style()}
+            parallelize_module(made, mesh_of(world), experts)
 
 
 def check_checkpoints(rank, world):

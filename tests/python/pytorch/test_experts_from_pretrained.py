@@ -69,6 +69,11 @@ def test_a_model_is_loaded_and_saved_again(name, tmp_path):
     assert len(nf4.torch.to_dense(again)) == 12
     assert not again.is_quantized and again.config._experts_implementation != "nf4"
     again.save_pretrained(tmp_path / "dense")
+    names = {
+        name for file in (tmp_path / "dense").glob("*.safetensors") for name in load_file(file)
+    }
+    MODELS[name]().save_pretrained(tmp_path / "before")
+    assert names == load_file(tmp_path / "before" / "model.safetensors").keys()
     dense = AutoModelForCausalLM.from_pretrained(tmp_path / "dense")
     assert count(dense, NF4Experts) == 0
     torch.testing.assert_close(logits(dense), expected, rtol=1e-4, atol=1e-5)

@@ -171,11 +171,11 @@ FAULTS = {
     "shorter than its header says": (
         lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 63))
     ),
-    "model.safetensors: cannot be read": lambda folder: (folder / "model.safetensors").unlink(),
-    "../other.safetensors is not in the folder": (
-        lambda folder: (folder / "model.safetensors.index.json").write_text(
-            json.dumps({"weight_map": {"x": "../other.safetensors"}})
-        )
+    "has no tensor model.embed_tokens.weight": (
+        lambda folder: (folder / "model.safetensors").unlink()
+    ),
+    "is in two files": (
+        lambda folder: shutil.copy(folder / "model.safetensors", folder / "copy.safetensors")
     ),
 }
 

@@ -57,6 +57,7 @@ OF_TRANSFORMERS = {
     "_from_config",
     "_init_weights",
     "_keys_to_ignore_on_load_missing",
+    "_keys_to_ignore_on_load_unexpected",
     "_weight_conversions",
 }
 

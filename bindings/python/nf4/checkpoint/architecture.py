@@ -67,6 +67,14 @@ class Model:
         stacks = {full: Stack.from_answer(each) for full, each in answer["stacks"].items()}
         return cls(name, answer["reasons"], answer["modules"], *modules, stacks, answer["stack_of"])
 
+    def absent_experts(self) -> list[str]:
+        """Of stacks that are neither in 4 bits nor, as a whole, dense: why not. Where one is in 4
+        bits and the other of its module is not, stack_reason says that."""
+        there = set(self.stack_of.values())
+        modules = {each.module for name, each in self.stacks.items() if name in there}
+        return [each.problem for each in self.stacks.values()
+                if each.problem is not None and each.module not in modules]  # fmt: skip
+
     def stack_reason(self, name: str, shape: tuple[int, ...]) -> str | None:
         """Why a 4-bit stack is not one of the model's, or not loaded; None if it is."""
         stack = self.stacks.get(self.stack_of.get(name, ""))

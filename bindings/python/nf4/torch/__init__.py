@@ -21,12 +21,13 @@ from nf4.torch.bitsandbytes import register as register_bitsandbytes
 from nf4.torch.conversion import convert, to_dense
 from nf4.torch.functional import dequantize, linear, linear_grouped, quantize, quantize_int4
 from nf4.torch.loading import load
-from nf4.torch.modules import Int4Linear, NF4Experts, NF4Linear
+from nf4.torch.modules import Int4Experts, Int4Linear, NF4Experts, NF4Linear
 from nf4.torch.quantizing import quantize_model
 from nf4.torch.unsloth import fast_dequantize as unsloth_fast_dequantize
 from nf4.torch.unsloth import patch_unsloth
 
 __all__ = [
+    "Int4Experts",
     "Int4Linear",
     "NF4Experts",
     "NF4Linear",

@@ -8,19 +8,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
-from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
 from nf4.checkpoint.meta_model import LoadPlan, model_class
+from nf4.torch import _int4_stacks
 from nf4.torch._meta_layers import empty, layer_on_meta
+from nf4.torch._nf4_quantizer import FrozenQuantizer
+from nf4.torch.experts import put
 from nf4.torch.modules import Int4Linear
 
 _METHOD = "nf4-int4"
+_OF_AN_EXPERT = (
+    r"\.experts\.\d+\..*\.(qweight|qzeros|scales|g_idx|weight_(packed|scale|shape|zero_point))$"
+)
 
 
 @register_quantization_config(_METHOD)
@@ -38,21 +44,26 @@ class Int4Config(QuantizationConfigMixin):
 
 
 @register_quantizer(_METHOD)
-class Int4Quantizer(HfQuantizer):
+class Int4Quantizer(FrozenQuantizer):
     """Puts layers on meta into the model's skeleton, for transformers to load tensors into, and
-    checks what was loaded."""
-
-    requires_calibration = True
+    checks what was loaded. Experts are read after that. A model with these is not saved."""
 
     def __init__(self, quantization_config: Int4Config, **options: Any):
         super().__init__(quantization_config, **options)
         self.without_g_idx: list[Int4Linear] = []
+        self.stacks: list[_int4_stacks.Stack] = []
 
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
-        plan, ignored = LoadPlan(model), set()
-        for name, weight in self.quantization_config.weights.items():
+        plan, ignored, weights = LoadPlan(model), set(), self.quantization_config.weights
+        self.stacks = _int4_stacks.found(plan, weights)
+        stacked = {weight.name for stack in self.stacks for weight in stack.weights}
+        for stack in self.stacks:
+            put(plan.modules[stack.experts], stack.name, nn.Module())
+        for name, weight in weights.items():
+            if name in stacked:
+                continue
             target = plan.target(name)[0].rpartition(".")[0]
             layer = layer_on_meta(
                 weight, plan.modules.get(target), target, self.quantization_config.biases
@@ -65,6 +76,9 @@ class Int4Quantizer(HfQuantizer):
                 ignored.add(f"^{re.escape(target)}\\.g_idx$")
         ignored.update(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
         model._keys_to_ignore_on_load_missing = ignored
+        if self.stacks:
+            kept = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+            model._keys_to_ignore_on_load_unexpected = {_OF_AN_EXPERT, *kept}
         return model
 
     def _process_model_after_weight_loading(
@@ -79,12 +93,7 @@ class Int4Quantizer(HfQuantizer):
         return model
 
     def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Adapters are."""
-        return True
+        return not self.stacks
 
 
 def load_model(
@@ -111,6 +120,11 @@ def load_model(
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         reason = f"the model needs it{more}, and the checkpoint does not have it"
         raise FormatError(config_path(checkpoint), reason, missing[0])
+    for stack in model.hf_quantizer.stacks:
+        experts = model.get_submodule(stack.experts)
+        setattr(experts, stack.name, _int4_stacks.read(stack, checkpoint).eval())
+        # Those that were of use on loading are not all that to_dense needs.
+        model._weight_conversions = None
     if stored is None:
         del model.config.quantization_config
     else:

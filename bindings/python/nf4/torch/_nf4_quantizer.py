@@ -19,7 +19,7 @@ from nf4.checkpoint.model_files import OF_EXPERTS
 from nf4.checkpoint.stacks import parameter_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
-from nf4.torch import _grouping
+from nf4.torch import _siblings
 from nf4.torch.modules.nf4_weight import NF4Weight
 
 if TYPE_CHECKING:
@@ -49,11 +49,23 @@ class _Codes(nn.Module):
         self.bias = getattr(layer, "bias", None)
 
 
-@register_quantizer(OF_EXPERTS)
-class NF4Quantizer(HfQuantizer):
-    """Lets transformers load the codes and all that is dense, and adds the scales after that."""
+class FrozenQuantizer(HfQuantizer):
+    """Of weights that are quantized before, and stay as they are."""
 
-    requires_calibration = True  # a dense checkpoint is quantized by quantize_model
+    requires_calibration = True
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters are."""
+        return True
+
+
+@register_quantizer(OF_EXPERTS)
+class NF4Quantizer(FrozenQuantizer):
+    """Lets transformers load the codes and all that is dense, and adds the scales after that."""
 
     def _process_model_before_weight_loading(
         self,
@@ -103,17 +115,11 @@ class NF4Quantizer(HfQuantizer):
                 take_along(codes, made)
                 model.set_submodule(name, made)
         save_as_stacks(model)
-        _grouping.join(model)
+        # Those that were of use on loading are not all that to_dense needs.
+        model.dense_conversions = None
+        _siblings.join(model)
         model.config.quantization_config = self.quantization_config.to_dict()
         return model
-
-    def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Adapters are."""
-        return True
 
 
 def _filled(name: str, codes: _Codes, checkpoint: Checkpoint) -> NF4Weight:

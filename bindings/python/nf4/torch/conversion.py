@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 
 from nf4.errors import InvalidArgument, kind_of, shown
-from nf4.torch import _foreign_int4, _grouping, experts
+from nf4.torch import _foreign_int4, _siblings, experts
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.typing import DTypeLike
@@ -82,9 +82,9 @@ def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list
     _warn_of_others(model)
     _remove_decompression(model)
     if siblings:
-        _grouping.join(model, unknown=siblings == "all")
+        _siblings.join(model, unknown=siblings == "all")
     else:
-        _grouping.separate(model)
+        _siblings.separate(model)
     return replaced
 
 
@@ -110,8 +110,8 @@ def _remove_decompression(model: nn.Module) -> None:
 
 def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     """Replaces every NF4Linear and Int4Linear in a model by a torch.nn.Linear with the dequantized
-    weight, and every NF4Experts of a transformers model by a parameter. To merge adapters without
-    rounding to 4 bits: to_dense(model), then PEFT's model.merge_and_unload().
+    weight, and every NF4Experts and Int4Experts of a transformers model by a parameter. To merge
+    adapters without rounding to 4 bits: to_dense(model), then PEFT's model.merge_and_unload().
 
     dtype  "fp32", "fp16", "bf16" or torch's; by default that of each weight before it was quantized
 

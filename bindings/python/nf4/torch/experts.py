@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from nf4.checkpoint.stacks import names_of
 from nf4.torch._import_watch import ImportWatch
-from nf4.torch.modules.nf4_experts import NF4Experts
+from nf4.torch.modules import Int4Experts, NF4Experts
 
 IMPLEMENTATION = "nf4"
 FEW = 64  # rows up to which a compiled graph compares each with each, rather than to sort
+_STACKS = (NF4Experts, Int4Experts)
 _MOE, _QUANTIZERS = "transformers.integrations.moe", "transformers.quantizers.auto"
 
 
@@ -41,7 +42,7 @@ def quantize_stack(
     )
 
 
-def put(experts: Any, name: str, made: NF4Experts) -> None:
+def put(experts: Any, name: str, made: nn.Module) -> None:
     """In the place of a dense parameter."""
     delattr(experts, name)
     setattr(experts, name, made.train(experts.training))
@@ -57,7 +58,7 @@ def make_dense(model: nn.Module, dtype: torch.dtype | None) -> list[str]:
     for path, experts in model.named_modules():
         for name in names_of(experts):
             stack = experts._modules.get(name)
-            if not isinstance(stack, NF4Experts):
+            if not isinstance(stack, _STACKS):
                 continue
             dense = stack.dequantize(dtype)
             dense = dense.transpose(1, 2).contiguous() if experts.is_transposed else dense
@@ -134,7 +135,7 @@ def experts_forward(
     routed to, top_k_index [tokens, k], times top_k_weights, added up. No number is read on the
     host. Experts that are dense are computed by "grouped_mm"."""
     first, second = names_of(self)
-    if not all(isinstance(getattr(self, name), NF4Experts) for name in (first, second)):
+    if not all(isinstance(getattr(self, name), _STACKS) for name in (first, second)):
         dense = sys.modules[_MOE].grouped_mm_experts_forward
         return dense(self, hidden_states, top_k_index, top_k_weights)
     ends, tokens, in_order = _routing(top_k_index, self.num_experts)

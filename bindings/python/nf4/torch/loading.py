@@ -12,7 +12,7 @@ from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
 from nf4.checkpoint.stacks import is_stack
 from nf4.errors import InvalidArgument
-from nf4.torch import _grouping
+from nf4.torch import _siblings
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules.base import torch_device
 from nf4.typing import DTypeLike
@@ -28,18 +28,18 @@ def load(
     device: torch.device | str | int | None = None,
 ) -> PreTrainedModel:
     """The transformers model of a checkpoint of GPTQ, AWQ or compressed-tensors (pack-quantized
-    integers of 4 bits), its quantized layers as Int4Linear, or of one with experts in NF4 or FP4,
-    as NF4Experts and NF4Linear. Needs transformers, and none of the packages that made the
-    checkpoint. transformers' from_pretrained loads the latter too, in which other tensors may be
-    missing.
+    integers of 4 bits), its quantized layers as Int4Linear and its experts stacked as Int4Experts,
+    or of one with experts in NF4 or FP4, as NF4Experts and NF4Linear. Needs transformers, and none
+    of the packages that made the checkpoint. transformers' from_pretrained loads the latter too, in
+    which other tensors may be missing.
 
     path    a directory with config.json and safetensors files
     dtype   "fp32", "fp16", "bf16" or torch's, of what is not quantized; by default that of
             config.json. Scales stay as they are stored
     device  where to; by default the CPU
 
-    Siblings are joined as by convert. save_pretrained writes such a checkpoint again. Layers with
-    act order: see Int4Linear.reorder_.
+    Siblings are joined as by convert. save_pretrained writes such a checkpoint again, but of
+    Int4Experts: to_dense makes these dense. Layers with act order: see Int4Linear.reorder_.
 
     Raises nf4.checkpoint.FormatError, which names the file and the tensor, for what breaks the
     format, contradicts config.json or the model, or is missing, and for a g_idx that is out of
@@ -58,7 +58,7 @@ def load(
         from nf4.torch import _int4_quantizer  # which imports transformers
 
         model = _int4_quantizer.load_model(checkpoint, weights, wanted)
-    _grouping.join(model)
+    _siblings.join(model)
     return model if moved_to is None else model.to(moved_to)
 
 

@@ -17,7 +17,7 @@ from nf4.checkpoint.dtypes import NF4_TO_TORCH
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of, shown
-from nf4.torch import _grouping, functional
+from nf4.torch import _siblings, functional
 from nf4.torch._checks import torch_dtype
 from nf4.torch.conversion import is_in_4_bits, made_of, take_along
 from nf4.torch.experts import quantize_stack, save_as_stacks
@@ -122,7 +122,7 @@ def quantize_model(
         quantize_stack(model, name, moved_to, **of_stack)
     if plan.stacks:
         save_as_stacks(model)
-    _grouping.join(model)
+    _siblings.join(model)
     if moved_to is not None:
         model.to(moved_to)
     model.config.quantization_config = plan.config

@@ -1,10 +1,12 @@
 //! The product on a GPU: libnf4 reads and writes candle's buffers, on candle's stream.
 
+use std::ops::Range;
+
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage};
 use candle_core::{bail, CustomOp1, DType, Layout, Result, Shape};
-use nf4::cuda::{matmul_grad_into, matmul_joined_into, CudaTensor};
+use nf4::cuda::{matmul_grad_into, matmul_into, matmul_joined_into, CudaTensor};
 use nf4::{Element, QuantizedTensor};
 
 use crate::product::{Extent, Product, Weight};
@@ -18,16 +20,20 @@ pub(crate) fn upload(weight: &QuantizedTensor, device: &CudaDevice) -> Result<We
     Ok(Weight::Cuda(Box::new(weight)))
 }
 
+/// Where it lies in its storage; of a product with one weight.
+type Bias<'a> = Option<(&'a CudaStorage, Range<usize>)>;
+
 pub(crate) fn forward(
     product: &Product,
     storage: &CudaStorage,
     layout: &Layout,
+    bias: Bias,
 ) -> Result<(CudaStorage, Shape)> {
     let extent = product.extent(layout)?;
     let y = match storage.dtype() {
-        DType::F32 => on_device::<f32>(product, storage, &extent),
-        DType::F16 => on_device::<half::f16>(product, storage, &extent),
-        DType::BF16 => on_device::<half::bf16>(product, storage, &extent),
+        DType::F32 => on_device::<f32>(product, storage, &extent, bias),
+        DType::F16 => on_device::<half::f16>(product, storage, &extent, bias),
+        DType::BF16 => on_device::<half::bf16>(product, storage, &extent, bias),
         _ => bail!("{}: the input is neither F32, F16 nor BF16", product.name()),
     }?;
     Ok((y, extent.shape))
@@ -37,11 +43,16 @@ fn on_device<T: Element + CudaDType + DeviceRepr>(
     product: &Product,
     storage: &CudaStorage,
     extent: &Extent,
+    bias: Bias,
 ) -> Result<CudaStorage> {
     let Extent { from, to, m, .. } = *extent;
     let ((inputs, outputs), device) = (product.sizes(), storage.device());
     let stream = device.cuda_stream();
     let x = storage.as_cuda_slice::<T>()?.slice(from..to);
+    let bias = match bias {
+        Some((bias, all)) => Some(bias.as_cuda_slice::<T>()?.slice(all)),
+        None => None,
+    };
     let most = if T::DTYPE == nf4::DType::F32 && !product.is_gradient() {
         m.min(FP32_ROWS)
     } else {
@@ -82,6 +93,8 @@ fn on_device<T: Element + CudaDType + DeviceRepr>(
         );
         if product.is_gradient() {
             matmul_grad_into(&x, rows, &views[0], to, workspace, &stream)
+        } else if bias.is_some() {
+            matmul_into(&x, rows, &views[0], bias.as_ref(), to, workspace, &stream)
         } else {
             matmul_joined_into(&x, rows, &views, to, workspace, &stream)
         }

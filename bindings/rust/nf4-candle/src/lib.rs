@@ -25,7 +25,7 @@ use std::sync::Arc;
 use candle_core::{Device, Error, Module, Result, Tensor};
 use nf4::QuantizedTensor;
 
-use product::{Product, Weight};
+use product::{Biased, Product, Weight};
 
 /// A linear layer with a weight in 4 bits, or with several side by side.
 #[derive(Debug, Clone)]
@@ -86,6 +86,32 @@ impl QuantizedLinear {
         let weights = weights.collect::<Result<_>>()?;
         Ok(QuantizedLinear { weights, bias })
     }
+
+    /// `sum` plus y, which have one shape and dtype: what a residual connection adds. Of one row of x, as in
+    /// decode, one weight and no bias, the product's launch adds it, and rounds once.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward), and if `sum` has not the shape and the dtype of y.
+    pub fn forward_add(&self, x: &Tensor, sum: &Tensor) -> Result<Tensor> {
+        let weight = &self.weights[0].spec();
+        let in_launch = self.weights.len() == 1 && self.bias.is_none();
+        if in_launch && x.elem_count() == weight.cols && sum.elem_count() == weight.rows {
+            let y = self.biased(x, &sum.flatten_all()?)?;
+            if y.shape() == sum.shape() {
+                return Ok(y);
+            }
+        }
+        self.forward(x)? + sum
+    }
+
+    /// With a bias of x's dtype.
+    fn biased(&self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        let (x, product) = (x.contiguous()?, Product::new(self.weights.clone()));
+        if self.weights.len() > 1 {
+            return x.apply_op1(product)?.broadcast_add(bias);
+        }
+        x.apply_op2(&bias.contiguous()?, Biased(product))
+    }
 }
 
 impl Module for QuantizedLinear {
@@ -93,12 +119,11 @@ impl Module for QuantizedLinear {
     /// reads the weight once for each 16 rows of x. The gradient reaches x, and the bias, which may have
     /// another dtype; the weight has none.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = x
-            .contiguous()?
-            .apply_op1(Product::new(self.weights.clone()))?;
         match &self.bias {
-            Some(bias) => y.broadcast_add(&bias.to_dtype(y.dtype())?),
-            None => Ok(y),
+            Some(bias) => self.biased(x, &bias.to_dtype(x.dtype())?),
+            None => x
+                .contiguous()?
+                .apply_op1(Product::new(self.weights.clone())),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! x W^T of one weight or several as candle's operator, and its gradient, the sum of dY W.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{bail, CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, D};
+use candle_core::{bail, CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, D};
 use nf4::{Element, Matrix, QuantizedTensor, Spec};
 
 use crate::wrap;
@@ -92,7 +93,17 @@ impl Product {
         })
     }
 
-    fn on_host<T: Element>(&self, x: &[T], m: usize) -> Result<Vec<T>> {
+    /// Where a bias lies in its storage.
+    fn extent_of_bias(&self, layout: &Layout) -> Result<Range<usize>> {
+        let (name, (_, rows)) = (self.name(), self.sizes());
+        match layout.contiguous_offsets() {
+            Some((from, to)) if to - from == rows => Ok(from..to),
+            _ => bail!("{name}: the bias is not {rows} contiguous elements"),
+        }
+    }
+
+    /// A bias goes with one weight.
+    fn on_host<T: Element>(&self, x: &[T], m: usize, bias: Option<&[T]>) -> Result<Vec<T>> {
         let x = Matrix::new(x, m, self.sizes().0).map_err(wrap)?;
         let mut products = Vec::with_capacity(self.weights().len());
         for weight in self.weights() {
@@ -104,7 +115,10 @@ impl Product {
             if self.is_gradient() {
                 return nf4::matmul_grad(x, weight, 0).map_err(wrap);
             }
-            products.push(nf4::Product::new(x, weight));
+            products.push(nf4::Product {
+                bias,
+                ..nf4::Product::new(x, weight)
+            });
         }
         let mut parts = nf4::matmul_batch(&products, 0).map_err(wrap)?;
         if let [y] = &mut parts[..] {
@@ -132,9 +146,9 @@ impl CustomOp1 for Product {
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let Extent { from, to, m, shape } = self.extent(layout)?;
         let y = match storage {
-            CpuStorage::F32(x) => CpuStorage::F32(self.on_host(&x[from..to], m)?),
-            CpuStorage::F16(x) => CpuStorage::F16(self.on_host(&x[from..to], m)?),
-            CpuStorage::BF16(x) => CpuStorage::BF16(self.on_host(&x[from..to], m)?),
+            CpuStorage::F32(x) => CpuStorage::F32(self.on_host(&x[from..to], m, None)?),
+            CpuStorage::F16(x) => CpuStorage::F16(self.on_host(&x[from..to], m, None)?),
+            CpuStorage::BF16(x) => CpuStorage::BF16(self.on_host(&x[from..to], m, None)?),
             _ => bail!("{}: the input is neither F32, F16 nor BF16", self.name()),
         };
         Ok((y, shape))
@@ -146,7 +160,7 @@ impl CustomOp1 for Product {
         storage: &candle_core::CudaStorage,
         layout: &Layout,
     ) -> Result<(candle_core::CudaStorage, Shape)> {
-        crate::cuda::forward(self, storage, layout)
+        crate::cuda::forward(self, storage, layout, None)
     }
 
     fn bwd(&self, _x: &Tensor, _y: &Tensor, grad_y: &Tensor) -> Result<Option<Tensor>> {
@@ -168,5 +182,65 @@ impl CustomOp1 for Product {
             from += rows;
         }
         Ok(sum)
+    }
+}
+
+/// A product and what the launch adds to each of its rows, of one weight.
+pub(crate) struct Biased(pub(crate) Product);
+
+impl CustomOp2 for Biased {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn cpu_fwd(
+        &self,
+        storage: &CpuStorage,
+        layout: &Layout,
+        bias: &CpuStorage,
+        bias_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let Extent { from, to, m, shape } = self.0.extent(layout)?;
+        let (x, all) = (from..to, self.0.extent_of_bias(bias_layout)?);
+        let y = match (storage, bias) {
+            (CpuStorage::F32(values), CpuStorage::F32(bias)) => {
+                CpuStorage::F32(self.0.on_host(&values[x], m, Some(&bias[all]))?)
+            }
+            (CpuStorage::F16(values), CpuStorage::F16(bias)) => {
+                CpuStorage::F16(self.0.on_host(&values[x], m, Some(&bias[all]))?)
+            }
+            (CpuStorage::BF16(values), CpuStorage::BF16(bias)) => {
+                CpuStorage::BF16(self.0.on_host(&values[x], m, Some(&bias[all]))?)
+            }
+            _ => bail!(
+                "{}: input and bias are not both F32, F16 or BF16",
+                self.name()
+            ),
+        };
+        Ok((y, shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        storage: &candle_core::CudaStorage,
+        layout: &Layout,
+        bias: &candle_core::CudaStorage,
+        bias_layout: &Layout,
+    ) -> Result<(candle_core::CudaStorage, Shape)> {
+        let all = self.0.extent_of_bias(bias_layout)?;
+        crate::cuda::forward(&self.0, storage, layout, Some((bias, all)))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        bias: &Tensor,
+        y: &Tensor,
+        grad_y: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let rows = grad_y.reshape(((), self.0.sizes().1))?;
+        let of_bias = rows.sum(0)?.reshape(bias.shape())?;
+        Ok((self.0.bwd(x, y, grad_y)?, Some(of_bias)))
     }
 }

@@ -100,6 +100,31 @@ fn joined_weights_are_those_of_the_cpu() -> Result<()> {
 }
 
 #[test]
+fn sums_and_biases_are_those_of_the_cpu() -> Result<()> {
+    let Ok(gpu) = Device::new_cuda(0) else {
+        eprintln!("skipped: no GPU");
+        return Ok(());
+    };
+    // One row takes the sum as the launch's bias; of fp32 each piece has the bias.
+    for (dtype, m) in [(DType::BF16, 1), (DType::F16, 5), (DType::F32, 40)] {
+        let (x, sum) = (x(m, COLS, dtype)?, x(m, ROWS, dtype)?);
+        let bias = sum.get(0)?;
+        let on = |device: &Device| -> Result<[Tensor; 2]> {
+            let (x, sum) = (x.to_device(device)?, sum.to_device(device)?);
+            let bias = Some(bias.to_device(device)?);
+            let biased = QuantizedLinear::new(weight(), bias, device)?.forward(&x)?;
+            let plain = QuantizedLinear::new(weight(), None, device)?;
+            Ok([biased, plain.forward_add(&x, &sum)?])
+        };
+        for (host, device) in on(&Device::Cpu)?.iter().zip(&on(&gpu)?) {
+            let error = error(device, host)?;
+            assert!(error < allowed(dtype), "{dtype:?} {m}: {error}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn the_gradient_is_that_of_the_cpu() -> Result<()> {
     let Ok(gpu) = Device::new_cuda(0) else {
         eprintln!("skipped: no GPU");

@@ -100,6 +100,33 @@ fn joined_weights_are_one() -> Result<()> {
     Ok(())
 }
 
+/// Of one row in the launch, of more after it, with a bias or without; and the gradient reaches the sum.
+#[test]
+fn a_sum_is_added() -> Result<()> {
+    for (rows, bias) in [(1, None), (3, None), (1, Some(bias()?))] {
+        let linear = QuantizedLinear::new(weight(), bias, &Device::Cpu)?;
+        let x = Var::from_tensor(&x()?.narrow(0, 0, 1)?.narrow(1, 3 - rows, rows)?)?;
+        let sum = Tensor::arange(0f32, (rows * ROWS) as f32, &Device::Cpu)?;
+        let sum = Var::from_tensor(&sum.reshape((1, rows, ROWS))?)?;
+        let (ours, theirs) = (
+            linear.forward_add(&x, &sum)?,
+            (linear.forward(&x)? + sum.as_tensor())?,
+        );
+        assert_eq!(ours.dims(), [1, rows, ROWS]);
+        assert!(difference(&ours, &theirs)? < 1e-4);
+        let gradient = |y: Tensor| y.sqr()?.sum_all()?.backward();
+        let (ours, theirs) = (gradient(ours)?, gradient(theirs)?);
+        for var in [&x, &sum] {
+            let (ours, theirs) = (ours.get(var).unwrap(), theirs.get(var).unwrap());
+            let scale: f32 = theirs.abs()?.flatten_all()?.max(0)?.to_scalar()?;
+            assert!(difference(ours, theirs)? < 1e-5 * scale);
+        }
+        let flat = linear.forward_add(&x, &sum.flatten_all()?).unwrap_err();
+        assert!(flat.to_string().contains("shape mismatch"), "{flat}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_bias_may_have_another_dtype() -> Result<()> {
     let linear = QuantizedLinear::new(weight(), Some(bias()?), &Device::Cpu)?;

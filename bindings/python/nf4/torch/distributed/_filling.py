@@ -68,7 +68,7 @@ def _whole_shape(layer: Any) -> tuple[int, ...]:
     return layer.out_features, layer.in_features
 
 
-def _tensor(array: np.ndarray) -> Tensor:
+def tensor_of(array: np.ndarray) -> Tensor:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -78,7 +78,7 @@ def _fill_whole(layer: Any, weight: Weight, checkpoint: Checkpoint) -> None:
     read = weight.load(checkpoint)
     if getattr(read, "codebook", None) is not None:
         raise _not_standard(weight)
-    tensors = {part.name: _tensor(getattr(read, part.name)) for part in read.parts()}
+    tensors = {part.name: tensor_of(getattr(read, part.name)) for part in read.parts()}
     _take(layer, dataclasses.replace(read, **tensors))
 
 
@@ -175,4 +175,6 @@ def _fill_int4(
                 weight.check_zeros(local.cpu().numpy())
     g_idx = weight.g_idx(checkpoint)
     device = state[keys["packed"]].device
-    setattr(layer, keys.get("g_idx", "g_idx"), None if g_idx is None else _tensor(g_idx).to(device))
+    setattr(
+        layer, keys.get("g_idx", "g_idx"), None if g_idx is None else tensor_of(g_idx).to(device)
+    )

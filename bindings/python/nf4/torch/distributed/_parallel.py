@@ -26,6 +26,7 @@ from nf4.torch.distributed._parallel_layer import (
     sum_of,
 )
 from nf4.torch.modules import QuantizedLinear
+from nf4.torch.modules.base import QuantizedModule
 
 
 class _Parallel:
@@ -40,6 +41,11 @@ class _Parallel:
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         base = _parallel_adapter.base_of(module)
         if base is None:
+            if isinstance(module, QuantizedModule):
+                raise InvalidArgument(
+                    f"{type(self).__name__} is given for {type(module).__name__}; expected no "
+                    f"style for experts, which are whole on every rank"
+                )
             if self.sections is not None:
                 raise InvalidArgument("sections is given; expected None for layers of torch")
             return super()._apply(module, device_mesh)

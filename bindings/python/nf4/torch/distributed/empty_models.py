@@ -18,7 +18,7 @@ from nf4.checkpoint.kinds import config_path
 from nf4.checkpoint.stacks import is_stack, names_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
-from nf4.torch import _grouping
+from nf4.torch import _siblings
 from nf4.torch._checks import torch_dtype
 from nf4.torch.experts import put, save_as_stacks
 from nf4.torch.modules import NF4Experts
@@ -65,7 +65,7 @@ def empty_model(
         put_layers(model, checkpoint, found.weights, computing or compute_dtype_of(stored))
     if any(map(is_stack, found.weights.values())):
         save_as_stacks(model)
-    _grouping.join(model)
+    _siblings.join(model)
     return model
 
 

@@ -1,6 +1,7 @@
 //! Generates greedily from a checkpoint of LLaMA's shape in 4 bits, as transformers or
 //! `nf4 quantize` writes it. Tokens go in and out as numbers, since there is no tokenizer here. With
-//! `--speed`, how long a token takes with random weights of LLaMA-7B's shape, in 4 bits and in bf16.
+//! `--speed`, how long a token takes with random weights of LLaMA-7B's shape, in 4 bits and in bf16;
+//! `cargo run --release -p nf4-candle-bench --features cuda` has candle-transformers' own model, too.
 //!
 //!     cargo run --release -p nf4-candle --example llama -- FOLDER COUNT TOKEN...
 

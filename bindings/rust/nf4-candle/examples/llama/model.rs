@@ -87,8 +87,8 @@ impl Llama {
     pub fn forward(&self, tokens: &Tensor, step: &Step, cache: &[Tensor]) -> Result<Tensor> {
         let mut x = self.embedding.index_select(tokens, 0)?;
         for (layer, cache) in self.layers.iter().zip(cache) {
-            x = (&x + layer.attention(&layer.norms[0].forward(&x)?, &self.config, step, cache)?)?;
-            x = (&x + layer.mlp(&layer.norms[1].forward(&x)?)?)?;
+            x = layer.attention(&x, &self.config, step, cache)?;
+            x = layer.mlp(&x)?;
         }
         let last = self.norm.forward(&x.i(x.dim(0)? - 1..)?)?;
         self.head.forward(&last)?.to_dtype(DType::F32)
@@ -109,7 +109,8 @@ pub struct Step {
 }
 
 impl Layer {
-    /// The cache has the keys, then the values [2 * kv_heads, capacity, head_dim], and gets those of x.
+    /// What comes in is added to what goes out. The cache has the keys, then the values
+    /// [2 * kv_heads, capacity, head_dim], and gets those of x.
     fn attention(
         &self,
         x: &Tensor,
@@ -119,7 +120,7 @@ impl Layer {
     ) -> Result<Tensor> {
         let (count, dim) = (x.dim(0)?, config.head_dim);
         let (heads, kv_heads) = (config.heads, config.kv_heads);
-        let qkv = self.linear[0].forward(x)?;
+        let qkv = self.linear[0].forward(&self.norms[0].forward(x)?)?;
         let qkv = qkv.reshape((count, heads + 2 * kv_heads, dim))?;
         let qkv = qkv.transpose(0, 1)?.contiguous()?.unsqueeze(2)?;
         let qkv = rope_thd(&qkv, &step.cos, &step.sin)?.squeeze(2)?;
@@ -138,14 +139,14 @@ impl Layer {
         let y = weights.reshape((kv_heads, rows, ()))?.matmul(&values)?;
         let y = y.reshape((heads, count, dim))?.transpose(0, 1)?;
         let y = y.to_dtype(x.dtype())?.reshape((count, heads * dim))?;
-        self.linear[1].forward(&y)
+        self.linear[1].forward_add(&y, x)
     }
 
     fn mlp(&self, x: &Tensor) -> Result<Tensor> {
         let [.., both, down] = &self.linear;
-        let both = both.forward(x)?;
+        let both = both.forward(&self.norms[1].forward(x)?)?;
         let wide = both.dim(D::Minus1)? / 2;
         let (gate, up) = (both.narrow(1, 0, wide)?, both.narrow(1, wide, wide)?);
-        down.forward(&(gate.silu()? * up)?)
+        down.forward_add(&(gate.silu()? * up)?, x)
     }
 }

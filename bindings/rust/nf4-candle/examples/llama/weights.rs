@@ -27,6 +27,16 @@ impl Module for Linear {
     }
 }
 
+impl Linear {
+    /// `sum` plus the product, of one row in one launch where the weight is in 4 bits.
+    pub fn forward_add(&self, x: &Tensor, sum: &Tensor) -> Result<Tensor> {
+        match self {
+            Linear::Quantized(linear) => linear.forward_add(x, sum),
+            _ => self.forward(x)? + sum,
+        }
+    }
+}
+
 /// Weights onto a device.
 pub trait Source {
     /// Where the model is to be, and the type of what is not in 4 bits.
