@@ -18,7 +18,8 @@ wheel() {
         [ -z "$problem" ] || die "$problem"
         # Stripped by the linker: auditwheel would run this machine's strip, which does not know Arm.
         cuda=0 host=(_PYTHON_HOST_PLATFORM=linux-aarch64) strip=()
-        config+=("--cross-file=$ROOT/packaging/aarch64.ini" -Dc_link_args=-s -Dcpp_link_args=-s)
+        config+=("--cross-file=$ROOT/packaging/aarch64.ini" -Dc_link_args=-s -Dcpp_link_args=-s
+          "-Dc_args=-I$built/headers" "-Dcpp_args=-I$built/headers")
         ;;
       -D*) config+=("$option") ;;
       *) die "wheel takes --cpu, --arm and options of Meson (-D...), not '$option'" ;;
@@ -34,7 +35,11 @@ wheel() {
     config+=(-Dcuda_args=--compress-mode=size)
     say 'compiling CUDA kernels: about 6 minutes on two cores'
   fi
-  rm -rf "$built" "$DIST" && mkdir -p "$built/source" "$DIST"
+  rm -rf "$built" "$DIST" && mkdir -p "$built/source" "$built/headers/aarch64-linux-gnu" "$DIST"
+  # Debian's Python.h includes pyconfig.h from a folder of the machine's name. For the stable ABI that of any
+  # 64-bit machine serves.
+  ln -s "$(python -c 'import os, sysconfig; print(os.path.dirname(sysconfig.get_config_h_filename()))')" \
+    "$built/headers/aarch64-linux-gnu/"
   PYTHONPATH=$PACKAGE/build_backend python -c \
     'import nf4_build, sys; nf4_build.build_sdist(sys.argv[1])' "$DIST" >"$built/log" 2>&1 ||
     { cat "$built/log" >&2 && die 'cannot make the sdist; what it said is above'; }
