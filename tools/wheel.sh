@@ -35,11 +35,10 @@ wheel() {
     config+=(-Dcuda_args=--compress-mode=size)
     say 'compiling CUDA kernels: about 6 minutes on two cores'
   fi
-  rm -rf "$built" "$DIST" && mkdir -p "$built/source" "$built/headers/aarch64-linux-gnu" "$DIST"
+  rm -rf "$built" "$DIST" && mkdir -p "$built/source" "$built/headers" "$DIST"
   # Debian's Python.h includes pyconfig.h from a folder of the machine's name. For the stable ABI that of any
   # 64-bit machine serves.
-  ln -s "$(python -c 'import os, sysconfig; print(os.path.dirname(sysconfig.get_config_h_filename()))')" \
-    "$built/headers/aarch64-linux-gnu/"
+  ln -s "/usr/include/$(uname -m)-linux-gnu" "$built/headers/aarch64-linux-gnu"
   PYTHONPATH=$PACKAGE/build_backend python -c \
     'import nf4_build, sys; nf4_build.build_sdist(sys.argv[1])' "$DIST" >"$built/log" 2>&1 ||
     { cat "$built/log" >&2 && die 'cannot make the sdist; what it said is above'; }
