@@ -37,6 +37,14 @@ FAULTS = {
         {ONE.replace("3", "6"): torch.zeros(64, 64)},
         f"{ONE.replace('3', '6')} is there, and the model has 6 experts",
     ),
+    "scalars": (
+        {f"{LAYER}.{expert}.up_proj.weight": torch.tensor(1.0) for expert in range(5)},
+        f"{LAYER}.0.up_proj.weight is of shape []; expected [rows, 64]",
+    ),
+    "beside a stack": (
+        {STACK: torch.zeros(6, 128, 64)},
+        f"{STACK} is there, beside the matrices of experts",
+    ),
     "whole": ({STACK: None}, f"{STACK} is missing"),
     "shape of the whole": (
         {STACK: torch.zeros(4, 64, 191)},

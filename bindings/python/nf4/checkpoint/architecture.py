@@ -92,11 +92,11 @@ class Model:
 def ask(
     config: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
-    stacked: Mapping[str, tuple[int, ...]] | None = None,
+    others: Mapping[str, tuple[int, ...]] | None = None,
     weights: Iterable[str] = (),
 ) -> Model:
-    """The model of config.json, asked about matrices: tensor name -> shape as stored. stacked:
-    dense tensors of three dimensions, likewise. weights: the names of 4-bit stacks.
+    """The model of config.json, asked about matrices: tensor name -> shape as stored. others: the
+    other dense tensors, likewise. weights: the names of 4-bit stacks.
 
     UnknownModel if config.json does not name one, if torch or transformers is not installed, if
     the model needs remote code, cannot be built, or has none of these tensors.
@@ -106,7 +106,7 @@ def ask(
     request = {
         "config": config,
         "shapes": shapes,
-        "stacked": stacked or {},
+        "others": others or {},
         "weights": list(weights),
     }
     answer = _run(json.dumps(request), name)
