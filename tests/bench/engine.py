@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# transformers is ten times as slow on a busy machine where OpenMP's threads spin.
+# transformers is several times as slow on a busy machine where OpenMP's threads spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch  # noqa: E402

@@ -114,11 +114,26 @@ done
 """
 
 
-def test_an_nvcc_that_is_too_old(tmp_path):
+NVCC_ALONE = """#!/bin/sh
+echo "gcc: No such file or directory
+nvcc fatal   : Failed to preprocess host compiler properties." >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize(
+    "program, sentence",
+    [
+        (NVCC_12_4, "nvcc is 12.4.131, and libnf4 needs 12.5 or later"),
+        (NVCC_ALONE, "host compiler properties.): put a g++ on PATH that it takes"),
+    ],
+    ids=["too old", "without a host compiler"],
+)
+def test_an_nvcc_that_is_of_no_use(program, sentence, tmp_path):
     """As pip builds: one sentence; the line before says what leaves the GPU out."""
     pytest.importorskip("mesonpy")
     nvcc = make_executable(tmp_path / "nvcc")
-    nvcc.write_text(NVCC_12_4)
+    nvcc.write_text(program)
     settings = {"build-dir": str(tmp_path / "build")}
     done = subprocess.run(
         [sys.executable, "-c", f"import nf4_build; nf4_build.build_wheel('.', {settings})"],
@@ -129,7 +144,7 @@ def test_an_nvcc_that_is_too_old(tmp_path):
         text=True,
     )
     assert done.returncode != 0
-    assert "nvcc is 12.4.131, and libnf4 needs 12.5 or later" in done.stdout
+    assert sentence in done.stdout
     assert "NF4_CUDA=0 leaves them out" in done.stderr
 
 

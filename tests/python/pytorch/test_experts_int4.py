@@ -127,6 +127,14 @@ def test_what_is_wrong_is_named(change, message, tmp_path):
     assert message in str(caught.value)
 
 
+def test_peft_has_no_adapters_for_these(tmp_path):
+    peft = pytest.importorskip("peft")
+    integers(tmp_path, qwen3(), "awq")
+    config = peft.LoraConfig(target_modules=["q_proj"], target_parameters=["experts.down_proj"])
+    with pytest.raises(nf4.InvalidArgument, match="experts.down_proj, experts of integers"):
+        peft.get_peft_model(nf4.torch.load(tmp_path / "made"), config)
+
+
 def test_what_stacks_are_not_made_of(tmp_path):
     """empty_model has a layer for each weight, and gpt-oss's stacks are transposed."""
     integers(tmp_path, qwen3(), "gptq")

@@ -143,6 +143,33 @@ def test_packed_bytes_are_no_target():
             peft.get_peft_model(model, config)
 
 
+def test_a_peft_that_is_not_known(monkeypatch):
+    """All of its functions are left alone, and one line names the experts and the first."""
+    from nf4.torch import peft as nf4_peft
+
+    nf4_peft.unregister()
+    wrapper, forward = (
+        peft.tuners.lora.layer.ParamWrapper,
+        peft.tuners.lora.layer.ParamWrapper.forward,
+    )
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(wrapper, "forward", lambda *a, **k: forward(*a, **k))
+            found = nf4_peft.register()
+            assert found.left_alone == ["peft.tuners.lora.layer.ParamWrapper.forward"]
+            model = qwen3()
+            quantize_model(model, experts=True)
+            known = (
+                r"experts.gate_up_proj gets no adapter: libnf4 does not know .*ParamWrapper.forward"
+            )
+            with pytest.warns(match=known):
+                made = adapted(model, target_modules=["q_proj"])
+            assert not any("experts" in n for n, p in made.named_parameters() if p.requires_grad)
+            nf4_peft.unregister()
+    finally:
+        nf4_peft.register()
+
+
 def test_experts_of_rows_that_grouped_mm_does_not_take_back():
     """20 of 16 bits are no whole number of 16 bytes, which the gradient of its result needs."""
     from nf4.torch._expert_adapters import ExpertAdapter

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from nf4.errors import InvalidArgument
 from nf4.torch._checks import torch_dtype
 from nf4.torch._expert_adapters import ExpertAdapter
-from nf4.torch.modules import NF4Experts
+from nf4.torch.modules import Int4Experts, NF4Experts
 from nf4.torch.modules.base import QuantizedModule
 
 
@@ -89,12 +90,41 @@ def inject_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
     return _inject_parameters
 
 
+def _is_target(name: str, targets: Iterable[str]) -> bool:
+    return any(f".{name}".endswith(f".{target}") for target in targets)
+
+
+def warn_of(original: Callable[..., Any], unknown: str) -> Callable[..., Any]:
+    """For a PEFT of which a function is unknown, so that all are left alone: experts in 4 bits are
+    no parameters then, and PEFT passes over them. Its arguments are taken as they come."""
+
+    @functools.wraps(original)
+    def _inject_parameters(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        targets = [t for each in given for t in getattr(each, "target_parameters", None) or ()]
+        for model in (each for each in given if isinstance(each, nn.Module)):
+            for name, module in model.named_modules():
+                if isinstance(module, NF4Experts) and _is_target(name, targets):
+                    warnings.warn(
+                        f"{name} gets no adapter: libnf4 does not know {unknown} of this PEFT",
+                        stacklevel=2,
+                    )
+                    return original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return _inject_parameters
+
+
 def _require_no_part(model: nn.Module, targets: Iterable[str]) -> None:
     """PEFT would add to the bytes of a weight as if those were numbers."""
     for name, module in model.named_modules():
         if not isinstance(module, QuantizedModule):
             continue
         plain = name.replace(".base_layer", "")
+        if isinstance(module, Int4Experts) and _is_target(plain, targets):
+            raise InvalidArgument(
+                f"target_parameters has {plain}, experts of integers; expected those of NF4 or FP4"
+            )
         for target in targets:
             if f".{plain}.weight".endswith(f".{target}"):
                 kind = "parameters" if isinstance(module, NF4Experts) else "modules"

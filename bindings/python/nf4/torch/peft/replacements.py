@@ -15,6 +15,7 @@ from nf4.torch.peft import layers, merging
 CHECKED = "0.18.0 to 0.21.2"  # the versions that were read
 LINEAR, LINEAR4BIT = "peft.tuners.lora.layer", "peft.tuners.lora.bnb"
 _INTEGRATIONS, _DEQUANTIZE = "peft.utils.integrations", "dequantize_module_weight"
+_TUNERS, _INJECT = "peft.tuners.tuners_utils", "_inject_parameters"
 # What the functions' sources begin with in SHA-256, by the module that has them.
 KNOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     LINEAR: {
@@ -36,7 +37,7 @@ EXPERTS: Mapping[str, Mapping[str, str]] = {
         "ParamWrapper.merge": "3ae95ee0ab6efe90",
         "ParamWrapper.unmerge": "6f86faffa70bedb9",
     },
-    "peft.tuners.tuners_utils": {"BaseTuner._inject_parameters": "10d38624f40b5393"},
+    _TUNERS: {f"BaseTuner.{_INJECT}": "10d38624f40b5393"},
 }
 _DEQUANTIZE_DIGESTS = ("745bb18021ab7aff",)
 
@@ -80,7 +81,13 @@ def replace_experts(replaced: list[Replaced], left_alone: list[str]) -> None:
         if not _replacing.is_known(found(module, name), (digest,))
     ]
     left_alone += unknown
-    for module, name, _ in methods if not unknown else ():
+    if unknown:
+        tuner = found(sys.modules[_TUNERS], "BaseTuner")
+        if callable(found(tuner, _INJECT)):
+            ours = experts.warn_of(found(tuner, _INJECT), unknown[0])
+            replaced.append(Replaced.by(f"{_TUNERS}.BaseTuner.{_INJECT}", tuner, ours))
+        return
+    for module, name, _ in methods:
         of_class, _, method = name.partition(".")
         make: Callable[..., Any] = getattr(experts, method.removeprefix("_"))
         if method == "merge":
