@@ -224,6 +224,15 @@ def test_bad_arguments(tmp_path):
         load_checkpoint(nn.Linear(1, 1), tmp_path, device="nowhere")
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "1", '{"cache_implementation": "odd"}'])
+def test_settings_of_generate_that_are_none(tmp_path, text):
+    write(tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.warns(UserWarning, match="generation_config.json is not used: "):
+        model = empty_model(tmp_path)
+    assert model.generation_config is not None
+
+
 @settings(deadline=None)
 @given(st.data())
 def test_runs_of_a_box_are_its_elements_in_order(data):

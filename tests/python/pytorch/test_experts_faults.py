@@ -12,6 +12,7 @@ torch_cases.require("torch", "transformers")
 import torch  # noqa: E402
 from experts_cases import gpt_oss, qwen3  # noqa: E402
 from nf4.checkpoint import FormatError  # noqa: E402
+from nf4.checkpoint.audit import audit  # noqa: E402
 from nf4.checkpoint.convert import quantize_checkpoint  # noqa: E402
 from nf4.checkpoint.quantize_plan import QuantizeOptions  # noqa: E402
 from nf4.torch.distributed import empty_model, load_checkpoint  # noqa: E402
@@ -35,6 +36,14 @@ FAULTS = {
     "more experts": (
         {ONE.replace("3", "6"): torch.zeros(64, 64)},
         f"{ONE.replace('3', '6')} is there, and the model has 6 experts",
+    ),
+    "scalars": (
+        {f"{LAYER}.{expert}.up_proj.weight": torch.tensor(1.0) for expert in range(5)},
+        f"{LAYER}.0.up_proj.weight is of shape []; expected [rows, 64]",
+    ),
+    "beside a stack": (
+        {STACK: torch.zeros(6, 128, 64)},
+        f"{STACK} is there, beside the matrices of experts",
     ),
     "whole": ({STACK: None}, f"{STACK} is missing"),
     "shape of the whole": (
@@ -65,6 +74,7 @@ def test_the_tensor_is_named(name, tmp_path):
     model = gpt_oss() if "whole" in name else qwen3()
     changed(tmp_path / "dense", model, changes)
     assert problem in left_dense(tmp_path / "dense", tmp_path / "made")
+    assert any(problem in each.reason for each in audit(str(tmp_path / "made"))[1])
     skeleton = empty_model(tmp_path / "dense")
     with pytest.raises(FormatError) as caught:
         load_checkpoint(skeleton, tmp_path / "dense")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -126,6 +127,22 @@ def test_offloaded_layers_are_refused(tmp_path):
         AutoModelForCausalLM.from_pretrained(
             tmp_path / "made", device_map=places, offload_folder=tmp_path / "offload"
         )
+
+
+def test_variants_in_one_folder(tmp_path):
+    """Saving one removes the shards of another."""
+    expected = {}
+    for variant in ("other", None):
+        model = qwen3()
+        quantize_model(model, experts=True)
+        model.save_pretrained(tmp_path / "one", max_shard_size="30KB", variant=variant)
+        expected[variant] = logits(model)
+        shutil.copytree(tmp_path / "one", tmp_path / "all", dirs_exist_ok=True)
+        # "other" is alone at first.
+        for each, found in expected.items():
+            loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "all", variant=each)
+            assert torch.equal(logits(loaded), found)
+    assert not torch.equal(expected["other"], expected[None])
 
 
 def test_without_libnf4_transformers_refuses(tmp_path, monkeypatch):

@@ -67,6 +67,14 @@ class Model:
         stacks = {full: Stack.from_answer(each) for full, each in answer["stacks"].items()}
         return cls(name, answer["reasons"], answer["modules"], *modules, stacks, answer["stack_of"])
 
+    def absent_experts(self) -> list[str]:
+        """Of stacks that are neither in 4 bits nor, as a whole, dense: why not. Where one is in 4
+        bits and the other of its module is not, stack_reason says that."""
+        there = set(self.stack_of.values())
+        modules = {each.module for name, each in self.stacks.items() if name in there}
+        return [each.problem for each in self.stacks.values()
+                if each.problem is not None and each.module not in modules]  # fmt: skip
+
     def stack_reason(self, name: str, shape: tuple[int, ...]) -> str | None:
         """Why a 4-bit stack is not one of the model's, or not loaded; None if it is."""
         stack = self.stacks.get(self.stack_of.get(name, ""))
@@ -84,11 +92,11 @@ class Model:
 def ask(
     config: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
-    stacked: Mapping[str, tuple[int, ...]] | None = None,
+    others: Mapping[str, tuple[int, ...]] | None = None,
     weights: Iterable[str] = (),
 ) -> Model:
-    """The model of config.json, asked about matrices: tensor name -> shape as stored. stacked:
-    dense tensors of three dimensions, likewise. weights: the names of 4-bit stacks.
+    """The model of config.json, asked about matrices: tensor name -> shape as stored. others: the
+    other dense tensors, likewise. weights: the names of 4-bit stacks.
 
     UnknownModel if config.json does not name one, if torch or transformers is not installed, if
     the model needs remote code, cannot be built, or has none of these tensors.
@@ -98,7 +106,7 @@ def ask(
     request = {
         "config": config,
         "shapes": shapes,
-        "stacked": stacked or {},
+        "others": others or {},
         "weights": list(weights),
     }
     answer = _run(json.dumps(request), name)

@@ -187,6 +187,8 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
             findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
     if rules.model is not None:
         config = config_path(checkpoint)
+        for problem in rules.model.absent_experts():
+            findings.append(Finding("fault", checkpoint.path, None, problem))
         for module in replaced_dense(rules.model, found, settings.get("llm_int8_skip_modules")):
             problem = f"llm_int8_skip_modules lacks {module}, whose weight is dense"
             findings.append(Finding("fault", config, None, problem))

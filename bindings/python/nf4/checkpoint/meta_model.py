@@ -213,6 +213,9 @@ class LoadPlan:
         if converter is None or not _stacks_matrices(converter.operations):
             found = f"{tensors[0]} of shape {list(shapes[tensors[0]])}"
             return [], f"{full} of shape {list(shape)} is made of {found} in a way that is not read"
+        others = [each for each in sources if each not in converter.source_patterns]
+        if others:
+            return [], f"{sources[others[0]][0]} is there, beside the matrices of experts"
         absent = [each for each in converter.source_patterns if each not in sources]
         if absent:
             return [], f"{absent[0]} is missing, of all experts"
@@ -235,11 +238,11 @@ class LoadPlan:
     def answer(
         self,
         shapes: Mapping[str, Sequence[int]],
-        stacked: Mapping[str, Sequence[int]] | None = None,
+        others: Mapping[str, Sequence[int]] | None = None,
         weights: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """What architecture.Model is made of, for the tensors of a checkpoint: the matrices' and
-        dense stacks' names -> shape, and the names of 4-bit stacks."""
+        """What architecture.Model is made of, for the tensors of a checkpoint: the names of the
+        matrices and of other dense tensors -> shape, and the names of 4-bit stacks."""
         reasons = {name: self.dense_reason(name, shape) for name, shape in shapes.items()}
         return {
             "transformers": transformers.__version__,
@@ -249,7 +252,7 @@ class LoadPlan:
             "linear": sorted(self.linear),
             "conv1d": sorted(n for n, m in self.linear.items() if isinstance(m, Conv1D)),
             "dense_by_default": sorted(self.dense_by_default),
-            "stacks": self.stacks({**shapes, **(stacked or {})}),
+            "stacks": self.stacks({**shapes, **(others or {})}),
             "stack_of": self.stack_of(weights),
         }
 
@@ -266,12 +269,12 @@ def _stacks_matrices(operations: Sequence[Any]) -> bool:
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """LoadPlan.answer to {"config": config.json, "shapes", "stacked", "weights"}; LookupError or
+    """LoadPlan.answer to {"config": config.json, "shapes", "others", "weights"}; LookupError or
     whatever the model's constructor raises if it cannot be built."""
     config = _clean(request["config"])
     kind = model_class(config)
     model = build(kind, kind.config_class.from_dict(config))
-    return LoadPlan(model).answer(request["shapes"], request["stacked"], request["weights"])
+    return LoadPlan(model).answer(request["shapes"], request["others"], request["weights"])
 
 
 def main() -> None:

@@ -300,9 +300,9 @@ def choose_rules(
     types = model_types(config)
     shapes = {name: info.shape for name, info in found.dense.items()}
     try:
-        stacked = {name: shape for name, shape in shapes.items() if len(shape) == 3}
+        others = {name: shape for name, shape in shapes.items() if len(shape) != 2}
         weights = [name for name, weight in found.weights.items() if is_stack(weight)]
-        model = ask(config, matrix_shapes(found, types), stacked, weights)
+        model = ask(config, matrix_shapes(found, types), others, weights)
     except UnknownModel as error:
         return Rules(types, skip, only, None, shapes), f"tensor names: {error}"
     return Rules(types, skip, only, model, shapes), f"the modules of {model.name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,17 @@ class Checkpoint(Closing):
     config        config.json beside the weights of a directory, else {}
 
     Raises FormatError for a broken file, OSError for one that cannot be read. With a list for
-    `faults`, what is wrong with single shards goes there instead, and the rest is opened.
+    `faults`, what is wrong with single shards goes there instead, and the rest is opened. With
+    `shards` exactly these files are opened, and neither an index nor config.json is looked for.
     """
 
-    def __init__(self, path: str | os.PathLike[str], faults: list[FormatError] | None = None):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        faults: list[FormatError] | None = None,
+        *,
+        shards: Sequence[str] | None = None,
+    ):
         self.path = os.fspath(path)
         self._faults = faults
         self.directory: str | None = None
@@ -74,7 +81,10 @@ class Checkpoint(Closing):
         self.owner: dict[str, SafetensorsFile] = {}
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
-            self._open()
+            if shards is None:
+                self._open()
+            for shard in shards or ():
+                self._add(shard)
             stack.pop_all()
 
     def _open(self) -> None:

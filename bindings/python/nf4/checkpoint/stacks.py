@@ -106,10 +106,11 @@ def parts_problem(
         if len(group) != experts:
             return f"{group[-1]} is there, and the model has {experts} experts"
         (usual, _), *_ = Counter(tuple(shapes[name]) for name in group).most_common(1)
+        wanted = usual[0] if len(usual) == 2 else "rows"
         for name in group:
             size = tuple(shapes[name])
             if size != usual or len(size) != 2 or size[1] != cols:
-                return f"{name} is of shape {list(size)}; expected [{usual[0]}, {cols}]"
+                return f"{name} is of shape {list(size)}; expected [{wanted}, {cols}]"
         total += usual[0]
     if total == rows:
         return None

@@ -70,8 +70,8 @@ def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
     dense, shared = _stored(model, state), _shared(state)
     plan = LoadPlan(model)
     matrices = {name: info.shape for name, info in dense.items() if is_matrix(info)}
-    stacked = {name: info.shape for name, info in dense.items() if len(info.shape) == 3}
-    answer = plan.answer(matrices, stacked)
+    others = {name: info.shape for name, info in dense.items() if len(info.shape) != 2}
+    answer = plan.answer(matrices, others)
     architecture = type(model).__name__
     config = {**model.config.to_dict(), "architectures": [architecture]}
     found = Model.from_answer(architecture, answer)

@@ -77,11 +77,12 @@ class NF4Quantizer(FrozenQuantizer):
         from nf4.torch.distributed.empty_models import compute_dtype_of, put_layers
 
         if not checkpoint_files:
-            raise InvalidArgument("state_dict is given; expected the files of a checkpoint alone")
-        several = len(checkpoint_files) > 1
-        self.path = os.path.dirname(checkpoint_files[0]) if several else checkpoint_files[0]
+            raise InvalidArgument(
+                "no checkpoint_files are given; expected those of from_pretrained(folder)"
+            )
+        self.files = list(checkpoint_files)
         config = self.quantization_config.to_dict()
-        with Checkpoint(self.path) as checkpoint:
+        with self._checkpoint() as checkpoint:
             found = bnb.survey(checkpoint)
             found.require_sound()
             places = put_layers(model, checkpoint, found.weights, compute_dtype_of(config))
@@ -109,7 +110,7 @@ class NF4Quantizer(FrozenQuantizer):
         from nf4.torch.experts import save_as_stacks
 
         places = [(name, m) for name, m in model.named_modules() if isinstance(m, _Codes)]
-        with Checkpoint(self.path) as checkpoint:
+        with self._checkpoint() as checkpoint:
             for name, codes in places:
                 made = _filled(name, codes, checkpoint).train(codes.training)
                 take_along(codes, made)
@@ -120,6 +121,12 @@ class NF4Quantizer(FrozenQuantizer):
         _siblings.join(model)
         model.config.quantization_config = self.quantization_config.to_dict()
         return model
+
+    def _checkpoint(self) -> Checkpoint:
+        """The files that transformers reads; a folder may have those of other variants, too."""
+        several = len(self.files) > 1
+        path = os.path.dirname(self.files[0]) if several else self.files[0]
+        return Checkpoint(path, shards=self.files)
 
 
 def _filled(name: str, codes: _Codes, checkpoint: Checkpoint) -> NF4Weight:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -95,8 +96,13 @@ def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedMo
     _fill_buffers(model, model)
     if stored is not None:
         model.config.quantization_config = checkpoint.config["quantization_config"]
-    if model.can_generate() and os.path.exists(os.path.join(checkpoint.directory, _GENERATION)):
-        model.generation_config = GenerationConfig.from_pretrained(checkpoint.directory)
+    generation = os.path.join(checkpoint.directory, _GENERATION)
+    if model.can_generate() and os.path.exists(generation):
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(checkpoint.directory)
+        except (AttributeError, OSError, RecursionError, TypeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            warnings.warn(f"{generation} is not used: {reason}", stacklevel=3)
     return model.eval()
 
 
