@@ -104,3 +104,11 @@ step_faults_long() {
   python_environment
   faults 1000 10000 1000000
 }
+
+# tests/bench/candle shares files with the example of nf4-candle, and takes candle-transformers, which is slow to compile.
+step_candle_bench() {
+  local problem
+  problem=$(rust_problem)
+  [ -z "$problem" ] || skip "$problem"
+  NF4_LIB_DIR=$BUILD/lib CARGO_TARGET_DIR=$CACHE/rust cargo check --locked -p nf4-candle-bench
+}
