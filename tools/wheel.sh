@@ -16,6 +16,7 @@ wheel() {
       --arm)
         problem=$(arm_problem)
         [ -z "$problem" ] || die "$problem"
+        count_proofs wheel
         # Stripped by the linker: auditwheel would run this machine's strip, which does not know Arm.
         cuda=0 host=(_PYTHON_HOST_PLATFORM=linux-aarch64) strip=()
         config+=("--cross-file=$ROOT/packaging/aarch64.ini" -Dc_link_args=-s -Dcpp_link_args=-s
