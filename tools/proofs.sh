@@ -12,7 +12,7 @@ count_proofs() {
   [ -z "${NF4_PROOFS:-}" ] || return 0
   export NF4_PROOFS=$CACHE/proofs/$1
   mkdir -p "$CACHE/proofs"
-  rm -f "$NF4_PROOFS"
+  : >"$NF4_PROOFS"
 }
 
 # proved PROOF COUNT [FAILED]: a line for docs/reliability.md.
@@ -69,7 +69,7 @@ faults() {
 # The threads of callers and of the library under ThreadSanitizer, at -O1 and without what it cannot
 # run (check_threads.cpp).
 tsan() {
-  local catch2 count which='[threads]~[stack]~[native],[.soak]'
+  local catch2 count failed=0 which='[threads]~[stack]~[native],[.soak]'
   virtual_environment
   install_lists 'the build tools' requires
   catch2=$(catch2_include)
@@ -78,14 +78,11 @@ tsan() {
   meson compile -C "$BUILD_TSAN" check >&2
   # Its exit status is their number.
   count=$({ "$BUILD_TSAN/tests/check" --list-test-names-only "$which" || true; } | wc -l)
-  if TSAN_OPTIONS=die_after_fork=0 NF4_SOAK_CALLS=1000 "$BUILD_TSAN/tests/check" "$which"; then
-    # The variants that it ran are no proof of theirs.
-    [ -z "${NF4_PROOFS:-}" ] || sed -i '/^cpu-/d' "$NF4_PROOFS"
-    proved thread-sanitizer "$count"
-  else
-    proved thread-sanitizer "$count" 1
-    return 1
-  fi
+  TSAN_OPTIONS=die_after_fork=0 NF4_SOAK_CALLS=1000 "$BUILD_TSAN/tests/check" "$which" || failed=1
+  # The variants that it ran are no proof of theirs.
+  [ -z "${NF4_PROOFS:-}" ] || sed -i '/^cpu-/d' "$NF4_PROOFS"
+  proved thread-sanitizer "$count" $failed
+  return $failed
 }
 
 # What takes too long for `./dev test`: about an hour.
@@ -93,7 +90,7 @@ nightly() {
   local each code status=0
   step_build
   install_tests
-  for each in fuzz tsan step_soak step_faults_long step_arm_long; do
+  for each in fuzz tsan step_soak step_faults_long step_arm_long step_candle_bench; do
     say "== $each"
     code=0
     bash "$ROOT/dev" "$each" || code=$?
@@ -106,4 +103,12 @@ step_soak() { "$BUILD/tests/check" '[.soak]'; }
 step_faults_long() {
   python_environment
   faults 1000 10000 1000000
+}
+
+# tests/bench/candle shares files with the example of nf4-candle, and takes candle-transformers, which is slow to compile.
+step_candle_bench() {
+  local problem
+  problem=$(rust_problem)
+  [ -z "$problem" ] || skip "$problem"
+  NF4_LIB_DIR=$BUILD/lib CARGO_TARGET_DIR=$CACHE/rust cargo check --locked -p nf4-candle-bench
 }

@@ -16,9 +16,11 @@ wheel() {
       --arm)
         problem=$(arm_problem)
         [ -z "$problem" ] || die "$problem"
+        count_proofs wheel
         # Stripped by the linker: auditwheel would run this machine's strip, which does not know Arm.
         cuda=0 host=(_PYTHON_HOST_PLATFORM=linux-aarch64) strip=()
-        config+=("--cross-file=$ROOT/packaging/aarch64.ini" -Dc_link_args=-s -Dcpp_link_args=-s)
+        config+=("--cross-file=$ROOT/packaging/aarch64.ini" -Dc_link_args=-s -Dcpp_link_args=-s
+          "-Dc_args=-I$built/headers" "-Dcpp_args=-I$built/headers")
         ;;
       -D*) config+=("$option") ;;
       *) die "wheel takes --cpu, --arm and options of Meson (-D...), not '$option'" ;;
@@ -34,7 +36,10 @@ wheel() {
     config+=(-Dcuda_args=--compress-mode=size)
     say 'compiling CUDA kernels: about 6 minutes on two cores'
   fi
-  rm -rf "$built" "$DIST" && mkdir -p "$built/source" "$DIST"
+  rm -rf "$built" "$DIST" && mkdir -p "$built/source" "$built/headers" "$DIST"
+  # Debian's Python.h includes pyconfig.h from a folder of the machine's name. For the stable ABI that of any
+  # 64-bit machine serves.
+  ln -s "/usr/include/$(uname -m)-linux-gnu" "$built/headers/aarch64-linux-gnu"
   PYTHONPATH=$PACKAGE/build_backend python -c \
     'import nf4_build, sys; nf4_build.build_sdist(sys.argv[1])' "$DIST" >"$built/log" 2>&1 ||
     { cat "$built/log" >&2 && die 'cannot make the sdist; what it said is above'; }
@@ -69,7 +74,7 @@ try_tarball() {
 # release [--dry-run [options of wheel]]: all that is published, in dist/, and its checksums; then the
 # tag. Nothing is uploaded. A dry run goes on where something is not ready, and makes no tag.
 release() {
-  local dry='' number tag crates=$CACHE/crates
+  local dry='' number tag crates=$CACHE/crates arm file problem
   number=$(version) tag=v$number
   if [ "${1:-}" = --dry-run ]; then
     dry=1
@@ -84,8 +89,17 @@ release() {
   install_tests
   python tests/abi/freeze.py --check >&2 || unready 'the header of this version is not frozen'
   python tests/gpu/record.py --release >&2 || unready 'the GPU record does not cover this code'
+  problem=$(arm_problem)
+  if [ -z "$problem" ]; then
+    wheel --arm
+    # Out of the way of the other wheel, which makes dist/ anew.
+    arm=$CACHE/arm-wheel && rm -rf "$arm" && mkdir -p "$arm" && mv "$DIST"/*.whl "$arm/"
+  else
+    arm='' && unready "there is no wheel for 64-bit Arm: $problem"
+  fi
   wheel "$@"
-  bash tests/packaging/wheel.sh "$CACHE/wheel-user" "$DIST"/*.whl >&2 || die 'the wheel does not work'
+  file=$(echo "$DIST"/*.whl)
+  bash tests/packaging/wheel.sh "$CACHE/wheel-user" "$file" >&2 || die 'the wheel does not work'
   ! grep -q '<skipped' "$CACHE/wheel-user/results.xml" ||
     unready 'the wheel was not tried in every language; what was skipped is above'
   try_tarball "$DIST/libnf4-$number.tar.gz" || die 'the tarball does not pass its tests'
@@ -94,6 +108,7 @@ release() {
   NF4_LIB_DIR=$CACHE/wheel-user/$(cd "$CACHE/wheel-user" && echo lib/python*/site-packages/nf4/lib) \
     CARGO_TARGET_DIR=$crates cargo package --workspace --exclude nf4-examples --exclude nf4-candle-bench --allow-dirty -q >&2
   cp "$crates/package/"*"-$number.crate" "$DIST/" && rm -rf "$crates"
+  [ -z "$arm" ] || mv "$arm"/*.whl "$DIST/"
   (cd "$DIST" && sha256sum -- * >SHA256SUMS && cat SHA256SUMS)
   if [ -n "$dry" ]; then
     say "a dry run: no tag $tag"

@@ -36,16 +36,26 @@ def needs_cuda(header: Path, lib: Path, seen: set[Path] | None = None) -> bool:
     return any(needs_cuda(path, lib, seen) for path in inner if path.exists())
 
 
-def nvcc_complaint(nvcc: str, flags: list[str], source: str) -> str | None:
-    """As `complaint`, with nvcc, which reads no standard input. To PTX: host code is read, too,
-    and the rest would take twice as long again."""
+def nvcc_complaint(nvcc: str, flags: list[str], unit_name: str, source: str) -> str | None:
+    """As `complaint`, with nvcc, which reads no standard input."""
     with tempfile.TemporaryDirectory() as folder:
-        unit = Path(folder) / "unit.cu"
+        unit = Path(folder) / unit_name
         unit.write_text(source)
-        to = ["-ptx", "-o", f"{unit}.ptx"]
-        command = [nvcc, "-std=c++17", "-arch=sm_75", *flags, str(unit), *to]
+        command = [nvcc, "-std=c++17", *flags, str(unit), "-o", f"{unit}.out"]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
     return None if run.returncode == 0 else run.stderr + run.stdout
+
+
+def cuda_complaint(header: Path, nvcc: str, includes: list[str], source: str) -> str | None:
+    """To PTX, where __CUDA_ARCH__ is defined; a .hpp, which .cpp files include, by the host's
+    compiler, too. A .cuh is read without __CUDA_ARCH__ where a .hpp includes it alone: nvcc's own
+    pass for the host would take as long again as that to PTX."""
+    on_device = ["-arch=sm_75", "-ptx", *includes]
+    on_host = ["-Xcompiler=-fsyntax-only", "-c", *includes]
+    wrong = nvcc_complaint(nvcc, on_device, "unit.cu", source)
+    if wrong is None and header.suffix == ".hpp":
+        wrong = nvcc_complaint(nvcc, on_host, "unit.cpp", source)
+    return wrong
 
 
 def check_of(
@@ -62,7 +72,7 @@ def check_of(
         flags = ["-xc++", "-fsyntax-only", *FLAGS, *(VECTOR_FLAGS * vectors), *includes]
         return functools.partial(complaint, cxx, flags, source)
     if nvcc:
-        return functools.partial(nvcc_complaint, nvcc, includes, source)
+        return functools.partial(cuda_complaint, header, nvcc, includes, source)
     return "needs nvcc, and this build has no CUDA"
 
 

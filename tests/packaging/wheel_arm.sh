@@ -4,10 +4,15 @@
 #
 #   wheel_arm.sh FOLDER WHEEL
 #
-# FOLDER is made anew. Leaves the number of answers for docs/reliability.md.
+# FOLDER is made anew. Leaves the number of answers, and whether it failed, for docs/reliability.md.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 folder=$(realpath -m "$1") wheel=$(realpath "$2") answers=0
+leave_count() {
+  local failed=$(($? != 0))
+  [ -z "${NF4_PROOFS:-}" ] || echo "arm-wheel $answers $failed" >>"$NF4_PROOFS"
+}
+trap leave_count EXIT
 rm -rf "$folder" && mkdir -p "$folder" && cd "$folder"
 python3 "$root/tools/sbom.py" --check "$wheel"
 python3 -m zipfile -e "$wheel" .
@@ -20,5 +25,4 @@ for version in "$root"/tests/abi/v*; do
   qemu-aarch64 -L /usr/aarch64-linux-gnu -E "LD_LIBRARY_PATH=$PWD/nf4/lib" ./program >said.txt || { cat said.txt && exit 1; }
   answers=$((answers + $(sed -n 's/^\([0-9]*\) checks, 0 failed$/\1/p' said.txt)))
 done
-[ -z "${NF4_PROOFS:-}" ] || echo "arm-wheel $answers" >>"$NF4_PROOFS"
 echo "$answers answers"

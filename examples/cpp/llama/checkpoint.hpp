@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -112,25 +113,41 @@ struct Checkpoint {
   std::map<std::string, View> tensors;
 
   explicit Checkpoint(const std::string &folder) : folder(folder) {
-    for (const auto &file : std::filesystem::directory_iterator(folder))
-      if (file.path().extension() == ".safetensors") map(file.path());
+    const std::string index = "model.safetensors.index.json", single = "model.safetensors";
+    std::set<std::string> files;
+    if (!std::filesystem::exists(folder + "/" + index)) {
+      for (const auto &file : std::filesystem::directory_iterator(folder))
+        if (file.path().extension() == ".safetensors") files.insert(file.path().filename());
+    } else if (std::filesystem::exists(folder + "/" + single)) {
+      files.insert(single);  // as transformers does
+    } else {
+      for (const auto &[key, file] : json(index).values)
+        if (key.rfind("weight_map/", 0) == 0) files.insert(file);
+    }
+    for (const std::string &file : files) map(folder + "/" + file);
   }
-  Json config() const {
-    std::ifstream file(folder + "/config.json");
-    require(file.good(), folder, "/config.json: cannot be read");
-    return {"config.json", std::string(std::istreambuf_iterator<char>(file), {})};
-  }
+  Json config() const { return json("config.json"); }
   bool has(const std::string &name) const { return tensors.count(name) != 0; }
-  const View &tensor(const std::string &name) const {
+  // Of a given shape, if one is given.
+  const View &tensor(const std::string &name, const Shape &shape = {}) const {
     require(has(name), "the checkpoint has no tensor ", name);
-    return tensors.at(name);
+    const View &view = tensors.at(name);
+    require(shape.empty() || view.shape == shape, name, " has the shape ", text(view.shape),
+            "; expected ", text(shape));
+    return view;
   }
 
  private:
+  Json json(const std::string &name) const {
+    std::ifstream file(folder + "/" + name);
+    require(file.good(), folder, "/", name, ": cannot be read");
+    return {name, std::string(std::istreambuf_iterator<char>(file), {})};
+  }
   // 8 bytes: the size of the header, which is JSON: tensors by name, then their data.
   void map(const std::string &path) {
-    const uint64_t size = std::filesystem::file_size(path);
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    require(file >= 0, path, ": cannot be read: ", std::strerror(errno));
+    const uint64_t size = std::filesystem::file_size(path);
     void *memory = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
     require(memory != MAP_FAILED, path, ": cannot be mapped: ", std::strerror(errno));
     close(file);

@@ -24,7 +24,7 @@ class Cpu {
   static constexpr bool kReadsHost = true;
 
   explicit Cpu(int64_t threads)
-      : threads_(threads ? threads : std::thread::hardware_concurrency()) {}
+      : threads_(threads ? threads : std::max(1u, std::thread::hardware_concurrency())) {}
 
   template <class U>
   U *allocate(size_t count, const std::string &what) {
@@ -41,12 +41,13 @@ class Cpu {
     check(nf4_matmul_batch_cpu(of.nf4.data(), of.nf4_args.data(), of.nf4.size(), threads));
     check(nf4_int4_matmul_batch_cpu(of.int4.data(), of.int4_args.data(), of.int4.size(), threads));
   }
+  void prepare(const Step<Cpu> &) {}
   // Calls a method for 0, 1, ..., count - 1, on as many threads as pay for their start.
   template <auto kMethod, class... Arguments>
-  void run(int64_t count, Step<Cpu> step, Arguments... arguments) {
-    const int64_t parts = std::clamp<int64_t>(count >> 10, 1, threads_);
+  void run(int64_t count, int64_t cost, Step<Cpu> step, Arguments... arguments) {
+    const int64_t parts = std::clamp<int64_t>(count * cost >> 18, 1, threads_);
     const auto part = [&](int64_t i) {
-      const std::unique_ptr<float[]> memory(new float[step.context + step.dim]);
+      const std::unique_ptr<float[]> memory(new float[int64_t{step.context} + step.dim]);
       for (int64_t j = count * i / parts; j < count * (i + 1) / parts; ++j)
         (step.*kMethod)(Team{memory.get()}, static_cast<int>(j), arguments...);
     };

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) kernel(int count, Step step, Argumen
   cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
 #endif
-  const int i = (blockIdx.x * kThreads + threadIdx.x) / Team::size;
+  const int i = blockIdx.x * (kThreads / Team::size) + threadIdx.x / Team::size;
   if (i < count) (step.*kMethod)({int(threadIdx.x) % Team::size, memory}, i, arguments...);
 }
 
@@ -63,8 +63,9 @@ class Gpu {
   static constexpr bool kReadsHost = false;
 
   Gpu() {
-    device_.struct_size = sizeof device_;
-    check(nf4_device_info(0, &device_));  // loads libnf4's kernels
+    nf4_device device{};
+    device.struct_size = sizeof device;
+    check(nf4_device_info(0, &device));  // loads libnf4's kernels
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
@@ -96,9 +97,18 @@ class Gpu {
                                        workspace_, workspace_bytes_, stream_));
   }
 
+  // Shared memory for attention, which has the scores of all keys there, and sums of columns.
+  void prepare(const Step<Gpu> &step) {
+    shared_bytes_ = (int64_t{step.context} + std::max(step.dim, kThreads * step.kSize)) * 4;
+    require(shared_bytes_ < 1 << 30 &&
+                cudaFuncSetAttribute(kernel<&Step<Gpu>::attend, Step<Gpu>, T *, T *>,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     static_cast<int>(shared_bytes_)) == cudaSuccess,
+            "too little shared memory for the scores of ", step.context, " tokens");
+  }
   // Calls a method for 0, 1, ..., count - 1.
   template <auto kMethod, class... Arguments>
-  void run(int64_t count, Step<Gpu> step, Arguments... arguments) {
+  void run(int64_t count, int64_t, Step<Gpu> step, Arguments... arguments) {
     constexpr int kTeam = decltype(team_of(kMethod))::size;
     const auto function = kernel<kMethod, Step<Gpu>, Arguments...>;
     cudaLaunchAttribute early{};
@@ -109,13 +119,11 @@ class Gpu {
     config.blockDim = kThreads;
     config.stream = stream_;
     config.attrs = &early;
-    config.numAttrs = device_.compute_capability >= 90;
-    if (kTeam == kThreads) {
-      config.dynamicSmemBytes = (step.context + kThreads * step.kSize) * sizeof(float);
-      require(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   config.dynamicSmemBytes) == cudaSuccess,
-              "too little shared memory for the scores of ", step.context, " tokens");
-    }
+    cudaFuncAttributes compiled{};
+    check(cudaFuncGetAttributes(&compiled, function));
+    config.numAttrs = compiled.ptxVersion >= 90;  // a kernel of older PTX does not wait
+    if (std::is_same_v<decltype(kMethod), decltype(&Step<Gpu>::attend)>)
+      config.dynamicSmemBytes = shared_bytes_;
     check(cudaLaunchKernelEx(&config, function, int(count), step, arguments...));
   }
 
@@ -134,11 +142,11 @@ class Gpu {
   }
 
  private:
-  nf4_device device_{};
   cudaStream_t stream_ = nullptr;
   std::vector<std::unique_ptr<void, cudaError_t (*)(void *)>> memory_;
   void *workspace_ = nullptr;
   size_t workspace_bytes_ = 0;
+  int64_t shared_bytes_ = 0;
   cudaGraphExec_t graph_ = nullptr;
 };
 

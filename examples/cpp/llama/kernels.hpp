@@ -25,9 +25,10 @@ struct Config {
   bool tied, attention_bias, mlp_bias;
 
   explicit Config(const Json &json) {
-    for (const auto &[key, computed] : {std::pair{"model_type", "llama"}, {"hidden_act", "silu"}})
-      require(json.text(key, computed) == computed, json.name, ": ", key, " is ", json.text(key),
-              "; what is computed: ", computed);
+    for (const auto &[key, computed] : {std::pair{"model_type", "llama"}, {"hidden_act", "silu"}}) {
+      const std::string is = json.text(key, computed);
+      require(is == computed, json.name, ": ", key, " is ", is, "; what is computed: ", computed);
+    }
     const auto size = [&json](const char *key, int64_t multiple, const std::string &otherwise) {
       const int64_t size = json.size(key, otherwise);
       require(0 < size && size < 1 << 24 && size % multiple == 0, json.name, ": ", key, " is ",
@@ -42,6 +43,9 @@ struct Config {
     heads = size("num_attention_heads", kv_heads, "");
     dim = size("head_dim", 16, std::to_string(hidden / heads));
     context = size("max_position_embeddings", 1, "2048");
+    // A kernel counts the numbers of a chunk's rows in an int.
+    require(std::max({int64_t{hidden}, int64_t{wide}, int64_t{heads} * dim}) < 1 << 21, json.name,
+            ": hidden_size, intermediate_size or num_attention_heads * head_dim is too large");
     eps = static_cast<float>(json.number("rms_norm_eps", "1e-6"));
     tied = json.text("tie_word_embeddings", "false") == "true";
     attention_bias = json.text("attention_bias", "false") == "true";

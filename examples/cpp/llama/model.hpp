@@ -13,9 +13,12 @@ class Llama {
   using S = Step<Backend>;
 
   // Takes all memory, for `context` tokens of each of `batch` sequences, but the workspace.
-  Llama(const Checkpoint &checkpoint, const Config &config, Backend &backend, int batch,
-        int context)
+  Llama(const Checkpoint &checkpoint, const Config &config, Backend &backend, int64_t batch,
+        int64_t context)
       : backend_(backend), step_(config) {
+    step_.m = static_cast<int>(batch);
+    step_.context = static_cast<int>(context);
+    backend.prepare(step_);
     Loader<Backend> loader{checkpoint, checkpoint.config(), backend};
     const int64_t hidden = config.hidden, wide = config.wide;
     const int64_t q = config.heads * config.dim, kv = config.kv_heads * config.dim;
@@ -38,8 +41,6 @@ class Llama {
            backend.template allocate<T>(batch * context * kv, "the KV cache (--context)"),
            backend.template allocate<T>(batch * context * kv, "the KV cache (--context)")});
     }
-    step_.m = batch;
-    step_.context = context;
     step_.frequencies = loader.upload(rope.data(), rope.size(), "RoPE");
     step_.rows = backend.template allocate<Row>(kChunk, "tokens");
     step_.logits = backend.template allocate<T>(batch * config.vocabulary, "the logits");
@@ -74,7 +75,7 @@ class Llama {
       last.push_back(rows.back());
     }
     backend_.copy(step_.rows, last.data(), last.size() * sizeof(Row));
-    run<&S::choose>(step_.m, step_);
+    choose();
   }
 
   // The token after the last one, of each sequence.
@@ -82,7 +83,7 @@ class Llama {
     backend_.repeat([this] {
       layers(step_);
       predict(step_);
-      run<&S::choose>(step_.m, step_);
+      choose();
     });
   }
 
@@ -102,34 +103,36 @@ class Llama {
     backend_.copy(values.data(), from, count * sizeof(U));
     return values;
   }
+  // `cost` of each of `count` items, in multiply-adds, about.
   template <auto kMethod, class... Arguments>
-  void run(int64_t count, const S &step, Arguments... arguments) {
-    backend_.template run<kMethod>(count, step, arguments...);
+  void run(int64_t count, int64_t cost, const S &step, Arguments... arguments) {
+    backend_.template run<kMethod>(count, cost, step, arguments...);
   }
+  void choose() { run<&S::choose>(step_.m, step_.vocabulary, step_); }
   void multiply(const Group &group, const S &step, const T *x, T *y) {
     const Products products(group, x, step.m, y);
     backend_.multiply(products);
     for (size_t i = 0; i < products.dense.size(); ++i)
-      run<&S::dense>(products.dense[i]->rows, step,
+      run<&S::dense>(products.dense[i]->rows, products.dense[i]->cols * step.m, step,
                      static_cast<const T *>(products.dense[i]->dense), products.dense_args[i]);
   }
   void layers(const S &s) {
-    const int64_t m = s.m;
-    run<&S::embed>(m * s.hidden, s, embedding_);
+    const int64_t m = s.m, keys = s.context;
+    run<&S::embed>(m * s.hidden, 1, s, embedding_);
     for (const Layer &layer : layers_) {
-      run<&S::norm>(m, s, layer.norm);
+      run<&S::norm>(m, s.hidden, s, layer.norm);
       multiply(layer.qkv, s, s.normed, s.both);
-      run<&S::rotate>(m * (s.heads + 2 * s.kv_heads) * s.dim / 2, s, layer.keys, layer.values);
-      run<&S::attend>(m * s.heads, s, layer.keys, layer.values);
+      run<&S::rotate>(m * (s.heads + 2 * s.kv_heads) * s.dim / 2, 16, s, layer.keys, layer.values);
+      run<&S::attend>(m * s.heads, 2 * keys * s.dim, s, layer.keys, layer.values);
       multiply(layer.o, s, s.attended, s.added);
-      run<&S::norm>(m, s, layer.mlp_norm);
+      run<&S::norm>(m, s.hidden, s, layer.mlp_norm);
       multiply(layer.gate_up, s, s.normed, s.both);
-      run<&S::swiglu>(m * s.wide, s);
+      run<&S::swiglu>(m * s.wide, 8, s);
       multiply(layer.down, s, s.inner, s.added);
     }
   }
   void predict(const S &step) {
-    run<&S::norm>(step.m, step, norm_);
+    run<&S::norm>(step.m, step.hidden, step, norm_);
     multiply(head_, step, step.normed, step.logits);
   }
 

@@ -63,15 +63,14 @@ struct Loader {
   }
 
   const T *dense(const std::string &name, const Shape &shape) {
-    const View &view = checkpoint.tensor(name);
-    require(view.shape == shape, name, " has the shape ", text(view.shape), "; expected ",
-            text(shape));
+    const View &view = checkpoint.tensor(name, shape);
     const bool is_half = view.dtype == "F16", is_float = view.dtype == "F32";
     require(is_half || is_float || view.dtype == "BF16", name, " is ", view.dtype,
             "; F32, BF16 and F16 are read");
     const int64_t bytes = is_float ? 4 : 2;
-    std::vector<T> values(shape[0] * (shape.size() > 1 ? shape[1] : 1));
-    require(view.bytes == int64_t(values.size()) * bytes, name, " has ", view.bytes, " bytes");
+    const int64_t count = shape[0] * (shape.size() > 1 ? shape[1] : 1);
+    require(view.bytes == count * bytes, name, " has ", view.bytes, " bytes");
+    std::vector<T> values(count);
     for (size_t i = 0; i < values.size(); ++i) {
       uint32_t bits = 0;
       std::memcpy(&bits, view.data + i * bytes, bytes);
@@ -153,28 +152,47 @@ struct Loader {
     tensor.cols = cols;
     nf4_int4_sizes sizes{sizeof sizes, 0, 0, 0, 0};
     check(nf4_int4_tensor_sizes(&tensor, &sizes));
-    tensor.packed = part(packed, sizes.packed_bytes);
-    tensor.scales = part(scales, sizes.scales_bytes);
-    if (checkpoint.has(zeros)) tensor.zeros = part(zeros, sizes.zeros_bytes);
+    const int64_t row_words = (rows + 7) / 8, col_words = (cols + 7) / 8;
+    const auto shape = [&](int64_t n, int64_t k) { return is_gptq ? Shape{k, n} : Shape{n, k}; };
+    const bool is_awq = tensor.layout == NF4_INT4_AWQ;
+    const uint8_t *codes = bytes_of(packed, sizes.packed_bytes,
+                                    is_awq ? shape(row_words, cols) : shape(rows, col_words));
+    tensor.scales = part(scales, sizes.scales_bytes, shape(rows, groups));
+    if (checkpoint.has(zeros))
+      tensor.zeros = part(zeros, sizes.zeros_bytes, shape(row_words, groups));
     tensor.zero_offset = tensor.zeros && tensor.layout == NF4_INT4_GPTQ &&
                          config.text("quantization_config/checkpoint_format", "gptq") == "gptq";
-    if (!checkpoint.has(g_idx)) return tensor;
-    // Act order. nf4_int4_reorder_cpu, here and once, would make the products faster.
-    const int32_t *group_of = part<int32_t>(g_idx, cols * 4);
-    for (int32_t k = 0, group; k < cols; ++k) {
-      std::memcpy(&group, checkpoint.tensor(g_idx).data + int64_t{k} * 4, 4);
-      require(0 <= group && group < groups, g_idx, " has a group ", group, " of ", groups);
-      if (group != k / tensor.group_size) tensor.g_idx = group_of;
-    }
+    // Act order: columns are sorted by group, here and once, so that products read whole groups.
+    std::vector<int32_t> group_of(cols), plain(cols);
+    for (int64_t k = 0; k < cols; ++k) group_of[k] = plain[k] = k / tensor.group_size;
+    if (checkpoint.has(g_idx))
+      std::memcpy(group_of.data(), bytes_of(g_idx, cols * 4, {cols}), cols * 4);
+    if (group_of == plain) return tensor.packed = part(packed, sizes.packed_bytes), tensor;
+    std::vector<int32_t> permutation = group_of;
+    std::sort(permutation.begin(), permutation.end());
+    require(permutation == plain, g_idx, ": groups are not of one size");
+    std::vector<uint32_t> stored(sizes.packed_bytes / 4), sorted(stored.size());
+    std::memcpy(stored.data(), codes, sizes.packed_bytes);
+    nf4_int4_tensor from = tensor;
+    from.packed = stored.data();
+    from.g_idx = group_of.data();
+    tensor.packed = sorted.data();
+    tensor.permutation = permutation.data();
+    check(nf4_int4_reorder_cpu(&from, &tensor, 0));
+    tensor.packed = upload(sorted.data(), sorted.size(), packed);
+    tensor.permutation = upload(permutation.data(), cols, g_idx);
     return tensor;
   }
 
+  const uint8_t *bytes_of(const std::string &name, int64_t bytes, const Shape &shape = {}) {
+    const View &view = checkpoint.tensor(name, shape);
+    require(view.bytes == bytes, name, " has ", view.bytes, " bytes; expected ", bytes);
+    return view.data;
+  }
   // A part of a 4-bit weight. Where the backend reads host memory, it is read where it is mapped.
   template <class U = void>
-  U *part(const std::string &name, int64_t bytes) {
-    const View &view = checkpoint.tensor(name);
-    require(view.bytes == bytes, name, " has ", view.bytes, " bytes; expected ", bytes);
-    auto *memory = const_cast<uint8_t *>(view.data);
+  U *part(const std::string &name, int64_t bytes, const Shape &shape = {}) {
+    auto *memory = const_cast<uint8_t *>(bytes_of(name, bytes, shape));
     if (!Backend::kReadsHost || reinterpret_cast<uintptr_t>(memory) % 4)
       memory = upload(memory, bytes, name);
     return reinterpret_cast<U *>(memory);

@@ -11,9 +11,9 @@
 namespace nf4::cpu {
 
 // Whole multiples of a kernel's rows that give each thread some tiles.
-inline int64_t tile_rows(int64_t rows, int threads, int64_t of_kernel, int64_t most) {
-  constexpr int64_t kTilesPerThread = 8;
-  const int64_t wanted = rows / (kTilesPerThread * threads);
+inline int64_t tile_rows(int64_t rows, int threads, int64_t of_kernel, int64_t most,
+                         int64_t tiles_per_thread = 8) {
+  const int64_t wanted = rows / (tiles_per_thread * threads);
   return std::clamp(wanted / of_kernel * of_kernel, of_kernel, most);
 }
 
@@ -25,7 +25,7 @@ inline int64_t tile_rows(const Weight &weight, int threads) {
 inline int64_t tile_rows(const Int4Weight &weight, int threads) {
   const bool in_rows = weight.layout == NF4_INT4_COMPRESSED_TENSORS;
   return in_rows ? tile_rows(weight.rows, threads, 16, 32)
-                 : tile_rows(weight.rows, threads, 128, 1024);
+                 : tile_rows(weight.rows, threads, 128, 2048, 4);
 }
 
 // The rows of the weights of several matmuls, one after the other, in tiles of rows: a range of

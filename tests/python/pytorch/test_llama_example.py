@@ -112,6 +112,26 @@ def test_integers_as_transformers(tmp_path, case):
     check(tmp_path / "int4", model, tmp_path / "logits")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"shape":[2,64]', b'"shape":[64,2]'),  # the scales of AWQ's version gemv
+        (b'"shape":[64,16]', b'"shape":[128,8]'),  # and its codes
+        (b"awq", b"gptq"),
+    ],
+)
+def test_integers_of_another_layout(tmp_path, old, new):
+    """The bytes are as many."""
+    folder = tmp_path / "int4"
+    int4_models.checkpoint(folder, "awq")
+    if old == b"awq":
+        edit_config(folder, quantization_config={"quant_method": "gptq"})
+    else:
+        edit_header(folder, old, new)
+    result = run(folder, "--tokens", "2", "1,2")
+    assert result.returncode == 1 and "has the shape" in result.stderr
+
+
 @pytest.fixture
 def golden(tmp_path):
     """A checkpoint that a test may damage."""
@@ -145,11 +165,39 @@ def test_threads_share_attention(golden, tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def answer(folder):
+    result = run(folder, "--tokens", "4", "1,2")
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_default_of_hidden_act(golden):
+    before = answer(golden)
+    edit_config(golden, hidden_act=None)
+    assert answer(golden) == before
+
+
+def test_files_of_the_index(golden):
+    """Alone; model.safetensors goes before it, as in transformers."""
+    before, single, shard = answer(golden), "model.safetensors", "model-00001-of-00001.safetensors"
+    index = {"metadata": {"total_size": 1}, "weight_map": {"model.norm.weight": shard}}
+    (golden / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(golden / single, golden / "stale.safetensors")
+    assert answer(golden) == before
+    (golden / single).rename(golden / shard)
+    assert answer(golden) == before
+    (golden / shard).unlink()
+    assert "cannot be read: No such file" in run(golden, "1").stderr
+
+
 UP = b"model.layers.1.mlp.up_proj.weight"
 FAULTS = {
     "model_type is mistral": lambda folder: edit_config(folder, model_type="mistral"),
     "rope_type is yarn": lambda folder: edit_config(folder, rope_parameters={"rope_type": "yarn"}),
     "hidden_act is gelu": lambda folder: edit_config(folder, hidden_act="gelu"),
+    "num_attention_heads * head_dim is too large": (
+        lambda folder: edit_config(folder, num_attention_heads=1 << 16, head_dim=(1 << 16) + 16)
+    ),
     "num_hidden_layers is two": lambda folder: edit_config(folder, num_hidden_layers="two"),
     "vocab_size is missing": lambda folder: edit_config(folder, vocab_size=None),
     "config.json: not JSON": lambda folder: (folder / "config.json").write_text("{" * 100),
@@ -173,6 +221,9 @@ FAULTS = {
     ),
     "has no tensor model.embed_tokens.weight": (
         lambda folder: (folder / "model.safetensors").unlink()
+    ),
+    "more.safetensors: cannot be read: No such file or directory": (
+        lambda folder: (folder / "more.safetensors").symlink_to("none")
     ),
     "is in two files": (
         lambda folder: shutil.copy(folder / "model.safetensors", folder / "copy.safetensors")
@@ -199,6 +250,11 @@ THIRD = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (3 * 8 * 32 
         (["--tokens", "2", "--context", str(10**9), "1"], "too little memory: the KV cache"),
         (
             ["--tokens", "2", "--context", str(THIRD), *"11111111"],
+            "too little memory: the KV cache",
+        ),
+        # The positions of all sequences are 2^32.
+        (
+            ["--tokens", "2", "--context", str(1 << 30), *"1111"],
             "too little memory: the KV cache",
         ),
         (["--context", "3", "1"], "65 tokens are more than"),

@@ -104,7 +104,7 @@ pub struct Step {
     pub sin: Tensor,
     /// Where keys and values go in the cache [2 * kv_heads, tokens, head_dim].
     pub rows: Tensor,
-    /// 0, or what hides a later token [heads, tokens, capacity].
+    /// 0, or what hides a later token [heads, or 1 for all, tokens, capacity].
     pub mask: Tensor,
 }
 
@@ -134,8 +134,8 @@ impl Layer {
         // The heads that share keys and values are rows of one product.
         let rows = heads / kv_heads * count;
         let q = qkv.narrow(0, 0, heads)?.reshape((kv_heads, rows, dim))?;
-        let scores = q.matmul(&keys.t()?)?.reshape(step.mask.shape())?;
-        let weights = softmax_last_dim(&(scores + &step.mask)?)?;
+        let scores = q.matmul(&keys.t()?)?.reshape((heads, count, ()))?;
+        let weights = softmax_last_dim(&scores.broadcast_add(&step.mask)?)?;
         let y = weights.reshape((kv_heads, rows, ()))?.matmul(&values)?;
         let y = y.reshape((heads, count, dim))?.transpose(0, 1)?;
         let y = y.to_dtype(x.dtype())?.reshape((count, heads * dim))?;

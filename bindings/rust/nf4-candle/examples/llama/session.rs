@@ -15,8 +15,6 @@ pub struct Session<'a> {
     sin: Tensor,
     /// Where those of each head begin [heads of q, k and v, 1].
     kinds: Tensor,
-    /// 0, or what hides a later token [capacity, capacity].
-    mask: Tensor,
     /// 0, 1, 2, ... capacity.
     numbers: Tensor,
     cache: Vec<Tensor>,
@@ -43,10 +41,6 @@ impl<'a> Session<'a> {
         let (kv, rows) = (config.kv_heads, capacity as u32);
         let kinds = [vec![0; config.heads], vec![rows; kv], vec![2 * rows; kv]].concat();
         let numbers = Tensor::arange(0, rows + 1, device)?;
-        let positions = numbers.narrow(0, 0, capacity)?;
-        let later = positions
-            .unsqueeze(0)?
-            .broadcast_gt(&positions.unsqueeze(1)?)?;
         let empty = || Tensor::zeros((2 * kv, capacity, config.head_dim), wide, device);
         let zeros = |count: usize| Tensor::zeros(count, DType::U32, device);
         Ok(Session {
@@ -56,7 +50,6 @@ impl<'a> Session<'a> {
             cos: cos.to_dtype(dtype)?,
             sin: sin.to_dtype(dtype)?,
             kinds: Tensor::new(kinds, device)?.unsqueeze(1)?,
-            mask: (later.to_dtype(wide)? * -1e30)?,
             numbers,
             cache: (0..config.layers).map(|_| empty()).collect::<Result<_>>()?,
             tokens: zeros(capacity + 1)?,
@@ -120,16 +113,20 @@ impl<'a> Session<'a> {
         let ids = self.kinds.broadcast_add(&positions.unsqueeze(0)?)?;
         let ids = ids.flatten_all()?;
         let rotation = |of: &Tensor| of.index_select(&ids, 0)?.reshape((all, count, half));
-        // Those of q, which come first, are the positions.
-        let mask = ids.narrow(0, 0, config.heads * count)?;
-        let mask = self.mask.index_select(&mask, 0)?;
+        let columns = self.numbers.narrow(0, 0, self.capacity)?.unsqueeze(0)?;
+        let later = columns.broadcast_gt(&positions.unsqueeze(1)?)?;
+        let mask = (later.to_dtype(self.cache[0].dtype())? * -1e30)?.unsqueeze(0)?;
+        // The heads share a prompt's, which is large. A token's is copied for each, which is small, and saves
+        // the layers a broadcast.
+        let heads = if count == 1 { config.heads } else { 1 };
+        let mask = mask.broadcast_as((heads, count, self.capacity))?;
         let rows = (2 * config.kv_heads, count, config.head_dim);
         let rows = positions.reshape((1, count, 1))?.broadcast_as(rows)?;
         let step = Step {
             cos: rotation(&self.cos)?,
             sin: rotation(&self.sin)?,
             rows: rows.contiguous()?,
-            mask: mask.reshape((config.heads, count, self.capacity))?,
+            mask: mask.contiguous()?,
         };
         self.model.forward(tokens, &step, &self.cache)
     }

@@ -1,0 +1,68 @@
+# ./dev gpu: what runs on a GPU alone, and its builds. Read by ./dev, as install.sh is.
+# shellcheck shell=bash disable=SC2154
+
+readonly BUILD_PTX=$ROOT/build-ptx BUILD_RACE=$ROOT/build-race
+
+# What a GPU run needs besides the build: the tests on PTX alone, which is what GPUs to come
+# will compile and the only way to run here what is meant for others; those for racecheck, which
+# does not see what a warp's meeting orders (lib/cuda/ptx/mbarrier.cuh); and the Rust example. Both
+# builds have a format that only core/formats.hpp knows.
+build_gpu() {
+  local catch2 problem format=-DNF4_TEST_FORMAT=1000
+  build -Dgpu_archs=all
+  catch2=$(catch2_include)
+  configure "$BUILD_PTX" -Dgpu_archs=75-ptx,80-ptx "-Dcpp_args=$format" "-Dcuda_args=$format" \
+    "-Dcatch2_include=$catch2" >&2
+  meson compile -C "$BUILD_PTX" check_cuda >&2
+  configure "$BUILD_RACE" -Dgpu_archs=75,80,90,100,120 "-Dcpp_args=$format" \
+    "-Dcuda_args=$format -DNF4_RACECHECK" "-Dcatch2_include=$catch2" >&2
+  meson compile -C "$BUILD_RACE" check_cuda >&2
+  problem=$(rust_problem)
+  [ -z "$problem" ] || { say "the Rust example is left out: $problem" && return; }
+  NF4_LIB_DIR=$BUILD/lib CARGO_TARGET_DIR=$CACHE/rust cargo build --locked -q -p nf4-examples >&2
+  build_candle
+}
+
+# nf4-candle's tests with CUDA into .cache/rust/candle, or there why not. candle compiles kernels of its
+# own for one GPU, and links what the compiler's wheels lack.
+build_candle() {
+  local into=$CACHE/rust/candle toolkit=${CUDA_HOME:-${CUDA_PATH:-/usr/local/cuda}} name program
+  rm -rf "$into" && mkdir -p "$into"
+  if [ ! -e "$toolkit/lib64/libcublas.so" ]; then
+    echo "no CUDA toolkit with cuBLAS in $toolkit" >"$into/skipped"
+  elif ! have_gpu && [ -z "${CUDA_COMPUTE_CAP:-}" ]; then
+    echo 'no GPU to compile for, nor CUDA_COMPUTE_CAP' >"$into/skipped"
+  else
+    NF4_LIB_DIR=$BUILD/lib CARGO_TARGET_DIR=$CACHE/rust cargo test --locked -q -p nf4-candle --features cuda \
+      --test cuda --test llama --no-run --message-format=json >"$into/json"
+    sed -n 's/.*"name":"\(cuda\|llama\)".*"executable":"\([^"]*\)".*/\1 \2/p' "$into/json" |
+      while read -r name program; do cp "$program" "$into/$name"; done
+  fi
+}
+
+# gpu [--build | --prebuilt]: builds all and runs it; --build only builds; --prebuilt only runs,
+# on what `./dev gpu --build` made and with the Python that is on PATH. --unverified WHY runs
+# nothing: the record and the pages say that the code has changed.
+gpu() {
+  if [ "${1:-}" = --unverified ]; then
+    install_tests
+    python tests/gpu/record.py "$@"
+    python tests/bench/readme_table.py
+    return
+  fi
+  if [ "${1:-}" = --build ]; then
+    build_gpu
+    return
+  fi
+  if [ "${1:-}" = --prebuilt ]; then
+    shift
+    export NF4_LIBRARY=$LIBRARY PYTHONPATH=$PACKAGE:$EXTENSION${PYTHONPATH:+:$PYTHONPATH}
+  else
+    build_gpu
+    have compute-sanitizer || install 'compute-sanitizer' "${SANITIZER_PACKAGES[@]}"
+    install_tests
+    install_interop
+    python_environment
+  fi
+  python3 tests/gpu/run.py "$@"
+}
