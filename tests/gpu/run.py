@@ -43,12 +43,14 @@ from sources import source_hash  # noqa: E402
 # random product in all of its kernels; what is left meets each kernel, if not with each dtype. It
 # is the longest, and all of its time is a GPU's: it is cut by kernels, the slow ones first.
 _USUAL = "[cuda]~[large]~[long]"
+_STREAM_K_ADAPTERS = '"stream-K kernels add an adapter once"'
 _PRODUCTS = "[matmul]~[lora]~[matmul_grad]~[matmul_grouped]"
 RACECHECK_STEPS = {
     "racecheck of products": f"{_PRODUCTS}~[int4]",
     "racecheck of integers' products": f"{_PRODUCTS}[int4]",
     "racecheck of gradients": "[matmul_grad]",
-    "racecheck of adapters": "[lora]",
+    "racecheck of adapters": f"[lora]~{_STREAM_K_ADAPTERS}",
+    "racecheck of adapters by stream-K": _STREAM_K_ADAPTERS,
     "racecheck of experts": "[matmul_grouped]",
     "racecheck": "~[matmul]~[matmul_grad]~[matmul_grouped]",
 }
@@ -64,7 +66,7 @@ SANITIZER_STEPS = {
 SANITIZER_SHAPES = "3"
 CHALLENGE_ITERATIONS = 200
 SKIPPED_STATUS = 77
-STEP_SECONDS = 420  # a step that takes longer hangs
+STEP_SECONDS = 900  # a step that takes longer hangs
 # Steps side by side on a GPU, besides one of racecheck: most of their time is a processor's, but a
 # GPU serves many programs slowly.
 LANES = 2

@@ -45,10 +45,10 @@ def test_a_step_that_hangs_is_killed_with_its_children(
         os.close(reader)
 
 
-def _matches(expression: str, tags: set[str]) -> bool:
-    """Whether Catch2 would run a test of these tags."""
-    terms = re.findall(r"(~?)\[(\w+)\]", expression)
-    return all((name in tags) != bool(negated) for negated, name in terms)
+def _matches(expression: str, words: set[str]) -> bool:
+    """Whether Catch2 would run a test of this name and these tags."""
+    terms = re.findall(r"(~?)(\[\w+\]|\"[^\"]+\")", expression)
+    return all((word in words) != bool(negated) for negated, word in terms)
 
 
 def test_racecheck_runs_each_test_in_one_step() -> None:
@@ -58,10 +58,12 @@ def test_racecheck_runs_each_test_in_one_step() -> None:
         cases = re.findall(r'^TEST_CASE\(("(?:[^"]|"\s*")*"),\s*"(.*?)"\)', path.read_text(), re.M)
         assert len(cases) == path.read_text().count("TEST_CASE("), path
         for name, text in cases:
-            tags = set(re.findall(r"\[([^\]]+)\]", text))
-            usual = "cuda" in tags and not tags & {"large", "long", "random"}
+            words = {name, *re.findall(r"\[[^\]]+\]", text)}
+            usual = "[cuda]" in words and not words & {"[large]", "[long]", "[random]"}
             steps = [
-                step for step in run.RACECHECK_STEPS if _matches(run.SANITIZER_STEPS[step][1], tags)
+                step
+                for step in run.RACECHECK_STEPS
+                if _matches(run.SANITIZER_STEPS[step][1], words)
             ]
             assert len(steps) == usual, f"{path.name}: {name} is in {steps}"
             found += usual
