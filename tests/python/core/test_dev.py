@@ -237,8 +237,12 @@ def test_the_library_alone_needs_no_catch2(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gpu", [0, 1])
 def test_kernels_for_every_gpu_are_compiled_where_there_is_one(gpu: int, tmp_path: Path) -> None:
     stubs = f'build() {{ echo "build: $*"; }}; have_gpu() {{ return {1 - gpu}; }}\n'
-    first = _functions(f"{stubs} step_build", at=tmp_path).stdout
-    assert first == ("build: \n" if gpu else "build: -Dgpu_archs=75,80-ptx,90\n")
+    stubs += "virtual_environment() { :; }; cuda_compiler() { :; }; "
+    for nvcc, quick in (("--Ofast-compile <level>", "--Ofast-compile=max"), ("--optimize", "")):
+        known = f'nvcc() {{ echo "{nvcc}"; }}\n'
+        first = _functions(f"{stubs} {known} step_build", at=tmp_path).stdout
+        narrow = f"-Dgpu_archs=75,80-ptx,90 -Dcuda_args={quick}"
+        assert first == f"build: {'' if gpu else narrow}\n"
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "build.ninja").write_text("")
     assert _functions(f"{stubs} step_build", at=tmp_path).stdout == "build: \n"
@@ -255,7 +259,8 @@ def test_a_bench_is_of_the_kernels_of_its_gpu(gpu: int, tmp_path: Path) -> None:
     for archs in ("75,80-ptx,90", "90"):
         options.write_text(f"[options]\ngpu_archs = {archs}\n")
         built.append(_functions(f"{stubs} python() {{ :; }}; bench", at=tmp_path).stdout)
-    assert built == (["build: -Dgpu_archs=all\n"] if gpu else ["build: \n"]) + ["build: \n"]
+    every = "-Dgpu_archs=all -Dcuda_args="
+    assert built == [f"build: {every if gpu else ''}\n", "build: \n"]
 
 
 def test_a_release_has_every_kernel(tmp_path: Path) -> None:
