@@ -3,7 +3,8 @@
 python tests/gpu/record.py --unverified WHY   the code has changed and there is no GPU: writes
                                               the new hash, the reason and the last record that
                                               a GPU has verified
-python tests/gpu/record.py --warn             prints a warning if the record is unverified
+python tests/gpu/record.py --warn             prints a warning if the record is unverified, or a
+                                              step of it was left out (run.py --skip)
 python tests/gpu/record.py --release          the same, and fails: run it before a release
 python tests/gpu/record.py --add NAME FILE    figures that `./dev bench --json FILE` has measured
                                               become those of that name in figures.json
@@ -32,6 +33,13 @@ The last code that passed on a GPU is of {date} ({device}). Run ./dev gpu.
 ================================================================================="""
 
 
+PARTIAL = """\
+==================================== WARNING ====================================
+On {date} a GPU ({device}) ran this code, but not every step of ./dev gpu:
+{skipped}
+================================================================================="""
+
+
 def load(path: Path = RECORD) -> dict:
     return json.loads(path.read_text())
 
@@ -57,12 +65,22 @@ def verified(record: dict) -> dict:
     return record["verified"] if "unverified" in record else record
 
 
+def skipped(record: dict) -> dict[str, str]:
+    """The steps of the sanitizers that did not run, and why."""
+    steps = record.get("compute-sanitizer", {}).items()
+    return {name: each["skipped"] for name, each in steps if "skipped" in each}
+
+
 def warning(record: dict) -> str:
-    """What every run prints last where no GPU has run the code; else nothing."""
-    if "unverified" not in record:
-        return ""
-    last = verified(record)
-    return UNVERIFIED.format(why=record["unverified"], date=last["date"], device=last["device"])
+    """What every run prints last where no GPU has run the code, or not all of it; else nothing."""
+    last, left_out = verified(record), skipped(record)
+    about = {"date": last["date"], "device": last["device"]}
+    if "unverified" in record:
+        return UNVERIFIED.format(why=record["unverified"], **about)
+    if left_out:
+        lines = "\n".join(f"{name}: {why}" for name, why in left_out.items())
+        return PARTIAL.format(skipped=lines, **about)
+    return ""
 
 
 def unverified(record: dict, why: str) -> dict:

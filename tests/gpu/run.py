@@ -4,6 +4,7 @@ tests passed, and docs/bench/figures.json if the bench did, too.
 
     python tests/gpu/run.py [--build DIR] [--ptx-build DIR] [--race-build DIR]
                              [--record FILE] [--figures FILE] [--commit ID] [--no-bench]
+                             [--skip STEP WHY]
 
 `--ptx-build` holds check_cuda of a build with -Dgpu_archs=75-ptx,80-ptx: the PTX that later
 GPUs compile, and the kernels for GPUs between, which this one may not be. `--race-build` holds
@@ -202,7 +203,7 @@ def sanitize(program: Path, tool: str, tags: str, gpu: str) -> dict:
     """One of compute-sanitizer's tools over kernels; raises on the first report."""
     base = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", str(program)]
     on = {"NF4_TEST_SHAPES": SANITIZER_SHAPES, "CUDA_VISIBLE_DEVICES": gpu}
-    status, output = execute([*base, tags], **on)
+    status, output = execute([*base, tags, "-w", "NoTests"], **on)
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
     if status != 0 or summary is None or summary[1] != "0":
         raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
@@ -314,8 +315,10 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
         for name, (tool, tags) in SANITIZER_STEPS.items()
     }
     two = functools.partial(two_gpus, check, device.device_count, folder)
+    skipped = {name: {"skipped": why} for name, why in arguments.skip}
     steps = {"two GPUs": two} | of_tests | of_sanitizer
-    results = at_once(steps, gpus(device.device_count))
+    asked = {name: work for name, work in steps.items() if name not in skipped}
+    results = at_once(asked, gpus(device.device_count)) | skipped
     return {
         "sources": source_hash(),
         "date": records.today(),
@@ -339,7 +342,18 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, default=records.FIGURES_FILE)
     parser.add_argument("--commit", default=records.commit(), help="what the figures are of")
     parser.add_argument("--no-bench", action="store_true", help="tests alone; no figures")
+    parser.add_argument(
+        "--skip",
+        nargs=2,
+        metavar=("STEP", "WHY"),
+        action="append",
+        default=[],
+        help="a step of a sanitizer that is left out; the record says so, and is for no release",
+    )
     arguments = parser.parse_args()
+    for name, _ in arguments.skip:
+        if name not in SANITIZER_STEPS:
+            parser.error(f"--skip {name}: expected one of {', '.join(SANITIZER_STEPS)}")
     device = nf4.device_info(0)
     if not device.usable:
         print(f"no usable GPU: {device.reason}", file=sys.stderr)

@@ -234,33 +234,58 @@ def test_the_library_alone_needs_no_catch2(tmp_path: Path) -> None:
     assert "Catch2 was asked for" in _functions(stubs + "build", at=tmp_path).stderr
 
 
-@pytest.mark.parametrize("gpu", [0, 1])
-def test_kernels_for_every_gpu_are_compiled_where_there_is_one(gpu: int, tmp_path: Path) -> None:
-    stubs = f'build() {{ echo "build: $*"; }}; have_gpu() {{ return {1 - gpu}; }}\n'
-    stubs += "virtual_environment() { :; }; cuda_compiler() { :; }; "
-    for nvcc, quick in (("--Ofast-compile <level>", "--Ofast-compile=max"), ("--optimize", "")):
-        known = f'nvcc() {{ echo "{nvcc}"; }}\n'
-        first = _functions(f"{stubs} {known} step_build", at=tmp_path).stdout
-        narrow = f"-Dgpu_archs=75,80-ptx,90 -Dcuda_args={quick}"
-        assert first == f"build: {'' if gpu else narrow}\n"
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "build.ninja").write_text("")
-    assert _functions(f"{stubs} step_build", at=tmp_path).stdout == "build: \n"
+# What Meson remembers of a build whose kernels no GPU is to run, and of one of the user's own.
+QUICK, OWN = "75,80-ptx,90", "90"
+WHOLE = "-Dgpu_archs=all -Dcuda_args= "
 
 
-@pytest.mark.parametrize("gpu", [0, 1])
-def test_a_bench_is_of_the_kernels_of_its_gpu(gpu: int, tmp_path: Path) -> None:
-    stubs = f'build() {{ echo "build: $*"; }}; have_gpu() {{ return {1 - gpu}; }}\n'
-    for name in ("virtual_environment", "install_demo", "install_interop", "python_environment"):
+def _built(script: str, at: Path, *, gpu: int, archs: str = "", quick: str = "max") -> str:
+    """The options with which ./dev configures build/, after those that it always gives."""
+    options = at / "build" / "meson-private" / "cmd_line.txt"
+    options.parent.mkdir(parents=True, exist_ok=True)
+    (at / "build" / "build.ninja").unlink(missing_ok=True)
+    options.write_text(f"[options]\ngpu_archs = {archs}\n")
+    if archs:
+        (at / "build" / "build.ninja").touch()
+    stubs = (
+        'prepare() { echo "prepare: $*" >&2; }; meson() { :; }; catch2_include() { echo here; }\n'
+    )
+    # The option stands early in much text.
+    stubs += (
+        f"nvcc() {{ echo '--Ofast-compile {quick}'; seq 100000; }}\n"
+        if quick
+        else "nvcc() { :; }\n"
+    )
+    stubs += f"have_gpu() {{ return {1 - gpu}; }}; wants_cuda() {{ :; }}; unset CUDACXX\n"
+    for name in ("virtual_environment", "cuda_compiler", "install_demo", "install_interop"):
         stubs += f"{name}() {{ :; }}; "
-    options = tmp_path / "build" / "meson-private" / "cmd_line.txt"
-    options.parent.mkdir(parents=True)
-    built = []
-    for archs in ("75,80-ptx,90", "90"):
-        options.write_text(f"[options]\ngpu_archs = {archs}\n")
-        built.append(_functions(f"{stubs} python() {{ :; }}; bench", at=tmp_path).stdout)
-    every = "-Dgpu_archs=all -Dcuda_args="
-    assert built == [f"build: {every if gpu else ''}\n", "build: \n"]
+    done = _functions(f"{stubs} python_environment() {{ :; }}; python() {{ :; }}\n{script}", at=at)
+    prepared = re.search(r"prepare: (.*)", done.stderr)
+    assert prepared, done.stderr
+    always = "-Dtests=enabled -Dexamples=enabled -Dcatch2_include=here "
+    return f"{prepared[1]} ".removeprefix(always)
+
+
+@pytest.mark.parametrize("command", ["step_build", "bench"])
+def test_kernels_that_no_gpu_is_to_run_are_compiled_quickly(command: str, tmp_path: Path) -> None:
+    for archs in ("", QUICK):
+        quick = "-Dgpu_archs=75,80-ptx,90 -Dcuda_args=--Ofast-compile=max "
+        assert _built(command, tmp_path, gpu=0, archs=archs) == quick
+        older = "-Dgpu_archs=75,80-ptx,90 -Dcuda_args= "
+        assert _built(command, tmp_path, gpu=0, archs=archs, quick="") == older
+    assert _built(command, tmp_path, gpu=0, archs=OWN) == ""
+    assert _built(command, tmp_path, gpu=1) == ""
+    assert _built(command, tmp_path, gpu=1, archs=QUICK) == WHOLE
+
+
+def test_what_is_built_to_be_used_is_never_compiled_quickly(tmp_path: Path) -> None:
+    for gpu in (0, 1):
+        assert _built("build", tmp_path, gpu=gpu, archs=QUICK) == WHOLE
+        own = _built("build -Dgpu_archs=90", tmp_path, gpu=gpu, archs=QUICK)
+        assert own == WHOLE + "-Dgpu_archs=90 "
+        assert _built("build", tmp_path, gpu=gpu, archs=OWN) == ""
+    assert _built("build_library", tmp_path, gpu=1, archs=QUICK) == WHOLE
+    assert _built("build_library", tmp_path, gpu=0, archs=QUICK) == " "
 
 
 def test_a_release_has_every_kernel(tmp_path: Path) -> None:

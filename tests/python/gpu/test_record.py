@@ -15,6 +15,7 @@ sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
 import readme_table  # noqa: E402
 import record as records  # noqa: E402
+import run  # noqa: E402
 import sources  # noqa: E402
 from nf4bench import matmul_cases, tables  # noqa: E402
 
@@ -43,11 +44,11 @@ def test_everything_in_the_record_passed(record: dict) -> None:
     last = records.verified(record)
     for name, counts in last["tests"].items():
         assert counts["passed"] > 0 and counts["failed"] == 0, name
-    steps = last["compute-sanitizer"].items()
-    reports = {step: each["reports"] for step, each in steps if "skipped" not in each}
-    tools = {step.split()[0] for step in reports}
-    assert tools == {"memcheck", "racecheck", "initcheck", "synccheck"}
+    steps, left_out = last["compute-sanitizer"], records.skipped(last)
+    reports = {step: each["reports"] for step, each in steps.items() if step not in left_out}
     assert not any(reports.values()), reports
+    if "unverified" not in record:
+        assert steps.keys() == run.SANITIZER_STEPS.keys()
 
 
 def test_errors_of_matmul_are_within_their_bounds(figures: dict) -> None:
@@ -199,6 +200,18 @@ def test_figures_are_stale_where_their_own_code_changes(tmp_path: Path) -> None:
 def tool(*arguments: str | Path) -> subprocess.CompletedProcess:
     command = [sys.executable, "tests/gpu/record.py", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_record_with_a_step_left_out_warns_and_is_no_release(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    steps = {"memcheck": {"reports": 0}, "racecheck": {"skipped": "it takes an hour"}}
+    about = {"sources": sources.source_hash(), "date": "2026-01-02", "device": "a GPU"}
+    records.save(path, about | {"compute-sanitizer": steps})
+    for argument, status in (("--warn", 0), ("--release", 1)):
+        done = tool(argument, "--record", path)
+        assert done.returncode == status
+        assert "WARNING" in done.stderr and "2026-01-02 a GPU (a GPU)" in done.stderr
+        assert "\nracecheck: it takes an hour\n" in done.stderr
 
 
 def test_an_unverified_record_warns_and_is_no_release(tmp_path: Path) -> None:
