@@ -50,28 +50,34 @@ build_with() {
   meson compile -C "$BUILD" >&2
 }
 
-# Kernels for every GPU take most of all the time. Where none is to run them, the tests and a bench of the CPU have
-# each family for one GPU (Sm80's as PTX) without many of nvcc's optimizations.
+# Kernels for every GPU take most of all the time. Where none is to run them, the tests, the demo and a bench of the
+# CPU have each family for one GPU (Sm80's as PTX) without many of nvcc's optimizations.
 readonly NARROW=75,80-ptx,90 WHOLE=(-Dgpu_archs=all -Dcuda_args=)
 is_quick() { grep -qs "^gpu_archs = $NARROW\$" "$BUILD/meson-private/cmd_line.txt"; }
-build_here() {
-  if have_gpu || ! wants_cuda || { [ -e "$BUILD/build.ninja" ] && ! is_quick; }; then
-    build
-  else
+# Sets KERNELS, the options of those that this machine needs.
+choose_kernels() {
+  KERNELS=()
+  if have_gpu || ! wants_cuda; then
+    ! is_quick || KERNELS=("${WHOLE[@]}")
+  elif [ ! -e "$BUILD/build.ninja" ] || is_quick; then
     virtual_environment
     cuda_compiler
-    build_with "-Dgpu_archs=$NARROW" "-Dcuda_args=$(quick_kernels)"
+    KERNELS=("-Dgpu_archs=$NARROW" "-Dcuda_args=$(quick_kernels)")
   fi
+}
+build_here() {
+  choose_kernels
+  build_with "${KERNELS[@]}"
 }
 # The option for that, if nvcc has it.
 quick_kernels() { [[ $("${CUDACXX:-nvcc}" --help 2>&1) != *--Ofast-compile* ]] || echo --Ofast-compile=max; }
 
 # The library alone: it needs no Catch2.
 build_library() {
-  local options=()
-  [ -e "$BUILD/build.ninja" ] || options=(-Dtests=disabled)
-  ! have_gpu || ! is_quick || options=("${WHOLE[@]}")
-  prepare "${options[@]}"
+  local tests=()
+  [ -e "$BUILD/build.ninja" ] || tests=(-Dtests=disabled)
+  choose_kernels
+  prepare "${tests[@]}" "${KERNELS[@]}"
   meson compile -C "$BUILD" nf4:shared_library >&2
 }
 
