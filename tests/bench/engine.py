@@ -20,13 +20,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# transformers is several times as slow on a busy machine where OpenMP's threads spin.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-import torch  # noqa: E402
-from nf4.checkpoint import QuantizeOptions, quantize_checkpoint  # noqa: E402
-from nf4.cli.console import table  # noqa: E402
-from transformers import LlamaForCausalLM  # noqa: E402
+import torch
+from nf4.checkpoint import QuantizeOptions, quantize_checkpoint
+from nf4.cli.console import table
+from transformers import LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = (1, 4093, 198, 11, 28, 260, 351, 253)
