@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import numbers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from int4_cases import Case, any_int4, tensor_of
 from int4_oracle import Int4Arrays
@@ -17,11 +17,14 @@ normal = any_int4(awkward=st.just(False))
 
 def exact(a: Int4Arrays, x: np.ndarray, bias: np.ndarray | None = None) -> tuple:
     """y in binary64, and how far one may be from it: a weight rounded to the dtype of x, a sum in
-    binary32, one rounding to that dtype."""
+    binary32, one rounding to that dtype. With zeros x times q - 8 and x times 8 - z may be summed
+    apart."""
     weight = int4_oracle.dequantize(a, "fp32").astype(np.float64)
+    scales = int4_oracle.scales_of(a)[:, int4_oracle.groups_of(a)].astype(np.float64)
+    parts = np.abs(weight) if a.zeros is None else 16 * np.abs(scales)
     wide, added = x.astype(np.float64), 0.0 if bias is None else bias.astype(np.float64)
     y = wide @ weight.T + added
-    magnitude = np.abs(wide) @ np.abs(weight).T + np.abs(added)
+    magnitude = np.abs(wide) @ parts.T + np.abs(added)
     limits = ml_dtypes.finfo(x.dtype)
     unit = float(limits.eps) / 2
     relative = unit + (a.cols + 2) * 2.0**-24
@@ -39,6 +42,8 @@ def require_close(y, expected):
     st.booleans(),
     st.integers(0, 20),
 )
+# A weight that is 0, by a code that is not.
+@example(Case(0, "compressed-tensors", (9, 1), -1, False, "fp16", True), "fp32", [2], False, 0)
 @settings(max_examples=300, deadline=None)
 def test_products_are_those_of_the_header(case, dtype, leading, with_bias, gap):
     a = case.arrays
