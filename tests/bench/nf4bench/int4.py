@@ -16,7 +16,7 @@ from nf4bench.int4_cases import LAYOUTS, TRITON_M, Cases, case
 from nf4bench.matmul_cases import ERROR_CLASSES
 from nf4bench.matmul_peers import Multiply, Peer
 from nf4bench.rows import Bench, Report, begin
-from nf4bench.weights import DTYPES, Weight, weight_of
+from nf4bench.weights import Weight, weight_of
 
 # libnf4 itself with other weights of the same shape, by name: what sets them apart.
 OTHERS: dict[str, dict[str, Any]] = {
@@ -50,38 +50,6 @@ class Ours(Peer):
         return peers.dequantized(self._weight(weight), torch.float64)
 
 
-class Humming(Peer):
-    """humming-kernels, on bytes that it has rearranged, of the same numbers quantized anew."""
-
-    def __init__(self, place: str) -> None:
-        import humming  # type: ignore[import-not-found]
-        from humming.layer import HummingLayer  # type: ignore[import-not-found]
-
-        self.version, self._layer = humming.__version__, HummingLayer
-
-    def _made(self, weight: Weight) -> Any:
-        if "humming" not in weight.others:
-            (rows, cols), dtype = weight.case.shape, DTYPES[weight.case.dtype]
-            layer = self._layer(
-                shape_n=rows, shape_k=cols, torch_dtype=dtype,
-                weight_config={"dtype": "int4", "group_size": weight.case.blocksize},
-            ).cuda()  # fmt: skip
-            layer.load_from_unquantized(peers.dequantized(weight).to(dtype))
-            layer.transform()
-            weight.others["humming"] = layer
-        return weight.others["humming"]
-
-    def prepare(self, weight: Weight, variant: int) -> Multiply:
-        layer, rows = self._made(weight), weight.case.shape[0]
-        return lambda x: layer(x, outputs=torch.empty(len(x), rows, dtype=x.dtype, device=x.device))
-
-    def numbers(self, weight: Weight) -> torch.Tensor:
-        """What it gives for unit vectors."""
-        dtype, cols = DTYPES[weight.case.dtype], weight.case.shape[1]
-        given = self.prepare(weight, 0)(torch.eye(cols, dtype=dtype, device=weight.place))
-        return given.double().t()
-
-
 class Triton(Peer):
     """A kernel of triton_int4.py, for few rows of x."""
 
@@ -101,7 +69,7 @@ class Triton(Peer):
 
 FACTORIES: dict[str, Callable[[str], Peer]] = {
     "dense": matmul_peers.Dense,
-    "humming": Humming,
+    "humming": matmul_peers.Humming,
     "split-K": lambda place: Triton(place, True),
     "AutoGPTQ": lambda place: Triton(place, False),
     **{name: lambda place, name=name: Ours(place, name) for name in OTHERS},

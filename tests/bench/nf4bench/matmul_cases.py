@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nf4bench.cases import Case
 from nf4bench.options import Shape
 
-PEERS = ("bitsandbytes", "dense", "tinygemm")
+PEERS = ("bitsandbytes", "dense", "humming", "tinygemm")
 LARGE: Shape = (14336, 4096)
 SHAPES: tuple[Shape, ...] = (LARGE, (4096, 14336), (4096, 4096), (28672, 8192))
 MS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 512, 777, 1024, 2048, 4096)

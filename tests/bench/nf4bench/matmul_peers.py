@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from nf4bench import peers
-from nf4bench.cases import Case
+from nf4bench.cases import INT4, Case
 from nf4bench.matmul_cases import PEERS, TINYGEMM_M, weight_case
 from nf4bench.peers import Missing, PeerMissing
 from nf4bench.product import MOST_PEER_ERROR, exact, require
@@ -110,10 +111,46 @@ class Tinygemm(Peer):
         return (integers * self._steps(weight).double().unsqueeze(-1)).view(rows, cols)
 
 
+class Humming(Peer):
+    """humming-kernels, on bytes that it has rearranged: integers in groups, of the same numbers
+    quantized anew."""
+
+    GROUP = 128  # where the weight has no integers
+
+    def __init__(self, place: str) -> None:
+        import humming  # type: ignore[import-not-found]
+        from humming.layer import HummingLayer  # type: ignore[import-not-found]
+
+        self.version, self._layer = humming.__version__, HummingLayer
+
+    def _made(self, weight: Weight) -> Any:
+        if "humming" not in weight.others:
+            (rows, cols), dtype = weight.case.shape, DTYPES[weight.case.dtype]
+            group = weight.case.blocksize if weight.case.format in INT4 else self.GROUP
+            layer = self._layer(
+                shape_n=rows, shape_k=cols, torch_dtype=dtype,
+                weight_config={"dtype": "int4", "group_size": group},
+            ).cuda()  # fmt: skip
+            layer.load_from_unquantized(peers.dequantized(weight).to(dtype))
+            layer.transform()
+            weight.others["humming"] = layer
+        return weight.others["humming"]
+
+    def prepare(self, weight: Weight, variant: int) -> Multiply:
+        layer, rows = self._made(weight), weight.case.shape[0]
+        return lambda x: layer(x, outputs=torch.empty(len(x), rows, dtype=x.dtype, device=x.device))
+
+    def numbers(self, weight: Weight) -> torch.Tensor:
+        """What it gives for unit vectors."""
+        dtype, cols = DTYPES[weight.case.dtype], weight.case.shape[1]
+        given = self.prepare(weight, 0)(torch.eye(cols, dtype=dtype, device=weight.place))
+        return given.double().t()
+
+
 FACTORIES: dict[str, Callable[[str], Peer]] = {
-    "bitsandbytes": Bitsandbytes, "dense": Dense, "tinygemm": Tinygemm,
+    "bitsandbytes": Bitsandbytes, "dense": Dense, "humming": Humming, "tinygemm": Tinygemm,
 }  # fmt: skip
-TRIED = weight_case((64, 256))  # what every peer can do
+TRIED = weight_case((256, 1024))  # what every peer can do
 
 
 def try_out(peer: Peer, weight: Weight) -> None:

@@ -182,6 +182,8 @@ def matmul_method(matmul: Row) -> str:
         *versions(matmul["peers"], {
             "bitsandbytes": "bitsandbytes {} is its matmul_4bit, at M = 1 its gemv_4bit if faster",
             "dense": "dense is torch {}'s linear (cuBLAS) with the dequantized weight",
+            "humming": "Humming {} multiplies rearranged bytes of 4-bit integers in groups of 128, "
+            "made from the same numbers",
             "tinygemm": "int4 is torch {}'s int4 kernel in groups of 64, on rearranged bytes of a "
             "weight of its own",
         }),

@@ -29,7 +29,9 @@ ROOFLINES = {
     "roofline": ("the same bytes", "#333333"), "read": ("reads alone", "#009e73"),
     "write": ("writes alone", "#cc79a7"),
 }  # fmt: skip
-PEERS = {"bitsandbytes": "#cc79a7", "dense": "#009e73", "tinygemm": "#e69f00"}
+PEERS = {
+    "bitsandbytes": "#cc79a7", "dense": "#009e73", "humming": "#56b4e9", "tinygemm": "#e69f00",
+}  # fmt: skip
 EXPERTS = {
     experts_cases.DENSE: "#009e73", experts_cases.DEQUANTIZED: "#cc79a7",
     experts_cases.GROUPED_NF4: "#e69f00",
