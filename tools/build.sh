@@ -37,9 +37,8 @@ prepare() {
 
 # build OPTIONS: everything that compiles, and all of it as it is to run.
 build() {
-  local whole=()
-  ! is_quick || whole=("${WHOLE[@]}")
-  build_with "${whole[@]}" "$@"
+  want_whole_kernels
+  build_with "${KERNELS[@]}" "$@"
 }
 
 build_with() {
@@ -54,12 +53,17 @@ build_with() {
 # CPU have each family for one GPU (Sm80's as PTX) without many of nvcc's optimizations.
 readonly NARROW=75,80-ptx,90 WHOLE=(-Dgpu_archs=all -Dcuda_args=)
 is_quick() { grep -qs "^gpu_archs = $NARROW\$" "$BUILD/meson-private/cmd_line.txt"; }
-# Sets KERNELS, the options of those that this machine needs.
-choose_kernels() {
+# These set KERNELS, the options of kernels that are all for use, or of those that this machine needs.
+want_whole_kernels() {
   KERNELS=()
-  if have_gpu || ! wants_cuda; then
-    ! is_quick || KERNELS=("${WHOLE[@]}")
-  elif [ ! -e "$BUILD/build.ninja" ] || is_quick; then
+  ! is_quick || KERNELS=("${WHOLE[@]}")
+}
+choose_kernels() {
+  want_whole_kernels
+  have_gpu || ! wants_cuda || want_quick_kernels
+}
+want_quick_kernels() {
+  if [ ! -e "$BUILD/build.ninja" ] || is_quick; then
     virtual_environment
     cuda_compiler
     KERNELS=("-Dgpu_archs=$NARROW" "-Dcuda_args=$(quick_kernels)")

@@ -131,6 +131,7 @@ def load_model(
     for stack in model.hf_quantizer.stacks:
         experts = model.get_submodule(stack.experts)
         setattr(experts, stack.name, _int4_stacks.read(stack, checkpoint).eval())
+    if model.hf_quantizer.stacks:
         # Those that were of use on loading are not all that to_dense needs.
         model._weight_conversions = None
     if stored is None:

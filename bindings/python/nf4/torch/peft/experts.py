@@ -126,7 +126,7 @@ def _require_no_part(model: nn.Module, targets: Iterable[str]) -> None:
                 f"target_parameters has {plain}, experts of integers; expected those of NF4 or FP4"
             )
         for target in targets:
-            if f".{plain}.weight".endswith(f".{target}"):
+            if _is_target(f"{plain}.weight", [target]):
                 kind = "parameters" if isinstance(module, NF4Experts) else "modules"
                 raise InvalidArgument(
                     f"target_parameters has {target!r}, the packed bytes of {plain}; expected "
