@@ -14,7 +14,7 @@ torch_cases.require("torch")
 
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
-from nf4.torch import NF4Linear, _private  # noqa: E402
+from nf4.torch import NF4Linear, _operators, _private  # noqa: E402
 from nf4.torch.distributed import prepare  # noqa: E402
 
 PACKAGE = Path(nf4.torch.__file__).parent
@@ -23,7 +23,7 @@ OF_TORCH = {
     "_are_functorch_transforms_active",
     "_AutoDispatchBelowAutograd",
     "_C",
-    "_FunctionBase",
+    "_SingleLevelFunction",
     "_any_requires_grad",
     "_current_level",
     "_destroy",
@@ -136,6 +136,20 @@ def test_a_stand_in_gives_the_same(name, monkeypatch):
     expected = results()
     for each in _private.STAND_INS if name == "all" else [name]:
         monkeypatch.setattr(_private, each, _private.STAND_INS[each])
+    for ours, theirs in zip(results(), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["_Linear", "_LinearGrad"])
+def test_functions_of_the_public_class_give_the_same(name, monkeypatch):
+    expected, function = results(), getattr(_operators, name)
+    assert (
+        issubclass(function, _private.Function) and _private.Function is not torch.autograd.Function
+    )
+    methods = {
+        name: each for name, each in vars(function).items() if isinstance(each, staticmethod)
+    }
+    monkeypatch.setattr(_operators, name, type(name, (torch.autograd.Function,), methods))
     for ours, theirs in zip(results(), expected, strict=True):
         assert torch.equal(ours, theirs)
 

@@ -132,7 +132,7 @@ def _keep(ctx: Any, weight: Parts) -> None:
     ctx.kind, ctx.spec = type(weight), weight.spec
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(_private.Function):
     """y is linear in x and in bias, so this can be differentiated as often as one likes. `below`
     computes y from x, bias and the weight."""
 
@@ -160,7 +160,7 @@ def grad_of_bias(grad_y: Tensor) -> Tensor:
     return grad_y.sum(dim=leading) if leading else grad_y
 
 
-class _LinearGrad(torch.autograd.Function):
+class _LinearGrad(_private.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -175,10 +175,6 @@ class _LinearGrad(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         weight = ctx.kind(*ctx.saved_tensors, ctx.spec)
         return OPERATORS[ctx.kind].linear(grad, None, *weight.arguments()), None, None
-
-
-_apply_linear = _private.apply_of(_Linear)
-_apply_linear_grad = _private.apply_of(_LinearGrad)
 
 
 def _recording(recorded: bool, below: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -217,7 +213,7 @@ def _autograd_linear(kind: type[Parts], x: Tensor, bias: Tensor | None, *weight:
     if not is_differentiated(x, bias, *parts):
         return _linear_below(x, bias, parts)
     with _private.function_in_transform():
-        return _apply_linear(x, bias, parts, around(_linear_below))
+        return _Linear.apply(x, bias, parts, around(_linear_below))
 
 
 def _autograd_linear_backward(kind: type[Parts], grad_y: Tensor, *weight: Any) -> Tensor:
@@ -225,7 +221,7 @@ def _autograd_linear_backward(kind: type[Parts], grad_y: Tensor, *weight: Any) -
     if not is_differentiated(grad_y, *parts):
         return _linear_grad_below(grad_y, parts)
     with _private.function_in_transform():
-        return _apply_linear_grad(grad_y, parts, around(_linear_grad_below))
+        return _LinearGrad.apply(grad_y, parts, around(_linear_grad_below))
 
 
 def _not_differentiable(op: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
@@ -316,7 +312,7 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
         if _private.any_autocast():
             x, bias = cast(x, bias)
         if torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight):
-            return _apply_linear(x, bias, weight, _linear_idle)
+            return _Linear.apply(x, bias, weight, _linear_idle)
         return _linear_idle(x, bias, weight)
     return OPERATORS[type(weight)].linear(x, bias, *weight.arguments())
 

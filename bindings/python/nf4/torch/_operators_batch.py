@@ -45,7 +45,7 @@ def _linear_batch_below(
     return operators.graph_linear(x.contiguous(), *biases, *numbers)
 
 
-class _LinearBatch(torch.autograd.Function):
+class _LinearBatch(_private.Function):
     """_Linear of each weight."""
 
     @staticmethod
@@ -82,9 +82,6 @@ class _LinearBatch(torch.autograd.Function):
         return grad_x, None, None, *grad_biases
 
 
-_apply_linear_batch = _private.apply_of(_LinearBatch)
-
-
 def _autograd_linear_batch(
     kind: type[Parts], count: int, x: Tensor, *arguments: Any
 ) -> tuple[Tensor, ...]:
@@ -93,7 +90,7 @@ def _autograd_linear_batch(
     if not is_differentiated(x, *biases, *(part for weight in weights for part in weight)):
         return _linear_batch_below(x, biases, weights)
     with _private.function_in_transform():
-        return _apply_linear_batch(x, weights, around(_linear_batch_below), *biases)
+        return _LinearBatch.apply(x, weights, around(_linear_batch_below), *biases)
 
 
 def _autocast_linear_batch(

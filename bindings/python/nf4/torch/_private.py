@@ -142,17 +142,9 @@ def function_in_transform() -> contextlib.AbstractContextManager[Any]:
 STAND_INS["function_in_transform"] = contextlib.nullcontext
 
 
-def _apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    return super(torch.autograd.Function, function).apply
-
-
-def _public_apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    return function.apply
-
-
-# function.apply without its preparations for torch.func, which take 1 us.
-apply_of = _apply_of if hasattr(torch._C, "_FunctionBase") else _public_apply_of
-STAND_INS["apply_of"] = _public_apply_of
+# torch.autograd.Function without its preparations for torch.func, which take 1 us and which a
+# kernel of the dispatcher must not make again.
+Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
 
 
 # ---- Arguments of a call -----------------------------------------------------------------

@@ -88,7 +88,7 @@ def _fused_grad(grad_y: Tensor, weight: tuple[Any, ...]) -> Tensor | None:
     return _kernels.fused_linear_grad(grad_y, WeightParts(*weight))
 
 
-class MatMul4Bit(torch.autograd.Function):
+class MatMul4Bit(_private.Function):
     """Gives y, which is x W^T + bias already, its gradients: those of bitsandbytes, bit by bit,
     where they are made as it makes them, from a dense weight.
 
@@ -118,9 +118,6 @@ class MatMul4Bit(torch.autograd.Function):
         if of_bias:
             grad_bias = grad_y.sum(0)  # of the other dimensions, autograd takes the sum
         return grad_x, grad_bias, None
-
-
-_apply = _private.apply_of(MatMul4Bit)
 
 
 # ---- What takes the place of bitsandbytes' functions -----------------------------------
@@ -154,7 +151,7 @@ def product_for(weight_of: WeightOf) -> Product:
         y = None if weight is None else _fast.linear(x, bias, weight)
         if weight is None or y is None or not records:
             return y
-        return _apply(x, bias, (y, (_plain(packed), *weight[1:]), state.dtype))
+        return MatMul4Bit.apply(x, bias, (y, (_plain(packed), *weight[1:]), state.dtype))
 
     return product
 
@@ -191,7 +188,7 @@ def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
         y = None
         if cls is served and out is None and not is_dynamo_compiling():
             y = product(A, B, quant_state, bias)
-        return original.__func__(cls, A, B, out, bias, quant_state) if y is None else y
+        return super(served, cls).apply(A, B, out, bias, quant_state) if y is None else y
 
     return classmethod(apply)
 

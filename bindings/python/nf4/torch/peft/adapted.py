@@ -86,7 +86,7 @@ def _backward(grad_y: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tu
     return grad_x.view(*grad_y.shape[:-1], a.shape[1]), q
 
 
-class _Adapted(torch.autograd.Function):
+class _Adapted(_private.Function):
     """Gives y its gradients. `made`: y and p; the weight, kept as an attribute, so that no hook of
     saved tensors moves or copies it; and the scale."""
 
@@ -144,9 +144,6 @@ def _differentiable(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     return *grads, _operators.grad_of_bias(grad_y) if of_bias else None, None
 
 
-_apply = _private.apply_of(_Adapted)
-
-
 def linear(x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter) -> Tensor | None:
     """The product, with gradients for x, A, B and bias; None if nothing was done, as _fast.linear
     says."""
@@ -157,4 +154,4 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter) -> T
     made = product(x, bias, weight, adapter)
     if made is None or not records:
         return made and made[0]
-    return _apply(x, a, b, bias, (*made, weight, scale))
+    return _Adapted.apply(x, a, b, bias, (*made, weight, scale))
