@@ -29,17 +29,11 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
-#include <nf4/json.hpp>
+#include <nf4/products.hpp>
 #include <set>
 #include <type_traits>
 
 namespace nf4 {
-
-// Throws what nf4_last_error() says of `name`, if a call failed.
-inline void check(nf4_status status, const std::string &name = "") {
-  require(status == NF4_STATUS_OK, name, name.empty() ? "" : ": ", nf4_status_string(status), ": ",
-          nf4_last_error());
-}
 
 inline nf4_sizes sizes_of(const nf4_tensor &weight, const std::string &name = "") {
   nf4_sizes sizes{sizeof sizes, 0, 0, 0, 0, 0};
@@ -229,16 +223,17 @@ class Checkpoint {
     require(weight.rows > 0 && groups > 0 && weight.cols >= groups && weight.cols % groups == 0,
             where, " has the shape ", text({weight.rows, weight.cols}), " and ", groups,
             " groups of columns");
+    const auto matrix = [is_compressed](int64_t n, int64_t k) {
+      return is_compressed ? Shape{n, k} : Shape{k, n};
+    };
+    same_shape(factors.name, factors.shape, matrix(weight.rows, groups));
     const int64_t group_size = groups == 1 ? -1 : weight.cols / groups;
     weight.group_size = static_cast<int32_t>(std::min<int64_t>(group_size, INT32_MAX));
     const nf4_int4_sizes sizes = sizes_of(weight, where);
     const int64_t row_words = (weight.rows + 7) / 8, col_words = (weight.cols + 7) / 8;
-    const auto matrix = [is_compressed](int64_t n, int64_t k) {
-      return is_compressed ? Shape{n, k} : Shape{k, n};
-    };
     weight.packed = part(packed, "I32", sizes.packed_bytes,
                          is_awq ? matrix(row_words, weight.cols) : matrix(weight.rows, col_words));
-    weight.scales = part(scales, "", sizes.scales_bytes, matrix(weight.rows, groups));
+    weight.scales = part(scales, "", sizes.scales_bytes);
     // Without zero points all are 8, which GPTQ always stores.
     const bool needs_zeros = is_gptq || (is_awq && config_.flag(of + "zero_point", true));
     if (needs_zeros || has(zeros))

@@ -4,8 +4,7 @@
 #pragma once
 
 #include <cmath>
-
-#include "weights.hpp"
+#include <nf4/checkpoint.hpp>
 
 #ifdef __CUDACC__
 #define HOST_DEVICE __host__ __device__
@@ -18,55 +17,54 @@
 #define UNROLL
 #endif
 
+using nf4::require;
+
+constexpr int kTile = 256;  // keys whose scores attention has at a time
+
 // config.json. What is not computed here is refused by name.
 struct Config {
   int vocabulary, hidden, wide, layers, heads, kv_heads, dim, context;
   float eps;
   bool tied, attention_bias, mlp_bias;
 
-  explicit Config(const Json &json) {
-    for (const auto &[key, computed] : {std::pair{"model_type", "llama"}, {"hidden_act", "silu"}}) {
-      const std::string is = json.text(key, computed);
-      require(is == computed, json.name, ": ", key, " is ", is, "; what is computed: ", computed);
-    }
-    const auto size = [&json](const char *key, int64_t multiple, const std::string &otherwise) {
-      const int64_t size = json.size(key, otherwise);
-      require(0 < size && size < 1 << 24 && size % multiple == 0, json.name, ": ", key, " is ",
-              size, "; multiples of ", multiple, " are computed");
+  explicit Config(const nf4::Json &json) {
+    json.choice("model_type", {"llama"}, "llama");
+    json.choice("hidden_act", {"silu"}, "silu");
+    const auto size = [&json](const char *key, int multiple, std::optional<int64_t> otherwise) {
+      const int64_t size = json.size(key, otherwise, (1 << 21) - 1);
+      require(size > 0 && size % multiple == 0, json.name, ": ", key, " is ", size,
+              "; multiples of ", multiple, " are computed");
       return static_cast<int>(size);
     };
-    vocabulary = size("vocab_size", 1, "");
-    hidden = size("hidden_size", 16, "");
-    wide = size("intermediate_size", 16, "");
-    layers = size("num_hidden_layers", 1, "");
-    kv_heads = size("num_key_value_heads", 1, json.text("num_attention_heads"));
-    heads = size("num_attention_heads", kv_heads, "");
-    dim = size("head_dim", 16, std::to_string(hidden / heads));
-    context = size("max_position_embeddings", 1, "2048");
+    vocabulary = size("vocab_size", 1, {});
+    hidden = size("hidden_size", 16, {});
+    wide = size("intermediate_size", 16, {});
+    layers = size("num_hidden_layers", 1, {});
+    kv_heads = size("num_key_value_heads", 1, json.size("num_attention_heads"));
+    heads = size("num_attention_heads", kv_heads, {});
+    dim = size("head_dim", 16, hidden / heads);
+    context = size("max_position_embeddings", 1, 2048);
     // A kernel counts the numbers of a chunk's rows in an int.
-    require(std::max({int64_t{hidden}, int64_t{wide}, int64_t{heads} * dim}) < 1 << 21, json.name,
-            ": hidden_size, intermediate_size or num_attention_heads * head_dim is too large");
-    eps = static_cast<float>(json.number("rms_norm_eps", "1e-6"));
-    tied = json.text("tie_word_embeddings", "false") == "true";
-    attention_bias = json.text("attention_bias", "false") == "true";
-    mlp_bias = json.text("mlp_bias", "false") == "true";
+    require(dim <= 4096 && heads * dim < 1 << 21, json.name,
+            ": num_attention_heads * head_dim is too large");
+    eps = static_cast<float>(json.number("rms_norm_eps", 1e-6));
+    tied = json.flag("tie_word_embeddings", false);
+    attention_bias = json.flag("attention_bias", false);
+    mlp_bias = json.flag("mlp_bias", false);
   }
 };
 
 // Of RoPE, for each pair of columns of a head.
-inline std::vector<float> frequencies(const Json &json, int dim) {
+inline std::vector<float> frequencies(const nf4::Json &json, int dim) {
   // transformers 5 has rope_parameters; before, rope_theta stood beside rope_scaling.
-  const bool is_new =
-      json.has("rope_parameters/rope_theta") || json.has("rope_parameters/rope_type");
-  const std::string rope = is_new ? "rope_parameters/" : "rope_scaling/";
-  const std::string type = json.text(rope + "rope_type", json.text(rope + "type", "default"));
-  require(type == "default" || type == "llama3", json.name, ": rope_type is ", type,
-          "; what is computed: default, llama3");
-  const double theta = json.number(rope + "rope_theta", json.text("rope_theta", "10000"));
+  const std::string rope = json.has("rope_parameters") ? "rope_parameters/" : "rope_scaling/";
+  const std::string type = rope + (json.has(rope + "rope_type") ? "rope_type" : "type");
+  const bool is_llama3 = json.choice(type, {"default", "llama3"}, "default") == "llama3";
+  const double theta = json.number(rope + "rope_theta", json.number("rope_theta", 10000));
   std::vector<float> frequencies;
   for (int pair = 0; pair < dim / 2; ++pair) {
     double frequency = std::pow(theta, -2.0 * pair / dim);
-    if (type == "llama3") {
+    if (is_llama3) {
       // Long wavelengths are stretched, short ones are not, those between are interpolated.
       const double low = json.number(rope + "low_freq_factor"),
                    high = json.number(rope + "high_freq_factor"),
@@ -102,26 +100,28 @@ struct Step : Config {
   // A copy is one load on a GPU, and keeps a compiler for the CPU from using vectors.
   using Loaded = std::conditional_t<Backend::kReadsHost, const Vector<T> &, const Vector<T>>;
   static constexpr int kSize = sizeof(Vector<T>) / sizeof(T);
+  struct alignas(16) Sums {
+    float of[kSize];
+  };
 
-  int m;
+  int m, parts;
   Row *rows;
   const float *frequencies;
+  float *partial;
+  int *arrived;
   T *x, *normed, *added, *attended, *both, *inner, *logits;
 
   explicit Step(const Config &config) : Config(config) {}
 
-  HOST_DEVICE void embed(Thread, int i, const T *table) {
-    x[i] = table[int64_t{rows[i / hidden].token} * hidden + i % hidden];
-    added[i] = T(0.0f);
-  }
-
-  // x += added; normed = RMS norm of x.
-  HOST_DEVICE void norm(Block team, int i, const T *weight) {
+  // x += added, or x = the row of a table of tokens; to = RMS norm of x.
+  HOST_DEVICE void norm(Block team, int i, const T *table, const T *weight, T *to) {
     const int64_t row = int64_t{i} * hidden;
+    const T *from = table ? table + int64_t{rows[i].token} * hidden : x + row;
     float sum = 0;
     for (int c = team.rank * kSize; c < hidden; c += team.size * kSize) {
-      Vector<T> a = at(x + row + c), b = at(added + row + c);
-      for (int j = 0; j < kSize; ++j) a.of[j] = T(float(a.of[j]) + float(b.of[j]));
+      Vector<T> a = at(from + c), b = at(added + row + c);
+      for (int j = 0; j < kSize; ++j)
+        a.of[j] = table ? a.of[j] : T(float(a.of[j]) + float(b.of[j]));
       for (int j = 0; j < kSize; ++j) sum += float(a.of[j]) * float(a.of[j]);
       at(x + row + c) = a;
     }
@@ -130,7 +130,7 @@ struct Step : Config {
       Vector<T> a = at(x + row + c), b = at(weight + c);
       for (int j = 0; j < kSize; ++j)
         a.of[j] = T(float(T(float(a.of[j]) * scale)) * float(b.of[j]));
-      at(normed + row + c) = a;
+      at(to + row + c) = a;
     }
   }
 
@@ -149,37 +149,61 @@ struct Step : Config {
     to[half] = T(b * c + a * s);
   }
 
-  // A row's head: scores of all keys, softmax, and the sum of the values. The team shares first the
+  // A row's head and one of `parts` shares of its keys, tile by tile: scores, their softmax so far,
+  // and the sum of the values. The team that ends last joins the shares. A team shares first the
   // keys, then vectors of columns and, as there are more threads, again the keys.
   HOST_DEVICE void attend(Block team, int i, const T *keys, const T *values) {
-    const int head = i / m, kv_head = head / (heads / kv_heads), vectors = dim / kSize;
-    const int parts = team.size > vectors ? team.size / vectors : 1;
-    const Row row = rows[i % m];
-    const int64_t cache = cached(row, kv_head, 0), width = (heads + 2 * kv_heads) * dim;
-    float *scores = team.memory, *sums = scores + context, largest = -INFINITY, sum = 0;
-    for (int j = team.rank; j <= row.position; j += team.size) {
-      const T *q = both + i % m * width + head * dim, *k = keys + cache + int64_t{j} * dim;
-      scores[j] = dot(q, k, dim, 0, 1) / sqrtf(dim);
-      largest = fmaxf(largest, scores[j]);
-    }
-    largest = team.max(largest);
-    for (int j = team.rank; j <= row.position; j += team.size)
-      sum += scores[j] = expf(scores[j] - largest);
-    sum = team.sum(sum);
-    for (int c = team.rank; c < vectors * parts; c += team.size) {
-      float of[kSize] = {};
-      UNROLL
-      for (int j = c / vectors; j <= row.position; j += parts) {
-        const Loaded v = at(values + cache + int64_t{j} * dim + c % vectors * kSize);
-        for (int n = 0; n < kSize; ++n) of[n] += scores[j] * float(v.of[n]);
-      }
-      for (int n = 0; n < kSize; ++n) sums[c * kSize + n] = of[n];
-    }
+    const int cell = i / parts, head = cell / m, vectors = dim / kSize;
+    const int shares = team.size > vectors ? team.size / vectors : 1;
+    const Row row = rows[cell % m];
+    const int64_t cache = cached(row, head / (heads / kv_heads), 0);
+    const T *q = both + int64_t{cell % m} * (heads + 2 * kv_heads) * dim + head * dim;
+    float *scores = team.memory(kTile + vectors * shares * kSize), largest = -INFINITY, sum = 0;
+    auto *sums = reinterpret_cast<Sums *>(scores + kTile);
+    for (int c = team.rank; c < vectors * shares; c += team.size) sums[c] = {};
     team.sync();
+    for (int begin = i % parts * kTile; begin <= row.position; begin += parts * kTile) {
+      const int count = row.position + 1 - begin < kTile ? row.position + 1 - begin : kTile;
+      float most = largest, added = 0;
+      for (int j = team.rank; j < count; j += team.size) {
+        scores[j] = dot(q, keys + cache + int64_t{begin + j} * dim, dim, 0, 1) / sqrtf(dim);
+        most = fmaxf(most, scores[j]);
+      }
+      most = team.max(most);
+      const float scale = expf(largest - most);  // of the sums of earlier tiles
+      largest = most;
+      for (int j = team.rank; j < count; j += team.size)
+        added += scores[j] = expf(scores[j] - largest);
+      sum = sum * scale + team.sum(added);
+      for (int c = team.rank; c < vectors * shares; c += team.size) {
+        Sums of = sums[c];
+        for (int n = 0; n < kSize; ++n) of.of[n] *= scale;
+        UNROLL
+        for (int j = c / vectors; j < count; j += shares) {
+          const Loaded v = at(values + cache + int64_t{begin + j} * dim + c % vectors * kSize);
+          for (int n = 0; n < kSize; ++n) of.of[n] += scores[j] * float(v.of[n]);
+        }
+        sums[c] = of;
+      }
+      team.sync();
+    }
+    const int size = dim + 2;
+    float *own = partial + int64_t{i} * size, *all = partial + int64_t{cell} * parts * size;
+    for (int c = team.rank; c < size; c += team.size) {
+      own[c] = c == dim ? largest : c == dim + 1 ? sum : 0;
+      for (int share = 0; c < dim && share < shares; ++share)
+        own[c] += sums[share * vectors + c / kSize].of[c % kSize];
+    }
+    if (!team.is_last(arrived + cell, parts)) return;
+    for (int part = 0; part < parts; ++part) largest = fmaxf(largest, all[part * size + dim]);
     for (int c = team.rank; c < dim; c += team.size) {
-      float all = 0;
-      for (int part = 0; part < parts; ++part) all += sums[part * dim + c];
-      attended[(int64_t{i % m} * heads + head) * dim + c] = T(all / sum);
+      float numerator = 0, denominator = 0;
+      for (const float *part = all; part < all + parts * size; part += size) {
+        const float scale = expf(part[dim] - largest);
+        numerator += scale * part[c];
+        denominator += scale * part[dim + 1];
+      }
+      attended[(int64_t{cell % m} * heads + head) * dim + c] = T(numerator / denominator);
     }
   }
 
