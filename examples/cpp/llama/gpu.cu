@@ -15,31 +15,15 @@ struct Team {
   static constexpr int size = kTeam;
   int rank;
 
+  __device__ float max(float value) const { return reduce(value, fmaxf); }
   __device__ float sum(float value) const {
     return reduce(value, [](float a, float b) { return a + b; });
   }
-  __device__ float max(float value) const {
-    return reduce(value, [](float a, float b) { return fmaxf(a, b); });
-  }
   __device__ void sync() const { __syncthreads(); }
-  // Is this the last of `teams` that come here? If so, it sees what the others have written.
-  __device__ bool is_last(int *arrived, int teams) const {
-    __shared__ bool is_last;
-    __syncthreads();
-    if (rank == 0) {
-      __threadfence();
-      is_last = atomicAdd(arrived, 1) == teams - 1;
-      if (is_last) *arrived = 0;  // for the next step
-      __threadfence();
-    }
-    __syncthreads();
-    return is_last;
-  }
   __device__ float *memory(int) const {
-    __shared__ float4 memory[(kTile + kTeam * 8) / 4];
-    return &memory[0].x;
+    __shared__ float memory[kTile + kTeam * 8];
+    return memory;
   }
-
   template <class Join>
   __device__ float reduce(float value, Join join) const {
     __shared__ float warps[32];

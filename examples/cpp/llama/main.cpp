@@ -9,20 +9,17 @@ constexpr const char *kUsage =
     "llama FOLDER [--tokens N] [--cpu] [--threads N] [--context N] [--logits FILE] PROMPT...\n"
     "1 to 8 prompts: token ids with commas.\n";
 
-// Throws an nf4::Error or a std::out_of_range. Numbers are read as JSON has them.
+// Throws what is wrong. Numbers are read as JSON has them.
 static Options parse(const std::vector<std::string> &words) {
   Options options;
-  std::map<std::string, int64_t *> numbers{{"--tokens", &options.tokens},
-                                           {"--context", &options.context},
-                                           {"--threads", &options.threads}};
   for (size_t i = 0; i < words.size(); ++i) {
     if (words[i] == "--cpu") {
       options.cpu = true;
     } else if (words[i] == "--logits") {
       options.logits = words.at(++i);
-    } else if (const auto number = numbers.find(words[i]); number != numbers.end()) {
-      *number->second = nf4::Json(words[i], words.at(i + 1)).size("", {}, INT32_MAX);
-      ++i;
+    } else if (const auto option = options.numbers.find(words[i]);
+               option != options.numbers.end()) {
+      option->second = nf4::Json("", words.at(++i)).size("", {}, INT32_MAX);
     } else if (options.folder.empty()) {
       options.folder = words[i];
     } else {
@@ -31,7 +28,7 @@ static Options parse(const std::vector<std::string> &words) {
     }
   }
   const size_t prompts = options.prompts.size();
-  require(options.tokens && prompts && prompts <= kMaxBatch, "no tokens or prompts, or too many");
+  require(options.numbers["--tokens"] && 0 < prompts && prompts <= kMaxBatch, "how many?");
   return options;
 }
 
@@ -46,7 +43,7 @@ int main(int count, char **words) try {
 #ifdef LLAMA_ON_GPU
   if (!options.cpu) return generate_on_gpu(options), 0;
 #endif
-  Cpu cpu(options.threads);
+  Cpu cpu(options.numbers["--threads"]);
   generate(options, cpu);
   return 0;
 } catch (const std::exception &error) {
