@@ -45,24 +45,28 @@ class Loader {
   Loader(const Checkpoint &checkpoint, bool in_place, Copy copy)
       : checkpoint_(checkpoint), in_place_(in_place), copy_(std::move(copy)) {}
 
+  // A copy of numbers; `name` is for errors.
+  template <class U>
+  U *copy(const std::vector<U> &numbers, const std::string &name) const {
+    return static_cast<U *>(copy_(numbers.data(), numbers.size() * sizeof(U), name));
+  }
   // A dense tensor as T; the same memory for the same name.
   const T *dense(const std::string &name, const Shape &shape) {
     const T *&memory = dense_[name];
-    if (memory) return memory;
-    const std::vector<T> values = checkpoint_.dense<T>(name, shape);
-    return memory = static_cast<T *>(copy_(values.data(), values.size() * sizeof(T), name));
+    return memory ? memory : memory = copy(checkpoint_.dense<T>(name, shape), name);
   }
-  // Layers by name, without ".weight", each with its number of rows; x has `cols` columns. Integers
-  // with act order are sorted. Throws what Checkpoint does.
-  Linears<T> linears(const std::vector<std::pair<std::string, int64_t>> &layers, bool has_bias,
+  // Layers, each by its name after `prefix`, before ".weight", with its number of rows; x has
+  // `cols` columns. Integers with act order are sorted. Throws what Checkpoint does.
+  Linears<T> linears(const std::string &prefix,
+                     const std::vector<std::pair<const char *, int64_t>> &layers, bool has_bias,
                      const T *x, int64_t cols, T *y) {
     Linears<T> linears;
     const nf4_dtype dtype = sizeof(T) == 4 ? NF4_DTYPE_FP32 : NF4_DTYPE_BF16;
     nf4_matmul_args args{sizeof args, dtype, 0, 0, x, cols, nullptr, y, 0, nullptr};
     for (const auto &layer : layers) args.y_stride += layer.second;
     for (const auto &[layer, rows] : layers) {
-      const std::string name = layer + ".weight";
-      if (has_bias) args.bias = dense(layer + ".bias", {rows});
+      const std::string name = prefix + layer + ".weight";
+      if (has_bias) args.bias = dense(prefix + layer + ".bias", {rows});
       args.y = y;
       if (checkpoint_.is_nf4(name))
         linears.products.add(moved(checkpoint_.nf4_weight(name, {rows, cols}), name), args);

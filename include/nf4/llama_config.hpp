@@ -20,26 +20,33 @@ struct LlamaConfig {
   bool tied;  // the head is the embedding
   bool attention_bias, mlp_bias;
 
-  // Throws for what is missing or is no size, from 1 to 2^24 - 1, where that says; for heads that
-  // kv_heads does not divide; and for another model_type, hidden_act or rope_type than is computed
-  // here: llama; silu; default and llama3.
-  explicit LlamaConfig(const Json &json) {
+  // Throws for what is missing or is no size that an engine has: from 1 to 2^24 - 1; widths
+  // (hidden, intermediate and heads * head_dim) up to 2^20, so that an int counts the numbers of
+  // 1024 rows; head_dim up to 4096. hidden, intermediate and head_dim are multiples of `multiple`,
+  // an even number, as of a kernel that loads so many numbers together, and heads those of
+  // kv_heads. Throws for another model_type, hidden_act or rope_type than what is computed: llama;
+  // silu; default and llama3.
+  explicit LlamaConfig(const Json &json, int multiple = 2) {
     json.choice("model_type", {"llama"}, "llama");
     json.choice("hidden_act", {"silu"}, "silu");
-    const auto size = [&json](const char *key, int multiple, std::optional<int64_t> otherwise) {
+    const auto size = [&json](const char *key, int of, std::optional<int64_t> otherwise) {
       const int64_t found = json.size(key, otherwise, (1 << 24) - 1);
-      require(found > 0 && found % multiple == 0, json.name, ": ", key, " is ", found,
-              "; expected a multiple of ", multiple);
+      require(found > 0 && found % of == 0, json.name, ": ", key, " is ", found,
+              "; expected a multiple of ", of);
       return static_cast<int>(found);
     };
     vocabulary = size("vocab_size", 1, {});
     layers = size("num_hidden_layers", 1, {});
-    hidden = size("hidden_size", 1, {});
-    intermediate = size("intermediate_size", 1, {});
+    hidden = size("hidden_size", multiple, {});
+    intermediate = size("intermediate_size", multiple, {});
     kv_heads = size("num_key_value_heads", 1, json.size("num_attention_heads"));
     heads = size("num_attention_heads", kv_heads, {});
-    head_dim = size("head_dim", 2, hidden / heads);
+    head_dim = size("head_dim", multiple, hidden / heads);
     positions = size("max_position_embeddings", 1, 2048);
+    require(head_dim <= 4096 && int64_t{heads} * head_dim <= 1 << 20 &&
+                std::max(hidden, intermediate) <= 1 << 20,
+            json.name, ": hidden_size, intermediate_size, head_dim or ",
+            "num_attention_heads * head_dim is too large");
     norm_eps = static_cast<float>(json.number("rms_norm_eps", 1e-6));
     tied = json.flag("tie_word_embeddings", false);
     attention_bias = json.flag("attention_bias", false);

@@ -6,38 +6,7 @@
 
 namespace {
 
-constexpr int kThreads = 512;  // of a block
-
 void check(cudaError_t error) { require(error == cudaSuccess, cudaGetErrorString(error)); }
-
-template <int kTeam>
-struct Team {
-  static constexpr int size = kTeam;
-  int rank;
-
-  __device__ float max(float value) const { return reduce(value, fmaxf); }
-  __device__ float sum(float value) const {
-    return reduce(value, [](float a, float b) { return a + b; });
-  }
-  __device__ void sync() const { __syncthreads(); }
-  __device__ float *memory(int) const {
-    __shared__ float memory[kTile + kTeam * 8];
-    return memory;
-  }
-  template <class Join>
-  __device__ float reduce(float value, Join join) const {
-    __shared__ float warps[32];
-    for (int offset = 1; offset < 32; offset *= 2)
-      value = join(value, __shfl_xor_sync(~0u, value, offset));
-    if (size == 32) return value;
-    if (rank % 32 == 0) warps[rank / 32] = value;
-    __syncthreads();
-    value = warps[0];
-    for (int warp = 1; warp < size / 32; ++warp) value = join(value, warps[warp]);
-    __syncthreads();
-    return value;
-  }
-};
 
 // The class of the teams of a method.
 template <class Step, class Team, class... Arguments>
@@ -57,16 +26,39 @@ __global__ void __launch_bounds__(kThreads) kernel(int count, Step step, Argumen
 
 class Gpu {
  public:
-  using Thread = Team<1>;
-  using Warp = Team<32>;
-  using Block = Team<kThreads>;
+  template <int kTeam>
+  struct Team {
+    static constexpr int size = kTeam;
+    int rank;
+
+    __device__ float max(float value) const { return reduce(value, fmaxf); }
+    __device__ float sum(float value) const {
+      return reduce(value, [](float a, float b) { return a + b; });
+    }
+    __device__ void sync() const { __syncthreads(); }
+    __device__ float *memory(int) const {
+      __shared__ float memory[kTile + kTeam * 8];
+      return memory;
+    }
+    template <class Join>
+    __device__ float reduce(float value, Join join) const {
+      __shared__ float warps[32];
+      for (int offset = 1; offset < 32; offset *= 2)
+        value = join(value, __shfl_xor_sync(~0u, value, offset));
+      if (size == 32) return value;
+      if (rank % 32 == 0) warps[rank / 32] = value;
+      __syncthreads();
+      value = warps[0];
+      for (int warp = 1; warp < size / 32; ++warp) value = join(value, warps[warp]);
+      __syncthreads();
+      return value;
+    }
+  };
   using T = __nv_bfloat16;
-  static constexpr const char *kName = "gpu";
   static constexpr bool kReadsHost = false;
 
   Gpu() {
-    nf4_device device{};
-    device.struct_size = sizeof device;
+    nf4_device device{sizeof device, 0, 0, 0, 0, 0, 0, 0, "", ""};
     nf4::check(nf4_device_info(0, &device));  // loads libnf4's kernels
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
@@ -77,9 +69,10 @@ class Gpu {
     cudaMalloc(&memory, bytes);
     return memory_.emplace_back(memory, cudaFree).get();
   }
-  void copy(void *to, const void *from, size_t bytes) {
+  void *copy(void *to, const void *from, size_t bytes) {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
     check(cudaStreamSynchronize(stream_));
+    return to;
   }
   void multiply(const nf4::Products &products) {
     if (const size_t bytes = products.workspace_size(); bytes > workspace_bytes_) {
@@ -96,21 +89,15 @@ class Gpu {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    cudaFuncAttributes compiled{};
+    cudaFuncAttributes compiled{};  // a kernel of PTX before 9.0 does not wait
     check(cudaFuncGetAttributes(&compiled, function));
-    // A kernel of older PTX does not wait.
-    const cudaLaunchConfig_t config{dim3((count * kTeam + kThreads - 1) / kThreads),
-                                    dim3(kThreads),
-                                    0,
-                                    stream_,
-                                    &early,
-                                    compiled.ptxVersion >= 90};
+    const dim3 grid((count * kTeam + kThreads - 1) / kThreads);
+    const cudaLaunchConfig_t config{grid, kThreads, 0, stream_, &early, compiled.ptxVersion >= 90};
     check(cudaLaunchKernelEx(&config, function, int(count), step, arguments...));
   }
   // After the first step, which loads the kernels, all are replays of one graph: what changes is in
   // the memory that it reads.
-  template <class Function>
-  void repeat(const Function &step) {
+  void repeat(const std::function<void()> &step) {
     if (graph_) return check(cudaGraphLaunch(graph_, stream_));
     step();
     cudaGraph_t captured = nullptr;
@@ -131,7 +118,4 @@ class Gpu {
 
 }  // namespace
 
-void generate_on_gpu(const Options &options) {
-  Gpu gpu;
-  generate(options, gpu);
-}
+void generate_on_gpu(const Options &options) { generate(options, Gpu()); }

@@ -19,17 +19,19 @@
 
 using nf4::require;
 
-constexpr int kTile = 2048;  // keys whose scores attention has at a time
+constexpr int kVector = 16;    // numbers, or half as many, that a thread loads together
+constexpr int kThreads = 512;  // of a block
+constexpr int kTile = 2048;    // keys whose scores attention has at a time
 
 // A token at a position of a sequence.
 struct Row {
   int32_t token, position, sequence;
 };
 
-// Numbers that a thread loads together: 16 bytes on a GPU.
+// 16 bytes on a GPU.
 template <class T>
 struct alignas(16) Vector {
-  T of[sizeof(T) == 4 ? 16 : 8];
+  T of[sizeof(T) == 4 ? kVector : kVector / 2];
 };
 
 // A step of m rows. Products read normed, attended and inner, and write both (q, k and v, then gate
@@ -37,10 +39,11 @@ struct alignas(16) Vector {
 // the i-th team's work.
 template <class Backend>
 struct Step : nf4::LlamaConfig {
+  using LlamaConfig::LlamaConfig;
   using T = typename Backend::T;
-  using Thread = typename Backend::Thread;
-  using Warp = typename Backend::Warp;
-  using Block = typename Backend::Block;
+  using Thread = typename Backend::template Team<1>;
+  using Warp = typename Backend::template Team<32>;
+  using Block = typename Backend::template Team<kThreads>;
   // A copy is one load on a GPU, and keeps a compiler for the CPU from using vectors.
   using Loaded = std::conditional_t<Backend::kReadsHost, const Vector<T> &, const Vector<T>>;
   static constexpr int kSize = sizeof(Vector<T>) / sizeof(T);
@@ -49,8 +52,6 @@ struct Step : nf4::LlamaConfig {
   Row *rows;
   const float *frequencies;
   T *x, *normed, *added, *attended, *both, *inner, *last, *logits;
-
-  explicit Step(const nf4::LlamaConfig &config) : LlamaConfig(config) {}
 
   // x += added, or x = the row of a table of tokens; to = RMS norm of x.
   HOST_DEVICE void norm(Block team, int i, const T *table, const T *weight, T *to) {
@@ -99,7 +100,6 @@ struct Step : nf4::LlamaConfig {
     const T *q = both + (int64_t{row} * (heads + 2 * kv_heads) + head) * head_dim;
     float *scores = team.memory(kTile + head_dim), *sums = scores + kTile;
     float largest = -INFINITY, sum = 0;
-    for (int c = team.rank; c < parts * head_dim; c += team.size) sums[c] = 0;
     for (int begin = 0; begin < end; begin += kTile) {
       const T *k = keys + cache + int64_t{begin} * head_dim, *v = values + (k - keys);
       const int count = end - begin < kTile ? end - begin : kTile;
@@ -116,7 +116,7 @@ struct Step : nf4::LlamaConfig {
       largest = most;
       for (int c = team.rank; c < vectors * parts; c += team.size) {
         float of[kSize];
-        for (int n = 0; n < kSize; ++n) of[n] = sums[c * kSize + n] * before;
+        for (int n = 0; n < kSize; ++n) of[n] = begin ? sums[c * kSize + n] * before : 0;
         UNROLL
         for (int j = c / vectors; j < count; j += parts) {
           const Loaded value = at(v + int64_t{j} * head_dim + c % vectors * kSize);

@@ -1,5 +1,4 @@
-// The model, and what the program does with it: the same for each backend, which has the memory and
-// runs the kernels.
+// The model and the program, the same for each backend, which has the memory and runs the kernels.
 #pragma once
 
 #include <chrono>
@@ -7,7 +6,6 @@
 
 #include "kernels.hpp"
 
-constexpr int kMaxBatch = 8;
 constexpr int kChunk = 512;  // rows of a prompt that are computed at a time
 
 struct Options {
@@ -24,51 +22,40 @@ class Llama {
   using S = Step<Backend>;
 
   // Takes all memory, for `context` tokens of each of `batch` sequences, but the workspace.
-  Llama(const nf4::Checkpoint &checkpoint, const nf4::LlamaConfig &config, Backend &backend,
-        int64_t batch, int64_t context)
-      : backend_(backend), step_(config), layers_(config.layers) {
+  Llama(const nf4::Checkpoint &checkpoint, Backend &backend, int64_t batch, int64_t context)
+      : backend_(backend), step_(checkpoint.config(), kVector), layers_(step_.layers) {
     S &s = step_;
-    const int64_t hidden = s.hidden, inner = s.intermediate, dim = s.head_dim, q = s.heads * dim,
-                  kv = s.kv_heads * dim;
-    // A vector has 16 numbers, and a kernel counts those of a chunk's rows in an int.
-    require(hidden % 16 == 0 && inner % 16 == 0 && dim % 16 == 0 && dim <= 4096 &&
-                std::max({hidden, inner, s.heads * dim}) < 1 << 21,
-            "hidden_size, intermediate_size or head_dim is no multiple of 16, or it or ",
-            "num_attention_heads * head_dim is too large");
-    s.m = static_cast<int>(batch);
-    s.context = static_cast<int>(context);
+    const int64_t hidden = s.hidden, inner = s.intermediate, q = s.heads * s.head_dim,
+                  kv = s.kv_heads * s.head_dim;
+    s.m = int(batch), s.context = int(context);
     const auto rows = [this](int64_t width) { return take<T>(kChunk * width, "activations"); };
-    s.x = rows(hidden);
-    s.normed = rows(hidden);
-    s.added = rows(hidden);
+    for (T **each : {&s.x, &s.normed, &s.added, &s.last}) *each = rows(hidden);
     s.attended = rows(q);
     s.both = rows(std::max(q + 2 * kv, 2 * inner));
     s.inner = rows(inner);
-    s.last = rows(hidden);
     s.rows = take<Row>(kChunk, "tokens");
-    s.frequencies = upload(config.rope_frequencies(checkpoint.config()), "RoPE");
     s.logits = take<T>(batch * s.vocabulary, "the logits");
-    nf4::Loader<T> load(checkpoint, Backend::kReadsHost,
-                        [this](const void *data, size_t bytes, const std::string &name) {
-                          return upload(std::string_view(static_cast<const char *>(data), bytes),
-                                        name);
-                        });
+    const auto copy = [this](const void *data, size_t bytes, const std::string &name) {
+      return backend_.copy(take<char>(bytes, name), data, bytes);
+    };
+    nf4::Loader<T> load(checkpoint, Backend::kReadsHost, copy);
+    s.frequencies = load.copy(s.rope_frequencies(checkpoint.config()), "RoPE");
     embedding_ = load.dense("model.embed_tokens.weight", {s.vocabulary, hidden});
     norm_ = load.dense("model.norm.weight", {hidden});
-    head_ = load.linears({{s.tied ? "model.embed_tokens" : "lm_head", s.vocabulary}}, false, s.last,
-                         hidden, s.logits);
-    for (int i = 0; i < s.layers; ++i) {
-      Layer &layer = layers_[i];
-      const std::string name = "model.layers." + std::to_string(i) + ".", mlp = name + "mlp.",
-                        self = name + "self_attn.";
+    head_ = load.linears("", {{s.tied ? "model.embed_tokens" : "lm_head", s.vocabulary}}, false,
+                         s.last, hidden, s.logits);
+    for (Layer &layer : layers_) {
+      const std::string name = "model.layers." + std::to_string(&layer - layers_.data()) + ".";
       layer.norm = load.dense(name + "input_layernorm.weight", {hidden});
       layer.mlp_norm = load.dense(name + "post_attention_layernorm.weight", {hidden});
-      layer.qkv = load.linears({{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}},
+      layer.qkv = load.linears(name + "self_attn.", {{"q_proj", q}, {"k_proj", kv}, {"v_proj", kv}},
                                s.attention_bias, s.normed, hidden, s.both);
-      layer.o = load.linears({{self + "o_proj", hidden}}, s.attention_bias, s.attended, q, s.added);
-      layer.gate_up = load.linears({{mlp + "gate_proj", inner}, {mlp + "up_proj", inner}},
+      layer.o = load.linears(name + "self_attn.", {{"o_proj", hidden}}, s.attention_bias,
+                             s.attended, q, s.added);
+      layer.gate_up = load.linears(name + "mlp.", {{"gate_proj", inner}, {"up_proj", inner}},
                                    s.mlp_bias, s.normed, hidden, s.both);
-      layer.down = load.linears({{mlp + "down_proj", hidden}}, s.mlp_bias, s.inner, inner, s.added);
+      layer.down =
+          load.linears(name + "mlp.", {{"down_proj", hidden}}, s.mlp_bias, s.inner, inner, s.added);
       layer.keys = take<T>(batch * context * kv, "the KV cache (--context)");
       layer.values = take<T>(batch * context * kv, "the KV cache (--context)");
     }
@@ -85,12 +72,10 @@ class Llama {
       for (size_t begin = 0; begin < rows.size(); begin += step.m) {
         step.m = std::min<int64_t>(kChunk, rows.size() - begin);
         backend_.copy(step.rows, rows.data() + begin, step.m * sizeof(Row));
-        layers(step);
+        layers(step, step.normed);
       }
-      step.x += int64_t{step.m - 1} * step.hidden;
-      step.added += int64_t{step.m - 1} * step.hidden;
-      step.m = 1;
-      norm(step, nullptr, norm_, step.last + last.size() * step.hidden);
+      backend_.copy(step.last + last.size() * step.hidden,
+                    step.normed + int64_t{step.m - 1} * step.hidden, step.hidden * sizeof(T));
       last.push_back(rows.back());
     }
     backend_.copy(step_.rows, last.data(), last.size() * sizeof(Row));
@@ -99,8 +84,7 @@ class Llama {
   // The token after the last one, of each sequence.
   void decode() {
     backend_.repeat([this] {
-      layers(step_);
-      norm(step_, nullptr, norm_, step_.last);
+      layers(step_, step_.last);
       choose();
     });
   }
@@ -120,12 +104,6 @@ class Llama {
     require(memory, "too little memory: ", what, " takes ", count * sizeof(U) / 1e9, " GB");
     return static_cast<U *>(memory);
   }
-  template <class Values, class U = typename Values::value_type>
-  U *upload(const Values &values, const std::string &what) {
-    U *memory = take<U>(values.size(), what);
-    backend_.copy(memory, values.data(), values.size() * sizeof(U));
-    return memory;
-  }
   template <class U>
   std::vector<U> host(const U *from, int64_t count) const {
     std::vector<U> values(count);
@@ -137,30 +115,28 @@ class Llama {
   void run(const S &step, int64_t count, int64_t cost, Arguments... arguments) {
     backend_.template run<kMethod>(count, cost, step, arguments...);
   }
-  void norm(const S &s, const T *table, const T *weight, T *to) {
-    run<&S::norm>(s, s.m, s.hidden, table, weight, to);
-  }
   void multiply(const S &s, nf4::Linears<T> &linears) {
     linears.set_rows(s.m);
     backend_.multiply(linears.products);
     for (const auto &[weight, rows, args] : linears.dense)
       run<&S::dense>(s, rows, args.x_stride * s.m, weight, args);
   }
-  void layers(const S &s) {
-    const int64_t m = s.m, keys = s.context;
+  // `to`: the rows after the last norm.
+  void layers(const S &s, T *to) {
+    const int64_t m = s.m, keys = s.context, dim = s.head_dim, all = s.heads + 2 * s.kv_heads;
     const T *table = embedding_;
     for (Layer &layer : layers_) {
-      norm(s, std::exchange(table, nullptr), layer.norm, s.normed);
+      run<&S::norm>(s, m, s.hidden, std::exchange(table, nullptr), layer.norm, s.normed);
       multiply(s, layer.qkv);
-      run<&S::rotate>(s, m * (s.heads + 2 * s.kv_heads) * s.head_dim / 2, 16, layer.keys,
-                      layer.values);
-      run<&S::attend>(s, m * s.heads, 2 * keys * s.head_dim, layer.keys, layer.values);
+      run<&S::rotate>(s, m * all * dim / 2, 16, layer.keys, layer.values);
+      run<&S::attend>(s, m * s.heads, 2 * keys * dim, layer.keys, layer.values);
       multiply(s, layer.o);
-      norm(s, nullptr, layer.mlp_norm, s.normed);
+      run<&S::norm>(s, m, s.hidden, table, layer.mlp_norm, s.normed);
       multiply(s, layer.gate_up);
       run<&S::swiglu>(s, m * s.intermediate, 8);
       multiply(s, layer.down);
     }
+    run<&S::norm>(s, m, s.hidden, table, norm_, to);
   }
   // The tokens after the rows in `last`.
   void choose() {
@@ -177,7 +153,7 @@ class Llama {
 
 // Chooses the most likely tokens after the prompts, and prints them.
 template <class Backend>
-void generate(const Options &options, Backend &backend) {
+void generate(const Options &options, Backend backend) {
   const nf4::Checkpoint checkpoint(options.folder);
   const nf4::LlamaConfig config(checkpoint.config());
   const int64_t tokens = options.numbers.at("--tokens"), given = options.numbers.at("--context");
@@ -191,10 +167,9 @@ void generate(const Options &options, Backend &backend) {
   const int64_t context = given ? given : needed;
   require(needed <= std::min<int64_t>(context, config.positions), needed,
           " tokens are more than --context or max_position_embeddings");
-  std::ofstream file;
-  if (!options.logits.empty()) file.open(options.logits, std::ios::binary);
-  require(file.good(), options.logits, ": cannot be written");
-  Llama<Backend> model(checkpoint, config, backend, options.prompts.size(), context);
+  std::ofstream file(options.logits, std::ios::binary);
+  require(file.good() || options.logits.empty(), options.logits, ": cannot be written");
+  Llama<Backend> model(checkpoint, backend, options.prompts.size(), context);
 
   std::vector<std::string> lines(options.prompts.size());
   std::vector<double> times;  // of prefill, then of each step; milliseconds
@@ -211,13 +186,11 @@ void generate(const Options &options, Backend &backend) {
     const std::vector<float> values(logits.begin(), logits.end());
     file.write(reinterpret_cast<const char *>(values.data()), values.size() * sizeof(float));
   }
-  require(file.flush().good(), options.logits, ": writing failed");
+  require(file.flush().good() || options.logits.empty(), options.logits, ": writing failed");
   for (const std::string &line : lines) std::puts(line.c_str());
   std::sort(times.begin() + 1, times.end());
-  const double decode = times[times.size() / 2];
-  std::fprintf(stderr, "%s, prefill %.2f ms", Backend::kName, times[0]);
-  if (tokens > 1)
-    std::fprintf(stderr, ", decode %.3f ms a step, %.1f tokens/s", decode,
-                 lines.size() * 1e3 / decode);
+  const double decode = times[times.size() / 2], rate = lines.size() * 1e3 / decode;
+  std::fprintf(stderr, "%s, prefill %.2f ms", Backend::kReadsHost ? "cpu" : "gpu", times[0]);
+  if (tokens > 1) std::fprintf(stderr, ", decode %.3f ms a step, %.1f tokens/s", decode, rate);
   std::fputs("\n", stderr);
 }
