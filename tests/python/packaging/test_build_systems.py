@@ -194,6 +194,8 @@ def test_an_installation_by_way_of_destdir(tmp_path: Path) -> None:
     assert files == {
         "include/nf4/checkpoint.hpp",
         "include/nf4/json.hpp",
+        "include/nf4/linears.hpp",
+        "include/nf4/llama_config.hpp",
         "include/nf4/nf4.h",
         "include/nf4/products.hpp",
         "lib/cmake/nf4/nf4Config.cmake",
