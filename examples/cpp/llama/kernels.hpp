@@ -59,7 +59,7 @@ struct Step : nf4::LlamaConfig {
     const T *from = table ? table + int64_t{rows[i].token} * hidden : x + row;
     float sum = 0;
     for (int c = team.rank * kSize; c < hidden; c += team.size * kSize) {
-      Vector<T> a = at(from + c), b = at(added + row + c);
+      Vector<T> a = at(from + c), b = at(table ? from + c : added + row + c);
       for (int j = 0; j < kSize; ++j)
         a.of[j] = table ? a.of[j] : T(float(a.of[j]) + float(b.of[j]));
       for (int j = 0; j < kSize; ++j) sum += float(a.of[j]) * float(a.of[j]);

@@ -231,8 +231,10 @@ FAULTS = {
         lambda folder: (folder / "model.safetensors").unlink()
     ),
     "model.safetensors: cannot be read: No such file or directory": (
-        lambda folder: (folder / "model.safetensors").replace(folder / "away")
-        and (folder / "model.safetensors").symlink_to("none")
+        lambda folder: (
+            (folder / "model.safetensors").replace(folder / "away")
+            and (folder / "model.safetensors").symlink_to("none")
+        )
     ),
     "is in two files": split,
 }
