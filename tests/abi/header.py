@@ -1,4 +1,5 @@
-"""nf4.h compiles alone as C and C++, needs two standard headers, and is pinned by layout.c."""
+"""nf4.h compiles alone as C and C++, needs two standard headers, and is pinned by layout.c. The
+headers beside it compile alone as C++17 and later."""
 
 import argparse
 import re
@@ -32,6 +33,12 @@ def main() -> None:
     for standard in CPP_STANDARDS:
         flags = ["-xc++", f"-std={standard}", include, *STRICT]
         tap.check(f"nf4.h as {standard}", complaint(options.cxx, flags, source))
+
+    for path in sorted(options.header.parent.glob("*.hpp")):
+        source = f"#include <nf4/{path.name}>\n" * 2
+        for standard in ("c++17", "c++20"):
+            flags = ["-xc++", f"-std={standard}", include, *STRICT, "-Wshadow"]
+            tap.check(f"{path.name} as {standard}", complaint(options.cxx, flags, source))
 
     tap.equal(
         "nf4.h includes stddef.h and stdint.h alone", header.includes, ["stddef.h", "stdint.h"]

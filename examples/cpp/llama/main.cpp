@@ -1,63 +1,98 @@
 // Generates greedily from a checkpoint of LLaMA's shape in 4 bits, such as `nf4 quantize` writes,
 // on the GPU or the CPU, with libnf4 and CUDA's runtime or libnf4 alone. Decode is bound by reading
 // the weights. docs/engines.md explains it.
-#include <sstream>
+#include <future>
+#include <thread>
 
-#include "cpu.hpp"
-#include "generate.hpp"
+#include "model.hpp"
+
+void generate_on_gpu(const Options &options);  // gpu.cu
+
+// The model on the CPU, in fp32: libnf4's products, and teams of one thread for the rest.
+class Cpu {
+ public:
+  template <int>
+  struct Team {
+    static constexpr int rank = 0, size = 1;
+    float sum(float value) const { return value; }
+    float max(float value) const { return value; }
+    void sync() const {}
+    float *memory(size_t count) const {
+      thread_local std::vector<float> memory(count);
+      return memory.data();
+    }
+  };
+  using T = float;
+  static constexpr bool kReadsHost = true;
+
+  explicit Cpu(int64_t threads)
+      : threads_(threads ? threads : std::max(1u, std::thread::hardware_concurrency())) {}
+
+  // NULL where there is not as much in all: malloc promises more than there is.
+  void *allocate(size_t bytes) {
+    taken_ += bytes;
+    const size_t all = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    return memory_.emplace_back(taken_ < all ? std::malloc(bytes) : nullptr, std::free).get();
+  }
+  void *copy(void *to, const void *from, size_t bytes) { return std::memcpy(to, from, bytes); }
+  void multiply(const nf4::Products &products) { products.cpu(static_cast<int32_t>(threads_)); }
+  // Calls a method for 0, 1, ..., count - 1, on as many threads as pay for their start.
+  template <auto kMethod, class... Arguments>
+  void run(int64_t count, int64_t cost, Step<Cpu> step, Arguments... arguments) {
+    const int64_t parts = std::clamp<int64_t>(count * cost >> 18, 1, threads_);
+    const auto part = [&](int64_t i) {
+      for (int64_t j = count * i / parts; j < count * (i + 1) / parts; ++j)
+        (step.*kMethod)({}, static_cast<int>(j), arguments...);
+    };
+    std::vector<std::future<void>> others;
+    for (int64_t i = 1; i < parts; ++i) others.push_back(std::async(std::launch::async, part, i));
+    part(0);
+    for (std::future<void> &other : others) other.get();
+  }
+  void repeat(const std::function<void()> &step) { step(); }
+
+ private:
+  int64_t threads_;
+  size_t taken_ = 0;  // bytes
+  std::vector<std::unique_ptr<void, void (*)(void *)>> memory_;
+};
 
 constexpr const char *kUsage =
     "llama FOLDER [--tokens N] [--cpu] [--threads N] [--context N] [--logits FILE] PROMPT...\n"
     "1 to 8 prompts: token ids with commas.\n";
 
-static int64_t number(const std::string &text) {
-  size_t end = 0;
-  const long long value = std::stoll(text, &end);
-  if (end != text.size() || value < 0 || value > INT32_MAX) throw std::out_of_range(text);
-  return value;
-}
-
-// Throws a std::logic_error.
-static Options parse(std::vector<std::string> words) {
+// Ends the program where they make no sense. Numbers are read as JSON has them.
+static Options parse(const std::vector<std::string> &words) try {
   Options options;
-  std::map<std::string, std::string> values{
-      {"--tokens", "64"}, {"--context", "0"}, {"--threads", "0"}, {"--logits", ""}};
   for (size_t i = 0; i < words.size(); ++i) {
     if (words[i] == "--cpu") {
       options.cpu = true;
-    } else if (values.count(words[i])) {
-      values[words[i]] = words.at(i + 1);
-      ++i;
+    } else if (words[i] == "--logits") {
+      options.logits = words.at(++i);
+    } else if (options.numbers.count(words[i])) {
+      int64_t &number = options.numbers[words[i]];
+      number = nf4::Json("", words.at(++i)).size("", {}, INT32_MAX);
     } else if (options.folder.empty()) {
       options.folder = words[i];
     } else {
-      std::stringstream text(words[i] + ",");
-      std::vector<int32_t> &prompt = options.prompts.emplace_back();
-      for (std::string token; std::getline(text, token, ',');) prompt.push_back(number(token));
+      options.prompts.push_back(nf4::Json("", "[" + words[i] + "]").sizes(""));
+      require(!options.prompts.back().empty(), "no tokens");
     }
   }
-  options.logits = values["--logits"];
-  options.tokens = number(values["--tokens"]);
-  options.context = number(values["--context"]);
-  options.threads = number(values["--threads"]);
-  const size_t prompts = options.prompts.size();
-  if (!options.tokens || !prompts || prompts > kMaxBatch) throw std::out_of_range("prompts");
+  require(options.numbers["--tokens"] && !options.prompts.empty() && options.prompts.size() <= 8,
+          "too few or too many");
   return options;
+} catch (const std::exception &) {
+  std::fputs(kUsage, stderr);
+  std::exit(2);
 }
 
 int main(int count, char **words) try {
-  Options options;
-  try {
-    options = parse({words + 1, words + count});
-  } catch (const std::logic_error &) {
-    std::fputs(kUsage, stderr);
-    return 2;
-  }
+  const Options options = parse({words + 1, words + count});
 #ifdef LLAMA_ON_GPU
   if (!options.cpu) return generate_on_gpu(options), 0;
 #endif
-  Cpu cpu(options.threads);
-  generate(options, cpu);
+  generate(options, Cpu(options.numbers.at("--threads")));
   return 0;
 } catch (const std::exception &error) {
   std::fprintf(stderr, "%s\n", error.what());

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +156,15 @@ extern nf4_stream stream;
 """
 
 
+# What the C++ takes from CUDA.
+CUDA_AROUND = """
+#include <cstddef>
+enum cudaMemcpyKind { cudaMemcpyDefault };
+int cudaMalloc(void **, size_t);
+int cudaMemcpy(void *, const void *, size_t, cudaMemcpyKind);
+"""
+
+
 def test_the_c_of_the_pages_compiles(tmp_path):
     """As C99, with warnings as errors: names and types are those of nf4.h."""
     found = 0
@@ -168,6 +180,29 @@ def test_the_c_of_the_pages_compiles(tmp_path):
             compile_c(source, tmp_path / "block.o", "-c", *strict)
             found += 1
     assert found == 8
+
+
+def test_the_cpp_of_the_headers_compiles(tmp_path):
+    """As C++17, with warnings as errors."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    found = 0
+    for page in PAGES:
+        for block in re.findall(r"^```cpp\n(.*?)^```", page.read_text(), re.M | re.S):
+            if "#include <nf4/" not in block:
+                continue
+            includes = "".join(re.findall(r"^#include.*\n", block, re.M))
+            source = tmp_path / f"{page.stem}{found}.cpp"
+            body = block.replace(includes, "")
+            around = "#include <cuda_runtime.h>\n" if "cudaMalloc" in body else ""
+            source.write_text(f"{includes}{around}void block();\nvoid block() {{\n{body}}}\n")
+            (tmp_path / "cuda_runtime.h").write_text(CUDA_AROUND)
+            strict = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unused")
+            folders = (f"-I{ROOT / 'include'}", f"-I{tmp_path}")
+            subprocess.run([compiler, *strict, *folders, "-fsyntax-only", str(source)], check=True)
+            found += 1
+    assert found == 2
 
 
 def test_the_rust_on_cudarc_is_that_of_doctests():

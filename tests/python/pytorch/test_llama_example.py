@@ -155,6 +155,14 @@ def edit_header(folder, old, new):
     path.write_bytes(data.replace(old, new))
 
 
+def split(folder):
+    """Two files with the same tensors, and an index that names both."""
+    shutil.copy(folder / "model.safetensors", folder / "a.safetensors")
+    (folder / "model.safetensors").rename(folder / "b.safetensors")
+    index = {"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def test_threads_share_attention(golden, tmp_path):
     """Of a prompt that is long enough for it; the bits are those of one thread."""
     edit_config(golden, max_position_embeddings=1024)
@@ -198,7 +206,7 @@ FAULTS = {
     "num_attention_heads * head_dim is too large": (
         lambda folder: edit_config(folder, num_attention_heads=1 << 16, head_dim=(1 << 16) + 16)
     ),
-    "num_hidden_layers is two": lambda folder: edit_config(folder, num_hidden_layers="two"),
+    'num_hidden_layers is "two"': lambda folder: edit_config(folder, num_hidden_layers="two"),
     "vocab_size is missing": lambda folder: edit_config(folder, vocab_size=None),
     "config.json: not JSON": lambda folder: (folder / "config.json").write_text("{" * 100),
     "config.json: not JSON at 'more'": lambda folder: append(folder / "config.json", " more"),
@@ -212,22 +220,23 @@ FAULTS = {
     "model.embed_tokens.weight has the shape [128, 64]; expected [129, 64]": (
         lambda folder: edit_config(folder, vocab_size=129)
     ),
-    "mlp.gate_proj.weight has another shape; expected [256, 64]": (
+    "mlp.gate_proj.weight has the shape [192, 64]; expected [256, 64]": (
         lambda folder: edit_config(folder, intermediate_size=256)
     ),
     "lies outside the file": (lambda folder: os.truncate(folder / "model.safetensors", 100000)),
     "shorter than its header says": (
         lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 63))
     ),
-    "has no tensor model.embed_tokens.weight": (
+    "neither model.safetensors nor its index, but 0 other safetensors files": (
         lambda folder: (folder / "model.safetensors").unlink()
     ),
-    "more.safetensors: cannot be read: No such file or directory": (
-        lambda folder: (folder / "more.safetensors").symlink_to("none")
+    "model.safetensors: cannot be read: No such file or directory": (
+        lambda folder: (
+            (folder / "model.safetensors").replace(folder / "away")
+            and (folder / "model.safetensors").symlink_to("none")
+        )
     ),
-    "is in two files": (
-        lambda folder: shutil.copy(folder / "model.safetensors", folder / "copy.safetensors")
-    ),
+    "is in two files": split,
 }
 
 

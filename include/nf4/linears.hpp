@@ -1,0 +1,100 @@
+// Linear layers of a checkpoint in the memory of an engine, whatever their weights are: NF4, FP4,
+// integers or dense. A header alone, in C++17.
+#ifndef NF4_LINEARS_HPP
+#define NF4_LINEARS_HPP
+
+#include <functional>
+#include <map>
+#include <nf4/checkpoint.hpp>
+#include <nf4/products.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace nf4 {
+
+// Layers of one x, such as q, k and v. Their outputs lie side by side in a row of y.
+template <class T>
+struct Linears {
+  // y = x W^T + bias for a dense weight [rows, cols], row-major. cols is args.x_stride.
+  struct Dense {
+    const T *weight;
+    int64_t rows;
+    nf4_matmul_args args;
+  };
+  Products products;         // of weights in 4 bits
+  std::vector<Dense> dense;  // to be computed by the engine
+
+  // The number of rows of x and y.
+  void set_rows(int64_t m) {
+    products.set_rows(m);
+    for (Dense &each : dense) each.args.m = m;
+  }
+};
+
+// Loads what an engine needs, with T for x, y, biases and dense weights: of 4 bytes fp32, of 2
+// bytes bf16.
+template <class T>
+class Loader {
+ public:
+  // Where a copy of these bytes is that stays; `name` is for errors.
+  using Copy = std::function<void *(const void *data, size_t bytes, const std::string &name)>;
+
+  // in_place: weights in 4 bits stay in the mapped files, as on a CPU; else `copy` moves their
+  // parts.
+  Loader(const Checkpoint &checkpoint, bool in_place, Copy copy)
+      : checkpoint_(checkpoint), in_place_(in_place), copy_(std::move(copy)) {}
+
+  // A copy of numbers; `name` is for errors.
+  template <class U>
+  U *copy(const std::vector<U> &numbers, const std::string &name) const {
+    return static_cast<U *>(copy_(numbers.data(), numbers.size() * sizeof(U), name));
+  }
+  // A dense tensor as T; the same memory for the same name.
+  const T *dense(const std::string &name, const Shape &shape) {
+    const T *&memory = dense_[name];
+    return memory ? memory : memory = copy(checkpoint_.dense<T>(name, shape), name);
+  }
+  // Layers, each by its name after `prefix`, before ".weight", with its number of rows; x has
+  // `cols` columns. Integers with act order are sorted. Throws what Checkpoint does.
+  Linears<T> linears(const std::string &prefix,
+                     const std::vector<std::pair<const char *, int64_t>> &layers, bool has_bias,
+                     const T *x, int64_t cols, T *y) {
+    Linears<T> linears;
+    const nf4_dtype dtype = sizeof(T) == 4 ? NF4_DTYPE_FP32 : NF4_DTYPE_BF16;
+    nf4_matmul_args args{sizeof args, dtype, 0, 0, x, cols, nullptr, y, 0, nullptr};
+    for (const auto &layer : layers) args.y_stride += layer.second;
+    for (const auto &[layer, rows] : layers) {
+      const std::string name = prefix + layer + ".weight";
+      if (has_bias) args.bias = dense(prefix + layer + ".bias", {rows});
+      args.y = y;
+      if (checkpoint_.is_nf4(name))
+        linears.products.add(moved(checkpoint_.nf4_weight(name, {rows, cols}), name), args);
+      else if (checkpoint_.is_int4(name))
+        linears.products.add(
+            moved(checkpoint_.sorted(checkpoint_.int4_weight(name, {rows, cols})), name), args);
+      else
+        linears.dense.push_back({dense(name, {rows, cols}), rows, args});
+      y += rows;
+    }
+    return linears;
+  }
+
+ private:
+  template <class Weight>
+  Weight moved(const Weight &weight, const std::string &name) const {
+    if (in_place_) return weight;
+    return copy_parts(weight, [&](const void *part, int64_t bytes) {
+      return copy_(part, static_cast<size_t>(bytes), name);
+    });
+  }
+
+  const Checkpoint &checkpoint_;
+  bool in_place_;
+  Copy copy_;
+  std::map<std::string, const T *> dense_;
+};
+
+}  // namespace nf4
+
+#endif

@@ -1,0 +1,78 @@
+// Products of one x with several weights, such as q, k and v, whether they are an nf4_tensor or an
+// nf4_int4_tensor: one call of nf4.h for those of each kind. A header alone, in C++17.
+#ifndef NF4_PRODUCTS_HPP
+#define NF4_PRODUCTS_HPP
+
+#include <nf4/nf4.h>
+
+#include <algorithm>
+#include <list>
+#include <nf4/json.hpp>
+#include <vector>
+
+namespace nf4 {
+
+// Throws what nf4_last_error() says of `name`, if a call failed.
+inline void check(nf4_status status, const std::string &name = "") {
+  require(status == NF4_STATUS_OK, name, name.empty() ? "" : ": ", nf4_status_string(status), ": ",
+          nf4_last_error());
+}
+
+// What its functions throw is what nf4_matmul_batch_* and nf4_int4_matmul_batch_* refuse. It copies
+// descriptors and args, and keeps the pointers in them.
+class Products {
+ public:
+  void add(const nf4_tensor &weight, const nf4_matmul_args &args) { nf4_.add(weight, args); }
+  void add(const nf4_int4_tensor &weight, const nf4_matmul_args &args) { int4_.add(weight, args); }
+  // The number of rows of x and y, in all args.
+  void set_rows(int64_t m) {
+    for (auto *all : {&nf4_.args, &int4_.args})
+      for (nf4_matmul_args &args : *all) args.m = m;
+  }
+
+  // On host memory; threads as in nf4_dequant_cpu.
+  void cpu(int32_t threads = 0) const {
+    check(nf4_matmul_batch_cpu(nf4_.data(), nf4_.args.data(), nf4_.size(), threads));
+    check(nf4_int4_matmul_batch_cpu(int4_.data(), int4_.args.data(), int4_.size(), threads));
+  }
+  // The bytes of workspace that `launch` needs; fewer rows never need more.
+  size_t workspace_size() const {
+    size_t nf4 = 0, int4 = 0;
+    check(nf4_matmul_batch_workspace_size(nf4_.data(), nf4_.args.data(), nf4_.size(), &nf4));
+    check(
+        nf4_int4_matmul_batch_workspace_size(int4_.data(), int4_.args.data(), int4_.size(), &int4));
+    return std::max(nf4, int4);
+  }
+  // Enqueues them on a stream.
+  void launch(void *workspace, size_t bytes, nf4_stream stream) const {
+    check(nf4_matmul_batch_launch(nf4_.data(), nf4_.args.data(), nf4_.size(), workspace, bytes,
+                                  stream));
+    check(nf4_int4_matmul_batch_launch(int4_.data(), int4_.args.data(), int4_.size(), workspace,
+                                       bytes, stream));
+  }
+
+ private:
+  template <class Weight>
+  struct Batch {
+    std::list<Weight> weights;  // which nf4.h takes by their addresses
+    std::vector<const Weight *> pointers;
+    std::vector<nf4_matmul_args> args;
+
+    Batch() = default;
+    Batch(Batch &&) = default;  // a list's elements stay where they are
+    Batch &operator=(Batch &&) = default;
+    void add(const Weight &weight, const nf4_matmul_args &its) {
+      pointers.push_back(&weights.emplace_back(weight));
+      args.push_back(its);
+    }
+    const Weight *const *data() const { return pointers.data(); }
+    size_t size() const { return args.size(); }
+  };
+
+  Batch<nf4_tensor> nf4_;
+  Batch<nf4_int4_tensor> int4_;
+};
+
+}  // namespace nf4
+
+#endif

@@ -1,0 +1,138 @@
+// include/nf4/linears.hpp and llama_config.hpp.
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <list>
+#include <nf4/linears.hpp>
+#include <nf4/llama_config.hpp>
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+
+namespace {
+
+template <class Function>
+std::string error_of(Function function) {
+  try {
+    function();
+  } catch (const nf4::Error &error) {
+    return error.what();
+  }
+  return "";
+}
+
+// The config of a small model; `more` goes before.
+nf4::Json config(const std::string &more = "") {
+  std::string text = "{" + more;
+  for (const char *field : {"\"vocab_size\":10", "\"hidden_size\":64", "\"intermediate_size\":96",
+                            "\"num_hidden_layers\":2", "\"num_attention_heads\":4"})
+    if (const std::string each = field; more.find(each.substr(0, each.find(':'))) == more.npos)
+      text += (text == "{" ? "" : ",") + each;
+  return {"config.json", text + "}"};
+}
+std::string refusal(const std::string &more, int multiple = 16) {
+  return error_of([&] { nf4::LlamaConfig shape(config(more), multiple); });
+}
+
+}  // namespace
+
+TEST_CASE("the shape of a LLaMA", "[checkpoint]") {
+  const nf4::LlamaConfig shape(config(), 16);
+  CHECK((shape.vocabulary == 10 && shape.layers == 2 && shape.hidden == 64));
+  CHECK((shape.intermediate == 96 && shape.heads == 4 && shape.kv_heads == 4));
+  CHECK((shape.head_dim == 16 && shape.positions == 2048 && shape.norm_eps == 1e-6f));
+  CHECK((!shape.tied && !shape.attention_bias && !shape.mlp_bias));
+  const nf4::LlamaConfig other(config(
+      R"("num_key_value_heads":2,"head_dim":32,"tie_word_embeddings":true,"attention_bias":true)"));
+  CHECK((other.kv_heads == 2 && other.head_dim == 32 && other.tied && other.attention_bias));
+
+  CHECK(refusal(R"("model_type":"mistral")") ==
+        "config.json: model_type is mistral; expected: llama");
+  CHECK(refusal(R"("hidden_act":"gelu")") == "config.json: hidden_act is gelu; expected: silu");
+  CHECK(refusal(R"("rope_scaling":{"type":"yarn"})") ==
+        "config.json: rope_scaling/type is yarn; expected: default, llama3");
+  CHECK(refusal(R"("vocab_size":null)") == "config.json: vocab_size is missing");
+  CHECK(refusal(R"("hidden_size":72)") ==
+        "config.json: hidden_size is 72; expected a multiple of 16");
+  CHECK(refusal(R"("hidden_size":72,"head_dim":16)", 8).empty());
+  CHECK(refusal(R"("num_hidden_layers":0)") ==
+        "config.json: num_hidden_layers is 0; expected a multiple of 1");
+  CHECK(refusal(R"("num_key_value_heads":3)") ==
+        "config.json: num_attention_heads is 4; expected a multiple of 3");
+  CHECK(refusal(R"("vocab_size":16777216)") == "config.json: vocab_size is 16777216");
+  const std::string large =
+      "config.json: hidden_size, intermediate_size, head_dim or "
+      "num_attention_heads * head_dim is too large";
+  CHECK(refusal(R"("head_dim":4112)") == large);
+  CHECK(refusal(R"("num_attention_heads":16777215,"head_dim":4096)") == large);
+  CHECK(refusal(R"("intermediate_size":1048592)") == large);
+}
+
+TEST_CASE("the frequencies of RoPE", "[checkpoint]") {
+  const auto frequencies = [](const std::string &more) {
+    const nf4::Json json = config(more);
+    return nf4::LlamaConfig(json).rope_frequencies(json);
+  };
+  const std::vector<float> plain = frequencies("");
+  REQUIRE(plain.size() == 8);
+  CHECK((plain[0] == 1 && plain[4] == Approx(0.01)));
+  CHECK(frequencies(R"("rope_theta":10000.0,"rope_scaling":null)") == plain);
+  CHECK(frequencies(R"("rope_parameters":{"rope_theta":1e4,"rope_type":"default"})") == plain);
+  CHECK(frequencies(R"("rope_theta":16)")[4] == 0.25f);
+  const std::string llama3 = R"({"rope_type":"llama3","factor":8,"low_freq_factor":1,)"
+                             R"("high_freq_factor":4,"original_max_position_embeddings":64})";
+  const std::vector<float> stretched = frequencies("\"rope_scaling\":" + llama3);
+  CHECK((stretched[0] == plain[0] && stretched[7] == Approx(plain[7] / 8)));
+  // 64 positions of 0.316 are 3.22 turns: 0.74 of the way from 1 to 4.
+  const double kept = (64 * std::pow(10, -0.5) / (2 * M_PI) - 1) / 3;
+  CHECK(stretched[1] == Approx(plain[1] * (kept + (1 - kept) / 8)));
+  CHECK(frequencies("\"rope_parameters\":" + llama3) == stretched);
+  CHECK(error_of([&] { frequencies(R"("rope_scaling":{"type":"llama3"})"); }) ==
+        "config.json: rope_scaling/low_freq_factor is missing");
+}
+
+TEST_CASE("layers of a checkpoint", "[checkpoint]") {
+  const std::string folder = NF4_TEST_LLAMA;
+  const nf4::Checkpoint checkpoint(folder);
+  const nf4::LlamaConfig shape(checkpoint.config());
+  const int64_t hidden = shape.hidden, inner = shape.intermediate;
+  std::vector<float> x(hidden), y(2 * (2 * inner)), placed(y.size());
+  for (int64_t i = 0; i < hidden; ++i) x[i] = float(i % 7) - 3;
+  std::list<std::string> copies;
+  const auto copy = [&](const void *data, size_t bytes, const std::string &) -> void * {
+    return copies.emplace_back(static_cast<const char *>(data), bytes).data();
+  };
+  const auto run = [&](bool in_place, std::vector<float> &to) {
+    nf4::Loader<float> load(checkpoint, in_place, copy);
+    nf4::Linears<float> layers =
+        load.linears("model.layers.0.mlp.", {{"gate_proj", inner}, {"up_proj", inner}}, false,
+                     x.data(), hidden, to.data());
+    layers.set_rows(1);
+    layers.products.cpu(1);
+    CHECK(layers.dense.empty());
+  };
+  run(true, y);
+  CHECK(copies.empty());
+  run(false, placed);
+  CHECK((!copies.empty() && y == placed));
+  // As a product with the dequantized weight.
+  const nf4_tensor up = checkpoint.nf4_weight("model.layers.0.mlp.up_proj.weight");
+  std::vector<float> weight(inner * hidden);
+  nf4::check(nf4_dequant_cpu(&up, weight.data(), NF4_DTYPE_FP32, 1));
+  double sum = 0;
+  for (int64_t k = 0; k < hidden; ++k) sum += weight[hidden + k] * x[k];
+  CHECK(y[inner + 1] == Approx(sum).epsilon(1e-4));
+
+  nf4::Loader<float> load(checkpoint, true, copy);
+  copies.clear();
+  const float *norm = load.dense("model.norm.weight", {hidden});
+  CHECK((norm == load.dense("model.norm.weight", {hidden}) && copies.size() == 1));
+  const nf4::Linears<float> head = load.linears("", {{"model.embed_tokens", shape.vocabulary}},
+                                                false, x.data(), hidden, nullptr);
+  CHECK((head.dense.size() == 1 && head.dense[0].rows == shape.vocabulary));
+  const std::string missing =
+      error_of([&] { load.linears("model.", {{"norm", hidden}}, true, nullptr, hidden, nullptr); });
+  CHECK(missing == folder + " has no tensor model.norm.bias");
+}
