@@ -85,8 +85,8 @@ pub struct Checkpoint<B = Mmap> {
 }
 
 impl Checkpoint<Mmap> {
-    /// Maps a safetensors file, or those of a directory: that of `model.safetensors.index.json`, else
-    /// `model.safetensors`.
+    /// Maps a safetensors file, or those of a directory: `model.safetensors`, else those that
+    /// `model.safetensors.index.json` names, as transformers does.
     ///
     /// # Safety
     /// The files do not change while they are mapped.
@@ -109,9 +109,9 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let index = path.join(INDEX);
-    if !index.exists() {
-        return Ok(vec![path.join(SINGLE)]);
+    let (single, index) = (path.join(SINGLE), path.join(INDEX));
+    if single.exists() || !index.exists() {
+        return Ok(vec![single]);
     }
     let text = fs::read(&index).map_err(|error| Error::Io {
         path: index.clone(),
