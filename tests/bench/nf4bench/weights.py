@@ -53,6 +53,11 @@ class Weight:
             part = getattr(self.quantized, name)
             setattr(self.descriptor, name, None if part is None else part.data_ptr())
 
+    @functools.cached_property
+    def others(self) -> dict[str, Any]:
+        """What peers multiply with in its place, by their name."""
+        return {}
+
     def _empty(self, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(count, device=self.place, dtype=dtype)
 
@@ -158,11 +163,6 @@ class Int4Weight(Weight):
         on_cpu = {name: each.cpu() for name, each in held.items() if each is not None}
         found = nf4.dequantize(dataclasses.replace(self.quantized, **on_cpu), "fp32")
         return found.to(self.place, dtype)
-
-    @functools.cached_property
-    def others(self) -> dict[str, Any]:
-        """What peers multiply with in its place, by their name."""
-        return {}
 
     @property
     def scales(self) -> torch.Tensor:
