@@ -63,8 +63,7 @@ class Gpu {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
-  // NULL where there is not as much.
-  void *allocate(size_t bytes) {
+  void *allocate(size_t bytes) {  // NULL where there is not as much
     void *memory = nullptr;
     cudaMalloc(&memory, bytes);
     return memory_.emplace_back(memory, cudaFree).get();

@@ -103,16 +103,16 @@ struct Step : nf4::LlamaConfig {
     for (int begin = 0; begin < end; begin += kTile) {
       const T *k = keys + cache + int64_t{begin} * head_dim, *v = values + (k - keys);
       const int count = end - begin < kTile ? end - begin : kTile;
-      float most = largest, added = 0;
+      float most = largest, total = 0;
       for (int j = team.rank; j < count; j += team.size) {
         scores[j] = dot(q, k + int64_t{j} * head_dim, head_dim, 0, 1) / sqrtf(head_dim);
         most = fmaxf(most, scores[j]);
       }
       most = team.max(most);
       for (int j = team.rank; j < count; j += team.size)
-        added += scores[j] = expf(scores[j] - most);
+        total += scores[j] = expf(scores[j] - most);
       const float before = expf(largest - most);
-      sum = sum * before + team.sum(added);
+      sum = sum * before + team.sum(total);
       largest = most;
       for (int c = team.rank; c < vectors * parts; c += team.size) {
         float of[kSize];

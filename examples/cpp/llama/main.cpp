@@ -18,7 +18,8 @@ class Cpu {
     float max(float value) const { return value; }
     void sync() const {}
     float *memory(size_t count) const {
-      thread_local std::vector<float> memory(count);
+      thread_local std::vector<float> memory;
+      memory.resize(std::max(memory.size(), count));
       return memory.data();
     }
   };

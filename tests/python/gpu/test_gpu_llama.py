@@ -67,6 +67,14 @@ def test_as_on_the_cpu(tmp_path, dim, lengths):
     compare(tmp_path, lengths)
 
 
+def test_attention_by_tiles(tmp_path):
+    shape = argparse.Namespace(
+        layers=1, hidden=256, heads=4, kv_heads=2, intermediate=512, vocabulary=500, positions=8192,
+    )  # fmt: skip
+    random_llama.write(tmp_path, shape)
+    compare(tmp_path, [4500, 2049])
+
+
 def test_of_nf4_quantize(tmp_path):
     folder = shutil.copytree(ROOT / "tests" / "golden" / "llama", tmp_path / "golden")
     compare(folder, [6, 30], ALLOWED_GOLDEN)

@@ -45,8 +45,8 @@ def make(folder, more, options, shards=False):
     torch.manual_seed(1)
     config = LlamaConfig(
         hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=1024,
-        **{"vocab_size": 100, "num_key_value_heads": 2, "tie_word_embeddings": False, **more},
+        **{"vocab_size": 100, "num_key_value_heads": 2, "tie_word_embeddings": False,
+           "max_position_embeddings": 1024, **more},
     )  # fmt: skip
     model = LlamaForCausalLM(config).bfloat16()
     for weight in model.parameters():
@@ -74,18 +74,18 @@ def run(folder, *arguments):
     )
 
 
-def check(folder, model, file):
+def check(folder, model, file, lengths=LENGTHS, count=TOKENS):
     """Greedy tokens of a batch, and all logits on the way."""
     generator = torch.Generator().manual_seed(2)
     vocabulary = model.config.vocab_size
-    prompts = [torch.randint(vocabulary, (size,), generator=generator) for size in LENGTHS]
+    prompts = [torch.randint(vocabulary, (size,), generator=generator) for size in lengths]
     words = [",".join(map(str, prompt.tolist())) for prompt in prompts]
-    result = run(folder, "--tokens", TOKENS, "--logits", file, *words)
+    result = run(folder, "--tokens", count, "--logits", file, *words)
     assert result.returncode == 0, result.stderr
     chosen = [[int(token) for token in line.split(",")] for line in result.stdout.split()]
-    logits = np.fromfile(file, np.float32).reshape(TOKENS, len(prompts), vocabulary)
+    logits = np.fromfile(file, np.float32).reshape(count, len(prompts), vocabulary)
     for i, prompt in enumerate(prompts):
-        assert len(chosen[i]) == TOKENS
+        assert len(chosen[i]) == count
         tokens = torch.cat([prompt, torch.tensor(chosen[i])])
         with torch.no_grad():
             expected = model(tokens[None]).logits[0, len(prompt) - 1 : -1]
@@ -103,6 +103,12 @@ def test_as_transformers(tmp_path, case):
     more, options = MODELS[case]
     folder, model = make(tmp_path, more, options, shards="shards" in case)
     check(folder, model, tmp_path / "logits")
+
+
+def test_attention_by_tiles(tmp_path):
+    """Whose softmax goes on from one tile of 2048 keys to the next."""
+    folder, model = make(tmp_path, {"max_position_embeddings": 8192}, {})
+    check(folder, model, tmp_path / "logits", lengths=(4500, 2049), count=3)
 
 
 @pytest.mark.parametrize("case", ["gptq symmetric, act order", "gptq_v2, act order", "awq",
