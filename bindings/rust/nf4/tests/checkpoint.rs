@@ -253,4 +253,17 @@ fn an_index_names_the_files() {
     // SAFETY: as above.
     let checkpoint = unsafe { Checkpoint::open(&folder) }.unwrap();
     assert!(checkpoint.tensor("norm").is_ok() && checkpoint.tensor("w").is_err());
+    // Without both, the only file there is.
+    std::fs::remove_file(&index).unwrap();
+    std::fs::remove_file(&single).unwrap();
+    // SAFETY: as above.
+    let error = unsafe { Checkpoint::open(&folder) }.err().unwrap();
+    assert!(
+        error.to_string().contains("2 other safetensors files"),
+        "{error}"
+    );
+    std::fs::remove_file(folder.join("b.safetensors")).unwrap();
+    // SAFETY: as above.
+    let checkpoint = unsafe { Checkpoint::open(&folder) }.unwrap();
+    assert!(checkpoint.weight("w").is_ok());
 }

@@ -86,7 +86,7 @@ pub struct Checkpoint<B = Mmap> {
 
 impl Checkpoint<Mmap> {
     /// Maps a safetensors file, or those of a directory: `model.safetensors`, else those that
-    /// `model.safetensors.index.json` names, as transformers does.
+    /// `model.safetensors.index.json` names, as transformers does, else the only `*.safetensors`.
     ///
     /// # Safety
     /// The files do not change while they are mapped.
@@ -110,8 +110,11 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
         return Ok(vec![path.to_owned()]);
     }
     let (single, index) = (path.join(SINGLE), path.join(INDEX));
-    if single.exists() || !index.exists() {
+    if single.exists() {
         return Ok(vec![single]);
+    }
+    if !index.exists() {
+        return only_file_of(path);
     }
     let text = fs::read(&index).map_err(|error| Error::Io {
         path: index.clone(),
@@ -138,6 +141,30 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     names.sort_unstable();
     names.dedup();
     Ok(names.into_iter().map(|name| path.join(name)).collect())
+}
+
+fn only_file_of(folder: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |error| Error::Io {
+        path: folder.to_owned(),
+        error,
+    };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|end| end == "safetensors") {
+            found.push(path);
+        }
+    }
+    if found.len() == 1 {
+        return Ok(found);
+    }
+    Err(Error::File {
+        file: folder.display().to_string(),
+        detail: format!(
+            "no {SINGLE} or {INDEX}, and {} other safetensors files",
+            found.len()
+        ),
+    })
 }
 
 impl<B: AsRef<[u8]>> Checkpoint<B> {
