@@ -85,12 +85,12 @@ tsan() {
   return $failed
 }
 
-# What takes too long for `./dev test`: about an hour.
+# What takes too long for `./dev test`: over an hour.
 nightly() {
   local each code status=0
   step_build
   install_tests
-  for each in fuzz tsan step_soak step_faults_long step_arm_long step_candle_bench; do
+  for each in fuzz tsan step_soak step_faults_long step_arm_long step_candle_bench step_newest_torch; do
     say "== $each"
     code=0
     bash "$ROOT/dev" "$each" || code=$?
@@ -103,6 +103,18 @@ step_soak() { "$BUILD/tests/check" '[.soak]'; }
 step_faults_long() {
   python_environment
   faults 1000 10000 1000000
+}
+
+# nf4.torch on what pip installs today, in an environment of its own: `./dev test` has the versions of the GPU record.
+step_newest_torch() {
+  local newest=$CACHE/newest-torch packages
+  python_environment
+  packages=$(pyproject requires dependencies test)
+  mapfile -t packages <<<"$packages"
+  [ -x "$newest/bin/pip" ] || python3 -m venv "$newest"
+  "$newest/bin/pip" install -q --upgrade --no-compile "${packages[@]}" "${INTEROP_PACKAGES[@]%%[=>]*}"
+  "$newest/bin/python" -c 'import torch; print("torch", torch.__version__)'
+  "$newest/bin/python" -m pytest tests/python/pytorch -n 2 -p no:cacheprovider
 }
 
 # tests/bench/candle shares files with the example of nf4-candle, and takes candle-transformers, which is slow to compile.
