@@ -205,9 +205,9 @@ struct Json {
   }
   static void append_utf8(std::string &to, uint32_t point) {
     const int more = point < 0x80 ? 0 : point < 0x800 ? 1 : point < 0x10000 ? 2 : 3;
-    const uint32_t mark = more ? 0xf00 >> more & 0xff : 0;
-    to += static_cast<char>(mark | point >> 6 * more);
-    for (int i = more - 1; i >= 0; --i) to += static_cast<char>(0x80 | (point >> 6 * i & 0x3f));
+    const uint32_t mark = more ? (0x7f80 >> more) & 0xff : 0;
+    to += static_cast<char>(mark | (point >> (6 * more)));
+    for (int i = more - 1; i >= 0; --i) to += static_cast<char>(0x80 | ((point >> (6 * i)) & 0x3f));
   }
   static bool is_utf8(std::string_view text) {
     for (size_t i = 0; i < text.size();) {
