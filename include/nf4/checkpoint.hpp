@@ -50,6 +50,10 @@ class Checkpoint {
     if (found.folder.empty() || access(config.c_str(), F_OK) != 0) return;
     config_ = Json(config, detail::RegularFile(config).read(16'000'000), true);
     require(config_.word == "{}", config, ": it is no object");
+    if (const Json *integers = config_.find("quantization_config")) {
+      quantization_config_ = *integers;
+      quantization_config_->name = config + ": quantization_config";
+    }
   }
 
   // config.json of the folder; throws where there is none.
@@ -182,11 +186,11 @@ class Checkpoint {
     weight.layout = is_compressed ? NF4_INT4_COMPRESSED_TENSORS
                     : is_like_awq ? NF4_INT4_AWQ
                                   : NF4_INT4_GPTQ;
-    const bool has_config = config_.has("quantization_config");
-    if (has_config) weight.layout = Int4Config::layout_of(quantization_config());
+    const bool has_config = quantization_config_.has_value();
+    if (has_config) weight.layout = Int4Config::layout_of(*quantization_config_);
     const bool is_awq = weight.layout == NF4_INT4_AWQ, is_gptq = weight.layout == NF4_INT4_GPTQ;
     require(is_compressed == (!is_awq && !is_gptq), where, " is not of ",
-            has_config ? config_.text("quantization_config/quant_method") : "");
+            has_config ? quantization_config_->text("quant_method") : "");
     require(stored_scales.dtype == "F16" || stored_scales.dtype == "BF16", stored_scales.name,
             " is ", stored_scales.dtype, "; F16 and BF16 are read");
     weight.scales_dtype = stored_scales.dtype == "F16" ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
@@ -257,20 +261,15 @@ class Checkpoint {
     require(expected.empty() || found == expected, name, " has the shape ", text(found),
             "; expected ", text(expected));
   }
-  Json quantization_config() const {
-    Json found = *config_.find("quantization_config");
-    found.name = config_.name + ": quantization_config";
-    return found;
-  }
-  // What it says, read once.
+  // What quantization_config says, read once.
   const Int4Config &int4_config() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!int4_config_) int4_config_.emplace(quantization_config());
+    if (!int4_config_) int4_config_.emplace(*quantization_config_);
     return *int4_config_;
   }
   int32_t group_size(const std::string &where, int64_t cols, int64_t groups) const {
     const int64_t size = cols / groups;
-    if (config_.has("quantization_config") && !int4_config().group_sizes.empty()) {
+    if (quantization_config_ && !int4_config().group_sizes.empty()) {
       const Shape &said = int4_config().group_sizes;
       for (const int64_t each : said)
         if (each == -1 ? groups == 1 : each == size) return static_cast<int32_t>(each);
@@ -350,6 +349,7 @@ class Checkpoint {
 
   std::string path_;
   Json config_;
+  std::optional<Json> quantization_config_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, StoredTensor> tensors_;
   mutable std::mutex mutex_;

@@ -68,7 +68,8 @@ class RegularFile {
     for (size_t done = 0; done < text.size();) {
       const ssize_t count = ::read(fd_.value, &text[done], text.size() - done);
       require(count >= 0, path_, ": cannot be read: ", std::strerror(errno));
-      count ? done += count : (text.resize(done), 0);
+      if (count == 0) text.resize(done);
+      done += count;
     }
     return text;
   }
@@ -224,7 +225,7 @@ struct CheckpointFiles {
       names.insert(at->path().filename());
     require(!error, path, ": cannot be read: ", error.message());
     // model.safetensors before an index, as transformers does.
-    for (const std::string single : {"model.safetensors", "model.safetensors.index.json"})
+    for (const char *single : {"model.safetensors", "model.safetensors.index.json"})
       if (names.count(single)) return single;
     for (const std::string &name : names) {
       if (ends_with(name, suffix)) indices.insert(name);
