@@ -76,10 +76,12 @@ struct Int4Config {
               group.name, ": quantized activations are not read");
       require(group.has("weights"), group.name, ": weights is missing");
       const Json weights = named(group, "weights", *group.find("weights"));
+      require(!is_null(weights, "type"), weights.name, ": type is null; expected: int");
       weights.choice("type", {"int"}, "int");
       bits(weights, "num_bits");
       add_strategy(weights);
-      symmetric_of.push_back(weights.flag("symmetric", true));
+      const bool is_said = !is_null(weights, "symmetric");
+      symmetric_of.push_back(is_said ? Flag(weights.flag("symmetric", true)) : Flag());
     }
     symmetric = same(symmetric_of);
     names(json, "ignore");
@@ -105,6 +107,11 @@ struct Int4Config {
   // Empty where there is none.
   static Json object(const Json &json, const char *key) {
     return json.has(key) ? named(json, key, *json.find(key)) : Json();
+  }
+  // Is it there, and null? To Python that is not as if it were not there.
+  static bool is_null(const Json &json, const char *key) {
+    return std::any_of(json.members.begin(), json.members.end(),
+                       [key](const Json &each) { return each.name == key && each.word == "null"; });
   }
   // As Python takes it.
   static bool is_true(const Json &json, const char *key) {

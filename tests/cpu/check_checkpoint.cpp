@@ -458,6 +458,8 @@ TEST_CASE("quantization_config", "[checkpoint]") {
   has(compressed_with("\"group_size\":8,", ""), "strategy is group, and group_size 0");
   has(compressed_with("\"group_size\":8", "\"strategy\":\"channel\""), "config says [-1]");
   has(compressed_with("\"num_bits\"", "\"type\":\"float\",\"num_bits\""), "type is float");
+  has(compressed_with("\"num_bits\"", "\"type\":null,\"num_bits\""), "type is null");
+  CHECK(compressed_with("symmetric\":true", "symmetric\":null").empty());
   has(compressed_with("{\"weights\"", "{\"input_activations\":{\"a\":1},\"weights\""),
       "quantized activations are not read");
   has(compressed_with("{\"quant", "{\"sparsity_config\":{\"a\":1},\"quant"),
@@ -467,6 +469,7 @@ TEST_CASE("quantization_config", "[checkpoint]") {
   std::vector<Tensor> tensors = compressed();
   tensors.push_back({"a.weight_zero_point", "I32", "2,2", std::string(16, '\x77')});
   CHECK(read_int4(tensors, with(kCompressed, "true", "false"), 2, layout).empty());
+  CHECK(read_int4(tensors, with(kCompressed, "true", "null"), 2, layout).empty());
   CHECK(read_int4(tensors, "", 2, layout).empty());
   has(read_int4(tensors, kCompressed, 2, layout), "has zero points, and quantization_config says");
   tensors = compressed();
