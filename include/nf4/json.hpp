@@ -242,13 +242,13 @@ struct Json {
   std::string scan(std::string_view &rest, bool has_nan) const {
     if (const std::string_view before = rest; skip(rest, '"')) return scan_string(before, rest);
     const std::string_view from = rest,
-                           word = from.substr(0, rest.find_first_of(",:{}[]\" \t\r\n"));
-    const bool is_nan = word == "NaN" || word == "Infinity" || word == "-Infinity";
-    expect(word == "true" || word == "false" || word == "null" || is_number(word) ||
+                           found = from.substr(0, rest.find_first_of(",:{}[]\" \t\r\n"));
+    const bool is_nan = found == "NaN" || found == "Infinity" || found == "-Infinity";
+    expect(found == "true" || found == "false" || found == "null" || is_number(found) ||
                (has_nan && is_nan),
            from);
-    rest.remove_prefix(word.size());
-    return std::string(word);
+    rest.remove_prefix(found.size());
+    return std::string(found);
   }
   void parse(Json &value, std::string_view &rest, int depth, int64_t &values, bool has_nan) const {
     expect(depth < 64 && ++values <= 1'000'000, rest);
