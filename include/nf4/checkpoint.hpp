@@ -5,96 +5,55 @@
 //   const nf4::Checkpoint checkpoint("model/");
 //   const nf4_tensor weight = checkpoint.nf4_weight("model.layers.0.mlp.up_proj.weight");
 //
-// LIFETIMES  Pointers, those of descriptors too, are to mapped files: only to be read, and valid as
-//            long as the Checkpoint. Reading what another program cut off a file raises SIGBUS.
-// ERRORS     What is wrong is thrown as an nf4::Error that names the file, the tensor or both.
+// LIFETIMES  Pointers, those of descriptors too, are to mapped files, or to memory of the
+// Checkpoint
+//            that has a copy: of g_idx, and of what is not aligned in its file as nf4.h asks for,
+//            which packed bytes of NF4 and FP4 always are. They are only to be read, and valid as
+//            long as the Checkpoint. Nobody may change the files meanwhile: what has been checked
+//            is not checked again, and reading what was cut off a file raises SIGBUS.
+// ERRORS     What is wrong is thrown as an nf4::Error that names the file, the tensor or both;
+//            std::bad_alloc where memory is short.
 // THREADS    Const functions may be called from any number of threads at once.
 #ifndef NF4_CHECKPOINT_HPP
 #define NF4_CHECKPOINT_HPP
 
-#include <fcntl.h>
-#include <nf4/nf4.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cfloat>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <list>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <nf4/int4_config.hpp>
 #include <nf4/products.hpp>
-#include <set>
-#include <type_traits>
+#include <nf4/safetensors.hpp>
 
 namespace nf4 {
-
-inline nf4_sizes sizes_of(const nf4_tensor &weight, const std::string &name = "") {
-  nf4_sizes sizes{sizeof sizes, 0, 0, 0, 0, 0};
-  check(nf4_tensor_sizes(&weight, &sizes), name);
-  return sizes;
-}
-inline nf4_int4_sizes sizes_of(const nf4_int4_tensor &weight, const std::string &name = "") {
-  nf4_int4_sizes sizes{sizeof sizes, 0, 0, 0, 0};
-  check(nf4_int4_tensor_sizes(&weight, &sizes), name);
-  return sizes;
-}
-
-// Calls visit(part, bytes) for the parts of a weight, of which some may be NULL.
-template <class Visit>
-void visit_parts(nf4_tensor &weight, Visit visit) {
-  const nf4_sizes sizes = sizes_of(weight);
-  visit(weight.packed, sizes.packed_bytes);
-  visit(weight.absmax, sizes.absmax_bytes);
-  visit(weight.nested_absmax, sizes.nested_blocks * 4);
-  visit(weight.nested_code, 256 * 4);
-  visit(weight.nested_offset, 4);
-  visit(weight.codebook, 16 * 4);
-}
-template <class Visit>
-void visit_parts(nf4_int4_tensor &weight, Visit visit) {
-  const nf4_int4_sizes sizes = sizes_of(weight);
-  visit(weight.packed, sizes.packed_bytes);
-  visit(weight.scales, sizes.scales_bytes);
-  visit(weight.zeros, sizes.zeros_bytes);
-  visit(weight.g_idx, weight.cols * 4);
-  visit(weight.permutation, weight.cols * 4);
-}
-// A weight with its parts elsewhere, as in the memory of a GPU: copy(part, bytes) returns where the
-// copy of a part is.
-template <class Weight, class Copy>
-Weight copy_parts(Weight weight, Copy copy) {
-  visit_parts(weight, [&copy](auto *&part, int64_t bytes) {
-    if (part) part = static_cast<std::remove_reference_t<decltype(part)>>(copy(part, bytes));
-  });
-  return weight;
-}
-
-// A tensor of a file.
-struct StoredTensor {
-  std::string name;   // in errors: the file's and its own
-  std::string dtype;  // as safetensors has it, such as "BF16"
-  Shape shape;
-  const uint8_t *data;  // at any alignment
-  int64_t bytes;        // as many as dtype and shape ask for
-};
+inline namespace NF4_INLINE_NAMESPACE {
 
 class Checkpoint {
  public:
-  // Maps a safetensors file, or those of a folder: model.safetensors, else those that
-  // model.safetensors.index.json names, else the only one there is.
+  // Maps a safetensors file, or those of a folder or of an index: CheckpointFiles says which.
   // Throws where there is none, or one that cannot be read or breaks the format, for a tensor that
-  // is in two files, and for a config.json that is no JSON.
+  // is in two files or not in that of the index, and for a config.json that is no JSON object.
   explicit Checkpoint(const std::string &path) : path_(path) {
-    const std::string config = path + "/config.json";
-    if (exists(config)) config_ = parse(config);
-    for (const std::string &file : files_of(path)) map(file);
+    const CheckpointFiles found(path);
+    for (const std::string &file : found.paths) map(file);
+    for (const Json &each : found.weight_map.members) {
+      const std::string file = found.folder + "/" + each.text("");
+      require(has(each.name) && tensors_.at(each.name).name == file + ": " + each.name, found.index,
+              ": ", each.name, " is not in ", file);
+    }
+    const std::string config = found.folder + "/config.json";
+    if (found.folder.empty() || access(config.c_str(), F_OK) != 0) return;
+    config_ = Json(config, detail::RegularFile(config).read(16'000'000), true);
+    require(config_.word == "{}", config, ": it is no object");
+    if (const Json *integers = config_.find("quantization_config")) {
+      quantization_config_ = *integers;
+      quantization_config_->name = config + ": quantization_config";
+    }
   }
 
   // config.json of the folder; throws where there is none.
@@ -144,27 +103,44 @@ class Checkpoint {
     const bool is_fp4 = has(name + kFp4);
     const StoredTensor &stored = tensor(name + (is_fp4 ? kFp4 : kNf4));
     require(!is_fp4 || !has(name + kNf4), stored.name, ": the weight has one of nf4, too");
+    require(stored.dtype == "U8" && stored.bytes <= 65536, stored.name, " is ", stored.dtype,
+            " of ", stored.bytes, " bytes; expected U8, up to 65536");
     const Json state(stored.name, {reinterpret_cast<const char *>(stored.data),
                                    static_cast<size_t>(stored.bytes)});
+    require(state.word == "{}", state.name, " is no object");
     state.choice("quant_type", {is_fp4 ? "fp4" : "nf4"});
     state.choice("dtype", {"float32", "float16", "bfloat16"});
     const Shape dense = state.sizes("shape");
     require(!dense.empty(), state.name, ": shape is empty");
-    same_shape(tensor(name).name, dense, shape);
-    const auto nested = state.members.lower_bound("nested_");
-    const bool is_nested = nested != state.members.end() && nested->first.rfind("nested_", 0) == 0;
+    require(dense.size() <= 32, state.name, ": shape has ", dense.size(), " sizes; 32 are read");
+    const StoredTensor &codes = tensor(name);
+    same_shape(codes.name, dense, shape);
+    const bool is_nested =
+        std::any_of(state.members.begin(), state.members.end(),
+                    [](const Json &each) { return each.name.rfind("nested_", 0) == 0; });
+    for (const char *each : {".nested_absmax", ".nested_quant_map"})
+      require(is_nested || !has(name + each), state.name, " is not nested, and there is ", name,
+              each);
     nf4_tensor weight{};
     weight.struct_size = sizeof weight;
     weight.format = is_fp4 ? NF4_FORMAT_FP4 : NF4_FORMAT_NF4;
     weight.blocksize = static_cast<int32_t>(state.size("blocksize", {}, 4096));
-    weight.rows = product({dense.begin(), dense.end() - 1}, 1);
+    weight.rows = detail::product({dense.begin(), dense.end() - 1}, 1);
     weight.cols = dense.back();
     if (is_nested)
       weight.nested_blocksize = static_cast<int32_t>(state.size("nested_blocksize", {}, 1 << 30));
     require(!is_nested || weight.nested_blocksize, state.name, ": nested_blocksize is 0");
     const nf4_sizes sizes = sizes_of(weight, state.name);
-    weight.packed = part(name, "", sizes.packed_bytes);
-    weight.absmax = part(name + ".absmax", is_nested ? "U8" : "F32", sizes.absmax_bytes);
+    const std::vector<std::string> storage{"U8", "I8", "F16", "BF16", "F32", "F64"};
+    require(std::count(storage.begin(), storage.end(), codes.dtype), codes.name, " is ",
+            codes.dtype, "; packed bytes are not stored as that");
+    weight.packed = part<uint8_t>(name, "", sizes.packed_bytes);
+    require(codes.shape.size() == 2 && codes.shape[1] == 1, codes.name, " has the shape ",
+            text(codes.shape), "; expected a single column");
+    if (is_nested)
+      weight.absmax = part<uint8_t>(name + ".absmax", "U8", sizes.absmax_bytes);
+    else
+      weight.absmax = part<float>(name + ".absmax", "F32", sizes.absmax_bytes);
     const auto *codebook = part<float>(name + ".quant_map", "F32", 16 * 4);
     // By value: bitsandbytes writes the zero of FP4's code 8 without its sign.
     if (!std::equal(codebook, codebook + 16, nf4_codebook(weight.format)))
@@ -175,220 +151,214 @@ class Checkpoint {
     require(std::abs(offset) <= FLT_MAX, state.name, ": nested_offset is ", offset);
     weight.nested_absmax = part<float>(name + ".nested_absmax", "F32", sizes.nested_blocks * 4);
     weight.nested_code = part<float>(name + ".nested_quant_map", "F32", 256 * 4);
-    weight.nested_offset = keep<float>(4);
-    *weight.nested_offset = static_cast<float>(offset);
+    const float rounded = static_cast<float>(offset);
+    weight.nested_offset = keep<float>(stored.name, &rounded, 1);
     return weight;
   }
 
   // Is a weight in integers of GPTQ, AWQ or compressed-tensors? Its tensors have ".qweight" or
   // ".weight_packed" in place of ".weight".
   bool is_int4(const std::string &name) const {
-    return has(module_of(name) + ".qweight") || has(module_of(name) + ".weight_packed");
+    const std::string module = module_of(name);
+    return !module.empty() && (has(module + ".qweight") || has(module + ".weight_packed"));
   }
-  // Its descriptor. quantization_config says which layout it is, and GPTQ's version by
-  // checkpoint_format or format; without one GPTQ, version 1, and AWQ are known by their shapes.
-  // g_idx is NULL where the columns are in order. Throws where parts contradict one another, the
-  // layout or quantization_config.
+  // Its descriptor. quantization_config says which layout and what group sizes there are; without
+  // one GPTQ, version 1, and AWQ are known by their shapes. g_idx is NULL where the columns are in
+  // order. Throws where parts contradict one another, the layout or quantization_config.
   nf4_int4_tensor int4_weight(const std::string &name, const Shape &shape = {}) const {
     const std::string module = module_of(name);
+    require(!module.empty(), path_, ": ", name, " does not end with .weight");
     const bool is_compressed = has(module + ".weight_packed");
     const std::string packed = module + (is_compressed ? ".weight_packed" : ".qweight"),
                       scales = module + (is_compressed ? ".weight_scale" : ".scales"),
                       zeros = module + (is_compressed ? ".weight_zero_point" : ".qzeros"),
                       g_idx = module + (is_compressed ? ".weight_g_idx" : ".g_idx");
-    const StoredTensor &codes = tensor(packed), &factors = tensor(scales);
-    require(codes.shape.size() == 2 && factors.shape.size() == 2, codes.name, " has the shape ",
-            text(codes.shape), " and its scales ", text(factors.shape), "; expected matrices");
-    const std::string where = codes.name + ": the weight", of = "quantization_config/";
-    const bool is_like_awq = !has(g_idx) && factors.shape[1] == product({codes.shape[1]}, 8);
-    const char *const likely = is_compressed ? "compressed-tensors" : is_like_awq ? "awq" : "gptq";
-    const std::string method = config_.text(of + "quant_method", likely);
-    const bool is_awq = method == "awq", is_gptq = method == "gptq";
-    require(is_compressed ? method == likely : is_awq || is_gptq, where, " is not of ", method);
-    require(factors.dtype == "F16" || factors.dtype == "BF16", factors.name, " is ", factors.dtype,
-            "; F16 and BF16 are read");
+    const StoredTensor &codes = tensor(packed), &stored_scales = tensor(scales);
+    const std::string where = codes.name + ": the weight";
+    require(!has(name), where, " is there as a dense one, too");
+    require(codes.shape.size() == 2 && stored_scales.shape.size() == 2, codes.name,
+            " has the shape ", text(codes.shape), " and its scales ", text(stored_scales.shape),
+            "; expected matrices");
+    const bool is_like_awq =
+        !has(g_idx) && stored_scales.shape[1] == detail::product({codes.shape[1]}, 8);
     nf4_int4_tensor weight{};
     weight.struct_size = sizeof weight;
-    weight.layout = is_awq ? NF4_INT4_AWQ : is_gptq ? NF4_INT4_GPTQ : NF4_INT4_COMPRESSED_TENSORS;
-    weight.scales_dtype = factors.dtype == "F16" ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
-    weight.rows = is_awq ? product({codes.shape[1]}, 8) : codes.shape[1];
-    weight.cols = is_awq ? codes.shape[0] : product({codes.shape[0]}, 8);
-    if (is_compressed) {  // whose last word of a row need not be full
-      const auto *stored = part<char>(module + ".weight_shape", "I64", 16, {2});
-      std::memcpy(&weight.rows, stored, 8);
-      std::memcpy(&weight.cols, stored + 8, 8);
-    }
+    weight.layout = is_compressed ? NF4_INT4_COMPRESSED_TENSORS
+                    : is_like_awq ? NF4_INT4_AWQ
+                                  : NF4_INT4_GPTQ;
+    const bool has_config = quantization_config_.has_value();
+    if (has_config) weight.layout = Int4Config::layout_of(*quantization_config_);
+    const bool is_awq = weight.layout == NF4_INT4_AWQ, is_gptq = weight.layout == NF4_INT4_GPTQ;
+    require(is_compressed == (!is_awq && !is_gptq), where, " is not of ",
+            has_config ? quantization_config_->text("quant_method") : "");
+    require(stored_scales.dtype == "F16" || stored_scales.dtype == "BF16", stored_scales.name,
+            " is ", stored_scales.dtype, "; F16 and BF16 are read");
+    weight.scales_dtype = stored_scales.dtype == "F16" ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
+    weight.rows = is_awq ? detail::product({codes.shape[1]}, 8) : codes.shape[1];
+    weight.cols = is_awq ? codes.shape[0] : detail::product({codes.shape[0]}, 8);
+    if (is_compressed) read_shape(module + ".weight_shape", weight);
     same_shape(where, {weight.rows, weight.cols}, shape);
-    const int64_t groups = factors.shape[is_compressed ? 1 : 0];
+    const int64_t groups = stored_scales.shape[is_compressed ? 1 : 0];
     require(weight.rows > 0 && groups > 0 && weight.cols >= groups && weight.cols % groups == 0,
             where, " has the shape ", text({weight.rows, weight.cols}), " and ", groups,
             " groups of columns");
     const auto matrix = [is_compressed](int64_t n, int64_t k) {
       return is_compressed ? Shape{n, k} : Shape{k, n};
     };
-    same_shape(factors.name, factors.shape, matrix(weight.rows, groups));
-    const int64_t group_size = groups == 1 ? -1 : weight.cols / groups;
-    weight.group_size = static_cast<int32_t>(std::min<int64_t>(group_size, INT32_MAX));
+    same_shape(stored_scales.name, stored_scales.shape, matrix(weight.rows, groups));
+    weight.group_size = group_size(where, weight.cols, groups);
     const nf4_int4_sizes sizes = sizes_of(weight, where);
     const int64_t row_words = (weight.rows + 7) / 8, col_words = (weight.cols + 7) / 8;
-    weight.packed = part(packed, "I32", sizes.packed_bytes,
-                         is_awq ? matrix(row_words, weight.cols) : matrix(weight.rows, col_words));
-    weight.scales = part(scales, "", sizes.scales_bytes);
+    weight.packed =
+        part<uint32_t>(packed, "I32", sizes.packed_bytes,
+                       is_awq ? matrix(row_words, weight.cols) : matrix(weight.rows, col_words));
+    weight.scales = part<uint16_t>(scales, "", sizes.scales_bytes);
+    weight.zero_offset = is_gptq && !(has_config && int4_config().is_gptq_v2);
     // Without zero points all are 8, which GPTQ always stores.
-    const bool needs_zeros = is_gptq || (is_awq && config_.flag(of + "zero_point", true));
-    if (needs_zeros || has(zeros))
-      weight.zeros = part(zeros, "I32", sizes.zeros_bytes, matrix(row_words, groups));
-    if (is_gptq)
-      weight.zero_offset = config_.choice(of + "checkpoint_format", {"gptq", "gptq_v2"},
-                                          config_.text(of + "format", "gptq")) == "gptq";
+    const auto symmetric = has_config ? int4_config().symmetric : std::optional<bool>();
+    const bool is_symmetric = symmetric.value_or(false), is_asymmetric = !symmetric.value_or(true);
+    require(!is_compressed || !is_symmetric || !has(zeros), where,
+            " has zero points, and quantization_config says symmetric");
+    if ((is_compressed ? is_asymmetric : is_gptq || !is_symmetric) || has(zeros))
+      weight.zeros = part<uint32_t>(zeros, "I32", sizes.zeros_bytes, matrix(row_words, groups));
+    if (weight.zeros && is_symmetric) check_symmetric(zeros, weight, row_words);
     require(!is_awq || !has(g_idx), where, " has g_idx, which awq has not");
     if (has(g_idx)) weight.g_idx = groups_of(g_idx, weight.cols, groups);
     return weight;
   }
   // The weight, with its columns sorted by group if it has g_idx: nf4_int4_reorder_cpu, which says
-  // what `threads` are, into memory of the Checkpoint. Products of it are faster.
+  // what `threads` are, into memory of the Checkpoint, which each call takes anew. Products of it
+  // are faster.
   nf4_int4_tensor sorted(const nf4_int4_tensor &weight, int32_t threads = 0) const {
     if (!weight.g_idx) return weight;
     nf4_int4_tensor to = weight;
     to.g_idx = nullptr;
-    to.packed = keep(sizes_of(weight).packed_bytes);
-    to.permutation = keep<int32_t>(weight.cols * 4);
+    std::vector<uint32_t> packed((sizes_of(weight).packed_bytes + 3) / 4), order(weight.cols);
+    to.packed = packed.data();
+    to.permutation = reinterpret_cast<int32_t *>(order.data());
     check(nf4_int4_reorder_cpu(&weight, &to, threads));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto *each : {&packed, &order}) sorted_.push_back(std::move(*each));  // as it stays
     return to;
   }
 
  private:
   static constexpr const char *kNf4 = ".quant_state.bitsandbytes__nf4",
                               *kFp4 = ".quant_state.bitsandbytes__fp4";
-  struct Unmap {
-    size_t bytes;
-    void operator()(void *memory) const { munmap(memory, bytes); }
-  };
-
-  static bool exists(const std::string &path) { return access(path.c_str(), F_OK) == 0; }
-  static std::set<std::string> files_of(const std::string &path) {
-    std::error_code error;
-    if (!std::filesystem::is_directory(path, error)) return {path};
-    const std::string single = path + "/model.safetensors", index = single + ".index.json";
-    if (exists(single)) return {single};  // before an index, as transformers does
-    Json json = exists(index) ? parse(index) : Json();
-    std::set<std::string> files;
-    for (auto &[tensor, file] : json.members["weight_map"].members) {
-      file.name = index + ": " + tensor;
-      const std::string name = file.text("");
-      require(name.find('/') == name.npos, file.name, " is in ", name, ", which is no file's name");
-      files.insert(path + "/" + name);
-    }
-    require(!files.empty() || !exists(index), index, ": it has no weight_map");
-    if (!files.empty()) return files;
-    for (const auto &file : std::filesystem::directory_iterator(path, error))
-      if (file.path().extension() == ".safetensors") files.insert(file.path());
-    require(files.size() == 1, path, ": neither model.safetensors nor its index, but ",
-            files.size(), " other safetensors files");
-    return files;
+  void map(const std::string &path) {
+    SafetensorsFile file(path);
+    tensors_.merge(file.tensors);
+    for (const auto &[name, twice] : file.tensors)
+      require(false, twice.name, " is in two files, also in ", tensors_.at(name).name);
+    files_.push_back(std::move(file));
   }
-  static Json parse(const std::string &path) {
-    std::ifstream file(path);
-    require(file.good(), path, ": cannot be read");
-    return {path, std::string(std::istreambuf_iterator<char>(file), {})};
+  // What is before ".weight"; "" for another name.
+  static std::string module_of(const std::string &name) {
+    const size_t end = name.rfind('.');
+    return end != name.npos && name.substr(end) == ".weight" ? name.substr(0, end) : "";
   }
-  static std::string module_of(const std::string &name) { return name.substr(0, name.rfind('.')); }
   static void same_shape(const std::string &name, const Shape &found, const Shape &expected) {
     require(expected.empty() || found == expected, name, " has the shape ", text(found),
             "; expected ", text(expected));
   }
-  // `first` times all sizes; -1, which no size is, if that is more than 2^63 - 1.
-  static int64_t product(const Shape &shape, int64_t first) {
-    for (const int64_t size : shape)
-      if (__builtin_mul_overflow(first, size, &first)) return -1;
-    return first;
+  // What quantization_config says, read once.
+  const Int4Config &int4_config() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!int4_config_) int4_config_.emplace(*quantization_config_);
+    return *int4_config_;
   }
-  // 8 bytes: the size of the header, which is JSON: tensors by name. Then their data.
-  void map(const std::string &path) {
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // no wait for a FIFO
-    require(file >= 0, path, ": cannot be read: ", std::strerror(errno));
-    struct stat status{};
-    const bool is_file = fstat(file, &status) == 0 && S_ISREG(status.st_mode);
-    const uint64_t size = is_file ? status.st_size : 0;
-    void *memory = size < 8 ? nullptr : mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
-    const int error = errno;
-    close(file);
-    require(is_file, path, ": it is not a regular file");
-    require(memory != MAP_FAILED, path, ": cannot be mapped: ", std::strerror(error));
-    files_.emplace_back(memory, Unmap{size});
-    const auto *bytes = static_cast<const uint8_t *>(memory);
-    uint64_t header = UINT64_MAX;
-    if (memory) std::memcpy(&header, bytes, 8);
-    require(memory && header <= size - 8, path, ": the file is shorter than its header says");
-    require(header <= 100'000'000, path, ": its header is larger than 100 MB");
-    const uint64_t begin = 8 + header;
-    Json json(path, {reinterpret_cast<const char *>(bytes) + 8, header});
-    require(json.word == "{}", path, ": its header is no object");
-    int64_t taken = 0;
-    for (auto &[name, entry] : json.members) {
-      if (name == "__metadata__") continue;
-      entry.name = path + ": " + name;
-      const Shape offsets = entry.sizes("data_offsets");
-      require(offsets.size() == 2 && offsets[0] <= offsets[1] &&
-                  static_cast<uint64_t>(offsets[1]) <= size - begin,
-              entry.name, " lies outside the file");
-      const StoredTensor tensor{entry.name, entry.text("dtype"), entry.sizes("shape"),
-                                bytes + begin + offsets[0], offsets[1] - offsets[0]};
-      const size_t letters = std::min(tensor.dtype.find_first_of("123468"), tensor.dtype.size());
-      const int64_t bits =
-          tensor.dtype == "BOOL" ? 8 : std::strtol(&tensor.dtype[letters], nullptr, 10);
-      require(bits > 0 && product(tensor.shape, bits) == tensor.bytes * 8, entry.name, " has ",
-              tensor.bytes, " bytes for ", tensor.dtype, " of shape ", text(tensor.shape));
-      const auto [at, is_new] = tensors_.emplace(name, tensor);
-      require(is_new, entry.name, " is in two files, also in ", at->second.name);
-      taken += tensor.bytes;
+  int32_t group_size(const std::string &where, int64_t cols, int64_t groups) const {
+    const int64_t size = cols / groups;
+    if (quantization_config_ && !int4_config().group_sizes.empty()) {
+      const Shape &said = int4_config().group_sizes;
+      for (const int64_t each : said)
+        if (each == -1 ? groups == 1 : each == size) return static_cast<int32_t>(each);
+      require(false, where, " has groups of ", size, " columns; quantization_config says ",
+              text(said));
     }
-    require(static_cast<uint64_t>(taken) == size - begin, path, ": its tensors take ", taken,
-            " bytes, and it has ", size - begin);
+    return groups == 1 ? -1 : static_cast<int32_t>(std::min<int64_t>(size, INT32_MAX));
   }
-  // A part of a weight: where it is mapped, or a copy where that is not 4-byte aligned.
-  template <class T = void>
+  // Of compressed-tensors, whose last word of a row need not be full.
+  void read_shape(const std::string &name, nf4_int4_tensor &weight) const {
+    const StoredTensor &found = tensor(name, {2});
+    require(found.dtype == "I64" || found.dtype == "I32", found.name, " is ", found.dtype,
+            "; I64 and I32 are read");
+    int64_t sizes[2];
+    int32_t narrow[2];
+    std::memcpy(found.dtype == "I64" ? static_cast<void *>(sizes) : narrow, found.data,
+                found.bytes);
+    if (found.dtype == "I32") std::copy(narrow, narrow + 2, sizes);
+    weight.rows = sizes[0];
+    weight.cols = sizes[1];
+  }
+  // That all zero points are 8, where quantization_config says so.
+  void check_symmetric(const std::string &name, const nf4_int4_tensor &weight,
+                       int64_t row_words) const {
+    const auto *words = static_cast<const uint32_t *>(weight.zeros);
+    const int64_t count = tensor(name).bytes / 4;
+    for (int64_t i = 0; i < count; ++i) {
+      const bool is_last = i % row_words == row_words - 1 && weight.rows % 8;
+      const uint32_t rows = is_last ? (1u << 4 * (weight.rows % 8)) - 1 : ~0u;
+      const uint32_t found = words[i] + (weight.zero_offset ? 0x11111111u : 0);
+      require(((found ^ 0x88888888u) & rows) == 0, tensor(name).name,
+              ": zero points are not 8, and quantization_config says symmetric",
+              weight.layout == NF4_INT4_GPTQ ? "; or checkpoint_format is wrong" : "");
+    }
+  }
+  // A part of a weight: where it is mapped, or a copy where that is not aligned as a T.
+  template <class T>
   T *part(const std::string &name, const std::string &dtype, int64_t bytes,
           const Shape &shape = {}) const {
     const StoredTensor &found = tensor(name, shape);
     require(dtype.empty() || found.dtype == dtype, found.name, " is ", found.dtype, "; expected ",
             dtype);
     require(found.bytes == bytes, found.name, " has ", found.bytes, " bytes; expected ", bytes);
-    const bool is_aligned = reinterpret_cast<uintptr_t>(found.data) % 4 == 0;
-    const void *data = is_aligned ? found.data : std::memcpy(keep(bytes), found.data, bytes);
-    return static_cast<T *>(const_cast<void *>(data));
+    const bool is_aligned = reinterpret_cast<uintptr_t>(found.data) % alignof(T) == 0;
+    if (!is_aligned) return keep<T>(name, found.data, bytes / sizeof(T));
+    return reinterpret_cast<T *>(const_cast<uint8_t *>(found.data));
   }
-  // g_idx, checked, since nf4.h does not; NULL where columns are in order.
+  // g_idx, checked, since nf4.h does not, as a copy; NULL where columns are in order.
   const int32_t *groups_of(const std::string &name, int64_t cols, int64_t groups) const {
-    const auto *found = part<int32_t>(name, "I32", cols * 4, {cols});
+    const StoredTensor &stored = tensor(name, {cols});
+    require(stored.dtype == "I32", stored.name, " is ", stored.dtype, "; expected I32");
+    std::vector<int32_t> found(cols);
+    std::memcpy(found.data(), stored.data, stored.bytes);
     std::vector<int64_t> columns(groups);
     bool in_order = true;
     for (int64_t k = 0; k < cols; ++k) {
-      require(0 <= found[k] && found[k] < groups, tensor(name).name, ": column ", k,
-              " is of group ", found[k], "; there are ", groups);
+      require(0 <= found[k] && found[k] < groups, stored.name, ": column ", k, " is of group ",
+              found[k], "; there are ", groups);
       ++columns[found[k]];
       in_order &= found[k] == k / (cols / groups);
     }
     const auto same = std::count(columns.begin(), columns.end(), cols / groups);
-    require(same == groups, tensor(name).name, ": groups are not of one size");
-    return in_order ? nullptr : found;
+    require(same == groups, stored.name, ": groups are not of one size");
+    return in_order ? nullptr : keep<int32_t>(name, found.data(), cols);
   }
-  // Memory for as long as the Checkpoint.
-  template <class T = uint32_t>
-  T *keep(size_t bytes) const {
+  // A copy for as long as the Checkpoint; the same for the same name.
+  template <class T>
+  T *keep(const std::string &name, const void *data, size_t count) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    void *memory = kept_.emplace_back(std::make_unique<uint32_t[]>((bytes + 3) / 4)).get();
-    return static_cast<T *>(memory);
+    std::unique_ptr<uint32_t[]> &memory = kept_[name];
+    if (!memory) {
+      memory = std::make_unique<uint32_t[]>((count * sizeof(T) + 3) / 4);
+      std::memcpy(memory.get(), data, count * sizeof(T));
+    }
+    return reinterpret_cast<T *>(memory.get());
   }
 
   std::string path_;
   Json config_;
-  std::vector<std::unique_ptr<void, Unmap>> files_;
+  std::optional<Json> quantization_config_;
+  std::vector<SafetensorsFile> files_;
   std::map<std::string, StoredTensor> tensors_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<uint32_t[]>> kept_;
+  mutable std::map<std::string, std::unique_ptr<uint32_t[]>> kept_;
+  mutable std::list<std::vector<uint32_t>> sorted_;
+  mutable std::optional<Int4Config> int4_config_;
 };
 
+}  // namespace NF4_INLINE_NAMESPACE
 }  // namespace nf4
 
 #endif

@@ -1,13 +1,14 @@
 // The JSON of checkpoints, for checkpoint.hpp and for an engine's own configuration: a header
-// alone, in C++17, on the standard library.
+// alone, in C++17, on the standard library. ERRORS: an nf4::Error, or std::bad_alloc.
 #ifndef NF4_JSON_HPP
 #define NF4_JSON_HPP
+
+#include <nf4/nf4.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <locale>
-#include <map>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -16,7 +17,15 @@
 #include <utility>
 #include <vector>
 
+// These headers are compiled into programs, each version in a namespace of its own, nf4::v0_1_0, so
+// that libraries built with different ones can be in one program.
+#define NF4_JOIN_VERSION(major, minor, patch) v##major##_##minor##_##patch
+#define NF4_NAMESPACE_OF(major, minor, patch) NF4_JOIN_VERSION(major, minor, patch)
+#define NF4_INLINE_NAMESPACE \
+  NF4_NAMESPACE_OF(NF4_VERSION_MAJOR, NF4_VERSION_MINOR, NF4_VERSION_PATCH)
+
 namespace nf4 {
+inline namespace NF4_INLINE_NAMESPACE {
 
 class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -42,22 +51,35 @@ inline std::string text(const Shape &shape) {
 
 // A value of JSON. What is in it goes by its path, such as "rope_scaling/factor" or "shape/0"; null
 // is as nothing. Where there is nothing, functions return `otherwise` if that is given, and throw
-// as they do where there is something else. Escapes but \" \\ and \/ stay as they are written.
+// as they do where there is something else.
 struct Json {
-  std::string name;                     // in errors
-  std::string word;                     // as it is written; of an object "{}", of an array "[]"
-  std::map<std::string, Json> members;  // of an array: by number
+  std::string name;           // in errors; of what is in an object, its key
+  std::string word;           // "{}" of an object, "[]" of an array; a string with its quotes and
+                              // without its escapes, and what else there is as it is written
+  std::vector<Json> members;  // of an object in the order of their keys
 
   Json() = default;
-  // Throws for what is no JSON, a key that is there twice, and beyond 64 levels or 4 million
-  // values.
-  Json(std::string title, std::string_view rest) : name(std::move(title)) {
+  // Throws for what is no JSON in UTF-8, for a key that is there twice, and beyond 64 levels or a
+  // million values. `has_nan`: NaN, Infinity and -Infinity, which Python writes, are words, too,
+  // though no numbers.
+  Json(std::string title, std::string_view rest, bool has_nan = false) : name(std::move(title)) {
+    require(is_utf8(rest), name, ": not UTF-8");
     int64_t values = 0;
-    parse(*this, rest, 0, values);
+    parse(*this, rest, 0, values, has_nan);
     skip(rest, ' ');
     expect(rest.empty(), rest);
   }
 
+  // NULL where there is nothing.
+  const Json *find(std::string_view path) const {
+    const Json *found = this;
+    while (found && !path.empty()) {
+      const size_t end = std::min(path.find('/'), path.size());
+      if (end > 0) found = found->member(path.substr(0, end));
+      path.remove_prefix(std::min(end + 1, path.size()));
+    }
+    return found && found->word != "null" ? found : nullptr;
+  }
   bool has(std::string_view path) const { return find(path) != nullptr; }
   std::string text(const std::string &path, std::optional<std::string> otherwise = {}) const {
     return read(path, otherwise, [](const std::string &found, std::string &value) {
@@ -108,16 +130,17 @@ struct Json {
   }
 
  private:
-  const Json *find(std::string_view path) const {
-    const Json *found = this;
-    while (found && !path.empty()) {
-      const size_t end = std::min(path.find('/'), path.size());
-      const auto member = found->members.find(std::string(path.substr(0, end)));
-      if (end > 0) found = member == found->members.end() ? nullptr : &member->second;
-      path.remove_prefix(std::min(end + 1, path.size()));
+  const Json *member(std::string_view key) const {
+    if (word == "[]") {
+      size_t i = members.size();
+      const auto [stop, error] = std::from_chars(key.data(), key.data() + key.size(), i);
+      const bool is_number = error == std::errc() && stop == key.data() + key.size();
+      return is_number && i < members.size() ? &members[i] : nullptr;
     }
-    return found && found->word != "null" ? found : nullptr;
+    const auto at = std::lower_bound(members.begin(), members.end(), key, is_before);
+    return at != members.end() && at->name == key ? &*at : nullptr;
   }
+  static bool is_before(const Json &one, std::string_view key) { return one.name < key; }
   template <class T, class Read>
   T read(const std::string &path, const std::optional<T> &otherwise, Read read) const {
     const Json *found = find(path);
@@ -137,36 +160,123 @@ struct Json {
     rest.remove_prefix(found);
     return found;
   }
-  // A string with its quotes, a number, true, false or null.
-  std::string scan(std::string_view &rest) const {
-    const bool is_string = skip(rest, '"');
-    const std::string_view ends = is_string ? "\"" : ",:{}[]\" \t\r\n";
-    std::string found(is_string, '"');
-    for (; !rest.empty() && ends.find(rest[0]) == ends.npos; rest.remove_prefix(1)) {
-      if (is_string && rest[0] == '\\' && rest.size() > 1) {
-        if (rest.find_first_of("\"\\/", 1) != 1) found += '\\';
-        rest.remove_prefix(1);
-      }
-      found += rest[0];
-    }
-    expect(is_string ? skip(rest, '"') : !found.empty(), rest);
-    return is_string ? found + '"' : found;
+  char next(std::string_view &rest) const {
+    expect(!rest.empty(), rest);
+    const char c = rest[0];
+    rest.remove_prefix(1);
+    return c;
   }
-  void parse(Json &value, std::string_view &rest, int depth, int64_t &values) const {
-    expect(depth < 64 && ++values <= 4'000'000, rest);
-    const char end = skip(rest, '{') ? '}' : skip(rest, '[') ? ']' : 0;
-    value.word = end == '}' ? "{}" : end ? "[]" : scan(rest);
-    for (int64_t count = 0; end && !skip(rest, end); ++count) {
-      expect(count == 0 || skip(rest, ','), rest);
-      std::string key = end == '}' ? scan(rest) : '"' + std::to_string(count) + '"';
-      expect(key[0] == '"' && (end == ']' || skip(rest, ':')), rest);
-      const auto [member, is_new] = value.members.try_emplace(key.substr(1, key.size() - 2));
-      require(is_new, name, ": ", key, " is there twice");
-      parse(member->second, rest, depth + 1, values);
+  // The rest of a string.
+  std::string scan_string(std::string_view rest_of, std::string_view &rest) const {
+    std::string found = "\"";
+    for (char c; (c = next(rest)) != '"';) {
+      expect(static_cast<unsigned char>(c) >= ' ', rest_of);
+      if (c != '\\') {
+        found += c;
+        continue;
+      }
+      const char escape = next(rest);
+      const size_t i = std::string_view("\"\\/bfnrt").find(escape);
+      expect(i != std::string_view::npos || escape == 'u', rest_of);
+      if (escape != 'u')
+        found += "\"\\/\b\f\n\r\t"[i];
+      else
+        append_utf8(found, code_point(rest));
     }
+    return found + '"';
+  }
+  // The 4 hexadecimal digits after \u, and another such escape where they are half of a pair.
+  uint32_t code_point(std::string_view &rest) const {
+    const auto digits = [&] {
+      uint32_t value = 0;
+      const char *const end = rest.data() + std::min<size_t>(rest.size(), 4);
+      const auto [stop, error] = std::from_chars(rest.data(), end, value, 16);
+      expect(error == std::errc() && stop == rest.data() + 4, rest);
+      rest.remove_prefix(4);
+      return value;
+    };
+    const uint32_t high = digits();
+    if (high < 0xd800 || high >= 0xe000) return high;
+    expect(high < 0xdc00 && rest.substr(0, 2) == "\\u", rest);
+    rest.remove_prefix(2);
+    const uint32_t low = digits();
+    expect(low >= 0xdc00 && low < 0xe000, rest);
+    return 0x10000 + ((high & 0x3ff) << 10) + (low & 0x3ff);
+  }
+  static void append_utf8(std::string &to, uint32_t point) {
+    const int more = point < 0x80 ? 0 : point < 0x800 ? 1 : point < 0x10000 ? 2 : 3;
+    const uint32_t mark = more ? (0x7f80 >> more) & 0xff : 0;
+    to += static_cast<char>(mark | (point >> (6 * more)));
+    for (int i = more - 1; i >= 0; --i) to += static_cast<char>(0x80 | ((point >> (6 * i)) & 0x3f));
+  }
+  static bool is_utf8(std::string_view text) {
+    for (size_t i = 0; i < text.size();) {
+      const unsigned char c = text[i++];
+      if (c < 0x80) continue;
+      const int more = c < 0xc2 ? 0 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : c < 0xf5 ? 3 : 0;
+      uint32_t point = c & (0x3f >> more);
+      for (int j = 0; j < more; ++j, ++i) {
+        if (i == text.size() || (text[i] & 0xc0) != 0x80) return false;
+        point = point << 6 | (text[i] & 0x3f);
+      }
+      const bool is_surrogate = point >= 0xd800 && point < 0xe000;
+      if (!more || is_surrogate || point > 0x10ffff || (more == 2 && point < 0x800) ||
+          (more == 3 && point < 0x10000))
+        return false;
+    }
+    return true;
+  }
+  static bool is_number(std::string_view word) {
+    const auto skip_any = [&word](std::string_view of, size_t most) {
+      const size_t count = std::min({word.find_first_not_of(of), word.size(), most});
+      word.remove_prefix(count);
+      return count > 0;
+    };
+    const auto digits = [&] { return skip_any("0123456789", word.size()); };
+    skip_any("-", 1);
+    if (!skip_any("0", 1) && !digits()) return false;
+    if (skip_any(".", 1) && !digits()) return false;
+    if (skip_any("eE", 1) && (skip_any("+-", 1), !digits())) return false;
+    return word.empty();
+  }
+  std::string scan(std::string_view &rest, bool has_nan) const {
+    if (const std::string_view before = rest; skip(rest, '"')) return scan_string(before, rest);
+    const std::string_view from = rest,
+                           found = from.substr(0, rest.find_first_of(",:{}[]\" \t\r\n"));
+    const bool is_nan = found == "NaN" || found == "Infinity" || found == "-Infinity";
+    expect(found == "true" || found == "false" || found == "null" || is_number(found) ||
+               (has_nan && is_nan),
+           from);
+    rest.remove_prefix(found.size());
+    return std::string(found);
+  }
+  void parse(Json &value, std::string_view &rest, int depth, int64_t &values, bool has_nan) const {
+    expect(depth < 64 && ++values <= 1'000'000, rest);
+    const char end = skip(rest, '{') ? '}' : skip(rest, '[') ? ']' : 0;
+    value.word = end == '}' ? "{}" : end ? "[]" : scan(rest, has_nan);
+    while (end && !skip(rest, end)) {
+      expect(value.members.empty() || skip(rest, ','), rest);
+      Json &member = value.members.emplace_back();
+      if (end == '}') {
+        const std::string_view before = rest;
+        expect(skip(rest, '"'), before);
+        member.name = scan_string(before, rest);
+        member.name = member.name.substr(1, member.name.size() - 2);
+        expect(skip(rest, ':'), rest);
+      }
+      parse(member, rest, depth + 1, values, has_nan);
+    }
+    if (end != '}') return;
+    auto &all = value.members;
+    std::sort(all.begin(), all.end(), [](const Json &a, const Json &b) { return a.name < b.name; });
+    const auto twice = std::adjacent_find(
+        all.begin(), all.end(), [](const Json &a, const Json &b) { return a.name == b.name; });
+    require(twice == all.end(), name, ": \"", twice == all.end() ? "" : twice->name,
+            "\" is there twice");
   }
 };
 
+}  // namespace NF4_INLINE_NAMESPACE
 }  // namespace nf4
 
 #endif

@@ -1,8 +1,13 @@
 // Linear layers of a checkpoint in the memory of an engine, whatever their weights are: NF4, FP4,
-// integers or dense. A header alone, in C++17.
+// integers or dense. A header alone, in C++17. ERRORS as in checkpoint.hpp.
+//
+// LIFETIMES  A Loader needs its Checkpoint, and what it loads in place does, too. Linears keep the
+//            pointers that they are given.
+// THREADS    A Loader is for one thread at a time.
 #ifndef NF4_LINEARS_HPP
 #define NF4_LINEARS_HPP
 
+#include <cstring>
 #include <functional>
 #include <map>
 #include <nf4/checkpoint.hpp>
@@ -12,6 +17,7 @@
 #include <vector>
 
 namespace nf4 {
+inline namespace NF4_INLINE_NAMESPACE {
 
 // Layers of one x, such as q, k and v. Their outputs lie side by side in a row of y.
 template <class T>
@@ -32,26 +38,43 @@ struct Linears {
   }
 };
 
-// Loads what an engine needs, with T for x, y, biases and dense weights: of 4 bytes fp32, of 2
-// bytes bf16.
+// The dtype of T, a float or an engine's class of 2 bytes that a float converts to, by the bits of
+// its 1. Throws for what is neither fp32, fp16 nor bf16.
+template <class T>
+nf4_dtype dtype_of() {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4, "fp32, fp16 and bf16 have 4 or 2 bytes");
+  const T one = T(1.0f);
+  uint32_t bits = 0;
+  std::memcpy(&bits, static_cast<const void *>(&one), sizeof one);
+  const uint32_t fp32 = 0x3f800000, fp16 = 0x3c00, bf16 = 0x3f80;
+  require(bits == (sizeof(T) == 4 ? fp32
+                   : bits == fp16 ? fp16
+                                  : bf16),
+          "numbers of an engine are none of fp32, fp16 and bf16");
+  return bits == fp32 ? NF4_DTYPE_FP32 : bits == fp16 ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
+}
+
+// Loads what an engine needs, with T, as dtype_of takes it, for x, y, biases and dense weights.
 template <class T>
 class Loader {
  public:
   // Where a copy of these bytes is that stays; `name` is for errors.
   using Copy = std::function<void *(const void *data, size_t bytes, const std::string &name)>;
 
-  // in_place: weights in 4 bits stay in the mapped files, as on a CPU; else `copy` moves their
-  // parts.
+  // in_place: weights in 4 bits stay where the Checkpoint has them, most in the mapped files, as on
+  // a CPU; else `copy` moves their parts.
   Loader(const Checkpoint &checkpoint, bool in_place, Copy copy)
       : checkpoint_(checkpoint), in_place_(in_place), copy_(std::move(copy)) {}
+  Loader(const Checkpoint &&, bool, Copy) = delete;  // it would be gone
 
   // A copy of numbers; `name` is for errors.
   template <class U>
   U *copy(const std::vector<U> &numbers, const std::string &name) const {
     return static_cast<U *>(copy_(numbers.data(), numbers.size() * sizeof(U), name));
   }
-  // A dense tensor as T; the same memory for the same name.
+  // A dense tensor as T; the same memory for the same name. Throws where it has not the shape.
   const T *dense(const std::string &name, const Shape &shape) {
+    checkpoint_.tensor(name, shape);
     const T *&memory = dense_[name];
     return memory ? memory : memory = copy(checkpoint_.dense<T>(name, shape), name);
   }
@@ -61,8 +84,7 @@ class Loader {
                      const std::vector<std::pair<const char *, int64_t>> &layers, bool has_bias,
                      const T *x, int64_t cols, T *y) {
     Linears<T> linears;
-    const nf4_dtype dtype = sizeof(T) == 4 ? NF4_DTYPE_FP32 : NF4_DTYPE_BF16;
-    nf4_matmul_args args{sizeof args, dtype, 0, 0, x, cols, nullptr, y, 0, nullptr};
+    nf4_matmul_args args{sizeof args, dtype_of<T>(), 0, 0, x, cols, nullptr, y, 0, nullptr};
     for (const auto &layer : layers) args.y_stride += layer.second;
     for (const auto &[layer, rows] : layers) {
       const std::string name = prefix + layer + ".weight";
@@ -75,7 +97,7 @@ class Loader {
             moved(checkpoint_.sorted(checkpoint_.int4_weight(name, {rows, cols})), name), args);
       else
         linears.dense.push_back({dense(name, {rows, cols}), rows, args});
-      y += rows;
+      if (y) y += rows;
     }
     return linears;
   }
@@ -95,6 +117,7 @@ class Loader {
   std::map<std::string, const T *> dense_;
 };
 
+}  // namespace NF4_INLINE_NAMESPACE
 }  // namespace nf4
 
 #endif

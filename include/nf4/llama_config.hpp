@@ -4,12 +4,14 @@
 #define NF4_LLAMA_CONFIG_HPP
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <nf4/json.hpp>
 #include <string>
 #include <vector>
 
 namespace nf4 {
+inline namespace NF4_INLINE_NAMESPACE {
 
 // The shape of a model. Trivially copyable, so that a kernel can take it.
 struct LlamaConfig {
@@ -25,7 +27,7 @@ struct LlamaConfig {
   // 1024 rows; head_dim up to 4096. hidden, intermediate and head_dim are multiples of `multiple`,
   // an even number, as of a kernel that loads so many numbers together, and heads those of
   // kv_heads. Throws for another model_type, hidden_act or rope_type than what is computed: llama;
-  // silu; default and llama3.
+  // silu; default and llama3; and for numbers of which RoPE or a norm cannot be computed.
   explicit LlamaConfig(const Json &json, int multiple = 2) {
     json.choice("model_type", {"llama"}, "llama");
     json.choice("hidden_act", {"silu"}, "silu");
@@ -47,40 +49,64 @@ struct LlamaConfig {
                 std::max(hidden, intermediate) <= 1 << 20,
             json.name, ": hidden_size, intermediate_size, head_dim or ",
             "num_attention_heads * head_dim is too large");
-    norm_eps = static_cast<float>(json.number("rms_norm_eps", 1e-6));
+    const double eps = json.number("rms_norm_eps", 1e-6);
+    require(eps >= 0 && eps <= FLT_MAX, json.name, ": rms_norm_eps is ", eps);
+    norm_eps = static_cast<float>(eps);
     tied = json.flag("tie_word_embeddings", false);
     attention_bias = json.flag("attention_bias", false);
     mlp_bias = json.flag("mlp_bias", false);
-    rope_type(json);
+    rope_frequencies(json);
   }
 
   // Of RoPE, the angle from one position to the next, [head_dim / 2]: for column i of a head and
   // column i + head_dim / 2. `json` is the same.
   std::vector<float> rope_frequencies(const Json &json) const {
     const std::string rope = rope_of(json);
+    const auto positive = [&json](const std::string &key, std::optional<double> otherwise = {}) {
+      const double found = json.number(key, otherwise);
+      require(found > 0, json.name, ": ", key, " is ", found, "; expected more than 0");
+      return found;
+    };
     const bool is_llama3 = rope_type(json) == "llama3";
-    const double theta = json.number(rope + "rope_theta", json.number("rope_theta", 10000));
+    const double theta =
+        positive(json.has(rope + "rope_theta") ? rope + "rope_theta" : "rope_theta", 10000);
+    // It may be beside or in it.
+    for (const std::string &in : {std::string(), rope})
+      require(json.number(in + "partial_rotary_factor", 1) == 1, json.name, ": ", in,
+              "partial_rotary_factor is not 1");
+    double low = 0, high = 1, before = 1, factor = 1;
+    if (is_llama3) {
+      low = positive(rope + "low_freq_factor");
+      high = positive(rope + "high_freq_factor");
+      before = positive(rope + "original_max_position_embeddings");
+      factor = positive(rope + "factor");
+      require(high > low, json.name, ": ", rope, "high_freq_factor is ", high,
+              "; expected more than low_freq_factor, ", low);
+    }
     std::vector<float> frequencies;
     for (int pair = 0; pair < head_dim / 2; ++pair) {
       double frequency = std::pow(theta, -2.0 * pair / head_dim);
       if (is_llama3) {
         // Long wavelengths are stretched, short ones are not, those between are interpolated.
-        const double low = json.number(rope + "low_freq_factor"),
-                     high = json.number(rope + "high_freq_factor"),
-                     before = json.number(rope + "original_max_position_embeddings"),
-                     turns = before * frequency / (2 * M_PI),
+        const double turns = before * frequency / (2 * M_PI),
                      kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-        frequency *= kept + (1 - kept) / json.number(rope + "factor");
+        frequency *= kept + (1 - kept) / factor;
       }
+      require(frequency <= FLT_MAX, json.name, ": a frequency of RoPE is ", frequency);
       frequencies.push_back(static_cast<float>(frequency));
     }
     return frequencies;
   }
 
  private:
-  // transformers 5 has rope_parameters; before, rope_theta stood beside rope_scaling.
+  // transformers 5 has rope_parameters; before, rope_theta stood beside rope_scaling, which it
+  // still takes first, unless that is empty.
   static std::string rope_of(const Json &json) {
-    return json.has("rope_parameters") ? "rope_parameters/" : "rope_scaling/";
+    const Json *scaling = json.find("rope_scaling"), *parameters = json.find("rope_parameters");
+    for (const Json *each : {scaling, parameters})
+      require(!each || each->word == "{}", json.name, ": ", each ? each->name : "", " is ",
+              each ? each->word : "", "; expected an object");
+    return scaling && !scaling->members.empty() ? "rope_scaling/" : "rope_parameters/";
   }
   static std::string rope_type(const Json &json) {
     const std::string key = rope_of(json) + "rope_type";
@@ -89,6 +115,7 @@ struct LlamaConfig {
   }
 };
 
+}  // namespace NF4_INLINE_NAMESPACE
 }  // namespace nf4
 
 #endif

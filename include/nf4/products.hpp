@@ -1,5 +1,6 @@
-// Products of one x with several weights, such as q, k and v, whether they are an nf4_tensor or an
-// nf4_int4_tensor: one call of nf4.h for those of each kind. A header alone, in C++17.
+// Weights of nf4.h, whether they are an nf4_tensor or an nf4_int4_tensor: their parts, and products
+// of one x with several, such as q, k and v, in one call for those of each kind. A header alone, in
+// C++17.
 #ifndef NF4_PRODUCTS_HPP
 #define NF4_PRODUCTS_HPP
 
@@ -8,14 +9,57 @@
 #include <algorithm>
 #include <list>
 #include <nf4/json.hpp>
+#include <type_traits>
 #include <vector>
 
 namespace nf4 {
+inline namespace NF4_INLINE_NAMESPACE {
 
 // Throws what nf4_last_error() says of `name`, if a call failed.
 inline void check(nf4_status status, const std::string &name = "") {
   require(status == NF4_STATUS_OK, name, name.empty() ? "" : ": ", nf4_status_string(status), ": ",
           nf4_last_error());
+}
+
+inline nf4_sizes sizes_of(const nf4_tensor &weight, const std::string &name = "") {
+  nf4_sizes sizes{sizeof sizes, 0, 0, 0, 0, 0};
+  check(nf4_tensor_sizes(&weight, &sizes), name);
+  return sizes;
+}
+inline nf4_int4_sizes sizes_of(const nf4_int4_tensor &weight, const std::string &name = "") {
+  nf4_int4_sizes sizes{sizeof sizes, 0, 0, 0, 0};
+  check(nf4_int4_tensor_sizes(&weight, &sizes), name);
+  return sizes;
+}
+
+// Calls visit(part, bytes) for the parts of a weight, of which some may be NULL.
+template <class Visit>
+void visit_parts(nf4_tensor &weight, Visit visit) {
+  const nf4_sizes sizes = sizes_of(weight);
+  visit(weight.packed, sizes.packed_bytes);
+  visit(weight.absmax, sizes.absmax_bytes);
+  visit(weight.nested_absmax, sizes.nested_blocks * 4);
+  visit(weight.nested_code, 256 * 4);
+  visit(weight.nested_offset, 4);
+  visit(weight.codebook, 16 * 4);
+}
+template <class Visit>
+void visit_parts(nf4_int4_tensor &weight, Visit visit) {
+  const nf4_int4_sizes sizes = sizes_of(weight);
+  visit(weight.packed, sizes.packed_bytes);
+  visit(weight.scales, sizes.scales_bytes);
+  visit(weight.zeros, sizes.zeros_bytes);
+  visit(weight.g_idx, weight.cols * 4);
+  visit(weight.permutation, weight.cols * 4);
+}
+// A weight with its parts elsewhere, as in the memory of a GPU: copy(part, bytes) returns where the
+// copy of a part is.
+template <class Weight, class Copy>
+Weight copy_parts(Weight weight, Copy copy) {
+  visit_parts(weight, [&copy](auto *&part, int64_t bytes) {
+    if (part) part = static_cast<std::remove_reference_t<decltype(part)>>(copy(part, bytes));
+  });
+  return weight;
 }
 
 // What its functions throw is what nf4_matmul_batch_* and nf4_int4_matmul_batch_* refuse. It copies
@@ -73,6 +117,7 @@ class Products {
   Batch<nf4_int4_tensor> int4_;
 };
 
+}  // namespace NF4_INLINE_NAMESPACE
 }  // namespace nf4
 
 #endif

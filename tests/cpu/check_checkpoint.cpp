@@ -1,73 +1,15 @@
 // include/nf4/checkpoint.hpp: what it reads, and the sentence for each thing that is wrong.
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <nf4/checkpoint.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/checkpoint_files.hpp"
+#include "support/error_of.hpp"
 
 namespace {
 
-namespace fs = std::filesystem;
-
-// A folder that is removed at the end.
-struct Folder {
-  std::string path = (fs::temp_directory_path() / "nf4_XXXXXX").string();
-
-  Folder() { REQUIRE(mkdtemp(path.data()) != nullptr); }
-  ~Folder() { fs::remove_all(path); }
-  void write(const std::string &name, const std::string &bytes) const {
-    std::ofstream(path + "/" + name, std::ios::binary) << bytes;
-  }
-};
-
-struct Tensor {
-  std::string name, dtype, shape, data;
-};
-
-// A safetensors file. `pad`: blanks that end its header, which shift all data.
-std::string file_of(const std::vector<Tensor> &tensors, size_t pad = 0) {
-  std::string header = "{\"__metadata__\":{\"dtype\":\"x\"}", data;
-  for (const Tensor &each : tensors) {
-    const std::string begin = std::to_string(data.size());
-    data += each.data;
-    header += ",\"" + each.name + "\":{\"dtype\":\"" + each.dtype + "\",\"shape\":[" + each.shape +
-              "],\"data_offsets\":[" + begin + "," + std::to_string(data.size()) + "]}";
-  }
-  header += "}" + std::string(7 - (header.size() % 8) + pad, ' ');
-  const uint64_t size = header.size();
-  return std::string(reinterpret_cast<const char *>(&size), 8) + header + data;
-}
-// With this header as it is.
-std::string file_of(const std::string &header, const std::string &data = "") {
-  const uint64_t size = header.size();
-  return std::string(reinterpret_cast<const char *>(&size), 8) + header + data;
-}
-
-template <class T>
-std::string bytes_of(const std::vector<T> &values) {
-  return {reinterpret_cast<const char *>(values.data()), values.size() * sizeof(T)};
-}
-
-// What is thrown; "" if nothing is.
-template <class Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const nf4::Error &error) {
-    return error.what();
-  }
-  return "";
-}
-bool has(const std::string &text, const std::string &part) {
-  INFO(text);
-  const bool found = text.find(part) != text.npos;
-  CHECK(found);
-  return found;
-}
 // What a folder's model.safetensors of these bytes is refused with.
 std::string refusal(const std::string &bytes) {
   const Folder folder;
@@ -75,30 +17,6 @@ std::string refusal(const std::string &bytes) {
   return error_of([&] { nf4::Checkpoint checkpoint(folder.path); });
 }
 
-// A flat weight of 2 x 32 in NF4 or, with a codebook of its own, FP4; `state` replaces its JSON.
-std::vector<Tensor> flat(const std::string &state = "", const std::string &type = "nf4") {
-  const nf4_format format = type == "nf4" ? NF4_FORMAT_NF4 : NF4_FORMAT_FP4;
-  const std::vector<float> map(nf4_codebook(format), nf4_codebook(format) + 16);
-  const std::string json =
-      state.empty()
-          ? R"({"quant_type":")" + type + R"(","blocksize":32,"dtype":"float16","shape":[2,32]})"
-          : state;
-  return {{"a.weight", "U8", "32,1", std::string(32, '\x70')},
-          {"a.weight.absmax", "F32", "2", bytes_of<float>({1, 2})},
-          {"a.weight.quant_map", "F32", "16", bytes_of(map)},
-          {"a.weight.quant_state.bitsandbytes__" + type, "U8", std::to_string(json.size()), json}};
-}
-const char *const kNested =
-    R"({"quant_type":"nf4","blocksize":32,"dtype":"float16","shape":[2,32],"nested_blocksize":256,)"
-    R"("nested_dtype":"float32","nested_offset":0.5})";
-std::vector<Tensor> nested(const std::string &state = kNested) {
-  std::vector<Tensor> tensors = flat(state);
-  tensors[1] = {"a.weight.absmax", "U8", "2", "\x01\x02"};
-  tensors.push_back({"a.weight.nested_absmax", "F32", "1", bytes_of<float>({1})});
-  tensors.push_back(
-      {"a.weight.nested_quant_map", "F32", "256", bytes_of(std::vector<float>(256, 0.25f))});
-  return tensors;
-}
 // The weight, dequantized, or the error.
 std::string read(const std::vector<Tensor> &tensors, size_t pad = 0) {
   const Folder folder;
@@ -116,25 +34,11 @@ std::string read(const std::vector<Tensor> &tensors, size_t pad = 0) {
   });
 }
 
-// 16 x 16 in two groups of columns, each code 9, each zero point 8 (7 as GPTQ v1 stores it).
-std::vector<Tensor> gptq(const std::vector<int32_t> &g_idx = {}) {
-  std::vector<Tensor> tensors{
-      {"a.qweight", "I32", "2,16", std::string(128, '\x99')},
-      {"a.qzeros", "I32", "2,2", std::string(16, '\x77')},
-      {"a.scales", "F16", "2,16", bytes_of(std::vector<uint16_t>(32, 0x3c00))}};
-  if (!g_idx.empty()) tensors.push_back({"a.g_idx", "I32", "16", bytes_of(g_idx)});
-  return tensors;
-}
-std::vector<Tensor> compressed(std::vector<int64_t> shape = {16, 16}) {
-  return {{"a.weight_shape", "I64", "2", bytes_of(shape)},
-          {"a.weight_packed", "I32", "16,2", std::string(128, '\x99')},
-          {"a.weight_scale", "BF16", "16,2", bytes_of(std::vector<uint16_t>(32, 0x3f80))}};
-}
 // The descriptor's dequantized first number, after `change`; and the error.
 std::string read_int4(const std::vector<Tensor> &tensors, const std::string &config = "",
-                      float expected = 1, nf4_int4_layout layout = NF4_INT4_GPTQ) {
+                      float expected = 1, nf4_int4_layout layout = NF4_INT4_GPTQ, size_t pad = 0) {
   const Folder folder;
-  folder.write("model.safetensors", file_of(tensors));
+  folder.write("model.safetensors", file_of(tensors, pad));
   if (!config.empty()) folder.write("config.json", "{\"quantization_config\":" + config + "}");
   return error_of([&] {
     const nf4::Checkpoint checkpoint(folder.path);
@@ -149,6 +53,18 @@ std::string read_int4(const std::vector<Tensor> &tensors, const std::string &con
     CHECK((checkpoint.sorted(stored, 1).permutation != nullptr) == (stored.g_idx != nullptr));
   });
 }
+
+// A field of JSON in place of another.
+std::string with(std::string json, const std::string &from, const std::string &to) {
+  REQUIRE(json.find(from) != json.npos);
+  return json.replace(json.find(from), from.size(), to);
+}
+const std::string kGptq = R"({"quant_method":"gptq","bits":4,"group_size":8})",
+                  kAwq = R"({"quant_method":"awq","bits":4})",
+                  kGroup = R"({"weights":{"num_bits":4,"group_size":8,"symmetric":true}})",
+                  kCompressed = R"({"quant_method":"compressed-tensors","format":"pack-quantized",)"
+                                R"("config_groups":{"group_0":)" +
+                                kGroup + "}}";
 
 }  // namespace
 
@@ -174,8 +90,18 @@ TEST_CASE("files of a folder", "[checkpoint]") {
   has(error(), "index.json: y:  is 1");
   folder.write(index, R"({"weight_map":{"y":"none"}})");
   has(error(), "none: cannot be read: No such file");
-  folder.write(index, "{}");
-  has(error(), "it has no weight_map");
+  for (const char *text : {"{}", R"({"weight_map":["y.safetensors"]})", R"({"weight_map":{}})"}) {
+    folder.write(index, text);
+    has(error(), "it has no weight_map");
+  }
+  for (const char *name : {"", ".", ".."}) {
+    folder.write(index, R"({"weight_map":{"y":")" + std::string(name) + "\"}}");
+    has(error(), "which is no file's name");
+  }
+  folder.write(index, R"({"weight_map":{"x":"x.safetensors","y":"x.safetensors"}})");
+  has(error(), "index.json: y is not in " + folder.path + "/x.safetensors");
+  folder.write(index, R"({"weight_map":{"x":"y.safetensors","y":"x.safetensors"}})");
+  has(error(), "index.json: x is not in " + folder.path + "/y.safetensors");
   folder.write("z.safetensors", file_of({{"y", "U8", "1", "1"}}));
   folder.write(index, R"({"weight_map":{"y":"y.safetensors","z":"z.safetensors"}})");
   has(error(), "z.safetensors: y is in two files, also in ");
@@ -188,10 +114,48 @@ TEST_CASE("files of a folder", "[checkpoint]") {
   has(error_of([&] { checkpoint.dense("m"); }), "m is U8; F32, BF16 and F16 are read");
   folder.write("config.json", "{} x");
   has(error(), "config.json: not JSON at 'x'");
+  folder.write("config.json", "[]");
+  has(error(), "config.json: it is no object");
+  folder.write("config.json", R"({"a":NaN,"b":-Infinity})");
+  CHECK(nf4::Checkpoint(folder.path).config().has("a"));
+  folder.write("config.json", "{}" + std::string(16'000'000, ' '));
+  has(error(), "config.json: it is larger than 16000000 bytes");
   fs::remove(folder.path + "/model.safetensors");
   fs::create_directory(folder.path + "/model.safetensors");
   fs::remove(folder.path + "/config.json");
   has(error(), "it is not a regular file");
+}
+
+TEST_CASE("an index of another name, and by its path", "[checkpoint]") {
+  const Folder folder;
+  folder.write("a.safetensors", file_of({{"a", "U8", "1", "1"}}));
+  folder.write("b.safetensors", file_of({{"b", "U8", "1", "1"}}));
+  folder.write("x.safetensors.index.json", R"({"weight_map":{"b":"b.safetensors"}})");
+  folder.write("config.json", R"({"c":1})");
+  for (const std::string &path : {folder.path, folder.path + "/x.safetensors.index.json"}) {
+    const nf4::Checkpoint checkpoint(path);
+    CHECK((checkpoint.has("b") && !checkpoint.has("a") && checkpoint.config().size("c") == 1));
+  }
+}
+
+TEST_CASE("files that are no regular ones, and folders that cannot be read", "[checkpoint]") {
+  const Folder folder;
+  const auto error = [&] { return error_of([&] { nf4::Checkpoint checkpoint(folder.path); }); };
+  for (const char *name : {"model.safetensors.index.json", "model.safetensors", "config.json"}) {
+    const std::string path = folder.path + "/" + name;
+    for (const bool is_fifo : {true, false}) {
+      if (is_fifo)
+        REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+      else
+        fs::create_symlink("/dev/zero", path);
+      has(error(), std::string(name) + ": it is not a regular file");
+      fs::remove(path);
+    }
+    if (path.find("index") == path.npos) folder.write(name, file_of("{}"));
+  }
+  fs::permissions(folder.path, fs::perms::none);
+  if (access(folder.path.c_str(), R_OK) != 0) has(error(), "cannot be read: Permission denied");
+  fs::permissions(folder.path, fs::perms::owner_all);
 }
 
 TEST_CASE("files that break the format", "[checkpoint]") {
@@ -203,8 +167,12 @@ TEST_CASE("files that break the format", "[checkpoint]") {
   has(refusal(good.substr(0, good.size() - 1)), "a lies outside the file");
   has(refusal(good + "x"), "its tensors take 8 bytes, and it has 9");
   has(refusal(std::string(16, '\xff')), "the file is shorter than its header says");
-  has(refusal(file_of("not JSON")), "model.safetensors: not JSON at 'JSON'");
-  has(refusal(file_of("[]")), "its header is no object");
+  has(refusal(file_of("not JSON")), "model.safetensors: not JSON at 'not JSON'");
+  for (const char *header : {"[]", " {}"}) has(refusal(file_of(header)), "its header is no object");
+  for (const char *metadata : {"1", "[]", R"("x")", R"({"a":1})"})
+    has(refusal(file_of(R"({"__metadata__":)" + std::string(metadata) + "}")),
+        "__metadata__ is no object of strings");
+  CHECK(refusal(file_of(R"({"__metadata__":null})")).empty());
   const auto entry = [](const std::string &text) {
     return refusal(file_of("{\"a\":{" + text + "}}", "12345678"));
   };
@@ -212,13 +180,44 @@ TEST_CASE("files that break the format", "[checkpoint]") {
   has(entry(offsets + R"(,"shape":[8])"), "a: dtype is missing");
   has(entry(offsets + R"(,"dtype":"U8")"), "a: shape is no array");
   has(entry(R"("dtype":"U8","shape":[8])"), "a: data_offsets is no array");
-  has(entry(offsets + R"(,"dtype":"Q","shape":[8])"), "a has 8 bytes for Q of shape [8]");
-  has(entry(offsets + R"(,"dtype":"F99999999999","shape":[8])"), "a has 8 bytes for F9999");
+  for (const std::string dtype : {"Q", "Q8", "-U16", "U16 ", " ", "", "U", "I32 U32", "F4_E2M1"})
+    has(entry(offsets + R"(,"dtype":")" + dtype + R"(","shape":[8])"),
+        "a: dtype is " + dtype + ", which safetensors has not");
+  for (const char *dtype : {"F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "BOOL", "I8"})
+    CHECK(entry(offsets + R"(,"dtype":")" + dtype + R"(","shape":[8])").empty());
+  CHECK(entry(offsets + R"(,"dtype":"C64","shape":[1])").empty());
+  // Of less than a byte: 16 of 4 bits; of 6 bits, as many as take whole bytes.
+  CHECK(entry(offsets + R"(,"dtype":"F4","shape":[4,4])").empty());
+  has(entry(offsets + R"(,"dtype":"F4","shape":[15])"), "a has 8 bytes for F4 of shape [15]");
+  CHECK(refusal(file_of(R"({"a":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}})", "123"))
+            .empty());
+  has(refusal(file_of(R"({"a":{"dtype":"F6_E3M2","shape":[5],"data_offsets":[0,4]}})", "1234")),
+      "a has 4 bytes for F6_E3M2 of shape [5]");
   has(entry(offsets + R"(,"dtype":"F32","shape":[3])"), "a has 8 bytes for F32 of shape [3]");
   has(entry(offsets + R"(,"dtype":"U8","shape":[-8])"), "a: shape/0 is -8");
   has(entry(offsets + R"(,"dtype":"U8","shape":[8.0])"), "a: shape/0 is 8.0");
   has(entry(offsets + R"(,"dtype":"U8","shape":[9223372036854775807,2])"), "a has 8 bytes for U8");
   has(entry(offsets + R"(,"dtype":"U8","shape":[9223372036854775808])"), "a: shape/0 is 92233");
+  // A size of 0 hides no overflow.
+  has(refusal(file_of(R"({"a":{"dtype":"U8","shape":[9223372036854775807,2,0],)"
+                      R"("data_offsets":[0,0]}})")),
+      "a has 0 bytes for U8");
+  std::string sizes = "1";
+  for (int i = 0; i < 32; ++i) sizes += ",1";
+  has(refusal(
+          file_of(R"({"a":{"dtype":"U8","shape":[)" + sizes + R"(],"data_offsets":[0,1]}})", "1")),
+      "a has 33 dimensions");
+  const auto both = [](const std::string &a, const std::string &b, const std::string &data) {
+    const auto each = [](const std::string &name, const std::string &offsets) {
+      return "\"" + name + R"(":{"dtype":"U8","shape":[4],"data_offsets":[)" + offsets + "]}";
+    };
+    return refusal(file_of("{" + each("a", a) + "," + each("b", b) + "}", data));
+  };
+  CHECK(both("4,8", "0,4", "12345678").empty());
+  has(both("0,4", "0,4", "12345678"), "b overlaps other data: it begins at 0; expected 4");
+  has(both("0,4", "2,6", "12345678"), "b overlaps other data: it begins at 2; expected 4");
+  has(both("0,4", "5,9", "123456789"), "b leaves a gap before it: it begins at 5; expected 4");
+  has(both("1,5", "5,9", "123456789"), "a leaves a gap before it");
   for (const char *each : {"8,0", "0,9", "0", "0,9223372036854775807"})
     has(entry(R"("dtype":"U8","shape":[8],"data_offsets":[)" + std::string(each) + "]"),
         "a lies outside the file");
@@ -259,6 +258,23 @@ TEST_CASE("NF4 and FP4", "[checkpoint]") {
       "a.weight.absmax is U8; expected F32");
   has(changed(flat(), 1, {"a.weight.absmax", "F32", "1", "1234"}), "has 4 bytes; expected 8");
   has(changed(nested(), 4, {"b", "U8", "1", "x"}), "has no tensor a.weight.nested_absmax");
+  for (const char *part : {"nested_absmax", "nested_quant_map"}) {
+    std::vector<Tensor> more = flat();
+    more.push_back({std::string("a.weight.") + part, "F32", "1", "1234"});
+    has(read(more), std::string("is not nested, and there is a.weight.") + part);
+  }
+  const std::string codes(32, '\x70');
+  CHECK(changed(flat(), 0, {"a.weight", "BF16", "16,1", codes}).empty());
+  for (const char *shape : {"32", "1,32", "16,2", "32,1,1"})
+    has(changed(flat(), 0, {"a.weight", "U8", shape, codes}), "expected a single column");
+  has(changed(flat(), 0, {"a.weight", "I32", "8,1", codes}),
+      "a.weight is I32; packed bytes are not stored as that");
+  const std::string json = flat()[3].data;
+  has(changed(flat(), 3, {flat()[3].name, "I8", std::to_string(json.size()), json}), "is I8 of ");
+  has(changed(flat(), 3,
+              {flat()[3].name, "U8", "65537", json + std::string(65537 - json.size(), ' ')}),
+      "is U8 of 65537 bytes; expected U8, up to 65536");
+  has(changed(flat(), 3, {flat()[3].name, "U8", "2", "[]"}), "bitsandbytes__nf4 is no object");
   // A code 8 of +0, as bitsandbytes writes FP4's, is the format's; another number is a codebook.
   const Folder folder;
   std::vector<Tensor> own = flat();
@@ -281,10 +297,39 @@ TEST_CASE("NF4 and FP4", "[checkpoint]") {
   has(state("\"blocksize\":32", "\"blocksize\":33"), "bitsandbytes__nf4: NF4_STATUS_INVALID");
   has(state("\"blocksize\":32", "\"blocksize\":4294967328"), "blocksize is 4294967328");
   has(state("256", "0"), "nested_blocksize is 0");
+  has(state("256", "3"), "nested_blocksize is 3");
   has(state("\"nested_blocksize\":256,", ""), "nested_blocksize is missing");
   has(state("float32", "float16"), "nested_dtype is float16");
   has(state("0.5", "1e39"), "nested_offset is 1e+39");
-  has(state("0.5", "NaN"), "nested_offset is NaN");
+  has(state("0.5", "NaN"), "not JSON at 'NaN");
+}
+
+// At any place in a file, packed bytes and absmax in 8 bits are not copied; what is copied is
+// copied once.
+TEST_CASE("where the parts of descriptors are", "[checkpoint]") {
+  for (const size_t pad : {0, 1, 2, 3}) {
+    const Folder folder;
+    std::vector<Tensor> tensors = nested();
+    for (const Tensor &each : gptq({}, "b")) tensors.push_back(each);
+    folder.write("model.safetensors", file_of(tensors, pad));
+    const nf4::Checkpoint checkpoint(folder.path);
+    const auto at = [&](const char *name) -> const void * { return checkpoint.tensor(name).data; };
+    const nf4_tensor weight = checkpoint.nf4_weight("a.weight");
+    CHECK((weight.packed == at("a.weight") && weight.absmax == at("a.weight.absmax")));
+    const auto aligned = [](const void *part, size_t to) {
+      return reinterpret_cast<uintptr_t>(part) % to == 0;
+    };
+    CHECK((weight.nested_absmax == at("a.weight.nested_absmax")) ==
+          aligned(at("a.weight.nested_absmax"), 4));
+    CHECK((aligned(weight.nested_absmax, 4) && aligned(weight.nested_code, 4)));
+    const nf4_tensor again = checkpoint.nf4_weight("a.weight");
+    CHECK(std::memcmp(&weight, &again, sizeof weight) == 0);
+    const nf4_int4_tensor integers = checkpoint.int4_weight("b.weight");
+    CHECK((integers.scales == at("b.scales")) == aligned(at("b.scales"), 2));
+    CHECK((aligned(integers.packed, 4) && aligned(integers.zeros, 4)));
+    const nf4_int4_tensor same = checkpoint.int4_weight("b.weight");
+    CHECK(std::memcmp(&integers, &same, sizeof same) == 0);
+  }
 }
 
 TEST_CASE("descriptors of no shape that is given", "[checkpoint]") {
@@ -301,26 +346,29 @@ TEST_CASE("descriptors of no shape that is given", "[checkpoint]") {
 }
 
 TEST_CASE("integers of checkpoints", "[checkpoint]") {
-  const std::string v1 = R"({"quant_method":"gptq"})", awq_config = R"({"quant_method":"awq"})",
-                    v2 = R"({"quant_method":"gptq","checkpoint_format":"gptq_v2"})";
   const std::vector<int32_t> order{0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1},
       plain{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
-  CHECK(read_int4(gptq(), v1).empty());
+  CHECK(read_int4(gptq(), kGptq).empty());
   CHECK(read_int4(gptq()).empty());
   CHECK(read_int4(gptq(plain)).empty());
-  CHECK(read_int4(gptq(order), v1).empty());
-  CHECK(read_int4(gptq(), v2, 2).empty());
-  CHECK(read_int4(gptq(), R"({"quant_method":"gptq","format":"gptq_v2"})", 2).empty());
+  CHECK(read_int4(gptq(order), kGptq).empty());
+  for (const char *key : {"checkpoint_format", "format"})
+    for (const char *version : {"gptq_v2", "GPTQ_V2"})
+      CHECK(read_int4(gptq(),
+                      with(kGptq, "{", std::string("{\"") + key + "\":\"" + version + "\","), 2)
+                .empty());
+  for (const size_t pad : {1, 2, 3}) {
+    CHECK(read_int4(gptq(order), kGptq, 1, NF4_INT4_GPTQ, pad).empty());
+    CHECK(read_int4(compressed(), kCompressed, 1, NF4_INT4_COMPRESSED_TENSORS, pad).empty());
+  }
   CHECK(read_int4(compressed(), "", 1, NF4_INT4_COMPRESSED_TENSORS).empty());
   std::vector<Tensor> awq = gptq();
   awq[0].shape = "16,2";
-  CHECK(read_int4(awq, awq_config, 2, NF4_INT4_AWQ).empty());
+  CHECK(read_int4(awq, kAwq, 2, NF4_INT4_AWQ).empty());
   CHECK(read_int4(awq, "", 2, NF4_INT4_AWQ).empty());
 
-  has(read_int4(gptq(), awq_config), "the weight has the shape [128, 2]; expected [16, 16]");
-  has(read_int4(compressed(), v1), "a.weight_packed: the weight is not of gptq");
-  has(read_int4(gptq(), R"({"quant_method":"gptq","checkpoint_format":"marlin"})"),
-      "checkpoint_format is marlin; expected: gptq, gptq_v2");
+  has(read_int4(gptq(), kAwq), "the weight has the shape [128, 2]; expected [16, 16]");
+  has(read_int4(compressed(), kGptq), "a.weight_packed: the weight is not of gptq");
   has(read_int4(gptq({1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1})), "not of one size");
   has(read_int4(gptq({2, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1})),
       "a.g_idx: column 0 is of group 2; there are 2");
@@ -344,10 +392,113 @@ TEST_CASE("integers of checkpoints", "[checkpoint]") {
   has(changed(2, {"a.scales", "F16", "0,16", ""}), "and 0 groups of columns");
 }
 
+TEST_CASE("quantization_config", "[checkpoint]") {
+  const auto gptq_with = [](const std::string &more) {
+    return read_int4(gptq(), kGptq.substr(0, kGptq.size() - 1) + "," + more + "}");
+  };
+  has(read_int4(gptq(), R"("gptq")"), "config.json: quantization_config is no object");
+  has(read_int4(gptq(), R"({"bits":4})"), "quantization_config: quant_method is missing");
+  has(read_int4(gptq(), R"({"quant_method":"hqq"})"), "quant_method is hqq; expected: gptq, awq");
+  has(read_int4(gptq(), R"({"quant_method":"gptq"})"), "quantization_config: bits is missing");
+  for (const std::string bits : {"8", "3", "true", "4.0", "\"4\""})
+    has(read_int4(gptq(), with(kGptq, "\"bits\":4", "\"bits\":" + bits)), "bits is " + bits);
+  has(read_int4(gptq(), with(kGptq, ":8", ":16")), "has groups of 8 columns; quantization_config");
+  has(read_int4(gptq(), with(kGptq, ":8", ":-1")), "quantization_config says [-1]");
+  has(read_int4(gptq(), with(kGptq, ":8", ":0")), "group_size is 0; expected");
+  has(read_int4(gptq(), with(kGptq, ":8", ":-2")), "group_size is -2");
+  CHECK(read_int4(gptq(), with(kGptq, ":8", ":null")).empty());
+  has(gptq_with(R"("pack_dtype":"int8")"), "pack_dtype is int8; expected: int32");
+  CHECK(gptq_with(R"("pack_dtype":"int32","is_marlin_format":false,"sym":true)").empty());
+  has(gptq_with(R"("is_marlin_format":true)"), "is_marlin_format is true");
+  has(gptq_with(R"("checkpoint_format":"marlin")"),
+      "checkpoint_format is marlin; expected: gptq, gptq_v2");
+  CHECK(gptq_with(R"("checkpoint_format":"GPTQ")").empty());
+  has(gptq_with(R"("sym":1)"), "sym is 1");
+  // Zero points of 9, or of v1 under the name of v2.
+  has(read_int4(gptq(), with(kGptq, "{", R"({"sym":true,"checkpoint_format":"GPTQ_V2",)"), 2),
+      "a.qzeros: zero points are not 8, and quantization_config says symmetric; or");
+  // Of other modules: other sizes, and weights that are not symmetric.
+  const std::string dynamic =
+      R"("sym":true,"dynamic":{"b":{"group_size":16,"sym":false},"-:c":{}})";
+  CHECK(gptq_with(dynamic).empty());
+  CHECK(
+      read_int4(gptq(), with("{" + dynamic + R"(,"quant_method":"gptq","bits":4,"group_size":16})",
+                             "\"group_size\":16,\"sym", "\"group_size\":8,\"sym"))
+          .empty());
+  has(gptq_with(R"("dynamic":{"b/c":{"bits":8}})"), "dynamic b/c: bits is 8");
+  has(gptq_with(R"("dynamic":[])"), "dynamic is no object");
+
+  std::vector<Tensor> awq = gptq();
+  awq[0].shape = "16,2";
+  for (const char *version : {"gemm", "GEMM", ""})
+    CHECK(read_int4(awq, with(kAwq, "{", std::string(R"({"version":")") + version + "\","), 2,
+                    NF4_INT4_AWQ)
+              .empty());
+  has(read_int4(awq, with(kAwq, "{", R"({"version":"gemv",)")), "version is gemv; expected: gemm");
+  has(read_int4(awq, with(kAwq, "4", "8")), "bits is 8; weights of 4 bits are read");
+  const std::string symmetric = with(kAwq, "{", R"({"zero_point":false,)");
+  has(read_int4(awq, symmetric, 2, NF4_INT4_AWQ), "a.qzeros: zero points are not 8");
+  awq[1].data = std::string(16, '\x88');
+  CHECK(read_int4(awq, symmetric, 1, NF4_INT4_AWQ).empty());
+  awq[1] = {"b", "U8", "1", "x"};
+  CHECK(read_int4(awq, symmetric, 1, NF4_INT4_AWQ).empty());
+  has(read_int4(awq, kAwq, 1, NF4_INT4_AWQ), "has no tensor a.qzeros");
+
+  const nf4_int4_layout layout = NF4_INT4_COMPRESSED_TENSORS;
+  const auto compressed_with = [&](const std::string &from, const std::string &to) {
+    return read_int4(compressed(), with(kCompressed, from, to), 1, layout);
+  };
+  CHECK(compressed_with("8", "8").empty());
+  CHECK(compressed_with("\"symmetric\":true", "\"strategy\":\"group\"").empty());
+  has(compressed_with("symmetric\":true", "symmetric\":false"),
+      "has no tensor a.weight_zero_point");
+  has(compressed_with("pack-quantized", "marlin-24"), "format is marlin-24; expected: pack");
+  has(compressed_with("\"num_bits\":4", "\"num_bits\":8"), "num_bits is 8; weights of 4 bits");
+  has(compressed_with("\"group_size\":8", "\"group_size\":16"), "has groups of 8 columns");
+  has(compressed_with("\"group_size\":8,", ""), "strategy is group, and group_size 0");
+  has(compressed_with("\"group_size\":8", "\"strategy\":\"channel\""), "config says [-1]");
+  has(compressed_with("\"num_bits\"", "\"type\":\"float\",\"num_bits\""), "type is float");
+  has(compressed_with("\"num_bits\"", "\"type\":null,\"num_bits\""), "type is null");
+  CHECK(compressed_with("symmetric\":true", "symmetric\":null").empty());
+  has(compressed_with("{\"weights\"", "{\"input_activations\":{\"a\":1},\"weights\""),
+      "quantized activations are not read");
+  has(compressed_with("{\"quant", "{\"sparsity_config\":{\"a\":1},\"quant"),
+      "it has a sparsity_config, which is not read");
+  has(compressed_with("{\"group_0\":" + kGroup + "}", "{}"), "config_groups is empty");
+  has(compressed_with("config_groups", "groups"), "config_groups is empty");
+  std::vector<Tensor> tensors = compressed();
+  tensors.push_back({"a.weight_zero_point", "I32", "2,2", std::string(16, '\x77')});
+  CHECK(read_int4(tensors, with(kCompressed, "true", "false"), 2, layout).empty());
+  CHECK(read_int4(tensors, with(kCompressed, "true", "null"), 2, layout).empty());
+  CHECK(read_int4(tensors, "", 2, layout).empty());
+  has(read_int4(tensors, kCompressed, 2, layout), "has zero points, and quantization_config says");
+  tensors = compressed();
+  tensors.push_back({"a.weight_g_idx", "I32", "16",
+                     bytes_of<int32_t>({0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1})});
+  CHECK(read_int4(tensors, kCompressed, 1, layout).empty());
+  tensors[0] = {"a.weight_shape", "I32", "2", bytes_of<int32_t>({16, 16})};
+  CHECK(read_int4(tensors, kCompressed, 1, layout).empty());
+  tensors[0].dtype = "F32";
+  has(read_int4(tensors, kCompressed, 1, layout), "a.weight_shape is F32; I64 and I32 are read");
+}
+
+TEST_CASE("names of integers", "[checkpoint]") {
+  const Folder folder;
+  folder.write("model.safetensors", file_of(gptq()));
+  const nf4::Checkpoint checkpoint(folder.path);
+  CHECK(checkpoint.is_int4("a.weight"));
+  for (const char *name : {"a.bias", "a.scales", "a.qweight", "a", ".weight", "weight", ""})
+    CHECK(!checkpoint.is_int4(name));
+  has(error_of([&] { checkpoint.int4_weight("a.bias"); }), "a.bias does not end with .weight");
+  std::vector<Tensor> both = gptq();
+  both.push_back({"a.weight", "F32", "1", "1234"});
+  has(read_int4(both), "the weight is there as a dense one, too");
+}
+
 TEST_CASE("parts in other memory, and products of both kinds", "[checkpoint]") {
   const Folder folder;
   std::vector<Tensor> tensors = nested();
-  for (const Tensor &each : gptq()) tensors.push_back(each);
+  for (const Tensor &each : gptq({}, "b")) tensors.push_back(each);
   folder.write("model.safetensors", file_of(tensors));
   std::vector<std::string> copies;
   copies.reserve(16);
@@ -359,7 +510,7 @@ TEST_CASE("parts in other memory, and products of both kinds", "[checkpoint]") {
   {
     const nf4::Checkpoint checkpoint(folder.path);
     weight = nf4::copy_parts(checkpoint.nf4_weight("a.weight"), copy);
-    integers = nf4::copy_parts(checkpoint.int4_weight("a.weight"), copy);
+    integers = nf4::copy_parts(checkpoint.int4_weight("b.weight"), copy);
   }
   CHECK(copies.size() == 5 + 3);
   nf4::Products products;

@@ -1,8 +1,6 @@
 // include/nf4/linears.hpp and llama_config.hpp.
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
+#include <cstring>
 #include <list>
 #include <nf4/linears.hpp>
 #include <nf4/llama_config.hpp>
@@ -10,18 +8,9 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 
 namespace {
-
-template <class Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const nf4::Error &error) {
-    return error.what();
-  }
-  return "";
-}
 
 // The config of a small model; `more` goes before.
 nf4::Json config(const std::string &more = "") {
@@ -36,7 +25,25 @@ std::string refusal(const std::string &more, int multiple = 16) {
   return error_of([&] { nf4::LlamaConfig shape(config(more), multiple); });
 }
 
+// Numbers of 16 bits, whose 1 is `Bits`.
+template <uint16_t Bits>
+struct Two {
+  uint16_t bits;
+  explicit Two(float value) : bits(value == 1 ? Bits : 0) {}
+};
+
 }  // namespace
+
+TEST_CASE("dtypes of engines", "[checkpoint]") {
+  CHECK(nf4::dtype_of<float>() == NF4_DTYPE_FP32);
+  CHECK(nf4::dtype_of<Two<0x3c00>>() == NF4_DTYPE_FP16);
+  CHECK(nf4::dtype_of<Two<0x3f80>>() == NF4_DTYPE_BF16);
+  for (const std::string &error :
+       {error_of([] { nf4::dtype_of<int32_t>(); }), error_of([] { nf4::dtype_of<int16_t>(); })})
+    CHECK(error == "numbers of an engine are none of fp32, fp16 and bf16");
+  CHECK(!std::is_constructible<nf4::Loader<float>, nf4::Checkpoint, bool,
+                               nf4::Loader<float>::Copy>::value);
+}
 
 TEST_CASE("the shape of a LLaMA", "[checkpoint]") {
   const nf4::LlamaConfig shape(config(), 16);
@@ -62,6 +69,9 @@ TEST_CASE("the shape of a LLaMA", "[checkpoint]") {
   CHECK(refusal(R"("num_key_value_heads":3)") ==
         "config.json: num_attention_heads is 4; expected a multiple of 3");
   CHECK(refusal(R"("vocab_size":16777216)") == "config.json: vocab_size is 16777216");
+  for (const char *eps : {"-1e-6", "1e39"})
+    has(refusal(std::string("\"rms_norm_eps\":") + eps), "config.json: rms_norm_eps is ");
+  CHECK(refusal(R"("rms_norm_eps":0)").empty());
   const std::string large =
       "config.json: hidden_size, intermediate_size, head_dim or "
       "num_attention_heads * head_dim is too large";
@@ -89,6 +99,28 @@ TEST_CASE("the frequencies of RoPE", "[checkpoint]") {
   const double kept = (64 * std::pow(10, -0.5) / (2 * M_PI) - 1) / 3;
   CHECK(stretched[1] == Approx(plain[1] * (kept + (1 - kept) / 8)));
   CHECK(frequencies("\"rope_parameters\":" + llama3) == stretched);
+  // rope_scaling first, as transformers takes it, unless it is empty.
+  const std::string other = R"("rope_parameters":{"rope_type":"default","rope_theta":16})";
+  CHECK(frequencies("\"rope_scaling\":" + llama3 + "," + other) == stretched);
+  for (const char *empty : {"{}", "null"})
+    CHECK(frequencies(R"("rope_scaling":)" + std::string(empty) + "," + other)[4] == 0.25f);
+  has(refusal(R"("rope_scaling":{"type":"yarn"},"rope_parameters":{"rope_type":"default"})"),
+      "rope_scaling/type is yarn");
+  has(refusal(R"("rope_scaling":"yarn")"), "rope_scaling is \"yarn\"; expected an object");
+  for (const char *theta : {"0", "-1"})
+    has(refusal(std::string("\"rope_theta\":") + theta),
+        "rope_theta is " + std::string(theta) + "; expected more than 0");
+  has(refusal(R"("rope_theta":1e-300)"), "a frequency of RoPE is ");
+  has(refusal(R"("partial_rotary_factor":0.5)"), "partial_rotary_factor is not 1");
+  const auto without = [&](const std::string &from, const std::string &to) {
+    std::string changed = llama3;
+    return refusal("\"rope_scaling\":" + changed.replace(changed.find(from), from.size(), to));
+  };
+  has(without("\"factor\":8", "\"factor\":0"), "rope_scaling/factor is 0; expected more than 0");
+  has(without("\"factor\":8", "\"factor\":-8"), "rope_scaling/factor is -8");
+  has(without("\"high_freq_factor\":4", "\"high_freq_factor\":1"),
+      "rope_scaling/high_freq_factor is 1; expected more than low_freq_factor, 1");
+  has(without(":64", ":0"), "original_max_position_embeddings is 0");
   CHECK(error_of([&] { frequencies(R"("rope_scaling":{"type":"llama3"})"); }) ==
         "config.json: rope_scaling/low_freq_factor is missing");
 }
@@ -119,6 +151,9 @@ TEST_CASE("layers of a checkpoint", "[checkpoint]") {
   CHECK((!copies.empty() && y == placed));
   // As a product with the dequantized weight.
   const nf4_tensor up = checkpoint.nf4_weight("model.layers.0.mlp.up_proj.weight");
+  const std::string up_name = "model.layers.0.mlp.up_proj.weight";
+  CHECK(up.packed == checkpoint.tensor(up_name).data);
+  CHECK(up.absmax == checkpoint.tensor(up_name + ".absmax").data);
   std::vector<float> weight(inner * hidden);
   nf4::check(nf4_dequant_cpu(&up, weight.data(), NF4_DTYPE_FP32, 1));
   double sum = 0;
@@ -129,6 +164,13 @@ TEST_CASE("layers of a checkpoint", "[checkpoint]") {
   copies.clear();
   const float *norm = load.dense("model.norm.weight", {hidden});
   CHECK((norm == load.dense("model.norm.weight", {hidden}) && copies.size() == 1));
+  CHECK(error_of([&] { load.dense("model.norm.weight", {hidden + 1}); }) ==
+        folder + "/model.safetensors: model.norm.weight has the shape [64]; expected [65]");
+  // Without y, of which there is none before a step.
+  const nf4::Linears<float> two = load.linears(
+      "", {{"model.embed_tokens", shape.vocabulary}, {"model.embed_tokens", shape.vocabulary}},
+      false, x.data(), hidden, nullptr);
+  CHECK((two.dense[0].args.y == nullptr && two.dense[1].args.y == nullptr));
   const nf4::Linears<float> head = load.linears("", {{"model.embed_tokens", shape.vocabulary}},
                                                 false, x.data(), hidden, nullptr);
   CHECK((head.dense.size() == 1 && head.dense[0].rows == shape.vocabulary));

@@ -1,0 +1,170 @@
+// quantization_config of GPTQ, AWQ and compressed-tensors: what config.json says of weights in
+// integers, for checkpoint.hpp. A header alone, in C++17. ERRORS as in json.hpp.
+#ifndef NF4_INT4_CONFIG_HPP
+#define NF4_INT4_CONFIG_HPP
+
+#include <cctype>
+#include <nf4/json.hpp>
+
+namespace nf4 {
+inline namespace NF4_INLINE_NAMESPACE {
+
+struct Int4Config {
+  nf4_int4_layout layout;
+  bool is_gptq_v2 = false;
+  // That weights may have, the usual one first; -1: the whole row. Empty: not said.
+  std::vector<int64_t> group_sizes;
+  // Whether all zero points are 8; nothing: not said, or not the same for all.
+  std::optional<bool> symmetric;
+
+  // Throws for what is not read: other than 4 bits, other formats, and what has another type.
+  explicit Int4Config(const Json &json) : layout(layout_of(json)) {
+    if (layout == NF4_INT4_GPTQ) gptq(json);
+    if (layout == NF4_INT4_AWQ) awq(json);
+    if (layout == NF4_INT4_COMPRESSED_TENSORS) compressed(json);
+  }
+  static nf4_int4_layout layout_of(const Json &json) {
+    require(json.word == "{}", json.name, " is no object");
+    const std::string method = json.choice("quant_method", {"gptq", "awq", "compressed-tensors"});
+    return method == "gptq"  ? NF4_INT4_GPTQ
+           : method == "awq" ? NF4_INT4_AWQ
+                             : NF4_INT4_COMPRESSED_TENSORS;
+  }
+
+ private:
+  using Flag = std::optional<bool>;
+
+  void gptq(const Json &json) {
+    bits(json, "bits");
+    const std::string version = lower(json, {"checkpoint_format", "format"}, {"gptq", "gptq_v2"});
+    is_gptq_v2 = version == "gptq_v2";
+    require(!is_true(json, "is_marlin_format"), json.name,
+            ": is_marlin_format is true; gptq and gptq_v2 are read");
+    json.choice("pack_dtype", {"int32"}, "int32");
+    add_size(json, "group_size");
+    std::vector<Flag> symmetric_of{flag(json, "sym")};
+    flag(json, "desc_act");
+    // GPTQModel's exceptions: a pattern of modules, and what differs. "-:" leaves them dense.
+    for (const Json &each : object(json, "dynamic").members) {
+      const Json other = named(json, "dynamic " + each.name, each);
+      if (each.name.rfind("-:", 0) == 0) continue;
+      if (other.has("bits")) bits(other, "bits");
+      add_size(other, "group_size");
+      if (other.has("sym")) symmetric_of.push_back(flag(other, "sym"));
+      flag(other, "desc_act");
+    }
+    symmetric = same(symmetric_of);
+  }
+  void awq(const Json &json) {
+    bits(json, json.has("bits") ? "bits" : "w_bit");
+    lower(json, {"version", "format"}, {"gemm"});
+    add_size(json, json.has("group_size") ? "group_size" : "q_group_size");
+    if (flag(json, "zero_point") == false) symmetric = true;
+    names(json, "modules_to_not_convert");
+  }
+  void compressed(const Json &json) {
+    const Json groups = object(json, "config_groups");
+    require(!groups.members.empty(), json.name, ": config_groups is empty");
+    for (const char *key : {"transform_config", "sparsity_config"})
+      require(!is_true(json, key), json.name, ": it has a ", key, ", which is not read");
+    std::vector<Flag> symmetric_of;
+    for (const Json &each : groups.members) {
+      const Json group = named(json, each.name, each);
+      const Json &with_format = is_true(group, "format") ? group : json;
+      with_format.choice("format", {"pack-quantized"});
+      require(!is_true(group, "input_activations") && !is_true(group, "output_activations"),
+              group.name, ": quantized activations are not read");
+      require(group.has("weights"), group.name, ": weights is missing");
+      const Json weights = named(group, "weights", *group.find("weights"));
+      require(!is_null(weights, "type"), weights.name, ": type is null; expected: int");
+      weights.choice("type", {"int"}, "int");
+      bits(weights, "num_bits");
+      add_strategy(weights);
+      const bool is_said = !is_null(weights, "symmetric");
+      symmetric_of.push_back(is_said ? Flag(weights.flag("symmetric", true)) : Flag());
+    }
+    symmetric = same(symmetric_of);
+    names(json, "ignore");
+  }
+  // The group size of compressed-tensors.
+  void add_strategy(const Json &weights) {
+    const size_t before = group_sizes.size();
+    add_size(weights, "group_size");
+    const int64_t size = group_sizes.size() > before ? group_sizes.back() : 0;
+    const std::string strategy =
+        weights.choice("strategy", {"group", "channel"}, size == -1 ? "channel" : "group");
+    group_sizes.resize(before);
+    require(strategy == "channel" || size > 0, weights.name, ": strategy is ", strategy,
+            ", and group_size ", size);
+    group_sizes.push_back(strategy == "channel" ? -1 : size);
+  }
+
+  static Json named(const Json &in, const std::string &name, Json value) {
+    value.name = in.name + ": " + name;
+    require(value.word == "{}", value.name, " is no object");
+    return value;
+  }
+  // Empty where there is none.
+  static Json object(const Json &json, const char *key) {
+    return json.has(key) ? named(json, key, *json.find(key)) : Json();
+  }
+  // Is it there, and null? To Python that is not as if it were not there.
+  static bool is_null(const Json &json, const char *key) {
+    return std::any_of(json.members.begin(), json.members.end(),
+                       [key](const Json &each) { return each.name == key && each.word == "null"; });
+  }
+  // As Python takes it.
+  static bool is_true(const Json &json, const char *key) {
+    const Json *found = json.find(key);
+    if (!found || found->word == "false" || found->word == "\"\"") return false;
+    if (found->word == "{}" || found->word == "[]") return !found->members.empty();
+    return found->word.find_first_not_of("-0.") != std::string::npos;
+  }
+  static void bits(const Json &json, const char *key) {
+    const int64_t found = json.size(key);
+    require(found == 4, json.name, ": ", key, " is ", found, "; weights of 4 bits are read");
+  }
+  void add_size(const Json &json, const char *key) {
+    const Json *found = json.find(key);
+    if (!found) return;
+    const int64_t size = found->word == "-1" ? -1 : json.size(key, {}, INT32_MAX);
+    require(size != 0, json.name, ": ", key, " is 0; expected a number of columns or -1");
+    group_sizes.push_back(size);
+  }
+  static Flag flag(const Json &json, const char *key) {
+    return json.has(key) ? Flag(json.flag(key)) : Flag();
+  }
+  static Flag same(const std::vector<Flag> &all) {
+    const bool is_same =
+        std::count(all.begin(), all.end(), all.at(0)) == std::ptrdiff_t(all.size());
+    return is_same ? all[0] : Flag();
+  }
+  static void names(const Json &json, const char *key) {
+    const Json *found = json.find(key);
+    const auto is_string = [](const Json &each) { return each.word[0] == '"'; };
+    require(!found || (found->word == "[]" &&
+                       std::all_of(found->members.begin(), found->members.end(), is_string)),
+            json.name, ": ", key, " is no list of names");
+  }
+  // The first of two keys that is there, in small letters, and of `choices`, else the first of
+  // those.
+  static std::string lower(const Json &json, const std::vector<const char *> &keys,
+                           const std::vector<std::string> &choices) {
+    for (const char *key : keys) {
+      if (!is_true(json, key)) continue;
+      std::string found = json.text(key);
+      for (char &c : found) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      std::string all;
+      for (const std::string &each : choices) all += (all.empty() ? "" : ", ") + each;
+      require(std::count(choices.begin(), choices.end(), found), json.name, ": ", key, " is ",
+              found, "; expected: ", all);
+      return found;
+    }
+    return choices[0];
+  }
+};
+
+}  // namespace NF4_INLINE_NAMESPACE
+}  // namespace nf4
+
+#endif
