@@ -21,7 +21,6 @@
 #include <cfloat>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <list>
 #include <map>
 #include <memory>
