@@ -94,7 +94,7 @@ class Gpu {
     const cudaLaunchConfig_t config{grid, kThreads, 0, stream_, &early, compiled.ptxVersion >= 90};
     check(cudaLaunchKernelEx(&config, function, int(count), step, arguments...));
   }
-  // After the first step, which loads the kernels, all are replays of a graph: memory alone changes.
+  // After the first step, which loads the kernels, all replay one graph: memory alone changes.
   void repeat(const std::function<void()> &step) {
     if (graph_) return check(cudaGraphLaunch(graph_, stream_));
     step();
