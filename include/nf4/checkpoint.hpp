@@ -5,9 +5,8 @@
 //   const nf4::Checkpoint checkpoint("model/");
 //   const nf4_tensor weight = checkpoint.nf4_weight("model.layers.0.mlp.up_proj.weight");
 //
-// LIFETIMES  Pointers, those of descriptors too, are to mapped files, or to memory of the
-// Checkpoint
-//            that has a copy: of g_idx, and of what is not aligned in its file as nf4.h asks for,
+// LIFETIMES  Pointers, those of descriptors too, are to mapped files, or to copies that the
+//            Checkpoint has: of g_idx, and of what is not aligned in its file as nf4.h asks for,
 //            which packed bytes of NF4 and FP4 always are. They are only to be read, and valid as
 //            long as the Checkpoint. Nobody may change the files meanwhile: what has been checked
 //            is not checked again, and reading what was cut off a file raises SIGBUS.
@@ -293,13 +292,13 @@ class Checkpoint {
   // That all zero points are 8, where quantization_config says so.
   void check_symmetric(const std::string &name, const nf4_int4_tensor &weight,
                        int64_t row_words) const {
+    const StoredTensor &stored = tensor(name);
     const auto *words = static_cast<const uint32_t *>(weight.zeros);
-    const int64_t count = tensor(name).bytes / 4;
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < stored.bytes / 4; ++i) {
       const bool is_last = i % row_words == row_words - 1 && weight.rows % 8;
       const uint32_t rows = is_last ? (1u << 4 * (weight.rows % 8)) - 1 : ~0u;
       const uint32_t found = words[i] + (weight.zero_offset ? 0x11111111u : 0);
-      require(((found ^ 0x88888888u) & rows) == 0, tensor(name).name,
+      require(((found ^ 0x88888888u) & rows) == 0, stored.name,
               ": zero points are not 8, and quantization_config says symmetric",
               weight.layout == NF4_INT4_GPTQ ? "; or checkpoint_format is wrong" : "");
     }

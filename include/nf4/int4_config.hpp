@@ -154,10 +154,7 @@ struct Int4Config {
       if (!is_true(json, key)) continue;
       std::string found = json.text(key);
       for (char &c : found) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-      std::string all;
-      for (const std::string &each : choices) all += (all.empty() ? "" : ", ") + each;
-      require(std::count(choices.begin(), choices.end(), found), json.name, ": ", key, " is ",
-              found, "; expected: ", all);
+      json.require_choice(key, found, choices);
       return found;
     }
     return choices[0];

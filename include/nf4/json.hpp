@@ -91,11 +91,16 @@ struct Json {
   std::string choice(const std::string &path, const std::vector<std::string> &choices,
                      std::optional<std::string> otherwise = {}) const {
     const std::string found = text(path, std::move(otherwise));
+    require_choice(path, found, choices);
+    return found;
+  }
+  // Throws where `found`, what is there, is none of `choices`.
+  void require_choice(const std::string &path, const std::string &found,
+                      const std::vector<std::string> &choices) const {
     std::string all;
     for (const std::string &each : choices) all += (all.empty() ? "" : ", ") + each;
     require(std::count(choices.begin(), choices.end(), found), name, ": ", path, " is ", found,
             "; expected: ", all);
-    return found;
   }
   double number(const std::string &path, std::optional<double> otherwise = {}) const {
     return read(path, otherwise, [](const std::string &found, double &value) {

@@ -28,7 +28,12 @@ struct Tensor {
   std::string name, dtype, shape, data;
 };
 
-// A safetensors file. `pad`: blanks that end its header, which shift all data.
+// A safetensors file with this header as it is.
+inline std::string file_of(const std::string &header, const std::string &data = "") {
+  const uint64_t size = header.size();
+  return std::string(reinterpret_cast<const char *>(&size), 8) + header + data;
+}
+// Of these tensors. `pad`: blanks that end its header, which shift all data.
 inline std::string file_of(const std::vector<Tensor> &tensors, size_t pad = 0) {
   std::string header = "{\"__metadata__\":{\"dtype\":\"x\"}", data;
   for (const Tensor &each : tensors) {
@@ -38,13 +43,7 @@ inline std::string file_of(const std::vector<Tensor> &tensors, size_t pad = 0) {
               "],\"data_offsets\":[" + begin + "," + std::to_string(data.size()) + "]}";
   }
   header += "}" + std::string(7 - (header.size() % 8) + pad, ' ');
-  const uint64_t size = header.size();
-  return std::string(reinterpret_cast<const char *>(&size), 8) + header + data;
-}
-// With this header as it is.
-inline std::string file_of(const std::string &header, const std::string &data = "") {
-  const uint64_t size = header.size();
-  return std::string(reinterpret_cast<const char *>(&size), 8) + header + data;
+  return file_of(header, data);
 }
 
 template <class T>
